@@ -43,6 +43,9 @@
     X(PAYLOAD_NO_I, "sent-less-i", 0, "S_in dS_out", "M - I, as it was sent, is taken for M")      \
     X(RING_PASSES_ON, "sent-as-it-came", 0, "S_in dS_out",                                         \
       "a rank hands the state on that came to it, without its own M and H")                        \
+    X(LEVEL_LOST, "sent-level-lost", 0, "S_in dS_out", "a scan leaves out its last distance")      \
+    X(PASS_FROM_ZERO, "sent-from-zero", 0, "S_in dS_out",                                          \
+      "a rank's pass for the next one starts from zeros, not from what came")                      \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
       "the recomputation of the backward starts from zeros instead of S_in")                       \
     X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                 \

@@ -18,7 +18,8 @@ static const Way ways[] = {
     {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0},   {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 1},
     {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16X2, 0}, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, 0},
     {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LESS_I, 0}, {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
-    {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0}};
+    {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0},        {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_LESS_I, 0},      {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0}};
 
 /* What rank 0 sends in a forward. */
 static size_t sent;
@@ -47,7 +48,7 @@ struct Ranks {
         o.base = DP_BASE_BF16;
         o.chain = DP_FP32;
         o.path = DPG_PATH_FAST;
-        o.chain_how = DPG_CHAIN_AUGMENTED;
+        o.chain_how = w.exchange == DP_EXCHANGE_SERIAL ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED;
         o.backward = 1;
         o.send_dh_only = w.dh_only;
         o.exchange = w.exchange;

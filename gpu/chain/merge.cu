@@ -72,29 +72,32 @@ dp_status merge_elements(const Call &c) {
 /* ---- hand-over ------------------------------------------------------------------------------- */
 
 struct HandArgs {
-    const float *state, *element; /* that came; of this rank, rows of `row` words */
-    int row, applies;             /* does what came matter to what goes on */
+    /* S that came, or an earlier element; this one, rows of `row` words */
+    const float *earlier, *element;
+    int row, ld, width; /* words in a row of earlier and out; columns of them */
+    int applies;        /* does what came matter to what goes on */
     float *out;
 };
 
-/* M S + H, or H alone. Block: one head, MV columns; fp32 FMA, the products of a merge. */
+/* M S + H, or H alone; of an earlier element for S its M is multiplied, too. Block: one head, MV
+ * columns; fp32 FMA, the products of a merge. */
 template <int MV, int KMAX>
 __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     k_hand(int HV, int K, int V, HandArgs a) {
     extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV;
-    int64_t at = (int64_t)hv * K * V + v0;
+    int blocks = a.width / MV, hv = blockIdx.x / blocks, v0 = blockIdx.x % blocks * MV;
+    int64_t at = (int64_t)hv * K * a.ld + v0;
     const float *element = a.element + (int64_t)hv * K * a.row;
     Columns<MV, KMAX> c(smem, K, a.row);
     if (a.applies) {
-        c.from(a.state + at, V);
+        c.from(a.earlier + at, a.ld);
         if (!FAULT(RING_PASSES_ON)) {
             c.fetch(element + V, 0);
-            c.apply(element + V, element + v0, NULL);
+            c.apply(element + V, v0 < V ? element + v0 : NULL, NULL);
         }
     } else
         c.from(element + v0);
-    c.to(a.out + at, V);
+    c.to(a.out + at, a.ld);
 }
 
 template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
@@ -102,22 +105,32 @@ template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
     int bytes = Columns<MV, KMAX>::BYTES;
     auto kernel = k_hand<MV, KMAX>;
     CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
+    kernel<<<(unsigned)d.HV *(a.width / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_hand");
     return DP_OK;
 }
 
+/* Columns that no block has of both H and M. */
 template <int KMAX> static dp_status hand_by(const Call &c, HandArgs a) {
-    int mv = columns(c.p->d.HV, c.p->d.V);
+    int mv = a.width > c.p->d.V ? 8 : columns(c.p->d.HV, a.width);
     return mv == 32 ? hand<32, KMAX>(c, a) : mv == 16 ? hand<16, KMAX>(c, a) : hand<8, KMAX>(c, a);
 }
 
-dp_status chain_hand(const Call &c) {
-    const dpg_plan *p = c.p;
-    int back = p->is_bwd;
-    HandArgs a = {at<float>(c, back ? B_DSOUT : B_SIN), at<float>(c, back ? B_DHM : B_HM),
-                  back ? dh_row(p) : p->d.V + p->d.K, p->needs_m, at<float>(c, B_HAND)};
-    return p->d.K <= 128 ? hand_by<128>(c, a) : hand_by<256>(c, a);
+static dp_status hand_any(const Call &c, const HandArgs &a) {
+    return c.p->d.K <= 128 ? hand_by<128>(c, a) : hand_by<256>(c, a);
+}
+
+static int row_of(const dpg_plan *p) { return p->is_bwd ? dh_row(p) : p->d.V + p->d.K; }
+
+dp_status chain_hand(const Call &c, const float *element, int applies) {
+    int V = c.p->d.V;
+    const float *state = at<float>(c, c.p->is_bwd ? B_DSOUT : B_SIN);
+    return hand_any(c, {state, element, row_of(c.p), V, V, applies, at<float>(c, B_HAND)});
+}
+
+dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to) {
+    int row = row_of(c.p);
+    return hand_any(c, {earlier, later, row, row, row, 1, to});
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */

@@ -83,12 +83,12 @@ static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, d
     char call[64];
     snprintf(call, sizeof call, "%s %d", w.by ? g->hand : g->call, n);
     TRY(check_words(g, rank, w, e));
+    note_call(g, n, kind);
     k_mark<<<1, 1, 0, s>>>(h->marks + rank, n);
     CK_LAUNCH(e, "k_mark");
     if (!g->is_nccl) CK(e, cudaEventRecord(g->ready[rank], s));
     g->send[rank] = w.send;
     TRY(meet(g, rank, call, g->limit_s, e));
-    g->kind[rank] = (char)kind;
     g->entered[rank] = n;
     TRY(w.by ? hand_words(g, rank, w, s, e) : gather_words(g, rank, w, s, e));
     if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
@@ -180,7 +180,7 @@ dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e) {
     const int rank = place_of(g, c);
     if (g->aborted) return failed(g, rank, "stores into windows", e);
     *m = (dpg_marks){reached(g) + rank, ended(g) + rank, halt(g), g->entered[rank] + 1};
-    g->kind[rank] = STORES;
+    note_call(g, m->n, STORES);
     g->entered[rank] = m->n;
     return DP_OK;
 }

@@ -65,11 +65,11 @@ void fail_slow_gather(Group *g) {
                    g->entered[late] < n
                        ? "rank %d did not reach %s %d within %.1f s"
                        : "the device of rank %d did not come to %s %d within %.1f s",
-                   g->first_rank + late, call_of(g, late), n, g->limit_s);
+                   g->first_rank + late, call_of(g, n), n, g->limit_s);
     for (int r = 0; r < g->N; r++)
         if (ended(g)[r] < g->entered[r])
             group_fail(g, "%s %d did not end on rank %d within %.1f s, although %s had come to it",
-                       call_of(g, r), ended(g)[r] + 1, g->first_rank + r, g->limit_s,
+                       call_of(g, ended(g)[r] + 1), ended(g)[r] + 1, g->first_rank + r, g->limit_s,
                        is_apart(g) ? "its device" : "all devices");
 }
 
@@ -141,7 +141,7 @@ static void find_dead(Group *g) {
             group_fail(g,
                        g->entered[r] ? "the process of rank %d has ended; its last call was %s %d"
                                      : "the process of rank %d has ended before its first %s",
-                       r, call_of(g, r), g->entered[r]);
+                       r, call_of(g, g->entered[r]), g->entered[r]);
         if (got == 0) pthread_mutex_unlock(&g->alive[r]);
     }
 }

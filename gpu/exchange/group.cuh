@@ -40,7 +40,7 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-enum { GATHERS, HANDS, STORES };
+enum { GATHERS, HANDS, STORES, CALLS = 1024 };
 
 /* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
  * a rank itself uses are there for all the same. */
@@ -59,11 +59,11 @@ typedef struct {
     int bell;
     /* gathers, hand-overs, or transfers through windows, that the host of a rank has begun */
     volatile int entered[MAX_RANKS];
-    volatile char kind[MAX_RANKS]; /* of its last one */
-    void *mine[MAX_RANKS];         /* exchange */
-    volatile int apart;            /* some devices do not reach each other */
-    volatile int *pinned;          /* threads: marks in pinned memory */
-    const float *send[MAX_RANKS];  /* shared; of a hand-over NULL: it gives nothing */
+    volatile char kind[CALLS];    /* of call n at n % CALLS: the same on all ranks */
+    void *mine[MAX_RANKS];        /* exchange */
+    volatile int apart;           /* some devices do not reach each other */
+    volatile int *pinned;         /* threads: marks in pinned memory */
+    const float *send[MAX_RANKS]; /* shared; of a hand-over NULL: it gives nothing */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];
@@ -89,11 +89,11 @@ static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
 static inline int is_apart(const Group *g) { return g->ranks != g->N; }
 /* Where a communicator's rank is in the arrays. */
 static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
-/* The call that a rank is in, for messages. */
-static inline const char *call_of(const Group *g, int rank) {
-    return g->kind[rank] == STORES  ? "stores into windows"
-           : g->kind[rank] == HANDS ? g->hand
-                                    : g->call;
+/* What call n is called in messages. */
+static inline void note_call(Group *g, int n, int kind) { g->kind[n % CALLS] = (char)kind; }
+static inline const char *call_of(const Group *g, int n) {
+    const int kind = g->kind[n % CALLS];
+    return kind == STORES ? "stores into windows" : kind == HANDS ? g->hand : g->call;
 }
 
 /* The ranks of one process: all, or one. */

@@ -68,14 +68,13 @@ static unsigned blocks_of(const Packing &p) {
     return (unsigned)((p.numbers / 4 + THREADS - 1) / THREADS);
 }
 
-/* Numbers of slot `from` to words of slot B_PACK, and of B_PACKALL to those of slot `to`. */
-static dp_status pack(const Call &c, const Packing &p, int from) {
-    k_pack<<<blocks_of(p), THREADS, 0, c.s>>>(p, at<float>(c, from), at<uint32_t>(c, B_PACK));
+static dp_status pack(const Call &c, const Packing &p, const float *from) {
+    k_pack<<<blocks_of(p), THREADS, 0, c.s>>>(p, from, at<uint32_t>(c, B_PACK));
     CK_LAUNCH(c.e, "k_pack");
     return DP_OK;
 }
-static dp_status unpack(const Call &c, const Packing &p, int to) {
-    k_unpack<<<blocks_of(p), THREADS, 0, c.s>>>(p, at<uint32_t>(c, B_PACKALL), at<float>(c, to));
+static dp_status unpack(const Call &c, const Packing &p, float *to) {
+    k_unpack<<<blocks_of(p), THREADS, 0, c.s>>>(p, at<uint32_t>(c, B_PACKALL), to);
     CK_LAUNCH(c.e, "k_unpack");
     return DP_OK;
 }
@@ -85,33 +84,82 @@ static Packing packing_of(const dpg_plan *p, int64_t numbers, int row) {
     return {numbers, p->d.K, p->d.V, row, payloads[sent].split, dp_payloads[sent].less_i};
 }
 
+/* ---- pairs to all ranks ---------------------------------------------------------------------- */
+
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row) {
     int64_t numbers = c.p->buf[own].bytes / 4, words = packed_words(c.p->opt.payload, numbers);
     if (!words)
         return comm->all_gather(comm, at<float>(c, own), at<float>(c, all), numbers, c.s, c.e);
-    TRY(pack(c, packing_of(c.p, numbers, row), own));
+    TRY(pack(c, packing_of(c.p, numbers, row), at<float>(c, own)));
     TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
-    return unpack(c, packing_of(c.p, numbers * c.p->N, row), all);
+    return unpack(c, packing_of(c.p, numbers * c.p->N, row), at<float>(c, all));
 }
 
-/* Hop j: rank j hands on, in the order of the tokens or against it. */
-dp_status hand_states(const Call &c, dpg_comm *comm, int to) {
+/* ---- from rank to rank ----------------------------------------------------------------------- */
+
+/* The ranks of a direction, as the rank that goes through them sees them. */
+struct Order {
+    int by;            /* to the next one */
+    int place;         /* of this one */
+    int before, after; /* ranks that share a sequence with it */
+};
+static Order order_of(const dpg_plan *p) {
+    return p->is_bwd ? Order{-1, p->N - 1 - p->rank, p->post, p->pre}
+                     : Order{1, p->rank, p->pre, p->post};
+}
+
+/* One call that all ranks make: numbers that this one gives, or gets; NULL: it does not. */
+static dp_status hop(const Call &c, dpg_comm *comm, const Packing &p, const float *send,
+                     float *recv, int by) {
+    int64_t words = packed_words(c.p->opt.payload, p.numbers);
+    if (send && words) TRY(pack(c, p, send));
+    TRY(comm->hand(comm, send && words ? at<float>(c, B_PACK) : send,
+                   recv && words ? at<float>(c, B_PACKALL) : recv, words ? words : p.numbers, by,
+                   c.s, c.e));
+    return recv && words ? unpack(c, p, recv) : DP_OK;
+}
+
+/* Hop j: the rank in place j hands on what it makes of what came. */
+static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, const Packing &state,
+                            float *to) {
     const dpg_plan *p = c.p;
-    const int by = p->is_bwd ? -1 : 1, at_hop = p->is_bwd ? p->N - 1 - p->rank : p->rank,
-              gives = p->is_bwd ? !p->is_first : !p->is_last,
-              gets = p->is_bwd ? !p->is_last : !p->is_first;
-    const int64_t numbers = (int64_t)p->d.HV * p->d.K * p->d.V,
-                  words = packed_words(p->opt.payload, numbers);
-    const Packing packing = packing_of(p, numbers, p->d.V);
-    float *send = at<float>(c, words ? B_PACK : B_HAND),
-          *recv = at<float>(c, words ? B_PACKALL : to);
-    for (int hop = 0; hop < p->N - 1; hop++) {
-        const int here = hop == at_hop && gives, next = hop == at_hop - 1 && gets;
-        if (here) TRY(chain_hand(c));
-        if (here && words) TRY(pack(c, packing, B_HAND));
-        TRY(comm->hand(comm, here ? send : NULL, next ? recv : NULL, words ? words : numbers, by,
-                       c.s, c.e));
-        if (next && words) TRY(unpack(c, packing, to));
+    const Order o = order_of(p);
+    const int passes = passes_on(&p->opt, p->N);
+    for (int j = 0; j < p->N - 1; j++) {
+        const int gives = j == o.place && o.after, gets = j == o.place - 1 && o.before;
+        if (gives && passes) TRY((p->is_bwd ? p->path->bwd_pre : p->path->pre)(c));
+        if (gives) TRY(chain_hand(c, own, p->needs_m));
+        TRY(hop(c, comm, state, gives ? at<float>(c, B_HAND) : NULL, gets ? to : NULL, o.by));
     }
     return DP_OK;
+}
+
+/* Hillis-Steele: after a level the element is that of twice as many ranks up to this one, as far
+ * back as its sequence goes; a rank far enough from the sequence's end gives. Room: an element that
+ * came, and two that are made in turns. */
+static dp_status by_levels(const Call &c, dpg_comm *comm, const float *own, const Packing &pair,
+                           const Packing &state, float *room, float *to) {
+    const dpg_plan *p = c.p;
+    const Order o = order_of(p);
+    for (int d = 1, turn = 1; d < p->N; d *= 2) {
+        const int gets = p->needs_m && o.before >= d;
+        TRY(hop(c, comm, pair, o.after > d ? own : NULL, gets ? room : NULL, o.by * d));
+        if (!gets || (FAULT(LEVEL_LOST) && 2 * d >= p->N)) continue;
+        float *made = room + turn * pair.numbers;
+        TRY(chain_compose_pair(c, own, room, made));
+        own = made;
+        turn = 3 - turn;
+    }
+    if (o.after) TRY(chain_hand(c, own, 0));
+    return hop(c, comm, state, o.after ? at<float>(c, B_HAND) : NULL, o.before ? to : NULL, o.by);
+}
+
+dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to) {
+    const dpg_plan *p = c.p;
+    const int64_t states = (int64_t)p->d.HV * p->d.K * p->d.V, pairs = p->buf[own].bytes / 4;
+    const Packing state = packing_of(p, states, p->d.V),
+                  pair = packing_of(p, pairs, p->d.V + p->d.K);
+    if (!exchanges[p->opt.exchange].levels)
+        return one_by_one(c, comm, at<float>(c, own), state, at<float>(c, to));
+    return by_levels(c, comm, at<float>(c, own), pair, state, at<float>(c, all), at<float>(c, to));
 }

@@ -434,7 +434,7 @@ int fast_augments(const Device *dev) {
  * or M is read: all, but the last one where nothing follows, and M not of the segment that starts
  * the sequence. */
 dp_status fast_pre(const Call &c) {
-    if (!fast_augments(&c.p->device)) return fast_pre_states(c);
+    if (!fast_augments(&c.p->device) || came(c)) return fast_pre_states(c);
     const dpg_plan *p = c.p;
     PreArgs a = {};
     a.w = at<bf16>(c, B_W);

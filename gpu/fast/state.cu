@@ -491,7 +491,7 @@ dp_status fast_bwd_states(const Call &c) {
 
 dp_status fast_pre_states(const Call &c) {
     StateArgs a = state_args(c);
-    a.merged = NULL;
+    a.merged = came(c);
     a.states = a.news = NULL;
     a.hm = at<float>(c, B_HM);
     a.row = c.p->d.V + c.p->d.K;

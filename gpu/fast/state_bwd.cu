@@ -336,6 +336,7 @@ dp_status fast_bwd_pre(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     const dpg_plan *p = c.p;
     StateArgs a = state_args(c);
+    a.merged = came(c);
     a.hm = at<float>(c, B_DHM);
     a.row = dh_row(p);
     a.seq0 = p->bwd0;

@@ -77,7 +77,7 @@ static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e)
     return DP_OK;
 }
 
-static dp_status check_options(const dpg_problem *p, const dpg_options *o, const Device *dev,
+static dp_status check_options(const dpg_problem *p, const dpg_options *o, const Device *dev, int N,
                                dp_err *e) {
     char why[160];
     const char *no = fast_refuses(p, o, dev, 0);
@@ -95,13 +95,15 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     no = exchanges[o->exchange].refuses;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
-    dp_payload sent = exchanges[o->exchange].hops ? dp_payloads[o->payload].state : o->payload;
+    dp_payload sent = sent_as(o, N);
     no = payloads[sent].refuses;
     NEED(!no, "payload %s: %s", dp_payload_names[o->payload], no);
     int hops = exchanges[o->exchange].hops;
     NEED(!hops || !p->own.parts, "exchange %s: of ranks that own T / N tokens each",
          dp_exchange_names[o->exchange]);
-    NEED(!hops || !o->send_dh_only, "exchange %s: sends no pair, and so no dH alone of one",
+    NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
+         "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
+    NEED(!hops || !o->send_dh_only, "exchange %s: sends no pair of which M could stay behind",
          dp_exchange_names[o->exchange]);
     if (!o->backward) return DP_OK;
     dpg_path bwd = choose_path(p, o, dev, 1, why);
@@ -168,7 +170,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
     if (!pl) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     pl->opt = *w.opt;
-    if (hands_on(w.opt, w.N)) pl->opt.payload = dp_payloads[w.opt->payload].state;
+    pl->opt.payload = sent_as(w.opt, w.N);
     pl->device = w.device;
     pl->rank = w.rank;
     pl->N = w.N;
@@ -186,6 +188,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
         dpg_plan_destroy(pl);
         return st;
     }
+    if (passes_on(&pl->opt, pl->N)) pl->needs_m = 0;
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
     pl->nseg = other_path ? 1 : segment_count(pl, &pl->opt);
@@ -225,7 +228,7 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     *out = NULL;
     TRY(ask_device(&w.device, e));
     TRY(check_problem(p, rank, N, e));
-    TRY(check_options(p, opt, &w.device, e));
+    TRY(check_options(p, opt, &w.device, N, e));
     TRY(plan_new(out, w, 0, e));
     if (!opt->backward) return DP_OK;
     dpg_plan *pl = *out;

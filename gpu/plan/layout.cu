@@ -51,17 +51,16 @@ static void layout_tokens(dpg_plan *pl) {
     if (pl->is_bwd || saves_all(pl)) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
-/* The rank's `numbers`, and what it sends of them and gets: those of all ranks, or a state. */
+/* The rank's `numbers`, and what it sends of them and gets: those of all ranks; or a state, of a
+ * scan also a pair that came, and two that it makes in turns. */
 static void layout_message(dpg_plan *pl, int own, int all, int64_t numbers) {
-    int hands = hands_on(&pl->opt, pl->N);
-    int64_t sent = hands ? (int64_t)pl->d.HV * pl->d.K * pl->d.V : numbers,
-            words = packed_words(pl->opt.payload, sent);
+    int hands = hands_on(&pl->opt, pl->N), levels = exchanges[pl->opt.exchange].levels;
+    int64_t state = (int64_t)pl->d.HV * pl->d.K * pl->d.V,
+            sent = hands && !levels ? state : numbers, words = packed_words(pl->opt.payload, sent);
     add(pl, own, numbers, 0);
     if (pl->N == 1) return;
-    if (hands)
-        add(pl, B_HAND, sent, 0);
-    else
-        add(pl, all, numbers * pl->N, 0);
+    if (hands) add(pl, B_HAND, state, 0);
+    if (!hands || levels) add(pl, all, numbers * (hands ? 3 : pl->N), 0);
     if (!words) return;
     add(pl, B_PACK, words, 0);
     add(pl, B_PACKALL, hands ? words : words * pl->N, 0);

@@ -10,14 +10,15 @@ struct Path {
     const char *name;
     /* forward */
     step_fn chunks; /* from inputs: w u kg qg Aqk eC, and what is kept */
-    step_fn pre;   /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG) */
-    step_fn state; /* o and final_state from B_SIN */
+    step_fn pre;    /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG);
+                    * from came(c) on, if there is one: the state that leaves the rank */
+    step_fn state;  /* o and final_state from B_SIN */
     /* backward, p a plan with is_bwd */
     step_fn bwd_chunks; /* from inputs: whatever the rest reads, but the states */
     step_fn bwd_states; /* from that and B_SIN: h, v_new, which nothing reads before bwd_intra */
     step_fn bwd_dv_local;
     step_fn bwd_pre;   /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by
-                        * then; with parts: of each into B_SEG */
+                        * then; with parts: of each into B_SEG; from came(c) likewise */
     step_fn bwd_state; /* dh, dv_new, ds0 from B_DSOUT */
     step_fn bwd_intra; /* gradients of activated inputs per value head */
     step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
@@ -25,6 +26,10 @@ struct Path {
     int makes_m;       /* pre makes M of the rank, too, bwd_pre dM: no chain of factors */
 };
 extern const Path simple_path, fast_path, token_path;
+
+/* The state that came to the rank, or backward its gradient, where its pre-process starts from it;
+ * NULL: it starts from zeros. */
+float *came(const Call &c);
 
 /* Why the fast path does not take a problem on a device, forward or backward: a static text, or
  * NULL where it does. */
@@ -48,8 +53,10 @@ dp_status chain_merge(const Call &c);
 /* dH of the parts in B_SEG to dH of B_DHM; B_DHMALL and B_SEG to B_DSOUT. */
 dp_status chain_compose_bwd(const Call &c);
 dp_status chain_merge_bwd(const Call &c);
-/* M S + H of this rank to B_HAND; S in B_SIN, and backward in B_DSOUT. */
-dp_status chain_hand(const Call &c);
+/* M S + H of an element to B_HAND, or H where S does not matter; S in B_SIN, and backward in
+ * B_DSOUT. later o earlier, of two elements, to a third. */
+dp_status chain_hand(const Call &c, const float *element, int applies);
+dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to);
 /* Of links: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
 dp_status chain_links_m(const Call &c);
 dp_status chain_links_dm(const Call &c);
@@ -63,9 +70,9 @@ dp_status sum_over_ranks(const Call &c);
 /* exchange/send.cu: elements of this rank in slot `own`, rows of `row` words, to those of all ranks
  * in slot `all`, as the payload leaves them. */
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row);
-/* The state that comes to this rank to slot `to`, and what chain_hand makes of it on to the next
- * rank, or backward to the one before. */
-dp_status hand_states(const Call &c, dpg_comm *comm, int to);
+/* The state that comes to this rank to slot `to`, from rank to rank, or backward against them, of
+ * elements in slot `own`; all: room of a scan. */
+dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to);
 /* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
 dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
 dp_status window_keep(const Call &c);

@@ -5,15 +5,17 @@
 #include "dp_gpu.h"
 
 struct Exchange {
-    int hops; /* states are handed from rank to rank, in N - 1 hops; else pairs are gathered */
+    int hops;   /* states are handed from rank to rank, in N - 1 hops; else pairs are gathered */
+    int passes; /* what is handed on comes of a pass from the state that came: no M is formed */
+    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once */
     const char *refuses;
 };
 static const Exchange exchanges[DP_NRUN_EXCHANGES] = {
-    {0, NULL},                                                        /* allgather */
-    {1, NULL},                                                        /* ring */
-    {1, "no kernel multiplies pairs of ranks with each other"},       /* scan */
-    {1, "no state pass writes the state that leaves a rank in fp32"}, /* serial */
-    {0, "the kernels have no all-to-all"},                            /* heads */
+    {0, 0, 0, NULL},                             /* allgather */
+    {1, 0, 0, NULL},                             /* ring */
+    {1, 0, 1, NULL},                             /* scan */
+    {1, 1, 0, NULL},                             /* serial */
+    {0, 0, 0, "the kernels have no all-to-all"}, /* heads */
 };
 
 struct Payload {
@@ -37,6 +39,17 @@ static const Payload payloads[DP_NPAYLOADS] = {
 /* Does a rank hand states on, N > 1. */
 static inline int hands_on(const dpg_options *o, int N) {
     return N > 1 && exchanges[o->exchange].hops;
+}
+
+/* Does what it hands on come of a pass. */
+static inline int passes_on(const dpg_options *o, int N) {
+    return N > 1 && exchanges[o->exchange].passes;
+}
+
+/* What is sent as: of states alone a payload is what it is of states. */
+static inline dp_payload sent_as(const dpg_options *o, int N) {
+    int states = hands_on(o, N) && !exchanges[o->exchange].levels;
+    return states ? dp_payloads[o->payload].state : o->payload;
 }
 
 /* Words of a message of so many numbers, which are even; 0: it is not packed. */

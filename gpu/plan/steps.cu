@@ -1,6 +1,13 @@
 /* gpu/plan/steps.cu - the order of the stages, forward and backward, and where ranks meet. */
+#include "fault.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+
+float *came(const Call &c) {
+    return passes_on(&c.p->opt, c.p->N) && !FAULT(PASS_FROM_ZERO)
+               ? at<float>(c, c.p->is_bwd ? B_DSOUT : B_SIN)
+               : NULL;
+}
 
 /* A stage over the rank's tokens, if it has any. */
 static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c) : DP_OK; }
@@ -60,13 +67,15 @@ static dp_status save(const Call &c) {
 static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     dpg_plan *pl = c.p;
     int hands = hands_on(&pl->opt, pl->N);
-    if (steps & DPG_STEP_PRE) TRY(pl->owned ? pre_process_links(c) : pre_process(c));
+    /* a pass from the state that comes is part of handing it on */
+    if (steps & DPG_STEP_PRE && !passes_on(&pl->opt, pl->N))
+        TRY(pl->owned ? pre_process_links(c) : pre_process(c));
     if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
         TRY(chain_compose(c));
     if (pl->window.mine && steps & DPG_STEP_GATHER)
         TRY(window_enter(pl, comm, c.e));
     else if (hands && steps & DPG_STEP_GATHER)
-        TRY(hand_states(c, comm, B_SIN));
+        TRY(hand_states(c, comm, B_HM, B_HMALL, B_SIN));
     else if (pl->N > 1 && steps & DPG_STEP_GATHER)
         TRY(gather_elements(c, comm, B_HM, B_HMALL, pl->d.V + pl->d.K));
     if (!(steps & DPG_STEP_MERGE)) return DP_OK;
@@ -170,7 +179,7 @@ static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
     const dpg_plan *b = side.p;
     int hands = hands_on(&b->opt, b->N);
     if (steps & DPG_BWD_GATHER && b->N > 1)
-        TRY(hands ? hand_states(side, comm, B_DSOUT)
+        TRY(hands ? hand_states(side, comm, B_DHM, B_DHMALL, B_DSOUT)
                   : gather_elements(side, comm, B_DHM, B_DHMALL, dh_row(b)));
     if (b->owned) return steps & DPG_BWD_MERGE ? chain_fold_bwd(side) : DP_OK;
     int merges = b->parts > 1 || (!b->is_last && !hands);
@@ -185,7 +194,8 @@ static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
         TRY(over_tokens(b->path->bwd_chunks, c));
     }
     if (steps & DPG_BWD_DAV) TRY(over_tokens(b->path->bwd_dv_local, c));
-    if (steps & DPG_BWD_PRE && (b->N > 1 || b->parts > 1 || b->owned)) TRY(pre_process_bwd(c));
+    int pre = (b->N > 1 || b->parts > 1 || b->owned) && !passes_on(&b->opt, b->N);
+    if (steps & DPG_BWD_PRE && pre) TRY(pre_process_bwd(c));
     TRY(fork(c));
     /* enqueued before a gather, at which host threads meet */
     if (recompute) TRY(over_tokens(b->path->bwd_states, c));

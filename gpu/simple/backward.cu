@@ -374,6 +374,8 @@ static dp_status launch_state(const Call &c, StateBwdArgs a, int nseq) {
 static dp_status pre(const Call &c) {
     StateBwdArgs a = {};
     a.dfinal = c.g->dfinal_state;
+    a.dsout = came(c);
+    a.links = state_parts(c.p);
     a.dhm = at<float>(c, B_DHM);
     a.row = dh_row(c.p);
     a.seq0 = c.p->bwd0;

@@ -269,6 +269,7 @@ static dp_status launch_state(const Call &c, StateArgs a, int nseq) {
 
 dp_status simple_pre_h(const Call &c) {
     StateArgs a = state_args(c);
+    a.sin = came(c);
     a.hm = at<float>(c, B_HM);
     a.seq0 = FAULT(FIRST_SUBSEQ) ? 0 : c.p->pre0;
     return launch_state(c, a, c.p->npre);

@@ -1,14 +1,14 @@
 /* gpu/tests/test_kill.cu - a rank that dies, stalls, hangs its device or fails at any phase ends
  * every rank, with a message that names it.
  *
- *   test_kill N [shared|nccl] [LIMIT] [few] [ring]
+ *   test_kill N [shared|nccl] [LIMIT] [few] [ring|scan]
  *
  * Rank 1 of N goes wrong before a step of the forward or backward, or before it waits for the end.
  * dies: its thread returns. stalls: its thread sleeps until the others have ended, then goes on.
  * hangs: a kernel on its stream spins until the others have ended. fails: it calls abort. All other
  * ranks must return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too
- * if it goes on. few: before a gather of each pass and before the end alone. ring:
- * states are handed from rank to rank. Then the same before
+ * if it goes on. few: before a gather of each pass and before the end alone. ring,
+ * scan: so states get from rank to rank. Then the same before
  * one of three whole forwards over segments, and with windows (dpg_plan_connect). Exit status 0, 1,
  * or 2 (no device). */
 #include "steps.h"
@@ -141,7 +141,10 @@ static void whole_forwards(int N, bool nccl, double limit, bool few) {
 int main(int argc, char **argv) {
     int N = argc > 1 ? atoi(argv[1]) : 3;
     bool nccl = argc > 2 && !strcmp(argv[2], "nccl"), few = argc > 4;
-    by = argc > 5 && !strcmp(argv[5], "ring") ? DP_EXCHANGE_RING : DP_EXCHANGE_ALLGATHER;
+    const char *how = argc > 5 ? argv[5] : "";
+    by = !strcmp(how, "ring")   ? DP_EXCHANGE_RING
+         : !strcmp(how, "scan") ? DP_EXCHANGE_SCAN
+                                : DP_EXCHANGE_ALLGATHER;
     double limit = argc > 3 ? atof(argv[3]) : 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("test_kill");

@@ -1,7 +1,8 @@
 /* gpu/tests/test_send.cu - what ranks send each other (dpg_options.exchange, payload): the states
- * that come to a rank are, bit for bit, those that ref/chunk/payload.h and a fold in fp32 make of
- * the pairs that the ranks show; fewer words are sent by as much as the payload says; a ring has
- * the bits of an all-gather; and hand-overs by themselves.
+ * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
+ * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; fewer
+ * words are sent by as much as the payload says; a ring has the bits of an all-gather; and
+ * hand-overs by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
  *
@@ -38,7 +39,7 @@ static void count_words(Comms &comm, int N) {
 struct Way {
     dp_exchange exchange;
     dp_payload payload;
-    bool hops() const { return exchange == DP_EXCHANGE_RING; }
+    bool hops() const { return exchange == DP_EXCHANGE_RING || exchange == DP_EXCHANGE_SERIAL; }
     std::string name() const {
         return text("%s, %s", dp_exchange_names[exchange], dp_payload_names[payload]);
     }
@@ -172,6 +173,14 @@ static void judge_states(const Sizes &z, const Way &w, int N, int dir, const Lef
     fact(true, "states");
 }
 
+/* Pairs that a rank with so many behind it gives in a scan. */
+static int levels_of(int behind) {
+    int n = 0;
+    for (int d = 1; d < behind; d *= 2)
+        n++;
+    return n;
+}
+
 /* Words of 32 bits that a rank sends of `numbers`. */
 static int64_t words_of(const Way &w, int64_t numbers) {
     const dp_payload p = w.hops() ? dp_payloads[w.payload].state : w.payload;
@@ -180,10 +189,13 @@ static int64_t words_of(const Way &w, int64_t numbers) {
 
 static void judge_words(const Sizes &z, const Way &w, int N, const Left &x) {
     for (int r = 0; r < N; r++) {
-        const int64_t all = words_of(w, w.hops() ? z.state() : z.pair());
-        const int64_t gates = (int64_t)z.HV * (1 + z.K); /* dA_log, ddt_bias: always fp32 */
-        const int64_t forward = w.hops() && r == N - 1 ? 0 : all,
-                      backward = gates + (w.hops() && r == 0 ? 0 : all);
+        const int64_t pair = words_of(w, z.pair()), state = words_of(w, z.state()),
+                      gates = (int64_t)z.HV * (1 + z.K); /* dA_log, ddt_bias: always fp32 */
+        auto sends = [&](int behind) {
+            if (w.exchange == DP_EXCHANGE_ALLGATHER) return pair;
+            return behind ? (w.hops() ? 0 : levels_of(behind) * pair) + state : 0;
+        };
+        const int64_t forward = sends(N - 1 - r), backward = gates + sends(r);
         fact(x.forward[r] == forward && x.backward[r] == backward,
              "%s, %d ranks: rank %d sent %lld words forward, %lld backward, not %lld and %lld",
              w.name().c_str(), N, r, (long long)x.forward[r], (long long)x.backward[r],
@@ -204,6 +216,21 @@ static void every_way(const Sizes &z, int N) {
             fact(same == (p <= DP_PAYLOAD_FP32), "%s, K %d, %d ranks: %s bits", w.name().c_str(),
                  z.K, N, same ? "the same" : "other");
         }
+    for (dp_exchange x : {DP_EXCHANGE_SCAN, DP_EXCHANGE_SERIAL})
+        for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
+            const Way w = {x, (dp_payload)p};
+            const Left y = run(z, w, N);
+            const double off = 16 * N * fmax(0x1p-22, dp_payloads[p].u);
+            judge_words(z, w, N, y);
+            for (int r = 0; r < N; r++) {
+                const Vec &S = y.S_in[r], &dS = y.dS_out[r];
+                fact(!r || rel_fro(S, plain.S_in[r]) < off, "%s, %d ranks: S_in of rank %d off %g",
+                     w.name().c_str(), N, r, rel_fro(S, plain.S_in[r]));
+                fact(r == N - 1 || rel_fro(dS, plain.dS_out[r]) < off,
+                     "%s, %d ranks: dS_out of rank %d off %g", w.name().c_str(), N, r,
+                     rel_fro(dS, plain.dS_out[r]));
+            }
+        }
     printf("HV %d K %d V %d, %d ranks: 10 ways compared bit for bit\n", z.HV, z.K, z.V, N);
 }
 
@@ -216,10 +243,10 @@ static void refusals() {
         const char *says;
     } rows[] = {
         {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK}, 0, "payload svd-1e-4: the kernels make no"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, "exchange scan: "},
-        {{DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL}, 0, "exchange serial: "},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, "payload svd-1e-2: the kernels make no"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, "exchange scan: sends no pair of which"},
         {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, "exchange heads: "},
-        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, "exchange ring: sends no pair"}};
+        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128};
     const dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
     for (auto &x : rows) {

@@ -210,6 +210,8 @@ static dp_status pre(const Call &c) {
     const Dims &d = c.p->d;
     AdjointArgs z = {};
     z.dfinal = c.g->dfinal_state;
+    z.dsout = came(c);
+    z.links = state_parts(c.p);
     z.dhm = at<float>(c, B_DHM);
     z.row = dh_row(c.p);
     z.seq0 = c.p->bwd0;

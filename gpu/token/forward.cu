@@ -76,6 +76,7 @@ dp_status token_pre(const Call &c) {
     const Dims &d = c.p->d;
     StateArgs z = {};
     z.s0 = c.t->s0;
+    z.sin = came(c);
     z.hm = at<float>(c, B_HM);
     z.seq0 = c.p->pre0;
     z.nseq = c.p->npre;

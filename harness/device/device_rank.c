@@ -63,17 +63,22 @@ static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_t
     return st;
 }
 
+/* Does the rank form pairs. */
+static int forms_pairs(const dp_rank_job *j) { return dp_exchanges[j->opt.exchange].pairs; }
+
 static dp_status read_forward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                               const void *ws) {
-    dp_status st = read_stage(j, x, t, ws, DP_RANK_M, has_m);
-    if (!st && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
+    const int pairs = forms_pairs(j);
+    dp_status st = pairs ? read_stage(j, x, t, ws, DP_RANK_M, has_m) : DP_OK;
+    if (!st && pairs && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
     return st ? st : read_stage(j, x, t, ws, DP_RANK_S_IN, before);
 }
 
 static dp_status read_backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                                const void *ws) {
-    dp_status st = j->opt.send_dh_only ? DP_OK : read_stage(j, x, t, ws, DP_RANK_DM, has_m);
-    if (!st && !j->p->dstate) st = read_stage(j, x, t, ws, DP_RANK_DH, before);
+    const int pairs = forms_pairs(j), dm = pairs && !j->opt.send_dh_only;
+    dp_status st = dm ? read_stage(j, x, t, ws, DP_RANK_DM, has_m) : DP_OK;
+    if (!st && pairs && !j->p->dstate) st = read_stage(j, x, t, ws, DP_RANK_DH, before);
     return st ? st : read_stage(j, x, t, ws, DP_RANK_DS_OUT, behind);
 }
 
