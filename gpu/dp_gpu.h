@@ -101,7 +101,7 @@ typedef struct {
     /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape; on one
      * rank whole but for one long sequence of few heads */
     int segments;
-    int keep;     /* 1: also store h and v_new when the fast path would not */
+    int keep;     /* 1: also store h and v_new, and w u kg qg, when the fast path would not */
     int backward; /* 1: dpg_backward follows */
     dpg_path bwd_path;
     dpg_save save;

@@ -198,6 +198,18 @@ __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint6
 #endif
 }
 
+/* A warpgroup asks for registers that others of its block have given, so that it has N a thread. */
+template <int N> __device__ __forceinline__ void take_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+template <int N> __device__ __forceinline__ void give_registers() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+#endif
+}
+
 /* d = A B if first, else d += A B: 64 rows, 32 columns, 16 deep; A [64][16] and B in shared memory,
  * by descriptor. T: B is [16][32] in memory, else [32][16]. */
 template <int T>
@@ -323,6 +335,25 @@ __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
     bar_arrive(b);
 #elif !DPG_BULK && !defined(DPG_NO_MMA)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(saddr(b)) : "memory");
+#endif
+}
+
+/* The same barrier where all lanes of some warps copy 16 bytes each as well, of FULL_COUNT_16: the
+ * first of these warps does what fill() does. */
+#define FULL_COUNT_16(warps) (DPG_BULK + 32 * (warps))
+__device__ __forceinline__ void fill16(void *dst, const void *src, bool valid) {
+#ifdef DPG_PLAIN_LOADS
+    *(uint4 *)dst = valid ? *(const uint4 *)src : make_uint4(0, 0, 0, 0);
+#else
+    cp16(dst, src, valid);
+#endif
+}
+__device__ __forceinline__ void fill16_end(uint64_t *b, int lane) {
+#if DPG_BULK
+    (void)lane;
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(saddr(b)) : "memory");
+#else
+    fill_end(b, lane);
 #endif
 }
 

@@ -308,7 +308,11 @@ static void mode_kda(int, int runs) {
 }
 
 static void mode_table(int, int runs) {
-    const Shape rows[] = {{8192, 64}, {131072, 8}, {8192, 64, FAST, 1, 128, 128, true}};
+    const Shape rows[] = {{8192, 64},
+                          {131072, 8},
+                          {8192, 64, FAST, 1, 128, 128, true},
+                          {8192, 32, FAST, 1, 128, 128, true},
+                          {131072, 8, FAST, 1, 128, 128, true}};
     for (const Shape &s : rows)
         for (dpg_save save : {DPG_SAVE_STATE, DPG_SAVE_ALL}) {
             Way way;

@@ -34,17 +34,17 @@ struct ChunkOut {
     int *odd; /* NULL unless asked for: ODDS words a tile */
 };
 
-/* What follows the sums, in the place of their operands. */
-template <int K, int V> struct Solve {
+/* What follows the sums, in the place of their operands: T, and w and u where they are wanted. */
+struct Inverse {
     union {
         float A[C * TS]; /* then T */
         bf16 out[8]
                 [16 * 64]; /* a warp's 16 rows of w or u on their way out, 64 columns at a time */
     } x;
     bf16 TB[C * C]; /* T B, ROWS; before: Aqk on its way out */
-    bf16 v[C * V];  /* ROWS */
     float beta[C];
 };
+template <int K, int V> struct Solve : Inverse { bf16 v[C * V]; /* ROWS */ };
 
 /* Entry (s, i) of a sum as a row and column of rows of one tile see it: 0 where i is not earlier
  * (A, L) or later (Aqk). */
@@ -175,8 +175,7 @@ __device__ __forceinline__ void meet_as_well() {
 #endif
 }
 /* T in place of A, by the warps of m = 0. */
-template <int K, int V>
-__device__ __forceinline__ void invert(Solve<K, V> &sm, int warp, int lane) {
+__device__ __forceinline__ void invert(Inverse &sm, int warp, int lane) {
     meet_keys();
     if (warp < 2) invert_half(sm.x.A, warp, lane);
     meet_keys();
@@ -204,8 +203,8 @@ struct Betas {
 
 /* B L to where A is inverted, L to memory if it is kept, by the warps of m = 0; f as of
  * emit_queries. */
-template <int K, int V, class F>
-__device__ __forceinline__ void emit_keys(Solve<K, V> &sm, const Dims &d, const ChunkOut &o,
+template <class F>
+__device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const ChunkOut &o,
                                           const Place &p, const Betas &betas, int I, int lane,
                                           const float z[4][2][4], F f) {
     bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
@@ -220,8 +219,7 @@ __device__ __forceinline__ void emit_keys(Solve<K, V> &sm, const Dims &d, const 
 
 /* T to memory if it is kept, and T B in bf16: w = T B Kgam and u = T B V round T B once and leave
  * Kgam and V as they are. column(i): what else multiplies a column of T for w. */
-template <int K, int V>
-__device__ __forceinline__ void round_T(Solve<K, V> &sm, bf16 *T, int warp, int lane) {
+__device__ __forceinline__ void round_T(Inverse &sm, bf16 *T, int warp, int lane) {
     int i = lane * 2;
     float2 b = *(const float2 *)(sm.beta + i);
 #pragma unroll

@@ -1,6 +1,7 @@
 /* gpu/fast/chunks_one.cu - a chunk of one value head whose channels share one gate (GDN): the same
  * outputs as chunks.cu. Decay multiplies whole sums, so that operands are k and q as they stand,
- * exact in bf16, and T B has what decays the rows of k for w in its columns.
+ * exact in bf16, and T B has what decays the rows of k for w in its columns. Of a bare plan
+ * (bare.cuh) T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
@@ -10,11 +11,17 @@
  *                                                                   its way
  *   w, u      warp (I, m)                                           k, T B, T B decay, v, rows on
  *                                                                   their way out */
+#include "fast/bare.cuh"
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
 
 namespace {
 
+/* What multiplies sums of rows. */
+struct RowScalars {
+    float gam[C]; /* sums of the gate, log2 units */
+    float rk[C], rq[C], own[C];
+};
 template <int K, int V> struct OneSmem {
     bf16 k[C * K]; /* ROWS, as given */
     union {
@@ -26,8 +33,7 @@ template <int K, int V> struct OneSmem {
             bf16 TG[C * C]; /* T B with 1/norm and decay of the rows of k in its columns */
         } after;
     } x;
-    float gam[C]; /* sums of the gate, log2 units */
-    float rk[C], rq[C], own[C];
+    RowScalars rows;
 };
 
 /* Row r of kg and qg: k and q as given times what lies between them and the chunk's end, start. */
@@ -49,13 +55,13 @@ __device__ __forceinline__ void send_row(const ChunkOut &o, const Place &p, int 
 }
 /* Norms of row `mine` to shared memory; what its k and q are multiplied by. gam: the gate's sums to
  * rows 2 lane, 2 lane + 1. */
-template <int K, int V, class NORMS>
-__device__ __forceinline__ float2 keep_norms(OneSmem<K, V> &sm, const NORMS &x, float2 gam,
-                                             int mine, bool here) {
+template <class NORMS>
+__device__ __forceinline__ float2 keep_norms(RowScalars &rows, const NORMS &x, float2 gam, int mine,
+                                             bool here) {
     if (here) {
-        sm.rk[mine] = x.rk;
-        sm.rq[mine] = x.rq;
-        sm.own[mine] = x.own;
+        rows.rk[mine] = x.rk;
+        rows.rq[mine] = x.rq;
+        rows.own[mine] = x.own;
     }
     float even = __shfl_sync(~0u, gam.x, mine / 2), odd = __shfl_sync(~0u, gam.y, mine / 2);
     float all = __shfl_sync(~0u, gam.y, 31), own = mine % 2 ? odd : even;
@@ -69,7 +75,7 @@ __device__ __forceinline__ void take_rows(OneSmem<K, V> &sm, const Dims &d, cons
     const int E = K / 32;
     KeyNorms x;
     x.take<K>(d, sm.k, sm.x.first.q, row0, lane);
-    float2 f = keep_norms(sm, x, gam, row0 + lane / 4, x.is_here(lane));
+    float2 f = keep_norms(sm.rows, x, gam, row0 + lane / 4, x.is_here(lane));
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         float fk = __shfl_sync(~0u, f.x, x.lane_of(i)), fq = __shfl_sync(~0u, f.y, x.lane_of(i));
@@ -90,7 +96,7 @@ __device__ __forceinline__ void fetch_rows(OneSmem<K, V> &sm, const Dims &d, con
     KeyRows<K, 4> x;
     x.fetch(d, t, p, row0, ch);
     x.finish(d, p, row0, lane);
-    float2 f = keep_norms(sm, x, gam, row0 + lane / 8, lane % 8 == 0);
+    float2 f = keep_norms(sm.rows, x, gam, row0 + lane / 8, lane % 8 == 0);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float fk = __shfl_sync(~0u, f.x, i * 8), fq = __shfl_sync(~0u, f.y, i * 8);
@@ -102,13 +108,13 @@ __device__ __forceinline__ void fetch_rows(OneSmem<K, V> &sm, const Dims &d, con
 }
 
 /* A warp's 8 rows of k and q to shared memory, zeros behind the end. */
-template <int K, int V>
-__device__ __forceinline__ void copy_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
+template <int K>
+__device__ __forceinline__ void copy_rows(bf16 *k, bf16 *q, const Dims &d, const dpg_tensors &t,
                                           const Place &p, int row0, int lane) {
     CopiedRows<K> rows(row0, lane);
     int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
-    rows.copy(sm.k, (const bf16 *)t.k + first, d.H, p.rows);
-    rows.copy(sm.x.first.q, (const bf16 *)t.q + first, d.H, p.rows);
+    rows.copy(k, (const bf16 *)t.k + first, d.H, p.rows);
+    rows.copy(q, (const bf16 *)t.q + first, d.H, p.rows);
     cp_commit();
 }
 
@@ -128,7 +134,7 @@ __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, cons
         for (int half = 0; half < 2; half++)
             fetch_rows(sm, d, t, o, p, gam, warp * 8 + half * 4, lane);
     }
-    if (warp == 0) *(float2 *)(sm.gam + lane * 2) = gam;
+    if (warp == 0) *(float2 *)(sm.rows.gam + lane * 2) = gam;
 }
 
 /* Rows 16 I .. of k k' or q k' without decay. */
@@ -152,11 +158,10 @@ __device__ __forceinline__ void products(const bf16 *left, const bf16 *k, int I,
 }
 
 /* Entries (s, i), (s, i + 1) of k k', q k': norms and decay. left: norms of the rows. */
-template <int K, int V>
-__device__ __forceinline__ void decay_pair(const OneSmem<K, V> &sm, const float *left, int s, int i,
+__device__ __forceinline__ void decay_pair(const RowScalars &rows, const float *left, int s, int i,
                                            float &a, float &b) {
-    float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
-    float gs = sm.gam[s], f = left[s];
+    float2 gi = *(const float2 *)(rows.gam + i), rk = *(const float2 *)(rows.rk + i);
+    float gs = rows.gam[s], f = left[s];
     a *= f * rk.x * ex2(fminf(gs - gi.x, 0.f));
     b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
 }
@@ -166,8 +171,8 @@ template <int K, int V>
 __device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) {
     int i = lane * 2;
     Solve<K, V> &s = sm.x.after.s;
-    float2 b = *(const float2 *)(s.beta + i), rk = *(const float2 *)(sm.rk + i);
-    float2 g = *(const float2 *)(sm.gam + i);
+    float2 b = *(const float2 *)(s.beta + i), rk = *(const float2 *)(sm.rows.rk + i);
+    float2 g = *(const float2 *)(sm.rows.gam + i);
     b.x *= rk.x * ex2(g.x);
     b.y *= rk.y * ex2(g.y);
 #pragma unroll
@@ -194,7 +199,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     betas.load(d, t, p, I, m, lane);
     HeadGate gate;
     gate.load(d, t, p, lane);
-    if (PLAIN) copy_rows(sm, d, t, p, warp * 8, lane);
+    if (PLAIN) copy_rows<K>(sm.k, sm.x.first.q, d, t, p, warp * 8, lane);
     if (o.dos)
         fetch_do<V>(sm.x.first.dos, d, dout, p);
     else
@@ -207,8 +212,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     __syncthreads();
     if (o.dos && warp == 4) send_do<V>(o, sm.x.first.dos, p, lane);
     if (o.dos) look_at_do<V>(o.odd, sm.x.first.dos, p.tile);
-    if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.gam[C - 1]);
-    if (o.gcum && threadIdx.x < C) o.gcum[p.tile * C + threadIdx.x] = sm.gam[threadIdx.x];
+    if (threadIdx.x < K) o.eC[p.tile * K + threadIdx.x] = ex2(sm.rows.gam[C - 1]);
+    if (o.gcum && threadIdx.x < C) o.gcum[p.tile * C + threadIdx.x] = sm.rows.gam[threadIdx.x];
     float z[4][2][4] = {};
     products<K>(m ? sm.x.first.q : sm.k, sm.k, I, lane, z);
     drain_wait(lane);
@@ -216,14 +221,16 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     if (m) {
         load_v<V>(after.v, d, t, p);
         if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
-        emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
-                     [&](int s, int i, float &a, float &b) { decay_pair(sm, sm.rq, s, i, a, b); });
+        emit_queries(
+            after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
+            [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
         drain_wait(lane);
         cp_wait<0>();
         meet_as_well();
     } else {
-        emit_keys(after, d, o, p, betas, I, lane, z,
-                  [&](int s, int i, float &a, float &b) { decay_pair(sm, sm.rk, s, i, a, b); });
+        emit_keys(after, d, o, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
+            decay_pair(sm.rows, sm.rows.rk, s, i, a, b);
+        });
         invert(after, warp, lane);
     }
     __syncthreads();
@@ -245,9 +252,101 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
             send<false>(stage, acc, o.w + p.tile * C * K, I, group, lane);
         }
     }
-    odd.leave(o.odd, p.tile, sm.own, m, lane);
+    odd.leave(o.odd, p.tile, sm.rows.own, m, lane);
     drain_wait(lane);
 }
+
+/* ---- T B and Aqk alone ----------------------------------------------------------------------- */
+
+template <int K> struct TriangleSmem {
+    union {
+        struct {
+            bf16 k[C * K], q[C * K]; /* ROWS, as given */
+        } first;
+        Inverse after;
+    } x;
+    RowScalars rows;
+};
+
+/* What fast/state_bare.cu multiplies its sums by, a thread a row. */
+__device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars &rows, float scale,
+                                              int r) {
+    float all = rows.gam[C - 1], gam = rows.gam[r], from_start = ex2(gam);
+    to.state.of_k[r] = rows.rk[r] * from_start;
+    to.of_q[r] = scale * rows.rq[r] * from_start;
+    to.state.to_end[r] = rows.rk[r] * ex2(all - gam);
+    if (r < 4) to.state.chunk[r] = ex2(all);
+}
+
+/* A chunk of a bare plan (fast/state_bare.cu). The same phases up to T; nothing of v. */
+template <int K>
+__global__ void __launch_bounds__(CHUNK_THREADS, 4)
+    k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
+                const BareOut o) {
+    extern __shared__ __align__(128) char raw[];
+    TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
+    Inverse &after = sm.x.after;
+    const Dims d = known<true>(plan);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
+    unsigned chunk = chunk_of_block();
+    if (chunk >= (unsigned)d.NT) return;
+    Place p = place_of(d, chunk, blockIdx.x);
+    copy_rows<K>(sm.x.first.k, sm.x.first.q, d, t, p, warp * 8, lane);
+    Betas betas;
+    betas.load(d, t, p, I, m, lane);
+    HeadGate gate;
+    if (warp == 4) gate.load(d, t, p, lane);
+    cp_wait<0>();
+    __syncwarp();
+    KeyNorms norms;
+    norms.take<K>(d, sm.x.first.k, sm.x.first.q, warp * 8, lane);
+    if (norms.is_here(lane)) {
+        int mine = warp * 8 + lane / 4;
+        sm.rows.rk[mine] = norms.rk;
+        sm.rows.rq[mine] = norms.rq;
+        sm.rows.own[mine] = norms.own;
+    }
+    __syncthreads();
+    float z[4][2][4] = {};
+    products<K>(m ? sm.x.first.q : sm.x.first.k, sm.x.first.k, I, lane, z);
+    /* by a warp whose rows have one block */
+    if (warp == 4) *(float2 *)(sm.rows.gam + lane * 2) = gate.sums(d, p, lane);
+    __syncthreads();
+    if (m) {
+        if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
+        if (threadIdx.x < CHUNK_THREADS / 2 + C)
+            leave_factors(o.factors[p.tile], sm.rows, d.scale, threadIdx.x % C);
+        emit_queries(
+            after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
+            [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
+        drain_wait(lane);
+        meet_as_well();
+    } else {
+        ChunkOut nothing = {};
+        emit_keys(after, d, nothing, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
+            decay_pair(sm.rows, sm.rows.rk, s, i, a, b);
+        });
+        invert(after, warp, lane);
+    }
+    __syncthreads();
+    round_T(after, NULL, warp, lane);
+    drain_fence();
+    __syncwarp();
+    drain(o.TB + p.tile * C * C + warp * 8 * C, after.TB + warp * 8 * C, 8 * C * 2, lane);
+    drain_commit(lane);
+    drain_wait(lane);
+}
+
+template <int K, int V> struct Triangles {
+    static dp_status run(const Call &c) {
+        auto kernel = k_triangles<K>;
+        int bytes = (int)sizeof(TriangleSmem<K>);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c));
+        CK_LAUNCH(c.e, "k_triangles");
+        return DP_OK;
+    }
+};
 
 template <int K, int V> struct ChunksOne {
     static dp_status run(const Call &c) {
@@ -265,5 +364,5 @@ template <int K, int V> struct ChunksOne {
 
 dp_status fast_chunks_one(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return by_widths<ChunksOne>(c);
+    return c.p->bare ? by_widths<Triangles>(c) : by_widths<ChunksOne>(c);
 }

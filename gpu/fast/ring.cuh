@@ -12,11 +12,11 @@ struct Ring {
     uint64_t full[MOST_STAGES], empty[MOST_STAGES];
 };
 
-/* Before a __syncthreads(). */
-__device__ __forceinline__ void ring_init(Ring &r, int readers) {
+/* Before a __syncthreads(). fulls: what completes a stage. */
+__device__ __forceinline__ void ring_init(Ring &r, int readers, int fulls = FULL_COUNT) {
     if (threadIdx.x == 0) {
         for (int i = 0; i < MOST_STAGES; i++) {
-            bar_init(&r.full[i], FULL_COUNT);
+            bar_init(&r.full[i], fulls);
             bar_init(&r.empty[i], EMPTY_COUNT(readers));
         }
         bar_init_end();

@@ -55,54 +55,6 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, float
     });
 }
 
-/* o' += X' Aqk' of 16 P tokens from block p0 on; Aqk is lower triangular in blocks of 16. */
-template <int P, class F>
-__device__ __forceinline__ void times_Aqk(float o[2 * P][4], const bf16 *Aqk, int p0, int lane,
-                                          F f) {
-    Walk<> b = walk_across(Aqk, 0, lane);
-#pragma unroll
-    for (int p = 0; p < 4; p++) {
-        const uint32_t *a = f(p);
-#pragma unroll
-        for (int n = 0; n < P; n++) {
-            if (p > p0 + n) continue;
-            uint32_t r[4];
-            ldsm4(r, b.at(p, p0 + n));
-            two(o[2 * n], o[2 * n + 1], a, r);
-        }
-    }
-}
-
-/* 16 P rows of o from row s0 of a chunk, 16 columns, of each token the first row; bf16 through 512
- * P bytes of shared memory, so that rows leave whole. */
-template <int P>
-__device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage,
-                                        Chunk c, int s0, int hv, int v0, int lane) {
-    int64_t base = ((c.t0 + (s0 >> d.lr)) * d.HV + hv) * d.V + v0, step = (int64_t)d.HV * d.V;
-    int rows = (c.len << d.lr) - s0, other = d.R - 1;
-    if (!d.o_bf16) {
-        each<2 * P>(o, lane, [&](int s, int v, float &y) {
-            if (s < rows && !(s & other)) ((float *)out)[base + (s >> d.lr) * step + v] = y;
-        });
-        return;
-    }
-#pragma unroll
-    for (int n = 0; n < P; n++) {
-        uint32_t r[4];
-        fragment(r, o[2 * n], o[2 * n + 1]);
-        keep_fragment(stage, 16 * n, r, lane);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < P; i++) {
-        int s = i * 16 + lane / 2, p = lane % 2;
-        if (s < rows && !(s & other))
-            *(uint4 *)((bf16 *)out + base + (s >> d.lr) * step + p * 8) =
-                *(uint4 *)(stage + piece_at(C, 0, s, p));
-    }
-    __syncwarp();
-}
-
 /* ---- many heads ------------------------------------------------------------------------------ */
 
 template <int K, bool OUT, bool KEEP> struct ScanSmem {

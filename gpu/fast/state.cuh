@@ -69,10 +69,8 @@ __device__ __forceinline__ void times_rows(float acc[8][4], const uint32_t sa[K 
         }
 }
 
-/* x = u' - x of 16 tokens, from the lane's place in their rows of a slice of u. */
-__device__ __forceinline__ void take_from_u(float x[2][4], uint32_t u_at) {
-    uint32_t r[4];
-    ldsm4t(r, u_at);
+/* x = u' - x of 16 tokens, u' as a transposed matrix load gives it. */
+__device__ __forceinline__ void take_from(float x[2][4], const uint32_t r[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float2 y = unpack2(r[i]);
@@ -80,6 +78,12 @@ __device__ __forceinline__ void take_from_u(float x[2][4], uint32_t u_at) {
         xx[0] = y.x - xx[0];
         xx[1] = y.y - xx[1];
     }
+}
+/* From the lane's place in their rows of a slice of u. */
+__device__ __forceinline__ void take_from_u(float x[2][4], uint32_t u_at) {
+    uint32_t r[4];
+    ldsm4t(r, u_at);
+    take_from(x, r);
 }
 
 /* acc += X' B of NJ n-tiles of 8 channels for B = [64 tokens][K] (ROWS), from channel k0 on; f(p):
@@ -116,6 +120,54 @@ __device__ __forceinline__ void decay_and_add(float S[NJ][4], const float acc[NJ
 __device__ __forceinline__ void keep_fragment(bf16 *slice, int row0, const uint32_t a[4],
                                               int lane) {
     stsm4t(slice_across(slice, row0, lane), a);
+}
+
+/* o' += X' Aqk' of 16 P tokens from block p0 on; Aqk is lower triangular in blocks of 16. */
+template <int P, class F>
+__device__ __forceinline__ void times_Aqk(float o[2 * P][4], const bf16 *Aqk, int p0, int lane,
+                                          F f) {
+    Walk<> b = walk_across(Aqk, 0, lane);
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        const uint32_t *a = f(p);
+#pragma unroll
+        for (int n = 0; n < P; n++) {
+            if (p > p0 + n) continue;
+            uint32_t r[4];
+            ldsm4(r, b.at(p, p0 + n));
+            two(o[2 * n], o[2 * n + 1], a, r);
+        }
+    }
+}
+
+/* 16 P rows of o from row s0 of a chunk, 16 columns, of each token the first row; bf16 through 512
+ * P bytes of shared memory, so that rows leave whole. */
+template <int P>
+__device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage,
+                                        Chunk c, int s0, int hv, int v0, int lane) {
+    int64_t base = ((c.t0 + (s0 >> d.lr)) * d.HV + hv) * d.V + v0, step = (int64_t)d.HV * d.V;
+    int rows = (c.len << d.lr) - s0, other = d.R - 1;
+    if (!d.o_bf16) {
+        each<2 * P>(o, lane, [&](int s, int v, float &y) {
+            if (s < rows && !(s & other)) ((float *)out)[base + (s >> d.lr) * step + v] = y;
+        });
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < P; n++) {
+        uint32_t r[4];
+        fragment(r, o[2 * n], o[2 * n + 1]);
+        keep_fragment(stage, 16 * n, r, lane);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < P; i++) {
+        int s = i * 16 + lane / 2, p = lane % 2;
+        if (s < rows && !(s & other))
+            *(uint4 *)((bf16 *)out + base + (s >> d.lr) * step + p * 8) =
+                *(uint4 *)(stage + piece_at(C, 0, s, p));
+    }
+    __syncwarp();
 }
 
 /* State S and X of a chunk, fragments of a warp's 16 columns, to memory by way of its buffers. */
@@ -162,16 +214,17 @@ __device__ __forceinline__ void team_sync() { sync_part(1, 128); }
 __device__ __forceinline__ uint4 pack4(const uint32_t r[4]) {
     return make_uint4(r[0], r[1], r[2], r[3]);
 }
+__device__ __forceinline__ void unpack4(uint32_t r[4], uint4 x) {
+    r[0] = x.x;
+    r[1] = x.y;
+    r[2] = x.z;
+    r[3] = x.w;
+}
 /* X of a chunk, A fragments that the warps of a team left. */
 __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], int lane) {
 #pragma unroll
-    for (int p = 0; p < 4; p++) {
-        uint4 f = X[p][lane];
-        xa[p][0] = f.x;
-        xa[p][1] = f.y;
-        xa[p][2] = f.z;
-        xa[p][3] = f.w;
-    }
+    for (int p = 0; p < 4; p++)
+        unpack4(xa[p], X[p][lane]);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

@@ -194,6 +194,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     pl->nseg = other_path ? 1 : segment_count(pl, &pl->opt);
     cut_segments(pl);
     list_rows(pl);
+    pl->bare = fast_is_bare(pl);
     layout_workspace(pl);
     pl->parts = 1;
     st = upload_tables(pl, w.p, e);

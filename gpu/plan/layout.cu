@@ -10,6 +10,14 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
     pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
 }
 
+/* Of a bare plan, which has no stages to read and no backward in it. */
+static void layout_bare(dpg_plan *pl) {
+    int64_t C = DP_CHUNK, tiles = (int64_t)pl->d.NT * pl->d.HV;
+    add(pl, B_AQK, tiles * C * C, 1, ROWS);
+    add(pl, B_TB, tiles * C * C, 1, ROWS);
+    add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
+}
+
 /* Of chunk paths. Under DPG_SAVE_ALL both ways have the same buffers in the same places. */
 static void layout_chunks(dpg_plan *pl) {
     const Dims &d = pl->d;
@@ -71,6 +79,8 @@ static void layout_forward(dpg_plan *pl) {
     int64_t hm = (int64_t)d.HV * d.K * (d.V + d.K);
     if (pl->opt.path == DPG_PATH_TOKEN)
         layout_tokens(pl);
+    else if (pl->bare)
+        layout_bare(pl);
     else
         layout_chunks(pl);
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * state_parts(pl), 0);

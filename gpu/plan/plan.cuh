@@ -83,7 +83,9 @@ enum Slot {
     B_U,
     B_KG,
     B_QG,
-    B_EC,   /* decay of a whole chunk */
+    B_EC, /* decay of a whole chunk */
+    B_TB, /* bare plans: T B, and factors of rows (fast/bare.cuh) */
+    B_FACTORS,
     B_ODD,  /* fast, on more than one rank or segment: is something of w; of u, q; of do not finite,
              * three words a tile */
     B_H,    /* state before each chunk */
@@ -176,6 +178,7 @@ struct dpg_plan {
      * ask for; runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;
     int nseg;             /* parts of the last local sub-sequence */
+    int bare;             /* fast: chunks make T B and Aqk alone (fast/bare.cuh) */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same

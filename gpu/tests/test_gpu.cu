@@ -59,6 +59,7 @@ struct Policy {
     dpg_chain_how how;
     int segments = 0;
     bool windows = false;
+    bool stages = true; /* h and v_new are kept; else what a caller of o alone gets */
 };
 
 static std::string name_of(const Policy &p) {
@@ -68,17 +69,20 @@ static std::string name_of(const Policy &p) {
             : p.path == DPG_PATH_TOKEN ? "/token/"
                                        : "/simple/") +
            (p.how == DPG_CHAIN_AUGMENTED ? "augmented" : chains[p.chain]) +
-           (p.segments ? "/" + std::to_string(p.segments) : "") + (p.windows ? "/windows" : "");
+           (p.segments ? "/" + std::to_string(p.segments) : "") + (p.windows ? "/windows" : "") +
+           (p.stages ? "" : "/o");
 }
 
 static bool takes_fast(const Case &c) { return !no_fast && fast_widths(c); }
 
-/* The fast path where it has kernels, M by augmented columns there if `augmented`. */
+/* The fast path where it has kernels, M by augmented columns there if `augmented`; o alone. */
 static Policy best_policy(const Case &c, dp_format chain, bool augmented) {
     bool fast = takes_fast(c);
     if (c.alone()) return {DP_BASE_FP32, DP_FP32, DPG_PATH_TOKEN, DPG_CHAIN_DENSE};
-    return {DP_BASE_BF16, chain, fast ? DPG_PATH_FAST : DPG_PATH_SIMPLE,
-            fast && augmented ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
+    Policy p = {DP_BASE_BF16, chain, fast ? DPG_PATH_FAST : DPG_PATH_SIMPLE,
+                fast && augmented ? DPG_CHAIN_AUGMENTED : DPG_CHAIN_DENSE};
+    p.stages = false;
+    return p;
 }
 
 /* ---- runs on the device ---------------------------------------------------------------------- */
@@ -89,7 +93,7 @@ struct ForwardRank : Rank {
 
     void setup(const Case &c, const Inputs &x, const Policy &p, int rank, int N,
                dpg_dtype results) {
-        dpg_options o = {p.base, p.chain, p.path, p.how, p.segments, 1};
+        dpg_options o = {p.base, p.chain, p.path, p.how, p.segments, p.stages};
         open(problem_of(c, x, results), o, rank, N,
              [&](const Share &s) { return copy_share(memory, *input_of(x, s.name), s); });
     }
@@ -274,6 +278,7 @@ static std::vector<Policy> policies(const Case &c, bool small, int N) {
                              {DP_BASE_BF16, DP_TF32X3, DPG_PATH_SIMPLE, DPG_CHAIN_DENSE}};
     if (takes_fast(c)) {
         p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_DENSE});
+        p.push_back(best_policy(c, DP_FP32, false));
         if (N > 1) p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED});
         p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 3});
     }

@@ -290,6 +290,32 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
+/* The error of the final state on a device of so many multiprocessors. */
+static double state_error(const char *capability, const char *multiprocessors) {
+    static const char *const names[] = {"o", "final_state", "dq", NULL};
+    setenv("DP_CPU_CAPABILITY", capability, 1);
+    setenv("DP_CPU_MULTIPROCESSORS", multiprocessors, 1);
+    json_t *j = judged("gdn-wide --base bf16 --ranks 1", 0);
+    unsetenv("DP_CPU_CAPABILITY");
+    unsetenv("DP_CPU_MULTIPROCESSORS");
+    if (j) all_judged(j, 1, names);
+    const double e =
+        j ? json_number_value(json_object_get(
+                tensor(json_array_get(json_object_get(j, "runs"), 0), "final_state"), "rel_fro"))
+          : 0;
+    json_decref(j);
+    return e;
+}
+
+/* Where a gate is a head's, heads are enough and there are products of warpgroups, states meet the
+ * rows as they were given: one rounding less, which the error shows. */
+DP_TEST(kernels, one_gate_a_head_from_rows_as_given) {
+    NEEDS_KERNELS;
+    const double given = state_error("90", "1"), made = state_error("90", "132");
+    CHECK(given > 0 && given < made, "%.3g, with w u kg qg %.3g", given, made);
+    CHECK(state_error("80", "1") > 0, "without warpgroups");
+}
+
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */
 DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     NEEDS_KERNELS;

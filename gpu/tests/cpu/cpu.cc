@@ -438,10 +438,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     p->minor = capability() % 10;
     return cudaSuccess;
 }
+/* DP_CPU_MULTIPROCESSORS=132: with few of them few heads are many (by_teams, fast/state.cuh). */
+static int multiprocessors(void) {
+    const char *few = getenv("DP_CPU_MULTIPROCESSORS");
+    return few ? atoi(few) : 132;
+}
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int) {
     *v = a == cudaDevAttrComputeCapabilityMajor   ? capability() / 10
          : a == cudaDevAttrComputeCapabilityMinor ? capability() % 10
-         : a == cudaDevAttrMultiProcessorCount    ? 132
+         : a == cudaDevAttrMultiProcessorCount    ? multiprocessors()
                                                   : shared_memory();
     return cudaSuccess;
 }

@@ -83,6 +83,12 @@ static inline void fill(void *dst, const void *src, int bytes, uint64_t *, int l
 static inline void fill_end(uint64_t *b, int lane) {
     if (lane == 0) bar_arrive(b);
 }
+#define FULL_COUNT_16(warps) (warps)
+static inline void fill16(void *dst, const void *src, bool valid) { cp16(dst, src, valid); }
+static inline void fill16_end(uint64_t *b, int lane) {
+    __syncwarp();
+    fill_end(b, lane);
+}
 static inline void drain_fence() {}
 static inline void drain(void *dst, const void *src, int bytes, int lane) {
     if (lane == 0) memcpy(dst, src, bytes);
@@ -95,6 +101,8 @@ static inline void wg_commit() {}
 template <int N> static inline void wg_wait() {}
 template <int N> static inline void wg_wait(float (*)[4]) {}
 static inline void wg_done(float (*)[4]) {}
+template <int N> static inline void take_registers() {}
+template <int N> static inline void give_registers() {}
 static inline bool has_warpgroups() { return cpu::has_warpgroups(); }
 template <int T>
 static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
