@@ -98,6 +98,9 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     dp_payload sent = sent_as(o, N);
     no = payloads[sent].refuses;
     NEED(!no, "payload %s: %s", dp_payload_names[o->payload], no);
+    NEED(!p->own.by_part || !packed_words(sent, 2),
+         "payload %s: of a grid, whose bits may not depend on what is sent",
+         dp_payload_names[o->payload]);
     int hops = exchanges[o->exchange].hops;
     NEED(!hops || !p->own.parts, "exchange %s: of ranks that own T / N tokens each",
          dp_exchange_names[o->exchange]);

@@ -9,6 +9,12 @@ const char *const dp_cuda_variant_names[DP_NCUDA_VARIANTS] = {
 
 int dp_cuda_by_tokens(const dp_problem *p) { return !dp_has_beta(p) || dp_in_turn(p); }
 
+dp_sending dp_cuda_sending(dp_sending asked, int N) {
+    dp_sending s = dp_sending_of(asked.exchange, asked.payload, N);
+    s.begins = s.payload && s.exchange == DP_EXCHANGE_ALLGATHER;
+    return s;
+}
+
 #ifdef DP_HAVE_CUDA
 #include "device_apart.h"
 #include "device_job.h"

@@ -227,10 +227,10 @@ static dp_ways ways_of(const dp_sharding *sp, int which) {
     return dp_cuda_ranks(&sp->c->p, sp->N) > 1 ? dp_ways_of(sp->c, sp->std->o, which) : one;
 }
 
-/* Of a rank where a sequence begins the kernels send the state that leaves it. */
+/* Which draws it shares with simulated ranks: those of pairs, but from an initial state. */
 static dp_sending as_sent(const dp_problem *p, dp_sending x, int N) {
-    dp_sending s = dp_sending_of(x.exchange, x.payload, N);
-    s.begins = s.payload && s.exchange == DP_EXCHANGE_ALLGATHER && (p->s0 || p->dstate);
+    dp_sending s = dp_cuda_sending(x, N);
+    s.begins &= p->s0 || p->dstate;
     return s;
 }
 

@@ -32,8 +32,11 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
 dp_design dp_check_design(const dp_check_subject *s) {
     dp_design d = dp_design_of(s->base);
     if (s->library && s->library->design) dp_design_parse(s->library->design, s->base, &d, NULL);
+    const dp_sending asked = {.exchange = s->merge, .payload = s->payload};
     if (!s->library && dp_backends[s->backend].simulated)
         d.sending = dp_sending_of(s->merge, s->payload, DP_SENDERS);
+    if (!s->library && dp_backends[s->backend].on_device)
+        d.sending = dp_cuda_sending(asked, DP_SENDERS);
     d.drop = 0;
     if (s->chunk) d.chunk = s->chunk;
     return d;
