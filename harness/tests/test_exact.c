@@ -290,6 +290,8 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
         for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++)
             if ((int)BLIND[i].fault == f) why = BLIND[i].why;
         if (dp_fault_of_calls((dp_fault)f)) why = "a fault of the calls of a session";
+        if (dp_faults[f].own)
+            why = "a fault of parts of any length, and every rank owns T / N tokens";
         for (int k = 0; k < NCASES; k++)
             for (size_t n = 0; n < sizeof RANKS / sizeof *RANKS && !seen; n++) {
                 if (GT_SANITIZED && (k < NCASES - 1 || RANKS[n] != 3))
