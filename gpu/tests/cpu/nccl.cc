@@ -21,15 +21,20 @@ struct Meeting {
     pthread_cond_t all;
     int N, here, round, users;
     const void **send;
-    Mail *mail; /* [N] of each sender */
+    Mail *mail; /* [N, N] of each sender to each receiver */
 };
 /* Processes: a file that the unique id names. */
-enum { MAX_PROCS = 64, SLOT = 16 << 20 };
+enum { MAX_PROCS = 16, SLOT = 16 << 20 };
+/* A message from one rank to another, processes. */
+struct Letter {
+    volatile long sent, taken;
+    char words[SLOT];
+};
 struct Shared {
     int N;
     volatile long met[MAX_PROCS];
-    volatile long sent[MAX_PROCS], taken[MAX_PROCS]; /* messages of a rank to another */
     char slot[MAX_PROCS][SLOT];
+    Letter mail[MAX_PROCS][MAX_PROCS]; /* of each sender to each receiver */
 };
 struct ncclComm {
     Meeting *m;
@@ -74,7 +79,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int N, const int *) {
     pthread_cond_init(&m->all, NULL);
     m->N = m->users = N;
     m->send = (const void **)calloc(N, sizeof *m->send);
-    m->mail = (Mail *)calloc(N, sizeof *m->mail);
+    m->mail = (Mail *)calloc(N * N, sizeof *m->mail);
     for (int r = 0; r < N; r++) {
         comm[r] = (ncclComm_t)calloc(1, sizeof **comm);
         comm[r]->m = m;
@@ -134,15 +139,17 @@ ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataT
     return ncclSuccess;
 }
 
-/* Where the next message of rank `from` lies, how many it has sent, and how many were taken. */
-static char *mail_of(ncclComm_t c, int from, size_t bytes, volatile long **sent,
+/* Where the next message of rank `from` to rank `to` lies, how many it has sent it, and how many
+ * were taken. */
+static char *mail_of(ncclComm_t c, int from, int to, size_t bytes, volatile long **sent,
                      volatile long **taken) {
     if (c->s) {
-        *sent = &c->s->sent[from];
-        *taken = &c->s->taken[from];
-        return c->s->slot[from];
+        Letter *x = &c->s->mail[from][to];
+        *sent = &x->sent;
+        *taken = &x->taken;
+        return x->words;
     }
-    Mail *x = &c->m->mail[from];
+    Mail *x = &c->m->mail[from * c->m->N + to];
     *sent = &x->sent;
     *taken = &x->taken;
     if (from == c->rank && x->taken == x->sent) x->words = realloc(x->words, bytes);
@@ -151,23 +158,25 @@ static char *mail_of(ncclComm_t c, int from, size_t bytes, volatile long **sent,
 
 /* A message is written at once, and taken when the receiver comes: so the two of a group that wait
  * for each other do not. */
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t, int, ncclComm_t c, void *) {
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t, int to, ncclComm_t c,
+                      void *) {
     volatile long *sent, *taken;
-    mail_of(c, c->rank, count * 4, &sent, &taken);
+    if (c->s && count * 4 > SLOT) return ncclSystemError;
+    mail_of(c, c->rank, to, count * 4, &sent, &taken);
     while (*taken < *sent && !c->aborted)
         usleep(20);
     if (c->aborted) return ncclSuccess;
-    memcpy(mail_of(c, c->rank, count * 4, &sent, &taken), send, count * 4);
+    memcpy(mail_of(c, c->rank, to, count * 4, &sent, &taken), send, count * 4);
     __sync_add_and_fetch(sent, 1);
     return ncclSuccess;
 }
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t, int from, ncclComm_t c, void *) {
     volatile long *sent, *taken;
-    mail_of(c, from, count * 4, &sent, &taken);
+    mail_of(c, from, c->rank, count * 4, &sent, &taken);
     while (*taken >= *sent && !c->aborted)
         usleep(20);
     if (c->aborted) return ncclSuccess;
-    memcpy(recv, mail_of(c, from, count * 4, &sent, &taken), count * 4);
+    memcpy(recv, mail_of(c, from, c->rank, count * 4, &sent, &taken), count * 4);
     __sync_add_and_fetch(taken, 1);
     return ncclSuccess;
 }
@@ -195,8 +204,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     Meeting *m = c->m;
     free(c);
     if (__sync_sub_and_fetch(&m->users, 1) == 0) {
-        for (int r = 0; r < m->N; r++)
-            free(m->mail[r].words);
+        for (int x = 0; x < m->N * m->N; x++)
+            free(m->mail[x].words);
         free(m->mail);
         free(m->send);
         free(m);
