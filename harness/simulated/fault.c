@@ -38,10 +38,10 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
                                 FLA "#794"},
     [DP_FAULT_CHAIN_BF16] = {"chain-bf16", 2, "pre_process_fwd",
                              "the M chain is rounded to bf16 between chunks whatever was asked",
-                             FLA "#740"},
+                             FLA "#740", .kind = DP_FAULTS_OF_CHAIN},
     [DP_FAULT_CHAIN_TF32RZ] = {"chain-tf32rz", 3, "pre_process_fwd",
                                "the M chain runs through truncated tf32 whatever was asked",
-                               FLA "#1180"},
+                               FLA "#1180", .kind = DP_FAULTS_OF_CHAIN},
     [DP_FAULT_STATE_LOST] = {"state-lost", 4, "recompute",
                              "the merged initial state is lost between forward and backward",
                              DEBUG_MD},
@@ -121,10 +121,10 @@ const dp_fault_info dp_faults[DP_NFAULTS] = {
     [DP_FAULT_RACE] =
         {"race", 27, "state_fwd",
          "every third run the last head's last chunk overwrites half of v_new too early",
-         "vllm-project/vllm-xpu-kernels#411"},
+         "vllm-project/vllm-xpu-kernels#411", .kind = DP_FAULTS_OF_REPEATS},
     [DP_FAULT_ORDER_BY_RUN] = {"order-by-run", 28, "intra_bwd/gate_bwd",
                                "heads and ranks add up in an order that changes from run to run",
-                               "flashinfer-ai/flashinfer#4704"},
+                               "flashinfer-ai/flashinfer#4704", .kind = DP_FAULTS_OF_REPEATS},
     [DP_FAULT_STATE_BF16] =
         {"state-bf16", 29, "state_fwd",
          "the carried state is stored in bf16 after every chunk whatever was asked",
@@ -414,35 +414,10 @@ int dp_fault_find(const char *name) {
 }
 
 unsigned dp_fault_kind(dp_fault f) {
-    switch (f) {
-    case DP_FAULT_CHAIN_BF16:
-    case DP_FAULT_CHAIN_TF32RZ: return DP_FAULTS_OF_CHAIN;
-    case DP_FAULT_HALO_LEAK:
-    case DP_FAULT_HALO_GRAD_LOST:
-    case DP_FAULT_HALO_GRAD_SHIFTED: return DP_FAULTS_OF_CONV;
-    case DP_FAULT_RACE:
-    case DP_FAULT_ORDER_BY_RUN: return DP_FAULTS_OF_REPEATS;
-    case DP_FAULT_REJECTED_STAY:
-    case DP_FAULT_ROLLBACK_EARLY:
-    case DP_FAULT_ROLLBACK_LATE:
-    case DP_FAULT_ROLLBACK_SKIPS:
-    case DP_FAULT_SLOT_OF_OTHER:
-    case DP_FAULT_SLOT_TRANSPOSED:
-    case DP_FAULT_CALL_GATE:
-    case DP_FAULT_DRAFT_GATE:
-    case DP_FAULT_PADDING_WRITES:
-    case DP_FAULT_SLOT_UNWRITTEN:
-    case DP_FAULT_SLOT_NEIGHBOUR:
-    case DP_FAULT_SLOT_IN_PLACE:
-    case DP_FAULT_PADDING_LAST_SLOT:
-    case DP_FAULT_PREFIX_OVERWRITTEN:
-    case DP_FAULT_CONV_OF_OTHER:
-    case DP_FAULT_CONV_ZEROED:
-    case DP_FAULT_CONV_LATE:
-    case DP_FAULT_KEPT_BF16:
-    case DP_FAULT_KEPT_INT8: return DP_FAULTS_OF_CALLS;
-    default: return DP_FAULTS_OF_STAGES;
-    }
+    const char *stage = dp_faults[f].stage;
+    if (!strcmp(stage, "calls")) return DP_FAULTS_OF_CALLS;
+    if (!strncmp(stage, "conv_", 5)) return DP_FAULTS_OF_CONV;
+    return dp_faults[f].kind ? dp_faults[f].kind : DP_FAULTS_OF_STAGES;
 }
 
 int dp_fault_of_conv(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CONV; }

@@ -112,9 +112,10 @@ typedef struct {
     /* that alone have it, taken whatever is asked for; allgather, full: it is of none */
     dp_exchange exchange;
     dp_payload payload;
-    dp_own own;  /* likewise, unless another one than even is asked for */
-    int even;    /* 1: means something only where each rank owns T / N tokens */
-} dp_fault_info; /* bug 0: none of the list */
+    dp_own own;    /* likewise, unless another one than even is asked for */
+    int even;      /* 1: means something only where each rank owns T / N tokens */
+    unsigned kind; /* 0: what the stage says */
+} dp_fault_info;   /* bug 0: none of the list */
 extern const dp_fault_info dp_faults[DP_NFAULTS];
 /* The exchange, the payload and the owners of a run with that fault. */
 dp_exchange dp_fault_exchange(dp_fault f, dp_exchange asked);

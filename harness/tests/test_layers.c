@@ -20,13 +20,14 @@ DP_TEST(layers, no_folder_uses_one_that_comes_after_it) {
     CHECK(layers(root) == 0, "%s", out);
 }
 
-DP_TEST(layers, what_goes_up_or_round_and_a_file_that_is_not_there_are_named) {
+DP_TEST(layers, what_goes_up_or_round_is_not_there_or_empty_is_named) {
     char cmd[2048];
     snprintf(cmd, sizeof cmd,
              "cd '%s' && mkdir -p tree/scripts && cp -r '%s/../Makefile' '%s/../ref' "
              "'%s/../harness' '%s/../gpu' tree && cp '%s/../scripts/layers' tree/scripts && "
              "echo '#include \"harness/run/step.h\"' >>tree/ref/chunk/gate.h && "
              "echo '#include \"exchange/group.cuh\"' >>tree/gpu/plan/plan.cuh && "
+             ": >tree/harness/tests/test_own.c && "
              "echo '#include \"problem.h\"' >>tree/ref/vocabulary/tensors.h && "
              "echo 'see `chunk/no_such_file.c`' >>tree/ref/README.md",
              gt_tmpdir(), gt_cases(), gt_cases(), gt_cases(), gt_cases(), gt_cases());
@@ -38,7 +39,7 @@ DP_TEST(layers, what_goes_up_or_round_and_a_file_that_is_not_there_are_named) {
               strstr(out, "gpu/plan/plan.cuh includes gpu/exchange/group.cuh, which comes") &&
               strstr(out, "ref/vocabulary/problem.h includes ref/vocabulary/tensors.h includes "
                           "ref/vocabulary/problem.h\n") &&
-              strstr(out, " 4 wrong"),
+              strstr(out, "harness/tests/test_own.c has no DP_TEST") && strstr(out, " 5 wrong"),
           "%s", out);
 }
 
