@@ -270,9 +270,9 @@ int dp_cmd_differ(int argc, char **argv) {
         .parser = parse,
         .args_doc = "CASE... SUBJECT SUBJECT",
         .doc = "--subject, --run, --serve and --backend begin a subject, A and then B; --base, "
-               "--chain, "
-               "--design, --writes, --merge and --fault are said behind the one that they are of. "
-               "Two kernels on the same inputs: where their results and stages differ, and whether "
+               "--chain, --design, --writes, --exchange and --fault are said behind the one that "
+               "they are of. Two kernels on the same inputs: where their results and stages "
+               "differ, and whether "
                "that is more than the bounds of both allow. No truth is needed, so any size will "
                "do; where a bound is broken or missing the truth is asked whose, if it is "
                "affordable. CASE may be a file of inputs as `judge --inputs` reads it.\vExit "

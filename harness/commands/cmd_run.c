@@ -42,17 +42,17 @@ static const struct argp_option OPTIONS[] = {
     {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
-    {"merge", DP_OPT_MERGE, "LIST", 0,
-     "simulated ranks: how states get from one to the next, in place of what the case "
+    {"exchange", DP_OPT_MERGE, "LIST", 0,
+     "how states get from one to the next, in place of what the case "
      "says: " DP_EXCHANGE_WORDS " (ref/vocabulary/exchange.h)",
      0},
-    {"exchange", 0, 0, OPTION_ALIAS, 0, 0},
+    {"merge", 0, 0, OPTION_ALIAS, 0, 0},
     {"payload", DP_OPT_PAYLOAD, "LIST", 0,
-     "simulated ranks: what pairs and states are sent as, in place of what the case "
+     "what pairs and states are sent as, in place of what the case "
      "says: " DP_PAYLOAD_WORDS,
      0},
     {"own", DP_OPT_OWN, "LIST", 0,
-     "simulated ranks: which of them owns which tokens, in place of what the case "
+     "which rank owns which tokens, in place of what the case "
      "says: " DP_OWN_WORDS,
      0},
     {"exact-cp", DP_OPT_EXACT_CP, 0, 0,

@@ -102,7 +102,9 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
     char *text, *subject = dp_options_subject_text(&o->of);
-    if (asprintf(&text, "deltaproof shrink %s --ranks %d --base %s --chain %s --merge %s%s%s%s%s%s",
+    if (asprintf(&text,
+                 "deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
+                 "%s%s%s%s%s",
                  c->name, r->ranks, dp_base_names[r->base], dp_formats[r->chain].name,
                  dp_exchange_names[r->merge], r->payload ? " --payload " : "",
                  r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",

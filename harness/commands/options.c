@@ -137,7 +137,7 @@ static int take_list(int key, const char *arg, struct argp_state *st, dp_options
         {DP_OPT_RANKS, "ranks", NULL, 0, LIST(ranks)},
         {DP_OPT_BASE, "base", dp_base_names, DP_NBASES, LIST(base)},
         {DP_OPT_CHAIN, "chain", format_names(), DP_NFORMATS, LIST(chain)},
-        {DP_OPT_MERGE, "merge", dp_exchange_names, DP_NRUN_EXCHANGES, LIST(merge)},
+        {DP_OPT_MERGE, "exchange", dp_exchange_names, DP_NRUN_EXCHANGES, LIST(merge)},
         {DP_OPT_PAYLOAD, "payload", dp_payload_names, DP_NRUN_PAYLOADS, LIST(payload)},
         {DP_OPT_OWN, "own", dp_own_names, DP_NOWNS, LIST(own)},
         {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};

@@ -151,14 +151,14 @@ enum {
 #define DP_ROW_RANKS \
     { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
 #define DP_ROW_MERGE                                                                        \
-    {"merge",                                                                               \
+    {"exchange",                                                                            \
      DP_OPT_MERGE,                                                                          \
      "NAME",                                                                                \
      0,                                                                                     \
      "how states get from rank to rank: " DP_EXCHANGE_WORDS " (default: the case's first)", \
      0},                                                                                    \
     {                                                                                       \
-        "exchange", 0, 0, OPTION_ALIAS, 0, 0                                                \
+        "merge", 0, 0, OPTION_ALIAS, 0, 0                                                   \
     }
 #define DP_ROW_PAYLOAD                                                                             \
     {                                                                                              \

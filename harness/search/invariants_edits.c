@@ -63,8 +63,13 @@ static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     t[3] = chunk_of(w, t[0], &end);
 }
 
-/* Of the inputs of tokens that have a role: another token's values, and another gate: a factor 2,
- * or -1/2 where it is 0. */
+/* Another gate, exact in every format. By factors: a weaker one, since a strong one is refused
+ * (DP_FACTORS_GATE). */
+static double other_gate(const dp_problem *p, double g) {
+    return g == 0 ? -0.5 : (dp_by_factors(p) ? 0.5 : 2) * g;
+}
+
+/* Of the inputs of tokens that have a role: another token's values, and another gate. */
 static void edit(dp_problem *p, dp_role role, int64_t t) {
     const int64_t other = (t + p->T / 2 + 1) % p->T;
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -74,7 +79,7 @@ static void edit(dp_problem *p, dp_role role, int64_t t) {
         if (!x || f->role != role || f->kind != DP_OF_TOKENS) continue;
         if (i != DP_INPUT_G) memmove(x + t * n, x + other * n, sizeof(double) * (size_t)n);
         for (int64_t z = 0; i == DP_INPUT_G && z < n; z++)
-            x[t * n + z] = x[t * n + z] == 0 ? -0.5 : 2 * x[t * n + z];
+            x[t * n + z] = other_gate(p, x[t * n + z]);
         for (int64_t z = 0; i == DP_INPUT_DO && z < n; z++)
             x[t * n + z] *= 4;
     }
@@ -145,7 +150,7 @@ static int keep_others(const void *ctx, int f, int64_t token, int head, int seq)
  * mirrored. */
 static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
     const double *a = *dp_input_at((dp_problem *)p, i), y = a[token * width + at];
-    if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return y == 0 ? -0.5 : 2 * y;
+    if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return other_gate(p, y);
     return dp_input_fields[i].only ? a[(p->T - 1 - token) * width + at] : -y;
 }
 

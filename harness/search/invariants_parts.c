@@ -271,10 +271,11 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
     return st;
 }
 
-/* The shape and packing of the problem with inputs on which nothing rounds; 0: this shape has none.
- */
-static int exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
-    if (p->K % p->R || p->K % 4 || dp_by_factors(p)) return 0;
+/* The shape and packing of the problem with inputs on which nothing rounds; why it has none, or
+ * NULL. */
+static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
+    if (p->K % p->R || p->K % 4) return "K is no multiple of 4 and of R: no exact inputs";
+    if (dp_by_factors(p)) return "no exact inputs of a recurrence by factors";
     *x = *p;
     x->gate = DP_GATE_LOG;
     x->beta_form = DP_BETA_PLAIN;
@@ -289,7 +290,7 @@ static int exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
         .seed = 2, .dtype = DP_BF16, .keys = DP_KEYS_EXACT, .s0_scale = p->s0 ? 1 : 0};
     dp_inputs_fill_exact(x, &s);
     if (backward) dp_inputs_fill_exact_gradients(x, &s);
-    return 1;
+    return NULL;
 }
 
 dp_status dp_check_ranks(dp_check_work *w, int transpose) {
@@ -299,8 +300,9 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
         dp_check_skip(w, "one rank");
         return DP_OK;
     }
-    if (!exact_inputs(w->p, w->backward, &p)) {
-        dp_check_skip(w, "K is no multiple of 4 and of R: no exact inputs");
+    const char *none = exact_inputs(w->p, w->backward, &p);
+    if (none) {
+        dp_check_skip(w, none);
         return DP_OK;
     }
     dp_check_work v = *w;

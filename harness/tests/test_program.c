@@ -136,7 +136,7 @@ DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
                {"--ranks 5000", "'5000' is not a number from 1 to 4096"},
                {"--base fp1", "'fp1' is not known; one of fp64 fp32 bf16"},
                {"--chain fp17", "'fp17' is not known; one of fp64 fp32 tf32x3"},
-               {"--merge tree", "'tree' is not known; one of allgather ring"},
+               {"--exchange tree", "--exchange tree: 'tree' is not known; one of allgather ring"},
                {"--fault sloth", "--fault sloth: not known"},
                {"--limit 0", "--limit 0: must be seconds"},
                {"--limit 3s", "--limit 3s: must be seconds"},
