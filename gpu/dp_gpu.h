@@ -148,13 +148,21 @@ typedef struct {
     void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
 } dpg_grads;
 
+/* Floats [at, at + n) of a message. */
+typedef struct {
+    size_t at, n;
+} dpg_piece;
+
 /* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv
  * [N][count] in rank order; enqueued on `stream` (a cudaStream_t). hand: a rank whose send is not
  * NULL gives `count` floats to rank + by, one whose recv is not NULL gets those that rank - by
  * gives, the others take no part but call it as well; enqueued likewise, by is the same on every
- * rank. wait: until this rank's stream is idle and every rank has come to its wait. Every rank
- * calls the three the same number of times, in the same order. A rank that is to get what nobody
- * gives ends all with a message that names both (over NCCL: within the limit).
+ * rank. all_to_all: every rank gives rank r the piece gives[r] of send, [N], and gets from it
+ * gets[r] of recv, which is as long as the piece that rank r gives; its own it gives itself. The
+ * pieces stay until the call returns. wait: until this rank's stream is idle and every rank has
+ * come to its wait. Every rank calls the four the same number of times, in the same order. A rank
+ * that is to get what nobody gives ends all with a message that names both (over NCCL: within the
+ * limit).
  * abort makes peers return an error. A rank whose host thread or device does not come to a call
  * within the limit ends that call, and all later ones, on every rank with a message that names the
  * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
@@ -177,6 +185,8 @@ struct dpg_comm {
                             dp_err *e);
     dp_status (*hand)(dpg_comm *c, const float *send, float *recv, size_t count, int by,
                       void *stream, dp_err *e);
+    dp_status (*all_to_all)(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
+                            const dpg_piece *gets, void *stream, dp_err *e);
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);

@@ -20,8 +20,12 @@ void group_init(Group *g, int N, double limit_s, const char *call) {
     pthread_mutexattr_destroy(&m);
     g->N = g->ranks = N;
     g->limit_s = limit_s;
-    snprintf(g->call, sizeof g->call, "%s", call);
-    snprintf(g->hand, sizeof g->hand, "%s", strncmp(call, "nccl", 4) ? "hand" : "ncclSend");
+    const int is_nccl = !strncmp(call, "nccl", 4);
+    const char *const calls[KINDS] = {call, is_nccl ? "ncclSend" : "hand",
+                                      is_nccl ? "ncclSend to all" : "all_to_all",
+                                      "stores into windows"};
+    for (int i = 0; i < KINDS; i++)
+        snprintf(g->call[i], sizeof g->call[i], "%s", calls[i]);
 }
 
 dp_status check_ranks(int N, dp_err *e) {
@@ -73,9 +77,10 @@ Home *home_of_all(int N, const int *devices, double limit_s, const char *call, d
 void home_comms(const Home *h, dpg_comm *c) {
     const Group *g = h->g;
     for (int r = h->first; r < h->first + h->count; r++) {
-        dpg_comm x = {(void *)h,   g->first_rank + r, g->ranks,       g->device[r],
-                      0,           group_all_gather,  group_hand,     group_wait,
-                      group_abort, group_destroy,     group_exchange, group_enter};
+        dpg_comm x = {(void *)h,  g->first_rank + r, g->ranks,      g->device[r],
+                      0,          group_all_gather,  group_hand,    group_all_to_all,
+                      group_wait, group_abort,       group_destroy, group_exchange,
+                      group_enter};
         *c++ = x;
     }
 }

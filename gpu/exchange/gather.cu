@@ -1,5 +1,5 @@
-/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand-over, wait, peer memory
- * (group.cuh). */
+/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand-over, all-to-all, wait, peer
+ * memory (group.cuh). */
 #include "exchange/group.cuh"
 #include "fault.cuh"
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 __global__ void k_mark(volatile int *to, int n) { *to = n; }
 
-/* ---- gather, hand-over ----------------------------------------------------------------------- */
+/* ---- gather, hand-over, all-to-all ----------------------------------------------------------- */
 
 #define CN(e, expr)                                                                      \
     do {                                                                                 \
@@ -17,12 +17,15 @@ __global__ void k_mark(volatile int *to, int n) { *to = n; }
                             g->first_rank + rank, #expr, nccl.String(r_));               \
     } while (0)
 
-/* Words of a call: of a gather by = 0; of a hand-over to rank + by, from rank - by. */
+/* Words of a call: of a hand-over to rank + by, from rank - by; of an all-to-all the pieces of both
+ * sides. */
 struct Words {
+    int kind;
     const float *send;
     float *recv;
     size_t count;
     int by;
+    const dpg_piece *gives, *gets;
 };
 
 static dp_status gather_words(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
@@ -58,6 +61,41 @@ static dp_status hand_words(Group *g, int rank, const Words &w, cudaStream_t s, 
     return DP_OK;
 }
 
+static dp_status copy(const Words &w, size_t to, const float *from, size_t n, cudaStream_t s,
+                      dp_err *e) {
+    if (n)
+        CK(e, cudaMemcpyAsync(w.recv + to, from, n * sizeof(float), cudaMemcpyDeviceToDevice, s));
+    return DP_OK;
+}
+
+static dp_status give_all_by_nccl(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    const int here = g->first_rank + rank;
+    CN(e, nccl.GroupStart());
+    for (int r = 0; r < g->ranks; r++) {
+        const dpg_piece out = w.gives[r], in = w.gets[r];
+        if (r != here && out.n)
+            CN(e, nccl.Send(w.send + out.at, out.n, ncclFloat, r, g->comm[rank], s));
+        if (r != here && in.n)
+            CN(e, nccl.Recv(w.recv + in.at, in.n, ncclFloat, r, g->comm[rank], s));
+    }
+    CN(e, nccl.GroupEnd());
+    return copy(w, w.gets[here].at, w.send + w.gives[here].at, w.gets[here].n, s, e);
+}
+
+static dp_status give_all(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    if (g->is_nccl) return give_all_by_nccl(g, rank, w, s, e);
+    for (int r = 0; r < g->N; r++) {
+        const dpg_piece from = g->gives[r][rank], to = w.gets[r];
+        if (from.n != to.n)
+            return dpg_fail(e, DP_EINPUT,
+                            "%s:%d: rank %d is to get %zu words, of which rank %d gives %zu",
+                            __FILE__, __LINE__, rank, to.n, r, from.n);
+        CK(e, cudaStreamWaitEvent(s, g->ready[r], 0));
+        TRY(copy(w, to.at, g->send[r] + from.at, to.n, s, e));
+    }
+    return DP_OK;
+}
+
 /* Is `other` a rank, where that matters. */
 static int is_there(const Group *g, const void *words, int other) {
     return !words || (other >= 0 && other < g->ranks);
@@ -65,6 +103,7 @@ static int is_there(const Group *g, const void *words, int other) {
 
 static dp_status check_words(const Group *g, int rank, const Words &w, dp_err *e) {
     const int here = g->first_rank + rank;
+    if (w.kind != HANDS) return DP_OK;
     if (is_there(g, w.send, here + w.by) && is_there(g, w.recv, here - w.by)) return DP_OK;
     return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d hands over by %d, among %d ranks", __FILE__,
                     __LINE__, here, w.by, g->ranks);
@@ -73,24 +112,28 @@ static dp_status check_words(const Group *g, int rank, const Words &w, dp_err *e
 /* Nobody overwrites words that a peer still copies. */
 static dp_status wait_for_copies(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
     for (int r = 0; r < g->N && !g->is_nccl; r++)
-        if (!w.by || (w.send && r == rank + w.by)) CK(e, cudaStreamWaitEvent(s, g->copied[r], 0));
+        if (w.kind != HANDS || (w.send && r == rank + w.by))
+            CK(e, cudaStreamWaitEvent(s, g->copied[r], 0));
     return DP_OK;
 }
 
 static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, dp_err *e) {
     Group *g = h->g;
-    int n = g->entered[rank] + 1, kind = w.by ? HANDS : GATHERS;
+    int n = g->entered[rank] + 1;
     char call[64];
-    snprintf(call, sizeof call, "%s %d", w.by ? g->hand : g->call, n);
+    snprintf(call, sizeof call, "%s %d", g->call[w.kind], n);
     TRY(check_words(g, rank, w, e));
-    note_call(g, n, kind);
+    note_call(g, n, w.kind);
     k_mark<<<1, 1, 0, s>>>(h->marks + rank, n);
     CK_LAUNCH(e, "k_mark");
     if (!g->is_nccl) CK(e, cudaEventRecord(g->ready[rank], s));
     g->send[rank] = w.send;
+    g->gives[rank] = w.gives;
     TRY(meet(g, rank, call, g->limit_s, e));
     g->entered[rank] = n;
-    TRY(w.by ? hand_words(g, rank, w, s, e) : gather_words(g, rank, w, s, e));
+    TRY(w.kind == HANDS         ? hand_words(g, rank, w, s, e)
+        : w.kind == ALL_TO_ALLS ? give_all(g, rank, w, s, e)
+                                : gather_words(g, rank, w, s, e));
     if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
     k_mark<<<1, 1, 0, s>>>(h->marks + g->N + rank, n);
     CK_LAUNCH(e, "k_mark");
@@ -104,7 +147,7 @@ static dp_status move_or_fail(dpg_comm *c, const Words &w, void *stream, dp_err 
     Group *g = h->g;
     const int rank = place_of(g, c);
     dp_err own = {DP_OK, ""};
-    dp_status st = g->aborted ? failed(g, rank, w.by ? g->hand : g->call, &own)
+    dp_status st = g->aborted ? failed(g, rank, g->call[w.kind], &own)
                               : move_words(h, rank, w, (cudaStream_t)stream, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
@@ -115,7 +158,12 @@ static dp_status move_or_fail(dpg_comm *c, const Words &w, void *stream, dp_err 
 
 dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
                            dp_err *e) {
-    return move_or_fail(c, Words{send, recv, count, 0}, stream, e);
+    return move_or_fail(c, Words{GATHERS, send, recv, count}, stream, e);
+}
+
+dp_status group_all_to_all(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
+                           const dpg_piece *gets, void *stream, dp_err *e) {
+    return move_or_fail(c, Words{ALL_TO_ALLS, send, recv, 0, 0, gives, gets}, stream, e);
 }
 
 dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
@@ -123,7 +171,7 @@ dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, 
     if (!by)
         return dpg_fail(e, DP_EINPUT, "%s:%d: rank %d hands over to itself", __FILE__, __LINE__,
                         c->rank);
-    return move_or_fail(c, Words{send, recv, count, by}, stream, e);
+    return move_or_fail(c, Words{HANDS, send, recv, count, by}, stream, e);
 }
 
 /* ---- peer memory ----------------------------------------------------------------------------- */

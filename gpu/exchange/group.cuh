@@ -7,7 +7,7 @@
  *   procs.cu    a process a rank over NCCL, on one host
  *   apart.cu    the same where only NCCL reaches the others
  *
- * All gather and hand over in the same order: a mark on the stream, all hosts meet, the words move,
+ * All make the same calls in the same order: a mark on the stream, all hosts meet, the words move,
  * a mark, all meet again. So no collective is enqueued before every rank has come to it, and no
  * rank goes on to a call that may wait for a device (the first launch of a kernel does) before all
  * have enqueued theirs. Who is missing is known by name: a host thread by the meeting, a device by
@@ -17,9 +17,9 @@
  * of it in a thread of its own that is left behind if it hangs. No host thread waits without a
  * limit.
  *
- * Shared: a gather or hand-over publishes the send pointer with an event and copies the words of
- * all ranks, or of one; a second event per rank, waited for behind the second meeting, keeps a
- * sender from overwriting words that a peer still copies. */
+ * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
+ * one; a second event per rank, waited for behind the second meeting, keeps a sender from
+ * overwriting words that a peer still copies. */
 #ifndef DPG_GROUP_CUH
 #define DPG_GROUP_CUH
 #include "exchange/nccl.cuh"
@@ -40,7 +40,7 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-enum { GATHERS, HANDS, STORES, CALLS = 1024 };
+enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, KINDS, CALLS = 1024 };
 
 /* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
  * a rank itself uses are there for all the same. */
@@ -49,7 +49,7 @@ typedef struct {
     /* A group whose other ranks are elsewhere, behind NCCL alone, has N = 1: what that rank is
      * called, of how many. Else 0 and N. */
     int first_rank, ranks;
-    char call[32], hand[32]; /* what a gather and a hand-over are called in messages */
+    char call[KINDS][32]; /* what they are called in messages */
     double limit_s;
     volatile int aborted;
     char why[256]; /* valid once aborted is set */
@@ -59,11 +59,12 @@ typedef struct {
     int bell;
     /* gathers, hand-overs, or transfers through windows, that the host of a rank has begun */
     volatile int entered[MAX_RANKS];
-    volatile char kind[CALLS];    /* of call n at n % CALLS: the same on all ranks */
-    void *mine[MAX_RANKS];        /* exchange */
-    volatile int apart;           /* some devices do not reach each other */
-    volatile int *pinned;         /* threads: marks in pinned memory */
-    const float *send[MAX_RANKS]; /* shared; of a hand-over NULL: it gives nothing */
+    volatile char kind[CALLS];         /* of call n at n % CALLS: the same on all ranks */
+    void *mine[MAX_RANKS];             /* exchange */
+    volatile int apart;                /* some devices do not reach each other */
+    volatile int *pinned;              /* threads: marks in pinned memory */
+    const float *send[MAX_RANKS];      /* shared; of a hand-over NULL: it gives nothing */
+    const dpg_piece *gives[MAX_RANKS]; /* shared: of an all-to-all, [N] */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];
@@ -92,8 +93,7 @@ static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank -
 /* What call n is called in messages. */
 static inline void note_call(Group *g, int n, int kind) { g->kind[n % CALLS] = (char)kind; }
 static inline const char *call_of(const Group *g, int n) {
-    const int kind = g->kind[n % CALLS];
-    return kind == STORES ? "stores into windows" : kind == HANDS ? g->hand : g->call;
+    return g->call[(int)g->kind[n % CALLS]];
 }
 
 /* The ranks of one process: all, or one. */
@@ -120,6 +120,8 @@ dp_status group_all_gather(dpg_comm *c, const float *send, float *recv, size_t c
                            dp_err *e);
 dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, int by,
                      void *stream, dp_err *e);
+dp_status group_all_to_all(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
+                           const dpg_piece *gets, void *stream, dp_err *e);
 dp_status group_wait(dpg_comm *c, void *stream, dp_err *e);
 dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e);
 dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e);
