@@ -46,6 +46,8 @@
     X(LEVEL_LOST, "sent-level-lost", 0, "S_in dS_out", "a scan leaves out its last distance")      \
     X(PASS_FROM_ZERO, "sent-from-zero", 0, "S_in dS_out",                                          \
       "a rank's pass for the next one starts from zeros, not from what came")                      \
+    X(LINK_PASSES_ON, "sent-for-first-link", 0, "S_in dS_out",                                     \
+      "a rank of several parts takes what is handed to any of them for its first one's")           \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
       "the recomputation of the backward starts from zeros instead of S_in")                       \
     X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                 \

@@ -122,10 +122,9 @@ static dp_status hand_any(const Call &c, const HandArgs &a) {
 
 static int row_of(const dpg_plan *p) { return p->is_bwd ? dh_row(p) : p->d.V + p->d.K; }
 
-dp_status chain_hand(const Call &c, const float *element, int applies) {
+dp_status chain_hand(const Call &c, const float *element, int applies, const float *S, float *to) {
     int V = c.p->d.V;
-    const float *state = at<float>(c, c.p->is_bwd ? B_DSOUT : B_SIN);
-    return hand_any(c, {state, element, row_of(c.p), V, V, applies, at<float>(c, B_HAND)});
+    return hand_any(c, {S, element, row_of(c.p), V, V, applies, to});
 }
 
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to) {

@@ -73,8 +73,8 @@ static dp_status pack(const Call &c, const Packing &p, const float *from) {
     CK_LAUNCH(c.e, "k_pack");
     return DP_OK;
 }
-static dp_status unpack(const Call &c, const Packing &p, float *to) {
-    k_unpack<<<blocks_of(p), THREADS, 0, c.s>>>(p, at<uint32_t>(c, B_PACKALL), to);
+static dp_status unpack(const Call &c, const Packing &p, const uint32_t *from, float *to) {
+    k_unpack<<<blocks_of(p), THREADS, 0, c.s>>>(p, from, to);
     CK_LAUNCH(c.e, "k_unpack");
     return DP_OK;
 }
@@ -92,7 +92,8 @@ dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int r
         return comm->all_gather(comm, at<float>(c, own), at<float>(c, all), numbers, c.s, c.e);
     TRY(pack(c, packing_of(c.p, numbers, row), at<float>(c, own)));
     TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
-    return unpack(c, packing_of(c.p, numbers * c.p->N, row), at<float>(c, all));
+    return unpack(c, packing_of(c.p, numbers * c.p->N, row), at<uint32_t>(c, B_PACKALL),
+                  at<float>(c, all));
 }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
@@ -116,7 +117,7 @@ static dp_status hop(const Call &c, dpg_comm *comm, const Packing &p, const floa
     TRY(comm->hand(comm, send && words ? at<float>(c, B_PACK) : send,
                    recv && words ? at<float>(c, B_PACKALL) : recv, words ? words : p.numbers, by,
                    c.s, c.e));
-    return recv && words ? unpack(c, p, recv) : DP_OK;
+    return recv && words ? unpack(c, p, at<uint32_t>(c, B_PACKALL), recv) : DP_OK;
 }
 
 /* Hop j: the rank in place j hands on what it makes of what came. */
@@ -128,7 +129,7 @@ static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, con
     for (int j = 0; j < p->N - 1; j++) {
         const int gives = j == o.place && o.after, gets = j == o.place - 1 && o.before;
         if (gives && passes) TRY((p->is_bwd ? p->path->bwd_pre : p->path->pre)(c));
-        if (gives) TRY(chain_hand(c, own, p->needs_m));
+        if (gives) TRY(chain_hand(c, own, p->needs_m, to, at<float>(c, B_HAND)));
         TRY(hop(c, comm, state, gives ? at<float>(c, B_HAND) : NULL, gets ? to : NULL, o.by));
     }
     return DP_OK;
@@ -150,15 +151,64 @@ static dp_status by_levels(const Call &c, dpg_comm *comm, const float *own, cons
         own = made;
         turn = 3 - turn;
     }
-    if (o.after) TRY(chain_hand(c, own, 0));
+    if (o.after) TRY(chain_hand(c, own, 0, to, at<float>(c, B_HAND)));
     return hop(c, comm, state, o.after ? at<float>(c, B_HAND) : NULL, o.before ? to : NULL, o.by);
+}
+
+/* ---- from part to part ----------------------------------------------------------------------- */
+
+/* The pass of one link, from the state that came to it. */
+static dp_status pass_link(const Call &c, int link) {
+    dpg_plan one = *c.p;
+    int row = 0; /* among those of links that hand on */
+    for (int i = 0; i < link; i++)
+        row += (one.is_bwd ? one.links_h[i].pre : one.links_h[i].post) > 0;
+    (one.is_bwd ? one.bwd0 : one.pre0) += row;
+    (one.is_bwd ? one.nbwd : one.npre) = 1;
+    Call x = c;
+    x.p = &one;
+    return (one.is_bwd ? one.path->bwd_pre : one.path->pre)(x);
+}
+
+/* What a rank hands to itself: as a payload leaves it, like all that is handed on. */
+static dp_status keep(const Call &c, const Packing &p, float *state) {
+    if (!packed_words(c.p->opt.payload, p.numbers)) return DP_OK;
+    TRY(pack(c, p, state));
+    return unpack(c, p, at<uint32_t>(c, B_PACK), state);
+}
+
+/* In the order of the parts: the rank that has one hands on what it makes of what came to it, to
+ * itself where it has the next one, too. Backward the states of links lie from the last on. */
+static dp_status part_by_part(const Call &c, dpg_comm *comm, const float *own, int64_t pair,
+                              const Packing &state, float *to) {
+    const dpg_plan *p = c.p;
+    auto came_to = [&](int link) {
+        if (FAULT(LINK_PASSES_ON)) link = p->is_bwd ? p->nlink - 1 : 0;
+        return to + (p->is_bwd ? p->nlink - 1 - link : link) * state.numbers;
+    };
+    for (int j = 0; j < p->nhop; j++) {
+        const Hop &h = p->hops_h[j];
+        const int gives = h.from == p->rank, gets = h.to == p->rank;
+        float *hand = gives && gets ? came_to(h.in) : at<float>(c, B_HAND);
+        if (gives && passes_on(&p->opt, p->N)) TRY(pass_link(c, h.out));
+        if (gives)
+            TRY(chain_hand(c, own + h.out * pair, p->needs_m && link_needs_m(p->links_h[h.out]),
+                           came_to(h.out), hand));
+        if (gives && gets) TRY(keep(c, state, hand));
+        if (h.from != h.to)
+            TRY(hop(c, comm, state, gives ? hand : NULL, gets ? came_to(h.in) : NULL,
+                    h.to - h.from));
+    }
+    return DP_OK;
 }
 
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to) {
     const dpg_plan *p = c.p;
-    const int64_t states = (int64_t)p->d.HV * p->d.K * p->d.V, pairs = p->buf[own].bytes / 4;
+    const int64_t states = (int64_t)p->d.HV * p->d.K * p->d.V,
+                  pairs = p->buf[own].bytes / 4 / message_parts(p);
     const Packing state = packing_of(p, states, p->d.V),
                   pair = packing_of(p, pairs, p->d.V + p->d.K);
+    if (p->owned) return part_by_part(c, comm, at<float>(c, own), pairs, state, at<float>(c, to));
     if (!exchanges[p->opt.exchange].levels)
         return one_by_one(c, comm, at<float>(c, own), state, at<float>(c, to));
     return by_levels(c, comm, at<float>(c, own), pair, state, at<float>(c, all), at<float>(c, to));

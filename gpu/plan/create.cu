@@ -102,7 +102,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
          "payload %s: of a grid, whose bits may not depend on what is sent",
          dp_payload_names[o->payload]);
     int hops = exchanges[o->exchange].hops;
-    NEED(!hops || !p->own.parts, "exchange %s: of ranks that own T / N tokens each",
+    NEED(!p->own.by_part || !exchanges[o->exchange].passes,
+         "exchange %s: of a grid, whose bits may not depend on a pass that one rank leaves out",
+         dp_exchange_names[o->exchange]);
+    NEED(!exchanges[o->exchange].levels || !p->own.parts,
+         "exchange %s: a level is one call, in which each rank has one pair: of ranks that own T / "
+         "N "
+         "tokens each",
          dp_exchange_names[o->exchange]);
     NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
          "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
@@ -261,6 +267,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     free(pl->chunks_h);
     free(pl->seqs_h);
     free(pl->links_h);
+    free(pl->hops_h);
     free(pl);
 }
 

@@ -56,9 +56,9 @@ dp_status chain_merge(const Call &c);
 /* dH of the parts in B_SEG to dH of B_DHM; B_DHMALL and B_SEG to B_DSOUT. */
 dp_status chain_compose_bwd(const Call &c);
 dp_status chain_merge_bwd(const Call &c);
-/* M S + H of an element to B_HAND, or H where S does not matter; S in B_SIN, and backward in
- * B_DSOUT. later o earlier, of two elements, to a third. */
-dp_status chain_hand(const Call &c, const float *element, int applies);
+/* M S + H of an element to `to`, or H where S does not matter. later o earlier, of two elements, to
+ * a third. */
+dp_status chain_hand(const Call &c, const float *element, int applies, const float *S, float *to);
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to);
 /* Of links: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
 dp_status chain_links_m(const Call &c);

@@ -51,6 +51,11 @@ struct Folds {
     const int *place, *link;
 };
 
+/* A state from one part to the next, or backward its gradient: ranks, and their links. */
+struct Hop {
+    int from, to, out, in;
+};
+
 /* What kernels take by value. */
 struct Dims {
     int H, HV, G, K, V, R, Kg, NT, nseq; /* G = HV / H; NT chunks; nseq local sub-sequences */
@@ -174,6 +179,8 @@ struct dpg_plan {
     int owned, by_part, all, nlink, slots;
     Link *links_h;
     Folds folds, folds_bwd;
+    Hop *hops_h; /* all of them, in the plan's direction */
+    int nhop;
     /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
      * ask for; runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;

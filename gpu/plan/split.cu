@@ -2,6 +2,7 @@
  * and of several parts the links and the folds over them.
  */
 #include "plan/paths.cuh"
+#include <algorithm>
 #include <stdlib.h>
 #include <vector>
 
@@ -55,6 +56,25 @@ static void add_part(dpg_plan *pl, const Parts &parts, int i, int e) {
     pl->d.L += b - a;
 }
 
+/* The states that go from part to part, in the plan's direction. */
+static dp_status list_hops(dpg_plan *pl, const Parts &parts, dp_err *e) {
+    const int64_t *cu = parts.p->cu;
+    std::vector<int> given(pl->N, 0);
+    pl->hops_h = (Hop *)calloc(parts.n(), sizeof(Hop));
+    if (!pl->hops_h) return dpg_fail(e, DP_ENOMEM, "%s:%d: hops of a plan", __FILE__, __LINE__);
+    for (int i = 0, s = 0; i + 1 < parts.n(); i++) {
+        const int64_t behind = parts.cut(i + 1);
+        const int from = parts.owner(i), to = parts.owner(i + 1), out = given[from]++;
+        while (cu[s + 1] < behind)
+            s++;
+        if (cu[s] >= behind || cu[s + 1] == behind) continue;
+        pl->hops_h[pl->nhop++] =
+            pl->is_bwd ? Hop{to, from, given[to], out} : Hop{from, to, out, given[to]};
+    }
+    if (pl->is_bwd) std::reverse(pl->hops_h, pl->hops_h + pl->nhop);
+    return DP_OK;
+}
+
 dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     const Parts parts = {p, pl->N};
     int64_t L = 0;
@@ -80,7 +100,7 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
         if (parts.owner(i) == pl->rank) add_part(pl, parts, i, n++);
     for (int i = 0; i < n; i++)
         pl->needs_m |= link_needs_m(pl->links_h[i]);
-    if (pl->owned) return DP_OK;
+    if (pl->owned) return list_hops(pl, parts, e);
     pl->pre = pl->links_h[0].pre;
     pl->post = pl->links_h[0].post;
     pl->is_first = pl->pre == 0;

@@ -80,7 +80,8 @@ static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
         TRY(gather_elements(c, comm, B_HM, B_HMALL, pl->d.V + pl->d.K));
     if (!(steps & DPG_STEP_MERGE)) return DP_OK;
     /* else the state has come as it is */
-    if (!hands || pl->is_first || pl->nseg > 1) TRY(pl->owned ? chain_fold(c) : chain_merge(c));
+    if (pl->owned && !hands) TRY(chain_fold(c));
+    if (!pl->owned && (!hands || pl->is_first || pl->nseg > 1)) TRY(chain_merge(c));
     return save(c);
 }
 
@@ -181,7 +182,7 @@ static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
     if (steps & DPG_BWD_GATHER && b->N > 1)
         TRY(hands ? hand_states(side, comm, B_DHM, B_DHMALL, B_DSOUT)
                   : gather_elements(side, comm, B_DHM, B_DHMALL, dh_row(b)));
-    if (b->owned) return steps & DPG_BWD_MERGE ? chain_fold_bwd(side) : DP_OK;
+    if (b->owned) return steps & DPG_BWD_MERGE && !hands ? chain_fold_bwd(side) : DP_OK;
     int merges = b->parts > 1 || (!b->is_last && !hands);
     return steps & DPG_BWD_MERGE && merges ? chain_merge_bwd(side) : DP_OK;
 }

@@ -1,8 +1,8 @@
 /* gpu/tests/test_send.cu - what ranks send each other (dpg_options.exchange, payload): the states
  * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
  * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; fewer
- * words are sent by as much as the payload says; a ring has the bits of an all-gather; and
- * hand-overs by themselves.
+ * words are sent by as much as the payload says; a ring has the bits of an all-gather, of ranks
+ * that own several parts, too; and hand-overs and all-to-alls by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
  *
@@ -53,10 +53,18 @@ struct Left {
         : M(N), H(N), S_in(N), dM(N), dH(N), dS_out(N), outputs(N), forward(N), backward(N) {}
 };
 
+/* Which rank owns which tokens; where sequences begin and end. */
+struct Table {
+    const char *name;
+    std::vector<int64_t> cu, cut;
+    std::vector<int> owner;
+};
+
 struct Sizes {
     int HV, K, V;
     int64_t tokens; /* of a rank */
     dpg_path path;
+    const Table *own; /* NULL: T / N each, one sequence */
     int64_t state() const { return (int64_t)HV * K * V; }
     int64_t pair() const { return (int64_t)HV * K * (V + K); }
 };
@@ -76,9 +84,10 @@ static Vec numbers_of(const Share &x, int rank) {
 }
 
 static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c, Left *left) {
-    const std::vector<int64_t> cu = {0, N * z.tokens};
+    const std::vector<int64_t> cu = z.own ? z.own->cu : std::vector<int64_t>{0, N * z.tokens};
     dpg_problem p = sized(cu, 1, z.HV, z.K, z.V, 1, z.K, DPG_F32);
     p.gate = DP_GATE_LOG;
+    if (z.own) p.own = {(int)z.own->owner.size(), 0, z.own->cut.data(), z.own->owner.data()};
     dpg_options o = {};
     o.base = z.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
     o.chain = DP_FP32;
@@ -234,22 +243,83 @@ static void every_way(const Sizes &z, int N) {
     printf("HV %d K %d V %d, %d ranks: 10 ways compared bit for bit\n", z.HV, z.K, z.V, N);
 }
 
+/* ---- ranks that own several parts ------------------------------------------------------------ */
+
+/* States that rank r gives to others: of parts whose sequence goes on in the next one, dir 1, or
+ * came from the one before. */
+static int64_t given(const Table &t, int r, int dir) {
+    int64_t n = 0;
+    for (size_t i = 0; i + 1 < t.owner.size(); i++) {
+        bool inside = true;
+        for (int64_t end : t.cu)
+            inside &= end != t.cut[i + 1];
+        const int from = t.owner[dir > 0 ? i : i + 1], to = t.owner[dir > 0 ? i + 1 : i];
+        n += inside && from == r && to != r;
+    }
+    return n;
+}
+
+static void judge_table(const Sizes &z, const Way &w, int N, const Left &x, const Left &gathered) {
+    const bool ring = w.exchange == DP_EXCHANGE_RING, full = w.payload <= DP_PAYLOAD_FP32;
+    const double off = 64 * fmax(0x1p-22, dp_payloads[w.payload].u);
+    const int64_t gates = (int64_t)z.HV * (1 + z.K), state = words_of(w, z.state());
+    bool same = true;
+    for (int r = 0; r < N; r++) {
+        const Vec &a = x.outputs[r], &b = gathered.outputs[r];
+        const int64_t forward = given(*z.own, r, 1) * state,
+                      backward = gates + given(*z.own, r, -1) * state;
+        same &= a == b;
+        fact(a.size() == b.size() && (a.empty() || rel_fro(a, b) < off),
+             "%s, %s: outputs of rank %d off", z.own->name, w.name().c_str(), r);
+        fact(x.forward[r] == forward && x.backward[r] == backward,
+             "%s, %s: rank %d sent %lld words forward, %lld backward, not %lld and %lld",
+             z.own->name, w.name().c_str(), r, (long long)x.forward[r], (long long)x.backward[r],
+             (long long)forward, (long long)backward);
+    }
+    if (ring || !full)
+        fact(same == full, "%s, %s: %s bits", z.own->name, w.name().c_str(),
+             same ? "the same" : "other");
+}
+
+static void parts_of_ranks() {
+    static const Table tables[] = {
+        {"zigzag", {0, 192}, {0, 32, 64, 96, 128, 160, 192}, {0, 1, 2, 2, 1, 0}},
+        {"cyclic", {0, 70, 192}, {0, 48, 70, 120, 150, 192}, {0, 1, 2, 0, 1}},
+        {"rank 1 has none", {0, 20, 192}, {0, 10, 100, 140, 192}, {2, 2, 0, 2}}};
+    for (const Table &t : tables) {
+        const Sizes z = {2, 32, 48, 0, DPG_PATH_SIMPLE, &t};
+        const Left gathered = run(z, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL}, 3);
+        for (dp_exchange x : {DP_EXCHANGE_RING, DP_EXCHANGE_SERIAL})
+            for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
+                const Way w = {x, (dp_payload)p};
+                judge_table(z, w, 3, run(z, w, 3), gathered);
+            }
+        printf("%s: a ring has the bits of an all-gather\n", t.name);
+    }
+}
+
 /* ---- what the kernels refuse ----------------------------------------------------------------- */
 
 static void refusals() {
     static const struct {
         Way w;
-        int dh_only;
+        int dh_only, parts;
         const char *says;
     } rows[] = {
-        {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK}, 0, "payload svd-1e-4: the kernels make no"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, "payload svd-1e-2: the kernels make no"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, "exchange scan: sends no pair of which"},
-        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, "exchange heads: "},
-        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, "exchange ring: sends no pair of which"}};
-    const std::vector<int64_t> cu = {0, 128};
-    const dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
+        {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK},
+         0,
+         0,
+         "payload svd-1e-4: the kernels make no"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 0, "payload svd-1e-2: the kernels make no"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 0, "exchange scan: sends no pair of which"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: a level is one call"},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: "},
+        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 0, "exchange ring: sends no pair of which"}};
+    const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
+    const std::vector<int> owner = {0, 1};
+    dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
     for (auto &x : rows) {
+        p.own = {x.parts, 0, cut.data(), owner.data()};
         dpg_options o = {};
         o.base = DP_BASE_FP32;
         o.chain = DP_FP32;
@@ -313,6 +383,75 @@ static void wrong_hands(int N) {
     }
 }
 
+/* ---- all-to-alls by themselves --------------------------------------------------------------- */
+
+/* Words that rank `from` gives rank `to`: to some none. */
+static size_t length_of(int from, int to) { return (size_t)(37 * from + 11 * to) % 60; }
+
+/* The pieces of rank `rank`, with room between them. */
+static std::vector<dpg_piece> pieces_of(int rank, int N, bool gives) {
+    std::vector<dpg_piece> x;
+    for (int r = 0; r < N; r++)
+        x.push_back({(size_t)r * 64 + 3, gives ? length_of(rank, r) : length_of(r, rank)});
+    return x;
+}
+
+/* Word i of a piece, the k-th time. */
+static float word_of(int k, int from, int to, size_t i) {
+    return 10000.f * k + 1000 * from + 100 * to + i;
+}
+
+/* Every rank gives to every rank, three times from one buffer; what lies between stays. */
+static void all_to_all(dpg_comm *c) {
+    Memory memory;
+    dp_err e = {DP_OK, ""};
+    const int N = c->N;
+    const std::vector<dpg_piece> gives = pieces_of(c->rank, N, true),
+                                 gets = pieces_of(c->rank, N, false);
+    float *send = (float *)memory.filled(N * 64 * 4, 0), *recv = (float *)memory.room(N * 64 * 4);
+    for (int k = 0; k < 3; k++) {
+        std::vector<float> x(N * 64, -1), want(N * 64, -2);
+        for (int r = 0; r < N; r++) {
+            for (size_t i = 0; i < gives[r].n; i++)
+                x[gives[r].at + i] = word_of(k, c->rank, r, i);
+            for (size_t i = 0; i < gets[r].n; i++)
+                want[gets[r].at + i] = word_of(k, r, c->rank, i);
+        }
+        CUDA(cudaMemcpy(send, x.data(), N * 64 * 4, cudaMemcpyHostToDevice));
+        std::vector<float> blank(N * 64, -2);
+        CUDA(cudaMemcpy(recv, blank.data(), N * 64 * 4, cudaMemcpyHostToDevice));
+        DP(e, c->all_to_all(c, send, gives.data(), recv, gets.data(), NULL, &e));
+        DP(e, c->wait(c, NULL, &e));
+        const Vec y = from_device(recv, N * 64, DPG_F32);
+        for (int i = 0; i < N * 64; i++)
+            if (y[i] != want[i]) {
+                fact(false, "all to all, time %d: word %d of rank %d is %g, not %g", k, i, c->rank,
+                     y[i], want[i]);
+                break;
+            }
+    }
+    fact(true, "all to all");
+    memory.release();
+}
+
+/* Rank 1 is to get more words than rank 0 gives. */
+static void wrong_lengths(int N) {
+    Comms comm(Comms::SHARED, N, 5);
+    on_ranks(N, [&](int r) {
+        Memory memory;
+        dp_err e = {DP_OK, ""};
+        float *x = (float *)memory.filled(2 * N * 64 * 4, 0);
+        std::vector<dpg_piece> gives = pieces_of(r, N, true), gets = pieces_of(r, N, false);
+        gets[0].n += r == 1;
+        dp_status st =
+            comm[r].all_to_all(&comm[r], x, gives.data(), x + N * 64, gets.data(), NULL, &e);
+        if (st == DP_OK) st = comm[r].wait(&comm[r], NULL, &e);
+        fact(st != DP_OK && strstr(e.msg, "rank 1 is to get 12 words, of which rank 0 gives 11"),
+             "rank %d says '%s'", r, e.msg);
+        memory.release();
+    });
+}
+
 int main(int argc, char **argv) {
     const bool small = argc > 1 && !strcmp(argv[1], "small");
     const Sizes simple = {2, 32, 48, 64, DPG_PATH_SIMPLE}, wide = {1, 256, 16, 64, DPG_PATH_SIMPLE};
@@ -322,11 +461,17 @@ int main(int argc, char **argv) {
     for (int N : {2, 4, 8})
         if (!small) every_way(simple, N);
     if (!small) every_way(wide, 3);
+    parts_of_ranks();
     refusals();
     for (int by : {1, -1, 2}) {
         Comms comm(Comms::SHARED, 4, 20);
         on_ranks(4, [&](int r) { hand_all(&comm[r], by); });
     }
     wrong_hands(3);
+    {
+        Comms comm(Comms::SHARED, 4, 20);
+        on_ranks(4, [&](int r) { all_to_all(&comm[r]); });
+    }
+    wrong_lengths(3);
     return verdict();
 }

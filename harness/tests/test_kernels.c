@@ -99,13 +99,18 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
                        "--exchange allgather --payload full,m-i",
                        0),
            *g = judged("exact-packed --chain bf16 --ranks 3 --own grid --exchange allgather", 0),
+           *h = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
+                       "zigzag,empty,cyclic,uneven --exchange ring,serial",
+                       0),
            *c = judged("owned-conv", 0);
     if (j) all_judged(j, 9, names);
     if (k) all_judged(k, 4, names);
     if (g) all_judged(g, 1, names);
+    if (h) all_judged(h, 8, names);
     if (c) all_judged(c, 36, conv);
     json_decref(j);
     json_decref(g);
+    json_decref(h);
     json_decref(k);
     json_decref(c);
 }
@@ -201,8 +206,8 @@ DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
         for (int N = 2; N <= 4; N += 1 + i) {
             snprintf(cmd, sizeof cmd,
                      "DP_CPU_CAPABILITY=%d '%s' check %s --cases '%s' --backend cuda --only "
-                     "exact-cp --ranks %d",
-                     capability[i], program(), on[i], gt_cases(), N);
+                     "exact-cp --ranks %d --exchange %s",
+                     capability[i], program(), on[i], gt_cases(), N, N == 3 ? "ring" : "allgather");
             const int rc = gt_run(cmd, out, sizeof out);
             CHECK(rc == 0 && strstr(out, "pass     exact-cp") && strstr(out, "0 did not, 0 skip"),
                   "%s: %d: %.3000s", cmd, rc, out);
@@ -538,7 +543,7 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
              {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
              {"sent-as-it-came", "merge=ring"},    {"sent-level-lost", "merge=scan"},
-             {"sent-from-zero", "merge=serial"}};
+             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
