@@ -85,6 +85,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_RUNS: o->runs = (int)dp_option_number(st, "runs", arg, 1, 1000); break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
+        if (dp_options_idle_design(&o->of) && !o->of.outputs)
+            argp_error(st, DP_IDLE_DESIGN ", or of --outputs");
         break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -131,9 +133,6 @@ static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *pa
         dp_fail(
             e, DP_EINPUT,
             "bisect stage: --fault, --subject (--run, --serve) and --outputs exclude each other");
-    else if (o->of.design && !shown)
-        dp_fail(e, DP_EINPUT,
-                "bisect stage: --design is said of --subject, --run, --serve, --outputs");
     else if (o->of.nown && (shown || op->has_front))
         dp_fail(e, DP_EINPUT,
                 "bisect stage: --own is said of the simulated ranks of one recurrence");

@@ -57,6 +57,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         if (dp_options_foreign(&o->of) && (o->of.nbackend || o->of.fault))
             argp_error(st, "--subject, --run and --serve go without --%s",
                        o->of.fault ? "fault" : "backend");
+        if (dp_options_idle_design(&o->of)) argp_error(st, DP_IDLE_DESIGN);
         if (o->s.bitwise && !dp_options_foreign(&o->of))
             argp_error(st, "--bitwise: of your kernel (--subject, --run, --serve); ours claim it "
                            "always");

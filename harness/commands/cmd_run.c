@@ -105,6 +105,9 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
+    case ARGP_KEY_END:
+        if (dp_options_idle_design(&o->of)) argp_error(st, DP_IDLE_DESIGN);
+        break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;

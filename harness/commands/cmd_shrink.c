@@ -64,8 +64,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         if (dp_options_foreign(&o->of) && o->of.fault)
             argp_error(st, "--fault goes with the simulated ranks, not with --subject, --run and "
                            "--serve");
-        if (o->of.design && !dp_options_foreign(&o->of))
-            argp_error(st, "--design is said of --subject, --run and --serve");
+        if (dp_options_idle_design(&o->of)) argp_error(st, DP_IDLE_DESIGN);
         break;
     default: return dp_option(key, arg, st, &o->of);
     }

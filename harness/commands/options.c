@@ -203,6 +203,8 @@ int dp_options_foreign(const dp_options *o) {
     return o->subject || o->command || o->serve || o->writes;
 }
 
+int dp_options_idle_design(const dp_options *o) { return o->design && !dp_options_foreign(o); }
+
 static dp_status open_program(const dp_options *o, dp_subject *s, dp_err *e) {
     const dp_command_claim q = {.text = o->serve ? o->serve : o->command,
                                 .serve = o->serve != NULL,

@@ -244,6 +244,9 @@ void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
 
 /* Is the subject a library or a program, or is something said that concerns one alone? */
 int dp_options_foreign(const dp_options *o);
+/* Is a design said where only the project's own ranks compute, whose design is their base's? */
+int dp_options_idle_design(const dp_options *o);
+#define DP_IDLE_DESIGN "--design is said of --subject, --run and --serve"
 /* Opens it, with the claims of --base, --chain and --design, a library's own where they say
  * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are given; a program without
  * --base. */

@@ -173,10 +173,11 @@ static dp_status run_owned(const dp_case *c, const dp_run_options *o, const conv
     x.conv.own = (dp_owners){kind, N};
     owned.v = &x.conv;
     if (dp_faults[o->fault].even) {
-        dp_skip_fault(c, o, kind, out);
+        dp_skip_owned(c, o, kind, DP_FAULT_IS_EVEN, out);
         return DP_OK;
     }
-    for (int i = 0; i < DP_NBACKENDS * nb && parts && !st; i++) {
+    if (dp_owns_nothing(c, o, kind, c->conv.T, N, out)) return DP_OK;
+    for (int i = 0; i < DP_NBACKENDS * nb && !st; i++) {
         const dp_backend be = (dp_backend)(i / nb);
         const dp_base base = (dp_base)bases[i % nb];
         if (dp_backends[be].owns && runs_here(o, be, base))

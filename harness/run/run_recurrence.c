@@ -156,7 +156,8 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
     return st;
 }
 
-void dp_skip_fault(const dp_case *c, const dp_run_options *o, dp_own kind, dp_runs *out) {
+void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
+                   dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_SIM;
     r->own = kind;
@@ -164,9 +165,18 @@ void dp_skip_fault(const dp_case *c, const dp_run_options *o, dp_own kind, dp_ru
     r->design = dp_design_of(r->base);
     r->id = dp_run_id(r);
     r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "the fault %s is of ranks that own T / N tokens each",
-             dp_faults[o->fault].name);
+    snprintf(r->why, sizeof r->why, "%s", why);
     if (o->done) o->done(r, o->arg);
+}
+
+int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,
+                    dp_runs *out) {
+    char why[120];
+    if (dp_own_parts(kind, T, ranks)) return 0;
+    snprintf(why, sizeof why, "T = %lld: a part of %d ranks would have no token", (long long)T,
+             ranks);
+    dp_skip_owned(c, o, kind, why, out);
+    return 1;
 }
 
 /* Each number of ranks is a case of its own, whose ranks are the parts that those own: the truth
@@ -178,14 +188,19 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     o.nbackend = 0;
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
-    if (!o.nbackend || dp_case_session(x->c) || dp_op_of(x->c)->has_front) return DP_OK;
-    if (dp_faults[o.fault].even) {
-        dp_skip_fault(x->c, &o, kind, out);
+    const char *why = dp_faults[o.fault].even ? DP_FAULT_IS_EVEN
+                      : dp_case_session(x->c) || dp_op_of(x->c)->has_front
+                          ? "ranks of a session, and of a whole step, own T / N tokens each"
+                          : NULL;
+    if (!o.nbackend) return DP_OK;
+    if (why) {
+        dp_skip_owned(x->c, &o, kind, why, out);
         return DP_OK;
     }
     o.backend = owns;
     o.nranks = 0;
     for (int i = 0; i < x->n && !st; i++) {
+        if (dp_owns_nothing(x->c, &o, kind, x->c->p.T, x->ranks[i], out)) continue;
         const int parts = dp_own_parts(kind, x->c->p.T, x->ranks[i]);
         dp_case c = *x->c;
         c.p.own = (dp_owners){kind, x->ranks[i]};
@@ -193,7 +208,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
         const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}};
-        if (parts && any_offer(&one)) st = run_selection(&one, out, e);
+        if (any_offer(&one)) st = run_selection(&one, out, e);
     }
     return st;
 }

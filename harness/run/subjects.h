@@ -66,8 +66,13 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
 /* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
 int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]);
-/* A row that says why a fault does not run where ranks own their tokens so (dp_fault_info.even). */
-void dp_skip_fault(const dp_case *c, const dp_run_options *o, dp_own kind, dp_runs *out);
+/* A row that says why nothing runs where ranks own their tokens so. */
+void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
+                   dp_runs *out);
+#define DP_FAULT_IS_EVEN "this fault is of ranks that own T / N tokens each" /* fault_info.even */
+/* Can T tokens not be cut so? Adds a row that says it. */
+int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,
+                    dp_runs *out);
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
 
 #endif

@@ -138,6 +138,7 @@ DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
                {"--chain fp17", "'fp17' is not known; one of fp64 fp32 tf32x3"},
                {"--exchange tree", "--exchange tree: 'tree' is not known; one of allgather ring"},
                {"--fault sloth", "--fault sloth: not known"},
+               {"--design chunk=16", "--design is said of --subject"},
                {"--limit 0", "--limit 0: must be seconds"},
                {"--limit 3s", "--limit 3s: must be seconds"},
                {"--ranks ''", "--ranks: the list is empty"}};
@@ -154,6 +155,21 @@ DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
             CHECK(run(args) == 2 && strstr(out, "--ranks 1,2: takes one value here"), "'%s': %s",
                   args, out);
         if (k) CHECK(run(command[k]) == 2 && strstr(out, "name a case"), "%s: %s", command[k], out);
+    }
+}
+
+/* Where ranks cannot own tokens as asked, a row says why: no run is left out in silence. */
+DP_TEST(program, owners_that_a_case_cannot_have_are_skipped_with_their_reason) {
+    static const struct {
+        const char *args, *says;
+    } x[] = {{"session-decode --own zigzag", "(ranks of a session, and of a whole step, own T / N"},
+             {"smoke-step --own cyclic --ranks 2", "(ranks of a session, and of a whole step, own"},
+             {"t1 --own zigzag --ranks 1", "(T = 1: a part of 1 ranks would have no token)"}};
+    char args[200];
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
+        snprintf(args, sizeof args, "run %s --backend sim", x[i].args);
+        CHECK(run(args) == 2 && strstr(out, x[i].says) && strstr(out, " 0 failed, 1 skipped"),
+              "'%s': %s", args, out);
     }
 }
 
