@@ -1,5 +1,6 @@
 /* What a run is entitled to by how it computes (limits.h). */
 #include "limits.h"
+#include "token_bounds.h"
 
 #include <math.h>
 
@@ -52,14 +53,8 @@ int dp_run_bounded(const dp_run *r) {
 
 #define AFFORDABLE 20 /* seconds */
 
-/* Every token squares the entries of its transition into those of a state and of a product. */
-static double seconds_of_tokens(const dp_problem *p) {
-    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
-}
-
 int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
-    return !d->chunk && d->base != DP_BASE_FP64 && d->state == DP_FP32 && d->dstate == DP_FP32 &&
-           (d->out == DP_FP32 || d->out == DP_BF16) && seconds_of_tokens(p) <= AFFORDABLE;
+    return dp_token_design_is_bounded(d) && dp_token_bounds_seconds(p) <= AFFORDABLE;
 }
 
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {

@@ -18,8 +18,8 @@ int dp_bounds_are_derived(const dp_design *design);
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
-/* Has the recurrent design bounds of its own (run_bounds.h): fp32 states, o and gradients in fp32
- * or bf16, and a problem of which they can be had within about 20 s of one core. */
+/* Has the recurrent design bounds of its own (token_bounds.h), and can they be had of this problem
+ * within about 20 s of one core? */
 int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
 
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */

@@ -1,6 +1,7 @@
 /* Bounds of all results of a design, and their cache. */
 #include "run_bounds.h"
 #include "limits.h"
+#include "token_bounds.h"
 
 #include <assert.h>
 #include <math.h>
@@ -142,62 +143,14 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
     dp_error_bound_free(&worst);
 }
 
-/* A recurrent kernel is the chunk machine in fp32 with one token a chunk. There gcum = g, e the
- * keys that erase,
- *
- *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
- *
- * with Aqk = scale q k', and of several keys that read in turn the solve with their mask. Token by
- * token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o = scale q S.
- * Each rounding of the latter has one of the former beside it, of no smaller absolute value:
- *
- *     exp(g), b, norms of q, k   the same
- *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
- *     e (exp(g) S), v - ..       gamma_K |e||exp(g) S|  w S, a sum of K terms, taken from u
- *     b E                        u |b E|                b in w and u
- *     exp(g) S + k X             2 u                    a sum of n + 1 products
- *     q S, S as rounded          gamma_K |q||S|         both sums of o: |S| is at most
- *                                                       |exp(g) S| + |k||X|
- *
- * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
- * factor over exp(g), which adds a rounding. M is the recurrence of the identity; the bound has the
- * product of factors exp(g) - k w, on whose diagonal, which may cancel, the rounding of k w as it
- * is formed stands for that of products. The adjoint goes through the same operations backwards;
- * the row sum of dS o exp(g) S in dg is that of dS, scale q do' and e dE, in three sums there. What
- * leaves in bf16 is rounded once more. */
-static dp_design one_token_a_chunk(const dp_design *recurrent) {
-    dp_design d = dp_design_of(DP_BASE_FP32);
-    d.chunk = 1;
-    d.sending = recurrent->sending;
-    return d;
-}
-
-/* Does the result leave in bf16. */
-static int leaves_short(const dp_design *recurrent, dp_result_id field) {
-    const dp_tensor_field *f = &dp_result_fields[field];
-    return recurrent->base == DP_BASE_BF16 ? f->stored_short
-                                           : recurrent->out == DP_BF16 && f->kind == DP_OF_TOKENS;
-}
-
-/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. */
-static void add_store(const dp_sharding *sp, const dp_design *recurrent, dp_error_bound *b) {
-    const double u = dp_formats[DP_BF16].u_op, tiny = 0x1p-134;
-    for (int i = 0; i < DP_NRESULTS; i++) {
-        const double *want = sp->truth->field[i].hi;
-        int64_t rows, width;
-        dp_result_shape(&sp->c->p, i, &rows, &width);
-        if (!leaves_short(recurrent, i) || !b->row[i] || !sp->truth->field[i].rows) continue;
-        for (int64_t r = 0; r < rows; r++)
-            b->row[i][r] += u * (dp_norm_fro(width, want + r * width) + b->row[i][r]) +
-                            sqrt((double)width) * tiny;
-    }
-}
-
 static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                       dp_error_bound *out) {
-    const dp_design tokens = one_token_a_chunk(design);
+    const dp_design tokens = dp_token_design(design);
+    const double *want[DP_NRESULTS];
+    for (int i = 0; i < DP_NRESULTS; i++)
+        want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
     dp_run_bounds(sp, &tokens, chain, w, out);
-    add_store(sp, design, out);
+    dp_token_bounds_store(&sp->c->p, design, want, out);
 }
 
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,

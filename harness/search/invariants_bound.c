@@ -1,5 +1,6 @@
 /* What two runs of a right kernel may differ by: the sum of both bounds (invariants_work.h). */
 #include "harness/run/limits.h"
+#include "harness/run/token_bounds.h"
 #include "harness/verdict/stage_bound.h"
 #include "invariants_work.h"
 
@@ -15,13 +16,15 @@ static double reference_seconds(const dp_problem *p) {
 
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size) {
     const dp_design design = dp_check_design(s);
-    if (!dp_bounds_are_derived(&design)) {
+    const int tokens = dp_token_design_is_bounded(&design);
+    const double cost = tokens ? dp_token_bounds_seconds(p) : reference_seconds(p);
+    if (!tokens && !dp_bounds_are_derived(&design))
         snprintf(why, size, "no bound is derived for the design of this kernel");
-        return 0;
-    }
-    if (reference_seconds(p) <= AFFORDABLE) return 1;
-    snprintf(why, size, "the fp64 reference that bounds are taken from would take about %.0f s",
-             reference_seconds(p));
+    else if (cost > AFFORDABLE)
+        snprintf(why, size, "the fp64 reference that bounds are taken from would take about %.0f s",
+                 cost);
+    else
+        return 1;
     return 0;
 }
 
@@ -42,12 +45,20 @@ dp_design dp_check_design(const dp_check_subject *s) {
     return d;
 }
 
+/* Of a kernel that goes token by token, what leaves it in bf16. */
+static void add_store(const dp_problem *p, const dp_design *own, dp_result *r, dp_error_bound *b) {
+    const double *want[DP_NRESULTS];
+    for (int i = 0; i < DP_NRESULTS; i++)
+        want[i] = *dp_result_at(r, i);
+    dp_token_bounds_store(p, own, want, b);
+}
+
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                           double *const *of, dp_error_bound *b, double **stage) {
     dp_sim ref;
     dp_error_bound_base base;
     dp_design exact = dp_design_of(DP_BASE_FP64);
-    const dp_design design = dp_check_design(s);
+    const dp_design own = dp_check_design(s), design = own.chunk ? own : dp_token_design(&own);
     exact.chunk = design.chunk;
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
     const dp_status st = dp_sim_new_design(&ref, p, &exact, N, NULL);
@@ -58,6 +69,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
     dp_error_bound_run(&base, s->chain, backward, b);
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
+    if (!own.chunk) add_store(p, &own, &ref.out, b);
     dp_error_bound_base_free(&base);
     dp_sim_free(&ref);
 }

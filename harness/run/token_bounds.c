@@ -1,0 +1,66 @@
+/* Why bounds of chunks of one token hold for kernels that have no chunks (token_bounds.h). */
+#include "token_bounds.h"
+#include "ref/arithmetic/norms.h"
+
+#include <math.h>
+
+int dp_token_design_is_bounded(const dp_design *d) {
+    return !d->chunk && d->base != DP_BASE_FP64 && d->state == DP_FP32 && d->dstate == DP_FP32 &&
+           (d->out == DP_FP32 || d->out == DP_BF16);
+}
+
+/* Every token squares the entries of its transition into those of a state and of a product. */
+double dp_token_bounds_seconds(const dp_problem *p) {
+    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
+}
+
+/* A recurrent kernel is the chunk machine in fp32 with one token a chunk. There gcum = g, e the
+ * keys that erase,
+ *
+ *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
+ *
+ * with Aqk = scale q k', and of several keys that read in turn the solve with their mask. Token by
+ * token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o = scale q S.
+ * Each rounding of the latter has one of the former beside it, of no smaller absolute value:
+ *
+ *     exp(g), b, norms of q, k   the same
+ *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
+ *     e (exp(g) S), v - ..       gamma_K |e||exp(g) S|  w S, a sum of K terms, taken from u
+ *     b E                        u |b E|                b in w and u
+ *     exp(g) S + k X             2 u                    a sum of n + 1 products
+ *     q S, S as rounded          gamma_K |q||S|         both sums of o: |S| is at most
+ *                                                       |exp(g) S| + |k||X|
+ *
+ * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
+ * factor over exp(g), which adds a rounding. M is the recurrence of the identity; the bound has the
+ * product of factors exp(g) - k w, on whose diagonal, which may cancel, the rounding of k w as it
+ * is formed stands for that of products. The adjoint goes through the same operations backwards;
+ * the row sum of dS o exp(g) S in dg is that of dS, scale q do' and e dE, in three sums there. What
+ * leaves in bf16 is rounded once more. */
+dp_design dp_token_design(const dp_design *recurrent) {
+    dp_design d = dp_design_of(DP_BASE_FP32);
+    d.chunk = 1;
+    d.sending = recurrent->sending;
+    return d;
+}
+
+/* Does the result leave in bf16. */
+static int leaves_short(const dp_design *recurrent, dp_result_id field) {
+    const dp_tensor_field *f = &dp_result_fields[field];
+    return recurrent->base == DP_BASE_BF16 ? f->stored_short
+                                           : recurrent->out == DP_BF16 && f->kind == DP_OF_TOKENS;
+}
+
+/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. */
+void dp_token_bounds_store(const dp_problem *p, const dp_design *recurrent,
+                           const double *const want[DP_NRESULTS], dp_error_bound *b) {
+    const double u = dp_formats[DP_BF16].u_op, tiny = 0x1p-134;
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!leaves_short(recurrent, i) || !b->row[i] || !want[i]) continue;
+        for (int64_t r = 0; r < rows; r++)
+            b->row[i][r] += u * (dp_norm_fro(width, want[i] + r * width) + b->row[i][r]) +
+                            sqrt((double)width) * tiny;
+    }
+}

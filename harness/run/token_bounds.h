@@ -1,0 +1,18 @@
+/* harness/run/token_bounds.h - bounds of kernels that go token by token (design `recurrent`), from
+ * those of chunks of one token. */
+#ifndef DP_TOKEN_BOUNDS_H
+#define DP_TOKEN_BOUNDS_H
+#include "harness/bound/error_bound.h"
+#include "ref/vocabulary/design.h"
+
+/* Are there bounds of this recurrent design: states in fp32, o and gradients in fp32 or bf16? */
+int dp_token_design_is_bounded(const dp_design *design);
+/* Seconds of one core that they take, about. */
+double dp_token_bounds_seconds(const dp_problem *p);
+/* The design in chunks of one token whose bounds hold for it, but for what leaves it in bf16. */
+dp_design dp_token_design(const dp_design *recurrent);
+/* Adds to b that rounding, of results that are `want` [rows][width] within b (NULL: none). */
+void dp_token_bounds_store(const dp_problem *p, const dp_design *recurrent,
+                           const double *const want[DP_NRESULTS], dp_error_bound *b);
+
+#endif
