@@ -156,8 +156,7 @@ DP_TEST(differ, programs_and_designs_without_a_bound_are_judged_by_the_truth) {
     CHECK(strstr(at_out, "no bounds of A: no bound is derived for the design") &&
               strstr(at_out, "unbounded   o ") && strstr(at_out, "A against the truth: pass"),
           "%s", at_out);
-    EXPECT_SAYS(differ("--no-truth small.case" SERVE KEPT_SHORT SIM), 2,
-                "DIFFER: COULD NOT JUDGE");
+    EXPECT_SAYS(differ("--no-truth small.case" SERVE KEPT_SHORT SIM), 2, "DIFFER: COULD NOT JUDGE");
     EXPECT_SAYS(differ("--no-truth small.case" SERVE " --design drop=20" SIM), 2,
                 "what it drops is in no bound of two kernels");
     setenv("BAD", "late", 1);
