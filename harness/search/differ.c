@@ -225,8 +225,8 @@ static void make_bounds(work *w) {
     for (int k = 0; k < 2; k++)
         find_why(w, k, w->out->unbounded[k], sizeof w->out->unbounded[k]);
     w->bounded = !*w->out->unbounded[0] && !*w->out->unbounded[1];
-    const int plain =
-        dp_check_design(&w->s[0]).chunk == DP_CHUNK && dp_check_design(&w->s[1]).chunk == DP_CHUNK;
+    const int plain = dp_check_design(&w->s[0], w->p).chunk == DP_CHUNK &&
+                      dp_check_design(&w->s[1], w->p).chunk == DP_CHUNK;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         both[i] = plain && w->got[0].stage[i] ? w->got[1].stage[i] : NULL;
     for (int k = 0; k < 2 && w->bounded; k++)

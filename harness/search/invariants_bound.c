@@ -15,7 +15,7 @@ static double reference_seconds(const dp_problem *p) {
 #define AFFORDABLE 60 /* seconds */
 
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size) {
-    const dp_design design = dp_check_design(s);
+    const dp_design design = dp_check_design(s, p);
     const int tokens = dp_token_design_is_bounded(&design);
     const double cost = tokens ? dp_token_bounds_seconds(p) : reference_seconds(p);
     if (!tokens && !dp_bounds_are_derived(&design))
@@ -32,7 +32,7 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
     return dp_check_bounds_there(w->s, w->p, why, size);
 }
 
-dp_design dp_check_design(const dp_check_subject *s) {
+dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
     dp_design d = dp_design_of(s->base);
     if (s->library && s->library->design) dp_design_parse(s->library->design, s->base, &d, NULL);
     const dp_sending asked = {.exchange = s->merge, .payload = s->payload};
@@ -40,6 +40,7 @@ dp_design dp_check_design(const dp_check_subject *s) {
         d.sending = dp_sending_of(s->merge, s->payload, DP_SENDERS);
     if (!s->library && dp_backends[s->backend].on_device)
         d.sending = dp_cuda_sending(asked, DP_SENDERS);
+    if (!s->library && dp_backends[s->backend].on_device && dp_cuda_by_tokens(p)) d.chunk = 0;
     d.drop = 0;
     if (s->chunk) d.chunk = s->chunk;
     return d;
@@ -58,7 +59,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
     dp_sim ref;
     dp_error_bound_base base;
     dp_design exact = dp_design_of(DP_BASE_FP64);
-    const dp_design own = dp_check_design(s), design = own.chunk ? own : dp_token_design(&own);
+    const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
     exact.chunk = design.chunk;
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
     const dp_status st = dp_sim_new_design(&ref, p, &exact, N, NULL);

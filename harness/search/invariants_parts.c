@@ -430,7 +430,7 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
 
 /* Lengths of chunks that the subject can be asked for, as their sum; 0: none, why says so. */
 static int other_lengths(const dp_check_work *w, char *why, size_t size) {
-    const dp_design own = dp_check_design(w->s);
+    const dp_design own = dp_check_design(w->s, w->p);
     if (dp_backends[w->s->backend].faulty) return 16 | 128;
     if (!w->s->library)
         snprintf(why, size, "these kernels take chunks of %d tokens alone", DP_CHUNK);
@@ -450,7 +450,7 @@ static dp_status hold_length(dp_check_work *w, int length, double *top) {
     if (st) return st;
     const dp_error_bound *own = dp_check_bounds_of(w);
     dp_check_bounds_make(&s, w->p, w->N, w->backward, NULL, &bound, NULL);
-    snprintf(who, sizeof who, "chunks of %d and of %d", length, dp_check_design(w->s).chunk);
+    snprintf(who, sizeof who, "chunks of %d and of %d", length, dp_check_design(w->s, w->p).chunk);
     for (int f = 0; f < DP_NRESULTS; f++)
         hold_rows(w, f, &other.r, bound.row[f], own->row[f], who, top);
     dp_error_bound_free(&bound);

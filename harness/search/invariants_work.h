@@ -77,8 +77,9 @@ void dp_check_skip(dp_check_work *w, const char *why);
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
 /* dp_check_bounds_there of w. */
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
-/* The design that the subject is bounded by. */
-dp_design dp_check_design(const dp_check_subject *s);
+/* The design that the subject is bounded by, which the problem decides where it has kernels for
+ * some recurrences that others are not computed by. */
+dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p);
 /* Bounds of the subject's results on p over N ranks, and of each stage [DP_NSTAGE_TENSORS] of
  * tokens or chunks that `of` holds one of (NULL: none). Its design has bounds. */
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
