@@ -98,8 +98,8 @@ typedef struct {
     dp_format chain; /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
     dpg_path path;
     dpg_chain_how chain_how;
-    /* fast path, augmented: parts that the last local sub-sequence is cut in; 0: by shape; on one
-     * rank whole but for one long sequence of few heads */
+    /* fast path, augmented: parts that the last local sub-sequence is cut in, all others whole; 0:
+     * on several ranks by shape, on one segment_chunks says */
     int segments;
     int keep;     /* 1: also store h and v_new, and w u kg qg, when the fast path would not */
     int backward; /* 1: dpg_backward follows */
@@ -115,6 +115,9 @@ typedef struct {
      * kernels do for each, and which they refuse */
     dp_exchange exchange;
     dp_payload payload;
+    /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
+     * so many; 0: what the rule expects to be fastest (plan/cost.cuh), which may be nothing */
+    int segment_chunks;
 } dpg_options;
 
 /* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are
@@ -123,8 +126,8 @@ typedef struct {
  * final_state not written, A_log and dt_bias 0. saved: with options.backward, dpg_saved_bytes that
  * the forward writes and the backward reads: the merged state of the first local sub-sequence alone
  * (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence
- * fills the states that its segments start from and their M (together at most 16.8 MB where HV <=
- * 128, K = V = 128). NULL where there are 0 bytes. */
+ * fills, or that is alone, the states that segments start from and their M: 4 HV K (V + K) bytes a
+ * segment, 128 KB a head at K = V = 128. NULL where there are 0 bytes. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -258,7 +261,7 @@ int dpg_plan_links(const dpg_plan *plan);
 dpg_path dpg_plan_path(const dpg_plan *plan); /* which path AUTO chose */
 const char *
 dpg_plan_why(const dpg_plan *plan); /* what chose it: asked for, or why not the fast one */
-/* parts that the last local sub-sequence is cut in, 1: whole */
+/* parts of all sub-sequences that are cut, 1: all are whole */
 int dpg_plan_segments(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
 size_t dpg_workspace_bytes(const dpg_plan *plan); /* of forward and backward, which share it */

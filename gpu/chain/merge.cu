@@ -142,26 +142,28 @@ struct MergeBwdArgs {
     /* of this rank's parts: dH [parts][HV][K][V]; M from part m_part on */
     const float *dh, *part_m;
     const int *reach;
-    const Seq *seq;
+    const Seq *seq; /* of all parts */
+    const Cut *cut; /* NULL: one sub-sequence, whole */
     /* words in a row of `all`; ranks far .. rank + 1 follow; sum: their element alone is wanted */
-    int row, rank, far, last_part, m_part, sum;
-    /* [last_part + 1][HV][K][V], the last part first; sum: dH in rows of `row` words */
+    int row, rank, far, parts, m_part, sum;
+    /* [parts][HV][K][V], the last part first; sum: dH in rows of `row` words */
     float *out;
 };
 
-/* dS = 0; for ranks far .. rank+1: dS <- dM_j dS + dH_j; then over the parts: each one's gradient
- * at its end. Block: one head, MV columns; fp32 FMA. The first product of a sum that starts from
- * zero is left out: where nothing follows the rank, dH of its last part starts from the final
- * state's gradient. */
+/* dS = 0; for ranks far .. rank+1: dS <- dM_j dS + dH_j; then over the parts of a cut: each one's
+ * gradient at its end. Block: a cut, one head, MV columns; fp32 FMA. The first product of a sum
+ * that starts from zero is left out: where nothing follows the rank, dH of its last part starts
+ * from the final state's gradient. */
 template <int MV, int KMAX>
 __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     k_merge_bwd(int HV, int K, int V, MergeBwdArgs a) {
     extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, ranks = a.far - a.rank,
-        last = ranks + a.last_part + a.sum;
+    int hv = blockIdx.x / (V / MV) % HV, v0 = blockIdx.x % (V / MV) * MV, ranks = a.far - a.rank;
+    Cut cut = a.cut ? a.cut[blockIdx.x / (V / MV) / HV] : Cut{0, 1};
+    int last = ranks + cut.n - 1 + a.sum, end = cut.first + cut.n - 1;
     Columns<MV, KMAX> c(smem, K, a.row);
     auto rank = [&](int j) { return FAULT(MERGE_BWD_NEAREST) ? a.rank + 1 + j : a.far - j; };
-    auto part = [&](int j) { return a.last_part - (j - ranks); };
+    auto part = [&](int j) { return end - (j - ranks); };
     auto stride = [&](int j) { return j < ranks ? a.row : V; };
     auto dh = [&](int j) {
         return (j < ranks ? a.all + ((int64_t)rank(j) * HV + hv) * K * a.row
@@ -181,7 +183,8 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
         if (matrix(0).p) c.fetch(matrix(0), 0);
     }
     for (int j = 0; j <= last; j++) {
-        if (j >= ranks && !a.sum) c.to(a.out + ((int64_t)(j - ranks) * HV + hv) * K * V + v0, V);
+        if (j >= ranks && !a.sum)
+            c.to(a.out + ((int64_t)(a.parts - 1 - part(j)) * HV + hv) * K * V + v0, V);
         if (j == last) break;
         int starts = !j && !a.came, in = part(j); /* from zero */
         if (j >= ranks && !starts && is_gone(a.reach, in, HV, hv, a.seq[in]) && c.is_finite()) {
@@ -202,13 +205,14 @@ template <int MV, int KMAX> static dp_status merge_bwd(const Call &c, MergeBwdAr
     int bytes = Columns<MV, KMAX>::BYTES;
     auto kernel = k_merge_bwd<MV, KMAX>;
     CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
+    unsigned blocks = (unsigned)(a.cut ? c.p->ncut : 1) * d.HV * (d.V / MV);
+    kernel<<<blocks, THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_merge_bwd");
     return DP_OK;
 }
 
 template <int KMAX> static dp_status merge_bwd_by(const Call &c, MergeBwdArgs a) {
-    int mv = columns(c.p->d.HV, c.p->d.V);
+    int mv = columns(c.p->d.HV * (a.cut ? c.p->ncut : 1), c.p->d.V);
     return mv == 32   ? merge_bwd<32, KMAX>(c, a)
            : mv == 16 ? merge_bwd<16, KMAX>(c, a)
                       : merge_bwd<8, KMAX>(c, a);
@@ -226,10 +230,11 @@ static dp_status over_parts(const Call &c, int sum, float *out) {
     int hands = hands_on(&p->opt, p->N);
     a.far = sum || hands ? p->rank : p->rank + p->post;
     if (hands && !sum && !p->is_last) a.came = at<float>(c, B_DSOUT);
-    a.last_part = p->parts - 1;
+    a.parts = p->parts;
     a.m_part = p->m_part;
     a.reach = reaches(p, c.ws);
-    a.seq = p->d.seq + p->d.nseq - 1;
+    a.seq = p->d.seq + p->nwhole;
+    a.cut = p->parts > 1 ? p->cuts : NULL;
     a.sum = sum;
     a.out = out;
     return p->d.K <= 128 ? merge_bwd_by<128>(c, a) : merge_bwd_by<256>(c, a);

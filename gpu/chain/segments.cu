@@ -21,10 +21,11 @@ struct SegArgs {
     float *pre, *own, *sin;
     const float *came; /* the rank's state, where it was handed over; else NULL */
     const int *reach;  /* of segments */
-    const Seq *seq;
-    int HV, V, nseg, steps, whole;
-    int from, to, groups; /* ranks [from, to) precede */
-    RankWindow w;         /* states come by it, or merges are made of gathered elements */
+    const Seq *seq;    /* of all segments */
+    const Cut *cut;
+    int HV, V, whole, is_last; /* is_last: nobody asks for the element of all segments */
+    int from, to, groups;      /* ranks [from, to) precede */
+    RankWindow w;              /* states come by it, or merges are made of gathered elements */
     dpg_marks marks;
     /* w: the state goes on to the next rank; M of so many later ranks lie in the window */
     int pass, kept;
@@ -62,32 +63,34 @@ __device__ __forceinline__ void push_state(const RankWindow &w, float *tile, Pan
         [&](float *x) { return w.s_came(x) + (hv * w.V + c0) / 32; });
 }
 
-/* The element of segments 0 .. i, for i = 1 .. steps: where the states of the segments need it, and
- * of all of them, the rank's element. Block: one head, 32 columns, of H alone if the segments start
- * from H_0 alone: with windows it goes to the next rank, and M to the earlier ones that keep it for
- * their backward. */
+/* Of a cut: the element of segments 0 .. i, for i = 1 .. steps: where the states of the segments
+ * need it, and of all of them, the rank's element. Block: a cut, one head, 32 columns, of H alone
+ * if the segments start from H_0 alone: with windows it goes to the next rank, and M to the earlier
+ * ones that keep it for their backward. */
 template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a) {
     __shared__ float4 P[K / 2 * Panel<K>::PITCH];
-    int V = a.V, row = V + K, blocks = (a.whole ? V : row) / 32, hv = blockIdx.x / blocks,
+    int V = a.V, row = V + K, blocks = (a.whole ? V : row) / 32, hv = blockIdx.x / blocks % a.HV,
         c0 = blockIdx.x % blocks * 32;
-    auto at = [&](int i) { return ((int64_t)i * a.HV + hv) * K * row; };
+    Cut cut = a.cut[blockIdx.x / blocks / a.HV];
+    int steps = cut.n - 1 - a.is_last;
+    auto at = [&](int i) { return ((int64_t)(cut.first + i) * a.HV + hv) * K * row; };
     Panel<K> p(P, row);
     float c[4][4];
-    if (a.steps > 0) p.begin(a.seg + at(1) + V);
+    if (steps > 0) p.begin(a.seg + at(1) + V);
     p.load(c, a.seg + at(0) + c0, row);
-    for (int i = 1; i <= a.steps; i++) {
+    for (int i = 1; i <= steps; i++) {
         const float *h = c0 < V ? a.seg + at(i) + c0 : NULL;
-        const float *next = i < a.steps ? a.seg + at(i + 1) + V : NULL;
-        if (is_gone(a.reach, i, a.HV, hv, a.seq[i]) && p.is_finite(c)) {
+        const float *next = i < steps ? a.seg + at(i + 1) + V : NULL;
+        if (is_gone(a.reach, cut.first + i, a.HV, hv, a.seq[cut.first + i]) && p.is_finite(c)) {
             p.only(c, h);
             if (next) p.begin(next);
         } else {
             p.put(c);
             p.product(c, a.seg + at(i) + V, h, next);
         }
-        p.store(c, (i < a.nseg - 1 ? a.pre + at(i) : a.own + at(0)) + c0, row);
+        p.store(c, (i < cut.n - 1 ? a.pre + at(i) : a.own + (int64_t)hv * K * row) + c0, row);
     }
-    if (!a.w.mine || a.steps < a.nseg - 1) return;
+    if (!a.w.mine || a.is_last) return;
     if (a.whole && c0 < V && a.w.later) {
         if (threadIdx.x == 0) await(a.w.used(a.w.mine, a.w.rank + 1), a.w.n - SLOTS, a.marks.stop);
         push_state<K>(a.w, (float *)P, p, c, hv, c0);
@@ -121,24 +124,24 @@ template <int K> __device__ __forceinline__ void receive(const SegArgs &a, int h
 
 /* S = S_in: for ranks from .. to-1, farthest first, S <- M_j S + H_j; with windows it comes, and M
  * S + H of the rank goes on. The initial state of segment 0 is S, of segment i > 0 M S + H with the
- * element of segments 0 .. i-1. Block: one head, 32 columns, every groups-th segment. */
+ * element of segments 0 .. i-1. Block: a cut, one head, 32 columns, every groups-th segment. */
 template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a) {
     extern __shared__ float smem[];
     float4 *P = (float4 *)smem;
     float *tile = smem + K / 2 * Panel<K>::PITCH * 4;
-    int V = a.V, row = V + K, hv = blockIdx.x / a.groups / (V / 32),
+    int V = a.V, row = V + K, hv = blockIdx.x / a.groups / (V / 32) % a.HV,
         c0 = blockIdx.x / a.groups % (V / 32) * 32, first = blockIdx.x % a.groups;
+    Cut cut = a.cut[blockIdx.x / a.groups / (V / 32) / a.HV];
+    auto at = [&](int i) { return (int64_t)(cut.first + i) * a.HV + hv; };
     auto rank = [&](int j) {
         return a.hm + ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - (j - a.from) : j) * a.HV + hv) *
                           K * row;
     };
-    auto before = [&](int i) {
-        return (i == 1 ? a.seg : a.pre + (int64_t)(i - 1) * a.HV * K * row) + (int64_t)hv * K * row;
-    };
-    auto out = [&](int i) { return a.sin + ((int64_t)i * a.HV + hv) * K * V + c0; };
+    auto before = [&](int i) { return (i == 1 ? a.seg : a.pre) + at(i - 1) * K * row; };
+    auto out = [&](int i) { return a.sin + at(i) * K * V + c0; };
     int start = first ? first : a.groups, pass = a.pass && !first,
         merges = a.w.mine ? 0 : max(a.to - a.from - 1, 0);
-    int n = merges + pass + (a.whole || start >= a.nseg ? 0 : (a.nseg - 1 - start) / a.groups + 1);
+    int n = merges + pass + (a.whole || start >= cut.n ? 0 : (cut.n - 1 - start) / a.groups + 1);
     auto segment = [&](int j) { return start + (j - merges - pass) * a.groups; };
     auto element = [&](int j) {
         return j < merges          ? rank(a.from + 1 + j)
@@ -166,7 +169,7 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
         else if (j >= merges)
             push_state<K>(a.w, tile, p, c, hv, c0);
     }
-    for (int i = start; a.whole && i < a.nseg; i += a.groups) {
+    for (int i = start; a.whole && i < cut.n; i += a.groups) {
         p.load(c, before(i) + c0, row);
         p.store(c, out(i), V);
     }
@@ -177,7 +180,8 @@ static SegArgs seg_args(const Call &c) {
     const Dims &d = p->d;
     SegArgs a = {};
     a.reach = reaches(p, c.ws);
-    a.seq = d.seq + d.nseq - 1;
+    a.seq = d.seq + p->nwhole;
+    a.cut = p->cuts;
     a.seg = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
     a.hm = at<float>(c, B_HMALL);
     a.pre = at<float>(c, B_PREFIX);
@@ -185,8 +189,7 @@ static SegArgs seg_args(const Call &c) {
     a.sin = at<float>(c, B_SIN);
     a.HV = d.HV;
     a.V = d.V;
-    a.nseg = p->nseg;
-    a.steps = p->nseg - 1 - p->is_last;
+    a.is_last = p->is_last;
     a.whole = p->whole;
     int hands = hands_on(&p->opt, p->N);
     a.to = p->rank;
@@ -198,7 +201,7 @@ static SegArgs seg_args(const Call &c) {
     a.kept = (int)p->saved_ms;
     a.groups = 1;
     int blocks = a.w.mine ? 256 : 128;
-    while (a.groups < 4 && a.groups < p->nseg && d.HV * (d.V / 32) * a.groups < blocks)
+    while (a.groups < 4 && a.groups < p->nseg && p->ncut * d.HV * (d.V / 32) * a.groups < blocks)
         a.groups *= 2;
     return a;
 }
@@ -206,9 +209,12 @@ static SegArgs seg_args(const Call &c) {
 dp_status chain_compose(const Call &c) {
     const Dims &d = c.p->d;
     SegArgs a = seg_args(c);
-    unsigned grid = (unsigned)d.HV * (d.V + (a.whole ? 0 : d.K)) / 32;
+    unsigned grid = (unsigned)c.p->ncut * d.HV * ((d.V + (a.whole ? 0 : d.K)) / 32);
     a.w.n++; /* the forward that has not been entered yet */
-    if (a.steps < (a.w.mine && !c.p->is_last ? 0 : 1)) return DP_OK;
+    int most = 0;
+    for (int i = 0; i < c.p->ncut; i++)
+        most = c.p->cuts_h[i].n > most ? c.p->cuts_h[i].n : most;
+    if (most - 1 - a.is_last < (a.w.mine && !c.p->is_last ? 0 : 1)) return DP_OK;
     if (d.K == 64)
         k_compose<64><<<grid, 128, 0, c.s>>>(a);
     else
@@ -221,7 +227,7 @@ dp_status chain_merge(const Call &c) {
     const Dims &d = c.p->d;
     if (c.p->opt.chain_how == DPG_CHAIN_DENSE) return merge_elements(c);
     SegArgs a = seg_args(c);
-    unsigned grid = (unsigned)d.HV * (d.V / 32) * a.groups;
+    unsigned grid = (unsigned)c.p->ncut * d.HV * (d.V / 32) * a.groups;
     int bytes = d.K / 2 * Panel<64>::PITCH * 16 + d.K * 36 * 4;
     CK(c.e,
        cudaFuncSetAttribute(k_states<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));

@@ -21,13 +21,17 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
  * K = V = 128: 0.26 ms against 0.33 with 48, 0.23 against 0.19 with 32). */
 #define BARE_BLOCKS 44
 
-int fast_is_bare(const dpg_plan *pl) {
+int fast_is_bare_whole(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    int alone = pl->N == 1 && pl->nseg == 1 && !pl->owned && !pl->by_part;
-    int o_alone = !pl->is_bwd && !pl->opt.keep && !saves_all(pl);
+    int alone = pl->N == 1 && !pl->owned && !pl->by_part;
+    int o_alone = !pl->opt.keep && !saves_all(pl);
     int64_t blocks = (int64_t)d.nseq * d.HV * (d.V / 64);
     return pl->opt.path == DPG_PATH_FAST && d.Kg == 1 && is_plain(d) && alone && o_alone &&
            fast_augments(&pl->device) && blocks >= BARE_BLOCKS * pl->device.sms / 132;
+}
+
+int fast_is_bare(const dpg_plan *pl) {
+    return !pl->is_bwd && pl->nseg == 1 && fast_is_bare_whole(pl);
 }
 
 static dp_status chunks(const Call &c) {

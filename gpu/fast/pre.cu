@@ -260,6 +260,7 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
     PreSmem<K, V> &sm = *(PreSmem<K, V> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
+    if (seq.ends) return; /* nobody asks */
     const float *s0 = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V : NULL;
     float4 *H = &sm.H[0][threadIdx.x];
     float P[K / 8][4];
@@ -322,13 +323,13 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
 
 /* ---- how far back gradients reach ------------------------------------------------------------ */
 
-/* Of the parts of a backward. m: their kept M, from part m_part on, of `kept` parts. */
+/* Of the parts of a backward. m: their kept M, from part m_part on. */
 struct ReachArgs {
     const bf16 *w, *kg;
     const float *eC, *m, *given;
     const int *odd;
     int *reach; /* [part][HV]: chunks from a part's first one on that its dH depends on */
-    int seq0, m_part, kept;
+    int seq0, m_part;
 };
 template <int K> struct ReachSmem {
     bf16 w[STAGES][C * K], kg[STAGES][C * K];
@@ -354,16 +355,23 @@ __device__ __forceinline__ void load_factor(ReachSmem<K> &sm, const Dims &d, con
 /* dH of a part is a sum over its chunks of what each adds times the factors before it, transposed.
  * Where nothing is left of their product, P' <- eC o P' - (P' w') kg from the first chunk on, which
  * is asked every LOOK chunks, later chunks do not count. Tried where the forward saw M vanish, its
- * own or, where the last part has none, that of the part before; for half of the chunks. */
+ * own or, where the last part has none, that of the part before, if it has; for half of the chunks.
+ */
 template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, ReachArgs a) {
     extern __shared__ __align__(1024) char raw[];
     ReachSmem<K> &sm = *(ReachSmem<K> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = 0;
-    Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
-    int n = seq.c1 - seq.c0, tried = n / 2, hint = min(seq.part - a.m_part, a.kept - 1);
+    int at_seq = a.seq0 + blockIdx.x / d.HV;
+    Seq seq = d.seq[at_seq];
+    if (seq.starts) { /* nobody asks */
+        if (threadIdx.x == 0) a.reach[(int64_t)seq.part * d.HV + hv] = 0;
+        return;
+    }
+    int n = seq.c1 - seq.c0, tried = n / 2, hint = seq.part - seq.ends - a.m_part;
+    bool hints = !(seq.ends && d.seq[at_seq - 1].starts);
     const float *m = a.m + ((int64_t)hint * d.HV + hv) * K * K;
     bool there = false, left = true;
-    for (int x = threadIdx.x; hint >= 0 && x < K * K; x += 2 * K)
+    for (int x = threadIdx.x; hints && x < K * K; x += 2 * K)
         there |= m[x] != 0.f;
     if (__syncthreads_or(there)) tried = 0;
     if (threadIdx.x == 0) {
@@ -462,8 +470,7 @@ dp_status fast_reach(const Call &c, int *to) {
     a.given = c.g->dfinal_state;
     a.odd = at<int>(c, B_ODD);
     a.reach = to;
-    a.seq0 = p->is_first;
+    a.seq0 = p->nwhole + p->is_first;
     a.m_part = p->m_part;
-    a.kept = (int)p->saved_parts;
     return p->d.K == 64 ? reach<64>(c, a) : reach<128>(c, a);
 }

@@ -434,12 +434,10 @@ dp_status fast_state(const Call &c) {
     StateArgs a = state_args(c);
     a.o = c.t->o;
     a.end = c.t->final_state;
-    return by_widths<Pass>(c, a, c.p->d.nseq - 1 + c.p->nseg);
+    return by_widths<Pass>(c, a, c.p->nrow);
 }
 
-dp_status fast_bwd_states(const Call &c) {
-    return by_widths<Pass>(c, state_args(c), c.p->d.nseq - 1 + c.p->nseg);
-}
+dp_status fast_bwd_states(const Call &c) { return by_widths<Pass>(c, state_args(c), c.p->nrow); }
 
 dp_status fast_pre_states(const Call &c) {
     StateArgs a = state_args(c);

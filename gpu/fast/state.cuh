@@ -25,9 +25,9 @@ struct StateArgs {
     bf16 *states, *news;         /* h and X, or dh and dv_new, SLICES */
     float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
-    int row, seq0, nseg, parts; /* seq0: the first local sub-sequence; parts: segments that the last
-                                 * one was cut in, 1: whole to the backward */
-    int depth;                  /* stages of the ring */
+    int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
+                           * 1: whole to the backward */
+    int depth;            /* stages of the ring */
 };
 
 /* Chunks of a pass: a segment, or a whole local sub-sequence, whose segments lie behind each other.

@@ -26,8 +26,7 @@ template <int K, int SL> struct Stage {
     float eC[K];
 };
 
-/* Segments side by side if the forward left their M. What lies behind a segment's reach is zero to
- * it. */
+/* What lies behind a segment's reach is zero to it. */
 __device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq, int hv) {
     Run r = run_of(d.seq[seq]);
     int reach = a.reach ? a.reach[r.part * d.HV + hv] : r.n;
@@ -35,11 +34,6 @@ __device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq
         r.n = reach;
         r.ends = 0;
     }
-    if (a.parts > 1 || seq < d.nseq - 1) return r;
-    Seq last = d.seq[seq + a.nseg - 1];
-    r.n = last.c1 - r.c0;
-    r.ends = last.ends;
-    r.part = 0;
     return r;
 }
 __device__ __forceinline__ const float *initial_bwd(const Dims &d, const StateArgs &a, const Run &r,
@@ -317,7 +311,6 @@ static StateArgs state_args(const Call &c) {
     a.dos = at<bf16>(c, B_DO);
     a.eC = at<float>(c, B_EC);
     a.given = c.g->dfinal_state;
-    a.nseg = c.p->nseg;
     a.parts = c.p->owned ? state_parts(c.p) : c.p->parts;
     return a;
 }
@@ -329,7 +322,9 @@ dp_status fast_bwd_state(const Call &c) {
     a.end = c.g->ds0;
     a.states = at<bf16>(c, B_DH);
     a.news = at<bf16>(c, B_DV_NEW);
-    return by_widths<PassBwd>(c, a, c.p->d.nseq - 1 + c.p->parts);
+    /* segments side by side if the forward left their M */
+    a.seq0 = c.p->parts > 1 ? 0 : c.p->whole0;
+    return by_widths<PassBwd>(c, a, c.p->parts > 1 ? c.p->nrow : c.p->d.nseq);
 }
 
 dp_status fast_bwd_pre(const Call &c) {
@@ -344,7 +339,7 @@ dp_status fast_bwd_pre(const Call &c) {
     /* nobody asks for dH of the first part of a sequence */
     a.hm = at<float>(c, B_SEG);
     a.row = p->d.V;
-    a.seq0 = p->is_first;
+    a.seq0 = p->nwhole + p->is_first;
     int *reach = at<int>(c, B_REACH);
     TRY(fast_reach(c, reach));
     a.reach = reach;

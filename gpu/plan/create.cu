@@ -89,6 +89,7 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->path != DPG_PATH_FAST || !no, "the fast path does not take this problem: %s", no);
     NEED((o->path != DPG_PATH_SIMPLE && o->bwd_path != DPG_PATH_SIMPLE) || !token_alone(p->model),
          "the simple path has no such recurrence");
+    NEED(o->segment_chunks >= 0, "segments of %d chunks", o->segment_chunks);
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
@@ -200,8 +201,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     if (passes_on(&pl->opt, pl->N)) pl->needs_m = 0;
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
-    pl->nseg = other_path ? 1 : segment_count(pl, &pl->opt);
-    cut_segments(pl);
+    cut_segments(pl, other_path);
     list_rows(pl);
     pl->bare = fast_is_bare(pl);
     layout_workspace(pl);
@@ -222,7 +222,7 @@ static void share(dpg_plan *pl, dpg_plan *b) {
     pl->saved_states = pl->owned ? pl->nlink : alike ? b->nseg : !pl->is_first;
     pl->saved_ms = pl->owned ? pl->slots * pl->N : pl->post > 1 ? pl->post - 1 : 0;
     if (!pl->opt.send_dh_only) pl->saved_ms = 0;
-    if (alike && b->d.nseq == 1 && !pl->opt.whole_bwd) {
+    if (alike && (b->d.nseq == 1 || pl->N == 1) && !pl->opt.whole_bwd) {
         b->parts = b->nseg;
         b->m_part = pl->whole;
         pl->saved_parts = b->nseg - b->is_last - b->m_part;
@@ -266,6 +266,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
         if (x) cudaEventDestroy(x);
     free(pl->chunks_h);
     free(pl->seqs_h);
+    free(pl->cuts_h);
     free(pl->links_h);
     free(pl->hops_h);
     free(pl);

@@ -38,8 +38,10 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
 
-/* Does the forward of a plan, whose segments are cut, take fast/bare.cuh. */
+/* Does the forward of a plan, whose segments are cut, take fast/bare.cuh; would it if nothing were
+ * cut. */
 int fast_is_bare(const dpg_plan *pl);
+int fast_is_bare_whole(const dpg_plan *pl);
 
 /* Of a recurrence: does the token path alone have it; does a token erase; how many keys has a token
  * on that path. */
@@ -88,10 +90,10 @@ dp_status ask_device(Device *dev, dp_err *e);
 
 /* plan/layout.cu, plan/split.cu: a rank's share and its workspace. */
 dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e);
-void cut_segments(dpg_plan *pl);
+/* whole: nothing is cut. */
+void cut_segments(dpg_plan *pl, int whole);
 /* Rows of d.seq and the folds, once segments are cut; tables to the device. */
 void list_rows(dpg_plan *pl);
 dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e);
-int segment_count(const dpg_plan *pl, const dpg_options *o);
 void layout_workspace(dpg_plan *pl);
 #endif

@@ -22,12 +22,16 @@ struct Chunk {
     int len, seq; /* tokens; local sub-sequence */
 };
 
-/* Chunks [c0, c1) of a global sequence. The last local sub-sequence is cut in nseg parts
- * (segments), all others are whole. */
+/* Chunks [c0, c1) of a global sequence: a local sub-sequence that is whole, or a part (segment) of
+ * one that is cut. */
 struct Seq {
     int c0, c1, gseq;
     int starts, ends; /* does the sequence start, end in these chunks */
-    int part;         /* which part of a local sub-sequence they are; of several links: which */
+    int part; /* which of the parts of all that are cut, 0: whole; of several links: which */
+};
+/* A local sub-sequence that is cut: parts [first, first + n). */
+struct Cut {
+    int first, n;
 };
 
 /* A part of the tokens (dpg_owners) that the rank owns: a link of the chain of all parts. */
@@ -184,7 +188,14 @@ struct dpg_plan {
     /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
      * ask for; runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;
-    int nseg;             /* parts of the last local sub-sequence */
+    /* rows of d.seq: those of a pass over whole sub-sequences and parts, nwhole whole ones first;
+     * from whole0 on the local sub-sequences, each whole */
+    int nrow, nwhole, whole0;
+    /* Of several ranks the last local sub-sequence is cut, if in 1; of one rank any, the last in 1
+     * if none is. nseg: parts of all */
+    int ncut, nseg;
+    Cut *cuts_h;
+    const Cut *cuts;
     int bare;             /* fast: chunks make T B and Aqk alone (fast/bare.cuh) */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
@@ -194,8 +205,8 @@ struct dpg_plan {
     /* dpg_tensors.saved: states [HV][K][V], then matrices [HV][K][K] of ranks rank + 1 .., then of
      * parts m_part .. */
     int64_t saved_states, saved_ms, saved_parts;
-    int parts, m_part; /* backward: parts of the one local sub-sequence that run side by
-                        * side, 1: whole; the first whose M is kept */
+    int parts, m_part; /* backward: parts that run side by side, 1: sub-sequences are whole; the
+                        * first whose M is kept */
     cudaStream_t side; /* backward, N > 1: what waits for other ranks */
     cudaEvent_t forked, joined;
     RankWindow window;
@@ -246,12 +257,7 @@ static inline float *gathered(const Call &c, int own, int all) {
 }
 
 /* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */
-static inline Seq local_sequence(const dpg_plan *p, int i) {
-    Seq q = p->seqs_h[i], z = p->seqs_h[i == p->d.nseq - 1 ? i + p->nseg - 1 : i];
-    q.c1 = z.c1;
-    q.ends = z.ends;
-    return q;
-}
+static inline Seq local_sequence(const dpg_plan *p, int i) { return p->seqs_h[p->whole0 + i]; }
 
 /* Chunks of each segment that its H or dH depends on, or NULL. Where some are left out, M is 0. */
 static inline const int *reaches(const dpg_plan *p, void *ws) {

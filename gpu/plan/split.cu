@@ -1,6 +1,7 @@
 /* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2),
  * and of several parts the links and the folds over them.
  */
+#include "plan/cost.cuh"
 #include "plan/paths.cuh"
 #include <algorithm>
 #include <stdlib.h>
@@ -90,11 +91,12 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     pl->all = parts.n();
     pl->owned = p->own.parts > 0;
     /* sub-sequences, segments, and what list_rows adds */
-    size_t rows = L / pl->d.tok + p->Nseq + 4 * (size_t)pl->nlink + 2;
+    size_t rows = L / pl->d.tok + 2 * (size_t)p->Nseq + 4 * (size_t)pl->nlink + 2;
     pl->links_h = (Link *)calloc(pl->nlink + 1, sizeof(Link));
     pl->seqs_h = (Seq *)calloc(rows, sizeof(Seq));
     pl->chunks_h = (Chunk *)calloc(L / pl->d.tok + p->Nseq + pl->nlink + 1, sizeof(Chunk));
-    if (!pl->links_h || !pl->seqs_h || !pl->chunks_h)
+    pl->cuts_h = (Cut *)calloc(p->Nseq + 1, sizeof(Cut));
+    if (!pl->links_h || !pl->seqs_h || !pl->chunks_h || !pl->cuts_h)
         return dpg_fail(e, DP_ENOMEM, "%s:%d: tables of a plan", __FILE__, __LINE__);
     for (int i = 0; i < parts.n(); i++)
         if (parts.owner(i) == pl->rank) add_part(pl, parts, i, n++);
@@ -109,36 +111,88 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     return DP_OK;
 }
 
-/* Segments side by side keep a card of 132 multiprocessors busy where a chain of chunks per head
- * would not: M takes one block a segment and head. Fewer than 4 chunks a segment, or more than 16
- * segments, and composing them costs more than it saves. One rank alone, whose (M, H) nobody asks
- * for, gains where few heads leave most of the card idle for long: T 131,072 HV 8, forward 2.93
- * -> 2.28 ms, backward 9.5 -> 8.0. Links are segments already. */
-int segment_count(const dpg_plan *pl, const dpg_options *o) {
-    if (pl->owned) return 1;
-    Seq q = pl->seqs_h[pl->d.nseq - 1];
-    int chunks = q.c1 - q.c0, n = 128 / pl->d.HV;
-    if (o->path != DPG_PATH_FAST || o->chain_how != DPG_CHAIN_AUGMENTED) return 1;
-    if (o->segments) return o->segments < chunks ? o->segments : chunks;
-    if (pl->N == 1 && (pl->d.nseq > 1 || pl->d.HV > 8 || chunks < 512)) return 1;
+/* ---- segments -------------------------------------------------------------------------------- */
+
+/* Of several ranks, which wait for each other's (M, H): segments side by side keep a card of 132
+ * multiprocessors busy where a chain of chunks per head would not, M takes one block a segment and
+ * head. Fewer than 4 chunks a segment, or more than 16 segments, and composing them costs more than
+ * it saves. */
+static int segments_of_rank(const dpg_plan *pl, int chunks) {
+    int n = 128 / pl->d.HV;
     n = n < chunks / 4 ? n : chunks / 4;
     return n < 1 ? 1 : n < 16 ? n : 16;
 }
 
-/* Replaces the last local sub-sequence by its segments. */
-void cut_segments(dpg_plan *pl) {
-    int last = pl->d.nseq - 1, n = pl->nseg;
-    if (pl->owned) return;
-    Seq whole = pl->seqs_h[last];
-    for (int i = 0; i < n; i++) {
-        Seq *q = &pl->seqs_h[last + i];
-        *q = whole;
-        q->c0 = whole.c0 + (int)((int64_t)(whole.c1 - whole.c0) * i / n);
-        q->c1 = whole.c0 + (int)((int64_t)(whole.c1 - whole.c0) * (i + 1) / n);
-        q->starts = whole.starts && i == 0;
-        q->ends = whole.ends && i == n - 1;
-        q->part = i;
+/* Of one rank, whose (M, H) nobody asks for: by time alone. */
+static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks) {
+    const Dims &d = pl->d;
+    const dpg_options &o = pl->opt;
+    SplitCase c = {d.HV,
+                   d.K,
+                   d.V,
+                   d.Kg == 1,
+                   fast_is_bare_whole(pl) != 0,
+                   o.backward != 0,
+                   o.save == DPG_SAVE_ALL,
+                   pl->device.sms};
+    return split_piece(c, chunks);
+}
+
+/* Segments of each local sub-sequence. Links are segments already. */
+static std::vector<int> segment_counts(const dpg_plan *pl) {
+    const dpg_options &o = pl->opt;
+    std::vector<int> count(pl->d.nseq, 1), chunks;
+    if (pl->owned || o.path != DPG_PATH_FAST || o.chain_how != DPG_CHAIN_AUGMENTED) return count;
+    for (int i = 0; i < pl->d.nseq; i++)
+        chunks.push_back(pl->seqs_h[i].c1 - pl->seqs_h[i].c0);
+    if (o.segments) {
+        count.back() = o.segments < chunks.back() ? o.segments : chunks.back();
+    } else if (pl->N > 1) {
+        count.back() = segments_of_rank(pl, chunks.back());
+    } else {
+        int most = o.segment_chunks ? o.segment_chunks : chunks_of_segment(pl, chunks);
+        for (int i = 0; i < pl->d.nseq; i++)
+            count[i] = split_segments(chunks[i], most);
     }
+    return count;
+}
+
+/* Segment i of n of a sub-sequence. */
+static Seq segment_of(const Seq &whole, int i, int n) {
+    int64_t chunks = whole.c1 - whole.c0;
+    Seq q = whole;
+    q.c0 = whole.c0 + (int)(chunks * i / n);
+    q.c1 = whole.c0 + (int)(chunks * (i + 1) / n);
+    q.starts = whole.starts && i == 0;
+    q.ends = whole.ends && i == n - 1;
+    return q;
+}
+
+/* Rows of a pass: whole sub-sequences, then segments; where one is cut, sub-sequences behind. */
+void cut_segments(dpg_plan *pl, int whole) {
+    int nseq = pl->d.nseq, last = nseq - 1;
+    pl->nrow = pl->nwhole = nseq;
+    pl->nseg = 1;
+    if (pl->owned) return;
+    std::vector<Seq> seqs(pl->seqs_h, pl->seqs_h + nseq);
+    std::vector<int> count = whole ? std::vector<int>(nseq, 1) : segment_counts(pl);
+    int any = *std::max_element(count.begin(), count.end()) > 1;
+    auto is_cut = [&](int i) { return count[i] > 1 || (i == last && (!any || pl->N > 1)); };
+    pl->nrow = pl->nseg = 0;
+    for (int i = 0; i < nseq; i++)
+        if (!is_cut(i)) pl->seqs_h[pl->nrow++] = seqs[i];
+    pl->nwhole = pl->nrow;
+    for (int i = 0; i < nseq; i++) {
+        if (!is_cut(i)) continue;
+        pl->cuts_h[pl->ncut++] = {pl->nseg, count[i]};
+        for (int j = 0; j < count[i]; j++) {
+            pl->seqs_h[pl->nrow] = segment_of(seqs[i], j, count[i]);
+            pl->seqs_h[pl->nrow++].part = pl->nseg++;
+        }
+    }
+    if (pl->nseg == 1) return;
+    pl->whole0 = pl->nrow;
+    std::copy(seqs.begin(), seqs.end(), pl->seqs_h + pl->whole0);
 }
 
 /* ---- rows beside the sub-sequences ----------------------------------------------------------- */
@@ -146,12 +200,12 @@ void cut_segments(dpg_plan *pl) {
 void list_rows(dpg_plan *pl) {
     Seq *q = pl->seqs_h;
     const Link *l = pl->links_h;
-    int n = pl->owned ? pl->d.nseq : pl->d.nseq - 1 + pl->nseg;
-    pl->pre0 = pl->owned ? n : pl->d.nseq - 1;
+    int n = pl->whole0 ? pl->whole0 + pl->d.nseq : pl->nrow;
+    pl->pre0 = pl->owned ? n : pl->nwhole;
     for (int i = 0; pl->owned && i < pl->nlink; i++)
         if (l[i].post) q[n++] = q[l[i].last];
     pl->npre = pl->owned ? n - pl->pre0 : pl->nseg - pl->is_last;
-    pl->bwd0 = pl->owned ? n : 0;
+    pl->bwd0 = pl->owned ? n : pl->whole0;
     for (int i = 0; pl->owned && i < pl->nlink; i++)
         if (l[i].pre) q[n++] = q[l[i].first];
     pl->nbwd = pl->owned ? n - pl->bwd0 : 1;
@@ -197,6 +251,7 @@ dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
         const void **to;
     } t[] = {{pl->chunks_h, pl->d.NT * sizeof(Chunk), (const void **)&pl->d.chunk},
              {pl->seqs_h, (pl->run0 + pl->nrun) * sizeof(Seq), (const void **)&pl->d.seq},
+             {pl->cuts_h, pl->ncut * sizeof(Cut), (const void **)&pl->cuts},
              {fwd.data(), fwd.size() * sizeof(Fold), (const void **)&pl->folds.fold},
              {bwd.data(), bwd.size() * sizeof(Fold), (const void **)&pl->folds_bwd.fold},
              {place.data(), place.size() * sizeof(int), (const void **)&pl->folds.place},

@@ -9,7 +9,10 @@
  *   kept      of these: with nothing recomputed the same bits, on small cases
  *   forgets   of these: over segments whose states are forgotten within them, and are not read from
  *             there on, results are those over the whole sequence, and NaN goes as far
+ *   batches   of these: sequences of a batch that are cut in segments, several at once, have the
+ *             bits that each has alone, and nothing of one reaches another
  *   once      one run of every kind of case, for compute-sanitizer
+ *   batch     of these: of a batch alone
  *
  * Exit status 0, 1, or 2 (no device). */
 #include "rank.h"
@@ -61,7 +64,7 @@ static Tensors make(const Case &c, uint64_t seed) {
 struct How {
     dpg_path bwd;
     dpg_chain_how chain;
-    int dh_only, whole = 0, one_by_one = 0, times = 1, segments = 0;
+    int dh_only, whole = 0, one_by_one = 0, times = 1, segments = 0, segment_chunks = 0;
     dpg_save save = DPG_SAVE_STATE;
 };
 
@@ -83,6 +86,7 @@ static dpg_options options_of(const How &how) {
     o.send_dh_only = how.dh_only;
     o.whole_bwd = how.whole;
     o.segments = how.segments;
+    o.segment_chunks = how.segment_chunks;
     o.save = how.save;
     return o;
 }
@@ -241,13 +245,20 @@ static bool taken(const Case &c, const How &how) {
     return yes;
 }
 
-/* Parts that one rank's sequence is cut in on this device when asked for so many. */
-static int segments_of(const Case &c, int asked) {
+/* Over so many segments of the last sequence, or of at most so many chunks each of all. */
+static How over(int segments, int chunks = 0) {
+    How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
+    how.segments = segments;
+    how.segment_chunks = chunks;
+    return how;
+}
+
+/* Parts that one rank's sequences are cut in on this device. */
+static int segments_of(const Case &c, const How &how) {
     dpg_plan *plan = NULL;
     dpg_problem p = problem_of(c);
-    dpg_options o = options_of({DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1});
+    dpg_options o = options_of(how);
     dp_err e = {DP_OK, ""};
-    o.segments = asked;
     int made = dpg_plan_create(&plan, &p, &o, 0, 1, &e) == DP_OK ? dpg_plan_segments(plan) : 0;
     fact(made > 0, "a plan of %s: %s", c.name, e.msg);
     dpg_plan_destroy(plan);
@@ -364,12 +375,10 @@ static void cut_by_itself() {
     fact(moved(c.name, b.x, a.x) > 0, "%s: nothing was cut", c.name);
 }
 
-/* Every output over `segments` segments of one rank. */
-static Tensors outputs(const Case &c, const Tensors &x, int segments) {
-    How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
+/* Every output of one rank. */
+static Tensors outputs(const Case &c, const Tensors &x, const How &how) {
     Tensors all;
     Rank r;
-    how.segments = segments;
     r.open(problem_of(c), options_of(how), 0, 1,
            [&](const Share &s) { return r.memory.copy(x.at(s.name), s.from, s.n, s.type); });
     fact(r.forward(NULL) == DP_OK && r.backward(NULL) == DP_OK, "%s: %s", c.name, r.err.msg);
@@ -380,12 +389,12 @@ static Tensors outputs(const Case &c, const Tensors &x, int segments) {
     return all;
 }
 
-/* Entry `at` of input `name` is NaN: outputs over segments hold NaN where those over the whole
- * sequence do, and the last segment's somewhere. */
-static void spreads(const Case &c, Tensors x, const char *name, int64_t at,
+/* Entry `at` of input `name` is NaN: outputs over segments hold NaN where those over whole
+ * sequences do, and somewhere. */
+static void spreads(const Case &c, Tensors x, const How &how, const char *name, int64_t at,
                     std::initializer_list<const char *> reached) {
     x[name][at] = NAN;
-    Tensors cut = outputs(c, x, 3), whole = outputs(c, x, 1);
+    Tensors cut = outputs(c, x, how), whole = outputs(c, x, over(1));
     for (const char *to : reached) {
         const Vec &a = cut[to], &b = whole[to];
         size_t here = 0, others = 0;
@@ -414,16 +423,95 @@ static void forgets() {
                   1,
                   gdn};
         Tensors x = make(c, 7);
-        if (segments_of(c, 3) < 3) {
+        if (segments_of(c, over(3)) < 3) {
             printf("skipped: %s: segments need the warpgroup products of 9.0\n", c.name);
             return;
         }
-        moved(c.name, outputs(c, x, 1), outputs(c, x, 3));
+        moved(c.name, outputs(c, x, over(1)), outputs(c, x, over(3)));
         for (const char *name : {"v", "g", "s0"})
-            if (!gdn || is_one_of(name, {"g"})) spreads(c, x, name, 3, {"o", "final_state"});
+            if (!gdn || is_one_of(name, {"g"}))
+                spreads(c, x, over(3), name, 3, {"o", "final_state"});
         for (const char *name : {"q", "do", "dfinal_state"})
             if (!gdn || is_one_of(name, {"do"}))
-                spreads(c, x, name, x[name].size() - 3, {"dk", "dv", "dg", "dbeta", "ds0"});
+                spreads(c, x, over(3), name, x[name].size() - 3,
+                        {"dk", "dv", "dg", "dbeta", "ds0"});
+    }
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* Sequence s of a batch by itself. */
+static Case alone(const Case &c, int s) {
+    Case one = c;
+    one.cu = {0, c.cu[s + 1] - c.cu[s]};
+    return one;
+}
+/* Words of a tensor that are sequence s's, of `tokens` or a state of each; else all. */
+static Vec words_of(const Case &c, const char *name, const Vec &x, int s) {
+    if (is_one_of(name, {"A_log", "dt_bias", "dA_log", "ddt_bias"})) return x;
+    int64_t states = (int64_t)c.cu.size() - 1, tokens = c.T();
+    bool state = is_one_of(name, {"s0", "dfinal_state", "final_state", "ds0"});
+    int64_t each = (int64_t)x.size() / (state ? states : tokens);
+    int64_t a = state ? s : c.cu[s], b = state ? s + 1 : c.cu[s + 1];
+    return Vec(x.begin() + a * each, x.begin() + b * each);
+}
+
+/* Each sequence has the bits that it has alone, but for the sums over all. */
+static void as_alone(const Case &c, const Tensors &x, const How &how) {
+    Tensors batch = outputs(c, x, how);
+    for (int s = 0; s + 1 < (int)c.cu.size(); s++) {
+        if (c.cu[s] == c.cu[s + 1]) continue;
+        Tensors in;
+        for (auto &y : x)
+            in[y.first] = words_of(c, y.first.c_str(), y.second, s);
+        Tensors own = outputs(alone(c, s), in, how);
+        for (auto &y : own)
+            if (!is_one_of(y.first.c_str(), {"dA_log", "ddt_bias"}))
+                fact(same_bits(words_of(c, y.first.c_str(), batch[y.first], s), y.second),
+                     "%s: %s of sequence %d is not what it is alone", c.name, y.first.c_str(), s);
+    }
+}
+
+/* Every way to go has the bits of one, and is near to whole sequences. */
+static void in_every_way(const Case &c, const Tensors &x, const How &how, int runs) {
+    How more = how, steps = how, all = how, whole = how;
+    more.times = runs + 1;
+    steps.one_by_one = 1;
+    all.save = DPG_SAVE_ALL;
+    whole.whole = 1;
+    Out first = run(c, x, how, 1), again = run(c, x, more, 1);
+    fact(!again.others, "%s: %d of %d runs have other bits", c.name, again.others, runs);
+    std::string which = differs(first.x, run(c, x, steps, 1).x);
+    fact(which == "", "%s: %s differs when the steps run one after the other", c.name,
+         which.c_str());
+    which = differs(first.x, run(c, x, all, 1).x);
+    fact(which == "", "%s: %s has other bits with nothing recomputed", c.name, which.c_str());
+    for (const How &other : {over(1), whole})
+        moved(c.name, outputs(c, x, other), outputs(c, x, how));
+}
+
+/* Sequences of 2, 7, 1, 5 and 1 chunks in segments of at most 2; of 13, 1, 10 and 6 that forget
+ * within 2 chunks in segments of at most 5: the last segment of 2 has no M to look at. */
+static void batches(int runs) {
+    const Case rows[] = {
+        {"batch", {0, 70, 500, 510, 830, 840}, 1, 2, 64, 128, DP_GATE_LOG, -0.002f, 0},
+        {"one gate", {0, 70, 500, 510, 830, 840}, 1, 2, 128, 64, DP_GATE_LOG, -0.002f, 0, 1, 1},
+        {"batch, forgets", {0, 800, 810, 1440, 1820}, 1, 1, 64, 64, DP_GATE_LOG, -1.2f, -0.8f}};
+    for (const Case &c : rows) {
+        bool forgets = c.ghi < 0;
+        How how = over(0, forgets ? 5 : 2);
+        if (segments_of(c, how) < 3) {
+            printf("skipped: %s: segments need the warpgroup products of 9.0\n", c.name);
+            return;
+        }
+        Tensors x = make(c, 7);
+        in_every_way(c, x, how, runs);
+        as_alone(c, x, how);
+        int64_t k = (int64_t)c.H * c.K, v = (int64_t)c.HV * c.V, at = c.cu[forgets ? 2 : 1] + 70;
+        spreads(c, x, how, "v", at * v + 3, {"o", "final_state", "dk", "dg"});
+        spreads(c, x, how, "do", at * v + 3, {"dq", "dk", "dv", "dg", "dbeta", "ds0"});
+        if (forgets) spreads(c, x, how, "k", at * k + 3, {"o", "final_state", "dk", "ds0"});
+        printf("%s: %d times\n", c.name, runs);
     }
 }
 
@@ -449,7 +537,7 @@ static void heads_apart() {
 static void bitwise(int runs) {
     for (int i : {2, 3, 6, 8, 9, 12, 13, 14})
         if (runs >= 10 || cases[i].HV <= 10) repeats(cases[i], runs);
-    if (segments_of(cases[7], 5) > 1) {
+    if (segments_of(cases[7], over(5)) > 1) {
         for (int N : {1, 2, 4})
             over_segments(N, runs);
         cut_by_itself();
@@ -457,8 +545,17 @@ static void bitwise(int runs) {
         printf("skipped: segments (their M needs the warpgroup products of 9.0)\n");
     kept(sizeof kept_ways / sizeof *kept_ways);
     forgets();
+    batches(runs);
     printf("bitwise: %d checks so far\n", checks);
     heads_apart();
+}
+
+/* Two of its sequences in segments, one of 2. */
+static void batch_once() {
+    Case c = {"batch", {0, 500, 510, 800}, 1, 1, 64, 64, DP_GATE_LOG, -1.2f, -0.8f};
+    outputs(c, make(c, 7), over(0, 3));
+    c.gdn = 1;
+    outputs(c, make(c, 7), over(0, 3));
 }
 
 static void once() {
@@ -468,6 +565,7 @@ static void once() {
         how.save = DPG_SAVE_ALL;
         if (i != 7) run(cases[i], make(cases[i], 7), how, 1);
     }
+    batch_once();
 }
 
 int main(int argc, char **argv) {
@@ -480,8 +578,12 @@ int main(int argc, char **argv) {
         kept(SMALL_KEPT_WAYS);
     else if (mode == "forgets")
         forgets();
+    else if (mode == "batches")
+        batches(1);
     else if (mode == "once")
         once();
+    else if (mode == "batch")
+        batch_once();
     else
         bitwise(mode == "small" ? 1 : 100);
     return verdict();

@@ -149,7 +149,15 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
             r->rank[i][x] = dp_copy(s->rank[i][x], dp_rank_width(p, i));
 }
 
-static dpg_options options_of(const dp_cuda_how *how, int ranks) {
+/* Of one rank, which would cut long sequences alone: also those of the tests, and of T tokens not
+ * more than 16 times. */
+static int segment_chunks(int64_t T) {
+    const int64_t chunks = T / DP_CHUNK / 16;
+    return chunks < 2 ? 2 : (int)chunks;
+}
+
+static dpg_options options_of(const dp_problem *p, const dp_cuda_how *how) {
+    const int ranks = dp_cuda_ranks(p, how->N);
     const dp_sending sending = ranks > 1 ? how->sending : (dp_sending){0};
     const dp_cuda_variant variant = how->variant;
     const int segments = variant >= DP_CUDA_SEGMENTS;
@@ -164,6 +172,7 @@ static dpg_options options_of(const dp_cuda_how *how, int ranks) {
                          .backward = how->backward,
                          .exchange = sending.exchange,
                          .payload = sending.payload,
+                         .segment_chunks = segments && ranks == 1 ? segment_chunks(p->T) : 0,
                          .send_dh_only = dh_only,
                          .pair_dg = variant == DP_CUDA_PAIR_DG,
                          .bwd_path = variant == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO,
@@ -236,7 +245,7 @@ dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_
     const int windows = how->variant >= DP_CUDA_WINDOWS;
     return (dp_rank_job){.p = q,
                          .g = device_problem(q, how->bf16_inputs, how->base),
-                         .opt = options_of(how, dp_cuda_ranks(q, how->N)),
+                         .opt = options_of(q, how),
                          .N = dp_cuda_ranks(q, how->N),
                          .by_windows = dp_cuda_ranks(q, how->N) > 1 && windows,
                          .out = out};

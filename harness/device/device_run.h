@@ -51,7 +51,7 @@ typedef struct {
         *path;    /* for the record: "simple", "fast" or "token", with a backward "fast/simple" */
     int fast;     /* 1: gpu/fast, forward or backward */
     int tokens;   /* 1: gpu/token */
-    int segments; /* most that a rank cut its last local sub-sequence in, 1: none */
+    int segments; /* most that a rank cut its sub-sequences in, 1: none */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
                            forward and backward */
 } dp_cuda_result;

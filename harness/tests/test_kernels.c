@@ -321,6 +321,26 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
+/* Sequences of a batch that are cut in segments: each as it is alone, and what is judged. */
+DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o",     "final_state", "dq",       "dk",  "dv", "dg",
+                                        "dbeta", "dA_log",      "ddt_bias", "ds0", NULL};
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 \"$(dirname '%s')/test_fast_bwd\" batches",
+             program());
+    int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    json_t *j = judged("segments-batch --way segments,segments-save-all", 0);
+    unsetenv("DP_CPU_CAPABILITY");
+    if (j) all_judged(j, 2, names);
+    json_decref(j);
+    snprintf(cmd, sizeof cmd, "\"$(dirname '%s')/test_split\"", program());
+    rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* The error of the final state on a device of so many multiprocessors. */
 static double state_error(const char *capability, const char *multiprocessors) {
     static const char *const names[] = {"o", "final_state", "dq", NULL};

@@ -11,9 +11,9 @@ CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
-CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs \
-    $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd \
-    $(BUILD)/cpu/test_send $(BUILD)/cpu/libnccl.so.2
+CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_split $(BUILD)/cpu/test_kill \
+    $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed \
+    $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -42,11 +42,12 @@ $(FAULT_PROGRAM): $(BUILD)/harness/commands/main.o $(FAULT_OBJ) $(BUILD)/libref.
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(CPU_PROGRAM): $(BUILD)/harness/commands/main.o $(CPU_OBJ) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
-$(BUILD)/cpu/test_segments.o: gpu/tests/cpu/test_segments.cc $(CPU_HDR)
+$(BUILD)/cpu/test_segments.o $(BUILD)/cpu/test_split.o: $(BUILD)/cpu/%.o: gpu/tests/cpu/%.cc \
+    $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
-$(BUILD)/cpu/test_segments: $(BUILD)/cpu/test_segments.o $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) \
-    $(BUILD)/libref.a
+$(BUILD)/cpu/test_segments $(BUILD)/cpu/test_split: %: %.o \
+    $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)

@@ -76,7 +76,8 @@ struct Parts {
         size_t kv = (size_t)HV * K * V, kk = (size_t)HV * K * K, at_seg = b->ws_bytes,
                at_out = at_seg + (parts * kv * 4 + 255) / 256 * 256,
                bytes = at_out + (parts * kv * 4 + 255) / 256 * 256;
-        b->parts = b->saved_parts = parts;
+        b->parts = b->saved_parts = b->cuts_h[0].n = parts;
+        b->cuts = b->cuts_h;
         b->buf[B_SEG] = Buf{at_seg, parts * kv * 4, 0, PLAIN};
         b->buf[B_DSOUT] = Buf{at_out, parts * kv * 4, 0, PLAIN};
         ws = aligned_alloc(256, bytes);
@@ -183,6 +184,12 @@ static double off(const float *x, const Vec &want, int ld, int width, int K) {
     return s > 0 ? sqrt(d / s) : d;
 }
 
+/* Its last local sub-sequence is the one that is cut. */
+static void cut_in_one(dpg_plan &p, Cut *cut) {
+    p.ncut = 1;
+    p.cuts = p.cuts_h = cut;
+}
+
 /* Rank `rank` of 4 of a problem of 2 heads, its sequence cut in 5, behind `pre` ranks: worst
  * relative error of its element and initial states. */
 static double elements(int K, int V, int rank, int pre, int whole) {
@@ -194,6 +201,8 @@ static double elements(int K, int V, int rank, int pre, int whole) {
     p.d.V = V;
     p.d.HV = HV;
     p.nseg = nseg;
+    Cut cut = {0, nseg};
+    cut_in_one(p, &cut);
     p.N = N;
     p.rank = rank;
     p.pre = pre;
@@ -241,6 +250,7 @@ static double elements(int K, int V, int rank, int pre, int whole) {
 /* One of 4 ranks of a sequence of one head whose elements go through windows, nseg segments. */
 struct Member {
     dpg_plan p = {};
+    Cut cut;
     std::vector<float> ws;
     dp_err e = {DP_OK, ""};
     int failed = 0;
@@ -252,6 +262,7 @@ struct Member {
         p.d.V = V;
         p.d.HV = HV;
         p.nseg = nseg;
+        cut = {0, nseg};
         p.N = N;
         p.rank = rank;
         p.pre = rank;
@@ -271,7 +282,10 @@ struct Member {
         }
         ws.assign(words, NAN);
     }
-    Call call(const dpg_tensors *t, dp_err *err) { return Call{&p, t, NULL, ws.data(), NULL, err}; }
+    Call call(const dpg_tensors *t, dp_err *err) {
+        cut_in_one(p, &cut);
+        return Call{&p, t, NULL, ws.data(), NULL, err};
+    }
     float *slot(int s) { return at<float>(&p, ws.data(), s); }
     void draw(int forward) {
         uint32_t x = 100 * forward + p.rank + 1;
@@ -383,7 +397,7 @@ static int test_windows(int K, int V, Late late) {
 static void chain_of(dpg_plan *b, void *ws, int nseg, float *m, int K, int row) {
     dp_err e = {DP_OK, ""};
     Seq whole = local_sequence(b, 0), *keep = b->seqs_h;
-    std::vector<Seq> part(nseg, whole);
+    std::vector<Seq> part(nseg + 1, whole);
     for (int i = 0; i < nseg; i++) {
         part[i].c0 = whole.c1 * i / nseg;
         part[i].c1 = whole.c1 * (i + 1) / nseg;
@@ -391,7 +405,7 @@ static void chain_of(dpg_plan *b, void *ws, int nseg, float *m, int K, int row) 
     }
     if (nseg > 1) {
         b->seqs_h = part.data();
-        b->nseg = nseg;
+        b->nseg = b->whole0 = nseg;
     }
     if (b->is_bwd)
         NEED(chain_pre_dm(Call{b, NULL, NULL, ws, NULL, &e}, m + K, row));
@@ -401,6 +415,7 @@ static void chain_of(dpg_plan *b, void *ws, int nseg, float *m, int K, int row) 
     }
     b->seqs_h = keep;
     b->nseg = 1;
+    b->whole0 = 0;
 }
 
 /* The same bits cut in 3 as uncut. */

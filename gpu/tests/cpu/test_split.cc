@@ -1,0 +1,167 @@
+/* gpu/tests/cpu/test_split.cc - the rule that cuts the sequences of a batch on one rank
+ * (plan/cost.cuh): what it decides, its limits, and that plans follow it. Exit status 0: all held.
+ */
+#include "device.h"
+#include "plan/cost.cuh"
+#include "rank.h"
+
+typedef std::vector<int> Chunks;
+enum { K1 = 16 }; /* chunks of 1,024 tokens */
+
+static Chunks several(int n, int chunks) { return Chunks(n, chunks); }
+static Chunks operator+(Chunks a, const Chunks &b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+/* The most chunks of a segment on 132 multiprocessors, by channel: forward of 4 and 8 heads, with
+ * backward of 4 and 8. */
+static const struct {
+    const char *name;
+    Chunks chunks;
+    int most[4];
+} ROWS[] = {
+    {"8k", {8 * K1}, {0, 0, 10, 16}},
+    {"16k", {16 * K1}, {16, 0, 16, 32}},
+    {"32k", {32 * K1}, {32, 32, 32, 32}},
+    {"64k", {64 * K1}, {32, 64, 64, 64}},
+    {"128k", {128 * K1}, {64, 128, 64, 128}},
+    {"256k", {256 * K1}, {128, 256, 128, 256}},
+    {"2x32k", several(2, 32 * K1), {32, 0, 32, 0}},
+    {"4x16k", several(4, 16 * K1), {0, 0, 0, 0}},
+    {"8x8k", several(8, 8 * K1), {0, 0, 0, 0}},
+    {"64k and 64x1k", Chunks{64 * K1} + several(64, K1), {32, 64, 64, 64}},
+    {"32x1k and 64k", several(32, K1) + Chunks{64 * K1}, {32, 64, 64, 64}},
+    {"64k,32k,..,1k", {64 * K1, 32 * K1, 16 * K1, 8 * K1, 4 * K1, 2 * K1, K1}, {64, 103, 64, 103}},
+    {"28k,4k", {28 * K1, 4 * K1}, {32, 32, 32, 32}},
+    {"40k,1k,8k", {40 * K1, K1, 8 * K1}, {27, 54, 54, 54}},
+    {"128k,1k", {128 * K1, K1}, {64, 128, 64, 128}},
+};
+
+static SplitCase case_of(int HV, bool backward, int sms = 132) {
+    return {HV, 128, 128, false, false, backward, false, sms};
+}
+
+/* The same answer for the same numbers, on every machine. */
+static void decides() {
+    for (auto &r : ROWS)
+        for (int i = 0; i < 4; i++) {
+            int most = split_piece(case_of(i % 2 ? 8 : 4, i > 1), r.chunks);
+            fact(most == r.most[i], "%s, %d heads%s: segments of %d chunks, expected %d", r.name,
+                 i % 2 ? 8 : 4, i > 1 ? ", backward" : "", most, r.most[i]);
+        }
+}
+
+static int64_t tiles_of(const SplitCase &c, const Chunks &chunks) {
+    int64_t sum = 0;
+    for (int n : chunks)
+        sum += n;
+    return sum * c.HV;
+}
+static int64_t takes(const SplitCase &c, const Chunks &chunks, int most) {
+    return split::time_of(c, split::batch_of(chunks, most), tiles_of(c, chunks));
+}
+
+/* Batches of all kinds: what is cut is expected to gain the margin, no segment has fewer chunks
+ * than allowed, none more than the rule says. */
+static void keeps_to_its_limits() {
+    uint32_t x = 1;
+    auto draw = [&](int n) { return (int)((x = x * 1664525u + 1013904223u) >> 8) % n; };
+    int cut = 0, whole = 0;
+    for (int i = 0; i < 400; i++) {
+        SplitCase c = case_of(1 << draw(6), draw(2), i % 5 ? 132 : 16 + draw(200));
+        c.K = 64 << draw(2);
+        c.V = 64 << draw(2);
+        c.one_gate = draw(2);
+        c.bare = c.one_gate && draw(2);
+        c.save_all = draw(4) == 0;
+        Chunks chunks;
+        for (int n = 1 + draw(i % 3 ? 4 : 40); n; n--)
+            chunks.push_back(1 + draw(draw(4) ? 64 : 2048));
+        int most = split_piece(c, chunks);
+        most ? cut++ : whole++;
+        fact(most == split_piece(c, chunks), "batch %d: another answer", i);
+        if (!most) continue;
+        int64_t was = takes(c, chunks, 0), is = takes(c, chunks, most),
+                all = was + split::rest_of(c, tiles_of(c, chunks));
+        fact(was - is > split::SURE && was - is > all / 100 * split::MARGIN,
+             "batch %d: %lld of %lld ps gained", i, (long long)(was - is), (long long)all);
+        for (int n : split::batch_of(chunks, most).all)
+            fact(n <= most, "batch %d: a segment of %d chunks, at most %d", i, n, most);
+        for (int n : split::batch_of(chunks, most).later)
+            fact(!n || n >= split::LEAST / 2, "batch %d: a segment of %d chunks", i, n);
+    }
+    fact(cut > 50 && whole > 50, "%d batches cut, %d whole", cut, whole);
+}
+
+/* One sequence: a longer one is cut where a shorter one is, and on a card of more multiprocessors
+ * where on one of fewer (1 and 2 heads: more may take another kernel there); sequences that fill
+ * the card are not. */
+static void is_monotone() {
+    for (int HV : {1, 2, 4, 8})
+        for (bool backward : {false, true}) {
+            for (int sms : {132, 264}) {
+                int was = 0;
+                for (int n = 16; n <= 8192; n = n * 5 / 4) {
+                    int most = split_piece(case_of(HV, backward, sms), {n});
+                    fact(most || !was, "%d heads, %d multiprocessors: %d chunks are whole", HV, sms,
+                         n);
+                    was = most;
+                }
+                fact(was > 0, "%d heads, %d multiprocessors: never cut", HV, sms);
+            }
+            for (int n = 16; n <= 8192 && HV <= 2; n *= 2)
+                for (int sms = 33; sms < 264; sms *= 2)
+                    fact(!split_piece(case_of(HV, backward, sms), {n}) ||
+                             split_piece(case_of(HV, backward, 2 * sms), {n}),
+                         "%d heads, %d chunks: cut on %d multiprocessors, not on %d", HV, n, sms,
+                         2 * sms);
+            fact(!split_piece(case_of(HV, backward), several(264 / HV, 1024)),
+                 "%d heads: a full card is cut", HV);
+        }
+}
+
+/* Segments that a plan makes of sequences of so many chunks. */
+static int planned(const Chunks &chunks, int HV, bool backward, int segment_chunks) {
+    std::vector<int64_t> cu = {0};
+    for (int n : chunks)
+        cu.push_back(cu.back() + n * 64);
+    dpg_problem p = sized(cu, HV, HV, 128, 128, 1, 128, DPG_BF16);
+    dpg_options o = {};
+    o.base = DP_BASE_BF16;
+    o.chain = DP_FP32;
+    o.path = DPG_PATH_FAST;
+    o.chain_how = DPG_CHAIN_AUGMENTED;
+    o.backward = backward;
+    o.segment_chunks = segment_chunks;
+    dpg_plan *plan = NULL;
+    dp_err e = {DP_OK, ""};
+    fact(dpg_plan_create(&plan, &p, &o, 0, 1, &e) == DP_OK, "plan: %s", e.msg);
+    int made = plan ? dpg_plan_segments(plan) : 0;
+    dpg_plan_destroy(plan);
+    return made;
+}
+
+/* A plan cuts every sequence that the rule cuts, wherever it lies. */
+static void is_followed() {
+    for (auto &r : ROWS)
+        for (bool backward : {false, true}) {
+            int most = split_piece(case_of(4, backward), r.chunks), want = 0;
+            for (int n : r.chunks)
+                want += split_segments(n, most) > 1 ? split_segments(n, most) : 0;
+            int made = planned(r.chunks, 4, backward, 0);
+            fact(made == (want ? want : 1), "%s: %d segments, the rule says %d", r.name, made,
+                 want);
+        }
+    fact(planned({8, 20, 3, 9}, 2, true, 8) == 3 + 2, "20 and 9 chunks in segments of 8");
+}
+
+int main() {
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    setenv("DP_CPU_MULTIPROCESSORS", "132", 1);
+    decides();
+    keeps_to_its_limits();
+    is_monotone();
+    is_followed();
+    return verdict();
+}
