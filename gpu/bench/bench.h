@@ -69,10 +69,11 @@ static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> 
     return p;
 }
 
-/* Neither initial nor final states nor their gradients. */
+/* Neither initial nor final states nor their gradients. cu: one sequence if empty. */
 struct BenchRank : Rank {
-    BenchRank(const Shape &s, int rank, int N, const dpg_options &o, dpg_owners own = {}) {
-        const std::vector<int64_t> cu = {0, s.T};
+    BenchRank(const Shape &s, int rank, int N, const dpg_options &o, dpg_owners own = {},
+              std::vector<int64_t> cu = {}) {
+        if (cu.empty()) cu = {0, s.T};
         dpg_problem p = problem_of(s, cu);
         p.own = own;
         open(p, o, rank, N, [&](const Share &x) -> void * {
