@@ -119,6 +119,8 @@
       "one gate a head: dg of a token is read at the row of its number")                          \
     X(GATE_HALF, "dg-half-channels", 0, "dg dA_log ddt_bias",                                     \
       "one gate a head: dg leaves out the upper channels of each 64")                             \
+    X(BARE_DECAY, "bare-decay-before", 0, "final_state o",                                        \
+      "a pass over rows without w and u decays the state by the chunk before's factor")           \
     X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg",                                   \
       "parts of a sequence take the gradients of their states in reverse order")
 

@@ -7,6 +7,7 @@
  *                    few heads whole, then over segments
  *   table [runs]     the three rows that speed is told by, step by step: KDA with many heads and
  *                    with few, GDN; each with everything recomputed, then with nothing (save all)
+ *   forward [runs]   the forward alone, KDA and GDN by number of heads, with both its steps
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
  *                    also on the simple path
@@ -321,6 +322,23 @@ static void mode_table(int, int runs) {
         }
 }
 
+static void mode_forward(int, int runs) {
+    for (bool one_gate : {false, true})
+        for (float bias : {SLOW, FAST})
+            for (int HV : {64, 48, 32, 24, 16}) {
+                Shape s = {8192, HV, bias, 1, 128, 128, one_gate};
+                Both k(s, 0, 1);
+                double all = k.time_forward(NULL, runs);
+                auto step = [&](int steps) {
+                    return time_of(k.stream, runs, [&] { k.forward_steps(NULL, steps); });
+                };
+                printf("%s   T=%-7lld HV=%-3d %s gates  forward %7.3f ms:  chunks %.3f  state "
+                       "%.3f\n",
+                       name_of(s), (long long)s.T, s.HV, s.gates(), all, step(DPG_STEP_CHUNKS),
+                       step(DPG_STEP_STATE));
+            }
+}
+
 static void mode_shapes(int, int runs) {
     for (int K : {64, 128})
         for (int V : {64, 128}) {
@@ -377,9 +395,10 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* where none are given; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {{"conv", 0, mode_conv},     {"kda", 0, mode_kda},    {"table", 0, mode_table},
-                 {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys},  {"token", 0, mode_token},
-                 {"cp", 2, mode_cp},         {"parts", 4, mode_parts}};
+    } modes[] = {
+        {"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
+        {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys},
+        {"token", 0, mode_token},     {"cp", 2, mode_cp},         {"parts", 4, mode_parts}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");

@@ -1,9 +1,15 @@
-/* gpu/fast/bare.cuh - bare plans: what a chunk hands to the state pass where a head has one gate
- * and no one asks for anything but o and final_state.
+/* gpu/fast/bare.cuh - bare plans: what a chunk hands to the state pass where no one asks for
+ * anything but o and final_state. T B is multiplied by V and by what S gives of k in the pass, so
+ * that no w and u are made, and nothing is rounded between.
  *
- * One decay for all channels multiplies sums, so that products with S need no decayed copies of k
- * and q. Of a tile T B and Aqk are made (chunks_one.cu); the pass (state_bare.cu) reads the rows of
- * k, q and v as they were given:
+ * A gate a channel: of a tile T B, Aqk, and rows of k and q with their decay are made (k_decayed,
+ * chunks.cu); the pass (state_gated.cu) reads them, and the rows of v as they were given:
+ *
+ *   X = T B (V - Kgam S)    S <- eC o S + kg' X    o = scale qg S + Aqk X
+ *
+ * One gate a head: its decay multiplies sums, so that products with S need no decayed copies. T B
+ * and Aqk are made (k_triangles, chunks_one.cu); the pass (state_bare.cu) reads the rows of k, q
+ * and v as they were given:
  *
  *   X = T B (V - of_k o K S)    S <- eC S + K' (to_end o X)    o = of_q o Q S + Aqk X
  *

@@ -1,5 +1,6 @@
 /* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel: gate, norms, k k' and q k'
- * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory.
+ * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory; of a bare plan (bare.cuh) Kgam kg qg
+ * T B Aqk (k_decayed).
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor of 80 registers a thread. What a lane
  * reads of a row and what it makes of it have one place in shared memory. Phases, and what shared
@@ -32,17 +33,19 @@ template <int K> struct Operands {
     /* until the decayed rows are made */
     __device__ __forceinline__ Anchors<K, 8> &anchors() { return *(Anchors<K, 8> *)far_k; }
 };
-template <int K, int V> struct ChunkSmem {
+/* AFTER the products: Solve, or Inverse in a bare plan. */
+template <int K, class AFTER> struct ChunkSmem {
     bf16 ka[C * K];
     union {
         Operands<K> o;
-        Solve<K, V> s;
+        AFTER s;
     } x;
     float before[4][K];  /* the gate from the chunk's start to the anchors, log2 units; behind the
-                         * products: the decay from the anchor before */
+                          * products, where w is made: the decay from the anchor before */
     float own[C];        /* q k' of a token's own key */
     float2 norm[C];      /* 1/norms of the rows of k and q */
     int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
+    uint16_t beta[C];    /* of a bare plan: as given */
 };
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -68,31 +71,32 @@ template <int K> struct Own {
         return (x ^ i * 16) + i * 128;
     }
 };
-template <class T, int K, int V>
-__device__ __forceinline__ T *place(ChunkSmem<K, V> &sm, unsigned bytes) {
+template <class T, int K, class AFTER>
+__device__ __forceinline__ T *place(ChunkSmem<K, AFTER> &sm, unsigned bytes) {
     return (T *)((char *)sm.ka + bytes);
 }
 
 /* The gate's words of row i wait in two halves until the row is decayed: in place of kd, and where
  * kb or the far row of q comes. */
-template <int K, int V>
-__device__ __forceinline__ void get_gates(float x[K / 32], ChunkSmem<K, V> &sm, const Own<K> &own,
-                                          int i) {
+template <int K, class AFTER>
+__device__ __forceinline__ void get_gates(float x[K / 32], ChunkSmem<K, AFTER> &sm,
+                                          const Own<K> &own, int i) {
     load_words<K / 64>(x, place<float>(sm, own.at(own.row, i) + own.KD));
     load_words<K / 64>(x + K / 64, place<float>(sm, own.at(own.high, i)));
 }
-template <int K, int V>
-__device__ __forceinline__ void put_gates(ChunkSmem<K, V> &sm, const Own<K> &own, int i,
+template <int K, class AFTER>
+__device__ __forceinline__ void put_gates(ChunkSmem<K, AFTER> &sm, const Own<K> &own, int i,
                                           const float x[K / 32]) {
     put_words<K / 64>(place<float>(sm, own.at(own.row, i) + own.KD), x);
     put_words<K / 64>(place<float>(sm, own.at(own.high, i)), x + K / 64);
 }
 
 /* Rows as given on their way to where ka, qa and kd will be, g first; zeros behind the end. */
-template <int K, int V>
-__device__ __forceinline__ void copy_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, const Own<K> &own) {
-    CopiedRows<K> rows(own.row0, own.lane);
+template <int K, class AFTER>
+__device__ __forceinline__ void copy_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                          const dpg_tensors &t, const Place &p, int row0,
+                                          int lane) {
+    CopiedRows<K> rows(row0, lane);
     int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K, g0 = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K;
     rows.copy(sm.x.o.kd, (const bf16 *)t.g + g0, d.HV, p.rows);
     cp_commit();
@@ -102,8 +106,8 @@ __device__ __forceinline__ void copy_rows(ChunkSmem<K, V> &sm, const Dims &d, co
 }
 
 /* The same of raw gates in other formats, in fp32. */
-template <int K, int V>
-__device__ __forceinline__ void fetch_gates(ChunkSmem<K, V> &sm, const Dims &d,
+template <int K, class AFTER>
+__device__ __forceinline__ void fetch_gates(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                             const dpg_tensors &t, const Place &p,
                                             const Own<K> &own) {
     const int E = K / 32;
@@ -122,17 +126,17 @@ __device__ __forceinline__ void fetch_gates(ChunkSmem<K, V> &sm, const Dims &d,
 /* What all rows' gates have in common, as it stands in memory. */
 template <int E> struct GateOf {
     float A_log, bias[E];
-    __device__ __forceinline__ void load(const dpg_tensors &t, const Place &p, int ch) {
-        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+    __device__ __forceinline__ void load(const dpg_tensors &t, int hv, int lane) {
+        A_log = t.A_log ? t.A_log[hv] : 0.f;
 #pragma unroll
         for (int e = 0; e < E; e++)
-            bias[e] = t.dt_bias ? t.dt_bias[p.hv * (E * 32) + ch + e] : 0.f;
+            bias[e] = t.dt_bias ? t.dt_bias[hv * (E * 32) + lane * E + e] : 0.f;
     }
 };
 /* From raw gates to their sums from the warp's first row on, log2 units. A row behind the end, or
  * of a key that is not its token's first, adds nothing. */
-template <int GATE, int K, int V, bool COPIED>
-__device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d,
+template <int GATE, bool COPIED, int K, class AFTER>
+__device__ __forceinline__ void sum_gates(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const GateOf<K / 32> &of, const Place &p,
                                           const Own<K> &own) {
     const int E = K / 32;
@@ -163,20 +167,21 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, V> &sm, const Dims &d,
     get_gates(run, sm, own, 0);
     if (own.row0 % 16 == 0) put_words<E>(anchors.first[own.I] + own.ch, run);
 }
-template <int K, int V, bool COPIED>
-__device__ __forceinline__ void gates(ChunkSmem<K, V> &sm, const Dims &d, const GateOf<K / 32> &of,
-                                      const Place &p, const Own<K> &own) {
+template <bool COPIED, int K, class AFTER>
+__device__ __forceinline__ void gates(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                      const GateOf<K / 32> &of, const Place &p, const Own<K> &own) {
     if (d.gate == DP_GATE_LOG)
-        sum_gates<DP_GATE_LOG, K, V, COPIED>(sm, d, of, p, own);
+        sum_gates<DP_GATE_LOG, COPIED>(sm, d, of, p, own);
     else if (d.gate == DP_GATE_SOFTPLUS)
-        sum_gates<DP_GATE_SOFTPLUS, K, V, COPIED>(sm, d, of, p, own);
+        sum_gates<DP_GATE_SOFTPLUS, COPIED>(sm, d, of, p, own);
     else
-        sum_gates<DP_GATE_LOWER_BOUND, K, V, COPIED>(sm, d, of, p, own);
+        sum_gates<DP_GATE_LOWER_BOUND, COPIED>(sm, d, of, p, own);
 }
 
 /* Norms of the warp's rows, which lie in shared memory. */
-template <int K, int V>
-__device__ __forceinline__ void norm_rows(ChunkSmem<K, V> &sm, const Dims &d, const Own<K> &own) {
+template <int K, class AFTER>
+__device__ __forceinline__ void norm_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                          const Own<K> &own) {
     KeyNorms x;
     x.take<K>(d, sm.ka, sm.x.o.qa, own.row0, own.lane);
     if (!x.is_here(own.lane)) return;
@@ -184,9 +189,10 @@ __device__ __forceinline__ void norm_rows(ChunkSmem<K, V> &sm, const Dims &d, co
     sm.norm[own.row0 + own.lane / 4] = make_float2(x.rk, x.rq);
 }
 /* The same of four rows on their way there. */
-template <int K, int V>
-__device__ __forceinline__ void fetch_rows(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                           const Place &p, const Own<K> &own, int half) {
+template <int K, class AFTER>
+__device__ __forceinline__ void fetch_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                           const dpg_tensors &t, const Place &p, const Own<K> &own,
+                                           int half) {
     const int E = K / 32;
     int row0 = own.row0 + half * 4, mine = row0 + own.lane / 8;
     KeyRows<K, 4> x;
@@ -224,8 +230,8 @@ template <int E> struct Factors {
     float far[E];   /* block 0: anchor 1 to 2; block 3: anchor 2 to 3 */
     float last[E];  /* FAULT(BLOCK_PAIRS): gate from the anchor to the block's last row */
 
-    template <int K, int V>
-    __device__ __forceinline__ void load(ChunkSmem<K, V> &sm, const Own<K> &own) {
+    template <int K, class AFTER>
+    __device__ __forceinline__ void load(ChunkSmem<K, AFTER> &sm, const Own<K> &own) {
         const Anchors<K, 8> &anchors = sm.x.o.anchors();
         int I = own.I, ch = own.ch;
         load_words<E>(here, anchors.here[own.row0 / 8] + ch);
@@ -260,10 +266,15 @@ template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E],
     store_pairs<E>(to, y);
 }
 
+/* Where rows of a tile go out; kgam of a bare plan. */
+struct RowsOut {
+    char *kg, *qg, *kgam;
+};
+
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
  * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums. */
-template <int BLOCK, bool WIDE, int K, int V>
-__device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *qg,
+template <int BLOCK, bool WIDE, int K, class AFTER>
+__device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut &out,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
     const int E = K / 32;
     unsigned row = own.at(own.row, i), high = own.at(own.high, i), side = own.at(own.side, i);
@@ -292,27 +303,30 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, V> &sm, char *kg, char *q
     if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
     if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
     if (BLOCK == 3) put<E>(place<bf16>(sm, side), down, f.far);
-    put<E>((bf16 *)(kg + row), on, f.end);
-    put<E>((bf16 *)(qg + row), q, f.start);
+    put<E>((bf16 *)(out.kg + row), on, f.end);
+    put<E>((bf16 *)(out.qg + row), q, f.start);
+    if (!AFTER::MAKES_W) put<E>((bf16 *)(out.kgam + row), down, f.start);
 }
-template <int BLOCK, int K, int V>
-__device__ __forceinline__ void decay_rows(ChunkSmem<K, V> &sm, const ChunkOut &o, const Place &p,
-                                           const Own<K> &own, const Factors<K / 32> &f) {
-    char *kg = (char *)(o.kg + p.tile * C * K), *qg = (char *)(o.qg + p.tile * C * K);
+template <int BLOCK, int K, class AFTER>
+__device__ __forceinline__ void decay_rows(ChunkSmem<K, AFTER> &sm, const ChunkOut &o,
+                                           const Place &p, const Own<K> &own,
+                                           const Factors<K / 32> &f) {
+    int64_t tile = p.tile * C * K;
+    RowsOut out = {(char *)(o.kg + tile), (char *)(o.qg + tile), (char *)(o.kgam + tile)};
     if (is_wide<K / 32>(sm.wide[own.I])) {
 #pragma unroll 1
         for (int i = 0; i < 8; i++)
-            decay_row<BLOCK, true>(sm, kg, qg, own, f, i);
+            decay_row<BLOCK, true>(sm, out, own, f, i);
         return;
     }
 #pragma unroll 1
     for (int i = 0; i < 8; i++)
-        decay_row<BLOCK, false>(sm, kg, qg, own, f, i);
+        decay_row<BLOCK, false>(sm, out, own, f, i);
 }
 
 /* The gate's sums from the chunk's start, to be read as a stage. */
-template <int K, int V>
-__device__ __forceinline__ void keep_gcum(ChunkSmem<K, V> &sm, float *gcum, int64_t tile,
+template <int K, class AFTER>
+__device__ __forceinline__ void keep_gcum(ChunkSmem<K, AFTER> &sm, float *gcum, int64_t tile,
                                           const Own<K> &own, const Factors<K / 32> &f) {
     const int E = K / 32;
 #pragma unroll 1
@@ -325,18 +339,14 @@ __device__ __forceinline__ void keep_gcum(ChunkSmem<K, V> &sm, float *gcum, int6
     }
 }
 
-/* The phase `rows`. COPIED: bf16, a key a token: by copies to shared memory. */
-template <int K, int V, bool COPIED>
+/* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are on their way. */
+template <int K, bool COPIED, class AFTER>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
-                                          ChunkSmem<K, V> &sm, const Place &p, int warp, int lane) {
+                                          ChunkSmem<K, AFTER> &sm, const Place &p,
+                                          const GateOf<K / 32> &of, int warp, int lane) {
     Own<K> own(warp, lane);
-    GateOf<K / 32> of;
-    of.load(t, p, own.ch);
-    if (COPIED)
-        copy_rows(sm, d, t, p, own);
-    else
-        fetch_gates(sm, d, t, p, own);
-    gates<K, V, COPIED>(sm, d, of, p, own);
+    if (!COPIED) fetch_gates(sm, d, t, p, own);
+    gates<COPIED>(sm, d, of, p, own);
     if (COPIED) {
         cp_wait<0>();
         __syncwarp();
@@ -368,8 +378,8 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
 /* ---- products -------------------------------------------------------------------------------- */
 
 /* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). */
-template <int K, int V>
-__device__ __forceinline__ void products(const ChunkSmem<K, V> &sm, int I, int m, int lane,
+template <int K, class AFTER>
+__device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, int m, int lane,
                                          float z[4][2][4]) {
     const Operands<K> &o = sm.x.o;
     Walk<> a = walk_down(m ? o.qa : sm.ka, I * 16, lane), b = walk_across(o.kd, I * 16, lane);
@@ -402,9 +412,10 @@ __device__ __forceinline__ void products(const ChunkSmem<K, V> &sm, int I, int m
 
 /* What fp32 sums add to a diagonal block: the terms that `kd` leaves out. In place of the operands.
  */
-template <int K, int V>
-__device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
-                                          Place p, int I, int m, int lane, float z[2][4]) {
+template <int K, class AFTER>
+__device__ __noinline__ void far_products(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                          const dpg_tensors &t, Place p, int I, int m, int lane,
+                                          float z[2][4]) {
     float *gam = (float *)&sm.x;
     for (int b = 0; b < 4; b++) {
         if (!is_wide<K / 32>(sm.wide[b])) continue;
@@ -430,10 +441,24 @@ __device__ __noinline__ void far_products(ChunkSmem<K, V> &sm, const Dims &d, co
     }
 }
 
+template <int K, class AFTER>
+__device__ __forceinline__ void add_far(ChunkSmem<K, AFTER> &sm, const Dims &d,
+                                        const dpg_tensors &t, const Place &p, int I, int m,
+                                        int lane, float z[4][2][4]) {
+    if (!is_wide<K / 8>(sm.wide[0])) return;
+    float far[2][4] = {};
+    far_products<K>(sm, d, t, p, I, m, lane, far);
+#pragma unroll
+    for (int x = 0; x < 8; x++)
+        z[3][x / 4][x % 4] += far[x / 4][x % 4];
+    __syncthreads();
+}
+
 /* ---- w and u --------------------------------------------------------------------------------- */
 
 /* From anchors to the decay between them, a thread of m = 1 a channel. */
-template <int K, int V> __device__ __forceinline__ void step_anchors(ChunkSmem<K, V> &sm) {
+template <int K, int V>
+__device__ __forceinline__ void step_anchors(ChunkSmem<K, Solve<K, V>> &sm) {
     int ch = threadIdx.x - CHUNK_THREADS / 2;
     if (ch >= K) return;
     float from = 0.f;
@@ -447,8 +472,8 @@ template <int K, int V> __device__ __forceinline__ void step_anchors(ChunkSmem<K
 
 /* Rows 16 I .. of w: T B times ka, block column by block column times what lies between anchors. */
 template <int K, int V>
-__device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, Odd &odd, int I, int warp,
-                                       int lane) {
+__device__ __forceinline__ void make_w(ChunkSmem<K, Solve<K, V>> &sm, bf16 *w, Odd &odd, int I,
+                                       int warp, int lane) {
     for (int group = 0; group < K / 64; group++) {
         float acc[8][4] = {};
         auto decay = [&](int J, float(*acc)[4]) {
@@ -468,8 +493,8 @@ __device__ __forceinline__ void make_w(ChunkSmem<K, V> &sm, bf16 *w, Odd &odd, i
     }
 }
 template <int K, int V>
-__device__ __forceinline__ void make_u(ChunkSmem<K, V> &sm, bf16 *u, Odd &odd, int I, int warp,
-                                       int lane) {
+__device__ __forceinline__ void make_u(ChunkSmem<K, Solve<K, V>> &sm, bf16 *u, Odd &odd, int I,
+                                       int warp, int lane) {
     for (int group = 0; group < V / 64; group++) {
         float acc[8][4] = {};
         times_TB(acc, sm.x.s.TB, sm.x.s.v, group, I, lane, [](int, float(*)[4]) {});
@@ -485,7 +510,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_chunks(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
              const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
-    ChunkSmem<K, V> &sm = *(ChunkSmem<K, V> *)raw;
+    ChunkSmem<K, Solve<K, V>> &sm = *(ChunkSmem<K, Solve<K, V>> *)raw;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block();
@@ -493,19 +518,15 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     Place p = place_of(d, chunk, blockIdx.x);
     Betas betas;
     betas.load(d, t, p, I, m, lane);
-    make_rows<K, V, PLAIN>(d, t, o, sm, p, warp, lane);
+    if (PLAIN) copy_rows<K>(sm, d, t, p, warp * 8, lane);
+    GateOf<K / 32> of;
+    of.load(t, p.hv, lane);
+    make_rows<K, PLAIN>(d, t, o, sm, p, of, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
-    products(sm, I, m, lane, z);
+    products<K>(sm, I, m, lane, z);
     __syncthreads();
-    if (is_wide<K / 8>(sm.wide[0])) {
-        float far[2][4] = {};
-        far_products(sm, plan, t, p, I, m, lane, far);
-#pragma unroll
-        for (int x = 0; x < 8; x++)
-            z[3][x / 4][x % 4] += far[x / 4][x % 4];
-        __syncthreads();
-    }
+    add_far<K>(sm, plan, t, p, I, m, lane, z);
     if (m) {
         load_v<V>(sm.x.s.v, d, t, p);
         if (betas.row[0] < C) sm.x.s.beta[betas.row[0]] = betas.get(d, p, 0);
@@ -531,6 +552,50 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
+/* Chunks of a bare plan (bare.cuh): the same phases up to T; nothing of v, w and u. */
+template <int K>
+__global__ void __launch_bounds__(CHUNK_THREADS, 3)
+    k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
+              const __grid_constant__ ChunkOut o) {
+    extern __shared__ __align__(128) char raw[];
+    ChunkSmem<K, Inverse> &sm = *(ChunkSmem<K, Inverse> *)raw;
+    Inverse &after = sm.x.s;
+    const Dims d = known<true>(plan);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
+    int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
+    unsigned chunk = chunk_of_block();
+    if (chunk >= (unsigned)d.NT) return;
+    Place p = place_of(d, chunk, blockIdx.x);
+    copy_rows<K>(sm, d, t, p, warp * 8, lane);
+    GateOf<K / 32> of;
+    of.load(t, p.hv, lane);
+    RawWord beta = {};
+    if (threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
+    make_rows<K, true>(d, t, o, sm, p, of, warp, lane);
+    if (threadIdx.x < C) sm.beta[threadIdx.x] = (uint16_t)beta.w;
+    __syncthreads();
+    float z[4][2][4] = {};
+    products<K>(sm, I, m, lane, z);
+    __syncthreads();
+    add_far<K>(sm, plan, t, p, I, m, lane, z);
+    Betas betas;
+    betas.take(sm.beta, I, m, lane);
+    if (m) {
+        if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
+        emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
+                     [&](int, int, float &, float &) {});
+        drain_wait(lane);
+        meet_as_well();
+    } else {
+        ChunkOut nothing = {};
+        emit_keys(after, d, nothing, p, betas, I, lane, z, [](int, int, float &, float &) {});
+        invert(after, warp, lane);
+    }
+    __syncthreads();
+    round_T(after, NULL, warp, lane);
+    send_TB(after, o.TB, p, warp, lane);
+}
+
 /* ---- host ------------------------------------------------------------------------------------ */
 
 } // namespace
@@ -547,6 +612,8 @@ ChunkOut chunk_out(const Call &c) {
     o.L = b(B_L);
     o.dos = b(B_DO);
     o.eC = at<float>(c, B_EC);
+    o.kgam = b(B_KGAM);
+    o.TB = b(B_TB);
     o.gcum = at<float>(c, B_GCUM);
     o.odd = at<int>(c, B_ODD);
     return o;
@@ -556,7 +623,7 @@ namespace {
 template <int K, int V> struct Chunks {
     static dp_status run(const Call &c) {
         auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
-        int bytes = (int)sizeof(ChunkSmem<K, V>);
+        int bytes = (int)sizeof(ChunkSmem<K, Solve<K, V>>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks");
@@ -564,11 +631,22 @@ template <int K, int V> struct Chunks {
     }
 };
 
-static_assert(3 * (sizeof(ChunkSmem<128, 128>) + 1024) <= 233472, "3 blocks on 9.0");
+template <int K, int V> struct Decayed {
+    static dp_status run(const Call &c) {
+        auto kernel = k_decayed<K>;
+        int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
+        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
+        CK_LAUNCH(c.e, "k_decayed");
+        return DP_OK;
+    }
+};
+
+static_assert(3 * (sizeof(ChunkSmem<128, Solve<128, 128>>) + 1024) <= 233472, "3 blocks on 9.0");
 
 } // namespace
 
 dp_status fast_chunks_channels(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
-    return by_widths<Chunks>(c);
+    return c.p->bare ? by_widths<Decayed>(c) : by_widths<Chunks>(c);
 }

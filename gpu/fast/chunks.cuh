@@ -30,12 +30,14 @@ enum { ODD_W, ODD_U, ODD_DO, ODDS };
  * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
+    bf16 *kgam, *TB; /* of a bare plan (bare.cuh) */
     float *eC, *gcum;
     int *odd; /* NULL unless asked for: ODDS words a tile */
 };
 
 /* What follows the sums, in the place of their operands: T, and w and u where they are wanted. */
 struct Inverse {
+    static const bool MAKES_W = false;
     union {
         float A[C * TS]; /* then T */
         bf16 out[8]
@@ -44,7 +46,10 @@ struct Inverse {
     bf16 TB[C * C]; /* T B, ROWS; before: Aqk on its way out */
     float beta[C];
 };
-template <int K, int V> struct Solve : Inverse { bf16 v[C * V]; /* ROWS */ };
+template <int K, int V> struct Solve : Inverse {
+    static const bool MAKES_W = true;
+    bf16 v[C * V]; /* ROWS */
+};
 
 /* Entry (s, i) of a sum as a row and column of rows of one tile see it: 0 where i is not earlier
  * (A, L) or later (Aqk). */
@@ -188,13 +193,23 @@ __device__ __forceinline__ void invert(Inverse &sm, int warp, int lane) {
 struct Betas {
     RawWord raw[2];
     int row[2];
-    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p, int I,
-                                         int m, int lane) {
+    __device__ __forceinline__ void rows(int I, int m, int lane) {
         row[0] = m ? I * 32 + lane : I * 16 + lane / 4;
         row[1] = m ? C : row[0] + 8;
+    }
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p, int I,
+                                         int m, int lane) {
+        rows(I, m, lane);
 #pragma unroll
         for (int r = 0; r < 2; r++)
             raw[r] = load_beta(d, t, p, row[r]);
+    }
+    /* From words of 16 bits in shared memory. */
+    __device__ __forceinline__ void take(const uint16_t *from, int I, int m, int lane) {
+        rows(I, m, lane);
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            raw[r].w = row[r] < C ? from[row[r]] : 0;
     }
     __device__ __forceinline__ float get(const Dims &d, const Place &p, int r) const {
         return beta_of(d, raw[r], p, row[r]);
@@ -231,6 +246,16 @@ __device__ __forceinline__ void round_T(Inverse &sm, bf16 *T, int warp, int lane
         store_pair(sm.TB, s, i, y.x * b.x, y.y * b.y);
         if (T) store_pair(T, s, i, y.x, y.y);
     }
+}
+
+/* A warp's 8 rows of T B to memory; behind round_T, nothing else of the block is. */
+__device__ __forceinline__ void send_TB(const Inverse &sm, bf16 *TB, const Place &p, int warp,
+                                        int lane) {
+    drain_fence();
+    __syncwarp();
+    drain(TB + p.tile * C * C + warp * 8 * C, sm.TB + warp * 8 * C, 8 * C * 2, lane);
+    drain_commit(lane);
+    drain_wait(lane);
 }
 
 /* 64 columns of 16 rows from accumulators to shared memory, then out by the warp. */

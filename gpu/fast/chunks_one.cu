@@ -330,11 +330,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     }
     __syncthreads();
     round_T(after, NULL, warp, lane);
-    drain_fence();
-    __syncwarp();
-    drain(o.TB + p.tile * C * C + warp * 8 * C, after.TB + warp * 8 * C, 8 * C * 2, lane);
-    drain_commit(lane);
-    drain_wait(lane);
+    send_TB(after, o.TB, p, warp, lane);
 }
 
 template <int K, int V> struct Triangles {

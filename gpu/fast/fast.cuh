@@ -13,6 +13,8 @@ dp_status fast_chunks_one(const Call &c);
 dp_status fast_state(const Call &c);
 /* state_bare.cu */
 dp_status fast_state_bare(const Call &c);
+/* state_gated.cu */
+dp_status fast_state_gated(const Call &c);
 dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */
 /* columns.cu */
 dp_status fast_columns(const Call &c);

@@ -33,6 +33,10 @@ struct Turn {
             round++;
         }
     }
+    /* The stage of chunk i - 1, of the first chunk its own. */
+    __device__ __forceinline__ int before(int i) const {
+        return i ? (slot + depth - 1) % depth : slot;
+    }
     __device__ __forceinline__ void wait_full(Ring &r) const { bar_wait(&r.full[slot], round & 1); }
     __device__ __forceinline__ void wait_empty(Ring &r) const {
         if (round) bar_wait(&r.empty[slot], (round - 1) & 1);

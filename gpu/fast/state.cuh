@@ -208,6 +208,19 @@ __device__ __forceinline__ STAGE *stages_behind(char *raw, const SMEM &) {
     return (STAGE *)(raw + (sizeof(SMEM) + STAGES_AT - 1) / STAGES_AT * STAGES_AT);
 }
 
+/* Rows 16 part .. of W numbers to ROWS, from a tensor whose rows lie `stride` apart; zeros behind
+ * `rows`. */
+template <int W>
+__device__ __forceinline__ void fill_rows(bf16 *to, const bf16 *from, unsigned stride, int rows,
+                                          int part, int lane) {
+    const int PIECES = W / 8, STEP = 32 / PIECES; /* rows at once */
+    int row = part * 16 + lane / PIECES, piece = lane % PIECES;
+    const bf16 *x = from + row * stride + piece * 8;
+    unsigned at = rows_at(row, piece) * 2;
+#pragma unroll
+    for (int i = 0; i < 16; i += STEP)
+        fill16((char *)to + (at ^ i % 8 * 16) + i * 128, x + i * stride, row + i < rows);
+}
 /* ---- teams: 4 warps have the state of 16 columns --------------------------------------------- */
 
 __device__ __forceinline__ void team_sync() { sync_part(1, 128); }
@@ -225,6 +238,37 @@ __device__ __forceinline__ void load_x(uint32_t xa[4][4], const uint4 X[4][32], 
 #pragma unroll
     for (int p = 0; p < 4; p++)
         unpack4(xa[p], X[p][lane]);
+}
+
+/* ---- two warpgroups: one has the states, the other makes o ----------------------------------- */
+
+/* N fragments to and from where both warpgroups find them. */
+template <int N>
+__device__ __forceinline__ void leave(uint4 to[N][128], const uint32_t (*x)[4], int thread) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        to[i][thread] = pack4(x[i]);
+}
+template <int N>
+__device__ __forceinline__ void take(uint32_t (*x)[4], const uint4 from[N][128], int thread) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        unpack4(x[i], from[i][thread]);
+}
+__device__ __forceinline__ void leave_sums(uint4 to[8][128], const float x[8][4], int thread) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        *(float4 *)&to[i][thread] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
+}
+__device__ __forceinline__ void take_sums(float x[8][4], const uint4 from[8][128], int thread) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float4 y = *(const float4 *)&from[i][thread];
+        x[i][0] = y.x;
+        x[i][1] = y.y;
+        x[i][2] = y.z;
+        x[i][3] = y.w;
+    }
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

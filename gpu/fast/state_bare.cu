@@ -1,5 +1,5 @@
-/* gpu/fast/state_bare.cu - the state pass of a bare plan (bare.cuh), from rows of k, q and v as
- * they were given:
+/* gpu/fast/state_bare.cu - the state pass of a bare plan with one gate a head (bare.cuh), from rows
+ * of k, q and v as they were given:
  *
  *   Z' = S' k'      R' = v' - of_k o Z'      X' = R' (T B)'
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'
@@ -42,19 +42,6 @@ struct BareArgs {
 
 /* ---- producers, four warps ------------------------------------------------------------------- */
 
-/* Rows 16 part .. of W numbers to ROWS, from a tensor whose rows lie `stride` apart; zeros behind
- * `rows`. */
-template <int W>
-__device__ __forceinline__ void fill_rows(bf16 *to, const bf16 *from, unsigned stride, int rows,
-                                          int part, int lane) {
-    const int PIECES = W / 8, STEP = 32 / PIECES; /* rows at once */
-    int row = part * 16 + lane / PIECES, piece = lane % PIECES;
-    const bf16 *x = from + row * stride + piece * 8;
-    unsigned at = rows_at(row, piece) * 2;
-#pragma unroll
-    for (int i = 0; i < 16; i += STEP)
-        fill16((char *)to + (at ^ i % 8 * 16) + i * 128, x + i * stride, row + i < rows);
-}
 /* One of four warps: a quarter of the rows. The first also has what the copy engine brings for the
  * states, the last what it brings for o, in a stage of the other ring. */
 template <int K, int V>
@@ -109,35 +96,6 @@ struct ByToken {
     }
 };
 
-/* N fragments to and from where both warpgroups find them. */
-template <int N>
-__device__ __forceinline__ void leave(uint4 to[N][128], const uint32_t (*x)[4], int thread) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        to[i][thread] = pack4(x[i]);
-}
-template <int N>
-__device__ __forceinline__ void take(uint32_t (*x)[4], const uint4 from[N][128], int thread) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        unpack4(x[i], from[i][thread]);
-}
-__device__ __forceinline__ void leave_sums(uint4 to[8][128], const float x[8][4], int thread) {
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        *(float4 *)&to[i][thread] = make_float4(x[i][0], x[i][1], x[i][2], x[i][3]);
-}
-__device__ __forceinline__ void take_sums(float x[8][4], const uint4 from[8][128], int thread) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float4 y = *(const float4 *)&from[i][thread];
-        x[i][0] = y.x;
-        x[i][1] = y.y;
-        x[i][2] = y.z;
-        x[i][3] = y.w;
-    }
-}
-
 /* A warp's 16 columns, of either warpgroup. */
 template <int K, int V> struct BareWarp {
     const Dims &d;
@@ -163,7 +121,7 @@ template <int K, int V> struct BareWarp {
         wg_times_rows<K>(z, sa, rows_desc(st.k, 1));
         wg_times_rows<K>(o, sa, rows_desc(st.q, 1));
         Walk<> v(st.v, across_row(lane), across_p(lane));
-        float decay = f.chunk[0];
+        float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
         ByToken of_k(f.of_k, lane), to_end(f.to_end, lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
@@ -291,6 +249,7 @@ template <int K, int V> struct BarePass {
 } // namespace
 
 dp_status fast_state_bare(const Call &c) {
+    FAULT_TO_DEVICE(c.e, c.s);
     BareArgs a = {};
     a.a.given = c.t->s0;
     a.a.o = c.t->o;

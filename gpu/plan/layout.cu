@@ -12,10 +12,13 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
 
 /* Of a bare plan, which has no stages to read and no backward in it. */
 static void layout_bare(dpg_plan *pl) {
-    int64_t C = DP_CHUNK, tiles = (int64_t)pl->d.NT * pl->d.HV;
+    int64_t C = DP_CHUNK, K = pl->d.K, tiles = (int64_t)pl->d.NT * pl->d.HV;
     add(pl, B_AQK, tiles * C * C, 1, ROWS);
     add(pl, B_TB, tiles * C * C, 1, ROWS);
-    add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
+    if (pl->d.Kg == 1) return add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
+    for (int slot : {B_KGAM, B_KG, B_QG})
+        add(pl, slot, tiles * C * K, 1, ROWS);
+    add(pl, B_EC, tiles * K, 0);
 }
 
 /* Of chunk paths. Under DPG_SAVE_ALL both ways have the same buffers in the same places. */

@@ -92,9 +92,10 @@ enum Slot {
     B_U,
     B_KG,
     B_QG,
-    B_EC, /* decay of a whole chunk */
-    B_TB, /* bare plans: T B, and factors of rows (fast/bare.cuh) */
-    B_FACTORS,
+    B_EC,      /* decay of a whole chunk */
+    B_TB,      /* bare plans (fast/bare.cuh): T B */
+    B_FACTORS, /* one gate a head: factors of rows */
+    B_KGAM,    /* others: k with the decay from the chunk's start */
     B_ODD,  /* fast, on more than one rank or segment: is something of w; of u, q; of do not finite,
              * three words a tile */
     B_H,    /* state before each chunk */
@@ -196,7 +197,7 @@ struct dpg_plan {
     int ncut, nseg;
     Cut *cuts_h;
     const Cut *cuts;
-    int bare;             /* fast: chunks make T B and Aqk alone (fast/bare.cuh) */
+    int bare;             /* fast: chunks make no w and u (fast/bare.cuh) */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same

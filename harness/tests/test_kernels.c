@@ -342,11 +342,11 @@ DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
 }
 
 /* The error of the final state on a device of so many multiprocessors. */
-static double state_error(const char *capability, const char *multiprocessors) {
+static double state_error(const char *run, const char *capability, const char *multiprocessors) {
     static const char *const names[] = {"o", "final_state", "dq", NULL};
     setenv("DP_CPU_CAPABILITY", capability, 1);
     setenv("DP_CPU_MULTIPROCESSORS", multiprocessors, 1);
-    json_t *j = judged("gdn-wide --base bf16 --ranks 1", 0);
+    json_t *j = judged(run, 0);
     unsetenv("DP_CPU_CAPABILITY");
     unsetenv("DP_CPU_MULTIPROCESSORS");
     if (j) all_judged(j, 1, names);
@@ -362,9 +362,20 @@ static double state_error(const char *capability, const char *multiprocessors) {
  * rows as they were given: one rounding less, which the error shows. */
 DP_TEST(kernels, one_gate_a_head_from_rows_as_given) {
     NEEDS_KERNELS;
-    const double given = state_error("90", "1"), made = state_error("90", "132");
+    const char *run = "gdn-wide --base bf16 --ranks 1";
+    const double given = state_error(run, "90", "1"), made = state_error(run, "90", "132");
     CHECK(given > 0 && given < made, "%.3g, with w u kg qg %.3g", given, made);
-    CHECK(state_error("80", "1") > 0, "without warpgroups");
+    CHECK(state_error(run, "80", "1") > 0, "without warpgroups");
+}
+
+/* The same with a gate a channel: no w and u are rounded. Gates so strong that pairs are summed one
+ * by one are judged alike. */
+DP_TEST(kernels, a_gate_a_channel_without_w_and_u) {
+    NEEDS_KERNELS;
+    const char *run = "k64-v128 --base bf16 --ranks 1";
+    const double bare = state_error(run, "90", "1"), made = state_error(run, "90", "132");
+    CHECK(bare > 0 && bare < made, "%.3g, with w and u %.3g", bare, made);
+    CHECK(state_error("strong-wide --base bf16 --ranks 1", "90", "1") > 0, "pairs");
 }
 
 /* A rank's sequence cut in segments, as the fast path does: dM is a chain over all of them. */

@@ -73,7 +73,7 @@ static void keeps_to_its_limits() {
         c.K = 64 << draw(2);
         c.V = 64 << draw(2);
         c.one_gate = draw(2);
-        c.bare = c.one_gate && draw(2);
+        c.bare = draw(2);
         c.save_all = draw(4) == 0;
         Chunks chunks;
         for (int n = 1 + draw(i % 3 ? 4 : 40); n; n--)
