@@ -55,8 +55,15 @@ def test_a_wrong_row_is_beyond_both_bounds_where_it_is() -> None:
     assert "BEYOND BOTH BOUNDS: B breaks its own" in found.text
 
 
-def test_a_design_without_a_bound_is_judged_by_the_truth() -> None:
+def test_a_recurrent_design_needs_no_truth() -> None:
     sides = {"base": "fp32", "design": ("recurrent", None), "tokens": 160, "heads": 2}
+    found = differ(o_of_kda, in_double, truth=False, **sides)
+    assert (found.status, found.verdict) == (0, "within"), found.text
+
+
+def test_a_design_without_a_bound_is_judged_by_the_truth() -> None:
+    kept_short = ("recurrent,state=bf16", None)
+    sides = {"base": "fp32", "design": kept_short, "tokens": 160, "heads": 2}
     assert differ(o_of_kda, in_double, **sides).passed
     found = differ(o_of_kda, in_double, truth=False, **sides)
     assert (found.status, found.verdict) == (2, "unbounded"), found.text
