@@ -198,6 +198,36 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
     printf("%lld tensors, largest error %.3f of its limit\n", (long long)all, largest);
 }
 
+/* Twelve numbers a window. */
+static void twelve(dp_rng *r, const tensor *t, double *err) {
+    for (int64_t row = 0; row < t->map.rows; row++)
+        err[row] = row / t->heads % 64 < 12 ? dp_rng_normal(r) : 0;
+}
+
+/* How many times what is expected head 0 errs by, whose truth is `size` times that of head 1. */
+static double first_head(double size) {
+    tensor t = tensor_new(6, 64 * 40, 2, 1);
+    dp_rng r;
+    dp_rng_seed(&r, 7, 1);
+    draw(&t, &r, twelve);
+    for (int64_t row = 0; row < t.map.rows; row += 2) {
+        t.want[row] *= size;
+        t.err[row + 1] *= 0.3;
+    }
+    const double ratio = judged(&t).at[DP_LEVEL_WINDOW].ratio;
+    tensor_free(&t);
+    return ratio;
+}
+
+/* Where the truth is zero, errors in proportion to a size say nothing: what is expected there comes
+ * of the draws alone. It once was half of that, and a right head of zeros failed (many-heads-wide).
+ */
+DP_TEST(levels, a_window_whose_truth_is_zero_is_expected_to_err_as_its_draws_do) {
+    const double alike = first_head(1), zero = first_head(0);
+    CHECK(zero < 1.1 * alike && alike < 1.1 * zero, "%.3f times, of the size of the others %.3f",
+          zero, alike);
+}
+
 /* ---- what each level is for ------------------------------------------------------------------ */
 
 static void grow(tensor *t, int64_t from, int64_t to, double by) {

@@ -45,11 +45,17 @@ static prior prior_of(const dp_unit_list *u, double nu) {
     return p;
 }
 
+/* Degrees of freedom that the prior adds for unit i: none where the truth is zero, of whose errors
+ * those in proportion to a size say nothing. */
+static double prior_freedom(const dp_unit_list *u, const prior *p, int64_t i) {
+    return u->want2[i] > 0 ? p->freedom : 0;
+}
+
 /* E^2 of unit i, of freedom nu, from all draws or all but one. */
 static double expected2(const dp_unit_list *u, const prior *p, double nu, int64_t i, int without) {
-    const double draws = (u->ndraw - (without >= 0)) * nu;
-    const double told = p->freedom * p->rate * u->want2[i];
-    return (draws * dp_mean_draw(u, i, without) + told) / (draws + p->freedom) + u->floor2[i];
+    const double draws = (u->ndraw - (without >= 0)) * nu, added = prior_freedom(u, p, i);
+    const double told = added * p->rate * u->want2[i];
+    return (draws * dp_mean_draw(u, i, without) + told) / (draws + added) + u->floor2[i];
 }
 
 /* sqrt F(p; nu, D nu + d0), for nu rounded down to three binary digits behind its first: a wider
@@ -126,14 +132,17 @@ static dp_level_result judge_class(const dp_unit_list *u, const dp_allowance *al
     v.prior = prior_of(u, v.nu);
     dp_level_result r = {.units = count(&v), .draw = largest_draw(&v), .freedom = v.nu, .at = -1};
     r.ratio = r.limit = NAN;
-    quantiles q = {DP_ALARM / fmax(1, (double)r.units), u->ndraw, v.prior.freedom, {0}};
+    const double p = DP_ALARM / fmax(1, (double)r.units);
+    quantiles with = {p, u->ndraw, v.prior.freedom, {0}};
+    quantiles without = {p, u->ndraw, 0, {0}};
     double *ratio = dp_doubles(r.units);
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
         if (!counts(&v, i)) continue;
         const double mine = dp_own_freedom(u, i, v.nu);
         const double x = dp_error_over(u->err2[i], expected2(u, &v.prior, v.nu, i, -1));
-        const double k = fmin(DP_LIMIT_MOST, allowance->factor * fmax(r.draw, limit_at(&q, mine)));
+        quantiles *q = prior_freedom(u, &v.prior, i) > 0 ? &with : &without;
+        const double k = fmin(DP_LIMIT_MOST, allowance->factor * fmax(r.draw, limit_at(q, mine)));
         ratio[n++] = x;
         if (x / k <= r.ratio / r.limit) continue;
         r.ratio = x;

@@ -14,9 +14,11 @@
 typedef struct {
     double sum, rest;
     double terms2, running2; /* sums of squares of terms and of running sums */
+    double lost;             /* what may be gone of terms below what their format holds in full */
 } running_sum;
 
-static void add(running_sum *s, double y) {
+static void add(running_sum *s, double y, double lost) {
+    s->lost += lost;
     const double t = s->sum + y;
     s->rest += fabs(s->sum) >= fabs(y) ? (s->sum - t) + y : (y - t) + s->sum;
     s->sum = t;
@@ -27,22 +29,27 @@ static void add(running_sum *s, double y) {
 static double limit_of(const running_sum *s, double u, double a) {
     const double each = u + 8 * a;
     const double random = sqrt(each * each * s->terms2 + a * a * s->running2);
-    return DP_LAMBDA * random + 16 * a * fabs(s->sum);
+    return DP_LAMBDA * random + 16 * a * fabs(s->sum) + s->lost;
 }
 
-/* Unit roundoff of the narrowest format that holds every number. */
-static double storage(const double *x, int64_t n) {
-    static const struct {
-        dp_format format;
-        double u;
-    } stores[] = {{DP_BF16, 0x1p-8}, {DP_FP16, 0x1p-11}, {DP_FP32, 0x1p-24}};
+/* A format that numbers are stored in: unit roundoff; what may be gone of a number below those that
+ * it holds in full, to rounding, or where fp32 on its way is flushed to zero, to that. */
+typedef struct {
+    dp_format format;
+    double u, tiny;
+} store;
+
+/* The narrowest one that holds every number. */
+static store storage(const double *x, int64_t n) {
+    static const store stores[] = {
+        {DP_BF16, 0x1p-8, 0x1p-126}, {DP_FP16, 0x1p-11, 0x1p-25}, {DP_FP32, 0x1p-24, 0x1p-126}};
     for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
         int64_t at = 0;
         while (at < n && (isnan(x[at]) || dp_store(stores[i].format, x[at]) == x[at]))
             at++;
-        if (at == n) return stores[i].u;
+        if (at == n) return stores[i];
     }
-    return 0x1p-53;
+    return (store){DP_FP64, 0x1p-53, 0x1p-1022};
 }
 
 typedef struct {
@@ -85,7 +92,8 @@ void dp_sums_judge(const dp_sums_in *in) {
     const double *x = in->got->dg;
     const int Kg = dp_Kg(p);
     if (!in->dg || in->dg->verdict != DP_PASS || p->gate == DP_GATE_LOG) return;
-    const double u = storage(x, p->T * p->HV * Kg);
+    const store held = storage(x, p->T * p->HV * Kg);
+    const double u = held.u;
     const double a = in->arithmetic;
     worst_sum A = {.over = 0};
     worst_sum bias = {.over = 0};
@@ -95,8 +103,9 @@ void dp_sums_judge(const dp_sums_in *in) {
             running_sum channel = {0};
             for (int64_t t = 0; t < p->T; t++) {
                 const int64_t at = (t * p->HV + hv) * Kg + c;
-                add(&channel, x[at]);
-                add(&all, x[at] * dp_gate_ratio(p, at));
+                const double ratio = dp_gate_ratio(p, at);
+                add(&channel, x[at], held.tiny);
+                add(&all, x[at] * ratio, held.tiny * fabs(ratio));
             }
             if (in->ddt_bias)
                 hold(&channel, in->got->ddt_bias[hv * Kg + c], u, a, (int64_t)hv * Kg + c, &bias);

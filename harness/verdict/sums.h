@@ -7,7 +7,10 @@
  * roundoff of the narrowest format that holds every x, a that of the arithmetic, P the running
  * sums:
  *
- *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y|
+ *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y| + sum tiny |r|
+ *
+ * tiny: the least number that dg's format holds in full (fp16: half its last place), which may be
+ * gone of each term by underflow or flush to zero; r = 1 for ddt_bias.
  *
  * Terms one by one: dg was rounded when it was stored, and its slopes err by 8 a each,
  * mean-independent (Azuma; DP_LAMBDA = 6 standard deviations); additions; an error of exp(A_log) is
