@@ -121,6 +121,8 @@
       "one gate a head: dg leaves out the upper channels of each 64")                             \
     X(BARE_DECAY, "bare-decay-before", 0, "final_state o",                                        \
       "a pass over rows without w and u decays the state by the chunk before's factor")           \
+    X(PRE_KGAM, "pre-keys-without-t", 0, "H M S_in final_state o",                                \
+      "(M, H) of rows without w and u take Kgam for w = T B Kgam")                                \
     X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg",                                   \
       "parts of a sequence take the gradients of their states in reverse order")
 

@@ -14,7 +14,8 @@
  *   X = T B (V - of_k o K S)    S <- eC S + K' (to_end o X)    o = of_q o Q S + Aqk X
  *
  * w and u are those of math.md e.2, multiplied by S before they are added up: w S = T B (of_k o K
- * S), u = T B V. */
+ * S), u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu makes w and u
+ * of the chunks that something comes through. */
 #ifndef DPG_BARE_CUH
 #define DPG_BARE_CUH
 #include "plan/paths.cuh"
@@ -33,8 +34,10 @@ struct BareFactors {
 struct BareOut {
     bf16 *TB, *Aqk;
     BareFactors *factors;
+    int *odd; /* NULL unless asked for: ODDS words a tile (chunks.cuh) */
 };
 static inline BareOut bare_out(const Call &c) {
-    return BareOut{at<bf16>(c, B_TB), at<bf16>(c, B_AQK), at<BareFactors>(c, B_FACTORS)};
+    return BareOut{at<bf16>(c, B_TB), at<bf16>(c, B_AQK), at<BareFactors>(c, B_FACTORS),
+                   at<int>(c, B_ODD)};
 }
 #endif

@@ -263,7 +263,7 @@ template <int K> struct TriangleSmem {
         struct {
             bf16 k[C * K], q[C * K]; /* ROWS, as given */
         } first;
-        Inverse after;
+        Bare after;
     } x;
     RowScalars rows;
 };
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
                 const BareOut o) {
     extern __shared__ __align__(128) char raw[];
     TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
-    Inverse &after = sm.x.after;
+    Bare &after = sm.x.after;
     const Dims d = known<true>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block();
@@ -319,6 +319,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
         emit_queries(
             after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
             [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
+        if (o.odd) look_at_v(after, d, t, p, warp % 4, lane);
         drain_wait(lane);
         meet_as_well();
     } else {
@@ -330,6 +331,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     }
     __syncthreads();
     round_T(after, NULL, warp, lane);
+    if (o.odd) leave_odd(after, o.odd, p.tile, sm.rows.own, sm.rows.gam[C - 1], warp, lane);
     send_TB(after, o.TB, p, warp, lane);
 }
 

@@ -22,17 +22,18 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
  * channel 0.30 against 0.36, 0.26 against 0.21). */
 #define BARE_BLOCKS 44
 
-int fast_is_bare_whole(const dpg_plan *pl) {
+int fast_may_be_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    int alone = pl->N == 1 && !pl->owned && !pl->by_part;
     int o_alone = !pl->opt.keep && !saves_all(pl);
-    int64_t blocks = (int64_t)d.nseq * d.HV * (d.V / 64);
-    return pl->opt.path == DPG_PATH_FAST && is_plain(d) && alone && o_alone &&
-           fast_augments(&pl->device) && blocks >= BARE_BLOCKS * pl->device.sms / 132;
+    return pl->opt.path == DPG_PATH_FAST && is_plain(d) && o_alone && fast_augments(&pl->device) &&
+           !pl->owned && !pl->by_part &&
+           (pl->N == 1 || pl->opt.chain_how == DPG_CHAIN_AUGMENTED); /* factors need w */
 }
 
 int fast_is_bare(const dpg_plan *pl) {
-    return !pl->is_bwd && pl->nseg == 1 && fast_is_bare_whole(pl);
+    const Dims &d = pl->d;
+    int64_t blocks = (int64_t)pl->nrow * d.HV * (d.V / 64);
+    return !pl->is_bwd && fast_may_be_bare(pl) && blocks >= BARE_BLOCKS * pl->device.sms / 132;
 }
 
 static dp_status chunks(const Call &c) {

@@ -8,7 +8,11 @@
  * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero, and
  * when nothing else is left, which is asked every LOOK chunks, nothing of earlier chunks can come
  * through: M = 0, H is what it is, and they are not read. Unless something in them is not finite,
- * which k_chunks marks (`odd`): 0 times that is not zero, and all are taken.
+ * which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are taken.
+ *
+ * A bare plan (bare.cuh) has no w and u: Kgam and v come in their place, and become w = T B Kgam and
+ * u = T B V, rounded, where they lie. With one gate a head it has no Kgam and kg either: rows of k as
+ * given come, and become both.
  *
  * One block of K / 64 warpgroups a segment and head; a warpgroup has 64 rows of P, which stay in
  * registers, and of H, which stay in shared memory as they stand in registers. Rows of P and X are
@@ -23,12 +27,16 @@
  * Phases of a chunk, and what shared memory holds:
  *
  *   look    every LOOK chunks: is anything left of P       H
+ *   keys    (bare, one gate) of_k o K, to_end o K          k; Kgam for k, kg
+ *   w, u    (bare) T B Kgam, T B V, 64 columns at a time   T B; w for Kgam, u for v
  *   X       P kg' in three pieces                          kg of the stage
  *   load    warp 0: the chunk STAGES - 1 on                the stage of the chunk before
  *   H       H + X u, 64 columns at a time                  u; H read and written again
  *   P       P o eC - X w                                   w eC */
+#include "fast/bare.cuh"
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
+#include "fast/state.cuh"
 #include <limits.h>
 
 namespace {
@@ -36,8 +44,14 @@ namespace {
 #define STAGES 3
 #define LOOK 4
 
+/* What a plan's chunks leave: w, kg, u; Kgam, kg, T B (bare, a gate a channel); T B and factors of
+ * rows (bare, one gate a head). */
+enum Form { MADE, DECAYED, GIVEN };
+
 struct PreArgs {
-    const bf16 *w, *kg, *u;
+    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, v as it was given; GIVEN: k as given, NULL, v */
+    const bf16 *TB;         /* of a bare plan */
+    const BareFactors *factors;
     const float *eC, *s0;
     const int *odd;
     int *reach; /* of segments; or NULL */
@@ -47,11 +61,20 @@ struct PreArgs {
                        * in which a sequence starts */
 };
 
-template <int K, int V> struct PreSmem {
+/* What comes of a bare plan alone: T B of a chunk and the one behind, factors. */
+template <Form FORM> struct Extra { bf16 TB[2][C * C]; };
+template <> struct Extra<MADE> {};
+template <> struct Extra<GIVEN> {
+    bf16 TB[2][C * C];
+    StateFactors factors[STAGES];
+};
+template <int K, int V, Form FORM> struct PreSmem {
+    static const int DECAYS = FORM == GIVEN ? 2 : STAGES; /* made, or they come */
     bf16 w[STAGES][C * K], kg[STAGES][C * K]; /* 1,024-byte aligned, as the swizzle wants */
-    bf16 u[STAGES][C * V];
+    bf16 u[STAGES][C * V];                    /* SLICES; of a bare plan ROWS */
+    Extra<FORM> bare;
     float4 H[V / 8][2 * K]; /* a thread's own words: n-tile n of its fragments at [n][thread] */
-    float eC[STAGES][K];
+    float eC[DECAYS][K];    /* of chunk i at [i % DECAYS] */
     uint64_t full[STAGES], empty[STAGES];
 };
 
@@ -153,7 +176,7 @@ __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const 
 
 /* H += X u of the thread's words, X rounded. The sum over tokens starts from zero and is added in
  * fp32. */
-template <int V>
+template <int V, bool IN_ROWS>
 __device__ __forceinline__ void add_to_h(float4 *H, int pitch, const uint32_t xa[4][3][4],
                                          const bf16 *u) {
     float y[V / 64][8][4];
@@ -162,7 +185,10 @@ __device__ __forceinline__ void add_to_h(float4 *H, int pitch, const uint32_t xa
     for (int g = 0; g < V / 64; g++) {
 #pragma unroll
         for (int p = 0; p < 4; p++)
-            wg_mul<1>(y[g], xa[p][0], slice_desc(u + g * C * 64, 16 * p, C), p == 0);
+            wg_mul<1>(y[g], xa[p][0],
+                      IN_ROWS ? rows_desc(u, 64) + g * HALF + p * (HALF / 4)
+                              : slice_desc(u + g * C * 64, 16 * p, C),
+                      p == 0);
         wg_commit();
     }
 #pragma unroll
@@ -209,6 +235,60 @@ __device__ __forceinline__ void add_initial(float4 *H, int pitch, const float *r
     }
 }
 
+/* ---- w and u of a bare plan ------------------------------------------------------------------ */
+
+/* All threads of a warpgroup. In plain builds all of a block: racecheck takes no barrier of a part
+ * of one for a barrier. */
+__device__ __forceinline__ void meet_warpgroup(int which) {
+#ifdef DPG_PLAIN_LOADS
+    __syncthreads();
+#else
+    sync_part(1 + which, 128);
+#endif
+}
+/* Kgam in place of k, and kg, each a piece of 16 bytes a thread at once; eC in all channels. */
+template <int K>
+__device__ __forceinline__ void decay_keys(bf16 *k, bf16 *kg, float *eC, const StateFactors &f) {
+    const int PIECES = K / 8;
+#pragma unroll
+    for (int x = threadIdx.x; x < C * PIECES; x += 2 * K) {
+        int row = x / PIECES, at = rows_at(row, x % PIECES);
+        float of_k = f.of_k[row], to_end = f.to_end[row];
+        uint4 given = *(const uint4 *)(k + at), to_start, on;
+        const uint32_t *from = (const uint32_t *)&given;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 y = unpack2(from[i]);
+            ((uint32_t *)&to_start)[i] = pack2(y.x * of_k, y.y * of_k);
+            ((uint32_t *)&on)[i] = pack2(y.x * to_end, y.y * to_end);
+        }
+        *(uint4 *)(k + at) = to_start;
+        *(uint4 *)(kg + at) = on;
+    }
+    if (threadIdx.x < K) eC[threadIdx.x] = f.chunk[0];
+    __syncthreads();
+}
+/* w = T B Kgam and u = T B V, each in place, 64 columns of either a warpgroup at once; on return
+ * they are there for all. */
+template <int K, int V>
+__device__ __forceinline__ void make_factors(bf16 *w, bf16 *u, const bf16 *TB, int warp, int lane) {
+    const int OF_W = K / 64, ALL = OF_W + V / 64;
+    for (int first = 0; first < ALL; first += K / 64) {
+        int g = first + warp / 4, group = g < OF_W ? g : g - OF_W;
+        bf16 *tile = g < OF_W ? w : u;
+        float acc[8][4] = {};
+        if (g < ALL) times_TB(acc, TB, tile, group, warp % 4, lane, [](int, float(*)[4]) {});
+        meet_warpgroup(warp / 4);
+        if (g >= ALL || (FAULT(PRE_KGAM) && g < OF_W)) continue;
+        Walk<> to = walk_across(tile + group * C * 64, warp % 4 * 16, lane);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            store_16x16(to.at(n), acc[2 * n], acc[2 * n + 1]);
+    }
+    drain_fence();
+    __syncthreads();
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Word (r, k) of the warp's 16 rows of P, j-th n-tile, e-th of the thread's words in it. */
@@ -220,20 +300,43 @@ template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
             f(j, e, lane / 4 + e / 2 * 8, j * 8 + lane % 4 * 2 + e % 2);
 }
 
-/* Chunk i of a segment from its end by warp 0. */
-template <int K, int V>
-__device__ __forceinline__ void load_chunk(PreSmem<K, V> &sm, const Dims &d, const PreArgs &a,
-                                           const Seq &seq, int hv, int i, int lane) {
+/* Warps that load a chunk: the first one tiles, of a bare plan all of them rows as they were given.
+ */
+#define LOADERS(FORM) ((FORM) == MADE ? 1 : 4)
+/* Tiles of chunk i of a segment from its end. */
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_tiles(PreSmem<K, V, FORM> &sm, const PreArgs &a, int64_t tile,
+                                           int i, uint64_t *full, int lane) {
+    const int KEYS = C * K * 2, ENDS = K * 4, SQUARE = C * C * 2, FACTORS = sizeof(StateFactors),
+              OTHER = FORM == MADE ? C * V * 2 : SQUARE;
     int to = i % STAGES;
-    int64_t tile = (int64_t)(seq.c1 - 1 - i) * d.HV + hv;
+    fill_begin(full, OTHER + (FORM == GIVEN ? FACTORS : 2 * KEYS + ENDS), lane);
+    if constexpr (FORM == GIVEN) {
+        fill(&sm.bare.factors[to], &a.factors[tile].state, FACTORS, full, lane);
+    } else {
+        fill(sm.kg[to], a.kg + tile * C * K, KEYS, full, lane);
+        fill(sm.w[to], a.w + tile * C * K, KEYS, full, lane);
+        fill(sm.eC[to], a.eC + tile * K, ENDS, full, lane);
+    }
+    if constexpr (FORM == MADE)
+        fill(sm.u[to], a.u + tile * C * V, OTHER, full, lane);
+    else
+        fill(sm.bare.TB[i % 2], a.TB + tile * C * C, OTHER, full, lane);
+}
+/* All of it by the first warps. */
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_chunk(PreSmem<K, V, FORM> &sm, const Dims &d, const PreArgs &a,
+                                           const Seq &seq, int hv, int i, int warp, int lane) {
+    int to = i % STAGES, chunk = seq.c1 - 1 - i, h = hv / d.G;
     uint64_t *full = &sm.full[to];
     if (i >= STAGES) bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
-    fill_begin(full, (2 * K + V) * C * 2 + K * 4, lane);
-    fill(sm.kg[to], a.kg + tile * C * K, C * K * 2, full, lane);
-    fill(sm.u[to], a.u + tile * C * V, C * V * 2, full, lane);
-    fill(sm.w[to], a.w + tile * C * K, C * K * 2, full, lane);
-    fill(sm.eC[to], a.eC + tile * K, K * 4, full, lane);
-    fill_end(full, lane);
+    if (warp == 0) load_tiles(sm, a, (int64_t)chunk * d.HV + hv, i, full, lane);
+    if (FORM == MADE) return fill_end(full, lane);
+    Chunk c = d.chunk[chunk];
+    fill_rows<V>(sm.u[to], a.u + (c.t0 * d.HV + hv) * V, d.HV * V, c.len, warp, lane);
+    if (FORM == GIVEN)
+        fill_rows<K>(sm.w[to], a.w + (c.t0 * d.H + h) * K, d.H * K, c.len, warp, lane);
+    fill16_end(full, lane);
 }
 
 /* Is anything left of P, in the whole block. */
@@ -255,9 +358,10 @@ __device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words,
     return __syncthreads_or(any);
 }
 
-template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
+template <int K, int V, Form FORM>
+__global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
-    PreSmem<K, V> &sm = *(PreSmem<K, V> *)raw;
+    PreSmem<K, V, FORM> &sm = *(PreSmem<K, V, FORM> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
     if (seq.ends) return; /* nobody asks */
@@ -265,35 +369,39 @@ template <int K, int V> __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d
     float4 *H = &sm.H[0][threadIdx.x];
     float P[K / 8][4];
     int n = seq.c1 - seq.c0, i = 0;
-    bool looks = true;
+    bool looks = true, loads = warp < LOADERS(FORM);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            bar_init(&sm.full[i], FULL_COUNT);
+            bar_init(&sm.full[i], FORM == MADE ? FULL_COUNT : FULL_COUNT_16(LOADERS(FORM)));
             bar_init(&sm.empty[i], EMPTY_COUNT(K / 16));
         }
         bar_init_end();
     }
     __syncthreads();
-    for (int i = 0; warp == 0 && i < STAGES - 1 && i < n; i++)
-        load_chunk<K, V>(sm, d, a, seq, hv, i, lane);
+    for (int i = 0; loads && i < STAGES - 1 && i < n; i++)
+        load_chunk(sm, d, a, seq, hv, i, warp, lane);
     words<K>(lane, [&](int j, int e, int r, int k) { P[j][e] = k == warp * 16 + r; });
 #pragma unroll
     for (int n = 0; n < V / 8; n++)
         H[n * 2 * K] = make_float4(0.f, 0.f, 0.f, 0.f);
     for (; i < n; i++) {
         int at = i % STAGES;
+        float *eC = sm.eC[i % sm.DECAYS];
         if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
             if (!is_odd(d, a.odd, ODD_DO, seq.c0, seq.c1 - i, hv, s0)) break;
             looks = false;
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
-        step_p<K>(P, sm.kg[at], sm.w[at], sm.eC[at], lane, [&](const uint32_t xa[4][3][4]) {
+        if constexpr (FORM == GIVEN) decay_keys<K>(sm.w[at], sm.kg[at], eC, sm.bare.factors[at]);
+        if constexpr (FORM != MADE)
+            make_factors<K, V>(sm.w[at], sm.u[at], sm.bare.TB[i % 2], warp, lane);
+        step_p<K>(P, sm.kg[at], sm.w[at], eC, lane, [&](const uint32_t xa[4][3][4]) {
             /* here the other warpgroup is likely to be done with the chunk before, whose stage
              * this takes */
-            if (warp == 0 && i + STAGES - 1 < n)
-                load_chunk<K, V>(sm, d, a, seq, hv, i + STAGES - 1, lane);
+            if (loads && i + STAGES - 1 < n)
+                load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
             __syncwarp();
-            add_to_h<V>(H, 2 * K, xa, sm.u[at]);
+            add_to_h<V, FORM != MADE>(H, 2 * K, xa, sm.u[at]);
         });
         __syncwarp();
         bar_arrive_warp(&sm.empty[at], lane);
@@ -411,14 +519,21 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
 
 template <int K, int V> struct Pre {
     static dp_status run(const Call &c, PreArgs a, int nseg) {
-        auto kernel = k_pre<K, V>;
-        int bytes = (int)sizeof(PreSmem<K, V>);
+        if (!c.p->bare) return launch<MADE>(c, a, nseg);
+        return c.p->d.Kg == 1 ? launch<GIVEN>(c, a, nseg) : launch<DECAYED>(c, a, nseg);
+    }
+    template <Form FORM> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
+        auto kernel = k_pre<K, V, FORM>;
+        int bytes = (int)sizeof(PreSmem<K, V, FORM>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_pre");
         return DP_OK;
     }
 };
+
+static_assert(sizeof(PreSmem<128, 128, DECAYED>) <= 227 * 1024, "a block on 9.0");
+static_assert(sizeof(PreSmem<128, 128, GIVEN>) <= 227 * 1024, "a block on 9.0");
 
 template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
     const dpg_plan *p = c.p;
@@ -434,7 +549,7 @@ template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
 /* Code for 9.0a must be there, which a driver does not make of PTX for older devices. */
 int fast_augments(const Device *dev) {
     cudaFuncAttributes a;
-    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64>) == cudaSuccess &&
+    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64, MADE>) == cudaSuccess &&
            a.ptxVersion >= 90;
 }
 
@@ -444,10 +559,13 @@ int fast_augments(const Device *dev) {
 dp_status fast_pre(const Call &c) {
     if (!fast_augments(&c.p->device) || came(c)) return fast_pre_states(c);
     const dpg_plan *p = c.p;
+    FAULT_TO_DEVICE(c.e, c.s);
     PreArgs a = {};
-    a.w = at<bf16>(c, B_W);
+    a.w = !p->bare ? at<bf16>(c, B_W) : p->d.Kg == 1 ? (const bf16 *)c.t->k : at<bf16>(c, B_KGAM);
     a.kg = at<bf16>(c, B_KG);
-    a.u = at<bf16>(c, B_U);
+    a.u = p->bare ? (const bf16 *)c.t->v : at<bf16>(c, B_U);
+    a.TB = at<bf16>(c, B_TB);
+    a.factors = at<BareFactors>(c, B_FACTORS);
     a.eC = at<float>(c, B_EC);
     a.s0 = c.t->s0;
     a.odd = at<int>(c, B_ODD);

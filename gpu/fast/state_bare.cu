@@ -238,7 +238,7 @@ template <int K, int V> struct BarePass {
         auto kernel = k_scan_bare<K, V>;
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(BareSmem), sizeof(StateStage<K>) + sizeof(OutStage));
-        unsigned blocks = (unsigned)c.p->d.nseq * c.p->d.HV * (V / BLOCK_V);
+        unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<blocks, BARE_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_bare");
@@ -252,6 +252,7 @@ dp_status fast_state_bare(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     BareArgs a = {};
     a.a.given = c.t->s0;
+    a.a.merged = at<float>(c, B_SIN);
     a.a.o = c.t->o;
     a.a.end = c.t->final_state;
     a.b = bare_out(c);

@@ -14,8 +14,8 @@
  *   states     launch + copy x HV x segments
  *   whole      state; backward: + state (recomputed) + gradients
  *   cut        the same over segments + (M, H) of segments + products + states; backward: +
- *              gradients of segments from zero + products; + what whole bare plans (fast/bare.cuh)
- *              do not do
+ *              gradients of segments from zero + products
+ *   either     + w and u, unless the plan is bare (fast/bare.cuh)
  *
  * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
  * change. Nothing that is forgotten is counted on: then (M, H) take less (pre.cu).
@@ -36,7 +36,7 @@
 struct SplitCase {
     int HV, K, V;
     bool one_gate;           /* a gate a head, else one a channel */
-    bool bare;               /* whole, the forward takes fast/bare.cuh */
+    bool bare;               /* the forward takes fast/bare.cuh, if there are states enough */
     bool backward, save_all; /* follows; finds what the forward made */
     int sms;
 };
@@ -63,16 +63,15 @@ const PassBy STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 8600000, 13350
              RECOMPUTED = {{10000000, 1100000, 650000, 4700}, {10000000, 7200000, 1022000, 23800}},
              GRADIENTS = {{7000000, 2000000, 920000, 4700}, {10000000, 5100000, 1774000, 34200}},
              FROM_ZERO = {{11200000, 2300000, 846000, 11300}, {10000000, 5800000, 1276000, 20600}};
-const Pass BARE = {1000000, 5300000, 1406000, 23500}, /* scan, from rows as given */
-    SEGMENTS = {1200000, 20100000, 3344000, 0};
+const Pass BARE = {1000000, 5300000, 1406000, 23500}, /* scan, without w and u */
+    SEGMENTS = {1200000, 20100000, 3344000, 0}, SEGMENTS_BARE = {1200000, 20100000, 3700000, 0};
 
 struct Products {
     ps launch, step, work;
 };
 const Products FORWARD = {5800000, 3800000, 72000}, BACKWARD = {1900000, 3800000, 116000};
 const ps STATES = 8800000, COPIED = 67000;
-/* What a cut does not change, of a tile: chunks (whole bare plans: no w and u; from bench_bwd
- * forward); backward in all. */
+/* Of a tile: chunks (bare plans: no w and u; from bench_bwd forward); backward in all. */
 const ps CHUNKS = 45000, CHUNKS_GATED = 37400, CHUNKS_ONE = 37000, CHUNKS_BARE = 19700,
          BACK = 214000, BACK_ONE = 148000;
 static inline ps chunks_of(const SplitCase &c, bool bare) {
@@ -117,6 +116,9 @@ static inline ps pass(const SplitCase &c, const Rows &rows, int blocks, const Pa
 }
 static inline bool takes_teams(const SplitCase &c, int64_t rows) { /* fast/state.cuh: by_teams */
     return rows * c.HV * (c.V / 64) < 100 * c.sms / 132;
+}
+static inline bool takes_bare(const SplitCase &c, int64_t rows) { /* fast/path.cu: is_bare */
+    return c.bare && rows * c.HV * (c.V / 64) >= 44 * c.sms / 132;
 }
 static inline ps pass(const SplitCase &c, const Rows &rows, const PassBy &by) {
     bool team = takes_teams(c, (int64_t)rows.size());
@@ -163,13 +165,14 @@ static inline ps products(const SplitCase &c, const Products &p, int in_a_row, i
 
 /* What depends on how a batch is cut. */
 static inline ps time_of(const SplitCase &c, const Batch &b, int64_t tiles) {
-    bool cut = b.segments > 0, bare = c.bare && !cut;
+    bool cut = b.segments > 0, bare = takes_bare(c, (int64_t)b.all.size());
     ps t = bare ? pass(c, b.all, c.HV * (c.V / 64), here(c, BARE)) : pass(c, b.all, STATE);
-    if (c.bare && cut) t += bytes_here(c, chunks_of(c, false) - chunks_of(c, true)) * tiles;
+    if (!bare) t += bytes_here(c, chunks_of(c, false) - chunks_of(c, true)) * tiles;
     if (c.backward) t += (c.save_all ? 0 : pass(c, b.all, RECOMPUTED)) + pass(c, b.all, GRADIENTS);
     if (!cut) return t;
     int64_t steps = b.segments - b.cuts;
-    Pass elements = {SEGMENTS.launch, SEGMENTS.block, SEGMENTS.chunk * c.K / 128, 0};
+    Pass elements = bare ? SEGMENTS_BARE : SEGMENTS;
+    elements.chunk = elements.chunk * c.K / 128;
     t += pass(c, b.first, c.HV, elements) + products(c, FORWARD, b.most - 2, steps - b.cuts);
     t += STATES + COPIED * c.K * c.V / 16384 * c.HV * b.segments;
     if (c.backward) t += pass(c, b.later, FROM_ZERO) + products(c, BACKWARD, b.most - 1, steps);
@@ -178,7 +181,7 @@ static inline ps time_of(const SplitCase &c, const Batch &b, int64_t tiles) {
 
 /* What does not. */
 static inline ps rest_of(const SplitCase &c, int64_t tiles) {
-    ps tile = chunks_of(c, c.bare);
+    ps tile = chunks_of(c, true);
     if (c.backward) tile += c.one_gate ? BACK_ONE : BACK;
     return bytes_here(c, tile) * tiles;
 }

@@ -10,11 +10,18 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
     pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
 }
 
+/* Of what is not finite, where an element (M, H) may leave chunks out. */
+static void layout_marks(dpg_plan *pl) {
+    int64_t tiles = (int64_t)pl->d.NT * pl->d.HV;
+    if (pl->N > 1 || pl->nseg > 1 || pl->owned) add(pl, B_ODD, tiles * 3, 0);
+}
+
 /* Of a bare plan, which has no stages to read and no backward in it. */
 static void layout_bare(dpg_plan *pl) {
     int64_t C = DP_CHUNK, K = pl->d.K, tiles = (int64_t)pl->d.NT * pl->d.HV;
     add(pl, B_AQK, tiles * C * C, 1, ROWS);
     add(pl, B_TB, tiles * C * C, 1, ROWS);
+    layout_marks(pl);
     if (pl->d.Kg == 1) return add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
     for (int slot : {B_KGAM, B_KG, B_QG})
         add(pl, slot, tiles * C * K, 1, ROWS);
@@ -46,7 +53,7 @@ static void layout_chunks(dpg_plan *pl) {
     add(pl, B_KG, tiles * d.n * d.K, fast, rows);
     add(pl, B_QG, tiles * C * d.K, fast, rows);
     add(pl, B_EC, tiles * d.K, 0);
-    if (fast && (pl->N > 1 || pl->nseg > 1 || pl->owned)) add(pl, B_ODD, tiles * 3, 0);
+    if (fast) layout_marks(pl);
 }
 
 /* Of the token path, likewise. */

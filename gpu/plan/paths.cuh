@@ -38,10 +38,10 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
 
-/* Does the forward of a plan, whose segments are cut, take fast/bare.cuh; would it if nothing were
- * cut. */
+/* Does the forward of a plan, whose segments are cut, take fast/bare.cuh; may it, if there are
+ * states enough. */
 int fast_is_bare(const dpg_plan *pl);
-int fast_is_bare_whole(const dpg_plan *pl);
+int fast_may_be_bare(const dpg_plan *pl);
 
 /* Of a recurrence: does the token path alone have it; does a token erase; how many keys has a token
  * on that path. */

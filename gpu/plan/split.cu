@@ -131,7 +131,7 @@ static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks)
                    d.K,
                    d.V,
                    d.Kg == 1,
-                   fast_is_bare_whole(pl) != 0,
+                   fast_may_be_bare(pl) != 0,
                    o.backward != 0,
                    o.save == DPG_SAVE_ALL,
                    pl->device.sms};
