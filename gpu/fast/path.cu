@@ -26,7 +26,7 @@ int fast_is_bare_whole(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int alone = pl->N == 1 && !pl->owned && !pl->by_part;
     int o_alone = !pl->opt.keep && !saves_all(pl);
-    int64_t blocks = (int64_t)d.nseq * d.HV * (d.V / 64);
+    int64_t blocks = (int64_t)d.nseq * pl->all_heads * (d.V / 64);
     return pl->opt.path == DPG_PATH_FAST && is_plain(d) && alone && o_alone &&
            fast_augments(&pl->device) && blocks >= BARE_BLOCKS * pl->device.sms / 132;
 }

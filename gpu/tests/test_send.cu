@@ -2,13 +2,17 @@
  * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
  * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; fewer
  * words are sent by as much as the payload says; a ring has the bits of an all-gather, of ranks
- * that own several parts, too; and hand-overs and all-to-alls by themselves.
+ * that own several parts, too; ranks that exchange heads have the bits of one rank; and hand-overs
+ * and all-to-alls by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
 #include "rank.h"
 #include "ref/chunk/payload.h"
+#include <algorithm>
+#include <map>
+#include <mutex>
 
 /* ---- words that are sent --------------------------------------------------------------------- */
 
@@ -298,6 +302,157 @@ static void parts_of_ranks() {
     }
 }
 
+/* ---- tokens of all heads against heads of all tokens ------------------------------------------ */
+
+/* Of one problem: what a rank has of it, by tensor, put where one rank has it. */
+struct Heading {
+    const char *name;
+    dp_model model;
+    int H, HV, R, one_gate, V;
+    dpg_dtype type;
+    dpg_path path;
+    dpg_save save;
+    std::vector<int64_t> cu;
+    const Table *own; /* NULL: T / N each */
+};
+
+static dpg_problem problem_of(const Heading &x) {
+    const int K = x.path == DPG_PATH_FAST ? 64 : 32;
+    dpg_problem p = sized(x.cu, x.H, x.HV, K, x.V, x.R, x.one_gate ? 1 : K, x.type);
+    p.model = x.model;
+    p.gate = DP_GATE_SOFTPLUS;
+    if (x.own) p.own = {(int)x.own->owner.size(), 0, x.own->cut.data(), x.own->owner.data()};
+    return p;
+}
+
+/* Global tokens of a rank, in its order. */
+static std::vector<int64_t> tokens_in_order(const dpg_problem &p, int rank, int N) {
+    std::vector<int64_t> t;
+    const int parts = p.own.parts ? p.own.parts : N;
+    for (int i = 0; i < parts; i++)
+        for (int64_t x = p.own.parts ? p.own.cut[i] : p.T / N * i;
+             x < (p.own.parts ? p.own.cut[i + 1] : p.T / N * (i + 1)); x++)
+            if ((p.own.parts ? p.own.owner[i] : i) == rank) t.push_back(x);
+    return t;
+}
+
+/* Does the rank have the token where sequence s starts, or ends. */
+static bool has_state(const dpg_problem &p, const std::vector<int64_t> &tokens, int s,
+                      const char *name) {
+    const bool end = strstr(name, "final");
+    const int64_t token = end ? p.cu[s + 1] - 1 : p.cu[s];
+    return p.cu[s] < p.cu[s + 1] && std::count(tokens.begin(), tokens.end(), token);
+}
+
+/* Rows of a tensor on a rank: which of all, and where they lie in its own. */
+static std::vector<std::pair<int64_t, int64_t>> rows_of(const dpg_problem &p, const Share &x,
+                                                        const std::vector<int64_t> &tokens) {
+    std::vector<std::pair<int64_t, int64_t>> rows;
+    const bool state = strstr(x.name, "s0") || strstr(x.name, "state");
+    for (size_t i = 0; x.per_token && i < tokens.size(); i++)
+        rows.push_back({tokens[i], i});
+    for (int s = 0; state && s < p.Nseq; s++)
+        if (has_state(p, tokens, s, x.name)) rows.push_back({s, s});
+    if (!x.per_token && !state) rows.push_back({0, 0});
+    return rows;
+}
+
+/* All outputs of N ranks by name, as one rank would have them. What a rank need not have of an
+ * input is NaN. */
+static std::map<std::string, Vec> outputs_of(const Heading &h, int N, Comms *comm) {
+    const dpg_problem p = problem_of(h);
+    std::map<std::string, Vec> out;
+    std::mutex m;
+    on_ranks(N, [&](int rank) {
+        dpg_options o = {};
+        o.base = h.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
+        o.chain = DP_FP32;
+        o.path = o.bwd_path = h.path;
+        o.backward = p.H % N == 0;
+        o.save = h.save;
+        o.exchange = DP_EXCHANGE_HEADS;
+        const std::vector<int64_t> tokens = tokens_in_order(p, rank, N);
+        auto width =
+            [&](const Share &x) { /* words of a row */
+                                  const bool state =
+                                      strstr(x.name, "s0") || strstr(x.name, "state");
+                                  return x.per_token ? x.per_token : state ? x.n / p.Nseq : x.n;
+            };
+        Rank r;
+        dpg_comm *c = comm ? &(*comm)[rank] : NULL;
+        r.open(p, o, rank, N, [&](const Share &x) {
+            const int64_t w = width(x);
+            Share whole = x;
+            whole.n = x.per_token ? p.T * w : x.n;
+            const Vec all = numbers_of(whole, 0);
+            Vec own(x.n, NAN);
+            for (auto row : rows_of(p, x, tokens))
+                std::copy_n(&all[row.first * w], w, &own[row.second * w]);
+            return r.memory.copy(own, 0, x.n, x.type);
+        });
+        DP(r.err, r.forward(c));
+        DP(r.err, r.wait(c));
+        if (h.save == DPG_SAVE_STATE) r.clear_workspace();
+        if (o.backward) DP(r.err, r.backward(c));
+        DP(r.err, r.wait(c));
+        CUDA(cudaStreamSynchronize(r.stream));
+        std::lock_guard<std::mutex> lock(m);
+        for (const Share &x : r.shares) {
+            if (!x.is_output) continue;
+            const int64_t w = width(x);
+            const Vec own = r.read(x);
+            Vec &all = out[x.name];
+            all.resize(x.per_token ? p.T * w : x.n, 0);
+            for (auto row : rows_of(p, x, tokens))
+                std::copy_n(&own[row.second * w], w, &all[row.first * w]);
+        }
+        r.close();
+    });
+    return out;
+}
+
+/* Bit for bit, of every path. */
+static void heads_of_ranks() {
+    static const Table zigzag = {"zigzag", {}, {0, 33, 60, 97, 128, 131, 192}, {0, 1, 2, 2, 1, 0}},
+                       none = {"rank 1 has none", {}, {0, 10, 101, 140, 192}, {2, 2, 0, 2}};
+    const std::vector<int64_t> whole = {0, 192}, packed = {0, 20, 20, 75, 129, 192},
+                               odd = {0, 22, 63};
+    const dpg_path simple = DPG_PATH_SIMPLE, fast = DPG_PATH_FAST, token = DPG_PATH_TOKEN;
+    const dpg_save state = DPG_SAVE_STATE, all = DPG_SAVE_ALL;
+    const Heading rows[] = {
+        {"kda", DP_GDN, 12, 12, 1, 0, 32, DPG_F32, simple, state, packed, NULL},
+        {"gdn, grouped, bf16", DP_GDN, 12, 24, 1, 1, 32, DPG_BF16, simple, all, packed, NULL},
+        {"gdn, a gate of bf16 on odd tokens", DP_GDN, 3, 3, 1, 1, 32, DPG_BF16, simple, state, odd,
+         NULL},
+        {"mkda, 2 keys", DP_GDN, 12, 12, 2, 0, 32, DPG_F32, simple, state, whole, NULL},
+        {"kda, fast", DP_GDN, 6, 12, 1, 0, 64, DPG_BF16, fast, state, packed, NULL},
+        {"gdn, fast, all saved", DP_GDN, 6, 6, 1, 1, 128, DPG_BF16, fast, all, packed, NULL},
+        {"gdn-2", DP_GDN2, 6, 12, 1, 0, 32, DPG_F32, token, state, packed, NULL},
+        {"dplr", DP_DPLR, 6, 6, 1, 0, 32, DPG_F32, token, state, packed, NULL},
+        {"one query head, forward alone", DP_GDN, 1, 12, 1, 0, 32, DPG_F32, simple, state, packed,
+         NULL},
+        {"zigzag", DP_GDN, 3, 6, 1, 0, 32, DPG_F32, simple, state, packed, &zigzag},
+        {"rank 1 has none", DP_GDN, 3, 6, 1, 1, 32, DPG_BF16, simple, state, packed, &none}};
+    cudaDeviceProp device;
+    CUDA(cudaGetDeviceProperties(&device, 0));
+    for (const Heading &h : rows)
+        for (int N : {2, 3, 4}) {
+            if (h.path == DPG_PATH_FAST && device.major < 8) continue;
+            const dpg_problem p = problem_of(h);
+            if ((h.own && N != 3) || p.T % N || p.HV % N || (p.H % N && N % p.H)) continue;
+            Comms comm(Comms::SHARED, N, 20);
+            Heading alone = h;
+            alone.own = NULL;
+            const auto got = outputs_of(h, N, &comm), want = outputs_of(alone, 1, NULL);
+            for (auto &x : got)
+                fact(x.second == want.at(x.first) && !std::isnan(x.second[0]),
+                     "heads, %s, %d ranks: %s has other bits than one rank's", h.name, N,
+                     x.first.c_str());
+            fact(got.size() > 1, "heads, %s, %d ranks: no outputs", h.name, N);
+        }
+    printf("ranks that exchange heads have the bits of one rank\n");
+}
+
 /* ---- what the kernels refuse ----------------------------------------------------------------- */
 
 static void refusals() {
@@ -462,6 +617,7 @@ int main(int argc, char **argv) {
         if (!small) every_way(simple, N);
     if (!small) every_way(wide, 3);
     parts_of_ranks();
+    heads_of_ranks();
     refusals();
     for (int by : {1, -1, 2}) {
         Comms comm(Comms::SHARED, 4, 20);
