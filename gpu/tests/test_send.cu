@@ -304,8 +304,8 @@ static void parts_of_ranks() {
 
 /* ---- tokens of all heads against heads of all tokens ------------------------------------------ */
 
-/* Of one problem: what a rank has of it, by tensor, put where one rank has it. */
-struct Heading {
+/* A problem whose heads ranks share. */
+struct HeadCase {
     const char *name;
     dp_model model;
     int H, HV, R, one_gate, V;
@@ -316,7 +316,7 @@ struct Heading {
     const Table *own; /* NULL: T / N each */
 };
 
-static dpg_problem problem_of(const Heading &x) {
+static dpg_problem problem_of(const HeadCase &x) {
     const int K = x.path == DPG_PATH_FAST ? 64 : 32;
     dpg_problem p = sized(x.cu, x.H, x.HV, K, x.V, x.R, x.one_gate ? 1 : K, x.type);
     p.model = x.model;
@@ -325,90 +325,105 @@ static dpg_problem problem_of(const Heading &x) {
     return p;
 }
 
-/* Global tokens of a rank, in its order. */
+static dpg_options options_of(const HeadCase &x, bool backward) {
+    dpg_options o = {};
+    o.base = x.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
+    o.chain = DP_FP32;
+    o.path = o.bwd_path = x.path;
+    o.backward = backward;
+    o.save = x.save;
+    o.exchange = DP_EXCHANGE_HEADS;
+    return o;
+}
+
+/* Tokens of a rank, in its order. */
 static std::vector<int64_t> tokens_in_order(const dpg_problem &p, int rank, int N) {
+    const bool table = p.own.parts;
     std::vector<int64_t> t;
-    const int parts = p.own.parts ? p.own.parts : N;
-    for (int i = 0; i < parts; i++)
-        for (int64_t x = p.own.parts ? p.own.cut[i] : p.T / N * i;
-             x < (p.own.parts ? p.own.cut[i + 1] : p.T / N * (i + 1)); x++)
-            if ((p.own.parts ? p.own.owner[i] : i) == rank) t.push_back(x);
+    for (int i = 0; i < (table ? p.own.parts : N); i++)
+        for (int64_t x = table ? p.own.cut[i] : p.T / N * i;
+             x < (table ? p.own.cut[i + 1] : p.T / N * (i + 1)); x++)
+            if ((table ? p.own.owner[i] : i) == rank) t.push_back(x);
     return t;
 }
 
-/* Does the rank have the token where sequence s starts, or ends. */
-static bool has_state(const dpg_problem &p, const std::vector<int64_t> &tokens, int s,
-                      const char *name) {
-    const bool end = strstr(name, "final");
-    const int64_t token = end ? p.cu[s + 1] - 1 : p.cu[s];
-    return p.cu[s] < p.cu[s + 1] && std::count(tokens.begin(), tokens.end(), token);
-}
+/* Rows of a tensor on a rank: which of all each is, and where it lies there. States are those of
+ * sequences that start, or end, on the rank. */
+struct Rows {
+    std::vector<std::pair<int64_t, int64_t>> at;
+    int64_t width; /* words of a row */
 
-/* Rows of a tensor on a rank: which of all, and where they lie in its own. */
-static std::vector<std::pair<int64_t, int64_t>> rows_of(const dpg_problem &p, const Share &x,
-                                                        const std::vector<int64_t> &tokens) {
-    std::vector<std::pair<int64_t, int64_t>> rows;
-    const bool state = strstr(x.name, "s0") || strstr(x.name, "state");
-    for (size_t i = 0; x.per_token && i < tokens.size(); i++)
-        rows.push_back({tokens[i], i});
-    for (int s = 0; state && s < p.Nseq; s++)
-        if (has_state(p, tokens, s, x.name)) rows.push_back({s, s});
-    if (!x.per_token && !state) rows.push_back({0, 0});
-    return rows;
-}
+    Rows(const dpg_problem &p, const Share &x, const std::vector<int64_t> &tokens) {
+        const bool ends = strstr(x.name, "final_state"), states = ends || strstr(x.name, "s0");
+        width = x.per_token ? x.per_token : states ? x.n / p.Nseq : x.n;
+        for (size_t i = 0; x.per_token && i < tokens.size(); i++)
+            at.push_back({tokens[i], i});
+        for (int s = 0; states && s < p.Nseq; s++)
+            if (p.cu[s] < p.cu[s + 1] &&
+                std::count(tokens.begin(), tokens.end(), ends ? p.cu[s + 1] - 1 : p.cu[s]))
+                at.push_back({s, s});
+        if (!x.per_token && !states) at.push_back({0, 0});
+    }
+    void take(const Vec &all, Vec *own) const {
+        for (auto &row : at)
+            std::copy_n(&all[row.first * width], width, &(*own)[row.second * width]);
+    }
+    void put(const Vec &own, Vec *all) const {
+        for (auto &row : at)
+            std::copy_n(&own[row.second * width], width, &(*all)[row.first * width]);
+    }
+};
 
-/* All outputs of N ranks by name, as one rank would have them. What a rank need not have of an
- * input is NaN. */
-static std::map<std::string, Vec> outputs_of(const Heading &h, int N, Comms *comm) {
+/* Outputs by name, as one rank has them. */
+typedef std::map<std::string, Vec> Outputs;
+
+/* What a rank need not have of an input is NaN. */
+static void run_heads(const HeadCase &h, int rank, int N, dpg_comm *c, bool backward, std::mutex *m,
+                      Outputs *out) {
     const dpg_problem p = problem_of(h);
-    std::map<std::string, Vec> out;
-    std::mutex m;
-    on_ranks(N, [&](int rank) {
-        dpg_options o = {};
-        o.base = h.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
-        o.chain = DP_FP32;
-        o.path = o.bwd_path = h.path;
-        o.backward = p.H % N == 0;
-        o.save = h.save;
-        o.exchange = DP_EXCHANGE_HEADS;
-        const std::vector<int64_t> tokens = tokens_in_order(p, rank, N);
-        auto width =
-            [&](const Share &x) { /* words of a row */
-                                  const bool state =
-                                      strstr(x.name, "s0") || strstr(x.name, "state");
-                                  return x.per_token ? x.per_token : state ? x.n / p.Nseq : x.n;
-            };
-        Rank r;
-        dpg_comm *c = comm ? &(*comm)[rank] : NULL;
-        r.open(p, o, rank, N, [&](const Share &x) {
-            const int64_t w = width(x);
-            Share whole = x;
-            whole.n = x.per_token ? p.T * w : x.n;
-            const Vec all = numbers_of(whole, 0);
-            Vec own(x.n, NAN);
-            for (auto row : rows_of(p, x, tokens))
-                std::copy_n(&all[row.first * w], w, &own[row.second * w]);
-            return r.memory.copy(own, 0, x.n, x.type);
-        });
-        DP(r.err, r.forward(c));
-        DP(r.err, r.wait(c));
-        if (h.save == DPG_SAVE_STATE) r.clear_workspace();
-        if (o.backward) DP(r.err, r.backward(c));
-        DP(r.err, r.wait(c));
-        CUDA(cudaStreamSynchronize(r.stream));
-        std::lock_guard<std::mutex> lock(m);
-        for (const Share &x : r.shares) {
-            if (!x.is_output) continue;
-            const int64_t w = width(x);
-            const Vec own = r.read(x);
-            Vec &all = out[x.name];
-            all.resize(x.per_token ? p.T * w : x.n, 0);
-            for (auto row : rows_of(p, x, tokens))
-                std::copy_n(&own[row.second * w], w, &all[row.first * w]);
-        }
-        r.close();
+    const std::vector<int64_t> tokens = tokens_in_order(p, rank, N);
+    auto whole = [&](const Share &x) { return x.per_token ? p.T * x.per_token : x.n; };
+    Rank r;
+    r.open(p, options_of(h, backward), rank, N, [&](const Share &x) {
+        Share all = x;
+        Vec own(x.n, NAN);
+        all.n = whole(x);
+        Rows(p, x, tokens).take(numbers_of(all, 0), &own);
+        return r.memory.copy(own, 0, x.n, x.type);
     });
+    DP(r.err, r.forward(c));
+    DP(r.err, r.wait(c));
+    if (h.save == DPG_SAVE_STATE) r.clear_workspace();
+    if (backward) DP(r.err, r.backward(c));
+    DP(r.err, r.wait(c));
+    CUDA(cudaStreamSynchronize(r.stream));
+    std::lock_guard<std::mutex> lock(*m);
+    for (const Share &x : r.shares) {
+        if (!x.is_output) continue;
+        Vec &all = (*out)[x.name];
+        all.resize(whole(x), 0);
+        Rows(p, x, tokens).put(r.read(x), &all);
+    }
+    r.close();
+}
+
+static Outputs outputs_of(const HeadCase &h, int N, bool backward) {
+    Outputs out;
+    std::mutex m;
+    Comms comm(Comms::SHARED, N, 20);
+    on_ranks(N, [&](int r) { run_heads(h, r, N, &comm[r], backward, &m, &out); });
     return out;
+}
+
+static void judge_heads(const HeadCase &h, int N) {
+    const bool backward = h.H % N == 0;
+    HeadCase alone = h;
+    alone.own = NULL;
+    const Outputs got = outputs_of(h, N, backward), want = outputs_of(alone, 1, backward);
+    fact(got.size() > 1, "heads, %s, %d ranks: no outputs", h.name, N);
+    for (auto &x : got)
+        fact(x.second == want.at(x.first) && !std::isnan(x.second[0]),
+             "heads, %s, %d ranks: %s has other bits than one rank's", h.name, N, x.first.c_str());
 }
 
 /* Bit for bit, of every path. */
@@ -419,7 +434,7 @@ static void heads_of_ranks() {
                                odd = {0, 22, 63};
     const dpg_path simple = DPG_PATH_SIMPLE, fast = DPG_PATH_FAST, token = DPG_PATH_TOKEN;
     const dpg_save state = DPG_SAVE_STATE, all = DPG_SAVE_ALL;
-    const Heading rows[] = {
+    const HeadCase rows[] = {
         {"kda", DP_GDN, 12, 12, 1, 0, 32, DPG_F32, simple, state, packed, NULL},
         {"gdn, grouped, bf16", DP_GDN, 12, 24, 1, 1, 32, DPG_BF16, simple, all, packed, NULL},
         {"gdn, a gate of bf16 on odd tokens", DP_GDN, 3, 3, 1, 1, 32, DPG_BF16, simple, state, odd,
@@ -435,20 +450,13 @@ static void heads_of_ranks() {
         {"rank 1 has none", DP_GDN, 3, 6, 1, 1, 32, DPG_BF16, simple, state, packed, &none}};
     cudaDeviceProp device;
     CUDA(cudaGetDeviceProperties(&device, 0));
-    for (const Heading &h : rows)
+    for (const HeadCase &h : rows)
         for (int N : {2, 3, 4}) {
             if (h.path == DPG_PATH_FAST && device.major < 8) continue;
-            const dpg_problem p = problem_of(h);
-            if ((h.own && N != 3) || p.T % N || p.HV % N || (p.H % N && N % p.H)) continue;
-            Comms comm(Comms::SHARED, N, 20);
-            Heading alone = h;
-            alone.own = NULL;
-            const auto got = outputs_of(h, N, &comm), want = outputs_of(alone, 1, NULL);
-            for (auto &x : got)
-                fact(x.second == want.at(x.first) && !std::isnan(x.second[0]),
-                     "heads, %s, %d ranks: %s has other bits than one rank's", h.name, N,
-                     x.first.c_str());
-            fact(got.size() > 1, "heads, %s, %d ranks: no outputs", h.name, N);
+            const int64_t T = h.cu.back();
+            if (h.own ? N != 3 : T % N) continue;
+            if (h.HV % N || (h.H % N && N % h.H)) continue;
+            judge_heads(h, N);
         }
     printf("ranks that exchange heads have the bits of one rank\n");
 }
