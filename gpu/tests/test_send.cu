@@ -302,7 +302,7 @@ static void parts_of_ranks() {
     }
 }
 
-/* ---- tokens of all heads against heads of all tokens ------------------------------------------ */
+/* ---- tokens of all heads against heads of all tokens ----------------------------------------- */
 
 /* A problem whose heads ranks share. */
 struct HeadCase {
@@ -476,7 +476,7 @@ static void refusals() {
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 0, "payload svd-1e-2: the kernels make no"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 0, "exchange scan: sends no pair of which"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: a level is one call"},
-        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: "},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: more ranks than value heads"},
         {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 0, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
     const std::vector<int> owner = {0, 1};
