@@ -3,8 +3,8 @@
  * the states that it starts from, host threads that meet included. Copies stay on the GPU:
  * latencies are those of the calls and kernels, no wire's. Beside it all ranks' forwards and
  * backwards, one GPU doing the work of N, the words that a rank sends, and the distance of the last
- * rank's state from that of the all-gather in full. Of ranks that exchange heads, which form no pair:
- * from their inputs to the tokens of their heads, and back from those to results or gradients.
+ * rank's state from that of the all-gather in full. Ranks that exchange heads form no pair: theirs
+ * is all that moves, inputs to the ranks of their heads, results or gradients back.
  *
  *   [runs]   CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
 #include "bench.h"
