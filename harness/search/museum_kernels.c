@@ -70,6 +70,8 @@ static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 
+_Static_assert(DPG_NFAULTS <= DP_MOST_KERNEL_FAULTS, "a row for each fault of the kernels");
+
 static int first_fault(void) { return dpg_faults_fast ? DPG_FIRST_FAST_FAULT : 1; }
 static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT; }
 static int chosen(int f, const char *only) {
@@ -286,8 +288,8 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
                                dp_kernel_museum *m, dp_err *e) {
     const double t0 = dp_now();
     enum { MAX = 16 };
-    pid_t pid[64];
-    int from[64], some = 0;
+    pid_t pid[DP_MOST_KERNEL_FAULTS];
+    int from[DP_MOST_KERNEL_FAULTS], some = 0;
     dp_status st = DP_OK;
     *m = (dp_kernel_museum){0};
     if (!&dpg_fault)

@@ -631,7 +631,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
              {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
              {"sent-as-it-came", "merge=ring"},    {"sent-level-lost", "merge=scan"},
-             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"}};
+             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"},
+             {"sent-next-heads", "merge=heads"},   {"sent-ranks-turned", "merge=heads"},
+             {"sent-first-gates", "merge=heads"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
