@@ -112,7 +112,12 @@ typedef struct {
      * whose M the forward keeps for it */
     int whole_bwd;
     /* how states get from rank to rank, and what is sent of them; plan/sending.cuh says what the
-     * kernels do for each, and which they refuse */
+     * kernels do for each, and which they refuse. Heads: the ranks give each other their tokens of
+     * all heads against all tokens of HV / N value heads each, and no state at all; forward and
+     * backward are one rank's over those, and its bits where both cut segments alike (`segments`,
+     * `segment_chunks` or a dense chain say so; by itself a rank goes by the heads that it has).
+     * DP_EINPUT where HV does not divide by N; where H does not, unless there is no backward and N
+     * divides by H; of a grid (by_part); for payloads that round and send_dh_only */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
@@ -127,7 +132,8 @@ typedef struct {
  * the forward writes and the backward reads: the merged state of the first local sub-sequence alone
  * (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence
  * fills, or that is alone, the states that segments start from and their M: 4 HV K (V + K) bytes a
- * segment, 128 KB a head at K = V = 128. NULL where there are 0 bytes. */
+ * segment, 128 KB a head at K = V = 128. NULL where there are 0 bytes. Ranks that exchange heads:
+ * what may be NULL is so on every rank or on none. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -252,7 +258,7 @@ void dpg_plan_destroy(dpg_plan *plan);
  * each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share
  * a device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks
  * before, which could else be held up by them; and they may not send_dh_only, for which a rank
- * waits at the end of its forward for M of later ranks. */
+ * waits at the end of its forward for M of later ranks. Not of ranks that exchange heads. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
@@ -276,7 +282,9 @@ dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *
                       dp_err *e);
 /* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no
  * other rank), pre (M, H), gather, merge (S_in), state (h, v_new, o). dpg_forward runs all, in this
- * order. */
+ * order. Ranks that exchange heads: gather brings inputs to the ranks of their heads before all
+ * else, merge results back behind it; the backward's likewise, of the inputs again (but under
+ * DPG_SAVE_ALL), do and gradients. */
 typedef enum {
     DPG_STEP_CHUNKS = 1,
     DPG_STEP_PRE = 2,
@@ -320,7 +328,8 @@ dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_gra
  * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dv_local dv_new
  * [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk), dM [HV][K][K] (none
  * with send_dh_only), dH dS_out [HV][K][V]; where a table says who owns what, those of ranks are
- * [parts of the rank] .. each. dims has room for 5; unknown or not kept: DP_EINPUT. */
+ * [parts of the rank] .. each. None of ranks that exchange heads. dims has room for 5; unknown or
+ * not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,

@@ -3,7 +3,8 @@
  * the states that it starts from, host threads that meet included. Copies stay on the GPU:
  * latencies are those of the calls and kernels, no wire's. Beside it all ranks' forwards and
  * backwards, one GPU doing the work of N, the words that a rank sends, and the distance of the last
- * rank's state from that of the all-gather in full.
+ * rank's state from that of the all-gather in full. Ranks that exchange heads form no pair: theirs
+ * is all that moves, inputs to the ranks of their heads, results or gradients back.
  *
  *   [runs]   CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
 #include "bench.h"
@@ -19,7 +20,8 @@ static const Way ways[] = {
     {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16X2, 0}, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, 0},
     {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LESS_I, 0}, {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
     {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0},        {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0},
-    {DP_EXCHANGE_SCAN, DP_PAYLOAD_LESS_I, 0},      {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0}};
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_LESS_I, 0},      {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL, 0}};
 
 /* What rank 0 sends in a forward. */
 static size_t sent;
@@ -33,6 +35,12 @@ static dp_status counted_hand(dpg_comm *c, const float *send, float *recv, size_
                               void *stream, dp_err *e) {
     if (c->rank == 0 && send) sent += count;
     return called.hand(c, send, recv, count, by, stream, e);
+}
+static dp_status counted_to_all(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
+                                const dpg_piece *gets, void *stream, dp_err *e) {
+    for (int r = 1; r < c->N && c->rank == 0; r++)
+        sent += gives[r].n;
+    return called.all_to_all(c, send, gives, recv, gets, stream, e);
 }
 
 /* Ranks of one GPU, a host thread each. */
@@ -60,6 +68,7 @@ struct Ranks {
             CUDA(cudaEventCreate(&ended[r]));
             comm[r].all_gather = counted_gather;
             comm[r].hand = counted_hand;
+            comm[r].all_to_all = counted_to_all;
         }
     }
     ~Ranks() {
@@ -118,11 +127,11 @@ static void measure(const Shape &s, int N, const Way &w, int runs, Vec *full) {
         x.back(runs, DPG_BWD_RECOMPUTE | DPG_BWD_DAV | DPG_BWD_PRE, DPG_BWD_GATHER | DPG_BWD_MERGE);
     double backward = x.back(runs, 0, DPG_BWD_ALL);
     if (full->empty()) *full = state;
+    const double off = state.empty() ? 0 : rel_fro(state, *full); /* heads: no state comes */
     printf("%d ranks  %-9s %-7s %-7s exchange %6.3f ms, backward %6.3f ms  rank 0 sends %6.2f MB  "
            "S_in off %8.2e  all forwards %7.3f ms, backwards %7.3f ms\n",
            N, dp_exchange_names[w.exchange], dp_payload_names[w.payload],
-           w.dh_only ? "dh-only" : "", exchange, exchange_back, mb, rel_fro(state, *full), forward,
-           backward);
+           w.dh_only ? "dh-only" : "", exchange, exchange_back, mb, off, forward, backward);
 }
 
 int main(int argc, char **argv) {

@@ -32,7 +32,7 @@ int fast_may_be_bare(const dpg_plan *pl) {
 
 int fast_is_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    int64_t blocks = (int64_t)pl->nrow * d.HV * (d.V / 64);
+    int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (d.V / 64);
     return !pl->is_bwd && fast_may_be_bare(pl) && blocks >= BARE_BLOCKS * pl->device.sms / 132;
 }
 

@@ -1,5 +1,6 @@
 /* gpu/plan/create.cu - plans: what a problem and its options must be, which path takes it and why,
  * and what the plan owns. */
+#include "plan/heads.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 #include <stdarg.h>
@@ -93,7 +94,7 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
-    no = exchanges[o->exchange].refuses;
+    no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
     dp_payload sent = sent_as(o, N);
@@ -113,8 +114,8 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
          dp_exchange_names[o->exchange]);
     NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
          "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
-    NEED(!hops || !o->send_dh_only, "exchange %s: sends no pair of which M could stay behind",
-         dp_exchange_names[o->exchange]);
+    NEED(!o->send_dh_only || !(hops || exchanges[o->exchange].heads),
+         "exchange %s: sends no pair of which M could stay behind", dp_exchange_names[o->exchange]);
     if (!o->backward) return DP_OK;
     dpg_path bwd = choose_path(p, o, dev, 1, why);
     no = fast_refuses(p, o, dev, 1);
@@ -171,8 +172,9 @@ static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
 struct Wanted {
     const dpg_problem *p;
     const dpg_options *opt;
-    Device device;
     int rank, N;
+    int all_heads; /* value heads of all ranks that exchange heads */
+    Device device;
 };
 
 static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
@@ -184,6 +186,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     pl->device = w.device;
     pl->rank = w.rank;
     pl->N = w.N;
+    pl->all_heads = w.all_heads;
     pl->is_bwd = is_bwd;
     pl->opt.path = choose_path(w.p, w.opt, &w.device, is_bwd, pl->why);
     pl->path = pl->opt.path == DPG_PATH_FAST    ? &fast_path
@@ -232,15 +235,14 @@ static void share(dpg_plan *pl, dpg_plan *b) {
     b->saved_parts = pl->saved_parts;
 }
 
-dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank,
-                          int N, dp_err *e) {
-    Wanted w = {p, opt, {}, rank, N};
+static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     *out = NULL;
     TRY(ask_device(&w.device, e));
-    TRY(check_problem(p, rank, N, e));
-    TRY(check_options(p, opt, &w.device, N, e));
+    TRY(check_problem(w.p, w.rank, w.N, e));
+    TRY(check_options(w.p, w.opt, &w.device, w.N, e));
+    if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
     TRY(plan_new(out, w, 0, e));
-    if (!opt->backward) return DP_OK;
+    if (!w.opt->backward) return DP_OK;
     dpg_plan *pl = *out;
     dp_status st = plan_new(&pl->bwd, w, 1, e);
     if (st != DP_OK) {
@@ -252,9 +254,20 @@ dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_option
     return DP_OK;
 }
 
+dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank,
+                          int N, dp_err *e) {
+    return create(out, {p, opt, rank, N, p->HV}, e);
+}
+
+dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
+                       dp_err *e) {
+    return create(out, {p, opt, 0, 1, all_heads}, e);
+}
+
 void dpg_plan_destroy(dpg_plan *pl) {
     if (!pl) return;
     dpg_plan_destroy(pl->bwd);
+    heads_destroy(pl->heads);
     cudaFree(pl->tables);
     /* else kernels of other ranks may still store into it */
     if (!pl->marks.stop || !*pl->marks.stop) {
@@ -272,19 +285,25 @@ void dpg_plan_destroy(dpg_plan *pl) {
     free(pl);
 }
 
+/* Whose kernels run. */
+static const dpg_plan *worker(const dpg_plan *pl) { return pl->heads ? pl->heads->one : pl; }
+
 int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
 int dpg_plan_links(const dpg_plan *pl) { return pl->owned ? pl->nlink : 0; }
-dpg_path dpg_plan_path(const dpg_plan *pl) { return pl->opt.path; }
-const char *dpg_plan_why(const dpg_plan *pl) { return pl->why; }
-int dpg_plan_segments(const dpg_plan *pl) { return pl->nseg; }
+dpg_path dpg_plan_path(const dpg_plan *pl) { return worker(pl)->opt.path; }
+const char *dpg_plan_why(const dpg_plan *pl) { return worker(pl)->why; }
+int dpg_plan_segments(const dpg_plan *pl) { return worker(pl)->nseg; }
 dpg_path dpg_plan_bwd_path(const dpg_plan *pl) {
-    return pl->bwd ? pl->bwd->opt.path : DPG_PATH_AUTO;
+    const dpg_plan *b = worker(pl)->bwd;
+    return b ? b->opt.path : DPG_PATH_AUTO;
 }
 size_t dpg_workspace_bytes(const dpg_plan *pl) {
+    if (pl->heads) return pl->heads->bytes;
     return pl->bwd && pl->bwd->ws_bytes > pl->ws_bytes ? pl->bwd->ws_bytes : pl->ws_bytes;
 }
 
 size_t dpg_saved_bytes(const dpg_plan *pl) {
+    pl = worker(pl);
     return 4 * (size_t)pl->d.HV * pl->d.K *
            (pl->saved_states * pl->d.V + (pl->saved_ms + pl->saved_parts) * pl->d.K);
 }
@@ -292,6 +311,7 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 size_t dpg_kept_bytes(const dpg_plan *pl) {
     static const int kept[] = {B_BETA, B_QN, B_KN,  B_L, B_AKK,  B_AQK,   B_W,     B_KG,
                                B_QG,   B_EC, B_ODD, B_H, B_VNEW, B_DECAY, B_ERASE, B_VALUE};
+    if (pl->heads) return heads_kept_bytes(pl->heads);
     size_t sum = dpg_saved_bytes(pl);
     if (!saves_all(pl)) return sum;
     for (int slot : kept)

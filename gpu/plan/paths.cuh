@@ -78,11 +78,22 @@ dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int r
 /* The state that comes to this rank to slot `to`, from rank to rank, or backward against them, of
  * elements in slot `own`; all: room of a scan. */
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to);
+/* plan/heads.cu, exchange/heads.cu: a plan whose ranks exchange heads. Why not, or NULL. */
+const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N);
+dp_status heads_create(dpg_plan **out, const dpg_problem *p, const dpg_options *o, int rank, int N,
+                       dp_err *e);
+void heads_destroy(Heads *h);
+size_t heads_kept_bytes(const Heads *h);
+dp_status heads_forward(const Call &c, dpg_comm *comm, int steps);
+dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
 /* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
 dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
 dp_status window_keep(const Call &c);
 
-/* plan/create.cu: a table of owners, or T / N tokens a rank (of conv/, too). */
+/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. */
+dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
+                       dp_err *e);
+/* A table of owners, or T / N tokens a rank (of conv/, too). */
 dp_status check_owners(const dpg_owners *o, int64_t T, int N, dp_err *e);
 
 /* plan/device.cu */

@@ -169,6 +169,7 @@ struct Device {
 };
 
 struct Path;
+struct Heads;
 
 struct dpg_plan {
     Dims d;
@@ -203,6 +204,9 @@ struct dpg_plan {
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same
                            * workspace; or NULL */
     int is_bwd;           /* this is such a plan */
+    int all_heads; /* value heads of all ranks that exchange heads; they choose the kernels, so that
+                    * a rank takes those that one rank takes */
+    Heads *heads;  /* ranks exchange heads (plan/heads.cuh): does all the rest; or NULL */
     /* dpg_tensors.saved: states [HV][K][V], then matrices [HV][K][K] of ranks rank + 1 .., then of
      * parts m_part .. */
     int64_t saved_states, saved_ms, saved_parts;

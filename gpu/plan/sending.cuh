@@ -9,14 +9,14 @@ struct Exchange {
     int passes; /* what is handed on comes of a pass from the state that came: no M is formed */
     int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once: a rank
                  * has one pair */
-    const char *refuses;
+    int heads;  /* no states: tokens of all heads against heads of all tokens */
 };
 static const Exchange exchanges[DP_NRUN_EXCHANGES] = {
-    {0, 0, 0, NULL},                             /* allgather */
-    {1, 0, 0, NULL},                             /* ring */
-    {1, 0, 1, NULL},                             /* scan */
-    {1, 1, 0, NULL},                             /* serial */
-    {0, 0, 0, "the kernels have no all-to-all"}, /* heads */
+    {0, 0, 0, 0}, /* allgather */
+    {1, 0, 0, 0}, /* ring */
+    {1, 0, 1, 0}, /* scan */
+    {1, 1, 0, 0}, /* serial */
+    {0, 0, 0, 1}, /* heads */
 };
 
 struct Payload {
@@ -40,6 +40,11 @@ static const Payload payloads[DP_NPAYLOADS] = {
 /* Does a rank hand states on, N > 1. */
 static inline int hands_on(const dpg_options *o, int N) {
     return N > 1 && exchanges[o->exchange].hops;
+}
+
+/* Do ranks exchange heads. */
+static inline int exchanges_heads(const dpg_options *o, int N) {
+    return N > 1 && exchanges[o->exchange].heads;
 }
 
 /* Does what it hands on come of a pass. */

@@ -2,31 +2,11 @@
  * and of several parts the links and the folds over them.
  */
 #include "plan/cost.cuh"
+#include "plan/parts.cuh"
 #include "plan/paths.cuh"
 #include <algorithm>
 #include <stdlib.h>
 #include <vector>
-
-/* The parts of all tokens: those of a table, or one of T / N tokens a rank. */
-struct Parts {
-    const dpg_problem *p;
-    int N;
-    int n() const { return p->own.parts ? p->own.parts : N; }
-    int64_t cut(int i) const { return p->own.parts ? p->own.cut[i] : p->T / N * i; }
-    int owner(int i) const { return p->own.parts ? p->own.owner[i] : i; }
-    /* The part that holds token t. */
-    int at(int64_t t) const {
-        int lo = 0, hi = n() - 1;
-        while (lo < hi) {
-            int mid = (lo + hi) / 2;
-            if (cut(mid + 1) > t)
-                hi = mid;
-            else
-                lo = mid + 1;
-        }
-        return lo;
-    }
-};
 
 /* Part i behind the rank's tokens so far: local sub-sequences are the global ones cut to it, empty
  * ones vanish. */

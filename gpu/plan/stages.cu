@@ -53,6 +53,8 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
     for (size_t i = 0; i < sizeof stages / sizeof *stages && !st; i++)
         if (!strcmp(stages[i].name, name)) st = &stages[i];
     if (!st) return dpg_fail(e, DP_EINPUT, "no stage named %s", name);
+    if (pl->heads)
+        return dpg_fail(e, DP_EINPUT, "stage %s: ranks that exchange heads show none", name);
     const dpg_plan *o = owner(pl, st);
     if (!o || (st->slot == B_DHM && is_m(st) && o->opt.send_dh_only))
         return dpg_fail(e, DP_EINPUT, "stage %s: the plan makes none", name);

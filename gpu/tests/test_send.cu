@@ -2,13 +2,17 @@
  * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
  * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; fewer
  * words are sent by as much as the payload says; a ring has the bits of an all-gather, of ranks
- * that own several parts, too; and hand-overs and all-to-alls by themselves.
+ * that own several parts, too; ranks that exchange heads have the bits of one rank; and hand-overs
+ * and all-to-alls by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
 #include "rank.h"
 #include "ref/chunk/payload.h"
+#include <algorithm>
+#include <map>
+#include <mutex>
 
 /* ---- words that are sent --------------------------------------------------------------------- */
 
@@ -298,6 +302,165 @@ static void parts_of_ranks() {
     }
 }
 
+/* ---- tokens of all heads against heads of all tokens ----------------------------------------- */
+
+/* A problem whose heads ranks share. */
+struct HeadCase {
+    const char *name;
+    dp_model model;
+    int H, HV, R, one_gate, V;
+    dpg_dtype type;
+    dpg_path path;
+    dpg_save save;
+    std::vector<int64_t> cu;
+    const Table *own; /* NULL: T / N each */
+};
+
+static dpg_problem problem_of(const HeadCase &x) {
+    const int K = x.path == DPG_PATH_FAST ? 64 : 32;
+    dpg_problem p = sized(x.cu, x.H, x.HV, K, x.V, x.R, x.one_gate ? 1 : K, x.type);
+    p.model = x.model;
+    p.gate = DP_GATE_SOFTPLUS;
+    if (x.own) p.own = {(int)x.own->owner.size(), 0, x.own->cut.data(), x.own->owner.data()};
+    return p;
+}
+
+static dpg_options options_of(const HeadCase &x, bool backward) {
+    dpg_options o = {};
+    o.base = x.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
+    o.chain = DP_FP32;
+    o.path = o.bwd_path = x.path;
+    o.backward = backward;
+    o.save = x.save;
+    o.exchange = DP_EXCHANGE_HEADS;
+    return o;
+}
+
+/* Tokens of a rank, in its order. */
+static std::vector<int64_t> tokens_in_order(const dpg_problem &p, int rank, int N) {
+    const bool table = p.own.parts;
+    std::vector<int64_t> t;
+    for (int i = 0; i < (table ? p.own.parts : N); i++)
+        for (int64_t x = table ? p.own.cut[i] : p.T / N * i;
+             x < (table ? p.own.cut[i + 1] : p.T / N * (i + 1)); x++)
+            if ((table ? p.own.owner[i] : i) == rank) t.push_back(x);
+    return t;
+}
+
+/* Rows of a tensor on a rank: which of all each is, and where it lies there. States are those of
+ * sequences that start, or end, on the rank. */
+struct Rows {
+    std::vector<std::pair<int64_t, int64_t>> at;
+    int64_t width; /* words of a row */
+
+    Rows(const dpg_problem &p, const Share &x, const std::vector<int64_t> &tokens) {
+        const bool ends = strstr(x.name, "final_state"), states = ends || strstr(x.name, "s0");
+        width = x.per_token ? x.per_token : states ? x.n / p.Nseq : x.n;
+        for (size_t i = 0; x.per_token && i < tokens.size(); i++)
+            at.push_back({tokens[i], i});
+        for (int s = 0; states && s < p.Nseq; s++)
+            if (p.cu[s] < p.cu[s + 1] &&
+                std::count(tokens.begin(), tokens.end(), ends ? p.cu[s + 1] - 1 : p.cu[s]))
+                at.push_back({s, s});
+        if (!x.per_token && !states) at.push_back({0, 0});
+    }
+    void take(const Vec &all, Vec *own) const {
+        for (auto &row : at)
+            std::copy_n(&all[row.first * width], width, &(*own)[row.second * width]);
+    }
+    void put(const Vec &own, Vec *all) const {
+        for (auto &row : at)
+            std::copy_n(&own[row.second * width], width, &(*all)[row.first * width]);
+    }
+};
+
+/* Outputs by name, as one rank has them. */
+typedef std::map<std::string, Vec> Outputs;
+
+/* What a rank need not have of an input is NaN. */
+static void run_heads(const HeadCase &h, int rank, int N, dpg_comm *c, bool backward, std::mutex *m,
+                      Outputs *out) {
+    const dpg_problem p = problem_of(h);
+    const std::vector<int64_t> tokens = tokens_in_order(p, rank, N);
+    auto whole = [&](const Share &x) { return x.per_token ? p.T * x.per_token : x.n; };
+    Rank r;
+    r.open(p, options_of(h, backward), rank, N, [&](const Share &x) {
+        Share all = x;
+        Vec own(x.n, NAN);
+        all.n = whole(x);
+        Rows(p, x, tokens).take(numbers_of(all, 0), &own);
+        return r.memory.copy(own, 0, x.n, x.type);
+    });
+    DP(r.err, r.forward(c));
+    DP(r.err, r.wait(c));
+    if (h.save == DPG_SAVE_STATE) r.clear_workspace();
+    if (backward) DP(r.err, r.backward(c));
+    DP(r.err, r.wait(c));
+    CUDA(cudaStreamSynchronize(r.stream));
+    std::lock_guard<std::mutex> lock(*m);
+    for (const Share &x : r.shares) {
+        if (!x.is_output) continue;
+        Vec &all = (*out)[x.name];
+        all.resize(whole(x), 0);
+        Rows(p, x, tokens).put(r.read(x), &all);
+    }
+    r.close();
+}
+
+static Outputs outputs_of(const HeadCase &h, int N, bool backward) {
+    Outputs out;
+    std::mutex m;
+    Comms comm(Comms::SHARED, N, 20);
+    on_ranks(N, [&](int r) { run_heads(h, r, N, &comm[r], backward, &m, &out); });
+    return out;
+}
+
+static void judge_heads(const HeadCase &h, int N) {
+    const bool backward = h.H % N == 0;
+    HeadCase alone = h;
+    alone.own = NULL;
+    const Outputs got = outputs_of(h, N, backward), want = outputs_of(alone, 1, backward);
+    fact(got.size() > 1, "heads, %s, %d ranks: no outputs", h.name, N);
+    for (auto &x : got)
+        fact(x.second == want.at(x.first) && !std::isnan(x.second[0]),
+             "heads, %s, %d ranks: %s has other bits than one rank's", h.name, N, x.first.c_str());
+}
+
+/* Bit for bit, of every path. */
+static void heads_of_ranks() {
+    static const Table zigzag = {"zigzag", {}, {0, 33, 60, 97, 128, 131, 192}, {0, 1, 2, 2, 1, 0}},
+                       none = {"rank 1 has none", {}, {0, 10, 101, 140, 192}, {2, 2, 0, 2}};
+    const std::vector<int64_t> whole = {0, 192}, packed = {0, 20, 20, 75, 129, 192},
+                               odd = {0, 22, 63};
+    const dpg_path simple = DPG_PATH_SIMPLE, fast = DPG_PATH_FAST, token = DPG_PATH_TOKEN;
+    const dpg_save state = DPG_SAVE_STATE, all = DPG_SAVE_ALL;
+    const HeadCase rows[] = {
+        {"kda", DP_GDN, 12, 12, 1, 0, 32, DPG_F32, simple, state, packed, NULL},
+        {"gdn, grouped, bf16", DP_GDN, 12, 24, 1, 1, 32, DPG_BF16, simple, all, packed, NULL},
+        {"gdn, a gate of bf16 on odd tokens", DP_GDN, 3, 3, 1, 1, 32, DPG_BF16, simple, state, odd,
+         NULL},
+        {"mkda, 2 keys", DP_GDN, 12, 12, 2, 0, 32, DPG_F32, simple, state, whole, NULL},
+        {"kda, fast", DP_GDN, 6, 12, 1, 0, 64, DPG_BF16, fast, state, packed, NULL},
+        {"gdn, fast, all saved", DP_GDN, 6, 6, 1, 1, 128, DPG_BF16, fast, all, packed, NULL},
+        {"gdn-2", DP_GDN2, 6, 12, 1, 0, 32, DPG_F32, token, state, packed, NULL},
+        {"dplr", DP_DPLR, 6, 6, 1, 0, 32, DPG_F32, token, state, packed, NULL},
+        {"one query head, forward alone", DP_GDN, 1, 12, 1, 0, 32, DPG_F32, simple, state, packed,
+         NULL},
+        {"zigzag", DP_GDN, 3, 6, 1, 0, 32, DPG_F32, simple, state, packed, &zigzag},
+        {"rank 1 has none", DP_GDN, 3, 6, 1, 1, 32, DPG_BF16, simple, state, packed, &none}};
+    cudaDeviceProp device;
+    CUDA(cudaGetDeviceProperties(&device, 0));
+    for (const HeadCase &h : rows)
+        for (int N : {2, 3, 4}) {
+            if (h.path == DPG_PATH_FAST && device.major < 8) continue;
+            const int64_t T = h.cu.back();
+            if (h.own ? N != 3 : T % N) continue;
+            if (h.HV % N || (h.H % N && N % h.H)) continue;
+            judge_heads(h, N);
+        }
+    printf("ranks that exchange heads have the bits of one rank\n");
+}
+
 /* ---- what the kernels refuse ----------------------------------------------------------------- */
 
 static void refusals() {
@@ -313,7 +476,7 @@ static void refusals() {
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 0, "payload svd-1e-2: the kernels make no"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 0, "exchange scan: sends no pair of which"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: a level is one call"},
-        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: "},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: more ranks than value heads"},
         {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 0, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
     const std::vector<int> owner = {0, 1};
@@ -462,6 +625,7 @@ int main(int argc, char **argv) {
         if (!small) every_way(simple, N);
     if (!small) every_way(wide, 3);
     parts_of_ranks();
+    heads_of_ranks();
     refusals();
     for (int by : {1, -1, 2}) {
         Comms comm(Comms::SHARED, 4, 20);

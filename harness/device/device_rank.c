@@ -44,13 +44,13 @@ static int has_m(const dp_context *c) {
 static int before(const dp_context *c) { return !c->is_first; }
 static int behind(const dp_context *c) { return !c->is_last; }
 
-/* One of them, of the parts that have it. */
+/* One of them, of the parts that have it, if ranks that exchange so make it. */
 static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                             const void *ws, int which, int has(const dp_context *)) {
     const int HV = j->p->HV;
     const int64_t each = dp_rank_width(j->p, which);
     int any = 0;
-    for (int i = 0; i < x->n; i++)
+    for (int i = 0; i < x->n && dp_exchange_makes(j->opt.exchange, which); i++)
         any |= has(&x->part[i]);
     if (!any) return DP_OK;
     double **slot = j->out->rank[which], *all = dp_doubles(x->n * each * HV);
@@ -63,22 +63,18 @@ static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_t
     return st;
 }
 
-/* Does the rank form pairs. */
-static int forms_pairs(const dp_rank_job *j) { return dp_exchanges[j->opt.exchange].pairs; }
-
 static dp_status read_forward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                               const void *ws) {
-    const int pairs = forms_pairs(j);
-    dp_status st = pairs ? read_stage(j, x, t, ws, DP_RANK_M, has_m) : DP_OK;
-    if (!st && pairs && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
+    dp_status st = read_stage(j, x, t, ws, DP_RANK_M, has_m);
+    if (!st && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
     return st ? st : read_stage(j, x, t, ws, DP_RANK_S_IN, before);
 }
 
 static dp_status read_backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                                const void *ws) {
-    const int pairs = forms_pairs(j), dm = pairs && !j->opt.send_dh_only;
+    const int dm = !j->opt.send_dh_only;
     dp_status st = dm ? read_stage(j, x, t, ws, DP_RANK_DM, has_m) : DP_OK;
-    if (!st && pairs && !j->p->dstate) st = read_stage(j, x, t, ws, DP_RANK_DH, before);
+    if (!st && !j->p->dstate) st = read_stage(j, x, t, ws, DP_RANK_DH, before);
     return st ? st : read_stage(j, x, t, ws, DP_RANK_DS_OUT, behind);
 }
 

@@ -149,8 +149,8 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
             r->rank[i][x] = dp_copy(s->rank[i][x], dp_rank_width(p, i));
 }
 
-/* Of one rank, which would cut long sequences alone: also those of the tests, and of T tokens not
- * more than 16 times. */
+/* Of one rank, or one alone with its heads, which would cut long sequences alone: also those of the
+ * tests, and of T tokens not more than 16 times. */
 static int segment_chunks(int64_t T) {
     const int64_t chunks = T / DP_CHUNK / 16;
     return chunks < 2 ? 2 : (int)chunks;
@@ -161,6 +161,7 @@ static dpg_options options_of(const dp_problem *p, const dp_cuda_how *how) {
     const dp_sending sending = ranks > 1 ? how->sending : (dp_sending){0};
     const dp_cuda_variant variant = how->variant;
     const int segments = variant >= DP_CUDA_SEGMENTS;
+    const int alone = ranks == 1 || sending.exchange == DP_EXCHANGE_HEADS;
     const int dh_only = variant == DP_CUDA_DH_ONLY || variant == DP_CUDA_SEGMENTS_DH_ONLY ||
                         variant == DP_CUDA_WINDOWS_DH_ONLY;
     const int all = variant == DP_CUDA_SAVE_ALL || variant == DP_CUDA_SEGMENTS_SAVE_ALL ||
@@ -172,7 +173,7 @@ static dpg_options options_of(const dp_problem *p, const dp_cuda_how *how) {
                          .backward = how->backward,
                          .exchange = sending.exchange,
                          .payload = sending.payload,
-                         .segment_chunks = segments && ranks == 1 ? segment_chunks(p->T) : 0,
+                         .segment_chunks = segments && alone ? segment_chunks(p->T) : 0,
                          .send_dh_only = dh_only,
                          .pair_dg = variant == DP_CUDA_PAIR_DG,
                          .bwd_path = variant == DP_CUDA_PAIR_DG ? DPG_PATH_SIMPLE : DPG_PATH_AUTO,

@@ -166,7 +166,7 @@ static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *ba
     dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
     dp_outputs outputs = {.results = &res->out};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        outputs.rank[i] = res->rank[i];
+        if (dp_exchange_makes(r->design.sending.exchange, i)) outputs.rank[i] = res->rank[i];
     const dp_judging j = {sp, bases, &bound, &outputs};
     dp_judge_run(&j, r, from);
     dp_error_bound_free(&bound);

@@ -82,12 +82,6 @@ static void bound(in_one_base *x, const dp_design *design) {
     x->bounded = 1;
 }
 
-/* Does the exchange make that tensor of ranks? */
-static int is_made(dp_exchange x, int tensor) {
-    const int state = tensor == DP_RANK_S_IN || tensor == DP_RANK_DS_OUT;
-    return state ? dp_exchanges[x].states : dp_exchanges[x].pairs;
-}
-
 static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
     const dp_run_options *o = x->sp->std->o;
     const int backward = x->sp->truth->backward;
@@ -100,7 +94,7 @@ static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
                                                                   backward);
     dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        if (is_made(way.exchange, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
+        if (dp_exchange_makes(way.exchange, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
     const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
     dp_judge_run(&j, r, from);
     if (o->fault) note_hits(x, r);

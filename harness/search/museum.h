@@ -102,9 +102,10 @@ typedef struct {
     /* says: why it is red; source: whose data an exact case finds there (source.h) */
     char id[512], tensor[24], tier[16], says[400], source[400];
 } dp_kernel_row;
+#define DP_MOST_KERNEL_FAULTS 128 /* museum_kernels.c asserts that it is enough */
 typedef struct {
     int n;
-    dp_kernel_row row[64];
+    dp_kernel_row row[DP_MOST_KERNEL_FAULTS];
     double seconds;
 } dp_kernel_museum; /* row [0]: no fault */
 /* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */

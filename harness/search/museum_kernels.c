@@ -56,7 +56,8 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
                                {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_RING, FULL},
                                {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SCAN, FULL},
                                {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SERIAL, FULL},
-                               {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_RING, FULL}},
+                               {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_RING, FULL},
+                               {"smoke-kda", 2, 0, EVEN, DP_EXCHANGE_HEADS, FULL}},
                      CONV[] = {{"smoke-conv", 1, 0, EVEN, GATHER, FULL},
                                {"smoke-conv", 3, 0, EVEN, GATHER, FULL},
                                {"smoke-conv", 2, 0, ZIGZAG, GATHER, FULL}},
@@ -68,6 +69,8 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
 static const char *const BITS[] = {"strong-wide", "strong-keys", "k64-v128",
                                    "mkda2-wide"}; /* causality-chunk on one rank */
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
+
+_Static_assert(DPG_NFAULTS <= DP_MOST_KERNEL_FAULTS, "a row for each fault of the kernels");
 
 static int first_fault(void) { return dpg_faults_fast ? DPG_FIRST_FAST_FAULT : 1; }
 static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT; }
@@ -285,8 +288,8 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
                                dp_kernel_museum *m, dp_err *e) {
     const double t0 = dp_now();
     enum { MAX = 16 };
-    pid_t pid[64];
-    int from[64], some = 0;
+    pid_t pid[DP_MOST_KERNEL_FAULTS];
+    int from[DP_MOST_KERNEL_FAULTS], some = 0;
     dp_status st = DP_OK;
     *m = (dp_kernel_museum){0};
     if (!&dpg_fault)

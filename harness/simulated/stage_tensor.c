@@ -236,6 +236,11 @@ void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, 
     *rows = dp_stage_tensor_size(p, N, stage) / *width;
 }
 
+int dp_exchange_makes(dp_exchange x, int which) {
+    const int state = which == DP_RANK_S_IN || which == DP_RANK_DS_OUT;
+    return state ? dp_exchanges[x].states : dp_exchanges[x].pairs;
+}
+
 int64_t dp_rank_width(const dp_problem *p, int which) {
     int64_t rows, width;
     dp_stage_tensor_rows(p, 1, dp_rank_stages[which], &rows, &width);

@@ -68,7 +68,8 @@ extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 static inline const char *dp_rank_name(int which) {
     return dp_stage_tensors[dp_rank_stages[which]].name;
 }
-int dp_rank_of_stage(int stage); /* -1: of no rank */
+int dp_rank_of_stage(int stage);                 /* -1: of no rank */
+int dp_exchange_makes(dp_exchange x, int which); /* do ranks that exchange so make it? */
 /* Entries of one, K K or K V. */
 int64_t dp_rank_width(const dp_problem *p, int which);
 /* [N*HV], by rank * HV + head; NULL where one has none. */

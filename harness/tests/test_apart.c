@@ -97,6 +97,16 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
                 out, sizeof out) == 0,
             "%.4000s", out);
     same_numbers("threads", "apart", 4);
+    REQUIRE(run("$K run $A",
+                "exchange-heads --ranks 3 --base fp32 --exchange heads --backend cuda --json "
+                "threads",
+                out, sizeof out) == 0,
+            "%.4000s", out);
+    REQUIRE(run(TORCHRUN,
+                "exchange-heads --ranks 3 --base fp32 --exchange heads --backend nccl --json apart",
+                out, sizeof out) == 0,
+            "%.4000s", out);
+    same_numbers("threads", "apart", 1);
     REQUIRE(run(TORCHRUN,
                 "packed-across --ranks 3,8 --base fp32 --chain fp32 --backend nccl --way "
                 "plain,windows --exchange allgather",

@@ -149,6 +149,61 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     json_decref(k);
 }
 
+/* Ranks that exchange heads: two of every model; 2, 3 and 4 of packed sequences and states, on
+ * tensor cores in segments, too, and that own parts in any table. */
+DP_TEST(kernels, exchange_of_heads) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
+    json_t *j = judged("smoke-kda exact-mkda2 gdn-raw smoke-dplr --ranks 2 --base "
+                       "fp32,bf16 --chain fp32 --exchange heads",
+                       0),
+           *k = judged("exchange-heads --exchange heads --way plain,save-all", 0),
+           *o = judged("exchange-heads --exchange heads --base fp32 --ranks 3 --own "
+                       "zigzag,empty,cyclic,uneven",
+                       0);
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    json_t *w = judged("exchange-heads-wide --exchange heads --way "
+                       "plain,save-all,segments,segments-save-all",
+                       0);
+    unsetenv("DP_CPU_CAPABILITY");
+    if (j) all_judged(j, 8, names);
+    if (k) all_judged(k, 12, names);
+    if (o) all_judged(o, 4, names);
+    if (w) all_judged(w, 8, names);
+    json_decref(j);
+    json_decref(k);
+    json_decref(o);
+    json_decref(w);
+}
+
+/* Where heads do not divide, and on a grid, the run says why not; where they do, they have the bits
+ * of one rank. */
+DP_TEST(kernels, exchange_of_heads_that_is_refused_or_one_ranks) {
+    NEEDS_KERNELS;
+    static const struct {
+        const char *args, *why;
+    } rows[] = {
+        {"exchange-slow --ranks 4", "exchange heads: more ranks than value heads"},
+        {"smoke-gdn --ranks 3", "exchange heads: the value heads do not divide"},
+        {"initial-state --ranks 2", "exchange heads: value heads of one query head would be on"},
+        {"exchange-heads --ranks 2 --exact-cp", "exchange heads: of a grid"},
+        {"exchange-heads --ranks 2 --way dh-only", "exchange heads: sends no pair of which"}};
+    char args[256], cmd[4096], out[8192];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(args, sizeof args, "%s --base fp32 --exchange heads", rows[i].args);
+        json_t *j = judged(args, 2), *r = j ? json_array_get(json_object_get(j, "runs"), 0) : NULL;
+        const char *why = r ? json_string_value(json_object_get(r, "why")) : "no run";
+        CHECK(why && strstr(why, rows[i].why), "%s: %s", args, why ? why : "none");
+        json_decref(j);
+    }
+    snprintf(cmd, sizeof cmd,
+             "'%s' check exchange-heads --cases '%s' --backend cuda --base fp32 --ranks 3 "
+             "--exchange heads --only ranks-bound",
+             program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "largest difference 0 of"), "%d: %.3000s", rc, out);
+}
+
 /* A check between ranks and one, whose bounds know what is sent. */
 DP_TEST(kernels, checks_and_differ_take_exchanges_and_payloads) {
     NEEDS_KERNELS;
@@ -172,14 +227,16 @@ DP_TEST(kernels, checks_and_differ_take_exchanges_and_payloads) {
     CHECK(rc == 0 && strstr(out, "DIFFER: SAME BITS"), "%d: %.3000s", rc, out);
 }
 
-/* What the kernels send and make of it, bit for bit against ref/chunk/payload.h. */
+/* What the kernels send and make of it, bit for bit against ref/chunk/payload.h; heads of every
+ * path. */
 DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "'%s/test_send' small", folder());
+    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 '%s/test_send' small", folder());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, "10 ways compared bit for bit") && strstr(out, ", 0 failed"), "%d: %s",
-          rc, out);
+    CHECK(!rc && strstr(out, "10 ways compared bit for bit") &&
+              strstr(out, "exchange heads have the bits of one rank") && strstr(out, ", 0 failed"),
+          "%d: %s", rc, out);
 }
 
 /* The error of a tensor of a convolution over N ranks that own runs of a grid. */
@@ -574,7 +631,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
              {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
              {"sent-as-it-came", "merge=ring"},    {"sent-level-lost", "merge=scan"},
-             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"}};
+             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"},
+             {"sent-next-heads", "merge=heads"},   {"sent-ranks-turned", "merge=heads"},
+             {"sent-first-gates", "merge=heads"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",

@@ -10,9 +10,8 @@
  *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
  *              exchanged at all (what Megatron does by default): the bits of one rank
  *
- * These run on simulated ranks, all but heads on the CUDA kernels as well
- * (gpu/plan/sending.cuh); two more have a price alone (ref/chunk/exchange_price.h), since
- * what they compute is one of the others:
+ * These run on simulated ranks and on the CUDA kernels (gpu/plan/sending.cuh); two more have a
+ * price alone (ref/chunk/exchange_price.h), since what they compute is one of the others:
  *   windows    the all-gather's pairs, read where they lie, all at once
  *   grid       ring over the parts of --exact-cp: a rank folds each of its parts of 128 tokens
  */

@@ -1,0 +1,192 @@
+/* gpu/exchange/heads.cu - the exchange of heads: a rank's tokens of all heads become all tokens of
+ * its heads, one rank's kernels run on them, and what they make goes back (plan/heads.cuh). A call
+ * of the communicator for each tensor: packed by ranks where its heads do not lie so, into or out
+ * of place where all rows of a rank's heads do. */
+#include "fault.cuh"
+#include "plan/heads.cuh"
+#include "plan/paths.cuh"
+#include <algorithm>
+
+#define THREADS 256
+
+/* Rows of a tensor, and where each rank's heads of them lie in a message: [ranks][rows][run], run
+ * in words of the kernel. */
+struct Moved {
+    int rows, given; /* of each rank; where no table says which, the first so many of a tensor */
+    const int *row;  /* which of the tensor, -1: none */
+    int64_t run, stride; /* words of a rank's heads in a row; of a row */
+    int sharers;         /* ranks that have the same heads */
+    int to_tensor;       /* else to the message */
+};
+
+/* blockIdx.y: a rank. */
+template <class W> __global__ void k_rows(Moved m, W *tensor, W *message) {
+    const int i = blockIdx.x * blockDim.y + threadIdx.y;
+    if (i >= m.rows) return;
+    const int row = m.row ? m.row[i] : i < m.given ? i : -1;
+    if (row < 0) return;
+    unsigned rank = blockIdx.y;
+    if (FAULT(HEADS_NEXT) && !m.to_tensor) rank = (rank + 1) % gridDim.y;
+    W *at = tensor + row * m.stride + rank / m.sharers * m.run;
+    message += ((int64_t)blockIdx.y * m.rows + i) * m.run;
+    for (int64_t x = threadIdx.x; x < m.run; x += blockDim.x)
+        if (m.to_tensor)
+            at[x] = message[x];
+        else
+            message[x] = at[x];
+}
+
+template <class W>
+static dp_status move_words(const Call &c, Moved m, int ranks, void *tensor, void *message) {
+    int across = 1;
+    m.run /= sizeof(W);
+    m.stride /= sizeof(W);
+    while (across < m.run && across < THREADS)
+        across *= 2;
+    const int high = THREADS / across;
+    k_rows<W><<<dim3((unsigned)((m.rows + high - 1) / high), (unsigned)ranks),
+                dim3((unsigned)across, (unsigned)high), 0, c.s>>>(m, (W *)tensor, (W *)message);
+    CK_LAUNCH(c.e, "k_rows");
+    return DP_OK;
+}
+
+/* ---- one tensor ------------------------------------------------------------------------------ */
+
+/* What a rank gives in a call, or gets: of a tensor of its own tokens and all heads, or of all
+ * tokens and its own heads. */
+struct Side {
+    void *tensor;
+    Moved moved; /* bytes */
+    int ranks;   /* whose heads lie in a row of it */
+    int in_place;
+    std::vector<dpg_piece> pieces;
+};
+
+static Side own_tokens(const Heads *h, const HeadTensor &x, void *tensor) {
+    const HeadRows &rows = h->rows[x.rows];
+    const int first = rows.from[h->rank], n = rows.from[h->rank + 1] - first;
+    const int64_t run = run_bytes(h, x), sharers = x.by_query ? h->sharers : 1;
+    Side s = {tensor,
+              {n, h->own_tokens, x.rows == TOKENS ? NULL : rows.row + first, run,
+               run * (h->N / sharers), (int)sharers},
+              h->N,
+              0};
+    for (int r = 0; r < h->N; r++)
+        s.pieces.push_back({(size_t)(r * n * run / 4), (size_t)(n * run / 4)});
+    return s;
+}
+
+static Side own_heads(const Heads *h, const HeadTensor &x, void *tensor) {
+    const HeadRows &rows = h->rows[x.rows];
+    const int64_t run = run_bytes(h, x);
+    Side s = {tensor, {rows.from[h->N], 0, rows.row, run, run, 1}, 1, rows.in_order};
+    for (int r = 0; r < h->N; r++) {
+        const int64_t n = rows.from[r + 1] - rows.from[r];
+        s.pieces.push_back({(size_t)(rows.from[r] * run / 4), (size_t)(n * run / 4)});
+    }
+    return s;
+}
+
+static dp_status move_rows(const Call &c, Side s, int to_tensor, float *message) {
+    const int64_t run = s.moved.run;
+    s.moved.to_tensor = to_tensor;
+    if (s.in_place || !s.moved.rows) return DP_OK;
+    if (run % 16 == 0) return move_words<uint4>(c, s.moved, s.ranks, s.tensor, message);
+    if (run % 4 == 0) return move_words<uint32_t>(c, s.moved, s.ranks, s.tensor, message);
+    return move_words<uint16_t>(c, s.moved, s.ranks, s.tensor, message);
+}
+
+static dp_status move_tensor(const Call &c, dpg_comm *comm, const Side &from, const Side &to) {
+    const Heads *h = c.p->heads;
+    float *send = (float *)((char *)c.ws + h->send), *recv = (float *)((char *)c.ws + h->recv);
+    TRY(move_rows(c, from, 0, send));
+    TRY(comm->all_to_all(comm, from.in_place ? (float *)from.tensor : send, from.pieces.data(),
+                         to.in_place ? (float *)to.tensor : recv, to.pieces.data(), c.s, c.e));
+    return move_rows(c, to, 1, recv);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static int is_input(When when) { return when == FORWARD_IN || when == BACKWARD_IN; }
+
+/* Where a pointer of a tensor stands. */
+static void **slot_of(const HeadTensor &x, const dpg_tensors *t, const dpg_grads *g) {
+    return (void **)((x.when >= BACKWARD_IN ? (char *)g : (char *)t) + x.slot);
+}
+
+/* Is it one that moves: of a rank without tokens theirs are there, too. */
+static int moves(const HeadTensor &x, const void *given) {
+    return x.width && (given || x.rows == TOKENS);
+}
+
+static dp_status move_tensors(const Call &c, dpg_comm *comm, When when) {
+    const Heads *h = c.p->heads;
+    FAULT_TO_DEVICE(c.e, c.s);
+    for (const HeadTensor &x : h->tensor) {
+        if (x.when != when) continue;
+        void *given = *slot_of(x, c.t, c.g);
+        if (!moves(x, given)) continue;
+        Side tokens = own_tokens(h, x, given), heads = own_heads(h, x, (char *)c.ws + x.at);
+        if (is_input(when) && FAULT(HEADS_TURNED))
+            std::reverse(heads.pieces.begin(), heads.pieces.end());
+        TRY(is_input(when) ? move_tensor(c, comm, tokens, heads)
+                           : move_tensor(c, comm, heads, tokens));
+    }
+    return DP_OK;
+}
+
+/* The tensors of this rank's heads. */
+struct Mine {
+    dpg_tensors t;
+    dpg_grads g;
+};
+
+static Mine tensors_of(const Call &c) {
+    const Heads *h = c.p->heads;
+    const int first = FAULT(HEADS_FIRST) ? 0 : h->rank * h->one->d.HV;
+    Mine m = {*c.t, c.g ? *c.g : dpg_grads{}};
+    for (const HeadTensor &x : h->tensor)
+        if (x.when < BACKWARD_IN || c.g) {
+            void **mine = slot_of(x, &m.t, &m.g);
+            if (moves(x, *mine)) *mine = (char *)c.ws + x.at;
+        }
+    if (m.t.A_log) m.t.A_log += first;
+    if (m.t.dt_bias) m.t.dt_bias += (int64_t)first * h->one->d.Kg;
+    float *sums = (float *)((char *)c.ws + h->sums);
+    if (m.g.dA_log) m.g.dA_log = sums;
+    if (m.g.ddt_bias) m.g.ddt_bias = sums + h->one->d.HV;
+    return m;
+}
+
+/* dA_log and ddt_bias of all heads. */
+static dp_status gather_sums(const Call &c, dpg_comm *comm, const dpg_grads &mine) {
+    const Dims &d = c.p->heads->one->d;
+    if (mine.dA_log) TRY(comm->all_gather(comm, mine.dA_log, c.g->dA_log, d.HV, c.s, c.e));
+    if (mine.ddt_bias)
+        TRY(comm->all_gather(comm, mine.ddt_bias, c.g->ddt_bias, (size_t)d.HV * d.Kg, c.s, c.e));
+    return DP_OK;
+}
+
+dp_status heads_forward(const Call &c, dpg_comm *comm, int steps) {
+    Mine m = tensors_of(c);
+    /* segments are merged where states are passed on */
+    int own = steps & ~(DPG_STEP_GATHER | DPG_STEP_MERGE);
+    if (own & DPG_STEP_STATE) own |= DPG_STEP_MERGE;
+    if (steps & DPG_STEP_GATHER) TRY(move_tensors(c, comm, FORWARD_IN));
+    if (own) TRY(dpg_forward_steps(c.p->heads->one, &m.t, c.ws, NULL, c.s, own, c.e));
+    return steps & DPG_STEP_MERGE ? move_tensors(c, comm, FORWARD_OUT) : DP_OK;
+}
+
+dp_status heads_backward(const Call &c, dpg_comm *comm, int steps) {
+    Mine m = tensors_of(c);
+    int own = steps & ~(DPG_BWD_GATHER | DPG_BWD_MERGE);
+    if (own & DPG_BWD_STATE) own |= DPG_BWD_MERGE;
+    if (steps & DPG_BWD_GATHER) {
+        if (!saves_all(c.p)) TRY(move_tensors(c, comm, FORWARD_IN));
+        TRY(move_tensors(c, comm, BACKWARD_IN));
+    }
+    if (own) TRY(dpg_backward_steps(c.p->heads->one, &m.t, &m.g, c.ws, NULL, c.s, own, c.e));
+    if (!(steps & DPG_BWD_MERGE)) return DP_OK;
+    TRY(move_tensors(c, comm, BACKWARD_OUT));
+    return gather_sums(c, comm, m.g);
+}

@@ -1,0 +1,52 @@
+/* gpu/plan/heads.cuh - the exchange of heads: a rank has all tokens of HV / N value heads, and is
+ * one rank to them. What such a plan holds (plan/heads.cu), and what moves (exchange/heads.cu). */
+#ifndef DPG_HEADS_CUH
+#define DPG_HEADS_CUH
+#include "plan/plan.cuh"
+#include <vector>
+
+/* When a tensor moves, and where it stands: of the forward in dpg_tensors, of the backward in
+ * dpg_grads. */
+enum When { FORWARD_IN, FORWARD_OUT, BACKWARD_IN, BACKWARD_OUT };
+/* What its rows are: tokens; or sequences, of the rank where they start, or end. */
+enum RowKind { TOKENS, STARTS, ENDS, ROW_KINDS };
+
+/* A tensor [rows][heads][width] that moves. */
+struct HeadTensor {
+    When when;
+    RowKind rows;
+    int by_query;    /* its heads are those of q, not of v */
+    int width;       /* numbers of one head; 0: not of this recurrence */
+    dpg_dtype type;  /* of them */
+    size_t slot, at; /* bytes into dpg_tensors or dpg_grads; into the workspace: its rows of this
+                      * rank's heads */
+};
+
+/* The rows of a kind, rank after rank as they are sent. */
+struct HeadRows {
+    std::vector<int> from; /* [N + 1] those of rank r are from[r] .. from[r + 1] - 1 */
+    int in_order;          /* they are the rows of a tensor in their order */
+    const int *row;        /* device, [from[N]]: which row of all; -1: none, where a rank's tokens
+                            * are an odd number, so that bf16 fill whole words */
+};
+
+struct Heads {
+    dpg_plan *one; /* of this rank's heads alone: all tokens, one rank */
+    int N, rank;
+    int sharers; /* ranks that have value heads of one query head */
+    std::vector<HeadTensor> tensor;
+    HeadRows rows[ROW_KINDS];
+    int own_tokens;
+    size_t sums, send, recv, bytes; /* workspace: behind that of `one` dA_log and ddt_bias of the
+                                     * heads; messages; all of it */
+    void *tables;                   /* device memory behind rows[].row */
+};
+
+static inline int heads_of(const Heads *h, const HeadTensor &x) {
+    return x.by_query ? h->one->d.H : h->one->d.HV;
+}
+/* Bytes of this rank's heads of one row. */
+static inline int64_t run_bytes(const Heads *h, const HeadTensor &x) {
+    return (int64_t)heads_of(h, x) * x.width * (x.type == DPG_BF16 ? 2 : 4);
+}
+#endif
