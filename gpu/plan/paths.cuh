@@ -78,8 +78,7 @@ dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int r
 /* The state that comes to this rank to slot `to`, from rank to rank, or backward against them, of
  * elements in slot `own`; all: room of a scan. */
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to);
-/* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
-dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
+/* exchange/window.cu: M of later ranks into `saved`. */
 dp_status window_keep(const Call &c);
 
 /* plan/create.cu: a table of owners, or T / N tokens a rank (of conv/, too). */
