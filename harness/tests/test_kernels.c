@@ -130,10 +130,14 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
                        0),
            *k = judged("exchange-slow --base fp32 --ranks 4 --exchange allgather,heads --payload "
                        "full,svd-1e-4",
+                       0),
+           *m = judged("kda-slow --base fp32 --ranks 8 --exchange scan --chain "
+                       "fp32,tf32x3,tf32,tf32rz,bf16",
                        0);
     if (j) all_judged(j, 20, names);
     if (s) all_judged(s, 4, names);
     if (c) all_judged(c, 4, names);
+    if (m) all_judged(m, 5, names);
     static const char *const says[] = {"", "payload svd-1e-4: the kernels make no",
                                        "exchange heads:"};
     for (size_t i = 0; k && i < 3; i++) {
@@ -147,6 +151,7 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     json_decref(s);
     json_decref(c);
     json_decref(k);
+    json_decref(m);
 }
 
 /* A check between ranks and one, whose bounds know what is sent. */
@@ -178,8 +183,9 @@ DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd, "'%s/test_send' small", folder());
     const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, "10 ways compared bit for bit") && strstr(out, ", 0 failed"), "%d: %s",
-          rc, out);
+    CHECK(!rc && strstr(out, "10 ways compared bit for bit") &&
+              strstr(out, "multiplies M by M in 5 formats") && strstr(out, ", 0 failed"),
+          "%d: %s", rc, out);
 }
 
 /* The error of a tensor of a convolution over N ranks that own runs of a grid. */
@@ -574,7 +580,8 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
              {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
              {"sent-as-it-came", "merge=ring"},    {"sent-level-lost", "merge=scan"},
-             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"}};
+             {"sent-short-chain", "merge=scan"},   {"sent-from-zero", "merge=serial"},
+             {"sent-for-first-link", "own=zigzag"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
