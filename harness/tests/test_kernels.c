@@ -294,6 +294,30 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
     json_decref(k);
 }
 
+/* What ranks of a recurrent design send in fewer words: its draws and bounds know of it; composed
+ * pairs of a scan they do not. */
+DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
+    json_t *j = judged("gdn2-weak smoke-gla --base fp32 --chain fp32 --ranks 4 --exchange "
+                       "allgather,ring --payload bf16,bf16x2,m-i",
+                       0),
+           *k = judged("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
+                       "--exchange serial --payload bf16",
+                       0),
+           *s = judged("smoke-dplr --base fp32 --chain fp32 --ranks 4 --exchange allgather,scan "
+                       "--payload bf16",
+                       0);
+    if (j) all_judged(j, 12, names);
+    if (k) all_judged(k, 1, names);
+    const json_t *last = s ? json_array_get(json_object_get(s, "runs"), 1) : NULL;
+    const char *why = json_string_value(json_object_get(last, "why"));
+    CHECK(why && strstr(why, "compose no pairs"), "%s", why ? why : "no reason");
+    json_decref(j);
+    json_decref(k);
+    json_decref(s);
+}
+
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
 DP_TEST(kernels, a_training_step) {
     NEEDS_KERNELS;
