@@ -2,10 +2,12 @@
  * per rank, C11-callable.
  *
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
- * and never allocates; with one rank it never waits either, so that it can be captured in a CUDA
- * graph. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk backward), g.1
- * to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the tokens [a, b)
- * that the rank owns (math.md g.2).
+ * and never allocates. It can be captured in a CUDA graph, which may be replayed any number of
+ * times while plan and communicator are there: with one rank; with several where states go through
+ * windows (dpg_plan_connect) and gathers are NCCL's, each rank a graph of its own, captured on a
+ * host thread each, after a forward and backward that were not. Formulas: math.md b (definition), c
+ * (activations), e (chunk form), f (chunk backward), g.1 to g.3 (ranks). Layouts are those of
+ * ref/vocabulary/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
  *
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
@@ -177,12 +179,13 @@ typedef struct {
  * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
  * the device). */
 typedef struct dpg_comm dpg_comm;
-/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are:
- * words in pinned memory. */
+/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are,
+ * in pinned memory: they raise *count, a word of the device, when they come to it and store it at
+ * *reached, and again at *ended when it is done; they give up waiting once *stop is not 0. */
 typedef struct {
     volatile int *reached, *ended;
     const volatile int *stop;
-    int n;
+    int *count;
 } dpg_marks;
 struct dpg_comm {
     void *self;
@@ -202,11 +205,10 @@ struct dpg_comm {
     /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank,
      * at[N] gets that of all ranks, which kernels of this rank's device may then read and write;
      * at[0] = NULL on every rank if some devices do not reach each other, or are shared and not
-     * in_order. Every rank calls it. enter: a transfer made by kernels begins; they store n at
-     * *reached when the device comes to it, at *ended when it is done, and give up waiting once
-     * *stop is not 0. */
-    dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dp_err *e);
-    dp_status (*enter)(dpg_comm *c, dpg_marks *m, dp_err *e);
+     * in_order; *m is for those kernels. Every rank calls it. enter: a transfer made by kernels is
+     * enqueued on `stream`. */
+    dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
+    dp_status (*enter)(dpg_comm *c, void *stream, dp_err *e);
 };
 /* N <= 1024 ranks in one process on one device, one host thread each; c[N] is filled. */
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
@@ -250,8 +252,9 @@ void dpg_plan_destroy(dpg_plan *plan);
  * store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no
  * call of comm->all_gather and waits for no host thread: each rank multiplies the state that it
  * starts from by its own M and hands it on to the next (math.md g.1, farthest rank first, the same
- * products and bits as a merge of gathered elements). Not in a CUDA graph: the number of the
- * forward is an argument of its kernels. Every rank calls it once, with the communicator of its
+ * products and bits as a merge of gathered elements). The kernels count forwards by themselves: all
+ * ranks make as many, enqueued or replayed, and of dpg_forward_steps each rank makes all steps
+ * from PRE to MERGE once a forward. Every rank calls it once, with the communicator of its
  * forwards, none of which may be on its way. A plan may be destroyed once every rank has come back
  * from a wait, before its communicator; after an error its windows stay, since kernels of other
  * ranks may still store into them. The fast path with augmented chains alone, and ranks that reach

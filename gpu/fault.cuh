@@ -44,6 +44,8 @@
     X(RING_PASSES_ON, "sent-as-it-came", 0, "S_in dS_out",                                         \
       "a rank hands the state on that came to it, without its own M and H")                        \
     X(LEVEL_LOST, "sent-level-lost", 0, "S_in dS_out", "a scan leaves out its last distance")      \
+    X(PAIR_SHORT_CHAIN, "sent-short-chain", 0, "S_in dS_out",                                      \
+      "a scan multiplies M by M in bf16, whatever the chain's format")                             \
     X(PASS_FROM_ZERO, "sent-from-zero", 0, "S_in dS_out",                                          \
       "a rank's pass for the next one starts from zeros, not from what came")                      \
     X(LINK_PASSES_ON, "sent-for-first-link", 0, "S_in dS_out",                                     \

@@ -114,13 +114,13 @@ struct CpTimes {
         if (how == WINDOWS) r.connect(comm);
         alone[i] = time_steps(single, DPG_STEP_ALL, runs);
         all[i] = time_steps(r, DPG_STEP_ALL, runs, comm);
-        if (how == WINDOWS) { /* an element is sent as it is made */
-            pre[i] = time_steps(r, DPG_STEP_PRE | DPG_STEP_GATHER, runs, comm);
+        if (how == WINDOWS) { /* one transfer of states */
+            pre[i] = time_steps(r, DPG_STEP_PRE | DPG_STEP_GATHER | DPG_STEP_MERGE, runs, comm);
         } else {
             pre[i] = time_steps(r, DPG_STEP_PRE, runs, comm);
             gather[i] = time_steps(r, DPG_STEP_GATHER, runs, comm);
+            merge[i] = time_steps(r, DPG_STEP_MERGE, runs, comm);
         }
-        merge[i] = time_steps(r, DPG_STEP_MERGE, runs, comm);
         state[i] = time_steps(r, DPG_STEP_STATE, runs, comm);
         r.wait_all(comm);
     }
@@ -133,7 +133,7 @@ static void cp_shape(const Shape &s, int N, Comms &comm, Exchange how, int runs)
     printf("cp N=%d T=%-7lld HV=%d %s gates %-12s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead "
            "%5.1f%%  %s %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
            N, (long long)s.T, s.HV, s.gates(), exchanges[how], alone, all, percent_more(all, alone),
-           how == WINDOWS ? "pre, gather" : "pre", largest(x.pre), largest(x.gather),
+           how == WINDOWS ? "pre to merge" : "pre", largest(x.pre), largest(x.gather),
            largest(x.merge), largest(x.state));
 }
 
@@ -148,8 +148,9 @@ static void cp(int N, int runs) {
  * from rank 0, whose GPU is GPU 0 and which is no further than rank 2 when it sends them, to rank 1
  * on GPU 1, to rank 2, to rank 3. Ranks 0 and 1 have made their (M, H) once and for all, so that a
  * GPU makes one rank's forward and, between its pre-process and the states it waits for, what
- * another does in that place: rank 0 stores H, rank 1 multiplies and stores. The time is never less
- * than that of ranks 2 and 3 of 4 GPUs, whose kernels have a GPU to themselves. */
+ * another does in that place: rank 0 stores H and ends its forward, rank 1 multiplies and stores.
+ * The time is never less than that of ranks 2 and 3 of 4 GPUs, whose kernels have a GPU to
+ * themselves. */
 struct ChainOfFour {
     Comms &comm;
     std::vector<std::unique_ptr<BenchRank>> ranks{4};
@@ -180,7 +181,7 @@ struct ChainOfFour {
         steps(gpu + 2, DPG_STEP_ALL);
         return time_of(stream(gpu), runs, [&] {
             steps(gpu + 2, DPG_STEP_CHUNKS | DPG_STEP_PRE);
-            steps(gpu, gpu ? DPG_STEP_GATHER | DPG_STEP_MERGE : DPG_STEP_COMPOSE | DPG_STEP_GATHER);
+            steps(gpu, (gpu ? 0 : DPG_STEP_COMPOSE) | DPG_STEP_GATHER | DPG_STEP_MERGE);
             steps(gpu + 2, DPG_STEP_GATHER | DPG_STEP_MERGE | DPG_STEP_STATE);
         });
     }

@@ -1,5 +1,5 @@
 /* gpu/chain/factors.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md
- * j.1), here to be judged, not to be fast.
+ * j.1), here to be judged, not to be fast; and the M of two elements, of a scan, in that format.
  *
  * Products on tensor cores follow the operands' format exactly: tf32 through cvt.rna (nearest, ties
  * away), tf32rz hands the raw fp32 words to the mma, which drops the low 13 bits; tf32x3 adds
@@ -52,11 +52,12 @@ __device__ __forceinline__ void step8(float c[4], const float ra[4], const float
 
 #define PS (CB + 8) /* row stride of P in shared memory: fragment reads hit 32 banks */
 
-/* Out (16 rows from r0, 8 columns from n0) of M_c * P for one warp. */
+/* Out (16 rows from r0, 8 columns from n0) of M_c * P for one warp; M_c in rows of ld words. */
 template <int F>
-__device__ void tile_product(const float *Mc, const float *P, int K, int r0, int n0, float c[4]) {
+__device__ void tile_product(const float *Mc, int ld, const float *P, int K, int r0, int n0,
+                             float c[4]) {
     int lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4;
-    const float *A0 = Mc + (int64_t)(r0 + gr) * K, *A1 = A0 + 8 * K;
+    const float *A0 = Mc + (int64_t)(r0 + gr) * ld, *A1 = A0 + 8 * ld;
     c[0] = c[1] = c[2] = c[3] = 0;
     if (F == DP_BF16) {
         for (int k = 2 * tc; k < K; k += 16) {
@@ -81,43 +82,57 @@ __device__ void tile_product(const float *Mc, const float *P, int K, int r0, int
  * that a mean could give back.) Formats of fewer bits round it. */
 template <int F> __device__ constexpr bool keeps_first() { return F == DP_FP32 || F == DP_TF32X3; }
 
-/* Multiplies n factors into CB columns of M: M <- F_(n-1) ... F_0 M. Factors: chunk stride
- * `fstride`, head stride K*K. M: row stride ldm, head stride hstride. first: start from the
- * identity. Two buffers of P in shared memory. */
-template <int F>
-__global__ void __launch_bounds__(THREADS)
-    k_chain(int K, int n, const float *factors, int64_t fstride, float *M, int ldm, int64_t hstride,
-            int first) {
+/* K x K matrices of one head after the other. */
+struct Heads {
+    const float *p;
+    int ld;         /* words in a row */
+    int64_t stride; /* to the next head */
+};
+
+/* n factors of all heads, `step` apart, and the M that they are multiplied into. */
+struct Chain {
+    dp_format format;
+    int heads, K, n;
+    Heads factors;
+    int64_t step;
+    Heads from; /* what they are multiplied by; NULL: the identity */
+    float *M;   /* may be `from` */
+    int ld;
+    int64_t stride;
+};
+
+/* CB columns of M = F_(n-1) ... F_0 from. Two buffers of P in shared memory. */
+template <int F> __global__ void __launch_bounds__(THREADS) k_chain(Chain a) {
     extern __shared__ float smem[];
-    int blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB, hv = blockIdx.x / blocks,
-        cols = min(CB, K - col0);
+    int K = a.K, blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB,
+        hv = blockIdx.x / blocks, cols = min(CB, K - col0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *Mh = M + hv * hstride + col0, *P = smem, *Q = smem + K * PS;
-    bool taken = first && keeps_first<F>();
-    const float *from = taken ? factors + (int64_t)hv * K * K + col0 : Mh;
-    int ld = taken ? K : ldm;
+    float *P = smem, *Q = smem + K * PS;
+    bool taken = !a.from.p && keeps_first<F>(), identity = !a.from.p && !taken;
+    Heads first = taken ? a.factors : a.from;
+    const float *from = first.p + hv * first.stride + col0;
     for (int x = threadIdx.x; x < K * CB; x += THREADS) {
         int r = x / CB, c = x % CB;
-        bool identity = first && !taken;
         P[r * PS + c] = identity   ? (float)(r == col0 + c)
-                        : c < cols ? from[(int64_t)r * ld + c]
+                        : c < cols ? from[(int64_t)r * first.ld + c]
                                    : 0.f;
     }
     __syncthreads();
-    for (int j = taken; j < n; j++) {
-        const float *Mc = factors + j * fstride + (int64_t)hv * K * K;
+    int ld = a.factors.ld;
+    for (int j = taken; j < a.n; j++) {
+        const float *Mc = a.factors.p + j * a.step + hv * a.factors.stride;
         if (F == DP_FP32) {
             for (int r = warp; r < K; r += THREADS / 32) {
                 float sum = 0.f;
                 for (int k = 0; k < K; k++)
-                    sum = fmaf(Mc[(int64_t)r * K + k], P[k * PS + lane], sum);
+                    sum = fmaf(Mc[(int64_t)r * ld + k], P[k * PS + lane], sum);
                 Q[r * PS + lane] = sum;
             }
         } else {
             for (int m = warp; m < K / 16 * (CB / 8); m += THREADS / 32) {
                 float c[4];
                 int r = m / (CB / 8) * 16 + lane / 4, col = m % (CB / 8) * 8 + lane % 4 * 2;
-                tile_product<F>(Mc, P, K, m / (CB / 8) * 16, m % (CB / 8) * 8, c);
+                tile_product<F>(Mc, ld, P, K, m / (CB / 8) * 16, m % (CB / 8) * 8, c);
                 Q[r * PS + col] = c[0];
                 Q[r * PS + col + 1] = c[1];
                 Q[(r + 8) * PS + col] = c[2];
@@ -129,34 +144,21 @@ __global__ void __launch_bounds__(THREADS)
         P = Q;
         Q = swap;
     }
+    float *to = a.M + hv * a.stride + col0;
     for (int x = threadIdx.x; x < K * cols; x += THREADS)
-        Mh[(int64_t)(x / cols) * ldm + x % cols] = P[x / cols * PS + x % cols];
+        to[(int64_t)(x / cols) * a.ld + x % cols] = P[x / cols * PS + x % cols];
 }
-
-/* n factors [n][heads][K][K] (chunk stride `stride`) and the M that they are multiplied into. */
-struct Chain {
-    dp_format format;
-    int heads, K, n;
-    const float *factors;
-    int64_t stride;
-    float *M;
-    int ld;
-    int64_t head_stride;
-    int first; /* start from the identity */
-};
 
 static dp_status launch_chain(const Chain &x, cudaStream_t s, dp_err *e) {
     dp_format f = x.format;
-    void (*kernel)(int, int, const float *, int64_t, float *, int, int64_t, int) =
-        f == DP_FP32     ? k_chain<DP_FP32>
-        : f == DP_TF32X3 ? k_chain<DP_TF32X3>
-        : f == DP_TF32   ? k_chain<DP_TF32>
-        : f == DP_TF32RZ ? k_chain<DP_TF32RZ>
-                         : k_chain<DP_BF16>;
+    void (*kernel)(Chain) = f == DP_FP32     ? k_chain<DP_FP32>
+                            : f == DP_TF32X3 ? k_chain<DP_TF32X3>
+                            : f == DP_TF32   ? k_chain<DP_TF32>
+                            : f == DP_TF32RZ ? k_chain<DP_TF32RZ>
+                                             : k_chain<DP_BF16>;
     size_t bytes = 2 * (size_t)x.K * PS * 4;
     CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-    kernel<<<(unsigned)x.heads *((x.K + CB - 1) / CB), THREADS, bytes, s>>>(
-        x.K, x.n, x.factors, x.stride, x.M, x.ld, x.head_stride, x.first);
+    kernel<<<(unsigned)x.heads *((x.K + CB - 1) / CB), THREADS, bytes, s>>>(x);
     CK_LAUNCH(e, "k_chain");
     return DP_OK;
 }
@@ -202,10 +204,22 @@ static dp_status chain_of(const Call &c, Run r, float *M, int ld) {
             k_factor<float, PLAIN><<<grid, THREADS, 0, c.s>>>(d, c0, r.step, at<float>(c, left),
                                                               at<float>(c, right), eC, Mc);
         CK_LAUNCH(c.e, "k_factor");
-        Chain x = {p->opt.chain, d.HV, d.K, m, Mc, stride, M, ld, (int64_t)d.K * ld, i == 0};
+        Heads into = {i ? M : NULL, ld, (int64_t)d.K * ld};
+        Chain x = {p->opt.chain, d.HV, d.K, m,  {Mc, d.K, (int64_t)d.K * d.K},
+                   stride,       into, M,   ld, into.stride};
         TRY(launch_chain(x, c.s, c.e));
     }
     return DP_OK;
+}
+
+dp_status chain_product(const Call &c, dp_format f, const float *later, const float *earlier,
+                        float *to, int row) {
+    const Dims &d = c.p->d;
+    const int64_t stride = (int64_t)d.K * row;
+    Chain x = {
+        f,        d.HV, d.K,   1, {later + d.V, row, stride}, 0, {earlier + d.V, row, stride},
+        to + d.V, row,  stride};
+    return launch_chain(x, c.s, c.e);
 }
 
 dp_status chain_pre_m(const Call &c) {
@@ -249,6 +263,6 @@ dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *
                     dp_err *e) {
     if (K < 16 || K > 256 || K % 16 || n < 1 || n > INT32_MAX)
         return dpg_fail(e, DP_EINPUT, "dpg_chain: K = %d, n = %lld", K, (long long)n);
-    Chain x = {f, 1, K, (int)n, factors, (int64_t)K * K, out, K, 0, 1};
+    Chain x = {f, 1, K, (int)n, {factors, K, 0}, (int64_t)K * K, {NULL, K, 0}, out, K, 0};
     return launch_chain(x, (cudaStream_t)stream, e);
 }

@@ -79,8 +79,8 @@ struct HandArgs {
     float *out;
 };
 
-/* M S + H, or H alone; of an earlier element for S its M is multiplied, too. Block: one head, MV
- * columns; fp32 FMA, the products of a merge. */
+/* M S + H, or H alone; of an earlier element for S, where its width says so, its M is multiplied,
+ * too. Block: one head, MV columns; fp32 FMA, the products of a merge. */
 template <int MV, int KMAX>
 __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     k_hand(int HV, int K, int V, HandArgs a) {
@@ -127,9 +127,12 @@ dp_status chain_hand(const Call &c, const float *element, int applies, const flo
     return hand_any(c, {S, element, row_of(c.p), V, V, applies, to});
 }
 
+/* M by M in the format of the chain: with fp32, the columns of M are more of H. */
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to) {
     int row = row_of(c.p);
-    return hand_any(c, {earlier, later, row, row, row, 1, to});
+    const dp_format f = FAULT(PAIR_SHORT_CHAIN) ? DP_BF16 : c.p->opt.chain;
+    TRY(hand_any(c, {earlier, later, row, row, f == DP_FP32 ? row : c.p->d.V, 1, to}));
+    return f == DP_FP32 ? DP_OK : chain_product(c, f, later, earlier, to, row);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */

@@ -12,6 +12,7 @@
  *                                                                       behind it (k_states) */
 #include "chain/chain.cuh"
 #include "chain/panel.cuh"
+#include "plan/marks.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 
@@ -35,7 +36,7 @@ struct SegArgs {
  * a tile in shared memory, then the forward's number. to, number: (window) of head and columns. */
 template <int K, class To, class Number>
 __device__ __forceinline__ void push(const RankWindow &w, int first, int last, float *tile,
-                                     Panel<K> &p, const float c[4][4], int ld, To to,
+                                     Panel<K> &p, const float c[4][4], int ld, uint32_t n, To to,
                                      Number number) {
     const int LD = 36;
     __syncthreads();
@@ -49,17 +50,17 @@ __device__ __forceinline__ void push(const RankWindow &w, int first, int last, f
     if (threadIdx.x == 0) {
         __threadfence_system();
         for (int r = first; r <= last; r++)
-            *(volatile uint32_t *)number(w.peer[r]) = w.n;
+            *(volatile uint32_t *)number(w.peer[r]) = n;
     }
 }
 
 /* States into the window of the next rank. */
 template <int K>
 __device__ __forceinline__ void push_state(const RankWindow &w, float *tile, Panel<K> &p,
-                                           const float c[4][4], int hv, int c0) {
+                                           const float c[4][4], int hv, int c0, uint32_t n) {
     push<K>(
-        w, w.rank + 1, w.rank + 1, tile, p, c, w.V,
-        [&](float *x) { return w.s(x) + (int64_t)hv * K * w.V + c0; },
+        w, w.rank + 1, w.rank + 1, tile, p, c, w.V, n,
+        [&](float *x) { return w.s(x, n) + (int64_t)hv * K * w.V + c0; },
         [&](float *x) { return w.s_came(x) + (hv * w.V + c0) / 32; });
 }
 
@@ -91,35 +92,40 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a
         p.store(c, (i < cut.n - 1 ? a.pre + at(i) : a.own + (int64_t)hv * K * row) + c0, row);
     }
     if (!a.w.mine || a.is_last) return;
+    uint32_t n = a.w.ended() + 1;
     if (a.whole && c0 < V && a.w.later) {
-        if (threadIdx.x == 0) await(a.w.used(a.w.mine, a.w.rank + 1), a.w.n - SLOTS, a.marks.stop);
-        push_state<K>(a.w, (float *)P, p, c, hv, c0);
+        if (threadIdx.x == 0) await(a.w.used(a.w.mine, a.w.rank + 1), n - SLOTS, a.marks.stop);
+        push_state<K>(a.w, (float *)P, p, c, hv, c0, n);
     } else if (c0 >= V && a.w.earlier) {
         for (int r = a.w.rank - a.w.earlier + (int)threadIdx.x; r < a.w.rank; r += 2 * K)
-            await(a.w.used(a.w.mine, r), a.w.n - SLOTS, a.marks.stop);
+            await(a.w.used(a.w.mine, r), n - SLOTS, a.marks.stop);
         push<K>(
-            a.w, a.w.rank - a.w.earlier, a.w.rank - 1, (float *)P, p, c, K,
-            [&](float *x) { return a.w.ms(x, a.w.rank) + (int64_t)hv * K * K + c0 - V; },
+            a.w, a.w.rank - a.w.earlier, a.w.rank - 1, (float *)P, p, c, K, n,
+            [&](float *x) { return a.w.ms(x, a.w.rank, n) + (int64_t)hv * K * K + c0 - V; },
             [&](float *x) { return a.w.m_came(x, a.w.rank) + (hv * K + c0 - V) / 32; });
     }
 }
 
 /* With windows: until the rank's states have come; readers and writers of the watcher's marks and
- * of `used`. */
-template <int K> __device__ __forceinline__ void receive(const SegArgs &a, int hv, int c0) {
+ * of `used`. Returns the number of the forward. */
+template <int K> __device__ __forceinline__ uint32_t receive(const SegArgs &a, int hv, int c0) {
     const RankWindow &w = a.w;
+    const bool marks = blockIdx.x == 0 && threadIdx.x == 0;
+    const uint32_t n = w.ended() + 1;
     if (blockIdx.x == 0) {
-        if (threadIdx.x == 0) *a.marks.reached = a.marks.n;
+        if (marks) begin_call(a.marks);
         for (int r = w.rank - 1 + (int)threadIdx.x; r <= w.rank + a.kept; r += 2 * K)
             if (r != w.rank && (r > w.rank || a.from < a.to))
-                *(volatile uint32_t *)w.used(w.peer[r], w.rank) = w.n - 1;
+                *(volatile uint32_t *)w.used(w.peer[r], w.rank) = n - 1;
     }
     if (threadIdx.x == 0 && a.from < a.to)
-        await(w.s_came(w.mine) + (hv * w.V + c0) / 32, w.n, a.marks.stop);
-    if (threadIdx.x == 32 && a.pass) await(w.used(w.mine, w.rank + 1), w.n - SLOTS, a.marks.stop);
+        await(w.s_came(w.mine) + (hv * w.V + c0) / 32, n, a.marks.stop);
+    if (threadIdx.x == 32 && a.pass) await(w.used(w.mine, w.rank + 1), n - SLOTS, a.marks.stop);
     __threadfence_system();
     __syncthreads();
-    if (blockIdx.x == 0 && threadIdx.x == 0) *a.marks.ended = a.marks.n;
+    if (marks) end_call(a.marks);
+    if (threadIdx.x == 64) w.end(n);
+    return n;
 }
 
 /* S = S_in: for ranks from .. to-1, farthest first, S <- M_j S + H_j; with windows it comes, and M
@@ -151,9 +157,9 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
     Panel<K> p(P, row);
     float c[4][4] = {};
     if (n) p.begin(element(0) + V);
-    if (a.w.mine) receive<K>(a, hv, c0);
+    uint32_t forward = a.w.mine ? receive<K>(a, hv, c0) : 0;
     if (a.from < a.to && a.w.mine)
-        p.load(c, a.w.s(a.w.mine) + (int64_t)hv * K * V + c0, V);
+        p.load(c, a.w.s(a.w.mine, forward) + (int64_t)hv * K * V + c0, V);
     else if (a.from < a.to)
         p.load(c, rank(a.from) + c0, row);
     else if (a.came)
@@ -167,7 +173,7 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_states(SegArgs a)
         if (j >= merges + pass)
             p.store(c, out(segment(j)), V);
         else if (j >= merges)
-            push_state<K>(a.w, tile, p, c, hv, c0);
+            push_state<K>(a.w, tile, p, c, hv, c0, forward);
     }
     for (int i = start; a.whole && i < cut.n; i += a.groups) {
         p.load(c, before(i) + c0, row);
@@ -210,7 +216,6 @@ dp_status chain_compose(const Call &c) {
     const Dims &d = c.p->d;
     SegArgs a = seg_args(c);
     unsigned grid = (unsigned)c.p->ncut * d.HV * ((d.V + (a.whole ? 0 : d.K)) / 32);
-    a.w.n++; /* the forward that has not been entered yet */
     int most = 0;
     for (int i = 0; i < c.p->ncut; i++)
         most = c.p->cuts_h[i].n > most ? c.p->cuts_h[i].n : most;

@@ -23,7 +23,7 @@ void group_init(Group *g, int N, double limit_s, const char *call) {
     const int is_nccl = !strncmp(call, "nccl", 4);
     const char *const calls[KINDS] = {call, is_nccl ? "ncclSend" : "hand",
                                       is_nccl ? "ncclSend to all" : "all_to_all",
-                                      "stores into windows"};
+                                      "stores into windows", "call of a graph"};
     for (int i = 0; i < KINDS; i++)
         snprintf(g->call[i], sizeof g->call[i], "%s", calls[i]);
 }
@@ -44,6 +44,23 @@ Home *home_new(Group *g, int first, int count, dp_err *e) {
         h->count = h->users = count;
     }
     return h;
+}
+
+dp_status home_counter(Home *h, int rank, dp_err *e) {
+    CK(e, cudaMalloc(&h->calls[rank], sizeof(int)));
+    CK(e, cudaMemset(h->calls[rank], 0, sizeof(int)));
+    CK(e, cudaDeviceSynchronize());
+    return DP_OK;
+}
+
+/* Of all ranks; the current device is the first one's again. */
+static dp_status home_counters(Home *h, dp_err *e) {
+    const Group *g = h->g;
+    for (int r = g->N - 1; r >= 0; r--) {
+        CK(e, cudaSetDevice(g->device[r]));
+        TRY(home_counter(h, r, e));
+    }
+    return DP_OK;
 }
 
 Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e) {
@@ -71,7 +88,9 @@ Home *home_of_all(int N, const int *devices, double limit_s, const char *call, d
     memset(marks, 0, (2 * N + 1) * sizeof(int));
     h->marks = (int *)marks;
     g->pinned = h->marks;
-    return h;
+    if (home_counters(h, e) == DP_OK) return h;
+    home_free(h);
+    return NULL;
 }
 
 void home_comms(const Home *h, dpg_comm *c) {

@@ -2,10 +2,17 @@
  * memory (group.cuh). */
 #include "exchange/group.cuh"
 #include "fault.cuh"
+#include "plan/marks.cuh"
 #include <stdio.h>
 #include <unistd.h>
 
-__global__ void k_mark(volatile int *to, int n) { *to = n; }
+__global__ void k_mark(dpg_marks m, int begins) { begins ? begin_call(m) : end_call(m); }
+
+/* Is what is enqueued on a stream kept for a CUDA graph. */
+static int is_captured(cudaStream_t s) {
+    cudaStreamCaptureStatus st = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(s, &st) == cudaSuccess && st == cudaStreamCaptureStatusActive;
+}
 
 /* ---- gather, hand-over, all-to-all ----------------------------------------------------------- */
 
@@ -117,26 +124,35 @@ static dp_status wait_for_copies(Group *g, int rank, const Words &w, cudaStream_
     return DP_OK;
 }
 
+static dp_status mark(const Home *h, int rank, int begins, cudaStream_t s, dp_err *e) {
+    k_mark<<<1, 1, 0, s>>>(marks_of(h, rank), begins);
+    CK_LAUNCH(e, "k_mark");
+    return DP_OK;
+}
+
 static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, dp_err *e) {
     Group *g = h->g;
-    int n = g->entered[rank] + 1;
+    const int captured = is_captured(s);
+    if (captured && !g->is_nccl)
+        return dpg_fail(e, DP_EINPUT,
+                        "%s:%d: rank %d: a graph holds no %s of host threads, which copy what the "
+                        "streams of others have ready; NCCL's it may hold, and windows",
+                        __FILE__, __LINE__, rank, g->call[w.kind]);
+    const int n = captured ? begun(g, rank) + 1 : next_call(g, rank, w.kind);
     char call[64];
     snprintf(call, sizeof call, "%s %d", g->call[w.kind], n);
     TRY(check_words(g, rank, w, e));
-    note_call(g, n, w.kind);
-    k_mark<<<1, 1, 0, s>>>(h->marks + rank, n);
-    CK_LAUNCH(e, "k_mark");
+    TRY(mark(h, rank, 1, s, e));
     if (!g->is_nccl) CK(e, cudaEventRecord(g->ready[rank], s));
     g->send[rank] = w.send;
     g->gives[rank] = w.gives;
     TRY(meet(g, rank, call, g->limit_s, e));
-    g->entered[rank] = n;
+    if (!captured) g->entered[rank] = n;
     TRY(w.kind == HANDS         ? hand_words(g, rank, w, s, e)
         : w.kind == ALL_TO_ALLS ? give_all(g, rank, w, s, e)
                                 : gather_words(g, rank, w, s, e));
     if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
-    k_mark<<<1, 1, 0, s>>>(h->marks + g->N + rank, n);
-    CK_LAUNCH(e, "k_mark");
+    TRY(mark(h, rank, 0, s, e));
     TRY(meet(g, rank, call, g->limit_s, e));
     return wait_for_copies(g, rank, w, s, e);
 }
@@ -211,8 +227,9 @@ static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, vo
     return meet(g, rank, "exchange", g->limit_s, e);
 }
 
-dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e) {
-    Group *g = ((Home *)c->self)->g;
+dp_status group_exchange(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e) {
+    const Home *h = (Home *)c->self;
+    Group *g = h->g;
     dp_err own = {DP_OK, ""};
     dp_status st = g->aborted ? failed(g, place_of(g, c), "exchange", &own)
                               : exchange_steps(g, place_of(g, c), c->in_order, mine, at, &own);
@@ -220,16 +237,15 @@ dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
     }
+    if (st == DP_OK && at[0]) *m = marks_of(h, place_of(g, c));
     return st;
 }
 
-dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e) {
+dp_status group_enter(dpg_comm *c, void *stream, dp_err *e) {
     Group *g = ((Home *)c->self)->g;
     const int rank = place_of(g, c);
-    if (g->aborted) return failed(g, rank, "stores into windows", e);
-    *m = (dpg_marks){reached(g) + rank, ended(g) + rank, halt(g), g->entered[rank] + 1};
-    note_call(g, m->n, STORES);
-    g->entered[rank] = m->n;
+    if (g->aborted) return failed(g, rank, g->call[STORES], e);
+    if (!is_captured((cudaStream_t)stream)) g->entered[rank] = next_call(g, rank, STORES);
     return DP_OK;
 }
 

@@ -44,7 +44,7 @@ static int late_device(const Group *g, int *gather) {
     int late = -1;
     *gather = INT_MAX;
     for (int r = 0; r < g->N; r++)
-        if (ended(g)[r] < g->entered[r] && ended(g)[r] < *gather) *gather = ended(g)[r] + 1;
+        if (ended(g)[r] < begun(g, r) && ended(g)[r] < *gather) *gather = ended(g)[r] + 1;
     for (int r = 0; r < g->N; r++)
         if (*gather < INT_MAX && reached(g)[r] < *gather &&
             (late < 0 || reached(g)[r] < reached(g)[late]))
@@ -67,7 +67,7 @@ void fail_slow_gather(Group *g) {
                        : "the device of rank %d did not come to %s %d within %.1f s",
                    g->first_rank + late, call_of(g, n), n, g->limit_s);
     for (int r = 0; r < g->N; r++)
-        if (ended(g)[r] < g->entered[r])
+        if (ended(g)[r] < begun(g, r))
             group_fail(g, "%s %d did not end on rank %d within %.1f s, although %s had come to it",
                        call_of(g, ended(g)[r] + 1), ended(g)[r] + 1, g->first_rank + r, g->limit_s,
                        is_apart(g) ? "its device" : "all devices");
@@ -162,7 +162,7 @@ static void *watch(void *arg) {
         int pending = 0;
         for (int r = 0; r < g->N; r++) {
             sum += reached(g)[r] + ended(g)[r];
-            pending |= ended(g)[r] < g->entered[r];
+            pending |= ended(g)[r] < begun(g, r);
         }
         find_dead(g);
         g->beat[h->first] = now_s();
@@ -192,8 +192,11 @@ void home_free(Home *h) {
         if (g->ready[r]) cudaEventDestroy(g->ready[r]);
         if (g->copied[r]) cudaEventDestroy(g->copied[r]);
     }
-    if (!g->aborted && h->marks) /* else a device may still hang, and this would wait for it */
+    if (!g->aborted && h->marks) { /* else a device may still hang, and this would wait for it */
         g->procs ? cudaHostUnregister((void *)g->marks) : cudaFreeHost(h->marks);
+        for (int r = h->first; r < h->first + h->count; r++)
+            cudaFree(h->calls[r]);
+    }
     if (!g->procs) {
         pthread_mutex_destroy(&g->lock);
         free(g);

@@ -17,6 +17,9 @@
  * of it in a thread of its own that is left behind if it hangs. No host thread waits without a
  * limit.
  *
+ * A CUDA graph makes its calls without a host: its marks tell that a device has come to them, not
+ * that a host should have. Calls of NCCL and transfers through windows alone can be in one.
+ *
  * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
  * one; a second event per rank, waited for behind the second meeting, keeps a sender from
  * overwriting words that a peer still copies. */
@@ -40,7 +43,7 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, KINDS, CALLS = 1024 };
+enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, REPLAYS, KINDS, CALLS = 1024 };
 
 /* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
  * a rank itself uses are there for all the same. */
@@ -88,12 +91,28 @@ static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
 static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
 /* Are there ranks that this group does not see? */
 static inline int is_apart(const Group *g) { return g->ranks != g->N; }
+/* The last call of a rank that anybody knows of: a CUDA graph makes calls without its host. */
+static inline int begun(const Group *g, int rank) {
+    int n = reached(g)[rank];
+    return n > g->entered[rank] ? n : g->entered[rank];
+}
 /* Where a communicator's rank is in the arrays. */
 static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
 /* What call n is called in messages. */
 static inline void note_call(Group *g, int n, int kind) { g->kind[n % CALLS] = (char)kind; }
+/* The number of a call that the host of a rank makes next. */
+static inline int next_call(Group *g, int rank, int kind) {
+    const int n = begun(g, rank) + 1, last = g->entered[rank];
+    for (int i = n - last > CALLS ? n - CALLS : last + 1; i < n; i++)
+        note_call(g, i, REPLAYS);
+    note_call(g, n, kind);
+    return n;
+}
 static inline const char *call_of(const Group *g, int n) {
-    return g->call[(int)g->kind[n % CALLS]];
+    int noted = 0; /* else no host has made it */
+    for (int r = 0; r < g->N; r++)
+        noted |= n <= g->entered[r];
+    return g->call[noted ? (int)g->kind[n % CALLS] : REPLAYS];
 }
 
 /* The ranks of one process: all, or one. */
@@ -103,7 +122,14 @@ typedef struct {
     volatile int stop, reclaimed;
     pthread_t watcher;
     int *marks; /* of the group, as the device calls them; processes: NULL until registered */
+    int *calls[MAX_RANKS]; /* on the device of a rank: those that its stream has come to */
 } Home;
+
+/* What the stream of a rank tells by. */
+static inline dpg_marks marks_of(const Home *h, int rank) {
+    return dpg_marks{h->marks + rank, h->marks + h->g->N + rank, h->marks + 2 * h->g->N,
+                     h->calls[rank]};
+}
 
 /* group.cu. The first reason of a failure stays. */
 void group_fail(Group *g, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -123,13 +149,15 @@ dp_status group_hand(dpg_comm *c, const float *send, float *recv, size_t count, 
 dp_status group_all_to_all(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
                            const dpg_piece *gets, void *stream, dp_err *e);
 dp_status group_wait(dpg_comm *c, void *stream, dp_err *e);
-dp_status group_exchange(dpg_comm *c, void *mine, void **at, dp_err *e);
-dp_status group_enter(dpg_comm *c, dpg_marks *m, dp_err *e);
+dp_status group_exchange(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
+dp_status group_enter(dpg_comm *c, void *stream, dp_err *e);
 
 /* create.cu */
 void group_init(Group *g, int N, double limit_s, const char *call);
 dp_status check_ranks(int N, dp_err *e);
 Home *home_new(Group *g, int first, int count, dp_err *e);
+/* What the stream of a rank counts its calls in, on the current device. */
+dp_status home_counter(Home *h, int rank, dp_err *e);
 /* All ranks of the group in this process. */
 Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e);
 void home_comms(const Home *h, dpg_comm *c);

@@ -49,6 +49,7 @@ static dp_status join_steps(Home *h, int rank, dp_err *e) {
                            cudaHostRegisterPortable | cudaHostRegisterMapped));
     CK(e, cudaHostGetDevicePointer(&marks, (void *)g->marks, 0));
     h->marks = (int *)marks;
+    TRY(home_counter(h, rank, e));
     if (rank == 0) {
         ncclResult_t r = nccl.GetUniqueId(&g->id);
         if (r != ncclSuccess)

@@ -12,34 +12,43 @@
  * when they said so, in k_states of a forward after it. Ranks wait for those before them, and for
  * those behind to be through with earlier forwards; one that keeps M for its backward waits for
  * those behind at the very end of its forward: never in a circle, as long as no rank's kernels
- * stand behind another's on one device. */
+ * stand behind another's on one device.
+ *
+ * The number of a forward is a word of the window, which its last block of k_states to know of it
+ * moves on: no kernel has it as an argument, so that a forward can be replayed as a CUDA graph. */
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 #include <stdlib.h>
 
-__global__ void k_arrive_m(RankWindow w, int count, const volatile int *stop) {
-    for (int x = threadIdx.x; x < count * (w.HV * w.K / 32); x += blockDim.x)
-        await(w.m_came(w.mine, w.rank + 1 + x / (w.HV * w.K / 32)) + x % (w.HV * w.K / 32), w.n,
-              stop);
-    __threadfence_system();
-}
+#define THREADS 256
 
-dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e) {
-    TRY(comm->enter(comm, &p->marks, e));
-    p->window.n++;
-    return DP_OK;
+/* M of the ranks behind, once it has come, to [rank][HV][K][K]. Block: a rank, one head, 32
+ * columns. Its forward's states have come. */
+__global__ void __launch_bounds__(THREADS)
+    k_keep_m(RankWindow w, const volatile int *stop, float *to) {
+    int each = w.HV * w.K / 32, i = blockIdx.x / each, part = blockIdx.x % each,
+        hv = part / (w.K / 32), sender = w.rank + 1 + i;
+    int64_t at = (int64_t)hv * w.K * w.K + part % (w.K / 32) * 32;
+    uint32_t n = w.ended();
+    if (threadIdx.x == 0) {
+        await(w.m_came(w.mine, sender) + part, n, stop);
+        __threadfence_system();
+    }
+    __syncthreads();
+    const float *from = w.ms(w.mine, sender, n) + at;
+    to += i * w.m + at;
+    for (int x = threadIdx.x; x < w.K * 8; x += THREADS)
+        *(float4 *)(to + x / 8 * w.K + x % 8 * 4) =
+            *(const float4 *)(from + x / 8 * w.K + x % 8 * 4);
 }
 
 dp_status window_keep(const Call &c) {
     const dpg_plan *p = c.p;
     const RankWindow &w = p->window;
-    if (p->saved_ms) {
-        k_arrive_m<<<1, 256, 0, c.s>>>(w, (int)p->saved_ms, p->marks.stop);
-        CK_LAUNCH(c.e, "k_arrive_m");
-    }
-    for (int i = 0; i < p->saved_ms; i++)
-        CK(c.e, cudaMemcpyAsync(saved_rank_m(p, c.t) + i * w.m, w.ms(w.mine, p->rank + 1 + i),
-                                4 * w.m, cudaMemcpyDeviceToDevice, c.s));
+    if (!p->saved_ms) return DP_OK;
+    unsigned grid = (unsigned)p->saved_ms * w.HV * (w.K / 32);
+    k_keep_m<<<grid, THREADS, 0, c.s>>>(w, p->marks.stop, saved_rank_m(p, c.t));
+    CK_LAUNCH(c.e, "k_keep_m");
     return DP_OK;
 }
 
@@ -62,13 +71,13 @@ static RankWindow window_of(const dpg_plan *p, int wants_m) {
 /* Where the windows of all ranks lie, to the device. */
 static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, float **at,
                                   dp_err *e) {
-    TRY(comm->exchange(comm, p->window_memory, (void **)at, e));
+    TRY(comm->exchange(comm, p->window_memory, (void **)at, &p->marks, e));
     if (at[0]) {
         CK(e, cudaMemcpy(w->peer, at, w->N * sizeof *at, cudaMemcpyHostToDevice));
         w->mine = (float *)p->window_memory;
     }
     /* no rank goes on before all have their tables: a copy could wait for a kernel that waits */
-    return comm->exchange(comm, p->window_memory, (void **)at, e);
+    return comm->exchange(comm, p->window_memory, (void **)at, &p->marks, e);
 }
 
 dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
@@ -80,7 +89,7 @@ dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
     /* M of a later rank on the same stream would come after the wait for it */
     if (wants_m && comm->in_order) return DP_OK;
     RankWindow w = window_of(p, wants_m);
-    size_t bytes = 4 * (size_t)(w.states() + w.N * w.ms() + w.N);
+    size_t bytes = 4 * (size_t)w.words();
     CK(e, cudaMalloc(&p->window_memory, bytes));
     CK(e, cudaMemset(p->window_memory, 0, bytes));
     CK(e, cudaMalloc(&p->window.peer, w.N * sizeof *w.peer));

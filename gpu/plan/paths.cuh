@@ -86,8 +86,7 @@ void heads_destroy(Heads *h);
 size_t heads_kept_bytes(const Heads *h);
 dp_status heads_forward(const Call &c, dpg_comm *comm, int steps);
 dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
-/* exchange/window.cu: a forward's states are on their way; M of later ranks into `saved`. */
-dp_status window_enter(dpg_plan *p, dpg_comm *comm, dp_err *e);
+/* exchange/window.cu: M of later ranks into `saved`. */
 dp_status window_keep(const Call &c);
 
 /* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. */

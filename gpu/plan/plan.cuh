@@ -216,7 +216,7 @@ struct dpg_plan {
     cudaEvent_t forked, joined;
     RankWindow window;
     void *window_memory;
-    dpg_marks marks; /* of the forward that runs */
+    dpg_marks marks; /* with windows */
     Chunk *chunks_h;
     Seq *seqs_h;
     void *tables; /* device memory behind d.chunk and d.seq */

@@ -73,7 +73,7 @@ static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
         TRY(chain_compose(c));
     if (pl->window.mine && steps & DPG_STEP_GATHER)
-        TRY(window_enter(pl, comm, c.e));
+        TRY(comm->enter(comm, c.s, c.e));
     else if (hands && steps & DPG_STEP_GATHER)
         TRY(hand_states(c, comm, B_HM, B_HMALL, B_SIN));
     else if (pl->N > 1 && steps & DPG_STEP_GATHER)
@@ -165,10 +165,11 @@ static dp_status finish(const Call &c, dpg_comm *comm) {
     const dpg_plan *b = c.p;
     Call side = beside(c);
     if (!b->d.NT) CK(c.e, cudaMemsetAsync(at<float>(c, B_GSUM), 0, b->buf[B_GSUM].bytes, c.s));
+    const int sums = c.g->dA_log || c.g->ddt_bias;
     TRY(over_tokens(b->path->bwd_sums, c));
-    TRY(fork(c));
+    if (sums) TRY(fork(c)); /* what is forked is joined: a graph must end on one stream */
     TRY(over_tokens(b->path->bwd_norm, c));
-    if (!c.g->dA_log && !c.g->ddt_bias) return DP_OK;
+    if (!sums) return DP_OK;
     if (b->N > 1)
         TRY(comm->all_gather(comm, at<float>(c, B_GSUM), at<float>(c, B_GALL),
                              b->buf[B_GSUM].bytes / 4, side.s, c.e));

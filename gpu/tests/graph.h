@@ -3,18 +3,33 @@
 #define DPG_TESTS_GRAPH_H
 #include "rank.h"
 
+struct Graph {
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+
+    /* What enqueue() puts on a stream. */
+    template <class F> void capture(cudaStream_t s, F enqueue) {
+        CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        enqueue();
+        CUDA(cudaStreamEndCapture(s, &graph));
+        CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    }
+    void launch(cudaStream_t s) { CUDA(cudaGraphLaunch(exec, s)); }
+    void close() {
+        if (!graph) return;
+        CUDA(cudaGraphExecDestroy(exec));
+        CUDA(cudaGraphDestroy(graph));
+        graph = NULL;
+    }
+};
+
 /* What enqueue() puts on the rank's stream, captured and then run once; r.st says whether the
  * capture succeeded. */
 template <class F> static void run_as_graph(Rank &r, F enqueue) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal));
-    enqueue();
-    CUDA(cudaStreamEndCapture(r.stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    CUDA(cudaGraphLaunch(exec, r.stream));
+    Graph g;
+    g.capture(r.stream, enqueue);
+    g.launch(r.stream);
     CUDA(cudaStreamSynchronize(r.stream));
-    CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
+    g.close();
 }
 #endif

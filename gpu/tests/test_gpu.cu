@@ -90,6 +90,7 @@ static Policy best_policy(const Case &c, dp_format chain, bool augmented) {
 struct ForwardRank : Rank {
     StageMap out; /* stages and o */
     Vec final_state;
+    Graph graph;
 
     void setup(const Case &c, const Inputs &x, const Policy &p, int rank, int N,
                dpg_dtype results) {
@@ -108,12 +109,14 @@ struct ForwardRank : Rank {
 };
 
 /* comm: of N ranks, NULL: shared on device 0. die: this rank never reaches the gather. repeat:
- * forwards that follow each other without a wait. */
+ * forwards that follow each other without a wait; with windows and `replays` every other one is
+ * the replay of a graph. */
 struct How {
     dpg_comm *comm = NULL;
     int die = -1;
     dpg_dtype results = DPG_F32;
     int repeat = 1;
+    bool replays = false;
 };
 
 /* What the ranks of a run share. Ranks in windows enqueue in turns on one stream of a device. */
@@ -145,11 +148,20 @@ struct Run {
         k.st = k.err.code = DP_EDEVICE;
         snprintf(k.err.msg, sizeof k.err.msg, "no windows");
     }
+    void replay(int r, cudaStream_t s) {
+        ForwardRank &k = ranks[r];
+        if (!k.graph.exec) k.graph.capture(k.stream, [&] { k.forward(&comm[r]); });
+        if (k.st == DP_OK) k.graph.launch(s);
+    }
     dp_status forward_in_turn(int r, int i) {
         ForwardRank &k = ranks[r];
+        cudaStream_t s = streams[comm[r].device];
         for (; turn < i * (int)ranks.size() + r && !dead; std::this_thread::yield()) {
         }
-        k.st = dpg_forward(k.plan, &k.t, k.ws, &comm[r], streams[comm[r].device], &k.err);
+        if (how.replays && i % 2)
+            replay(r, s);
+        else
+            k.st = dpg_forward(k.plan, &k.t, k.ws, &comm[r], s, &k.err);
         turn++;
         return k.st;
     }
@@ -177,6 +189,7 @@ struct Run {
     void close() {
         for (size_t r = 0; r < ranks.size(); r++) {
             CUDA(cudaSetDevice(comm[r].device));
+            ranks[r].graph.close();
             ranks[r].close();
         }
         for (auto &s : streams) {
@@ -321,6 +334,7 @@ static int runs_alike(const Case &c, const Inputs &x, const Policy &p, int N, dp
         How how;
         how.comm = comm;
         how.repeat = 1 + i % most_forwards;
+        how.replays = i % 4 > 1;
         alike += same_bits(want, run(c, x, p, N, how));
     }
     return alike;
@@ -638,8 +652,8 @@ static void test_nccl(int N, int times) {
     test_dead_rank(comm.data(), N, "ncclAllGather");
 }
 
-/* One case through windows; forwards that follow each other without a wait show words that were
- * overwritten too early. Returns further runs with the bits of a gather. */
+/* One case through windows; forwards that follow each other without a wait, some of them replays,
+ * show words that were overwritten too early. Returns further runs with the bits of a gather. */
 static int windows_of_case(const Case &c, Comms &comm, int N, int segments, int times) {
     Inputs x = make_inputs(c);
     Policy gather = {DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, segments},

@@ -12,6 +12,8 @@
  *   graph          forward and backward of one rank in a CUDA graph
  *   nccl N [TIMES] N GPUs: the bits of N ranks on one GPU; TIMES repeats (100) of the fast path; a
  *                  rank that dies before the backward
+ *   replay N [TIMES] N GPUs: forward and backward of each rank a graph, states through windows,
+ *                  gathers of NCCL; TIMES replays (10) with the bits of the plain run
  *   time [N]       milliseconds of every step; N > 1: on N GPUs, dM and dH exchanged against dH
  *                  alone
  *
@@ -493,6 +495,65 @@ static void test_dead_rank(dpg_comm *comm, int N, const char *say) {
     printf("dead before the backward: ended after %.1f s: %s\n", dt, r[0].err.msg);
 }
 
+/* Replays of a rank that have other bits than what it does once before, enqueued. */
+static int others_replayed(GradRank &k, dpg_comm *comm, int times) {
+    Graph graph;
+    auto enqueue = [&] {
+        if (k.forward(comm) == DP_OK) k.backward(comm);
+    };
+    enqueue();
+    if (k.st != DP_OK || k.wait(comm) != DP_OK) return times;
+    k.collect();
+    Grads first = k.out;
+    graph.capture(k.stream, enqueue);
+    for (int i = 0; i < times && k.st == DP_OK; i++) {
+        k.clear_outputs();
+        graph.launch(k.stream);
+        if (k.wait(comm) != DP_OK) break;
+        k.collect();
+        k.other += !same_bits(first, k.out);
+    }
+    graph.close();
+    return k.other;
+}
+
+/* Forward and backward of N ranks on as many devices through windows, replayed. */
+static void replay_ranks(const Case &c, const Policy &p, Comms &comm, int N, int times) {
+    Inputs x = make_inputs(c);
+    Upstream up = make_upstream(c);
+    std::vector<GradRank> ranks(N);
+    on_ranks(N, [&](int r) {
+        GradRank &k = ranks[r];
+        CUDA(cudaSetDevice(comm[r].device));
+        k.setup(c, x, up, p, r, N);
+        DP(k.err, dpg_plan_connect(k.plan, &comm[r], &k.err));
+        k.other = others_replayed(k, &comm[r], times);
+        k.wait(&comm[r]);
+    });
+    for (int r = 0; r < N; r++) {
+        GradRank &k = ranks[r];
+        fact(k.st == DP_OK, "replays: %s %s: %s", c.name, name_of(p).c_str(), k.err.msg);
+        fact(dpg_plan_connected(k.plan) == (p.how == DPG_CHAIN_AUGMENTED), "windows: %s %s", c.name,
+             name_of(p).c_str());
+        fact(!k.other, "rank %d of %s %s: %d of %d replays have other bits", r, c.name,
+             name_of(p).c_str(), k.other, times);
+        CUDA(cudaSetDevice(comm[r].device));
+        k.close();
+    }
+}
+
+static void test_replay(int N, int times) {
+    Comms comm(Comms::NCCL, N, 10);
+    for (const Case &c : chosen(false)) {
+        if (c.T() % N || !fast_widths(c)) continue;
+        Policy segments = over_segments(c), dh_only = segments;
+        dh_only.dh_only = !segments.dh_only;
+        for (const Policy &p : {segments, dh_only, policies(c).back()})
+            replay_ranks(c, p, comm, N, times);
+    }
+    printf("%d replays on %d devices\n", times, N);
+}
+
 /* N ranks on N devices against as many that share one. */
 static void nccl_against_shared(const Case &c, Comms &comm, int N) {
     Inputs x = make_inputs(c);
@@ -644,6 +705,8 @@ int main(int argc, char **argv) {
     token_alone = mode == "token";
     if (mode == "nccl")
         test_nccl(number(2, ndev), number(3, 100));
+    else if (mode == "replay")
+        test_replay(number(2, ndev), number(3, 10));
     else if (mode == "forms")
         test_dg_forms();
     else if (mode == "graph")

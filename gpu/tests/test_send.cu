@@ -1,14 +1,15 @@
 /* gpu/tests/test_send.cu - what ranks send each other (dpg_options.exchange, payload): the states
  * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
- * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; fewer
- * words are sent by as much as the payload says; a ring has the bits of an all-gather, of ranks
- * that own several parts, too; ranks that exchange heads have the bits of one rank; and hand-overs
- * and all-to-alls by themselves.
+ * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; a scan
+ * multiplies M by M in the format of the chain; fewer words are sent by as much as the payload
+ * says; a ring has the bits of an all-gather, of ranks that own several parts, too; ranks that
+ * exchange heads have the bits of one rank; and hand-overs and all-to-alls by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
  *
  * Exit status 0, 1, or 2 (no device). */
 #include "rank.h"
+#include "ref/arithmetic/mm.h"
 #include "ref/chunk/payload.h"
 #include <algorithm>
 #include <map>
@@ -69,6 +70,7 @@ struct Sizes {
     int64_t tokens; /* of a rank */
     dpg_path path;
     const Table *own; /* NULL: T / N each, one sequence */
+    dp_format chain = DP_FP32;
     int64_t state() const { return (int64_t)HV * K * V; }
     int64_t pair() const { return (int64_t)HV * K * (V + K); }
 };
@@ -94,7 +96,7 @@ static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c,
     if (z.own) p.own = {(int)z.own->owner.size(), 0, z.own->cut.data(), z.own->owner.data()};
     dpg_options o = {};
     o.base = z.path == DPG_PATH_FAST ? DP_BASE_BF16 : DP_BASE_FP32;
-    o.chain = DP_FP32;
+    o.chain = z.chain;
     o.path = o.bwd_path = z.path;
     o.backward = 1;
     o.exchange = w.exchange;
@@ -245,6 +247,56 @@ static void every_way(const Sizes &z, int N) {
             }
         }
     printf("HV %d K %d V %d, %d ranks: 10 ways compared bit for bit\n", z.HV, z.K, z.V, N);
+}
+
+/* ---- M by M in the format of the chain ------------------------------------------------------- */
+
+/* The state of a head that comes to the last of 4 ranks: M of both ranks in the middle multiplied
+ * in format f, all else in fp64. dir 1 forward, -1 backward. */
+static Vec scanned(const Sizes &z, const Left &x, int dir, int hv, dp_format f) {
+    const int K = z.K, V = z.V, first = dir > 0 ? 0 : 3, near = first + 2 * dir, far = first + dir;
+    const std::vector<Vec> &M = dir > 0 ? x.M : x.dM, &H = dir > 0 ? x.H : x.dH;
+    auto m = [&](int r) { return M[r].data() + (int64_t)hv * K * K; };
+    auto h = [&](int r) { return H[r].data() + (int64_t)hv * K * V; };
+    Vec MM(K * K), S(K * V), T(K * V);
+    dp_mm(f, 0, 0, K, K, K, m(near), m(far), MM.data());
+    dp_mm(DP_FP64, 0, 0, K, V, K, MM.data(), h(first), S.data());
+    dp_mm(DP_FP64, 0, 0, K, V, K, m(near), h(far), T.data());
+    for (int i = 0; i < K * V; i++)
+        S[i] += T[i] + h(near)[i];
+    return S;
+}
+
+/* Both directions: how far what came is from scanned() in format f. */
+static double off_scanned(const Sizes &z, const Left &x, dp_format f) {
+    double off = 0;
+    for (int dir : {1, -1})
+        for (int hv = 0; hv < z.HV; hv++) {
+            const Vec &all = dir > 0 ? x.S_in[3] : x.dS_out[0];
+            const int64_t n = (int64_t)z.K * z.V;
+            const Vec got(all.begin() + hv * n, all.begin() + (hv + 1) * n);
+            off = fmax(off, rel_fro(got, scanned(z, x, dir, hv, f)));
+        }
+    return off;
+}
+
+/* Near that of its own format, and not of another of fewer or more bits. */
+static void scan_formats() {
+    /* two chunks: M of one is rounded to the format as it is. So few that it is not nothing */
+    Sizes z = {1, 128, 16, DP_CHUNK + 8, DPG_PATH_SIMPLE};
+    const double near = 4e-7; /* sums in another order */
+    for (dp_format f : {DP_FP32, DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16}) {
+        z.chain = f;
+        const Left x = run(z, {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 4);
+        for (dp_format g : {DP_FP32, DP_TF32, DP_TF32RZ, DP_BF16}) {
+            const bool alike = g == f || (g == DP_FP32 && f == DP_TF32X3);
+            const double off = off_scanned(z, x, g);
+            fact(alike ? off < near : off > 10 * near,
+                 "a scan, chain %s, K %d: %g from products in %s", dp_formats[f].name, z.K, off,
+                 dp_formats[g].name);
+        }
+    }
+    printf("HV %d K %d V %d, 4 ranks: a scan multiplies M by M in 5 formats\n", z.HV, z.K, z.V);
 }
 
 /* ---- ranks that own several parts ------------------------------------------------------------ */
@@ -624,6 +676,7 @@ int main(int argc, char **argv) {
     for (int N : {2, 4, 8})
         if (!small) every_way(simple, N);
     if (!small) every_way(wide, 3);
+    scan_formats();
     parts_of_ranks();
     heads_of_ranks();
     refusals();

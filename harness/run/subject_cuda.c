@@ -1,6 +1,7 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
+#include "harness/verdict/drawn_sent.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -118,11 +119,6 @@ typedef struct {
     dp_sending sending;
 } one_way;
 
-/* Is what arrives another number than fp32 has. */
-static int rounds(dp_payload p) {
-    return p && (dp_payloads[p].u > dp_payloads[DP_PAYLOAD_FP32].u || dp_payloads[p].tolerance > 0);
-}
-
 /* The convolutions of a step, then the recurrence. DP_EINPUT: they do not take this
  * case, *why says so. */
 static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way *way, beside *x,
@@ -133,10 +129,12 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
-    if (dp_cuda_by_tokens(&c->p) && rounds(how->design.sending.payload))
+    const dp_sending sent = how->design.sending;
+    if (dp_cuda_by_tokens(&c->p) && sent.payload > DP_PAYLOAD_FP32 && !dp_drawn_rounds(sent))
         return dp_fail(why, DP_EINPUT,
-                       "payload %s: draws that go token by token send pairs in full",
-                       dp_payload_names[way->sending.payload]);
+                       "payload %s, exchange %s: draws that go token by token compose no pairs",
+                       dp_payload_names[way->sending.payload],
+                       dp_exchange_names[way->sending.exchange]);
     if (step)
         st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;

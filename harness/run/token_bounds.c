@@ -36,6 +36,7 @@ double dp_token_bounds_seconds(const dp_problem *p) {
  * product of factors exp(g) - k w, on whose diagonal, which may cancel, the rounding of k w as it
  * is formed stands for that of products. The adjoint goes through the same operations backwards;
  * the row sum of dS o exp(g) S in dg is that of dS, scale q do' and e dE, in three sums there. What
+ * ranks send of M, H and states is rounded as the payload says, and multiplied, as there. What
  * leaves in bf16 is rounded once more. */
 dp_design dp_token_design(const dp_design *recurrent) {
     dp_design d = dp_design_of(DP_BASE_FP32);

@@ -130,10 +130,14 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
                        0),
            *k = judged("exchange-slow --base fp32 --ranks 4 --exchange allgather,heads --payload "
                        "full,svd-1e-4",
+                       0),
+           *m = judged("kda-slow --base fp32 --ranks 8 --exchange scan --chain "
+                       "fp32,tf32x3,tf32,tf32rz,bf16",
                        0);
     if (j) all_judged(j, 20, names);
     if (s) all_judged(s, 4, names);
     if (c) all_judged(c, 4, names);
+    if (m) all_judged(m, 5, names);
     static const char *const says[] = {"", "payload svd-1e-4: the kernels make no",
                                        "exchange heads:"};
     for (size_t i = 0; k && i < 3; i++) {
@@ -147,6 +151,7 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     json_decref(s);
     json_decref(c);
     json_decref(k);
+    json_decref(m);
 }
 
 /* Ranks that exchange heads: two of every model; 2, 3 and 4 of packed sequences and states, on
@@ -235,7 +240,8 @@ DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 '%s/test_send' small", folder());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, "10 ways compared bit for bit") &&
-              strstr(out, "exchange heads have the bits of one rank") && strstr(out, ", 0 failed"),
+              strstr(out, "exchange heads have the bits of one rank") &&
+              strstr(out, "multiplies M by M in 5 formats") && strstr(out, ", 0 failed"),
           "%d: %s", rc, out);
 }
 
@@ -343,6 +349,30 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
     if (k) all_judged(k, 2, names);
     json_decref(j);
     json_decref(k);
+}
+
+/* What ranks of a recurrent design send in fewer words: its draws and bounds know of it; composed
+ * pairs of a scan they do not. */
+DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
+    json_t *j = judged("gdn2-weak smoke-gla --base fp32 --chain fp32 --ranks 4 --exchange "
+                       "allgather,ring --payload bf16,bf16x2,m-i",
+                       0),
+           *k = judged("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
+                       "--exchange serial --payload bf16",
+                       0),
+           *s = judged("smoke-dplr --base fp32 --chain fp32 --ranks 4 --exchange allgather,scan "
+                       "--payload bf16",
+                       0);
+    if (j) all_judged(j, 12, names);
+    if (k) all_judged(k, 1, names);
+    const json_t *last = s ? json_array_get(json_object_get(s, "runs"), 1) : NULL;
+    const char *why = json_string_value(json_object_get(last, "why"));
+    CHECK(why && strstr(why, "compose no pairs"), "%s", why ? why : "no reason");
+    json_decref(j);
+    json_decref(k);
+    json_decref(s);
 }
 
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
@@ -625,15 +655,15 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     NEEDS_KERNELS;
     static const struct {
         const char *fault, *seen;
-    } F[] = {{"no-sync-state", "final_state"},     {"bwd-gate-head0", "dH"},
-             {"fwd-first-subseq", "exact-packed"}, {"links-by-rank", "own=zigzag"},
-             {"link-neighbour-m", "own=zigzag"},   {"halo-range", "own=zigzag"},
-             {"token-read-decayed", "smoke-dplr"}, {"token-column-short", "dq"},
-             {"slot-neighbour", "session-slots"},  {"sent-less-i", "payload=m-i"},
-             {"sent-as-it-came", "merge=ring"},    {"sent-level-lost", "merge=scan"},
-             {"sent-from-zero", "merge=serial"},   {"sent-for-first-link", "own=zigzag"},
-             {"sent-next-heads", "merge=heads"},   {"sent-ranks-turned", "merge=heads"},
-             {"sent-first-gates", "merge=heads"}};
+    } F[] = {{"no-sync-state", "final_state"},      {"bwd-gate-head0", "dH"},
+             {"fwd-first-subseq", "exact-packed"},  {"links-by-rank", "own=zigzag"},
+             {"link-neighbour-m", "own=zigzag"},    {"halo-range", "own=zigzag"},
+             {"token-read-decayed", "smoke-dplr"},  {"token-column-short", "dq"},
+             {"slot-neighbour", "session-slots"},   {"sent-less-i", "payload=m-i"},
+             {"sent-as-it-came", "merge=ring"},     {"sent-level-lost", "merge=scan"},
+             {"sent-short-chain", "merge=scan"},    {"sent-from-zero", "merge=serial"},
+             {"sent-for-first-link", "own=zigzag"}, {"sent-next-heads", "merge=heads"},
+             {"sent-ranks-turned", "merge=heads"},  {"sent-first-gates", "merge=heads"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",

@@ -1,5 +1,6 @@
 /* One nearby problem in one design: convolutions, then the pipeline or the token recurrence. */
 #include "drawn_run.h"
+#include "drawn_sent.h"
 #include "ref/chunk/recurrent.h"
 
 #include <assert.h>
@@ -103,9 +104,15 @@ static void run_recurrent(dp_drawn_run *x) {
     x->S = dp_doubles(N * p->HV * KV);
     x->dS = dp_doubles(N * p->HV * KV);
     x->dg = dp_doubles(p->T * p->HV * dp_Kg(p));
-    const dp_recurrent_keep keep = {N, cut, x->S, x->dS, x->dg};
+    const dp_recurrent_keep keep = {N, cut, x->S, x->dS, x->dg, NULL, NULL},
+                            sent = {N, cut, NULL, NULL, x->dg, x->S, x->dS};
     dp_recurrent_run(p, &x->design, x->backward, &keep, &x->out);
     dp_drawn_pairs_make(&x->pairs, p, &x->design, N, x->backward);
+    if (N > 1 && dp_drawn_rounds(x->design.sending)) {
+        dp_drawn_arrives(p, x->design.sending, N, &x->pairs, x->S, x->backward ? x->dS : NULL);
+        dp_result_free(&x->out);
+        dp_recurrent_run(p, &x->design, x->backward, &sent, &x->out);
+    }
     free(cut);
 }
 

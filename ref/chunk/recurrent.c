@@ -116,15 +116,19 @@ static void read_output(const head *h, int64_t t, const float *S) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-static void keep_state(const head *h, int64_t t, const float *S, int gradient) {
+/* At token t: S is what the caller says, and is kept. */
+static void pass_boundary(const head *h, int64_t t, float *S, int gradient) {
     const dp_recurrent_keep *keep = h->r->keep;
     const int64_t KV = (int64_t)h->r->p->K * h->r->p->V;
-    double *all = !keep ? NULL : gradient ? keep->dS : keep->S;
-    for (int i = 0; all && i < keep->n; i++) {
-        double *to = all + (i * (int64_t)h->r->p->HV + h->hv) * KV;
+    for (int i = 0; keep && i < keep->n; i++) {
+        const int64_t at = (i * (int64_t)h->r->p->HV + h->hv) * KV;
+        double *to = gradient ? keep->dS : keep->S;
+        const double *in = gradient ? keep->dS_in : keep->S_in;
         if (keep->t[i] != t) continue;
-        for (int64_t z = 0; z < KV; z++)
-            to[z] = S[z];
+        for (int64_t z = 0; in && z < KV; z++)
+            S[z] = (float)in[at + z];
+        for (int64_t z = 0; to && z < KV; z++)
+            to[at + z] = S[z];
     }
 }
 
@@ -152,7 +156,7 @@ static void forward(const head *h, float *checkpoint) {
     start(h);
     for (int64_t t = h->begin; t < h->end; t++) {
         const int64_t i = t - h->begin;
-        if (t > h->begin) keep_state(h, t, h->S, 0);
+        if (t > h->begin) pass_boundary(h, t, h->S, 0);
         if (checkpoint && i % SEGMENT == 0)
             memcpy(checkpoint + i / SEGMENT * KV, h->S, sizeof *h->S * (size_t)KV);
         step(h, t, NULL);
@@ -209,6 +213,7 @@ static void recompute(const head *h, int64_t from, int64_t to, const float *chec
     memcpy(h->S, checkpoint, sizeof *h->S * (size_t)KV);
     for (int64_t t = from; t < to; t++) {
         const int64_t i = t - from;
+        if (i) pass_boundary(h, t, h->S, 0); /* a checkpoint has it */
         step(h, t, a->Sbar + i * KV);
         memcpy(a->S + i * KV, h->S, sizeof *h->S * (size_t)KV);
         memcpy(a->E + i * RV, h->E, sizeof *h->E * (size_t)RV);
@@ -320,7 +325,7 @@ static void backward(const head *h, const float *checkpoint) {
         const int64_t to = from + SEGMENT < h->end ? from + SEGMENT : h->end;
         recompute(h, from, to, checkpoint + s * KV, &a);
         for (int64_t t = to - 1; t >= from; t--) {
-            if (t + 1 < h->end) keep_state(h, t + 1, a.G, 1);
+            if (t + 1 < h->end) pass_boundary(h, t + 1, a.G, 1);
             through_output(h, t, a.S + (t - from) * KV, &a);
             const float *Sbar = a.Sbar + (t - from) * KV, *U = a.U + (t - from) * RV;
             for (int n = dp_keys_at_once(p), j = dp_rows(p) - n; j >= 0; j -= n) {

@@ -2,7 +2,8 @@
  *
  * One operation of math.md b and d is one fp32 operation, sums over K and V run in index order, exp
  * is dp_expf. The state is rounded to design->state after each token (o reads it before), o and the
- * gradients of inputs to design->out. Ranks do not matter: the state goes through all tokens.
+ * gradients of inputs to design->out. Ranks do not matter: the state goes through all tokens, but
+ * where the caller says what comes in its place.
  */
 #ifndef DP_RECURRENT_H
 #define DP_RECURRENT_H
@@ -15,11 +16,13 @@ extern "C" {
 /* What else a caller wants. States at tokens t[0 .. n): S before that token (math.md b), and dS,
  * the gradient of the state after token t - 1, both of its sequence; untouched where a sequence
  * starts (ends) there: [n][HV][K][V]. dg: gradient of the log decay [T][HV][Kg]. The caller
- * allocates them; dS and dg may be NULL. */
+ * allocates them; S, dS and dg may be NULL. S_in, dS_in: what goes on there in place of S and dS,
+ * where ranks hand them on; NULL: they do. */
 typedef struct {
     int n;
     const int64_t *t;
     double *S, *dS, *dg;
+    const double *S_in, *dS_in;
 } dp_recurrent_keep;
 
 /* out is allocated (dp_result_free). backward needs p->dout. keep may be NULL. Bits do not depend

@@ -14,6 +14,7 @@
 #include "machine.h"
 #include <cuda_runtime.h>
 #include <stdio.h>
+#include <vector>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -197,7 +198,15 @@ static void run_block(int n, bool reverse) {
         }
 }
 
+/* What a thread enqueues while it captures. */
+static thread_local std::vector<std::function<void()>> *captured;
+static bool captures(const std::function<void()> &work) {
+    if (captured) captured->push_back(work);
+    return captured != NULL;
+}
+
 void launch(dim3 grid, dim3 size, size_t bytes, const std::function<void()> &kernel) {
+    if (captures([=] { launch(grid, size, bytes, kernel); })) return;
     const char *order = getenv("DP_CPU_ORDER");
     bool reverse = order && !strcmp(order, "reverse");
     m.kernel = &kernel;
@@ -409,11 +418,13 @@ cudaError_t cudaMemcpy(void *d, const void *s, size_t n, cudaMemcpyKind) {
     memcpy(d, s, n);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind k, cudaStream_t) {
-    return cudaMemcpy(d, s, n, k);
+cudaError_t cudaMemcpyAsync(void *d, const void *s, size_t n, cudaMemcpyKind, cudaStream_t) {
+    if (!cpu::captures([=] { memcpy(d, s, n); })) memcpy(d, s, n);
+    return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h,
-                              cudaMemcpyKind, cudaStream_t) {
+                              cudaMemcpyKind k, cudaStream_t st) {
+    if (cpu::captures([=] { cudaMemcpy2DAsync(d, dp, s, sp, w, h, k, st); })) return cudaSuccess;
     for (size_t i = 0; i < h; i++)
         memcpy((char *)d + i * dp, (const char *)s + i * sp, w);
     return cudaSuccess;
@@ -422,7 +433,37 @@ cudaError_t cudaMemset(void *d, int v, size_t n) {
     memset(d, v, n);
     return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t) { return cudaMemset(d, v, n); }
+cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t) {
+    if (!cpu::captures([=] { memset(d, v, n); })) memset(d, v, n);
+    return cudaSuccess;
+}
+struct CUgraph_st {
+    std::vector<std::function<void()>> work;
+};
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+    cpu::captured = new std::vector<std::function<void()>>;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *g) {
+    *g = new CUgraph_st{std::move(*cpu::captured)};
+    delete cpu::captured;
+    cpu::captured = NULL;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus *st) {
+    *st = cpu::captured ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t) {
+    for (auto &work : ((cudaGraph_t)x)->work)
+        work();
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+cudaError_t cudaGraphDestroy(cudaGraph_t g) {
+    delete g;
+    return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int *d) {
     *d = 0;
     return cudaSuccess;

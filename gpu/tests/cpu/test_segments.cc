@@ -2,7 +2,7 @@
  * over all of its chunks, the same bits as uncut; its (M, H) from those of its segments, the states
  * that they start from, and the backward's composition and merge over parts are those of fp64
  * loops. Elements through windows are those of a gather by hand, forward after forward, whoever is
- * late.
+ * late, enqueued or replayed as graphs.
  *
  * Only the fast path cuts; but these kernels are shared by all paths (chain/), so a plan of the
  * simple path is cut by hand. */
@@ -326,18 +326,36 @@ struct Late {
     int rank, when;
 };
 
-/* One forward of a rank through its windows: are states and kept M those of `want`? */
+/* Enqueues what a forward does with its windows. */
+static dp_status enqueue(Member &m, dpg_comm *comm, const dpg_tensors &t, int sleeps) {
+    dp_status st = chain_compose(m.call(&t, &m.e));
+    if (st == DP_OK) st = comm->enter(comm, NULL, &m.e);
+    if (sleeps == 1) usleep(3000);
+    if (st == DP_OK) st = chain_merge(m.call(&t, &m.e));
+    return st == DP_OK ? window_keep(m.call(&t, &m.e)) : st;
+}
+
+/* The same in a graph. */
+static dp_status capture(Member &m, dpg_comm *comm, const dpg_tensors &t, cudaGraph_t *graph) {
+    cudaStreamBeginCapture(NULL, cudaStreamCaptureModeThreadLocal);
+    dp_status st = enqueue(m, comm, t, -1);
+    cudaStreamEndCapture(NULL, graph);
+    return st;
+}
+
+/* One forward of a rank through its windows, by a graph if there is one: are states and kept M
+ * those of `want`? */
 static dp_status forward_of(Member &m, dpg_comm *comm, const dpg_tensors &t, int f, int sleeps,
-                            const std::vector<float> &want) {
+                            cudaGraph_t graph, const std::vector<float> &want) {
     size_t states = (size_t)m.p.d.K * m.p.d.V * m.p.nseg,
            ms = (size_t)m.p.saved_ms * m.p.d.K * m.p.d.K;
     m.draw(f);
     if (sleeps == 0) usleep(3000);
-    dp_status st = chain_compose(m.call(&t, &m.e));
-    if (st == DP_OK) st = window_enter(&m.p, comm, &m.e);
-    if (sleeps == 1) usleep(3000);
-    if (st == DP_OK) st = chain_merge(m.call(&t, &m.e));
-    if (st == DP_OK) st = window_keep(m.call(&t, &m.e));
+    dp_status st = DP_OK;
+    if (graph)
+        cudaGraphLaunch((cudaGraphExec_t)graph, NULL);
+    else
+        st = enqueue(m, comm, t, sleeps);
     if (st == DP_OK && ms && memcmp(t.saved, want.data() + states, ms * 4))
         st = dpg_fail(&m.e, DP_EDEVICE, "forward %d: other M", f);
     if (st == DP_OK && memcmp(m.slot(B_SIN), want.data(), states * 4))
@@ -345,8 +363,9 @@ static dp_status forward_of(Member &m, dpg_comm *comm, const dpg_tensors &t, int
     return st;
 }
 
-/* 1: it failed, and has said why. */
-static int run_rank(int K, int V, int r, dpg_comm *comm, Late late,
+/* replays: the first and the last forward are enqueued, those between are one graph. 1: it failed,
+ * and has said why. */
+static int run_rank(int K, int V, int r, dpg_comm *comm, Late late, int replays,
                     const std::vector<std::vector<std::vector<float>>> &want) {
     Member m(K, V, r, NSEG[r]);
     dpg_tensors t = {};
@@ -354,8 +373,12 @@ static int run_rank(int K, int V, int r, dpg_comm *comm, Late late,
     t.saved = saved.data();
     dp_status st = dpg_plan_connect(&m.p, comm, &m.e);
     if (st == DP_OK && !m.p.window.mine) st = dpg_fail(&m.e, DP_EDEVICE, "no windows");
+    cudaGraph_t graph = NULL;
+    if (st == DP_OK && replays) st = capture(m, comm, t, &graph);
     for (int f = 0; f < FORWARDS && st == DP_OK; f++)
-        st = forward_of(m, comm, t, f, r == late.rank ? late.when : -1, want[f][r]);
+        st = forward_of(m, comm, t, f, r == late.rank ? late.when : -1,
+                        f && f < FORWARDS - 1 ? graph : NULL, want[f][r]);
+    if (graph) cudaGraphDestroy(graph);
     dp_err last = {DP_OK, ""};
     dp_status end = comm->wait(comm, NULL, &last);
     int failed = st != DP_OK || end != DP_OK;
@@ -369,7 +392,7 @@ static int run_rank(int K, int V, int r, dpg_comm *comm, Late late,
 
 /* States that ranks start from and M that they keep for the backward, forward after forward: those
  * of elements copied by hand, whoever is late. */
-static int test_windows(int K, int V, Late late) {
+static int test_windows(int K, int V, Late late, int replays) {
     std::vector<std::vector<std::vector<float>>> want;
     std::vector<std::thread> th;
     std::vector<dpg_comm> comm(RANKS);
@@ -380,7 +403,7 @@ static int test_windows(int K, int V, Late late) {
     const int devices[RANKS] = {0, 1, 2, 3};
     NEED(dpg_comm_devices(comm.data(), RANKS, devices, 5, &e));
     for (int r = 0; r < RANKS; r++)
-        th.emplace_back([&, r] { failed[r] = run_rank(K, V, r, &comm[r], late, want); });
+        th.emplace_back([&, r] { failed[r] = run_rank(K, V, r, &comm[r], late, replays, want); });
     for (auto &t : th)
         t.join();
     for (auto &c : comm)
@@ -388,9 +411,43 @@ static int test_windows(int K, int V, Late late) {
     int sum = 0;
     for (int f : failed)
         sum += f;
-    printf("windows, K %d V %d, rank %d slow %s: %d forwards, %d ranks failed\n", K, V, late.rank,
-           late.when ? "to read" : "to send", FORWARDS, sum);
+    printf("windows, K %d V %d, rank %d slow %s: %d forwards%s, %d ranks failed\n", K, V, late.rank,
+           late.when ? "to read" : "to send", FORWARDS, replays ? ", replayed" : "", sum);
     return sum;
+}
+
+/* Rank 1 never comes to its second replay: what the others are told. */
+static int test_dead_replay() {
+    std::vector<std::thread> th;
+    std::vector<dpg_comm> comm(RANKS);
+    const int devices[RANKS] = {0, 1, 2, 3}, dead = 1;
+    int unnamed = 0;
+    dp_err e = {DP_OK, ""};
+    NEED(dpg_comm_devices(comm.data(), RANKS, devices, 1, &e));
+    for (int r = 0; r < RANKS; r++)
+        th.emplace_back([&, r] {
+            Member m(64, 64, r, NSEG[r]);
+            dpg_tensors t = {};
+            std::vector<float> saved((size_t)m.p.saved_ms * 64 * 64 + 1);
+            cudaGraph_t graph;
+            t.saved = saved.data();
+            dp_status st = dpg_plan_connect(&m.p, &comm[r], &m.e);
+            m.draw(0);
+            if (st == DP_OK) st = capture(m, &comm[r], t, &graph);
+            for (int f = 0; f < (r == dead ? 1 : FORWARDS) && st == DP_OK; f++)
+                cudaGraphLaunch((cudaGraphExec_t)graph, NULL);
+            if (r == dead) usleep(2000000); /* a wait has the limit of a call */
+            if (st == DP_OK) st = comm[r].wait(&comm[r], NULL, &m.e);
+            printf("rank %d never comes to a replay: rank %d: %s\n", dead, r, m.e.msg);
+            unnamed += !strstr(m.e.msg, "rank 1 did not reach call of a graph 2 within 1.0 s");
+            free(m.p.window_memory);
+            free(m.p.window.peer);
+        });
+    for (auto &x : th)
+        x.join();
+    for (auto &c : comm)
+        c.destroy(&c);
+    return unnamed;
 }
 
 /* M or dM of rank 1 of 3 in [K][row], its 8 chunks (the last one ragged) as they are or cut. */
@@ -459,7 +516,9 @@ int main() {
                 {64, 64, 3, 3, 1}, {64, 128, 2, 2, 0}, {128, 64, 2, 2, 0}};
     for (auto &r : rank)
         failed |= !(elements(r.K, r.V, r.rank, r.pre, r.whole) < 5e-7);
-    for (int slow = 0; slow < RANKS; slow++)
-        failed |= test_windows(64, slow ? 64 : 128, {slow, slow % 2}) > 0;
+    for (int replays : {0, 1})
+        for (int slow = 0; slow < RANKS; slow++)
+            failed |= test_windows(64, slow ? 64 : 128, {slow, slow % 2}, replays) > 0;
+    failed |= test_dead_replay() > 0;
     return failed;
 }

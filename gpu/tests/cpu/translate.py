@@ -47,9 +47,9 @@ def launches(text: str) -> str:
         gt = text.index(">>>", lt)
         end = balanced(text, gt + 3)
         grid, block, shared = (split_arguments(text[lt + 3 : gt]) + ["0"])[:3]
-        call = f"({text[name:lt]}){text[gt + 3 : end]}"
+        call = f"cpu::kernel({text[name:lt]}){text[gt + 3 : end]}"
         out += text[at:name]
-        out += f"cpu::launch(dim3({grid}), dim3({block}), {shared}, [&] {{ {call}; }})"
+        out += f"cpu::launch(dim3({grid}), dim3({block}), {shared}, {call})"
         at = end
     return out + text[at:]
 

@@ -51,6 +51,17 @@ namespace cpu {
 extern thread_local uint3 thread, block;
 extern thread_local dim3 block_size, grid_size;
 void launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel);
+namespace {
+/* A kernel, to be given its arguments, which it keeps by value, as a launch does. A type of each
+ * file's own: two of them may call other arguments by one name. */
+template <class... P> struct Kernel {
+    void (*f)(P...);
+    std::function<void()> operator()(P... p) const {
+        return [f = f, p...] { f(p...); };
+    }
+};
+template <class... P> Kernel<P...> kernel(void (*f)(P...)) { return {f}; }
+} // namespace
 void *shared();
 void sync_block();
 int sync_block_or(int x);
@@ -62,6 +73,15 @@ int sync_block_or(int x);
 #define __syncthreads cpu::sync_block
 #define __syncthreads_or cpu::sync_block_or
 #define __threadfence_system __sync_synchronize
+static inline unsigned atomicInc(unsigned *x, unsigned last) {
+    unsigned was = *x; /* blocks of a launch come one after the other */
+    *x = was >= last ? 0 : was + 1;
+    return was;
+}
+static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned) {
+    *x = (cudaGraphExec_t)g;
+    return cudaSuccess;
+}
 #define cudaFuncSetAttribute(...) cudaSuccess
 template <class F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F) {
     a->ptxVersion = 90;

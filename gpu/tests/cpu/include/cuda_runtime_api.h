@@ -1,5 +1,5 @@
 /* gpu/tests/cpu/include - the part of the CUDA runtime that gpu/ uses, on the CPU: memory is host
- * memory, streams finish at once. */
+ * memory, streams finish at once, a graph is what its thread enqueued while it captured. */
 #ifndef CPU_CUDA_RUNTIME_API_H
 #define CPU_CUDA_RUNTIME_API_H
 #include <stddef.h>
@@ -13,6 +13,10 @@ typedef enum {
 } cudaError_t;
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+typedef enum { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive } cudaStreamCaptureStatus;
+typedef enum { cudaStreamCaptureModeThreadLocal = 1 } cudaStreamCaptureMode;
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
@@ -77,6 +81,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned f);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned f);
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s);
 cudaError_t cudaEventDestroy(cudaEvent_t e);
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode m);
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g);
+cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *st);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
+cudaError_t cudaGraphDestroy(cudaGraph_t g);
 #ifdef __cplusplus
 }
 #endif
