@@ -33,7 +33,7 @@ template <int K> struct Operands {
     /* until the decayed rows are made */
     __device__ __forceinline__ Anchors<K, 8> &anchors() { return *(Anchors<K, 8> *)far_k; }
 };
-/* AFTER the products: Solve, or Bare. */
+/* AFTER the products: Solve, or Inverse in a bare plan. */
 template <int K, class AFTER> struct ChunkSmem {
     bf16 ka[C * K];
     union {
@@ -558,8 +558,8 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
               const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
-    ChunkSmem<K, Bare> &sm = *(ChunkSmem<K, Bare> *)raw;
-    Bare &after = sm.x.s;
+    ChunkSmem<K, Inverse> &sm = *(ChunkSmem<K, Inverse> *)raw;
+    Inverse &after = sm.x.s;
     const Dims d = known<true>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
     int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
@@ -584,7 +584,6 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
         if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
         emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
                      [&](int, int, float &, float &) {});
-        if (o.odd) look_at_v(after, d, t, p, warp % 4, lane);
         drain_wait(lane);
         meet_as_well();
     } else {
@@ -594,7 +593,6 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     }
     __syncthreads();
     round_T(after, NULL, warp, lane);
-    if (o.odd) leave_odd(after, o.odd, p.tile, sm.own, 0.f, warp, lane);
     send_TB(after, o.TB, p, warp, lane);
 }
 
@@ -636,7 +634,7 @@ template <int K, int V> struct Chunks {
 template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
         auto kernel = k_decayed<K>;
-        int bytes = (int)sizeof(ChunkSmem<K, Bare>);
+        int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_decayed");

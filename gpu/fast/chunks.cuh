@@ -46,10 +46,6 @@ struct Inverse {
     bf16 TB[C * C]; /* T B, ROWS; before: Aqk on its way out */
     float beta[C];
 };
-/* Of a bare plan; odd_v, where it is asked for: is something of v not finite. */
-struct Bare : Inverse {
-    int odd_v[4];
-};
 template <int K, int V> struct Solve : Inverse {
     static const bool MAKES_W = true;
     bf16 v[C * V]; /* ROWS */
@@ -306,42 +302,6 @@ struct Odd {
         if (lane == 0) odd[tile * ODDS + (m ? ODD_U : ODD_W)] = any;
     }
 };
-
-/* Is a word's lower or upper bf16 not finite: the upper bit of that half. */
-__device__ __forceinline__ uint32_t odd_halves(uint32_t x) {
-    return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
-}
-/* Whether something of a warp's rows of v, every fourth eight of a bare plan's tile, is not finite:
- * by the warps of m = 1, while the others invert. */
-__device__ __forceinline__ void look_at_v(Bare &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, int part, int lane) {
-    const bf16 *v = (const bf16 *)t.v + row_at(p.c.t0, d.HV, p.hv, 0, 0) * d.V;
-    int pieces = d.V / 8, step = 32 / pieces, piece = lane % pieces;
-    uint32_t odd = 0;
-    for (int row0 = part * 8; row0 < p.rows; row0 += 32)
-#pragma unroll 4
-        for (int i = 0; i < 8; i += step) {
-            int row = min(row0 + i + lane / pieces, p.rows - 1);
-            uint4 x = *(const uint4 *)(v + row_in(d.HV, row, 0) * d.V + piece * 8);
-            odd |= odd_halves(x.x) | odd_halves(x.y) | odd_halves(x.z) | odd_halves(x.w);
-        }
-    int any = __any_sync(~0u, odd != 0);
-    if (lane == 0) sm.odd_v[part] = any;
-}
-/* The words of a bare plan's tile, behind round_T: the last row of T B has what is not finite of
- * any key or beta, and of a gate a channel, since 0 times that is not zero; own: q k' of all rows;
- * gate: of one gate a head, its sum. */
-__device__ __forceinline__ void leave_odd(const Bare &sm, int *odd, int64_t tile, const float *own,
-                                          float gate, int warp, int lane) {
-    if (warp < CHUNK_THREADS / 32 - 1) return; /* another warp rounded that row */
-    __syncwarp();
-    uint32_t last = *(const uint32_t *)(sm.TB + rows_at(C - 1, lane / 4) + lane % 4 * 2);
-    float sum = fmaf(own[lane], 0.f, fmaf(own[lane + 32], 0.f, gate * 0.f));
-    int w = __any_sync(~0u, odd_halves(last) != 0), u = __any_sync(~0u, sum != 0.f);
-    if (lane) return;
-    odd[tile * ODDS + ODD_W] = w;
-    odd[tile * ODDS + ODD_U] = u | sm.odd_v[0] | sm.odd_v[1] | sm.odd_v[2] | sm.odd_v[3];
-}
 
 /* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
  * <= I. between(J, acc): what happens to the sum of blocks I .. J + 1 before block J is added. */

@@ -10,9 +10,8 @@
  * through: M = 0, H is what it is, and they are not read. Unless something in them is not finite,
  * which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are taken.
  *
- * A bare plan (bare.cuh) has no w and u: Kgam and v come in their place, and become w = T B Kgam and
- * u = T B V, rounded, where they lie. With one gate a head it has no Kgam and kg either: rows of k as
- * given come, and become both.
+ * A bare plan with one gate a head (bare.cuh) has no w, u and kg: rows of k and v come as they were
+ * given, k becomes Kgam and kg, and w = T B Kgam and u = T B V, rounded, take the places of both.
  *
  * One block of K / 64 warpgroups a segment and head; a warpgroup has 64 rows of P, which stay in
  * registers, and of H, which stay in shared memory as they stand in registers. Rows of P and X are
@@ -27,7 +26,7 @@
  * Phases of a chunk, and what shared memory holds:
  *
  *   look    every LOOK chunks: is anything left of P       H
- *   keys    (bare, one gate) of_k o K, to_end o K          k; Kgam for k, kg
+ *   keys    (bare) of_k o K, to_end o K                    k; Kgam for k, kg
  *   w, u    (bare) T B Kgam, T B V, 64 columns at a time   T B; w for Kgam, u for v
  *   X       P kg' in three pieces                          kg of the stage
  *   load    warp 0: the chunk STAGES - 1 on                the stage of the chunk before
@@ -44,12 +43,8 @@ namespace {
 #define STAGES 3
 #define LOOK 4
 
-/* What a plan's chunks leave: w, kg, u; Kgam, kg, T B (bare, a gate a channel); T B and factors of
- * rows (bare, one gate a head). */
-enum Form { MADE, DECAYED, GIVEN };
-
 struct PreArgs {
-    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, v as it was given; GIVEN: k as given, NULL, v */
+    const bf16 *w, *kg, *u; /* of a bare plan: k, NULL, v, as they were given */
     const bf16 *TB;         /* of a bare plan */
     const BareFactors *factors;
     const float *eC, *s0;
@@ -61,18 +56,17 @@ struct PreArgs {
                        * in which a sequence starts */
 };
 
-/* What comes of a bare plan alone: T B of a chunk and the one behind, factors. */
-template <Form FORM> struct Extra { bf16 TB[2][C * C]; };
-template <> struct Extra<MADE> {};
-template <> struct Extra<GIVEN> {
+/* What comes of a bare plan alone: T B of a chunk and of the one behind, factors. */
+template <bool BARE> struct Extra {};
+template <> struct Extra<true> {
     bf16 TB[2][C * C];
     StateFactors factors[STAGES];
 };
-template <int K, int V, Form FORM> struct PreSmem {
-    static const int DECAYS = FORM == GIVEN ? 2 : STAGES; /* made, or they come */
-    bf16 w[STAGES][C * K], kg[STAGES][C * K]; /* 1,024-byte aligned, as the swizzle wants */
-    bf16 u[STAGES][C * V];                    /* SLICES; of a bare plan ROWS */
-    Extra<FORM> bare;
+template <int K, int V, bool BARE> struct PreSmem {
+    static const int DECAYS = BARE ? 2 : STAGES; /* made, or they come */
+    bf16 w[STAGES][C * K], kg[STAGES][C * K];    /* 1,024-byte aligned, as the swizzle wants */
+    bf16 u[STAGES][C * V];                       /* SLICES; of a bare plan ROWS */
+    Extra<BARE> bare;
     float4 H[V / 8][2 * K]; /* a thread's own words: n-tile n of its fragments at [n][thread] */
     float eC[DECAYS][K];    /* of chunk i at [i % DECAYS] */
     uint64_t full[STAGES], empty[STAGES];
@@ -302,40 +296,37 @@ template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
 
 /* Warps that load a chunk: the first one tiles, of a bare plan all of them rows as they were given.
  */
-#define LOADERS(FORM) ((FORM) == MADE ? 1 : 4)
+#define LOADERS(BARE) ((BARE) ? 4 : 1)
 /* Tiles of chunk i of a segment from its end. */
-template <int K, int V, Form FORM>
-__device__ __forceinline__ void load_tiles(PreSmem<K, V, FORM> &sm, const PreArgs &a, int64_t tile,
+template <int K, int V, bool BARE>
+__device__ __forceinline__ void load_tiles(PreSmem<K, V, BARE> &sm, const PreArgs &a, int64_t tile,
                                            int i, uint64_t *full, int lane) {
-    const int KEYS = C * K * 2, ENDS = K * 4, SQUARE = C * C * 2, FACTORS = sizeof(StateFactors),
-              OTHER = FORM == MADE ? C * V * 2 : SQUARE;
+    const int KEYS = C * K * 2, VALUES = C * V * 2, ENDS = K * 4, SQUARE = C * C * 2,
+              FACTORS = sizeof(StateFactors);
     int to = i % STAGES;
-    fill_begin(full, OTHER + (FORM == GIVEN ? FACTORS : 2 * KEYS + ENDS), lane);
-    if constexpr (FORM == GIVEN) {
+    fill_begin(full, BARE ? SQUARE + FACTORS : 2 * KEYS + VALUES + ENDS, lane);
+    if constexpr (BARE) {
         fill(&sm.bare.factors[to], &a.factors[tile].state, FACTORS, full, lane);
+        fill(sm.bare.TB[i % 2], a.TB + tile * C * C, SQUARE, full, lane);
     } else {
         fill(sm.kg[to], a.kg + tile * C * K, KEYS, full, lane);
+        fill(sm.u[to], a.u + tile * C * V, VALUES, full, lane);
         fill(sm.w[to], a.w + tile * C * K, KEYS, full, lane);
         fill(sm.eC[to], a.eC + tile * K, ENDS, full, lane);
     }
-    if constexpr (FORM == MADE)
-        fill(sm.u[to], a.u + tile * C * V, OTHER, full, lane);
-    else
-        fill(sm.bare.TB[i % 2], a.TB + tile * C * C, OTHER, full, lane);
 }
 /* All of it by the first warps. */
-template <int K, int V, Form FORM>
-__device__ __forceinline__ void load_chunk(PreSmem<K, V, FORM> &sm, const Dims &d, const PreArgs &a,
+template <int K, int V, bool BARE>
+__device__ __forceinline__ void load_chunk(PreSmem<K, V, BARE> &sm, const Dims &d, const PreArgs &a,
                                            const Seq &seq, int hv, int i, int warp, int lane) {
     int to = i % STAGES, chunk = seq.c1 - 1 - i, h = hv / d.G;
     uint64_t *full = &sm.full[to];
     if (i >= STAGES) bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
     if (warp == 0) load_tiles(sm, a, (int64_t)chunk * d.HV + hv, i, full, lane);
-    if (FORM == MADE) return fill_end(full, lane);
+    if (!BARE) return fill_end(full, lane);
     Chunk c = d.chunk[chunk];
     fill_rows<V>(sm.u[to], a.u + (c.t0 * d.HV + hv) * V, d.HV * V, c.len, warp, lane);
-    if (FORM == GIVEN)
-        fill_rows<K>(sm.w[to], a.w + (c.t0 * d.H + h) * K, d.H * K, c.len, warp, lane);
+    fill_rows<K>(sm.w[to], a.w + (c.t0 * d.H + h) * K, d.H * K, c.len, warp, lane);
     fill16_end(full, lane);
 }
 
@@ -358,10 +349,10 @@ __device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words,
     return __syncthreads_or(any);
 }
 
-template <int K, int V, Form FORM>
+template <int K, int V, bool BARE>
 __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
-    PreSmem<K, V, FORM> &sm = *(PreSmem<K, V, FORM> *)raw;
+    PreSmem<K, V, BARE> &sm = *(PreSmem<K, V, BARE> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
     if (seq.ends) return; /* nobody asks */
@@ -369,10 +360,10 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     float4 *H = &sm.H[0][threadIdx.x];
     float P[K / 8][4];
     int n = seq.c1 - seq.c0, i = 0;
-    bool looks = true, loads = warp < LOADERS(FORM);
+    bool looks = true, loads = warp < LOADERS(BARE);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            bar_init(&sm.full[i], FORM == MADE ? FULL_COUNT : FULL_COUNT_16(LOADERS(FORM)));
+            bar_init(&sm.full[i], BARE ? FULL_COUNT_16(LOADERS(BARE)) : FULL_COUNT);
             bar_init(&sm.empty[i], EMPTY_COUNT(K / 16));
         }
         bar_init_end();
@@ -392,16 +383,17 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
             looks = false;
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
-        if constexpr (FORM == GIVEN) decay_keys<K>(sm.w[at], sm.kg[at], eC, sm.bare.factors[at]);
-        if constexpr (FORM != MADE)
+        if constexpr (BARE) {
+            decay_keys<K>(sm.w[at], sm.kg[at], eC, sm.bare.factors[at]);
             make_factors<K, V>(sm.w[at], sm.u[at], sm.bare.TB[i % 2], warp, lane);
+        }
         step_p<K>(P, sm.kg[at], sm.w[at], eC, lane, [&](const uint32_t xa[4][3][4]) {
             /* here the other warpgroup is likely to be done with the chunk before, whose stage
              * this takes */
             if (loads && i + STAGES - 1 < n)
                 load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
             __syncwarp();
-            add_to_h<V, FORM != MADE>(H, 2 * K, xa, sm.u[at]);
+            add_to_h<V, BARE>(H, 2 * K, xa, sm.u[at]);
         });
         __syncwarp();
         bar_arrive_warp(&sm.empty[at], lane);
@@ -519,12 +511,11 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
 
 template <int K, int V> struct Pre {
     static dp_status run(const Call &c, PreArgs a, int nseg) {
-        if (!c.p->bare) return launch<MADE>(c, a, nseg);
-        return c.p->d.Kg == 1 ? launch<GIVEN>(c, a, nseg) : launch<DECAYED>(c, a, nseg);
+        return c.p->bare ? launch<true>(c, a, nseg) : launch<false>(c, a, nseg);
     }
-    template <Form FORM> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
-        auto kernel = k_pre<K, V, FORM>;
-        int bytes = (int)sizeof(PreSmem<K, V, FORM>);
+    template <bool BARE> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
+        auto kernel = k_pre<K, V, BARE>;
+        int bytes = (int)sizeof(PreSmem<K, V, BARE>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_pre");
@@ -532,8 +523,7 @@ template <int K, int V> struct Pre {
     }
 };
 
-static_assert(sizeof(PreSmem<128, 128, DECAYED>) <= 227 * 1024, "a block on 9.0");
-static_assert(sizeof(PreSmem<128, 128, GIVEN>) <= 227 * 1024, "a block on 9.0");
+static_assert(sizeof(PreSmem<128, 128, true>) <= 227 * 1024, "a block on 9.0");
 
 template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
     const dpg_plan *p = c.p;
@@ -549,7 +539,7 @@ template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
 /* Code for 9.0a must be there, which a driver does not make of PTX for older devices. */
 int fast_augments(const Device *dev) {
     cudaFuncAttributes a;
-    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64, MADE>) == cudaSuccess &&
+    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64, false>) == cudaSuccess &&
            a.ptxVersion >= 90;
 }
 
@@ -561,7 +551,7 @@ dp_status fast_pre(const Call &c) {
     const dpg_plan *p = c.p;
     FAULT_TO_DEVICE(c.e, c.s);
     PreArgs a = {};
-    a.w = !p->bare ? at<bf16>(c, B_W) : p->d.Kg == 1 ? (const bf16 *)c.t->k : at<bf16>(c, B_KGAM);
+    a.w = p->bare ? (const bf16 *)c.t->k : at<bf16>(c, B_W);
     a.kg = at<bf16>(c, B_KG);
     a.u = p->bare ? (const bf16 *)c.t->v : at<bf16>(c, B_U);
     a.TB = at<bf16>(c, B_TB);

@@ -207,7 +207,7 @@ template <int K, int V> struct GatedPass {
     static dp_status run(const Call &c, GatedArgs a) {
         auto kernel = k_scan_gated<K, V>;
         int bytes = ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>), sizeof(GatedStage<K>));
-        unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
+        unsigned blocks = (unsigned)c.p->d.nseq * c.p->d.HV * (V / BLOCK_V);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_gated");
@@ -221,7 +221,6 @@ dp_status fast_state_gated(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     GatedArgs a = {};
     a.a.given = c.t->s0;
-    a.a.merged = at<float>(c, B_SIN);
     a.a.o = c.t->o;
     a.a.end = c.t->final_state;
     a.a.kg = at<bf16>(c, B_KG);
