@@ -429,8 +429,7 @@ static void forgets() {
         }
         moved(c.name, outputs(c, x, over(1)), outputs(c, x, over(3)));
         for (const char *name : {"v", "g", "s0"})
-            if (!gdn || is_one_of(name, {"g"}))
-                spreads(c, x, over(3), name, 3, {"o", "final_state"});
+            spreads(c, x, over(3), name, 3, {"o", "final_state"});
         for (const char *name : {"q", "do", "dfinal_state"})
             if (!gdn || is_one_of(name, {"do"}))
                 spreads(c, x, over(3), name, x[name].size() - 3,

@@ -402,10 +402,15 @@ DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
 DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 \"$(dirname '%s')/test_fast_bwd\" forgets",
-             program());
-    const int rc = gt_run(cmd, out, sizeof out);
-    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+    /* on one multiprocessor also of bare plans (gpu/fast/bare.cuh) */
+    for (int sms = 1; sms <= 132; sms += 131) {
+        snprintf(cmd, sizeof cmd,
+                 "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d \"$(dirname '%s')/test_fast_bwd\" "
+                 "forgets",
+                 sms, program());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(!rc && strstr(out, ", 0 failed"), "%d multiprocessors: %d: %s", sms, rc, out);
+    }
 }
 
 /* Sequences of a batch that are cut in segments: each as it is alone, and what is judged. */
