@@ -231,15 +231,6 @@ __device__ __forceinline__ void add_initial(float4 *H, int pitch, const float *r
 
 /* ---- w and u of a bare plan ------------------------------------------------------------------ */
 
-/* All threads of a warpgroup. In plain builds all of a block: racecheck takes no barrier of a part
- * of one for a barrier. */
-__device__ __forceinline__ void meet_warpgroup(int which) {
-#ifdef DPG_PLAIN_LOADS
-    __syncthreads();
-#else
-    sync_part(1 + which, 128);
-#endif
-}
 /* Kgam in place of k, and kg, each a piece of 16 bytes a thread at once; eC in all channels. */
 template <int K>
 __device__ __forceinline__ void decay_keys(bf16 *k, bf16 *kg, float *eC, const StateFactors &f) {
@@ -272,7 +263,7 @@ __device__ __forceinline__ void make_factors(bf16 *w, bf16 *u, const bf16 *TB, i
         bf16 *tile = g < OF_W ? w : u;
         float acc[8][4] = {};
         if (g < ALL) times_TB(acc, TB, tile, group, warp % 4, lane, [](int, float(*)[4]) {});
-        meet_warpgroup(warp / 4);
+        meet_part(1 + warp / 4, 128);
         if (g >= ALL || (FAULT(PRE_KGAM) && g < OF_W)) continue;
         Walk<> to = walk_across(tile + group * C * 64, warp % 4 * 16, lane);
 #pragma unroll
