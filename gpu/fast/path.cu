@@ -1,5 +1,6 @@
 /* gpu/fast/path.cu - the fast path: tensor cores, bf16 storage; what it takes, and its steps. */
 #include "fast/fast.cuh"
+#include "plan/cost.cuh"
 #include "plan/paths.cuh"
 
 static int takes_width(int n) { return n == 64 || n == 128; }
@@ -17,11 +18,6 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
     return NULL;
 }
 
-/* Blocks of 64 columns from which on a bare plan is the faster one (132 multiprocessors, T 8,192,
- * K = V = 128, ms: one gate a head 0.26 against 0.33 with 48, 0.23 against 0.19 with 32; a gate a
- * channel 0.30 against 0.36, 0.26 against 0.21). */
-#define BARE_BLOCKS 44
-
 int fast_may_be_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int o_alone = !pl->opt.keep && !saves_all(pl);
@@ -35,7 +31,7 @@ int fast_is_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (d.V / 64);
     return !pl->is_bwd && (pl->nseg == 1 || d.Kg == 1) && fast_may_be_bare(pl) &&
-           blocks >= BARE_BLOCKS * pl->device.sms / 132;
+           fills_bare(blocks, pl->device.sms);
 }
 
 static dp_status chunks(const Call &c) {

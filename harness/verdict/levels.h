@@ -22,7 +22,7 @@
  *          how
  *          well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
  *
- *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2
+ *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2, d0 = 0 where w = 0
  *
  *   limit  factor max(largest |d_k| / E from the other draws, sqrt F(p; nu, D nu + d0)),
  *          p = DP_ALARM / units
