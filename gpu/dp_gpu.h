@@ -85,8 +85,10 @@ typedef enum {
     /* between forward and backward only dpg_tensors.saved stays; the backward recomputes the rest
      */
     DPG_SAVE_STATE,
-    /* the workspace stays too, and the backward begins at the gradients of states: the same bits,
-     * nothing recomputed. Forward and backward on the same path. Fast: 121 KB stay for a chunk and
+    /* the workspace stays too, and the backward begins at the gradients of states: nothing
+     * recomputed, the same bits, but where a forward in segments or on ranks that saves states
+     * alone makes no w and u (fast/bare.cuh) and rounds the states that parts start from elsewhere.
+     * Forward and backward on the same path. Fast: 121 KB stay for a chunk and
      * value head at K = V = 128 (dpg_kept_bytes: 1.01 GB at T 8,192 HV 64), in the workspace that
      * DPG_SAVE_STATE needs as well, but lets go of in between; the forward takes 15 to 20% longer,
      * forward and backward together 15 to 20% less. The backward refuses a workspace in which this

@@ -14,8 +14,8 @@
  *   X = T B (V - of_k o K S)    S <- eC S + K' (to_end o X)    o = of_q o Q S + Aqk X
  *
  * w and u are those of math.md e.2, multiplied by S before they are added up: w S = T B (of_k o K
- * S), u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), plans of one gate a
- * head are bare, too: pre.cu makes w and u of the chunks that something comes through. */
+ * S), u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu multiplies
+ * by T B, too, and looks, or has spoil.cu look, at what is not finite of v. */
 #ifndef DPG_BARE_CUH
 #define DPG_BARE_CUH
 #include "plan/paths.cuh"

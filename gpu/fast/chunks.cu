@@ -513,7 +513,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     ChunkSmem<K, Solve<K, V>> &sm = *(ChunkSmem<K, Solve<K, V>> *)raw;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    unsigned chunk = chunk_of_block();
+    unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
     Betas betas;
@@ -563,7 +563,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     const Dims d = known<true>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
     int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
-    unsigned chunk = chunk_of_block();
+    unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
     copy_rows<K>(sm, d, t, p, warp * 8, lane);
@@ -593,6 +593,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     }
     __syncthreads();
     round_T(after, NULL, warp, lane);
+    if (o.odd) leave_odd(after, o.odd, p.tile, sm.own, 0.f, warp, lane);
     send_TB(after, o.TB, p, warp, lane);
 }
 

@@ -19,8 +19,10 @@ static inline dim3 chunk_grid(const dpg_plan *p) {
     int high = std::min(p->d.NT, GRID_HEIGHT);
     return dim3((unsigned)p->d.HV, (unsigned)high, (unsigned)((p->d.NT + high - 1) / high));
 }
-__device__ __forceinline__ unsigned chunk_of_block() {
-    return blockIdx.z * GRID_HEIGHT + blockIdx.y;
+/* From the last one on, since states begin with the first, which is in the cache then; NT or more:
+ * none. */
+__device__ __forceinline__ unsigned chunk_of_block(const Dims &d) {
+    return d.NT - 1 - (blockIdx.z * GRID_HEIGHT + blockIdx.y);
 }
 
 /* Words of a tile in B_ODD: is something not finite. */
@@ -303,6 +305,25 @@ struct Odd {
         if (lane == 0) odd[tile * ODDS + (m ? ODD_U : ODD_W)] = any;
     }
 };
+
+/* Is a word's lower or upper bf16 not finite: the upper bit of that half. */
+__device__ __forceinline__ uint32_t odd_halves(uint32_t x) {
+    return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
+}
+/* The words of a bare plan's tile, behind round_T: the last row of T B has what is not finite of
+ * any key or beta, and of a gate a channel, since 0 times that is not zero; own: q k' of all rows;
+ * gate: of one gate a head, its sum. Of v nothing was read: bare.cuh says who looks at it. */
+__device__ __forceinline__ void leave_odd(const Inverse &sm, int *odd, int64_t tile,
+                                          const float *own, float gate, int warp, int lane) {
+    if (warp < CHUNK_THREADS / 32 - 1) return; /* another warp rounded that row */
+    __syncwarp();
+    uint32_t last = *(const uint32_t *)(sm.TB + rows_at(C - 1, lane / 4) + lane % 4 * 2);
+    float sum = fmaf(own[lane], 0.f, fmaf(own[lane + 32], 0.f, gate * 0.f));
+    int w = __any_sync(~0u, odd_halves(last) != 0), u = __any_sync(~0u, sum != 0.f);
+    if (lane) return;
+    odd[tile * ODDS + ODD_W] = w;
+    odd[tile * ODDS + ODD_U] = u;
+}
 
 /* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
  * <= I. between(J, acc): what happens to the sum of blocks I .. J + 1 before block J is added. */

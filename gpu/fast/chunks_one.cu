@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     Solve<K, V> &after = sm.x.after.s;
     const Dims d = known<PLAIN>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    unsigned chunk = chunk_of_block();
+    unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
     Betas betas;
@@ -258,16 +258,12 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
 
 /* ---- T B and Aqk alone ----------------------------------------------------------------------- */
 
-/* odd_v, where it is asked for: is something of v not finite. */
-struct Marked : Inverse {
-    int odd_v[4];
-};
 template <int K> struct TriangleSmem {
     union {
         struct {
             bf16 k[C * K], q[C * K]; /* ROWS, as given */
         } first;
-        Marked after;
+        Inverse after;
     } x;
     RowScalars rows;
 };
@@ -282,44 +278,6 @@ __device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars 
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
-/* ---- what is not finite, where (M, H) may leave chunks out ----------------------------------- */
-
-/* Is a word's lower or upper bf16 not finite: the upper bit of that half. */
-__device__ __forceinline__ uint32_t odd_halves(uint32_t x) {
-    return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
-}
-/* Whether something of a warp's rows of v, every fourth eight of a bare plan's tile, is not finite:
- * by the warps of m = 1, while the others invert. */
-__device__ __forceinline__ void look_at_v(Marked &sm, const Dims &d, const dpg_tensors &t,
-                                          const Place &p, int part, int lane) {
-    const bf16 *v = (const bf16 *)t.v + row_at(p.c.t0, d.HV, p.hv, 0, 0) * d.V;
-    int pieces = d.V / 8, step = 32 / pieces, piece = lane % pieces;
-    uint32_t odd = 0;
-    for (int row0 = part * 8; row0 < p.rows; row0 += 32)
-#pragma unroll 4
-        for (int i = 0; i < 8; i += step) {
-            int row = min(row0 + i + lane / pieces, p.rows - 1);
-            uint4 x = *(const uint4 *)(v + row_in(d.HV, row, 0) * d.V + piece * 8);
-            odd |= odd_halves(x.x) | odd_halves(x.y) | odd_halves(x.z) | odd_halves(x.w);
-        }
-    int any = __any_sync(~0u, odd != 0);
-    if (lane == 0) sm.odd_v[part] = any;
-}
-/* The words of a bare plan's tile, behind round_T: the last row of T B has what is not finite of
- * any key or beta, since 0 times that is not zero; q k' of all rows; the sum of the gates; v. */
-__device__ __forceinline__ void leave_odd(const Marked &sm, int *odd, int64_t tile,
-                                          const RowScalars &rows, int warp, int lane) {
-    if (warp < CHUNK_THREADS / 32 - 1) return; /* another warp rounded that row */
-    __syncwarp();
-    uint32_t last = *(const uint32_t *)(sm.TB + rows_at(C - 1, lane / 4) + lane % 4 * 2);
-    float all = rows.gam[C - 1];
-    float sum = fmaf(rows.own[lane], 0.f, fmaf(rows.own[lane + 32], 0.f, all * 0.f));
-    int w = __any_sync(~0u, odd_halves(last) != 0), u = __any_sync(~0u, sum != 0.f);
-    if (lane) return;
-    odd[tile * ODDS + ODD_W] = w;
-    odd[tile * ODDS + ODD_U] = u | sm.odd_v[0] | sm.odd_v[1] | sm.odd_v[2] | sm.odd_v[3];
-}
-
 /* A chunk of a bare plan (fast/state_bare.cu). The same phases up to T; nothing of v. */
 template <int K>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
@@ -327,10 +285,10 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
                 const BareOut o) {
     extern __shared__ __align__(128) char raw[];
     TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
-    Marked &after = sm.x.after;
+    Inverse &after = sm.x.after;
     const Dims d = known<true>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
-    unsigned chunk = chunk_of_block();
+    unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
     copy_rows<K>(sm.x.first.k, sm.x.first.q, d, t, p, warp * 8, lane);
@@ -361,7 +319,6 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
         emit_queries(
             after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
             [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
-        if (o.odd) look_at_v(after, d, t, p, warp % 4, lane);
         drain_wait(lane);
         meet_as_well();
     } else {
@@ -373,7 +330,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     }
     __syncthreads();
     round_T(after, NULL, warp, lane);
-    if (o.odd) leave_odd(after, o.odd, p.tile, sm.rows, warp, lane);
+    if (o.odd) leave_odd(after, o.odd, p.tile, sm.rows.own, sm.rows.gam[C - 1], warp, lane);
     send_TB(after, o.TB, p, warp, lane);
 }
 

@@ -15,6 +15,8 @@ dp_status fast_state(const Call &c);
 dp_status fast_state_bare(const Call &c);
 /* state_gated.cu */
 dp_status fast_state_gated(const Call &c);
+/* spoil.cu; behind either of both, where B_SPOILT is */
+dp_status fast_spoil(const Call &c);
 dp_status fast_pre_states(const Call &c); /* H of a whole sub-sequence, where pre.cu cannot */
 /* columns.cu */
 dp_status fast_columns(const Call &c);

@@ -21,17 +21,15 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 int fast_may_be_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int o_alone = !pl->opt.keep && !saves_all(pl);
-    /* else factors are made, of w, or pre.cu has no rows without w of a gate a channel */
-    int elements = d.Kg == 1 && pl->opt.chain_how == DPG_CHAIN_AUGMENTED;
     return pl->opt.path == DPG_PATH_FAST && is_plain(d) && o_alone && fast_augments(&pl->device) &&
-           !pl->owned && !pl->by_part && (pl->N == 1 || elements);
+           !pl->owned && !pl->by_part &&
+           (pl->N == 1 || pl->opt.chain_how == DPG_CHAIN_AUGMENTED); /* factors need w */
 }
 
 int fast_is_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (d.V / 64);
-    return !pl->is_bwd && (pl->nseg == 1 || d.Kg == 1) && fast_may_be_bare(pl) &&
-           fills_bare(blocks, pl->device.sms);
+    return !pl->is_bwd && fast_may_be_bare(pl) && fills_bare(blocks, pl->device.sms);
 }
 
 static dp_status chunks(const Call &c) {
@@ -43,7 +41,8 @@ static dp_status grad(const Call &c) {
 
 static dp_status state(const Call &c) {
     if (!c.p->bare) return fast_state(c);
-    return c.p->d.Kg == 1 ? fast_state_bare(c) : fast_state_gated(c);
+    dp_status st = c.p->d.Kg == 1 ? fast_state_bare(c) : fast_state_gated(c);
+    return st || !at<int>(c, B_SPOILT) ? st : fast_spoil(c);
 }
 
 extern const Path fast_path = {"fast",          chunks,       fast_pre,     state,          chunks,

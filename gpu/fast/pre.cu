@@ -10,8 +10,8 @@
  * through: M = 0, H is what it is, and they are not read. Unless something in them is not finite,
  * which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are taken.
  *
- * A bare plan with one gate a head (bare.cuh) has no w, u and kg: rows of k and v come as they were
- * given, k becomes Kgam and kg, and w = T B Kgam and u = T B V, rounded, take the places of both.
+ * A bare plan (bare.cuh) has no w and u: X is multiplied by T B, and Kgam and v take their places.
+ * With one gate a head it has no Kgam and kg either: rows of k as given come, and become both.
  *
  * One block of K / 64 warpgroups a segment and head; a warpgroup has 64 rows of P, which stay in
  * registers, and of H, which stay in shared memory as they stand in registers. Rows of P and X are
@@ -26,12 +26,16 @@
  * Phases of a chunk, and what shared memory holds:
  *
  *   look    every LOOK chunks: is anything left of P       H
- *   keys    (bare) of_k o K, to_end o K                    k; Kgam for k, kg
- *   w, u    (bare) T B Kgam, T B V, 64 columns at a time   T B; w for Kgam, u for v
+ *   keys    (bare, one gate) of_k o K, to_end o K          k; Kgam for k, kg
  *   X       P kg' in three pieces                          kg of the stage
- *   load    warp 0: the chunk STAGES - 1 on                the stage of the chunk before
+ *   T       (bare) X T B in three pieces, in place of X    T B
+ *   load    first warps: the chunk STAGES - 1 on           the stage of the chunk before
  *   H       H + X u, 64 columns at a time                  u; H read and written again
- *   P       P o eC - X w                                   w eC */
+ *   P       P o eC - X w                                   w eC
+ *
+ * Of v a bare plan's chunks marked nothing, since they do not read it. On one rank what is not
+ * finite in chunks that are left out comes to later segments behind the pass (spoil.cu); on several
+ * the message must hold it, and their rows of v are looked at here, once. */
 #include "fast/bare.cuh"
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
@@ -43,30 +47,37 @@ namespace {
 #define STAGES 3
 #define LOOK 4
 
+/* What a plan's chunks leave: w, kg, u; Kgam, kg, T B (bare, a gate a channel); T B and factors of
+ * rows (bare, one gate a head). */
+enum Form { MADE, DECAYED, GIVEN };
+
 struct PreArgs {
-    const bf16 *w, *kg, *u; /* of a bare plan: k, NULL, v, as they were given */
+    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, v as it was given; GIVEN: k as given, NULL, v */
     const bf16 *TB;         /* of a bare plan */
     const BareFactors *factors;
     const float *eC, *s0;
     const int *odd;
     int *reach; /* of segments; or NULL */
+    bool looks; /* at rows of v that are left out (bare plans): is something not finite */
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
                        * in which a sequence starts */
 };
 
-/* What comes of a bare plan alone: T B of a chunk and of the one behind, factors. */
-template <bool BARE> struct Extra {};
-template <> struct Extra<true> {
+/* What comes of a bare plan alone: T B of a chunk and of the one behind, on barriers of their own;
+ * factors. */
+template <Form FORM> struct Extra {
     bf16 TB[2][C * C];
-    StateFactors factors[STAGES];
+    uint64_t full[2];
 };
-template <int K, int V, bool BARE> struct PreSmem {
-    static const int DECAYS = BARE ? 2 : STAGES; /* made, or they come */
-    bf16 w[STAGES][C * K], kg[STAGES][C * K];    /* 1,024-byte aligned, as the swizzle wants */
-    bf16 u[STAGES][C * V];                       /* SLICES; of a bare plan ROWS */
-    Extra<BARE> bare;
+template <> struct Extra<MADE> {};
+template <> struct Extra<GIVEN> : Extra<DECAYED> { StateFactors factors[STAGES]; };
+template <int K, int V, Form FORM> struct PreSmem {
+    static const int DECAYS = FORM == GIVEN ? 2 : STAGES; /* made, or they come */
+    bf16 w[STAGES][C * K], kg[STAGES][C * K]; /* 1,024-byte aligned, as the swizzle wants */
+    bf16 u[STAGES][C * V];                    /* SLICES; of a bare plan ROWS */
+    Extra<FORM> bare;
     float4 H[V / 8][2 * K]; /* a thread's own words: n-tile n of its fragments at [n][thread] */
     float eC[DECAYS][K];    /* of chunk i at [i % DECAYS] */
     uint64_t full[STAGES], empty[STAGES];
@@ -117,8 +128,25 @@ __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*sma
 __device__ __forceinline__ float whole_sum(float sum, float small) {
     return sum + fmaf(sum, RZ_LOSS, small);
 }
+/* xa, 16 rows of X for 64 tokens, A fragments in three pieces, times T B (ROWS), in place. */
+__device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
+    uint64_t td = rows_desc(TB, 64);
+    float y[8][4], ys[8][4], z[8][4];
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        mul3<1>(y, z, ys, xa[p], td + p * (HALF / 4), p < 2, p % 2, [] {});
+    wg_wait<0>(ys);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            y[n][e] = whole_sum(y[n][e], ys[n][e]);
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        split_fragment(xa[p], y[2 * p], y[2 * p + 1]);
+}
 /* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): what else is made of X, A fragments
- * of 16 tokens in three pieces. */
+ * of 16 tokens in three pieces, and of X what it makes of it. */
 template <int K, class F>
 __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const bf16 *w,
                                        const float *eC, int lane, F with_x) {
@@ -253,27 +281,6 @@ __device__ __forceinline__ void decay_keys(bf16 *k, bf16 *kg, float *eC, const S
     if (threadIdx.x < K) eC[threadIdx.x] = f.chunk[0];
     __syncthreads();
 }
-/* w = T B Kgam and u = T B V, each in place, 64 columns of either a warpgroup at once; on return
- * they are there for all. */
-template <int K, int V>
-__device__ __forceinline__ void make_factors(bf16 *w, bf16 *u, const bf16 *TB, int warp, int lane) {
-    const int OF_W = K / 64, ALL = OF_W + V / 64;
-    for (int first = 0; first < ALL; first += K / 64) {
-        int g = first + warp / 4, group = g < OF_W ? g : g - OF_W;
-        bf16 *tile = g < OF_W ? w : u;
-        float acc[8][4] = {};
-        if (g < ALL) times_TB(acc, TB, tile, group, warp % 4, lane, [](int, float(*)[4]) {});
-        meet_part(1 + warp / 4, 128);
-        if (g >= ALL || (FAULT(PRE_KGAM) && g < OF_W)) continue;
-        Walk<> to = walk_across(tile + group * C * 64, warp % 4 * 16, lane);
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            store_16x16(to.at(n), acc[2 * n], acc[2 * n + 1]);
-    }
-    drain_fence();
-    __syncthreads();
-}
-
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
 /* Word (r, k) of the warp's 16 rows of P, j-th n-tile, e-th of the thread's words in it. */
@@ -287,38 +294,57 @@ template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
 
 /* Warps that load a chunk: the first one tiles, of a bare plan all of them rows as they were given.
  */
-#define LOADERS(BARE) ((BARE) ? 4 : 1)
+#define LOADERS(FORM) ((FORM) == MADE ? 1 : 4)
 /* Tiles of chunk i of a segment from its end. */
-template <int K, int V, bool BARE>
-__device__ __forceinline__ void load_tiles(PreSmem<K, V, BARE> &sm, const PreArgs &a, int64_t tile,
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_tiles(PreSmem<K, V, FORM> &sm, const PreArgs &a, int64_t tile,
                                            int i, uint64_t *full, int lane) {
-    const int KEYS = C * K * 2, VALUES = C * V * 2, ENDS = K * 4, SQUARE = C * C * 2,
-              FACTORS = sizeof(StateFactors);
+    const int KEYS = C * K * 2, VALUES = C * V * 2, ENDS = K * 4, FACTORS = sizeof(StateFactors);
     int to = i % STAGES;
-    fill_begin(full, BARE ? SQUARE + FACTORS : 2 * KEYS + VALUES + ENDS, lane);
-    if constexpr (BARE) {
+    fill_begin(full, FORM == GIVEN ? FACTORS : 2 * KEYS + ENDS + (FORM == MADE ? VALUES : 0), lane);
+    if constexpr (FORM == GIVEN) {
         fill(&sm.bare.factors[to], &a.factors[tile].state, FACTORS, full, lane);
-        fill(sm.bare.TB[i % 2], a.TB + tile * C * C, SQUARE, full, lane);
     } else {
         fill(sm.kg[to], a.kg + tile * C * K, KEYS, full, lane);
-        fill(sm.u[to], a.u + tile * C * V, VALUES, full, lane);
         fill(sm.w[to], a.w + tile * C * K, KEYS, full, lane);
         fill(sm.eC[to], a.eC + tile * K, ENDS, full, lane);
     }
+    if constexpr (FORM == MADE) fill(sm.u[to], a.u + tile * C * V, VALUES, full, lane);
 }
-/* All of it by the first warps. */
-template <int K, int V, bool BARE>
-__device__ __forceinline__ void load_chunk(PreSmem<K, V, BARE> &sm, const Dims &d, const PreArgs &a,
+/* All of it but T B, by the first warps; its stage is free. */
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_chunk(PreSmem<K, V, FORM> &sm, const Dims &d, const PreArgs &a,
                                            const Seq &seq, int hv, int i, int warp, int lane) {
     int to = i % STAGES, chunk = seq.c1 - 1 - i, h = hv / d.G;
     uint64_t *full = &sm.full[to];
-    if (i >= STAGES) bar_wait(&sm.empty[to], (i / STAGES - 1) & 1);
     if (warp == 0) load_tiles(sm, a, (int64_t)chunk * d.HV + hv, i, full, lane);
-    if (!BARE) return fill_end(full, lane);
+    if (FORM == MADE) return fill_end(full, lane);
     Chunk c = d.chunk[chunk];
     fill_rows<V>(sm.u[to], a.u + (c.t0 * d.HV + hv) * V, d.HV * V, c.len, warp, lane);
-    fill_rows<K>(sm.w[to], a.w + (c.t0 * d.H + h) * K, d.H * K, c.len, warp, lane);
+    if (FORM == GIVEN)
+        fill_rows<K>(sm.w[to], a.w + (c.t0 * d.H + h) * K, d.H * K, c.len, warp, lane);
     fill16_end(full, lane);
+}
+/* T B of chunk i, by warp 0; nobody reads that of chunk i - 2 any more. */
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_TB(PreSmem<K, V, FORM> &sm, const Dims &d, const PreArgs &a,
+                                        const Seq &seq, int hv, int i, int lane) {
+    const int SQUARE = C * C * 2;
+    uint64_t *full = &sm.bare.full[i % 2];
+    fill_begin(full, SQUARE, lane);
+    fill(sm.bare.TB[i % 2], a.TB + ((int64_t)(seq.c1 - 1 - i) * d.HV + hv) * C * C, SQUARE, full,
+         lane);
+    fill_end(full, lane);
+}
+/* What takes the place of chunk i - 1, when all are done with it. */
+template <int K, int V, Form FORM>
+__device__ __forceinline__ void load_behind(PreSmem<K, V, FORM> &sm, const Dims &d,
+                                            const PreArgs &a, const Seq &seq, int hv, int i, int n,
+                                            int warp, int lane) {
+    if (i) bar_wait(&sm.empty[(i - 1) % STAGES], (i - 1) / STAGES & 1);
+    if constexpr (FORM != MADE)
+        if (warp == 0 && i + 1 < n) load_TB(sm, d, a, seq, hv, i + 1, lane);
+    if (i + STAGES - 1 < n) load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
 }
 
 /* Is anything left of P, in the whole block. */
@@ -340,10 +366,25 @@ __device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words,
     return __syncthreads_or(any);
 }
 
-template <int K, int V, bool BARE>
+/* The same of rows of v as they were given. */
+template <int V>
+__device__ __noinline__ bool is_odd_in_rows(const Dims &d, const bf16 *v, int c0, int c1, int hv) {
+    const int PIECES = V / 8;
+    int64_t t = d.chunk[c0].t0, end = d.chunk[c1 - 1].t0 + d.chunk[c1 - 1].len;
+    int step = blockDim.x / PIECES;
+    uint32_t odd = 0;
+#pragma unroll 8
+    for (t += threadIdx.x / PIECES; t < end; t += step) {
+        const uint4 x = *(const uint4 *)(v + (t * d.HV + hv) * V + threadIdx.x % PIECES * 8);
+        odd |= odd_halves(x.x) | odd_halves(x.y) | odd_halves(x.z) | odd_halves(x.w);
+    }
+    return __syncthreads_or(odd != 0);
+}
+
+template <int K, int V, Form FORM>
 __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
-    PreSmem<K, V, BARE> &sm = *(PreSmem<K, V, BARE> *)raw;
+    PreSmem<K, V, FORM> &sm = *(PreSmem<K, V, FORM> *)raw;
     int hv = blockIdx.x % d.HV, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Seq seq = d.seq[a.seq0 + blockIdx.x / d.HV];
     if (seq.ends) return; /* nobody asks */
@@ -351,17 +392,22 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     float4 *H = &sm.H[0][threadIdx.x];
     float P[K / 8][4];
     int n = seq.c1 - seq.c0, i = 0;
-    bool looks = true, loads = warp < LOADERS(BARE);
+    bool looks = true, loads = warp < LOADERS(FORM);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            bar_init(&sm.full[i], BARE ? FULL_COUNT_16(LOADERS(BARE)) : FULL_COUNT);
+            bar_init(&sm.full[i], FORM == MADE ? FULL_COUNT : FULL_COUNT_16(LOADERS(FORM)));
             bar_init(&sm.empty[i], EMPTY_COUNT(K / 16));
         }
+        if constexpr (FORM != MADE)
+            for (int i = 0; i < 2; i++)
+                bar_init(&sm.bare.full[i], FULL_COUNT);
         bar_init_end();
     }
     __syncthreads();
     for (int i = 0; loads && i < STAGES - 1 && i < n; i++)
         load_chunk(sm, d, a, seq, hv, i, warp, lane);
+    if constexpr (FORM != MADE)
+        if (warp == 0) load_TB(sm, d, a, seq, hv, 0, lane);
     words<K>(lane, [&](int j, int e, int r, int k) { P[j][e] = k == warp * 16 + r; });
 #pragma unroll
     for (int n = 0; n < V / 8; n++)
@@ -370,27 +416,32 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
         int at = i % STAGES;
         float *eC = sm.eC[i % sm.DECAYS];
         if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
-            if (!is_odd(d, a.odd, ODD_DO, seq.c0, seq.c1 - i, hv, s0)) break;
+            int c1 = seq.c1 - i;
+            bool odd = is_odd(d, a.odd, ODD_DO, seq.c0, c1, hv, s0);
+            if (FORM != MADE && a.looks && !odd) odd = is_odd_in_rows<V>(d, a.u, seq.c0, c1, hv);
+            if (!odd) break;
             looks = false;
         }
         bar_wait(&sm.full[at], i / STAGES & 1);
-        if constexpr (BARE) {
-            decay_keys<K>(sm.w[at], sm.kg[at], eC, sm.bare.factors[at]);
-            make_factors<K, V>(sm.w[at], sm.u[at], sm.bare.TB[i % 2], warp, lane);
-        }
-        step_p<K>(P, sm.kg[at], sm.w[at], eC, lane, [&](const uint32_t xa[4][3][4]) {
+        if constexpr (FORM == GIVEN) decay_keys<K>(sm.w[at], sm.kg[at], eC, sm.bare.factors[at]);
+        step_p<K>(P, sm.kg[at], sm.w[at], eC, lane, [&](uint32_t xa[4][3][4]) {
+            if constexpr (FORM != MADE) {
+                bar_wait(&sm.bare.full[i % 2], i / 2 & 1);
+                if (!FAULT(PRE_KGAM)) times_T(xa, sm.bare.TB[i % 2]);
+            }
             /* here the other warpgroup is likely to be done with the chunk before, whose stage
              * this takes */
-            if (loads && i + STAGES - 1 < n)
-                load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
+            if (loads) load_behind(sm, d, a, seq, hv, i, n, warp, lane);
             __syncwarp();
-            add_to_h<V, BARE>(H, 2 * K, xa, sm.u[at]);
+            add_to_h<V, FORM != MADE>(H, 2 * K, xa, sm.u[at]);
         });
         __syncwarp();
         bar_arrive_warp(&sm.empty[at], lane);
     }
     for (int x = i; x < n && x < i + STAGES - 1; x++) /* on their way still */
         bar_wait(&sm.full[x % STAGES], x / STAGES & 1);
+    if constexpr (FORM != MADE)
+        if (i < n) bar_wait(&sm.bare.full[i % 2], i / 2 & 1);
     if (i == n && s0) {
         float *rows = (float *)sm.w + warp * 16 * K;
         __syncthreads();
@@ -481,7 +532,7 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
         int at = i % STAGES;
         if (i && i % LOOK == 0 && !(left = is_left<K>(P, lane))) break;
         bar_wait(&sm.full[at], i / STAGES & 1);
-        step_p<K>(P, sm.w[at], sm.kg[at], sm.eC[at], lane, [&](const uint32_t(*)[3][4]) {
+        step_p<K>(P, sm.w[at], sm.kg[at], sm.eC[at], lane, [&](uint32_t(*)[3][4]) {
             if (warp == 0 && i + STAGES - 1 < tried)
                 load_factor<K>(sm, d, a, seq, hv, i + STAGES - 1, lane);
             __syncwarp();
@@ -502,11 +553,12 @@ template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, Rea
 
 template <int K, int V> struct Pre {
     static dp_status run(const Call &c, PreArgs a, int nseg) {
-        return c.p->bare ? launch<true>(c, a, nseg) : launch<false>(c, a, nseg);
+        if (!c.p->bare) return launch<MADE>(c, a, nseg);
+        return c.p->d.Kg == 1 ? launch<GIVEN>(c, a, nseg) : launch<DECAYED>(c, a, nseg);
     }
-    template <bool BARE> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
-        auto kernel = k_pre<K, V, BARE>;
-        int bytes = (int)sizeof(PreSmem<K, V, BARE>);
+    template <Form FORM> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
+        auto kernel = k_pre<K, V, FORM>;
+        int bytes = (int)sizeof(PreSmem<K, V, FORM>);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_pre");
@@ -514,7 +566,8 @@ template <int K, int V> struct Pre {
     }
 };
 
-static_assert(sizeof(PreSmem<128, 128, true>) <= 227 * 1024, "a block on 9.0");
+static_assert(sizeof(PreSmem<128, 128, DECAYED>) <= 227 * 1024, "a block on 9.0");
+static_assert(sizeof(PreSmem<128, 128, GIVEN>) <= 227 * 1024, "a block on 9.0");
 
 template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
     const dpg_plan *p = c.p;
@@ -530,7 +583,7 @@ template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
 /* Code for 9.0a must be there, which a driver does not make of PTX for older devices. */
 int fast_augments(const Device *dev) {
     cudaFuncAttributes a;
-    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64, false>) == cudaSuccess &&
+    return dev->major == 9 && cudaFuncGetAttributes(&a, k_pre<64, 64, MADE>) == cudaSuccess &&
            a.ptxVersion >= 90;
 }
 
@@ -542,7 +595,7 @@ dp_status fast_pre(const Call &c) {
     const dpg_plan *p = c.p;
     FAULT_TO_DEVICE(c.e, c.s);
     PreArgs a = {};
-    a.w = p->bare ? (const bf16 *)c.t->k : at<bf16>(c, B_W);
+    a.w = !p->bare ? at<bf16>(c, B_W) : p->d.Kg == 1 ? (const bf16 *)c.t->k : at<bf16>(c, B_KGAM);
     a.kg = at<bf16>(c, B_KG);
     a.u = p->bare ? (const bf16 *)c.t->v : at<bf16>(c, B_U);
     a.TB = at<bf16>(c, B_TB);
@@ -552,6 +605,7 @@ dp_status fast_pre(const Call &c) {
     a.odd = at<int>(c, B_ODD);
     a.reach = at<int>(c, B_REACH);
     a.hm = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
+    a.looks = p->N > 1;
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
     a.seq0 = p->pre0;
     a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : INT_MAX;

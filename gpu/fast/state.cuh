@@ -25,6 +25,7 @@ struct StateArgs {
     bf16 *states, *news;         /* h and X, or dh and dv_new, SLICES */
     float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
+    int *spoilt;                 /* of a bare plan, B_SPOILT; or NULL */
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
                            * 1: whole to the backward */
     int depth;            /* stages of the ring */
@@ -44,6 +45,19 @@ __device__ __forceinline__ const float *initial(const Dims &d, const StateArgs &
                                                 int gseq, int part, int hv) {
     const float *from = given ? a.given : a.merged;
     return from ? from + ((int64_t)(given ? gseq : part) * d.HV + hv) * d.K * d.V : NULL;
+}
+
+/* Is a state not finite, of the warp's 16 columns. */
+template <int K>
+__device__ __forceinline__ void leave_spoilt(int *to, float S[K / 8][4], int lane) {
+    int odd[2] = {};
+    each<K / 8>(S, lane, [&](int, int v, float &s) { odd[v / 8] |= s - s != 0.f; });
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        odd[half] |= __shfl_xor_sync(~0u, odd[half], 1);
+        odd[half] |= __shfl_xor_sync(~0u, odd[half], 2);
+        if (lane % 4 == 0) to[half * 8 + lane / 4] = odd[half];
+    }
 }
 
 /* The state of 16 columns as A fragments, rounded. */

@@ -102,7 +102,7 @@ template <int K, int V> struct BareWarp {
     const BareArgs &a;
     BareSmem &sm;
     Run run;
-    int hv, warp, slice, lane; /* slice: of the head's columns */
+    int row, hv, warp, slice, lane; /* row: of the run in Dims.seq; slice: of the head's columns */
 
     __device__ __forceinline__ void free(Ring &ring, const Turn &turn) {
         __syncwarp();
@@ -174,6 +174,7 @@ template <int K, int V> struct BareWarp {
         each<K / 8>(S, lane, [&](int k, int v, float &s) {
             last_state<false>(d, a.a, run, hv, k, v0 + v, s);
         });
+        if (a.a.spoilt) leave_spoilt<K>(a.a.spoilt + ((int64_t)row * d.HV + hv) * V + v0, S, lane);
     }
     __device__ __forceinline__ void outputs(OutStage *stages) {
         Turn turn(a.a.depth);
@@ -210,7 +211,8 @@ __global__ void __launch_bounds__(BARE_THREADS, 1)
     const int blocks = V / BLOCK_V;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, part = threadIdx.x / 128;
-    Run run = run_of(d.seq[a.a.seq0 + blockIdx.x / blocks / d.HV]);
+    int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
+    Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -219,7 +221,7 @@ __global__ void __launch_bounds__(BARE_THREADS, 1)
     ring_init(sm.in, 4, FULL_COUNT_16(4));
     ring_init(sm.out, 4);
     __syncthreads();
-    BareWarp<K, V> w = {d, a, sm, run, hv, warp, first + warp, lane};
+    BareWarp<K, V> w = {d, a, sm, run, row, hv, warp, first + warp, lane};
     if (part == 0) {
         take_registers<232>();
         w.states(in);
@@ -253,6 +255,7 @@ dp_status fast_state_bare(const Call &c) {
     BareArgs a = {};
     a.a.given = c.t->s0;
     a.a.merged = at<float>(c, B_SIN);
+    a.a.spoilt = at<int>(c, B_SPOILT);
     a.a.o = c.t->o;
     a.a.end = c.t->final_state;
     a.b = bare_out(c);

@@ -79,7 +79,7 @@ template <int K, int V> struct GatedWarp {
     const GatedArgs &a;
     GatedSmem<K> &sm;
     Run run;
-    int hv, warp, slice, lane;
+    int row, hv, warp, slice, lane; /* row: of the run in Dims.seq; slice: of the head's columns */
 
     __device__ __forceinline__ void free(Ring &ring, const Turn &turn) {
         __syncwarp();
@@ -143,6 +143,7 @@ template <int K, int V> struct GatedWarp {
         each<K / 8>(S, lane, [&](int k, int v, float &s) {
             last_state<false>(d, a.a, run, hv, k, v0 + v, s);
         });
+        if (a.a.spoilt) leave_spoilt<K>(a.a.spoilt + ((int64_t)row * d.HV + hv) * V + v0, S, lane);
     }
     __device__ __forceinline__ void outputs(const GatedStage<K> *stages) {
         Turn turn(a.a.depth);
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(GATED_THREADS, 1)
     const int blocks = V / BLOCK_V;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Run run = run_of(d.seq[a.a.seq0 + blockIdx.x / blocks / d.HV]);
+    int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
+    Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(GATED_THREADS, 1)
     ring_init(sm.back, 4);
     ring_init(sm.last, 4);
     __syncthreads();
-    GatedWarp<K, V> w = {d, a, sm, run, hv, warp % 4, first + warp % 4, lane};
+    GatedWarp<K, V> w = {d, a, sm, run, row, hv, warp % 4, first + warp % 4, lane};
     if (warp < 4) {
         take_registers<240>();
         w.states(stages);
@@ -207,7 +209,7 @@ template <int K, int V> struct GatedPass {
     static dp_status run(const Call &c, GatedArgs a) {
         auto kernel = k_scan_gated<K, V>;
         int bytes = ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>), sizeof(GatedStage<K>));
-        unsigned blocks = (unsigned)c.p->d.nseq * c.p->d.HV * (V / BLOCK_V);
+        unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
         CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_gated");
@@ -221,6 +223,8 @@ dp_status fast_state_gated(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     GatedArgs a = {};
     a.a.given = c.t->s0;
+    a.a.merged = at<float>(c, B_SIN);
+    a.a.spoilt = at<int>(c, B_SPOILT);
     a.a.o = c.t->o;
     a.a.end = c.t->final_state;
     a.a.kg = at<bf16>(c, B_KG);

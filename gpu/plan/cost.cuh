@@ -69,7 +69,7 @@ const PassBy STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 8600000, 13350
              GRADIENTS = {{7000000, 2000000, 920000, 4700}, {10000000, 5100000, 1774000, 34200}},
              FROM_ZERO = {{11200000, 2300000, 846000, 11300}, {10000000, 5800000, 1276000, 20600}};
 const Pass BARE = {1000000, 5300000, 1406000, 23500}, /* scan, without w and u */
-    SEGMENTS = {1200000, 20100000, 3344000, 0}, SEGMENTS_BARE = {1200000, 20100000, 4700000, 0};
+    SEGMENTS = {1200000, 20100000, 3344000, 0}, SEGMENTS_BARE = {1200000, 20100000, 4000000, 0};
 
 struct Products {
     ps launch, step, work;
@@ -122,8 +122,8 @@ static inline ps pass(const SplitCase &c, const Rows &rows, int blocks, const Pa
 static inline bool takes_teams(const SplitCase &c, int64_t rows) { /* fast/state.cuh: by_teams */
     return rows * c.HV * (c.V / 64) < 100 * c.sms / 132;
 }
-static inline bool takes_bare(const SplitCase &c, int64_t rows, bool cut) { /* path.cu: is_bare */
-    return c.bare && (c.one_gate || !cut) && fills_bare(rows * c.HV * (c.V / 64), c.sms);
+static inline bool takes_bare(const SplitCase &c, int64_t rows) { /* fast/path.cu: is_bare */
+    return c.bare && fills_bare(rows * c.HV * (c.V / 64), c.sms);
 }
 static inline ps pass(const SplitCase &c, const Rows &rows, const PassBy &by) {
     bool team = takes_teams(c, (int64_t)rows.size());
@@ -170,7 +170,7 @@ static inline ps products(const SplitCase &c, const Products &p, int in_a_row, i
 
 /* What depends on how a batch is cut. */
 static inline ps time_of(const SplitCase &c, const Batch &b, int64_t tiles) {
-    bool cut = b.segments > 0, bare = takes_bare(c, (int64_t)b.all.size(), cut);
+    bool cut = b.segments > 0, bare = takes_bare(c, (int64_t)b.all.size());
     ps t = bare ? pass(c, b.all, c.HV * (c.V / 64), here(c, BARE)) : pass(c, b.all, STATE);
     if (!bare) t += bytes_here(c, chunks_of(c, false) - chunks_of(c, true)) * tiles;
     if (c.backward) t += (c.save_all ? 0 : pass(c, b.all, RECOMPUTED)) + pass(c, b.all, GRADIENTS);

@@ -21,10 +21,9 @@ static void layout_bare(dpg_plan *pl) {
     int64_t C = DP_CHUNK, K = pl->d.K, tiles = (int64_t)pl->d.NT * pl->d.HV;
     add(pl, B_AQK, tiles * C * C, 1, ROWS);
     add(pl, B_TB, tiles * C * C, 1, ROWS);
-    if (pl->d.Kg == 1) {
-        add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
-        return layout_marks(pl);
-    }
+    layout_marks(pl);
+    if (pl->N == 1 && pl->nseg > 1) add(pl, B_SPOILT, (int64_t)pl->nrow * pl->d.HV * pl->d.V, 0);
+    if (pl->d.Kg == 1) return add(pl, B_FACTORS, tiles * (3 * C + 4), 0);
     for (int slot : {B_KGAM, B_KG, B_QG})
         add(pl, slot, tiles * C * K, 1, ROWS);
     add(pl, B_EC, tiles * K, 0);

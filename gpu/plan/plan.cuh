@@ -96,10 +96,12 @@ enum Slot {
     B_TB,      /* bare plans (fast/bare.cuh): T B */
     B_FACTORS, /* one gate a head: factors of rows */
     B_KGAM,    /* others: k with the decay from the chunk's start */
-    B_ODD,  /* fast, on more than one rank or segment: is something of w; of u, q; of do not finite,
-             * three words a tile */
-    B_H,    /* state before each chunk */
-    B_VNEW, /* X = u - w S */
+    B_ODD,     /* fast, on more than one rank or segment: is something of w; of u, q; of do not
+               * finite, three words a tile */
+    B_SPOILT,  /* bare plans in segments on one rank: is the state behind a segment not finite,
+               * [nrow][HV][V] */
+    B_H,       /* state before each chunk */
+    B_VNEW,    /* X = u - w S */
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
            */
     B_HMALL,

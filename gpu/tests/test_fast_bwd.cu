@@ -389,30 +389,38 @@ static Tensors outputs(const Case &c, const Tensors &x, const How &how) {
     return all;
 }
 
-/* Entry `at` of input `name` is NaN: outputs over segments hold NaN where those over whole
+/* Outputs of a run whose input `name` holds a NaN have NaN where those of one rank over whole
  * sequences do, and somewhere. */
-static void spreads(const Case &c, Tensors x, const How &how, const char *name, int64_t at,
-                    std::initializer_list<const char *> reached) {
-    x[name][at] = NAN;
-    Tensors cut = outputs(c, x, how), whole = outputs(c, x, over(1));
+static void spreads(const Case &c, const char *name, const char *how, const Tensors &cut,
+                    const Tensors &whole, std::initializer_list<const char *> reached) {
     for (const char *to : reached) {
-        const Vec &a = cut[to], &b = whole[to];
+        const Vec &a = cut.at(to), &b = whole.at(to);
         size_t here = 0, others = 0;
         for (size_t i = 0; i < b.size(); i++) {
             here += std::isnan(b[i]);
             others += std::isnan(a[i]) != std::isnan(b[i]);
         }
-        fact(here && !others,
-             "%s: NaN in %s: %s has NaN in %zu places, over segments elsewhere in %zu", c.name,
-             name, to, here, others);
+        fact(here && !others, "%s: NaN in %s: %s has NaN in %zu places, %s elsewhere in %zu",
+             c.name, name, to, here, how, others);
     }
+}
+/* Entry `at` of input `name` is NaN, over segments. */
+static void spreads_in_segments(const Case &c, Tensors x, const How &how, const char *name,
+                                int64_t at, std::initializer_list<const char *> reached) {
+    x[name][at] = NAN;
+    spreads(c, name, "over segments", outputs(c, x, how), outputs(c, x, over(1)), reached);
+}
+/* On ranks, a segment each: to the states of later ones, and to what they give. */
+static void spreads_on_ranks(const Case &c, Tensors x, const char *name, int64_t at) {
+    x[name][at] = NAN;
+    spreads(c, name, "on 3 ranks", run(c, x, over(1), 3).x, run(c, x, over(1), 1).x, {"dq"});
 }
 
 /* A segment's 5 chunks forget everything within 2, which is seen behind 4. */
 static void forgets() {
     for (int gdn : {0, 1}) {
         Case c = {gdn ? "forgets, one gate" : "forgets",
-                  {0, 15 * DP_CHUNK - 7},
+                  {0, 15 * DP_CHUNK - 6},
                   1,
                   1,
                   64,
@@ -429,11 +437,13 @@ static void forgets() {
         }
         moved(c.name, outputs(c, x, over(1)), outputs(c, x, over(3)));
         for (const char *name : {"v", "g", "s0"})
-            spreads(c, x, over(3), name, 3, {"o", "final_state"});
+            spreads_in_segments(c, x, over(3), name, 3, {"o", "final_state"});
+        for (const char *name : {"v", "g"})
+            spreads_on_ranks(c, x, name, 3);
         for (const char *name : {"q", "do", "dfinal_state"})
             if (!gdn || is_one_of(name, {"do"}))
-                spreads(c, x, over(3), name, x[name].size() - 3,
-                        {"dk", "dv", "dg", "dbeta", "ds0"});
+                spreads_in_segments(c, x, over(3), name, x[name].size() - 3,
+                                    {"dk", "dv", "dg", "dbeta", "ds0"});
     }
 }
 
@@ -507,9 +517,10 @@ static void batches(int runs) {
         in_every_way(c, x, how, runs);
         as_alone(c, x, how);
         int64_t k = (int64_t)c.H * c.K, v = (int64_t)c.HV * c.V, at = c.cu[forgets ? 2 : 1] + 70;
-        spreads(c, x, how, "v", at * v + 3, {"o", "final_state", "dk", "dg"});
-        spreads(c, x, how, "do", at * v + 3, {"dq", "dk", "dv", "dg", "dbeta", "ds0"});
-        if (forgets) spreads(c, x, how, "k", at * k + 3, {"o", "final_state", "dk", "ds0"});
+        spreads_in_segments(c, x, how, "v", at * v + 3, {"o", "final_state", "dk", "dg"});
+        spreads_in_segments(c, x, how, "do", at * v + 3, {"dq", "dk", "dv", "dg", "dbeta", "ds0"});
+        if (forgets)
+            spreads_in_segments(c, x, how, "k", at * k + 3, {"o", "final_state", "dk", "ds0"});
         printf("%s: %d times\n", c.name, runs);
     }
 }

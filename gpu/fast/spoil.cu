@@ -1,0 +1,41 @@
+/* gpu/fast/spoil.cu - what is not finite, over the segments of a sequence: bare plans on one rank
+ * (bare.cuh). The pass noted for every segment and column whether the state that leaves it is
+ * finite. One that is not never becomes so again: every later segment of the sequence has no finite
+ * o in that column, and there it is NaN now, as in final_state. Where (M, H) were made of all
+ * chunks it has come there by itself. One block a segment and value head, a thread a column. */
+#include "fast/fast.cuh"
+
+namespace {
+
+/* A column of a segment's o. */
+template <class T>
+__device__ __forceinline__ void spoil_o(const Dims &d, T *o, const Seq &seq, int hv, int v) {
+    Chunk first = d.chunk[seq.c0], last = d.chunk[seq.c1 - 1];
+    for (int64_t t = first.t0; t < last.t0 + last.len; t++)
+        o[(t * d.HV + hv) * d.V + v] = (T)__uint_as_float(0x7fffffffu);
+}
+
+__global__ void k_spoil(const __grid_constant__ Dims d, const int *spoilt, void *o, float *end,
+                        int seq0) {
+    int hv = blockIdx.x % d.HV, v = threadIdx.x, row = seq0 + blockIdx.x / d.HV, any = 0;
+    Seq seq = d.seq[row];
+    for (Seq at = seq; !at.starts; at = d.seq[row])
+        any |= spoilt[((int64_t)--row * d.HV + hv) * d.V + v];
+    if (!any) return;
+    if (d.o_bf16)
+        spoil_o(d, (bf16 *)o, seq, hv, v);
+    else
+        spoil_o(d, (float *)o, seq, hv, v);
+    for (int k = 0; end && seq.ends && k < d.K; k++)
+        end[(((int64_t)seq.gseq * d.HV + hv) * d.K + k) * d.V + v] = __uint_as_float(0x7fffffffu);
+}
+
+} // namespace
+
+dp_status fast_spoil(const Call &c) {
+    const dpg_plan *p = c.p;
+    k_spoil<<<(unsigned)p->nseg * p->d.HV, p->d.V, 0, c.s>>>(p->d, at<int>(c, B_SPOILT), c.t->o,
+                                                             c.t->final_state, p->nwhole);
+    CK_LAUNCH(c.e, "k_spoil");
+    return DP_OK;
+}
