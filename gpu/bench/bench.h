@@ -37,9 +37,9 @@ static inline void *random_words(Memory &m, int64_t n, uint32_t seed, dpg_dtype 
     return p;
 }
 
-/* Forgets nothing; forgets everything after about 1,000 tokens, so that M vanishes: bias of the
- * lower-bound gate. */
-static const float SLOW = -14, FAST = -4;
+/* Forgets nothing; forgets everything after about 1,000 tokens, so that M vanishes; after some 30:
+ * bias of the lower-bound gate. */
+static const float SLOW = -14, FAST = -4, GONE = 0;
 
 struct Shape {
     int64_t T;
@@ -50,7 +50,7 @@ struct Shape {
     dpg_dtype type = DPG_BF16; /* of q, k, v; all else bf16 */
     dp_model model = DP_GDN;   /* DP_GDN: what R and one_gate make it */
 
-    const char *gates() const { return bias < -10 ? "slow" : "fast"; }
+    const char *gates() const { return bias == SLOW ? "slow" : bias == FAST ? "fast" : "gone"; }
     /* T / N tokens. */
     Shape part(int N) const {
         Shape s = *this;

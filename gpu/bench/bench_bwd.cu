@@ -5,8 +5,9 @@
  *                    many bytes in the same run
  *   kda [runs]       forward and backward on one GPU, step by step, the shapes of the speed table;
  *                    few heads whole, then over segments
- *   table [runs]     the three rows that speed is told by, step by step: KDA with many heads and
- *                    with few, GDN; each with everything recomputed, then with nothing (save all)
+ *   table [runs]     the rows that speed is told by, step by step: KDA with many heads and with
+ *                    few, GDN, KDA whose gates forget at once; each with everything recomputed,
+ *                    then with nothing (save all)
  *   forward [runs]   the forward alone, KDA and GDN by number of heads, with both its steps
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
@@ -313,7 +314,9 @@ static void mode_table(int, int runs) {
                           {131072, 8},
                           {8192, 64, FAST, 1, 128, 128, true},
                           {8192, 32, FAST, 1, 128, 128, true},
-                          {131072, 8, FAST, 1, 128, 128, true}};
+                          {131072, 8, FAST, 1, 128, 128, true},
+                          {8192, 64, GONE},
+                          {131072, 8, GONE}};
     for (const Shape &s : rows)
         for (dpg_save save : {DPG_SAVE_STATE, DPG_SAVE_ALL}) {
             Way way;

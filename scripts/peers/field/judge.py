@@ -5,7 +5,8 @@ with the deltaproof program.
     python3 judge.py DIR --program build/deltaproof --reports FOLDER [--jobs N] [--notes FILE]
 
 DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text}
-that the page quotes below the table (default: notes.json beside this).
+that the page quotes below the table (default: notes.json beside this). --only-times: nothing is
+judged; the verdicts of FOLDER/field.json stay and DIR/speed.json takes the place of its times.
 """
 
 import argparse
@@ -135,20 +136,24 @@ def reasons(cases):
     return "; ".join(f"{why} ({n})" for why, n in count.most_common(6)) or "-"
 
 
+def time_of(row, part, says_bias):
+    """ms and, in brackets, the multiple of the floor (speed.py)."""
+    ms = row[f"{part}_ms"]
+    floor = f"{ms / row['floor_ms'][part]:.1f}x" if "floor_ms" in row else ""
+    notes = ", ".join(x for x in (floor, f"bias {row['bias']:.0f}" if says_bias else "") if x)
+    return f"{ms:.2f}" + (f" ({notes})" if notes else "")
+
+
 def speed_of(speed, kernel):
     rows = [r for r in speed.get("rows", []) if r["kernel"] == kernel]
     cell = {}
     for T, HV in ((8192, 64), (131072, 8)):
         parts = []
         for part in ("forward", "backward"):
-            x = [
-                f"{r[f'{part}_ms']:.2f}"
-                + (f" (bias {r['bias']:.0f})" if len({y["bias"] for y in rows}) > 1 else "")
-                for r in rows
-                if (r["T"], r["HV"]) == (T, HV) and f"{part}_ms" in r
-            ]
-            parts.append(min(x, key=float) if x and "(" not in x[0] else ", ".join(x) or "-")
-        cell[T] = " / ".join(parts)
+            here = [r for r in rows if (r["T"], r["HV"]) == (T, HV) and f"{part}_ms" in r]
+            biases = {r["bias"] for r in rows}
+            parts.append(", ".join(time_of(r, part, len(biases) > 1) for r in here) or "-")
+        cell[str(T)] = " / ".join(parts)
     return cell
 
 
@@ -156,7 +161,7 @@ def other_times(speed, kernels):
     """Of kernels that have no row of their own in the table: ours with other settings."""
     names = list(dict.fromkeys(r["kernel"] for r in speed.get("rows", [])))
     lines = [
-        f"{n} {cell[8192]} and {cell[131072]}"
+        f"{n} {cell['8192']} and {cell['131072']}"
         for n in names
         if n not in kernels
         for cell in [speed_of(speed, n)]
@@ -175,8 +180,10 @@ def page(table, speed, notes, left_out):
         "is failed where a tensor exceeds its derived bound or what right kernels of the declared "
         "design make of "
         "nearby inputs (reports/verdicts.md). Bits and error over expected: medians over the "
-        "cases passed. Times: medians of 20, K = V = 128, bf16 (scripts/peers/field/speed.py says "
-        "what each is given).",
+        "cases passed. Times: medians of 20, K = V = 128, bf16, in brackets as multiples of the "
+        "floor, every input read and every output written once at the speed of a copy "
+        f"({speed.get('copy_bytes_per_s', 0) / 1e12:.2f} TB/s); scripts/peers/field/speed.py says "
+        "what each kernel is given.",
         "",
         "    scripts/peers/run_field.sh --out build/field && scripts/peers/run_field.sh --judge "
         "build/field",
@@ -190,8 +197,8 @@ def page(table, speed, notes, left_out):
         lines.append(
             f"| {k['kernel']} | {k['version']} | {k['declared']} | {k['served']} | {k['passed']} "
             f"| {len(k['failed'])} | {k['served'] - k['passed'] - len(k['failed'])} | "
-            f"{numbers(k['judged'], ('o',))} | {numbers(k['judged'], GRADIENTS)} | {s[8192]} | "
-            f"{s[131072]} |"
+            f"{numbers(k['judged'], ('o',))} | {numbers(k['judged'], GRADIENTS)} | {s['8192']} | "
+            f"{s['131072']} |"
         )
     reasons = collections.Counter(left_out.values()).most_common()
     lines += [
@@ -256,7 +263,8 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     a.add_argument("folder", type=pathlib.Path)
-    a.add_argument("--program", required=True)
+    a.add_argument("--program", help="deltaproof; needed but with --only-times")
+    a.add_argument("--only-times", action="store_true")
     a.add_argument("--reports", type=pathlib.Path, required=True)
     a.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     a.add_argument("--notes", type=pathlib.Path, default=HERE / "notes.json")
@@ -268,7 +276,10 @@ def main():
         if (args.folder / "speed.json").is_file()
         else {}
     )
-    notes = json.loads(args.notes.read_text()) if args.notes.is_file() else {}
+    if not (args.program or args.only_times):
+        a.error("--program is missing")
+    if args.only_times:
+        return only_times(args, speed)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         table = [
             row_of(args, pool, k, speed)
@@ -290,10 +301,30 @@ def main():
                 "speed": speed_of(speed, "deltaproof-kda"),
             }
         )
-    times = other_times(speed, {k["kernel"] for k in table})
-    if ours and times:
-        notes["deltaproof-kda"] = f"{notes.get('deltaproof-kda', '')} {times}".strip()
     left_out = json.loads((args.folder / "left_out.json").read_text())
+    write(args, table, speed, left_out)
+    return 0
+
+
+def only_times(args, speed):
+    """Verdicts as they stand, new times."""
+    have = json.loads((args.reports / "field.json").read_text())
+    speed["where"] = (
+        re.sub(r",? times .*", "", have["speed"].get("where", "one run"))
+        + f", times one run of {speed['date']}"
+    )
+    for k in have["kernels"]:
+        k["speed"] = speed_of(speed, k["kernel"])
+    write(args, have["kernels"], speed, have["left_out"])
+    return 0
+
+
+def write(args, table, speed, left_out):
+    """Both reports, and a line a kernel."""
+    notes = json.loads(args.notes.read_text()) if args.notes.is_file() else {}
+    times = other_times(speed, {k["kernel"] for k in table})
+    if times:
+        notes["deltaproof-kda"] = f"{notes.get('deltaproof-kda', '')} {times}".strip()
     (args.reports / "field.json").write_text(
         json.dumps(
             {
@@ -314,7 +345,6 @@ def main():
             f"{k['kernel']:26} {k['served']:3} served, {k['passed']:3} passed, "
             f"{len(k['failed']):3} failed"
         )
-    return 0
 
 
 if __name__ == "__main__":

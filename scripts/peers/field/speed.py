@@ -9,6 +9,10 @@ of -5 with bias -4 (-0.09 a token) or 0 (-2.5), norms and beta's
 sigmoid in the kernel; where a kernel's contract lacks those (cuDNN's backward) it gets log gates of
 the same size, plain beta and unit keys, and the row says so.
 FLA's autotuner times at most N configurations of each kernel (default: 2), compiled in this run.
+
+Floor: every input read once and every output written once (a backward's inputs are the forward's
+and do; nothing that is kept between or recomputed), bf16, at the speed of a copy of 2 GiB, bytes
+read and bytes written, measured in this run. Each time is also given as a multiple of it.
 """
 
 import fcntl
@@ -243,6 +247,30 @@ def start(args, *what):
     return bench_fla.start(args, (__file__, args.folder, "-"), *what)
 
 
+def copy_rate():
+    """Bytes a second of a copy of 2 GiB, those read and those written."""
+    import torch
+
+    a = torch.empty(1 << 31, device="cuda", dtype=torch.int8)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / (bench_fla.median(lambda: b.copy_(a), 9) * 1e-3)
+
+
+# bytes of a token and value head at K = V = 128: q k v, gates and beta (and erase and write)
+GATES = {"kda": 258, "gdn": 6, "gdn2": 768}
+ROWS = 3 * 256
+
+
+def floors_ms(kernel, T, HV, rate):
+    """Of a forward and of a backward."""
+    gates = GATES["gdn2" if "gdn2" in kernel else "gdn" if "gdn" in kernel else "kda"]
+    inputs, o = ROWS + gates, 256
+    return {
+        "forward": 1e3 * T * HV * (inputs + o) / rate,
+        "backward": 1e3 * T * HV * (2 * inputs + o) / rate,
+    }
+
+
 def compile_fla(args):
     """Fill Triton's cache, all kernels and numbers of heads at once (the number of tokens is no key
     of theirs)."""
@@ -282,25 +310,32 @@ def theirs(args):
 
 
 def ours(program, runs):
-    """Rows of `bench_bwd table`: bias -4 is what it calls fast gates."""
+    """Rows of `bench_bwd table`."""
+    bias_of = {"fast": -4.0, "gone": 0.0}  # gpu/bench/bench.h
     p = subprocess.run([program, "table", str(runs)], capture_output=True, text=True)
     return [
         {
             "kernel": f"deltaproof-{m[1]}" + ("-save-all" if m[4] else ""),
             "T": int(m[2]),
             "HV": int(m[3]),
-            "bias": -4.0,
-            "forward_ms": float(m[6]),
-            "backward_ms": float(m[7]),
-            "contract": f"{CONTRACT}; {m[5]} segments; the backward with the gate's and the norms'",
+            "bias": bias_of[m[5]],
+            "forward_ms": float(m[7]),
+            "backward_ms": float(m[8]),
+            "contract": f"{CONTRACT}; {m[6]} segments; the backward with the gate's and the norms'",
         }
         for m in re.finditer(
-            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast(, save all)?, fast "
+            r"^(kda|gdn) +T=(\d+) +HV=(\d+) +K=128 +V=128 +R=1 +bf16 +fast(, save all)?, (\w+) "
             r"gates +(\d+) segments +forward +(\S+) +backward +(\S+)",
             p.stdout,
             re.M,
         )
     ]
+
+
+def timed(row, part):
+    """A time and its multiple of the floor, or a dash."""
+    ms = row.get(f"{part}_ms")
+    return "-" if ms is None else f"{ms:.3f} ({ms / row['floor_ms'][part]:.1f}x)"
 
 
 def main():
@@ -314,8 +349,14 @@ def main():
         return child(args)
     import torch
 
+    rate = copy_rate()
     rows = ours(args.program, args.runs) + theirs(args)
+    for r in rows:
+        r["floor_ms"] = {
+            part: round(x, 4) for part, x in floors_ms(r["kernel"], r["T"], r["HV"], rate).items()
+        }
     versions = {
+        "copy_bytes_per_s": rate,
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "date": time.strftime("%Y-%m-%d"),
@@ -328,10 +369,11 @@ def main():
         text=True,
     ).stdout.split("\n")[0]
     (args.folder / "speed.json").write_text(json.dumps(versions | {"rows": rows}, indent=1) + "\n")
+    print(f"{versions['device']}, copies {rate / 1e12:.2f} TB/s; ms (multiple of the floor)")
     for r in rows:
         print(
             f"{r['kernel']:26} T {r['T']:7,} HV {r['HV']:2} bias {r['bias']:3.0f}  "
-            f"{r.get('forward_ms', '-'):>9} {r.get('backward_ms', '-'):>9}  {r.get('why', '')}"
+            f"{timed(r, 'forward'):>16} {timed(r, 'backward'):>16}  {r.get('why', '')}"
         )
     return 0
 
