@@ -56,6 +56,8 @@
       "tokens of all ranks are put in the order of ranks from the last on")                        \
     X(HEADS_FIRST, "sent-first-gates", 0, "o final_state",                                         \
       "a rank reads A_log and dt_bias of the first heads, not of its own")                         \
+    X(HEADS_SHORT, "sent-sum-short", 0, "dq dk",                                                   \
+      "dq and dk of a query head on several ranks leave out what the last of them made")           \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
       "the recomputation of the backward starts from zeros instead of S_in")                       \
     X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                 \

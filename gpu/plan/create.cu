@@ -139,7 +139,19 @@ static dp_status side_stream(dpg_plan *pl, dp_err *e) {
     return DP_OK;
 }
 
-static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
+/* A plan to be: the arguments of dpg_plan_create and what the device is. */
+struct Wanted {
+    const dpg_problem *p;
+    const dpg_options *opt;
+    int rank, N;
+    int all_heads;      /* value heads of all ranks that exchange heads */
+    int qk_are_partial; /* dq and dk are parts of sums over ranks: in fp32, whatever dv is */
+    Device device;
+};
+
+static Dims dims_of(const Wanted &w, dpg_path path) {
+    const dpg_problem *p = w.p;
+    const dpg_options *o = w.opt;
     Dims d = {};
     d.H = p->H;
     d.HV = p->HV;
@@ -163,19 +175,11 @@ static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
     d.g_bf16 = p->gdtype == DPG_BF16;
     d.o_bf16 = p->odtype == DPG_BF16;
     d.d_bf16 = p->ddtype == DPG_BF16;
+    d.qk_bf16 = d.d_bf16 && !w.qk_are_partial;
     d.dg_bf16 = p->dgdtype == DPG_BF16;
     d.rb = o->base == DP_BASE_BF16;
     return d;
 }
-
-/* A plan to be: the arguments of dpg_plan_create and what the device is. */
-struct Wanted {
-    const dpg_problem *p;
-    const dpg_options *opt;
-    int rank, N;
-    int all_heads; /* value heads of all ranks that exchange heads */
-    Device device;
-};
 
 static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
     char why[160];
@@ -194,7 +198,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
                                                 : &simple_path;
     if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
         pl->opt.chain_how = DPG_CHAIN_DENSE;
-    pl->d = dims_of(w.p, w.opt, pl->opt.path);
+    pl->d = dims_of(w, pl->opt.path);
     pl->by_part = w.p->own.by_part;
     dp_status st = split_tokens(pl, w.p, e);
     if (st != DP_OK) {
@@ -256,12 +260,12 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
 
 dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank,
                           int N, dp_err *e) {
-    return create(out, {p, opt, rank, N, p->HV}, e);
+    return create(out, {p, opt, rank, N, p->HV, 0}, e);
 }
 
 dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
-                       dp_err *e) {
-    return create(out, {p, opt, 0, 1, all_heads}, e);
+                       int qk_are_partial, dp_err *e) {
+    return create(out, {p, opt, 0, 1, all_heads, qk_are_partial}, e);
 }
 
 void dpg_plan_destroy(dpg_plan *pl) {

@@ -118,7 +118,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
         add(pl, slot, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */
-    if (d.G == 1 && d.R == 1) return;
+    if (grads_are_whole(d)) return;
     /* summed over groups and keys behind the tiles */
     add(pl, B_NORM, tiles * 2 * C, 0);
     add(pl, B_DQ, tiles * C * d.K, 0);

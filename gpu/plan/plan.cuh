@@ -71,8 +71,8 @@ struct Dims {
     float scale, lower_bound;
     dp_model model;
     int gate, beta_form, l2norm;
-    int in_bf16, g_bf16, o_bf16, d_bf16,
-        dg_bf16; /* types of q k v, g beta, o, do dq dk dv, dg dbeta */
+    int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
+        dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
     int rb;      /* 1: round what FLA stores in bf16 */
 };
 
@@ -243,6 +243,12 @@ template <class T> static inline T *at(const Call &c, int slot) { return at<T>(c
 /* Does the backward find what the forward made, in the workspace that both share. */
 static inline int saves_all(const dpg_plan *p) {
     return p->opt.backward && p->opt.save == DPG_SAVE_ALL;
+}
+
+/* fast: where every query head has one value head and a token one key, nothing is summed behind a
+ * tile, which writes dq and dk itself, in the type of dv. */
+static inline int grads_are_whole(const Dims &d) {
+    return d.G == 1 && d.R == 1 && d.qk_bf16 == d.d_bf16;
 }
 
 /* Chunks times value heads. */

@@ -181,6 +181,31 @@ DP_TEST(kernels, exchange_of_heads) {
     json_decref(w);
 }
 
+/* Value heads of one query head on several ranks, on every path: dq and dk are sums over these
+ * ranks. */
+DP_TEST(kernels, exchange_of_heads_that_share_query_heads) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
+    json_t *j = judged("initial-state exchange-packed --ranks 2,6 --base fp32,bf16 --chain fp32 "
+                       "--exchange heads --way plain,save-all",
+                       0),
+           *t = judged("gdn2-weak --ranks 2,4 --base fp32,bf16 --exchange heads", 0),
+           *o = judged("exchange-packed --ranks 3 --base fp32 --exchange heads --own "
+                       "zigzag,empty,cyclic,uneven",
+                       0);
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    json_t *w = judged("gdn-wide mkda2-wide --ranks 2 --exchange heads --way plain,segments", 0);
+    unsetenv("DP_CPU_CAPABILITY");
+    if (j) all_judged(j, 8, names);
+    if (t) all_judged(t, 4, names);
+    if (o) all_judged(o, 4, names);
+    if (w) all_judged(w, 4, names);
+    json_decref(j);
+    json_decref(t);
+    json_decref(o);
+    json_decref(w);
+}
+
 /* Where heads do not divide, and on a grid, the run says why not; where they do, they have the bits
  * of one rank. */
 DP_TEST(kernels, exchange_of_heads_that_is_refused_or_one_ranks) {
@@ -190,7 +215,6 @@ DP_TEST(kernels, exchange_of_heads_that_is_refused_or_one_ranks) {
     } rows[] = {
         {"exchange-slow --ranks 4", "exchange heads: more ranks than value heads"},
         {"smoke-gdn --ranks 3", "exchange heads: the value heads do not divide"},
-        {"initial-state --ranks 2", "exchange heads: value heads of one query head would be on"},
         {"exchange-heads --ranks 2 --exact-cp", "exchange heads: of a grid"},
         {"exchange-heads --ranks 2 --way dh-only", "exchange heads: sends no pair of which"}};
     char args[256], cmd[4096], out[8192];
@@ -660,15 +684,25 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     NEEDS_KERNELS;
     static const struct {
         const char *fault, *seen;
-    } F[] = {{"no-sync-state", "final_state"},      {"bwd-gate-head0", "dH"},
-             {"fwd-first-subseq", "exact-packed"},  {"links-by-rank", "own=zigzag"},
-             {"link-neighbour-m", "own=zigzag"},    {"halo-range", "own=zigzag"},
-             {"token-read-decayed", "smoke-dplr"},  {"token-column-short", "dq"},
-             {"slot-neighbour", "session-slots"},   {"sent-less-i", "payload=m-i"},
-             {"sent-as-it-came", "merge=ring"},     {"sent-level-lost", "merge=scan"},
-             {"sent-short-chain", "merge=scan"},    {"sent-from-zero", "merge=serial"},
-             {"sent-for-first-link", "own=zigzag"}, {"sent-next-heads", "merge=heads"},
-             {"sent-ranks-turned", "merge=heads"},  {"sent-first-gates", "merge=heads"}};
+    } F[] = {{"no-sync-state", "final_state"},
+             {"bwd-gate-head0", "dH"},
+             {"fwd-first-subseq", "exact-packed"},
+             {"links-by-rank", "own=zigzag"},
+             {"link-neighbour-m", "own=zigzag"},
+             {"halo-range", "own=zigzag"},
+             {"token-read-decayed", "smoke-dplr"},
+             {"token-column-short", "dq"},
+             {"slot-neighbour", "session-slots"},
+             {"sent-less-i", "payload=m-i"},
+             {"sent-as-it-came", "merge=ring"},
+             {"sent-level-lost", "merge=scan"},
+             {"sent-short-chain", "merge=scan"},
+             {"sent-from-zero", "merge=serial"},
+             {"sent-for-first-link", "own=zigzag"},
+             {"sent-next-heads", "merge=heads"},
+             {"sent-ranks-turned", "merge=heads"},
+             {"sent-first-gates", "merge=heads"},
+             {"sent-sum-short", "dq"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
