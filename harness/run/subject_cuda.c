@@ -1,7 +1,6 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
-#include "harness/verdict/drawn_sent.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -129,12 +128,6 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
-    const dp_sending sent = how->design.sending;
-    if (dp_cuda_by_tokens(&c->p) && sent.payload > DP_PAYLOAD_FP32 && !dp_drawn_rounds(sent))
-        return dp_fail(why, DP_EINPUT,
-                       "payload %s, exchange %s: draws that go token by token compose no pairs",
-                       dp_payload_names[way->sending.payload],
-                       dp_exchange_names[way->sending.exchange]);
     if (step)
         st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;
