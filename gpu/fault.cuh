@@ -50,6 +50,8 @@
       "a rank's pass for the next one starts from zeros, not from what came")                      \
     X(LINK_PASSES_ON, "sent-for-first-link", 0, "S_in dS_out",                                     \
       "a rank of several parts takes what is handed to any of them for its first one's")           \
+    X(PAIRS_TURNED, "sent-links-turned", 0, "S_in dS_out",                                         \
+      "what ranks give the parts of a rank in a scan is taken in the order from the last rank on") \
     X(HEADS_NEXT, "sent-next-heads", 0, "o final_state",                                           \
       "a rank gives each rank the heads of the next one")                                          \
     X(HEADS_TURNED, "sent-ranks-turned", 0, "o final_state",                                       \

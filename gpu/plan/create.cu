@@ -107,10 +107,8 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(!p->own.by_part || !exchanges[o->exchange].passes,
          "exchange %s: of a grid, whose bits may not depend on a pass that one rank leaves out",
          dp_exchange_names[o->exchange]);
-    NEED(!exchanges[o->exchange].levels || !p->own.parts,
-         "exchange %s: a level is one call, in which each rank has one pair: of ranks that own T / "
-         "N "
-         "tokens each",
+    NEED(!p->own.by_part || !exchanges[o->exchange].levels,
+         "exchange %s: of a grid, whose bits on one rank are those of a fold over its parts",
          dp_exchange_names[o->exchange]);
     NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
          "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
@@ -286,6 +284,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     free(pl->cuts_h);
     free(pl->links_h);
     free(pl->hops_h);
+    free(pl->pairs_h);
     free(pl);
 }
 

@@ -55,7 +55,8 @@ struct Folds {
     const int *place, *link;
 };
 
-/* A state from one part to the next, or backward its gradient: ranks, and their links. */
+/* A state from one part to the next, or backward its gradient; in a scan a pair over a distance:
+ * ranks, and their links. */
 struct Hop {
     int from, to, out, in;
 };
@@ -187,6 +188,8 @@ struct dpg_plan {
     Folds folds, folds_bwd;
     Hop *hops_h; /* all of them, in the plan's direction */
     int nhop;
+    Hop *pairs_h; /* a scan: a level after the other, each ends before level_end */
+    int nlevel, level_end[32];
     /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
      * ask for; runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;

@@ -7,8 +7,7 @@
 struct Exchange {
     int hops;   /* states are handed from rank to rank, in N - 1 hops; else pairs are gathered */
     int passes; /* what is handed on comes of a pass from the state that came: no M is formed */
-    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once: a rank
-                 * has one pair */
+    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once */
     int heads;  /* no states: tokens of all heads against heads of all tokens */
 };
 static const Exchange exchanges[DP_NRUN_EXCHANGES] = {

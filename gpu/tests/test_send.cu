@@ -2,7 +2,8 @@
  * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
  * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; a scan
  * multiplies M by M in the format of the chain; fewer words are sent by as much as the payload
- * says; a ring has the bits of an all-gather, of ranks that own several parts, too; ranks that
+ * says; a ring has the bits of an all-gather, of ranks that own several parts, too; a table of one
+ * part a rank changes no bit of a scan; ranks that
  * exchange heads have the bits of one rank; and hand-overs and all-to-alls by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, for compute-sanitizer
@@ -31,11 +32,18 @@ static dp_status counted_hand(dpg_comm *c, const float *send, float *recv, size_
     if (send) words[c->rank] += count;
     return called.hand(c, send, recv, count, by, stream, e);
 }
+static dp_status counted_all_to_all(dpg_comm *c, const float *send, const dpg_piece *gives,
+                                    float *recv, const dpg_piece *gets, void *stream, dp_err *e) {
+    for (int r = 0; r < c->N; r++)
+        words[c->rank] += r == c->rank ? 0 : gives[r].n;
+    return called.all_to_all(c, send, gives, recv, gets, stream, e);
+}
 static void count_words(Comms &comm, int N) {
     called = comm[0];
     for (int r = 0; r < N; r++) {
         comm[r].all_gather = counted_gather;
         comm[r].hand = counted_hand;
+        comm[r].all_to_all = counted_all_to_all;
     }
 }
 
@@ -315,15 +323,35 @@ static int64_t given(const Table &t, int r, int dir) {
     return n;
 }
 
+/* Pairs that rank r gives to others in a scan: at every distance to parts whose sequence goes on,
+ * and so far back. */
+static int64_t paired(const Table &t, int r, int dir) {
+    const int parts = (int)t.owner.size();
+    int64_t n = 0;
+    for (int d = 1; d < parts; d *= 2)
+        for (int i = 0; i < parts; i++) {
+            const int from = i - dir * d, first = std::min(from, i), last = std::max(from, i);
+            if (from < 0 || from >= parts || t.owner[from] != r || t.owner[i] == r) continue;
+            bool one = true; /* no sequence ends from one to the other, nor in the part */
+            for (int64_t end : t.cu)
+                one &= !(end >= t.cut[first + 1] && end <= t.cut[last]) &&
+                       !(end >= t.cut[i] && end <= t.cut[i + 1]);
+            n += one;
+        }
+    return n;
+}
+
 static void judge_table(const Sizes &z, const Way &w, int N, const Left &x, const Left &gathered) {
     const bool ring = w.exchange == DP_EXCHANGE_RING, full = w.payload <= DP_PAYLOAD_FP32;
     const double off = 64 * fmax(0x1p-22, dp_payloads[w.payload].u);
-    const int64_t gates = (int64_t)z.HV * (1 + z.K), state = words_of(w, z.state());
+    const int64_t gates = (int64_t)z.HV * (1 + z.K), state = words_of(w, z.state()),
+                  pairs = w.exchange == DP_EXCHANGE_SCAN ? words_of(w, z.pair()) : 0;
     bool same = true;
     for (int r = 0; r < N; r++) {
         const Vec &a = x.outputs[r], &b = gathered.outputs[r];
-        const int64_t forward = given(*z.own, r, 1) * state,
-                      backward = gates + given(*z.own, r, -1) * state;
+        const int64_t forward = given(*z.own, r, 1) * state + pairs * paired(*z.own, r, 1),
+                      backward =
+                          gates + given(*z.own, r, -1) * state + pairs * paired(*z.own, r, -1);
         same &= a == b;
         fact(a.size() == b.size() && (a.empty() || rel_fro(a, b) < off),
              "%s, %s: outputs of rank %d off", z.own->name, w.name().c_str(), r);
@@ -345,12 +373,28 @@ static void parts_of_ranks() {
     for (const Table &t : tables) {
         const Sizes z = {2, 32, 48, 0, DPG_PATH_SIMPLE, &t};
         const Left gathered = run(z, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL}, 3);
-        for (dp_exchange x : {DP_EXCHANGE_RING, DP_EXCHANGE_SERIAL})
+        for (dp_exchange x : {DP_EXCHANGE_RING, DP_EXCHANGE_SCAN, DP_EXCHANGE_SERIAL})
             for (int p = 0; p <= DP_PAYLOAD_LESS_I; p++) {
                 const Way w = {x, (dp_payload)p};
                 judge_table(z, w, 3, run(z, w, 3), gathered);
             }
         printf("%s: a ring has the bits of an all-gather\n", t.name);
+    }
+}
+
+/* A table that says what is so without one: bits and words of a scan are the same. */
+static void scan_of_one_part_each() {
+    static const Table t = {"one each", {0, 200}, {0, 40, 80, 120, 160, 200}, {0, 1, 2, 3, 4}};
+    Sizes z = {2, 32, 48, 40, DPG_PATH_SIMPLE};
+    for (dp_payload p : {DP_PAYLOAD_FULL, DP_PAYLOAD_LESS_I}) {
+        const Way w = {DP_EXCHANGE_SCAN, p};
+        z.own = NULL;
+        const Left plain = run(z, w, 5);
+        z.own = &t;
+        const Left listed = run(z, w, 5);
+        fact(listed.outputs == plain.outputs && listed.forward == plain.forward &&
+                 listed.backward == plain.backward,
+             "%s, one part a rank: other bits or words than without a table", w.name().c_str());
     }
 }
 
@@ -531,7 +575,7 @@ static void heads_of_ranks() {
 static void refusals() {
     static const struct {
         Way w;
-        int dh_only, parts;
+        int dh_only, parts; /* of a grid */
         const char *says;
     } rows[] = {
         {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK},
@@ -540,14 +584,16 @@ static void refusals() {
          "payload svd-1e-4: the kernels make no"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 0, "payload svd-1e-2: the kernels make no"},
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 0, "exchange scan: sends no pair of which"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: a level is one call"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: of a grid"},
+        {{DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL}, 0, 2, "exchange serial: of a grid"},
+        {{DP_EXCHANGE_RING, DP_PAYLOAD_BF16}, 0, 2, "payload bf16: of a grid"},
         {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: more ranks than value heads"},
         {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 0, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
     const std::vector<int> owner = {0, 1};
     dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
     for (auto &x : rows) {
-        p.own = {x.parts, 0, cut.data(), owner.data()};
+        p.own = {x.parts, x.parts > 0, cut.data(), owner.data()};
         dpg_options o = {};
         o.base = DP_BASE_FP32;
         o.chain = DP_FP32;
@@ -691,6 +737,7 @@ int main(int argc, char **argv) {
     if (!small) every_way(wide, 3);
     scan_formats();
     parts_of_ranks();
+    scan_of_one_part_each();
     heads_of_ranks();
     refusals();
     for (int by : {1, -1, 2}) {

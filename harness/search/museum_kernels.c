@@ -57,6 +57,7 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
                                {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SCAN, FULL},
                                {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SERIAL, FULL},
                                {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_RING, FULL},
+                               {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_SCAN, FULL},
                                {"smoke-kda", 2, 0, EVEN, DP_EXCHANGE_HEADS, FULL},
                                /* value heads of one query head on both ranks */
                                {"initial-state", 2, 0, EVEN, DP_EXCHANGE_HEADS, FULL}},

@@ -100,18 +100,23 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
                        0),
            *g = judged("exact-packed --chain bf16 --ranks 3 --own grid --exchange allgather", 0),
            *h = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-                       "zigzag,empty,cyclic,uneven --exchange ring,serial",
+                       "zigzag,empty,cyclic,uneven --exchange ring,scan,serial",
+                       0),
+           *s = judged("exact-packed --chain bf16 --ranks 3 --own cyclic --exchange scan --payload "
+                       "full,m-i",
                        0),
            *c = judged("owned-conv", 0);
     if (j) all_judged(j, 9, names);
     if (k) all_judged(k, 4, names);
     if (g) all_judged(g, 1, names);
-    if (h) all_judged(h, 8, names);
+    if (h) all_judged(h, 12, names);
+    if (s) all_judged(s, 4, names);
     if (c) all_judged(c, 36, conv);
     json_decref(j);
     json_decref(g);
     json_decref(h);
     json_decref(k);
+    json_decref(s);
     json_decref(c);
 }
 
@@ -384,13 +389,13 @@ DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
                        "allgather,ring --payload bf16,bf16x2,m-i",
                        0),
            *k = judged("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
-                       "--exchange serial --payload bf16",
+                       "--exchange scan,serial --payload bf16",
                        0),
            *s = judged("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4,6 "
                        "--exchange scan --payload bf16,bf16x2,m-i",
                        0);
     if (j) all_judged(j, 12, names);
-    if (k) all_judged(k, 1, names);
+    if (k) all_judged(k, 2, names);
     if (s) all_judged(s, 9, names);
     json_decref(j);
     json_decref(k);
@@ -682,25 +687,16 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     NEEDS_KERNELS;
     static const struct {
         const char *fault, *seen;
-    } F[] = {{"no-sync-state", "final_state"},
-             {"bwd-gate-head0", "dH"},
-             {"fwd-first-subseq", "exact-packed"},
-             {"links-by-rank", "own=zigzag"},
-             {"link-neighbour-m", "own=zigzag"},
-             {"halo-range", "own=zigzag"},
-             {"token-read-decayed", "smoke-dplr"},
-             {"token-column-short", "dq"},
-             {"slot-neighbour", "session-slots"},
-             {"sent-less-i", "payload=m-i"},
-             {"sent-as-it-came", "merge=ring"},
-             {"sent-level-lost", "merge=scan"},
-             {"sent-short-chain", "merge=scan"},
-             {"sent-from-zero", "merge=serial"},
-             {"sent-for-first-link", "own=zigzag"},
-             {"sent-next-heads", "merge=heads"},
-             {"sent-ranks-turned", "merge=heads"},
-             {"sent-first-gates", "merge=heads"},
-             {"sent-sum-short", "dq"}};
+    } F[] = {{"no-sync-state", "final_state"},      {"bwd-gate-head0", "dH"},
+             {"fwd-first-subseq", "exact-packed"},  {"links-by-rank", "own=zigzag"},
+             {"link-neighbour-m", "own=zigzag"},    {"halo-range", "own=zigzag"},
+             {"token-read-decayed", "smoke-dplr"},  {"token-column-short", "dq"},
+             {"slot-neighbour", "session-slots"},   {"sent-less-i", "payload=m-i"},
+             {"sent-as-it-came", "merge=ring"},     {"sent-level-lost", "merge=scan"},
+             {"sent-short-chain", "merge=scan"},    {"sent-from-zero", "merge=serial"},
+             {"sent-for-first-link", "own=zigzag"}, {"sent-links-turned", "merge=scan,own=zigzag"},
+             {"sent-next-heads", "merge=heads"},    {"sent-ranks-turned", "merge=heads"},
+             {"sent-first-gates", "merge=heads"},   {"sent-sum-short", "dq"}};
     char cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault %s --cases '%s' --cache '%s'",
