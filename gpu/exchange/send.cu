@@ -90,12 +90,15 @@ static Packing packing_of(const dpg_plan *p, int64_t numbers, int row) {
 
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row) {
     int64_t numbers = c.p->buf[own].bytes / 4, words = packed_words(c.p->opt.payload, numbers);
+    const int alone = c.p->N == 1;
+    if (!words && alone) return DP_OK;
     if (!words)
         return comm->all_gather(comm, at<float>(c, own), at<float>(c, all), numbers, c.s, c.e);
     TRY(pack(c, packing_of(c.p, numbers, row), at<float>(c, own), at<uint32_t>(c, B_PACK)));
-    TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
-    return unpack(c, packing_of(c.p, numbers * c.p->N, row), at<uint32_t>(c, B_PACKALL),
-                  at<float>(c, all));
+    if (!alone)
+        TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
+    return unpack(c, packing_of(c.p, numbers * c.p->N, row),
+                  at<uint32_t>(c, alone ? B_PACK : B_PACKALL), at<float>(c, all));
 }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
@@ -127,7 +130,7 @@ static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, con
                             float *to) {
     const dpg_plan *p = c.p;
     const Order o = order_of(p);
-    const int passes = passes_on(&p->opt, p->N);
+    const int passes = passes_on(&p->opt, p->sends);
     for (int j = 0; j < p->N - 1; j++) {
         const int gives = j == o.place && o.after, gets = j == o.place - 1 && o.before;
         if (gives && passes) TRY((p->is_bwd ? p->path->bwd_pre : p->path->pre)(c));
@@ -197,7 +200,7 @@ static dp_status part_by_part(const Call &c, dpg_comm *comm, const float *own, i
         const Hop &h = p->hops_h[j];
         const int gives = h.from == p->rank, gets = h.to == p->rank;
         float *hand = gives && gets ? came_to(h.in) : at<float>(c, B_HAND);
-        if (gives && passes_on(&p->opt, p->N)) TRY(pass_link(c, h.out));
+        if (gives && passes_on(&p->opt, p->sends)) TRY(pass_link(c, h.out));
         if (gives)
             TRY(chain_hand(c, own + h.out * pair, p->needs_m && link_needs_m(p->links_h[h.out]),
                            came_to(h.out), hand));
@@ -244,7 +247,11 @@ static dp_status at_once(const Call &c, dpg_comm *comm, const Packing &each, con
         gives[r].n = given * words - gives[r].at;
         gets[r].n = came->size() * words - gets[r].at;
     }
-    TRY(comm->all_to_all(comm, send, gives.data(), recv, gets.data(), c.s, c.e));
+    if (p->N > 1)
+        TRY(comm->all_to_all(comm, send, gives.data(), recv, gets.data(), c.s, c.e));
+    else
+        CK(c.e, cudaMemcpyAsync(recv, send, sizeof(float) * given * words, cudaMemcpyDeviceToDevice,
+                                c.s));
     Packing all = each;
     all.numbers *= came->size();
     if (FAULT(PAIRS_TURNED)) std::reverse(came->begin(), came->end());

@@ -94,22 +94,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
-    no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
+    no = exchanges_heads(o, sends(p, N)) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
-    dp_payload sent = sent_as(o, N);
+    dp_payload sent = sent_as(o, sends(p, N));
     no = payloads[sent].refuses;
     NEED(!no, "payload %s: %s", dp_payload_names[o->payload], no);
-    NEED(!p->own.by_part || !packed_words(sent, 2),
-         "payload %s: of a grid, whose bits may not depend on what is sent",
-         dp_payload_names[o->payload]);
     int hops = exchanges[o->exchange].hops;
-    NEED(!p->own.by_part || !exchanges[o->exchange].passes,
-         "exchange %s: of a grid, whose bits may not depend on a pass that one rank leaves out",
-         dp_exchange_names[o->exchange]);
-    NEED(!p->own.by_part || !exchanges[o->exchange].levels,
-         "exchange %s: of a grid, whose bits on one rank are those of a fold over its parts",
-         dp_exchange_names[o->exchange]);
     NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
          "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
     NEED(!o->send_dh_only || !(hops || exchanges[o->exchange].heads),
@@ -184,7 +175,8 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
     if (!pl) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     pl->opt = *w.opt;
-    pl->opt.payload = sent_as(w.opt, w.N);
+    pl->sends = sends(w.p, w.N);
+    pl->opt.payload = sent_as(w.opt, pl->sends);
     pl->device = w.device;
     pl->rank = w.rank;
     pl->N = w.N;
@@ -203,7 +195,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
         dpg_plan_destroy(pl);
         return st;
     }
-    if (passes_on(&pl->opt, pl->N)) pl->needs_m = 0;
+    if (passes_on(&pl->opt, pl->sends)) pl->needs_m = 0;
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
     cut_segments(pl, other_path);
@@ -242,7 +234,8 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     TRY(ask_device(&w.device, e));
     TRY(check_problem(w.p, w.rank, w.N, e));
     TRY(check_options(w.p, w.opt, &w.device, w.N, e));
-    if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
+    if (exchanges_heads(w.opt, sends(w.p, w.N)))
+        return heads_create(out, w.p, w.opt, w.rank, w.N, e);
     TRY(plan_new(out, w, 0, e));
     if (!w.opt->backward) return DP_OK;
     dpg_plan *pl = *out;

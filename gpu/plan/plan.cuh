@@ -184,6 +184,7 @@ struct dpg_plan {
     /* Tokens are owned by a table of `all` parts: `nlink` of them are this rank's, `slots` the most
      * that a rank has. pre, post, is_first, is_last and whole say nothing then. */
     int owned, by_part, all, nlink, slots;
+    int sends; /* plan/sending.cuh */
     Link *links_h;
     Folds folds, folds_bwd;
     Hop *hops_h; /* all of them, in the plan's direction */
@@ -265,9 +266,9 @@ static inline int state_parts(const dpg_plan *p) {
 }
 /* Elements of a message. */
 static inline int message_parts(const dpg_plan *p) { return p->owned ? p->slots : 1; }
-/* Elements that all ranks gave. */
+/* Elements that all ranks gave, as they arrived. */
 static inline float *gathered(const Call &c, int own, int all) {
-    return at<float>(c, c.p->N > 1 ? all : own);
+    return at<float>(c, c.p->buf[all].bytes ? all : own);
 }
 
 /* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */

@@ -122,7 +122,7 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
         if (parts.owner(i) == pl->rank) add_part(pl, parts, i, n++);
     for (int i = 0; i < n; i++)
         pl->needs_m |= link_needs_m(pl->links_h[i]);
-    if (pl->owned && hands_on(&pl->opt, pl->N) && exchanges[pl->opt.exchange].levels)
+    if (pl->owned && hands_on(&pl->opt, pl->sends) && exchanges[pl->opt.exchange].levels)
         TRY(list_pairs(pl, parts, e));
     if (pl->owned) return list_hops(pl, parts, e);
     pl->pre = pl->links_h[0].pre;

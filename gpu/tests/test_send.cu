@@ -575,25 +575,21 @@ static void heads_of_ranks() {
 static void refusals() {
     static const struct {
         Way w;
-        int dh_only, parts; /* of a grid */
+        int dh_only, HV, grid;
         const char *says;
     } rows[] = {
-        {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK},
-         0,
-         0,
-         "payload svd-1e-4: the kernels make no"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 0, "payload svd-1e-2: the kernels make no"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 0, "exchange scan: sends no pair of which"},
-        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 0, 2, "exchange scan: of a grid"},
-        {{DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL}, 0, 2, "exchange serial: of a grid"},
-        {{DP_EXCHANGE_RING, DP_PAYLOAD_BF16}, 0, 2, "payload bf16: of a grid"},
-        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 0, "exchange heads: more ranks than value heads"},
-        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 0, "exchange ring: sends no pair of which"}};
+        {{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LOW_RANK}, 0, 1, 0, "payload svd-1e-4: the kernels"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_LOWER_RANK}, 0, 1, 0, "payload svd-1e-2: the kernels"},
+        {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 1, 0, "exchange scan: sends no pair of which"},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 1, 0, "heads: more ranks than value heads"},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 3, 0, "heads: the value heads do not divide"},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 2, 1, "exchange heads: of a grid"},
+        {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 1, 0, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
     const std::vector<int> owner = {0, 1};
-    dpg_problem p = sized(cu, 1, 1, 32, 32, 1, 32, DPG_F32);
     for (auto &x : rows) {
-        p.own = {x.parts, x.parts > 0, cut.data(), owner.data()};
+        dpg_problem p = sized(cu, 1, x.HV, 32, 32, 1, 32, DPG_F32);
+        if (x.grid) p.own = {2, 1, cut.data(), owner.data()};
         dpg_options o = {};
         o.base = DP_BASE_FP32;
         o.chain = DP_FP32;

@@ -212,10 +212,15 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
     return st;
 }
 
+/* Is anything sent: on a grid one rank sends itself what many would send. */
+static int sends(const dp_sharding *sp) {
+    return dp_cuda_ranks(&sp->c->p, sp->N) > 1 || sp->c->p.own.kind == DP_OWN_GRID;
+}
+
 /* Where nothing is sent there is one way for all. */
 static dp_ways ways_of(const dp_sharding *sp, int which) {
     const dp_ways one = {.n = 1};
-    return dp_cuda_ranks(&sp->c->p, sp->N) > 1 ? dp_ways_of(sp->c, sp->std->o, which) : one;
+    return sends(sp) ? dp_ways_of(sp->c, sp->std->o, which) : one;
 }
 
 /* Which draws it shares with simulated ranks: those of pairs, but from an initial state. */
@@ -230,7 +235,7 @@ static dp_status run_ways(dp_sharding *sp, const dp_how *how, int which, dp_boun
                           dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
     const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
-    const int nvariant = o->nvariant ? o->nvariant : 1, sent = dp_cuda_ranks(&sp->c->p, sp->N) > 1;
+    const int nvariant = o->nvariant ? o->nvariant : 1, sent = sends(sp);
     const dp_ways w = ways_of(sp, which);
     dp_status st = DP_OK;
     for (int i = 0; i < w.n * nvariant && !st; i++) {
