@@ -120,8 +120,10 @@ typedef struct {
      * all heads against all tokens of HV / N value heads each, and no state at all; forward and
      * backward are one rank's over those, and its bits where both cut segments alike (`segments`,
      * `segment_chunks` or a dense chain say so; by itself a rank goes by the heads that it has).
-     * DP_EINPUT where HV does not divide by N; where H does not, unless there is no backward and N
-     * divides by H; of a grid (by_part); for payloads that round and send_dh_only */
+     * Where H does not divide by N, dq, dk and dlr_b are sums over ranks, in fp32 in the order of
+     * value heads: near the bits of one rank. DP_EINPUT where HV does not divide by N; of a grid
+     * (by_part); for payloads that round and send_dh_only. On a grid one rank alone sends itself
+     * what many would send, so that its bits are theirs */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most

@@ -50,12 +50,16 @@
       "a rank's pass for the next one starts from zeros, not from what came")                      \
     X(LINK_PASSES_ON, "sent-for-first-link", 0, "S_in dS_out",                                     \
       "a rank of several parts takes what is handed to any of them for its first one's")           \
+    X(PAIRS_TURNED, "sent-links-turned", 0, "S_in dS_out",                                         \
+      "what ranks give the parts of a rank in a scan is taken in the order from the last rank on") \
     X(HEADS_NEXT, "sent-next-heads", 0, "o final_state",                                           \
       "a rank gives each rank the heads of the next one")                                          \
     X(HEADS_TURNED, "sent-ranks-turned", 0, "o final_state",                                       \
       "tokens of all ranks are put in the order of ranks from the last on")                        \
     X(HEADS_FIRST, "sent-first-gates", 0, "o final_state",                                         \
       "a rank reads A_log and dt_bias of the first heads, not of its own")                         \
+    X(HEADS_SHORT, "sent-sum-short", 0, "dq dk",                                                   \
+      "dq and dk of a query head on several ranks leave out what the last of them made")           \
     X(STATE_LOST, "state-lost", 4, "dH dM dS_out dv dbeta dq dk dg",                               \
       "the recomputation of the backward starts from zeros instead of S_in")                       \
     X(BWD_HEAD0, "bwd-gate-head0", 1, "dH dS_out",                                                 \

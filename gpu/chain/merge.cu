@@ -230,7 +230,7 @@ static dp_status over_parts(const Call &c, int sum, float *out) {
     a.part_m = saved_part_m(p, c.t);
     a.row = dh_row(p);
     a.rank = p->rank;
-    int hands = hands_on(&p->opt, p->N);
+    int hands = hands_on(&p->opt, p->sends);
     a.far = sum || hands ? p->rank : p->rank + p->post;
     if (hands && !sum && !p->is_last) a.came = at<float>(c, B_DSOUT);
     a.parts = p->parts;

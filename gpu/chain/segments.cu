@@ -197,7 +197,7 @@ static SegArgs seg_args(const Call &c) {
     a.V = d.V;
     a.is_last = p->is_last;
     a.whole = p->whole;
-    int hands = hands_on(&p->opt, p->N);
+    int hands = hands_on(&p->opt, p->sends);
     a.to = p->rank;
     a.from = hands ? a.to : a.to - p->pre;
     if (hands && !p->is_first) a.came = a.sin;

@@ -5,30 +5,39 @@
 #include "fault.cuh"
 #include "plan/heads.cuh"
 #include "plan/paths.cuh"
+#include "plan/values.cuh"
 #include <algorithm>
 
 #define THREADS 256
 
-/* Rows of a tensor, and where each rank's heads of them lie in a message: [ranks][rows][run], run
- * in words of the kernel. */
+/* Rows of a tensor, and where the runs of each rank lie in a message, [ranks][rows][runs][run]: a
+ * run is a head that several have, or all heads of a rank. Words are those of the kernel. */
 struct Moved {
     int rows, given; /* of each rank; where no table says which, the first so many of a tensor */
     const int *row;  /* which of the tensor, -1: none */
-    int64_t run, stride; /* words of a rank's heads in a row; of a row */
-    int sharers;         /* ranks that have the same heads */
+    int runs;        /* of a rank in a row */
+    int copies;      /* of each run of a tensor, one after the other in the message */
+    int64_t run, stride; /* words of a run; of a row of the tensor */
     int to_tensor;       /* else to the message */
+
+    /* Row i of a rank, -1: none. */
+    __device__ __forceinline__ int row_of(int i) const { return row ? row[i] : i < given ? i : -1; }
+    /* Where the message has run x of all ranks' in row i. */
+    __device__ __forceinline__ int64_t at(unsigned x, int i) const {
+        return (((int64_t)(x / runs) * rows + i) * runs + x % runs) * run;
+    }
 };
 
-/* blockIdx.y: a rank. */
+/* blockIdx.y: a run of all ranks'. */
 template <class W> __global__ void k_rows(Moved m, W *tensor, W *message) {
     const int i = blockIdx.x * blockDim.y + threadIdx.y;
     if (i >= m.rows) return;
-    const int row = m.row ? m.row[i] : i < m.given ? i : -1;
+    const int row = m.row_of(i);
     if (row < 0) return;
-    unsigned rank = blockIdx.y;
-    if (FAULT(HEADS_NEXT) && !m.to_tensor) rank = (rank + 1) % gridDim.y;
-    W *at = tensor + row * m.stride + rank / m.sharers * m.run;
-    message += ((int64_t)blockIdx.y * m.rows + i) * m.run;
+    unsigned run = blockIdx.y;
+    if (FAULT(HEADS_NEXT) && !m.to_tensor) run = (run + m.runs) % gridDim.y;
+    W *at = tensor + row * m.stride + run / m.copies * m.run;
+    message += m.at(blockIdx.y, i);
     for (int64_t x = threadIdx.x; x < m.run; x += blockDim.x)
         if (m.to_tensor)
             at[x] = message[x];
@@ -36,17 +45,51 @@ template <class W> __global__ void k_rows(Moved m, W *tensor, W *message) {
             message[x] = at[x];
 }
 
-template <class W>
-static dp_status move_words(const Call &c, Moved m, int ranks, void *tensor, void *message) {
-    int across = 1;
-    m.run /= sizeof(W);
-    m.stride /= sizeof(W);
+/* blockIdx.y: a run of the tensor, the sum of its copies in the order of value heads, in fp32 and
+ * rounded once. */
+__global__ void k_add_rows(Moved m, int is_bf16, void *tensor, const float *message) {
+    const int i = blockIdx.x * blockDim.y + threadIdx.y;
+    if (i >= m.rows) return;
+    const int row = m.row_of(i);
+    if (row < 0) return;
+    const unsigned first = blockIdx.y * m.copies;
+    const int copies = m.copies - FAULT(HEADS_SHORT);
+    for (int64_t x = threadIdx.x; x < m.run; x += blockDim.x) {
+        float sum = message[m.at(first, i) + x];
+        for (int j = 1; j < copies; j++)
+            sum += message[m.at(first + j, i) + x];
+        stx(tensor, row * m.stride + blockIdx.y * m.run + x, is_bf16, sum);
+    }
+}
+
+/* A block: whole rows of a run, or a part of one. */
+static dim3 threads_of(const Moved &m) {
+    unsigned across = 1;
     while (across < m.run && across < THREADS)
         across *= 2;
-    const int high = THREADS / across;
-    k_rows<W><<<dim3((unsigned)((m.rows + high - 1) / high), (unsigned)ranks),
-                dim3((unsigned)across, (unsigned)high), 0, c.s>>>(m, (W *)tensor, (W *)message);
+    return dim3(across, THREADS / across);
+}
+static dim3 blocks_of(const Moved &m, const dim3 &threads, int runs) {
+    return dim3((m.rows + threads.y - 1) / threads.y, (unsigned)runs);
+}
+
+template <class W>
+static dp_status move_words(const Call &c, Moved m, int ranks, void *tensor, void *message) {
+    m.run /= sizeof(W);
+    m.stride /= sizeof(W);
+    const dim3 threads = threads_of(m), blocks = blocks_of(m, threads, ranks * m.runs);
+    auto kernel = k_rows<W>;
+    kernel<<<blocks, threads, 0, c.s>>>(m, (W *)tensor, (W *)message);
     CK_LAUNCH(c.e, "k_rows");
+    return DP_OK;
+}
+
+static dp_status add_copies(const Call &c, Moved m, int ranks, void *tensor, float *message) {
+    m.run /= sizeof(float);
+    m.stride /= sizeof(float);
+    const dim3 threads = threads_of(m), blocks = blocks_of(m, threads, ranks * m.runs / m.copies);
+    k_add_rows<<<blocks, threads, 0, c.s>>>(m, c.p->heads->one->d.d_bf16, tensor, message);
+    CK_LAUNCH(c.e, "k_add_rows");
     return DP_OK;
 }
 
@@ -57,7 +100,7 @@ static dp_status move_words(const Call &c, Moved m, int ranks, void *tensor, voi
 struct Side {
     void *tensor;
     Moved moved; /* bytes */
-    int ranks;   /* whose heads lie in a row of it */
+    int ranks;   /* whose runs lie in a row of it */
     int in_place;
     std::vector<dpg_piece> pieces;
 };
@@ -65,21 +108,20 @@ struct Side {
 static Side own_tokens(const Heads *h, const HeadTensor &x, void *tensor) {
     const HeadRows &rows = h->rows[x.rows];
     const int first = rows.from[h->rank], n = rows.from[h->rank + 1] - first;
-    const int64_t run = run_bytes(h, x), sharers = x.by_query ? h->sharers : 1;
-    Side s = {tensor,
-              {n, h->own_tokens, x.rows == TOKENS ? NULL : rows.row + first, run,
-               run * (h->N / sharers), (int)sharers},
-              h->N,
-              0};
+    const int64_t all = run_bytes(h, x);
+    const int copies = x.by_query ? h->copies : 1, runs = copies > 1 ? h->one->d.H : 1;
+    const int *row = x.rows == TOKENS ? NULL : rows.row + first;
+    Side s = {
+        tensor, {n, h->own_tokens, row, runs, copies, all / runs, all * h->N / copies}, h->N, 0};
     for (int r = 0; r < h->N; r++)
-        s.pieces.push_back({(size_t)(r * n * run / 4), (size_t)(n * run / 4)});
+        s.pieces.push_back({(size_t)(r * n * all / 4), (size_t)(n * all / 4)});
     return s;
 }
 
 static Side own_heads(const Heads *h, const HeadTensor &x, void *tensor) {
     const HeadRows &rows = h->rows[x.rows];
     const int64_t run = run_bytes(h, x);
-    Side s = {tensor, {rows.from[h->N], 0, rows.row, run, run, 1}, 1, rows.in_order};
+    Side s = {tensor, {rows.from[h->N], 0, rows.row, 1, 1, run, run}, 1, rows.in_order};
     for (int r = 0; r < h->N; r++) {
         const int64_t n = rows.from[r + 1] - rows.from[r];
         s.pieces.push_back({(size_t)(rows.from[r] * run / 4), (size_t)(n * run / 4)});
@@ -91,6 +133,7 @@ static dp_status move_rows(const Call &c, Side s, int to_tensor, float *message)
     const int64_t run = s.moved.run;
     s.moved.to_tensor = to_tensor;
     if (s.in_place || !s.moved.rows) return DP_OK;
+    if (to_tensor && s.moved.copies > 1) return add_copies(c, s.moved, s.ranks, s.tensor, message);
     if (run % 16 == 0) return move_words<uint4>(c, s.moved, s.ranks, s.tensor, message);
     if (run % 4 == 0) return move_words<uint32_t>(c, s.moved, s.ranks, s.tensor, message);
     return move_words<uint16_t>(c, s.moved, s.ranks, s.tensor, message);

@@ -5,6 +5,8 @@
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 #include "plan/values.cuh"
+#include <algorithm>
+#include <vector>
 
 #define THREADS 256
 
@@ -68,8 +70,8 @@ static unsigned blocks_of(const Packing &p) {
     return (unsigned)((p.numbers / 4 + THREADS - 1) / THREADS);
 }
 
-static dp_status pack(const Call &c, const Packing &p, const float *from) {
-    k_pack<<<blocks_of(p), THREADS, 0, c.s>>>(p, from, at<uint32_t>(c, B_PACK));
+static dp_status pack(const Call &c, const Packing &p, const float *from, uint32_t *to) {
+    k_pack<<<blocks_of(p), THREADS, 0, c.s>>>(p, from, to);
     CK_LAUNCH(c.e, "k_pack");
     return DP_OK;
 }
@@ -88,12 +90,15 @@ static Packing packing_of(const dpg_plan *p, int64_t numbers, int row) {
 
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row) {
     int64_t numbers = c.p->buf[own].bytes / 4, words = packed_words(c.p->opt.payload, numbers);
+    const int alone = c.p->N == 1;
+    if (!words && alone) return DP_OK;
     if (!words)
         return comm->all_gather(comm, at<float>(c, own), at<float>(c, all), numbers, c.s, c.e);
-    TRY(pack(c, packing_of(c.p, numbers, row), at<float>(c, own)));
-    TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
-    return unpack(c, packing_of(c.p, numbers * c.p->N, row), at<uint32_t>(c, B_PACKALL),
-                  at<float>(c, all));
+    TRY(pack(c, packing_of(c.p, numbers, row), at<float>(c, own), at<uint32_t>(c, B_PACK)));
+    if (!alone)
+        TRY(comm->all_gather(comm, at<float>(c, B_PACK), at<float>(c, B_PACKALL), words, c.s, c.e));
+    return unpack(c, packing_of(c.p, numbers * c.p->N, row),
+                  at<uint32_t>(c, alone ? B_PACK : B_PACKALL), at<float>(c, all));
 }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
@@ -113,7 +118,7 @@ static Order order_of(const dpg_plan *p) {
 static dp_status hop(const Call &c, dpg_comm *comm, const Packing &p, const float *send,
                      float *recv, int by) {
     int64_t words = packed_words(c.p->opt.payload, p.numbers);
-    if (send && words) TRY(pack(c, p, send));
+    if (send && words) TRY(pack(c, p, send, at<uint32_t>(c, B_PACK)));
     TRY(comm->hand(comm, send && words ? at<float>(c, B_PACK) : send,
                    recv && words ? at<float>(c, B_PACKALL) : recv, words ? words : p.numbers, by,
                    c.s, c.e));
@@ -125,7 +130,7 @@ static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, con
                             float *to) {
     const dpg_plan *p = c.p;
     const Order o = order_of(p);
-    const int passes = passes_on(&p->opt, p->N);
+    const int passes = passes_on(&p->opt, p->sends);
     for (int j = 0; j < p->N - 1; j++) {
         const int gives = j == o.place && o.after, gets = j == o.place - 1 && o.before;
         if (gives && passes) TRY((p->is_bwd ? p->path->bwd_pre : p->path->pre)(c));
@@ -173,24 +178,29 @@ static dp_status pass_link(const Call &c, int link) {
 /* What a rank hands to itself: as a payload leaves it, like all that is handed on. */
 static dp_status keep(const Call &c, const Packing &p, float *state) {
     if (!packed_words(c.p->opt.payload, p.numbers)) return DP_OK;
-    TRY(pack(c, p, state));
+    TRY(pack(c, p, state, at<uint32_t>(c, B_PACK)));
     return unpack(c, p, at<uint32_t>(c, B_PACK), state);
 }
 
+/* Where what comes to a link lies: backward from the last on. */
+static float *place_of(const dpg_plan *p, float *to, const Packing &state, int link) {
+    return to + (p->is_bwd ? p->nlink - 1 - link : link) * state.numbers;
+}
+
 /* In the order of the parts: the rank that has one hands on what it makes of what came to it, to
- * itself where it has the next one, too. Backward the states of links lie from the last on. */
+ * itself where it has the next one, too. */
 static dp_status part_by_part(const Call &c, dpg_comm *comm, const float *own, int64_t pair,
                               const Packing &state, float *to) {
     const dpg_plan *p = c.p;
     auto came_to = [&](int link) {
         if (FAULT(LINK_PASSES_ON)) link = p->is_bwd ? p->nlink - 1 : 0;
-        return to + (p->is_bwd ? p->nlink - 1 - link : link) * state.numbers;
+        return place_of(p, to, state, link);
     };
     for (int j = 0; j < p->nhop; j++) {
         const Hop &h = p->hops_h[j];
         const int gives = h.from == p->rank, gets = h.to == p->rank;
         float *hand = gives && gets ? came_to(h.in) : at<float>(c, B_HAND);
-        if (gives && passes_on(&p->opt, p->N)) TRY(pass_link(c, h.out));
+        if (gives && passes_on(&p->opt, p->sends)) TRY(pass_link(c, h.out));
         if (gives)
             TRY(chain_hand(c, own + h.out * pair, p->needs_m && link_needs_m(p->links_h[h.out]),
                            came_to(h.out), hand));
@@ -202,14 +212,98 @@ static dp_status part_by_part(const Call &c, dpg_comm *comm, const float *own, i
     return DP_OK;
 }
 
+/* ---- a scan over parts ----------------------------------------------------------------------- */
+
+/* Into a message, as it is or packed. */
+static dp_status put(const Call &c, const Packing &p, const float *from, float *to) {
+    if (packed_words(c.p->opt.payload, p.numbers)) return pack(c, p, from, (uint32_t *)to);
+    CK(c.e, cudaMemcpyAsync(to, from, sizeof(float) * p.numbers, cudaMemcpyDeviceToDevice, c.s));
+    return DP_OK;
+}
+
+/* Pairs or states of n hops in one call: of a link what `make` makes; to `room` what comes, in the
+ * order of the ranks that give it, for the links in `came`. */
+template <class F>
+static dp_status at_once(const Call &c, dpg_comm *comm, const Packing &each, const Hop *h, int n,
+                         float *room, F make, std::vector<int> *came) {
+    const dpg_plan *p = c.p;
+    const int64_t packed = packed_words(p->opt.payload, each.numbers),
+                  words = packed ? packed : each.numbers;
+    float *send = at<float>(c, B_PACK), *recv = packed ? at<float>(c, B_PACKALL) : room;
+    std::vector<dpg_piece> gives, gets;
+    size_t given = 0;
+    came->clear();
+    for (int r = 0; r < p->N; r++) {
+        gives.push_back({given * words, 0});
+        gets.push_back({came->size() * words, 0});
+        for (int i = 0; i < n; i++) {
+            if (h[i].from == p->rank && h[i].to == r) {
+                const float *made;
+                TRY(make(h[i].out, &made));
+                TRY(put(c, each, made, send + given++ * words));
+            }
+            if (h[i].to == p->rank && h[i].from == r) came->push_back(h[i].in);
+        }
+        gives[r].n = given * words - gives[r].at;
+        gets[r].n = came->size() * words - gets[r].at;
+    }
+    if (p->N > 1)
+        TRY(comm->all_to_all(comm, send, gives.data(), recv, gets.data(), c.s, c.e));
+    else
+        CK(c.e, cudaMemcpyAsync(recv, send, sizeof(float) * given * words, cudaMemcpyDeviceToDevice,
+                                c.s));
+    Packing all = each;
+    all.numbers *= came->size();
+    if (FAULT(PAIRS_TURNED)) std::reverse(came->begin(), came->end());
+    return packed && all.numbers ? unpack(c, all, (const uint32_t *)recv, room) : DP_OK;
+}
+
+/* As by_levels, of parts in their order: a call a level, in which a rank gives and gets pairs of
+ * all of its links. Room: three pairs for each link. */
+static dp_status by_levels_of_parts(const Call &c, dpg_comm *comm, const float *own,
+                                    const Packing &pair, const Packing &state, float *room,
+                                    float *to) {
+    const dpg_plan *p = c.p;
+    const int64_t third = p->slots * pair.numbers;
+    float *hand = at<float>(c, B_HAND);
+    std::vector<const float *> element;
+    std::vector<int> came;
+    for (int i = 0; i < p->nlink; i++)
+        element.push_back(own + i * pair.numbers);
+    auto pair_of = [&](int link, const float **made) {
+        *made = element[link];
+        return DP_OK;
+    };
+    auto state_of = [&](int link, const float **made) {
+        *made = hand;
+        return chain_hand(c, element[link], 0, NULL, hand);
+    };
+    for (int l = 0, first = 0; l < p->nlevel; first = p->level_end[l++]) {
+        const int n = p->level_end[l] - first;
+        if (n) TRY(at_once(c, comm, pair, p->pairs_h + first, n, room, pair_of, &came));
+        for (size_t k = 0; n && k < came.size(); k++) {
+            float *made = room + (1 + l % 2) * third + came[k] * pair.numbers;
+            TRY(chain_compose_pair(c, element[came[k]], room + k * pair.numbers, made));
+            element[came[k]] = made;
+        }
+    }
+    TRY(at_once(c, comm, state, p->hops_h, p->nhop, room, state_of, &came));
+    for (size_t k = 0; k < came.size(); k++)
+        CK(c.e, cudaMemcpyAsync(place_of(p, to, state, came[k]), room + k * state.numbers,
+                                sizeof(float) * state.numbers, cudaMemcpyDeviceToDevice, c.s));
+    return DP_OK;
+}
+
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to) {
     const dpg_plan *p = c.p;
     const int64_t states = (int64_t)p->d.HV * p->d.K * p->d.V,
                   pairs = p->buf[own].bytes / 4 / message_parts(p);
     const Packing state = packing_of(p, states, p->d.V),
                   pair = packing_of(p, pairs, p->d.V + p->d.K);
-    if (p->owned) return part_by_part(c, comm, at<float>(c, own), pairs, state, at<float>(c, to));
-    if (!exchanges[p->opt.exchange].levels)
-        return one_by_one(c, comm, at<float>(c, own), state, at<float>(c, to));
-    return by_levels(c, comm, at<float>(c, own), pair, state, at<float>(c, all), at<float>(c, to));
+    const float *element = at<float>(c, own);
+    if (exchanges[p->opt.exchange].levels)
+        return (p->owned ? by_levels_of_parts : by_levels)(c, comm, element, pair, state,
+                                                           at<float>(c, all), at<float>(c, to));
+    if (p->owned) return part_by_part(c, comm, element, pairs, state, at<float>(c, to));
+    return one_by_one(c, comm, element, state, at<float>(c, to));
 }

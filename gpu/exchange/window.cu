@@ -83,7 +83,7 @@ static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, fl
 dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
     int windows = p->N > 1 && !p->owned && comm && comm->exchange && !p->heads &&
                   p->opt.path == DPG_PATH_FAST && p->opt.chain_how == DPG_CHAIN_AUGMENTED &&
-                  !packed_words(p->opt.payload, 2) && !hands_on(&p->opt, p->N);
+                  !packed_words(p->opt.payload, 2) && !hands_on(&p->opt, p->sends);
     int wants_m = p->opt.backward && p->opt.send_dh_only;
     if (!windows || p->window_memory) return DP_OK; /* on every rank alike */
     /* M of a later rank on the same stream would come after the wait for it */

@@ -924,7 +924,7 @@ GradArgs grad_args(const Call &c) {
     a.dh = b(B_DH);
     a.dq = at<float>(c, B_DQ);
     a.dk = at<float>(c, B_DKR);
-    a.whole = grads_are_whole(c.p);
+    a.whole = grads_are_whole(c.p->d);
     a.norm = at<float>(c, B_NORM);
     a.part = at<float>(c, B_PART);
     return a;

@@ -18,9 +18,6 @@ struct GradArgs {
 
 /* Where the plan keeps what the gradients of a tile read and write. */
 GradArgs grad_args(const Call &c);
-/* Where every query head has one value head and a token one key, nothing is summed behind a tile.
- */
-static inline int grads_are_whole(const dpg_plan *p) { return p->d.G == 1 && p->d.R == 1; }
 
 /* Where a lane stands in its warp's tiles; made again by every phase, in no register between. */
 struct Lane {

@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g
         for (int j = 0; d.l2norm && j < 8; j++)
             dy[j] = (dy[j] - y[j] * dot) * norm;
         void *to = isq ? g.dq : g.dk;
-        if (d.d_bf16) {
+        if (d.qk_bf16) {
             *(uint4 *)((bf16 *)to + at) = make_uint4(pack2(dy[0], dy[1]), pack2(dy[2], dy[3]),
                                                      pack2(dy[4], dy[5]), pack2(dy[6], dy[7]));
         } else {
@@ -111,7 +111,7 @@ dp_status fast_sums(const Call &c) {
 dp_status fast_norm(const Call &c) {
     const Dims &d = c.p->d;
     FAULT_TO_DEVICE(c.e, c.s);
-    if (grads_are_whole(c.p)) return DP_OK;
+    if (grads_are_whole(d)) return DP_OK;
     auto kernel = d.K == 64 ? k_norm<64> : k_norm<128>;
     kernel<<<(unsigned)((int64_t)d.NT * d.H), 256, 0, c.s>>>(d, *c.t, *c.g, grad_args(c));
     CK_LAUNCH(c.e, "k_norm");

@@ -94,24 +94,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
-    no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
+    no = exchanges_heads(o, sends(p, N)) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
-    dp_payload sent = sent_as(o, N);
+    dp_payload sent = sent_as(o, sends(p, N));
     no = payloads[sent].refuses;
     NEED(!no, "payload %s: %s", dp_payload_names[o->payload], no);
-    NEED(!p->own.by_part || !packed_words(sent, 2),
-         "payload %s: of a grid, whose bits may not depend on what is sent",
-         dp_payload_names[o->payload]);
     int hops = exchanges[o->exchange].hops;
-    NEED(!p->own.by_part || !exchanges[o->exchange].passes,
-         "exchange %s: of a grid, whose bits may not depend on a pass that one rank leaves out",
-         dp_exchange_names[o->exchange]);
-    NEED(!exchanges[o->exchange].levels || !p->own.parts,
-         "exchange %s: a level is one call, in which each rank has one pair: of ranks that own T / "
-         "N "
-         "tokens each",
-         dp_exchange_names[o->exchange]);
     NEED(!exchanges[o->exchange].passes || o->chain_how == DPG_CHAIN_DENSE,
          "exchange %s: a pass is not cut in segments", dp_exchange_names[o->exchange]);
     NEED(!o->send_dh_only || !(hops || exchanges[o->exchange].heads),
@@ -139,7 +128,19 @@ static dp_status side_stream(dpg_plan *pl, dp_err *e) {
     return DP_OK;
 }
 
-static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
+/* A plan to be: the arguments of dpg_plan_create and what the device is. */
+struct Wanted {
+    const dpg_problem *p;
+    const dpg_options *opt;
+    int rank, N;
+    int all_heads;      /* value heads of all ranks that exchange heads */
+    int qk_are_partial; /* dq and dk are parts of sums over ranks: in fp32, whatever dv is */
+    Device device;
+};
+
+static Dims dims_of(const Wanted &w, dpg_path path) {
+    const dpg_problem *p = w.p;
+    const dpg_options *o = w.opt;
     Dims d = {};
     d.H = p->H;
     d.HV = p->HV;
@@ -163,26 +164,19 @@ static Dims dims_of(const dpg_problem *p, const dpg_options *o, dpg_path path) {
     d.g_bf16 = p->gdtype == DPG_BF16;
     d.o_bf16 = p->odtype == DPG_BF16;
     d.d_bf16 = p->ddtype == DPG_BF16;
+    d.qk_bf16 = d.d_bf16 && !w.qk_are_partial;
     d.dg_bf16 = p->dgdtype == DPG_BF16;
     d.rb = o->base == DP_BASE_BF16;
     return d;
 }
-
-/* A plan to be: the arguments of dpg_plan_create and what the device is. */
-struct Wanted {
-    const dpg_problem *p;
-    const dpg_options *opt;
-    int rank, N;
-    int all_heads; /* value heads of all ranks that exchange heads */
-    Device device;
-};
 
 static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
     char why[160];
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
     if (!pl) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     pl->opt = *w.opt;
-    pl->opt.payload = sent_as(w.opt, w.N);
+    pl->sends = sends(w.p, w.N);
+    pl->opt.payload = sent_as(w.opt, pl->sends);
     pl->device = w.device;
     pl->rank = w.rank;
     pl->N = w.N;
@@ -194,14 +188,14 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
                                                 : &simple_path;
     if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
         pl->opt.chain_how = DPG_CHAIN_DENSE;
-    pl->d = dims_of(w.p, w.opt, pl->opt.path);
+    pl->d = dims_of(w, pl->opt.path);
     pl->by_part = w.p->own.by_part;
     dp_status st = split_tokens(pl, w.p, e);
     if (st != DP_OK) {
         dpg_plan_destroy(pl);
         return st;
     }
-    if (passes_on(&pl->opt, pl->N)) pl->needs_m = 0;
+    if (passes_on(&pl->opt, pl->sends)) pl->needs_m = 0;
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
     cut_segments(pl, other_path);
@@ -240,7 +234,8 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     TRY(ask_device(&w.device, e));
     TRY(check_problem(w.p, w.rank, w.N, e));
     TRY(check_options(w.p, w.opt, &w.device, w.N, e));
-    if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
+    if (exchanges_heads(w.opt, sends(w.p, w.N)))
+        return heads_create(out, w.p, w.opt, w.rank, w.N, e);
     TRY(plan_new(out, w, 0, e));
     if (!w.opt->backward) return DP_OK;
     dpg_plan *pl = *out;
@@ -256,12 +251,12 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
 
 dp_status dpg_plan_create(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int rank,
                           int N, dp_err *e) {
-    return create(out, {p, opt, rank, N, p->HV}, e);
+    return create(out, {p, opt, rank, N, p->HV, 0}, e);
 }
 
 dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
-                       dp_err *e) {
-    return create(out, {p, opt, 0, 1, all_heads}, e);
+                       int qk_are_partial, dp_err *e) {
+    return create(out, {p, opt, 0, 1, all_heads, qk_are_partial}, e);
 }
 
 void dpg_plan_destroy(dpg_plan *pl) {
@@ -282,6 +277,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     free(pl->cuts_h);
     free(pl->links_h);
     free(pl->hops_h);
+    free(pl->pairs_h);
     free(pl);
 }
 

@@ -8,16 +8,25 @@
 const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N) {
     const char *no = dp_exchange_refuses(DP_EXCHANGE_HEADS, N, p->HV);
     if (no) return no + strlen("heads: ");
-    if (p->H % N && N % p->H) return "the query heads do not divide among the ranks";
-    if (p->H % N && o->backward)
-        return "value heads of one query head would be on several ranks, and nobody adds up their "
-               "gradients of q and k";
     if (p->own.by_part) return "of a grid, whose sums are those of its parts";
     if (p->T > INT32_MAX - N) return "more than 2^31 rows";
     return o->payload > DP_PAYLOAD_FP32 ? "sends tokens, as they are" : NULL;
 }
 
 /* ---- what moves ------------------------------------------------------------------------------ */
+
+/* Value heads of a rank stay together, HV / N in a row, and those of a query head do, HV / H: the
+ * ends of both lie at multiples of their greatest divisor, so that so many in a row share a rank
+ * and a query head. A rank's plan has a query head for each such run. */
+static int heads_together(const dpg_problem *p, int N) {
+    int a = p->HV / N, b = p->HV / p->H;
+    while (b) {
+        const int rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
 
 #define IN_FORWARD(name) offsetof(dpg_tensors, name)
 #define IN_BACKWARD(name) offsetof(dpg_grads, name)
@@ -26,7 +35,8 @@ static void list_tensors(Heads *h, const dpg_problem *p) {
     const int K = p->K, V = p->V, gates = p->model == DP_GDN2, factors = p->model == DP_DPLR;
     const int beta = gates || factors || !token_erases(p->model) ? 0 : p->R;
     const int keys = p->R * K, values = p->R * V, state = K * V;
-    const dpg_dtype in = p->dtype, g = p->gdtype, dd = p->ddtype, dg = p->dgdtype;
+    const dpg_dtype in = p->dtype, g = p->gdtype, dd = p->ddtype, dg = p->dgdtype,
+                    dqk = h->copies > 1 ? DPG_F32 : dd;
     h->tensor = {{FORWARD_IN, TOKENS, 1, K, in, IN_FORWARD(q)},
                  {FORWARD_IN, TOKENS, 1, keys, in, IN_FORWARD(k)},
                  {FORWARD_IN, TOKENS, 0, values, in, IN_FORWARD(v)},
@@ -41,15 +51,15 @@ static void list_tensors(Heads *h, const dpg_problem *p) {
                  {FORWARD_OUT, ENDS, 0, state, DPG_F32, IN_FORWARD(final_state)},
                  {BACKWARD_IN, TOKENS, 0, V, dd, IN_BACKWARD(dout)},
                  {BACKWARD_IN, ENDS, 0, state, DPG_F32, IN_BACKWARD(dfinal_state)},
-                 {BACKWARD_OUT, TOKENS, 1, K, dd, IN_BACKWARD(dq)},
-                 {BACKWARD_OUT, TOKENS, 1, keys, dd, IN_BACKWARD(dk)},
+                 {BACKWARD_OUT, TOKENS, 1, K, dqk, IN_BACKWARD(dq)},
+                 {BACKWARD_OUT, TOKENS, 1, keys, dqk, IN_BACKWARD(dk)},
                  {BACKWARD_OUT, TOKENS, 0, values, dd, IN_BACKWARD(dv)},
                  {BACKWARD_OUT, TOKENS, 0, p->Kg, dg, IN_BACKWARD(dg)},
                  {BACKWARD_OUT, TOKENS, 0, beta, dg, IN_BACKWARD(dbeta)},
                  {BACKWARD_OUT, TOKENS, 0, gates ? K : 0, dd, IN_BACKWARD(derase)},
                  {BACKWARD_OUT, TOKENS, 0, gates ? V : 0, dd, IN_BACKWARD(dwrite)},
                  {BACKWARD_OUT, TOKENS, 0, factors ? K : 0, dd, IN_BACKWARD(dlr_a)},
-                 {BACKWARD_OUT, TOKENS, 1, factors ? K : 0, dd, IN_BACKWARD(dlr_b)},
+                 {BACKWARD_OUT, TOKENS, 1, factors ? K : 0, dqk, IN_BACKWARD(dlr_b)},
                  {BACKWARD_OUT, STARTS, 0, state, DPG_F32, IN_BACKWARD(ds0)}};
 }
 
@@ -140,10 +150,11 @@ static dp_status fill(dpg_plan *pl, const dpg_problem *p, const dpg_options *o, 
     dpg_problem mine = *p;
     dpg_options alone = *o;
     mine.HV = p->HV / h->N;
-    mine.H = p->H < h->N ? 1 : p->H / h->N;
+    mine.H = mine.HV / heads_together(p, h->N);
     mine.own = {};
     alone.exchange = DP_EXCHANGE_ALLGATHER;
-    TRY(create_alone(&h->one, &mine, &alone, p->HV, e));
+    h->copies = h->N * mine.H / p->H;
+    TRY(create_alone(&h->one, &mine, &alone, p->HV, h->copies > 1, e));
     list_tensors(h, p);
     TRY(list_rows(h, p, e));
     layout(h, p, o);
@@ -162,7 +173,6 @@ dp_status heads_create(dpg_plan **out, const dpg_problem *p, const dpg_options *
     pl->heads = new Heads();
     pl->heads->rank = rank;
     pl->heads->N = N;
-    pl->heads->sharers = p->H < N ? N / p->H : 1;
     const dp_status st = fill(pl, p, o, e);
     if (st == DP_OK)
         *out = pl;

@@ -17,7 +17,7 @@ struct HeadTensor {
     RowKind rows;
     int by_query;    /* its heads are those of q, not of v */
     int width;       /* numbers of one head; 0: not of this recurrence */
-    dpg_dtype type;  /* of them */
+    dpg_dtype type;  /* of them, as they move */
     size_t slot, at; /* bytes into dpg_tensors or dpg_grads; into the workspace: its rows of this
                       * rank's heads */
 };
@@ -33,7 +33,8 @@ struct HeadRows {
 struct Heads {
     dpg_plan *one; /* of this rank's heads alone: all tokens, one rank */
     int N, rank;
-    int sharers; /* ranks that have value heads of one query head */
+    int copies; /* heads of `one` for one query head of all: of each rank as many as keep the value
+                 * heads of one of them together (plan/heads.cu) */
     std::vector<HeadTensor> tensor;
     HeadRows rows[ROW_KINDS];
     int own_tokens;

@@ -71,17 +71,19 @@ static void layout_tokens(dpg_plan *pl) {
 }
 
 /* The rank's `numbers`, and what it sends of them and gets: those of all ranks; or a state, of a
- * scan also a pair that came, and two that it makes in turns. */
+ * scan also a pair that came, and two that it makes in turns, or as many for each link, whose pairs
+ * go in one message. */
 static void layout_message(dpg_plan *pl, int own, int all, int64_t numbers) {
-    int hands = hands_on(&pl->opt, pl->N), levels = exchanges[pl->opt.exchange].levels;
+    int hands = hands_on(&pl->opt, pl->sends), levels = exchanges[pl->opt.exchange].levels;
     int64_t state = (int64_t)pl->d.HV * pl->d.K * pl->d.V,
             sent = hands && !levels ? state : numbers, words = packed_words(pl->opt.payload, sent);
+    const int listed = hands && levels && pl->owned;
     add(pl, own, numbers, 0);
-    if (pl->N == 1) return;
+    if (!pl->sends) return;
     if (hands) add(pl, B_HAND, state, 0);
-    if (!hands || levels) add(pl, all, numbers * (hands ? 3 : pl->N), 0);
+    if (hands ? levels : pl->N > 1 || words) add(pl, all, numbers * (hands ? 3 : pl->N), 0);
+    if (words || listed) add(pl, B_PACK, words ? words : sent, 0);
     if (!words) return;
-    add(pl, B_PACK, words, 0);
     add(pl, B_PACKALL, hands ? words : words * pl->N, 0);
 }
 
@@ -117,7 +119,7 @@ static void layout_fast_bwd(dpg_plan *pl) {
         add(pl, slot, tiles * C * d.V, 1, SLICES);
     add(pl, B_DH, tiles * d.K * d.V, 1, SLICES);
     add(pl, B_DG, (int64_t)d.HV * d.Kg * pl->nrun, 0); /* terms of dA_log by channel */
-    if (d.G == 1 && d.R == 1) return;
+    if (grads_are_whole(d)) return;
     /* summed over groups and keys behind the tiles */
     add(pl, B_NORM, tiles * 2 * C, 0);
     add(pl, B_DQ, tiles * C * d.K, 0);

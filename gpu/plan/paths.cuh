@@ -89,9 +89,10 @@ dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
 /* exchange/window.cu: M of later ranks into `saved`. */
 dp_status window_keep(const Call &c);
 
-/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. */
+/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads; qk_are_partial: its
+ * dq and dk (and dlr_b) are parts of sums over ranks, in fp32. */
 dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
-                       dp_err *e);
+                       int qk_are_partial, dp_err *e);
 /* A table of owners, or T / N tokens a rank (of conv/, too). */
 dp_status check_owners(const dpg_owners *o, int64_t T, int N, dp_err *e);
 

@@ -55,7 +55,8 @@ struct Folds {
     const int *place, *link;
 };
 
-/* A state from one part to the next, or backward its gradient: ranks, and their links. */
+/* A state from one part to the next, or backward its gradient; in a scan a pair over a distance:
+ * ranks, and their links. */
 struct Hop {
     int from, to, out, in;
 };
@@ -71,8 +72,8 @@ struct Dims {
     float scale, lower_bound;
     dp_model model;
     int gate, beta_form, l2norm;
-    int in_bf16, g_bf16, o_bf16, d_bf16,
-        dg_bf16; /* types of q k v, g beta, o, do dq dk dv, dg dbeta */
+    int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
+        dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
     int rb;      /* 1: round what FLA stores in bf16 */
 };
 
@@ -185,10 +186,13 @@ struct dpg_plan {
     /* Tokens are owned by a table of `all` parts: `nlink` of them are this rank's, `slots` the most
      * that a rank has. pre, post, is_first, is_last and whole say nothing then. */
     int owned, by_part, all, nlink, slots;
+    int sends; /* plan/sending.cuh */
     Link *links_h;
     Folds folds, folds_bwd;
     Hop *hops_h; /* all of them, in the plan's direction */
     int nhop;
+    Hop *pairs_h; /* a scan: a level after the other, each ends before level_end */
+    int nlevel, level_end[32];
     /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
      * ask for; runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;
@@ -247,6 +251,12 @@ static inline int saves_all(const dpg_plan *p) {
     return p->opt.backward && p->opt.save == DPG_SAVE_ALL;
 }
 
+/* fast: where every query head has one value head and a token one key, nothing is summed behind a
+ * tile, which writes dq and dk itself, in the type of dv. */
+static inline int grads_are_whole(const Dims &d) {
+    return d.G == 1 && d.R == 1 && d.qk_bf16 == d.d_bf16;
+}
+
 /* Chunks times value heads. */
 static inline unsigned tile_count(const dpg_plan *p) {
     return (unsigned)((int64_t)p->d.NT * p->d.HV);
@@ -258,9 +268,9 @@ static inline int state_parts(const dpg_plan *p) {
 }
 /* Elements of a message. */
 static inline int message_parts(const dpg_plan *p) { return p->owned ? p->slots : 1; }
-/* Elements that all ranks gave. */
+/* Elements that all ranks gave, as they arrived. */
 static inline float *gathered(const Call &c, int own, int all) {
-    return at<float>(c, c.p->N > 1 ? all : own);
+    return at<float>(c, c.p->buf[all].bytes ? all : own);
 }
 
 /* Local sub-sequence i from its first chunk to its last, however it is cut in segments. */

@@ -7,8 +7,7 @@
 struct Exchange {
     int hops;   /* states are handed from rank to rank, in N - 1 hops; else pairs are gathered */
     int passes; /* what is handed on comes of a pass from the state that came: no M is formed */
-    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once: a rank
-                 * has one pair */
+    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once */
     int heads;  /* no states: tokens of all heads against heads of all tokens */
 };
 static const Exchange exchanges[DP_NRUN_EXCHANGES] = {
@@ -37,24 +36,28 @@ static const Payload payloads[DP_NPAYLOADS] = {
     {0, 0, no_diagonal}, /* diagonal */
 };
 
-/* Does a rank hand states on, N > 1. */
-static inline int hands_on(const dpg_options *o, int N) {
-    return N > 1 && exchanges[o->exchange].hops;
+/* Is anything sent: between ranks; or from part to part of a grid, to one rank itself, so that its
+ * bits are those of many. */
+static inline int sends(const dpg_problem *p, int N) { return N > 1 || p->own.by_part; }
+
+/* Of a plan that sends: does it hand states on. */
+static inline int hands_on(const dpg_options *o, int sends) {
+    return sends && exchanges[o->exchange].hops;
 }
 
 /* Do ranks exchange heads. */
-static inline int exchanges_heads(const dpg_options *o, int N) {
-    return N > 1 && exchanges[o->exchange].heads;
+static inline int exchanges_heads(const dpg_options *o, int sends) {
+    return sends && exchanges[o->exchange].heads;
 }
 
 /* Does what it hands on come of a pass. */
-static inline int passes_on(const dpg_options *o, int N) {
-    return N > 1 && exchanges[o->exchange].passes;
+static inline int passes_on(const dpg_options *o, int sends) {
+    return sends && exchanges[o->exchange].passes;
 }
 
 /* What is sent as: of states alone a payload is what it is of states. */
-static inline dp_payload sent_as(const dpg_options *o, int N) {
-    int states = hands_on(o, N) && !exchanges[o->exchange].levels;
+static inline dp_payload sent_as(const dpg_options *o, int sends) {
+    int states = hands_on(o, sends) && !exchanges[o->exchange].levels;
     return states ? dp_payloads[o->payload].state : o->payload;
 }
 

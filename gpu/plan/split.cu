@@ -4,23 +4,38 @@
 #include "plan/cost.cuh"
 #include "plan/parts.cuh"
 #include "plan/paths.cuh"
+#include "plan/sending.cuh"
 #include <algorithm>
 #include <stdlib.h>
 #include <vector>
+
+/* The sequences of the first and the last token of a part, and how many parts before and behind it
+ * they have. */
+struct Around {
+    int first, last, pre, post;
+};
+static Around around(const Parts &parts, int i) {
+    const dpg_problem *p = parts.p;
+    Around x = {0, p->Nseq - 1};
+    while (p->cu[x.first + 1] <= parts.cut(i))
+        x.first++;
+    while (p->cu[x.last] >= parts.cut(i + 1) || p->cu[x.last] == p->cu[x.last + 1])
+        x.last--;
+    x.pre = i - parts.at(p->cu[x.first]);
+    x.post = parts.at(p->cu[x.last + 1] - 1) - i;
+    return x;
+}
 
 /* Part i behind the rank's tokens so far: local sub-sequences are the global ones cut to it, empty
  * ones vanish. */
 static void add_part(dpg_plan *pl, const Parts &parts, int i, int e) {
     const dpg_problem *p = parts.p;
+    const Around x = around(parts, i);
     int64_t a = parts.cut(i), b = parts.cut(i + 1), shift = pl->d.L - a;
-    int f = 0, l = p->Nseq - 1, tok = pl->d.tok;
-    while (p->cu[f + 1] <= a)
-        f++;
-    while (p->cu[l] >= b || p->cu[l] == p->cu[l + 1])
-        l--;
+    int tok = pl->d.tok;
     Link *k = &pl->links_h[e];
-    *k = {i, pl->d.nseq, pl->d.nseq, i - parts.at(p->cu[f]), parts.at(p->cu[l + 1] - 1) - i};
-    for (int s = f; s <= l; s++) {
+    *k = {i, pl->d.nseq, pl->d.nseq, x.pre, x.post};
+    for (int s = x.first; s <= x.last; s++) {
         int64_t lo = p->cu[s] > a ? p->cu[s] : a, hi = p->cu[s + 1] < b ? p->cu[s + 1] : b;
         if (lo >= hi) continue;
         Seq *q = &pl->seqs_h[pl->d.nseq];
@@ -56,6 +71,31 @@ static dp_status list_hops(dpg_plan *pl, const Parts &parts, dp_err *e) {
     return DP_OK;
 }
 
+/* The pairs of a scan over parts: at each distance every part whose state depends on the one that
+ * comes, as long as its sequence goes so far back, gets what ends that far before it. */
+static dp_status list_pairs(dpg_plan *pl, const Parts &parts, dp_err *e) {
+    const int n = parts.n(), by = pl->is_bwd ? -1 : 1;
+    std::vector<int> given(pl->N, 0), link, before;
+    std::vector<Hop> pairs;
+    for (int i = 0; i < n; i++) {
+        const Around x = around(parts, i);
+        const int passes = x.first == x.last && x.pre && x.post;
+        link.push_back(given[parts.owner(i)]++);
+        before.push_back(!passes ? 0 : pl->is_bwd ? x.post : x.pre);
+    }
+    for (int d = 1; d < n; d *= 2) {
+        for (int i = 0; i < n; i++)
+            if (before[i] >= d)
+                pairs.push_back(
+                    {parts.owner(i - by * d), parts.owner(i), link[i - by * d], link[i]});
+        pl->level_end[pl->nlevel++] = (int)pairs.size();
+    }
+    pl->pairs_h = (Hop *)calloc(pairs.size() + 1, sizeof(Hop));
+    if (!pl->pairs_h) return dpg_fail(e, DP_ENOMEM, "%s:%d: pairs of a plan", __FILE__, __LINE__);
+    std::copy(pairs.begin(), pairs.end(), pl->pairs_h);
+    return DP_OK;
+}
+
 dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     const Parts parts = {p, pl->N};
     int64_t L = 0;
@@ -82,6 +122,8 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
         if (parts.owner(i) == pl->rank) add_part(pl, parts, i, n++);
     for (int i = 0; i < n; i++)
         pl->needs_m |= link_needs_m(pl->links_h[i]);
+    if (pl->owned && hands_on(&pl->opt, pl->sends) && exchanges[pl->opt.exchange].levels)
+        TRY(list_pairs(pl, parts, e));
     if (pl->owned) return list_hops(pl, parts, e);
     pl->pre = pl->links_h[0].pre;
     pl->post = pl->links_h[0].post;

@@ -4,7 +4,7 @@
 #include "plan/sending.cuh"
 
 float *came(const Call &c) {
-    return passes_on(&c.p->opt, c.p->N) && !FAULT(PASS_FROM_ZERO)
+    return passes_on(&c.p->opt, c.p->sends) && !FAULT(PASS_FROM_ZERO)
                ? at<float>(c, c.p->is_bwd ? B_DSOUT : B_SIN)
                : NULL;
 }
@@ -66,9 +66,9 @@ static dp_status save(const Call &c) {
 /* From (M, H) of this rank to the states that it starts from. */
 static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     dpg_plan *pl = c.p;
-    int hands = hands_on(&pl->opt, pl->N);
+    int hands = hands_on(&pl->opt, pl->sends);
     /* a pass from the state that comes is part of handing it on */
-    if (steps & DPG_STEP_PRE && !passes_on(&pl->opt, pl->N))
+    if (steps & DPG_STEP_PRE && !passes_on(&pl->opt, pl->sends))
         TRY(pl->owned ? pre_process_links(c) : pre_process(c));
     if (steps & (DPG_STEP_PRE | DPG_STEP_COMPOSE) && (pl->nseg > 1 || pl->window.mine))
         TRY(chain_compose(c));
@@ -76,7 +76,7 @@ static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
         TRY(comm->enter(comm, c.s, c.e));
     else if (hands && steps & DPG_STEP_GATHER)
         TRY(hand_states(c, comm, B_HM, B_HMALL, B_SIN));
-    else if (pl->N > 1 && steps & DPG_STEP_GATHER)
+    else if (pl->sends && steps & DPG_STEP_GATHER)
         TRY(gather_elements(c, comm, B_HM, B_HMALL, pl->d.V + pl->d.K));
     if (!(steps & DPG_STEP_MERGE)) return DP_OK;
     /* else the state has come as it is */
@@ -180,8 +180,8 @@ static dp_status finish(const Call &c, dpg_comm *comm) {
 /* From dH of this rank to the gradients that it starts from. */
 static dp_status exchange_bwd(const Call &side, dpg_comm *comm, int steps) {
     const dpg_plan *b = side.p;
-    int hands = hands_on(&b->opt, b->N);
-    if (steps & DPG_BWD_GATHER && b->N > 1)
+    int hands = hands_on(&b->opt, b->sends);
+    if (steps & DPG_BWD_GATHER && b->sends)
         TRY(hands ? hand_states(side, comm, B_DHM, B_DHMALL, B_DSOUT)
                   : gather_elements(side, comm, B_DHM, B_DHMALL, dh_row(b)));
     if (b->owned) return steps & DPG_BWD_MERGE && !hands ? chain_fold_bwd(side) : DP_OK;
@@ -197,7 +197,7 @@ static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
         TRY(over_tokens(b->path->bwd_chunks, c));
     }
     if (steps & DPG_BWD_DAV) TRY(over_tokens(b->path->bwd_dv_local, c));
-    int pre = (b->N > 1 || b->parts > 1 || b->owned) && !passes_on(&b->opt, b->N);
+    int pre = (b->N > 1 || b->parts > 1 || b->owned) && !passes_on(&b->opt, b->sends);
     if (steps & DPG_BWD_PRE && pre) TRY(pre_process_bwd(c));
     TRY(fork(c));
     /* enqueued before a gather, at which host threads meet */

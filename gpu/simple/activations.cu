@@ -37,7 +37,7 @@ __global__ void k_norm_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (lane + 32 * i < d.K)
-                stx(isq ? g.dq : g.dk, to + lane + 32 * i, d.d_bf16,
+                stx(isq ? g.dq : g.dk, to + lane + 32 * i, d.qk_bf16,
                     d.l2norm ? (sum[i] - y[lane + 32 * i] * dot) / norm : sum[i]);
     }
 }

@@ -14,7 +14,7 @@ __device__ __forceinline__ void through_norm(const Dims &d, const Row &dy, const
     float norm = d.l2norm ? sqrtf(given.dot(given) + (float)DP_L2_EPS) : 1.f,
           along = d.l2norm ? unit.dot(dy) : 0.f;
     Row::rows(d.K, [&](int i, int row) {
-        stx(dx, at + row, d.d_bf16, (dy.x[i] - unit.x[i] * along) / norm);
+        stx(dx, at + row, d.qk_bf16, (dy.x[i] - unit.x[i] * along) / norm);
     });
 }
 

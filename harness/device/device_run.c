@@ -158,7 +158,8 @@ static int segment_chunks(int64_t T) {
 
 static dpg_options options_of(const dp_problem *p, const dp_cuda_how *how) {
     const int ranks = dp_cuda_ranks(p, how->N);
-    const dp_sending sending = ranks > 1 ? how->sending : (dp_sending){0};
+    const int grid = p->own.kind == DP_OWN_GRID; /* one rank sends itself what many send */
+    const dp_sending sending = ranks > 1 || grid ? how->sending : (dp_sending){0};
     const dp_cuda_variant variant = how->variant;
     const int segments = variant >= DP_CUDA_SEGMENTS;
     const int alone = ranks == 1 || sending.exchange == DP_EXCHANGE_HEADS;

@@ -1,7 +1,6 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
-#include "harness/verdict/drawn_sent.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -129,12 +128,6 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
-    const dp_sending sent = how->design.sending;
-    if (dp_cuda_by_tokens(&c->p) && sent.payload > DP_PAYLOAD_FP32 && !dp_drawn_rounds(sent))
-        return dp_fail(why, DP_EINPUT,
-                       "payload %s, exchange %s: draws that go token by token compose no pairs",
-                       dp_payload_names[way->sending.payload],
-                       dp_exchange_names[way->sending.exchange]);
     if (step)
         st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;
@@ -219,10 +212,15 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
     return st;
 }
 
+/* Is anything sent: on a grid one rank sends itself what many would send. */
+static int sends(const dp_sharding *sp) {
+    return dp_cuda_ranks(&sp->c->p, sp->N) > 1 || sp->c->p.own.kind == DP_OWN_GRID;
+}
+
 /* Where nothing is sent there is one way for all. */
 static dp_ways ways_of(const dp_sharding *sp, int which) {
     const dp_ways one = {.n = 1};
-    return dp_cuda_ranks(&sp->c->p, sp->N) > 1 ? dp_ways_of(sp->c, sp->std->o, which) : one;
+    return sends(sp) ? dp_ways_of(sp->c, sp->std->o, which) : one;
 }
 
 /* Which draws it shares with simulated ranks: those of pairs, but from an initial state. */
@@ -237,7 +235,7 @@ static dp_status run_ways(dp_sharding *sp, const dp_how *how, int which, dp_boun
                           dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
     const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
-    const int nvariant = o->nvariant ? o->nvariant : 1, sent = dp_cuda_ranks(&sp->c->p, sp->N) > 1;
+    const int nvariant = o->nvariant ? o->nvariant : 1, sent = sends(sp);
     const dp_ways w = ways_of(sp, which);
     dp_status st = DP_OK;
     for (int i = 0; i < w.n * nvariant && !st; i++) {

@@ -10,50 +10,112 @@
 
 int dp_drawn_rounds(dp_sending x) {
     const dp_payload_info *p = &dp_payloads[x.payload];
-    const int drawn = x.exchange == DP_EXCHANGE_ALLGATHER || x.exchange == DP_EXCHANGE_RING ||
-                      x.exchange == DP_EXCHANGE_SERIAL;
-    return drawn && (p->u > dp_payloads[DP_PAYLOAD_FP32].u || p->tolerance > 0);
+    return dp_exchanges[x.exchange].states &&
+           (p->u > dp_payloads[DP_PAYLOAD_FP32].u || p->tolerance > 0);
 }
 
-/* One head, in one direction. */
+/* One head, in one direction, over ranks in a row of which each hands on to the next. */
 typedef struct {
     const dp_problem *p;
     dp_sending sending;
     double *const *M, *const *H; /* of all ranks; M NULL: no rank passes a state on */
-    int hv;
+    double *S;                   /* at all boundaries */
+    int hv, back;
+    int far, n; /* the first rank; how many hand on */
 } way;
+
+/* The i-th rank of them; what comes to it: at its own boundary, backward at that behind it. */
+static int rank_of(const way *w, int i) { return w->back ? w->far - i : w->far + i; }
+static double *comes_to(const way *w, int i) {
+    const int64_t KV = (int64_t)w->p->K * w->p->V;
+    return w->S + ((int64_t)(rank_of(w, i) + w->back) * w->p->HV + w->hv) * KV;
+}
+static const double *of_rank(const way *w, double *const *list, int i) {
+    return list[rank_of(w, i) * w->p->HV + w->hv];
+}
 
 static int gathers(const way *w) { return w->sending.exchange == DP_EXCHANGE_ALLGATHER; }
 
-/* S <- M S + H of rank j, as it is computed of what arrives. */
-static void step(const way *w, int j, double *S) {
-    const int K = w->p->K, V = w->p->V, z = j * w->p->HV + w->hv;
+/* y <- M x + y in fp32, of so many columns. */
+static void add_product(int K, int columns, const double *M, const double *x, double *y) {
+    const int64_t n = (int64_t)K * columns;
+    double *z = dp_doubles(n);
+    dp_mm(DP_FP32, 0, 0, K, columns, K, M, x, z);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)(z[i] + y[i]);
+    free(z);
+}
+
+/* ---- a fold, or a state from rank to rank ---------------------------------------------------- */
+
+/* What comes behind the i-th rank, as it is computed of what arrives. */
+static void step(const way *w, int i) {
+    const int K = w->p->K, V = w->p->V;
     const int64_t KV = (int64_t)K * V;
-    if (!w->M || !w->M[z] || !w->H || !w->H[z]) return; /* it has no tokens */
-    double *M = dp_copy(w->M[z], (int64_t)K * K), *H = dp_copy(w->H[z], KV), *y = dp_doubles(KV);
+    double *M = dp_copy(of_rank(w, w->M, i), (int64_t)K * K), *H = dp_copy(of_rank(w, w->H, i), KV);
     if (gathers(w)) {
         dp_payload_M(w->sending.payload, DP_BASE_FP32, K, M);
         dp_payload_state(w->sending.payload, KV, H);
     }
-    dp_mm(DP_FP32, 0, 0, K, V, K, M, S, y);
-    for (int64_t i = 0; i < KV; i++)
-        S[i] = (float)(y[i] + H[i]);
-    if (!gathers(w)) dp_payload_state(w->sending.payload, KV, S);
+    add_product(K, V, M, comes_to(w, i), H);
+    if (!gathers(w)) dp_payload_state(w->sending.payload, KV, H);
+    memcpy(comes_to(w, i + 1), H, sizeof *H * (size_t)KV);
     free(M);
     free(H);
-    free(y);
 }
 
-/* What comes behind the n ranks from `far` on, in steps of `by`; left: what leaves the first. */
-static void fold(const way *w, int far, int n, int by, const double *left, double *to) {
-    const int64_t KV = (int64_t)w->p->K * w->p->V;
-    double *S = dp_copy(left, KV);
-    dp_payload_state(w->sending.payload, KV, S);
-    for (int i = 1; i < n; i++)
-        step(w, far + i * by, S);
-    memcpy(to, S, sizeof *S * (size_t)KV);
-    free(S);
+static void fold(const way *w) {
+    dp_payload_state(w->sending.payload, (int64_t)w->p->K * w->p->V, comes_to(w, 1));
+    for (int i = 1; i < w->n; i++)
+        step(w, i);
 }
+
+/* ---- a scan ---------------------------------------------------------------------------------- */
+
+/* Of so many ranks in a row up to one; M NULL: of all up to the first, which leave H. */
+typedef struct {
+    double *M, *H;
+} element;
+
+/* later <- later o earlier, of which comes what the payload leaves. */
+static void compose(const way *w, element *later, const element *earlier) {
+    const int K = w->p->K, V = w->p->V;
+    double *M = earlier->M ? dp_copy(earlier->M, (int64_t)K * K) : NULL,
+           *H = dp_copy(earlier->H, (int64_t)K * V);
+    dp_payload_state(w->sending.payload, (int64_t)K * V, H);
+    add_product(K, V, later->M, H, later->H);
+    if (M) {
+        double *MM = dp_doubles((int64_t)K * K);
+        dp_payload_M(w->sending.payload, DP_BASE_FP32, K, M);
+        dp_mm(DP_FP32, 0, 0, K, K, K, later->M, M, MM);
+        free(M);
+        M = MM;
+    }
+    free(later->M);
+    free(H);
+    later->M = M;
+}
+
+/* A level goes from the last rank down, so that what it reads is the last level's. */
+static void scan(const way *w) {
+    const int64_t KK = (int64_t)w->p->K * w->p->K, KV = (int64_t)w->p->K * w->p->V;
+    element *e = dp_calloc((size_t)w->n, sizeof *e);
+    e[0].H = dp_copy(comes_to(w, 1), KV);
+    for (int i = 1; i < w->n; i++)
+        e[i] = (element){dp_copy(of_rank(w, w->M, i), KK), dp_copy(of_rank(w, w->H, i), KV)};
+    for (int d = 1; d < w->n; d *= 2)
+        for (int i = w->n - 1; i >= d; i--)
+            compose(w, &e[i], &e[i - d]);
+    for (int i = 0; i < w->n; i++) {
+        dp_payload_state(w->sending.payload, KV, e[i].H);
+        memcpy(comes_to(w, i + 1), e[i].H, sizeof *e[i].H * (size_t)KV);
+        free(e[i].M);
+        free(e[i].H);
+    }
+    free(e);
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------- */
 
 static dp_context context_of(const dp_problem *p, int N, int r) {
     dp_context c;
@@ -63,21 +125,27 @@ static dp_context context_of(const dp_problem *p, int N, int r) {
     return c;
 }
 
-/* What leaves a rank stands at the boundary behind it, backward at its own; the ranks whose sum is
- * longest come first, so that what they start from is there in full. */
+/* Ranks in a row are met at the last one, from which their first is farthest. */
 static void all_heads(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
                       int back, double *S) {
-    const int64_t KV = (int64_t)p->K * p->V;
+    int last = -1;
     for (int i = 0; i < N; i++) {
-        const int r = back ? i : N - 1 - i, by = back ? -1 : 1;
+        const int r = back ? i : N - 1 - i;
         dp_context c = context_of(p, N, r);
-        const int n = back ? c.post_num_ranks : c.pre_num_ranks, far = r - by * n;
-        for (int hv = 0; n > 0 && hv < p->HV; hv++) {
-            const way w = {p, x, pairs->of[back ? DP_RANK_DM : DP_RANK_M],
-                           pairs->of[back ? DP_RANK_DH : DP_RANK_H], hv};
-            const int64_t from = back ? far : far + 1, to = back ? r + 1 : r;
-            fold(&w, far, n, by, S + (from * p->HV + hv) * KV, S + (to * p->HV + hv) * KV);
+        const int n = back ? c.post_num_ranks : c.pre_num_ranks, far = back ? r + n : r - n;
+        for (int hv = 0; n > 0 && far != last && hv < p->HV; hv++) {
+            const way w = {.p = p,
+                           .sending = x,
+                           .M = pairs->of[back ? DP_RANK_DM : DP_RANK_M],
+                           .H = pairs->of[back ? DP_RANK_DH : DP_RANK_H],
+                           .S = S,
+                           .hv = hv,
+                           .back = back,
+                           .far = far,
+                           .n = n};
+            x.exchange == DP_EXCHANGE_SCAN ? scan(&w) : fold(&w);
         }
+        if (n > 0) last = far;
         dp_context_free(&c);
     }
 }

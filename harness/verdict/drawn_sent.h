@@ -1,8 +1,10 @@
 /* harness/verdict/drawn_sent.h - what comes to the ranks of a recurrent design where what is sent
- * is rounded (payload.h): of pairs that are gathered, or of states that go from rank to rank.
+ * is rounded (payload.h): of pairs that are gathered, of states that go from rank to rank, or of
+ * pairs that a scan composes.
  *
  * A rank in which the sequence begins (ends) sends the state (the gradient) that leaves it; every
- * other one M S + H in fp32, of pairs as they arrive, or of a state that arrived so itself.
+ * other one M S + H in fp32, of pairs as they arrive, or of a state that arrived so itself; in a
+ * scan the pair of twice as many ranks at each level, its products in fp32, its own as it is.
  */
 #ifndef DP_DRAWN_SENT_H
 #define DP_DRAWN_SENT_H
@@ -11,8 +13,7 @@
 extern "C" {
 #endif
 
-/* Does a payload change what comes, by an exchange that is drawn here. A scan rounds composed
- * pairs, level by level: no. */
+/* Does a payload change what comes. */
 int dp_drawn_rounds(dp_sending x);
 
 /* S and dS at the boundaries of N ranks, [N][HV][K][V] as dp_recurrent_keep has them, in full, to
