@@ -22,7 +22,8 @@
  *
  * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
  * one; a second event per rank, waited for behind the second meeting, keeps a sender from
- * overwriting words that a peer still copies. */
+ * overwriting words that a peer still copies. A call that fails returns when no rank reads any more
+ * what another points to, which its caller may then free. */
 #ifndef DPG_GROUP_CUH
 #define DPG_GROUP_CUH
 #include "exchange/nccl.cuh"
@@ -68,6 +69,7 @@ typedef struct {
     volatile int *pinned;              /* threads: marks in pinned memory */
     const float *send[MAX_RANKS];      /* shared; of a hand-over NULL: it gives nothing */
     const dpg_piece *gives[MAX_RANKS]; /* shared: of an all-to-all, [N] */
+    int reading;                       /* shared: ranks that read what the others point to */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];
