@@ -172,8 +172,8 @@ static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, d
 
 /* From a call that failed: what this rank points to is gone behind it. */
 static void leave(const Group *g) {
-    for (double t0 = now_s();
-         __atomic_load_n(&g->reading, __ATOMIC_SEQ_CST) && now_s() - t0 < g->limit_s;)
+    Patience patience = {g->limit_s};
+    while (__atomic_load_n(&g->reading, __ATOMIC_SEQ_CST) && !patience.is_over())
         usleep(50);
 }
 
@@ -237,7 +237,7 @@ static int reaches(const Group *g, int rank, int other) {
 static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, void **at,
                                 dp_err *e) {
     g->mine[rank] = mine;
-    g->apart |= is_apart(g);
+    if (is_apart(g)) g->apart = 1; /* |= could lose what another rank has written */
     for (int r = 0; r < g->N; r++)
         if (g->procs || !reaches(g, rank, r) ||
             (r != rank && g->device[r] == g->device[rank] && !in_order))
@@ -275,9 +275,9 @@ dp_status group_enter(dpg_comm *c, void *stream, dp_err *e) {
 static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e) {
     ncclResult_t async = ncclSuccess;
     cudaError_t err;
-    for (double t0 = now_s(); (err = cudaStreamQuery(s)) == cudaErrorNotReady && !g->aborted;
-         usleep(50))
-        if (now_s() - t0 > g->limit_s) {
+    Patience patience = {g->limit_s};
+    for (; (err = cudaStreamQuery(s)) == cudaErrorNotReady && !g->aborted; usleep(50))
+        if (patience.is_over()) {
             fail_slow_gather(g);
             group_fail(g, "the device of rank %d had not done its work after %.1f s",
                        g->first_rank + rank, g->limit_s);

@@ -517,6 +517,15 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     }
 }
 
+/* A machine that stands still for longer than the limit: nobody was late. */
+DP_TEST(kernels, a_pause_of_all_ranks_is_no_rank_s_fault) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[4096];
+    snprintf(cmd, sizeof cmd, "timeout 60 '%s/test_procs' pause 3 0.5", folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* A process per rank: the bits of ranks that share a device, and a killed one is named by the
  * others before any limit. */
 DP_TEST(kernels, ranks_that_are_processes) {
