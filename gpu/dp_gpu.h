@@ -181,7 +181,8 @@ typedef struct {
  * abort makes peers return an error. A rank whose host thread or device does not come to a call
  * within the limit ends that call, and all later ones, on every rank with a message that names the
  * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
- * the device). */
+ * the device). Time in which this process did not run, stopped or on a machine that stood still,
+ * does not count. */
 typedef struct dpg_comm dpg_comm;
 /* Where kernels that make a transfer of their own tell the communicator's watcher how far they are,
  * in pinned memory: they raise *count, a word of the device, when they come to it and store it at

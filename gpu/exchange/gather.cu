@@ -116,6 +116,21 @@ static dp_status check_words(const Group *g, int rank, const Words &w, dp_err *e
                     __LINE__, here, w.by, g->ranks);
 }
 
+/* Behind the meeting of all: what this rank is to get. */
+static dp_status get_words(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    if (w.kind == HANDS) return hand_words(g, rank, w, s, e);
+    if (w.kind == ALL_TO_ALLS) return give_all(g, rank, w, s, e);
+    return gather_words(g, rank, w, s, e);
+}
+
+/* No rank begins to read once the group has failed (leave). */
+static dp_status get_or_stop(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
+    __atomic_add_fetch(&g->reading, 1, __ATOMIC_SEQ_CST);
+    dp_status st = g->aborted ? failed(g, rank, g->call[w.kind], e) : get_words(g, rank, w, s, e);
+    __atomic_sub_fetch(&g->reading, 1, __ATOMIC_SEQ_CST);
+    return st;
+}
+
 /* Nobody overwrites words that a peer still copies. */
 static dp_status wait_for_copies(Group *g, int rank, const Words &w, cudaStream_t s, dp_err *e) {
     for (int r = 0; r < g->N && !g->is_nccl; r++)
@@ -148,13 +163,18 @@ static dp_status move_words(Home *h, int rank, const Words &w, cudaStream_t s, d
     g->gives[rank] = w.gives;
     TRY(meet(g, rank, call, g->limit_s, e));
     if (!captured) g->entered[rank] = n;
-    TRY(w.kind == HANDS         ? hand_words(g, rank, w, s, e)
-        : w.kind == ALL_TO_ALLS ? give_all(g, rank, w, s, e)
-                                : gather_words(g, rank, w, s, e));
+    TRY((g->is_nccl ? get_words : get_or_stop)(g, rank, w, s, e));
     if (!g->is_nccl) CK(e, cudaEventRecord(g->copied[rank], s));
     TRY(mark(h, rank, 0, s, e));
     TRY(meet(g, rank, call, g->limit_s, e));
     return wait_for_copies(g, rank, w, s, e);
+}
+
+/* From a call that failed: what this rank points to is gone behind it. */
+static void leave(const Group *g) {
+    Patience patience = {g->limit_s};
+    while (__atomic_load_n(&g->reading, __ATOMIC_SEQ_CST) && !patience.is_over())
+        usleep(50);
 }
 
 /* Where it fails, all end with its reason. */
@@ -168,6 +188,7 @@ static dp_status move_or_fail(dpg_comm *c, const Words &w, void *stream, dp_err 
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);
+        leave(g);
     }
     return st;
 }
@@ -216,7 +237,7 @@ static int reaches(const Group *g, int rank, int other) {
 static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, void **at,
                                 dp_err *e) {
     g->mine[rank] = mine;
-    g->apart |= is_apart(g);
+    if (is_apart(g)) g->apart = 1; /* |= could lose what another rank has written */
     for (int r = 0; r < g->N; r++)
         if (g->procs || !reaches(g, rank, r) ||
             (r != rank && g->device[r] == g->device[rank] && !in_order))
@@ -254,9 +275,9 @@ dp_status group_enter(dpg_comm *c, void *stream, dp_err *e) {
 static dp_status wait_steps(Group *g, int rank, cudaStream_t s, dp_err *e) {
     ncclResult_t async = ncclSuccess;
     cudaError_t err;
-    for (double t0 = now_s(); (err = cudaStreamQuery(s)) == cudaErrorNotReady && !g->aborted;
-         usleep(50))
-        if (now_s() - t0 > g->limit_s) {
+    Patience patience = {g->limit_s};
+    for (; (err = cudaStreamQuery(s)) == cudaErrorNotReady && !g->aborted; usleep(50))
+        if (patience.is_over()) {
             fail_slow_gather(g);
             group_fail(g, "the device of rank %d had not done its work after %.1f s",
                        g->first_rank + rank, g->limit_s);

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,16 +82,15 @@ static int behind(const Group *g, int64_t n) {
 /* No condition variable: one that a killed process waited for may block its next broadcast. */
 dp_status meet(Group *g, int rank, const char *call, double limit_s, dp_err *e) {
     int64_t n = __atomic_add_fetch(&g->met[rank], 1, __ATOMIC_SEQ_CST);
-    double limit = now_s() + limit_s, left;
+    Patience patience = {limit_s};
+    const struct timespec look = {0, (long)(LOOK_S / 2 * 1e9)};
     int bell = __atomic_load_n(&g->bell, __ATOMIC_SEQ_CST), missing = behind(g, n);
     if (missing < 0) ring(g);
     for (; missing >= 0 && !g->aborted;
          bell = __atomic_load_n(&g->bell, __ATOMIC_SEQ_CST), missing = behind(g, n)) {
-        left = limit - now_s();
-        if (left <= 0)
+        if (patience.is_over())
             group_fail(g, "rank %d did not reach %s within %.1f s", missing, call, limit_s);
-        struct timespec t = {(time_t)fmax(left, 0), (long)(fmod(fmax(left, 0), 1) * 1e9)};
-        syscall(SYS_futex, &g->bell, FUTEX_WAIT, bell, &t, NULL, 0);
+        syscall(SYS_futex, &g->bell, FUTEX_WAIT, bell, &look, NULL, 0);
     }
     return g->aborted ? failed(g, rank, call, e) : DP_OK;
 }
@@ -151,7 +149,7 @@ static void find_dead(Group *g) {
 static void *watch(void *arg) {
     Home *h = (Home *)arg;
     Group *g = h->g;
-    double since = now_s();
+    Patience patience = {g->limit_s};
     int64_t last = -1;
     if (g->procs) {
         pthread_mutex_lock(&g->alive[h->first]);
@@ -167,9 +165,9 @@ static void *watch(void *arg) {
         find_dead(g);
         g->beat[h->first] = now_s();
         if (sum != last || !pending) {
-            since = now_s();
+            patience = Patience{g->limit_s};
             last = sum;
-        } else if (now_s() - since > g->limit_s)
+        } else if (patience.is_over())
             fail_slow_gather(g);
     }
     if (g->procs) {

@@ -22,11 +22,13 @@
  *
  * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
  * one; a second event per rank, waited for behind the second meeting, keeps a sender from
- * overwriting words that a peer still copies. */
+ * overwriting words that a peer still copies. A call that fails returns when no rank reads any more
+ * what another points to, which its caller may then free. */
 #ifndef DPG_GROUP_CUH
 #define DPG_GROUP_CUH
 #include "exchange/nccl.cuh"
 #include "plan/status.cuh"
+#include <math.h>
 #include <pthread.h>
 #include <sys/types.h>
 #include <time.h>
@@ -35,6 +37,7 @@
 #define MAX_DEVICES 64 /* of a process */
 #define CREATE_S 30.0  /* the creation of an NCCL communicator; seconds */
 #define RECLAIM_S 2.0  /* its destruction or abortion */
+#define LOOK_S 0.1     /* whoever waits looks again within that */
 
 /* Seconds of a clock that never goes back. */
 static inline double now_s(void) {
@@ -42,6 +45,19 @@ static inline double now_s(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
+
+/* A limit for one who waits and looks again and again. Time in which it did not come to look,
+ * because its machine stood still or gave it no CPU, counts as one look: the others stood still,
+ * too, and nobody is to blame. */
+struct Patience {
+    double left, looked = now_s();
+    int is_over(void) {
+        const double now = now_s();
+        left -= fmin(now - looked, LOOK_S);
+        looked = now;
+        return left <= 0;
+    }
+};
 
 enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, REPLAYS, KINDS, CALLS = 1024 };
 
@@ -68,6 +84,7 @@ typedef struct {
     volatile int *pinned;              /* threads: marks in pinned memory */
     const float *send[MAX_RANKS];      /* shared; of a hand-over NULL: it gives nothing */
     const dpg_piece *gives[MAX_RANKS]; /* shared: of an all-to-all, [N] */
+    int reading;                       /* shared: ranks that read what the others point to */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];

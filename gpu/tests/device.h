@@ -63,10 +63,10 @@ static inline int devices(const char *program) {
 enum { FAILURES_SHOWN = 200 };
 static int failures, checks;
 
-/* One check; format and what follows: what to say when it fails. */
+/* One check, by the thread of any rank; format and what follows: what to say when it fails. */
 __attribute__((format(printf, 2, 3))) static inline void fact(bool ok, const char *format, ...) {
-    checks++;
-    if (ok || ++failures > FAILURES_SHOWN) return;
+    __atomic_add_fetch(&checks, 1, __ATOMIC_RELAXED);
+    if (ok || __atomic_add_fetch(&failures, 1, __ATOMIC_RELAXED) > FAILURES_SHOWN) return;
     va_list a;
     va_start(a, format);
     printf("FAIL ");

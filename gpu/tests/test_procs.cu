@@ -1,5 +1,5 @@
 /* gpu/tests/test_procs.cu - one process per rank over NCCL: the bits of as many ranks that share
- * one GPU, and the end of all when one is killed.
+ * one GPU, and the end of all when one is killed; one process of all ranks that stands still.
  *
  *   bits N [TIMES] [TOKENS]   N processes, rank r on GPU r modulo the GPUs; forward and backward of
  *                             every problem and way, TIMES repeats (20)
@@ -7,6 +7,8 @@
  *                             forward and backward, or is killed while its gather is under way: all
  *                             others return an error that names it within LIMIT (2 s) and 4 s more,
  *                             of one that was killed that it has ended
+ *   pause N [LIMIT]           the process of N host threads stops for 3 LIMITs (1 s) while one of
+ *                             them has yet to come to a gather: none fails
  *
  * This process calls no CUDA: CUDA does not outlive a fork. Exit status 0, 1, or 2 (no device). */
 #include "steps.h"
@@ -403,19 +405,59 @@ static void kills(int N, double limit, bool few) {
     scene(N, 20, -1, KILLED);
 }
 
+/* ---- a process that stands still ------------------------------------------------------------- */
+
+/* Rank 1 comes to its gather after half the limit, and says when a fifth of that is over. */
+static void gather_late(dpg_comm *c, double limit, Shared *s) {
+    Memory memory;
+    dp_err e = {DP_OK, ""};
+    Result *x = &s->r[c->rank];
+    float *words = (float *)memory.filled((c->N + 1) * sizeof(float), 0);
+    CUDA(cudaDeviceSynchronize());
+    for (int i = 0; c->rank == 1 && i < 10; i++) {
+        usleep((useconds_t)(limit / 20 * 1e6));
+        if (i == 1) s->go = 1;
+    }
+    x->st = c->all_gather(c, words, words + 1, 1, NULL, &e);
+    if (x->st == DP_OK) x->st = c->wait(c, NULL, &e);
+    snprintf(x->says, sizeof x->says, "%.500s", e.msg);
+    memory.release();
+}
+
+static void pauses(int N, double limit) {
+    Shared *s = shared_memory<Shared>(sizeof *s);
+    pid_t pid = process([&] {
+        Comms c(Comms::SHARED, N, limit);
+        on_ranks(N, [&](int r) { gather_late(&c[r], limit, s); });
+    });
+    for (double t0 = seconds(); !s->go && seconds() - t0 < END / 2;)
+        usleep(1000);
+    kill(pid, SIGSTOP);
+    usleep((useconds_t)(3 * limit * 1e6));
+    kill(pid, SIGCONT);
+    fact(s->go && status_of(pid) == 0, "the process of all ranks failed");
+    for (int r = 0; r < N; r++)
+        fact(s->r[r].st == DP_OK, "a pause of all: rank %d says '%s'", r, s->r[r].says);
+    printf("%d ranks, stopped for %g s, limit %g s\n", N, 3 * limit, limit);
+}
+
 int main(int argc, char **argv) {
     int N = argc > 2 ? atoi(argv[2]) : 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (N < 2 || N > MOST || (strcmp(argv[1], "bits") && strcmp(argv[1], "kill"))) {
-        fprintf(stderr, "usage: test_procs bits N [TIMES] [TOKENS] | kill N [LIMIT] [few]\n");
+    const std::string mode = N < 2 || N > MOST ? "" : argv[1];
+    if (mode != "bits" && mode != "kill" && mode != "pause") {
+        fprintf(stderr, "usage: test_procs bits N [TIMES] [TOKENS] | kill N [LIMIT] [few] | "
+                        "pause N [LIMIT]\n");
         return 2;
     }
     if (device_count() < 1) {
         fprintf(stderr, "test_procs: no CUDA device\n");
         return 2;
     }
-    if (!strcmp(argv[1], "bits"))
+    if (mode == "bits")
         bits(N, argc > 3 ? atoi(argv[3]) : 20, argc > 4 ? atoi(argv[4]) : 256);
+    else if (mode == "pause")
+        pauses(N, argc > 3 ? atof(argv[3]) : 1);
     else
         kills(N, argc > 3 ? atof(argv[3]) : 2, argc > 4);
     return verdict();

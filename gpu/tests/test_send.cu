@@ -704,17 +704,23 @@ static void all_to_all(dpg_comm *c) {
     memory.release();
 }
 
-/* Rank 1 is to get more words than rank 0 gives. */
+/* Rank 1 is to get more words than rank 0 gives, and forgets what it gives as soon as it knows;
+ * rank 2 still copies so many words of rank 0 then that it comes to those of rank 1 later. */
 static void wrong_lengths(int N) {
+    const size_t many = 1 << 24;
     Comms comm(Comms::SHARED, N, 5);
     on_ranks(N, [&](int r) {
         Memory memory;
         dp_err e = {DP_OK, ""};
-        float *x = (float *)memory.filled(2 * N * 64 * 4, 0);
+        float *x = (float *)memory.filled((2 * N * 64 + many) * 4, 0);
         std::vector<dpg_piece> gives = pieces_of(r, N, true), gets = pieces_of(r, N, false);
         gets[0].n += r == 1;
+        if (r == 0) gives[2].n = many;
+        if (r == 2) gets[0].n = many;
         dp_status st =
             comm[r].all_to_all(&comm[r], x, gives.data(), x + N * 64, gets.data(), NULL, &e);
+        for (dpg_piece &p : gives)
+            p.n = 0;
         if (st == DP_OK) st = comm[r].wait(&comm[r], NULL, &e);
         fact(st != DP_OK && strstr(e.msg, "rank 1 is to get 12 words, of which rank 0 gives 11"),
              "rank %d says '%s'", r, e.msg);

@@ -85,7 +85,9 @@ static dp_status finish(dp_rank_job *j, cudaStream_t stream) {
     return st;
 }
 
-/* A forward whose states go through windows: enqueued behind those of the ranks before. */
+/* A forward whose states go through windows: of ranks that share a device enqueued behind those of
+ * the ranks before. One with a device of its own waits for no other's host, which may come back
+ * from its forward only when M of later ranks has come. */
 static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws) {
     struct dp_in_order *o = j->order;
     if (!o)
@@ -101,12 +103,12 @@ static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws)
                      : j->rank.comm->in_order && j->opt.send_dh_only
                          ? "windows: ranks that share a device cannot keep M of later ranks"
                          : "windows: the ranks' devices do not reach each other's memory");
-    while (!st && o->turn < j->rank.dev.rank && !o->failed)
+    while (!st && j->rank.comm->in_order && o->turn < j->rank.dev.rank && !o->failed)
         usleep(20);
     if (!st && !*stream) DP_CUDA(&j->rank.dev, cudaStreamCreate(stream));
     if (!st) st = dpg_forward(j->plan, t, ws, j->rank.comm, *stream, &j->rank.dev.err);
     if (st) o->failed = 1;
-    o->turn++;
+    if (j->rank.comm->in_order) o->turn++;
     return st ? st : finish(j, *stream);
 }
 

@@ -511,6 +511,18 @@ DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     CHECK(!rc, "%d: %s", rc, out);
 }
 
+/* Ranks with a device each wait for M of later ranks, whose hosts must not wait for them. */
+DP_TEST(kernels, windows_whose_backward_keeps_m) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_CAPABILITY=90 timeout 60 '%s' run k64-v128 --cases '%s' --backend cuda --way "
+             "windows,windows-dh-only --ranks 3,4",
+             program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, "(4 passed, 0 failed, 0 skipped"), "%d: %s", rc, out);
+}
+
 /* Steps of serving on states in slots: windows, accepted tokens, padding, both layouts. */
 DP_TEST(kernels, decode_steps_are_within_the_worst_that_fp32_makes) {
     NEEDS_KERNELS;
@@ -547,6 +559,15 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
                                               : "did not reach"),
               "%d: %s", rc, out);
     }
+}
+
+/* A machine that stands still for longer than the limit: nobody was late. */
+DP_TEST(kernels, a_pause_of_all_ranks_is_no_rank_s_fault) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[4096];
+    snprintf(cmd, sizeof cmd, "timeout 60 '%s/test_procs' pause 3 0.5", folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
 /* A process per rank: the bits of ranks that share a device, and a killed one is named by the
