@@ -14,6 +14,7 @@
 #include "fault.cuh"
 #include "instructions.cuh"
 #include "plan/paths.cuh"
+#include "plan/shared.cuh"
 #include "plan/values.cuh"
 
 /* The words an mma returns are rounded toward zero, a mean relative loss per product that shrinks a
@@ -157,7 +158,7 @@ static dp_status launch_chain(const Chain &x, cudaStream_t s, dp_err *e) {
                             : f == DP_TF32RZ ? k_chain<DP_TF32RZ>
                                              : k_chain<DP_BF16>;
     size_t bytes = 2 * (size_t)x.K * PS * 4;
-    CK(e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    CK(e, allow_shared(kernel, (int)bytes));
     kernel<<<(unsigned)x.heads *((x.K + CB - 1) / CB), THREADS, bytes, s>>>(x);
     CK_LAUNCH(e, "k_chain");
     return DP_OK;

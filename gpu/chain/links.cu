@@ -7,6 +7,7 @@
  * k_fold: phases of a product and what shared memory holds as in chain/merge.cu. */
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"
+#include "plan/shared.cuh"
 
 struct FoldArgs {
     Folds w;
@@ -52,7 +53,7 @@ template <int MV, int KMAX> static dp_status fold(const Call &c, FoldArgs a) {
     const Dims &d = c.p->d;
     int bytes = Columns<MV, KMAX>::BYTES;
     auto kernel = k_fold<MV, KMAX>;
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     kernel<<<(unsigned)a.w.n * d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_fold");
     return DP_OK;

@@ -11,6 +11,7 @@
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "plan/shared.cuh"
 
 struct MergeArgs {
     const float *hm; /* elements of the ranks */
@@ -54,7 +55,7 @@ template <int MV, int KMAX> static dp_status merge(const Call &c) {
     /* where states are handed over, only ranks to which none comes are here */
     MergeArgs a = {at<float>(c, B_HMALL), rank - c.p->pre, rank, at<float>(c, B_SIN)};
     auto kernel = k_merge<MV, KMAX>;
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_merge");
     return DP_OK;
@@ -104,7 +105,7 @@ template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
     const Dims &d = c.p->d;
     int bytes = Columns<MV, KMAX>::BYTES;
     auto kernel = k_hand<MV, KMAX>;
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     kernel<<<(unsigned)d.HV *(a.width / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_hand");
     return DP_OK;
@@ -207,7 +208,7 @@ template <int MV, int KMAX> static dp_status merge_bwd(const Call &c, MergeBwdAr
     const Dims &d = c.p->d;
     int bytes = Columns<MV, KMAX>::BYTES;
     auto kernel = k_merge_bwd<MV, KMAX>;
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     unsigned blocks = (unsigned)(a.cut ? c.p->ncut : 1) * d.HV * (d.V / MV);
     kernel<<<blocks, THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
     CK_LAUNCH(c.e, "k_merge_bwd");

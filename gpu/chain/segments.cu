@@ -15,6 +15,7 @@
 #include "plan/marks.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "plan/shared.cuh"
 
 struct SegArgs {
     const float *seg, *hm; /* elements of this rank's segments; of the ranks */
@@ -234,12 +235,9 @@ dp_status chain_merge(const Call &c) {
     SegArgs a = seg_args(c);
     unsigned grid = (unsigned)c.p->ncut * d.HV * (d.V / 32) * a.groups;
     int bytes = d.K / 2 * Panel<64>::PITCH * 16 + d.K * 36 * 4;
-    CK(c.e,
-       cudaFuncSetAttribute(k_states<128>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    if (d.K == 64)
-        k_states<64><<<grid, 128, bytes, c.s>>>(a);
-    else
-        k_states<128><<<grid, 256, bytes, c.s>>>(a);
+    auto kernel = d.K == 64 ? k_states<64> : k_states<128>;
+    CK(c.e, allow_shared(kernel, bytes));
+    kernel<<<grid, 2 * d.K, bytes, c.s>>>(a);
     CK_LAUNCH(c.e, "k_states");
     return DP_OK;
 }

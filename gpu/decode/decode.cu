@@ -16,6 +16,7 @@
 #include "decode/packed.cuh"
 #include "decode/slots.cuh"
 #include "dp_decode.h"
+#include "plan/shared.cuh"
 #include "plan/values.cuh"
 
 #define COLUMNS 32
@@ -291,9 +292,7 @@ static dp_status launch(const DecodeArgs &a, cudaStream_t stream, dp_err *e) {
     const size_t bytes = (size_t)d.T * (R + 2) * K * sizeof(float);
     const int64_t blocks = (int64_t)d.B * d.HV * (d.V / COLUMNS);
     if (blocks > INT32_MAX) return dpg_fail(e, DP_EINPUT, "dpg_decode: B = %d: too many", d.B);
-    if (bytes > 40 << 10)
-        CK(e, cudaFuncSetAttribute((const void *)k_decode<K, VK, R, PACKED>,
-                                   cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    CK(e, allow_shared(k_decode<K, VK, R, PACKED>, (int)bytes));
     k_decode<K, VK, R, PACKED><<<(unsigned)blocks, THREADS, bytes, stream>>>(a);
     CK_LAUNCH(e, "k_decode");
     return DP_OK;

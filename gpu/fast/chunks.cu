@@ -625,7 +625,7 @@ template <int K, int V> struct Chunks {
     static dp_status run(const Call &c) {
         auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
         int bytes = (int)sizeof(ChunkSmem<K, Solve<K, V>>);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks");
         return DP_OK;
@@ -636,7 +636,7 @@ template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
         auto kernel = k_decayed<K>;
         int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
         CK_LAUNCH(c.e, "k_decayed");
         return DP_OK;

@@ -338,7 +338,7 @@ template <int K, int V> struct Triangles {
     static dp_status run(const Call &c) {
         auto kernel = k_triangles<K>;
         int bytes = (int)sizeof(TriangleSmem<K>);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c));
         CK_LAUNCH(c.e, "k_triangles");
         return DP_OK;
@@ -349,7 +349,7 @@ template <int K, int V> struct ChunksOne {
     static dp_status run(const Call &c) {
         auto kernel = is_plain(c.p->d) ? k_chunks_one<K, V, true> : k_chunks_one<K, V, false>;
         int bytes = (int)sizeof(OneSmem<K, V>);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,
                                                                chunk_out(c));
         CK_LAUNCH(c.e, "k_chunks_one");

@@ -2,6 +2,7 @@
 #ifndef DPG_FAST_CUH
 #define DPG_FAST_CUH
 #include "plan/paths.cuh"
+#include "plan/shared.cuh"
 
 struct ChunkOut;
 /* Where the plan keeps the tile's tensors. */

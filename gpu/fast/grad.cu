@@ -898,7 +898,7 @@ template <int K, int V> struct Gradients {
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, GRAD_THREADS(K), bytes, c.s>>>(c.p->d, *c.t, *c.g, a, tiles);
         CK_LAUNCH(c.e, "k_grad");
         return DP_OK;

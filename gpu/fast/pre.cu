@@ -559,7 +559,7 @@ template <int K, int V> struct Pre {
     template <Form FORM> static dp_status launch(const Call &c, const PreArgs &a, int nseg) {
         auto kernel = k_pre<K, V, FORM>;
         int bytes = (int)sizeof(PreSmem<K, V, FORM>);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<(unsigned)nseg * c.p->d.HV, 2 * K, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_pre");
         return DP_OK;
@@ -572,7 +572,7 @@ static_assert(sizeof(PreSmem<128, 128, GIVEN>) <= 227 * 1024, "a block on 9.0");
 template <int K> dp_status reach(const Call &c, const ReachArgs &a) {
     const dpg_plan *p = c.p;
     int bytes = (int)sizeof(ReachSmem<K>);
-    CK(c.e, cudaFuncSetAttribute(k_reach<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(k_reach<K>, bytes));
     k_reach<K><<<(unsigned)(p->parts - p->is_first) * p->d.HV, 2 * K, bytes, c.s>>>(p->d, a);
     CK_LAUNCH(c.e, "k_reach");
     return DP_OK;

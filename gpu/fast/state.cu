@@ -383,7 +383,7 @@ template <int K, int V, bool OUT, bool KEEP>
 dp_status launch_team(const Call &c, StateArgs a, int nseq) {
     auto kernel = k_team<K, V, OUT, KEEP>;
     int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS(OUT), bytes, c.s>>>(c.p->d, a);
     CK_LAUNCH(c.e, "k_team");
     return DP_OK;
@@ -395,7 +395,7 @@ dp_status launch_scan(const Call &c, StateArgs a, int nseq) {
     int bytes =
         ring_bytes(c.p, &a, sizeof(ScanSmem<K, OUT, KEEP>), sizeof(Stage<K, SLICES_OF_SCAN>));
     unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-    CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    CK(c.e, allow_shared(kernel, bytes));
     kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
     CK_LAUNCH(c.e, "k_scan");
     return DP_OK;

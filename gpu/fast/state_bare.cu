@@ -241,7 +241,7 @@ template <int K, int V> struct BarePass {
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(BareSmem), sizeof(StateStage<K>) + sizeof(OutStage));
         unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, BARE_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_bare");
         return DP_OK;

@@ -282,7 +282,7 @@ template <int K, int V> struct PassBwd {
         auto kernel = k_scan_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(ScanSmem<K>), sizeof(Stage<K, SLICES_OF_SCAN>));
         unsigned blocks = (unsigned)nseq * c.p->d.HV * (V / 16 / SLICES_OF_SCAN);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, SCAN_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_bwd");
         return DP_OK;
@@ -290,7 +290,7 @@ template <int K, int V> struct PassBwd {
     static dp_status team(const Call &c, StateArgs a, int nseq) {
         auto kernel = k_team_bwd<K, V>;
         int bytes = ring_bytes(c.p, &a, sizeof(TeamSmem<K>), sizeof(Stage<K, 1>));
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<(unsigned)nseq * c.p->d.HV *(V / 16), TEAM_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_team_bwd");
         return DP_OK;

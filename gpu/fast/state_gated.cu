@@ -210,7 +210,7 @@ template <int K, int V> struct GatedPass {
         auto kernel = k_scan_gated<K, V>;
         int bytes = ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>), sizeof(GatedStage<K>));
         unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
-        CK(c.e, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_gated");
         return DP_OK;

@@ -1,5 +1,9 @@
-/* gpu/plan/device.cu - what the current device is, and whether this build has code for it. */
+/* gpu/plan/device.cu - what the current device is, whether this build has code for it, and how much
+ * shared memory its kernels may take. */
 #include "plan/paths.cuh"
+#include "plan/shared.cuh"
+#include <map>
+#include <mutex>
 #include <stdio.h>
 
 __global__ void k_probe() {}
@@ -29,4 +33,23 @@ int dpg_device_runs(char *why, size_t size) {
     snprintf(why, size, "this build has no kernels for compute capability %d.%d (GPU_ARCHS): %s",
              dev.major, dev.minor, cudaGetErrorString(rc));
     return 0;
+}
+
+/* A lock a device: a driver that loads a kernel may wait for kernels that run on its device, which
+ * may wait for what hosts of other devices enqueue (windows). */
+cudaError_t allow_shared_of(const void *kernel, int bytes) {
+    static struct {
+        std::mutex lock;
+        std::map<std::pair<const void *, int>, int> most; /* by kernel and device */
+    } told[64];
+    int device;
+    cudaError_t err = cudaGetDevice(&device);
+    if (err != cudaSuccess) return err;
+    auto &here = told[device % 64];
+    std::lock_guard<std::mutex> held(here.lock);
+    int &most = here.most[{kernel, device}];
+    if (bytes <= most) return cudaSuccess;
+    err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (err == cudaSuccess) most = bytes;
+    return err;
 }

@@ -501,6 +501,16 @@ static int test_chain(dpg_plan *b, int K) {
     return off > 0 || !(size > 1e-6 && size < 1e6);
 }
 
+/* The driver is told once how much shared memory a kernel takes, not at every launch. */
+static int test_shared_memory() {
+    elements(128, 64, 2, 2, 0);
+    const int once = cpu::attributes_set();
+    elements(128, 64, 2, 2, 0);
+    const int twice = cpu::attributes_set();
+    printf("told of shared memory %d times, after further launches %d times\n", once, twice);
+    return !once || twice != once;
+}
+
 int main() {
     const int K = 16;
     dpg_plan *plan = plan_of(3 * 500, 2, K, K, 1, 3, 0);
@@ -520,5 +530,5 @@ int main() {
         for (int slow = 0; slow < RANKS; slow++)
             failed |= test_windows(64, slow ? 64 : 128, {slow, slow % 2}, replays) > 0;
     failed |= test_dead_replay() > 0;
-    return failed;
+    return failed | test_shared_memory();
 }

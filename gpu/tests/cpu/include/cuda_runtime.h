@@ -50,14 +50,21 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 namespace cpu {
 extern thread_local uint3 thread, block;
 extern thread_local dim3 block_size, grid_size;
-void launch(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel);
+/* A kernel with its arguments. */
+struct Work {
+    std::function<void()> run;
+    const void *kernel;
+};
+void launch(dim3 grid, dim3 block, size_t shared, const Work &work);
+/* Calls of cudaFuncSetAttribute. */
+int attributes_set();
 namespace {
 /* A kernel, to be given its arguments, which it keeps by value, as a launch does. A type of each
  * file's own: two of them may call other arguments by one name. */
 template <class... P> struct Kernel {
     void (*f)(P...);
-    std::function<void()> operator()(P... p) const {
-        return [f = f, p...] { f(p...); };
+    Work operator()(P... p) const {
+        return {[f = f, p...] { f(p...); }, (const void *)f};
     }
 };
 template <class... P> Kernel<P...> kernel(void (*f)(P...)) { return {f}; }
@@ -82,7 +89,6 @@ static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g
     *x = (cudaGraphExec_t)g;
     return cudaSuccess;
 }
-#define cudaFuncSetAttribute(...) cudaSuccess
 template <class F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, F) {
     a->ptxVersion = 90;
     return cudaSuccess;
