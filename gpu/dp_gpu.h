@@ -210,10 +210,12 @@ struct dpg_comm {
     /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank,
      * at[N] gets that of all ranks, which kernels of this rank's device may then read and write;
      * at[0] = NULL on every rank if some devices do not reach each other, or are shared and not
-     * in_order; *m is for those kernels. Every rank calls it. enter: a transfer made by kernels is
-     * enqueued on `stream`. */
+     * in_order; *m is for those kernels; mine = NULL: all meet, no more. Every rank calls it.
+     * Processes: by CUDA IPC, on one host with a device each. enter: a transfer made by kernels is
+     * enqueued on `stream`. close: of `at` as exchange left it, NULL where nothing was opened. */
     dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
     dp_status (*enter)(dpg_comm *c, void *stream, dp_err *e);
+    void (*close)(void **at, int N, int rank);
 };
 /* N <= 1024 ranks in one process on one device, one host thread each; c[N] is filled. */
 dp_status dpg_comm_shared(dpg_comm *c, int N, int device, double limit_s, dp_err *e);
@@ -261,8 +263,8 @@ void dpg_plan_destroy(dpg_plan *plan);
  * ranks make as many, enqueued or replayed, and of dpg_forward_steps each rank makes all steps
  * from PRE to MERGE once a forward. Every rank calls it once, with the communicator of its
  * forwards, none of which may be on its way. A plan may be destroyed once every rank has come back
- * from a wait, before its communicator; after an error its windows stay, since kernels of other
- * ranks may still store into them. The fast path with augmented chains alone, and ranks that reach
+ * from a wait, before its communicator; where ranks are processes all destroy it, and meet there;
+ * after an error its windows stay, since kernels of other ranks may still store into them. The fast path with augmented chains alone, and ranks that reach
  * each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share
  * a device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks
  * before, which could else be held up by them; and they may not send_dh_only, for which a rank

@@ -96,10 +96,20 @@ Home *home_of_all(int N, const int *devices, double limit_s, const char *call, d
 void home_comms(const Home *h, dpg_comm *c) {
     const Group *g = h->g;
     for (int r = h->first; r < h->first + h->count; r++) {
-        dpg_comm x = {(void *)h,  g->first_rank + r, g->ranks,      g->device[r],
-                      0,          group_all_gather,  group_hand,    group_all_to_all,
-                      group_wait, group_abort,       group_destroy, group_exchange,
-                      group_enter};
+        dpg_comm x = {(void *)h,
+                      g->first_rank + r,
+                      g->ranks,
+                      g->device[r],
+                      0,
+                      group_all_gather,
+                      group_hand,
+                      group_all_to_all,
+                      group_wait,
+                      group_abort,
+                      group_destroy,
+                      group_exchange,
+                      group_enter,
+                      by_rank(g) ? ipc_close : NULL};
         *c++ = x;
     }
 }
@@ -163,8 +173,6 @@ typedef struct {
     ncclResult_t result;
     volatile int done;
 } Creation;
-
-static int by_rank(const Group *g) { return g->procs || is_apart(g); }
 
 static void *create(void *arg) {
     Creation *x = (Creation *)arg;

@@ -237,13 +237,11 @@ static int reaches(const Group *g, int rank, int other) {
 static dp_status exchange_steps(Group *g, int rank, int in_order, void *mine, void **at,
                                 dp_err *e) {
     g->mine[rank] = mine;
-    if (is_apart(g)) g->apart = 1; /* |= could lose what another rank has written */
     for (int r = 0; r < g->N; r++)
-        if (g->procs || !reaches(g, rank, r) ||
-            (r != rank && g->device[r] == g->device[rank] && !in_order))
-            g->apart = 1;
+        if (!reaches(g, rank, r) || (r != rank && g->device[r] == g->device[rank] && !in_order))
+            g->apart = 1; /* |= could lose what another rank has written */
     TRY(meet(g, rank, "exchange", g->limit_s, e));
-    for (int r = 0; r < g->ranks; r++)
+    for (int r = 0; r < g->N; r++)
         at[r] = g->apart ? NULL : g->mine[r];
     return meet(g, rank, "exchange", g->limit_s, e);
 }
@@ -252,8 +250,9 @@ dp_status group_exchange(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_er
     const Home *h = (Home *)c->self;
     Group *g = h->g;
     dp_err own = {DP_OK, ""};
-    dp_status st = g->aborted ? failed(g, place_of(g, c), "exchange", &own)
-                              : exchange_steps(g, place_of(g, c), c->in_order, mine, at, &own);
+    dp_status st = g->aborted   ? failed(g, place_of(g, c), "exchange", &own)
+                   : by_rank(g) ? ipc_exchange(c, mine, at, &own)
+                                : exchange_steps(g, place_of(g, c), c->in_order, mine, at, &own);
     if (st != DP_OK) {
         group_fail(g, "%s", own.msg);
         dpg_fail(e, st, "%s", own.msg);

@@ -5,6 +5,7 @@
  *   gather.cu   gather, hand-over, wait, peer memory
  *   create.cu   host threads on devices that they may share, or over NCCL
  *   procs.cu    a process a rank over NCCL, on one host
+ *   ipc.cu      peer memory of processes
  *   apart.cu    the same where only NCCL reaches the others
  *
  * All make the same calls in the same order: a mark on the stream, all hosts meet, the words move,
@@ -108,6 +109,8 @@ static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
 static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
 /* Are there ranks that this group does not see? */
 static inline int is_apart(const Group *g) { return g->ranks != g->N; }
+/* A rank a process. */
+static inline int by_rank(const Group *g) { return g->procs || is_apart(g); }
 /* The last call of a rank that anybody knows of: a CUDA graph makes calls without its host. */
 static inline int begun(const Group *g, int rank) {
     int n = reached(g)[rank];
@@ -168,6 +171,11 @@ dp_status group_all_to_all(dpg_comm *c, const float *send, const dpg_piece *give
 dp_status group_wait(dpg_comm *c, void *stream, dp_err *e);
 dp_status group_exchange(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
 dp_status group_enter(dpg_comm *c, void *stream, dp_err *e);
+
+/* ipc.cu: exchange of a dpg_comm whose ranks are processes, and the end of what it opened; at[rank]
+ * is the rank's own. */
+dp_status ipc_exchange(dpg_comm *c, void *mine, void **at, dp_err *e);
+void ipc_close(void **at, int N, int rank);
 
 /* create.cu */
 void group_init(Group *g, int N, double limit_s, const char *call);

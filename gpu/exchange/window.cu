@@ -68,16 +68,24 @@ static RankWindow window_of(const dpg_plan *p, int wants_m) {
     return w;
 }
 
+static dp_status all_meet(dpg_comm *comm, dp_err *e) {
+    void **none = (void **)calloc(comm->N, sizeof *none);
+    dpg_marks marks;
+    dp_status st = comm->exchange(comm, NULL, none, &marks, e);
+    free(none);
+    return st;
+}
 /* Where the windows of all ranks lie, to the device. */
-static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, float **at,
-                                  dp_err *e) {
-    TRY(comm->exchange(comm, p->window_memory, (void **)at, &p->marks, e));
+static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, dp_err *e) {
+    void **at = p->windows_at;
+    TRY(comm->exchange(comm, p->window_memory, at, &p->marks, e));
     if (at[0]) {
         CK(e, cudaMemcpy(w->peer, at, w->N * sizeof *at, cudaMemcpyHostToDevice));
         w->mine = (float *)p->window_memory;
+        p->opened = comm->close ? comm : NULL;
     }
     /* no rank goes on before all have their tables: a copy could wait for a kernel that waits */
-    return comm->exchange(comm, p->window_memory, (void **)at, &p->marks, e);
+    return all_meet(comm, e);
 }
 
 dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
@@ -95,11 +103,25 @@ dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
     CK(e, cudaMalloc(&p->window.peer, w.N * sizeof *w.peer));
     CK(e, cudaDeviceSynchronize());
     w.peer = p->window.peer;
-    float **at = (float **)calloc(w.N, sizeof *at);
-    dp_status st = exchange_windows(p, &w, comm, at, e);
-    free(at);
+    p->windows_at = (void **)calloc(w.N, sizeof *p->windows_at);
+    dp_status st = exchange_windows(p, &w, comm, e);
     p->window = w;
     return st;
+}
+
+void window_destroy(dpg_plan *p) {
+    dp_err e = {DP_OK, ""};
+    /* else kernels of other ranks may still store into it */
+    int ends = !p->marks.stop || !*p->marks.stop;
+    if (ends && p->opened) {
+        p->opened->close(p->windows_at, p->N, p->rank);
+        ends = all_meet(p->opened, &e) == DP_OK;
+    }
+    if (ends) {
+        cudaFree(p->window_memory);
+        cudaFree(p->window.peer);
+    }
+    free(p->windows_at);
 }
 
 int dpg_plan_connected(const dpg_plan *p) { return p->window.mine != NULL; }

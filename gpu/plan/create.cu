@@ -264,11 +264,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     dpg_plan_destroy(pl->bwd);
     heads_destroy(pl->heads);
     cudaFree(pl->tables);
-    /* else kernels of other ranks may still store into it */
-    if (!pl->marks.stop || !*pl->marks.stop) {
-        cudaFree(pl->window_memory);
-        cudaFree(pl->window.peer);
-    }
+    window_destroy(pl);
     if (pl->side) cudaStreamDestroy(pl->side);
     for (cudaEvent_t x : {pl->forked, pl->joined})
         if (x) cudaEventDestroy(x);

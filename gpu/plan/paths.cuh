@@ -88,6 +88,7 @@ dp_status heads_forward(const Call &c, dpg_comm *comm, int steps);
 dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
 /* exchange/window.cu: M of later ranks into `saved`. */
 dp_status window_keep(const Call &c);
+void window_destroy(dpg_plan *p);
 
 /* plan/create.cu: a plan of one rank that has some of `all_heads` value heads; qk_are_partial: its
  * dq and dk (and dlr_b) are parts of sums over ranks, in fp32. */

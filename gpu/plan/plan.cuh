@@ -221,8 +221,9 @@ struct dpg_plan {
     cudaStream_t side; /* backward, N > 1: what waits for other ranks */
     cudaEvent_t forked, joined;
     RankWindow window;
-    void *window_memory;
-    dpg_marks marks; /* with windows */
+    void *window_memory, **windows_at; /* of all ranks, as this process has them */
+    dpg_comm *opened; /* of windows that others must have closed before they are freed; or NULL */
+    dpg_marks marks;  /* with windows */
     Chunk *chunks_h;
     Seq *seqs_h;
     void *tables; /* device memory behind d.chunk and d.seq */

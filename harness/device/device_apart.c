@@ -215,9 +215,7 @@ dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_resu
     dp_rank_job *job = dp_calloc((size_t)N, sizeof *job);
     for (int r = 0; r < N; r++)
         job[r] = dp_rank_job_of(p, how, out);
-    dp_status st = job[0].by_windows
-                       ? dp_fail(&own, DP_EINPUT, "windows: ranks that are processes have none")
-                       : dp_rank_job_try(&job[0], &own);
+    dp_status st = dp_rank_job_try(&job[0], &own);
     if (!st) st = run_all(&o, p, job, out, &own);
     for (int r = 0; r < N; r++)
         free(job[r].gate);

@@ -85,29 +85,31 @@ static dp_status finish(dp_rank_job *j, cudaStream_t stream) {
     return st;
 }
 
+static const char *no_windows(const dp_rank_job *j) {
+    if (j->p->own.kind) return "windows: of ranks that own T / N tokens each";
+    if (!j->order) return "windows: processes need a device each, of one host, and the fast path";
+    return j->rank.comm->in_order && j->opt.send_dh_only
+               ? "windows: ranks that share a device cannot keep M of later ranks"
+               : "windows: the ranks' devices do not reach each other's memory";
+}
+
 /* A forward whose states go through windows: of ranks that share a device enqueued behind those of
  * the ranks before. One with a device of its own waits for no other's host, which may come back
  * from its forward only when M of later ranks has come. */
 static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws) {
     struct dp_in_order *o = j->order;
-    if (!o)
-        return dp_fail(&j->rank.dev.err, DP_EINPUT, "windows: ranks that are processes have none");
-    cudaStream_t *stream = &o->stream[j->rank.comm->device];
+    cudaStream_t *stream = o ? &o->stream[j->rank.comm->device] : &j->rank.dev.stream;
     int there = 0;
     DP_CUDA(&j->rank.dev, cudaGetDeviceCount(&there));
-    j->rank.comm->in_order = there < j->N;
+    j->rank.comm->in_order = o && there < j->N;
     dp_status st = dpg_plan_connect(j->plan, j->rank.comm, &j->rank.dev.err);
     if (!st && !dpg_plan_connected(j->plan))
-        st = dp_fail(&j->rank.dev.err, DP_EINPUT,
-                     j->p->own.kind ? "windows: of ranks that own T / N tokens each"
-                     : j->rank.comm->in_order && j->opt.send_dh_only
-                         ? "windows: ranks that share a device cannot keep M of later ranks"
-                         : "windows: the ranks' devices do not reach each other's memory");
+        st = dp_fail(&j->rank.dev.err, DP_EINPUT, "%s", no_windows(j));
     while (!st && j->rank.comm->in_order && o->turn < j->rank.dev.rank && !o->failed)
         usleep(20);
     if (!st && !*stream) DP_CUDA(&j->rank.dev, cudaStreamCreate(stream));
     if (!st) st = dpg_forward(j->plan, t, ws, j->rank.comm, *stream, &j->rank.dev.err);
-    if (st) o->failed = 1;
+    if (st && o) o->failed = 1;
     if (j->rank.comm->in_order) o->turn++;
     return st ? st : finish(j, *stream);
 }

@@ -113,8 +113,27 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
                 out, sizeof out) == 0,
             "%.4000s", out);
     CHECK(strstr(out, "(8 ranks over NCCL: 3 processes were started)") &&
-              strstr(out, "(windows: ranks that are processes have none)") &&
+              strstr(out, "way=windows  (dpg_plan: the fast path does not take this problem") &&
               strstr(out, "VERDICT: PASS (1 passed, 0 failed, 3 skipped, 0 unjudged)"),
+          "%.4000s", out);
+}
+
+/* Each opens the memory of the others; two that share a device have no windows. */
+DP_TEST(apart, processes_have_windows) {
+    NEEDS_KERNELS;
+    char out[1 << 14];
+    const char *const all = "k128-v64 --ranks 3 --base bf16 --chain fp32 --backend nccl --way ";
+    char ways[200];
+    snprintf(ways, sizeof ways, "%splain,windows,windows-dh-only,windows-save-all", all);
+    REQUIRE(run("export DP_CPU_CAPABILITY=90\n" TORCHRUN, ways, out, sizeof out) == 0, "%.4000s",
+            out);
+    CHECK(strstr(out, "VERDICT: PASS (4 passed, 0 failed, 0 skipped, 0 unjudged)"), "%.4000s", out);
+    snprintf(ways, sizeof ways, "%splain,windows", all);
+    REQUIRE(run("export DP_CPU_CAPABILITY=90 DP_CPU_DEVICES=2\n" TORCHRUN, ways, out, sizeof out) ==
+                0,
+            "%.4000s", out);
+    CHECK(strstr(out, "(windows: processes need a device each, of one host, and the fast path)") &&
+              strstr(out, "VERDICT: PASS (1 passed, 0 failed, 1 skipped, 0 unjudged)"),
           "%.4000s", out);
 }
 

@@ -8,6 +8,7 @@ extern "C" {
 #endif
 typedef enum {
     cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
     cudaErrorNotReady = 600,
     cudaErrorPeerAccessAlreadyEnabled = 704
 } cudaError_t;
@@ -71,6 +72,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d);
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d);
 cudaError_t cudaDriverGetVersion(int *v);
 cudaError_t cudaStreamCreate(cudaStream_t *s);
+/* Memory of another process, through its file descriptors. */
+typedef struct {
+    char bytes[64];
+} cudaIpcMemHandle_t;
+#define cudaIpcMemLazyEnablePeerAccess 1
+cudaError_t cudaDeviceGetPCIBusId(char *id, int n, int device);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p);
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *p);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
