@@ -264,11 +264,12 @@ void dpg_plan_destroy(dpg_plan *plan);
  * from PRE to MERGE once a forward. Every rank calls it once, with the communicator of its
  * forwards, none of which may be on its way. A plan may be destroyed once every rank has come back
  * from a wait, before its communicator; where ranks are processes all destroy it, and meet there;
- * after an error its windows stay, since kernels of other ranks may still store into them. The fast path with augmented chains alone, and ranks that reach
- * each other's memory (NVLink): else nothing changes, and dpg_plan_connected is 0. Ranks that share
- * a device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks
- * before, which could else be held up by them; and they may not send_dh_only, for which a rank
- * waits at the end of its forward for M of later ranks. Not of ranks that exchange heads. */
+ * after an error its windows stay, since kernels of other ranks may still store into them. The fast
+ * path with augmented chains alone, and ranks that reach each other's memory (NVLink; processes:
+ * one host, a device each): else nothing changes, and dpg_plan_connected is 0. Ranks that share a
+ * device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks before,
+ * which could else be held up by them; and they may not send_dh_only, for which a rank waits at the
+ * end of its forward for M of later ranks. Not of ranks that exchange heads. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
