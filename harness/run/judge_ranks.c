@@ -21,8 +21,8 @@ static const struct {
     int pairs;
 } ROWS[DP_RANK_TENSORS] = {
     [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
-    [DP_RANK_H] = ROW(H, has_MH, 1),         [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
-    [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dMH, 1)};
+    [DP_RANK_H] = ROW(H, has_H, 1),          [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
+    [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dH, 1)};
 
 static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
 

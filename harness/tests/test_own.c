@@ -147,6 +147,18 @@ static dp_conv convolution(void) {
     return c;
 }
 
+/* H of a part behind one with an infinite value is not known from S_out - M S_in, and is finite. */
+DP_TEST(own, what_is_not_finite_stays_in_its_part) {
+    char cmd[2048], out[4096];
+    snprintf(
+        cmd, sizeof cmd,
+        "'%s' run inf nan --backend sim --base fp32 --chain fp32 --ranks 4 --own zigzag,cyclic "
+        "--exchange allgather,scan --cases '%s' --cache none",
+        gt_program(), gt_cases());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "VERDICT: PASS (8 passed, 0 failed"), "%d: %s", rc, out);
+}
+
 DP_TEST(own, convolutions_take_their_halo_from_whoever_owns_it) {
     dp_conv c = convolution();
     dp_conv_result want, got, grid;

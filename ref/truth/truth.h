@@ -108,6 +108,7 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
  * a backward truth no dS_out, dM, dH. */
 typedef struct {
     int has_S_in, has_MH, has_dS_out, has_dMH;
+    int has_H, has_dH; /* not behind (before) a state that is not finite: H = S_out - M S_in */
     double *S_in, *M, *H, *dS_out, *dM, *dH;
     double S_in_rad, M_rad, H_rad, dS_out_rad, dM_rad, dH_rad;
 } dp_truth_rank;

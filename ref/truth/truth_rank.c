@@ -145,6 +145,12 @@ static int is_zero(const matrix *m) {
     return m->rad == 0;
 }
 
+static int is_finite(const matrix *m) {
+    for (int64_t i = 0; i < (int64_t)m->rows * m->cols; i++)
+        if (!isfinite((double)m->x[i])) return 0;
+    return 1;
+}
+
 /* to - M from, without touching M when `from` is exactly zero. */
 static matrix remainder_of(matrix to, const matrix *M, matrix from) {
     if (!is_zero(&from)) {
@@ -161,9 +167,10 @@ static void forward_pair(const dp_truth *t, const dp_problem *p, const dp_contex
     const int seq = c->local_seq[c->nlocal - 1];
     const int64_t from = c->a + c->local_cu[c->nlocal - 1];
     matrix M = M_between(t, p, from, c->b, hv);
-    matrix H = remainder_of(state_at(t, p, &t->S_cut, c->b, seq, 0, NULL, hv), &M,
-                            state_at(t, p, &t->S_cut, from, seq, from == p->cu[seq], p->s0, hv));
+    matrix S = state_at(t, p, &t->S_cut, from, seq, from == p->cu[seq], p->s0, hv);
     out->has_MH = 1;
+    out->has_H = is_finite(&S);
+    matrix H = remainder_of(state_at(t, p, &t->S_cut, c->b, seq, 0, NULL, hv), &M, S);
     out->M = to_doubles(&M, &out->M_rad);
     out->H = to_doubles(&H, &out->H_rad);
     free(M.x);
@@ -175,10 +182,10 @@ static void backward_pair(const dp_truth *t, const dp_problem *p, const dp_conte
     const int seq = c->local_seq[0];
     const int64_t until = c->a + c->local_cu[1];
     matrix M = M_between(t, p, c->a, until, hv), dM = transposed(&M);
-    matrix dH = remainder_of(
-        state_at(t, p, &t->dS_cut, c->a, seq, 0, NULL, hv), &dM,
-        state_at(t, p, &t->dS_cut, until, seq, until == p->cu[seq + 1], p->dstate, hv));
+    matrix dS = state_at(t, p, &t->dS_cut, until, seq, until == p->cu[seq + 1], p->dstate, hv);
     out->has_dMH = 1;
+    out->has_dH = is_finite(&dS);
+    matrix dH = remainder_of(state_at(t, p, &t->dS_cut, c->a, seq, 0, NULL, hv), &dM, dS);
     out->dM = to_doubles(&dM, &out->dM_rad);
     out->dH = to_doubles(&dH, &out->dH_rad);
     free(M.x);
