@@ -128,14 +128,9 @@ __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*sma
 __device__ __forceinline__ float whole_sum(float sum, float small) {
     return sum + fmaf(sum, RZ_LOSS, small);
 }
-/* xa, 16 rows of X for 64 tokens, A fragments in three pieces, times T B (ROWS), in place. */
-__device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
-    uint64_t td = rows_desc(TB, 64);
-    float y[8][4], ys[8][4], z[8][4];
-#pragma unroll
-    for (int p = 0; p < 4; p++)
-        mul3<1>(y, z, ys, xa[p], td + p * (HALF / 4), p < 2, p % 2, [] {});
-    wg_wait<0>(ys);
+/* 16 rows of sums for 64 tokens, made whole, as A fragments in three pieces. */
+__device__ __forceinline__ void split_sums(uint32_t xa[4][3][4], float y[8][4],
+                                           const float ys[8][4]) {
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
@@ -145,8 +140,18 @@ __device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
     for (int p = 0; p < 4; p++)
         split_fragment(xa[p], y[2 * p], y[2 * p + 1]);
 }
+/* xa, 16 rows of X for 64 tokens, A fragments in three pieces, times T B (ROWS), in place. */
+__device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
+    uint64_t td = rows_desc(TB, 64);
+    float y[8][4], ys[8][4], z[8][4];
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+        mul3<1>(y, z, ys, xa[p], td + p * (HALF / 4), p < 2, p % 2, [] {});
+    wg_wait<0>(ys);
+    split_sums(xa, y, ys);
+}
 /* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): what else is made of X, A fragments
- * of 16 tokens in three pieces, and of X what it makes of it. */
+ * of 16 tokens in three pieces; what it leaves there is multiplied by w. */
 template <int K, class F>
 __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const bf16 *w,
                                        const float *eC, int lane, F with_x) {
@@ -165,14 +170,7 @@ __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const 
                 }
             });
         wg_wait<0>(xs);
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[n][e] = whole_sum(x[n][e], xs[n][e]);
-#pragma unroll
-        for (int p = 0; p < 4; p++)
-            split_fragment(xa[p], x[2 * p], x[2 * p + 1]);
+        split_sums(xa, x, xs);
     }
     with_x(xa);
 #pragma unroll

@@ -47,10 +47,12 @@ __device__ __forceinline__ const float *initial(const Dims &d, const StateArgs &
     return from ? from + ((int64_t)(given ? gseq : part) * d.HV + hv) * d.K * d.V : NULL;
 }
 
-/* Is a state not finite, of the warp's 16 columns. */
-template <int K>
-__device__ __forceinline__ void leave_spoilt(int *to, float S[K / 8][4], int lane) {
-    int odd[2] = {};
+/* Whether the state behind row `row` of Dims.seq is finite, of the warp's 16 columns from v0 on. */
+template <int K, int V>
+__device__ __forceinline__ void leave_spoilt(const Dims &d, const StateArgs &a, int row, int hv,
+                                             int v0, float S[K / 8][4], int lane) {
+    if (!a.spoilt) return;
+    int odd[2] = {}, *to = a.spoilt + ((int64_t)row * d.HV + hv) * V + v0;
     each<K / 8>(S, lane, [&](int, int v, float &s) { odd[v / 8] |= s - s != 0.f; });
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -143,7 +143,7 @@ template <int K, int V> struct GatedWarp {
         each<K / 8>(S, lane, [&](int k, int v, float &s) {
             last_state<false>(d, a.a, run, hv, k, v0 + v, s);
         });
-        if (a.a.spoilt) leave_spoilt<K>(a.a.spoilt + ((int64_t)row * d.HV + hv) * V + v0, S, lane);
+        leave_spoilt<K, V>(d, a.a, row, hv, v0, S, lane);
     }
     __device__ __forceinline__ void outputs(const GatedStage<K> *stages) {
         Turn turn(a.a.depth);
