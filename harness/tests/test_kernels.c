@@ -52,6 +52,13 @@ static void all_judged(json_t *j, size_t n, const char *const *names) {
     }
 }
 
+/* The same of the runs that these arguments ask for. */
+static void judges(const char *args, size_t n, const char *const *names) {
+    json_t *j = judged(args, 0);
+    if (j) all_judged(j, n, names);
+    json_decref(j);
+}
+
 static const char *folder(void) {
     static char d[2048];
     snprintf(d, sizeof d, "%s", program());
@@ -66,10 +73,8 @@ DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o",  "final_state", "dq",  "dk", "dv",
                                         "dg", "dbeta",       "ds0", NULL};
-    json_t *j =
-        judged("smoke-kda smoke-mkda2 --chain fp32,tf32x3 --way plain,dh-only,pair-dg,save-all", 0);
-    if (j) all_judged(j, 56, names);
-    json_decref(j);
+    judges("smoke-kda smoke-mkda2 --chain fp32,tf32x3 --way plain,dh-only,pair-dg,save-all", 56,
+           names);
 }
 
 DP_TEST(kernels, sequences_across_ranks_and_initial_states) {
@@ -92,34 +97,22 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
     NEEDS_KERNELS;
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
     static const char *const conv[] = {"y", "dx", "dw", "dbias", NULL};
-    json_t *j = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-                       "zigzag,uneven,empty --way plain,dh-only,save-all --exchange allgather",
-                       0),
-           *k = judged("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic "
-                       "--exchange allgather --payload full,m-i",
-                       0),
-           *g = judged("exact-packed --chain bf16 --ranks 1,3 --own grid --exchange "
-                       "allgather,scan,serial --payload full,bf16",
-                       0),
-           *h = judged("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-                       "zigzag,empty,cyclic,uneven --exchange ring,scan,serial",
-                       0),
-           *s = judged("exact-packed --chain bf16 --ranks 3 --own cyclic --exchange scan --payload "
-                       "full,m-i",
-                       0),
-           *c = judged("owned-conv", 0);
-    if (j) all_judged(j, 9, names);
-    if (k) all_judged(k, 4, names);
-    if (g) all_judged(g, 12, names);
-    if (h) all_judged(h, 12, names);
-    if (s) all_judged(s, 4, names);
-    if (c) all_judged(c, 36, conv);
-    json_decref(j);
-    json_decref(g);
-    json_decref(h);
-    json_decref(k);
-    json_decref(s);
-    json_decref(c);
+    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own "
+           "zigzag,uneven,empty --way plain,dh-only,save-all --exchange allgather",
+           9, names);
+    judges("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic "
+           "--exchange allgather --payload full,m-i",
+           4, names);
+    judges("exact-packed --chain bf16 --ranks 1,3 --own grid --exchange "
+           "allgather,scan,serial --payload full,bf16",
+           12, names);
+    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own "
+           "zigzag,empty,cyclic,uneven --exchange ring,scan,serial",
+           12, names);
+    judges("exact-packed --chain bf16 --ranks 3 --own cyclic --exchange scan --payload "
+           "full,m-i",
+           4, names);
+    judges("owned-conv", 36, conv);
 }
 
 /* Exchanges and payloads: words that are fewer, states from rank to rank; the rest says why not. */
@@ -166,26 +159,18 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
 DP_TEST(kernels, exchange_of_heads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
-    json_t *j = judged("smoke-kda exact-mkda2 gdn-raw smoke-dplr --ranks 2 --base "
-                       "fp32,bf16 --chain fp32 --exchange heads",
-                       0),
-           *k = judged("exchange-heads --exchange heads --way plain,save-all", 0),
-           *o = judged("exchange-heads --exchange heads --base fp32 --ranks 3 --own "
-                       "zigzag,empty,cyclic,uneven",
-                       0);
+    judges("smoke-kda exact-mkda2 gdn-raw smoke-dplr --ranks 2 --base "
+           "fp32,bf16 --chain fp32 --exchange heads",
+           8, names);
+    judges("exchange-heads --exchange heads --way plain,save-all", 12, names);
+    judges("exchange-heads --exchange heads --base fp32 --ranks 3 --own "
+           "zigzag,empty,cyclic,uneven",
+           4, names);
     setenv("DP_CPU_CAPABILITY", "90", 1);
-    json_t *w = judged("exchange-heads-wide --exchange heads --way "
-                       "plain,save-all,segments,segments-save-all",
-                       0);
+    judges("exchange-heads-wide --exchange heads --way "
+           "plain,save-all,segments,segments-save-all",
+           8, names);
     unsetenv("DP_CPU_CAPABILITY");
-    if (j) all_judged(j, 8, names);
-    if (k) all_judged(k, 12, names);
-    if (o) all_judged(o, 4, names);
-    if (w) all_judged(w, 8, names);
-    json_decref(j);
-    json_decref(k);
-    json_decref(o);
-    json_decref(w);
 }
 
 /* Value heads of one query head on several ranks, on every path: dq and dk are sums over these
@@ -193,24 +178,16 @@ DP_TEST(kernels, exchange_of_heads) {
 DP_TEST(kernels, exchange_of_heads_that_share_query_heads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
-    json_t *j = judged("initial-state exchange-packed --ranks 2,6 --base fp32,bf16 --chain fp32 "
-                       "--exchange heads --way plain,save-all",
-                       0),
-           *t = judged("gdn2-weak --ranks 2,4 --base fp32,bf16 --exchange heads", 0),
-           *o = judged("exchange-packed --ranks 3 --base fp32 --exchange heads --own "
-                       "zigzag,empty,cyclic,uneven",
-                       0);
+    judges("initial-state exchange-packed --ranks 2,6 --base fp32,bf16 --chain fp32 "
+           "--exchange heads --way plain,save-all",
+           8, names);
+    judges("gdn2-weak --ranks 2,4 --base fp32,bf16 --exchange heads", 4, names);
+    judges("exchange-packed --ranks 3 --base fp32 --exchange heads --own "
+           "zigzag,empty,cyclic,uneven",
+           4, names);
     setenv("DP_CPU_CAPABILITY", "90", 1);
-    json_t *w = judged("gdn-wide mkda2-wide --ranks 2 --exchange heads --way plain,segments", 0);
+    judges("gdn-wide mkda2-wide --ranks 2 --exchange heads --way plain,segments", 4, names);
     unsetenv("DP_CPU_CAPABILITY");
-    if (j) all_judged(j, 8, names);
-    if (t) all_judged(t, 4, names);
-    if (o) all_judged(o, 4, names);
-    if (w) all_judged(w, 4, names);
-    json_decref(j);
-    json_decref(t);
-    json_decref(o);
-    json_decref(w);
 }
 
 /* Where heads do not divide, and on a grid, the run says why not; where they do, they have the bits
@@ -320,11 +297,9 @@ DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
 DP_TEST(kernels, exact_cases_without_error) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "dbeta", "ds0", NULL};
-    json_t *j = judged("exact-packed exact-mkda2 --chain bf16 --ranks 4 --exchange allgather,ring "
-                       "--payload full,bf16",
-                       0);
-    if (j) all_judged(j, 16, names);
-    json_decref(j);
+    judges("exact-packed exact-mkda2 --chain bf16 --ranks 4 --exchange allgather,ring "
+           "--payload full,bf16",
+           16, names);
 }
 
 DP_TEST(kernels, gates_of_gdn_and_the_convolution) {
@@ -375,14 +350,10 @@ DP_TEST(kernels, every_recurrence_token_by_token) {
 DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dv", "dg", "S_in", "dS_out", NULL};
-    json_t *j = judged("deltaproduct-weak --base fp32 --chain fp32 --ranks 3", 0);
-    json_t *k = judged("smoke-ssd --base bf16 --chain fp32 --ranks 4 --way dh-only,save-all "
-                       "--exchange allgather",
-                       0);
-    if (j) all_judged(j, 1, names);
-    if (k) all_judged(k, 2, names);
-    json_decref(j);
-    json_decref(k);
+    judges("deltaproduct-weak --base fp32 --chain fp32 --ranks 3", 1, names);
+    judges("smoke-ssd --base bf16 --chain fp32 --ranks 4 --way dh-only,save-all "
+           "--exchange allgather",
+           2, names);
 }
 
 /* What ranks of a recurrent design send in fewer words, also of pairs that a scan composes: its
@@ -390,21 +361,15 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
 DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
-    json_t *j = judged("gdn2-weak smoke-gla --base fp32 --chain fp32 --ranks 4 --exchange "
-                       "allgather,ring --payload bf16,bf16x2,m-i",
-                       0),
-           *k = judged("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
-                       "--exchange scan,serial --payload bf16",
-                       0),
-           *s = judged("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4,6 "
-                       "--exchange scan --payload bf16,bf16x2,m-i",
-                       0);
-    if (j) all_judged(j, 12, names);
-    if (k) all_judged(k, 2, names);
-    if (s) all_judged(s, 9, names);
-    json_decref(j);
-    json_decref(k);
-    json_decref(s);
+    judges("gdn2-weak smoke-gla --base fp32 --chain fp32 --ranks 4 --exchange "
+           "allgather,ring --payload bf16,bf16x2,m-i",
+           12, names);
+    judges("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
+           "--exchange scan,serial --payload bf16",
+           2, names);
+    judges("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4,6 "
+           "--exchange scan --payload bf16,bf16x2,m-i",
+           9, names);
 }
 
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
@@ -413,9 +378,7 @@ DP_TEST(kernels, a_training_step) {
     static const char *const names[] = {"o",    "q",    "k",       "v",       "dq",      "dk",
                                         "dv",   "dg",   "dx_q",    "dx_k",    "dx_v",    "dw_q",
                                         "dw_k", "dw_v", "dbias_q", "dbias_k", "dbias_v", NULL};
-    json_t *j = judged("smoke-step --base fp32 --ranks 1,3", 0);
-    if (j) all_judged(j, 2, names);
-    json_decref(j);
+    judges("smoke-step --base fp32 --ranks 1,3", 2, names);
 }
 
 /* Forward and backward of the fast path share a workspace, and nothing is recomputed. */
