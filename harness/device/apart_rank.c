@@ -63,6 +63,7 @@ static dp_status join(const dp_ticket *t, dp_err *e) {
 void dp_apart_run_own(const dp_ticket *t, void *job, dp_status (*body)(void *job),
                       void (*end)(void *job)) {
     dp_rank *x = job;
+    dp_mpi_flush(); /* ranks are to meet in NCCL's calls, which carry no messages */
     x->dev.rank = dp_mpi_rank();
     x->status = join(t, &x->dev.err);
     x->comm = t->N > 1 ? &joined.comm : NULL;

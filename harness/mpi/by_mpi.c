@@ -74,6 +74,7 @@ static void wait_for(MPI_Request *q, int from, const char *what) {
 typedef struct sending {
     MPI_Request request;
     struct sending *next;
+    int to;
     char bytes[];
 } sending;
 static sending *under_way;
@@ -98,10 +99,18 @@ static void send_bytes(int to, int kind, const void *x, size_t bytes) {
     for (size_t at = 0; at == 0 || at < bytes; at += PIECE) {
         const size_t n = bytes - at < PIECE ? bytes - at : PIECE;
         sending *s = dp_alloc(1, sizeof *s + n);
+        s->to = to;
         if (n) memcpy(s->bytes, (const char *)x + at, n);
         MPI_Isend(s->bytes, (int)n, MPI_BYTE, to, kind, MPI_COMM_WORLD, &s->request);
         s->next = under_way;
         under_way = s;
+    }
+}
+
+static void flush(void) {
+    while (under_way) {
+        wait_for(&under_way->request, under_way->to, "room for a message");
+        tidy();
     }
 }
 
@@ -178,5 +187,6 @@ const dp_carrier dp_by_mpi = {.start = start,
                               .send = send_bytes,
                               .receive = receive_bytes,
                               .receive_any = receive_any,
+                              .flush = flush,
                               .finish = finish};
 #endif

@@ -30,6 +30,7 @@ typedef struct {
     void (*send)(int to, int kind, const void *x, size_t bytes);
     void (*receive)(int from, int kind, void *x, size_t bytes, const char *what);
     void *(*receive_any)(int kind, int *from, size_t *bytes);
+    void (*flush)(void);  /* until the others have all that was sent; NULL: they have it anyway */
     void (*finish)(void); /* behind the last message */
     const char *no_peers; /* why other processes than the first do not reach each other; or NULL */
 } dp_carrier;

@@ -102,6 +102,9 @@ void dp_mpi_send(int to, dp_mpi_kind kind, const void *x, size_t bytes) {
     if (!by) abort();
     by->send(to, kind, x, bytes);
 }
+void dp_mpi_flush(void) {
+    if (by && by->flush) by->flush();
+}
 void dp_mpi_receive(int from, dp_mpi_kind kind, void *x, size_t bytes, const char *what) {
     if (!by) abort();
     by->receive(from, kind, x, bytes, what);

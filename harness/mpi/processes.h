@@ -32,8 +32,11 @@ double dp_mpi_limit_s(void);
 
 /* Messages of a kind arrive in the order in which they were sent. */
 typedef enum { DP_MPI_JOB = 1, DP_MPI_NUMBERS, DP_MPI_CASE, DP_MPI_NKINDS } dp_mpi_kind;
-/* x may be used again at once; does not wait. */
+/* x may be used again at once; does not wait. A long message may go on only in later calls, so
+ * that one that is to come must not be waited for in other ways before a dp_mpi_flush. */
 void dp_mpi_send(int to, dp_mpi_kind kind, const void *x, size_t bytes);
+/* Waits until all that was sent has been taken. */
+void dp_mpi_flush(void);
 /* Waits for a message of exactly so many bytes. what: what it is, for a message. */
 void dp_mpi_receive(int from, dp_mpi_kind kind, void *x, size_t bytes, const char *what);
 void dp_mpi_send_numbers(int to, const double *x, int64_t n);
