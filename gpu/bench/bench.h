@@ -2,6 +2,7 @@
  * problem, medians of CUDA events. */
 #ifndef DPG_BENCH_H
 #define DPG_BENCH_H
+#include "ref/vocabulary/own.h"
 #include "tests/rank.h"
 #include <algorithm>
 #include <cuda_bf16.h>
@@ -49,6 +50,7 @@ struct Shape {
     bool one_gate = false;     /* a head, GDN */
     dpg_dtype type = DPG_BF16; /* of q, k, v; all else bf16 */
     dp_model model = DP_GDN;   /* DP_GDN: what R and one_gate make it */
+    int share = 1;             /* value heads that have one query head */
 
     const char *gates() const { return bias == SLOW ? "slow" : bias == FAST ? "fast" : "gone"; }
     /* T / N tokens. */
@@ -61,13 +63,31 @@ struct Shape {
 
 /* The problem of a shape; cu must outlive it. */
 static inline dpg_problem problem_of(const Shape &s, const std::vector<int64_t> &cu) {
-    dpg_problem p = sized(cu, s.HV, s.HV, s.K, s.V, s.R, s.one_gate ? 1 : s.K, DPG_BF16);
+    dpg_problem p = sized(cu, s.HV / s.share, s.HV, s.K, s.V, s.R, s.one_gate ? 1 : s.K, DPG_BF16);
     p.model = s.model;
     p.gate = DP_GATE_LOWER_BOUND;
     p.lower_bound = -5;
     p.dtype = s.type;
     return p;
 }
+
+/* Parts of T tokens as ref/vocabulary/own.c cuts them, for N ranks. */
+struct Table {
+    std::vector<int64_t> cut;
+    std::vector<int> owner;
+    dpg_owners own = {};
+
+    Table(dp_own kind, int64_t T, int N) {
+        const dp_owners o = {kind, N};
+        const int parts = dp_own_parts(kind, T, N);
+        for (int i = 0; i < parts; i++) {
+            cut.push_back(dp_own_cut(kind, T, parts, i));
+            owner.push_back(dp_own_rank(o, parts, i));
+        }
+        cut.push_back(T);
+        if (kind) own = {parts, kind == DP_OWN_GRID, cut.data(), owner.data()};
+    }
+};
 
 /* Neither initial nor final states nor their gradients. cu: one sequence if empty. */
 struct BenchRank : Rank {

@@ -5,25 +5,6 @@
  *
  *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
 #include "bench.h"
-#include "ref/vocabulary/own.h"
-
-/* Parts of T tokens as ref/vocabulary/own.c cuts them. */
-struct Table {
-    std::vector<int64_t> cut;
-    std::vector<int> owner;
-    dpg_owners own = {};
-
-    Table(dp_own kind, int64_t T, int N) {
-        const dp_owners o = {kind, N};
-        const int parts = dp_own_parts(kind, T, N);
-        for (int i = 0; i < parts; i++) {
-            cut.push_back(dp_own_cut(kind, T, parts, i));
-            owner.push_back(dp_own_rank(o, parts, i));
-        }
-        cut.push_back(T);
-        if (kind) own = {parts, kind == DP_OWN_GRID, cut.data(), owner.data()};
-    }
-};
 
 static __global__ void wait_ns(long long ns) {
     long long t0, t;

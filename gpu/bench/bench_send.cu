@@ -1,12 +1,15 @@
-/* gpu/bench/bench_send.cu - what exchanges and payloads cost: N ranks on one GPU, T / N tokens
- * each, all of which have formed their pairs; from there, at one time, until the last of them has
- * the states that it starts from, host threads that meet included. Copies stay on the GPU:
- * latencies are those of the calls and kernels, no wire's. Beside it all ranks' forwards and
- * backwards, one GPU doing the work of N, the words that a rank sends, and the distance of the last
- * rank's state from that of the all-gather in full. Ranks that exchange heads form no pair: theirs
- * is all that moves, inputs to the ranks of their heads, results or gradients back.
+/* gpu/bench/bench_send.cu - what exchanges and payloads cost: N ranks of T / N tokens, all of which
+ * have formed their pairs; from there, at one time, until the last of them has the states that it
+ * starts from, host threads that meet included. Beside it all ranks' forwards and backwards, the
+ * words that rank 0 sends, and the distance of the last rank's state from that of the all-gather in
+ * full. Ranks that exchange heads form no pair: theirs is all that moves, inputs to the ranks of
+ * their heads, results or gradients back.
  *
- *   [runs]   CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
+ *   [runs] [N]        ranks that share one GPU: copies stay on it, latencies are those of calls and
+ *                     kernels, no wire's, and one GPU does the work of N. N: 2, 4 and 8
+ *   [runs] [N] nccl   ranks with a GPU each, each timed from its own start
+ *
+ * CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
 #include "bench.h"
 #include <memory>
 
@@ -14,14 +17,30 @@ struct Way {
     dp_exchange exchange;
     dp_payload payload;
     int dh_only;
+    dp_own own = DP_OWN_EVEN;
+    int share = 1; /* value heads that have one query head */
 };
 static const Way ways[] = {
-    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0},   {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 1},
-    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16X2, 0}, {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, 0},
-    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LESS_I, 0}, {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
-    {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0},        {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0},
-    {DP_EXCHANGE_SCAN, DP_PAYLOAD_LESS_I, 0},      {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0},
-    {DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL, 0}};
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 1},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16X2, 0},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, 0},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_LESS_I, 0},
+    {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_RING, DP_PAYLOAD_BF16, 0},
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_LESS_I, 0},
+    {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL, 0},
+    {DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL, 0, DP_OWN_EVEN, 32}, /* no N divides one query head */
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0, DP_OWN_ZIGZAG},
+    {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0, DP_OWN_ZIGZAG},
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0, DP_OWN_ZIGZAG},
+    {DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0, DP_OWN_ZIGZAG},
+    {DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL, 0, DP_OWN_ZIGZAG},
+    {DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 1, DP_OWN_GRID},
+    {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0, DP_OWN_GRID},
+    {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0, DP_OWN_GRID}};
 
 /* What rank 0 sends in a forward. */
 static size_t sent;
@@ -43,15 +62,16 @@ static dp_status counted_to_all(dpg_comm *c, const float *send, const dpg_piece 
     return called.all_to_all(c, send, gives, recv, gets, stream, e);
 }
 
-/* Ranks of one GPU, a host thread each. */
+/* A host thread each. */
 struct Ranks {
     int N;
+    Table table;
     Comms comm;
     std::vector<std::unique_ptr<BenchRank>> rank;
     std::vector<cudaEvent_t> begun, ended;
 
-    Ranks(const Shape &s, int n, const Way &w)
-        : N(n), comm(Comms::SHARED, n, 20), rank(n), begun(n), ended(n) {
+    Ranks(const Shape &s, int n, const Way &w, Comms::Kind kind)
+        : N(n), table(w.own, s.T, n), comm(kind, n, 20), rank(n), begun(n), ended(n) {
         dpg_options o = {};
         o.base = DP_BASE_BF16;
         o.chain = DP_FP32;
@@ -63,7 +83,8 @@ struct Ranks {
         o.payload = w.payload;
         called = comm[0];
         for (int r = 0; r < N; r++) {
-            rank[r].reset(new BenchRank(s, r, N, o));
+            CUDA(cudaSetDevice(comm[r].device));
+            rank[r].reset(new BenchRank(s, r, N, o, table.own));
             CUDA(cudaEventCreate(&begun[r]));
             CUDA(cudaEventCreate(&ended[r]));
             comm[r].all_gather = counted_gather;
@@ -73,6 +94,8 @@ struct Ranks {
     }
     ~Ranks() {
         for (int r = 0; r < N; r++) {
+            CUDA(cudaSetDevice(comm[r].device));
+            rank[r].reset();
             CUDA(cudaEventDestroy(begun[r]));
             CUDA(cudaEventDestroy(ended[r]));
         }
@@ -82,6 +105,7 @@ struct Ranks {
         std::vector<float> ms(runs);
         for (int i = -2; i < runs; i++) {
             on_ranks(N, [&](int r) {
+                CUDA(cudaSetDevice(comm[r].device));
                 before(r);
                 rank[r]->wait_all(&comm[r]);
                 CUDA(cudaEventRecord(begun[r], rank[r]->stream));
@@ -91,7 +115,8 @@ struct Ranks {
             });
             float longest = 0, x;
             for (int r = 0; r < N; r++) {
-                CUDA(cudaEventElapsedTime(&x, begun[0], ended[r]));
+                const int from = comm[r].device == comm[0].device ? 0 : r;
+                CUDA(cudaEventElapsedTime(&x, begun[from], ended[r]));
                 longest = fmaxf(longest, x);
             }
             if (i >= 0) ms[i] = longest;
@@ -116,33 +141,46 @@ struct Ranks {
     }
 };
 
-static void measure(const Shape &s, int N, const Way &w, int runs, Vec *full) {
-    Ranks x(s, N, w);
-    double exchange =
+/* How far the last rank's state is from that of T / N tokens and the all-gather in full, which is
+ * the first to come; where that says anything. */
+static void print_off(Ranks &x, const Way &w, Vec *full) {
+    if (w.own || w.exchange == DP_EXCHANGE_HEADS) {
+        printf("S_in off -         ");
+        return;
+    }
+    CUDA(cudaSetDevice(x.comm[x.N - 1].device));
+    const Vec state = x.rank[x.N - 1]->stage("S_in");
+    if (full->empty()) *full = state;
+    printf("S_in off %8.2e  ", rel_fro(state, *full));
+}
+
+static void measure(Shape s, int N, const Way &w, Comms::Kind kind, int runs, Vec *full) {
+    s.share = w.share;
+    Ranks x(s, N, w, kind);
+    const double exchange =
         x.steps(runs, DPG_STEP_CHUNKS | DPG_STEP_PRE, DPG_STEP_GATHER | DPG_STEP_MERGE);
     sent = 0;
-    double forward = x.steps(runs, 0, DPG_STEP_ALL), mb = sent * 4e-6 / (runs + 2);
-    Vec state = x.rank[N - 1]->stage("S_in");
-    double exchange_back =
+    const double forward = x.steps(runs, 0, DPG_STEP_ALL), mb = sent * 4e-6 / (runs + 2);
+    printf("%d ranks  %-9s %-6s %-7s %-6s H %2d  exchange %7.3f ms  rank 0 sends %7.2f MB  ", N,
+           dp_exchange_names[w.exchange], dp_payload_names[w.payload], w.dh_only ? "dh-only" : "",
+           dp_own_names[w.own], s.HV / s.share, exchange, mb);
+    print_off(x, w, full);
+    const double back =
         x.back(runs, DPG_BWD_RECOMPUTE | DPG_BWD_DAV | DPG_BWD_PRE, DPG_BWD_GATHER | DPG_BWD_MERGE);
-    double backward = x.back(runs, 0, DPG_BWD_ALL);
-    if (full->empty()) *full = state;
-    const double off = state.empty() ? 0 : rel_fro(state, *full); /* heads: no state comes */
-    printf("%d ranks  %-9s %-7s %-7s exchange %6.3f ms, backward %6.3f ms  rank 0 sends %6.2f MB  "
-           "S_in off %8.2e  all forwards %7.3f ms, backwards %7.3f ms\n",
-           N, dp_exchange_names[w.exchange], dp_payload_names[w.payload],
-           w.dh_only ? "dh-only" : "", exchange, exchange_back, mb, off, forward, backward);
+    printf("backward %7.3f ms  all forwards %7.3f ms, backwards %7.3f ms\n", back, forward,
+           x.back(runs, 0, DPG_BWD_ALL));
 }
 
 int main(int argc, char **argv) {
-    int runs = argc > 1 ? atoi(argv[1]) : 11;
+    const int runs = argc > 1 ? atoi(argv[1]) : 11, only = argc > 2 ? atoi(argv[2]) : 0;
+    const Comms::Kind kind = argc > 3 ? Comms::NCCL : Comms::SHARED;
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_send");
     const Shape s = {131072, 32, SLOW};
     for (int N : {2, 4, 8}) {
         Vec full;
         for (const Way &w : ways)
-            measure(s, N, w, runs, &full);
+            if (!only || N == only) measure(s, N, w, kind, runs, &full);
     }
     return 0;
 }

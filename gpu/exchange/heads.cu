@@ -150,13 +150,6 @@ static dp_status move_tensor(const Call &c, dpg_comm *comm, const Side &from, co
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-static int is_input(When when) { return when == FORWARD_IN || when == BACKWARD_IN; }
-
-/* Where a pointer of a tensor stands. */
-static void **slot_of(const HeadTensor &x, const dpg_tensors *t, const dpg_grads *g) {
-    return (void **)((x.when >= BACKWARD_IN ? (char *)g : (char *)t) + x.slot);
-}
-
 /* Is it one that moves: of a rank without tokens theirs are there, too. */
 static int moves(const HeadTensor &x, const void *given) {
     return x.width && (given || x.rows == TOKENS);
@@ -184,12 +177,12 @@ struct Mine {
     dpg_grads g;
 };
 
-static Mine tensors_of(const Call &c) {
+static Mine mine_of(const Call &c) {
     const Heads *h = c.p->heads;
     const int first = FAULT(HEADS_FIRST) ? 0 : h->rank * h->one->d.HV;
     Mine m = {*c.t, c.g ? *c.g : dpg_grads{}};
     for (const HeadTensor &x : h->tensor)
-        if (x.when < BACKWARD_IN || c.g) {
+        if (!of_backward(x.when) || c.g) {
             void **mine = slot_of(x, &m.t, &m.g);
             if (moves(x, *mine)) *mine = (char *)c.ws + x.at;
         }
@@ -211,7 +204,7 @@ static dp_status gather_sums(const Call &c, dpg_comm *comm, const dpg_grads &min
 }
 
 dp_status heads_forward(const Call &c, dpg_comm *comm, int steps) {
-    Mine m = tensors_of(c);
+    Mine m = mine_of(c);
     /* segments are merged where states are passed on */
     int own = steps & ~(DPG_STEP_GATHER | DPG_STEP_MERGE);
     if (own & DPG_STEP_STATE) own |= DPG_STEP_MERGE;
@@ -221,7 +214,7 @@ dp_status heads_forward(const Call &c, dpg_comm *comm, int steps) {
 }
 
 dp_status heads_backward(const Call &c, dpg_comm *comm, int steps) {
-    Mine m = tensors_of(c);
+    Mine m = mine_of(c);
     int own = steps & ~(DPG_BWD_GATHER | DPG_BWD_MERGE);
     if (own & DPG_BWD_STATE) own |= DPG_BWD_MERGE;
     if (steps & DPG_BWD_GATHER) {

@@ -28,39 +28,13 @@ static int heads_together(const dpg_problem *p, int N) {
     return a;
 }
 
-#define IN_FORWARD(name) offsetof(dpg_tensors, name)
-#define IN_BACKWARD(name) offsetof(dpg_grads, name)
-
+/* All but what every rank has as a whole. Sums of copies are made in fp32. */
 static void list_tensors(Heads *h, const dpg_problem *p) {
-    const int K = p->K, V = p->V, gates = p->model == DP_GDN2, factors = p->model == DP_DPLR;
-    const int beta = gates || factors || !token_erases(p->model) ? 0 : p->R;
-    const int keys = p->R * K, values = p->R * V, state = K * V;
-    const dpg_dtype in = p->dtype, g = p->gdtype, dd = p->ddtype, dg = p->dgdtype,
-                    dqk = h->copies > 1 ? DPG_F32 : dd;
-    h->tensor = {{FORWARD_IN, TOKENS, 1, K, in, IN_FORWARD(q)},
-                 {FORWARD_IN, TOKENS, 1, keys, in, IN_FORWARD(k)},
-                 {FORWARD_IN, TOKENS, 0, values, in, IN_FORWARD(v)},
-                 {FORWARD_IN, TOKENS, 0, p->Kg, g, IN_FORWARD(g)},
-                 {FORWARD_IN, TOKENS, 0, beta, g, IN_FORWARD(beta)},
-                 {FORWARD_IN, TOKENS, 0, gates ? K : 0, in, IN_FORWARD(erase)},
-                 {FORWARD_IN, TOKENS, 0, gates ? V : 0, in, IN_FORWARD(write)},
-                 {FORWARD_IN, TOKENS, 0, factors ? K : 0, in, IN_FORWARD(lr_a)},
-                 {FORWARD_IN, TOKENS, 1, factors ? K : 0, in, IN_FORWARD(lr_b)},
-                 {FORWARD_IN, STARTS, 0, state, DPG_F32, IN_FORWARD(s0)},
-                 {FORWARD_OUT, TOKENS, 0, V, p->odtype, IN_FORWARD(o)},
-                 {FORWARD_OUT, ENDS, 0, state, DPG_F32, IN_FORWARD(final_state)},
-                 {BACKWARD_IN, TOKENS, 0, V, dd, IN_BACKWARD(dout)},
-                 {BACKWARD_IN, ENDS, 0, state, DPG_F32, IN_BACKWARD(dfinal_state)},
-                 {BACKWARD_OUT, TOKENS, 1, K, dqk, IN_BACKWARD(dq)},
-                 {BACKWARD_OUT, TOKENS, 1, keys, dqk, IN_BACKWARD(dk)},
-                 {BACKWARD_OUT, TOKENS, 0, values, dd, IN_BACKWARD(dv)},
-                 {BACKWARD_OUT, TOKENS, 0, p->Kg, dg, IN_BACKWARD(dg)},
-                 {BACKWARD_OUT, TOKENS, 0, beta, dg, IN_BACKWARD(dbeta)},
-                 {BACKWARD_OUT, TOKENS, 0, gates ? K : 0, dd, IN_BACKWARD(derase)},
-                 {BACKWARD_OUT, TOKENS, 0, gates ? V : 0, dd, IN_BACKWARD(dwrite)},
-                 {BACKWARD_OUT, TOKENS, 0, factors ? K : 0, dd, IN_BACKWARD(dlr_a)},
-                 {BACKWARD_OUT, TOKENS, 1, factors ? K : 0, dqk, IN_BACKWARD(dlr_b)},
-                 {BACKWARD_OUT, STARTS, 0, state, DPG_F32, IN_BACKWARD(ds0)}};
+    for (Tensor x : tensors_of(p)) {
+        if (x.rows == ONE_ROW) continue;
+        if (x.when == BACKWARD_OUT && x.by_query && h->copies > 1) x.type = DPG_F32;
+        h->tensor.push_back({x, 0});
+    }
 }
 
 /* ---- who owns its rows ----------------------------------------------------------------------- */
@@ -132,7 +106,7 @@ static void layout(Heads *h, const dpg_problem *p, const dpg_options *o) {
     size_t most = 0;
     add(h, dpg_workspace_bytes(h->one));
     for (HeadTensor &x : h->tensor) {
-        if (x.when >= BACKWARD_IN && !o->backward) continue;
+        if (of_backward(x.when) && !o->backward) continue;
         const HeadRows &rows = h->rows[x.rows];
         const size_t run = (size_t)run_bytes(h, x), all = rows.from[h->N] * run,
                      own = (rows.from[h->rank + 1] - rows.from[h->rank]) * run * h->N;

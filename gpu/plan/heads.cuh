@@ -3,23 +3,11 @@
 #ifndef DPG_HEADS_CUH
 #define DPG_HEADS_CUH
 #include "plan/plan.cuh"
-#include <vector>
+#include "plan/tensors.cuh"
 
-/* When a tensor moves, and where it stands: of the forward in dpg_tensors, of the backward in
- * dpg_grads. */
-enum When { FORWARD_IN, FORWARD_OUT, BACKWARD_IN, BACKWARD_OUT };
-/* What its rows are: tokens; or sequences, of the rank where they start, or end. */
-enum RowKind { TOKENS, STARTS, ENDS, ROW_KINDS };
-
-/* A tensor [rows][heads][width] that moves. */
-struct HeadTensor {
-    When when;
-    RowKind rows;
-    int by_query;    /* its heads are those of q, not of v */
-    int width;       /* numbers of one head; 0: not of this recurrence */
-    dpg_dtype type;  /* of them, as they move */
-    size_t slot, at; /* bytes into dpg_tensors or dpg_grads; into the workspace: its rows of this
-                      * rank's heads */
+/* A tensor that moves: of as many rows as there are tokens, or sequences. */
+struct HeadTensor : Tensor {
+    size_t at; /* into the workspace: its rows of this rank's heads */
 };
 
 /* The rows of a kind, rank after rank as they are sent. */

@@ -3,6 +3,7 @@
 #ifndef DPG_TESTS_RANK_H
 #define DPG_TESTS_RANK_H
 #include "device.h"
+#include "plan/tensors.cuh"
 
 /* Sizes of a problem over the tokens of `cu`, which must outlive it; sigmoid beta, L2 norm,
  * everything of one type but what is always fp32. */
@@ -49,52 +50,16 @@ static inline int64_t tokens_of(const dpg_problem &p, int rank, int N) {
  * tokens. Calls no CUDA. */
 static inline std::vector<Share> shares_of(const dpg_problem &p, bool backward, int rank, int N,
                                            dpg_tensors *t, dpg_grads *g) {
-    const int64_t L = tokens_of(p, rank, N), states = (int64_t)p.Nseq * p.HV * p.K * p.V;
-    const int64_t q = (int64_t)p.H * p.K, k = q * p.R, o = (int64_t)p.HV * p.V, v = o * p.R;
-    const int64_t gates = (int64_t)p.HV * p.Kg, betas = (int64_t)p.HV * p.R;
-    const bool by_gates = p.model == DP_GDN2, by_factors = p.model == DP_DPLR;
-    const int64_t beta = p.model <= DP_MKDA || p.model == DP_DELTAPRODUCT ? betas : 0;
-    const int64_t erase = by_gates ? (int64_t)p.HV * p.K : 0, write = by_gates ? o : 0;
-    const int64_t lr_a = by_factors ? (int64_t)p.HV * p.K : 0, lr_b = by_factors ? q : 0;
-    const struct {
-        const char *name;
-        bool is_output, of_backward;
-        int64_t per_token, all;
-        dpg_dtype type;
-        const void *at;
-    } rows[] = {{"q", false, false, q, 0, p.dtype, &t->q},
-                {"k", false, false, k, 0, p.dtype, &t->k},
-                {"v", false, false, v, 0, p.dtype, &t->v},
-                {"g", false, false, gates, 0, p.gdtype, &t->g},
-                {"beta", false, false, beta, 0, p.gdtype, &t->beta},
-                {"erase", false, false, erase, 0, p.dtype, &t->erase},
-                {"write", false, false, write, 0, p.dtype, &t->write},
-                {"lr_a", false, false, lr_a, 0, p.dtype, &t->lr_a},
-                {"lr_b", false, false, lr_b, 0, p.dtype, &t->lr_b},
-                {"A_log", false, false, 0, p.HV, DPG_F32, &t->A_log},
-                {"dt_bias", false, false, 0, gates, DPG_F32, &t->dt_bias},
-                {"s0", false, false, 0, states, DPG_F32, &t->s0},
-                {"do", false, true, o, 0, p.ddtype, &g->dout},
-                {"dfinal_state", false, true, 0, states, DPG_F32, &g->dfinal_state},
-                {"o", true, false, o, 0, p.odtype, &t->o},
-                {"final_state", true, false, 0, states, DPG_F32, &t->final_state},
-                {"dq", true, true, q, 0, p.ddtype, &g->dq},
-                {"dk", true, true, k, 0, p.ddtype, &g->dk},
-                {"dv", true, true, v, 0, p.ddtype, &g->dv},
-                {"dg", true, true, gates, 0, p.dgdtype, &g->dg},
-                {"dbeta", true, true, beta, 0, p.dgdtype, &g->dbeta},
-                {"derase", true, true, erase, 0, p.ddtype, &g->derase},
-                {"dwrite", true, true, write, 0, p.ddtype, &g->dwrite},
-                {"dlr_a", true, true, lr_a, 0, p.ddtype, &g->dlr_a},
-                {"dlr_b", true, true, lr_b, 0, p.ddtype, &g->dlr_b},
-                {"dA_log", true, true, 0, p.HV, DPG_F32, &g->dA_log},
-                {"ddt_bias", true, true, 0, gates, DPG_F32, &g->ddt_bias},
-                {"ds0", true, true, 0, states, DPG_F32, &g->ds0}};
+    const int64_t L = tokens_of(p, rank, N);
     std::vector<Share> all;
-    for (auto &r : rows)
-        if ((backward || !r.of_backward) && (r.per_token || r.all))
-            all.push_back({r.name, r.is_output, r.per_token, rank * L * r.per_token,
-                           r.per_token ? L * r.per_token : r.all, r.type, (void **)r.at});
+    for (const Tensor &x : tensors_of(&p)) {
+        if ((of_backward(x.when) && !backward) || !x.width) continue;
+        const int64_t row = (int64_t)(x.by_query ? p.H : p.HV) * x.width;
+        const int64_t per_token = x.rows == TOKENS ? row : 0;
+        const int64_t n = per_token * L, whole = x.rows == ONE_ROW ? row : p.Nseq * row;
+        all.push_back({x.name, !is_input(x.when), per_token, rank * n, per_token ? n : whole,
+                       x.type, slot_of(x, t, g)});
+    }
     return all;
 }
 
