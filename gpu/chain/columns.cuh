@@ -16,7 +16,7 @@ struct Matrix {
  * the order of k. M (K x K, row stride ld) comes in panels of PK columns, the next one on its way
  * through registers while this one is used. A thread makes 4 columns of NR rows, APART apart. */
 template <int MV, int KMAX> struct Columns {
-    static const int PK = KMAX == 256 || MV == 32 ? 32 : 64, PKS = PK + 4, APART = THREADS * 4 / MV,
+    static const int PK = KMAX == 256 ? 16 : 32, PKS = PK + 4, APART = THREADS * 4 / MV,
                      NR = KMAX / APART, LOADS = KMAX * PK / 4 / THREADS;
     static const int BYTES = (2 * KMAX * PKS + KMAX * MV) * 4;
     float *panels, *P;

@@ -26,7 +26,7 @@
 #define CB 32 /* columns of M per block */
 #define THREADS 256
 
-/* One k-step of 8: fragments of A = M_c (global, row stride K) and of P (shared, row stride PS),
+/* One k-step of 8: fragments of A = M_c (global, row stride K) and of P (shared, row stride ps),
  * added to c. */
 template <int F>
 __device__ __forceinline__ void step8(float c[4], const float ra[4], const float rb[2]) {
@@ -51,11 +51,10 @@ __device__ __forceinline__ void step8(float c[4], const float ra[4], const float
     add4(c, x);
 }
 
-#define PS (CB + 8) /* row stride of P in shared memory: fragment reads hit 32 banks */
-
-/* Out (16 rows from r0, 8 columns from n0) of M_c * P for one warp; M_c in rows of ld words. */
+/* Out (16 rows from r0, 8 columns from n0) of M_c * P for one warp; M_c in rows of ld words, P of
+ * ps. */
 template <int F>
-__device__ void tile_product(const float *Mc, int ld, const float *P, int K, int r0, int n0,
+__device__ void tile_product(const float *Mc, int ld, const float *P, int ps, int K, int r0, int n0,
                              float c[4]) {
     int lane = threadIdx.x % 32, gr = lane / 4, tc = lane % 4;
     const float *A0 = Mc + (int64_t)(r0 + gr) * ld, *A1 = A0 + 8 * ld;
@@ -64,8 +63,8 @@ __device__ void tile_product(const float *Mc, int ld, const float *P, int K, int
         for (int k = 2 * tc; k < K; k += 16) {
             uint32_t a[4] = {pack2(A0[k], A0[k + 1]), pack2(A1[k], A1[k + 1]),
                              pack2(A0[k + 8], A0[k + 9]), pack2(A1[k + 8], A1[k + 9])};
-            const float *p = P + k * PS + n0 + gr;
-            uint32_t b[2] = {pack2(p[0], p[PS]), pack2(p[8 * PS], p[9 * PS])};
+            const float *p = P + k * ps + n0 + gr;
+            uint32_t b[2] = {pack2(p[0], p[ps]), pack2(p[8 * ps], p[9 * ps])};
             float x[4] = {0, 0, 0, 0};
             mma(x, a, b[0], b[1]);
             add4(c, x);
@@ -73,7 +72,7 @@ __device__ void tile_product(const float *Mc, int ld, const float *P, int K, int
     } else {
         for (int k = tc; k < K; k += 8) {
             float a[4] = {A0[k], A1[k], A0[k + 4], A1[k + 4]};
-            float b[2] = {P[k * PS + n0 + gr], P[(k + 4) * PS + n0 + gr]};
+            float b[2] = {P[k * ps + n0 + gr], P[(k + 4) * ps + n0 + gr]};
             step8<F>(c, a, b);
         }
     }
@@ -100,21 +99,22 @@ struct Chain {
     float *M;   /* may be `from` */
     int ld;
     int64_t stride;
+    int ps; /* row stride of P in shared memory */
 };
 
 /* CB columns of M = F_(n-1) ... F_0 from. Two buffers of P in shared memory. */
 template <int F> __global__ void __launch_bounds__(THREADS) k_chain(Chain a) {
     extern __shared__ float smem[];
-    int K = a.K, blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB,
+    int K = a.K, ps = a.ps, blocks = (K + CB - 1) / CB, col0 = blockIdx.x % blocks * CB,
         hv = blockIdx.x / blocks, cols = min(CB, K - col0);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float *P = smem, *Q = smem + K * PS;
+    float *P = smem, *Q = smem + K * ps;
     bool taken = !a.from.p && keeps_first<F>(), identity = !a.from.p && !taken;
     Heads first = taken ? a.factors : a.from;
     const float *from = first.p + hv * first.stride + col0;
     for (int x = threadIdx.x; x < K * CB; x += THREADS) {
         int r = x / CB, c = x % CB;
-        P[r * PS + c] = identity   ? (float)(r == col0 + c)
+        P[r * ps + c] = identity   ? (float)(r == col0 + c)
                         : c < cols ? from[(int64_t)r * first.ld + c]
                                    : 0.f;
     }
@@ -126,18 +126,18 @@ template <int F> __global__ void __launch_bounds__(THREADS) k_chain(Chain a) {
             for (int r = warp; r < K; r += THREADS / 32) {
                 float sum = 0.f;
                 for (int k = 0; k < K; k++)
-                    sum = fmaf(Mc[(int64_t)r * ld + k], P[k * PS + lane], sum);
-                Q[r * PS + lane] = sum;
+                    sum = fmaf(Mc[(int64_t)r * ld + k], P[k * ps + lane], sum);
+                Q[r * ps + lane] = sum;
             }
         } else {
             for (int m = warp; m < K / 16 * (CB / 8); m += THREADS / 32) {
                 float c[4];
                 int r = m / (CB / 8) * 16 + lane / 4, col = m % (CB / 8) * 8 + lane % 4 * 2;
-                tile_product<F>(Mc, ld, P, K, m / (CB / 8) * 16, m % (CB / 8) * 8, c);
-                Q[r * PS + col] = c[0];
-                Q[r * PS + col + 1] = c[1];
-                Q[(r + 8) * PS + col] = c[2];
-                Q[(r + 8) * PS + col + 1] = c[3];
+                tile_product<F>(Mc, ld, P, ps, K, m / (CB / 8) * 16, m % (CB / 8) * 8, c);
+                Q[r * ps + col] = c[0];
+                Q[r * ps + col + 1] = c[1];
+                Q[(r + 8) * ps + col] = c[2];
+                Q[(r + 8) * ps + col + 1] = c[3];
             }
         }
         __syncthreads();
@@ -147,17 +147,22 @@ template <int F> __global__ void __launch_bounds__(THREADS) k_chain(Chain a) {
     }
     float *to = a.M + hv * a.stride + col0;
     for (int x = threadIdx.x; x < K * cols; x += THREADS)
-        to[(int64_t)(x / cols) * a.ld + x % cols] = P[x / cols * PS + x % cols];
+        to[(int64_t)(x / cols) * a.ld + x % cols] = P[x / cols * ps + x % cols];
 }
 
-static dp_status launch_chain(const Chain &x, cudaStream_t s, dp_err *e) {
+/* Rows of CB + 8 words, whose fragments hit 32 banks, where a device of 64 KB has room for two
+ * buffers of them. */
+static int row_stride(int K) { return 2 * K * (CB + 8) * 4 <= 64 << 10 ? CB + 8 : CB; }
+
+static dp_status launch_chain(Chain x, cudaStream_t s, dp_err *e) {
     dp_format f = x.format;
     void (*kernel)(Chain) = f == DP_FP32     ? k_chain<DP_FP32>
                             : f == DP_TF32X3 ? k_chain<DP_TF32X3>
                             : f == DP_TF32   ? k_chain<DP_TF32>
                             : f == DP_TF32RZ ? k_chain<DP_TF32RZ>
                                              : k_chain<DP_BF16>;
-    size_t bytes = 2 * (size_t)x.K * PS * 4;
+    x.ps = row_stride(x.K);
+    size_t bytes = 2 * (size_t)x.K * x.ps * 4;
     CK(e, allow_shared(kernel, (int)bytes));
     kernel<<<(unsigned)x.heads *((x.K + CB - 1) / CB), THREADS, bytes, s>>>(x);
     CK_LAUNCH(e, "k_chain");

@@ -18,9 +18,10 @@
 typedef struct {
     dp_options of;
     int keys, faults, tensors, schema, exchanges;
+    int64_t tokens; /* of a rank, for exchanges */
 } options;
 
-enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA, OPT_EXCHANGES };
+enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA, OPT_EXCHANGES, OPT_TOKENS };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -29,6 +30,7 @@ static const struct argp_option OPTIONS[] = {
     {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
     {"exchanges", OPT_EXCHANGES, 0, 0,
      "print what each exchange costs on 2, 4, 8, 64 and 1,024 ranks", 0},
+    {"tokens", OPT_TOKENS, "T", 0, "of a rank, of exchanges (default 8192)", 0},
     {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
     {0}};
 
@@ -40,6 +42,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_TENSORS: o->tensors = 1; break;
     case OPT_SCHEMA: o->schema = 1; break;
     case OPT_EXCHANGES: o->exchanges = 1; break;
+    case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -93,10 +96,10 @@ static void print_price(dp_exchange x, const dp_exchange_size *s, const dp_excha
         printf("%9s %12s %10s %10s\n", "-", "-", "-", "-");
 }
 
-static void print_exchanges(void) {
+static void print_exchanges(int64_t tokens) {
     static const int ranks[] = {2, 4, 8, 64, 1024};
     static const dp_exchange_machine m = {5e-6, 2e11, 4e14};
-    dp_exchange_size s = {.HV = 32, .K = 128, .V = 128, .L = 8192, .rank = 16};
+    dp_exchange_size s = {.HV = 32, .K = 128, .V = 128, .L = tokens, .rank = 16};
     printf(
         "One sequence, one direction; %lld tokens a rank, HV = %d, K = V = %d. Predicted, with\n"
         "%.0f us a message, %.0f GB/s a link, %.0f Tflop/s: messages and megabytes of all ranks;\n"
@@ -148,7 +151,7 @@ static int print_cases(const dp_options *o) {
 }
 
 int dp_cmd_list(int argc, char **argv) {
-    options o = {.of = dp_options_new(0, 0)};
+    options o = {.of = dp_options_new(0, 0), .tokens = 8192};
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
                            .args_doc = "",
@@ -162,7 +165,7 @@ int dp_cmd_list(int argc, char **argv) {
     else if (o.tensors)
         print_tensors();
     else if (o.exchanges)
-        print_exchanges();
+        print_exchanges(o.tokens);
     else if (o.schema)
         return print_schema();
     else

@@ -213,7 +213,7 @@ static bool captures(const std::function<void()> &work) {
 }
 
 /* Dynamic shared memory that launches of a kernel may ask for on a device (cudaFuncSetAttribute).
- * Not held against what the claimed device has: of 7.5 merges ask for more (NOTES.md). */
+ */
 static struct {
     std::mutex lock;
     std::map<std::pair<const void *, int>, size_t> most;
@@ -547,6 +547,7 @@ cudaError_t cudaGetDevice(int *d) {
 cudaError_t cudaFuncSetAttribute(const void *kernel, int, int value) {
     std::lock_guard<std::mutex> held(cpu::allowed.lock);
     cpu::allowed.calls++;
+    if (value > shared_memory()) return cudaErrorInvalidValue;
     cpu::allowed.most[{kernel, cpu::device}] = (size_t)value;
     return cudaSuccess;
 }
