@@ -416,31 +416,32 @@ template <int K, int V> struct Pass {
 } // namespace
 
 static StateArgs state_args(const Call &c) {
-    StateArgs a = {};
+    StateArgs a = forward_args(c);
     a.w = at<bf16>(c, B_W);
     a.u = at<bf16>(c, B_U);
     a.kg = at<bf16>(c, B_KG);
     a.qg = at<bf16>(c, B_QG);
     a.Aqk = at<bf16>(c, B_AQK);
     a.eC = at<float>(c, B_EC);
-    a.given = c.t->s0;
-    a.merged = at<float>(c, B_SIN);
     a.states = at<bf16>(c, B_H);
     a.news = at<bf16>(c, B_VNEW);
     return a;
 }
 
-dp_status fast_state(const Call &c) {
+dp_status fast_state(const Call &c) { return by_widths<Pass>(c, state_args(c), c.p->nrow); }
+
+/* For the states alone. */
+static StateArgs states_alone(const Call &c) {
     StateArgs a = state_args(c);
-    a.o = c.t->o;
-    a.end = c.t->final_state;
-    return by_widths<Pass>(c, a, c.p->nrow);
+    a.o = NULL;
+    a.end = NULL;
+    return a;
 }
 
-dp_status fast_bwd_states(const Call &c) { return by_widths<Pass>(c, state_args(c), c.p->nrow); }
+dp_status fast_bwd_states(const Call &c) { return by_widths<Pass>(c, states_alone(c), c.p->nrow); }
 
 dp_status fast_pre_states(const Call &c) {
-    StateArgs a = state_args(c);
+    StateArgs a = states_alone(c);
     a.merged = came(c);
     a.states = a.news = NULL;
     a.hm = at<float>(c, B_HM);

@@ -292,6 +292,16 @@ __device__ __forceinline__ void take_sums(float x[8][4], const uint4 from[8][128
 #define SLICES_OF_SCAN 4 /* of 16 columns, a warp each, in a block of k_scan and k_scan_bwd */
 #define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
 
+/* Where a forward's states come from, and what it is for. */
+static inline StateArgs forward_args(const Call &c) {
+    StateArgs a = {};
+    a.given = c.t->s0;
+    a.merged = at<float>(c, B_SIN);
+    a.o = c.t->o;
+    a.end = c.t->final_state;
+    return a;
+}
+
 /* Bytes of shared memory of a block: `rest`, then a ring of as many stages as the device holds. */
 static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_t stage) {
     rest = (rest + STAGES_AT - 1) / STAGES_AT * STAGES_AT;

@@ -253,11 +253,8 @@ template <int K, int V> struct BarePass {
 dp_status fast_state_bare(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     BareArgs a = {};
-    a.a.given = c.t->s0;
-    a.a.merged = at<float>(c, B_SIN);
+    a.a = forward_args(c);
     a.a.spoilt = at<int>(c, B_SPOILT);
-    a.a.o = c.t->o;
-    a.a.end = c.t->final_state;
     a.b = bare_out(c);
     a.k = (const bf16 *)c.t->k;
     a.q = (const bf16 *)c.t->q;

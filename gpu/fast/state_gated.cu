@@ -222,11 +222,8 @@ template <int K, int V> struct GatedPass {
 dp_status fast_state_gated(const Call &c) {
     FAULT_TO_DEVICE(c.e, c.s);
     GatedArgs a = {};
-    a.a.given = c.t->s0;
-    a.a.merged = at<float>(c, B_SIN);
+    a.a = forward_args(c);
     a.a.spoilt = at<int>(c, B_SPOILT);
-    a.a.o = c.t->o;
-    a.a.end = c.t->final_state;
     a.a.kg = at<bf16>(c, B_KG);
     a.a.qg = at<bf16>(c, B_QG);
     a.a.Aqk = at<bf16>(c, B_AQK);

@@ -1,6 +1,7 @@
 /* GDN-2 is KDA where every channel erases and writes with the same number: in the truth to its
  * radius, in the simulated ranks to both bounds; and the gradients of those channels add up to that
  * of the number. */
+#include "balls.h"
 #include "gt.h"
 #include "harness/bound/error_bound.h"
 #include "harness/simulated/ranks.h"
@@ -52,19 +53,8 @@ DP_TEST(gdn2, truth_is_that_of_kda_where_the_gates_are_one_number) {
     REQUIRE(!dp_problem_check(&two, 0, &e), "%s", e.msg);
     REQUIRE(!dp_truth_run(&kda, &rq, &a, &e) && !dp_truth_run(&two, &rq, &b, &e), "%s", e.msg);
     for (int f = 0; f < DP_NRESULTS; f++)
-        for (int64_t r = 0; both_have(f) && r < a.field[f].rows; r++) {
-            const dp_ball *x = &a.field[f], *y = &b.field[f];
-            double off = 0, size = 0;
-            for (int64_t i = r * x->width; i < (r + 1) * x->width; i++) {
-                const double d = (x->hi[i] - y->hi[i]) + (x->lo[i] - y->lo[i]);
-                off += d * d;
-                size += x->hi[i] * x->hi[i];
-            }
-            CHECK(sqrt(off) <= x->rad[r] + y->rad[r], "%s, row %lld: %.3g apart, radii %.3g",
-                  dp_result_fields[f].name, (long long)r, sqrt(off), x->rad[r] + y->rad[r]);
-            CHECK(y->rad[r] <= 0x1p-80 * (1 + sqrt(size)), "%s, row %lld: radius %.3g",
-                  dp_result_fields[f].name, (long long)r, y->rad[r]);
-        }
+        if (both_have(f))
+            balls_meet(dp_result_fields[f].name, &a.field[f], &b.field[f], &b.field[f]);
     const dp_ball *db = &a.field[DP_RESULT_DBETA], *de = &b.field[DP_RESULT_DERASE],
                   *dw = &b.field[DP_RESULT_DWRITE];
     for (int64_t r = 0; r < db->rows; r++) {
