@@ -87,7 +87,9 @@ static dp_status finish(dp_rank_job *j, cudaStream_t stream) {
 
 static const char *no_windows(const dp_rank_job *j) {
     if (j->p->own.kind) return "windows: of ranks that own T / N tokens each";
-    if (!j->order) return "windows: processes need a device each, of one host, and the fast path";
+    if (!j->order)
+        return "windows: processes need the fast path and a device each, of one host, whose memory "
+               "all may open";
     return j->rank.comm->in_order && j->opt.send_dh_only
                ? "windows: ranks that share a device cannot keep M of later ranks"
                : "windows: the ranks' devices do not reach each other's memory";

@@ -118,7 +118,8 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
           "%.4000s", out);
 }
 
-/* Each opens the memory of the others; two that share a device have no windows. */
+/* Each opens the memory of the others; two that share a device have no windows, nor has anyone where
+ * one of them may not open the others'. */
 DP_TEST(apart, processes_have_windows) {
     NEEDS_KERNELS;
     char out[1 << 14];
@@ -132,7 +133,15 @@ DP_TEST(apart, processes_have_windows) {
     REQUIRE(run("export DP_CPU_CAPABILITY=90 DP_CPU_DEVICES=2\n" TORCHRUN, ways, out, sizeof out) ==
                 0,
             "%.4000s", out);
-    CHECK(strstr(out, "(windows: processes need a device each, of one host, and the fast path)") &&
+    CHECK(strstr(out, "(windows: processes need the fast path and a device each, of one host, "
+                      "whose memory all may open)") &&
+              strstr(out, "VERDICT: PASS (1 passed, 0 failed, 1 skipped, 0 unjudged)"),
+          "%.4000s", out);
+    REQUIRE(run("export DP_CPU_CAPABILITY=90 DP_CPU_IPC_DENIED=1\n" TORCHRUN, ways, out,
+                sizeof out) == 0,
+            "%.4000s", out);
+    CHECK(strstr(out, "(windows: processes need the fast path and a device each, of one host, "
+                      "whose memory all may open)") &&
               strstr(out, "VERDICT: PASS (1 passed, 0 failed, 1 skipped, 0 unjudged)"),
           "%.4000s", out);
 }

@@ -459,7 +459,10 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
     memcpy(h, &x, sizeof x);
     return cudaSuccess;
 }
+/* DP_CPU_IPC_DENIED=R: the process with RANK=R may not. */
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned) {
+    const char *rank = getenv("RANK"), *denied = getenv("DP_CPU_IPC_DENIED");
+    if (rank && denied && !strcmp(rank, denied)) return cudaErrorInvalidValue;
     Opened x;
     memcpy(&x, &h, sizeof x);
     char path[64];
