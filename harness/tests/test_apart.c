@@ -171,6 +171,18 @@ DP_TEST(apart, a_rank_that_is_killed_within_a_gather_ends_all_by_its_name) {
           "exit %d: %.4000s", rc, out);
 }
 
+/* Kernels of the others wait for what it would have stored. */
+DP_TEST(apart, a_rank_that_is_killed_behind_its_windows_ends_all_by_its_name) {
+    NEEDS_KERNELS;
+    char out[1 << 14];
+    const int rc = run("export DP_CPU_CAPABILITY=90 DP_CPU_IPC_DIES=1\n" TORCHRUN,
+                       "k128-v64 --ranks 3 --base bf16 --chain fp32 --backend nccl --way windows",
+                       out, sizeof out);
+    CHECK(rc && rc != 124 && strstr(out, "deltaproof: rank 1 (process ") &&
+              strstr(out, "has ended: all end") && strstr(out, "VERDICT: INTERRUPTED"),
+          "exit %d: %.4000s", rc, out);
+}
+
 DP_TEST(apart, who_does_not_belong_is_sent_away) {
     NEEDS_KERNELS;
     char out[1 << 14];

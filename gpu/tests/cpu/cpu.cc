@@ -18,6 +18,7 @@
 #include <malloc.h>
 #include <map>
 #include <mutex>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -234,9 +235,33 @@ static void check_shared(const void *kernel, size_t bytes) {
     abort();
 }
 
+/* Does an environment variable name the rank of this process, as torchrun says it. */
+static bool names_rank(const char *variable) {
+    const char *rank = getenv("RANK"), *named = getenv(variable);
+    return rank && named && !strcmp(rank, named);
+}
+
+/* What other processes may open lies in files of memory, in the place of what was allocated. */
+struct Opened {
+    pid_t owner;
+    int file;
+    size_t bytes;
+};
+static struct {
+    std::mutex lock;
+    std::map<void *, Opened> at;
+} opened;
+
+/* DP_CPU_IPC_DIES=R: the process with RANK=R is killed once it has opened another's memory. */
+static void die_with_windows() {
+    std::lock_guard<std::mutex> held(opened.lock);
+    if (!opened.at.empty() && names_rank("DP_CPU_IPC_DIES")) raise(SIGKILL);
+}
+
 void launch(dim3 grid, dim3 size, size_t bytes, const Work &work) {
     if (captures([=] { launch(grid, size, bytes, work); })) return;
     check_shared(work.kernel, bytes);
+    die_with_windows();
     const char *order = getenv("DP_CPU_ORDER");
     bool reverse = order && !strcmp(order, "reverse");
     m.kernel = &work.run;
@@ -432,17 +457,7 @@ cudaError_t cudaMalloc(void **p, size_t n) {
     memset(*p, 0xff, n);
     return cudaSuccess;
 }
-/* What other processes may open lies in files of memory, in the place of what was allocated. */
-struct Opened {
-    pid_t owner;
-    int file;
-    size_t bytes;
-};
-static struct {
-    std::mutex lock;
-    std::map<void *, Opened> at;
-} opened;
-static void *map_file(void *at, const Opened &x, int file) {
+static void *map_file(void *at, const cpu::Opened &x, int file) {
     void *p = mmap(at, x.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED : 0), file, 0);
     if (p == MAP_FAILED) abort();
     return p;
@@ -452,7 +467,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *id, int n, int device) {
     return cudaSuccess;
 }
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
-    Opened x = {getpid(), memfd_create("device", 0), malloc_usable_size(p) / 4096 * 4096};
+    cpu::Opened x = {getpid(), memfd_create("device", 0), malloc_usable_size(p) / 4096 * 4096};
     static_assert(sizeof x <= sizeof *h, "a handle");
     if (x.file < 0 || (uintptr_t)p % 4096 || write(x.file, p, x.bytes) != (ssize_t)x.bytes) abort();
     map_file(p, x, x.file);
@@ -461,9 +476,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p) {
 }
 /* DP_CPU_IPC_DENIED=R: the process with RANK=R may not. */
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned) {
-    const char *rank = getenv("RANK"), *denied = getenv("DP_CPU_IPC_DENIED");
-    if (rank && denied && !strcmp(rank, denied)) return cudaErrorInvalidValue;
-    Opened x;
+    if (cpu::names_rank("DP_CPU_IPC_DENIED")) return cudaErrorInvalidValue;
+    cpu::Opened x;
     memcpy(&x, &h, sizeof x);
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)x.owner, x.file);
@@ -471,14 +485,14 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned) {
     if (file < 0) return cudaErrorInvalidValue;
     *p = map_file(NULL, x, file);
     close(file);
-    std::lock_guard<std::mutex> held(opened.lock);
-    opened.at[*p] = x;
+    std::lock_guard<std::mutex> held(cpu::opened.lock);
+    cpu::opened.at[*p] = x;
     return cudaSuccess;
 }
 cudaError_t cudaIpcCloseMemHandle(void *p) {
-    std::lock_guard<std::mutex> held(opened.lock);
-    munmap(p, opened.at[p].bytes);
-    opened.at.erase(p);
+    std::lock_guard<std::mutex> held(cpu::opened.lock);
+    munmap(p, cpu::opened.at[p].bytes);
+    cpu::opened.at.erase(p);
     return cudaSuccess;
 }
 cudaError_t cudaFree(void *p) {
