@@ -118,8 +118,8 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
           "%.4000s", out);
 }
 
-/* Each opens the memory of the others; two that share a device have no windows, nor has anyone where
- * one of them may not open the others'. */
+/* Each opens the memory of the others; two that share a device have no windows, and nobody has any
+ * where one may not open the others'. */
 DP_TEST(apart, processes_have_windows) {
     NEEDS_KERNELS;
     char out[1 << 14];
