@@ -174,6 +174,11 @@ static void measure(Shape s, int N, const Way &w, Comms::Kind kind, int runs, Ve
 int main(int argc, char **argv) {
     const int runs = argc > 1 ? atoi(argv[1]) : 11, only = argc > 2 ? atoi(argv[2]) : 0;
     const Comms::Kind kind = argc > 3 ? Comms::NCCL : Comms::SHARED;
+    if (argc > 4 || (argc > 3 && strcmp(argv[3], "nccl")) ||
+        (argc > 2 && only != 2 && only != 4 && only != 8)) {
+        fprintf(stderr, "usage: bench_send [runs] [2|4|8] [nccl]\n");
+        return 2;
+    }
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_send");
     const Shape s = {131072, 32, SLOW};

@@ -19,6 +19,7 @@ template <int MV, int KMAX> struct Columns {
     static const int PK = KMAX == 256 ? 16 : 32, PKS = PK + 4, APART = THREADS * 4 / MV,
                      NR = KMAX / APART, LOADS = KMAX * PK / 4 / THREADS;
     static const int BYTES = (2 * KMAX * PKS + KMAX * MV) * 4;
+    static_assert(BYTES <= 64 << 10, "what a block has at capability 7.5");
     float *panels, *P;
     /* now: 0 or 1, the panel to fill; flipped: how `ahead` was fetched */
     int K, ld, col, r0, now, flipped;

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
 }
 
 /* Columns per block: as many as there are if every multiprocessor still gets a block, because what
- * a block reads of M serves all of its columns; 32 of K > 128 need more than 64 KB. */
+ * a block reads of M serves all of its columns; 32 where K <= 128 alone, of more
+ * they need more than 64 KB. */
 static int columns(int HV, int K, int width) {
     return width % 32 == 0 && K <= 128 && HV * (width / 32) >= 100 ? 32
            : width % 16 == 0 && HV * (width / 16) >= 100           ? 16
@@ -63,7 +64,7 @@ template <int MV, int KMAX> static dp_status merge(const Call &c) {
 
 template <int KMAX> static dp_status merge_by(const Call &c) {
     int mv = columns(c.p->d.HV, c.p->d.K, c.p->d.V);
-    return mv == 32 ? merge<32, KMAX>(c) : mv == 16 ? merge<16, KMAX>(c) : merge<8, KMAX>(c);
+    return mv == 32 ? merge<32, 128>(c) : mv == 16 ? merge<16, KMAX>(c) : merge<8, KMAX>(c);
 }
 
 dp_status merge_elements(const Call &c) {
@@ -114,7 +115,7 @@ template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
 /* Columns that no block has of both H and M. */
 template <int KMAX> static dp_status hand_by(const Call &c, HandArgs a) {
     int mv = a.width > c.p->d.V ? 8 : columns(c.p->d.HV, c.p->d.K, a.width);
-    return mv == 32 ? hand<32, KMAX>(c, a) : mv == 16 ? hand<16, KMAX>(c, a) : hand<8, KMAX>(c, a);
+    return mv == 32 ? hand<32, 128>(c, a) : mv == 16 ? hand<16, KMAX>(c, a) : hand<8, KMAX>(c, a);
 }
 
 static dp_status hand_any(const Call &c, const HandArgs &a) {
@@ -217,7 +218,7 @@ template <int MV, int KMAX> static dp_status merge_bwd(const Call &c, MergeBwdAr
 
 template <int KMAX> static dp_status merge_bwd_by(const Call &c, MergeBwdArgs a) {
     int mv = columns(c.p->d.HV * (a.cut ? c.p->ncut : 1), c.p->d.K, c.p->d.V);
-    return mv == 32   ? merge_bwd<32, KMAX>(c, a)
+    return mv == 32   ? merge_bwd<32, 128>(c, a)
            : mv == 16 ? merge_bwd<16, KMAX>(c, a)
                       : merge_bwd<8, KMAX>(c, a);
 }

@@ -415,8 +415,7 @@ template <int K, int V> struct Pass {
 
 } // namespace
 
-static StateArgs state_args(const Call &c) {
-    StateArgs a = forward_args(c);
+static StateArgs with_tiles(const Call &c, StateArgs a) {
     a.w = at<bf16>(c, B_W);
     a.u = at<bf16>(c, B_U);
     a.kg = at<bf16>(c, B_KG);
@@ -428,20 +427,16 @@ static StateArgs state_args(const Call &c) {
     return a;
 }
 
-dp_status fast_state(const Call &c) { return by_widths<Pass>(c, state_args(c), c.p->nrow); }
-
-/* For the states alone. */
-static StateArgs states_alone(const Call &c) {
-    StateArgs a = state_args(c);
-    a.o = NULL;
-    a.end = NULL;
-    return a;
+dp_status fast_state(const Call &c) {
+    return by_widths<Pass>(c, with_tiles(c, forward_args(c)), c.p->nrow);
 }
 
-dp_status fast_bwd_states(const Call &c) { return by_widths<Pass>(c, states_alone(c), c.p->nrow); }
+dp_status fast_bwd_states(const Call &c) {
+    return by_widths<Pass>(c, with_tiles(c, start_args(c)), c.p->nrow);
+}
 
 dp_status fast_pre_states(const Call &c) {
-    StateArgs a = states_alone(c);
+    StateArgs a = with_tiles(c, start_args(c));
     a.merged = came(c);
     a.states = a.news = NULL;
     a.hm = at<float>(c, B_HM);

@@ -292,11 +292,15 @@ __device__ __forceinline__ void take_sums(float x[8][4], const uint4 from[8][128
 #define SLICES_OF_SCAN 4 /* of 16 columns, a warp each, in a block of k_scan and k_scan_bwd */
 #define SCAN_THREADS (32 * (SLICES_OF_SCAN + 1))
 
-/* Where a forward's states come from, and what it is for. */
-static inline StateArgs forward_args(const Call &c) {
+/* Where a forward's states come from; and what it is for. */
+static inline StateArgs start_args(const Call &c) {
     StateArgs a = {};
     a.given = c.t->s0;
     a.merged = at<float>(c, B_SIN);
+    return a;
+}
+static inline StateArgs forward_args(const Call &c) {
+    StateArgs a = start_args(c);
     a.o = c.t->o;
     a.end = c.t->final_state;
     return a;

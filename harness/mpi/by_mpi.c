@@ -176,10 +176,7 @@ static int start(const dp_process *own) {
 }
 
 static void finish(void) {
-    while (under_way) {
-        tidy();
-        usleep(100);
-    }
+    flush();
     MPI_Finalize();
 }
 
