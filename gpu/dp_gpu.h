@@ -121,9 +121,10 @@ typedef struct {
      * backward are one rank's over those, and its bits where both cut segments alike (`segments`,
      * `segment_chunks` or a dense chain say so; by itself a rank goes by the heads that it has).
      * Where H does not divide by N, dq, dk and dlr_b are sums over ranks, in fp32 in the order of
-     * value heads: near the bits of one rank. DP_EINPUT where HV does not divide by N; of a grid
-     * (by_part); for payloads that round and send_dh_only. On a grid one rank alone sends itself
-     * what many would send, so that its bits are theirs */
+     * value heads: near the bits of one rank. DP_EINPUT where HV does not divide by N, or H of a
+     * grid (by_part); for payloads that round and send_dh_only. On a grid one rank alone sends
+     * itself what many would send, so that its bits are theirs; ranks that exchange heads cut
+     * nothing there, and have the bits of one rank alone with the same exchange */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most

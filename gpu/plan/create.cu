@@ -94,7 +94,7 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
-    no = exchanges_heads(o, sends(p, N)) ? heads_refuse(p, o, N) : NULL;
+    no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
     dp_payload sent = sent_as(o, sends(p, N));
@@ -234,8 +234,9 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     TRY(ask_device(&w.device, e));
     TRY(check_problem(w.p, w.rank, w.N, e));
     TRY(check_options(w.p, w.opt, &w.device, w.N, e));
-    if (exchanges_heads(w.opt, sends(w.p, w.N)))
-        return heads_create(out, w.p, w.opt, w.rank, w.N, e);
+    if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
+    OneRank alone(w.p);
+    if (exchanges[w.opt->exchange].heads) w.p = &alone.p;
     TRY(plan_new(out, w, 0, e));
     if (!w.opt->backward) return DP_OK;
     dpg_plan *pl = *out;

@@ -8,7 +8,8 @@
 const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N) {
     const char *no = dp_exchange_refuses(DP_EXCHANGE_HEADS, N, p->HV);
     if (no) return no + strlen("heads: ");
-    if (p->own.by_part) return "of a grid, whose sums are those of its parts";
+    if (p->own.by_part && p->H % N)
+        return "of a grid, the query heads do not divide among the ranks, whose sums differ";
     if (p->T > INT32_MAX - N) return "more than 2^31 rows";
     return o->payload > DP_PAYLOAD_FP32 ? "sends tokens, as they are" : NULL;
 }
@@ -121,14 +122,13 @@ static void layout(Heads *h, const dpg_problem *p, const dpg_options *o) {
 
 static dp_status fill(dpg_plan *pl, const dpg_problem *p, const dpg_options *o, dp_err *e) {
     Heads *h = pl->heads;
-    dpg_problem mine = *p;
+    OneRank mine(p);
     dpg_options alone = *o;
-    mine.HV = p->HV / h->N;
-    mine.H = mine.HV / heads_together(p, h->N);
-    mine.own = {};
+    mine.p.HV = p->HV / h->N;
+    mine.p.H = mine.p.HV / heads_together(p, h->N);
     alone.exchange = DP_EXCHANGE_ALLGATHER;
-    h->copies = h->N * mine.H / p->H;
-    TRY(create_alone(&h->one, &mine, &alone, p->HV, h->copies > 1, e));
+    h->copies = h->N * mine.p.H / p->H;
+    TRY(create_alone(&h->one, &mine.p, &alone, p->HV, h->copies > 1, e));
     list_tensors(h, p);
     TRY(list_rows(h, p, e));
     layout(h, p, o);

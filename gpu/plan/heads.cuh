@@ -31,6 +31,18 @@ struct Heads {
     void *tables;                   /* device memory behind rows[].row */
 };
 
+/* The problem of a rank that has all tokens. Of a grid it is one part, which chooses no kernel by
+ * what a rank has and forms no M; so is that of one rank alone, whose bits are then theirs. */
+struct OneRank {
+    dpg_problem p;
+    int64_t cut[2];
+    int owner = 0;
+    explicit OneRank(const dpg_problem *all) : p(*all), cut{0, all->T} {
+        p.own = all->own.by_part ? dpg_owners{1, 1, cut, &owner} : dpg_owners{};
+    }
+    OneRank(const OneRank &) = delete; /* p points into it */
+};
+
 static inline int heads_of(const Heads *h, const HeadTensor &x) {
     return x.by_query ? h->one->d.H : h->one->d.HV;
 }

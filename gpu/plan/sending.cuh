@@ -45,9 +45,9 @@ static inline int hands_on(const dpg_options *o, int sends) {
     return sends && exchanges[o->exchange].hops;
 }
 
-/* Do ranks exchange heads. */
-static inline int exchanges_heads(const dpg_options *o, int sends) {
-    return sends && exchanges[o->exchange].heads;
+/* Do ranks exchange heads: no states, whatever the parts of a grid. */
+static inline int exchanges_heads(const dpg_options *o, int N) {
+    return N > 1 && exchanges[o->exchange].heads;
 }
 
 /* Does what it hands on come of a pass. */

@@ -410,6 +410,7 @@ struct HeadCase {
     dpg_save save;
     std::vector<int64_t> cu;
     const Table *own; /* NULL: T / N each */
+    int grid;         /* its sums are by parts */
 };
 
 static dpg_problem problem_of(const HeadCase &x) {
@@ -417,7 +418,7 @@ static dpg_problem problem_of(const HeadCase &x) {
     dpg_problem p = sized(x.cu, x.H, x.HV, K, x.V, x.R, x.one_gate ? 1 : K, x.type);
     p.model = x.model;
     p.gate = DP_GATE_SOFTPLUS;
-    if (x.own) p.own = {(int)x.own->owner.size(), 0, x.own->cut.data(), x.own->owner.data()};
+    if (x.own) p.own = {(int)x.own->owner.size(), x.grid, x.own->cut.data(), x.own->owner.data()};
     return p;
 }
 
@@ -515,7 +516,8 @@ static Outputs outputs_of(const HeadCase &h, int N) {
  * rounded to bf16, that once. */
 static void judge_heads(const HeadCase &h, int N) {
     HeadCase alone = h;
-    alone.own = NULL;
+    const Table all_mine = {"", {}, {0, h.cu.back()}, {0}};
+    alone.own = h.grid ? &all_mine : NULL;
     const Outputs got = outputs_of(h, N), want = outputs_of(alone, 1);
     const double near = h.type == DPG_BF16 ? 2e-4 : 5e-7;
     fact(got.size() > 1, "heads, %s, %d ranks: no outputs", h.name, N);
@@ -531,11 +533,16 @@ static void judge_heads(const HeadCase &h, int N) {
 /* Of every path. */
 static void heads_of_ranks() {
     static const Table zigzag = {"zigzag", {}, {0, 33, 60, 97, 128, 131, 192}, {0, 1, 2, 2, 1, 0}},
-                       none = {"rank 1 has none", {}, {0, 10, 101, 140, 192}, {2, 2, 0, 2}};
+                       none = {"rank 1 has none", {}, {0, 10, 101, 140, 192}, {2, 2, 0, 2}},
+                       grid = {"grid", {}, {0, 64, 128, 192}, {0, 1, 2}};
     const std::vector<int64_t> whole = {0, 192}, packed = {0, 20, 20, 75, 129, 192},
                                odd = {0, 22, 63};
     const dpg_path simple = DPG_PATH_SIMPLE, fast = DPG_PATH_FAST, token = DPG_PATH_TOKEN;
     const dpg_save state = DPG_SAVE_STATE, all = DPG_SAVE_ALL;
+    cudaDeviceProp device;
+    CUDA(cudaGetDeviceProperties(&device, 0));
+    /* too many for one rank to cut segments (plan/cost.cuh), few enough for one of 3 */
+    const int many = (50 * device.multiProcessorCount / 132 + 3) / 3 * 3;
     const HeadCase rows[] = {
         {"kda", DP_GDN, 12, 12, 1, 0, 32, DPG_F32, simple, state, packed, NULL},
         {"gdn, grouped, bf16", DP_GDN, 12, 24, 1, 1, 32, DPG_BF16, simple, all, packed, NULL},
@@ -556,9 +563,11 @@ static void heads_of_ranks() {
         {"dplr, one query head", DP_DPLR, 1, 6, 1, 0, 32, DPG_BF16, token, state, packed, NULL},
         {"zigzag, one query head", DP_GDN, 1, 6, 1, 0, 32, DPG_F32, simple, state, packed, &zigzag},
         {"zigzag", DP_GDN, 3, 6, 1, 0, 32, DPG_F32, simple, state, packed, &zigzag},
-        {"rank 1 has none", DP_GDN, 3, 6, 1, 1, 32, DPG_BF16, simple, state, packed, &none}};
-    cudaDeviceProp device;
-    CUDA(cudaGetDeviceProperties(&device, 0));
+        {"rank 1 has none", DP_GDN, 3, 6, 1, 1, 32, DPG_BF16, simple, state, packed, &none},
+        {"a grid", DP_GDN, 3, 6, 1, 0, 32, DPG_F32, simple, state, packed, &grid, 1},
+        {"a grid, gdn-2", DP_GDN2, 6, 12, 1, 0, 32, DPG_F32, token, all, packed, &grid, 1},
+        {"a grid, many heads, few of a rank", DP_GDN, many, many, 1, 0, 128, DPG_BF16, fast, state,
+         whole, &grid, 1}};
     for (const HeadCase &h : rows)
         for (int N : {2, 3, 4}) {
             if (h.path == DPG_PATH_FAST && device.major < 8) continue;
@@ -583,7 +592,7 @@ static void refusals() {
         {{DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL}, 1, 1, 0, "exchange scan: sends no pair of which"},
         {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 1, 0, "heads: more ranks than value heads"},
         {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 3, 0, "heads: the value heads do not divide"},
-        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 2, 1, "exchange heads: of a grid"},
+        {{DP_EXCHANGE_HEADS, DP_PAYLOAD_FULL}, 0, 2, 1, "exchange heads: of a grid, the query"},
         {{DP_EXCHANGE_RING, DP_PAYLOAD_FULL}, 1, 1, 0, "exchange ring: sends no pair of which"}};
     const std::vector<int64_t> cu = {0, 128}, cut = {0, 64, 128};
     const std::vector<int> owner = {0, 1};

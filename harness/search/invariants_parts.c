@@ -352,10 +352,6 @@ dp_status dp_check_exact_cp(dp_check_work *w) {
         dp_check_skip(w, "one rank");
         return DP_OK;
     }
-    if (dp_backends[w->s->backend].on_device && w->s->merge == DP_EXCHANGE_HEADS) {
-        dp_check_skip(w, "the kernels exchange no heads on a grid");
-        return DP_OK;
-    }
     one.own = (dp_owners){DP_OWN_GRID, 1};
     many.own = (dp_owners){DP_OWN_GRID, w->N};
     const int parts = dp_own_parts(DP_OWN_GRID, one.T, 1);

@@ -190,8 +190,7 @@ DP_TEST(kernels, exchange_of_heads_that_share_query_heads) {
     unsetenv("DP_CPU_CAPABILITY");
 }
 
-/* Where heads do not divide, and on a grid, the run says why not; where they do, they have the bits
- * of one rank. */
+/* Where heads do not divide the run says why not; where they do, they have the bits of one rank. */
 DP_TEST(kernels, exchange_of_heads_that_is_refused_or_one_ranks) {
     NEEDS_KERNELS;
     static const struct {
@@ -199,7 +198,7 @@ DP_TEST(kernels, exchange_of_heads_that_is_refused_or_one_ranks) {
     } rows[] = {
         {"exchange-slow --ranks 4", "exchange heads: more ranks than value heads"},
         {"smoke-gdn --ranks 3", "exchange heads: the value heads do not divide"},
-        {"exchange-heads --ranks 2 --exact-cp", "exchange heads: of a grid"},
+        {"weak-heads --ranks 2 --exact-cp", "exchange heads: of a grid, the query heads do not"},
         {"exchange-heads --ranks 2 --way dh-only", "exchange heads: sends no pair of which"}};
     char args[256], cmd[4096], out[8192];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -245,7 +244,8 @@ DP_TEST(kernels, checks_and_differ_take_exchanges_and_payloads) {
 DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 '%s/test_send' small", folder());
+    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=16 '%s/test_send' small",
+             folder());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, "10 ways compared bit for bit") &&
               strstr(out, "exchange heads have the bits of one rank") &&
@@ -266,6 +266,17 @@ static double grid_error(int N, const char *name) {
     return e;
 }
 
+static void check_grid(const char *on, int capability, int N, const char *how) {
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_CAPABILITY=%d '%s' check %s --cases '%s' --backend cuda --only exact-cp "
+             "--ranks %d --exchange %s",
+             capability, program(), on, gt_cases(), N, how);
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "pass     exact-cp") && strstr(out, "0 did not, 0 skip"),
+          "%s: %d: %.3000s", cmd, rc, out);
+}
+
 /* Results and gradients of recurrences are compared bit by bit, whatever is sent, those of a
  * convolution by their largest errors. */
 DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
@@ -275,17 +286,11 @@ DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
     static const char *const how[] = {
         "allgather", "allgather --payload m-i", "ring",   "ring --payload bf16",
         "scan",      "scan --payload bf16x2",   "serial", "serial --payload bf16"};
-    char cmd[4096], out[8192];
     for (int i = 0; i < 2; i++)
-        for (int x = 0; x < 8; x++) {
-            snprintf(cmd, sizeof cmd,
-                     "DP_CPU_CAPABILITY=%d '%s' check %s --cases '%s' --backend cuda --only "
-                     "exact-cp --ranks %d --exchange %s",
-                     capability[i], program(), on[i], gt_cases(), 2 + x % 3, how[x]);
-            const int rc = gt_run(cmd, out, sizeof out);
-            CHECK(rc == 0 && strstr(out, "pass     exact-cp") && strstr(out, "0 did not, 0 skip"),
-                  "%s: %d: %.3000s", cmd, rc, out);
-        }
+        for (int x = 0; x < 8; x++)
+            check_grid(on[i], capability[i], 2 + x % 3, how[x]);
+    check_grid("exchange-heads --base fp32", 75, 3, "heads");
+    check_grid("exchange-heads-wide --base bf16", 90, 2, "heads");
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "dw" : "dbias";
         const double two = grid_error(2, name), three = grid_error(3, name);

@@ -573,16 +573,17 @@ cudaError_t cudaGetDeviceCount(int *n) {
     *n = few ? atoi(few) : 8; /* one memory: enough for 8 ranks over NCCL (nccl.cc) */
     return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
-    strcpy(p->name, "CPU in place of a device");
-    p->major = capability() / 10;
-    p->minor = capability() % 10;
-    return cudaSuccess;
-}
 /* DP_CPU_MULTIPROCESSORS=132: with few of them few heads are many (by_teams, fast/state.cuh). */
 static int multiprocessors(void) {
     const char *few = getenv("DP_CPU_MULTIPROCESSORS");
     return few ? atoi(few) : 132;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
+    strcpy(p->name, "CPU in place of a device");
+    p->major = capability() / 10;
+    p->minor = capability() % 10;
+    p->multiProcessorCount = multiprocessors();
+    return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int) {
     *v = a == cudaDevAttrComputeCapabilityMajor   ? capability() / 10

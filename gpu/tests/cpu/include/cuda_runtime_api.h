@@ -44,7 +44,7 @@ struct cudaFuncAttributes {
 };
 struct cudaDeviceProp {
     char name[256];
-    int major, minor;
+    int major, minor, multiProcessorCount;
 };
 cudaError_t cudaMalloc(void **p, size_t n);
 cudaError_t cudaFree(void *p);
