@@ -1,5 +1,6 @@
 /* What ranks hand over in a recurrent design (drawn_pairs.h). */
 #include "drawn_pairs.h"
+#include "drawn_sent.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/vocabulary/context.h"
 
@@ -32,12 +33,13 @@ static dp_problem sub_sequence(const work *w, int i, int64_t *cu) {
     return q;
 }
 
-static void keep(const work *w, int tensor, const double *x) {
-    const int64_t each = dp_rank_width(w->p, tensor);
-    double **list = w->out->of[tensor];
-    if (!list) list = w->out->of[tensor] = dp_calloc((size_t)w->out->n, sizeof *list);
+static void keep_in(const work *w, double ***list, int64_t each, const double *x) {
+    if (!*list) *list = dp_calloc((size_t)w->out->n, sizeof **list);
     for (int hv = 0; hv < w->p->HV; hv++)
-        list[w->rank->rank * w->p->HV + hv] = dp_copy(x + hv * each, each);
+        (*list)[w->rank->rank * w->p->HV + hv] = dp_copy(x + hv * each, each);
+}
+static void keep(const work *w, int tensor, const double *x) {
+    keep_in(w, &w->out->of[tensor], dp_rank_width(w->p, tensor), x);
 }
 
 static double *identities(const dp_problem *p) {
@@ -47,24 +49,44 @@ static double *identities(const dp_problem *p) {
     return x;
 }
 
-/* M and dM: V = K columns, no values. */
-static void products(const work *w) {
+/* M and dM of local sub-sequence i, as final_state and ds0: V = K columns, no values. */
+static dp_result of_identities(const work *w, int i) {
     int64_t cu[2];
     dp_result got;
-    dp_problem q = sub_sequence(w, 0, cu);
+    dp_problem q = sub_sequence(w, i, cu);
     q.V = q.K;
     double **const zero[] = {&q.v, &q.write, &q.dout};
-    for (int i = 0; i < 3; i++)
-        if (*zero[i]) *zero[i] = dp_doubles(q.T * q.HV * q.R * q.K);
+    for (int k = 0; k < 3; k++)
+        if (*zero[k]) *zero[k] = dp_doubles(q.T * q.HV * q.R * q.K);
     q.s0 = identities(&q);
     if (w->backward) q.dstate = q.s0;
     dp_recurrent_run(&q, w->design, w->backward, NULL, &got);
+    for (int k = 0; k < 3; k++)
+        free(*zero[k]);
+    free(q.s0);
+    return got;
+}
+
+static void products(const work *w) {
+    dp_result got = of_identities(w, 0);
     keep(w, DP_RANK_M, got.final_state);
     if (w->backward) keep(w, DP_RANK_DM, got.ds0);
     dp_result_free(&got);
-    for (int i = 0; i < 3; i++)
-        free(*zero[i]);
-    free(q.s0);
+}
+
+/* Of a rank that does not pass on what comes to it. */
+static void first_products(const work *w) {
+    const int64_t each = (int64_t)w->p->K * w->p->K;
+    if (dp_drawn_from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
+        dp_result got = of_identities(w, w->rank->nlocal - 1);
+        keep_in(w, &w->out->begins[0], each, got.final_state);
+        dp_result_free(&got);
+    }
+    if (!w->backward || !dp_drawn_from_pair(w->p, w->design->sending, 1)) return;
+    if (!dp_context_runs_pre_bwd(w->rank)) return;
+    dp_result got = of_identities(w, 0);
+    keep_in(w, &w->out->begins[1], each, got.ds0);
+    dp_result_free(&got);
 }
 
 static void sums(const work *w, int i, int tensor) {
@@ -77,7 +99,7 @@ static void sums(const work *w, int i, int tensor) {
 }
 
 static void of_rank(const work *w) {
-    if (dp_context_passes_fwd(w->rank)) products(w);
+    dp_context_passes_fwd(w->rank) ? products(w) : first_products(w);
     if (dp_context_runs_pre_fwd(w->rank)) sums(w, w->rank->nlocal - 1, DP_RANK_H);
     if (w->backward && dp_context_runs_pre_bwd(w->rank)) sums(w, 0, DP_RANK_DH);
 }
@@ -95,11 +117,16 @@ void dp_drawn_pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design
     }
 }
 
+static void free_list(const dp_drawn_pairs *x, double **list) {
+    for (int i = 0; list && i < x->n; i++)
+        free(list[i]);
+    free(list);
+}
+
 void dp_drawn_pairs_free(dp_drawn_pairs *x) {
-    for (int k = 0; k < DP_RANK_TENSORS; k++) {
-        for (int i = 0; x->of[k] && i < x->n; i++)
-            free(x->of[k][i]);
-        free(x->of[k]);
-    }
+    for (int k = 0; k < DP_RANK_TENSORS; k++)
+        free_list(x, x->of[k]);
+    for (int back = 0; back < 2; back++)
+        free_list(x, x->begins[back]);
     *x = (dp_drawn_pairs){0};
 }

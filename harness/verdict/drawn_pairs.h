@@ -3,6 +3,9 @@
  *
  *   H   from zeros, over the last local sub-sequence    dH   its adjoint from zeros, over the first
  *   M   of the identity without values                  dM   its adjoint of the identity
+ *
+ * A rank in which a sequence begins (ends) has M (dM) too where it sends its pair, rounded, and the
+ * sequence an initial state (a gradient of the final one).
  */
 #ifndef DP_DRAWN_PAIRS_H
 #define DP_DRAWN_PAIRS_H
@@ -16,6 +19,7 @@ typedef struct {
     int n;
     double **of[DP_RANK_TENSORS]; /* [n] by rank * HV + head, an entry NULL where the rank forms
                                      none; NULL: no rank does */
+    double **begins[2];           /* [n] so M of those ranks; dM; NULL as above */
 } dp_drawn_pairs;
 
 /* Of N ranks; zeros for one rank. */

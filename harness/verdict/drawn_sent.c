@@ -14,12 +14,19 @@ int dp_drawn_rounds(dp_sending x) {
            (p->u > dp_payloads[DP_PAYLOAD_FP32].u || p->tolerance > 0);
 }
 
+int dp_drawn_from_pair(const dp_problem *p, dp_sending x, int back) {
+    return x.exchange == DP_EXCHANGE_ALLGATHER && dp_drawn_rounds(x) && !x.begins &&
+           (back ? p->dstate : p->s0);
+}
+
 /* One head, in one direction, over ranks in a row of which each hands on to the next. */
 typedef struct {
     const dp_problem *p;
     dp_sending sending;
     double *const *M, *const *H; /* of all ranks; M NULL: no rank passes a state on */
-    double *S;                   /* at all boundaries */
+    double *const *first; /* M of ranks in which the sequence begins; NULL: they send states */
+    const double *start;  /* what the sequence begins with, where they do not */
+    double *S;            /* at all boundaries */
     int hv, back;
     int far, n; /* the first rank; how many hand on */
 } way;
@@ -48,16 +55,17 @@ static void add_product(int K, int columns, const double *M, const double *x, do
 
 /* ---- a fold, or a state from rank to rank ---------------------------------------------------- */
 
-/* What comes behind the i-th rank, as it is computed of what arrives. */
-static void step(const way *w, int i) {
+/* What comes behind the i-th rank, which has M of `list`, as it is computed of what arrives, from
+ * state S before it. */
+static void step(const way *w, int i, double *const *list, const double *S) {
     const int K = w->p->K, V = w->p->V;
     const int64_t KV = (int64_t)K * V;
-    double *M = dp_copy(of_rank(w, w->M, i), (int64_t)K * K), *H = dp_copy(of_rank(w, w->H, i), KV);
+    double *M = dp_copy(of_rank(w, list, i), (int64_t)K * K), *H = dp_copy(of_rank(w, w->H, i), KV);
     if (gathers(w)) {
         dp_payload_M(w->sending.payload, DP_BASE_FP32, K, M);
         dp_payload_state(w->sending.payload, KV, H);
     }
-    add_product(K, V, M, comes_to(w, i), H);
+    add_product(K, V, M, S, H);
     if (!gathers(w)) dp_payload_state(w->sending.payload, KV, H);
     memcpy(comes_to(w, i + 1), H, sizeof *H * (size_t)KV);
     free(M);
@@ -65,9 +73,12 @@ static void step(const way *w, int i) {
 }
 
 static void fold(const way *w) {
-    dp_payload_state(w->sending.payload, (int64_t)w->p->K * w->p->V, comes_to(w, 1));
+    if (w->first)
+        step(w, 0, w->first, w->start);
+    else
+        dp_payload_state(w->sending.payload, (int64_t)w->p->K * w->p->V, comes_to(w, 1));
     for (int i = 1; i < w->n; i++)
-        step(w, i);
+        step(w, i, w->M, comes_to(w, i));
 }
 
 /* ---- a scan ---------------------------------------------------------------------------------- */
@@ -125,6 +136,13 @@ static dp_context context_of(const dp_problem *p, int N, int r) {
     return c;
 }
 
+/* What the sequence that comes to a rank of context c begins (ends) with; NULL: zeros. */
+static const double *start_of(const dp_problem *p, const dp_context *c, int hv, int back) {
+    const double *all = back ? p->dstate : p->s0;
+    const int64_t seq = c->local_seq[back ? c->nlocal - 1 : 0];
+    return all ? all + (seq * p->HV + hv) * p->K * p->V : NULL;
+}
+
 /* Ranks in a row are met at the last one, from which their first is farthest. */
 static void all_heads(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
                       int back, double *S) {
@@ -138,6 +156,8 @@ static void all_heads(const dp_problem *p, dp_sending x, int N, const dp_drawn_p
                            .sending = x,
                            .M = pairs->of[back ? DP_RANK_DM : DP_RANK_M],
                            .H = pairs->of[back ? DP_RANK_DH : DP_RANK_H],
+                           .first = pairs->begins[back],
+                           .start = start_of(p, &c, hv, back),
                            .S = S,
                            .hv = hv,
                            .back = back,
