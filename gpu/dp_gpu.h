@@ -164,6 +164,19 @@ typedef struct {
     void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
 } dpg_grads;
 
+/* A tensor of both, for callers that go through all of them. */
+typedef struct {
+    const char *name; /* the member's, but `do` for dout */
+    int of_backward;  /* its pointer is a member of dpg_grads, else of dpg_tensors */
+    int is_output;
+    int of_tokens; /* its rows are the rank's tokens; else it is as long on every rank */
+    dpg_dtype type;
+    size_t slot; /* where its pointer stands in either, bytes */
+} dpg_tensor;
+#define DPG_MOST_TENSORS 32
+/* Those that a problem's recurrence has, inputs first; returns how many. */
+int dpg_tensors_of(const dpg_problem *p, dpg_tensor list[DPG_MOST_TENSORS]);
+
 /* Floats [at, at + n) of a message. */
 typedef struct {
     size_t at, n;

@@ -1,6 +1,7 @@
 /* gpu/plan/tensors.cu - the table of tensors (tensors.cuh). */
 #include "plan/paths.cuh"
 #include "plan/tensors.cuh"
+#include <assert.h>
 #include <stddef.h>
 
 #define IN_FORWARD(name) offsetof(dpg_tensors, name)
@@ -39,4 +40,15 @@ std::vector<Tensor> tensors_of(const dpg_problem *p) {
             {"dA_log", BACKWARD_OUT, ONE_ROW, 0, 1, f, IN_BACKWARD(dA_log)},
             {"ddt_bias", BACKWARD_OUT, ONE_ROW, 0, p->Kg, f, IN_BACKWARD(ddt_bias)},
             {"ds0", BACKWARD_OUT, STARTS, 0, state, f, IN_BACKWARD(ds0)}};
+}
+
+int dpg_tensors_of(const dpg_problem *p, dpg_tensor list[DPG_MOST_TENSORS]) {
+    int n = 0;
+    for (const Tensor &x : tensors_of(p)) {
+        if (!x.width) continue;
+        assert(n < DPG_MOST_TENSORS);
+        list[n++] = {x.name, of_backward(x.when), !is_input(x.when), x.rows == TOKENS, x.type,
+                     x.slot};
+    }
+    return n;
 }

@@ -116,34 +116,65 @@ static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws)
     return st ? st : finish(j, *stream);
 }
 
-/* A result of one row a token: this rank's part on the device. */
+/* The tensors of a rank on the device. */
 typedef struct {
-    dp_result_id id;
-    dpg_dtype d;
-    void **dev;
-} token_result;
+    dpg_tensors t;
+    dpg_grads g;
+} dp_rank_tensors;
 
-static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, const token_result *t, int n) {
+/* Of the kernels' table: those of the forward, or of the backward, that are read, or written. */
+typedef struct {
+    int n;
+    dpg_tensor x[DPG_MOST_TENSORS];
+} tensor_list;
+static tensor_list list_of(const dp_rank_job *j, int backward, int output) {
+    dpg_tensor all[DPG_MOST_TENSORS];
+    tensor_list l = {0};
+    const int n = dpg_tensors_of(&j->g, all);
+    for (int i = 0; i < n; i++)
+        if (all[i].of_backward == backward && all[i].is_output == output) l.x[l.n++] = all[i];
+    return l;
+}
+static void **pointer_of(dp_rank_tensors *d, const dpg_tensor *x) {
+    return (void **)((x->of_backward ? (char *)&d->g : (char *)&d->t) + x->slot);
+}
+
+/* Is it a result of one row a token: which; -1: it is not, or not of this run. */
+static int token_result(const dp_rank_job *j, const dpg_tensor *x) {
+    const int id = x->of_tokens ? dp_result_find(x->name) : -1;
+    return id >= 0 && *dp_result_at(&j->out->out, id) ? id : -1;
+}
+static int64_t words_of_token(const dp_rank_job *j, int id) {
+    int64_t rows, width;
+    dp_result_shape(j->p, id, &rows, &width);
+    return rows / j->p->T * width;
+}
+
+static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d,
+                            int backward) {
+    const tensor_list l = list_of(j, backward, 1);
     dp_status st = DP_OK;
-    for (int i = 0; i < n && !st; i++) {
-        int64_t rows, width;
-        if (!*dp_result_at(&j->out->out, t[i].id)) continue; /* not of this recurrence */
-        dp_result_shape(j->p, t[i].id, &rows, &width);
-        st = dp_device_blank(&j->rank.dev, rows / j->p->T * width * x->L, t[i].d, t[i].dev);
+    for (int i = 0; i < l.n && !st; i++) {
+        const int id = token_result(j, &l.x[i]);
+        if (id >= 0)
+            st = dp_device_blank(&j->rank.dev, words_of_token(j, id) * x->L, l.x[i].type,
+                                 pointer_of(d, &l.x[i]));
     }
     return st;
 }
 
-static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, const token_result *t, int n) {
+static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d, int backward) {
+    const tensor_list l = list_of(j, backward, 1);
     dp_status st = DP_OK;
-    for (int i = 0; i < n && !st; i++) {
-        int64_t rows, width;
-        if (!*dp_result_at(&j->out->out, t[i].id)) continue;
-        dp_result_shape(j->p, t[i].id, &rows, &width);
-        const int64_t each = rows / j->p->T * width;
-        double *own = dp_doubles(each * x->L), *all = *dp_result_at(&j->out->out, t[i].id);
-        st = dp_device_download(&j->rank.dev, *t[i].dev, each * x->L, t[i].d, own);
-        if (!st) dp_own_copy(&x->table, j->rank.dev.rank, each, all, own, 1);
+    for (int i = 0; i < l.n && !st; i++) {
+        const int id = token_result(j, &l.x[i]);
+        if (id < 0) continue;
+        const int64_t each = words_of_token(j, id);
+        double *own = dp_doubles(each * x->L);
+        st = dp_device_download(&j->rank.dev, *pointer_of(d, &l.x[i]), each * x->L, l.x[i].type,
+                                own);
+        if (!st)
+            dp_own_copy(&x->table, j->rank.dev.rank, each, *dp_result_at(&j->out->out, id), own, 1);
         free(own);
     }
     return st;
@@ -163,7 +194,18 @@ static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, d
     return st;
 }
 
-#define COUNT(LIST) ((int)(sizeof(LIST) / sizeof *(LIST)))
+static dp_status send_inputs(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d,
+                             int backward) {
+    const tensor_list l = list_of(j, backward, 0);
+    dp_status st = DP_OK;
+    for (int i = 0; i < l.n && !st; i++) {
+        const char *name = l.x[i].name;
+        const int id = strcmp(name, "dfinal_state") ? dp_input_find(name) : DP_INPUT_DSTATE;
+        if (id < 0) return dp_fail(&j->rank.dev.err, DP_EINPUT, "no input is named %s", name);
+        st = send(j, x, id, l.x[i].type, (const void **)pointer_of(d, &l.x[i]));
+    }
+    return st;
+}
 
 /* dA_log, ddt_bias as this rank got them. */
 static dp_status fetch_gate(dp_rank_job *j, const float *gate) {
@@ -183,95 +225,66 @@ static dp_status forget(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tenso
     return DP_OK;
 }
 
-static dp_status backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t, void *ws) {
+static dp_status backward(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d, void *ws) {
     const dp_problem *p = j->p;
     const int64_t HV = p->HV, states = dp_input_count(p, DP_INPUT_DSTATE);
-    const dpg_dtype dd = j->g.ddtype, dgd = j->g.dgdtype;
-    dpg_grads g = {0};
     void *ds0, *gate;
-    const token_result to[] = {{DP_RESULT_DQ, dd, &g.dq},         {DP_RESULT_DK, dd, &g.dk},
-                               {DP_RESULT_DV, dd, &g.dv},         {DP_RESULT_DG, dgd, &g.dg},
-                               {DP_RESULT_DBETA, dgd, &g.dbeta},  {DP_RESULT_DERASE, dd, &g.derase},
-                               {DP_RESULT_DWRITE, dd, &g.dwrite}, {DP_RESULT_DLR_A, dd, &g.dlr_a},
-                               {DP_RESULT_DLR_B, dd, &g.dlr_b}};
-    dp_status st = send(j, x, DP_INPUT_DO, dd, &g.dout);
-    if (!st) st = send(j, x, DP_INPUT_DSTATE, DPG_F32, (const void **)&g.dfinal_state);
-    if (!st) st = make_blank(j, x, to, COUNT(to));
+    dp_status st = send_inputs(j, x, d, 1);
+    if (!st) st = make_blank(j, x, d, 1);
     if (!st) st = dp_device_blank(&j->rank.dev, states, DPG_F32, &ds0);
     if (!st) st = dp_device_blank(&j->rank.dev, HV * (1 + dp_Kg(p)), DPG_F32, &gate);
-    if (!st) st = forget(j, x, t, ws);
+    if (!st) st = forget(j, x, &d->t, ws);
     if (st) return st;
-    g.ds0 = ds0;
-    if (p->A_log) g.dA_log = gate;
-    if (p->dt_bias) g.ddt_bias = (float *)gate + HV;
-    st = dpg_backward(j->plan, t, &g, ws, j->rank.comm, j->rank.dev.stream, &j->rank.dev.err);
+    d->g.ds0 = ds0;
+    if (p->A_log) d->g.dA_log = gate;
+    if (p->dt_bias) d->g.ddt_bias = (float *)gate + HV;
+    st =
+        dpg_backward(j->plan, &d->t, &d->g, ws, j->rank.comm, j->rank.dev.stream, &j->rank.dev.err);
     if (!st) st = finish(j, j->rank.dev.stream);
-    if (!st) st = fetch(j, x, to, COUNT(to));
+    if (!st) st = fetch(j, x, d, 1);
     if (!st) st = states_down(j, x, ds0, 1, j->out->out.ds0);
     if (!st) st = fetch_gate(j, gate);
-    if (!st) st = read_backward(j, x, t, ws);
+    if (!st) st = read_backward(j, x, &d->t, ws);
     return st;
 }
 
-static dp_status send_inputs(dp_rank_job *j, const dp_rank_tokens *x, dpg_tensors *t) {
-    const struct {
-        dp_input_id id;
-        dpg_dtype d;
-        const void **to;
-    } in[] = {{DP_INPUT_Q, j->g.dtype, &t->q},
-              {DP_INPUT_K, j->g.dtype, &t->k},
-              {DP_INPUT_V, j->g.dtype, &t->v},
-              {DP_INPUT_G, j->g.gdtype, &t->g},
-              {DP_INPUT_BETA, j->g.gdtype, &t->beta},
-              {DP_INPUT_A_LOG, DPG_F32, (const void **)&t->A_log},
-              {DP_INPUT_DT_BIAS, DPG_F32, (const void **)&t->dt_bias},
-              {DP_INPUT_S0, DPG_F32, (const void **)&t->s0},
-              {DP_INPUT_ERASE, j->g.dtype, &t->erase},
-              {DP_INPUT_WRITE, j->g.dtype, &t->write},
-              {DP_INPUT_LR_A, j->g.dtype, &t->lr_a},
-              {DP_INPUT_LR_B, j->g.dtype, &t->lr_b}};
-    dp_status st = DP_OK;
-    for (int i = 0; i < COUNT(in) && !st; i++)
-        st = send(j, x, in[i].id, in[i].d, in[i].to);
-    return st;
-}
-
-static dp_status forward(dp_rank_job *j, const dp_rank_tokens *x, dpg_tensors *t, void *ws) {
+static dp_status forward(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d, void *ws) {
     dp_status st;
     if (j->by_windows)
-        st = forward_in_turn(j, t, ws);
+        st = forward_in_turn(j, &d->t, ws);
     else {
-        st = dpg_forward(j->plan, t, ws, j->rank.comm, j->rank.dev.stream, &j->rank.dev.err);
+        st = dpg_forward(j->plan, &d->t, ws, j->rank.comm, j->rank.dev.stream, &j->rank.dev.err);
         if (!st) st = finish(j, j->rank.dev.stream);
     }
-    const token_result o = {DP_RESULT_O, j->g.odtype, &t->o};
-    if (!st) st = fetch(j, x, &o, 1);
-    if (!st) st = states_down(j, x, t->final_state, 0, j->out->out.final_state);
-    if (!st) st = read_forward(j, x, t, ws);
+    if (!st) st = fetch(j, x, d, 0);
+    if (!st) st = states_down(j, x, d->t.final_state, 0, j->out->out.final_state);
+    if (!st) st = read_forward(j, x, &d->t, ws);
     return st;
+}
+
+/* Memory that a plan works in. */
+static dp_status make_room(dp_rank_job *j, dp_rank_tensors *d, void **ws) {
+    const int64_t words = (int64_t)dpg_workspace_bytes(j->plan) / 4,
+                  saved = (int64_t)dpg_saved_bytes(j->plan) / 4;
+    const dp_status st = dp_device_blank(&j->rank.dev, words, DPG_F32, ws);
+    return st ? st : dp_device_blank(&j->rank.dev, saved, DPG_F32, &d->t.saved);
 }
 
 static dp_status rank_body(dp_rank_job *j, const dp_rank_tokens *x) {
-    dpg_tensors t = {0};
-    void *ws, *final_state;
+    dp_rank_tensors d = {0};
+    void *ws, *final_state = NULL;
+    const int64_t states = dp_input_count(j->p, DP_INPUT_S0);
     DP_CUDA(&j->rank.dev, cudaSetDevice(j->rank.comm ? j->rank.comm->device : 0));
     DP_CUDA(&j->rank.dev, cudaStreamCreate(&j->rank.dev.stream));
     dp_status st = dp_rank_job_plan(j, j->rank.dev.rank, &j->plan, &j->rank.dev.err);
-    const token_result o = {DP_RESULT_O, j->g.odtype, &t.o};
-    if (!st) st = send_inputs(j, x, &t);
-    if (!st) st = make_blank(j, x, &o, 1);
-    if (!st)
-        st =
-            dp_device_blank(&j->rank.dev, dp_input_count(j->p, DP_INPUT_S0), DPG_F32, &final_state);
-    if (!st)
-        st = dp_device_blank(&j->rank.dev, (int64_t)dpg_workspace_bytes(j->plan) / 4, DPG_F32, &ws);
-    if (!st)
-        st =
-            dp_device_blank(&j->rank.dev, (int64_t)dpg_saved_bytes(j->plan) / 4, DPG_F32, &t.saved);
+    if (!st) st = send_inputs(j, x, &d, 0);
+    if (!st) st = make_blank(j, x, &d, 0);
+    if (!st) st = dp_device_blank(&j->rank.dev, states, DPG_F32, &final_state);
+    if (!st) st = make_room(j, &d, &ws);
     if (!st) DP_CUDA(&j->rank.dev, cudaDeviceSynchronize());
-    t.final_state = st ? NULL : final_state;
-    if (!st) st = forward(j, x, &t, ws);
-    if (!st && j->opt.backward) st = backward(j, x, &t, ws);
+    d.t.final_state = final_state;
+    if (!st) st = forward(j, x, &d, ws);
+    if (!st && j->opt.backward) st = backward(j, x, &d, ws);
     return st;
 }
 
