@@ -235,7 +235,7 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     TRY(check_problem(w.p, w.rank, w.N, e));
     TRY(check_options(w.p, w.opt, &w.device, w.N, e));
     if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
-    OneRank alone(w.p);
+    OneRank alone(w.p); /* whose heads nobody else has: the bits of those that exchange them */
     if (exchanges[w.opt->exchange].heads) w.p = &alone.p;
     TRY(plan_new(out, w, 0, e));
     if (!w.opt->backward) return DP_OK;
