@@ -1,7 +1,8 @@
 /* gpu/bench/bench_own.cu - what it costs that ranks own their tokens in parts: forward and backward
  * of ranks 1 and N - 1 of N, each alone on one GPU, gathers as copies of as many bytes behind a
  * kernel that waits as long as the wires take (20 us and 300 GB/s of what comes in), beside the
- * ranks of T / N tokens each in the same run. N = 1: parts that one rank owns.
+ * ranks of T / N tokens each in the same run. N = 1: parts that one rank owns. heads: the bits of a
+ * grid by the exchange of heads, in which a rank's words stand for those of all.
  *
  *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
 #include "bench.h"
@@ -20,22 +21,44 @@ static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count
     return own_copies(c, send, recv, count, stream, e);
 }
 
+static dp_status wires_to_all(dpg_comm *c, const float *send, const dpg_piece *gives, float *recv,
+                              const dpg_piece *gets, void *stream, dp_err *) {
+    const dpg_piece own = gives[c->rank];
+    size_t comes = 0;
+    for (int r = 0; r < c->N; r++)
+        comes += r == c->rank ? 0 : gets[r].n;
+    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 + (long long)(comes * 4 / 300.));
+    for (int r = 0; r < c->N; r++)
+        CUDA(cudaMemcpyAsync(recv + gets[r].at, send + own.at, 4 * std::min(own.n, gets[r].n),
+                             cudaMemcpyDeviceToDevice, (cudaStream_t)stream));
+    return DP_OK;
+}
+
 struct Times {
     double forward, backward, step[5];
 };
 
-static Times rank_alone(const Shape &s, dp_own kind, int rank, int N, int runs) {
-    const Table table(kind, s.T, N);
+/* Who owns what, and whether heads are exchanged. */
+struct Owned {
+    dp_own kind;
+    int heads;
+};
+
+static Times rank_alone(const Shape &s, const Owned &w, int rank, int N, int runs) {
+    const Table table(w.kind, s.T, N);
     dpg_options o = {};
     o.base = DP_BASE_BF16;
     o.chain = DP_FP32;
     o.path = DPG_PATH_FAST;
     o.chain_how = DPG_CHAIN_AUGMENTED;
-    o.backward = o.send_dh_only = 1;
+    o.backward = 1;
+    o.send_dh_only = !w.heads;
+    if (w.heads) o.exchange = DP_EXCHANGE_HEADS;
     Times x;
     BenchRank r(s, rank, N, o, table.own);
     dpg_comm c = alone_among(rank, N);
     c.all_gather = wires;
+    c.all_to_all = wires_to_all;
     x.forward = time_of(r.stream, runs, [&] { r.forward_steps(&c, DPG_STEP_ALL); });
     for (int i = 0; i < 5; i++)
         x.step[i] = time_of(r.stream, runs, [&] { r.forward_steps(&c, 1 << i); });
@@ -45,16 +68,18 @@ static Times rank_alone(const Shape &s, dp_own kind, int rank, int N, int runs) 
 
 static void compare(const Shape &s, int rank, int N, int runs) {
     Times even = {};
-    for (dp_own kind : {DP_OWN_EVEN, DP_OWN_ZIGZAG, DP_OWN_UNEVEN, DP_OWN_GRID}) {
-        if (N == 1 && (kind == DP_OWN_ZIGZAG || kind == DP_OWN_UNEVEN)) continue;
-        Times x = rank_alone(s, kind, rank, N, runs);
-        if (kind == DP_OWN_EVEN) even = x;
-        printf("rank %d of %d T=%-7lld %-7s forward %7.3f ms %+7.1f%%  backward %7.3f ms %+7.1f%%  "
-               "chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
-               rank, N, (long long)s.T, dp_own_names[kind], x.forward,
-               percent_more(x.forward, even.forward), x.backward,
-               percent_more(x.backward, even.backward), x.step[0], x.step[1], x.step[2], x.step[3],
-               x.step[4]);
+    for (const Owned &w : {Owned{DP_OWN_EVEN, 0}, Owned{DP_OWN_ZIGZAG, 0}, Owned{DP_OWN_UNEVEN, 0},
+                           Owned{DP_OWN_GRID, 0}, Owned{DP_OWN_GRID, 1}}) {
+        if (N == 1 && (w.kind == DP_OWN_ZIGZAG || w.kind == DP_OWN_UNEVEN)) continue;
+        Times x = rank_alone(s, w, rank, N, runs);
+        if (w.kind == DP_OWN_EVEN) even = x;
+        printf(
+            "rank %d of %d T=%-7lld %-12s forward %7.3f ms %+7.1f%%  backward %7.3f ms %+7.1f%%  "
+            "chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+            rank, N, (long long)s.T, w.heads ? "grid, heads" : dp_own_names[w.kind], x.forward,
+            percent_more(x.forward, even.forward), x.backward,
+            percent_more(x.backward, even.backward), x.step[0], x.step[1], x.step[2], x.step[3],
+            x.step[4]);
     }
 }
 
