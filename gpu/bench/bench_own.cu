@@ -14,10 +14,12 @@ static __global__ void wait_ns(long long ns) {
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     while (t - t0 < ns);
 }
+static void wait_for(size_t words, void *stream) {
+    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 + (long long)(words * 4 / 300.));
+}
 static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
                        dp_err *e) {
-    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 +
-                                                  (long long)((c->N - 1) * count * 4 / 300.));
+    wait_for((c->N - 1) * count, stream);
     return own_copies(c, send, recv, count, stream, e);
 }
 
@@ -27,7 +29,7 @@ static dp_status wires_to_all(dpg_comm *c, const float *send, const dpg_piece *g
     size_t comes = 0;
     for (int r = 0; r < c->N; r++)
         comes += r == c->rank ? 0 : gets[r].n;
-    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 + (long long)(comes * 4 / 300.));
+    wait_for(comes, stream);
     for (int r = 0; r < c->N; r++)
         CUDA(cudaMemcpyAsync(recv + gets[r].at, send + own.at, 4 * std::min(own.n, gets[r].n),
                              cudaMemcpyDeviceToDevice, (cudaStream_t)stream));

@@ -206,27 +206,14 @@ static void check_drawn(const dp_problem *p, int begins, int N) {
 }
 
 DP_TEST(exchange, draws_of_a_recurrent_design_send_pairs_or_states_as_it_says) {
-    const int64_t whole[] = {0, 48}, packed[] = {0, 7, 7, 40, 48};
+    const int64_t packed[] = {0, 7, 7, 40, 48}, whole[] = {0, 48};
     for (int i = 0; i < 2; i++)
         for (int begins = 0; begins < 2; begins++)
             for (int N = 3; N <= 4; N++) {
-                const oracle_spec spec = {.model = DP_KDA,
-                                          .T = 48,
-                                          .H = 2,
-                                          .HV = 2,
-                                          .K = 16,
-                                          .V = 8,
-                                          .R = 1,
-                                          .gate = DP_GATE_LOG,
-                                          .beta = DP_BETA_PLAIN,
-                                          .l2norm = 1,
-                                          .backward = 1,
-                                          .g_scale = 0.02,
-                                          .seed = 76,
-                                          .cu = i ? packed : whole,
-                                          .Nseq = i ? 4 : 1,
-                                          .s0 = 1};
+                oracle_spec spec = oracle_packed(DP_KDA, 16, packed, 76);
                 dp_problem p;
+                if (!i) spec.cu = whole;
+                if (!i) spec.Nseq = 1;
                 oracle_problem(&p, &spec);
                 check_drawn(&p, begins, N);
                 dp_problem_free(&p);

@@ -49,8 +49,8 @@ static double *identities(const dp_problem *p) {
     return x;
 }
 
-/* M and dM of local sub-sequence i, as final_state and ds0: V = K columns, no values. */
-static dp_result of_identities(const work *w, int i) {
+/* M of local sub-sequence i, backward dM, too, as final_state and ds0: V = K, no values. */
+static dp_result of_identities(const work *w, int i, int backward) {
     int64_t cu[2];
     dp_result got;
     dp_problem q = sub_sequence(w, i, cu);
@@ -59,8 +59,8 @@ static dp_result of_identities(const work *w, int i) {
     for (int k = 0; k < 3; k++)
         if (*zero[k]) *zero[k] = dp_doubles(q.T * q.HV * q.R * q.K);
     q.s0 = identities(&q);
-    if (w->backward) q.dstate = q.s0;
-    dp_recurrent_run(&q, w->design, w->backward, NULL, &got);
+    if (backward) q.dstate = q.s0;
+    dp_recurrent_run(&q, w->design, backward, NULL, &got);
     for (int k = 0; k < 3; k++)
         free(*zero[k]);
     free(q.s0);
@@ -68,7 +68,7 @@ static dp_result of_identities(const work *w, int i) {
 }
 
 static void products(const work *w) {
-    dp_result got = of_identities(w, 0);
+    dp_result got = of_identities(w, 0, w->backward);
     keep(w, DP_RANK_M, got.final_state);
     if (w->backward) keep(w, DP_RANK_DM, got.ds0);
     dp_result_free(&got);
@@ -78,13 +78,13 @@ static void products(const work *w) {
 static void first_products(const work *w) {
     const int64_t each = (int64_t)w->p->K * w->p->K;
     if (dp_drawn_from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
-        dp_result got = of_identities(w, w->rank->nlocal - 1);
+        dp_result got = of_identities(w, w->rank->nlocal - 1, 0);
         keep_in(w, &w->out->begins[0], each, got.final_state);
         dp_result_free(&got);
     }
     if (!w->backward || !dp_drawn_from_pair(w->p, w->design->sending, 1)) return;
     if (!dp_context_runs_pre_bwd(w->rank)) return;
-    dp_result got = of_identities(w, 0);
+    dp_result got = of_identities(w, 0, 1);
     keep_in(w, &w->out->begins[1], each, got.ds0);
     dp_result_free(&got);
 }

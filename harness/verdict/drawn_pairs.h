@@ -19,7 +19,8 @@ typedef struct {
     int n;
     double **of[DP_RANK_TENSORS]; /* [n] by rank * HV + head, an entry NULL where the rank forms
                                      none; NULL: no rank does */
-    double **begins[2];           /* [n] so M of those ranks; dM; NULL as above */
+    double **begins[2];           /* M of ranks in which a sequence begins; dM of those in which
+                                     one ends; NULL as above */
 } dp_drawn_pairs;
 
 /* Of N ranks; zeros for one rank. */
