@@ -213,7 +213,7 @@ static bool captures(const std::function<void()> &work) {
     return captured != NULL;
 }
 
-/* Dynamic shared memory that launches of a kernel may ask for on a device (cudaFuncSetAttribute). */
+/* Dynamic shared memory that launches of a kernel may ask for (cudaFuncSetAttribute). */
 static struct {
     std::mutex lock;
     std::map<std::pair<const void *, int>, size_t> most;
