@@ -69,12 +69,18 @@ def write_wrong(out: str) -> bool:
 
 
 def fork_one() -> None:
-    """A child in a session of its own, which holds the streams and would go on."""
+    """A child in a session of its own, which holds the streams and would go on. Returns once the
+    child is noted: its parent's end may be its own, on a busy machine before its first line."""
+    noted, note = os.pipe()
     if os.fork():
+        os.close(note)
+        os.read(noted, 1)  # its end: the child has closed the pipe
+        os.close(noted)
         return
     os.setsid()
     with open(os.environ["NOTED"], "a") as f:
         f.write(f"{os.getpid()}\n")
+    os.close(note)
     time.sleep(300)
     os._exit(0)
 
