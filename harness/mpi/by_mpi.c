@@ -60,13 +60,15 @@ static void name_silent(void) {
     free(answered);
 }
 
-static void wait_for(MPI_Request *q, int from, const char *what) {
+static MPI_Status wait_for(MPI_Request *q, int from, const char *what) {
     const double limit = job->limit + (job->rank ? 5 : 0); /* the first one asks who is silent */
     const double t0 = dp_now();
+    MPI_Status st;
     for (int done = 0, turns = 0; !done; rest(&turns)) {
-        MPI_Test(q, &done, MPI_STATUS_IGNORE);
+        MPI_Test(q, &done, &st);
         if (!done && dp_now() - t0 > limit) dp_job_too_late(from, what, name_silent);
     }
+    return st;
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
@@ -119,7 +121,10 @@ static void receive_bytes(int from, int kind, void *x, size_t bytes, const char 
         const size_t n = bytes - at < PIECE ? bytes - at : PIECE;
         MPI_Request q;
         MPI_Irecv((char *)x + at, (int)n, MPI_BYTE, from, kind, MPI_COMM_WORLD, &q);
-        wait_for(&q, from, what);
+        const MPI_Status st = wait_for(&q, from, what);
+        int came;
+        MPI_Get_count(&st, MPI_BYTE, &came);
+        if ((size_t)came != n) dp_job_wrong_length(from, what, at + (size_t)came, bytes);
     }
 }
 

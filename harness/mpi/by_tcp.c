@@ -80,11 +80,7 @@ static head receive_head(int from, int kind, const char *what) {
 
 static void receive_bytes(int from, int kind, void *x, size_t bytes, const char *what) {
     const head h = receive_head(from, kind, what);
-    if (h.bytes != bytes) {
-        fprintf(stderr, "deltaproof: rank %d sends %llu bytes of %s, not %zu\n", from,
-                (unsigned long long)h.bytes, what, bytes);
-        dp_job_end();
-    }
+    if (h.bytes != bytes) dp_job_wrong_length(from, what, (size_t)h.bytes, bytes);
     move_all(from, x, bytes, 0, what);
 }
 

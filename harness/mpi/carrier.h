@@ -41,8 +41,10 @@ enum { DP_START_S = 120 };
 
 /* "rank 2 (process 4711 on host)" */
 void dp_process_name(int rank, char *text, size_t size);
-/* Ends the job: `from` was waited for too long; or this process cannot go on. */
+/* Ends the job: `from` was waited for too long, or sent a message of another length; or this
+ * process cannot go on. */
 void dp_job_too_late(int from, const char *what, void (*name_silent)(void));
+void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes);
 void dp_job_end(void);
 
 #endif

@@ -62,6 +62,12 @@ void dp_job_too_late(int from, const char *what, void (*name_silent)(void)) {
     dp_job_end();
 }
 
+void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes) {
+    fprintf(stderr, "deltaproof: rank %d sends %zu bytes of %s, not %zu\n", from, came, what,
+            bytes);
+    dp_job_end();
+}
+
 int dp_mpi_say_gone(void) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char *told;

@@ -103,8 +103,6 @@ static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
 
 /* Why these ranks cannot exchange so; NULL: they can. */
 static const char *refuses(const in_one_base *x, dp_exchange merge) {
-    if (merge == DP_EXCHANGE_HEADS && dp_backends[x->backend].peers)
-        return "heads: ranks that are processes have no all-to-all";
     return dp_exchange_refuses(merge, ranks_of(x->sp->c, x->sp->N), x->sp->c->p.HV);
 }
 

@@ -167,9 +167,13 @@ static void writes_bwd(const dp_sim *s, int r, dp_base base, double *dk, double 
     dp_effect_unerased(s, r, dk + keys);
 }
 
-/* Through the activations, rank by rank; dA_log and ddt_bias are per-rank partial sums, then
- * all-reduced in rank order. */
-void dp_sim_gate_bwd(dp_sim *s) {
+/* dA_log and ddt_bias in a row. */
+static int64_t numbers_of_sums(const dp_sim *s) {
+    const int64_t HV = s->p->HV;
+    return (s->out.dA_log ? HV : 0) + (s->out.ddt_bias ? HV * dp_Kg(s->p) : 0);
+}
+
+void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
@@ -177,17 +181,15 @@ void dp_sim_gate_bwd(dp_sim *s) {
     double *dk = s->values ? dp_copy(s->dk, p->T * p->H * dp_rows(p) * p->K) : s->dk;
     double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
-    double *A = s->out.dA_log, *B = s->out.ddt_bias;
-    const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * Kg : 0;
-    double *sums = dp_doubles(s->N * (nA + nB)); /* [N]: dA_log, ddt_bias of each rank */
+    const int64_t nA = s->out.dA_log ? p->HV : 0, n = numbers_of_sums(s);
     double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
            *nk = dp_effect_normalised(s, s->k, p->T * p->H * dp_rows(p) * p->K);
     for (int r = 0; r < s->N; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         if (!dp_sim_has(s, r)) continue;
         dp_result part = s->out;
-        part.dA_log = A ? sums + r * (nA + nB) : NULL;
-        part.ddt_bias = B ? sums + r * (nA + nB) + nA : NULL;
+        part.dA_log = sums && s->out.dA_log ? sums + r * n : NULL;
+        part.ddt_bias = sums && s->out.ddt_bias ? sums + r * n + nA : NULL;
         if (s->values) writes_bwd(s, r, base, dk, dg, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
             p, a, b, (nq ? nq : s->q) + a * p->H * p->K,
@@ -197,8 +199,6 @@ void dp_sim_gate_bwd(dp_sim *s) {
             &part);
         dp_effect_activated(s, r, &part);
     }
-    add_sums(s, base, sums);
-    free(sums);
     free(nq);
     free(nk);
     if (dk != s->dk) free(dk);
@@ -220,7 +220,15 @@ void dp_sim_gate_bwd(dp_sim *s) {
             st[i].x[j] = dp_store(out, st[i].x[j]);
 }
 
-void dp_sim_all_grads(dp_sim *s) {
+/* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
+void dp_sim_gate_bwd(dp_sim *s) {
+    double *sums = dp_doubles(s->N * numbers_of_sums(s));
+    dp_sim_activations_bwd(s, sums);
+    add_sums(s, s->at[DP_STAGE_GATE_BWD], sums);
+    free(sums);
+}
+
+void dp_sim_alloc_grads(dp_sim *s) {
     const dp_problem *p = s->p;
     const struct {
         double **x;
@@ -233,6 +241,10 @@ void dp_sim_all_grads(dp_sim *s) {
              {&s->dvalues, s->values ? p->T * p->HV * dp_rows(p) * p->V : 0}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i].n) dp_sim_replace(a[i].x, dp_doubles(a[i].n));
+}
+
+void dp_sim_all_grads(dp_sim *s) {
+    dp_sim_alloc_grads(s);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < s->ngroup; g++)
         grads(s, g);

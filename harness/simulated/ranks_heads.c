@@ -2,21 +2,23 @@
  *
  * What a head makes does not depend on which rank has it, so one pipeline over all tokens computes
  * all of them; who has a head shows in faults alone. Gradients of q and k go back a value head each
- * and are added, in the order of heads, by the rank that owns the token, as on one rank.
+ * and are added, in the order of heads, by the rank that owns the token, as on one rank. A rank
+ * that is a process computes its own heads, which come by messages (heads_sent.c).
  */
 #include "ranks_stages.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct dp_sim_heads {
-    dp_problem p; /* owned by one rank */
+    dp_problem p; /* owned by one rank; where ranks are processes, its own */
     dp_sim sim;
 };
 
 void dp_sim_free_heads(dp_sim *s) {
-    if (s->heads) dp_sim_free(&s->heads->sim);
+    if (!s->heads) return;
+    dp_sim_free(&s->heads->sim);
+    if (s->peers) dp_problem_free(&s->heads->p);
     free(s->heads);
     s->heads = NULL;
 }
@@ -25,7 +27,7 @@ static int ranks_of(const dp_sim *s) { return s->p->own.kind ? s->p->own.ranks :
 
 static void open_heads(dp_sim *s) {
     s->heads = dp_calloc(1, sizeof *s->heads);
-    s->heads->p = *s->given;
+    s->heads->p = s->peers ? dp_sim_receive_heads(s) : *s->given;
     s->heads->p.own = (dp_owners){0};
     dp_sim_open_whole(s, &s->heads->p, &s->heads->sim);
     s->heads->sim.sharers = ranks_of(s);
@@ -52,9 +54,11 @@ static void take_results(dp_sim *s, int backward) {
 }
 
 void dp_sim_run_heads(dp_sim *s, int backward) {
-    assert(!s->peers);
     if (!s->heads) open_heads(s);
     dp_sim_run(&s->heads->sim, s->chain, DP_EXCHANGE_ALLGATHER, backward);
-    take_results(s, backward);
+    if (s->peers)
+        dp_sim_return_heads(s, &s->heads->sim, backward);
+    else
+        take_results(s, backward);
     s->runs++;
 }

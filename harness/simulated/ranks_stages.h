@@ -78,6 +78,14 @@ void dp_sim_run_heads(dp_sim *s, int backward);
 /* Frees what such runs keep. */
 void dp_sim_free_heads(dp_sim *s);
 
+/* heads_sent.c: where ranks are processes, among which HV divides */
+/* All tokens of the value heads that this process's rank has, from their owners, each with a query
+ * head of its own; to be freed. */
+dp_problem dp_sim_receive_heads(dp_sim *s);
+/* What a run of those heads made, to the owners of the tokens; s->out gets what all made of its
+ * own. */
+void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward);
+
 /* ranks_peers.c */
 /* What rank r makes of *S, the state of one head that came to it, NULL where none did; *S becomes
  * what it hands on. */
@@ -95,6 +103,10 @@ void dp_sim_share_pairs(dp_sim *s, int backward);
 void dp_sim_dAv(dp_sim *s, int gi, int hv);
 /* Stage gate_bwd: gradients of the raw inputs, and sums over ranks for parameters. */
 void dp_sim_gate_bwd(dp_sim *s);
+/* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
+void dp_sim_activations_bwd(dp_sim *s, double *sums);
+/* Zeros for the gradients of activated inputs. */
+void dp_sim_alloc_grads(dp_sim *s);
 /* Stages wy_bwd and intra_bwd of all chunks. */
 void dp_sim_all_grads(dp_sim *s);
 /* Stage pre_bwd of all ranks: dM and dH. */

@@ -76,6 +76,28 @@ DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
     CHECK(strstr(out, "(24 passed, 0 failed, 0 skipped, 0 unjudged)"), "%.4000s", out);
 }
 
+/* Heads in place of tokens: query heads that are two ranks', tokens owned in parts, ranks without
+ * any, gradients that are made where the token is. */
+DP_TEST(mpi, processes_that_share_heads_have_that_digest_too) {
+    NEEDS_MPI;
+    static const char *const runs[] = {
+        "exchange-kda exchange-heads --own even,cyclic,empty --ranks 2,4",
+        "smoke-gdn2 smoke-dplr --ranks 2"};
+    char out[1 << 16], args[1024], sim[40], mpi[40];
+    for (int i = 0; i < 2; i++) {
+        const char *const heads =
+            "run %s --exchange heads --base bf16 --chain fp32 --cache '%s/heads' --backend %s";
+        snprintf(args, sizeof args, heads, runs[i], gt_tmpdir(), "sim");
+        REQUIRE(run(gt_program(), 0, args, out, sizeof out) == 0, "%.4000s", out);
+        digest(out, sim);
+        snprintf(args, sizeof args, heads, runs[i], gt_tmpdir(), "mpi");
+        REQUIRE(run(program(), 4, args, out, sizeof out) == 0, "%.4000s", out);
+        digest(out, mpi);
+        CHECK(!strcmp(sim, mpi), "%s, processes have %s", sim, mpi);
+        CHECK(strstr(out, " 0 failed, 0 skipped, 0 unjudged)"), "%.4000s", out);
+    }
+}
+
 DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
     NEEDS_MPI;
     char out[1 << 16];
