@@ -148,7 +148,7 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, AFTER> &sm, const Dims &d
         cp_wait<1>();
         __syncwarp();
     }
-#pragma unroll 1
+#pragma unroll 2
     for (int i = 0; i < 8; i++) {
         float raw[E];
         if (COPIED)
@@ -272,7 +272,8 @@ struct RowsOut {
 };
 
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
- * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums. */
+ * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums; else f.next
+ * is the decay to the next anchor itself, and kb is kd times it (Anchors::solve). */
 template <int BLOCK, bool WIDE, int K, class AFTER>
 __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut &out,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
@@ -289,16 +290,23 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut
         down[e] = ex2(gam[e]);
         k[e] *= norm.x;
         q[e] *= norm.y * down[e];
-        up[e] = ex2(-gam[e]);
-        on[e] = ex2(f.next[e] - gam[e]);
-        if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-f.next[e]);
-        if (WIDE && is_far(FAULT(BLOCK_PAIRS) ? f.last[e] : gam[e])) up[e] = 0.f;
         down[e] *= k[e];
-        on[e] *= k[e];
+        up[e] = ex2(-gam[e]);
+        if (WIDE) {
+            on[e] = ex2(f.next[e] - gam[e]);
+            if (FAULT(ANCHOR)) up[e] = on[e] * ex2(-f.next[e]);
+            if (is_far(FAULT(BLOCK_PAIRS) ? f.last[e] : gam[e])) up[e] = 0.f;
+            up[e] *= k[e];
+            on[e] *= k[e];
+        } else {
+            if (FAULT(ANCHOR)) up[e] = up[e] * f.next[e] * rcp(f.next[e]);
+            up[e] *= k[e];
+            on[e] = up[e] * f.next[e];
+        }
     }
     put<E>(place<bf16>(sm, row), down);
     put<E>(place<bf16>(sm, row + own.QA), q);
-    put<E>(place<bf16>(sm, row + own.KD), k, up);
+    put<E>(place<bf16>(sm, row + own.KD), up);
     if (BLOCK < 3) put<E>(place<bf16>(sm, high), on);
     if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
     if (BLOCK == 0) put<E>(place<bf16>(sm, side), on, f.far);
@@ -319,9 +327,13 @@ __device__ __forceinline__ void decay_rows(ChunkSmem<K, AFTER> &sm, const ChunkO
             decay_row<BLOCK, true>(sm, out, own, f, i);
         return;
     }
+    Factors<K / 32> g = f;
+#pragma unroll
+    for (int e = 0; e < K / 32; e++)
+        g.next[e] = ex2(f.next[e]);
 #pragma unroll 1
     for (int i = 0; i < 8; i++)
-        decay_row<BLOCK, false>(sm, out, own, f, i);
+        decay_row<BLOCK, false>(sm, out, own, g, i);
 }
 
 /* The gate's sums from the chunk's start, to be read as a stage. */
@@ -377,10 +389,11 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). */
-template <int K, class AFTER>
-__device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, int m, int lane,
-                                         float z[4][2][4]) {
+/* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). What a step reads is asked for before any of it is
+ * waited for. */
+template <int I, int K, class AFTER>
+__device__ __forceinline__ void products_of_rows(const ChunkSmem<K, AFTER> &sm, int m, int lane,
+                                                 float z[4][2][4]) {
     const Operands<K> &o = sm.x.o;
     Walk<> a = walk_down(m ? o.qa : sm.ka, I * 16, lane), b = walk_across(o.kd, I * 16, lane);
     Walk<48> kb(o.kb, across_row(lane), across_p(lane));
@@ -388,25 +401,28 @@ __device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, i
     Walk<16> far(m ? o.far_q : o.far_k, down_row(lane), down_p(lane));
 #pragma unroll
     for (int j = 0; j < K / 16; j++) {
-        uint32_t fa[4], fb[4];
+        uint32_t fa[4], fb[4], from_far[4], b0[4], b1[4], b2[4];
         ldsm4(fa, a.at(j));
         ldsm4(fb, b.at(j));
+        if (I == 1) ldsm4(b0, kb.at(j, 0));
+        if (I == 3) ldsm4(b2, kb.at(j, 2));
+        if (I == 3) ldsm4(from_far, far.at(j));
+        if (I >= 2) ldsm4(b0, kb0.at(j));
+        if (I >= 2) ldsm4(b1, kb.at(j, 1));
         two(z[3][0], z[3][1], fa, fb);
-        if (I == 1) {
-            ldsm4(fb, kb.at(j, 0));
-            two(z[0][0], z[0][1], fa, fb);
-        }
-        if (I == 3) {
-            ldsm4(fb, kb.at(j, 2));
-            two(z[2][0], z[2][1], fa, fb);
-            ldsm4(fa, far.at(j));
-        }
-        if (I >= 2) {
-            ldsm4(fb, kb0.at(j));
-            two(z[0][0], z[0][1], fa, fb);
-            ldsm4(fb, kb.at(j, 1));
-            two(z[1][0], z[1][1], fa, fb);
-        }
+        if (I == 3) two(z[2][0], z[2][1], fa, b2);
+        if (I >= 1) two(z[0][0], z[0][1], I == 3 ? from_far : fa, b0);
+        if (I >= 2) two(z[1][0], z[1][1], I == 3 ? from_far : fa, b1);
+    }
+}
+template <int K, class AFTER>
+__device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, int m, int lane,
+                                         float z[4][2][4]) {
+    switch (I) {
+    case 0: products_of_rows<0>(sm, m, lane, z); break;
+    case 1: products_of_rows<1>(sm, m, lane, z); break;
+    case 2: products_of_rows<2>(sm, m, lane, z); break;
+    default: products_of_rows<3>(sm, m, lane, z);
     }
 }
 

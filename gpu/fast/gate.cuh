@@ -15,6 +15,8 @@
 #define NEAR 110.f
 /* gam: from the block's first row. */
 __device__ __forceinline__ bool is_far(float gam) { return -gam > NEAR; }
+/* Is the decay of so much no normal number of fp32? */
+__device__ __forceinline__ bool is_lost(float gam) { return gam < -126.f; }
 
 /* log2(1 + e) / e on [0, 1], degree 8, relative error 3.1e-8: softplus of slow gates keeps its
  * digits (math.md c, fp32 notes). */

@@ -43,7 +43,7 @@ template <int K, int N> struct Anchors {
     float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
 
     /* before: from the chunk's start to each anchor, and to the chunk's end. Bit b of the value:
-     * does block b need sums over pairs. */
+     * does block b need sums over pairs, or its decay to the next anchor in one exponential. */
     __device__ __forceinline__ int solve(int ch, float before[5]) {
         const int G = 16 / N; /* groups of a block */
         float run = 0.f;
@@ -62,8 +62,9 @@ template <int K, int N> struct Anchors {
             }
             before[b] = run + f;
             run += sum;
-            next[b][ch] = sum - f + (b < 3 ? first[b + 1][ch] : 0.f);
-            wide |= is_far(sum - f) << b;
+            float on = sum - f + (b < 3 ? first[b + 1][ch] : 0.f);
+            next[b][ch] = on;
+            wide |= (is_far(sum - f) || is_lost(on)) << b;
         }
         before[4] = run;
         return wide;

@@ -172,19 +172,18 @@ static int list_made(const dp_sim *s, int backward, made list[MOST_MADE]) {
     const dp_result *out = &s->out;
     const int R = dp_rows(p), HV = p->HV;
     const int64_t state = (int64_t)HV * p->K * p->V;
-    const made all[MOST_MADE] = {
-        {out->o, OF_TOKENS, (int64_t)HV * p->V, 0},
-        {out->final_state, p->Nseq, state, 0},
-        {s->dq, OF_TOKENS, (int64_t)p->H * p->K, 1},
-        {s->dk, OF_TOKENS, (int64_t)p->H * R * p->K, 1},
-        {s->dg, OF_TOKENS, (int64_t)HV * dp_Kg(p), 0},
-        {s->dbeta, OF_TOKENS, (int64_t)HV * R, 0},
-        {s->values ? s->derasing : out->dv, OF_TOKENS, (int64_t)HV * R * (s->values ? p->K : p->V),
-         0},
-        {s->dvalues, OF_TOKENS, s->values ? (int64_t)HV * R * p->V : 0, 0},
-        {out->ds0, p->Nseq, state, 0},
-        {out->dA_log, 1, p->A_log ? HV : 0, 0},
-        {out->ddt_bias, 1, p->dt_bias ? (int64_t)HV * dp_Kg(p) : 0, 0}};
+    const made all[MOST_MADE] = {{out->o, OF_TOKENS, (int64_t)HV * p->V, 0},
+                                 {out->final_state, p->Nseq, state, 0},
+                                 {s->dq, OF_TOKENS, (int64_t)p->H * p->K, 1},
+                                 {s->dk, OF_TOKENS, (int64_t)p->H * R * p->K, 1},
+                                 {s->dg, OF_TOKENS, (int64_t)HV * dp_Kg(p), 0},
+                                 {s->dbeta, OF_TOKENS, (int64_t)HV * R, 0},
+                                 {s->values ? s->derasing : out->dv, OF_TOKENS,
+                                  (int64_t)HV * R * (s->values ? p->K : p->V), 0},
+                                 {s->dvalues, OF_TOKENS, s->values ? (int64_t)HV * R * p->V : 0, 0},
+                                 {out->ds0, p->Nseq, state, 0},
+                                 {out->dA_log, 1, p->A_log ? HV : 0, 0},
+                                 {out->ddt_bias, 1, p->dt_bias ? (int64_t)HV * dp_Kg(p) : 0, 0}};
     int n = 0;
     for (int i = 0; i < (backward ? MOST_MADE : 2); i++)
         if (all[i].width) list[n++] = all[i];
