@@ -64,6 +64,7 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
     dp_sim sim;
     const int64_t KK = (int64_t)p->K * p->K;
     const int peers = dp_backends[s->backend].peers;
+    const int shows = s->shows && s->merge != DP_EXCHANGE_HEADS; /* else those of other tokens */
     const dp_status st =
         peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
               : dp_sim_new_chunks(&sim, p, s->base, s->chunk ? s->chunk : DP_CHUNK, N, s->fault, e);
@@ -77,7 +78,7 @@ static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, 
         o->M[i] = dp_copy(sim.M[i], KK);
         o->dM[i] = dp_copy(sim.dM[i], KK);
     }
-    for (int i = 0; s->shows && i < DP_NSTAGE_TENSORS; i++)
+    for (int i = 0; shows && i < DP_NSTAGE_TENSORS; i++)
         if ((backward || !dp_stage_tensors[i].backward) && (!s->like || s->like[i]) &&
             (!peers || dp_stage_tensors[i].kind == DP_PER_RANK))
             o->stage[i] = dp_stage_tensor_value(&sim, i);

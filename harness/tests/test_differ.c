@@ -56,6 +56,10 @@ DP_TEST(differ, simulated_ranks_have_the_same_bits_or_keep_within_both_bounds) {
                 "DIFFER: WITHIN BOTH BOUNDS");
     EXPECT_SAYS(differ("small.case --tokens 256 --heads 3" SIM " --backend sim --base bf16"), 0,
                 "T = 256, HV = 3");
+    EXPECT_SAYS(differ("small.case --ranks 2" SIM " --merge heads" SIM " --merge heads"), 0,
+                "same        o ");
+    EXPECT_SAYS(differ("small.case --ranks 2" SIM " --merge heads" SIM), 0,
+                "DIFFER: WITHIN BOTH BOUNDS");
 }
 
 DP_TEST(differ, the_first_stage_beyond_both_bounds_is_named_and_whose_bound_is_broken) {
