@@ -50,7 +50,6 @@ static void take_results(dp_sim *s, int backward) {
     if (backward) dp_sim_replace(&s->dg, dp_copy(one->dg, s->p->T * HV * dp_Kg(s->p)));
     for (int hv = 0; hv < HV; hv++)
         if (rank_of(s, hv) < s->N) s->hit[rank_of(s, hv) * HV + hv] |= one->hit[hv];
-    s->have_forward = s->have_backward = 0;
 }
 
 void dp_sim_run_heads(dp_sim *s, int backward) {
@@ -60,5 +59,6 @@ void dp_sim_run_heads(dp_sim *s, int backward) {
         dp_sim_return_heads(s, &s->heads->sim, backward);
     else
         take_results(s, backward);
+    s->have_forward = s->have_backward = 0; /* results of other exchanges are no longer there */
     s->runs++;
 }

@@ -81,12 +81,11 @@ DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
 DP_TEST(mpi, processes_that_share_heads_have_that_digest_too) {
     NEEDS_MPI;
     static const char *const runs[] = {
-        "exchange-kda exchange-heads --own even,cyclic,empty --ranks 2,4",
-        "smoke-gdn2 smoke-dplr --ranks 2"};
+        "exchange-kda exchange-heads --own even,cyclic,empty --ranks 2,4 --exchange heads",
+        "smoke-gdn2 smoke-dplr --ranks 2 --exchange allgather,heads,ring"}; /* one by one */
     char out[1 << 16], args[1024], sim[40], mpi[40];
     for (int i = 0; i < 2; i++) {
-        const char *const heads =
-            "run %s --exchange heads --base bf16 --chain fp32 --cache '%s/heads' --backend %s";
+        const char *const heads = "run %s --base bf16 --chain fp32 --cache '%s/heads' --backend %s";
         snprintf(args, sizeof args, heads, runs[i], gt_tmpdir(), "sim");
         REQUIRE(run(gt_program(), 0, args, out, sizeof out) == 0, "%.4000s", out);
         digest(out, sim);
