@@ -266,14 +266,24 @@ template <int E> __device__ __forceinline__ void put(bf16 *to, const float x[E],
     store_pairs<E>(to, y);
 }
 
+/* The same, without what is left to the pairwise sums. */
+template <bool WIDE, int E>
+__device__ __forceinline__ void put_near(bf16 *to, const float x[E], const float gam[E]) {
+    float y[E];
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        y[e] = WIDE && is_low(gam[e]) ? 0.f : x[e];
+    put<E>(to, y);
+}
+
 /* Where rows of a tile go out; kgam of a bare plan. */
 struct RowsOut {
     char *kg, *qg, *kgam;
 };
 
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
- * 0, 3, or 1 for both others. WIDE: some entries of kd are left to the pairwise sums; else f.next
- * is the decay to the next anchor itself, and kb is kd times it (Anchors::solve). */
+ * 0, 3, or 1 for both others. WIDE: some entries of kd, ka, qa are left to the pairwise sums; else
+ * f.next is the decay to the next anchor itself, and kb is kd times it (Anchors::solve). */
 template <int BLOCK, bool WIDE, int K, class AFTER>
 __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut &out,
                                           const Own<K> &own, const Factors<K / 32> &f, int i) {
@@ -304,8 +314,8 @@ __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut
             on[e] = up[e] * f.next[e];
         }
     }
-    put<E>(place<bf16>(sm, row), down);
-    put<E>(place<bf16>(sm, row + own.QA), q);
+    put_near<WIDE, E>(place<bf16>(sm, row), down, gam);
+    put_near<WIDE, E>(place<bf16>(sm, row + own.QA), q, gam);
     put<E>(place<bf16>(sm, row + own.KD), up);
     if (BLOCK < 3) put<E>(place<bf16>(sm, high), on);
     if (BLOCK == 3) put<E>(place<bf16>(sm, high), q, f.far);
@@ -426,8 +436,8 @@ __device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, i
     }
 }
 
-/* What fp32 sums add to a diagonal block: the terms that `kd` leaves out. In place of the operands.
- */
+/* What fp32 sums add to a diagonal block: the terms that `kd`, or `ka` and `qa`, leave out. In place
+ * of the operands. */
 template <int K, class AFTER>
 __device__ __noinline__ void far_products(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const dpg_tensors &t, Place p, int I, int m, int lane,
@@ -448,7 +458,8 @@ __device__ __noinline__ void far_products(ChunkSmem<K, AFTER> &sm, const Dims &d
             float sum = 0.f;
             for (int c = 0; c < K; c++) {
                 float g = gam[i * K + c];
-                if (!is_far(FAULT(BLOCK_PAIRS) ? gam[15 * K + c] : g)) continue;
+                if (!is_far(FAULT(BLOCK_PAIRS) ? gam[15 * K + c] : g) && !is_low(gam[s * K + c]))
+                    continue;
                 float left = rbf(m ? ldx(t.q, qs + c, d.in_bf16) : ldx(t.k, ks + c, d.in_bf16));
                 sum = fmaf(left * rbf(ldx(t.k, ki + c, d.in_bf16)), ex2(gam[s * K + c] - g), sum);
             }

@@ -177,7 +177,7 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
         if (TIGHT && first) continue;
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            down[e] = ex2(g.sum[i][e]);
+            down[e] = wide && is_low(g.sum[i][e]) ? 0.f : ex2(g.sum[i][e]);
             up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
             on[e] = ex2(next[e] - g.sum[i][e]);
         }
@@ -318,7 +318,7 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
     add_columns(sx, fl, ka, l.I, l);
 }
 
-/* The terms that kd leaves out, in fp32, of block b: of dq, of what dk reads and what it writes,
+/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of what dk reads and what it writes,
  * [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
 template <int K, int V, bool TIGHT>
 __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
@@ -343,12 +343,13 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
         };
         float g = gam[r * K], q = 0.f, read = 0.f, write = 0.f;
         for (int i = 0; i < r - FAULT(FAR_SHORT); i++) {
-            if (!is_far(gam[i * K])) continue;
+            if (!is_far(gam[i * K]) && !is_low(g)) continue;
             float e = ex2(g - gam[i * K]) * key(16 * b + i);
             q = fmaf(pair(sm.T, R, 16 * b + i), e, q);
             read = fmaf(pair(sm.L, R, 16 * b + i), e, read);
         }
-        for (int s = r + 1 + FAULT(FAR_SHORT); s < 16 && is_far(g); s++) {
+        for (int s = r + 1 + FAULT(FAR_SHORT); s < 16; s++) {
+            if (!is_far(g) && !is_low(gam[s * K])) continue;
             float e = ex2(gam[s * K] - g);
             write = fmaf(pair(sm.T, 16 * b + s, R), e * query(16 * b + s), write);
             write = fmaf(pair(sm.L, 16 * b + s, R), e * key(16 * b + s), write);
@@ -451,7 +452,7 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
-                float down = ex2(c.gam[n][i]);
+                float down = is_low(c.gam[n][i]) ? 0.f : ex2(c.gam[n][i]);
                 c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
                 c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
                 c.dg[n][i] += (e ? qa.y : qa.x) * sq[n][i] + (e ? ka.y : ka.x) * sr[n][i];
@@ -484,7 +485,7 @@ __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
     }
 }
 
-/* Adds what kd leaves out of the warp's block. */
+/* Adds what they leave out of the warp's block. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void add_far(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
                                         const Lane &l) {

@@ -3,6 +3,7 @@
 #include "gt.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,6 +69,60 @@ static const char *folder(void) {
 
 #define NEEDS_KERNELS \
     if (!program()) SKIP("the kernels on the CPU are not built under SAN=1")
+
+/* ---- gates of any steepness ------------------------------------------------------------------ */
+
+static unsigned drawn(unsigned *seed, unsigned n) {
+    *seed = *seed * 1664525u + 1013904223u;
+    return (*seed >> 16) % n;
+}
+
+/* A problem whose tokens write nothing but for a few, and decay by little, by much, or by all that
+ * there is: what rows have left is what came through that. */
+static void write_steep(const char *path, unsigned *seed) {
+    static const char *const GATE[] = {"0",       "-0.0078125", "-0.5", "-1",  "-3",
+                                       "-5.0625", "-7.5",       "-12",  "-16", "-40",
+                                       "-76",     "-88",        "-104", "-200"},
+                             *const ALL[] = {"0", "-0.0078125", "-1", "-5.0625", "-6.5"};
+    static const int TOKENS[] = {20, 32, 48, 64, 80};
+    const int T = TOKENS[drawn(seed, 5)], gates = 2 + (int)drawn(seed, 10);
+    FILE *f = fopen(path, "w");
+    fprintf(f,
+            "reason = r\nsource = s\nop = kda\nseed = %u\nT = %d\nH = 1\nHV = 2\nK = %d\nV = "
+            "64\nl2norm = yes\ns0_scale = %u\nranks = 1\nbase = bf16\noverride = g[*,*,*] %s",
+            1 + drawn(seed, 9999), T, drawn(seed, 3) ? 64 : 128, drawn(seed, 2),
+            ALL[drawn(seed, 5)]);
+    for (int i = 0; i < gates; i++) {
+        const unsigned t = drawn(seed, (unsigned)T), channel = drawn(seed, 4);
+        fprintf(f, ", g[%u,*,%s] %s", t, channel ? "*" : "17", GATE[drawn(seed, 14)]);
+    }
+    fprintf(f, ", beta[*,*,0] 0");
+    for (int i = 0; i < 3; i++)
+        fprintf(f, ", beta[%u,*,0] 1", drawn(seed, (unsigned)T));
+    fprintf(f, "\n");
+    fclose(f);
+}
+
+DP_TEST(kernels, what_comes_through_steep_gates_is_there) {
+    NEEDS_KERNELS;
+    unsigned seed = 1;
+    char cmd[4096], out[16384];
+    snprintf(cmd, sizeof cmd, "mkdir -p '%s/steep'", gt_tmpdir());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    for (int i = 0; i < 32; i++) {
+        snprintf(cmd, sizeof cmd, "%s/steep/s%d.case", gt_tmpdir(), i);
+        write_steep(cmd, &seed);
+    }
+    for (int sms = 1; sms < 133; sms += 131) { /* both kernels of a chunk */
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s/steep' && DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d '%s' run *.case "
+                 "--backend cuda --base bf16 --cache ../cache-of-steep | grep -v ^pass",
+                 gt_tmpdir(), sms, program());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 0 && strstr(out, "PASS (32 passed, 0 failed, 0 skipped, 0 unjudged)"),
+              "%d multiprocessors: %.3000s", sms, out);
+    }
+}
 
 DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
     NEEDS_KERNELS;
