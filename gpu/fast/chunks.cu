@@ -436,8 +436,8 @@ __device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, i
     }
 }
 
-/* What fp32 sums add to a diagonal block: the terms that `kd`, or `ka` and `qa`, leave out. In place
- * of the operands. */
+/* What fp32 sums add to a diagonal block: the terms that `kd`, or `ka` and `qa`, leave out. In the
+ * place of the operands. */
 template <int K, class AFTER>
 __device__ __noinline__ void far_products(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const dpg_tensors &t, Place p, int I, int m, int lane,

@@ -318,8 +318,8 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
     add_columns(sx, fl, ka, l.I, l);
 }
 
-/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of what dk reads and what it writes,
- * [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
+/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of what dk reads and what
+ * it writes, [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
 template <int K, int V, bool TIGHT>
 __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                        const dpg_tensors &t, Place p, int b) {
