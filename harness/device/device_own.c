@@ -4,10 +4,9 @@
 #include "ref/vocabulary/problem.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 dp_own_table dp_own_table_of(dp_owners o, int64_t T, int N) {
-    dp_own_table t = {.parts = dp_own_parts(o.kind, T, N)};
+    dp_own_table t = {.of = o, .parts = dp_own_parts(o.kind, T, N)};
     t.cut = dp_calloc((size_t)t.parts + 1, sizeof *t.cut);
     t.owner = dp_calloc((size_t)t.parts + 1, sizeof *t.owner);
     for (int i = 0; i < t.parts; i++) {
@@ -30,20 +29,11 @@ dpg_owners dp_own_for_kernels(const dp_own_table *t, dp_owners o) {
 }
 
 int64_t dp_own_tokens(const dp_own_table *t, int rank) {
-    int64_t n = 0;
-    for (int i = 0; i < t->parts; i++)
-        if (t->owner[i] == rank) n += t->cut[i + 1] - t->cut[i];
-    return n;
+    return dp_own_count(t->of, t->cut[t->parts], t->parts, rank);
 }
 
 void dp_own_copy(const dp_own_table *t, int rank, int64_t each, double *all, double *own,
                  int back) {
-    for (int i = 0; i < t->parts; i++) {
-        const int64_t n = (t->cut[i + 1] - t->cut[i]) * each;
-        if (t->owner[i] != rank) continue;
-        double *at = all + t->cut[i] * each;
-        memcpy(back ? at : own, back ? own : at, sizeof *all * (size_t)n);
-        own += n;
-    }
+    dp_own_move(t->of, t->cut[t->parts], t->parts, rank, each, all, own, back);
 }
 #endif

@@ -9,6 +9,7 @@ typedef struct {
     int parts;
     int64_t *cut;
     int *owner;
+    dp_owners of; /* what both are of */
 } dp_own_table;
 
 /* To be freed; of a T that N does not divide it has no part. */

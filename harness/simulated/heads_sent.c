@@ -18,48 +18,14 @@ static void copy_columns(double *to, int64_t to_width, const double *from, int64
 
 /* ---- which tokens a rank has ----------------------------------------------------------------- */
 
-typedef void part_fn(int64_t first, int64_t n, void *arg);
-
-/* The parts of a rank, in the order in which it holds their tokens. */
-static void each_part(const dp_sim *s, int rank, part_fn *f, void *arg) {
-    const dp_owners own = s->p->own;
-    const int64_t T = s->p->cu[s->p->Nseq];
-    for (int i = 0; i < s->N; i++) {
-        const int64_t first = dp_own_cut(own.kind, T, s->N, i);
-        if (dp_peers_owner(s->peers, own, s->N, i) == rank)
-            f(first, dp_own_cut(own.kind, T, s->N, i + 1) - first, arg);
-    }
-}
-
-static void add_tokens(int64_t first, int64_t n, void *arg) {
-    (void)first;
-    *(int64_t *)arg += n;
-}
-
 static int64_t tokens_of(const dp_sim *s, int rank) {
-    int64_t n = 0;
-    each_part(s, rank, add_tokens, &n);
-    return n;
+    return dp_own_count(s->p->own, s->p->cu[s->p->Nseq], s->N, rank);
 }
 
 /* One tensor of all tokens, in their order, and of a rank's alone, in that of its parts. */
-typedef struct {
-    double *all, *own;
-    int64_t width, done; /* numbers of a token; tokens of own so far */
-} tokens;
-
-static void spread_part(int64_t first, int64_t n, void *arg) {
-    tokens *x = arg;
-    memcpy(x->all + first * x->width, x->own + x->done * x->width,
-           sizeof *x->all * (size_t)(n * x->width));
-    x->done += n;
-}
-
-static void collect_part(int64_t first, int64_t n, void *arg) {
-    tokens *x = arg;
-    memcpy(x->own + x->done * x->width, x->all + first * x->width,
-           sizeof *x->all * (size_t)(n * x->width));
-    x->done += n;
+static void move_tokens(const dp_sim *s, int rank, int64_t width, double *all, double *own,
+                        int back) {
+    dp_own_move(s->p->own, s->p->cu[s->p->Nseq], s->N, rank, width, all, own, back);
 }
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
@@ -103,9 +69,9 @@ static void unpack_inputs(const dp_sim *s, int from, double *message, dp_problem
     const int64_t T = tokens_of(s, from);
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (!is_sent(s, i)) continue;
-        tokens x = {*dp_input_at(heads, i), message, dp_input_width(heads, i), 0};
-        each_part(s, from, spread_part, &x);
-        message += T * x.width;
+        const int64_t width = dp_input_width(heads, i);
+        move_tokens(s, from, width, *dp_input_at(heads, i), message, 1);
+        message += T * width;
     }
 }
 
@@ -207,9 +173,8 @@ static void pack_made(const dp_sim *s, const dp_sim *heads, int backward, int to
     const int n = list_made(heads, backward, list);
     for (int i = 0; i < n; i++) {
         const made *m = &list[i];
-        tokens x = {m->x, message, m->width, 0};
         if (m->rows == OF_TOKENS)
-            each_part(s, to, collect_part, &x);
+            move_tokens(s, to, m->width, m->x, message, 0);
         else
             memcpy(message, m->x, sizeof *message * (size_t)(m->rows * m->width));
         message += rows_of(m, T) * m->width;

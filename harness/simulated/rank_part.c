@@ -5,39 +5,20 @@
 
 #include <string.h>
 
-static void append(const dp_problem *p, dp_problem *part, int input, int64_t a, int64_t n) {
-    const int64_t each = dp_input_width(p, input);
-    memcpy(*dp_input_at(part, input) + part->T * each, dp_input_of(p, input) + a * each,
-           sizeof(double) * (size_t)(n * each));
-}
-
 dp_problem dp_rank_part(const dp_problem *p, int N, int rank) {
     const int parts = p->own.kind ? dp_own_parts(p->own.kind, p->T, N) : N;
     dp_problem part = *p;
-    int64_t T = 0;
-    for (int i = 0; i < parts; i++)
-        if (dp_own_rank(p->own, parts, i) == rank)
-            T += dp_own_cut(p->own.kind, p->T, parts, i + 1) -
-                 dp_own_cut(p->own.kind, p->T, parts, i);
-    part.T = T;
+    part.T = dp_own_count(p->own, p->T, parts, rank);
     for (int i = 0; i < DP_NINPUTS; i++) {
         const double *x = dp_input_of(p, i);
         if (!x) continue;
         const int64_t n = dp_input_count(&part, i);
         const int tokens = dp_input_fields[i].kind == DP_OF_TOKENS;
-        *dp_input_at(&part, i) = tokens ? dp_doubles(n) : dp_copy(x, n);
+        double *own = *dp_input_at(&part, i) = tokens ? dp_doubles(n) : dp_copy(x, n);
+        if (tokens)
+            dp_own_move(p->own, p->T, parts, rank, dp_input_width(p, i), (double *)x, own, 0);
     }
     part.cu = dp_cu_copy(p);
-    part.T = 0;
-    for (int k = 0; k < parts; k++) {
-        const int64_t a = dp_own_cut(p->own.kind, p->T, parts, k);
-        const int64_t n = dp_own_cut(p->own.kind, p->T, parts, k + 1) - a;
-        if (dp_own_rank(p->own, parts, k) != rank) continue;
-        for (int i = 0; i < DP_NINPUTS; i++)
-            if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
-                append(p, &part, i, a, n);
-        part.T += n;
-    }
     return part;
 }
 

@@ -1,6 +1,8 @@
 /* Which rank owns which tokens (own.h). */
 #include "own.h"
 
+#include <string.h>
+
 #define CYCLE 64 /* tokens a part of cyclic */
 #define GRID 128 /* of grid */
 
@@ -58,4 +60,24 @@ int dp_own_rank(dp_owners o, int parts, int i) {
 
 int dp_own_sum(dp_owners o, int parts, int i) {
     return o.kind == DP_OWN_GRID ? i : dp_own_rank(o, parts, i);
+}
+
+int64_t dp_own_count(dp_owners o, int64_t T, int parts, int rank) {
+    int64_t n = 0;
+    for (int i = 0; i < parts; i++)
+        if (dp_own_rank(o, parts, i) == rank)
+            n += dp_own_cut(o.kind, T, parts, i + 1) - dp_own_cut(o.kind, T, parts, i);
+    return n;
+}
+
+void dp_own_move(dp_owners o, int64_t T, int parts, int rank, int64_t each, double *all,
+                 double *own, int back) {
+    for (int i = 0; i < parts; i++) {
+        const int64_t first = dp_own_cut(o.kind, T, parts, i);
+        const int64_t n = (dp_own_cut(o.kind, T, parts, i + 1) - first) * each;
+        double *at = all + first * each;
+        if (dp_own_rank(o, parts, i) != rank) continue;
+        memcpy(back ? at : own, back ? own : at, sizeof *all * (size_t)n);
+        own += n;
+    }
 }

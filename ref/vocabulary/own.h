@@ -48,6 +48,12 @@ int dp_own_rank(dp_owners o, int parts, int i);
 /* Whose sum over tokens part i is added to, before the sums are added in order: its owner's, but on
  * a grid its own. */
 int dp_own_sum(dp_owners o, int parts, int i);
+/* Tokens of a rank, in all of its parts. */
+int64_t dp_own_count(dp_owners o, int64_t T, int parts, int rank);
+/* They, `each` numbers a token, between a tensor of all tokens and one of the rank's, part behind
+ * part: from `all` to `own`; back: from `own` to `all`. */
+void dp_own_move(dp_owners o, int64_t T, int parts, int rank, int64_t each, double *all,
+                 double *own, int back);
 
 #ifdef __cplusplus
 }
