@@ -37,8 +37,9 @@ endif
 # What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor
 # reorders. Nobody reads errno or the flags of arithmetic: without them loops with comparisons
 # become vectors, and no value changes.
-C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
-    -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) $(SANFLAGS)
+C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Werror=implicit-function-declaration \
+    -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) \
+    $(SANFLAGS)
 CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
 CPP_ALL  := -I. $(CPPFLAGS) -MMD -MP
 
