@@ -124,6 +124,14 @@ DP_TEST(kernels, what_comes_through_steep_gates_is_there) {
     }
 }
 
+/* They add gates up in units in which those of the case are not exact, others in some in which they
+ * are. */
+DP_TEST(kernels, sums_of_short_gates_in_other_units_are_no_fault) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
+    judges("short-gates", 6, names);
+}
+
 DP_TEST(kernels, every_gradient_on_ranks_in_every_way) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o",  "final_state", "dq",  "dk", "dv",

@@ -2,6 +2,7 @@
 #include "chunk.h"
 #include "chunk_gated.h"
 #include "chunk_pair.h"
+#include "gate.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/design.h"
@@ -99,9 +100,11 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
     for (int x = 0; x < K; x++) {
         double s = 0;
         for (int t = 0; t < c; t++) {
-            const double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
-            ch->gcum[t * K + x] = s =
-                dp_round_arith(b, s + (g < dp_gate_floor(b) ? dp_gate_floor(b) : g));
+            double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
+            if (g < dp_gate_floor(b)) g = dp_gate_floor(b);
+            if (ch->log2_gates) g = dp_round_arith(b, g * DP_LOG2_E);
+            s = dp_round_arith(b, s + g);
+            ch->gcum[t * K + x] = ch->log2_gates ? dp_round_arith(b, s * DP_LN_2) : s;
         }
     }
 }

@@ -102,6 +102,10 @@ void dp_activate_writes_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, con
                                 const double *derasing, const double *dvalues, double *dk,
                                 double *dg, dp_result *out);
 
+/* Of gates in log2 units (dp_design.log2_gates): 2^(g log2 e) in place of exp(g). */
+#define DP_LOG2_E 0x1.71547652b82fep0
+#define DP_LN_2 0x1.62e42fefa39efp-1
+
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
 

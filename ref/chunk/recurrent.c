@@ -52,7 +52,9 @@ static const double *erasing(const head *h, int64_t t) {
 
 static float decay(const head *h, int64_t t, int x) {
     const int Kg = dp_Kg(h->r->p);
-    return dp_expf((float)h->r->g[(t * h->r->p->HV + h->hv) * Kg + (Kg == 1 ? 0 : x)]);
+    const double g = h->r->g[(t * h->r->p->HV + h->hv) * Kg + (Kg == 1 ? 0 : x)];
+    if (!h->r->design->log2_gates) return dp_expf((float)g);
+    return (float)dp_exp((float)(g * DP_LOG2_E) * DP_LN_2);
 }
 
 /* row [V] += a b [V] */
