@@ -150,6 +150,16 @@ template <int K> struct Ahead {
     }
 };
 
+/* Zeros for what ka, qa and kd leave to far_terms, of a lane's channels of a row at `offset`. */
+template <int K>
+__device__ __forceinline__ void leave_far(Decayed<K> &out, const float gam[K / 32], int offset) {
+#pragma unroll
+    for (int e = 0; e < K / 32; e++) {
+        if (is_far(gam[e])) out.kd[offset + e] = __float2bfloat16_rn(0.f);
+        if (is_low(gam[e])) out.ka[offset + e] = out.qa[offset + e] = __float2bfloat16_rn(0.f);
+    }
+}
+
 /* A lane's channels of the warp's rows: ka, qa, kb, kd, and kgam in the first of two rounds
  * (TIGHT), or the only one. before, next: gates from the chunk's start to the block's anchor, from
  * there to the next one. */
@@ -177,8 +187,8 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
         if (TIGHT && first) continue;
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            down[e] = wide && is_low(g.sum[i][e]) ? 0.f : ex2(g.sum[i][e]);
-            up[e] = wide && is_far(g.sum[i][e]) ? 0.f : ex2(-g.sum[i][e]);
+            down[e] = ex2(g.sum[i][e]);
+            up[e] = ex2(-g.sum[i][e]);
             on[e] = ex2(next[e] - g.sum[i][e]);
         }
         scaled<E>(y, k, down);
@@ -189,6 +199,7 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
         store_pairs<E>(out.kb + offset, y);
         scaled<E>(y, k, up);
         store_pairs<E>(out.kd + offset, y);
+        if (wide) leave_far<K>(out, g.sum[i], offset);
     }
 }
 
@@ -342,12 +353,14 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
             return sm.rq[s] * rbf(ldx(t.q, at, d.in_bf16));
         };
         float g = gam[r * K], q = 0.f, read = 0.f, write = 0.f;
+#pragma unroll 1
         for (int i = 0; i < r - FAULT(FAR_SHORT); i++) {
             if (!is_far(gam[i * K]) && !is_low(g)) continue;
             float e = ex2(g - gam[i * K]) * key(16 * b + i);
             q = fmaf(pair(sm.T, R, 16 * b + i), e, q);
             read = fmaf(pair(sm.L, R, 16 * b + i), e, read);
         }
+#pragma unroll 1
         for (int s = r + 1 + FAULT(FAR_SHORT); s < 16; s++) {
             if (!is_far(g) && !is_low(gam[s * K])) continue;
             float e = ex2(gam[s * K] - g);
@@ -439,10 +452,13 @@ __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &
 
 /* Adds the parts of pairs: of what a row reads; of what it writes. */
 template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
-                                         const float sq[4][4], const float sr[4][4],
-                                         const Lane &l) {
+__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c, float sq[4][4],
+                                         float sr[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
+    if (is_wide<K / 32>(sm.wide[l.I]))
+#pragma unroll
+        for (int x = 0; x < 16; x++)
+            if (is_low(c.gam[x / 4][x % 4])) sq[x / 4][x % 4] = sr[x / 4][x % 4] = 0.f;
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -452,7 +468,7 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
-                float down = is_low(c.gam[n][i]) ? 0.f : ex2(c.gam[n][i]);
+                float down = ex2(c.gam[n][i]);
                 c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
                 c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
                 c.dg[n][i] += (e ? qa.y : qa.x) * sq[n][i] + (e ? ka.y : ka.x) * sr[n][i];
@@ -461,9 +477,12 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
 }
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
-                                          const float sw[4][4], const float sx[4][4],
-                                          const Lane &l) {
+                                          const float sw[4][4], float sx[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
+    if (is_wide<K / 32>(sm.wide[l.I]))
+#pragma unroll
+        for (int x = 0; x < 16; x++)
+            if (is_far(c.gam[x / 4][x % 4])) sx[x / 4][x % 4] = 0.f;
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
@@ -476,7 +495,7 @@ __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
-                float g = c.gam[n][i], up = is_far(g) ? 0.f : ex2(-g);
+                float g = c.gam[n][i], up = ex2(fminf(-g, NEAR));
                 float on = ex2((e ? to.y - an.y : to.x - an.x) - g);
                 c.dk[n][i] += fmaf(on, sw[n][i], up * sx[n][i]);
                 c.dg[n][i] -= (e ? kb.y : kb.x) * sw[n][i] + (e ? kd.y : kd.x) * sx[n][i];
