@@ -38,7 +38,37 @@ void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base,
     dp_error_bound_base_inexact(w, ref, &design, power, backward, NULL);
 }
 
-static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
+typedef struct {
+    double gate;
+    int group;
+} chunk_gate;
+
+static int by_gate(const void *a, const void *b) {
+    const double x = ((const chunk_gate *)a)->gate, y = ((const chunk_gate *)b)->gate;
+    return (x > y) - (x < y);
+}
+
+/* held [group][HV][K]: how many chunks have the same gate as this one, of one head and channel. A
+ * gate of 0 is exact. */
+static void count_held(dp_sim *s, int hv, int x, double *held) {
+    const int HV = s->p->HV, K = s->p->K, n = s->ngroup;
+    chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
+    for (int g = 0; g < n; g++) {
+        const dp_chunk *ch = dp_sim_chunk(s, g, hv);
+        const double gate = ch->gcum[(int64_t)(ch->c - 1) * K + x];
+        of[g] = (chunk_gate){isnan(gate) ? 0 : gate, g}; /* what is no number is judged by nobody */
+    }
+    qsort(of, (size_t)n, sizeof *of, by_gate);
+    for (int g = 0, end; g < n; g = end) {
+        for (end = g + 1; end < n && of[end].gate == of[g].gate;)
+            end++;
+        for (int i = g; i < end; i++)
+            held[((int64_t)of[i].group * HV + hv) * K + x] = of[g].gate == 0 ? 1 : end - g;
+    }
+    free(of);
+}
+
+static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *held) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int64_t i = (int64_t)g * p->HV + hv, t0 = s->group[g].t0, h = hv / dp_G(p);
@@ -52,6 +82,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv) {
            *rk = dp_raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
            *rv = dp_raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
+    in.held = held + i * p->K;
     in.rq = rq;
     in.rk = rk;
     in.rv = rv;
@@ -82,9 +113,14 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
     w->b = dp_calloc((size_t)n, sizeof *w->b);
     w->eH = dp_calloc((size_t)nr, sizeof *w->eH);
     w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
+    double *held = dp_doubles(n * p->K);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int z = 0; z < p->HV * p->K; z++)
+        count_held(ref, z / p->K, z % p->K, held);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; i++)
-        bound_chunk(w, (int)(i / p->HV), (int)(i % p->HV));
+        bound_chunk(w, (int)(i / p->HV), (int)(i % p->HV), held);
+    free(held);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
         errors_of_H(w, i / p->HV, i % p->HV);

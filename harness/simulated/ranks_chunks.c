@@ -18,7 +18,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     ch->kept = dp_design_kept(&d);
     ch->out = d.out;
     ch->gated = d.gated;
-    ch->log2_gates = d.log2_gates;
+    ch->fast_decays = d.fast_decays;
     ch->scored = d.scored;
     ch->decays = d.decays;
 }

@@ -4,6 +4,7 @@
 #include "harness/run/judge.h"
 #include "harness/verdict/expected.h"
 #include "harness/verdict/nearby.h"
+#include "ref/chunk/recurrent.h"
 #include "ref/inputs/inputs.h"
 #include "runs.h"
 #include "sanitized.h"
@@ -86,6 +87,55 @@ DP_TEST(expected, draws_predict_every_tensor_in_every_format) {
         }
         dp_runs_free(&runs);
         forget(&x);
+    }
+}
+
+/* States that do nothing but decay, by one gate at every token. */
+static const char *const DECAYING[] = {"T = 192\noverride = g[*,*,*] -0.0078125, beta[*,*,0] 0\n",
+                                       "T = 4096\noverride = g[*,*,*] -0x1p-11, beta[*,*,0] 0\n"};
+
+/* Judges a run of `fast` as one that declares `declared`. */
+static void fast_is_no_fault(const char *tokens, const dp_design *declared) {
+    char text[1024];
+    dp_case c;
+    dp_sim s;
+    dp_result out = {0};
+    dp_runs runs = {0};
+    dp_err e = {0};
+    dp_design fast = *declared;
+    fast.fast_decays = 1;
+    snprintf(
+        text, sizeof text,
+        "reason = r\nsource = s\nop = kda\nH = 1\nHV = 2\nK = 16\nV = 16\ns0_scale = 1\ndtype = "
+        "bf16\nbase = fp32\nchain = fp32\nranks = 1\n%s",
+        tokens);
+    REQUIRE(!dp_case_parse(text, strlen(text), "x.case", 1, &c, &e), "%s", e.msg);
+    if (fast.chunk) {
+        REQUIRE(!dp_sim_new_design(&s, &c.p, &fast, 1, &e), "%s", e.msg);
+        dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
+    } else
+        dp_recurrent_run(&c.p, &fast, 1, NULL, &out);
+    const dp_run_options o = {.cache = gt_tmpdir()};
+    dp_stored_results g = {.r = fast.chunk ? s.out : out, .design = declared};
+    REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);
+    CHECK(runs.run[0].verdict == DP_PASS, "%s: %s", tokens, runs.run[0].why);
+    dp_runs_free(&runs);
+    if (fast.chunk)
+        dp_sim_free(&s);
+    else
+        dp_result_free(&out);
+    dp_case_free(&c);
+}
+
+/* Gates that are added up in other units, an exponential that is off, alike at every token: neither
+ * bounds nor draws may take that for a fault. */
+DP_TEST(expected, fast_decays_are_no_fault) {
+    dp_design d = dp_design_of(DP_BASE_FP32);
+    for (int i = 0; i < 2; i++) {
+        d.chunk = DP_CHUNK;
+        fast_is_no_fault(DECAYING[i], &d);
+        d.chunk = 0;
+        fast_is_no_fault(DECAYING[i], &d);
     }
 }
 

@@ -111,12 +111,12 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
     return 0;
 }
 
-/* What kernels do not declare. Every draw has another anchor; two of every four add gates up in
- * log2 units, one that moves equal numbers alike (nearby.h) and one that does not. */
+/* What kernels do not declare. Every draw has another anchor; those that move equal numbers alike
+ * (nearby.h) have fast decays, whose errors are those of equal gates. */
 static dp_design of_draw(const dp_design *design, int d) {
     dp_design mine = *design;
     if (mine.gated) mine.gated = 1 + d % DP_ANCHORS;
-    mine.log2_gates = d / 2 % 2;
+    mine.fast_decays = d % 2;
     return mine;
 }
 

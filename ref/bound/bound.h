@@ -83,6 +83,8 @@ typedef struct {
     const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
+    const double *held; /* [K] how many chunks of the head have this chunk's decay, each with the
+                         * same error of it, which add up like their number; NULL: 1 */
 } dp_input_error;
 
 typedef struct {
@@ -91,7 +93,10 @@ typedef struct {
     double *Dcum; /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
     /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
     double *Dexp, *Dend;
-    double *DeC;                 /* [K] */
+    double *DeC; /* [K] */
+    /* [K] of eC as it carries states, for p = 2 with all chunks that have the same: (sum of n equal
+     * errors)^2 <= n times the sum of their squares */
+    double *DeC_held;
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */

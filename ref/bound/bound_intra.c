@@ -197,7 +197,7 @@ static void intra_factor(dp_chunk_bound *b) {
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, K, n, akg, aw, b->DF);
     dp_bound_add_scaled(r, r->u, b->M, (int64_t)K * K, b->DF);
     for (int x = 0; x < K; x++)
-        b->DF[(int64_t)x * K + x] += b->DeC[x];
+        b->DF[(int64_t)x * K + x] += b->DeC_held[x];
     dp_bound_add_const(dp_pw(r, n * r->tiny), (int64_t)K * K, b->DF);
     for (int64_t i = 0; i < (int64_t)K * K; i++)
         b->DM[i] += b->DF[i];
@@ -218,24 +218,11 @@ static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding round
     const struct {
         double **p;
         int64_t n;
-    } a[] = {{&b->eq, cK},
-             {&b->ek, nK},
-             {&b->ee, nK},
-             {&b->ev, nV},
-             {&b->Dcum, cK},
-             {&b->Dexp, cK},
-             {&b->Dend, cK},
-             {&b->DeC, K},
-             {&b->DL, nn},
-             {&b->DA, nn},
-             {&b->DAqk, (int64_t)c * n},
-             {&b->Dw, nK},
-             {&b->Du, nV},
-             {&b->Dkg, nK},
-             {&b->Dqg, cK},
-             {&b->DM, KK},
-             {&b->DF, KK},
-             {&b->M, KK}};
+    } a[] = {{&b->eq, cK},      {&b->ek, nK},   {&b->ee, nK},   {&b->ev, nV},
+             {&b->Dcum, cK},    {&b->Dexp, cK}, {&b->Dend, cK}, {&b->DeC, K},
+             {&b->DeC_held, K}, {&b->DL, nn},   {&b->DA, nn},   {&b->DAqk, (int64_t)c * n},
+             {&b->Dw, nK},      {&b->Du, nV},   {&b->Dkg, nK},  {&b->Dqg, cK},
+             {&b->DM, KK},      {&b->DF, KK},   {&b->M, KK}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         *a[i].p = dp_doubles(a[i].n);
     for (int64_t i = 0; i < cK; i++)
@@ -292,6 +279,8 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r,
     bound_alloc(b, ch, r, in);
     intra_cumsum(b, in);
     intra_decay(b);
+    for (int x = 0; x < ch->K; x++)
+        b->DeC_held[x] = b->DeC[x] * (r.p == 2 && in->held ? in->held[x] : 1);
     intra_pairs(b);
     intra_solve(b, 0);
     intra_factor(b);
@@ -300,6 +289,7 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r,
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r) {
     bound_alloc(b, ch, r, &(dp_input_error){0});
     intra_decay(b);
+    memcpy(b->DeC_held, b->DeC, sizeof(double) * (size_t)ch->K);
     intra_solve(b, 1);
 }
 
@@ -309,17 +299,17 @@ void dp_bound_exact(dp_chunk_bound *b) {
     const struct {
         double *p;
         int64_t n;
-    } a[] = {{b->DT, nn},  {b->DA, nn},  {b->Dw, nK},       {b->Du, (int64_t)b->ch->n * b->ch->V},
-             {b->Dkg, nK}, {b->Dqg, cK}, {b->DeC, b->ch->K}};
+    } a[] = {{b->DT, nn},  {b->DA, nn},  {b->Dw, nK},        {b->Du, (int64_t)b->ch->n * b->ch->V},
+             {b->Dkg, nK}, {b->Dqg, cK}, {b->DeC, b->ch->K}, {b->DeC_held, b->ch->K}};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         if (a[i].p) memset(a[i].p, 0, sizeof(double) * (size_t)a[i].n);
     intra_factor(b);
 }
 
 void dp_bound_free(dp_chunk_bound *b) {
-    double **a[] = {&b->eq,  &b->ek,  &b->ee, &b->ev, &b->Dcum, &b->Dexp, &b->Dend,
-                    &b->DeC, &b->DL,  &b->DA, &b->DT, &b->DAqk, &b->Dw,   &b->Du,
-                    &b->Dkg, &b->Dqg, &b->DM, &b->DF, &b->M};
+    double **a[] = {&b->eq,  &b->ek,       &b->ee,  &b->ev, &b->Dcum, &b->Dexp, &b->Dend,
+                    &b->DeC, &b->DeC_held, &b->DL,  &b->DA, &b->DT,   &b->DAqk, &b->Dw,
+                    &b->Du,  &b->Dkg,      &b->Dqg, &b->DM, &b->DF,   &b->M};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;

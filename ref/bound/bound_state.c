@@ -73,7 +73,7 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            F[z] = b->DeC[x] * pS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) +
+            F[z] = b->DeC_held[x] * pS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * S[z]) +
                    dp_pw(r, r->u * Sc[z]) + dp_pw(r, (n + 2) * r->tiny);
         }
     dp_bound_addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
@@ -187,7 +187,7 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
     for (int x = 0; x < K; x++)
         for (int v = 0; v < V; v++) {
             const int64_t z = (int64_t)x * V + v;
-            G[z] = b->DeC[x] * pdS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) +
+            G[z] = b->DeC_held[x] * pdS[z] + dp_pw(r, 2 * r->u * ch->eC[x] * dS[z]) +
                    dp_pw(r, 2 * r->u * d0[z]) + dp_pw(r, (n + c + 3) * r->tiny);
         }
     dp_bound_addmm(ps, 1, 0, K, V, c, b->Dqg, pdo, G);

@@ -102,11 +102,21 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
         for (int t = 0; t < c; t++) {
             double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
             if (g < dp_gate_floor(b)) g = dp_gate_floor(b);
-            if (ch->log2_gates) g = dp_round_arith(b, g * DP_LOG2_E);
+            if (ch->fast_decays) g = dp_round_arith(b, g * DP_LOG2_E);
             s = dp_round_arith(b, s + g);
-            ch->gcum[t * K + x] = ch->log2_gates ? dp_round_arith(b, s * DP_LN_2) : s;
+            ch->gcum[t * K + x] = ch->fast_decays ? dp_round_arith(b, s * DP_LN_2) : s;
         }
     }
+}
+
+/* e = exp(g); may be g itself. */
+static void exp_row(const dp_chunk *ch, const double *g, double *e) {
+    if (!ch->fast_decays || ch->base == DP_BASE_FP64) {
+        dp_exp_row(ch->K, g, e);
+        return;
+    }
+    for (int x = 0; x < ch->K; x++)
+        e[x] = dp_exp(g[x]) * dp_fast_decay_error(g[x]);
 }
 
 /* e = exp(gcum_t), end = exp(gcum_last - gcum_t) */
@@ -115,8 +125,8 @@ static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
     const double *g = ch->gcum + (int64_t)t * K, *last = ch->gcum + (int64_t)(ch->c - 1) * K;
     for (int x = 0; x < K; x++)
         end[x] = dp_round_arith(ch->base, last[x] - g[x]);
-    dp_exp_row(K, g, e);
-    dp_exp_row(K, end, end);
+    exp_row(ch, g, e);
+    exp_row(ch, end, end);
     for (int x = 0; x < K; x++)
         e[x] = dp_store(ch->decays, dp_round_arith(ch->base, e[x]));
     for (int x = 0; x < K; x++)
@@ -142,7 +152,7 @@ static void decay(dp_chunk *ch) {
     const dp_base b = ch->base;
     const double *erasing = dp_chunk_erasing(ch);
     double *exps = dp_doubles(2 * (int64_t)K), *ends = exps + K;
-    dp_exp_row(K, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
+    exp_row(ch, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
     for (int x = 0; x < K; x++)
         ch->eC[x] = dp_round_arith(b, ch->eC[x]);
     for (int t = 0; t < c; t++) {

@@ -26,7 +26,7 @@ typedef struct {
     dp_format decays;             /* what operands are multiplied with for their decay */
     int scored;                   /* 1: kg of the operand that carries k into the scores */
     int gated;                    /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
-    int log2_gates;               /* 1: gates are rounded and added up in log2 units */
+    int fast_decays;              /* 1: decays as fast kernels form them (gate.h) */
     int c, R, K, V, n;
     int in_turn; /* 1: each key of a token reads those before it */
     double scale;

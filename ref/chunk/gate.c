@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define REAL double
 #define F(name) name
@@ -16,6 +17,16 @@
 #undef EXP
 #undef LOG1P
 #undef SQRT
+
+double dp_fast_decay_error(double g) {
+    const float x = (float)g;
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint64_t mixed = (bits + 1ull) * 0x9e3779b97f4a7c15u;
+    mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9u;
+    const double u = (double)(mixed >> 11) * 0x1p-52 - 1; /* in -1 .. 1 */
+    return x == 0 ? 1 : 1 + u * 0x1p-23;
+}
 
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA) {
     const int Kg = dp_Kg(p);

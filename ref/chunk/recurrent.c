@@ -53,8 +53,8 @@ static const double *erasing(const head *h, int64_t t) {
 static float decay(const head *h, int64_t t, int x) {
     const int Kg = dp_Kg(h->r->p);
     const double g = h->r->g[(t * h->r->p->HV + h->hv) * Kg + (Kg == 1 ? 0 : x)];
-    if (!h->r->design->log2_gates) return dp_expf((float)g);
-    return (float)dp_exp((float)(g * DP_LOG2_E) * DP_LN_2);
+    if (!h->r->design->fast_decays) return dp_expf((float)g);
+    return (float)(dp_exp((float)(g * DP_LOG2_E) * DP_LN_2) * dp_fast_decay_error(g));
 }
 
 /* row [V] += a b [V] */

@@ -60,7 +60,7 @@ typedef struct {
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
-    int log2_gates;     /* 1: gates are rounded and added up in log2 units; no word says so */
+    int fast_decays; /* 1: decays as fast kernels form them (ref/chunk/gate.h); no word says so */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */
