@@ -37,6 +37,7 @@ int dp_bounds_are_derived(const dp_design *design) {
     const dp_design plain = dp_design_of(design->base);
     dp_design d = *design;
     d.chunk = plain.chunk;
+    d.fast_decays = plain.fast_decays;
     if (design->base == DP_BASE_BF16) {
         d.gated = plain.gated;
         d.scored = plain.scored;

@@ -30,11 +30,13 @@ static void skip(dp_run *r, const char *why) {
 /* ---- one run --------------------------------------------------------------------------------- */
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
- * directions suffices. gpu/token: no chunks, results in the formats of the base. */
+ * directions suffices. gpu/token: no chunks, results in the formats of the base. Neither's
+ * exponential is rounded correctly. */
 static dp_design design_of_kernels(const dp_how *how, const dp_cuda_result *res, int R) {
     dp_design d = dp_design_of(how->base);
     d.sending = how->design.sending;
     if (res->tokens) d.chunk = 0;
+    d.fast_decays = res->tokens || res->fast;
     if (!res->fast) return d;
     d.gated = 1;
     d.chunk = DP_CHUNK / R;

@@ -94,8 +94,8 @@ DP_TEST(expected, draws_predict_every_tensor_in_every_format) {
 static const char *const DECAYING[] = {"T = 192\noverride = g[*,*,*] -0.0078125, beta[*,*,0] 0\n",
                                        "T = 4096\noverride = g[*,*,*] -0x1p-11, beta[*,*,0] 0\n"};
 
-/* Judges a run of `fast` as one that declares `declared`. */
-static void fast_is_no_fault(const char *tokens, const dp_design *declared) {
+/* Judges a run with fast decays as one that declares `declared`. */
+static void judge_fast(const char *tokens, const dp_design *declared, dp_verdict want) {
     char text[1024];
     dp_case c;
     dp_sim s;
@@ -118,7 +118,7 @@ static void fast_is_no_fault(const char *tokens, const dp_design *declared) {
     const dp_run_options o = {.cache = gt_tmpdir()};
     dp_stored_results g = {.r = fast.chunk ? s.out : out, .design = declared};
     REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);
-    CHECK(runs.run[0].verdict == DP_PASS, "%s: %s", tokens, runs.run[0].why);
+    CHECK(runs.run[0].verdict == want, "%s: %s", tokens, runs.run[0].why);
     dp_runs_free(&runs);
     if (fast.chunk)
         dp_sim_free(&s);
@@ -128,15 +128,18 @@ static void fast_is_no_fault(const char *tokens, const dp_design *declared) {
 }
 
 /* Gates that are added up in other units, an exponential that is off, alike at every token: neither
- * bounds nor draws may take that for a fault. */
+ * bounds nor draws take that for a fault where it is declared. */
 DP_TEST(expected, fast_decays_are_no_fault) {
     dp_design d = dp_design_of(DP_BASE_FP32);
+    d.fast_decays = 1;
     for (int i = 0; i < 2; i++) {
         d.chunk = DP_CHUNK;
-        fast_is_no_fault(DECAYING[i], &d);
+        judge_fast(DECAYING[i], &d, DP_PASS);
         d.chunk = 0;
-        fast_is_no_fault(DECAYING[i], &d);
+        judge_fast(DECAYING[i], &d, DP_PASS);
     }
+    d.fast_decays = 0;
+    judge_fast(DECAYING[1], &d, DP_FAIL);
 }
 
 static void scale_rows(double *x, int64_t from, int64_t to, double by) {

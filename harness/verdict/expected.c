@@ -111,12 +111,11 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
     return 0;
 }
 
-/* What kernels do not declare. Every draw has another anchor; those that move equal numbers alike
- * (nearby.h) have fast decays, whose errors are those of equal gates. */
+/* Where kernels anchor the decays of a block is nothing that they declare: every draw has another.
+ */
 static dp_design of_draw(const dp_design *design, int d) {
     dp_design mine = *design;
     if (mine.gated) mine.gated = 1 + d % DP_ANCHORS;
-    mine.fast_decays = d % 2;
     return mine;
 }
 

@@ -7,11 +7,6 @@
  * never drawn: a subject that is the simulated ranks is judged by other problems than its own. Base
  * fp64 is drawn in fp32 and scaled by 2^-29 (errors are first order in the unit roundoff).
  *
- * Kernels do not declare where they anchor the decays of a block, nor how they form a decay: in
- * what units they add gates up, which round in one and not in the other where gates are short
- * numbers, nor with which error of 2^x, the same at every token of the same gate. Draws differ in
- * both.
- *
  * A session is drawn in its own calls, rollbacks and formats of the kept state included; its
  * reference takes all tokens at once.
  *

@@ -14,6 +14,7 @@ static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32,
 static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const KEYS[] = {"raw", "scored"};
 static const char *const BEGINS[] = {"pair", "state"};
+static const char *const EXPS[] = {"exact", "fast"};
 static const char *const INVERSES[] = {"solve", "product"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
@@ -34,6 +35,7 @@ static const setting SETTINGS[] = {
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
     {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL, 0},
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
+    {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
     {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
@@ -68,6 +70,7 @@ int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
     } else {
         d[1].chunk = 0;
     }
+    d[1].fast_decays = 1; /* whatever runs on a device */
     return DP_COMMON_DESIGNS;
 }
 

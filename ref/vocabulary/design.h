@@ -10,6 +10,9 @@
  *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
  *   dstate=FORMAT      the gradient of the state, carried the other way
  *   out=FORMAT         o and the gradients of inputs as they leave
+ *   exp=exact          exp(g) of gates added up as they are, rounded correctly
+ *   exp=fast           as fast kernels form it, 2^(g log2 e): gates are rounded and added up in
+ *                      log2 units, and the power is off by up to 2^-23, alike for equal gates
  *   scores=pairwise    q k' with the decay of every pair by itself
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
  *   decays=FORMAT      what q and k are multiplied with where they take their decay (qg, w, kg, the
@@ -31,8 +34,9 @@
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
  *
- * Defaults: base fp64, fp32: every format that of the base, pairwise, raw, solve. Base bf16: as FLA
- * keeps things: factors and out bf16, state, dstate and decays fp32, pairwise, raw, product.
+ * Defaults: base fp64, fp32: every format that of the base, exact, pairwise, raw, solve. Base bf16:
+ * as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact, pairwise, raw,
+ * product.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -44,9 +48,9 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                                  \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F scores=pairwise|gated " \
-    "keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS                  \
+#define DP_DESIGN_WORDS                                                                       \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F exp=exact|fast "             \
+    "scores=pairwise|gated keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS \
     " payload=" DP_PAYLOAD_WORDS " begins=pair|state drop=E chunks=N:N"
 #define DP_DESIGN_TEXT 256
 #define DP_CHUNK_MOST 512
@@ -57,10 +61,10 @@ typedef struct {
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, out, decays;
     int gated, scored, product;
+    int fast_decays;    /* exp=fast */
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
-    int fast_decays; /* 1: decays as fast kernels form them (ref/chunk/gate.h); no word says so */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */
