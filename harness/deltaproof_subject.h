@@ -166,10 +166,9 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 /* Optional. How the kernel computes, in words with commas between (ref/vocabulary/design.h;
  * `deltaproof run --help`): "" the default of its base (chunks of 64 tokens; base bf16: operands
  * and stored factors bf16, state fp32), else what differs: "chunk=128", "recurrent", "state=bf16",
- * "factors=fp16", "out=fp32",
+ * "factors=fp16", "out=fp32", "exp=fast" (decays are 2^(g log2 e), as GPUs form them),
  * "scores=gated" (q k' from rounded operands that carry their decay), "keys=scored" (the key that
- * writes the state is made of the rounded one of the scores), "exp=fast" (decays are 2^(g log2 e), as
- * instructions of GPUs form them), "decays=bf16", "inverse=product",
+ * writes the state is made of the rounded one of the scores), "decays=bf16", "inverse=product",
  * "drop=20" (it leaves out states that gates have attenuated below 2^-20: by the sum over tokens of
  * the largest channel gate of each, ref/bound/drop.h), "chunks=16:32" (it takes `chunk` of a
  * problem: `check` holds what those lengths give within both bounds). It is judged by what that
