@@ -408,8 +408,8 @@ DP_TEST(kernels, every_recurrence_token_by_token) {
               runs_with(j, some[i]));
     json_array_foreach(json_object_get(j, "runs"), i, r) {
         const json_t *policy = json_object_get(r, "policy");
-        CHECK(!strcmp(json_string_value(json_object_get(policy, "design")), "recurrent"), "%s",
-              json_string_value(json_object_get(r, "id")));
+        CHECK(!strcmp(json_string_value(json_object_get(policy, "design")), "recurrent,exp=fast"),
+              "%s", json_string_value(json_object_get(r, "id")));
     }
     json_decref(j);
 }
