@@ -5,7 +5,8 @@
 
 /* Errors of the activated inputs.
  * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
- *       rstd, sum_error(K) / 2 + 4u.
+ *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
+ *       (design inputs=stored).
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
  *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
@@ -56,11 +57,12 @@ static double most_of_gates(const dp_problem *p, double u) {
 
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+    const double given = entry + r->input;
     const double product = dp_by_gates(p)     ? entry + r->u + r->us
                            : dp_by_factors(p) ? entry + 3 * r->u + most_of_gates(p, r->u)
                                               : 0;
-    return (dp_input_error){.q = p->l2norm ? norm : entry,
-                            .k = p->l2norm ? norm : entry,
+    return (dp_input_error){.q = p->l2norm ? norm : given,
+                            .k = p->l2norm ? norm : given,
                             .erasing = product,
                             .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
                             .v = entry + (dp_by_gates(p) ? product : 0),

@@ -1,5 +1,6 @@
 /* Judgement of o, final_state and the gradients of one run against the truth. */
 #include "harness/verdict/lost_state.h"
+#include "harness/verdict/row_freedom.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"
@@ -10,6 +11,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r) {
@@ -62,6 +64,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     if (!rows || !got || !want->rows) return;
     assert(want->rows == rows && want->width == width);
     const dp_field_places places = dp_field_places_of(p, sp->N, field, sp->windows.window_of);
+    double *freedom = dp_row_freedom_new(p, field);
     const double u = stored ? stored->u[field] : 0, tiny = stored ? stored->tiny[field] : 0;
     const dp_compare_in in = {.name = dp_result_fields[field].name,
                               .N = sp->N,
@@ -80,11 +83,13 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .tokens = kind == DP_OF_TOKENS ? p->T : 0,
                               .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,
                               .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
+                              .freedom = freedom,
                               .allowance = dp_run_allowance(run),
                               .bound_shown = !dp_run_results_bounded(run, p),
                               .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, u)),
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
+    free(freedom);
     name_lost_state(p, field, got, run);
     name_call(sp->c, field, run);
 }

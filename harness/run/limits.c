@@ -39,7 +39,9 @@ int dp_bounds_are_derived(const dp_design *design) {
     d.chunk = plain.chunk;
     d.fast_decays = plain.fast_decays;
     if (design->base == DP_BASE_BF16) {
+        d.stored_inputs = plain.stored_inputs;
         d.gated = plain.gated;
+        d.fold_beta = plain.fold_beta;
         d.scored = plain.scored;
         d.decays = plain.decays;
     }

@@ -29,17 +29,23 @@ static void skip(dp_run *r, const char *why) {
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay. One of the two
- * directions suffices. gpu/token: no chunks, results in the formats of the base. Neither's
- * exponential is rounded correctly. */
-static dp_design design_of_kernels(const dp_how *how, const dp_cuda_result *res, int R) {
+/* What the kernels get q, k and v as: those of a step come out of convolutions in the base. */
+static int inputs_are_bf16(const dp_case *c, dp_base base) {
+    return dp_op_of(c)->has_front ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
+}
+
+/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse,
+ * rows of fp32 rounded to bf16 as they are read. One of the two directions suffices. gpu/token: no
+ * chunks, results in the formats of the base. Neither's exponential is rounded correctly. */
+static dp_design design_of_kernels(const dp_case *c, const dp_how *how, const dp_cuda_result *res) {
     dp_design d = dp_design_of(how->base);
     d.sending = how->design.sending;
     if (res->tokens) d.chunk = 0;
     d.fast_decays = res->tokens || res->fast;
     if (!res->fast) return d;
-    d.gated = 1;
-    d.chunk = DP_CHUNK / R;
+    d.gated = d.fold_beta = 1;
+    d.chunk = DP_CHUNK / c->p.R;
+    d.stored_inputs = !inputs_are_bf16(c, how->base);
     return d;
 }
 
@@ -126,7 +132,6 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
                          dp_cuda_result *res, dp_err *why) {
     const dp_case *c = sp->c;
     const int step = dp_op_of(c)->has_front;
-    const int bf16 = step ? how->base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
@@ -139,7 +144,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
                              .chain = how->chain,
                              .variant = way->variant,
                              .sending = way->sending,
-                             .bf16_inputs = bf16,
+                             .bf16_inputs = inputs_are_bf16(c, how->base),
                              .backward = sp->truth->backward};
     if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
     return dp_cuda_run(step ? &x->front.p : &c->p, &run, res, why);
@@ -187,7 +192,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
                        why.msg);
     }
     if (st) res = (dp_cuda_result){0};
-    how.design = design_of_kernels(&how, &res, c->p.R);
+    how.design = design_of_kernels(c, &how, &res);
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = way->variant;
     r->merge = way->sending.exchange;

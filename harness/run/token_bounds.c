@@ -5,8 +5,8 @@
 #include <math.h>
 
 int dp_token_design_is_bounded(const dp_design *d) {
-    return !d->chunk && d->base != DP_BASE_FP64 && d->state == DP_FP32 && d->dstate == DP_FP32 &&
-           (d->out == DP_FP32 || d->out == DP_BF16);
+    return !d->chunk && d->base != DP_BASE_FP64 && !d->stored_inputs && d->state == DP_FP32 &&
+           d->dstate == DP_FP32 && (d->out == DP_FP32 || d->out == DP_BF16);
 }
 
 /* Every token squares the entries of its transition into those of a state and of a product. */

@@ -299,8 +299,7 @@ void dp_effect_solve(dp_sim *s, int gi, int hv) {
     if (!dp_effect_by_inverse(s)) return;
     free(ch->Akk);
     ch->Akk = series_inverse(ch, s->fault == DP_FAULT_DOUBLING_INVERSE);
-    for (int64_t i = 0; i < (int64_t)ch->n * ch->n; i++)
-        ch->Akk[i] = dp_round_store(ch->base, ch->Akk[i]);
+    dp_chunk_keep_inverse(ch);
     dp_effect_hit(s, s->group[gi].rank, hv);
 }
 

@@ -19,6 +19,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     ch->out = d.out;
     ch->gated = d.gated;
     ch->fast_decays = d.fast_decays;
+    ch->fold_beta = d.fold_beta;
     ch->scored = d.scored;
     ch->decays = d.decays;
 }
@@ -69,8 +70,9 @@ void dp_sim_activate(dp_sim *s) {
     s->rstd_k = dp_doubles(p->T * p->H * dp_rows(p));
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
                                                            s->rstd_q, s->rstd_k);
-    if (base == DP_BASE_BF16 && p->l2norm) { /* the normalised q and k are stored like factors */
-        const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);
+    const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);
+    const int norms_are_stored = base == DP_BASE_BF16 && p->l2norm;
+    if (design.stored_inputs || norms_are_stored) {
         const dp_format f = dp_design_kept(&design);
         for (int64_t i = 0; i < nq; i++)
             s->q[i] = dp_store(f, s->q[i]);

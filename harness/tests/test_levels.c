@@ -5,6 +5,7 @@
 #include "harness/verdict/compare.h"
 #include "harness/verdict/levels.h"
 #include "harness/verdict/quantile.h"
+#include "harness/verdict/row_freedom.h"
 #include "harness/verdict/row_map.h"
 #include "ref/inputs/inputs.h"
 
@@ -196,6 +197,56 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
             tensor_free(&t);
         }
     printf("%lld tensors, largest error %.3f of its limit\n", (long long)all, largest);
+}
+
+/* Two numbers make the error of a sequence's last row of dk, one of each value head. Eight draws of
+ * it that happen to be alike say many, and 4.2 times them a fault; counted, they do not (a run of
+ * simulated ranks, reports/verdicts.md). */
+DP_TEST(levels, a_row_of_two_numbers_is_no_alarm_where_they_are_counted) {
+    enum { TOKENS = 100, LAST = TOKENS - 1, WIDTH = 64 };
+    tensor t = tensor_new(8, TOKENS, 1, WIDTH);
+    double freedom[TOKENS];
+    dp_rng r;
+    for (int i = 0; i < TOKENS; i++)
+        freedom[i] = 2 * (TOKENS - i);
+    dp_rng_seed(&r, 11, 0);
+    draw(&t, &r, independent);
+    for (int i = 0; i < WIDTH; i++)
+        t.err[LAST * WIDTH + i] *= 4.2;
+    dp_levels_result x = judged(&t);
+    CHECK(x.excess > 1 && x.level == DP_LEVEL_ROW && x.row == LAST, "excess %.3g", x.excess);
+    t.in.freedom = freedom;
+    x = judged(&t);
+    CHECK(x.excess < 1 && x.at[DP_LEVEL_ROW].freedom == 2, "counted: excess %.3g", x.excess);
+    for (int i = 0; i < WIDTH; i++)
+        t.err[(LAST - 12) * WIDTH + i] *= 4.2;
+    x = judged(&t);
+    CHECK(x.excess > 1 && x.row == LAST - 12, "12 tokens before: excess %.3g", x.excess);
+    tensor_free(&t);
+}
+
+DP_TEST(levels, rows_at_the_ends_of_sequences_have_few_degrees_of_freedom) {
+    static const struct {
+        dp_result_id field;
+        double first, second, before_last, last; /* of a sequence of 5 tokens behind one of 3 */
+    } want[] = {
+        {DP_RESULT_O, 1, 2, 4, 5}, {DP_RESULT_DQ, 2, 4, 8, 10}, {DP_RESULT_DK, 10, 8, 4, 2}};
+    double state = 0;
+    int64_t cu[] = {0, 3, 8};
+    dp_problem p = {.T = 8, .H = 1, .HV = 2, .R = 1, .K = 4, .V = 4, .Nseq = 2, .cu = cu};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
+        double *most = dp_row_freedom_new(&p, want[i].field);
+        const int heads = dp_result_heads(&p, want[i].field);
+        CHECK(most[3 * heads] == want[i].first && most[4 * heads] == want[i].second &&
+                  most[6 * heads] == want[i].before_last && most[7 * heads] == want[i].last,
+              "%s: %g %g .. %g %g", dp_result_fields[want[i].field].name, most[3 * heads],
+              most[4 * heads], most[6 * heads], most[7 * heads]);
+        free(most);
+    }
+    CHECK(!dp_row_freedom_new(&p, DP_RESULT_DG), "dg has a limit");
+    p.s0 = p.dstate = &state;
+    CHECK(!dp_row_freedom_new(&p, DP_RESULT_O) && !dp_row_freedom_new(&p, DP_RESULT_DK),
+          "a given state comes into every row");
 }
 
 /* Twelve numbers a window. */

@@ -428,6 +428,7 @@ static void judge_draws(comparison *c) {
                       .err2 = x.err2,
                       .want2 = x.want2,
                       .floor2 = x.floor2,
+                      .freedom = in->freedom,
                       .window = x.window_of_part,
                       .unit = x.unit,
                       .heads = in->heads,

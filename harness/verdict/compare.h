@@ -50,6 +50,7 @@ typedef struct {
     const char *why_unjudged;
     int subrows;           /* as the draws' rows are (dp_row_map); 0: as 1 */
     const dp_draws *draws; /* NULL: no expected tier */
+    const double *freedom; /* [rows] of errors at most (row_freedom.h); NULL: no limit */
     dp_allowance allowance;
     double unit, tiny; /* one rounding of the result itself: relative, and of an entry */
     double

@@ -34,18 +34,29 @@ static int has_rows(const dp_levels_in *in) {
     return in->by_token && in->draws->width >= DP_ROW_NUMBERS;
 }
 
+/* Most degrees of freedom of windows, from those of their rows; NULL: no limit. To be freed. */
+static double *freedom_of_rows(const dp_levels_in *in) {
+    double *most = in->freedom ? dp_doubles(in->draws->windows) : NULL;
+    for (int64_t row = 0; most && row < in->draws->rows; row++)
+        if (in->window[row] >= 0) most[in->window[row]] += in->freedom[row];
+    return most;
+}
+
 static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
     const dp_level first = has_rows(in) ? DP_LEVEL_ROW : DP_LEVEL_WINDOW;
     dp_presumption presumed = DP_NOTHING_KNOWN;
-    double *most = NULL;
+    double *of_rows = freedom_of_rows(in), *of_windows = NULL;
     out->at[DP_LEVEL_ROW] = dp_level_none();
     for (dp_level l = first; l <= DP_LEVEL_TENSOR; l++) {
         dp_unit_list u = dp_unit_list_of(in, l);
         u.presumed = presumed;
-        u.most_freedom = l == DP_LEVEL_RANK ? most : NULL;
+        u.most_freedom = l == DP_LEVEL_ROW      ? in->freedom
+                         : l == DP_LEVEL_WINDOW ? of_rows
+                         : l == DP_LEVEL_RANK   ? of_windows
+                                                : NULL;
         out->at[l] = dp_judge_quadratic(&u, &in->allowance);
         if (l == DP_LEVEL_WINDOW) {
-            most = dp_freedom_of_windows(in, &u);
+            of_windows = dp_freedom_of_windows(in, &u);
             out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, &in->allowance);
         }
         if (l < DP_LEVEL_TENSOR)
@@ -54,7 +65,8 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
             out->expected = sqrt(dp_mean_draw(&u, 0, -1) / u.want2[0]);
         dp_unit_list_free(&u);
     }
-    free(most);
+    free(of_rows);
+    free(of_windows);
 }
 
 static void judge_signed(const dp_levels_in *in, dp_levels_result *out) {

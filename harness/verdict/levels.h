@@ -14,13 +14,13 @@
  * rounding of the result itself, and the truth's radius):
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
- *          the
- *          doubt of that estimate; a unit has fewer where its own draws differ more; a rank no more
- *          than its windows together (Welch and Satterthwaite); never more than it has numbers
+ *          the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no
+ *          more than its windows together (Welch and Satterthwaite); a row at the end of a sequence
+ *          no more than is counted (row_freedom.h), a window no more than its rows; never more than
+ *          it has numbers
  *
  *   d0     what the tensor's mean error for a size tells of a unit's, in degrees of freedom, from
- *          how
- *          well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
+ *          how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
  *
  *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2, d0 = 0 where w = 0
  *
@@ -73,6 +73,7 @@ typedef struct {
     const dp_draws *draws;
     const double *err2, *want2, *floor2; /* [rows] */
     const double *rows;                  /* [rows] how many rows each stands for; NULL: 1 */
+    const double *freedom;               /* [rows] nu at most, by count; NULL: no limit */
     const int32_t *window;        /* [rows] its window; -1: not looked at (no truth, no number) */
     const int32_t *unit;          /* [windows] rank * heads + head; -1: no rows */
     int heads, units;             /* units: ranks * heads */

@@ -45,6 +45,7 @@ typedef struct {
     double pair;
     double decay; /* of an operand's decay, beyond u (design decays=F); else 0 */
     double key;   /* of kg, beyond one decay and one store (design keys=scored); else 0 */
+    double input; /* of q and k as they come in, beyond u (design inputs=stored); else 0 */
     /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
     int inverse;
     int p; /* 1 sound, 2 probable */

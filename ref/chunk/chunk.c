@@ -171,10 +171,17 @@ static void decay(dp_chunk *ch) {
     free(exps);
 }
 
-/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or (bf16, as FLA does) products with the
- * stored inverse. */
+/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or products with the stored inverse, B
+ * times rows (bf16, as FLA does) or in the inverse. */
 static void wy(dp_chunk *ch) {
     const int n = ch->n, K = ch->K, V = ch->V;
+    if (ch->AkkB) {
+        mul(ch, 0, 0, n, K, n, ch->AkkB, ch->kgam, ch->w);
+        mul(ch, 0, 0, n, V, n, ch->AkkB, ch->v, ch->u);
+        store(ch->kept, ch->w, (int64_t)n * K);
+        store(ch->kept, ch->u, (int64_t)n * V);
+        return;
+    }
     for (int i = 0; i < n; i++) {
         for (int x = 0; x < K; x++)
             ch->w[(int64_t)i * K + x] =
@@ -258,11 +265,21 @@ void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     store(ch->kept, ch->Aqk, (int64_t)ch->c * ch->n);
 }
 
+void dp_chunk_keep_inverse(dp_chunk *ch) {
+    const int64_t n = ch->n;
+    free(ch->AkkB);
+    ch->AkkB = ch->fold_beta ? dp_doubles(n * n) : NULL;
+    for (int64_t i = 0; ch->AkkB && i < n * n; i++)
+        ch->AkkB[i] = dp_round_arith(ch->base, ch->Akk[i] * ch->beta[i % n]);
+    if (ch->AkkB) store(ch->kept, ch->AkkB, n * n);
+    store(ch->kept, ch->Akk, n * n);
+}
+
 void dp_chunk_solve(dp_chunk *ch) {
     if (!ch->by_inverse) return;
     free(ch->Akk);
     ch->Akk = inverse(ch, ch->base);
-    store(ch->kept, ch->Akk, (int64_t)ch->n * ch->n);
+    dp_chunk_keep_inverse(ch);
 }
 
 void dp_chunk_wy(dp_chunk *ch) {
@@ -279,10 +296,10 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
 }
 
 void dp_chunk_free(dp_chunk *ch) {
-    double **a[] = {&ch->q,     &ch->k,   &ch->v,        &ch->beta,   &ch->gcum,
-                    &ch->L,     &ch->Akk, &ch->Aqk,      &ch->kgam,   &ch->w,
-                    &ch->u,     &ch->kg,  &ch->qg,       &ch->eC,     &ch->h,
-                    &ch->v_new, &ch->dh,  &ch->dv_local, &ch->dv_new, &ch->erasing};
+    double **a[] = {&ch->q,    &ch->k,      &ch->v,      &ch->beta,  &ch->gcum, &ch->L,
+                    &ch->Akk,  &ch->Aqk,    &ch->kgam,   &ch->w,     &ch->u,    &ch->kg,
+                    &ch->qg,   &ch->eC,     &ch->h,      &ch->v_new, &ch->dh,   &ch->dv_local,
+                    &ch->AkkB, &ch->dv_new, &ch->erasing};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         free(*a[i]);
         *a[i] = NULL;

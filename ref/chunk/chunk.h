@@ -33,6 +33,7 @@ typedef struct {
     const dp_linear *linear; /* NULL: dp_linear_own */
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
                                 triangular solves */
+    int fold_beta;           /* 1: w and u of AkkB, not of beta times rows; by_inverse alone */
     /* inputs, activated: copied in by dp_chunk_begin */
     double *q;       /* [c][K] */
     double *k;       /* [n][K] */
@@ -44,6 +45,7 @@ typedef struct {
     double *L;       /* [n][n]  strictly block lower, in turn strictly lower:
                         k_s o exp(gcum_s - gcum_i) . k_i */
     double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
+    double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for fold_beta */
     double *Aqk;     /* [c][n]  P of math.md, scale included, diagonal included */
     double *kgam;    /* [n][K]  exp(gcum) o k */
     double *w, *u;   /* [n][K], [n][V] */
@@ -80,6 +82,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                     const dp_chunk_in *in);
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
 void dp_chunk_solve(dp_chunk *ch);
+void dp_chunk_keep_inverse(dp_chunk *ch); /* Akk as it is stored, AkkB of what it was before */
 void dp_chunk_wy(dp_chunk *ch);
 /* Frees what it holds; the struct is the caller's. */
 void dp_chunk_free(dp_chunk *ch);

@@ -424,6 +424,10 @@ static void activate(recurrence *r) {
     r->rstd_q = dp_doubles(p->T * p->H);
     r->rstd_k = dp_doubles(p->T * p->H * dp_rows(p));
     dp_activate_f32(p, 0, p->T, r->q, r->k, r->g, r->beta, r->rstd_q, r->rstd_k);
+    if (r->design->stored_inputs) {
+        store_all(dp_design_kept(r->design), r->q, q);
+        store_all(dp_design_kept(r->design), r->k, q * dp_rows(p));
+    }
     dp_writes_new(p, &r->erasing, &r->values);
     dp_activate_writes_f32(p, 0, p->T, r->k, r->erasing, r->values);
 }

@@ -15,6 +15,8 @@ static const char *const SCORES[] = {"pairwise", "gated"};
 static const char *const KEYS[] = {"raw", "scored"};
 static const char *const BEGINS[] = {"pair", "state"};
 static const char *const EXPS[] = {"exact", "fast"};
+static const char *const INPUTS[] = {"given", "stored"};
+static const char *const BETAS[] = {"rows", "inverse"};
 static const char *const INVERSES[] = {"solve", "product"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
@@ -36,9 +38,11 @@ static const setting SETTINGS[] = {
     {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL, 0},
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
+    {"inputs", "given or stored", A_CHOICE, offsetof(dp_design, stored_inputs), INPUTS, 2},
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
     {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
     {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
+    {"beta", "rows or inverse", A_CHOICE, offsetof(dp_design, fold_beta), BETAS, 2},
     {"exchange", DP_EXCHANGE_WORDS, A_CHOICE, offsetof(dp_design, sending.exchange),
      dp_exchange_names, DP_NRUN_EXCHANGES},
     {"payload", DP_PAYLOAD_WORDS, A_CHOICE, offsetof(dp_design, sending.payload), dp_payload_names,
@@ -67,6 +71,7 @@ int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
     if (base == DP_BASE_BF16) { /* FLA; FlashKDA and cuDNN, whose chunks are shorter: what of dg
                                    cancels at the end of a chunk is then cancelled more often */
         d[1].gated = 1;
+        d[1].stored_inputs = 1; /* they take bf16 alone */
     } else {
         d[1].chunk = 0;
     }

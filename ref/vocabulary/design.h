@@ -13,6 +13,8 @@
  *   exp=exact          exp(g) of gates added up as they are, rounded correctly
  *   exp=fast           as fast kernels form it, 2^(g log2 e): gates are rounded and added up in
  *                      log2 units, and the power is off by up to 2^-23, alike for equal gates
+ *   inputs=given       q and k as they come in; a normalised row is stored like factors (base bf16)
+ *   inputs=stored      q and k are stored like factors before anything else is made of them
  *   scores=pairwise    q k' with the decay of every pair by itself
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
  *   decays=FORMAT      what q and k are multiplied with where they take their decay (qg, w, kg, the
@@ -22,6 +24,9 @@
  *                      from an anchor, and once more with that to the end
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
+ *   beta=rows          beta times k and v, which are operands of w and u
+ *   beta=inverse       beta times the inverse, rounded with it (inverse=product); of keys that are
+ *                      nearly parallel that is another error than the one above, often a larger one
  *   exchange=X         how states get from rank to rank (exchange.h): allgather, ring, scan,
  *                      serial, heads
  *   payload=P          what pairs and states are sent as (exchange.h): full, fp32, bf16, bf16x2,
@@ -34,9 +39,9 @@
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
  *
- * Defaults: base fp64, fp32: every format that of the base, exact, pairwise, raw, solve. Base bf16:
- * as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact, pairwise, raw,
- * product.
+ * Defaults: base fp64, fp32: every format that of the base, exact, given, pairwise, raw, solve,
+ * rows. Base bf16: as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
+ * given, pairwise, raw, product, rows.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -48,10 +53,11 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                                       \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F exp=exact|fast "             \
-    "scores=pairwise|gated keys=raw|scored inverse=solve|product exchange=" DP_EXCHANGE_WORDS \
-    " payload=" DP_PAYLOAD_WORDS " begins=pair|state drop=E chunks=N:N"
+#define DP_DESIGN_WORDS                                                                \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F exp=exact|fast "      \
+    "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product " \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS       \
+    " begins=pair|state drop=E chunks=N:N"
 #define DP_DESIGN_TEXT 256
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
@@ -62,6 +68,8 @@ typedef struct {
     dp_format factors, state, dstate, out, decays;
     int gated, scored, product;
     int fast_decays;    /* exp=fast */
+    int stored_inputs;  /* inputs=stored */
+    int fold_beta;      /* beta=inverse */
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
