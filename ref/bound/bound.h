@@ -59,7 +59,8 @@ static inline double dp_pw(const dp_rounding *r, double x) {
 dp_rounding dp_rounding_of(dp_base b, int p);
 /* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
  * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
- * that. With keys=scored kg has two decays and two stores, and an exponential's error more. */
+ * that. With keys=scored kg has two decays and two stores, and an exponential's error more.
+ * beta=inverse rounds T B and Kgam, V where the default rounds T and B Kgam, B V: as often. */
 dp_rounding dp_rounding_of_design(const dp_design *d, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V); /* entries of e */
 int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b */
