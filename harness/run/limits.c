@@ -33,21 +33,26 @@ dp_allowance dp_run_allowance(const dp_run *r) {
     return ALLOWANCE[who_computes(r)][r->base == DP_BASE_BF16];
 }
 
-int dp_bounds_are_derived(const dp_design *design) {
-    const dp_design plain = dp_design_of(design->base);
-    dp_design d = *design;
-    d.chunk = plain.chunk;
-    d.fast_decays = plain.fast_decays;
+dp_design dp_bound_design(const dp_design *design) {
+    dp_design d = dp_design_of(design->base);
+    d.chunk = design->chunk;
+    d.sending = design->sending;
     if (design->base == DP_BASE_BF16) {
-        d.stored_inputs = plain.stored_inputs;
-        d.gated = plain.gated;
-        d.fold_beta = plain.fold_beta;
-        d.scored = plain.scored;
-        d.decays = plain.decays;
+        d.stored_inputs = design->stored_inputs;
+        d.gated = design->gated;
+        d.scored = design->scored;
+        d.decays = design->decays;
     }
-    if (d.out == DP_FP32) d.out = plain.out;
-    d.sending = plain.sending;
-    return design->chunk && dp_design_same(&d, &plain);
+    return d;
+}
+
+int dp_bounds_are_derived(const dp_design *design) {
+    const dp_design bounded = dp_bound_design(design);
+    dp_design d = *design;
+    d.fast_decays = bounded.fast_decays;
+    if (design->base == DP_BASE_BF16) d.fold_beta = bounded.fold_beta;
+    if (d.out == DP_FP32) d.out = bounded.out;
+    return design->chunk && dp_design_same(&d, &bounded);
 }
 
 int dp_run_bounded(const dp_run *r) {

@@ -14,6 +14,9 @@ dp_allowance dp_run_allowance(const dp_run *r);
  * leave in a wider format than the base's are within them; operands of scores may carry their decay
  * in bf16. */
 int dp_bounds_are_derived(const dp_design *design);
+/* What bounds read of a design, all else the default of its base: designs for which this is the
+ * same have the same bounds. */
+dp_design dp_bound_design(const dp_design *design);
 /* Those of a run's, which must have declared it, and not have its state rounded between calls. */
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */

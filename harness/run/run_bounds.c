@@ -39,18 +39,14 @@ static void *with_raw_error(const void *what, size_t n, const dp_problem *p, con
 
 static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
                      const dp_raw_error *raw) {
-    const int32_t what[] = {sp->N,
-                            design->base,
-                            chain,
-                            sp->c->backward,
-                            design->chunk,
-                            design->gated,
-                            (int32_t)design->sending.exchange | design->sending.begins << 8,
-                            (int32_t)design->sending.payload,
-                            design->scored,
-                            design->decays};
+    const dp_design bounded = dp_bound_design(design);
+    struct {
+        int32_t N, base, chain, backward;
+        char design[DP_DESIGN_TEXT];
+    } what = {sp->N, (int32_t)design->base, (int32_t)chain, sp->c->backward, ""};
+    dp_design_text(&bounded, what.design);
     size_t size;
-    char *all = with_raw_error(what, sizeof what, &sp->c->p, raw, &size);
+    char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
     if (sp->first_of_call) { /* cuts chunks */
         const size_t T = (size_t)sp->c->p.T;
         all = realloc(all, size + T);
@@ -153,6 +149,14 @@ static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain,
     dp_token_bounds_store(&sp->c->p, design, want, out);
 }
 
+/* Are its bounds those of the base's default but for what it sends? */
+static int is_plain(const dp_design *design) {
+    const dp_design plain = dp_design_of(design->base);
+    dp_design d = dp_bound_design(design);
+    d.sending = plain.sending;
+    return dp_design_same(&d, &plain);
+}
+
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out) {
     const dp_design plain = dp_design_of(design->base);
@@ -167,8 +171,7 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
     if (cached && load(sp, key, raw != NULL, out)) return;
     if (design->sending.exchange == DP_EXCHANGE_HEADS)
         of_one_rank(sp, design, chain, raw, out);
-    else if (design->chunk != DP_CHUNK || design->gated || design->scored ||
-             design->decays != plain.decays)
+    else if (!is_plain(design))
         of_other_chunks(sp, design, chain, raw, out);
     else
         of_plain_chunks(sp, design, chain, raw, w, out);

@@ -55,6 +55,17 @@ DP_TEST(adversary, products_in_tf32_are_judged_as_what_they_are) {
           "%s", out);
 }
 
+/* Rows that are rounded as they come in miss the bound of those that are not, by 2.6 times: bounds
+ * are kept for later runs by all that they read of a design. */
+DP_TEST(adversary, a_rounding_that_is_declared_has_bounds_of_its_own) {
+    CHECK(adversary("one --cases fp32-rows,parallel-keys --designs chunk64-bf16 "
+                    "chunk64-inputs-bf16 chunk64-folded-bf16") == 0,
+          "%s", out);
+    CHECK(says("pass     fp32-rows chunk64-inputs-bf16") &&
+              says("pass     parallel-keys chunk64-folded-bf16"),
+          "%s", out);
+}
+
 /* bf16 operands of scores miss the bound of pairwise scores here, by 1.2 times in o. */
 DP_TEST(adversary, scores_from_gated_operands_are_within_the_bound_of_such_scores) {
     const char *one = "one --cases strong-uniform --designs chunk16-gated-bf16";

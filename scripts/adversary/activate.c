@@ -73,6 +73,7 @@ static float reciprocal_norm(const design *d, const float *x, int n) {
 static void vector_of(const design *d, const problem *p, const double *from, float *x) {
     for (int i = 0; i < p->K; i++)
         x[i] = (float)from[i];
+    if (d->inputs) round_all(d->inputs, x, p->K);
     if (!p->l2norm) return;
     const float r = reciprocal_norm(d, x, p->K);
     for (int i = 0; i < p->K; i++)

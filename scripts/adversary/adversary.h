@@ -65,6 +65,8 @@ typedef struct {
     format decays;    /* what q and k are multiplied with for their decay */
     int scored; /* kg is the rounded k exp(g_1 - g), g_1 the chunk's first, once more decayed */
     inverse_kind inverse; /* of I + B L; substitution: never formed */
+    int folded;           /* w, u of the inverse times B, rounded so, not of B k and B v */
+    format inputs;        /* q and k as they come in, whatever is made of them */
     sum_order sums;
     format state;    /* the state is rounded to it .. */
     int state_every; /* .. every that many tokens (in chunks: after every chunk) */

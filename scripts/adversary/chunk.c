@@ -15,6 +15,7 @@ typedef struct {
     float *readers;            /* [c + n][K] */
     float *score, *P, *N;      /* [c + n][n] [c][n] [n][n] */
     float *inv, *kgam, *w, *u; /* [n][n] (NULL: substitution) [n][K] [n][K] [n][V] */
+    float *folded;             /* [n][n] the inverse times B; NULL: B goes to the rows */
     float *kg, *qg, *end;      /* [n][K] [c][K] [K] */
     float *X, *S0;             /* [n][V] [K][V] */
 } chunk;
@@ -117,9 +118,10 @@ static void solve_written(const work *w, const chunk *ch, int m, const float *x,
     float *right = floats((int64_t)n * m);
     for (int r = 0; r < n; r++)
         for (int i = 0; i < m; i++)
-            right[r * m + i] = beta[r] * x[r * m + i];
+            right[r * m + i] = (ch->folded ? 1 : beta[r]) * x[r * m + i];
     if (ch->inv) {
-        product(w->d->sums, n, m, n, by_rows(ch->inv, n, w->d->factors),
+        const float *inverse = ch->folded ? ch->folded : ch->inv;
+        product(w->d->sums, n, m, n, by_rows(inverse, n, w->d->factors),
                 by_rows(right, m, w->d->values), to);
     } else {
         substitute(n, m, ch->N, 0, right);
@@ -127,6 +129,15 @@ static void solve_written(const work *w, const chunk *ch, int m, const float *x,
     }
     stored(w->d, w->d->factors, to, (int64_t)n * m);
     free(right);
+}
+
+static void fold(const work *w, chunk *ch) {
+    const float *beta = w->in->beta + ch->t0 * w->in->R;
+    const int n = ch->n;
+    ch->folded = floats((int64_t)n * n);
+    for (int i = 0; i < n * n; i++)
+        ch->folded[i] = ch->inv[i] * beta[i % n];
+    stored(w->d, w->d->factors, ch->folded, (int64_t)n * n);
 }
 
 static void begin_chunk(const work *w, int64_t t0, int c, chunk *ch) {
@@ -153,6 +164,7 @@ static void begin_chunk(const work *w, int64_t t0, int c, chunk *ch) {
     if (w->d->inverse != SUBSTITUTION) {
         ch->inv = floats((int64_t)n * n);
         inverse_of(w->d, n, ch->N, ch->inv);
+        if (w->d->folded) fold(w, ch);
         stored(w->d, w->d->factors, ch->inv, (int64_t)n * n);
     }
     solve_written(w, ch, K, ch->kgam, ch->w);
@@ -160,8 +172,9 @@ static void begin_chunk(const work *w, int64_t t0, int c, chunk *ch) {
 }
 
 static void end_chunk(chunk *ch) {
-    float *all[] = {ch->gam, ch->readers, ch->score, ch->P,   ch->N, ch->inv, ch->kgam,       ch->w,
-                    ch->u,   ch->kg,      ch->qg,    ch->end, ch->X, ch->S0,  ch->pairs.decay};
+    float *all[] = {ch->gam,  ch->readers, ch->score,       ch->P,     ch->N,  ch->inv,
+                    ch->kgam, ch->w,       ch->u,           ch->kg,    ch->qg, ch->end,
+                    ch->X,    ch->S0,      ch->pairs.decay, ch->folded};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

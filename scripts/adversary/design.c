@@ -85,6 +85,8 @@ const design designs[] = {
      .scored = 1,
      .decays = BF16,
      FLA},
+    {.name = "chunk64-folded-bf16", .base = "bf16", .chunk = 64, .folded = 1, FLA},
+    {.name = "chunk64-inputs-bf16", .base = "bf16", .chunk = 64, .inputs = BF16, FLA},
     {.name = "chunk16-neumann-bf16",
      .base = "bf16",
      .chunk = 16,
@@ -151,6 +153,8 @@ static const design_key KEYS[] = {
     {"decays", offsetof(design, decays), format_names, FORMATS},
     {"scored", offsetof(design, scored), NULL, 0},
     {"inverse", offsetof(design, inverse), inverse_names, INVERSES},
+    {"folded", offsetof(design, folded), NULL, 0},
+    {"inputs", offsetof(design, inputs), format_names, FORMATS},
     {"sums", offsetof(design, sums), order_names, ORDERS},
     {"state", offsetof(design, state), format_names, FORMATS},
     {"every", offsetof(design, state_every), NULL, 0},
@@ -227,7 +231,7 @@ static int has_words(const design *d) {
 int design_declares(const design *d, char *text, size_t size) {
     const int bf16 = !strcmp(d->base, "bf16");
     char chunk[16];
-    const char *word[10];
+    const char *word[12];
     int n = 0;
     if (!has_words(d)) return 0;
     snprintf(chunk, sizeof chunk, "chunk=%d", d->chunk);
@@ -241,10 +245,12 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->both_states) word[n++] = d->state == FP16 ? "dstate=fp16" : "dstate=bf16";
     if (bf16 && d->output == FP32) word[n++] = "out=fp32";
     if (d->decays) word[n++] = d->decays == FP16 ? "decays=fp16" : "decays=bf16";
+    if (d->inputs) word[n++] = "inputs=stored";
     if (d->scores) word[n++] = "scores=gated";
     if (d->scored) word[n++] = "keys=scored";
     if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";
     if (d->chunk && bf16 && d->inverse == SUBSTITUTION) word[n++] = "inverse=solve";
+    if (d->folded) word[n++] = "beta=inverse";
     *text = 0;
     for (int i = 0; i < n; i++) {
         const size_t at = strlen(text);
