@@ -123,6 +123,14 @@ DP_TEST(adversary, exact_cases_are_no_cases_of_a_design_in_fp16) {
     CHECK(says("pass     exact-kda chunk64-bf16 right"), "%s", out);
 }
 
+/* A design that says state=bf16 is right where every state of the case is a number of bf16. */
+DP_TEST(adversary, exact_cases_have_states_that_bf16_keeps) {
+    CHECK(adversary("one --cases exact-kda,exact-gdn,exact-residual --designs "
+                    "recurrent-state-bf16 chunk64-bf16-state-bf16") == 0,
+          "%s", out);
+    CHECK(says("pass     exact-residual recurrent-state-bf16 right"), "%s", out);
+}
+
 /* Powers that cancel to an inverse take its bits with them: no right kernel makes it so there, and
  * such runs are counted apart. Elsewhere the same design is one of the right ones. */
 DP_TEST(adversary, small_problems_tell_an_inverse_that_cancels_from_a_right_one) {
