@@ -57,11 +57,12 @@ DP_TEST(soak, what_could_not_be_judged_is_counted) {
 }
 
 DP_TEST(soak, what_is_kept_is_not_judged_again) {
-    CHECK(soak("2 1 --small --op ssd --keep kept") == 0 && says("2 problems, "), "%s", out);
+    CHECK(soak("2 1 --small --op ssd --keep soak-kept") == 0 && says("2 problems, "), "%s", out);
     char first[1 << 12];
     const char *sums = strstr(out, "judged by: ");
     REQUIRE(sums, "%s", out);
     snprintf(first, sizeof first, "%.*s", (int)strcspn(sums, "\n"), sums);
-    CHECK(soak("3 1 --small --op ssd --keep kept --seconds 0") == 0 && says(first), "%s", out);
+    CHECK(soak("3 1 --small --op ssd --keep soak-kept --seconds 0") == 0 && says(first), "%s", out);
     CHECK(says("2 problems, "), "%s", out);
+    CHECK(soak("1 1 --small --keep .") == 2 && says("--keep .: ") && !says("Traceback"), "%s", out);
 }
