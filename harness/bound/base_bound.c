@@ -48,10 +48,10 @@ static int by_gate(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* held [group][HV][K]: how many chunks have the same gate as this one, of one head and channel. A
- * gate of 0 is exact. */
+/* held [group][HV][K]: how many chunks have the same gate as this one, of one head and channel, or
+ * of all channels where the head has one gate. A gate of 0 is exact. */
 static void count_held(dp_sim *s, int hv, int x, double *held) {
-    const int HV = s->p->HV, K = s->p->K, n = s->ngroup;
+    const int HV = s->p->HV, K = s->p->K, n = s->ngroup, alike = dp_Kg(s->p) == 1 ? K : 1;
     chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
     for (int g = 0; g < n; g++) {
         const dp_chunk *ch = dp_sim_chunk(s, g, hv);
@@ -62,8 +62,9 @@ static void count_held(dp_sim *s, int hv, int x, double *held) {
     for (int g = 0, end; g < n; g = end) {
         for (end = g + 1; end < n && of[end].gate == of[g].gate;)
             end++;
-        for (int i = g; i < end; i++)
-            held[((int64_t)of[i].group * HV + hv) * K + x] = of[g].gate == 0 ? 1 : end - g;
+        for (int i = g * alike; i < end * alike; i++)
+            held[((int64_t)of[i / alike].group * HV + hv) * K + x + i % alike] =
+                of[g].gate == 0 ? 1 : end - g;
     }
     free(of);
 }
@@ -82,7 +83,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
            *rk = dp_raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
            *rv = dp_raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
-    in.held = held + i * p->K;
+    in.held = held ? held + i * p->K : NULL;
     in.rq = rq;
     in.rk = rk;
     in.rv = rv;
@@ -113,10 +114,10 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
     w->b = dp_calloc((size_t)n, sizeof *w->b);
     w->eH = dp_calloc((size_t)nr, sizeof *w->eH);
     w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
-    double *held = dp_doubles(n * p->K);
+    double *held = power == 2 ? dp_doubles(n * p->K) : NULL; /* sums of squares alone count them */
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int z = 0; z < p->HV * p->K; z++)
-        count_held(ref, z / p->K, z % p->K, held);
+    for (int z = 0; z < (held ? p->HV * Kg : 0); z++)
+        count_held(ref, z / Kg, z % Kg, held);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; i++)
         bound_chunk(w, (int)(i / p->HV), (int)(i % p->HV), held);
