@@ -80,6 +80,11 @@ build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKE
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 \
     DP_PYTHON="$$(cat $(BASE)/python)"
 
+# Several goals at once, `make -j gpu program`, build one after the other what they share.
+ifeq ($(MAKELEVEL),0)
+.NOTPARALLEL:
+endif
+
 .PHONY: all program wheel judge verify test museum bench report setup gpu tsan format format-check \
     clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
