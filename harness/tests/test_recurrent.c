@@ -85,11 +85,28 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                        "inverse=solve",
                                        "scores=gated,beta=inverse",
                                        "chunk=16,chunks=8:16:512"};
-    static const char *const wrong[] = {
-        "chunk=7",    "chunk=x",     "chunk",        "state=fp8",   "state=tf32",
-        "out=tf32rz", "factors=tf",  "factors=",     "recurrent=1", "scores=maybe",
-        "keys=twice", "decays=tf32", "speed=high",   "exp=slow",    "inputs=fp32",
-        "beta=keys",  "chunk=1000",  "chunks=16:24", "chunks=",     "chunks=1024"};
+    static const char *const wrong[] = {"chunk=7",
+                                        "chunk=x",
+                                        "chunk",
+                                        "state=fp8",
+                                        "state=tf32",
+                                        "out=tf32rz",
+                                        "factors=tf",
+                                        "factors=",
+                                        "recurrent=1",
+                                        "scores=maybe",
+                                        "keys=twice",
+                                        "decays=tf32",
+                                        "speed=high",
+                                        "exp=slow",
+                                        "inputs=fp32",
+                                        "beta=keys",
+                                        "inverse=solve,beta=inverse",
+                                        "recurrent,beta=inverse",
+                                        "chunk=1000",
+                                        "chunks=16:24",
+                                        "chunks=",
+                                        "chunks=1024"};
     dp_design d;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
         char back[DP_DESIGN_TEXT];

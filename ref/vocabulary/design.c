@@ -197,6 +197,11 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
     d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
     d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
     free(words);
+    if (!st && d->fold_beta && !(d->product && d->chunk))
+        return dp_fail(e, DP_EINPUT,
+                       "design: beta=inverse: no inverse is formed (%s); inverse=product says that "
+                       "one is",
+                       d->chunk ? "inverse=solve" : RECURRENT);
     return st;
 }
 
