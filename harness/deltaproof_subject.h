@@ -170,11 +170,11 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * "inputs=stored" (q and k are rounded like factors before anything else is made of them),
  * "scores=gated" (q k' from rounded operands that carry their decay), "keys=scored" (the key that
  * writes the state is made of the rounded one of the scores), "decays=bf16", "inverse=product",
- * "drop=20" (it leaves out states that gates have attenuated below 2^-20: by the sum over tokens of
- * the largest channel gate of each, ref/bound/drop.h), "chunks=16:32" (it takes `chunk` of a
- * problem: `check` holds what those lengths give within both bounds). It is judged by what that
- * design makes of the inputs. A library without this function may be any of the common designs, and
- * is allowed twice as much. */
+ * "beta=inverse" (w and u of the inverse times beta, rounded so), "drop=20" (it leaves out states
+ * that gates have attenuated below 2^-20: by the sum over tokens of the largest channel gate of
+ * each, ref/bound/drop.h), "chunks=16:32" (it takes `chunk` of a problem: `check` holds what those
+ * lengths give within both bounds). It is judged by what that design makes of the inputs. A library
+ * without this function may be any of the common designs, and is allowed twice as much. */
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",

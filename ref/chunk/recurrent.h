@@ -1,10 +1,10 @@
 /* ref/chunk/recurrent.h - the recurrence token by token in fp32: how a recurrent kernel rounds.
  *
  * One operation of math.md b and d is one fp32 operation, sums over K and V run in index order,
- * exp is dp_expf, or (design->fast_decays) as fast kernels form it (gate.h). The state is rounded
- * to design->state after each token (o reads it before), o and the gradients of inputs to
- * design->out. Ranks do not matter: the state goes through all tokens, but where the caller says
- * what comes in its place.
+ * exp is dp_expf, or (design->fast_decays) as fast kernels form it (gate.h). q and k are rounded to
+ * design->factors first where it says so (stored_inputs). The state is rounded to design->state
+ * after each token (o reads it before), o and the gradients of inputs to design->out. Ranks do not
+ * matter: the state goes through all tokens, but where the caller says what comes in its place.
  */
 #ifndef DP_RECURRENT_H
 #define DP_RECURRENT_H
