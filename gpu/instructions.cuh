@@ -12,6 +12,7 @@
  *                          reads behind it */
 #ifndef DPG_INSTRUCTIONS_CUH
 #define DPG_INSTRUCTIONS_CUH
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
 
@@ -41,6 +42,13 @@ __device__ __forceinline__ unsigned thread_again() {
     unsigned x;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
+}
+
+/* The thread's lane, so that the compiler keeps it: it would read it again wherever it needs it,
+ * and wait for it. */
+__device__ __forceinline__ int kept_lane() {
+    int lane = threadIdx.x % 32;
+    return __shfl_sync(~0u, lane, lane);
 }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
@@ -194,6 +202,19 @@ __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint6
                  "%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
                  "%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}"
                  : R32(d)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
+#endif
+}
+
+/* The same of 16 columns. */
+template <int T>
+__device__ __forceinline__ void wg_mul_16(float (*d)[4], const uint32_t a[4], uint64_t b,
+                                          bool first) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %14, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, "
+                 "{%8,%9,%10,%11}, %12, p, 1, 1, %13;\n}"
+                 : R4(d[0]), R4(d[1])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
 #endif
 }
@@ -357,6 +378,19 @@ __device__ __forceinline__ void fill16_end(uint64_t *b, int lane) {
 #endif
 }
 
+/* The same where products of a warpgroup read what the lanes copied. */
+__device__ __forceinline__ void fill16_end_for_products(uint64_t *b, int lane) {
+#if DPG_BULK
+    (void)lane;
+    cp_commit();
+    cp_wait<0>();
+    drain_fence();
+    bar_arrive(b);
+#else
+    fill_end(b, lane);
+#endif
+}
+
 /* Shared to global memory by one warp. Before: drain_fence() by all who wrote the words, then a
  * barrier. The words may be overwritten behind drain_wait() of the same warp and a barrier. */
 __device__ __forceinline__ void drain(void *dst, const void *src, int bytes, int lane) {
@@ -378,6 +412,35 @@ __device__ __forceinline__ void drain_commit(int lane) {
 __device__ __forceinline__ void drain_wait(int lane) {
 #if DPG_BULK
     if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
+/* ---- tiles of tensors (fast/maps.cuh), by the copy engine ------------------------------------ */
+
+/* Does it do them here; else lanes do. */
+#define MAPPED_TILES DPG_BULK
+
+/* 64 tokens from `token` on of 64 columns of a head to ROWS on a multiple of 1,024 bytes, part of
+ * what `b` was told to wait for. */
+__device__ __forceinline__ void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column,
+                                          int head, int64_t token, uint64_t *b, int lane) {
+#if DPG_BULK
+    if (lane == 0)
+        asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                     "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(saddr(dst)),
+                     "l"(&map), "r"(column), "r"(head), "r"((int)token), "r"(saddr(b))
+                     : "memory");
+#endif
+}
+/* Back, as drain() does. */
+__device__ __forceinline__ void drain_tile(const CUtensorMap &map, int column, int head,
+                                           int64_t token, const __nv_bfloat16 *src, int lane) {
+#if DPG_BULK
+    if (lane == 0)
+        asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], "
+                     "[%4];" ::"l"(&map),
+                     "r"(column), "r"(head), "r"((int)token), "r"(saddr(src))
+                     : "memory");
 #endif
 }
 #endif

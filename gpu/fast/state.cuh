@@ -131,6 +131,22 @@ __device__ __forceinline__ void decay_and_add(float S[NJ][4], const float acc[NJ
     }
 }
 
+/* The same from factors asked for before: of channels 2 (lane % 4) and the next of each n-tile. */
+template <int K>
+__device__ __forceinline__ void take_decays(float2 e[K / 8], const float *eC, int lane) {
+#pragma unroll
+    for (int n = 0; n < K / 8; n++)
+        e[n] = *(const float2 *)(eC + n * 8 + lane % 4 * 2);
+}
+__device__ __forceinline__ void decay_and_add(float (*S)[4], const float acc[8][4],
+                                              const float2 *e) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            S[n][i] = fmaf(i % 2 ? e[n].y : e[n].x, S[n][i], acc[n][i]);
+}
+
 /* Kept states leave through shared memory, slice by slice: a fragment to rows row0 .. of a slice.
  */
 __device__ __forceinline__ void keep_fragment(bf16 *slice, int row0, const uint32_t a[4],

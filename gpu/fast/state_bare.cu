@@ -5,16 +5,18 @@
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'
  *
  * Two warpgroups share 64 columns of v, 16 a warp: one has the states, the other makes o of a chunk
- * from the S q' and X that the first left, one or two chunks behind. Each has a ring, which four
- * warps fill: rows of k, q, v by copies of 16 bytes, T B, Aqk and factors by the copy engine.
- * Phases of a chunk, and what shared memory holds:
+ * from the S q' and X that the first left, one or two chunks behind. One warp loads what the first
+ * reads, another what the second does. Phases of a chunk, as in state_gated.cu, and what shared
+ * memory holds:
  *
- *   states   Z     S rounded to fragments; Z, S q'          k, q
+ *   states   Z     S rounded to fragments; Z                k
  *            X     R = v - of_k Z; X = T B R                v, T B, factors
- *            S     S <- eC S + k' (to_end X)                k, factors; O[buf], X[buf]
+ *            S     S <- eC S + k' (to_end X)                k, factors; X[buf]
+ *            S q'  of S before the chunk                    q; O[buf]
  *   o        o     of_q S q' + Aqk X                        O[buf], X[buf]; Aqk, of_q */
 #include "fast/bare.cuh"
 #include "fast/state.cuh"
+#include "fast/whole.cuh"
 
 namespace {
 
@@ -27,54 +29,64 @@ struct OutStage {
 };
 /* The stages of both rings lie behind it, on multiples of 1,024 bytes; their factors here. */
 struct BareSmem {
-    Ring in, out;
-    uint64_t ready[2], taken[2]; /* S q' and X of a chunk are there; are read */
+    Ring keys, middle, query, out; /* k; v, T B, factors; q; what o reads */
+    uint64_t ready[2], taken[2];   /* S q' and X of a chunk are there; are read */
     StateFactors factors[MOST_STAGES];
     float of_q[MOST_STAGES][C];
-    uint4 O[2][8][128], X[2][4][128]; /* S q', X: fragments, a lane's words together */
-    bf16 o[SLICES_OF_SCAN][C * 16];
+    uint4 O[2][8][128], X[2][4][128];  /* S q', X: fragments, a lane's words together */
+    alignas(1024) bf16 o[C * BLOCK_V]; /* on its way out, ROWS */
 };
 struct BareArgs {
     StateArgs a;
     BareOut b;
     const bf16 *k, *q, *v;
+    CUtensorMap k_map, q_map, v_map, o_map;
 };
 
-/* ---- producers, four warps ------------------------------------------------------------------- */
+/* ---- producers, two warps -------------------------------------------------------------------- */
 
-/* One of four warps: a quarter of the rows. The first also has what the copy engine brings for the
- * states, the last what it brings for o, in a stage of the other ring. */
+/* What the states read. */
 template <int K, int V>
-__device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, OutStage *out,
-                                             const Dims &d, const BareArgs &a, Run run, int hv,
-                                             int v0, int part, int lane) {
+__device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, const Dims &d,
+                                             const BareArgs &a, Run run, int hv, int v0, int lane) {
+    const int ROWS_OF_KEYS = C * K * 2, SQUARE = C * C * 2, FACTORS = (int)sizeof(StateFactors);
     int h = hv / d.G;
     Turn turn(a.a.depth);
+    auto part = [&](Ring &ring, int bytes) {
+        uint64_t *full = &ring.full[turn.slot];
+        turn.wait_empty(ring);
+        fill_begin(full, bytes, lane);
+        return full;
+    };
     Chunk next = d.chunk[run.c0];
     for (int i = 0; i < run.n; i++, turn.next()) {
-        uint64_t *full = &sm.in.full[turn.slot], *also = &sm.out.full[turn.slot];
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         StateStage<K> &s = in[turn.slot];
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-        turn.wait_empty(sm.in);
-        if (part == 0) {
-            fill_begin(full, C * C * 2 + (int)sizeof(StateFactors), lane);
-            fill(s.TB, a.b.TB + tile * C * C, C * C * 2, full, lane);
-            fill(&sm.factors[turn.slot], &a.b.factors[tile].state, sizeof(StateFactors), full,
-                 lane);
-        }
-        fill_rows<K>(s.k, a.k + (c.t0 * d.H + h) * K, d.H * K, c.len, part, lane);
-        fill_rows<BLOCK_V>(s.v, a.v + (c.t0 * d.HV + hv) * V + v0, d.HV * V, c.len, part, lane);
-        fill_rows<K>(s.q, a.q + (c.t0 * d.H + h) * K, d.H * K, c.len, part, lane);
+        bool whole = MAPPED_TILES && c.len == C;
+        uint64_t *full = part(sm.keys, whole * ROWS_OF_KEYS);
+        fill_chunk<K>(s.k, a.k_map, a.k, d.H, h, K, 0, c, whole, full, lane);
+        fill16_end_for_products(full, lane);
+        full = part(sm.middle, SQUARE + FACTORS + whole * C * BLOCK_V * 2);
+        fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
+        fill(s.TB, a.b.TB + tile * C * C, SQUARE, full, lane);
+        fill(&sm.factors[turn.slot], &a.b.factors[tile].state, FACTORS, full, lane);
         fill16_end(full, lane);
-        if (part < 3) continue;
-        turn.wait_empty(sm.out);
-        fill_begin(also, C * C * 2 + C * 4, lane);
-        fill(out[turn.slot].Aqk, a.b.Aqk + tile * C * C, C * C * 2, also, lane);
-        fill(sm.of_q[turn.slot], a.b.factors[tile].of_q, C * 4, also, lane);
-        fill_end(also, lane);
+        full = part(sm.query, whole * ROWS_OF_KEYS);
+        fill_chunk<K>(s.q, a.q_map, a.q, d.H, h, K, 0, c, whole, full, lane);
+        fill16_end_for_products(full, lane);
     }
+}
+/* What o reads; another warp's, since it is made behind the states. */
+__device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const Dims &d,
+                                             const BareArgs &a, Run run, int hv, int lane) {
+    const int SQUARE = C * C * 2;
+    produce(sm.out, a.a.depth, run.n, SQUARE + C * 4, lane, [&](int slot, int i, uint64_t *full) {
+        int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
+        fill(out[slot].Aqk, a.b.Aqk + tile * C * C, SQUARE, full, lane);
+        fill(sm.of_q[slot], a.b.factors[tile].of_q, C * 4, full, lane);
+    });
 }
 
 /* ---- the warps of 16 columns ----------------------------------------------------------------- */
@@ -113,27 +125,29 @@ template <int K, int V> struct BareWarp {
                                                 const StateFactors &f, int i, const Turn &turn) {
         int buf = i % 2, thread = warp * 32 + lane;
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4], xe[4][4];
-        float z[8][4], o[8][4], x[8][4] = {}, y[K / 64][8][4];
+        float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
         round_state<K>(sa, S);
-        turn.wait_full(sm.in);
-        drain_fence(); /* rows came by copies of lanes */
+        turn.wait_full(sm.keys);
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.k, 1));
-        wg_times_rows<K>(o, sa, rows_desc(st.q, 1));
+        turn.wait_full(sm.middle);
+        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
         float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
         ByToken of_k(f.of_k, lane), to_end(f.to_end, lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             ldsm4t(ra[p], v.at(warp, p));
-        wg_wait<1>(z);
+        wg_wait<0>(z);
         of_k.times(z);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             take_from(z + 2 * p, ra[p]);
             fragment(ra[p], z[2 * p], z[2 * p + 1]);
         }
-        times_Aqk<4>(x, st.TB, 0, lane, [&](int p) { return ra[p]; });
+        wg_fence();
+        wg_times_lower<false>(x, ra, rows_desc(st.TB, 1));
+        wg_wait<0>(x);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
@@ -141,26 +155,32 @@ template <int K, int V> struct BareWarp {
 #pragma unroll
         for (int p = 0; p < 4; p++)
             fragment(xe[p], x[2 * p], x[2 * p + 1]);
-        wg_wait<0>(o);
         wg_fence();
         wg_times_kg<K>(y, xe, rows_desc(st.k, 64));
-        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
+        free(sm.middle, turn);
         leave<4>(sm.X[buf], xa, thread);
+        turn.wait_full(sm.query);
+        update(S, y[0], decay, K / 64 - 1);
+        wg_fence();
+        wg_times_rows<K>(o, sa, rows_desc(st.q, 1));
+        if (K > 64) update(S + K / 8 - 8, y[K / 64 - 1], decay, 1);
+        free(sm.keys, turn);
+        wg_wait<0>(o);
+        free(sm.query, turn);
         leave_sums(sm.O[buf], o, thread);
         bar_arrive(&sm.ready[buf]);
+    }
+    /* 64 channels of S, once all groups but `left` have ended. */
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], float decay, int left) {
+        if (left)
+            wg_wait<1>(y);
+        else
+            wg_wait<0>(y);
 #pragma unroll
-        for (int j = 0; j < K / 64; j++) {
-            if (j + 1 < K / 64)
-                wg_wait<1>(y[j]);
-            else
-                wg_wait<0>(y[j]);
+        for (int n = 0; n < 8; n++)
 #pragma unroll
-            for (int n = 0; n < 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    S[8 * j + n][e] = fmaf(decay, S[8 * j + n][e], y[j][n][e]);
-        }
-        free(sm.in, turn);
+            for (int e = 0; e < 4; e++)
+                S[n][e] = fmaf(decay, S[n][e], y[n][e]);
     }
     __device__ __forceinline__ void states(StateStage<K> *stages) {
         const float *init = initial(d, a.a, run.starts, run.gseq, run.part, hv);
@@ -176,11 +196,11 @@ template <int K, int V> struct BareWarp {
         });
         leave_spoilt<K, V>(d, a.a, row, hv, v0, S, lane);
     }
-    __device__ __forceinline__ void outputs(OutStage *stages) {
+    __device__ __forceinline__ void outputs(OutStage *stages, int v0) {
         Turn turn(a.a.depth);
         Chunk next = d.chunk[run.c0];
+        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, hv, v0, warp, lane};
         for (int i = 0; i < run.n; i++, turn.next()) {
-            const OutStage &st = stages[turn.slot];
             int buf = i % 2, thread = warp * 32 + lane;
             uint32_t xa[4][4];
             float o[8][4];
@@ -193,14 +213,17 @@ template <int K, int V> struct BareWarp {
             take<4>(xa, sm.X[buf], thread);
             bar_arrive(&sm.taken[buf]);
             of_q.times(o);
-            times_Aqk<4>(o, st.Aqk, 0, lane, [&](int p) { return xa[p]; });
+            wg_fence();
+            wg_times_lower<true>(o, xa, rows_desc(stages[turn.slot].Aqk, 1));
+            wg_wait<0>(o);
             free(sm.out, turn);
-            store_o<4>(d, a.a.o, o, sm.o[warp], c, 0, hv, slice * 16, lane);
+            out.store(o, c);
         }
+        out.end();
     }
 };
 
-#define BARE_THREADS 384 /* a warpgroup for states, one for o, one that loads */
+#define BARE_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
 template <int K, int V>
 __global__ void __launch_bounds__(BARE_THREADS, 1)
     k_scan_bare(const __grid_constant__ Dims d, const __grid_constant__ BareArgs a) {
@@ -210,7 +233,7 @@ __global__ void __launch_bounds__(BARE_THREADS, 1)
     auto *out = (OutStage *)(in + a.a.depth);
     const int blocks = V / BLOCK_V;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
-    int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, part = threadIdx.x / 128;
+    int warp = threadIdx.x / 32 % 4, lane = kept_lane(), part = threadIdx.x / 128;
     int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
     Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
@@ -218,18 +241,21 @@ __global__ void __launch_bounds__(BARE_THREADS, 1)
             bar_init(&sm.ready[i], 128);
             bar_init(&sm.taken[i], 128);
         }
-    ring_init(sm.in, 4, FULL_COUNT_16(4));
+    ring_init(sm.keys, 4, FULL_COUNT_16(1));
+    ring_init(sm.middle, 4, FULL_COUNT_16(1));
+    ring_init(sm.query, 4, FULL_COUNT_16(1));
     ring_init(sm.out, 4);
     __syncthreads();
     BareWarp<K, V> w = {d, a, sm, run, row, hv, warp, first + warp, lane};
     if (part == 0) {
-        take_registers<232>();
+        take_registers<240>();
         w.states(in);
     } else if (part == 1) {
-        w.outputs(out);
+        w.outputs(out, first * 16);
     } else {
-        give_registers<56>();
-        produce_rows<K, V>(sm, in, out, d, a, run, hv, first * 16, warp, lane);
+        give_registers<96>();
+        if (warp == 0) produce_rows<K, V>(sm, in, d, a, run, hv, first * 16, lane);
+        if (warp == 1) produce_outs(sm, out, d, a, run, hv, lane);
     }
 }
 
@@ -259,5 +285,10 @@ dp_status fast_state_bare(const Call &c) {
     a.k = (const bf16 *)c.t->k;
     a.q = (const bf16 *)c.t->q;
     a.v = (const bf16 *)c.t->v;
+    const Dims &d = c.p->d;
+    TRY(map_rows(c, &a.k_map, ROWS_OF_K, c.t->k, d.H, d.K));
+    TRY(map_rows(c, &a.q_map, ROWS_OF_Q, c.t->q, d.H, d.K));
+    TRY(map_rows(c, &a.v_map, ROWS_OF_V, c.t->v, d.HV, d.V));
+    if (d.o_bf16) TRY(map_rows(c, &a.o_map, ROWS_OF_O, c.t->o, d.HV, d.V));
     return by_widths<BarePass>(c, a);
 }

@@ -4,16 +4,19 @@
  *   X' = (v' - S' Kgam') (T B)'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *
  * Two warpgroups share 64 columns of v, 16 a warp: one has the states, the other makes o of a chunk
- * from the S qg' and X that the first left, one or two chunks behind. One warp loads, rows of v by
- * copies of 16 bytes, tiles by the copy engine; each part of a stage is its own again as soon as it
- * was read. Phases of a chunk, and what shared memory holds:
+ * from the S qg' and X that the first left, one or two chunks behind. One warp loads what the first
+ * reads, another Aqk; each part of a stage is its own again as soon as it was read. The chain of
+ * chunks is what takes the time, so nothing stands in it that can be asked for before, and S qg' is
+ * made when X has gone into S. Phases of a chunk, and what shared memory holds:
  *
- *   states   Z     S rounded to fragments; Z, S qg'         front: Kgam, qg
+ *   states   Z     S rounded to fragments; Z                front: Kgam
  *            X     R = v - Z; X = T B R                     middle: v, T B
- *            S     S <- eC S + kg' X                        back: kg, eC; O[buf], X[buf]
+ *            S     S <- eC S + kg' X                        back: kg, eC; X[buf]
+ *            S qg' of S before the chunk                    query: qg; O[buf]
  *   o        o     scale S qg' + Aqk X                      O[buf], X[buf]; last: Aqk */
 #include "fast/bare.cuh"
 #include "fast/state.cuh"
+#include "fast/whole.cuh"
 
 namespace {
 
@@ -21,56 +24,69 @@ namespace {
 
 /* What comes for a chunk, ROWS. */
 template <int K> struct GatedStage {
-    bf16 kgam[C * K], qg[C * K], v[C * BLOCK_V], TB[C * C], kg[C * K], Aqk[C * C];
+    bf16 kgam[C * K], v[C * BLOCK_V], TB[C * C], kg[C * K], Aqk[C * C];
 };
+/* qg, which is read last and therefore has a ring of more stages. */
+template <int K> struct QueryStage { bf16 qg[C * K]; };
 /* The stages lie behind it, on multiples of 1,024 bytes. */
 template <int K> struct GatedSmem {
     Ring front, middle, back, last; /* of parts of the same stages */
-    uint64_t ready[2], taken[2];    /* S qg' and X of a chunk are there; are read */
+    Ring query;
+    uint64_t ready[2], taken[2]; /* S qg' and X of a chunk are there; are read */
     float eC[MOST_STAGES][K];
-    uint4 O[2][8][128], X[2][4][128]; /* S qg', X: fragments, a lane's words together */
-    bf16 o[SLICES_OF_SCAN][C * 16];
+    uint4 O[2][8][128], X[2][4][128];  /* S qg', X: fragments, a lane's words together */
+    alignas(1024) bf16 o[C * BLOCK_V]; /* on its way out, ROWS */
 };
 struct GatedArgs {
     StateArgs a;
     const bf16 *kgam, *TB, *v;
+    CUtensorMap v_map, o_map;
 };
 
 template <int K, int V>
-__device__ __forceinline__ void produce_tiles(GatedSmem<K> &sm, GatedStage<K> *stages,
-                                              const Dims &d, const GatedArgs &a, Run run, int hv,
-                                              int v0, int lane) {
+__device__ __forceinline__ void
+produce_tiles(GatedSmem<K> &sm, GatedStage<K> *stages, QueryStage<K> *queries, const Dims &d,
+              const GatedArgs &a, Run run, int hv, int v0, int lane) {
     const int TILE = C * K * 2, SQUARE = C * C * 2;
-    Turn turn(a.a.depth);
+    Turn turn(a.a.depth), query(MOST_STAGES);
     Chunk next = d.chunk[run.c0];
-    auto part = [&](Ring &ring, int bytes) {
-        uint64_t *full = &ring.full[turn.slot];
-        turn.wait_empty(ring);
+    auto part = [&](Ring &ring, const Turn &at, int bytes) {
+        uint64_t *full = &ring.full[at.slot];
+        at.wait_empty(ring);
         fill_begin(full, bytes, lane);
         return full;
     };
-    for (int i = 0; i < run.n; i++, turn.next()) {
+    for (int i = 0; i < run.n; i++, turn.next(), query.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         GatedStage<K> &s = stages[turn.slot];
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-        uint64_t *full = part(sm.front, 2 * TILE);
-        fill(s.kgam, a.kgam + tile * C * K, TILE, full, lane);
-        fill(s.qg, a.a.qg + tile * C * K, TILE, full, lane);
+        uint64_t *full = part(sm.query, query, TILE);
+        fill(queries[query.slot].qg, a.a.qg + tile * C * K, TILE, full, lane);
         fill_end(full, lane);
-        full = part(sm.middle, SQUARE);
+        full = part(sm.front, turn, TILE);
+        fill(s.kgam, a.kgam + tile * C * K, TILE, full, lane);
+        fill_end(full, lane);
+        bool whole = MAPPED_TILES && c.len == C;
+        full = part(sm.middle, turn, SQUARE + whole * C * BLOCK_V * 2);
         fill(s.TB, a.TB + tile * C * C, SQUARE, full, lane);
-        for (int rows = 0; rows < 4; rows++)
-            fill_rows<BLOCK_V>(s.v, a.v + (c.t0 * d.HV + hv) * V + v0, d.HV * V, c.len, rows, lane);
+        fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
         fill16_end(full, lane);
-        full = part(sm.back, TILE + K * 4);
+        full = part(sm.back, turn, TILE + K * 4);
         fill(s.kg, a.a.kg + tile * C * K, TILE, full, lane);
         fill(sm.eC[turn.slot], a.a.eC + tile * K, K * 4, full, lane);
         fill_end(full, lane);
-        full = part(sm.last, SQUARE);
-        fill(s.Aqk, a.a.Aqk + tile * C * C, SQUARE, full, lane);
-        fill_end(full, lane);
     }
+}
+/* Another one's, since o is made behind the states. */
+template <int K>
+__device__ __forceinline__ void produce_Aqk(GatedSmem<K> &sm, GatedStage<K> *stages, const Dims &d,
+                                            const GatedArgs &a, Run run, int hv, int lane) {
+    const int SQUARE = C * C * 2;
+    produce(sm.last, a.a.depth, run.n, SQUARE, lane, [&](int slot, int i, uint64_t *full) {
+        int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
+        fill(stages[slot].Aqk, a.a.Aqk + tile * C * C, SQUARE, full, lane);
+    });
 }
 
 /* A warp's 16 columns, of either warpgroup; slice: of the head's columns. */
@@ -85,69 +101,82 @@ template <int K, int V> struct GatedWarp {
         __syncwarp();
         bar_arrive_warp(&ring.empty[turn.slot], lane);
     }
-    __device__ __forceinline__ void state_chunk(float S[K / 8][4], const GatedStage<K> &st, int i,
-                                                const Turn &turn) {
+    __device__ __forceinline__ void state_chunk(float S[K / 8][4], const GatedStage<K> &st,
+                                                const QueryStage<K> &qs, int i, const Turn &turn,
+                                                const Turn &query) {
         int buf = i % 2, thread = warp * 32 + lane;
         const float *eC = sm.eC[FAULT(BARE_DECAY) ? turn.before(i) : turn.slot];
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4];
-        float z[8][4], o[8][4], x[8][4] = {}, y[K / 64][8][4];
+        float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
         round_state<K>(sa, S);
         turn.wait_full(sm.front);
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.kgam, 1));
-        wg_times_rows<K>(o, sa, rows_desc(st.qg, 1));
         turn.wait_full(sm.middle);
+        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
 #pragma unroll
         for (int p = 0; p < 4; p++)
             ldsm4t(ra[p], v.at(warp, p));
-        wg_wait<1>(z);
+        wg_wait<0>(z);
+        free(sm.front, turn);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             take_from(z + 2 * p, ra[p]);
             fragment(ra[p], z[2 * p], z[2 * p + 1]);
         }
-        times_Aqk<4>(x, st.TB, 0, lane, [&](int p) { return ra[p]; });
+        wg_fence();
+        wg_times_lower<false>(x, ra, rows_desc(st.TB, 1));
+        turn.wait_full(sm.back);
+        wg_wait<0>(x);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
-        free(sm.middle, turn);
-        wg_wait<0>(o);
-        free(sm.front, turn);
-        turn.wait_full(sm.back);
         wg_fence();
         wg_times_kg<K>(y, xa, rows_desc(st.kg, 64));
-        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
+        free(sm.middle, turn);
         leave<4>(sm.X[buf], xa, thread);
+        query.wait_full(sm.query);
+        update(S, y[0], eC, K / 64 - 1);
+        wg_fence();
+        wg_times_rows<K>(o, sa, rows_desc(qs.qg, 1));
+        if (K > 64) update(S + K / 8 - 8, y[K / 64 - 1], eC + K - 64, 1);
+        free(sm.back, turn);
+        wg_wait<0>(o);
+        free(sm.query, query);
         leave_sums(sm.O[buf], o, thread);
         bar_arrive(&sm.ready[buf]);
-#pragma unroll
-        for (int j = 0; j < K / 64; j++) {
-            if (j + 1 < K / 64)
-                wg_wait<1>(y[j]);
-            else
-                wg_wait<0>(y[j]);
-            decay_and_add<8>(S + 8 * j, y[j], eC + j * 64, lane);
-        }
-        free(sm.back, turn);
     }
-    __device__ __forceinline__ void states(const GatedStage<K> *stages) {
+    /* 64 channels of S, once all groups but `left` have ended. */
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], const float *eC,
+                                           int left) {
+        float2 e[8];
+        take_decays<64>(e, eC, lane);
+        if (left)
+            wg_wait<1>(y);
+        else
+            wg_wait<0>(y);
+        decay_and_add(S, y, e);
+    }
+    __device__ __forceinline__ void states(const GatedStage<K> *stages,
+                                           const QueryStage<K> *queries) {
         const float *init = initial(d, a.a, run.starts, run.gseq, run.part, hv);
         int v0 = slice * 16;
         float S[K / 8][4];
         each<K / 8>(S, lane,
                     [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-        Turn turn(a.a.depth);
-        for (int i = 0; i < run.n; i++, turn.next())
-            state_chunk(S, stages[turn.slot], i, turn);
+        Turn turn(a.a.depth), query(MOST_STAGES);
+        for (int i = 0; i < run.n; i++, turn.next(), query.next())
+            state_chunk(S, stages[turn.slot], queries[query.slot], i, turn, query);
         each<K / 8>(S, lane, [&](int k, int v, float &s) {
             last_state<false>(d, a.a, run, hv, k, v0 + v, s);
         });
         leave_spoilt<K, V>(d, a.a, row, hv, v0, S, lane);
     }
-    __device__ __forceinline__ void outputs(const GatedStage<K> *stages) {
+    __device__ __forceinline__ void outputs(const GatedStage<K> *stages, int v0) {
         Turn turn(a.a.depth);
         Chunk next = d.chunk[run.c0];
+        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, hv, v0, warp, lane};
         for (int i = 0; i < run.n; i++, turn.next()) {
             int buf = i % 2, thread = warp * 32 + lane;
             uint32_t xa[4][4];
@@ -162,23 +191,27 @@ template <int K, int V> struct GatedWarp {
 #pragma unroll
             for (int e = 0; e < 32; e++)
                 o[e / 4][e % 4] *= d.scale;
-            times_Aqk<4>(o, stages[turn.slot].Aqk, 0, lane, [&](int p) { return xa[p]; });
+            wg_fence();
+            wg_times_lower<true>(o, xa, rows_desc(stages[turn.slot].Aqk, 1));
+            wg_wait<0>(o);
             free(sm.last, turn);
-            store_o<4>(d, a.a.o, o, sm.o[warp], c, 0, hv, slice * 16, lane);
+            out.store(o, c);
         }
+        out.end();
     }
 };
 
-#define GATED_THREADS 384 /* a warpgroup for states, one for o, one whose first warp loads */
+#define GATED_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
 template <int K, int V>
 __global__ void __launch_bounds__(GATED_THREADS, 1)
     k_scan_gated(const __grid_constant__ Dims d, const __grid_constant__ GatedArgs a) {
     extern __shared__ __align__(1024) char raw[];
     GatedSmem<K> &sm = *(GatedSmem<K> *)raw;
     auto *stages = stages_behind<GatedStage<K>>(raw, sm);
+    auto *queries = (QueryStage<K> *)(stages + a.a.depth);
     const int blocks = V / BLOCK_V;
     int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int warp = threadIdx.x / 32, lane = kept_lane();
     int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
     Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
@@ -189,17 +222,19 @@ __global__ void __launch_bounds__(GATED_THREADS, 1)
     ring_init(sm.front, 4);
     ring_init(sm.middle, 4, FULL_COUNT_16(1));
     ring_init(sm.back, 4);
+    ring_init(sm.query, 4);
     ring_init(sm.last, 4);
     __syncthreads();
     GatedWarp<K, V> w = {d, a, sm, run, row, hv, warp % 4, first + warp % 4, lane};
     if (warp < 4) {
         take_registers<240>();
-        w.states(stages);
+        w.states(stages, queries);
     } else if (warp < 8) {
-        w.outputs(stages);
+        w.outputs(stages, first * 16);
     } else {
-        give_registers<56>();
-        if (warp == 8) produce_tiles<K, V>(sm, stages, d, a, run, hv, first * 16, lane);
+        give_registers<96>();
+        if (warp == 8) produce_tiles<K, V>(sm, stages, queries, d, a, run, hv, first * 16, lane);
+        if (warp == 9) produce_Aqk<K>(sm, stages, d, a, run, hv, lane);
     }
 }
 
@@ -208,7 +243,9 @@ __global__ void __launch_bounds__(GATED_THREADS, 1)
 template <int K, int V> struct GatedPass {
     static dp_status run(const Call &c, GatedArgs a) {
         auto kernel = k_scan_gated<K, V>;
-        int bytes = ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>), sizeof(GatedStage<K>));
+        int bytes =
+            ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>) + MOST_STAGES * sizeof(QueryStage<K>),
+                       sizeof(GatedStage<K>));
         unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
@@ -231,5 +268,8 @@ dp_status fast_state_gated(const Call &c) {
     a.kgam = at<bf16>(c, B_KGAM);
     a.TB = at<bf16>(c, B_TB);
     a.v = (const bf16 *)c.t->v;
+    const Dims &d = c.p->d;
+    TRY(map_rows(c, &a.v_map, ROWS_OF_V, c.t->v, d.HV, d.V));
+    if (d.o_bf16) TRY(map_rows(c, &a.o_map, ROWS_OF_O, c.t->o, d.HV, d.V));
     return by_widths<GatedPass>(c, a);
 }

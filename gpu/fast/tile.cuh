@@ -226,6 +226,19 @@ __device__ __forceinline__ void wg_times_rows(float (*x)[4], const uint32_t (*st
     wg_commit();
 }
 
+/* x' = A' B', or x' += A' B', of a lower triangular tile B [64][64] (td: rows_desc(B, 1)). Blocks
+ * of 16 x 16 above the diagonal are left out: zeros there would carry what is not finite to earlier
+ * tokens. */
+template <bool ADDS>
+__device__ __forceinline__ void wg_times_lower(float (*x)[4], const uint32_t (*a)[4], uint64_t td) {
+#pragma unroll
+    for (int p = 0; p < 4; p++)
+#pragma unroll
+        for (int n = p; n < 4; n++)
+            wg_mul_16<0>(x + 2 * n, a[p], td + n * (HALF / 4) + p * 2, !ADDS && p == 0);
+    wg_commit();
+}
+
 /* y [K / 64][64 channels] = kg' X (kd: rows_desc(kg, 64)), 64 channels a commit. */
 template <int K>
 __device__ __forceinline__ void wg_times_kg(float (*y)[8][4], const uint32_t (*X)[4], uint64_t kd) {

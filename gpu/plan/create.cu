@@ -264,6 +264,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     if (!pl) return;
     dpg_plan_destroy(pl->bwd);
     heads_destroy(pl->heads);
+    maps_destroy(pl->maps);
     cudaFree(pl->tables);
     window_destroy(pl);
     if (pl->side) cudaStreamDestroy(pl->side);

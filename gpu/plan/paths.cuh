@@ -86,6 +86,8 @@ void heads_destroy(Heads *h);
 size_t heads_kept_bytes(const Heads *h);
 dp_status heads_forward(const Call &c, dpg_comm *comm, int steps);
 dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
+/* fast/maps.cu */
+void maps_destroy(RowMaps *m);
 /* exchange/window.cu: M of later ranks into `saved`. */
 dp_status window_keep(const Call &c);
 void window_destroy(dpg_plan *p);

@@ -173,6 +173,7 @@ struct Device {
 
 struct Path;
 struct Heads;
+struct RowMaps;
 
 struct dpg_plan {
     Dims d;
@@ -229,6 +230,7 @@ struct dpg_plan {
     void *tables; /* device memory behind d.chunk and d.seq */
     Buf buf[B_SLOTS];
     size_t ws_bytes;
+    RowMaps *maps;       /* of the last calls' tensors (fast/maps.cuh); or NULL */
     const void *left_in; /* the workspace of the last whole forward */
 };
 

@@ -13,6 +13,7 @@
  * Shared memory and memory from cudaMalloc start as NaN. A launch that asks for more shared memory
  * than its device was told of ends the program. */
 #include "machine.h"
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -582,6 +583,23 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int) {
     p->major = capability() / 10;
     p->minor = capability() % 10;
     p->multiProcessorCount = multiprocessors();
+    return cudaSuccess;
+}
+CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *x,
+                                const cuuint64_t *size, const cuuint64_t *stride,
+                                const cuuint32_t *box, const cuuint32_t *, CUtensorMapInterleave,
+                                CUtensorMapSwizzle, CUtensorMapL2promotion,
+                                CUtensorMapFloatOOBfill) {
+    if (!x || ((uintptr_t)x | stride[0] | stride[1]) % 16) return 1;
+    *map = {
+        (char *)x, {size[0], size[1], size[2]}, {stride[0], stride[1]}, {box[0], box[1], box[2]}};
+    return 0;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **at, unsigned, int,
+                                             cudaDriverEntryPointQueryResult *found) {
+    bool known = !strcmp(name, "cuTensorMapEncodeTiled");
+    *at = known ? (void *)cuTensorMapEncodeTiled : NULL;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointNotFound;
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int) {

@@ -70,6 +70,12 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d);
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d);
+/* Of cuTensorMapEncodeTiled alone (cuda.h). */
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointNotFound };
+enum { cudaEnableDefault };
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **at, unsigned version,
+                                             int flags,
+                                             enum cudaDriverEntryPointQueryResult *found);
 cudaError_t cudaDriverGetVersion(int *v);
 cudaError_t cudaStreamCreate(cudaStream_t *s);
 /* Memory of another process, through its file descriptors. */

@@ -5,10 +5,12 @@
 #define ROOMY_BLOCKS 0
 static inline void compiler_fence() {}
 #include "../machine.h"
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 static inline unsigned thread_again() { return threadIdx.x; }
+static inline int kept_lane() { return threadIdx.x % 32; }
 static inline float ex2(float x) {
     float y = exp2f(x);
     return y < 0x1p-126f ? 0.f : y;
@@ -89,12 +91,36 @@ static inline void fill16_end(uint64_t *b, int lane) {
     __syncwarp();
     fill_end(b, lane);
 }
+static inline void fill16_end_for_products(uint64_t *b, int lane) { fill16_end(b, lane); }
 static inline void drain_fence() {}
 static inline void drain(void *dst, const void *src, int bytes, int lane) {
     if (lane == 0) memcpy(dst, src, bytes);
 }
 static inline void drain_commit(int) {}
 static inline void drain_wait(int) {}
+
+/* Rows of 128 bytes, pieces of 16 bytes p of row r at p ^ (r & 7), as the swizzle of 128 bytes lays
+ * them. */
+#define MAPPED_TILES 1
+template <class F>
+static inline void by_pieces(const CUtensorMap &map, int column, int head, int64_t token, F f) {
+    for (cuuint64_t r = 0; r < map.box[2]; r++)
+        for (int p = 0; p < 8; p++)
+            f(map.at + (token + r) * map.stride[1] + head * map.stride[0] + column * 2 + p * 16,
+              (r * 8 + (p ^ (r & 7))) * 16);
+}
+static inline void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column, int head,
+                             int64_t token, uint64_t *, int lane) {
+    if (lane) return;
+    by_pieces(map, column, head, token,
+              [&](const char *x, size_t at) { memcpy((char *)dst + at, x, 16); });
+}
+static inline void drain_tile(const CUtensorMap &map, int column, int head, int64_t token,
+                              const __nv_bfloat16 *src, int lane) {
+    if (lane) return;
+    by_pieces(map, column, head, token,
+              [&](char *x, size_t at) { memcpy(x, (const char *)src + at, 16); });
+}
 
 static inline void wg_fence() {}
 static inline void wg_commit() {}
@@ -107,6 +133,11 @@ static inline bool has_warpgroups() { return cpu::has_warpgroups(); }
 template <int T>
 static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
     cpu::Wgmma x = {d, a, 0, b, 64, 0, T, first};
+    cpu::warp(cpu::warpgroup, &x);
+}
+template <int T>
+static inline void wg_mul_16(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
+    cpu::Wgmma x = {d, a, 0, b, 16, 0, T, first};
     cpu::warp(cpu::warpgroup, &x);
 }
 template <int T> static inline void wg_mul_32(float (*d)[4], uint64_t a, uint64_t b, bool first) {

@@ -1,0 +1,69 @@
+/* gpu/fast/whole.cuh - rows of a chunk as the passes of bare plans read and write them: those of a
+ * whole chunk by the copy engine, of a shorter one by lanes. */
+#ifndef DPG_WHOLE_CUH
+#define DPG_WHOLE_CUH
+#include "fast/maps.cuh"
+#include "fast/state.cuh"
+
+/* By a producer warp: W columns from x0 on of the rows of a chunk, ROWS. whole: by the engine. */
+template <int W>
+__device__ __forceinline__ void fill_chunk(bf16 *to, const CUtensorMap &map, const bf16 *from,
+                                           int heads, int head, int width, int x0, const Chunk &c,
+                                           bool whole, uint64_t *full, int lane) {
+    if (whole)
+        for (int x = 0; x < W; x += 64)
+            fill_tile(to + x * C, map, x0 + x, head, c.t0, full, lane);
+    else
+        for (int part = 0; part < 4; part++)
+            fill_rows<W>(to, from + (c.t0 * heads + head) * width + x0, heads * width, c.len, part,
+                         lane);
+}
+
+#define OUT_BARRIER 2 /* of the warpgroup's 128 threads */
+
+/* How a warpgroup writes its 64 columns of o of a chunk: through shared memory. */
+struct OutTile {
+    const Dims &d;
+    const CUtensorMap &map;
+    bf16 *to;
+    bf16 *stage; /* [64 tokens][64 columns], ROWS, on a multiple of 1,024 bytes */
+    int hv, v0, warp, lane;
+
+    /* o' of the warp's 16 columns. */
+    __device__ __forceinline__ void store(float o[8][4], const Chunk &c) {
+        if (!d.o_bf16) return store_words(o, c);
+        if (warp == 0) drain_wait(lane);
+        sync_part(OUT_BARRIER, 128);
+        uint32_t at = saddr(stage + rows_at(across_row(lane), warp * 2 + across_p(lane)));
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t r[4];
+            fragment(r, o[2 * n], o[2 * n + 1]);
+            stsm4t(at + n * 2048, r);
+        }
+        drain_fence();
+        sync_part(OUT_BARRIER, 128);
+        if (MAPPED_TILES && c.len == C) {
+            if (warp == 0) {
+                drain_tile(map, v0, hv, c.t0, stage, lane);
+                drain_commit(lane);
+            }
+            return;
+        }
+        int row = warp * 4 + lane / 8, piece = lane % 8;
+        bf16 *x = to + ((c.t0 + row) * d.HV + hv) * d.V + v0 + piece * 8;
+        for (; row < c.len; row += 16, x += (int64_t)16 * d.HV * d.V)
+            *(uint4 *)x = *(const uint4 *)(stage + rows_at(row, piece));
+    }
+    /* Before the block ends. */
+    __device__ __forceinline__ void end() const {
+        if (warp == 0) drain_wait(lane);
+    }
+    __device__ __forceinline__ void store_words(float (*o)[4], const Chunk &c) const {
+        float *x = (float *)to + (c.t0 * d.HV + hv) * d.V + v0 + warp * 16;
+        each<8>(o, lane, [&](int s, int v, float &y) {
+            if (s < c.len) x[(int64_t)s * d.HV * d.V + v] = y;
+        });
+    }
+};
+#endif
