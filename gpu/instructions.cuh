@@ -34,6 +34,14 @@
 #define ROOMY_BLOCKS 0
 #endif
 
+/* Blocks of a kernel that start together, n in a row of a grid that n divides; before
+ * __launch_bounds__. One by one where a device has no clusters. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TOGETHER(n) __cluster_dims__((n), 1, 1)
+#else
+#define TOGETHER(n)
+#endif
+
 /* What was stored before is read again behind it, not kept in a register. */
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 

@@ -31,10 +31,10 @@ dp_status map_rows(const Call &c, CUtensorMap *map, MappedRows which, const void
     if (!kept) return dpg_fail(c.e, DP_ENOMEM, "no memory for maps of tensors");
     if (kept->x[which] != x) {
         auto encode = encoder();
-        if (!encode || encode(&kept->map[which], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x,
-                              size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
+        if (!encode ||
+            encode(&kept->map[which], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)x, size, stride,
+                   box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE))
             return dpg_fail(c.e, DP_EDEVICE,
                             "the driver makes no map of a tensor of %lld tokens, %d heads of %d "
                             "channels at %p",

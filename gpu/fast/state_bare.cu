@@ -225,7 +225,7 @@ template <int K, int V> struct BareWarp {
 
 #define BARE_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
 template <int K, int V>
-__global__ void __launch_bounds__(BARE_THREADS, 1)
+__global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     k_scan_bare(const __grid_constant__ Dims d, const __grid_constant__ BareArgs a) {
     extern __shared__ __align__(1024) char raw[];
     BareSmem &sm = *(BareSmem *)raw;

@@ -203,7 +203,7 @@ template <int K, int V> struct GatedWarp {
 
 #define GATED_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
 template <int K, int V>
-__global__ void __launch_bounds__(GATED_THREADS, 1)
+__global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     k_scan_gated(const __grid_constant__ Dims d, const __grid_constant__ GatedArgs a) {
     extern __shared__ __align__(1024) char raw[];
     GatedSmem<K> &sm = *(GatedSmem<K> *)raw;

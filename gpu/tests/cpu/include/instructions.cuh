@@ -3,6 +3,7 @@
 #ifndef DPG_INSTRUCTIONS_CUH
 #define DPG_INSTRUCTIONS_CUH
 #define ROOMY_BLOCKS 0
+#define TOGETHER(n)
 static inline void compiler_fence() {}
 #include "../machine.h"
 #include <cuda.h>
