@@ -11,6 +11,8 @@
  *             there on, results are those over the whole sequence, and NaN goes as far
  *   batches   of these: sequences of a batch that are cut in segments, several at once, have the
  *             bits that each has alone, and nothing of one reaches another
+ *   packed    sequences of chunks that are not whole, none cut: each has the bits that it has
+ *             alone, also where the next one begins with NaN
  *   once      one run of every kind of case, for compute-sanitizer
  *   batch     of these: of a batch alone
  *
@@ -525,6 +527,40 @@ static void batches(int runs) {
     }
 }
 
+/* What is not finite in a sequence's first token of v stays out of the sequence before, whose last
+ * chunk ends before it. */
+static void apart(const Case &c, const Tensors &x, const How &how) {
+    Tensors clean = outputs(c, x, how);
+    for (int s = 1; s + 1 < (int)c.cu.size(); s++) {
+        Tensors odd = x;
+        odd["v"][c.cu[s] * c.HV * c.V + 3] = NAN;
+        for (auto &y : outputs(c, odd, how))
+            if (!is_one_of(y.first.c_str(), {"dA_log", "ddt_bias"}))
+                fact(same_bits(words_of(c, y.first.c_str(), clean[y.first], s - 1),
+                               words_of(c, y.first.c_str(), y.second, s - 1)),
+                     "%s: %s of sequence %d has other bits where the next one begins with NaN",
+                     c.name, y.first.c_str(), s - 1);
+    }
+}
+static void packed() {
+    for (int gdn : {0, 1}) {
+        Case c = {gdn ? "packed, one gate" : "packed",
+                  {0, 70, 75, 203, 210},
+                  1,
+                  2,
+                  64,
+                  128,
+                  DP_GATE_LOG,
+                  -0.01f,
+                  0,
+                  1,
+                  gdn};
+        Tensors x = make(c, 7);
+        as_alone(c, x, over(1));
+        apart(c, x, over(1));
+    }
+}
+
 /* Heads do not read each other: everything of head 1 changed, head 0 keeps its bits. */
 static void heads_apart() {
     Case c = {"two heads", {0, 50, 240}, 2, 2, 128, 128, DP_GATE_LOG, -0.05f, 0};
@@ -556,6 +592,7 @@ static void bitwise(int runs) {
     kept(sizeof kept_ways / sizeof *kept_ways);
     forgets();
     batches(runs);
+    packed();
     printf("bitwise: %d checks so far\n", checks);
     heads_apart();
 }
@@ -590,6 +627,8 @@ int main(int argc, char **argv) {
         forgets();
     else if (mode == "batches")
         batches(1);
+    else if (mode == "packed")
+        packed();
     else if (mode == "once")
         once();
     else if (mode == "batch")

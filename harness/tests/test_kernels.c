@@ -476,6 +476,23 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     }
 }
 
+/* Chunks that are not whole leave what lies behind them alone, whichever of their blocks comes
+ * first; on one multiprocessor by bare plans (gpu/fast/bare.cuh), whole chunks by tiles. */
+DP_TEST(kernels, packed_sequences_keep_to_themselves) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    for (int sms = 1; sms <= 132; sms += 131)
+        for (int reverse = 0; reverse < 2; reverse++) {
+            snprintf(cmd, sizeof cmd,
+                     "DP_CPU_ORDER=%s DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d "
+                     "\"$(dirname '%s')/test_fast_bwd\" packed",
+                     reverse ? "reverse" : "forward", sms, program());
+            const int rc = gt_run(cmd, out, sizeof out);
+            CHECK(!rc && strstr(out, ", 0 failed"), "%d multiprocessors, reverse %d: %d: %s", sms,
+                  reverse, rc, out);
+        }
+}
+
 /* Sequences of a batch that are cut in segments: each as it is alone, and what is judged. */
 DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
     NEEDS_KERNELS;

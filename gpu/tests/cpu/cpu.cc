@@ -7,9 +7,10 @@
  * done once all of its threads that still run have come to it, and all must have come to the same.
  * Ranks on one device stay host threads.
  *
- * Not seen here: races inside a block, but for those that show when warps run in the reverse order
- * (DP_CPU_ORDER=reverse); copies and warpgroup products that somebody forgot to wait for, because
- * they are done at once; alignment. Sums of tensor cores are done in fp64 and truncated to fp32.
+ * Not seen here: races, but for those that show when blocks, and the warps of each, run in the
+ * reverse order (DP_CPU_ORDER=reverse); copies and warpgroup products that somebody forgot to wait
+ * for, because they are done at once; alignment. Sums of tensor cores are done in fp64 and
+ * truncated to fp32.
  * Shared memory and memory from cudaMalloc start as NaN. A launch that asks for more shared memory
  * than its device was told of ends the program. */
 #include "machine.h"
@@ -270,12 +271,14 @@ void launch(dim3 grid, dim3 size, size_t bytes, const Work &work) {
     free(m.shared);
     m.shared = (char *)aligned_alloc(1024, (bytes + 2047) / 1024 * 1024);
     if (!m.shared || size.x * size.y > MAX_THREADS) abort();
-    for (block.z = 0; block.z < grid.z; block.z++)
-        for (block.y = 0; block.y < grid.y; block.y++)
-            for (block.x = 0; block.x < grid.x; block.x++) {
-                memset(m.shared, 0xff, bytes);
-                run_block((int)(size.x * size.y), reverse);
-            }
+    const uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z;
+    for (uint64_t i = 0; i < blocks; i++) {
+        uint64_t at = reverse ? blocks - 1 - i : i;
+        block = {(unsigned)(at % grid.x), (unsigned)(at / grid.x % grid.y),
+                 (unsigned)(at / grid.x / grid.y)};
+        memset(m.shared, 0xff, bytes);
+        run_block((int)(size.x * size.y), reverse);
+    }
 }
 
 void *shared() { return m.shared; }
