@@ -43,14 +43,20 @@ struct Turn {
     }
 };
 
+/* A stage of the producer's, once its readers are through with it; bytes: all that will come. */
+__device__ __forceinline__ uint64_t *open_stage(Ring &r, const Turn &turn, int bytes, int lane) {
+    uint64_t *full = &r.full[turn.slot];
+    turn.wait_empty(r);
+    fill_begin(full, bytes, lane);
+    return full;
+}
+
 /* The producer warp: n chunks, load(number of the stage, i, barrier) of each. */
 template <class F>
 __device__ __forceinline__ void produce(Ring &r, int depth, int n, int bytes, int lane, F load) {
     Turn turn(depth);
     for (int i = 0; i < n; i++, turn.next()) {
-        uint64_t *full = &r.full[turn.slot];
-        turn.wait_empty(r);
-        fill_begin(full, bytes, lane);
+        uint64_t *full = open_stage(r, turn, bytes, lane);
         load(turn.slot, i, full);
         fill_end(full, lane);
     }

@@ -118,33 +118,29 @@ __device__ __forceinline__ void times_columns(float acc[NJ][4], const Walk<> &b,
     }
 }
 
-/* S <- eC o S + acc, NJ n-tiles from channel 8 j0 on. */
+/* The decays of NJ n-tiles of 8 channels, of those that a lane has. */
 template <int NJ>
-__device__ __forceinline__ void decay_and_add(float S[NJ][4], const float acc[NJ][4],
-                                              const float *eC, int lane) {
+__device__ __forceinline__ void take_decays(float2 e[NJ], const float *eC, int lane) {
 #pragma unroll
-    for (int n = 0; n < NJ; n++) {
-        float2 e = *(const float2 *)(eC + n * 8 + lane % 4 * 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            S[n][i] = fmaf(i % 2 ? e.y : e.x, S[n][i], acc[n][i]);
-    }
-}
-
-/* The same from factors asked for before: of channels 2 (lane % 4) and the next of each n-tile. */
-template <int K>
-__device__ __forceinline__ void take_decays(float2 e[K / 8], const float *eC, int lane) {
-#pragma unroll
-    for (int n = 0; n < K / 8; n++)
+    for (int n = 0; n < NJ; n++)
         e[n] = *(const float2 *)(eC + n * 8 + lane % 4 * 2);
 }
-__device__ __forceinline__ void decay_and_add(float (*S)[4], const float acc[8][4],
-                                              const float2 *e) {
+/* S <- eC o S + acc, NJ n-tiles from channel 8 j0 on; e: asked for before. */
+template <int NJ>
+__device__ __forceinline__ void decay_and_add(float (*S)[4], const float (*acc)[4],
+                                              const float2 e[NJ]) {
 #pragma unroll
-    for (int n = 0; n < 8; n++)
+    for (int n = 0; n < NJ; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             S[n][i] = fmaf(i % 2 ? e[n].y : e[n].x, S[n][i], acc[n][i]);
+}
+template <int NJ>
+__device__ __forceinline__ void decay_and_add(float (*S)[4], const float (*acc)[4], const float *eC,
+                                              int lane) {
+    float2 e[NJ];
+    take_decays<NJ>(e, eC, lane);
+    decay_and_add<NJ>(S, acc, e);
 }
 
 /* Kept states leave through shared memory, slice by slice: a fragment to rows row0 .. of a slice.

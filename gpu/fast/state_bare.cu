@@ -52,28 +52,22 @@ __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, co
     const int ROWS_OF_KEYS = C * K * 2, SQUARE = C * C * 2, FACTORS = (int)sizeof(StateFactors);
     int h = hv / d.G;
     Turn turn(a.a.depth);
-    auto part = [&](Ring &ring, int bytes) {
-        uint64_t *full = &ring.full[turn.slot];
-        turn.wait_empty(ring);
-        fill_begin(full, bytes, lane);
-        return full;
-    };
     Chunk next = d.chunk[run.c0];
     for (int i = 0; i < run.n; i++, turn.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         StateStage<K> &s = in[turn.slot];
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-        bool whole = MAPPED_TILES && c.len == C;
-        uint64_t *full = part(sm.keys, whole * ROWS_OF_KEYS);
+        bool whole = is_whole(c);
+        uint64_t *full = open_stage(sm.keys, turn, whole * ROWS_OF_KEYS, lane);
         fill_chunk<K>(s.k, a.k_map, a.k, d.H, h, K, 0, c, whole, full, lane);
         fill16_end_for_products(full, lane);
-        full = part(sm.middle, SQUARE + FACTORS + whole * C * BLOCK_V * 2);
+        full = open_stage(sm.middle, turn, SQUARE + FACTORS + whole * C * BLOCK_V * 2, lane);
         fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
         fill(s.TB, a.b.TB + tile * C * C, SQUARE, full, lane);
         fill(&sm.factors[turn.slot], &a.b.factors[tile].state, FACTORS, full, lane);
         fill16_end(full, lane);
-        full = part(sm.query, whole * ROWS_OF_KEYS);
+        full = open_stage(sm.query, turn, whole * ROWS_OF_KEYS, lane);
         fill_chunk<K>(s.q, a.q_map, a.q, d.H, h, K, 0, c, whole, full, lane);
         fill16_end_for_products(full, lane);
     }
@@ -160,22 +154,20 @@ template <int K, int V> struct BareWarp {
         free(sm.middle, turn);
         leave<4>(sm.X[buf], xa, thread);
         turn.wait_full(sm.query);
-        update(S, y[0], decay, K / 64 - 1);
+        update<K / 64 - 1>(S, y[0], decay);
         wg_fence();
         wg_times_rows<K>(o, sa, rows_desc(st.q, 1));
-        if (K > 64) update(S + K / 8 - 8, y[K / 64 - 1], decay, 1);
+        if (K > 64) update<1>(S + K / 8 - 8, y[K / 64 - 1], decay);
         free(sm.keys, turn);
         wg_wait<0>(o);
         free(sm.query, turn);
         leave_sums(sm.O[buf], o, thread);
         bar_arrive(&sm.ready[buf]);
     }
-    /* 64 channels of S, once all groups but `left` have ended. */
-    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], float decay, int left) {
-        if (left)
-            wg_wait<1>(y);
-        else
-            wg_wait<0>(y);
+    /* 64 channels of S, once all groups but LEFT have ended. */
+    template <int LEFT>
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], float decay) {
+        wg_wait<LEFT>(y);
 #pragma unroll
         for (int n = 0; n < 8; n++)
 #pragma unroll

@@ -50,29 +50,23 @@ produce_tiles(GatedSmem<K> &sm, GatedStage<K> *stages, QueryStage<K> *queries, c
     const int TILE = C * K * 2, SQUARE = C * C * 2;
     Turn turn(a.a.depth), query(MOST_STAGES);
     Chunk next = d.chunk[run.c0];
-    auto part = [&](Ring &ring, const Turn &at, int bytes) {
-        uint64_t *full = &ring.full[at.slot];
-        at.wait_empty(ring);
-        fill_begin(full, bytes, lane);
-        return full;
-    };
     for (int i = 0; i < run.n; i++, turn.next(), query.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         GatedStage<K> &s = stages[turn.slot];
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-        uint64_t *full = part(sm.query, query, TILE);
+        uint64_t *full = open_stage(sm.query, query, TILE, lane);
         fill(queries[query.slot].qg, a.a.qg + tile * C * K, TILE, full, lane);
         fill_end(full, lane);
-        full = part(sm.front, turn, TILE);
+        full = open_stage(sm.front, turn, TILE, lane);
         fill(s.kgam, a.kgam + tile * C * K, TILE, full, lane);
         fill_end(full, lane);
-        bool whole = MAPPED_TILES && c.len == C;
-        full = part(sm.middle, turn, SQUARE + whole * C * BLOCK_V * 2);
+        bool whole = is_whole(c);
+        full = open_stage(sm.middle, turn, SQUARE + whole * C * BLOCK_V * 2, lane);
         fill(s.TB, a.TB + tile * C * C, SQUARE, full, lane);
         fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
         fill16_end(full, lane);
-        full = part(sm.back, turn, TILE + K * 4);
+        full = open_stage(sm.back, turn, TILE + K * 4, lane);
         fill(s.kg, a.a.kg + tile * C * K, TILE, full, lane);
         fill(sm.eC[turn.slot], a.a.eC + tile * K, K * 4, full, lane);
         fill_end(full, lane);
@@ -137,26 +131,23 @@ template <int K, int V> struct GatedWarp {
         free(sm.middle, turn);
         leave<4>(sm.X[buf], xa, thread);
         query.wait_full(sm.query);
-        update(S, y[0], eC, K / 64 - 1);
+        update<K / 64 - 1>(S, y[0], eC);
         wg_fence();
         wg_times_rows<K>(o, sa, rows_desc(qs.qg, 1));
-        if (K > 64) update(S + K / 8 - 8, y[K / 64 - 1], eC + K - 64, 1);
+        if (K > 64) update<1>(S + K / 8 - 8, y[K / 64 - 1], eC + K - 64);
         free(sm.back, turn);
         wg_wait<0>(o);
         free(sm.query, query);
         leave_sums(sm.O[buf], o, thread);
         bar_arrive(&sm.ready[buf]);
     }
-    /* 64 channels of S, once all groups but `left` have ended. */
-    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], const float *eC,
-                                           int left) {
+    /* 64 channels of S, once all groups but LEFT have ended. */
+    template <int LEFT>
+    __device__ __forceinline__ void update(float (*S)[4], float (*y)[4], const float *eC) {
         float2 e[8];
-        take_decays<64>(e, eC, lane);
-        if (left)
-            wg_wait<1>(y);
-        else
-            wg_wait<0>(y);
-        decay_and_add(S, y, e);
+        take_decays<8>(e, eC, lane);
+        wg_wait<LEFT>(y);
+        decay_and_add<8>(S, y, e);
     }
     __device__ __forceinline__ void states(const GatedStage<K> *stages,
                                            const QueryStage<K> *queries) {

@@ -5,7 +5,10 @@
 #include "fast/maps.cuh"
 #include "fast/state.cuh"
 
-/* By a producer warp: W columns from x0 on of the rows of a chunk, ROWS. whole: by the engine. */
+/* Does a chunk go by the engine. */
+__device__ __forceinline__ bool is_whole(const Chunk &c) { return MAPPED_TILES && c.len == C; }
+
+/* By a producer warp: W columns from x0 on of the rows of a chunk, ROWS. whole: is_whole(c). */
 template <int W>
 __device__ __forceinline__ void fill_chunk(bf16 *to, const CUtensorMap &map, const bf16 *from,
                                            int heads, int head, int width, int x0, const Chunk &c,
@@ -43,7 +46,7 @@ struct OutTile {
         }
         drain_fence();
         sync_part(OUT_BARRIER, 128);
-        if (MAPPED_TILES && c.len == C) {
+        if (is_whole(c)) {
             if (warp == 0) {
                 drain_tile(map, v0, hv, c.t0, stage, lane);
                 drain_commit(lane);
@@ -55,15 +58,14 @@ struct OutTile {
         for (; row < c.len; row += 16, x += (int64_t)16 * d.HV * d.V)
             *(uint4 *)x = *(const uint4 *)(stage + rows_at(row, piece));
     }
+    __device__ __forceinline__ void store_words(float (*o)[4], const Chunk &c) const {
+        Dims words = known<true>(d);
+        words.o_bf16 = 0;
+        store_o<4>(words, to, o, stage, c, 0, hv, v0 + warp * 16, lane);
+    }
     /* Before the block ends. */
     __device__ __forceinline__ void end() const {
         if (warp == 0) drain_wait(lane);
-    }
-    __device__ __forceinline__ void store_words(float (*o)[4], const Chunk &c) const {
-        float *x = (float *)to + (c.t0 * d.HV + hv) * d.V + v0 + warp * 16;
-        each<8>(o, lane, [&](int s, int v, float &y) {
-            if (s < c.len) x[(int64_t)s * d.HV * d.V + v] = y;
-        });
     }
 };
 #endif
