@@ -132,6 +132,41 @@ DP_TEST(ci, steps_of_the_action_and_of_the_template_judge_as_written) {
     }
 }
 
+/* An input of the action is a value: a shell that reads it as words would make the file. */
+DP_TEST(ci, no_input_of_the_action_is_a_command) {
+    if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
+    CHECK(sh("mkdir -p \"$D/stub\" && cd \"$D\" && for p in apt-get sudo; do printf "
+             "'#!/bin/sh\\n' >stub/$p && chmod +x stub/$p; done && /usr/bin/python3 "
+             "\"$T/scripts/ci/steps\" action --only 'libraries and program' "
+             "python=\"false'; touch pasted; '\" | PATH=\"$D/stub:$PATH\" RUNNER_TEMP=\"$D/opt\" "
+             "bash 2>&1; test ! -e pasted") == 0 &&
+              strstr(out, "touch pasted"),
+          "%s", out);
+}
+
+/* scripts/ci/check: that this tree keeps its rules, and that a tree which breaks one is told. */
+DP_TEST(ci, jobs_make_every_target_and_take_others_work_by_hash) {
+    if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
+    CHECK(sh("/usr/bin/python3 \"$T/scripts/ci/check\" 2>&1") == 0, "%s", out);
+    static const char *const says[] = {
+        "make -n fuzz: make: *** No rule to make target 'harness/base/complaints.c'",
+        "make tsan: no job makes it",
+        "action.yml: in a shell line: ${{ inputs.python }}",
+        "action.yml: not a commit with its tag: actions/cache/restore@v4",
+        "Containerfile: an image without tag and digest: nvidia/cuda",
+    };
+    CHECK(sh("rm -rf \"$D/tree\" && mkdir \"$D/tree\" && cd \"$D/tree\" && for x in \"$T\"/* "
+             "\"$T\"/.github \"$T\"/.ci \"$T\"/.devcontainer; do case $x in */build) ;; *) cp -rs "
+             "\"$x\" .;; esac; done && rm harness/base/complaints.c && sed -i 's/make tsan/true/' "
+             ".github/workflows/weekly.yml && sed -i 's/\"$PYTHON\"/${{ inputs.python }}/; "
+             "s/@[0-9a-f]* "
+             "# v/@v/' action.yml && sed -i 's/@sha256:.*//' Containerfile && env -u MAKELEVEL "
+             "/usr/bin/python3 \"$T/scripts/ci/check\" . 2>&1") == 1,
+          "%s", out);
+    for (size_t i = 0; i < sizeof says / sizeof *says; i++)
+        CHECK(strstr(out, says[i]), "no '%s': %s", says[i], out);
+}
+
 DP_TEST(ci, whoever_installs_packages_names_all_that_the_program_needs) {
     CHECK(
         sh("cd \"$T\" && for p in $(sed -n 's/^\\(lib[a-z0-9-]*-dev\\) .*/\\1/p' scripts/setup | "
