@@ -85,12 +85,17 @@ static const char *tree(void) {
     if (home.in_source || installed_beside(home.path)) return home.path;
     home.in_source = is_tree(DP_TREE);
     snprintf(home.path, sizeof home.path, "%s", home.in_source ? DP_TREE : NOWHERE);
-    if (!home.in_source)
-        fprintf(stderr,
-                "deltaproof: its cases and reports are not found: the program was moved away from "
-                "%s, or others may write there\n",
-                DP_TREE);
     return home.path;
+}
+
+/* Once, where something of the tree is asked for and the tree is not there. */
+static void complain(void) {
+    static int said;
+    if (strcmp(tree(), NOWHERE) || said++) return;
+    fprintf(stderr,
+            "deltaproof: its cases and reports are not found: the program was moved away from "
+            "%s, or others may write there\n",
+            DP_TREE);
 }
 
 /* Kept to the end: options and messages hold on to them. */
@@ -100,6 +105,7 @@ const char *dp_home(const char *name) {
         char *path;
     } * all;
     struct kept *k = dp_calloc(1, sizeof *k);
+    complain();
     if (asprintf(&k->path, "%s/%s", tree(), name) < 0) abort();
     k->next = all;
     all = k;
@@ -132,10 +138,10 @@ const char *dp_python(void) {
     if (given && *given) return given;
     if (!line) {
         size_t n;
-        (void)tree();
-        const char *path = !home.in_source      ? dp_home("python")
-                           : DP_BUILD[0] == '/' ? DP_BUILD "/python"
-                                                : dp_home(DP_BUILD "/python");
+        const char *path = !strcmp(tree(), NOWHERE) ? NOWHERE
+                           : !home.in_source        ? dp_home("python")
+                           : DP_BUILD[0] == '/'     ? DP_BUILD "/python"
+                                                    : dp_home(DP_BUILD "/python");
         if (dp_input_read(path, PATH_MAX, &line, &n, NULL)) line = strdup("");
         line[strcspn(line, "\n")] = 0;
     }

@@ -157,7 +157,7 @@ int dp_cmd_bisect(int argc, char **argv) {
     if (!stage && (argc < 2 || strcmp(argv[1], "precision"))) return usage(argc, argv);
     argv[1] = (char *)(stage ? "deltaproof bisect stage" : "deltaproof bisect precision");
     dp_parse(stage ? &STAGE : &PRECISION, argc - 1, argv + 1, &o);
-    char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
+    char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
     if (!dp_case_load(path, &c, &e)) {
         rc = ask(&o, stage, &c, path, &e);
         dp_case_free(&c);

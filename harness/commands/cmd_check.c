@@ -234,7 +234,7 @@ int dp_cmd_check(int argc, char **argv) {
         rc = refuse(&e);
     }
     for (int i = 0; i < o.of.nname && !rc; i++) {
-        char *path = dp_case_path(o.of.cases_dir, o.of.name[i]);
+        char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
         free(path);
     }

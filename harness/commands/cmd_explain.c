@@ -34,6 +34,12 @@ static const struct argp_option OPTIONS[] = {
      0},
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
+    DP_ROW_CLAIM_DROP,
+    DP_ROW_LIMIT,
+    DP_ROW_MEMORY,
+    DP_ROW_CASES,
+    DP_ROW_TRUTH,
+    DP_ROW_CACHE,
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -242,21 +248,16 @@ static json_t *read_record(const char *path, dp_err *e) {
 static json_t *made_again(const options *o, dp_err *e) {
     char path[] = "/tmp/deltaproof-explain-XXXXXX";
     const int fd = mkstemp(path);
-    char *argv[16] = {(char *)"deltaproof run", (char *)"--id", (char *)o->of.name[0],
-                      (char *)"--json", path};
-    const struct {
-        const char *option, *value;
-    } more[] = {{"--subject", o->of.subject},
-                {"--run", o->of.command},
-                {"--serve", o->of.serve},
-                {"--writes", o->of.writes},
-                {"--design", o->of.design}};
-    int n = 5;
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++)
-        if (more[i].value) {
-            argv[n++] = (char *)more[i].option;
-            argv[n++] = (char *)more[i].value;
-        }
+    char *argv[8 + DP_AGAIN_WORDS] = {(char *)"deltaproof run",
+                                      (char *)"--id",
+                                      (char *)o->of.name[0],
+                                      (char *)"--json",
+                                      path,
+                                      (char *)"--cache",
+                                      (char *)(o->of.cache ? o->of.cache : "none")};
+    int n = 7;
+    for (int i = 0; i < o->of.nagain; i++)
+        argv[n++] = (char *)o->of.again[i];
     if (fd < 0) {
         dp_fail(e, DP_EIO, "%s: cannot be made", path);
         return NULL;
@@ -296,6 +297,13 @@ int dp_cmd_explain(int argc, char **argv) {
     dp_parse(&a, argc, argv, &o);
     if (o.of.nname != 1) {
         fprintf(stderr, "deltaproof: explain: name the ID of one run\n");
+        return 2;
+    }
+    if (!o.record && !strncmp(o.of.name[0], "judge:", 6)) {
+        fprintf(stderr,
+                "deltaproof: explain: %s is of judged files, whose record explains it: give "
+                "--record FILE (judge writes it with --json FILE or --out DIR)\n",
+                o.of.name[0]);
         return 2;
     }
     json_t *rec = o.record ? read_record(o.record, &e) : made_again(&o, &e);

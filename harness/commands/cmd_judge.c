@@ -7,6 +7,7 @@
 #include "harness/run/judge.h"
 #include "options.h"
 #include "parse.h"
+#include "print_failures.h"
 #include "print_run.h"
 #include "write_record.h"
 
@@ -148,12 +149,16 @@ static void say_fit(const char *text, void *table) {
 static void say_why(const options *o, const dp_judge_options *q, const dp_case *c,
                     const dp_run *r) {
     FILE *table = dp_options_table(&o->of);
-    if (r->verdict != DP_FAIL || o->why_s <= 0) return;
+    dp_hypotheses_count n = {0};
+    if (r->verdict != DP_FAIL) return;
     fflush(table);
-    const dp_hypotheses_count n = dp_hypotheses(q, c, r, o->why_s, say_fit, table);
+    if (o->why_s > 0) n = dp_hypotheses(q, c, r, o->why_s, say_fit, table);
     if (n.left)
         fprintf(table, "of %d common mistakes %d were tried in %g s (--why SECONDS), %d fit\n",
                 n.tried + n.left, n.tried, o->why_s, n.fit);
+    char *record = dp_options_record(&o->of);
+    if (record) dp_print_explain(r->id, record, "", table);
+    free(record);
 }
 
 static int judge(options *o, const char *command) {

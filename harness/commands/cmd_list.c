@@ -141,7 +141,7 @@ static int print_cases(const dp_options *o) {
     dp_err e = {0};
     char **paths;
     int n, rc = 0;
-    if (dp_case_find_all(o->cases_dir, &paths, &n, &e)) return dp_refuse(&e);
+    if (dp_case_find_all(dp_options_folder(o), &paths, &n, &e)) return dp_refuse(&e);
     for (int i = 0; i < n; i++) {
         rc |= print_case(paths[i]);
         free(paths[i]);

@@ -95,7 +95,8 @@ static int kernels(const options *o) {
         free(file);
         return refuse(&e);
     }
-    const dp_status st = dp_kernel_museum_run(o->of.cases_dir, o->of.cache, o->fault, m, &e);
+    const dp_status st =
+        dp_kernel_museum_run(dp_options_folder(&o->of), o->of.cache, o->fault, m, &e);
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
     if (!st) dp_kernel_museum_print(m, stdout);
     if (!st && file) {

@@ -242,6 +242,16 @@ static void call_others(int n) {
         dp_mpi_send(r, DP_MPI_JOB, &s, sizeof s);
 }
 
+static void print_failures(const options *o, const dp_runs *runs, FILE *table) {
+    char *own = dp_options_again_text(&o->of, 0), *subject = dp_options_again_text(&o->of, 1);
+    char *record = dp_options_record(&o->of);
+    const dp_again again = {own, subject, record, dp_provenance_note(&o->of.provenance, "again")};
+    dp_print_failures(runs, &again, table);
+    free(own);
+    free(subject);
+    free(record);
+}
+
 /* Loads, runs and judges the cases of these files, and writes the record. */
 static int run_files(const options *o, char *const *paths, int n, dp_record *rec, double t0) {
     const dp_batch batch = batch_of(o);
@@ -259,9 +269,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
     dp_over_cases(rec);
-    char *subject = dp_options_subject_text(&o->of);
-    if (n > 1 || runs.n > 5) dp_print_failures(&runs, subject, batch.table);
-    free(subject);
+    if (n > 1 || runs.n > 5) print_failures(o, &runs, batch.table);
     dp_print_pooled(rec, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
     dp_over_cases_free(rec);

@@ -100,7 +100,7 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 }
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
-    char *text, *subject = dp_options_subject_text(&o->of);
+    char *text, *subject = dp_options_again_text(&o->of, 1);
     if (asprintf(&text,
                  "deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
                  "%s%s%s%s%s",
@@ -289,7 +289,7 @@ static int museum(options *o, dp_err *e) {
         dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno));
         return 2;
     }
-    if (dp_case_find_all(o->of.cases_dir, &path, &n, e)) return 2;
+    if (dp_case_find_all(dp_options_folder(&o->of), &path, &n, e)) return 2;
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
         dp_case c;
@@ -339,7 +339,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     if (o.want_museum)
         rc = museum(&o, &e);
     else if (!foreign || !dp_options_open(&o.of, &lib, &e)) {
-        char *path = dp_case_path(o.of.cases_dir, o.of.name[0]);
+        char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
         if (!dp_case_load(path, &c, &e)) {
             rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, foreign ? &lib : NULL, &e);
             dp_case_free(&c);

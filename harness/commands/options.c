@@ -14,8 +14,11 @@
 #include <unistd.h>
 
 dp_options dp_options_new(int one, int most) {
-    return (dp_options){
-        .cases_dir = dp_home("cases"), .cache = dp_home_cache(), .one = one, .most = most};
+    return (dp_options){.cache = dp_home_cache(), .one = one, .most = most};
+}
+
+const char *dp_options_folder(const dp_options *o) {
+    return o->cases_dir ? o->cases_dir : dp_home("cases");
 }
 
 static int64_t whole(const char *s, int64_t least,
@@ -158,7 +161,35 @@ static void take_case(const char *name, struct argp_state *st, dp_options *o) {
     o->name[o->nname++] = name;
 }
 
+/* What a run is not had again without, beside its ID. */
+static const char *repeated_name(int key) {
+    static const struct {
+        int key;
+        const char *name;
+    } rows[] = {{DP_OPT_CASES, "--cases"},   {DP_OPT_SUBJECT, "--subject"},
+                {DP_OPT_RUN, "--run"},       {DP_OPT_SERVE, "--serve"},
+                {DP_OPT_WRITES, "--writes"}, {DP_OPT_DESIGN, "--design"},
+                {DP_OPT_LIMIT, "--limit"},   {DP_OPT_MEMORY, "--memory"},
+                {DP_OPT_TRUTH, "--truth"},   {DP_OPT_CLAIM_DROP, "--claim-drop"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].key == key) return rows[i].name;
+    return NULL;
+}
+
+/* Of an option that is given twice the last value counts. */
+static void repeat(dp_options *o, int key, const char *arg) {
+    const char *name = repeated_name(key);
+    int i = 0;
+    if (!name) return;
+    while (i < o->nagain && strcmp(o->again[i], name))
+        i += 2;
+    if (i == o->nagain) o->nagain += 2;
+    o->again[i] = name;
+    o->again[i + 1] = arg;
+}
+
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
+    repeat(o, key, arg);
     if (text_of(o, key)) {
         *text_of(o, key) = arg;
         return 0;
@@ -232,22 +263,24 @@ dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e) {
     return DP_OK;
 }
 
-char *dp_options_subject_text(const dp_options *o) {
-    const struct {
-        const char *name, *value;
-    } given[] = {{"--subject", o->subject},
-                 {"--run", o->command},
-                 {"--serve", o->serve},
-                 {"--writes", o->writes},
-                 {"--design", o->design}};
-    char *argv[1 + 2 * sizeof given / sizeof *given] = {(char *)""};
+char *dp_options_again_text(const dp_options *o, int foreign) {
+    char *argv[1 + DP_AGAIN_WORDS] = {(char *)""};
     int n = 1;
-    for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
-        if (!given[i].value) continue;
-        argv[n++] = (char *)given[i].name;
-        argv[n++] = (char *)given[i].value;
+    for (int i = 0; i < o->nagain; i += 2) {
+        const int key = strcmp(o->again[i], "--cases") && strcmp(o->again[i], "--truth");
+        if (key && !foreign) continue; /* they are of a subject */
+        argv[n++] = (char *)o->again[i];
+        argv[n++] = (char *)o->again[i + 1];
     }
     return dp_command_line(n, argv);
+}
+
+char *dp_options_record(const dp_options *o) {
+    char path[4096], *argv[] = {(char *)"", path};
+    if (!o->out_dir && (!o->json || !strcmp(o->json, "-"))) return NULL;
+    snprintf(path, sizeof path, "%s%s", o->out_dir ? o->out_dir : o->json,
+             o->out_dir ? "/results.json" : "");
+    return dp_command_line(2, argv);
 }
 
 const dp_truth_pick *dp_options_truth(const dp_options *o) {
@@ -281,11 +314,11 @@ static dp_status find_case(const char *dir, const char *name, char **path, dp_er
 }
 
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e) {
-    if (!o->nname) return dp_case_find_all(o->cases_dir, paths, n, e);
+    if (!o->nname) return dp_case_find_all(dp_options_folder(o), paths, n, e);
     *paths = dp_calloc((size_t)o->nname, sizeof **paths);
     *n = o->nname;
     for (int i = 0; i < o->nname; i++)
-        if (find_case(o->cases_dir, o->name[i], &(*paths)[i], e)) return e->code;
+        if (find_case(dp_options_folder(o), o->name[i], &(*paths)[i], e)) return e->code;
     return DP_OK;
 }
 

@@ -15,8 +15,9 @@
 extern "C" {
 #endif
 
+enum { DP_AGAIN_WORDS = 20 };
 typedef struct {
-    const char *cases_dir, *cache;         /* cache NULL: none */
+    const char *cases_dir, *cache;         /* NULL: those of the program; cache NULL: none */
     const char *subject, *command, *serve; /* a library, a program; one of them at most */
     const char *writes;                    /* by the program; NULL: o */
     const char *out_dir, *json, *output;   /* what is written */
@@ -43,6 +44,8 @@ typedef struct {
     int64_t memory; /* bytes; 0: not given */
     int has_truth;  /* 0: truth is not given */
     dp_truth_pick truth;
+    int nagain; /* words of what a run is not had again without: option, value, option, .. */
+    const char *again[DP_AGAIN_WORDS];
 } dp_options;
 
 enum {
@@ -251,8 +254,14 @@ int dp_options_idle_design(const dp_options *o);
  * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are given; a program without
  * --base. */
 dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e);
-/* " --subject ./libmine.so", as a shell takes it, or ""; to be freed. */
-char *dp_options_subject_text(const dp_options *o);
+/* " --cases DIR --subject ./libmine.so --limit 5", as a shell takes it, or "": what a run is not
+ * had again without, beside its ID; without foreign of the project's own ranks. To be freed. */
+char *dp_options_again_text(const dp_options *o, int foreign);
+/* " DIR/results.json" or what --json names, as a shell takes it; NULL: no file gets the record. To
+ * be freed. */
+char *dp_options_record(const dp_options *o);
+/* The folder of the case files. */
+const char *dp_options_folder(const dp_options *o);
 
 /* The arithmetic of the truth that was asked for; NULL: the case's. */
 const dp_truth_pick *dp_options_truth(const dp_options *o);

@@ -44,19 +44,37 @@ static int gather(const dp_runs *runs, cause *causes) {
     return n;
 }
 
-static void print_cause(const cause *c, const char *subject, FILE *f) {
+void dp_print_explain(const char *id, const char *record, const char *options, FILE *f) {
+    if (record)
+        fprintf(f, "explain: deltaproof explain --record%s '%s'\n", record, id);
+    else
+        fprintf(f, "explain: deltaproof explain '%s'%s\n", id, options);
+}
+
+static void print_again(const dp_run *r, const dp_again *again, FILE *f) {
+    const int foreign = r->backend == DP_BACKEND_SUBJECT;
+    const char *hole = foreign && again->call ? strstr(again->call, "{case}") : NULL;
+    if (hole)
+        fprintf(f, "    again:   %.*s'%s'%s\n", (int)(hole - again->call), again->call,
+                r->case_name, hole + strlen("{case}"));
+    else
+        fprintf(f, "    again:   deltaproof run --id '%s'%s\n", r->id,
+                foreign ? again->subject : again->own);
+    fputs("    ", f);
+    dp_print_explain(r->id, again->record, foreign ? again->subject : again->own, f);
+}
+
+static void print_cause(const cause *c, const dp_again *again, FILE *f) {
     const dp_run *r = c->first;
-    const char *with = r->backend == DP_BACKEND_SUBJECT ? subject : "";
     fprintf(f, "  %s: %s%s%s%s in %d of %d runs\n", r->case_name,
             c->tensor ? c->tensor->name : "the run", *tier(c->tensor) ? " (" : "", tier(c->tensor),
             *tier(c->tensor) ? ")" : "", c->runs, c->of);
     fputs("    ", f);
     dp_put_words(f, 4, r->why);
-    fprintf(f, "    again:   deltaproof run --id '%s'%s\n", r->id, with);
-    fprintf(f, "    explain: deltaproof explain '%s'%s\n", r->id, with);
+    print_again(r, again, f);
 }
 
-void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f) {
+void dp_print_failures(const dp_runs *runs, const dp_again *again, FILE *f) {
     cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
     const int n = gather(runs, causes);
     if (n) {
@@ -64,7 +82,7 @@ void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f) {
         fprintf(f, " by cause: %d\n", n);
     }
     for (int i = 0; i < n; i++)
-        print_cause(&causes[i], subject, f);
+        print_cause(&causes[i], again, f);
     free(causes);
 }
 

@@ -5,8 +5,17 @@
 
 /* Runs of one case in which the same tensor fails by the same kind of limit are one entry: how
  * many, the first one's place and reason, and the commands that show it again and explain it.
- * subject: the option that names it, behind a blank, or "". Nothing where nothing failed. */
-void dp_print_failures(const dp_runs *runs, const char *subject, FILE *f);
+ * Nothing where nothing failed. */
+typedef struct {
+    const char *own, *subject; /* options behind a blank, or "": of the project's ranks, of a
+                                * subject's runs */
+    const char *record;        /* as a shell takes it, where the runs will be; NULL: nowhere */
+    const char *call;          /* of a subject's caller, who has no command: a line in which {case}
+                                * stands for the case; NULL: a command does */
+} dp_again;
+void dp_print_failures(const dp_runs *runs, const dp_again *again, FILE *f);
+/* "deltaproof explain" of that run, as a line for a shell. */
+void dp_print_explain(const char *id, const char *record, const char *options, FILE *f);
 /* The tensors that fail over many cases together, a line each. */
 void dp_print_pooled(const dp_record *rec, FILE *f);
 /* Both as Markdown for the page of a CI job: verdict, totals, a table of causes. */

@@ -38,7 +38,7 @@ int dp_write_case(const char *command, const dp_options *o,
                   dp_status (*write)(const dp_case *c, void *arg, dp_err *e), void *arg) {
     dp_err e = {0};
     dp_case c;
-    char *path = dp_case_path(o->cases_dir, o->name[0]);
+    char *path = dp_case_path(dp_options_folder(o), o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
         if (dp_op_of(&c)->has_factors)
             write_factors(&c, o->output, &e);

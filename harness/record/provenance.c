@@ -49,6 +49,13 @@ static json_t *files(const dp_provenance *p) {
     return list;
 }
 
+const char *dp_provenance_note(const dp_provenance *p, const char *key) {
+    const size_t n = strlen(key);
+    for (int i = 0; i < p->nnote; i++)
+        if (!strncmp(p->note[i], key, n) && p->note[i][n] == '=') return p->note[i] + n + 1;
+    return NULL;
+}
+
 static json_t *notes(const dp_provenance *p) {
     json_t *o = json_object();
     for (int i = 0; i < p->nnote; i++) {

@@ -28,6 +28,9 @@ typedef struct {
  * nothing is added. */
 void dp_provenance_file(dp_provenance *p, const char *role, const char *path);
 
+/* The value of the note KEY; NULL: there is none. */
+const char *dp_provenance_note(const dp_provenance *p, const char *key);
+
 /* NULL: there is nothing to say. */
 json_t *dp_provenance_json(const dp_provenance *p);
 extern const dp_object_schema dp_provenance_schema; /* what it says */

@@ -60,6 +60,8 @@ DP_TEST(attacks_files, a_tree_that_is_gone_or_open_to_all_is_not_used) {
     EXPECT(at_sh("/", 20, "chmod 777 %s/reports; %s", tree, probe), 0, "was moved away",
            "cases: /dev/null/");
     EXPECT(at_sh("/", 20, "rm -r %s; %s", tree, probe), 0, "was moved away", "cases: /dev/null/");
+    EXPECT(at_sh("/", 20, "%s --cases given", probe), 0, "cache: ");
+    CHECK(!strstr(at_out, "moved away"), "cases were given: %s", at_out);
     free((char *)tree);
     free((char *)probe);
 }

@@ -92,6 +92,45 @@ DP_TEST(terminal, failures_stand_at_the_end_by_cause_with_commands_that_work) {
     CHECK(!too_wide(out), "%s", too_wide(out));
 }
 
+/* Runs the command behind `word` in what was said, as it stands, by the program in place of its
+ * name; -1: there is none. */
+static int run_said(const char *word, const char *more) {
+    char line[2000];
+    const char *at = strstr(out, word);
+    if (!at || !(at = strstr(at, "deltaproof "))) return -1;
+    at += strlen("deltaproof ");
+    snprintf(line, sizeof line, "%.*s %s", (int)strcspn(at, "\n"), at, more);
+    return run(line);
+}
+
+DP_TEST(terminal, the_lines_below_a_failure_work_where_cases_lie_elsewhere_and_in_a_record) {
+    static const struct {
+        const char *options, *word, *says;
+        int status;
+    } rows[] = {
+        {"", "again:   ", "VERDICT: FAIL", 1},
+        {"", "explain: ", "decided by ", 0},
+        {"--json %s/own.json", "explain: ", "decided by ", 0},
+    };
+    const char *tmp = gt_tmpdir();
+    char line[2000], options[600];
+    snprintf(line, sizeof line,
+             "mkdir -p '%s/own'; for n in one two; do { echo 'reason = r'; echo 'source = s'; echo "
+             "'op = kda'; echo 'T = 64'; echo 'K = 8'; echo 'V = 4'; echo 'g_scale = 0.02'; echo "
+             "'ranks = 2'; echo 'base = fp32'; } >'%s/own'/own-$n.case; done",
+             tmp, tmp);
+    REQUIRE(gt_run(line, out, sizeof out) == 0, "%s", out);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(options, sizeof options, rows[i].options, tmp);
+        snprintf(line, sizeof line,
+                 "run own-one own-two -c '%s/own' --fault merge-scaled --backend sim %s 2>&1", tmp,
+                 options);
+        REQUIRE(run(line) == 1, "%s", out);
+        CHECK(run_said(rows[i].word, "2>&1") == rows[i].status && strstr(out, rows[i].says),
+              "%s%s: %s", rows[i].word, options, out);
+    }
+}
+
 DP_TEST(terminal, a_run_is_explained_from_its_record_too) {
     char arguments[1000];
     snprintf(arguments, sizeof arguments,
@@ -106,6 +145,9 @@ DP_TEST(terminal, a_run_is_explained_from_its_record_too) {
     CHECK(run(arguments) == 2 && strstr(out, "the run has no tensor z"), "%s", out);
     snprintf(arguments, sizeof arguments, "explain --record '%s/r.json' nothing 2>&1", gt_tmpdir());
     CHECK(run(arguments) == 2 && strstr(out, "has no run nothing"), "%s", out);
+    CHECK(run("explain judge:o.safetensors:ranks=1,base=fp32,chain=fp32 2>&1") == 2 &&
+              strstr(out, "give --record FILE"),
+          "%s", out);
 }
 
 DP_TEST(terminal, colour_and_progress_are_for_terminals_alone) {

@@ -82,6 +82,14 @@ def _options(**settings: Any) -> list[str]:
     return out
 
 
+def _shortened(text: str, folder: str) -> str:
+    """Files of the folder by their names, but in commands, which work from anywhere."""
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        x if x.startswith("explain: ") else x.replace(folder + os.sep, "") for x in lines
+    )
+
+
 def _read(path: str) -> dict[str, Any] | None:
     if not os.path.exists(path):
         return None
@@ -173,7 +181,7 @@ def judge(
     found = Judgement(
         status=done.returncode,
         record=record,
-        text=done.stdout.replace(folder + os.sep, ""),
+        text=_shortened(done.stdout, folder),
         command="deltaproof " + shlex.join(replay),
         folder=folder if keep else None,
         tensors={t["name"]: t for t in runs[0]["tensors"]} if runs else {},

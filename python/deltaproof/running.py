@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .contract import Contract, Problem
-from .judging import FAIL, PASS, cache_folder
+from .judging import FAIL, NOT_JUDGED, PASS, cache_folder
 from .layouts import LAYOUTS
 from .provenance import kernels_of, note_options, surroundings
 from .server import About, Finished, Server, run_program
@@ -84,15 +85,26 @@ def _start(command: Sequence[str], contract: Contract, about: About) -> tuple[Fi
 def _one_run(
     names: Sequence[str], contract: Contract, about: About, options: Sequence[str], out: str | None
 ) -> Run:
-    with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
-        path = os.path.join(out or folder, "results.json")
-        to = f"--out={out}" if out else f"--json={path}"
+    folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
+    path, status = os.path.join(folder, "results.json"), NOT_JUDGED
+    to = f"--out={folder}" if out else f"--json={path}"
+    try:
         done, kernels = _start(["run", *names, to, *options], contract, about)
-        record = None
+        record, status = None, done.status
         if os.path.exists(path):
             with open(path, encoding="utf-8") as f:
                 record = json.load(f)
+    finally:
+        if not out and status != FAIL:  # of a failure, `explain` reads the record
+            shutil.rmtree(folder, ignore_errors=True)
     return Run(done.status, done.text, record, done.raised, kernels)
+
+
+def _again(fn: Callable[..., Any], **given: Any) -> list[str]:
+    """The note by which the program says how a run of fn is had again: by this call."""
+    words = [f"{n}={x!r}" for n, x in given.items() if x is not None]
+    name = getattr(fn, "__name__", kernel_name(fn))
+    return [f"--note=again=deltaproof.run({', '.join([name, '{case}', *words])})"]
 
 
 def small_case(contract: Contract) -> str:
@@ -139,6 +151,7 @@ def run(
     about = About(kernel_name(fn), base, design=design)
     options = [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
     options += note_options(surroundings(), [])
+    options += _again(fn, base=base, design=design, **contract, layouts=())
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
     found = _one_run(_names(cases), kernel, about, options, out)
@@ -151,11 +164,13 @@ def kernel_name(fn: Callable[..., Any]) -> str:
     return "".join(c if c.isalnum() or c in "_-" else "-" for c in name)[:60] or "python"
 
 
-def bisect(fn: Callable[..., Any], case: str, *, base: str, **contract: Any) -> Finished:
+def bisect(
+    fn: Callable[..., Any], case: str, *, base: str, design: str | None = None, **contract: Any
+) -> Finished:
     """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
     "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
     wrong, 1: found, see text."""
-    about = About(kernel_name(fn), base)
+    about = About(kernel_name(fn), base, design=design)
     return run_program(["bisect", "stage", case], Server(Contract(fn, **contract), about))
 
 
@@ -164,13 +179,14 @@ def shrink(
     case: str,
     *,
     base: str,
+    design: str | None = None,
     output: str | None = None,
     tries: int = 2000,
     **contract: Any,
 ) -> Finished:
     """`deltaproof shrink CASE`: the smallest part of the case on which fn still fails for the same
     reason, as a new case file (output, default CASE.min.case here)."""
-    about = About(kernel_name(fn), base)
+    about = About(kernel_name(fn), base, design=design)
     to = [] if output is None else [f"--output={output}"]
     command = ["shrink", case, f"--tries={tries}", *to]
     return run_program(command, Server(Contract(fn, **contract), about))

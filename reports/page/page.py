@@ -25,6 +25,7 @@ from page.render import own_text, policy, render
 from page.results import results
 from read.record import NO_RANKS, VERDICTS, Case, Record, Run, Tensor
 from say.chain import growth
+from say.commands import all_again
 from say.findings import CHAIN, RANKS, findings
 from say.markup import H
 from say.names import finite, near, plural, sci, short, whole
@@ -109,7 +110,8 @@ def meta(rec: Record) -> list[tuple[str, Any]]:
     ]
     compared = plural(sum(len(r["tensors"]) for r in rec.runs), "tensor")
     cases, runs = plural(len(rec.cases), "case"), plural(len(rec.runs), "run")
-    again = H('<code class="id">{}</code>', p["command"]) if p.get("command") else None
+    command = all_again(rec)
+    again = H('<code class="id">{}</code>', command) if command else None
     rows = [
         ("Program", program + (f", commit {p['commit']}" if p.get("commit") else "")),
         ("Made", " in ".join(x for x in (rec.created, seconds) if x)),

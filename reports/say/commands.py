@@ -34,11 +34,25 @@ def shell(words: list[str], options: dict[str, str]) -> str:
     return " ".join(shlex.quote(x) for x in parts)
 
 
+def _call(rec: Record, cases: str) -> str:
+    """A Python function's call on these cases; "" where no such call made the record."""
+    call = (rec.provenance.get("notes") or {}).get("again", "")
+    return call.replace("{case}", cases) if "{case}" in call else ""
+
+
+def all_again(rec: Record) -> str:
+    """What makes the whole record again; "" where it does not say."""
+    return _call(rec, repr(list(rec.cases))) or rec.program.get("command") or ""
+
+
 def again(rec: Record, run: Run) -> str:
     """The same run, the same bits. Judged files have no ID that `run` takes: their own command."""
     made_by = rec.program.get("command") or ""
     if run["id"].startswith("judge:") or run.get("backend") == "file":
         return made_by or "deltaproof judge --help"
+    call = _call(rec, repr(run["case"]))
+    if run.get("backend") == "subject" and call:
+        return call
     options = kept_options(made_by)
     if run.get("backend") != "subject":
         options = {k: v for k, v in options.items() if k not in SUBJECT}
@@ -53,6 +67,9 @@ def wrong_stage(rec: Record, run: Run) -> str:
         return ""
     if run.get("backend") not in ("sim", "subject"):
         return ""
+    call = _call(rec, repr(run["case"]))
+    if run.get("backend") == "subject" and call:
+        return call.replace("deltaproof.run(", "deltaproof.bisect(").replace(", layouts=()", "")
     kept = kept_options(rec.program.get("command") or "")
     subject = run.get("backend") == "subject"
     options = {"cases": kept["cases"]} if "cases" in kept else {}
