@@ -19,6 +19,7 @@ typedef struct {
     int verdicts_worse, lost; /* lost: tensors that are gone or unjudged */
     int gone;                 /* runs that were judged */
     int record_worse;
+    int other; /* lines about what is not in runs */
     json_t *verdicts, *tensors, *appeared, *vanished;
     move *move;
     int nmove, room, up, down, moved_worse;
@@ -157,6 +158,72 @@ static void compare_records(diff *d) {
             a->verdict, b->verdict, (long long)a->errors, (long long)b->errors);
 }
 
+/* ---- cases, and many of them together -------------------------------------------------------- */
+
+/* What the records hold beside runs: lists of objects, each known by some of its fields. */
+typedef struct {
+    const char *list, *word;
+    const char *by[8];
+} part;
+static const part PARTS[] = {
+    {"cases", "case", {"name"}},
+    {"pooled", "all cases of", {"tensor", "backend", "way", "base", "undeclared", "fault"}}};
+
+/* "o sim fp32" -> the object. Of those with one name the last. */
+static json_t *by_name(const dp_old_record *r, const part *p) {
+    json_t *all = json_object(), *x;
+    size_t i;
+    json_array_foreach(json_object_get(r->root, p->list), i, x) {
+        char name[400];
+        size_t n = 0;
+        for (int k = 0; p->by[k] && n < sizeof name; k++) {
+            const json_t *v = json_object_get(x, p->by[k]);
+            const char *text = json_is_true(v) ? p->by[k] : dp_old_text(x, p->by[k]);
+            n += (size_t)snprintf(name + n, sizeof name - n, *text && k ? " %s" : "%s", text);
+        }
+        json_object_set(all, name, x);
+    }
+    return all;
+}
+
+static void part_missing(diff *d, const part *p, const char *word, const char *name,
+                         const json_t *x, json_t *list) {
+    const char *verdict = dp_old_text(x, "verdict");
+    fprintf(d->f, "%-7s %s %s%s%s%s\n", word, p->word, name, *verdict ? " (" : "", verdict,
+            *verdict ? ")" : "");
+    json_array_append_new(list, json_sprintf("%s %s", p->word, name));
+    d->other++;
+}
+
+static void part_changed(diff *d, const part *p, const char *name, const json_t *a,
+                         const json_t *b) {
+    const char *old = dp_old_text(a, "verdict"), *new = dp_old_text(b, "verdict");
+    char id[440];
+    if (json_equal(a, b)) return;
+    d->other++;
+    snprintf(id, sizeof id, "%s %s", p->word, name);
+    if (strcmp(old, new))
+        verdict_changed(d, id, NULL, a, b);
+    else
+        fprintf(d->f, "changed %s\n", id);
+}
+
+static void compare_part(diff *d, const part *p) {
+    json_t *old = by_name(d->q->old, p), *new = by_name(d->q->new, p), *x;
+    const char *name;
+    json_object_foreach(old, name, x) {
+        const json_t *y = json_object_get(new, name);
+        if (y) part_changed(d, p, name, x, y);
+        if (y) continue;
+        part_missing(d, p, "gone", name, x, d->vanished);
+        d->gone++;
+    }
+    json_object_foreach(new, name, x) if (!json_object_get(old, name))
+        part_missing(d, p, "new", name, x, d->appeared);
+    json_decref(old);
+    json_decref(new);
+}
+
 /* ---- digests --------------------------------------------------------------------------------- */
 
 static const char *digest_says(const dp_diff_request *q) {
@@ -293,10 +360,11 @@ static void print_summary(const diff *d, int worse) {
     const dp_diff_request *q = d->q;
     const size_t changed = json_array_size(d->verdicts) + json_array_size(d->tensors);
     const size_t appeared = json_array_size(d->appeared), vanished = json_array_size(d->vanished);
-    const int same = !changed && !d->nmove && !appeared && !vanished;
+    const int same = !changed && !d->nmove && !appeared && !vanished && !d->other &&
+                     !strcmp(q->old->digest, q->new->digest);
     fprintf(d->f,
             "%d runs in both; verdicts: %zu changed, %d for the worse; errors: %d moved up, %d by "
-            "more than %g, %d down; runs: %zu appeared, %zu vanished\n",
+            "more than %g, %d down; runs and cases: %zu appeared, %zu vanished\n",
             d->both, changed, d->verdicts_worse + d->lost, d->up, d->moved_worse, q->worse, d->down,
             appeared, vanished);
     if (q->nagain)
@@ -330,8 +398,10 @@ dp_diff dp_record_diff(const dp_diff_request *q, FILE *f, json_t **json) {
         const json_t *y = json_object_get(q->new->runs, id);
         if (y) compare_run(&d, id, x, y);
     }
-    d.gone = list_missing(&d, q->old, q->new, "gone", d.vanished);
+    d.gone += list_missing(&d, q->old, q->new, "gone", d.vanished);
     list_missing(&d, q->new, q->old, "new", d.appeared);
+    for (size_t i = 0; i < sizeof PARTS / sizeof *PARTS; i++)
+        compare_part(&d, &PARTS[i]);
     print_moves(&d);
     const int worse = d.verdicts_worse || d.lost || d.moved_worse || d.gone || d.record_worse;
     print_digests(q, f);

@@ -9,10 +9,13 @@
  * worse when it moved up by more than the factor `worse`. Verdicts do not depend on that factor;
  * how much growth matters is the reader's to say.
  *
- * NEW is worse when an error became worse; when the verdict of the record, of a run or of a tensor
- * did; when a run that was judged is gone; when a tensor that was judged is gone or unjudged; or
- * when more cases could not be judged at all. What is gone and what is new is said apart from what
- * is worse, a line a case where that has more than three runs.
+ * Cases, and the tensors of all cases together (`pooled`), are compared by their names.
+ *
+ * NEW is worse when an error became worse; when the verdict of the record, of a run, of a tensor or
+ * of a row of `pooled` did; when a run that was judged, a case or such a row is gone; when a tensor
+ * that was judged is gone or unjudged; or when more cases could not be judged at all. What is gone
+ * and what is new is said apart from what is worse, a line a case where that has more than three
+ * runs. Records are the same when nothing of that differs, nor their digests.
  */
 #ifndef DP_RECORD_DIFF_H
 #define DP_RECORD_DIFF_H

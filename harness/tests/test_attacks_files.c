@@ -94,6 +94,23 @@ DP_TEST(attacks_files, a_planted_link_is_not_written_through) {
     free((char *)dir);
 }
 
+/* A link that leads back to itself names no place: it is refused and stays. */
+DP_TEST(attacks_files, a_link_to_itself_is_refused) {
+    const char *dir = strdup(at_dir("loop"));
+    at_write(at_text("%s/tiny.case", dir), TINY);
+    gt_run(at_text("cd '%s' && ln -s loop loop && mkdir o && ln -s report.html o/report.html", dir),
+           NULL, 0);
+    at_write(at_text("%s/o/results.json", dir), AT_RECORD);
+    const char *const lines[] = {"$P run tiny.case --cache none --json loop",
+                                 "$P inputs tiny.case -o loop", "$P compare o o --json loop",
+                                 "$P report o"};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        EXPECT(
+            at_sh(dir, 20, "%s; s=$?; test -L loop && test -L o/report.html && exit $s", lines[i]),
+            2, "symbolic links");
+    free((char *)dir);
+}
+
 DP_TEST(attacks_files, dev_stdout_stays_what_it_is) {
     const char *dir = strdup(at_dir("stdout"));
     at_write(at_text("%s/tiny.case", dir), TINY);

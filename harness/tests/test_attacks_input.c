@@ -209,6 +209,40 @@ DP_TEST(attacks_input, a_batch_of_nothing_takes_no_memory) {
     free((char *)dir);
 }
 
+/* A file of so many tensors of one number each; more than a header may hold, or than are read. */
+static void write_many(const char *path, int tensors, int name) {
+    FILE *f = fopen(path, "wb");
+    uint64_t length = 0;
+    fwrite(&length, 1, sizeof length, f);
+    for (int i = 0; i < tensors; i++)
+        length += (uint64_t)fprintf(
+            f, "%c\"%0*d\":{\"dtype\":\"BF16\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+            i ? ',' : '{', name, i, 2 * i, 2 * i + 2);
+    length += (uint64_t)fprintf(f, "}");
+    for (int i = 0; i < tensors; i++)
+        fwrite("\0", 1, 2, f);
+    rewind(f);
+    fwrite(&length, 1, sizeof length, f);
+    fclose(f);
+}
+
+DP_TEST(attacks_input, what_has_no_end_or_a_million_tensors_is_refused_at_once) {
+    const char *dir = strdup(at_dir("endless"));
+    const char *const judge = "$P judge --inputs %s --outputs %s --base bf16";
+    const char *const end = "/proc/self/pagemap: its size is 0, and it is not empty";
+    const char *const many = "many.safetensors";
+    EXPECT(at_sh(dir, 5, judge, "/proc/self/pagemap", "/proc/self/pagemap"), 2, end);
+    EXPECT(at_sh(dir, 5, "$P run /proc/self/pagemap"), 2, end);
+    EXPECT(at_sh(dir, 5, "$P compare /proc/self/pagemap /proc/self/pagemap"), 2, end);
+    EXPECT(at_sh(dir, 5, "ln -s /proc/self/pagemap results.json; $P report ."), 2,
+           "results.json: its size is 0, and it is not empty");
+    write_many(at_text("%s/%s", dir, many), 4097, 4);
+    EXPECT(at_sh(dir, 5, judge, many, many), 2, "header: 4097 tensors, at most 4096 are read");
+    write_many(at_text("%s/%s", dir, many), 1000000, 7);
+    EXPECT(at_sh(dir, 5, judge, many, many), 2, "header length = ", "above the limit of 16777216");
+    free((char *)dir);
+}
+
 DP_TEST(attacks_input, a_malformed_museum_is_refused_by_file_and_field) {
     static const struct {
         const char *name, *text, *says;

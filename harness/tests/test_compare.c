@@ -69,6 +69,49 @@ DP_TEST(compare, the_same_record_twice_is_the_same) {
           "%s", out);
 }
 
+static void rename_member(json_t *o, const char *key, const char *to) {
+    json_object_set_new(o, key, json_string(to));
+}
+
+/* What stands beside the runs: each change of a copy, its line, the last line, the status. */
+DP_TEST(compare, a_case_and_what_is_pooled_are_missed_when_they_are_gone) {
+    static const char row[] = "[{\"tensor\": \"o\", \"backend\": \"sim\", \"base\": \"fp32\", "
+                              "\"cases\": 9, \"ratio\": 1, "
+                              "\"verdict\": \"pass\"}]";
+    enum { CASE_GONE, CASE_CHANGED, POOLED_GONE, POOLED_FAILS, POOLED_MOVED, DIGEST, NCHANGES };
+    static const struct {
+        const char *line, *last;
+        int status;
+    } rows[NCHANGES] = {
+        [CASE_GONE] = {"gone    case ", "COMPARE: GONE", 1},
+        [CASE_CHANGED] = {"changed case ", "COMPARE: NOT WORSE", 0},
+        [POOLED_GONE] = {"gone    all cases of o sim fp32 (pass)\n", "COMPARE: GONE", 1},
+        [POOLED_FAILS] = {"worse   all cases of o sim fp32: pass -> fail", "COMPARE: WORSE", 1},
+        [POOLED_MOVED] = {"changed all cases of o sim fp32\n", "COMPARE: NOT WORSE", 0},
+        [DIGEST] = {"digest: NEW has none", "COMPARE: NOT WORSE", 0}};
+    for (int i = 0; i < NCHANGES; i++) {
+        json_t *a = fresh(), *b = fresh();
+        json_t *cases = json_object_get(b, "cases"), *pooled = json_loads(row, 0, NULL);
+        json_object_set_new(a, "digest", json_pack("{ss}", "value", "0123456789abcdef"));
+        json_object_set(b, "digest", json_object_get(a, "digest"));
+        json_object_set_new(a, "pooled", json_loads(row, 0, NULL));
+        if (i != POOLED_GONE) json_object_set(b, "pooled", pooled);
+        if (i == CASE_GONE) json_array_remove(cases, 0);
+        if (i == CASE_CHANGED) rename_member(json_array_get(cases, 0), "op", "gdn2");
+        if (i == POOLED_FAILS) rename_member(json_array_get(pooled, 0), "verdict", "fail");
+        if (i == POOLED_MOVED)
+            json_object_set_new(json_array_get(pooled, 0), "ratio", json_real(1.5));
+        if (i == DIGEST) json_object_del(b, "digest");
+        json_decref(pooled);
+        save(a, "a");
+        save(b, "b");
+        CHECK(compare("a", "b", "") == rows[i].status && strstr(out, rows[i].line) &&
+                  strstr(out, rows[i].last),
+              "%d: %s", i, out);
+        CHECK(compare("a", "a", "") == 0 && strstr(out, "COMPARE: SAME"), "%d: %s", i, out);
+    }
+}
+
 DP_TEST(compare, growth_is_measured_against_noise_and_the_factor) {
     json_t *a = fresh(), *b = fresh(), *again = fresh();
     const size_t i = ranked(a);

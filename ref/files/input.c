@@ -17,6 +17,12 @@ static const char *kind_of(mode_t mode) {
     return "a device";
 }
 
+/* Of /proc and /sys: its size says nothing of what it holds, which may have no end. */
+static int has_more(int fd, const struct stat *st) {
+    char byte;
+    return !st->st_size && pread(fd, &byte, 1, 0) != 0;
+}
+
 FILE *dp_input_open(const char *path, int64_t most, int64_t *size, dp_err *e) {
     struct stat st;
     FILE *f = NULL;
@@ -34,6 +40,8 @@ FILE *dp_input_open(const char *path, int64_t most, int64_t *size, dp_err *e) {
         dp_fail(e, DP_EIO, "%s: cannot be read: %s", path, strerror(errno));
     else if (!S_ISREG(st.st_mode))
         dp_fail(e, DP_EINPUT, "%s: not a regular file but %s", path, kind_of(st.st_mode));
+    else if (has_more(fd, &st))
+        dp_fail(e, DP_EINPUT, "%s: its size is 0, and it is not empty: a file of the system", path);
     else if (st.st_size > most)
         dp_fail(e, DP_EINPUT, "%s: %lld bytes: at most %lld are read", path, (long long)st.st_size,
                 (long long)most);

@@ -218,6 +218,8 @@ dp_status dp_output_replace(dp_output *o, const char *path, dp_err *e) {
 }
 
 dp_status dp_output_open(dp_output *o, const char *path, dp_err *e) {
+    struct stat st;
+    if (stat(path, &st) && errno == ELOOP) return io_error(path, e);
     if (strcmp(path, "-")) return open_path(o, path, is_special(path), e);
     *o = (dp_output){.path = strdup(path), .folder = -1, .f = stdout};
     return DP_OK;

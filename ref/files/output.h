@@ -7,6 +7,9 @@
  * (dp_output_abandon), and after kill -9 by the next program that writes into that folder; the lock
  * (flock) that a writer holds tells a file that is being written from one that was left.
  *
+ * A link to a file, or to nothing, is replaced, and the file it names stays as it is. A link that
+ * leads back to itself names no place, and is refused.
+ *
  * A path that is there and is no regular file (a device, a pipe), or names what is open already
  * (/dev/stdout, /dev/fd/3, /proc/..), is written to as it is; "-" is standard output.
  */

@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_HEADER 100000000u
+#define MAX_HEADER \
+    (16u << 20) /* a call's tensors take thousands of bytes; JSON of 16 MiB, seconds */
+#define MAX_TENSORS 4096
 #define MAX_DIMS 8
 #define MAX_ELEMENTS \
     (1ll << 40) /* more is no file of this world; products of axes stay far within int64_t */
@@ -287,6 +289,12 @@ dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path, 
     json_t *header = json_loadb((const char *)b + 8, (size_t)n, JSON_REJECT_DUPLICATES, &je);
     if (!header) {
         s = dp_fail(e, DP_EINPUT, "%s: header: byte %d: %s", path, je.position, je.text);
+        goto done;
+    }
+    if (json_object_size(header) > MAX_TENSORS) {
+        s = dp_fail(e, DP_EINPUT, "%s: header: %zu tensors, at most %d are read", path,
+                    json_object_size(header), MAX_TENSORS);
+        json_decref(header);
         goto done;
     }
     reader r = {path, b + 8 + n, (int64_t)(len - 8 - n), f, NULL, e};

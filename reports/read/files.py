@@ -4,7 +4,8 @@ ref/files/output.h.
     read(path) -> bytes        a regular file of at most MOST bytes; nothing that could be waited
                                on; NAME.gz is unpacked
     write(path, bytes)         whole or not at all: under a new name in the same folder, synced,
-    renamed; a link is replaced, never written through
+    renamed; a link is replaced, never written through, and one that
+    leads back to itself refused
 Both raise OSError with errno, strerror and filename.
 """
 
@@ -33,8 +34,18 @@ def read(path: str, most: int = MOST) -> bytes:
             fail(errno.EINVAL, path, "not a regular file")
         if s.st_size > most:
             fail(errno.EFBIG, path, f"{s.st_size} bytes: at most {most} are read")
+        if not s.st_size and has_more(fd):
+            fail(errno.EINVAL, path, "its size is 0, and it is not empty: a file of the system")
         data = f.read(s.st_size)
     return _unpacked(path, data, most) if path.endswith(".gz") else data
+
+
+def has_more(fd: int) -> bool:
+    """Of /proc and /sys: its size says nothing of what it holds, which may have no end."""
+    try:
+        return os.pread(fd, 1, 0) != b""
+    except OSError:
+        return True
 
 
 def _unpacked(path: str, data: bytes, most: int) -> bytes:
@@ -50,6 +61,8 @@ def _unpacked(path: str, data: bytes, most: int) -> bytes:
 
 
 def write(path: str, data: bytes) -> None:
+    if loops(path):
+        fail(errno.ELOOP, path)
     fd, temp = tempfile.mkstemp(
         prefix=".deltaproof-", suffix=".tmp", dir=os.path.dirname(path) or "."
     )  # O_EXCL | O_NOFOLLOW
@@ -67,6 +80,15 @@ def write(path: str, data: bytes) -> None:
         if os.path.lexists(temp):
             os.unlink(temp)
         raise
+
+
+def loops(path: str) -> bool:
+    """A link that leads back to itself; it names no place."""
+    try:
+        os.stat(path)
+    except OSError as e:
+        return e.errno == errno.ELOOP
+    return False
 
 
 def umask() -> int:
