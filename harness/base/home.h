@@ -15,6 +15,10 @@ extern "C" {
 /* The path of `name` in the tree; not to be freed. There need be no such file. */
 const char *dp_home(const char *name);
 
+/* The folder of deltaproof_subject.h: include/ beside the program's own bin/, as `make install` and
+ * a wheel have it, else harness/ of the tree. */
+const char *dp_home_include(void);
+
 /* Folder of computed truths where no option names one: build/cache of a source tree; of an
  * installed program the user's ($XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof; NULL: neither
  * is set).

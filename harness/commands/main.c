@@ -2,6 +2,7 @@
  * pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
 #define _GNU_SOURCE
 #include "commands.h"
+#include "harness/base/home.h"
 #include "harness/base/startup.h"
 #include "harness/base/suggest.h"
 #include "harness/device/device_apart.h"
@@ -41,18 +42,20 @@ static const struct {
      "  deltaproof judge --inputs in.safetensors --outputs out.safetensors \\\n"
      "      --base bf16 --gate log --beta plain --l2norm 0\n"
      "  deltaproof judge --inputs in.safetensors --outputs out.safetensors \\\n"
-     "      --ranks 4 --claim tf32 --out report\n"},
+     "      --base bf16 --ranks 4 --claim tf32 --out report\n"},
     {"explain", "what was compared in a run, which limit decided, how it was derived",
      dp_cmd_explain,
      "  deltaproof explain 'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"
-     "  deltaproof explain --record build/verify/results.json ID\n"},
+     "  deltaproof explain --record build/verify/results.json \\\n"
+     "      'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"},
     {"check", "check what must hold between runs, without a truth", dp_cmd_check,
      "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"
      "  deltaproof check weak-heads --base bf16 --serve 'python3 mine.py'\n"},
     {"differ", "where two kernels differ, by more than both bounds allow?", dp_cmd_differ,
      "  deltaproof differ weak-heads --run 'python3 prefill.py' --base bf16 \\\n"
      "      --run 'python3 decode.py' --base bf16 --design recurrent\n"
-     "  deltaproof differ in.safetensors --subject ./libmine.so --backend sim --base fp32\n"},
+     "  deltaproof differ in.safetensors --subject ./libmine.so \\\n"
+     "      --backend sim --base fp32\n"},
     {"carry", "how long a session may keep its state in a short format", dp_cmd_carry,
      "  deltaproof carry kda-typical --steps 100000 --need 0.01\n"},
     {"museum", "switch every deliberate fault on and see which verdict goes red", dp_cmd_museum,
@@ -83,9 +86,11 @@ static int usage(FILE *f, int rc) {
                "MPFR, derived bounds, verdicts.\n\n");
     for (size_t i = 0; i < NCOMMANDS; i++)
         fprintf(f, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].what);
-    fprintf(f, "\ndeltaproof help COMMAND (or COMMAND --help) describes each, with examples;\n"
-               "deltaproof --version prints the version. Exit status: 0 pass, 1 a verdict failed,\n"
-               "2 could not judge.\n");
+    fprintf(f,
+            "\ndeltaproof help COMMAND (or COMMAND --help) describes each, with examples;\n"
+            "deltaproof --version prints the version, --include-dir the folder of\n"
+            "deltaproof_subject.h, for a compiler's -I. Exit status: 0 pass, 1 a verdict failed,\n"
+            "2 could not judge.\n");
     return rc;
 }
 
@@ -113,6 +118,10 @@ static int command_of(int argc, char **argv) {
         return usage(stdout, 0);
     if (is(argv[1], "--version", "-V")) {
         printf("%s\n", argp_program_version); /* what cannot be written is seen at the end */
+        return 0;
+    }
+    if (argc == 2 && !strcmp(argv[1], "--include-dir")) {
+        printf("%s\n", dp_home_include());
         return 0;
     }
     if (!strcmp(argv[1], "help")) { /* help COMMAND: COMMAND --help */

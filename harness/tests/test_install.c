@@ -40,6 +40,9 @@ DP_TEST(install, a_library_built_by_pkg_config_alone_is_judged_by_the_installed_
     CHECK(sh("grep Version: \"$D/usr/lib/pkgconfig/deltaproof.pc\"") == 0 &&
               !strcmp(out, "Version: " DP_VERSION "\n"),
           "%s", out);
+    CHECK(sh("cd / && cmp \"$(\"$D/usr/bin/deltaproof\" --include-dir)/deltaproof_subject.h\" "
+             "\"$D/usr/include/deltaproof_subject.h\"") == 0,
+          "%s", out);
     if (!has("pkg-config")) SKIP("pkg-config is not installed");
     REQUIRE(sh("cd \"$D/..\" && export PKG_CONFIG_PATH=\"$D/usr/lib/pkgconfig\" && cc -O2 -fPIC "
                "-shared "

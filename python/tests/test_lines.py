@@ -66,3 +66,8 @@ def test_judged_files_that_fail_are_judged_again_and_explained(tmp_path: Path) -
     assert in_a_shell(found.command, tmp_path).returncode == 1
     said = in_a_shell(line(found.text, "explain"), tmp_path)
     assert said.returncode == 0 and "decided by" in said.stdout, said
+
+
+def test_the_program_says_where_the_header_lies(tmp_path: Path) -> None:
+    said = in_a_shell("deltaproof --include-dir", tmp_path).stdout.strip()
+    assert (Path(said) / "deltaproof_subject.h").samefile(deltaproof.header())
