@@ -13,6 +13,7 @@ from .contract import Contract
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
 from .vocabulary import GRADIENT_OF
+from .words import truth_of
 
 WORDS = {"pass": "bitwise", "fail": "fail", "skipped": "skipped"}
 
@@ -52,7 +53,7 @@ def check(
         path = os.path.join(folder, "checks.json")
         command = ["check", case or small_case(kernel), f"--tokens={tokens}", f"--heads={heads}"]
         command += ["--every", "--block", str(heads), "--ranks=1", f"--json={path}"]
-        command += [f"--limit={limit}"] + ["--bitwise"] * bitwise
+        command += [f"--limit={limit}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
         command += [] if set(GRADIENT_OF) & set(kernel.writes()) else ["--forward"]
         done = run_program(command, Server(kernel, about))
         if done.status == 2 or not os.path.exists(path):

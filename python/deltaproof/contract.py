@@ -33,6 +33,7 @@ import numpy.typing as npt
 from .layouts import arrange
 from .tensors import BFLOAT16, to_numpy
 from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, TOKENS, unit_axes
+from .words import truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
@@ -79,6 +80,10 @@ class Contract:
     device: str | None = None
     batch: bool | None = None
     layout: str = "contiguous"
+
+    def __post_init__(self) -> None:
+        for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
+            object.__setattr__(self, name, truth_of(name, getattr(self, name)))
 
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""

@@ -16,6 +16,7 @@ from typing import Any
 from .program import environment, program
 from .provenance import note_options, surroundings
 from .tensors import Tensors, save
+from .words import in_python, truth_of
 
 PASS, FAIL, NOT_JUDGED = 0, 1, 2  # exit statuses of the program
 
@@ -148,7 +149,7 @@ def judge(
         gate_dtype=gate_dtype,
         lower_bound=lower_bound,
         beta=beta,
-        l2norm=l2norm,
+        l2norm=None if l2norm is None else truth_of("l2norm", l2norm),
         scale=scale,
         cu_seqlens=cu_seqlens,
         state_layout=state_layout,
@@ -181,7 +182,7 @@ def judge(
     found = Judgement(
         status=done.returncode,
         record=record,
-        text=_shortened(done.stdout, folder),
+        text=in_python(_shortened(done.stdout, folder)),
         command="deltaproof " + shlex.join(replay),
         folder=folder if keep else None,
         tensors={t["name"]: t for t in runs[0]["tensors"]} if runs else {},

@@ -25,6 +25,7 @@ import numpy as np
 
 from .contract import INTEGERS, Contract, Problem, Unsupported
 from .program import bridge, environment, program
+from .words import in_python
 
 WHOLE = ("R", "Kg", "chunk", "in_turn", "l2norm", "backward")
 REAL = ("scale", "lower_bound")
@@ -158,7 +159,7 @@ def run_program(arguments: Sequence[str], *servers: Server) -> Finished:
         ) as process:
             text = _serve(process, listening)
             raised = [x for server in servers for x in server.raised]
-            return Finished(process.wait(), text, raised)
+            return Finished(process.wait(), in_python(text), raised)
 
 
 def _serve(process: subprocess.Popen[str], listening: dict[socket.socket, Server]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltaproof import judge, to_bf16
+from deltaproof import judge, run, to_bf16
 from kernels import by_products, inputs, kda
 
 Arrays = dict[str, np.ndarray]
@@ -29,10 +29,16 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     x = inputs()
     found = judge(x, {"oo": x["v"], "dq": x["q"]}, gate="sine")
     assert found.status == 2 and "6 things are missing or wrong" in found.text
-    for part in ("tensor oo is not known", "dq is a gradient", "'sine' is not known", "--beta"):
+    for part in (
+        "tensor oo is not known",
+        "dq is a gradient",
+        "'sine' is not known",
+        'give beta="plain" or "sigmoid"',
+    ):
         assert part in found.text, found.text
-    assert "--gate-dtype fp32|bf16|fp16" in found.text
-    assert "--l2norm 0|1" in found.text and "--base bf16|fp16|fp32|fp64" in found.text
+    assert 'gate_dtype="fp32" or "bf16" or "fp16"' in found.text
+    assert "give l2norm=True or False" in found.text and 'base="bf16" or "fp16"' in found.text
+    assert " --" not in found.text, found.text
     del x["k"], x["beta"]
     found = judge(x, {"o": x["v"]}, **SAID)
     assert "tensor k is missing" in found.text and "tensor beta is missing" in found.text
@@ -51,7 +57,7 @@ def test_a_batch_is_judged_as_packed_sequences() -> None:
     found = judge(x, {"o": o[:, :50]}, **SAID)
     assert found.status == 2 and "q has a batch axis, [2,100,..]" in found.text
     found = judge(x, {"o": o}, ranks=2, **SAID)
-    assert found.status == 2 and "judge the batches one by one" in found.text
+    assert found.status == 2 and "ranks splits one sequence" in found.text
 
 
 def test_fp16_is_judged_by_what_fp16_makes() -> None:
@@ -108,13 +114,13 @@ def halves(x: Arrays) -> np.ndarray:
     [
         ("o is exactly sqrt(K) too large", lambda x: 4 * o_of(x), {}),
         ("o is one token late", lambda x: np.roll(o_of(x), 1, 0), {}),
-        ("--beta plain: as if beta were not sigmoided", o_of, {"beta": "sigmoid"}),
-        ("--beta sigmoid", lambda x: o_of(x | {"beta": sigmoid(x["beta"])}), {}),
+        ('beta="plain": as if beta were not sigmoided', o_of, {"beta": "sigmoid"}),
+        ('beta="sigmoid"', lambda x: o_of(x | {"beta": sigmoid(x["beta"])}), {}),
         ("eps = 1e-5", lambda x: o_of(with_eps(x, 1e-5)), {"l2norm": True}),
         ("without eps", lambda x: o_of(with_eps(x, 0)), {"l2norm": True}),
         ("exp2(g) for exp(g)", lambda x: o_of(x | {"g": x["g"] * np.float32(np.log(2))}), {}),
-        ("passes with --gate-dtype bf16", lambda x: o_of(x | {"g": short(x["g"])}), {}),
-        ("passes with --gate-dtype fp32", o_of, {"gate_dtype": "bf16"}),
+        ('passes with gate_dtype="bf16"', lambda x: o_of(x | {"g": short(x["g"])}), {}),
+        ('passes with gate_dtype="fp32"', o_of, {"gate_dtype": "bf16"}),
         ("activated gate were kept in bf16", in_bf16_behind_softplus, {"gate": "softplus"}),
         ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
         ("rank 1 started from zero", halves, {"ranks": 2}),
@@ -140,14 +146,14 @@ def test_gates_are_judged_as_the_kernel_reads_them() -> None:
     assert judge(x, {"o": o}, gate_dtype="bf16", **SAID).passed
     assert judge(x | {"g": to_bf16(x["g"])}, {"o": o}, **SAID).passed
     found = judge(x, {"o": o}, gate_dtype="fp8", **SAID)
-    assert found.status == 2 and "--gate-dtype fp32|bf16|fp16" in found.text
+    assert found.status == 2 and 'gate_dtype="fp32" or "bf16" or "fp16"' in found.text
 
 
 def test_a_turned_state_is_recognised_where_its_shape_hides_it() -> None:
     x = inputs(V=16)
     o, state = kda(**x)
     assert fits(x, {"o": o, "final_state": np.swapaxes(state, -1, -2)}) == [
-        "passes with --state-layout vk"
+        'passes with state_layout="vk"'
     ]
 
 
@@ -156,3 +162,12 @@ def test_nothing_is_said_where_nothing_fits() -> None:
     o = o_of(x)
     o[70, 1] += 0.3
     assert fits(x, {"o": o}) == []
+
+
+@pytest.mark.parametrize("name", ["l2norm", "autograd", "batch"])
+def test_what_is_true_or_false_is_no_text(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}='no': must be True or False"):
+        run(kda, "t65", base="fp32", **{name: "no"})
+    if name == "l2norm":
+        with pytest.raises(TypeError, match="l2norm='no': must be True or False"):
+            judge(inputs(), {"o": o_of(inputs())}, **(SAID | {"l2norm": "no"}))

@@ -1,0 +1,52 @@
+"""What the program says, in the words of a Python caller: its options are arguments here."""
+
+from __future__ import annotations
+
+import re
+
+_WHOLE = re.compile(r"[-+]?\d[\d.e+-]*$|[A-Z]+$")
+# Of these the program's words are texts of one word each.
+_TEXTS = ("base", "claim", "gate", "gate-dtype", "beta", "state-layout", "design")
+_PLAIN = ("lower-bound", "scale", "ranks", "tokens", "limit", "heads", "tries")
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^\s;:)]+))?")
+_SHELL = ("again: ", "explain: ", "deltaproof ")
+
+
+def _value(option: str, value: str) -> str | None:
+    """As Python writes it; None: the word behind the option is none of its values."""
+    if option == "l2norm":
+        named = {"0": "False", "1": "True", "0|1": "True or False"}
+        return named.get(value)
+    if option in _TEXTS:
+        if _WHOLE.match(value):
+            return value
+        return " or ".join(f'"{x}"' for x in value.split("|"))
+    if option == "cu-seqlens" and re.match(r"[\d,.T]+$|LIST$", value):
+        return value if value == "LIST" else f"[{value.replace(',', ', ')}]"
+    return value if option in _PLAIN and _WHOLE.match(value) else None
+
+
+def _argument(found: re.Match[str]) -> str:
+    option, value = found[1], found[2]
+    name = option.replace("-", "_")
+    if option not in (*_TEXTS, *_PLAIN, "l2norm", "cu-seqlens", "bitwise"):
+        return found[0]
+    bare = (value or "").rstrip(",")
+    said = _value(option, bare) if bare else None
+    if said is None:
+        return name + (f" {value}" if value else "")
+    return f"{name}={said}{(value or '')[len(bare) :]}"
+
+
+def in_python(text: str) -> str:
+    """The text with --option VALUE as option=value, but for lines that are commands of a shell."""
+    lines = text.splitlines(keepends=True)
+    return "".join(x if x.strip().startswith(_SHELL) else _OPTION.sub(_argument, x) for x in lines)
+
+
+def truth_of(name: str, x: object) -> bool:
+    """A setting that is true or false. TypeError: it is neither; text such as "no" is true to
+    Python, which is not what it says."""
+    if isinstance(x, bool) or (not isinstance(x, str) and x in (0, 1)):
+        return bool(x)
+    raise TypeError(f"{name}={x!r}: must be True or False")
