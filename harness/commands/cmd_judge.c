@@ -33,6 +33,7 @@ enum {
     OPT_L2NORM,
     OPT_SCALE,
     OPT_CU_SEQLENS,
+    OPT_LAYOUT,
     OPT_TOKENS,
     OPT_WHY
 };
@@ -56,7 +57,8 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
     {"gate", OPT_GATE, "FORM", 0,
-     "log: g is the log decay; softplus: -exp(A_log) softplus(g + dt_bias); lower_bound: X "
+     "log: g is the log decay; exp: g is the decay, from 0 to 1; softplus: -exp(A_log) softplus(g "
+     "+ dt_bias); lower_bound: X "
      "sigmoid(exp(A_log) (g + dt_bias))",
      0},
     {"gate-dtype", OPT_GATE_DTYPE, "FORMAT", 0,
@@ -73,6 +75,10 @@ static const struct argp_option OPTIONS[] = {
      "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)",
      0},
     DP_ROW_STATE_LAYOUT("both files"),
+    {"layout", OPT_LAYOUT, "fla|mamba", 0,
+     "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
+     "(harness/run/judge_mamba.h)",
+     0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"why", OPT_WHY, "SECONDS", 0,
      "where a tensor fails, how long common mistakes are tried, of which those that fit are "
@@ -99,6 +105,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_L2NORM: o->judge.l2norm = arg; break;
     case OPT_SCALE: o->judge.scale = arg; break;
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
+    case OPT_LAYOUT: o->judge.layout = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);

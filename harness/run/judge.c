@@ -3,6 +3,7 @@
 #include "judge.h"
 #include "harness/case/case_inputs.h"
 #include "judge_files.h"
+#include "judge_mamba.h"
 #include "judge_settings.h"
 #include "ref/files/safetensors.h"
 
@@ -117,6 +118,37 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
         g->data[i] = dp_store(f, g->data[i]);
 }
 
+/* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds. */
+static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
+    const dp_tensor *g = dp_tensor_find(in, "g");
+    for (int64_t i = 0; g && i < g->n; i++) {
+        if (!(g->data[i] >= 0 && g->data[i] <= 1))
+            return dp_fail(e, DP_EINPUT,
+                           "%s: tensor g: entry %lld is %g, but with --gate exp it is a decay from "
+                           "0 to 1",
+                           in->path, (long long)i, g->data[i]);
+        g->data[i] = g->data[i] > 0 ? log(g->data[i]) : -1000;
+    }
+    return DP_OK;
+}
+
+/* The gradient of decays becomes that of their logarithms. */
+static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
+    const dp_tensor *g = dp_tensor_find(in, "g"), *dg = dp_tensor_find(out, "dg");
+    for (int64_t i = 0; g && dg && dg->n == g->n && i < g->n; i++)
+        dg->data[i] *= exp(g->data[i]);
+}
+
+/* A gate that is refused as a log decay, and could be the decay. */
+static void hint_at_decays(const dp_tensorfile *in, const dp_judge_settings *s, dp_err *e) {
+    const dp_tensor *g = dp_tensor_find(in, "g");
+    const size_t used = strlen(e->msg);
+    if (strcmp(s->gate, "log") || !g || !g->n) return;
+    for (int64_t i = 0; i < g->n; i++)
+        if (!(g->data[i] >= 0 && g->data[i] <= 1)) return;
+    snprintf(e->msg + used, sizeof e->msg - used, "; with --gate exp it is the decay");
+}
+
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const dp_judge_settings *s,
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
@@ -129,6 +161,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
     }
     if (!strcmp(op, dp_models[DP_DELTAPRODUCT].name)) dp_keys_of_tokens(in, q, R);
     round_gates(in, s->gate_dtype);
+    if (s->decays && take_logs(in, e)) return DP_EINPUT;
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
     char *text = dp_calloc(size, 1);
     n = snprintf(
@@ -145,6 +178,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         n += snprintf(text + n, size - (size_t)n, "lower_bound = %.17g\n", s->lower_bound);
     if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
+    if (st) hint_at_decays(in, s, e);
     free(text);
     return st;
 }
@@ -271,6 +305,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                             dp_case *c, dp_judge_loaded *l, dp_err *e) {
     dp_judge_settings s = {0};
     dp_complaints all = {0};
+    dp_judge_mamba(in, out, o->layout, &all);
     dp_factors_rename(in, out);
     const int by_gates = has_gates(in);
     dp_tensors_rename(in, by_gates);
@@ -286,6 +321,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (st) return st;
     name_case(o, c);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
+    if (s.decays) take_log_gradient(in, out);
     if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, dp_tensor_find(in, "q"), c->p.R);
     st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);
@@ -301,6 +337,7 @@ dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e) {
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(path, &in, e);
     if (!st) {
+        dp_judge_mamba(&in, &none, NULL, &all);
         dp_tensors_rename(&in, has_gates(&in));
         check_inputs(&in, &o, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);

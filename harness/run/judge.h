@@ -31,6 +31,11 @@
  * --base fp16 (metadata `fp16`) is base bf16 with the design words factors=fp16,out=fp16 before its
  * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
  *
+ * --gate exp: g is what a state is multiplied by, exp of the log decay (mlx): from 0 to 1. dg is
+ * then the gradient of that.
+ *
+ * --layout mamba (metadata `layout`): Mamba's names, x dt A B C (judge_mamba.h).
+ *
  * --gate-dtype (metadata `gate_dtype`) is the format that the kernel reads g in, where that is
  * coarser than what IN holds: g is rounded to it once, and that is the problem.
  *
@@ -54,7 +59,7 @@ extern "C" {
 typedef struct {
     const char *inputs, *outputs; /* paths */
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
-        *base, *claim, *design; /* as given; NULL: not given */
+        *base, *claim, *design, *layout; /* as given; NULL: not given */
     int drop;                   /* bits of what is claimed to be dropped; 0: not given */
     int ranks;                  /* 0: not given */
     int64_t tokens;             /* 0: all; else the first so many of IN are the problem */

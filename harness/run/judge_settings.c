@@ -10,8 +10,10 @@
 
 typedef struct {
     const char *text, *value;
-} word; /* how metadata may say it; value as a case file has it */
+} word;              /* how metadata may say it; value as a case file has it */
+#define DECAYS "exp" /* g is exp of the log decay */
 static const word GATES[] = {{"log", "log"},
+                             {DECAYS, DECAYS},
                              {"softplus", "softplus"},
                              {"-exp(A_log)*softplus(g+dt_bias)", "softplus"},
                              {"lower_bound", "lower_bound"},
@@ -156,9 +158,11 @@ static const char *sequences(const dp_judge_options *o, const dp_tensorfile *in,
 
 void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                             const dp_tensorfile *out, dp_judge_settings *s, dp_complaints *all) {
-    const char *gate = "--gate log|softplus|lower_bound (and --gate-dtype " DP_JUDGE_GATE_DTYPES
+    const char *gate = "--gate log|exp|softplus|lower_bound (and --gate-dtype " DP_JUDGE_GATE_DTYPES
                        ", where the kernel reads g in a coarser format than this file holds)";
     s->gate = choose(in, o->gate, "gate", NULL, gate, GATES, NULL, all);
+    s->decays = !strcmp(s->gate, DECAYS);
+    if (s->decays) s->gate = "log";
     const char *dtype = choose(in, o->gate_dtype, "gate_dtype", NULL,
                                "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;

@@ -24,6 +24,7 @@ typedef struct {
     dp_format gate_dtype;      /* that g is read in; fp64: as IN holds it */
     double scale, lower_bound; /* NAN: not given */
     int ranks, in_vk, out_vk;
+    int decays;    /* g is the decay itself, gate log of its logarithm */
     int64_t batch; /* B of [B,T,..]; 0: there was none (judge_files.h) */
     char *folded;  /* its cu, to be freed */
 } dp_judge_settings;

@@ -460,7 +460,7 @@ DP_TEST(judge, a_setting_that_is_missing_or_unknown_is_refused_with_its_option) 
                              *const TWO[] = {"gate", "softplus", "beta", "sigmoid", NULL};
     static const char *const LB[] = {"gate", "lower_bound", "beta", "sigmoid", "l2norm", "1", NULL};
     write_inputs(&x.c.p, 3, 0, NOTHING);
-    REFUSE(&o, "in.safetensors", "--gate log|softplus|lower_bound");
+    REFUSE(&o, "in.safetensors", "--gate log|exp|softplus|lower_bound");
     write_inputs(&x.c.p, 3, 0, GATE);
     REFUSE(&o, "`beta`", "--beta plain|sigmoid|sigmoid2");
     write_inputs(&x.c.p, 3, 0, TWO);

@@ -113,6 +113,7 @@ def judge(
     scale: float | None = None,
     cu_seqlens: Sequence[int] | None = None,
     state_layout: str | None = None,
+    layout: str | None = None,
     ranks: int | None = None,
     kernel_commit: str | None = None,
     label: str | None = None,
@@ -129,11 +130,13 @@ def judge(
     "dh0", and any stage (`deltaproof judge --help`); gradients need "do".
     base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
     the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
-    is the natural log of a step's decay), "softplus", "lower_bound"; gate_dtype: the format that
-    the kernel reads g in, where that is coarser than the array: "fp32" "bf16" "fp16"; beta:
-    "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm: does the kernel
-    normalise q and k; scale: of q in o, default K^-1/2. kernel_commit, label, kernels (names of
-    CUDA kernels that ran): for the record.
+    is the natural log of a step's decay), "exp" (g is that decay), "softplus", "lower_bound";
+    gate_dtype: the format that the kernel reads g in, where that is coarser than the array: "fp32"
+    "bf16" "fp16"; beta: "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm:
+    does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs
+    are x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
+    beta="none", scale 1, states [N,HV,V,K]. kernel_commit, label, kernels (names of CUDA kernels
+    that ran): for the record.
     out: a folder that gets the files, results.json, junit.xml and report.html; None: the files
     stay in a temporary folder if an output fails, and are removed otherwise.
     """
@@ -153,6 +156,7 @@ def judge(
         scale=scale,
         cu_seqlens=cu_seqlens,
         state_layout=state_layout,
+        layout=layout,
         ranks=ranks,
         kernel_commit=kernel_commit,
         label=label,

@@ -6,7 +6,7 @@ import re
 
 _WHOLE = re.compile(r"[-+]?\d[\d.e+-]*$|[A-Z]+$")
 # Of these the program's words are texts of one word each.
-_TEXTS = ("base", "claim", "gate", "gate-dtype", "beta", "state-layout", "design")
+_TEXTS = ("base", "claim", "gate", "gate-dtype", "beta", "state-layout", "layout", "design")
 _PLAIN = ("lower-bound", "scale", "ranks", "tokens", "limit", "heads", "tries")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^\s;:)]+))?")
 _SHELL = ("again: ", "explain: ", "deltaproof ")

@@ -171,3 +171,48 @@ def test_what_is_true_or_false_is_no_text(name: str) -> None:
     if name == "l2norm":
         with pytest.raises(TypeError, match="l2norm='no': must be True or False"):
             judge(inputs(), {"o": o_of(inputs())}, **(SAID | {"l2norm": "no"}))
+
+
+def test_decays_in_place_of_their_logarithms_are_judged() -> None:
+    x = inputs()
+    o, state = kda(**x)
+    decays = x | {"g": np.exp(x["g"])}
+    found = judge(decays, {"o": o, "final_state": state}, **(SAID | {"gate": "exp"}))
+    assert found.passed, found.text
+    found = judge(decays, {"o": o}, **SAID)
+    assert found.status == 2 and 'with gate="exp" it is the decay' in found.text, found.text
+    found = judge(x, {"o": o}, **(SAID | {"gate": "exp"}))
+    assert found.status == 2 and "tensor g: entry 0 is -" in found.text, found.text
+
+
+def mamba(groups: int = 1) -> tuple[Arrays, Arrays]:
+    """Inputs in Mamba-2's names, and what its recurrence makes of them."""
+    rng, T, HV, V, K = np.random.default_rng(5), 70, 2, 8, 16
+    x, dt = rng.normal(size=(T, HV, V)), rng.uniform(0.01, 0.1, (T, HV))
+    given = {"x": x, "dt": dt, "A": -rng.uniform(1, 4, HV)}
+    given |= {n: rng.normal(size=(T, groups, K)) for n in "BC"}
+    given = {n: a.astype(np.float32) for n, a in given.items()}
+    B, C = (np.repeat(given[n], HV // groups, axis=1) for n in "BC")
+    S, y = np.zeros((HV, V, K)), np.zeros((T, HV, V))
+    for t in range(T):
+        step = given["dt"][t].astype(np.float64)
+        S *= np.exp(step * given["A"])[:, None, None]
+        S += np.einsum("h,hv,hk->hvk", step, given["x"][t], B[t])
+        y[t] = np.einsum("hvk,hk->hv", S, C[t])
+    return given, {"y": y.astype(np.float32), "final_states": S[None].astype(np.float32)}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_mamba_is_judged_in_its_own_names(groups: int) -> None:
+    given, made = mamba(groups)
+    found = judge(given, made, base="fp32", layout="mamba")
+    assert found.passed and set(found.tensors) == {"o", "final_state"}, found.text
+    batch = {n: a if n == "A" else a[None] for n, a in given.items()}
+    assert judge(batch, {"out": made["y"][None]}, base="fp32", layout="mamba").passed
+    found = judge(given, {"y": made["y"] * np.float32(1.01)}, base="fp32", layout="mamba")
+    assert found.status == 1, found.text
+    found = judge(given, made, base="fp32")
+    assert found.status == 2 and 'give layout="mamba"' in found.text, found.text
+    del given["dt"]
+    found = judge(given, made, base="fp32", layout="mamba")
+    assert found.status == 2 and "tensor dt is missing" in found.text, found.text
