@@ -1,7 +1,8 @@
 /* Finished cases in files (finished.h). */
 #define _GNU_SOURCE
 #include "finished.h"
-#include "harness/record/run_bytes.h"
+#include "harness/record/run_json.h"
+#include "harness/record/schema.h"
 #include "ref/files/input.h"
 #include "ref/files/output.h"
 
@@ -88,45 +89,112 @@ dp_key dp_finished_key(const dp_case *c, const dp_run_options *o) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static char *path_of(const char *dir, dp_key key) {
-    char *path, hex[33];
-    for (size_t i = 0; i < sizeof key.byte; i++)
-        snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
-    if (asprintf(&path, "%s/%s.runs", dir, hex) < 0) abort();
+/* A file: its form, whose it is, and a number of its runs, so that one that was cut or changed by
+ * accident is known before anything else is made of it. */
+typedef struct {
+    const char *schema, *sources, *key, *case_name, *check;
+    int version;
+} head;
+#define SCHEMA "deltaproof-finished"
+#define VERSION 1
+#define AT(M) .offset = offsetof(head, M), .size = sizeof(((head *)0)->M)
+#define TEXT(NAME, M) \
+    { NAME, .kind = DP_KIND_TEXT, .need = DP_FIELD_REQUIRED, AT(M) }
+static const dp_record_field HEAD[] = {
+    TEXT("schema", schema),
+    {"schema_version", .kind = DP_KIND_INTEGER, .need = DP_FIELD_REQUIRED, AT(version)},
+    TEXT("sources", sources),
+    TEXT("key", key),
+    TEXT("case", case_name),
+    TEXT("check", check)};
+static const dp_object_schema HEAD_OF = {
+    .name = "finished", .field = HEAD, .n = sizeof HEAD / sizeof *HEAD, .size = sizeof(head)};
+
+static void hex_of(const unsigned char byte[16], char hex[33]) {
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", byte[i]);
+}
+
+static void check_of(const json_t *runs, char hex[33]) {
+    char *text = json_dumps(runs, JSON_COMPACT);
+    XXH128_canonical_t as;
+    XXH128_canonicalFromHash(&as, XXH3_128bits(text ? text : "", text ? strlen(text) : 0));
+    hex_of(as.digest, hex);
+    free(text);
+}
+
+static char *path_of(const char *dir, const char *key) {
+    char *path;
+    if (asprintf(&path, "%s/%s.json", dir, key) < 0) abort();
     return path;
 }
 
-int dp_finished_load(const char *dir, dp_key key, dp_runs *runs) {
-    char *path = path_of(dir, key), *all;
-    size_t n;
-    dp_err e = {0};
-    int got = 0;
-    if (!access(path, F_OK) && !dp_input_read(path, dp_input_most(), &all, &n, &e)) {
-        XXH128_canonical_t is;
-        const size_t size = n > sizeof is ? n - sizeof is : 0;
-        XXH128_canonicalFromHash(&is, XXH3_128bits(all, size));
-        got = size && !memcmp(&is, all + size, sizeof is) && dp_runs_unpack(all, size, runs);
-        free(all);
-        if (!got) fprintf(stderr, "deltaproof: %s: damaged, its case is run again\n", path);
-    }
-    free(path);
-    return got;
+/* What a file must say of itself. */
+static dp_status check_head(const head *h, const char *path, const char *key, const char *case_name,
+                            const char *check, dp_err *e) {
+    const struct {
+        const char *field, *is, *must;
+    } rows[] = {{"schema", h->schema, SCHEMA},
+                {"sources", h->sources, dp_cache_sources(DP_CACHE_EXPECTED)},
+                {"key", h->key, key},
+                {"case", h->case_name, case_name},
+                {"check", h->check, check}};
+    if (h->version != VERSION)
+        return dp_fail(e, DP_EINPUT, "%s: schema_version %d, this program reads %d", path,
+                       h->version, VERSION);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].is, rows[i].must))
+            return dp_fail(e, DP_EINPUT, "%s: %s: is '%.60s', must be '%.60s'", path, rows[i].field,
+                           rows[i].is, rows[i].must);
+    return DP_OK;
 }
 
-void dp_finished_save(const char *dir, dp_key key, const dp_runs *runs) {
-    char *path = path_of(dir, key);
+static dp_status load(const char *path, const char *key, const char *case_name, dp_runs *runs,
+                      dp_err *e) {
+    char *bytes, check[33];
     size_t n;
-    char *all = dp_runs_pack(runs, &n);
-    dp_output out;
+    json_error_t je;
+    head h = {0};
+    dp_status st = dp_input_read(path, dp_input_most(), &bytes, &n, e);
+    if (st) return st;
+    json_t *all = json_loadb(bytes, n, JSON_REJECT_DUPLICATES, &je);
+    free(bytes);
+    if (!all) return dp_fail(e, DP_EINPUT, "%s:%d: not JSON: %s", path, je.line, je.text);
+    st = dp_schema_read(&HEAD_OF, all, &h, path, "", e);
+    check_of(json_object_get(all, "runs"), check);
+    if (!st) st = check_head(&h, path, key, case_name, check, e);
+    if (!st) st = dp_runs_from_json(json_object_get(all, "runs"), path, case_name, runs, e);
+    if (!st && !runs->n) st = dp_fail(e, DP_EINPUT, "%s: runs: there is none", path);
+    json_decref(all);
+    return st;
+}
+
+int dp_finished_load(const char *dir, dp_key key, const char *case_name, dp_runs *runs) {
+    char hex[33];
     dp_err e = {0};
-    XXH128_canonical_t is;
-    XXH128_canonicalFromHash(&is, XXH3_128bits(all, n));
-    if (!dp_output_replace(&out, path, &e)) {
-        const int bad =
-            fwrite(all, 1, n, out.f) != n || fwrite(&is, 1, sizeof is, out.f) != sizeof is;
-        dp_output_close(&out, bad, &e);
-    }
+    hex_of(key.byte, hex);
+    char *path = path_of(dir, hex);
+    const int there = !access(path, F_OK);
+    if (there && load(path, hex, case_name, runs, &e))
+        fprintf(stderr, "deltaproof: --resume: %s; its case is run again\n", e.msg);
+    free(path);
+    return there && !e.code;
+}
+
+void dp_finished_save(const char *dir, dp_key key, const char *case_name, const dp_runs *runs) {
+    char hex[33], check[33];
+    dp_err e = {0};
+    dp_output out;
+    hex_of(key.byte, hex);
+    char *path = path_of(dir, hex);
+    json_t *list = dp_runs_json(runs);
+    check_of(list, check);
+    const head h = {SCHEMA, dp_cache_sources(DP_CACHE_EXPECTED), hex, case_name, check, VERSION};
+    json_t *all = dp_schema_write(&HEAD_OF, &h);
+    json_object_set_new(all, "runs", list);
+    if (!dp_output_replace(&out, path, &e))
+        dp_output_close(&out, json_dumpf(all, out.f, JSON_INDENT(1)) != 0, &e);
     if (e.code) fprintf(stderr, "deltaproof: --resume: %s\n", e.msg);
-    free(all);
+    json_decref(all);
     free(path);
 }

@@ -3,7 +3,9 @@
  *
  * A file a case, named by what its runs follow from: this program's sources, the case with its
  * inputs, the options that choose runs, the bytes of a library. Of a program (--run, --serve) that
- * is its command alone. A file that is damaged is not used, and said so.
+ * is its command alone. A file is
+ * JSON (harness/record/run_json.h), checked by the table of its fields and by what holds of every
+ * run; one that is not so is named with the field, and its case is run again.
  */
 #ifndef DP_FINISHED_H
 #define DP_FINISHED_H
@@ -12,8 +14,8 @@
 
 dp_key dp_finished_key(const dp_case *c, const dp_run_options *o);
 /* 1: its runs are appended. */
-int dp_finished_load(const char *dir, dp_key key, dp_runs *runs);
+int dp_finished_load(const char *dir, dp_key key, const char *case_name, dp_runs *runs);
 /* A failure is said on standard error: it costs the next command its time. */
-void dp_finished_save(const char *dir, dp_key key, const dp_runs *runs);
+void dp_finished_save(const char *dir, dp_key key, const char *case_name, const dp_runs *runs);
 
 #endif

@@ -3,7 +3,7 @@
 #include "commands.h"
 #include "finished.h"
 #include "harness/mpi/processes.h"
-#include "harness/record/run_bytes.h"
+#include "harness/record/run_json.h"
 #include "harness/search/museum.h"
 #include "progress.h"
 
@@ -143,7 +143,7 @@ static int take(work *w) {
 }
 
 static void finish(const work *w, job *x) {
-    if (w->b->resume && !x->error) dp_finished_save(w->b->resume, x->key, &x->runs);
+    if (w->b->resume && !x->error) dp_finished_save(w->b->resume, x->key, x->c->name, &x->runs);
     dp_progress_finished(cost_of(x->c));
 }
 
@@ -152,7 +152,7 @@ static void resume(work *w) {
     for (int i = 0; i < w->n && w->b->resume; i++) {
         job *x = &w->jobs[i];
         x->key = dp_finished_key(x->c, &w->b->run);
-        x->done = dp_finished_load(w->b->resume, x->key, &x->runs);
+        x->done = dp_finished_load(w->b->resume, x->key, x->c->name, &x->runs);
         if (!x->done) continue;
         print_runs(w->b, x->c, &x->runs, 0);
         dp_progress_finished(cost_of(x->c));
@@ -194,7 +194,10 @@ enum { NOTHING = -1, LEAVES = -2 };
 
 static void receive_case(work *w, const answer *a, const char *runs, size_t bytes) {
     job *x = &w->jobs[a->index];
-    x->error = a->error || !dp_runs_unpack(runs, bytes, &x->runs);
+    dp_err e = {0};
+    x->error = a->error;
+    if (!x->error && dp_runs_unpack(runs, bytes, "another process", x->c->name, &x->runs, &e))
+        x->error = dp_refuse(&e);
     if (!x->error) print_runs(w->b, x->c, &x->runs, a->seconds);
     finish(w, x);
 }

@@ -25,7 +25,7 @@ typedef struct {
     double rel, effect, bound, abs, norm;
 } dp_chain_point; /* NAN: none */
 
-/* Every pointer in it is followed in run_bytes.c. */
+/* Every member is a row of run_json.c. */
 typedef struct {
     char *id, *case_name;
     const char *op;

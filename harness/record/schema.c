@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -47,14 +48,48 @@ static json_t *word(const dp_record_field *f, json_int_t i) {
     return json_string(f->words[i]);
 }
 
-/* A member of the struct. */
-static json_t *member(const dp_record_field *f, const char *at) {
+/* Entry i of a list. */
+static json_t *entry(const dp_record_field *f, const char *at, int64_t i) {
+    double number;
+    if (f->kind == DP_KIND_OBJECTS) return dp_schema_write(f->of, at + (size_t)i * f->of->size);
+    if (f->kind == DP_KIND_INTEGERS) return json_integer(((const int *)(const void *)at)[i]);
+    memcpy(&number, at + (size_t)i * sizeof number, sizeof number);
+    return hex(number);
+}
+
+static json_t *list(const dp_record_field *f, const void *x, const char *at) {
+    const int64_t n = f->count ? f->count(x) : f->fixed;
+    json_t *a = json_array();
+    const char *from = at;
+    if (f->count) memcpy(&from, at, sizeof from);
+    for (int64_t i = 0; i < n; i++)
+        json_array_append_new(a, entry(f, from, i));
+    return a;
+}
+
+static json_t *flags(const dp_record_field *f, const void *x, const char *at) {
+    const int64_t n = f->count(x);
+    const unsigned char *from;
+    memcpy(&from, at, sizeof from);
+    if (!from) return json_null();
+    char *text = dp_calloc((size_t)n + 1, 1);
+    for (int64_t i = 0; i < n; i++)
+        text[i] = from[i] ? '1' : '0';
+    json_t *j = json_string(text);
+    free(text);
+    return j;
+}
+
+/* A member of the struct x. */
+static json_t *member(const dp_record_field *f, const void *x) {
+    const char *const at = (const char *)x + f->offset;
     double number;
     const char *text;
     switch (f->kind) {
     case DP_KIND_TEXT:
         if (f->text) return dp_json_text(at);
         memcpy(&text, at, sizeof text);
+        if (!text && f->none) return json_null();
         return dp_json_text(text ? text : "");
     case DP_KIND_WORD: return word(f, integer_at(at, f->size));
     case DP_KIND_NUMBER:
@@ -65,7 +100,8 @@ static json_t *member(const dp_record_field *f, const char *at) {
     case DP_KIND_COUNT: return json_integer(integer_at(at, f->size));
     case DP_KIND_BOOLEAN: return json_boolean(integer_at(at, f->size));
     case DP_KIND_OBJECT: return dp_schema_write(f->of, at);
-    default: assert(!"lists are written by get"); return NULL;
+    case DP_KIND_FLAGS: return flags(f, x, at);
+    default: assert(f->count || f->fixed); return list(f, x, at);
     }
 }
 
@@ -74,7 +110,7 @@ json_t *dp_schema_write(const dp_object_schema *s, const void *x) {
     for (int i = 0; i < s->n; i++) {
         const dp_record_field *f = &s->field[i];
         if (f->when && !f->when(x)) continue;
-        json_t *v = f->get ? f->get(x) : member(f, (const char *)x + f->offset);
+        json_t *v = f->get ? f->get(x) : member(f, x);
         if (v) json_object_set_new(o, f->name, v);
     }
     for (int i = 0; i < s->neach; i++) {
@@ -134,7 +170,10 @@ static dp_status check_item(const place *p, const dp_record_field *f, const json
         for (size_t k = 0; k < json_array_size(x); k++)
             if (!is_number(json_array_get(x, k))) return refuse(p, f->name, "must hold numbers");
         return json_is_array(x) || json_is_null(x) ? DP_OK : refuse(p, f->name, "must hold lists");
+    case DP_KIND_HEXES:
     case DP_KIND_TEXTS: return check_text(p, f->name, x);
+    case DP_KIND_INTEGERS:
+        return json_is_integer(x) ? DP_OK : refuse(p, f->name, "must hold integers");
     default:
         snprintf(at, sizeof at, "%s%s[%zu].", p->where, f->name, i);
         return check_object(p, f, x, at);
@@ -145,8 +184,9 @@ static dp_status check_list(const place *p, const dp_record_field *f, const json
     char why[60];
     dp_status st = DP_OK;
     if (!json_is_array(x)) return refuse(p, f->name, "must be a list");
-    snprintf(why, sizeof why, "has over %zu entries", f->most);
-    if (f->most && json_array_size(x) > f->most) return refuse(p, f->name, why);
+    snprintf(why, sizeof why, "has over %lld entries", (long long)f->most);
+    if (f->most && json_array_size(x) > (size_t)f->most && f->kind != DP_KIND_INTEGERS)
+        return refuse(p, f->name, why);
     for (size_t i = 0; i < json_array_size(x) && !st; i++)
         st = check_item(p, f, json_array_get(x, i), i);
     return st;
@@ -164,6 +204,7 @@ static dp_status check_value(const place *p, const dp_record_field *f, json_t *x
     char at[160];
     switch (f->kind) {
     case DP_KIND_TEXT:
+    case DP_KIND_FLAGS:
     case DP_KIND_HEX: return check_text(p, f->name, x);
     case DP_KIND_WORD: return check_word(p, f, x);
     case DP_KIND_NUMBER: return is_number(x) ? DP_OK : refuse(p, f->name, "must be a number");
@@ -238,7 +279,9 @@ static json_t *value_type(const dp_record_field *f, json_t *defs) {
     case DP_KIND_OBJECTS: return list_of(reference(f->of, defs));
     case DP_KIND_NUMBERS: return list_of(number_type());
     case DP_KIND_ROWS: return list_of(list_of(number_type()));
+    case DP_KIND_HEXES:
     case DP_KIND_TEXTS: return list_of(type("string"));
+    case DP_KIND_INTEGERS: return list_of(type("integer"));
     case DP_KIND_MAP:
         return json_pack("{ssso}", "type", "object", "additionalProperties", type("string"));
     default: return type("string");

@@ -25,7 +25,11 @@ typedef enum {
     DP_KIND_NUMBERS, /* a list; null: there is none */
     DP_KIND_ROWS,    /* a list of such lists */
     DP_KIND_TEXTS,   /* a list */
-    DP_KIND_MAP      /* an object of texts, by names of the caller */
+    DP_KIND_MAP,     /* an object of texts, by names of the caller */
+    /* members that dp_schema_read reads again, of `count` or `fixed` entries */
+    DP_KIND_HEXES,    /* a list of numbers as text */
+    DP_KIND_INTEGERS, /* a list */
+    DP_KIND_FLAGS     /* bytes of 0 and 1, as a text of these digits; null: NULL */
 } dp_field_kind;
 
 typedef enum {
@@ -43,13 +47,17 @@ typedef struct {
     const char *const *words;
     int nwords;
     const dp_object_schema *of;
-    size_t most; /* entries of a list; 0: no limit */
-    int none;    /* 1: null where there is none: NAN, or an index below 0 */
+    int64_t least, most; /* of an integer; most: entries of a list, too; most 0: no limit */
+    int none;            /* 1: null where there is none: NAN, NULL, or an index below 0 */
+    int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
     /* How it is written: a member of the struct, at `offset` of `size` bytes (text: a pointer, or
      * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there
      * is none. */
     size_t offset, size, text;
     json_t *(*get)(const void *x);
+    /* A list: count(x) entries at a pointer, which members before it say, or `fixed` in place. */
+    int64_t (*count)(const void *x);
+    int fixed;
     int (*when)(const void *x); /* NULL: always */
 } dp_record_field;
 
@@ -57,6 +65,7 @@ struct dp_object_schema {
     const char *name; /* in JSON Schema's $defs */
     const dp_record_field *field;
     int n;
+    size_t size; /* of the struct, where lists hold it */
     /* further fields: objects of the kind `each` by these names */
     const dp_object_schema *each;
     const char *const *each_name;
@@ -69,6 +78,11 @@ json_t *dp_schema_write(const dp_object_schema *s, const void *x);
 /* where: "runs[3].", or "". The message names file, field and why. */
 dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,
                           const char *where, dp_err *e);
+/* Fills x, all zeros, of a schema whose rows are members of the struct, with what dp_schema_write
+ * wrote: every number within its row's limits, every list as long as the members before it say.
+ * Lists are allocated (dp_alloc). DP_EINPUT: as of dp_schema_check; what is filled so far stays. */
+dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, const char *path,
+                         const char *where, dp_err *e);
 /* JSON Schema, draft 2020-12, with s at its root. */
 json_t *dp_schema_describe(const dp_object_schema *s);
 
