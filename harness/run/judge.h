@@ -60,11 +60,11 @@ typedef struct {
     const char *inputs, *outputs; /* paths */
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
         *base, *claim, *design, *layout; /* as given; NULL: not given */
-    int drop;                   /* bits of what is claimed to be dropped; 0: not given */
-    int ranks;                  /* 0: not given */
-    int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
-    const char *cache;          /* folder of truths and bounds; NULL: none */
-    const dp_truth_pick *truth; /* NULL: auto */
+    int drop;                            /* bits of what is claimed to be dropped; 0: not given */
+    int ranks;                           /* 0: not given */
+    int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
+    const char *cache;                   /* folder of truths and bounds; NULL: none */
+    const dp_truth_pick *truth;          /* NULL: auto */
     int progress;
     void (*note)(const char *text); /* told what a reader of the verdict should know; may be NULL */
     /* what is judged in place of the files' tensors, which it changes; NULL: they as they are */

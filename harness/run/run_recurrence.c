@@ -145,13 +145,28 @@ static dp_status run_on(dp_standard *std, int N, dp_runs *out, dp_err *e) {
     return st;
 }
 
+/* Does the subject alone compute here? */
+static int is_alone(const selection *x) {
+    int others = 0;
+    for (int i = 0; i < x->n; i++)
+        for (int k = 0; k < DP_NSUBJECTS; k++)
+            others |= dp_subjects[k].backend != DP_BACKEND_SUBJECT &&
+                      dp_subjects[k].offers(&dp_subjects[k], x->c, x->o, x->ranks[i]);
+    return x->o->subject && !others;
+}
+
 static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
-    dp_standard std;
-    dp_status st = dp_standard_open(&std, x->c, x->o, 1, e);
+    dp_standard std = {.c = x->c, .o = x->o};
+    dp_status st = DP_OK;
+    if (is_alone(x) && dp_library_refuses(&std, x->n, x->ranks, out, &st, e)) return st;
+    struct dp_asked *asked = std.asked;
+    st = dp_standard_open(&std, x->c, x->o, 1, e);
+    std.asked = asked;
     if (!st) st = can_be_sharded(x, e);
     if (!st) expect_all(x, &std);
     for (int i = 0; i < x->n && !st; i++)
         st = run_on(&std, x->ranks[i], out, e);
+    dp_library_forget(&std);
     dp_standard_close(&std);
     return st;
 }

@@ -3,6 +3,7 @@
 #include "subjects.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
@@ -153,44 +154,141 @@ static int leaves_range(const dp_case *c, const dp_design *d) {
     return fp16 && dp_case_is_exact(c);
 }
 
-/* In the format and chain that are asked for; the design is the one declared for that base. */
-static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_bound_bases *bases,
-                         dp_runs *out, dp_err *e) {
-    const dp_run_options *o = sp->std->o;
-    const char *declared = o->design ? o->design : o->subject->design;
-    const double from = dp_now();
-    dp_how how = {.backend = DP_BACKEND_SUBJECT, .base = base, .chain = chain};
+/* An answer to one call. */
+typedef struct dp_asked {
+    int N;
+    dp_how how;
+    calls_made made;
     dp_subject_result s;
-    dp_status st = dp_design_parse(declared ? declared : "", base, &how.design, e);
-    calls_made made = {0};
-    if (!st && leaves_range(sp->c, &how.design))
-        s = (dp_subject_result){
+    double from;
+} asked;
+
+static void asked_free(asked *x) {
+    dp_calls_seen_free(&x->made.seen);
+    dp_subject_result_free(&x->s);
+}
+
+static const char *declared(const dp_run_options *o) {
+    return o->design ? o->design : o->subject->design;
+}
+
+/* In the format and chain that are asked for; the design is the one declared for that base. */
+static dp_status ask(const dp_sharding *sp, dp_base base, dp_format chain, asked *x, dp_err *e) {
+    const char *design = declared(sp->std->o);
+    *x = (asked){.N = sp->N,
+                 .how = {.backend = DP_BACKEND_SUBJECT, .base = base, .chain = chain},
+                 .from = dp_now()};
+    dp_status st = dp_design_parse(design ? design : "", base, &x->how.design, e);
+    if (!st && leaves_range(sp->c, &x->how.design))
+        x->s = (dp_subject_result){
             .outcome = DP_SUBJECT_REFUSED,
             .why = "keys = exact: its numbers leave the range of fp16, which the design keeps"};
     else if (!st)
-        st = call(sp, &how, &made, &s, e);
-    if (st) {
-        dp_calls_seen_free(&made.seen);
-        return st;
-    }
-    dp_run *r = dp_sharding_record(sp, &how, out);
+        st = call(sp, &x->how, &x->made, &x->s, e);
+    if (st) dp_calls_seen_free(&x->made.seen);
+    return st;
+}
+
+/* The answer that was had before there was a truth, where it is to this call. */
+static int take_asked(dp_standard *std, int N, dp_base base, dp_format chain, asked *x) {
+    const asked *had = std->asked;
+    if (!had || had->N != N || had->how.base != base || had->how.chain != chain) return 0;
+    *x = *had;
+    free(std->asked);
+    std->asked = NULL;
+    return 1;
+}
+
+void dp_library_forget(dp_standard *std) {
+    if (std->asked) asked_free(std->asked);
+    free(std->asked);
+    std->asked = NULL;
+}
+
+static dp_run *record(const dp_sharding *sp, const asked *x, dp_runs *out) {
+    const dp_run_options *o = sp->std->o;
+    dp_run *r = dp_sharding_record(sp, &x->how, out);
     r->other_design = 1;
-    r->undeclared = !declared;
+    r->undeclared = !declared(o);
     r->path = o->subject->name;
-    r->outcome = dp_subject_outcomes[s.outcome];
-    if (r->rollback && made.states) r->rollback = "states of every token";
+    r->outcome = dp_subject_outcomes[x->s.outcome];
+    if (r->rollback && x->made.states) r->rollback = "states of every token";
+    return r;
+}
+
+static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_bound_bases *bases,
+                         dp_runs *out, dp_err *e) {
+    const dp_run_options *o = sp->std->o;
+    asked x;
+    dp_status st = DP_OK;
+    if (!take_asked(sp->std, sp->N, base, chain, &x)) st = ask(sp, base, chain, &x, e);
+    if (st) return st;
+    dp_run *r = record(sp, &x, out);
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
-    if (s.outcome == DP_SUBJECT_RETURNED) {
-        const dp_outputs outputs = {.results = &s.r, .stage = s.stage};
-        st = dp_judge_calls(sp, &outputs, &made.seen, bases, r, from, e);
+    if (x.s.outcome == DP_SUBJECT_RETURNED) {
+        const dp_outputs outputs = {.results = &x.s.r, .stage = x.s.stage};
+        st = dp_judge_calls(sp, &outputs, &x.made.seen, bases, r, x.from, e);
     } else {
-        note_failure(&s, r, from);
+        note_failure(&x.s, r, x.from);
     }
     if (o->done) o->done(r, o->arg);
-    dp_calls_seen_free(&made.seen);
-    dp_subject_result_free(&s);
+    asked_free(&x);
     return st;
+}
+
+/* Bases and formats of the chain that are asked for on N ranks. */
+typedef struct {
+    int nbase, nchain;
+    dp_base base[DP_NBASES];
+    dp_format chain[DP_NFORMATS];
+} asked_for;
+static asked_for formats_of(const dp_run_options *o, int N) {
+    asked_for f = {.nbase = o->nbase ? o->nbase : 1, .nchain = o->nchain && N > 1 ? o->nchain : 1};
+    for (int i = 0; i < f.nbase; i++)
+        f.base[i] = o->nbase ? o->base[i] : o->subject->base;
+    for (int j = 0; j < f.nchain; j++)
+        f.chain[j] = o->nchain ? o->chain[j] : o->subject->chain;
+    return f;
+}
+
+/* 1: served, and kept; 0: refused, with a row. */
+static int serves(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out, dp_status *st,
+                  dp_err *e) {
+    asked *x = dp_calloc(1, sizeof *x);
+    if ((*st = ask(sp, base, chain, x, e)) || x->s.outcome != DP_SUBJECT_REFUSED) {
+        sp->std->asked = *st ? NULL : x;
+        if (*st) free(x);
+        return 1;
+    }
+    dp_run *r = record(sp, x, out);
+    r->id = dp_run_id(r);
+    note_failure(&x->s, r, x->from);
+    asked_free(x);
+    free(x);
+    return 0;
+}
+
+int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, dp_status *st,
+                       dp_err *e) {
+    const dp_run_options *o = std->o;
+    dp_runs refused = {0};
+    int served = 0;
+    unsigned char *session = dp_case_session(std->c) ? dp_calloc(1, 1) : NULL; /* that it is one */
+    for (int i = 0; i < n && !served; i++) {
+        dp_sharding sp = {.std = std, .c = std->c, .N = ranks[i], .first_of_call = session};
+        const asked_for f = formats_of(o, ranks[i]);
+        for (int j = 0; j < f.nbase * f.nchain && !served && ranks[i] <= o->subject->max_ranks; j++)
+            served = serves(&sp, f.base[j / f.nchain], f.chain[j % f.nchain], &refused, st, e);
+    }
+    free(session);
+    for (int i = 0; i < refused.n && !served; i++)
+        if (o->done) o->done(&refused.run[i], o->arg);
+    if (served)
+        dp_runs_free(&refused);
+    else
+        dp_runs_move(out, &refused);
+    return !served || *st;
 }
 
 /* What the options name, else what the library claims. One rank forms no M: one chain format will
@@ -198,15 +296,14 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
 dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
     const dp_subject *lib = o->subject;
-    const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && sp->N > 1 ? o->nchain : 1;
+    const asked_for f = formats_of(o, sp->N);
     dp_status st = DP_OK;
     (void)k;
     if (sp->N > lib->max_ranks) return DP_OK;
-    for (int i = 0; i < nb && !st; i++) {
+    for (int i = 0; i < f.nbase && !st; i++) {
         dp_bound_bases bases = {0};
-        for (int j = 0; j < nc && !st; j++)
-            st = run_one(sp, o->nbase ? o->base[i] : lib->base,
-                         o->nchain ? o->chain[j] : lib->chain, &bases, out, e);
+        for (int j = 0; j < f.nchain && !st; j++)
+            st = run_one(sp, f.base[i], f.chain[j], &bases, out, e);
         dp_bound_bases_free(&bases);
     }
     return st;

@@ -46,6 +46,12 @@ dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out,
 /* subject_library.c */
 int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* Asks the subject for its runs on these numbers of ranks, before there is a truth, until it serves
+ * one, whose answer *std keeps. 1: it serves none, the rows that say why are in *out, and there is
+ * nothing to judge. */
+int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, dp_status *st,
+                       dp_err *e);
+void dp_library_forget(dp_standard *std); /* frees an answer that was not taken */
 /* A row that says why the backend cannot run here, where it is asked for and cannot. */
 void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                        dp_runs *out);
