@@ -25,6 +25,8 @@
     { ROW(M, TEXT), .own = 1 }
 #define WORD_OR_NONE(M) \
     { #M, .kind = DP_KIND_TEXT, IN(M), .none = 1 }
+#define ONE_WORD(M, WORDS, N) \
+    { #M, .kind = DP_KIND_TEXT, IN(M), .none = 1, .words = WORDS, .nwords = N }
 #define OBJECT(M, OF) \
     { ROW(M, OBJECT), .of = &OF }
 #define NUMBERS(M, COUNT_OF) \
@@ -40,6 +42,10 @@
 #define MOST_HEADS (1 << 20)
 #define MOST_TENSORS 1024
 #define MOST_SMALL (1 << 30)
+
+static const char *const TIERS[] = {"", "exact", "bound", "expected", "sum"};
+static const char *const TRUTHS[] = {"mpfr", "double-double", "fp64"};
+static const char *const ROLLBACKS[] = {"accepted tokens run again", "states of every token"};
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
@@ -116,7 +122,7 @@ static const dp_record_field TENSOR[] = {TEXT(name),
                                          NUMBERS(window, windows_of),
                                          OBJECT(expected, LEVELS_OF),
                                          OBJECT(before, LEVELS_OF),
-                                         WORD_OR_NONE(tier),
+                                         ONE_WORD(tier, TIERS, 5),
                                          REAL(times),
                                          ONE_OF(verdict, DP_NVERDICTS),
                                          ONE_OF(flaw, DP_FLAW_NOT_FINITE + 1),
@@ -210,7 +216,7 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       WORD_OR_NONE(op),
                                       ONE_OF(backend, DP_NBACKENDS),
                                       WORD_OR_NONE(path),
-                                      WORD_OR_NONE(outcome),
+                                      ONE_WORD(outcome, dp_subject_outcomes, DP_SUBJECT_NOUTCOMES),
                                       ONE_OF(variant, DP_NCUDA_VARIANTS),
                                       COUNT(segments, MOST_SMALL),
                                       COUNT(saved, INT64_MAX),
@@ -235,11 +241,11 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       FLAG(settled),
 
                                       FLAG(kept_short),
-                                      WORD_OR_NONE(rollback),
+                                      ONE_WORD(rollback, ROLLBACKS, 2),
                                       COUNT(windows, MOST_SMALL),
                                       COUNT(windows_judged, MOST_SMALL),
                                       FLAG(exact),
-                                      WORD_OR_NONE(truth_kind),
+                                      ONE_WORD(truth_kind, TRUTHS, 3),
                                       COUNT(truth_bits, MOST_SMALL),
                                       FLAG(truth_cached),
                                       WORD_OR_NONE(truth_device),
@@ -254,7 +260,7 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       OBJECT(cond, CONDITION_OF),
                                       ONE_OF(verdict, DP_NVERDICTS),
                                       INTEGER(speaks, MOST_TENSORS - 1),
-                                      WORD_OR_NONE(tier),
+                                      ONE_WORD(tier, TIERS, 5),
                                       TEXT(why),
                                       REAL(seconds)};
 const dp_object_schema dp_run_members = SCHEMA("run", RUN);

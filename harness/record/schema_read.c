@@ -37,6 +37,16 @@ static const char *lasting(const char *x) {
     return w->text;
 }
 
+/* One of the row's words, at its place. */
+static dp_status read_word(const place *p, const dp_record_field *f, const char *text, char *at) {
+    for (int i = 0; i < f->nwords; i++)
+        if (!strcmp(text, f->words[i])) {
+            memcpy(at, &f->words[i], sizeof f->words[i]);
+            return DP_OK;
+        }
+    return refuse(p, f, "is no word that stands there");
+}
+
 static dp_status read_text(const place *p, const dp_record_field *f, const json_t *v, char *at) {
     const char *text = json_string_value(v);
     if (f->text) {
@@ -44,6 +54,8 @@ static dp_status read_text(const place *p, const dp_record_field *f, const json_
         strcpy(at, text);
         return DP_OK;
     }
+    if (f->words) return read_word(p, f, text, at);
+    if (json_string_length(v) > 200) return refuse(p, f, "is too long");
     text = f->own ? strdup(text) : lasting(text);
     memcpy(at, &text, sizeof text);
     return DP_OK;
