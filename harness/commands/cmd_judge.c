@@ -152,11 +152,15 @@ static void say_fit(const char *text, void *table) {
     fflush(table);
 }
 
-/* Where a tensor failed: which common mistake would explain it. */
+/* Where a tensor failed: which common mistake would explain it; where all passed: a claim that says
+ * more. */
 static void say_why(const options *o, const dp_judge_options *q, const dp_case *c,
                     const dp_run *r) {
     FILE *table = dp_options_table(&o->of);
     dp_hypotheses_count n = {0};
+    char claim[300];
+    if (o->why_s > 0 && dp_tighter_claim(q, r, claim, sizeof claim))
+        fprintf(table, "tighter claim: %s\n", claim);
     if (r->verdict != DP_FAIL) return;
     fflush(table);
     if (o->why_s > 0) n = dp_hypotheses(q, c, r, o->why_s, say_fit, table);

@@ -364,6 +364,61 @@ static void try_late(search *s) {
     attempt(s, q, h, "o is one token late");
 }
 
+/* ---- a claim that passes and says more ------------------------------------------------------- */
+
+/* By how much is what a claim expects of a tensor above what another does, at most over tensors? */
+static double expects_less(const dp_run *wide, const dp_run *tight, const char **name) {
+    double most = 0;
+    for (int i = 0; i < wide->ntensor && i < tight->ntensor; i++) {
+        const dp_judgement *a = &wide->tensor[i], *b = &tight->tensor[i];
+        const double times = b->expected.at[DP_LEVEL_TENSOR].ratio /
+                             a->expected.at[DP_LEVEL_TENSOR].ratio; /* of the same error */
+        if (isnan(a->expected.excess) || isnan(b->expected.excess) || !(times > most)) continue;
+        most = times;
+        *name = a->name;
+    }
+    return most;
+}
+
+static int is_far_below(const dp_run *r) {
+    const double thousandth = 1e-3;
+    for (int i = 0; i < r->ntensor; i++)
+        if (!isnan(r->tensor[i].expected.excess) && r->tensor[i].rel_fro > 0 &&
+            r->tensor[i].expected.at[DP_LEVEL_TENSOR].ratio < thousandth)
+            return 1;
+    return 0;
+}
+
+int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size) {
+    static const struct {
+        const char *base, *design, *option;
+    } claims[] = {{"fp32", NULL, ""}, {"fp32", "out=bf16", " --design out=bf16"}};
+    if (passed->verdict != DP_PASS || passed->base != DP_BASE_BF16 || !is_far_below(passed))
+        return 0;
+    for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
+        dp_judge_options q = *o;
+        dp_case c;
+        dp_runs runs = {0};
+        dp_err e = {0};
+        const char *name = "";
+        q.base = claims[i].base;
+        q.design = claims[i].design;
+        q.note = NULL;
+        if (dp_judge(&q, &c, &runs, &e)) continue;
+        const double times = expects_less(passed, &runs.run[0], &name);
+        const int good = runs.run[0].verdict == DP_PASS && times > 1;
+        if (good)
+            snprintf(text, size,
+                     "passes with --base %s%s, too: claim that, it sees errors of %s that are %.2g "
+                     "times smaller",
+                     q.base, claims[i].option, name, times);
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+        if (good) return 1;
+    }
+    return 0;
+}
+
 static int all_finite(const search *s) {
     for (int i = 0; i < s->failed->ntensor; i++)
         if (!isfinite(s->failed->tensor[i].rel_fro)) return 0;

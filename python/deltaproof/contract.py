@@ -37,6 +37,7 @@ from .words import truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
+STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -68,6 +69,7 @@ class Contract:
     PyTorch tensors, q k v do in the case's own format, all others float32.
     batch: an axis of length 1 stands in front of all arrays with tokens (default: with PyTorch).
     layout: memory of every array (layouts.py).
+    state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     """
 
     fn: Callable[..., Any]
@@ -80,8 +82,11 @@ class Contract:
     device: str | None = None
     batch: bool | None = None
     layout: str = "contiguous"
+    state_layout: str = "kv"
 
     def __post_init__(self) -> None:
+        if self.state_layout not in ("kv", "vk"):
+            raise ValueError(f"state_layout={self.state_layout!r}: must be 'kv' or 'vk'")
         for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
 
@@ -96,7 +101,10 @@ class Contract:
         result = self._named(self.fn(**given))
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
             result |= self._gradients(result, given, problem)
-        return {n: _fit(n, result, shape) for n, shape in problem.wanted.items()}
+        return {n: self._fit(n, result, shape) for n, shape in problem.wanted.items()}
+
+    def _turned(self, name: str) -> bool:
+        return self.state_layout == "vk" and name in STATES
 
     # ---- what goes in ---------------------------------------------------------------------------
 
@@ -147,6 +155,8 @@ class Contract:
         x = x.squeeze(unit_axes(name, sizes) if name in INPUTS else ())
         dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
+        if self._turned(name):
+            y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
         batch = self.device is not None if self.batch is None else self.batch
         if batch and name in TOKENS:
             y = y[None]
@@ -179,6 +189,17 @@ class Contract:
             )
         return dict(zip(self.outputs, values, strict=True))
 
+    def _incoming(self, name: str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        y = np.swapaxes(x, -1, -2) if self._turned(name) else x
+        return np.ascontiguousarray(y, np.float32)
+
+    def _fit(
+        self, name: str, result: Mapping[str, Any], shape: tuple[int, ...]
+    ) -> npt.NDArray[np.float64]:
+        if not self._turned(name):
+            return _fit(name, result, shape)
+        return np.swapaxes(_fit(name, result, (*shape[:-2], shape[-1], shape[-2])), -1, -2)
+
     def _gradients(
         self, result: dict[str, Any], given: dict[str, Any], problem: Problem
     ) -> dict[str, Any]:
@@ -186,7 +207,7 @@ class Contract:
 
         heads = {n: d for d, n in INCOMING.items() if d in problem.arrays and n in result}
         seeds = [
-            self._on_device(problem.arrays[d].astype(np.float32)).reshape(result[n].shape)
+            self._on_device(self._incoming(d, problem.arrays[d])).reshape(result[n].shape)
             for n, d in heads.items()
         ]
         if "dht" in problem.arrays and "final_state" not in result:
@@ -220,5 +241,9 @@ def _fit(name: str, result: Mapping[str, Any], shape: tuple[int, ...]) -> npt.ND
     x = to_numpy(result[name], name).astype(np.float64)
     own, want = [[n for n in s if n != 1] for s in (x.shape, shape)]
     if own != want:
-        raise ValueError(f"{name} has the shape {list(x.shape)}, must be {list(shape)}")
+        turned = name in STATES and own == [
+            n for n in (*shape[:-2], shape[-1], shape[-2]) if n != 1
+        ]
+        hint = ": are states [V,K] (state_layout='vk') or [K,V] ('kv')?" if turned else ""
+        raise ValueError(f"{name} has the shape {list(x.shape)}, must be {list(shape)}{hint}")
     return x.reshape(shape)

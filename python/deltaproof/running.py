@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .contract import Contract, Problem
+from .fitting import fits
 from .judging import FAIL, NOT_JUDGED, PASS, cache_folder
 from .layouts import LAYOUTS
 from .provenance import kernels_of, note_options, surroundings
@@ -143,7 +144,8 @@ def run(
 
     fn: called as contract.py says. cases: "standard", "smoke", one name or several (`deltaproof
     list`). base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes. contract:
-    outputs, models, gate, beta, l2norm, autograd, device, batch (class Contract). layouts: memory
+    outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class Contract). Of
+    a case that fails the text says which common mistake fits it. layouts: memory
     layouts that are tried on one small case after the cases. limit: seconds of one call. out: a
     folder for record and report. Nothing of what fn does not serve is judged: such runs are skipped
     with their reason (Run.verdicts())."""
@@ -155,8 +157,24 @@ def run(
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
     found = _one_run(_names(cases), kernel, about, options, out)
+    if not found.raised:
+        found = replace(
+            found, text=found.text + _fits(_names(cases), found, kernel, about, options)
+        )
     tried = {x: _layout(kernel, about, x, options) for x in layouts if x != "contiguous"}
     return replace(found, layouts=tried)
+
+
+def _fits(
+    names: Sequence[str], found: Run, contract: Contract, about: About, options: Sequence[str]
+) -> str:
+    """Of the first case that failed, which common mistakes fit it."""
+    runs = found.record["runs"] if found.record else []
+    failed = next((r["case"] for r in runs if r["verdict"] == "fail"), None)
+    for name in names:
+        if failed and os.path.basename(name).removesuffix(".case") == failed:
+            return "".join(f"{failed} {x}\n" for x in fits(contract, about, name, options))
+    return ""
 
 
 def kernel_name(fn: Callable[..., Any]) -> str:

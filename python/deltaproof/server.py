@@ -50,6 +50,8 @@ class Server:
         self.contract, self.about = contract, about
         self.raised: list[str] = []
         self.before_call: Callable[[Problem], None] = lambda problem: None
+        self.calls = 0  # that were answered, and the last of them
+        self.last: tuple[Problem, dict[str, np.ndarray[Any, Any]]] | None = None
 
     def answer(self, connection: socket.socket) -> None:
         """One connection: one call."""
@@ -82,6 +84,7 @@ class Server:
             self.raised.append(traceback.format_exc())
             f.write(f"failed {_line(e)}\n".encode())
             return
+        self.calls, self.last = self.calls + 1, (problem, results)
         f.write(b"ok\n")
         for x in results.values():
             f.write(np.ascontiguousarray(x, np.float64).tobytes())

@@ -216,3 +216,20 @@ def test_mamba_is_judged_in_its_own_names(groups: int) -> None:
     del given["dt"]
     found = judge(given, made, base="fp32", layout="mamba")
     assert found.status == 2 and "tensor dt is missing" in found.text, found.text
+
+
+def test_a_claim_that_says_more_is_named() -> None:
+    x = inputs()
+    o, state = kda(**x)
+    found = judge(x, {"o": o, "final_state": state}, **(SAID | {"base": "bf16"}))
+    assert found.passed and 'tighter claim: passes with base="fp32", too' in found.text
+    rounded = to_bf16(o).astype(np.float32)
+    found = judge(x, {"o": rounded, "final_state": state}, **(SAID | {"base": "bf16"}))
+    assert 'passes with base="fp32" design="out=bf16", too' in found.text, found.text
+    times = float(found.text.split(" that are ")[1].split()[0])
+    assert times > 400 and "errors of final_state" in found.text, found.text
+    assert judge(x, {"o": rounded, "final_state": state}, design="out=bf16", **SAID).passed
+    short = {"o": to_bf16(o), "final_state": to_bf16(state)}
+    found = judge(x, short, **(SAID | {"base": "bf16"}))
+    assert "tighter claim" not in found.text, found.text
+    assert "tighter claim" not in judge(x, {"o": o}, **SAID).text

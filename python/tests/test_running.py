@@ -160,3 +160,43 @@ def test_gradients_of_autograd_are_judged() -> None:
     forms = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
     once = deltaproof.judge_autograd(kernel, x, **forms)
     assert once.passed and "dbeta" in once.tensors, once.text
+
+
+def turned(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+    """States [V,K], in and out."""
+    own = None if initial_state is None else np.swapaxes(initial_state, -1, -2)
+    o, state = kda(q, k, v, g, beta, own)
+    return o, np.swapaxes(state, -1, -2)
+
+
+def test_states_of_the_other_layout_are_said_or_recognised(tmp_path: Path) -> None:
+    own = OWN | {"layouts": ()}
+    found = deltaproof.run(turned, ("t65", "initial-state"), state_layout="vk", **own)
+    assert found.passed, found.text
+    wide = tmp_path / "wide.case"
+    wide.write_text(
+        "reason = r\nsource = s\nop = kda\nT = 65\nK = 16\nV = 8\ng_scale = 0.02\nbase = fp32\n"
+    )
+    found = deltaproof.run(turned, str(wide), **own)
+    assert found.status == 1 and "state_layout='vk'" in found.text, found.text
+    square = tmp_path / "square.case"
+    square.write_text(
+        "reason = r\nsource = s\nop = kda\nT = 65\nH = 2\nK = 16\nV = 16\ng_scale = 0.02\n"
+        "s0_scale = 1\nranks = 1\nbase = fp32\n"
+    )
+    assert deltaproof.run(turned, str(square), state_layout="vk", **own).passed
+    found = deltaproof.run(turned, str(square), **own)
+    assert found.status == 1 and 'fits: passes with state_layout="vk"' in found.text, found.text
+    found = deltaproof.run(kda, str(square), state_layout="vk", **own)
+    assert found.status == 1 and 'fits: passes with state_layout="kv"' in found.text, found.text
+    with pytest.raises(ValueError, match="must be 'kv' or 'vk'"):
+        deltaproof.run(kda, "t65", state_layout="kvv", **own)
+
+
+def test_the_mistake_that_explains_a_failing_run_is_named() -> None:
+    def late(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        o, state = kda(q, k, v, g, beta, initial_state)
+        return np.roll(o, 1, 0), state
+
+    found = deltaproof.run(late, "t65", **OWN, layouts=())
+    assert found.status == 1 and "t65 fits: o is one token late" in found.text, found.text
