@@ -27,8 +27,8 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg);
 
-/* passed: the run of these options. 1: an error is below a thousandth of what its claim expects, and
- * it would pass by a claim that sees smaller errors too, which text says. */
+/* passed: the run of these options. 1: an error is below a thousandth of what its claim expects,
+ * and it would pass by a claim that sees smaller errors too, which text says. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);
 
 #ifdef __cplusplus
