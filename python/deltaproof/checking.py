@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import Contract
+from .limits import LONGEST, seconds
+from .records import FAIL, PASS, ended
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
 from .vocabulary import GRADIENT_OF
@@ -53,11 +55,12 @@ def check(
         path = os.path.join(folder, "checks.json")
         command = ["check", case or small_case(kernel), f"--tokens={tokens}", f"--heads={heads}"]
         command += ["--every", "--block", str(heads), "--ranks=1", f"--json={path}"]
-        command += [f"--limit={limit}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
+        command += [f"--limit={LONGEST:.0f}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
         command += [] if set(GRADIENT_OF) & set(kernel.writes()) else ["--forward"]
-        done = run_program(command, Server(kernel, about))
-        if done.status == 2 or not os.path.exists(path):
-            raise RuntimeError("\n".join([done.text.strip(), *done.raised[-1:]]))
+        done = run_program(command, Server(kernel, about, seconds(limit)))
+        if done.status not in (PASS, FAIL) or not os.path.exists(path):
+            how = f"the program ended {ended(done.status)}"
+            raise RuntimeError("\n".join([done.text.strip(), *done.raised[-1:], how]))
         with open(path, encoding="utf-8") as f:
             found = json.load(f)
     return [_check(x) for x in found]

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import GRADIENT_OF, Contract
-from .judging import PASS, cache_folder
+from .judging import cache_folder
+from .limits import LONGEST, seconds
+from .records import FAIL, NOT_JUDGED, PASS, ended
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
 
@@ -62,21 +64,22 @@ def differ(
     RuntimeError: the program could not compare."""
     kernels = [Contract(fn, **contract) for fn in (a, b)]
     servers = [
-        Server(kernel, About(kernel_name(fn), said, design=how))
+        Server(kernel, About(kernel_name(fn), said, design=how), seconds(limit))
         for kernel, fn, said, how in zip(kernels, (a, b), _pair(base), _pair(design), strict=True)
     ]
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "differ.json")
         command = ["differ", case or small_case(kernels[0]), "--ranks=1", f"--json={path}"]
-        command += [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
+        command += [f"--limit={LONGEST:.0f}", f"--cache={cache or cache_folder()}"]
         command += ["--bitwise"] * bitwise + ["--no-truth"] * (not truth)
         command += [] if tokens is None else [f"--tokens={tokens}"]
         command += [] if heads is None else [f"--heads={heads}"]
         backward = any(set(GRADIENT_OF) & set(kernel.writes()) for kernel in kernels)
         command += [] if backward else ["--forward"]
         done = run_program(command, *servers)
-        if not os.path.exists(path):
-            raise RuntimeError("\n".join([done.text.strip(), *done.raised[-1:]]))
+        if done.status not in (PASS, FAIL, NOT_JUDGED) or not os.path.exists(path):
+            how = f"the program ended {ended(done.status)}"
+            raise RuntimeError("\n".join([done.text.strip(), *done.raised[-1:], how]))
         with open(path, encoding="utf-8") as f:
             found = json.load(f)[0]
     return Difference(

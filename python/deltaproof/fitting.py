@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .contract import Contract
+from .limits import LONGEST
 from .program import environment, program
 from .server import About, Server, run_program
 from .tensors import save
@@ -28,13 +29,16 @@ def _settings(given: dict[str, Any], sequences: Sequence[int]) -> dict[str, Any]
     return out
 
 
-def fits(contract: Contract, about: About, case: str, options: Sequence[str]) -> list[str]:
+def fits(
+    contract: Contract, about: About, case: str, limit: float, options: Sequence[str]
+) -> list[str]:
     """Lines "fits: .." of the case, which is run once more. Nothing where it takes several calls, a
     session."""
-    server = Server(contract, about)
+    server = Server(contract, about, limit)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         paths = [os.path.join(folder, x) for x in ("in.safetensors", "out.safetensors")]
-        run_program(["run", case, f"--json={folder}/again.json", *options], server)
+        to = [f"--json={folder}/again.json", f"--limit={LONGEST:.0f}"]
+        run_program(["run", case, *to, *options], server)
         if server.calls != 1 or server.last is None:
             return []
         problem, made = server.last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -12,9 +11,11 @@ from typing import Any
 
 from .contract import Contract, Problem
 from .fitting import fits
-from .judging import FAIL, NOT_JUDGED, PASS, cache_folder
+from .judging import cache_folder
 from .layouts import LAYOUTS
+from .limits import LONGEST, seconds
 from .provenance import kernels_of, note_options, surroundings
+from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
 
 # Sets of cases by the models that they need; a few seconds each where the truth is cached.
@@ -35,7 +36,8 @@ class Run:
     """What the program found. status: 0 all that was judged passed, 1 something failed, 2 it could
     not judge; record: as harness/record/record.h describes it; raised: tracebacks of what the
     function raised; kernels: CUDA kernels that ran in the first call, by name; layouts: {layout:
-    "pass" | "fail" | "refused: .."} of memory layouts other than contiguous."""
+    "pass" | "fail" | "fail: EXCEPTION" | "refused: WHY" | "not judged: WHY"} of memory layouts
+    other than contiguous."""
 
     status: int
     text: str
@@ -46,7 +48,9 @@ class Run:
 
     @property
     def passed(self) -> bool:
-        return self.status == PASS and not any(x == "fail" for x in self.layouts.values())
+        """Did all that was judged pass, in every layout that fn does not refuse?"""
+        layouts = [x == "pass" or x.startswith("refused: ") for x in self.layouts.values()]
+        return self.status == PASS and all(layouts)
 
     def verdicts(self) -> dict[str, str]:
         """{run ID: "pass" | "fail" | "skipped: WHY" | "unjudged"}."""
@@ -64,41 +68,46 @@ def _names(cases: str | Sequence[str]) -> list[str]:
 
 
 def _once_with_names(contract: Contract, server: Server) -> list[str]:
-    """The function of the first call is run under the profiler; the list fills then."""
+    """The first call is made under the profiler, and judged as all others are; the list fills
+    then."""
     kernels: list[str] = []
 
-    def first(problem: Problem) -> None:
-        server.before_call = lambda problem: None
-        _, names = kernels_of(lambda: contract.call(problem))
+    def first(problem: Problem) -> dict[str, Any]:
+        server.call = contract.call
+        result, names = kernels_of(lambda: contract.call(problem))
         kernels.extend(names)
+        return result  # type: ignore[no-any-return]
 
     if contract.device not in (None, "cpu"):
-        server.before_call = first
+        server.call = first
     return kernels
 
 
-def _start(command: Sequence[str], contract: Contract, about: About) -> tuple[Finished, list[str]]:
-    server = Server(contract, about)
-    kernels = _once_with_names(contract, server)
-    return run_program(command, server), kernels
-
-
 def _one_run(
-    names: Sequence[str], contract: Contract, about: About, options: Sequence[str], out: str | None
+    names: Sequence[str],
+    contract: Contract,
+    about: About,
+    limit: float,
+    options: Sequence[str],
+    out: str | None = None,
 ) -> Run:
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
     path, status = os.path.join(folder, "results.json"), NOT_JUDGED
-    to = f"--out={folder}" if out else f"--json={path}"
+    command = ["run", *names, f"--out={folder}" if out else f"--json={path}", *options]
+    command += [f"--limit={LONGEST:.0f}"]
+    server = Server(contract, about, limit)
+    kernels = _once_with_names(contract, server)
     try:
-        done, kernels = _start(["run", *names, to, *options], contract, about)
-        record, status = None, done.status
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as f:
-                record = json.load(f)
+        with own_folder(folder):
+            call = identity(command)
+            done = run_program([*command, f"--note=call={call}"], server)
+            record = own_record(path, call)
+        status, why = trusted(done.status, record)
     finally:
         if not out and status != FAIL:  # of a failure, `explain` reads the record
             shutil.rmtree(folder, ignore_errors=True)
-    return Run(done.status, done.text, record, done.raised, kernels)
+    text = done.text + (f"could not judge: {why}\n" if why else "")
+    return Run(status, text, None if why else record, done.raised, kernels)
 
 
 def _again(fn: Callable[..., Any], **given: Any) -> list[str]:
@@ -116,13 +125,18 @@ def small_case(contract: Contract) -> str:
     return forms[contract.gate] if "kda" in contract.models else small.get(first, f"smoke-{first}")
 
 
-def _layout(contract: Contract, about: About, layout: str, options: Sequence[str]) -> str:
-    """One small case with every array in that layout. A function that raises refuses the layout,
-    and does so loudly, which is no failure."""
+def _layout(
+    contract: Contract, about: About, limit: float, layout: str, options: Sequence[str]
+) -> str:
+    """One small case with every array in that layout. A function refuses it by NotImplementedError
+    or Unsupported; whatever else it raises is a failure."""
     case = small_case(contract)
-    got = _one_run([case], replace(contract, layout=layout), about, options, None)
+    got = _one_run([case], replace(contract, layout=layout), about, limit, options)
     if got.raised:
-        return "refused: " + got.raised[-1].strip().splitlines()[-1]
+        return "fail: " + got.raised[-1].strip().splitlines()[-1]
+    why = [v.removeprefix("skipped: ") for v in got.verdicts().values() if v.startswith("skipped")]
+    if why:
+        return f"refused: {why[0]}"
     return {PASS: "pass", FAIL: "fail"}.get(got.status, f"not judged: {got.text.strip()}")
 
 
@@ -146,34 +160,41 @@ def run(
     list`). base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes. contract:
     outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class Contract). Of
     a case that fails the text says which common mistake fits it. layouts: memory
-    layouts that are tried on one small case after the cases. limit: seconds of one call. out: a
+    layouts that are tried on one small case after the cases; fn refuses one by NotImplementedError
+    or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out: a
     folder for record and report. Nothing of what fn does not serve is judged: such runs are skipped
     with their reason (Run.verdicts())."""
     kernel = Contract(fn, **contract)
     about = About(kernel_name(fn), base, design=design)
-    options = [f"--limit={limit}", f"--cache={cache or cache_folder()}"]
+    limit = seconds(limit)
+    options = [f"--cache={cache or cache_folder()}"]
     options += note_options(surroundings(), [])
     options += _again(fn, base=base, design=design, **contract, layouts=())
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
-    found = _one_run(_names(cases), kernel, about, options, out)
+    found = _one_run(_names(cases), kernel, about, limit, options, out)
     if not found.raised:
-        found = replace(
-            found, text=found.text + _fits(_names(cases), found, kernel, about, options)
-        )
-    tried = {x: _layout(kernel, about, x, options) for x in layouts if x != "contiguous"}
+        more = _fits(_names(cases), found, kernel, about, limit, options)
+        found = replace(found, text=found.text + more)
+    tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
     return replace(found, layouts=tried)
 
 
 def _fits(
-    names: Sequence[str], found: Run, contract: Contract, about: About, options: Sequence[str]
+    names: Sequence[str],
+    found: Run,
+    contract: Contract,
+    about: About,
+    limit: float,
+    options: Sequence[str],
 ) -> str:
     """Of the first case that failed, which common mistakes fit it."""
     runs = found.record["runs"] if found.record else []
     failed = next((r["case"] for r in runs if r["verdict"] == "fail"), None)
     for name in names:
         if failed and os.path.basename(name).removesuffix(".case") == failed:
-            return "".join(f"{failed} {x}\n" for x in fits(contract, about, name, options))
+            lines = fits(contract, about, name, limit, options)
+            return "".join(f"{failed} {x}\n" for x in lines)
     return ""
 
 

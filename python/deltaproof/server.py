@@ -3,7 +3,8 @@ every call over a Unix socket to this process, and the function runs here, in th
 called. The protocol: the head of python/bridge.c.
 
 The function is not isolated: if it ends this process, it ends. A call that takes longer than the
-program's --limit fails, and the program goes on when the function returns.
+limit fails, by name, and the program goes on when the function has returned (limits.py): the
+program itself waits for it as long as it can.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from .contract import INTEGERS, Contract, Problem, Unsupported
+from .limits import LONGEST, within
 from .program import bridge, environment, program
-from .words import in_python
+from .words import in_python, safe, text_of
 
 WHOLE = ("R", "Kg", "chunk", "in_turn", "l2norm", "backward")
 REAL = ("scale", "lower_bound")
@@ -43,29 +45,32 @@ class About:
 
 
 class Server:
-    """Answers the calls of one program. called: by name of exception, what the function raised,
-    with its traceback, in order."""
+    """Answers the calls of one program. raised: what the function raised, with its traceback, in
+    order. limit: seconds of one call."""
 
-    def __init__(self, contract: Contract, about: About) -> None:
-        self.contract, self.about = contract, about
+    def __init__(self, contract: Contract, about: About, limit: float = LONGEST) -> None:
+        self.contract, self.about, self.limit = contract, about, limit
         self.raised: list[str] = []
-        self.before_call: Callable[[Problem], None] = lambda problem: None
+        self.call: Callable[[Problem], dict[str, Any]] = contract.call
         self.calls = 0  # that were answered, and the last of them
         self.last: tuple[Problem, dict[str, np.ndarray[Any, Any]]] | None = None
 
     def answer(self, connection: socket.socket) -> None:
-        """One connection: one call."""
-        with connection, connection.makefile("rwb") as stream:
-            f = cast(BinaryIO, stream)
-            kind, problem = _read_problem(f)
-            try:
+        """One connection: one call. A program that went away meanwhile has its reasons, and says
+        them."""
+        try:
+            with connection, connection.makefile("rwb") as stream:
+                f = cast(BinaryIO, stream)
+                kind, problem = _read_problem(f)
                 if kind == "about":
                     f.write(self._about())
-                else:
+                elif kind == "run":
                     self._run(f, problem)
                 f.flush()
-            except BrokenPipeError:
-                pass  # the program's limit ended the call
+                # a child that the function forked holds the connection, too
+                connection.shutdown(socket.SHUT_RDWR)
+        except (BrokenPipeError, ConnectionResetError, EOFError, _Gone):
+            pass
 
     def _about(self) -> bytes:
         a = self.about
@@ -75,14 +80,13 @@ class Server:
 
     def _run(self, f: BinaryIO, problem: Problem) -> None:
         try:
-            self.before_call(problem)
-            results = self.contract.call(problem)
+            results = within(self.limit, lambda: self.call(problem))
         except (Unsupported, NotImplementedError) as e:
-            f.write(f"unsupported {_line(e)}\n".encode())
+            f.write(b"unsupported " + _line(e))
             return
         except Exception as e:
-            self.raised.append(traceback.format_exc())
-            f.write(f"failed {_line(e)}\n".encode())
+            self.raised.append(safe(traceback.format_exc()))
+            f.write(b"failed " + _line(e))
             return
         self.calls, self.last = self.calls + 1, (problem, results)
         f.write(b"ok\n")
@@ -90,8 +94,14 @@ class Server:
             f.write(np.ascontiguousarray(x, np.float64).tobytes())
 
 
-def _line(e: BaseException) -> str:
-    return f"{type(e).__name__}: {' '.join(str(e).split())}"[:240]
+class _Gone(Exception):
+    """The program ended inside a call."""
+
+
+def _line(e: BaseException) -> bytes:
+    """As much as the program reads of a line, no character cut."""
+    text = "".join(c if c.isprintable() else " " for c in text_of(e))
+    return text.encode()[:240].decode(errors="ignore").encode() + b"\n"
 
 
 def _setting(name: str, value: str) -> Any:
@@ -125,7 +135,7 @@ def _read_array(f: BinaryIO, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     n = int(np.prod(shape, dtype=np.int64))
     data = f.read(8 * n)
     if len(data) != 8 * n:
-        raise EOFError("the program ended inside a call")
+        raise _Gone
     return np.frombuffer(data, np.float64).reshape(shape)
 
 
@@ -158,6 +168,7 @@ def run_program(arguments: Sequence[str], *servers: Server) -> Finished:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="backslashreplace",
             env=environment() | {"DELTAPROOF_BRIDGE": path},
         ) as process:
             text = _serve(process, listening)
@@ -172,7 +183,7 @@ def _serve(process: subprocess.Popen[str], listening: dict[socket.socket, Server
 
     def read() -> None:
         said.append(process.stdout.read() if process.stdout else "")
-        os.close(ended)
+        os.write(ended, b".")  # its end alone would not be seen: a child may hold it, too
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
@@ -190,4 +201,5 @@ def _serve(process: subprocess.Popen[str], listening: dict[socket.socket, Server
     finally:
         reader.join()
         os.close(over)
+        os.close(ended)
     return "".join(said)

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
+from .words import text_of
+
 Array = Any  # numpy array (bf16: dtype ml_dtypes.bfloat16) or PyTorch tensor, on any device
 Tensors = Mapping[str, Array]
 
@@ -42,20 +44,33 @@ def is_torch(x: Array) -> bool:
 
 def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
     """The same numbers as a contiguous numpy array in host memory. ValueError: a dtype that no
-    tensor of a kernel has."""
-    if is_torch(x):
-        x = x.detach().cpu().contiguous()
-        if str(x.dtype) == "torch.bfloat16":
-            import torch
-
-            x = x.view(torch.int16).numpy().view(BFLOAT16)
-        else:
-            x = x.numpy()
-    x = np.asarray(x)
+    tensor of a kernel has, or none that has numbers in memory (sparse, meta, masked ..)."""
+    try:
+        x = _from_torch(x) if is_torch(x) else x
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("a masked array: say what its masked entries are")
+        x = np.asarray(x)
+    except Exception as e:
+        raise ValueError(f"{name}: {_kind(x)} cannot be read: {text_of(e)}") from e
     if x.dtype not in DTYPES.values():
         known = ", ".join(d.name for d in DTYPES.values())
         raise ValueError(f"{name}: dtype {x.dtype} is none of {known}")
     return x if x.flags.c_contiguous else x.copy(order="C")
+
+
+def _kind(x: Array) -> str:
+    said = [str(getattr(x, n)) for n in ("dtype", "layout", "device") if hasattr(x, n)]
+    return type(x).__name__ + (f" ({', '.join(said)})" if said else "")
+
+
+def _from_torch(x: Array) -> npt.NDArray[Any]:
+    """Views that stand for the negative or the conjugate of what is in memory are resolved."""
+    x = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if str(x.dtype) != "torch.bfloat16":
+        return np.asarray(x.numpy())
+    import torch
+
+    return x.view(torch.int16).numpy().view(BFLOAT16)  # type: ignore[no-any-return]
 
 
 def save(path: str, tensors: Tensors, metadata: Mapping[str, Any] | None = None) -> None:

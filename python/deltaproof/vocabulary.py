@@ -36,6 +36,7 @@ RESULTS = {
     "dlr_a": "T,HV,K",
     "dlr_b": "T,HV,K",
 }
+ALL = INPUTS | RESULTS
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
 GRADIENT_OF = {  # a gradient that comes out: the input that it is of
     "d" + {"initial_state": "s0", "b": "erase", "w": "write"}.get(name, name): name
@@ -48,3 +49,10 @@ TOKENS = tuple(name for name, axes in INPUTS.items() if axes.startswith("T,"))
 def unit_axes(name: str, sizes: dict[str, int]) -> tuple[int, ...]:
     """Places of an input's axes whose size is said and is 1: {"R": 1, "Kg": 128}."""
     return tuple(i for i, a in enumerate(INPUTS[name].split(",")) if sizes.get(a) == 1)
+
+
+def least_axes(name: str) -> tuple[int, str]:
+    """Of a tensor with tokens: (axes that it has at least, which those are). All others: 0, since
+    an axis of one sequence or one head may be left out."""
+    axes = [a for a in ALL.get(name, "").split(",") if a not in ("R", "Kg")]
+    return (len(axes), f"[{','.join(axes)}]") if axes[0] == "T" else (0, "")

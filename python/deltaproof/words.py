@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _WHOLE = re.compile(r"[-+]?\d[\d.e+-]*$|[A-Z]+$")
 # Of these the program's words are texts of one word each.
@@ -47,6 +48,27 @@ def in_python(text: str) -> str:
 def truth_of(name: str, x: object) -> bool:
     """A setting that is true or false. TypeError: it is neither; text such as "no" is true to
     Python, which is not what it says."""
-    if isinstance(x, bool) or (not isinstance(x, str) and x in (0, 1)):
-        return bool(x)
+    n = plain_number(x)
+    if isinstance(n, bool) or (isinstance(n, int | float) and n in (0, 1)):
+        return bool(n)
     raise TypeError(f"{name}={x!r}: must be True or False")
+
+
+def plain_number(x: Any) -> Any:
+    """A number of numpy or PyTorch as Python's own; all else as it is."""
+    return x.item() if hasattr(x, "item") and getattr(x, "ndim", None) == 0 else x
+
+
+def safe(text: str) -> str:
+    """The text as UTF-8 can say it: what it cannot is written as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def text_of(e: BaseException) -> str:
+    """`Name: text` of what was raised, in one line, whatever its text is."""
+    name = type(e).__name__
+    try:
+        said = str(e)
+    except Exception as why:
+        said = f"(its text raises {type(why).__name__})"
+    return safe(f"{name}: {' '.join(said.split())}")

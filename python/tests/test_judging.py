@@ -1,6 +1,7 @@
 """judge and assert_explained on a recurrence in numpy: what must pass passes, what must raise
 raises and says why."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,6 +19,24 @@ from deltaproof.provenance import short_name
 from kernels import deltaproduct, dplr, inputs, kda
 
 SAID: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False}
+
+
+def impostor(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, record: Any, end: str, own: bool = True
+) -> None:
+    """A program that writes this record, as that of its own call or of another, and ends so."""
+    record = record | {"provenance": {"notes": {"call": "CALL"}}}
+    fake = folder / "fake"
+    fake.write_text(f"""#!/bin/sh
+for a in "$@"; do
+    case $a in --json=*) to=${{a#--json=}};; --note=call=*) call=${{a#--note=call=}};; esac
+done
+{"" if own else "call=other"}
+echo '{json.dumps(record)}' | sed "s/CALL/$call/" >"$to"
+{end}
+""")
+    fake.chmod(0o700)
+    monkeypatch.setenv("DELTAPROOF", str(fake))
 
 
 @pytest.fixture
@@ -115,19 +135,84 @@ def test_what_cannot_be_judged_is_a_value_error(x: dict[str, np.ndarray]) -> Non
 def test_a_bound_that_says_nothing_does_not_pass_unseen(
     x: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = tmp_path / "fake"
-    fake.write_text("""#!/bin/sh
-for a in "$@"; do
-    case $a in --json=*) to=${a#--json=};; --out=*) to=${a#--out=}/results.json;; esac
-done
-echo '{"runs": [{"tensors": [{"name": "o", "verdict": "pass"},
-                             {"name": "dg", "verdict": "unjudged"}]}]}' >"$to"
-""")
-    fake.chmod(0o700)
-    monkeypatch.setenv("DELTAPROOF", str(fake))
+    run = {"verdict": "unjudged", "tensors": [{"name": "o", "verdict": "pass"}]}
+    run["tensors"] += [{"name": "dg", "verdict": "unjudged"}]
+    impostor(tmp_path, monkeypatch, {"verdict": "error", "runs": [run]}, "exit 2")
     with pytest.raises(AssertionError, match="dg: the bound is too wide"):
         assert_explained(x, {"o": x["v"]}, base="fp32", **SAID)
     assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
+
+
+@pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 2", "exit 3", "kill -9 $$"])
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pass_is_a_status_and_a_record_of_this_call(
+    x: dict[str, np.ndarray],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    verdict: str,
+    own: bool,
+) -> None:
+    run = {"verdict": verdict, "tensors": [{"name": "o", "verdict": verdict}]}
+    impostor(tmp_path, monkeypatch, {"verdict": verdict, "runs": [run]}, end, own)
+    found = judge(x, {"o": x["v"]}, base="fp32", **SAID)
+    right = own and {"pass": "exit 0", "fail": "exit 1"}[verdict] == end
+    assert found.passed == (right and verdict == "pass")
+    assert found.status == ((verdict == "fail") if right else 2), found.text
+    if not found.passed:
+        with pytest.raises(AssertionError if right else ValueError):
+            assert_explained(x, {"o": x["v"]}, base="fp32", **SAID)
+
+
+def test_a_record_of_an_earlier_call_is_none_of_this_one(
+    x: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    o, _ = kda(**x)
+    settings = SAID | {"base": "fp32", "out": str(tmp_path)}
+    assert_explained(x, {"o": o}, **settings)
+    for wrong in ({"ranks": 0}, {"label": "a\nb"}):
+        with pytest.raises(ValueError):
+            assert_explained(x, {"o": 2 * o}, **settings | wrong)
+        assert not (tmp_path / "results.json").exists(), wrong
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "o"])
+def test_an_axis_that_is_left_out_is_no_head(x: dict[str, np.ndarray], name: str) -> None:
+    x = {n: a[:, :1] for n, a in x.items()}
+    given = x | {"o": kda(**x)[0]}
+    given[name] = given[name][:, 0]
+    outputs = {"o": given.pop("o")}
+    with pytest.raises(ValueError, match=rf"{name} has the shape \[100, \d+\], must be \[T,H"):
+        judge(given, outputs, base="fp32", **SAID)
+
+
+def test_numbers_of_numpy_are_settings(x: dict[str, np.ndarray]) -> None:
+    o, _ = kda(**x)
+    numbers = {"scale": np.float32(0.25), "ranks": np.int64(1), "l2norm": np.bool_(False)}
+    cu = np.array([0, 100])
+    assert_explained(x, {"o": o}, base="fp32", cu_seqlens=cu, **SAID | numbers)
+    with pytest.raises(TypeError, match="cu_seqlens: .*0.5"):
+        judge(x, {"o": o}, base="fp32", cu_seqlens=[0, 0.5], **SAID)
+
+
+def test_what_is_no_array_of_numbers_is_named(x: dict[str, np.ndarray]) -> None:
+    fp8 = x["v"].astype(ml_dtypes.float8_e4m3fn)
+    for y in (None, [[1], [2, 3]], "text", fp8, np.ma.masked_array(x["v"])):
+        with pytest.raises(ValueError, match="^v: "):
+            judge(x | {"v": y}, {"o": x["v"]}, base="fp32", **SAID)
+
+
+def test_tensors_that_hold_no_numbers_are_named(x: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch")
+    v = torch.tensor(x["v"])
+    meta, sparse = torch.empty(v.shape, device="meta"), v.to_sparse()
+    for y in (v.to(torch.float8_e4m3fn), sparse, meta, v.to(torch.complex64).conj()):
+        with pytest.raises(ValueError, match="^v: "):
+            judge(x | {"v": y}, {"o": x["v"]}, base="fp32", **SAID)
+    turned = torch.complex(torch.zeros_like(v), -v).conj().imag  # a view that stands for v
+    assert turned.is_neg()
+    assert_explained(x | {"v": turned}, {"o": kda(**x)[0]}, base="fp32", **SAID)
 
 
 def test_the_record_says_whence_the_numbers_come(x: dict[str, np.ndarray], tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """A Python function on the program's cases: verdicts, skips and their reasons, memory layouts, and
 the searches for what broke."""
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +97,100 @@ def test_a_session_in_slots_is_judged_by_the_pool() -> None:
     assert wrong.status == 1 and "pool: slot " in wrong.text, wrong.text
 
 
-def test_a_layout_that_is_refused_is_no_failure() -> None:
+@pytest.mark.parametrize("kind", [NotImplementedError, deltaproof.Unsupported, ValueError])
+def test_a_layout_is_refused_by_name_and_anything_else_is_a_failure(kind: Any) -> None:
     def strict(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
         if not v.flags.c_contiguous:
-            raise ValueError("v must be contiguous")
+            raise kind("v must be contiguous")
         return kda(q, k, v, g, beta)[0]
 
     found = deltaproof.run(strict, ("beta-zero",), base="fp32", layouts=("strided",))
-    assert found.passed and found.layouts["strided"] == "refused: ValueError: v must be contiguous"
+    refused = kind is not ValueError
+    assert found.passed == refused
+    how = "refused" if refused else "fail"
+    assert found.layouts["strided"] == f"{how}: {kind.__name__}: v must be contiguous"
+
+
+def test_a_call_that_takes_too_long_fails_alone() -> None:
+    calls = []
+
+    def slow(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        calls.append(len(q))
+        if len(calls) == 2:
+            time.sleep(30)
+        return kda(q, k, v, g, beta)[0]
+
+    cases = ("beta-zero", "strong-uniform", "beta-decades")
+    before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
+    found = deltaproof.run(slow, cases, base="fp32", layouts=(), limit=1)
+    assert list(found.verdicts().values()) == ["pass", "fail", "pass"], found.text
+    assert "TooLong: the call took 1.0 s, limit=1" in found.text
+    assert time.monotonic() - start < 25 and signal.getsignal(signal.SIGALRM) is before
+
+
+def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
+    children = []
+
+    def forks(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        children.append(child)
+        return kda(q, k, v, g, beta)[0]
+
+    start = time.monotonic()
+    found = deltaproof.run(forks, "beta-zero", base="fp32", layouts=())
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert found.passed and time.monotonic() - start < 50
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("a lone \udc80 surrogate"),
+        RuntimeError("a\0b\n\x1b[31m"),
+        RuntimeError("\u6f22" * 1000),
+        NotImplementedError("\ud800"),
+        _Mute(),
+    ],
+)
+def test_whatever_the_function_raises_the_rest_goes_on(error: Exception) -> None:
+    calls = []
+
+    def raises(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        calls.append(len(q))
+        if len(calls) == 1:
+            raise error
+        return kda(q, k, v, g, beta)[0]
+
+    found = deltaproof.run(raises, ("beta-zero", "strong-uniform"), base="fp32", layouts=())
+    one, other = found.verdicts().values()
+    assert other == "pass" and type(error).__name__ in found.text
+    assert one.startswith("skipped: " if isinstance(error, NotImplementedError) else "fail")
+    "".join(found.raised).encode()
+
+
+def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    import deltaproof.contract
+
+    calls = []
+
+    def first_wrong(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        calls.append(len(q))
+        return kda(q, k, v, g, beta)[0] * np.float32(1 + (len(calls) == 1))
+
+    own = {"base": "fp32", "layouts": (), "device": "cuda:0", "batch": False}
+    monkeypatch.setattr(deltaproof.contract.Contract, "_on_device", lambda self, x: x)
+    found = deltaproof.run(first_wrong, ("beta-zero", "strong-uniform"), **own)
+    assert list(found.verdicts().values()) == ["fail", "pass"], found.text
 
 
 def test_what_the_function_raises_fails_the_run_and_is_kept() -> None:
