@@ -122,7 +122,8 @@ static json_t *per_head(const void *x) {
     const dp_judgement *t = x;
     json_t *a = json_array();
     for (int r = 0; r < t->N; r++)
-        json_array_append_new(a, dp_schema_numbers(t->per_head + r * t->heads, t->heads));
+        json_array_append_new(
+            a, dp_schema_numbers(t->heads ? t->per_head + r * t->heads : NULL, t->heads));
     return a;
 }
 static json_t *per_rank_ratio(const void *x) {
