@@ -85,8 +85,8 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel judge verify test museum bench report setup gpu tsan format format-check \
-    clean help FORCE
+.PHONY: all program wheel ops judge verify test museum bench report setup gpu tsan format \
+    format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
 
@@ -100,8 +100,15 @@ judge:                         ## the first verdict, without GPU and Python (ARG
 	+@$(MAKE) --no-print-directory -j$(JOBS) GPU=0 $(PROGRAM) $(BUILD)/libexample.so
 	@$(PROGRAM) $(ARGS)
 
+# GPU=1 where somebody says so, not because a device is there.
+WITH_OPS = $(if $(and $(filter command,$(origin GPU)),$(filter 1,$(GPU))),cuda,$(OPS:1=cpu))
+# OPS=1: with the operators of PyTorch for CPU tensors; GPU=1: for those of a device too.
 wheel:                         ## a Python wheel with program and libraries inside (build/dist)
-	@DELTAPROOF_BUILD='$(abspath $(BASE))/wheel' scripts/wheel $(BASE)
+	@DELTAPROOF_BUILD='$(abspath $(BASE))/wheel' \
+	    DELTAPROOF_WITH_OPS='$(WITH_OPS)' scripts/wheel $(BASE)
+
+ops:                           ## the kernels as libraries, for deltaproof.ops (build/ops)
+	$(build) $(OPS_LIBS)
 
 verify: setup                  ## set up, build, run every case, write record and report to OUT
 	$(build) $(PROGRAM)

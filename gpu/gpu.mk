@@ -30,7 +30,7 @@ $(BUILD)/gpu/flags: FORCE
 $(BUILD)/gpu/%.o: gpu/%.cu $(BUILD)/gpu/flags
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) -MMD -MP -Xcompiler \
-	    -Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
+	    -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
 # NVCCFLAGS='-O3 -DDP_KERNEL_FAULTS': kernels with the faults of fault.cuh, to be switched on by
 # DPG_FAULT=NAME or `deltaproof museum --kernels`.
 $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh

@@ -4,6 +4,9 @@ with its bridge, the interface header, the cases and the code of the report.
     deltaproof/bin/deltaproof   deltaproof/lib/bridge.so   deltaproof/include/
     deltaproof/share/deltaproof/{cases,reports}             (harness/base/home.c finds them there)
 
+DELTAPROOF_WITH_OPS=cpu puts the library of deltaproof.ops for CPU tensors into deltaproof/lib,
+=cuda that for CUDA tensors too, for Hopper and, by way of PTX, all from capability 8.0 on (nvcc).
+
 DELTAPROOF_PROGRAM names a folder where program and bridge are built; else they are built in
 DELTAPROOF_BUILD (default build/wheel). The wheel that pip makes of a source
 tree uses this machine's libraries; `make wheel` makes one that carries them (auditwheel).
@@ -37,6 +40,8 @@ class CustomBuildHook(BuildHookInterface):
         header = "deltaproof_subject.h"
         into[str(root / "harness" / header)] = f"deltaproof/include/{header}"
         into[str(root / "cases")] = "deltaproof/share/deltaproof/cases"
+        for made in self._libraries(root, build):
+            into[str(made)] = f"deltaproof/lib/{made.name}"
         for name in REPORTS:
             if (root / "reports" / name).exists():
                 into[str(root / "reports" / name)] = f"deltaproof/share/deltaproof/reports/{name}"
@@ -49,3 +54,18 @@ class CustomBuildHook(BuildHookInterface):
             raise SystemExit(f"deltaproof is built from C here. {check.stderr.strip()}")
         command = ["make", "-C", root, "GPU=0", f"BUILD={build}", "program"]
         subprocess.run(command, check=True)
+
+    def _libraries(self, root: Path, build: Path) -> list[Path]:
+        """Of deltaproof.ops, as DELTAPROOF_WITH_OPS asks for."""
+        kinds = {"cpu": ["cpu"], "cuda": ["cpu", "cuda"]}.get(
+            os.environ.get("DELTAPROOF_WITH_OPS", ""), []
+        )
+        made = [build / "ops" / f"libdeltaproof_{kind}.so" for kind in kinds]
+        if made:
+            settings = [f"GPU={int('cuda' in kinds)}", "GPU_ARCHS=90a", "GPU_PTX=80"]
+            settings += ["NVCCFLAGS=-O3", f"BUILD={build}", "ops"]
+            subprocess.run(["make", "-C", root, *settings], check=True)
+        missing = [str(m) for m in made if not m.exists()]
+        if missing:
+            raise SystemExit(f"deltaproof.ops: not built, as there is no nvcc: {missing}")
+        return made

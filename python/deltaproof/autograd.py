@@ -58,4 +58,4 @@ def _normal(o: Any, seed: int) -> Any:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(o.shape, generator=generator).to(o.dtype).to(o.device)
+    return torch.randn(o.shape, generator=generator, device="cpu").to(o.dtype).to(o.device)

@@ -1,10 +1,11 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc),
 # for tests without a device. Needs no nvcc. Its fibers and the address sanitizer do not go
 # together: SAN=1 leaves it out, and its tests skip.
-CPU_DIRS    := plan simple token fast chain exchange conv decode truth
+CPU_DIRS    := plan simple token fast chain exchange conv decode truth abi
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
-CPU_FLAGS   := -O2 -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall -Wno-unknown-pragmas \
-    -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
+CPU_FLAGS   := -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall \
+    -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. \
+    -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h ref/vocabulary/exchange.h ref/chunk/conv.h ref/truth/truth_dd.h
@@ -61,3 +62,17 @@ $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)
 	$(CXX) -O2 -fPIC -shared -Wall -Igpu/tests/cpu/include $< -lpthread -o $@
 .PRECIOUS: $(BUILD)/cpu/%.cc
+
+# The kernels as libraries for others to load (gpu/dp_abi.h): OPS_LIBS, what `make ops` makes.
+OPS_LINK     := -shared -Wl,-Bsymbolic,--version-script=gpu/ops.map,-z,defs
+OPS_CPU_OBJ  := $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/ops/exchange.o
+OPS_LIBS     := $(BUILD)/ops/libdeltaproof_cpu.so \
+    $(if $(GPU_LIB),$(BUILD)/ops/libdeltaproof_cuda.so)
+$(BUILD)/ops/exchange.o: ref/vocabulary/exchange.c ref/vocabulary/exchange.h
+	@mkdir -p $(@D)
+	$(CC) $(CPP_ALL) $(C_ALL) -fPIC -c $< -o $@
+$(BUILD)/ops/libdeltaproof_cpu.so: $(OPS_CPU_OBJ) gpu/ops.map
+	$(CXX) $(OPS_LINK) $(LDFLAGS) $(OPS_CPU_OBJ) -ldl -lpthread -o $@
+$(BUILD)/ops/libdeltaproof_cuda.so: $(GPU_LIB) $(BUILD)/ops/exchange.o gpu/ops.map
+	$(CXX) $(OPS_LINK) $(LDFLAGS) -Wl,--whole-archive $(GPU_LIB) -Wl,--no-whole-archive \
+	    $(BUILD)/ops/exchange.o $(GPU_LDLIBS) -o $@

@@ -1,0 +1,456 @@
+"""Functions of whole sequences, with gradients: FLA 0.6's names, arguments, layouts and results.
+
+A recurrence is a row of MODELS of `kernels.py`; what differs between the functions is what they are
+given. Beside FLA's own limits: see the table of python/README.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import checks
+from . import kernels as c
+from .checks import need, refuse
+from .registered import How
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How g becomes the decay: as it is, or in the kernel."""
+
+    in_kernel: bool = False
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    lower_bound: float | None = None
+
+    @property
+    def form(self) -> int:
+        if not self.in_kernel:
+            return c.GATES.index("log")
+        return c.GATES.index("softplus" if self.lower_bound is None else "lower_bound")
+
+
+def beta_form(sigmoid: bool, allow_neg_eigval: bool) -> int:
+    need(
+        sigmoid or not allow_neg_eigval,
+        "allow_neg_eigval",
+        "requires use_beta_sigmoid_in_kernel=True",
+    )
+    return c.BETAS.index(("plain", "sigmoid", "sigmoid2")[sigmoid + allow_neg_eigval])
+
+
+def gate_of(
+    in_kernel: bool, kwargs: dict[str, Any], lower_bound: float | None = None, safe: bool = False
+) -> Gate:
+    """A_log and dt_bias of kwargs, which are left out where the gate is not in the kernel."""
+    A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
+    if not in_kernel:
+        return Gate()
+    need(A_log is not None or lower_bound is not None, "A_log", "goes with use_gate_in_kernel=True")
+    need(not safe or lower_bound is not None, "lower_bound", "goes with safe_gate=True")
+    low = -5.0 if safe else -float("inf")
+    need(
+        lower_bound is None or low <= lower_bound < 0,
+        "lower_bound",
+        f"{lower_bound} is not in [{low}, 0)",
+    )
+    return Gate(True, A_log, dt_bias, lower_bound)
+
+
+def parameters(gate: Gate, HV: int, Kg: int) -> tuple[Tensor | None, Tensor | None]:
+    """A_log [HV] and dt_bias [HV][Kg], fp32, from any shape of as many numbers."""
+    found = []
+    for name, x, n in (("A_log", gate.A_log, HV), ("dt_bias", gate.dt_bias, HV * Kg)):
+        if x is not None:
+            if x.numel() != n:
+                raise ValueError(f"{name}: has {x.numel()} numbers in place of {n}")
+            x = x.reshape(HV, -1) if name == "dt_bias" else x.reshape(HV)
+            x = x if x.dtype == torch.float32 else x.float()
+        found.append(x)
+    return found[0], found[1]
+
+
+def state_in(x: Tensor | None, v_first: bool, N: int, HV: int, K: int, V: int) -> Tensor | None:
+    if x is None:
+        return None
+    if v_first:
+        checks.shaped("initial_state", x, N=N, HV=HV, V=V, K=K)
+        x = x.transpose(-1, -2)
+    else:
+        checks.shaped("initial_state", x, N=N, HV=HV, K=K, V=V)
+    return x.float()
+
+
+def run(
+    model: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, s1: Tensor | None = None,
+    s2: Tensor | None = None, *, gate: Gate | None = None, beta: int = 0,
+    scale: float | None = None, initial_state: Tensor | None = None,
+    output_final_state: bool = False, l2norm: bool = False, state_v_first: bool = False,
+    cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, by_tokens: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Checks all and runs the recurrence. q [B,T,H,K], k [B,T,H,K] or [B,T,H,R,K], v likewise, g
+    [B,T,HV,K] or [B,T,HV]. by_tokens: token by token in fp32, whatever the recurrence."""
+    gate = gate or Gate()
+    for name, x in (("q", q), ("k", k), ("v", v), ("g", g)):
+        need(isinstance(x, Tensor), name, "is no tensor")
+    checks.placed(
+        q.device, k=k, v=v, g=g, beta=s1, s2=s2, A_log=gate.A_log, dt_bias=gate.dt_bias,
+        initial_state=initial_state,
+    )  # fmt: skip
+    checks.of_numbers(q=q, k=k, v=v, g=g, beta=s1, initial_state=initial_state)
+    h = How(
+        c.MODELS.index(model), gate=gate.form, beta=beta, l2norm=int(l2norm),
+        final=int(output_final_state),
+    )  # fmt: skip
+    need(q.dim() == 4, "q", "is not [B, T, H, K]")
+    many = model in ("mkda", "gated-deltaproduct")
+    need(v.dim() == (5 if many else 4), "v", "is not [B, T, HV, R, V]" if many else _V)
+    B, T, H, K = q.shape
+    HV, R, V = v.shape[2], v.shape[3] if many else 1, v.shape[-1]
+    keys = {"R": R} if many else {}
+    need(T > 0, "q", "has no tokens")
+    need(H > 0 and HV % H == 0, "v", "its heads are no multiple of those of q")
+    checks.shaped("k", k, B=B, T=T, H=H, **keys, K=K)
+    checks.shaped("v", v, B=B, T=T, HV=HV, **keys, V=V)
+    checks.shaped("g", g, B=B, T=T, HV=HV, **({} if h.one_gate else {"K": K}))
+    N = checks.sequences(q, cu_seqlens, cu_seqlens_cpu, initial_state)
+    if h.strengths == ("beta",):
+        checks.shaped("beta", s1, B=B, T=T, HV=HV, **keys)
+        q, k, v = checks.alike(q=q, k=k, v=v)
+        g, s1 = checks.gates(g, s1)
+    else:
+        widths = {"erase": K, "write": V, "lr_a": K, "lr_b": K}
+        FLA = {"erase": "b", "write": "w", "lr_a": "a", "lr_b": "b"}
+        own = dict(zip((FLA[n] for n in h.strengths), (s1, s2), strict=False))
+        for n in h.strengths:
+            checks.shaped(FLA[n], own[FLA[n]], B=B, T=T, HV=HV, width=widths[n])
+        q, k, v, *rest = checks.alike(q=q, k=k, v=v, **own)
+        s1, s2 = rest if rest else (None, None)
+        g, _ = checks.gates(g, None)
+    A_log, dt_bias = parameters(gate, HV, 1 if h.one_gate else K)
+    s0 = state_in(initial_state, state_v_first, N, HV, K, V)
+    every = (q, k, v, g, s1, s2, A_log, dt_bias, s0)
+    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in every)
+    alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
+    h = h._replace(R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO)
+    o, final, _ = torch.ops.deltaproof.chunk(
+        *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
+        float(gate.lower_bound or 0), list(h),
+    )  # fmt: skip
+    if not output_final_state:
+        return o, None
+    return o, final.transpose(-1, -2).contiguous() if state_v_first else final
+
+
+_V = "is not [B, T, HV, V]"
+_GRAPH = "plans go by the numbers of cu_seqlens; without it a call can be captured as it is"
+_STATES = "the states between chunks are not kept; gpu/dp_gpu.h has dpg_stage_read"
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi Delta Attention. q k [B,T,H,K], v [B,T,HV,V], g [B,T,HV,K], beta [B,T,HV]; with
+    use_gate_in_kernel A_log [HV] and dt_bias [HV*K]. Returns o [B,T,HV,V] and, asked for, the final
+    state [N,HV,K,V] in fp32 (state_v_first: [N,HV,V,K]), else None.
+
+    disable_recompute is taken and changes nothing: the backward recomputes what it needs."""
+    refuse(not (use_graph and cu_seqlens is not None), "use_graph with cu_seqlens", _GRAPH)
+    return _kda(
+        "kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, kwargs,
+    )  # fmt: skip
+
+
+def chunk_mkda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """KDA with R keys a token, R in {1, 2, 4}, which all read the state before the token. As
+    chunk_kda, with k [B,T,H,R,K], v [B,T,HV,R,V], beta [B,T,HV,R]."""
+    return _kda(
+        "mkda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound,
+        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, kwargs,
+    )  # fmt: skip
+
+
+def _kda(
+    model: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None,
+    initial_state: Tensor | None, output_final_state: bool, l2norm: bool, gate_in_kernel: bool,
+    beta_sigmoid: bool, allow_neg_eigval: bool, safe_gate: bool, lower_bound: float | None,
+    return_intermediate_states: bool, state_v_first: bool, cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None, cp_context: Any, kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    state_v_first = checks.old_names(kwargs, state_v_first)
+    checks.one_rank(cp_context)
+    refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
+    checks.chunk_size(kwargs, (32, 64))
+    gate = gate_of(gate_in_kernel, kwargs, lower_bound, safe_gate)
+    checks.none_left(kwargs)
+    return run(
+        model, q, k, v, g, beta, gate=gate, beta=beta_form(beta_sigmoid, allow_neg_eigval),
+        scale=scale, initial_state=initial_state, output_final_state=output_final_state,
+        l2norm=l2norm, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    chunk_indices: torch.LongTensor | None = None,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaNet. As chunk_kda, with g [B,T,HV]; use_gate_in_kernel, A_log [HV] and dt_bias
+    [HV] are keyword arguments. chunk_indices is not needed and not read."""
+    state_v_first = checks.old_names(kwargs, state_v_first)
+    checks.one_rank(cp_context)
+    checks.chunk_size(kwargs, (16, 32, 64))
+    gate = gate_of(bool(kwargs.pop("use_gate_in_kernel", False)), kwargs)
+    checks.none_left(kwargs)
+    return run(
+        "gdn", q, k, v, g, beta, gate=gate,
+        beta=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale,
+        initial_state=initial_state, output_final_state=output_final_state,
+        l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_gdn2(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    b: Tensor,
+    w: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cp_context: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaNet-2, token by token in fp32: b [B,T,H,K] erases, w [B,T,H,V] writes."""
+    state_v_first = checks.old_names(kwargs, state_v_first)
+    checks.one_rank(cp_context)
+    refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
+    checks.chunk_size(kwargs, (64,))
+    gate = gate_of(use_gate_in_kernel, kwargs, lower_bound, safe_gate)
+    checks.none_left(kwargs)
+    return run(
+        "gdn2", q, k, v, g, b, w, gate=gate, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
+        state_v_first=state_v_first, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    scale: int | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated linear attention, token by token in fp32: g [B,T,H,K]."""
+    return run(
+        "gla", q, k, v, g, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_simple_gla(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    g_gamma: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Linear attention with a decay a head (Mamba-2's SSD), token by token in fp32: g [B,T,H],
+    None: no decay."""
+    state_v_first = checks.old_names(kwargs, state_v_first)
+    kwargs.pop("chunk_size", None)
+    checks.none_left(kwargs)
+    refuse(g_gamma is None, "g_gamma", "the kernels take a decay of each token: pass g")
+    if g is None:
+        g = torch.zeros(v.shape[:3], device=q.device)
+    return run(
+        "ssd", q, k, v, g, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_gated_delta_product(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    num_householder: int,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    cp_context: Any = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Gated DeltaProduct, token by token in fp32: num_householder (up to 8) keys a token, one after
+    the other; k [B,T*n,H,K], v [B,T*n,H,V], beta [B,T*n,H], g [B,T,H], None: no decay."""
+    checks.one_rank(cp_context)
+    B, T, H, _ = q.shape
+    n = num_householder
+    refuse(1 <= n <= 8, f"num_householder = {n}", "the kernels take 1 to 8 keys a token")
+    for name, x in (("k", k), ("v", v), ("beta", beta)):
+        need(
+            x.dim() >= 3 and x.shape[:2] == (B, T * n),
+            name,
+            f"has shape {list(x.shape)} in place of [B, T * num_householder, ..] = [{B}, {T * n}]",
+        )
+    k, v = (x.unflatten(1, (T, n)).transpose(2, 3) for x in (k, v))
+    beta = beta.unflatten(1, (T, n)).transpose(2, 3)
+    if g is None:
+        g = torch.zeros(B, T, H, device=q.device)
+    return run(
+        "gated-deltaproduct", q, k, v, g, beta, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
+        cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_dplr_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    gk: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    safe_gate: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    cp_context: Any = None,
+    lower_bound: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """S <- (diag(exp gk) + b a') S + k v', token by token in fp32; all [B,T,H,..]. safe_gate,
+    chunk_size, lower_bound and disable_recompute are taken and change nothing."""
+    checks.one_rank(cp_context)
+    state_v_first = checks.old_names(kwargs, False)
+    checks.none_left(kwargs)
+    return run(
+        "dplr", q, k, v, gk, a, b, scale=scale, initial_state=initial_state,
+        output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
+        cu_seqlens_cpu=cu_seqlens_cpu,
+    )  # fmt: skip
+
+
+def chunk_rwkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    scale: float = 1.0,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.LongTensor | None = None,
+    cu_seqlens_cpu: torch.LongTensor | None = None,
+    safe_gate: bool = False,
+    chunk_size: int | None = None,
+    disable_recompute: bool = False,
+    cp_context: Any = None,
+    lower_bound: float | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """RWKV-7: chunk_dplr_delta_rule of r, with the decay w in log space."""
+    return chunk_dplr_delta_rule(
+        r, k, v, a, b, w, scale, initial_state, output_final_state, cu_seqlens, cu_seqlens_cpu,
+        cp_context=cp_context,
+    )  # fmt: skip

@@ -1,0 +1,356 @@
+"""The operators of torch.library, in the library `deltaproof`: kernels for CPU and CUDA, shapes for
+torch.compile, gradients. The functions of `deltaproof.ops` check what they are given and call these
+(`chunked.py`, `decoding.py`, `convolution.py`).
+
+`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final], numbers of the enums
+of gpu/dp_gpu.h. s1 and s2 are beta; erase and write; lr_a and lr_b."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import kernels as c
+from .plans import Place, Plan, bounds, plan
+
+Tensor = torch.Tensor
+_lib = torch.library.Library("deltaproof", "DEF")
+
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor g, Tensor? s1, Tensor? s2, Tensor? A_log, "
+    "Tensor? dt_bias, Tensor? s0, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, float scale, "
+    "float lower_bound, int[] how"
+)
+_lib.define(f"chunk({_INPUTS}) -> (Tensor o, Tensor final_state, Tensor saved)")
+_lib.define(
+    f"chunk_backward({_INPUTS}, Tensor saved, Tensor? do, Tensor? dht) -> (Tensor dq, Tensor dk, "
+    "Tensor dv, Tensor dg, Tensor ds1, Tensor ds2, Tensor dA_log, Tensor ddt_bias, Tensor ds0)"
+)
+_lib.define(
+    "decode(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? A_log, Tensor? dt_bias, "
+    "Tensor(a!) states, Tensor slot, Tensor? accepted, Tensor? length, float scale, "
+    "float lower_bound, int[] how) -> Tensor"
+)
+_CONV = (
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, int silu"
+)
+_lib.define(f"conv({_CONV}) -> Tensor")
+_lib.define(f"conv_backward({_CONV}, Tensor dy) -> (Tensor dx, Tensor dw, Tensor dbias)")
+
+# where s1 and s2 go
+_STRENGTHS = {"gdn2": ("erase", "write"), "dplr": ("lr_a", "lr_b"), "gla": (), "ssd": ()}
+
+
+class How(NamedTuple):
+    """`how` of chunk."""
+
+    model: int
+    R: int = 1
+    gate: int = 0
+    beta: int = 0
+    l2norm: int = 0
+    path: int = c.AUTO
+    backward: int = 0
+    final: int = 0
+
+    @property
+    def strengths(self) -> tuple[str, ...]:
+        return _STRENGTHS.get(c.MODELS[self.model], ("beta",))
+
+    @property
+    def one_gate(self) -> bool:
+        return c.MODELS[self.model] in ("gdn", "ssd", "gated-deltaproduct")
+
+
+def _dtype(x: Tensor) -> int:
+    return c.BF16 if x.dtype == torch.bfloat16 else c.F32
+
+
+def _ready(x: Tensor | None) -> Tensor | None:
+    """Rows one after the other, at an address of 16 bytes: a copy where they are not."""
+    if x is None:
+        return None
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % 16 else x
+
+
+def _at(x: Tensor | None) -> int | None:
+    return x.data_ptr() if x is not None and x.numel() else None
+
+
+# ---- chunk ------------------------------------------------------------------------------------
+
+
+def _shape(q: Tensor, v: Tensor, h: How) -> tuple[int, int, int, int, int, int]:
+    """B T H K HV V."""
+    return q.shape[0], q.shape[1], q.shape[2], q.shape[3], v.shape[2], v.shape[-1]
+
+
+def _chunk_plan(
+    place: Place, h: How, q: Tensor, v: Tensor, g: Tensor, cu: tuple[int, ...], *scalars: float
+) -> Plan:
+    _, _, H, K, HV, V = _shape(q, v, h)
+    dtype, gdtype = _dtype(q), _dtype(g)
+    key: Hashable = (place.key, h, cu, H, K, HV, V, dtype, gdtype, scalars)
+
+    def make() -> Plan:
+        at = (ctypes.c_int64 * len(cu))(*cu)
+        scale, lower_bound = scalars
+        problem = c.dpg_problem(
+            T=cu[-1], H=H, HV=HV, K=K, V=V, R=h.R, Kg=1 if h.one_gate else K, Nseq=len(cu) - 1,
+            model=h.model, cu=ctypes.addressof(at), scale=scale, gate=h.gate,
+            lower_bound=lower_bound, beta_form=h.beta, l2norm=h.l2norm, dtype=dtype,
+            gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype,
+        )  # fmt: skip
+        options = c.dpg_options(
+            base=c.BASE_BF16 if dtype == c.BF16 and h.path == c.AUTO else c.BASE_FP32,
+            chain=c.CHAIN_FP32,
+            path=h.path,
+            bwd_path=h.path,
+            chain_how=c.AUGMENTED,
+            backward=h.backward,
+        )
+
+        def create(lib: Any, to: int, err: int) -> int:
+            return lib.dpg_plan_create(
+                to, ctypes.addressof(problem), ctypes.addressof(options), 0, 1, err
+            )
+
+        made = Plan(place.kind, create, "dpg_plan_destroy")
+        made.workspace = made.lib.dpg_workspace_bytes(made.handle)
+        made.saved = made.lib.dpg_saved_bytes(made.handle)
+        return made
+
+    return plan(key, place.capturing, make)
+
+
+def _tensors(h: How, s1: Tensor | None, s2: Tensor | None, **others: Tensor | None) -> Any:
+    strengths = dict(zip(h.strengths, (s1, s2), strict=False))
+    return c.dpg_tensors(**{n: _at(x) for n, x in {**others, **strengths}.items()})
+
+
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, s1: Tensor | None, s2: Tensor | None,
+    A_log: Tensor | None, dt_bias: Tensor | None, s0: Tensor | None, cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None, scale: float, lower_bound: float, how: list[int],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    h, place = How(*how), Place(q)
+    q, k, v, g, s1, s2, A_log, dt_bias, s0 = map(_ready, (q, k, v, g, s1, s2, A_log, dt_bias, s0))
+    B, T, _, K, HV, V = _shape(q, v, h)
+    cu = bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
+    o = torch.empty(B, T, HV, V, dtype=q.dtype, device=q.device)
+    final = q.new_empty((len(cu) - 1, HV, K, V) if h.final else (0,), dtype=torch.float32)
+    saved = torch.empty(p.saved, dtype=torch.uint8, device=q.device)
+    workspace, at = place.bytes(p.workspace)
+    t = _tensors(
+        h, s1, s2, q=q, k=k, v=v, g=g, A_log=A_log, dt_bias=dt_bias, s0=s0, o=o,
+        final_state=final, saved=saved,
+    )  # fmt: skip
+    p.run(p.lib.dpg_forward, ctypes.addressof(t), at, None, place.stream)
+    if h.final:
+        _pass_empty(cu, s0, final)
+    return o, final, saved
+
+
+def _pass_empty(cu: tuple[int, ...], come: Tensor | None, go: Tensor) -> None:
+    """The state of a sequence without tokens is the one that it starts from, its gradient likewise;
+    the kernels, which go by tokens, write neither."""
+    empty = [i for i in range(len(cu) - 1) if cu[i] == cu[i + 1]]
+    for i in empty:
+        go[i].zero_() if come is None else go[i].copy_(come[i])
+
+
+def _like(x: Tensor | None, of: Tensor) -> Tensor:
+    return (
+        of.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format)
+    )
+
+
+def _chunk_backward(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, s1: Tensor | None, s2: Tensor | None,
+    A_log: Tensor | None, dt_bias: Tensor | None, s0: Tensor | None, cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None, scale: float, lower_bound: float, how: list[int],
+    saved: Tensor, do: Tensor | None, dht: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    h, place = How(*how), Place(q)
+    given = (q, k, v, g, s1, s2, A_log, dt_bias, s0)
+    q, k, v, g, s1, s2, A_log, dt_bias, s0 = map(_ready, given)
+    B, T, _, _, HV, V = _shape(q, v, h)
+    cu = bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
+    if do is None:
+        do = torch.zeros(B, T, HV, V, dtype=q.dtype, device=q.device)
+    do, dht = _ready(do.to(q.dtype)), _ready(None if dht is None else dht.float())
+    made = [_like(x, q) for x in (q, k, v, g, s1, s2, A_log, dt_bias, s0)]
+    names = ("dq", "dk", "dv", "dg", *(f"d{n}" for n in h.strengths))
+    to = dict(zip(names, made, strict=False))
+    to |= zip(("dA_log", "ddt_bias", "ds0"), made[6:], strict=True)
+    t = _tensors(h, s1, s2, q=q, k=k, v=v, g=g, A_log=A_log, dt_bias=dt_bias, s0=s0, saved=saved)
+    grads = c.dpg_grads(dout=_at(do), dfinal_state=_at(dht), **{n: _at(x) for n, x in to.items()})
+    workspace, at = place.bytes(p.workspace)
+    p.run(p.lib.dpg_backward, ctypes.addressof(t), ctypes.addressof(grads), at, None, place.stream)
+    if s0 is not None:
+        _pass_empty(cu, dht, made[8])
+    return tuple(made)
+
+
+def _fake_chunk(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    h, cu = How(*rest[-1]), rest[6]
+    B, T, _, K, HV, V = _shape(q, v, h)
+    N = B if cu is None else cu.shape[0] - 1
+    final = q.new_empty((N, HV, K, V) if h.final else (0,), dtype=torch.float32)
+    size = torch.library.get_ctx().new_dynamic_size() if h.backward else 0
+    saved = q.new_empty((size,), dtype=torch.uint8)
+    return q.new_empty((B, T, HV, V)), final, saved
+
+
+def _fake_chunk_backward(q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return tuple(_like(x, q) for x in (q, *rest[:8]))
+
+
+def _setup_chunk(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:11], output[2])
+    ctx.settings = inputs[11:]
+
+
+def _differentiate_chunk(ctx: Any, do: Any, dht: Any, _: Any) -> tuple[Any, ...]:
+    *inputs, saved = ctx.saved_tensors
+    made = torch.ops.deltaproof.chunk_backward(
+        *inputs, *ctx.settings, saved, do, dht if How(*ctx.settings[2]).final else None
+    )
+    grads = [d if x is not None else None for d, x in zip(made, inputs, strict=False)]
+    return (*grads, None, None, None, None, None)
+
+
+# ---- decode -----------------------------------------------------------------------------------
+
+
+def _decode(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None,
+    dt_bias: Tensor | None, states: Tensor, slot: Tensor, accepted: Tensor | None,
+    length: Tensor | None, scale: float, lower_bound: float, how: list[int],
+) -> Tensor:  # fmt: skip
+    gate, beta_form, l2norm, R, layout = how
+    place = Place(q)
+    q, k, v, g, beta, A_log, dt_bias = map(_ready, (q, k, v, g, beta, A_log, dt_bias))
+    B, T, H, K = q.shape
+    HV, V = v.shape[2], v.shape[-1]
+    o = torch.empty(B, T, HV, V, dtype=q.dtype, device=q.device)
+    d = c.dpg_decode(
+        B=B, T=T, H=H, HV=HV, K=K, V=V, R=R, Kg=1 if g.dim() == 3 else K, scale=scale, gate=gate,
+        lower_bound=lower_bound, beta_form=beta_form, l2norm=l2norm, dtype=_dtype(q),
+        gdtype=_dtype(g), odtype=_dtype(q), sdtype=_dtype(states), layout=layout,
+        slots=states.shape[0], kept=slot.numel() // B,
+    )  # fmt: skip
+    t = c.dpg_decode_tensors(
+        q=_at(q), k=_at(k), v=_at(v), g=_at(g), beta=_at(beta), A_log=_at(A_log),
+        dt_bias=_at(dt_bias), o=_at(o), states=_at(states), slot=_at(slot),
+        accepted=_at(accepted), length=_at(length),
+    )  # fmt: skip
+    err = c.dp_err()
+    at = ctypes.addressof
+    c.succeed(c.library(place.kind).dpg_decode_run(at(d), at(t), place.stream, at(err)), err)
+    return o
+
+
+def _fake_decode(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2], v.shape[-1]))
+
+
+# ---- convolution ------------------------------------------------------------------------------
+
+
+def _conv_plan(place: Place, x: Tensor, W: int, silu: int, cu: tuple[int, ...]) -> Plan:
+    D, dtype = x.shape[-1], _dtype(x)
+
+    def make() -> Plan:
+        at = (ctypes.c_int64 * len(cu))(*cu)
+        problem = c.dpg_conv_problem(
+            T=cu[-1], W=W, silu=silu, parts=1, Nseq=len(cu) - 1, cu=ctypes.addressof(at),
+            dtype=dtype,
+        )  # fmt: skip
+        problem.D[0] = D
+
+        def create(lib: Any, to: int, err: int) -> int:
+            return lib.dpg_conv_create(to, ctypes.addressof(problem), 0, 1, err)
+
+        made = Plan(place.kind, create, "dpg_conv_destroy")
+        made.workspace = made.lib.dpg_conv_workspace_bytes(made.handle)
+        return made
+
+    return plan(("conv", place.key, cu, D, W, silu, dtype), place.capturing, make)
+
+
+def _conv_call(
+    x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None, silu: int, backward: bool, **others: Tensor,
+) -> None:  # fmt: skip
+    place = Place(x)
+    cu = bounds(cu_seqlens, cu_seqlens_cpu, x.shape[0], x.shape[1])
+    p = _conv_plan(place, x, weight.shape[1], silu, cu)
+    at = {n: _at(t) for n, t in others.items()}
+    t = c.dpg_conv_tensors(x=_at(x), w=_at(weight), bias=_at(bias), **at)
+    workspace, room = place.bytes(p.workspace)
+    run = p.lib.dpg_conv_backward if backward else p.lib.dpg_conv_forward
+    p.run(run, ctypes.addressof(t), room, None, place.stream)
+
+
+def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    x, weight, bias = map(_ready, (x, weight, bias))
+    y = torch.empty_like(x)
+    _conv_call(x, weight, bias, *rest, backward=False, y=y)
+    return y
+
+
+def _conv_backward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *settings, dy = rest
+    x, weight, bias, dy = map(_ready, (x, weight, bias, dy))
+    dx, dw, dbias = torch.empty_like(x), torch.empty_like(weight), _like(bias, weight)
+    _conv_call(x, weight, bias, *settings, backward=True, dy=dy, dx=dx, dw=dw, dbias=dbias)
+    return dx, dw, dbias
+
+
+def _fake_conv(x: Tensor, *_: Any) -> Tensor:
+    return _like(x, x)
+
+
+def _fake_conv_backward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    return _like(x, x), _like(weight, weight), _like(bias, weight)
+
+
+def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.silu = inputs[5]
+
+
+def _differentiate_conv(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    saved = ctx.saved_tensors
+    dx, dw, dbias = torch.ops.deltaproof.conv_backward(*saved, ctx.silu, dy)
+    return dx, dw, None if saved[2] is None else dbias, None, None, None
+
+
+for _name, _run, _fake in (
+    ("chunk", _chunk, _fake_chunk),
+    ("chunk_backward", _chunk_backward, _fake_chunk_backward),
+    ("decode", _decode, _fake_decode),
+    ("conv", _conv, _fake_conv),
+    ("conv_backward", _conv_backward, _fake_conv_backward),
+):
+    for _kind in ("CPU", "CUDA"):
+        _lib.impl(_name, _run, _kind)
+    torch.library.register_fake(f"deltaproof::{_name}", _fake, lib=_lib)
+torch.library.register_autograd(
+    "deltaproof::chunk", _differentiate_chunk, setup_context=_setup_chunk, lib=_lib
+)
+torch.library.register_autograd(
+    "deltaproof::conv", _differentiate_conv, setup_context=_setup_conv, lib=_lib
+)

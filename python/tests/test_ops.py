@@ -1,0 +1,388 @@
+"""deltaproof.ops on tensors of the CPU: the kernels translated for it, the functions of PyTorch
+around them. DELTAPROOF_OPS_DEVICE=cuda: on a device. Skipped where PyTorch or the library is not
+there."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import deltaproof
+import fla_signatures
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+try:
+    from deltaproof import ops
+    from deltaproof.ops import kernels, plans
+
+    DEVICE = os.environ.get("DELTAPROOF_OPS_DEVICE", "cpu")
+    kernels.library(DEVICE)
+except ImportError as no:
+    pytest.skip(str(no), allow_module_level=True)
+on_a_device = pytest.mark.skipif(DEVICE == "cpu", reason="of CUDA alone: DELTAPROOF_OPS_DEVICE")
+
+Inputs = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def device() -> Any:
+    torch.backends.cudnn.allow_tf32 = False
+    with torch.device(DEVICE):
+        yield DEVICE
+
+
+def unit(*shape: int) -> Any:
+    return torch.nn.functional.normalize(torch.randn(*shape), dim=-1)
+
+
+def inputs(*, B: int = 1, T: int = 40, H: int = 1, HV: int = 2, K: int = 32, V: int = 16) -> Inputs:
+    torch.manual_seed(7)
+    q, k, v = torch.randn(B, T, H, K), unit(B, T, H, K), torch.randn(B, T, HV, V)
+    return {"q": q, "k": k, "v": v, "g": -torch.rand(B, T, HV, K), "beta": torch.rand(B, T, HV)}
+
+
+def of_model(name: str) -> tuple[Callable[..., Any], Inputs]:
+    """A function and what it takes."""
+    x = inputs()
+    T, HV, K, V = 40, 2, 32, 16
+    if name in ("kda", "kda-tokens"):
+        return (ops.chunk_kda if name == "kda" else ops.fused_recurrent_kda), x
+    if name == "mkda":
+        keys = {"k": unit(1, T, 1, 2, K), "v": torch.randn(1, T, HV, 2, V)}
+        return ops.chunk_mkda, x | keys | {"beta": torch.rand(1, T, HV, 2) / 2}
+    one_gate = {"g": x["g"][..., 0].contiguous()}
+    if name == "gdn":
+        return ops.chunk_gated_delta_rule, x | one_gate
+    beta = x.pop("beta")
+    x |= {"q": torch.randn(1, T, HV, K), "k": unit(1, T, HV, K)}
+    if name == "gdn2":
+        return ops.chunk_gdn2, x | {"b": torch.rand(1, T, HV, K), "w": torch.rand(1, T, HV, V)}
+    if name == "gla":
+        return ops.chunk_gla, x
+    if name == "ssd":
+        return ops.chunk_simple_gla, x | one_gate
+    if name == "dplr":
+        u = unit(1, T, HV, K)
+
+        def dplr(q: Any, k: Any, v: Any, g: Any, lr_a: Any, lr_b: Any) -> Any:
+            return ops.chunk_dplr_delta_rule(q, k, v, lr_a, lr_b, g)
+
+        return dplr, x | {"lr_a": -u, "lr_b": u * torch.rand(1, T, HV, 1)}
+
+    def product(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        return ops.chunk_gated_delta_product(q, k, v, g, beta, 2)
+
+    two = {"k": unit(1, 2 * T, HV, K), "v": torch.randn(1, 2 * T, HV, V)}
+    return product, x | one_gate | two | {"beta": beta.repeat_interleave(2, 1)}
+
+
+@pytest.mark.parametrize(
+    "name", ["kda", "kda-tokens", "gdn", "mkda", "gdn2", "gla", "ssd", "dplr", "product"]
+)
+def test_each_function_and_its_gradients_are_judged_right(name: str) -> None:
+    fn, x = of_model(name)
+    form = "none" if name in ("gla", "ssd") else "plain"
+    said = {"base": "fp32", "gate": "log", "beta": form, "l2norm": False}
+    if name in ("dplr", "gdn2"):
+        said.pop("beta")
+    found = deltaproof.judge_autograd(fn, x, **said)
+    assert found.passed, found.text
+    assert "dk" in found.tensors and "dg" in found.tensors
+
+
+def test_bf16_is_judged_right_by_bf16() -> None:
+    x = inputs(V=32)
+    x |= {n: x[n].bfloat16() for n in ("q", "k", "v")}
+    said = {"base": "bf16", "gate": "log", "beta": "plain", "l2norm": False}
+    assert deltaproof.judge_autograd(ops.chunk_kda, x, **said).passed
+
+
+def test_gate_beta_and_norm_in_the_kernel_are_judged_right() -> None:
+    x = inputs()
+    x["beta"] = torch.randn(1, 40, 2)
+    x |= {"A_log": torch.randn(2), "dt_bias": torch.randn(2, 32), "g": torch.randn(1, 40, 2, 32)}
+    said = {"base": "fp32", "beta": "sigmoid2", "l2norm": True}
+    every: Inputs = {
+        "use_gate_in_kernel": True,
+        "use_qk_l2norm_in_kernel": True,
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+    }
+    for gate, more in (("softplus", {}), ("lower_bound", {"lower_bound": -5.0})):
+        safe = {"safe_gate": True} | more if more else {}
+        found = deltaproof.judge_autograd(
+            lambda safe=safe, **a: ops.chunk_kda(**a, **every, **safe), x, gate=gate, **said, **more
+        )
+        assert found.passed, found.text
+
+
+def test_signatures_are_those_of_fla() -> None:
+    table = Path(__file__).with_name("fla_signatures.txt").read_text(encoding="utf-8").splitlines()
+    for line in table:
+        name, theirs = line.split(" ", 1)
+        ours = [
+            p.replace(annotation=inspect.Parameter.empty)
+            for p in inspect.signature(getattr(ops, name)).parameters.values()
+        ]
+        text = ", ".join(str(p) for p in ours)
+        assert text == theirs.replace('"', "'"), name
+    assert len(table) == sum(map(len, fla_signatures.FILES.values()))
+
+
+def states(x: Inputs, n: int) -> Any:
+    return torch.randn(n, x["v"].shape[2], x["q"].shape[3], x["v"].shape[3])
+
+
+def test_packed_sequences_are_those_alone_and_an_empty_one_keeps_its_state() -> None:
+    x = inputs(T=30)
+    s0 = states(x, 3).requires_grad_()
+    cu = torch.tensor([0, 7, 7, 30])
+    o, s = ops.chunk_kda(**x, initial_state=s0, output_final_state=True, cu_seqlens=cu)
+    for n, (a, b) in enumerate(((0, 7), (7, 30))):
+        part = {m: y[:, a:b] for m, y in x.items()}
+        alone, end = ops.chunk_kda(
+            **part, initial_state=s0[2 * n : 2 * n + 1], output_final_state=True
+        )
+        assert torch.equal(o[:, a:b], alone) and torch.equal(s[2 * n], end[0])
+    assert torch.equal(s[1], s0[1])
+    s.sum().backward()
+    assert torch.equal(s0.grad[1], torch.ones_like(s0[1]))
+
+
+def test_a_state_with_v_first_is_the_same_one_turned() -> None:
+    x = inputs()
+    s0 = states(x, 1)
+    o, s = ops.chunk_kda(**x, initial_state=s0, output_final_state=True)
+    turned = s0.transpose(-1, -2).contiguous()
+    o2, s2 = ops.chunk_kda(**x, initial_state=turned, output_final_state=True, state_v_first=True)
+    assert torch.equal(o, o2) and torch.equal(s, s2.transpose(-1, -2))
+    few = {n: y[:, :3] for n, y in x.items()} | {"v": torch.randn(1, 3, 2, 32)}
+    s0 = torch.randn(1, 2, 32, 32)
+    o, s = ops.fused_recurrent_kda(**few, initial_state=s0, output_final_state=True)
+    turned = s0.transpose(-1, -2)
+    o2, s2 = ops.fused_recurrent_kda(
+        **few, initial_state=turned, output_final_state=True, state_v_first=True
+    )
+    torch.testing.assert_close((o, s), (o2, s2.transpose(-1, -2)), rtol=2e-6, atol=2e-6)
+
+
+def test_views_are_taken_as_their_copies() -> None:
+    x = inputs()
+    wide = torch.randn(1, 40, 67)
+    q, k = wide[..., 1:33].unsqueeze(2), wide[..., 33:65].unsqueeze(2)
+    x |= {"q": q, "k": k}
+    own = x | {"q": q.contiguous(), "k": k.contiguous()}
+    norm = {"use_qk_l2norm_in_kernel": True}
+    assert torch.equal(ops.chunk_kda(**x, **norm)[0], ops.chunk_kda(**own, **norm)[0])
+
+
+def test_what_is_wrong_is_named_and_what_is_not_served_says_why() -> None:
+    x = inputs()
+    wrong: list[tuple[str, Inputs]] = [
+        ("k", {"k": x["k"][:, 1:]}),
+        ("v", {"v": x["v"][..., 0]}),
+        ("g", {"g": x["g"][..., 0]}),
+        ("beta", {"beta": x["beta"][..., :1]}),
+        ("q", {"q": x["q"][0]}),
+        ("k", {"k": x["k"].bfloat16()}),
+        ("beta", {"beta": x["beta"].long()}),
+        ("beta", {"beta": x["beta"].to("meta")}),
+        ("initial_state", {"initial_state": states(x, 2)}),
+        ("cu_seqlens", {"cu_seqlens": torch.tensor([0, 50])}),
+        ("cu_seqlens", {"cu_seqlens": torch.tensor([0.0, 40.0])}),
+        ("A_log", {"use_gate_in_kernel": True}),
+        ("lower_bound", {"use_gate_in_kernel": True, "safe_gate": True, "A_log": torch.ones(2)}),
+        ("dt_bias", {"use_gate_in_kernel": True, "A_log": torch.ones(2), "dt_bias": torch.ones(3)}),
+        ("allow_neg_eigval", {"allow_neg_eigval": True}),
+        ("chunk_size", {"chunk_size": 48}),
+    ]
+    for name, change in wrong:
+        with pytest.raises(ValueError, match=f"^{name}: "):
+            ops.chunk_kda(**{**x, **change})
+    half = {n: x[n].half() for n in ("q", "k", "v")}
+    for change in (
+        half,
+        {"return_intermediate_states": True},
+        {"cp_context": object()},
+        {"q": x["q"][..., :17], "k": x["k"][..., :17], "g": x["g"][..., :17]},
+    ):
+        with pytest.raises(NotImplementedError, match=r"deltaproof.ops: .*"):
+            ops.chunk_kda(**{**x, **change})
+    with pytest.raises(TypeError, match="unexpected argument 'surprise'"):
+        ops.chunk_kda(**x, surprise=1)
+
+
+def test_autocast_makes_types_one() -> None:
+    x = inputs(V=32)
+    x["q"] = x["q"].bfloat16()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        o, _ = ops.chunk_kda(**x)
+    assert o.dtype == torch.bfloat16
+
+
+def test_gate_and_beta_of_two_types_are_taken() -> None:
+    x = inputs()
+    x["beta"] = x["beta"].bfloat16().requires_grad_()
+    o, _ = ops.chunk_kda(**x)
+    assert torch.equal(o, ops.chunk_kda(**x | {"beta": x["beta"].float()})[0])
+    o.sum().backward()
+    assert x["beta"].grad.dtype == torch.bfloat16
+
+
+def test_a_step_and_drafts_write_their_slots_and_no_other() -> None:
+    x = inputs(B=3, T=3, V=32)
+    pool = torch.randn(12, 2, 32, 32)
+    was, slots = pool.clone(), torch.tensor([[4, 1, 2], [0, 7, 5], [-1, -1, -1]])
+    accepted = torch.tensor([1, 3, 1])
+    o, same = ops.fused_recurrent_kda(
+        **x, initial_state=pool, ssm_state_indices=slots, num_accepted_tokens=accepted
+    )
+    assert same is pool
+    start = torch.stack([was[4], was[5], torch.zeros_like(was[0])])
+    right, end = ops.fused_recurrent_kda(**x, initial_state=start, output_final_state=True)
+    assert torch.equal(o[:2], right[:2]) and o[2].abs().max() == 0
+    assert torch.equal(pool[2], end[0]) and torch.equal(pool[5], end[1])
+    others = [3, 6, 8, 9, 10, 11]
+    assert torch.equal(pool[others], was[others])
+
+
+def test_requests_of_several_lengths_are_those_alone() -> None:
+    x = inputs(T=9, V=32)
+    pool, cu, slots = torch.randn(6, 2, 32, 32), [0, 3, 4, 9], [4, 1, 2]
+    was, gate = pool.clone(), {"use_gate_in_kernel": True, "A_log": torch.zeros(2)}
+    o, _ = ops.fused_recurrent_kda(
+        **x,
+        **gate,
+        initial_state=pool,
+        ssm_state_indices=torch.tensor(slots),
+        cu_seqlens=torch.tensor(cu),
+    )
+    for n, slot in enumerate(slots):
+        part = {m: y[:, cu[n] : cu[n + 1]] for m, y in x.items()}
+        alone, end = ops.fused_recurrent_kda(
+            **part, **gate, initial_state=was[slot : slot + 1], output_final_state=True
+        )
+        assert torch.equal(o[:, cu[n] : cu[n + 1]], alone) and torch.equal(pool[slot], end[0])
+
+
+def test_the_recurrence_of_gdn_takes_either_gate_or_none() -> None:
+    x = inputs(T=4, V=32)
+    g, both = x.pop("g"), {"output_final_state": True}
+    one = ops.fused_recurrent_gated_delta_rule(**x, gk=g, **both)
+    two = ops.fused_recurrent_kda(**x, g=g, **both)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    none = ops.fused_recurrent_gated_delta_rule(**x)[0]
+    zeros = ops.fused_recurrent_gated_delta_rule(**x, g=torch.zeros(1, 4, 2))[0]
+    assert torch.equal(none, zeros)
+    with pytest.raises(NotImplementedError, match="gv"):
+        ops.fused_recurrent_gated_delta_rule(**x, gv=x["v"])
+
+
+def convolved(x: Any, w: Any, b: Any, before: Any, residual: Any) -> tuple[Any, Any]:
+    """By PyTorch: y and the last rows."""
+    rows = x.transpose(1, 2)
+    rows = torch.cat([torch.zeros(2, 6, 4) if before is None else before, rows], -1)
+    y = torch.nn.functional.conv1d(rows[..., 1:], w[:, None], b, groups=6)
+    return torch.nn.functional.silu(y).transpose(1, 2) + residual, rows[..., -4:]
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_the_convolution_and_its_gradients_are_pytorch_s(first: bool) -> None:
+    torch.manual_seed(3)
+    x, w, b, r = (torch.randn(*s) for s in ((2, 11, 6), (6, 4), (6,), (2, 11, 6)))
+    before = torch.randn(2, 6, 4) if first else None
+    leaves = [t.requires_grad_() for t in (x, w, b, r, before) if t is not None]
+    ours = ops.causal_conv1d(x, w, b, r, before, True, "silu")
+    theirs = convolved(x, w, b, before, r)
+    grads = [torch.autograd.grad(y.sin().sum() + s.cos().sum(), leaves) for y, s in (ours, theirs)]
+    for a, c in (((*ours, *grads[0]), (*theirs, *grads[1])),):
+        for one, other in zip(a, c, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_compile_whole_and_keep_their_bits() -> None:
+    x = {n: y.requires_grad_() for n, y in inputs().items()}
+    leaves = list(x.values())
+
+    def step(*given: Any) -> Any:
+        o, s = ops.chunk_kda(*given, use_qk_l2norm_in_kernel=True, output_final_state=True)
+        return o.sin().sum() + s.sum()
+
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    own, made = (torch.autograd.grad(f(*leaves), leaves) for f in (step, compiled))
+    assert all(torch.equal(a, b) for a, b in zip(own, made, strict=True))
+
+
+def test_operators_are_registered_as_pytorch_asks() -> None:
+    x = inputs()
+    how = [1, 1, 0, 0, 0, 0, 0, 1]
+    every = (*x.values(), None, None, None, None, None, None, 0.2, 0.0, how)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.deltaproof.chunk, every, test_utils=tests)
+    more = (torch.randn(1, 9, 6), torch.randn(6, 4), torch.randn(6), None, None, 1)
+    torch.library.opcheck(torch.ops.deltaproof.conv, more, test_utils=tests)
+
+
+def test_plans_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops.clear_plans()
+    monkeypatch.setattr(plans, "PLANS", 3)
+    x = inputs()
+    for T in (5, 6, 7, 8, 5):
+        ops.chunk_kda(**{n: y[:, :T] for n, y in x.items()})
+    assert [k[2][-1] for k in plans._plans] == [7, 8, 5]
+    ops.chunk_kda(**{n: y[:, :7] for n, y in x.items()})
+    assert [k[2][-1] for k in plans._plans] == [8, 5, 7]
+
+
+@on_a_device
+def test_a_graph_of_both_ways_gives_the_bits_of_calls() -> None:
+    x = {n: y.requires_grad_() for n, y in inputs(T=300, K=64, V=64).items()}
+    leaves, cu = list(x.values()), torch.tensor([0, 100, 300])
+    host = cu.cpu()
+
+    def step() -> Any:
+        o, s = ops.chunk_kda(*leaves, cu_seqlens=cu, cu_seqlens_cpu=host, output_final_state=True)
+        return o, *torch.autograd.grad(o.sin().sum() + s.sum(), leaves)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        own = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        made = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(own, made, strict=True))
+
+
+@on_a_device
+def test_a_cached_call_waits_for_nothing_and_takes_bounds_on_either_device() -> None:
+    x = inputs(T=300, K=64, V=64)
+    cu = torch.tensor([0, 100, 300])
+    on_host = cu.cpu()
+    first = ops.chunk_kda(**x, cu_seqlens=cu)[0]
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        again = ops.chunk_kda(**x, cu_seqlens=cu)[0]
+        host = ops.chunk_kda(**x, cu_seqlens=cu.clone(), cu_seqlens_cpu=on_host)[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again) and torch.equal(first, host)
+
+
+@on_a_device
+def test_the_fast_path_is_judged_right_in_bf16() -> None:
+    x = inputs(T=300, K=128, V=128, H=2, HV=4)
+    x |= {n: x[n].bfloat16() for n in ("q", "k", "v")}
+    said = {"base": "bf16", "gate": "log", "beta": "plain", "l2norm": False}
+    found = deltaproof.judge_autograd(ops.chunk_kda, x, **said)
+    assert found.passed, found.text
+    one_gate = x | {"g": x["g"][..., 0].contiguous()}
+    found = deltaproof.judge_autograd(ops.chunk_gated_delta_rule, one_gate, **said)
+    assert found.passed, found.text
