@@ -15,6 +15,8 @@ import re
 import signal
 import sys
 import traceback
+from types import FrameType
+from typing import NoReturn
 
 # Where this program's own modules are: -I leaves that out.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -61,8 +63,17 @@ def make(folder: str) -> int:
     return 0
 
 
+def end(number: int, _: FrameType | None) -> NoReturn:
+    """What is being written is removed; a second signal does not come in between."""
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda *_: None)
+    sys.exit(128 + number)
+
+
 def main(argv: list[str]) -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is being written is removed
+    for s in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(s) != signal.SIG_IGN:
+            signal.signal(s, end)
     if len(argv) != 2 or argv[1].startswith("-"):
         asked = argv[1:] in (["-h"], ["--help"])
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
@@ -74,8 +85,6 @@ def main(argv: list[str]) -> int:
         return make(folder)
     except ImportError as e:
         many.say_missing("report", e)
-    except KeyboardInterrupt:
-        return 130
     except Exception as e:  # a record that the checks of read/ should have refused
         at = traceback.extract_tb(e.__traceback__)[-1]
         print(

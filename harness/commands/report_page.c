@@ -12,9 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In the child: becomes the script. */
+/* In the child: becomes the script, which ends with this program. Ctrl-C is this program's: an
+ * interpreter that starts, or imports, would answer it with a traceback. */
 static void become_script(const char *python, const char *script, const char *folder) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
+    signal(SIGINT, SIG_IGN);
     execlp(python, python, DP_PYTHON_ISOLATED, script, folder, (char *)NULL);
     fprintf(stderr, "deltaproof: cannot start %s: %s\n", python, strerror(errno));
     _exit(2);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void check_page(const char *dir, const char *page) {
     const int s =
@@ -76,4 +77,25 @@ DP_TEST(attacks_report, changed_records_are_refused_or_become_a_page) {
                  "--seeds '' --keep kept",
                  gt_cases()),
            0, "4 of 4 faults found, 0 findings");
+}
+
+/* Whatever a signal meets while figures are drawn: the program ends, and nothing of it stays that
+ * would hold its stderr. Told by a variable in the environment of all that it starts. */
+DP_TEST(attacks_report, nothing_stays_of_a_page_that_was_interrupted) {
+    static const char *const kill[] = {"-INT -$p", "-INT $p", "-TERM $p", "-KILL $p"};
+    static const char *const after[] = {"0.6", "0.9", "1.2"};
+    const char *dir = strdup(at_dir("interrupted"));
+    at_write(at_text("%s/results.json", dir), AT_RECORD);
+    for (int i = 0; i < 8; i++)
+        EXPECT(
+            at_sh(dir, 20,
+                  "export AT_MARK=%d-%d; setsid $P report . >out 2>&1 & p=$!; sleep %s; "
+                  "kill %s 2>/dev/null; wait $p 2>/dev/null; grep -c Traceback out; "
+                  "for n in 1 2 3 4 5 6 7 8 9; do left=$(for f in $(grep -lsz ^AT_MARK=$AT_MARK$ "
+                  "/proc/[0-9]*/environ); do cat ${f%%environ}cmdline 2>/dev/null | tr '\\0' ' ' "
+                  "| grep 'report \\|report.py'; done); [ -z \"$left\" ] && break; sleep 0.2; "
+                  "done; echo $left done",
+                  (int)getpid(), i, after[i % 3], kill[i % 4]),
+            0, "0\ndone\n");
+    free((char *)dir);
 }

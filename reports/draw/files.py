@@ -1,15 +1,13 @@
 """Draws the figures in parallel, writes each as PNG and PDF and shortens its SVG for the page."""
 
 import io
-import multiprocessing
 import os
 import re
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from draw import forks
 from draw.plot import Plot
 from draw.plots import plots
 from draw.style import plt
@@ -17,35 +15,28 @@ from read import files
 from read.record import Record
 
 PNG_DPI = 180
-_plots: list[Plot] = []  # of this run: workers inherit record and closures over the fork
 
 
 def draw_all(rec: Record, folder: str) -> list[tuple[Plot, Any]]:
     """[(plot, what the page shows: its tables, or its picture as SVG)]"""
-    _plots[:] = plots(rec)
+    all_plots = plots(rec)
     os.makedirs(folder, exist_ok=True)
-    jobs = [(i, folder) for i in range(len(_plots))]
-    workers = min(len(jobs), os.cpu_count() or 1, 8)
-    if workers < 2:
-        return list(zip(_plots, map(_draw, jobs), strict=True))
-    fork = multiprocessing.get_context("fork")
-    try:
-        with ProcessPoolExecutor(workers, mp_context=fork) as pool:
-            return list(zip(_plots, pool.map(_draw, jobs), strict=True))
-    except BrokenProcessPool:  # a worker was killed: a multiprocessing.Pool would wait for ever
-        return list(zip(_plots, map(_draw, jobs), strict=True))
+    workers = min(len(all_plots), os.cpu_count() or 1, 8)
+    drawn = forks.results(workers if workers > 1 else 0, all_plots, _draw)
+    for plot, (png, pdf, _) in zip(all_plots, drawn, strict=True):
+        files.write(os.path.join(folder, plot.name + ".png"), png)
+        files.write(os.path.join(folder, plot.name + ".pdf"), pdf)
+    return [(plot, shown) for plot, (_, _, shown) in zip(all_plots, drawn, strict=True)]
 
 
-def _draw(job: tuple[int, str]) -> Any:
-    plot, folder = _plots[job[0]], job[1]
+def _draw(plot: Plot) -> tuple[bytes, bytes, Any]:
+    """(PNG, PDF, what the page shows)"""
     fig = plot.draw()
-    stem = os.path.join(folder, plot.name)
-    files.write(stem + ".png", saved(fig, "png", dpi=PNG_DPI))
-    about = {"CreationDate": None, "Title": plot.title}
-    files.write(stem + ".pdf", saved(fig, "pdf", metadata=about))
+    png = saved(fig, "png", dpi=PNG_DPI)
+    pdf = saved(fig, "pdf", metadata={"CreationDate": None, "Title": plot.title})
     shown = plot.table() if plot.table else svg(fig)
     plt.close(fig)
-    return shown
+    return png, pdf, shown
 
 
 def saved(fig: Figure, kind: str, **options: Any) -> bytes:
