@@ -14,6 +14,7 @@
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 typedef struct {
@@ -147,15 +148,22 @@ static void print_judged(const dp_case *c, const dp_run *r, FILE *table) {
     if (r->bits.npoint) fprintf(table, "bits: %s\n", r->bits.says);
 }
 
-static void say_fit(const char *text, void *table) {
-    fprintf(table, "fits: %s\n", text);
-    fflush(table);
+typedef struct {
+    FILE *table;
+    char all[600]; /* for the record, which is written afterwards */
+} fits;
+static void say_fit(const char *text, void *arg) {
+    fits *x = arg;
+    const size_t n = strlen(x->all);
+    fprintf(x->table, "fits: %s\n", text);
+    fflush(x->table);
+    snprintf(x->all + n, sizeof x->all - n, "%s%s", n > 5 ? "; " : "", text);
 }
 
 /* Where a tensor failed: which common mistake would explain it; where all passed: a claim that says
  * more. */
-static void say_why(const options *o, const dp_judge_options *q, const dp_case *c,
-                    const dp_run *r) {
+static void say_why(options *o, const dp_judge_options *q, const dp_case *c, const dp_run *r,
+                    fits *said) {
     FILE *table = dp_options_table(&o->of);
     dp_hypotheses_count n = {0};
     char claim[300];
@@ -163,7 +171,11 @@ static void say_why(const options *o, const dp_judge_options *q, const dp_case *
         fprintf(table, "tighter claim: %s\n", claim);
     if (r->verdict != DP_FAIL) return;
     fflush(table);
-    if (o->why_s > 0) n = dp_hypotheses(q, c, r, o->why_s, say_fit, table);
+    said->table = table;
+    snprintf(said->all, sizeof said->all, "fits=");
+    if (o->why_s > 0) n = dp_hypotheses(q, c, r, o->why_s, say_fit, said);
+    dp_provenance *p = &o->of.provenance;
+    if (n.fit && p->nnote < DP_MAX_NOTES) p->note[p->nnote++] = said->all;
     if (n.left)
         fprintf(table, "of %d common mistakes %d were tried in %g s (--why SECONDS), %d fit\n",
                 n.tried + n.left, n.tried, o->why_s, n.fit);
@@ -179,6 +191,7 @@ static int judge(options *o, const char *command) {
     dp_record rec = {
         .runs = &runs, .cases = cases, .command = command, .provenance = &o->of.provenance};
     const dp_judge_options q = request(o);
+    fits said = {0};
     const double t0 = dp_now();
     dp_provenance_file(&o->of.provenance, "inputs", q.inputs);
     dp_provenance_file(&o->of.provenance, "outputs", q.outputs);
@@ -188,7 +201,7 @@ static int judge(options *o, const char *command) {
     } else {
         rec.ncase = 1;
         print_judged(&c, &runs.run[0], dp_options_table(&o->of));
-        say_why(o, &q, &c, &runs.run[0]);
+        say_why(o, &q, &c, &runs.run[0], &said);
     }
     rec.seconds = dp_now() - t0;
     const int rc = dp_record_finish(&o->of, &rec);

@@ -122,6 +122,28 @@ static void write_pooled(const dp_record *rec, FILE *f) {
     }
 }
 
+/* Runs that were not judged, by their reason; a run without one does not count. */
+static void write_not_judged(const dp_runs *runs, FILE *f) {
+    int any = 0;
+    for (int i = 0; i < runs->n; i++) {
+        const dp_run *r = &runs->run[i];
+        int n = 0, before = 0;
+        if ((r->verdict != DP_SKIPPED && r->verdict != DP_UNJUDGED) || !r->why[0]) continue;
+        for (int k = 0; k < runs->n; k++) {
+            const dp_run *x = &runs->run[k];
+            if (x->verdict != r->verdict || strcmp(x->why, r->why)) continue;
+            before += k < i;
+            n++;
+        }
+        if (before) continue;
+        if (!any++) fputs("\n| not judged | runs | first of them | why |\n|---|---|---|---|\n", f);
+        fprintf(f, "| %s | %d | ", dp_verdict_names[r->verdict], n);
+        cell(f, r->id);
+        cell(f, r->why);
+        fputc('\n', f);
+    }
+}
+
 void dp_write_summary(const dp_record *rec, FILE *f) {
     const dp_runs *runs = rec->runs;
     int totals[DP_NVERDICTS];
@@ -142,5 +164,6 @@ void dp_write_summary(const dp_record *rec, FILE *f) {
         fputc('\n', f);
     }
     write_pooled(rec, f);
+    write_not_judged(runs, f);
     free(causes);
 }

@@ -19,6 +19,28 @@ static const dp_judgement *closest_to_bound(const dp_run *r) {
     return worst;
 }
 
+/* The common error of a whole tensor, over its norm, from which on it would surely have failed; NAN:
+ * not known. */
+static double sees(const dp_judgement *t) {
+    const double drawn = t->expected.at[DP_LEVEL_TENSOR].limit * t->expected.expected;
+    const double expected = isnan(t->expected.excess) ? NAN : drawn;
+    return fmin(expected, t->bound); /* of a number and NAN the number */
+}
+
+/* The tensor that would have hidden the largest error. */
+static void put_power(const dp_run *r, FILE *f) {
+    const dp_judgement *weakest = NULL;
+    double most = 0;
+    for (int i = 0; i < r->ntensor && !r->exact; i++) {
+        const double x = sees(&r->tensor[i]);
+        if (r->tensor[i].verdict != DP_PASS || !(x > most)) continue;
+        most = x;
+        weakest = &r->tensor[i];
+    }
+    if (weakest)
+        fprintf(f, "  weakest: %s, an error of %.2g of it would be seen", weakest->name, most);
+}
+
 static void print_verdict(dp_verdict v, FILE *f) {
     static const dp_paint paint[DP_NVERDICTS] = {
         [DP_PASS] = DP_GOOD, [DP_FAIL] = DP_BAD, [DP_UNJUDGED] = DP_DOUBTFUL};
@@ -44,7 +66,10 @@ static void put_run(const void *x, FILE *f) {
     const dp_judgement *first = r->ntensor ? &r->tensor[0] : NULL, *worst = closest_to_bound(r);
     fprintf(f, "%s", r->id);
     if (first) fprintf(f, "  %s %.3g", first->name, first->rel_fro);
-    if (worst) fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
+    if (r->verdict == DP_PASS)
+        put_power(r, f);
+    else if (worst)
+        fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
     if (r->why[0]) fprintf(f, "  (%s)", r->why);
     if (r->fault && r->hit && !memchr(r->hit, 1, (size_t)r->nhit))
         fprintf(f, "  (the fault acts nowhere here)");

@@ -39,5 +39,5 @@ void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size) {
 }
 
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) {
-    return dp_json_write(dp_schema_write(&dp_record_schema, r), path, 17, e);
+    return dp_json_write_compact(dp_schema_write(&dp_record_schema, r), path, e);
 }

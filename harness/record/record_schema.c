@@ -9,6 +9,7 @@
 #include <mpfr.h>
 #include <omp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -62,8 +63,11 @@ static const dp_record_field EXPECTED[] = {
     {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where",
      MEMBER(dp_levels_result, level)}};
 
+/* Of an error within its limits the level nearest to its own says it all. */
 static const void *level_at(const void *x, int i) {
-    const dp_level_result *r = &((const dp_levels_result *)x)->at[i];
+    const dp_levels_result *all = x;
+    const dp_level_result *r = &all->at[i];
+    if (all->excess <= 1 && i != (int)all->level) return NULL;
     return isnan(r->ratio) && isnan(r->limit) ? NULL : r;
 }
 static const dp_object_schema EXPECTED_OBJECT = {.name = "expected",
@@ -114,25 +118,44 @@ static const dp_record_field WINDOWS[] = {
      GET(window_errors)}};
 static const dp_object_schema WINDOWS_OBJECT = OBJECT("windows", WINDOWS);
 
+/* An error of many along an axis, of which a picture is made. */
+static double five_digits(double x) {
+    char text[40];
+    snprintf(text, sizeof text, "%.5g", x);
+    return strtod(text, NULL);
+}
+
+static json_t *errors_along(const double *x, int n) {
+    double *y = dp_calloc((size_t)n + 1, sizeof *y);
+    for (int i = 0; i < n; i++)
+        y[i] = five_digits(x[i]);
+    json_t *a = dp_schema_numbers(y, n);
+    free(y);
+    return a;
+}
+
 static json_t *per_rank(const void *x) {
     const dp_judgement *t = x;
-    return dp_schema_numbers(t->per_rank, t->N);
+    return errors_along(t->per_rank, t->N);
 }
 static json_t *per_head(const void *x) {
     const dp_judgement *t = x;
     json_t *a = json_array();
     for (int r = 0; r < t->N; r++)
-        json_array_append_new(
-            a, dp_schema_numbers(t->heads ? t->per_head + r * t->heads : NULL, t->heads));
+        json_array_append_new(a,
+                              errors_along(t->heads ? t->per_head + r * t->heads : NULL, t->heads));
     return a;
 }
 static json_t *per_rank_ratio(const void *x) {
     const dp_judgement *t = x;
-    return dp_schema_numbers(t->per_rank_ratio, t->N);
+    return errors_along(t->per_rank_ratio, t->N);
 }
 static int has_worst(const void *x) { return ((const dp_judgement *)x)->worst.at.rank >= 0; }
 static int has_failed(const void *x) { return ((const dp_judgement *)x)->failed.at.rank >= 0; }
-static int has_windows(const void *x) { return ((const dp_judgement *)x)->nwindow > 0; }
+static int is_shown(const void *x) { return ((const dp_judgement *)x)->verdict != DP_PASS; }
+static int has_windows(const void *x) {
+    return is_shown(x) && ((const dp_judgement *)x)->nwindow > 0;
+}
 static int has_bound(const void *x) { return !isnan(((const dp_judgement *)x)->bound); }
 static int has_draws(const void *x) { return !isnan(((const dp_judgement *)x)->expected.excess); }
 static int has_before(const void *x) { return !isnan(((const dp_judgement *)x)->before.excess); }
@@ -149,11 +172,13 @@ static const dp_record_field TENSOR[] = {
     {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro)},
     {"per_rank", NUMBERS, WRITTEN, "the same rank by rank; null: the rank has none", GET(per_rank),
      .most = DP_RECORD_MAX_RANKS},
-    {"per_head", .kind = DP_KIND_ROWS, WRITTEN, "the same, [rank][head]", GET(per_head)},
+    {"per_head", .kind = DP_KIND_ROWS, .what = "the same, [rank][head], for all but pass",
+     GET(per_head), WHEN(is_shown)},
     {"worst_token", OF(WORST_OBJECT), .what = "row with the largest |err|_2 / rms row norm",
      WHEN(has_worst)},
     {"failed", OF(FAILED_OBJECT), .what = "the row that carries the failure", WHEN(has_failed)},
-    {"windows", OF(WINDOWS_OBJECT), .what = "errors along the tokens", WHEN(has_windows)},
+    {"windows", OF(WINDOWS_OBJECT), .what = "errors along the tokens, for all but pass",
+     WHEN(has_windows)},
     {"bound", NUMBER, .what = "bound / |want|_F", JUDGED(bound), WHEN(has_bound)},
     {"ratio", NUMBER, .what = "largest err / bound of a row", JUDGED(ratio), NONE, WHEN(has_bound)},
     {"per_rank_ratio", NUMBERS, .what = "the same rank by rank", GET(per_rank_ratio),

@@ -122,7 +122,7 @@ DP_TEST(program, record_and_page_name_the_command_that_made_them) {
              "%s/it*.json",
              gt_cases(), gt_tmpdir(), gt_tmpdir());
     CHECK(run(args) == 0 &&
-              strstr(out, "\"command\": \"deltaproof run t1 --ranks 1 --base fp32 --cases ") &&
+              strstr(out, "\"command\":\"deltaproof run t1 --ranks 1 --base fp32 --cases ") &&
               strstr(out, "/it is.json'\""),
           "%s", out);
 }

@@ -263,17 +263,24 @@ json_t *dp_json_text(const char *s) {
     return text;
 }
 
-dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e) {
+static dp_status write_json(json_t *o, const char *path, size_t flags, dp_err *e) {
     dp_output f;
     dp_status s = o ? dp_output_open(&f, path, e)
                     : dp_fail(e, DP_EINPUT, "%s: a text in it is not valid UTF-8", path);
     if (!s) {
-        const size_t flags = JSON_INDENT(1) | JSON_REAL_PRECISION((size_t)digits);
         const int bad = json_dumpf(o, f.f, flags) || fputc('\n', f.f) == EOF;
         s = dp_output_close(&f, bad, e);
     }
     json_decref(o);
     return s;
+}
+
+dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e) {
+    return write_json(o, path, JSON_INDENT(1) | JSON_REAL_PRECISION((size_t)digits), e);
+}
+
+dp_status dp_json_write_compact(json_t *o, const char *path, dp_err *e) {
+    return write_json(o, path, JSON_COMPACT | JSON_REAL_PRECISION(9), e);
 }
 
 dp_status dp_output_check(const char *path, dp_err *e) {

@@ -45,6 +45,8 @@ json_t *dp_json_text(const char *s);
 
 /* Consumes o. digits: of real numbers. DP_EINPUT: a text or number that JSON does not have. */
 dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e);
+/* The same in one line, real numbers with 9 digits: for what programs read. */
+dp_status dp_json_write_compact(json_t *o, const char *path, dp_err *e);
 
 /* Could a file be written there? To be asked before the work whose result it holds; it is tried.
  * NULL: yes. */

@@ -4,12 +4,12 @@ first."""
 from typing import Any
 
 from draw.strips import strips
-from read.record import Record, Run, Tensor
+from read.record import Case, Record, Run, Tensor
 from say.commands import again, wrong_stage
 from say.failures import failure
-from say.names import near, sci
-from say.rows import decided_by, numbers_of_row, place_text
-from say.verdicts import over_limit, place, severity, worst_rank
+from say.names import near, sci, whole
+from say.rows import decided_by, numbers_of_row, place_text, shape
+from say.verdicts import over_limit, place, relative_limit, severity, worst_rank
 
 CARDS, ALIKE = 12, 12
 
@@ -54,9 +54,15 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
         "run": run,
         "tensor": t,
         "at": _where(t, run) if t else "",
-        "says": failure(run),
+        "says": failure(run, t),
         "numbers": _numbers(t) if t else [],
         "strips": strips(t, case) if t else [],
+        "profiles": [
+            {"name": x["name"], "strips": strips(x, case), "begins": _begins(x)} for x in others
+        ],
+        "begins": _begins(t) if t else "",
+        "settings": _settings(run, case),
+        "fits": ((rec.provenance.get("notes") or {}).get("fits") or "").split("; "),
         "others": ", ".join(f"{x['name']} ({near(over_limit(x))})" for x in others),
         "warnings": case.get("warnings") or [],
         "again": again(rec, run),
@@ -65,6 +71,28 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
         "more": max(len(runs) - 1 - ALIKE, 0),
         "case": list(rec.cases).index(run["case"]),
     }
+
+
+def _begins(t: Tensor) -> str:
+    """From which tokens on the error is beyond its limit, and over how many of them; "" where the
+    record has no errors along tokens."""
+    windows, limit = t.get("windows"), relative_limit(t, "window")
+    if not windows or (limit is None and t.get("tier") != "exact"):
+        return ""
+    size, errors = windows["size"], windows["rel"]
+    over = [i for i, x in enumerate(errors) if x is not None and not x <= (limit or 0.0)]
+    if not over:
+        return ""
+    first, last = over[0] * size, (over[0] + 1) * size - 1
+    return (
+        f"{t['name']} is first beyond its limit at tokens {whole(first)} to {whole(last)}, "
+        f"in {whole(len(over))} of {whole(len(errors))} windows of {size} tokens"
+    )
+
+
+def _settings(run: Run, case: Case) -> list[tuple[str, str]]:
+    policy = [(k, str(v)) for k, v in run["policy"].items() if v]
+    return [("op", case["op"]), ("shape", shape(case)), ("ranks", whole(run["ranks"])), *policy]
 
 
 def _where(t: Tensor, run: Run) -> str:

@@ -48,6 +48,7 @@ def page(
 ) -> str:
     css, script = own_text("page.css") + Markup(shades()), own_text("page.js")
     cards, more_kinds = failing(rec)
+    said = findings_section(rec, bool(cards))
     summary = [summary_row(rec, i, c) for i, c in enumerate(rec.cases.values())]
     values = {
         "rec": rec,
@@ -56,12 +57,12 @@ def page(
         "policy": policy(css, script),
         "verdict": verdict_text(rec),
         "counts": rec.counts(),
-        "contents": contents(rec, figures, museum, kernels, carried, bool(cards)),
+        "contents": contents(rec, figures, museum, kernels, carried, cards, said),
         "meta": meta(rec),
-        "warnings": contradiction(rec),
+        "warnings": contradiction(rec) + meaningless(rec),
         "cards": cards,
         "more_kinds": more_kinds,
-        "findings": findings_section(rec, bool(cards)),
+        "findings": said,
         "figures": figures_section(figures),
         "together": together(rec),
         "museum": museum_page.faults(museum) if museum else "",
@@ -123,15 +124,21 @@ def meta(rec: Record) -> list[tuple[str, Any]]:
 
 
 def contents(
-    rec: Record, figures: list[Any], museum: Any, kernels: Any, carried: Any, failures: bool
+    rec: Record,
+    figures: list[Any],
+    museum: Any,
+    kernels: Any,
+    carried: Any,
+    failures: list[Any],
+    findings: list[Any],
 ) -> list[tuple[str, str]]:
     names = [
         ("failures", "Failures", failures),
-        ("findings", "Findings", True),
+        ("figures", "Figures", figures),
+        ("findings", "Findings", findings),
         ("together", "All cases together", rec.pooled),
         ("verdicts", "Verdicts by case", True),
         ("results", "All results", True),
-        ("figures", "Figures", figures),
         ("carry", "Sessions by format", carried),
         ("museum", "Deliberate faults", museum),
         ("kernels", "Faults of the kernels", kernels),
@@ -160,6 +167,23 @@ def contradiction(rec: Record) -> list[str]:
             "the run's own output names the reason."
         )
     return out
+
+
+def meaningless(rec: Record, most: int = 5) -> list[str]:
+    """Cases on which an error says little of a kernel, and why: an ill-conditioned problem, and
+    what the program warned of."""
+    out = []
+    for name, case in rec.cases.items():
+        found = [r.get("condition") or {} for r in rec.runs if r["case"] == name]
+        worst = max((c["condition"] for c in found if c.get("ill")), default=None)
+        if worst is not None:
+            out.append(
+                f"{name} is ill-conditioned: its own systems have condition {sci(worst)}, which "
+                "multiplies the rounding errors of any kernel."
+            )
+        out += [f"{name}: {w}" for w in case.get("warnings") or []]
+    more = len(out) - most
+    return out[:most] + ([f"{plural(more, 'more warning')} like these."] if more > 0 else [])
 
 
 # ---- findings and figures ----

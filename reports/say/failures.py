@@ -2,7 +2,7 @@
 
 from markupsafe import Markup
 
-from read.record import Record, Run
+from read.record import Record, Run, Tensor
 from say.markup import H, link
 from say.names import finite, near, plural, sci
 from say.verdicts import by_draws, severity, worst_rank, worst_tensor
@@ -20,8 +20,9 @@ def failures(rec: Record, most: int = 8) -> list[Markup]:
     return out
 
 
-def failure(run: Run) -> Markup:
-    t = worst_tensor(run)
+def failure(run: Run, tensor: Tensor | None = None) -> Markup:
+    """Of the run: of that tensor, else of the worst one."""
+    t = tensor or worst_tensor(run)
     where = H("{}: ", link(run, run["id"]))
     if "nothing rounds" in (run.get("why") or ""):  # an exact case says whose data stands where
         return where + run["why"] + "."
@@ -31,7 +32,7 @@ def failure(run: Run) -> Markup:
         if t is None or t["verdict"] != "fail":
             return where + "Within its worst-case bound."
     if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or by_draws(t):
-        t = next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
+        t = tensor or next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
         return (
             where
             + (H("<b>{}</b>: ", t["name"]) if t else "")

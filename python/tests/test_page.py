@@ -1,0 +1,61 @@
+"""What the page and the summary say of runs that fail, and of those that were not judged."""
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import deltaproof
+from kernels import inputs, kda
+
+SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+
+
+def page(folder: Path) -> str:
+    """The text of the page, without markup."""
+    whole = re.sub(r"<script.*?</script>", "", (folder / "report.html").read_text(), flags=re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", whole)).split())
+
+
+def test_a_card_says_where_each_failing_tensor_begins_to_fail(tmp_path: Path) -> None:
+    x = {n: np.concatenate([a, a]) for n, a in inputs(V=16).items()}
+    o, state = kda(**x)
+    o[130:] *= np.float32(1.01)
+    made = {"o": o, "final_state": state * np.float32(1.01)}
+    assert deltaproof.judge(x, made, out=str(tmp_path), **SAID).status == 1
+    said = page(tmp_path)
+    assert "o is first beyond its limit at tokens 128 to 191, in 2 of 4 windows" in said, said
+    title, sentence = re.findall(
+        r"Failures .*? (o|final_state) of outputs.*?: (o|final_state) :", said
+    )[0]
+    assert title == sentence, said
+    other = {"o": "final_state", "final_state": "o"}[title]
+    assert f"{other} fails, too" in said, said
+    assert "shape T 200" in said and "base fp32" in said
+    assert " Findings " not in said, "an empty heading"
+
+
+def test_the_mistake_that_fits_stands_in_the_page(tmp_path: Path) -> None:
+    x = inputs(V=16)
+    late = np.roll(kda(**x)[0], 1, 0)
+    assert deltaproof.judge(x, {"o": late}, out=str(tmp_path), **SAID).status == 1
+    assert "Fits : o is one token late" in page(tmp_path)
+
+
+def test_the_summary_says_what_was_not_judged_and_the_record_is_small(tmp_path: Path) -> None:
+    cases = ("t65", "smoke-kda")
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}
+    found = deltaproof.run(kda, cases, out=str(tmp_path), **own)
+    assert "weakest: " in found.text and "would be seen" in found.text, found.text
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| not judged | runs |" in summary and "gate softplus" in summary, summary
+    text = (tmp_path / "results.json").read_text()
+    assert text.count("\n") == 1
+    tensors = json.loads(text)["runs"][0]["tensors"]
+    for t in tensors:
+        assert "windows" not in t and "per_head" not in t
+        levels = [k for k, v in t["expected"].items() if isinstance(v, dict)]
+        assert levels == [t["expected"]["level"]]
