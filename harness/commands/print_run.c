@@ -19,8 +19,8 @@ static const dp_judgement *closest_to_bound(const dp_run *r) {
     return worst;
 }
 
-/* The common error of a whole tensor, over its norm, from which on it would surely have failed; NAN:
- * not known. */
+/* The error common to a whole tensor, over its norm, from which on it would have failed; NAN: not
+ * known. */
 static double sees(const dp_judgement *t) {
     const double drawn = t->expected.at[DP_LEVEL_TENSOR].limit * t->expected.expected;
     const double expected = isnan(t->expected.excess) ? NAN : drawn;
