@@ -11,6 +11,8 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
     MKDA, gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], beta [T,HV,R]
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
+A state that the function requires (it has no default), or whose gradient autograd gives, is zero
+where a case has none; another array that it requires skips the case.
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
 "sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). Where `check` asks for a length that
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
@@ -38,6 +40,7 @@ from .words import truth_of
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
+OPTIONAL = (*INTEGERS, "pool", "chunk")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -92,7 +95,10 @@ class Contract:
 
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""
-        return list(self.outputs) + (list(GRADIENT_OF) if self.autograd else [])
+        if not self.autograd:
+            return list(self.outputs)
+        takes, anything = _parameters(self.fn)
+        return list(self.outputs) + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
 
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
@@ -112,14 +118,28 @@ class Contract:
         takes, anything = _parameters(self.fn)
         self._check(problem, takes, anything)
         out = {}
-        for name, x in problem.arrays.items():
+        arrays = dict(problem.arrays)
+        if self._wants_zeros(problem, takes):
+            arrays["initial_state"] = _zeros(problem)
+        for name, x in arrays.items():
             if anything or name in takes:
                 out[name] = self._array(name, x, problem)
             elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
-        return out | asked | {n: x for n, x in settings.items() if n in takes}
+        out |= asked | {n: x for n, x in settings.items() if n in takes}
+        lacks = [n for n in _required(self.fn) if n not in out and n in (*INPUTS, *OPTIONAL)]
+        if lacks:
+            raise Unsupported(f"the function requires `{lacks[0]}`, which this case does not have")
+        return out
+
+    def _wants_zeros(self, problem: Problem, takes: Sequence[str]) -> bool:
+        """Where a case has no state: does fn require one, or is its gradient wanted?"""
+        if "initial_state" not in takes or {"initial_state", "pool"} & set(problem.arrays):
+            return False
+        required = "initial_state" in _required(self.fn)
+        return required or (self.autograd and "ds0" in problem.wanted)
 
     def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
         s = problem.settings
@@ -226,6 +246,19 @@ class Contract:
 def _holds(name: str, x: npt.NDArray[Any]) -> bool:
     """Does float32 hold the array? Slots of a pool, which may be of any format, keep their bits."""
     return name != "pool" or bool((x.astype(np.float32) == x).all())
+
+
+def _zeros(problem: Problem) -> npt.NDArray[Any]:
+    v, K = problem.arrays["v"], problem.arrays["q"].shape[-1]
+    sequences = max(len(problem.arrays.get("cu_seqlens", ())) - 1, 1)
+    return np.zeros((sequences, v.shape[1], K, v.shape[-1]))
+
+
+def _required(fn: Callable[..., Any]) -> list[str]:
+    """Names that fn takes and has no default for."""
+    own = inspect.signature(fn).parameters.values()
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in own if p.kind in named and p.default is p.empty]
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:

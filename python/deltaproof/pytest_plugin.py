@@ -6,10 +6,12 @@ and the command that judges the same files again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -25,20 +27,36 @@ class Session:
 
     report: str | None
     test: str = ""
-    judged: int = 0
-    failed: list[tuple[str, Judgement]] = field(default_factory=list)
+    passed: int = 0
+    failed: list[tuple[str, list[str], str]] = field(default_factory=list)
+    unjudged: list[str] = field(default_factory=list)  # tests, one for each that is not known
     reports: list[str] = field(default_factory=list)
 
     def hear(self, found: Judgement) -> None:
-        self.judged += 1
         if found.status == judging.FAIL:
-            self.failed.append((self.test, found))
+            self.failed.append((self.test, found.failures(), found.command))
+        elif found.passed:
+            self.passed += 1
+        else:
+            self.unjudged.append(self.test)
+
+    def told(self) -> dict[str, Any]:
+        """What a worker of pytest-xdist tells the controller."""
+        names = ("passed", "failed", "unjudged", "reports")
+        return {n: getattr(self, n) for n in names}
+
+    def add(self, told: dict[str, Any]) -> None:
+        for n, x in told.items():
+            setattr(self, n, getattr(self, n) + (x if n == "passed" else [*x]))
 
     def folder(self) -> str | None:
         """A new folder for the next report of the running test; None: no reports are wanted."""
         if self.report is None:
             return None
-        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.test).strip("-") or "test"
+        stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.test).strip("-")[:150] or "test"
+        if stem != self.test.replace("::", "-"):  # others may have this name, too
+            name = self.test.encode("utf-8", "surrogatepass")
+            stem += "-" + hashlib.blake2b(name, digest_size=4).hexdigest()
         path, n = os.path.join(self.report, stem), 1
         while path in self.reports:
             n += 1
@@ -72,6 +90,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     judging.report_folders.remove(session.folder)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["deltaproof"] = session.config.stash[_key].told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker of pytest-xdist has ended: the summary is the controller's."""
+    told = getattr(node, "workeroutput", {}).get("deltaproof")
+    if told:
+        node.config.stash[_key].add(told)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     item.config.stash[_key].test = item.nodeid
@@ -86,14 +118,18 @@ def _module() -> object:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     session = terminalreporter.config.stash[_key]
-    if not session.judged:
+    judged = session.passed + len(session.failed)
+    if not judged + len(session.unjudged):
         return
     terminalreporter.section("deltaproof")
-    for test, found in session.failed:
-        for line in found.failures():
+    for test, lines, command in session.failed:
+        for line in lines:
             terminalreporter.write_line(f"{test}: {line}", red=True)
-        terminalreporter.write_line(f"    again: {found.command}")
-    terminalreporter.write_line(f"{session.judged} judged, {len(session.failed)} failed")
+        terminalreporter.write_line(f"    again: {command}")
+    for test in session.unjudged:
+        terminalreporter.write_line(f"{test}: could not be judged", yellow=True)
+    lost = f", {len(session.unjudged)} could not be judged" if session.unjudged else ""
+    terminalreporter.write_line(f"{judged} judged, {len(session.failed)} failed{lost}")
     for path in session.reports:
         page = os.path.join(path, "report.html")
         made = os.path.exists(page)

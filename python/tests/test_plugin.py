@@ -6,6 +6,8 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 # An installed package is known to pytest; that of a source tree is named.
 PLUGIN = (
@@ -29,8 +31,23 @@ def test_wrong(deltaproof):
 """
 
 
-def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_kernel.py").write_text(TESTS)
+PUNCTUATION = """
+import pytest
+from kernels import inputs, kda
+
+@pytest.mark.parametrize("name", ["a,b", "a;b", "a b", "a-b"])
+def test_ids(deltaproof, name):
+    x = inputs(T=8)
+    deltaproof.assert_explained(x, dict(o=kda(**x)[0]), base="fp32", gate="log", beta="plain",
+                                l2norm=False)
+
+def test_lost(deltaproof):
+    assert deltaproof.judge({}, {}, base="fp32").status == 2
+"""
+
+
+def run(folder: Path, *options: str, tests: str = "") -> subprocess.CompletedProcess[str]:
+    (folder / "test_kernel.py").write_text(tests or TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGIN, *options]
     environment = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
     own = os.environ.get("PYTHONPATH")
@@ -70,3 +87,16 @@ def test_reports_are_written_below_the_folder_that_is_named(tmp_path: Path) -> N
 def test_no_summary_where_nothing_was_judged(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "nothing")
     assert "deltaproof" not in done.stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_every_test_has_a_folder_and_all_are_in_one_summary(
+    tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    if workers:
+        pytest.importorskip("xdist")
+    done = run(tmp_path, "--deltaproof-report", "out", *workers, tests=PUNCTUATION)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("4 judged, 0 failed, 1 could not be judged") == 1, done.stdout
+    assert "test_lost: could not be judged" in done.stdout
+    assert len(list(tmp_path.glob("out/*/results.json"))) == 5, list(tmp_path.glob("out/*"))

@@ -178,6 +178,21 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: Exception) -> None
     "".join(found.raised).encode()
 
 
+def test_a_state_that_is_required_is_zero_and_another_array_skips_the_case() -> None:
+    def decode(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any) -> Any:
+        return kda(q, k, v, g, beta, initial_state + 0)
+
+    found = deltaproof.run(decode, ("beta-zero", "t65"), layouts=(), **OWN)
+    assert found.passed and len(found.verdicts()) == 2, found.text
+
+    def slots(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any) -> Any:
+        return kda(q, k, v, g, beta)
+
+    found = deltaproof.run(slots, ("beta-zero",), layouts=(), **OWN)
+    (verdict,) = found.verdicts().values()
+    assert verdict.startswith("skipped: ") and "requires `pool`" in verdict
+
+
 def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
     import deltaproof.contract
 
