@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "hypotheses.h"
 #include "harness/case/case_inputs.h"
+#include "harness/simulated/ranks.h"
+#include "judge_settings.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 
@@ -20,6 +22,8 @@ typedef struct {
     double eps;          /* of the norm inside its root; NAN: unchanged */
     double gate;         /* factor of g */
     dp_format activated; /* the log decay of an activated gate is kept in it; fp64: unchanged */
+    dp_fault fault;      /* what it changes of o and final_state in fp64 is taken off them */
+    const char *layout;  /* of states, as given */
     const char *earlier; /* this input is that of the token before */
     int rank;            /* starts from zero */
 } change;
@@ -110,6 +114,32 @@ static void keep_activated(dp_tensorfile *in, const dp_problem *p, dp_format for
             drop(in, i);
 }
 
+static void subtract(dp_tensor *t, int64_t n, const double *x, const double *y) {
+    for (int64_t i = 0; t && t->n == n && i < n; i++)
+        t->data[i] -= x[i] - y[i];
+}
+
+static void take_fault_off(dp_tensorfile *out, const change *h) {
+    const dp_problem *p = h->p;
+    const dp_fault faults[] = {h->fault, DP_FAULT_NONE};
+    const int64_t states = p->Nseq * (int64_t)p->HV * p->K * p->V;
+    dp_tensor *state = find(out, "final_state");
+    dp_complaints none = {0}; /* it was read before */
+    const int vk = dp_judge_state_vk(out, h->layout, &none);
+    dp_sim s[2];
+    dp_err e = {0};
+    for (int i = 0; i < 2; i++) {
+        if (dp_sim_new(&s[i], p, DP_BASE_FP64, 1, faults[i], &e)) abort(); /* one rank splits */
+        dp_sim_run(&s[i], DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    }
+    if (state && vk) dp_states_transpose(state, p->K, p->V);
+    subtract(find(out, "o"), dp_input_count(p, DP_INPUT_DO), s[0].out.o, s[1].out.o);
+    subtract(state, states, s[0].out.final_state, s[1].out.final_state);
+    if (state && vk) dp_states_transpose(state, p->V, p->K);
+    for (int i = 0; i < 2; i++)
+        dp_sim_free(&s[i]);
+}
+
 static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     const change *h = arg;
     for (int i = out->ntensor - 1; i >= 0; i--)
@@ -122,6 +152,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     }
     if (h->gate != 1) scale(find(in, "g"), h->gate);
     if (h->activated != DP_FP64) keep_activated(in, h->p, h->activated);
+    if (h->fault) take_fault_off(out, h);
     if (h->earlier) shift(find(in, h->earlier), h->p->T, 1);
     for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
         const int f = dp_input_find(in->tensor[i].name);
@@ -313,6 +344,15 @@ static void try_gates(search *s) {
     attempt(s, *s->o, h, "as if every write were that of the token before");
 }
 
+static void try_undecayed(search *s) {
+    change h = nothing(s);
+    if (!dp_has_beta(&s->c->p) || dp_in_turn(&s->c->p)) return;
+    h.forward = 1;
+    h.fault = DP_FAULT_READ_UNDECAYED;
+    h.layout = s->o->state_layout;
+    attempt(s, *s->o, h, "as if the residual read the state before its decay: v - k S(t-1)");
+}
+
 static void try_ranks(search *s) {
     const int N = s->failed->ranks;
     const int64_t T = s->c->p.T;
@@ -431,11 +471,13 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     search s = {
         .o = o, .c = c, .failed = failed, .until = dp_now() + seconds, .fits = fits, .arg = arg};
     if (!dp_op_of(c)->is_recurrence || !all_finite(&s)) return s.count;
+    if (forward_failed(&s)) try_undecayed(&s);
+    const int undecayed = s.count.fit;
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
     const int before = s.count.fit;
-    try_base(&s);
+    if (!undecayed) try_base(&s); /* whose limits hide it where gates are weak */
     const int coarser = s.count.fit - before;
     try_gate_dtype(&s);
     try_late(&s);

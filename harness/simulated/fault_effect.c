@@ -3,6 +3,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/chunk/gate.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -114,8 +115,29 @@ static void read_decayed(dp_sim *s) {
     if (dp_by_factors(p)) hit_all(s);
 }
 
+/* exp(-g) of a channel: a key that much longer reads of the decayed state what the key itself reads
+ * of the state before. Of gates below DP_FACTORS_GATE it is that of this gate. */
+static double undecay(const dp_sim *s, int64_t row, int x) {
+    const int Kg = dp_Kg(s->p);
+    return dp_exp(-fmax(s->g[row * Kg + (Kg == 1 ? 0 : x)], DP_FACTORS_GATE));
+}
+
+/* Keys that read the state before its decay. */
+static void read_undecayed(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t RK = (int64_t)p->R * p->K;
+    if (!dp_has_beta(p)) return;
+    s->erasing = dp_doubles(p->T * p->HV * RK);
+    for (int64_t i = 0; i < p->T * p->HV; i++)
+        for (int64_t x = 0; x < RK; x++)
+            s->erasing[i * RK + x] = dp_erasing_at(p, s->k, NULL, i / p->HV, (int)(i % p->HV))[x] *
+                                     undecay(s, i, (int)(x % p->K));
+    hit_all(s);
+}
+
 void dp_effect_gate(dp_sim *s) {
     if (s->fault == DP_FAULT_ERASE_MEAN) mean_erase(s);
+    if (s->fault == DP_FAULT_READ_UNDECAYED) read_undecayed(s);
     if (s->fault == DP_FAULT_READ_DECAYED) read_decayed(s);
     const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
     if (s->fault == DP_FAULT_GATE_BF16) store_bf16(s, s->g, n);
@@ -593,6 +615,19 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
     free(dout);
 }
 
+/* From gradients of keys that read undecayed states to those of keys and gates. */
+static void undecayed_grads(const dp_sim *s, int gi, int hv, const dp_chunk *ch, dp_chunk_grad *g) {
+    const int64_t first = s->group[gi].t0;
+    for (int i = 0; i < ch->n; i++)
+        for (int x = 0; x < ch->K; x++) {
+            const int64_t at = (int64_t)i * ch->K + x;
+            const double e = undecay(s, (first + i / ch->R) * s->p->HV + hv, x);
+            double *dg = &g->dg[(int64_t)(i / ch->R) * ch->K + x];
+            g->dk[at] = dp_round_arith(ch->base, g->dk[at] + e * g->derasing[at]);
+            *dg = dp_round_arith(ch->base, *dg - ch->erasing[at] * g->derasing[at]);
+        }
+}
+
 /* 1: some beta is 0. */
 static int divided(const dp_chunk *ch, double *dbeta) {
     int any = 0;
@@ -610,6 +645,10 @@ void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
     switch (s->fault) {
     case DP_FAULT_DG_NO_BOUNDARY: no_boundary(ch, g); break;
     case DP_FAULT_DIAGONAL_TF32: diagonal_tf32(s, gi, hv, ch, g); break;
+    case DP_FAULT_READ_UNDECAYED:
+        if (!ch->erasing || !dp_has_beta(s->p)) return;
+        undecayed_grads(s, gi, hv, ch, g);
+        break;
     case DP_FAULT_STALE_LANES:
         if (ch->c <= DP_CHUNK - quarter) return;
         stale_rows(g->dbeta, ch->R, ch->c, DP_CHUNK - quarter, quarter);

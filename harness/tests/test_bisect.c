@@ -72,6 +72,7 @@ static const found STAGE[] = {
     {DP_FAULT_ERASE_WRITES, "smoke-gdn2", 2, DP_BASE_BF16, DP_FP32, "kg"},
     {DP_FAULT_DK_UNERASED, "smoke-gdn2", 2, DP_BASE_FP32, DP_FP32, "dk"},
     {DP_FAULT_READ_DECAYED, "smoke-dplr", 2, DP_BASE_BF16, DP_FP32, "-lr_a / decay"},
+    {DP_FAULT_READ_UNDECAYED, "undecayed-kda", 1, DP_BASE_BF16, DP_FP32, "L"},
     {DP_FAULT_EXP2_GATE, "smoke-dplr", 2, DP_BASE_FP32, DP_FP32, "g"},
     {DP_FAULT_LAST_INDEX, "dplr-weak", 2, DP_BASE_BF16, DP_FP32, "kg"},
     {DP_FAULT_MERGE_SCALED, "dplr-weak", 3, DP_BASE_FP32, DP_FP32, "S_in"},

@@ -1,0 +1,84 @@
+/* Common mistakes that `judge` names for what failed (hypotheses.h): files of a wrong kernel, which
+ * are those of simulated ranks with a fault. */
+#include "harness/run/hypotheses.h"
+#include "harness/simulated/ranks.h"
+#include "ref/files/safetensors.h"
+#include "runs.h"
+
+#include <string.h>
+
+static void keep(const char *text, void *all) {
+    strcat(all, text);
+    strcat(all, "\n");
+}
+
+/* o and final_state of a run in base `base` with the fault, stored as that base stores them. */
+static void write_forward(const dp_case *c, dp_base base, dp_fault fault, const char *path) {
+    const dp_problem *p = &c->p;
+    const int64_t o[] = {p->T, p->HV, p->V}, state[] = {p->Nseq, p->HV, p->K, p->V};
+    dp_tensorfile f = {0};
+    dp_sim s;
+    dp_err e = {0};
+    REQUIRE(!dp_sim_new(&s, p, base, 1, fault, &e), "%s", e.msg);
+    dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 0);
+    dp_tensorfile_add(&f, "o", base == DP_BASE_BF16 ? "BF16" : "F32", 3, o, s.out.o);
+    dp_tensorfile_add(&f, "final_state", "F32", 4, state, s.out.final_state);
+    CHECK(!dp_safetensors_write(path, &f, &e), "%s", e.msg);
+    dp_tensorfile_free(&f);
+    dp_sim_free(&s);
+}
+
+/* Judged as files that declare no design: 1, a verdict failed. What is said of them in `seconds` of
+ * trials stands in all. */
+static int fails(const char *name, dp_base base, dp_fault fault, double seconds, char *all) {
+    char in[512], out[512];
+    dp_case written, c;
+    dp_runs runs = {0};
+    dp_err e = {0};
+    int failed = 0;
+    *all = 0;
+    snprintf(in, sizeof in, "%s/in.safetensors", gt_tmpdir());
+    snprintf(out, sizeof out, "%s/out.safetensors", gt_tmpdir());
+    if (!gt_open_case(name, &written)) return 0;
+    CHECK(!dp_judge_write_inputs(&written, in, &e), "%s", e.msg);
+    write_forward(&written, base, fault, out);
+    const dp_judge_options o = {.inputs = in,
+                                .outputs = out,
+                                .base = base == DP_BASE_BF16 ? "bf16" : "fp32",
+                                .cache = gt_tmpdir()};
+    if (dp_judge(&o, &c, &runs, &e)) {
+        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+    } else {
+        failed = runs.run[0].verdict == DP_FAIL;
+        if (failed) dp_hypotheses(&o, &c, &runs.run[0], seconds, keep, all);
+        dp_case_free(&c);
+    }
+    dp_runs_free(&runs);
+    dp_case_free(&written);
+    return failed;
+}
+
+/* Every case sees it where no design is declared, in the coarser base too. */
+DP_TEST(hypotheses, a_read_before_the_decay_is_named_and_no_wider_format) {
+    static const struct {
+        const char *name;
+        dp_base base;
+        double seconds; /* the first is enough for the name */
+    } runs[] = {{"undecayed-gdn", DP_BASE_BF16, 0.1},  {"undecayed-kda", DP_BASE_BF16, 0.1},
+                {"undecayed-mkda", DP_BASE_BF16, 0.1}, {"undecayed-gdn", DP_BASE_FP32, 0.1},
+                {"undecayed-kda", DP_BASE_FP32, 60},   {"smoke-mkda2", DP_BASE_FP32, 60}};
+    char all[4096];
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        CHECK(fails(runs[i].name, runs[i].base, DP_FAULT_READ_UNDECAYED, runs[i].seconds, all),
+              "%s passes undeclared", runs[i].name);
+        CHECK(strstr(all, "before its decay"), "%s: '%s'", runs[i].name, all);
+        CHECK(!strstr(all, "--base"), "%s: '%s'", runs[i].name, all);
+    }
+    CHECK(!fails("undecayed-kda", DP_BASE_BF16, DP_FAULT_NONE, 0, all), "right, and fails");
+}
+
+DP_TEST(hypotheses, another_fault_is_not_called_a_read_before_the_decay) {
+    char all[4096];
+    CHECK(fails("smoke-kda", DP_BASE_FP32, DP_FAULT_STATE_BF16, 60, all), "passes");
+    CHECK(!strstr(all, "before its decay"), "'%s'", all);
+}
