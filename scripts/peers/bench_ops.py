@@ -149,9 +149,27 @@ def step(kind, whose, B):
     return lambda: recur(**x, **OPTIONS, initial_state=state, output_final_state=True)
 
 
+def step_in_place(whose, B):
+    """KDA on a pool of states, as serving frameworks call it."""
+    x = tensors("kda", B, 1, 64)
+    pool = torch.zeros(B, 64, 128, 128, device="cuda")
+    slots = torch.arange(B, dtype=torch.int32, device="cuda")
+    if whose == "ours":
+        recur, more = functions("kda", whose)[1], {}
+    else:
+        from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd as recur
+
+        more = {"inplace_final_state": True}
+        more["cu_seqlens"] = torch.arange(B + 1, dtype=torch.int32, device="cuda")
+        x = {n: t.transpose(0, 1).contiguous() if t.dim() > 2 else t for n, t in x.items()}
+    return lambda: recur(**x, **OPTIONS, **more, initial_state=pool, ssm_state_indices=slots)
+
+
 def host(kind, whose, what):
     if what == "step":
         return host_us(step(kind, whose, 4))
+    if what == "step in place":
+        return host_us(step_in_place(whose, 4))
     forward, backward = both_ways(kind, whose, 1, 64, 4)
     if what == "forward":
         with torch.no_grad():
@@ -180,9 +198,12 @@ def main():
         print(f"{kind} both      T   8192 HV 64, GB at most  {row}", flush=True)
         row = of_each(lambda w: median(step(kind, w, 64), 20))  # noqa: B023
         print(f"{kind} one token B     64 HV 64, ms           {row}", flush=True)
-        for what in ("forward", "both", "step"):
+        if kind == "kda":
+            row = of_each(lambda w: median(step_in_place(w, 64), 20))
+            print(f"{kind} the same, a pool in place, ms          {row}", flush=True)
+        for what in ("forward", "both", "step", *(["step in place"] if kind == "kda" else [])):
             row = of_each(lambda w: host(kind, w, what))  # noqa: B023
-            print(f"{kind} {what:9} host, us a call            {row}", flush=True)
+            print(f"{kind} {what:13} host, us a call        {row}", flush=True)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,12 @@ def parameters(gate: Gate, HV: int, Kg: int) -> tuple[Tensor | None, Tensor | No
     return found[0], found[1]
 
 
+def needs_gradients(*given: Tensor | None) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(x is not None and x.requires_grad for x in given)
+
+
 def state_in(x: Tensor | None, v_first: bool, N: int, HV: int, K: int, V: int) -> Tensor | None:
     if x is None:
         return None
@@ -134,7 +140,7 @@ def run(
     A_log, dt_bias = parameters(gate, HV, 1 if h.one_gate else K)
     s0 = state_in(initial_state, state_v_first, N, HV, K, V)
     every = (q, k, v, g, s1, s2, A_log, dt_bias, s0)
-    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in every)
+    wanted = needs_gradients(*every)
     alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
     h = h._replace(R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO)
     o, final, _ = torch.ops.deltaproof.chunk(

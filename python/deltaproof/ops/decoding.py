@@ -11,7 +11,7 @@ import torch
 from . import checks
 from . import kernels as c
 from .checks import need, refuse
-from .chunked import Gate, beta_form, gate_of, parameters, run, state_in
+from .chunked import Gate, beta_form, gate_of, needs_gradients, parameters, run
 from .plans import bounds
 
 Tensor = torch.Tensor
@@ -111,8 +111,9 @@ def _recur(
         beta.dim() != v.dim(), "beta [B,T,HV,V]", "the kernels have one beta a value head and token"
     )
     each = (q, k, v, g, beta, gate.A_log, gate.dt_bias, initial_state)
-    wanted = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in each)
-    if slots is None and (wanted or cu_seqlens is not None or not _one_kernel(q, v)):
+    if slots is None and (
+        needs_gradients(*each) or cu_seqlens is not None or not _one_kernel(q, v)
+    ):
         return run(
             model, q, k, v, g, beta, gate=gate, beta=form, scale=scale,
             initial_state=initial_state, output_final_state=output_final_state, l2norm=l2norm,
@@ -132,6 +133,10 @@ def _one_kernel(q: Tensor, v: Tensor) -> bool:
         and q.shape[-1] in (32, 64, 128, 256)
         and v.shape[-1] % 32 == 0
     )
+
+
+def _sides(v_first: bool, K: int, V: int) -> dict[str, int]:
+    return {"V": V, "K": K} if v_first else {"K": K, "V": V}
 
 
 @lru_cache(maxsize=64)
@@ -173,7 +178,7 @@ def _decode(
         states = torch.zeros(B, HV, *((V, K) if v_first else (K, V)), device=q.device)
         slot = _count(B, q.device)
     else:
-        state_in(states, v_first, B, HV, K, V)
+        checks.shaped("initial_state", states, N=B, HV=HV, **_sides(v_first, K, V))
         states = states.to(torch.float32, copy=True).contiguous()
         slot = _count(B, q.device)
     o = torch.ops.deltaproof.decode(
@@ -221,7 +226,7 @@ def _pool(
     need(states is not None, "initial_state", "is the pool that ssm_state_indices points into")
     assert states is not None
     refuse(T <= c.DECODE_TOKENS, "ssm_state_indices", "the kernel takes up to 8 tokens a sequence")
-    sides = {"V": V, "K": K} if v_first else {"K": K, "V": V}
+    sides = _sides(v_first, K, V)
     checks.shaped("initial_state", states, slots=states.shape[0], HV=HV, **sides)
     need(
         states.dtype in (torch.float32, torch.bfloat16) and states.is_contiguous(),
