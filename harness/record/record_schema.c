@@ -44,6 +44,19 @@ extern char *openblas_get_config(void);
 
 /* ---- the expected tier ----------------------------------------------------------------------- */
 
+/* Numbers of a picture or a table, to so many digits. */
+static json_t *numbers_of(const double *x, int n, int digits) {
+    double *y = dp_calloc((size_t)n + 1, sizeof *y);
+    for (int i = 0; i < n; i++) {
+        char text[40];
+        snprintf(text, sizeof text, "%.*g", digits, x[i]);
+        y[i] = strtod(text, NULL);
+    }
+    json_t *a = dp_schema_numbers(y, n);
+    free(y);
+    return a;
+}
+
 static const dp_record_field LEVEL[] = {
     {"ratio", NUMBER, WRITTEN, "error / expected error", MEMBER(dp_level_result, ratio), NONE},
     {"median", NUMBER, WRITTEN, "of that over the level's units", MEMBER(dp_level_result, median),
@@ -55,13 +68,31 @@ static const dp_record_field LEVEL[] = {
      MEMBER(dp_level_result, draw), NONE}};
 static const dp_object_schema LEVEL_OBJECT = OBJECT("level", LEVEL);
 
+/* How many times what is expected an error must be to fail: the whole tensor's, one window's, one
+ * row's; infinite: at no size. Then the whole tensor's degrees of freedom. */
+static json_t *power(const void *x) {
+    const dp_level_result *at = ((const dp_levels_result *)x)->at, *all = &at[DP_LEVEL_TENSOR];
+    double y[4] = {INFINITY, INFINITY, INFINITY, all->freedom};
+    for (int i = 0; i < DP_LEVEL_FACTOR; i++)
+        if (at[i].ratio > 0) y[0] = fmin(y[0], at[i].limit / at[i].ratio * all->ratio);
+    if (at[DP_LEVEL_WINDOW].median > 0) y[1] = at[DP_LEVEL_WINDOW].limit;
+    if (at[DP_LEVEL_ROW].median > 0) y[2] = at[DP_LEVEL_ROW].limit;
+    return numbers_of(y, 4, 4);
+}
+static int has_power(const void *x) {
+    return ((const dp_levels_result *)x)->at[DP_LEVEL_TENSOR].ratio > 0;
+}
+
 static const dp_record_field EXPECTED[] = {
     {"rel", NUMBER, WRITTEN, "what the design makes of these inputs, over |want|_F",
      MEMBER(dp_levels_result, expected)},
     {"excess", NUMBER, WRITTEN, "largest ratio / limit over the levels: above 1 fails",
      MEMBER(dp_levels_result, excess)},
-    {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where",
-     MEMBER(dp_levels_result, level)}};
+    {"level", WORDS(dp_level_names, DP_NLEVELS), WRITTEN, "where", MEMBER(dp_levels_result, level)},
+    {"power", NUMBERS,
+     .what = "what an error must be times rel to fail: of the tensor, a window, a "
+             "row; the tensor's degrees of freedom",
+     GET(power), WHEN(has_power)}};
 
 /* Of an error within its limits the level nearest to its own says it all. */
 static const void *level_at(const void *x, int i) {
@@ -118,37 +149,21 @@ static const dp_record_field WINDOWS[] = {
      GET(window_errors)}};
 static const dp_object_schema WINDOWS_OBJECT = OBJECT("windows", WINDOWS);
 
-/* An error of many along an axis, of which a picture is made. */
-static double five_digits(double x) {
-    char text[40];
-    snprintf(text, sizeof text, "%.5g", x);
-    return strtod(text, NULL);
-}
-
-static json_t *errors_along(const double *x, int n) {
-    double *y = dp_calloc((size_t)n + 1, sizeof *y);
-    for (int i = 0; i < n; i++)
-        y[i] = five_digits(x[i]);
-    json_t *a = dp_schema_numbers(y, n);
-    free(y);
-    return a;
-}
-
 static json_t *per_rank(const void *x) {
     const dp_judgement *t = x;
-    return errors_along(t->per_rank, t->N);
+    return numbers_of(t->per_rank, t->N, 5);
 }
 static json_t *per_head(const void *x) {
     const dp_judgement *t = x;
     json_t *a = json_array();
     for (int r = 0; r < t->N; r++)
-        json_array_append_new(a,
-                              errors_along(t->heads ? t->per_head + r * t->heads : NULL, t->heads));
+        json_array_append_new(
+            a, numbers_of(t->heads ? t->per_head + r * t->heads : NULL, t->heads, 5));
     return a;
 }
 static json_t *per_rank_ratio(const void *x) {
     const dp_judgement *t = x;
-    return errors_along(t->per_rank_ratio, t->N);
+    return numbers_of(t->per_rank_ratio, t->N, 5);
 }
 static int has_worst(const void *x) { return ((const dp_judgement *)x)->worst.at.rank >= 0; }
 static int has_failed(const void *x) { return ((const dp_judgement *)x)->failed.at.rank >= 0; }

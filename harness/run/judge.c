@@ -5,6 +5,7 @@
 #include "judge_files.h"
 #include "judge_mamba.h"
 #include "judge_settings.h"
+#include "ref/arithmetic/elementary.h"
 #include "ref/files/safetensors.h"
 
 #include <math.h>
@@ -127,7 +128,7 @@ static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
                            "%s: tensor g: entry %lld is %g, but with --gate exp it is a decay from "
                            "0 to 1",
                            in->path, (long long)i, g->data[i]);
-        g->data[i] = g->data[i] > 0 ? log(g->data[i]) : -1000;
+        g->data[i] = g->data[i] > 0 ? dp_log(g->data[i]) : -1000;
     }
     return DP_OK;
 }
@@ -136,7 +137,7 @@ static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
 static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
     const dp_tensor *g = dp_tensor_find(in, "g"), *dg = dp_tensor_find(out, "dg");
     for (int64_t i = 0; g && dg && dg->n == g->n && i < g->n; i++)
-        dg->data[i] *= exp(g->data[i]);
+        dg->data[i] *= dp_exp(g->data[i]);
 }
 
 /* A gate that is refused as a log decay, and could be the decay. */

@@ -255,7 +255,7 @@ DP_TEST(attacks_files, the_longest_names_are_kept_whole) {
         at_sh(dir, 20,
               "n=$(printf 'é%%.0s' $(seq 125)); cp chain.case $n.case; $P run $PWD/$n.case --cache "
               "none --fault chain-bf16 --json r.json; s=$?; "
-              "grep -c \"\\\"id\\\": \\\"$n:chain=fp32,fault=chain-bf16\\\"\" r.json; exit $s");
+              "grep -c \"\\\"id\\\":\\\"$n:chain=fp32,fault=chain-bf16\\\"\" r.json; exit $s");
     EXPECT(s, 1, "\n1\n");
     free((char *)dir);
 }

@@ -216,7 +216,7 @@ DP_TEST(subject, the_program_runs_a_library_and_keeps_its_words_out_of_the_recor
              "'%s' --json - 2>/dev/null",
              gt_program(), gt_cases(), gt_tmpdir(), lib);
     CHECK(gt_run(cmd, out, sizeof out) == 0 && out[0] == '{' &&
-              strstr(out, "\"backend\": \"subject\"") && strstr(out, "\"outcome\": \"returned\"") &&
+              strstr(out, "\"backend\":\"subject\"") && strstr(out, "\"outcome\":\"returned\"") &&
               !strstr(out, "not\": \"the record"),
           "%.600s", out);
     snprintf(cmd, sizeof cmd,
