@@ -2,6 +2,7 @@
  */
 #define _GNU_SOURCE
 #include "commands.h"
+#include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
 #include "options.h"
 #include "parse.h"
@@ -49,15 +50,17 @@ static void print_note(const dp_truth *t, const dp_truth_note *note) {
     printf("\n");
 }
 
-static void add_ball(dp_tensorfile *f, const char *name, const dp_ball *b) {
+static void add_ball(dp_tensorfile *f, const dp_problem *p, int result, const dp_ball *b) {
+    const dp_tensor_field *field = &dp_result_fields[result];
+    int64_t shape[DP_MAX_AXES];
+    const int ndim = dp_file_shape(p, field, shape);
     char n[64];
-    const int64_t shape[2] = {b->rows, b->width};
     if (!b->rows) return;
-    dp_tensorfile_add(f, name, "F64", 2, shape, b->hi);
-    snprintf(n, sizeof n, "%s.lo", name);
-    dp_tensorfile_add(f, n, "F64", 2, shape, b->lo);
-    snprintf(n, sizeof n, "%s.radius", name);
-    dp_tensorfile_add(f, n, "F64", 1, shape, b->rad);
+    dp_tensorfile_add(f, field->name, "F64", ndim, shape, b->hi);
+    snprintf(n, sizeof n, "%s" DP_TRUTH_LOW, field->name);
+    dp_tensorfile_add(f, n, "F64", ndim, shape, b->lo);
+    snprintf(n, sizeof n, "%s" DP_TRUTH_RADIUS, field->name);
+    dp_tensorfile_add(f, n, "F64", 1, &b->rows, b->rad);
 }
 
 static dp_status write_tensors(const dp_case *c, const dp_truth *t, const char *path, dp_err *e) {
@@ -65,13 +68,14 @@ static dp_status write_tensors(const dp_case *c, const dp_truth *t, const char *
     char bits[16];
     snprintf(bits, sizeof bits, "%d", t->bits);
     for (int i = 0; i < DP_NRESULTS; i++)
-        add_ball(&f, dp_result_fields[i].name, &t->field[i]);
+        add_ball(&f, &c->p, i, &t->field[i]);
     dp_tensorfile_add_meta(&f, "producer", argp_program_version);
     dp_tensorfile_add_meta(&f, "case", c->name);
     dp_tensorfile_add_meta(&f, "truth", dp_truth_kind_names[t->kind]);
     dp_tensorfile_add_meta(&f, "bits", bits);
     dp_tensorfile_add_meta(&f, "value",
-                           "name + name.lo, within name.radius in the 2-norm of each row");
+                           "name + name" DP_TRUTH_LOW ", within name" DP_TRUTH_RADIUS
+                           " in the 2-norm of each row");
     const dp_status st = dp_safetensors_write(path, &f, e);
     dp_tensorfile_free(&f);
     return st;
@@ -105,8 +109,9 @@ int dp_cmd_truth(int argc, char **argv) {
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
                            .args_doc = "CASE -o FILE",
-                           .doc = "Write the truth of a case: every tensor as NAME (fp64), NAME.lo "
-                                  "and NAME.radius. Op chain: its factors, fp32."};
+                           .doc = "Write the truth of a case: every tensor as NAME (fp64, in the "
+                                  "shape that judge reads), NAME.lo and NAME.radius (one a row). "
+                                  "Op chain: its factors, fp32."};
     dp_parse(&a, argc, argv, &o);
     if (dp_write_case_usage("truth", &o.of)) return 2;
     if (dp_output_check(o.of.output, &e)) return dp_refuse(&e);

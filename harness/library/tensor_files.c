@@ -9,9 +9,7 @@
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* As the field lays it out: no axis for one key a token, nor for the one gate of a head (but for
- * K = 1, where it is a channel's as well). */
-static int file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]) {
+int dp_file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]) {
     int64_t all[DP_MAX_AXES];
     const dp_dims d = dp_problem_dims(p);
     const int axes = dp_field_axes(f, &d, all);
@@ -93,7 +91,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
         int64_t shape[DP_MAX_AXES];
         const dp_tensor_field *x = &dp_input_fields[i];
         const double *data = dp_input_of(p, i);
-        const int ndim = file_shape(p, x, shape);
+        const int ndim = dp_file_shape(p, x, shape);
         if (!data || (x->backward && !backward)) continue;
         dp_tensorfile_add_format(
             f, dp_field_file_name(x),
@@ -197,6 +195,12 @@ void dp_keys_of_tokens(dp_tensorfile *f, const dp_tensor *q, int64_t R) {
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
+static int is_of_truth(const dp_tensorfile *out, const char *name) {
+    const char *dot = strchr(name, '.');
+    return dot && (!strcmp(dot, DP_TRUTH_LOW) || !strcmp(dot, DP_TRUTH_RADIUS)) &&
+           dp_tensorfile_meta(out, "truth");
+}
+
 static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_complaints *complaints) {
     char all[512];
     int n = 0;
@@ -215,6 +219,7 @@ int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp
         const int f = dp_result_find(t->name), stage = f < 0 ? dp_stage_tensor_find(t->name) : -1,
                   back = f >= 0 ? dp_result_fields[f].backward
                                 : stage >= 0 && dp_stage_tensors[stage].backward;
+        if (is_of_truth(out, t->name)) continue;
         if (f < 0 && stage < 0) {
             unknown_name(out, t, all);
             continue;
@@ -288,6 +293,7 @@ dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_
     for (int i = 0; i < out->ntensor; i++) {
         dp_tensor *t = &out->tensor[i];
         const int f = dp_result_find(t->name);
+        if (is_of_truth(out, t->name)) continue;
         if (f < 0) {
             const dp_status st = load_stage(in, out, t, p, N, vk, g, e);
             if (st) return st;

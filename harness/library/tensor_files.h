@@ -13,6 +13,10 @@
 extern "C" {
 #endif
 
+/* Axes of an input or a result in a file; returns how many. As the field lays it out: none for one
+ * key a token, nor for the one gate of a head (but for K = 1, where it is a channel's as well). */
+int dp_file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]);
+
 /* Adds the inputs of a problem, cu_seqlens of several sequences, and as metadata the forms of gate
  * and beta, l2norm, scale, lower_bound. input_dtype: of all that are no parameters; a tensor that
  * it does not hold as it is gets the next wider one that does. backward 0: do and dht are left
@@ -55,6 +59,11 @@ typedef struct {
     int same_design;
     const dp_design *design;
 } dp_stored_results;
+
+/* What `deltaproof truth` writes beside each result, in a file with metadata `truth`: what fp64
+ * does not hold of it, and its radius. Neither is judged. */
+#define DP_TRUTH_LOW ".lo"
+#define DP_TRUTH_RADIUS ".radius"
 
 /* Results and stages, once each, of floating types, gradients only where `in` has do; what is wrong
  * is added to *all. Returns whether some are gradients. */

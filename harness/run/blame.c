@@ -42,6 +42,8 @@ static const node NODES[] = {
     {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
     {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"derase", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
+    {"dlr_a", DP_STAGE_INTRA_BWD, "dv_new h v_new Akk gcum act", 0},  /* reads: derase, scaled */
+    {"dlr_b", DP_STAGE_INTRA_BWD, "dv_new dh v_new Akk gcum act", 0}, /* writes alone: dk's half */
     {"dg", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dA_log", DP_STAGE_GATE_BWD, "dg", 0},
     {"ddt_bias", DP_STAGE_GATE_BWD, "dg", 0},

@@ -94,6 +94,57 @@ DP_TEST(blame, faults_of_a_program_that_shows_its_stages_are_named) {
     omp_set_num_threads(threads);
 }
 
+/* One tensor that fails alone is blamed on a stage, whichever it is. */
+DP_TEST(blame, every_result_and_stage_tensor_of_every_recurrence_has_a_stage) {
+    for (int i = 0; i < DP_NRESULTS + DP_NSTAGE_TENSORS; i++) {
+        const char *name =
+            i < DP_NRESULTS ? dp_result_fields[i].name : dp_stage_tensors[i - DP_NRESULTS].name;
+        const int backward = i < DP_NRESULTS ? dp_result_fields[i].backward
+                                             : dp_stage_tensors[i - DP_NRESULTS].backward;
+        dp_judgement t = {.verdict = DP_FAIL};
+        const dp_run r = {.ntensor = 1, .tensor = &t};
+        snprintf(t.name, sizeof t.name, "%s", name);
+        const dp_blame b = dp_blame_run(&r);
+        CHECK(b.tensor == &t && b.suspect[b.stage] && b.backward == backward, "%s: %s", name,
+              b.tensor ? dp_stage_names[b.stage] : "no stage");
+    }
+}
+
+/* lr_a reads and lr_b writes inside a chunk: with all shown, a wrong gradient of either is that
+ * stage's. */
+DP_TEST(blame, wrong_gradients_of_factors_are_of_intra_bwd) {
+    static const dp_result_id WRONG[] = {DP_RESULT_DLR_A, DP_RESULT_DLR_B};
+    dp_case c;
+    dp_runs runs = {0};
+    dp_sim s;
+    dp_stored_results g;
+    dp_err e = {0};
+    const dp_run_options o = {0};
+    if (!gt_parse_case("reason = r\nsource = s\nop = dplr\nH = 2\nK = 8\nV = 8\nbase = fp32\n"
+                       "T = 48\ng_scale = 0.02\nranks = 4\n",
+                       &c))
+        return;
+    REQUIRE(!dp_sim_new(&s, &c.p, c.base[0], c.ranks[0], DP_FAULT_NONE, &e), "%s", e.msg);
+    dp_sim_run(&s, c.chain[0], c.merge[0], 1);
+    for (int i = 0; i < 2; i++) {
+        double *x = *dp_result_at(&s.out, WRONG[i]) + (13 * 2 + 1) * 8 + 5;
+        *x += 1;
+        give(&c, &s, "*", &g);
+        REQUIRE(!dp_run_stored(&c, &o, &g, &runs, &e), "%s", e.msg);
+        const dp_blame b = dp_blame_run(&runs.run[i]);
+        CHECK(b.tensor && !strcmp(b.tensor->name, dp_result_fields[WRONG[i]].name) &&
+                  b.stage == DP_STAGE_INTRA_BWD && b.nsuspect == 1,
+              "%s: %s, %d suspects", dp_result_fields[WRONG[i]].name,
+              b.tensor ? dp_stage_names[b.stage] : "no stage", b.nsuspect);
+        *x -= 1;
+        for (int k = 0; k < DP_NSTAGE_TENSORS; k++)
+            free(g.stage[k]);
+    }
+    dp_runs_free(&runs);
+    dp_sim_free(&s);
+    dp_case_free(&c);
+}
+
 /* The fault is in wy. With less shown there are more suspects, never fewer, and what would tell
  * them apart is named. */
 DP_TEST(blame, less_shown_means_more_suspects) {

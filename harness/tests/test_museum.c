@@ -58,6 +58,19 @@ DP_TEST(museum, thresholds_of_whole_tensors_miss_what_bounds_see) {
           "thresholds");
 }
 
+/* FLA's tests compare every result of every recurrence: of DPLR da and db, of GDN-2 db and dw. */
+DP_TEST(museum, every_result_of_every_recurrence_has_a_threshold) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_tensor_field *f = &dp_result_fields[i];
+        const int of_gate =
+            !strcmp(f->name, "dg") || !strcmp(f->name, "dA_log") || !strcmp(f->name, "ddt_bias");
+        const double limit = !f->backward ? 5e-3 : of_gate ? 2e-2 : 8e-3;
+        CHECK(dp_fla_sees(f->name, 1.01 * limit) && !dp_fla_sees(f->name, 0.99 * limit), "%s",
+              f->name);
+    }
+    CHECK(!dp_fla_sees("dw", 1) && !dp_fla_sees("dw_k", 1), "gradients of a convolution");
+}
+
 /* No output shows it: what a session made of drafted tokens does. */
 DP_TEST(museum, a_fault_of_drafted_tokens_is_one_of_the_calls) {
     dp_museum m;

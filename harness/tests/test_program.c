@@ -1,6 +1,7 @@
 /* The program as a user meets it: exit statuses, messages, records that replay bit for bit, the
  * cache, JUnit. */
 #include "gt.h"
+#include "ref/vocabulary/problem.h"
 #include "sanitized.h"
 
 #include <jansson.h>
@@ -305,6 +306,37 @@ DP_TEST(program, truth_writes_values_and_radii) {
     gt_run(a, out, sizeof out);
     CHECK(strstr(out, "\"o.lo\"") && strstr(out, "\"o.radius\"") && strstr(out, "\"dq\""), "%s",
           out);
+}
+
+/* The truth's own file, in every shape that there is, is what judge reads and passes. */
+DP_TEST(program, a_truth_written_as_a_file_passes) {
+    static const char *const shape[DP_NMODELS] = {[DP_MKDA] = "R = 2\nHV = 2\n",
+                                                  [DP_DELTAPRODUCT] = "R = 3\nHV = 2\n",
+                                                  [DP_DPLR] = "H = 2\n",
+                                                  [DP_GDN] = "HV = 2\n",
+                                                  [DP_KDA] = "HV = 2\nl2norm = yes\n",
+                                                  [DP_GDN2] = "HV = 2\n",
+                                                  [DP_GLA] = "HV = 2\n",
+                                                  [DP_SSD] = "HV = 2\n"};
+    for (int i = 0; i < 4 * DP_NMODELS; i += GT_SANITIZED ? 5 : 1) {
+        const int model = i / 4, packed = i & 1, backward = i >> 1 & 1;
+        char cmd[4096];
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && export OMP_NUM_THREADS=1 && printf 'reason = r\nsource = s\nop = "
+                 "%s\nT = 33\nK = 6\nV = 4\n%s"
+                 "gate = softplus\ns0_scale = 1\n%s%s' >t.case && "
+                 "'%s' inputs t.case -o in.safetensors && "
+                 "'%s' truth t.case --cache none -o out.safetensors && "
+                 "'%s' judge --inputs in.safetensors --outputs out.safetensors --base fp64 "
+                 "--cache none",
+                 gt_tmpdir(), dp_models[model].name, shape[model],
+                 packed ? "cu_seqlens = 0,12,12,33\n" : "",
+                 backward ? "dstate = yes\n" : "backward = no\n", gt_program(), gt_program(),
+                 gt_program());
+        CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "VERDICT: PASS (1 passed, 0 failed"),
+              "%s, packed %d, backward %d: %s", dp_models[model].name, packed, backward, out);
+        CHECK(strstr(out, backward ? "pass     ds0 " : "pass     final_state "), "%s", out);
+    }
 }
 
 DP_TEST(program, a_damaged_truth_is_recomputed_and_said_so) {
