@@ -236,6 +236,7 @@ static void free_cases(dp_case **cases, int n) {
 typedef struct {
     int what, n;
 } sweep;
+_Static_assert(sizeof(sweep) == DP_SWEEP_BYTES, "commands.h says how long it is");
 static void call_others(int n) {
     const sweep s = {DP_MPI_SWEEP, n};
     for (int r = 1; r < dp_mpi_size(); r++)

@@ -22,6 +22,7 @@ int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */
 
 /* cmd_run.c, in another process of mpirun than the first: runs the cases that this gives it;
  * message: what it was called with (DP_MPI_SWEEP). */
+enum { DP_SWEEP_BYTES = 2 * sizeof(int) };
 void dp_run_shared(int argc, char **argv, const void *message);
 
 /* Says on standard error why, and returns the exit status 2. */

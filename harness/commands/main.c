@@ -152,9 +152,8 @@ static void work_sweep(const void *message, size_t bytes) {
 
 static int be_worker(int argc, char **argv) {
     enum { OWN = 3 };
-    dp_mpi_worker w[OWN + DP_MPI_NRANK_WORKERS] = {{DP_MPI_SWEEP, work_sweep},
-                                                   {DP_MPI_DEVICE, dp_apart_work},
-                                                   {DP_MPI_DEVICE_CONV, dp_apart_work_conv}};
+    dp_mpi_worker w[OWN + DP_MPI_NRANK_WORKERS] = {
+        {DP_MPI_SWEEP, DP_SWEEP_BYTES, work_sweep}, dp_apart_worker, dp_apart_conv_worker};
     memcpy(w + OWN, dp_mpi_rank_workers, sizeof dp_mpi_rank_workers);
     arguments.argc = argc;
     arguments.argv = argv;

@@ -90,6 +90,7 @@ typedef struct {
     dp_runs runs;
     dp_key key; /* of its file, where finished cases are kept */
     int error, done;
+    int given; /* the process that runs it; 0: none of the others */
 } job;
 
 static int by_cost(const void *a, const void *b) {
@@ -191,10 +192,14 @@ typedef struct {
     double seconds;
 } answer;
 enum { NOTHING = -1, LEAVES = -2 };
+#define LONGEST_RUNS ((size_t)1 << 30) /* of a case */
 
-static void receive_case(work *w, const answer *a, const char *runs, size_t bytes) {
+static void receive_case(work *w, int from, const answer *a, const char *runs, size_t bytes) {
+    if (a->index < 0 || a->index >= w->n || w->jobs[a->index].given != from)
+        dp_mpi_refuse(from, "the runs of a case that it was not given, number", a->index);
     job *x = &w->jobs[a->index];
     dp_err e = {0};
+    x->given = 0;
     x->error = a->error;
     if (!x->error && dp_runs_unpack(runs, bytes, "another process", x->c->name, &x->runs, &e))
         x->error = dp_refuse(&e);
@@ -205,21 +210,27 @@ static void receive_case(work *w, const answer *a, const char *runs, size_t byte
 /* A thread of the first process: gives the others cases, until all have left. */
 static void *serve(void *arg) {
     work *w = arg;
+    char *has_left = dp_calloc((size_t)dp_mpi_size(), 1);
     for (int left = dp_mpi_size() - 1; left > 0;) {
         int from;
         size_t bytes;
         answer a;
-        char *message = dp_mpi_receive_any(DP_MPI_CASE, &from, &bytes);
+        char *message = dp_mpi_receive_any(DP_MPI_CASE, sizeof a, LONGEST_RUNS, &from, &bytes);
         memcpy(&a, message, sizeof a);
-        if (a.index >= 0) receive_case(w, &a, message + sizeof a, bytes - sizeof a);
+        if (has_left[from]) dp_mpi_refuse(from, "more than its last message, case", a.index);
+        if (a.index != NOTHING && a.index != LEAVES)
+            receive_case(w, from, &a, message + sizeof a, bytes - sizeof a);
         free(message);
         if (a.index == LEAVES) {
+            has_left[from] = 1;
             left--;
             continue;
         }
         const int next = take(w);
+        if (next >= 0) w->jobs[next].given = from;
         dp_mpi_send(from, DP_MPI_CASE, &next, sizeof next);
     }
+    free(has_left);
     return NULL;
 }
 
@@ -240,6 +251,7 @@ static int next_given(work *w, const job *last, double seconds) {
     send_answer(last,
                 (answer){last ? (int)(last - w->jobs) : NOTHING, last ? last->error : 0, seconds});
     dp_mpi_receive(0, DP_MPI_CASE, &i, sizeof i, "the next case");
+    if (i < NOTHING || i >= w->n) dp_mpi_refuse(0, "a case that is not there, number", i);
     pthread_mutex_unlock(&w->lock);
     return i;
 }

@@ -90,8 +90,9 @@ void dp_apart_say(const dp_rank *x) {
 void dp_apart_hear(int r, dp_rank *x, dp_err *e) {
     ending how;
     dp_mpi_receive(r, DP_MPI_NUMBERS, &how, sizeof how, "the end of its run");
+    if (how.status < DP_OK || how.status > DP_EDEVICE) dp_mpi_refuse(r, "a status", how.status);
     x->status = how.status;
-    if (how.status) dp_fail(e, how.status, "%s", how.why);
+    if (how.status) dp_fail(e, how.status, "%.*s", (int)sizeof how.why - 1, how.why);
 }
 
 double dp_apart_hurry(const dp_rank *own) {

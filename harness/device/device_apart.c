@@ -5,8 +5,9 @@ int dp_cuda_apart(dp_backend b) { return dp_backends[b].processes && dp_mpi_size
 
 #ifndef DP_HAVE_CUDA
 
-void dp_apart_work(const void *message, size_t bytes) { (void)message, (void)bytes; }
-void dp_apart_work_conv(const void *message, size_t bytes) { (void)message, (void)bytes; }
+static void nothing(const void *message, size_t bytes) { (void)message, (void)bytes; }
+const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, 0, nothing},
+                    dp_apart_conv_worker = {DP_MPI_DEVICE_CONV, 0, nothing};
 
 #else
 
@@ -121,7 +122,7 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_
     if (job->opt.backward) dp_mpi_send(0, DP_MPI_NUMBERS, job->gate, gate_bytes(job->p));
 }
 
-void dp_apart_work(const void *message, size_t bytes) {
+static void work_order(const void *message, size_t bytes) {
     order o;
     dp_cuda_result out;
     memcpy(&o, message, bytes);
@@ -138,6 +139,7 @@ void dp_apart_work(const void *message, size_t bytes) {
     parts_free(&x);
     dp_problem_free(p);
 }
+const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, sizeof(order), work_order};
 
 /* ---- the first process ----------------------------------------------------------------------- */
 
@@ -168,7 +170,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     dp_apart_hear(r, &job->rank, e);
     if (job->rank.status) return;
     dp_mpi_receive(r, DP_MPI_NUMBERS, &got, sizeof got, "the end of its run");
-    memcpy(path, got.path, sizeof path);
+    snprintf(path, sizeof path, "%.*s", (int)sizeof got.path, got.path);
     job->path = path;
     job->segments = got.segments;
     job->fast = got.fast;

@@ -16,6 +16,5 @@ dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_resu
 
 /* What the other processes do for that (dp_mpi_serve); a build without CUDA kernels never asks. */
 enum { DP_MPI_DEVICE = 16, DP_MPI_DEVICE_CONV };
-void dp_apart_work(const void *message, size_t bytes);
-void dp_apart_work_conv(const void *message, size_t bytes);
+extern const dp_mpi_worker dp_apart_worker, dp_apart_conv_worker;
 #endif

@@ -207,11 +207,12 @@ static void each_result(const dp_conv *c, dp_conv_result *r, int N, int rank, in
     }
 }
 
-void dp_apart_work_conv(const void *message, size_t bytes) {
+static void work_conv(const void *message, size_t bytes) {
     conv_order o;
     dp_conv_result r[DPG_CONV_PARTS], *out[DPG_CONV_PARTS];
     const dp_conv *c[DPG_CONV_PARTS];
     memcpy(&o, message, bytes);
+    if (o.parts < 1 || o.parts > DPG_CONV_PARTS) dp_mpi_refuse(0, "parts", o.parts);
     int64_t *cu = dp_mpi_receive_cu(o.c[0].Nseq);
     for (int i = 0; i < o.parts; i++) {
         receive_conv(&o.c[i], cu, o.ticket.N);
@@ -230,6 +231,7 @@ void dp_apart_work_conv(const void *message, size_t bytes) {
     }
     free(cu);
 }
+const dp_mpi_worker dp_apart_conv_worker = {DP_MPI_DEVICE_CONV, sizeof(conv_order), work_conv};
 
 static dp_status run_apart(const dp_conv *const *c, int parts, int bf16, int N,
                            dp_conv_result *const *r, dp_err *e) {

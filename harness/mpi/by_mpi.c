@@ -128,7 +128,7 @@ static void receive_bytes(int from, int kind, void *x, size_t bytes, const char 
     }
 }
 
-static void *receive_any(int kind, int *from, size_t *bytes) {
+static void *receive_any(int kind, size_t least, size_t most, int *from, size_t *bytes) {
     MPI_Status st;
     int came = 0, n;
     for (int turns = 0; !came; rest(&turns)) {
@@ -136,6 +136,7 @@ static void *receive_any(int kind, int *from, size_t *bytes) {
         tidy();
     }
     MPI_Get_count(&st, MPI_BYTE, &n);
+    dp_job_not_between(st.MPI_SOURCE, (size_t)n, least, most);
     char *x = dp_alloc((size_t)n + 1, 1);
     MPI_Recv(x, n, MPI_BYTE, st.MPI_SOURCE, kind, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     *from = st.MPI_SOURCE;

@@ -93,9 +93,10 @@ static int ready(void) {
         }
 }
 
-static void *receive_any(int kind, int *from, size_t *bytes) {
+static void *receive_any(int kind, size_t least, size_t most, int *from, size_t *bytes) {
     *from = ready();
     const head h = receive_head(*from, kind, "a message");
+    dp_job_not_between(*from, h.bytes, least, most);
     char *x = dp_alloc(h.bytes + 1, 1);
     move_all(*from, x, h.bytes, 0, "a message");
     *bytes = h.bytes;
@@ -130,28 +131,47 @@ static void keep(int fd, int rank) {
 
 static struct addrinfo *resolve(const char *host, const char *port) {
     struct addrinfo *found = NULL;
-    const struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = host ? 0 : AI_PASSIVE};
+    const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
     const int rc = getaddrinfo(host, port, &want, &found);
-    if (rc) refuse(host ? host : "MASTER_PORT", gai_strerror(rc));
+    if (rc) refuse(host, gai_strerror(rc));
     return found;
 }
 
-static int listen_at(const char *port) {
-    struct addrinfo *all = resolve(NULL, port);
-    int fd = -1, bound = -1;
+static int is_every_interface(const struct sockaddr *a) {
+    return a->sa_family == AF_INET
+               ? ((const struct sockaddr_in *)a)->sin_addr.s_addr == htonl(INADDR_ANY)
+               : IN6_IS_ADDR_UNSPECIFIED(&((const struct sockaddr_in6 *)a)->sin6_addr);
+}
+
+/* A socket that listens at an address of this host that `host` names; -1: it names none, or, why
+ * in *error, the address cannot be had. */
+static int try_listen(const char *host, const char *port, int *error) {
+    struct addrinfo *all = resolve(host, port);
+    int fd = -1;
     const int on = 1;
-    for (const struct addrinfo *a = all; a && bound; a = a->ai_next) {
-        if (fd >= 0) close(fd);
+    *error = 0;
+    for (const struct addrinfo *a = all; a && fd < 0; a = a->ai_next) {
+        if (is_every_interface(a->ai_addr)) continue;
         fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) continue;
         setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        bound = bind(fd, a->ai_addr, a->ai_addrlen);
+        if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 128)) continue;
+        if (errno != EADDRNOTAVAIL) *error = errno;
+        close(fd);
+        fd = -1;
     }
-    const int why = errno;
     freeaddrinfo(all);
-    if (bound || listen(fd, 128)) {
+    return fd;
+}
+
+/* Nobody but this host is heard where MASTER_ADDR is another one's. */
+static int listen_at(const char *host, const char *port) {
+    int error, fd = try_listen(host, port, &error);
+    if (fd < 0 && !error) fd = try_listen("127.0.0.1", port, &error);
+    if (fd < 0) {
         char what[80];
         snprintf(what, sizeof what, "port %s (MASTER_PORT + 1, or DELTAPROOF_PORT)", port);
-        refuse(what, strerror(why));
+        refuse(what, strerror(error));
     }
     return fd;
 }
@@ -174,8 +194,8 @@ static int welcome(int fd, const dp_process *own) {
     return 1;
 }
 
-static void wait_for_others(const dp_process *own, const char *port) {
-    const int fd = listen_at(port);
+static void wait_for_others(const dp_process *own, const char *host, const char *port) {
+    const int fd = listen_at(host, port);
     const double t0 = dp_now();
     for (int here = 1; here < job->size;) {
         struct pollfd f = {.fd = fd, .events = POLLIN};
@@ -249,7 +269,7 @@ static int start(const dp_process *own) {
     if (job->rank)
         join_first(own, host, port);
     else
-        wait_for_others(own, port);
+        wait_for_others(own, host, port);
     job->all[job->rank] = *own;
     return 1;
 }

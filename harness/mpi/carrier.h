@@ -29,7 +29,7 @@ typedef struct {
     int (*start)(const dp_process *own);
     void (*send)(int to, int kind, const void *x, size_t bytes);
     void (*receive)(int from, int kind, void *x, size_t bytes, const char *what);
-    void *(*receive_any)(int kind, int *from, size_t *bytes);
+    void *(*receive_any)(int kind, size_t least, size_t most, int *from, size_t *bytes);
     void (*flush)(void);  /* until the others have all that was sent; NULL: they have it anyway */
     void (*finish)(void); /* behind the last message */
     const char *no_peers; /* why other processes than the first do not reach each other; or NULL */
@@ -45,6 +45,7 @@ void dp_process_name(int rank, char *text, size_t size);
  * process cannot go on. */
 void dp_job_too_late(int from, const char *what, void (*name_silent)(void));
 void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes);
+void dp_job_not_between(int from, size_t came, size_t least, size_t most); /* ends it, if so */
 void dp_job_end(void);
 
 #endif

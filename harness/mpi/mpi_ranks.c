@@ -248,7 +248,8 @@ dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_resul
     return st;
 }
 
-const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS] = {{DP_MPI_OPEN, work_open},
-                                                                 {DP_MPI_RUN, work_run},
-                                                                 {DP_MPI_CLOSE, work_close},
-                                                                 {DP_MPI_CONV, work_conv}};
+const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS] = {
+    {DP_MPI_OPEN, sizeof(sim_job), work_open},
+    {DP_MPI_RUN, sizeof(sim_job), work_run},
+    {DP_MPI_CLOSE, sizeof(sim_job), work_close},
+    {DP_MPI_CONV, sizeof(conv_job), work_conv}};

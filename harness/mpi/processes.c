@@ -68,6 +68,18 @@ void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes) 
     dp_job_end();
 }
 
+void dp_job_not_between(int from, size_t came, size_t least, size_t most) {
+    if (came >= least && came <= most) return;
+    fprintf(stderr, "deltaproof: rank %d sends a message of %zu bytes, not %zu to %zu\n", from,
+            came, least, most);
+    dp_job_end();
+}
+
+void dp_mpi_refuse(int r, const char *what, long long value) {
+    fprintf(stderr, "deltaproof: rank %d sends %s %lld\n", r, what, value);
+    dp_job_end();
+}
+
 int dp_mpi_say_gone(void) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static char *told;
@@ -115,9 +127,9 @@ void dp_mpi_receive(int from, dp_mpi_kind kind, void *x, size_t bytes, const cha
     if (!by) abort();
     by->receive(from, kind, x, bytes, what);
 }
-void *dp_mpi_receive_any(dp_mpi_kind kind, int *from, size_t *bytes) {
+void *dp_mpi_receive_any(dp_mpi_kind kind, size_t least, size_t most, int *from, size_t *bytes) {
     if (!by) abort();
-    return by->receive_any(kind, from, bytes);
+    return by->receive_any(kind, least, most, from, bytes);
 }
 
 void dp_mpi_send_numbers(int to, const double *x, int64_t n) {
@@ -136,14 +148,25 @@ int64_t *dp_mpi_receive_cu(int n) {
     return cu;
 }
 
-enum { END = 0 };
+enum { END = 0, LONGEST_JOB = 1 << 16 };
+static void work_end(const void *message, size_t bytes) { (void)message, (void)bytes; }
+
+static const dp_mpi_worker *worker_of(const dp_mpi_worker *w, int n, int what) {
+    static const dp_mpi_worker end = {END, sizeof(int), work_end};
+    for (int i = 0; i < n; i++)
+        if (w[i].job == what) return &w[i];
+    return what == END ? &end : NULL;
+}
+
 void dp_mpi_serve(const dp_mpi_worker *w, int n) {
     for (int what = -1, from; what != END;) {
         size_t bytes;
-        char *message = dp_mpi_receive_any(DP_MPI_JOB, &from, &bytes);
+        char *message = dp_mpi_receive_any(DP_MPI_JOB, sizeof what, LONGEST_JOB, &from, &bytes);
         memcpy(&what, message, sizeof what);
-        for (int i = 0; i < n; i++)
-            if (w[i].job == what) w[i].work(message, bytes);
+        const dp_mpi_worker *x = worker_of(w, n, what);
+        if (!x || from) dp_mpi_refuse(from, "a job that nobody does here, number", what);
+        if (bytes != x->bytes) dp_job_wrong_length(from, "a job", bytes, x->bytes);
+        x->work(message, bytes);
         free(message);
     }
 }
@@ -193,6 +216,14 @@ static int is_asked_for(int argc, char **argv) {
     return 0;
 }
 
+/* What --backend, which may be cut short, gives: behind `=`, or the next argument; else NULL. */
+static const char *backend_of(const char *arg, const char *next) {
+    static const char name[] = "--backend", shortest[] = "--bac";
+    const size_t n = strcspn(arg, "=");
+    if (n < strlen(shortest) || n > strlen(name) || strncmp(arg, name, n)) return NULL;
+    return arg[n] ? arg + n + 1 : next;
+}
+
 /* torchrun's environment reaches whatever its processes start: only --backend nccl means it, or a
  * port of this program's own. */
 static const dp_carrier *carrier(int argc, char **argv) {
@@ -201,8 +232,8 @@ static const dp_carrier *carrier(int argc, char **argv) {
 #endif
     if (getenv("DELTAPROOF_PORT")) return &dp_by_tcp;
     for (int i = 2; i < argc; i++) {
-        const char *value = strchr(argv[i], '=');
-        if (dp_is_listed("nccl", value ? value + 1 : argv[i], ',')) return &dp_by_tcp;
+        const char *value = backend_of(argv[i], i + 1 < argc ? argv[i + 1] : "");
+        if (value && dp_is_listed("nccl", value, ',')) return &dp_by_tcp;
     }
     return NULL;
 }

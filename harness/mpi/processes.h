@@ -44,13 +44,16 @@ void dp_mpi_receive_numbers(int from, double *x, int64_t n, const char *what);
 /* cu [n + 1] from the first process to another, which frees it. */
 void dp_mpi_send_cu(int to, const int64_t *cu, int n);
 int64_t *dp_mpi_receive_cu(int n);
-/* Waits for one of any length from any process; to be freed. No limit. */
-void *dp_mpi_receive_any(dp_mpi_kind kind, int *from, size_t *bytes);
+/* Waits for one of least to most bytes from any process; to be freed. No limit. */
+void *dp_mpi_receive_any(dp_mpi_kind kind, size_t least, size_t most, int *from, size_t *bytes);
+/* Ends the job: process r sent what it should not. what: which field, and its value. */
+void dp_mpi_refuse(int r, const char *what, long long value);
 
 /* In every process but the first: does what messages of kind DP_MPI_JOB, which begin with an int
- * that is one of these, ask for; returns when the first has come to its end. */
+ * that is one of these and have its bytes, ask for; returns when the first has come to its end. */
 typedef struct {
     int job;
+    size_t bytes;
     void (*work)(const void *message, size_t bytes);
 } dp_mpi_worker;
 void dp_mpi_serve(const dp_mpi_worker *w, int n);

@@ -1,0 +1,53 @@
+"""meddler.py LISTEN PORT DIRECTION KIND BYTES NEW_BYTES NEW_FIELD: stands between a rank, which
+connects to LISTEN, and the first one at PORT, and passes on what they say. The first message of
+that kind and length, `up` to the first rank or `down` from it, gets another length (- : its own)
+and another first integer (-). A length of 0 takes its bytes away."""
+
+import select
+import socket
+import struct
+import sys
+import time
+
+listen, port, direction, kind, count, new_count, field = sys.argv[1:]
+head = struct.pack("<QQ", int(kind), int(count))
+
+
+def edited(data: bytes, source: socket.socket) -> bytes | None:
+    """data with the message changed, or None where it is not in it."""
+    at = data.find(head)
+    if at < 0:
+        return None
+    end = at + len(head) + int(count)
+    while len(data) < end:
+        data += source.recv(end - len(data))
+    body = data[at + len(head) : end]
+    if field != "-":
+        body = struct.pack("<i", int(field)) + body[4:]
+    n = int(count if new_count == "-" else new_count)
+    return data[:at] + struct.pack("<QQ", int(kind), n) + (body if n else b"") + data[end:]
+
+
+with socket.create_server(("127.0.0.1", int(listen))) as server:
+    server.settimeout(20)
+    rank = server.accept()[0]
+for _ in range(200):
+    try:
+        first = socket.create_connection(("127.0.0.1", int(port)))
+        break
+    except OSError:
+        time.sleep(0.05)
+ways = {rank: (first, "up"), first: (rank, "down")}
+done = False
+try:
+    while True:
+        for source in select.select(list(ways), [], [], 30)[0]:
+            to, way = ways[source]
+            data = source.recv(1 << 16)
+            if not data:
+                sys.exit(0)
+            changed = None if done or way != direction else edited(data, source)
+            done = done or changed is not None
+            to.sendall(data if changed is None else changed)
+except OSError:
+    pass
