@@ -219,8 +219,10 @@ static json_t *chain_format(const void *x) {
 static json_t *design(const void *x) {
     const dp_run *r = x;
     char text[DP_DESIGN_TEXT] = "";
-    if (r->undeclared) return json_string("undeclared");
-    if (r->has_base) dp_design_text(&r->design, text);
+    dp_design d = r->undeclared ? dp_design_of(r->base) : r->design;
+    d.undeclared = r->undeclared;
+    memcpy(d.out, r->design.out, sizeof d.out);
+    if (r->has_base || r->undeclared) dp_design_text(&d, text);
     return *text ? json_string(text) : NULL;
 }
 static json_t *fault(const void *x) {

@@ -51,7 +51,8 @@ int dp_bounds_are_derived(const dp_design *design) {
     dp_design d = *design;
     d.fast_decays = bounded.fast_decays;
     if (design->base == DP_BASE_BF16) d.fold_beta = bounded.fold_beta;
-    if (d.out == DP_FP32) d.out = bounded.out;
+    for (int i = 0; i < DP_NRESULTS; i++) /* dp_bounds_store adds them */
+        if (d.out[i] != DP_FP16) d.out[i] = bounded.out[i];
     return design->chunk && dp_design_same(&d, &bounded);
 }
 

@@ -139,14 +139,20 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
     dp_error_bound_free(&worst);
 }
 
-static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                      dp_error_bound *out) {
-    const dp_design tokens = dp_token_design(design);
+/* What the formats add in which results leave. */
+static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
+                  dp_error_bound *out) {
     const double *want[DP_NRESULTS];
     for (int i = 0; i < DP_NRESULTS; i++)
         want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
+    dp_bounds_store(&sp->c->p, bounded, design, want, out);
+}
+
+static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
+    const dp_design tokens = dp_token_design(design);
     dp_run_bounds(sp, &tokens, chain, w, out);
-    dp_token_bounds_store(&sp->c->p, design, want, out);
+    store(sp, &tokens, design, out);
 }
 
 /* Are its bounds those of the base's default but for what it sends? */
@@ -157,16 +163,10 @@ static int is_plain(const dp_design *design) {
     return dp_design_same(&d, &plain);
 }
 
-void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                   dp_error_bound *out) {
-    const dp_design plain = dp_design_of(design->base);
+static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
     const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
     const int cached = sp->std->o->cache != NULL;
-    if (dp_tokens_are_bounded(design, &sp->c->p)) {
-        of_tokens(sp, design, chain, w, out);
-        return;
-    }
-    if (!dp_bounds_are_derived(design)) design = &plain;
     const dp_key key = cached ? key_of(sp, design, chain, raw) : (dp_key){{0}};
     if (cached && load(sp, key, raw != NULL, out)) return;
     if (design->sending.exchange == DP_EXCHANGE_HEADS)
@@ -176,4 +176,15 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
     else
         of_plain_chunks(sp, design, chain, raw, w, out);
     if (cached) save(sp, key, out);
+}
+
+void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                   dp_error_bound *out) {
+    const dp_design plain = dp_design_of(design->base);
+    if (dp_tokens_are_bounded(design, &sp->c->p)) {
+        of_tokens(sp, design, chain, w, out);
+        return;
+    }
+    of_chunks(sp, dp_bounds_are_derived(design) ? design : &plain, chain, w, out);
+    store(sp, &plain, design, out);
 }

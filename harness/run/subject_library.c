@@ -147,10 +147,12 @@ static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
 
 /* What is exact in bf16 leaves the range of fp16. */
 static int leaves_range(const dp_case *c, const dp_design *d) {
-    const dp_format kept[] = {d->factors, d->state, d->dstate, d->out};
+    const dp_format kept[] = {d->factors, d->state, d->dstate};
     int fp16 = 0;
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         fp16 |= kept[i] == DP_FP16;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        fp16 |= d->out[i] == DP_FP16;
     return fp16 && dp_case_is_exact(c);
 }
 
@@ -209,7 +211,7 @@ static dp_run *record(const dp_sharding *sp, const asked *x, dp_runs *out) {
     const dp_run_options *o = sp->std->o;
     dp_run *r = dp_sharding_record(sp, &x->how, out);
     r->other_design = 1;
-    r->undeclared = !declared(o);
+    r->undeclared = !declared(o) || x->how.design.undeclared;
     r->path = o->subject->name;
     r->outcome = dp_subject_outcomes[x->s.outcome];
     if (r->rollback && x->made.states) r->rollback = "states of every token";

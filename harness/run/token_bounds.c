@@ -5,8 +5,11 @@
 #include <math.h>
 
 int dp_token_design_is_bounded(const dp_design *d) {
+    int fp16 = 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        fp16 |= d->out[i] == DP_FP16; /* it may leave its range */
     return !d->chunk && d->base != DP_BASE_FP64 && !d->stored_inputs && d->state == DP_FP32 &&
-           d->dstate == DP_FP32 && (d->out == DP_FP32 || d->out == DP_BF16);
+           d->dstate == DP_FP32 && !fp16;
 }
 
 /* Every token squares the entries of its transition into those of a state and of a product. */
@@ -37,7 +40,7 @@ double dp_token_bounds_seconds(const dp_problem *p) {
  * is formed stands for that of products. The adjoint goes through the same operations backwards;
  * the row sum of dS o exp(g) S in dg is that of dS, scale q do' and e dE, in three sums there. What
  * ranks send of M, H and states is rounded as the payload says, and multiplied, as there. What
- * leaves in bf16 is rounded once more. */
+ * leaves in a shorter format is rounded once more. */
 dp_design dp_token_design(const dp_design *recurrent) {
     dp_design d = dp_design_of(DP_BASE_FP32);
     d.chunk = 1;
@@ -45,22 +48,18 @@ dp_design dp_token_design(const dp_design *recurrent) {
     return d;
 }
 
-/* Does the result leave in bf16. */
-static int leaves_short(const dp_design *recurrent, dp_result_id field) {
-    const dp_tensor_field *f = &dp_result_fields[field];
-    return recurrent->base == DP_BASE_BF16 ? f->stored_short
-                                           : recurrent->out == DP_BF16 && f->kind == DP_OF_TOKENS;
-}
-
-/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. */
-void dp_token_bounds_store(const dp_problem *p, const dp_design *recurrent,
-                           const double *const want[DP_NRESULTS], dp_error_bound *b) {
-    const double u = dp_formats[DP_BF16].u_op, tiny = 0x1p-134;
+/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. What
+ * leaves in a longer format than `bounded` has nothing added. */
+void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
+                     const double *const want[DP_NRESULTS], dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_format f = design->out[i];
+        const double u = ldexp(1, -(int)dp_formats[f].bits),
+                     tiny = f == DP_BF16 ? 0x1p-134 : 0x1p-150;
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
-        if (!leaves_short(recurrent, i) || !b->row[i] || !want[i]) continue;
-        for (int64_t r = 0; r < rows; r++)
+        if (!dp_leaves(i) || dp_formats[f].bits >= dp_formats[bounded->out[i]].bits) continue;
+        for (int64_t r = 0; b->row[i] && want[i] && r < rows; r++)
             b->row[i][r] += u * (dp_norm_fro(width, want[i] + r * width) + b->row[i][r]) +
                             sqrt((double)width) * tiny;
     }

@@ -5,14 +5,15 @@
 #include "harness/bound/error_bound.h"
 #include "ref/vocabulary/design.h"
 
-/* Are there bounds of this recurrent design: states in fp32, o and gradients in fp32 or bf16? */
+/* Are there bounds of this recurrent design: states in fp32, nothing leaves in fp16? */
 int dp_token_design_is_bounded(const dp_design *design);
 /* Seconds of one core that they take, about. */
 double dp_token_bounds_seconds(const dp_problem *p);
-/* The design in chunks of one token whose bounds hold for it, but for what leaves it in bf16. */
+/* The design in chunks of one token whose bounds hold for it, but for how results leave it. */
 dp_design dp_token_design(const dp_design *recurrent);
-/* Adds to b that rounding, of results that are `want` [rows][width] within b (NULL: none). */
-void dp_token_bounds_store(const dp_problem *p, const dp_design *recurrent,
-                           const double *const want[DP_NRESULTS], dp_error_bound *b);
+/* Adds to b, the bounds of design `bounded`, what the formats add in which results leave `design`:
+ * results that are `want` [rows][width] within b (NULL: none). */
+void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
+                     const double *const want[DP_NRESULTS], dp_error_bound *b);
 
 #endif

@@ -46,12 +46,13 @@ dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
     return d;
 }
 
-/* Of a kernel that goes token by token, what leaves it in bf16. */
-static void add_store(const dp_problem *p, const dp_design *own, dp_result *r, dp_error_bound *b) {
+/* What the formats add in which results leave. */
+static void add_store(const dp_problem *p, const dp_design *bounded, const dp_design *own,
+                      dp_result *r, dp_error_bound *b) {
     const double *want[DP_NRESULTS];
     for (int i = 0; i < DP_NRESULTS; i++)
         want[i] = *dp_result_at(r, i);
-    dp_token_bounds_store(p, own, want, b);
+    dp_bounds_store(p, bounded, own, want, b);
 }
 
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
@@ -70,7 +71,8 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
     dp_error_bound_run(&base, s->chain, backward, b);
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
-    if (!own.chunk) add_store(p, &own, &ref.out, b);
+    const dp_design plain = dp_design_of(design.base);
+    add_store(p, &plain, &own, &ref.out, b);
     dp_error_bound_base_free(&base);
     dp_sim_free(&ref);
 }

@@ -78,7 +78,7 @@ static void grads(dp_sim *s, int gi) {
     for (int i = 0; i < p->HV; i++) {
         const int hv = dp_effect_order(s, i, p->HV), h = hv / dp_G(p);
         const dp_base b = s->at[DP_STAGE_INTRA_BWD];
-        const dp_format out = dp_sim_design_at(s, DP_STAGE_WY_BWD).out;
+        const dp_format out = dp_sim_design_at(s, DP_STAGE_WY_BWD).out[DP_RESULT_DV];
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
         dp_chunk_grad x;
         dp_chunk_grad_alloc(&x, ch);
@@ -173,10 +173,17 @@ static int64_t numbers_of_sums(const dp_sim *s) {
     return (s->out.dA_log ? HV : 0) + (s->out.ddt_bias ? HV * dp_Kg(s->p) : 0);
 }
 
+static void store_all(const dp_problem *p, int result, dp_format f, double *x) {
+    int64_t rows, width;
+    dp_result_shape(p, result, &rows, &width);
+    for (int64_t i = 0; x && i < rows * width; i++)
+        x[i] = dp_store(f, x[i]);
+}
+
 void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
-    const dp_format out = dp_sim_design_at(s, DP_STAGE_GATE_BWD).out;
+    const dp_design leaving = dp_sim_design_at(s, DP_STAGE_GATE_BWD);
     const double *dq = s->dq, *dbeta = s->dbeta;
     double *dk = s->values ? dp_copy(s->dk, p->T * p->H * dp_rows(p) * p->K) : s->dk;
     double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
@@ -203,21 +210,9 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     free(nk);
     if (dk != s->dk) free(dk);
     if (dg != s->dg) free(dg);
-    const struct {
-        double *x;
-        int64_t n;
-    } st[] = {{s->out.dq, p->T * p->H * p->K},
-              {s->out.dk, p->T * p->H * p->K * p->R},
-              {s->out.dlr_a, p->T * p->HV * p->K},
-              {s->out.dlr_b, p->T * p->HV * p->K},
-              {s->out.dg, p->T * p->HV * Kg},
-              {s->out.dbeta, p->T * p->HV * dp_rows(p)},
-              {s->out.derase, p->T * p->HV * p->K},
-              {s->out.dwrite, p->T * p->HV * p->V},
-              {s->values ? s->out.dv : NULL, p->T * p->HV * p->V}};
-    for (size_t i = 0; i < sizeof st / sizeof *st; i++) /* gradients leave in the inputs' type */
-        for (int64_t j = 0; st[i].x && j < st[i].n; j++)
-            st[i].x[j] = dp_store(out, st[i].x[j]);
+    for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
+        if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
+            store_all(p, i, leaving.out[i], *dp_result_at(&s->out, i));
 }
 
 /* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */

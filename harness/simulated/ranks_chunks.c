@@ -16,7 +16,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     ch->base = d.base;
     ch->factors = d.factors;
     ch->kept = dp_design_kept(&d);
-    ch->out = d.out;
+    ch->out = d.out[DP_RESULT_O];
     ch->gated = d.gated;
     ch->fast_decays = d.fast_decays;
     ch->fold_beta = d.fold_beta;

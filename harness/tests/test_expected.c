@@ -129,6 +129,27 @@ static dp_verdict verdict_as(const char *problem, const dp_design *computed,
     return verdict;
 }
 
+/* o in fp32 beside gradients in bf16, as FLA's references return them: neither bounds nor draws
+ * take that for a fault where it is said, of a kernel that declares nothing else, too. */
+DP_TEST(expected, results_leave_in_formats_of_their_own) {
+    static const char problem[] = "op = kda\nT = 192\nK = 16\nV = 16\ndtype = bf16\n";
+    static const char leaves[] = "dq=bf16,dk=bf16,dv=bf16,dg=bf16,dbeta=bf16";
+    static const char *const how[] = {"", "recurrent,"};
+    const dp_design plain = dp_design_of(DP_BASE_FP32);
+    for (int i = 0; i < 2; i++) {
+        dp_design said, silent;
+        dp_err e = {0};
+        char text[DP_DESIGN_TEXT];
+        snprintf(text, sizeof text, "%s%s", how[i], leaves);
+        REQUIRE(!dp_design_parse(text, DP_BASE_FP32, &said, &e), "%s", e.msg);
+        snprintf(text, sizeof text, "undeclared,%s", leaves);
+        REQUIRE(!dp_design_parse(text, DP_BASE_FP32, &silent, &e), "%s", e.msg);
+        CHECK(verdict_as(problem, &said, &said) == DP_PASS, "%s, declared", text);
+        CHECK(verdict_as(problem, &said, &silent) == DP_PASS, "%s", text);
+        CHECK(verdict_as(problem, &said, &plain) == DP_FAIL, "fp32 throughout passes");
+    }
+}
+
 /* States that do nothing but decay, by one gate at every token. */
 static const char *const DECAYING[] = {"op = kda\nK = 16\nV = 16\ns0_scale = 1\ndtype = bf16\n"
                                        "T = 192\noverride = g[*,*,*] -0.0078125, beta[*,*,0] 0\n",

@@ -69,6 +69,10 @@ DP_TEST(recurrent, states_and_results_are_stored_as_the_design_says) {
     against_truth("smoke-kda", &state, 0.2, DP_RESULT_O, 1e-4);
     against_truth("smoke-kda", &dstate, 0.2, DP_RESULT_DK, 1e-4);
     against_truth("smoke-kda", &out, 4e-3, DP_RESULT_O, 1e-4);
+    REQUIRE(!dp_design_parse("recurrent,dq=bf16", DP_BASE_FP32, &out, &e), "%s", e.msg);
+    against_truth("smoke-kda", &out, 4e-3, DP_RESULT_DQ, 1e-4);
+    REQUIRE(!dp_design_parse("recurrent,out=bf16,o=fp32", DP_BASE_FP32, &out, &e), "%s", e.msg);
+    CHECK(out.out[DP_RESULT_O] == DP_FP32 && out.out[DP_RESULT_DK] == DP_BF16, "o or dk");
 }
 
 DP_TEST(recurrent, designs_are_read_written_and_refused) {
@@ -84,6 +88,11 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                        "decays=bf16,scores=gated,keys=scored",
                                        "inverse=solve",
                                        "scores=gated,beta=inverse",
+                                       "o=fp32",
+                                       "recurrent,o=fp32,dlr_b=fp16",
+                                       "undeclared",
+                                       "undeclared,out=fp32",
+                                       "undeclared,o=fp32,dv=fp64",
                                        "chunk=16,chunks=8:16:512"};
     static const char *const wrong[] = {"chunk=7",
                                         "chunk=x",
@@ -91,6 +100,9 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                         "state=fp8",
                                         "state=tf32",
                                         "out=tf32rz",
+                                        "dq=tf32",
+                                        "final_state=bf16",
+                                        "undeclared,recurrent",
                                         "factors=tf",
                                         "factors=",
                                         "recurrent=1",

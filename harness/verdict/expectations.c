@@ -159,7 +159,7 @@ static void combine(dp_expectations *e, int set, const dp_claim *claim) {
     const dp_expected_request rq = request_of(e, set);
     const dp_expected_policy policy = policy_of(claim);
     dp_expected x;
-    const int n = dp_design_common(claim->design.base, common);
+    const int n = dp_design_common(&claim->design, common);
     const dp_expected *of[DP_COMMON_DESIGNS];
     dp_expected_alloc(&rq, &policy, &x);
     for (int i = 0; i < n; i++) {
@@ -177,7 +177,7 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
         dp_design common[DP_COMMON_DESIGNS] = {claim[i].design};
         int designs = 1;
         if (find(e, &claim[i], set, claim[i].stages)) continue;
-        if (claim[i].undeclared) designs = dp_design_common(claim[i].design.base, common);
+        if (claim[i].undeclared) designs = dp_design_common(&claim[i].design, common);
         for (int k = 0; k < designs; k++)
             all[m++] = (dp_claim){claim[i].N, common[k], claim[i].chain, 0, claim[i].stages};
     }

@@ -59,7 +59,8 @@ static dp_design in_fp32(dp_design d) {
     if (d.factors == DP_FP64) d.factors = DP_FP32;
     if (d.state == DP_FP64) d.state = DP_FP32;
     if (d.dstate == DP_FP64) d.dstate = DP_FP32;
-    if (d.out == DP_FP64) d.out = DP_FP32;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (d.out[i] == DP_FP64) d.out[i] = DP_FP32;
     if (d.decays == DP_FP64) d.decays = DP_FP32;
     return d;
 }

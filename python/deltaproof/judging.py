@@ -17,7 +17,7 @@ from .provenance import note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .tensors import Tensors, save
 from .vocabulary import least_axes
-from .words import in_python, plain_number, truth_of
+from .words import folder_and_design, in_python, plain_number, truth_of
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,8 @@ def judge(
     kernel_commit: str | None = None,
     label: str | None = None,
     kernels: Sequence[str] = (),
-    out: str | None = None,
+    out: str | Mapping[str, str] | None = None,
+    report: str | None = None,
     cache: str | None = None,
 ) -> Judgement:
     """Compare outputs of a kernel with the truth of its inputs.
@@ -152,10 +153,13 @@ def judge(
     are x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
     beta="none", scale 1, states [N,HV,V,K]. kernel_commit, label, kernels (names of CUDA kernels
     that ran): for the record.
-    out: a folder that gets the files, results.json, junit.xml and report.html; None: the files
-    stay in a temporary folder if an output fails, and are removed otherwise.
+    out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
+    "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
+    report.html; None: the files stay in a temporary folder if an output fails, and are removed
+    otherwise.
     """
-    out = out or next((x for x in (ask() for ask in report_folders) if x), None)
+    folder, design = folder_and_design(out, report, design)
+    folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
     told = _options(
         base=base,
         claim=claim,
@@ -175,7 +179,7 @@ def judge(
     )
     more = [f"--cache={cache or cache_folder()}"] + note_options(surroundings(), list(kernels))
     try:
-        found = _judged(inputs, outputs, told, more, out)
+        found = _judged(inputs, outputs, told, more, folder)
     except BaseException as e:
         _tell(Judgement(NOT_JUDGED, None, str(e), "", None))
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from .limits import LONGEST, seconds
 from .provenance import kernels_of, note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
+from .words import folder_and_design
 
 # Sets of cases by the models that they need; a few seconds each where the truth is cached.
 CASES: dict[str, tuple[str, ...]] = {
@@ -148,7 +149,8 @@ def run(
     design: str | None = None,
     layouts: Sequence[str] = LAYOUTS,
     limit: float = 60.0,
-    out: str | None = None,
+    out: str | Mapping[str, str] | None = None,
+    report: str | None = None,
     label: str | None = None,
     kernel_commit: str | None = None,
     cache: str | None = None,
@@ -161,10 +163,11 @@ def run(
     outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class Contract). Of
     a case that fails the text says which common mistake fits it. layouts: memory
     layouts that are tried on one small case after the cases; fn refuses one by NotImplementedError
-    or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out: a
-    folder for record and report. Nothing of what fn does not serve is judged: such runs are skipped
-    with their reason (Run.verdicts())."""
+    or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out,
+    report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs are
+    skipped with their reason (Run.verdicts())."""
     kernel = Contract(fn, **contract)
+    folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
     options = [f"--cache={cache or cache_folder()}"]
@@ -172,7 +175,7 @@ def run(
     options += _again(fn, base=base, design=design, **contract, layouts=())
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
-    found = _one_run(_names(cases), kernel, about, limit, options, out)
+    found = _one_run(_names(cases), kernel, about, limit, options, folder)
     if not found.raised:
         more = _fits(_names(cases), found, kernel, about, limit, options)
         found = replace(found, text=found.text + more)

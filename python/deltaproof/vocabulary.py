@@ -37,6 +37,7 @@ RESULTS = {
     "dlr_b": "T,HV,K",
 }
 ALL = INPUTS | RESULTS
+LEAVING = tuple(name for name, axes in RESULTS.items() if axes.startswith("T,"))
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of
 GRADIENT_OF = {  # a gradient that comes out: the input that it is of
     "d" + {"initial_state": "s0", "b": "erase", "w": "write"}.get(name, name): name

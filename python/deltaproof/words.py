@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from .vocabulary import LEAVING
 
 _WHOLE = re.compile(r"[-+]?\d[\d.e+-]*$|[A-Z]+$")
 # Of these the program's words are texts of one word each.
@@ -52,6 +55,20 @@ def truth_of(name: str, x: object) -> bool:
     if isinstance(n, bool) or (isinstance(n, int | float) and n in (0, 1)):
         return bool(n)
     raise TypeError(f"{name}={x!r}: must be True or False")
+
+
+def folder_and_design(
+    out: str | Mapping[str, str] | None, report: str | None, design: str | None
+) -> tuple[str | None, str | None]:
+    """out is the folder of the report, or {tensor: format that it leaves in}, words of a design,
+    which leave a kernel that declares none undeclared."""
+    if not isinstance(out, Mapping):
+        return out or report, design
+    for name in out:
+        if name not in LEAVING:
+            raise ValueError(f"out: {name!r} is none of {' '.join(LEAVING)}")
+    words = [f"{name}={form}" for name, form in out.items()]
+    return report, ",".join(["undeclared" if design is None else design, *words]).strip(",")
 
 
 def plain_number(x: Any) -> Any:

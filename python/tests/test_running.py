@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 import deltaproof
-from kernels import deltaproduct, dplr, gla, in_slots, kda, without_packing, wrong_at_70
+from deltaproof.tensors import BFLOAT16
+from kernels import (
+    deltaproduct,
+    dplr,
+    gla,
+    in_slots,
+    inputs,
+    kda,
+    without_packing,
+    wrong_at_70,
+)
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -295,6 +305,29 @@ def test_states_of_the_other_layout_are_said_or_recognised(tmp_path: Path) -> No
     assert found.status == 1 and 'fits: passes with state_layout="kv"' in found.text, found.text
     with pytest.raises(ValueError, match="must be 'kv' or 'vk'"):
         deltaproof.run(kda, "t65", state_layout="kvv", **own)
+
+
+def test_every_output_may_leave_in_a_format_of_its_own(tmp_path: Path) -> None:
+    def short(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        o, state = kda(q, k, v, g, beta, initial_state)
+        return o.astype(BFLOAT16).astype(np.float32), state
+
+    own = OWN | {"layouts": ()}
+    assert deltaproof.run(short, "t65", **own).status == 1
+    found = deltaproof.run(short, "t65", out={"o": "bf16"}, report=str(tmp_path), **own)
+    assert found.passed and found.record is not None, found.text
+    assert {r["policy"]["design"] for r in found.record["runs"]} == {"undeclared,o=bf16"}
+    assert (tmp_path / "report.html").exists()
+    assert deltaproof.run(short, "t65", out={"o": "bf16"}, design="recurrent", **own).passed
+    assert deltaproof.run(short, "t65", out={"o": "fp32"}, **own).status == 1
+    with pytest.raises(ValueError, match="out: 'state' is none of o dq"):
+        deltaproof.run(short, "t65", out={"state": "bf16"}, **own)
+    x = {n: y.astype(np.float32) for n, y in inputs().items()}
+    o, state = short(**x)
+    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    made = {"o": o, "final_state": state}
+    assert deltaproof.judge(x, made, **said).status == 1
+    assert deltaproof.judge(x, made, out={"o": "bf16"}, **said).passed
 
 
 def test_the_mistake_that_explains_a_failing_run_is_named() -> None:

@@ -221,7 +221,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                      .by_inverse = base == DP_BASE_BF16};
     ch->factors = ch->kept = dp_design_of(base).factors;
     ch->decays = dp_design_of(base).decays;
-    ch->out = dp_design_of(base).out;
+    ch->out = dp_design_of(base).out[DP_RESULT_O];
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
                   nn = (int64_t)n * n;
     const struct {

@@ -112,7 +112,7 @@ static void read_output(const head *h, int64_t t, const float *S) {
     for (int x = 0; x < p->K; x++)
         add_row((float)query(h, t)[x], S + (int64_t)x * p->V, p->V, sum);
     for (int v = 0; v < p->V; v++)
-        o[v] = dp_store(h->r->design->out, (float)p->scale * sum[v]);
+        o[v] = dp_store(h->r->design->out[DP_RESULT_O], (float)p->scale * sum[v]);
     free(sum);
 }
 
@@ -261,7 +261,8 @@ static void through_write(const head *h, int64_t t, int first, int n, const floa
             if (h->r->dvalues)
                 h->r->dvalues[(at + j) * p->V + v] = dE[v];
             else
-                h->r->out->dv[(at + j) * p->V + v] = dp_store(h->r->design->out, dE[v]);
+                h->r->out->dv[(at + j) * p->V + v] =
+                    dp_store(h->r->design->out[DP_RESULT_DV], dE[v]);
         }
     }
 }
@@ -384,7 +385,7 @@ static void store_all(dp_format f, double *x, int64_t n) {
 
 static void through_activations(const recurrence *r) {
     const dp_problem *p = r->p;
-    const dp_format f = r->design->out;
+    const dp_format *f = r->design->out;
     const int64_t q = p->T * p->H * p->K;
     double *dq = over_group(p, r->dq, p->K);
     double *dk = over_group(p, r->dk, (int64_t)dp_rows(p) * p->K);
@@ -396,19 +397,19 @@ static void through_activations(const recurrence *r) {
         dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->dg, r->out);
     dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
                         r->out);
-    store_all(f, r->out->dq, q);
-    store_all(f, r->out->dk, q * p->R);
-    store_all(f, r->out->dg, p->T * p->HV * dp_Kg(p));
+    store_all(f[DP_RESULT_DQ], r->out->dq, q);
+    store_all(f[DP_RESULT_DK], r->out->dk, q * p->R);
+    store_all(f[DP_RESULT_DG], r->out->dg, p->T * p->HV * dp_Kg(p));
     if (dp_by_factors(p)) {
-        store_all(f, r->out->dlr_a, q);
-        store_all(f, r->out->dlr_b, q);
-        store_all(f, r->out->dv, p->T * p->HV * p->V);
+        store_all(f[DP_RESULT_DLR_A], r->out->dlr_a, q);
+        store_all(f[DP_RESULT_DLR_B], r->out->dlr_b, q);
+        store_all(f[DP_RESULT_DV], r->out->dv, p->T * p->HV * p->V);
     } else if (r->values) {
-        store_all(f, r->out->derase, p->T * p->HV * p->K);
-        store_all(f, r->out->dwrite, p->T * p->HV * p->V);
-        store_all(f, r->out->dv, p->T * p->HV * p->V);
+        store_all(f[DP_RESULT_DERASE], r->out->derase, p->T * p->HV * p->K);
+        store_all(f[DP_RESULT_DWRITE], r->out->dwrite, p->T * p->HV * p->V);
+        store_all(f[DP_RESULT_DV], r->out->dv, p->T * p->HV * p->V);
     } else if (r->out->dbeta) {
-        store_all(f, r->out->dbeta, p->T * p->HV * dp_rows(p));
+        store_all(f[DP_RESULT_DBETA], r->out->dbeta, p->T * p->HV * dp_rows(p));
     }
     free(dq);
     free(dk);

@@ -21,7 +21,7 @@ static const char *const INVERSES[] = {"solve", "product"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
  * bits, or lengths. The last two do not change what is rounded. */
-typedef enum { A_NUMBER, A_FORMAT, AN_OPERAND, A_CHOICE, A_DROP, A_LENGTHS } kind;
+typedef enum { A_NUMBER, A_FORMAT, ALL_THAT_LEAVES, AN_OPERAND, A_CHOICE, A_DROP, A_LENGTHS } kind;
 typedef struct {
     const char *key, *what;
     kind kind;
@@ -35,7 +35,7 @@ static const setting SETTINGS[] = {
      NULL, 0},
     {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL, 0},
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
-    {"out", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, out), NULL, 0},
+    {"out", "fp64, fp32, bf16 or fp16", ALL_THAT_LEAVES, offsetof(dp_design, out), NULL, 0},
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
     {"inputs", "given or stored", A_CHOICE, offsetof(dp_design, stored_inputs), INPUTS, 2},
@@ -55,19 +55,38 @@ static const setting SETTINGS[] = {
 };
 #define NSETTINGS ((int)(sizeof SETTINGS / sizeof *SETTINGS))
 #define RECURRENT "recurrent"
+#define UNDECLARED "undeclared"
+
+static void leave_in(dp_design *d, dp_format f) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        d->out[i] = f;
+}
+
+/* Does all that leaves do so in one format? */
+static int leaves_alike(const dp_design *d) {
+    int alike = 1;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        alike &= !dp_leaves(i) || d->out[i] == d->out[DP_RESULT_O];
+    return alike;
+}
 
 dp_design dp_design_of(dp_base base) {
     dp_design d = {.base = base, .chunk = DP_CHUNK};
-    d.factors = d.state = d.dstate = d.out = d.decays = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    d.factors = d.state = d.dstate = d.decays = base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+    leave_in(&d, d.factors);
     if (base == DP_BASE_BF16) {
-        d.factors = d.out = DP_BF16;
+        d.factors = DP_BF16;
+        leave_in(&d, DP_BF16);
         d.product = 1;
     }
     return d;
 }
 
-int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]) {
-    d[0] = d[1] = dp_design_of(base);
+int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
+    const dp_base base = undeclared->base;
+    d[0] = dp_design_of(base);
+    memcpy(d[0].out, undeclared->out, sizeof d[0].out);
+    d[1] = d[0];
     if (base == DP_BASE_BF16) { /* FLA; FlashKDA and cuDNN, whose chunks are shorter: what of dg
                                    cancels at the end of a chunk is then cancelled more often */
         d[1].gated = 1;
@@ -115,22 +134,29 @@ static int sum_of_lengths(const char *text) {
     return sum;
 }
 
+/* The first n of FORMATS; -1: none of them. */
+static int format_of(const char *value, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(value, dp_formats[FORMATS[i]].name)) return (int)FORMATS[i];
+    return -1;
+}
+
 /* 1: value was understood and stored. */
 static int set_value(dp_design *d, const setting *s, const char *value) {
+    const int stored = s->kind == A_FORMAT || s->kind == ALL_THAT_LEAVES;
     if (s->kind == A_NUMBER) {
         int64_t n;
         if (dp_number_int(value, 8, DP_CHUNK_MOST, &n)) return 0;
         put_at(d, s, (int)n);
         return 1;
     }
-    if (s->kind == A_FORMAT || s->kind == AN_OPERAND) {
-        const size_t n = s->kind == A_FORMAT ? NSTORED : sizeof FORMATS / sizeof *FORMATS;
-        for (size_t i = 0; i < n; i++) {
-            if (strcmp(value, dp_formats[FORMATS[i]].name)) continue;
-            put_at(d, s, (int)FORMATS[i]);
-            return 1;
-        }
-        return 0;
+    if (stored || s->kind == AN_OPERAND) {
+        const int f = format_of(value, stored ? NSTORED : sizeof FORMATS / sizeof *FORMATS);
+        if (f >= 0 && s->kind == ALL_THAT_LEAVES)
+            leave_in(d, (dp_format)f);
+        else if (f >= 0)
+            put_at(d, s, f);
+        return f >= 0;
     }
     if (s->kind == A_DROP) {
         put_at(d, s, dp_drop_bits(value));
@@ -150,12 +176,10 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
 
 /* What a text may be made of: " chunk=N" of every setting. */
 static void known_words(char *out, size_t size) {
-    static const char *const value[] = {[A_NUMBER] = "N",
-                                        [A_FORMAT] = "F",
-                                        [AN_OPERAND] = "F",
-                                        [A_DROP] = "E",
-                                        [A_LENGTHS] = "N:N"};
-    size_t n = (size_t)snprintf(out, size, RECURRENT);
+    static const char *const value[] = {
+        [A_NUMBER] = "N",   [A_FORMAT] = "F", [ALL_THAT_LEAVES] = "F",
+        [AN_OPERAND] = "F", [A_DROP] = "E",   [A_LENGTHS] = "N:N"};
+    size_t n = (size_t)snprintf(out, size, RECURRENT " " UNDECLARED " TENSOR=F");
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
         n += (size_t)snprintf(out + n, size - n, " %s=%s", s->key,
@@ -165,9 +189,27 @@ static void known_words(char *out, size_t size) {
     }
 }
 
+/* One tensor's format. -1: it is no tensor that leaves. */
+static int set_leaving(dp_design *d, const char *name, const char *value, dp_err *e) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        if (!dp_leaves(i) || strcmp(name, dp_result_fields[i].name)) continue;
+        const int f = format_of(value, NSTORED);
+        if (f < 0)
+            return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is fp64, fp32, bf16 or fp16", name,
+                           value, name);
+        d->out[i] = (dp_format)f;
+        return DP_OK;
+    }
+    return -1;
+}
+
 static dp_status set_word(dp_design *d, char *word, dp_err *e) {
     if (!strcmp(word, RECURRENT)) {
         d->chunk = 0;
+        return DP_OK;
+    }
+    if (!strcmp(word, UNDECLARED)) {
+        d->undeclared = 1;
         return DP_OK;
     }
     char *value = strchr(word, '=');
@@ -178,31 +220,12 @@ static dp_status set_word(dp_design *d, char *word, dp_err *e) {
         if (set_value(d, s, value)) return DP_OK;
         return dp_fail(e, DP_EINPUT, "design: %s=%s: %s is %s", s->key, value, s->key, s->what);
     }
+    const int leaving = value ? set_leaving(d, word, value, e) : -1;
+    if (leaving >= 0) return (dp_status)leaving;
     char known[512];
     known_words(known, sizeof known);
     return dp_fail(e, DP_EINPUT, "design: %s%s%s: not one of %s", word, value ? "=" : "",
                    value ? value : "", known);
-}
-
-dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
-    char *words = strdup(text);
-    dp_status st = DP_OK;
-    *d = dp_design_of(base);
-    for (char *w = words, *next; w && *w && !st; w = next) {
-        next = strchr(w, ',');
-        if (next) *next++ = 0;
-        st = set_word(d, w, e);
-    }
-    const int begins = d->sending.begins;
-    d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
-    d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
-    free(words);
-    if (!st && d->fold_beta && !(d->product && d->chunk))
-        return dp_fail(e, DP_EINPUT,
-                       "design: beta=inverse: no inverse is formed (%s); inverse=product says that "
-                       "one is",
-                       d->chunk ? "inverse=solve" : RECURRENT);
-    return st;
 }
 
 static void lengths_word(int sum, const char *key, char *out, size_t size) {
@@ -218,7 +241,7 @@ static void word_of(const dp_design *d, const setting *s, char *out, size_t size
         snprintf(out, size, "%s=%d", s->key, x);
     else if (s->kind == A_LENGTHS)
         lengths_word(x, s->key, out, size);
-    else if (s->kind == A_FORMAT || s->kind == AN_OPERAND)
+    else if (s->kind != A_CHOICE)
         snprintf(out, size, "%s=%s", s->key, dp_formats[x].name);
     else
         snprintf(out, size, "%s=%s", s->key, s->choice[x]);
@@ -226,11 +249,12 @@ static void word_of(const dp_design *d, const setting *s, char *out, size_t size
 
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
     dp_design plain = dp_design_of(d->base);
-    size_t n = 0;
-    text[0] = 0;
+    size_t n = d->undeclared ? (size_t)snprintf(text, DP_DESIGN_TEXT, UNDECLARED) : 0;
+    text[n] = 0;
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
         char word[32];
+        if (s->kind == ALL_THAT_LEAVES && !leaves_alike(d)) continue;
         if (value_at(d, s) == value_at(&plain, s)) continue;
         if (s->kind == A_NUMBER && !d->chunk)
             snprintf(word, sizeof word, RECURRENT);
@@ -238,12 +262,53 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
             word_of(d, s, word, sizeof word);
         n += (size_t)snprintf(text + n, DP_DESIGN_TEXT - n, "%s%s", n ? "," : "", word);
     }
+    for (int i = 0; i < DP_NRESULTS && !leaves_alike(d); i++)
+        if (dp_leaves(i) && d->out[i] != plain.out[i])
+            n += (size_t)snprintf(text + n, DP_DESIGN_TEXT - n, "%s%s=%s", n ? "," : "",
+                                  dp_result_fields[i].name, dp_formats[d->out[i]].name);
+}
+
+/* Is out all that it says? */
+static int says_out_alone(const dp_design *d) {
+    const dp_design plain = dp_design_of(d->base);
+    dp_design rest = *d;
+    char text[DP_DESIGN_TEXT];
+    memcpy(rest.out, plain.out, sizeof rest.out);
+    dp_design_text(&rest, text);
+    return !strcmp(text, UNDECLARED);
+}
+
+dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
+    char *words = strdup(text);
+    dp_status st = DP_OK;
+    *d = dp_design_of(base);
+    for (char *w = words, *next; w && *w && !st; w = next) {
+        next = strchr(w, ',');
+        if (next) *next++ = 0;
+        st = set_word(d, w, e);
+    }
+    const int begins = d->sending.begins;
+    d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
+    d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
+    free(words);
+    if (!st && d->undeclared && !says_out_alone(d))
+        return dp_fail(e, DP_EINPUT,
+                       "design: undeclared: only out and names of tensors may stand beside it");
+    if (!st && d->fold_beta && !(d->product && d->chunk))
+        return dp_fail(e, DP_EINPUT,
+                       "design: beta=inverse: no inverse is formed (%s); inverse=product says that "
+                       "one is",
+                       d->chunk ? "inverse=solve" : RECURRENT);
+    return st;
 }
 
 int dp_design_same(const dp_design *a, const dp_design *b) {
     for (int i = 0; i < NSETTINGS; i++)
-        if (SETTINGS[i].kind < A_DROP && value_at(a, &SETTINGS[i]) != value_at(b, &SETTINGS[i]))
+        if (SETTINGS[i].kind < A_DROP && SETTINGS[i].kind != ALL_THAT_LEAVES &&
+            value_at(a, &SETTINGS[i]) != value_at(b, &SETTINGS[i]))
             return 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (dp_leaves(i) && a->out[i] != b->out[i]) return 0;
     return a->base == b->base;
 }
 

@@ -10,6 +10,7 @@
  *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
  *   dstate=FORMAT      the gradient of the state, carried the other way
  *   out=FORMAT         o and the gradients of inputs as they leave
+ *   TENSOR=FORMAT      one of them, after out: o=fp32, dq=bf16 (names: tensors.h)
  *   exp=exact          exp(g) of gates added up as they are, rounded correctly
  *   exp=fast           as fast kernels form it, 2^(g log2 e): gates are rounded and added up in
  *                      log2 units, and the power is off by up to 2^-23, alike for equal gates
@@ -38,6 +39,7 @@
  *                      asks (harness/search/invariants.h), nothing else does
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
+ *   undeclared         it does not say how it computes; beside it only out and TENSOR may stand
  *
  * Defaults: base fp64, fp32: every format that of the base, exact, given, pairwise, raw, solve,
  * rows. Base bf16: as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
@@ -54,18 +56,20 @@ extern "C" {
 
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                                \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F exp=exact|fast "      \
+    "recurrent undeclared TENSOR=F chunk=N factors=F state=F dstate=F out=F decays=F " \
+    "exp=exact|fast "                                                                  \
     "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product " \
     "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS       \
     " begins=pair|state drop=E chunks=N:N"
-#define DP_DESIGN_TEXT 256
+#define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000
 
 typedef struct {
     dp_base base;
     int chunk; /* tokens; 0: recurrent */
-    dp_format factors, state, dstate, out, decays;
+    dp_format factors, state, dstate, decays;
+    dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
     int gated, scored, product;
     int fast_decays;    /* exp=fast */
     int stored_inputs;  /* inputs=stored */
@@ -73,6 +77,7 @@ typedef struct {
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
+    int undeclared;     /* all but out is not known */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */
@@ -85,9 +90,12 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
 /* What a kernel that does not say how it computes may well be: the designs that kernels of the
- * field have. Returns their number. */
+ * field have, of its base and out. Returns their number. */
 #define DP_COMMON_DESIGNS 2
-int dp_design_common(dp_base base, dp_design d[DP_COMMON_DESIGNS]);
+int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
+
+/* Is it a result that leaves in a format of its own? The others leave as they were computed. */
+static inline int dp_leaves(int result) { return dp_result_fields[result].stored_short; }
 
 /* Do they round alike? What they drop, and could be asked for, does not count. */
 int dp_design_same(const dp_design *a, const dp_design *b);
