@@ -167,7 +167,8 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
  * `deltaproof run --help`): "" the default of its base (chunks of 64 tokens; base bf16: operands
  * and stored factors bf16, state fp32), else what differs: "chunk=128", "recurrent", "state=bf16",
  * "factors=fp16", "out=fp32", "dq=bf16" (one tensor, after out), "exp=fast" (decays are
- * 2^(g log2 e), as GPUs form them), "inputs=stored" (q and k are rounded like factors before anything else is made of them),
+ * 2^(g log2 e), as GPUs form them), "inputs=stored" (q and k are rounded like factors before
+ * anything else is made of them),
  * "scores=gated" (q k' from rounded operands that carry their decay), "keys=scored" (the key that
  * writes the state is made of the rounded one of the scores), "decays=bf16", "inverse=product",
  * "beta=inverse" (w and u of the inverse times beta, rounded so), "drop=20" (it leaves out states
