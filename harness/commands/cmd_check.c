@@ -2,7 +2,7 @@
  * status 0: everything held, 1: something did not, 2: could not run.
  * --tokens and --heads give the case's problem another size, with the same law of inputs, for sizes
  * where no truth is affordable; its heads are then made and checked in blocks of --block heads, so
- * that memory holds one block at a time. */
+ * that memory holds one block at a time. Foreign code is called with as many as were asked for. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/case/case.h"
@@ -87,8 +87,8 @@ static const struct argp_option OPTIONS[] = {
     {"heads", OPT_HEADS, "HV", 0,
      "that many heads (R and the law of inputs as in the case, H = HV)", 0},
     {"block", OPT_BLOCK, "N", 0,
-     "with --tokens or --heads: heads made and checked at a time (default: so many that each block "
-     "takes one check, at least 2)",
+     "with --tokens or --heads: heads made and checked at a time (default: of --subject, --run, "
+     "--serve all; of ours so many that each block takes one check, at least 2)",
      0},
     {"every", OPT_EVERY, 0, 0,
      "every check on every block (default: blocks take them in turn, each check sees one block)",
@@ -172,10 +172,10 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     o->s.progress = resized;
     o->s.input_dtype = c.input_dtype;
     const int HV = o->heads ? o->heads : c.p.HV, each = HV / DP_NCHECKS > 2 ? HV / DP_NCHECKS : 2,
-              block = !resized                    ? HV
-                      : o->block && o->block < HV ? o->block
-                      : o->block || HV < each     ? HV
-                                                  : each;
+              block = !resized || (o->s.library && !o->block) ? HV
+                      : o->block && o->block < HV             ? o->block
+                      : o->block || HV < each                 ? HV
+                                                              : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
         dp_problem p =

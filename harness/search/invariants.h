@@ -6,6 +6,8 @@
  * where it claims it (`bitwise`); else a row whose bits differ is held within the sum of both runs'
  * bounds (error_bound.h, of the design that the library declares), and `why` says how near it
  * comes. A library that refuses a changed problem skips that check; one that dies on it fails it.
+ * Of a library a check that fails is made again, all its runs: where it does not fail each time,
+ * `repeat` fails, "not repeatable, n of m", and the check is skipped.
  *
  *   repeat        the same run again gives the same bits
  *   causality     inputs of one token changed: o and dq of the chunks before its own, and

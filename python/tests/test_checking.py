@@ -60,6 +60,24 @@ def test_a_kernel_that_is_not_steady_is_within_bounds_unless_it_claims_bits() ->
     assert verdicts(unsteady, tokens=160, bitwise=True)["repeat"] == "fail"
 
 
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_a_race_is_no_matter_of_causality(bitwise: bool) -> None:
+    rng = np.random.default_rng(5)
+
+    def races(q, k, v, g, beta, cu_seqlens=None):  # noqa: ANN001, ANN202
+        o, state = kda(q, k, v, g, beta, cu_seqlens=cu_seqlens)
+        if rng.random() < 0.15:
+            t = rng.integers(0, len(o))
+            o[t : t + 8] *= np.float32(1.25)
+        return o, state
+
+    found = check(races, base="fp32", outputs=("o", "final_state"), tokens=96, bitwise=bitwise)
+    failed = [c for c in found if c.verdict == "fail"]
+    assert [c.name for c in failed] == ["repeat"] and "not repeatable, " in failed[0].why, found
+    more = [c for c in found if "not repeatable" in c.why or "(repeat)" in c.why]
+    assert {c.verdict for c in more} <= {"skipped", "fail"}
+
+
 def test_what_cannot_be_checked_says_why() -> None:
     with pytest.raises(RuntimeError, match="no-such-case"):
         check(kda, base="fp32", case="no-such-case")
