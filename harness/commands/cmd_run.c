@@ -7,6 +7,7 @@
 #include "harness/device/device_run.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/record/run_id.h"
+#include "harness/run/calls_again.h"
 #include "harness/run/over_cases.h"
 #include "options.h"
 #include "parse.h"
@@ -27,12 +28,13 @@ typedef struct {
     dp_options of;
     const char *id, *resume;
     int all, smoke, verbose;
+    int *again; /* runs of a subject that are still to be called again */
     int nvariant;
     dp_cuda_variant variant[DP_NCUDA_VARIANTS];
     dp_subject subject; /* open where of.subject names one */
 } options;
 
-enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME };
+enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME, OPT_AGAIN };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -83,6 +85,11 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_FAULT,
     DP_ROW_OUT,
     DP_ROW_JSON,
+    {"again", OPT_AGAIN, "N", 0,
+     "of --subject, --run, --serve: the first N runs (default 2) are called again with the same "
+     "inputs, and then with other values at the same addresses, and judged; runs that fail are "
+     "called again, too; 0: none is",
+     0},
     {"resume", OPT_RESUME, "DIR", 0,
      "keep finished cases there, and do not run again those that the same command, ended by "
      "whatever, has left there",
@@ -102,6 +109,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         break;
     case OPT_ID: o->id = arg; break;
     case OPT_RESUME: o->resume = arg; break;
+    case OPT_AGAIN: *o->again = (int)dp_option_number(st, "again", arg, 0, 1 << 20); break;
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
@@ -194,6 +202,7 @@ static dp_batch batch_of(const options *o) {
                               .design = of->design,
                               .drop = of->drop,
                               .limit_s = of->limit_s,
+                              .again = *o->again ? o->again : NULL,
                               .cache = of->cache,
                               .truth = dp_options_truth(of),
                               .progress = isatty(2)},
@@ -342,7 +351,8 @@ static const struct argp ARGP = {
            "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
 
 int dp_cmd_run(int argc, char **argv) {
-    options o = {.of = dp_options_new(0, 256)};
+    int again = DP_RUNS_CALLED_AGAIN;
+    options o = {.of = dp_options_new(0, 256), .again = &again};
     char *command = dp_command_line(argc, argv);
     dp_parse(&ARGP, argc, argv, &o);
     const int rc = run_options(&o, command);
@@ -354,7 +364,8 @@ int dp_cmd_run(int argc, char **argv) {
 
 /* The first has understood the same arguments; cases that it could not load are left out here. */
 void dp_run_shared(int argc, char **argv, const void *message) {
-    options o = {.of = dp_options_new(0, 256)};
+    int again = DP_RUNS_CALLED_AGAIN;
+    options o = {.of = dp_options_new(0, 256), .again = &again};
     dp_err e = {0};
     dp_id id = {0};
     char **paths = NULL;

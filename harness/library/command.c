@@ -109,7 +109,8 @@ static dp_problem small_problem(void) {
     return p;
 }
 
-/* s->base, from OUT's metadata of one call on a small problem, whose IN names no base. */
+/* s->base, from OUT's metadata of one call on a small problem, whose IN names no base. Its process
+ * ends: the first call that is judged is a process's first, too. */
 static dp_status ask_base(struct dp_command *c, double limit_s, dp_subject *s, dp_err *e) {
     dp_problem p = small_problem();
     dp_err why = {0};
@@ -122,6 +123,7 @@ static dp_status ask_base(struct dp_command *c, double limit_s, dp_subject *s, d
     if (st) return st;
     if (end.outcome == DP_SUBJECT_RETURNED) st = dp_command_read_base(c, &s->base, &why);
     dp_command_folder_clear(c);
+    dp_command_stop(c);
     if (end.outcome == DP_SUBJECT_RETURNED && !st) return DP_OK;
     return dp_fail(e, DP_EINPUT,
                    "--%s: give --base, the formats that the program claims (" DP_BASE_WORDS

@@ -122,7 +122,7 @@ dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_s
     }
     dp_subject_shared_new(&m, s, 1, 1);
     m.c->about = 1;
-    st = dp_subject_shared_make(&m, NULL, NULL, 0, e);
+    st = dp_subject_shared_make(&m, NULL, 0, e);
     if (!st) st = dp_subject_run_processes(&m, limit_s > 0 ? limit_s : DP_SUBJECT_LIMIT_S, &end, e);
     if (!st && end.outcome != DP_SUBJECT_RETURNED)
         st = dp_fail(e, DP_EINPUT, "%s: %s", path, end.why);
@@ -139,46 +139,78 @@ void dp_subject_close(dp_subject *s) {
     *s = (dp_subject){0};
 }
 
-static dp_status run_library(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
-                             dp_subject_result *out, dp_err *e) {
-    const int N = call->N, backward = call->backward;
+/* What came of call m->call. */
+static void look_at_call(const dp_subject_memory *m, const dp_problem *p,
+                         const dp_subject_ending *end, dp_subject_result *out) {
+    if (end->outcome != DP_SUBJECT_RETURNED && m->call == end->call) {
+        out->outcome = end->outcome;
+        memcpy(out->why, end->why, sizeof out->why);
+    }
+    if (out->outcome == DP_SUBJECT_RETURNED) dp_subject_check_patterns(m, out);
+    dp_subject_collect(m, p, m->c->ranks, out);
+}
+
+static dp_status run_library(const dp_subject *s, int n, const dp_problem *const *p,
+                             const dp_subject_call *call, dp_subject_result *out, int *made,
+                             dp_err *e) {
+    const int N = call->N;
     dp_subject_memory m;
-    dp_subject_array a[DP_NINPUTS];
     dp_subject_ending end;
-    const int n = dp_subject_input_arrays(p, backward, a);
     const double t0 = dp_subject_now();
     dp_subject_shared_new(&m, s, N, s->per_rank ? N : 1);
     m.pool = call->pool;
-    dp_subject_describe(m.c, p, call);
-    dp_subject_lay_out(&m, s, p, call);
-    dp_status st = dp_subject_shared_make(&m, p, a, n, e);
-    if (!st) st = dp_subject_run_processes(&m, call->limit_s, &end, e);
-    if (!st) {
-        out->outcome = end.outcome;
-        memcpy(out->why, end.why, sizeof out->why);
-        out->seconds = dp_subject_now() - t0;
-        if (out->outcome == DP_SUBJECT_RETURNED) dp_subject_check_patterns(&m, out);
-        dp_subject_collect(&m, p, N, out);
+    dp_subject_describe(m.c, p[0], call);
+    dp_subject_lay_out(&m, s, p[0], call);
+    dp_subject_shared_calls(&m, n, p);
+    dp_status st = dp_subject_shared_make(&m, p, call->backward, e);
+    if (!st) st = dp_subject_run_processes(&m, n * call->limit_s, &end, e);
+    const int returned = !st && end.outcome == DP_SUBJECT_RETURNED ? n - 1 : st ? -1 : end.call;
+    for (m.call = 0; m.call <= returned; m.call++) {
+        look_at_call(&m, p[m.call], &end, &out[m.call]);
+        out[m.call].seconds = (dp_subject_now() - t0) / (returned + 1);
+        ++*made;
+        if (out[m.call].outcome != DP_SUBJECT_RETURNED) break;
     }
     dp_subject_shared_free(&m);
     return st;
 }
 
-dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
-                         dp_subject_result *out, dp_err *e) {
+static dp_status run_command(const dp_subject *s, int n, const dp_problem *const *p,
+                             const dp_subject_call *call, dp_subject_result *out, int *made,
+                             dp_err *e) {
+    dp_status st = DP_OK;
+    while (*made < n && !st && (!*made || out[*made - 1].outcome == DP_SUBJECT_RETURNED)) {
+        st = dp_command_run(s, p[*made], call, &out[*made], e);
+        ++*made;
+    }
+    return st;
+}
+
+dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *const *p,
+                               const dp_subject_call *call, dp_subject_result *out, int *made,
+                               dp_err *e) {
     const int N = call->N;
-    *out = (dp_subject_result){0};
-    if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p->T % N)
+    *made = 0;
+    for (int i = 0; i < n; i++)
+        out[i] = (dp_subject_result){0};
+    if (N < 1 || N > DP_SUBJECT_MAX_RANKS || p[0]->T % N)
         return dp_fail(e, DP_EINPUT, "%lld tokens over %d ranks: not for a subject",
-                       (long long)p->T, N);
-    if (!s->command && !s->has[p->model]) {
+                       (long long)p[0]->T, N);
+    if (!s->command && !s->has[p[0]->model]) {
+        *made = 1;
         out->outcome = DP_SUBJECT_REFUSED;
         snprintf(out->why, sizeof out->why,
                  "it does not say that it computes %s (deltaproof_subject_recurrences)",
-                 dp_models[p->model].name);
+                 dp_models[p[0]->model].name);
         return DP_OK;
     }
-    return (s->command ? dp_command_run : run_library)(s, p, call, out, e);
+    return (s->command ? run_command : run_library)(s, n, p, call, out, made, e);
+}
+
+dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
+                         dp_subject_result *out, dp_err *e) {
+    int made;
+    return dp_subject_run_calls(s, 1, &p, call, out, &made, e);
 }
 
 void dp_subject_result_free(dp_subject_result *r) {

@@ -21,6 +21,7 @@ extern "C" {
 
 #define DP_SUBJECT_MAX_RANKS 64
 #define DP_SUBJECT_LIMIT_S 60.0
+#define DP_SUBJECT_MOST_CALLS 3 /* that one process makes */
 
 struct dp_command; /* command_parts.h */
 
@@ -94,6 +95,13 @@ typedef struct {
  * is an outcome. */
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
+/* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape, p[0] or one other: in
+ * one process where that is a library or a program of --serve, each array at the same address
+ * every time. Returns in *made how many came to an end: the last of them alone may not have
+ * returned. */
+dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *const *p,
+                               const dp_subject_call *call, dp_subject_result *out, int *made,
+                               dp_err *e);
 /* Frees what it holds; the struct is the caller's. */
 void dp_subject_result_free(dp_subject_result *r);
 

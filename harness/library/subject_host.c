@@ -144,6 +144,20 @@ static void map_regions(void) {
     }
 }
 
+/* The arrays of call i take the places of those of the call before. */
+static void map_call(int i) {
+    const dp_subject_control *c = host.c;
+    for (int a = 0; a < c->nregion; a++) {
+        const dp_subject_region *r = &c->region[host.rank][a];
+        const int64_t at =
+            r->offset + (r->input ? c->given_of[i] * c->given_step : i * c->made_step);
+        if (mmap(host.start[a], (size_t)r->span, r->input ? PROT_READ : PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED, r->input ? DP_SUBJECT_GIVEN_FD : DP_SUBJECT_MADE_FD,
+                 at) == MAP_FAILED)
+            leave(DP_PHASE_REFUSED, "%s cannot be mapped again: %s", r->name, strerror(errno));
+    }
+}
+
 static const void *input(const char *name) {
     for (int i = 0; i < host.c->nregion; i++) {
         const dp_subject_region *r = &host.c->region[host.rank][i];
@@ -196,7 +210,7 @@ static deltaproof_subject_problem problem(void) {
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static void call_run(run_function run) {
+static void call_once(run_function run) {
     const dp_subject_control *c = host.c;
     const deltaproof_subject_problem p = problem();
     deltaproof_subject_tensor t[DP_SUBJECT_MAX_REGIONS];
@@ -213,6 +227,19 @@ static void call_run(run_function run) {
     }
     host.me->at = DP_PHASE_RUNNING;
     host.me->ret = run(&p, &call);
+}
+
+/* All calls, to the first that does not succeed. */
+static void call_run(run_function run) {
+    for (int i = 0; i < host.c->calls && !host.me->ret; i++) {
+        host.me->call = i;
+        if (i) map_call(i);
+        if (i && i + 1 == host.c->calls) {
+            close(DP_SUBJECT_GIVEN_FD);
+            close(DP_SUBJECT_MADE_FD);
+        }
+        call_once(run);
+    }
     host.me->at = DP_PHASE_DONE;
 }
 
@@ -308,8 +335,10 @@ __attribute__((constructor)) static void host_main(int argc, char **argv) {
     host.me = &host.said->state[host.rank];
     host.me->at = DP_PHASE_LOADING;
     map_regions();
-    close(DP_SUBJECT_GIVEN_FD);
-    close(DP_SUBJECT_MADE_FD);
+    if (host.c->about || host.c->calls < 2) {
+        close(DP_SUBJECT_GIVEN_FD);
+        close(DP_SUBJECT_MADE_FD);
+    }
     catch_faults();
     dp_subject_limit_memory(SHADOW_MEMORY ? 0 : host.c->memory);
     load_and_call();

@@ -16,14 +16,20 @@ static dp_status memory_error(dp_err *e) {
     return dp_fail(e, DP_EIO, "shared memory for a subject: %s", strerror(errno));
 }
 
+/* Where arrays begin in `made`. */
+static int64_t first_output(const dp_subject_memory *s) {
+    return dp_subject_pages(sizeof(dp_subject_said)) + s->c->processes * DP_SUBJECT_PIECE;
+}
+
 void dp_subject_shared_new(dp_subject_memory *s, const dp_subject *lib, int ranks, int processes) {
     *s = (dp_subject_memory){.c = dp_calloc(1, sizeof *s->c), .given = -1, .made = -1};
     snprintf(s->c->lib, sizeof s->c->lib, "%s", lib->path);
     s->c->ranks = ranks;
     s->c->processes = processes;
+    s->c->calls = 1;
     s->c->memory = lib->memory;
     s->given_size = dp_subject_pages(sizeof *s->c);
-    s->made_size = dp_subject_pages(sizeof(dp_subject_said)) + processes * DP_SUBJECT_PIECE;
+    s->made_size = first_output(s);
 }
 
 void dp_subject_shared_free(dp_subject_memory *s) {
@@ -62,8 +68,19 @@ dp_subject_region *dp_subject_add_array(dp_subject_memory *s, int process, const
     return r;
 }
 
+void dp_subject_shared_calls(dp_subject_memory *s, int n, const dp_problem *const *p) {
+    int others = 0;
+    s->c->calls = n;
+    s->c->given_step = s->given_size - dp_subject_pages(sizeof *s->c);
+    s->c->made_step = s->made_size - first_output(s);
+    for (int i = 0; i < n; i++)
+        others |= s->c->given_of[i] = p[i] != p[0];
+    s->given_size += others * s->c->given_step;
+    s->made_size += (n - 1) * s->c->made_step;
+}
+
 char *dp_subject_bytes_of(const dp_subject_memory *s, const dp_subject_region *r) {
-    return s->map + r->offset;
+    return s->map + r->offset + s->call * s->c->made_step;
 }
 double *dp_subject_data_of(const dp_subject_memory *s, const dp_subject_region *r) {
     return (double *)(dp_subject_bytes_of(s, r) + dp_subject_begin(r));
@@ -85,8 +102,9 @@ static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *
     return strcmp(name, "write_slot") ? NULL : s->pool->write;
 }
 
-static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, const dp_subject_array *a,
-                        int n, char *map) {
+static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, int backward, char *map) {
+    dp_subject_array a[DP_NINPUTS];
+    const int n = dp_subject_input_arrays(p, backward, a);
     for (int r = 0; r < s->c->processes; r++)
         for (int i = 0; i < s->c->nregion; i++) {
             const dp_subject_region *x = &s->c->region[r][i];
@@ -119,13 +137,14 @@ static void fill_outputs(const dp_subject_memory *s) {
 
 /* Both files as the processes find them. After its seal no process, this one neither, can change
  * `given`. */
-dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *p,
-                                 const dp_subject_array *a, int n, dp_err *e) {
+dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *const *p, int backward,
+                                 dp_err *e) {
     pthread_barrierattr_t shared_barrier;
     char *given = new_file(&s->given, s->given_size);
     if (!given) return memory_error(e);
     memcpy(given, s->c, sizeof *s->c);
-    fill_inputs(s, p, a, n, given);
+    for (int i = 0; p && i < s->c->calls; i++)
+        fill_inputs(s, p[i], backward, given + s->c->given_of[i] * s->c->given_step);
     munmap(given, (size_t)s->given_size);
     if (fcntl(s->given, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         return memory_error(e);
@@ -136,6 +155,8 @@ dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *p,
     pthread_barrierattr_setpshared(&shared_barrier, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&((dp_subject_said *)s->map)->barrier, &shared_barrier,
                          (unsigned)s->c->processes);
-    fill_outputs(s);
+    for (s->call = 0; s->call < s->c->calls; s->call++)
+        fill_outputs(s);
+    s->call = 0;
     return DP_OK;
 }

@@ -19,6 +19,7 @@ typedef struct {
     int64_t given_size, made_size;
     char *map;
     const dp_state_pool *pool; /* of the call; NULL: none */
+    int call;                  /* whose outputs are looked at, where there are several */
 } dp_subject_memory;
 
 typedef struct {
@@ -31,6 +32,7 @@ typedef struct {
 /* How a group of processes ended. */
 typedef struct {
     dp_subject_outcome outcome;
+    int call; /* that did not return; from 0 */
     char why[512];
 } dp_subject_ending;
 
@@ -49,9 +51,12 @@ double *dp_subject_data_of(const dp_subject_memory *s, const dp_subject_region *
 /* The output of that name; NULL: the process has none. */
 const dp_subject_region *dp_subject_find_array(const dp_subject_memory *s, int process,
                                                const char *name);
-/* Makes both files as the processes find them; the inputs are sealed. */
-dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *p,
-                                 const dp_subject_array *a, int n, dp_err *e);
+/* The processes make n calls of these problems, p[0] or one other; asked before files are made. */
+void dp_subject_shared_calls(dp_subject_memory *s, int n, const dp_problem *const *p);
+/* Makes both files as the processes find them; the inputs are sealed. p: NULL, or problems of the
+ * calls. */
+dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *const *p, int backward,
+                                 dp_err *e);
 
 /* subject.c */
 /* Names with blanks or commas between as what the subject writes; changes the text. DP_EINPUT: one

@@ -37,9 +37,12 @@ typedef struct {
 typedef struct {
     char lib[4096];
     int about, ranks, processes;
-    int nregion;                  /* of one process */
-    int64_t memory;               /* bytes that a process may have */
-    deltaproof_subject_problem p; /* its pointers are filled in by the process */
+    int nregion;                         /* of one process */
+    int64_t memory;                      /* bytes that a process may have */
+    int calls;                           /* that each process makes, one after another */
+    int given_of[DP_SUBJECT_MOST_CALLS]; /* which inputs each is given: 0, or others */
+    int64_t given_step, made_step;       /* bytes from the arrays of one to those of the next */
+    deltaproof_subject_problem p;        /* its pointers are filled in by the process */
     char input_format[8], base[8], chain[8];
     dp_subject_region region[DP_SUBJECT_MAX_RANKS][DP_SUBJECT_MAX_REGIONS];
 } dp_subject_control;
@@ -56,7 +59,7 @@ typedef enum {
 /* What a process says of itself. */
 typedef struct {
     dp_subject_phase at;
-    int gathers, ret;
+    int call, gathers, ret;                /* call: which of its calls it is in, from 0 */
     int have_fault, region, before, wrote; /* where an access went wrong */
     int64_t bytes, off;                    /* of the present all-gather; from the array's end */
     uint64_t address, pc;                  /* pc relative to the library */

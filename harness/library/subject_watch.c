@@ -22,6 +22,7 @@ static dp_subject_state look(const dp_subject_memory *s, int r) {
     memcpy(st.why, why, sizeof why);
     if ((int)st.at < DP_PHASE_IDLE || st.at > DP_PHASE_REFUSED) st.at = DP_PHASE_RUNNING;
     if (st.region < 0 || st.region >= s->c->nregion) st.region = -1;
+    if (st.call < 0 || st.call >= s->c->calls) st.call = 0;
     return st;
 }
 
@@ -122,6 +123,7 @@ static int ended(const dp_subject_memory *s, int r, int status, dp_subject_endin
                  st.why[0] ? ": " : "", st.why);
     } else
         return 0;
+    end->call = st.call;
     return 1;
 }
 
@@ -140,6 +142,7 @@ static int deserted(const dp_subject_memory *s, const char *alive, dp_subject_en
     if (!waiting || gone < 0) return 0;
     const int calls = look(s, gone).gathers;
     end->outcome = DP_SUBJECT_HUNG;
+    end->call = look(s, gone).call;
     snprintf(
         end->why, sizeof end->why,
         "would wait for ever: rank %d returned after %d calls of all_gather, others are in call %d",
@@ -152,8 +155,10 @@ static void say_hung(const dp_subject_memory *s, const char *alive, double limit
     int n = snprintf(end->why, sizeof end->why, "did not return within %g s", limit);
     const int size = (int)sizeof end->why;
     end->outcome = DP_SUBJECT_HUNG;
+    end->call = look(s, 0).call;
     for (int r = 0; r < s->c->processes && s->c->processes > 1; r++) {
         const dp_subject_state st = look(s, r);
+        if (alive[r]) end->call = st.call;
         const char *what = !alive[r]                     ? "returned"
                            : st.at == DP_PHASE_GATHERING ? "waits in all_gather"
                            : st.at == DP_PHASE_LOADING   ? "is being loaded"

@@ -98,6 +98,8 @@ typedef struct {
     int drop; /* bits that the subject claims to drop, for those it declares; 0: as it declares */
     const dp_subject *subject; /* judged too where there is one; its name must outlive the record */
     double limit_s;            /* a run of it */
+    int *again;                /* how many of its runs are still to be called again, counted down
+                   (run/calls_again.h); NULL: none, nor those that fail */
     int nvariant;
     const dp_cuda_variant *variant; /* empty: plain */
     const char *cache;              /* folder of truths; NULL: none */

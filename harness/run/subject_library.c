@@ -1,4 +1,5 @@
 /* A shared library (harness/deltaproof_subject.h), run in processes of its own. */
+#include "calls_again.h"
 #include "harness/simulated/calls.h"
 #include "subjects.h"
 
@@ -124,19 +125,14 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-static dp_status call(const dp_sharding *sp, const dp_how *how, calls_made *made,
-                      dp_subject_result *s, dp_err *e) {
-    const dp_case *c = sp->c;
-    const dp_run_options *o = sp->std->o;
-    const double limit = o->limit_s > 0 ? o->limit_s : DP_SUBJECT_LIMIT_S;
-    const dp_subject_call one = {.input_format = dp_formats[c->input_dtype].name,
-                                 .N = sp->N,
-                                 .base = how->base,
-                                 .chain = how->chain,
-                                 .backward = c->backward,
-                                 .limit_s = limit};
-    return sp->first_of_call ? run_calls(sp, &one, made, s, e)
-                             : dp_subject_run(o->subject, &c->p, &one, s, e);
+static dp_subject_call call_of(const dp_sharding *sp, const dp_how *how) {
+    const double limit = sp->std->o->limit_s;
+    return (dp_subject_call){.input_format = dp_formats[sp->c->input_dtype].name,
+                             .N = sp->N,
+                             .base = how->base,
+                             .chain = how->chain,
+                             .backward = sp->c->backward,
+                             .limit_s = limit > 0 ? limit : DP_SUBJECT_LIMIT_S};
 }
 
 static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
@@ -156,18 +152,50 @@ static int leaves_range(const dp_case *c, const dp_design *d) {
     return fp16 && dp_case_is_exact(c);
 }
 
-/* An answer to one call. */
+/* An answer to one call, and to those that were made behind it in its process. */
 typedef struct dp_asked {
-    int N;
+    int N, nagain;
     dp_how how;
     calls_made made;
-    dp_subject_result s;
+    dp_subject_result s, again[DP_SUBJECT_MOST_CALLS - 1];
     double from;
 } asked;
 
 static void asked_free(asked *x) {
     dp_calls_seen_free(&x->made.seen);
     dp_subject_result_free(&x->s);
+    for (int i = 0; i < x->nagain; i++)
+        dp_subject_result_free(&x->again[i]);
+}
+
+enum { MOST_AGAIN = 1 << 24 }; /* numbers of v, of a problem that is called again */
+
+/* Sessions are not: their calls have other inputs each. */
+static int may_repeat(const dp_sharding *sp) {
+    const dp_problem *p = &sp->c->p;
+    return sp->std->o->again && !sp->first_of_call && !dp_op_of(sp->c)->has_front &&
+           dp_input_count(p, DP_INPUT_V) <= MOST_AGAIN;
+}
+
+/* One call; of the first runs that are served two more, one with the same inputs and one with
+ * others. */
+static dp_status call(const dp_sharding *sp, asked *x, dp_err *e) {
+    const dp_subject_call one = call_of(sp, &x->how);
+    const dp_problem *p = &sp->c->p;
+    if (sp->first_of_call) return run_calls(sp, &one, &x->made, &x->s, e);
+    dp_subject_result r[DP_SUBJECT_MOST_CALLS] = {{0}};
+    const int repeats = may_repeat(sp) && *sp->std->o->again > 0;
+    dp_problem other = repeats ? dp_other_values(p) : (dp_problem){0};
+    const dp_problem *const of[] = {p, p, &other};
+    int made;
+    const dp_status st =
+        dp_subject_run_calls(sp->std->o->subject, repeats ? 3 : 1, of, &one, r, &made, e);
+    x->s = r[0];
+    x->nagain = made > 1 ? made - 1 : 0;
+    memcpy(x->again, r + 1, sizeof x->again);
+    if (repeats) dp_problem_free(&other);
+    if (made == 3 && r[2].outcome == DP_SUBJECT_RETURNED) dp_other_values_undo(p, &x->again[1].r);
+    return st;
 }
 
 static const char *declared(const dp_run_options *o) {
@@ -186,7 +214,7 @@ static dp_status ask(const dp_sharding *sp, dp_base base, dp_format chain, asked
             .outcome = DP_SUBJECT_REFUSED,
             .why = "keys = exact: its numbers leave the range of fp16, which the design keeps"};
     else if (!st)
-        st = call(sp, &x->how, &x->made, &x->s, e);
+        st = call(sp, x, e);
     if (st) dp_calls_seen_free(&x->made.seen);
     return st;
 }
@@ -218,6 +246,97 @@ static dp_run *record(const dp_sharding *sp, const asked *x, dp_runs *out) {
     return r;
 }
 
+/* ---- calls that were made again -------------------------------------------------------------- */
+
+static const char *const AGAIN[] = {"again with the same inputs", "then with other values at the "
+                                                                  "same addresses"};
+
+/* Puts the text before what the run says. */
+static void say_first(dp_run *r, const char *text) {
+    char why[sizeof r->why];
+    const size_t n = (size_t)snprintf(why, sizeof why, "%.300s%s", text, r->why[0] ? "; " : "");
+    memcpy(why + n, r->why, sizeof why - n);
+    why[sizeof why - 1] = 0;
+    memcpy(r->why, why, sizeof why);
+}
+
+/* The run fails where the results of the which-th further call, as the first's, are wrong. */
+static dp_status judge_again(dp_sharding *sp, const asked *x, int which, dp_bound_bases *bases,
+                             dp_run *r, dp_err *e) {
+    dp_runs own = {0};
+    const dp_subject_result *s = &x->again[which];
+    const dp_outputs outputs = {.results = &s->r, .stage = which ? NULL : s->stage};
+    dp_run *of = record(sp, x, &own);
+    dp_sharding_note_truth(sp, of);
+    of->id = dp_run_id(of);
+    const dp_status st = dp_judge_calls(sp, &outputs, &x->made.seen, bases, of, x->from, e);
+    if (!st && of->verdict == DP_FAIL) {
+        const dp_run was = *r;
+        *r = *of;
+        *of = was;
+        if (which) say_first(r, "called again with other values at the same addresses");
+    }
+    dp_runs_free(&own);
+    return st;
+}
+
+/* A further call that did not return, in a process whose first did. */
+static int did_not_return(const asked *x, int which, dp_run *r) {
+    const dp_subject_result *s = &x->again[which];
+    if (s->outcome == DP_SUBJECT_RETURNED) return 0;
+    r->verdict = DP_FAIL;
+    r->outcome = dp_subject_outcomes[s->outcome];
+    snprintf(r->why, sizeof r->why, "called %s: %.480s", AGAIN[which], s->why);
+    return 1;
+}
+
+/* A run that failed: two more calls of a process of their own, before a cause is looked for. */
+static dp_status call_failed_again(const dp_sharding *sp, asked *x, dp_err *e) {
+    const dp_subject_call one = call_of(sp, &x->how);
+    const dp_problem *const same[] = {&sp->c->p, &sp->c->p};
+    return dp_subject_run_calls(sp->std->o->subject, 2, same, &one, x->again, &x->nagain, e);
+}
+
+/* Of calls with the same inputs: which differ from the first, said before anything else. The first
+ * of them is judged, too. */
+static dp_status judge_same(dp_sharding *sp, const asked *x, int n, dp_bound_bases *bases,
+                            dp_run *r, dp_err *e) {
+    char text[240], where[200], first[200] = "";
+    int differ = 0, which = 0, made = 0;
+    for (int i = 0; i < n; i++) {
+        if (x->again[i].outcome != DP_SUBJECT_RETURNED) continue;
+        made++;
+        if (!dp_results_differ(&sp->c->p, &x->s.r, &x->again[i].r, where, sizeof where)) continue;
+        if (differ++) continue;
+        which = i;
+        memcpy(first, where, sizeof first);
+    }
+    if (!differ) return DP_OK;
+    dp_status st = DP_OK;
+    if (r->verdict != DP_FAIL && !which) st = judge_again(sp, x, 0, bases, r, e);
+    snprintf(text, sizeof text, "not repeatable, %d of %d call%s with the same inputs: %s", differ,
+             made, made == 1 ? "" : "s", first);
+    say_first(r, text);
+    return st;
+}
+
+static dp_status judge_calls_again(dp_sharding *sp, asked *x, dp_bound_bases *bases, dp_run *r,
+                                   dp_err *e) {
+    char text[200];
+    dp_status st = DP_OK;
+    const int failed = r->verdict == DP_FAIL && !x->nagain;
+    if (!may_repeat(sp)) return DP_OK;
+    if (x->nagain) --*sp->std->o->again;
+    if (failed) st = call_failed_again(sp, x, e);
+    if (!st) st = judge_same(sp, x, failed ? x->nagain : x->nagain > 0, bases, r, e);
+    if (st || failed || r->verdict == DP_FAIL) return st;
+    for (int i = 0; i < x->nagain; i++)
+        if (did_not_return(x, i, r)) return DP_OK;
+    if (x->nagain < 2 || !dp_results_differ(&sp->c->p, &x->s.r, &x->again[1].r, text, sizeof text))
+        return DP_OK;
+    return judge_again(sp, x, 1, bases, r, e);
+}
+
 static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_bound_bases *bases,
                          dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
@@ -231,6 +350,7 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     if (x.s.outcome == DP_SUBJECT_RETURNED) {
         const dp_outputs outputs = {.results = &x.s.r, .stage = x.s.stage};
         st = dp_judge_calls(sp, &outputs, &x.made.seen, bases, r, x.from, e);
+        if (!st) st = judge_calls_again(sp, &x, bases, r, e);
     } else {
         note_failure(&x.s, r, x.from);
     }

@@ -189,22 +189,24 @@ DP_TEST(command, what_serve_answers_wrongly_is_said_and_the_next_call_starts_it_
         EXPECT_SAYS(
             sh(30, rows[i].bad, "$P run small.case $O --base fp32 --limit 2 --serve \"$B\""),
             rows[i].status, rows[i].says);
-    EXPECT_SAYS(sh(60, "ahead", "$P run small.case packed.case $O --base fp32 --serve \"$B\""), 1,
-                "(1 passed, 1 failed");
+    EXPECT_SAYS(
+        sh(60, "ahead", "$P run small.case packed.case $O --again 0 --base fp32 --serve \"$B\""), 1,
+        "(1 passed, 1 failed");
     CHECK(strstr(at_out, "answered 'ok\\x0a") || strstr(at_out, "OUT: was not written"), "%s",
           at_out); /* as the answer comes before the next call, or within it */
-    EXPECT_SAYS(sh(60, "crash", "$P run small.case packed.case $O --base fp32 --serve \"$B\""), 1,
-                "VERDICT: FAIL (0 passed, 2 failed");
+    EXPECT_SAYS(
+        sh(60, "crash", "$P run small.case packed.case $O --again 0 --base fp32 --serve \"$B\""), 1,
+        "VERDICT: FAIL (0 passed, 2 failed");
 }
 
 DP_TEST(command, nothing_that_it_started_outlives_its_call_its_limits_or_the_program) {
     int noted;
     NEEDS_NUMPY("command-ends");
-    EXPECT_SAYS(sh(30, "child", "$P run small.case $O --base fp32 --run \"$B\""), 0,
+    EXPECT_SAYS(sh(30, "child", "$P run small.case $O --again 0 --base fp32 --run \"$B\""), 0,
                 "VERDICT: PASS");
     int alive = at_survivors(dir, "noted", &noted);
     CHECK(noted == 1 && !alive, "%d of %d processes are still there", alive, noted);
-    EXPECT_SAYS(sh(30, "child", "$P run small.case $O --base fp32 --serve \"$B\""), 0,
+    EXPECT_SAYS(sh(30, "child", "$P run small.case $O --again 0 --base fp32 --serve \"$B\""), 0,
                 "VERDICT: PASS");
     alive = at_survivors(dir, "noted", &noted);
     CHECK(noted == 1 && !alive, "%d of %d processes are still there", alive, noted);

@@ -49,7 +49,7 @@ def check(
     bitwise: fn claims the same bits wherever it does the same arithmetic; else rows that differ
     must be within the sum of both calls' bounds. A check whose call fn does not serve is skipped,
     with the reason. RuntimeError: the program could not check."""
-    kernel = Contract(fn, **contract)
+    kernel = Contract(fn, base=base, **contract)
     about = About(kernel_name(fn), base, design=design)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "checks.json")

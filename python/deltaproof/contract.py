@@ -26,18 +26,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .layouts import arrange
-from .tensors import BFLOAT16, to_numpy
+from .tensors import BFLOAT16, is_torch, to_numpy
 from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, TOKENS, unit_axes
 from .words import truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
+WIDE = ("fp32", "fp64")
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
@@ -69,10 +70,14 @@ class Contract:
     reason.
     autograd: gradients of what it returns are taken by PyTorch.
     device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
-    PyTorch tensors, q k v do in the case's own format, all others float32.
+    PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a
+    base wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
     batch: an axis of length 1 stands in front of all arrays with tokens (default: with PyTorch).
     layout: memory of every array (layouts.py).
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
+    base: formats that fn claims.
+    An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
+    that remembers by address meets other values there.
     """
 
     fn: Callable[..., Any]
@@ -86,6 +91,8 @@ class Contract:
     batch: bool | None = None
     layout: str = "contiguous"
     state_layout: str = "kv"
+    base: str = "bf16"
+    _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.state_layout not in ("kv", "vk"):
@@ -167,8 +174,9 @@ class Contract:
 
     def _array(self, name: str, x: npt.NDArray[Any], problem: Problem) -> Any:
         if name in INTEGERS:
-            return self._on_device(x)
+            return self._placed(name, self._on_device(x))
         fmt = problem.input_format if name in SHORT else "fp32"
+        fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
         sizes = {a: problem.settings[a] for a in ("R", "Kg")}
@@ -180,10 +188,19 @@ class Contract:
         batch = self.device is not None if self.batch is None else self.batch
         if batch and name in TOKENS:
             y = y[None]
-        t = arrange(self._on_device(y), self.layout)
+        t = self._placed(name, arrange(self._on_device(y), self.layout))
         if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
         return t
+
+    def _placed(self, name: str, x: Any) -> Any:
+        """The same numbers at the address of the last array of that name, if they fit there."""
+        kept = self._memory.setdefault(name, x)
+        if (kept.shape, kept.dtype) != (x.shape, x.dtype):
+            kept = self._memory[name] = x
+        if kept is not x:
+            kept[...] = x
+        return kept.detach() if is_torch(kept) else kept
 
     def _on_device(self, x: npt.NDArray[Any]) -> Any:
         if self.device is None:
@@ -236,11 +253,11 @@ class Contract:
             [result[n] for n in heads],
             [x.to(result[n].dtype) for n, x in zip(heads, seeds, strict=True)],
         )
-        return {
-            d: given[of].grad
-            for d, of in GRADIENT_OF.items()
-            if of in given and given[of].grad is not None
-        }
+        of = {d: n for d, n in GRADIENT_OF.items() if n in given}
+        for d, n in of.items():
+            if d in problem.wanted and given[n].grad is None:
+                raise ValueError(f"{d}: no gradient reaches `{n}`: the function does not use it")
+        return {d: given[n].grad for d, n in of.items() if given[n].grad is not None}
 
 
 def _holds(name: str, x: npt.NDArray[Any]) -> bool:

@@ -62,7 +62,9 @@ def differ(
     inputs. bitwise: other bits are too much. truth: ask it whose bound is broken, and of designs
     without a bound. limit, contract: as `run` takes them, the contract is that of both.
     RuntimeError: the program could not compare."""
-    kernels = [Contract(fn, **contract) for fn in (a, b)]
+    kernels = [
+        Contract(fn, base=said, **contract) for fn, said in zip((a, b), _pair(base), strict=True)
+    ]
     servers = [
         Server(kernel, About(kernel_name(fn), said, design=how), seconds(limit))
         for kernel, fn, said, how in zip(kernels, (a, b), _pair(base), _pair(design), strict=True)

@@ -37,7 +37,7 @@ def fits(
     server = Server(contract, about, limit)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         paths = [os.path.join(folder, x) for x in ("in.safetensors", "out.safetensors")]
-        to = [f"--json={folder}/again.json", f"--limit={LONGEST:.0f}"]
+        to = [f"--json={folder}/again.json", f"--limit={LONGEST:.0f}", "--again=0"]
         run_program(["run", case, *to, *options], server)
         if server.calls != 1 or server.last is None:
             return []

@@ -132,6 +132,7 @@ def _layout(
     """One small case with every array in that layout. A function refuses it by NotImplementedError
     or Unsupported; whatever else it raises is a failure."""
     case = small_case(contract)
+    options = [*options, "--again=0"]
     got = _one_run([case], replace(contract, layout=layout), about, limit, options)
     if got.raised:
         return "fail: " + got.raised[-1].strip().splitlines()[-1]
@@ -166,7 +167,7 @@ def run(
     or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out,
     report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs are
     skipped with their reason (Run.verdicts())."""
-    kernel = Contract(fn, **contract)
+    kernel = Contract(fn, base=base, **contract)
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
@@ -191,13 +192,16 @@ def _fits(
     limit: float,
     options: Sequence[str],
 ) -> str:
-    """Of the first case that failed, which common mistakes fit it."""
+    """Of the first case that failed, which common mistakes fit it; none where calls with the same
+    inputs differ."""
     runs = found.record["runs"] if found.record else []
-    failed = next((r["case"] for r in runs if r["verdict"] == "fail"), None)
+    failed = next((r for r in runs if r["verdict"] == "fail"), None)
+    if not failed or failed["why"].startswith("not repeatable"):
+        return ""
     for name in names:
-        if failed and os.path.basename(name).removesuffix(".case") == failed:
+        if os.path.basename(name).removesuffix(".case") == failed["case"]:
             lines = fits(contract, about, name, limit, options)
-            return "".join(f"{failed} {x}\n" for x in lines)
+            return "".join(f"{failed['case']} {x}\n" for x in lines)
     return ""
 
 
@@ -213,7 +217,9 @@ def bisect(
     "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
     wrong, 1: found, see text."""
     about = About(kernel_name(fn), base, design=design)
-    return run_program(["bisect", "stage", case], Server(Contract(fn, **contract), about))
+    return run_program(
+        ["bisect", "stage", case], Server(Contract(fn, base=base, **contract), about)
+    )
 
 
 def shrink(
@@ -231,4 +237,4 @@ def shrink(
     about = About(kernel_name(fn), base, design=design)
     to = [] if output is None else [f"--output={output}"]
     command = ["shrink", case, f"--tries={tries}", *to]
-    return run_program(command, Server(Contract(fn, **contract), about))
+    return run_program(command, Server(Contract(fn, base=base, **contract), about))

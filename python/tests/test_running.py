@@ -218,6 +218,36 @@ def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatc
     assert list(found.verdicts().values()) == ["fail", "pass"], found.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "status", "says"),
+    [
+        ("first", 1, "(not repeatable, 1 of 1 call with the same inputs: "),
+        ("second", 1, "(not repeatable, 1 of 1 call with the same inputs: "),
+        ("bit", 0, "(not repeatable, 1 of 1 call with the same inputs: 1 of 3072 entries of o"),
+        ("raises", 1, "(called again with the same inputs: failed: returned 1: RuntimeError"),
+        ("remembers", 1, "(called again with other values at the same addresses; "),
+    ],
+)
+def test_calls_are_repeated_and_given_other_values(kind: str, status: int, says: str) -> None:
+    calls, seen = [], {}
+
+    def fn(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
+        calls.append(len(q))
+        if kind == "remembers":
+            v = seen.setdefault(v.__array_interface__["data"][0], v.copy())
+        o = kda(q, k, v, g, beta)[0]
+        if kind == "bit" and len(calls) == 2:
+            o[3, 0, 0] = np.nextafter(o[3, 0, 0], np.float32(9))
+        if kind == "raises" and len(calls) == 2:
+            raise RuntimeError("no slot is left")
+        wrong = {"first": 1, "second": 2}.get(kind)
+        return o * np.float32(1 + (len(calls) == wrong))
+
+    found = deltaproof.run(fn, "beta-zero", base="fp32", layouts=())
+    assert found.status == status and says in found.text, found.text
+    assert "fits: " not in found.text or kind == "remembers"
+
+
 def test_what_the_function_raises_fails_the_run_and_is_kept() -> None:
     def broken(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
         raise RuntimeError("no such kernel image")
@@ -274,6 +304,37 @@ def test_gradients_of_autograd_are_judged() -> None:
     forms = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
     once = deltaproof.judge_autograd(kernel, x, **forms)
     assert once.passed and "dbeta" in once.tensors, once.text
+
+
+def test_gradients_of_a_wider_claim_and_of_a_state_that_is_not_used() -> None:
+    torch = pytest.importorskip("torch")
+
+    def gdn(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, S: Any = None) -> Any:
+        G = v.shape[2] // q.shape[2]
+        q, k = (x.repeat_interleave(G, 2).float() for x in (q, k))
+        S = q.new_zeros(1, v.shape[2], q.shape[-1], v.shape[-1]) if S is None else S
+        o = []
+        for t in range(q.shape[1]):
+            S = S * g[:, t].exp()[..., None, None]
+            e = v[:, t].float() - (k[:, t, :, :, None] * S).sum(-2)
+            S = S + k[:, t, :, :, None] * (e * beta[:, t, :, None])[:, :, None]
+            o.append((scale * q[:, t, :, :, None] * S).sum(-2))
+        return torch.stack(o, 1), S
+
+    def takes_none(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any) -> Any:
+        return gdn(q, k, v, g, beta, scale)
+
+    def ignores(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any) -> Any:
+        return gdn(q, k, v, g, beta, scale)
+
+    def takes(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any) -> Any:
+        return gdn(q, k, v, g, beta, scale, initial_state)
+
+    own = OWN | {"design": "recurrent", "models": ("gdn",), "autograd": True, "device": "cpu"}
+    for fn, status in ((takes_none, 0), (takes, 0), (ignores, 1)):
+        found = deltaproof.run(fn, "smoke-gdn", layouts=(), **own)
+        assert found.status == status, found.text
+    assert "ds0: no gradient reaches `initial_state`" in found.text
 
 
 def turned(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:

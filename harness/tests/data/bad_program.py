@@ -17,6 +17,7 @@ META = {
     "layout": {"state_layout": "diagonal"},
     "claims": {"base": "bf16", "claim": "tf32"},
     "agrees": {"base": "fp32", "claim": "fp32"},
+    "first": {"base": "fp32", "claim": "fp32"},
 }
 calls = []
 
@@ -124,6 +125,15 @@ def call(path: str, out: str) -> None:
     if BAD == "unsteady":
         calls.append(path)
         results["o"] *= np.float32(1 + 2e-7 * (len(calls) % 2))
+    elif BAD == "first":  # of this process
+        calls.append(path)
+        results["o"] *= np.float32(1 + (len(calls) == 1))
+    elif BAD == "second":
+        calls.append(path)
+        results["o"] *= np.float32(1 + (len(calls) == 2))
+    elif BAD == "stale":  # outputs are those of the first call with this shape
+        calls.append(results["o"])
+        results["o"] = calls[0] if calls[0].shape == results["o"].shape else results["o"]
     example.write(out, spoil(results, meta), META.get(BAD, {}))
     if BAD == "short":
         with open(out, "r+b") as f:

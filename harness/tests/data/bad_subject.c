@@ -21,11 +21,25 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
     if (is("dies-at-once")) abort();
     return is("null") ? NULL : &x;
 }
+/* v as it was when a call first saw this address. */
+static int remembering(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
+    static const double *at, *seen;
+    deltaproof_subject_problem x = *p;
+    const size_t n = sizeof *p->v * (size_t)(p->tokens * p->HV * p->R * p->V);
+    if (is("remembers") && at != p->v) {
+        at = p->v;
+        seen = memcpy(malloc(n), p->v, n);
+    }
+    if (is("remembers")) x.v = seen;
+    return good_run(&x, c);
+}
+
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     volatile double *o = deltaproof_subject_find(c, "o"), *q = (volatile double *)p->q,
                     *H = deltaproof_subject_find(c, "H");
     const int64_t n = p->tokens * p->HV * p->V;
     volatile int *null = NULL;
+    static int call;
     const int last = p->rank == p->ranks - 1;
     if (is("desert") && p->rank == 0) return 0;
     if (is("refuses-packed") && p->Nseq > 1) return DP_SUBJECT_UNSUPPORTED;
@@ -33,7 +47,10 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
         char x[64], y[512];
         c->comm->all_gather(c->comm, x, y, p->rank == 1 ? 32 : 64);
     }
-    const int rc = good_run(p, c);
+    const int rc = remembering(p, c);
+    if (is("second-call") && call++) o[5] *= 1.5;
+    if (is("second-dies") && call++) abort();
+    if (is("second-bit") && call++) o[5] *= 1 + 1e-15;
     if (is("crash") && last) *null = 1;
     if (is("abort") && last) abort();
     if (is("hang") && last)
