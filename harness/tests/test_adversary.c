@@ -20,7 +20,9 @@ static int adversary(const char *arguments) { return adversary_in("adversary", a
 static int says(const char *text) { return strstr(out, text) != NULL; }
 
 DP_TEST(adversary, designs_agree_with_an_fp64_recurrence_and_that_with_the_complex_step) {
-    CHECK(adversary("check --designs recurrent chunk16-gated-bf16") == 0, "%s", out);
+    CHECK(adversary("check --designs recurrent,fast=1 chunk16-gated-bf16 "
+                    "chunk64-bf16,inverse=merged,fast=1") == 0,
+          "%s", out);
     CHECK(says("self-check: all right"), "%s", out);
 }
 
@@ -33,6 +35,14 @@ DP_TEST(adversary, a_right_design_passes_and_faults_fail_in_the_tensor_that_they
     CHECK(says("fail     t63 chunk64 row.dv:50  (dv: "), "%s", out);
     CHECK(says("fail     t63 chunk64 noise.dg:20  (dg: "), "%s", out);
     CHECK(says("skipped  t63 chunk64 state-boundary:0  (the fault acts nowhere here)"), "%s", out);
+}
+
+/* Through files: right kernels of three recurrences pass, zeros of no tensor do. */
+DP_TEST(adversary, kernels_of_every_recurrence_are_judged_as_files) {
+    CHECK(adversary("files --recurrences gdn2 gated-deltaproduct dplr ssd --formats bf16 fp16 "
+                    "--designs chunk64 recurrent --wrong too") == 0,
+          "%s", out);
+    CHECK(says("all: 0 failed, 0 not judged, of 32") && !says("zeros "), "%s", out);
 }
 
 /* A state in bf16 makes more than the default of its base: said, it is right; unsaid, a fault. */

@@ -45,14 +45,15 @@ static float faulty_gate(float g) {
     return decay > 0 ? share(knob.rounded_decay, g, logf(decay)) : g;
 }
 
+/* A token's gate is that of its first key. */
 static void activate_gates(const problem *p, int64_t t0, int hv, head_in *in) {
-    for (int64_t t = 0; t < in->T; t++)
+    for (int64_t t = 0; t < in->T / in->turns; t++)
         for (int x = 0; x < in->K; x++) {
             const int c = p->Kg == 1 ? 0 : x;
             float g = log_gate(p, t0 + t, hv, c);
             if (t > 0 && knob.neighbour_gate != 0)
                 g = share(knob.neighbour_gate, g, log_gate(p, t0 + t - 1, hv, c));
-            in->g[t * in->K + x] = faulty_gate(g);
+            in->g[t * in->turns * in->K + x] = faulty_gate(g);
         }
 }
 
@@ -109,12 +110,15 @@ static void activate_state(const problem *p, int seq, int hv, head_in *in) {
         }
 }
 
-static head_in head_new(const problem *p, int64_t T) {
-    const int64_t K = p->K, V = p->V, R = p->R;
+static head_in head_new(const problem *p, int64_t tokens) {
+    const int turns = p->in_turn ? p->R : 1;
+    const int64_t K = p->K, V = p->V, R = p->in_turn ? 1 : p->lr_a ? 2 : p->R, T = tokens * turns;
     return (head_in){.T = T,
                      .K = p->K,
                      .V = p->V,
-                     .R = p->R,
+                     .R = (int)R,
+                     .turns = turns,
+                     .undecayed = p->lr_a != NULL,
                      .one_gate = p->Kg == 1 && K > 1,
                      .backward = p->backward,
                      .scale = knob.scale_gain * (float)p->scale,
@@ -128,26 +132,89 @@ static head_in head_new(const problem *p, int64_t T) {
                      .dstate = floats(K * V)};
 }
 
+/* e, and what is written, of row `at` of the head, which is row `row` of the problem. */
+static void activate_writes(const problem *p, int64_t row, int64_t at, head_in *in) {
+    const int K = p->K, V = p->V;
+    float *e = in->e + at * K, *k = in->k + at * K, *v = in->v + at * V;
+    for (int i = 0; p->erase && i < K; i++)
+        e[i] = (float)p->erase[row * K + i] * k[i];
+    for (int i = 0; p->write && i < V; i++)
+        v[i] *= (float)p->write[row * V + i];
+    for (int i = 0; p->lr_a && i < K; i++) {
+        k[i - K] = (float)p->lr_b[row * K + i];
+        e[i - K] = -(float)p->lr_a[row * K + i];
+    }
+}
+
+static void activate_keys(const design *d, const problem *p, int64_t t0, int64_t t, int hv,
+                          head_in *in) {
+    const int K = p->K, V = p->V, R = p->R, last = p->lr_a ? 1 : 0;
+    const int64_t row = (t0 + t) * p->HV + hv;
+    for (int j = 0; j < R; j++) {
+        const int64_t at = (t * R + j) * (1 + last) + last;
+        activate_vector(d, p, p->k, t0 + t, hv, j, in->k + at * K);
+        for (int i = 0; i < V; i++)
+            in->v[at * V + i] = (float)p->v[(row * R + j) * V + i];
+        in->beta[at] = p->beta ? activate_beta(p, (float)p->beta[row * R + j]) : 1;
+        in->beta[at - last] = in->beta[at];
+        if (t + 1 == in->T / in->turns && (t + 1) % 64) in->beta[at] *= knob.tail_gain;
+        if (!p->beta) activate_writes(p, row, at, in);
+    }
+}
+
 void activate_head(const design *d, const problem *p, int seq, int hv, head_in *in) {
-    const int64_t t0 = p->cu[seq];
-    const int K = p->K, V = p->V, R = p->R;
-    *in = head_new(p, p->cu[seq + 1] - t0);
-    in->first = t0;
-    in->rank_tokens = p->T / (p->ranks > 1 ? p->ranks : 1);
+    const int64_t t0 = p->cu[seq], T = p->cu[seq + 1] - t0;
+    const int K = p->K, V = p->V;
+    *in = head_new(p, T);
+    in->e = p->beta ? in->k : floats(in->T * in->R * K);
+    in->first = t0 * in->turns;
+    in->rank_tokens = p->T / (p->ranks > 1 ? p->ranks : 1) * in->turns;
     activate_gates(p, t0, hv, in);
     activate_state(p, seq, hv, in);
-    for (int64_t t = 0; t < in->T; t++) {
-        const int64_t row = (t0 + t) * p->HV + hv;
-        activate_vector(d, p, p->q, t0 + t, hv, 0, in->q + t * K);
-        for (int j = 0; j < R; j++) {
-            activate_vector(d, p, p->k, t0 + t, hv, j, in->k + (t * R + j) * K);
-            in->beta[t * R + j] = activate_beta(p, (float)p->beta[row * R + j]);
-            if (t + 1 == in->T && in->T % 64) in->beta[t * R + j] *= knob.tail_gain;
-        }
-        for (int i = 0; i < R * V; i++)
-            in->v[t * R * V + i] = (float)p->v[row * R * V + i];
+    for (int64_t t = 0; t < T; t++) {
+        const int64_t last = (t + 1) * in->turns - 1;
+        activate_vector(d, p, p->q, t0 + t, hv, 0, in->q + last * K);
+        activate_keys(d, p, t0, t, hv, in);
         for (int i = 0; p->dout && i < V; i++)
-            in->dout[t * V + i] = (float)p->dout[row * V + i];
+            in->dout[last * V + i] = (float)p->dout[((t0 + t) * p->HV + hv) * V + i];
+    }
+}
+
+void last_keys(const head_in *in, int64_t T, int width, float *x) {
+    for (int64_t t = 0; in->turns > 1 && t < T; t++)
+        memmove(x + t * width, x + ((t + 1) * in->turns - 1) * width, sizeof *x * (size_t)width);
+}
+
+static void through_gates(const problem *p, int64_t row, int64_t at, const head_in *in,
+                          const head_out *out, key_gradients *to) {
+    const int K = p->K, V = p->V;
+    for (int i = 0; i < K; i++) {
+        const float de = out->de[at * K + i];
+        to->derase[row * K + i] = in->k[at * K + i] * de;
+        to->dk[at * K + i] += (float)p->erase[row * K + i] * de;
+    }
+    for (int i = 0; i < V; i++) {
+        const float dv = out->dv[at * V + i];
+        to->dwrite[row * V + i] = (float)p->v[row * V + i] * dv;
+        to->dv[at * V + i] = (float)p->write[row * V + i] * dv;
+    }
+}
+
+void keys_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
+               key_gradients *to) {
+    const int K = p->K, V = p->V, R = p->R, last = p->lr_a ? 1 : 0;
+    const int64_t t0 = p->cu[seq], T = p->cu[seq + 1] - t0;
+    for (int64_t r = 0; r < T * R; r++) {
+        const int64_t at = r * (1 + last) + last, row = (t0 + r) * p->HV + hv;
+        memcpy(to->dk + r * K, out->dk + at * K, sizeof(float) * (size_t)K);
+        memcpy(to->dv + r * V, out->dv + at * V, sizeof(float) * (size_t)V);
+        for (int i = 0; p->beta && i < K; i++)
+            to->dk[r * K + i] = out->de[at * K + i] + to->dk[r * K + i];
+        if (p->erase) through_gates(p, row, at, in, out, to);
+        for (int i = 0; last && i < K; i++) {
+            to->dlr_a[row * K + i] = -out->de[(at - 1) * K + i];
+            to->dlr_b[row * K + i] = out->dk[(at - 1) * K + i];
+        }
     }
 }
 
@@ -177,17 +244,17 @@ static float beta_slope(const problem *p, float raw) {
 void activate_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                    raw_gradients *raw) {
     const int64_t t0 = p->cu[seq];
-    for (int64_t t = 0; t < in->T; t++) {
+    for (int64_t t = 0; t < in->T / in->turns; t++) {
         const int64_t row = (t0 + t) * p->HV + hv;
         float dA = 0;
         for (int c = 0; c < p->Kg; c++) {
             const gate_slope slope = slope_of(p, t0 + t, hv, c);
-            const float dg = out->dg[t * in->K + c];
+            const float dg = out->dg[t * in->turns * in->K + c];
             raw->dg[row * p->Kg + c] = dg * slope.x;
             dA += dg * slope.A;
         }
         raw->dA[row] = dA;
-        for (int j = 0; j < p->R; j++)
+        for (int j = 0; p->beta && j < p->R; j++)
             raw->dbeta[row * p->R + j] = out->dbeta[t * p->R + j] * knob.beta_gain *
                                          beta_slope(p, (float)p->beta[row * p->R + j]);
     }

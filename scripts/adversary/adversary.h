@@ -50,7 +50,9 @@ double gaussian(uint64_t seed, uint64_t counter);
 
 /* ---- design.c ---- */
 
-typedef enum { SUBSTITUTION, EXPLICIT, NEUMANN, DOUBLING, INVERSES } inverse_kind;
+/* MERGED: blocks of 16 by substitution, the rest from products of them, operands in the
+ * format of factors (bf16 where that is fp32) */
+typedef enum { SUBSTITUTION, EXPLICIT, NEUMANN, DOUBLING, MERGED, INVERSES } inverse_kind;
 typedef enum { IN_ORDER, REVERSED, PAIRWISE, ORDERS } sum_order;
 
 typedef struct {
@@ -73,6 +75,7 @@ typedef struct {
     int stochastic;  /* .. at random */
     int both_states; /* .. and so is its gradient */
     format output;   /* tensors of tokens, where the inputs are bf16; fp32 elsewhere */
+    int fast;        /* gates are rounded and added up in log2 units, powers are of 2 */
 } design;
 
 extern const design designs[];
@@ -82,7 +85,11 @@ int design_parse(const char *text, design *d, char why[256]);
 /* What the design says of itself, in the words of deltaproof_subject_design: "recurrent",
  * "chunk=16,scores=gated"; "" is the default of its base. 0: there are no words for it. */
 int design_declares(const design *d, char *text, size_t size);
-/* exp(g), as an operand is multiplied with it. */
+/* A log gate in the design's units, and the power of it that a state is multiplied with: of 2, off
+ * by up to 2^-23 and alike for equal gates, where the design is fast. */
+float units_of(const design *d, float g);
+float power_of(const design *d, float g);
+/* The same, as an operand is multiplied with it. */
 float decay_by(const design *d, float g);
 /* Largest unit roundoff of what it rounds. */
 double design_roundoff(const design *d);
@@ -141,7 +148,23 @@ typedef struct {
 } knobs;
 
 /* Tensors that a call may write, in the order of deltaproof_subject.h. */
-enum { T_O, T_FINAL, T_DQ, T_DK, T_DV, T_DG, T_DBETA, T_DA, T_DBIAS, T_DS0, TENSORS };
+enum {
+    T_O,
+    T_FINAL,
+    T_DQ,
+    T_DK,
+    T_DV,
+    T_DG,
+    T_DBETA,
+    T_DA,
+    T_DBIAS,
+    T_DS0,
+    T_DERASE,
+    T_DWRITE,
+    T_DLR_A,
+    T_DLR_B,
+    TENSORS
+};
 extern const char *const tensor_names[TENSORS];
 
 /* One tensor of a call, before it is written: rows of tokens and heads, of sequences and heads
@@ -182,24 +205,40 @@ void fault_round(const fault *f, format to, format ulps, tensor *t);
 
 /* Text tables for scripts/adversary/run: a line a design or fault, fields with tabs between; what
  * a design declares is "-" where there are no words for it, and "state": it rounds that. */
+const char *adversary_says(const char *text);
 const char *adversary_designs(void);
 const char *adversary_faults(void);
 
-/* ---- one head of one sequence, activated, in fp32 ---- */
-
+/* ---- one head of one sequence, activated, in fp32 ----
+ * All recurrences are one: each of a token's R keys reads the state along e, and adds along k what
+ * it then lacks of v, times beta.  E = v - e S;  S <- S + k' beta E.
+ *   GDN, KDA, MKDA    e = k
+ *   Gated DeltaProduct  the same, each key a token of its own: only a token's first key has its
+ *                     gate, only its last its q and do
+ *   GDN-2             e = erase o k, v = write o v, beta = 1
+ *   GLA, SSD          e = 0, beta = 1
+ *   DPLR              two keys: lr_b reads along e = -lr_a, the state before its decay, and has
+ *                     v = 0; k has e = 0; beta = 1 */
 typedef struct {
     int64_t T;
     int64_t first, rank_tokens; /* of the whole problem: its first token, tokens of a rank */
     int K, V, R, one_gate, backward;
+    int turns;     /* tokens here that are one of the problem: R where its keys read in turn */
+    int undecayed; /* e reads the state before its decay */
     float scale;
     float *q, *k, *v, *g, *beta; /* [T][K] [T][R][K] [T][R][V] [T][K] [T][R] */
+    float *e;                    /* [T][R][K] */
     float *s0, *dout, *dstate;   /* [K][V] [T][V] [K][V] */
 } head_in;
 
 typedef struct {
     float *o, *state;                       /* [T][V] [K][V] */
     float *dq, *dk, *dv, *dg, *dbeta, *ds0; /* as their inputs; one_gate: dg in channel 0 */
+    float *de;                              /* [T][R][K]; dk is that of what is written alone */
 } head_out;
+
+/* By how much of its decay e is undone: the share of the fault, or all. */
+static inline float undecayed_of(const head_in *in) { return in->undecayed ? 1 : knob.undecayed; }
 
 void recurrent_head(const design *d, const head_in *in, head_out *out);
 void chunk_head(const design *d, const head_in *in, head_out *out);
@@ -252,6 +291,16 @@ typedef struct {
     float *dg, *dbeta; /* [T][HV][Kg], [T][HV][R] of the whole problem */
     float *dA;         /* [T][HV]: what each token adds to dA_log */
 } raw_gradients;
+/* Gradients of a head's keys (before their norm) and values as given, and of what stands in the
+ * place of beta. */
+typedef struct {
+    float *dk, *dv;                         /* [T][R][K] [T][R][V] of the head */
+    float *derase, *dwrite, *dlr_a, *dlr_b; /* [T][HV][K or V] of the whole problem */
+} key_gradients;
+void keys_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
+               key_gradients *to);
+/* Of keys that read in turn, the rows [T][width] of x that are of a token's last key. */
+void last_keys(const head_in *in, int64_t T, int width, float *x);
 void activate_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                    raw_gradients *raw);
 /* dx [n] of the raw vector from dy of its norm, in place. */

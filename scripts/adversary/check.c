@@ -17,15 +17,16 @@
 typedef struct {
     problem p;
     int64_t cu[8];
-    int64_t n[8];
-    double *in[8]; /* q k v g beta A_log dt_bias initial_state */
+    int64_t n[12];
+    double *in[12]; /* in the order below */
     double *dout, *dfinal;
     int moved;  /* array .. */
     int64_t at; /* .. entry that has an imaginary part; -1: none */
 } trial;
 
-enum { Q, KEY, VAL, GATE, BETA, ALOG, BIAS, S0, INPUTS };
-static const int gradient_of[INPUTS] = {T_DQ, T_DK, T_DV, T_DG, T_DBETA, T_DA, T_DBIAS, T_DS0};
+enum { Q, KEY, VAL, GATE, BETA, ALOG, BIAS, S0, ERASE, WRITE, LR_A, LR_B, INPUTS };
+static const int gradient_of[INPUTS] = {T_DQ,    T_DK,  T_DV,     T_DG,     T_DBETA, T_DA,
+                                        T_DBIAS, T_DS0, T_DERASE, T_DWRITE, T_DLR_A, T_DLR_B};
 static const double STEP = 1e-60;
 
 /* ---- the recurrence in complex numbers ---- */
@@ -61,30 +62,47 @@ static void vector(const trial *a, int which, int64_t row, double complex *x) {
         x[i] /= csqrt(s);
 }
 
+/* A key reads S along e, the state before or after the decay, and adds along k. */
+static void key_step(const trial *a, int64_t row, const double complex *k,
+                     const double complex *read, double complex *S) {
+    const problem *p = &a->p;
+    const int K = p->K, V = p->V;
+    for (int i = 0; i < V; i++) {
+        double complex E = input(a, VAL, row * V + i);
+        if (p->write) E *= input(a, WRITE, row * V + i);
+        for (int x = 0; (p->beta || p->erase) && x < K; x++)
+            E -= (p->erase ? input(a, ERASE, row * K + x) : 1) * k[x] * read[x * V + i];
+        for (int x = 0; x < K; x++)
+            S[x * V + i] += k[x] * (p->beta ? beta_of(a, row) : 1) * E;
+    }
+}
+
 /* One token: the new state, and the token's part of <o, dout>. */
 static double complex step(const trial *a, int64_t t, int hv, double complex *S) {
     const problem *p = &a->p;
     const int K = p->K, V = p->V, R = p->R, h = hv / (p->HV / p->H);
-    double complex k[4][32], E[4][32], q[32], loss = 0;
+    const int64_t row = t * p->HV + hv;
+    double complex k[32], q[32], read[32 * 32], loss = 0;
     vector(a, Q, t * p->H + h, q);
+    memcpy(read, S, sizeof *S * (size_t)(K * V));
     for (int x = 0; x < K; x++)
         for (int i = 0; i < V; i++)
             S[x * V + i] *= cexp(gate(a, t, hv, p->Kg == 1 ? 0 : x));
-    for (int j = 0; j < R; j++) {
-        vector(a, KEY, (t * p->H + h) * R + j, k[j]);
-        for (int i = 0; i < V; i++) {
-            E[j][i] = input(a, VAL, ((t * p->HV + hv) * R + j) * V + i);
-            for (int x = 0; x < K; x++)
-                E[j][i] -= k[j][x] * S[x * V + i];
-        }
-    }
-    for (int j = 0; j < R; j++)
+    for (int i = 0; p->lr_a && i < V; i++) {
+        double complex seen = 0;
         for (int x = 0; x < K; x++)
-            for (int i = 0; i < V; i++)
-                S[x * V + i] += k[j][x] * beta_of(a, (t * p->HV + hv) * R + j) * E[j][i];
+            seen += input(a, LR_A, row * K + x) * read[x * V + i];
+        for (int x = 0; x < K; x++)
+            S[x * V + i] += input(a, LR_B, row * K + x) * seen;
+    }
+    for (int j = 0; j < R; j++) {
+        if (j == 0 || p->in_turn) memcpy(read, S, sizeof *S * (size_t)(K * V));
+        vector(a, KEY, (t * p->H + h) * R + j, k);
+        key_step(a, row * R + j, k, read, S);
+    }
     for (int x = 0; x < K; x++)
         for (int i = 0; i < V; i++)
-            loss += a->dout[(t * p->HV + hv) * V + i] * p->scale * q[x] * S[x * V + i];
+            loss += a->dout[row * V + i] * p->scale * q[x] * S[x * V + i];
     return loss;
 }
 
@@ -113,6 +131,7 @@ typedef struct {
     int H, HV, K, V, R, Kg, gate, beta, l2norm;
     double g_mean, g_scale, beta_low, beta_high;
     int64_t cu[5];
+    enum { BY_BETA, IN_TURN, BY_GATES, BY_NOTHING, BY_FACTORS } by;
 } form;
 
 static const form FORMS[] = {
@@ -206,6 +225,86 @@ static const form FORMS[] = {
      0,
      0.5,
      {0, 33, 33, 70, 90}},
+    {"three keys in turn",
+     1,
+     2,
+     16,
+     8,
+     3,
+     1,
+     DP_SUBJECT_GATE_LOG,
+     DP_SUBJECT_BETA_SIGMOID,
+     1,
+     -0.05,
+     0.03,
+     -1,
+     1,
+     {0, 33, 33, 70, 90},
+     IN_TURN},
+    {"erase and write",
+     1,
+     2,
+     16,
+     8,
+     1,
+     16,
+     DP_SUBJECT_GATE_SOFTPLUS,
+     DP_SUBJECT_BETA_PLAIN,
+     1,
+     -4,
+     1,
+     0.1,
+     0.9,
+     {0, 33, 33, 100, 140},
+     BY_GATES},
+    {"nothing erased",
+     1,
+     2,
+     16,
+     8,
+     1,
+     16,
+     DP_SUBJECT_GATE_SOFTPLUS,
+     DP_SUBJECT_BETA_PLAIN,
+     0,
+     -4,
+     1,
+     0,
+     0,
+     {0, 33, 33, 100, 140},
+     BY_NOTHING},
+    {"nothing erased, one gate",
+     2,
+     4,
+     16,
+     8,
+     1,
+     1,
+     DP_SUBJECT_GATE_LOG,
+     DP_SUBJECT_BETA_PLAIN,
+     0,
+     -0.05,
+     0.03,
+     0,
+     0,
+     {0, 33, 33, 100, 140},
+     BY_NOTHING},
+    {"factors",
+     2,
+     2,
+     16,
+     8,
+     1,
+     16,
+     DP_SUBJECT_GATE_SOFTPLUS,
+     DP_SUBJECT_BETA_PLAIN,
+     0,
+     -2,
+     1,
+     0,
+     0,
+     {0, 33, 33, 100, 140},
+     BY_FACTORS},
 };
 enum { NFORMS = sizeof FORMS / sizeof *FORMS };
 
@@ -252,7 +351,9 @@ static trial *trial_new(const form *f, uint64_t seed) {
     const int64_t T = p->T, n[INPUTS] = {T * f->H * f->K,         T * f->H * f->R * f->K,
                                          T * f->HV * f->R * f->V, T * f->HV * f->Kg,
                                          T * f->HV * f->R,        f->HV,
-                                         f->HV * f->Kg,           (int64_t)4 * f->HV * f->K * f->V};
+                                         f->HV * f->Kg,           (int64_t)4 * f->HV * f->K * f->V,
+                                         T * f->HV * f->K,        T * f->HV * f->V,
+                                         T * f->HV * f->K,        T * f->HV * f->K};
     memcpy(a->n, n, sizeof n);
     const double unit = f->l2norm ? 1 : 1 / sqrt(f->K);
     a->in[Q] = random_array(n[Q], seed, 0, unit);
@@ -271,7 +372,14 @@ static trial *trial_new(const form *f, uint64_t seed) {
     p->k = a->in[KEY];
     p->v = a->in[VAL];
     p->g = a->in[GATE];
-    p->beta = a->in[BETA];
+    a->in[ERASE] = uniform_array(n[ERASE], seed + 10, 0.1, 0.9);
+    a->in[WRITE] = uniform_array(n[WRITE], seed + 11, 0.1, 0.9);
+    a->in[LR_A] = random_array(n[LR_A], seed + 12, 0, -0.7 * unit);
+    a->in[LR_B] = random_array(n[LR_B], seed + 13, 0, 0.7 * unit);
+    if (f->by == BY_BETA || f->by == IN_TURN) p->beta = a->in[BETA];
+    p->in_turn = f->by == IN_TURN;
+    if (f->by == BY_GATES) p->erase = a->in[ERASE], p->write = a->in[WRITE];
+    if (f->by == BY_FACTORS) p->lr_a = a->in[LR_A], p->lr_b = a->in[LR_B];
     p->initial_state = a->in[S0];
     p->dout = a->dout;
     p->dfinal_state = a->dfinal;
@@ -291,6 +399,25 @@ static void trial_free(trial *a) {
 
 /* ---- the two comparisons ---- */
 
+/* Does the problem have the input that this is the gradient of? */
+static int has_gradient(const problem *p, int tensor) {
+    const void *of[TENSORS] = {[T_O] = p,
+                               [T_FINAL] = p,
+                               [T_DQ] = p,
+                               [T_DK] = p,
+                               [T_DV] = p,
+                               [T_DG] = p,
+                               [T_DS0] = p,
+                               [T_DBETA] = p->beta,
+                               [T_DA] = p->A_log,
+                               [T_DBIAS] = p->A_log,
+                               [T_DERASE] = p->erase,
+                               [T_DWRITE] = p->write,
+                               [T_DLR_A] = p->lr_a,
+                               [T_DLR_B] = p->lr_b};
+    return of[tensor] != NULL;
+}
+
 static int64_t size_of(const trial *a, int tensor) {
     if (tensor == T_O) return a->n[VAL] / a->p.R;
     if (tensor == T_FINAL) return a->n[S0];
@@ -305,7 +432,7 @@ static int check_reference(trial *a, const char *name, const reference *ref) {
     for (int i = 0; i < INPUTS; i++) {
         const double *want = ref->x[gradient_of[i]];
         double largest = 0;
-        if ((i == ALOG || i == BIAS) && !a->p.A_log) continue;
+        if (!has_gradient(&a->p, gradient_of[i])) continue;
         for (int64_t z = 0; z < a->n[i]; z++)
             largest = fmax(largest, fabs(want[z]));
         for (uint64_t s = 0; s < 6; s++) {
@@ -358,7 +485,7 @@ static int check_design(const trial *a, const char *text, const reference *ref) 
     design d;
     setenv("ADVERSARY_DESIGN", text, 1);
     for (int i = 0; i < TENSORS; i++)
-        if (!is_sum(i) || a->p.A_log)
+        if (has_gradient(&a->p, i))
             t[call.count++] = (deltaproof_subject_tensor){.name = tensor_names[i],
                                                           .data = doubles_of(size_of(a, i))};
     printf("  %-26s", text);

@@ -36,10 +36,10 @@ static void running_sum(const work *w, chunk *ch) {
     for (int x = 0; x < K; x++) {
         float sum = 0;
         for (int s = 0; s < ch->c; s++) {
-            const float step = fmaxf(g[s * K + x], RESET);
+            const float step = units_of(w->d, fmaxf(g[s * K + x], RESET));
             sum += step;
             ch->gam[s * K + x] = share(knob.rounded_cumsum, sum, round_to(BF16, sum));
-            ch->early[s * K + x] = expf(-knob.undecayed * fmaxf(step, -60));
+            ch->early[s * K + x] = power_of(w->d, -undecayed_of(w->in) * fmaxf(step, -80));
         }
     }
 }
@@ -47,10 +47,10 @@ static void running_sum(const work *w, chunk *ch) {
 static void fill_readers(const work *w, chunk *ch) {
     const int K = w->in->K, R = w->in->R;
     memcpy(ch->readers, w->in->q + ch->t0 * K, sizeof(float) * (size_t)(ch->c * K));
-    const float *k = w->in->k + ch->t0 * R * K;
+    const float *e = w->in->e + ch->t0 * R * K;
     for (int r = 0; r < ch->n; r++)
         for (int x = 0; x < K; x++)
-            ch->readers[(ch->c + r) * K + x] = k[r * K + x] * ch->early[r / R * K + x];
+            ch->readers[(ch->c + r) * K + x] = e[r * K + x] * ch->early[r / R * K + x];
 }
 
 /* Scores of q into P, of keys into N = B L. */
@@ -97,13 +97,13 @@ static void fill_gated(const work *w, chunk *ch) {
     const float *last = ch->gam + (ch->c - 1) * K;
     const float *other = ch->c > 1 ? last - K : last;
     for (int x = 0; x < K; x++)
-        ch->end[x] = expf(last[x]);
+        ch->end[x] = power_of(w->d, last[x]);
     for (int i = 0; i < ch->c * K; i++)
         ch->qg[i] = decay_by(w->d, ch->gam[i]) * ch->readers[i];
     for (int i = 0; i < ch->n * K; i++) {
         const int x = i % K;
         const float gam = ch->gam[i / K / R * K + x];
-        const float wrong = expf(fminf(other[x] - gam, 0)) * ch->pairs.writers[i];
+        const float wrong = power_of(w->d, fminf(other[x] - gam, 0)) * ch->pairs.writers[i];
         ch->kgam[i] = decay_by(w->d, gam) * ch->readers[ch->c * K + i];
         ch->kg[i] = share(knob.end_decay, written(w, ch, i, x, gam), wrong);
     }
@@ -310,17 +310,17 @@ static void back_to_states(const work *w, const chunk *ch, const float *dS, adjo
     product(d->sums, c, K, V, by_rows(w->in->dout + ch->t0 * V, V, d->values),
             transposed(ch->S0, V, d->values), part);
     for (int i = 0; i < c * K; i++)
-        a->dreaders[i] += w->in->scale * expf(ch->gam[i]) * part[i];
+        a->dreaders[i] += w->in->scale * power_of(d, ch->gam[i]) * part[i];
     product(d->sums, n, K, V, by_rows(a->dE, V, d->values), transposed(ch->S0, V, d->values), part);
     for (int i = 0; i < n * K; i++) {
         const int at = i / K / R * K + i % K;
-        a->dreaders[c * K + i] -= expf(ch->gam[at]) * part[i];
+        a->dreaders[c * K + i] -= power_of(d, ch->gam[at]) * part[i];
         a->dreaders[c * K + i] *= ch->early[at];
     }
     product(d->sums, n, K, V, by_rows(ch->X, V, d->values), transposed(dS, V, d->values), part);
     for (int i = 0; i < n * K; i++) {
         const int at = i / K / R * K + i % K;
-        const float through = expf(last[i % K] - ch->gam[at]) * part[i];
+        const float through = power_of(d, last[i % K] - ch->gam[at]) * part[i];
         a->dwrite[i] += through;
         a->boundary[i % K] += ch->pairs.writers[i] * through;
     }
@@ -351,13 +351,21 @@ static float dq_share(float x) { return share(knob.rounded_dq, x, round_to(BF16,
 /* Gradient of the running sum of gates, token by token, then of the gates. */
 static void back_to_gates(const work *w, const chunk *ch, const adjoint *a) {
     const int K = w->in->K, R = w->in->R, c = ch->c;
-    const float *q = w->in->q + ch->t0 * K, *k = ch->pairs.writers;
+    const float *q = w->in->q + ch->t0 * K, *k = ch->pairs.writers, *e = w->in->e + ch->t0 * R * K;
     float *dg = w->out->dg + ch->t0 * K;
     for (int i = 0; i < c * K; i++)
         dg[i] = q[i] * dq_share(a->dreaders[i]);
-    for (int i = 0; i < ch->n * K; i++)
-        dg[i / K / R * K + i % K] +=
-            k[i] * (dq_share(a->dreaders[c * K + i]) - dq_share(a->dwrite[i]));
+    for (int i = 0; i < ch->n * K; i++) {
+        const float read = dq_share(a->dreaders[c * K + i]), written = dq_share(a->dwrite[i]);
+        float *own = dg + i / K / R * K + i % K;
+        if (e != k) { /* what reads before its decay sees the gates up to the token before */
+            if (!w->in->undecayed) *own += e[i] * read;
+            if (w->in->undecayed && i / K / R > 0) own[-K] += e[i] * read;
+            *own -= k[i] * written;
+        } else {
+            *own += k[i] * (read - written);
+        }
+    }
     for (int x = 0; x < K; x++)
         dg[(c - 1) * K + x] += a->boundary[x];
     for (int s = 0; w->in->one_gate && s < c; s++) {
@@ -382,9 +390,8 @@ static void write_dq_dk(const work *w, const chunk *ch, adjoint *a) {
         }
     }
     memcpy(w->out->dq + ch->t0 * K, a->dreaders, sizeof(float) * (size_t)(c * K));
-    float *dk = w->out->dk + ch->t0 * R * K;
-    for (int i = 0; i < ch->n * K; i++)
-        dk[i] = a->dreaders[c * K + i] + a->dwrite[i];
+    memcpy(w->out->dk + ch->t0 * R * K, a->dwrite, sizeof(float) * (size_t)(ch->n * K));
+    memcpy(w->out->de + ch->t0 * R * K, a->dreaders + c * K, sizeof(float) * (size_t)(ch->n * K));
 }
 
 /* dS_0 = eC o dS + scale qg' do - w' dX. */
@@ -425,7 +432,8 @@ static void scale_all(float by, float *x, int64_t n) {
 /* Chunks start anew where a rank starts. */
 static int64_t chunk_end(const design *d, const head_in *in, int64_t t0) {
     const int64_t next_rank = in->rank_tokens - (in->first + t0) % in->rank_tokens;
-    int64_t n = in->T - t0 < d->chunk ? in->T - t0 : d->chunk;
+    const int64_t chunk = (int64_t)d->chunk * in->turns;
+    int64_t n = in->T - t0 < chunk ? in->T - t0 : chunk;
     if (next_rank < n) n = next_rank;
     return t0 + n;
 }

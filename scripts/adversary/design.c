@@ -19,6 +19,8 @@ const design designs[] = {
     {.name = "chunk64-pairwise", .base = "fp32", .chunk = 64, .sums = PAIRWISE, PLAIN},
     {.name = "chunk16-neumann", .base = "fp32", .chunk = 16, .inverse = NEUMANN},
     {.name = "chunk64-doubling", .base = "fp32", .chunk = 64, .inverse = DOUBLING},
+    {.name = "recurrent-bf16", .base = "bf16", .inverse = SUBSTITUTION, .output = BF16},
+    {.name = "recurrent-fp16", .base = "bf16", .inverse = SUBSTITUTION, .output = FP16},
     {.name = "recurrent-state-bf16",
      .base = "bf16",
      .state = BF16,
@@ -111,6 +113,14 @@ const design designs[] = {
      .stored = 1,
      .inverse = EXPLICIT,
      .output = BF16},
+    {.name = "chunk64-fp16-out-fp16",
+     .base = "bf16",
+     .chunk = 64,
+     .factors = FP16,
+     .values = FP16,
+     .stored = 1,
+     .inverse = EXPLICIT,
+     .output = FP16},
     {.name = "chunk64-fp16-factors",
      .base = "bf16",
      .chunk = 64,
@@ -127,7 +137,7 @@ const design designs[] = {
 const int ndesign = sizeof designs / sizeof *designs;
 
 static const char *const inverse_names[INVERSES] = {"substitution", "explicit", "neumann",
-                                                    "doubling"};
+                                                    "doubling", "merged"};
 static const char *const order_names[ORDERS] = {"in-order", "reversed", "pairwise"};
 
 static int find(const char *const *names, int n, const char *name) {
@@ -161,6 +171,7 @@ static const design_key KEYS[] = {
     {"stochastic", offsetof(design, stochastic), NULL, 0},
     {"both", offsetof(design, both_states), NULL, 0},
     {"output", offsetof(design, output), format_names, FORMATS},
+    {"fast", offsetof(design, fast), NULL, 0},
 };
 _Static_assert(sizeof(format) == sizeof(int), "keys are set as ints");
 
@@ -244,6 +255,8 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->state) word[n++] = d->state == FP16 ? "state=fp16" : "state=bf16";
     if (d->both_states) word[n++] = d->state == FP16 ? "dstate=fp16" : "dstate=bf16";
     if (bf16 && d->output == FP32) word[n++] = "out=fp32";
+    if (d->output == FP16) word[n++] = "out=fp16";
+    if (d->fast) word[n++] = "exp=fast";
     if (d->decays) word[n++] = d->decays == FP16 ? "decays=fp16" : "decays=bf16";
     if (d->inputs) word[n++] = "inputs=stored";
     if (d->scores) word[n++] = "scores=gated";
@@ -259,7 +272,16 @@ int design_declares(const design *d, char *text, size_t size) {
     return 1;
 }
 
-float decay_by(const design *d, float g) { return round_to(d->decays, expf(g)); }
+float units_of(const design *d, float g) { return d->fast ? g * 1.44269504f : g; }
+
+float power_of(const design *d, float g) {
+    if (!d->fast) return expf(g);
+    uint32_t bits;
+    memcpy(&bits, &g, sizeof bits);
+    return exp2f(g) * (float)(1 + (2 * uniform01(7, bits) - 1) * 0x1p-23);
+}
+
+float decay_by(const design *d, float g) { return round_to(d->decays, power_of(d, g)); }
 
 double design_roundoff(const design *d) {
     const format used[] = {d->factors, d->values, d->scores, d->state, d->output};
@@ -269,6 +291,17 @@ double design_roundoff(const design *d) {
         u = v > u ? v : u;
     }
     return u;
+}
+
+/* What NAME[,key=value..] says of itself, "-": no words; and the base that it claims. */
+const char *adversary_says(const char *text) {
+    static char says[256];
+    char why[256], words[160];
+    design d;
+    if (design_parse(text, &d, why)) return "";
+    if (!design_declares(&d, words, sizeof words)) strcpy(words, "-");
+    snprintf(says, sizeof says, "%s\t%s\t%s", d.base, words, d.state ? "state" : "");
+    return says;
 }
 
 const char *adversary_designs(void) {

@@ -141,8 +141,9 @@ static const fault_row FAULTS[] = {
 };
 enum { NFAULTS = sizeof FAULTS / sizeof *FAULTS };
 
-const char *const tensor_names[TENSORS] = {"o",  "final_state", "dq",     "dk",       "dv",
-                                           "dg", "dbeta",       "dA_log", "ddt_bias", "ds0"};
+const char *const tensor_names[TENSORS] = {"o",      "final_state", "dq",     "dk",       "dv",
+                                           "dg",     "dbeta",       "dA_log", "ddt_bias", "ds0",
+                                           "derase", "dwrite",      "dlr_a",  "dlr_b"};
 
 static int is(const fault *f, const char *name) {
     return f->row >= 0 && !strcmp(FAULTS[f->row].name, name);

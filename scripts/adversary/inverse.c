@@ -56,20 +56,20 @@ static void neumann(sum_order order, int n, const float *N, float *inv) {
     free(power);
 }
 
-/* inv = [[A, 0], [-B C A, B]] of diagonal blocks A, B that are known, doubled in size each time. */
-static void doubling(sum_order order, int n, const float *N, float *inv) {
+/* inv = [[A, 0], [-B C A, B]] of diagonal blocks A, B of `size` that are known, doubled each time;
+ * operands of the products in format f. */
+static void doubling(sum_order order, format f, int size, int n, const float *N, float *inv) {
     float *left = floats(2 * (int64_t)n * n);
     float *low = left + n * n;
-    identity(n, inv);
-    for (int size = 1; size < n; size *= 2)
+    for (; size < n; size *= 2)
         for (int at = 0; at + size < n; at += 2 * size) {
             const int mid = at + size;
             const int rest = n - mid < size ? n - mid : size;
-            const operand B = by_rows(inv + mid * n + mid, n, FP32);
-            const operand C = by_rows(N + mid * n + at, n, FP32);
-            const operand A = by_rows(inv + at * n + at, n, FP32);
+            const operand B = by_rows(inv + mid * n + mid, n, f);
+            const operand C = by_rows(N + mid * n + at, n, f);
+            const operand A = by_rows(inv + at * n + at, n, f);
             product(order, rest, size, rest, B, C, left);
-            product(order, rest, size, size, by_rows(left, size, FP32), A, low);
+            product(order, rest, size, size, by_rows(left, size, f), A, low);
             for (int i = 0; i < rest; i++)
                 for (int j = 0; j < size; j++)
                     inv[(mid + i) * n + at + j] = -low[i * size + j];
@@ -77,11 +77,32 @@ static void doubling(sum_order order, int n, const float *N, float *inv) {
     free(left);
 }
 
+/* Blocks of 16 rows by substitution, then merged. */
+static void merged(sum_order order, format f, int n, const float *N, float *inv) {
+    enum { BLOCK = 16 };
+    float *own = floats(2 * BLOCK * BLOCK), *solved = own + BLOCK * BLOCK;
+    memset(inv, 0, sizeof *inv * (size_t)n * (size_t)n);
+    for (int at = 0; at < n; at += BLOCK) {
+        const int size = n - at < BLOCK ? n - at : BLOCK;
+        for (int i = 0; i < size * size; i++)
+            own[i] = N[(at + i / size) * n + at + i % size];
+        identity(size, solved);
+        substitute(size, size, own, 0, solved);
+        for (int i = 0; i < size * size; i++)
+            inv[(at + i / size) * n + at + i % size] = solved[i];
+    }
+    doubling(order, f, BLOCK, n, N, inv);
+    free(own);
+}
+
 void inverse_of(const design *d, int n, const float *N, float *inv) {
     if (d->inverse == NEUMANN) {
         neumann(d->sums, n, N, inv);
     } else if (d->inverse == DOUBLING) {
-        doubling(d->sums, n, N, inv);
+        identity(n, inv);
+        doubling(d->sums, FP32, 1, n, N, inv);
+    } else if (d->inverse == MERGED) {
+        merged(d->sums, d->factors ? d->factors : BF16, n, N, inv);
     } else {
         identity(n, inv);
         substitute(n, n, N, 0, inv);

@@ -21,8 +21,13 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
                                   .name = name,
                                   .base = d.base,
                                   .chain = "fp32",
-                                  .writes = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0"};
+                                  .writes = "o final_state dq dk dv dg dbeta dA_log ddt_bias ds0 "
+                                            "derase dwrite dlr_a dlr_b"};
     return &info;
+}
+
+const char *deltaproof_subject_recurrences(void) {
+    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct dplr";
 }
 
 const char *deltaproof_subject_design(void) {
@@ -65,6 +70,10 @@ static result result_new(const design *d, const fault *f, const problem *p) {
     r.t[T_DA] = tensor_new(T_DA, 1, HV, 1, OF_HEADS);
     r.t[T_DBIAS] = tensor_new(T_DBIAS, 1, HV, p->Kg, OF_HEADS);
     r.t[T_DS0] = tensor_new(T_DS0, N, HV, K * V, OF_STATES);
+    r.t[T_DERASE] = tensor_new(T_DERASE, p->erase ? T : 0, HV, K, OF_TOKENS);
+    r.t[T_DWRITE] = tensor_new(T_DWRITE, p->write ? T : 0, HV, V, OF_TOKENS);
+    r.t[T_DLR_A] = tensor_new(T_DLR_A, p->lr_a ? T : 0, HV, K, OF_TOKENS);
+    r.t[T_DLR_B] = tensor_new(T_DLR_B, p->lr_b ? T : 0, HV, K, OF_TOKENS);
     return r;
 }
 
@@ -80,6 +89,7 @@ static head_out head_out_new(const head_in *in) {
                       .state = floats(K * V),
                       .dq = floats(T * K),
                       .dk = floats(T * R * K),
+                      .de = floats(T * R * K),
                       .dv = floats(T * R * V),
                       .dg = floats(T * K),
                       .dbeta = floats(T * R),
@@ -87,8 +97,10 @@ static head_out head_out_new(const head_in *in) {
 }
 
 static void head_free(head_in *in, head_out *out) {
-    float *all[] = {in->q,  in->k,      in->v,   in->g,   in->beta, in->s0,  in->dout,   in->dstate,
-                    out->o, out->state, out->dq, out->dk, out->dv,  out->dg, out->dbeta, out->ds0};
+    float *all[] = {in->q,    in->k,      in->v,      in->g,      in->beta, in->s0,
+                    in->dout, in->dstate, out->o,     out->state, out->dq,  out->dk,
+                    out->dv,  out->dg,    out->dbeta, out->ds0,   out->de};
+    if (in->e != in->k) free(in->e);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -113,16 +125,27 @@ static void copy_rows(int64_t t0, int hv, int64_t T, const float *x, tensor *to)
 
 static void collect_head(result *r, int seq, int hv, const head_in *in, const head_out *out) {
     const problem *p = r->p;
-    const int64_t t0 = p->cu[seq];
-    copy_rows(t0, hv, in->T, out->o, &r->t[T_O]);
+    const int64_t t0 = p->cu[seq], T = p->cu[seq + 1] - t0;
+    last_keys(in, T, p->V, out->o);
+    copy_rows(t0, hv, T, out->o, &r->t[T_O]);
     copy_rows(seq, hv, 1, out->state, &r->t[T_FINAL]);
     if (!p->backward) return;
     raw_gradients raw = {r->t[T_DG].x, r->t[T_DBETA].x, r->dA};
+    key_gradients keys = {floats(T * p->R * (p->K + p->V)),
+                          NULL,
+                          r->t[T_DERASE].x,
+                          r->t[T_DWRITE].x,
+                          r->t[T_DLR_A].x,
+                          r->t[T_DLR_B].x};
+    keys.dv = keys.dk + T * p->R * p->K;
     activate_back(p, seq, hv, in, out, &raw);
+    keys_back(p, seq, hv, in, out, &keys);
+    last_keys(in, T, p->K, out->dq);
     copy_rows(seq, hv, 1, out->ds0, &r->t[T_DS0]);
-    copy_rows(t0, hv, in->T, out->dv, &r->t[T_DV]);
-    add_to_group(r, t0, hv, in->T, out->dq, &r->t[T_DQ]);
-    add_to_group(r, t0, hv, in->T, out->dk, &r->t[T_DK]);
+    copy_rows(t0, hv, T, keys.dv, &r->t[T_DV]);
+    add_to_group(r, t0, hv, T, out->dq, &r->t[T_DQ]);
+    add_to_group(r, t0, hv, T, keys.dk, &r->t[T_DK]);
+    free(keys.dk);
 }
 
 static void run_head(result *r, int seq, int hv) {

@@ -22,7 +22,7 @@ void pair_decays(pair_set *p) {
     for (int s = 0; s < p->c; s++)
         for (int i = 0; i <= s; i++)
             for (int x = 0; x < p->K; x++)
-                *to++ = expf(p->gam[s * p->K + x] - p->gam[i * p->K + x]);
+                *to++ = power_of(p->d, p->gam[s * p->K + x] - p->gam[i * p->K + x]);
 }
 
 /* Readers are [q of c tokens][R keys of c tokens]: row j of token s, j = 0: its q. */

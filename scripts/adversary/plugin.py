@@ -9,6 +9,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 CFLAGS = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off"]
 TENSORS = ["o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0"]
+TENSORS += ["derase", "dwrite", "dlr_a", "dlr_b"]
 
 
 class Stop(Exception):
@@ -28,9 +29,10 @@ class Plugin:
         if not library:
             self.compile(modules, self.library, ["-fPIC", "-shared", "-Wl,-Bsymbolic"])
         try:
-            lib = ctypes.CDLL(self.library)
+            lib = self.lib = ctypes.CDLL(self.library)
         except OSError as e:
             raise Stop("%s: %s" % (self.library, e)) from e
+        lib.adversary_says.restype, lib.adversary_says.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
         self.designs = self.table(lib.adversary_designs)
         self.faults = self.table(lib.adversary_faults)
 
@@ -56,7 +58,7 @@ class Plugin:
             *files,
             *flags,
             "-o",
-            to,
+            to + ".new",
             "-lm",
         ]
         try:
@@ -65,6 +67,7 @@ class Plugin:
             raise Stop("%s: %s" % (command[0], e.strerror)) from e
         if done.returncode:
             raise Stop("cannot build %s:\n%s" % (to, done.stderr))
+        os.replace(to + ".new", to)  # another process may run the old one
         with open(stamp, "w") as f:
             f.write(self.hash)
 
@@ -77,20 +80,23 @@ class Plugin:
         self.compile(["check.c"], self.checker, [self.library])
         return subprocess.run([self.checker, *designs]).returncode
 
+    def says(self, design):
+        """Of NAME[,KEY=VALUE..]: the base that it claims, what it declares, what it rounds."""
+        said = self.lib.adversary_says(design.encode()).decode()
+        if not said:
+            raise Stop("no design '%s'; there are %s" % (design, " ".join(self.designs)))
+        return said.split("\t")
+
     def base(self, design):
-        name = design.split(",")[0]
-        if name not in self.designs:
-            raise Stop("no design '%s'; there are %s" % (name, " ".join(self.designs)))
-        return self.designs[name][0]
+        return self.says(design)[0]
 
     def declares(self, design):
         """The words by which it declares itself; None: there are none for it."""
-        self.base(design)
-        words = self.designs[design.split(",")[0]][1]
+        words = self.says(design)[1]
         return None if words == "-" else words
 
     def rounds_state(self, design):
-        return self.designs[design.split(",")[0]][2] == "state"
+        return self.says(design)[2] == "state"
 
     def expand(self, names):
         """Faults with their tensors: NAME, NAME.TENSOR, or all."""

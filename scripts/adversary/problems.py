@@ -8,6 +8,8 @@ import struct
 
 from plugin import Stop
 
+RECURRENCES = ["gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr"]
+
 
 class Problem:
     """A case file: name, folder, text, keys."""
@@ -47,7 +49,7 @@ class Problem:
         return T * heads * K * number.get("V", K)
 
     def fits(self, most):
-        if self.keys.get("op") not in ("gdn", "kda", "mkda"):
+        if self.keys.get("op") not in RECURRENCES or "session" in self.keys:
             return False
         return self.keys.get("nonfinite") != "allow" and self.cost() <= most
 
@@ -79,11 +81,16 @@ def beta_lines(rng, R):
     return ["beta = plain", "beta_lo = %g" % low, "beta_hi = %g" % (low + 0.19)]
 
 
-def generated_text(seed):
+MOSTLY_KDA = ["kda", "kda", "kda", "gdn", "mkda"]
+BY_BETA = ("gdn", "kda", "mkda", "gated-deltaproduct")
+MANY_KEYS = ("mkda", "gated-deltaproduct")
+
+
+def generated_text(seed, ops):
     """A random problem, the same for the same seed on every machine."""
     rng = random.Random("adversary %d" % seed)
-    op = rng.choice(["kda", "kda", "kda", "gdn", "mkda"])
-    R = rng.choice([2, 4]) if op == "mkda" else 1
+    op = rng.choice(ops)
+    R = rng.choice([2, 4]) if op in MANY_KEYS else 1
     T, H = 2 * rng.choice([33, 48, 64, 81, 100, 128, 150]), rng.choice([1, 1, 2])
     lines = [
         "reason = generated problem",
@@ -92,7 +99,7 @@ def generated_text(seed):
         "seed = %d" % (70000 + seed),
         "T = %d" % T,
         "H = %d" % H,
-        "HV = %d" % (H * rng.choice([1, 2, 2])),
+        "HV = %d" % (H if op == "dplr" else H * rng.choice([1, 2, 2])),
         "K = %d" % rng.choice([16, 32, 32, 48]),
         "V = %d" % rng.choice([16, 32, 48]),
         "R = %d" % R,
@@ -101,8 +108,8 @@ def generated_text(seed):
         "base = fp32,bf16",
         "chain = fp32",
     ]
-    lines += gate_lines(rng) + beta_lines(rng, R)
-    if rng.random() < 0.5:
+    lines += gate_lines(rng) + (beta_lines(rng, R) if op in BY_BETA else [])
+    if rng.random() < 0.5 and op != "dplr":
         lines.append("l2norm = yes")
     if rng.random() < 0.4:
         lines.append("s0_scale = 0.5")
@@ -115,42 +122,75 @@ def generated_text(seed):
     return "\n".join(lines) + "\n"
 
 
-def small_shape(rng):
+def small_shape(rng, ops):
     """One sequence of odd length or several, in chunks that are cut short: most of a kernel's
     branches in 1 to 110 tokens."""
     T, HV, R = rng.randrange(1, 111), rng.choice([1, 1, 2]), rng.choice([2, 4])
-    op = rng.choice(["kda", "kda", "kda", "gdn", "mkda"])
-    lines = ["op = " + op, "T = %d" % T, "H = 1", "HV = %d" % HV]
+    op = rng.choice(ops)
+    lines = ["op = " + op, "T = %d" % T, "H = 1", "HV = %d" % (1 if op == "dplr" else HV)]
     lines += ["K = %d" % rng.choice([8, 16, 24, 32]), "V = %d" % rng.choice([8, 16, 32])]
-    if op == "mkda":
+    if op in MANY_KEYS:
         lines.append("R = %d" % R)
     if T > 8 and rng.random() < 0.3:
         cuts = sorted(rng.sample(range(1, T), 2))
         lines.append("cu_seqlens = " + ",".join(map(str, [0] + cuts + [T])))
-    return lines, R if op == "mkda" else 1
+    return op, lines, R if op in MANY_KEYS else 1
 
 
-def small_text(seed):
+def small_text(seed, ops):
     """A random problem that takes a tenth of a second, with the hard laws of keys and values."""
     rng = random.Random("small %d" % seed)
-    shape, R = small_shape(rng)
+    op, shape, R = small_shape(rng, ops)
     dtype = rng.choice(["bf16", "bf16", "bf16", "fp32"])
     lines = ["reason = small generated problem", "source = scripts/adversary/run"] + shape
     lines += ["seed = %d" % (900000 + seed), "dtype = " + dtype]
     lines += ["keys = %s" % rng.choice(["random", "random", "correlated", "subspace"])]
     lines += ["ranks = 1", "base = fp32,bf16", "chain = fp32"]
-    lines += gate_lines(rng) + beta_lines(rng, R)
-    chances = [("l2norm = yes", 0.5), ("s0_scale = 0.5", 0.4), ("dstate = yes", 0.4)]
+    lines += gate_lines(rng) + (beta_lines(rng, R) if op in BY_BETA else [])
+    chances = [
+        ("l2norm = yes", 0 if op == "dplr" else 0.5),
+        ("s0_scale = 0.5", 0.4),
+        ("dstate = yes", 0.4),
+    ]
     lines += [line for line, chance in chances if rng.random() < chance]
     return "\n".join(lines) + "\n"
 
 
-def write_generated(folder, seed, small):
+def recurrence_text(op, seed):
+    """A random problem of a recurrence, in which states are of moderate size."""
+    rng = random.Random("%s %d" % (op, seed))
+    R = rng.choice([2, 3]) if op in MANY_KEYS else 1
+    T, H = rng.choice([70, 96, 130, 200, 300]), rng.choice([1, 2])
+    HV = H if op == "dplr" else H * rng.choice([1, 2])
+    lines = ["reason = generated problem", "source = scripts/adversary/run files", "op = " + op]
+    lines += ["seed = %d" % (50000 + seed), "T = %d" % T, "H = %d" % H, "HV = %d" % HV]
+    lines += ["K = %d" % rng.choice([16, 32]), "V = %d" % rng.choice([16, 24, 32])]
+    lines += ["R = %d" % R, "dtype = bf16", "ranks = 1", "base = fp32,bf16", "chain = fp32"]
+    lines += [s for s in gate_lines(rng) if s not in ("g_scale = 0.0001", "g_scale = 0.001")]
+    lines += beta_lines(rng, R) if op in BY_BETA else []
+    if op not in ("dplr", "gla", "ssd"):
+        lines.append("l2norm = yes")
+    lines += [s for s in ("s0_scale = 0.5", "dstate = yes") if rng.random() < 0.5]
+    if rng.random() < 0.4:
+        cuts = sorted(rng.sample(range(1, T), 2))
+        lines.append("cu_seqlens = " + ",".join(map(str, [0] + cuts + [T])))
+    return "\n".join(lines) + "\n"
+
+
+def write_recurrence(folder, op, seed):
+    os.makedirs(folder, exist_ok=True)
+    path = os.path.join(folder, "%s-%04d.case" % (op, seed))
+    with open(path, "w") as f:
+        f.write(recurrence_text(op, seed))
+    return Problem(path)
+
+
+def write_generated(folder, seed, small, ops):
     os.makedirs(folder, exist_ok=True)
     name = "small-%06d.case" if small else "adversary-%05d.case"
     path = os.path.join(folder, name % seed)
     with open(path, "w") as f:
-        f.write((small_text if small else generated_text)(seed))
+        f.write((small_text if small else generated_text)(seed, ops or MOSTLY_KDA))
     return Problem(path)
 
 
@@ -170,5 +210,7 @@ def choose_problems(a):
         names = [n for n in a.cases.split(",") if n]
         found = [Problem(os.path.join(folder, n + ".case")) for n in names]
     seeds = range(a.seed, a.seed + a.generated)
-    found += [write_generated(os.path.join(a.out, "cases"), s, a.small) for s in seeds]
+    found += [
+        write_generated(os.path.join(a.out, "cases"), s, a.small, a.recurrences) for s in seeds
+    ]
     return sorted(found, key=lambda p: hashlib.sha1(p.name.encode()).digest())

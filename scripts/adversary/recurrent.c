@@ -14,12 +14,12 @@ typedef struct {
     float *E, *U, *keys, *add, *row; /* [R][V] [R][V] [R][K] [K][V] [K + V] */
 } walk;
 
-/* Keys as they read the state: k o exp(-g) of the undecayed share. */
+/* e as it reads the state: o exp(-g) of the undecayed share. */
 static void reading_keys(const walk *w, int64_t t) {
     const int K = w->in->K;
     for (int i = 0; i < w->in->R * K; i++) {
-        const float g = fmaxf(w->in->g[t * K + i % K], -60);
-        w->keys[i] = w->in->k[t * w->in->R * K + i] * expf(-knob.undecayed * g);
+        const float g = units_of(w->d, fmaxf(w->in->g[t * K + i % K], -60));
+        w->keys[i] = w->in->e[t * w->in->R * K + i] * power_of(w->d, -undecayed_of(w->in) * g);
     }
 }
 
@@ -29,7 +29,7 @@ static void read_state(const walk *w, int64_t t, float *S) {
     const design *d = w->d;
     const int K = in->K, V = in->V, R = in->R;
     for (int x = 0; x < K; x++) {
-        const float decay = expf(in->g[t * K + x]);
+        const float decay = power_of(d, units_of(d, in->g[t * K + x]));
         for (int i = x * V; i < (x + 1) * V; i++)
             S[i] *= decay;
     }
@@ -55,7 +55,7 @@ static void write_state(const walk *w, int64_t t, float *S) {
 /* What is kept of the state, after o has read it. */
 static void leave(const walk *w, int64_t t, float *S) {
     const head_in *in = w->in;
-    const int every = w->d->state_every ? w->d->state_every : 1;
+    const int every = (w->d->state_every ? w->d->state_every : 1) * in->turns;
     const int end = (t + 1) % STRETCH == 0 || t + 1 == in->T;
     const keeping at = {(t + 1) % every == 0 || t + 1 == in->T, end, t};
     keep_state(w->d, at, S, (int64_t)in->K * in->V);
@@ -113,29 +113,30 @@ static void back_values(const walk *w, int64_t t, const float *G) {
     }
 }
 
-/* dk = U G' - dE Sbar';  G <- G - k' dE;  dg = rowsum(G o Sbar);  G <- diag(exp g) G. */
+/* dk = U G', de = - dE Sbar';  G <- G - e' dE;  dg = rowsum(G o Sbar);  G <- diag(exp g) G. */
 static void back_state(const walk *w, int64_t t, const float *Sbar, float *G) {
     const head_in *in = w->in;
     const design *d = w->d;
     const int K = in->K, V = in->V, R = in->R;
-    float *dk = w->out->dk + t * R * K;
-    float *read = floats((int64_t)R * K);
+    float *dk = w->out->dk + t * R * K, *de = w->out->de + t * R * K;
     product(d->sums, R, K, V, by_rows(w->U, V, d->values), transposed(G, V, d->values), dk);
-    product(d->sums, R, K, V, by_rows(w->E, V, d->values), transposed(Sbar, V, d->values), read);
-    for (int i = 0; i < R * K; i++)
-        dk[i] -= read[i];
+    product(d->sums, R, K, V, by_rows(w->E, V, d->values), transposed(Sbar, V, d->values), de);
+    for (int i = 0; i < R * K; i++) {
+        const float g = units_of(d, fmaxf(in->g[t * K + i % K], -60));
+        de[i] *= -power_of(d, -undecayed_of(in) * g);
+    }
     product(d->sums, K, V, R, transposed(w->keys, K, d->factors), by_rows(w->E, V, d->values),
             w->add);
     for (int x = 0; x < K; x++) {
-        const float decay = expf(in->g[t * K + x]);
+        const float decay = power_of(d, units_of(d, in->g[t * K + x]));
         for (int i = 0; i < V; i++) {
+            const float without = G[x * V + i];
             G[x * V + i] -= w->add[x * V + i];
-            w->row[i] = G[x * V + i] * Sbar[x * V + i];
+            w->row[i] = (in->undecayed ? without : G[x * V + i]) * Sbar[x * V + i];
             G[x * V + i] *= decay;
         }
         w->out->dg[t * K + x] = sum_of(d->sums, V, w->row);
     }
-    free(read);
 }
 
 static void one_gate(const walk *w, int64_t t) {
@@ -149,7 +150,7 @@ static void one_gate(const walk *w, int64_t t) {
  * token `from`. */
 static void back_stretch(const walk *w, int64_t from, int64_t to, float *states, float *G) {
     const int64_t KV = (int64_t)w->in->K * w->in->V;
-    const int every = w->d->state_every ? w->d->state_every : 1;
+    const int every = (w->d->state_every ? w->d->state_every : 1) * w->in->turns;
     for (int64_t t = from; t < to; t++) {
         float *S = states + (t - from + 1) * KV;
         memcpy(S, S - KV, sizeof *S * (size_t)KV);
