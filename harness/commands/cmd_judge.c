@@ -145,6 +145,8 @@ static void print_judged(const dp_case *c, const dp_run *r, FILE *table) {
     for (int i = 0; i < r->ntensor; i++)
         dp_print_tensor(&r->tensor[i], table);
     dp_print_run(r, table);
+    for (int i = 0; i < r->ntensor; i++)
+        dp_print_begins(&r->tensor[i], 0, table);
     if (r->bits.npoint) fprintf(table, "bits: %s\n", r->bits.says);
 }
 

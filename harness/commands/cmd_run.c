@@ -252,6 +252,14 @@ static void call_others(int n) {
         dp_mpi_send(r, DP_MPI_JOB, &s, sizeof s);
 }
 
+/* Of few runs, whose own lines say the rest. */
+static void print_begins(const dp_runs *runs, FILE *table) {
+    for (int i = 0; i < runs->n; i++) {
+        const dp_run *r = &runs->run[i];
+        if (r->ntensor && r->speaks >= 0) dp_print_begins(&r->tensor[r->speaks], 4, table);
+    }
+}
+
 static void print_failures(const options *o, const dp_runs *runs, FILE *table) {
     char *own = dp_options_again_text(&o->of, 0), *subject = dp_options_again_text(&o->of, 1);
     char *record = dp_options_record(&o->of);
@@ -279,7 +287,10 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     rec->errors += dp_run_cases(&batch, rec->ncase, cases, &runs);
     rec->seconds = dp_now() - t0;
     dp_over_cases(rec);
-    if (n > 1 || runs.n > 5) print_failures(o, &runs, batch.table);
+    if (n > 1 || runs.n > 5)
+        print_failures(o, &runs, batch.table);
+    else
+        print_begins(&runs, batch.table);
     dp_print_pooled(rec, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
     dp_over_cases_free(rec);

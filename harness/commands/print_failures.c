@@ -51,6 +51,15 @@ void dp_print_explain(const char *id, const char *record, const char *options, F
         fprintf(f, "explain: deltaproof explain '%s'%s\n", id, options);
 }
 
+void dp_print_begins(const dp_judgement *t, int indent, FILE *f) {
+    const dp_place *at = &t->first.at;
+    const int border = at->token && at->token % DP_CHUNK == 0 && at->sequence == 0;
+    if (t->verdict != DP_FAIL || !t->nover || at->token < 0) return;
+    fprintf(f, "%*sbegins:  %s at token %lld, head %d%s: %lld rows beyond their bounds\n", indent,
+            "", t->name, (long long)at->token, at->head, border ? ", a chunk border" : "",
+            (long long)t->nover);
+}
+
 static void print_again(const dp_run *r, const dp_again *again, FILE *f) {
     const int foreign = r->backend == DP_BACKEND_SUBJECT;
     const char *hole = foreign && again->call ? strstr(again->call, "{case}") : NULL;
@@ -71,6 +80,7 @@ static void print_cause(const cause *c, const dp_again *again, FILE *f) {
             *tier(c->tensor) ? ")" : "", c->runs, c->of);
     fputs("    ", f);
     dp_put_words(f, 4, r->why);
+    if (c->tensor) dp_print_begins(c->tensor, 4, f);
     print_again(r, again, f);
 }
 

@@ -14,6 +14,9 @@ typedef struct {
                                 * stands for the case; NULL: a command does */
 } dp_again;
 void dp_print_failures(const dp_runs *runs, const dp_again *again, FILE *f);
+/* Of a tensor that fails: its first row beyond its bound, whether a chunk of 64 begins there (of a
+ * first sequence, whose border that is), and how many rows are; where it has such rows. */
+void dp_print_begins(const dp_judgement *t, int indent, FILE *f);
 /* "deltaproof explain" of that run, as a line for a shell. */
 void dp_print_explain(const char *id, const char *record, const char *options, FILE *f);
 /* The tensors that fail over many cases together, a line each. */

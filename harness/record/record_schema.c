@@ -138,6 +138,15 @@ static const dp_record_field FAILED[] = {
     {"marginal", BOOLEAN, WRITTEN, "within 1.3 of the limit", GET(marginal)}};
 static const dp_object_schema FAILED_OBJECT = OBJECT("failed", FAILED);
 
+static int has_first(const void *x) { return ((const dp_judgement *)x)->nover > 0; }
+static const dp_record_field FIRST[] = {
+    {"rank", INTEGER, WRITTEN, NULL, JUDGED(first.at.rank)},
+    {"sequence", INTEGER, WRITTEN, "-1: of none", JUDGED(first.at.sequence)},
+    {"token", INTEGER, WRITTEN, "-1: of none", JUDGED(first.at.token)},
+    {"head", INTEGER, WRITTEN, NULL, JUDGED(first.at.head)},
+    {"rows", COUNT, WRITTEN, "that are beyond their bounds", JUDGED(nover)}};
+static const dp_object_schema FIRST_OBJECT = OBJECT("first_over", FIRST);
+
 static json_t *window_size(const void *x) { return (void)x, json_integer(64); }
 static json_t *window_errors(const void *x) {
     const dp_judgement *t = x;
@@ -192,6 +201,8 @@ static const dp_record_field TENSOR[] = {
     {"worst_token", OF(WORST_OBJECT), .what = "row with the largest |err|_2 / rms row norm",
      WHEN(has_worst)},
     {"failed", OF(FAILED_OBJECT), .what = "the row that carries the failure", WHEN(has_failed)},
+    {"first_over", OF(FIRST_OBJECT), .what = "the first row beyond its bound, whatever decided",
+     WHEN(has_first)},
     {"windows", OF(WINDOWS_OBJECT), .what = "errors along the tokens, for all but pass",
      WHEN(has_windows)},
     {"bound", NUMBER, .what = "bound / |want|_F", JUDGED(bound), WHEN(has_bound)},
@@ -435,6 +446,15 @@ static json_t *warnings(const void *x) {
         json_array_append_new(a, dp_json_text(c->warn[i]));
     return a;
 }
+static const char *const GATES[] = {"log", "softplus", "lower_bound"};
+static json_t *beta_form(const void *x) {
+    static const char *const forms[] = {"plain", "sigmoid", "sigmoid2"};
+    return json_string(forms[((const dp_case *)x)->p.beta_form]);
+}
+static int has_beta(const void *x) { return has_problem(x) && ((const dp_case *)x)->p.beta; }
+static json_t *inputs(const void *x) {
+    return json_string(dp_formats[((const dp_case *)x)->input_dtype].name);
+}
 static const dp_record_field CASES[] = {
     {"name", TEXT, WRITTEN, NULL, CASE(name)},
     {"op", TEXT, WRITTEN, NULL, CASE(op_name)},
@@ -447,6 +467,12 @@ static const dp_record_field CASES[] = {
     {"K", COUNT, .what = "key width", GET(key_width)},
     {"V", COUNT, .what = "value width", CASE(p.V), WHEN(has_problem)},
     {"R", COUNT, .what = "keys a token", CASE(p.R), WHEN(has_problem)},
+    {"inputs", TEXT, .what = "the widest format of q k v g beta do", GET(inputs),
+     WHEN(has_problem)},
+    {"gate", WORDS(GATES, 3), .what = "form of g", CASE(p.gate), WHEN(has_problem)},
+    {"beta", TEXT, .what = "its form", GET(beta_form), WHEN(has_beta)},
+    {"l2norm", BOOLEAN, .what = "q and k are normalised", CASE(p.l2norm), WHEN(has_problem)},
+    {"scale", NUMBER, .what = "of q in o", CASE(p.scale), WHEN(has_problem)},
     {"chunks", COUNT, .what = "op chain: factors", CASE(ch.n), WHEN(has_factors)},
     {"D", COUNT, .what = "channels of a convolution", CASE(conv.D), WHEN(has_conv)},
     {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(has_conv)},

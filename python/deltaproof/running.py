@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from .fitting import fits
 from .judging import cache_folder
 from .layouts import LAYOUTS
 from .limits import LONGEST, seconds
+from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
@@ -178,8 +181,10 @@ def run(
         options += [] if value is None else [f"--{name}={value}"]
     found = _one_run(_names(cases), kernel, about, limit, options, folder)
     if not found.raised:
-        more = _fits(_names(cases), found, kernel, about, limit, options)
-        found = replace(found, text=found.text + more)
+        case, lines = _fits(_names(cases), found, kernel, about, limit, options)
+        found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
+        if folder and lines:
+            _tell_page(folder, case, lines)
     tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
     return replace(found, layouts=tried)
 
@@ -191,18 +196,33 @@ def _fits(
     about: About,
     limit: float,
     options: Sequence[str],
-) -> str:
-    """Of the first case that failed, which common mistakes fit it; none where calls with the same
-    inputs differ."""
+) -> tuple[str, list[str]]:
+    """The first case that failed, and lines of the common mistakes that fit it; none where calls
+    with the same inputs differ."""
     runs = found.record["runs"] if found.record else []
     failed = next((r for r in runs if r["verdict"] == "fail"), None)
     if not failed or failed["why"].startswith("not repeatable"):
-        return ""
+        return "", []
     for name in names:
         if os.path.basename(name).removesuffix(".case") == failed["case"]:
-            lines = fits(contract, about, name, limit, options)
-            return "".join(f"{failed['case']} {x}\n" for x in lines)
-    return ""
+            return failed["case"], fits(contract, about, name, limit, options)
+    return "", []
+
+
+def _tell_page(folder: str, case: str, lines: Sequence[str]) -> None:
+    """Puts them into the record and makes its page anew; who made the record has ended."""
+    path = os.path.join(folder, "results.json")
+    with open(path, encoding="utf-8") as f:
+        record = json.load(f)
+    said = "; ".join(x.removeprefix("fits: ") for x in lines)
+    record["provenance"]["notes"][f"fits {case}"] = said
+    with open(path + ".new", "w", encoding="utf-8") as f:
+        json.dump(record, f, separators=(",", ":"), ensure_ascii=False)
+        f.write("\n")
+    os.replace(path + ".new", path)
+    subprocess.run(
+        [program(), "report", folder], capture_output=True, check=False, env=environment()
+    )
 
 
 def kernel_name(fn: Callable[..., Any]) -> str:

@@ -45,6 +45,23 @@ def test_the_mistake_that_fits_stands_in_the_page(tmp_path: Path) -> None:
     assert "Fits : o is one token late" in page(tmp_path)
 
 
+def test_the_page_of_a_run_says_where_it_begins_in_which_settings_and_what_fits(
+    tmp_path: Path,
+) -> None:
+    def undecayed(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        g = g.copy()
+        g[64::64] = 0  # the first token of a chunk does not decay the state
+        return kda(q, k, v, g, beta, initial_state)
+
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}
+    found = deltaproof.run(undecayed, "kda-corr", report=str(tmp_path), **own)
+    assert found.status == 1 and "begins:  o at token 64, head 0, a chunk border" in found.text
+    said = page(tmp_path)
+    assert "the first row of o beyond its bound is token 64, head 0, a chunk border" in said, said
+    assert "inputs bf16 gate log beta plain l2norm False" in said, said
+    assert 'Fits : passes with base="bf16"' in said, said
+
+
 def test_the_summary_says_what_was_not_judged_and_the_record_is_small(tmp_path: Path) -> None:
     cases = ("t65", "smoke-kda")
     own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}

@@ -179,7 +179,7 @@ static void known_words(char *out, size_t size) {
     static const char *const value[] = {
         [A_NUMBER] = "N",   [A_FORMAT] = "F", [ALL_THAT_LEAVES] = "F",
         [AN_OPERAND] = "F", [A_DROP] = "E",   [A_LENGTHS] = "N:N"};
-    size_t n = (size_t)snprintf(out, size, RECURRENT " " UNDECLARED " TENSOR=F");
+    size_t n = (size_t)snprintf(out, size, RECURRENT);
     for (int i = 0; i < NSETTINGS; i++) {
         const setting *s = &SETTINGS[i];
         n += (size_t)snprintf(out + n, size - n, " %s=%s", s->key,
@@ -187,6 +187,7 @@ static void known_words(char *out, size_t size) {
         for (int c = 1; c < s->nchoice; c++)
             n += (size_t)snprintf(out + n, size - n, "|%s", s->choice[c]);
     }
+    snprintf(out + n, size - n, " TENSOR=F " UNDECLARED);
 }
 
 /* One tensor's format. -1: it is no tensor that leaves. */

@@ -56,11 +56,11 @@ extern "C" {
 
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                                \
-    "recurrent undeclared TENSOR=F chunk=N factors=F state=F dstate=F out=F decays=F " \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "                     \
     "exp=exact|fast "                                                                  \
     "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product " \
     "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS       \
-    " begins=pair|state drop=E chunks=N:N"
+    " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
 #define DP_DROP_BITS_MOST 1000

@@ -7,11 +7,13 @@ from draw.strips import strips
 from read.record import Case, Record, Run, Tensor
 from say.commands import again, wrong_stage
 from say.failures import failure
-from say.names import near, sci, whole
+from say.names import near, plural, sci, whole
 from say.rows import decided_by, numbers_of_row, place_text, shape
 from say.verdicts import over_limit, place, relative_limit, severity, worst_rank
 
 CARDS, ALIKE = 12, 12
+CHUNK = 64
+FORMS = ("inputs", "gate", "beta", "l2norm", "scale")
 
 
 def failing(rec: Record) -> tuple[list[dict[str, Any]], int]:
@@ -62,7 +64,7 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
         ],
         "begins": _begins(t) if t else "",
         "settings": _settings(run, case),
-        "fits": ((rec.provenance.get("notes") or {}).get("fits") or "").split("; "),
+        "fits": _fits(rec, run["case"]),
         "others": ", ".join(f"{x['name']} ({near(over_limit(x))})" for x in others),
         "warnings": case.get("warnings") or [],
         "again": again(rec, run),
@@ -73,9 +75,33 @@ def _card(rec: Record, runs: list[Run], number: int) -> dict[str, Any]:
     }
 
 
+def _fits(rec: Record, case: str) -> list[str]:
+    """Mistakes that explain a failure: of a judgement, or of that case of a run."""
+    notes = rec.provenance.get("notes") or {}
+    return (notes.get("fits") or notes.get(f"fits {case}") or "").split("; ")
+
+
 def _begins(t: Tensor) -> str:
-    """From which tokens on the error is beyond its limit, and over how many of them; "" where the
-    record has no errors along tokens."""
+    """Where the error begins to be too large, and over how much; "" where the record has no errors
+    along tokens."""
+    return "; ".join(x for x in (_first_row(t), _first_window(t)) if x)
+
+
+def _first_row(t: Tensor) -> str:
+    """The first row beyond its bound, and whether a chunk begins there."""
+    first = t.get("first_over") or {}
+    token = first.get("token", -1)
+    if token < 0:
+        return ""
+    border = token and token % CHUNK == 0 and first.get("sequence") == 0
+    return (
+        f"the first row of {t['name']} beyond its bound is token {whole(token)}, head "
+        f"{whole(first['head'])}{', a chunk border' if border else ''}, of "
+        f"{plural(first['rows'], 'such row')}"
+    )
+
+
+def _first_window(t: Tensor) -> str:
     windows, limit = t.get("windows"), relative_limit(t, "window")
     if not windows or (limit is None and t.get("tier") != "exact"):
         return ""
@@ -92,7 +118,9 @@ def _begins(t: Tensor) -> str:
 
 def _settings(run: Run, case: Case) -> list[tuple[str, str]]:
     policy = [(k, str(v)) for k, v in run["policy"].items() if v]
-    return [("op", case["op"]), ("shape", shape(case)), ("ranks", whole(run["ranks"])), *policy]
+    forms = [(k, str(case[k])) for k in FORMS if case.get(k) is not None]
+    sizes = [("op", case["op"]), ("shape", shape(case)), *forms, ("ranks", whole(run["ranks"]))]
+    return sizes + policy
 
 
 def _where(t: Tensor, run: Run) -> str:
