@@ -20,7 +20,7 @@ endif
 AR       ?= ar
 CFLAGS   ?= -O3 -g
 CXXFLAGS ?= -O1 -g
-LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lm -lpthread
+LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lsodium -lm -lpthread
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
 SHARDS   ?= $(if $(filter 1 2 3 4,$(JOBS)),$(JOBS),4)
 

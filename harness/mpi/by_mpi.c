@@ -6,6 +6,7 @@
 #include "ref/vocabulary/problem.h"
 
 #include <mpi.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,15 +20,10 @@ static dp_job *const job = &dp_the_job;
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static void answer_ping(void) {
-    int asked;
-    MPI_Iprobe(0, PING, MPI_COMM_WORLD, &asked, MPI_STATUS_IGNORE);
-    if (!asked) return;
-    MPI_Request q;
-    MPI_Recv(NULL, 0, MPI_BYTE, 0, PING, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    MPI_Isend(NULL, 0, MPI_BYTE, 0, PONG, MPI_COMM_WORLD, &q);
-    MPI_Request_free(&q);
-}
+/* MPI is called from one thread at a time: the one that ticks, or another. */
+static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
+static void lock(void) { pthread_mutex_lock(&calls); }
+static void unlock(void) { pthread_mutex_unlock(&calls); }
 
 /* A while longer each time: processes that share a core leave it to each other. */
 static void rest(int *turns) {
@@ -35,29 +31,6 @@ static void rest(int *turns) {
         sched_yield();
     else
         usleep(*turns < 2000 ? 50 : 1000);
-    if (job->rank && *turns % 64 == 0) answer_ping();
-}
-
-/* Those that wait themselves answer; who does not is why they wait. */
-static void name_silent(void) {
-    char who[160];
-    int *answered = dp_calloc((size_t)job->size, sizeof *answered);
-    MPI_Request q;
-    for (int r = 1; r < job->size; r++) {
-        MPI_Isend(NULL, 0, MPI_BYTE, r, PING, MPI_COMM_WORLD, &q);
-        MPI_Request_free(&q);
-    }
-    for (const double t0 = dp_now(); dp_now() - t0 < 2; usleep(1000))
-        for (int r = 1, came; r < job->size; r++) {
-            MPI_Iprobe(r, PONG, MPI_COMM_WORLD, &came, MPI_STATUS_IGNORE);
-            answered[r] |= came;
-        }
-    for (int r = 1; r < job->size; r++) {
-        if (answered[r]) continue;
-        dp_process_name(r, who, sizeof who);
-        fprintf(stderr, "deltaproof: %s does not answer\n", who);
-    }
-    free(answered);
 }
 
 static MPI_Status wait_for(MPI_Request *q, int from, const char *what) {
@@ -65,8 +38,10 @@ static MPI_Status wait_for(MPI_Request *q, int from, const char *what) {
     const double t0 = dp_now();
     MPI_Status st;
     for (int done = 0, turns = 0; !done; rest(&turns)) {
+        lock();
         MPI_Test(q, &done, &st);
-        if (!done && dp_now() - t0 > limit) dp_job_too_late(from, what, name_silent);
+        unlock();
+        if (!done && dp_now() - t0 > limit) dp_job_too_late(from, what);
     }
     return st;
 }
@@ -83,6 +58,7 @@ static sending *under_way;
 
 /* Frees what has arrived. */
 static void tidy(void) {
+    lock();
     for (sending **s = &under_way; *s;) {
         int done;
         MPI_Test(&(*s)->request, &done, MPI_STATUS_IGNORE);
@@ -94,6 +70,7 @@ static void tidy(void) {
             s = &(*s)->next;
         }
     }
+    unlock();
 }
 
 static void send_bytes(int to, int kind, const void *x, size_t bytes) {
@@ -103,7 +80,9 @@ static void send_bytes(int to, int kind, const void *x, size_t bytes) {
         sending *s = dp_alloc(1, sizeof *s + n);
         s->to = to;
         if (n) memcpy(s->bytes, (const char *)x + at, n);
+        lock();
         MPI_Isend(s->bytes, (int)n, MPI_BYTE, to, kind, MPI_COMM_WORLD, &s->request);
+        unlock();
         s->next = under_way;
         under_way = s;
     }
@@ -120,7 +99,9 @@ static void receive_bytes(int from, int kind, void *x, size_t bytes, const char 
     for (size_t at = 0; at == 0 || at < bytes; at += PIECE) {
         const size_t n = bytes - at < PIECE ? bytes - at : PIECE;
         MPI_Request q;
+        lock();
         MPI_Irecv((char *)x + at, (int)n, MPI_BYTE, from, kind, MPI_COMM_WORLD, &q);
+        unlock();
         const MPI_Status st = wait_for(&q, from, what);
         int came;
         MPI_Get_count(&st, MPI_BYTE, &came);
@@ -132,16 +113,69 @@ static void *receive_any(int kind, size_t least, size_t most, int *from, size_t 
     MPI_Status st;
     int came = 0, n;
     for (int turns = 0; !came; rest(&turns)) {
+        lock();
         MPI_Iprobe(MPI_ANY_SOURCE, kind, MPI_COMM_WORLD, &came, &st);
+        unlock();
         tidy();
     }
     MPI_Get_count(&st, MPI_BYTE, &n);
     dp_job_not_between(st.MPI_SOURCE, (size_t)n, least, most);
     char *x = dp_alloc((size_t)n + 1, 1);
+    lock();
     MPI_Recv(x, n, MPI_BYTE, st.MPI_SOURCE, kind, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    unlock();
     *from = st.MPI_SOURCE;
     *bytes = (size_t)n;
     return x;
+}
+
+/* ---- signs of life --------------------------------------------------------------------------- */
+
+static int *asked; /* [size] of the first: PING is under way, or not answered yet */
+
+static int took(int from, int tag) {
+    int came;
+    MPI_Iprobe(from, tag, MPI_COMM_WORLD, &came, MPI_STATUS_IGNORE);
+    if (came) MPI_Recv(NULL, 0, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    return came;
+}
+
+static void say(int to, int tag) {
+    MPI_Request q;
+    MPI_Isend(NULL, 0, MPI_BYTE, to, tag, MPI_COMM_WORLD, &q);
+    MPI_Request_free(&q);
+}
+
+/* The first one asks, once a second, and the others answer; one question to each at a time. */
+static void tick(int whole) {
+    lock();
+    for (int r = 1; r < job->size && !job->rank; r++) {
+        if (took(r, PONG)) job->quiet[r] = asked[r] = 0;
+        if (!whole) continue;
+        job->quiet[r] += (unsigned)asked[r];
+        if (!asked[r]) say(r, PING);
+        asked[r] = 1;
+    }
+    if (job->rank) {
+        const int heard = took(0, PING);
+        if (heard) say(0, PONG);
+        job->quiet[0] = heard ? 0 : job->quiet[0] + (unsigned)whole;
+    }
+    unlock();
+}
+
+/* Nobody is asked any more: what was asked is answered within a tick of theirs. */
+static void hush(void) {
+    for (const double t0 = dp_now(); dp_now() - t0 < 3; usleep(1000)) {
+        int left = 0;
+        lock();
+        for (int r = 1; r < job->size && !job->rank; r++) {
+            if (asked[r] && took(r, PONG)) asked[r] = 0;
+            left += asked[r];
+        }
+        unlock();
+        if (!left) return;
+    }
 }
 
 /* ---- begin and end --------------------------------------------------------------------------- */
@@ -171,6 +205,8 @@ static int start(const dp_process *own) {
     MPI_Comm_rank(MPI_COMM_WORLD, &job->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &job->size);
     job->all = dp_calloc((size_t)job->size, sizeof *own);
+    job->quiet = dp_calloc((size_t)job->size, sizeof *job->quiet);
+    asked = dp_calloc((size_t)job->size, sizeof *asked);
     MPI_Allgather(own, sizeof *own, MPI_BYTE, job->all, sizeof *own, MPI_BYTE, MPI_COMM_WORLD);
     alarm(0);
     if (given < MPI_THREAD_SERIALIZED) {
@@ -190,6 +226,8 @@ const dp_carrier dp_by_mpi = {.start = start,
                               .send = send_bytes,
                               .receive = receive_bytes,
                               .receive_any = receive_any,
+                              .tick = tick,
                               .flush = flush,
+                              .hush = hush,
                               .finish = finish};
 #endif

@@ -8,7 +8,7 @@
 #include <poll.h>
 
 typedef struct {
-    char host[64];
+    char host[64], build[32]; /* build: a hash of the sources, dp_cache_sources */
     int pid;
     uint64_t arguments; /* a hash of what it was started with */
 } dp_process;
@@ -20,6 +20,8 @@ typedef struct {
     dp_process *all; /* [size] */
     /* [size] of the first process: what shows when one is gone, and how; descriptor -1: nothing */
     struct pollfd *gone;
+    _Atomic unsigned
+        *quiet; /* [size]: ticks since a word of it came; 0 of those that nobody hears here */
 } dp_job;
 extern dp_job dp_the_job;
 
@@ -30,7 +32,10 @@ typedef struct {
     void (*send)(int to, int kind, const void *x, size_t bytes);
     void (*receive)(int from, int kind, void *x, size_t bytes, const char *what);
     void *(*receive_any)(int kind, size_t least, size_t most, int *from, size_t *bytes);
+    /* Five times a second, from a thread; whole: once in that. Says it is alive, sets quiet. */
+    void (*tick)(int whole);
     void (*flush)(void);  /* until the others have all that was sent; NULL: they have it anyway */
+    void (*hush)(void);   /* no tick comes any more: until none is under way; NULL: at once */
     void (*finish)(void); /* behind the last message */
     const char *no_peers; /* why other processes than the first do not reach each other; or NULL */
 } dp_carrier;
@@ -43,7 +48,7 @@ enum { DP_START_S = 120 };
 void dp_process_name(int rank, char *text, size_t size);
 /* Ends the job: `from` was waited for too long, or sent a message of another length; or this
  * process cannot go on. */
-void dp_job_too_late(int from, const char *what, void (*name_silent)(void));
+void dp_job_too_late(int from, const char *what);
 void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes);
 void dp_job_not_between(int from, size_t came, size_t least, size_t most); /* ends it, if so */
 void dp_job_end(void);

@@ -3,6 +3,8 @@
 #include "carrier.h"
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"
+#include "ref/files/cache.h"
+#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/text.h"
 
@@ -52,13 +54,24 @@ void dp_job_end(void) {
     _exit(2);
 }
 
-void dp_job_too_late(int from, const char *what, void (*name_silent)(void)) {
+/* Those that wait themselves are heard; who is not is why they wait. */
+static void name_silent(void) {
+    char who[160];
+    usleep(3200000);
+    for (int r = 0; r < job->size; r++) {
+        if (job->quiet[r] < 3) continue;
+        dp_process_name(r, who, sizeof who);
+        fprintf(stderr, "deltaproof: %s does not answer\n", who);
+    }
+}
+
+void dp_job_too_late(int from, const char *what) {
     char me[160], who[160];
     dp_process_name(job->rank, me, sizeof me);
     dp_process_name(from, who, sizeof who);
     fprintf(stderr, "deltaproof: %s waited %.0f s for %s of %s: all end\n", me, job->limit, what,
             who);
-    if (!job->rank && name_silent) name_silent();
+    if (!job->rank) name_silent();
     dp_job_end();
 }
 
@@ -101,13 +114,42 @@ int dp_mpi_say_gone(void) {
     return n;
 }
 
+/* How many seconds a process may be quiet: one that is stopped, or whose host is, says nothing. */
+static unsigned patience(void) {
+    const char *name = "DELTAPROOF_SILENCE", *text = getenv(name);
+    int64_t n = 30;
+    if (!text || dp_number_int(text, 3, 1 << 30, &n) == DP_NUMBER_OK) return (unsigned)n;
+    fprintf(stderr, "deltaproof: %s=%s: must be a number of seconds, at least 3\n", name, text);
+    _exit(2);
+}
+
+/* Seconds are those of this thread: a job that is stopped and goes on as a whole has missed none.
+ */
+static void end_with_silent(unsigned most) {
+    char who[160];
+    for (int r = 0; r < job->size && !job->ending; r++) {
+        if (job->quiet[r] < most) continue;
+        dp_process_name(r, who, sizeof who);
+        fprintf(stderr, "deltaproof: %s has been silent for %u s (stopped?): all end\n", who, most);
+        dp_job_end();
+    }
+}
+
+static pthread_mutex_t ticking = PTHREAD_MUTEX_INITIALIZER;
 static void *watch(void *arg) {
-    (void)arg;
-    while (!job->ending) {
-        if (poll(job->gone, (nfds_t)job->size, 200) > 0 && dp_mpi_say_gone()) {
+    const unsigned most = *(unsigned *)arg;
+    for (double last = dp_now(); !job->ending;) {
+        const int some = job->rank ? poll(NULL, 0, 200) : poll(job->gone, (nfds_t)job->size, 200);
+        if (some > 0 && dp_mpi_say_gone()) {
             raise(SIGTERM);
             break;
         }
+        const int whole = dp_now() - last >= 1;
+        if (whole) last = dp_now();
+        pthread_mutex_lock(&ticking);
+        if (!job->ending) by->tick(whole);
+        pthread_mutex_unlock(&ticking);
+        end_with_silent(most);
     }
     return NULL;
 }
@@ -177,7 +219,9 @@ void dp_mpi_serve(const dp_mpi_worker *w, int n) {
 static void finish(void) {
     const int end = END;
     if (getpid() != self) return;
+    pthread_mutex_lock(&ticking); /* for ever */
     job->ending = 1;
+    if (by->hush) by->hush();
     for (int r = 1; r < job->size && !job->rank; r++)
         dp_mpi_send(r, DP_MPI_JOB, &end, sizeof end);
     by->finish();
@@ -186,6 +230,7 @@ static void finish(void) {
 static dp_process this_process(int argc, char **argv) {
     dp_process own = {.pid = (int)getpid()};
     gethostname(own.host, sizeof own.host - 1);
+    memcpy(own.build, dp_cache_sources(DP_CACHE_EXPECTED), sizeof own.build);
     for (int i = 1; i < argc; i++)
         own.arguments = XXH3_64bits_withSeed(argv[i], strlen(argv[i]), own.arguments + 1);
     return own;
@@ -198,6 +243,16 @@ static void share_cores(void) {
         here += !strcmp(job->all[r].host, job->all[job->rank].host);
     const int own = (int)sysconf(_SC_NPROCESSORS_ONLN) / here;
     if (own < omp_get_max_threads()) omp_set_num_threads(own > 0 ? own : 1);
+}
+
+static void refuse_other_builds(void) {
+    char who[160];
+    for (int r = 0; r < job->size; r++) {
+        if (!memcmp(job->all[r].build, job->all[0].build, sizeof job->all[r].build)) continue;
+        dp_process_name(r, who, sizeof who);
+        fprintf(stderr, "deltaproof: %s is another build than rank 0\n", who);
+        _exit(2);
+    }
 }
 
 static int same_arguments(void) {
@@ -242,8 +297,12 @@ void dp_mpi_start(int argc, char **argv) {
     const dp_process own = this_process(argc, argv);
     const dp_carrier *c = is_asked_for(argc, argv) ? carrier(argc, argv) : NULL;
     if (!c || !c->start(&own)) return;
+    static unsigned most;
+    pthread_t thread;
+    most = patience();
     by = c;
     self = getpid();
+    refuse_other_builds();
     share_cores();
     atexit(finish);
     if (!same_arguments()) { /* each on its own */
@@ -254,8 +313,9 @@ void dp_mpi_start(int argc, char **argv) {
         signal(SIGTERM, SIG_IGN);
         signal(SIGINT, SIG_IGN);
         signal(SIGHUP, SIG_IGN);
-    } else {
-        pthread_t thread;
-        if (!pthread_create(&thread, NULL, watch, NULL)) pthread_detach(thread);
+    }
+    if (job->size > 1) {
+        if (pthread_create(&thread, NULL, watch, &most)) abort();
+        pthread_detach(thread);
     }
 }

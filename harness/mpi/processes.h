@@ -10,6 +10,8 @@
  *
  * Whoever ends too early, or lets the others wait for more than the limit, ends them all: the first
  * process says its rank, process and host, and what it had finished, and is ended as by SIGTERM.
+ * So does one that is silent for DELTAPROOF_SILENCE seconds (30), as where it is stopped, and if it
+ * is the first one, the others say so.
  * Calls may come from one thread at a time.
  */
 #ifndef DP_MPI_PROCESSES_H

@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 /* Two ranks share two cases; $M is the port of whoever stands between them, $L the first one's. */
-#define CASES "t1 smoke-step --base fp32 --chain fp32 --ranks 1 --backend sim --cache none"
-#define RANK(r, port)                                                                        \
+#define CASES "t1 smoke-step" HOW
+#define HOW " --base fp32 --chain fp32 --ranks 1 --backend sim --cache none"
+#define RANK(r, port) RANK_OF(r, port, CASES)
+#define RANK_OF(r, port, cases)                                                              \
     "RANK=" #r " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=" port " " \
-    "OMP_NUM_THREADS=1 timeout 40 $P run " CASES " --cases $C"
+    "OMP_NUM_THREADS=1 timeout 40 $P run " cases " --cases $C"
 
 static const char *python(void) {
     const char *p = getenv("DP_PYTHON");
@@ -55,7 +57,7 @@ DP_TEST(attacks_meeting, lengths_and_numbers_of_cases_are_checked) {
 }
 
 /* $A: MASTER_ADDR; the listening sockets of the port are printed, as the kernel lists them. */
-static void listens(const char *host, const char *at) {
+static void listens(const char *host, const char *at) { /* host, and more variables */
     const int rc = attack(
         20,
         at_text("RANK=0 WORLD_SIZE=2 MASTER_ADDR=%s MASTER_PORT=1 DELTAPROOF_PORT=$L timeout 10 "
@@ -86,4 +88,88 @@ DP_TEST(attacks_meeting, a_label_is_no_backend) {
     EXPECT(attack(20, "RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$L $P run t1 --backen "
                       "sim,nccl"),
            2, "RANK=2: must be 0 to 1");
+}
+
+/* Two ranks in spite of whoever else connects. */
+static void among(const char *strangers) {
+    const int rc = attack(
+        90,
+        at_text(RANK(0, "$L") " & p=$!\n$PY $D/strangers.py $L %s >there & s=$!\n"
+                              "for i in $(seq 300); do grep -q there there && break; sleep 0.1; "
+                              "done\n" RANK(1, "$L") "; wait $p; rc=$?; kill $s; exit $rc",
+                strangers));
+    EXPECT(rc, 0, "VERDICT: PASS (2 passed, 0 failed, 0 skipped, 0 unjudged)");
+}
+
+DP_TEST(attacks_meeting, strangers_keep_no_rank_out) {
+    among("30 0 0");
+    among("0 30 30");
+    among("400 0 0"); /* more than there is room for */
+}
+
+/* What rank 1 says that is started as `second` says, where the first one is as `first` says. */
+static int second(const char *begin, const char *first, const char *second) {
+    return attack(
+        30, at_text("%s\nexport DELTAPROOF_SILENCE=5\n%s " RANK(
+                        0, "$L") " >said 2>&1 & p=$!\n"
+                                 "%s " RANK(1, "${N:-$L}") "; rc=$?; kill $p; cat said; exit $rc",
+                    begin, first, second));
+}
+
+#define LONG "DELTAPROOF_SECRET=0123456789abcdef"
+DP_TEST(attacks_meeting, version_build_and_secret_are_compared_before_all_else) {
+    const char *const meddler = "N=$M; $PY $D/meddler.py $M $L hello %d & trap \"kill $!\" EXIT";
+    EXPECT(second(at_text(meddler, 0), "", ""), 2, "rank 0 has another program");
+    EXPECT(second(at_text(meddler, 16), "", ""), 2, "rank 0 has another version");
+    EXPECT(second(at_text(meddler, 32), "", ""), 2, "rank 0 has another build");
+    EXPECT(second(at_text(meddler, 120), "", ""), 2, "rank 0 has a proof that does not fit");
+    EXPECT(second(at_text(meddler, 120), LONG, LONG), 2, "rank 0 has another secret");
+    EXPECT(second("", LONG, LONG "g"), 2, "rank 0 has another secret");
+    EXPECT(second("", LONG, ""), 2, "rank 0 has a secret (DELTAPROOF_SECRET)");
+    EXPECT(second("", "", LONG), 2, "rank 0 has no secret");
+    EXPECT(second("", "", "DELTAPROOF_SECRET=short"), 2, "DELTAPROOF_SECRET: shorter than 16");
+    EXPECT(second("", "", "DELTAPROOF_SECRET_FILE=/nowhere"), 2,
+           "DELTAPROOF_SECRET_FILE: /nowhere: ");
+    EXPECT(second("echo 0123456789abcdef >key", LONG, "DELTAPROOF_SECRET_FILE=key"), 0, NULL);
+    /* which nothing that is started later sees */
+    EXPECT(attack(20, LONG " " RANK(0, "$L") " & p=$!; sleep 2; c=$(pgrep -P $p)\n"
+                                             "grep -c 0123456789abcdef /proc/$c/environ; kill $p"),
+           0, "0\n");
+}
+
+DP_TEST(attacks_meeting, every_interface_is_open_with_a_secret_alone) {
+    listens("192.0.2.1 " LONG, " 00000000000000000000000000000000:");
+    listens("0.0.0.0 " LONG, " 00000000000000000000000000000000:");
+    listens("127.0.0.1 " LONG, " 0100007F:");
+}
+
+DP_TEST(attacks_meeting, a_rank_comes_once) {
+    EXPECT(attack(30,
+                  "export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=$L\n"
+                  "for r in 0 1 1; do RANK=$r timeout 5 $P run " CASES " --cases $C & done\nwait"),
+           0, "rank 1 of 3, 127.0.0.1: rank 0 has this rank already");
+}
+
+#define MANY "smoke-kda smoke-gdn smoke-mkda2 smoke-gdn2 smoke-step t1" HOW
+/* Who is stopped when the first case is finished; the other names it. */
+static void stopped(int who, const char *says) {
+    const int rc = attack(
+        60,
+        at_text(
+            "export DELTAPROOF_SILENCE=4\n" RANK_OF(0, "$L", MANY) " >said.0 2>&1 & a=$!\n" //
+            RANK_OF(
+                1, "$L",
+                MANY) " >said.1 2>&1 & b=$!\nset -- $a $b\n"
+                      "for i in $(seq 400); do grep -q passed said.0 && break; sleep 0.02; done\n"
+                      "s=$(pgrep -P $%d); kill -STOP $s; wait $%d; rc=$?; kill -KILL $s\n"
+                      "cat said.0 said.1; exit $rc",
+            who + 1, 2 - who));
+    CHECK(rc && rc != 124 && strstr(at_out, says) &&
+              strstr(at_out, "has been silent for 4 s (stopped?): all end"),
+          "exit %d: %.2000s", rc, at_out);
+}
+
+DP_TEST(attacks_meeting, a_process_that_is_stopped_ends_all_by_its_name) {
+    stopped(0, "deltaproof: rank 0 (process ");
+    stopped(1, "deltaproof: rank 1 (process ");
 }

@@ -117,17 +117,17 @@ DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
     CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "CHECK: PASS"), "%.4000s", out);
 }
 
-/* What a run says whose last process gets a signal after the first result. */
-static int disturbed(const char *signal, const char *args, char *out, int size) {
+/* What a run says one of whose processes gets a signal after the first result. */
+static int disturbed(int who, const char *signal, const char *args, char *out, int size) {
     char cmd[4096];
     snprintf(cmd, sizeof cmd,
-             "cd '%s'\n" ALLOW
+             "cd '%s'; export DELTAPROOF_SILENCE=%d\n" ALLOW
              "mpirun -np 3 '%s' run smoke-step packed-across initial-state --cases '%s' --cache "
              "none --backend mpi --ranks 3 --json mpi.json %s >said 2>&1 & m=$!\n"
              "for i in $(seq 1200); do grep -q ranks=3 said && break; sleep 0.05; done\n"
-             "set -- $(pgrep -P $m | sort -n); kill -%s $3 || exit 99\n"
+             "set -- $(pgrep -P $m | sort -n); kill -%s $%d || exit 99\n"
              "wait $m; rc=$?; cat said; exit $rc",
-             gt_tmpdir(), program(), gt_cases(), args, signal);
+             gt_tmpdir(), who ? 30 : 4, program(), gt_cases(), args, signal, who + 1);
     return gt_run(cmd, out, size);
 }
 
@@ -145,7 +145,7 @@ DP_TEST(mpi, a_rank_that_is_killed_ends_all_by_its_name) {
     char out[1 << 16];
     snprintf(out, sizeof out, "echo earlier >'%s/mpi.json'", gt_tmpdir());
     REQUIRE(gt_run(out, out, sizeof out) == 0, "%s", out);
-    const int rc = disturbed("KILL", "", out, sizeof out);
+    const int rc = disturbed(2, "KILL", "", out, sizeof out);
     CHECK(rc != 0 && rc != 99, "exit %d: %.4000s", rc, out);
     CHECK(strstr(out, "deltaproof: rank 2 (process ") && strstr(out, "has ended: all end"),
           "%.4000s", out);
@@ -156,7 +156,7 @@ DP_TEST(mpi, a_rank_that_is_killed_ends_all_by_its_name) {
 DP_TEST(mpi, a_rank_that_is_silent_ends_all_by_its_name) {
     NEEDS_MPI;
     char out[1 << 16];
-    const int rc = disturbed("STOP", "--limit 1", out, sizeof out);
+    const int rc = disturbed(2, "STOP", "--limit 1", out, sizeof out);
     CHECK(rc != 0 && rc != 99, "exit %d: %.4000s", rc, out);
     CHECK(strstr(out, "waited 1 s for ") && strstr(out, "deltaproof: rank 2 (process ") &&
               strstr(out, "does not answer"),
@@ -164,6 +164,15 @@ DP_TEST(mpi, a_rank_that_is_silent_ends_all_by_its_name) {
     CHECK(!strstr(out, "rank 1 (process") || !strstr(strstr(out, "rank 1 (process"), "does not") ||
               strstr(out, "rank 1 (process") < strstr(out, ": all end"),
           "the wrong one is blamed: %.4000s", out);
+}
+
+DP_TEST(mpi, a_first_process_that_is_stopped_ends_all_by_its_name) {
+    NEEDS_MPI;
+    char out[1 << 16];
+    const int rc = disturbed(0, "STOP", "", out, sizeof out);
+    CHECK(rc != 0 && rc != 99 && strstr(out, "deltaproof: rank 0 (process ") &&
+              strstr(out, "has been silent for 4 s (stopped?): all end"),
+          "exit %d: %.4000s", rc, out);
 }
 
 /* Cases over processes, one of which is killed after the first of them; then the same command once

@@ -38,7 +38,7 @@ DP_TEST(setup, without_root_names_what_is_missing_and_the_command) {
     CHECK(strstr(out, "missing: make gcc g++ python3 libmpfr-dev"), "%s", out);
     CHECK(strstr(out, "apt-get install -y --no-install-recommends make gcc g++ python3 libmpfr-dev "
                       "libgmp-dev liblapacke-dev libopenblas-dev "
-                      "libgtest-dev libjansson-dev libxxhash-dev"),
+                      "libgtest-dev libjansson-dev libxxhash-dev libsodium-dev"),
           "%s", out);
     CHECK(!strstr(out, "must not run") && !strstr(out, "installing"), "%s", out);
 }

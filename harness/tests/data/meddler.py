@@ -1,7 +1,8 @@
 """meddler.py LISTEN PORT DIRECTION KIND BYTES NEW_BYTES NEW_FIELD: stands between a rank, which
 connects to LISTEN, and the first one at PORT, and passes on what they say. The first message of
 that kind and length, `up` to the first rank or `down` from it, gets another length (- : its own)
-and another first integer (-). A length of 0 takes its bytes away."""
+and another first integer (-). A length of 0 takes its bytes away. meddler.py LISTEN PORT hello AT:
+byte AT of what the first rank says first is changed."""
 
 import select
 import socket
@@ -9,12 +10,15 @@ import struct
 import sys
 import time
 
-listen, port, direction, kind, count, new_count, field = sys.argv[1:]
+listen, port, direction, kind, *more = sys.argv[1:]
+count, new_count, field = more or ("0", "-", "-")
 head = struct.pack("<QQ", int(kind), int(count))
 
 
 def edited(data: bytes, source: socket.socket) -> bytes | None:
     """data with the message changed, or None where it is not in it."""
+    if direction == "hello":
+        return data[: int(kind)] + bytes([data[int(kind)] ^ 1]) + data[int(kind) + 1 :]
     at = data.find(head)
     if at < 0:
         return None
@@ -46,7 +50,8 @@ try:
             data = source.recv(1 << 16)
             if not data:
                 sys.exit(0)
-            changed = None if done or way != direction else edited(data, source)
+            mine = way == ("down" if direction == "hello" else direction)
+            changed = edited(data, source) if mine and not done else None
             done = done or changed is not None
             to.sendall(data if changed is None else changed)
 except OSError:

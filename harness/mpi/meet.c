@@ -1,0 +1,393 @@
+/* Processes meet by sockets (meet.h). */
+#define _GNU_SOURCE
+#include "meet.h"
+#include "harness/base/clock.h"
+#include "meeting.h"
+#include "ref/files/input.h"
+#include "ref/vocabulary/problem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static dp_job *const job = &dp_the_job;
+
+static void refuse(const char *what, const char *why) {
+    fprintf(stderr, "deltaproof: rank %d of %d, %s: %s\n", job->rank, job->size, what, why);
+    _exit(2);
+}
+
+int dp_socket_move(int fd, void *x, size_t n, int out, double limit, _Atomic unsigned *pieces,
+                   int *late) {
+    char *at = x;
+    for (double since = dp_now(); n;) {
+        struct pollfd f = {.fd = fd, .events = out ? POLLOUT : POLLIN};
+        *late = dp_now() - since > limit;
+        if (*late) return 0;
+        if (poll(&f, 1, 200) <= 0) continue;
+        const ssize_t k =
+            out ? send(fd, at, n, MSG_NOSIGNAL | MSG_DONTWAIT) : recv(fd, at, n, MSG_DONTWAIT);
+        if (k < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (k <= 0) return 0;
+        at += k;
+        n -= (size_t)k;
+        if (!pieces) continue;
+        since = dp_now();
+        ++*pieces;
+    }
+    *late = 0;
+    return 1;
+}
+
+/* ---- the secret ------------------------------------------------------------------------------ */
+
+/* Taken out of the environment, which kernels and programs under judgement inherit. */
+static char *secret_of_environment(size_t *n) {
+    char *given = getenv("DELTAPROOF_SECRET"), *own;
+    *n = given ? strlen(given) : 0;
+    own = dp_calloc(*n + 1, 1);
+    if (given) memcpy(own, given, *n);
+    if (given) explicit_bzero(given, *n);
+    unsetenv("DELTAPROOF_SECRET");
+    return own;
+}
+
+/* *n = 0: there is none. */
+static char *secret_of(size_t *n) {
+    const char *path = getenv("DELTAPROOF_SECRET_FILE");
+    const char *const name = path ? "DELTAPROOF_SECRET_FILE" : "DELTAPROOF_SECRET";
+    char *own = secret_of_environment(n);
+    dp_err e = {0};
+    if (path) {
+        free(own);
+        if (dp_input_read(path, DP_SECRET_MOST, &own, n, &e)) refuse(name, e.msg);
+        while (*n && strchr(" \r\n\t", own[*n - 1]))
+            --*n;
+    }
+    if ((path || *n) && *n < DP_SECRET_LEAST)
+        refuse(name, "shorter than 16 characters (openssl rand -hex 32)");
+    return own;
+}
+
+static dp_party party_of(const dp_process *own) {
+    dp_party p;
+    size_t n;
+    char *secret = secret_of(&n);
+    if (!dp_party_make(&p, own, job->rank, job->size, secret, n))
+        refuse("libsodium", "has no random numbers here");
+    explicit_bzero(secret, n);
+    free(secret);
+    return p;
+}
+
+/* ---- the first process: where it listens ----------------------------------------------------- */
+
+static struct addrinfo *resolve(const char *host, const char *port) {
+    struct addrinfo *found = NULL;
+    const struct addrinfo want = {.ai_socktype = SOCK_STREAM};
+    const int rc = getaddrinfo(host, port, &want, &found);
+    if (rc) refuse(host, gai_strerror(rc));
+    return found;
+}
+
+static int is_numeric(const char *host) {
+    struct addrinfo *found = NULL;
+    const struct addrinfo want = {.ai_flags = AI_NUMERICHOST};
+    const int rc = getaddrinfo(host, NULL, &want, &found);
+    if (!rc) freeaddrinfo(found);
+    return !rc;
+}
+
+static uint32_t ipv4(const struct sockaddr *a) {
+    return ntohl(((const struct sockaddr_in *)a)->sin_addr.s_addr);
+}
+static const struct in6_addr *ipv6(const struct sockaddr *a) {
+    return &((const struct sockaddr_in6 *)a)->sin6_addr;
+}
+static int is_every_interface(const struct sockaddr *a) {
+    return a->sa_family == AF_INET ? ipv4(a) == INADDR_ANY : IN6_IS_ADDR_UNSPECIFIED(ipv6(a));
+}
+static int is_loopback(const struct sockaddr *a) {
+    return a->sa_family == AF_INET ? ipv4(a) >> 24 == 127 : IN6_IS_ADDR_LOOPBACK(ipv6(a));
+}
+
+static int open_listener(const struct addrinfo *a, int *error) {
+    const int on = 1, off = 0, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 1024)) return fd;
+    if (errno != EADDRNOTAVAIL) *error = errno;
+    close(fd);
+    return -1;
+}
+
+/* At an address of this host that `host` names; every: at all interfaces, where it names those. -1:
+ * it names none, or, why in *error, the address cannot be had. */
+static int try_listen(const char *host, const char *port, int every, int loopback, int *error) {
+    struct addrinfo *all = resolve(host, port);
+    int fd = -1;
+    *error = 0;
+    for (const struct addrinfo *a = all; a && fd < 0; a = a->ai_next)
+        if (is_every_interface(a->ai_addr) == every && (loopback || !is_loopback(a->ai_addr)))
+            fd = open_listener(a, error);
+    freeaddrinfo(all);
+    return fd;
+}
+
+static int listen_at(const char *host, const char *port, int secret) {
+    /* a name of this host that leads to itself alone (127.0.1.1 in /etc/hosts) is no address of it
+     * for others */
+    const int loopback = !secret || is_numeric(host) || !strcmp(host, "localhost");
+    int error, fd = try_listen(host, port, 0, loopback, &error);
+    if (fd < 0 && !error && secret) fd = try_listen("::", port, 1, 1, &error);
+    if (fd < 0 && !error && secret) fd = try_listen("0.0.0.0", port, 1, 1, &error);
+    if (fd < 0 && !error) fd = try_listen("127.0.0.1", port, 0, 1, &error);
+    if (fd < 0) {
+        char what[80];
+        snprintf(what, sizeof what, "port %s (MASTER_PORT + 1, or DELTAPROOF_PORT)", port);
+        refuse(what, strerror(error));
+    }
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    return fd;
+}
+
+/* ---- the first process: who comes ------------------------------------------------------------ */
+
+enum { MOST_GUESTS = 256 };
+typedef struct {
+    int fd, knows; /* knows: its hello has come */
+    double until;
+    size_t have;
+    dp_party own; /* with a nonce for it */
+    dp_hello hello;
+    dp_proof proof;
+} guest;
+
+typedef struct {
+    dp_party party;
+    guest guest[MOST_GUESTS];
+    int n, here, away; /* guests; processes that are there; who was sent away */
+    char why[200];     /* of the last of those */
+    int *socket_of;
+} host;
+
+static void drop(host *h, int i, const char *why) {
+    guest *g = &h->guest[i];
+    struct sockaddr_storage a;
+    socklen_t size = sizeof a;
+    char from[64] = "?";
+    if (!getpeername(g->fd, (struct sockaddr *)&a, &size))
+        getnameinfo((struct sockaddr *)&a, size, from, sizeof from, NULL, 0, NI_NUMERICHOST);
+    h->away++;
+    snprintf(h->why, sizeof h->why, "%s: %s", from, why);
+    close(g->fd);
+    *g = h->guest[--h->n];
+}
+
+/* The oldest stands first: it leaves where there is no room. */
+static void let_in(host *h, int fd) {
+    guest *g = &h->guest[h->n++];
+    *g = (guest){.fd = fd, .until = dp_now() + DP_CONNECTION_S, .own = h->party};
+    dp_party_renew(&g->own);
+}
+
+static int oldest(const host *h) {
+    int at = 0;
+    for (int i = 1; i < h->n; i++)
+        if (h->guest[i].until < h->guest[at].until) at = i;
+    return at;
+}
+
+static void open_door(host *h, int fd) {
+    for (int i = 0; i < MOST_GUESTS; i++) {
+        if (h->n == MOST_GUESTS) drop(h, oldest(h), "silent while others came");
+        const int new = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (new < 0 && (errno == EMFILE || errno == ENFILE) && h->n)
+            drop(h, oldest(h), "silent while others came");
+        if (new < 0) return;
+        let_in(h, new);
+    }
+}
+
+/* What has been sent so far fits into any socket's room. */
+static int say(const guest *g, const void *x, size_t n) {
+    return send(g->fd, x, n, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
+}
+
+static void welcome(host *h, int i) {
+    guest *g = &h->guest[i];
+    const int r = (int)g->hello.rank;
+    const uint32_t answer = h->socket_of[r] < 0 ? DP_WELCOME : DP_TAKEN;
+    if (!say(g, &answer, sizeof answer) || answer == DP_TAKEN) {
+        drop(h, i, "a rank that is there already");
+        return;
+    }
+    job->all[r] = h->party.process; /* build and arguments: the same */
+    memcpy(job->all[r].host, g->proof.host, sizeof job->all[r].host);
+    job->all[r].pid = g->proof.pid;
+    h->socket_of[r] = g->fd;
+    h->here++;
+    *g = h->guest[--h->n];
+}
+
+/* Its hello, or its proof, has come in full. */
+static void answer(host *h, int i) {
+    guest *g = &h->guest[i];
+    const char *wrong = g->knows ? dp_proof_wrong(&g->own, &g->hello, &g->proof)
+                                 : dp_hello_wrong(&g->own, &g->hello);
+    struct {
+        dp_hello hello;
+        dp_proof proof;
+    } own = {g->own.hello, {{0}, {0}, 0, 0}};
+    if (!g->knows && memcmp(g->hello.magic, own.hello.magic, sizeof own.hello.magic) == 0) {
+        if (!wrong) own.proof = dp_proof_make(&g->own, &g->hello);
+        if (!say(g, &own, sizeof own) && !wrong) wrong = "gone";
+    }
+    if (wrong) {
+        drop(h, i, wrong);
+    } else if (g->knows) {
+        welcome(h, i);
+    } else {
+        g->knows = 1;
+        g->have = 0;
+    }
+}
+
+static void hear(host *h, int i) {
+    guest *g = &h->guest[i];
+    char *to = g->knows ? (char *)&g->proof : (char *)&g->hello;
+    const size_t want = g->knows ? sizeof g->proof : sizeof g->hello;
+    const ssize_t k = recv(g->fd, to + g->have, want - g->have, MSG_DONTWAIT);
+    if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (k <= 0) {
+        drop(h, i, "gone");
+        return;
+    }
+    g->have += (size_t)k;
+    if (g->have == want) answer(h, i);
+}
+
+static void too_late(const host *h) {
+    char what[400], who[120] = "";
+    int r = 1;
+    while (h->socket_of[r] >= 0)
+        r++;
+    snprintf(who, sizeof who, "%d of %d have come, rank %d has not", h->here, job->size, r);
+    snprintf(what, sizeof what, "%s%s%s%s", who, h->away ? " (sent away, the last one: " : "",
+             h->away ? h->why : "", h->away ? ")" : "");
+    refuse("the other processes", what);
+}
+
+static void wait_for_others(const dp_party *party, const char *where, const char *port,
+                            int *socket_of) {
+    host *h = dp_calloc(1, sizeof *h);
+    struct pollfd f[1 + MOST_GUESTS] = {{.events = POLLIN}};
+    h->party = *party;
+    h->here = 1;
+    h->socket_of = socket_of;
+    if (job->size > 1) f[0].fd = listen_at(where, port, (int)party->hello.secret);
+    for (const double t0 = dp_now(); h->here < job->size;) {
+        if (dp_now() - t0 > DP_START_S) too_late(h);
+        for (int i = 0; i < h->n; i++)
+            f[i + 1] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
+        const int n = h->n, some = poll(f, (nfds_t)n + 1, 200);
+        for (int i = n - 1; i >= 0; i--) { /* whoever leaves is replaced by one behind it */
+            if (some > 0 && f[i + 1].revents)
+                hear(h, i);
+            else if (dp_now() > h->guest[i].until)
+                drop(h, i, "silent for too long");
+        }
+        if (some > 0 && f[0].revents) open_door(h, f[0].fd);
+    }
+    for (int i = h->n; i-- > 0;)
+        close(h->guest[i].fd);
+    if (job->size > 1) close(f[0].fd);
+    explicit_bzero(h, sizeof *h);
+    free(h);
+}
+
+/* ---- another process ------------------------------------------------------------------------- */
+
+static int connected(int fd, const struct addrinfo *a) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    struct pollfd f = {.fd = fd, .events = POLLOUT};
+    if (!connect(fd, a->ai_addr, a->ai_addrlen)) return 1;
+    return errno == EINPROGRESS && poll(&f, 1, DP_CONNECTION_S * 1000) > 0 &&
+           !getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) && !error;
+}
+
+static int try_connect(const char *where, const char *port) {
+    struct addrinfo *all = resolve(where, port);
+    int fd = -1;
+    for (const struct addrinfo *a = all; a && fd < 0; a = a->ai_next) {
+        fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (fd >= 0 && !connected(fd, a)) {
+            close(fd);
+            fd = -1;
+        }
+    }
+    freeaddrinfo(all);
+    return fd;
+}
+
+/* 1: it is the first process, and takes this one. 0: not now, *why. -1: never, *why. */
+static int introduce(int fd, dp_party *own, dp_process *first, const char **why) {
+    struct {
+        dp_hello hello;
+        dp_proof proof;
+    } its;
+    int late;
+    uint32_t answer;
+    *why = "rank 0 ends the connection, or is silent";
+    if (!dp_socket_move(fd, &own->hello, sizeof own->hello, 1, DP_CONNECTION_S, NULL, &late) ||
+        !dp_socket_move(fd, &its, sizeof its, 0, DP_CONNECTION_S, NULL, &late))
+        return 0;
+    const char *wrong = dp_hello_wrong(own, &its.hello);
+    if (!wrong) wrong = dp_proof_wrong(own, &its.hello, &its.proof);
+    if (wrong) return *why = wrong, -1;
+    dp_proof proof = dp_proof_make(own, &its.hello);
+    if (!dp_socket_move(fd, &proof, sizeof proof, 1, DP_CONNECTION_S, NULL, &late) ||
+        !dp_socket_move(fd, &answer, sizeof answer, 0, DP_CONNECTION_S, NULL, &late))
+        return 0;
+    if (answer != DP_WELCOME) return *why = "this rank already", -1;
+    *first = own->process;
+    memcpy(first->host, its.proof.host, sizeof first->host);
+    first->pid = its.proof.pid;
+    return 1;
+}
+
+static int join_first(dp_party *own, const char *where, const char *port) {
+    const char *why = "";
+    char what[300];
+    int got = 0;
+    for (const double t0 = dp_now();; usleep(50000)) {
+        const int fd = try_connect(where, port);
+        got = fd >= 0 ? introduce(fd, own, &job->all[0], &why) : 0;
+        if (got > 0) return fd;
+        if (fd >= 0) close(fd);
+        dp_party_renew(own);
+        if (got < 0 || dp_now() - t0 > DP_START_S) break;
+    }
+    snprintf(what, sizeof what, "%s%s", got < 0 ? "rank 0 has " : "",
+             *why ? why : "rank 0 does not listen there");
+    refuse(where, what);
+    return -1;
+}
+
+void dp_meet(const dp_process *own, const char *host, const char *port, int *socket_of) {
+    dp_party party = party_of(own);
+    if (job->rank)
+        socket_of[0] = join_first(&party, host, port);
+    else
+        wait_for_others(&party, host, port, socket_of);
+    job->all[job->rank] = *own;
+    explicit_bzero(&party, sizeof party);
+}
