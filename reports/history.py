@@ -24,6 +24,8 @@ def main(argv: list[str]) -> int:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
     out, paths = os.path.abspath(args[0]), [os.path.abspath(p) for p in args[1:]]
+    if many.remove_old("history", out):
+        return 2
     # matplotlib reads a matplotlibrc of the present folder
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
     records = sorted((r for _, r in many.load("history", paths)), key=lambda r: r.created or "")

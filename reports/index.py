@@ -21,11 +21,13 @@ def main(argv: list[str]) -> int:
         print((__doc__ or "").strip(), file=sys.stderr)
         return 2
     folder = os.path.abspath(args[0])
+    out = os.path.join(folder, "index.html")
+    if many.remove_old("index", out):
+        return 2
     records = many.load("index", [folder])
     if not records:
         print(f"index: {folder}: no results.json below it can be read", file=sys.stderr)
         return 2
-    out = os.path.join(folder, "index.html")
     status = many.write_page("index", out, lambda: page(folder, records))
     if not status:
         print(f"{os.path.join(args[0], 'index.html')}: {len(records)} records")

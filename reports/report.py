@@ -11,6 +11,7 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # figures are drawn in forks
 
+import contextlib
 import re
 import signal
 import sys
@@ -25,19 +26,23 @@ from read import carry, files, many, museum, record
 from read.checks import Malformed
 
 
-def own_figures(page: str) -> set[str]:
-    """Files that an earlier page of this folder shows: no other file in it is this program's."""
-    try:
-        text = files.read(page).decode("utf-8", "replace")
-    except OSError:
-        return set()
-    if "<title>deltaproof report" not in text:
-        return set()
-    return set(re.findall(r'href="figures/([A-Za-z0-9._-]+\.(?:png|pdf))"', text))
+def remove_old(folder: str, page: str) -> None:
+    """An earlier page and the figures that it shows, before anything is read: nothing else in the
+    folder is this program's (harness/commands/old_outputs.h)."""
+    text = files.remove_page(page)
+    for name in re.findall(r'href="figures/([A-Za-z0-9._-]+\.(?:png|pdf))"', text):
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(folder, name))
 
 
 def make(folder: str) -> int:
     """Exit status."""
+    figures_folder, out = os.path.join(folder, "figures"), os.path.join(folder, "report.html")
+    try:
+        remove_old(figures_folder, out)
+    except OSError as e:
+        print(f"report: {out}: {e.strerror}", file=sys.stderr)
+        return 2
     try:
         rec = record.load(os.path.join(folder, "results.json"))
         faults = museum.load(os.path.join(folder, "museum.json"))
@@ -46,17 +51,14 @@ def make(folder: str) -> int:
     except Malformed as e:
         print(f"report: {e}", file=sys.stderr)
         return 2
-    from draw.files import draw_all, remove_old  # these import matplotlib and Jinja2
+    from draw.files import draw_all  # imports matplotlib, the others Jinja2
     from page.page import page
     from page.render import data_uri
 
-    figures_folder, out = os.path.join(folder, "figures"), os.path.join(folder, "report.html")
     try:
-        old = own_figures(out)
         figures = draw_all(rec, figures_folder)
         shown = [(p, data_uri(x) if isinstance(x, str) else x) for p, x in figures]
         files.write(out, page(rec, shown, faults, kernels, carried).encode())
-        remove_old(figures_folder, old, figures)
     except OSError as e:
         print(f"report: {e.filename or out}: {e.strerror}", file=sys.stderr)
         return 2

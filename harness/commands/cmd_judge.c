@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
+#include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
 #include "print_failures.h"
@@ -222,8 +223,10 @@ int dp_cmd_judge(int argc, char **argv) {
                "layouts.\vSettings that no option gives come from the files' metadata. Exit status "
                "0 pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
-    const int rc = check_usage(&o) || dp_outputs_check(&o.of) ? 2 : judge(&o, command);
+    dp_old_outputs_forget();
+    const int rc = dp_outputs_check(&o.of) || check_usage(&o) ? 2 : judge(&o, command);
     free(command);
     return rc;
 }

@@ -9,6 +9,7 @@
 #include "harness/record/run_id.h"
 #include "harness/run/calls_again.h"
 #include "harness/run/over_cases.h"
+#include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
 #include "print_failures.h"
@@ -365,7 +366,9 @@ int dp_cmd_run(int argc, char **argv) {
     int again = DP_RUNS_CALLED_AGAIN;
     options o = {.of = dp_options_new(0, 256), .again = &again};
     char *command = dp_command_line(argc, argv);
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&ARGP, argc, argv, &o);
+    dp_old_outputs_forget();
     const int rc = run_options(&o, command);
     free(command);
     return rc;

@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/base/terminal.h"
 #include "harness/record/digest.h"
+#include "old_outputs.h"
 #include "print_failures.h"
 #include "ref/files/output.h"
 #include "report_page.h"
@@ -36,7 +37,9 @@ int dp_outputs_check(const dp_options *o) {
         dp_output_check(path, &e);
         free(path);
     }
-    return e.code ? dp_refuse(&e) : 0;
+    if (e.code) return dp_refuse(&e);
+    dp_old_outputs_remove(o->out_dir);
+    return 0;
 }
 
 static void write_summary(const dp_record *rec, const char *dir, dp_err *e) {

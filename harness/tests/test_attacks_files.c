@@ -139,6 +139,45 @@ DP_TEST(attacks_files, a_report_removes_its_own_figures_alone) {
     free((char *)dir);
 }
 
+/* Whatever ends a command, no verdict of an earlier one is where its own would be; what is not this
+ * program's stays. */
+DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_verdict) {
+    static const struct {
+        const char *command;
+        int status;
+    } row[] = {{"$P run tiny.case --cache none --out o --bases bf16", 2},
+               {"$P run tiny.case --cache none --base bf17 --out=o", 2},
+               {"$P run --out o", 2},
+               {"$P run nothing --out o", 2},
+               {"$P run tiny.case --subject ./none.so --out o", 2},
+               {"$P judge --inputs in --out o", 2},
+               {"$P judge --inputs in --outputs out --out o", 2},
+               {"echo { >o/results.json; $P report o", 2},
+               {"$P compare --history o/report.html o/none", 2},
+               {"mv o/report.html o/index.html; rm o/results.json; $P index o", 2}};
+    const char *dir = strdup(at_dir("older"));
+    at_write(at_text("%s/tiny.case", dir), TINY);
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        gt_run(at_text("rm -rf '%s/o'; mkdir -p '%s/o/figures'; cd '%s/o'; echo mine | tee notes "
+                       "figures/mine.png >figures/old.png",
+                       dir, dir, dir),
+               NULL, 0);
+        at_write(at_text("%s/o/report.html", dir),
+                 "<title>deltaproof report: OLDER</title><a href=\"figures/old.png\">PNG</a>");
+        at_write(at_text("%s/o/results.json", dir), i == 8 ? "{}" : "OLDER"); /* read, not made */
+        EXPECT(at_sh(dir, 60, row[i].command), row[i].status);
+        EXPECT(at_sh(dir, 10, "find o -type f | sort | tr '\\n' ' '; grep -r OLDER o; true"), 0,
+               "o/figures/mine.png ", "o/notes ");
+        CHECK(!strstr(at_out, "OLDER") && (i >= 8 || !strstr(at_out, "old.png")), "%s: %s",
+              row[i].command, at_out);
+    }
+    EXPECT(at_sh(dir, 60, "echo '<title>mine</title>' >o/index.html; $P index o; cat o/index.html"),
+           0, "mine");
+    EXPECT(at_sh(dir, 60, "$P run --out o --help >help && cat o/notes && grep -c -- --again help"),
+           0, "mine");
+    free((char *)dir);
+}
+
 /* Killed at each of its calls that change the folder, and run again: whole files, and nothing else.
  */
 DP_TEST(attacks_files, kills_leave_whole_files_and_the_next_run_removes_the_rest) {

@@ -88,10 +88,3 @@ def _once(text: str, pattern: str, prefix: str) -> str:
     return re.sub(
         uses, lambda m: m[1] + number.setdefault(m[0][len(m[1]) :], f"{prefix}{len(number)}"), text
     )
-
-
-def remove_old(folder: str, old: set[str], figures: list[tuple[Plot, Any]]) -> None:
-    """Figures of an earlier record in the same folder would be taken for this one's."""
-    for name in old - {f"{p.name}.{e}" for p, _ in figures for e in ("png", "pdf")}:
-        if os.path.lexists(os.path.join(folder, name)):
-            os.remove(os.path.join(folder, name))

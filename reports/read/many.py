@@ -50,6 +50,16 @@ def say_missing(who: str, e: ImportError) -> None:
     )
 
 
+def remove_old(who: str, out: str) -> int:
+    """What an earlier command wrote goes before anything is read; exit status."""
+    try:
+        files.remove_page(out)
+    except OSError as e:
+        print(f"{who}: {out}: {e.strerror}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def write_page(who: str, out: str, make: Callable[[], str]) -> int:
     try:
         files.write(out, make().encode())
