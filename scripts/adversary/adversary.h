@@ -86,7 +86,7 @@ int design_parse(const char *text, design *d, char why[256]);
  * "chunk=16,scores=gated"; "" is the default of its base. 0: there are no words for it. */
 int design_declares(const design *d, char *text, size_t size);
 /* A log gate in the design's units, and the power of it that a state is multiplied with: of 2, off
- * by up to 2^-23 and alike for equal gates, where the design is fast. */
+ * by up to 2^-23 and alike for equal gates, 1 of 0, where the design is fast. */
 float units_of(const design *d, float g);
 float power_of(const design *d, float g);
 /* The same, as an operand is multiplied with it. */

@@ -275,7 +275,7 @@ int design_declares(const design *d, char *text, size_t size) {
 float units_of(const design *d, float g) { return d->fast ? g * 1.44269504f : g; }
 
 float power_of(const design *d, float g) {
-    if (!d->fast) return expf(g);
+    if (!d->fast || g == 0) return expf(g);
     uint32_t bits;
     memcpy(&bits, &g, sizeof bits);
     return exp2f(g) * (float)(1 + (2 * uniform01(7, bits) - 1) * 0x1p-23);

@@ -160,16 +160,16 @@ def recurrence_text(op, seed):
     """A random problem of a recurrence, in which states are of moderate size."""
     rng = random.Random("%s %d" % (op, seed))
     R = rng.choice([2, 3]) if op in MANY_KEYS else 1
-    T, H = rng.choice([70, 96, 130, 200, 300]), rng.choice([1, 2])
+    T = rng.choice([70, 96, 130, 200, 300, 520, 700])
+    H = rng.choice([1, 2]) if T < 300 else 1
     HV = H if op == "dplr" else H * rng.choice([1, 2])
     lines = ["reason = generated problem", "source = scripts/adversary/run files", "op = " + op]
     lines += ["seed = %d" % (50000 + seed), "T = %d" % T, "H = %d" % H, "HV = %d" % HV]
     lines += ["K = %d" % rng.choice([16, 32]), "V = %d" % rng.choice([16, 24, 32])]
     lines += ["R = %d" % R, "dtype = bf16", "ranks = 1", "base = fp32,bf16", "chain = fp32"]
-    lines += [s for s in gate_lines(rng) if s not in ("g_scale = 0.0001", "g_scale = 0.001")]
-    lines += beta_lines(rng, R) if op in BY_BETA else []
+    lines += gate_lines(rng) + (beta_lines(rng, R) if op in BY_BETA else [])
     if op not in ("dplr", "gla", "ssd"):
-        lines.append("l2norm = yes")
+        lines += ["l2norm = yes", "keys = %s" % rng.choice(["random", "correlated", "subspace"])]
     lines += [s for s in ("s0_scale = 0.5", "dstate = yes") if rng.random() < 0.5]
     if rng.random() < 0.4:
         cuts = sorted(rng.sample(range(1, T), 2))
