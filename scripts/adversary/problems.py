@@ -170,6 +170,8 @@ def recurrence_text(op, seed):
     lines += gate_lines(rng) + (beta_lines(rng, R) if op in BY_BETA else [])
     if op not in ("dplr", "gla", "ssd"):
         lines += ["l2norm = yes", "keys = %s" % rng.choice(["random", "correlated", "subspace"])]
+    elif rng.random() < 0.3:
+        lines.append("qk_decades = 3")
     lines += [s for s in ("s0_scale = 0.5", "dstate = yes") if rng.random() < 0.5]
     if rng.random() < 0.4:
         cuts = sorted(rng.sample(range(1, T), 2))
