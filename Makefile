@@ -2,6 +2,7 @@
 # lists the rest.
 # Every path and tool can be set: make test BUILD=/tmp/x CC=clang ARCH=-march=native.
 # MPI=1: with mpicc, for `mpirun -np N build/deltaproof run .. --backend mpi` (harness/mpi).
+# WERROR=1: a warning is an error, of the compilers of CI (`make check`).
 # SAN=1: address and undefined-behaviour sanitizers; SAN=thread: the thread sanitizer, with clang
 # and its OpenMP (make tsan). Tests run in SHARDS processes side by side.
 # make itself exits with 2 whenever a command fails; the status 0, 1 or 2 of a verdict is that of
@@ -10,6 +11,7 @@ BUILD    ?= build
 CASES    ?= cases
 OUT      ?= $(BUILD)/verify
 SAN      ?= 0
+WERROR   ?= 0
 ARCH     ?=
 ifeq ($(origin CC),default)
 CC       := gcc
@@ -34,13 +36,14 @@ override BUILD := $(BASE)/tsan
 CC       := $(firstword $(shell command -v clang clang-14 clang-15 clang-16 clang-18 2>/dev/null))
 SANFLAGS := -O1 -fsanitize=thread -fno-omit-frame-pointer
 endif
+WARNED   := $(if $(filter 1,$(WERROR)),-Werror)
 # What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor
 # reorders. Nobody reads errno or the flags of arithmetic: without them loops with comparisons
 # become vectors, and no value changes.
 C_ALL    := $(CFLAGS) -std=gnu11 -Wall -Wextra -Werror=implicit-function-declaration \
     -Wno-unknown-pragmas -ffp-contract=off -fno-math-errno -fno-trapping-math -fopenmp $(ARCH) \
-    $(SANFLAGS)
-CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS)
+    $(SANFLAGS) $(WARNED)
+CXX_ALL  := $(CXXFLAGS) -std=c++14 -Wall -Wextra $(ARCH) $(SANFLAGS) $(WARNED)
 CPP_ALL  := -I. $(CPPFLAGS) -MMD -MP
 
 # The CUDA kernels become a subject of the harness where there is a device and an nvcc; GPU=1 builds
@@ -85,7 +88,7 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel ops judge verify test museum bench report setup gpu tsan format \
+.PHONY: all program wheel ops judge verify test check museum bench report setup gpu tsan format \
     format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
@@ -123,6 +126,25 @@ test: setup                    ## set up, build, run all tests (SAN=1: sanitized
 	    DP_MPI_KERNELS="$(abspath $(MPI_KERNELS))" \
 	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) \
 	    $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+
+# Tests that find most for their time.
+CHECKED  ?= formats.*:vocabulary.*:abi.*:case.*:operations.*:own.*:slots.*:schema.*:safetensors.*:$\
+    inputs.*:pieces.*:spectral.*:levels.*:compare.*:condition.*:sums.*:bits.*:product.*:$\
+    recurrent.designs*:judge.*:layers.no_line*:layers.no_folder*:-levels.no_alarm*
+check: setup                   ## build with -Werror, layout, lint and the quick tests: a minute
+	+@$(MAKE) --no-print-directory -j$(JOBS) GPU=0 WERROR=1 BUILD=$(BASE)/check \
+	    $(BASE)/check/deltaproof $(BASE)/check/dp-test
+	@if command -v clang-format-14 >/dev/null; then $(MAKE) --no-print-directory format-check; \
+	    else echo "check: no clang-format-14: layout is not checked"; fi
+	@for x in $$(git grep -lE '^#!.*(bash|sh)$$' -- scripts .ci); do bash -n $$x; done
+	@if command -v ruff >/dev/null; then ruff check -q . && ruff format -q --check .; \
+	    else echo "check: no ruff: Python is not checked"; fi
+	@$(run_env) DP_PROGRAM="$$(realpath $(BASE)/check/deltaproof)" \
+	    DP_CASES="$$(realpath $(CASES))" scripts/shards $(SHARDS) $(BASE)/check/dp-test \
+	    --gtest_filter='$(CHECKED)'
+
+compile_commands.json: FORCE   ## what is compiled how, for clangd, clang-tidy and editors
+	@scripts/compile-commands GPU=0 all $(BASE)/dp-test >$@.tmp && mv $@.tmp $@
 
 museum: setup                  ## every deliberate fault: which verdict goes red (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)
@@ -166,7 +188,7 @@ clean:                         ## remove the build folder
 	rm -rf $(BUILD)
 
 help:                          ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z_.]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 include scripts/install.mk
 

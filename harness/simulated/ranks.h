@@ -171,7 +171,6 @@ static inline int dp_sim_has(const dp_sim *s, int r) {
 static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
     return &s->ch[(int64_t)group * s->p->HV + hv];
 }
-const double *dp_sim_factor(dp_sim *s, int group, int hv); /* M_c [K][K] */
 /* State before local sub-sequence sub of rank r without what the merge brings: s0 where the
  * sequence starts here, else zeros. */
 const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */

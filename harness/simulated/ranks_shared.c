@@ -17,10 +17,6 @@ static const double *dp_sim_factor_at(dp_sim *s, int gi, int hv, dp_stage stage)
     return *f;
 }
 
-const double *dp_sim_factor(dp_sim *s, int gi, int hv) {
-    return dp_sim_factor_at(s, gi, hv, DP_STAGE_PRE_FWD);
-}
-
 int dp_sim_starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
 int dp_sim_ends_here(const dp_sim *s, int r, int sub) {
     return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;

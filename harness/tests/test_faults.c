@@ -230,7 +230,7 @@ static void check_red(const expectation *x, const dp_run *bad) {
 /* again: the run without the fault was seen before. */
 static void check_both(const expectation *x, dp_own own, int again) {
     const dp_fault_info *f = &dp_faults[x->fault];
-    const dp_sending way = {f->exchange, f->payload};
+    const dp_sending way = {f->exchange, f->payload, 0};
     const dp_own owners = dp_fault_own(x->fault, own);
     dp_runs bad = {0}, good = {0};
     if (run_by(x->case_name, x->fault, x->ranks, x->base, x->chain, &(dp_sending){0}, own, &bad)) {

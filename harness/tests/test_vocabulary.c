@@ -113,14 +113,14 @@ static int of_beta(const dp_tensor_field *f) {
     return !only || only >> DP_BY_BETA & 1;
 }
 
-/* Programs that share no code with this one and have the recurrences with a beta, and scripts that
- * read records of those. */
+/* Programs that share no code with this one, and scripts that read records of the recurrences with
+ * a beta. */
 DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     words got, results = {0}, gradients = {0}, inputs = {0};
     for (int i = 0; i < DP_NRESULTS; i++) {
-        if (!of_beta(&dp_result_fields[i])) continue;
-        add(&results, dp_result_fields[i].name);
-        if (dp_result_fields[i].role == DP_ROLE_GRADIENT) add(&gradients, dp_result_fields[i].name);
+        const dp_tensor_field *f = &dp_result_fields[i];
+        add(&results, f->name);
+        if (of_beta(f) && f->role == DP_ROLE_GRADIENT) add(&gradients, f->name);
     }
     for (int i = 0; i < DP_NINPUTS; i++)
         add(&inputs, dp_field_file_name(&dp_input_fields[i]));

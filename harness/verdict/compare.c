@@ -14,11 +14,6 @@
 
 const char *const dp_verdict_names[DP_NVERDICTS] = {"pass", "fail", "skipped", "unjudged"};
 
-dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b) {
-    static const int order[DP_NVERDICTS] = {0, 3, 1, 2};
-    return order[a] >= order[b] ? a : b;
-}
-
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 typedef enum {

@@ -111,9 +111,6 @@ int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 /* Where it failed, or the row with the largest error. */
 const dp_row *dp_judgement_row(const dp_judgement *j);
 
-/* fail beats unjudged beats skipped beats pass */
-dp_verdict dp_verdict_worse(dp_verdict a, dp_verdict b);
-
 #ifdef __cplusplus
 }
 #endif

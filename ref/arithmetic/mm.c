@@ -5,10 +5,6 @@
 
 #include <stdlib.h>
 
-dp_format dp_base_format(dp_base b) {
-    return b == DP_BASE_FP64 ? DP_FP64 : b == DP_BASE_FP32 ? DP_FP32 : DP_BF16;
-}
-
 /* The operand as the format sees it; lo (tf32x3 only) is what the leading part leaves over. */
 static void round_operand(dp_format f, const double *x, int64_t n, float *hi, float *lo) {
     switch (f) {

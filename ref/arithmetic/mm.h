@@ -24,8 +24,6 @@ void dp_mm(dp_format f, int ta, int tb, int m, int n, int k, const double *A, co
 /* C by that library: within the same bound, its bits are its own. */
 void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, const double *B,
               double *C);
-/* The format whose operands and accumulators a base policy uses in its matrix products. */
-dp_format dp_base_format(dp_base b);
 #ifdef __cplusplus
 }
 #endif

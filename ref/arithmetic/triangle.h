@@ -2,13 +2,19 @@
  * operations that is part of the definition.
  *
  * L [n][n] is unit lower triangular, row-major: only what lies strictly below its diagonal is read.
- * X [n][cols]. dp_solve_*    X <- L^(-1) X     x_i <- fl(x_i - fl(L[i][j] x_j)),  j = 0 .. i-1,
- * rows i = 0 .. n-1 trans         X <- L^(-T) X     x_i <- fl(x_i - fl(L[j][i] x_j)),  j = n-1 ..
- * i+1,    rows i = n-1 .. 0 dp_invert_*   T [n][n] = L^(-1), column by column as dp_solve_* of the
- * identity, zeros above the diagonal One rounding a product, one a difference, nothing fused; the
- * bits depend on neither the CPU nor blocking. Guarantee, barring underflow: every column solves (L
- * + dL) x = b with |dL| <= gamma_n |L|     (Higham, Accuracy and Stability, 8.5), hence |L T - I|
- * <= gamma_n |L||T|     (14.2).
+ * X [n][cols].
+ *
+ *   dp_solve_*          X <- L^(-1) X    x_i <- fl(x_i - fl(L[i][j] x_j)),  j = 0 .. i-1
+ *                                        rows i = 0 .. n-1
+ *   dp_solve_*, trans   X <- L^(-T) X    x_i <- fl(x_i - fl(L[j][i] x_j)),  j = n-1 .. i+1
+ *                                        rows i = n-1 .. 0
+ *   dp_invert_*         T [n][n] = L^(-1), column by column as dp_solve_* of the identity, zeros
+ *                       above the diagonal
+ *
+ * One rounding a product, one a difference, nothing fused; the bits depend on neither the CPU nor
+ * blocking. Guarantee, barring underflow: every column solves (L + dL) x = b with
+ * |dL| <= gamma_n |L| (Higham, Accuracy and Stability, 8.5), hence |L T - I| <= gamma_n |L||T|
+ * (14.2).
  */
 #ifndef DP_TRIANGLE_H
 #define DP_TRIANGLE_H

@@ -8,8 +8,10 @@ import subprocess
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 CFLAGS = ["-O2", "-std=gnu11", "-Wall", "-Wextra", "-ffp-contract=off"]
-TENSORS = ["o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0"]
-TENSORS += ["derase", "dwrite", "dlr_a", "dlr_b"]
+TENSORS = [
+    *("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0"),
+    *("derase", "dwrite", "dlr_a", "dlr_b"),
+]
 
 
 class Stop(Exception):
