@@ -111,6 +111,7 @@ void dp_case_free(dp_case *c) {
     free(c->text);
     free(c->reason);
     free(c->source);
+    free(c->unjudged);
     free(c->data);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);

@@ -34,7 +34,8 @@ typedef struct {
     char *path;
     char *text; /* of its file; NULL: its tensors were given */
     char *reason, *source;
-    dp_op op; /* in the file: gdn | kda | mkda | chain | conv | step */
+    char *unjudged; /* "NAMES: REASON" of tensors that may be; NULL: none */
+    dp_op op;       /* in the file: gdn | kda | mkda | chain | conv | step */
     const char *op_name;
     int smoke; /* 1: part of the smoke set */
     int nranks;

@@ -101,6 +101,31 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
     return DP_OK;
 }
 
+static int is_of_ranks(const char *name) {
+    static const char *const names[] = {"M", "H", "S_in", "dM", "dH", "dS_out"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(name, names[i])) return 1;
+    return 0;
+}
+
+/* Names of tensors, and a reason. */
+static dp_status check_unjudged(const dp_casefile *f, dp_err *e) {
+    const char *s = f->unjudged, *colon = s ? strchr(s, ':') : NULL;
+    if (!s) return DP_OK;
+    if (!colon || !colon[1 + strspn(colon + 1, " ")])
+        return dp_casefile_refuse(f, "unjudged", e, "must be NAMES: REASON");
+    for (const char *p = s; p < colon;) {
+        char name[40];
+        p += strspn(p, " ,");
+        const size_t n = strcspn(p, " ,:");
+        snprintf(name, sizeof name, "%.*s", (int)n, p);
+        p += n;
+        if (dp_result_find(name) < 0 && !is_of_ranks(name))
+            return dp_casefile_refuse(f, "unjudged", e, "'%s' is no tensor", name);
+    }
+    return DP_OK;
+}
+
 static dp_status check_gate(const dp_casefile *f, dp_err *e) {
     if ((f->gate == DP_GATE_LOWER_BOUND) != dp_casefile_has(f, "lower_bound"))
         return dp_casefile_refuse(f, "lower_bound", e,
@@ -125,6 +150,7 @@ static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
 dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->reason = strdup(f->reason);
     c->source = strdup(f->source);
+    if (f->unjudged) c->unjudged = strdup(f->unjudged);
     c->op = dp_casefile_op(f);
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;
@@ -136,6 +162,7 @@ dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->input_dtype = dp_op_of(c)->has_factors ? DP_FP32 : c->spec.dtype;
     copy_lists(f, c);
     recurrence_settings(f, &c->p);
-    const dp_status s = check_inputs(f, c, e);
+    dp_status s = check_inputs(f, c, e);
+    if (!s) s = check_unjudged(f, e);
     return s ? s : check_gate(f, e);
 }

@@ -44,6 +44,8 @@ static const key KEYS[] = {
     {"reason", TEXT, ALL, AT(reason), NULL, 0, 0, NULL, "why this case exists"},
     {"source", TEXT, ALL, AT(source), NULL, 0, 0, NULL,
      "which fault, section or recording it comes from"},
+    {"unjudged", TEXT, ALL, AT(unjudged), "(none)", 0, 0, NULL,
+     "NAMES: REASON: tensors, with commas between, that may be unjudged, and why"},
     {"op", CHOICE, ALL, AT(op), NULL, 0, 0, DP_OPERATION_WORDS,
      "recurrence, with the key session in calls that hand the state on; product of M factors "
      "alone, "

@@ -58,6 +58,7 @@ static const struct argp_option OPTIONS[] = {
      "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on", 0},
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
+    DP_ROW_UNJUDGED,
     {"gate", OPT_GATE, "FORM", 0,
      "log: g is the log decay; exp: g is the decay, from 0 to 1; softplus: -exp(A_log) softplus(g "
      "+ dt_bias); lower_bound: X "
@@ -133,6 +134,7 @@ static dp_judge_options request(const options *o) {
     q.ranks = o->of.nranks ? o->of.ranks[0] : 0;
     q.design = o->of.design;
     q.drop = o->of.drop;
+    q.unjudged = o->of.unjudged;
     q.cache = o->of.cache;
     q.truth = dp_options_truth(&o->of);
     q.progress = isatty(2);

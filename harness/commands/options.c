@@ -122,6 +122,7 @@ static const char **text_of(dp_options *o, int key) {
     case DP_OPT_OUTPUTS: return &o->outputs;
     case DP_OPT_STATE_LAYOUT: return &o->layout;
     case DP_OPT_DESIGN: return &o->design;
+    case DP_OPT_UNJUDGED: return &o->unjudged;
     case DP_OPT_LABEL: return &o->provenance.label;
     case DP_OPT_KERNEL_COMMIT: return &o->provenance.kernel_commit;
     default: return NULL;
@@ -166,11 +167,12 @@ static const char *repeated_name(int key) {
     static const struct {
         int key;
         const char *name;
-    } rows[] = {{DP_OPT_CASES, "--cases"},   {DP_OPT_SUBJECT, "--subject"},
-                {DP_OPT_RUN, "--run"},       {DP_OPT_SERVE, "--serve"},
-                {DP_OPT_WRITES, "--writes"}, {DP_OPT_DESIGN, "--design"},
-                {DP_OPT_LIMIT, "--limit"},   {DP_OPT_MEMORY, "--memory"},
-                {DP_OPT_TRUTH, "--truth"},   {DP_OPT_CLAIM_DROP, "--claim-drop"}};
+    } rows[] = {{DP_OPT_CASES, "--cases"},      {DP_OPT_SUBJECT, "--subject"},
+                {DP_OPT_RUN, "--run"},          {DP_OPT_SERVE, "--serve"},
+                {DP_OPT_WRITES, "--writes"},    {DP_OPT_DESIGN, "--design"},
+                {DP_OPT_LIMIT, "--limit"},      {DP_OPT_MEMORY, "--memory"},
+                {DP_OPT_TRUTH, "--truth"},      {DP_OPT_CLAIM_DROP, "--claim-drop"},
+                {DP_OPT_UNJUDGED, "--unjudged"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].key == key) return rows[i].name;
     return NULL;

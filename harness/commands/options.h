@@ -26,6 +26,7 @@ typedef struct {
     double seconds;               /* of a search; 0: not given */
     const char *design;           /* how the subject computes; NULL: as it declares */
     int drop;                     /* bits of --claim-drop; 0: not given */
+    const char *unjudged;         /* names of tensors that may be; NULL: none */
     dp_provenance provenance;     /* its label, commit and notes */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
@@ -72,6 +73,7 @@ enum {
     DP_OPT_TRUTH,
     DP_OPT_DESIGN,
     DP_OPT_CLAIM_DROP,
+    DP_OPT_UNJUDGED,
     DP_OPT_LABEL,
     DP_OPT_KERNEL_COMMIT,
     DP_OPT_NOTE,
@@ -210,6 +212,11 @@ enum {
             "the kernel says that it drops what gates attenuate below E, a number below 1, or " \
             "bits: 20 is 2^-20 (ref/bound/drop.h)",                                             \
             0                                                                                   \
+    }
+#define DP_ROW_UNJUDGED                                                                           \
+    {                                                                                             \
+        "unjudged", DP_OPT_UNJUDGED, "NAMES", 0,                                                  \
+            "tensors, with commas between, that may be unjudged; another one ends in status 2", 0 \
     }
 #define DP_ROWS_PROVENANCE                                                      \
     {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},           \

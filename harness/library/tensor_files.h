@@ -51,13 +51,13 @@ void dp_keys_of_tokens(dp_tensorfile *f, const dp_tensor *q, int64_t R);
 /* Results that another program computed: r and stage point into their file. u, tiny: unit roundoff
  * and smallest half spacing of the format that each was stored in. same_design 1: computed stage by
  * stage as the simulated ranks do. design: how they were computed, in the case's base; NULL: by the
- * default design where same_design, else not known. */
+ * default design where same_design, else not known. explained: not said, but this one is it. */
 typedef struct {
     dp_result r;
     double u[DP_NRESULTS], tiny[DP_NRESULTS], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],
         stage_tiny[DP_NSTAGE_TENSORS];
     int same_design;
-    const dp_design *design;
+    const dp_design *design, *explained;
 } dp_stored_results;
 
 /* What `deltaproof truth` writes beside each result, in a file with metadata `truth`: what fp64

@@ -19,11 +19,46 @@ int dp_record_pooled_failures(const dp_record *r) {
     return n;
 }
 
+/* Cases of which a run was judged. */
+static int cases_run(const dp_record *r) {
+    int n = 0;
+    for (int i = 0; i < r->ncase; i++) {
+        int any = 0;
+        for (int k = 0; k < r->runs->n && !any; k++)
+            any = r->runs->run[k].verdict != DP_SKIPPED &&
+                  !strcmp(r->runs->run[k].case_name, r->cases[i]->name);
+        n += any;
+    }
+    return n;
+}
+
+int dp_record_unjudged(const dp_record *r) {
+    int n = 0;
+    for (int i = 0; i < r->runs->n; i++)
+        for (int k = 0; k < r->runs->run[i].ntensor; k++)
+            n += r->runs->run[i].tensor[k].verdict == DP_UNJUDGED;
+    return n;
+}
+
+/* Runs that are unjudged by a tensor that may not be. */
+static int runs_unjudged(const dp_record *r) {
+    int n = 0;
+    for (int i = 0; i < r->runs->n; i++) {
+        const dp_run *x = &r->runs->run[i];
+        int open = x->ntensor == 0;
+        for (int k = 0; k < x->ntensor; k++)
+            open |= x->tensor[k].verdict == DP_UNJUDGED && !x->tensor[k].allowed;
+        n += x->verdict == DP_UNJUDGED && open;
+    }
+    return n;
+}
+
 const char *dp_record_verdict(const dp_record *r) {
     int n[DP_NVERDICTS];
     dp_record_totals(r, n);
     if (n[DP_FAIL] || dp_record_pooled_failures(r)) return "fail";
-    return r->errors || !n[DP_PASS] ? "error" : "pass";
+    if (r->errors || runs_unjudged(r) || !n[DP_PASS]) return "error";
+    return 2 * cases_run(r) < r->ncase ? "error" : "pass";
 }
 
 void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size) {

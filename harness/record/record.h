@@ -43,7 +43,10 @@ typedef struct {
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
 /* Rows of r->pooled that fail. */
 int dp_record_pooled_failures(const dp_record *r);
-/* "pass", "fail" (a run, or many together), or "error" when a case could not be judged. */
+/* Tensors of all runs that are unjudged, those that may be among them. */
+int dp_record_unjudged(const dp_record *r);
+/* "fail": a run, or many together. "error": a run is unjudged, a case could not be judged, or fewer
+ * than half of the cases ran. Else "pass". */
 const char *dp_record_verdict(const dp_record *r);
 /* What a row says, of at most `size` characters: who, by how much, in how many cases. */
 void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);

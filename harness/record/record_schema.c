@@ -187,6 +187,12 @@ static int has_tier(const void *x) {
     const char *tier = ((const dp_judgement *)x)->tier;
     return tier && *tier;
 }
+static int has_seen(const void *x) { return isfinite(((const dp_judgement *)x)->seen); }
+static int has_blind_head(const void *x) {
+    const dp_judgement *t = x;
+    return t->heads > 1 && t->blind_head >= 0 && isfinite(t->seen_head);
+}
+static int is_allowed(const void *x) { return ((const dp_judgement *)x)->allowed; }
 static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
 
 static const dp_record_field TENSOR[] = {
@@ -216,6 +222,13 @@ static const dp_record_field TENSOR[] = {
      WHEN(has_before)},
     {"tier", TEXT, .what = "exact, bound, expected, sum: what decided", JUDGED(tier),
      WHEN(has_tier)},
+    {"seen", NUMBER, .what = "power: the tensor times this, or more, would have failed",
+     JUDGED(seen), WHEN(has_seen)},
+    {"seen_head", NUMBER, .what = "the same of one head, where it is largest", JUDGED(seen_head),
+     WHEN(has_blind_head)},
+    {"blind_head", INTEGER, .what = "that head", JUDGED(blind_head), WHEN(has_blind_head)},
+    {"allowed", BOOLEAN, .what = "unjudged, as the case or the caller lets it be", JUDGED(allowed),
+     WHEN(is_allowed)},
     {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, JUDGED(verdict)},
     {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), WHEN(has_why)}};
 static const dp_object_schema TENSOR_OBJECT = OBJECT("tensor", TENSOR);
@@ -236,6 +249,13 @@ static json_t *design(const void *x) {
     if (r->has_base || r->undeclared) dp_design_text(&d, text);
     return *text ? json_string(text) : NULL;
 }
+static json_t *explained(const void *x) {
+    const dp_run *r = x;
+    char text[DP_DESIGN_TEXT] = "";
+    if (!r->undeclared || r->verdict == DP_SKIPPED) return NULL;
+    dp_design_text(&r->explained, text);
+    return json_string(text);
+}
 static json_t *fault(const void *x) {
     return json_string(dp_faults[((const dp_run *)x)->fault].name);
 }
@@ -250,6 +270,10 @@ static const dp_record_field POLICY[] = {
      RUN(base), WHEN(has_base)},
     {"chain", TEXT, .what = "format of the chain of M", GET(chain_format), WHEN(has_chain)},
     {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
+    {"explained_by", TEXT,
+     .what = "undeclared: the common design (dp_design_common) that explains it, or comes nearest; "
+             "empty: the base's default",
+     GET(explained)},
     {"merge", WORDS(dp_exchange_names, DP_NRUN_EXCHANGES), .what = "exchange of states", RUN(merge),
      WHEN(has_merge)},
     {"payload", WORDS(dp_payload_names, DP_NRUN_PAYLOADS),
@@ -580,7 +604,7 @@ static json_t *provenance(const void *x) {
 static const dp_record_field TOTALS[] = {{"pass", COUNT, WRITTEN},
                                          {"fail", COUNT, WRITTEN},
                                          {"skipped", COUNT, WRITTEN, "not run"},
-                                         {"unjudged", COUNT, WRITTEN, "nothing to judge by"}};
+                                         {"unjudged", COUNT, WRITTEN, "a tensor is not judged"}};
 static const dp_object_schema TOTALS_OBJECT = OBJECT("totals", TOTALS);
 static json_t *totals(const void *x) {
     json_t *o = json_object();

@@ -48,9 +48,10 @@ typedef struct {
     dp_fault fault;
     unsigned char *hit; /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
-    dp_design design; /* how it computes, in `base` */
-    int undeclared;   /* subject, file: does not say how it computes */
-    int other_design; /* subject, file: not the pipeline that is drawn */
+    dp_design design;    /* how it computes, in `base` */
+    int undeclared;      /* subject, file: does not say how it computes */
+    dp_design explained; /* undeclared: the common design that its verdict is by */
+    int other_design;    /* subject, file: not the pipeline that is drawn */
     int set,
         settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
     /* a session: its state is rounded between calls, which no bound is derived for */
@@ -67,9 +68,11 @@ typedef struct {
     dp_judgement *tensor;
     int npoint;
     dp_chain_point *point;
-    double slope;      /* NAN: none */
-    dp_bits bits;      /* op chain, regimes that forget nothing; npoint = 0: none */
-    dp_condition cond; /* of the chunks' triangular systems; condition 0: none */
+    double slope;             /* NAN: none */
+    dp_bits bits;             /* op chain, regimes that forget nothing; npoint = 0: none */
+    dp_condition cond;        /* of the chunks' triangular systems; condition 0: none */
+    const char *may_unjudged; /* names of tensors that may be, by its case; NULL: none */
+    const char *let_unjudged; /* the same, by who called */
     dp_verdict verdict;
     int speaks;       /* a failed run: the tensor that `why` is about; -1: none of them */
     const char *tier; /* of the tensor that failed: what decided; NULL or "" otherwise */
@@ -102,6 +105,7 @@ typedef struct {
                    (run/calls_again.h); NULL: none, nor those that fail */
     int nvariant;
     const dp_cuda_variant *variant; /* empty: plain */
+    const char *unjudged;           /* names of tensors that may be, with commas; NULL: none */
     const char *cache;              /* folder of truths; NULL: none */
     const dp_truth_pick *truth;     /* NULL: as the case says */
     int progress;
@@ -154,7 +158,9 @@ int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
-void dp_run_close(dp_run *r, double seconds); /* verdict of the run from its tensors */
+/* The verdict of the run from its tensors: fails where one fails, is unjudged where one is that may
+ * not be, else passes. */
+void dp_run_close(dp_run *r, double seconds);
 
 #ifdef __cplusplus
 }

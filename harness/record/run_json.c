@@ -43,7 +43,7 @@
 #define MOST_TENSORS 1024
 #define MOST_SMALL (1 << 30)
 
-static const char *const TIERS[] = {"", "exact", "bound", "expected", "sum"};
+static const char *const TIERS[] = {"", "exact", "bound", "expected", "sum", "bits"};
 static const char *const TRUTHS[] = {"mpfr", "double-double", "fp64"};
 static const char *const ROLLBACKS[] = {"accepted tokens run again", "states of every token"};
 
@@ -73,6 +73,7 @@ static const dp_record_field LEVEL[] = {REAL(ratio),
                                         REAL(limit),
                                         REAL(freedom),
                                         REAL(draw),
+                                        REAL(seen),
                                         INTEGER(units, MOST_PLACES),
                                         INTEGER(at, MOST_PLACES)};
 static const dp_object_schema LEVEL_OF = SCHEMA("level", LEVEL);
@@ -86,6 +87,7 @@ static const dp_object_schema SHARE_OF = SCHEMA("share", SHARE);
 #define S dp_levels_result
 static const dp_record_field LEVELS[] = {REAL(expected),
                                          REAL(excess),
+                                         REAL(seen),
                                          ONE_OF(level, DP_NLEVELS),
                                          INTEGER(row, MOST_PLACES),
                                          FIXED(at, OBJECTS, DP_NLEVELS, .of = &LEVEL_OF),
@@ -122,10 +124,14 @@ static const dp_record_field TENSOR[] = {TEXT(name),
                                          NUMBERS(window, windows_of),
                                          OBJECT(expected, LEVELS_OF),
                                          OBJECT(before, LEVELS_OF),
-                                         ONE_WORD(tier, TIERS, 5),
+                                         ONE_WORD(tier, TIERS, 6),
                                          REAL(times),
                                          ONE_OF(verdict, DP_NVERDICTS),
                                          ONE_OF(flaw, DP_FLAW_NOT_FINITE + 1),
+                                         REAL(seen),
+                                         REAL(seen_head),
+                                         INTEGER(blind_head, MOST_HEADS),
+                                         FLAG(allowed),
                                          TEXT(why),
                                          TEXT(source)};
 static const dp_object_schema TENSOR_OF = SCHEMA("tensor", TENSOR);
@@ -236,6 +242,7 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       {"hit", .kind = DP_KIND_FLAGS, IN(hit), .count = hits_of},
                                       OBJECT(design, DESIGN_OF),
                                       FLAG(undeclared),
+                                      OBJECT(explained, DESIGN_OF),
                                       FLAG(other_design),
                                       FLAG(set),
                                       FLAG(settled),
@@ -258,9 +265,11 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       REAL(slope),
                                       OBJECT(bits, BITS_OF),
                                       OBJECT(cond, CONDITION_OF),
+                                      WORD_OR_NONE(may_unjudged),
+                                      WORD_OR_NONE(let_unjudged),
                                       ONE_OF(verdict, DP_NVERDICTS),
                                       INTEGER(speaks, MOST_TENSORS - 1),
-                                      ONE_WORD(tier, TIERS, 5),
+                                      ONE_WORD(tier, TIERS, 6),
                                       TEXT(why),
                                       REAL(seconds)};
 const dp_object_schema dp_run_members = SCHEMA("run", RUN);

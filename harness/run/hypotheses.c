@@ -28,14 +28,26 @@ typedef struct {
     int rank;            /* starts from zero */
 } change;
 
+/* What a hypothesis is: a mistake; operands of another format; a base whose errors hide them all. */
+typedef enum { MISTAKE, OPERANDS, COARSER, NKINDS } kind;
+
+/* One that fits, and which of the failed tensors it explains: a bit each. */
+typedef struct {
+    char text[200];
+    kind kind;
+    uint64_t explains;
+} fitting;
+#define MOST_FITTING 64
+
 typedef struct {
     const dp_judge_options *o;
     const dp_case *c;
     const dp_run *failed;
     double until;
-    void (*fits)(const char *text, void *arg);
-    void *arg;
+    kind kind; /* of what is tried */
     dp_hypotheses_count count;
+    int n;
+    fitting fits[MOST_FITTING];
 } search;
 
 /* ---- changes of files ------------------------------------------------------------------------ */
@@ -180,7 +192,19 @@ static int passes(dp_judge_options *q, change *h) {
     return good;
 }
 
+/* The failed tensors that it speaks of. */
+static uint64_t explained_by(const search *s, const change *h) {
+    uint64_t all = 0;
+    for (int i = 0; i < s->failed->ntensor && i < 64; i++) {
+        const dp_judgement *t = &s->failed->tensor[i];
+        if (t->verdict == DP_FAIL && kept(h, t->name)) all |= (uint64_t)1 << i;
+    }
+    return all;
+}
+
 static void attempt(search *s, dp_judge_options q, change h, const char *text) {
+    const uint64_t explains = explained_by(s, &h);
+    if (!explains || s->n == MOST_FITTING) return;
     if (dp_now() > s->until) {
         s->count.left++;
         return;
@@ -188,7 +212,10 @@ static void attempt(search *s, dp_judge_options q, change h, const char *text) {
     s->count.tried++;
     if (!passes(&q, &h)) return;
     s->count.fit++;
-    s->fits(text, s->arg);
+    fitting *f = &s->fits[s->n++];
+    f->kind = s->kind;
+    f->explains = explains;
+    snprintf(f->text, sizeof f->text, "%s", text);
 }
 
 static int failed_tensor(const search *s, const char *name) {
@@ -465,20 +492,57 @@ static int all_finite(const search *s) {
     return 1;
 }
 
+/* ---- which of them to say -------------------------------------------------------------------- */
+
+/* Says the one of least kind that explains all of `tensors` (exact: these and no others), or that
+ * several do. Returns whether there was one. */
+static int say(const search *s, uint64_t tensors, int exact, void (*fits)(const char *, void *),
+               void *arg) {
+    char all[700] = "";
+    int n = 0;
+    for (kind k = MISTAKE; k < NKINDS && !n; k++)
+        for (int i = 0; i < s->n; i++) {
+            const fitting *f = &s->fits[i];
+            const uint64_t common = f->explains & tensors;
+            if (f->kind != k || common != tensors || (exact && f->explains != tensors)) continue;
+            const size_t used = strlen(all);
+            snprintf(all + used, sizeof all - used, "%s%s", n++ ? "; " : "", f->text);
+        }
+    char text[760];
+    snprintf(text, sizeof text, "%s%s", n > 1 ? "several would fit: " : "", all);
+    if (n) fits(text, arg);
+    return n > 0;
+}
+
+/* The tensors that the widest of the hypotheses explains, of those that are left; 0: none. */
+static uint64_t widest(const search *s, uint64_t left) {
+    uint64_t most = 0;
+    for (int i = 0; i < s->n; i++) {
+        const uint64_t x = s->fits[i].explains;
+        if (!(x & ~left) && __builtin_popcountll(x) > __builtin_popcountll(most)) most = x;
+    }
+    return most;
+}
+
+/* One that explains all failures; else those that explain parts of them, the widest first. */
+static void say_fits(const search *s, void (*fits)(const char *, void *), void *arg) {
+    uint64_t failed = 0;
+    for (int i = 0; i < s->failed->ntensor && i < 64; i++)
+        if (s->failed->tensor[i].verdict == DP_FAIL) failed |= (uint64_t)1 << i;
+    if (!failed || say(s, failed, 0, fits, arg)) return;
+    for (uint64_t part = widest(s, failed); part; part = widest(s, failed &= ~part))
+        say(s, part, 1, fits, arg);
+}
+
 dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, const dp_run *failed,
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg) {
-    search s = {
-        .o = o, .c = c, .failed = failed, .until = dp_now() + seconds, .fits = fits, .arg = arg};
+    search s = {.o = o, .c = c, .failed = failed, .until = dp_now() + seconds};
     if (!dp_op_of(c)->is_recurrence || !all_finite(&s)) return s.count;
     if (forward_failed(&s)) try_undecayed(&s);
-    const int undecayed = s.count.fit;
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
-    const int before = s.count.fit;
-    if (!undecayed) try_base(&s); /* whose limits hide it where gates are weak */
-    const int coarser = s.count.fit - before;
     try_gate_dtype(&s);
     try_late(&s);
     if (forward_failed(&s)) try_norm(&s);
@@ -486,6 +550,10 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     try_scale(&s);
     if (forward_failed(&s)) try_gates(&s);
     try_ranks(&s);
-    if (s.count.fit == coarser) try_operands(&s); /* which would hide smaller mistakes, too */
+    s.kind = OPERANDS;
+    if (!s.count.fit) try_operands(&s); /* which would hide smaller mistakes, too */
+    s.kind = COARSER;
+    if (!s.count.fit) try_base(&s);
+    say_fits(&s, fits, arg);
     return s.count;
 }

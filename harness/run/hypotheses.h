@@ -8,6 +8,10 @@
  * bf16 behind their activation, gates or betas of the token before, a rank that starts from zero;
  * one tensor by a common factor, one token late; where none of these fits, but for a coarser base,
  * products of operands in tf32.
+ *
+ * A hypothesis fits only where its tensors pass: what no limit sees is unjudged. One that explains
+ * all failures is said alone; where several do, that several would fit; where none does, each failed
+ * tensor's own.
  */
 #ifndef DP_HYPOTHESES_H
 #define DP_HYPOTHESES_H
@@ -21,8 +25,9 @@ typedef struct {
     int left; /* not tried: the time was over */
 } dp_hypotheses_count;
 
-/* failed: the run of these options on case c. Calls fits for each that does, with a sentence that
- * goes behind "fits: ". Ends after `seconds`, but for the one that is being tried. */
+/* failed: the run of these options on case c. Calls fits with a sentence that goes behind "fits: ",
+ * once, or for tensors of different mistakes once each. Ends after `seconds`, but for the one that
+ * is being tried. */
 dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, const dp_run *failed,
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg);

@@ -234,7 +234,7 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
         }
         if (!st) st = dp_outputs_load(&in, &out, &c->p, c->ranks[0], vk, &g, e);
     }
-    const dp_run_options ro = {.cache = o->cache, .progress = o->progress};
+    const dp_run_options ro = {.cache = o->cache, .progress = o->progress, .unjudged = o->unjudged};
     if (!st) st = read_design(o, &out, &base, c->base[0], &design, &g, e);
     if (!st) st = dp_run_stored(c, &ro, &g, runs, e);
     dp_tensorfile_free(&out);
@@ -365,7 +365,8 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
     dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
     dp_err own = {0};
-    dp_run_options ro = {.cache = o->cache, .truth = o->truth, .progress = o->progress};
+    dp_run_options ro = {
+        .cache = o->cache, .truth = o->truth, .progress = o->progress, .unjudged = o->unjudged};
     if (!e) e = &own;
     memset(c, 0, sizeof *c);
     dp_status st = dp_safetensors_read(o->inputs, &in, e);

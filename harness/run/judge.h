@@ -61,6 +61,7 @@ typedef struct {
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
         *base, *claim, *design, *layout; /* as given; NULL: not given */
     int drop;                            /* bits of what is claimed to be dropped; 0: not given */
+    const char *unjudged;                /* names of tensors that may be, with commas; NULL: none */
     int ranks;                           /* 0: not given */
     int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
     const char *cache;                   /* folder of truths and bounds; NULL: none */

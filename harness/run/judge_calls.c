@@ -7,15 +7,6 @@ void dp_calls_seen_free(dp_calls_seen *seen) {
     dp_conv_calls_free(&seen->front);
 }
 
-static void judge_results(dp_sharding *sp, const dp_outputs *out, dp_bound_bases *bases, dp_run *r,
-                          double from) {
-    dp_error_bound bound;
-    dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
-    const dp_judging j = {sp, bases, &bound, out};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&bound);
-}
-
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
     const int step = dp_op_of(sp->c)->has_front;
@@ -24,7 +15,7 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
         step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
     if (!st) {
         sp->step = step ? &front : NULL;
-        judge_results(sp, out, bases, r, from);
+        dp_judge_outputs(sp, bases, out, r, from);
         sp->step = NULL;
         st = dp_judge_drafts(sp, &seen->drafts, r, e);
         dp_judge_pool(sp, &seen->pool, r);

@@ -73,8 +73,10 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
     const dp_case c = case_of(sp->c, s, r);
     const dp_run_options o = {
         .cache = sp->std->o->cache, .truth = sp->std->o->truth, .drop = sp->std->o->drop};
-    const dp_stored_results g = {
-        .r = s->out, .design = r->undeclared ? NULL : &r->design, .same_design = !r->other_design};
+    const dp_stored_results g = {.r = s->out,
+                                 .design = r->undeclared ? NULL : &r->design,
+                                 .explained = r->undeclared ? &r->explained : NULL,
+                                 .same_design = !r->other_design};
     dp_runs made = {0};
     const dp_status st = s->p.Nseq ? dp_run_stored(&c, &o, &g, &made, e) : DP_OK;
     const int n = made.n ? made.run[0].ntensor : 0;
@@ -105,6 +107,11 @@ static void speak(int from, dp_run *r) {
             dp_judgement_says_more(worst < 0 ? NULL : &r->tensor[worst], &r->tensor[i]))
             worst = i;
     if (worst >= 0 && r->verdict != DP_FAIL) dp_judge_speak(worst, r);
+    for (int i = from; i < r->ntensor && r->verdict == DP_PASS; i++) {
+        if (r->tensor[i].verdict != DP_UNJUDGED) continue;
+        r->verdict = DP_UNJUDGED;
+        snprintf(r->why, sizeof r->why, "%s: %s", r->tensor[i].name, r->tensor[i].why);
+    }
 }
 
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e) {

@@ -100,8 +100,8 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
                               .allowance = dp_run_allowance(run),
                               .rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0,
                               .bound_shown = !dp_run_results_bounded(run, &sp->c->p),
-                              .unit =
-                                  dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, x->u)),
+                              .unit = dp_base_roundoff(run->base),
+                              .store = dp_run_storing(run, x->u),
                               .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), x->tiny)};
     dp_judge_tensor(j, &in, run);
     dp_draws_free(&draws);

@@ -65,7 +65,9 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     assert(want->rows == rows && want->width == width);
     const dp_field_places places = dp_field_places_of(p, sp->N, field, sp->windows.window_of);
     double *freedom = dp_row_freedom_new(p, field);
-    const double u = stored ? stored->u[field] : 0, tiny = stored ? stored->tiny[field] : 0;
+    const double own = dp_own_storage(&run->design, field);
+    const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
+    const double tiny = stored ? stored->tiny[field] : 0;
     const dp_compare_in in = {.name = dp_result_fields[field].name,
                               .N = sp->N,
                               .heads = dp_result_heads(p, field),
@@ -86,7 +88,9 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .freedom = freedom,
                               .allowance = dp_run_allowance(run),
                               .bound_shown = !dp_run_results_bounded(run, p),
-                              .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, u)),
+                              .unit = dp_base_roundoff(run->base),
+                              .store = dp_run_storing(run, u),
+                              .of_heads = kind == DP_OF_HEADS,
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
     free(freedom);

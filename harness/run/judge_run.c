@@ -38,6 +38,26 @@ static void judge_all(const dp_judging *j, dp_run *r) {
     dp_name_flaws(j, r);
 }
 
+static void forget(dp_run *r) {
+    for (int i = 0; i < r->ntensor; i++)
+        dp_judgement_free(&r->tensor[i]);
+    free(r->tensor);
+    free(r->point);
+}
+
+/* r as it was before its judgement, to be judged by another design. */
+static dp_run fresh(const dp_run *r, const dp_design *design) {
+    dp_run x = *r;
+    x.tensor = NULL;
+    x.ntensor = 0;
+    x.point = NULL;
+    x.npoint = 0;
+    x.why[0] = 0;
+    x.settled = 0;
+    x.design = *design;
+    return x;
+}
+
 /* ---- settling what is marginal --------------------------------------------------------------- */
 
 static int marginal_failure(const dp_run *r) {
@@ -67,19 +87,12 @@ static void replace_failures(dp_run *r, dp_run *again) {
  * set of draws decides. Both stay in the record. */
 static void settle(const dp_judging *j, int stages, dp_run *r) {
     if (r->exact || !marginal_failure(r)) return;
-    dp_run again = *r;
-    again.tensor = NULL;
-    again.ntensor = 0;
-    again.point = NULL;
-    again.npoint = 0;
+    dp_run again = fresh(r, &r->design);
     again.set = 1;
     dp_sharding_expect(j->sp, stages, &again);
     judge_all(j, &again);
     replace_failures(r, &again);
-    for (int i = 0; i < again.ntensor; i++)
-        dp_judgement_free(&again.tensor[i]);
-    free(again.tensor);
-    free(again.point);
+    forget(&again);
     r->settled = 1;
 }
 
@@ -89,4 +102,125 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from) {
     judge_all(j, r);
     settle(j, stages, r);
     dp_run_close(r, dp_now() - from);
+}
+
+/* ---- a run that does not say how it computes ------------------------------------------------- */
+
+static double worst_of(const dp_run *r) {
+    double worst = 0;
+    for (int i = 0; i < r->ntensor; i++)
+        if (r->tensor[i].verdict == DP_FAIL && !(r->tensor[i].times <= worst))
+            worst = r->tensor[i].times;
+    return worst;
+}
+
+/* Does b explain more than a? A pass before all; a failure says more than what is unjudged by a
+ * design that sees less. */
+static int explains_more(const dp_run *a, const dp_run *b) {
+    if (a->verdict == DP_PASS || b->verdict == DP_PASS) return b->verdict == DP_PASS;
+    if (a->verdict != DP_FAIL || b->verdict != DP_FAIL) return 0;
+    return worst_of(b) < worst_of(a);
+}
+
+typedef struct {
+    dp_sharding *sp;
+    dp_bound_bases *bases;
+    const dp_outputs *out;
+    int stages;
+} undeclared_run;
+
+/* Judges r by its design's bounds, and by its draws where they are known. */
+static void judge_by(const undeclared_run *x, dp_run *r, int settled) {
+    dp_error_bound bound;
+    dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
+    if (x->out->stored) dp_widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
+    const dp_judging j = {x->sp, x->bases, &bound, x->out};
+    judge_all(&j, r);
+    if (settled) settle(&j, x->stages, r);
+    dp_run_close(r, 0);
+    dp_error_bound_free(&bound);
+}
+
+/* Chunks of half the length hold the longest sequence, too: the same design. */
+static int is_another(const undeclared_run *x, const dp_design *d) {
+    const dp_problem *p = &x->sp->c->p;
+    int64_t longest = 0;
+    for (int s = 0; s < p->Nseq; s++)
+        if (p->cu[s + 1] - p->cu[s] > longest) longest = p->cu[s + 1] - p->cu[s];
+    if (x->stages) return d->chunk == DP_CHUNK; /* whose stages they are */
+    return d->chunk <= 16 || d->chunk / 2 < longest;
+}
+
+/* Those that may explain it but for the first, which did not. Returns their number. */
+static int others(const undeclared_run *x, const dp_design *said, dp_design d[DP_COMMON_DESIGNS]) {
+    dp_design all[DP_COMMON_DESIGNS];
+    const int most = dp_design_common(said, all);
+    int n = 0;
+    for (int i = 1; i < most; i++)
+        if (is_another(x, &all[i])) d[n++] = all[i];
+    return n;
+}
+
+/* Which of n designs have bounds that hold all of it, and their draws. Returns their number. */
+static int within_bounds(const undeclared_run *x, const dp_run *r, int n, dp_design *d) {
+    dp_claim *claim = dp_calloc((size_t)n, sizeof *claim);
+    int left = 0;
+    for (int i = 0; i < n; i++) {
+        dp_run bounded = fresh(r, &d[i]);
+        judge_by(x, &bounded, 0);
+        if (bounded.verdict != DP_FAIL) {
+            claim[left] = dp_run_claim(&bounded);
+            claim[left].stages = x->stages;
+            d[left++] = d[i];
+        }
+        forget(&bounded);
+    }
+    if (left) dp_standard_expect(x->sp->std, r->set, left, claim);
+    free(claim);
+    return left;
+}
+
+static void take(dp_run *r, dp_run *better) {
+    forget(r);
+    *r = *better;
+}
+
+/* Did it fail, or does the first design leave rows without a limit? Where limits are above the
+ * truth, those of other designs are, too. */
+static int may_be_explained(const dp_run *r) {
+    int open = 0;
+    for (int i = 0; i < r->ntensor; i++)
+        open |= r->tensor[i].verdict == DP_UNJUDGED && !(r->tensor[i].seen_head > 2);
+    return r->verdict == DP_FAIL || (r->verdict == DP_UNJUDGED && open);
+}
+
+/* One after the other until one passes. */
+static void try_others(const undeclared_run *x, dp_run *r) {
+    dp_design d[DP_COMMON_DESIGNS];
+    int n = others(x, &r->design, d);
+    n = within_bounds(x, r, n, d);
+    for (int i = 0; i < n && r->verdict != DP_PASS; i++) {
+        dp_run other = fresh(r, &d[i]);
+        judge_by(x, &other, 1);
+        if (explains_more(r, &other))
+            take(r, &other);
+        else
+            forget(&other);
+    }
+}
+
+void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
+                      double from) {
+    const undeclared_run x = {sp, bases, out, inner_stages(out)};
+    const dp_design declared = r->design;
+    const dp_design *explained = out->stored ? out->stored->explained : NULL;
+    dp_design common[DP_COMMON_DESIGNS];
+    dp_design_common(&declared, common);
+    if (r->undeclared) r->design = explained ? *explained : common[0];
+    dp_sharding_expect(sp, x.stages, r);
+    judge_by(&x, r, 1);
+    if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
+    r->explained = r->design;
+    if (r->undeclared) r->design = declared;
+    r->seconds = dp_now() - from;
 }

@@ -48,16 +48,17 @@ static void judge_inner(const dp_judging *j, const dp_stage_errors *errors, int 
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
     const dp_expected *x = drawn ? dp_sharding_expected(sp, run) : NULL;
-    const dp_stage_judge_in in = {
-        .stage = stage,
-        .got = j->out->stage[stage],
-        .bound = errors->bound[stage],
-        .rad = errors->rad[stage],
-        .bound_shown = x && !dp_run_bounded(run),
-        .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
-        .allowance = dp_run_allowance(run),
-        .unit = dp_hypot(dp_base_roundoff(run->base), dp_run_storing(run, s.u)),
-        .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), s.tiny)};
+    const dp_stage_judge_in in = {.stage = stage,
+                                  .got = j->out->stage[stage],
+                                  .bound = errors->bound[stage],
+                                  .rad = errors->rad[stage],
+                                  .bound_shown = x && !dp_run_bounded(run),
+                                  .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
+                                  .allowance = dp_run_allowance(run),
+                                  .unit = dp_base_roundoff(run->base),
+                                  .store = dp_run_storing(run, s.u),
+                                  .tiny =
+                                      dp_hypot(dp_base_smallest(run->base, sp->c->p.K), s.tiny)};
     dp_stage_judge(dp_sharding_reference(j->sp), &in, &run->tensor[run->ntensor++]);
 }
 

@@ -17,7 +17,7 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
 };
 
 dp_claim dp_run_claim(const dp_run *r) {
-    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, r->undeclared, 0};
+    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, 0};
     c.design.drop = 0; /* draws drop nothing */
     return c;
 }
@@ -56,9 +56,7 @@ int dp_bounds_are_derived(const dp_design *design) {
     return design->chunk && dp_design_same(&d, &bounded);
 }
 
-int dp_run_bounded(const dp_run *r) {
-    return !r->undeclared && !r->kept_short && dp_bounds_are_derived(&r->design);
-}
+int dp_run_bounded(const dp_run *r) { return !r->kept_short && dp_bounds_are_derived(&r->design); }
 
 #define AFFORDABLE 20 /* seconds */
 
@@ -67,13 +65,17 @@ int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
 }
 
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
-    return dp_run_bounded(r) ||
-           (!r->undeclared && !r->kept_short && dp_tokens_are_bounded(&r->design, p));
+    return dp_run_bounded(r) || (!r->kept_short && dp_tokens_are_bounded(&r->design, p));
 }
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 
 double dp_base_smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+
+double dp_own_storage(const dp_design *d, dp_result_id field) {
+    if (dp_leaves(field)) return ldexp(1, -(int)dp_formats[d->out[field]].bits);
+    return dp_base_roundoff(d->base);
+}
 
 double dp_run_storing(const dp_run *r, double u) {
     return u / sqrt(12) * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;

@@ -17,7 +17,7 @@ int dp_bounds_are_derived(const dp_design *design);
 /* What bounds read of a design, all else the default of its base: designs for which this is the
  * same have the same bounds. */
 dp_design dp_bound_design(const dp_design *design);
-/* Those of a run's, which must have declared it, and not have its state rounded between calls. */
+/* Those of a run's, which must not have its state rounded between calls. */
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
@@ -28,6 +28,9 @@ int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
 double dp_base_roundoff(dp_base b);
 double dp_base_smallest(dp_base b, int K);
+/* Unit roundoff of the design's own store of a result, which its bounds and draws have; of others
+ * than o and the gradients of inputs its arithmetic. */
+double dp_own_storage(const dp_design *d, dp_result_id field);
 /* What a result held in a coarser format (u: its unit roundoff) adds to every error: the rms of one
  * rounding. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
  * grow with the allowance, this does not. */

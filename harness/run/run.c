@@ -25,7 +25,8 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .ranks = 1,
                   .truth_kind = "mpfr",
                   .truth_radius = NAN,
-                  .slope = NAN};
+                  .slope = NAN,
+                  .may_unjudged = c->unjudged};
     x->kept_short = dp_case_session(c) && c->session.kept != DP_FP64;
     x->exact = dp_case_is_exact(c);
     return x;
@@ -85,8 +86,24 @@ static const dp_judgement *with_source(const dp_run *r) {
     return any;
 }
 
-/* A run fails when any tensor fails; it is unjudged only when no tensor could be judged, so that
- * one missing bound does not hide the rest (each unjudged tensor is counted and named in `why`). */
+/* Is the name in a list with commas? */
+static int is_listed(const char *list, const char *name) {
+    const size_t n = strlen(name);
+    for (const char *p = list; p && *p; p += strcspn(p, ",") + (p[strcspn(p, ",")] == ',')) {
+        while (*p == ' ')
+            p++;
+        if (!strncmp(p, name, n) && (!p[n] || strchr(", :", p[n]))) return 1;
+        if (memchr(p, ':', strcspn(p, ","))) return 0;
+    }
+    return 0;
+}
+
+/* What is said of the tensors that are unjudged: how many, and of the first of them why. */
+static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
+    snprintf(r->why, sizeof r->why, "%d tensor%s unjudged%s, %s: %s", n, n > 1 ? "s" : "",
+             un->allowed ? ", as may be" : "", un->name, un->why);
+}
+
 void dp_run_close(dp_run *r, double seconds) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;
@@ -96,12 +113,16 @@ void dp_run_close(dp_run *r, double seconds) {
         if (r->exact) judge_exactly(t);
         n[t->verdict]++;
         if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
-        if (t->verdict == DP_UNJUDGED && !un) un = t;
+        if (t->verdict != DP_UNJUDGED) continue;
+        t->allowed = is_listed(r->may_unjudged, t->name) || is_listed(r->let_unjudged, t->name);
+        n[DP_SKIPPED] += t->allowed;
+        if (!un || un->allowed > t->allowed) un = t;
     }
-    r->verdict = n[DP_FAIL]       ? DP_FAIL
-                 : n[DP_PASS]     ? DP_PASS
-                 : n[DP_UNJUDGED] ? DP_UNJUDGED
-                                  : DP_SKIPPED;
+    r->verdict = n[DP_FAIL]                       ? DP_FAIL
+                 : n[DP_UNJUDGED] > n[DP_SKIPPED] ? DP_UNJUDGED
+                 : n[DP_PASS]                     ? DP_PASS
+                 : n[DP_UNJUDGED]                 ? DP_UNJUDGED
+                                                  : DP_SKIPPED;
     const dp_judgement *source = r->exact ? with_source(r) : NULL;
     if (source) bad = source;
     const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
@@ -119,8 +140,7 @@ void dp_run_close(dp_run *r, double seconds) {
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank,
                  at->head);
     else if (un)
-        snprintf(r->why, sizeof r->why, "%d tensor%s unjudged, %s: %s", n[DP_UNJUDGED],
-                 n[DP_UNJUDGED] > 1 ? "s" : "", un->name, un->why);
+        say_unjudged(un, n[DP_UNJUDGED], r);
     if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL))
         dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }

@@ -128,6 +128,7 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     r->chain = how->chain;
     r->design = how->design;
     if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
+    r->let_unjudged = sp->std->o->unjudged;
     r->has_base = r->has_chain = 1;
     if (sp->first_of_call && dp_session_rolls_back(&sp->c->session))
         r->rollback = "accepted tokens run again";

@@ -5,21 +5,14 @@
 
 #include <math.h>
 
-/* The design's own store of a result, which is in its bound; of others than o and the gradients of
- * inputs its arithmetic. */
-static double own_storage(const dp_design *d, dp_result_id field) {
-    if (dp_leaves(field)) return ldexp(1, -(int)dp_formats[d->out[field]].bits);
-    return dp_base_roundoff(d->base);
-}
-
 /* A result stored in a format with unit roundoff u and spacing 2 tiny among its subnormals is off
  * by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row. Only a format
  * coarser than the base's own adds to it. */
-static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
-                              dp_error_bound *b) {
+void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
+                          dp_error_bound *b) {
     const dp_problem *p = &sp->c->p;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        const double u = g->u[i] > own_storage(d, i) ? g->u[i] : 0;
+        const double u = g->u[i] > dp_own_storage(d, i) ? g->u[i] : 0;
         const double *want = sp->truth->field[i].hi;
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
@@ -32,13 +25,8 @@ static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const d
 
 static void judge(dp_sharding *sp, const dp_stored_results *g, dp_run *r, double from) {
     dp_bound_bases bases = {0};
-    dp_error_bound bound;
-    dp_run_bounds(sp, &r->design, r->chain, &bases, &bound);
-    widen_for_storage(sp, &r->design, g, &bound);
     const dp_outputs outputs = {.results = &g->r, .stage = g->stage, .stored = g};
-    const dp_judging j = {sp, &bases, &bound, &outputs};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&bound);
+    dp_judge_outputs(sp, &bases, &outputs, r, from);
     dp_bound_bases_free(&bases);
 }
 
@@ -57,7 +45,7 @@ static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out,
                         g->design ? *g->design : dp_design_of(c->base[0])};
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->other_design = !g->same_design;
-    r->undeclared = how.design.undeclared || (!g->design && !g->same_design);
+    r->undeclared = g->explained || how.design.undeclared || (!g->design && !g->same_design);
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     judge(sp, g, r, from);

@@ -45,7 +45,7 @@ void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claim
     int bases[DP_NBASES];
     const int n = widest_chain(c, o) == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
     for (int i = 0; i < n; i++) {
-        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o), 0,
+        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o),
                                 !dp_case_session(c)};
         dp_claims_add(list, &claim);
     }

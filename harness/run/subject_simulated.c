@@ -32,7 +32,7 @@ void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_cl
         const dp_ways w = dp_ways_of(c, o, i % nc);
         for (int k = 0; k < w.n; k++) {
             const dp_claim claim = {N, design_of((dp_base)bases[i / nc], w.way[k], N),
-                                    (dp_format)chains[i % nc], 0, 0};
+                                    (dp_format)chains[i % nc], 0};
             if (!dp_exchange_refuses(w.way[k].exchange, ranks_of(c, N), c->p.HV))
                 dp_claims_add(list, &claim);
         }

@@ -63,7 +63,8 @@ static tensor tensor_new(int D, int tokens, int heads, int width) {
         t.window[r] = (int32_t)(r / heads / 64 * heads + r % heads);
         t.unit[t.window[r]] = (int32_t)(r % heads);
     }
-    t.map = (dp_row_map){rows, windows, width, 1, t.window};
+    t.map = (dp_row_map){
+        .rows = rows, .windows = windows, .width = width, .subrows = 1, .window = t.window};
     dp_draws_alloc(&t.draws, D, &t.map, 0);
     t.want = dp_doubles(rows * width);
     t.err = dp_doubles(rows * width);
@@ -103,9 +104,8 @@ static void draw(tensor *t, dp_rng *r, law *f) {
     memset(t->draws.along, 0, sizeof(double) * (size_t)(t->D * DP_NDIRECTIONS * t->map.windows));
     for (int k = 0; k < t->D; k++) {
         f(r, t, t->err);
-        dp_sum_errors(&t->map, t->err, t->want, t->draws.err2 + k * rows,
-                      t->draws.along + k * DP_NDIRECTIONS * t->map.windows,
-                      t->draws.length2 + k * DP_NDIRECTIONS * t->map.windows);
+        const dp_error_sums to = dp_draws_at(&t->draws, k);
+        dp_sum_errors(&t->map, t->err, t->want, &to);
     }
     f(r, t, t->err);
 }
@@ -116,7 +116,8 @@ static dp_levels_result judged(tensor *t) {
     double *length2 = dp_doubles(DP_NDIRECTIONS * t->map.windows);
     dp_levels_result x;
     memset(t->err2, 0, sizeof(double) * (size_t)rows);
-    dp_sum_errors(&t->map, t->err, t->want, t->err2, along, length2);
+    const dp_error_sums to = {.err2 = t->err2, .along = along, .length2 = length2};
+    dp_sum_errors(&t->map, t->err, t->want, &to);
     for (int d = 0; d < DP_NDIRECTIONS; d++) {
         double sum = 0;
         t->in.along[d] = 0;

@@ -1,10 +1,8 @@
 /* The verdict on one tensor: rows are measured once, then held against their bounds, then against
  * draws of the design.
  */
-#include "compare.h"
-#include "ref/vocabulary/problem.h"
+#include "compare_impl.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,46 +14,21 @@ const char *const dp_verdict_names[DP_NVERDICTS] = {"pass", "fail", "skipped", "
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-typedef enum {
-    ROW_OPEN,          /* measured; no bound, or none that is finite */
-    ROW_BOUND,         /* held against its bound */
-    ROW_WITHOUT_TRUTH, /* neither is finite */
-    ROW_BESIDE,        /* not finite, in a chunk whose truth is not */
-    ROW_WRONG_CLASS    /* finite where the truth is not */
-} row_kind;
-
-typedef struct {
-    row_kind kind;
-    dp_place at;
-    double err2, want2, bound, limit;   /* limit: bound and radius */
-    double raw2;                        /* err2 before what the row may lose was taken off */
-    int finite_want, finite_got, worst; /* worst: entry */
-    double worst_err;
-} row;
-
-typedef struct {
-    const dp_compare_in *in;
-    double *err; /* [rows][width] got - want */
-    row *row;    /* [rows] */
-    double *rms; /* [heads] root mean square of |truth| of a head's rows */
-    dp_judgement *j;
-} comparison;
-
-static int is_looked_at(const row *r) { return r->kind <= ROW_BOUND; }
-
-static void measure_entry(row *r, int i, double got, double want, double d) {
-    r->finite_got &= isfinite(got) != 0;
-    r->finite_want &= isfinite(want) != 0;
-    if (isfinite(want)) r->want2 += want * want;
-    if (isfinite(d)) r->err2 += d * d;
-    const double size = isfinite(d) ? fabs(d) : isfinite(want) ? INFINITY : -1;
+static void measure_entry(dp_measured *r, int i, double got, double want, double d) {
+    const int known = isfinite(want) != 0, given = isfinite(got) != 0;
+    r->known += known;
+    r->wrong += !known && given;
+    r->lost += known && !given;
+    if (known) r->want2 += want * want;
+    if (known && isfinite(d)) r->err2 += d * d;
+    const double size = known && isfinite(d) ? fabs(d) : known || given ? INFINITY : -1;
     if (size <= r->worst_err) return;
     r->worst_err = size;
     r->worst = i;
 }
 
-static void allow_loss(comparison *c, int64_t z, double lost) {
-    row *r = &c->row[z];
+static void allow_loss(dp_comparison *c, int64_t z, double lost) {
+    dp_measured *r = &c->row[z];
     const double size = sqrt(r->err2);
     if (!(lost > 0) || size == 0) return;
     const double left = size > lost ? 1 - lost / size : 0;
@@ -64,10 +37,10 @@ static void allow_loss(comparison *c, int64_t z, double lost) {
     r->err2 *= left * left;
 }
 
-static void measure(comparison *c, int64_t z) {
+static void measure(dp_comparison *c, int64_t z) {
     const dp_compare_in *in = c->in;
-    row *r = &c->row[z];
-    r->finite_want = r->finite_got = 1;
+    dp_measured *r = &c->row[z];
+    r->worst_err = -1;
     in->place(in->ctx, z, &r->at);
     for (int i = 0; i < in->width; i++) {
         const int64_t at = z * in->width + i;
@@ -80,39 +53,42 @@ static void measure(comparison *c, int64_t z) {
     const double radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
     r->bound = in->bound ? in->bound[z] : 0;
     r->limit = r->bound + radius;
-    if (r->finite_want && !r->finite_got) r->err2 = r->raw2 = INFINITY;
 }
 
 /* Chunks and heads in which the truth is not finite: [chunks][heads], to be freed. */
-static unsigned char *poisoned_chunks(const comparison *c) {
+static unsigned char *poisoned_chunks(const dp_comparison *c) {
     int chunks = 0;
     for (int64_t z = 0; z < c->in->rows; z++)
         if (c->row[z].at.chunk >= chunks) chunks = c->row[z].at.chunk + 1;
     unsigned char *poison = dp_calloc((size_t)chunks * c->in->heads, 1);
     for (int64_t z = 0; z < c->in->rows; z++) {
-        const row *r = &c->row[z];
-        if (r->at.chunk >= 0 && !r->finite_want)
+        const dp_measured *r = &c->row[z];
+        if (r->at.chunk >= 0 && r->known < c->in->width)
             poison[r->at.chunk * c->in->heads + r->at.head] = 1;
     }
     return poison;
 }
 
-static void classify(comparison *c) {
+static void classify(dp_comparison *c) {
     unsigned char *poison = poisoned_chunks(c);
     for (int64_t z = 0; z < c->in->rows; z++) {
-        row *r = &c->row[z];
+        dp_measured *r = &c->row[z];
         const int beside = r->at.chunk >= 0 && poison[r->at.chunk * c->in->heads + r->at.head];
-        if (!r->finite_want)
-            r->kind = r->finite_got ? ROW_WRONG_CLASS : ROW_WITHOUT_TRUTH;
-        else if (beside && !r->finite_got)
+        if (r->wrong)
+            r->kind = ROW_WRONG_CLASS;
+        else if (!r->known)
+            r->kind = ROW_WITHOUT_TRUTH;
+        else if (beside && r->lost == r->known)
             r->kind = ROW_BESIDE;
-        else if (c->in->bound && (isfinite(r->limit) || isinf(r->err2)))
+        else if (!beside && r->lost)
+            r->err2 = r->raw2 = INFINITY;
+        if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || isinf(r->err2)))
             r->kind = ROW_BOUND;
     }
     free(poison);
 }
 
-static void scale_of_heads(comparison *c) {
+static void scale_of_heads(dp_comparison *c) {
     double *n = dp_doubles(c->in->heads);
     for (int64_t z = 0; z < c->in->rows; z++) {
         c->rms[c->row[z].at.head] += c->row[z].want2;
@@ -127,8 +103,8 @@ static double quotient(double err, double size) {
     return err == 0 ? 0 : size > 0 && isfinite(err) ? err / size : INFINITY;
 }
 
-static dp_row row_at(const comparison *c, int64_t z) {
-    const row *r = &c->row[z];
+static dp_row row_at(const dp_comparison *c, int64_t z) {
+    const dp_measured *r = &c->row[z];
     const int64_t at = z * c->in->width + r->worst;
     return (dp_row){.at = r->at,
                     .index = r->worst,
@@ -139,7 +115,7 @@ static dp_row row_at(const comparison *c, int64_t z) {
                     .size = sqrt(r->want2)};
 }
 
-static void note_over(comparison *c, int64_t z) {
+static void note_over(dp_comparison *c, int64_t z) {
     c->j->last = row_at(c, z);
     if (!c->j->nover++) c->j->first = c->j->last;
 }
@@ -147,7 +123,7 @@ static void note_over(comparison *c, int64_t z) {
 /* ---- what is said of the whole tensor -------------------------------------------------------- */
 
 /* Errors of ranks and heads, and of the tensor. */
-static void sum_up(comparison *c) {
+static void sum_up(dp_comparison *c) {
     const dp_compare_in *in = c->in;
     dp_judgement *j = c->j;
     const int n = in->N * in->heads;
@@ -155,8 +131,8 @@ static void sum_up(comparison *c) {
     double *want = dp_doubles(n + in->N + 1);
     int *seen = dp_calloc((size_t)(n + in->N + 1), sizeof *seen);
     for (int64_t z = 0; z < in->rows; z++) {
-        const row *r = &c->row[z];
-        if (!is_looked_at(r)) continue;
+        const dp_measured *r = &c->row[z];
+        if (!dp_is_looked_at(r)) continue;
         const int unit[] = {r->at.rank * in->heads + r->at.head, n + r->at.rank, n + in->N};
         for (int i = 0; i < 3; i++) {
             err[unit[i]] += r->raw2;
@@ -176,17 +152,18 @@ static void sum_up(comparison *c) {
     free(seen);
 }
 
-static void worst_rows(comparison *c) {
+static void worst_rows(dp_comparison *c) {
     dp_judgement *j = c->j;
     double top = -1;
     j->per_rank_ratio = dp_doubles(c->in->N);
     for (int r = 0; r < c->in->N; r++)
         j->per_rank_ratio[r] = NAN;
     for (int64_t z = 0; z < c->in->rows; z++) {
-        const row *r = &c->row[z];
+        const dp_measured *r = &c->row[z];
         if (r->kind == ROW_WRONG_CLASS) note_over(c, z);
-        if (!is_looked_at(r) && r->kind != ROW_WRONG_CLASS) continue;
-        const double rel = is_looked_at(r) ? quotient(sqrt(r->err2), c->rms[r->at.head]) : INFINITY;
+        if (!dp_is_looked_at(r) && r->kind != ROW_WRONG_CLASS) continue;
+        const double rel =
+            dp_is_looked_at(r) ? quotient(sqrt(r->err2), c->rms[r->at.head]) : INFINITY;
         if (rel > top) {
             top = j->worst_rel = rel;
             j->worst = row_at(c, z);
@@ -203,13 +180,13 @@ static void worst_rows(comparison *c) {
 }
 
 /* Largest over heads of |error|_F / |truth|_F in each window of 64 tokens. */
-static void windows(comparison *c) {
+static void windows(dp_comparison *c) {
     const dp_compare_in *in = c->in;
     const int n = (int)((in->tokens + WINDOW - 1) / WINDOW);
     double *err = dp_doubles((int64_t)n * in->heads);
     double *want = dp_doubles((int64_t)n * in->heads);
     for (int64_t z = 0; z < in->rows; z++) {
-        const row *r = &c->row[z];
+        const dp_measured *r = &c->row[z];
         err[r->at.token / WINDOW * in->heads + r->at.head] += r->raw2;
         want[r->at.token / WINDOW * in->heads + r->at.head] += r->want2;
     }
@@ -230,10 +207,10 @@ typedef struct {
     double bound2, want2;               /* of those with a bound */
 } counts;
 
-static counts count_rows(const comparison *c) {
+static counts count_rows(const dp_comparison *c) {
     counts n = {0};
     for (int64_t z = 0; z < c->in->rows; z++) {
-        const row *r = &c->row[z];
+        const dp_measured *r = &c->row[z];
         n.beside += r->kind == ROW_BESIDE;
         n.wrong += r->kind == ROW_WRONG_CLASS;
         n.open += r->kind == ROW_OPEN;
@@ -250,7 +227,7 @@ static void decide(dp_judgement *j, dp_verdict verdict, const char *tier) {
     j->tier = tier;
 }
 
-static void fail_by_bound(comparison *c) {
+static void fail_by_bound(dp_comparison *c) {
     dp_judgement *j = c->j;
     decide(j, DP_FAIL, "bound");
     j->failed = j->over;
@@ -261,13 +238,14 @@ static void fail_by_bound(comparison *c) {
              j->ratio, j->over.err, j->over.bound, j->over.size, c->rms[j->over.at.head]);
 }
 
-static void judge_bounds(comparison *c, const counts *n) {
+static void judge_bounds(dp_comparison *c, const counts *n) {
     dp_judgement *j = c->j;
     const dp_compare_in *in = c->in;
     if (n->wrong) {
         decide(j, DP_FAIL, "bound");
         j->failed = j->first;
-        snprintf(j->why, sizeof j->why, "%lld rows are finite where the truth is not",
+        snprintf(j->why, sizeof j->why,
+                 "%lld rows have entries that are finite where the truth is not",
                  (long long)n->wrong);
     } else if (!in->bound) {
         j->verdict = DP_UNJUDGED;
@@ -298,105 +276,31 @@ static void judge_bounds(comparison *c, const counts *n) {
 
 /* ---- the expected tier ----------------------------------------------------------------------- */
 
-/* The subject's errors in the shape of the draws. */
-typedef struct {
-    dp_row_map map;
-    int32_t *window, *window_of_part, *unit;
-    double *err2, *want2, *floor2, *along, *length2;
-} subject_errors;
-
-static int32_t window_of(const dp_compare_in *in, const row *r, int64_t z) {
-    return (int32_t)(r->at.chunk >= 0 ? (int64_t)r->at.chunk * in->heads + r->at.head : z);
+/* Which of a head's places or channels, where one decided. */
+static void name_unit(const dp_comparison *c, char *text, size_t size) {
+    const dp_levels_result *e = &c->j->expected;
+    const int64_t at = e->at[e->level].at;
+    *text = 0;
+    if (e->level == DP_LEVEL_POSITION)
+        snprintf(text, size, ": place %lld of each", (long long)(at % DP_POSITIONS));
+    if (e->level == DP_LEVEL_CHANNEL)
+        snprintf(text, size, ": %lld", (long long)(at % c->in->draws->width));
 }
 
-/* One rounding of the result itself, of its row and of its head's typical row: where a row cancels
- * to nothing beside the others, a rounding of their size is no error. And the truth's radius. */
-static double floor2(const comparison *c, const row *r, int subrows) {
-    const dp_compare_in *in = c->in;
-    const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
-    const double rms = c->rms[r->at.head];
-    const double row2 = in->unit * in->unit * (r->want2 + rms * rms) + radius * radius;
-    return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
-}
-
-/* What the draws of a row lack of one rounding in the format that goes through it: numbers that the
- * draws leave where they are, as the diagonal of an M that hardly differs from I, are rounded alike
- * in all of them, by next to nothing where they lie near a number of the format. */
-static double missing2(const dp_compare_in *in, int64_t i, double want2) {
-    const dp_draws *d = in->draws;
-    double drawn = 0;
-    for (int k = 0; k < d->ndraw; k++)
-        drawn += d->err2[k * d->rows + i] / d->ndraw;
-    return fmax(0, in->rounding * in->rounding * want2 - drawn);
-}
-
-/* Where a draw is not finite, beside numbers that are not, nothing is expected. */
-static int is_drawn(const dp_draws *d, int64_t first, int n) {
-    for (int k = 0; k < d->ndraw; k++)
-        for (int i = 0; i < n; i++)
-            if (!isfinite(d->err2[k * d->rows + first + i])) return 0;
-    return 1;
-}
-
-static subject_errors errors_of(const comparison *c) {
-    const dp_compare_in *in = c->in;
-    const dp_draws *d = in->draws;
-    const int subrows = in->subrows ? in->subrows : 1;
-    const int part = (int)(in->width / subrows);
-    subject_errors x = {.map = {in->rows, d->windows, (int)in->width, subrows, NULL}};
-    x.window = dp_calloc((size_t)in->rows, sizeof *x.window);
-    x.window_of_part = dp_calloc((size_t)d->rows, sizeof *x.window);
-    x.unit = dp_calloc((size_t)d->windows, sizeof *x.unit);
-    x.map.window = x.window;
-    x.err2 = dp_doubles(d->rows);
-    x.want2 = dp_doubles(d->rows);
-    x.floor2 = dp_doubles(d->rows);
-    x.along = dp_doubles(DP_NDIRECTIONS * d->windows);
-    x.length2 = dp_doubles(DP_NDIRECTIONS * d->windows);
-    assert(in->rows * subrows == d->rows && part == d->width);
-    for (int64_t w = 0; w < d->windows; w++)
-        x.unit[w] = -1;
-    for (int64_t z = 0; z < in->rows; z++) {
-        const row *r = &c->row[z];
-        x.window[z] = window_of(in, r, z);
-        assert(x.window[z] < d->windows);
-        const int looked_at = is_looked_at(r) && is_drawn(d, z * subrows, subrows);
-        if (looked_at) x.unit[x.window[z]] = r->at.rank * in->heads + r->at.head;
-        for (int s = 0; s < subrows; s++) {
-            const int64_t i = z * subrows + s;
-            x.window_of_part[i] = looked_at ? x.window[z] : -1;
-            for (int k = 0; k < part; k++)
-                x.want2[i] += in->want[i * part + k] * in->want[i * part + k];
-            x.floor2[i] = floor2(c, r, subrows) + missing2(in, i, x.want2[i]);
-        }
-    }
-    dp_sum_errors(&x.map, c->err, in->want, x.err2, x.along, x.length2);
-    return x;
-}
-
-static void errors_free(subject_errors *x) {
-    free(x->window);
-    free(x->window_of_part);
-    free(x->unit);
-    free(x->err2);
-    free(x->want2);
-    free(x->floor2);
-    free(x->along);
-    free(x->length2);
-}
-
-static void fail_by_draws(comparison *c) {
+static void fail_by_draws(dp_comparison *c) {
     dp_judgement *j = c->j;
     const dp_levels_result *e = &j->expected;
     const dp_level_result *l = &e->at[e->level];
+    char unit[60];
+    name_unit(c, unit, sizeof unit);
     decide(j, DP_FAIL, "expected");
     j->failed = row_at(c, e->row / (c->in->subrows ? c->in->subrows : 1));
     j->times = e->excess;
     if (e->level < DP_LEVEL_FACTOR)
         snprintf(j->why, sizeof j->why,
-                 "error is %.3g times what this design makes of these inputs (%s; at most %.3g "
+                 "error is %.3g times what this design makes of these inputs (%s%s; at most %.3g "
                  "times is its own)",
-                 l->ratio, dp_level_what[e->level], l->limit);
+                 l->ratio, dp_level_what[e->level], unit, l->limit);
     else
         snprintf(j->why, sizeof j->why,
                  "%.3g of the error expected of this design lies %s (at most %.3g is its own)",
@@ -404,7 +308,7 @@ static void fail_by_draws(comparison *c) {
 }
 
 /* <err, d> over what is looked at, d of unit length. */
-static double component_along(const subject_errors *x, int64_t windows, int d) {
+static double component_along(const dp_subject_errors *x, int64_t windows, int d) {
     double sum = 0;
     double length2 = 0;
     for (int64_t w = 0; w < windows; w++) {
@@ -415,32 +319,134 @@ static double component_along(const subject_errors *x, int64_t windows, int d) {
     return length2 > 0 ? sum / sqrt(length2) : 0;
 }
 
-static void judge_draws(comparison *c) {
+/* What the two tiers would have seen: by head the least |c - 1| of the tensor times c. And which
+ * rows lie under a limit. */
+typedef struct {
+    double tensor, *head;   /* [heads] INFINITY: nothing */
+    unsigned char *covered; /* [rows] */
+} power;
+
+static power power_new(const dp_comparison *c) {
+    power p = {INFINITY, dp_doubles(c->in->heads), dp_calloc((size_t)c->in->rows, 1)};
+    for (int h = 0; h < c->in->heads; h++)
+        p.head[h] = INFINITY;
+    return p;
+}
+
+static void power_free(power *p) {
+    free(p->head);
+    free(p->covered);
+}
+
+static void see_by_bounds(const dp_comparison *c, power *p) {
+    for (int64_t z = 0; z < c->in->rows && !c->in->bound_shown; z++) {
+        const dp_measured *r = &c->row[z];
+        if (r->kind != ROW_BOUND) continue;
+        p->covered[z] = 1;
+        if (!(r->want2 > 0)) continue;
+        const double seen = r->limit / sqrt(r->want2);
+        p->tensor = fmin(p->tensor, seen);
+        p->head[r->at.head] = fmin(p->head[r->at.head], seen);
+    }
+}
+
+static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, power *p) {
     const dp_compare_in *in = c->in;
-    dp_judgement *j = c->j;
-    subject_errors x = errors_of(c);
     dp_levels_in l = {.draws = in->draws,
-                      .err2 = x.err2,
-                      .want2 = x.want2,
-                      .floor2 = x.floor2,
+                      .err2 = x->err2,
+                      .want2 = x->want2,
+                      .floor2 = x->floor2,
                       .freedom = in->freedom,
-                      .window = x.window_of_part,
-                      .unit = x.unit,
+                      .column2 = x->column2,
+                      .want_column2 = x->want_column2,
+                      .floor_column2 = x->floor_column2,
+                      .column_rows = x->column_rows,
+                      .column_head = x->column_head,
+                      .position = x->position,
+                      .window = x->window_of_part,
+                      .unit = x->unit,
                       .heads = in->heads,
                       .units = in->N * in->heads,
                       .by_token = in->tokens > 0 || in->subrows > 1,
-                      .allowance = in->allowance};
-    for (int d = 0; d < DP_NDIRECTIONS; d++)
-        l.along[d] = component_along(&x, in->draws->windows, d);
-    dp_levels_judge(&l, &j->expected);
-    errors_free(&x);
+                      .allowance = in->allowance,
+                      .head_seen = p->head};
+    for (int d = 0; d < DP_NDIRECTIONS; d++) {
+        l.along[d] = component_along(x, in->draws->windows, d);
+        l.stored[d] = x->stored[d];
+    }
+    dp_levels_judge(&l, &c->j->expected);
+}
+
+static void judge_draws(dp_comparison *c, power *p) {
+    dp_judgement *j = c->j;
+    dp_subject_errors x = dp_subject_errors_of(c);
+    judge_levels(c, &x, p);
+    const int judged = isfinite(j->expected.expected) && !isnan(j->expected.excess);
+    if (judged) p->tensor = fmin(p->tensor, j->expected.seen);
+    for (int64_t z = 0; z < c->in->rows && judged; z++)
+        p->covered[z] |= x.window_of_part[z * x.map.subrows] >= 0;
+    dp_subject_errors_free(&x);
     if (j->verdict == DP_FAIL || isnan(j->expected.excess)) return;
     if (j->expected.excess > 1) {
         fail_by_draws(c);
-    } else if (isfinite(j->expected.expected)) {
+    } else if (judged) {
         if (j->verdict == DP_UNJUDGED) j->why[0] = 0;
         decide(j, DP_PASS, "expected");
     }
+}
+
+/* ---- what no limit covers -------------------------------------------------------------------- */
+
+/* Rows with values that lie under no limit. Zeros where the truth is zero are right. */
+static int64_t uncovered(const dp_comparison *c, const power *p) {
+    int64_t n = 0;
+    for (int64_t z = 0; z < c->in->rows; z++) {
+        const dp_measured *r = &c->row[z];
+        n += dp_is_looked_at(r) && !p->covered[z] && !(r->want2 == 0 && r->raw2 == 0);
+    }
+    return n;
+}
+
+/* The power over the tensor, and over the head of which it is least. */
+static void set_power(dp_comparison *c, const power *p) {
+    dp_judgement *j = c->j;
+    const double smallest = c->in->tiny * sqrt((double)c->in->width);
+    j->seen = 1 + p->tensor;
+    for (int h = 0; h < c->in->heads; h++) {
+        if (!(c->rms[h] > smallest) || 1 + p->head[h] <= j->seen_head) continue;
+        j->seen_head = 1 + p->head[h];
+        j->blind_head = h;
+    }
+}
+
+static int all_zero(const dp_comparison *c) {
+    for (int64_t z = 0; z < c->in->rows; z++)
+        if (c->row[z].known < c->in->width || c->row[z].want2 > 0 || c->row[z].raw2 > 0) return 0;
+    return 1;
+}
+
+static void leave_unjudged(dp_comparison *c, const power *p) {
+    dp_judgement *j = c->j;
+    set_power(c, p);
+    if (j->verdict == DP_UNJUDGED && all_zero(c)) {
+        decide(j, DP_PASS, "exact");
+        j->why[0] = 0;
+    }
+    if (j->verdict != DP_PASS) return;
+    const int64_t open = uncovered(c, p);
+    const double seen = c->in->of_heads ? j->seen : j->seen_head;
+    if (!open && !(seen > 2)) return;
+    decide(j, DP_UNJUDGED, "");
+    if (open)
+        snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
+                 (long long)c->in->rows);
+    else if (isfinite(seen))
+        snprintf(j->why, sizeof j->why,
+                 "zeros in head %d would pass: limits there are %.3g times the truth",
+                 j->blind_head, seen - 1);
+    else
+        snprintf(j->why, sizeof j->why, "zeros in head %d would pass: no limit is finite there",
+                 j->blind_head);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -458,8 +464,11 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
                         .tier = "",
                         .worst = NOWHERE,
                         .over = NOWHERE,
-                        .failed = NOWHERE};
-    comparison c = {.in = in, .j = j};
+                        .failed = NOWHERE,
+                        .seen = INFINITY,
+                        .seen_head = NAN,
+                        .blind_head = -1};
+    dp_comparison c = {.in = in, .j = j};
     c.err = dp_doubles(in->rows * in->width);
     c.row = dp_calloc((size_t)in->rows, sizeof *c.row);
     c.rms = dp_doubles(in->heads);
@@ -471,9 +480,13 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     sum_up(&c);
     worst_rows(&c);
     const counts n = count_rows(&c);
+    power p = power_new(&c);
     if (in->bound) j->bound = !n.bound ? INFINITY : n.want2 > 0 ? sqrt(n.bound2 / n.want2) : 0;
     judge_bounds(&c, &n);
-    if (in->draws) judge_draws(&c);
+    see_by_bounds(&c, &p);
+    if (in->draws) judge_draws(&c, &p);
+    leave_unjudged(&c, &p);
+    power_free(&p);
     if (in->tokens > 0) windows(&c);
     j->scale = dp_judgement_row(j)->at.rank >= 0 ? c.rms[dp_judgement_row(j)->at.head] : 0;
     free(c.err);

@@ -8,12 +8,15 @@
  *           nothing (exceeding still fails).
  * expected  Where there are draws (draws.h): fails what is more than the declared design makes of
  *           these inputs, within its bound or not, and judges what the bound leaves open
- * (levels.h). Where no bound is derived for the design, this tier alone decides.
+ *           (levels.h). Where no bound is derived for the design, this tier alone decides.
  *
- * Values that are not finite: where the truth is not finite, the row must not be either. A finite
- * truth with a result that is not finite fails, except in the chunk and head of a truth that is not
- * (dense tiles multiply masked zeros by NaN): such rows are left out and counted in `why`, and so
- * are rows whose bound is not finite.
+ * A tensor passes when every entry that it has a value for lies under at least one limit, and when
+ * a head of zeros would not pass. Else it is unjudged, and `why` says what is missing.
+ *
+ * Values that are not finite, entry by entry: where the truth is not finite, the result must not be
+ * either. A finite truth with a result that is not finite fails, except in the chunk and head of a
+ * truth that is not (dense tiles multiply masked zeros by NaN): such entries hold no value, and
+ * rows of them are counted in `why`.
  */
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H
@@ -52,7 +55,11 @@ typedef struct {
     const dp_draws *draws; /* NULL: no expected tier */
     const double *freedom; /* [rows] of errors at most (row_freedom.h); NULL: no limit */
     dp_allowance allowance;
-    double unit, tiny; /* one rounding of the result itself: relative, and of an entry */
+    /* One rounding of the result: in the arithmetic that makes it, relative to its head's rows too,
+     * which it is summed beside; in the format that it is kept in, relative to the number alone; and
+     * of an entry near zero. */
+    double unit, store, tiny;
+    int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double
         rounding; /* of what the result is made of, relative: what no row's draws fall short of */
 } dp_compare_in;
@@ -89,7 +96,11 @@ typedef struct {
     const char *tier;          /* what decided: "exact", "bound", "expected"; "" when unjudged */
     double times;              /* error over the limit of the tier that decided; NAN: none */
     dp_verdict verdict;
-    dp_flaw flaw; /* what `why` says of its entries */
+    dp_flaw flaw;     /* what `why` says of its entries */
+    double seen;      /* power: a tensor multiplied by this or more had failed; INFINITY: none */
+    double seen_head; /* the same of one head, of the head of which it is largest */
+    int blind_head;   /* that head; -1: none */
+    int allowed;      /* unjudged, and the case or the caller says that it may be */
     char why[512];
     char source[320]; /* exact cases: whose data stands there (source.h); "": not found */
 } dp_judgement;

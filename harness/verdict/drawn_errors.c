@@ -11,9 +11,8 @@ static void add(const dp_drawn_pair *a, const dp_row_map *map, const double *got
     double *err = dp_doubles(n);
     for (int64_t i = 0; i < n; i++)
         err[i] = a->scale * (got[i] - want[i]);
-    dp_sum_errors(map, err, want, d->err2 + a->draw * d->rows,
-                  d->along + (int64_t)a->draw * DP_NDIRECTIONS * d->windows,
-                  d->length2 + (int64_t)a->draw * DP_NDIRECTIONS * d->windows);
+    const dp_error_sums to = dp_draws_at(d, a->draw);
+    dp_sum_errors(map, err, want, &to);
     free(err);
 }
 

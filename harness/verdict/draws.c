@@ -27,7 +27,10 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
     *d = (dp_draws){.ndraw = ndraw, .windows = map->windows, .parts = parts};
     d->rows = map->rows * map->subrows;
     d->width = map->width / map->subrows;
+    d->columns = map->groups * d->width;
     d->err2 = dp_doubles(ndraw * d->rows);
+    d->blank = dp_doubles(ndraw * d->rows);
+    if (d->columns) d->column2 = dp_doubles(ndraw * d->columns);
     d->along = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
     d->length2 = dp_doubles(ndraw * DP_NDIRECTIONS * d->windows);
     if (parts) d->part = dp_doubles(ndraw * parts * d->rows * d->width);
@@ -35,10 +38,21 @@ void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts
 
 void dp_draws_free(dp_draws *d) {
     free(d->err2);
+    free(d->blank);
+    free(d->column2);
     free(d->along);
     free(d->length2);
     free(d->part);
     *d = (dp_draws){0};
+}
+
+dp_error_sums dp_draws_at(const dp_draws *d, int k) {
+    const int64_t directions = (int64_t)k * DP_NDIRECTIONS * d->windows;
+    return (dp_error_sums){.err2 = d->err2 + k * d->rows,
+                           .blank = d->blank + k * d->rows,
+                           .column2 = d->columns ? d->column2 + k * d->columns : NULL,
+                           .along = d->along + directions,
+                           .length2 = d->length2 + directions};
 }
 
 /* Sums in a stated order that vectors of any width make alike: entry i in partial sum i mod LANES,
@@ -57,13 +71,14 @@ static double total(const double *part) {
 
 static inline int has_value(double x) { return fabs(x) <= DBL_MAX; }
 
-/* Entries where truth or error have no value are infinite. */
+static inline double square_of(double err, double want) {
+    return has_value(want) & has_value(err) ? err * err : 0;
+}
+
 static inline void add_squares(const double *err, const double *want, double *square) {
 #pragma omp simd
-    for (int j = 0; j < LANES; j++) {
-        const double e = err[j];
-        square[j] += has_value(want[j]) & has_value(e) ? e * e : INFINITY;
-    }
+    for (int j = 0; j < LANES; j++)
+        square[j] += square_of(err[j], want[j]);
 }
 
 /* <err, d> and |d|^2 along every direction, from the entries where the truth has a value (and, in
@@ -115,19 +130,41 @@ static partial_sums components(const double *err, const double *want, int64_t n)
     return to;
 }
 
-void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
-                   double *along, double *length2) {
-    const int part = map->width / map->subrows;
-    for (int64_t i = 0; i < map->rows * map->subrows; i++)
-        err2[i] += square_sum(err + i * part, want + i * part, part);
-    if (!along) return;
-    memset(length2, 0, sizeof *length2 * (size_t)(DP_NDIRECTIONS * map->windows));
+/* Of one row in parts of `part` entries: squares by part, and by column. */
+static void add_row(const double *err, const double *want, int part, int parts, double *err2,
+                    double *blank, double *column2) {
+    for (int s = 0; s < parts; s++) {
+        const double *e = err + (int64_t)s * part, *w = want + (int64_t)s * part;
+        err2[s] += square_sum(e, w, part);
+        if (blank) blank[s] = 0;
+        for (int i = 0; blank && i < part; i++)
+            blank[s] += !(has_value(w[i]) & has_value(e[i]));
+        for (int i = 0; column2 && i < part; i++)
+            column2[i] += square_of(e[i], w[i]);
+    }
+}
+
+static void add_directions(const dp_row_map *map, const double *err, const double *want,
+                           const dp_error_sums *to) {
+    memset(to->length2, 0, sizeof *to->length2 * (size_t)(DP_NDIRECTIONS * map->windows));
     for (int64_t r = 0; r < map->rows; r++) {
         const int64_t at = r * map->width;
         const partial_sums row = components(err + at, want + at, map->width);
         for (dp_direction d = 0; d < DP_NDIRECTIONS; d++) {
-            along[d * map->windows + map->window[r]] += total(row.dot[d]);
-            length2[d * map->windows + map->window[r]] += total(row.length2[d]);
+            to->along[d * map->windows + map->window[r]] += total(row.dot[d]);
+            to->length2[d * map->windows + map->window[r]] += total(row.length2[d]);
         }
     }
+}
+
+void dp_sum_errors(const dp_row_map *map, const double *err, const double *want,
+                   const dp_error_sums *to) {
+    const int part = map->width / map->subrows;
+    for (int64_t r = 0; r < map->rows; r++) {
+        const int64_t at = r * map->width, group = map->groups ? r / map->per % map->groups : 0;
+        add_row(err + at, want + at, part, map->subrows, to->err2 + r * map->subrows,
+                to->blank ? to->blank + r * map->subrows : NULL,
+                to->column2 ? to->column2 + group * part : NULL);
+    }
+    if (to->along) add_directions(map, err, want, to);
 }

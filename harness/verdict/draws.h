@@ -6,6 +6,7 @@
  * token. All errors of D draws are kept as sums, by row and by window:
  *
  *   err2   |got - want|^2 of each row
+ *   column2  the same of each channel of a head (of a state: of each of its columns), over its rows
  *   along  <got - want, d> of each window, d the vector of a direction, and |d|^2
  *   part   for sums over tokens (dA_log, ddt_bias): the share that each window of tokens has in the
  *          error of the sum
@@ -26,8 +27,11 @@ extern const char *const dp_direction_names[DP_NDIRECTIONS]; /* factor, offset, 
 typedef struct {
     int ndraw;
     int64_t rows, windows, parts; /* parts: shares of every row; 0: not a sum over tokens */
+    int64_t columns;              /* groups of rows * width; 0: not looked at by columns */
     int width;
     double *err2;    /* [ndraw][rows]; NULL: the tensor does not exist here */
+    double *blank;   /* [ndraw][rows] entries without an error: they count nowhere */
+    double *column2; /* [ndraw][columns] */
     double *along;   /* [ndraw][DP_NDIRECTIONS][windows] <err, d>, d not of unit length */
     double *length2; /* the same, |d|^2: of which windows a tensor consists is known to its judge */
     double *part;    /* [ndraw][parts][rows][width]; NULL when parts is 0 */
@@ -38,19 +42,30 @@ typedef struct {
 typedef struct {
     int64_t rows, windows;
     int width, subrows;
+    /* row r is of group r / per % groups (a head; a state), by which columns are summed; 0: none */
+    int64_t groups, per;
     const int32_t *window; /* [rows] */
 } dp_row_map;
+
+/* Where the sums of one error go, in the shapes of a draw. Each NULL: not wanted, but along and
+ * length2 together. */
+typedef struct {
+    double *err2, *blank, *column2, *along, *length2;
+} dp_error_sums;
 
 /* Zeros. parts: of every row, 0: not a sum over tokens. */
 void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts);
 /* Frees what it holds; the struct is the caller's. */
 void dp_draws_free(dp_draws *d);
 
-/* Sums of one error: err2 [rows * subrows] and along [DP_NDIRECTIONS][windows] are added to,
- * length2 likewise [..] is set (both NULL: not wanted). err, want: [rows][width]. An entry where
- * either is not finite makes its row infinite, and counts in no direction. */
-void dp_sum_errors(const dp_row_map *map, const double *err, const double *want, double *err2,
-                   double *along, double *length2);
+/* The sums of draw k of d. */
+dp_error_sums dp_draws_at(const dp_draws *d, int k);
+
+/* Sums of one error: err2 [rows * subrows], column2 and along [DP_NDIRECTIONS][windows] are added
+ * to, blank and length2 are set. err, want: [rows][width]. An entry where one of them is not finite
+ * is blank, and counts nowhere else. */
+void dp_sum_errors(const dp_row_map *map, const double *err, const double *want,
+                   const dp_error_sums *to);
 
 /* The entry of a direction's vector (not yet of unit length) where the tensor is `want`. Spacing is
  * that of bf16 for every format: only its relation between entries counts. */

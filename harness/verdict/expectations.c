@@ -14,8 +14,7 @@ static dp_format chain_of(const dp_claim *c) {
 }
 
 static int same(const dp_claim *a, const dp_claim *b) {
-    return a->N == b->N && a->undeclared == b->undeclared && chain_of(a) == chain_of(b) &&
-           dp_design_same(&a->design, &b->design);
+    return a->N == b->N && chain_of(a) == chain_of(b) && dp_design_same(&a->design, &b->design);
 }
 
 static const dp_expectation *find(const dp_expectations *e, const dp_claim *c, int set,
@@ -126,8 +125,7 @@ static void save(const dp_expectations *e, dp_expectation *k) {
 
 /* ---- drawing --------------------------------------------------------------------------------- */
 
-/* Claims of designs, none undeclared. */
-static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
+void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim) {
     const dp_expected_request rq = request_of(e, set);
     dp_expected_policy *policy = dp_calloc((size_t)n, sizeof *policy);
     dp_expected *made = dp_calloc((size_t)n, sizeof *made);
@@ -151,41 +149,6 @@ static void draw(dp_expectations *e, int set, int n, const dp_claim *claim) {
     }
     free(policy);
     free(made);
-}
-
-/* Of a claim that says nothing: the larger of what the common designs make. */
-static void combine(dp_expectations *e, int set, const dp_claim *claim) {
-    dp_design common[DP_COMMON_DESIGNS];
-    const dp_expected_request rq = request_of(e, set);
-    const dp_expected_policy policy = policy_of(claim);
-    dp_expected x;
-    const int n = dp_design_common(&claim->design, common);
-    const dp_expected *of[DP_COMMON_DESIGNS];
-    dp_expected_alloc(&rq, &policy, &x);
-    for (int i = 0; i < n; i++) {
-        const dp_claim c = {claim->N, common[i], claim->chain, 0, claim->stages};
-        of[i] = dp_expectations_find(e, &c, set);
-    }
-    dp_expected_largest(&x, n, of);
-    append(e, claim, set)->x = x;
-}
-
-void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim) {
-    dp_claim *all = dp_calloc((size_t)n * (1 + DP_COMMON_DESIGNS), sizeof *all);
-    int m = 0;
-    for (int i = 0; i < n; i++) {
-        dp_design common[DP_COMMON_DESIGNS] = {claim[i].design};
-        int designs = 1;
-        if (find(e, &claim[i], set, claim[i].stages)) continue;
-        if (claim[i].undeclared) designs = dp_design_common(&claim[i].design, common);
-        for (int k = 0; k < designs; k++)
-            all[m++] = (dp_claim){claim[i].N, common[k], claim[i].chain, 0, claim[i].stages};
-    }
-    draw(e, set, m, all);
-    for (int i = 0; i < n; i++)
-        if (claim[i].undeclared && !find(e, &claim[i], set, claim[i].stages))
-            combine(e, set, &claim[i]);
-    free(all);
 }
 
 void dp_expectations_free(dp_expectations *e) {

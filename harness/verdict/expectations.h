@@ -10,13 +10,11 @@
 extern "C" {
 #endif
 
-/* What a subject says of itself. undeclared: nothing, so it may be any of the common designs of its
- * base (dp_design_common), and gets the larger of their errors. */
+/* How a subject computes, or may. */
 typedef struct {
     int N; /* ranks */
     dp_design design;
     dp_format chain;
-    int undeclared;
     int stages; /* 1: intermediates are wanted, too */
 } dp_claim;
 

@@ -50,7 +50,7 @@ typedef struct {
 } dp_expected;
 #define DP_EXPECTED_TENSORS \
     (DP_NRESULTS + DP_RANK_TENSORS + 3 * DP_CONV_NRESULTS + DP_NSTAGE_TENSORS)
-#define DP_EXPECTED_PARTS (4 * DP_EXPECTED_TENSORS)
+#define DP_EXPECTED_PARTS (6 * DP_EXPECTED_TENSORS)
 
 /* Draws of one set: at least 6. */
 int dp_expected_count(const dp_problem *p);
@@ -66,11 +66,6 @@ void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *
 int dp_expected_parts(dp_expected *x, dp_part *parts);
 /* Frees what it holds; the struct is the caller's. */
 void dp_expected_free(dp_expected *x);
-
-/* Where it is not known which of n designs computes: draw by draw the largest of their errors, row
- * by row (window by window along a direction), into x, which holds zeros. A design that overflows
- * where another does not is left out. */
-void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row);

@@ -1,5 +1,4 @@
-/* The arrays of a request's draws: shapes, allocation, cache parts, the largest of several designs.
- */
+/* The arrays of a request's draws: shapes, allocation, cache parts. */
 #include "expected_impl.h"
 
 #include <math.h>
@@ -107,6 +106,8 @@ int dp_expected_parts(dp_expected *x, dp_part *part) {
         const size_t each = sizeof(double) * (size_t)d->ndraw;
         if (!d->err2) continue;
         part[n++] = (dp_part){d->err2, each * (size_t)d->rows};
+        part[n++] = (dp_part){d->blank, each * (size_t)d->rows};
+        if (d->columns) part[n++] = (dp_part){d->column2, each * (size_t)d->columns};
         part[n++] = (dp_part){d->along, each * DP_NDIRECTIONS * (size_t)d->windows};
         part[n++] = (dp_part){d->length2, each * DP_NDIRECTIONS * (size_t)d->windows};
         if (d->part)
@@ -120,58 +121,29 @@ void dp_expected_free(dp_expected *x) {
         dp_draws_free(tensor_of(x, i));
 }
 
-static void larger(double *x, const double *y, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (fabs(y[i]) > fabs(x[i])) x[i] = y[i];
-}
-
-static int64_t overflows(const dp_draws *d) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < d->ndraw * d->rows; i++)
-        n += !isfinite(d->err2[i]);
-    return n;
-}
-
-static void draws_larger(dp_draws *a, const dp_draws *b) {
-    larger(a->err2, b->err2, a->ndraw * a->rows);
-    larger(a->along, b->along, a->ndraw * DP_NDIRECTIONS * a->windows);
-    larger(a->length2, b->length2, a->ndraw * DP_NDIRECTIONS * a->windows);
-    if (a->part) larger(a->part, b->part, a->ndraw * a->parts * a->rows * a->width);
-}
-
-/* A design that overflows in more rows than another is not the subject's: it is left out. Rows in
- * which all do lie beside inputs that are not finite. */
-void dp_expected_largest(dp_expected *x, int n, const dp_expected *const *of) {
-    for (int i = 0; i < DP_EXPECTED_TENSORS; i++) {
-        dp_draws *a = tensor_of(x, i);
-        int64_t fewest = INT64_MAX;
-        if (!a->err2) continue;
-        for (int k = 0; k < n; k++) {
-            const int64_t m = overflows(tensor_of((dp_expected *)of[k], i));
-            if (m < fewest) fewest = m;
-        }
-        for (int k = 0; k < n; k++) {
-            const dp_draws *b = tensor_of((dp_expected *)of[k], i);
-            if (overflows(b) == fewest) draws_larger(a, b);
-        }
-    }
-}
-
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
-    const int64_t subrows = d->rows / d->windows;
-    const dp_row_map map = {n, n, (int)subrows * d->width, (int)subrows, NULL};
+    const int64_t subrows = d->rows / d->windows, w = d->width;
+    const dp_row_map map = {.rows = n,
+                            .windows = n,
+                            .width = (int)(subrows * w),
+                            .subrows = (int)subrows,
+                            .groups = d->columns ? n : 0,
+                            .per = 1};
     dp_draws y;
     dp_draws_alloc(&y, d->ndraw, &map, 0);
-    for (int k = 0; k < d->ndraw; k++)
+    for (int k = 0; k < d->ndraw; k++) {
+        const dp_error_sums to = dp_draws_at(&y, k), from = dp_draws_at(d, k);
         for (int i = 0; i < n; i++) {
-            memcpy(y.err2 + (k * n + i) * subrows, d->err2 + k * d->rows + row[i] * subrows,
-                   sizeof *y.err2 * (size_t)subrows);
-            for (int q = 0; q < DP_NDIRECTIONS; q++) {
-                const int64_t to = (k * DP_NDIRECTIONS + q) * n + i;
-                const int64_t from = (k * DP_NDIRECTIONS + q) * d->windows + row[i];
-                y.along[to] = d->along[from];
-                y.length2[to] = d->length2[from];
+            const size_t each = sizeof(double) * (size_t)subrows;
+            memcpy(to.err2 + i * subrows, from.err2 + row[i] * subrows, each);
+            memcpy(to.blank + i * subrows, from.blank + row[i] * subrows, each);
+            if (d->columns)
+                memcpy(to.column2 + i * w, from.column2 + row[i] * w, sizeof(double) * (size_t)w);
+            for (int64_t q = 0; q < DP_NDIRECTIONS; q++) {
+                to.along[q * n + i] = from.along[q * d->windows + row[i]];
+                to.length2[q * n + i] = from.length2[q * d->windows + row[i]];
             }
         }
+    }
     return y;
 }

@@ -1,5 +1,5 @@
 /* harness/verdict/expected_impl.h - what the files of the draws share (expected.h):
- *   expected_arrays.c  shapes, allocation, cache parts, the largest of several;
+ *   expected_arrays.c  shapes, allocation, cache parts;
  *   drawn_errors.c     the errors of one run beside its reference;
  *   expected.c         which runs a draw makes, and all draws. */
 #ifndef DP_EXPECTED_IMPL_H

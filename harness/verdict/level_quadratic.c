@@ -6,55 +6,83 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* How the tensor's mean error for a size stands beside a unit's own draws. */
+/* A class of units of one level, and what its families share. */
 typedef struct {
-    double rate;    /* mean |d|^2 over |want|^2 */
-    double freedom; /* d0 */
-} prior;
+    const dp_unit_list *u;
+    const dp_allowance *allowance;
+    int small; /* the class looked at; -1: all */
+    double nu;
+    double *rate;  /* [families] mean |d|^2 over |want|^2; 0: not known */
+    double prior;  /* d0: how that stands beside a unit's own draws, in degrees of freedom */
+    double *draw;  /* [families] the largest ratio of one draw to what the others expect; NAN */
+    double common; /* the largest of families that are not erratic */
+} level_view;
 
-static double prior_rate(const dp_unit_list *u) {
-    double err = 0;
-    double want = 0;
+static int counts(const level_view *v, int64_t i) {
+    return v->u->rows[i] > 0 && (v->small < 0 || dp_unit_is_small(v->u, i) == v->small);
+}
+
+/* Does the unit tell of a rate? Its mean |d|^2. */
+static int has_rate(const level_view *v, int64_t i, double *mean) {
+    *mean = dp_mean_draw(v->u, i, -1);
+    return counts(v, i) && v->u->want2[i] > 0 && isfinite(*mean);
+}
+
+/* Of each family; of those with one unit, which tells nothing beside itself, the geometric mean
+ * over them: one that is erratic does not outweigh the others. */
+static void set_rates(level_view *v) {
+    const dp_unit_list *u = v->u;
+    double *want = dp_doubles(u->families), *err = dp_doubles(u->families), logs = 0, n = 0, mean;
+    int *units = dp_calloc((size_t)u->families, sizeof *units);
     for (int64_t i = 0; i < u->n; i++) {
-        if (!(u->want2[i] > 0)) continue;
-        err += dp_mean_draw(u, i, -1);
-        want += u->want2[i];
+        if (!has_rate(v, i, &mean)) continue;
+        err[u->family[i]] += mean;
+        want[u->family[i]] += u->want2[i];
+        units[u->family[i]]++;
     }
-    return want > 0 && isfinite(err) ? err / want : 0;
+    for (int f = 0; f < u->families; f++) {
+        v->rate[f] = want[f] > 0 && isfinite(err[f] / want[f]) ? err[f] / want[f] : 0;
+        if (units[f] != 1 || !(v->rate[f] > 0)) continue;
+        logs += log(v->rate[f]);
+        n++;
+    }
+    for (int f = 0; f < u->families && n > 0; f++)
+        if (units[f] == 1) v->rate[f] = exp(logs / n);
+    free(want);
+    free(err);
+    free(units);
 }
 
 /* d0 by moments: the draws' means over what the prior tells vary by 2 / (D nu) from their own
  * scatter, and by 2 / d0 from what the prior does not know. */
-static prior prior_of(const dp_unit_list *u, double nu) {
-    prior p = {.rate = prior_rate(u)};
-    double sum = 0;
-    double square = 0;
-    double n = 0;
-    for (int64_t i = 0; i < u->n && p.rate > 0; i++) {
-        const double m = dp_mean_draw(u, i, -1);
-        if (!(u->want2[i] > 0) || !isfinite(m)) continue;
-        const double x = m / (p.rate * u->want2[i]);
+static void set_prior(level_view *v) {
+    const dp_unit_list *u = v->u;
+    double sum = 0, square = 0, n = 0, m;
+    set_rates(v);
+    for (int64_t i = 0; i < u->n; i++) {
+        if (!has_rate(v, i, &m) || !(v->rate[u->family[i]] > 0)) continue;
+        const double x = m / (v->rate[u->family[i]] * u->want2[i]);
         sum += x;
         square += x * x;
         n++;
     }
-    if (n < 2 || !(sum > 0)) return p;
+    if (n < 2 || !(sum > 0)) return;
     const double mean = sum / n;
-    const double rest = (square / n / (mean * mean) - 1) * n / (n - 1) - 2 / (u->ndraw * nu);
-    p.freedom = fmin(fmin(DP_PRIOR_MOST, n), rest > 0 ? 2 / rest : DP_PRIOR_MOST);
-    return p;
+    const double rest = (square / n / (mean * mean) - 1) * n / (n - 1) - 2 / (u->ndraw * v->nu);
+    v->prior = fmin(fmin(DP_PRIOR_MOST, n), rest > 0 ? 2 / rest : DP_PRIOR_MOST);
 }
 
 /* Degrees of freedom that the prior adds for unit i: none where the truth is zero, of whose errors
  * those in proportion to a size say nothing. */
-static double prior_freedom(const dp_unit_list *u, const prior *p, int64_t i) {
-    return u->want2[i] > 0 ? p->freedom : 0;
+static double prior_freedom(const level_view *v, int64_t i) {
+    return v->u->want2[i] > 0 && v->rate[v->u->family[i]] > 0 ? v->prior : 0;
 }
 
-/* E^2 of unit i, of freedom nu, from all draws or all but one. */
-static double expected2(const dp_unit_list *u, const prior *p, double nu, int64_t i, int without) {
-    const double draws = (u->ndraw - (without >= 0)) * nu, added = prior_freedom(u, p, i);
-    const double told = added * p->rate * u->want2[i];
+/* E^2 of unit i from all draws or all but one. */
+static double expected2(const level_view *v, int64_t i, int without) {
+    const dp_unit_list *u = v->u;
+    const double draws = (u->ndraw - (without >= 0)) * v->nu, added = prior_freedom(v, i);
+    const double told = added * v->rate[u->family[i]] * u->want2[i];
     return (draws * dp_mean_draw(u, i, without) + told) / (draws + added) + u->floor2[i];
 }
 
@@ -79,39 +107,6 @@ static double limit_at(quantiles *q, double nu) {
     return q->known[i];
 }
 
-typedef struct {
-    const dp_unit_list *u;
-    const dp_allowance *allowance;
-    int small; /* the class looked at */
-    double nu;
-    prior prior;
-} level_view;
-
-static int counts(const level_view *v, int64_t i) {
-    return v->u->rows[i] > 0 && dp_unit_is_small(v->u, i) == v->small;
-}
-
-static int64_t count(const level_view *v) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < v->u->n; i++)
-        n += counts(v, i);
-    return n;
-}
-
-/* The largest ratio of one draw to what the others expect. */
-static double largest_draw(const level_view *v) {
-    double top = NAN;
-    for (int64_t i = 0; i < v->u->n; i++) {
-        if (!counts(v, i)) continue;
-        for (int k = 0; k < v->u->ndraw; k++) {
-            const double e2 = expected2(v->u, &v->prior, v->nu, i, k);
-            const double x = dp_error_over(v->u->draw2[k * v->u->n + i], e2);
-            if (!(x <= top)) top = x;
-        }
-    }
-    return top;
-}
-
 static int ascending(const void *a, const void *b) {
     const double x = *(const double *)a;
     const double y = *(const double *)b;
@@ -124,52 +119,113 @@ static double median_of(double *x, int64_t n) {
     return x[n / 2];
 }
 
+/* The largest ratio of one draw to what the others expect: of each family, and of all families but
+ * the erratic ones. */
+static void set_draws(level_view *v) {
+    const dp_unit_list *u = v->u;
+    double *known = dp_doubles(u->families);
+    int64_t n = 0;
+    for (int f = 0; f < u->families; f++)
+        v->draw[f] = NAN;
+    for (int64_t i = 0; i < u->n; i++) {
+        if (!counts(v, i)) continue;
+        for (int k = 0; k < u->ndraw; k++) {
+            const double x = dp_error_over(u->draw2[k * u->n + i], expected2(v, i, k));
+            if (!(x <= v->draw[u->family[i]])) v->draw[u->family[i]] = x;
+        }
+    }
+    for (int f = 0; f < u->families; f++)
+        if (!isnan(v->draw[f])) known[n++] = v->draw[f];
+    const double usual = DP_ERRATIC * median_of(known, n);
+    for (int f = 0; f < u->families; f++)
+        if (v->draw[f] <= usual && !(v->draw[f] <= v->common)) v->common = v->draw[f];
+    free(known);
+}
+
+static level_view view_new(const dp_unit_list *u, const dp_allowance *allowance, int small) {
+    level_view v = {.u = u, .allowance = allowance, .small = small, .common = NAN};
+    v.nu = dp_typical_freedom(u, -1);
+    if (small >= 0) v.nu = fmin(v.nu, dp_typical_freedom(u, small));
+    v.rate = dp_doubles(u->families);
+    v.draw = dp_doubles(u->families);
+    set_prior(&v);
+    set_draws(&v);
+    return v;
+}
+
+static void view_free(level_view *v) {
+    free(v->rate);
+    free(v->draw);
+}
+
+static int64_t count(const level_view *v) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < v->u->n; i++)
+        n += counts(v, i);
+    return n;
+}
+
+/* The limit of unit i, whose freedom is nu. */
+static double limit_of(const level_view *v, int64_t i, double nu, quantiles *q) {
+    const double draw = fmax(v->draw[v->u->family[i]], v->common);
+    return fmin(DP_LIMIT_MOST, v->allowance->factor * fmax(draw, limit_at(q, nu)));
+}
+
 /* Every unit of one class against the limit of its own freedom. */
-static dp_level_result judge_class(const dp_unit_list *u, const dp_allowance *allowance,
-                                   int small) {
-    level_view v = {.u = u, .allowance = allowance, .small = small};
-    v.nu = fmin(dp_typical_freedom(u, small), dp_typical_freedom(u, -1));
-    v.prior = prior_of(u, v.nu);
-    dp_level_result r = {.units = count(&v), .draw = largest_draw(&v), .freedom = v.nu, .at = -1};
-    r.ratio = r.limit = NAN;
+static dp_level_result judge_class(const dp_unit_list *u, const dp_allowance *allowance, int small,
+                                   double *head_seen) {
+    level_view v = view_new(u, allowance, small);
+    dp_level_result r = dp_level_none();
+    r.units = count(&v);
+    r.draw = v.common;
+    r.freedom = v.nu;
     const double p = DP_ALARM / fmax(1, (double)r.units);
-    quantiles with = {p, u->ndraw, v.prior.freedom, {0}};
-    quantiles without = {p, u->ndraw, 0, {0}};
+    quantiles with = {p, u->ndraw, v.prior, {0}}, without = {p, u->ndraw, 0, {0}};
     double *ratio = dp_doubles(r.units);
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
         if (!counts(&v, i)) continue;
-        const double mine = dp_own_freedom(u, i, v.nu);
-        const double x = dp_error_over(u->err2[i], expected2(u, &v.prior, v.nu, i, -1));
-        quantiles *q = prior_freedom(u, &v.prior, i) > 0 ? &with : &without;
-        const double k = fmin(DP_LIMIT_MOST, allowance->factor * fmax(r.draw, limit_at(q, mine)));
+        const double mine = dp_own_freedom(u, i, v.nu), e2 = expected2(&v, i, -1);
+        const double x = dp_error_over(u->err2[i], e2);
+        const double k = limit_of(&v, i, mine, prior_freedom(&v, i) > 0 ? &with : &without);
+        const double seen = u->want2[i] > 0 ? k * sqrt(e2 / u->want2[i]) : INFINITY;
+        if (seen < r.seen) r.seen = seen;
+        if (head_seen && u->heads) {
+            double *of = &head_seen[u->family[i] % u->heads];
+            *of = fmin(*of, seen);
+        }
         ratio[n++] = x;
         if (x / k <= r.ratio / r.limit) continue;
         r.ratio = x;
         r.limit = k;
         r.freedom = mine;
+        r.draw = fmax(v.draw[u->family[i]], v.common);
         r.at = i;
     }
     r.median = median_of(ratio, n);
     free(ratio);
+    view_free(&v);
     return r;
 }
 
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance) {
-    const dp_level_result most = judge_class(u, allowance, 0);
-    const dp_level_result small = judge_class(u, allowance, 1);
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance,
+                                   double *head_seen) {
+    dp_level_result most = judge_class(u, allowance, 0, head_seen);
+    dp_level_result small = judge_class(u, allowance, 1, head_seen);
+    most.seen = small.seen = fmin(most.seen, small.seen);
     return small.units && dp_level_worse(&small, &most) ? small : most;
 }
 
 /* Power mean over windows of |err| / E with exponent 2/3, in which |err| is nearly normal (Wilson
  * and Hilferty) and no window outweighs the others. k: of that draw against the others, < 0: of
- * the subject. Draws carry the floor, too: the subject is allowed it. */
-static double power_mean(const dp_unit_list *u, const prior *p, double nu, int k) {
+ * the sizes in err2. Draws carry the floor, too: the subject is allowed it. */
+static double power_mean(const level_view *v, const double *err2, int k) {
+    const dp_unit_list *u = v->u;
     double sum = 0;
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
-        const double e2 = u->rows[i] > 0 ? expected2(u, p, nu, i, k) : 0;
-        const double x = k < 0 ? u->err2[i] : u->draw2[k * u->n + i] + u->floor2[i];
+        const double e2 = u->rows[i] > 0 ? expected2(v, i, k) : 0;
+        const double x = k < 0 ? err2[i] : u->draw2[k * u->n + i] + u->floor2[i];
         if (!(e2 > 0) || !isfinite(e2)) continue;
         sum += dp_cbrt(x / e2);
         n++;
@@ -181,22 +237,22 @@ static double power_mean(const dp_unit_list *u, const prior *p, double nu, int k
 
 dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance) {
     const int D = u->ndraw;
-    const double nu = dp_typical_freedom(u, -1);
-    const prior p = prior_of(u, nu);
+    level_view v = view_new(u, allowance, -1);
     dp_unit_list one = dp_unit_list_new(D, 1);
-    one.presumed = (dp_presumption){DP_NOT_INDEPENDENT * 2 / (nu * (double)u->n),
+    one.presumed = (dp_presumption){DP_NOT_INDEPENDENT * 2 / (v.nu * (double)u->n),
                                     fmin(DP_FROM_FINER, (double)(u->n - 1) * (D - 1)), 0};
     double total = 0;
     one.rows[0] = 1;
     one.numbers[0] = INFINITY;
     for (int k = 0; k < D; k++) {
-        const double x = power_mean(u, &p, nu, k);
+        const double x = power_mean(&v, NULL, k);
         one.draw2[k] = x * x;
         total += x * x;
     }
     dp_level_result r = dp_level_none();
     if (total > 0 && isfinite(total) && u->n > 1) {
-        r.ratio = r.median = power_mean(u, &p, nu, -1) / sqrt(total / D);
+        const double usual = sqrt(total / D);
+        r.ratio = r.median = power_mean(&v, u->err2, -1) / usual;
         r.units = 1;
         r.at = 0;
         for (int k = 0; k < D; k++)
@@ -205,7 +261,10 @@ dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowa
         quantiles q = {DP_ALARM, D, 0, {0}};
         const double k = fmax(r.draw, limit_at(&q, r.freedom));
         r.limit = fmin(DP_LIMIT_MOST, allowance->factor * k);
+        const double all = power_mean(&v, u->want2, -1) / usual;
+        if (all > 0) r.seen = r.limit / all;
     }
     dp_unit_list_free(&one);
+    view_free(&v);
     return r;
 }

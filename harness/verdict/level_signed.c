@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define DP_STORED_MOST 6.0 /* standard deviations of roundings that add up at random */
+
 /* Components of the draws along a direction: by draw and head, and the squares of windows. */
 typedef struct {
     int D, heads;
@@ -90,7 +92,8 @@ dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, doubl
         r.freedom = s.freedom;
         r.ratio = r.median = fabs(in->along[d]) / E;
         r.draw = fabs(s.mean) / E;
-        r.limit = fmin(DP_LIMIT_MOST, in->allowance.factor * own + in->allowance.lean);
+        const double stored = DP_STORED_MOST * in->stored[d] / E;
+        r.limit = fmin(DP_LIMIT_MOST, in->allowance.factor * own + in->allowance.lean + stored);
     }
     free(c.total);
     return r;
@@ -140,9 +143,18 @@ dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows, 
                                    .freedom = nu,
                                    .units = r.units,
                                    .at = i,
-                                   .draw = NAN};
+                                   .draw = NAN,
+                                   .seen = INFINITY};
+        const double blind = x.limit * sqrt((e2 + rows->floor2[i]) / rows->want2[i]);
+        if (rows->want2[i] > 0) r.seen = fmin(r.seen, blind);
+        if (rows->want2[i] > 0 && in->head_seen) {
+            double *seen = &in->head_seen[rows->family[i] % in->heads];
+            *seen = fmin(*seen, blind);
+        }
         add_share(share, x.ratio, nu, bottom);
+        const double seen = r.seen;
         if (dp_level_worse(&x, &r)) r = x;
+        r.seen = seen;
     }
     r.median = r.ratio;
     return r;

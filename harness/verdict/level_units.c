@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MOST_FREEDOM 1e6
 #define OTHERS 4.0 /* draws that all units together count as, for one unit's freedom */
@@ -15,6 +16,8 @@ dp_unit_list dp_unit_list_new(int ndraw, int64_t n) {
     u.floor2 = dp_doubles(n);
     u.numbers = dp_doubles(n);
     u.rows = dp_doubles(n);
+    u.family = dp_calloc((size_t)n, sizeof *u.family);
+    u.families = 1;
     return u;
 }
 
@@ -25,6 +28,7 @@ void dp_unit_list_free(dp_unit_list *u) {
     free(u->floor2);
     free(u->numbers);
     free(u->rows);
+    free(u->family);
 }
 
 /* The unit of a row on a level, -1: it is not looked at. */
@@ -33,23 +37,53 @@ int64_t dp_level_unit_of(const dp_levels_in *in, dp_level level, int64_t row) {
     if (window < 0 || in->unit[window] < 0) return -1;
     if (level == DP_LEVEL_ROW) return row;
     if (level == DP_LEVEL_WINDOW) return window;
+    if (level == DP_LEVEL_POSITION)
+        return (int64_t)(in->unit[window] % in->heads) * DP_POSITIONS + in->position[row];
     return level == DP_LEVEL_RANK ? in->unit[window] : 0;
 }
 
 int64_t dp_level_units(const dp_levels_in *in, dp_level level) {
     if (level == DP_LEVEL_ROW) return in->draws->rows;
     if (level == DP_LEVEL_WINDOW) return in->draws->windows;
+    if (level == DP_LEVEL_POSITION) return in->position ? (int64_t)in->heads * DP_POSITIONS : 0;
+    if (level == DP_LEVEL_CHANNEL) return in->column2 ? in->draws->columns : 0;
     return level == DP_LEVEL_RANK ? in->units : 1;
+}
+
+/* The columns of all groups: no sums over rows, which the draws do not hold by entry. */
+static dp_unit_list columns_of(const dp_levels_in *in) {
+    const dp_draws *d = in->draws;
+    dp_unit_list u = dp_unit_list_new(d->ndraw, d->columns);
+    memcpy(u.draw2, d->column2, sizeof *u.draw2 * (size_t)(d->ndraw * d->columns));
+    memcpy(u.err2, in->column2, sizeof *u.err2 * (size_t)d->columns);
+    memcpy(u.want2, in->want_column2, sizeof *u.want2 * (size_t)d->columns);
+    memcpy(u.floor2, in->floor_column2, sizeof *u.floor2 * (size_t)d->columns);
+    for (int64_t i = 0; i < d->columns; i++) {
+        u.rows[i] = u.numbers[i] = in->column_rows[i / d->width];
+        u.family[i] = in->column_head[i / d->width];
+        u.most_rows = fmax(u.most_rows, u.rows[i]);
+    }
+    u.families = u.heads = in->heads;
+    return u;
+}
+
+static int32_t family_of(const dp_levels_in *in, dp_level level, int64_t row, int64_t unit) {
+    if (level == DP_LEVEL_TENSOR) return 0;
+    return level == DP_LEVEL_POSITION ? (int32_t)(unit / DP_POSITIONS) : in->unit[in->window[row]];
 }
 
 dp_unit_list dp_unit_list_of(const dp_levels_in *in, dp_level level) {
     const dp_draws *d = in->draws;
+    if (level == DP_LEVEL_CHANNEL) return columns_of(in);
     dp_unit_list u = dp_unit_list_new(d->ndraw, dp_level_units(in, level));
+    u.families = level == DP_LEVEL_TENSOR ? 1 : in->units;
+    u.heads = level == DP_LEVEL_TENSOR && in->heads > 1 ? 0 : in->heads;
     for (int64_t row = 0; row < d->rows; row++) {
         const int64_t z = dp_level_unit_of(in, level, row);
         if (z < 0) continue;
         for (int k = 0; k < d->ndraw; k++)
             u.draw2[k * u.n + z] += d->err2[k * d->rows + row];
+        u.family[z] = family_of(in, level, row, z);
         u.err2[z] += in->err2[row];
         u.want2[z] += in->want2[row];
         u.floor2[z] += in->floor2[row];

@@ -4,13 +4,16 @@
 #include <math.h>
 #include <stdlib.h>
 
-const char *const dp_level_names[DP_NLEVELS] = {"row", "window", "rank",   "tensor",    "every",
-                                                "sum", "factor", "offset", "truncation"};
+const char *const dp_level_names[DP_NLEVELS] = {"row",      "window",  "rank",      "tensor",
+                                                "position", "channel", "every",     "sum",
+                                                "factor",   "offset",  "truncation"};
 const char *const dp_level_what[DP_NLEVELS] = {
     "in one row",
     "in one window of tokens and head, or one state",
     "over one rank and head",
     "over the whole tensor",
+    "at one place of all windows of a head",
+    "in one channel of a head, or one column of a state",
     "in all windows of tokens and heads alike",
     "in one head's sum over tokens",
     "along the tensor itself: as if it were multiplied by a factor",
@@ -23,7 +26,8 @@ double dp_error_over(double err2, double e2) {
 }
 
 dp_level_result dp_level_none(void) {
-    return (dp_level_result){.ratio = NAN, .median = NAN, .limit = NAN, .draw = NAN, .at = -1};
+    return (dp_level_result){
+        .ratio = NAN, .median = NAN, .limit = NAN, .draw = NAN, .seen = INFINITY, .at = -1};
 }
 
 int dp_level_worse(const dp_level_result *a, const dp_level_result *b) {
@@ -54,7 +58,7 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
                          : l == DP_LEVEL_WINDOW ? of_rows
                          : l == DP_LEVEL_RANK   ? of_windows
                                                 : NULL;
-        out->at[l] = dp_judge_quadratic(&u, &in->allowance);
+        out->at[l] = dp_judge_quadratic(&u, &in->allowance, in->head_seen);
         if (l == DP_LEVEL_WINDOW) {
             of_windows = dp_freedom_of_windows(in, &u);
             out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, &in->allowance);
@@ -69,12 +73,26 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
     free(of_windows);
 }
 
+static void judge_across(const dp_levels_in *in, dp_levels_result *out) {
+    for (dp_level l = DP_LEVEL_POSITION; l <= DP_LEVEL_CHANNEL; l++) {
+        out->at[l] = dp_level_none();
+        if (!dp_level_units(in, l)) continue;
+        dp_unit_list u = dp_unit_list_of(in, l);
+        u.presumed = DP_NOTHING_KNOWN;
+        out->at[l] = dp_judge_quadratic(&u, &in->allowance, in->head_seen);
+        dp_unit_list_free(&u);
+    }
+}
+
 static void judge_signed(const dp_levels_in *in, dp_levels_result *out) {
     dp_unit_list all = dp_unit_list_of(in, DP_LEVEL_TENSOR);
     const double E = sqrt(dp_mean_draw(&all, 0, -1) + all.floor2[0]);
     for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
         out->at[DP_LEVEL_FACTOR + d] =
             in->draws->along ? dp_judge_direction(in, d, E) : dp_level_none();
+    dp_level_result *factor = &out->at[DP_LEVEL_FACTOR];
+    if (all.want2[0] > 0 && !isnan(factor->limit))
+        factor->seen = factor->limit * E / sqrt(all.want2[0]);
     dp_unit_list_free(&all);
 }
 
@@ -84,10 +102,15 @@ static int64_t worst_row(const dp_levels_in *in, dp_level level, int64_t unit) {
     double top = -1;
     int64_t at = -1;
     for (int64_t row = 0; row < d->rows; row++) {
-        const dp_level l = level <= DP_LEVEL_TENSOR ? level : DP_LEVEL_TENSOR;
+        const dp_level l = level <= DP_LEVEL_POSITION ? level : DP_LEVEL_TENSOR;
         const int64_t z = level == DP_LEVEL_SUM ? row : dp_level_unit_of(in, l, row);
+        const int elsewhere =
+            level == DP_LEVEL_CHANNEL
+                ? in->column_head[unit / d->width] !=
+                      in->unit[in->window[row] >= 0 ? in->window[row] : 0] % in->heads
+                : z != unit && level != DP_LEVEL_EVERY;
         double e2 = in->floor2[row];
-        if (in->window[row] < 0 || z != unit) continue;
+        if (in->window[row] < 0 || elsewhere) continue;
         for (int k = 0; k < d->ndraw; k++)
             e2 += d->err2[k * d->rows + row] / d->ndraw;
         const double x = dp_error_over(in->err2[row], e2);
@@ -113,11 +136,14 @@ static void judge_sums(const dp_levels_in *in, dp_levels_result *out) {
 void dp_levels_judge(const dp_levels_in *in, dp_levels_result *out) {
     *out = (dp_levels_result){.expected = NAN, .excess = NAN, .row = -1};
     judge_units(in, out);
+    judge_across(in, out);
     judge_signed(in, out);
     out->share = share_of_tensor(&out->at[DP_LEVEL_TENSOR], in->draws->ndraw);
     out->at[DP_LEVEL_SUM] = dp_level_none();
     if (in->draws->parts) judge_sums(in, out);
+    out->seen = INFINITY;
     for (int l = 0; l < DP_NLEVELS; l++) {
+        out->seen = fmin(out->seen, out->at[l].seen);
         const double x = out->at[l].ratio / out->at[l].limit;
         if (isnan(x) || x <= out->excess) continue;
         out->excess = x;

@@ -8,9 +8,13 @@
  *   window  the rows of one window                         of |err| / E, exponent 2/3
  *   rank    one head on one rank                   factor, offset, truncation
  *   tensor  all of it                                      the error along a direction, with sign
- *   sum     one head's sum over tokens, by shares
+ *   position  one place in the windows of a head   sum     one head's sum over tokens, by shares
+ *   channel   one channel of a head over its rows, one column of a state
  *
- * Quadratic levels (row to tensor). Of a unit with error e, D draws d_k, size w and floor f (one
+ * Quadratic levels (row to tensor, position, channel).  Units of one head on one rank are a family
+ * (positions and channels: of one head); a family whose draws scatter DP_ERRATIC times more than
+ * those of the median family is erratic.  Its draws set no limit of another family.
+ * Of a unit with error e, D draws d_k, size w and floor f (one
  * rounding of the result itself, and the truth's radius):
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
@@ -19,13 +23,18 @@
  *          no more than is counted (row_freedom.h), a window no more than its rows; never more than
  *          it has numbers
  *
- *   d0     what the tensor's mean error for a size tells of a unit's, in degrees of freedom, from
- *          how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST
+ *   d0     what the family's mean error for a size tells of a unit's, in degrees of freedom, from
+ *          how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST.
+ *          Of families of one unit each: the geometric mean over them.
  *
  *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2, d0 = 0 where w = 0
  *
  *   limit  factor max(largest |d_k| / E from the other draws, sqrt F(p; nu, D nu + d0)),
- *          p = DP_ALARM / units
+ *          p = DP_ALARM / units; the largest over its family and over all that are not erratic
+ *
+ * Power. A tensor that is c times what it should be has the error |c - 1| w in every unit, which is
+ * over its limit from |c - 1| = limit E / w on: the least of these over all units, by head, is what
+ * a verdict would have seen.
  *
  * Directions. m, s^2: mean and variance over draws of the summed component; s^2 pools the draws'
  * totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
@@ -46,6 +55,8 @@ extern "C" {
 #define DP_INDEPENDENT 16.0
 #define DP_LIMIT_MOST 60.0 /* few draws do not say how rare 10 times is; 60 is no rounding */
 #define DP_ROW_NUMBERS 8   /* rows of fewer numbers are left to their windows */
+#define DP_POSITIONS 64    /* places in a window */
+#define DP_ERRATIC 6.0
 
 /* What a right subject may differ by from the pipeline that was drawn, by who computes. */
 typedef struct {
@@ -58,6 +69,8 @@ typedef enum {
     DP_LEVEL_WINDOW,
     DP_LEVEL_RANK,
     DP_LEVEL_TENSOR,
+    DP_LEVEL_POSITION,
+    DP_LEVEL_CHANNEL,
     DP_LEVEL_EVERY,
     DP_LEVEL_SUM,
     DP_LEVEL_FACTOR,
@@ -74,12 +87,18 @@ typedef struct {
     const double *err2, *want2, *floor2; /* [rows] */
     const double *rows;                  /* [rows] how many rows each stands for; NULL: 1 */
     const double *freedom;               /* [rows] nu at most, by count; NULL: no limit */
-    const int32_t *window;        /* [rows] its window; -1: not looked at (no truth, no number) */
-    const int32_t *unit;          /* [windows] rank * heads + head; -1: no rows */
-    int heads, units;             /* units: ranks * heads */
-    int by_token;                 /* rows are smaller than windows */
-    double along[DP_NDIRECTIONS]; /* <err, d> over the tensor, d of unit length */
+    const double *column2, *want_column2, *floor_column2; /* [draws->columns]; NULL: none */
+    const double *column_rows;     /* [groups] rows that are looked at; 0: its columns are not */
+    const int32_t *column_head;    /* [groups] */
+    const int32_t *position;       /* [rows] its place in its window; NULL: none */
+    const int32_t *window;         /* [rows] its window; -1: not looked at (no truth, no number) */
+    const int32_t *unit;           /* [windows] rank * heads + head; -1: no rows */
+    int heads, units;              /* units: ranks * heads */
+    int by_token;                  /* rows are smaller than windows */
+    double along[DP_NDIRECTIONS];  /* <err, d> over the tensor, d of unit length */
+    double stored[DP_NDIRECTIONS]; /* what rounding the result to its file's format adds, rms */
     dp_allowance allowance;
+    double *head_seen; /* [heads] lowered to what a level would have seen of that head; NULL: no */
 } dp_levels_in;
 
 typedef struct {
@@ -88,6 +107,7 @@ typedef struct {
     double limit;
     double freedom;    /* nu of that unit */
     double draw;       /* largest ratio of a draw to the others */
+    double seen;       /* power: the least |c - 1| over its limit; INFINITY: none */
     int64_t units, at; /* at: the unit */
 } dp_level_result;
 
@@ -102,6 +122,7 @@ typedef struct {
 typedef struct {
     double expected; /* E of the whole tensor over |want|_F; NAN: none */
     double excess;   /* largest ratio / limit over the levels; NAN: nothing to judge */
+    double seen;     /* power: the least of the levels */
     dp_level level;  /* where */
     int64_t row;     /* of the unit there, the row with the largest error for its E */
     dp_level_result at[DP_NLEVELS];

@@ -29,6 +29,8 @@ typedef struct {
     dp_presumption presumed;
     double *draw2;                                  /* [ndraw][n] */
     double *err2, *want2, *floor2, *numbers, *rows; /* [n]; rows 0: nothing there */
+    int32_t *family; /* [n] below families; its head is family % heads */
+    int families, heads;
     double most_rows;
     const double *most_freedom; /* [n]; NULL: no limit but numbers */
 } dp_unit_list;
@@ -36,7 +38,7 @@ typedef struct {
 /* What is presumed where nothing is known. */
 extern const dp_presumption DP_NOTHING_KNOWN;
 
-/* A list of n units without errors, to be freed with dp_unit_list_free. */
+/* A list of n units without errors, all of one family, to be freed with dp_unit_list_free. */
 dp_unit_list dp_unit_list_new(int ndraw, int64_t n);
 /* Frees a list's arrays. */
 void dp_unit_list_free(dp_unit_list *u);
@@ -67,8 +69,9 @@ dp_level_result dp_level_none(void);
 /* Does a exceed its limit by more than b? */
 int dp_level_worse(const dp_level_result *a, const dp_level_result *b);
 
-/* Every unit against the limit of its own freedom. */
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance);
+/* Every unit against the limit of its own freedom. head_seen: as in dp_levels_in. */
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance,
+                                   double *head_seen);
 /* The power mean over all units. */
 dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance);
 /* The error along a direction, E: the expected error of the tensor. */

@@ -34,19 +34,20 @@ dp_row_map dp_map_tokens(const dp_windows *w, int heads, int per, int width) {
     int32_t *window = dp_calloc((size_t)rows, sizeof *window);
     for (int64_t r = 0; r < rows; r++)
         window[r] = w->window_of[r / (heads * per)] * heads + (int)(r / per % heads);
-    return (dp_row_map){rows, (int64_t)w->windows * heads, width, 1, window};
+    return (dp_row_map){rows, (int64_t)w->windows * heads, width, 1, heads, per, window};
 }
 
 dp_row_map dp_map_rows(int64_t n, int width) {
     int32_t *window = dp_calloc((size_t)n, sizeof *window);
     for (int64_t r = 0; r < n; r++)
         window[r] = (int32_t)r;
-    return (dp_row_map){n, n, width, 1, window};
+    return (dp_row_map){n, n, width, 1, 0, 1, window};
 }
 
 dp_row_map dp_map_states(int64_t n, int K, int V) {
     dp_row_map m = dp_map_rows(n, K * V);
     m.subrows = K;
+    m.groups = n;
     return m;
 }
 

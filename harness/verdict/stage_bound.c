@@ -247,6 +247,7 @@ void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement 
                               .draws = t->draws,
                               .allowance = t->allowance,
                               .unit = t->unit,
+                              .store = t->store,
                               .tiny = t->tiny};
     dp_compare(&in, out);
     free(want);

@@ -24,7 +24,7 @@ typedef struct {
     int bound_shown;
     const dp_draws *draws;
     dp_allowance allowance;
-    double unit, tiny;
+    double unit, store, tiny;
 } dp_stage_judge_in;
 /* Fills *out with the judgement of one stage tensor against its bound on true inputs. */
 void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *in, dp_judgement *out);

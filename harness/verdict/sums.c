@@ -55,15 +55,28 @@ static store storage(const double *x, int64_t n) {
 typedef struct {
     double over; /* |difference| over its limit */
     double got, want, off, limit;
-    int64_t row; /* a head, or a head and channel */
+    int64_t row;         /* a head, or a head and channel */
+    double limit2, sum2; /* over all sums */
 } worst_sum;
 
 static void hold(const running_sum *s, double got, double u, double a, int64_t row, worst_sum *w) {
     const double off = fabs((got - s->sum) - s->rest);
     const double limit = limit_of(s, u, a);
     const double over = off == 0 ? 0 : off / limit;
+    w->limit2 += limit * limit;
+    w->sum2 += s->sum * s->sum;
     if (!isfinite(s->sum) || !isfinite(got) || over <= w->over) return;
-    *w = (worst_sum){over, got, s->sum + s->rest, off, limit, row};
+    *w = (worst_sum){over, got, s->sum + s->rest, off, limit, row, w->limit2, w->sum2};
+}
+
+/* What no other limit sees is at least the sum of what was judged. */
+static void pass(dp_judgement *j, const worst_sum *w) {
+    if (!j || j->verdict != DP_UNJUDGED || !(4 * w->limit2 < w->sum2)) return;
+    j->verdict = DP_PASS;
+    j->tier = "sum";
+    j->times = w->over;
+    j->seen = 1 + sqrt(w->limit2 / w->sum2);
+    j->why[0] = 0;
 }
 
 static void fail(dp_judgement *j, const worst_sum *w, int channels) {
@@ -114,4 +127,6 @@ void dp_sums_judge(const dp_sums_in *in) {
     }
     fail(in->ddt_bias, &bias, Kg);
     fail(in->dA_log, &A, 1);
+    pass(in->ddt_bias, &bias);
+    pass(in->dA_log, &A);
 }

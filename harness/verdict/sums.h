@@ -25,8 +25,9 @@ extern "C" {
 #endif
 
 /* Judgements of tensors `dA_log`, `ddt_bias` and `dg` of a subject; NULL: was not judged. Where dg
- * passes, the other two fail (tier "sum") for sums that are off; nothing else changes. a: unit
- * roundoff of the arithmetic. */
+ * passes, the other two fail (tier "sum") for sums that are off, and where no limit of theirs is
+ * below them they pass as sums of the dg that was judged, if rounding explains less than half of
+ * them. a: unit roundoff of the arithmetic. */
 typedef struct {
     const dp_problem *p;
     const dp_result *got;

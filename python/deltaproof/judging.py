@@ -41,8 +41,9 @@ class Judgement:
     @property
     def passed(self) -> bool:
         """Was every output looked at and found right?"""
-        verdicts = [t["verdict"] for t in self.tensors.values()]
-        return self.status == PASS and bool(verdicts) and set(verdicts) == {"pass"}
+        looked_at = [t for t in self.tensors.values() if not t.get("allowed")]
+        verdicts = {t["verdict"] for t in looked_at}
+        return self.status == PASS and verdicts == {"pass"}
 
     def failures(self) -> list[str]:
         """One line a failed output: tensor, rank, head, token, error over its limit."""
@@ -131,6 +132,7 @@ def judge(
     layout: str | None = None,
     ranks: int | None = None,
     kernel_commit: str | None = None,
+    unjudged: Collection[str] = (),
     label: str | None = None,
     kernels: Sequence[str] = (),
     out: str | Mapping[str, str] | None = None,
@@ -151,7 +153,8 @@ def judge(
     "bf16" "fp16"; beta: "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm:
     does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs
     are x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
-    beta="none", scale 1, states [N,HV,V,K]. kernel_commit, label, kernels (names of CUDA kernels
+    beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
+    because no limit on such inputs would see that they are zero. kernel_commit, label, kernels (names of CUDA kernels
     that ran): for the record.
     out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
     "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
@@ -174,6 +177,7 @@ def judge(
         state_layout=state_layout,
         layout=layout,
         ranks=ranks,
+        unjudged=",".join(unjudged) or None,
         kernel_commit=kernel_commit,
         label=label,
     )
@@ -245,32 +249,24 @@ def explain(found: Judgement) -> str:
 
 
 def assert_explained(
-    inputs: Tensors, outputs: Tensors, *, unjudged: Collection[str] = (), **settings: Any
+    inputs: Tensors, outputs: Tensors, **settings: Any
 ) -> dict[str, dict[str, Any]]:
     """Raise AssertionError unless every output is as close to the truth as the claimed formats
     explain; ValueError when that cannot be judged, with every setting that is missing.
 
-    inputs, outputs, settings: as `judge` takes them. unjudged: names of outputs whose bound may be
-    too wide to say anything; any other such output raises, since it was not tested.
+    inputs, outputs, settings: as `judge` takes them. An output that is unjudged raises, unless
+    `unjudged` names it, since it was not tested.
     Returns {output: {"rel_fro", "ratio", "bound", ..}} as the record has them."""
     __tracebackhide__ = True  # pytest shows the caller's line
     found = judge(inputs, outputs, **settings)
     if found.status == FAIL:
         raise AssertionError(explain(found))
-    vacuous = [
-        n for n, t in found.tensors.items() if t["verdict"] == "unjudged" and n not in unjudged
-    ]
-    if vacuous:
+    blind = [n for n, t in found.tensors.items() if t["verdict"] == "unjudged"]
+    if blind and not found.passed:
         raise AssertionError(
-            f"deltaproof: {', '.join(vacuous)}: the bound is too wide to say anything (name "
-            f"such outputs in `unjudged` to let them pass)\n{found.text}"
+            f"deltaproof: {', '.join(blind)}: not judged (name such outputs in `unjudged` to let "
+            f"them pass)\n{found.text}"
         )
-    if not found.passed and not _allowed(found):
+    if not found.passed:
         raise ValueError(found.text.strip())
     return found.tensors
-
-
-def _allowed(found: Judgement) -> bool:
-    """Has it been judged, and is all that did not pass unjudged (by names that were allowed)?"""
-    verdicts = {t["verdict"] for t in found.tensors.values()}
-    return found.record is not None and "unjudged" in verdicts and verdicts <= {"pass", "unjudged"}

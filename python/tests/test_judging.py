@@ -138,9 +138,20 @@ def test_a_bound_that_says_nothing_does_not_pass_unseen(
     run = {"verdict": "unjudged", "tensors": [{"name": "o", "verdict": "pass"}]}
     run["tensors"] += [{"name": "dg", "verdict": "unjudged"}]
     impostor(tmp_path, monkeypatch, {"verdict": "error", "runs": [run]}, "exit 2")
-    with pytest.raises(AssertionError, match="dg: the bound is too wide"):
+    with pytest.raises(AssertionError, match="dg: not judged"):
         assert_explained(x, {"o": x["v"]}, base="fp32", **SAID)
+    run["tensors"][1]["allowed"] = True
+    impostor(tmp_path, monkeypatch, {"verdict": "pass", "runs": [run | {"verdict": "pass"}]}, "exit 0")
     assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
+
+
+def test_zeros_are_no_pass_on_states_that_grow(x: dict[str, np.ndarray]) -> None:
+    rng = np.random.default_rng(0)
+    grown = {n: rng.standard_normal(x[n].shape).astype(np.float32) for n in ("q", "k", "v")}
+    said = SAID | {"l2norm": False, "base": "bf16"}
+    zeros = {"o": np.zeros_like(x["v"])}
+    found = judge(x | grown, zeros, **said)
+    assert found.status != 0 and not found.passed, found.text
 
 
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 2", "exit 3", "kill -9 $$"])

@@ -84,18 +84,20 @@ dp_design dp_design_of(dp_base base) {
 
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
     const dp_base base = undeclared->base;
-    d[0] = dp_design_of(base);
-    memcpy(d[0].out, undeclared->out, sizeof d[0].out);
-    d[1] = d[0];
-    if (base == DP_BASE_BF16) { /* FLA; FlashKDA and cuDNN, whose chunks are shorter: what of dg
-                                   cancels at the end of a chunk is then cancelled more often */
-        d[1].gated = 1;
-        d[1].stored_inputs = 1; /* they take bf16 alone */
-    } else {
-        d[1].chunk = 0;
-    }
-    d[1].fast_decays = 1; /* whatever runs on a device */
-    return DP_COMMON_DESIGNS;
+    static const int chunks[] = {DP_CHUNK, 0, 16, 32, 128, 256};
+    int n = 0;
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
+        for (int fast = 0; fast < 2; fast++) {
+            dp_design *x = &d[n++];
+            *x = dp_design_of(base);
+            memcpy(x->out, undeclared->out, sizeof x->out);
+            x->chunk = chunks[i];
+            x->fast_decays = fast;
+            if (base != DP_BASE_BF16 || !fast || !x->chunk) continue;
+            x->gated = 1; /* as FlashKDA and cuDNN, which take bf16 alone */
+            x->stored_inputs = 1;
+        }
+    return n;
 }
 
 /* Formats and numbers alike, as bytes: to clang an enum is none of the types that an int may stand
