@@ -361,6 +361,8 @@ class Files:
             self.write(path, altered_all(kind, right, design), fmt)
             what = [inputs.op, seed, inputs.hash, fmt, name, design, kind]
             for declared in ways(fmt, self.words_of(fmt, design)):
+                if declared and self.a.undeclared or not declared and self.a.declared:
+                    continue
                 row = self.judge(what, inputs.path, path, declared)
                 if self.a.keep and not kind and row["verdict"] == "fail":
                     os.makedirs(self.a.keep, exist_ok=True)
