@@ -12,10 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* In the child: becomes the script, which ends with this program. Ctrl-C is this program's: an
- * interpreter that starts, or imports, would answer it with a traceback. */
-static void become_script(const char *python, const char *script, const char *folder) {
+/* In the child: becomes the script, which ends with this program, also where that has ended before
+ * it was asked to. Ctrl-C is this program's: an interpreter that starts, or imports, would answer
+ * it with a traceback. */
+static void become_script(const char *python, const char *script, const char *folder,
+                          pid_t parent) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(2);
     signal(SIGINT, SIG_IGN);
     execlp(python, python, DP_PYTHON_ISOLATED, script, folder, (char *)NULL);
     fprintf(stderr, "deltaproof: cannot start %s: %s\n", python, strerror(errno));
@@ -31,8 +34,8 @@ int dp_report_page(const char *folder) {
         return 2;
     }
     fflush(stdout);
-    const pid_t pid = fork();
-    if (pid == 0) become_script(python, script, path);
+    const pid_t self = getpid(), pid = fork();
+    if (pid == 0) become_script(python, script, path, self);
     int status = 0;
     free(path);
     if (pid < 0 || waitpid(pid, &status, 0) < 0) return 2;

@@ -1,8 +1,12 @@
 """A Python function on the program's cases: verdicts, skips and their reasons, memory layouts, and
 the searches for what broke."""
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -155,6 +159,51 @@ def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert found.passed and time.monotonic() - start < 50
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes with this in their environment."""
+    found = []
+    for p in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if mark in Path(f"/proc/{p}/environ").read_bytes():
+                found.append(int(p))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [0.7, 1.4])
+def test_nothing_stays_of_a_run_that_a_signal_ends(
+    tmp_path: Path, number: signal.Signals, delay: float
+) -> None:
+    script = (
+        "import deltaproof, kernels\n"
+        "own = dict(base='fp32', outputs=('o', 'final_state'), layouts=(), out='o', cache='c')\n"
+        "raise SystemExit(deltaproof.run(kernels.kda, 't65', **own).status)\n"
+    )
+    mark = f"DELTAPROOF_TEST={os.getpid()}-{number}-{delay}"
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, **dict([mark.split("=")])}
+
+    def start() -> subprocess.Popen[bytes]:
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(
+            [sys.executable, "-c", script], cwd=tmp_path, env=env, stdin=quiet, stdout=quiet,
+            stderr=quiet, start_new_session=True,
+        )  # fmt: skip
+
+    first = start()
+    time.sleep(delay)
+    (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
+    assert first.wait(20) in (0, -number, 128 + number)
+    end = time.monotonic() + 10
+    while _marked(mark.encode()) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _marked(mark.encode())
+    assert not list(tmp_path.glob("o/*.tmp")) or number == signal.SIGKILL
+    assert start().wait(60) == 0
+    record = json.loads((tmp_path / "o" / "results.json").read_text())
+    assert [r["verdict"] for r in record["runs"]] == ["pass"]
 
 
 class _Mute(Exception):
