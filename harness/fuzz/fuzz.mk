@@ -1,5 +1,6 @@
 # make fuzz [FUZZ_SECONDS=60] [FUZZ_RUNS=-1]: libFuzzer on what is read: safetensors, case files,
-# all that judge reads, records, files of --resume. Needs clang; without it says so and fails.
+# all that judge reads, records, files of --resume, what ranks that meet say. Needs clang; without
+# it says so and fails.
 # make fuzz-coverage: how much of the code under test the inputs found so far reach (llvm-cov).
 # make fuzz-bulk [FUZZ_BULK=10000000] [FUZZ_SHARE=200000] [FUZZ_JOBS=2]: so many executions of each
 # in a build that is five to ten times as fast (guards.c), then all inputs found and FUZZ_SHARE
@@ -8,7 +9,7 @@ FUZZ_CC      ?= $(firstword $(shell command -v clang-14 clang-15 clang-16 clang-
     2>/dev/null))
 FUZZ_SECONDS ?= 60
 FUZZ_RUNS    ?= -1
-FUZZ_TARGETS := safetensors case judge record finished
+FUZZ_TARGETS := safetensors case judge record finished meeting
 FUZZ_LEN     := 3072
 FUZZ_CFLAGS  := -std=gnu11 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas
 FUZZ_SAN     := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -38,6 +39,9 @@ FUZZ_OF_record      := \
 FUZZ_OF_finished    := \
     $(addprefix harness/record/,run_json.c schema_read.c schema.c record_schema.c digest.c) \
     harness/commands/print_run.c ref/vocabulary/text.c
+
+FUZZ_OF_meeting     := \
+    $(addprefix harness/mpi/,meeting.c guests.c meet.c by_tcp.c) ref/vocabulary/text.c
 
 FUZZ_PROGRAMS := $(FUZZ_TARGETS:%=$(BUILD)/fuzz_%)
 FUZZ_FAST     := $(FUZZ_TARGETS:%=$(FUZZ_DIR)/bulk_%) $(FUZZ_DIR)/bulk_faults
@@ -90,7 +94,7 @@ fuzz_inputs = $(FUZZ_DIR)/$(1) $(FUZZ_DIR)/seeds/$(1) harness/fuzz/corpus/$(1)
 .PHONY: fuzz fuzz-bulk fuzz-coverage
 fuzz-bulk: $(FUZZ_FAST) $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds
 	@harness/fuzz/bulk $(BUILD) $(FUZZ_BULK) $(FUZZ_SHARE) $(FUZZ_JOBS) \
-	    record judge safetensors case finished
+	    record judge safetensors case finished meeting
 fuzz:                          ## libFuzzer on all that is read (clang; FUZZ_SECONDS=60 each)
 fuzz: $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds
 	@mkdir -p $(FUZZ_TARGETS:%=$(FUZZ_DIR)/%)

@@ -3,13 +3,14 @@
  * the first process takes the next one, or DELTAPROOF_PORT. Whoever does not prove that it belongs
  * is refused (meet.h). Once a second each process says that it is alive, between messages. */
 #define _GNU_SOURCE
-#include "carrier.h"
+#include "by_tcp.h"
 #include "harness/base/clock.h"
 #include "meet.h"
 #include "meeting.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/problem.h"
 
+#include <errno.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -85,7 +86,7 @@ static int has_message(int rank) {
     dp_head h;
     for (;;) {
         const ssize_t n = recv(socket_of[rank], &h, sizeof h, MSG_PEEK | MSG_DONTWAIT);
-        if (n < 0) return 0;
+        if (n < 0) return errno != EAGAIN && errno != EINTR;
         if (n < (ssize_t)sizeof h || h.kind != ALIVE) return 1;
         if (recv(socket_of[rank], &h, sizeof h, MSG_DONTWAIT) != sizeof h) return 1;
         line_of[rank].moved++;
@@ -151,6 +152,24 @@ static void tick(int whole) {
 
 /* ---- begin and end --------------------------------------------------------------------------- */
 
+void dp_tcp_open(const dp_process *own) {
+    job->all = dp_calloc((size_t)job->size, sizeof *job->all);
+    job->gone = dp_calloc((size_t)job->size, sizeof *job->gone);
+    job->quiet = dp_calloc((size_t)job->size, sizeof *job->quiet);
+    socket_of = dp_calloc((size_t)job->size, sizeof *socket_of);
+    line_of = dp_calloc((size_t)job->size, sizeof *line_of);
+    for (int r = 0; r < job->size; r++) {
+        dp_tcp_take(r, -1);
+        job->all[r] = *own;
+    }
+}
+
+void dp_tcp_take(int rank, int fd) {
+    line_of[rank].reading = line_of[rank].writing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    socket_of[rank] = fd;
+    job->gone[rank] = (struct pollfd){.fd = fd, .events = POLLRDHUP};
+}
+
 /* A dead host sends no word: it is asked every five seconds. */
 static void keep(int rank) {
     const int fd = socket_of[rank], on = 1, idle = 10, each = 5, times = 3;
@@ -159,7 +178,7 @@ static void keep(int rank) {
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &each, sizeof each);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, sizeof times);
-    job->gone[rank] = (struct pollfd){.fd = fd, .events = POLLRDHUP};
+    dp_tcp_take(rank, fd);
 }
 
 static int number(const char *name, int64_t least, int64_t most) {
@@ -180,16 +199,7 @@ static int start(const dp_process *own) {
     snprintf(port, sizeof port, "%d",
              getenv("DELTAPROOF_PORT") ? number("DELTAPROOF_PORT", 1, 65535)
                                        : number("MASTER_PORT", 1, 65534) + 1);
-    job->all = dp_calloc((size_t)job->size, sizeof *job->all);
-    job->gone = dp_calloc((size_t)job->size, sizeof *job->gone);
-    job->quiet = dp_calloc((size_t)job->size, sizeof *job->quiet);
-    socket_of = dp_calloc((size_t)job->size, sizeof *socket_of);
-    line_of = dp_calloc((size_t)job->size, sizeof *line_of);
-    for (int r = 0; r < job->size; r++) {
-        line_of[r].reading = line_of[r].writing = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
-        socket_of[r] = job->gone[r].fd = -1;
-        job->all[r] = *own;
-    }
+    dp_tcp_open(own);
     dp_meet(own, host, port, socket_of);
     for (int r = 0; r < job->size; r++)
         if (socket_of[r] >= 0) keep(r);

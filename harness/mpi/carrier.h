@@ -16,6 +16,7 @@ typedef struct {
 typedef struct {
     int rank, size;
     volatile int ending;
+    void (*end)(void); /* for a fuzzer: what comes in place of the end, and does not return */
     double limit;
     dp_process *all; /* [size] */
     /* [size] of the first process: what shows when one is gone, and how; descriptor -1: nothing */

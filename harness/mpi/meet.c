@@ -1,8 +1,8 @@
 /* Processes meet by sockets (meet.h). */
 #define _GNU_SOURCE
 #include "meet.h"
+#include "guests.h"
 #include "harness/base/clock.h"
-#include "meeting.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/problem.h"
 
@@ -160,121 +160,29 @@ static int listen_at(const char *host, const char *port, int secret) {
 
 /* ---- the first process: who comes ------------------------------------------------------------ */
 
-enum { MOST_GUESTS = 256 };
-typedef struct {
-    int fd, knows; /* knows: its hello has come */
-    double until;
-    size_t have;
-    dp_party own; /* with a nonce for it */
-    dp_hello hello;
-    dp_proof proof;
-} guest;
-
-typedef struct {
-    dp_party party;
-    guest guest[MOST_GUESTS];
-    int n, here, away; /* guests; processes that are there; who was sent away */
-    char why[200];     /* of the last of those */
-    int *socket_of;
-} host;
-
-static void drop(host *h, int i, const char *why) {
-    guest *g = &h->guest[i];
-    struct sockaddr_storage a;
-    socklen_t size = sizeof a;
-    char from[64] = "?";
-    if (!getpeername(g->fd, (struct sockaddr *)&a, &size))
-        getnameinfo((struct sockaddr *)&a, size, from, sizeof from, NULL, 0, NI_NUMERICHOST);
-    h->away++;
-    snprintf(h->why, sizeof h->why, "%s: %s", from, why);
-    close(g->fd);
-    *g = h->guest[--h->n];
-}
-
-/* The oldest stands first: it leaves where there is no room. */
-static void let_in(host *h, int fd) {
-    guest *g = &h->guest[h->n++];
-    *g = (guest){.fd = fd, .until = dp_now() + DP_CONNECTION_S, .own = h->party};
-    dp_party_renew(&g->own);
-}
-
-static int oldest(const host *h) {
-    int at = 0;
-    for (int i = 1; i < h->n; i++)
-        if (h->guest[i].until < h->guest[at].until) at = i;
-    return at;
-}
-
-static void open_door(host *h, int fd) {
-    for (int i = 0; i < MOST_GUESTS; i++) {
-        if (h->n == MOST_GUESTS) drop(h, oldest(h), "silent while others came");
+static void open_door(dp_guests *h, int fd) {
+    for (int i = 0; i < DP_MOST_GUESTS; i++) {
         const int new = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (new < 0 && (errno == EMFILE || errno == ENFILE) && h->n)
-            drop(h, oldest(h), "silent while others came");
+        if (new < 0 && (errno == EMFILE || errno == ENFILE)) dp_guests_drop_oldest(h);
         if (new < 0) return;
-        let_in(h, new);
+        dp_guests_let_in(h, new);
     }
 }
 
-/* What has been sent so far fits into any socket's room. */
-static int say(const guest *g, const void *x, size_t n) {
-    return send(g->fd, x, n, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
+/* Waits for a while. */
+static void look_around(dp_guests *h, int door) {
+    struct pollfd f[1 + DP_MOST_GUESTS] = {{.fd = door, .events = POLLIN}};
+    for (int i = 0; i < h->n; i++)
+        f[i + 1] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
+    if (poll(f, (nfds_t)h->n + 1, 200) > 0) {
+        for (int i = h->n; i > 0; i--) /* whoever leaves is replaced by one behind it */
+            if (f[i].revents) dp_guests_hear(h, i - 1);
+        if (f[0].revents) open_door(h, door);
+    }
+    dp_guests_look(h);
 }
 
-static void welcome(host *h, int i) {
-    guest *g = &h->guest[i];
-    const int r = (int)g->hello.rank;
-    const uint32_t answer = h->socket_of[r] < 0 ? DP_WELCOME : DP_TAKEN;
-    if (!say(g, &answer, sizeof answer) || answer == DP_TAKEN) {
-        drop(h, i, "a rank that is there already");
-        return;
-    }
-    job->all[r] = h->party.process; /* build and arguments: the same */
-    memcpy(job->all[r].host, g->proof.host, sizeof job->all[r].host);
-    job->all[r].pid = g->proof.pid;
-    h->socket_of[r] = g->fd;
-    h->here++;
-    *g = h->guest[--h->n];
-}
-
-/* Its hello, or its proof, has come in full. */
-static void answer(host *h, int i) {
-    guest *g = &h->guest[i];
-    const char *wrong = g->knows ? dp_proof_wrong(&g->own, &g->hello, &g->proof)
-                                 : dp_hello_wrong(&g->own, &g->hello);
-    struct {
-        dp_hello hello;
-        dp_proof proof;
-    } own = {g->own.hello, {{0}, {0}, 0, 0}};
-    if (!g->knows && memcmp(g->hello.magic, own.hello.magic, sizeof own.hello.magic) == 0) {
-        if (!wrong) own.proof = dp_proof_make(&g->own, &g->hello);
-        if (!say(g, &own, sizeof own) && !wrong) wrong = "gone";
-    }
-    if (wrong) {
-        drop(h, i, wrong);
-    } else if (g->knows) {
-        welcome(h, i);
-    } else {
-        g->knows = 1;
-        g->have = 0;
-    }
-}
-
-static void hear(host *h, int i) {
-    guest *g = &h->guest[i];
-    char *to = g->knows ? (char *)&g->proof : (char *)&g->hello;
-    const size_t want = g->knows ? sizeof g->proof : sizeof g->hello;
-    const ssize_t k = recv(g->fd, to + g->have, want - g->have, MSG_DONTWAIT);
-    if (k < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (k <= 0) {
-        drop(h, i, "gone");
-        return;
-    }
-    g->have += (size_t)k;
-    if (g->have == want) answer(h, i);
-}
-
-static void too_late(const host *h) {
+static void too_late(const dp_guests *h) {
     char what[400], who[120] = "";
     int r = 1;
     while (h->socket_of[r] >= 0)
@@ -287,28 +195,18 @@ static void too_late(const host *h) {
 
 static void wait_for_others(const dp_party *party, const char *where, const char *port,
                             int *socket_of) {
-    host *h = dp_calloc(1, sizeof *h);
-    struct pollfd f[1 + MOST_GUESTS] = {{.events = POLLIN}};
+    if (job->size == 1) return;
+    dp_guests *h = dp_calloc(1, sizeof *h);
+    const int door = listen_at(where, port, (int)party->hello.secret);
     h->party = *party;
     h->here = 1;
     h->socket_of = socket_of;
-    if (job->size > 1) f[0].fd = listen_at(where, port, (int)party->hello.secret);
     for (const double t0 = dp_now(); h->here < job->size;) {
         if (dp_now() - t0 > DP_START_S) too_late(h);
-        for (int i = 0; i < h->n; i++)
-            f[i + 1] = (struct pollfd){.fd = h->guest[i].fd, .events = POLLIN};
-        const int n = h->n, some = poll(f, (nfds_t)n + 1, 200);
-        for (int i = n - 1; i >= 0; i--) { /* whoever leaves is replaced by one behind it */
-            if (some > 0 && f[i + 1].revents)
-                hear(h, i);
-            else if (dp_now() > h->guest[i].until)
-                drop(h, i, "silent for too long");
-        }
-        if (some > 0 && f[0].revents) open_door(h, f[0].fd);
+        look_around(h, door);
     }
-    for (int i = h->n; i-- > 0;)
-        close(h->guest[i].fd);
-    if (job->size > 1) close(f[0].fd);
+    close(door);
+    dp_guests_close(h);
     explicit_bzero(h, sizeof *h);
     free(h);
 }

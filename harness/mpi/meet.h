@@ -3,14 +3,12 @@
  *
  * The first listens at MASTER_ADDR where that is an address of this host, else, or where a name
  * stands for this host's loopback alone, at 127.0.0.1; with a secret (DELTAPROOF_SECRET, or the
- * file DELTAPROOF_SECRET_FILE) at every interface in its place. Connections are heard side by side:
- * each has DP_CONNECTION_S, all have DP_START_S.
+ * file DELTAPROOF_SECRET_FILE) at every interface in its place. Connections are heard side by side
+ * (guests.h): each has DP_CONNECTION_S, all have DP_START_S.
  */
 #ifndef DP_MEET_H
 #define DP_MEET_H
 #include "carrier.h"
-
-enum { DP_CONNECTION_S = 10 };
 
 /* Fills all of the job, and socket_of [size]: the first's of the others, else that of the first.
  * Ends the process, with the reason, where they do not meet. */

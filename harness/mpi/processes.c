@@ -48,6 +48,7 @@ void dp_process_name(int r, char *text, size_t size) {
 
 /* The first process says what is finished, the program's own way; the others leave that to it. */
 void dp_job_end(void) {
+    if (job->end) job->end();
     if (job->rank) _exit(2);
     raise(SIGTERM);
     sleep(5); /* somebody may ignore it */

@@ -384,9 +384,10 @@ DP_TEST(attacks_input, a_hundred_thousand_runs_of_one_ID_are_compared_in_seconds
 
 /* Inputs that fuzzers began with and those of their findings, through the same targets. */
 DP_TEST(attacks_input, what_fuzzers_found_is_read_again) {
-    static const char *const target[] = {"safetensors", "case", "judge", "record", "finished"};
+    static const char *const target[] = {"safetensors", "case",     "judge",
+                                         "record",      "finished", "meeting"};
     const char *dir = strdup(at_dir("replay"));
-    for (int i = 0; i < 5; i++)
+    for (size_t i = 0; i < sizeof target / sizeof *target; i++)
         EXPECT(at_sh(dir, 30, "${P%%/*}/fuzz-replay %s $C/../harness/fuzz/corpus/%s/*", target[i],
                      target[i]),
                0, at_text("%s: ", target[i]), " inputs read");
