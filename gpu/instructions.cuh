@@ -1,5 +1,6 @@
 /* gpu/instructions.cuh - every instruction that CUDA C++ has no word for, as a function; no other
- * file holds assembly. gpu/tests/cpu/include/instructions.cuh is the same list for the CPU.
+ * file of kernels holds assembly. gpu/tests/cpu/include/instructions.cuh is the same list for the
+ * CPU.
  *
  * Fragments are those of mma.m16n8k16 (PTX ISA): with gr = lane / 4, tc = lane % 4 an accumulator
  * holds rows gr, gr + 8 and columns 2 tc, 2 tc + 1.

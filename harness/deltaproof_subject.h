@@ -21,7 +21,7 @@
  *   T tokens   H query/key heads
  *   HV value heads, a multiple of H; value head hv uses query/key head hv / (HV / H)
  *   K key width   V value width   R keys a token (1 but for MKDA and Gated DeltaProduct)
- *   Kg gate width: K, or 1 (GDN, Gated DeltaProduct)   Nseq packed sequences
+ *   Kg gate width: K, or 1 (GDN, Gated DeltaProduct, SSD)   Nseq packed sequences
  *
  * One token, one value head, state S [K][V] (ref/math.md b); g, beta, q, k after the activations
  * that gate_form, beta_form and l2norm name:
@@ -127,7 +127,8 @@ typedef struct {
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
  * above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
- *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite as what they are gradients of
+ *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b as what they are
+ *   gradients of
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
  *   pool [nslot][HV][K][V], read and written in place: where a session keeps states in slots; a
@@ -179,8 +180,8 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
- * "gla", "ssd", "gated-deltaproduct". A library without this function has gdn, kda and mkda; runs
- * of others are skipped. */
+ * "gla", "ssd", "gated-deltaproduct", "dplr". A library without this function has gdn, kda and
+ * mkda; runs of others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

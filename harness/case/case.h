@@ -35,7 +35,7 @@ typedef struct {
     char *text; /* of its file; NULL: its tensors were given */
     char *reason, *source;
     char *unjudged; /* "NAMES: REASON" of tensors that may be; NULL: none */
-    dp_op op;       /* in the file: gdn | kda | mkda | chain | conv | step */
+    dp_op op;       /* its row: case/operations.c */
     const char *op_name;
     int smoke; /* 1: part of the smoke set */
     int nranks;

@@ -1,5 +1,5 @@
 /* harness/device/device_conv.h - the convolution of gpu/ as a subject: forward and backward on N
- * ranks, one host thread each (see cuda.h). */
+ * ranks, one host thread each (device_run.h). */
 #ifndef DP_CUDA_CONV_H
 #define DP_CUDA_CONV_H
 #include "device_run.h"

@@ -34,9 +34,9 @@ typedef struct {
                          subject: the library's own name; NULL otherwise */
     const char *outcome;     /* subject: one of dp_subject_outcomes; NULL otherwise */
     dp_cuda_variant variant; /* cuda, nccl */
-    int segments;            /* cuda, nccl: see cuda.h; 0: not run */
+    int segments;            /* cuda, nccl: device_run.h; 0: not run */
     size_t saved, kept;      /* cuda, nccl: bytes that a rank keeps between forward and backward
-                            (cuda.h); 0: no backward */
+                            (device_run.h); 0: no backward */
     int ranks;
     dp_own own;
     int parts; /* of the tokens, where ranks do not own one each (own.h); else 0 */

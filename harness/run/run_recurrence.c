@@ -1,4 +1,4 @@
-/* gdn, kda, mkda, step: one truth, then every subject on every number of ranks. */
+/* Every recurrence, and op step: one truth, then every subject on every number of ranks. */
 #include "subjects.h"
 
 #include <stdio.h>

@@ -177,6 +177,30 @@ DP_TEST(ci, whoever_installs_packages_names_all_that_the_program_needs) {
         "%s", out);
 }
 
+/* What README and harness/README say of `make verify`; where its record is of this commit, that
+ * counts the same. */
+DP_TEST(ci, documents_count_what_make_verify_counts) {
+    CHECK(sh("grep -ho 'VERDICT: PASS ([0-9a-z, ]*)' \"$T/README.md\" "
+             "\"$T/harness/README.md\" | sort | uniq -c | awk '{print $1}'") == 0 &&
+              !strcmp(out, "2\n"),
+          "README and harness/README differ: %s", out);
+    const int judged =
+        sh("cd \"$T\" && /usr/bin/python3 - <<'E'\n"
+           "import json, pathlib, subprocess, sys\n"
+           "path = pathlib.Path('build/verify/results.json')\n"
+           "record = json.loads(path.read_text()) if path.exists() else {'program': {}}\n"
+           "git = ['git', 'describe', '--always', '--dirty', '--abbrev=12']\n"
+           "here = subprocess.run(git, capture_output=True, text=True).stdout.strip()\n"
+           "if not here or here != record['program'].get('commit'): sys.exit(3)\n"
+           "n = record['totals']\n"
+           "said = f\"{n['pass']} passed, {n['fail']} failed, {n['skipped']} skipped, \" \\\n"
+           "    f\"{n['unjudged']} unjudged\"\n"
+           "print(said)\n"
+           "sys.exit(said not in pathlib.Path('README.md').read_text())\n"
+           "E");
+    if (judged != 3) CHECK(judged == 0, "build/verify counts %s", out);
+}
+
 /* pyproject.toml, the wheel and deltaproof.pc read ref/vocabulary/problem.h themselves. */
 DP_TEST(ci, the_version_is_the_same_wherever_it_is_said) {
     CHECK(sh("\"$DELTAPROOF\" --version") == 0 && strstr(out, "deltaproof " DP_VERSION " ("), "%s",
