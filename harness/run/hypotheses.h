@@ -10,8 +10,8 @@
  * products of operands in tf32.
  *
  * A hypothesis fits only where its tensors pass: what no limit sees is unjudged. One that explains
- * all failures is said alone; where several do, that several would fit; where none does, each failed
- * tensor's own.
+ * all failures is said alone; where several do, that several would fit; where none does, each
+ * failed tensor's own.
  */
 #ifndef DP_HYPOTHESES_H
 #define DP_HYPOTHESES_H

@@ -40,8 +40,9 @@ typedef struct {
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
 /* The same of outputs whose bounds are made here. A run that does not declare its design is tried
- * against the common ones (dp_design_common), or those that its files name, until one explains every
- * tensor: r->explained. Where none does, its verdict is that of the design that comes nearest. */
+ * against the common ones (dp_design_common), or those that its files name, until one explains
+ * every tensor: r->explained. Where none does, its verdict is that of the design that comes
+ * nearest. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
 /* subject_files.c: adds to bounds what storing results in the formats of g may add. */

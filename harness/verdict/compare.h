@@ -56,8 +56,8 @@ typedef struct {
     const double *freedom; /* [rows] of errors at most (row_freedom.h); NULL: no limit */
     dp_allowance allowance;
     /* One rounding of the result: in the arithmetic that makes it, relative to its head's rows too,
-     * which it is summed beside; in the format that it is kept in, relative to the number alone; and
-     * of an entry near zero. */
+     * which it is summed beside; in the format that it is kept in, relative to the number alone;
+     * and of an entry near zero. */
     double unit, store, tiny;
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double

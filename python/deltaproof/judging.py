@@ -154,8 +154,8 @@ def judge(
     does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs
     are x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
     beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
-    because no limit on such inputs would see that they are zero. kernel_commit, label, kernels (names of CUDA kernels
-    that ran): for the record.
+    because no limit on such inputs would see that they are zero. kernel_commit, label, kernels
+    (names of CUDA kernels that ran): for the record.
     out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
     "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
     report.html; None: the files stay in a temporary folder if an output fails, and are removed

@@ -141,7 +141,9 @@ def test_a_bound_that_says_nothing_does_not_pass_unseen(
     with pytest.raises(AssertionError, match="dg: not judged"):
         assert_explained(x, {"o": x["v"]}, base="fp32", **SAID)
     run["tensors"][1]["allowed"] = True
-    impostor(tmp_path, monkeypatch, {"verdict": "pass", "runs": [run | {"verdict": "pass"}]}, "exit 0")
+    impostor(
+        tmp_path, monkeypatch, {"verdict": "pass", "runs": [run | {"verdict": "pass"}]}, "exit 0"
+    )
     assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
 
 
