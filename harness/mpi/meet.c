@@ -193,6 +193,13 @@ static void too_late(const dp_guests *h) {
     refuse("the other processes", what);
 }
 
+/* One that has gone by now is found when it is asked for something. */
+static void begin(int fd) {
+    uint32_t word = DP_BEGIN;
+    int late;
+    (void)dp_socket_move(fd, &word, sizeof word, 1, DP_CONNECTION_S, NULL, &late);
+}
+
 static void wait_for_others(const dp_party *party, const char *where, const char *port,
                             int *socket_of) {
     if (job->size == 1) return;
@@ -206,6 +213,8 @@ static void wait_for_others(const dp_party *party, const char *where, const char
         look_around(h, door);
     }
     close(door);
+    for (int r = 1; r < job->size; r++)
+        begin(socket_of[r]);
     dp_guests_close(h);
     explicit_bzero(h, sizeof *h);
     free(h);
@@ -262,6 +271,18 @@ static int introduce(int fd, dp_party *own, dp_process *first, const char **why)
     return 1;
 }
 
+/* The first one may still wait for others. */
+static int wait_for_begin(int fd, const char *where) {
+    uint32_t word = 0;
+    int late;
+    if (dp_socket_move(fd, &word, sizeof word, 0, DP_START_S + DP_CONNECTION_S, NULL, &late) &&
+        word == DP_BEGIN)
+        return fd;
+    refuse(where, late ? "rank 0 does not begin: it is stopped, or others have not come"
+                       : "rank 0 has ended before all others came");
+    return -1;
+}
+
 static int join_first(dp_party *own, const char *where, const char *port) {
     const char *why = "";
     char what[300];
@@ -269,7 +290,7 @@ static int join_first(dp_party *own, const char *where, const char *port) {
     for (const double t0 = dp_now();; usleep(50000)) {
         const int fd = try_connect(where, port);
         got = fd >= 0 ? introduce(fd, own, &job->all[0], &why) : 0;
-        if (got > 0) return fd;
+        if (got > 0) return wait_for_begin(fd, where);
         if (fd >= 0) close(fd);
         dp_party_renew(own);
         if (got < 0 || dp_now() - t0 > DP_START_S) break;

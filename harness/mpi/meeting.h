@@ -6,6 +6,7 @@
  *     rank to first   its proof: a code (HMAC-SHA-512-256) of both hellos, of who it is, and of
  *                     host and process, under the secret
  *     first to rank   4 bytes: DP_WELCOME, or DP_TAKEN where that rank is there already
+ *     first to rank   4 bytes: DP_BEGIN, when all have come
  *
  * Without a secret the key is known to all: then only addresses of MASTER_ADDR and loopback are
  * listened at. Nothing is secret but the secret: what follows is neither coded nor signed.
@@ -27,7 +28,7 @@ typedef struct {
     int32_t pid, none;
 } dp_proof;
 
-enum { DP_WELCOME = 1, DP_TAKEN = 2, DP_SECRET_LEAST = 16, DP_SECRET_MOST = 4096 };
+enum { DP_WELCOME = 1, DP_TAKEN, DP_BEGIN, DP_SECRET_LEAST = 16, DP_SECRET_MOST = 4096 };
 
 /* What this process says, each time with another nonce. n = 0: there is no secret. */
 typedef struct {

@@ -143,6 +143,20 @@ DP_TEST(attacks_meeting, every_interface_is_open_with_a_secret_alone) {
     listens("127.0.0.1 " LONG, " 0100007F:");
 }
 
+/* Who is there already is not afraid of a first process that waits for others without a word. */
+DP_TEST(attacks_meeting, a_rank_may_come_later_than_silence_may_last) {
+    EXPECT(attack(40, "export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=$L\n"
+                      "export DELTAPROOF_SILENCE=6 OMP_NUM_THREADS=1\n"
+                      "for r in 1 2; do [ $r = 1 ] || sleep 9; RANK=$r timeout 30 $P run " CASES
+                      " --cases $C & [ $r = 2 ] || RANK=0 timeout 30 $P run " CASES
+                      " --cases $C & done\nwait"),
+           0, "VERDICT: PASS (2 passed, 0 failed, 0 skipped, 0 unjudged)");
+    EXPECT(attack(20, "export MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=$L WORLD_SIZE=3\n"
+                      "RANK=0 timeout 3 $P run " CASES
+                      " --cases $C & RANK=1 timeout 15 $P run " CASES " --cases $C"),
+           2, "rank 1 of 3, 127.0.0.1: rank 0 has ended before all others came");
+}
+
 DP_TEST(attacks_meeting, a_rank_comes_once) {
     EXPECT(attack(30,
                   "export WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=$L\n"
