@@ -43,11 +43,11 @@ static void set_rates(level_view *v) {
     for (int f = 0; f < u->families; f++) {
         v->rate[f] = want[f] > 0 && isfinite(err[f] / want[f]) ? err[f] / want[f] : 0;
         if (units[f] != 1 || !(v->rate[f] > 0)) continue;
-        logs += log(v->rate[f]);
+        logs += dp_log(v->rate[f]);
         n++;
     }
     for (int f = 0; f < u->families && n > 0; f++)
-        if (units[f] == 1) v->rate[f] = exp(logs / n);
+        if (units[f] == 1) v->rate[f] = dp_exp(logs / n);
     free(want);
     free(err);
     free(units);

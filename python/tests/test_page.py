@@ -29,7 +29,7 @@ def test_a_card_says_where_each_failing_tensor_begins_to_fail(tmp_path: Path) ->
     said = page(tmp_path)
     assert "o is first beyond its limit at tokens 128 to 191, in 2 of 4 windows" in said, said
     title, sentence = re.findall(
-        r"Failures .*? (o|final_state) of outputs.*?: (o|final_state) :", said
+        r"Failures .*? (o|final_state) of outputs.*?: (?:error of )?(o|final_state) (?::|is)", said
     )[0]
     assert title == sentence, said
     other = {"o": "final_state", "final_state": "o"}[title]
@@ -59,7 +59,13 @@ def test_the_page_of_a_run_says_where_it_begins_in_which_settings_and_what_fits(
     said = page(tmp_path)
     assert "the first row of o beyond its bound is token 64, head 0, a chunk border" in said, said
     assert "inputs bf16 gate log beta plain l2norm False" in said, said
-    assert 'Fits : passes with base="bf16"' in said, said
+
+    def late(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        o, state = kda(q, k, v, g, beta, initial_state)
+        return np.roll(o, 1, 0), state
+
+    assert deltaproof.run(late, "t65", report=str(tmp_path), **own).status == 1
+    assert "Fits : o is one token late" in page(tmp_path)
 
 
 def test_the_summary_says_what_was_not_judged_and_the_record_is_small(tmp_path: Path) -> None:
