@@ -49,7 +49,7 @@ class Problem:
         return T * heads * K * number.get("V", K)
 
     def fits(self, most):
-        if self.keys.get("op") not in RECURRENCES or "session" in self.keys:
+        if self.keys.get("op") not in RECURRENCES:
             return False
         return self.keys.get("nonfinite") != "allow" and self.cost() <= most
 
