@@ -122,12 +122,26 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_
     if (job->opt.backward) dp_mpi_send(0, DP_MPI_NUMBERS, job->gate, gate_bytes(job->p));
 }
 
+/* Shapes with which arrays are as large as the first one says; cu comes in between. */
+static void receive_shapes(order *o) {
+    dp_problem *p = &o->p;
+    dp_err e = {0};
+    if ((int)p->model < 0 || p->model >= DP_NMODELS) dp_mpi_refuse(0, "a recurrence", p->model);
+    if (p->Nseq < 1) dp_mpi_refuse(0, "a number of sequences", p->Nseq);
+    p->cu = dp_mpi_receive_cu(p->Nseq);
+    const int N = dp_cuda_ranks(p, o->how.N);
+    if (N < 1 || N > dp_mpi_size()) dp_mpi_refuse(0, "a number of ranks", N);
+    if (!dp_problem_check(p, 1, &e)) return;
+    fprintf(stderr, "deltaproof: %s\n", e.msg);
+    dp_mpi_refuse(0, "shapes that do not fit, T =", p->T);
+}
+
 static void work_order(const void *message, size_t bytes) {
     order o;
     dp_cuda_result out;
     memcpy(&o, message, bytes);
     dp_problem *p = &o.p;
-    p->cu = dp_mpi_receive_cu(p->Nseq);
+    receive_shapes(&o);
     rank_parts x = parts_of(p, dp_cuda_ranks(p, o.how.N), dp_mpi_rank());
     receive_problem(p, &x);
     dp_cuda_result_alloc(&out, p, o.how.N, o.how.backward);

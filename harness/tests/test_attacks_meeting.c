@@ -1,7 +1,9 @@
 /* Attacks on the meeting of ranks (harness/mpi/by_tcp.c): strangers who connect, ranks that send
  * what is not expected, addresses, environments that mean somebody else. */
 #include "attack.h"
+#include "ref/vocabulary/problem.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +12,7 @@
 /* Two ranks share two cases; $M is the port of whoever stands between them, $L the first one's. */
 #define CASES "t1 smoke-step" HOW
 #define HOW " --base fp32 --chain fp32 --ranks 1 --backend sim --cache none"
+#define NCCL "smoke-kda --base fp32 --chain fp32 --ranks 2 --backend nccl --cache none"
 #define RANK(r, port) RANK_OF(r, port, CASES)
 #define RANK_OF(r, port, cases)                                                              \
     "RANK=" #r " WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 DELTAPROOF_PORT=" port " " \
@@ -54,6 +57,27 @@ DP_TEST(attacks_meeting, lengths_and_numbers_of_cases_are_checked) {
     meddle("down 1 8 0 -", "rank 1 (process ", "rank 0 sends a message of 0 bytes, not 4 to 65536");
     meddle("down 1 8 - 77", "rank 1 (process ",
            "rank 0 sends a job that nobody does here, number 77");
+}
+
+/* Shapes of a job over NCCL: what a rank says to whom they are changed on their way. */
+static void reshape(const char *kernels, size_t member, int to, const char *says) {
+    EXPECT(
+        attack(60,
+               at_text("P='%s'; export LD_LIBRARY_PATH=${P%%/*}\n"
+                       "$PY $D/meddler.py $M $L order %zu %d & m=$!\n" RANK_OF(0, "$L", NCCL) //
+                       " >said 2>&1 & o=$!\n" RANK_OF(1, "$M", NCCL) "; rc=$?; wait $o\n"
+                                                                     "cat said; kill $m; exit $rc",
+                       kernels, sizeof(dp_problem) - member, to)),
+        2, says);
+}
+
+DP_TEST(attacks_meeting, shapes_of_a_job_are_checked) {
+    const char *kernels = getenv("DP_KERNELS");
+    if (!kernels || !*kernels) SKIP("the kernels on the CPU are not built under SAN=1");
+    reshape(kernels, offsetof(dp_problem, model), 77, "rank 0 sends a recurrence 77");
+    reshape(kernels, offsetof(dp_problem, Nseq), -5, "rank 0 sends a number of sequences -5");
+    reshape(kernels, offsetof(dp_problem, T), 3, "rank 0 sends shapes that do not fit, T = 3");
+    reshape(kernels, offsetof(dp_problem, K), -1, "K = -1: must be at least 1");
 }
 
 /* $A: MASTER_ADDR; the listening sockets of the port are printed, as the kernel lists them. */

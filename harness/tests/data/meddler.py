@@ -2,7 +2,8 @@
 connects to LISTEN, and the first one at PORT, and passes on what they say. The first message of
 that kind and length, `up` to the first rank or `down` from it, gets another length (- : its own)
 and another first integer (-). A length of 0 takes its bytes away. meddler.py LISTEN PORT hello AT:
-byte AT of what the first rank says first is changed."""
+byte AT of what the first rank says first is changed. meddler.py LISTEN PORT order BACK VALUE: the
+integer that begins so many bytes before the end of the first job is changed."""
 
 import select
 import socket
@@ -11,7 +12,7 @@ import sys
 import time
 
 listen, port, direction, kind, *more = sys.argv[1:]
-count, new_count, field = more or ("0", "-", "-")
+count, new_count, field = more if len(more) == 3 else ("0", "-", "-")
 head = struct.pack("<QQ", int(kind), int(count))
 
 
@@ -19,6 +20,16 @@ def edited(data: bytes, source: socket.socket) -> bytes | None:
     """data with the message changed, or None where it is not in it."""
     if direction == "hello":
         return data[: int(kind)] + bytes([data[int(kind)] ^ 1]) + data[int(kind) + 1 :]
+    if direction == "order":
+        at = data.find(struct.pack("<Q", 1))
+        n = struct.unpack_from("<Q", data, at + 8)[0] if 0 <= at <= len(data) - 16 else 0
+        if not 64 < n < 1 << 16:
+            return None
+        end = at + 16 + n
+        while len(data) < end:
+            data += source.recv(end - len(data))
+        at = end - int(kind)
+        return data[:at] + struct.pack("<i", int(more[0])) + data[at + 4 :]
     at = data.find(head)
     if at < 0:
         return None
@@ -50,7 +61,7 @@ try:
             data = source.recv(1 << 16)
             if not data:
                 sys.exit(0)
-            mine = way == ("down" if direction == "hello" else direction)
+            mine = way == ("up" if direction == "up" else "down")
             changed = edited(data, source) if mine and not done else None
             done = done or changed is not None
             to.sendall(data if changed is None else changed)
