@@ -26,6 +26,7 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
     if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text ? text : "") < 0) abort();
     const dp_status st = dp_design_parse(words, base, design, &why);
     free(words);
+    if (!text) design->undeclared = 1; /* formats alone */
     if (!st) return DP_OK;
     return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg)
                      : dp_fail(e, DP_EINPUT, "%s: metadata: %s", out->path, why.msg);

@@ -91,6 +91,7 @@ int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]
             dp_design *x = &d[n++];
             *x = dp_design_of(base);
             memcpy(x->out, undeclared->out, sizeof x->out);
+            x->factors = undeclared->factors;
             x->chunk = chunks[i];
             x->fast_decays = fast;
             if (base != DP_BASE_BF16 || !fast || !x->chunk) continue;

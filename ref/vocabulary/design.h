@@ -91,8 +91,8 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
 /* What a kernel that does not say how it computes may well be: chunks of 64 tokens, none, of 16,
  * 32, 128 and 256, each with exact decays and with fast ones (chunks in base bf16: and with gated
- * operands of stored inputs), in the order in which they are tried; all of its base and
- * out. Returns their number. */
+ * operands of stored inputs), in the order in which they are tried; all of its base,
+ * factors and out. Returns their number. */
 #define DP_COMMON_DESIGNS 12
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
