@@ -20,6 +20,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     ch->gated = d.gated;
     ch->fast_decays = d.fast_decays;
     ch->fold_beta = d.fold_beta;
+    ch->merged = d.product == DP_INVERSE_MERGED;
     ch->scored = d.scored;
     ch->decays = d.decays;
 }

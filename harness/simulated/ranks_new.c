@@ -130,7 +130,7 @@ static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *d
     dp_base at[DP_NSTAGES];
     for (int i = 0; i < DP_NSTAGES; i++)
         at[i] = design->base;
-    o.by_inverse = design->product;
+    o.by_inverse = design->product != 0;
     return open_sim(s, p, design, at, o, N, fault, e);
 }
 

@@ -85,6 +85,56 @@ static double *inverse(const dp_chunk *ch, dp_base base) {
     return T;
 }
 
+/* The block [rows][columns] of X [n][n] at (row, column), to be freed. */
+static double *block_of(const double *X, int n, int row, int column, int rows, int columns) {
+    double *y = dp_alloc((size_t)rows * columns, sizeof *y);
+    for (int i = 0; i < rows; i++)
+        memcpy(y + (int64_t)i * columns, X + (int64_t)(row + i) * n + column,
+               sizeof *y * (size_t)columns);
+    return y;
+}
+
+/* The block of T below two inverted neighbours of `size` rows, -B C A; C is of the system. */
+static void merge(const dp_chunk *ch, const double *system, int at, int size, double *T) {
+    const int n = ch->n, mid = at + size, rest = n - mid < size ? n - mid : size;
+    double *B = block_of(T, n, mid, mid, rest, rest), *A = block_of(T, n, at, at, size, size);
+    double *C = block_of(system, n, mid, at, rest, size);
+    double *left = dp_doubles(2 * (int64_t)rest * size), *low = left + (int64_t)rest * size;
+    mul(ch, 0, 0, rest, size, rest, B, C, left);
+    mul(ch, 0, 0, rest, size, size, left, A, low);
+    for (int i = 0; i < rest; i++)
+        for (int j = 0; j < size; j++)
+            T[(int64_t)(mid + i) * n + at + j] = -low[i * size + j];
+    free(A);
+    free(B);
+    free(C);
+    free(left);
+}
+
+/* T = A^(-1): blocks of 16 rows inverted in fp32, then neighbours merged, each time twice as many
+ * rows, by products whose operands are rounded as factors. */
+static double *merged_inverse(const dp_chunk *ch) {
+    enum { BLOCK = 16 };
+    const int n = ch->n;
+    double *system = dp_alloc((size_t)n * n, sizeof *system), *T = dp_doubles((int64_t)n * n);
+    system_matrix(ch, system);
+    for (int at = 0; at < n; at += BLOCK) {
+        const int rows = n - at < BLOCK ? n - at : BLOCK;
+        double *own = block_of(system, n, at, at, rows, rows);
+        float *a = narrow(own, (int64_t)rows * rows), t[BLOCK * BLOCK];
+        linear_of(ch)->invert_f32(rows, a, t);
+        for (int i = 0; i < rows * rows; i++)
+            T[(int64_t)(at + i / rows) * n + at + i % rows] = t[i];
+        free(own);
+        free(a);
+    }
+    for (int size = BLOCK; size < n; size *= 2)
+        for (int at = 0; at + size < n; at += 2 * size)
+            merge(ch, system, at, size, T);
+    free(system);
+    return T;
+}
+
 void dp_chunk_inverse(dp_chunk *ch) {
     if (!ch->Akk) ch->Akk = inverse(ch, linear_of(ch) == &dp_linear_own ? DP_BASE_FP64 : ch->base);
 }
@@ -278,7 +328,7 @@ void dp_chunk_keep_inverse(dp_chunk *ch) {
 void dp_chunk_solve(dp_chunk *ch) {
     if (!ch->by_inverse) return;
     free(ch->Akk);
-    ch->Akk = inverse(ch, ch->base);
+    ch->Akk = ch->merged ? merged_inverse(ch) : inverse(ch, ch->base);
     dp_chunk_keep_inverse(ch);
 }
 

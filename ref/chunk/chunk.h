@@ -33,6 +33,7 @@ typedef struct {
     const dp_linear *linear; /* NULL: dp_linear_own */
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
                                 triangular solves */
+    int merged;              /* 1: Akk of blocks of 16 rows, merged; by_inverse alone */
     int fold_beta;           /* 1: w and u of AkkB, not of beta times rows; by_inverse alone */
     /* inputs, activated: copied in by dp_chunk_begin */
     double *q;       /* [c][K] */

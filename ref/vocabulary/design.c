@@ -17,7 +17,7 @@ static const char *const BEGINS[] = {"pair", "state"};
 static const char *const EXPS[] = {"exact", "fast"};
 static const char *const INPUTS[] = {"given", "stored"};
 static const char *const BETAS[] = {"rows", "inverse"};
-static const char *const INVERSES[] = {"solve", "product"};
+static const char *const INVERSES[] = {"solve", "product", "merged"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
  * bits, or lengths. The last two do not change what is rounded. */
@@ -41,7 +41,7 @@ static const setting SETTINGS[] = {
     {"inputs", "given or stored", A_CHOICE, offsetof(dp_design, stored_inputs), INPUTS, 2},
     {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
     {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
-    {"inverse", "solve or product", A_CHOICE, offsetof(dp_design, product), INVERSES, 2},
+    {"inverse", "solve, product or merged", A_CHOICE, offsetof(dp_design, product), INVERSES, 3},
     {"beta", "rows or inverse", A_CHOICE, offsetof(dp_design, fold_beta), BETAS, 2},
     {"exchange", DP_EXCHANGE_WORDS, A_CHOICE, offsetof(dp_design, sending.exchange),
      dp_exchange_names, DP_NRUN_EXCHANGES},
@@ -82,22 +82,33 @@ dp_design dp_design_of(dp_base base) {
     return d;
 }
 
+/* The default of its base, with the formats that an undeclared one names. */
+static dp_design with_formats(const dp_design *undeclared) {
+    dp_design d = dp_design_of(undeclared->base);
+    memcpy(d.out, undeclared->out, sizeof d.out);
+    d.factors = undeclared->factors;
+    return d;
+}
+
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
-    const dp_base base = undeclared->base;
-    static const int chunks[] = {DP_CHUNK, 0, 16, 32, 128, 256};
+    static const int chunks[] = {DP_CHUNK, 0, 16, 32, 128, 256}, merged[] = {DP_CHUNK, 128};
+    const int short_formats = undeclared->base == DP_BASE_BF16;
     int n = 0;
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
         for (int fast = 0; fast < 2; fast++) {
             dp_design *x = &d[n++];
-            *x = dp_design_of(base);
-            memcpy(x->out, undeclared->out, sizeof x->out);
-            x->factors = undeclared->factors;
+            *x = with_formats(undeclared);
             x->chunk = chunks[i];
             x->fast_decays = fast;
-            if (base != DP_BASE_BF16 || !fast || !x->chunk) continue;
-            x->gated = 1; /* as FlashKDA and cuDNN, which take bf16 alone */
-            x->stored_inputs = 1;
+            /* as FlashKDA and cuDNN, which take bf16 alone */
+            x->gated = x->stored_inputs = short_formats && fast && x->chunk;
         }
+    for (size_t i = 0; short_formats && i < sizeof merged / sizeof *merged; i++) {
+        d[n] = with_formats(undeclared);
+        d[n].chunk = merged[i];
+        d[n].fast_decays = 1;
+        d[n++].product = DP_INVERSE_MERGED;
+    }
     return n;
 }
 

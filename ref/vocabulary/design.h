@@ -25,6 +25,8 @@
  *                      from an anchor, and once more with that to the end
  *   inverse=solve      w, u by triangular solves
  *   inverse=product    w, u by products with the inverse, rounded as a factor
+ *   inverse=merged     the same; the inverse is merged from blocks of 16 rows, by products of
+ *                      operands that are rounded as factors
  *   beta=rows          beta times k and v, which are operands of w and u
  *   beta=inverse       beta times the inverse, rounded with it (inverse=product); of keys that are
  *                      nearly parallel that is another error than the one above, often a larger one
@@ -55,14 +57,15 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                                \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "                     \
-    "exp=exact|fast "                                                                  \
-    "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product " \
-    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS       \
+#define DP_DESIGN_WORDS                                                                       \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "                            \
+    "exp=exact|fast "                                                                         \
+    "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product|merged " \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS              \
     " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
+#define DP_INVERSE_MERGED 2
 #define DP_DROP_BITS_MOST 1000
 
 typedef struct {
@@ -70,7 +73,8 @@ typedef struct {
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, decays;
     dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
-    int gated, scored, product;
+    int gated, scored;
+    int product;        /* 0: solves; 1: the inverse; DP_INVERSE_MERGED */
     int fast_decays;    /* exp=fast */
     int stored_inputs;  /* inputs=stored */
     int fold_beta;      /* beta=inverse */
@@ -89,11 +93,11 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
 /* The words by which d differs from dp_design_of(d->base); "" where it does not. */
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
-/* What a kernel that does not say how it computes may well be: chunks of 64 tokens, none, of 16,
- * 32, 128 and 256, each with exact decays and with fast ones (chunks in base bf16: and with gated
- * operands of stored inputs), in the order in which they are tried; all of its base,
- * factors and out. Returns their number. */
-#define DP_COMMON_DESIGNS 12
+/* What a kernel that does not say how it computes may well be, in the order in which they are tried:
+ * chunks of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones
+ * (chunks in base bf16: and with gated operands of stored inputs); in base bf16 merged inverses of
+ * chunks of 64 and 128. All of its base, factors and out. Returns their number. */
+#define DP_COMMON_DESIGNS 14
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
 /* Is it a result that leaves in a format of its own? The others leave as they were computed. */
