@@ -88,7 +88,7 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel ops judge verify test check museum bench report setup gpu tsan format \
+.PHONY: all program wheel ops judge verify test check selfcheck museum bench report setup gpu tsan format \
     format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
@@ -145,6 +145,11 @@ check: setup                   ## build with -Werror, layout, lint and the quick
 
 compile_commands.json: FORCE   ## what is compiled how, for clangd, clang-tidy and editors
 	@scripts/compile-commands GPU=0 all $(BASE)/dp-test >$@.tmp && mv $@.tmp $@
+
+selfcheck: setup               ## what a wrong kernel would pass: zeros, factors, shuffled rows, ..
+	$(build) $(PROGRAM) $(BUILD)/dp-test
+	@$(run_env) DP_SELFCHECK=0/1 DP_PROGRAM="$$(realpath $(PROGRAM))" \
+	    DP_CASES="$$(realpath $(CASES))" $(BUILD)/dp-test --gtest_filter='selfcheck.*'
 
 museum: setup                  ## every deliberate fault: which verdict goes red (OUT/museum.json)
 	$(build) $(PROGRAM) $(FAULT_PROGRAM)
