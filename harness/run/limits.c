@@ -77,8 +77,9 @@ double dp_own_storage(const dp_design *d, dp_result_id field) {
     return dp_base_roundoff(d->base);
 }
 
+#define ROUNDING_RMS 0.42466 /* sqrt(1/(8 ln 2)), over u, of log-uniform significands (bits.h) */
 double dp_run_storing(const dp_run *r, double u) {
-    return u / sqrt(12) * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
+    return ROUNDING_RMS * u * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
 }
 
 double dp_run_chain_rounding(const dp_run *r) {

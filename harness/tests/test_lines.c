@@ -36,10 +36,12 @@ static int set_up(void) {
 }
 
 static void runs(const char *where, const char *command) {
-    const int s = at_sh(dir, 60,
-                        "export PATH=$PWD/bin:$PATH; cat >line <<'E'\n%s\nE\n"
-                        "timeout " LIMIT " bash line",
-                        command);
+    const int s = at_sh(
+        dir, 60,
+        "export PATH=$PWD/bin:$PATH; mkdir -p build/verify; cp before build/verify/results.json; "
+        "cat >line <<'E'\n%s\nE\n"
+        "timeout " LIMIT " bash line",
+        command);
     const int idle = strstr(at_out, "there is nothing to shrink") != NULL; /* mine is right */
     CHECK(s == 0 || s == 1 || s == 124 || idle, "%s: %s: status %d: %.600s", where, command, s,
           at_out);

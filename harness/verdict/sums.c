@@ -26,10 +26,11 @@ static void add(running_sum *s, double y, double lost) {
     s->running2 += t * t;
 }
 
-static double limit_of(const running_sum *s, double u, double a) {
+/* own: what storing the sum itself may take, relative. */
+static double limit_of(const running_sum *s, double u, double own, double a) {
     const double each = u + 8 * a;
     const double random = sqrt(each * each * s->terms2 + a * a * s->running2);
-    return DP_LAMBDA * random + 16 * a * fabs(s->sum) + s->lost;
+    return DP_LAMBDA * random + (16 * a + own) * fabs(s->sum) + s->lost;
 }
 
 /* A format that numbers are stored in: unit roundoff; what may be gone of a number below those that
@@ -59,9 +60,10 @@ typedef struct {
     double limit2, sum2; /* over all sums */
 } worst_sum;
 
-static void hold(const running_sum *s, double got, double u, double a, int64_t row, worst_sum *w) {
+static void hold(const running_sum *s, double got, double u, double own, double a, int64_t row,
+                 worst_sum *w) {
     const double off = fabs((got - s->sum) - s->rest);
-    const double limit = limit_of(s, u, a);
+    const double limit = limit_of(s, u, own, a);
     const double over = off == 0 ? 0 : off / limit;
     w->limit2 += limit * limit;
     w->sum2 += s->sum * s->sum;
@@ -108,6 +110,8 @@ void dp_sums_judge(const dp_sums_in *in) {
     const store held = storage(x, p->T * p->HV * Kg);
     const double u = held.u;
     const double a = in->arithmetic;
+    const double own_bias = in->ddt_bias ? storage(in->got->ddt_bias, (int64_t)p->HV * Kg).u : 0;
+    const double own_A = in->dA_log ? storage(in->got->dA_log, p->HV).u : 0;
     worst_sum A = {.over = 0};
     worst_sum bias = {.over = 0};
     for (int hv = 0; hv < p->HV; hv++) {
@@ -121,9 +125,10 @@ void dp_sums_judge(const dp_sums_in *in) {
                 add(&all, x[at] * ratio, held.tiny * fabs(ratio));
             }
             if (in->ddt_bias)
-                hold(&channel, in->got->ddt_bias[hv * Kg + c], u, a, (int64_t)hv * Kg + c, &bias);
+                hold(&channel, in->got->ddt_bias[hv * Kg + c], u, own_bias, a, (int64_t)hv * Kg + c,
+                     &bias);
         }
-        if (in->dA_log) hold(&all, in->got->dA_log[hv], u, a, hv, &A);
+        if (in->dA_log) hold(&all, in->got->dA_log[hv], u, own_A, a, hv, &A);
     }
     fail(in->ddt_bias, &bias, Kg);
     fail(in->dA_log, &A, 1);

@@ -93,10 +93,10 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
 /* The words by which d differs from dp_design_of(d->base); "" where it does not. */
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
-/* What a kernel that does not say how it computes may well be, in the order of the trials: chunks of
- * 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks in base
- * bf16: and with gated operands of stored inputs); in base bf16 merged inverses of chunks of 64 and
- * 128. All of its base, factors and out. Returns their number. */
+/* What a kernel that does not say how it computes may well be, in the order of the trials: chunks
+ * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks in
+ * base bf16: and with gated operands of stored inputs); in base bf16 merged inverses of chunks of
+ * 64 and 128. All of its base, factors and out. Returns their number. */
 #define DP_COMMON_DESIGNS 14
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
