@@ -126,6 +126,7 @@ static void judge_change(const dp_case *x, const kernel *k, dp_result *right, ch
         differs[i] = c == AS_IT_IS || memcmp(to, from, sizeof *to * (size_t)n) != 0;
         store_as(k->file, to, n);
         g.u[i] = ldexp(1, -(int)dp_formats[k->file].bits);
+        g.tiny[i] = k->file == DP_FP16 ? 0x1p-25 : 0; /* half of its least spacing */
     }
     const dp_run_options o = {.cache = gt_tmpdir()};
     const dp_status st = dp_run_stored(x, &o, &g, &runs, &e);
