@@ -38,7 +38,7 @@ static int set_up(void) {
 static void runs(const char *where, const char *command) {
     const int s = at_sh(
         dir, 60,
-        "export PATH=$PWD/bin:$PATH; mkdir -p build/verify; cp before build/verify/results.json; "
+        "export PATH=$PWD/bin:$PATH; mkdir -p build/verify; cp before/results.json build/verify; "
         "cat >line <<'E'\n%s\nE\n"
         "timeout " LIMIT " bash line",
         command);
