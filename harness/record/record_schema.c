@@ -243,9 +243,8 @@ static json_t *chain_format(const void *x) {
 static json_t *design(const void *x) {
     const dp_run *r = x;
     char text[DP_DESIGN_TEXT] = "";
-    dp_design d = r->undeclared ? dp_design_of(r->base) : r->design;
+    dp_design d = r->undeclared ? dp_design_formats(&r->design) : r->design;
     d.undeclared = r->undeclared;
-    memcpy(d.out, r->design.out, sizeof d.out);
     if (r->has_base || r->undeclared) dp_design_text(&d, text);
     return *text ? json_string(text) : NULL;
 }

@@ -22,11 +22,11 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
     dp_err why = {0};
     if (!text && !*said->words) return DP_OK;
     g->design = design;
-    const int joined = *said->words && text && *text;
-    if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text ? text : "") < 0) abort();
+    if (!text) text = "undeclared"; /* a base whose name stands for formats alone */
+    const int joined = *said->words && *text;
+    if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text) < 0) abort();
     const dp_status st = dp_design_parse(words, base, design, &why);
     free(words);
-    if (!text) design->undeclared = 1; /* formats alone */
     if (!st) return DP_OK;
     return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg)
                      : dp_fail(e, DP_EINPUT, "%s: metadata: %s", out->path, why.msg);

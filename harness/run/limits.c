@@ -23,7 +23,10 @@ dp_claim dp_run_claim(const dp_run *r) {
 }
 
 static who who_computes(const dp_run *r) {
-    if (r->undeclared) return UNDECLARED;
+    /* one that names a format of its own for factors (fp16) says how it rounds, if not in what
+     * order */
+    const int says_factors = r->design.factors != dp_design_of(r->base).factors;
+    if (r->undeclared && !says_factors) return UNDECLARED;
     if (r->other_design || r->backend == DP_BACKEND_LAPACK)
         return DECLARED; /* its solves, too, go another way */
     return dp_backends[r->backend].simulated && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;

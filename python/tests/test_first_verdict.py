@@ -67,7 +67,7 @@ def test_fp16_is_judged_by_what_fp16_makes() -> None:
     found = judge(x, {"o": o.astype(np.float16)}, **half)
     assert found.passed, found.text
     assert found.record is not None
-    assert found.record["runs"][0]["policy"]["design"] == "factors=fp16,out=fp16"
+    assert found.record["runs"][0]["policy"]["design"] == "undeclared,factors=fp16,out=fp16"
     found = judge(x, {"o": to_bf16(o).astype(np.float32)}, **half)
     assert found.status == 1, "three bits fewer than fp16 must not pass as fp16: " + found.text
 

@@ -82,29 +82,31 @@ dp_design dp_design_of(dp_base base) {
     return d;
 }
 
-/* The default of its base, with the formats that an undeclared one names. */
-static dp_design with_formats(const dp_design *undeclared) {
-    dp_design d = dp_design_of(undeclared->base);
-    memcpy(d.out, undeclared->out, sizeof d.out);
-    d.factors = undeclared->factors;
+dp_design dp_design_formats(const dp_design *of) {
+    dp_design d = dp_design_of(of->base);
+    memcpy(d.out, of->out, sizeof d.out);
+    d.factors = of->factors;
+    d.undeclared = of->undeclared;
     return d;
 }
 
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
     static const int chunks[] = {DP_CHUNK, 0, 16, 32, 128, 256}, merged[] = {DP_CHUNK, 128};
     const int short_formats = undeclared->base == DP_BASE_BF16;
+    dp_design formats = dp_design_formats(undeclared);
+    formats.undeclared = 0;
     int n = 0;
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
         for (int fast = 0; fast < 2; fast++) {
             dp_design *x = &d[n++];
-            *x = with_formats(undeclared);
+            *x = formats;
             x->chunk = chunks[i];
             x->fast_decays = fast;
             /* as FlashKDA and cuDNN, which take bf16 alone */
             x->gated = x->stored_inputs = short_formats && fast && x->chunk;
         }
     for (size_t i = 0; short_formats && i < sizeof merged / sizeof *merged; i++) {
-        d[n] = with_formats(undeclared);
+        d[n] = formats;
         d[n].chunk = merged[i];
         d[n].fast_decays = 1;
         d[n++].product = DP_INVERSE_MERGED;
@@ -283,14 +285,13 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
                                   dp_result_fields[i].name, dp_formats[d->out[i]].name);
 }
 
-/* Is out all that it says? */
-static int says_out_alone(const dp_design *d) {
-    const dp_design plain = dp_design_of(d->base);
-    dp_design rest = *d;
-    char text[DP_DESIGN_TEXT];
-    memcpy(rest.out, plain.out, sizeof rest.out);
-    dp_design_text(&rest, text);
-    return !strcmp(text, UNDECLARED);
+/* Are factors and out all that it says? */
+static int says_formats_alone(const dp_design *d) {
+    const dp_design formats = dp_design_formats(d);
+    char text[DP_DESIGN_TEXT], alone[DP_DESIGN_TEXT];
+    dp_design_text(d, text);
+    dp_design_text(&formats, alone);
+    return !strcmp(text, alone);
 }
 
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
@@ -306,9 +307,11 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
     d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
     d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
     free(words);
-    if (!st && d->undeclared && !says_out_alone(d))
-        return dp_fail(e, DP_EINPUT,
-                       "design: undeclared: only out and names of tensors may stand beside it");
+    if (!st && d->undeclared && !says_formats_alone(d))
+        return dp_fail(
+            e, DP_EINPUT,
+            "design: undeclared: only factors, out and names of tensors may stand beside "
+            "it");
     if (!st && d->fold_beta && !(d->product && d->chunk))
         return dp_fail(e, DP_EINPUT,
                        "design: beta=inverse: no inverse is formed (%s); inverse=product says that "

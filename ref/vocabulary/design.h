@@ -41,7 +41,8 @@
  *                      asks (harness/search/invariants.h), nothing else does
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
- *   undeclared         it does not say how it computes; beside it only out and TENSOR may stand
+ *   undeclared         it does not say how it computes; beside it only factors, out and
+ *                      TENSOR may stand
  *
  * Defaults: base fp64, fp32: every format that of the base, exact, given, pairwise, raw, solve,
  * rows. Base bf16: as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
@@ -81,7 +82,7 @@ typedef struct {
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
-    int undeclared;     /* all but out is not known */
+    int undeclared;     /* all but factors and out is not known */
 } dp_design;
 
 /* The default of a base: chunks of DP_CHUNK, nothing dropped. */
@@ -90,10 +91,13 @@ dp_design dp_design_of(dp_base base);
 /* The design of base with the words of text. DP_EINPUT names the word and what may stand there. */
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e);
 
+/* The default of its base with the factors and out of `of`, undeclared where that is. */
+dp_design dp_design_formats(const dp_design *of);
+
 /* The words by which d differs from dp_design_of(d->base); "" where it does not. */
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
-/* What a kernel that does not say how it computes may well be, in the order of the trials: chunks
+/* The designs that a kernel which does not declare one may have, in the order of the trials: chunks
  * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks in
  * base bf16: and with gated operands of stored inputs); in base bf16 merged inverses of chunks of
  * 64 and 128. All of its base, factors and out. Returns their number. */
