@@ -28,7 +28,7 @@ typedef struct {
     int rank;            /* starts from zero */
 } change;
 
-/* What one is: a mistake; operands of another format; a base whose errors hide them all. */
+/* A hypothesis is a mistake, operands of another format, or a base whose errors hide them all. */
 typedef enum { MISTAKE, OPERANDS, COARSER, NKINDS } kind;
 
 /* One that fits, and which of the failed tensors it explains: a bit each. */

@@ -129,16 +129,20 @@ typedef struct {
     int stages;
 } undeclared_run;
 
-/* Judges r by its design's bounds, and by its draws where they are known. */
-static void judge_by(const undeclared_run *x, dp_run *r, int settled) {
+/* Bounds of r's design, to be freed. */
+static dp_error_bound bounds_of(const undeclared_run *x, const dp_run *r) {
     dp_error_bound bound;
     dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
     if (x->out->stored) dp_widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
-    const dp_judging j = {x->sp, x->bases, &bound, x->out};
+    return bound;
+}
+
+/* Judges r by these bounds, and by its draws where they are known. */
+static void judge_by(const undeclared_run *x, const dp_error_bound *bound, dp_run *r, int settled) {
+    const dp_judging j = {x->sp, x->bases, bound, x->out};
     judge_all(&j, r);
     if (settled) settle(&j, x->stages, r);
     dp_run_close(r, 0);
-    dp_error_bound_free(&bound);
 }
 
 /* Chunks of half the length hold the longest sequence, too: the same design. */
@@ -151,33 +155,34 @@ static int is_another(const undeclared_run *x, const dp_design *d) {
     return d->chunk <= 16 || d->chunk / 2 < longest;
 }
 
-/* Those that may explain it but for the first, which did not. Returns their number. */
-static int others(const undeclared_run *x, const dp_design *said, dp_design d[DP_COMMON_DESIGNS]) {
-    dp_design all[DP_COMMON_DESIGNS];
-    const int most = dp_design_common(said, all);
-    int n = 0;
-    for (int i = 1; i < most; i++)
-        if (is_another(x, &all[i])) d[n++] = all[i];
-    return n;
-}
+/* A design that may explain it, and its bounds. */
+typedef struct {
+    dp_design design;
+    dp_error_bound bound;
+} trial;
 
-/* Which of n designs have bounds that hold all of it, and their draws. Returns their number. */
-static int within_bounds(const undeclared_run *x, const dp_run *r, int n, dp_design *d) {
-    dp_claim *claim = dp_calloc((size_t)n, sizeof *claim);
-    int left = 0;
-    for (int i = 0; i < n; i++) {
-        dp_run bounded = fresh(r, &d[i]);
-        judge_by(x, &bounded, 0);
-        if (bounded.verdict != DP_FAIL) {
-            claim[left] = dp_run_claim(&bounded);
-            claim[left].stages = x->stages;
-            d[left++] = d[i];
+/* The common designs but for the first whose bounds hold all of it; their draws are made. Returns
+ * their number. */
+static int trials_of(const undeclared_run *x, const dp_run *r, trial t[DP_COMMON_DESIGNS]) {
+    dp_design all[DP_COMMON_DESIGNS];
+    dp_claim claim[DP_COMMON_DESIGNS];
+    const int most = dp_design_common(&r->design, all);
+    int n = 0;
+    for (int i = 1; i < most; i++) {
+        if (!is_another(x, &all[i])) continue;
+        dp_run bounded = fresh(r, &all[i]);
+        t[n] = (trial){all[i], bounds_of(x, &bounded)};
+        judge_by(x, &t[n].bound, &bounded, 0);
+        if (bounded.verdict == DP_FAIL) {
+            dp_error_bound_free(&t[n].bound);
+        } else {
+            claim[n] = dp_run_claim(&bounded);
+            claim[n++].stages = x->stages;
         }
         forget(&bounded);
     }
-    if (left) dp_standard_expect(x->sp->std, r->set, left, claim);
-    free(claim);
-    return left;
+    if (n) dp_standard_expect(x->sp->std, r->set, n, claim);
+    return n;
 }
 
 static void take(dp_run *r, dp_run *better) {
@@ -196,17 +201,18 @@ static int may_be_explained(const dp_run *r) {
 
 /* One after the other until one passes. */
 static void try_others(const undeclared_run *x, dp_run *r) {
-    dp_design d[DP_COMMON_DESIGNS];
-    int n = others(x, &r->design, d);
-    n = within_bounds(x, r, n, d);
+    trial t[DP_COMMON_DESIGNS];
+    const int n = trials_of(x, r, t);
     for (int i = 0; i < n && r->verdict != DP_PASS; i++) {
-        dp_run other = fresh(r, &d[i]);
-        judge_by(x, &other, 1);
+        dp_run other = fresh(r, &t[i].design);
+        judge_by(x, &t[i].bound, &other, 1);
         if (explains_more(r, &other))
             take(r, &other);
         else
             forget(&other);
     }
+    for (int i = 0; i < n; i++)
+        dp_error_bound_free(&t[i].bound);
 }
 
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
@@ -218,7 +224,9 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
     dp_sharding_expect(sp, x.stages, r);
-    judge_by(&x, r, 1);
+    dp_error_bound bound = bounds_of(&x, r);
+    judge_by(&x, &bound, r, 1);
+    dp_error_bound_free(&bound);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;
     if (r->undeclared) r->design = declared;

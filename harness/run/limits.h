@@ -17,7 +17,7 @@ int dp_bounds_are_derived(const dp_design *design);
 /* What bounds read of a design, all else the default of its base: designs for which this is the
  * same have the same bounds. */
 dp_design dp_bound_design(const dp_design *design);
-/* Those of a run's, which must not have its state rounded between calls. */
+/* The same of a run's design; a run whose state is rounded between calls has none. */
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);

@@ -86,19 +86,18 @@ static const dp_judgement *with_source(const dp_run *r) {
     return any;
 }
 
-/* Is the name in a list with commas? */
+/* Is the name in a list with commas, which a colon ends? */
 static int is_listed(const char *list, const char *name) {
-    const size_t n = strlen(name);
-    for (const char *p = list; p && *p; p += strcspn(p, ",") + (p[strcspn(p, ",")] == ',')) {
-        while (*p == ' ')
-            p++;
-        if (!strncmp(p, name, n) && (!p[n] || strchr(", :", p[n]))) return 1;
-        if (memchr(p, ':', strcspn(p, ","))) return 0;
+    size_t n;
+    for (const char *p = list; p && *p && *p != ':'; p += n) {
+        p += strspn(p, " ,");
+        n = strcspn(p, " ,:");
+        if (n == strlen(name) && !strncmp(p, name, n)) return 1;
     }
     return 0;
 }
 
-/* What is said of the tensors that are unjudged: how many, and of the first of them why. */
+/* Says how many tensors are unjudged, and why the first of them is. */
 static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
     snprintf(r->why, sizeof r->why, "%d tensor%s unjudged%s, %s: %s", n, n > 1 ? "s" : "",
              un->allowed ? ", as may be" : "", un->name, un->why);
@@ -107,6 +106,7 @@ static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
 void dp_run_close(dp_run *r, double seconds) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;
+    int open = 0; /* unjudged, and may not be */
     r->seconds = seconds;
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
@@ -115,14 +115,14 @@ void dp_run_close(dp_run *r, double seconds) {
         if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
         if (t->verdict != DP_UNJUDGED) continue;
         t->allowed = is_listed(r->may_unjudged, t->name) || is_listed(r->let_unjudged, t->name);
-        n[DP_SKIPPED] += t->allowed;
+        open += !t->allowed;
         if (!un || un->allowed > t->allowed) un = t;
     }
-    r->verdict = n[DP_FAIL]                       ? DP_FAIL
-                 : n[DP_UNJUDGED] > n[DP_SKIPPED] ? DP_UNJUDGED
-                 : n[DP_PASS]                     ? DP_PASS
-                 : n[DP_UNJUDGED]                 ? DP_UNJUDGED
-                                                  : DP_SKIPPED;
+    r->verdict = n[DP_FAIL]       ? DP_FAIL
+                 : open           ? DP_UNJUDGED
+                 : n[DP_PASS]     ? DP_PASS
+                 : n[DP_UNJUDGED] ? DP_UNJUDGED
+                                  : DP_SKIPPED;
     const dp_judgement *source = r->exact ? with_source(r) : NULL;
     if (source) bad = source;
     const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;

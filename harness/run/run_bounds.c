@@ -139,7 +139,7 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
     dp_error_bound_free(&worst);
 }
 
-/* What the formats add in which results leave. */
+/* Adds one store of each result in the format that it leaves in. */
 static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
                   dp_error_bound *out) {
     const double *want[DP_NRESULTS];

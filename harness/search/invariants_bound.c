@@ -46,7 +46,7 @@ dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
     return d;
 }
 
-/* What the formats add in which results leave. */
+/* Adds one store of each result in the format that it leaves in. */
 static void add_store(const dp_problem *p, const dp_design *bounded, const dp_design *own,
                       dp_result *r, dp_error_bound *b) {
     const double *want[DP_NRESULTS];

@@ -1,4 +1,4 @@
-/* What a wrong kernel passes: results of right simulated ranks, changed in memory and judged like
+/* The alterations that a wrong kernel passes with: right simulated ranks, changed and judged like
  * files. Rows of the table are changes, columns tensors; printed is how many pass of how many that
  * differ from the truth. DP_SELFCHECK=0/1 (make selfcheck): every case of a recurrence; 3/16: those
  * of the fourth of sixteen parts. */

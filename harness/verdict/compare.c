@@ -319,7 +319,7 @@ static double component_along(const dp_subject_errors *x, int64_t windows, int d
     return length2 > 0 ? sum / sqrt(length2) : 0;
 }
 
-/* What the two tiers would have seen: by head the least |c - 1| of the tensor times c. And which
+/* The power of both tiers: by head the least |c - 1| of the tensor times c. And which
  * rows lie under a limit. */
 typedef struct {
     double tensor, *head;   /* [heads] INFINITY: nothing */

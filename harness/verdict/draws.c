@@ -130,7 +130,7 @@ static partial_sums components(const double *err, const double *want, int64_t n)
     return to;
 }
 
-/* Of one row in parts of `part` entries: squares by part, and by column. */
+/* Adds one row in parts of `part` entries: squares by part, and by column. */
 static void add_row(const double *err, const double *want, int part, int parts, double *err2,
                     double *blank, double *column2) {
     for (int s = 0; s < parts; s++) {

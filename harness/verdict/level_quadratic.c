@@ -28,8 +28,8 @@ static int has_rate(const level_view *v, int64_t i, double *mean) {
     return counts(v, i) && v->u->want2[i] > 0 && isfinite(*mean);
 }
 
-/* Of each family; of those with one unit, which tells nothing beside itself, the geometric mean
- * over them: one that is erratic does not outweigh the others. */
+/* Sets each family's rate. Families of one unit, which tells nothing beside itself, share their
+ * geometric mean: one that is erratic does not outweigh the others. */
 static void set_rates(level_view *v) {
     const dp_unit_list *u = v->u;
     double *want = dp_doubles(u->families), *err = dp_doubles(u->families), logs = 0, n = 0, mean;

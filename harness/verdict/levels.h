@@ -11,11 +11,11 @@
  *   position  one place in the windows of a head   sum     one head's sum over tokens, by shares
  *   channel   one channel of a head over its rows, one column of a state
  *
- * Quadratic levels (row to tensor, position, channel).  Units of one head on one rank are a family
- * (positions and channels: of one head); a family whose draws scatter DP_ERRATIC times more than
- * those of the median family is erratic.  Its draws set no limit of another family.
- * Of a unit with error e, D draws d_k, size w and floor f (one
- * rounding of the result itself, and the truth's radius):
+ * Quadratic levels (row to tensor, position, channel). Units of one head on one rank are a family
+ * (positions and channels: of one head). A family whose draws scatter DP_ERRATIC times more than
+ * those of the median family is erratic: its draws set no limit of another family. A unit has the
+ * error e, D draws d_k, the size w and a floor f (one rounding of the result itself, and the
+ * radius of the truth):
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no
@@ -25,7 +25,7 @@
  *
  *   d0     what the family's mean error for a size tells of a unit's, in degrees of freedom, from
  *          how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST.
- *          Of families of one unit each: the geometric mean over them.
+ *          Families of one unit each share the geometric mean over them.
  *
  *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2, d0 = 0 where w = 0
  *

@@ -122,7 +122,7 @@ static void set_columns(const dp_comparison *c, dp_subject_errors *x) {
     }
 }
 
-/* What rounding the result into its file's format adds along each direction, rms. */
+/* Rounding the result into its file's format adds this along each direction, rms. */
 static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
     const dp_compare_in *in = c->in;
     for (int d = 0; d < DP_NDIRECTIONS && in->store > 0; d++) {

@@ -71,7 +71,7 @@ static void hold(const running_sum *s, double got, double u, double own, double 
     *w = (worst_sum){over, got, s->sum + s->rest, off, limit, row, w->limit2, w->sum2};
 }
 
-/* What no other limit sees is at least the sum of what was judged. */
+/* A sum that no other limit sees passes as the sum of terms that were judged. */
 static void pass(dp_judgement *j, const worst_sum *w) {
     if (!j || j->verdict != DP_UNJUDGED || !(4 * w->limit2 < w->sum2)) return;
     j->verdict = DP_PASS;
