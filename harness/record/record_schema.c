@@ -47,25 +47,29 @@ extern char *openblas_get_config(void);
 /* Numbers of a picture or a table, to so many digits. */
 static json_t *numbers_of(const double *x, int n, int digits) {
     double *y = dp_calloc((size_t)n + 1, sizeof *y);
-    for (int i = 0; i < n; i++) {
-        char text[40];
-        snprintf(text, sizeof text, "%.*g", digits, x[i]);
-        y[i] = strtod(text, NULL);
-    }
+    for (int i = 0; i < n; i++)
+        y[i] = dp_schema_rounded(x[i], digits);
     json_t *a = dp_schema_numbers(y, n);
     free(y);
     return a;
 }
 
+/* Within its limit ratio and limit say it all. */
+static int over_limit(const void *x) {
+    const dp_level_result *l = x;
+    return !(l->ratio <= l->limit);
+}
 static const dp_record_field LEVEL[] = {
     {"ratio", NUMBER, WRITTEN, "error / expected error", MEMBER(dp_level_result, ratio), NONE},
-    {"median", NUMBER, WRITTEN, "of that over the level's units", MEMBER(dp_level_result, median),
-     NONE},
     {"limit", NUMBER, WRITTEN, "of the ratio", MEMBER(dp_level_result, limit)},
-    {"units", COUNT, WRITTEN, "rows, windows, ranks ..", MEMBER(dp_level_result, units)},
-    {"freedom", NUMBER, WRITTEN, "degrees of freedom", MEMBER(dp_level_result, freedom)},
-    {"draw", NUMBER, WRITTEN, "largest ratio of a draw to the others",
-     MEMBER(dp_level_result, draw), NONE}};
+    {"median", NUMBER, .what = "of the ratio over the level's units, where it is beyond its limit",
+     MEMBER(dp_level_result, median), NONE, WHEN(over_limit)},
+    {"units", COUNT, .what = "rows, windows, ranks ..", MEMBER(dp_level_result, units),
+     WHEN(over_limit)},
+    {"freedom", NUMBER, .what = "degrees of freedom", MEMBER(dp_level_result, freedom),
+     WHEN(over_limit)},
+    {"draw", NUMBER, .what = "largest ratio of a draw to the others", MEMBER(dp_level_result, draw),
+     NONE, WHEN(over_limit)}};
 static const dp_object_schema LEVEL_OBJECT = OBJECT("level", LEVEL);
 
 /* How many times what is expected an error must be to fail: the whole tensor's, one window's, one
@@ -174,9 +178,14 @@ static json_t *per_rank_ratio(const void *x) {
     const dp_judgement *t = x;
     return numbers_of(t->per_rank_ratio, t->N, 5);
 }
-static int has_worst(const void *x) { return ((const dp_judgement *)x)->worst.at.rank >= 0; }
-static int has_failed(const void *x) { return ((const dp_judgement *)x)->failed.at.rank >= 0; }
 static int is_shown(const void *x) { return ((const dp_judgement *)x)->verdict != DP_PASS; }
+static int has_worst(const void *x) {
+    const dp_judgement *t = x;
+    return t->worst.at.rank >= 0 && t->worst_rel != 0;
+}
+static int has_failed(const void *x) {
+    return is_shown(x) && ((const dp_judgement *)x)->failed.at.rank >= 0;
+}
 static int has_windows(const void *x) {
     return is_shown(x) && ((const dp_judgement *)x)->nwindow > 0;
 }
@@ -190,7 +199,8 @@ static int has_tier(const void *x) {
 static int has_seen(const void *x) { return isfinite(((const dp_judgement *)x)->seen); }
 static int has_blind_head(const void *x) {
     const dp_judgement *t = x;
-    return t->heads > 1 && t->blind_head >= 0 && isfinite(t->seen_head);
+    return t->heads > 1 && t->blind_head >= 0 && isfinite(t->seen_head) &&
+           dp_schema_rounded(t->seen_head, 6) != dp_schema_rounded(t->seen, 6);
 }
 static int is_allowed(const void *x) { return ((const dp_judgement *)x)->allowed; }
 static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
@@ -199,12 +209,13 @@ static const dp_record_field TENSOR[] = {
     {"name", TEXT, REQUIRED,
      "a result, a stage, what a convolution gives, or the slots that a session must not write",
      ARRAY(dp_judgement, name)},
-    {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro)},
+    {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro), .digits = 9},
     {"per_rank", NUMBERS, WRITTEN, "the same rank by rank; null: the rank has none", GET(per_rank),
      .most = DP_RECORD_MAX_RANKS},
     {"per_head", .kind = DP_KIND_ROWS, .what = "the same, [rank][head], for all but pass",
      GET(per_head), WHEN(is_shown)},
-    {"worst_token", OF(WORST_OBJECT), .what = "row with the largest |err|_2 / rms row norm",
+    {"worst_token", OF(WORST_OBJECT),
+     .what = "row with the largest |err|_2 / rms row norm; absent: no row has an error",
      WHEN(has_worst)},
     {"failed", OF(FAILED_OBJECT), .what = "the row that carries the failure", WHEN(has_failed)},
     {"first_over", OF(FIRST_OBJECT), .what = "the first row beyond its bound, whatever decided",
@@ -224,8 +235,8 @@ static const dp_record_field TENSOR[] = {
      WHEN(has_tier)},
     {"seen", NUMBER, .what = "power: the tensor times this, or more, would have failed",
      JUDGED(seen), WHEN(has_seen)},
-    {"seen_head", NUMBER, .what = "the same of one head, where it is largest", JUDGED(seen_head),
-     WHEN(has_blind_head)},
+    {"seen_head", NUMBER, .what = "the same of one head, where it is largest and another number",
+     JUDGED(seen_head), WHEN(has_blind_head)},
     {"blind_head", INTEGER, .what = "that head", JUDGED(blind_head), WHEN(has_blind_head)},
     {"allowed", BOOLEAN, .what = "unjudged, as the case or the caller lets it be", JUDGED(allowed),
      WHEN(is_allowed)},
@@ -495,7 +506,7 @@ static const dp_record_field CASES[] = {
     {"gate", WORDS(GATES, 3), .what = "form of g", CASE(p.gate), WHEN(has_problem)},
     {"beta", TEXT, .what = "its form", GET(beta_form), WHEN(has_beta)},
     {"l2norm", BOOLEAN, .what = "q and k are normalised", CASE(p.l2norm), WHEN(has_problem)},
-    {"scale", NUMBER, .what = "of q in o", CASE(p.scale), WHEN(has_problem)},
+    {"scale", NUMBER, .what = "of q in o", CASE(p.scale), .digits = 9, WHEN(has_problem)},
     {"chunks", COUNT, .what = "op chain: factors", CASE(ch.n), WHEN(has_factors)},
     {"D", COUNT, .what = "channels of a convolution", CASE(conv.D), WHEN(has_conv)},
     {"W", COUNT, .what = "its width", CASE(conv.W), WHEN(has_conv)},

@@ -17,6 +17,12 @@ json_t *dp_schema_number(double x) {
     return json_real(x);
 }
 
+double dp_schema_rounded(double x, int digits) {
+    char text[40];
+    snprintf(text, sizeof text, "%.*g", digits, x);
+    return strtod(text, NULL);
+}
+
 json_t *dp_schema_number_or_null(double x) { return isnan(x) ? json_null() : dp_schema_number(x); }
 
 json_t *dp_schema_numbers(const double *x, int n) {
@@ -94,6 +100,7 @@ static json_t *member(const dp_record_field *f, const void *x) {
     case DP_KIND_WORD: return word(f, integer_at(at, f->size));
     case DP_KIND_NUMBER:
         memcpy(&number, at, sizeof number);
+        number = dp_schema_rounded(number, f->digits ? f->digits : 6);
         return f->none ? dp_schema_number_or_null(number) : dp_schema_number(number);
     case DP_KIND_HEX: memcpy(&number, at, sizeof number); return hex(number);
     case DP_KIND_INTEGER:

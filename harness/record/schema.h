@@ -49,6 +49,7 @@ typedef struct {
     const dp_object_schema *of;
     int64_t least, most; /* of an integer; most: entries of a list, too; most 0: no limit */
     int none;            /* 1: null where there is none: NAN, NULL, or an index below 0 */
+    int digits;          /* that a number is written to; 0: 6 */
     int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
     /* How it is written: a member of the struct, at `offset` of `size` bytes (text: a pointer, or
      * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there
@@ -90,6 +91,8 @@ json_t *dp_schema_describe(const dp_object_schema *s);
 json_t *dp_schema_number(double x);
 json_t *dp_schema_number_or_null(double x);
 json_t *dp_schema_numbers(const double *x, int n);
+/* x to so many significant digits. */
+double dp_schema_rounded(double x, int digits);
 
 #ifdef __cplusplus
 }

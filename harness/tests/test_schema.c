@@ -71,3 +71,17 @@ DP_TEST(schema, a_field_of_another_kind_is_refused_by_its_place) {
     }
     free((char *)dir);
 }
+
+/* Of 3,600 runs `make verify` writes less than 20 MB; these two are among its shorter cases. */
+DP_TEST(schema, a_run_that_passes_takes_below_4_kilobytes) {
+    const char *dir = strdup(at_dir("short"));
+    EXPECT(at_sh(dir, 120, "$P run smoke-gdn exact-kda --cases $C --cache none --json r.json"), 0);
+    char *text = at_read(at_text("%s/r.json", dir));
+    json_t *record = json_loads(text, 0, NULL);
+    const size_t runs = json_array_size(json_object_get(record, "runs"));
+    CHECK(runs > 200, "%zu runs", runs);
+    CHECK(strlen(text) < 4000 * runs, "%zu bytes of %zu runs", strlen(text), runs);
+    json_decref(record);
+    free(text);
+    free((char *)dir);
+}
