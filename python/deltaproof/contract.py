@@ -107,6 +107,10 @@ class Contract:
         takes, anything = _parameters(self.fn)
         return list(self.outputs) + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
 
+    def free_settings(self) -> set[str]:
+        """Settings of which the function computes all forms: it takes them as parameters."""
+        return {"gate", "beta_form", "l2norm"} & set(_parameters(self.fn)[0])
+
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""

@@ -20,19 +20,8 @@ from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
+from .themes import case_paths
 from .words import folder_and_design
-
-# Sets of cases by the models that they need; a few seconds each where the truth is cached.
-CASES: dict[str, tuple[str, ...]] = {
-    "smoke": ("smoke-kda", "smoke-gdn", "t1", "t65"),
-    "standard": (
-        *("smoke-kda", "smoke-gdn", "smoke-mkda2", "t1", "t63", "t64", "t65"),
-        *("packed-inside", "packed-across", "packed-empty", "packed-ones", "initial-state"),
-        *("no-decay", "beta-zero", "beta-decades", "strong-uniform", "held-gates", "lower-bound"),
-        *("small-norms", "softplus-ends", "exact-kda", "exact-gdn", "exact-packed", "weak-heads"),
-        *("near-symmetric", "kda-corr", "kda-typical"),
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -63,12 +52,6 @@ class Run:
             r["id"]: r["verdict"] + (f": {r['why']}" if r["verdict"] == "skipped" else "")
             for r in runs
         }
-
-
-def _names(cases: str | Sequence[str]) -> list[str]:
-    if isinstance(cases, str):
-        return list(CASES.get(cases, (cases,)))
-    return list(cases)
 
 
 def _once_with_names(contract: Contract, server: Server) -> list[str]:
@@ -162,10 +145,11 @@ def run(
 ) -> Run:
     """Run fn on cases and judge every output.
 
-    fn: called as contract.py says. cases: "standard", "smoke", one name or several (`deltaproof
-    list`). base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes. contract:
-    outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class Contract). Of
-    a case that fails the text says which common mistake fits it. layouts: memory
+    fn: called as contract.py says. cases: a set of its recurrences' cases, "smoke", "standard",
+    "serving", "training", "large" (themes.py); one name or several, of a set's case or of
+    `deltaproof list`. base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes.
+    contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
+    Contract). Of a case that fails the text says which common mistake fits it. layouts: memory
     layouts that are tried on one small case after the cases; fn refuses one by NotImplementedError
     or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out,
     report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs are
@@ -174,14 +158,16 @@ def run(
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
-    options = [f"--cache={cache or cache_folder()}"]
+    cache = cache or cache_folder()
+    names = case_paths(cases, kernel, cache)
+    options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])
     options += _again(fn, base=base, design=design, **contract, layouts=())
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
-    found = _one_run(_names(cases), kernel, about, limit, options, folder)
+    found = _one_run(names, kernel, about, limit, options, folder)
     if not found.raised:
-        case, lines = _fits(_names(cases), found, kernel, about, limit, options)
+        case, lines = _fits(names, found, kernel, about, limit, options)
         found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
         if folder and lines:
             _tell_page(folder, case, lines)
@@ -236,10 +222,10 @@ def bisect(
     """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
     "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
     wrong, 1: found, see text."""
+    kernel = Contract(fn, base=base, **contract)
     about = About(kernel_name(fn), base, design=design)
-    return run_program(
-        ["bisect", "stage", case], Server(Contract(fn, base=base, **contract), about)
-    )
+    paths = case_paths(case, kernel, cache_folder())
+    return run_program(["bisect", "stage", *paths], Server(kernel, about))
 
 
 def shrink(
@@ -254,7 +240,8 @@ def shrink(
 ) -> Finished:
     """`deltaproof shrink CASE`: the smallest part of the case on which fn still fails for the same
     reason, as a new case file (output, default CASE.min.case here)."""
+    kernel = Contract(fn, base=base, **contract)
     about = About(kernel_name(fn), base, design=design)
     to = [] if output is None else [f"--output={output}"]
-    command = ["shrink", case, f"--tries={tries}", *to]
-    return run_program(command, Server(Contract(fn, base=base, **contract), about))
+    command = ["shrink", *case_paths(case, kernel, cache_folder()), f"--tries={tries}", *to]
+    return run_program(command, Server(kernel, about))

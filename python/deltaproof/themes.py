@@ -1,0 +1,272 @@
+"""Sets of cases, one for each recurrence: every case is a theme of the table below in the op of the
+recurrence and the form that the function computes (`gdn-packed-empty`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .contract import Contract
+from .vocabulary import GRADIENT_OF
+
+MODELS = ("kda", "gdn", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
+SETS = ("smoke", "standard", "serving", "training", "large")
+LOWER_BOUND = -5
+
+# Gates by strength: keys of a case with log gates, and the mean of a raw one.
+DECAYS: dict[str, tuple[dict[str, object], float]] = {
+    "none": ({"g_scale": 0}, -60),
+    "slow": ({"g_scale": 0.001}, -7),
+    "weak": ({"g_scale": 0.02}, -4),
+    "mild": ({"g_scale": 0.1}, -2),
+    "strong": ({"g_uniform": 5}, 2),
+    "killing": ({"g_uniform": 20}, 8),
+}
+RAW = {"gate": "softplus", "beta": "sigmoid", "l2norm": "yes"}  # as models are served
+LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
+
+
+@dataclass(frozen=True)
+class Theme:
+    """keys: those of a case, on H = 1, HV = 2, K = V = 32 where they say nothing else. raw: the
+    form for a function that computes several (RAW, else LOG); form: the one that the theme is
+    about. betas: their law; a recurrence without betas has no such case."""
+
+    name: str
+    reason: str
+    keys: dict[str, object]
+    decay: str = "weak"
+    raw: bool = False
+    form: dict[str, str] = field(default_factory=dict)
+    betas: str = ""
+    sets: tuple[str, ...] = ("standard",)
+
+
+def _t(n: int, **keys: object) -> dict[str, object]:
+    return {"T": n, **keys}
+
+
+def _packed(*ends: int, **keys: object) -> dict[str, object]:
+    return _t(ends[-1], cu_seqlens=",".join(str(n) for n in (0, *ends)), **keys)
+
+
+def _states(keys: dict[str, object]) -> dict[str, object]:
+    return {**keys, "s0_scale": 0.5, "dstate": "yes"}
+
+
+BOTH, TRAINED = ("standard", "training"), ("training",)
+THEMES: tuple[Theme, ...] = (
+    # lengths
+    Theme(
+        *("smoke", "grouped heads and a few chunks", _t(160, H=2, HV=4, K=16)),
+        sets=("smoke", *BOTH),
+    ),
+    Theme("t1", "one token", _t(1), sets=("smoke", "standard")),
+    Theme("t63", "one token less than a chunk", _t(63), raw=True),
+    Theme("t64", "one chunk", _t(64)),
+    Theme("t65", "one token more than a chunk", _t(65), raw=True, sets=("smoke", *BOTH)),
+    Theme("t129", "two chunks and a token, with a state", _states(_t(129))),
+    Theme("long", "sixteen chunks that remember", _t(1024, HV=1, K=16, V=16), "slow", sets=BOTH),
+    # widths and heads
+    Theme("heads", "six value heads of two, each with rates of its own",
+          _t(96, H=2, HV=6, K=16, V=16, g_head_spread=3), raw=True, sets=BOTH),
+    Theme("tails", "widths that no power of two divides", _t(80, K=40, V=20), raw=True, sets=BOTH),
+    Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=24)),
+    Theme("v256", "values of more channels than 128", _t(70, HV=1, K=24, V=256), raw=True),
+    # packings
+    Theme("packed-inside", "sequences that begin and end inside chunks",
+          _states(_packed(37, 91, 104, 180, K=16)), sets=BOTH),
+    Theme("packed-aligned", "sequences that begin where chunks do", _packed(64, 128, 192, K=16)),
+    Theme("packed-empty", "empty sequences first, last and between, whose states must stay",
+          _states(_packed(0, 50, 50, 50, 114, 180, 180, K=16, V=48)), raw=True, sets=BOTH),
+    Theme("packed-ones", "sequences of one token, as a batch of decode steps",
+          _states(_packed(1, 2, 3, 4, 5, 6, 7, 8, K=16)), raw=True),
+    Theme("packed-mixed", "decode rows beside prefill rows, with states and without tokens",
+          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=32, V=48)), raw=True),
+    # states
+    Theme("states", "a state that outlives chunks, V > K", _states(_t(150, K=16, V=48)), "slow",
+          sets=BOTH),
+    Theme("states-raw", "the same of raw gates and normed keys", _states(_t(150, K=32, V=16)),
+          "slow", raw=True, sets=BOTH),
+    Theme("symmetric", "values near the keys: a state stored [V,K] and read [K,V]",
+          _t(128, v_from_k=0.01)),
+    # gates
+    Theme("no-decay", "gates that forget nothing", _t(130), "none"),
+    Theme("mild", "gates of common strength", _t(130), "mild", sets=BOTH),
+    Theme("strong", "log gates in (-5, 0]", _t(130), "strong", sets=BOTH),
+    Theme("killing", "log gates in (-20, 0]", _t(96), "killing"),
+    Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow"),
+    Theme("softplus", "raw gates with A_log and dt_bias", _t(130), raw=True, form=RAW, sets=BOTH),
+    Theme("softplus-ends", "raw gates around -9, times a large rate",
+          _t(130, g_mean=-9, g_scale=2, A_log=7), form=RAW),
+    Theme("softplus-rates", "heads whose A_log differ by far",
+          _t(96, HV=4, K=16, g_mean=-3, g_head_spread=4), form=RAW, sets=BOTH),
+    Theme("softplus-bare", "raw gates without parameters", _t(96, gate_params="no"),
+          form={"gate": "softplus"}),
+    Theme("lower-bound", "a bounded gate", _t(96), form={"gate": "lower_bound"}, sets=BOTH),
+    # keys and betas
+    Theme("small-norms", "rows whose squared norms are about that of eps",
+          _t(128, qk_decades=5), form={"l2norm": "yes"}, sets=BOTH),
+    Theme("tiny-norms", "rows far below eps, and rows of zeros",
+          _t(96, qk_decades=9, override="q[5,*,*] 0, k[40,*,*,*] 0"), form={"l2norm": "yes"}),
+    Theme("correlated", "keys that are nearly equal, erased by nearly all", _t(128,
+          keys="correlated"), "slow", betas="one"),
+    Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow"),
+    Theme("repeated", "every token four times: what is read before the decay differs",
+          _t(128, repeat=4), betas="one"),
+    Theme("small-betas", "betas over many decades", _t(96), betas="small"),
+    Theme("reflected", "betas up to 2", _t(96), betas="two", sets=BOTH),
+    Theme("scaled", "another scale than K^-1/2", _t(80, scale=0.31), raw=True),
+    # where nothing rounds
+    Theme("exact", "nothing rounds: errors are 0", _states(_t(144, H=2, HV=4, K=16, V=48,
+          keys="exact")), "", form=LOG),
+    Theme("exact-packed", "the same of packed sequences", _states(_packed(30, 30, 64, 130, 150,
+          HV=2, K=16, V=32, keys="exact")), "", form=LOG),
+    # serving
+    Theme("decode", "prefill, then steps of one token, of slots that end at their times",
+          _packed(70, 70, 92, 150, K=16, session="48,12x1,4,1"), raw=True, sets=("serving",)),
+    Theme("pieces", "a prompt in pieces, from stored states",
+          _packed(150, 228, K=16, s0_scale=0.5, session="50,64,18,1,31"), sets=("serving",)),
+    Theme("first-one", "first a call of one token, of sequences that have no state yet",
+          _packed(10, 20, 30, session="1,5,1"), raw=True, sets=("serving",)),
+    Theme("first-one-slots", "the same from slots in which others' states lie",
+          _packed(10, 20, 30, session="1,5,1", session_slots=5), raw=True, sets=("serving",)),
+    Theme("prefix", "continuations of one stored prefix", _packed(60, 130, 190, K=16,
+          session="24,16,4-3,1", session_prefix=40), sets=("serving",)),
+    Theme("slots", "states in slots, other slots to read and to write, padding",
+          _packed(40, 40, 62, 76, 96, s0_scale=0.5, session="12,4-2,3,1,4-0,2x1,2",
+          session_slots=7), raw=True, sets=("serving",)),
+    Theme("slots-prefix", "continuations read the slot of one prefix, which must stay",
+          _packed(34, 60, 90, K=32, V=16, s0_scale=0.5, session="10,6,4-3,5,1", session_prefix=16,
+          session_slots=5), sets=("serving",)),
+    Theme("drafts", "windows of drafted tokens, some of which none is accepted in",
+          _packed(70, 120, K=16, session="24,4-2,4-0,3,6-1,6,5-4,2x6-3,1,4-3"), raw=True,
+          sets=("serving",)),
+    Theme("kept-bf16", "states kept in bf16 between calls", _packed(40, 70, session="16,8,1",
+          session_state="bf16"), sets=("serving",)),
+    Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
+          134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
+    # training
+    Theme("two-rows", "a batch of rows of the same length", _packed(90, 180, 270, K=16),
+          raw=True, sets=TRAINED),
+    Theme("wide", "widths of tensor cores", _t(128, HV=1, K=64, V=64), raw=True, sets=TRAINED),
+    # devices
+    Theme("model-head", "heads as models have them", _states(_t(512, H=2, HV=4, K=128, V=128)),
+          raw=True, sets=("large",)),
+    Theme("model-packed", "the same of packed sequences", _states(_packed(1, 200, 200, 263, 512,
+          H=1, HV=2, K=128, V=128)), raw=True, sets=("large",)),
+    Theme("many-heads", "more heads than a device has blocks at once",
+          _t(96, H=16, HV=64, K=64, V=64), raw=True, sets=("large",)),
+    Theme("many-chunks", "64 chunks that remember", _t(4096, HV=1, K=64, V=64), "slow", raw=True,
+          sets=("large",)),
+    Theme("k256", "K and V of 256", _states(_t(128, HV=1, K=256, V=256)), raw=True,
+          sets=("large",)),
+)  # fmt: skip
+
+
+def _beta_keys(betas: str, op: str, form: str) -> dict[str, object] | None:
+    """Keys for betas of that kind; None: the recurrence has none."""
+    if not betas:
+        return {}
+    if op in ("gla", "ssd", "dplr"):
+        return None
+    if form == "plain":
+        if betas == "small":
+            return {"beta_lo": 0, "beta_hi": 1e-3} if op == "gdn2" else {"beta_decades": 12}
+        share = 2 if op == "mkda" else 1  # two keys of a token erase at once
+        lo, hi = {"one": (0.95, 1.0), "two": (0.0, 2.0)}[betas]
+        return {"beta_lo": lo / share, "beta_hi": hi / share}
+    lo, hi = {"one": (4, 1), "two": (1, 2), "small": (-8, 5)}[betas]
+    if form == "sigmoid2" and op == "mkda":
+        lo -= 4
+    return {"beta_lo": lo, "beta_hi": hi}
+
+
+def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
+    """The gate, beta and norm of the case: what the theme is about, else the function's one, else
+    the theme's choice."""
+    free = contract.free_settings()
+    form = dict(RAW if theme.raw else LOG)
+    own = {"gate": contract.gate, "beta": contract.beta, "l2norm": ("no", "yes")[contract.l2norm]}
+    names = {"gate": "gate", "beta": "beta_form", "l2norm": "l2norm"}
+    form |= {n: x for n, x in own.items() if names[n] not in free}
+    if theme.betas == "two" and "beta_form" in free and theme.raw:
+        form["beta"] = "sigmoid2"
+    form |= theme.form
+    if op in ("gdn2", "gla", "ssd", "dplr"):
+        form["beta"] = "plain"
+    if op == "dplr":
+        form["l2norm"] = "no"
+    return form
+
+
+def _text(theme: Theme, op: str, contract: Contract) -> str | None:
+    """The case file of a theme for one recurrence; None: it has no such case."""
+    if op == "dplr" and ("exact" in theme.name or theme.form.get("l2norm") and not theme.raw):
+        return None
+    form = _form(theme, op, contract)
+    betas = _beta_keys(theme.betas, op, form["beta"])
+    if betas is None:
+        return None
+    log, mean = DECAYS.get(theme.decay, ({}, 0.0))
+    gates = log if form["gate"] == "log" else {"g_mean": mean}
+    keys: dict[str, object] = {"H": 1, "HV": 2, "K": 32, "V": 32, **form, **gates, **betas}
+    keys |= {"R": 2} if op in ("mkda", "gated-deltaproduct") else {}
+    keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
+    keys |= {} if "V" in theme.keys else {"V": theme.keys.get("K", 32)}
+    keys |= theme.keys
+    if op == "dplr":
+        keys["H"] = keys["HV"]
+    if form["gate"] == "log":
+        keys.pop("g_mean", None)
+    if "session" in keys or not set(GRADIENT_OF) & set(contract.writes()):
+        keys |= {} if "session" in keys else {"backward": "no"}
+        keys.pop("dstate", None)
+    lines = {"reason": theme.reason, "source": f"python/deltaproof/themes.py: {theme.name}"}
+    return "".join(f"{n} = {x}\n" for n, x in {**lines, "op": op, **keys}.items())
+
+
+def _cases(contract: Contract) -> Iterator[tuple[str, Theme, str]]:
+    """(name, theme, text) of each case that the function's recurrences have."""
+    for op in (m for m in MODELS if m in contract.models):
+        for theme in THEMES:
+            text = _text(theme, op, contract)
+            if text is not None:
+                yield f"{op}-{theme.name}", theme, text
+
+
+def _written(name: str, text: str, folder: str) -> str:
+    """The path of the case file, below a folder named after its text: two contracts differ."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    path = os.path.join(folder, "themes", digest, f"{name}.case")
+    if not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        own = f"{path}.{os.getpid()}"
+        with open(own, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.replace(own, path)
+    return path
+
+
+def case_paths(cases: str | Sequence[str], contract: Contract, folder: str) -> list[str]:
+    """What the program is to run: of a set the files of its cases, which are written below the
+    folder; of other names, or a case of a set, that case."""
+    asked = [cases] if isinstance(cases, str) else list(cases)
+    have = list(_cases(contract)) if set(asked) - _in_tree(asked) else []
+    out: list[str] = []
+    for name in asked:
+        if name in SETS:
+            found = [(n, text) for n, theme, text in have if name in theme.sets]
+            out += [_written(n, text, folder) for n, text in found]
+            out += ["kda-typical"] * (name == "standard" and "kda" in contract.models)
+        else:
+            found = [(n, text) for n, _, text in have if n == name]
+            out += [_written(n, text, folder) for n, text in found] or [name]
+    return out
+
+
+def _in_tree(asked: Sequence[str]) -> set[str]:
+    """Names that are files."""
+    return {x for x in asked if os.path.isfile(x)}
