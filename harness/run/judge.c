@@ -73,6 +73,37 @@ static void check_input(const dp_tensorfile *in, dp_strength strength, const dp_
                     f->alias);
 }
 
+/* Has it one head, whatever axes it writes? Then beta has one number a token. */
+static int has_one_head(const dp_tensorfile *in) {
+    const dp_tensor *q = dp_tensor_find(in, "q"), *beta = dp_tensor_find(in, "beta");
+    return q && beta && q->ndim && q->ndim < 4 && beta->n && beta->n == q->shape[0];
+}
+
+/* Of several heads, a tensor of tokens has its axes, R and Kg apart: [T,H K] would be taken for a
+ * single head. */
+static void check_axes(const dp_tensorfile *f, dp_complaints *all) {
+    for (int i = 0; i < f->ntensor; i++) {
+        const dp_tensor *t = &f->tensor[i];
+        const int in = dp_input_find(t->name), out = dp_result_find(t->name);
+        const dp_tensor_field *field = in >= 0    ? &dp_input_fields[in]
+                                       : out >= 0 ? &dp_result_fields[out]
+                                                  : NULL;
+        dp_axis need[DP_MAX_AXES + 1] = {DP_AXIS_NONE};
+        char have[200], want[200];
+        int n = 0;
+        if (!field || field->kind != DP_OF_TOKENS) continue;
+        for (int a = 0; a < DP_MAX_AXES && field->axis[a]; a++)
+            if (field->axis[a] != DP_AXIS_R && field->axis[a] != DP_AXIS_KG)
+                need[n++] = field->axis[a];
+        if (t->ndim >= n) continue;
+        dp_case_shape_text(t, have, sizeof have);
+        dp_axes_text(need, want, sizeof want);
+        dp_complain(all,
+                    "%s: tensor %s: shape %s, must be [%s]: an axis that is 1 long is written, too",
+                    f->path, t->name, have, want);
+    }
+}
+
 static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_complaints *all) {
     const dp_strength strength = strength_of(in, o);
     char known[256] = "";
@@ -85,6 +116,7 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
     }
     for (int i = 0; i < DP_NINPUTS; i++)
         check_input(in, strength, &dp_input_fields[i], all);
+    if (!has_one_head(in)) check_axes(in, all);
     const dp_tensor *q = dp_tensor_find(in, "q");
     if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
         dp_complain(all,
@@ -314,6 +346,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     dp_tensors_rename(out, by_gates);
     if (o->change) o->change(in, out, o->change_arg);
     check_inputs(in, o, &all);
+    if (!has_one_head(in)) check_axes(out, &all);
     const int backward = dp_outputs_check_names(in, out, &all);
     dp_judge_settings_read(o, in, out, &s, &all);
     dp_status st = dp_complaints_end(&all, e);

@@ -200,9 +200,9 @@ DP_TEST(attacks_input, a_batch_of_nothing_takes_no_memory) {
     const char *dir = judge_files("batch", 0);
     const fill in[] = {{"q", "BF16", 4, {1ll << 32, 2, 1, 0}, 1},
                        {"k", "BF16", 4, {1ll << 32, 2, 1, 0}, 1},
-                       {"v", "BF16", 0, {0}, 1},
-                       {"g", "BF16", 0, {0}, -0.5},
-                       {"beta", "BF16", 0, {0}, 0.5}};
+                       {"v", "BF16", 4, {1ll << 32, 2, 1, 0}, 1},
+                       {"g", "BF16", 4, {1ll << 32, 2, 1, 0}, -0.5},
+                       {"beta", "BF16", 4, {1ll << 32, 2, 1, 0}, 0.5}};
     write_filled(at_text("%s/in.safetensors", dir), in, 5);
     EXPECT(at_sh(dir, 20, JUDGE), 2,
            "in.safetensors: tensor q: [4294967296,2,1,0] holds no number");

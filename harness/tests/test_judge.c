@@ -19,6 +19,9 @@
     "1\ndstate = yes\n"                                                                      \
     "dtype = bf16\nranks = 3\nbase = bf16\nchain = tf32rz\n"
 static const char WIDE[] = CASE("K = 16\nV = 8\n"), SQUARE[] = CASE("K = 8\nV = 8\n");
+static const char ONE_HEAD[] =
+    "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = "
+    "sigmoid\nl2norm = yes\ng_mean = -4\nranks = 3\nbase = bf16\nchain = tf32rz\n";
 
 typedef struct {
     dp_case c;
@@ -311,10 +314,7 @@ DP_TEST(judge, nan_and_inf_fail_and_say_where) {
 }
 
 DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
-    static const char ONE[] =
-        "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = "
-        "sigmoid\nl2norm = yes\ng_mean = -4\nranks = 3\nbase = bf16\nchain = tf32rz\n";
-    const char *const text[] = {ONE, WIDE};
+    const char *const text[] = {ONE_HEAD, WIDE};
     dp_judge_options o = options();
     for (int one = 0; one < 2; one++) {
         subject x;
@@ -331,6 +331,29 @@ DP_TEST(judge, axes_of_length_one_and_single_heads_change_nothing) {
             done(&j[i]);
         forget(&x);
     }
+}
+
+/* [T,H K] of several heads would be taken for one head. */
+DP_TEST(judge, a_tensor_that_lacks_an_axis_is_refused_by_file_name_and_shape) {
+    dp_judge_options o = options();
+    subject x;
+    simulate(WIDE, &x);
+    const dp_problem *p = &x.c.p;
+    const entry in[] = {{"q", p->q, 2, {192, 16}},
+                        {"k", p->k, 2, {192, 16}},
+                        {"v", p->v, 2, {192, 16}},
+                        {"g", p->g, 2, {192, 32}},
+                        {"beta", p->beta, 2, {192, 2}}},
+                o2 = {"o", x.s.out.o, 2, {192, 16}};
+    write_file(in_path(), in, 5, 3, "F64", SAID);
+    write_file(out_path(), &o2, 1, 3, "F64", NULL);
+    REFUSE(&o, "in.safetensors: tensor q: shape [192,16], must be [T,H,K]: an axis that is 1 long",
+           "in.safetensors: tensor v: shape [192,16], must be [T,HV,V]",
+           "out.safetensors: tensor o: shape [192,16], must be [T,HV,V]");
+    write_file(in_path(), in, 4, 3, "F64", SAID); /* GLA has no beta, and nothing else to tell */
+    o.beta = "none";
+    REFUSE(&o, "in.safetensors: tensor q: shape [192,16], must be [T,H,K]");
+    forget(&x);
 }
 
 DP_TEST(judge, transposed_states_are_recognised_by_option_only) {
@@ -424,7 +447,7 @@ DP_TEST(judge, shapes_and_names_that_do_not_fit_are_refused_by_name) {
     o.beta = NULL;
     entry short_k[5] = {in[0], in[6], in[2], in[3], in[4]};
     write_file(in_path(), short_k, 5, 3, "F64", SAID);
-    REFUSE(&o, "in.safetensors", "tensor k: shape [96,16]", "[192,1,1,16]");
+    REFUSE(&o, "in.safetensors", "tensor k: shape [96,16]", "must be [T,H,K]");
     const entry batch[] = {{"q", p->q, 3, {1, 192, 16}}, in[1], in[2], in[3], in[4]};
     write_file(in_path(), batch, 5, 3, "F64", SAID);
     REFUSE(&o, "[1,192,16]", "[1,T,H,K]");
