@@ -159,8 +159,8 @@ museum: setup                  ## every deliberate fault: which verdict goes red
 bench: setup                   ## every benchmark; on a device our KDA kernels beside FLA's
 	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)
 	@set -e; for b in $(BENCH); do echo "== $$b"; $$b; done
-	@$(if $(GPU_LIB),echo "== scripts/peers/bench_fla.py"; python3 scripts/peers/bench_fla.py \
-	    $(BUILD)/gpu/bench_bwd)
+	@$(if $(GPU_LIB),echo "== bench_fla.py"; \
+	    python3 scripts/campaigns/peers/bench_fla.py $(BUILD)/gpu/bench_bwd)
 
 report: setup                  ## render OUT/report.html again from its records
 	$(build) $(PROGRAM)

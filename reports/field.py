@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """field.py FIELD.json OUT.html: the page of the field, public kernels and ours on every case that
-they serve (reports/field.json, which scripts/peers/run_field.sh --judge writes).
+they serve (reports/field.json, which scripts/campaigns/peers/run_field.sh --judge writes).
 
 Reads that file only; no verdict is decided here. Exit status 0, or 2 when it cannot be read (the
 message names file and field) or the page cannot be written.

@@ -1,17 +1,18 @@
-/* scripts/adversary: kernels and faults written apart from this program, and the tables of what its
- * verdicts make of them. */
+/* scripts/campaigns/adversary: kernels and faults written apart from this program, and the tables
+ * of what its verdicts make of them. */
 #include "gt.h"
 #include <stdio.h>
 #include <string.h>
 
 static char out[1 << 16];
 
-/* scripts/adversary/run with these arguments, its results in that folder; returns its exit status.
- */
+/* scripts/campaigns/adversary/run with these arguments, its results in that folder; returns its
+ * exit status. */
 static int adversary_in(const char *folder, const char *arguments) {
     char cmd[2048];
     snprintf(cmd, sizeof cmd,
-             "'%s/../scripts/adversary/run' %s --program '%s' --out '%s/%s' --cache '%s/cache'",
+             "'%s/../scripts/campaigns/adversary/run' %s --program '%s' --out '%s/%s' "
+             "--cache '%s/cache'",
              gt_cases(), arguments, gt_program(), gt_tmpdir(), folder, gt_tmpdir());
     return gt_run(cmd, out, sizeof out);
 }
@@ -95,7 +96,8 @@ DP_TEST(adversary, keys_that_are_rounded_twice_pass_as_what_they_are) {
     for (int i = 0; i < 2; i++) {
         snprintf(cmd, sizeof cmd,
                  "ADVERSARY_DESIGN=chunk16-scored-bf16 ADVERSARY_DECLARED=0 '%s' run "
-                 "field-log-survivor --cases '%s/../scripts/peers/field/cases' --base bf16 "
+                 "field-log-survivor --cases '%s/../scripts/campaigns/peers/field/cases' "
+                 "--base bf16 "
                  "--subject '%s/adversary/libadversary.so' --design %s --cache '%s/cache'",
                  gt_program(), gt_cases(), gt_tmpdir(), as[i].design, gt_tmpdir());
         gt_run(cmd, out, sizeof out);

@@ -40,12 +40,12 @@ DP_TEST(python, wheel_installs_into_a_fresh_environment_and_its_tests_pass) {
     CHECK(sh(cmd) == 0 && strstr(out, "deltaproof "), "%s", out);
 }
 
-/* scripts/peers/fla_dump.py on modules that keep to the contract of PyTorch and safetensors and no
- * more: a file that is open has names by keys() alone. */
+/* scripts/campaigns/peers/fla_dump.py on modules that keep to the contract of PyTorch and
+ * safetensors and no more: a file that is open has names by keys() alone. */
 DP_TEST(python, a_dump_is_read_by_the_names_of_its_tensors) {
     char cmd[2000];
     snprintf(cmd, sizeof cmd,
-             "cd '%s/../scripts/peers' && python3 -B -c \"\n"
+             "cd '%s/../scripts/campaigns/peers' && python3 -B -c \"\n"
              "import contextlib, sys, types\n"
              "class Open(contextlib.nullcontext):\n"
              "    def __enter__(self): return self\n"

@@ -124,12 +124,12 @@ DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     }
     for (int i = 0; i < DP_NINPUTS; i++)
         add(&inputs, dp_field_file_name(&dp_input_fields[i]));
-    quoted("scripts/adversary/fault.c", "tensor_names[TENSORS] = {", "}", &got);
-    expect("scripts/adversary/fault.c", &got, &results);
-    quoted("scripts/adversary/plugin.py", "\nTENSORS = [", "]", &got);
-    expect("scripts/adversary/plugin.py", &got, &results);
-    quoted("scripts/peers/field/judge.py", "\nGRADIENTS = (", ")", &got);
-    expect("scripts/peers/field/judge.py", &got, &gradients);
+    quoted("scripts/campaigns/adversary/fault.c", "tensor_names[TENSORS] = {", "}", &got);
+    expect("scripts/campaigns/adversary/fault.c", &got, &results);
+    quoted("scripts/campaigns/adversary/plugin.py", "\nTENSORS = [", "]", &got);
+    expect("scripts/campaigns/adversary/plugin.py", &got, &results);
+    quoted("scripts/campaigns/peers/field/judge.py", "\nGRADIENTS = (", ")", &got);
+    expect("scripts/campaigns/peers/field/judge.py", &got, &gradients);
     quoted("python/bridge.c", "const array in[] = {", "};", &got);
     expect("python/bridge.c", &got, &inputs);
 }

@@ -1,5 +1,5 @@
-"""field.json, what scripts/peers/field/judge.py writes of public kernels and ours, read and
-checked.
+"""field.json, what scripts/campaigns/peers/field/judge.py writes of public kernels and ours, read
+and checked.
 
 load(path) -> the whole of it
 """
