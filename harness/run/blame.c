@@ -58,10 +58,16 @@ static const dp_judgement *judged(const dp_run *r, const char *name) {
     return NULL;
 }
 
+/* Does that stage run? On one rank nothing is sent. */
+static int runs(const dp_run *r, dp_stage s) {
+    return r->ranks > 1 || (s != DP_STAGE_PRE_FWD && s != DP_STAGE_MERGE_FWD &&
+                            s != DP_STAGE_PRE_BWD && s != DP_STAGE_MERGE_BWD);
+}
+
 /* Marks what node i is made of, up to what is shown. */
 static void ancestors(const dp_run *r, int i, unsigned char *mark) {
     for (int j = 0; j < i; j++)
-        if (made_from(i, j) && !mark[j]) {
+        if (made_from(i, j) && !mark[j] && runs(r, NODES[j].stage)) {
             mark[j] = 1;
             if (!judged(r, NODES[j].name)) ancestors(r, j, mark);
         }

@@ -1,10 +1,9 @@
 /* Common mistakes, each as a change of what is judged (hypotheses.h). */
 #define _GNU_SOURCE
 #include "hypotheses.h"
-#include "harness/case/case_inputs.h"
 #include "harness/simulated/ranks.h"
 #include "judge_settings.h"
-#include "ref/chunk/gate.h"
+#include "mistakes.h"
 #include "ref/files/safetensors.h"
 
 #include <math.h>
@@ -15,17 +14,16 @@
 /* What one hypothesis changes of the files. */
 typedef struct {
     const dp_problem *p;
-    const char *only;    /* of OUT this tensor alone; NULL: forward, or all */
-    int forward;         /* of OUT o and final_state alone */
-    double factor;       /* of `only` */
-    int late;            /* `only` is one token late */
-    double eps;          /* of the norm inside its root; NAN: unchanged */
-    double gate;         /* factor of g */
-    dp_format activated; /* the log decay of an activated gate is kept in it; fp64: unchanged */
-    dp_fault fault;      /* what it changes of o and final_state in fp64 is taken off them */
-    const char *layout;  /* of states, as given */
-    const char *earlier; /* this input is that of the token before */
-    int rank;            /* starts from zero */
+    const char *only;          /* of OUT this tensor alone; NULL: forward, or all */
+    int forward;               /* of OUT o and final_state alone */
+    double factor;             /* of `only` */
+    int late;                  /* `only` is one token late */
+    double gate;               /* factor of g */
+    const dp_mistake *mistake; /* of reading inputs; NULL: none */
+    dp_fault fault;            /* what it changes of o and final_state in fp64 is taken off them */
+    const char *layout;        /* of states, as given */
+    const char *earlier;       /* this input is that of the token before */
+    int rank;                  /* starts from zero */
 } change;
 
 /* A hypothesis is a mistake, operands of another format, or a base whose errors hide them all. */
@@ -52,25 +50,17 @@ typedef struct {
 
 /* ---- changes of files ------------------------------------------------------------------------ */
 
-static void drop(dp_tensorfile *f, int i) {
-    dp_tensor *last = &f->tensor[--f->ntensor], gone = f->tensor[i];
-    f->tensor[i] = *last;
-    free(gone.name);
-    free(gone.data);
-}
-
 static int kept(const change *h, const char *name) {
     const int field = dp_result_find(name);
     if (h->only) return !strcmp(name, h->only);
     if (h->rank) return field == DP_RESULT_O;
+    if (h->mistake && h->mistake->explains && !strcmp(name, h->mistake->explains)) return 0;
     return !h->forward || field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
 }
 
-/* Under its name or, of an input, its alias. */
-static dp_tensor *find(dp_tensorfile *f, const char *name) {
-    const int input = dp_input_find(name);
-    return (dp_tensor *)(input >= 0 ? dp_case_input_find(f, &dp_input_fields[input])
-                                    : dp_tensor_find(f, name));
+/* Where nothing of it is left: what it explains without a look at it. */
+static int explained_unseen(const change *h, const char *name) {
+    return h->mistake && h->mistake->explains && !strcmp(name, h->mistake->explains);
 }
 
 static void scale(dp_tensor *t, double factor) {
@@ -102,30 +92,6 @@ static void advance(dp_tensor *t, int64_t T) {
     }
 }
 
-/* Rows divided by sqrt(sum of squares + eps): what a kernel does whose norm has that eps. */
-static void normalise(dp_tensor *t, int K, double eps) {
-    for (int64_t r = 0; t && r < t->n / K; r++) {
-        double *x = t->data + r * K, sum = eps;
-        for (int i = 0; i < K; i++)
-            sum += x[i] * x[i];
-        for (int i = 0; i < K && sum > 0; i++)
-            x[i] /= sqrt(sum);
-    }
-}
-
-/* g becomes the log decay that its activation makes of it, in that format. */
-static void keep_activated(dp_tensorfile *in, const dp_problem *p, dp_format format) {
-    dp_tensor *g = find(in, "g");
-    dp_activated a = dp_activated_new(p);
-    for (int64_t i = 0; g && i < g->n; i++)
-        g->data[i] = dp_store(format, a.g[i]);
-    dp_activated_free(&a);
-    for (int i = in->ntensor - 1; i >= 0; i--)
-        if (dp_input_find(in->tensor[i].name) >= 0 &&
-            dp_input_fields[dp_input_find(in->tensor[i].name)].role == DP_ROLE_GATE)
-            drop(in, i);
-}
-
 static void subtract(dp_tensor *t, int64_t n, const double *x, const double *y) {
     for (int64_t i = 0; t && t->n == n && i < n; i++)
         t->data[i] -= x[i] - y[i];
@@ -135,7 +101,7 @@ static void take_fault_off(dp_tensorfile *out, const change *h) {
     const dp_problem *p = h->p;
     const dp_fault faults[] = {h->fault, DP_FAULT_NONE};
     const int64_t states = p->Nseq * (int64_t)p->HV * p->K * p->V;
-    dp_tensor *state = find(out, "final_state");
+    dp_tensor *state = dp_file_input(out, "final_state");
     dp_complaints none = {0}; /* it was read before */
     const int vk = dp_judge_state_vk(out, h->layout, &none);
     dp_sim s[2];
@@ -145,7 +111,7 @@ static void take_fault_off(dp_tensorfile *out, const change *h) {
         dp_sim_run(&s[i], DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     }
     if (state && vk) dp_states_transpose(state, p->K, p->V);
-    subtract(find(out, "o"), dp_input_count(p, DP_INPUT_DO), s[0].out.o, s[1].out.o);
+    subtract(dp_file_input(out, "o"), dp_input_count(p, DP_INPUT_DO), s[0].out.o, s[1].out.o);
     subtract(state, states, s[0].out.final_state, s[1].out.final_state);
     if (state && vk) dp_states_transpose(state, p->V, p->K);
     for (int i = 0; i < 2; i++)
@@ -155,40 +121,95 @@ static void take_fault_off(dp_tensorfile *out, const change *h) {
 static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
     const change *h = arg;
     for (int i = out->ntensor - 1; i >= 0; i--)
-        if (!kept(h, out->tensor[i].name)) drop(out, i);
-    if (h->only && h->factor != 1) scale(find(out, h->only), 1 / h->factor);
-    if (h->late) advance(find(out, h->only), h->p->T);
-    if (!isnan(h->eps)) {
-        normalise(find(in, "q"), h->p->K, h->eps);
-        normalise(find(in, "k"), h->p->K, h->eps);
-    }
-    if (h->gate != 1) scale(find(in, "g"), h->gate);
-    if (h->activated != DP_FP64) keep_activated(in, h->p, h->activated);
+        if (!kept(h, out->tensor[i].name)) dp_file_drop(out, i);
+    if (h->only && h->factor != 1) scale(dp_file_input(out, h->only), 1 / h->factor);
+    if (h->late) advance(dp_file_input(out, h->only), h->p->T);
+    if (h->gate != 1) scale(dp_file_input(in, "g"), h->gate);
+    if (h->mistake) h->mistake->change(in, out, h->p);
     if (h->fault) take_fault_off(out, h);
-    if (h->earlier) shift(find(in, h->earlier), h->p->T, 1);
+    if (h->earlier) shift(dp_file_input(in, h->earlier), h->p->T, 1);
     for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
         const int f = dp_input_find(in->tensor[i].name);
-        if (f == DP_INPUT_S0 || f == DP_INPUT_DSTATE) drop(in, i);
+        if (f == DP_INPUT_S0 || f == DP_INPUT_DSTATE) dp_file_drop(in, i);
     }
 }
 
 /* ---- trying one ------------------------------------------------------------------------------ */
 
-static change nothing(const search *s) {
-    return (change){.p = &s->c->p, .factor = 1, .eps = NAN, .gate = 1, .activated = DP_FP64};
+static change nothing(const search *s) { return (change){.p = &s->c->p, .factor = 1, .gate = 1}; }
+
+/* How far the failing run's tensor is from what must be, and about how far it may be; NAN: not
+ * known. */
+static void distances(const search *s, const char *name, double *failed, double *limit) {
+    *failed = *limit = NAN;
+    for (int i = 0; i < s->failed->ntensor; i++) {
+        const dp_judgement *t = &s->failed->tensor[i];
+        if (strcmp(t->name, name)) continue;
+        *failed = t->rel_fro;
+        *limit = t->rel_fro / t->expected.at[DP_LEVEL_TENSOR].ratio;
+    }
 }
 
-static int passes(dp_judge_options *q, change *h) {
+static int64_t entries(const dp_problem *p, int result) {
+    int64_t shape[DP_MAX_AXES], all = 1;
+    const dp_dims d = dp_problem_dims(p);
+    const int n = dp_field_axes(&dp_result_fields[result], &d, shape);
+    for (int i = 0; i < n; i++)
+        all *= shape[i];
+    return all;
+}
+
+static double distance(const double *x, const double *y, int64_t n) {
+    double off = 0, all = 0;
+    for (int64_t i = 0; i < n; i++) {
+        off += (x[i] - y[i]) * (x[i] - y[i]);
+        all += y[i] * y[i];
+    }
+    return sqrt(off / all);
+}
+
+/* Could what is judged pass? Not where fp64 of the changed problem is no nearer to it than a tenth
+ * of the failure, and ten times its limit: a truth would only say the same. */
+static int could_pass(const search *s, const dp_case *c, const dp_stored_results *g) {
+    const double nearer = 0.1, above = 10;
+    dp_sim sim;
+    dp_err e = {0};
+    int could = 1, backward = 0;
+    for (int f = 0; f < DP_NRESULTS; f++)
+        backward |= *dp_result_at((dp_result *)&g->r, f) && dp_result_fields[f].backward;
+    if (dp_sim_new(&sim, &c->p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return 1;
+    dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    for (int f = 0; f < DP_NRESULTS && could; f++) {
+        const double *x = *dp_result_at((dp_result *)&g->r, f), *y = *dp_result_at(&sim.out, f);
+        double failed, limit;
+        if (!x || !y) continue;
+        distances(s, dp_result_fields[f].name, &failed, &limit);
+        could = !(distance(x, y, entries(&c->p, f)) > fmax(nearer * failed, above * limit));
+    }
+    dp_sim_free(&sim);
+    return could;
+}
+
+static int passes(const search *s, dp_judge_options *q, change *h) {
+    dp_tensorfile in = {0}, out = {0};
+    dp_judge_loaded l;
     dp_case c;
     dp_runs runs = {0};
     dp_err e = {0};
+    int good = 0;
+    const dp_run_options ro = {.cache = q->cache, .truth = q->truth, .unjudged = q->unjudged};
     q->change = apply;
     q->change_arg = h;
     q->note = NULL;
-    if (dp_judge(q, &c, &runs, &e)) return 0;
-    int good = runs.n == 1 && runs.run[0].verdict == DP_PASS;
-    dp_runs_free(&runs);
-    dp_case_free(&c);
+    if (!dp_safetensors_read(q->inputs, &in, &e) && !dp_safetensors_read(q->outputs, &out, &e) &&
+        !dp_judge_load(q, &in, &out, &c, &l, &e)) {
+        if (could_pass(s, &c, &l.stored) && !dp_run_stored(&c, &ro, &l.stored, &runs, &e))
+            good = runs.n == 1 && runs.run[0].verdict == DP_PASS;
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+    dp_tensorfile_free(&in);
+    dp_tensorfile_free(&out);
     return good;
 }
 
@@ -197,7 +218,8 @@ static uint64_t explained_by(const search *s, const change *h) {
     uint64_t all = 0;
     for (int i = 0; i < s->failed->ntensor && i < 64; i++) {
         const dp_judgement *t = &s->failed->tensor[i];
-        if (t->verdict == DP_FAIL && kept(h, t->name)) all |= (uint64_t)1 << i;
+        if (t->verdict == DP_FAIL && (kept(h, t->name) || explained_unseen(h, t->name)))
+            all |= (uint64_t)1 << i;
     }
     return all;
 }
@@ -210,7 +232,7 @@ static void attempt(search *s, dp_judge_options q, change h, const char *text) {
         return;
     }
     s->count.tried++;
-    if (!passes(&q, &h)) return;
+    if (!passes(s, &q, &h)) return;
     s->count.fit++;
     fitting *f = &s->fits[s->n++];
     f->kind = s->kind;
@@ -270,10 +292,12 @@ static void try_forms(search *s) {
 }
 
 static void try_scale(search *s) {
-    char usual[40];
+    char usual[40], twice[40];
     const double own = s->c->p.scale, standard = 1 / sqrt(s->c->p.K);
     snprintf(usual, sizeof usual, "%.17g", standard);
     if (own != 1) OTHER(scale, "scale", "1", "q is not multiplied by the scale");
+    snprintf(twice, sizeof twice, "%.17g", own * own);
+    if (own != 1) OTHER(scale, "scale", twice, "q is multiplied by the scale twice");
     if (fabs(own / standard - 1) > 1e-12) OTHER(scale, "scale", usual, "K^-1/2");
 }
 
@@ -317,20 +341,25 @@ static void try_gate_dtype(search *s) {
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-static void try_norm(search *s) {
-    static const struct {
-        double eps;
-        const char *text;
-    } norms[] = {{1e-5, "matches eps = 1e-5 in the norm of q and k, not 1e-6"},
-                 {1e-12, "matches eps = 1e-12 in the norm of q and k, not 1e-6"},
-                 {0, "matches a norm of q and k without eps"}};
-    for (size_t i = 0; i < sizeof norms / sizeof *norms && s->c->p.l2norm; i++) {
+static void try_mistakes(search *s) {
+    for (int i = 0; i < dp_nmistakes; i++) {
+        const dp_mistake *m = &dp_mistakes[i];
         dp_judge_options q = *s->o;
         change h = nothing(s);
-        q.l2norm = "0";
-        h.forward = 1;
-        h.eps = norms[i].eps;
-        attempt(s, q, h, norms[i].text);
+        if (!m->applies(&s->c->p)) continue;
+        h.mistake = m;
+        h.forward = m->forward;
+        h.layout = s->o->state_layout;
+        if (m->activated) {
+            q.gate = "log";
+            q.lower_bound = q.gate_dtype = NULL;
+        }
+        if (m->plain_beta) q.beta = "plain";
+        if (m->raw_norm) q.l2norm = "0";
+        char cu[32];
+        snprintf(cu, sizeof cu, "0,%lld", (long long)s->c->p.T);
+        if (m->one_sequence) q.cu_seqlens = cu;
+        attempt(s, q, h, m->text);
     }
 }
 
@@ -343,14 +372,6 @@ static void try_gates(search *s) {
         h.gate = 1 / M_LN2;
         attempt(s, *s->o, h, "as if gates were divided by ln 2 and then raised from e");
         h.gate = 1;
-    }
-    if (s->c->p.gate != DP_GATE_LOG) {
-        dp_judge_options q = *s->o;
-        change kept = h;
-        q.gate = "log";
-        q.lower_bound = q.gate_dtype = NULL;
-        kept.activated = DP_BF16;
-        attempt(s, q, kept, "as if the activated gate were kept in bf16");
     }
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
@@ -412,8 +433,10 @@ static void try_factors(search *s, const char *name) {
     for (size_t i = 0; i < sizeof factors / sizeof *factors; i++) {
         change h = nothing(s);
         char text[100];
+        const double scale = s->c->p.scale, f = factors[i].factor;
+        if (!strcmp(name, "o") && (f == scale || f * scale == 1)) continue; /* as try_scale says */
         h.only = name;
-        h.factor = factors[i].factor;
+        h.factor = f;
         snprintf(text, sizeof text, "%s is %s", name, factors[i].text);
         attempt(s, *s->o, h, text);
     }
@@ -545,7 +568,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
     try_gate_dtype(&s);
     try_late(&s);
-    if (forward_failed(&s)) try_norm(&s);
+    try_mistakes(&s);
     try_forms(&s);
     try_scale(&s);
     if (forward_failed(&s)) try_gates(&s);

@@ -9,6 +9,9 @@
  * one tensor by a common factor, one token late; where none of these fits, but for a coarser base,
  * products of operands in tf32.
  *
+ * What a kernel makes of its inputs by mistake is a row of mistakes.c. Before a truth is paid for,
+ * fp64 of the changed problem must be nearer to what failed than a tenth of the failure.
+ *
  * A hypothesis fits only where its tensors pass: what no limit sees is unjudged. One that explains
  * all failures is said alone; where several do, that several would fit; where none does, each
  * failed tensor's own.

@@ -141,7 +141,9 @@ void dp_run_close(dp_run *r, double seconds) {
                  at->head);
     else if (un)
         say_unjudged(un, n[DP_UNJUDGED], r);
-    if (r->cond.condition > 0 && !r->exact && (r->verdict == DP_PASS || r->verdict == DP_FAIL))
+    const int unwritten = bad && bad->flaw == DP_FLAW_UNWRITTEN; /* which no condition explains */
+    if (r->cond.condition > 0 && !r->exact && !unwritten &&
+        (r->verdict == DP_PASS || r->verdict == DP_FAIL))
         dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }
 

@@ -171,6 +171,23 @@ DP_TEST(blame, less_shown_means_more_suspects) {
     dp_case_free(&c);
 }
 
+/* Nothing is sent on one rank: M, H, S_in and the stages that make them are neither suspected nor
+ * asked for. */
+DP_TEST(blame, one_rank_is_not_asked_for_what_ranks_send) {
+    dp_case c;
+    dp_runs runs = {0};
+    if (!gt_parse_case(HEAD "T = 132\ng_scale = 0.02\ndstate = yes\n", &c)) return;
+    for (int shown = 0; shown < 2; shown++) {
+        const dp_blame b = blame(&c, DP_FAULT_DECAY_BEFORE_USE, shown ? " h " : " ", &runs);
+        REQUIRE(b.tensor, "nothing is blamed");
+        CHECK(!b.suspect[DP_STAGE_PRE_FWD] && !b.suspect[DP_STAGE_MERGE_FWD], "%d suspects",
+              b.nsuspect);
+        CHECK(!strstr(b.shows, "M") && !strstr(b.shows, "S_in"), "show '%s'", b.shows);
+    }
+    dp_runs_free(&runs);
+    dp_case_free(&c);
+}
+
 /* First row: the earliest token forward, the latest backward. */
 DP_TEST(blame, the_first_row_is_the_first_that_was_computed) {
     dp_case c;

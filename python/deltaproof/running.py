@@ -183,16 +183,32 @@ def _fits(
     limit: float,
     options: Sequence[str],
 ) -> tuple[str, list[str]]:
-    """The first case that failed, and lines of the common mistakes that fit it; none where calls
-    with the same inputs differ."""
+    """The first case that failed, and lines of the common mistakes that fit it; where several
+    would, those of them that fit the next failures, too. None where calls with the same inputs
+    differ."""
     runs = found.record["runs"] if found.record else []
-    failed = next((r for r in runs if r["verdict"] == "fail"), None)
-    if not failed or failed["why"].startswith("not repeatable"):
+    failed = [r for r in runs if r["verdict"] == "fail"]
+    paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
+    cases = [r["case"] for r in failed if r["case"] in paths]
+    if not cases or failed[0]["why"].startswith("not repeatable"):
         return "", []
-    for name in names:
-        if os.path.basename(name).removesuffix(".case") == failed["case"]:
-            return failed["case"], fits(contract, about, name, limit, options)
-    return "", []
+    lines = fits(contract, about, paths[cases[0]], limit, options)
+    for case in cases[1 : 1 + MOST_ASKED]:
+        said = _several(lines)
+        also = _several(fits(contract, about, paths[case], limit, options)) if said[1:] else []
+        both = [x for x in said if x in also]
+        if both:
+            lines = ["fits: " + SEVERAL * (len(both) > 1) + "; ".join(both)]
+    return cases[0], lines
+
+
+SEVERAL, MOST_ASKED = "several would fit: ", 3
+
+
+def _several(lines: Sequence[str]) -> list[str]:
+    """The mistakes of which one line says that they, or that one, would explain all failures."""
+    said = lines[0].removeprefix("fits: ").removeprefix(SEVERAL) if len(lines) == 1 else ""
+    return said.split("; ") if said else []
 
 
 def _tell_page(folder: str, case: str, lines: Sequence[str]) -> None:

@@ -1,0 +1,231 @@
+"""GDN and KDA with their adjoint in numpy, one token at a time and in chunks, and the faults of
+public reports by name. Written from the formulas at the head of harness/deltaproof_subject.h:
+nothing here is a report's code, nor that of ref/ or harness/."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from recurrences import log_decay, sigmoid, softplus
+
+F4 = np.float32
+EPS = F4(1e-6)
+
+
+class Inputs:
+    """What a call gets, activated: q, k, v [T,HV,..], lg [T,HV,K or 1], b [T,HV], S0, cu."""
+
+    def __init__(self, fault: str, last: Any, x: dict[str, Any]) -> None:
+        self.x, self.fault = x, fault
+        q, k, v = (x[n].astype(F4) for n in ("q", "k", "v"))
+        self.T, self.H, self.K = q.shape
+        self.HV, self.V = v.shape[1:]
+        self.rq, self.rk = (self._norm(y) if x["l2norm"] else F4(1) for y in (q, k))
+        head = np.arange(self.HV)
+        head = head % self.H if fault == "heads-tiled" else head // (self.HV // self.H)
+        self.q, self.k, self.v = (q * self.rq)[:, head], (k * self.rk)[:, head], v
+        self.lg = log_decay(*self._gate())
+        b = x["beta"].astype(F4)
+        s = sigmoid(b)
+        self.b = {"plain": b, "sigmoid": s, "sigmoid2": 2 * s}[x["beta_form"]]
+        self.cu = [0, self.T] if x.get("cu_seqlens") is None else [int(n) for n in x["cu_seqlens"]]
+        self.S0 = self._states(last)
+        self._lose_channels()
+
+    def lengths(self) -> list[int]:
+        return [e - a for a, e in zip(self.cu, self.cu[1:], strict=False)]
+
+    def _norm(self, y: Any) -> Any:
+        squares = (y * y).sum(-1, keepdims=True)
+        if self.fault == "l2-clamp":
+            return 1 / np.maximum(np.sqrt(squares), EPS)
+        return 1 / np.sqrt(squares + EPS)
+
+    def _gate(self) -> tuple[Any, ...]:
+        x, fault = self.x, self.fault
+        g, A, bias = (
+            x["g"].astype(F4).reshape(self.T, self.HV, -1),
+            x.get("A_log"),
+            x.get("dt_bias"),
+        )
+        if fault == "a-log-twice" and A is not None:
+            A = -np.exp(A.astype(F4))
+        if fault == "dt-bias-per-head" and bias is not None and g.shape[-1] > 1:
+            bias = bias.reshape(-1)[: self.HV, None] * np.ones((1, self.K), F4)
+        if fault == "base-2" and x["gate"] == "log":
+            g = g * F4(np.log(2))
+        return g, x["gate"], x["lower_bound"], A, bias
+
+    def _states(self, last: Any) -> Any:
+        x, n = self.x, len(self.cu) - 1
+        S = np.zeros((n, self.HV, self.K, self.V), F4)
+        if x.get("initial_state") is not None:
+            S = x["initial_state"].astype(F4).copy()
+        if x.get("pool") is not None:
+            for i, slot in enumerate(x["read_slot"]):
+                S[i] = x["pool"][slot] if slot >= 0 else 0
+        steps = n == self.T and last is not None and last.shape[1:] == S.shape[1:]
+        if self.fault == "first-token-stale" and steps and not S.any():
+            S = np.resize(last, S.shape).astype(F4)
+        if self.fault == "state-turned" and self.K == self.V:
+            S = S.swapaxes(-1, -2).copy()
+        if self.fault == "s0-ignored":
+            S[:] = 0
+        if self.fault == "s0-lost-multi":
+            S[[i for i, m in enumerate(self.lengths()) if m > 1]] = 0
+        return S
+
+    def _lose_channels(self) -> None:
+        lost = {"dk-tail": self.K // 32 * 32, "k-over-128": 128}.get(self.fault, self.K)
+        self.q[..., lost:] = 0
+        self.k[..., lost if self.fault == "dk-tail" else self.K :] = 0
+
+
+def forward(c: Inputs, steps: list[Any]) -> tuple[Any, Any]:
+    """o, final states; steps gets the state before every token."""
+    fault, x = c.fault, c.x
+    o, final = np.zeros((c.T, c.HV, c.V), F4), c.S0.copy()
+    cu = [0, c.T] if fault == "cu-ignored" else c.cu
+    for n, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
+        S = c.S0[n].copy()
+        for t in range(a, e):
+            steps.append(S)
+            before, S = S, S * np.exp(c.lg[t])[..., None]
+            read = np.einsum("hk,hkv->hv", c.k[t], before if fault == "undecayed" else S)
+            padded = fault == "beta-pad" and c.HV > 1 and t - a >= (e - a) // 64 * 64
+            write = (np.roll(c.b[t], 1) if padded else c.b[t])[:, None] * (c.v[t] - read)
+            S = S + c.k[t][..., None] * write[:, None]
+            o[t] = F4(x["scale"]) * np.einsum("hk,hkv->hv", c.q[t], S)
+            if fault == "diag-two":
+                o[t] += F4(x["scale"]) * (c.q[t] * c.k[t]).sum(-1)[:, None] * write
+            if fault == "tail" and t >= 300:
+                o[t] = 0
+        final[n] = S
+    if fault == "cu-ignored":
+        final[:] = final[0]
+    if fault == "scale-twice":
+        o *= F4(x["scale"])
+    if fault == "v-over-128":
+        o[..., 128:] = 0
+    return o, _states_lost(c, final)
+
+
+def _states_lost(c: Inputs, final: Any) -> Any:
+    """Final states as a server's faults leave them."""
+    lengths, T = c.lengths(), c.T
+    for n, m in enumerate(lengths):
+        if c.fault == "empty-zero" and not m:
+            final[n] = 0
+        if c.fault == "empty-runs" and not m and c.cu[n] < T:
+            t = c.cu[n]
+            S = c.S0[n] * np.exp(c.lg[t])[..., None]
+            read = np.einsum("hk,hkv->hv", c.k[t], S)
+            final[n] = S + c.k[t][..., None] * (c.b[t][:, None] * (c.v[t] - read))[:, None]
+        if c.fault == "mixed-decode-lost" and m == 1 and max(lengths) > 1:
+            final[n] = c.S0[n]
+    return final.swapaxes(-1, -2).copy() if c.fault == "final-turned" else final
+
+
+def into_pool(c: Inputs, final: Any) -> Any:
+    pool = c.x["pool"].astype(F4).copy()
+    for n, slot in enumerate(c.x["write_slot"]):
+        if c.fault == "pad-slot-0" and slot < 0:  # a padded lane's state, decayed by its token
+            pool[0] = pool[0] * F4(0.9)
+        elif slot >= 0:
+            pool[slot % 4 if c.fault == "slot-wraps-4" else slot] = final[n]
+    return pool
+
+
+def backward(c: Inputs, steps: list[Any]) -> dict[str, Any]:
+    """The adjoint of forward without a fault, on its states."""
+    x, sc = c.x, F4(c.x["scale"])
+    do, dht = x["do"].astype(F4), x.get("dht")
+    dq, dk = np.zeros_like(c.q), np.zeros_like(c.k)
+    dv, db, dlg = np.zeros_like(c.v), np.zeros_like(c.b), np.zeros((c.T, c.HV, c.K), F4)
+    ds0 = np.zeros_like(c.S0)
+    for n, (a, e) in enumerate(zip(c.cu, c.cu[1:], strict=False)):
+        dS = ds0[n] if dht is None else dht[n].astype(F4)
+        for t in range(e - 1, a - 1, -1):
+            held, b = steps[t] * np.exp(c.lg[t])[..., None], c.b[t][:, None]
+            error = c.v[t] - np.einsum("hk,hkv->hv", c.k[t], held)
+            S = held + c.k[t][..., None] * (b * error)[:, None]
+            dq[t] = sc * np.einsum("hkv,hv->hk", S, do[t])
+            dS = dS + sc * c.q[t][..., None] * do[t][:, None]
+            write = np.einsum("hkv,hk->hv", dS, c.k[t])
+            db[t], dv[t] = (write * error).sum(-1), b * write
+            dk[t] = np.einsum("hkv,hv->hk", dS, b * error) - np.einsum("hkv,hv->hk", held, dv[t])
+            dheld = dS - c.k[t][..., None] * dv[t][:, None]
+            dlg[t] = (dheld * held).sum(-1)
+            dS = np.exp(c.lg[t])[..., None] * dheld
+        ds0[n] = dS
+    if c.fault == "grads-of-row0":
+        for a, e in zip(c.cu[1:], c.cu[2:], strict=False):
+            for y in (dq, dk, dv, dlg, db):
+                y[a:e] = y[c.cu[0] : c.cu[0] + e - a]
+    made = {"dv": dv, "ds0": ds0, "dbeta": _of_beta(c, db)}
+    made |= {"dq": _of_rows(c, dq, "q", c.rq), "dk": _of_rows(c, dk, "k", c.rk)}
+    return made | _of_gate(c, dlg)
+
+
+def _of_beta(c: Inputs, db: Any) -> Any:
+    form = c.x["beta_form"]
+    return {"plain": db, "sigmoid": db * c.b * (1 - c.b), "sigmoid2": db * c.b * (1 - c.b / 2)}[
+        form
+    ]
+
+
+def _of_rows(c: Inputs, d: Any, name: str, r: Any) -> Any:
+    """Of q or k, before the norm."""
+    tiled = c.fault == "heads-tiled"
+    d = d.reshape(c.T, -1, c.H, c.K).sum(1) if tiled else d.reshape(c.T, c.H, -1, c.K).sum(2)
+    y = c.x[name].astype(F4)
+    return r * d - r**3 * y * (y * d).sum(-1, keepdims=True) if c.x["l2norm"] else d
+
+
+def _of_gate(c: Inputs, dlg: Any) -> dict[str, Any]:
+    g, gate, bound, A_log, bias = c._gate()
+    dlg = dlg if g.shape[-1] > 1 else dlg.sum(-1, keepdims=True)
+    if gate == "log":
+        return {"dg": dlg.reshape(c.x["g"].shape)}
+    rate = F4(1) if A_log is None else np.exp(A_log.astype(F4))[:, None]
+    z = g + (F4(0) if bias is None else bias.astype(F4).reshape(g.shape[1:]))
+    if gate == "softplus":
+        draw, dA = dlg * -rate * sigmoid(z), dlg * -rate * softplus(z)
+    else:
+        s = sigmoid(rate * z)
+        slope = dlg * F4(bound) * s * (1 - s)
+        draw, dA = slope * rate, slope * rate * z
+    out = {"dg": draw.reshape(c.x["g"].shape)}
+    out |= {} if A_log is None else {"dA_log": dA.sum((0, 2))}
+    return out | ({} if bias is None else {"ddt_bias": draw.sum(0).reshape(bias.shape)})
+
+
+def make(fault: str = "") -> Callable[..., dict[str, Any]]:
+    """A function in the sense of deltaproof/contract.py that gives back what it is asked for."""
+    memory: dict[str, Any] = {}
+
+    def kernel(
+        q: Any,
+        k: Any,
+        v: Any,
+        g: Any,
+        beta: Any,
+        scale: float,
+        gate: str,
+        beta_form: str,
+        l2norm: bool,
+        lower_bound: float,
+        **arrays: Any,
+    ) -> dict[str, Any]:
+        x = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "scale": scale, "gate": gate, **arrays}
+        x |= {"beta_form": beta_form, "l2norm": l2norm, "lower_bound": lower_bound}
+        c, steps = Inputs(fault, memory.get("last"), x), []
+        o, final = forward(c, steps)
+        memory["last"] = final.copy()
+        out = {"o": o, "final_state": final}
+        if arrays.get("pool") is not None:
+            out["pool"] = into_pool(c, final)
+        return out | (backward(c, steps) if arrays.get("do") is not None else {})
+
+    return kernel
