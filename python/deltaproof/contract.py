@@ -20,6 +20,10 @@ A function with "pool" among its outputs gets, of a session whose states lie in 
 .md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
 padding, for which nothing may be written). It returns the pool; slots that write_slot does not name
 must keep their bits.
+With an axis of batch (Contract.batch) packed sequences of one length are its rows, [B,T,H,K],
+without cu_seqlens. A function that takes attention_mask [B,T] gets sequences of any lengths so, 1
+where a row has a token and 0 in front of it: what lies there means nothing and must not touch the
+state; o and gradients there are not looked at, or must be zero (Contract.masked).
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ import numpy.typing as npt
 
 from .layouts import arrange
 from .tensors import BFLOAT16, is_torch, to_numpy
-from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, TOKENS, unit_axes
+from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, LEAVING, TOKENS, unit_axes
 from .words import truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
@@ -72,7 +76,9 @@ class Contract:
     device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
     PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a
     base wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
-    batch: an axis of length 1 stands in front of all arrays with tokens (default: with PyTorch).
+    batch: an axis of batch stands in front of all arrays with tokens (default: with PyTorch), of
+    length 1 but for sequences of one length, and with attention_mask.
+    masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
     layout: memory of every array (layouts.py).
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
@@ -89,6 +95,7 @@ class Contract:
     autograd: bool = False
     device: str | None = None
     batch: bool | None = None
+    masked: str = "any"
     layout: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
@@ -97,6 +104,8 @@ class Contract:
     def __post_init__(self) -> None:
         if self.state_layout not in ("kv", "vk"):
             raise ValueError(f"state_layout={self.state_layout!r}: must be 'kv' or 'vk'")
+        if self.masked not in ("any", "zero"):
+            raise ValueError(f"masked={self.masked!r}: must be 'any' or 'zero'")
         for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
 
@@ -114,10 +123,13 @@ class Contract:
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""
-        given = self._arguments(problem)
+        rows = self._rows(problem)
+        given = self._arguments(problem, rows)
         result = self._named(self.fn(**given))
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
-            result |= self._gradients(result, given, problem)
+            result |= self._gradients(result, given, problem, rows)
+        if rows is not None:
+            result |= {n: self._tokens(n, x, rows) for n, x in result.items() if n in LEAVING}
         return {n: self._fit(n, result, shape) for n, shape in problem.wanted.items()}
 
     def _turned(self, name: str) -> bool:
@@ -125,16 +137,40 @@ class Contract:
 
     # ---- what goes in ---------------------------------------------------------------------------
 
-    def _arguments(self, problem: Problem) -> dict[str, Any]:
+    def _has_batch(self) -> bool:
+        if self.batch is not None:
+            return self.batch
+        return self.device is not None or "attention_mask" in _parameters(self.fn)[0]
+
+    def _rows(self, problem: Problem) -> npt.NDArray[Any] | None:
+        """Tokens by row and place [B,T], -1 where there is none; None: one row has all."""
+        cu, takes = problem.arrays.get("cu_seqlens"), _parameters(self.fn)[0]
+        masks = "attention_mask" in takes
+        if not self._has_batch() or "cu_seqlens" in _required(self.fn):
+            return None
+        if cu is None:
+            return np.arange(len(problem.arrays["q"]))[None] if masks else None
+        lengths = np.diff(cu)
+        if not masks and (lengths != lengths[0]).any():
+            return None
+        place = np.arange(lengths.max()) - (lengths.max() - lengths)[:, None]
+        return np.where(place < 0, -1, cu[:-1, None] + place)
+
+    def _arguments(self, problem: Problem, rows: npt.NDArray[Any] | None) -> dict[str, Any]:
         takes, anything = _parameters(self.fn)
         self._check(problem, takes, anything)
         out = {}
         arrays = dict(problem.arrays)
+        if rows is not None:
+            arrays.pop("cu_seqlens", None)
+        if rows is not None and "attention_mask" in takes:
+            mask = (rows >= 0).astype(np.int64)
+            out["attention_mask"] = self._placed("attention_mask", self._on_device(mask))
         if self._wants_zeros(problem, takes):
             arrays["initial_state"] = _zeros(problem)
         for name, x in arrays.items():
             if anything or name in takes:
-                out[name] = self._array(name, x, problem)
+                out[name] = self._array(name, x, problem, rows)
             elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
@@ -176,7 +212,13 @@ class Contract:
         if not standard and not anything and "scale" not in takes:
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
 
-    def _array(self, name: str, x: npt.NDArray[Any], problem: Problem) -> Any:
+    def _array(
+        self,
+        name: str,
+        x: npt.NDArray[Any],
+        problem: Problem,
+        rows: npt.NDArray[Any] | None = None,
+    ) -> Any:
         if name in INTEGERS:
             return self._placed(name, self._on_device(x))
         fmt = problem.input_format if name in SHORT else "fp32"
@@ -189,9 +231,8 @@ class Contract:
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         if self._turned(name):
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
-        batch = self.device is not None if self.batch is None else self.batch
-        if batch and name in TOKENS:
-            y = y[None]
+        if name in TOKENS and self._has_batch():
+            y = y[None] if rows is None else _in_rows(name, y, rows)
         t = self._placed(name, arrange(self._on_device(y), self.layout))
         if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
@@ -230,8 +271,24 @@ class Contract:
             )
         return dict(zip(self.outputs, values, strict=True))
 
-    def _incoming(self, name: str, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _tokens(self, name: str, x: Any, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Of a result of rows those that are tokens, in their order."""
+        y = to_numpy(x, name)
+        if y.shape[:2] != rows.shape:
+            shape = ", ".join(str(n) for n in y.shape)
+            raise ValueError(
+                f"{name} has the shape [{shape}], must begin with [{rows.shape[0]}, "
+                f"{rows.shape[1]}]: rows of a batch, tokens"
+            )
+        if self.masked == "zero" and y[rows < 0].any():
+            raise ValueError(f"{name} is not 0 where attention_mask is")
+        return y[rows >= 0]
+
+    def _incoming(
+        self, name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any] | None
+    ) -> npt.NDArray[Any]:
         y = np.swapaxes(x, -1, -2) if self._turned(name) else x
+        y = _in_rows(name, y, rows) if rows is not None and name in TOKENS else y
         return np.ascontiguousarray(y, np.float32)
 
     def _fit(
@@ -242,13 +299,17 @@ class Contract:
         return np.swapaxes(_fit(name, result, (*shape[:-2], shape[-1], shape[-2])), -1, -2)
 
     def _gradients(
-        self, result: dict[str, Any], given: dict[str, Any], problem: Problem
+        self,
+        result: dict[str, Any],
+        given: dict[str, Any],
+        problem: Problem,
+        rows: npt.NDArray[Any] | None,
     ) -> dict[str, Any]:
         import torch
 
         heads = {n: d for d, n in INCOMING.items() if d in problem.arrays and n in result}
         seeds = [
-            self._on_device(self._incoming(d, problem.arrays[d])).reshape(result[n].shape)
+            self._on_device(self._incoming(d, problem.arrays[d], rows)).reshape(result[n].shape)
             for n, d in heads.items()
         ]
         if "dht" in problem.arrays and "final_state" not in result:
@@ -262,6 +323,15 @@ class Contract:
             if d in problem.wanted and given[n].grad is None:
                 raise ValueError(f"{d}: no gradient reaches `{n}`: the function does not use it")
         return {d: given[n].grad for d, n in of.items() if given[n].grad is not None}
+
+
+def _in_rows(name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[T,..] as [B,T,..]; where a row has no token lies another's, of gradients that come in 0."""
+    nobody = rows < 0
+    y = x[np.where(nobody, np.arange(rows.shape[1]) * 7 % len(x), rows)]
+    if name in INCOMING:
+        y[nobody] = 0
+    return y
 
 
 def _holds(name: str, x: npt.NDArray[Any]) -> bool:

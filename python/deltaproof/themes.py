@@ -78,7 +78,9 @@ THEMES: tuple[Theme, ...] = (
     # packings
     Theme("packed-inside", "sequences that begin and end inside chunks",
           _states(_packed(37, 91, 104, 180, K=16)), sets=BOTH),
-    Theme("packed-aligned", "sequences that begin where chunks do", _packed(64, 128, 192, K=16)),
+    Theme("packed-aligned", "sequences that begin where chunks do", _packed(64, 192, 256, K=16)),
+    Theme("rows", "sequences of one length: rows of a batch, where the function has that axis",
+          _states(_packed(70, 140, 210, K=16)), raw=True, sets=BOTH),
     Theme("packed-empty", "empty sequences first, last and between, whose states must stay",
           _states(_packed(0, 50, 50, 50, 114, 180, 180, K=16, V=48)), raw=True, sets=BOTH),
     Theme("packed-ones", "sequences of one token, as a batch of decode steps",
@@ -149,8 +151,6 @@ THEMES: tuple[Theme, ...] = (
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
     # training
-    Theme("two-rows", "a batch of rows of the same length", _packed(90, 180, 270, K=16),
-          raw=True, sets=TRAINED),
     Theme("wide", "widths of tensor cores", _t(128, HV=1, K=64, V=64), raw=True, sets=TRAINED),
     # devices
     Theme("model-head", "heads as models have them", _states(_t(512, H=2, HV=4, K=128, V=128)),

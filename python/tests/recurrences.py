@@ -82,7 +82,7 @@ def right(model: str) -> Callable[..., dict[str, Any]]:
         if l2norm:
             q, k = unit(q), unit(k)
         q, k = np.repeat(q, HV // H, 1), np.repeat(k, HV // H, 1)
-        g = g.astype(F4).reshape(T, HV, -1)
+        g = g.astype(F4) if g.ndim == 3 else g.astype(F4)[..., None]
         decay = np.exp(log_decay(g, gate, lower_bound, A_log, dt_bias))
         of_token = {"b": b, "w": w, "lr_a": lr_a, "lr_b": lr_b}
         if beta is not None:

@@ -44,7 +44,7 @@ REPORTS = (
     Report("mlx-swift-lm#381", "dk-tail", "gdn-tails", "token 0"),
     Report("mlx-swift-lm#381", "k-over-128", "kda-k192", "token 0"),
     Report("mlx-swift-lm#381", "v-over-128", "gdn-v256", "token 0"),
-    Report("unsloth-zoo#776", "grads-of-row0", "gdn-two-rows", "token 90", "grads", "training"),
+    Report("unsloth-zoo#776", "grads-of-row0", "gdn-rows", "token 70", "grads", "training"),
     Report("maxtext#5295", "l2-clamp", "gdn-tiny-norms", "clamped at 1e-6"),
     Report("transformers#45513", "s0-lost-multi", "gdn-t129", "initial state were ignored"),
     Report("ollama37#23", "beta-pad", "gdn-heads", "token 64"),
