@@ -6,7 +6,8 @@
 
 /* Through the activations (math.md c):
  *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so
- *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|);
+ *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|), where dy is
+ *            stored between two kernels (design inputs=stored) its rounding more;
  *            where the row x was itself computed, its y and rstd are each off by at most
  *              |error of x| / |x| more: 8 times that
  *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
@@ -277,7 +278,8 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
     const int K = p->K;
     const dp_input_error in = dp_error_bound_inputs_of(w);
     const double eps =
-        (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u : 0) + r->u + r->us;
+        (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u + r->input : 0) +
+        r->u + r->us;
     for (int i = 0; i < a->rows; i++) {
         const int64_t row = ((x->gr->t0 + i / a->R) * p->H + h) * a->R + i % a->R;
         const double moved = p->l2norm ? 8 * dp_raw_error_norm(a->x, a->raw, row, K) : 0;

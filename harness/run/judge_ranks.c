@@ -102,6 +102,7 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
                               .bound_shown = !dp_run_results_bounded(run, &sp->c->p),
                               .unit = dp_base_roundoff(run->base),
                               .store = dp_run_storing(run, x->u),
+                              .file_unit = x->u,
                               .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), x->tiny)};
     dp_judge_tensor(j, &in, run);
     dp_draws_free(&draws);

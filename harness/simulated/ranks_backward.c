@@ -180,17 +180,27 @@ static void store_all(const dp_problem *p, int result, dp_format f, double *x) {
         x[i] = dp_store(f, x[i]);
 }
 
+/* Gradients [n] of the rows of q or k as they reach the norm: a copy, for writes_bwd adds to it. */
+static double *gradient_of_rows(const dp_sim *s, dp_format stored, const double *x, int64_t n) {
+    const int between = dp_sim_design_at(s, DP_STAGE_GATE_BWD).stored_inputs && s->p->l2norm;
+    double *copy = dp_copy(x, n);
+    for (int64_t i = 0; between && i < n; i++)
+        copy[i] = dp_store(stored, copy[i]);
+    return copy;
+}
+
 void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_design leaving = dp_sim_design_at(s, DP_STAGE_GATE_BWD);
-    const double *dq = s->dq, *dbeta = s->dbeta;
-    double *dk = s->values ? dp_copy(s->dk, p->T * p->H * dp_rows(p) * p->K) : s->dk;
+    const double *dbeta = s->dbeta;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
+    double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
+    double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
     double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
     const int64_t nA = s->out.dA_log ? p->HV : 0, n = numbers_of_sums(s);
-    double *nq = dp_effect_normalised(s, s->q, p->T * p->H * p->K),
-           *nk = dp_effect_normalised(s, s->k, p->T * p->H * dp_rows(p) * p->K);
+    double *q = dp_effect_normalised(s, s->q, nq), *k = dp_effect_normalised(s, s->k, nk);
     for (int r = 0; r < s->N; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         if (!dp_sim_has(s, r)) continue;
@@ -199,16 +209,17 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
         part.ddt_bias = sums && s->out.ddt_bias ? sums + r * n + nA : NULL;
         if (s->values) writes_bwd(s, r, base, dk, dg, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
-            p, a, b, (nq ? nq : s->q) + a * p->H * p->K,
-            (nk ? nk : s->k) + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
+            p, a, b, (q ? q : s->q) + a * p->H * p->K,
+            (k ? k : s->k) + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
             s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
             dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
             &part);
         dp_effect_activated(s, r, &part);
     }
-    free(nq);
-    free(nk);
-    if (dk != s->dk) free(dk);
+    free(q);
+    free(k);
+    free(dq);
+    free(dk);
     if (dg != s->dg) free(dg);
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))

@@ -18,6 +18,7 @@ void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     ch->kept = dp_design_kept(&d);
     ch->out = d.out[DP_RESULT_O];
     ch->gated = d.gated;
+    ch->anchor = d.anchor;
     ch->fast_decays = d.fast_decays;
     ch->fold_beta = d.fold_beta;
     ch->merged = d.product == DP_INVERSE_MERGED;

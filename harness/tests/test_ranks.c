@@ -113,7 +113,8 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
             dp_sim s;
             dp_error_bound_base w;
             dp_error_bound b;
-            design.gated = k > 1 ? k - 1 : 0;
+            design.gated = k > 1 ? DP_SCORES_GATED : DP_SCORES_PAIRWISE;
+            design.anchor = k > 1 ? k - 2 : 0;
             REQUIRE(dp_sim_new_design(&s, &p, &design, 3, NULL) == DP_OK, "%s", SPECS[i].name);
             dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 1);
             dp_error_bound_base_inexact(&w, &ref, &design, 2, 1, NULL);

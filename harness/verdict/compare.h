@@ -57,8 +57,11 @@ typedef struct {
     dp_allowance allowance;
     /* One rounding of the result: in the arithmetic that makes it, relative to its head's rows too,
      * which it is summed beside; in the format that it is kept in, relative to the number alone;
-     * and of an entry near zero. */
-    double unit, store, tiny;
+     * and of an entry near zero. file_unit: the unit roundoff of a coarser file, else 0. */
+    double unit, store, tiny, file_unit;
+    /* One rounding of an operand, for rows of which the truth is 0 because terms cancel: 0 where a
+     * result has none. */
+    double cancelled;
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double
         rounding; /* of what the result is made of, relative: what no row's draws fall short of */

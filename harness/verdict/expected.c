@@ -116,7 +116,7 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
  */
 static dp_design of_draw(const dp_design *design, int d) {
     dp_design mine = *design;
-    if (mine.gated) mine.gated = 1 + d % DP_ANCHORS;
+    mine.anchor = d % DP_ANCHORS;
     return mine;
 }
 

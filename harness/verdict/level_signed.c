@@ -5,8 +5,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define DP_STORED_MOST 6.0 /* standard deviations of roundings that add up at random */
-
 /* Components of the draws along a direction: by draw and head, and the squares of windows. */
 typedef struct {
     int D, heads;
@@ -92,8 +90,8 @@ dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, doubl
         r.freedom = s.freedom;
         r.ratio = r.median = fabs(in->along[d]) / E;
         r.draw = fabs(s.mean) / E;
-        const double stored = DP_STORED_MOST * in->stored[d] / E;
-        r.limit = fmin(DP_LIMIT_MOST, in->allowance.factor * own + in->allowance.lean + stored);
+        r.limit = fmin(DP_LIMIT_MOST,
+                       in->allowance.factor * own + in->allowance.lean + in->stored[d] / E);
     }
     free(c.total);
     return r;

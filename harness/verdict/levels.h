@@ -96,7 +96,7 @@ typedef struct {
     int heads, units;              /* units: ranks * heads */
     int by_token;                  /* rows are smaller than windows */
     double along[DP_NDIRECTIONS];  /* <err, d> over the tensor, d of unit length */
-    double stored[DP_NDIRECTIONS]; /* what rounding the result to its file's format adds, rms */
+    double stored[DP_NDIRECTIONS]; /* what rounding to the file's format adds at most */
     dp_allowance allowance;
     double *head_seen; /* [heads] lowered to what a level would have seen of that head; NULL: no */
 } dp_levels_in;

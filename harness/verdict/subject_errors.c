@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
+#define DP_STORED_MOST 6.0 /* standard deviations of roundings that add up at random */
+
 static int32_t window_of(const dp_compare_in *in, const dp_measured *r, int64_t z) {
     return (int32_t)(r->at.chunk >= 0 ? (int64_t)r->at.chunk * in->heads + r->at.head : z);
 }
@@ -15,7 +17,8 @@ static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) 
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
-    const double row2 = in->unit * in->unit * (r->want2 + rms * rms) + radius * radius;
+    const double unit = r->want2 > 0 ? in->unit : fmax(in->unit, in->cancelled);
+    const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius;
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
 
@@ -122,19 +125,31 @@ static void set_columns(const dp_comparison *c, dp_subject_errors *x) {
     }
 }
 
-/* Rounding the result into its file's format adds this along each direction, rms. */
+/* What rounding x to roundoff u (a power of 2) adds to it. */
+static double rounding_of(double x, double u) {
+    int e;
+    const double m = frexp(x, &e);
+    return u > 0 ? ldexp(u * rint(m / u) - m, e) : 0;
+}
+
+/* Rounding the result into its file's format adds at most this along each direction. Roundings are
+ * independent, as those of numbers that differ are, or those of the truth itself: equal numbers
+ * round alike. */
 static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
     const dp_compare_in *in = c->in;
     for (int d = 0; d < DP_NDIRECTIONS && in->store > 0; d++) {
-        double sum = 0, length2 = 0;
+        double sum = 0, length2 = 0, alike = 0;
         for (int64_t i = 0; i < in->rows * in->width; i++) {
             const double want = in->want[i];
             if (x->window_of_part[i / in->width * x->map.subrows] < 0 || !isfinite(want)) continue;
             const double e = dp_direction_entry((dp_direction)d, want);
             sum += want * want * e * e;
             length2 += e * e;
+            alike += rounding_of(want, in->file_unit) * e;
         }
-        x->stored[d] = length2 > 0 ? in->store * sqrt(sum / length2) : 0;
+        if (!(length2 > 0)) continue;
+        const double rms = in->store * sqrt(sum);
+        x->stored[d] = fmax(DP_STORED_MOST * rms, fabs(alike) + rms) / sqrt(length2);
     }
 }
 

@@ -591,7 +591,8 @@ static void intra_state_parts(intra_work *w, int t, dp_chunk_grad *g) {
     }
 }
 
-/* dk, and dgam = q o dq + k o (dk_read - dk_write); of erasing keys the reads are theirs. */
+/* dk, and dgam = q o dq + k o (dk_read - dk_write); of erasing keys the reads are theirs. Gated
+ * operands have made the pairs' part of dgam. */
 static void intra_keys(intra_work *w, dp_chunk_grad *g) {
     const dp_chunk *ch = w->ch;
     const int R = ch->R, K = ch->K;
@@ -612,7 +613,8 @@ static void intra_keys(intra_work *w, dp_chunk_grad *g) {
                     b, d + dp_round_arith(b, ch->k[i] * dp_round_arith(b, w->dkr[i] - w->dkw[i])));
                 g->dk[i] = dp_round_arith(b, w->dkr[i] + w->dkw[i]);
             }
-            w->dgam[t * K + x] = d;
+            const int64_t at = (int64_t)t * K + x;
+            w->dgam[at] = ch->gated ? (float)(w->r[at] - w->wsum[at] + w->pair[at]) : d;
         }
 }
 
@@ -639,7 +641,7 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
     for (int t = 0; t < ch->c; t++)
         intra_state_parts(&w, t, g);
     if (ch->gated)
-        dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw});
+        dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw, w.pair});
     else
         dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, pair});
     intra_keys(&w, g);

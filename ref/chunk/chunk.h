@@ -25,7 +25,8 @@ typedef struct {
                                      defaults of base, unless changed after dp_chunk_begin */
     dp_format decays;             /* what operands are multiplied with for their decay */
     int scored;                   /* 1: kg of the operand that carries k into the scores */
-    int gated;                    /* > 0: scores from gated operands, anchored so (chunk_gated.h) */
+    int gated;                    /* DP_SCORES_..: scores from gated operands (chunk_gated.h) */
+    int anchor;                   /* of their decays, 0 .. DP_ANCHORS - 1 */
     int fast_decays;              /* 1: decays as fast kernels form them (gate.h) */
     int c, R, K, V, n;
     int in_turn; /* 1: each key of a token reads those before it */

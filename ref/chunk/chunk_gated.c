@@ -7,14 +7,18 @@
 
 #define BLOCK 16
 
-/* In quarters of a diagonal block, by ch->gated - 1. */
+/* In quarters of a diagonal block, by ch->anchor. */
 static const int ANCHOR[DP_ANCHORS] = {2, 0, 1, 3};
 
 static int anchor(const dp_chunk *ch, int s, int i) {
     const int block = s / BLOCK * BLOCK;
     const int rows = block + BLOCK < ch->c ? BLOCK : ch->c - block;
-    const int which = ch->gated ? (ch->gated - 1) % DP_ANCHORS : 0;
-    return i < block ? block : block + rows * ANCHOR[which] / 4;
+    return i < block ? block : block + rows * ANCHOR[ch->anchor] / 4;
+}
+
+/* An operand, or an adjoint, as the products take it. */
+static float operand(const dp_chunk *ch, double x) {
+    return (float)dp_store(ch->gated == DP_SCORES_TF32 ? DP_TF32 : ch->factors, x);
 }
 
 static float decay_over(const dp_chunk *ch, float g) {
@@ -40,8 +44,8 @@ static factors at_channel(const dp_chunk *ch, int s, int a, int i, int x, double
     }
     const float es = decay_over(ch, to_s);
     const float ea = decay_over(ch, to_a);
-    const float l = (float)dp_store(ch->factors, (float)left * es);
-    const float r = (float)dp_store(ch->factors, (float)right * ea);
+    const float l = operand(ch, (float)left * es);
+    const float r = operand(ch, (float)right * ea);
     return (factors){l, r, es, ea};
 }
 
@@ -51,7 +55,7 @@ double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left) {
     const float end = (float)ch->gcum[(ch->c - 1) * ch->K + x];
     if (fabsf(at - g) > FAR) return k;
     *left = decay_over(ch, end - at);
-    return dp_store(ch->factors, (float)k * decay_over(ch, at - g));
+    return operand(ch, (float)k * decay_over(ch, at - g));
 }
 
 static const double *key(const dp_chunk *ch, int row) { return ch->k + (int64_t)row * ch->K; }
@@ -88,14 +92,18 @@ typedef struct {
 } pair;
 
 static void through_pair(const pair *p, double score, const double *left, const double *right,
-                         double *dleft, double *dright) {
-    const float d = (float)dp_store(p->ch->factors, score);
+                         double *dleft, double *dright, double *dgam) {
+    const float d = operand(p->ch, score);
+    const int exact = p->ch->gated == DP_SCORES_TF32;
+    double *at_s = dgam + (int64_t)p->s * p->ch->K, *at_i = dgam + (int64_t)p->i * p->ch->K;
     for (int x = 0; x < p->ch->K; x++) {
         const factors f = at_channel(p->ch, p->s, p->a, p->i, x, left[x], right[x]);
-        const float to_left = d * f.right * f.dleft;
-        const float to_right = d * f.left * f.dright;
-        dleft[x] = (float)dleft[x] + to_left;
-        dright[x] = (float)dright[x] + to_right;
+        const float to_left = d * f.right;
+        const float to_right = d * f.left;
+        dleft[x] = (float)dleft[x] + to_left * f.dleft;
+        dright[x] = (float)dright[x] + to_right * f.dright;
+        at_s[x] = (float)at_s[x] + to_left * (exact ? (float)left[x] * f.dleft : f.left);
+        at_i[x] = (float)at_i[x] - to_right * (exact ? (float)right[x] * f.dright : f.right);
     }
 }
 
@@ -107,11 +115,11 @@ void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g) {
             for (int m = 0; m < ch->R; m++) {
                 const int64_t im = i * ch->R + m;
                 through_pair(&p, g->dP[s * ch->n + im], ch->q + s * K, key(ch, (int)im),
-                             g->dq + s * K, g->dk_write + im * K);
+                             g->dq + s * K, g->dk_write + im * K, g->dgam);
                 for (int j = dp_chunk_reader(ch, s, i, m); j < ch->R; j++) {
                     const int64_t sj = s * ch->R + j;
                     through_pair(&p, g->dL[sj * ch->n + im], erasing(ch, (int)sj), key(ch, (int)im),
-                                 g->dk_read + sj * K, g->dk_write + im * K);
+                                 g->dk_read + sj * K, g->dk_write + im * K, g->dgam);
                 }
             }
         }

@@ -3,10 +3,10 @@
  *
  * A decay exp(gcum_s - gcum_i) of a pair of tokens is split at an anchor a (math.md e.1):
  *     a(s, i) = first token of the 16-token block of s, or one inside the block that holds both:
- *               its middle (ch->gated 1), its first (2), after a quarter (3), three quarters (4)
+ *               its middle (ch->anchor 0), its first (1), after a quarter (2), three quarters (3)
  *     score   = sum_k round(q_s exp(gcum_s - gcum_a)) round(k_i exp(gcum_a - gcum_i))
- * with operands rounded to ch->factors, products and sums in fp32. The backward uses the same
- * operands, and dP and dL rounded as they are. A channel in which one of the two decays lies beyond
+ * with operands rounded to ch->factors (scores=tf32: to tf32), products and sums in fp32. The
+ * backward uses the same operands, and dP and dL rounded as they are. A channel in which one of the two decays lies beyond
  * 2^110 either way is formed pair by pair in fp32, as kernels whose gates have no lower bound do
  * it. ch->base must not be fp64.
  */
@@ -27,13 +27,15 @@ double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left);
 /* ch->L and ch->Aqk (before it is stored). */
 void dp_gated_forward(dp_chunk *ch);
 
-/* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], dk read and dk write [n][K],
- * added. */
+/* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], dk read and dk write [n][K], and
+ * of the adjoint of gcum, dgam [c][K]. scores=gated multiplies an adjoint by the rounded operand,
+ * so that a pair of tokens cancels in the reverse sum of dg (math.md f), as our k_grad does;
+ * scores=tf32 by the row itself, as FLA does: one rounding of a pair stays. */
 typedef struct {
     const double *dL, *dP;
-    double *dq, *dk_read, *dk_write;
+    double *dq, *dk_read, *dk_write, *dgam;
 } dp_gated_gradients;
-/* Adds to what stands in the three arrays. */
+/* Adds to what stands in the four arrays. */
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g);
 
 #ifdef __cplusplus

@@ -11,7 +11,7 @@
 
 static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32, DP_TF32RZ};
 #define NSTORED 4 /* the first of them are stored, the others are of operands alone */
-static const char *const SCORES[] = {"pairwise", "gated"};
+static const char *const SCORES[] = {"pairwise", "gated", "tf32"};
 static const char *const KEYS[] = {"raw", "scored"};
 static const char *const BEGINS[] = {"pair", "state"};
 static const char *const EXPS[] = {"exact", "fast"};
@@ -39,7 +39,7 @@ static const setting SETTINGS[] = {
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
     {"inputs", "given or stored", A_CHOICE, offsetof(dp_design, stored_inputs), INPUTS, 2},
-    {"scores", "pairwise or gated", A_CHOICE, offsetof(dp_design, gated), SCORES, 2},
+    {"scores", "pairwise, gated or tf32", A_CHOICE, offsetof(dp_design, gated), SCORES, 3},
     {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
     {"inverse", "solve, product or merged", A_CHOICE, offsetof(dp_design, product), INVERSES, 3},
     {"beta", "rows or inverse", A_CHOICE, offsetof(dp_design, fold_beta), BETAS, 2},
@@ -91,25 +91,35 @@ dp_design dp_design_formats(const dp_design *of) {
 }
 
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
-    static const int chunks[] = {DP_CHUNK, 0, 16, 32, 128, 256}, merged[] = {DP_CHUNK, 128};
+    static const struct {
+        int chunk, fast, gated, product, bf16_alone;
+    } of[DP_COMMON_DESIGNS] = {{DP_CHUNK, 0, 0, 0, 0},
+                               {DP_CHUNK, 1, DP_SCORES_GATED, 0, 0},
+                               {DP_CHUNK, 1, DP_SCORES_TF32, 0, 1},
+                               {0, 0, 0, 0, 0},
+                               {0, 1, 0, 0, 0},
+                               {16, 0, 0, 0, 0},
+                               {16, 1, DP_SCORES_GATED, 0, 0},
+                               {32, 0, 0, 0, 0},
+                               {32, 1, DP_SCORES_GATED, 0, 0},
+                               {128, 0, 0, 0, 0},
+                               {128, 1, DP_SCORES_GATED, 0, 0},
+                               {256, 0, 0, 0, 0},
+                               {256, 1, DP_SCORES_GATED, 0, 0},
+                               {DP_CHUNK, 1, 0, DP_INVERSE_MERGED, 1},
+                               {128, 1, 0, DP_INVERSE_MERGED, 1}};
     const int short_formats = undeclared->base == DP_BASE_BF16;
-    dp_design formats = dp_design_formats(undeclared);
-    formats.undeclared = 0;
     int n = 0;
-    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++)
-        for (int fast = 0; fast < 2; fast++) {
-            dp_design *x = &d[n++];
-            *x = formats;
-            x->chunk = chunks[i];
-            x->fast_decays = fast;
-            /* as FlashKDA and cuDNN, which take bf16 alone */
-            x->gated = x->stored_inputs = short_formats && fast && x->chunk;
-        }
-    for (size_t i = 0; short_formats && i < sizeof merged / sizeof *merged; i++) {
-        d[n] = formats;
-        d[n].chunk = merged[i];
-        d[n].fast_decays = 1;
-        d[n++].product = DP_INVERSE_MERGED;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        if (of[i].bf16_alone && !short_formats) continue;
+        dp_design *x = &d[n++];
+        *x = dp_design_formats(undeclared);
+        x->undeclared = 0;
+        x->chunk = of[i].chunk;
+        x->fast_decays = of[i].fast;
+        x->gated = short_formats ? of[i].gated : DP_SCORES_PAIRWISE;
+        x->stored_inputs = x->gated != DP_SCORES_PAIRWISE;
+        x->product = of[i].product;
     }
     return n;
 }

@@ -15,9 +15,11 @@
  *   exp=fast           as fast kernels form it, 2^(g log2 e): gates are rounded and added up in
  *                      log2 units, and the power is off by up to 2^-23, alike for equal gates
  *   inputs=given       q and k as they come in; a normalised row is stored like factors (base bf16)
- *   inputs=stored      q and k are stored like factors before anything else is made of them
+ *   inputs=stored      q and k are stored like factors before anything else is made of them, and
+ *                      the gradients of normalised rows in the format of dq and dk
  *   scores=pairwise    q k' with the decay of every pair by itself
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
+ *   scores=tf32        the same of fp32 numbers that the products round to tf32 (FLA)
  *   decays=FORMAT      what q and k are multiplied with where they take their decay (qg, w, kg, the
  *                      operands of scores=gated)
  *   keys=raw           kg of k and its decay to the end of the chunk
@@ -58,15 +60,16 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                                       \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "                            \
-    "exp=exact|fast "                                                                         \
-    "inputs=given|stored scores=pairwise|gated keys=raw|scored inverse=solve|product|merged " \
-    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS              \
+#define DP_DESIGN_WORDS                                                                            \
+    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "                                 \
+    "exp=exact|fast "                                                                              \
+    "inputs=given|stored scores=pairwise|gated|tf32 keys=raw|scored inverse=solve|product|merged " \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS                   \
     " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
 #define DP_INVERSE_MERGED 2
+enum { DP_SCORES_PAIRWISE, DP_SCORES_GATED, DP_SCORES_TF32 };
 #define DP_DROP_BITS_MOST 1000
 
 typedef struct {
@@ -74,7 +77,9 @@ typedef struct {
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, decays;
     dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
-    int gated, scored;
+    int gated;                  /* scores: DP_SCORES_.. */
+    int scored;
+    int anchor;         /* of gated scores, which no word says (ref/chunk/chunk_gated.h) */
     int product;        /* 0: solves; 1: the inverse; DP_INVERSE_MERGED */
     int fast_decays;    /* exp=fast */
     int stored_inputs;  /* inputs=stored */
@@ -99,9 +104,9 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
 /* The designs that a kernel which does not declare one may have, in the order of the trials: chunks
  * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks in
- * base bf16: and with gated operands of stored inputs); in base bf16 merged inverses of chunks of
- * 64 and 128. All of its base, factors and out. Returns their number. */
-#define DP_COMMON_DESIGNS 14
+ * base bf16: and with gated operands of stored inputs, those of 64 in tf32 too); in base bf16
+ * merged inverses of chunks of 64 and 128. All of its base, factors and out. Returns their number. */
+#define DP_COMMON_DESIGNS 15
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
 /* Is it a result that leaves in a format of its own? The others leave as they were computed. */
