@@ -7,6 +7,7 @@
 #include "tensor_files.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +31,7 @@ dp_status dp_command_write_inputs(const struct dp_command *c, const dp_problem *
     for (int i = 0; call->front && i < DP_NQKV; i++)
         if (call->front->conv[i]) *dp_qkv_at(&y, i) = NULL;
     if (call->front)
-        dp_front_add(&f, p, call->front, (dp_format)dp_format_find(call->input_format));
+        dp_front_add(&f, p, call->front, call->pool, (dp_format)dp_format_find(call->input_format));
     dp_inputs_add(&f, &y, (dp_format)dp_format_find(call->input_format), call->backward);
     const dp_status st = dp_safetensors_write(c->in, &f, e);
     dp_tensorfile_free(&f);
@@ -123,18 +124,51 @@ static double *take_data(dp_tensorfile *f, const char *name, int ndim, const int
     return NULL;
 }
 
+/* The states that convolution i left in slots, as those of sequences; padding's stay. What lies in
+ * slots that the call was not to write must have kept its bits. */
+static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_subject_call *call,
+                              int i, dp_complaints *all) {
+    const dp_conv *v = call->front->conv[i];
+    const dp_state_pool *pool = call->pool;
+    const int64_t n = dp_conv_state_size(v), shape[] = {pool->slots, v->W - 1, v->D};
+    char name[24];
+    snprintf(name, sizeof name, "conv_pool_%s", dp_qkv_name(i));
+    double *is = take_data(f, name, 3, shape, all);
+    if (!is) return NULL;
+    double *was = dp_conv_pool(pool, p->Nseq, n, call->front->before->of[i]);
+    double *states = dp_copy(call->front->before->of[i], p->Nseq * n);
+    for (int q = 0; q < p->Nseq; q++)
+        if (pool->write[q] >= 0) {
+            memcpy(states + q * n, is + pool->write[q] * n, sizeof *is * (size_t)n);
+            memcpy(was + pool->write[q] * n, is + pool->write[q] * n, sizeof *is * (size_t)n);
+        }
+    for (int64_t z = 0; z < pool->slots * n; z++)
+        if (is[z] != was[z] && !(isnan(is[z]) && isnan(was[z]))) {
+            dp_complain(all,
+                        "OUT: %s: slot %lld, which the call is not to write, was overwritten: "
+                        "entry %lld was %g, is %g",
+                        name, (long long)(z / n), (long long)(z % n), was[z], is[z]);
+            break;
+        }
+    free(was);
+    free(is);
+    return states;
+}
+
 /* What convolutions in front gave, and the states that they hand on. */
-static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
+static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_subject_call *call,
                        dp_subject_result *out, dp_complaints *all) {
     for (int i = 0; i < DP_NQKV; i++) {
-        const dp_conv *v = front->conv[i];
+        const dp_conv *v = call->front->conv[i];
         char name[24];
         if (!v) continue;
         const int64_t y[] = {p->T, dp_qkv_heads(p, i), dp_qkv_width(p, i)},
                       state[] = {p->Nseq, v->W - 1, v->D};
         snprintf(name, sizeof name, "conv_state_%s", dp_qkv_name(i));
         out->y[i] = take_data(f, dp_qkv_name(i), 3, y, all);
-        if (v->W > 1) out->conv.of[i] = take_data(f, name, 3, state, all);
+        if (v->W > 1)
+            out->conv.of[i] =
+                call->pool ? take_conv_pool(f, p, call, i, all) : take_data(f, name, 3, state, all);
     }
 }
 
@@ -177,7 +211,7 @@ static dp_status check_outputs(struct dp_command *c, const dp_subject *s, const 
     dp_stored_results given = {0};
     dp_tensors_rename(f, dp_by_gates(p));
     if (call->pool) *pool = take(f, DP_SUBJECT_POOL);
-    if (call->front) take_front(f, p, call->front, out, &all);
+    if (call->front) take_front(f, p, call, out, &all);
     dp_outputs_check_names(&in, f, &all);
     check_there(c, s, p, call, f, &all);
     check_claim(f, "base", dp_base_names[call->base], "--base", &all);

@@ -61,17 +61,33 @@ static void add_of(dp_tensorfile *f, const char *what, int i, dp_format format, 
     if (n && x) dp_tensorfile_add_format(f, name, holding(format, x, n), ndim, shape, x);
 }
 
+double *dp_conv_pool(const dp_state_pool *pool, int Nseq, int64_t n, const double *states) {
+    double *all = dp_doubles(pool->slots * n);
+    for (int64_t i = 0; i < pool->slots * n; i++)
+        all[i] = NAN;
+    for (int i = 0; i < Nseq; i++)
+        if (pool->read[i] >= 0)
+            memcpy(all + pool->read[i] * n, states + i * n, sizeof *all * (size_t)n);
+    return all;
+}
+
 void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
-                  dp_format input_dtype) {
+                  const dp_state_pool *pool, dp_format input_dtype) {
     int silu = 0;
     for (int i = 0; i < DP_NQKV; i++) {
         const dp_conv *v = front->conv[i];
         if (!v) continue;
-        const int64_t x[] = {p->T, v->D}, w[] = {v->D, v->W}, state[] = {p->Nseq, v->W - 1, v->D};
+        const int64_t x[] = {p->T, v->D}, w[] = {v->D, v->W},
+                      state[] = {pool ? pool->slots : p->Nseq, v->W - 1, v->D};
         add_of(f, "x", i, input_dtype, 2, x, dp_input_of(p, dp_qkv_input(i)));
         add_of(f, "w", i, DP_FP32, 2, w, v->w);
         add_of(f, "bias", i, DP_FP32, 1, w, v->bias);
-        add_of(f, "conv_state", i, input_dtype, 3, state, front->before->of[i]);
+        double *slots = pool && v->W > 1 ? dp_conv_pool(pool, p->Nseq, dp_conv_state_size(v),
+                                                        front->before->of[i])
+                                         : NULL;
+        add_of(f, pool ? "conv_pool" : "conv_state", i, input_dtype, 3, state,
+               pool ? slots : front->before->of[i]);
+        free(slots);
         silu = v->silu;
     }
     dp_tensorfile_add_meta(f, "activation", silu ? "silu" : "none");

@@ -28,9 +28,12 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
 void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool);
 
 /* Adds the convolutions in front of a problem: x_q .. [T,D] in place of q, w_q [D,W], bias_q [D],
- * conv_state_q [Nseq,W-1,D], and as metadata their activation. */
+ * conv_state_q [Nseq,W-1,D] or, with a pool, conv_pool_q [slots,W-1,D], and as metadata their
+ * activation. */
 void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *front,
-                  dp_format input_dtype);
+                  const dp_state_pool *pool, dp_format input_dtype);
+/* States [Nseq][n] in the slots that sequences read, to be freed; NaN in all others. */
+double *dp_conv_pool(const dp_state_pool *pool, int Nseq, int64_t n, const double *states);
 
 /* Names inside FLA's code: h0, db, dA, dbias become initial_state, dbeta, dA_log, ddt_bias. */
 void dp_tensors_rename(dp_tensorfile *f, int by_gates);

@@ -2,7 +2,9 @@
  * the bits that they had before the call. */
 #include "outputs.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -43,20 +45,43 @@ static void say(const dp_pool_seen *s, dp_judgement *t) {
              s->overwritten > 1 ? "; it is not the only one" : "");
 }
 
+/* Of results that are NaN, where the inputs are not. */
+static void say_unowned(const dp_sharding *sp, dp_run *r) {
+    const size_t n = strlen(r->why);
+    if (r->speaks < 0 || r->tensor[r->speaks].flaw != DP_FLAW_NOT_FINITE) return;
+    if (sp->c->allow_nonfinite) return;
+    snprintf(r->why + n, sizeof r->why - n,
+             "; a slot that no sequence owns is NaN before a call: one was read");
+}
+
+/* Entries, 0 where a slot that nobody owns has kept its NaN. */
+static double *without_nan(const dp_pool_seen *s, const double *x, int heads) {
+    double *y = dp_copy(x, s->slots * heads * s->width);
+    for (int64_t z = 0; z < s->slots * heads * s->width; z++)
+        if (isnan(y[z]) && !memcmp(s->was + z, s->is + z, sizeof *y)) y[z] = 0;
+    return y;
+}
+
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
     const pool_rows x = {seen, sp->c->p.HV};
     if (!seen->was) return;
+    double *was = without_nan(seen, seen->was, x.heads), *is = without_nan(seen, seen->is, x.heads);
     const dp_compare_in in = {.name = "pool",
                               .N = 1,
                               .heads = x.heads,
                               .rows = seen->slots * x.heads,
                               .width = seen->width,
-                              .got = seen->is,
-                              .want = seen->was,
+                              .got = is,
+                              .want = was,
                               .place = place,
                               .ctx = &x};
     dp_judgement *t = dp_judge_bits(&in, first_wrong(seen, x.heads), r);
-    if (t->verdict != DP_FAIL) return;
+    free(was);
+    free(is);
+    if (t->verdict != DP_FAIL) {
+        say_unowned(sp, r);
+        return;
+    }
     say(seen, t);
     dp_judge_speak(r->ntensor - 1, r);
 }

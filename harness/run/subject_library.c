@@ -76,10 +76,11 @@ static dp_status run_one_call(void *who, const dp_problem *call, int states, dp_
     return run_in(who, call, NULL, states, out, e);
 }
 
-static dp_status run_step(void *who, const dp_problem *call, const dp_conv_states *before,
-                          dp_call_result *out, dp_err *e) {
+static dp_status run_step(void *who, const dp_problem *call, const dp_state_pool *pool,
+                          const dp_conv_states *before, dp_call_result *out, dp_err *e) {
     in_calls *x = who;
     dp_subject_call how = *x->how;
+    how.pool = x->lib->writes_pool ? pool : NULL;
     dp_conv_front front = x->front;
     front.before = before;
     how.front = &front;
@@ -98,7 +99,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
     *s = (dp_subject_result){0};
     const int step = dp_op_of(sp->c)->has_front;
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
-    const int takes_pool = x.lib->writes_pool && !step;
+    const int takes_pool = x.lib->writes_pool;
     if (step && !x.lib->command) {
         s->outcome = DP_SUBJECT_REFUSED;
         snprintf(s->why, sizeof s->why,

@@ -146,8 +146,9 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 }
 
 /* The same with convolutions in front, which begin from the inputs that were handed on. */
-static dp_status one_step(void *who, const dp_problem *call, const dp_conv_states *before,
-                          dp_call_result *out, dp_err *e) {
+static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
+                          const dp_conv_states *before, dp_call_result *out, dp_err *e) {
+    (void)pool;
     const in_one_base *x = who;
     const dp_case *c = x->sp->c;
     dp_problem y = *call;

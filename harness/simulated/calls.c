@@ -303,16 +303,17 @@ static dp_conv_states conv_before(const walk *w) {
     return s;
 }
 
-static dp_status run_step(const walk *w, const dp_problem *y, dp_call_result *r, dp_err *e) {
+static dp_status run_step(const walk *w, const dp_problem *y, const dp_state_pool *pool,
+                          dp_call_result *r, dp_err *e) {
     dp_conv_states before = conv_before(w);
-    const dp_status st = w->by->run_step(w->by->who, y, &before, r, e);
+    const dp_status st = w->by->run_step(w->by->who, y, pool, &before, r, e);
     dp_conv_states_free(&before);
     return st;
 }
 
 static dp_status run(const walk *w, const dp_problem *y, const dp_state_pool *pool, int states,
                      dp_call_result *r, dp_err *e) {
-    if (w->by->front) return run_step(w, y, r, e);
+    if (w->by->front) return run_step(w, y, pool, r, e);
     if (pool && w->by->run_in) return w->by->run_in(w->by->who, y, pool, states, r, e);
     return w->by->run(w->by->who, y, states, r, e);
 }

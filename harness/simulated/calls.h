@@ -62,9 +62,10 @@ typedef struct {
     /* Convolutions in front of q, k and v: those of p and of a call are what goes into them. NULL:
      * none. */
     dp_conv_calls *front;
-    /* The same with those; gets the states that were handed on. */
-    dp_status (*run_step)(void *who, const dp_problem *call, const dp_conv_states *before,
-                          dp_call_result *out, dp_err *e);
+    /* The same with those; gets the states that were handed on. pool: NULL, or where those of the
+     * recurrence lie: who takes it returns no final_state. */
+    dp_status (*run_step)(void *who, const dp_problem *call, const dp_state_pool *pool,
+                          const dp_conv_states *before, dp_call_result *out, dp_err *e);
 } dp_caller;
 
 /* p: all of it, without gradients. out: o and final_state of the session, to be freed. hit [HV]: 1

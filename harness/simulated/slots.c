@@ -1,6 +1,7 @@
 /* A pool of slots, call by call (slots.h). */
 #include "slots.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,11 +29,6 @@ void dp_pool_seen_free(dp_pool_seen *s) {
 static double *slot(const dp_slots *s, int64_t i) { return s->pool + i * s->state; }
 static size_t bytes(const dp_slots *s) { return sizeof(double) * (size_t)s->state; }
 
-/* Every format holds these. */
-static double nobodys(int64_t slot, int64_t entry) {
-    return (double)((7 * slot + 3 * entry + 5) % 17 - 8) / 8;
-}
-
 static int64_t *indices(int n) {
     int64_t *x = dp_calloc((size_t)n, sizeof *x);
     for (int i = 0; i < n; i++)
@@ -59,9 +55,6 @@ dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session) {
     s->before = dp_doubles(s->slots * s->state);
     for (int i = 0; i < (session->prefix ? 1 : s->Nseq); i++)
         s->own[i] = s->slots - 1 - i;
-    for (int64_t i = 0; i < s->slots; i++)
-        for (int64_t z = 0; z < s->state; z++)
-            slot(s, i)[z] = nobodys(i, z);
     return s;
 }
 
@@ -94,6 +87,13 @@ static void mark_owned(const dp_slots *s) {
         if (s->own[i] != NONE) s->taken[s->own[i]] = 1;
 }
 
+/* Every format holds it. */
+static void empty_unowned(const dp_slots *s) {
+    for (int64_t i = 0; i < s->slots; i++)
+        for (int64_t z = 0; z < s->state && !s->taken[i]; z++)
+            slot(s, i)[z] = NAN;
+}
+
 static void as_planned(dp_slots *s) {
     for (int i = 0; i < s->Nseq; i++) {
         s->read[i] = s->planned[i] == NONE ? NONE : s->own[i];
@@ -105,6 +105,7 @@ void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int 
     for (int i = 0; i < s->Nseq; i++)
         if (s->own[i] != NONE) memcpy(slot(s, s->own[i]), S + i * s->state, bytes(s));
     mark_owned(s);
+    empty_unowned(s);
     for (int i = 0; i < s->Nseq; i++) {
         const int moves = s->shared || window || (s->calls + i) % 2;
         s->planned[i] = idle[i] ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];

@@ -10,7 +10,7 @@
  * again.
  *
  * A sequence that brings no tokens is padding: it reads and writes slot -1, and one token that
- * means nothing stands for it in the batch. What is free holds finite numbers that are nobody's.
+ * means nothing stands for it in the batch. What is free is NaN before the call.
  */
 #ifndef DP_SLOTS_H
 #define DP_SLOTS_H

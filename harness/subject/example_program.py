@@ -79,21 +79,26 @@ def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
     return q, k, np.broadcast_to(g, (*g.shape[:2], K)), beta
 
 
-def convolved(x: Arrays, meta: Meta, name: str) -> tuple[np.ndarray, np.ndarray]:
+def convolved(x: Arrays, meta: Meta, name: str) -> tuple[np.ndarray, Arrays]:
     """q, k or v [T, D] of the causal convolution of x_q .., and the last W - 1 inputs of every
-    sequence; conv_state_q .. [N, W - 1, D] are those before the call."""
+    sequence; conv_state_q .. [N, W - 1, D] are those before the call, conv_pool_q .. [slots, W - 1,
+    D] where they lie in slots."""
     x_, w = x[f"x_{name}"].astype("f4"), x[f"w_{name}"].astype("f4")
     T, W = len(x_), w.shape[1]
     cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]
+    kind, own = ("pool" if "pool" in x else "state"), np.arange(len(cu) - 1)
+    reads, writes = (x.get(n, own) for n in ("read_slot", "write_slot"))
     none = np.zeros((len(cu) - 1, W - 1, x_.shape[1]), "f4")
-    before = x.get(f"conv_state_{name}", none).astype("f4")
+    before = x.get(f"conv_{kind}_{name}", none).astype("f4")
     y, after = np.zeros_like(x_), before.copy()
     for n, (first, end) in enumerate(zip(cu, cu[1:], strict=False)):
-        all_ = np.concatenate([before[n], x_[first:end]])
+        if reads[n] < 0:
+            continue
+        all_ = np.concatenate([before[reads[n]], x_[first:end]])
         for t in range(end - first):
             y[first + t] = np.einsum("wd,dw->d", all_[t : t + W], w) + x.get(f"bias_{name}", 0)
-        after[n] = all_[len(all_) - (W - 1) :]
-    return y * sigmoid(y) if meta["activation"] == "silu" else y, after
+        after[writes[n]] = all_[len(all_) - (W - 1) :]
+    return y * sigmoid(y) if meta["activation"] == "silu" else y, {f"conv_{kind}_{name}": after}
 
 
 def with_convolutions(x: Arrays, meta: Meta) -> Arrays:
@@ -102,7 +107,8 @@ def with_convolutions(x: Arrays, meta: Meta) -> Arrays:
     own, x = {}, dict(x)
     for name in ("q", "k", "v"):
         if f"x_{name}" in x:
-            y, own[f"conv_state_{name}"] = convolved(x, meta, name)
+            y, handed_on = convolved(x, meta, name)
+            own |= handed_on
             heads = x["beta"].shape[1] if name == "v" else y.shape[1] // K
             own[name] = x[name] = y.reshape(len(y), heads, -1)
     return forward(x, meta) | own

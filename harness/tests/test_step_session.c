@@ -22,8 +22,9 @@ static dp_conv_policy policy(dp_base b) {
     return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
 }
 
-static dp_status one_step(void *who, const dp_problem *call, const dp_conv_states *before,
-                          dp_call_result *out, dp_err *e) {
+static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
+                          const dp_conv_states *before, dp_call_result *out, dp_err *e) {
+    (void)pool;
     const layer *x = who;
     dp_problem y = *call;
     dp_sim s;
@@ -199,4 +200,26 @@ DP_TEST(step_session, a_program_runs_with_its_convolutions) {
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 2 && strstr(out, "a library gets no convolutions in front"), "status %d: %s", rc,
           out);
+}
+
+/* With a pool the program gets it, and the states of its convolutions in the same slots. */
+DP_TEST(step_session, a_program_runs_with_all_its_states_in_slots) {
+    static const char *const ASK[][2] = {
+        {"", "VERDICT: PASS"},
+        {"slot", "OUT: conv_pool_k: slot "},
+        {"dirty", "which the call is not to write, was overwritten"}};
+    char path[1024], cmd[4096], out[1 << 14];
+    snprintf(path, sizeof path, "%s/slots.case", gt_tmpdir());
+    FILE *f = fopen(path, "w");
+    REQUIRE(f, "%s", path);
+    fputs(LAYER "W = 4\nbase = fp32\nsession = 9,2,1,4-2,8\nsession_slots = 5\n", f);
+    fclose(f);
+    for (size_t i = 0; i < sizeof ASK / sizeof *ASK; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "STEP=%s %s run %s --cache '%s' --base fp32 --writes o,pool --serve "
+                 "\"$DP_PYTHON %s/../harness/tests/data/step_program.py\" 2>&1",
+                 ASK[i][0], gt_program(), path, gt_tmpdir(), gt_cases());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == (i > 0) && strstr(out, ASK[i][1]), "%s: status %d: %s", ASK[i][0], rc, out);
+    }
 }

@@ -18,8 +18,10 @@ Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound")
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
 A function with "pool" among its outputs gets, of a session whose states lie in slots (cases/README
 .md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
-padding, for which nothing may be written). It returns the pool; slots that write_slot does not name
-must keep their bits.
+padding, for which nothing may be written). Slots that no sequence owns are NaN. It returns the
+pool; slots that write_slot does not name must keep their bits.
+A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
+slot, or the row of initial_state, of one that has none is NaN.
 With an axis of batch (Contract.batch) packed sequences of one length are its rows, [B,T,H,K],
 without cu_seqlens. A function that takes attention_mask [B,T] gets sequences of any lengths so, 1
 where a row has a token and 0 in front of it: what lies there means nothing and must not touch the
@@ -128,6 +130,8 @@ class Contract:
         result = self._named(self.fn(**given))
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
             result |= self._gradients(result, given, problem, rows)
+        if "has_initial_state" in given and "pool" in result:
+            result["pool"] = _nothing_again(problem, to_numpy(result["pool"], "pool"))
         if rows is not None:
             result |= {n: self._tokens(n, x, rows) for n, x in result.items() if n in LEAVING}
         return {n: self._fit(n, result, shape) for n, shape in problem.wanted.items()}
@@ -168,6 +172,9 @@ class Contract:
             out["attention_mask"] = self._placed("attention_mask", self._on_device(mask))
         if self._wants_zeros(problem, takes):
             arrays["initial_state"] = _zeros(problem)
+        if "has_initial_state" in takes and "ds0" not in problem.wanted:
+            has = self._placed("has_initial_state", self._on_device(_nothing(problem, arrays)))
+            out["has_initial_state"] = has
         for name, x in arrays.items():
             if anything or name in takes:
                 out[name] = self._array(name, x, problem, rows)
@@ -336,7 +343,37 @@ def _in_rows(name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDAr
 
 def _holds(name: str, x: npt.NDArray[Any]) -> bool:
     """Does float32 hold the array? Slots of a pool, which may be of any format, keep their bits."""
-    return name != "pool" or bool((x.astype(np.float32) == x).all())
+    return name != "pool" or np.array_equal(x.astype(np.float32), x, equal_nan=True)
+
+
+def _fresh(problem: Problem) -> list[int]:
+    """Slots that are read by sequences without a state: zeros in the problem."""
+    pool = problem.arrays["pool"]
+    return [int(s) for s in problem.arrays["read_slot"] if s >= 0 and not pool[s].any()]
+
+
+def _nothing(problem: Problem, arrays: dict[str, Any]) -> npt.NDArray[Any]:
+    """Which sequences have a state [N]; in `arrays` states that are none become NaN."""
+    if "pool" in arrays:
+        pool, fresh = arrays["pool"].copy(), _fresh(problem)
+        pool[fresh] = np.nan
+        arrays["pool"] = pool
+        reads = problem.arrays["read_slot"]
+        return np.array([s >= 0 and s not in fresh for s in reads], bool)
+    states = arrays.get("initial_state", _zeros(problem)).copy()
+    has = states.any(axis=(1, 2, 3))
+    states[~has] = np.nan
+    arrays["initial_state"] = states
+    return np.asarray(has, bool)
+
+
+def _nothing_again(problem: Problem, pool: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Slots that were NaN for want of a state, and still are, as the program has them: zeros."""
+    kept = [s for s in _fresh(problem) if s not in problem.arrays["write_slot"]]
+    kept = [s for s in kept if np.isnan(pool[s].astype(np.float64)).all()]
+    out = pool.copy()
+    out[kept] = 0
+    return out
 
 
 def _zeros(problem: Problem) -> npt.NDArray[Any]:

@@ -131,6 +131,8 @@ THEMES: tuple[Theme, ...] = (
           _packed(70, 70, 92, 150, K=16, session="48,12x1,4,1"), raw=True, sets=("serving",)),
     Theme("pieces", "a prompt in pieces, from stored states",
           _packed(150, 228, K=16, s0_scale=0.5, session="50,64,18,1,31"), sets=("serving",)),
+    Theme("kept-bf16", "states kept in bf16 between calls", _packed(40, 70, 100,
+          session="16,8,1", session_state="bf16"), sets=("serving",)),
     Theme("first-one", "first a call of one token, of sequences that have no state yet",
           _packed(10, 20, 30, session="1,5,1"), raw=True, sets=("serving",)),
     Theme("first-one-slots", "the same from slots in which others' states lie",
@@ -146,8 +148,6 @@ THEMES: tuple[Theme, ...] = (
     Theme("drafts", "windows of drafted tokens, some of which none is accepted in",
           _packed(70, 120, K=16, session="24,4-2,4-0,3,6-1,6,5-4,2x6-3,1,4-3"), raw=True,
           sets=("serving",)),
-    Theme("kept-bf16", "states kept in bf16 between calls", _packed(40, 70, session="16,8,1",
-          session_state="bf16"), sets=("serving",)),
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
     # training

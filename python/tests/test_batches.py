@@ -104,3 +104,52 @@ def test_a_mask_leaves_out_what_stands_in_front_of_a_row(fault: str) -> None:
 def test_a_setting_of_masks_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="masked='nan': must be 'any' or 'zero'"):
         deltaproof.run(fixed, "gdn-t1", masked="nan", **OWN)
+
+
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("dirty", [False, True])
+def test_what_lies_where_no_state_is_means_nothing(pool: bool, dirty: bool) -> None:
+    """vllm#51562: a chunk of one token is taken for a decode step, and begins from what is
+    there."""
+    row = right("gdn")
+    seen: list[Any] = []
+
+    def step(x: dict[str, Any], has: Any, states: Any) -> Any:
+        cu = x.get("cu_seqlens")
+        lengths = np.diff([0, len(x["q"])] if cu is None else cu)
+        seen.append(list(has))
+        live = [h or (dirty and n == 1) for h, n in zip(has, lengths, strict=True)]
+        states = np.where(np.array(live)[:, None, None, None], states, 0).astype(np.float32)
+        made = row(**x, **FORM, initial_state=states)
+        return made["o"], made["final_state"]
+
+    def plain(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any, has_initial_state: Any, A_log: Any = None,
+        dt_bias: Any = None, cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = dict(locals())
+        has, states = x.pop("has_initial_state"), x.pop("initial_state")
+        return step({n: y for n, y in x.items() if n in ROW}, has, states)
+
+    def slots(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, pool: Any, read_slot: Any, write_slot: Any, has_initial_state: Any,
+        A_log: Any = None, dt_bias: Any = None, cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = {n: y for n, y in dict(locals()).items() if n in ROW}
+        o, final = step(x, has_initial_state, pool[read_slot])
+        out, live = pool.copy(), read_slot >= 0
+        out[write_slot[live]] = final[live]
+        return o, out
+
+    own = {**OWN, "outputs": ("o", "pool" if pool else "final_state")}
+    name = "gdn-first-one-slots" if pool else "gdn-first-one"
+    found = deltaproof.run(slots if pool else plain, name, **own)
+    assert found.passed == (not dirty), found.text
+    assert list(seen[0]) == [False] * 3
+    if dirty:
+        assert "token 0" in found.text and "NaN" in found.text, found.text
+
+
+ROW = (*TOKENS, "scale", "gate", "beta_form", "l2norm", "A_log", "dt_bias", "cu_seqlens")

@@ -39,7 +39,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     if (pool && bad("batch")) return by_batch(p, c);
     const int rc = good_run(p, c);
     for (int i = 0; pool && bad("free") && i < p->nslot; i++)
-        if (!named(p, i)) pool[i * n + n - 1] += 1;
+        if (!named(p, i)) pool[i * n + n - 1] = 1;
     for (int i = 0; pool && bad("read") && i < p->Nseq; i++)
         if (p->read_slot[i] >= 0)
             memcpy(pool + p->read_slot[i] * n, pool + p->write_slot[i] * n, sizeof *pool * n);

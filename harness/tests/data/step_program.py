@@ -1,5 +1,7 @@
 """harness/subject/example_program.py, whose convolutions go wrong as $STEP says. zeros: each call
-begins from zeros; missing: conv_state_k is not handed on; late: it lacks the last token."""
+begins from zeros; missing: conv_state_k is not handed on; late: it lacks the last token. Of a pool:
+slot: conv_pool_k goes to the slot behind the one that is to be written; dirty: it goes there,
+too."""
 
 import os
 import sys
@@ -21,6 +23,12 @@ def with_convolutions(x: example.Arrays, meta: example.Meta) -> example.Arrays:
         del out["conv_state_k"]
     if how == "late":
         out["conv_state_k"] = np.roll(out["conv_state_k"], 1, axis=1)
+    if how in ("slot", "dirty") and "pool" in x:
+        is_, to = out["conv_pool_k"], x["write_slot"]
+        right_, to = is_.copy(), to[to >= 0]
+        is_[(to + 1) % len(is_)] = right_[to]
+        if how == "slot":
+            is_[to] = x["conv_pool_k"][to]
     return out
 
 
