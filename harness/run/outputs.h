@@ -53,6 +53,7 @@ void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_st
 typedef struct {
     dp_drafts drafts;
     dp_pool_seen pool;
+    dp_states_seen far;
     dp_conv_calls front;
 } dp_calls_seen;
 /* judge_calls.c */

@@ -111,6 +111,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
     const dp_caller by = {.run = run_one_call,
                           .who = &x,
                           .drafts = &made->seen.drafts,
+                          .far = &made->seen.far,
                           .pool = takes_pool ? &made->seen.pool : NULL,
                           .run_in = takes_pool ? run_in : NULL,
                           .front = step ? &made->seen.front : NULL,

@@ -48,13 +48,23 @@ typedef struct {
     dp_conv_states conv;
 } dp_call_result;
 
+/* The first call that left a state far from what fp64 makes of what the call was given: by `off` of
+ * that state's norm. off 0: none did. It judges nothing: it says where to look. */
+typedef struct {
+    double off;
+    int64_t call; /* 0 on */
+    int sequence, head;
+} dp_states_seen;
+#define DP_STATE_FAR 0.1 /* no rounding of a call comes near */
+
 typedef struct {
     /* Forward only. states: those of every token are of use, where they can be had. DP_OK, or what
      * ends the session. */
     dp_status (*run)(void *who, const dp_problem *call, int states, dp_call_result *out, dp_err *e);
     void *who;
-    dp_drafts *drafts;  /* gets the windows; NULL: nobody looks at them */
-    dp_pool_seen *pool; /* gets what happened to slots; NULL: nobody asks */
+    dp_drafts *drafts;   /* gets the windows; NULL: nobody looks at them */
+    dp_pool_seen *pool;  /* gets what happened to slots; NULL: nobody asks */
+    dp_states_seen *far; /* gets the first wrong state; NULL: nobody asks */
     /* The same with the states in a pool, which it reads and writes; returns no final_state. NULL:
      * it takes none. */
     dp_status (*run_in)(void *who, const dp_problem *call, const dp_state_pool *pool, int states,

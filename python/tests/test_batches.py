@@ -152,4 +152,24 @@ def test_what_lies_where_no_state_is_means_nothing(pool: bool, dirty: bool) -> N
         assert "token 0" in found.text and "NaN" in found.text, found.text
 
 
+@pytest.mark.parametrize("tokens, call", [(100, 1), (92, 2)])
+def test_the_call_that_leaves_a_wrong_state_is_named(tokens: int, call: int) -> None:
+    """Two sequences change their states: o is wrong one call later, or never."""
+    row = right("gdn")
+
+    def swaps(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = {n: y for n, y in dict(locals()).items() if n in ROW}
+        made = row(**x, **FORM, initial_state=initial_state)
+        final = made["final_state"]
+        return made["o"], final[::-1].copy() if len(q) == tokens else final
+
+    found = deltaproof.run(swaps, "gdn-pieces", **OWN)
+    says = f"call {call} is the first that leaves a wrong state: sequence 0, head 0"
+    assert found.status == 1 and says in found.text, found.text
+
+
 ROW = (*TOKENS, "scale", "gate", "beta_form", "l2norm", "A_log", "dt_bias", "cu_seqlens")
