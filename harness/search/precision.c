@@ -206,7 +206,7 @@ static int ask(search *q, const dp_policy *pol) {
             at[o->unit[u].stage] = f;
     }
     at[DP_STAGE_RECOMPUTE] = at[DP_STAGE_STATE_FWD];
-    const dp_status st = dp_sim_new_policy(&s, rq->p, at, rq->N, DP_FAULT_NONE, NULL);
+    const dp_status st = dp_sim_new_policy(&s, rq->p, at, rq->N, NULL);
     assert(!st);
     (void)st;
     dp_sim_run(&s, chain, rq->merge, rq->backward);

@@ -2,8 +2,8 @@
  * fault.c each, switched on by name (`deltaproof run --fault NAME`, `deltaproof museum`). They
  * exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses.
  * Most stand for a fault that reached users of such kernels: `bug` is its number in the museum of
- * those faults (dp_bugs). What a fault does to the arithmetic is in fault_effect.c and, where it
- * replaces a step, in ranks.c; what it does between the calls of a session in calls.c. */
+ * those faults (dp_bugs). What a fault does, and behind which stage, is in fault_effect.c; what it
+ * does between the calls of a session is in calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
 #include "ref/vocabulary/exchange.h"

@@ -1,9 +1,11 @@
-/* What each deliberate fault does to its stage (fault_effect.h). */
+/* What each deliberate fault does (fault_effect.h): a row of ACTS at the end says where. */
 #include "fault_effect.h"
+#include "ranks_stages.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/gate.h"
+#include "ref/chunk/payload.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +16,35 @@
 #define BLOCKS 8   /* (chunk, head) pairs that DP_FAULT_BLOCKS_NAN computes */
 #define PADDING 8  /* numbers behind a row of v that DP_FAULT_STRIDE_IGNORED reads */
 
+typedef const dp_sim_place place;
+
+/* The fault acted on that rank and head. */
+static void hit(const dp_sim *s, int rank, int hv) { s->hit[rank * s->p->HV + hv] = 1; }
+static void hit_rank(const dp_sim *s, int rank) {
+    for (int hv = 0; hv < s->p->HV; hv++)
+        hit(s, rank, hv);
+}
 static void hit_all(const dp_sim *s) { memset(s->hit, 1, (size_t)s->N * s->p->HV); }
+static void hit_group(const dp_sim *s, int gi, int hv) { hit(s, s->group[gi].rank, hv); }
+
+/* Of every fault: before a run. Those that show between runs keep where they acted. */
+static void begins(dp_sim *s, place *at) {
+    (void)at;
+    if (!s->sharers) s->merge = dp_fault_exchange(s->fault, s->merge);
+    s->payload = dp_fault_payload(s->fault, s->payload);
+    s->turns = s->fault == DP_FAULT_ORDER_BY_RUN;
+    if (!dp_fault_by_run(s->fault)) memcpy(s->hit, s->hit_kept, (size_t)s->N * s->p->HV);
+}
+
+/* Every rank and head to which, or else from which, a state is handed. */
+static void each_pair(dp_sim *s, int back, int gets,
+                      void (*f)(dp_sim *s, int back, int r, int hv)) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * HV; i++)
+        if (dp_sim_has(s, i / HV) && dp_sim_gets(s, gets ? back : !back, i / HV))
+            f(s, back, i / HV, i % HV);
+}
 
 /* ---- inputs and layout ----------------------------------------------------------------------- */
 
@@ -33,21 +63,23 @@ static void permute_tokens(const dp_sim *s, const double *from, int64_t width, i
     }
 }
 
-const dp_problem *dp_effect_inputs(dp_sim *s, const dp_problem *p) {
-    if (s->fault != DP_FAULT_ZIGZAG || s->N < 2 || p->T % (2 * s->N)) return p;
+static void zigzag_inputs(dp_sim *s, place *at) {
+    (void)at;
+    const dp_problem *p = s->p;
+    if (s->N < 2 || p->T % (2 * s->N)) return;
     s->own = *p;
     dp_inputs_copy(&s->own, p, dp_copy);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
             permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, *dp_input_at(&s->own, i));
     s->own.cu = dp_cu_copy(p);
+    s->p = &s->own;
     hit_all(s);
-    return &s->own;
 }
 
-void dp_effect_results(dp_sim *s) {
-    s->runs++;
-    if (s->fault != DP_FAULT_ZIGZAG || s->p != &s->own) return;
+static void zigzag_results(dp_sim *s, place *at) {
+    (void)at;
+    if (s->p != &s->own) return;
     for (int i = 0; i < DP_NRESULTS;
          i++) { /* what is one row a token goes back where its token came from */
         int64_t rows, width;
@@ -61,9 +93,11 @@ void dp_effect_results(dp_sim *s) {
     }
 }
 
-void dp_effect_contexts(dp_sim *s) {
+static void divide_cu(dp_sim *s, place *at) {
+    (void)at;
     const dp_problem *p = s->p;
-    if (s->fault != DP_FAULT_CU_DIVIDED || s->N < 2 || p->Nseq < 2) return;
+    s->one_by_one = 1;
+    if (s->N < 2 || p->Nseq < 2) return;
     for (int r = 0; r < s->N; r++) {
         dp_context *c = &s->ctx[r];
         free(c->local_cu);
@@ -94,7 +128,8 @@ static void store_bf16(dp_sim *s, double *x, int64_t n) {
 }
 
 /* erase o k with the mean of erase. */
-static void mean_erase(dp_sim *s) {
+static void mean_erase(dp_sim *s, place *at) {
+    (void)at;
     const dp_problem *p = s->p;
     for (int64_t i = 0; dp_by_gates(p) && i < p->T * p->HV; i++) {
         const double *k = s->k + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K;
@@ -108,7 +143,8 @@ static void mean_erase(dp_sim *s) {
 }
 
 /* lr_a of the state after its decay. */
-static void read_decayed(dp_sim *s) {
+static void read_decayed(dp_sim *s, place *at) {
+    (void)at;
     const dp_problem *p = s->p;
     for (int64_t i = 0; dp_by_factors(p) && i < p->T * p->HV * p->K; i++)
         s->erasing[(i / p->K * 2) * p->K + i % p->K] = -dp_round_arith(s->base, p->lr_a[i]);
@@ -123,7 +159,8 @@ static double undecay(const dp_sim *s, int64_t row, int x) {
 }
 
 /* Keys that read the state before its decay. */
-static void read_undecayed(dp_sim *s) {
+static void read_undecayed(dp_sim *s, place *at) {
+    (void)at;
     const dp_problem *p = s->p;
     const int64_t RK = (int64_t)p->R * p->K;
     if (!dp_has_beta(p)) return;
@@ -135,17 +172,20 @@ static void read_undecayed(dp_sim *s) {
     hit_all(s);
 }
 
-void dp_effect_gate(dp_sim *s) {
-    if (s->fault == DP_FAULT_ERASE_MEAN) mean_erase(s);
-    if (s->fault == DP_FAULT_READ_UNDECAYED) read_undecayed(s);
-    if (s->fault == DP_FAULT_READ_DECAYED) read_decayed(s);
-    const int64_t n = s->p->T * s->p->HV * dp_Kg(s->p);
-    if (s->fault == DP_FAULT_GATE_BF16) store_bf16(s, s->g, n);
-    if (s->fault == DP_FAULT_BETA_BF16) store_bf16(s, s->beta, s->p->T * s->p->HV * dp_rows(s->p));
-    if (s->fault != DP_FAULT_EXP2_GATE && s->fault != DP_FAULT_LINEAR_GATE &&
-        s->fault != DP_FAULT_DECAY_BF16)
-        return;
-    for (int64_t i = 0; i < n; i++) {
+static int64_t gates(const dp_sim *s) { return s->p->T * s->p->HV * dp_Kg(s->p); }
+
+static void gate_bf16(dp_sim *s, place *at) {
+    (void)at;
+    store_bf16(s, s->g, gates(s));
+}
+static void beta_bf16(dp_sim *s, place *at) {
+    (void)at;
+    store_bf16(s, s->beta, s->p->T * s->p->HV * dp_rows(s->p));
+}
+
+static void other_decay(dp_sim *s, place *at) {
+    (void)at;
+    for (int64_t i = 0; i < gates(s); i++) {
         double *g = &s->g[i];
         if (s->fault == DP_FAULT_EXP2_GATE)
             *g *= 0.6931471805599453;
@@ -270,18 +310,20 @@ static int short_alone(const dp_sim *s, int gi) {
     return gr->c < DP_CHUNK && first[1] - first[0] == 1;
 }
 
-/* 1: the scores became NaN. */
-static int lost_scores(const dp_sim *s, int gi, int hv, dp_chunk *ch) {
+static void lost_scores(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     if (s->fault == DP_FAULT_SHORT_NAN ? !short_alone(s, gi) : (int64_t)gi * s->p->HV + hv < BLOCKS)
-        return 0;
+        return;
     for (int64_t i = 0; i < (int64_t)ch->c * ch->n; i++)
         ch->Aqk[i] = NAN;
-    return 1;
+    hit_group(s, gi, hv);
 }
 
-/* Scores between the keys of one token: there where they should not be, gone where they should. 0:
- * one key a token. */
-static int mistake_turns(dp_chunk *ch) {
+/* Scores between the keys of one token: there where they should not be, gone where they should. */
+static void mistake_turns(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int R = ch->R, K = ch->K;
     for (int i = 0; i < ch->n; i++)
         for (int j = i / R * R; j < i; j++) {
@@ -291,38 +333,31 @@ static int mistake_turns(dp_chunk *ch) {
                        (float)ch->k[(int64_t)j * K + x];
             ch->L[(int64_t)i * ch->n + j] = sum;
         }
-    return R > 1;
+    if (R > 1) hit_group(s, gi, hv);
 }
 
-void dp_effect_intra(dp_sim *s, int gi, int hv) {
+static void factored(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
+    const int leak = s->fault == DP_FAULT_ANCHOR_LEAK;
+    factored_pairs(dp_sim_chunk(s, gi, hv), leak,
+                   leak                                        ? 20
+                   : s->fault == DP_FAULT_FACTORED_EXP_CLAMPED ? 88
+                                                               : INFINITY);
+    hit_group(s, gi, hv);
+}
+
+static void by_inverse(dp_sim *s, place *at) {
+    (void)at;
+    s->by_inverse = 1;
+}
+
+static void invert_by_series(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    switch (s->fault) {
-    case DP_FAULT_FACTORED_EXP: factored_pairs(ch, 0, INFINITY); break;
-    case DP_FAULT_FACTORED_EXP_CLAMPED: factored_pairs(ch, 0, 88); break;
-    case DP_FAULT_ANCHOR_LEAK: factored_pairs(ch, 1, 20); break;
-    case DP_FAULT_TURNS_MISTAKEN:
-        if (!mistake_turns(ch)) return;
-        break;
-    case DP_FAULT_SHORT_NAN:
-    case DP_FAULT_BLOCKS_NAN:
-        if (!lost_scores(s, gi, hv, ch)) return;
-        break;
-    default: return;
-    }
-    dp_effect_hit(s, s->group[gi].rank, hv);
-}
-
-int dp_effect_by_inverse(const dp_sim *s) {
-    return s->fault == DP_FAULT_NEUMANN_INVERSE || s->fault == DP_FAULT_DOUBLING_INVERSE;
-}
-
-void dp_effect_solve(dp_sim *s, int gi, int hv) {
-    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
-    if (!dp_effect_by_inverse(s)) return;
     free(ch->Akk);
     ch->Akk = series_inverse(ch, s->fault == DP_FAULT_DOUBLING_INVERSE);
     dp_chunk_keep_inverse(ch);
-    dp_effect_hit(s, s->group[gi].rank, hv);
+    hit_group(s, gi, hv);
 }
 
 /* Number `at` of v, for a kernel that counts another way. */
@@ -333,23 +368,27 @@ static double wrong_value(const dp_sim *s, int64_t at, int64_t row) {
     return x < row ? v[at / (row + PADDING) * row + x] : 0;
 }
 
-double *dp_effect_values(dp_sim *s, int gi, int hv) {
+/* w and u again, of wrong values; what else reads v reads the right ones. */
+static void wrong_values(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
     const dp_problem *p = s->p;
     const dp_group *gr = &s->group[gi];
     dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int64_t row = (int64_t)dp_rows(p) * p->V;
     const int64_t last = ((gr->t0 + gr->c - 1) * p->HV + hv + 1) * row;
-    if (s->fault != DP_FAULT_STRIDE_IGNORED && (s->fault != DP_FAULT_OFFSET_WRAPS || last <= WRAP))
-        return NULL;
-    double *v = dp_copy(ch->v, (int64_t)ch->n * ch->V);
+    if (s->fault == DP_FAULT_OFFSET_WRAPS && last <= WRAP) return;
+    double *v = ch->v;
+    ch->v = dp_doubles((int64_t)ch->n * ch->V);
     for (int t = 0; t < gr->c; t++)
         for (int64_t i = 0; i < row; i++)
             ch->v[t * row + i] = wrong_value(s, ((gr->t0 + t) * p->HV + hv) * row + i, row);
-    dp_effect_hit(s, gr->rank, hv);
-    return v;
+    dp_chunk_wy(ch);
+    dp_sim_replace(&ch->v, v);
+    hit_group(s, gi, hv);
 }
 
-void dp_effect_wy(dp_sim *s, int gi, int hv) {
+static void other_wy(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
     const dp_group *gr = &s->group[gi];
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
         last_index(dp_sim_chunk(s, gi, hv));
@@ -359,15 +398,27 @@ void dp_effect_wy(dp_sim *s, int gi, int hv) {
         tail_unmasked(s, gi, hv);
     else
         return;
-    dp_effect_hit(s, gr->rank, hv);
+    hit_group(s, gi, hv);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-dp_format dp_effect_chain(const dp_sim *s, int rank, int hv) {
-    if (s->fault != DP_FAULT_CHAIN_BF16 && s->fault != DP_FAULT_CHAIN_TF32RZ) return s->chain;
-    dp_effect_hit(s, rank, hv);
-    return s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
+static void other_chain(dp_sim *s, int back, int r, int hv) {
+    const dp_format f = s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
+    if (back)
+        dp_sim_pair_bwd(s, r, hv, 0, f);
+    else
+        dp_sim_pair_fwd(s, r, hv, s->ctx[r].nlocal - 1, f);
+    hit(s, r, hv);
+}
+
+/* The pair of the wrong sub-sequence. */
+static void other_sub(dp_sim *s, int back, int r, int hv) {
+    const int i = r * s->p->HV + hv, sub = back ? s->ctx[r].nlocal - 1 : 0;
+    if (s->ctx[r].nlocal < 2) return;
+    dp_sim_replace(back ? &s->dH[i] : &s->H[i], NULL);
+    (back ? dp_sim_pair_bwd : dp_sim_pair_fwd)(s, r, hv, sub, s->chain);
+    hit(s, r, hv);
 }
 
 /* x as it is where a fault rounds it before it is sent. */
@@ -398,8 +449,9 @@ static void leave_largest(int K, double *M) {
     free(W);
 }
 
-int dp_effect_sent(const dp_sim *s, double *M, double *H) {
+static void sends(dp_sim *s, place *at) {
     const int64_t K = s->p->K, KV = K * s->p->V;
+    double *M = at->M, *H = at->x;
     const dp_fault f = s->fault;
     const int states = f == DP_FAULT_PAYLOAD_TRUNCATED || f == DP_FAULT_PAYLOAD_LOW_LOST,
               products = states || f == DP_FAULT_PAYLOAD_TWICE;
@@ -408,10 +460,16 @@ int dp_effect_sent(const dp_sim *s, double *M, double *H) {
     for (int64_t i = 0; M && products && i < K * K; i++)
         M[i] = presented(f, M[i]);
     if (M && f == DP_FAULT_RANK_LARGEST) leave_largest((int)K, M);
-    return states || (M && (products || f == DP_FAULT_RANK_LARGEST));
+    for (int j = at->at + at->way->by; (states || M) && j >= 0 && j < s->N; j += at->way->by) {
+        if (!dp_sim_gets(s, at->way->back, j)) break;
+        hit(s, j, at->hv);
+    }
 }
 
-void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
+/* What enters a rank, once it is merged. */
+static void other_state(dp_sim *s, int back, int r, int hv) {
+    (void)back;
+    double *S = s->S_in[r * s->p->HV + hv];
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
     if (s->fault == DP_FAULT_MERGE_HALF_V)
@@ -430,7 +488,109 @@ void dp_effect_state_in(const dp_sim *s, int r, int hv, double *S) {
         free(t);
     } else
         return;
-    dp_effect_hit(s, r, hv);
+    hit(s, r, hv);
+}
+
+/* M from + H in truncated tf32. */
+static void merge_short(dp_sim *s, place *at) {
+    const int K = s->p->K, V = s->p->V;
+    const dp_base b = s->at[DP_STAGE_MERGE_FWD];
+    dp_mm_by(s->linear, DP_TF32RZ, (dp_shape){0, 0, K, V, K}, at->M, at->from, at->x);
+    for (int64_t i = 0; i < (int64_t)K * V; i++)
+        at->x[i] = dp_round_arith(b, at->x[i] + at->H[i]);
+    hit(s, at->at, at->hv);
+}
+
+/* The owner of part j. */
+static int owner(const dp_sim_way *w, int j) { return dp_own_rank(w->s->p->own, w->s->N, j); }
+
+/* A gather that folds in another order, or other M: that of the first part of an owner's. */
+static void order_parts(const dp_sim_way *w, int r, int hv, int n, int starts, dp_sim_part *part) {
+    const dp_fault f = w->s->fault;
+    const int far = n ? part[0].H : 0;
+    for (int i = 0; i < n && f == DP_FAULT_PART_FIRST_M; i++)
+        for (part[i].M = far; owner(w, part[i].M) != owner(w, part[i].H);)
+            part[i].M += w->by;
+    for (int i = 1; i < n && f != DP_FAULT_PART_FIRST_M; i++)
+        for (int at = i;
+             at > 0 && (f == DP_FAULT_MERGE_NEAREST_FIRST ||
+                        w->by * owner(w, part[at - 1].H) > w->by * owner(w, part[at].H));
+             at--) {
+            const dp_sim_part x = part[at];
+            part[at] = part[at - 1];
+            part[at - 1] = x;
+        }
+    for (int i = 0; i < n; i++)
+        if (part[i].H != far + i * w->by || ((starts || i) && part[i].M != part[i].H))
+            hit(w->s, r, hv);
+}
+
+/* Numbers that M and H of an element of a scan have. */
+static int64_t numbers_of_pair(const dp_sim *s) {
+    return (int64_t)s->p->K * s->p->K + (int64_t)s->p->K * s->p->V;
+}
+
+static void compose_swapped(const dp_sim_way *w, int d, int r, int hv, double *later,
+                            double *earlier) {
+    for (int64_t i = 0; i < numbers_of_pair(w->s); i++) {
+        double *a = later + DP_SIM_ELEMENT_FLAGS + i, *b = earlier + DP_SIM_ELEMENT_FLAGS + i;
+        const double x = *a;
+        *a = *b;
+        *b = x;
+    }
+    dp_sim_compose(w, d, r, hv, later, earlier);
+    if (!dp_sim_matters(later)) /* a state leaves, of which no M is made: it stays as it was */
+        memcpy(later + DP_SIM_ELEMENT_FLAGS, earlier + DP_SIM_ELEMENT_FLAGS,
+               sizeof *later * (size_t)w->s->p->K * (size_t)w->s->p->K);
+    hit(w->s, r + w->by, hv);
+}
+
+static void compose_early(const dp_sim_way *w, int d, int r, int hv, double *later,
+                          double *earlier) {
+    if (2 * d >= w->s->N)
+        hit(w->s, r + w->by, hv);
+    else
+        dp_sim_compose(w, d, r, hv, later, earlier);
+}
+
+/* A rank hands on what came to it, unless the sequence begins there. */
+static void hand_on_late(dp_sim *s, int back) {
+    const int HV = s->p->HV, by = back ? -1 : 1;
+    double **in = back ? s->dS_out : s->S_in;
+    const dp_sim_way w = {.s = s, .back = back};
+    for (int i = 0; i < s->N; i++) {
+        const int r = back ? s->N - 1 - i : i;
+        if (!dp_sim_gets(s, !back, r) || dp_sim_begins(&w, r)) continue;
+        for (int hv = 0; hv < HV; hv++) {
+            double *S = dp_copy(in[r * HV + hv], (int64_t)s->p->K * s->p->V);
+            dp_payload_state(s->payload, (int64_t)s->p->K * s->p->V, S);
+            dp_sim_replace(&in[(r + by) * HV + hv], S);
+            hit(s, r + by, hv);
+        }
+    }
+}
+
+/* The exchange again, with an algorithm that is wrong. What was sent is counted once. */
+static void exchange_again(dp_sim *s, int back) {
+    const dp_traffic sent = s->sent;
+    const int by_scan = s->merge == DP_EXCHANGE_SCAN;
+    if (s->fault == DP_FAULT_SCAN_SWAPPED || s->fault == DP_FAULT_SCAN_MISSES_LEVEL) {
+        if (by_scan)
+            dp_sim_scan(s, back,
+                        s->fault == DP_FAULT_SCAN_SWAPPED ? compose_swapped : compose_early);
+    } else if (s->fault == DP_FAULT_SERIAL_LATE) {
+        if (s->merge == DP_EXCHANGE_SERIAL) hand_on_late(s, back);
+    } else if (s->merge == DP_EXCHANGE_ALLGATHER)
+        dp_sim_gather(s, back, order_parts);
+    s->sent = sent;
+}
+static void wrong_merge_fwd(dp_sim *s, place *at) {
+    (void)at;
+    exchange_again(s, 0);
+}
+static void wrong_merge_bwd(dp_sim *s, place *at) {
+    (void)at;
+    exchange_again(s, 1);
 }
 
 #define DROPPED 0x1p-12 /* what is left of a state that is dropped, at most */
@@ -461,6 +621,20 @@ static int drop_state(const dp_sim *s, int gi, int hv, double *S) {
     return 1;
 }
 
+/* X of the decayed state, which itself still decays once. */
+static void decay_before_use(dp_sim *s, place *at) {
+    const dp_chunk *ch = dp_sim_chunk(s, at->at, at->hv);
+    const int V = ch->V;
+    double *S = at->x;
+    for (int64_t i = 0; i < (int64_t)ch->K * V; i++)
+        S[i] = ch->h[i] * ch->eC[i / V];
+    dp_chunk_state(ch, S, ch->v_new);
+    for (int64_t i = 0; i < (int64_t)ch->K * V; i++)
+        S[i] += (1 - ch->eC[i / V]) * ch->eC[i / V] * ch->h[i];
+    dp_sim_round_carried(s, DP_STAGE_STATE_FWD, S);
+    hit_group(s, at->at, at->hv);
+}
+
 /* v_new = u - bf16(w h) in place of u - w h, and the state that it makes. */
 static void short_residual(dp_chunk *ch, double *S) {
     const int n = ch->n, K = ch->K, V = ch->V;
@@ -481,17 +655,17 @@ static void short_residual(dp_chunk *ch, double *S) {
         }
 }
 
-void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
+static void other_pass(dp_sim *s, place *at) {
     const dp_problem *p = s->p;
-    const dp_group *gr = &s->group[gi];
+    const int gi = at->at, hv = at->hv;
     const int drops = s->fault == DP_FAULT_DROP_CHANNEL_SUM || s->fault == DP_FAULT_DROP_HORIZON;
     const dp_format kept = s->fault == DP_FAULT_STATE_FP16 ? DP_FP16 : DP_BF16;
-    if (drops && !drop_state(s, gi, hv, S)) return;
+    if (drops && !drop_state(s, gi, hv, at->x)) return;
     if (s->fault == DP_FAULT_STATE_BF16 || s->fault == DP_FAULT_STATE_FP16)
         for (int64_t i = 0; i < (int64_t)p->K * p->V; i++)
-            S[i] = dp_store(kept, S[i]);
+            at->x[i] = dp_store(kept, at->x[i]);
     else if (s->fault == DP_FAULT_RESIDUAL_BF16)
-        short_residual(dp_sim_chunk(s, gi, hv), S);
+        short_residual(dp_sim_chunk(s, gi, hv), at->x);
     else if (s->fault == DP_FAULT_RACE && s->runs % 3 == 2 && gi == s->ngroup - 1 &&
              hv == p->HV - 1) {
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
@@ -499,58 +673,86 @@ void dp_effect_state(const dp_sim *s, int gi, int hv, double *S) {
                sizeof(double) * (size_t)((ch->n - ch->n / 2) * ch->V));
     } else if (!drops)
         return;
-    dp_effect_hit(s, gr->rank, hv);
+    hit_group(s, gi, hv);
 }
 
-int dp_effect_output(const dp_sim *s, int gi, int hv) {
+/* o of a chunk that is never written, or passes through fp16. */
+static void other_output(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
     const dp_group *gr = &s->group[gi];
-    if (s->fault != DP_FAULT_GRID_AXIS ||
-        s->ctx[gr->rank].local_seq[gr->sub] * s->p->HV + hv < GRID)
-        return 0;
-    dp_effect_hit(s, gr->rank, hv);
-    return 1;
+    const int short_ = s->fault == DP_FAULT_OUTPUT_FP16;
+    if (!short_ && s->ctx[gr->rank].local_seq[gr->sub] * s->p->HV + hv < GRID) return;
+    for (int t = 0; t < gr->c; t++)
+        for (int v = 0; v < s->p->V; v++) {
+            double *o = s->out.o + ((gr->t0 + t) * s->p->HV + hv) * s->p->V + v;
+            *o = short_ ? dp_store(DP_FP16, *o) : NAN;
+        }
+    hit(s, gr->rank, hv);
 }
 
 /* Tokens of rank 1: o of the first rank's heads for o of the second one's. */
-void dp_effect_outputs(const dp_sim *s) {
+static void swap_heads(dp_sim *s, place *at) {
     const dp_problem *p = s->p;
-    const int N = s->sharers, each = N ? p->HV / N : 0;
-    const size_t size = sizeof *s->out.o * (size_t)p->V;
-    if (s->fault != DP_FAULT_HEADS_SWAPPED || N < 2) return;
-    double *was = dp_doubles(p->V);
-    for (int64_t t = p->T / N; t < 2 * p->T / N; t++)
-        for (int hv = 0; hv < each; hv++) {
-            double *a = s->out.o + (t * p->HV + hv) * p->V, *b = a + (int64_t)each * p->V;
-            memcpy(was, a, size);
-            memcpy(a, b, size);
-            memcpy(b, was, size);
+    const dp_group *gr = &s->group[at->at];
+    const int N = s->sharers, each = N ? p->HV / N : 0, hv = at->hv;
+    if (N < 2 || hv >= each) return;
+    for (int64_t t = gr->t0; t < gr->t0 + gr->c; t++)
+        for (int v = 0; t >= p->T / N && t < 2 * p->T / N && v < p->V; v++) {
+            double *a = s->out.o + (t * p->HV + hv) * p->V + v, *b = a + (int64_t)each * p->V;
+            const double was = *a;
+            *a = *b;
+            *b = was;
         }
-    free(was);
-    for (int hv = 0; hv < 2 * each; hv++)
-        dp_effect_hit(s, 0, hv);
-}
-
-void dp_effect_stored(const dp_sim *s, int gi, int hv, double *o) {
-    const dp_group *gr = &s->group[gi];
-    if (s->fault != DP_FAULT_OUTPUT_FP16) return;
-    for (int64_t i = 0; i < (int64_t)gr->c * s->p->V; i++)
-        o[i] = dp_store(DP_FP16, o[i]);
-    dp_effect_hit(s, gr->rank, hv);
+    hit(s, 0, hv);
+    hit(s, 0, hv + each);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-const double *dp_effect_decay(const dp_sim *s, int gi, int hv) {
-    const int r = s->group[gi].rank;
-    int from = gi, head = hv;
-    if (s->fault == DP_FAULT_GATE_OF_HEAD0)
-        head = 0;
-    else if (s->fault == DP_FAULT_GATE_NO_OFFSET)
-        from = gi - s->first[r][0];
-    if (from == gi && head == hv) return NULL;
-    dp_effect_hit(s, r, hv);
-    s->hit_kept[r * s->p->HV + hv] = 1; /* dH stays for later runs */
-    return dp_sim_chunk(s, from, head)->eC;
+/* States of ranks where they should be S_in are zeros when the backward computes them again. */
+static void lose_states(dp_sim *s, place *at) {
+    (void)at;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * HV; i++) {
+        const int r = i / HV, n = s->ctx[r].nlocal;
+        if (!dp_sim_has(s, r) || n < 1 + (s->fault == DP_FAULT_STATE_LATE)) continue;
+        if (dp_sim_starts_here(s, r, 0)) continue;
+        double *S = dp_doubles(KV);
+        dp_sim_pass_fwd(s, r, i % HV, 0, S);
+        free(S);
+        hit(s, r, i % HV);
+    }
+}
+
+/* dH of rank r again, with the decays of other chunks. */
+static void other_gate(dp_sim *s, int r, int hv) {
+    const int first = s->first[r][0], n = s->first[r][1] - first,
+              head0 = s->fault == DP_FAULT_GATE_OF_HEAD0;
+    double **own = dp_calloc((size_t)n, sizeof *own);
+    for (int g = 0; g < n; g++) {
+        dp_chunk *ch = dp_sim_chunk(s, first + g, hv);
+        own[g] = ch->eC;
+        ch->eC = dp_copy(dp_sim_chunk(s, head0 ? first + g : g, head0 ? 0 : hv)->eC, ch->K);
+    }
+    dp_sim_replace(&s->dH[r * s->p->HV + hv], NULL);
+    dp_sim_pair_bwd(s, r, hv, 0, s->chain);
+    for (int g = 0; g < n; g++)
+        dp_sim_replace(&dp_sim_chunk(s, first + g, hv)->eC, own[g]);
+    free(own);
+    hit(s, r, hv);
+}
+
+static void gate_of_other(dp_sim *s, place *at) {
+    (void)at;
+    if (!dp_exchanges[s->merge].pairs) return;
+    for (int i = 0; i < s->N * s->p->HV; i++) { /* one by one: they read each other's */
+        const int r = i / s->p->HV, hv = i % s->p->HV;
+        if (!dp_sim_has(s, r) || !dp_sim_gets(s, 0, r)) continue;
+        if (s->fault == DP_FAULT_GATE_OF_HEAD0 ? hv != 0 : s->first[r][0] != 0)
+            other_gate(s, r, hv);
+    }
 }
 
 static void no_boundary(const dp_chunk *ch, dp_chunk_grad *x) {
@@ -639,7 +841,9 @@ static int divided(const dp_chunk *ch, double *dbeta) {
     return any;
 }
 
-void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
+static void other_grads(dp_sim *s, place *at) {
+    const int gi = at->at, hv = at->hv;
+    dp_chunk_grad *g = at->grad;
     const dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     const int half = DP_CHUNK / 2, quarter = DP_CHUNK / 4;
     switch (s->fault) {
@@ -668,51 +872,68 @@ void dp_effect_grads(dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
         break;
     default: return;
     }
-    dp_effect_hit(s, s->group[gi].rank, hv);
+    hit_group(s, gi, hv);
 }
 
-double *dp_effect_normalised(const dp_sim *s, const double *x, int64_t n) {
-    if (s->fault != DP_FAULT_L2_ROUNDED || !s->p->l2norm || s->base == DP_BASE_BF16) return NULL;
+static double *rounded(const double *x, int64_t n) {
     double *y = dp_doubles(n);
     for (int64_t i = 0; i < n; i++)
         y[i] = dp_bf16d(x[i]);
-    hit_all(s);
     return y;
 }
 
-void dp_effect_unerased(const dp_sim *s, int rank, double *dk) {
+static void round_norms(dp_sim *s, place *at) {
+    (void)at;
     const dp_problem *p = s->p;
+    if (!p->l2norm || s->base == DP_BASE_BF16) return;
+    s->norm_q = rounded(s->q, p->T * p->H * p->K);
+    s->norm_k = rounded(s->k, p->T * p->H * dp_rows(p) * p->K);
+    hit_all(s);
+}
+
+static void leave_unerased(dp_sim *s, place *at) {
+    const dp_problem *p = s->p;
+    const int rank = at->at;
+    double *dk = at->x;
     const int64_t first = s->ctx[rank].a * p->HV;
-    if (s->fault != DP_FAULT_DK_UNERASED || !dp_by_gates(p)) return;
+    if (!dp_by_gates(p)) return;
     for (int64_t i = 0; i < s->ctx[rank].L * p->HV; i++)
         for (int x = 0; x < p->K; x++) {
             double *y = dk + (i / p->HV * p->H + i % p->HV / dp_G(p)) * p->K + x;
             *y = dp_round_arith(s->base, *y + (1 - p->erase[(first + i) * p->K + x]) *
                                                   s->derasing[(first + i) * p->K + x]);
         }
-    for (int hv = 0; hv < p->HV; hv++)
-        dp_effect_hit(s, rank, hv);
+    hit_rank(s, rank);
 }
 
 /* The derivative of a gate is 0 in fp32 where the gradient of its log is not and that of the raw
  * gate is. */
-void dp_effect_activated(const dp_sim *s, int rank, dp_result *part) {
+static void saturate(dp_sim *s, place *at) {
     const dp_problem *p = s->p;
+    const int rank = at->at;
+    dp_result *part = at->part;
     const int Kg = dp_Kg(p);
-    if (s->fault != DP_FAULT_SATURATED_NAN || p->gate == DP_GATE_LOG) return;
+    if (p->gate == DP_GATE_LOG) return;
     for (int64_t i = s->ctx[rank].a * p->HV * Kg; i < s->ctx[rank].b * p->HV * Kg; i++) {
         const int hv = (int)(i / Kg % p->HV);
         if (s->dg[i] == 0 || fabs(part->dg[i]) >= 0x1p-126) continue;
         part->dg[i] = NAN;
         if (part->dA_log) part->dA_log[hv] = NAN;
-        dp_effect_hit(s, rank, hv);
+        hit(s, rank, hv);
     }
 }
 
-int dp_effect_order(const dp_sim *s, int i, int n) {
-    if (s->fault != DP_FAULT_ORDER_BY_RUN) return i;
+/* Parameters' gradients of the first rank alone. */
+static void keep_partial(dp_sim *s, place *at) {
+    const int64_t n = dp_sim_numbers_of_sums(s);
+    memset(at->x + n, 0, sizeof *at->x * (size_t)((s->N - 1) * n));
+    for (int r = 1; r < s->N; r++)
+        hit_rank(s, r);
+}
+
+static void other_order(dp_sim *s, place *at) {
+    (void)at;
     hit_all(s);
-    return (i + s->runs) % n;
 }
 
 /* ---- convolution ----------------------------------------------------------------------------- */
@@ -771,4 +992,101 @@ void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
         halo_leak(c, N, pol, r);
     else if (fault == DP_FAULT_HALO_GRAD_LOST || fault == DP_FAULT_HALO_GRAD_SHIFTED)
         spoil_halo(fault, c, N, pol, r);
+}
+
+/* ---- who acts where -------------------------------------------------------------------------- */
+
+#define EACH_PAIR(NAME, F, BACK, GETS)                                         \
+    static void NAME(dp_sim *s, place *at) {                                   \
+        (void)at;                                                              \
+        if (dp_exchanges[s->merge].pairs || GETS) each_pair(s, BACK, GETS, F); \
+    }
+EACH_PAIR(chain_fwd, other_chain, 0, 0)
+EACH_PAIR(chain_bwd, other_chain, 1, 0)
+EACH_PAIR(first_sub, other_sub, 0, 0)
+EACH_PAIR(last_sub, other_sub, 1, 0)
+EACH_PAIR(state_in, other_state, 0, 1)
+
+#define F(NAME) DP_FAULT_##NAME
+static const struct {
+    int where;
+    dp_sim_after_fn *f;
+    dp_fault of[8];
+} ACTS[] = {
+    {DP_AFTER_OPENING, zigzag_inputs, {F(ZIGZAG)}},
+    {DP_AFTER_RUN, zigzag_results, {F(ZIGZAG)}},
+    {DP_AFTER_OPENING, divide_cu, {F(CU_DIVIDED)}},
+    {DP_STAGE_GATE, mean_erase, {F(ERASE_MEAN)}},
+    {DP_STAGE_GATE, read_decayed, {F(READ_DECAYED)}},
+    {DP_STAGE_GATE, read_undecayed, {F(READ_UNDECAYED)}},
+    {DP_AFTER_GRADIENTS,
+     other_grads,
+     {F(READ_UNDECAYED), F(DG_NO_BOUNDARY), F(DIAGONAL_TF32), F(STALE_LANES), F(HALF_CHUNK),
+      F(STALE_ACCUMULATOR), F(DBETA_DIVIDED)}},
+    {DP_STAGE_GATE, gate_bf16, {F(GATE_BF16)}},
+    {DP_STAGE_GATE, beta_bf16, {F(BETA_BF16)}},
+    {DP_STAGE_GATE, other_decay, {F(EXP2_GATE), F(LINEAR_GATE), F(DECAY_BF16)}},
+    {DP_STAGE_INTRA, factored, {F(FACTORED_EXP), F(FACTORED_EXP_CLAMPED), F(ANCHOR_LEAK)}},
+    {DP_STAGE_INTRA, mistake_turns, {F(TURNS_MISTAKEN)}},
+    {DP_STAGE_INTRA, lost_scores, {F(SHORT_NAN), F(BLOCKS_NAN)}},
+    {DP_AFTER_OPENING, by_inverse, {F(NEUMANN_INVERSE), F(DOUBLING_INVERSE)}},
+    {DP_STAGE_SOLVE, invert_by_series, {F(NEUMANN_INVERSE), F(DOUBLING_INVERSE)}},
+    {DP_STAGE_WY, wrong_values, {F(OFFSET_WRAPS), F(STRIDE_IGNORED)}},
+    {DP_STAGE_WY, other_wy, {F(LAST_INDEX), F(ERASE_WRITES), F(TAIL_UNMASKED)}},
+    {DP_STAGE_PRE_FWD, chain_fwd, {F(CHAIN_BF16), F(CHAIN_TF32RZ)}},
+    {DP_STAGE_PRE_BWD, chain_bwd, {F(CHAIN_BF16), F(CHAIN_TF32RZ)}},
+    {DP_STAGE_PRE_FWD, first_sub, {F(FWD_FIRST_SUBSEQ)}},
+    {DP_AFTER_SENDING,
+     sends,
+     {F(PAYLOAD_TRUNCATED), F(PAYLOAD_LOW_LOST), F(PAYLOAD_TWICE), F(RANK_LARGEST)}},
+    {DP_AFTER_MERGING, merge_short, {F(MERGE_TF32RZ)}},
+    {DP_STAGE_MERGE_FWD,
+     state_in,
+     {F(MERGE_HALF_V), F(CONTEXT_LOST), F(MERGE_SCALED), F(STATE_TRANSPOSED)}},
+    {DP_STAGE_MERGE_FWD,
+     wrong_merge_fwd,
+     {F(MERGE_NEAREST_FIRST), F(PARTS_BY_RANK), F(PART_FIRST_M), F(SCAN_MISSES_LEVEL),
+      F(SCAN_SWAPPED), F(SERIAL_LATE)}},
+    {DP_STAGE_MERGE_BWD,
+     wrong_merge_bwd,
+     {F(MERGE_NEAREST_FIRST), F(PARTS_BY_RANK), F(PART_FIRST_M), F(SCAN_MISSES_LEVEL),
+      F(SCAN_SWAPPED), F(SERIAL_LATE)}},
+    {DP_AFTER_CHUNK, decay_before_use, {F(DECAY_BEFORE_USE)}},
+    {DP_AFTER_CHUNK,
+     other_pass,
+     {F(STATE_BF16), F(STATE_FP16), F(RESIDUAL_BF16), F(DROP_CHANNEL_SUM), F(DROP_HORIZON),
+      F(RACE)}},
+    {DP_STAGE_OUTPUT, other_output, {F(GRID_AXIS), F(OUTPUT_FP16)}},
+    {DP_STAGE_OUTPUT, swap_heads, {F(HEADS_SWAPPED)}},
+    {DP_STAGE_RECOMPUTE, lose_states, {F(STATE_LOST), F(STATE_LATE)}},
+    {DP_STAGE_PRE_BWD, last_sub, {F(BWD_LAST_SUBSEQ)}},
+    {DP_STAGE_PRE_BWD, gate_of_other, {F(GATE_OF_HEAD0), F(GATE_NO_OFFSET)}},
+    {DP_AFTER_NORMS, round_norms, {F(L2_ROUNDED)}},
+    {DP_AFTER_WRITES, leave_unerased, {F(DK_UNERASED)}},
+    {DP_AFTER_ACTIVATIONS, saturate, {F(SATURATED_NAN)}},
+    {DP_AFTER_SUMS, keep_partial, {F(GATE_GRAD_PARTIAL)}},
+    {DP_AFTER_GRADIENTS, other_order, {F(ORDER_BY_RUN)}},
+    {DP_AFTER_SUMS, other_order, {F(ORDER_BY_RUN)}},
+};
+#undef F
+
+static dp_status open_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                             dp_fault fault, dp_err *e) {
+    dp_sim_after_fn *after[DP_NAFTER] = {[DP_AFTER_BEGINNING] = fault ? begins : NULL};
+    for (size_t i = 0; i < sizeof ACTS / sizeof *ACTS; i++)
+        for (int k = 0; k < 8 && ACTS[i].of[k]; k++)
+            if (ACTS[i].of[k] == fault) after[ACTS[i].where] = ACTS[i].f;
+    return dp_sim_new_faulty(s, p, design, N, fault, after, e);
+}
+
+dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
+                            dp_fault fault, dp_err *e) {
+    dp_design design = dp_design_of(base);
+    design.chunk = chunk;
+    return open_faulty(s, p, &design, N, fault, e);
+}
+
+dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
+                     dp_err *e) {
+    return dp_sim_new_chunks(s, p, base, DP_CHUNK, N, fault, e);
 }

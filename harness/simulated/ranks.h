@@ -71,7 +71,34 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int64_t t0;
 } dp_group;
 
+/* Where a simulation calls s->after[..], which deliberate faults alone set (fault_effect.c): behind
+ * each stage (of chunks: for each of them), and where what a part of one made goes on at once. */
+enum {
+    DP_AFTER_OPENING = DP_NSTAGES, /* contexts are known, nothing is computed */
+    DP_AFTER_BEGINNING,            /* of a run: exchange and payload are known */
+    DP_AFTER_CHUNK,                /* of the state pass: x is its state */
+    DP_AFTER_SENDING,     /* M (or NULL) and x, H or a state, of a message before it leaves */
+    DP_AFTER_MERGING,     /* x is M from + H */
+    DP_AFTER_GRADIENTS,   /* of a chunk: grad */
+    DP_AFTER_NORMS,       /* norm_q and norm_k may be set, for the way back through them */
+    DP_AFTER_WRITES,      /* of a rank's gradients through erase o k and write o v: dk in x */
+    DP_AFTER_ACTIVATIONS, /* of a rank's gradients through activations: part */
+    DP_AFTER_SUMS,        /* of parameters' gradients by rank, before they are added: x */
+    DP_AFTER_RUN,
+    DP_NAFTER
+};
 typedef struct {
+    int at, hv; /* chunk (of dp_sim.group) or rank, and value head */
+    const struct dp_sim_way *way;
+    double *x, *M;
+    const double *from, *H;
+    dp_chunk_grad *grad;
+    dp_result *part;
+} dp_sim_place;
+struct dp_sim;
+typedef void dp_sim_after_fn(struct dp_sim *s, const dp_sim_place *place);
+
+typedef struct dp_sim {
     const dp_problem *p;
     dp_base base;
     /* of the simulation; bases of stages that differ from its own use their defaults */
@@ -84,16 +111,20 @@ typedef struct {
     const dp_linear *linear; /* who multiplies and solves */
     int N;
     const dp_peers *peers; /* who computes other ranks; NULL: all are here */
-    dp_fault fault;
-    /* [N*HV]: where the fault acted in the last run (fault_effect.h; faults that show between runs:
-     * in all so far); in what later runs keep */
+    dp_fault fault;        /* its functions below alone look at it */
+    dp_sim_after_fn *after[DP_NAFTER];
+    /* [N*HV]: where the fault acted in the last run (faults that show between runs: in all so far);
+     * in what later runs keep */
     unsigned char *hit, *hit_kept;
-    int runs; /* dp_sim_run calls that have ended */
+    int one_by_one; /* ranks in their order: several end one sequence */
+    int turns;      /* heads and ranks are added from number `runs` on, and round */
+    int runs;       /* dp_sim_run calls that have ended */
     /* what dp_sim_new was given; p is &own when a fault reads other inputs */
     const dp_problem *given;
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
+    double *norm_q, *norm_k;                    /* what the norms' backward reads; NULL: q and k */
     double *erasing, *values; /* erase o k (or zeros), write o v; NULL: k erases, v is written */
     int ngroup;
     dp_group *group;
@@ -117,7 +148,7 @@ typedef struct {
     double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;
     int sharers; /* ranks that have all tokens of some heads each; 0: of the tokens that they own */
-    struct dp_sim_heads *heads; /* of the exchange of that name: ranks_heads.c */
+    struct dp_sim_heads *heads; /* of the exchange of that name: ranks.c */
 } dp_sim;
 
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
@@ -146,7 +177,11 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
 dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
-                            dp_fault fault, dp_err *e);
+                            dp_err *e);
+/* A chunk design, with a fault's functions: what dp_sim_new and dp_sim_new_chunks, which stand in
+ * fault_effect.c, call. */
+dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e);
 /* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so
  * what was made of them alone is kept, and s->out as it is until the next run; 0: they are not, and
  * *s stays as it was. */
@@ -163,6 +198,10 @@ void dp_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_begin(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
+/* Calls who was put there, if anybody was. */
+static inline void dp_sim_after(dp_sim *s, int event, dp_sim_place place) {
+    if (s->after[event]) s->after[event](s, &place);
+}
 /* Is rank r (part r) computed here? */
 static inline int dp_sim_has(const dp_sim *s, int r) {
     return dp_peers_have(s->peers, s->p->own, s->N, r);

@@ -1,12 +1,9 @@
 /* The backward stages (ranks_stages.h). */
-#include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- backward -------------------------------------------------------------------------------- */
 
 void dp_sim_dAv(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = dp_sim_chunk_at(s, gi, hv, DP_STAGE_DAV);
@@ -22,15 +19,11 @@ static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
     double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
     const dp_stage stage = keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD;
     for (int g = g1 - 1; g >= g0; g--) {
-        dp_chunk *ch = dp_sim_chunk_at(s, g, hv, stage), alias;
+        dp_chunk *ch = dp_sim_chunk_at(s, g, hv, stage);
         dp_sim_gather_do(s, g, hv, dout);
         if (keep) {
             dp_sim_replace(&ch->dh, dp_copy(dS, KV));
             if (!ch->dv_new) ch->dv_new = dp_doubles((int64_t)ch->n * ch->V);
-        } else if (dp_effect_decay(s, g, hv)) {
-            alias = *ch;
-            alias.eC = (double *)dp_effect_decay(s, g, hv);
-            ch = &alias;
         }
         dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dv_new : NULL);
         dp_sim_round_carried(s, stage, dS);
@@ -38,13 +31,10 @@ static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
     free(dout);
 }
 
-static void pre_process_bwd(dp_sim *s, int r, int hv) {
-    const dp_context *c = &s->ctx[r];
-    const int i = r * s->p->HV + hv, sub = s->fault == DP_FAULT_BWD_LAST_SUBSEQ ? c->nlocal - 1 : 0;
-    if (c->is_first) return;
-    if (sub) dp_effect_hit(s, r, hv);
-    dp_sim_replace(&s->dM[i], dp_sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv,
-                                           dp_effect_chain(s, r, hv), 1, 0));
+void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain) {
+    const int i = r * s->p->HV + hv;
+    dp_sim_replace(&s->dM[i],
+                   dp_sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, 1, 0));
     if (s->dH[i]) return;
     s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
     scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
@@ -76,7 +66,7 @@ static void grads(dp_sim *s, int gi) {
     const int Kg = dp_Kg(p);
     double *dout = dp_doubles((int64_t)g->c * p->V);
     for (int i = 0; i < p->HV; i++) {
-        const int hv = dp_effect_order(s, i, p->HV), h = hv / dp_G(p);
+        const int hv = (i + s->turns * s->runs) % p->HV, h = hv / dp_G(p);
         const dp_base b = s->at[DP_STAGE_INTRA_BWD];
         const dp_format out = dp_sim_design_at(s, DP_STAGE_WY_BWD).out[DP_RESULT_DV];
         dp_chunk *ch = dp_sim_chunk(s, gi, hv);
@@ -87,7 +77,7 @@ static void grads(dp_sim *s, int gi) {
         dp_chunk_wy_bwd(ch, &x);
         dp_sim_set_design(s, ch, DP_STAGE_INTRA_BWD);
         dp_chunk_intra_bwd(ch, dout, 0, &x);
-        dp_effect_grads(s, gi, hv, &x);
+        dp_sim_after(s, DP_AFTER_GRADIENTS, (dp_sim_place){.at = gi, .hv = hv, .grad = &x});
         for (int t = 0; t < g->c; t++) {
             const int64_t tok = g->t0 + t;
             for (int k = 0; k < p->K; k++) {
@@ -140,35 +130,30 @@ static void add_sums(dp_sim *s, dp_base base, double *sums) {
     const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * dp_Kg(p) : 0;
     if (s->peers) dp_peers_gather(s->peers, p->own, s->N, sums, nA + nB, "dA_log and ddt_bias");
     add_parts(s, base, sums, nA + nB);
+    dp_sim_after(s, DP_AFTER_SUMS, (dp_sim_place){.x = sums});
     if (A) memset(A, 0, sizeof(double) * (size_t)nA);
     if (B) memset(B, 0, sizeof(double) * (size_t)nB);
     for (int i = 0; i < s->N; i++) {
-        const int r = dp_effect_order(s, i, s->N);
-        const double *part = sums + r * (nA + nB);
-        const int keep = s->fault != DP_FAULT_GATE_GRAD_PARTIAL || r == 0;
-        for (int hv = 0; !keep && hv < p->HV; hv++)
-            dp_effect_hit(s, r, hv);
-        for (int64_t j = 0; keep && j < nA; j++)
+        const double *part = sums + (i + s->turns * s->runs) % s->N * (nA + nB);
+        for (int64_t j = 0; j < nA; j++)
             A[j] = dp_round_arith(base, A[j] + part[j]);
-        for (int64_t j = 0; keep && j < nB; j++)
+        for (int64_t j = 0; j < nB; j++)
             B[j] = dp_round_arith(base, B[j] + part[nA + j]);
     }
 }
 
 /* Through erase o k and write o v of a rank's tokens: dk gets its share. */
-static void writes_bwd(const dp_sim *s, int r, dp_base base, double *dk, double *dg,
-                       dp_result *part) {
+static void writes_bwd(dp_sim *s, int r, dp_base base, double *dk, double *dg, dp_result *part) {
     const dp_problem *p = s->p;
     const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
     const int64_t R = dp_rows(p), first = a * p->HV * R, keys = a * p->H * R * p->K;
     (base == DP_BASE_FP64 ? dp_activate_writes_bwd : dp_activate_writes_bwd_f32)(
         p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V, dk + keys,
         dg + a * p->HV * dp_Kg(p), part);
-    dp_effect_unerased(s, r, dk + keys);
+    dp_sim_after(s, DP_AFTER_WRITES, (dp_sim_place){.at = r, .x = dk + keys});
 }
 
-/* dA_log and ddt_bias in a row. */
-static int64_t numbers_of_sums(const dp_sim *s) {
+int64_t dp_sim_numbers_of_sums(const dp_sim *s) {
     const int64_t HV = s->p->HV;
     return (s->out.dA_log ? HV : 0) + (s->out.ddt_bias ? HV * dp_Kg(s->p) : 0);
 }
@@ -199,8 +184,9 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
     double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
-    const int64_t nA = s->out.dA_log ? p->HV : 0, n = numbers_of_sums(s);
-    double *q = dp_effect_normalised(s, s->q, nq), *k = dp_effect_normalised(s, s->k, nk);
+    const int64_t nA = s->out.dA_log ? p->HV : 0, n = dp_sim_numbers_of_sums(s);
+    dp_sim_after(s, DP_AFTER_NORMS, (dp_sim_place){0});
+    const double *q = s->norm_q ? s->norm_q : s->q, *k = s->norm_k ? s->norm_k : s->k;
     for (int r = 0; r < s->N; r++) {
         const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
         if (!dp_sim_has(s, r)) continue;
@@ -209,15 +195,14 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
         part.ddt_bias = sums && s->out.ddt_bias ? sums + r * n + nA : NULL;
         if (s->values) writes_bwd(s, r, base, dk, dg, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
-            p, a, b, (q ? q : s->q) + a * p->H * p->K,
-            (k ? k : s->k) + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
+            p, a, b, q + a * p->H * p->K, k + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
             s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
             dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
             &part);
-        dp_effect_activated(s, r, &part);
+        dp_sim_after(s, DP_AFTER_ACTIVATIONS, (dp_sim_place){.at = r, .part = &part});
     }
-    free(q);
-    free(k);
+    dp_sim_replace(&s->norm_q, NULL);
+    dp_sim_replace(&s->norm_k, NULL);
     free(dq);
     free(dk);
     if (dg != s->dg) free(dg);
@@ -228,7 +213,7 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
 
 /* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
 void dp_sim_gate_bwd(dp_sim *s) {
-    double *sums = dp_doubles(s->N * numbers_of_sums(s));
+    double *sums = dp_doubles(s->N * dp_sim_numbers_of_sums(s));
     dp_sim_activations_bwd(s, sums);
     add_sums(s, s->at[DP_STAGE_GATE_BWD], sums);
     free(sums);
@@ -260,34 +245,14 @@ void dp_sim_pre_bwd(dp_sim *s) {
     if (!dp_exchanges[s->merge].pairs) return;
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < s->N * s->p->HV; i++)
-        if (dp_sim_has(s, i / s->p->HV)) pre_process_bwd(s, i / s->p->HV, i % s->p->HV);
+        if (dp_sim_has(s, i / s->p->HV) && !s->ctx[i / s->p->HV].is_first)
+            dp_sim_pair_bwd(s, i / s->p->HV, i % s->p->HV, 0, s->chain);
 }
 
 void dp_sim_states_bwd(dp_sim *s) {
     const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1) if (s->fault != DP_FAULT_CU_DIVIDED)
+#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
     for (int i = 0; i < s->N * HV; i++)
         for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
             state_bwd(s, i / HV, i % HV, sub);
-}
-
-void dp_sim_dAv_once(dp_sim *s, int gi, int hv) {
-    if (!dp_sim_chunk(s, gi, hv)->dv_local) dp_sim_dAv(s, gi, hv);
-}
-
-void dp_sim_backward(dp_sim *s) {
-    const int HV = s->p->HV, nr = s->N * HV;
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double **before = dp_sim_copy_list(s->dS_out, nr, KV);
-    if (s->fault == DP_FAULT_STATE_LOST || s->fault == DP_FAULT_STATE_LATE) dp_sim_states_fwd(s, 1);
-    dp_sim_each_chunk(s, dp_sim_dAv_once);
-    dp_sim_pre_bwd(s);
-    dp_sim_exchange(s, 1);
-    const int known = s->have_backward && dp_sim_same(before, s->dS_out, nr, KV);
-    dp_sim_free_list(before, nr);
-    if (known && !s->fault && !s->peers) return; /* peers wait for this rank's sums */
-    dp_sim_states_bwd(s);
-    dp_sim_all_grads(s);
-    dp_sim_gate_bwd(s);
-    s->have_backward = 1;
 }

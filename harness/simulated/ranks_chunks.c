@@ -1,5 +1,4 @@
 /* Stages of a chunk alone: gate, intra, solve, wy (ranks_stages.h). */
-#include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
 
@@ -82,7 +81,6 @@ void dp_sim_activate(dp_sim *s) {
             s->k[i] = dp_store(f, s->k[i]);
     }
     activate_writes(s);
-    dp_effect_gate(s);
 }
 
 /* Tokens of the chunk that begins at t. */
@@ -151,25 +149,13 @@ void dp_sim_intra(dp_sim *s, int gi, int hv) {
     ch->by_inverse = s->by_inverse;
     ch->linear = s->linear;
     dp_chunk_intra(ch, &in);
-    dp_effect_intra(s, gi, hv);
 }
 
 void dp_sim_solve(dp_sim *s, int gi, int hv) {
     dp_chunk_solve(dp_sim_chunk_at(s, gi, hv, DP_STAGE_SOLVE));
-    dp_effect_solve(s, gi, hv);
 }
 
-void dp_sim_wy(dp_sim *s, int gi, int hv) {
-    dp_chunk *ch = dp_sim_chunk_at(s, gi, hv, DP_STAGE_WY);
-    double *v =
-        dp_effect_values(s, gi, hv); /* v as it should have been read, when a fault reads another */
-    dp_chunk_wy(ch);
-    if (v) {
-        memcpy(ch->v, v, sizeof(double) * (size_t)((int64_t)ch->n * ch->V));
-        free(v);
-    }
-    dp_effect_wy(s, gi, hv);
-}
+void dp_sim_wy(dp_sim *s, int gi, int hv) { dp_chunk_wy(dp_sim_chunk_at(s, gi, hv, DP_STAGE_WY)); }
 
 void dp_sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f) {
 #pragma omp parallel for schedule(dynamic, 1)

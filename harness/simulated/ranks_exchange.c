@@ -1,7 +1,6 @@
 /* Stages merge_fwd and merge_bwd: what each exchange makes of the ranks' pairs, or of their passes
  * (ranks_stages.h, ref/vocabulary/exchange.h). Forward and backward are one code: the gradient of a
  * state runs from the last rank to the first through the adjoint pairs. */
-#include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/exchange_price.h"
@@ -11,13 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One direction: its tensors, and who hands on to whom. */
-typedef struct {
-    dp_sim *s;
-    int back, by; /* rank r hands on to rank r + by */
-    dp_stage stage;
-    double **M, **H, **in;
-} way;
+typedef dp_sim_way way;
 
 static way way_of(dp_sim *s, int back) {
     return back ? (way){s, 1, -1, DP_STAGE_MERGE_BWD, s->dM, s->dH, s->dS_out}
@@ -25,18 +18,14 @@ static way way_of(dp_sim *s, int back) {
 }
 
 /* Does a state come to rank r; does it hand one on? */
-static int gets(const way *w, int r) {
-    return w->back ? !w->s->ctx[r].is_last : !w->s->ctx[r].is_first;
-}
-static int gives(const way *w, int r) {
-    return w->back ? !w->s->ctx[r].is_first : !w->s->ctx[r].is_last;
-}
+static int gets(const way *w, int r) { return dp_sim_gets(w->s, w->back, r); }
+static int gives(const way *w, int r) { return dp_sim_gets(w->s, !w->back, r); }
 
 /* Which sub-sequence the state that rank r hands on comes out of. */
 static int passed(const way *w, int r) { return w->back ? 0 : w->s->ctx[r].nlocal - 1; }
 
 /* Does that one begin in rank r, so that what comes to the rank does not matter to it? */
-static int begins(const way *w, int r) {
+int dp_sim_begins(const way *w, int r) {
     return (w->back ? dp_sim_ends_here : dp_sim_starts_here)(w->s, r, passed(w, r));
 }
 
@@ -53,15 +42,13 @@ static double *start_of(const way *w, int r, int hv, dp_stage stage) {
 
 /* S, which is handed over, is what enters rank r. */
 static void arrives(const way *w, int r, int hv, double *S) {
-    if (!w->back) dp_effect_state_in(w->s, r, hv, S);
     dp_sim_replace(&w->in[r * w->s->p->HV + hv], S);
 }
 
 /* *S <- M S + H for rank r, M that of rank m, H that of rank j. */
 static void step(const way *w, int m, int j, int r, int hv, double **S) {
     const int HV = w->s->p->HV;
-    dp_sim_merge_step(w->s, r * HV + hv, w->s->at[w->stage], w->M[m * HV + hv], w->H[j * HV + hv],
-                      S);
+    dp_sim_merge_step(w->s, r, hv, w->s->at[w->stage], w->M[m * HV + hv], w->H[j * HV + hv], S);
 }
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
@@ -79,11 +66,9 @@ static void count(dp_sim *s, int hv, int to, int64_t bytes) {
 static void send_one(const way *w, int r, int hv, int to, double *M, double *H) {
     dp_sim *s = w->s;
     const int K = s->p->K, V = s->p->V;
-    const dp_payload p = dp_fault_payload(s->fault, s->payload);
+    const dp_payload p = s->payload;
     int64_t bytes = dp_payload_H_bytes(p, K, V);
-    if (p && dp_effect_sent(s, M, H))
-        for (int j = r + w->by; j >= 0 && j < s->N && gets(w, j); j += w->by)
-            dp_effect_hit(s, j, hv);
+    dp_sim_after(s, DP_AFTER_SENDING, (dp_sim_place){.at = r, .hv = hv, .way = w, .M = M, .x = H});
     dp_payload_state(p, (int64_t)K * V, H);
     if (M) bytes += dp_payload_M_bytes(p, K, dp_payload_M(p, s->at[w->stage], K, M));
     count(s, hv, to, bytes);
@@ -91,48 +76,18 @@ static void send_one(const way *w, int r, int hv, int to, double *M, double *H) 
 
 /* ---- all-gather ------------------------------------------------------------------------------ */
 
-/* The owner of part j. */
-static int owner(const way *w, int j) { return dp_own_rank(w->s->p->own, w->s->N, j); }
-
-/* The n parts from `far` on in the order in which they are merged: that of their tokens, but for
- * faults. */
-static void order_parts(const way *w, int far, int n, int *part) {
-    for (int i = 0; i < n; i++) {
-        int at = i;
-        const int j = far + i * w->by;
-        while (at > 0 && (w->s->fault == DP_FAULT_MERGE_NEAREST_FIRST ||
-                          (w->s->fault == DP_FAULT_PARTS_BY_RANK &&
-                           w->by * owner(w, part[at - 1]) > w->by * owner(w, j)))) {
-            part[at] = part[at - 1];
-            at--;
-        }
-        part[at] = j;
-    }
-}
-
-/* Whose M is applied for part j of those from `far` on: its own, but for a fault the first one of
- * its owner's. */
-static int factor_of(const way *w, int far, int j) {
-    int i = far;
-    if (w->s->fault != DP_FAULT_PART_FIRST_M) return j;
-    while (owner(w, i) != owner(w, j))
-        i += w->by;
-    return i;
-}
-
-/* Rank r folds the gathered pairs before it, farthest rank first. */
-static void fold(const way *w, int r, int hv) {
+/* Rank r folds the gathered pairs before it, farthest rank first; part: in that order instead. */
+static void fold(const way *w, int r, int hv, dp_sim_order_fn *order) {
     const dp_context *c = &w->s->ctx[r];
     const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks, n = abs(r - far);
     if (!gets(w, r)) return;
-    int *part = dp_calloc((size_t)w->s->N, sizeof *part);
-    order_parts(w, far, n, part);
+    dp_sim_part *part = dp_calloc((size_t)w->s->N, sizeof *part);
+    for (int i = 0; i < n; i++)
+        part[i].H = part[i].M = far + i * w->by;
     double *S = w->s->design.sending.begins ? NULL : start_of(w, far, hv, w->stage);
-    for (int i = 0; i < n; i++) {
-        const int m = factor_of(w, far, part[i]);
-        if (part[i] != far + i * w->by || (S && m != part[i])) dp_effect_hit(w->s, r, hv);
-        step(w, m, part[i], r, hv, &S);
-    }
+    if (order) order(w, r, hv, n, S != NULL, part);
+    for (int i = 0; i < n; i++)
+        step(w, part[i].M, part[i].H, r, hv, &S);
     arrives(w, r, hv, S);
     free(part);
 }
@@ -157,22 +112,24 @@ static void send_all(way *w) {
     for (int i = 0; i < n; i++) {
         if (!w->M[i]) w->M[i] = dp_doubles(K * K);
         if (!w->H[i]) w->H[i] = dp_doubles(KV);
-        if (w->s->design.sending.begins && gives(w, i / HV) && begins(w, i / HV))
+        if (w->s->design.sending.begins && gives(w, i / HV) && dp_sim_begins(w, i / HV))
             send_state(w, i / HV, i % HV, w->M[i], w->H[i]);
         send_one(w, i / HV, i % HV, w->s->N - 1, w->M[i], w->H[i]);
     }
 }
 
-static void allgather(dp_sim *s, int back) {
+void dp_sim_gather(dp_sim *s, int back, dp_sim_order_fn *order) {
     way w = way_of(s, back);
     const int HV = s->p->HV;
     dp_sim_share_pairs(s, back);
     send_all(&w);
     for (int i = 0; i < s->N * HV; i++)
-        if (dp_sim_has(s, i / HV)) fold(&w, i / HV, i % HV);
+        if (dp_sim_has(s, i / HV)) fold(&w, i / HV, i % HV, order);
     dp_sim_free_list(w.M, (int64_t)s->N * HV);
     dp_sim_free_list(w.H, (int64_t)s->N * HV);
 }
+
+static void allgather(dp_sim *s, int back) { dp_sim_gather(s, back, NULL); }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
 
@@ -182,7 +139,7 @@ static void ring_step(dp_sim *s, int back, int r, int hv, double **S) {
     const way w = way_of(s, back);
     if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
     if (!gives(&w, r)) return;
-    if (begins(&w, r)) dp_sim_replace(S, start_of(&w, r, hv, w.stage));
+    if (dp_sim_begins(&w, r)) dp_sim_replace(S, start_of(&w, r, hv, w.stage));
     step(&w, r, r, r + w.by, hv, S);
     send_one(&w, r, hv, 1, NULL, *S);
 }
@@ -193,14 +150,11 @@ static void serial_step(dp_sim *s, int back, int r, int hv, double **S) {
     const dp_stage pass = back ? DP_STAGE_STATE_BWD : DP_STAGE_STATE_FWD;
     if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
     if (!gives(&w, r)) return;
-    if (begins(&w, r)) {
+    if (dp_sim_begins(&w, r)) {
         double *start = start_of(&w, r, hv, pass);
         dp_sim_replace(S, start ? start : dp_doubles(state_size(&w)));
     }
-    if (s->fault == DP_FAULT_SERIAL_LATE && !begins(&w, r))
-        dp_effect_hit(s, r + w.by, hv);
-    else
-        (back ? dp_sim_pass_bwd : dp_sim_pass_fwd)(s, r, hv, passed(&w, r), *S);
+    (back ? dp_sim_pass_bwd : dp_sim_pass_fwd)(s, r, hv, passed(&w, r), *S);
     send_one(&w, r, hv, 1, NULL, *S);
 }
 
@@ -211,7 +165,11 @@ static void serial(dp_sim *s, int back) { dp_sim_ring(s, back, serial_step); }
 
 /* What a run of ranks that ends in one makes of the state that enters it, of one head: numbers in a
  * row, as they are sent. */
-enum { LEAVES, MATTERS, NFLAGS }; /* a state leaves the rank; it depends on the one that entered */
+enum {
+    LEAVES,
+    MATTERS,
+    NFLAGS = DP_SIM_ELEMENT_FLAGS
+}; /* a state leaves the rank; it depends on the one that entered */
 
 static int64_t element_size(const way *w) {
     return NFLAGS + (int64_t)w->s->p->K * w->s->p->K + state_size(w);
@@ -226,7 +184,7 @@ static void begin_element(const way *w, int r, int hv, double *e) {
     const int64_t K = w->s->p->K, KV = state_size(w);
     if (!gives(w, r)) return;
     e[LEAVES] = 1;
-    e[MATTERS] = !begins(w, r);
+    e[MATTERS] = !dp_sim_begins(w, r);
     if (e[MATTERS]) {
         memcpy(M_of(e), w->M[i], sizeof *e * (size_t)(K * K));
         memcpy(H_of(w, e), w->H[i], sizeof *e * (size_t)KV);
@@ -238,20 +196,16 @@ static void begin_element(const way *w, int r, int hv, double *e) {
     free(S);
 }
 
-/* later <- later o earlier, for the rank behind r: M M in the format of the chain. */
-static void compose(const way *w, int r, int hv, double *later, double *earlier) {
+void dp_sim_compose(const way *w, int d, int r, int hv, double *later, double *earlier) {
+    (void)d;
     const int K = w->s->p->K;
     const int64_t KK = (int64_t)K * K, KV = state_size(w);
-    const int swapped = w->s->fault == DP_FAULT_SCAN_SWAPPED;
-    double *second = swapped ? earlier : later, *first = swapped ? later : earlier,
-           *S = dp_copy(H_of(w, first), KV), *M = dp_doubles(KK);
-    if (swapped) dp_effect_hit(w->s, r + w->by, hv);
-    dp_sim_merge_step(w->s, (r + w->by) * w->s->p->HV + hv, w->s->at[w->stage], M_of(second),
-                      H_of(w, second), &S);
+    double *S = dp_copy(H_of(w, earlier), KV), *M = dp_doubles(KK);
+    dp_sim_merge_step(w->s, r + w->by, hv, w->s->at[w->stage], M_of(later), H_of(w, later), &S);
     memcpy(H_of(w, later), S, sizeof *S * (size_t)KV);
     later[MATTERS] = earlier[MATTERS];
     if (later[MATTERS]) {
-        dp_mm_by(w->s->linear, w->s->chain, (dp_shape){0, 0, K, K, K}, M_of(second), M_of(first),
+        dp_mm_by(w->s->linear, w->s->chain, (dp_shape){0, 0, K, K, K}, M_of(later), M_of(earlier),
                  M);
         memcpy(M_of(later), M, sizeof *M * (size_t)KK);
     }
@@ -260,10 +214,9 @@ static void compose(const way *w, int r, int hv, double *later, double *earlier)
 }
 
 /* Every rank combines with what ends distance d before it; e [N]: of the ranks that are here. */
-static void level(const way *w, int d, double **e) {
+static void level(const way *w, int d, double **e, dp_sim_compose_fn *compose) {
     const int HV = w->s->p->HV;
     const int64_t n = element_size(w);
-    const int missing = w->s->fault == DP_FAULT_SCAN_MISSES_LEVEL && 2 * d >= w->s->N;
     double **got = dp_calloc((size_t)w->s->N, sizeof *got);
     dp_sim_hand(w->s, w->by * d, HV * n, e, got);
 #pragma omp parallel for schedule(dynamic, 1)
@@ -272,11 +225,7 @@ static void level(const way *w, int d, double **e) {
         if (!dp_sim_has(w->s, r)) continue;
         if (got[r])
             send_one(w, r - d * w->by, hv, 1, M_of(got[r] + hv * n), H_of(w, got[r] + hv * n));
-        if (!got[r] || !e[r][hv * n + MATTERS]) continue;
-        if (missing)
-            dp_effect_hit(w->s, r + w->by, hv);
-        else
-            compose(w, r, hv, e[r] + hv * n, got[r] + hv * n);
+        if (got[r] && e[r][hv * n + MATTERS]) compose(w, d, r, hv, e[r] + hv * n, got[r] + hv * n);
     }
     dp_sim_free_list(got, w->s->N);
 }
@@ -305,7 +254,7 @@ static void hand_on(const way *w, double **e) {
     dp_sim_free_list(got, w->s->N);
 }
 
-static void scan(dp_sim *s, int back) {
+void dp_sim_scan(dp_sim *s, int back, dp_sim_compose_fn *compose) {
     const way w = way_of(s, back);
     const int HV = s->p->HV;
     const int64_t n = element_size(&w);
@@ -315,10 +264,12 @@ static void scan(dp_sim *s, int back) {
     for (int i = 0; i < s->N * HV; i++)
         if (e[i / HV]) begin_element(&w, i / HV, i % HV, e[i / HV] + i % HV * n);
     for (int d = 1; d < s->N; d *= 2)
-        level(&w, d, e);
+        level(&w, d, e, compose);
     hand_on(&w, e);
     dp_sim_free_list(e, s->N);
 }
+
+static void scan(dp_sim *s, int back) { dp_sim_scan(s, back, dp_sim_compose); }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
@@ -328,6 +279,6 @@ void dp_sim_exchange(dp_sim *s, int back) {
                                                              [DP_EXCHANGE_RING] = ring,
                                                              [DP_EXCHANGE_SCAN] = scan,
                                                              [DP_EXCHANGE_SERIAL] = serial};
-    assert(RUN[s->merge]); /* heads: ranks_heads.c */
+    assert(RUN[s->merge]); /* heads: ranks.c */
     RUN[s->merge](s, back);
 }

@@ -1,5 +1,4 @@
 /* A simulation made for a problem, a design and a number of ranks (ranks.h). */
-#include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
 
@@ -17,13 +16,6 @@ static void alloc_ranks(dp_sim *s) {
     s->traj = dp_calloc((size_t)DP_MAX_TRAJ * s->p->HV, sizeof *s->traj);
     s->hit_kept = dp_calloc((size_t)n, 1);
     memcpy(s->hit_kept, s->hit, (size_t)n);
-}
-
-void dp_sim_free_list(double **a, int64_t n) {
-    if (a)
-        for (int64_t i = 0; i < n; i++)
-            free(a[i]);
-    free(a);
 }
 
 static void free_ranks(dp_sim *s) {
@@ -50,6 +42,8 @@ typedef struct {
     const unsigned char *first_of_call;
     const dp_peers *peers;
     int frame;
+    dp_fault fault;
+    dp_sim_after_fn *const *after; /* its functions; NULL: none */
 } sim_options;
 #define OWN ((sim_options){.linear = &dp_linear_own})
 
@@ -69,9 +63,9 @@ static void begin_chunks(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
     s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
     s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
-    dp_sim_each_chunk(s, dp_sim_intra);
-    dp_sim_each_chunk(s, dp_sim_solve);
-    dp_sim_each_chunk(s, dp_sim_wy);
+    dp_sim_do(s, DP_STAGE_INTRA);
+    dp_sim_do(s, DP_STAGE_SOLVE);
+    dp_sim_do(s, DP_STAGE_WY);
 }
 
 /* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
@@ -85,22 +79,20 @@ static int factors_overflow(const dp_sim *s, dp_err *e) {
 }
 
 static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
-                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_fault fault,
-                          dp_err *e) {
-    *s = (dp_sim){0};
+                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_err *e) {
     *s = (dp_sim){.p = p,
                   .base = at[0],
                   .design = *design,
                   .N = N,
                   .peers = o.peers,
-                  .fault = fault,
+                  .fault = o.fault,
                   .linear = o.linear,
                   .first_of_call = o.first_of_call,
                   .by_inverse = o.by_inverse,
                   .payload = design->sending.payload,
                   .given = p};
     s->hit = dp_calloc((size_t)N * p->HV, 1);
-    s->by_inverse |= dp_effect_by_inverse(s);
+    if (o.after) memcpy(s->after, o.after, sizeof s->after);
     memcpy(s->at, at, sizeof s->at);
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
     for (int r = 0; r < N; r++) {
@@ -112,9 +104,8 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
         }
     }
     if (o.peers) keep_own(s);
-    s->p = p = dp_effect_inputs(s, p);
-    dp_effect_contexts(s);
-    if (!o.frame) dp_sim_activate(s);
+    dp_sim_after(s, DP_AFTER_OPENING, (dp_sim_place){0});
+    if (!o.frame) dp_sim_do(s, DP_STAGE_GATE);
     if (!o.frame && factors_overflow(s, e)) {
         dp_sim_free(s);
         return DP_EINPUT;
@@ -126,46 +117,42 @@ static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *desig
 }
 
 static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
-                              sim_options o, int N, dp_fault fault, dp_err *e) {
+                              sim_options o, int N, dp_err *e) {
     dp_base at[DP_NSTAGES];
     for (int i = 0; i < DP_NSTAGES; i++)
         at[i] = design->base;
     o.by_inverse = design->product != 0;
-    return open_sim(s, p, design, at, o, N, fault, e);
+    return open_sim(s, p, design, at, o, N, e);
 }
 
 void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
-    const sim_options o = {.linear = s->linear, .by_inverse = s->by_inverse};
-    const dp_status st = open_sim(whole, p, &s->design, s->at, o, 1, s->fault, NULL);
+    const sim_options o = {
+        .linear = s->linear, .by_inverse = s->by_inverse, .fault = s->fault, .after = s->after};
+    const dp_status st = open_sim(whole, p, &s->design, s->at, o, 1, NULL);
     assert(!st); /* one rank has all tokens */
     (void)st;
 }
 
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
-                            dp_fault fault, dp_err *e) {
+                            dp_err *e) {
     const dp_design design = dp_design_of(at[0]);
     const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
     sim_options o = OWN;
     o.by_inverse = by_inverse;
-    return open_sim(s, p, &design, at, o, N, fault, e);
+    return open_sim(s, p, &design, at, o, N, e);
 }
 
-dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
-                     dp_err *e) {
-    return dp_sim_new_chunks(s, p, base, DP_CHUNK, N, fault, e);
-}
-
-dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
-                            dp_fault fault, dp_err *e) {
-    dp_design design = dp_design_of(base);
-    design.chunk = chunk;
-    return open_uniform(s, p, &design, OWN, N, fault, e);
+dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e) {
+    sim_options o = OWN;
+    o.fault = fault;
+    o.after = after;
+    return open_uniform(s, p, design, o, N, e);
 }
 
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
     const dp_design design = dp_design_of(base);
-    return open_uniform(s, p, &design, (sim_options){.linear = &dp_linear_lapack}, N, DP_FAULT_NONE,
-                        e);
+    return open_uniform(s, p, &design, (sim_options){.linear = &dp_linear_lapack}, N, e);
 }
 
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
@@ -175,20 +162,20 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
     o.peers = peers;
     const int64_t T = part->cu[part->Nseq];
     const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
-    return open_uniform(s, part, &design, o, N, DP_FAULT_NONE, e);
+    return open_uniform(s, part, &design, o, N, e);
 }
 
 dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
     const dp_design design = dp_design_of(base);
     sim_options o = OWN;
     o.frame = 1;
-    return open_uniform(s, p, &design, o, N, DP_FAULT_NONE, e);
+    return open_uniform(s, p, &design, o, N, e);
 }
 
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e) {
     assert(design->chunk > 0);
-    return open_uniform(s, p, design, OWN, N, DP_FAULT_NONE, e);
+    return open_uniform(s, p, design, OWN, N, e);
 }
 
 dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
@@ -196,14 +183,18 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
     sim_options o = OWN;
     assert(design->chunk > 0);
     o.first_of_call = first_of_call;
-    return open_uniform(s, p, design, o, 1, DP_FAULT_NONE, e);
+    return open_uniform(s, p, design, o, 1, e);
 }
 
 void dp_sim_free(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
     double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q, s->erasing,  s->values,
                         s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta,  s->derasing, s->dvalues};
-    dp_sim_free_heads(s);
+    if (s->heads) {
+        dp_sim_free(&s->heads->sim);
+        if (s->peers) dp_problem_free(&s->heads->p);
+        free(s->heads);
+    }
     dp_sim_free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)

@@ -5,9 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- shared by forward and backward ---------------------------------------------------------- */
-
-static const double *dp_sim_factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
+static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
     const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
     double **f = &s->factor[(own * s->ngroup + gi) * s->p->HV + hv];
     if (!*f) {
@@ -70,8 +68,8 @@ double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
     for (int x = 0; x < K; x++)
         P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
-        const double *M = dp_sim_factor_at(s, trans ? g1 - 1 - i : g0 + i, hv,
-                                           trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
+        const double *M = factor_at(s, trans ? g1 - 1 - i : g0 + i, hv,
+                                    trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
         if (trans) {
             for (int a = 0; a < K; a++)
                 for (int b = 0; b < K; b++)
@@ -93,23 +91,43 @@ double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, 
 }
 
 /* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies.
- * at: the rank and head that it is for. */
-void dp_sim_merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H,
+ */
+void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
                        double **S) {
     const int K = s->p->K, V = s->p->V;
     const int64_t KV = (int64_t)K * V;
     double *x = dp_doubles(KV);
     if (*S) {
-        const int rz = s->fault == DP_FAULT_MERGE_TF32RZ;
-        if (rz) s->hit[at] = 1;
-        dp_mm_by(s->linear,
-                 rz                  ? DP_TF32RZ
-                 : b == DP_BASE_FP64 ? DP_FP64
-                                     : DP_FP32,
-                 (dp_shape){0, 0, K, V, K}, M, *S, x);
+        dp_mm_by(s->linear, b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, (dp_shape){0, 0, K, V, K}, M, *S,
+                 x);
         for (int64_t i = 0; i < KV; i++)
             x[i] = dp_round_arith(b, x[i] + H[i]);
+        dp_sim_after(
+            s, DP_AFTER_MERGING,
+            (dp_sim_place){.at = r, .hv = hv, .M = (double *)M, .from = *S, .H = H, .x = x});
     } else
         memcpy(x, H, sizeof(double) * KV);
     dp_sim_replace(S, x);
+}
+
+int dp_sim_same(double **a, double **b, int n, int64_t size) {
+    for (int i = 0; i < n; i++) {
+        if (!a[i] != !b[i]) return 0;
+        if (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size)) return 0;
+    }
+    return 1;
+}
+
+double **dp_sim_copy_list(double **a, int n, int64_t size) {
+    double **b = dp_calloc((size_t)n, sizeof *b);
+    for (int i = 0; i < n; i++)
+        b[i] = dp_copy(a[i], size);
+    return b;
+}
+
+void dp_sim_free_list(double **a, int64_t n) {
+    if (a)
+        for (int64_t i = 0; i < n; i++)
+            free(a[i]);
+    free(a);
 }

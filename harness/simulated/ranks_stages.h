@@ -6,6 +6,10 @@
 
 typedef void dp_sim_stage_fn(dp_sim *s, int gi, int hv);
 
+/* ranks_stages.c */
+/* One stage, and what comes behind it (DP_AFTER_..). */
+void dp_sim_do(dp_sim *s, dp_stage stage);
+
 /* ranks_chunks.c */
 /* The design of a stage: the simulation's own, or the default of another base. */
 dp_design dp_sim_design_at(const dp_sim *s, dp_stage stage);
@@ -42,41 +46,65 @@ void dp_sim_round_arith_all(dp_base b, double *x, int64_t n);
 /* The product of the factors of groups [g0, g1) in a format, [K][K], to be freed; trans: the
  * adjoint chain; record: notes the product after 1, 2, 4 ... factors. */
 double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record);
-/* S <- M S + H in the accumulator of the base, *S NULL standing for zeros; at: the rank and head
- * that it is for. */
-void dp_sim_merge_step(const dp_sim *s, int at, dp_base b, const double *M, const double *H,
+/* S <- M S + H in the accumulator of the base, *S NULL standing for zeros, for rank r. */
+void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
                        double **S);
-
-/* ranks_forward.c */
-/* Stage output of one chunk: its rows of o. */
-void dp_sim_output(dp_sim *s, int gi, int hv);
-/* The same of all chunks. */
-void dp_sim_outputs(dp_sim *s);
-/* Hands the initial state, and the final state's gradient, of sequences without tokens on. */
-void dp_sim_empty_sequences(dp_sim *s);
 /* Are n arrays of a size the same, bit for bit, and absent alike? */
 int dp_sim_same(double **a, double **b, int n, int64_t size);
 /* Copies n arrays of a size, NULL where one is, to be freed with dp_sim_free_list. */
 double **dp_sim_copy_list(double **a, int n, int64_t size);
-/* Stage state_fwd of all ranks; lost: a fault's ranks start from zeros. */
-void dp_sim_states_fwd(dp_sim *s, int lost);
+/* Frees n arrays and their list. */
+void dp_sim_free_list(double **a, int64_t n);
+
+/* ranks_forward.c */
+/* Stage output of one chunk: its rows of o. */
+void dp_sim_output(dp_sim *s, int gi, int hv);
+/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
+void dp_sim_states_fwd(dp_sim *s);
+void dp_sim_recompute(dp_sim *s);
 /* Stage pre_fwd of all ranks: M and H. */
 void dp_sim_pre_fwd(dp_sim *s);
+/* M, by a chain of that format, and H, unless it is there, of one sub-sequence, for rank r. */
+void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
 /* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. */
 void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S);
-/* The forward stages behind wy; what S_in leaves as it was is not computed again. */
-void dp_sim_forward(dp_sim *s);
 
 /* ranks_exchange.c */
+/* One direction: its tensors, and who hands on to whom. */
+typedef struct dp_sim_way {
+    dp_sim *s;
+    int back, by; /* rank r hands on to rank r + by */
+    dp_stage stage;
+    double **M, **H, **in;
+} dp_sim_way;
+/* Does a state come to rank r in that direction? */
+static inline int dp_sim_gets(const dp_sim *s, int back, int r) {
+    return back ? !s->ctx[r].is_last : !s->ctx[r].is_first;
+}
+/* Does the sub-sequence whose state rank r hands on begin there? */
+int dp_sim_begins(const dp_sim_way *w, int r);
 /* Stage merge_fwd, or merge_bwd, of all ranks: S_in, or dS_out, by the exchange that was asked for.
  */
 void dp_sim_exchange(dp_sim *s, int backward);
-
-/* ranks_heads.c */
-/* A run whose ranks have all tokens of some heads: results alone. */
-void dp_sim_run_heads(dp_sim *s, int backward);
-/* Frees what such runs keep. */
-void dp_sim_free_heads(dp_sim *s);
+/* Whose pair is folded: n of them for rank r in the order of `part`, which a function may change;
+ * starts: they begin from a state. */
+typedef struct {
+    int M, H;
+} dp_sim_part;
+typedef void dp_sim_order_fn(const dp_sim_way *w, int r, int hv, int n, int starts,
+                             dp_sim_part *part);
+/* By all-gather; order NULL: that of their tokens. */
+void dp_sim_gather(dp_sim *s, int backward, dp_sim_order_fn *order);
+/* What a scan makes of two runs of ranks at distance d, for the rank behind r: later <- later o
+ * earlier, M M in the format of the chain. */
+typedef void dp_sim_compose_fn(const dp_sim_way *w, int d, int r, int hv, double *later,
+                               double *earlier);
+dp_sim_compose_fn dp_sim_compose;
+/* Behind two flags of a run of ranks M and H stand in a row: a state leaves it; it depends on the
+ * one that enters. */
+#define DP_SIM_ELEMENT_FLAGS 2
+static inline int dp_sim_matters(const double *element) { return element[1] != 0; }
+void dp_sim_scan(dp_sim *s, int backward, dp_sim_compose_fn *compose);
 
 /* heads_sent.c: where ranks are processes, among which HV divides */
 /* All tokens of the value heads that this process's rank has, from their owners, each with a query
@@ -111,19 +139,22 @@ void dp_sim_alloc_grads(dp_sim *s);
 void dp_sim_all_grads(dp_sim *s);
 /* Stage pre_bwd of all ranks: dM and dH. */
 void dp_sim_pre_bwd(dp_sim *s);
+/* As dp_sim_pair_fwd: dM and dH. */
+void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
+/* dA_log and ddt_bias in a row. */
+int64_t dp_sim_numbers_of_sums(const dp_sim *s);
 /* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
 void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
 /* Stage state_bwd of all ranks. */
 void dp_sim_states_bwd(dp_sim *s);
-/* Stage dAv, unless the chunk has its result. */
-void dp_sim_dAv_once(dp_sim *s, int gi, int hv);
-/* All backward stages; what dS_out leaves as it was is not computed again. */
-void dp_sim_backward(dp_sim *s);
 
 /* ranks_new.c */
 /* The problem of s on one rank, with all of its formats and its fault. */
 void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole);
-/* Frees n arrays and their list. */
-void dp_sim_free_list(double **a, int64_t n);
+/* Of the exchange of heads. */
+struct dp_sim_heads {
+    dp_problem p; /* owned by one rank; where ranks are processes, its own */
+    dp_sim sim;
+};
 
 #endif
