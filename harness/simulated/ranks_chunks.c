@@ -12,17 +12,7 @@ dp_design dp_sim_design_at(const dp_sim *s, dp_stage stage) {
 
 void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
     const dp_design d = dp_sim_design_at(s, stage);
-    ch->base = d.base;
-    ch->factors = d.factors;
-    ch->kept = dp_design_kept(&d);
-    ch->out = d.out[DP_RESULT_O];
-    ch->gated = d.gated;
-    ch->anchor = d.anchor;
-    ch->fast_decays = d.fast_decays;
-    ch->fold_beta = d.fold_beta;
-    ch->merged = d.product == DP_INVERSE_MERGED;
-    ch->scored = d.scored;
-    ch->decays = d.decays;
+    dp_chunk_set_design(ch, &d);
 }
 
 /* The chunk, with the formats of a stage. */

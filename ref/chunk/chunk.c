@@ -48,7 +48,7 @@ static const dp_linear *linear_of(const dp_chunk *ch) {
 /* C [m][n] = op(A) op(B) in the base's formats */
 static void mul(const dp_chunk *ch, int ta, int tb, int m, int n, int k, const double *A,
                 const double *B, double *C) {
-    dp_mm_by(linear_of(ch), ch->factors, (dp_shape){ta, tb, m, n, k}, A, B, C);
+    dp_mm_by(linear_of(ch), ch->design.factors, (dp_shape){ta, tb, m, n, k}, A, B, C);
 }
 
 /* X <- A^(-1) X or A^(-T) X in fp64 or fp32 */
@@ -152,16 +152,16 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
         for (int t = 0; t < c; t++) {
             double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
             if (g < dp_gate_floor(b)) g = dp_gate_floor(b);
-            if (ch->fast_decays) g = dp_round_arith(b, g * DP_LOG2_E);
+            if (ch->design.fast_decays) g = dp_round_arith(b, g * DP_LOG2_E);
             s = dp_round_arith(b, s + g);
-            ch->gcum[t * K + x] = ch->fast_decays ? dp_round_arith(b, s * DP_LN_2) : s;
+            ch->gcum[t * K + x] = ch->design.fast_decays ? dp_round_arith(b, s * DP_LN_2) : s;
         }
     }
 }
 
 /* e = exp(g); may be g itself. */
 static void exp_row(const dp_chunk *ch, const double *g, double *e) {
-    if (!ch->fast_decays || ch->base == DP_BASE_FP64) {
+    if (!ch->design.fast_decays || ch->base == DP_BASE_FP64) {
         dp_exp_row(ch->K, g, e);
         return;
     }
@@ -178,9 +178,9 @@ static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
     exp_row(ch, g, e);
     exp_row(ch, end, end);
     for (int x = 0; x < K; x++)
-        e[x] = dp_store(ch->decays, dp_round_arith(ch->base, e[x]));
+        e[x] = dp_store(ch->design.decays, dp_round_arith(ch->base, e[x]));
     for (int x = 0; x < K; x++)
-        end[x] = dp_store(ch->decays, dp_round_arith(ch->base, end[x]));
+        end[x] = dp_store(ch->design.decays, dp_round_arith(ch->base, end[x]));
 }
 
 /* kg of row i (token t): k by its decay to the end, or, where the design says keys=scored, the
@@ -192,7 +192,7 @@ static void decayed_key(dp_chunk *ch, int t, int i, const double *end) {
     const double *k = ch->k + (int64_t)i * K;
     for (int x = 0; x < K; x++) {
         double left = end[x], operand = k[x];
-        if (ch->scored) operand = dp_gated_key(ch, t, x, k[x], &left);
+        if (ch->design.scored) operand = dp_gated_key(ch, t, x, k[x], &left);
         kg[x] = dp_store(ch->kept, dp_round_arith(b, left * operand));
     }
 }
@@ -257,6 +257,12 @@ static void wy(dp_chunk *ch) {
     free(A);
 }
 
+void dp_chunk_set_design(dp_chunk *ch, const dp_design *design) {
+    ch->base = design->base;
+    ch->design = *design;
+    ch->kept = dp_design_kept(design);
+}
+
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                     const dp_chunk_in *in) {
     const int n = c * R;
@@ -269,9 +275,8 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
                      .in_turn = in->in_turn,
                      .scale = scale,
                      .by_inverse = base == DP_BASE_BF16};
-    ch->factors = ch->kept = dp_design_of(base).factors;
-    ch->decays = dp_design_of(base).decays;
-    ch->out = dp_design_of(base).out[DP_RESULT_O];
+    const dp_design design = dp_design_of(base);
+    dp_chunk_set_design(ch, &design);
     const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V,
                   nn = (int64_t)n * n;
     const struct {
@@ -308,7 +313,7 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     cumsum(ch, in);
-    if (ch->gated)
+    if (ch->design.gated)
         dp_gated_forward(ch);
     else
         dp_pair_fwd(ch);
@@ -318,7 +323,7 @@ void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
 void dp_chunk_keep_inverse(dp_chunk *ch) {
     const int64_t n = ch->n;
     free(ch->AkkB);
-    ch->AkkB = ch->fold_beta ? dp_doubles(n * n) : NULL;
+    ch->AkkB = ch->design.fold_beta ? dp_doubles(n * n) : NULL;
     for (int64_t i = 0; ch->AkkB && i < n * n; i++)
         ch->AkkB[i] = dp_round_arith(ch->base, ch->Akk[i] * ch->beta[i % n]);
     if (ch->AkkB) store(ch->kept, ch->AkkB, n * n);
@@ -328,7 +333,7 @@ void dp_chunk_keep_inverse(dp_chunk *ch) {
 void dp_chunk_solve(dp_chunk *ch) {
     if (!ch->by_inverse) return;
     free(ch->Akk);
-    ch->Akk = ch->merged ? merged_inverse(ch) : inverse(ch, ch->base);
+    ch->Akk = ch->design.product == DP_INVERSE_MERGED ? merged_inverse(ch) : inverse(ch, ch->base);
     dp_chunk_keep_inverse(ch);
 }
 
@@ -385,7 +390,7 @@ void dp_chunk_output(const dp_chunk *ch, double *o) {
     mul(ch, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
     for (int64_t i = 0; i < (int64_t)c * V; i++)
         o[i] = dp_store(
-            ch->out,
+            ch->design.out[DP_RESULT_O],
             dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
     free(p);
 }
@@ -614,7 +619,7 @@ static void intra_keys(intra_work *w, dp_chunk_grad *g) {
                 g->dk[i] = dp_round_arith(b, w->dkr[i] + w->dkw[i]);
             }
             const int64_t at = (int64_t)t * K + x;
-            w->dgam[at] = ch->gated ? (float)(w->r[at] - w->wsum[at] + w->pair[at]) : d;
+            w->dgam[at] = ch->design.gated ? (float)(w->r[at] - w->wsum[at] + w->pair[at]) : d;
         }
 }
 
@@ -640,7 +645,7 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_
     intra_products(&w, dout, g);
     for (int t = 0; t < ch->c; t++)
         intra_state_parts(&w, t, g);
-    if (ch->gated)
+    if (ch->design.gated)
         dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw, w.pair});
     else
         dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, pair});

@@ -13,6 +13,7 @@
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
 #include "ref/arithmetic/linear.h"
+#include "ref/vocabulary/design.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
@@ -21,21 +22,14 @@ extern "C" {
 
 typedef struct {
     dp_base base;
-    dp_format factors, kept, out; /* operands; factors as stored; o (ref/vocabulary/design.h): the
-                                     defaults of base, unless changed after dp_chunk_begin */
-    dp_format decays;             /* what operands are multiplied with for their decay */
-    int scored;                   /* 1: kg of the operand that carries k into the scores */
-    int gated;                    /* DP_SCORES_..: scores from gated operands (chunk_gated.h) */
-    int anchor;                   /* of their decays, 0 .. DP_ANCHORS - 1 */
-    int fast_decays;              /* 1: decays as fast kernels form them (gate.h) */
+    dp_design design; /* the default of base, unless changed after dp_chunk_begin */
+    dp_format kept;   /* its factors as stored */
     int c, R, K, V, n;
     int in_turn; /* 1: each key of a token reads those before it */
     double scale;
     const dp_linear *linear; /* NULL: dp_linear_own */
     int by_inverse;          /* 1: w, u, dZ are products with the stored inverse Akk (base bf16); 0:
                                 triangular solves */
-    int merged;              /* 1: Akk of blocks of 16 rows, merged; by_inverse alone */
-    int fold_beta;           /* 1: w and u of AkkB, not of beta times rows; by_inverse alone */
     /* inputs, activated: copied in by dp_chunk_begin */
     double *q;       /* [c][K] */
     double *k;       /* [n][K] */
@@ -47,7 +41,8 @@ typedef struct {
     double *L;       /* [n][n]  strictly block lower, in turn strictly lower:
                         k_s o exp(gcum_s - gcum_i) . k_i */
     double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
-    double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for fold_beta */
+    double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for
+                        design.fold_beta (by_inverse alone) */
     double *Aqk;     /* [c][n]  P of math.md, scale included, diagonal included */
     double *kgam;    /* [n][K]  exp(gcum) o k */
     double *w, *u;   /* [n][K], [n][V] */
@@ -80,6 +75,8 @@ void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doubl
 /* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin
  * allocates and copies the inputs (arrays are zeros); intra: gcum, L, Aqk;  solve: Akk (when
  * by_inverse);  wy: eC, kgam, kg, qg, w, u. */
+/* The design that its next stages compute by. */
+void dp_chunk_set_design(dp_chunk *ch, const dp_design *design);
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                     const dp_chunk_in *in);
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);

@@ -7,22 +7,22 @@
 
 #define BLOCK 16
 
-/* In quarters of a diagonal block, by ch->anchor. */
+/* In quarters of a diagonal block, by ch->design.anchor. */
 static const int ANCHOR[DP_ANCHORS] = {2, 0, 1, 3};
 
 static int anchor(const dp_chunk *ch, int s, int i) {
     const int block = s / BLOCK * BLOCK;
     const int rows = block + BLOCK < ch->c ? BLOCK : ch->c - block;
-    return i < block ? block : block + rows * ANCHOR[ch->anchor] / 4;
+    return i < block ? block : block + rows * ANCHOR[ch->design.anchor] / 4;
 }
 
 /* An operand, or an adjoint, as the products take it. */
 static float operand(const dp_chunk *ch, double x) {
-    return (float)dp_store(ch->gated == DP_SCORES_TF32 ? DP_TF32 : ch->factors, x);
+    return (float)dp_store(ch->design.gated == DP_SCORES_TF32 ? DP_TF32 : ch->design.factors, x);
 }
 
 static float decay_over(const dp_chunk *ch, float g) {
-    return (float)dp_store(ch->decays, dp_expf(g));
+    return (float)dp_store(ch->design.decays, dp_expf(g));
 }
 
 /* What the two rows of a pair of tokens put into channel x of their score: left and right operands,
@@ -94,7 +94,7 @@ typedef struct {
 static void through_pair(const pair *p, double score, const double *left, const double *right,
                          double *dleft, double *dright, double *dgam) {
     const float d = operand(p->ch, score);
-    const int exact = p->ch->gated == DP_SCORES_TF32;
+    const int exact = p->ch->design.gated == DP_SCORES_TF32;
     double *at_s = dgam + (int64_t)p->s * p->ch->K, *at_i = dgam + (int64_t)p->i * p->ch->K;
     for (int x = 0; x < p->ch->K; x++) {
         const factors f = at_channel(p->ch, p->s, p->a, p->i, x, left[x], right[x]);

@@ -3,12 +3,13 @@
  *
  * A decay exp(gcum_s - gcum_i) of a pair of tokens is split at an anchor a (math.md e.1):
  *     a(s, i) = first token of the 16-token block of s, or one inside the block that holds both:
- *               its middle (ch->anchor 0), its first (1), after a quarter (2), three quarters (3)
+ *               its middle (design.anchor 0), its first (1), after a quarter (2), three
+ *               quarters (3)
  *     score   = sum_k round(q_s exp(gcum_s - gcum_a)) round(k_i exp(gcum_a - gcum_i))
- * with operands rounded to ch->factors (scores=tf32: to tf32), products and sums in fp32. The
- * backward uses the same operands, and dP and dL rounded as they are. A channel in which one of the two decays lies beyond
- * 2^110 either way is formed pair by pair in fp32, as kernels whose gates have no lower bound do
- * it. ch->base must not be fp64.
+ * with operands rounded to its factors (scores=tf32: to tf32), products and sums in fp32. The
+ * backward uses the same operands, and dP and dL rounded as they are. A channel in which one of the
+ * two decays lies beyond 2^110 either way is formed pair by pair in fp32, as kernels whose gates
+ * have no lower bound do it. ch->base must not be fp64.
  */
 #ifndef DP_CHUNK_GATED_H
 #define DP_CHUNK_GATED_H
