@@ -33,7 +33,7 @@
  *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
  * DPLR (RWKV-7) has two others, lr_a and lr_b [K], which read the state before its decay:
  *   S <- diag(exp g) S + lr_b' (lr_a S) + k' v
- * GLA and SSD have neither and erase nothing:   S <- diag(exp g) S + k' v
+ * GLA and SSD have none of these and erase nothing:   S <- diag(exp g) S + k' v
  * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
  * their norm.
  *
@@ -122,6 +122,9 @@ typedef struct {
      * same state */
     int32_t in_turn;
     const double *lr_a, *lr_b; /* DPLR: [tokens][HV][K] each, and beta is NULL; else NULL */
+    /* "gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct" or "dplr": shapes do not
+     * tell (K = 1 is Kg of both). Not there where size is too small for this field. */
+    const char *recurrence;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as

@@ -131,8 +131,9 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
             p->l2norm, p->backward);
     fprintf(f,
             "scale %.17g\nlower_bound %.17g\ninput_format %s\nbase %s\nR %d\nKg %d\n"
-            "chunk %d\nin_turn %d\n",
-            p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk, p->in_turn);
+            "chunk %d\nrecurrence %s\n",
+            p->scale, p->lower_bound, p->input_format, p->base, p->R, p->Kg, p->chunk,
+            p->recurrence);
     say_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
     if (p->nslot) say_integers(f, "read_slot", p->Nseq, p->read_slot);
     if (p->nslot) say_integers(f, "write_slot", p->Nseq, p->write_slot);

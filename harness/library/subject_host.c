@@ -200,6 +200,7 @@ static deltaproof_subject_problem problem(void) {
     p.input_format = c->input_format;
     p.base = c->base;
     p.chain = c->chain;
+    p.recurrence = c->recurrence;
     p.rank = host.rank;
     if (c->processes > 1) {
         p.tokens = p.T / c->processes;

@@ -43,7 +43,7 @@ typedef struct {
     int given_of[DP_SUBJECT_MOST_CALLS]; /* which inputs each is given: 0, or others */
     int64_t given_step, made_step;       /* bytes from the arrays of one to those of the next */
     deltaproof_subject_problem p;        /* its pointers are filled in by the process */
-    char input_format[8], base[8], chain[8];
+    char input_format[8], base[8], chain[8], recurrence[32];
     dp_subject_region region[DP_SUBJECT_MAX_RANKS][DP_SUBJECT_MAX_REGIONS];
 } dp_subject_control;
 

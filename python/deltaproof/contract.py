@@ -45,6 +45,7 @@ from .words import truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
+ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
@@ -197,12 +198,7 @@ class Contract:
 
     def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
         s = problem.settings
-        model = "mkda" if s["R"] > 1 else "gdn" if s["Kg"] == 1 else "kda"
-        model = "gated-deltaproduct" if s["in_turn"] else model
-        model = "gdn2" if "b" in problem.arrays else model
-        model = "dplr" if "lr_a" in problem.arrays else model
-        if s["beta_form"] == "none":
-            model = "ssd" if s["Kg"] == 1 else "gla"
+        model = s["recurrence"]
         if model not in self.models:
             raise Unsupported(f"model {model}, the function computes {' '.join(self.models)}")
         for parameter, form, own in (
@@ -232,7 +228,8 @@ class Contract:
         fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
-        sizes = {a: problem.settings[a] for a in ("R", "Kg")}
+        one_gate = problem.settings["recurrence"] in ONE_GATE
+        sizes = {"R": problem.settings["R"], "Kg": problem.settings["Kg"] if one_gate else 0}
         x = x.squeeze(unit_axes(name, sizes) if name in INPUTS else ())
         dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)

@@ -29,7 +29,7 @@ from .limits import LONGEST, within
 from .program import bridge, environment, program
 from .words import in_python, safe, text_of
 
-WHOLE = ("R", "Kg", "chunk", "in_turn", "l2norm", "backward")
+WHOLE = ("R", "Kg", "chunk", "l2norm", "backward")
 REAL = ("scale", "lower_bound")
 
 

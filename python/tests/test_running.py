@@ -62,6 +62,16 @@ def test_keys_that_read_in_turn_are_a_recurrence_of_their_own() -> None:
     assert deltaproof.run(at_once, ("deltaproduct-weak",), **own).status == 1
 
 
+def test_the_recurrence_is_said_not_told_by_shapes(tmp_path: Path) -> None:
+    narrow = tmp_path / "narrow.case"  # of one channel, as GDN's gates are
+    narrow.write_text(
+        "reason = r\nsource = s\nop = kda\nT = 65\nH = 2\nK = 1\nV = 8\ng_scale = 0.02\n"
+        "s0_scale = 1\nranks = 1\nbase = fp32\n"
+    )
+    found = deltaproof.run(kda, str(narrow), layouts=(), **OWN)
+    assert found.passed, found.text
+
+
 def test_factors_of_a_token_are_arrays_of_their_own() -> None:
     found = deltaproof.run(dplr, ("dplr-weak",), models=("dplr",), layouts=(), **OWN)
     assert found.passed, found.text
