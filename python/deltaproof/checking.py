@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .contract import Contract
+from .judging import cache_folder
 from .limits import LONGEST, seconds
 from .records import FAIL, PASS, ended
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
+from .themes import case_paths
 from .vocabulary import GRADIENT_OF
 from .words import truth_of
 
@@ -53,7 +55,8 @@ def check(
     about = About(kernel_name(fn), base, design=design)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "checks.json")
-        command = ["check", case or small_case(kernel), f"--tokens={tokens}", f"--heads={heads}"]
+        path_of_case = case_paths(case or small_case(kernel), kernel, cache_folder())
+        command = ["check", *path_of_case, f"--tokens={tokens}", f"--heads={heads}"]
         command += ["--every", "--block", str(heads), "--ranks=1", f"--json={path}"]
         command += [f"--limit={LONGEST:.0f}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
         command += [] if set(GRADIENT_OF) & set(kernel.writes()) else ["--forward"]

@@ -15,6 +15,7 @@ from .limits import LONGEST, seconds
 from .records import FAIL, NOT_JUDGED, PASS, ended
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
+from .themes import case_paths
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def differ(
     ]
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "differ.json")
-        command = ["differ", case or small_case(kernels[0]), "--ranks=1", f"--json={path}"]
+        paths = case_paths(case or small_case(kernels[0]), kernels[0], cache_folder())
+        command = ["differ", *paths, "--ranks=1", f"--json={path}"]
         command += [f"--limit={LONGEST:.0f}", f"--cache={cache or cache_folder()}"]
         command += ["--bitwise"] * bitwise + ["--no-truth"] * (not truth)
         command += [] if tokens is None else [f"--tokens={tokens}"]

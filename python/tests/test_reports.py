@@ -10,13 +10,14 @@ import pytest
 import deltaproof
 from deltaproof.contract import Contract
 from deltaproof.themes import case_paths
-from wrong_kernels import make
+from wrong_kernels import by_chunks, make
 
 GRADS = ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0")
 OUTPUTS = {
     "forward": ("o", "final_state"),
     "grads": ("o", "final_state", *GRADS),
     "pool": ("o", "pool"),
+    "h": ("o", "final_state", "h"),
 }
 
 
@@ -57,6 +58,13 @@ REPORTS = (
     Report("a state written [V,K]", "final-turned", "kda-t129", "final_state is transposed"),
     Report("q scaled by the caller, too", "scale-twice", "gdn-smoke", "scale twice"),
     Report("exp2 for exp", "base-2", "kda-smoke", "powers of 2"),
+    Report("flashinfer#3145", "slot-wraps-4", "gdn-slots", "pool: slot", "pool", "serving"),
+    Report("vllm-ascend#17003", "first-call", "gdn-smoke", "token 159"),
+    Report("shainet#170", "w-ungated", "gdn-states", "o at token 0"),
+    Report("fla#104", "equal-sums", "gdn-no-decay", "token 1"),
+    Report("cuLA#38", "stale-tail", "kda-t129", "final_state"),
+    Report("flashinfer#4896", "h-late", "gdn-t129", "h: ", "h"),
+    Report("vllm#40956", "h-turned", "gdn-packed-inside", "token"),
     Report("fla#885", "undecayed", "gdn-states", "before its decay"),
 )
 
@@ -72,14 +80,49 @@ def test_the_fault_of_a_report_is_red_and_named(report: Report, tmp_path: Any) -
     assert found.status == 1 and report.says in found.text, found.text
 
 
-@pytest.mark.parametrize("kind", ["forward", "grads", "pool"])
+def test_a_race_of_one_call_in_ten_is_red_on_cases_in_a_row(tmp_path: Any) -> None:
+    """fla#945, triton#10590."""
+    own: dict[str, Any] = {"outputs": OUTPUTS["forward"], "models": ("gdn",)}
+    cases = case_paths("standard", Contract(make(), base="fp32", **own), str(tmp_path))[:9]
+    found = deltaproof.run(make("race"), cases, base="fp32", layouts=(), **own)
+    assert found.status == 1, found.text
+
+
+def test_a_hang_is_red() -> None:
+    """flashinfer#3698."""
+    found = deltaproof.run(
+        make("hang"), "gdn-t1", base="fp32", models=("gdn",), layouts=(), limit=1
+    )
+    assert found.status == 1 and "the call took 1.0 s" in found.text, found.text
+
+
+@pytest.mark.parametrize("fault", ["", "tail", "window", "wrap"])
+def test_what_only_long_inputs_show_is_seen_by_check(fault: str) -> None:
+    """fla#906, sparkinfer#1071, mamba#884 in small: 300 tokens for 65,536, 256 for 16K, an offset
+    of 13 bits for 32."""
+    checks = deltaproof.check(
+        make(fault), case="gdn-smoke", tokens=512, base="fp32", models=("gdn",)
+    )
+    failed = [x.name for x in checks if x.verdict == "fail"]
+    assert bool(failed) == bool(fault), checks
+
+
+def test_a_one_token_row_from_what_was_there_before_is_red() -> None:
+    """vllm#51562."""
+    cases = ["gdn-kept-bf16", "gdn-first-one"]
+    own: dict[str, Any] = {"outputs": OUTPUTS["forward"], "models": ("gdn",)}
+    found = deltaproof.run(make("first-token-stale"), cases, base="fp32", layouts=(), **own)
+    assert found.status == 1 and "token 0" in found.text, found.text
+
+
+@pytest.mark.parametrize("kind", ["forward", "grads", "pool", "h"])
 def test_the_kernel_without_a_fault_passes_the_same_cases(kind: str) -> None:
     for model in ("gdn", "kda"):
         reports = [r for r in REPORTS if r.kind == kind and r.case.startswith(model)]
         if not reports:
             continue
         found = deltaproof.run(
-            make(),
+            by_chunks() if kind == "h" else make(),
             sorted({r.case for r in reports}),
             base="fp32",
             outputs=OUTPUTS[kind],

@@ -2,6 +2,7 @@
 public reports by name. Written from the formulas at the head of harness/deltaproof_subject.h:
 nothing here is a report's code, nor that of ref/ or harness/."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,8 @@ class Inputs:
     def _lose_channels(self) -> None:
         lost = {"dk-tail": self.K // 32 * 32, "k-over-128": 128}.get(self.fault, self.K)
         self.q[..., lost:] = 0
+        if self.fault == "wrap":  # an offset of 13 bits
+            self.v = self.v[np.arange(self.T) % (2**13 // (self.HV * self.V))]
         self.k[..., lost if self.fault == "dk-tail" else self.K :] = 0
 
 
@@ -101,6 +104,8 @@ def forward(c: Inputs, steps: list[Any]) -> tuple[Any, Any]:
                 o[t] += F4(x["scale"]) * (c.q[t] * c.k[t]).sum(-1)[:, None] * write
             if fault == "tail" and t >= 300:
                 o[t] = 0
+            if fault == "window" and t % 256 == 255:
+                S = 0 * S
         final[n] = S
     if fault == "cu-ignored":
         final[:] = final[0]
@@ -201,9 +206,72 @@ def _of_gate(c: Inputs, dlg: Any) -> dict[str, Any]:
     return out | ({} if bias is None else {"ddt_bias": draw.sum(0).reshape(bias.shape)})
 
 
+CHUNKED = ("", "w-ungated", "equal-sums", "stale-tail", "h-late", "h-turned")
+
+
+def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
+    """The chunk form: every chunk solved at once, the state h handed on. Faults: w is made without
+    the decay that its Gram matrix has; exp is guarded by a sum below 0, not up to it; a ragged tail
+    decays by the chunk before; h is shown one chunk late, or read transposed."""
+
+    def kernel(
+        q: Any,
+        k: Any,
+        v: Any,
+        g: Any,
+        beta: Any,
+        scale: float,
+        gate: str,
+        beta_form: str,
+        l2norm: bool,
+        lower_bound: float,
+        **arrays: Any,
+    ) -> dict[str, Any]:
+        x = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "scale": scale, "gate": gate, **arrays}
+        c = Inputs(
+            "", None, x | {"beta_form": beta_form, "l2norm": l2norm, "lower_bound": lower_bound}
+        )
+        o, final, shown = np.zeros((c.T, c.HV, c.V), F4), c.S0.copy(), []
+        for n, (a, e) in enumerate(zip(c.cu, c.cu[1:], strict=False)):
+            S, last = c.S0[n].copy(), None
+            for t in range(a, e, C):
+                at, before = slice(t, min(t + C, e)), S
+                o[at], S, last = _chunk(c, at, S, fault, last)
+                shown.append(S if fault == "h-late" else before)
+            final[n] = S
+        h = np.stack(shown) if shown else np.zeros((0, *c.S0.shape[1:]), F4)
+        return {"o": o, "final_state": final, "h": h}
+
+    return kernel
+
+
+def _chunk(c: Inputs, at: slice, S: Any, fault: str, last: Any) -> tuple[Any, Any, Any]:
+    """o and the state behind a chunk; S [HV,K,V]. last: the decay of the chunk before."""
+    q, k, v, b = (np.moveaxis(y[at], 1, 0) for y in (c.q, c.k, c.v, c.b[..., None]))
+    G = np.cumsum(np.moveaxis(c.lg[at], 1, 0) * np.ones(c.K, F4), 1)
+    down = G[:, :, None] - G[:, None]  # [HV,C,C,K]
+    n = len(G[0])
+    lower, below = np.tri(n, k=-1, dtype=bool), np.tri(n, dtype=bool)
+    live = (down < 0) | np.eye(n, dtype=bool)[..., None] if fault == "equal-sums" else True
+    decay = np.where(below[..., None] & live, np.exp(np.minimum(down, 0)), 0).astype(F4)
+    gram = np.einsum("hik,hjk,hijk->hij", k, k, decay)
+    T = np.linalg.inv(np.eye(n, dtype=F4) + b * np.where(lower, gram, 0))
+    w = T @ (b * (k if fault == "w-ungated" else k * np.exp(G)))
+    new = T @ (b * v) - w @ S
+    read = S.swapaxes(-1, -2) if fault == "h-turned" and c.K == c.V else S
+    o = (q * np.exp(G)) @ read + np.einsum("hik,hjk,hijk->hij", q, k, decay) @ new
+    end = np.exp(G[:, -1])
+    ragged = fault == "stale-tail" and n < 64 and last is not None
+    S = (last if ragged else end)[..., None] * S
+    S = S + np.swapaxes(k * np.exp(G[:, -1:] - G), -1, -2) @ new
+    return np.moveaxis(F4(c.x["scale"]) * o, 0, 1), S, end
+
+
 def make(fault: str = "") -> Callable[..., dict[str, Any]]:
     """A function in the sense of deltaproof/contract.py that gives back what it is asked for."""
-    memory: dict[str, Any] = {}
+    memory: dict[str, Any] = {"calls": 0}
+    if fault in CHUNKED[1:]:
+        return by_chunks(fault)
 
     def kernel(
         q: Any,
@@ -223,6 +291,13 @@ def make(fault: str = "") -> Callable[..., dict[str, Any]]:
         c, steps = Inputs(fault, memory.get("last"), x), []
         o, final = forward(c, steps)
         memory["last"] = final.copy()
+        memory["calls"] += 1
+        if fault == "hang":
+            time.sleep(30)
+        if (fault == "race" and memory["calls"] % 10 == 0) or (
+            fault == "first-call" and memory["calls"] == 1
+        ):
+            o[-1] = o[-1] * F4(1.01)
         out = {"o": o, "final_state": final}
         if arrays.get("pool") is not None:
             out["pool"] = into_pool(c, final)
