@@ -51,8 +51,9 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
                  : "");
 }
 
-/* dg of a first token without an initial state is a sum of pairs that cancel: kernels that round the
- * operands of dq and dk apart leave one rounding of an operand (FLA: 0.7% of its head's rows). */
+/* dg of a first token without an initial state is a sum of pairs that cancel: kernels that round
+ * the operands of dq and dk apart leave one rounding of an operand (FLA: 0.7% of its head's rows).
+ */
 static double cancelled(const dp_run *run) {
     return run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
 }
@@ -120,11 +121,15 @@ void dp_judge_results(const dp_judging *j, dp_run *run) {
         judge_field(j, i, &lost, run);
     dp_drop_free(&lost);
     if (run->exact) return;
-    const dp_sums_in in = {&j->sp->c->p,
-                           j->out->results,
-                           dp_base_roundoff(run->base),
-                           judgement_of(run, DP_RESULT_DG),
-                           judgement_of(run, DP_RESULT_DA_LOG),
-                           judgement_of(run, DP_RESULT_DDT_BIAS)};
+    const dp_stored_results *stored = j->out->stored;
+    const dp_sums_in in = {.p = &j->sp->c->p,
+                           .got = j->out->results,
+                           .arithmetic = dp_base_roundoff(run->base),
+                           .tiny_dg = stored ? stored->tiny[DP_RESULT_DG] : 0,
+                           .tiny_dA_log = stored ? stored->tiny[DP_RESULT_DA_LOG] : 0,
+                           .tiny_ddt_bias = stored ? stored->tiny[DP_RESULT_DDT_BIAS] : 0,
+                           .dg = judgement_of(run, DP_RESULT_DG),
+                           .dA_log = judgement_of(run, DP_RESULT_DA_LOG),
+                           .ddt_bias = judgement_of(run, DP_RESULT_DDT_BIAS)};
     dp_sums_judge(&in);
 }

@@ -214,7 +214,7 @@ static void judge_case(const char *path, int kernels, table *t) {
 DP_TEST(selfcheck, no_tensor_of_zeros_passes) {
     static const char *const cases[] = {"smoke-gdn",  "smoke-kda",         "smoke-mkda2",
                                         "smoke-gdn2", "smoke-dplr",        "smoke-gla",
-                                        "smoke-ssd",  "smoke-deltaproduct"};
+                                        "smoke-ssd",  "smoke-deltaproduct", "ill-conditioned"};
     static table t;
     char path[600];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -425,6 +425,9 @@ static int all_zero(const dp_comparison *c) {
     return 1;
 }
 
+/* Of a tensor that is not a sum over all tokens, this factor is seen. */
+#define DP_SEEN_MOST 1.5
+
 static void leave_unjudged(dp_comparison *c, const power *p) {
     dp_judgement *j = c->j;
     set_power(c, p);
@@ -435,11 +438,14 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict != DP_PASS) return;
     const int64_t open = uncovered(c, p);
     const double seen = c->in->of_heads ? j->seen : j->seen_head;
-    if (!open && !(seen > 2)) return;
+    const int whole = !c->in->of_heads && j->seen > DP_SEEN_MOST;
+    if (!open && !(seen > 2) && !whole) return;
     decide(j, DP_UNJUDGED, "");
     if (open)
         snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
                  (long long)c->in->rows);
+    else if (whole && !(seen > 2))
+        snprintf(j->why, sizeof j->why, "%.3g times the tensor would pass", j->seen);
     else if (isfinite(seen))
         snprintf(j->why, sizeof j->why,
                  "zeros in head %d would pass: limits there are %.3g times the truth",

@@ -108,6 +108,7 @@ void dp_sums_judge(const dp_sums_in *in) {
     const int Kg = dp_Kg(p);
     if (!in->dg || in->dg->verdict != DP_PASS || p->gate == DP_GATE_LOG) return;
     const store held = storage(x, p->T * p->HV * Kg);
+    const double tiny = fmax(held.tiny, in->tiny_dg);
     const double u = held.u;
     const double a = in->arithmetic;
     const double own_bias = in->ddt_bias ? storage(in->got->ddt_bias, (int64_t)p->HV * Kg).u : 0;
@@ -115,14 +116,14 @@ void dp_sums_judge(const dp_sums_in *in) {
     worst_sum A = {.over = 0};
     worst_sum bias = {.over = 0};
     for (int hv = 0; hv < p->HV; hv++) {
-        running_sum all = {0};
+        running_sum all = {.lost = in->tiny_dA_log};
         for (int c = 0; c < Kg; c++) {
-            running_sum channel = {0};
+            running_sum channel = {.lost = in->tiny_ddt_bias};
             for (int64_t t = 0; t < p->T; t++) {
                 const int64_t at = (t * p->HV + hv) * Kg + c;
                 const double ratio = dp_gate_ratio(p, at);
-                add(&channel, x[at], held.tiny);
-                add(&all, x[at] * ratio, held.tiny * fabs(ratio));
+                add(&channel, x[at], tiny);
+                add(&all, x[at] * ratio, tiny * fabs(ratio));
             }
             if (in->ddt_bias)
                 hold(&channel, in->got->ddt_bias[hv * Kg + c], u, own_bias, a, (int64_t)hv * Kg + c,

@@ -7,10 +7,11 @@
  * roundoff of the narrowest format that holds every x, a that of the arithmetic, P the running
  * sums:
  *
- *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y| + sum tiny |r|
+ *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y| + sum tiny |r| + tiny'
  *
  * tiny: the least number that dg's format holds in full (fp16: half its last place), which may be
- * gone of each term by underflow or flush to zero; r = 1 for ddt_bias.
+ * gone of each term by underflow or flush to zero, and at least what dg's file may take; r = 1 for
+ * ddt_bias. tiny': what the sum's own file may take.
  *
  * Terms one by one: dg was rounded when it was stored, and its slopes err by 8 a each,
  * mean-independent (Azuma; DP_LAMBDA = 6 standard deviations); additions; an error of exp(A_log) is
@@ -32,6 +33,7 @@ typedef struct {
     const dp_problem *p;
     const dp_result *got;
     double arithmetic;
+    double tiny_dg, tiny_dA_log, tiny_ddt_bias; /* what their files may take of a number */
     dp_judgement *dg, *dA_log, *ddt_bias;
 } dp_sums_in;
 /* Changes dA_log and ddt_bias alone. */
