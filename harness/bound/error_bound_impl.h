@@ -1,11 +1,9 @@
 /* harness/bound/error_bound_impl.h - what the files of the error bounds share (error_bound.h):
  *   input_bound.c   activated inputs, and inputs that the subject computed;
  *   base_bound.c    what no chain format changes: chunks, errors of H and dH;
- *   chain_bound.c   the chain of M;
  *   exchange_bound.c  the states that ranks hand to each other;
- *   pass_bound.c    state passes, outputs, states;
  *   grad_bound.c    gradients, through the activations;
- *   error_bound.c   all of it for one chain format;
+ *   error_bound.c   the chain of M, state passes, outputs, states: all of one chain format;
  *   bound_arrays.c  the arrays of a bound: allocation, cache parts, the smaller of two. */
 #ifndef DP_ERROR_BOUND_IMPL_H
 #define DP_ERROR_BOUND_IMPL_H
@@ -71,9 +69,6 @@ typedef struct {
     int g0, g1, hv, trans;
     dp_format format;
 } dp_chain_span;
-/* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
- * factors. */
-dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj);
 /* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w, which start
  * without error: [N*HV] -> state error, NULL where none arrives, to be freed; fro [N*HV], or NULL:
  * their Frobenius bounds. chain: the format of products of M. */
@@ -85,9 +80,6 @@ double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format cha
 typedef struct {
     double **eS, **edS, **DX, **DdX;
 } dp_pass_errors;
-/* Bounds of the rows of all results, from the errors that enter each rank. */
-void dp_error_bound_rows(const dp_error_bound_base *w, double **eS, double **edS, int backward,
-                         dp_error_bound *out);
 /* Bounds of the rows of all gradients; p = 2 alone. */
 void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *ps,
                               dp_error_bound *out);

@@ -10,7 +10,7 @@
  *           M = M2 M1 in the format of the chain (dp_bound_compose). M that came out of a
  *           composition carries its error into the next one.
  *   serial  no pair is formed: the error that enters a rank goes through the rank's own pass,
- *           chunk by chunk, as the passes of pass_bound.c.
+ *           chunk by chunk, as the passes of error_bound.c.
  * A payload rounds what is sent on top of that (dp_bound_sent_state, dp_bound_sent_M): of an
  * all-gather every pair once, of ring and serial the state at every rank, of a scan the earlier
  * pair of every composition and the state that is handed on.

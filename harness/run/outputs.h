@@ -63,20 +63,11 @@ void dp_calls_seen_free(dp_calls_seen *seen);
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, double from, dp_err *e);
 
-/* judge_drafts.c: after dp_judge_run, what the windows of a session made of their tokens. */
+/* judge_calls.c: after dp_judge_run, what the windows of a session made of their tokens. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
-/* The run fails by this tensor, which is closed already. */
-void dp_judge_speak(int tensor, dp_run *r);
-/* judge_bits.c: appends the judgement of a tensor that is right to the bit; first: its first entry
- * that is another, -1: none. Returned for the words of its failure, with which it is to speak for
- * the run: what others say follows from it. */
-dp_judgement *dp_judge_bits(const dp_compare_in *in, int64_t first, dp_run *r);
-/* judge_pool.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
+/* judge_calls.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
  * tensor `pool`, to the bit. None where no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
-/* judge_conv_states.c: after that, what convolutions handed on, as tensors conv_state_q .., to
- * the bit. None without convolutions. */
-void dp_judge_conv_states(const dp_conv_calls *c, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 

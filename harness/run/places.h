@@ -12,9 +12,6 @@ typedef struct {
     int N;               /* ranks */
     const int *chunk_of; /* [T]: index of the chunk that holds a token */
 } dp_field_places;
-/* What dp_place_of_field needs as ctx; points to what it was given. */
-dp_field_places dp_field_places_of(const dp_problem *p, int N, dp_result_id field,
-                                   const int *chunk_of);
 /* The function that turns a row of the result into rank, head, sequence and token. */
 dp_place_fn *dp_place_of_field(dp_result_id field);
 

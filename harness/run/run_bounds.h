@@ -25,11 +25,6 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
 typedef struct {
     double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
 } dp_stage_errors;
-/* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
-void dp_stage_errors_make(dp_sharding *sp, const dp_run *r, double *const *stage, dp_bound_bases *w,
-                          dp_stage_errors *out);
-/* Frees what it holds; the struct is the caller's. */
-void dp_stage_errors_free(dp_stage_errors *x);
 
 /* Is stage i there, and not one that ranks exchange? */
 int dp_stage_is_inner(double *const *stage, int i);

@@ -56,7 +56,7 @@ double **dp_sim_copy_list(double **a, int n, int64_t size);
 /* Frees n arrays and their list. */
 void dp_sim_free_list(double **a, int64_t n);
 
-/* ranks_forward.c */
+/* ranks_passes.c */
 /* Stage output of one chunk: its rows of o. */
 void dp_sim_output(dp_sim *s, int gi, int hv);
 /* Stage state_fwd of all ranks; recompute: the same, but for final states. */
@@ -68,6 +68,26 @@ void dp_sim_pre_fwd(dp_sim *s);
 void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
 /* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. */
 void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S);
+/* Stage dAv of one chunk: dv_local. */
+void dp_sim_dAv(dp_sim *s, int gi, int hv);
+/* Stage gate_bwd: gradients of the raw inputs, and sums over ranks for parameters. */
+void dp_sim_gate_bwd(dp_sim *s);
+/* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
+void dp_sim_activations_bwd(dp_sim *s, double *sums);
+/* Zeros for the gradients of activated inputs. */
+void dp_sim_alloc_grads(dp_sim *s);
+/* Stages wy_bwd and intra_bwd of all chunks. */
+void dp_sim_all_grads(dp_sim *s);
+/* Stage pre_bwd of all ranks: dM and dH. */
+void dp_sim_pre_bwd(dp_sim *s);
+/* As dp_sim_pair_fwd: dM and dH. */
+void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
+/* dA_log and ddt_bias in a row. */
+int64_t dp_sim_numbers_of_sums(const dp_sim *s);
+/* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
+void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
+/* Stage state_bwd of all ranks. */
+void dp_sim_states_bwd(dp_sim *s);
 
 /* ranks_exchange.c */
 /* One direction: its tensors, and who hands on to whom. */
@@ -113,40 +133,6 @@ dp_problem dp_sim_receive_heads(dp_sim *s);
 /* What a run of those heads made, to the owners of the tokens; s->out gets what all made of its
  * own. */
 void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward);
-
-/* ranks_peers.c */
-/* What rank r makes of *S, the state of one head that came to it, NULL where none did; *S becomes
- * what it hands on. */
-typedef void dp_sim_ring_fn(dp_sim *s, int backward, int r, int hv, double **S);
-/* Hands states from rank to rank, forward or backward. */
-void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step);
-/* Every rank here hands n numbers to the rank d behind it, d < 0: before it; out, got [N]: got is
- * made, NULL where nothing comes. */
-void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double **got);
-/* Every rank gets M and H, backward dM and dH, of all; where all ranks are here they have them. */
-void dp_sim_share_pairs(dp_sim *s, int backward);
-
-/* ranks_backward.c */
-/* Stage dAv of one chunk: dv_local. */
-void dp_sim_dAv(dp_sim *s, int gi, int hv);
-/* Stage gate_bwd: gradients of the raw inputs, and sums over ranks for parameters. */
-void dp_sim_gate_bwd(dp_sim *s);
-/* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
-void dp_sim_activations_bwd(dp_sim *s, double *sums);
-/* Zeros for the gradients of activated inputs. */
-void dp_sim_alloc_grads(dp_sim *s);
-/* Stages wy_bwd and intra_bwd of all chunks. */
-void dp_sim_all_grads(dp_sim *s);
-/* Stage pre_bwd of all ranks: dM and dH. */
-void dp_sim_pre_bwd(dp_sim *s);
-/* As dp_sim_pair_fwd: dM and dH. */
-void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
-/* dA_log and ddt_bias in a row. */
-int64_t dp_sim_numbers_of_sums(const dp_sim *s);
-/* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
-void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
-/* Stage state_bwd of all ranks. */
-void dp_sim_states_bwd(dp_sim *s);
 
 /* ranks_new.c */
 /* The problem of s on one rank, with all of its formats and its fault. */

@@ -5,7 +5,6 @@
 #include "harness/verdict/compare.h"
 #include "harness/verdict/levels.h"
 #include "harness/verdict/quantile.h"
-#include "harness/verdict/row_freedom.h"
 #include "harness/verdict/row_map.h"
 #include "ref/inputs/inputs.h"
 

@@ -53,7 +53,7 @@ typedef struct {
     const char *why_unjudged;
     int subrows;           /* as the draws' rows are (dp_row_map); 0: as 1 */
     const dp_draws *draws; /* NULL: no expected tier */
-    const double *freedom; /* [rows] of errors at most (row_freedom.h); NULL: no limit */
+    const double *freedom; /* [rows] of errors at most (row_map.h); NULL: no limit */
     dp_allowance allowance;
     /* One rounding of the result: in the arithmetic that makes it, relative to its head's rows too,
      * which it is summed beside; in the format that it is kept in, relative to the number alone;

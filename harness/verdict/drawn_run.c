@@ -1,10 +1,337 @@
 /* One nearby problem in one design: convolutions, then the pipeline or the token recurrence. */
 #include "drawn_run.h"
-#include "drawn_sent.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/chunk/payload.h"
 #include "ref/chunk/recurrent.h"
+#include "ref/vocabulary/context.h"
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* ---- what is sent ---------------------------------------------------------------------------- */
+
+/* What comes to the ranks of a recurrent design where what is sent
+ * is rounded (payload.h): of pairs that are gathered, of states that go from rank to rank, or of
+ * pairs that a scan composes.
+ *
+ * A rank in which the sequence begins (ends) sends the state (the gradient) that leaves it, or in
+ * an all-gather of begins=pair its pair, which is applied to the initial state when it has come;
+ * every other one M S + H in fp32, of pairs as they arrive, or a state that arrived so itself; in
+ * a scan the pair of twice as many ranks at each level, its products in fp32, its own as it is.
+ */
+
+/* Does a payload change what comes. */
+static int dp_drawn_rounds(dp_sending x) {
+    const dp_payload_info *p = &dp_payloads[x.payload];
+    return dp_exchanges[x.exchange].states &&
+           (p->u > dp_payloads[DP_PAYLOAD_FP32].u || p->tolerance > 0);
+}
+
+/* Does a rank in which a sequence begins (back: ends) send its pair, to be applied to a state. */
+static int dp_drawn_from_pair(const dp_problem *p, dp_sending x, int back) {
+    return x.exchange == DP_EXCHANGE_ALLGATHER && dp_drawn_rounds(x) && !x.begins &&
+           (back ? p->dstate : p->s0);
+}
+
+/* One head, in one direction, over ranks in a row of which each hands on to the next. */
+typedef struct {
+    const dp_problem *p;
+    dp_sending sending;
+    double *const *M, *const *H; /* of all ranks; M NULL: no rank passes a state on */
+    double *const *first; /* M of ranks in which the sequence begins; NULL: they send states */
+    const double *start;  /* what the sequence begins with, where they do not */
+    double *S;            /* at all boundaries */
+    int hv, back;
+    int far, n; /* the first rank; how many hand on */
+} way;
+
+/* The i-th rank of them; what comes to it: at its own boundary, backward at that behind it. */
+static int rank_of(const way *w, int i) { return w->back ? w->far - i : w->far + i; }
+static double *comes_to(const way *w, int i) {
+    const int64_t KV = (int64_t)w->p->K * w->p->V;
+    return w->S + ((int64_t)(rank_of(w, i) + w->back) * w->p->HV + w->hv) * KV;
+}
+static const double *of_rank(const way *w, double *const *list, int i) {
+    return list[rank_of(w, i) * w->p->HV + w->hv];
+}
+
+static int gathers(const way *w) { return w->sending.exchange == DP_EXCHANGE_ALLGATHER; }
+
+/* y <- M x + y in fp32, of so many columns. */
+static void add_product(int K, int columns, const double *M, const double *x, double *y) {
+    const int64_t n = (int64_t)K * columns;
+    double *z = dp_doubles(n);
+    dp_mm(DP_FP32, 0, 0, K, columns, K, M, x, z);
+    for (int64_t i = 0; i < n; i++)
+        y[i] = (float)(z[i] + y[i]);
+    free(z);
+}
+
+/* ---- a fold, or a state from rank to rank ---------------------------------------------------- */
+
+/* What comes behind the i-th rank, which has M of `list`, as it is computed of what arrives, from
+ * state S before it. */
+static void step(const way *w, int i, double *const *list, const double *S) {
+    const int K = w->p->K, V = w->p->V;
+    const int64_t KV = (int64_t)K * V;
+    double *M = dp_copy(of_rank(w, list, i), (int64_t)K * K), *H = dp_copy(of_rank(w, w->H, i), KV);
+    if (gathers(w)) {
+        dp_payload_M(w->sending.payload, DP_BASE_FP32, K, M);
+        dp_payload_state(w->sending.payload, KV, H);
+    }
+    add_product(K, V, M, S, H);
+    if (!gathers(w)) dp_payload_state(w->sending.payload, KV, H);
+    memcpy(comes_to(w, i + 1), H, sizeof *H * (size_t)KV);
+    free(M);
+    free(H);
+}
+
+static void fold(const way *w) {
+    if (w->first)
+        step(w, 0, w->first, w->start);
+    else
+        dp_payload_state(w->sending.payload, (int64_t)w->p->K * w->p->V, comes_to(w, 1));
+    for (int i = 1; i < w->n; i++)
+        step(w, i, w->M, comes_to(w, i));
+}
+
+/* ---- a scan ---------------------------------------------------------------------------------- */
+
+/* Of so many ranks in a row up to one; M NULL: of all up to the first, which leave H. */
+typedef struct {
+    double *M, *H;
+} element;
+
+/* later <- later o earlier, of which comes what the payload leaves. */
+static void compose(const way *w, element *later, const element *earlier) {
+    const int K = w->p->K, V = w->p->V;
+    double *M = earlier->M ? dp_copy(earlier->M, (int64_t)K * K) : NULL,
+           *H = dp_copy(earlier->H, (int64_t)K * V);
+    dp_payload_state(w->sending.payload, (int64_t)K * V, H);
+    add_product(K, V, later->M, H, later->H);
+    if (M) {
+        double *MM = dp_doubles((int64_t)K * K);
+        dp_payload_M(w->sending.payload, DP_BASE_FP32, K, M);
+        dp_mm(DP_FP32, 0, 0, K, K, K, later->M, M, MM);
+        free(M);
+        M = MM;
+    }
+    free(later->M);
+    free(H);
+    later->M = M;
+}
+
+/* A level goes from the last rank down, so that what it reads is the last level's. */
+static void scan(const way *w) {
+    const int64_t KK = (int64_t)w->p->K * w->p->K, KV = (int64_t)w->p->K * w->p->V;
+    element *e = dp_calloc((size_t)w->n, sizeof *e);
+    e[0].H = dp_copy(comes_to(w, 1), KV);
+    for (int i = 1; i < w->n; i++)
+        e[i] = (element){dp_copy(of_rank(w, w->M, i), KK), dp_copy(of_rank(w, w->H, i), KV)};
+    for (int d = 1; d < w->n; d *= 2)
+        for (int i = w->n - 1; i >= d; i--)
+            compose(w, &e[i], &e[i - d]);
+    for (int i = 0; i < w->n; i++) {
+        dp_payload_state(w->sending.payload, KV, e[i].H);
+        memcpy(comes_to(w, i + 1), e[i].H, sizeof *e[i].H * (size_t)KV);
+        free(e[i].M);
+        free(e[i].H);
+    }
+    free(e);
+}
+
+/* ---- all ranks ------------------------------------------------------------------------------- */
+
+static dp_context context_of(const dp_problem *p, int N, int r) {
+    dp_context c;
+    const dp_status st = dp_context_of(p, N, r, &c, NULL);
+    assert(!st); /* the caller has split it so */
+    (void)st;
+    return c;
+}
+
+/* What the sequence that comes to a rank of context c begins (ends) with; NULL: zeros. */
+static const double *start_of(const dp_problem *p, const dp_context *c, int hv, int back) {
+    const double *all = back ? p->dstate : p->s0;
+    const int64_t seq = c->local_seq[back ? c->nlocal - 1 : 0];
+    return all ? all + (seq * p->HV + hv) * p->K * p->V : NULL;
+}
+
+/* Ranks in a row are met at the last one, from which their first is farthest. */
+static void all_heads(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
+                      int back, double *S) {
+    int last = -1;
+    for (int i = 0; i < N; i++) {
+        const int r = back ? i : N - 1 - i;
+        dp_context c = context_of(p, N, r);
+        const int n = back ? c.post_num_ranks : c.pre_num_ranks, far = back ? r + n : r - n;
+        for (int hv = 0; n > 0 && far != last && hv < p->HV; hv++) {
+            const way w = {.p = p,
+                           .sending = x,
+                           .M = pairs->of[back ? DP_RANK_DM : DP_RANK_M],
+                           .H = pairs->of[back ? DP_RANK_DH : DP_RANK_H],
+                           .first = pairs->begins[back],
+                           .start = start_of(p, &c, hv, back),
+                           .S = S,
+                           .hv = hv,
+                           .back = back,
+                           .far = far,
+                           .n = n};
+            x.exchange == DP_EXCHANGE_SCAN ? scan(&w) : fold(&w);
+        }
+        if (n > 0) last = far;
+        dp_context_free(&c);
+    }
+}
+
+/* S and dS at the boundaries of N ranks, [N][HV][K][V] as dp_recurrent_keep has them, in full, to
+ * those that come; dS may be NULL. */
+static void dp_drawn_arrives(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
+                             double *S, double *dS) {
+    all_heads(p, x, N, pairs, 0, S);
+    if (dS) all_heads(p, x, N, pairs, 1, dS);
+}
+
+/* ---- pairs ----------------------------------------------------------------------------------- */
+
+/* M, H, dM and dH of ranks as a recurrent design makes them: the
+ * token recurrence over a rank's tokens (math.md g.1).
+ *
+ *   H   from zeros, over the last local sub-sequence    dH   its adjoint from zeros, over the first
+ *   M   of the identity without values                  dM   its adjoint of the identity
+ *
+ * A rank in which a sequence begins (ends) has M (dM) too where it sends its pair, rounded, and the
+ * sequence an initial state (a gradient of the final one).
+ */
+
+typedef struct {
+    const dp_problem *p;
+    const dp_design *design;
+    int backward;
+    const dp_context *rank;
+    dp_drawn_pairs *out;
+} work;
+
+/* Local sub-sequence i as a problem of its own that starts from zeros; cu [2] becomes its own. What
+ * else it points to is p's. */
+static dp_problem sub_sequence(const work *w, int i, int64_t *cu) {
+    const int64_t from = w->rank->a + w->rank->local_cu[i];
+    const int64_t to = w->rank->a + w->rank->local_cu[i + 1];
+    dp_problem q = *w->p;
+    for (int k = 0; k < DP_NINPUTS; k++)
+        if (dp_input_of(w->p, k) && dp_input_fields[k].kind == DP_OF_TOKENS)
+            *dp_input_at(&q, k) += from * dp_input_width(w->p, k);
+    q.s0 = q.dstate = NULL;
+    q.own = (dp_owners){0};
+    q.T = cu[1] = to - from;
+    q.cu = cu;
+    q.Nseq = 1;
+    cu[0] = 0;
+    return q;
+}
+
+static void keep_in(const work *w, double ***list, int64_t each, const double *x) {
+    if (!*list) *list = dp_calloc((size_t)w->out->n, sizeof **list);
+    for (int hv = 0; hv < w->p->HV; hv++)
+        (*list)[w->rank->rank * w->p->HV + hv] = dp_copy(x + hv * each, each);
+}
+static void keep(const work *w, int tensor, const double *x) {
+    keep_in(w, &w->out->of[tensor], dp_rank_width(w->p, tensor), x);
+}
+
+static double *identities(const dp_problem *p) {
+    double *x = dp_doubles((int64_t)p->HV * p->K * p->K);
+    for (int64_t i = 0; i < (int64_t)p->HV * p->K; i++)
+        x[i * p->K + i % p->K] = 1;
+    return x;
+}
+
+/* M of local sub-sequence i, backward dM, too, as final_state and ds0: V = K, no values. */
+static dp_result of_identities(const work *w, int i, int backward) {
+    int64_t cu[2];
+    dp_result got;
+    dp_problem q = sub_sequence(w, i, cu);
+    q.V = q.K;
+    double **const zero[] = {&q.v, &q.write, &q.dout};
+    for (int k = 0; k < 3; k++)
+        if (*zero[k]) *zero[k] = dp_doubles(q.T * q.HV * q.R * q.K);
+    q.s0 = identities(&q);
+    if (backward) q.dstate = q.s0;
+    dp_recurrent_run(&q, w->design, backward, NULL, &got);
+    for (int k = 0; k < 3; k++)
+        free(*zero[k]);
+    free(q.s0);
+    return got;
+}
+
+static void products(const work *w) {
+    dp_result got = of_identities(w, 0, w->backward);
+    keep(w, DP_RANK_M, got.final_state);
+    if (w->backward) keep(w, DP_RANK_DM, got.ds0);
+    dp_result_free(&got);
+}
+
+/* Of a rank that does not pass on what comes to it. */
+static void first_products(const work *w) {
+    const int64_t each = (int64_t)w->p->K * w->p->K;
+    if (dp_drawn_from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
+        dp_result got = of_identities(w, w->rank->nlocal - 1, 0);
+        keep_in(w, &w->out->begins[0], each, got.final_state);
+        dp_result_free(&got);
+    }
+    if (!w->backward || !dp_drawn_from_pair(w->p, w->design->sending, 1)) return;
+    if (!dp_context_runs_pre_bwd(w->rank)) return;
+    dp_result got = of_identities(w, 0, 1);
+    keep_in(w, &w->out->begins[1], each, got.ds0);
+    dp_result_free(&got);
+}
+
+static void sums(const work *w, int i, int tensor) {
+    int64_t cu[2];
+    dp_result got;
+    const dp_problem q = sub_sequence(w, i, cu);
+    dp_recurrent_run(&q, w->design, tensor == DP_RANK_DH, NULL, &got);
+    keep(w, tensor, tensor == DP_RANK_DH ? got.ds0 : got.final_state);
+    dp_result_free(&got);
+}
+
+static void pair_of(const work *w) {
+    dp_context_passes_fwd(w->rank) ? products(w) : first_products(w);
+    if (dp_context_runs_pre_fwd(w->rank)) sums(w, w->rank->nlocal - 1, DP_RANK_H);
+    if (w->backward && dp_context_runs_pre_bwd(w->rank)) sums(w, 0, DP_RANK_DH);
+}
+
+/* Of N ranks; zeros for one rank. */
+static void dp_drawn_pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *design,
+                                int N, int backward) {
+    *x = (dp_drawn_pairs){.n = N * p->HV};
+    for (int r = 0; r < N && N > 1; r++) {
+        dp_context c;
+        const dp_status st = dp_context_of(p, N, r, &c, NULL);
+        assert(!st); /* the caller has split it so */
+        (void)st;
+        pair_of(&(work){p, design, backward, &c, x});
+        dp_context_free(&c);
+    }
+}
+
+static void free_list(const dp_drawn_pairs *x, double **list) {
+    for (int i = 0; list && i < x->n; i++)
+        free(list[i]);
+    free(list);
+}
+
+/* Frees what it holds, and leaves zeros. */
+static void dp_drawn_pairs_free(dp_drawn_pairs *x) {
+    for (int k = 0; k < DP_RANK_TENSORS; k++)
+        free_list(x, x->of[k]);
+    for (int back = 0; back < 2; back++)
+        free_list(x, x->begins[back]);
+    *x = (dp_drawn_pairs){0};
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static dp_conv_policy conv_policy(dp_base base) {
     return base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;

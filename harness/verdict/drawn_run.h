@@ -6,7 +6,6 @@
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
-#include "drawn_pairs.h"
 #include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/conv.h"
@@ -14,6 +13,15 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* M, H, dM and dH of ranks. */
+typedef struct {
+    int n;
+    double **of[DP_RANK_TENSORS]; /* [n] by rank * HV + head, an entry NULL where the rank forms
+                                     none; NULL: no rank does */
+    double **begins[2];           /* M of ranks in which a sequence begins; dM of those in which
+                                     one ends; NULL as above */
+} dp_drawn_pairs;
 
 typedef struct {
     dp_design design;

@@ -1,7 +1,7 @@
 /* harness/verdict/expected_impl.h - what the files of the draws share (expected.h):
  *   expected_arrays.c  shapes, allocation, cache parts;
- *   drawn_errors.c     the errors of one run beside its reference;
- *   expected.c         which runs a draw makes, and all draws. */
+ *   expected.c         the errors of one run beside its reference, which runs a draw makes, all
+ *                      draws. */
 #ifndef DP_EXPECTED_IMPL_H
 #define DP_EXPECTED_IMPL_H
 #include "expected.h"
@@ -41,6 +41,4 @@ typedef struct {
     int draw;
     dp_expected *x;
 } dp_drawn_pair;
-/* Adds the errors of a run to the draws of its policy. */
-void dp_drawn_add(const dp_drawn_pair *a);
 #endif

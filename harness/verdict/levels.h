@@ -20,7 +20,7 @@
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no
  *          more than its windows together (Welch and Satterthwaite); a row at the end of a sequence
- *          no more than is counted (row_freedom.h), a window no more than its rows; never more than
+ *          no more than is counted (row_map.h), a window no more than its rows; never more than
  *          it has numbers
  *
  *   d0     what the family's mean error for a size tells of a unit's, in degrees of freedom, from

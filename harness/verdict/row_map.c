@@ -1,9 +1,41 @@
 /* Windows of tokens, and the rows of each kind of tensor. */
 #include "row_map.h"
+#include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/context.h"
 
 #include <assert.h>
 #include <stdlib.h>
+
+/* ---- freedom of rows ------------------------------------------------------------------------- */
+
+typedef enum { OTHERWISE, FROM_THE_FIRST, TO_THE_LAST } summed;
+
+static summed tokens_of(const dp_problem *p, dp_result_id field) {
+    switch (field) {
+    case DP_RESULT_O:
+    case DP_RESULT_DQ: return p->s0 ? OTHERWISE : FROM_THE_FIRST;
+    case DP_RESULT_DK:
+    case DP_RESULT_DV: return p->dstate ? OTHERWISE : TO_THE_LAST;
+    default: return OTHERWISE;
+    }
+}
+
+double *dp_row_freedom_new(const dp_problem *p, dp_result_id field) {
+    const summed which = tokens_of(p, field);
+    if (which == OTHERWISE) return NULL;
+    const int heads = dp_result_heads(p, field), per = dp_result_rows_per_token(p, field);
+    const int of_token = dp_rows(p) * (p->HV / heads);
+    double *most = dp_doubles(p->T * heads * per);
+    for (int s = 0; s < p->Nseq; s++)
+        for (int64_t t = p->cu[s]; t < p->cu[s + 1]; t++) {
+            const int64_t n = which == FROM_THE_FIRST ? t - p->cu[s] + 1 : p->cu[s + 1] - t;
+            for (int64_t i = t * heads * per; i < (t + 1) * heads * per; i++)
+                most[i] = (double)(n * of_token);
+        }
+    return most;
+}
+
+/* ---- rows and heads -------------------------------------------------------------------------- */
 
 dp_windows dp_windows_of(const dp_problem *p, int N) {
     dp_windows w = {.p = p, .N = N, .window_of = dp_calloc((size_t)p->T, sizeof(int))};
