@@ -83,7 +83,8 @@ def right(model: str) -> Callable[..., dict[str, Any]]:
             q, k = unit(q), unit(k)
         q, k = np.repeat(q, HV // H, 1), np.repeat(k, HV // H, 1)
         g = g.astype(F4) if g.ndim == 3 else g.astype(F4)[..., None]
-        decay = np.exp(log_decay(g, gate, lower_bound, A_log, dt_bias))
+        lg = log_decay(g, gate, lower_bound, A_log, dt_bias)
+        decay = np.exp(lg, dtype=np.float64).astype(F4)  # rounded once: fp32's own is off by 2 ulp
         of_token = {"b": b, "w": w, "lr_a": lr_a, "lr_b": lr_b}
         if beta is not None:
             s = sigmoid(beta.astype(F4))

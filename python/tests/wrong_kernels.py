@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from recurrences import log_decay, sigmoid, softplus
@@ -27,9 +28,12 @@ class Inputs:
         head = head % self.H if fault == "heads-tiled" else head // (self.HV // self.H)
         self.q, self.k, self.v = (q * self.rq)[:, head], (k * self.rk)[:, head], v
         self.lg = log_decay(*self._gate())
+        self.lg = self.lg * F4(np.log(2) if fault == "base-2" else 1)
         b = x["beta"].astype(F4)
         s = sigmoid(b)
         self.b = {"plain": b, "sigmoid": s, "sigmoid2": 2 * s}[x["beta_form"]]
+        if fault == "beta-bf16":
+            self.b = self.b.astype(ml_dtypes.bfloat16).astype(F4)
         self.cu = [0, self.T] if x.get("cu_seqlens") is None else [int(n) for n in x["cu_seqlens"]]
         self.S0 = self._states(last)
         self._lose_channels()
@@ -41,6 +45,10 @@ class Inputs:
         squares = (y * y).sum(-1, keepdims=True)
         if self.fault == "l2-clamp":
             return 1 / np.maximum(np.sqrt(squares), EPS)
+        if self.fault == "l2-outside":
+            return 1 / (np.sqrt(squares) + EPS)
+        if self.fault == "l2-eps":
+            return 1 / np.sqrt(squares + F4(1e-5))
         return 1 / np.sqrt(squares + EPS)
 
     def _gate(self) -> tuple[Any, ...]:
@@ -54,8 +62,6 @@ class Inputs:
             A = -np.exp(A.astype(F4))
         if fault == "dt-bias-per-head" and bias is not None and g.shape[-1] > 1:
             bias = bias.reshape(-1)[: self.HV, None] * np.ones((1, self.K), F4)
-        if fault == "base-2" and x["gate"] == "log":
-            g = g * F4(np.log(2))
         return g, x["gate"], x["lower_bound"], A, bias
 
     def _states(self, last: Any) -> Any:
