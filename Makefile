@@ -196,6 +196,7 @@ help:                          ## this list
 	@sed -n 's/^\([a-z_.]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 include scripts/install.mk
+include scripts/analysis.mk
 
 # Written anew only when their content changes, so that a change of flags or commit rebuilds what
 # depends on it and nothing else.

@@ -155,7 +155,7 @@ const char *dp_python(void) {
                            : !home.in_source        ? dp_home("python")
                            : DP_BUILD[0] == '/'     ? DP_BUILD "/python"
                                                     : dp_home(DP_BUILD "/python");
-        if (dp_input_read(path, PATH_MAX, &line, &n, NULL)) line = strdup("");
+        if (dp_input_read(path, PATH_MAX, &line, &n, NULL)) line = dp_strdup("");
         line[strcspn(line, "\n")] = 0;
     }
     return *line == '/' && access(line, X_OK) == 0 ? line : "python3";

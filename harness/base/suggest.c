@@ -41,6 +41,7 @@ const char *dp_suggest(const char *word, const char *const *names, int n) {
         best = names[i];
     }
     for (int i = 0; i < n && !best; i++)
+        /* NOLINTNEXTLINE(*NonNullParamChecker): there are n names */
         if (len >= 2 && !strncmp(word, names[i], len)) best = names[i];
     return best;
 }

@@ -49,7 +49,7 @@ static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tens
 
 static char *stem(const char *path) {
     const char *slash = strrchr(path, '/');
-    char *out = strdup(slash ? slash + 1 : path);
+    char *out = dp_strdup(slash ? slash + 1 : path);
     const size_t n = strlen(out);
     if (n > 5 && !strcmp(out + n - 5, ".case")) out[n - 5] = 0;
     return out;
@@ -61,7 +61,7 @@ dp_status dp_case_parse(const char *text, size_t len, const char *path, int load
     memset(c, 0, sizeof *c);
     dp_status s = dp_casefile_parse(text, len, path, &f, e);
     if (s) return s;
-    c->path = strdup(path);
+    c->path = dp_strdup(path);
     c->text = strndup(text, len);
     c->name = stem(path);
     if (f.data) c->data = dp_case_sibling(path, f.data);
@@ -77,10 +77,10 @@ dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case
     dp_status s = dp_casefile_parse(text, strlen(text), d->path, &f, e);
     if (s) return s;
     memset(f.line, 0, sizeof f.line); /* the text is no file that a message could point into */
-    f.data = strdup(d->path);
-    c->path = strdup(d->path);
+    f.data = dp_strdup(d->path);
+    c->path = dp_strdup(d->path);
     c->name = stem(d->path);
-    c->data = strdup(d->path);
+    c->data = dp_strdup(d->path);
     s = build(&f, c, 1, d, e);
     dp_casefile_free(&f);
     if (s) dp_case_free(c);

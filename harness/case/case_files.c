@@ -23,7 +23,7 @@ char *dp_case_sibling(const char *path, const char *name) {
 char *dp_case_path(const char *dir, const char *name) {
     char *p;
     struct stat st;
-    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return strdup(name);
+    if (stat(name, &st) == 0 && S_ISREG(st.st_mode)) return dp_strdup(name);
     if (asprintf(&p, "%s/%s.case", dir, name) < 0) abort();
     return p;
 }

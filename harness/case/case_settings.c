@@ -148,9 +148,9 @@ static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
 }
 
 dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
-    c->reason = strdup(f->reason);
-    c->source = strdup(f->source);
-    if (f->unjudged) c->unjudged = strdup(f->unjudged);
+    c->reason = dp_strdup(f->reason);
+    c->source = dp_strdup(f->source);
+    if (f->unjudged) c->unjudged = dp_strdup(f->unjudged);
     c->op = dp_casefile_op(f);
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;

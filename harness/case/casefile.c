@@ -252,7 +252,7 @@ static char *trim(char *s) {
 }
 
 static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints *out, dp_err *e) {
-    char *copy = strdup(s);
+    char *copy = dp_strdup(s);
     dp_status st = DP_OK;
     free(out->v);
     *out = (dp_ints){0, dp_calloc(strlen(s) + 1, sizeof(int64_t))};
@@ -266,6 +266,7 @@ static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints
         int64_t *x = &out->v[out->n++];
         st = k->type == INTS ? one_int(f, k, trim(p), x, e) : one_choice(f, k, trim(p), x, e);
         for (int i = 0; !st && k->at != AT(cu_seqlens) && i < out->n - 1; i++)
+            /* NOLINTNEXTLINE(clang-analyzer-unix.Malloc): out->v is new since it was freed */
             if (out->v[i] == *x)
                 st = dp_casefile_refuse(f, k->name, e, "'%s' is given twice", trim(p));
     }
@@ -278,7 +279,7 @@ static dp_status assign(dp_casefile *f, const key *k, const char *s, dp_err *e) 
     switch (k->type) {
     case TEXT:
         free(*(char **)at);
-        *(char **)at = strdup(s);
+        *(char **)at = dp_strdup(s);
         return DP_OK;
     case INT: return one_int(f, k, s, at, e);
     case REAL: return one_real(f, k, s, at, e);
@@ -316,7 +317,7 @@ static dp_status take_line(dp_casefile *f, int line, char *s, dp_err *e) {
                        name, value, f->line[i]);
     if (!*value)
         return dp_fail(e, DP_EINPUT, "%s:%d: %s = : the value is missing", f->path, line, name);
-    f->text[i] = strdup(value);
+    f->text[i] = dp_strdup(value);
     f->line[i] = line;
     return assign(f, &KEYS[i], value, e);
 }
@@ -395,7 +396,7 @@ static dp_status check_exact(const dp_casefile *f, dp_err *e) {
 
 dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
                             dp_err *e) {
-    *f = (dp_casefile){.path = strdup(path)};
+    *f = (dp_casefile){.path = dp_strdup(path)};
     dp_status s = DP_OK;
     for (int i = 0; i < NKEYS && !s; i++)
         if (KEYS[i].dflt && KEYS[i].dflt[0] != '(') s = assign(f, &KEYS[i], KEYS[i].dflt, e);

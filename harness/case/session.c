@@ -33,6 +33,7 @@ static dp_status read_call(const char *word, int64_t *times, dp_session_call *c,
     }
     if (minus) *minus = 0;
     if (!s) s = number(word, tokens, 1, MOST_TOKENS, &c->drafted, e);
+    /* NOLINTNEXTLINE(*uninitialized.Assign): nobody reads it where s is no DP_OK */
     c->accepted = c->drafted;
     if (!s && minus) s = number(word, minus + 1, 0, c->drafted - 1, &c->accepted, e);
     if (!s && minus && c->drafted > DP_SESSION_MOST_DRAFTED)
@@ -59,11 +60,11 @@ static char *trim(char *s) {
 }
 
 dp_status dp_session_parse(const char *text, dp_session *s, dp_err *e) {
-    char *copy = strdup(text);
+    char *copy = dp_strdup(text);
     dp_status st = DP_OK;
-    *s = (dp_session){.text = strdup(text), .kept = DP_FP64};
+    *s = (dp_session){.text = dp_strdup(text), .kept = DP_FP64};
     for (char *p = copy, *next; p && !st; p = next) {
-        dp_session_call c;
+        dp_session_call c = {0};
         int64_t times;
         next = strchr(p, ',');
         if (next) *next++ = 0;

@@ -52,7 +52,7 @@ static const struct argp_option PRECISION_OPTIONS[] = {
     {0}};
 
 static void parse_need(struct argp_state *st, const char *text, dp_bisect_options *o) {
-    char *copy = strdup(text), *save;
+    char *copy = dp_strdup(text), *save;
     for (int i = 0; i < DP_NRESULTS; i++)
         o->need[i] = NAN;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {

@@ -142,7 +142,7 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     dp_shrunk s;
     char text[256], *path;
     if (o->of.output)
-        path = strdup(o->of.output);
+        path = dp_strdup(o->of.output);
     else if (asprintf(&path, "%s.min.case", c->name) < 0)
         abort();
     if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case"))

@@ -65,7 +65,7 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 /* names NULL: numbers of ranks. */
 static void list_of(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n, int most) {
-    char *copy = strdup(arg), *save;
+    char *copy = dp_strdup(arg), *save;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         const int v = names ? dp_find_name(t, names, nnames) : dp_find_ranks(t);
@@ -261,7 +261,7 @@ dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e) {
     const dp_status st = dp_subject_open(o->subject, o->limit_s, o->memory, s, e);
     if (st || !o->design) return st;
     free(s->design);
-    s->design = strdup(o->design);
+    s->design = dp_strdup(o->design);
     return DP_OK;
 }
 

@@ -234,6 +234,7 @@ static void *serve(void *arg) {
     return NULL;
 }
 
+DP_NOT_SO("-Wanalyzer-null-argument") /* n is 0 without runs */
 static void send_answer(const job *last, answer a) {
     size_t n = 0;
     char *runs = last ? dp_runs_pack(&last->runs, &n) : NULL;
@@ -280,6 +281,7 @@ int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs)
     resume(&w);
     if (b->shared && pthread_create(&server, NULL, serve, &w)) abort();
     run_on_threads(&w, next_here);
+    /* NOLINTNEXTLINE(*CallAndMessage): made where shared */
     if (b->shared) pthread_join(server, NULL);
     for (int i = 0; i < n; i++) {
         errors += w.jobs[i].error != 0;

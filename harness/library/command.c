@@ -26,8 +26,8 @@ static void put_paths(struct dp_command *c, int appended) {
     if (!appended) return;
     c->word = realloc(c->word, sizeof *c->word * (size_t)(c->nword + 2));
     if (!c->word) abort();
-    c->word[c->nword++] = strdup(c->in);
-    c->word[c->nword++] = strdup(c->out);
+    c->word[c->nword++] = dp_strdup(c->in);
+    c->word[c->nword++] = dp_strdup(c->out);
 }
 
 /* Its words without folders and paths of a call: what records and messages call it. */
@@ -35,6 +35,7 @@ static void name_it(const struct dp_command *c, dp_subject *s) {
     char text[1024] = "";
     size_t n = 0;
     for (int i = 0; i < c->nword && n < sizeof text; i++)
+        /* NOLINTNEXTLINE(*NullDereference): nword words, one at least */
         if (!dp_command_names(c->word[i], "IN") && !dp_command_names(c->word[i], "OUT"))
             n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", n ? " " : "",
                                   dp_subject_base_name(c->word[i]));
@@ -56,6 +57,7 @@ static dp_status check_words(const struct dp_command *c, int *appended, dp_err *
     if (in != out)
         return dp_fail(e, DP_EINPUT, "--run: has the word %s, but not %s", in ? "IN" : "OUT",
                        in ? "OUT" : "IN");
+    /* NOLINTNEXTLINE(*NullDereference): nword words, one at least */
     if (dp_command_is_there(c->word[0])) return DP_OK;
     return dp_fail(e, DP_EINPUT, "%s: %.200s: no program of that name %s",
                    c->serve ? "--serve" : "--run", c->word[0],
@@ -65,13 +67,13 @@ static dp_status check_words(const struct dp_command *c, int *appended, dp_err *
 /* ---- what it claims -------------------------------------------------------------------------- */
 
 static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e) {
-    char *writes = strdup(q->writes ? q->writes : "o");
+    char *writes = dp_strdup(q->writes ? q->writes : "o");
     s->memory = q->memory > 0 ? q->memory : dp_memory_bytes();
     s->base = q->base;
     s->chain = q->chain;
     s->max_ranks = q->ranks;
-    s->path = strdup(q->text);
-    s->design = q->design ? strdup(q->design) : NULL;
+    s->path = dp_strdup(q->text);
+    s->design = q->design ? dp_strdup(q->design) : NULL;
     dp_status st = dp_subject_read_writes("--writes", writes, s, e);
     if (!st && s->writes_states)
         st = dp_fail(e, DP_EINPUT,

@@ -74,6 +74,7 @@ __attribute__((constructor)) static void command_main(int argc, char **argv) {
     }
     place_streams(t->serve);
     dp_subject_limit_memory(SHADOW_MEMORY ? 0 : t->memory);
+    /* NOLINTNEXTLINE(*NonNullParamChecker): one word at least */
     execvp(word[0], word);
     dprintf(2, "%s: %s\n", word[0], strerror(errno));
     _exit(127);

@@ -63,7 +63,7 @@ static int may_run(const char *path) {
 int dp_command_is_there(const char *word) {
     const char *path = getenv("PATH");
     if (strchr(word, '/')) return may_run(word);
-    char *list = strdup(path ? path : "/bin:/usr/bin"), *rest = list, *file;
+    char *list = dp_strdup(path ? path : "/bin:/usr/bin"), *rest = list, *file;
     int found = 0;
     for (const char *dir; !found && (dir = strsep(&rest, ":"));) {
         if (asprintf(&file, "%s/%s", *dir ? dir : ".", word) < 0) abort();

@@ -89,7 +89,7 @@ static dp_status read_about(dp_subject_about a, const char *path, dp_subject *s,
         dp_err why = {0};
         if (dp_design_parse(a.design, (dp_base)base, &d, &why))
             return dp_fail(e, DP_EINPUT, "%s: %s", path, why.msg);
-        s->design = strdup(a.design);
+        s->design = dp_strdup(a.design);
     }
     s->base = base;
     s->chain = dp_format_find(a.chain);

@@ -62,7 +62,7 @@ static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
 void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
                         const dp_subject_call *call) {
     const int N = call->N, backward = call->backward;
-    dp_subject_array a[DP_NINPUTS];
+    dp_subject_array a[DP_NINPUTS] = {0};
     int64_t shape[6] = {0};
     const int64_t states[] = {p->T, p->HV, p->K, p->V};
     const int np = m->c->processes, n = dp_subject_input_arrays(p, backward, a);

@@ -313,6 +313,7 @@ void dp_subject_limit_memory(int64_t memory) {
     if (memory > 0) setrlimit(RLIMIT_DATA, &data);
     const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
+    /* NOLINTNEXTLINE(bugprone-branch-clone): glibc wants the result of write looked at */
     if (write(fd, "1000", 4) != 4)
         close(fd);
     else
@@ -327,6 +328,7 @@ static void *map_file(int fd, int64_t bytes, int access) {
 
 __attribute__((constructor)) static void host_main(int argc, char **argv) {
     if (argc != 2 || strcmp(argv[0], DP_SUBJECT_HOST)) return;
+    /* NOLINTNEXTLINE(cert-err34-c): a word that this program wrote */
     host.rank = atoi(argv[1]);
     host.c = map_file(DP_SUBJECT_GIVEN_FD, sizeof *host.c, PROT_READ);
     const int64_t said = dp_subject_pages(sizeof *host.said);

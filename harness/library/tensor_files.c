@@ -140,7 +140,7 @@ void dp_tensors_rename(dp_tensorfile *f, int by_gates) {
         const dp_tensor_field *row = by_inner_name(f->tensor[i].name, by_gates);
         if (!row) continue;
         free(f->tensor[i].name);
-        f->tensor[i].name = strdup(dp_field_file_name(row));
+        f->tensor[i].name = dp_strdup(dp_field_file_name(row));
     }
 }
 
@@ -148,7 +148,7 @@ static void rename_one(dp_tensorfile *f, const char *from, const char *to) {
     dp_tensor *t = (dp_tensor *)dp_tensor_find(f, from);
     if (!t) return;
     free(t->name);
-    t->name = strdup(to);
+    t->name = dp_strdup(to);
 }
 
 void dp_factors_rename(dp_tensorfile *in, dp_tensorfile *out) {

@@ -56,10 +56,11 @@ const char *dp_provenance_note(const dp_provenance *p, const char *key) {
     return NULL;
 }
 
+DP_NOT_SO("-Wanalyzer-null-dereference") /* a note has a = */
 static json_t *notes(const dp_provenance *p) {
     json_t *o = json_object();
     for (int i = 0; i < p->nnote; i++) {
-        char *key = strdup(p->note[i]), *value = strchr(key, '=');
+        char *key = dp_strdup(p->note[i]), *value = strchr(key, '=');
         *value++ = 0;
         json_object_set_new(o, key, dp_json_text(value));
         free(key);

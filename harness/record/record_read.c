@@ -62,7 +62,7 @@ static void index_run(dp_old_record *r, json_t *count, json_t *run) {
     char *key;
     json_object_set_new(count, id, json_integer(n));
     if (n == 1)
-        key = strdup(id);
+        key = dp_strdup(id);
     else if (asprintf(&key, "%s#%lld", id, (long long)n) < 0)
         abort();
     json_object_set(r->runs, key, run);

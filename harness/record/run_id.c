@@ -117,7 +117,7 @@ dp_status dp_id_parse(const char *id, int subject, dp_id *out, dp_err *e) {
     char *save, *rest;
     for (int k = 0; k < DP_NID_KEYS; k++)
         out->value[k] = -1;
-    out->case_name = strdup(id);
+    out->case_name = dp_strdup(id);
     rest = strrchr(out->case_name, ':'); /* a name may have one, a key never */
     if (!strncmp(id, FOREIGN, strlen(FOREIGN)))
         return dp_fail(e, DP_EINPUT,

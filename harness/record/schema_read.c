@@ -56,7 +56,7 @@ static dp_status read_text(const place *p, const dp_record_field *f, const json_
     }
     if (f->words) return read_word(p, f, text, at);
     if (json_string_length(v) > 200) return refuse(p, f, "is too long");
-    text = f->own ? strdup(text) : lasting(text);
+    text = f->own ? dp_strdup(text) : lasting(text);
     memcpy(at, &text, sizeof text);
     return DP_OK;
 }

@@ -226,7 +226,7 @@ static const char *base_name(const char *path) {
 static void name_case(const dp_judge_options *o, dp_case *c) {
     free(c->name);
     free(c->source);
-    c->name = strdup(base_name(o->outputs));
+    c->name = dp_strdup(base_name(o->outputs));
     if (asprintf(&c->source, "%s, computed from %s", base_name(o->outputs), base_name(o->inputs)) <
         0)
         abort();
@@ -314,9 +314,9 @@ static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (dp_complaints_end(&all, e)) return DP_EINPUT;
     *c = (dp_case){.op = DP_OP_CHAIN,
                    .op_name = dp_operations[DP_OP_CHAIN].name,
-                   .reason = strdup("A chain of M that another program multiplied."),
-                   .path = strdup(o->outputs),
-                   .data = strdup(o->inputs)};
+                   .reason = dp_strdup("A chain of M that another program multiplied."),
+                   .path = dp_strdup(o->outputs),
+                   .data = dp_strdup(o->inputs)};
     c->ch.n = (int)f->shape[0];
     c->ch.K = (int)f->shape[1];
     name_case(o, c);

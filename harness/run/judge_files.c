@@ -34,7 +34,7 @@ static void rename_to(dp_tensorfile *f, const char *from, const char *to) {
     dp_tensor *t = find(f, from);
     if (!t) return;
     free(t->name);
-    t->name = strdup(to);
+    t->name = dp_strdup(to);
 }
 
 static void drop(dp_tensorfile *f, dp_tensor *t) {

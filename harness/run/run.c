@@ -19,7 +19,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
         if (!r->run) abort();
     }
     dp_run *x = &r->run[r->n++];
-    *x = (dp_run){.case_name = strdup(c->name),
+    *x = (dp_run){.case_name = dp_strdup(c->name),
                   .op = c->op_name,
                   .backend = DP_BACKEND_SIM,
                   .ranks = 1,

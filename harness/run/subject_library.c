@@ -288,6 +288,7 @@ static int did_not_return(const asked *x, int which, dp_run *r) {
     if (s->outcome == DP_SUBJECT_RETURNED) return 0;
     r->verdict = DP_FAIL;
     r->outcome = dp_subject_outcomes[s->outcome];
+    /* NOLINTNEXTLINE(*CallAndMessage): which is 0 or 1 */
     snprintf(r->why, sizeof r->why, "called %s: %.480s", AGAIN[which], s->why);
     return 1;
 }

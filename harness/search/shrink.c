@@ -87,7 +87,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
             c->name, dp_op_of(c)->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
             o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
-    if (!w.st && dp_op_of(c)->has_ranks && !c->data && c->text) w.laws = strdup(c->text);
+    if (!w.st && dp_op_of(c)->has_ranks && !c->data && c->text) w.laws = dp_strdup(c->text);
     dp_shrink_by_laws(&w);
     out->laws = w.laws;
     out->law_numbers = dp_case_numbers(s, NULL);

@@ -106,7 +106,7 @@ static int plainer(dp_shrink_work *w) {
 /* The text with so many tokens; sequences that begin behind them go. */
 static char *with_tokens(const dp_shrink_work *w, int64_t T) {
     const int64_t *cu = *dp_case_packing(w->c).cu;
-    char *text = strdup(w->laws);
+    char *text = dp_strdup(w->laws);
     set_number(&text, "T", T);
     if (dp_shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
     char *list;
@@ -124,7 +124,7 @@ static char *with_tokens(const dp_shrink_work *w, int64_t T) {
 
 static char *with_length(const dp_shrink_work *w, const char *key, int ax, int64_t n) {
     if (ax == DP_SHRINK_TOK) return with_tokens(w, n);
-    char *text = strdup(w->laws);
+    char *text = dp_strdup(w->laws);
     set_number(&text, key, n);
     return text;
 }
@@ -146,7 +146,7 @@ static int shorter(dp_shrink_work *w, const char *key, int ax, int64_t unit) {
 static int fewer_heads(dp_shrink_work *w) {
     const int before = w->c->p.HV;
     for (int64_t hv = 1; hv < before && w->c->p.HV == before && !dp_shrink_spent(w); hv *= 2) {
-        char *text = strdup(w->laws);
+        char *text = dp_strdup(w->laws);
         set_number(&text, "H", 1);
         set_number(&text, "HV", hv);
         offer(w, text);

@@ -44,7 +44,7 @@ static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t
 static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t, int *any) {
     const double *x = *t->x;
     const int64_t n = dp_shrink_count(c, t);
-    int64_t shape[DP_SHRINK_MAX_AXES], others;
+    int64_t shape[DP_SHRINK_MAX_AXES] = {0}, others;
     int nd = 0;
     for (int i = 0; i < t->nax; i++) {
         const int64_t len = dp_shrink_length(c, t->ax[i]);
@@ -78,7 +78,7 @@ static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
     const int n = dp_shrink_tensors(c, t);
     dp_tensorfile f = {0};
     for (int i = 0; i < n; i++) {
-        int64_t shape[DP_SHRINK_MAX_AXES], len;
+        int64_t shape[DP_SHRINK_MAX_AXES] = {0}, len;
         int nd = 0;
         for (int d = 0; d < t[i].nax; d++) {
             len = dp_shrink_length(c, t[i].ax[d]);

@@ -107,6 +107,8 @@ static void hit_all(const walk *w) {
     if (w->hit) memset(w->hit, 1, (size_t)w->p->HV);
 }
 
+DP_NOT_SO("-Wanalyzer-null-argument") /* a walk has states */
+DP_NOT_SO("-Wanalyzer-null-dereference")
 static void hit_where(const walk *w, const double *a, const double *b) {
     const int64_t KV = (int64_t)w->p->K * w->p->V;
     for (int hv = 0; w->hit && hv < w->p->HV; hv++)
@@ -427,6 +429,7 @@ static void keep_conv(const walk *w, const slice *take, const dp_call_result *r)
         const int64_t n = v ? dp_conv_state_size(v) : 0;
         for (int q = 0; n && q < v->Nseq; q++)
             if (!idle(w, q) && take[q].n + take[q].m)
+                /* NOLINTNEXTLINE(*NonNullParamChecker): as there are convolutions */
                 memcpy(w->conv.of[i] + q * n, r->conv.of[i] + q * n, sizeof(double) * (size_t)n);
     }
 }

@@ -152,6 +152,7 @@ static double growth(const dp_bits *b, const double *e) {
     double sx = 0, sy = 0, sxx = 0, sxy = 0;
     const int n = b->npoint;
     for (int i = 0; i < n; i++) {
+        /* NOLINTNEXTLINE(*CallAndMessage): of each of npoint */
         const double x = dp_log(b->chunks[i]), y = dp_log(e[i]);
         sx += x;
         sy += y;

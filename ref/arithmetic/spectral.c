@@ -91,6 +91,7 @@ double dp_eigenvalue_up(int n, const double *G) {
         S[i] = ldexp(G[i], -exponent);
     memcpy(B, S, sizeof *B * (size_t)n * (size_t)n);
     const double top = row_sum_max(n, S) * (1 + n * 0x1p-52), guess = estimate(n, B, top);
+    /* NOLINTNEXTLINE(cert-flp30-c): powers of 2 */
     for (double slack = (n + 2) * 0x1p-52; isinf(up) && slack < 1; slack *= 4)
         up = proven(n, S, fabs(guess) * (1 + slack) + (n + 2) * 0x1p-60, B);
     free(S);

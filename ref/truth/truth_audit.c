@@ -68,6 +68,7 @@ static void column_problem(audit *u) {
 /* One number against one of MPFR, both with their radii. */
 static dp_status hold(audit *u, const char *name, const dp_ball *x, int64_t xi, const dp_ball *y,
                       int64_t yi, int64_t token) {
+    /* NOLINTNEXTLINE(*DivideZero): a ball has a width */
     const double rad = x->rad[xi / x->width] + y->rad[yi / y->width];
     const double off = fabs((double)(((ld)x->hi[xi] - y->hi[yi]) + ((ld)x->lo[xi] - y->lo[yi])));
     if (isinf(rad)) return DP_OK;

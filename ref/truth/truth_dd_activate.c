@@ -119,6 +119,7 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     if (!tr_decays(p, t)) no_gate(b, a, n, at);
     activate_beta(b, hv, a, t, at);
     const tr_dd_qk *q = &b->qk[i / dp_G(p)];
+    /* NOLINTNEXTLINE(clang-analyzer-core.VLASize): R is 1 to 64 */
     double beta[R];
     for (int64_t j = 0; j < R; j++)
         beta[j] = a->beta[(at * R + j) * 2];

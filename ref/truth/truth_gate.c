@@ -278,6 +278,7 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
 static void activate_writes(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a) {
     const dp_problem *p = r->p;
     const int64_t at = t * p->HV + hv;
+    /* NOLINTNEXTLINE(*VLASize): K is 1 to 65,536 */
     double size[p->K];
     for (int i = 0; i < p->K; i++) {
         mpfr_ptr e = mp_at(a->erasing, t * p->K + i);
@@ -298,6 +299,7 @@ static void negate_reads(const tr_run *r, int hv, int64_t t, tr_head *a) {
     const double *lr_a = r->p->lr_a + (t * r->p->HV + hv) * K;
     for (int64_t i = 0; i < K; i++)
         mpfr_set_d(mp_at(a->erasing, t * K + i), -lr_a[i], MPFR_RNDN);
+    /* NOLINTNEXTLINE(*NullDereference): of DPLR, which has them */
     a->erasing_norm[t * r->p->R] = tr_norm_up(lr_a, K);
 }
 

@@ -305,7 +305,7 @@ static int says_formats_alone(const dp_design *d) {
 }
 
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
-    char *words = strdup(text);
+    char *words = dp_strdup(text);
     dp_status st = DP_OK;
     *d = dp_design_of(base);
     for (char *w = words, *next; w && *w && !st; w = next) {

@@ -48,6 +48,11 @@ void *dp_alloc(size_t n, size_t size) {
                   size);
 }
 
+char *dp_strdup(const char *s) {
+    const size_t n = strlen(s) + 1;
+    return memcpy(dp_alloc(n, 1), s, n);
+}
+
 void *dp_calloc(size_t n, size_t size) {
     const size_t large = 1 << 26, page = 1 << 21;
     void *x = or_die(calloc(n ? n : 1, size ? size : 1), n, size);
@@ -55,6 +60,7 @@ void *dp_calloc(size_t n, size_t size) {
                                 refused, nothing is lost */
         const uintptr_t from = ((uintptr_t)x + page - 1) / page * page,
                         to = ((uintptr_t)x + n * size) / page * page;
+        /* NOLINTNEXTLINE(performance-no-int-to-ptr): whole pages */
         madvise((void *)from, to - from, MADV_HUGEPAGE);
     }
     return x;
@@ -77,6 +83,7 @@ double *dp_copy(const double *x, int64_t n) {
     return y;
 }
 
+DP_NOT_SO("-Wanalyzer-malloc-leak") /* arrays lie in the problem */
 void dp_problem_alloc(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_fields[i].role == DP_ROLE_REQUIRED && dp_input_belongs(p, i))

@@ -57,11 +57,20 @@ typedef struct {
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* What gcc -fanalyzer says of the rest of a file and is not so; the reason stands beside it. */
+#if defined __GNUC__ && __GNUC__ >= 12 && !defined __clang__ && !defined __cplusplus
+#define DP_PRAGMA(X) _Pragma(#X)
+#define DP_NOT_SO(WARNING) DP_PRAGMA(GCC diagnostic ignored WARNING)
+#else
+#define DP_NOT_SO(WARNING)
+#endif
+
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
  * when memory is out. */
 void *dp_calloc(size_t n, size_t size);
 int64_t dp_memory_bytes(void);               /* of this machine */
 void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
+char *dp_strdup(const char *s);              /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 

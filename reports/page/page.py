@@ -331,7 +331,7 @@ def case_verdict(counts: dict[str, int]) -> str:
 def run_label(run: Run) -> str:
     """8 ranks, bf16 / tf32rz: base and chain; the merge order only when it is not all-gather, the
     backend only when it is not the simulation."""
-    names = [v for k, v in run["policy"].items() if (k, v) != ("merge", "allgather")]
+    names = [v for k, v in run["policy"].items() if v and (k, v) != ("merge", "allgather")]
     if run.get("backend") not in (None, "sim"):
         names.append(run["backend"])
     ranks = plural(run["ranks"], "rank") + ", " if run["op"] not in NO_RANKS else ""
