@@ -209,10 +209,10 @@ static int judge(options *o, const char *command) {
         say_why(o, &q, &c, &runs.run[0], &said);
     }
     rec.seconds = dp_now() - t0;
-    /* NOLINTNEXTLINE(*StackAddressEscape): nobody reads the options' notes after this */
     const int rc = dp_record_finish(&o->of, &rec);
     if (rec.ncase) dp_case_free(&c);
     dp_runs_free(&runs);
+    /* NOLINTNEXTLINE(*StackAddressEscape): nobody reads the options' notes after this */
     return rc;
 }
 

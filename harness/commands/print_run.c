@@ -22,6 +22,7 @@ static const dp_judgement *closest_to_bound(const dp_run *r) {
 /* The error common to a whole tensor, over its norm, from which on it would have failed; NAN: not
  * known. */
 static double sees(const dp_judgement *t) {
+    /* NOLINTNEXTLINE(*NullDereference): a run has its tensors */
     const double drawn = t->expected.at[DP_LEVEL_TENSOR].limit * t->expected.expected;
     const double expected = isnan(t->expected.excess) ? NAN : drawn;
     return fmin(expected, t->bound); /* of a number and NAN the number */
