@@ -10,7 +10,8 @@
  *            stored between two kernels (design inputs=stored) its rounding more;
  *            where the row x was itself computed, its y and rstd are each off by at most
  *              |error of x| / |x| more: 8 times that
- *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|);
+ *   gate     entrywise |dg/dx| (D + relative error of dg/dx |dg|), and what underflows (tiny), as
+ *            slopes of saturated gates and betas do;
  *   erase o k, write o v   dk gets erase o (its gradient), derase = k o (it); dv, dwrite likewise:
  *              D times the other factor's square, that factor's error and u of the product more
  *   beta     z s(1-s) D + 6 u z s |dbeta|    (1 - s cancels when s ~ 1)
@@ -40,9 +41,11 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
             d += dp_pw(r, dp_sum_error(r, K) * a);
         }
         const dp_gate_error ge = dp_error_bound_gate(p, t, hv, c, r->u);
-        const double x = dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v);
+        const double x =
+            dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v) + dp_pw(r, r->tiny);
         const double y = dp_pw(r, ge.dA) * d + dp_pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) +
-                         (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0);
+                         (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0) +
+                         dp_pw(r, r->tiny);
         const double z = x + dp_pw(r, r->us * ge.dx * v);
         row += r->p == 2 ? z : z * z;
         pa->A[hv] += y;
@@ -175,7 +178,8 @@ static double beta_error(const group_work *x, int i, int64_t row) {
     if (p->beta_form != DP_BETA_PLAIN) {
         const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1,
                      sg = dp_error_bound_sigmoid(p->beta[row]);
-        db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val);
+        db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val) +
+             dp_pw(r, r->tiny);
         val *= zf * sg * (1 - sg);
     }
     return dp_error_bound_final(r, db + dp_pw(r, r->us * val));

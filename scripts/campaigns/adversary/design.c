@@ -226,6 +226,7 @@ int design_declares(const design *d, char *text, size_t size) {
     if (d->decays) word[n++] = d->decays == FP16 ? "decays=fp16" : "decays=bf16";
     if (d->inputs) word[n++] = "inputs=stored";
     if (d->scores) word[n++] = "scores=gated";
+    if (d->chunk && bf16 && d->inverse == MERGED) word[n++] = "inverse=merged";
     if (d->scored) word[n++] = "keys=scored";
     if (d->chunk && !bf16 && d->inverse != SUBSTITUTION) word[n++] = "inverse=product";
     if (d->chunk && bf16 && d->inverse == SUBSTITUTION) word[n++] = "inverse=solve";
