@@ -5,10 +5,17 @@ entries is NaN, so that an entry which is read from outside of it shows in the r
     strided      heads are slices of a wider tensor, as q k v of one projection are
     offset       the array begins one row behind the begin of its memory
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
+
+Where it is asked for by name:
+
+    far          the last token lies more than 2^31 entries behind the first: offsets of 32 bits
+                 wrap, into zeros. Memory of a CPU is reserved alone; on a device a tensor takes
+                 4 GiB in bf16, 8 in fp32. A function that copies its inputs first passes.
 """
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
@@ -16,15 +23,21 @@ import numpy as np
 from .tensors import is_torch
 
 LAYOUTS = ("contiguous", "strided", "offset", "unaligned")
+FAR = "far"
 TAIL = 64  # entries of NaN behind the end
+WRAPS = 2**31
+NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python names from 3.13 on
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> list[int]:
     """In entries. strided: between rows of the last axis three times what they need."""
     wide = 3 if layout == "strided" and len(shape) > 1 else 1
     out, step = [1] * len(shape), 1
+    longest = next((i for i, n in enumerate(shape) if n > 1), None)
     for i in reversed(range(len(shape))):
         out[i] = step
+        if layout == FAR and i == longest:
+            out[i] = max(step, WRAPS // (shape[i] - 1) + 1)
         step *= shape[i] * (wide if i == len(shape) - 1 else 1)
     return out
 
@@ -38,13 +51,15 @@ def _first(shape: tuple[int, ...], layout: str) -> int:
 
 def arrange(x: Any, layout: str) -> Any:
     """The same numbers in that layout, on the same device."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout {layout}: must be one of {' '.join(LAYOUTS)}")
+    if layout not in (*LAYOUTS, FAR):
+        raise ValueError(f"layout {layout}: must be one of {' '.join((*LAYOUTS, FAR))}")
     shape = tuple(x.shape)
     if not shape or 0 in shape:
         return x
     strides, first = _strides(shape, layout), _first(shape, layout)
     size = first + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
+    if layout == FAR and (not is_torch(x) or x.device.type == "cpu"):
+        return _reserved(x, shape, strides)
     if is_torch(x):
         return _torch_array(x, shape, strides, first, size)
     memory = np.full(size, np.nan, x.dtype)
@@ -55,8 +70,28 @@ def arrange(x: Any, layout: str) -> Any:
     return view
 
 
+def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
+    """Behind 2^31 entries that offsets below 0 reach; pages that nobody touches take no memory."""
+    size = x.element_size() if is_torch(x) else x.dtype.itemsize
+    entries = WRAPS + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+    memory = np.frombuffer(mmap.mmap(-1, entries * size, flags), np.uint8)
+    if is_torch(x):
+        import torch
+
+        view = torch.from_numpy(memory).view(x.dtype).as_strided(shape, strides, WRAPS)
+        view.copy_(x)
+        return view
+    view = np.lib.stride_tricks.as_strided(
+        memory.view(x.dtype)[WRAPS:], shape, [s * size for s in strides]
+    )
+    view[...] = x
+    return view
+
+
 def _torch_array(x: Any, shape: tuple[int, ...], strides: list[int], first: int, size: int) -> Any:
-    memory = x.new_full((size,), float("nan"))
+    far = size > WRAPS
+    memory = x.new_zeros((size,)) if far else x.new_full((size,), float("nan"))
     view = memory.as_strided(shape, strides, first)
     view.copy_(x)
     return view

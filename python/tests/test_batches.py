@@ -1,6 +1,7 @@
 """Functions with an axis of batch: sequences of one length are its rows, and sequences of any
 lengths where the function takes a mask."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,26 @@ def test_the_call_that_leaves_a_wrong_state_is_named(tokens: int, call: int) -> 
     found = deltaproof.run(swaps, "gdn-pieces", **OWN)
     says = f"call {call} is the first that leaves a wrong state: sequence 0, head 0"
     assert found.status == 1 and says in found.text, found.text
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_an_offset_of_32_bits_wraps_in_a_far_layout(bits: int) -> None:
+    """mamba#884, #1015, vllm#35275."""
+    row = right("kda")
+
+    def by_offsets(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float) -> Any:
+        start, item = v.ctypes.data, v.itemsize
+        taken = np.empty(v.shape, v.dtype)
+        for t in range(len(v)):
+            offset = (t * v.strides[0] // item + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+            at = (ctypes.c_char * (v[t].size * item)).from_address(start + offset * item)
+            taken[t] = np.frombuffer(at, v.dtype).reshape(v[t].shape)
+        form = {"gate": "log", "beta_form": "plain", "l2norm": False}
+        return row(q, k, taken, g, scale, lower_bound=0, beta=beta, **form)["o"]
+
+    own = {**OWN, "models": ("kda",), "outputs": ("o",), "layouts": ("offset", "far")}
+    found = deltaproof.run(by_offsets, "beta-zero", **own)
+    assert found.layouts == {"offset": "pass", "far": "pass" if bits == 64 else "fail"}
 
 
 ROW = (*TOKENS, "scale", "gate", "beta_form", "l2norm", "A_log", "dt_bias", "cu_seqlens")
