@@ -36,6 +36,7 @@ def test_a_card_says_where_each_failing_tensor_begins_to_fail(tmp_path: Path) ->
     assert f"{other} fails, too" in said, said
     assert "shape T 200" in said and "base fp32" in said
     assert " Findings " not in said, "an empty heading"
+    assert "/ undeclared / file" in said, "a label of a run with an empty word"
 
 
 def test_the_mistake_that_fits_stands_in_the_page(tmp_path: Path) -> None:
