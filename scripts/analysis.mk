@@ -28,8 +28,8 @@ analyze:                       ## gcc -fanalyzer on ref and harness
 coverage: setup                ## what the tests run of ref and harness (FILTER; gcovr)
 	@$(GCOVR) --version >/dev/null
 	+@$(MAKE) --no-print-directory -s -j$(JOBS) GPU=0 BUILD=$(BASE)/coverage \
-	    CFLAGS='-O1 -g --coverage' $(BASE)/coverage/deltaproof $(BASE)/coverage/bridge.so \
-	    $(BASE)/coverage/dp-test
+	    CFLAGS='-O1 -g --coverage' LDFLAGS='$(LDFLAGS) --coverage' \
+	    $(addprefix $(BASE)/coverage/,deltaproof bridge.so dp-test)
 	@find $(BASE)/coverage -name '*.gcda' -delete
 	@$(run_env) DP_PROGRAM="$$(realpath $(BASE)/coverage/deltaproof)" \
 	    DP_CASES="$$(realpath $(CASES))" scripts/shards $(SHARDS) $(BASE)/coverage/dp-test \
