@@ -46,6 +46,7 @@ static void ring_message(dp_sim *s, int backward, int r, double *all, dp_sim_rin
     for (int hv = 0; hv < HV; hv++) {
         double *S = comes ? dp_copy(all + hv * KV, KV) : NULL;
         step(s, backward, r, hv, &S);
+        /* NOLINTNEXTLINE(*NonNullParamChecker): a step leaves a state */
         if (goes) memcpy(all + hv * KV, S, sizeof(double) * (size_t)KV);
         free(S);
     }
