@@ -31,8 +31,8 @@ void dp_gated_forward(dp_chunk *ch);
 /* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], dk read and dk write [n][K], and
  * of the adjoint of gcum, dgam [c][K]. Where operands are stored in bf16 or fp16, an adjoint is
  * multiplied by the rounded operand, so that a pair of tokens cancels in the reverse sum of dg
- * (math.md f), as our k_grad does. Where products round fp32 operands (tf32) it is multiplied by the
- * row itself, as FLA does: one rounding of a pair stays. */
+ * (math.md f), as our k_grad does. Where products round fp32 operands (tf32) it is multiplied by
+ * the row itself, as FLA does: one rounding of a pair stays. */
 typedef struct {
     const double *dL, *dP;
     double *dq, *dk_read, *dk_write, *dgam;
