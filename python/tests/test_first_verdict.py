@@ -112,7 +112,7 @@ def halves(x: Arrays) -> np.ndarray:
 @pytest.mark.parametrize(
     ("words", "make", "other"),
     [
-        ("o is exactly sqrt(K) too large", lambda x: 4 * o_of(x), {}),
+        ("passes with scale=1: q is not multiplied", lambda x: 4 * o_of(x), {}),
         ("o is one token late", lambda x: np.roll(o_of(x), 1, 0), {}),
         ('beta="plain": as if beta were not sigmoided', o_of, {"beta": "sigmoid"}),
         ('beta="sigmoid"', lambda x: o_of(x | {"beta": sigmoid(x["beta"])}), {}),
