@@ -3,21 +3,23 @@
  * first of them writes. */
 #include "token/token.cuh"
 
-static const Rule rules[DP_NMODELS] = {
-    {DP_BY_BETA, DECAYED, 0},      /* DP_GDN */
-    {DP_BY_BETA, DECAYED, 0},      /* DP_KDA */
-    {DP_BY_BETA, DECAYED, 0},      /* DP_MKDA */
-    {DP_BY_GATES, DECAYED, 1},     /* DP_GDN2 */
-    {DP_BY_NOTHING, DECAYED, 1},   /* DP_GLA */
-    {DP_BY_NOTHING, DECAYED, 1},   /* DP_SSD */
-    {DP_BY_BETA, IN_TURN, 0},      /* DP_DELTAPRODUCT */
-    {DP_BY_FACTORS, UNDECAYED, 2}, /* DP_DPLR */
-};
+#define ROW(ID, NAME, ONE_GATE, MANY_KEYS, TURNS, BY) {BY, TURNS},
+static const struct {
+    dp_strength by;
+    int in_turn;
+} rows[DP_NMODELS] = {DP_RECURRENCES(ROW)};
 
-Rule token_rule(dp_model m) { return rules[m]; }
-int token_keys(const dpg_problem *p) { return rules[p->model].keys ? rules[p->model].keys : p->R; }
-int token_erases(dp_model m) { return rules[m].strength != DP_BY_NOTHING; }
-int token_alone(dp_model m) { return rules[m].strength != DP_BY_BETA || rules[m].reads != DECAYED; }
+Rule token_rule(dp_model m) {
+    dp_strength by = rows[m].by;
+    Reads reads = by == DP_BY_FACTORS ? UNDECAYED : rows[m].in_turn ? IN_TURN : DECAYED;
+    return {by, reads, by == DP_BY_BETA ? 0 : by == DP_BY_FACTORS ? 2 : 1};
+}
+int token_keys(const dpg_problem *p) {
+    int n = token_rule(p->model).keys;
+    return n ? n : p->R;
+}
+int token_erases(dp_model m) { return rows[m].by != DP_BY_NOTHING; }
+int token_alone(dp_model m) { return rows[m].by != DP_BY_BETA || rows[m].in_turn; }
 
 Token token_of(const Call &c) {
     Token a = {};

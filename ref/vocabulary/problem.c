@@ -14,14 +14,8 @@
 #include <unistd.h>
 
 const dp_model_info dp_models[DP_NMODELS] = {
-    [DP_GDN] = {"gdn", .one_gate = 1},
-    [DP_KDA] = {"kda"},
-    [DP_MKDA] = {"mkda", .many_keys = 1},
-    [DP_GDN2] = {"gdn2", .strength = DP_BY_GATES},
-    [DP_GLA] = {"gla", .strength = DP_BY_NOTHING},
-    [DP_SSD] = {"ssd", .one_gate = 1, .strength = DP_BY_NOTHING},
-    [DP_DELTAPRODUCT] = {"gated-deltaproduct", .one_gate = 1, .many_keys = 1, .in_turn = 1},
-    [DP_DPLR] = {"dplr", .strength = DP_BY_FACTORS}};
+#define ROW(ID, ...) [ID] = {__VA_ARGS__},
+    DP_RECURRENCES(ROW)};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
@@ -52,6 +46,8 @@ char *dp_strdup(const char *s) {
     const size_t n = strlen(s) + 1;
     return memcpy(dp_alloc(n, 1), s, n);
 }
+
+void *dp_realloc(void *x, size_t bytes) { return or_die(realloc(x, bytes), bytes, 1); }
 
 void *dp_calloc(size_t n, size_t size) {
     const size_t large = 1 << 26, page = 1 << 21;

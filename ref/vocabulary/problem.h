@@ -71,19 +71,27 @@ void *dp_calloc(size_t n, size_t size);
 int64_t dp_memory_bytes(void);               /* of this machine */
 void *dp_alloc(size_t n, size_t size);       /* the same, holding anything */
 char *dp_strdup(const char *s);              /* likewise */
+void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
+/* The recurrences, a row each. one_gate: a head has one gate, which its channels share; many_keys:
+ * R keys a token, else one; in_turn: each key of a token reads what those before it left, else all
+ * the same. Who needs something else of each (gpu/token/activate.cu) makes it of these rows. */
+#define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, in_turn, strength) */ \
+    X(DP_GDN, "gdn", 1, 0, 0, DP_BY_BETA)                                           \
+    X(DP_KDA, "kda", 0, 0, 0, DP_BY_BETA)                                           \
+    X(DP_MKDA, "mkda", 0, 1, 0, DP_BY_BETA)                                         \
+    X(DP_GDN2, "gdn2", 0, 0, 0, DP_BY_GATES)                                        \
+    X(DP_GLA, "gla", 0, 0, 0, DP_BY_NOTHING)                                        \
+    X(DP_SSD, "ssd", 1, 0, 0, DP_BY_NOTHING)                                        \
+    X(DP_DELTAPRODUCT, "gated-deltaproduct", 1, 1, 1, DP_BY_BETA)                   \
+    X(DP_DPLR, "dplr", 0, 0, 0, DP_BY_FACTORS)
 typedef enum {
-    DP_GDN,
-    DP_KDA,
-    DP_MKDA,
-    DP_GDN2,
-    DP_GLA,
-    DP_SSD,
-    DP_DELTAPRODUCT,
-    DP_DPLR,
-    DP_NMODELS
+#define DP_ID(ID, ...) ID,
+    DP_RECURRENCES(DP_ID)
+#undef DP_ID
+        DP_NMODELS
 } dp_model;
 /* their names, in their order, for case files */
 #define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd|gated-deltaproduct|dplr"
@@ -96,9 +104,7 @@ typedef enum {
 } dp_strength;
 typedef struct {
     const char *name;
-    int one_gate;  /* 1: a head has one gate, which its channels share */
-    int many_keys; /* 1: R keys a token, else one */
-    int in_turn;   /* 1: each key of a token reads what those before it left, else all the same */
+    int one_gate, many_keys, in_turn;
     dp_strength strength;
 } dp_model_info;
 extern const dp_model_info dp_models[DP_NMODELS];
