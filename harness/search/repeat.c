@@ -1,5 +1,6 @@
 /* Runs compared bit for bit with the run before (repeat.h). */
 #include "repeat.h"
+#include "harness/simulated/stage_tensor.h"
 
 #include <stdlib.h>
 #include <xxhash.h>
@@ -17,34 +18,24 @@ static void mix_tokens(uint64_t *h, const double *x, int64_t a, int64_t b, int h
 
 static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t step) {
     const dp_chunk *c = dp_sim_chunk(s, g, hv);
-    const int64_t cK = (int64_t)c->c * c->K, nK = (int64_t)c->n * c->K, nV = (int64_t)c->n * c->V,
-                  nn = (int64_t)c->n * c->n, KV = (int64_t)c->K * c->V;
-    const struct {
-        dp_stage s;
-        const double *x;
-        int64_t n;
-    } a[] = {{DP_STAGE_INTRA, c->gcum, cK},
-             {DP_STAGE_INTRA, c->L, nn},
-             {DP_STAGE_INTRA, c->Aqk, (int64_t)c->c * c->n},
-             {DP_STAGE_SOLVE, c->Akk, nn},
-             {DP_STAGE_WY, c->eC, c->K},
-             {DP_STAGE_WY, c->kg, nK},
-             {DP_STAGE_WY, c->qg, cK},
-             {DP_STAGE_WY, c->w, nK},
-             {DP_STAGE_WY, c->u, nV},
-             {DP_STAGE_STATE_FWD, c->h, KV},
-             {DP_STAGE_STATE_FWD, c->v_new, nV},
-             {DP_STAGE_DAV, c->dv_local, nV},
-             {DP_STAGE_STATE_BWD, c->dh, KV},
-             {DP_STAGE_STATE_BWD, c->dv_new, nV}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        mix(&h[a[i].s * step], a[i].x, a[i].n);
+    mix(&h[DP_STAGE_INTRA * step], c->L, (int64_t)c->n * c->n);
+    mix(&h[DP_STAGE_WY * step], c->eC, c->K);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        int per;
+        int64_t width, stride, used;
+        const dp_stage_tensor_info *x = &dp_stage_tensors[i];
+        if (x->kind == DP_PER_RANK) continue;
+        dp_stage_tensor_token_row(s->p, i, &per, &width);
+        dp_stage_tensor_columns(c, i, 0, width, &stride, &used);
+        mix(&h[x->made_by * step], dp_stage_tensor_in_chunk(c, i),
+            x->kind == DP_PER_CHUNK ? (int64_t)c->K * c->V : c->c * per * stride);
+    }
 }
 
 static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t step) {
     const dp_problem *p = s->p;
     const int64_t a = s->ctx[r].a, b = s->ctx[r].b, K = p->K, RK = (int64_t)dp_rows(p) * p->K,
-                  RV = (int64_t)dp_rows(p) * p->V, factors = dp_by_factors(p);
+                  RV = (int64_t)dp_rows(p) * p->V;
     const int Kg = dp_Kg(p), q = hv / dp_G(p);
     const struct {
         dp_stage s;
@@ -57,40 +48,36 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
              {DP_STAGE_GATE, s->beta, p->HV, hv, dp_rows(p)},
              {DP_STAGE_GATE, s->erasing, p->HV, hv, RK},
              {DP_STAGE_GATE, s->values, p->HV, hv, RV},
-             {DP_STAGE_OUTPUT, s->out.o, p->HV, hv, p->V},
              {DP_STAGE_WY_BWD, s->values ? s->dvalues : s->out.dv, p->HV, hv, RV},
              {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, RK},
              {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, dp_rows(p)},
              {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
              {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
-             {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg},
-             {DP_STAGE_GATE_BWD, s->out.dq, p->H, q, K},
-             {DP_STAGE_GATE_BWD, s->out.dk, p->H, q, factors ? K : RK},
-             {DP_STAGE_GATE_BWD, s->out.dg, p->HV, hv, Kg},
-             {DP_STAGE_GATE_BWD, s->out.dbeta, p->HV, hv, p->R},
-             {DP_STAGE_GATE_BWD, s->out.derase, p->HV, hv, K},
-             {DP_STAGE_GATE_BWD, s->out.dlr_a, p->HV, hv, K},
-             {DP_STAGE_GATE_BWD, s->out.dlr_b, p->HV, hv, K},
-             {DP_STAGE_GATE_BWD, s->out.dwrite, p->HV, hv, p->V},
-             {DP_STAGE_GATE_BWD, s->values ? s->out.dv : NULL, p->HV, hv, p->V}};
+             {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg}};
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         mix_tokens(&h[t[i].s * step], t[i].x, a, b, t[i].heads, t[i].head, t[i].w);
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const int heads = dp_result_heads(p, i);
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        const double *x = *dp_result_at((dp_result *)&s->out, i);
+        if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
+        mix_tokens(&h[(i == DP_RESULT_O ? DP_STAGE_OUTPUT : DP_STAGE_GATE_BWD) * step], x, a, b,
+                   heads, heads == p->H ? q : hv, rows / p->T / heads * width);
+    }
 }
 
 uint64_t *dp_fingerprint(const dp_sim *s) {
     const dp_problem *p = s->p;
     const int HV = p->HV, Kg = dp_Kg(p);
-    const int64_t step = (int64_t)s->N * HV, KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
+    const int64_t step = (int64_t)s->N * HV;
     uint64_t *h = dp_calloc((size_t)(DP_NSTAGES * step), sizeof *h);
     for (int64_t i = 0; i < step; i++) {
         const int hv = (int)(i % HV);
         token_stages(s, (int)(i / HV), hv, h + i, step);
-        mix(&h[DP_STAGE_PRE_FWD * step + i], s->M[i], KK);
-        mix(&h[DP_STAGE_PRE_FWD * step + i], s->H[i], KV);
-        mix(&h[DP_STAGE_MERGE_FWD * step + i], s->S_in[i], KV);
-        mix(&h[DP_STAGE_PRE_BWD * step + i], s->dM[i], KK);
-        mix(&h[DP_STAGE_PRE_BWD * step + i], s->dH[i], KV);
-        mix(&h[DP_STAGE_MERGE_BWD * step + i], s->dS_out[i], KV);
+        for (int x = 0; x < DP_RANK_TENSORS; x++)
+            mix(&h[dp_stage_tensors[dp_rank_stages[x]].made_by * step + i],
+                dp_sim_rank_list(s, x)[i], dp_rank_width(p, x));
         if (i < HV && s->out.dA_log) mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.dA_log + hv, 1);
         if (i < HV && s->out.ddt_bias)
             mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.ddt_bias + hv * Kg, Kg);
