@@ -72,8 +72,7 @@ static int list_processes(process **list) {
     for (struct dirent *x = readdir(d); x; x = readdir(d)) {
         if (n == room) {
             room = room ? 2 * room : 256;
-            *list = realloc(*list, sizeof **list * (size_t)room);
-            if (!*list) abort();
+            *list = dp_realloc(*list, sizeof **list * (size_t)room);
         }
         n += read_process(x->d_name, &(*list)[n]);
     }

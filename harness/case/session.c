@@ -45,8 +45,7 @@ static dp_status read_call(const char *word, int64_t *times, dp_session_call *c,
 static dp_status add(dp_session *s, int64_t times, dp_session_call c, dp_err *e) {
     if (s->n + times > DP_SESSION_MOST_CALLS)
         return dp_fail(e, DP_EINPUT, "more than %d calls", DP_SESSION_MOST_CALLS);
-    s->call = realloc(s->call, sizeof *s->call * (size_t)(s->n + times));
-    if (!s->call) abort();
+    s->call = dp_realloc(s->call, sizeof *s->call * (size_t)(s->n + times));
     for (int64_t i = 0; i < times; i++)
         s->call[s->n++] = c;
     return DP_OK;

@@ -24,8 +24,7 @@ static void put_paths(struct dp_command *c, int appended) {
     for (int i = 0; i < c->nword; i++)
         c->word[i] = with_paths(c, c->word[i]);
     if (!appended) return;
-    c->word = realloc(c->word, sizeof *c->word * (size_t)(c->nword + 2));
-    if (!c->word) abort();
+    c->word = dp_realloc(c->word, sizeof *c->word * (size_t)(c->nword + 2));
     c->word[c->nword++] = dp_strdup(c->in);
     c->word[c->nword++] = dp_strdup(c->out);
 }

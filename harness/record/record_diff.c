@@ -52,8 +52,7 @@ static double noise_of(const diff *d, const char *id, const char *name, const js
 static void add_move(diff *d, move m) {
     if (d->nmove == d->room) {
         d->room = d->room ? 2 * d->room : 64;
-        d->move = realloc(d->move, sizeof *d->move * (size_t)d->room);
-        if (!d->move) abort();
+        d->move = dp_realloc(d->move, sizeof *d->move * (size_t)d->room);
     }
     m.worse = m.by > dp_log(d->q->worse);
     d->move[d->nmove++] = m;

@@ -30,8 +30,7 @@ static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
         d[i] = m->got[i] - m->want[i];
     const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, m->want);
     const dp_truth_rank *t = &sp->at[m->rank * p->HV];
-    run->point = realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
-    if (!run->point) abort();
+    run->point = dp_realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
     run->point[run->npoint++] =
         (dp_chain_point){.rank = m->rank,
                          .chunks = m->chunks,

@@ -135,8 +135,7 @@ dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, 
  * that is another, -1: none. Returned for the words of its failure, with which it is to speak for
  * the run: what others say follows from it. */
 static dp_judgement *dp_judge_bits(const dp_compare_in *in, int64_t first, dp_run *r) {
-    r->tensor = realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + 1));
-    if (!r->tensor) abort();
+    r->tensor = dp_realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + 1));
     dp_judgement *t = &r->tensor[r->ntensor++];
     dp_compare(in, t);
     t->verdict = first < 0 ? DP_PASS : DP_FAIL;

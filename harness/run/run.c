@@ -15,8 +15,7 @@ int dp_case_is_exact(const dp_case *c) {
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
     if (r->n == r->cap) {
         r->cap = r->cap ? 2 * r->cap : 16;
-        r->run = realloc(r->run, sizeof *r->run * (size_t)r->cap);
-        if (!r->run) abort();
+        r->run = dp_realloc(r->run, sizeof *r->run * (size_t)r->cap);
     }
     dp_run *x = &r->run[r->n++];
     *x = (dp_run){.case_name = dp_strdup(c->name),
@@ -35,8 +34,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
 void dp_runs_move(dp_runs *to, dp_runs *from) {
     if (to->n + from->n > to->cap) {
         to->cap = 2 * (to->n + from->n);
-        to->run = realloc(to->run, sizeof *to->run * (size_t)to->cap);
-        if (!to->run) abort();
+        to->run = dp_realloc(to->run, sizeof *to->run * (size_t)to->cap);
     }
     if (from->n) memcpy(to->run + to->n, from->run, sizeof *to->run * (size_t)from->n);
     to->n += from->n;

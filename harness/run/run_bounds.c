@@ -49,8 +49,7 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
     char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
     if (sp->first_of_call) { /* cuts chunks */
         const size_t T = (size_t)sp->c->p.T;
-        all = realloc(all, size + T);
-        if (!all) abort();
+        all = dp_realloc(all, size + T);
         memcpy(all + size, sp->first_of_call, T);
         size += T;
     }

@@ -16,8 +16,7 @@ static int steady(dp_bisect_work *w, int n, const double *got) {
     if (w->first[w->stage].n == w->first[w->stage].cap) {
         w->first[w->stage].cap = w->first[w->stage].cap ? 2 * w->first[w->stage].cap : 1024;
         w->first[w->stage].hash =
-            realloc(w->first[w->stage].hash, sizeof h * (size_t)w->first[w->stage].cap);
-        if (!w->first[w->stage].hash) abort();
+            dp_realloc(w->first[w->stage].hash, sizeof h * (size_t)w->first[w->stage].cap);
     }
     w->first[w->stage].hash[w->first[w->stage].n++] = h;
     return 1;

@@ -212,8 +212,7 @@ static int ask(search *q, const dp_policy *pol) {
     dp_sim_run(&s, chain, rq->merge, rq->backward);
     const int pass = judge(q, &s);
     dp_sim_free(&s);
-    q->list = realloc(q->list, sizeof *q->list * (size_t)(q->nasked + 1));
-    if (!q->list) abort();
+    q->list = dp_realloc(q->list, sizeof *q->list * (size_t)(q->nasked + 1));
     q->list[q->nasked++] = (asked){*pol, pass};
     if (rq->progress) {
         fprintf(stderr, "\rpolicies tried: %d ", q->nasked);

@@ -16,8 +16,7 @@ static int of_tokens(const dp_problem *p, int input) {
 
 /* n more numbers behind the first `have`; from NULL: zeros. */
 static void append(double **x, int64_t have, const double *from, int64_t n) {
-    *x = realloc(*x, sizeof **x * (size_t)(have + n));
-    if (!*x) abort();
+    *x = dp_realloc(*x, sizeof **x * (size_t)(have + n));
     if (from)
         memcpy(*x + have, from, sizeof **x * (size_t)n);
     else

@@ -33,8 +33,7 @@ const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim
 }
 
 static dp_expectation *append(dp_expectations *e, const dp_claim *c, int set) {
-    e->known = realloc(e->known, sizeof *e->known * (size_t)(e->n + 1));
-    if (!e->known) abort();
+    e->known = dp_realloc(e->known, sizeof *e->known * (size_t)(e->n + 1));
     dp_expectation *k = &e->known[e->n++];
     *k = (dp_expectation){.claim = *c, .set = set};
     return k;
@@ -49,8 +48,7 @@ typedef struct {
 
 DP_NOT_SO("-Wanalyzer-malloc-leak") /* the text has the bytes */
 static void put(text *t, const void *x, size_t size) {
-    t->bytes = realloc(t->bytes, t->size + size + 1);
-    if (!t->bytes) abort();
+    t->bytes = dp_realloc(t->bytes, t->size + size + 1);
     memcpy(t->bytes + t->size, x, size);
     t->size += size;
 }
