@@ -1,5 +1,6 @@
 /* Runs compared bit for bit with the run before (repeat.h). */
 #include "repeat.h"
+#include "harness/simulated/ranks_stages.h"
 #include "harness/simulated/stage_tensor.h"
 
 #include <stdlib.h>
@@ -34,36 +35,25 @@ static void chunk_stages(const dp_sim *s, int g, int hv, uint64_t *h, int64_t st
 
 static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t step) {
     const dp_problem *p = s->p;
-    const int64_t a = s->ctx[r].a, b = s->ctx[r].b, K = p->K, RK = (int64_t)dp_rows(p) * p->K,
-                  RV = (int64_t)dp_rows(p) * p->V;
-    const int Kg = dp_Kg(p), q = hv / dp_G(p);
-    const struct {
-        dp_stage s;
-        const double *x;
-        int heads, head;
-        int64_t w;
-    } t[] = {{DP_STAGE_GATE, s->q, p->H, q, K},
-             {DP_STAGE_GATE, s->k, p->H, q, RK},
-             {DP_STAGE_GATE, s->g, p->HV, hv, Kg},
-             {DP_STAGE_GATE, s->beta, p->HV, hv, dp_rows(p)},
-             {DP_STAGE_GATE, s->erasing, p->HV, hv, RK},
-             {DP_STAGE_GATE, s->values, p->HV, hv, RV},
-             {DP_STAGE_WY_BWD, s->values ? s->dvalues : s->out.dv, p->HV, hv, RV},
-             {DP_STAGE_INTRA_BWD, s->derasing, p->HV, hv, RK},
-             {DP_STAGE_WY_BWD, s->dbeta, p->HV, hv, dp_rows(p)},
-             {DP_STAGE_INTRA_BWD, s->dq, p->H, q, K},
-             {DP_STAGE_INTRA_BWD, s->dk, p->H, q, RK},
-             {DP_STAGE_INTRA_BWD, s->dg, p->HV, hv, Kg}};
-    for (size_t i = 0; i < sizeof t / sizeof *t; i++)
-        mix_tokens(&h[t[i].s * step], t[i].x, a, b, t[i].heads, t[i].head, t[i].w);
+    const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+    const int q = hv / dp_G(p);
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++) {
+        const dp_sim_array_info *x = &dp_sim_arrays[i];
+        const int query = x->heads == DP_AXIS_H;
+        mix_tokens(&h[x->made_by * step], *dp_sim_array(s, i), a, b, query ? p->H : p->HV,
+                   query ? q : hv, dp_sim_array_width(s, i));
+    }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const int heads = dp_result_heads(p, i);
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         const double *x = *dp_result_at((dp_result *)&s->out, i);
         if (!x || dp_result_fields[i].kind != DP_OF_TOKENS) continue;
-        mix_tokens(&h[(i == DP_RESULT_O ? DP_STAGE_OUTPUT : DP_STAGE_GATE_BWD) * step], x, a, b,
-                   heads, heads == p->H ? q : hv, rows / p->T / heads * width);
+        const dp_stage by = i == DP_RESULT_O                  ? DP_STAGE_OUTPUT
+                            : i == DP_RESULT_DV && !s->values ? DP_STAGE_WY_BWD
+                                                              : DP_STAGE_GATE_BWD;
+        mix_tokens(&h[by * step], x, a, b, heads, heads == p->H ? q : hv,
+                   rows / p->T / heads * width);
     }
 }
 

@@ -29,8 +29,8 @@ static void activate_writes(dp_sim *s) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE];
     const int64_t rows = p->T * p->HV * dp_rows(p), ne = rows * p->K, nv = rows * p->V;
-    free(s->erasing);
-    free(s->values);
+    dp_sim_replace(&s->erasing, NULL);
+    dp_sim_replace(&s->values, NULL);
     dp_writes_new(p, &s->erasing, &s->values);
     if (!s->values) return;
     (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(p, 0, p->T, s->k,
@@ -47,18 +47,7 @@ void dp_sim_activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     const dp_base base = s->at[DP_STAGE_GATE];
-    free(s->q);
-    free(s->k);
-    free(s->g);
-    free(s->beta);
-    free(s->rstd_q);
-    free(s->rstd_k);
-    s->q = dp_doubles(nq);
-    s->k = dp_doubles(nk);
-    s->g = dp_doubles(p->T * p->HV * dp_Kg(p));
-    s->beta = dp_doubles(p->T * p->HV * dp_rows(p));
-    s->rstd_q = dp_doubles(p->T * p->H);
-    s->rstd_k = dp_doubles(p->T * p->H * dp_rows(p));
+    dp_sim_fresh(s, DP_STAGE_GATE);
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
                                                            s->rstd_q, s->rstd_k);
     const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);

@@ -188,8 +188,6 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
 
 void dp_sim_free(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
-    double *tokens[] = {s->q,      s->k,  s->g,  s->beta, s->rstd_q, s->erasing,  s->values,
-                        s->rstd_k, s->dq, s->dk, s->dg,   s->dbeta,  s->derasing, s->dvalues};
     if (s->heads) {
         dp_sim_free(&s->heads->sim);
         if (s->peers) dp_problem_free(&s->heads->p);
@@ -201,8 +199,8 @@ void dp_sim_free(dp_sim *s) {
             dp_chunk_free(&s->ch[i]);
     free_ranks(s);
     dp_result_free(&s->out);
-    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
-        free(tokens[i]);
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++)
+        free(*dp_sim_array(s, i));
     free(s->ch);
     if (s->p != s->given) dp_problem_free(&s->own); /* inputs that a fault replaced */
     *s = (dp_sim){0};

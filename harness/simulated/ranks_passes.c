@@ -295,23 +295,9 @@ void dp_sim_gate_bwd(dp_sim *s) {
     free(sums);
 }
 
-void dp_sim_alloc_grads(dp_sim *s) {
-    const dp_problem *p = s->p;
-    const struct {
-        double **x;
-        int64_t n;
-    } a[] = {{&s->dq, p->T * p->H * p->K},
-             {&s->dk, p->T * p->H * p->K * dp_rows(p)},
-             {&s->dg, p->T * p->HV * dp_Kg(p)},
-             {&s->dbeta, p->T * p->HV * dp_rows(p)},
-             {&s->derasing, s->values ? p->T * p->HV * dp_rows(p) * p->K : 0},
-             {&s->dvalues, s->values ? p->T * p->HV * dp_rows(p) * p->V : 0}};
-    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        if (a[i].n) dp_sim_replace(a[i].x, dp_doubles(a[i].n));
-}
-
 void dp_sim_all_grads(dp_sim *s) {
-    dp_sim_alloc_grads(s);
+    dp_sim_fresh(s, DP_STAGE_WY_BWD);
+    dp_sim_fresh(s, DP_STAGE_INTRA_BWD);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < s->ngroup; g++)
         grads(s, g);

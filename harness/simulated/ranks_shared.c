@@ -5,6 +5,37 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ARRAY(FIELD, STAGE, HEADS, KEYS, WIDTH, WRITES)                             \
+    {                                                                               \
+        offsetof(dp_sim, FIELD), DP_STAGE_##STAGE, DP_AXIS_##HEADS, DP_AXIS_##KEYS, \
+            DP_AXIS_##WIDTH, WRITES                                                 \
+    }
+const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS] = {
+    ARRAY(q, GATE, H, NONE, K, 0),           ARRAY(k, GATE, H, R, K, 0),
+    ARRAY(g, GATE, HV, NONE, KG, 0),         ARRAY(beta, GATE, HV, R, NONE, 0),
+    ARRAY(rstd_q, GATE, H, NONE, NONE, 0),   ARRAY(rstd_k, GATE, H, R, NONE, 0),
+    ARRAY(erasing, GATE, HV, R, K, 1),       ARRAY(values, GATE, HV, R, V, 1),
+    ARRAY(dq, INTRA_BWD, H, NONE, K, 0),     ARRAY(dk, INTRA_BWD, H, R, K, 0),
+    ARRAY(dg, INTRA_BWD, HV, NONE, KG, 0),   ARRAY(dbeta, WY_BWD, HV, R, NONE, 0),
+    ARRAY(derasing, INTRA_BWD, HV, R, K, 1), ARRAY(dvalues, WY_BWD, HV, R, V, 1),
+};
+
+int64_t dp_sim_array_width(const dp_sim *s, int i) {
+    const dp_sim_array_info *x = &dp_sim_arrays[i];
+    const int64_t rows = x->keys ? dp_rows(s->p) : 1;
+    return x->width ? rows * dp_problem_dims(s->p).of[x->width] : rows;
+}
+
+void dp_sim_fresh(dp_sim *s, dp_stage stage) {
+    const dp_problem *p = s->p;
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++) {
+        const dp_sim_array_info *x = &dp_sim_arrays[i];
+        if (x->made_by != stage || (x->writes && !s->values)) continue;
+        const int64_t heads = x->heads == DP_AXIS_H ? p->H : p->HV;
+        dp_sim_replace(dp_sim_array(s, i), dp_doubles(p->T * heads * dp_sim_array_width(s, i)));
+    }
+}
+
 static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
     const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
     double **f = &s->factor[(own * s->ngroup + gi) * s->p->HV + hv];

@@ -31,6 +31,22 @@ void dp_sim_wy(dp_sim *s, int gi, int hv);
 void dp_sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f);
 
 /* ranks_shared.c */
+/* The arrays of all tokens that a simulation holds, [T][heads][keys][width] each. */
+typedef struct {
+    size_t at; /* in dp_sim */
+    dp_stage made_by;
+    dp_axis heads, keys, width; /* H or HV; R, where each key has a row, or none; none: a number */
+    int writes; /* where tokens erase along other keys than they write (dp_sim.values) alone */
+} dp_sim_array_info;
+#define DP_NSIM_ARRAYS 14
+extern const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS];
+static inline double **dp_sim_array(const dp_sim *s, int i) {
+    return (double **)((char *)s + dp_sim_arrays[i].at);
+}
+/* Numbers of a token and head. */
+int64_t dp_sim_array_width(const dp_sim *s, int i);
+/* Zeros for what a stage makes. */
+void dp_sim_fresh(dp_sim *s, dp_stage stage);
 /* Does local sub-sequence sub of rank r begin with its sequence's first token? */
 int dp_sim_starts_here(const dp_sim *s, int r, int sub);
 /* Does it end with its sequence's last token? */
@@ -74,8 +90,6 @@ void dp_sim_dAv(dp_sim *s, int gi, int hv);
 void dp_sim_gate_bwd(dp_sim *s);
 /* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
 void dp_sim_activations_bwd(dp_sim *s, double *sums);
-/* Zeros for the gradients of activated inputs. */
-void dp_sim_alloc_grads(dp_sim *s);
 /* Stages wy_bwd and intra_bwd of all chunks. */
 void dp_sim_all_grads(dp_sim *s);
 /* Stage pre_bwd of all ranks: dM and dH. */
