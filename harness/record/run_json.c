@@ -1,5 +1,6 @@
 /* All that a run holds, one row each, and runs as JSON by these rows (run_json.h). */
 #include "run_json.h"
+#include "ref/chunk/chunk_gated.h"
 #include "run_id.h"
 #include "schema.h"
 
@@ -153,15 +154,17 @@ static const dp_record_field DESIGN[] = {ONE_OF(base, DP_NBASES),
                                          ONE_OF(dstate, DP_FP16 + 1),
                                          FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16),
                                          ONE_OF(decays, DP_FP16 + 1),
-                                         FLAG(gated),
+                                         COUNT(gated, DP_SCORES_TF32),
                                          FLAG(scored),
+                                         ONE_OF(anchor, DP_ANCHORS),
                                          COUNT(product, DP_INVERSE_MERGED),
                                          FLAG(fast_decays),
                                          FLAG(stored_inputs),
                                          FLAG(fold_beta),
                                          OBJECT(sending, SENDING_OF),
                                          COUNT(drop, DP_DROP_BITS_MOST),
-                                         COUNT(chunks, 2 * DP_CHUNK_MOST)};
+                                         COUNT(chunks, 2 * DP_CHUNK_MOST),
+                                         FLAG(undeclared)};
 static const dp_object_schema DESIGN_OF = SCHEMA("design", DESIGN);
 
 #undef S
