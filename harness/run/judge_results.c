@@ -124,6 +124,19 @@ static double cancelled(const dp_run *run) {
     return run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
 }
 
+/* What makes outputs and what training steps by is seen where it is 1.5 times too large. */
+static double seen_most(dp_result_id field) {
+    switch (field) {
+    case DP_RESULT_O:
+    case DP_RESULT_DQ:
+    case DP_RESULT_DK:
+    case DP_RESULT_DV:
+    case DP_RESULT_FINAL_STATE:
+    case DP_RESULT_DS0: return 1.5;
+    default: return 0;
+    }
+}
+
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
@@ -164,6 +177,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .unit = dp_base_roundoff(run->base),
                               .store = dp_run_storing(run, u),
                               .file_unit = u,
+                              .seen_most = seen_most(field),
                               .cancelled = field == DP_RESULT_DG ? cancelled(run) : 0,
                               .of_heads = kind == DP_OF_HEADS,
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};

@@ -44,7 +44,8 @@ static dp_design design_of_kernels(const dp_case *c, const dp_how *how, const dp
     if (res->tokens) d.chunk = 0;
     d.fast_decays = res->tokens || res->fast;
     if (!res->fast) return d;
-    d.gated = d.fold_beta = 1;
+    d.gated = DP_SCORES_PAIRED;
+    d.fold_beta = 1;
     d.chunk = DP_CHUNK / c->p.R;
     d.stored_inputs = !inputs_are_bf16(c, how->base);
     return d;

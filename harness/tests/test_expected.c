@@ -219,17 +219,17 @@ DP_TEST(expected, draws_round_where_the_design_does) {
 }
 
 /* A pair of tokens cancels in the reverse sum of dg where both its terms are one product. */
-DP_TEST(expected, pairs_of_gated_scores_cancel_in_dg) {
+DP_TEST(expected, pairs_of_scores_cancel_in_dg) {
     const char *strong = "op = kda\nT = 128\nK = 64\nV = 64\nkeys = correlated\nl2norm = yes\n"
                          "beta_lo = 0.9\nbeta_hi = 1\ng_scale = 0.5\ndtype = bf16\n";
     const dp_design plain = dp_design_of(DP_BASE_BF16);
     dp_design d = plain;
-    d.gated = DP_SCORES_GATED;
-    const double gated = mean_error(strong, "dg", &d, &plain);
+    d.gated = DP_SCORES_PAIRED;
+    const double paired = mean_error(strong, "dg", &d, &plain);
     d.gated = DP_SCORES_TF32;
     const double tf32 = mean_error(strong, "dg", &d, &plain);
-    printf("dg: gated %.3f, tf32 %.3f of what pairwise scores make\n", gated, tf32);
-    CHECK(gated < 1.5 && tf32 < 3, "%.3f, %.3f", gated, tf32);
+    printf("dg: paired %.3f, tf32 %.3f of what pairwise scores make\n", paired, tf32);
+    CHECK(paired < 1.5 && tf32 < 3, "%.3f, %.3f", paired, tf32);
 }
 
 static void scale_rows(double *x, int64_t from, int64_t to, double by) {

@@ -105,8 +105,8 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
         REQUIRE(dp_sim_new(&ref, &p, DP_BASE_FP64, 3, DP_FAULT_NONE, NULL) == DP_OK, "%s",
                 SPECS[i].name);
         dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
-        /* fp32, bf16, bf16 with gated scores and each anchor, and in tf32 */
-        for (int k = 0; k < 3 + DP_ANCHORS; k++) {
+        /* fp32, bf16, bf16 with gated scores and each anchor, in tf32, paired */
+        for (int k = 0; k < 4 + DP_ANCHORS; k++) {
             const dp_base base = k ? DP_BASE_BF16 : DP_BASE_FP32;
             const dp_format chain = base == DP_BASE_BF16 ? DP_BF16 : DP_FP32;
             dp_design design = dp_design_of(base);
@@ -115,7 +115,8 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
             dp_error_bound b;
             design.gated = k < 2                ? DP_SCORES_PAIRWISE
                            : k < 2 + DP_ANCHORS ? DP_SCORES_GATED
-                                                : DP_SCORES_TF32;
+                           : k < 3 + DP_ANCHORS ? DP_SCORES_TF32
+                                                : DP_SCORES_PAIRED;
             design.anchor = k < 2 ? 0 : (k - 2) % DP_ANCHORS;
             REQUIRE(dp_sim_new_design(&s, &p, &design, 3, NULL) == DP_OK, "%s", SPECS[i].name);
             dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 1);

@@ -425,9 +425,6 @@ static int all_zero(const dp_comparison *c) {
     return 1;
 }
 
-/* Of a tensor that is not a sum over all tokens, this factor is seen. */
-#define DP_SEEN_MOST 1.5
-
 static void leave_unjudged(dp_comparison *c, const power *p) {
     dp_judgement *j = c->j;
     set_power(c, p);
@@ -438,7 +435,7 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict != DP_PASS) return;
     const int64_t open = uncovered(c, p);
     const double seen = c->in->of_heads ? j->seen : j->seen_head;
-    const int whole = !c->in->of_heads && j->seen > DP_SEEN_MOST;
+    const int whole = c->in->seen_most > 0 && j->seen > c->in->seen_most;
     if (!open && !(seen > 2) && !whole) return;
     decide(j, DP_UNJUDGED, "");
     if (open)

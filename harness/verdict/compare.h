@@ -62,6 +62,7 @@ typedef struct {
     /* One rounding of an operand, for rows of which the truth is 0 because terms cancel: 0 where a
      * result has none. */
     double cancelled;
+    double seen_most; /* this factor of the tensor is seen, else it is unjudged; 0: any */
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double
         rounding; /* of what the result is made of, relative: what no row's draws fall short of */

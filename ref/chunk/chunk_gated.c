@@ -16,19 +16,9 @@ static int anchor(const dp_chunk *ch, int s, int i) {
     return i < block ? block : block + rows * ANCHOR[ch->design.anchor] / 4;
 }
 
-static dp_format operand_format(const dp_chunk *ch) {
-    return ch->design.gated == DP_SCORES_TF32 ? DP_TF32 : ch->design.factors;
-}
-
-/* Numbers of bf16 and fp16 are rounded before the products, fp32 ones by them. */
-static int operands_are_stored(const dp_chunk *ch) {
-    const dp_format f = operand_format(ch);
-    return f == DP_BF16 || f == DP_FP16;
-}
-
 /* An operand, or an adjoint, as the products take it. */
 static float operand(const dp_chunk *ch, double x) {
-    return (float)dp_store(operand_format(ch), x);
+    return (float)dp_store(ch->design.gated == DP_SCORES_TF32 ? DP_TF32 : ch->design.factors, x);
 }
 
 static float decay_over(const dp_chunk *ch, float g) {
@@ -104,7 +94,7 @@ typedef struct {
 static void through_pair(const pair *p, double score, const double *left, const double *right,
                          double *dleft, double *dright, double *dgam) {
     const float d = operand(p->ch, score);
-    const int exact = !operands_are_stored(p->ch);
+    const int paired = p->ch->design.gated == DP_SCORES_PAIRED;
     double *at_s = dgam + (int64_t)p->s * p->ch->K, *at_i = dgam + (int64_t)p->i * p->ch->K;
     for (int x = 0; x < p->ch->K; x++) {
         const factors f = at_channel(p->ch, p->s, p->a, p->i, x, left[x], right[x]);
@@ -112,8 +102,8 @@ static void through_pair(const pair *p, double score, const double *left, const 
         const float to_right = d * f.left;
         dleft[x] = (float)dleft[x] + to_left * f.dleft;
         dright[x] = (float)dright[x] + to_right * f.dright;
-        at_s[x] = (float)at_s[x] + to_left * (exact ? (float)left[x] * f.dleft : f.left);
-        at_i[x] = (float)at_i[x] - to_right * (exact ? (float)right[x] * f.dright : f.right);
+        at_s[x] = (float)at_s[x] + to_left * (paired ? f.left : (float)left[x] * f.dleft);
+        at_i[x] = (float)at_i[x] - to_right * (paired ? f.right : (float)right[x] * f.dright);
     }
 }
 

@@ -29,10 +29,9 @@ double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left);
 void dp_gated_forward(dp_chunk *ch);
 
 /* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], dk read and dk write [n][K], and
- * of the adjoint of gcum, dgam [c][K]. Where operands are stored in bf16 or fp16, an adjoint is
- * multiplied by the rounded operand, so that a pair of tokens cancels in the reverse sum of dg
- * (math.md f), as our k_grad does. Where products round fp32 operands (tf32) it is multiplied by
- * the row itself, as FLA does: one rounding of a pair stays. */
+ * of the adjoint of gcum, dgam [c][K]. An adjoint is multiplied by the row itself: one
+ * rounding of a pair stays in the reverse sum of dg (math.md f). scores=paired: by the rounded
+ * operand, so that a pair of tokens cancels, as our k_grad does. */
 typedef struct {
     const double *dL, *dP;
     double *dq, *dk_read, *dk_write, *dgam;
