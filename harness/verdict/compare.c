@@ -435,7 +435,8 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict != DP_PASS) return;
     const int64_t open = uncovered(c, p);
     const double seen = c->in->of_heads ? j->seen : j->seen_head;
-    const int whole = c->in->seen_most > 0 && j->seen > c->in->seen_most;
+    const int nothing = isnan(j->seen_head); /* the truth is 0 in every head */
+    const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
     if (!open && !(seen > 2) && !whole) return;
     decide(j, DP_UNJUDGED, "");
     if (open)
