@@ -1,6 +1,7 @@
 /* Common mistakes of reading inputs (mistakes.h). */
 #include "mistakes.h"
 #include "harness/case/case_inputs.h"
+#include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/design.h"
 
@@ -160,7 +161,7 @@ static void map(dp_tensor *t, double (*f)(double)) {
     for (int64_t i = 0; t && i < t->n; i++)
         t->data[i] = f(t->data[i]);
 }
-static double minus_exp(double x) { return -exp(x); }
+static double minus_exp(double x) { return -dp_exp(x); }
 static double nought(double x) { return 0 * x; }
 
 static void A_log_negated(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
@@ -169,11 +170,11 @@ static void A_log_negated(dp_tensorfile *in, dp_tensorfile *out, const dp_proble
 }
 static void A_log_twice(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), exp);
+    map(dp_file_input(in, "A_log"), dp_exp);
 }
 static void A_log_plain(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), log);
+    map(dp_file_input(in, "A_log"), dp_log);
 }
 static void A_log_unused(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out, (void)p;
