@@ -106,20 +106,26 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from) {
 
 /* ---- a run that does not say how it computes ------------------------------------------------- */
 
-static double worst_of(const dp_run *r) {
+/* How many tensors fail, and the largest of their errors over its limit. */
+static double worst_of(const dp_run *r, int *failed) {
     double worst = 0;
-    for (int i = 0; i < r->ntensor; i++)
-        if (r->tensor[i].verdict == DP_FAIL && !(r->tensor[i].times <= worst))
-            worst = r->tensor[i].times;
+    *failed = 0;
+    for (int i = 0; i < r->ntensor; i++) {
+        if (r->tensor[i].verdict != DP_FAIL) continue;
+        ++*failed;
+        if (!(r->tensor[i].times <= worst)) worst = r->tensor[i].times;
+    }
     return worst;
 }
 
-/* Does b explain more than a? A pass before all; a failure says more than what is unjudged by a
- * design that sees less. */
+/* Does b explain more than a? A pass before all, then the fewest tensors that fail; a failure says
+ * more than what is unjudged by a design that sees less. */
 static int explains_more(const dp_run *a, const dp_run *b) {
     if (a->verdict == DP_PASS || b->verdict == DP_PASS) return b->verdict == DP_PASS;
     if (a->verdict != DP_FAIL || b->verdict != DP_FAIL) return 0;
-    return worst_of(b) < worst_of(a);
+    int failed_a, failed_b;
+    const double worst_a = worst_of(a, &failed_a), worst_b = worst_of(b, &failed_b);
+    return failed_b != failed_a ? failed_b < failed_a : worst_b < worst_a;
 }
 
 typedef struct {

@@ -119,7 +119,7 @@ int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]
         x->fast_decays = of[i].fast;
         x->gated = short_formats ? of[i].gated : DP_SCORES_PAIRWISE;
         x->stored_inputs = x->gated != DP_SCORES_PAIRWISE;
-        x->product = of[i].product;
+        if (of[i].product) x->product = of[i].product;
     }
     return n;
 }

@@ -5,6 +5,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+char *dp_strdup(const char *s) { return strdup(s); }
 
 void *dp_calloc(size_t n, size_t size) { return calloc(n, size); }
 
