@@ -18,7 +18,6 @@ typedef struct {
     int forward;               /* of OUT o and final_state alone */
     double factor;             /* of `only` */
     int late;                  /* `only` is one token late */
-    double gate;               /* factor of g */
     const dp_mistake *mistake; /* of reading inputs; NULL: none */
     dp_fault fault;            /* what it changes of o and final_state in fp64 is taken off them */
     const char *layout;        /* of states, as given */
@@ -50,17 +49,17 @@ typedef struct {
 
 /* ---- changes of files ------------------------------------------------------------------------ */
 
+/* The mistake leaves nothing of this tensor to compare, and explains it without a look at it. */
+static int explained_unseen(const change *h, const char *name) {
+    return h->mistake && h->mistake->explains && !strcmp(name, h->mistake->explains);
+}
+
 static int kept(const change *h, const char *name) {
     const int field = dp_result_find(name);
     if (h->only) return !strcmp(name, h->only);
     if (h->rank) return field == DP_RESULT_O;
-    if (h->mistake && h->mistake->explains && !strcmp(name, h->mistake->explains)) return 0;
+    if (explained_unseen(h, name)) return 0;
     return !h->forward || field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
-}
-
-/* Where nothing of it is left: what it explains without a look at it. */
-static int explained_unseen(const change *h, const char *name) {
-    return h->mistake && h->mistake->explains && !strcmp(name, h->mistake->explains);
 }
 
 static void scale(dp_tensor *t, double factor) {
@@ -124,8 +123,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
         if (!kept(h, out->tensor[i].name)) dp_file_drop(out, i);
     if (h->only && h->factor != 1) scale(dp_file_input(out, h->only), 1 / h->factor);
     if (h->late) advance(dp_file_input(out, h->only), h->p->T);
-    if (h->gate != 1) scale(dp_file_input(in, "g"), h->gate);
-    if (h->mistake) h->mistake->change(in, out, h->p);
+    if (h->mistake) dp_mistake_change(h->mistake, in, out, h->p);
     if (h->fault) take_fault_off(out, h);
     if (h->earlier) shift(dp_file_input(in, h->earlier), h->p->T, 1);
     for (int i = in->ntensor - 1; i >= 0 && h->rank; i--) {
@@ -136,7 +134,7 @@ static void apply(dp_tensorfile *in, dp_tensorfile *out, void *arg) {
 
 /* ---- trying one ------------------------------------------------------------------------------ */
 
-static change nothing(const search *s) { return (change){.p = &s->c->p, .factor = 1, .gate = 1}; }
+static change nothing(const search *s) { return (change){.p = &s->c->p, .factor = 1}; }
 
 /* How far the failing run's tensor is from what must be, and about how far it may be; NAN: not
  * known. */
@@ -148,15 +146,6 @@ static void distances(const search *s, const char *name, double *failed, double 
         *failed = t->rel_fro;
         *limit = t->rel_fro / t->expected.at[DP_LEVEL_TENSOR].ratio;
     }
-}
-
-static int64_t entries(const dp_problem *p, int result) {
-    int64_t shape[DP_MAX_AXES], all = 1;
-    const dp_dims d = dp_problem_dims(p);
-    const int n = dp_field_axes(&dp_result_fields[result], &d, shape);
-    for (int i = 0; i < n; i++)
-        all *= shape[i];
-    return all;
 }
 
 static double distance(const double *x, const double *y, int64_t n) {
@@ -182,9 +171,11 @@ static int could_pass(const search *s, const dp_case *c, const dp_stored_results
     for (int f = 0; f < DP_NRESULTS && could; f++) {
         const double *x = *dp_result_at((dp_result *)&g->r, f), *y = *dp_result_at(&sim.out, f);
         double failed, limit;
+        int64_t rows, width;
         if (!x || !y) continue;
+        dp_result_shape(&c->p, f, &rows, &width);
         distances(s, dp_result_fields[f].name, &failed, &limit);
-        could = !(distance(x, y, entries(&c->p, f)) > fmax(nearer * failed, above * limit));
+        could = !(distance(x, y, rows * width) > fmax(nearer * failed, above * limit));
     }
     dp_sim_free(&sim);
     return could;
@@ -356,7 +347,7 @@ static void try_mistakes(search *s) {
             q.lower_bound = q.gate_dtype = NULL;
         }
         if (m->plain_beta) q.beta = "plain";
-        if (m->raw_norm) q.l2norm = "0";
+        if (m->divisor) q.l2norm = "0";
         char cu[32];
         snprintf(cu, sizeof cu, "0,%lld", (long long)s->c->p.T);
         if (m->one_sequence) q.cu_seqlens = cu;
@@ -367,13 +358,6 @@ static void try_mistakes(search *s) {
 static void try_gates(search *s) {
     change h = nothing(s);
     h.forward = 1;
-    if (s->c->p.gate == DP_GATE_LOG) {
-        h.gate = M_LN2;
-        attempt(s, *s->o, h, "as if gates were powers of 2, exp2(g) for exp(g)");
-        h.gate = 1 / M_LN2;
-        attempt(s, *s->o, h, "as if gates were divided by ln 2 and then raised from e");
-        h.gate = 1;
-    }
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
     if (!dp_erases(&s->c->p)) return;

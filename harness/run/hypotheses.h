@@ -9,7 +9,7 @@
  * one tensor by a common factor, one token late; where none of these fits, but for a coarser base,
  * products of operands in tf32.
  *
- * What a kernel makes of its inputs by mistake is a row of mistakes.c. Before a truth is paid for,
+ * mistakes.c has a row for each way to misread inputs. Before a truth is paid for,
  * fp64 of the changed problem must be nearer to what failed than a tenth of the failure.
  *
  * A hypothesis fits only where its tensors pass: what no limit sees is unjudged. One that explains

@@ -79,7 +79,7 @@ static int has_one_head(const dp_tensorfile *in) {
     return q && beta && q->ndim && q->ndim < 4 && beta->n && beta->n == q->shape[0];
 }
 
-/* Of several heads, a tensor of tokens has its axes, R and Kg apart: [T,H K] would be taken for a
+/* A tensor of tokens of several heads has all its axes but R and Kg: [T,H K] would be taken for a
  * single head. */
 static void check_axes(const dp_tensorfile *f, dp_complaints *all) {
     for (int i = 0; i < f->ntensor; i++) {

@@ -193,7 +193,7 @@ static void say(const dp_pool_seen *s, dp_judgement *t) {
              s->overwritten > 1 ? "; it is not the only one" : "");
 }
 
-/* Of results that are NaN, where the inputs are not. */
+/* Results that are NaN where the inputs are not. */
 static void say_unowned(const dp_sharding *sp, dp_run *r) {
     const size_t n = strlen(r->why);
     if (r->speaks < 0 || r->tensor[r->speaks].flaw != DP_FLAW_NOT_FINITE) return;

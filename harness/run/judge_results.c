@@ -52,7 +52,7 @@ static void head_row(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
 }
 
-/* What dp_place_of_field needs as ctx; points to what it was given. */
+/* The ctx of dp_place_of_field; points to the arguments. */
 static dp_field_places dp_field_places_of(const dp_problem *p, int N, dp_result_id field,
                                           const int *chunk_of) {
     return (dp_field_places){.p = p,
@@ -124,7 +124,7 @@ static double cancelled(const dp_run *run) {
     return run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
 }
 
-/* What makes outputs and what training steps by is seen where it is 1.5 times too large. */
+/* A factor of 1.5 of outputs and of the gradients of rows and states is seen; 0: of no other. */
 static double seen_most(dp_result_id field) {
     switch (field) {
     case DP_RESULT_O:

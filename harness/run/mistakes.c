@@ -1,6 +1,7 @@
 /* Common mistakes of reading inputs (mistakes.h). */
 #include "mistakes.h"
 #include "harness/case/case_inputs.h"
+#include "harness/library/tensor_files.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/design.h"
@@ -27,6 +28,12 @@ void dp_file_drop(dp_tensorfile *f, int i) {
 static void drop_input(dp_tensorfile *in, dp_input_id input) {
     for (int i = in->ntensor - 1; i >= 0; i--)
         if (dp_input_find(in->tensor[i].name) == (int)input) dp_file_drop(in, i);
+}
+
+static dp_tensor *result(dp_tensorfile *out, dp_result_id id) {
+    for (int i = 0; i < out->ntensor; i++)
+        if (dp_result_find(out->tensor[i].name) == (int)id) return &out->tensor[i];
+    return NULL;
 }
 
 /* Keeps the first of its sequences; axes of length 1 may stand anywhere. */
@@ -95,9 +102,7 @@ static int has_empty(const dp_problem *p) {
 static void one_sequence(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     first_sequence(dp_file_input(in, "initial_state"), p->Nseq);
     first_sequence(dp_file_input(in, "dht"), p->Nseq);
-    for (int i = 0; i < out->ntensor; i++)
-        if (dp_result_find(out->tensor[i].name) == DP_RESULT_FINAL_STATE)
-            first_sequence(&out->tensor[i], p->Nseq);
+    first_sequence(result(out, DP_RESULT_FINAL_STATE), p->Nseq);
 }
 
 static void no_state(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
@@ -105,30 +110,16 @@ static void no_state(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p)
     drop_input(in, DP_INPUT_S0);
 }
 
-static void turn(dp_tensor *t, const dp_problem *p) {
-    for (int64_t s = 0; t && s < t->n / (p->K * p->V); s++)
-        for (int i = 0; i < p->K; i++)
-            for (int j = 0; j < i; j++) {
-                double *x = t->data + s * p->K * p->V, y = x[i * p->K + j];
-                x[i * p->K + j] = x[j * p->K + i];
-                x[j * p->K + i] = y;
-            }
-}
-
 static void state_turned(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out;
-    turn(dp_file_input(in, "initial_state"), p);
-}
-
-static dp_tensor *result(dp_tensorfile *out, dp_result_id id) {
-    for (int i = 0; i < out->ntensor; i++)
-        if (dp_result_find(out->tensor[i].name) == (int)id) return &out->tensor[i];
-    return NULL;
+    dp_tensor *s0 = dp_file_input(in, "initial_state");
+    if (s0) dp_states_transpose(s0, p->K, p->V);
 }
 
 static void final_turned(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)in;
-    turn(result(out, DP_RESULT_FINAL_STATE), p);
+    dp_tensor *s = result(out, DP_RESULT_FINAL_STATE);
+    if (s) dp_states_transpose(s, p->K, p->V);
 }
 
 /* Zeros that stand where a sequence had no token become the state that came in. */
@@ -157,33 +148,8 @@ static int has_positive_A_log(const dp_problem *p) {
     return has_A_log(p);
 }
 
-static void map(dp_tensor *t, double (*f)(double)) {
-    for (int64_t i = 0; t && i < t->n; i++)
-        t->data[i] = f(t->data[i]);
-}
 static double minus_exp(double x) { return -dp_exp(x); }
 static double nought(double x) { return 0 * x; }
-
-static void A_log_negated(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), minus_exp);
-}
-static void A_log_twice(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), dp_exp);
-}
-static void A_log_plain(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), dp_log);
-}
-static void A_log_unused(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
-    map(dp_file_input(in, "A_log"), nought);
-}
-static void bias_unused(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
-    (void)out, (void)p;
-    map(dp_file_input(in, "dt_bias"), nought);
-}
 
 /* Channel c of head h gets entry h * step of what lay in memory. */
 static void bias_of_heads(dp_tensorfile *in, const dp_problem *p, int step) {
@@ -206,6 +172,7 @@ static void bias_of_first_channel(dp_tensorfile *in, dp_tensorfile *out, const d
 
 /* ---- gates, betas, norms --------------------------------------------------------------------- */
 
+static int has_gate(const dp_problem *p) { return p->g != NULL; }
 static int has_raw_gate(const dp_problem *p) { return p->gate != DP_GATE_LOG; }
 static int has_beta(const dp_problem *p) { return p->beta != NULL; }
 static int has_norm(const dp_problem *p) { return p->l2norm; }
@@ -241,36 +208,24 @@ static void betas_bf16(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *
     dp_activated_free(&a);
 }
 
-/* A row's divisor, from the sum of its squares. */
-typedef double divisor(double sum, int K);
-static void normalise(dp_tensorfile *in, const dp_problem *p, divisor *of) {
-    for (int i = 0; i < 2; i++) {
-        dp_tensor *t = dp_file_input(in, i ? "k" : "q");
-        for (int64_t r = 0; t && r < t->n / p->K; r++) {
-            double *x = t->data + r * p->K, sum = 0;
-            for (int j = 0; j < p->K; j++)
-                sum += x[j] * x[j];
-            const double by = of(sum, p->K);
-            for (int j = 0; j < p->K && by > 0; j++)
-                x[j] /= by;
-        }
+/* The divisor of a row of K numbers, from the sum of their squares. */
+static double norm_1e5(double sum, int K) { return (void)K, sqrt(sum + 1e-5); }
+static double norm_1e12(double sum, int K) { return (void)K, sqrt(sum + 1e-12); }
+static double norm_bare(double sum, int K) { return (void)K, sqrt(sum); }
+static double norm_mean(double sum, int K) { return sqrt(sum + K * 1e-6); }
+static double norm_outside(double sum, int K) { return (void)K, sqrt(sum) + 1e-6; }
+static double norm_clamped(double sum, int K) { return (void)K, fmax(sqrt(sum), 1e-6); }
+
+static void normalise(dp_tensor *t, int K, double (*divisor)(double sum, int K)) {
+    for (int64_t r = 0; t && r < t->n / K; r++) {
+        double *x = t->data + r * K, sum = 0;
+        for (int j = 0; j < K; j++)
+            sum += x[j] * x[j];
+        const double by = divisor(sum, K);
+        for (int j = 0; j < K && by > 0; j++)
+            x[j] /= by;
     }
 }
-#define NORM(name, divisor_of)                                                     \
-    static double name##_of(double sum, int K) {                                   \
-        (void)K;                                                                   \
-        return divisor_of;                                                         \
-    }                                                                              \
-    static void name(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) { \
-        (void)out;                                                                 \
-        normalise(in, p, name##_of);                                               \
-    }
-NORM(norm_1e5, sqrt(sum + 1e-5))
-NORM(norm_1e12, sqrt(sum + 1e-12))
-NORM(norm_bare, sqrt(sum))
-NORM(norm_mean, sqrt(sum + K * 1e-6))
-NORM(norm_outside, sqrt(sum) + 1e-6)
-NORM(norm_clamped, fmax(sqrt(sum), 1e-6))
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -298,23 +253,28 @@ const dp_mistake dp_mistakes[] = {
     {.text = "as if A_log were -exp(A_log) already: it is exponentiated twice",
      .explains = "dA_log",
      .applies = has_A_log,
-     .change = A_log_negated},
+     .input = "A_log",
+     .map = minus_exp},
     {.text = "as if A_log were exponentiated twice",
      .explains = "dA_log",
      .applies = has_A_log,
-     .change = A_log_twice},
+     .input = "A_log",
+     .map = dp_exp},
     {.text = "as if A_log were exponentiated already: it is taken for the rate",
      .explains = "dA_log",
      .applies = has_positive_A_log,
-     .change = A_log_plain},
+     .input = "A_log",
+     .map = dp_log},
     {.text = "as if A_log were not read",
      .explains = "dA_log",
      .applies = has_A_log,
-     .change = A_log_unused},
+     .input = "A_log",
+     .map = nought},
     {.text = "as if dt_bias were not read",
      .explains = "ddt_bias",
      .applies = has_bias,
-     .change = bias_unused},
+     .input = "dt_bias",
+     .map = nought},
     {.text = "as if dt_bias were one number a head: entry h for every channel of head h",
      .explains = "ddt_bias",
      .applies = has_biases,
@@ -326,12 +286,12 @@ const dp_mistake dp_mistakes[] = {
     {.text = "as if gates were powers of 2, exp2(g) for exp(g)",
      .forward = 1,
      .activated = 1,
-     .applies = has_raw_gate,
+     .applies = has_gate,
      .change = gates_of_two},
     {.text = "as if gates were divided by ln 2 and then raised from e",
      .forward = 1,
      .activated = 1,
-     .applies = has_raw_gate,
+     .applies = has_gate,
      .change = gates_per_ln2},
     {.text = "as if the activated gate were kept in bf16",
      .forward = 1,
@@ -345,33 +305,37 @@ const dp_mistake dp_mistakes[] = {
      .change = betas_bf16},
     {.text = "matches eps = 1e-5 in the norm of q and k, not 1e-6",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_1e5},
+     .divisor = norm_1e5},
     {.text = "matches eps = 1e-12 in the norm of q and k, not 1e-6",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_1e12},
+     .divisor = norm_1e12},
     {.text = "matches a norm of q and k without eps",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_bare},
+     .divisor = norm_bare},
     {.text = "matches eps = 1e-6 on the mean of squares in the norm of q and k, not their sum",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_mean},
+     .divisor = norm_mean},
     {.text = "matches eps = 1e-6 outside the root in the norm of q and k, not inside",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_outside},
+     .divisor = norm_outside},
     {.text = "matches a norm of q and k clamped at 1e-6, with no eps inside the root",
      .forward = 1,
-     .raw_norm = 1,
      .applies = has_norm,
-     .change = norm_clamped},
+     .divisor = norm_clamped},
 };
 const int dp_nmistakes = sizeof dp_mistakes / sizeof *dp_mistakes;
+
+void dp_mistake_change(const dp_mistake *m, dp_tensorfile *in, dp_tensorfile *out,
+                       const dp_problem *p) {
+    dp_tensor *t = m->map ? dp_file_input(in, m->input) : NULL;
+    for (int64_t i = 0; t && i < t->n; i++)
+        t->data[i] = m->map(t->data[i]);
+    for (int i = 0; i < 2 && m->divisor; i++)
+        normalise(dp_file_input(in, i ? "k" : "q"), p->K, m->divisor);
+    if (m->change) m->change(in, out, p);
+}

@@ -125,7 +125,7 @@ static void set_columns(const dp_comparison *c, dp_subject_errors *x) {
     }
 }
 
-/* What rounding x to roundoff u (a power of 2) adds to it. */
+/* The error of x rounded to roundoff u, a power of 2. */
 static double rounding_of(double x, double u) {
     int e;
     const double m = frexp(x, &e);
@@ -137,19 +137,22 @@ static double rounding_of(double x, double u) {
  * round alike. */
 static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
     const dp_compare_in *in = c->in;
-    for (int d = 0; d < DP_NDIRECTIONS && in->store > 0; d++) {
-        double sum = 0, length2 = 0, alike = 0;
-        for (int64_t i = 0; i < in->rows * in->width; i++) {
-            const double want = in->want[i];
-            if (x->window_of_part[i / in->width * x->map.subrows] < 0 || !isfinite(want)) continue;
+    double sum[DP_NDIRECTIONS] = {0}, length2[DP_NDIRECTIONS] = {0}, alike[DP_NDIRECTIONS] = {0};
+    for (int64_t i = 0; i < in->rows * in->width && in->store > 0; i++) {
+        const double want = in->want[i];
+        if (x->window_of_part[i / in->width * x->map.subrows] < 0 || !isfinite(want)) continue;
+        const double rounding = rounding_of(want, in->file_unit);
+        for (int d = 0; d < DP_NDIRECTIONS; d++) {
             const double e = dp_direction_entry((dp_direction)d, want);
-            sum += want * want * e * e;
-            length2 += e * e;
-            alike += rounding_of(want, in->file_unit) * e;
+            sum[d] += want * want * e * e;
+            length2[d] += e * e;
+            alike[d] += rounding * e;
         }
-        if (!(length2 > 0)) continue;
-        const double rms = in->store * sqrt(sum);
-        x->stored[d] = fmax(DP_STORED_MOST * rms, fabs(alike) + rms) / sqrt(length2);
+    }
+    for (int d = 0; d < DP_NDIRECTIONS; d++) {
+        const double rms = in->store * sqrt(sum[d]);
+        if (length2[d] > 0)
+            x->stored[d] = fmax(DP_STORED_MOST * rms, fabs(alike[d]) + rms) / sqrt(length2[d]);
     }
 }
 
