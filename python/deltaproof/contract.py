@@ -276,7 +276,7 @@ class Contract:
         return dict(zip(self.outputs, values, strict=True))
 
     def _tokens(self, name: str, x: Any, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Of a result of rows those that are tokens, in their order."""
+        """The rows of a result that are tokens, in their order."""
         y = to_numpy(x, name)
         if y.shape[:2] != rows.shape:
             shape = ", ".join(str(n) for n in y.shape)

@@ -251,8 +251,8 @@ def _written(name: str, text: str, folder: str) -> str:
 
 
 def case_paths(cases: str | Sequence[str], contract: Contract, folder: str) -> list[str]:
-    """What the program is to run: of a set the files of its cases, which are written below the
-    folder; of other names, or a case of a set, that case."""
+    """The arguments of the program: for a set the files of its cases, which are written below the
+    folder; for a case, that case."""
     asked = [cases] if isinstance(cases, str) else list(cases)
     have = list(_cases(contract)) if set(asked) - _in_tree(asked) else []
     out: list[str] = []

@@ -16,7 +16,7 @@ EPS = F4(1e-6)
 
 
 class Inputs:
-    """What a call gets, activated: q, k, v [T,HV,..], lg [T,HV,K or 1], b [T,HV], S0, cu."""
+    """The inputs of a call, activated: q, k, v [T,HV,..], lg [T,HV,K or 1], b [T,HV], S0, cu."""
 
     def __init__(self, fault: str, last: Any, x: dict[str, Any]) -> None:
         self.x, self.fault = x, fault
@@ -187,7 +187,7 @@ def _of_beta(c: Inputs, db: Any) -> Any:
 
 
 def _of_rows(c: Inputs, d: Any, name: str, r: Any) -> Any:
-    """Of q or k, before the norm."""
+    """The gradient of q or k, before the norm."""
     tiled = c.fault == "heads-tiled"
     d = d.reshape(c.T, -1, c.H, c.K).sum(1) if tiled else d.reshape(c.T, c.H, -1, c.K).sum(2)
     y = c.x[name].astype(F4)
@@ -212,13 +212,8 @@ def _of_gate(c: Inputs, dlg: Any) -> dict[str, Any]:
     return out | ({} if bias is None else {"ddt_bias": draw.sum(0).reshape(bias.shape)})
 
 
-CHUNKED = ("", "w-ungated", "equal-sums", "stale-tail", "h-late", "h-turned")
-
-
-def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
-    """The chunk form: every chunk solved at once, the state h handed on. Faults: w is made without
-    the decay that its Gram matrix has; exp is guarded by a sum below 0, not up to it; a ragged tail
-    decays by the chunk before; h is shown one chunk late, or read transposed."""
+def with_inputs(body: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A function in the sense of deltaproof/contract.py that hands its inputs by name to body."""
 
     def kernel(
         q: Any,
@@ -234,9 +229,21 @@ def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
         **arrays: Any,
     ) -> dict[str, Any]:
         x = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "scale": scale, "gate": gate, **arrays}
-        c = Inputs(
-            "", None, x | {"beta_form": beta_form, "l2norm": l2norm, "lower_bound": lower_bound}
-        )
+        return body(x | {"beta_form": beta_form, "l2norm": l2norm, "lower_bound": lower_bound})
+
+    return kernel
+
+
+CHUNKED = ("", "w-ungated", "equal-sums", "stale-tail", "h-late", "h-turned")
+
+
+def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
+    """The chunk form: every chunk solved at once, the state h handed on. Faults: w is made without
+    the decay that its Gram matrix has; exp is guarded by a sum below 0, not up to it; a ragged tail
+    decays by the chunk before; h is shown one chunk late, or read transposed."""
+
+    def kernel(x: dict[str, Any]) -> dict[str, Any]:
+        c = Inputs("", None, x)
         o, final, shown = np.zeros((c.T, c.HV, c.V), F4), c.S0.copy(), []
         for n, (a, e) in enumerate(zip(c.cu, c.cu[1:], strict=False)):
             S, last = c.S0[n].copy(), None
@@ -248,7 +255,7 @@ def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
         h = np.stack(shown) if shown else np.zeros((0, *c.S0.shape[1:]), F4)
         return {"o": o, "final_state": final, "h": h}
 
-    return kernel
+    return with_inputs(kernel)
 
 
 def _chunk(c: Inputs, at: slice, S: Any, fault: str, last: Any) -> tuple[Any, Any, Any]:
@@ -279,21 +286,7 @@ def make(fault: str = "") -> Callable[..., dict[str, Any]]:
     if fault in CHUNKED[1:]:
         return by_chunks(fault)
 
-    def kernel(
-        q: Any,
-        k: Any,
-        v: Any,
-        g: Any,
-        beta: Any,
-        scale: float,
-        gate: str,
-        beta_form: str,
-        l2norm: bool,
-        lower_bound: float,
-        **arrays: Any,
-    ) -> dict[str, Any]:
-        x = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "scale": scale, "gate": gate, **arrays}
-        x |= {"beta_form": beta_form, "l2norm": l2norm, "lower_bound": lower_bound}
+    def kernel(x: dict[str, Any]) -> dict[str, Any]:
         c, steps = Inputs(fault, memory.get("last"), x), []
         o, final = forward(c, steps)
         memory["last"] = final.copy()
@@ -305,8 +298,8 @@ def make(fault: str = "") -> Callable[..., dict[str, Any]]:
         ):
             o[-1] = o[-1] * F4(1.01)
         out = {"o": o, "final_state": final}
-        if arrays.get("pool") is not None:
+        if x.get("pool") is not None:
             out["pool"] = into_pool(c, final)
-        return out | (backward(c, steps) if arrays.get("do") is not None else {})
+        return out | (backward(c, steps) if x.get("do") is not None else {})
 
-    return kernel
+    return with_inputs(kernel)
