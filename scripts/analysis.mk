@@ -1,4 +1,4 @@
-# What reads the code without running it, and what says how much of it the tests run.
+# Static analysis of the code, and coverage of the tests.
 #   make tidy       clang-tidy with the checks of .clang-tidy
 #   make analyze    gcc -fanalyzer
 #   make coverage [FILTER=*] [GCOVR=gcovr]   lines and branches that the tests run, by folder, into

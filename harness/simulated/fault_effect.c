@@ -1,4 +1,4 @@
-/* What each deliberate fault does (fault_effect.h): a row of ACTS at the end says where. */
+/* The deliberate faults (fault_effect.h); a row of ACTS at the end says where each acts. */
 #include "fault_effect.h"
 #include "ranks_stages.h"
 #include "ref/arithmetic/elementary.h"
@@ -27,7 +27,7 @@ static void hit_rank(const dp_sim *s, int rank) {
 static void hit_all(const dp_sim *s) { memset(s->hit, 1, (size_t)s->N * s->p->HV); }
 static void hit_group(const dp_sim *s, int gi, int hv) { hit(s, s->group[gi].rank, hv); }
 
-/* Of every fault: before a run. Those that show between runs keep where they acted. */
+/* Every fault begins so before a run. Faults that show between runs keep where they acted. */
 static void begins(dp_sim *s, place *at) {
     (void)at;
     if (!s->sharers) s->merge = dp_fault_exchange(s->fault, s->merge);
@@ -466,7 +466,7 @@ static void sends(dp_sim *s, place *at) {
     }
 }
 
-/* What enters a rank, once it is merged. */
+/* The state that enters a rank, once it is merged. */
 static void other_state(dp_sim *s, int back, int r, int hv) {
     (void)back;
     double *S = s->S_in[r * s->p->HV + hv];

@@ -12,8 +12,8 @@
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* What rank r makes of *S, the state of one head that came to it, NULL where none did; *S becomes
- * what it hands on. */
+/* Rank r takes *S, the state of one head that came to it (NULL: none), and leaves in *S the state
+ * that it hands on. */
 typedef void dp_sim_ring_fn(dp_sim *s, int backward, int r, int hv, double **S);
 
 /* ---- ring ------------------------------------------------------------------------------------ */

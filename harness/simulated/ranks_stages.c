@@ -9,7 +9,7 @@ const char *const dp_stage_names[DP_NSTAGES] = {
 static void merge_fwd(dp_sim *s) { dp_sim_exchange(s, 0); }
 static void merge_bwd(dp_sim *s) { dp_sim_exchange(s, 1); }
 
-/* Of each chunk and head, or of all at once. */
+/* A stage runs for each chunk and head, or once for all. */
 static const struct {
     dp_sim_stage_fn *chunk;
     void (*all)(dp_sim *s);

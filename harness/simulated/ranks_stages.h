@@ -120,8 +120,8 @@ int dp_sim_begins(const dp_sim_way *w, int r);
 /* Stage merge_fwd, or merge_bwd, of all ranks: S_in, or dS_out, by the exchange that was asked for.
  */
 void dp_sim_exchange(dp_sim *s, int backward);
-/* Whose pair is folded: n of them for rank r in the order of `part`, which a function may change;
- * starts: they begin from a state. */
+/* The pair that is folded: rank r folds n of them in the order of `part`, which a function may
+ * change; starts: they begin from a state. */
 typedef struct {
     int M, H;
 } dp_sim_part;
@@ -129,8 +129,8 @@ typedef void dp_sim_order_fn(const dp_sim_way *w, int r, int hv, int n, int star
                              dp_sim_part *part);
 /* By all-gather; order NULL: that of their tokens. */
 void dp_sim_gather(dp_sim *s, int backward, dp_sim_order_fn *order);
-/* What a scan makes of two runs of ranks at distance d, for the rank behind r: later <- later o
- * earlier, M M in the format of the chain. */
+/* A scan composes two runs of ranks at distance d for the rank behind r: later <- later o earlier,
+ * M M in the format of the chain. */
 typedef void dp_sim_compose_fn(const dp_sim_way *w, int d, int r, int hv, double *later,
                                double *earlier);
 dp_sim_compose_fn dp_sim_compose;
@@ -144,14 +144,14 @@ void dp_sim_scan(dp_sim *s, int backward, dp_sim_compose_fn *compose);
 /* All tokens of the value heads that this process's rank has, from their owners, each with a query
  * head of its own; to be freed. */
 dp_problem dp_sim_receive_heads(dp_sim *s);
-/* What a run of those heads made, to the owners of the tokens; s->out gets what all made of its
- * own. */
+/* Sends the results of those heads to the owners of the tokens; s->out gets those of its own
+ * tokens from all. */
 void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward);
 
 /* ranks_new.c */
 /* The problem of s on one rank, with all of its formats and its fault. */
 void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole);
-/* Of the exchange of heads. */
+/* The pipeline behind the exchange of heads. */
 struct dp_sim_heads {
     dp_problem p; /* owned by one rank; where ranks are processes, its own */
     dp_sim sim;

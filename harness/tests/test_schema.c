@@ -72,7 +72,7 @@ DP_TEST(schema, a_field_of_another_kind_is_refused_by_its_place) {
     free((char *)dir);
 }
 
-/* Of 3,600 runs `make verify` writes less than 20 MB; these two are among its shorter cases. */
+/* `make verify` writes less than 20 MB for 3,600 runs; these two are among its shorter cases. */
 DP_TEST(schema, a_run_that_passes_takes_below_4_kilobytes) {
     const char *dir = strdup(at_dir("short"));
     EXPECT(at_sh(dir, 120, "$P run smoke-gdn exact-kda --cases $C --cache none --json r.json"), 0);

@@ -11,8 +11,8 @@
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
 
-/* What comes to the ranks of a recurrent design where what is sent
- * is rounded (payload.h): of pairs that are gathered, of states that go from rank to rank, or of
+/* The states that come to the ranks of a recurrent design where messages are rounded (payload.h):
+ * of pairs that are gathered, of states that go from rank to rank, or of
  * pairs that a scan composes.
  *
  * A rank in which the sequence begins (ends) sends the state (the gradient) that leaves it, or in
@@ -71,7 +71,7 @@ static void add_product(int K, int columns, const double *M, const double *x, do
 
 /* ---- a fold, or a state from rank to rank ---------------------------------------------------- */
 
-/* What comes behind the i-th rank, which has M of `list`, as it is computed of what arrives, from
+/* The state behind the i-th rank, which has M of `list`, as it is computed of what arrives, from
  * state S before it. */
 static void step(const way *w, int i, double *const *list, const double *S) {
     const int K = w->p->K, V = w->p->V;
@@ -99,7 +99,7 @@ static void fold(const way *w) {
 
 /* ---- a scan ---------------------------------------------------------------------------------- */
 
-/* Of so many ranks in a row up to one; M NULL: of all up to the first, which leave H. */
+/* So many ranks in a row up to one; M NULL: all up to the first, which leave H. */
 typedef struct {
     double *M, *H;
 } element;
@@ -152,7 +152,7 @@ static dp_context context_of(const dp_problem *p, int N, int r) {
     return c;
 }
 
-/* What the sequence that comes to a rank of context c begins (ends) with; NULL: zeros. */
+/* The state with which the sequence of a rank of context c begins (ends); NULL: zeros. */
 static const double *start_of(const dp_problem *p, const dp_context *c, int hv, int back) {
     const double *all = back ? p->dstate : p->s0;
     const int64_t seq = c->local_seq[back ? c->nlocal - 1 : 0];
@@ -273,7 +273,7 @@ static void products(const work *w) {
     dp_result_free(&got);
 }
 
-/* Of a rank that does not pass on what comes to it. */
+/* The element of a rank that does not pass on what comes to it. */
 static void first_products(const work *w) {
     const int64_t each = (int64_t)w->p->K * w->p->K;
     if (dp_drawn_from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
@@ -303,7 +303,7 @@ static void pair_of(const work *w) {
     if (w->backward && dp_context_runs_pre_bwd(w->rank)) sums(w, 0, DP_RANK_DH);
 }
 
-/* Of N ranks; zeros for one rank. */
+/* For N ranks; zeros for one rank. */
 static void dp_drawn_pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *design,
                                 int N, int backward) {
     *x = (dp_drawn_pairs){.n = N * p->HV};

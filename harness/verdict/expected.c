@@ -65,7 +65,7 @@ static void add_front(const dp_drawn_pair *a, int i) {
     free(want);
 }
 
-/* What each window of tokens adds to the errors of dA_log (slope dg/dA_log) or ddt_bias (dg/dx). */
+/* The share of each window of tokens in the errors of dA_log (slope dg/dA_log), ddt_bias (dg/dx). */
 static void add_shares(const dp_drawn_pair *a, const double *slope, dp_draws *d) {
     const dp_problem *p = &a->one->p;
     const double *got = dp_drawn_dg(a->one);

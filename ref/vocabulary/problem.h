@@ -57,7 +57,7 @@ typedef struct {
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* What gcc -fanalyzer says of the rest of a file and is not so; the reason stands beside it. */
+/* Silences a false report of gcc -fanalyzer in the rest of a file; the reason stands beside it. */
 #if defined __GNUC__ && __GNUC__ >= 12 && !defined __clang__ && !defined __cplusplus
 #define DP_PRAGMA(X) _Pragma(#X)
 #define DP_NOT_SO(WARNING) DP_PRAGMA(GCC diagnostic ignored WARNING)

@@ -20,7 +20,7 @@ static const knobs NEUTRAL = {.beta_gain = 1,
                               .l2_eps = 1e-6f};
 knobs knob;
 
-/* What a size means, and which sizes scripts/campaigns/adversary/run tries. */
+/* The unit of a size, and the sizes that scripts/campaigns/adversary/run tries. */
 typedef enum { TIMES, RELATIVE, SHARE, ULPS, COUNT, SCALES } scale;
 static const char *const scale_names[SCALES] = {"times", "relative", "share", "ulps", "count"};
 
