@@ -19,8 +19,8 @@ static void chain_factor(const dp_chunk_bound *cb, int K, int trans, double *M, 
 
 /* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
  * factors. */
-static dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span,
-                                        double *traj) {
+static dp_chain_error chain_error_of(const dp_error_bound_base *w, dp_chain_span span,
+                                     double *traj) {
     const int K = w->ref->p->K, n = span.g1 - span.g0;
     const int64_t KK = (int64_t)K * K;
     dp_chain_error e = {.b = dp_doubles(dp_chain_error_size(&w->r, K))};
@@ -114,8 +114,8 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const dp_pass_e
 }
 
 /* Bounds of the rows of all results, from the errors that enter each rank. */
-static void dp_error_bound_rows(const dp_error_bound_base *w, double **eS, double **edS,
-                                int backward, dp_error_bound *out) {
+static void rows_of_pass(const dp_error_bound_base *w, double **eS, double **edS, int backward,
+                         dp_error_bound *out) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int nr = s->N * p->HV;
@@ -161,12 +161,12 @@ static void chain_errors(const dp_error_bound_base *w, dp_format chain, int back
         const dp_chain_span fwd = {s->first[r][last], s->first[r][last + 1], hv, 0, chain},
                             bwd = {s->first[r][0], s->first[r][1], hv, 1, chain};
         if (!s->ctx[r].is_last) {
-            bM[i] = dp_chain_error_of(w, fwd, r == s->traj_rank && HV == 1 ? out->traj : NULL);
+            bM[i] = chain_error_of(w, fwd, r == s->traj_rank && HV == 1 ? out->traj : NULL);
             out->M[i] = bM[i].fro;
             out->H[i] = dp_state_error_fro(w, w->eH[i]);
         }
         if (backward && !s->ctx[r].is_first) {
-            bdM[i] = dp_chain_error_of(w, bwd, NULL);
+            bdM[i] = chain_error_of(w, bwd, NULL);
             out->dM[i] = bdM[i].fro;
             out->dH[i] = dp_state_error_fro(w, w->edH[i]);
         }
@@ -231,6 +231,6 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
         dp_error_lists_free(edS, nr);
         return;
     }
-    dp_error_bound_rows(w, eS, edS, backward, out);
+    rows_of_pass(w, eS, edS, backward, out);
     keep(w, out, eS, edS);
 }

@@ -81,7 +81,7 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
     dp_runs made = {0};
     const dp_status st = s->p.Nseq ? dp_run_stored(&c, &o, &g, &made, e) : DP_OK;
     const int n = made.n ? made.run[0].ntensor : 0;
-    if (n) r->tensor = realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + n));
+    if (n) r->tensor = dp_realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + n));
     for (int i = 0; i < n; i++)
         take(sp->c, s, within, &made.run[0].tensor[i], r);
     dp_runs_free(&made);
@@ -89,7 +89,7 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
 }
 
 /* The run fails by this tensor, which is closed already. */
-static void dp_judge_speak(int tensor, dp_run *r) {
+static void let_speak(int tensor, dp_run *r) {
     const dp_judgement *bad = &r->tensor[tensor];
     const dp_place *at = &bad->failed.at;
     r->verdict = DP_FAIL;
@@ -108,7 +108,7 @@ static void speak(int from, dp_run *r) {
         if (r->tensor[i].verdict == DP_FAIL &&
             dp_judgement_says_more(worst < 0 ? NULL : &r->tensor[worst], &r->tensor[i]))
             worst = i;
-    if (worst >= 0 && r->verdict != DP_FAIL) dp_judge_speak(worst, r);
+    if (worst >= 0 && r->verdict != DP_FAIL) let_speak(worst, r);
     for (int i = from; i < r->ntensor && r->verdict == DP_PASS; i++) {
         if (r->tensor[i].verdict != DP_UNJUDGED) continue;
         r->verdict = DP_UNJUDGED;
@@ -131,10 +131,10 @@ dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, 
 
 /* ---- to the bit ------------------------------------------------------------------------------ */
 
-/* appends the judgement of a tensor that is right to the bit; first: its first entry
- * that is another, -1: none. Returned for the words of its failure, with which it is to speak for
- * the run: what others say follows from it. */
-static dp_judgement *dp_judge_bits(const dp_compare_in *in, int64_t first, dp_run *r) {
+/* Appends the judgement of a tensor that must be right to the bit; first: its first entry that is
+ * another, -1: none. Returned for the words of its failure: it is to speak for the run, and the
+ * other failures follow from it. */
+static dp_judgement *judge_bits(const dp_compare_in *in, int64_t first, dp_run *r) {
     r->tensor = dp_realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + 1));
     dp_judgement *t = &r->tensor[r->ntensor++];
     dp_compare(in, t);
@@ -223,7 +223,7 @@ void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
                               .want = was,
                               .place = pool_place,
                               .ctx = &x};
-    dp_judgement *t = dp_judge_bits(&in, first_wrong(seen, x.heads), r);
+    dp_judgement *t = judge_bits(&in, first_wrong(seen, x.heads), r);
     free(was);
     free(is);
     if (t->verdict != DP_FAIL) {
@@ -231,7 +231,7 @@ void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
         return;
     }
     say(seen, t);
-    dp_judge_speak(r->ntensor - 1, r);
+    let_speak(r->ntensor - 1, r);
 }
 
 /* ---- convolutions ---------------------------------------------------------------------------- */
@@ -264,7 +264,7 @@ static void judge_conv(const dp_conv_calls *c, int i, dp_run *r) {
                               .want = c->want.of[i],
                               .place = conv_place,
                               .ctx = &each};
-    dp_judgement *t = dp_judge_bits(&in, wrong, r);
+    dp_judgement *t = judge_bits(&in, wrong, r);
     if (t->verdict != DP_FAIL) return;
     const dp_row *f = &t->failed;
     snprintf(t->why, sizeof t->why,
@@ -272,12 +272,12 @@ static void judge_conv(const dp_conv_calls *c, int i, dp_run *r) {
              "channel %d is %g (%a), was %g (%a)",
              (long long)c->call + 1, each - (int)(wrong / v->D % each), f->index, f->got, f->got,
              f->want, f->want);
-    dp_judge_speak(r->ntensor - 1, r);
+    let_speak(r->ntensor - 1, r);
 }
 
-/* after that, what convolutions handed on, as tensors conv_state_q .., to
- * the bit. None without convolutions. */
-static void dp_judge_conv_states(const dp_conv_calls *c, dp_run *r) {
+/* Judges the inputs that convolutions handed on, as tensors conv_state_q .., to the bit; none
+ * without convolutions. */
+static void judge_conv_states(const dp_conv_calls *c, dp_run *r) {
     for (int i = DP_NQKV - 1; i >= 0; i--)
         if (c->conv[i] && dp_conv_state_size(c->conv[i]) && c->got.of[i]) judge_conv(c, i, r);
 }
@@ -313,7 +313,7 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
         sp->step = NULL;
         st = dp_judge_drafts(sp, &seen->drafts, r, e);
         dp_judge_pool(sp, &seen->pool, r);
-        dp_judge_conv_states(&seen->front, r);
+        judge_conv_states(&seen->front, r);
         say_far(&seen->far, r);
     }
     if (step) dp_step_run_free(sp->c, &front);

@@ -53,8 +53,8 @@ static void head_row(const void *ctx, int64_t row, dp_place *at) {
 }
 
 /* The ctx of dp_place_of_field; points to the arguments. */
-static dp_field_places dp_field_places_of(const dp_problem *p, int N, dp_result_id field,
-                                          const int *chunk_of) {
+static dp_field_places field_places_of(const dp_problem *p, int N, dp_result_id field,
+                                       const int *chunk_of) {
     return (dp_field_places){.p = p,
                              .field = field,
                              .heads = dp_result_heads(p, field),
@@ -149,7 +149,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     dp_result_shape(p, field, &rows, &width);
     if (!rows || !got || !want->rows) return;
     assert(want->rows == rows && want->width == width);
-    const dp_field_places places = dp_field_places_of(p, sp->N, field, sp->windows.window_of);
+    const dp_field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
     double *freedom = dp_row_freedom_new(p, field);
     const double own = dp_own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;

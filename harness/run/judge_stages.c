@@ -50,8 +50,8 @@ static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int st
 }
 
 /* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
-static void dp_stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,
-                                 dp_bound_bases *w, dp_stage_errors *x) {
+static void stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,
+                              dp_bound_bases *w, dp_stage_errors *x) {
     enum { SETTINGS = 5, STAGE_ERRORS = 0x73746167 /* no other key of this length has it */ };
     const char *cache = sp->std->o->cache;
     int32_t what[SETTINGS + DP_NSTAGE_TENSORS] = {sp->N, run->base, run->chain, sp->c->backward,
@@ -78,7 +78,7 @@ static void dp_stage_errors_make(dp_sharding *sp, const dp_run *run, double *con
 }
 
 /* Frees what it holds; the struct is the caller's. */
-static void dp_stage_errors_free(dp_stage_errors *x) {
+static void stage_errors_free(dp_stage_errors *x) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         free(x->bound[i]);
         free(x->rad[i]);
@@ -211,7 +211,7 @@ static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
 
 void dp_judge_stages(const dp_judging *j, dp_run *run) {
     dp_stage_errors errors;
-    dp_stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
+    stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!j->out->stage[i]) continue;
         if (dp_stage_tensors[i].kind == DP_PER_RANK)
@@ -221,5 +221,5 @@ void dp_judge_stages(const dp_judging *j, dp_run *run) {
         else
             judge_inner(j, &errors, i, run);
     }
-    dp_stage_errors_free(&errors);
+    stage_errors_free(&errors);
 }

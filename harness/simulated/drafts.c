@@ -55,9 +55,8 @@ static void add(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const
     append(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);
     append(&s->out.final_state, p->Nseq * S, state, S);
     if (o) append(&s->out.o, p->T * rows, o + call->cu[i] * rows, n * rows);
-    s->place = realloc(s->place, sizeof *s->place * ((size_t)p->Nseq + 1));
-    p->cu = realloc(p->cu, sizeof *p->cu * ((size_t)p->Nseq + 2));
-    if (!s->place || !p->cu) abort();
+    s->place = dp_realloc(s->place, sizeof *s->place * ((size_t)p->Nseq + 1));
+    p->cu = dp_realloc(p->cu, sizeof *p->cu * ((size_t)p->Nseq + 2));
     s->place[p->Nseq] = *at;
     s->place[p->Nseq++].tokens = n;
     p->T += n;

@@ -64,7 +64,7 @@ static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 }
 
 /* Hands states from rank to rank, forward or backward. */
-static void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step) {
+static void ring_of(dp_sim *s, int backward, dp_sim_ring_fn *step) {
     (s->peers ? ring_by_messages : ring_here)(s, backward, step);
 }
 
@@ -72,7 +72,7 @@ static void dp_sim_ring(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 
 /* Every rank here hands n numbers to the rank d behind it, d < 0: before it; out, got [N]: got is
  * made, NULL where nothing comes. */
-static void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
+static void hand_over(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
     for (int r = 0; r < s->N; r++) {
         const int to = r + d;
         if (to >= 0 && to < s->N && dp_sim_has(s, r) && !dp_sim_has(s, to))
@@ -91,7 +91,7 @@ static void dp_sim_hand(dp_sim *s, int d, int64_t n, double *const *out, double 
 /* ---- all-gather ------------------------------------------------------------------------------ */
 
 /* Every rank gets M and H, backward dM and dH, of all; where all ranks are here they have them. */
-static void dp_sim_share_pairs(dp_sim *s, int backward) {
+static void share_pairs(dp_sim *s, int backward) {
     const int HV = s->p->HV;
     const int64_t KK = (int64_t)s->p->K * s->p->K, KV = (int64_t)s->p->K * s->p->V;
     const int64_t pair = KK + KV, n = HV * pair;
@@ -226,7 +226,7 @@ static void send_all(way *w) {
 void dp_sim_gather(dp_sim *s, int back, dp_sim_order_fn *order) {
     way w = way_of(s, back);
     const int HV = s->p->HV;
-    dp_sim_share_pairs(s, back);
+    share_pairs(s, back);
     send_all(&w);
     for (int i = 0; i < s->N * HV; i++)
         if (dp_sim_has(s, i / HV)) fold(&w, i / HV, i % HV, order);
@@ -263,8 +263,8 @@ static void serial_step(dp_sim *s, int back, int r, int hv, double **S) {
     send_one(&w, r, hv, 1, NULL, *S);
 }
 
-static void ring(dp_sim *s, int back) { dp_sim_ring(s, back, ring_step); }
-static void serial(dp_sim *s, int back) { dp_sim_ring(s, back, serial_step); }
+static void ring(dp_sim *s, int back) { ring_of(s, back, ring_step); }
+static void serial(dp_sim *s, int back) { ring_of(s, back, serial_step); }
 
 /* ---- scan ------------------------------------------------------------------------------------ */
 
@@ -323,7 +323,7 @@ static void level(const way *w, int d, double **e, dp_sim_compose_fn *compose) {
     const int HV = w->s->p->HV;
     const int64_t n = element_size(w);
     double **got = dp_calloc((size_t)w->s->N, sizeof *got);
-    dp_sim_hand(w->s, w->by * d, HV * n, e, got);
+    hand_over(w->s, w->by * d, HV * n, e, got);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < w->s->N * HV; i++) {
         const int r = i / HV, hv = i % HV;
@@ -347,7 +347,7 @@ static void hand_on(const way *w, double **e) {
         for (int hv = 0; hv < HV; hv++)
             memcpy(out[r] + hv * KV, H_of(w, e[r] + hv * n), sizeof **out * (size_t)KV);
     }
-    dp_sim_hand(w->s, w->by, HV * KV, out, got);
+    hand_over(w->s, w->by, HV * KV, out, got);
     for (int i = 0; i < w->s->N * HV; i++) {
         const int r = i / HV, hv = i % HV;
         if (!dp_sim_has(w->s, r) || !gets(w, r)) continue;

@@ -22,15 +22,15 @@
  */
 
 /* Does a payload change what comes. */
-static int dp_drawn_rounds(dp_sending x) {
+static int rounds(dp_sending x) {
     const dp_payload_info *p = &dp_payloads[x.payload];
     return dp_exchanges[x.exchange].states &&
            (p->u > dp_payloads[DP_PAYLOAD_FP32].u || p->tolerance > 0);
 }
 
 /* Does a rank in which a sequence begins (back: ends) send its pair, to be applied to a state. */
-static int dp_drawn_from_pair(const dp_problem *p, dp_sending x, int back) {
-    return x.exchange == DP_EXCHANGE_ALLGATHER && dp_drawn_rounds(x) && !x.begins &&
+static int from_pair(const dp_problem *p, dp_sending x, int back) {
+    return x.exchange == DP_EXCHANGE_ALLGATHER && rounds(x) && !x.begins &&
            (back ? p->dstate : p->s0);
 }
 
@@ -188,8 +188,8 @@ static void all_heads(const dp_problem *p, dp_sending x, int N, const dp_drawn_p
 
 /* S and dS at the boundaries of N ranks, [N][HV][K][V] as dp_recurrent_keep has them, in full, to
  * those that come; dS may be NULL. */
-static void dp_drawn_arrives(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
-                             double *S, double *dS) {
+static void arriving_states(const dp_problem *p, dp_sending x, int N, const dp_drawn_pairs *pairs,
+                            double *S, double *dS) {
     all_heads(p, x, N, pairs, 0, S);
     if (dS) all_heads(p, x, N, pairs, 1, dS);
 }
@@ -276,12 +276,12 @@ static void products(const work *w) {
 /* The element of a rank that does not pass on what comes to it. */
 static void first_products(const work *w) {
     const int64_t each = (int64_t)w->p->K * w->p->K;
-    if (dp_drawn_from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
+    if (from_pair(w->p, w->design->sending, 0) && dp_context_runs_pre_fwd(w->rank)) {
         dp_result got = of_identities(w, w->rank->nlocal - 1, 0);
         keep_in(w, &w->out->begins[0], each, got.final_state);
         dp_result_free(&got);
     }
-    if (!w->backward || !dp_drawn_from_pair(w->p, w->design->sending, 1)) return;
+    if (!w->backward || !from_pair(w->p, w->design->sending, 1)) return;
     if (!dp_context_runs_pre_bwd(w->rank)) return;
     dp_result got = of_identities(w, 0, 1);
     keep_in(w, &w->out->begins[1], each, got.ds0);
@@ -304,8 +304,8 @@ static void pair_of(const work *w) {
 }
 
 /* For N ranks; zeros for one rank. */
-static void dp_drawn_pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *design,
-                                int N, int backward) {
+static void pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *design, int N,
+                       int backward) {
     *x = (dp_drawn_pairs){.n = N * p->HV};
     for (int r = 0; r < N && N > 1; r++) {
         dp_context c;
@@ -324,7 +324,7 @@ static void free_list(const dp_drawn_pairs *x, double **list) {
 }
 
 /* Frees what it holds, and leaves zeros. */
-static void dp_drawn_pairs_free(dp_drawn_pairs *x) {
+static void pairs_free(dp_drawn_pairs *x) {
     for (int k = 0; k < DP_RANK_TENSORS; k++)
         free_list(x, x->of[k]);
     for (int back = 0; back < 2; back++)
@@ -386,7 +386,7 @@ static void forget_recurrent(dp_drawn_run *x) {
     free(x->S);
     free(x->dS);
     free(x->dg);
-    dp_drawn_pairs_free(&x->pairs);
+    pairs_free(&x->pairs);
     x->S = x->dS = x->dg = NULL;
 }
 
@@ -435,9 +435,9 @@ static void run_recurrent(dp_drawn_run *x) {
     const dp_recurrent_keep keep = {N, cut, x->S, x->dS, x->dg, NULL, NULL},
                             sent = {N, cut, NULL, NULL, x->dg, x->S, x->dS};
     dp_recurrent_run(p, &x->design, x->backward, &keep, &x->out);
-    dp_drawn_pairs_make(&x->pairs, p, &x->design, N, x->backward);
-    if (N > 1 && dp_drawn_rounds(x->design.sending)) {
-        dp_drawn_arrives(p, x->design.sending, N, &x->pairs, x->S, x->backward ? x->dS : NULL);
+    pairs_make(&x->pairs, p, &x->design, N, x->backward);
+    if (N > 1 && rounds(x->design.sending)) {
+        arriving_states(p, x->design.sending, N, &x->pairs, x->S, x->backward ? x->dS : NULL);
         dp_result_free(&x->out);
         dp_recurrent_run(p, &x->design, x->backward, &sent, &x->out);
     }

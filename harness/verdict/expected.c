@@ -65,7 +65,7 @@ static void add_front(const dp_drawn_pair *a, int i) {
     free(want);
 }
 
-/* The share of each window of tokens in the errors of dA_log (slope dg/dA_log), ddt_bias (dg/dx). */
+/* Each window's share in the errors of dA_log (slope dg/dA_log) or ddt_bias (dg/dx). */
 static void add_shares(const dp_drawn_pair *a, const double *slope, dp_draws *d) {
     const dp_problem *p = &a->one->p;
     const double *got = dp_drawn_dg(a->one);
@@ -99,7 +99,7 @@ static void add_stages(const dp_drawn_pair *a) {
 }
 
 /* Adds the errors of a run to the draws of its policy. */
-static void dp_drawn_add(const dp_drawn_pair *a) {
+static void add_drawn(const dp_drawn_pair *a) {
     for (int i = 0; i < DP_NRESULTS; i++)
         if (a->x->field[i].err2)
             add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
@@ -242,7 +242,7 @@ static void run_design(const drawing *a, const dp_expected_layout *l, const dp_d
         for (int i = 0; i < a->npolicy; i++) {
             const double scale = part_of(&a->policy[i], design, (dp_format)f);
             if (a->policy[i].N != l->N || scale == 0) continue;
-            dp_drawn_add(&(dp_drawn_pair){l, one, ref, scale, d, &a->out[i]});
+            add_drawn(&(dp_drawn_pair){l, one, ref, scale, d, &a->out[i]});
         }
     }
 }
