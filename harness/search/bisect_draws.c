@@ -154,7 +154,7 @@ dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_f
     if (same) run_tallied(&w, how->backward);
     dp_bisect_work_free(&w);
     for (int d = 0; d < tal.ndraw && same; d++) {
-        dp_problem y = dp_nearby_problem(p, &(dp_mover){(uint64_t)d, dtype});
+        dp_problem y = dp_nearby_problem(p, &(dp_mover){(uint64_t)d, dtype, dtype});
         dp_bisect_work one = {.out = out, .tal = &tal};
         tal.draw = d;
         if (!dp_bisect_work_new(&one, &y, &right, by_inverse, e)) {

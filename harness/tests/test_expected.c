@@ -190,6 +190,30 @@ static double mean_error(const char *problem, const char *tensor, const dp_desig
     return sum;
 }
 
+/* fp32 sums the bf16 gates of this problem without rounding, but for a tie at token 198. */
+DP_TEST(expected, ties_of_gates_are_no_fault) {
+    static const char text[] =
+        "reason = a tie\nsource = scripts/soak\nop = gdn2\nseed = 5101419\nT = 210\nH = 1\nHV = 2\n"
+        "K = 32\nV = 32\nranks = 3\nbase = fp32\nchain = fp32\ngate = log\nbeta = plain\n"
+        "keys = random\ndtype = bf16\ng_scale = 3\nbeta_lo = 0.9\nbeta_hi = 1.0\nl2norm = yes\n";
+    static const struct {
+        dp_fault fault;
+        dp_verdict verdict;
+    } row[] = {{DP_FAULT_NONE, DP_PASS}, {DP_FAULT_DECAY_BF16, DP_FAIL}};
+    for (int i = 0; i < 2; i++) {
+        dp_case c;
+        dp_runs runs;
+        if (!gt_judge_case(text, row[i].fault, NULL, &c, &runs)) continue;
+        for (int k = 0; k < runs.n; k++) {
+            const dp_run *r = &runs.run[k];
+            CHECK(r->verdict == row[i].verdict && (r->settled || row[i].fault), "%s: %s", r->id,
+                  r->why);
+        }
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+}
+
 /* A rounding that some kernels make and others do not, or make elsewhere, is expected where it is
  * declared. */
 DP_TEST(expected, draws_round_where_the_design_does) {
@@ -371,7 +395,7 @@ DP_TEST(expected, what_is_equal_in_a_problem_is_equal_in_every_other_draw) {
     for (int64_t i = 0; i < n; i++)
         p->k[i] = (i % 2 ? -1 : 1) * (1 + (double)(i % 3) / 4);
     for (uint64_t draw = 0; draw < 4; draw++) {
-        const dp_mover m = {draw, DP_FP32};
+        const dp_mover m = {draw, DP_FP32, DP_FP32};
         dp_problem y = dp_nearby_problem(p, &m);
         int64_t apart = 0, moved = 0;
         for (int64_t i = 6; i < n; i++)

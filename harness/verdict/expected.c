@@ -256,7 +256,9 @@ static int wants_stages(const drawing *a, int N) {
 static void one_draw(const drawing *a, int d) {
     const dp_expected_request *rq = a->rq;
     const int D = dp_expected_count(rq->p);
-    const dp_mover m = {(uint64_t)(rq->set * D + d), rq->dtype};
+    const dp_format wide = rq->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
+    const dp_mover m = {(uint64_t)(rq->set * D + d), rq->dtype,
+                        rq->set == DP_SET_OFF_LATTICE ? wide : rq->dtype};
     dp_problem y = dp_nearby_problem(rq->p, &m);
     dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
     dp_conv conv[3];

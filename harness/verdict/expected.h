@@ -26,6 +26,8 @@
 extern "C" {
 #endif
 
+#define DP_SET_OFF_LATTICE 2 /* the set whose log gates leave the lattice of their format */
+
 typedef struct {
     const dp_problem *p;
     const dp_front *front; /* NULL: no training step. q, k, v behind a convolution are not read */

@@ -71,9 +71,12 @@ dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     const dp_format wide = m->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
     dp_problem y = *p;
     y.cu = dp_cu_copy(p);
-    for (int i = 0; i < DP_NINPUTS; i++)
-        *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i),
-                                    dp_input_fields[i].parameter ? wide : m->dtype, STREAM[i]);
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_format f = dp_input_fields[i].parameter ? wide
+                            : i == DP_INPUT_G            ? m->gates
+                                                         : m->dtype;
+        *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i), f, STREAM[i]);
+    }
     for (int64_t i = 0;
          p->beta && p->beta_form == DP_BETA_PLAIN && i < dp_input_count(p, DP_INPUT_BETA); i++)
         if (p->beta[i] <= 2 && y.beta[i] > 2) y.beta[i] = 2; /* a contraction stays one */

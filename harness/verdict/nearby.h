@@ -7,6 +7,9 @@
  * In the others every number is moved by itself: where equal numbers cancel to the last bit in one
  * order of summation they need not in another. Zeros, infinities and NaN stay; beta of a
  * contraction stays at most 2.
+ *
+ * Log gates of a short format have sums that fp32 holds exactly, but for ties, which few draws meet.
+ * `gates` of a wider format takes them off that lattice: every sum is rounded then.
  */
 #ifndef DP_NEARBY_H
 #define DP_NEARBY_H
@@ -20,6 +23,7 @@ extern "C" {
 typedef struct {
     uint64_t draw;   /* 0, 1, ..: each other numbers */
     dp_format dtype; /* of the inputs */
+    dp_format gates; /* of g: dtype, or a wider one */
 } dp_mover;
 
 /* What stands in front of q, k and v in a training step: convolutions, without dy; NULL: none. */
