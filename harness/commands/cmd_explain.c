@@ -10,6 +10,7 @@
 
 #include <argp.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +177,28 @@ static void explain_level(const json_t *t) {
         rel, text(e, "level"), ratio, limit);
 }
 
+/* The smallest factor that the limits would have seen; the record holds six digits of it. */
+static void factor(const json_t *t, const char *name, char out[48]) {
+    const double x = json_number_value(json_object_get(t, name));
+    if (x > 1.01)
+        snprintf(out, 48, "%.3g", x);
+    else
+        snprintf(out, 48, "1 + %.2g", fmax(x - 1, 5e-6));
+}
+
+static void explain_power(const json_t *t) {
+    char seen[48], head[48];
+    factor(t, "seen", seen);
+    factor(t, "seen_head", head);
+    if (!json_object_get(t, "seen"))
+        say("power", "no factor of the tensor would have failed");
+    else if (!json_object_get(t, "seen_head"))
+        say("power", "the tensor times %s, or more, would have failed", seen);
+    else
+        say("power", "the tensor times %s, or more, would have failed; head %lld alone times %s",
+            seen, (long long)json_integer_value(json_object_get(t, "blind_head")), head);
+}
+
 static void explain_tensor(const json_t *t) {
     char rel[32], ratio[32];
     number(t, "rel_fro", rel);
@@ -184,6 +207,7 @@ static void explain_tensor(const json_t *t) {
     say("compared", "every row with the truth; error of all, |got - truth| / |truth|: %s", rel);
     if (json_object_get(t, "bound")) say("bound", "the largest share of a row's bound: %s", ratio);
     explain_level(t);
+    explain_power(t);
     for (size_t i = 0; i < sizeof TIERS / sizeof *TIERS; i++) {
         if (strcmp(TIERS[i].tier, text(t, "tier"))) continue;
         say("decided by", "%s: %s", TIERS[i].tier, TIERS[i].what);

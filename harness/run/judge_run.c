@@ -1,6 +1,7 @@
 /* The judgement of one run: its parts in order, and a second set of draws where it is marginal. */
 #include "limits.h"
 #include "outputs.h"
+#include "ref/chunk/gate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -27,6 +28,56 @@ static void judge_step(const dp_judging *j, dp_run *r) {
     exit(2); /* the convolution ran before: a device that died since */
 }
 
+/* Of token t: the sum over its keys of strength times |k| |erasing key|, largest of its heads. A
+ * step contracts where that is at most 2. */
+static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
+    double most = 0;
+    for (int hv = 0; hv < p->HV; hv++) {
+        double sum = 0;
+        for (int r = 0; r < p->R; r++) {
+            const double *e = dp_erasing_at(p, a->k, a->erasing, t, hv) + (int64_t)r * p->K,
+                         *k = dp_erasing_at(p, a->k, NULL, t, hv) + (int64_t)r * p->K;
+            double ee = 0, kk = 0;
+            for (int x = 0; x < p->K; x++) {
+                ee += e[x] * e[x];
+                kk += k[x] * k[x];
+            }
+            sum += fabs(a->beta ? a->beta[(t * p->HV + hv) * p->R + r] : 1) * sqrt(ee * kk);
+        }
+        most = fmax(most, sum);
+    }
+    return most;
+}
+
+/* Where zeros would pass because the state grows: what the inputs would need. */
+static void say_growth(const dp_problem *p, dp_run *r) {
+    const dp_strength by = dp_models[p->model].strength;
+    int blind = 0;
+    for (int i = 0; i < r->ntensor; i++)
+        blind |= r->tensor[i].verdict == DP_UNJUDGED && r->tensor[i].seen_head > 2;
+    if (!blind || (by != DP_BY_BETA && by != DP_BY_GATES)) return;
+    dp_activated a = dp_activated_new(p);
+    int64_t at = 0;
+    double most = 0;
+    for (int64_t t = 0; t < p->T; t++) {
+        const double x = strength_of(p, &a, t);
+        if (!(x > most)) continue;
+        most = x;
+        at = t;
+    }
+    dp_activated_free(&a);
+    if (!(most > 2.01)) return; /* what rounding adds to 2 */
+    for (int i = 0; i < r->ntensor; i++) {
+        dp_judgement *t = &r->tensor[i];
+        const size_t n = strlen(t->why);
+        if (t->verdict == DP_UNJUDGED && t->seen_head > 2)
+            snprintf(t->why + n, sizeof t->why - n,
+                     "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 "
+                     "contracts: normalise keys",
+                     most, (long long)at);
+    }
+}
+
 static void judge_all(const dp_judging *j, dp_run *r) {
     const int most = DP_NRESULTS + DP_STEP_TENSORS + DP_RANK_TENSORS + DP_NSTAGE_TENSORS;
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
@@ -34,6 +85,7 @@ static void judge_all(const dp_judging *j, dp_run *r) {
     judge_step(j, r);
     dp_judge_ranks(j, r);
     dp_chain_growth(j, r);
+    say_growth(&j->sp->c->p, r);
     if (!j->out->stage) return;
     dp_judge_stages(j, r);
     dp_name_flaws(j, r);

@@ -587,7 +587,8 @@ DP_TEST(session, the_program_runs_a_session_and_its_ID_runs_it_again) {
              "merge=allgather'",
              gt_program());
     CHECK(!gt_run(cmd, out, sizeof out) &&
-              strstr(out, "session      96,24x1,4,1; state between calls: bf16\n"),
+              strstr(out, "session      96,24x1,4,1; state between calls: bf16\n") &&
+              strstr(out, "power        the tensor times 1"),
           "explain: %s", out);
     static const char *const REFUSED[][2] = {
         {"bisect stage session-verify", "op = session has no stages"},

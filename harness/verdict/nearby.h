@@ -8,7 +8,7 @@
  * order of summation they need not in another. Zeros, infinities and NaN stay; beta of a
  * contraction stays at most 2.
  *
- * Log gates of a short format have sums that fp32 holds exactly, but for ties, which few draws meet.
+ * fp32 holds the sums of log gates of a short format exactly, but for ties, which few draws meet.
  * `gates` of a wider format takes them off that lattice: every sum is rounded then.
  */
 #ifndef DP_NEARBY_H

@@ -156,6 +156,16 @@ def test_zeros_are_no_pass_on_states_that_grow(x: dict[str, np.ndarray]) -> None
     assert found.status != 0 and not found.passed, found.text
 
 
+def test_a_state_that_grows_beyond_its_limits_says_what_the_inputs_need() -> None:
+    rng = np.random.default_rng(0)
+    x = {n: rng.standard_normal((64, 1, 64)).astype(np.float32) for n in ("q", "k", "v")}
+    x |= {"g": np.full((64, 1), -0.1, np.float32), "beta": np.full((64, 1), 0.5, np.float32)}
+    zeros = {"final_state": np.zeros((1, 1, 64, 64), np.float32)}
+    found = judge(x, zeros, **SAID | {"l2norm": False, "base": "bf16"})
+    said = r"sum of beta \|k\|\^2 is [\d.]+ at token \d+, at most 2 contracts: normalise keys"
+    assert found.status == 2 and re.search(said, found.text), found.text
+
+
 @pytest.mark.parametrize("end", ["exit 0", "exit 1", "exit 2", "exit 3", "kill -9 $$"])
 @pytest.mark.parametrize("verdict", ["pass", "fail"])
 @pytest.mark.parametrize("own", [True, False])
