@@ -137,8 +137,9 @@ static const key KEYS[] = {
      "calls with commas between, one rank, forward: N tokens, KxN: K calls of N; N-n: N drafted "
      "tokens, the first n accepted; the last is repeated to the end"},
     {"session_state", CHOICE, SESSION, AT(session_state), "returned", 0, 0,
-     "returned|fp32|bf16|fp16",
-     "format in which the state is kept between calls; returned: as it came"},
+     "returned|fp32|bf16|fp16|" DP_STATE_WORDS,
+     "format in which the state is kept between calls (ref/vocabulary/stored.h); returned: as it "
+     "came"},
     {"session_prefix", INT, SESSION, AT(session_prefix), "0", 0, 1 << 24, NULL,
      "first tokens that all sequences share, with the first one's initial state: computed once, "
      "each goes on from its state"},

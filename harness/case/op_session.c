@@ -17,14 +17,15 @@ static dp_status check_keys(const dp_casefile *f, dp_err *e) {
 
 dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                            int64_t *tokens, dp_err *e) {
-    static const dp_format kept[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16}; /* of session_state */
+    static const dp_format kept[] = {DP_FP64, DP_FP32, DP_BF16}; /* of session_state */
     dp_err why = {0};
     dp_status s = check_keys(f, e);
     if (!s) s = dp_recurrence_shape(f, d, c, tokens, e);
     if (s) return s;
     if (dp_session_parse(f->session, &c->session, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
-    c->session.kept = kept[f->session_state];
+    c->session.kept =
+        f->session_state < 3 ? kept[f->session_state] : (dp_format)(DP_FP16 + f->session_state - 3);
     c->session.prefix = f->session_prefix;
     c->session.slots = f->session_slots;
     c->backward = 0;

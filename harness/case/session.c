@@ -82,7 +82,7 @@ void dp_session_free(dp_session *s) {
 }
 
 const char *dp_session_kept(const dp_session *s) {
-    return s->kept == DP_FP64 ? "returned" : s->kept == DP_FP16 ? "fp16" : dp_formats[s->kept].name;
+    return s->kept == DP_FP64 ? "returned" : dp_formats[s->kept].name;
 }
 
 /* ---- walking --------------------------------------------------------------------------------- */

@@ -54,8 +54,6 @@ typedef struct {
     int other_design;    /* subject, file: not the pipeline that is drawn */
     int set,
         settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
-    /* a session: its state is rounded between calls, which no bound is derived for */
-    int kept_short;
     const char *rollback; /* a session that rolls back: where the state came from; else NULL */
     int windows, windows_judged; /* that such a session has; with rejected tokens and all */
     int exact; /* keys = exact: every error must be 0, whatever the bounds allow */

@@ -250,7 +250,6 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       FLAG(set),
                                       FLAG(settled),
 
-                                      FLAG(kept_short),
                                       ONE_WORD(rollback, ROLLBACKS, 2),
                                       COUNT(windows, MOST_SMALL),
                                       COUNT(windows_judged, MOST_SMALL),

@@ -163,8 +163,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .want = want->hi,
                               .want_lo = want->lo,
                               .rad = want->rad,
-                              /* no bound is derived for what rounding it between calls adds */
-                              .bound = run->kept_short ? NULL : j->bound->row[field],
+                              .bound = j->bound->row[field],
                               .lost = lost->row[field],
                               .place = dp_place_of_field(field),
                               .ctx = &places,

@@ -53,22 +53,26 @@ int dp_bounds_are_derived(const dp_design *design) {
     const dp_design bounded = dp_bound_design(design);
     dp_design d = *design;
     d.fast_decays = bounded.fast_decays;
+    d.final_state = bounded.final_state; /* dp_bounds_store, dp_bounds_keep */
     if (design->base == DP_BASE_BF16) d.fold_beta = bounded.fold_beta;
     for (int i = 0; i < DP_NRESULTS; i++) /* dp_bounds_store adds them */
         if (d.out[i] != DP_FP16) d.out[i] = bounded.out[i];
     return design->chunk && dp_design_same(&d, &bounded);
 }
 
-int dp_run_bounded(const dp_run *r) { return !r->kept_short && dp_bounds_are_derived(&r->design); }
+int dp_run_bounded(const dp_run *r) { return dp_bounds_are_derived(&r->design); }
 
 #define AFFORDABLE 20 /* seconds */
 
-int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
-    return dp_token_design_is_bounded(d) && dp_token_bounds_seconds(p) <= AFFORDABLE;
+/* A short state adds what is derived of one rank's results forward. */
+int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p, int N) {
+    dp_design x = *d;
+    if (N == 1 && !p->dout) x.state = DP_FP32;
+    return dp_token_design_is_bounded(&x) && dp_token_bounds_seconds(p) <= AFFORDABLE;
 }
 
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
-    return dp_run_bounded(r) || (!r->kept_short && dp_tokens_are_bounded(&r->design, p));
+    return dp_run_bounded(r) || dp_tokens_are_bounded(&r->design, p, r->ranks);
 }
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }

@@ -17,13 +17,13 @@ int dp_bounds_are_derived(const dp_design *design);
 /* What bounds read of a design, all else the default of its base: designs for which this is the
  * same have the same bounds. */
 dp_design dp_bound_design(const dp_design *design);
-/* The same of a run's design; a run whose state is rounded between calls has none. */
+/* The same of a run's design. */
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
 /* Has the recurrent design bounds of its own (token_bounds.h), and can they be had of this problem
- * within about 20 s of one core? */
-int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
+ * on N ranks within about 20 s of one core? A state in a short format has them on one, forward. */
+int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p, int N);
 
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
 double dp_base_roundoff(dp_base b);

@@ -26,7 +26,6 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .truth_radius = NAN,
                   .slope = NAN,
                   .may_unjudged = c->unjudged};
-    x->kept_short = dp_case_session(c) && c->session.kept != DP_FP64;
     x->exact = dp_case_is_exact(c);
     return x;
 }

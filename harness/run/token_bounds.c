@@ -1,8 +1,12 @@
 /* Why bounds of chunks of one token hold for kernels that have no chunks (token_bounds.h). */
 #include "token_bounds.h"
+#include "harness/simulated/carried.h"
 #include "ref/arithmetic/norms.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 int dp_token_design_is_bounded(const dp_design *d) {
     int fp16 = 0;
@@ -48,6 +52,20 @@ dp_design dp_token_design(const dp_design *recurrent) {
     return d;
 }
 
+/* Of each sequence: the last store of its state. */
+static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    double *more = dp_doubles(p->HV);
+    for (int i = 0; S && bound && f != DP_FP64 && i < p->Nseq; i++) {
+        double *off = bound + (int64_t)i * p->HV;
+        for (int h = 0; h < p->HV; h++)
+            more[h] = dp_stored_error(f, p->HV, p->K, p->V, S + i * n, off, h);
+        for (int h = 0; h < p->HV; h++)
+            off[h] += more[h];
+    }
+    free(more);
+}
+
 /* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. What
  * leaves in a longer format than `bounded` has nothing added. */
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
@@ -63,4 +81,18 @@ void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_des
             b->row[i][r] += u * (dp_norm_fro(width, want[i] + r * width) + b->row[i][r]) +
                             sqrt((double)width) * tiny;
     }
+    store_states(p, design->final_state, want[DP_RESULT_FINAL_STATE],
+                 b->row[DP_RESULT_FINAL_STATE]);
+}
+
+void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call, dp_format kept,
+                    const dp_design *design, dp_error_bound *b) {
+    const int tokens = !design->chunk && design->state != DP_FP32;
+    const dp_format f[2] = {kept, tokens ? design->state : design->final_state};
+    if (!(first_of_call || tokens) || (f[0] == DP_FP64 && f[1] == DP_FP64)) return;
+    unsigned char *all = dp_calloc((size_t)p->T + 1, 1);
+    memset(all, 1, (size_t)p->T);
+    dp_carried_bounds(p, tokens ? all : first_of_call, f, b->row[DP_RESULT_O],
+                      b->row[DP_RESULT_FINAL_STATE]);
+    free(all);
 }

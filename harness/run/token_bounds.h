@@ -16,4 +16,10 @@ dp_design dp_token_design(const dp_design *recurrent);
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b);
 
+/* Adds what states add that are stored on the way: between the calls of a session (first_of_call
+ * [T]; NULL: there is none) in `kept` and as they leave `design`, or after each token of a
+ * recurrent one. The last store is dp_bounds_store's. */
+void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call, dp_format kept,
+                    const dp_design *design, dp_error_bound *b);
+
 #endif

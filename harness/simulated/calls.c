@@ -1,6 +1,7 @@
 /* A session, call by call (calls.h). */
 #include "calls.h"
 #include "ref/vocabulary/design.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -290,8 +291,8 @@ static void share_prefix(walk *w) {
 static void keep_short(const walk *w) {
     spoil_kept(w);
     if (!w->done || w->s->kept == DP_FP64) return;
-    for (int64_t i = 0; i < w->p->Nseq * w->state; i++)
-        w->S[i] = dp_store(w->s->kept, w->S[i]);
+    for (int i = 0; i < w->p->Nseq; i++)
+        dp_store_state(w->s->kept, w->p->HV, w->p->K, w->p->V, w->S + i * w->state);
 }
 
 /* Every call but the first of a sequence; before its first token there are zeros anyway. */

@@ -5,6 +5,7 @@
 #include "ref/chunk/gate.h"
 #include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -366,4 +367,75 @@ dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carri
     carrier_free(&kept);
     dp_activated_free(&s.in);
     return DP_OK;
+}
+
+/* ---- bounds of states that are stored between calls ------------------------------------------ */
+
+/* All heads of one sequence side by side, since a scale may be that of all; off: bounds of what
+ * their states differ by. */
+typedef struct {
+    carrier *head;
+    double *S, *off, *more, *write;
+} heads;
+
+static heads heads_new(const dp_problem *p, int seq) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    heads x = {.head = dp_calloc((size_t)p->HV, sizeof *x.head),
+               .S = p->s0 ? dp_copy(p->s0 + seq * n, n) : dp_doubles(n),
+               .off = dp_doubles(p->HV),
+               .more = dp_doubles(p->HV),
+               .write = dp_doubles((int64_t)dp_rows(p) * p->V)};
+    for (int h = 0; h < p->HV; h++) {
+        x.head[h].S = x.S + (int64_t)h * p->K * p->V;
+        x.head[h].o = dp_doubles(p->V);
+    }
+    return x;
+}
+
+static void heads_free(const dp_problem *p, heads *x) {
+    for (int h = 0; h < p->HV; h++)
+        free(x->head[h].o);
+    free(x->head);
+    free(x->S);
+    free(x->off);
+    free(x->more);
+    free(x->write);
+}
+
+static void store_heads(const dp_problem *p, dp_format f, heads *x) {
+    for (int h = 0; h < p->HV; h++)
+        x->more[h] = dp_stored_error(f, p->HV, p->K, p->V, x->S, x->off, h);
+    for (int h = 0; h < p->HV; h++)
+        x->off[h] += x->more[h];
+}
+
+static void step_head(const session *s, int64_t t, heads *x, double *o) {
+    const dp_problem *p = s->p;
+    const double *q = s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K;
+    double *off = &x->off[s->hv];
+    advance(s, t, &x->head[s->hv], x->write);
+    if (*off == 0) return;
+    *off *= norms_of(s, t).grows;
+    if (!(*off < INFINITY)) *off = INFINITY;
+    o[(s->first + t) * p->HV + s->hv] += fabs(p->scale) * dp_norm_fro(p->K, q) * *off;
+}
+
+void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const dp_format kept[2],
+                       double *o, double *state) {
+    session s = {.p = p, .in = dp_activated_new(p)};
+    for (int i = 0; i < p->Nseq; i++) {
+        heads x = heads_new(p, i);
+        s.first = p->cu[i];
+        s.n = p->cu[i + 1] - p->cu[i];
+        for (int64_t t = 0; t < s.n; t++) {
+            for (int f = 0; f < 2 && stored[s.first + t] && (t || p->s0); f++)
+                store_heads(p, kept[f], &x);
+            for (s.hv = 0; s.hv < p->HV; s.hv++)
+                step_head(&s, t, &x, o);
+        }
+        for (int h = 0; h < p->HV; h++)
+            state[i * p->HV + h] += x.off[h];
+        heads_free(p, &x);
+    }
+    dp_activated_free(&s.in);
 }

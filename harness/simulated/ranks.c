@@ -1,6 +1,7 @@
 /* The simulated ranks: all stages in their order, or one of them (ranks.h). */
 #include "ranks_stages.h"
 #include "ref/chunk/affine.h"
+#include "ref/chunk/recurrent.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -78,6 +79,7 @@ static void forward(dp_sim *s) {
     if (known(s, s->have_forward, before, s->S_in)) return;
     dp_sim_do(s, DP_STAGE_STATE_FWD);
     dp_sim_do(s, DP_STAGE_OUTPUT);
+    dp_leave_states(s->p, &s->design, s->out.final_state);
     s->have_forward = 1;
     s->have_backward = 0;
 }

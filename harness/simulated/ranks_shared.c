@@ -1,6 +1,7 @@
 /* What forward and backward share: factors, starts, the chain of M (ranks_stages.h). */
 #include "ranks_stages.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/vocabulary/stored.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,8 +80,7 @@ void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S) {
     const int gradient = stage == DP_STAGE_PRE_BWD || stage == DP_STAGE_STATE_BWD;
     const dp_format f = gradient ? d.dstate : d.state;
     if (f == (gradient ? plain.dstate : plain.state)) return;
-    for (int64_t i = 0; i < (int64_t)s->p->K * s->p->V; i++)
-        S[i] = dp_store(f, S[i]);
+    dp_store_state(f, 1, s->p->K, s->p->V, S);
 }
 
 void dp_sim_round_arith_all(dp_base b, double *x, int64_t n) {

@@ -87,6 +87,9 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                        "recurrent,exp=fast,inputs=stored",
                                        "decays=bf16,scores=gated,keys=scored",
                                        "inverse=solve",
+                                       "state=e4m3-block",
+                                       "recurrent,final_state=int8-tensor",
+                                       "undeclared,final_state=fp16sr",
                                        "scores=gated,beta=inverse",
                                        "o=fp32",
                                        "recurrent,o=fp32,dlr_b=fp16",
@@ -101,7 +104,8 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                         "state=tf32",
                                         "out=tf32rz",
                                         "dq=tf32",
-                                        "final_state=bf16",
+                                        "final_state=fp8",
+                                        "state=e4m3-tensor",
                                         "undeclared,recurrent",
                                         "factors=tf",
                                         "factors=",
@@ -223,15 +227,18 @@ DP_TEST(recurrent, a_state_kept_short_breaks_its_bounds) {
 }
 
 /* Designs and sizes that have none. */
-DP_TEST(recurrent, only_states_in_fp32_of_an_affordable_size_have_bounds) {
+DP_TEST(recurrent, designs_of_an_affordable_size_have_bounds) {
     dp_problem p = {.T = 256, .HV = 2, .K = 64, .V = 64};
     dp_design d = dp_design_of(DP_BASE_BF16);
-    CHECK(!dp_tokens_are_bounded(&d, &p), "chunks have their own");
+    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "chunks have their own");
     d.chunk = 0;
-    CHECK(dp_tokens_are_bounded(&d, &p), "a small problem");
+    CHECK(dp_tokens_are_bounded(&d, &p, 1), "a small problem");
     p.T = 1 << 20;
-    CHECK(!dp_tokens_are_bounded(&d, &p), "a million tokens");
+    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "a million tokens");
     p.T = 256;
     d.state = DP_BF16;
-    CHECK(!dp_tokens_are_bounded(&d, &p), "a state in bf16");
+    CHECK(dp_tokens_are_bounded(&d, &p, 1), "a state in bf16");
+    CHECK(!dp_tokens_are_bounded(&d, &p, 2), "a state in bf16, on ranks");
+    p.dout = &p.scale;
+    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "gradients of a state in bf16");
 }

@@ -212,8 +212,8 @@ static void judge_case(const char *path, int kernels, table *t) {
 
 /* A recurrence each, in the first formats. */
 DP_TEST(selfcheck, no_tensor_of_zeros_passes) {
-    static const char *const cases[] = {"smoke-gdn",  "smoke-kda",         "smoke-mkda2",
-                                        "smoke-gdn2", "smoke-dplr",        "smoke-gla",
+    static const char *const cases[] = {"smoke-gdn",  "smoke-kda",          "smoke-mkda2",
+                                        "smoke-gdn2", "smoke-dplr",         "smoke-gla",
                                         "smoke-ssd",  "smoke-deltaproduct", "ill-conditioned"};
     static table t;
     char path[600];

@@ -64,9 +64,10 @@ def folder_and_design(
     which leave a kernel that declares none undeclared."""
     if not isinstance(out, Mapping):
         return out or report, design
+    known = (*LEAVING, "final_state")
     for name in out:
-        if name not in LEAVING:
-            raise ValueError(f"out: {name!r} is none of {' '.join(LEAVING)}")
+        if name not in known:
+            raise ValueError(f"out: {name!r} is none of {' '.join(known)}")
     words = [f"{name}={form}" for name, form in out.items()]
     return report, ",".join(["undeclared" if design is None else design, *words]).strip(",")
 

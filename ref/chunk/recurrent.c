@@ -5,6 +5,7 @@
 #include "recurrent.h"
 #include "gate.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -101,8 +102,15 @@ static void write_state(const head *h, int64_t t, int first, int n, const float 
 
 /* A state or its gradient, as it is carried to the next token. */
 static void round_carried(const head *h, dp_format f, float *S) {
-    for (int64_t i = 0; f != DP_FP32 && i < (int64_t)h->r->p->K * h->r->p->V; i++)
-        S[i] = (float)dp_store(f, S[i]);
+    const int K = h->r->p->K, V = h->r->p->V;
+    if (f == DP_FP32) return;
+    double *x = dp_doubles((int64_t)K * V);
+    for (int64_t i = 0; i < (int64_t)K * V; i++)
+        x[i] = S[i];
+    dp_store_state(f, 1, K, V, x);
+    for (int64_t i = 0; i < (int64_t)K * V; i++)
+        S[i] = (float)x[i];
+    free(x);
 }
 
 static void read_output(const head *h, int64_t t, const float *S) {
@@ -442,6 +450,12 @@ static void release(recurrence *r) {
     free(r->dk);
 }
 
+void dp_leave_states(const dp_problem *p, const dp_design *design, double *S) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    for (int i = 0; i < p->Nseq; i++)
+        dp_store_state(design->final_state, p->HV, p->K, p->V, S + i * n);
+}
+
 void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward,
                       const dp_recurrent_keep *keep, dp_result *out) {
     recurrence r = {.p = p, .design = design, .keep = keep, .out = out};
@@ -458,6 +472,7 @@ void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < p->Nseq * p->HV; i++)
         run_head(&r, i / p->HV, i % p->HV, backward);
+    dp_leave_states(p, design, out->final_state);
     if (backward) through_activations(&r);
     if (backward && keep && keep->dg)
         memcpy(keep->dg, r.dg, sizeof *r.dg * (size_t)(p->T * p->HV * dp_Kg(p)));

@@ -3,8 +3,9 @@
  * One operation of math.md b and d is one fp32 operation, sums over K and V run in index order,
  * exp is dp_expf, or (design->fast_decays) as fast kernels form it (gate.h). q and k are rounded to
  * design->factors first where it says so (stored_inputs). The state is rounded to design->state
- * after each token (o reads it before), o and the gradients of inputs to design->out. Ranks do not
- * matter: the state goes through all tokens, but where the caller says what comes in its place.
+ * after each token (o reads it before), as it leaves to design->final_state, o and the gradients of
+ * inputs to design->out. Ranks do not matter: the state goes through all tokens, but where the
+ * caller says what comes in its place.
  */
 #ifndef DP_RECURRENT_H
 #define DP_RECURRENT_H
@@ -30,6 +31,9 @@ typedef struct {
  * on the number of threads. */
 void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward,
                       const dp_recurrent_keep *keep, dp_result *out);
+
+/* States [Nseq][HV][K][V] as they leave a call: in design->final_state. */
+void dp_leave_states(const dp_problem *p, const dp_design *design, double *S);
 
 #ifdef __cplusplus
 }

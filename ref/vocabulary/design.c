@@ -2,6 +2,7 @@
 #include "design.h"
 #include "formats_core.h"
 #include "number.h"
+#include "stored.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -21,7 +22,16 @@ static const char *const INVERSES[] = {"solve", "product", "merged"};
 
 /* A setting: a number in a range, one of the stored formats, one of all formats, one of some words,
  * bits, or lengths. The last two do not change what is rounded. */
-typedef enum { A_NUMBER, A_FORMAT, ALL_THAT_LEAVES, AN_OPERAND, A_CHOICE, A_DROP, A_LENGTHS } kind;
+typedef enum {
+    A_NUMBER,
+    A_FORMAT,
+    A_STATE,
+    ALL_THAT_LEAVES,
+    AN_OPERAND,
+    A_CHOICE,
+    A_DROP,
+    A_LENGTHS
+} kind;
 typedef struct {
     const char *key, *what;
     kind kind;
@@ -29,12 +39,14 @@ typedef struct {
     const char *const *choice; /* [nchoice] */
     int nchoice;
 } setting;
+#define STATES "fp64, fp32, bf16, fp16 or one of " DP_STATE_WORDS
 static const setting SETTINGS[] = {
     {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL, 0},
     {"factors", "fp64, fp32, bf16, fp16, tf32 or tf32rz", AN_OPERAND, offsetof(dp_design, factors),
      NULL, 0},
-    {"state", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, state), NULL, 0},
+    {"state", STATES, A_STATE, offsetof(dp_design, state), NULL, 0},
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
+    {"final_state", STATES, A_STATE, offsetof(dp_design, final_state), NULL, 0},
     {"out", "fp64, fp32, bf16 or fp16", ALL_THAT_LEAVES, offsetof(dp_design, out), NULL, 0},
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
@@ -86,6 +98,7 @@ dp_design dp_design_formats(const dp_design *of) {
     dp_design d = dp_design_of(of->base);
     memcpy(d.out, of->out, sizeof d.out);
     d.factors = of->factors;
+    d.final_state = of->final_state;
     d.undeclared = of->undeclared;
     return d;
 }
@@ -167,6 +180,14 @@ static int format_of(const char *value, size_t n) {
     return -1;
 }
 
+/* Of a state, which goes a head at a time but where it leaves. */
+static int state_format(const char *value, int leaves) {
+    for (int f = DP_FP16SR; f < DP_NSTORED; f++)
+        if (!strcmp(value, dp_formats[f].name) && (leaves || !dp_stored_by_tensor((dp_format)f)))
+            return f;
+    return format_of(value, NSTORED);
+}
+
 /* 1: value was understood and stored. */
 static int set_value(dp_design *d, const setting *s, const char *value) {
     const int stored = s->kind == A_FORMAT || s->kind == ALL_THAT_LEAVES;
@@ -182,6 +203,11 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
             leave_in(d, (dp_format)f);
         else if (f >= 0)
             put_at(d, s, f);
+        return f >= 0;
+    }
+    if (s->kind == A_STATE) {
+        const int f = state_format(value, s->at == offsetof(dp_design, final_state));
+        if (f >= 0) put_at(d, s, f);
         return f >= 0;
     }
     if (s->kind == A_DROP) {
@@ -203,7 +229,7 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
 /* What a text may be made of: " chunk=N" of every setting. */
 static void known_words(char *out, size_t size) {
     static const char *const value[] = {
-        [A_NUMBER] = "N",   [A_FORMAT] = "F", [ALL_THAT_LEAVES] = "F",
+        [A_NUMBER] = "N",   [A_FORMAT] = "F", [A_STATE] = "F",    [ALL_THAT_LEAVES] = "F",
         [AN_OPERAND] = "F", [A_DROP] = "E",   [A_LENGTHS] = "N:N"};
     size_t n = (size_t)snprintf(out, size, RECURRENT);
     for (int i = 0; i < NSETTINGS; i++) {
@@ -318,10 +344,10 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
     d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
     free(words);
     if (!st && d->undeclared && !says_formats_alone(d))
-        return dp_fail(
-            e, DP_EINPUT,
-            "design: undeclared: only factors, out and names of tensors may stand beside "
-            "it");
+        return dp_fail(e, DP_EINPUT,
+                       "design: undeclared: only factors, out, final_state and names of tensors "
+                       "may stand beside "
+                       "it");
     if (!st && d->fold_beta && !(d->product && d->chunk))
         return dp_fail(e, DP_EINPUT,
                        "design: beta=inverse: no inverse is formed (%s); inverse=product says that "

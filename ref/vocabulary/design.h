@@ -7,7 +7,10 @@
  *   recurrent          no chunks: the state goes from token to token
  *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16; tf32,
  *                      tf32rz (truncated): as operands alone, stored as fp32
- *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token)
+ *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token);
+ *                      also a format of states (stored.h), but for scales of a whole tensor
+ *   final_state=FORMAT the state as it leaves a call, or lies in a slot behind it; also a format of
+ *                      states
  *   dstate=FORMAT      the gradient of the state, carried the other way
  *   out=FORMAT         o and the gradients of inputs as they leave
  *   TENSOR=FORMAT      one of them, after out: o=fp32, dq=bf16 (names: tensors.h)
@@ -44,12 +47,12 @@
  *                      asks (harness/search/invariants.h), nothing else does
  *   drop=E             it leaves out what gates have attenuated below E (ref/bound/drop.h): E is a
  *                      number below 1, or a number of bits: 20 is 2^-20
- *   undeclared         it does not say how it computes; beside it only factors, out and
- *                      TENSOR may stand
+ *   undeclared         it does not say how it computes; beside it only factors, out, TENSOR and
+ *                      final_state may stand
  *
  * Defaults: base fp64, fp32: every format that of the base, exact, given, pairwise, raw, solve,
  * rows. Base bf16: as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
- * given, pairwise, raw, product, rows.
+ * given, pairwise, raw, product, rows. final_state stays as it was computed.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -62,7 +65,7 @@ extern "C" {
 
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                          \
-    "recurrent chunk=N factors=F state=F dstate=F out=F decays=F "               \
+    "recurrent chunk=N factors=F state=F dstate=F final_state=F out=F decays=F " \
     "exp=exact|fast "                                                            \
     "inputs=given|stored scores=pairwise|gated|tf32|paired keys=raw|scored "     \
     "inverse=solve|product|merged "                                              \
@@ -78,6 +81,7 @@ typedef struct {
     dp_base base;
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, decays;
+    dp_format final_state;      /* DP_FP64: as it was computed */
     dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
     int gated;                  /* scores: DP_SCORES_.. */
     int scored;
@@ -98,7 +102,8 @@ dp_design dp_design_of(dp_base base);
 /* The design of base with the words of text. DP_EINPUT names the word and what may stand there. */
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e);
 
-/* The default of its base with the factors and out of `of`, undeclared where that is. */
+/* The default of its base with the factors, out and final_state of `of`, undeclared where that
+ * is. */
 dp_design dp_design_formats(const dp_design *of);
 
 /* The words by which d differs from dp_design_of(d->base); "" where it does not. */
@@ -107,8 +112,8 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 /* The designs that a kernel which does not declare one may have, in the order of the trials: chunks
  * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks
  * in base bf16: and with gated operands of stored inputs, those of 64 in tf32 too); in base bf16
- * merged inverses of chunks of 64 and 128. All of its base, factors and out. Returns their
- * number. */
+ * merged inverses of chunks of 64 and 128. All of its base, factors, out and final_state. Returns
+ * their number. */
 #define DP_COMMON_DESIGNS 15
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 

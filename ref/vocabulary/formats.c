@@ -6,7 +6,11 @@
 #include <math.h>
 #include <string.h>
 
-const dp_format_info dp_formats[DP_NFORMATS + 1] = {
+#define SCALED(FORMAT, name, rounding, scaled, its_bits)                                           \
+    [FORMAT] = {                                                                                   \
+        name "-" scaled, name ", an fp32 scale a " scaled, 0, 0x1p-24, rounding, .bits = its_bits, \
+        .bytes = 1}
+const dp_format_info dp_formats[DP_NSTORED] = {
     [DP_FP64] = {"fp64", "fp64", 0, 0x1p-53, 0, .bits = 53, .step = 1, .bytes = 8, .rate = 33.5e12},
     [DP_FP32] = {"fp32", "fp32", 0, 0x1p-24, 0, .bits = 24, .device = 1, .step = 1, .bytes = 4,
                  .rate = 67e12},
@@ -22,6 +26,20 @@ const dp_format_info dp_formats[DP_NFORMATS + 1] = {
     [DP_BF16ST] = {"bf16st", "bf16 storage between steps", 0, 0x1p-24, 0x1p-8, .bits = 8,
                    .bytes = 2, .rate = 67e12},
     [DP_FP16] = {"fp16", "fp16", 0x1p-11, 0x1p-24, 0, .bits = 11, .bytes = 2, .rate = 989e12},
+    [DP_FP16SR] = {"fp16sr", "fp16 with stochastic rounding", 0, 0x1p-24, 0x1p-10, .bits = 10,
+                   .bytes = 2},
+    SCALED(DP_E4M3_TENSOR, "e4m3", 0x1p-4, "tensor", 4),
+    SCALED(DP_E4M3_HEAD, "e4m3", 0x1p-4, "head", 4),
+    SCALED(DP_E4M3_ROW, "e4m3", 0x1p-4, "row", 4),
+    SCALED(DP_E4M3_BLOCK, "e4m3", 0x1p-4, "block", 4),
+    SCALED(DP_E5M2_TENSOR, "e5m2", 0x1p-3, "tensor", 3),
+    SCALED(DP_E5M2_HEAD, "e5m2", 0x1p-3, "head", 3),
+    SCALED(DP_E5M2_ROW, "e5m2", 0x1p-3, "row", 3),
+    SCALED(DP_E5M2_BLOCK, "e5m2", 0x1p-3, "block", 3),
+    SCALED(DP_INT8_TENSOR, "int8", 0x1p-8, "tensor", 7),
+    SCALED(DP_INT8_HEAD, "int8", 0x1p-8, "head", 7),
+    SCALED(DP_INT8_ROW, "int8", 0x1p-8, "row", 7),
+    SCALED(DP_INT8_BLOCK, "int8", 0x1p-8, "block", 7),
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
 

@@ -9,6 +9,8 @@
  *           products hi*hi + hi*lo + lo*hi                                        see math.md j.1
  *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even          u = 2^-8
  *   bf16st  the same as a storage format between steps (operands fp32)
+ * States alone (stored.h) are kept in fp16 with stochastic rounding (fp16sr) and in e4m3, e5m2 and
+ * int8 with an fp32 scale a tensor, head, row, or block of 32 columns of a row (e4m3-row).
  * tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN, Inf stays Inf,
  * zeros keep their sign; overflow when rounding goes to Inf (nearest) or to the largest finite
  * number (tf32rz).
@@ -29,11 +31,31 @@ typedef enum {
     DP_BF16,
     DP_BF16ST,
     DP_NFORMATS,
-    DP_FP16 = DP_NFORMATS
-} dp_format; /* fp16: of operands and storage; no chain of M */
+    /* of operands and storage; no chain of M */
+    DP_FP16 = DP_NFORMATS,
+    /* of states (stored.h) */
+    DP_FP16SR,
+    DP_E4M3_TENSOR,
+    DP_E4M3_HEAD,
+    DP_E4M3_ROW,
+    DP_E4M3_BLOCK,
+    DP_E5M2_TENSOR,
+    DP_E5M2_HEAD,
+    DP_E5M2_ROW,
+    DP_E5M2_BLOCK,
+    DP_INT8_TENSOR,
+    DP_INT8_HEAD,
+    DP_INT8_ROW,
+    DP_INT8_BLOCK,
+    DP_NSTORED
+} dp_format;
 
 /* The names of the rows below, in their order, for case files and help texts. */
 #define DP_FORMAT_WORDS "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st"
+/* Those from DP_FP16SR on, of states. */
+#define DP_STATE_WORDS                                                       \
+    "fp16sr|e4m3-tensor|e4m3-head|e4m3-row|e4m3-block|e5m2-tensor|e5m2-head" \
+    "|e5m2-row|e5m2-block|int8-tensor|int8-head|int8-row|int8-block"
 
 /* A row holds all that the rest of the program knows of a format of the M chain; how it rounds is
  * in ref/arithmetic/mm.c. */
@@ -54,7 +76,7 @@ typedef struct {
     int bytes;     /* of a number that a chain stores */
     double rate;   /* flops a second of an H200, dense */
 } dp_format_info;
-extern const dp_format_info dp_formats[DP_NFORMATS + 1];
+extern const dp_format_info dp_formats[DP_NSTORED];
 int dp_format_find(const char *name); /* -1: unknown */
 
 /* Base policies: what every stage except the M chain uses.

@@ -1,0 +1,158 @@
+"""Kernels that keep their states in fp8, int8 or fp16 between calls, by the conversions of numpy
+and ml_dtypes, and what they may get wrong."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import deltaproof
+from recurrences import right
+from test_batches import FORM, ROW
+
+F4 = np.float32
+FORMATS = {"e4m3": (ml_dtypes.float8_e4m3fn, 448), "e5m2": (ml_dtypes.float8_e5m2, 57344)}
+CASES = ["gdn-slots", "gdn-pieces"]
+
+
+def quantized(S: Any, form: str, fault: str = "") -> Any:
+    """S [N,HV,K,V] as it is read again. Faults: one scale for all shares; toward zero; read by
+    another scale than it was stored by."""
+    number, share = form.split("-")
+    axes = {"tensor": (1, 2, 3), "head": (2, 3), "row": (3,), "block": (4,)}[share]
+    parts = S.astype(F4)
+    if share == "block":
+        V = S.shape[-1]
+        parts = np.pad(parts, [(0, 0)] * 3 + [(0, -V % 32)])
+        parts = parts.reshape(*S.shape[:3], -1, 32)
+    most = FORMATS[number][1] if number in FORMATS else 127
+    scale = np.abs(parts).max(axes, keepdims=True) / F4(most)
+    scale = np.where(scale == 0, F4(1), scale)
+    if fault == "one scale":
+        scale = np.broadcast_to(scale.max(), scale.shape)
+    y = parts / scale
+    if number == "int8":
+        y = np.trunc(y) if fault == "truncated" else np.rint(y)
+    elif fault == "truncated":
+        y = (y * F4(0.9375)).astype(FORMATS[number][0]).astype(F4)
+    else:
+        y = y.astype(FORMATS[number][0]).astype(F4)
+    if fault == "scale of before":
+        y = y * F4(1.03)
+    return (y * scale).reshape(*S.shape[:3], -1)[..., : S.shape[-1]].astype(F4)
+
+
+def stochastic(S: Any, draws: Any) -> Any:
+    """fp16, up or down by chance."""
+    down = np.abs(S).astype(np.float16)
+    down = np.where(down.astype(F4) > np.abs(S), np.nextafter(down, np.float16(0)), down)
+    up = np.nextafter(down, np.float16(np.inf))
+    share = (np.abs(S) - down) / (up.astype(F4) - down.astype(F4))
+    return np.sign(S) * np.where(draws.random(S.shape) < share, up, down).astype(F4)
+
+
+def storing(store: Any, pool: bool = True) -> Any:
+    """GDN whose states go through `store` behind every call."""
+    row = right("gdn")
+
+    def step(x: dict[str, Any], states: Any) -> tuple[Any, Any]:
+        made = row(**x, **FORM, initial_state=states)
+        return made["o"], store(made["final_state"])
+
+    def plain(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        own = dict(locals())
+        return step({n: y for n, y in own.items() if n in ROW}, initial_state)
+
+    def slots(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any = None, pool: Any = None, read_slot: Any = None,
+        write_slot: Any = None, A_log: Any = None, dt_bias: Any = None, cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        own = dict(locals())
+        x = {n: y for n, y in own.items() if n in ROW}
+        if pool is None:
+            o, final = step(x, initial_state)
+            return {"o": o, "final_state": final}
+        o, final = step(x, pool[read_slot])
+        out, live = pool.copy(), read_slot >= 0
+        out[write_slot[live]] = final[live]
+        return {"o": o, "pool": out}
+
+    return slots if pool else plain
+
+
+def judged(form: str, store: Any, declared: bool, cases: Any = CASES) -> Any:
+    return deltaproof.run(
+        storing(store), cases, base="fp32", models=("gdn",), layouts=(),
+        outputs=("o", "final_state", "pool"), design="recurrent" if declared else None,
+        out={"final_state": form},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("form", ["e4m3-row", "e4m3-head", "e5m2-block", "int8-row", "int8-tensor"])
+def test_states_of_a_format_pass_by_its_design(form: str, declared: bool) -> None:
+    found = judged(form, lambda S: quantized(S, form), declared)
+    assert found.passed and len(found.verdicts()) == 2, found.text
+
+
+@pytest.mark.parametrize(
+    "form, other, fault",
+    [
+        ("e4m3-row", "e4m3-row", "truncated"),
+        ("int8-row", "int8-row", "truncated"),
+        ("int8-row", "int8-row", "scale of before"),
+        ("fp16sr", "e4m3-row", ""),
+        ("e4m3-block", "e4m3-block", "scale of before"),
+        ("int8-head", "int8-head", "one scale"),
+    ],
+)
+def test_states_that_are_stored_otherwise_are_red(form: str, other: str, fault: str) -> None:
+    found = judged(form, lambda S: quantized(S, other, fault), True)
+    assert found.status == 1, found.text
+
+
+def test_chance_in_fp16_passes_and_truncation_is_red() -> None:
+    draws = np.random.default_rng(1)
+    found = judged("fp16sr", lambda S: stochastic(S, draws), True)
+    assert found.passed, found.text
+    cut = judged("fp16sr", lambda S: stochastic(S * F4(1 - 2**-11), draws), True)
+    assert cut.status == 1, cut.text
+
+
+def test_states_that_the_server_stores_are_the_kernels_no_more() -> None:
+    """The case says the format: the kernel returns what it computed."""
+    for case in ("gdn-kept-e4m3", "gdn-kept-int8"):
+        own = {"base": "fp32", "models": ("gdn",), "layouts": ()}
+        own |= {"outputs": ("o", "final_state", "pool")}
+        found = deltaproof.run(storing(lambda S: S), case, **own)
+        assert found.passed, found.text
+        short = storing(lambda S: quantized(S, "e5m2-row", "truncated"))
+        found = deltaproof.run(short, case, **own)
+        assert found.status == 1, found.text
+
+
+def test_a_file_says_in_which_format_its_state_lies() -> None:
+    r = np.random.default_rng(2)
+    T, H, K, V = 48, 2, 16, 32
+    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
+    x |= {"v": r.standard_normal((T, H, V)).astype(F4), "beta": r.random((T, H)).astype(F4)}
+    x["g"] = -r.random((T, H)).astype(F4) / 10
+    form = {"gate": "log", "beta_form": "plain", "l2norm": False}
+    made = right("gdn")(**x, **form, lower_bound=0, scale=K**-0.5)
+    made["final_state"] = quantized(made["final_state"], "e4m3-row")
+    said = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    right_one = deltaproof.judge(x, made, out={"final_state": "e4m3-row"}, **said)
+    assert right_one.status == 0, right_one.text
+    assert deltaproof.judge(x, made, **said).status == 1
+
+
+def test_a_format_of_states_is_refused_by_name() -> None:
+    found = judged("e4m3", lambda S: S, True)
+    assert found.status == 2, found.text
+    assert "final_state=e4m3: final_state is fp64, fp32, bf16, fp16 or one of" in found.text

@@ -1,0 +1,43 @@
+/* ref/vocabulary/stored.h - states as they are stored between the calls of a server.
+ *
+ *   fp16sr          one of the two neighbours in fp16, by chance: the mean of what is read is what
+ *                   was written. Chance is a hash of the number and its place, so that the same
+ *                   state is stored alike every time
+ *   F-S             a number is s f(x / s), read in fp32: f rounds to nearest even in the format F,
+ *                   s is the largest |x| of its share S over the largest number of F, in fp32
+ *   F: e4m3         3 stored fraction bits, least normal 2^-6, largest 448; no infinity
+ *      e5m2         2 stored fraction bits, least normal 2^-14, largest 57344
+ *      int8         integers from -127 to 127
+ *   S: tensor       all heads of a state
+ *      head         one head
+ *      row          the V entries of a row, one channel of a key
+ *      block        32 columns of a row
+ * What is stored once stays as it is when it is stored again. A share that is not finite stays.
+ */
+#ifndef DP_STORED_H
+#define DP_STORED_H
+#include "formats.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Stores a state S [heads][K][V]; f may be any format of storage, DP_FP64 leaves it. */
+void dp_store_state(dp_format f, int heads, int K, int V, double *S);
+
+/* Is its scale that of all heads? */
+int dp_stored_by_tensor(dp_format f);
+
+/* |x stored - x| of head h, as a Frobenius norm, of a state that is S within `off` [heads], in that
+ * norm; INFINITY where the format overflows. Each entry errs by at most u |x| + t, u the unit
+ * roundoff (twice that where chance rounds), t half the spacing of subnormals or integers (all of
+ * it where chance rounds), which a scale multiplies: c times the largest entry of the share. For a
+ * state S + E the norm of a share of n entries is at most
+ *     u (|S| + |E|) + sqrt(n) c (max |S| + |E|)
+ * and shares add in squares. u is 2^-22 larger: scale, quotient and product round in fp32. */
+double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, const double *off,
+                       int h);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
