@@ -22,6 +22,9 @@ padding, for which nothing may be written). Slots that no sequence owns are NaN.
 pool; slots that write_slot does not name must keep their bits.
 A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
 slot, or the row of initial_state, of one that has none is NaN.
+A function that takes `gv` [T,H,V] has a gate per value channel in place of g, with H = HV and beta
+[T,H]; its cases have one key head (gdn-value-gates). One with several query heads a key head
+(Contract.queries) gets q [T,H*queries,K], and returns o [T,HV*queries,V].
 With an axis of batch (Contract.batch) packed sequences of one length are its rows, [B,T,H,K],
 without cu_seqlens. A function that takes attention_mask [B,T] gets sequences of any lengths so, 1
 where a row has a token and 0 in front of it: what lies there means nothing and must not touch the
@@ -38,10 +41,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .tensors import BFLOAT16, is_torch, to_numpy
 from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, LEAVING, TOKENS, unit_axes
-from .words import truth_of
+from .words import Unsupported, truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
@@ -50,10 +54,6 @@ INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
-
-
-class Unsupported(Exception):
-    """The kernel does not serve this problem, and says why: the run is skipped."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Contract:
     length 1 but for sequences of one length, and with attention_mask.
     masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
     layout: memory of every array (layouts.py).
+    queries: query heads a key head.
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
     An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
@@ -99,6 +100,7 @@ class Contract:
     device: str | None = None
     batch: bool | None = None
     masked: str = "any"
+    queries: int = 1
     layout: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
@@ -111,6 +113,8 @@ class Contract:
             raise ValueError(f"masked={self.masked!r}: must be 'any' or 'zero'")
         for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
+        if self.queries != int(self.queries) or self.queries < 1:
+            raise ValueError(f"queries={self.queries!r}: must be a whole number from 1 on")
 
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""
@@ -123,9 +127,23 @@ class Contract:
         """Settings of which the function computes all forms: it takes them as parameters."""
         return {"gate", "beta_form", "l2norm"} & set(_parameters(self.fn)[0])
 
+    def takes(self, name: str) -> bool:
+        return name in _parameters(self.fn)[0]
+
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""
+        if self.takes("gv") and has_columns(problem) and "pool" not in problem.arrays:
+            return by_columns(self._call, problem)
+        if self.queries == 1:
+            return self._call(problem)
+        if problem.arrays["v"].shape[1] > problem.arrays["q"].shape[1]:
+            raise Unsupported("query heads beside grouped value heads")
+        if set(problem.wanted) & set(GRADIENT_OF):
+            raise Unsupported("gradients of several query heads a key head")
+        return by_queries(self._call, problem, self.queries)
+
+    def _call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         rows = self._rows(problem)
         given = self._arguments(problem, rows)
         result = self._named(self.fn(**given))
@@ -184,7 +202,8 @@ class Contract:
         settings = {n: problem.settings[n] for n in SETTINGS}
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
         out |= asked | {n: x for n, x in settings.items() if n in takes}
-        lacks = [n for n in _required(self.fn) if n not in out and n in (*INPUTS, *OPTIONAL)]
+        needs = (*INPUTS, *OPTIONAL, "gv")
+        lacks = [n for n in _required(self.fn) if n not in out and n in needs]
         if lacks:
             raise Unsupported(f"the function requires `{lacks[0]}`, which this case does not have")
         return out
@@ -230,12 +249,13 @@ class Contract:
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
         one_gate = problem.settings["recurrence"] in ONE_GATE
         sizes = {"R": problem.settings["R"], "Kg": problem.settings["Kg"] if one_gate else 0}
-        x = x.squeeze(unit_axes(name, sizes) if name in INPUTS else ())
+        units = unit_axes(name, sizes) if name in INPUTS else ()
+        x = x.squeeze(tuple(a for a in units if x.shape[a : a + 1] == (1,)))
         dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         if self._turned(name):
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
-        if name in TOKENS and self._has_batch():
+        if name in (*TOKENS, "gv") and self._has_batch():
             y = y[None] if rows is None else _in_rows(name, y, rows)
         t = self._placed(name, arrange(self._on_device(y), self.layout))
         if self.autograd and name not in INCOMING:

@@ -6,27 +6,34 @@ entries is NaN, so that an entry which is read from outside of it shows in the r
     offset       the array begins one row behind the begin of its memory
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
 
-Where it is asked for by name:
-
     far          the last token lies more than 2^31 entries behind the first: offsets of 32 bits
-                 wrap, into zeros. Memory of a CPU is reserved alone; on a device a tensor takes
-                 4 GiB in bf16, 8 in fp32. A function that copies its inputs first passes.
+                 wrap, into zeros. A function that copies its inputs first passes. Memory of a CPU
+                 is reserved alone; on a device a tensor takes 4 GiB in bf16, 8 in fp32, so there
+                 `far` is tried with the set `large`, or where it is asked for by name
 """
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .tensors import is_torch
+from .words import Unsupported
 
 LAYOUTS = ("contiguous", "strided", "offset", "unaligned")
 FAR = "far"
 TAIL = 64  # entries of NaN behind the end
 WRAPS = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python names from 3.13 on
+
+
+def layouts_of(device: str | None, cases: str | Sequence[str]) -> tuple[str, ...]:
+    """Those that `run` tries by itself."""
+    large = "large" in ([cases] if isinstance(cases, str) else cases)
+    return (*LAYOUTS, FAR) if device in (None, "cpu") or large else LAYOUTS
 
 
 def _strides(shape: tuple[int, ...], layout: str) -> list[int]:
@@ -75,7 +82,11 @@ def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
     size = x.element_size() if is_torch(x) else x.dtype.itemsize
     entries = WRAPS + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
-    memory = np.frombuffer(mmap.mmap(-1, entries * size, flags), np.uint8)
+    try:
+        memory = np.frombuffer(mmap.mmap(-1, entries * size, flags), np.uint8)
+    except (OSError, ValueError, OverflowError) as e:
+        gib = entries * size / 2**30
+        raise Unsupported(f"layout far: {gib:.0f} GiB cannot be reserved here: {e}") from e
     if is_torch(x):
         import torch
 
@@ -91,7 +102,12 @@ def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
 
 def _torch_array(x: Any, shape: tuple[int, ...], strides: list[int], first: int, size: int) -> Any:
     far = size > WRAPS
-    memory = x.new_zeros((size,)) if far else x.new_full((size,), float("nan"))
+    try:
+        memory = x.new_zeros((size,)) if far else x.new_full((size,), float("nan"))
+    except RuntimeError as e:
+        if not far or "out of memory" not in str(e):
+            raise
+        raise Unsupported("layout far: the device has no memory for it") from e
     view = memory.as_strided(shape, strides, first)
     view.copy_(x)
     return view

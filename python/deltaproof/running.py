@@ -14,7 +14,7 @@ from typing import Any
 from .contract import Contract, Problem
 from .fitting import fits
 from .judging import cache_folder
-from .layouts import LAYOUTS
+from .layouts import layouts_of
 from .limits import LONGEST, seconds
 from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
@@ -134,7 +134,7 @@ def run(
     *,
     base: str,
     design: str | None = None,
-    layouts: Sequence[str] = LAYOUTS,
+    layouts: Sequence[str] | None = None,
     limit: float = 60.0,
     out: str | Mapping[str, str] | None = None,
     report: str | None = None,
@@ -150,7 +150,8 @@ def run(
     `deltaproof list`. base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes.
     contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
     Contract). Of a case that fails the text says which common mistake fits it. layouts: memory
-    layouts that are tried on one small case after the cases; fn refuses one by NotImplementedError
+    layouts that are tried on one small case after the cases (layouts.py; None: all that cost no
+    memory); fn refuses one by NotImplementedError
     or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out,
     report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs are
     skipped with their reason (Run.verdicts())."""
@@ -171,6 +172,7 @@ def run(
         found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
         if folder and lines:
             _tell_page(folder, case, lines)
+    layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
     return replace(found, layouts=tried)
 

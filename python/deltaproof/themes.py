@@ -32,7 +32,8 @@ LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
 class Theme:
     """keys: those of a case, on H = 1, HV = 2, K = V = 32 where they say nothing else. raw: the
     form for a function that computes several (RAW, else LOG); form: the one that the theme is
-    about. betas: their law; a recurrence without betas has no such case."""
+    about. betas: their law; a recurrence without betas has no such case. needs: a parameter or
+    setting that only some functions have."""
 
     name: str
     reason: str
@@ -42,6 +43,8 @@ class Theme:
     form: dict[str, str] = field(default_factory=dict)
     betas: str = ""
     sets: tuple[str, ...] = ("standard",)
+    needs: str = ""
+    models: tuple[str, ...] = MODELS
 
 
 def _t(n: int, **keys: object) -> dict[str, object]:
@@ -54,6 +57,18 @@ def _packed(*ends: int, **keys: object) -> dict[str, object]:
 
 def _states(keys: dict[str, object]) -> dict[str, object]:
     return {**keys, "s0_scale": 0.5, "dstate": "yes"}
+
+
+def _columns(tokens: int, channels: int) -> dict[str, object]:
+    """Value heads of width 1 that are channels of one head: a beta a token."""
+    betas = ", ".join(f"beta[{t},*,0] {(t * 37 % 59 + 3) / 64}" for t in range(tokens))
+    return _t(tokens, H=1, HV=channels, K=32, V=1, s0_scale=0.5, override=betas)
+
+
+def _readers(tokens: int, *ends: int) -> dict[str, object]:
+    """Every second token only reads."""
+    off = ", ".join(f"g[{t},*,*] 0, beta[{t},*,*] 0" for t in range(1, tokens, 2))
+    return _packed(*ends, H=2, HV=2, K=16, s0_scale=0.5, override=off)
 
 
 BOTH, TRAINED = ("standard", "training"), ("training",)
@@ -121,6 +136,11 @@ THEMES: tuple[Theme, ...] = (
     Theme("small-betas", "betas over many decades", _t(96), betas="small"),
     Theme("reflected", "betas up to 2", _t(96), betas="two", sets=BOTH),
     Theme("scaled", "another scale than K^-1/2", _t(80, scale=0.31), raw=True),
+    # heads of other layouts
+    Theme("value-gates", "a gate per value channel: heads of one channel", _columns(90, 24),
+          form=LOG, needs="gv", models=("gdn",)),
+    Theme("queries", "tokens that only read: further query heads of the one before",
+          _readers(90, 34, 90), form=LOG, needs="queries", models=("kda", "gdn")),
     # where nothing rounds
     Theme("exact", "nothing rounds: errors are 0", _states(_t(144, H=2, HV=4, K=16, V=48,
           keys="exact")), "", form=LOG),
@@ -206,8 +226,15 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     return form
 
 
+def _serves(theme: Theme, contract: Contract) -> bool:
+    """Has the function what the theme needs?"""
+    return {"": True, "gv": contract.takes("gv"), "queries": contract.queries > 1}[theme.needs]
+
+
 def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     """The case file of a theme for one recurrence; None: it has no such case."""
+    if op not in theme.models or not _serves(theme, contract):
+        return None
     if op == "dplr" and ("exact" in theme.name or theme.form.get("l2norm") and not theme.raw):
         return None
     form = _form(theme, op, contract)

@@ -16,6 +16,10 @@ _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?: ([^\s;:)]+))?")
 _SHELL = ("again: ", "explain: ", "deltaproof ")
 
 
+class Unsupported(Exception):
+    """The kernel does not serve this problem, and says why: the run is skipped."""
+
+
 def _value(option: str, value: str) -> str | None:
     """As Python writes it; None: the word behind the option is none of its values."""
     if option == "l2norm":
