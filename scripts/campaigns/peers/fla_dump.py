@@ -5,7 +5,8 @@ Two uses:
 
   * In any program:    from fla_dump import dump; dump(my_kernel, inputs, "in.safetensors",
                        "out.safetensors", grads=("q", "k"), do=do)
-  * As a command, for chunk_kda of flash-linear-attention (FLA) on one or several GPUs:
+  * As a command, for chunk_kda of flash-linear-attention (FLA) on one or several GPUs, and where
+    g has one number a head for chunk_gated_delta_rule:
 
         python3 fla_dump.py IN.safetensors OUT.safetensors
         torchrun --nproc-per-node 4 fla_dump.py IN.safetensors OUT.safetensors \\
@@ -15,7 +16,8 @@ Two uses:
     GPU. It NEEDS A MACHINE WITH CUDA GPUs, PyTorch, safetensors AND FLA (pip install
     flash-linear-attention); nothing else of deltaproof does. IN is read; its
     first axis is split over the processes as FLA splits a sequence over ranks; OUT gets o and all
-    gradients of the whole sequence.
+    gradients of the whole sequence, and from several processes what they hand to each other: M, H,
+    S_in, dM, dH, dS_out of every rank (deltaproof/exchanges.py).
 """
 
 import argparse
@@ -23,8 +25,12 @@ import os
 import sys
 
 import torch
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../python"))
 from safetensors import safe_open
 from safetensors.torch import save_file
+
+from deltaproof.exchanges import exchanges
 
 
 def save(path, tensors, metadata=None):
@@ -217,12 +223,21 @@ def gradients_of(x, o, state, do, dht, ranks):
     }
 
 
-def run_kda(in_path, out_path, tokens=0, tune=False):
+def function_of(tensors):
+    """FLA's function for a gate of this width."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.kda import chunk_kda
+
+    if tensors["g"].dim() > tensors["beta"].dim():
+        return chunk_kda
+    return chunk_gated_delta_rule
+
+
+def run_fla(in_path, out_path, tokens=0, tune=False):
     if not tune:
         first_config_only()
     import fla
     from fla.ops.cp import build_cp_context
-    from fla.ops.kda import chunk_kda
 
     ranks, rank = join_ranks()
     tensors, metadata = load(in_path)
@@ -243,16 +258,20 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
     if ranks > 1:
         context = build_cp_context(cu, group=torch.distributed.group.WORLD)
         where = {"cu_seqlens": context.cu_seqlens, "cp_context": context}
-    o, state = chunk_kda(**x, **flags(metadata), **where)
-    out = {"o": gather(o.detach(), ranks)}
-    if state is not None:
-        out["final_state"] = state
-    if do is not None:
-        out |= gradients_of(x, o, state, do, dht, ranks)
+    function = function_of(tensors)
+    with exchanges() as kept:
+        o, state = function(**x, **flags(metadata), **where)
+        out = {"o": gather(o.detach(), ranks)}
+        if state is not None:
+            out["final_state"] = state
+        if do is not None:
+            out |= gradients_of(x, o, state, do, dht, ranks)
+    if ranks > 1:
+        out |= kept.of_all_ranks()
     if rank == 0:
         version = getattr(fla, "__version__", "unknown")
         said = {
-            "producer": f"flash-linear-attention {version} chunk_kda, "
+            "producer": f"flash-linear-attention {version} {function.__name__}, "
             f"{torch.cuda.get_device_name()}",
             "ranks": ranks,
             "base": "bf16",
@@ -267,8 +286,8 @@ def run_kda(in_path, out_path, tokens=0, tune=False):
 
 if __name__ == "__main__":
     a = argparse.ArgumentParser(
-        description="Run FLA's chunk_kda on IN and write OUT, for `deltaproof judge`. "
-        "Needs CUDA GPUs, PyTorch and FLA."
+        description="Run chunk_kda or chunk_gated_delta_rule of FLA on IN and write OUT, for "
+        "`deltaproof judge`. Needs CUDA GPUs, PyTorch and FLA.",
     )
     a.add_argument("inputs", metavar="IN.safetensors")
     a.add_argument("outputs", metavar="OUT.safetensors")
@@ -286,4 +305,4 @@ if __name__ == "__main__":
         "not take the first that runs",
     )
     args = a.parse_args()
-    run_kda(args.inputs, args.outputs, args.tokens, args.tune)
+    run_fla(args.inputs, args.outputs, args.tokens, args.tune)
