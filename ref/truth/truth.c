@@ -269,8 +269,7 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
 }
 
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e) {
-    if (dp_in_turn(p)) return tr_truth_in_turn(p, rq, t, e);
-    if (dp_by_factors(p) && p->R == 1) return tr_truth_of_factors(p, rq, t, e);
+    if (dp_in_turn(p) && rq->kind == DP_TRUTH_DD) return tr_truth_in_turn(p, rq, t, e);
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
     const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward,
@@ -278,6 +277,7 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
                   : is_dd   ? TR_DD_COLS
                             : TR_W;
     tr_run r = {.p = p,
+                .rows = tr_rows_of(p),
                 .t = t,
                 .prec = rq->bits,
                 .u = tr_two_to(-(t->bits < 16000 ? t->bits : 16000)),

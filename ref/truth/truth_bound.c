@@ -66,19 +66,23 @@
  *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n
  *                                  (K: GDN adds over channels)
  *
- * ERASING KEYS (GDN-2: one key, beta = 1, v stands for write o v). What reads the state,
- * e = erase o k with eps_e = eps_k + gamma_2, is not what writes it, so A_t = (I - k'e) D, and
- * kappa becomes kappa_e >= |e| wherever a state is read or G1 passes the read: in F2, in dE
- * (forward), in the second part of dk, which is the gradient de of e, in dSbar = G1 - e'dE with
- * eps_e in l. A product with beta = 1 is exact and counted all the same.
- *     nu           I - k'e is the identity but on the plane of k and e; the two singular values
- *                  there have the product |1 - d|, d = <k, e>, and squares that add up to
- *                  2 - 2d + ac, a = |k|^2, c = |e|^2, so the larger one is
- *                  (sqrt(ac) + sqrt(ac + 4 (1 - d))) / 2, for either sign of 1 - d
- *     v            write o v: u |v| more in F2
- *     dv, dwrite   write o dE, v o dE: the largest |write|, |v| times the error of dE, and 2u eta
- *     derase       k o de: the error of de and (eps_k + 2u) |de|, times kappa >= every |k_i|
- *     dk           erase o de is added: times the largest |erase|, 2u |de| and gamma_3 of it more
+ * ROWS (recurrence.h). A row writes along one entry and reads along another: k_j above is the entry
+ * that writes, of kappa_j and eps_k, wherever a state is written or dU is formed, and the one that
+ * reads, of kappa_r and eps_r (0: it reads nothing), in E, in dE (forward), in dread, the second
+ * part of dk, and in dSbar. beta_j is the row's strength, v_j its value: a product of m numbers
+ * puts (m - 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on to
+ * its factors by the product rule (truth_rows.c).
+ *     nu           of a row that erases along e and writes along k: I - k'e is the identity but on
+ *                  the plane of k and e; the two singular values there have the product |1 - d|,
+ *                  d = <k, e>, and squares that add up to 2 - 2d + ac, a = |k|^2, c = |e|^2, so the
+ *                  larger one is (sqrt(ac) + sqrt(ac + 4 (1 - d))) / 2, for either sign of 1 - d
+ *     values       of a product, dE times the others: the largest of these times the error of dE,
+ *                  and 2u eta
+ *     in turn      each key is a step of its own, of which the first alone decays and the last
+ *                  alone is read
+ *     before       rows that read the undecayed state: n in place of sigma in E and F2 (no F1), and
+ *                  backwards G1 decays first, dg = rowsum(d o G1 o S), and then gains read' dE:
+ *                  error d b1 + (d_err + 2u d) n1, size d (1 + 2u) n1 of d o G1
  *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group
  * summed (gamma_G sum m more).
@@ -169,9 +173,9 @@ void tr_ball_finish(dp_ball *b) {
  * matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by dp_eigenvalue_up. G comes from keys and betas
  * rounded to double, K products and sums and two roundings: its error is below (K + 16) 2^-52 trace
  * in norm; `rel` covers computed against exact activations. */
-static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *kap, const ld *be,
-                    ld rel) {
-    const int R = r->p->R, K = r->p->K;
+static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const ld *kap,
+                    const ld *be, ld rel) {
+    const int K = r->p->K;
     ld trace = 0;
     for (int j = 0; j < R; j++)
         trace += be[j] * kap[j] * kap[j];
@@ -189,9 +193,8 @@ static ld lambda_up(const tr_run *r, const double *x, int64_t ld_k, const ld *ka
     return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
 }
 
-ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, const double *beta,
-                const ld *be) {
-    const int R = r->p->R;
+ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *kap,
+                const double *beta, const ld *be) {
     const tr_rel rel = tr_rel_errors(r);
     int negative = 0;
     ld any_sign = 1;
@@ -200,32 +203,37 @@ ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *kap, c
         any_sign += be[j] * kap[j] * kap[j];
     }
     if (negative || !(any_sign < INFINITY)) return any_sign;
-    const ld lambda = lambda_up(r, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40);
+    const ld lambda = lambda_up(r, R, k, ld_k, kap, be, 4 * rel.qk + 4 * rel.beta) * (1 + 0x1p-40);
     return lambda > 2 ? lambda - 1 : 1;
 }
 
-/* d and its parts in double: K products of three numbers within 2^-50, summed within K 2^-52; k is
- * rounded and off by rel.qk. */
-ld tr_gated_step_norm(const tr_run *r, const double *k, const double *erase, ld k_norm,
-                      ld erasing_norm) {
+/* d and its parts in double: K products of numbers within 2^-50, summed within K 2^-52; k and e are
+ * rounded and off by rel together. */
+ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
+                      ld rel) {
     const int K = r->p->K;
     double d = 0, size = 0;
     for (int i = 0; i < K; i++) {
-        d += erase[i] * k[i] * k[i];
-        size += fabs(erase[i]) * k[i] * k[i];
+        d += e[i] * k[i];
+        size += fabs(e[i] * k[i]);
     }
-    const ld off = ((K + 16) * 0x1p-51 + 4 * tr_rel_errors(r).qk) * (ld)size + K * 0x1p-1000,
-             ac = k_norm * k_norm * erasing_norm * erasing_norm, rest = ac + 4 * (1 - (ld)d + off);
+    const ld off = ((K + 16) * 0x1p-51 + 4 * rel) * (ld)size + K * 0x1p-1000,
+             ac = k_norm * k_norm * e_norm * e_norm, rest = ac + 4 * (1 - (ld)d + off);
     return (tr_sqrt(ac) + tr_sqrt(rest > 0 ? rest : 0)) / 2 * (1 + 0x1p-40);
 }
 
-/* The bounds of one token: what the forward and the adjoint share. Arrays [R]; era: of the keys
- * that erase, kap where those are the keys. */
+/* Bounds of one row: of what writes, reads (0: nothing), its strength and value, their relative
+ * errors; F2, e, w as above. */
 typedef struct {
+    ld kap, era, be, v, rel_w, rel_r, rel_s, F2, e, w;
+} row_bounds;
+
+/* Of the rows first .. end - 1 of a token, one step: what the forward and the adjoint share. */
+typedef struct {
+    int64_t first, end;
     ld mu, sigma, F1, s, q, push; /* push = sum kappa b |v| */
     tr_gate_norms g;
-    const ld *kap, *era, *be;
-    ld *v, *F2, *e, *w;
+    row_bounds *row; /* [n] of the token */
 } token;
 
 typedef struct {
@@ -239,49 +247,64 @@ typedef struct {
     int hv, is_M;
     tr_rel rel;
     token k;
-    ld *scratch;
+    int64_t steps; /* of a token */
 } bounder;
 
 static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_head *hd) {
-    const int R = r->p->R;
-    bounder b = {.r = r,
-                 .qk = qk,
-                 .hd = hd,
-                 .hv = hv,
-                 .rel = tr_rel_errors(r),
-                 .scratch = dp_calloc((size_t)(4 * R), sizeof(ld))};
-    ld **to[4] = {&b.k.v, &b.k.F2, &b.k.e, &b.k.w};
-    for (int i = 0; i < 4; i++)
-        *to[i] = b.scratch + i * R;
-    return b;
+    const dp_problem *p = r->p;
+    return (bounder){.r = r,
+                     .qk = qk,
+                     .hd = hd,
+                     .hv = hv,
+                     .rel = tr_rel_errors(r),
+                     .k.row = dp_calloc((size_t)dp_rows(p), sizeof(row_bounds)),
+                     .steps = dp_rows(p) / dp_keys_at_once(p)};
 }
 
-/* Fills c->k for token t and a state of norm and error `in` entering it. */
-static void token_bounds(bounder *c, int64_t t, norm_error in) {
+/* Row j of token t, for a state of size n that it reads and error F1 of it. */
+static row_bounds bounds_of_row(const bounder *c, int64_t t, int64_t j, ld n, ld F1) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const dp_row *row = dp_row_of(p, j);
+    const int64_t at = t * dp_rows(p) + j, key = t * p->R + dp_row_key(p, j);
+    const int write = tr_write_of(r, j), read = tr_read_of(r, j);
+    const ld in = p->input_error;
+    row_bounds y = {.kap = tr_entry_norms(c->qk, c->hd, write)[key],
+                    .be = c->hd->strength_up ? c->hd->strength_up[at] : c->hd->beta_up[key],
+                    .v = c->is_M ? 0 : c->hd->v_norm[at] * (1 + 2 * in),
+                    .rel_w = tr_entry_rel(r, c->hd, row->write, -1, t),
+                    .rel_s = tr_entry_rel(r, c->hd, row->strength, -1, t)};
+    if (read >= 0) {
+        y.era = tr_entry_norms(c->qk, c->hd, read)[key];
+        y.rel_r = tr_entry_rel(r, c->hd, row->read, -1, t);
+    }
+    const ld ks = y.era * n;
+    y.F2 = tr_gamma(r, p->K + 2) * (y.v + ks) + 2 * in * y.v + y.rel_r * ks + y.era * F1;
+    if (row->value.n > 1) y.F2 += (row->value.n == 2 ? r->u : tr_gamma(r, row->value.n)) * y.v;
+    y.e = y.v + ks + y.F2;
+    y.w = y.be * y.e * (1 + 2 * r->u);
+    return y;
+}
+
+/* Fills c->k for step i of token t and a state of norm and error `in` entering it. */
+static void token_bounds(bounder *c, int64_t t, int64_t i, norm_error in) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
     const ld u = r->u, n = in.N + in.b;
+    const int before = dp_recurrence_of(p)->before, last = i == c->steps - 1;
     token *k = &c->k;
-    k->g = c->hd->norms[t];
-    k->kap = c->qk->k_norm + t * p->R;
-    const int before = dp_by_factors(p); /* read before the decay */
-    k->era = c->hd->erasing_norm ? c->hd->erasing_norm + t * p->R : k->kap;
-    k->be = c->hd->beta_up + t * p->R;
-    k->q = c->qk->q_norm[t];
-    k->mu = c->hd->nu[t] * (before ? 1 : k->g.d);
+    k->g = i ? (tr_gate_norms){.d = 1} : c->hd->norms[t];
+    k->q = last ? c->qk->q_norm[t] : 0;
+    k->mu = c->hd->nu[t * c->steps + i] * (tr_step_has_decay(p) ? 1 : k->g.d);
     k->F1 = (k->g.d_err + 2 * u * k->g.d) * n;
     k->sigma = k->g.d * (1 + 2 * u) * n;
-    k->s = p->dout ? tr_abs(p->scale) * c->hd->do_norm[t] : 0;
+    k->s = p->dout && last ? tr_abs(p->scale) * c->hd->do_norm[t] : 0;
     k->push = 0;
-    for (int j = 0; j < p->R; j++) {
-        const ld ks = k->era[j] * (before ? n : k->sigma);
-        k->v[j] = c->is_M ? 0 : c->hd->v_norm[t * p->R + j] * (1 + 2 * (ld)p->input_error);
-        k->F2[j] = tr_gamma(r, p->K + 2) * (k->v[j] + ks) + 2 * (ld)p->input_error * k->v[j] +
-                   c->rel.erasing * ks + (before ? 0 : k->era[j] * k->F1);
-        if (c->hd->erasing_norm) k->F2[j] += u * k->v[j];
-        k->e[j] = k->v[j] + ks + k->F2[j];
-        k->w[j] = k->be[j] * k->e[j] * (1 + 2 * u);
-        k->push += k->kap[j] * k->be[j] * k->v[j];
+    k->first = i * dp_keys_at_once(p);
+    k->end = k->first + dp_keys_at_once(p);
+    for (int64_t j = k->first; j < k->end; j++) {
+        k->row[j] = bounds_of_row(c, t, j, before ? n : k->sigma, before ? 0 : k->F1);
+        k->push += k->row[j].kap * k->row[j].be * k->row[j].v;
     }
 }
 
@@ -290,28 +313,30 @@ static norm_error measured(const ld *up, int64_t t, norm_error x) {
     return x;
 }
 
-/* The state after token t. */
-static norm_error forward_bound(bounder *c, int64_t t, norm_error in) {
-    token_bounds(c, t, in);
+/* The state after step i of token t. */
+static norm_error forward_bound(bounder *c, int64_t t, int64_t i, norm_error in) {
+    token_bounds(c, t, i, in);
     const token *k = &c->k;
     ld l = k->F1 + c->r->tiny, sum = k->sigma;
-    for (int j = 0; j < c->r->p->R; j++) {
-        const ld F3 = k->be[j] * ((2 * c->r->u + c->rel.beta) * k->e[j] + k->F2[j]);
-        l += c->rel.qk * k->kap[j] * k->w[j] + k->kap[j] * F3;
-        sum += k->kap[j] * k->w[j];
+    for (int64_t j = k->first; j < k->end; j++) {
+        const row_bounds *x = &k->row[j];
+        const ld F3 = x->be * ((2 * c->r->u + x->rel_s) * x->e + x->F2);
+        l += x->rel_w * x->kap * x->w + x->kap * F3;
+        sum += x->kap * x->w;
     }
-    return measured(c->is_M ? NULL : c->hd->S_up, t,
-                    (norm_error){k->mu * in.N + k->push,
-                                 k->mu * in.b + l + tr_gamma(c->r, c->r->p->R + 2) * sum});
+    const int64_t rows = k->end - k->first;
+    return measured(
+        c->is_M ? NULL : c->hd->S_up, t,
+        (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, rows + 2) * sum});
 }
 
 typedef struct {
     ld err, size;
 } grad; /* of one row of the gradient of an activated value */
+/* entry [entries][R], strength and values [n] */
 typedef struct {
-    grad q, g, *k, *beta, erasing, values;
-    ld *v;
-} token_grads; /* k, beta [R]; v [R] errors; erasing, values: of erase o k and write o v */
+    grad q, g, *entry, *strength, *values;
+} token_grads;
 
 static ld largest(const double *x, int n) {
     double most = 0;
@@ -320,92 +345,144 @@ static ld largest(const double *x, int n) {
     return most;
 }
 
-/* The gradient of a key whose reads are those of erase o k, from y->k of one that erases itself:
- * its second part is that of erase o k, and times erase where that is above 1. dE: error and size;
- * in: the state before. */
-static void through_erasing(const bounder *c, int64_t t, grad dE, norm_error in, token_grads *y) {
-    const dp_problem *p = c->r->p;
-    const token *k = &c->k;
-    const ld u = c->r->u, d = k->g.d, n = in.N + in.b, gam = tr_gamma(c->r, p->V + c->r->ncb + 4),
-             top = largest(p->erase + (t * p->HV + c->hv) * p->K, p->K), more = top > 1 ? top : 1;
-    const grad read = {d * (dE.size * in.b + dE.err * n + gam * dE.size * n) +
-                           (k->g.d_err + 2 * u * d) * dE.size * n,
-                       d * dE.size * n * (1 + 2 * gam)};
-    y->erasing = read;
-    y->k[0].err = more * y->k[0].err + (2 * u + tr_gamma(c->r, 3)) * more * y->k[0].size;
-    y->k[0].size = more * y->k[0].size * (1 + 4 * gam);
+static void add_grad(grad *to, ld err, ld size) {
+    to->err += err;
+    to->size += size;
 }
 
-/* The same where the state is read before its decay (truth_factors.c): G1, after the output,
- * becomes d o G1, which dg is of, and that + lr_a' dE, dE of the first key; the state before is
- * that of the reads. */
-static norm_error undecayed_bound(const bounder *c, norm_error in, norm_error G1, token_grads *y) {
+/* The adjoint passes row j: its gradients, what it adds to the error l and the size n2 of the
+ * adjoint. n1, b1: of G1; in: the state before. */
+static void row_backward(const bounder *c, int64_t j, norm_error in, ld n1, ld b1, ld *l, ld *n2,
+                         token_grads *y) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
+    const int before = dp_recurrence_of(p)->before, read = tr_read_of(r, j);
     const token *k = &c->k;
-    const ld u = r->u, n = in.N + in.b, n1 = G1.N + G1.b, gam = tr_gamma(r, p->V + r->ncb + 4),
+    const row_bounds *x = &k->row[j];
+    const ld u = r->u, n = in.N + in.b, gam = tr_gamma(r, p->V + r->ncb + 4),
+             d = before ? 1 : k->g.d, eb = 2 * u + x->rel_s;
+    const ld f = (tr_gamma(r, p->K + 1) + x->rel_w) * x->kap * n1, tau = x->kap * n1 + f,
+             f_all = f + x->kap * b1;
+    const ld dE = x->era * d * in.b + x->F2, h = x->be * (eb * tau + f),
+             h_all = h + x->be * x->kap * b1, eta = x->be * tau * (1 + 2 * u),
+             dU = x->be * dE + eb * x->be * x->e;
+    y->strength[j] = (grad){x->e * f_all + dE * tau + gam * x->e * tau, x->e * tau * (1 + gam)};
+    y->values[j] = (grad){h_all, eta};
+    grad *write = &y->entry[tr_write_of(r, j) * p->R + dp_row_key(p, j)];
+    add_grad(write, x->w * b1 + dU * n1 + gam * x->w * n1, x->w * n1 * (1 + 2 * gam));
+    if (read < 0) return;
+    const ld lost = before ? 0 : (k->g.d_err + 2 * u * d) * eta * n;
+    add_grad(&y->entry[read * p->R + dp_row_key(p, j)],
+             d * (eta * in.b + h_all * n + gam * eta * n) + lost, d * eta * n * (1 + 2 * gam));
+    *l += x->rel_r * x->era * eta + x->era * h;
+    *n2 += x->era * eta;
+}
+
+/* The adjoint before step i of token t from G, the one after it, and the rows of its gradients. */
+static norm_error backward_bound(bounder *c, int64_t t, int64_t i, norm_error in, norm_error out,
+                                 norm_error G, token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const int before = dp_recurrence_of(p)->before;
+    const ld u = r->u, n = in.N + in.b, gam = tr_gamma(r, p->V + r->ncb + 4),
              gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K);
-    const ld G_size = k->g.d * (1 + 2 * u) * n1,
-             G_err = k->g.d * G1.b + (k->g.d_err + 2 * u * k->g.d) * n1 + r->tiny;
-    ld l = (k->g.d_err + 2 * u * k->g.d) * n1, n2 = G_size;
-    for (int j = 0; j < p->R; j++) {
-        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * k->kap[j] * n1, tau = k->kap[j] * n1 + f,
-                 h = 2 * u * tau + f, h_all = h + k->kap[j] * G1.b, eta = tau * (1 + 2 * u),
-                 dU = k->era[j] * in.b + k->F2[j] + 2 * u * k->e[j];
-        y->v[j] = h_all;
-        y->k[j].err = k->w[j] * G1.b + dU * n1 + gam * k->w[j] * n1;
-        y->k[j].size = k->w[j] * n1 * (1 + 2 * gam);
-        if (!j)
-            y->erasing = (grad){eta * in.b + h_all * n + gam * eta * n, eta * n * (1 + 2 * gam)};
-        l += k->era[j] * h;
-        n2 += k->era[j] * eta;
-    }
-    y->g = (grad){G_err * n + G_size * in.b + gam_g * G_size * n, G_size * n * (1 + gam_g)};
-    return (norm_error){k->mu * G1.N, k->mu * G1.b + l + tr_gamma(r, p->R + 2) * n2 + r->tiny};
-}
-
-/* The adjoint before token t from the adjoint G after it, and the rows of the token's gradients. */
-static norm_error backward_bound(bounder *c, int64_t t, norm_error in, norm_error out, norm_error G,
-                                 token_grads *y) {
-    const tr_run *r = c->r;
-    const dp_problem *p = r->p;
-    const ld u = r->u, eb = 2 * u + c->rel.beta, n = in.N + in.b,
-             gam = tr_gamma(r, p->V + r->ncb + 4);
-    token_bounds(c, t, in);
+    token_bounds(c, t, i, in);
     const token *k = &c->k;
     const ld d = k->g.d, qs = k->q * k->s, N1 = G.N + qs;
     const ld b1 = G.b + tr_gamma(r, 3) * (G.N + G.b + qs) + (c->rel.qk + 2 * u) * qs + r->tiny,
-             n1 = N1 + b1;
-    y->q =
-        (grad){k->s * out.b + gam * k->s * (out.N + out.b), k->s * (1 + 2 * u) * (out.N + out.b)};
-    if (dp_by_factors(p)) return undecayed_bound(c, in, (norm_error){N1, b1}, y);
-    ld l = 0, n2 = n1;
-    for (int j = 0; j < p->R; j++) {
-        const ld kap = k->kap[j], era = k->era[j], b = k->be[j], e = k->e[j];
-        const ld f = (tr_gamma(r, p->K + 1) + c->rel.qk) * kap * n1, tau = kap * n1 + f,
-                 f_all = f + kap * b1;
-        const ld dE = era * d * in.b + k->F2[j], h = b * (eb * tau + f), h_all = h + b * kap * b1,
-                 eta = b * tau * (1 + 2 * u);
-        const ld dU = b * dE + eb * b * e;
-        y->beta[j] = (grad){e * f_all + dE * tau + gam * e * tau, e * tau * (1 + gam)};
-        y->v[j] = h_all;
-        y->k[j].err = k->w[j] * b1 + dU * n1 + gam * k->w[j] * n1 +
-                      d * (eta * in.b + h_all * n + gam * eta * n) +
-                      (k->g.d_err + 2 * u * d) * eta * n;
-        y->k[j].size = (k->w[j] * n1 + d * eta * n) * (1 + 2 * gam);
-        if (dp_by_gates(p)) through_erasing(c, t, (grad){h_all, eta}, in, y);
-        y->values = (grad){h_all, eta};
-        l += c->rel.erasing * era * eta + era * h;
-        n2 += era * eta;
-    }
-    l += tr_gamma(r, p->R + 2) * n2;
-    const norm_error to =
-        measured(c->hd->G_up, t,
-                 (norm_error){k->mu * N1,
-                              k->mu * b1 + d * l + (k->g.d_err + 2 * u * d) * (n2 + l) + r->tiny});
-    const ld gam_g = tr_gamma(r, p->V + r->ncb + 2 + p->K), nn = (to.N + to.b) * n;
-    y->g = (grad){(to.N + to.b) * in.b + to.b * n + gam_g * nn, nn * (1 + gam_g)};
+             n1 = N1 + b1, off = k->g.d_err + 2 * u * d;
+    if (i == c->steps - 1)
+        y->q = (grad){k->s * out.b + gam * k->s * (out.N + out.b),
+                      k->s * (1 + 2 * u) * (out.N + out.b)};
+    ld l = 0, n2 = before ? d * (1 + 2 * u) * n1 : n1;
+    for (int64_t j = k->first; j < k->end; j++)
+        row_backward(c, j, in, n1, b1, &l, &n2, y);
+    if (before) l += off * n1;
+    l += tr_gamma(r, k->end - k->first + 2) * n2;
+    const ld b = before ? k->mu * b1 + l + r->tiny : k->mu * b1 + d * l + off * (n2 + l) + r->tiny;
+    const norm_error to = measured(c->hd->G_up, t, (norm_error){k->mu * N1, b});
+    const norm_error decayed = before
+                                   ? (norm_error){d * (1 + 2 * u) * n1, d * b1 + off * n1 + r->tiny}
+                                   : (norm_error){to.N + to.b, to.b};
+    if (!i)
+        y->g = (grad){decayed.N * in.b + decayed.b * n + gam_g * (decayed.N * n),
+                      decayed.N * n * (1 + gam_g)};
     return to;
+}
+
+/* ---- to the inputs --------------------------------------------------------------------------- */
+
+/* += g times what stands beside factor m of x; norm: summed over channels. */
+static void add_through(const bounder *c, int64_t t, int64_t key, dp_entry x, int m, int norm,
+                        grad g, grad *sum) {
+    const tr_run *r = c->r;
+    const ld up = tr_others_up(r, c->hv, c->qk, c->hd, x, m, t, key, norm),
+             rel = x.n == 1 ? 0
+                            : tr_entry_rel(r, c->hd, x, m, t) + 2 * (x.n - 1) * r->u +
+                                  (norm ? tr_gamma(r, r->p->K + r->ncb + 4) : 0);
+    add_grad(sum, up * (g.err + rel * g.size), up * g.size * (1 + 4 * rel));
+}
+
+/* What entries say of `input` at key `key`; of numbers the sum over channels. */
+static grad through_entries(const bounder *c, int64_t t, int64_t key, int input,
+                            const token_grads *y) {
+    const tr_run *r = c->r;
+    const int number = input == DP_INPUT_BETA;
+    grad sum = {0, 0};
+    int terms = 0;
+    for (int e = 0; e < r->rows.n; e++)
+        for (int m = 0; m < r->rows.of[e].n; m++) {
+            if (r->rows.of[e].of[m] != input) continue;
+            add_through(c, t, key, r->rows.of[e], m, number, y->entry[e * r->p->R + key], &sum);
+            terms++;
+        }
+    if (terms > 1) sum.err += tr_gamma(r, terms) * sum.size;
+    return sum;
+}
+
+/* Of beta: its strengths, and entries that have it. */
+static grad beta_grad(const bounder *c, int64_t t, int64_t key, const token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    grad sum = through_entries(c, t, key, DP_INPUT_BETA, y);
+    int terms = sum.size > 0;
+    for (int64_t j = 0; j < dp_rows(p); j++) {
+        const dp_entry s = dp_row_of(p, j)->strength;
+        for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++) {
+            if (s.of[m] != DP_INPUT_BETA) continue;
+            add_through(c, t, key, s, m, 0, y->strength[j], &sum);
+            terms++;
+        }
+    }
+    if (terms > 1) sum.err += tr_gamma(r, terms) * sum.size;
+    return sum;
+}
+
+/* dg of exp(+-g) in entries and strengths. */
+static void add_gates(const bounder *c, int64_t t, token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const ld more = 2 * r->u + tr_gamma(r, p->K + 4);
+    for (int e = 0; e < r->rows.n; e++) {
+        const dp_entry x = r->rows.of[e];
+        const int times = dp_entry_has(x, DP_FACTOR_DECAY) + dp_entry_has(x, DP_FACTOR_GROWTH);
+        for (int64_t key = 0; key < p->R && times; key++) {
+            const grad g = y->entry[e * p->R + key];
+            const ld up = times * tr_entry_norms(c->qk, c->hd, e)[t * p->R + key],
+                     rel = tr_entry_rel(r, c->hd, x, -1, t) + more;
+            add_grad(&y->g, up * (g.err + rel * g.size), up * g.size * (1 + rel));
+        }
+    }
+    for (int64_t j = 0; j < dp_rows(p); j++) {
+        const dp_entry x = dp_row_of(p, j)->strength;
+        const int times = dp_entry_has(x, DP_FACTOR_DECAY) + dp_entry_has(x, DP_FACTOR_GROWTH);
+        if (!times) continue;
+        const ld up = times * c->hd->strength_up[t * dp_rows(p) + j],
+                 rel = tr_entry_rel(r, c->hd, x, -1, t) + more;
+        add_grad(&y->g, up * (y->strength[j].err + rel * y->strength[j].size),
+                 up * y->strength[j].size * (1 + rel));
+    }
+    if (tr_has_gate_factors(r)) y->g.err += more * y->g.size;
 }
 
 /* Sums over tokens of one head: error and size of ddt_bias and dA_log. */
@@ -413,16 +490,34 @@ typedef struct {
     grad dt, A;
 } gate_sums;
 
-/* derase, dwrite and dv. */
-static void erasing_rows(const bounder *c, int64_t t, const token_grads *y) {
-    const dp_problem *p = c->r->p;
-    const int64_t row = t * p->HV + c->hv;
-    const ld u2 = 2 * c->r->u, kap = c->qk->k_norm[t], dE = y->values.err + u2 * y->values.size;
-    dp_ball *f = c->r->t->field;
-    f[DP_RESULT_DERASE].rad[row] =
-        tr_up(kap * (y->erasing.err + (c->rel.qk + u2) * y->erasing.size) + c->r->tiny);
-    f[DP_RESULT_DWRITE].rad[row] = tr_up(largest(p->v + row * p->V, p->V) * dE + c->r->tiny);
-    f[DP_RESULT_DV].rad[row] = tr_up(largest(p->write + row * p->V, p->V) * dE + c->r->tiny);
+/* Of v or write, `row` of either: the rows whose values have it, times what stands beside it. */
+static void value_rows(const bounder *c, int64_t t, int64_t key, int input, int field,
+                       const token_grads *y) {
+    const tr_run *r = c->r;
+    const dp_problem *p = r->p;
+    const int64_t row = (t * p->HV + c->hv) * p->R + key;
+    const ld u2 = 2 * r->u;
+    ld err = 0, size = 0;
+    int terms = 0, products = 0;
+    for (int64_t j = 0; j < dp_rows(p); j++) {
+        const dp_entry e = dp_row_of(p, j)->value;
+        const int left = dp_entry_has(e, input);
+        ld up = left;
+        if (!left || dp_row_key(p, j) != key) continue;
+        for (int m = 0, own = 1; m < e.n; m++) {
+            if (own && e.of[m] == input)
+                own = 0;
+            else
+                up *= largest(dp_input_of(p, e.of[m]) + row * p->V, p->V);
+        }
+        products |= e.n > 1;
+        err += e.n > 1 ? up * (y->values[j].err + (e.n - 1) * u2 * y->values[j].size)
+                       : up * y->values[j].err;
+        size += up * y->values[j].size * (1 + 4 * u2);
+        terms++;
+    }
+    if (terms > 1) err += tr_gamma(r, terms) * size;
+    r->t->field[field].rad[row] = tr_up(err + (products ? r->tiny : 0));
 }
 
 static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s) {
@@ -438,21 +533,21 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     s->dt.size += raw.size;
     s->A.err += g.a * y->g.err + g.a_err * y->g.size;
     s->A.size += g.a * y->g.size;
-    if (dp_by_gates(p)) {
-        erasing_rows(c, t, y);
-        return;
-    }
     ld ss = 0;
-    for (int j = 0; j < p->R; j++) {
-        const ld x = c->hd->db_up[t * p->R + j],
-                 e = x * y->beta[j].err + (c->rel.db + u2) * x * y->beta[j].size;
+    for (int64_t key = 0; key < p->R; key++) {
+        value_rows(c, t, key, DP_INPUT_V, DP_RESULT_DV, y);
+        if (p->write) value_rows(c, t, key, DP_INPUT_WRITE, DP_RESULT_DWRITE, y);
+        if (!p->beta) continue;
+        const grad b = beta_grad(c, t, key, y);
+        const ld x = c->hd->db_up[t * p->R + key], e = x * b.err + (c->rel.db + u2) * x * b.size;
         ss += e * e;
-        f[DP_RESULT_DV].rad[(t * p->HV + c->hv) * p->R + j] = tr_up(y->v[j]);
     }
-    if (dp_by_factors(p))
-        f[DP_RESULT_DLR_A].rad[t * p->HV + c->hv] = tr_up(y->erasing.err + r->tiny);
-    if (!dp_has_beta(p)) return;
-    f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
+    if (p->beta) f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (dp_result_exists(p, i) && dp_result_fields[i].role == DP_ROLE_GRADIENT &&
+            tr_is_given(dp_result_fields[i].of))
+            f[i].rad[t * p->HV + c->hv] =
+                tr_up(through_entries(c, t, 0, dp_result_fields[i].of, y).err + r->tiny);
 }
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
@@ -461,8 +556,8 @@ static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
                  (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
 }
 
-/* The states of one head: in[t] entering, out[t] leaving token t, over all sequences; radii of o,
- * final_state, S_cut. */
+/* The states of one head: in[t] entering each step of token t, out[t] leaving it, over all
+ * sequences; radii of o, final_state, S_cut. */
 static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
@@ -474,8 +569,11 @@ static void forward_radii(bounder *c, norm_error *in, norm_error *out) {
         if (k->first_of_seq) S = (norm_error){p->s0 ? tr_norm_up(p->s0 + row * KV, KV) : 0, 0};
         if (k->cut >= 0) r->t->S_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(S.b);
         for (int64_t t = k->t0; t < k->t1; t++) {
-            in[t] = S;
-            out[t] = S = forward_bound(c, t, S);
+            for (int64_t i = 0; i < c->steps; i++) {
+                in[t * c->steps + i] = S;
+                S = forward_bound(c, t, i, S);
+            }
+            out[t] = S;
             const ld sq = tr_abs(p->scale) * c->k.q;
             r->t->field[DP_RESULT_O].rad[t * p->HV + c->hv] =
                 tr_up(sq * (S.b + (c->rel.qk + tr_gamma(r, p->K + 3)) * (S.N + S.b)));
@@ -490,7 +588,8 @@ static void M_radii(bounder *c) {
     for (int s = 0; s + 1 < r->t->nmark; s++) {
         norm_error M = {tr_sqrt(r->p->K), 0};
         for (int64_t t = r->t->mark[s]; t < r->t->mark[s + 1]; t++)
-            M = forward_bound(c, t, M);
+            for (int64_t i = 0; i < c->steps; i++)
+                M = forward_bound(c, t, i, M);
         r->t->M_seg.rad[(int64_t)s * r->p->HV + c->hv] = tr_up(M.b);
     }
     c->is_M = 0;
@@ -502,9 +601,10 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
     const int64_t KV = (int64_t)p->K * p->V, R = p->R;
-    token_grads y = {.k = dp_calloc((size_t)R, sizeof(grad)),
-                     .beta = dp_calloc((size_t)R, sizeof(grad)),
-                     .v = dp_calloc((size_t)R, sizeof(ld))};
+    const size_t n = (size_t)dp_rows(p), entries = (size_t)r->rows.n * (size_t)R;
+    token_grads y = {.entry = dp_calloc(entries, sizeof(grad)),
+                     .strength = dp_calloc(n, sizeof(grad)),
+                     .values = dp_calloc(n, sizeof(grad))};
     gate_sums s = {{0, 0}, {0, 0}};
     norm_error G = {0, 0};
     for (int b = r->nblock - 1; b >= 0; b--) {
@@ -513,13 +613,16 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
         if (k->last_of_seq)
             G = (norm_error){p->dstate ? tr_norm_up(p->dstate + row * KV, KV) : 0, 0};
         for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
-            G = backward_bound(c, t, in[t], out[t], G, &y);
+            memset(y.entry, 0, entries * sizeof *y.entry);
+            for (int64_t i = c->steps - 1; i >= 0; i--)
+                G = backward_bound(c, t, i, in[t * c->steps + i], out[t], G, &y);
+            add_gates(c, t, &y);
             head_rows(c, t, &y, &s);
             dq[t].err += y.q.err;
             dq[t].size += y.q.size;
             for (int64_t j = 0; j < R; j++) {
-                dk[t * R + j].err += y.k[j].err;
-                dk[t * R + j].size += y.k[j].size;
+                const grad k = through_entries(c, t, j, DP_INPUT_K, &y);
+                add_grad(&dk[t * R + j], k.err, k.size);
             }
         }
         if (k->cut >= 0) r->t->dS_cut.rad[(int64_t)k->cut * p->HV + c->hv] = tr_up(G.b);
@@ -532,16 +635,16 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
             log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
     if (p->A_log)
         r->t->field[DP_RESULT_DA_LOG].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
-    free(y.k);
-    free(y.beta);
-    free(y.v);
+    free(y.entry);
+    free(y.strength);
+    free(y.values);
 }
 
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads) {
     const dp_problem *p = r->p;
     const int G = dp_G(p);
     assert((double)p->T * (p->K + p->R + 2000.0) + (double)p->K * p->V < 0x1p43);
-    norm_error *in = dp_calloc((size_t)p->T, sizeof *in),
+    norm_error *in = dp_calloc((size_t)(p->T * dp_rows(p)), sizeof *in),
                *out = dp_calloc((size_t)p->T, sizeof *out);
     grad *dq = dp_calloc((size_t)p->T, sizeof *dq),
          *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
@@ -550,7 +653,7 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         forward_radii(&c, in, out);
         if (r->want_M) M_radii(&c);
         if (r->t->backward) backward_radii(&c, in, out, dq, dk);
-        free(c.scratch);
+        free(c.k.row);
     }
     for (int64_t i = 0; i < p->T * p->R && r->t->backward; i++) {
         const int64_t t = i / p->R;

@@ -123,8 +123,8 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     double beta[R];
     for (int64_t j = 0; j < R; j++)
         beta[j] = a->beta[(at * R + j) * 2];
-    a->norms.nu[t] = tr_step_norm(r, q->k + at * R * b->row, b->row, q->norms.k_norm + t * R, beta,
-                                  a->norms.beta_up + t * R);
+    a->norms.nu[t] = tr_step_norm(r, (int)R, q->k + at * R * b->row, b->row,
+                                  q->norms.k_norm + t * R, beta, a->norms.beta_up + t * R);
     tr_row_norms(r, hv, t, &a->norms);
 }
 

@@ -10,8 +10,6 @@
  *   rstd        K squares, K adds (all terms positive), 1/sqrt:
  *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
  *   y = x rstd                                                           gamma_(K+6)
- *   erase o k   one product of an exact number                           eps_y + u, inside gamma_2
- *                                                                        more; write o v: u
  *   beta        e = exp(-|b|): u;  1 + e: 2u;
  *               quotient: 4u (second order included); z exact            gamma_6
  *   dbeta/db    e / (1+e)^2 z                                            gamma_10
@@ -47,9 +45,7 @@ tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
     const int plain = p->beta_form == DP_BETA_PLAIN;
     const ld in = p->input_error;
-    const ld qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in;
-    return (tr_rel){.qk = qk,
-                    .erasing = dp_by_gates(p) ? qk + tr_gamma(r, 2) : qk,
+    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in,
                     .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
                     .beta = plain ? 0 : tr_gamma(r, 6),
                     .db = plain ? 0 : tr_gamma(r, 10)};
@@ -85,30 +81,19 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
         qk->rstd_k_up = r->p->l2norm ? lds(TR) : NULL;
     }
     if (!a) return;
+    const int64_t n = T * dp_rows(r->p);
     a->norms = dp_calloc((size_t)T, sizeof *a->norms);
     a->beta_up = lds(TR);
     a->db_up = lds(TR);
-    a->nu = lds(T);
-    a->v_norm = lds(TR);
+    a->nu = lds(n);
+    a->v_norm = lds(n);
     a->do_norm = r->p->dout ? lds(T) : NULL;
-    a->erasing_norm = dp_has_beta(r->p) ? NULL : lds(TR);
-}
-
-/* >= |a o b|_2: each product of doubles is within 2^-53 of it, or 2^-1075 */
-static ld product_norm_up(const double *a, const double *b, int n) {
-    double row[n];
-    for (int i = 0; i < n; i++)
-        row[i] = a[i] * b[i];
-    return tr_norm_up(row, n) * (ld)(1 + 0x1p-50) + n * 0x1p-1074;
 }
 
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
     const dp_problem *p = r->p;
-    for (int64_t j = 0; j < p->R; j++) {
-        const int64_t row = ((t * p->HV + hv) * p->R + j) * p->V;
-        a->v_norm[t * p->R + j] = dp_by_gates(p) ? product_norm_up(p->write + row, p->v + row, p->V)
-                                                 : tr_norm_up(p->v + row, p->V);
-    }
+    for (int64_t j = 0; j < p->R && !a->strength_up; j++)
+        a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
     if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
@@ -208,6 +193,7 @@ static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr
 static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx, mpfr_srcptr dA,
                          tr_gate_norms *n) {
     const ld d_rel = tr_rho(get_up(d) * tr_rho(e.g)) + tr_gamma(r, 2);
+    if (!(d_rel <= n->rel)) n->rel = d_rel != d_rel ? INFINITY : d_rel;
     mpfr_exp(d, d, MPFR_RNDN);
     const ld dv = tr_exact_up(get_up(d), d_rel), x = tr_exact_up(get_up(dx), e.x),
              a = tr_exact_up(get_up(dA), e.a);
@@ -264,7 +250,7 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     n->a_err = tr_sqrt(n->a_err);
     for (int64_t j = 0; j < R; j++) {
         const int64_t i = t * R + j;
-        if (!dp_has_beta(p)) {
+        if (!p->beta) {
             mpfr_set_ui(mp_at(a->beta, i), 1, MPFR_RNDN);
             a->beta_up[i] = 1;
             continue;
@@ -272,78 +258,6 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
         activate_beta(r, p->beta[(t * p->HV + hv) * R + j], mp_at(a->beta, i), mp_at(a->db, i),
                       &a->beta_up[i], &a->db_up[i], tmp);
     }
-}
-
-/* erase o k and write o v of one token, with the norm of the first. */
-static void activate_writes(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a) {
-    const dp_problem *p = r->p;
-    const int64_t at = t * p->HV + hv;
-    /* NOLINTNEXTLINE(*VLASize): K is 1 to 65,536 */
-    double size[p->K];
-    for (int i = 0; i < p->K; i++) {
-        mpfr_ptr e = mp_at(a->erasing, t * p->K + i);
-        mpfr_mul_d(e, mp_at(qk->k, t * p->K + i), p->erase[at * p->K + i], MPFR_RNDN);
-        size[i] = get_up(e);
-    }
-    a->erasing_norm[t] = tr_exact_up(tr_norm_up(size, p->K), tr_rel_errors(r).erasing);
-    for (int i = 0; i < p->V; i++) {
-        mpfr_ptr y = mp_at(a->values, t * p->V + i);
-        mpfr_set_d(y, p->v[at * p->V + i], MPFR_RNDN);
-        mpfr_mul_d(y, y, p->write[at * p->V + i], MPFR_RNDN);
-    }
-}
-
-/* What the first key of a token reads along, with its norm; the second reads nothing. */
-static void negate_reads(const tr_run *r, int hv, int64_t t, tr_head *a) {
-    const int64_t K = r->p->K;
-    const double *lr_a = r->p->lr_a + (t * r->p->HV + hv) * K;
-    for (int64_t i = 0; i < K; i++)
-        mpfr_set_d(mp_at(a->erasing, t * K + i), -lr_a[i], MPFR_RNDN);
-    /* NOLINTNEXTLINE(*NullDereference): of DPLR, which has them */
-    a->erasing_norm[t * r->p->R] = tr_norm_up(lr_a, K);
-}
-
-/* >= |diag(exp g) + lr_b' lr_a|_2, computed in double: entries within 2^-51 of their terms, squares
- * within (K + 16) 2^-52 of theirs. x: 2 K K doubles */
-static ld undecayed_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
-                              double *x) {
-    const int64_t K = r->p->K;
-    const double *lr_a = r->p->lr_a + (t * r->p->HV + hv) * K;
-    double *M = x, *G = x + K * K, square = 0;
-    for (int64_t i = 0; i < K; i++)
-        for (int64_t j = 0; j < K; j++) {
-            M[i * K + j] = mpfr_get_d(mp_at(qk->k, t * r->p->R * K + i), MPFR_RNDN) * lr_a[j];
-            if (i == j) M[i * K + j] += mpfr_get_d(mp_at(a->d, t * K + i), MPFR_RNDN);
-            square += M[i * K + j] * M[i * K + j];
-        }
-    if (!isfinite(square)) return INFINITY;
-    for (int64_t i = 0; i < K; i++)
-        for (int64_t j = 0; j <= i; j++) {
-            double s = 0;
-            for (int64_t m = 0; m < K; m++)
-                s += M[m * K + i] * M[m * K + j];
-            G[i * K + j] = G[j * K + i] = s;
-        }
-    const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square;
-    const ld off = a->norms[t].d + qk->k_norm[t * r->p->R] * a->erasing_norm[t * r->p->R];
-    return tr_sqrt(top) * (1 + 0x1p-40) + K * 0x1p-50 * off + a->norms[t].d_err + K * 0x1p-1000;
-}
-
-/* x: R K + R doubles; dp_by_factors: 2 K K */
-static ld step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
-                    double *x) {
-    const int64_t R = r->p->R, K = r->p->K;
-    const int gated = dp_by_gates(r->p);
-    if (!dp_erases(r->p)) return 1;
-    if (dp_by_factors(r->p)) return undecayed_step_norm(r, hv, t, qk, a, x);
-    for (int64_t i = 0; i < R * K && (R > 1 || gated); i++)
-        x[i] = mpfr_get_d(mp_at(qk->k, t * R * K + i), MPFR_RNDN);
-    if (gated)
-        return tr_gated_step_norm(r, x, r->p->erase + (t * r->p->HV + hv) * K, qk->k_norm[t],
-                                  a->erasing_norm[t]);
-    for (int64_t j = 0; j < R; j++)
-        x[R * K + j] = mpfr_get_d(mp_at(a->beta, t * R + j), MPFR_RNDN);
-    return tr_step_norm(r, x, K, qk->k_norm + t * R, x + R * K, a->beta_up + t * R);
 }
 
 void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
@@ -357,26 +271,21 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
                    .db = mp_alloc(T * R, b),
                    .sum_dt = mp_alloc(Kg, b),
                    .sum_A = mp_alloc(1, b)};
-    if (dp_by_factors(p)) a->erasing = mp_alloc(T * p->K, b);
-    if (dp_by_gates(p)) {
-        a->erasing = mp_alloc(T * p->K, b);
-        a->values = mp_alloc(T * p->V, b);
-    }
     tr_norms_alloc(r, NULL, a);
+    tr_rows_alloc(r, a);
 #pragma omp parallel num_threads(r->threads)
     {
         mp_array tmp = mp_alloc(5, b);
         mpfr_ptr A = mp_at(tmp, 4);
-        double *x = dp_doubles(dp_by_factors(p) ? 2 * p->K * p->K : R * (p->K + 1));
+        double *x = dp_doubles((R + 2) * (p->K + 1) + (tr_step_has_decay(p) ? 2 * p->K * p->K : 0));
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
             activate_token(r, hv, t, A, a, tmp);
             tr_row_norms(r, hv, t, a);
-            if (dp_by_gates(p)) activate_writes(r, hv, t, qk, a);
-            if (dp_by_factors(p)) negate_reads(r, hv, t, a);
-            a->nu[t] = step_norm(r, hv, t, qk, a, x);
+            tr_rows_token(r, hv, t, qk, a);
+            tr_rows_step_norm(r, hv, t, qk, a, x);
         }
         free(x);
         mp_free(&tmp);
@@ -394,15 +303,19 @@ void tr_free_qk(tr_qk *a) {
 }
 
 void tr_free_head(tr_head *a) {
-    mp_array *m[] = {&a->d,      &a->dx,    &a->dA,      &a->beta,  &a->db,
-                     &a->sum_dt, &a->sum_A, &a->erasing, &a->values};
+    mp_array *m[] = {&a->d,  &a->growth, &a->dx,    &a->dA,     &a->beta,
+                     &a->db, &a->sum_dt, &a->sum_A, &a->values, &a->strength};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     free(a->norms);
     ld *x[] = {a->beta_up, a->db_up, a->nu,   a->v_norm,
-               a->do_norm, a->S_up,  a->G_up, a->erasing_norm};
+               a->do_norm, a->S_up,  a->G_up, a->strength_up};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         free(x[i]);
+    for (int e = 0; e < DP_MAX_ENTRIES; e++) {
+        mp_free(&a->entry[e]);
+        free(a->entry_norm[e]);
+    }
 }
 
 static void add_rows(mp_array into, mp_array from, int64_t n) {
@@ -436,25 +349,10 @@ static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr s
     tr_store(out, at, mp_at(tmp, 0), mp_at(tmp, 1));
 }
 
-/* Of a head whose keys do not erase: derase = k o derasing, and erase o derasing goes to the key.
- */
-static void chain_erasing(const tr_run *r, int hv, const tr_qk *qk, tr_task *c, int64_t t,
-                          int64_t i, mp_array tmp) {
-    const dp_problem *p = r->p;
-    const int64_t row = (t * p->HV + hv) * p->K;
-    for (int x = 0; x < p->K; x++) {
-        mpfr_srcptr d = mp_at(c->derasing, i * p->K + x);
-        mpfr_ptr dk = mp_at(c->dk, i * p->K + x);
-        chain_product(&r->t->field[DP_RESULT_DERASE], row + x, d, mp_at(qk->k, t * p->K + x), tmp);
-        mpfr_mul_d(mp_at(tmp, 0), d, p->erase[row + x], MPFR_RNDN);
-        mpfr_add(dk, dk, mp_at(tmp, 0), MPFR_RNDN);
-    }
-}
-
 void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
                     int64_t t, int64_t i, mp_array tmp) {
     const dp_problem *p = r->p;
-    const int64_t K = p->K, R = p->R, Kg = dp_Kg(p);
+    const int64_t K = p->K, R = p->R, Kg = dp_Kg(p), n = dp_rows(p);
     const int G = dp_G(p);
     dp_ball *f = r->t->field;
     for (int gv = 0; gv < G; gv++) {
@@ -462,20 +360,17 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         tr_task *c = tasks + gv * r->ncb;
         for (int b = 1; b < r->ncb; b++) {
             add_rows(mp_from(c->dq, i * K), mp_from(c[b].dq, i * K), K);
-            add_rows(mp_from(c->dk, i * R * K), mp_from(c[b].dk, i * R * K), R * K);
             add_rows(mp_from(c->dg, i * Kg), mp_from(c[b].dg, i * Kg), Kg);
-            add_rows(mp_from(c->dbeta, i * R), mp_from(c[b].dbeta, i * R), R);
-            if (c->derasing.mem)
-                add_rows(mp_from(c->derasing, i * K), mp_from(c[b].derasing, i * K), K);
+            add_rows(mp_from(c->dstrength, i * n), mp_from(c[b].dstrength, i * n), n);
+            for (int e = 0; e < r->rows.n; e++)
+                add_rows(mp_from(c->dentry[e], i * R * K), mp_from(c[b].dentry[e], i * R * K),
+                         R * K);
         }
-        if (dp_by_gates(p)) chain_erasing(r, hv, qk, c, t, i, tmp);
-        for (int64_t x = 0; x < K && dp_by_factors(p); x++) /* of -lr_a, that is: of E = lr_a S */
-            tr_store(&f[DP_RESULT_DLR_A], (t * p->HV + hv) * K + x, mp_at(c->derasing, i * K + x),
-                     mp_at(tmp, 0));
+        tr_rows_chain(r, hv, qk, &heads[gv], c, t, i, tmp);
         for (int64_t x = 0; x < Kg; x++)
             chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
                           mp_at(heads[gv].dx, t * Kg + x), tmp);
-        for (int64_t j = 0; j < R && dp_has_beta(p); j++)
+        for (int64_t j = 0; j < R && p->beta; j++)
             chain_product(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, mp_at(c->dbeta, i * R + j),
                           mp_at(heads[gv].db, t * R + j), tmp);
         if (!gv) continue;

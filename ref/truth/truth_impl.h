@@ -4,8 +4,8 @@
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
- *   truth_turns.c  keys that read in turn, as tokens of one key
- *   truth_factors.c  factors of a token's own, as two keys a token
+ *   truth_rows.c   the entries of a token's rows (recurrence.h), and the chain rule through them
+ *   truth_turns.c  keys that read in turn, as tokens of one key: in double-double
  *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
  *                  truth_dd_chain.c: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
@@ -20,6 +20,7 @@
 #ifndef DP_TRUTH_IMPL_H
 #define DP_TRUTH_IMPL_H
 #include "ref/arithmetic/mp.h"
+#include "ref/vocabulary/recurrence.h"
 #include "truth.h"
 #include "truth_dd.h"
 
@@ -52,8 +53,16 @@ typedef struct {
     int cut; /* index of the cut at t0 */
 } tr_block;
 
+/* The entries with K channels of a recurrence's rows, each once, so that one that reads and writes
+ * has one gradient; read, write: which of them row j has, -1: none. */
+typedef struct {
+    int n, read[DP_MAX_ROWS], write[DP_MAX_ROWS];
+    dp_entry of[DP_MAX_ENTRIES];
+} tr_rows;
+
 typedef struct {
     const dp_problem *p;
+    tr_rows rows;
     dp_truth *t;
     mpfr_prec_t prec;
     /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U (double-double) */
@@ -73,9 +82,10 @@ typedef struct {
 /* Per-token upper bounds of what the error analysis needs; every value bounds both the exact and
  * the computed quantity. */
 typedef struct {
-    ld d, d_err; /* max over channels of exp(g); of its error */
-    ld x, x_err; /* the same of dg/dx */
-    ld a, a_err; /* 2-norm over channels of dg/dA_log; of its error */
+    ld d, d_err;    /* max over channels of exp(g); of its error */
+    ld x, x_err;    /* the same of dg/dx */
+    ld a, a_err;    /* 2-norm over channels of dg/dA_log; of its error */
+    ld growth, rel; /* max of exp(-g); relative error of exp(g) and exp(-g) */
 } tr_gate_norms;
 
 /* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key
@@ -85,24 +95,27 @@ typedef struct {
     ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
-/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Where
- * dp_by_gates: erasing = erase o k [T][K], values = write o v [T][V], else mem NULL; where
- * dp_by_factors: erasing = -lr_a, of the first key; beta = 1 where there is none. */
+/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Of the rows
+ * of a token, n of them: entry [T][R][K], mem NULL where it is the key as it is; values [T][n][V],
+ * mem NULL where each is v or nothing; strength [T][n]. */
 typedef struct {
-    mp_array d, dx, dA, beta, db, erasing, values;
+    mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
-    ld *nu;                 /* [T] >= |I - k'Bk|_2; dp_by_factors: of the step with its decay */
-    ld *v_norm, *do_norm;   /* [T][R] >= |v|, [T] >= |do| (NULL: forward only) */
-    ld *erasing_norm;       /* [T][R] >= |erase o k|, |lr_a|, or zeros; NULL: the keys erase */
+    /* >= the norm of a token's step: [T], in turn [T][n] of each key; where a K x K matrix was
+     * needed it has the decay in it (tr_step_has_decay) */
+    ld *nu;
+    ld *v_norm, *do_norm;           /* [T][n] >= |value|, [T] >= |do| (NULL: forward only) */
+    ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: that of the keys */
+    ld *strength_up;                /* [T][n]; NULL: beta_up */
     /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
     ld *S_up, *G_up;
 } tr_head;
 
 /* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
 typedef struct {
-    ld qk, rstd, beta, db, erasing; /* erasing: of the keys that erase */
+    ld qk, rstd, beta, db;
 } tr_rel;
 /* Of this run's arithmetic; all are proven upper bounds. */
 tr_rel tr_rel_errors(const tr_run *r);
@@ -118,15 +131,57 @@ typedef struct {
     int is_M;           /* v = 0 and no output: the columns of M */
     mp_array S;         /* [K][w] state, later the adjoint G */
     mp_array ckpt;      /* [nblock][K][w] state entering each block */
-    mp_array E;         /* [T][R][w], or [R][w] when no backward pass follows */
-    mp_array tape;      /* [len+1][K][w] states of one block */
-    mp_array U, dU, dE; /* [R][w] */
+    mp_array E;         /* [T][n][w], or [n][w] when no backward pass follows; n rows a token */
+    mp_array tape;      /* [len G + 1][K][w] states of one block, before each of G groups of rows */
+    mp_array U, dU, dE; /* [n][w] */
     mp_array row;       /* [w] scaled do, or o */
     mp_array tmp;       /* [4] */
-    /* [len][K], [len][R][K], [len][Kg], [len][R]: sums over the task's own columns; derasing
-     * [len][K] where dp_by_gates, dk is then of the writes alone */
-    mp_array dq, dk, dg, dbeta, derasing;
+    /* [len][K], [len][R][K], [len][Kg], [len][R], [len][n], [len][R][K]: sums over the task's own
+     * columns; dk and dbeta follow from those of the entries */
+    mp_array dq, dk, dg, dbeta, dstrength, dentry[DP_MAX_ENTRIES];
 } tr_task;
+
+/* ---- rows (truth_rows.c) --------------------------------------------------------------------- */
+
+tr_rows tr_rows_of(const dp_problem *p);
+static inline int tr_read_of(const tr_run *r, int64_t j) {
+    return r->rows.read[r->p->R > 1 ? 0 : j];
+}
+static inline int tr_write_of(const tr_run *r, int64_t j) {
+    return r->rows.write[r->p->R > 1 ? 0 : j];
+}
+/* [T][R][K] of entry e; [T][R] bounds of it. */
+static inline mp_array tr_entry_rows(const tr_run *r, const tr_qk *qk, const tr_head *a, int e) {
+    return dp_entry_is(r->rows.of[e], DP_INPUT_K) ? qk->k : a->entry[e];
+}
+static inline const ld *tr_entry_norms(const tr_qk *qk, const tr_head *a, int e) {
+    return a->entry_norm[e] ? a->entry_norm[e] : qk->k_norm;
+}
+/* Relative error at token t of a product without its factor number `but` (-1: with all). */
+ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry x, int but, int64_t t);
+/* >= what multiplies the gradient of x on its way to its factor m: the product of the others, in
+ * the largest entry or (norm) in 2-norm. */
+ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
+                int64_t t, int64_t key, int norm);
+/* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not
+ * those of the keys. */
+void tr_rows_alloc(const tr_run *r, tr_head *a);
+/* Those of token t, activated before. */
+void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a);
+/* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
+void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);
+/* Is it an input of K channels that stands as it is given? */
+int tr_is_given(int input);
+/* Does any entry or strength have exp(g) or exp(-g)? */
+int tr_has_gate_factors(const tr_run *r);
+/* Does nu have the decay in it? */
+int tr_step_has_decay(const dp_problem *p);
+/* From gradients of entries and strengths (row i of a block) to dk, dbeta, dg, and the results of
+ * those that are given as they are. */
+void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
+                   int64_t t, int64_t i, mp_array tmp);
+
+/* ---- activations ----------------------------------------------------------------------------- */
 
 /* Allocates and fills *a for query head h. */
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
@@ -139,13 +194,14 @@ void tr_free_head(tr_head *a);
 /* the bounds of either; the other NULL */
 void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do_norm of token t */
-/* nu of a token: keys rounded to double, `ld_k` doubles apart; norms and betas as above, beta
- * rounded to double. */
-ld tr_step_norm(const tr_run *r, const double *k, int64_t ld_k, const ld *k_norm,
+/* nu of R keys that erase along themselves: rounded to double, `ld_k` doubles apart; norms and
+ * betas as above, beta rounded to double. */
+ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *k_norm,
                 const double *beta, const ld *beta_up);
-/* The same of one key k [K], rounded to double, and erasing = erase o k. */
-ld tr_gated_step_norm(const tr_run *r, const double *k, const double *erase, ld k_norm,
-                      ld erasing_norm);
+/* The same of one that writes along k [K] and erases along e [K], rounded to double, both within
+ * rel. */
+ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
+                      ld rel);
 /* >= the exact value when the computed one is x with relative error rel */
 ld tr_exact_up(ld x, ld rel);
 ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */
@@ -186,11 +242,8 @@ void tr_progress(tr_run *r, double token_columns);
 static inline int tr_decays(const dp_problem *p, int64_t t) {
     return p->decays_every <= 1 || t % p->decays_every == 0;
 }
-/* dp_truth_run where dp_in_turn. */
+/* dp_truth_run where dp_in_turn, in double-double. */
 dp_status tr_truth_in_turn(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
-/* The same where dp_by_factors; of its problem with two keys a token dp_truth_run itself. */
-dp_status tr_truth_of_factors(const dp_problem *p, const dp_truth_request *rq, dp_truth *t,
-                              dp_err *e);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);

@@ -15,15 +15,11 @@ static inline mpfr_srcptr decay_at(const tr_task *c, int64_t t, int64_t k) {
     const int64_t Kg = dp_Kg(c->run->p);
     return mp_at(c->head->d, t * Kg + (Kg > 1 ? k : 0));
 }
-static inline mpfr_srcptr key_at(const tr_task *c, int64_t t, int64_t j, int64_t k) {
-    return mp_at(c->qk->k, (t * c->run->p->R + j) * c->run->p->K + k);
-}
 
-/* What erases; the key itself but for dp_by_gates, which has one key a token, and dp_by_factors,
- * whose first key reads along -lr_a and whose second does not. */
-static inline mpfr_srcptr erasing_at(const tr_task *c, int64_t t, int64_t j, int64_t k) {
-    return c->head->erasing.mem ? mp_at(c->head->erasing, t * c->run->p->K + k)
-                                : key_at(c, t, j, k);
+/* The K numbers of entry e that key j of token t has. */
+static inline mp_array entry_at(const tr_task *c, int e, int64_t t, int64_t j) {
+    const dp_problem *p = c->run->p;
+    return mp_from(tr_entry_rows(c->run, c->qk, c->head, e), (t * p->R + dp_row_key(p, j)) * p->K);
 }
 
 static inline void mul_add(mpfr_ptr acc, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr tmp) {
@@ -44,45 +40,68 @@ static void decay(const tr_task *c, int64_t t, mp_array dst, mp_array src) {
     }
 }
 
-/* Does key j of a token read the state? */
-static int reads(const dp_problem *p, int64_t j) {
-    return dp_erases(p) && !(dp_by_factors(p) && j);
+/* Keys of a token that read one state and then write to it. */
+typedef struct {
+    int64_t first, end;
+} together;
+
+static together group_of(const dp_problem *p, int64_t i) {
+    const int64_t n = dp_keys_at_once(p);
+    return (together){i * n, (i + 1) * n};
+}
+static int64_t groups(const dp_problem *p) { return dp_rows(p) / dp_keys_at_once(p); }
+
+/* Row j of a token and head among the rows of an input or a result that may have an axis R. */
+static int64_t value_row(const tr_task *c, int64_t t, int64_t j) {
+    const dp_problem *p = c->run->p;
+    return (t * p->HV + c->hv) * p->R + dp_row_key(p, j);
 }
 
-/* E = v_t - k_t Sbar, or v_t where nothing is erased */
-static void residual(const tr_task *c, int64_t t, mp_array Sbar, mp_array E) {
+static void set_value(const tr_task *c, int64_t t, int64_t j, mp_array E) {
+    const dp_problem *p = c->run->p;
+    const dp_entry value = dp_row_of(p, j)->value;
+    if (c->is_M || !value.sign)
+        mp_zero(E, c->w);
+    else if (dp_entry_is(value, DP_INPUT_V))
+        mp_set_doubles(E, p->v + value_row(c, t, j) * p->V + c->v0, 1, c->w);
+    else
+        mp_copy(E, mp_from(c->head->values, (t * dp_rows(p) + j) * p->V + c->v0), c->w);
+}
+
+/* E = value - read S */
+static void residual(const tr_task *c, int64_t t, together g, mp_array S, mp_array E) {
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
-    for (int64_t j = 0; j < p->R; j++) {
+    for (int64_t j = g.first; j < g.end; j++) {
         mp_array Ej = mp_from(E, j * c->w);
-        if (c->head->values.mem && !c->is_M)
-            mp_copy(Ej, mp_from(c->head->values, t * p->V + c->v0), c->w);
-        else
-            mp_set_doubles(Ej,
-                           c->is_M ? NULL : p->v + ((t * p->HV + c->hv) * p->R + j) * p->V + c->v0,
-                           1, c->w);
-        for (int64_t k = 0; k < p->K && reads(p, j); k++)
+        const int read = tr_read_of(c->run, j);
+        set_value(c, t, j, Ej);
+        if (read < 0) continue;
+        mp_array key = entry_at(c, read, t, j);
+        for (int64_t k = 0; k < p->K; k++)
             for (int64_t v = 0; v < c->w; v++)
-                mul_sub(mp_at(Ej, v), erasing_at(c, t, j, k), mp_at(Sbar, k * c->w + v), tmp);
+                mul_sub(mp_at(Ej, v), mp_at(key, k), mp_at(S, k * c->w + v), tmp);
     }
 }
 
-static void scale_rows(const tr_task *c, int64_t t, mp_array out,
-                       mp_array in) { /* out = diag(beta_t) in */
-    for (int64_t j = 0; j < c->run->p->R; j++)
+/* out = diag(strength) in */
+static void scale_rows(const tr_task *c, int64_t t, together g, mp_array out, mp_array in) {
+    for (int64_t j = g.first; j < g.end; j++)
         for (int64_t i = j * c->w; i < (j + 1) * c->w; i++)
-            mpfr_mul(mp_at(out, i), mp_at(in, i), mp_at(c->head->beta, t * c->run->p->R + j),
-                     MPFR_RNDN);
+            mpfr_mul(mp_at(out, i), mp_at(in, i),
+                     mp_at(c->head->strength, t * dp_rows(c->run->p) + j), MPFR_RNDN);
 }
 
-/* S += k_t' U */
-static void write_state(const tr_task *c, int64_t t, mp_array U, mp_array S) {
+/* S += write' U */
+static void write_state(const tr_task *c, int64_t t, together g, mp_array U, mp_array S) {
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
     for (int64_t k = 0; k < p->K; k++)
-        for (int64_t j = 0; j < p->R; j++)
+        for (int64_t j = g.first; j < g.end; j++) {
+            mpfr_srcptr key = mp_at(entry_at(c, tr_write_of(c->run, j), t, j), k);
             for (int64_t v = 0; v < c->w; v++)
-                mul_add(mp_at(S, k * c->w + v), key_at(c, t, j, k), mp_at(U, j * c->w + v), tmp);
+                mul_add(mp_at(S, k * c->w + v), key, mp_at(U, j * c->w + v), tmp);
+        }
 }
 
 static void output(const tr_task *c, int64_t t, mp_array S) {
@@ -100,11 +119,16 @@ static void output(const tr_task *c, int64_t t, mp_array S) {
 }
 
 static void forward_token(const tr_task *c, int64_t t, mp_array S, mp_array E) {
-    if (dp_by_factors(c->run->p)) residual(c, t, S, E);
-    decay(c, t, S, S);
-    if (!dp_by_factors(c->run->p)) residual(c, t, S, E);
-    scale_rows(c, t, c->U, E);
-    write_state(c, t, c->U, S);
+    const dp_problem *p = c->run->p;
+    const int before = dp_recurrence_of(p)->before;
+    for (int64_t i = 0; i < groups(p); i++) {
+        const together g = group_of(p, i);
+        if (before) residual(c, t, g, S, E);
+        if (!i) decay(c, t, S, S);
+        if (!before) residual(c, t, g, S, E);
+        scale_rows(c, t, g, c->U, E);
+        write_state(c, t, g, c->U, S);
+    }
 }
 
 /* The task's columns of a [K][width] matrix, from or to row `row` of it. */
@@ -126,7 +150,7 @@ void tr_forward_block(tr_task *c, int b, int backward) {
     const tr_run *r = c->run;
     const dp_problem *p = r->p;
     const tr_block *k = &r->block[b];
-    const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)p->R * c->w;
+    const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)dp_rows(p) * c->w;
     const int64_t state_row = (int64_t)k->seq * p->HV + c->hv;
     if (k->first_of_seq) load_state(c, c->S, p->s0, state_row);
     if (backward) mp_copy(mp_from(c->ckpt, b * Kw), c->S, Kw);
@@ -148,16 +172,22 @@ void tr_M_segment(tr_task *c, int seg) {
     store_state(c, c->S, &r->t->M_seg, (int64_t)seg * r->p->HV + c->hv);
 }
 
-/* tape[i] = state entering token t0 + i, tape[n] = state after the block. */
+/* tape[i G + j] = the state before keys j of the G groups of token t0 + i, the last one that after
+ * the block. */
 static void rebuild_tape(const tr_task *c, int b) {
     const tr_block *k = &c->run->block[b];
-    const int64_t Kw = (int64_t)c->run->p->K * c->w, Rw = (int64_t)c->run->p->R * c->w;
+    const dp_problem *p = c->run->p;
+    const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)dp_rows(p) * c->w, G = groups(p);
     mp_copy(c->tape, mp_from(c->ckpt, b * Kw), Kw);
-    for (int64_t t = k->t0; t < k->t1; t++) {
-        mp_array to = mp_from(c->tape, (t - k->t0 + 1) * Kw);
-        decay(c, t, to, mp_from(c->tape, (t - k->t0) * Kw));
-        scale_rows(c, t, c->U, mp_from(c->E, t * Rw));
-        write_state(c, t, c->U, to);
+    for (int64_t i = 0; i < (k->t1 - k->t0) * G; i++) {
+        const int64_t t = k->t0 + i / G;
+        mp_array from = mp_from(c->tape, i * Kw), to = mp_from(c->tape, (i + 1) * Kw);
+        if (i % G)
+            mp_copy(to, from, Kw);
+        else
+            decay(c, t, to, from);
+        scale_rows(c, t, group_of(p, i % G), c->U, mp_from(c->E, t * Rw));
+        write_state(c, t, group_of(p, i % G), c->U, to);
     }
 }
 
@@ -183,93 +213,107 @@ static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) 
     }
 }
 
-/* dv = dE or, of write o v, dv = write o dE and dwrite = v o dE: row `row` of either. */
-static void store_value_gradients(const tr_task *c, int64_t row, mp_array dE) {
+/* Gradients of what the values of a token are products of, each summed over its rows. */
+static void store_value_gradients(const tr_task *c, int64_t t) {
+    static const struct {
+        dp_input_id input;
+        dp_result_id result;
+    } OF[] = {{DP_INPUT_V, DP_RESULT_DV}, {DP_INPUT_WRITE, DP_RESULT_DWRITE}};
     const dp_problem *p = c->run->p;
-    dp_ball *f = c->run->t->field;
-    mpfr_ptr tmp = mp_at(c->tmp, 0), x = mp_at(c->tmp, 1);
-    for (int v = 0; v < c->w; v++) {
-        const int64_t at = row * p->V + c->v0 + v;
-        if (!c->head->values.mem) {
-            tr_store(&f[DP_RESULT_DV], at, mp_at(dE, v), tmp);
-            continue;
-        }
-        mpfr_mul_d(x, mp_at(dE, v), p->write[at], MPFR_RNDN);
-        tr_store(&f[DP_RESULT_DV], at, x, tmp);
-        mpfr_mul_d(x, mp_at(dE, v), p->v[at], MPFR_RNDN);
-        tr_store(&f[DP_RESULT_DWRITE], at, x, tmp);
-    }
+    mpfr_ptr tmp = mp_at(c->tmp, 0), sum = mp_at(c->tmp, 1), x = mp_at(c->tmp, 2);
+    for (int i = 0; i < 2; i++)
+        for (int64_t key = 0; key < p->R && dp_input_of(p, OF[i].input); key++)
+            for (int v = 0; v < c->w; v++) {
+                const int64_t at = value_row(c, t, key) * p->V + c->v0 + v;
+                mpfr_set_zero(sum, 1);
+                for (int64_t j = 0; j < dp_rows(p); j++) {
+                    const dp_entry e = dp_row_of(p, j)->value;
+                    int left = dp_entry_has(e, OF[i].input);
+                    if (!left || dp_row_key(p, j) != key) continue;
+                    mpfr_mul_si(x, mp_at(c->dE, j * c->w + v), e.sign * left, MPFR_RNDN);
+                    for (int m = 0, own = 1; m < e.n; m++) {
+                        if (own && e.of[m] == OF[i].input)
+                            own = 0;
+                        else
+                            mpfr_mul_d(x, x, dp_input_of(p, e.of[m])[at], MPFR_RNDN);
+                    }
+                    mpfr_add(sum, sum, x, MPFR_RNDN);
+                }
+                tr_store(&c->run->t->field[OF[i].result], at, sum, tmp);
+            }
 }
 
-/* dU = k_t G, dbeta_t = sum_v E o dU, dE = diag(beta_t) dU = dv_t, U = diag(beta_t) E */
-static void backward_residual(const tr_task *c, int64_t t, int64_t i, mp_array E) {
+/* dU = write G, dstrength = sum_v E o dU, dE = diag(strength) dU, U = diag(strength) E */
+static void backward_residual(const tr_task *c, int64_t t, int64_t i, together g, mp_array E) {
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
-    mp_zero(c->dU, (int64_t)p->R * c->w);
-    for (int64_t j = 0; j < p->R; j++) {
+    for (int64_t j = g.first; j < g.end; j++) {
+        mp_array key = entry_at(c, tr_write_of(c->run, j), t, j);
+        mp_zero(mp_from(c->dU, j * c->w), c->w);
         for (int64_t k = 0; k < p->K; k++)
             for (int v = 0; v < c->w; v++)
-                mul_add(mp_at(c->dU, j * c->w + v), key_at(c, t, j, k), mp_at(c->S, k * c->w + v),
-                        tmp);
-        dot(mp_at(c->dbeta, i * p->R + j), mp_from(E, j * c->w), mp_from(c->dU, j * c->w), c->w,
-            tmp);
+                mul_add(mp_at(c->dU, j * c->w + v), mp_at(key, k), mp_at(c->S, k * c->w + v), tmp);
+        if (!dp_entry_is_one(dp_row_of(p, j)->strength))
+            dot(mp_at(c->dstrength, i * dp_rows(p) + j), mp_from(E, j * c->w),
+                mp_from(c->dU, j * c->w), c->w, tmp);
     }
-    scale_rows(c, t, c->dE, c->dU);
-    scale_rows(c, t, c->U, E);
-    for (int64_t j = 0; j < p->R; j++)
-        store_value_gradients(c, (t * p->HV + c->hv) * p->R + j, mp_from(c->dE, j * c->w));
+    scale_rows(c, t, g, c->dE, c->dU);
+    scale_rows(c, t, g, c->U, E);
 }
 
-/* dk_t = U G' - d o (dE S');  G <- d o (G - k_t' dE);  dg_t = rowsum(G o S), S = S_(t-1). Of
- * erasing keys the second part of dk is their gradient, and G loses theirs; where nothing is erased
- * neither second part is there. */
-static void backward_state(const tr_task *c, int64_t t, int64_t i, mp_array S) {
+/* Where the gradient of entry e's channel k is summed, that of key j of token t0 + i. */
+static mpfr_ptr gradient_at(const tr_task *c, int e, int64_t i, int64_t j, int64_t k) {
     const dp_problem *p = c->run->p;
-    const int64_t Kg = dp_Kg(p);
+    return mp_at(c->dentry[e], (i * p->R + dp_row_key(p, j)) * p->K + k);
+}
+
+/* dg = rowsum(G o S);  of one gate a head the sum over channels. */
+static void add_gate(const tr_task *c, int64_t i, int64_t k, mpfr_srcptr own) {
+    const int64_t Kg = dp_Kg(c->run->p);
+    mpfr_ptr dg = mp_at(c->dg, i * Kg + (Kg > 1 ? k : 0));
+    if (Kg > 1 || k == 0)
+        mpfr_set(dg, own, MPFR_RNDN);
+    else
+        mpfr_add(dg, dg, own, MPFR_RNDN);
+}
+
+/* dwrite = U G';  dread = - d o (dE S'), G <- d o (G - read' dE), dg = rowsum(G o S): S is the
+ * state before, d the decay of a token's first keys, else 1. `before`: dread = - dE S', G <- d o G,
+ * dg = rowsum(G o S), G <- G - read' dE. An entry that reads and writes has one gradient. */
+static void backward_state(const tr_task *c, int64_t t, int64_t i, together g, mp_array S) {
+    const dp_problem *p = c->run->p;
+    const int before = dp_recurrence_of(p)->before, decays = !g.first;
     mpfr_ptr tmp = mp_at(c->tmp, 0), sum = mp_at(c->tmp, 1);
     for (int64_t k = 0; k < p->K; k++) {
         mp_array Gk = mp_from(c->S, k * c->w), Sk = mp_from(S, k * c->w);
         mpfr_srcptr d = decay_at(c, t, k);
-        for (int64_t j = 0; j < p->R; j++) {
-            mpfr_ptr dk = mp_at(c->dk, (i * p->R + j) * p->K + k);
-            dot(dk, mp_from(c->U, j * c->w), Gk, c->w, tmp);
-            if (!dp_erases(p)) continue;
-            dot(sum, mp_from(c->dE, j * c->w), Sk, c->w, tmp);
-            if (c->derasing.mem) {
-                dk = mp_at(c->derasing, i * p->K + k);
-                mpfr_set_zero(dk, 1);
-            }
-            mul_sub(dk, d, sum, tmp);
+        for (int64_t j = g.first; j < g.end; j++) {
+            mpfr_ptr to = gradient_at(c, tr_write_of(c->run, j), i, j, k);
+            dot(sum, mp_from(c->U, j * c->w), Gk, c->w, tmp);
+            mpfr_add(to, to, sum, MPFR_RNDN);
         }
-        for (int64_t j = 0; j < p->R && dp_erases(p); j++)
+        for (int64_t j = g.first; j < g.end; j++) {
+            const int read = tr_read_of(c->run, j);
+            if (read < 0) continue;
+            mpfr_ptr to = gradient_at(c, read, i, j, k);
+            dot(sum, mp_from(c->dE, j * c->w), Sk, c->w, tmp);
+            if (decays && !before) mpfr_mul(sum, sum, d, MPFR_RNDN);
+            mpfr_sub(to, to, sum, MPFR_RNDN);
+        }
+        for (int pass = 0; pass < 2; pass++) {
+            for (int64_t j = g.first; j < g.end && pass == before; j++) {
+                const int read = tr_read_of(c->run, j);
+                if (read < 0) continue;
+                mpfr_srcptr key = mp_at(entry_at(c, read, t, j), k);
+                for (int v = 0; v < c->w; v++)
+                    mul_sub(mp_at(Gk, v), key, mp_at(c->dE, j * c->w + v), tmp);
+            }
+            if (pass || !decays) continue;
             for (int v = 0; v < c->w; v++)
-                mul_sub(mp_at(Gk, v), erasing_at(c, t, j, k), mp_at(c->dE, j * c->w + v), tmp);
-        for (int v = 0; v < c->w; v++)
-            mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
-        dot(sum, Gk, Sk, c->w, tmp);
-        mpfr_ptr dg = mp_at(c->dg, i * Kg + (Kg > 1 ? k : 0));
-        if (Kg > 1 || k == 0)
-            mpfr_set(dg, sum, MPFR_RNDN);
-        else
-            mpfr_add(dg, dg, sum, MPFR_RNDN);
-    }
-}
-
-/* The same where the state is read before its decay: dk_t = U G';  dlr_a = dE S';  G <- d o G;
- * dg_t = rowsum(G o S);  G += lr_a' dE, dE of the key that reads. */
-static void backward_undecayed(const tr_task *c, int64_t t, int64_t i, mp_array S) {
-    const dp_problem *p = c->run->p;
-    mpfr_ptr tmp = mp_at(c->tmp, 0);
-    for (int64_t k = 0; k < p->K; k++) {
-        mp_array Gk = mp_from(c->S, k * c->w), Sk = mp_from(S, k * c->w);
-        for (int64_t j = 0; j < p->R; j++)
-            dot(mp_at(c->dk, (i * p->R + j) * p->K + k), mp_from(c->U, j * c->w), Gk, c->w, tmp);
-        dot(mp_at(c->derasing, i * p->K + k), c->dE, Sk, c->w, tmp);
-        for (int v = 0; v < c->w; v++)
-            mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), decay_at(c, t, k), MPFR_RNDN);
-        dot(mp_at(c->dg, i * p->K + k), Gk, Sk, c->w, tmp);
-        for (int v = 0; v < c->w; v++)
-            mul_sub(mp_at(Gk, v), erasing_at(c, t, 0, k), mp_at(c->dE, v), tmp);
+                mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
+            dot(sum, Gk, Sk, c->w, tmp);
+            add_gate(c, i, k, sum);
+        }
     }
 }
 
@@ -277,15 +321,20 @@ void tr_backward_block(tr_task *c, int b) {
     const tr_run *r = c->run;
     const dp_problem *p = r->p;
     const tr_block *k = &r->block[b];
-    const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)p->R * c->w;
+    const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)dp_rows(p) * c->w;
     const int64_t state_row = (int64_t)k->seq * p->HV + c->hv;
     rebuild_tape(c, b);
     if (k->last_of_seq) load_state(c, c->S, p->dstate, state_row);
     for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
-        const int64_t i = t - k->t0;
-        backward_output(c, t, i, mp_from(c->tape, (i + 1) * Kw));
-        backward_residual(c, t, i, mp_from(c->E, t * Rw));
-        (dp_by_factors(p) ? backward_undecayed : backward_state)(c, t, i, mp_from(c->tape, i * Kw));
+        const int64_t i = t - k->t0, G = groups(p);
+        backward_output(c, t, i, mp_from(c->tape, (i + 1) * G * Kw));
+        for (int e = 0; e < r->rows.n; e++)
+            mp_zero(mp_from(c->dentry[e], i * p->R * p->K), p->R * p->K);
+        for (int64_t j = G - 1; j >= 0; j--) {
+            backward_residual(c, t, i, group_of(p, j), mp_from(c->E, t * Rw));
+            backward_state(c, t, i, group_of(p, j), mp_from(c->tape, (i * G + j) * Kw));
+        }
+        store_value_gradients(c, t);
     }
     if (k->cut >= 0) store_state(c, c->S, &r->t->dS_cut, (int64_t)k->cut * p->HV + c->hv);
     if (k->first_of_seq) store_state(c, c->S, &r->t->field[DP_RESULT_DS0], state_row);
@@ -293,29 +342,34 @@ void tr_backward_block(tr_task *c, int b) {
 
 void tr_task_alloc(tr_task *c, int backward) {
     const tr_run *r = c->run;
-    const int64_t K = r->p->K, R = r->p->R, Kw = K * c->w, Rw = R * c->w, len = r->len;
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, n = dp_rows(p), Kw = K * c->w, Rw = n * c->w, len = r->len;
     c->S = mp_alloc(Kw, r->prec);
     c->U = mp_alloc(Rw, r->prec);
     c->row = mp_alloc(c->w, r->prec);
     c->tmp = mp_alloc(4, r->prec);
-    c->E = mp_alloc(backward ? r->p->T * Rw : Rw, r->prec);
+    c->E = mp_alloc(backward ? p->T * Rw : Rw, r->prec);
     if (!backward) return;
     c->ckpt = mp_alloc(r->nblock * Kw, r->prec);
-    c->tape = mp_alloc((len + 1) * Kw, r->prec);
+    c->tape = mp_alloc((len * groups(p) + 1) * Kw, r->prec);
     c->dU = mp_alloc(Rw, r->prec);
     c->dE = mp_alloc(Rw, r->prec);
     c->dq = mp_alloc(len * K, r->prec);
-    c->dk = mp_alloc(len * R * K, r->prec);
-    c->dg = mp_alloc(len * dp_Kg(r->p), r->prec);
-    c->dbeta = mp_alloc(len * R, r->prec);
-    if (dp_by_gates(r->p) || dp_by_factors(r->p)) c->derasing = mp_alloc(len * K, r->prec);
+    c->dk = mp_alloc(len * p->R * K, r->prec);
+    c->dg = mp_alloc(len * dp_Kg(p), r->prec);
+    c->dbeta = mp_alloc(len * p->R, r->prec);
+    c->dstrength = mp_alloc(len * n, r->prec);
+    for (int e = 0; e < r->rows.n; e++)
+        c->dentry[e] = mp_alloc(len * p->R * K, r->prec);
 }
 
 void tr_task_free(tr_task *c) {
     mp_array *m[] = {&c->S,   &c->ckpt, &c->E,  &c->tape, &c->U,  &c->dU,    &c->dE,
-                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta, &c->derasing};
+                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta, &c->dstrength};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
+    for (int e = 0; e < DP_MAX_ENTRIES; e++)
+        mp_free(&c->dentry[e]);
 }
 
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp) {

@@ -15,7 +15,7 @@
 
 const dp_model_info dp_models[DP_NMODELS] = {
 #define ROW(ID, ...) [ID] = {__VA_ARGS__},
-    DP_RECURRENCES(ROW)};
+    DP_RECURRENCES(ROW)[DP_DPLR].rows = 2};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;

@@ -106,6 +106,7 @@ typedef struct {
     const char *name;
     int one_gate, many_keys, in_turn;
     dp_strength strength;
+    int rows; /* that a token has beside one for each of its R keys (recurrence.h); 0: these */
 } dp_model_info;
 extern const dp_model_info dp_models[DP_NMODELS];
 typedef enum {
@@ -133,7 +134,7 @@ struct dp_problem {
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
     /* > 1: of every so many tokens the first decays by its gate, the others not at all: how the
-     * truth walks through keys that read in turn (truth_turns.c); no file has it */
+     * double-double truth walks through keys that read in turn (truth_turns.c); no file has it */
     int decays_every;
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
@@ -172,8 +173,10 @@ static inline int dp_by_factors(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_FACTORS;
 }
 
-/* Keys of a token as the pipeline has them: R, of dp_by_factors two (gate.h). */
-static inline int dp_rows(const dp_problem *p) { return dp_by_factors(p) ? 2 : p->R; }
+/* Rows of a token as the pipeline has them: its R keys, or more (recurrence.h). */
+static inline int dp_rows(const dp_problem *p) {
+    return dp_models[p->model].rows ? dp_models[p->model].rows : p->R;
+}
 /* How many keys of a token read one state and then write to it: all, or each by itself. */
 static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : dp_rows(p); }
 

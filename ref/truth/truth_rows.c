@@ -1,0 +1,434 @@
+/* ref/truth/truth_rows.c - the entries of a token's rows in MPFR (ref/vocabulary/recurrence.h),
+ * their bounds, and the chain rule from them to the inputs.
+ *
+ * A product of m factors whose relative errors are e_i has sum e_i + gamma_(2 (m - 1)), as every
+ * e_i is below 2^-60. Inputs are exact but for dp_problem.input_error, which those that stand as
+ * they are may have; a normalised key has rel.qk, beta rel.beta, exp(+-g) that of its token.
+ *
+ * Step norm, nu >= |A_t|_2 (truth_bound.c):
+ *   nothing reads                       1, times the largest decay
+ *   (k, k, value, beta) each            tr_step_norm of the keys that read together
+ *   one row, after the decay            I - k'e: tr_gated_step_norm
+ *   else                                the largest singular value of the whole K x K step, with
+ *                                       its decay, by dp_eigenvalue_up of its square
+ *
+ * From E = +- x y z to x: the gradient of E times y z. With its error and size (e, s) that is
+ * |yz|_max e + (rel(yz) + 2u (m - 1)) |yz|_max s; of a number, which is a sum over channels, the
+ * 2-norm in place of the largest entry and gamma_(K + C + 4) more. exp(+-g): E itself.
+ */
+#include "ref/arithmetic/spectral.h"
+#include "truth_impl.h"
+
+#include <math.h>
+
+static inline double get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }
+
+static int intern(tr_rows *y, dp_entry e) {
+    int i = 0;
+    if (!e.sign) return -1;
+    while (i < y->n && !dp_entry_same(y->of[i], e))
+        i++;
+    if (i == y->n) y->of[y->n++] = e;
+    return i;
+}
+
+tr_rows tr_rows_of(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    tr_rows y = {0};
+    for (int j = 0; j < a->n; j++) {
+        y.write[j] = intern(&y, a->row[j].write);
+        y.read[j] = intern(&y, a->row[j].read);
+    }
+    return y;
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+/* Of which value heads have their own: [T][HV], K channels but for beta. */
+static const double *given(const dp_problem *p, int input, int hv, int64_t t) {
+    return dp_input_of(p, input) + (t * p->HV + hv) * dp_input_width(p, input) / p->HV;
+}
+
+/* y *= factor `of` of a token at channel k of key `key`; 0: without the factor. */
+static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, int of, int64_t t,
+                     int64_t key, int64_t k, mpfr_ptr y) {
+    const dp_problem *p = r->p;
+    const int64_t gate = t * dp_Kg(p) + (dp_Kg(p) > 1 ? k : 0), row = t * p->R + key;
+    if (of == DP_FACTOR_DECAY)
+        mpfr_mul(y, y, mp_at(a->d, gate), MPFR_RNDN);
+    else if (of == DP_FACTOR_GROWTH)
+        mpfr_mul(y, y, mp_at(a->growth, gate), MPFR_RNDN);
+    else if (of == DP_INPUT_K)
+        mpfr_mul(y, y, mp_at(qk->k, row * p->K + k), MPFR_RNDN);
+    else if (of == DP_INPUT_BETA)
+        mpfr_mul(y, y, mp_at(a->beta, row), MPFR_RNDN);
+    else
+        mpfr_mul_d(y, y, given(p, of, hv, t)[k], MPFR_RNDN);
+}
+
+/* y = the entry, without its factor number `but` (-1: with all) */
+static void product(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry e, int but,
+                    int64_t t, int64_t key, int64_t k, mpfr_ptr y) {
+    mpfr_set_si(y, e.sign, MPFR_RNDN);
+    for (int m = 0; m < e.n; m++)
+        if (m != but) multiply(r, hv, qk, a, e.of[m], t, key, k, y);
+}
+
+static int any_factor(const dp_problem *p, int factor) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int any = 0;
+    for (int j = 0; j < a->n; j++)
+        any |= dp_entry_has(a->row[j].write, factor) || dp_entry_has(a->row[j].read, factor) ||
+               dp_entry_has(a->row[j].strength, factor);
+    return any;
+}
+
+int tr_has_gate_factors(const tr_run *r) {
+    return any_factor(r->p, DP_FACTOR_DECAY) || any_factor(r->p, DP_FACTOR_GROWTH);
+}
+
+static int any_products(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int any = 0;
+    for (int j = 0; j < a->n; j++)
+        any |= a->row[j].value.sign && !dp_entry_is(a->row[j].value, DP_INPUT_V);
+    return any;
+}
+
+static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
+
+void tr_rows_alloc(const tr_run *r, tr_head *a) {
+    const dp_problem *p = r->p;
+    const int64_t n = p->T * dp_rows(p);
+    if (any_factor(p, DP_FACTOR_GROWTH)) a->growth = mp_alloc(p->T * dp_Kg(p), r->prec);
+    if (any_products(p)) a->values = mp_alloc(n * p->V, r->prec);
+    a->strength = mp_alloc(n, r->prec);
+    a->strength_up = lds(n);
+    for (int e = 0; e < r->rows.n; e++) {
+        if (dp_entry_is(r->rows.of[e], DP_INPUT_K)) continue;
+        a->entry[e] = mp_alloc(p->T * p->R * p->K, r->prec);
+        a->entry_norm[e] = lds(p->T * p->R);
+    }
+}
+
+static void entry_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, int e) {
+    const dp_problem *p = r->p;
+    /* NOLINTNEXTLINE(*VLASize): K is 1 to 65,536 */
+    double size[p->K];
+    for (int64_t key = 0; key < p->R; key++) {
+        for (int64_t k = 0; k < p->K; k++) {
+            mpfr_ptr y = mp_at(a->entry[e], ((t * p->R) + key) * p->K + k);
+            product(r, hv, qk, a, r->rows.of[e], -1, t, key, k, y);
+            size[k] = get_up(y);
+        }
+        a->entry_norm[e][t * p->R + key] =
+            tr_exact_up(tr_norm_up(size, p->K), tr_entry_rel(r, a, r->rows.of[e], -1, t));
+    }
+}
+
+static void value_token(const tr_run *r, int hv, int64_t t, tr_head *a, int64_t j) {
+    const dp_problem *p = r->p;
+    const dp_entry e = dp_row_of(p, j)->value;
+    const int64_t n = dp_rows(p), at = ((t * p->HV + hv) * p->R + dp_row_key(p, j)) * p->V;
+    /* NOLINTNEXTLINE(*VLASize): V is 1 to 65,536 */
+    double size[p->V];
+    for (int v = 0; v < p->V && a->values.mem; v++) {
+        mpfr_ptr y = mp_at(a->values, (t * n + j) * p->V + v);
+        mpfr_set_si(y, e.sign, MPFR_RNDN);
+        for (int m = 0; m < e.n; m++)
+            mpfr_mul_d(y, y, dp_input_of(p, e.of[m])[at + v], MPFR_RNDN);
+    }
+    for (int v = 0; v < p->V; v++) {
+        size[v] = e.sign;
+        for (int m = 0; m < e.n; m++)
+            size[v] *= dp_input_of(p, e.of[m])[at + v];
+    }
+    a->v_norm[t * n + j] = tr_norm_up(size, p->V); /* each product within 2^-53 of it, or 2^-1075 */
+    if (e.n > 1) a->v_norm[t * n + j] = a->v_norm[t * n + j] * (ld)(1 + 0x1p-50) + p->V * 0x1p-1074;
+}
+
+void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a) {
+    const dp_problem *p = r->p;
+    const int64_t n = dp_rows(p), Kg = dp_Kg(p);
+    tr_gate_norms *g = &a->norms[t];
+    for (int64_t c = 0; c < Kg && a->growth.mem; c++) {
+        const double raw = p->g[(t * p->HV + hv) * Kg + c];
+        mpfr_ui_div(mp_at(a->growth, t * Kg + c), 1, mp_at(a->d, t * Kg + c), MPFR_RNDN);
+        const ld up = tr_exact_up(get_up(mp_at(a->growth, t * Kg + c)), 2 * g->rel);
+        if (!(up <= g->growth)) g->growth = up != up || !isfinite(raw) ? INFINITY : up;
+    }
+    for (int e = 0; e < r->rows.n; e++)
+        if (a->entry[e].mem) entry_token(r, hv, t, qk, a, e);
+    for (int64_t j = 0; j < n; j++) {
+        const dp_entry s = dp_row_of(p, j)->strength;
+        mpfr_ptr y = mp_at(a->strength, t * n + j);
+        product(r, hv, qk, a, s, -1, t, dp_row_key(p, j), 0, y);
+        a->strength_up[t * n + j] = dp_entry_is(s, DP_INPUT_BETA)
+                                        ? a->beta_up[t * p->R + dp_row_key(p, j)]
+                                        : tr_exact_up(get_up(y), tr_entry_rel(r, a, s, -1, t));
+        value_token(r, hv, t, a, j);
+    }
+}
+
+/* ---- bounds ---------------------------------------------------------------------------------- */
+
+ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t t) {
+    const tr_rel rel = tr_rel_errors(r);
+    const int left = e.n - (but >= 0);
+    ld sum = left > 1 ? tr_gamma(r, 2 * (left - 1)) : 0;
+    for (int m = 0; m < e.n; m++) {
+        if (m == but) continue;
+        if (e.of[m] >= DP_NINPUTS)
+            sum += e.of[m] == DP_FACTOR_GROWTH ? 2 * a->norms[t].rel + 2 * r->u : a->norms[t].rel;
+        else
+            sum += e.of[m] == DP_INPUT_K      ? rel.qk
+                   : e.of[m] == DP_INPUT_BETA ? rel.beta
+                                              : (ld)r->p->input_error;
+    }
+    return sum;
+}
+
+static ld largest(const double *x, int64_t n) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!(fabs(x[i]) <= most)) most = isnan(x[i]) ? INFINITY : fabs(x[i]);
+    return most;
+}
+
+ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
+                int64_t t, int64_t key, int norm) {
+    const dp_problem *p = r->p;
+    ld up = 1;
+    for (int i = 0; i < x.n; i++) {
+        if (i == m) continue;
+        if (x.of[i] == DP_FACTOR_DECAY)
+            up *= a->norms[t].d;
+        else if (x.of[i] == DP_FACTOR_GROWTH)
+            up *= a->norms[t].growth;
+        else if (x.of[i] == DP_INPUT_K)
+            up *= qk->k_norm[t * p->R + key];
+        else if (x.of[i] == DP_INPUT_BETA)
+            up *= a->beta_up[t * p->R + key];
+        else
+            up *= norm ? tr_norm_up(given(p, x.of[i], hv, t), p->K)
+                       : largest(given(p, x.of[i], hv, t), p->K);
+    }
+    return up;
+}
+
+/* ---- the norm of a step ---------------------------------------------------------------------- */
+
+typedef enum { READS_NOTHING, READS_ITSELF, READS_ANOTHER, READS_ANY } reads_kind;
+
+static reads_kind reads_of(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int reads = 0, itself = !a->before;
+    for (int j = 0; j < a->n; j++) {
+        reads |= a->row[j].read.sign;
+        itself &= dp_entry_is(a->row[j].write, DP_INPUT_K) &&
+                  dp_entry_is(a->row[j].read, DP_INPUT_K) &&
+                  dp_entry_is(a->row[j].strength, DP_INPUT_BETA);
+    }
+    if (!reads) return READS_NOTHING;
+    if (itself && a->n == 1) return READS_ITSELF;
+    return !a->before && a->n == 1 && p->R == 1 && dp_entry_is_one(a->row[0].strength)
+               ? READS_ANOTHER
+               : READS_ANY;
+}
+
+int tr_step_has_decay(const dp_problem *p) { return reads_of(p) == READS_ANY; }
+
+int tr_is_given(int input) {
+    return input == DP_INPUT_ERASE || input == DP_INPUT_LR_A || input == DP_INPUT_LR_B;
+}
+
+static void to_doubles(mp_array x, int64_t at, int64_t n, double *y) {
+    for (int64_t i = 0; i < n; i++)
+        y[i] = mpfr_get_d(mp_at(x, at + i), MPFR_RNDN);
+}
+
+/* The same of an entry, each factor rounded to double, and each product. */
+static void entry_doubles(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
+                          dp_entry e, double *y) {
+    const int64_t K = r->p->K, Kg = dp_Kg(r->p);
+    for (int64_t k = 0; k < K; k++) {
+        y[k] = e.sign;
+        for (int m = 0; m < e.n; m++) {
+            const int of = e.of[m];
+            const int64_t gate = t * Kg + (Kg > 1 ? k : 0);
+            y[k] *= tr_is_given(of) ? given(r->p, of, hv, t)[k]
+                                    : mpfr_get_d(of == DP_INPUT_K        ? mp_at(qk->k, t * K + k)
+                                                 : of == DP_INPUT_BETA   ? mp_at(a->beta, t)
+                                                 : of == DP_FACTOR_DECAY ? mp_at(a->d, gate)
+                                                                         : mp_at(a->growth, gate),
+                                                 MPFR_RNDN);
+        }
+    }
+}
+
+/* >= the 2-norm of a whole step: entries are within 2^-48 of the sums of their terms, squares
+ * within (K + 16) 2^-52 of theirs. x: 2 K K + 8 K doubles */
+static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a,
+                          double *x) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, n = dp_rows(p);
+    const int before = dp_recurrence_of(p)->before;
+    double *M = x, *G = x + K * K, *key = G + K * K, square = 0;
+    const ld d_most = a->norms[t].d;
+    ld off = d_most;
+    for (int64_t i = 0; i < K * K; i++)
+        M[i] = i % (K + 1) ? 0 : 1;
+    if (before)
+        for (int64_t i = 0; i < K; i++)
+            M[i * K + i] =
+                mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + (dp_Kg(p) > 1 ? i : 0)), MPFR_RNDN);
+    for (int64_t j = 0; j < n; j++) {
+        const int read = tr_read_of(r, j), write = tr_write_of(r, j);
+        const int64_t row = t * p->R + dp_row_key(p, j);
+        const double s = mpfr_get_d(mp_at(a->strength, t * n + j), MPFR_RNDN);
+        if (read < 0) continue;
+        to_doubles(tr_entry_rows(r, qk, a, write), row * K, K, key);
+        to_doubles(tr_entry_rows(r, qk, a, read), row * K, K, key + K);
+        for (int64_t i = 0; i < K; i++)
+            for (int64_t k = 0; k < K; k++)
+                M[i * K + k] -= s * key[i] * key[K + k];
+        off += (before ? 1 : d_most) * a->strength_up[t * n + j] *
+               tr_entry_norms(qk, a, write)[row] * tr_entry_norms(qk, a, read)[row] *
+               (1 + (tr_entry_rel(r, a, r->rows.of[read], -1, t) +
+                     tr_entry_rel(r, a, r->rows.of[write], -1, t)) *
+                        0x1p48);
+    }
+    for (int64_t i = 0; i < K * K; i++) {
+        const int64_t c = dp_Kg(p) > 1 ? i % K : 0;
+        if (!before) M[i] *= mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + c), MPFR_RNDN);
+        square += M[i] * M[i];
+    }
+    if (!isfinite(square)) return INFINITY;
+    for (int64_t i = 0; i < K; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double s = 0;
+            for (int64_t m = 0; m < K; m++)
+                s += M[m * K + i] * M[m * K + j];
+            G[i * K + j] = G[j * K + i] = s;
+        }
+    const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square,
+             fine = dp_by_factors(p) ? 0x1p-50 : 0x1p-48;
+    return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + a->norms[t].d_err + K * 0x1p-1000;
+}
+
+void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, R = p->R, n = dp_rows(p) / dp_keys_at_once(p),
+                  each = dp_keys_at_once(p);
+    const reads_kind kind = reads_of(p);
+    for (int64_t g = 0; g < n; g++) {
+        const int64_t first = t * R + g * each;
+        ld *nu = &a->nu[t * n + g];
+        *nu = 1;
+        if (kind == READS_ANY) {
+            *nu = whole_step_norm(r, t, qk, a, x);
+        } else if (kind == READS_ANOTHER) {
+            const int read = r->rows.read[0], write = r->rows.write[0];
+            to_doubles(tr_entry_rows(r, qk, a, write), t * K, K, x);
+            entry_doubles(r, hv, t, qk, a, r->rows.of[read], x + K);
+            *nu = tr_gated_step_norm(r, x, x + K, tr_entry_norms(qk, a, write)[t],
+                                     tr_entry_norms(qk, a, read)[t],
+                                     tr_entry_rel(r, a, r->rows.of[read], -1, t) +
+                                         tr_entry_rel(r, a, r->rows.of[write], -1, t));
+        } else if (kind == READS_ITSELF) {
+            if (each > 1) to_doubles(qk->k, first * K, each * K, x);
+            to_doubles(a->beta, first, each, x + each * K);
+            *nu = tr_step_norm(r, (int)each, x, K, qk->k_norm + first, x + each * K,
+                               a->beta_up + first);
+        }
+    }
+}
+
+/* ---- chain rule ------------------------------------------------------------------------------ */
+
+/* += d times the others of factor m of e */
+static void add_through(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry e,
+                        int m, int64_t t, int64_t key, int64_t k, mpfr_srcptr d, mpfr_ptr into,
+                        mp_array tmp) {
+    mpfr_ptr x = mp_at(tmp, 0);
+    mpfr_mul_si(x, d, e.sign, MPFR_RNDN);
+    for (int i = 0; i < e.n; i++)
+        if (i != m) multiply(r, hv, qk, a, e.of[i], t, key, k, x);
+    mpfr_add(into, into, x, MPFR_RNDN);
+}
+
+/* Gradient of `input` at channel k (a number: 0) of a key, all that the entries say of it. */
+static void sum_of(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, const tr_task *c,
+                   int input, int64_t t, int64_t i, int64_t key, int64_t k, mpfr_ptr into,
+                   mp_array tmp) {
+    const int64_t K = r->p->K;
+    for (int e = 0; e < r->rows.n; e++)
+        for (int m = 0; m < r->rows.of[e].n; m++)
+            if (r->rows.of[e].of[m] == input)
+                add_through(r, hv, qk, a, r->rows.of[e], m, t, key, k,
+                            mp_at(c->dentry[e], (i * r->p->R + key) * K + k), into, tmp);
+}
+
+static void chain_beta(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
+                       int64_t t, int64_t i, mp_array tmp) {
+    const dp_problem *p = r->p;
+    for (int64_t key = 0; key < p->R; key++) {
+        mpfr_ptr into = mp_at(c->dbeta, i * p->R + key);
+        mpfr_set_zero(into, 1);
+        for (int64_t j = 0; j < dp_rows(p); j++) {
+            const dp_entry s = dp_row_of(p, j)->strength;
+            for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++)
+                if (s.of[m] == DP_INPUT_BETA)
+                    add_through(r, hv, qk, a, s, m, t, key, 0,
+                                mp_at(c->dstrength, i * dp_rows(p) + j), into, tmp);
+        }
+        for (int64_t k = 0; k < p->K; k++)
+            sum_of(r, hv, qk, a, c, DP_INPUT_BETA, t, i, key, k, into, tmp);
+    }
+}
+
+/* += +-E dE of an entry with exp(+-g), for each such factor */
+static void add_gate(dp_entry e, mpfr_srcptr value, mpfr_srcptr d, mpfr_ptr dg, mp_array tmp) {
+    const int n = dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
+    if (!n) return;
+    mpfr_mul(mp_at(tmp, 0), value, d, MPFR_RNDN);
+    mpfr_mul_si(mp_at(tmp, 0), mp_at(tmp, 0), n, MPFR_RNDN);
+    mpfr_add(dg, dg, mp_at(tmp, 0), MPFR_RNDN);
+}
+
+static void chain_gate(const tr_run *r, const tr_qk *qk, const tr_head *a, tr_task *c, int64_t t,
+                       int64_t i, mp_array tmp) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, Kg = dp_Kg(p), n = dp_rows(p);
+    for (int e = 0; e < r->rows.n; e++)
+        for (int64_t x = 0; x < p->R * K; x++)
+            add_gate(r->rows.of[e], mp_at(tr_entry_rows(r, qk, a, e), t * p->R * K + x),
+                     mp_at(c->dentry[e], i * p->R * K + x),
+                     mp_at(c->dg, i * Kg + (Kg > 1 ? x % K : 0)), tmp);
+    for (int64_t j = 0; j < n; j++)
+        add_gate(dp_row_of(p, j)->strength, mp_at(a->strength, t * n + j),
+                 mp_at(c->dstrength, i * n + j), mp_at(c->dg, i * Kg), tmp);
+}
+
+void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
+                   int64_t t, int64_t i, mp_array tmp) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K;
+    for (int field = 0; field < DP_NRESULTS; field++) {
+        const dp_tensor_field *f = &dp_result_fields[field];
+        if (f->role != DP_ROLE_GRADIENT || !dp_result_exists(p, field) || !tr_is_given(f->of))
+            continue;
+        for (int64_t k = 0; k < K; k++) {
+            mpfr_set_zero(mp_at(tmp, 1), 1);
+            sum_of(r, hv, qk, a, c, f->of, t, i, 0, k, mp_at(tmp, 1), tmp);
+            tr_store(&r->t->field[field], (t * p->HV + hv) * K + k, mp_at(tmp, 1), mp_at(tmp, 0));
+        }
+    }
+    for (int64_t x = 0; x < p->R * K; x++) {
+        mpfr_ptr into = mp_at(c->dk, i * p->R * K + x);
+        mpfr_set_zero(into, 1);
+        sum_of(r, hv, qk, a, c, DP_INPUT_K, t, i, x / K, x % K, into, tmp);
+    }
+    chain_beta(r, hv, qk, a, c, t, i, tmp);
+    chain_gate(r, qk, a, c, t, i, tmp);
+}

@@ -1,0 +1,69 @@
+/* ref/vocabulary/recurrence.h - a recurrence as data: the rows of one token.
+ *
+ *   S <- diag(exp g) S,   then for each row at once (or in turn)   S <- S + write' U,
+ *   U = strength (value - read S),   and   o = scale S' q
+ *
+ * `before`: the rows read the state before its decay. Every entry is a product of at most three of
+ * an input, exp(g) and exp(-g), with a sign; write and read have K channels, value has V, strength
+ * is a number. Where there is one row and a token has R keys, it stands for each of them. From
+ * these rows alone follow the truth, its gradients and its radii (ref/truth). */
+#ifndef DP_RECURRENCE_H
+#define DP_RECURRENCE_H
+#include "problem.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 4, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
+/* Factors that are no inputs, beside dp_input_id. */
+enum { DP_FACTOR_DECAY = DP_NINPUTS, DP_FACTOR_GROWTH /* exp(g), exp(-g) */ };
+
+/* sign 0: there is none, a zero; n 0: 1 or -1. */
+typedef struct {
+    signed char sign;
+    unsigned char n, of[DP_MAX_FACTORS];
+} dp_entry;
+typedef struct {
+    dp_entry write, read, value, strength;
+} dp_row;
+typedef struct {
+    int before, n;
+    dp_row row[DP_MAX_ROWS];
+} dp_recurrence;
+extern dp_recurrence dp_recurrences[DP_NMODELS];
+
+static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
+    return &dp_recurrences[p->model];
+}
+/* Row j of a token, and the key that it takes of those with an axis R. */
+static inline const dp_row *dp_row_of(const dp_problem *p, int64_t j) {
+    const dp_recurrence *r = dp_recurrence_of(p);
+    return &r->row[r->n > 1 ? j : 0];
+}
+static inline int64_t dp_row_key(const dp_problem *p, int64_t j) {
+    return dp_recurrence_of(p)->n > 1 ? 0 : j;
+}
+static inline int dp_entry_same(dp_entry a, dp_entry b) {
+    int same = a.sign == b.sign && a.n == b.n;
+    for (int i = 0; i < a.n && same; i++)
+        same = a.of[i] == b.of[i];
+    return same;
+}
+/* Is it that input as it is? */
+static inline int dp_entry_is(dp_entry e, int input) {
+    return e.sign > 0 && e.n == 1 && e.of[0] == input;
+}
+/* Is it 1? */
+static inline int dp_entry_is_one(dp_entry e) { return e.sign > 0 && !e.n; }
+/* How often it has that factor. */
+static inline int dp_entry_has(dp_entry e, int factor) {
+    int n = 0;
+    for (int i = 0; i < e.n; i++)
+        n += e.of[i] == factor;
+    return n;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
