@@ -6,6 +6,8 @@
     tensors = kept.of_all_ranks()      # rank 0: {"M": [N,HV,K,K], "H": .., "S_in": ..}
 
 The tensors go into the file of outputs beside o and the gradients; `judge --ranks N` judges each.
+With exchanges(chain=True) `kept.chain` is what `judge` takes for a chain of M alone: its factors,
+made of the kernel's own w and kg, and the kernel's M after each of them.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Kept:
     rank: dict[str, Any] = field(default_factory=dict)
     gathered: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
+    chain: dict[str, Any] = field(default_factory=dict)
 
     def of_all_ranks(self, group: Any = None) -> dict[str, Any]:
         """Stacked over the ranks of a process group, [N,..], on the CPU of its first rank; {} on
@@ -75,15 +78,40 @@ def _pass_of(caller: str) -> str:
     return "bwd" if "bwd" in caller else "fwd"
 
 
+def _prefixes(form: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The chain of M of head 0: `factors` [n,K,K] of the chunks, made in fp64 and rounded to fp32,
+    and the kernel's `M` [n,K,K] of the first 1 .. n of them. The first factor is the kernel's own M
+    of one chunk, from which its chain goes on. ValueError: a gate of one number a head."""
+    torch = import_module("torch")
+    k, w, gk, hm = (options[name] for name in ("k", "w", "gk", "hm"))
+    if gk is None:
+        raise ValueError("exchanges: chain=True takes gates of K numbers a head (KDA)")
+    first, end = options["cu_seqlens"].tolist()
+    chunk = options.get("chunk_size", 64)
+    factors, M = [], []
+    for t in range(first, end, chunk):
+        last = min(t + chunk, end)
+        kg, wc = (x[0, t:last, 0].double() for x in (k, w))
+        factors.append(torch.diag(torch.exp2(gk[0, last - 1, 0].double())) - kg.T @ wc)
+        part = torch.zeros_like(hm)
+        until = torch.tensor([first, last], dtype=torch.long, device=hm.device)
+        form(**options | {"hm": part, "cu_seqlens": until})
+        M.append(_halves(part)[0][0])
+    factors[0] = M[0]
+    return {"factors": torch.stack([f.float() for f in factors]).cpu(), "M": torch.stack(M).cpu()}
+
+
 @contextmanager
-def exchanges(module: str = "fla.ops.cp.chunk_delta_h") -> Iterator[Kept]:
+def exchanges(module: str = "fla.ops.cp.chunk_delta_h", chain: bool = False) -> Iterator[Kept]:
     """Keeps what FLA's context parallelism hands on within the block; nothing else changes.
 
-    module: where `all_gather_into_tensor` and `chunk_cp_merge` are looked up. ImportError: FLA is
-    not installed; AttributeError: its version has no such functions (0.6 has). ValueError, in the
-    call: the layout is zigzag, which has two chains."""
+    chain: M is formed again for every prefix of the rank's chunks. module: where
+    `all_gather_into_tensor`, `chunk_cp_merge` and `chunk_cp_fwd_h` are looked up. ImportError: FLA
+    is not installed; AttributeError: its version has no such functions (0.6 has). ValueError, in
+    the call: the layout is zigzag, which has two chains."""
     where = import_module(module)
-    gather, merge = where.all_gather_into_tensor, where.chunk_cp_merge
+    names = ("all_gather_into_tensor", "chunk_cp_merge", "chunk_cp_fwd_h")
+    gather, merge, form = plain = [getattr(where, name) for name in names]
     kept = Kept()
 
     def gathering(inp: Any, *args: Any, **options: Any) -> Any:
@@ -101,8 +129,16 @@ def exchanges(module: str = "fla.ops.cp.chunk_delta_h") -> Iterator[Kept]:
         kept.rank[PASSES[_pass_of(sys._getframe(1).f_code.co_name)][2]] = h.clone()
         return made
 
-    where.all_gather_into_tensor, where.chunk_cp_merge = gathering, merging
+    def forming(**options: Any) -> Any:
+        made = form(**options)
+        if chain:
+            kept.chain = _prefixes(form, options)
+        return made
+
     try:
+        for name, own in zip(names, (gathering, merging, forming), strict=True):
+            setattr(where, name, own)
         yield kept
     finally:
-        where.all_gather_into_tensor, where.chunk_cp_merge = gather, merge
+        for name, own in zip(names, plain, strict=True):
+            setattr(where, name, own)

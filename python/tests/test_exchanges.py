@@ -90,7 +90,11 @@ def bwd_pre(hm, h):
     fwd = all_gather_into_tensor(hm)
     chunk_cp_merge(h, fwd[0])
 """
-    m.__dict__.update(all_gather_into_tensor=all_gather_into_tensor, chunk_cp_merge=chunk_cp_merge)
+    m.__dict__.update(
+        chunk_cp_fwd_h=None,
+        all_gather_into_tensor=all_gather_into_tensor,
+        chunk_cp_merge=chunk_cp_merge,
+    )
     exec(source, m.__dict__)
     monkeypatch.setitem(sys.modules, m.__name__, m)
     return m

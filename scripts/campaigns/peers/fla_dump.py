@@ -233,7 +233,7 @@ def function_of(tensors):
     return chunk_gated_delta_rule
 
 
-def run_fla(in_path, out_path, tokens=0, tune=False):
+def run_fla(in_path, out_path, tokens=0, tune=False, chain=None):
     if not tune:
         first_config_only()
     import fla
@@ -259,7 +259,7 @@ def run_fla(in_path, out_path, tokens=0, tune=False):
         context = build_cp_context(cu, group=torch.distributed.group.WORLD)
         where = {"cu_seqlens": context.cu_seqlens, "cp_context": context}
     function = function_of(tensors)
-    with exchanges() as kept:
+    with exchanges(chain=chain is not None) as kept:
         o, state = function(**x, **flags(metadata), **where)
         out = {"o": gather(o.detach(), ranks)}
         if state is not None:
@@ -268,6 +268,9 @@ def run_fla(in_path, out_path, tokens=0, tune=False):
             out |= gradients_of(x, o, state, do, dht, ranks)
     if ranks > 1:
         out |= kept.of_all_ranks()
+    if chain and rank == 0:
+        save(f"{chain}.in.safetensors", {"factors": kept.chain["factors"]})
+        save(f"{chain}.out.safetensors", {"M": kept.chain["M"]}, {"claim": "tf32x3"})
     if rank == 0:
         version = getattr(fla, "__version__", "unknown")
         said = {
@@ -304,5 +307,11 @@ if __name__ == "__main__":
         help="let Triton time every configuration of a kernel (minutes), "
         "not take the first that runs",
     )
+    a.add_argument(
+        "--chain",
+        metavar="STEM",
+        help="write the chain of M of rank 0, head 0: STEM.in.safetensors, its factors, and "
+        "STEM.out.safetensors, the kernel's M after each",
+    )
     args = a.parse_args()
-    run_fla(args.inputs, args.outputs, args.tokens, args.tune)
+    run_fla(args.inputs, args.outputs, args.tokens, args.tune, args.chain)
