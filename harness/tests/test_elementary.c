@@ -1,8 +1,9 @@
 /* ref/elementary against MPFR: random arguments over the whole range, special values, and loops
- * over vectors. */
+ * over vectors; ref/arithmetic/mp_three against MPFR's own products and sums. */
 #include "gt.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/elementary_core.h"
+#include "ref/arithmetic/mp_three.h"
 #include "ref/inputs/inputs.h"
 
 #include <float.h>
@@ -213,4 +214,63 @@ DP_TEST(elementary, loops_over_vectors_have_the_bits_of_single_calls) {
         CHECK(is(y[i], dp_exp(x[i])), "exp(%a): %a and %a", x[i], y[i], dp_exp(x[i]));
         CHECK(is(yf[i], dp_expf(xf[i])), "expf(%a): %a and %a", xf[i], yf[i], dp_expf(xf[i]));
     }
+}
+
+/* ---- three limbs ----------------------------------------------------------------------------- */
+
+static uint64_t any(dp_rng *r, uint64_t n) { return (uint64_t)(dp_rng_uniform(r) * (double)n); }
+static uint64_t limb(dp_rng *r) {
+    const uint64_t all = any(r, 1ull << 32) << 32 | any(r, 1ull << 32), at = any(r, 64);
+    const uint64_t kind[] = {0, ~0ull, 1, 1ull << 63, ~0ull << at, all};
+    return kind[any(r, 6)];
+}
+/* Long runs of zeros and ones, near exponents, and those at which a sum goes to MPFR. */
+static void draw_limbs(mpfr_ptr x, dp_rng *r) {
+    const uint64_t far[] = {any(r, 6), any(r, 6), any(r, 6), 60 + any(r, 8), 188 + any(r, 10)};
+    mp_limb_t *m = mpfr_custom_get_significand(x);
+    for (int i = 0; i < 3; i++)
+        m[i] = limb(r) | (i == 2 ? 1ull << 63 : 0);
+    const int minus = any(r, 2) ? -1 : 1, odd = (int)any(r, 100);
+    mpfr_custom_init_set(x, minus * MPFR_REGULAR_KIND, (mpfr_exp_t)far[any(r, 5)], 192, m);
+    if (odd == 0) mpfr_set_zero(x, minus);
+    if (odd == 1) mpfr_set_inf(x, minus);
+    if (odd == 2) mpfr_set_nan(x);
+    if (odd == 3) mpfr_mul_2si(x, x, (long)MP_THREE_MOST * minus, MPFR_RNDN);
+}
+static int is_mpfr(mpfr_srcptr a, mpfr_srcptr b) {
+    if (mpfr_nan_p(a) || mpfr_nan_p(b)) return mpfr_nan_p(a) && mpfr_nan_p(b);
+    return mpfr_equal_p(a, b) && !mpfr_signbit(a) == !mpfr_signbit(b);
+}
+
+/* A product, and a product added to or subtracted from a number, which it may cancel but for the
+ * last bits, are MPFR's bit for bit, the sign of zero too. */
+DP_TEST(elementary, three_limbs_are_mpfr) {
+    mpfr_t a, b, c, want, p, tmp;
+    dp_rng r;
+    dp_rng_seed(&r, 23, 1);
+    mpfr_inits2(192, a, b, c, want, p, tmp, (mpfr_ptr)0);
+    for (int i = 0; i < 300000; i++) {
+        draw_limbs(a, &r);
+        draw_limbs(b, &r);
+        draw_limbs(c, &r);
+        mpfr_mul(p, a, b, MPFR_RNDN);
+        if (!any(&r, 4)) mpfr_set(c, p, MPFR_RNDN);
+        if (!any(&r, 2) && mpfr_regular_p(c))
+            ((mp_limb_t *)mpfr_custom_get_significand(c))[0] ^= any(&r, 4);
+        mpfr_set(want, c, MPFR_RNDN);
+        if (i % 2) {
+            mp_sub_product(c, a, b, tmp);
+            mpfr_sub(want, want, p, MPFR_RNDN);
+        } else {
+            mp_add_product(c, a, b, tmp);
+            mpfr_add(want, want, p, MPFR_RNDN);
+        }
+        mp_mul(tmp, a, b);
+        if (is_mpfr(tmp, p) && is_mpfr(c, want)) continue;
+        char text[400];
+        mpfr_snprintf(text, sizeof text, "%Ra %Ra", a, b);
+        CHECK(0, "%d: %s: another product or sum than MPFR's", i, text);
+        break;
+    }
+    mpfr_clears(a, b, c, want, p, tmp, (mpfr_ptr)0);
 }

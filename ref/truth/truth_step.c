@@ -7,6 +7,7 @@
  *     dE Sbar'              = d o (dE S')
  *     rowsum(dSbar o Sbar)  = rowsum((d o dSbar) o S) = rowsum(G_new o S).
  */
+#include "ref/arithmetic/mp_three.h"
 #include "truth_impl.h"
 
 #include <math.h>
@@ -22,21 +23,12 @@ static inline mp_array entry_at(const tr_task *c, int e, int64_t t, int64_t j) {
     return mp_from(tr_entry_rows(c->run, c->qk, c->head, e), (t * p->R + dp_row_key(p, j)) * p->K);
 }
 
-static inline void mul_add(mpfr_ptr acc, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr tmp) {
-    mpfr_mul(tmp, a, b, MPFR_RNDN);
-    mpfr_add(acc, acc, tmp, MPFR_RNDN);
-}
-static inline void mul_sub(mpfr_ptr acc, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr tmp) {
-    mpfr_mul(tmp, a, b, MPFR_RNDN);
-    mpfr_sub(acc, acc, tmp, MPFR_RNDN);
-}
-
 /* dst = diag(exp g_t) src */
 static void decay(const tr_task *c, int64_t t, mp_array dst, mp_array src) {
     for (int64_t k = 0; k < c->run->p->K; k++) {
         mpfr_srcptr d = decay_at(c, t, k);
         for (int64_t i = k * c->w; i < (k + 1) * c->w; i++)
-            mpfr_mul(mp_at(dst, i), mp_at(src, i), d, MPFR_RNDN);
+            mp_mul(mp_at(dst, i), mp_at(src, i), d);
     }
 }
 
@@ -80,7 +72,7 @@ static void residual(const tr_task *c, int64_t t, together g, mp_array S, mp_arr
         mp_array key = entry_at(c, read, t, j);
         for (int64_t k = 0; k < p->K; k++)
             for (int64_t v = 0; v < c->w; v++)
-                mul_sub(mp_at(Ej, v), mp_at(key, k), mp_at(S, k * c->w + v), tmp);
+                mp_sub_product(mp_at(Ej, v), mp_at(key, k), mp_at(S, k * c->w + v), tmp);
     }
 }
 
@@ -88,8 +80,8 @@ static void residual(const tr_task *c, int64_t t, together g, mp_array S, mp_arr
 static void scale_rows(const tr_task *c, int64_t t, together g, mp_array out, mp_array in) {
     for (int64_t j = g.first; j < g.end; j++)
         for (int64_t i = j * c->w; i < (j + 1) * c->w; i++)
-            mpfr_mul(mp_at(out, i), mp_at(in, i),
-                     mp_at(c->head->strength, t * dp_rows(c->run->p) + j), MPFR_RNDN);
+            mp_mul(mp_at(out, i), mp_at(in, i),
+                   mp_at(c->head->strength, t * dp_rows(c->run->p) + j));
 }
 
 /* S += write' U */
@@ -100,7 +92,7 @@ static void write_state(const tr_task *c, int64_t t, together g, mp_array U, mp_
         for (int64_t j = g.first; j < g.end; j++) {
             mpfr_srcptr key = mp_at(entry_at(c, tr_write_of(c->run, j), t, j), k);
             for (int64_t v = 0; v < c->w; v++)
-                mul_add(mp_at(S, k * c->w + v), key, mp_at(U, j * c->w + v), tmp);
+                mp_add_product(mp_at(S, k * c->w + v), key, mp_at(U, j * c->w + v), tmp);
         }
 }
 
@@ -110,7 +102,8 @@ static void output(const tr_task *c, int64_t t, mp_array S) {
     mp_zero(c->row, c->w);
     for (int64_t k = 0; k < p->K; k++)
         for (int64_t v = 0; v < c->w; v++)
-            mul_add(mp_at(c->row, v), mp_at(c->qk->q, t * p->K + k), mp_at(S, k * c->w + v), tmp);
+            mp_add_product(mp_at(c->row, v), mp_at(c->qk->q, t * p->K + k), mp_at(S, k * c->w + v),
+                           tmp);
     for (int64_t v = 0; v < c->w; v++) {
         mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
         tr_store(&c->run->t->field[DP_RESULT_O], (t * p->HV + c->hv) * p->V + c->v0 + v,
@@ -193,9 +186,9 @@ static void rebuild_tape(const tr_task *c, int b) {
 
 /* acc = sum over the task's columns of a_v b_v */
 static void dot(mpfr_ptr acc, mp_array a, mp_array b, int w, mpfr_ptr tmp) {
-    mpfr_mul(acc, mp_at(a, 0), mp_at(b, 0), MPFR_RNDN);
+    mp_mul(acc, mp_at(a, 0), mp_at(b, 0));
     for (int v = 1; v < w; v++)
-        mul_add(acc, mp_at(a, v), mp_at(b, v), tmp);
+        mp_add_product(acc, mp_at(a, v), mp_at(b, v), tmp);
 }
 
 /* G += q_t (scale do_t)';  dq_t = S_t (scale do_t) */
@@ -207,8 +200,8 @@ static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) 
         mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
     for (int64_t k = 0; k < p->K; k++) {
         for (int v = 0; v < c->w; v++)
-            mul_add(mp_at(c->S, k * c->w + v), mp_at(c->qk->q, t * p->K + k), mp_at(c->row, v),
-                    tmp);
+            mp_add_product(mp_at(c->S, k * c->w + v), mp_at(c->qk->q, t * p->K + k),
+                           mp_at(c->row, v), tmp);
         dot(mp_at(c->dq, i * p->K + k), mp_from(S, k * c->w), c->row, c->w, tmp);
     }
 }
@@ -252,7 +245,8 @@ static void backward_residual(const tr_task *c, int64_t t, int64_t i, together g
         mp_zero(mp_from(c->dU, j * c->w), c->w);
         for (int64_t k = 0; k < p->K; k++)
             for (int v = 0; v < c->w; v++)
-                mul_add(mp_at(c->dU, j * c->w + v), mp_at(key, k), mp_at(c->S, k * c->w + v), tmp);
+                mp_add_product(mp_at(c->dU, j * c->w + v), mp_at(key, k), mp_at(c->S, k * c->w + v),
+                               tmp);
         if (!dp_entry_is_one(dp_row_of(p, j)->strength))
             dot(mp_at(c->dstrength, i * dp_rows(p) + j), mp_from(E, j * c->w),
                 mp_from(c->dU, j * c->w), c->w, tmp);
@@ -297,7 +291,7 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, together g, m
             if (read < 0) continue;
             mpfr_ptr to = gradient_at(c, read, i, j, k);
             dot(sum, mp_from(c->dE, j * c->w), Sk, c->w, tmp);
-            if (decays && !before) mpfr_mul(sum, sum, d, MPFR_RNDN);
+            if (decays && !before) mp_mul(sum, sum, d);
             mpfr_sub(to, to, sum, MPFR_RNDN);
         }
         for (int pass = 0; pass < 2; pass++) {
@@ -306,11 +300,11 @@ static void backward_state(const tr_task *c, int64_t t, int64_t i, together g, m
                 if (read < 0) continue;
                 mpfr_srcptr key = mp_at(entry_at(c, read, t, j), k);
                 for (int v = 0; v < c->w; v++)
-                    mul_sub(mp_at(Gk, v), key, mp_at(c->dE, j * c->w + v), tmp);
+                    mp_sub_product(mp_at(Gk, v), key, mp_at(c->dE, j * c->w + v), tmp);
             }
             if (pass || !decays) continue;
             for (int v = 0; v < c->w; v++)
-                mpfr_mul(mp_at(Gk, v), mp_at(Gk, v), d, MPFR_RNDN);
+                mp_mul(mp_at(Gk, v), mp_at(Gk, v), d);
             dot(sum, Gk, Sk, c->w, tmp);
             add_gate(c, i, k, sum);
         }
