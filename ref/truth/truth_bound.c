@@ -70,8 +70,8 @@
  * that writes, of kappa_j and eps_k, wherever a state is written or dU is formed, and the one that
  * reads, of kappa_r and eps_r (0: it reads nothing), in E, in dE (forward), in dread, the second
  * part of dk, and in dSbar. beta_j is the row's strength, v_j its value: a product of m numbers
- * puts (m - 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on to
- * its factors by the product rule (truth_rows.c).
+ * puts (m - 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on
+ * to its factors by the product rule (truth_rows.c).
  *     nu           of a row that erases along e and writes along k: I - k'e is the identity but on
  *                  the plane of k and e; the two singular values there have the product |1 - d|,
  *                  d = <k, e>, and squares that add up to 2 - 2d + ac, a = |k|^2, c = |e|^2, so the
