@@ -125,6 +125,19 @@ typedef struct {
     /* "gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct" or "dplr": shapes do not
      * tell (K = 1 is Kg of both). Not there where size is too small for this field. */
     const char *recurrence;
+    /* For a library that writes `drafts` beside `pool`: it rolls back by itself. drafts: slots a
+     * sequence has for drafted tokens, told in every call; 0: read_slot and write_slot are all.
+     * Sequence i begins from slot draft_slot[i*drafts + accepted[i] - 1]: so many tokens of its
+     * last call count. Of a call of at most `drafts` tokens the state behind token j goes to
+     * draft_slot[i*drafts + j], of a longer one the last state to draft_slot[i*drafts]. -1, 0:
+     * padding. */
+    int32_t drafts;
+    const int64_t *draft_slot; /* [Nseq][drafts] */
+    const int64_t *accepted;   /* [Nseq] */
+    /* [tokens], for a library that writes `trees`, too: the place within its sequence of the token
+     * before, whose state it goes on from; -1: the state that the sequence begins from. NULL:
+     * chains. `accepted` counts up to the place of the last accepted token. */
+    const int64_t *parent;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -192,6 +205,12 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
 static inline int deltaproof_subject_pooled(const deltaproof_subject_problem *p) {
     const size_t known = offsetof(deltaproof_subject_problem, write_slot) + sizeof p->write_slot;
     return p->size >= (int32_t)known && p->nslot > 0;
+}
+
+/* Slots of drafted tokens that each sequence has; 0: none, or a program that is older. */
+static inline int32_t deltaproof_subject_drafts(const deltaproof_subject_problem *p) {
+    const size_t known = offsetof(deltaproof_subject_problem, parent) + sizeof p->parent;
+    return p->size >= (int32_t)known ? p->drafts : 0;
 }
 
 /* The array to write, or NULL: not wanted in this call. */

@@ -137,6 +137,10 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     say_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
     if (p->nslot) say_integers(f, "read_slot", p->Nseq, p->read_slot);
     if (p->nslot) say_integers(f, "write_slot", p->Nseq, p->write_slot);
+    const int drafts = deltaproof_subject_drafts(p);
+    if (drafts) say_integers(f, "draft_slots", p->Nseq * drafts, p->draft_slot);
+    if (drafts) say_integers(f, "accepted", p->Nseq, p->accepted);
+    if (drafts && p->parent) say_integers(f, "parents", (int)p->tokens, p->parent);
 }
 
 /* Sends settings, names and shapes, and the inputs. */

@@ -143,6 +143,9 @@ static const key KEYS[] = {
     {"session_prefix", INT, SESSION, AT(session_prefix), "0", 0, 1 << 24, NULL,
      "first tokens that all sequences share, with the first one's initial state: computed once, "
      "each goes on from its state"},
+    {"session_stagger", INT, SESSION, AT(session_stagger), "0", 0, 1024, NULL,
+     "calls by which each sequence begins its schedule after the one before: prompts and single "
+     "tokens in one call"},
     {"session_slots", INT, SESSION, AT(session_slots), "0", 0, 1 << 20, NULL,
      "slots of the pool that the states lie in, more than sequences: calls are told which each "
      "reads and writes, -1 for padding; 0: no pool"},

@@ -28,6 +28,7 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
         f->session_state < 3 ? kept[f->session_state] : (dp_format)(DP_FP16 + f->session_state - 3);
     c->session.prefix = f->session_prefix;
     c->session.slots = f->session_slots;
+    c->session.stagger = f->session_stagger;
     c->backward = 0;
     return DP_OK;
 }
@@ -66,6 +67,8 @@ dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     if (dp_session_prefix_fits(&c->session, c->p.cu, c->p.Nseq, &why))
         return dp_casefile_refuse(f, "session_prefix", e, "%s", why.msg);
+    if (c->session.stagger && c->session.prefix)
+        return dp_casefile_refuse(f, "session_stagger", e, "beside session_prefix: all wait there");
     const dp_status st = check_pool(f, c, e);
     if (!st && c->session.prefix) share_prefix(&c->p, c->session.prefix);
     return st;
@@ -78,13 +81,15 @@ dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
 
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
     dp_recurrence_describe(c, ranks, out, size);
-    char prefix[48] = "", slots[48] = "";
+    char prefix[48] = "", slots[48] = "", stagger[48] = "";
     const size_t n = strlen(out);
     if (c->session.prefix)
         snprintf(prefix, sizeof prefix, ", prefix of %lld shared", (long long)c->session.prefix);
+    if (c->session.stagger)
+        snprintf(stagger, sizeof stagger, ", staggered by %lld", (long long)c->session.stagger);
     if (c->session.slots)
         snprintf(slots, sizeof slots, ", pool of %lld slots", (long long)c->session.slots);
-    snprintf(out + n, size - n, ", session %s%s%s", c->session.text, prefix, slots);
+    snprintf(out + n, size - n, ", session %s%s%s%s", c->session.text, prefix, stagger, slots);
 }
 
 void dp_session_write(const dp_case *c, FILE *f) {
@@ -93,5 +98,6 @@ void dp_session_write(const dp_case *c, FILE *f) {
     if (c->session.kept != DP_FP64)
         fprintf(f, "session_state = %s\n", dp_session_kept(&c->session));
     if (c->session.prefix) fprintf(f, "session_prefix = %lld\n", (long long)c->session.prefix);
+    if (c->session.stagger) fprintf(f, "session_stagger = %lld\n", (long long)c->session.stagger);
     if (c->session.slots) fprintf(f, "session_slots = %lld\n", (long long)c->session.slots);
 }

@@ -2,6 +2,7 @@
 #include "session.h"
 #include "ref/vocabulary/number.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,6 +127,31 @@ dp_status dp_session_slots_fit(const dp_session *s, int Nseq, dp_err *e) {
     return dp_fail(e, DP_EINPUT,
                    "%d sequence%s must have at least %d slots: one that no sequence owns", Nseq,
                    Nseq > 1 ? "s" : "", Nseq + 1);
+}
+
+int64_t dp_session_drafts(const dp_session *s, int Nseq, char *why, size_t size) {
+    int64_t most = 1, none = 0;
+    for (int i = 0; i < s->n; i++) {
+        const dp_session_call *c = &s->call[i];
+        if (c->accepted < c->drafted && c->drafted > most) most = c->drafted;
+        none |= !c->accepted;
+    }
+    if (!s->slots)
+        snprintf(why, size, "no pool");
+    else if (s->prefix)
+        snprintf(why, size, "slots of drafted tokens beside those of a prefix");
+    else if (none)
+        snprintf(why, size,
+                 "a window of which no token is accepted: the state before it has no "
+                 "slot of a token");
+    else if (s->slots <= most * Nseq)
+        snprintf(why, size,
+                 "%lld slots do not hold %lld drafted tokens of %d sequences and one "
+                 "that nobody owns",
+                 (long long)s->slots, (long long)most, Nseq);
+    else
+        return most;
+    return 0;
 }
 
 int dp_session_rolls_back(const dp_session *s) {

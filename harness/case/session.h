@@ -9,6 +9,9 @@
  * last call of the schedule is repeated until all tokens are there; the last call of a sequence is
  * as short as what is left of it. A sequence that has ended is an empty one in the calls after.
  *
+ * With session_stagger = n sequence i begins its schedule i*n calls after the first one's begin, so
+ * that one call has prompts, windows and single tokens beside each other; before, it waits.
+ *
  * A prefix (key session_prefix) is what all sequences begin with, from one initial state: the calls
  * up to its end compute it in the first sequence alone, and each goes on from the state that it
  * left, as requests with one prompt do from a cached one.
@@ -32,10 +35,11 @@ typedef struct {
     char *text; /* the key's; NULL: no session */
     int n;      /* calls before the last is repeated */
     dp_session_call *call;
-    dp_format kept; /* the state is rounded to it between calls; DP_FP64: it stays as the subject
+    dp_format kept;  /* the state is rounded to it between calls; DP_FP64: it stays as the subject
                        returned it */
-    int64_t prefix; /* tokens; 0: none */
-    int64_t slots;  /* of the pool that holds the states (harness/simulated/slots.h); 0: no pool */
+    int64_t prefix;  /* tokens; 0: none */
+    int64_t stagger; /* sequence i begins so many calls after the one before; 0: all at once */
+    int64_t slots;   /* of the pool that holds the states (harness/simulated/slots.h); 0: no pool */
 } dp_session;
 
 /* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */
@@ -59,6 +63,10 @@ const char *dp_session_kept(const dp_session *s);
 static inline dp_session_call dp_session_at(const dp_session *s, int64_t i) {
     return s->call[i < s->n ? i : s->n - 1];
 }
+/* Slots a sequence for who rolls back by himself: the tokens of the longest window, 1 where there
+ * is none. 0: the session is none for him (why says so): it has a prefix, a window of which nothing
+ * is accepted, or too few slots. */
+int64_t dp_session_drafts(const dp_session *s, int Nseq, char *why, size_t size);
 /* Is any token drafted in vain? */
 int dp_session_rolls_back(const dp_session *s);
 /* The call in which a token of its sequence is accepted, counted from the sequence's first. */

@@ -26,9 +26,11 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
         for (int i = 0; i < DP_NRESULTS; i++)
             if (!strcmp(t, dp_result_fields[i].name)) f = i;
         const int g = f < 0 ? dp_stage_tensor_find(t) : -1;
-        int *const need = !strcmp(t, DP_SUBJECT_STATES) ? &s->writes_states
-                          : !strcmp(t, DP_SUBJECT_POOL) ? &s->writes_pool
-                                                        : NULL;
+        int *const need = !strcmp(t, DP_SUBJECT_STATES)   ? &s->writes_states
+                          : !strcmp(t, DP_SUBJECT_POOL)   ? &s->writes_pool
+                          : !strcmp(t, DP_SUBJECT_DRAFTS) ? &s->writes_drafts
+                          : !strcmp(t, DP_SUBJECT_TREES)  ? &s->takes_trees
+                                                          : NULL;
         if (need) {
             *need = any = 1;
             continue;

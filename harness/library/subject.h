@@ -38,7 +38,8 @@ typedef struct {
     int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
     int writes_states;                                        /* of every token */
     int writes_pool;                                          /* takes states in slots */
-    int has[DP_NMODELS];                                      /* recurrences; a program: all */
+    int writes_drafts, takes_trees; /* has a slot a drafted token, and rolls back itself */
+    int has[DP_NMODELS];            /* recurrences; a program: all */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
  * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a

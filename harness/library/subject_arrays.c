@@ -56,6 +56,12 @@ static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
     const int64_t Nseq = p->Nseq, all[] = {m->pool->slots, p->HV, p->K, p->V};
     dp_subject_add_array(m, 0, "read_slot", 1, 1, &Nseq);
     dp_subject_add_array(m, 0, "write_slot", 1, 1, &Nseq);
+    if (m->pool->drafts) {
+        const int64_t drafts[] = {Nseq, m->pool->drafts};
+        dp_subject_add_array(m, 0, "draft_slot", 1, 2, drafts);
+        dp_subject_add_array(m, 0, "accepted", 1, 1, &Nseq);
+    }
+    if (m->pool->parent) dp_subject_add_array(m, 0, "parent", 1, 1, &p->T);
     dp_subject_add_array(m, 0, DP_SUBJECT_POOL, 0, 4, all);
 }
 
@@ -111,7 +117,8 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
                                         .scale = p->scale,
                                         .lower_bound = p->lower_bound,
                                         .chunk = call->chunk,
-                                        .nslot = call->pool ? (int32_t)call->pool->slots : 0};
+                                        .nslot = call->pool ? (int32_t)call->pool->slots : 0,
+                                        .drafts = call->pool ? (int32_t)call->pool->drafts : 0};
     snprintf(c->input_format, sizeof c->input_format, "%s", call->input_format);
     snprintf(c->base, sizeof c->base, "%s", dp_base_names[call->base]);
     snprintf(c->chain, sizeof c->chain, "%s", dp_formats[call->chain].name);

@@ -197,6 +197,9 @@ static deltaproof_subject_problem problem(void) {
     p.cu = input("cu");
     p.read_slot = input("read_slot");
     p.write_slot = input("write_slot");
+    p.draft_slot = input("draft_slot");
+    p.accepted = input("accepted");
+    p.parent = input("parent");
     p.input_format = c->input_format;
     p.base = c->base;
     p.chain = c->chain;

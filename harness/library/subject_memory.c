@@ -99,6 +99,9 @@ static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *
                                   const char *name) {
     if (!strcmp(name, "cu")) return p->cu;
     if (!strcmp(name, "read_slot")) return s->pool->read;
+    if (!strcmp(name, "draft_slot")) return s->pool->draft;
+    if (!strcmp(name, "accepted")) return s->pool->accepted;
+    if (!strcmp(name, "parent")) return s->pool->parent;
     return strcmp(name, "write_slot") ? NULL : s->pool->write;
 }
 

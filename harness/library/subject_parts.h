@@ -8,6 +8,8 @@
 /* No results, a session's need: the state after every token, and states in slots. */
 #define DP_SUBJECT_STATES "states"
 #define DP_SUBJECT_POOL "pool"
+#define DP_SUBJECT_DRAFTS "drafts"
+#define DP_SUBJECT_TREES "trees"
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 

@@ -34,12 +34,18 @@ static dp_format holding(dp_format format, const double *x, int64_t n) {
     return format == DP_BF16 && holds(DP_FP32, x, n) ? DP_FP32 : DP_FP64;
 }
 
-static void add_integers(dp_tensorfile *f, const char *name, int64_t n, const int64_t *x) {
-    double *as = dp_doubles(n);
-    for (int64_t i = 0; i < n; i++)
+static void add_rows(dp_tensorfile *f, const char *name, int64_t rows, int64_t n,
+                     const int64_t *x) {
+    const int64_t shape[] = {rows, n};
+    double *as = dp_doubles(rows * n);
+    for (int64_t i = 0; i < rows * n; i++)
         as[i] = (double)x[i];
-    dp_tensorfile_add(f, name, "I64", 1, &n, as);
+    dp_tensorfile_add(f, name, "I64", n > 1 ? 2 : 1, shape, as);
     free(as);
+}
+
+static void add_integers(dp_tensorfile *f, const char *name, int64_t n, const int64_t *x) {
+    add_rows(f, name, n, 1, x);
 }
 
 void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *pool) {
@@ -48,6 +54,11 @@ void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *poo
     dp_tensorfile_add_format(f, "pool", holding(DP_FP32, pool->state, n), 4, shape, pool->state);
     add_integers(f, "read_slot", p->Nseq, pool->read);
     add_integers(f, "write_slot", p->Nseq, pool->write);
+    if (pool->drafts) {
+        add_rows(f, "draft_slot", p->Nseq, pool->drafts, pool->draft);
+        add_integers(f, "accepted", p->Nseq, pool->accepted);
+    }
+    if (pool->parent) add_integers(f, "parent", p->T, pool->parent);
 }
 
 /* x in `format` or a wider one. */

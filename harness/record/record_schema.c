@@ -516,6 +516,8 @@ static const dp_record_field CASES[] = {
      WHEN(has_session)},
     {"session_state", TEXT, .what = "format that it is kept in between calls", GET(session_kept),
      WHEN(has_session)},
+    {"session_stagger", COUNT, .what = "calls between the begins of two sequences",
+     CASE(session.stagger), WHEN(has_session)},
     {"session_prefix", COUNT, .what = "tokens that all sequences share, computed once",
      CASE(session.prefix), WHEN(has_session)},
     {"session_slots", COUNT, .what = "of the pool that its states lie in; 0: none",

@@ -106,6 +106,11 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
                  "a library gets no convolutions in front; a program does (--run)");
         return DP_OK;
     }
+    const int drafts = takes_pool && !step && x.lib->writes_drafts && sp->c->session.slots;
+    if (drafts && !dp_session_drafts(&sp->c->session, sp->c->p.Nseq, s->why, sizeof s->why)) {
+        s->outcome = DP_SUBJECT_REFUSED;
+        return DP_OK;
+    }
     const dp_problem p = dp_step_before(sp->c, &made->seen.front);
     memcpy(x.front.conv, made->seen.front.conv, sizeof x.front.conv);
     const dp_caller by = {.run = run_one_call,
@@ -114,6 +119,8 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
                           .far = &made->seen.far,
                           .pool = takes_pool ? &made->seen.pool : NULL,
                           .run_in = takes_pool ? run_in : NULL,
+                          .drafts_in = drafts,
+                          .trees = drafts && x.lib->takes_trees,
                           .front = step ? &made->seen.front : NULL,
                           .run_step = run_step};
     const dp_status st = dp_calls_run(&p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);

@@ -28,6 +28,8 @@ typedef struct {
     int waiting;         /* all but the first sequence wait for the end of the prefix */
     int continued;       /* the next call is the first behind it */
     dp_slots *slots;     /* NULL: no pool */
+    int64_t drafts;      /* slots of a sequence's window, of a caller that rolls back by himself */
+    int64_t *parent;     /* [tokens of the call] of a tree; NULL: chains */
     dp_conv_states conv; /* of the convolutions in front, if any */
 } walk;
 
@@ -74,6 +76,26 @@ static void put_token(const dp_problem *p, dp_problem *y, int64_t at, int64_t t,
     }
 }
 
+/* ---- windows as trees ------------------------------------------------------------------------
+ * A rejected token and the accepted one that is right there go on from the same token, the rejected
+ * one first; what is left of either follows in a chain. */
+
+static int64_t pairs_of(slice x) { return x.n < x.m ? x.n : x.m; }
+
+/* The place in its window of token j of a slice: accepted ones first. */
+static int64_t place(const walk *w, slice x, int64_t j) {
+    const int64_t pairs = pairs_of(x), i = j < x.n ? j : j - x.n;
+    if (!w->by->trees || !x.m) return j;
+    return i >= pairs ? pairs + i : 2 * i + (j < x.n);
+}
+
+static int64_t parent_of(const walk *w, slice x, int64_t j) {
+    const int64_t i = j < x.n ? j : j - x.n;
+    if (!w->by->trees || !x.m) return j - 1;
+    if (j >= x.n && i >= pairs_of(x)) return place(w, x, j - 1);
+    return i ? place(w, x, i - 1) : -1;
+}
+
 static double *copy_states(const walk *w) {
     return w->S ? dp_copy(w->S, w->p->Nseq * w->state) : NULL;
 }
@@ -94,10 +116,11 @@ static dp_problem problem_of(const walk *w, const slice *take) {
             *dp_input_at(&y, i) = dp_doubles(dp_input_count(&y, i));
         else if (dp_input_fields[i].kind == DP_OF_HEADS)
             *dp_input_at(&y, i) = dp_copy(dp_input_of(p, i), dp_input_count(p, i));
-    for (int i = 0; i < p->Nseq; i++)
+    for (int i = 0; i < p->Nseq; i++, at = y.cu[i])
         for (int64_t j = 0; j < take[i].n + take[i].m; j++) {
             const int64_t t = take[i].from + j;
-            put_token(p, &y, at++, j < take[i].n ? t : draft(p, t), j >= take[i].n);
+            put_token(p, &y, at + place(w, take[i], j), j < take[i].n ? t : draft(p, t),
+                      j >= take[i].n);
         }
     return y;
 }
@@ -117,9 +140,19 @@ static void hit_where(const walk *w, const double *a, const double *b) {
 }
 
 static int ended(const walk *w, int i) { return w->at[i] == w->p->cu[i + 1]; }
+static int64_t call_of(const walk *w, int i) { return w->done - i * w->s->stagger; }
 
 /* Does it bring no token of its own to the present call? */
-static int idle(const walk *w, int i) { return ended(w, i) || (i && w->waiting); }
+static int idle(const walk *w, int i) {
+    return ended(w, i) || (i && w->waiting) || call_of(w, i) < 0;
+}
+
+static int any_window(const walk *w) {
+    int any = 0;
+    for (int i = 0; i < w->p->Nseq; i++)
+        any |= w->take[i].m > 0;
+    return any;
+}
 
 /* Sequences that go on read the state of the next one. */
 static void of_other_slot(const walk *w, double *s0) {
@@ -352,7 +385,7 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
     dp_states_seen *far = w->by->far;
     dp_sim s;
     dp_err e = {0};
-    if (!far || far->off > 0 || !r->out.final_state) return;
+    if (!far || far->off > 0 || !r->out.final_state || (w->parent && any_window(w))) return;
     for (int i = 0; w->by->front && i < DP_NQKV; i++)
         if (w->by->front->conv[i])
             memcpy(*dp_qkv_at(y, i), r->y[i],
@@ -403,8 +436,9 @@ static void keep_o(const walk *w, const slice *take, const double *o) {
         w->out->o = NULL;
     }
     for (int i = 0; o && i < w->p->Nseq; i++) {
-        if (!idle(w, i))
-            memcpy(w->out->o + take[i].from * n, o, sizeof *o * (size_t)(take[i].n * n));
+        for (int64_t j = 0; j < take[i].n && !idle(w, i); j++)
+            memcpy(w->out->o + (take[i].from + j) * n, o + place(w, take[i], j) * n,
+                   sizeof *o * (size_t)n);
         o += (take[i].n + take[i].m) * n;
     }
 }
@@ -502,9 +536,10 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem_free(&y);
 }
 
-static slice next_tokens(const walk *w, int i, dp_session_call c) {
+static slice next_tokens(const walk *w, int i) {
     const int64_t left = w->p->cu[i + 1] - w->at[i];
-    if (i && w->waiting) return (slice){w->at[i], 0, 0};
+    if ((i && w->waiting) || call_of(w, i) < 0) return (slice){w->at[i], 0, 0};
+    const dp_session_call c = dp_session_at(w->s, call_of(w, i));
     return (slice){w->at[i], left < c.accepted ? left : c.accepted,
                    left ? c.drafted - c.accepted : 0};
 }
@@ -537,30 +572,71 @@ static dp_status overwrite_prefix(walk *w, dp_err *e) {
     return st;
 }
 
+/* Of who rolls back by himself: has each token of the sequence's call a slot? */
+static int has_slots(const walk *w, int i) {
+    return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
+}
+
+/* The slots of the tokens of such calls. */
+static void plan_drafts(walk *w) {
+    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens), all = 0;
+    unsigned char *window = dp_calloc((size_t)w->p->Nseq, 1);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        tokens[i] = w->take[i].n + w->take[i].m;
+        window[i] = has_slots(w, i);
+        all += tokens[i];
+    }
+    free(w->parent);
+    w->parent = w->by->trees ? dp_calloc((size_t)all + 1, sizeof *w->parent) : NULL;
+    for (int64_t i = 0, at = 0; i < w->p->Nseq && w->parent; at += tokens[i++])
+        for (int64_t j = 0; j < tokens[i]; j++)
+            w->parent[at + place(w, w->take[i], j)] = parent_of(w, w->take[i], j);
+    dp_slots_draft(w->slots, tokens, window, w->parent);
+    free(tokens);
+    free(window);
+}
+
+/* What a call left in the slots of its tokens: nothing is run again. */
+static void accept_drafts(const walk *w) {
+    for (int i = 0; i < w->p->Nseq; i++)
+        if (has_slots(w, i)) dp_slots_accept(w->slots, i, place(w, w->take[i], w->take[i].n - 1));
+}
+
+/* After the call: the states behind the accepted tokens. */
+static dp_status go_back(walk *w, const slice *kept, int same, dp_call_result *r, dp_err *e) {
+    if (w->drafts) {
+        accept_drafts(w);
+    } else if (same) {
+        keep_states(w, &r->out);
+        keep_conv(w, w->take, r);
+    } else if (r->states && w->fault == DP_FAULT_NONE) {
+        pick_states(w, r->states);
+    } else {
+        return run_again(w, kept, e);
+    }
+    return DP_OK;
+}
+
 static dp_status one_call(walk *w, dp_err *e) {
-    const dp_session_call c = dp_session_at(w->s, w->done);
     slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
     double *before = copy_states(w);
     dp_call_result r;
     for (int i = 0; i < w->p->Nseq; i++)
-        w->take[i] = next_tokens(w, i, c);
+        w->take[i] = next_tokens(w, i);
+    const int window = any_window(w);
     pad(w, w->take);
-    if (w->slots) plan_slots(w, c.accepted < c.drafted);
+    if (w->slots) plan_slots(w, window);
+    if (w->drafts) plan_drafts(w);
     const int same = states_at(w, kept);
     dp_status st = overwrite_prefix(w, e);
     if (w->slots && dp_slots_spoil(w->slots, w->fault)) hit_all(w);
-    if (!st) st = call(w, w->take, !same, &r, e);
+    if (!st) st = call(w, w->take, !same && !w->drafts, &r, e);
     if (!st) {
-        if (w->by->drafts && c.accepted < c.drafted) keep_drafts(w, &r);
+        if (w->drafts && !r.states) r.states = dp_slots_drafted(w->slots);
+        if (w->by->drafts && window && !w->parent) keep_drafts(w, &r);
         keep_o(w, w->take, r.out.o);
         keep_y(w, &r);
-        if (same) {
-            keep_states(w, &r.out);
-            keep_conv(w, w->take, &r);
-        } else if (r.states && w->fault == DP_FAULT_NONE)
-            pick_states(w, r.states);
-        else
-            st = run_again(w, kept, e);
+        st = go_back(w, kept, same, &r, e);
         end_call(&r);
     }
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
@@ -570,7 +646,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     for (int i = 0; i < w->p->Nseq; i++)
         if (!idle(w, i)) w->at[i] += w->take[i].n;
     if (w->by->front) dp_conv_states_look(w->by->front, w->at, w->done, &w->conv);
-    w->after_rollback = c.accepted < c.drafted;
+    w->after_rollback = window;
     w->continued = 0;
     w->done++;
     free(kept);
@@ -592,7 +668,8 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     *out = (dp_result){0};
     w.state = (int64_t)p->HV * p->K * p->V;
     w.S = dp_copy(p->s0, p->Nseq * w.state);
-    w.slots = dp_slots_new(p, s);
+    w.drafts = by->drafts_in ? dp_session_drafts(s, p->Nseq, NULL, 0) : 0;
+    w.slots = dp_slots_new(p, s, w.drafts);
     if (by->front) dp_conv_calls_begin(by->front, &w.conv);
     if (w.slots && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
@@ -607,6 +684,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     }
     out->final_state = w.S;
     dp_slots_free(w.slots);
+    free(w.parent);
     dp_conv_states_free(&w.conv);
     free(w.at);
     free(w.take);

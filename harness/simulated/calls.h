@@ -69,6 +69,9 @@ typedef struct {
      * it takes none. */
     dp_status (*run_in)(void *who, const dp_problem *call, const dp_state_pool *pool, int states,
                         dp_call_result *out, dp_err *e);
+    /* It rolls back by itself where the session allows it (dp_session_drafts, slots.h); trees: in
+     * windows that are trees. */
+    int drafts_in, trees;
     /* Convolutions in front of q, k and v: those of p and of a call are what goes into them. NULL:
      * none. */
     dp_conv_calls *front;

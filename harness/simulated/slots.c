@@ -14,6 +14,11 @@ struct dp_slots {
     int64_t *planned;            /* [Nseq]: who is to write what in the present call */
     int64_t *read, *write;       /* [Nseq] in the present run of it */
     int64_t *right;              /* [Nseq]: what write should be */
+    int64_t drafts;              /* slots of each sequence; 0: as planned above */
+    int64_t *draft, *listed;     /* [Nseq][drafts]: those it owns, those it is told in the call */
+    int64_t *accepted, *passed;  /* [Nseq]: kept, and told in the call */
+    int64_t *brought, *tokens;   /* [Nseq] to the call; of a window, 0: it is none */
+    const int64_t *parent;
     int64_t prefix;
     int calls, shared; /* shared: the next call is the first behind the prefix */
     double *pool, *before;
@@ -36,7 +41,16 @@ static int64_t *indices(int n) {
     return x;
 }
 
-dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session) {
+/* Token j of sequence i lies as many slots before those of token 0 as there are sequences. */
+static void own_drafts(dp_slots *s) {
+    for (int i = 0; i < s->Nseq; i++)
+        for (int64_t j = 0; j < s->drafts; j++)
+            s->draft[i * s->drafts + j] = s->slots - 1 - i - j * s->Nseq;
+    for (int i = 0; i < s->Nseq; i++)
+        s->accepted[i] = 1;
+}
+
+dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session, int64_t drafts) {
     if (!session->slots) return NULL;
     dp_slots *s = dp_calloc(1, sizeof *s);
     s->Nseq = p->Nseq;
@@ -50,6 +64,14 @@ dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session) {
     s->write = indices(s->Nseq);
     s->right = indices(s->Nseq);
     s->prefix = NONE;
+    s->drafts = drafts;
+    s->draft = indices(s->Nseq * (int)(drafts + 1));
+    s->listed = indices(s->Nseq * (int)(drafts + 1));
+    s->accepted = indices(s->Nseq);
+    s->passed = indices(s->Nseq);
+    s->tokens = dp_calloc((size_t)s->Nseq, sizeof *s->tokens);
+    s->brought = dp_calloc((size_t)s->Nseq, sizeof *s->brought);
+    own_drafts(s);
     s->taken = dp_calloc((size_t)s->slots, 1);
     s->pool = dp_doubles(s->slots * s->state);
     s->before = dp_doubles(s->slots * s->state);
@@ -65,6 +87,12 @@ void dp_slots_free(dp_slots *s) {
     free(s->read);
     free(s->write);
     free(s->right);
+    free(s->draft);
+    free(s->listed);
+    free(s->accepted);
+    free(s->passed);
+    free(s->tokens);
+    free(s->brought);
     free(s->taken);
     free(s->pool);
     free(s->before);
@@ -94,6 +122,17 @@ static void empty_unowned(const dp_slots *s) {
             slot(s, i)[z] = NAN;
 }
 
+/* What each is told of its slots; without a window its state goes to the first. */
+static void plan_drafts(dp_slots *s, const unsigned char *idle) {
+    for (int i = 0; i < s->Nseq; i++) {
+        s->planned[i] = idle[i] ? NONE : s->draft[i * s->drafts];
+        s->passed[i] = idle[i] ? 0 : s->accepted[i];
+        for (int64_t j = 0; j < s->drafts; j++)
+            s->listed[i * s->drafts + j] = idle[i] ? NONE : s->draft[i * s->drafts + j];
+        if (!idle[i]) s->accepted[i] = 1;
+    }
+}
+
 static void as_planned(dp_slots *s) {
     for (int i = 0; i < s->Nseq; i++) {
         s->read[i] = s->planned[i] == NONE ? NONE : s->own[i];
@@ -106,7 +145,8 @@ void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int 
         if (s->own[i] != NONE) memcpy(slot(s, s->own[i]), S + i * s->state, bytes(s));
     mark_owned(s);
     empty_unowned(s);
-    for (int i = 0; i < s->Nseq; i++) {
+    if (s->drafts) plan_drafts(s, idle);
+    for (int i = 0; i < s->Nseq && !s->drafts; i++) {
         const int moves = s->shared || window || (s->calls + i) % 2;
         s->planned[i] = idle[i] ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];
         if (!idle[i]) s->taken[s->planned[i]] = 1;
@@ -114,6 +154,35 @@ void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int 
     s->calls++;
     s->shared = 0;
     as_planned(s);
+}
+
+void dp_slots_draft(dp_slots *s, const int64_t *tokens, const unsigned char *window,
+                    const int64_t *parent) {
+    s->parent = parent;
+    for (int i = 0; i < s->Nseq && s->drafts; i++) {
+        s->brought[i] = tokens[i];
+        s->tokens[i] = window[i] && s->planned[i] != NONE ? tokens[i] : 0;
+        if (s->tokens[i])
+            s->write[i] = s->right[i] = s->planned[i] = s->draft[i * s->drafts + s->tokens[i] - 1];
+    }
+}
+
+double *dp_slots_drafted(const dp_slots *s) {
+    int64_t all = 0, windows = 0, at = 0;
+    for (int i = 0; i < s->Nseq; i++) {
+        all += s->brought[i];
+        windows += s->tokens[i];
+    }
+    double *states = windows ? dp_doubles(all * s->state) : NULL;
+    for (int i = 0; i < s->Nseq && windows; at += s->brought[i++])
+        for (int64_t j = 0; j < s->tokens[i]; j++)
+            memcpy(states + (at + j) * s->state, slot(s, s->draft[i * s->drafts + j]), bytes(s));
+    return states;
+}
+
+void dp_slots_accept(dp_slots *s, int i, int64_t place) {
+    s->planned[i] = s->draft[i * s->drafts + place];
+    s->accepted[i] = place + 1;
 }
 
 int dp_slots_spoil(dp_slots *s, dp_fault fault) {
@@ -152,7 +221,10 @@ void dp_slots_share(dp_slots *s) {
 
 dp_state_pool dp_slots_begin(dp_slots *s) {
     memcpy(s->before, s->pool, bytes(s) * (size_t)s->slots);
-    return (dp_state_pool){s->slots, s->read, s->write, s->pool};
+    dp_state_pool p = {s->slots, s->read, s->write, s->pool, s->drafts, NULL, NULL, s->parent};
+    if (s->drafts) p.draft = s->listed;
+    if (s->drafts) p.accepted = s->passed;
+    return p;
 }
 
 /* [Nseq] states from those slots; 0 where there is none. */
@@ -179,8 +251,11 @@ void dp_slots_write(dp_slots *s, const double *final_state) {
 
 static int is_written(const dp_slots *s, int64_t slot) {
     int any = 0;
-    for (int i = 0; i < s->Nseq; i++)
+    for (int i = 0; i < s->Nseq; i++) {
         any |= s->right[i] == slot;
+        for (int64_t j = 0; j < s->tokens[i]; j++)
+            any |= s->draft[i * s->drafts + j] == slot;
+    }
     return any;
 }
 

@@ -9,6 +9,13 @@
  * on. The slot of a shared prefix is read by all sequences in the call behind it, and never written
  * again.
  *
+ * Who rolls back by himself (drafts) has slots for drafted tokens: sequence i owns as many as the
+ * longest window has tokens, and is told all of them in every call, with how many tokens of its
+ * last call were accepted. It begins from the slot of the last of those. Of a call of as many
+ * tokens or less it writes what each leaves into that token's slot, of a longer one the last state
+ * into the first slot. In a tree tokens of a window have parents: one goes on from the state behind
+ * its parent, and what is accepted is the way to one of them.
+ *
  * A sequence that brings no tokens is padding: it reads and writes slot -1, and one token that
  * means nothing stands for it in the batch. What is free is NaN before the call.
  */
@@ -25,6 +32,13 @@ typedef struct {
     int64_t slots;
     const int64_t *read, *write; /* [Nseq]; -1, both: padding */
     double *state;               /* [slots][HV][K][V], written in place */
+    /* Who rolls back by himself: slots of drafted tokens [Nseq][drafts], -1: padding; tokens
+     * accepted of the last call [Nseq], in a tree the place of the last one, from 1 on. 0, NULL:
+     * the caller rolls back. */
+    int64_t drafts;
+    const int64_t *draft, *accepted;
+    /* [T]: place in its window of the token before, -1: the state before the call; NULL: chains */
+    const int64_t *parent;
 } dp_state_pool;
 
 enum { DP_SLOT_FREE = -1, DP_SLOT_OF_PREFIX = -2 };
@@ -41,8 +55,9 @@ typedef struct {
 void dp_pool_seen_free(dp_pool_seen *s);
 
 typedef struct dp_slots dp_slots;
-/* A pool that holds the initial states of p. NULL: the session has none. */
-dp_slots *dp_slots_new(const dp_problem *p, const dp_session *s);
+/* A pool that holds the initial states of p; drafts: with slots for a window's tokens, 0: none.
+ * NULL: the session has none. */
+dp_slots *dp_slots_new(const dp_problem *p, const dp_session *s, int64_t drafts);
 void dp_slots_free(dp_slots *s);
 
 /* Before a call. S [Nseq][HV][K][V] goes to the slots of those who own one. idle [Nseq]: padding;
@@ -50,6 +65,15 @@ void dp_slots_free(dp_slots *s);
 void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int window);
 /* The slots that a fault takes instead: 1: others than it should. */
 int dp_slots_spoil(dp_slots *s, dp_fault fault);
+/* With drafts: tokens that each sequence brings to the call [Nseq], and whose have slots; parent:
+ * of the tokens, borrowed. */
+void dp_slots_draft(dp_slots *s, const int64_t *tokens, const unsigned char *window,
+                    const int64_t *parent);
+/* The states behind all tokens of the call, 0 where one has no slot of its own, to be freed; NULL:
+ * none has. */
+double *dp_slots_drafted(const dp_slots *s);
+/* Sequence i goes on from its token at `place` of a window. */
+void dp_slots_accept(dp_slots *s, int i, int64_t place);
 /* The runs of the call are of those sequences alone that have tokens [Nseq]: the others neither
  * read nor write. Again: of all of them, as planned. */
 void dp_slots_only(dp_slots *s, const int64_t *tokens);

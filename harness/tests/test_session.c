@@ -32,6 +32,9 @@ DP_TEST(session, what_is_no_schedule_is_refused_with_its_key) {
         {"op = kda\nT = 8\nK = 4\nsession = 4\nbackward = yes\n", "no gradients"},
         {"op = kda\nT = 8\nK = 4\nsession = 4\nmerge = allgather,ring\n", "merges nothing"},
         {"op = kda\nT = 8\nK = 4\nsession_state = bf16\n", "no such setting"},
+        {"op = kda\nT = 8\ncu_seqlens = 0,4,8\nK = 4\nsession = 2\nsession_prefix = 2\n"
+         "session_stagger = 1\n",
+         "beside session_prefix: all wait there"},
         {"op = kda\nT = 8\nK = 4\nsession = 2\nsession_prefix = 4\n", "shares it with none"},
         {"op = kda\nT = 8\ncu_seqlens = 0,4,8\nK = 4\nsession = 2\nsession_prefix = 4\n",
          "sequence 0 has 4 tokens, and must go on behind it"},
@@ -148,14 +151,15 @@ DP_TEST(session, a_recurrence_in_calls_has_the_bits_of_all_tokens_at_once) {
     dp_result want = {0};
     dp_recurrent_run(&c.p, &design, 0, NULL, &want);
     for (size_t i = 0; i < sizeof SCHEDULES / sizeof *SCHEDULES; i++)
-        for (int shows = 0; shows < 2; shows++) {
+        for (int how = 0; how < 6; how++) {
             dp_session s = schedule(SCHEDULES[i], DP_FP64);
-            watch w = {.shows = shows};
+            watch w = {.shows = how % 2};
             dp_result got;
             const dp_caller by = {.run = watched, .who = &w};
+            s.stagger = how / 2; /* sequences that begin later: the same bits */
             REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "%s", s.text);
-            CHECK(same_results(&c.p, &got, &want), "session %s, states %s: other bits", s.text,
-                  shows ? "shown" : "computed again");
+            CHECK(same_results(&c.p, &got, &want), "session %s by %d, states %s: other bits",
+                  s.text, (int)s.stagger, w.shows ? "shown" : "computed again");
             dp_result_free(&got);
             dp_session_free(&s);
         }

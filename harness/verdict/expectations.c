@@ -80,6 +80,8 @@ static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     if (!c->design.chunk) put(&t, "pairs", 6); /* not in those of older caches */
     if (rq->session) put(&t, rq->session->text, strlen(rq->session->text) + 1);
     if (rq->session) put(&t, &rq->session->kept, sizeof rq->session->kept);
+    if (rq->session && rq->session->stagger) /* not in those of older caches */
+        put(&t, &rq->session->stagger, sizeof rq->session->stagger);
     for (int i = 0; rq->front && i < 3; i++)
         if (rq->front->conv[i]) put_conv(&t, i, rq->front->conv[i]);
     const dp_key key = dp_problem_key(rq->p, t.bytes, t.size);

@@ -20,6 +20,12 @@ A function with "pool" among its outputs gets, of a session whose states lie in 
 .md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
 padding, for which nothing may be written). Slots that no sequence owns are NaN. It returns the
 pool; slots that write_slot does not name must keep their bits.
+One that takes draft_slots [N,D] and accepted [N] rolls back by itself, as vLLM's kernels do
+(ssm_state_indices, num_accepted_tokens): sequence i begins from slot draft_slots[i, accepted[i]-1],
+writes the state behind token j of a call of at most D tokens to draft_slots[i, j], and the last one
+of a longer call to draft_slots[i, 0]; a sequence without tokens has -1 and 0, and a token that
+means nothing. With parents [T] drafted tokens are a tree: each goes on from the state behind the
+token of its sequence at that place, -1: from the first.
 A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
 slot, or the row of initial_state, of one that has none is NaN.
 A function that takes `gv` [T,H,V] has a gate per value channel in place of g, with H = HV and beta
@@ -50,8 +56,9 @@ from .words import Unsupported, truth_of
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
 ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
-INTEGERS = ("cu_seqlens", "read_slot", "write_slot")
+INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
+READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
@@ -119,7 +126,8 @@ class Contract:
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""
         if not self.autograd:
-            return list(self.outputs)
+            own = {"drafts": "draft_slots", "trees": "parents"}
+            return [*self.outputs, *(x for x, n in own.items() if self.takes(n))]
         takes, anything = _parameters(self.fn)
         return list(self.outputs) + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
 
@@ -186,6 +194,8 @@ class Contract:
         arrays = dict(problem.arrays)
         if rows is not None:
             arrays.pop("cu_seqlens", None)
+        if "draft_slots" in takes and "draft_slots" in arrays:  # which say the other two
+            arrays = {n: x for n, x in arrays.items() if n in takes or n not in READ_WRITE}
         if rows is not None and "attention_mask" in takes:
             mask = (rows >= 0).astype(np.int64)
             out["attention_mask"] = self._placed("attention_mask", self._on_device(mask))

@@ -127,6 +127,8 @@ def _read_problem(f: BinaryIO) -> tuple[str, Problem]:
         x = np.array([int(n) for n in settings.pop(name, "").split(",") if n], np.int64)
         if len(x) > (2 if name == "cu_seqlens" else 0):
             arrays[name] = x
+    if "draft_slots" in arrays:
+        arrays["draft_slots"] = arrays["draft_slots"].reshape(len(arrays["accepted"]), -1)
     input_format = settings.pop("input_format", "")
     return kind, Problem(arrays, settings, input_format, shapes["out"])
 

@@ -172,6 +172,12 @@ THEMES: tuple[Theme, ...] = (
     Theme("drafts", "windows of drafted tokens, some of which none is accepted in",
           _packed(70, 120, K=16, session="24,4-2,4-0,3,6-1,6,5-4,2x6-3,1,4-3"), raw=True,
           sets=("serving",)),
+    Theme("staggered", "prompts beside single tokens in one call, of sequences that come and end",
+          _packed(44, 70, 98, K=16, s0_scale=0.5, session="20,4x1,6,1", session_stagger=3),
+          raw=True, sets=("serving",)),
+    Theme("draft-slots", "windows beside prompts, in a pool with a slot for every drafted token",
+          _packed(60, 110, 128, K=16, session="20,4-2,1,3-1,4-3,2,5-1,4-2", session_slots=17,
+          session_stagger=2), raw=True, sets=("serving",)),
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
     # training

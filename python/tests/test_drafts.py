@@ -1,0 +1,190 @@
+"""Kernels that roll back by themselves, as vLLM and SGLang call theirs: a slot for every drafted
+token, counts of accepted ones, trees; and what they may get wrong."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import deltaproof
+from deltaproof.contract import Contract
+from deltaproof.program import environment, program
+from deltaproof.themes import case_paths
+from recurrences import right
+from test_batches import FORM, ROW
+
+F4 = np.float32
+OWN: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "layouts": (), "outputs": ("o", "pool")}
+
+
+def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) -> Any:
+    """GDN over slots of drafted tokens. Faults: it begins from the slot of the last draft, of the
+    first, of one too early; the state of a token goes to the next one's slot; that of a longer call
+    to the last slot; a row without tokens of its own writes; parents are ignored."""
+    row = right("gdn")
+
+    def sequence(x: dict[str, Any], a: int, e: int, S: Any, parents: Any) -> tuple[Any, Any]:
+        """o [n,HV,V] and the state behind every token [n,HV,K,V]."""
+        o, states = [], []
+        for j in range(e - a):
+            p = j - 1 if parents is None or fault == "chain" else parents[a + j]
+            one = {
+                n: y[a + j : a + j + 1] for n, y in x.items() if n in ("q", "k", "v", "g", "beta")
+            }
+            own = {n: y for n, y in x.items() if n not in one}
+            made = row(**own, **one, **FORM, initial_state=(S if p < 0 else states[p])[None])
+            o.append(made["o"][0])
+            states.append(made["final_state"][0])
+        return np.stack(o), np.stack(states)
+
+    def kernel(
+        x: dict[str, Any], pool: Any, slots: Any, accepted: Any, cu: Any, parents: Any
+    ) -> Any:
+        out, o, D = pool.copy(), np.zeros_like(x["v"]), slots.shape[1]
+        for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
+            at = {"last": D - 1, "early": max(accepted[i] - 2, 0), "first": 0}.get(fault)
+            begin = slots[i, accepted[i] - 1 if at is None else at]
+            if accepted[i] == 0:
+                if fault == "padding":
+                    out[slots[i, 0]] = 0
+                continue
+            if seen is not None:
+                seen.append((i, e - a, accepted[i]))
+            made, states = sequence(x, a, e, pool[begin], parents)
+            o[a:e] = made
+            if e - a > D:
+                out[slots[i, -1 if fault == "long" else 0]] = states[-1]
+                continue
+            for j, S in enumerate(states):
+                out[slots[i, (j + 1) % D if fault == "next" else j]] = S
+        return o, out
+
+    if trees:
+
+        def tree(
+            q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+            l2norm: bool, pool: Any, draft_slots: Any, accepted: Any, parents: Any,
+            cu_seqlens: Any, A_log: Any = None, dt_bias: Any = None,
+        ) -> Any:  # fmt: skip
+            x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
+            return kernel(x, pool, draft_slots, accepted, cu_seqlens, parents)
+
+        return tree
+
+    def chain(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, pool: Any, draft_slots: Any, accepted: Any, cu_seqlens: Any,
+        A_log: Any = None, dt_bias: Any = None,
+    ) -> Any:  # fmt: skip
+        x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
+        return kernel(x, pool, draft_slots, accepted, cu_seqlens, None)
+
+    return chain
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_a_kernel_rolls_back_by_itself(trees: bool) -> None:
+    """A window, a prompt and a single token come in one call; nothing is called again."""
+    seen: list[Any] = []
+    found = deltaproof.run(verify(trees=trees, seen=seen), "gdn-draft-slots", **OWN)
+    assert found.passed, found.text
+    places = {(0, 1, 4), (0, 4, 2)} if trees else {(0, 1, 2), (0, 4, 1)}
+    assert {(1, 20, 1), *places} <= set(seen), seen
+    assert found.record is not None
+    judged = [t["name"] for t in found.record["runs"][0]["tensors"]]
+    assert ("state_within" in judged) == (not trees), judged
+
+
+@pytest.mark.parametrize(
+    "fault, says",
+    [("last", "NaN"), ("early", ""), ("first", ""), ("next", ""), ("long", ""),
+     ("padding", "call")],
+)  # fmt: skip
+def test_what_a_rollback_gets_wrong_is_red(fault: str, says: str) -> None:
+    """vllm#56419, #40738."""
+    found = deltaproof.run(verify(fault), "gdn-draft-slots", **OWN)
+    assert found.status == 1 and says in found.text, found.text
+    assert "token" in found.text or "slot" in found.text
+
+
+def test_parents_that_are_ignored_are_red() -> None:
+    found = deltaproof.run(verify("chain", trees=True), "gdn-draft-slots", **OWN)
+    assert found.status == 1 and "token" in found.text, found.text
+
+
+def test_sessions_without_such_slots_are_skipped_with_the_reason() -> None:
+    found = deltaproof.run(verify(), ["gdn-slots", "gdn-slots-prefix", "gdn-t1"], **OWN)
+    why = list(found.verdicts().values())
+    assert "a window of which no token is accepted" in why[0], why
+    assert "slots of drafted tokens beside those of a prefix" in why[1], why
+    assert "the function requires `pool`" in why[2], why
+
+
+def test_prompts_and_single_tokens_come_in_one_call() -> None:
+    row, lengths = right("gdn"), []
+
+    def step(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = {n: y for n, y in dict(locals()).items() if n in ROW}
+        lengths.append(tuple(int(n) for n in np.diff(cu_seqlens)))
+        return row(**x, **FORM, initial_state=initial_state)
+
+    own = OWN | {"outputs": ("o", "final_state")}
+    found = deltaproof.run(step, "gdn-staggered", **own)
+    assert found.passed, found.text
+    assert (20, 0, 0) in lengths and (1, 20, 0) in lengths, lengths
+
+
+CONVOLVED = """reason = states of convolutions lie in slots, too
+source = vllm#56196
+op = step
+T = 60
+cu_seqlens = 0,22,40,60
+H = 1
+HV = 2
+K = 8
+V = 16
+W = 4
+gate = softplus
+beta = sigmoid
+l2norm = yes
+g_mean = -3
+session = 10,2,4-3,1,4-0,5,1
+session_slots = 5
+base = fp32
+"""
+
+
+@pytest.mark.parametrize("fault", ["", "conv-in-read-slot", "conv-of-next", "conv-short"])
+def test_states_of_convolutions_lie_in_slots(fault: str, tmp_path: Any) -> None:
+    """vllm#56196: one of them goes to another slot."""
+    case = tmp_path / "convolved.case"
+    case.write_text(CONVOLVED)
+    here = os.path.dirname(os.path.abspath(__file__))
+    served = f"{sys.executable} {here}/slots_program.py {fault}"
+    done = subprocess.run(
+        [program(), "run", str(case), "--base=fp32", "--writes=o,pool", f"--serve={served}"],
+        capture_output=True, text=True, check=False, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == bool(fault), done.stdout + done.stderr
+    assert not fault or "conv_" in done.stdout, done.stdout
+    assert not fault or "call" in done.stdout
+
+
+def test_a_program_is_told_the_slots_of_drafted_tokens(tmp_path: Any) -> None:
+    contract = Contract(verify(), outputs=("o", "pool"), models=("gdn",))
+    (case,) = case_paths("gdn-draft-slots", contract, str(tmp_path))
+    here = os.path.dirname(os.path.abspath(__file__))
+    for fault in ("", "early"):
+        served = f"{sys.executable} {here}/slots_program.py {fault}"
+        done = subprocess.run(
+            [program(), "run", case, "--base=fp32", "--writes=o,pool,drafts", f"--serve={served}"],
+            capture_output=True, text=True, check=False, env=environment(),
+        )  # fmt: skip
+        assert done.returncode == bool(fault), done.stdout + done.stderr
