@@ -32,7 +32,7 @@ from say.names import finite, near, plural, sci, short, whole
 from say.ranks import ranking
 from say.select import chain_title, heads
 from say.together import failed_together, together
-from say.verdicts import over_limit, severity, vacuous, worst_tensor
+from say.verdicts import over_limit, severity, vacuous, verdict_word, worst_tensor
 
 MOST_BYTES = 1_900_000  # of a page; the table of all results gets what the rest leaves
 LEAST_ROOM = 300_000
@@ -95,7 +95,7 @@ def verdict_text(rec: Record) -> str:
     pooled = failed_together(rec)
     if pooled:
         numbers += f"; {plural(pooled, 'tensor')} over all cases together"
-    return f"{rec.verdict.upper()} ({numbers})"
+    return f"{verdict_word(rec.verdict)} ({numbers})"
 
 
 def meta(rec: Record) -> list[tuple[str, Any]]:

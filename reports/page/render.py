@@ -16,6 +16,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from say.verdicts import verdict_word
+
 _templates = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -24,6 +26,7 @@ _templates = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_templates.filters["verdict_word"] = verdict_word
 
 
 def render(name: str, **values: Any) -> Markup:

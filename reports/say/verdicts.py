@@ -6,6 +6,11 @@ from read.record import Run, Tensor
 from say.names import finite
 
 
+def verdict_word(verdict: str) -> str:
+    """A record's verdict, in the words of the program's last line."""
+    return {"error": "COULD NOT JUDGE"}.get(verdict, verdict.upper())
+
+
 def severity(t: Tensor) -> tuple[bool, bool, float]:
     """Order of judged tensors: fails first, passes that prove something before those that do not,
     then by ratio; a passing nan or inf is last."""
