@@ -164,6 +164,33 @@ static void check_members(const dp_object_schema *s) {
 
 DP_TEST(resume, every_member_of_a_run_has_a_row) { check_members(&dp_run_members); }
 
+static const dp_record_field *row_of(const dp_object_schema *s, const char *name) {
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->field[i].name, name)) return &s->field[i];
+    return NULL;
+}
+
+/* The last word of each choice: a kept run that has it must be read again. */
+DP_TEST(resume, every_word_of_a_design_is_in_the_range_of_its_row) {
+    static const char *const member[][2] = {{"state", "recurrent,state=int8-block"},
+                                            {"final_state", "final_state=int8-block"},
+                                            {"gated", "scores=paired"},
+                                            {"product", "inverse=merged"},
+                                            {"factors", "factors=fp16"},
+                                            {"decays", "decays=fp16"}};
+    const dp_record_field *of = row_of(&dp_run_members, "design");
+    REQUIRE(of && of->of, "no row of a design");
+    for (size_t i = 0; i < sizeof member / sizeof *member; i++) {
+        const dp_record_field *f = row_of(of->of, member[i][0]);
+        dp_design d;
+        dp_err e = {0};
+        REQUIRE(f && !dp_design_parse(member[i][1], DP_BASE_BF16, &d, &e), "%s: %s", member[i][1],
+                e.msg);
+        const int value = *(const int *)(const void *)((const char *)&d + f->offset);
+        CHECK(value > 0 && value <= f->most, "%s: %d, most %d", member[i][1], value, (int)f->most);
+    }
+}
+
 /* ---- files that were changed, with their check made anew ------------------------------------- */
 
 static const char *const ONE = "t1 --base fp32 --ranks 1";
