@@ -1,6 +1,7 @@
 /* Errors of the gradients of all tokens and heads, through the activations to the raw inputs. */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <string.h>
 
@@ -124,7 +125,7 @@ static void group_open(group_work *x) {
                            .vdbeta = buf + 2 * c + 5 * n,
                            .dg = buf + 2 * c + 6 * n,
                            .vdg = buf + 2 * c + 6 * n + c * K};
-    if (dp_by_gates(p) || dp_by_factors(p)) {
+    if (dp_by_gates(p) || dp_by_rows(p)) {
         x->two = dp_doubles(2 * n * K + 2 * n * p->V);
         x->b.ederasing = x->two;
         x->b.vderasing = x->two + n * K;
@@ -240,37 +241,160 @@ static void erasing_rows(group_work *x, int hv) {
     }
 }
 
-/* The same of the factors of a token: rows of lr_b and k are those of its two keys, lr_a has
- * exp(-g) times the gradient of the keys that erase, and dg gets what comes through that. */
-static void factor_rows(group_work *x, int hv) {
+/* Of a token whose rows are their own (dp_by_rows): errors and sizes of the gradients of row j's
+ * entries at token t of the chunk, row `row` of tokens and heads. */
+typedef struct {
+    group_work *x;
+    dp_input_error in;
+    int hv, t;
+    int64_t row;
+} rows_token;
+
+/* Activated entry of row j, as it stands in the chunk. */
+static const double *entry_of(const rows_token *a, int j, int reads) {
+    const dp_sim *s = a->x->w->ref;
+    return (reads ? s->erasing : s->k) + (a->row * dp_rows(s->p) + j) * s->p->K;
+}
+
+/* |the product of an entry's factors but `input`| at channel x, from the entry itself. */
+static double others(const rows_token *a, dp_entry e, int j, int reads, int input, int x) {
+    const dp_sim *s = a->x->w->ref;
+    const dp_problem *p = s->p;
+    const double *in = dp_input_of(p, input);
+    const double given = input == DP_INPUT_BETA ? in[a->row] : in[a->row * p->K + x];
+    const double g = s->g[a->row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
+    double y = 1;
+    if (given != 0) return fabs(entry_of(a, j, reads)[x] / given);
+    for (int m = 0, own = 1; m < e.n; m++) {
+        if (own && e.of[m] == input)
+            own = 0;
+        else if (e.of[m] >= DP_NINPUTS)
+            y *= dp_exp(e.of[m] == DP_FACTOR_DECAY ? g : -g);
+        else
+            y *= e.of[m] == DP_INPUT_BETA ? p->beta[a->row]
+                                          : dp_input_of(p, e.of[m])[a->row * p->K + x];
+    }
+    return fabs(reads && dp_recurrence_of(p)->before ? y * dp_exp(-g) : y);
+}
+
+/* What row j says of an input of K channels: of what it reads channel by channel, of what it writes
+ * by the largest of the others. */
+static double row_through(const rows_token *a, int j, int input) {
+    const dp_rounding *r = &a->x->w->r;
+    const dp_problem *p = a->x->w->ref->p;
+    const dp_token_row *row = dp_row_of(p, j);
+    const int64_t i = (int64_t)a->t * dp_rows(p) + j;
+    const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
+    const int writes = dp_entry_has(row->write, input), reads = dp_entry_has(row->read, input);
+    double sum = 0, most = writes && row->write.n == 1 ? 1 : 0;
+    for (int x = 0; x < p->K && reads; x++) {
+        const double f = reads * others(a, row->read, j, 1, input, x);
+        sum += dp_pw(r, f) * D[x] + dp_pw(r, (a->in.erasing + 2 * r->u + r->us) * f * d[x]);
+    }
+    for (int x = 0; x < p->K && writes && row->write.n > 1; x++)
+        most = fmax(most, writes * others(a, row->write, j, 0, input, x));
+    const double own = row->write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us;
+    return writes ? sum + dp_pw(r, most) * a->x->b.dk[i] + dp_pw(r, own * most * a->x->b.ndk[i])
+                  : sum;
+}
+
+/* Of the number: strengths, and sums over the channels of entries. */
+static double number_through(const rows_token *a, int j) {
+    const dp_rounding *r = &a->x->w->r;
+    const dp_problem *p = a->x->w->ref->p;
+    const dp_token_row *row = dp_row_of(p, j);
+    const int64_t i = (int64_t)a->t * dp_rows(p) + j;
+    const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
+    const int in_strength = dp_entry_has(row->strength, DP_INPUT_BETA);
+    double write = 0, read = 0, error = 0, size = 0;
+    for (int x = 0; x < p->K; x++) {
+        const double w = dp_entry_has(row->write, DP_INPUT_BETA)
+                             ? others(a, row->write, j, 0, DP_INPUT_BETA, x)
+                             : 0,
+                     e = dp_entry_has(row->read, DP_INPUT_BETA)
+                             ? others(a, row->read, j, 1, DP_INPUT_BETA, x)
+                             : 0;
+        write += w * w;
+        read += e * e;
+        error += D[x];
+        size += d[x] * d[x];
+    }
+    const double eps = a->in.k + a->in.erasing + (p->K + 4) * r->u + r->us;
+    double sum = dp_pw(r, sqrt(write)) * a->x->b.dk[i] +
+                 dp_pw(r, eps * sqrt(write) * a->x->b.ndk[i]) + dp_pw(r, sqrt(read)) * error +
+                 dp_pw(r, eps * sqrt(read * size));
+    if (in_strength) sum += a->x->b.dbeta[i] + dp_pw(r, (r->u + r->us) * fabs(a->x->b.vdbeta[i]));
+    return sum;
+}
+
+/* What dg gets through exp(g) and exp(-g) of row j. */
+static void gate_through(const rows_token *a, int j) {
+    group_work *x = a->x;
+    const dp_rounding *r = &x->w->r;
+    const dp_problem *p = x->w->ref->p;
+    const dp_token_row *row = dp_row_of(p, j);
+    const int64_t i = (int64_t)a->t * dp_rows(p) + j;
+    const double *D = x->b.ederasing + i * p->K, *d = x->b.vderasing + i * p->K,
+                 *e = entry_of(a, j, 1), *k = entry_of(a, j, 0);
+    const int writes = dp_entry_gates(row->write),
+              reads = row->read.sign ? dp_entry_gates(row->read) - dp_recurrence_of(p)->before : 0;
+    for (int c = 0; c < p->K && (reads || writes); c++) {
+        const int64_t at = (int64_t)a->t * p->K + c;
+        if (reads) {
+            x->b.dg[at] += dp_pw(r, reads * e[c]) * D[c] +
+                           dp_pw(r, reads * (a->in.erasing + 3 * r->u) * e[c] * d[c]);
+            x->b.vdg[at] += reads * e[c] * d[c];
+        }
+        if (writes)
+            x->b.dg[at] += dp_pw(r, writes * k[c]) * x->b.dk[i] +
+                           dp_pw(r, writes * (a->in.k + 4 * r->u) * k[c] * x->b.ndk[i]);
+        x->b.dg[at] += dp_pw(r, r->u * x->b.vdg[at]);
+    }
+}
+
+/* dv and dwrite: what stands beside each in the values of rows. */
+static double value_through(const rows_token *a, int j, int input) {
+    const dp_rounding *r = &a->x->w->r;
+    const dp_problem *p = a->x->w->ref->p;
+    const dp_entry e = dp_row_of(p, j)->value;
+    const int64_t i = (int64_t)a->t * dp_rows(p) + j;
+    const int has = dp_entry_has(e, input);
+    double most = 0;
+    for (int v = 0; v < p->V && has; v++) {
+        double y = has;
+        for (int m = 0, own = 1; m < e.n; m++) {
+            if (own && e.of[m] == input)
+                own = 0;
+            else
+                y *= dp_input_of(p, e.of[m])[a->row * p->V + v];
+        }
+        most = fmax(most, fabs(y));
+    }
+    const double own = e.n > 1 ? a->in.v + r->u + r->us : r->u + r->us;
+    return has ? dp_pw(r, most) * a->x->b.dv[i] + dp_pw(r, own * most * a->x->b.ndv[i]) : 0;
+}
+
+/* All inputs of a token's rows, of one value head. */
+static void own_rows(group_work *x, int hv) {
     const dp_problem *p = x->w->ref->p;
     const dp_rounding *r = &x->w->r;
-    const dp_input_error in = dp_error_bound_inputs_of(x->w);
-    const int K = p->K;
-    const double *e = x->w->ref->erasing;
-    for (int t = 0; t < x->c; t++) {
-        const int64_t row = (x->gr->t0 + t) * p->HV + hv;
-        const double *D = x->b.ederasing + 2 * (int64_t)t * K,
-                     *d = x->b.vderasing + 2 * (int64_t)t * K, *key = e + 2 * row * K;
-        double sum = 0;
-        for (int j = 0; j < 2; j++) {
-            const double more = dp_pw(r, (r->u + r->us) * x->b.ndk[2 * t + j]);
-            x->out->row[j ? DP_RESULT_DK : DP_RESULT_DLR_B][row] =
-                dp_error_bound_final(r, x->b.dk[2 * t + j] + more);
+    rows_token a = {.x = x, .in = dp_error_bound_inputs_of(x->w), .hv = hv};
+    for (a.t = 0; a.t < x->c; a.t++) {
+        a.row = (x->gr->t0 + a.t) * p->HV + hv;
+        for (int f = 0; f < DP_NRESULTS; f++) {
+            const int of = (int)dp_result_fields[f].of;
+            double sum = 0;
+            if (dp_result_fields[f].role != DP_ROLE_GRADIENT || !dp_result_exists(p, f) ||
+                of == DP_INPUT_Q || of == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
+                continue;
+            for (int j = 0; j < dp_rows(p); j++)
+                sum += of == DP_INPUT_BETA                        ? number_through(&a, j)
+                       : of == DP_INPUT_V || of == DP_INPUT_WRITE ? value_through(&a, j, of)
+                                                                  : row_through(&a, j, of);
+            x->out->row[f][a.row] = dp_error_bound_final(r, sum);
         }
-        x->out->row[DP_RESULT_DV][row] = dp_error_bound_final(
-            r, x->b.dv[2 * t + 1] + dp_pw(r, (r->u + r->us) * x->b.ndv[2 * t + 1]));
-        for (int i = 0; i < K; i++) {
-            const double a = p->lr_a[row * K + i];
-            const double f = a != 0 ? fabs(key[i] / a) : dp_exp(-x->w->ref->g[row * K + i]);
-            const int64_t at = (int64_t)t * K + i;
-            sum += dp_pw(r, f) * D[i] + dp_pw(r, (in.erasing + 2 * r->u + r->us) * f * d[i]);
-            x->b.dg[at] +=
-                dp_pw(r, key[i]) * D[i] + dp_pw(r, (in.erasing + 3 * r->u) * key[i] * d[i]);
-            x->b.vdg[at] -= key[i] * d[i];
-            x->b.dg[at] += dp_pw(r, r->u * x->b.vdg[at]);
-        }
-        x->out->row[DP_RESULT_DLR_A][row] = dp_error_bound_final(r, sum);
+        for (int j = 0; j < dp_rows(p); j++)
+            gate_through(&a, j);
     }
 }
 
@@ -315,17 +439,17 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
                        ps->DdX[z], &x.b);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
-        if (dp_by_factors(p)) factor_rows(&x, hv);
+        if (dp_by_rows(p)) own_rows(&x, hv);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
-        if (!dp_by_factors(p)) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
+        if (!dp_by_rows(p)) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
         for (int t = 0; t < x.c; t++)
             raw_gate(w, x.gr->t0 + t, hv, x.b.dg + (int64_t)t * p->K, x.b.vdg + (int64_t)t * p->K,
                      out, sums);
-        if (!dp_by_gates(p) && !dp_by_factors(p)) value_rows(&x, hv);
+        if (!dp_by_gates(p) && !dp_by_rows(p)) value_rows(&x, hv);
     }
     for (int h = 0; h < p->H; h++) {
         key_rows(&x, &x.q, h);
-        if (!dp_by_factors(p)) key_rows(&x, &x.k, h);
+        if (!dp_by_rows(p)) key_rows(&x, &x.k, h);
     }
     group_close(&x);
     free(dout);

@@ -2,6 +2,7 @@
 #include "error_bound_impl.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/vocabulary/recurrence.h"
 
 /* Errors of the activated inputs.
  * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
@@ -55,17 +56,42 @@ static double most_of_gates(const dp_problem *p, double u) {
     return most;
 }
 
+typedef enum { WRITES, READS, VALUES } entry_kind;
+
+/* Largest relative error of these entries (dp_by_rows): of each factor `entry`, of exp(+-g) what
+ * its gate has and one more, each product u, and of what is stored as a product us. */
+static double of_products(const dp_problem *p, entry_kind kind, double entry,
+                          const dp_rounding *r) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    double most = 0;
+    for (int j = 0; j < a->n; j++) {
+        const dp_entry e = kind == WRITES  ? a->row[j].write
+                           : kind == READS ? a->row[j].read
+                                           : a->row[j].value;
+        const int gates = dp_entry_has(e, DP_FACTOR_DECAY) + dp_entry_has(e, DP_FACTOR_GROWTH) +
+                          (kind == READS && a->before && e.sign);
+        double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
+        if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
+        if (e.n > 1 && kind != READS) sum += r->us;
+        most = fmax(most, sum);
+    }
+    return most;
+}
+
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
     const double given = entry + r->input;
-    const double product = dp_by_gates(p)     ? entry + r->u + r->us
-                           : dp_by_factors(p) ? entry + 3 * r->u + most_of_gates(p, r->u)
-                                              : 0;
+    const double product = dp_by_gates(p)  ? entry + r->u + r->us
+                           : dp_by_rows(p) ? of_products(p, READS, entry, r)
+                                           : 0;
     return (dp_input_error){.q = p->l2norm ? norm : given,
-                            .k = p->l2norm ? norm : given,
+                            .k = p->l2norm       ? norm
+                                 : dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
+                                                 : given,
                             .erasing = product,
                             .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
-                            .v = entry + (dp_by_gates(p) ? product : 0),
+                            .v = dp_by_rows(p) ? of_products(p, VALUES, entry, r)
+                                               : entry + (dp_by_gates(p) ? product : 0),
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};

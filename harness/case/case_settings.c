@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "case_parts.h"
 #include "operations.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <string.h>
 
@@ -74,9 +75,9 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
     if (!dp_has_beta(&c->p) && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta", e, "op = %s has %s", c->op_name,
-                                  dp_by_gates(&c->p)     ? "erase and write in place of beta"
-                                  : dp_by_factors(&c->p) ? "lr_a and lr_b in place of beta"
-                                                         : "no beta");
+                                  dp_by_gates(&c->p)  ? "erase and write in place of beta"
+                                  : dp_by_rows(&c->p) ? "rows of its own in place of beta"
+                                                      : "no beta");
     for (int i = 0; i < 2 && !dp_erases(&c->p); i++) {
         const char *const unused[] = {"beta_lo", "beta_hi"};
         if (dp_casefile_has(f, unused[i]))
@@ -88,7 +89,7 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
     if (f->g_least > 0 && f->gate != DP_GATE_LOG)
         return dp_casefile_refuse(f, "g_least", e, "goes with gate = log");
-    if (f->keys == DP_KEYS_EXACT && dp_by_factors(&c->p))
+    if (f->keys == DP_KEYS_EXACT && dp_by_rows(&c->p))
         return dp_casefile_refuse(f, "keys", e, "exact goes with other recurrences than dplr");
     if (f->keys == DP_KEYS_MOVED && f->op != DP_KDA)
         return dp_casefile_refuse(f, "keys", e, "moved goes with op = kda");
@@ -141,6 +142,7 @@ static dp_status check_gate(const dp_casefile *f, dp_err *e) {
 
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
     p->model = f->op < DP_NMODELS ? (dp_model)f->op : dp_operations[dp_casefile_op(f)].model;
+    if (dp_user_recurrence_installed()) p->model = DP_USER; /* this call's (recurrence_text.h) */
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;

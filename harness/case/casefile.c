@@ -4,6 +4,7 @@
 #include "operations.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/number.h"
+#include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
 
 #include <ctype.h>
@@ -438,5 +439,6 @@ dp_op dp_casefile_op(const dp_casefile *f) {
 }
 
 const char *dp_casefile_op_name(const dp_casefile *f) {
+    if (dp_user_recurrence_installed()) return dp_models[DP_USER].name;
     return f->op < DP_NMODELS ? dp_models[f->op].name : dp_operations[at_once(f)].name;
 }

@@ -36,7 +36,8 @@ static dp_status check_q_v(const dp_casefile *f, const dp_tensor *q, const dp_te
 dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                               int64_t *tokens, dp_err *e) {
     dp_problem *p = &c->p;
-    const dp_tensor *q = d ? dp_tensor_find(d, "q") : NULL, *v = d ? dp_tensor_find(d, "v") : NULL;
+    const dp_tensor *q = d ? dp_tensor_find(d, dp_qkv_name(DP_QKV_Q)) : NULL,
+                    *v = d ? dp_tensor_find(d, dp_qkv_name(DP_QKV_V)) : NULL;
     const widths found = widths_of(q, v, f->R);
     widths w = {0};
     dp_status s = dp_case_agree(f, "K", f->K, found.K, 0, &w.K, e);

@@ -232,7 +232,7 @@ static int is_file(const char *name) {
 
 /* A case, or inputs in a file as `judge --inputs` reads them. */
 static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e) {
-    if (is_file(name)) return dp_judge_load_inputs(name, c, e);
+    if (is_file(name)) return dp_judge_load_inputs(&(dp_judge_options){.inputs = name}, c, e);
     char *path = dp_case_path(dp_options_folder(&o->of), name);
     dp_status st = dp_case_load(path, c, e);
     free(path);

@@ -36,6 +36,7 @@ enum {
     OPT_SCALE,
     OPT_CU_SEQLENS,
     OPT_LAYOUT,
+    OPT_RECURRENCE,
     OPT_TOKENS,
     OPT_WHY
 };
@@ -82,6 +83,10 @@ static const struct argp_option OPTIONS[] = {
      "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
      "(harness/run/judge_mamba.h)",
      0},
+    {"recurrence", OPT_RECURRENCE, "FILE", 0,
+     "a recurrence of your own: rows as text, with the names that its inputs have in both files "
+     "(ref/vocabulary/recurrence_text.h)",
+     0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"why", OPT_WHY, "SECONDS", 0,
      "where a tensor fails, how long common mistakes are tried, of which those that fit are "
@@ -109,6 +114,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_SCALE: o->judge.scale = arg; break;
     case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
     case OPT_LAYOUT: o->judge.layout = arg; break;
+    case OPT_RECURRENCE: o->judge.recurrence = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);

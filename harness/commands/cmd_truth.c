@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
+#include "harness/run/judge.h"
 #include "options.h"
 #include "parse.h"
 #include "ref/files/output.h"
@@ -18,23 +19,33 @@
 
 typedef struct {
     dp_options of;
-    int bits; /* 0: the case's */
+    int bits;               /* 0: the case's */
+    dp_judge_options judge; /* of files of inputs: where they are, and their settings */
 } options;
 
-enum { OPT_BITS = 256 };
+enum { OPT_BITS = 256, OPT_INPUTS, OPT_RECURRENCE, OPT_GATE };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_SAFETENSORS,
     {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
+    {"inputs", OPT_INPUTS, "IN", 0, "safetensors file of inputs, in place of a case", 0},
+    {"recurrence", OPT_RECURRENCE, "FILE", 0,
+     "with --inputs: a recurrence of your own (ref/vocabulary/recurrence_text.h)", 0},
+    {"gate", OPT_GATE, "FORM", 0, "with --inputs: log, softplus or lower_bound", 0},
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
-    if (key != OPT_BITS) return dp_option(key, arg, st, &o->of);
-    o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096);
+    switch (key) {
+    case OPT_BITS: o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096); break;
+    case OPT_INPUTS: o->judge.inputs = arg; break;
+    case OPT_RECURRENCE: o->judge.recurrence = arg; break;
+    case OPT_GATE: o->judge.gate = arg; break;
+    default: return dp_option(key, arg, st, &o->of);
+    }
     return 0;
 }
 
@@ -103,16 +114,34 @@ static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {
     return st;
 }
 
+/* Of a file of inputs. The exit status. */
+static int of_inputs(options *o) {
+    dp_case c;
+    dp_err e = {0};
+    if (!o->of.output) {
+        fputs("deltaproof: truth: give -o FILE\n", stderr);
+        return 2;
+    }
+    if (dp_output_check(o->of.output, &e)) return dp_refuse(&e);
+    if (dp_judge_load_inputs(&o->judge, &c, &e)) return dp_refuse(&e);
+    const dp_status s = write_truth(&c, o, &e);
+    dp_case_free(&c);
+    return s ? dp_refuse(&e) : 0;
+}
+
 int dp_cmd_truth(int argc, char **argv) {
     options o = {.of = dp_options_new(1, 1)};
     dp_err e = {0};
-    const struct argp a = {.options = OPTIONS,
-                           .parser = parse,
-                           .args_doc = "CASE -o FILE",
-                           .doc = "Write the truth of a case: every tensor as NAME (fp64, in the "
-                                  "shape that judge reads), NAME.lo and NAME.radius (one a row). "
-                                  "Op chain: its factors, fp32."};
+    const struct argp a = {
+        .options = OPTIONS,
+        .parser = parse,
+        .args_doc = "CASE -o FILE\n--inputs IN -o FILE",
+        .doc =
+            "Write the truth of a case, or of a file of inputs: every tensor as NAME (fp64, in the "
+            "shape that judge reads), NAME.lo and NAME.radius (one a row). "
+            "Op chain: its factors, fp32."};
     dp_parse(&a, argc, argv, &o);
+    if (o.judge.inputs) return of_inputs(&o);
     if (dp_write_case_usage("truth", &o.of)) return 2;
     if (dp_output_check(o.of.output, &e)) return dp_refuse(&e);
     return dp_write_case("truth", &o.of, write_truth, &o);

@@ -5,6 +5,7 @@
 #include "judge_settings.h"
 #include "mistakes.h"
 #include "ref/files/safetensors.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -361,7 +362,7 @@ static void try_gates(search *s) {
     h.earlier = "g";
     attempt(s, *s->o, h, "as if every gate were that of the token before");
     if (!dp_erases(&s->c->p)) return;
-    if (dp_by_factors(&s->c->p)) {
+    if (dp_by_rows(&s->c->p)) {
         h.earlier = "lr_a";
         attempt(s, *s->o, h, "as if every lr_a were that of the token before");
         return;
@@ -546,11 +547,17 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg) {
     search s = {.o = o, .c = c, .failed = failed, .until = dp_now() + seconds};
+    const int own =
+        dp_user_recurrence_installed() != NULL; /* mistakes know inputs by other names */
     if (!dp_op_of(c)->is_recurrence || !all_finite(&s)) return s.count;
     if (forward_failed(&s)) try_undecayed(&s);
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
+    if (own) {
+        say_fits(&s, fits, arg);
+        return s.count;
+    }
     try_gate_dtype(&s);
     try_late(&s);
     try_mistakes(&s);

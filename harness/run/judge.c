@@ -6,7 +6,9 @@
 #include "judge_mamba.h"
 #include "judge_settings.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/files/input.h"
 #include "ref/files/safetensors.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -48,16 +50,24 @@ static dp_status claimed_drop(const dp_tensorfile *out, int *bits, dp_err *e) {
 static void known_inputs(char *all, size_t size) {
     int n = 0;
     for (int i = 0; i < DP_NINPUTS; i++)
-        n += dp_case_input_names(all + n, size - (size_t)n, &dp_input_fields[i]);
+        if (*dp_input_fields[i].name)
+            n += dp_case_input_names(all + n, size - (size_t)n, &dp_input_fields[i]);
+}
+
+/* The tensor of an input by any of its names; NULL: it has none. */
+static dp_tensor *tensor_of(const dp_tensorfile *f, dp_input_id input) {
+    return (dp_tensor *)dp_case_input_find(f, &dp_input_fields[input]);
 }
 
 /* Does it have erase or write, of a recurrence without beta? */
 static int has_gates(const dp_tensorfile *in) {
+    if (dp_user_recurrence_installed()) return 0;
     return dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
            dp_case_input_find(in, &dp_input_fields[DP_INPUT_WRITE]);
 }
 
 static dp_strength strength_of(const dp_tensorfile *in, const dp_judge_options *o) {
+    if (dp_user_recurrence_installed()) return DP_BY_ROWS;
     if (dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])) return DP_BY_FACTORS;
     if (has_gates(in)) return DP_BY_GATES;
     return dp_judge_without_beta(in, o->beta) ? DP_BY_NOTHING : DP_BY_BETA;
@@ -75,7 +85,7 @@ static void check_input(const dp_tensorfile *in, dp_strength strength, const dp_
 
 /* Has it one head, whatever axes it writes? Then beta has one number a token. */
 static int has_one_head(const dp_tensorfile *in) {
-    const dp_tensor *q = dp_tensor_find(in, "q"), *beta = dp_tensor_find(in, "beta");
+    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *beta = tensor_of(in, DP_INPUT_BETA);
     return q && beta && q->ndim && q->ndim < 4 && beta->n && beta->n == q->shape[0];
 }
 
@@ -117,26 +127,27 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
     for (int i = 0; i < DP_NINPUTS; i++)
         check_input(in, strength, &dp_input_fields[i], all);
     if (!has_one_head(in)) check_axes(in, all);
-    const dp_tensor *q = dp_tensor_find(in, "q");
+    const dp_tensor *q = tensor_of(in, DP_INPUT_Q);
     if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
         dp_complain(all,
-                    "%s: tensor q: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens "
+                    "%s: tensor %s: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens "
                     "of one head: write it as [1,T,H,K], or give --tokens 1",
-                    in->path, (long long)q->shape[1], (long long)q->shape[2],
+                    in->path, q->name, (long long)q->shape[1], (long long)q->shape[2],
                     (long long)q->shape[1], (long long)q->shape[1]);
 }
 
 /* R from k, the model from g. What does not fit is left to the loader, which refuses it by name and
  * shape. */
 static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int *R) {
-    const dp_tensor *q = dp_tensor_find(in, "q"), *k = dp_tensor_find(in, "k"),
-                    *v = dp_tensor_find(in, "v"), *g = dp_tensor_find(in, "g");
+    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *k = tensor_of(in, DP_INPUT_K),
+                    *v = tensor_of(in, DP_INPUT_V), *g = tensor_of(in, DP_INPUT_G);
     const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0,
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
     const dp_strength strength = strength_of(in, o);
     if (strength == DP_BY_GATES) return "gdn2";
-    if (strength == DP_BY_FACTORS) return "dplr";
+    if (strength >= DP_BY_FACTORS)
+        return "dplr";                           /* of DP_BY_ROWS the case asks what is installed */
     const int own = *R > 1 && k->ndim > q->ndim; /* an axis of keys */
     const int64_t HV = v->ndim >= 3 + own ? v->shape[v->ndim - 2 - own] : 1;
     const int one_gate = K > 1 && H && (__int128)g->n * K * H == (__int128)q->n * HV;
@@ -147,20 +158,21 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
 
 /* The gates that the kernel reads. */
 static void round_gates(const dp_tensorfile *in, dp_format f) {
-    const dp_tensor *g = dp_tensor_find(in, "g");
+    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++)
         g->data[i] = dp_store(f, g->data[i]);
 }
 
 /* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds. */
 static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
-    const dp_tensor *g = dp_tensor_find(in, "g");
+    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++) {
         if (!(g->data[i] >= 0 && g->data[i] <= 1))
-            return dp_fail(e, DP_EINPUT,
-                           "%s: tensor g: entry %lld is %g, but with --gate exp it is a decay from "
-                           "0 to 1",
-                           in->path, (long long)i, g->data[i]);
+            return dp_fail(
+                e, DP_EINPUT,
+                "%s: tensor %s: entry %lld is %g, but with --gate exp it is a decay from "
+                "0 to 1",
+                in->path, g->name, (long long)i, g->data[i]);
         g->data[i] = g->data[i] > 0 ? dp_log(g->data[i]) : -1000;
     }
     return DP_OK;
@@ -168,14 +180,15 @@ static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
 
 /* The gradient of decays becomes that of their logarithms. */
 static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
-    const dp_tensor *g = dp_tensor_find(in, "g"), *dg = dp_tensor_find(out, "dg");
+    const dp_tensor *g = tensor_of(in, DP_INPUT_G),
+                    *dg = dp_tensor_find(out, dp_result_fields[DP_RESULT_DG].name);
     for (int64_t i = 0; g && dg && dg->n == g->n && i < g->n; i++)
         dg->data[i] *= dp_exp(g->data[i]);
 }
 
 /* A gate that is refused as a log decay, and could be the decay. */
 static void hint_at_decays(const dp_tensorfile *in, const dp_judge_settings *s, dp_err *e) {
-    const dp_tensor *g = dp_tensor_find(in, "g");
+    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
     const size_t used = strlen(e->msg);
     if (strcmp(s->gate, "log") || !g || !g->n) return;
     for (int64_t i = 0; i < g->n; i++)
@@ -187,7 +200,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
     const char *op = model(in, o, &R);
-    const dp_tensor *q = dp_tensor_find(in, "q"), *v = dp_tensor_find(in, "v");
+    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *v = tensor_of(in, DP_INPUT_V);
     for (int i = 0; s->in_vk && i < DP_NINPUTS; i++) {
         dp_tensor *t = (dp_tensor *)dp_case_input_find(in, &dp_input_fields[i]);
         if (t && dp_input_fields[i].kind == DP_OF_SEQUENCES && q->ndim && v->ndim)
@@ -335,15 +348,21 @@ static void say_batch(const dp_judge_options *o, int64_t B, int64_t T) {
     if (o->note) o->note(text);
 }
 
-static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
-                            dp_case *c, dp_judge_loaded *l, dp_err *e) {
-    dp_judge_settings s = {0};
-    dp_complaints all = {0};
-    dp_judge_mamba(in, out, o->layout, &all);
+/* Names that other programs have for those of the recurrences here. */
+static void rename_tensors(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
+                           dp_complaints *all) {
+    dp_judge_mamba(in, out, o->layout, all);
     dp_factors_rename(in, out);
     const int by_gates = has_gates(in);
     dp_tensors_rename(in, by_gates);
     dp_tensors_rename(out, by_gates);
+}
+
+static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
+                            dp_case *c, dp_judge_loaded *l, dp_err *e) {
+    dp_judge_settings s = {0};
+    dp_complaints all = {0};
+    if (!dp_user_recurrence_installed()) rename_tensors(o, in, out, &all);
     if (o->change) o->change(in, out, o->change_arg);
     check_inputs(in, o, &all);
     if (!has_one_head(in)) check_axes(out, &all);
@@ -357,23 +376,39 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     name_case(o, c);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
     if (s.decays) take_log_gradient(in, out);
-    if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, dp_tensor_find(in, "q"), c->p.R);
+    if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, tensor_of(in, DP_INPUT_Q), c->p.R);
     st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);
     if (st) dp_case_free(c);
     return st;
 }
 
-dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e) {
-    const dp_judge_options o = {.inputs = path, .outputs = path, .base = "fp32", .claim = "fp32"};
-    dp_tensorfile in = {0}, none = {.path = (char *)path};
+/* The recurrence of this call, where the options name a file of one. */
+static dp_status install(const char *path, dp_err *e) {
+    dp_user_recurrence y;
+    char *text;
+    size_t n;
+    if (!path) return DP_OK;
+    dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
+    if (s) return s;
+    s = dp_user_recurrence_parse(text, path, &y, e);
+    free(text);
+    if (!s) dp_user_recurrence_install(&y);
+    return s;
+}
+
+dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err *e) {
+    dp_judge_options o = *given;
+    o.outputs = o.inputs;
+    o.base = o.claim = "fp32";
+    dp_tensorfile in = {0}, none = {.path = (char *)o.inputs};
     dp_judge_settings s = {0};
     dp_complaints all = {0};
     memset(c, 0, sizeof *c);
-    dp_status st = dp_safetensors_read(path, &in, e);
+    dp_status st = install(o.recurrence, e);
+    if (!st) st = dp_safetensors_read(o.inputs, &in, e);
     if (!st) {
-        dp_judge_mamba(&in, &none, NULL, &all);
-        dp_tensors_rename(&in, has_gates(&in));
+        if (!dp_user_recurrence_installed()) rename_tensors(&o, &in, &none, &all);
         check_inputs(&in, &o, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);
         st = dp_complaints_end(&all, e);
@@ -403,7 +438,8 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
         .cache = o->cache, .truth = o->truth, .progress = o->progress, .unjudged = o->unjudged};
     if (!e) e = &own;
     memset(c, 0, sizeof *c);
-    dp_status st = dp_safetensors_read(o->inputs, &in, e);
+    dp_status st = install(o->recurrence, e);
+    if (!st) st = dp_safetensors_read(o->inputs, &in, e);
     if (!st) st = dp_safetensors_read(o->outputs, &out, e);
     if (!st) st = dp_judge_load(o, &in, &out, c, &l, e);
     if (!st) ro.drop = l.drop;

@@ -35,6 +35,10 @@
  * --gate exp: g is what a state is multiplied by, exp of the log decay (mlx): from 0 to 1. dg is
  * then the gradient of that.
  *
+ * --recurrence FILE: a recurrence of one's own, rows as text with names of its inputs
+ * (ref/vocabulary/recurrence_text.h); IN and OUT have these names, gradients d and the name. beta
+ * is plain, l2norm 0.
+ *
  * --layout mamba (metadata `layout`): Mamba's names, x dt A B C (judge_mamba.h).
  *
  * --gate-dtype (metadata `gate_dtype`) is the format that the kernel reads g in, where that is
@@ -62,11 +66,14 @@ typedef struct {
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
         *base, *claim, *design, *layout; /* as given; NULL: not given */
     int drop;                            /* bits of what is claimed to be dropped; 0: not given */
-    const char *unjudged;                /* names of tensors that may be, with commas; NULL: none */
-    int ranks;                           /* 0: not given */
-    int64_t tokens;                      /* 0: all; else the first so many of IN are the problem */
-    const char *cache;                   /* folder of truths and bounds; NULL: none */
-    const dp_truth_pick *truth;          /* NULL: auto */
+    /* file of a recurrence of the user's own (ref/vocabulary/recurrence_text.h), whose names the
+     * tensors of both files have; NULL: one of those here */
+    const char *recurrence;
+    const char *unjudged;       /* names of tensors that may be, with commas; NULL: none */
+    int ranks;                  /* 0: not given */
+    int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
+    const char *cache;          /* folder of truths and bounds; NULL: none */
+    const dp_truth_pick *truth; /* NULL: auto */
     int progress;
     void (*note)(const char *text); /* told what a reader of the verdict should know; may be NULL */
     /* what is judged in place of the files' tensors, which it changes; NULL: they as they are */
@@ -79,9 +86,9 @@ typedef struct {
  * then *c needs no freeing. */
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 
-/* The inputs of a file alone, with the settings of its metadata, as a case with one rank, base fp32
- * and chain fp32. DP_EINPUT as above; then *c needs no freeing. */
-dp_status dp_judge_load_inputs(const char *path, dp_case *c, dp_err *e);
+/* The inputs of a file alone, with the settings of options and its metadata, as a case with one
+ * rank, base fp32 and chain fp32. DP_EINPUT as above; then *c needs no freeing. */
+dp_status dp_judge_load_inputs(const dp_judge_options *o, dp_case *c, dp_err *e);
 
 /* dp_judge with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout
  * count; what neither option nor metadata says is the case's first base and chain, one rank, kv. *c

@@ -135,7 +135,7 @@ static char *boundaries(int64_t B, int64_t T) {
 }
 
 dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e) {
-    const dp_tensor *q = dp_tensor_find(in, "q");
+    const dp_tensor *q = dp_tensor_find(in, dp_qkv_name(DP_QKV_Q));
     if (q->ndim != 4 || q->shape[0] < 2) return DP_OK;
     const int64_t B = q->shape[0], T = q->shape[1];
     if (!q->n) /* a file of any size can say so of any B, and B boundaries would be written */

@@ -3,6 +3,7 @@
 #include "judge_settings.h"
 #include "harness/case/case_inputs.h"
 #include "ref/vocabulary/number.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -167,13 +168,15 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                                "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
     /* what stands in place of beta has no forms to say */
-    const char *beta = dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
+    const int own = dp_user_recurrence_installed() != NULL;
+    const char *beta = own || dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
                                dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])
                            ? "plain"
                            : NULL;
     s->beta =
         choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2|none", BETAS, beta, all);
-    s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, NULL, all);
+    s->l2norm =
+        choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, own ? "no" : NULL, all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);
     s->scale = number(in, o->scale, "scale", "--scale X", all);
     s->cu = sequences(o, in, all);

@@ -41,7 +41,7 @@ static int is_of(const dp_problem *p, const grad_row *g) {
 static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
     const dp_tensor_field *f = &dp_result_fields[g->id];
     int64_t rows, width;
-    if (dp_by_factors(p) && g->id != DP_RESULT_DQ && g->id != DP_RESULT_DG)
+    if (dp_by_rows(p) && g->id != DP_RESULT_DQ && g->id != DP_RESULT_DG)
         return (dp_bisect_rows){f->name, p->HV, dp_rows(p),
                                 g->id == DP_RESULT_DWRITE ? p->V : p->K};
     dp_result_shape(p, g->id, &rows, &width);

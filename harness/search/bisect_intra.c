@@ -71,7 +71,7 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
         const int how = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
         const int64_t rows = p->T * p->HV * R;
         dp_bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, rows * p->K,
-                       dp_by_factors(p) ? DP_BISECT_ARITH : how);
+                       dp_by_rows(p) ? DP_BISECT_ARITH : how);
         dp_bisect_give(w, w->s.values, w->t.values, w->ref.values, rows * p->V, how);
     }
     dp_bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, store);
@@ -214,7 +214,7 @@ static double gate_gradient(const dp_bisect_work *w, int64_t i, const dp_roundin
                             double erasing, double *D) {
     const dp_problem *p = w->p;
     *D = 0;
-    if (!dp_by_factors(p)) return w->ref.dg[i];
+    if (!dp_by_rows(p)) return w->ref.dg[i];
     const int64_t first = i / p->K * 2 * p->K + i % p->K;
     const double through = -w->ref.erasing[first] * w->ref.derasing[first];
     *D = (erasing + 3 * r->u) * fabs(through) + r->u * fabs(w->ref.dg[i] + through);
@@ -268,9 +268,9 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
         g[i] = row / (DP_LAMBDA * DP_LAMBDA);
     }
     if (dp_by_gates(p)) judge_writes_bwd(w, &r, eps, k);
-    if (dp_by_factors(p)) judge_factors_bwd(w, &r);
+    if (dp_by_rows(p)) judge_factors_bwd(w, &r);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dq", H, 1, K}, w->s.out.dq, w->t.out.dq, q);
-    if (!dp_by_factors(p))
+    if (!dp_by_rows(p))
         dp_bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
     dp_bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
     if (p->beta) judge_beta_bwd(w, &r);

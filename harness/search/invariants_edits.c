@@ -81,7 +81,7 @@ static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
 /* Another gate, exact in every format. By factors: a weaker one, since a strong one is refused
  * (DP_FACTORS_GATE). */
 static double other_gate(const dp_problem *p, double g) {
-    return g == 0 ? -0.5 : (dp_by_factors(p) ? 0.5 : 2) * g;
+    return g == 0 ? -0.5 : (dp_by_rows(p) ? 0.5 : 2) * g;
 }
 
 /* Of the inputs of tokens that have a role: another token's values, and another gate. */

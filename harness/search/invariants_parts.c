@@ -275,7 +275,7 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
  * NULL. */
 static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
     if (p->K % p->R || p->K % 4) return "K is no multiple of 4 and of R: no exact inputs";
-    if (dp_by_factors(p)) return "no exact inputs of a recurrence by factors";
+    if (dp_by_rows(p)) return "no exact inputs of a recurrence by factors";
     *x = *p;
     x->gate = DP_GATE_LOG;
     x->beta_form = DP_BETA_PLAIN;

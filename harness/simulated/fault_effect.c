@@ -146,9 +146,9 @@ static void mean_erase(dp_sim *s, place *at) {
 static void read_decayed(dp_sim *s, place *at) {
     (void)at;
     const dp_problem *p = s->p;
-    for (int64_t i = 0; dp_by_factors(p) && i < p->T * p->HV * p->K; i++)
+    for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->HV * p->K; i++)
         s->erasing[(i / p->K * 2) * p->K + i % p->K] = -dp_round_arith(s->base, p->lr_a[i]);
-    if (dp_by_factors(p)) hit_all(s);
+    if (dp_by_rows(p)) hit_all(s);
 }
 
 /* exp(-g) of a channel: a key that much longer reads of the decayed state what the key itself reads

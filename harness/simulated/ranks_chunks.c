@@ -1,6 +1,7 @@
 /* Stages of a chunk alone: gate, intra, solve, wy (ranks_stages.h). */
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,14 @@ dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
+/* What rows write along, where it is a product that somebody formed: an operand, stored as such. */
+static void store_products(dp_sim *s, dp_format f) {
+    const dp_problem *p = s->p;
+    const int64_t n = dp_rows(p);
+    for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->H * n * p->K; i++)
+        if (dp_row_of(p, i / p->K % n)->write.n > 1) s->k[i] = dp_store(f, s->k[i]);
+}
+
 /* Erasing keys and values: stored like factors in base bf16, as FLA has them. */
 static void activate_writes(dp_sim *s) {
     const dp_problem *p = s->p;
@@ -37,7 +46,8 @@ static void activate_writes(dp_sim *s) {
                                                                          s->erasing, s->values);
     if (base != DP_BASE_BF16) return;
     const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
-    for (int64_t i = 0; i < ne && !dp_by_factors(p); i++) /* -lr_a exp(-g) is no operand */
+    store_products(s, f);
+    for (int64_t i = 0; i < ne && !dp_by_rows(p); i++) /* -lr_a exp(-g) is no operand */
         s->erasing[i] = dp_store(f, s->erasing[i]);
     for (int64_t i = 0; i < nv; i++)
         s->values[i] = dp_store(f, s->values[i]);

@@ -1,6 +1,7 @@
 /* A simulation made for a problem, a design and a number of ranks (ranks.h). */
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -71,10 +72,10 @@ static void begin_chunks(dp_sim *s) {
 /* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
 static int factors_overflow(const dp_sim *s, dp_err *e) {
     const dp_problem *p = s->p;
-    for (int64_t i = 0; dp_by_factors(p) && i < p->T * p->HV * dp_Kg(p); i++)
+    for (int64_t i = 0; dp_by_rows(p) && dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
         if (s->g[i] < DP_FACTORS_GATE)
-            return dp_fail(e, DP_EINPUT, "g: a log decay of %g: dplr is computed down to %g",
-                           s->g[i], DP_FACTORS_GATE) != DP_OK;
+            return dp_fail(e, DP_EINPUT, "g: a log decay of %g: %s is computed down to %g", s->g[i],
+                           dp_models[p->model].name, DP_FACTORS_GATE) != DP_OK;
     return 0;
 }
 

@@ -258,7 +258,7 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
     double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
-    double *dg = dp_by_factors(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
+    double *dg = dp_by_rows(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
     const int64_t nA = s->out.dA_log ? p->HV : 0, n = dp_sim_numbers_of_sums(s);
     dp_sim_after(s, DP_AFTER_NORMS, (dp_sim_place){0});

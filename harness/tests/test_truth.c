@@ -252,7 +252,7 @@ static dp_problem problem_of(const shape *s) {
     if (dp_by_gates(&p)) {
         fill(p.erase, T * p.HV * p.K, 0, 1);
         fill(p.write, T * p.HV * p.V, -0.5, 1);
-    } else if (dp_by_factors(&p)) {
+    } else if (dp_by_rows(&p)) {
         fill(p.lr_a, T * p.HV * p.K, -1, 1);
         fill(p.lr_b, T * p.HV * p.K, -0.5, 0.5);
     } else if (p.beta && s->beta == DP_BETA_PLAIN)

@@ -377,7 +377,7 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
     a.floor = -bits * 0x1.62e42fefa39efp-1; /* ln 2 */
     a.backward = backward && p->dout;
     a.out = out;
-    for (int seq = 0; seq < p->Nseq && !dp_by_factors(p); seq++)
+    for (int seq = 0; seq < p->Nseq && !dp_by_rows(p); seq++)
         for (int hv = 0; hv < p->HV; hv++)
             head_of_sequence(&a, seq, hv);
     dp_activated_free(&a.in);

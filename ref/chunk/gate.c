@@ -1,6 +1,7 @@
 /* Gate, beta and L2 norm in fp64 and, from the same text, in fp32 (gate.h). */
 #include "gate.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -57,7 +58,7 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
 void dp_writes_new(const dp_problem *p, double **erasing, double **values) {
     const int64_t rows = p->T * p->HV * dp_rows(p);
     *erasing = dp_has_beta(p) ? NULL : dp_doubles(rows * p->K);
-    *values = dp_by_gates(p) || dp_by_factors(p) ? dp_doubles(rows * p->V) : NULL;
+    *values = dp_by_gates(p) || dp_by_rows(p) ? dp_doubles(rows * p->V) : NULL;
 }
 
 dp_activated dp_activated_new(const dp_problem *p) {

@@ -14,10 +14,11 @@
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
  *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is
  *            erased the erasing keys are zeros and the values v.
- *   factors  of DPLR: two keys a token, k = (lr_b, k), erasing = (-lr_a exp(-g), 0), values =
- *            (0, v), beta = 1: what reads the decayed state with exp(-g) reads the one before. The
- *            gate of a token has to be above DP_FACTORS_GATE, so that exp(-g) is a number of every
- *            base
+ *   rows     dp_by_rows: k, erasing, values and beta of each row (recurrence.h), products in the
+ *            order of their factors; of rows that read the state before its decay erasing has
+ *            exp(-g) on top (DPLR: k = (lr_b, k), erasing = (-lr_a exp(-g), 0), values = (0, v)).
+ *            Where there is an exp(-g) the gate of a token has to be above DP_FACTORS_GATE, so that
+ *            it is a number of every base
  * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
  * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
  * propagate.
@@ -69,7 +70,7 @@ static inline const double *dp_values_at(const dp_problem *p, const double *valu
                   : p->v + (t * p->HV + hv) * p->R * p->V;
 }
 
-/* Where dp_by_factors. */
+/* Where dp_has_growth. */
 #define DP_FACTORS_GATE (-80.0)
 
 /* Allocated and computed in fp64; to be freed. */
@@ -93,8 +94,9 @@ void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const doub
 
 /* The way back from erasing keys and values, before dp_activate_bwd: dk [.][H][K] gets what comes
  * through the erasing keys of its value heads, in their order, ADDED; out->derase, dwrite and dv
- * are written at tokens t0 .. t1-1. dp_by_factors: out->dlr_a, dlr_b, dk and dv are, and dg
- * [.][HV][Kg] gets what comes through exp(-g), ADDED. */
+ * are written at tokens t0 .. t1-1. dp_by_rows: those of all inputs of its
+ * rows are, and dg [.][HV][Kg] gets what comes through exp(g) and exp(-g), ADDED; dbeta so far as
+ * write and read have it, to which dp_activate_bwd adds. */
 void dp_activate_writes_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                             const double *derasing, const double *dvalues, double *dk, double *dg,
                             dp_result *out);

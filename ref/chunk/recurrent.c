@@ -394,7 +394,6 @@ static void store_all(dp_format f, double *x, int64_t n) {
 static void through_activations(const recurrence *r) {
     const dp_problem *p = r->p;
     const dp_format *f = r->design->out;
-    const int64_t q = p->T * p->H * p->K;
     double *dq = over_group(p, r->dq, p->K);
     double *dk = over_group(p, r->dk, (int64_t)dp_rows(p) * p->K);
     for (int i = 0; r->out->dA_log && i < p->HV; i++)
@@ -405,19 +404,12 @@ static void through_activations(const recurrence *r) {
         dp_activate_writes_bwd_f32(p, 0, p->T, r->k, r->derasing, r->dvalues, dk, r->dg, r->out);
     dp_activate_bwd_f32(p, 0, p->T, r->q, r->k, r->rstd_q, r->rstd_k, dq, dk, r->dg, r->dbeta,
                         r->out);
-    store_all(f[DP_RESULT_DQ], r->out->dq, q);
-    store_all(f[DP_RESULT_DK], r->out->dk, q * p->R);
-    store_all(f[DP_RESULT_DG], r->out->dg, p->T * p->HV * dp_Kg(p));
-    if (dp_by_factors(p)) {
-        store_all(f[DP_RESULT_DLR_A], r->out->dlr_a, q);
-        store_all(f[DP_RESULT_DLR_B], r->out->dlr_b, q);
-        store_all(f[DP_RESULT_DV], r->out->dv, p->T * p->HV * p->V);
-    } else if (r->values) {
-        store_all(f[DP_RESULT_DERASE], r->out->derase, p->T * p->HV * p->K);
-        store_all(f[DP_RESULT_DWRITE], r->out->dwrite, p->T * p->HV * p->V);
-        store_all(f[DP_RESULT_DV], r->out->dv, p->T * p->HV * p->V);
-    } else if (r->out->dbeta) {
-        store_all(f[DP_RESULT_DBETA], r->out->dbeta, p->T * p->HV * dp_rows(p));
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (rows && dp_result_fields[i].backward && dp_result_fields[i].kind == DP_OF_TOKENS &&
+            (i != DP_RESULT_DV || r->values)) /* dv as it is left before */
+            store_all(f[i], *dp_result_at(r->out, i), rows * width);
     }
     free(dq);
     free(dk);

@@ -3,6 +3,7 @@
 #include "cache.h"
 #include "input.h"
 #include "output.h"
+#include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 
 #include <dirent.h>
@@ -77,6 +78,11 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, p->cu, sizeof *p->cu * (size_t)(p->Nseq + 1));
     XXH3_128bits_update(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
+    if (p->model == DP_USER) {
+        const int64_t turn[] = {dp_Kg(p), dp_in_turn(p)};
+        XXH3_128bits_update(s, dp_recurrence_of(p), sizeof(dp_recurrence));
+        XXH3_128bits_update(s, turn, sizeof turn);
+    }
     if (p->own.kind) XXH3_128bits_update(s, &p->own, sizeof p->own);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_belongs(p, i)) hash_doubles(s, dp_input_of(p, i), dp_input_count(p, i));

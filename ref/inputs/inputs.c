@@ -304,7 +304,7 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         round_all(p->write, nw, s->dtype);
         return;
     }
-    if (dp_by_factors(p)) fill_factors(p, s);
+    if (dp_by_rows(p)) fill_factors(p, s);
     if (!dp_has_beta(p)) return;
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);

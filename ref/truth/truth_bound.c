@@ -265,7 +265,7 @@ static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_he
 static row_bounds bounds_of_row(const bounder *c, int64_t t, int64_t j, ld n, ld F1) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
-    const dp_row *row = dp_row_of(p, j);
+    const dp_token_row *row = dp_row_of(p, j);
     const int64_t at = t * dp_rows(p) + j, key = t * p->R + dp_row_key(p, j);
     const int write = tr_write_of(r, j), read = tr_read_of(r, j);
     const ld in = p->input_error;

@@ -189,7 +189,9 @@ static int too_large(const double *x, int64_t n) {
 const char *dp_truth_dd_refuses(const dp_problem *p) {
     static const char LARGE[] = "a number is not finite or above 2^30";
     if (dp_by_gates(p)) return "erase and write stand in place of beta";
-    if (dp_by_factors(p)) return "lr_a and lr_b stand in place of beta";
+    if (dp_by_rows(p))
+        return p->model == DP_DPLR ? "lr_a and lr_b stand in place of beta"
+                                   : "a token has rows of its own in place of keys";
     if (!dp_erases(p)) return "nothing is erased";
     if (p->K > TR_DD_MAX_K || (int64_t)p->K * p->V > 1 << 20) return "K or V is too large for it";
     for (int i = 0; i < DP_NINPUTS; i++) /* A_log has a limit of its own */

@@ -312,7 +312,7 @@ static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_
             G[i * K + j] = G[j * K + i] = s;
         }
     const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square,
-             fine = dp_by_factors(p) ? 0x1p-50 : 0x1p-48;
+             fine = dp_by_rows(p) ? 0x1p-50 : 0x1p-48;
     return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + a->norms[t].d_err + K * 0x1p-1000;
 }
 

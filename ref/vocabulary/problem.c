@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-const dp_model_info dp_models[DP_NMODELS] = {
+dp_model_info dp_models[DP_NMODELS + 1] = {
 #define ROW(ID, ...) [ID] = {__VA_ARGS__},
     DP_RECURRENCES(ROW)[DP_DPLR].rows = 2};
 
@@ -130,13 +130,13 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
                            dp_models[p->model].name);
     if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
         return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_models[p->model].name,
-                       dp_by_gates(p)     ? "erase and write in its place, as given"
-                       : dp_by_factors(p) ? "lr_a and lr_b in its place, as given"
-                                          : "none");
-    if (dp_by_factors(p) && p->HV != p->H)
+                       dp_by_gates(p)  ? "erase and write in its place, as given"
+                       : dp_by_rows(p) ? "what its rows say in its place, as given"
+                                       : "none");
+    if (dp_by_rows(p) && p->HV != p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
                        p->HV, dp_models[p->model].name, p->H);
-    if (dp_by_factors(p) && p->l2norm)
+    if (dp_by_rows(p) && p->l2norm)
         return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_models[p->model].name);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))

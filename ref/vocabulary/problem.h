@@ -91,7 +91,8 @@ typedef enum {
 #define DP_ID(ID, ...) ID,
     DP_RECURRENCES(DP_ID)
 #undef DP_ID
-        DP_NMODELS
+        DP_NMODELS,
+    DP_USER = DP_NMODELS /* of a user's own rows (recurrence_text.h), which no list has */
 } dp_model;
 /* their names, in their order, for case files */
 #define DP_MODEL_WORDS "gdn|kda|mkda|gdn2|gla|ssd|gated-deltaproduct|dplr"
@@ -101,6 +102,7 @@ typedef enum {
     DP_BY_GATES,   /* b = erase, a number a channel of the key, w = write, one a channel of v */
     DP_BY_NOTHING, /* b = 0, w = 1: nothing is erased, so a step decays alone and M is diagonal */
     DP_BY_FACTORS, /* its own: S <- diag(exp g) S + lr_b' (lr_a S) + k' v, S before its decay */
+    DP_BY_ROWS     /* of DP_USER: as its rows say */
 } dp_strength;
 typedef struct {
     const char *name;
@@ -108,7 +110,7 @@ typedef struct {
     dp_strength strength;
     int rows; /* that a token has beside one for each of its R keys (recurrence.h); 0: these */
 } dp_model_info;
-extern const dp_model_info dp_models[DP_NMODELS];
+extern dp_model_info dp_models[DP_NMODELS + 1];
 typedef enum {
     DP_GATE_LOG,      /* g is the natural-log decay itself, <= 0 */
     DP_GATE_SOFTPLUS, /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
@@ -168,9 +170,9 @@ static inline int dp_by_gates(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_GATES;
 }
 
-/* Is what a token adds to its decay a product of two vectors of its own? */
-static inline int dp_by_factors(const dp_problem *p) {
-    return dp_models[p->model].strength == DP_BY_FACTORS;
+/* Has a token rows of their own in place of its keys (recurrence.h; DPLR: two)? */
+static inline int dp_by_rows(const dp_problem *p) {
+    return dp_models[p->model].strength >= DP_BY_FACTORS;
 }
 
 /* Rows of a token as the pipeline has them: its R keys, or more (recurrence.h). */

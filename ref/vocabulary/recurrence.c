@@ -22,7 +22,7 @@
         .n = 1, .row = { {OF(K), NONE, OF(V), ONE} } \
     }
 
-dp_recurrence dp_recurrences[DP_NMODELS] = {
+dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
     [DP_GDN] = DELTA,
     [DP_KDA] = DELTA,
     [DP_MKDA] = DELTA,

@@ -25,18 +25,18 @@ typedef struct {
 } dp_entry;
 typedef struct {
     dp_entry write, read, value, strength;
-} dp_row;
+} dp_token_row;
 typedef struct {
     int before, n;
-    dp_row row[DP_MAX_ROWS];
+    dp_token_row row[DP_MAX_ROWS];
 } dp_recurrence;
-extern dp_recurrence dp_recurrences[DP_NMODELS];
+extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
 
 static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
     return &dp_recurrences[p->model];
 }
 /* Row j of a token, and the key that it takes of those with an axis R. */
-static inline const dp_row *dp_row_of(const dp_problem *p, int64_t j) {
+static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {
     const dp_recurrence *r = dp_recurrence_of(p);
     return &r->row[r->n > 1 ? j : 0];
 }
@@ -61,6 +61,20 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     for (int i = 0; i < e.n; i++)
         n += e.of[i] == factor;
     return n;
+}
+
+/* How often it has exp(g), less exp(-g). */
+static inline int dp_entry_gates(dp_entry e) {
+    return dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
+}
+/* Has it an exp(-g), or reads before the decay, which is one in chunk form? */
+static inline int dp_has_growth(const dp_problem *p) {
+    const dp_recurrence *r = dp_recurrence_of(p);
+    int any = r->before;
+    for (int j = 0; j < r->n; j++)
+        any |= dp_entry_has(r->row[j].write, DP_FACTOR_GROWTH) ||
+               dp_entry_has(r->row[j].read, DP_FACTOR_GROWTH);
+    return any;
 }
 
 #ifdef __cplusplus

@@ -55,7 +55,7 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define PARAMETER(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_GATE), .parameter = 1
 #define INCOMING(NAME, FIELD) INPUT(NAME, FIELD, DP_ROLE_INCOMING), .backward = 1
 
-const dp_tensor_field dp_input_fields[DP_NINPUTS] = {
+dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_Q] = {REQUIRED(q), QUERY},
     [DP_INPUT_K] = {REQUIRED(k), KEY},
     [DP_INPUT_V] = {REQUIRED(v), VALUE},
@@ -78,7 +78,7 @@ const dp_tensor_field dp_input_fields[DP_NINPUTS] = {
 #define GRADIENT(FIELD, OF) RESULT(FIELD, DP_ROLE_GRADIENT), .backward = 1, .of = DP_INPUT_##OF
 #define SHORT .stored_short = 1
 
-const dp_tensor_field dp_result_fields[DP_NRESULTS] = {
+dp_tensor_field dp_result_fields[DP_NRESULTS] = {
     [DP_RESULT_O] = {MADE(o), OUTPUT, SHORT},
     [DP_RESULT_FINAL_STATE] = {MADE(final_state), STATES, .alias = "ht"},
     [DP_RESULT_DQ] = {GRADIENT(dq, Q), QUERY, SHORT},

@@ -108,7 +108,7 @@ typedef struct {
     dp_input_id of;            /* a gradient: the input that it is a gradient of */
     unsigned only; /* an input: recurrences that have it, 1 << dp_strength, each; 0: all */
 } dp_tensor_field;
-extern const dp_tensor_field dp_input_fields[DP_NINPUTS], dp_result_fields[DP_NRESULTS];
+extern dp_tensor_field dp_input_fields[DP_NINPUTS], dp_result_fields[DP_NRESULTS];
 
 /* Its name as files for other programs have it: FLA's where that is another. */
 static inline const char *dp_field_file_name(const dp_tensor_field *f) {

@@ -1,0 +1,408 @@
+/* harness/tests/test_recurrence.c - recurrences of a user's own (ref/vocabulary/recurrence_text.h):
+ * those that stand here too, written as text, have the same truth bit for bit; random ones agree,
+ * forward and backward, with a complex step in quadruple precision inside their radius
+ * (DP_RECURRENCES of them, 8 where nobody says); what is wrong in a text is named with line and
+ * word.
+ *
+ * The oracle writes the token of recurrence_text.h as it stands, from the raw inputs to one scalar,
+ * and shares no formula with the truth. At 64 bits the radii are 10^8 times its error. */
+#include <math.h>
+#include <quadmath.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gt.h"
+#include "ref/truth/truth.h"
+#include "ref/vocabulary/recurrence_text.h"
+
+typedef __float128 f128;
+typedef __complex128 c128;
+
+static uint64_t state;
+static double uniform(double lo, double hi) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return lo + (hi - lo) * (double)(state >> 11) * 0x1p-53;
+}
+static int below(int n) { return (int)uniform(0, n) % n; }
+
+static void install(const char *text) {
+    dp_user_recurrence y;
+    dp_err e = {0};
+    REQUIRE(!dp_user_recurrence_parse(text, "mine", &y, &e), "%s\n%s", e.msg, text);
+    dp_user_recurrence_install(&y);
+}
+
+/* ---- problems -------------------------------------------------------------------------------- */
+
+static void fill(double *x, int64_t n, double lo, double hi) {
+    for (int64_t i = 0; x && i < n; i++)
+        x[i] = uniform(lo, hi);
+}
+
+static void with(dp_problem *p, int input, double lo, double hi) {
+    *dp_input_at(p, input) = dp_doubles(dp_input_count(p, input));
+    fill(*dp_input_at(p, input), dp_input_count(p, input), lo, hi);
+}
+
+/* p->model, shapes and forms set. */
+static void fill_problem(dp_problem *p, int Nseq, const int64_t *cu) {
+    const double key = 0.9 / sqrt(p->K);
+    p->Nseq = Nseq;
+    p->cu = dp_calloc((size_t)Nseq + 1, sizeof *p->cu);
+    memcpy(p->cu, cu, sizeof *cu * (size_t)(Nseq + 1));
+    p->T = cu[Nseq];
+    dp_problem_alloc(p);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        fill(*dp_input_at(p, i), dp_input_of(p, i) ? dp_input_count(p, i) : 0, -key, key);
+    fill(p->v, dp_input_count(p, DP_INPUT_V), -1, 1);
+    fill(p->g, dp_input_count(p, DP_INPUT_G), p->gate ? -2 : -1, p->gate ? 1 : 0);
+    if (p->beta) fill(p->beta, dp_input_count(p, DP_INPUT_BETA), 0, 1);
+    with(p, DP_INPUT_DO, -1, 1);
+    with(p, DP_INPUT_S0, -1, 1);
+    with(p, DP_INPUT_DSTATE, -1, 1);
+    if (!p->gate) return;
+    with(p, DP_INPUT_A_LOG, -1, 0.5);
+    with(p, DP_INPUT_DT_BIAS, -1, 1);
+}
+
+static dp_truth truth_at(const dp_problem *p, int bits) {
+    dp_truth t = {0};
+    dp_err e = {0};
+    const int64_t cut[] = {1};
+    const dp_truth_request rq = {
+        .bits = bits, .backward = 1, .ncut = p->T > 1, .cut = cut, .want_M = 1};
+    if (dp_problem_check(p, 0, &e) || dp_truth_run(p, &rq, &t, &e))
+        gt_fail(__FILE__, __LINE__, "truth", "%s", e.msg);
+    return t;
+}
+
+/* ---- recurrences that stand here ------------------------------------------------------------- */
+
+#define NAMES "query q\ngate g per "
+static const struct {
+    dp_model model;
+    const char *text;
+} SAME[] = {
+    {DP_KDA, "recurrence a\n" NAMES "channel\nkeys k\nvalues v\nnumber beta\n"
+             "row write=k read=k value=v strength=beta\n"},
+    {DP_GDN, "recurrence a\n" NAMES "head\nkeys k\nvalues v\nnumber beta\n"
+             "row write=k read=k value=v strength=beta\n"},
+    {DP_GDN2, "recurrence a\n" NAMES "channel\nkeys k b\nvalues v w\n"
+              "row write=k read=b*k value=w*v # b erases\n"},
+    {DP_GLA, "recurrence a\n" NAMES "channel\nkeys k\nvalues v\nrow write=k value=v\n"},
+    {DP_SSD, "recurrence a\n" NAMES "head\nkeys k\nvalues v\nrow write=k value=v strength=1\n"}};
+/* Its inputs lie elsewhere: k, a, b where lr_a, lr_b are k, erase, lr_a. */
+static const char DPLR[] = "recurrence a\n" NAMES "channel\nkeys k a b\nvalues v\nreads undecayed\n"
+                           "row write=b read=-a\nrow write=k value=v\n";
+
+static void same_truth(const dp_problem *here, const dp_problem *own, const char *name) {
+    dp_truth a = truth_at(here, 64), b = truth_at(own, 64);
+    const int moved[DP_NRESULTS] = {
+        [DP_RESULT_DLR_A] = DP_RESULT_DERASE, [DP_RESULT_DLR_B] = DP_RESULT_DLR_A};
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const int j = here->model == DP_DPLR && moved[i] ? moved[i] : i;
+        const dp_ball *x = &a.field[i], *y = &b.field[j];
+        if (!x->rows) continue;
+        const size_t n = sizeof(double) * (size_t)(x->rows * x->width);
+        CHECK(y->rows == x->rows && !memcmp(x->hi, y->hi, n) && !memcmp(x->lo, y->lo, n),
+              "%s: field %d: other bits", name, i);
+        for (int64_t r = 0; r < x->rows; r++)
+            CHECK(y->rad[r] <= 1.01 * x->rad[r], "%s: field %d, row %lld: radius %g, here %g", name,
+                  i, (long long)r, y->rad[r], x->rad[r]);
+    }
+    CHECK(!memcmp(a.M_seg.hi, b.M_seg.hi, sizeof(double) * (size_t)(a.M_seg.rows * a.M_seg.width)),
+          "%s: M: other bits", name);
+    dp_truth_free(&a);
+    dp_truth_free(&b);
+}
+
+DP_TEST(recurrence, those_that_stand_here_written_as_text_have_the_same_truth) {
+    static const int64_t CU[] = {0, 3, 3, 11};
+    for (size_t i = 0; i <= sizeof SAME / sizeof *SAME; i++) {
+        const int dplr = i == sizeof SAME / sizeof *SAME;
+        for (int gate = 0; gate < 3; gate++) {
+            dp_problem p = {.model = dplr ? DP_DPLR : SAME[i].model,
+                            .H = 2,
+                            .HV = 2,
+                            .K = 4,
+                            .V = 18,
+                            .R = 1,
+                            .scale = 0.5,
+                            .gate = (dp_gate)gate,
+                            .lower_bound = -2};
+            state = 77 + i;
+            fill_problem(&p, 3, CU);
+            install(dplr ? DPLR : SAME[i].text);
+            dp_problem own = p;
+            own.model = DP_USER;
+            if (dplr) {
+                own.erase = p.lr_a;
+                own.lr_a = p.lr_b;
+                own.lr_b = NULL;
+            }
+            same_truth(&p, &own, dp_models[p.model].name);
+            dp_user_recurrence_install(NULL);
+            dp_problem_free(&p);
+        }
+    }
+}
+
+/* ---- random recurrences ---------------------------------------------------------------------- */
+
+static void add(char *text, size_t size, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void add(char *text, size_t size, const char *format, ...) {
+    const size_t n = strlen(text);
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text + n, size - n, format, ap);
+    va_end(ap);
+}
+
+/* keys: with one at least; else values. */
+static void add_product(char *text, size_t size, const char *what, int keys, int nkeys, int nvalues,
+                        int number) {
+    const int n = 1 + below(3), at = below(n);
+    add(text, size, " %s=%s", what, below(3) ? "" : "-");
+    for (int i = 0; i < n; i++) {
+        const int kind = i == at ? 0 : below(5);
+        if (i) add(text, size, "*");
+        if (!keys)
+            add(text, size, "v%d", below(nvalues));
+        else if (kind < 2)
+            add(text, size, "k%d", below(nkeys));
+        else if (kind == 2 && number)
+            add(text, size, "n");
+        else
+            add(text, size, kind == 3 ? "exp(g)" : "exp(-g)");
+    }
+}
+
+static void random_text(char *text, size_t size) {
+    const int nkeys = 1 + below(4), nvalues = 1 + below(2), number = below(2), rows = 1 + below(4);
+    const int before = below(3) == 0, turns = !before && below(2);
+    *text = 0;
+    add(text, size, "recurrence any\nquery q\ngate g per %s\nkeys", below(2) ? "head" : "channel");
+    for (int i = 0; i < nkeys; i++)
+        add(text, size, " k%d", i);
+    add(text, size, "\nvalues");
+    for (int i = 0; i < nvalues; i++)
+        add(text, size, " v%d", i);
+    add(text, size, "\n%s%s%s", number ? "number n\n" : "", before ? "reads undecayed\n" : "",
+        turns ? "rows in turn\n" : "");
+    for (int j = 0; j < rows; j++) {
+        const int what = below(3); /* reads, is given, both */
+        add(text, size, "row");
+        add_product(text, size, "write", 1, nkeys, nvalues, number);
+        if (what != 1) add_product(text, size, "read", 1, nkeys, nvalues, number);
+        if (what) add_product(text, size, "value", 0, nkeys, nvalues, number);
+        if (number && below(2)) add(text, size, " strength=%sn", below(2) ? "-" : "");
+        add(text, size, "\n");
+    }
+}
+
+/* ---- the oracle ------------------------------------------------------------------------------ */
+
+typedef struct {
+    const double *at;
+    f128 h;
+} bump; /* the input entry that gets the imaginary step */
+
+static c128 in(const bump *b, const double *x) {
+    c128 z = (f128)*x;
+    if (x == b->at) __imag__ z = b->h;
+    return z;
+}
+
+static c128 gate_of(const dp_problem *p, const bump *b, int64_t row, int k) {
+    const int64_t Kg = dp_Kg(p), c = Kg > 1 ? k : 0, hv = row % p->HV;
+    const c128 raw = in(b, &p->g[row * Kg + c]);
+    if (p->gate == DP_GATE_LOG) return raw;
+    const c128 x = raw + in(b, &p->dt_bias[hv * Kg + c]), a = cexpq(in(b, &p->A_log[hv]));
+    return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x))
+                                       : (f128)p->lower_bound / (1 + cexpq(-a * x));
+}
+
+static c128 factor_of(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
+    if (of == DP_FACTOR_DECAY) return cexpq(gate_of(p, b, row, x));
+    if (of == DP_FACTOR_GROWTH) return cexpq(-gate_of(p, b, row, x));
+    if (of == DP_INPUT_BETA) return in(b, &p->beta[row]);
+    const int width = of == DP_INPUT_V || of == DP_INPUT_WRITE ? p->V : p->K;
+    return in(b, &dp_input_of(p, of)[row * width + x]);
+}
+
+static c128 entry_of(const dp_problem *p, const bump *b, dp_entry e, int64_t row, int x) {
+    c128 y = (f128)e.sign;
+    for (int m = 0; m < e.n; m++)
+        y *= factor_of(p, b, e.of[m], row, x);
+    return y;
+}
+
+/* U of row j of the state S */
+static void strength_of(const dp_problem *p, const bump *b, int64_t row, int j, const c128 *S,
+                        c128 *U) {
+    const dp_token_row *a = dp_row_of(p, j);
+    for (int v = 0; v < p->V; v++) {
+        U[v] = a->value.sign ? entry_of(p, b, a->value, row, v) : 0;
+        for (int k = 0; k < p->K && a->read.sign; k++)
+            U[v] -= entry_of(p, b, a->read, row, k) * S[k * p->V + v];
+        U[v] *= entry_of(p, b, a->strength, row, 0);
+    }
+}
+
+static void token_of(const dp_problem *p, const bump *b, int64_t row, c128 *S, c128 *o) {
+    const int K = p->K, V = p->V, n = dp_rows(p);
+    c128 before[K * V], U[n][V];
+    memcpy(before, S, sizeof before);
+    for (int i = 0; i < K * V; i++)
+        S[i] *= cexpq(gate_of(p, b, row, i / V));
+    for (int j = 0; j < n && !dp_in_turn(p); j++)
+        strength_of(p, b, row, j, dp_recurrence_of(p)->before ? before : S, U[j]);
+    for (int j = 0; j < n; j++) {
+        if (dp_in_turn(p)) strength_of(p, b, row, j, S, U[j]);
+        for (int i = 0; i < K * V; i++)
+            S[i] += entry_of(p, b, dp_row_of(p, j)->write, row, i / V) * U[j][i % V];
+    }
+    for (int v = 0; v < V; v++) {
+        o[v] = 0;
+        for (int k = 0; k < K; k++)
+            o[v] += (f128)p->scale * in(b, &p->q[row * K + k]) * S[k * V + v];
+    }
+}
+
+/* o and final_state (either may be NULL) and the loss. */
+static c128 run(const dp_problem *p, const bump *b, c128 *o_out, c128 *S_out) {
+    const int KV = p->K * p->V;
+    c128 S[KV], o[p->V], loss = 0;
+    for (int64_t r = 0; r < (int64_t)p->Nseq * p->HV; r++) {
+        for (int i = 0; i < KV; i++)
+            S[i] = in(b, &p->s0[r * KV + i]);
+        for (int64_t t = p->cu[r / p->HV]; t < p->cu[r / p->HV + 1]; t++) {
+            const int64_t row = t * p->HV + r % p->HV;
+            token_of(p, b, row, S, o);
+            for (int v = 0; v < p->V; v++) {
+                loss += (f128)p->dout[row * p->V + v] * o[v];
+                if (o_out) o_out[row * p->V + v] = o[v];
+            }
+        }
+        for (int i = 0; i < KV; i++) {
+            loss += (f128)p->dstate[r * KV + i] * S[i];
+            if (S_out) S_out[r * KV + i] = S[i];
+        }
+    }
+    return loss;
+}
+
+/* Largest error of a row over its radius, and what of the radius is above 1e-10 of the field. */
+static double over_radius(const dp_problem *p, int field, const dp_ball *y) {
+    const int64_t n = y->rows * y->width;
+    const double *x = dp_input_of(p, dp_result_fields[field].of);
+    c128 *z = dp_calloc((size_t)n, sizeof *z);
+    f128 worst = 0, size = 0;
+    const bump none = {NULL, 0};
+    if (field < 2)
+        run(p, &none, field ? NULL : z, field ? z : NULL);
+    else
+        for (int64_t i = 0; i < n; i++) {
+            const bump b = {x + i, 1e-40Q};
+            z[i] = cimagq(run(p, &b, NULL, NULL)) / b.h;
+        }
+    for (int64_t i = 0; i < n; i++)
+        size += crealq(z[i]) * crealq(z[i]);
+    for (int64_t r = 0; r < y->rows; r++) {
+        f128 d2 = 0;
+        for (int64_t i = r * y->width; i < (r + 1) * y->width; i++) {
+            const f128 d = (f128)y->hi[i] + y->lo[i] - crealq(z[i]);
+            d2 += d * d;
+        }
+        const f128 over = sqrtq(d2) / (y->rad[r] + 1e-28Q * sqrtq(size) + 1e-300Q);
+        if (!(over <= worst)) worst = over;
+    }
+    free(z);
+    return (double)worst;
+}
+
+static void agree_inside_their_radius(int seed) {
+    static const int64_t CU[] = {0, 2, 2, 4};
+    dp_user_recurrence y;
+    char text[1000];
+    dp_err e;
+    state = 0x5eed + (uint64_t)seed * 7919;
+    do { /* an input that no row uses is refused */
+        random_text(text, sizeof text);
+        e = (dp_err){0};
+    } while (dp_user_recurrence_parse(text, "random", &y, &e));
+    dp_user_recurrence_install(&y);
+    dp_problem p = {.model = DP_USER,
+                    .H = 1 + seed % 2,
+                    .HV = 1 + seed % 2,
+                    .K = 1 + below(4),
+                    .V = 1 + below(3),
+                    .R = 1,
+                    .scale = 0.7,
+                    .gate = (dp_gate)(seed % 3),
+                    .lower_bound = -1};
+    if (seed % 16 == 1) p.V = 17; /* two blocks of columns */
+    fill_problem(&p, 3, CU);
+    dp_truth t = truth_at(&p, 64), fine = truth_at(&p, 192);
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        if (!t.field[f].rows) continue;
+        const double over = over_radius(&p, f, &t.field[f]);
+        CHECK(over <= 1, "seed %d: %s: error %g of the radius\n%s", seed, dp_result_fields[f].name,
+              over, text);
+        for (int64_t r = 0; r < t.field[f].rows; r++)
+            CHECK(t.field[f].rad[r] < 1e-9 && fine.field[f].rad[r] < 1e-25,
+                  "seed %d: %s: radius %g at 64 bits, %g at 192\n%s", seed,
+                  dp_result_fields[f].name, t.field[f].rad[r], fine.field[f].rad[r], text);
+    }
+    dp_truth_free(&t);
+    dp_truth_free(&fine);
+    dp_problem_free(&p);
+    dp_user_recurrence_install(NULL);
+}
+
+DP_TEST(recurrence, random_rows_agree_with_complex_steps_inside_their_radius) {
+    const char *many = getenv("DP_RECURRENCES");
+    for (int i = 0; i < (many ? atoi(many) : 8); i++)
+        agree_inside_their_radius(i);
+}
+
+/* ---- what is wrong in a text ----------------------------------------------------------------- */
+
+#define HEAD "recurrence a\nquery q\ngate g per head\nkeys k b\nvalues v\n"
+DP_TEST(recurrence, errors_name_line_and_word) {
+    static const struct {
+        const char *text, *says;
+    } WRONG[] = {
+        {"recurrences a\n", "mine:1: 'recurrences' is no statement: recurrence query gate keys"},
+        {"recurrence a\nrecurrence b\n", "mine:2: 'recurrence' stands in line 1 already"},
+        {"recurrence 3d\n", "mine:1: 'recurrence' must have one name"},
+        {HEAD "row write=k read=c\n", "mine:6: 'read=c' has 'c', which is no factor; known: k v "
+                                      "exp(g) exp(-g) b"},
+        {HEAD "row write=k read=v\n", "mine:6: 'read=v' has 'v', which is not of keys, number and"},
+        {HEAD "row write=k value=k\n", "mine:6: 'value=k' has 'k', which is not of values"},
+        {HEAD "row write=exp(g) value=v\n", "mine:6: 'write=exp(g)' has no key"},
+        {HEAD "row write=k*k*b*k value=v\n", "mine:6: 'write=k*k*b*k' has more than 3 factors"},
+        {HEAD "row write= k value=v\n", "mine:6: 'write=' has '', which is no factor"},
+        {HEAD "row write=k value=v strength=b\n", "mine:6: 'strength=b' has 'b', which is not of"},
+        {HEAD "row read=k\n", "mine:6: 'row' has no write="},
+        {HEAD "row write=k strength=1\n", "mine:6: 'row' has no read= and no value="},
+        {HEAD "row write=k value=v\n", "mine: input 'b' stands in no row"},
+        {HEAD, "mine: has no line 'row ..'"},
+        {"recurrence a\nquery q\ngate g\n", "mine:3: '' must be per channel or per head"},
+        {"recurrence a\nquery q\nkeys a a\n", "mine:3: 'a' is there already"},
+        {"recurrence a\nquery do\n", "mine:2: 'do' is the name of something else in files"},
+        {"recurrence a\nkeys a b c d e\n", "mine:2: 'keys' names 5 inputs, must be 1 to 4"},
+        {HEAD "rows in turn\nreads undecayed\nrow write=k*b value=v\n",
+         "mine: 'rows in turn' read the decayed state"},
+    };
+    for (size_t i = 0; i < sizeof WRONG / sizeof *WRONG; i++) {
+        dp_user_recurrence y;
+        dp_err e = {0};
+        CHECK(dp_user_recurrence_parse(WRONG[i].text, "mine", &y, &e) == DP_EINPUT &&
+                  strstr(e.msg, WRONG[i].says),
+              "%s\nsays: %s\nnot: %s", WRONG[i].text, e.msg, WRONG[i].says);
+    }
+}

@@ -1,0 +1,341 @@
+/* The text of a user's own recurrence, and what it changes in the tables (recurrence_text.h). */
+#include "recurrence_text.h"
+
+#include <ctype.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define COUNT(X) ((int)(sizeof(X) / sizeof *(X)))
+
+/* Where inputs lie, in the order in which a statement names them. */
+static const dp_input_id QUERY[] = {DP_INPUT_Q}, GATE[] = {DP_INPUT_G}, NUMBER[] = {DP_INPUT_BETA},
+                         KEYS[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
+                         VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE};
+static const struct {
+    const char *word;
+    const dp_input_id *of;
+    int least, most;
+} INPUTS[] = {{"query", QUERY, 1, 1},
+              {"gate", GATE, 1, 1},
+              {"keys", KEYS, 1, COUNT(KEYS)},
+              {"values", VALUES, 1, COUNT(VALUES)},
+              {"number", NUMBER, 0, 1}};
+enum { WORDS_MOST = 16, WORD_MOST = 200 };
+
+typedef struct {
+    const char *path;
+    int line;
+    dp_user_recurrence *y;
+    dp_err *e;
+    int n;
+    char word[WORDS_MOST][WORD_MOST];
+    int said[COUNT(INPUTS) + 3]; /* the lines of its statements; 0: not yet */
+} reader;
+
+static dp_status refuse(const reader *r, const char *word, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static dp_status refuse(const reader *r, const char *word, const char *format, ...) {
+    char text[600];
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(text, sizeof text, format, ap);
+    va_end(ap);
+    return dp_fail(r->e, DP_EINPUT, "%s:%d: '%s' %s", r->path, r->line, word, text);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static int is_name(const char *s) {
+    if (!isalpha((unsigned char)*s) && *s != '_') return 0;
+    for (const char *x = s; *x; x++)
+        if (!isalnum((unsigned char)*x) && *x != '_') return 0;
+    return strlen(s) <= DP_NAME_MOST;
+}
+
+static int input_named(const dp_user_recurrence *y, const char *name, size_t n) {
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (*y->input[i] && strlen(y->input[i]) == n && !strncmp(y->input[i], name, n)) return i;
+    return -1;
+}
+
+/* A name that files have for something else, or d and it. */
+static int is_taken(const char *name) {
+    static const char *const TAKEN[] = {"o", "do",     "final_state",   "ht",  "s0",    "h0",
+                                        "A", "state",  "initial_state", "dht", "A_log", "bias",
+                                        "h", "dstate", "cu_seqlens",    "M",   "H",     "dt_bias"};
+    for (int i = 0; i < COUNT(TAKEN); i++)
+        if (!strcmp(name, TAKEN[i])) return 1;
+    return 0;
+}
+
+static dp_status add_name(reader *r, const char *name, dp_input_id at) {
+    if (!is_name(name))
+        return refuse(r, name, "is no name: letters, digits and _, up to %d", DP_NAME_MOST);
+    if (is_taken(name)) return refuse(r, name, "is the name of something else in files");
+    if (input_named(r->y, name, strlen(name)) >= 0) return refuse(r, name, "is there already");
+    strcpy(r->y->input[at], name);
+    return DP_OK;
+}
+
+static void known_names(const dp_user_recurrence *y, char *out, size_t size) {
+    size_t n = 0;
+    *out = 0;
+    for (int i = 0; i < DP_NINPUTS && n < size; i++)
+        if (*y->input[i] && i != DP_INPUT_Q)
+            n += (size_t)snprintf(out + n, size - n, i == DP_INPUT_G ? " exp(%s) exp(-%s)" : " %s",
+                                  y->input[i], y->input[i]);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+typedef enum { WRITE, READ, VALUE, STRENGTH, NENTRIES } entry_kind;
+static const char *const ENTRY_NAMES[NENTRIES] = {"write", "read", "value", "strength"};
+
+static int is_of(const dp_input_id *list, int n, int input) {
+    for (int i = 0; i < n; i++)
+        if ((int)list[i] == input) return 1;
+    return 0;
+}
+
+/* exp(NAME), exp(-NAME) or NAME of n letters; -1: neither. */
+static int factor_named(const dp_user_recurrence *y, const char *s, size_t n) {
+    const int grows = n > 5 && !strncmp(s, "exp(-", 5);
+    if (n < 6 || strncmp(s, "exp(", 4) || s[n - 1] != ')') return input_named(y, s, n);
+    const size_t skip = grows ? 5 : 4;
+    return input_named(y, s + skip, n - skip - 1) != DP_INPUT_G ? -1
+           : grows                                              ? DP_FACTOR_GROWTH
+                                                                : DP_FACTOR_DECAY;
+}
+
+static dp_status add_factor(reader *r, const char *word, entry_kind kind, const char *s, size_t n,
+                            dp_entry *y) {
+    char known[300], name[WORD_MOST];
+    const int f = factor_named(r->y, s, n);
+    snprintf(name, sizeof name, "%.*s", (int)n, s);
+    if (f < 0 || f == DP_INPUT_Q || f == DP_INPUT_G) {
+        known_names(r->y, known, sizeof known);
+        return refuse(r, word, "has '%s', which is no factor; known:%s", name, known);
+    }
+    const int fits = kind == VALUE      ? is_of(VALUES, COUNT(VALUES), f)
+                     : kind == STRENGTH ? f == DP_INPUT_BETA
+                                        : !is_of(VALUES, COUNT(VALUES), f);
+    if (!fits)
+        return refuse(r, word, "has '%s', which is not of %s", name,
+                      kind == VALUE      ? "values"
+                      : kind == STRENGTH ? "number: only the number may stand in a strength"
+                                         : "keys, number and gate");
+    if (y->n == DP_MAX_FACTORS) return refuse(r, word, "has more than %d factors", DP_MAX_FACTORS);
+    y->of[y->n++] = (unsigned char)f;
+    return DP_OK;
+}
+
+static dp_status parse_product(reader *r, const char *word, entry_kind kind, const char *text,
+                               dp_entry *y) {
+    dp_status s = DP_OK;
+    int keys = 0;
+    *y = (dp_entry){.sign = 1};
+    if (*text == '-') {
+        y->sign = -1;
+        text++;
+    }
+    if (kind == STRENGTH && !strcmp(text, "1")) return DP_OK;
+    for (; !s; text++) {
+        const size_t n = strcspn(text, "*");
+        s = add_factor(r, word, kind, text, n, y);
+        text += n;
+        if (!*text) break;
+    }
+    for (int i = 0; i < y->n; i++)
+        keys += is_of(KEYS, COUNT(KEYS), y->of[i]);
+    if (!s && kind < VALUE && !keys)
+        return refuse(r, word, "has no key: one of keys must be in it");
+    return s;
+}
+
+static dp_status parse_row(reader *r) {
+    dp_recurrence *to = &r->y->rows;
+    if (to->n == DP_MAX_ROWS) return refuse(r, "row", "stands here once too often: %d", to->n);
+    dp_token_row *row = &to->row[to->n++];
+    dp_entry *entry[NENTRIES] = {&row->write, &row->read, &row->value, &row->strength};
+    row->strength.sign = 1;
+    int said[NENTRIES] = {0};
+    for (int i = 1; i < r->n; i++) {
+        const char *word = r->word[i], *equals = strchr(word, '=');
+        int kind = 0;
+        while (kind < NENTRIES &&
+               (!equals || strlen(ENTRY_NAMES[kind]) != (size_t)(equals - word) ||
+                strncmp(word, ENTRY_NAMES[kind], (size_t)(equals - word))))
+            kind++;
+        if (kind == NENTRIES)
+            return refuse(r, word, "is none of write= read= value= strength=, without blanks");
+        if (said[kind]++) return refuse(r, word, "stands twice in this row");
+        const dp_status s = parse_product(r, word, (entry_kind)kind, equals + 1, entry[kind]);
+        if (s) return s;
+    }
+    if (!row->write.sign) return refuse(r, "row", "has no write=");
+    return row->read.sign || row->value.sign ? DP_OK
+                                             : refuse(r, "row", "has no read= and no value=");
+}
+
+/* ---- statements ------------------------------------------------------------------------------ */
+
+/* Two words of which one must stand; *second: the other does. */
+static dp_status choose(const reader *r, int from, const char *a, const char *b, int *second) {
+    char said[WORD_MOST] = "";
+    for (int i = from; i < r->n; i++) {
+        const size_t n = strlen(said);
+        snprintf(said + n, sizeof said - n, "%s%s", n ? " " : "", r->word[i]);
+    }
+    *second = !strcmp(said, b);
+    return *second || !strcmp(said, a) ? DP_OK : refuse(r, said, "must be %s or %s", a, b);
+}
+
+static dp_status parse_inputs(reader *r, int which) {
+    const int gate = !strcmp(INPUTS[which].word, "gate");
+    const int names = gate && r->n > 2 ? 1 : r->n - 1;
+    if (names < 1 || names > INPUTS[which].most)
+        return refuse(r, r->word[0], "names %d inputs, must be 1 to %d", names, INPUTS[which].most);
+    for (int i = 0; i < names; i++) {
+        const dp_status s = add_name(r, r->word[1 + i], INPUTS[which].of[i]);
+        if (s) return s;
+    }
+    return gate ? choose(r, 2, "per channel", "per head", &r->y->one_gate) : DP_OK;
+}
+
+static dp_status once(reader *r, int which) {
+    if (r->said[which]) return refuse(r, r->word[0], "stands in line %d already", r->said[which]);
+    r->said[which] = r->line;
+    return DP_OK;
+}
+
+static dp_status parse_statement(reader *r) {
+    enum { NAMED = COUNT(INPUTS), READS, ROWS };
+    const char *word = r->word[0];
+    dp_status s;
+    if (!strcmp(word, "row")) return parse_row(r);
+    if (!strcmp(word, "recurrence")) {
+        if ((s = once(r, NAMED))) return s;
+        if (r->n != 2 || !is_name(r->word[1]))
+            return refuse(r, word, "must have one name: letters, digits and _, up to %d",
+                          DP_NAME_MOST);
+        strcpy(r->y->name, r->word[1]);
+        return DP_OK;
+    }
+    if (!strcmp(word, "reads"))
+        return (s = once(r, READS)) ? s : choose(r, 1, "decayed", "undecayed", &r->y->rows.before);
+    if (!strcmp(word, "rows"))
+        return (s = once(r, ROWS)) ? s : choose(r, 1, "together", "in turn", &r->y->in_turn);
+    for (int i = 0; i < COUNT(INPUTS); i++)
+        if (!strcmp(word, INPUTS[i].word)) return (s = once(r, i)) ? s : parse_inputs(r, i);
+    return refuse(r, word,
+                  "is no statement: recurrence query gate keys values number reads rows row");
+}
+
+static dp_status split(reader *r, const char *line, size_t n) {
+    const char *end = line + n, *comment = memchr(line, '#', n);
+    if (comment) end = comment;
+    r->n = 0;
+    while (line < end) {
+        size_t k = 0;
+        while (line < end && isspace((unsigned char)*line))
+            line++;
+        while (line + k < end && !isspace((unsigned char)line[k]))
+            k++;
+        if (!k) break;
+        char word[WORD_MOST];
+        snprintf(word, sizeof word, "%.*s", (int)(k < sizeof word ? k : sizeof word - 1), line);
+        if (r->n == WORDS_MOST || k >= WORD_MOST) return refuse(r, word, "is one word too many");
+        strcpy(r->word[r->n++], word);
+        line += k;
+    }
+    return DP_OK;
+}
+
+static int uses(const dp_recurrence *a, int input) {
+    int n = 0;
+    for (int j = 0; j < a->n; j++)
+        n += dp_entry_has(a->row[j].write, input) + dp_entry_has(a->row[j].read, input) +
+             dp_entry_has(a->row[j].value, input) + dp_entry_has(a->row[j].strength, input);
+    return n;
+}
+
+static dp_status check_all(reader *r) {
+    const dp_user_recurrence *y = r->y;
+    if (!*y->name) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'recurrence NAME'", r->path);
+    for (int i = 0; i < COUNT(INPUTS); i++)
+        if (INPUTS[i].least && !r->said[i])
+            return dp_fail(r->e, DP_EINPUT, "%s: has no line '%s NAME'", r->path, INPUTS[i].word);
+    if (!y->rows.n) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'row ..'", r->path);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !uses(&y->rows, i))
+            return dp_fail(r->e, DP_EINPUT, "%s: input '%s' stands in no row", r->path,
+                           y->input[i]);
+    if (y->in_turn && y->rows.before)
+        return dp_fail(r->e, DP_EINPUT,
+                       "%s: 'rows in turn' read the decayed state, not the undecayed one", r->path);
+    return DP_OK;
+}
+
+dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_recurrence *y,
+                                   dp_err *e) {
+    reader r = {.path = path, .y = y, .e = e};
+    dp_status s = DP_OK;
+    memset(y, 0, sizeof *y);
+    while (*text && !s) {
+        const size_t n = strcspn(text, "\n");
+        r.line++;
+        s = split(&r, text, n);
+        if (!s && r.n) s = parse_statement(&r);
+        text += n + (text[n] == '\n');
+    }
+    return s ? s : check_all(&r);
+}
+
+/* ---- the tables ------------------------------------------------------------------------------ */
+
+static dp_user_recurrence installed;
+static int is_installed;
+static char gradient[DP_NINPUTS][DP_NAME_MOST + 2];
+static dp_tensor_field input_before[DP_NINPUTS], result_before[DP_NRESULTS];
+
+const dp_user_recurrence *dp_user_recurrence_installed(void) {
+    return is_installed ? &installed : NULL;
+}
+
+static void rename_field(dp_tensor_field *f, const char *name) {
+    f->name = name;
+    f->alias = f->inner = NULL;
+}
+
+void dp_user_recurrence_install(const dp_user_recurrence *y) {
+    if (is_installed) {
+        memcpy(dp_input_fields, input_before, sizeof input_before);
+        memcpy(dp_result_fields, result_before, sizeof result_before);
+    }
+    is_installed = y != NULL;
+    dp_models[DP_USER] = (dp_model_info){0};
+    if (!y) return;
+    installed = *y;
+    memcpy(input_before, dp_input_fields, sizeof input_before);
+    memcpy(result_before, dp_result_fields, sizeof result_before);
+    dp_recurrences[DP_USER] = y->rows;
+    dp_models[DP_USER] = (dp_model_info){.name = installed.name,
+                                         .one_gate = y->one_gate,
+                                         .in_turn = y->in_turn,
+                                         .strength = DP_BY_ROWS,
+                                         .rows = y->rows.n};
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const int is_there = *y->input[i] != 0;
+        if (!is_there && !dp_input_fields[i].only) continue;
+        if (is_there && dp_input_fields[i].only) dp_input_fields[i].only |= 1u << DP_BY_ROWS;
+        rename_field(&dp_input_fields[i], installed.input[i]); /* "": nothing is named so */
+        snprintf(gradient[i], sizeof gradient[i], is_there ? "d%s" : "%s", installed.input[i]);
+    }
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const int of = (int)dp_result_fields[i].of;
+        if (dp_result_fields[i].role != DP_ROLE_GRADIENT) continue;
+        if (*y->input[of] || dp_input_fields[of].only)
+            rename_field(&dp_result_fields[i], gradient[of]);
+    }
+}

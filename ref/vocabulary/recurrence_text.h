@@ -1,0 +1,54 @@
+/* ref/vocabulary/recurrence_text.h - a user's own recurrence as text: the rows of a token, over
+ * inputs with names of their own. One statement a line, words with blanks between, '#' starts a
+ * comment:
+ *
+ *     recurrence NAME
+ *     query  NAME                     [T,H,K]
+ *     gate   NAME per head|channel    [T,HV] or [T,HV,K]: the log of a step's decay, or raw
+ *     keys   NAME ..                  [T,HV,K] each, 1 to 4
+ *     values NAME ..                  [T,HV,V] each, 1 or 2
+ *     number NAME                     [T,HV], where there is one
+ *     reads  decayed|undecayed        the state that rows read; default: decayed
+ *     rows   together|in turn         of several rows; in turn each reads what those before it left
+ *     row    write=PRODUCT read=PRODUCT value=PRODUCT strength=PRODUCT
+ *
+ *     S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S);
+ *     o = scale S' query
+ *
+ * 1 to 4 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
+ * read are of keys, the number, exp(GATE) and exp(-GATE), with at least one key; value is of
+ * values, strength the number. What a row does not name is 0, strength 1; it names write, and read
+ * or value.
+ * Gradients are named d and the input's name. As many query heads as value heads.
+ *
+ * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,
+ * lr_a, lr_b; values v, write; number beta, as given, in this order. */
+#ifndef DP_RECURRENCE_TEXT_H
+#define DP_RECURRENCE_TEXT_H
+#include "recurrence.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { DP_NAME_MOST = 24 };
+typedef struct {
+    char name[DP_NAME_MOST + 1];
+    char input[DP_NINPUTS][DP_NAME_MOST + 1]; /* "": it has no such */
+    int one_gate, in_turn;
+    dp_recurrence rows;
+} dp_user_recurrence;
+
+/* DP_EINPUT: the message names path, line and word. */
+dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_recurrence *y,
+                                   dp_err *e);
+/* DP_USER becomes y: its row of dp_models and dp_recurrences, and in the table of tensors the names
+ * of its inputs and gradients. NULL: everything as it was. A program has one at a time, and
+ * installs it before anything runs. */
+void dp_user_recurrence_install(const dp_user_recurrence *y);
+/* NULL: none is. */
+const dp_user_recurrence *dp_user_recurrence_installed(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
