@@ -266,15 +266,17 @@ static void entry_doubles(const tr_run *r, int hv, int64_t t, const tr_qk *qk, c
     }
 }
 
-/* >= the 2-norm of a whole step: entries are within 2^-48 of the sums of their terms, squares
- * within (K + 16) 2^-52 of theirs. x: 2 K K + 8 K doubles */
-static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_head *a,
-                          double *x) {
+/* >= the 2-norm of a whole step; of several in turn that of `group`, of which the first alone has
+ * the decay. Entries are within 2^-48 of the sums of their terms, squares within (K + 16) 2^-52 of
+ * theirs. x: 2 K K + 2 K doubles */
+static ld whole_step_norm(const tr_run *r, int64_t t, int64_t group, const tr_qk *qk,
+                          const tr_head *a, double *x) {
     const dp_problem *p = r->p;
     const int64_t K = p->K, n = dp_rows(p);
     const int before = dp_recurrence_of(p)->before;
     double *M = x, *G = x + K * K, *key = G + K * K, square = 0;
-    const ld d_most = a->norms[t].d;
+    const int64_t each = dp_keys_at_once(p);
+    const ld d_most = group ? 1 : a->norms[t].d, d_err = group ? 0 : a->norms[t].d_err;
     ld off = d_most;
     for (int64_t i = 0; i < K * K; i++)
         M[i] = i % (K + 1) ? 0 : 1;
@@ -282,7 +284,7 @@ static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_
         for (int64_t i = 0; i < K; i++)
             M[i * K + i] =
                 mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + (dp_Kg(p) > 1 ? i : 0)), MPFR_RNDN);
-    for (int64_t j = 0; j < n; j++) {
+    for (int64_t j = group * each; j < (group + 1) * each; j++) {
         const int read = tr_read_of(r, j), write = tr_write_of(r, j);
         const int64_t row = t * p->R + dp_row_key(p, j);
         const double s = mpfr_get_d(mp_at(a->strength, t * n + j), MPFR_RNDN);
@@ -300,7 +302,7 @@ static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_
     }
     for (int64_t i = 0; i < K * K; i++) {
         const int64_t c = dp_Kg(p) > 1 ? i % K : 0;
-        if (!before) M[i] *= mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + c), MPFR_RNDN);
+        if (!before && !group) M[i] *= mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + c), MPFR_RNDN);
         square += M[i] * M[i];
     }
     if (!isfinite(square)) return INFINITY;
@@ -312,8 +314,8 @@ static ld whole_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, const tr_
             G[i * K + j] = G[j * K + i] = s;
         }
     const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square,
-             fine = dp_by_rows(p) ? 0x1p-50 : 0x1p-48;
-    return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + a->norms[t].d_err + K * 0x1p-1000;
+             fine = p->model == DP_DPLR ? 0x1p-50 : 0x1p-48; /* one product a term, or three */
+    return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + d_err + K * 0x1p-1000;
 }
 
 void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x) {
@@ -326,7 +328,7 @@ void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_h
         ld *nu = &a->nu[t * n + g];
         *nu = 1;
         if (kind == READS_ANY) {
-            *nu = whole_step_norm(r, t, qk, a, x);
+            *nu = whole_step_norm(r, t, g, qk, a, x);
         } else if (kind == READS_ANOTHER) {
             const int read = r->rows.read[0], write = r->rows.write[0];
             to_doubles(tr_entry_rows(r, qk, a, write), t * K, K, x);
