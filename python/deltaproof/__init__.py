@@ -9,10 +9,11 @@ truth of known error, by bounds of the number formats that the kernel claims.
                                     dict(o=o, final_state=state),
                                     base="bf16", gate="log", beta="plain", l2norm=False)
 
-judge, assert_explained: arrays that exist. judge_autograd: a PyTorch function and its gradients.
-run: a function on the program's cases. check: what must hold between its calls. differ: where two
-functions differ. bisect, shrink: which stage is wrong, on how small an input. assert_close: FLA's,
-which explains itself. Arrays are numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
+judge, assert_explained: arrays that exist. Recurrence: one of your own, by rows and names.
+judge_autograd: a PyTorch function and its gradients. run: a function on the program's cases. check:
+what must hold between its calls. differ: where two functions differ. bisect, shrink: which stage is
+wrong, on how small an input. assert_close: FLA's, which explains itself. Arrays are numpy's (bf16:
+ml_dtypes.bfloat16) or PyTorch's.
 """
 
 from .autograd import judge_autograd
@@ -22,6 +23,7 @@ from .contract import Unsupported
 from .differing import Difference, differ
 from .judging import Judgement, assert_explained, judge
 from .program import header, program
+from .recurrence import Recurrence
 from .running import Run, bisect, run, shrink
 from .tensors import load, save, to_bf16
 
@@ -29,6 +31,7 @@ __all__ = [
     "Check",
     "Difference",
     "Judgement",
+    "Recurrence",
     "Run",
     "Unsupported",
     "assert_close",

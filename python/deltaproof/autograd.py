@@ -7,6 +7,7 @@ from typing import Any
 
 from .judging import Judgement, judge
 from .provenance import kernels_of
+from .recurrence import Recurrence
 from .tensors import Tensors
 from .vocabulary import GRADIENT_OF
 
@@ -28,8 +29,11 @@ def judge_autograd(
     of final_state; None: zeros. On a CUDA device the names of the kernels that ran are recorded."""
     import torch
 
+    own = settings.get("recurrence")
+    named = {f"d{n}": n for n in own.inputs} if isinstance(own, Recurrence) else {}
+    gradient_of = GRADIENT_OF | named
     given = {
-        n: x.detach().clone().requires_grad_(True) if n in GRADIENT_OF.values() else x
+        n: x.detach().clone().requires_grad_(True) if n in gradient_of.values() else x
         for n, x in inputs.items()
     }
     made: dict[str, Any] = {}
@@ -48,7 +52,7 @@ def judge_autograd(
         torch.autograd.backward(ends, list(seeds.values()))
 
     _, kernels = kernels_of(both_ways)
-    for gradient, n in GRADIENT_OF.items():
+    for gradient, n in gradient_of.items():
         if n in given and given[n].grad is not None:
             made[gradient] = given[n].grad
     return judge({**inputs, **seeds}, made, kernels=kernels, **settings)

@@ -15,6 +15,7 @@ from typing import Any
 from .program import environment, program
 from .provenance import note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
+from .recurrence import Recurrence
 from .tensors import Tensors, save
 from .vocabulary import least_axes
 from .words import folder_and_design, in_python, plain_number, truth_of
@@ -138,6 +139,7 @@ def judge(
     out: str | Mapping[str, str] | None = None,
     report: str | None = None,
     cache: str | None = None,
+    recurrence: Recurrence | str | None = None,
 ) -> Judgement:
     """Compare outputs of a kernel with the truth of its inputs.
 
@@ -156,6 +158,8 @@ def judge(
     beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
     because no limit on such inputs would see that they are zero. kernel_commit, label, kernels
     (names of CUDA kernels that ran): for the record.
+    recurrence: one of your own, or the path of its text: inputs and gradients then have its names;
+    beta and l2norm are none.
     out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
     "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
     report.html; None: the files stay in a temporary folder if an output fails, and are removed
@@ -183,7 +187,7 @@ def judge(
     )
     more = [f"--cache={cache or cache_folder()}"] + note_options(surroundings(), list(kernels))
     try:
-        found = _judged(inputs, outputs, told, more, folder)
+        found = _judged(inputs, outputs, told, more, folder, recurrence)
     except BaseException as e:
         _tell(Judgement(NOT_JUDGED, None, str(e), "", None))
         raise
@@ -197,20 +201,35 @@ def _tell(found: Judgement) -> None:
 
 
 def _judged(
-    inputs: Tensors, outputs: Tensors, told: list[str], more: list[str], out: str | None
+    inputs: Tensors,
+    outputs: Tensors,
+    told: list[str],
+    more: list[str],
+    out: str | None,
+    recurrence: Recurrence | str | None,
 ) -> Judgement:
-    _check_axes(inputs, "inputs")
-    _check_axes(outputs, "outputs")
+    if recurrence is None:
+        _check_axes(inputs, "inputs")
+        _check_axes(outputs, "outputs")
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
     given, made = files = [os.path.join(folder, f"{x}.safetensors") for x in ("inputs", "outputs")]
     json_path = os.path.join(folder, "results.json")
     record_to = [f"--out={folder}"] if out else [f"--json={json_path}"]
     replay = ["judge", f"--inputs={given}", f"--outputs={made}", *told]
+    rows = os.path.join(folder, "rows.recurrence")
+    if isinstance(recurrence, Recurrence):
+        files = [*files, rows]
+    if recurrence is not None:
+        of = rows if isinstance(recurrence, Recurrence) else os.path.abspath(recurrence)
+        replay.append(f"--recurrence={of}")
     keep = bool(out)
     try:
         with own_folder(folder, *map(os.path.basename, files)):
             save(given, inputs)
             save(made, outputs)
+            if isinstance(recurrence, Recurrence):
+                with open(rows, "w", encoding="utf-8") as f:
+                    f.write(recurrence.text())
             call = identity(replay, files)
             done = subprocess.run(
                 [program(), *replay, *record_to, *more, f"--note=call={call}"],

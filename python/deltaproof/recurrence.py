@@ -1,0 +1,66 @@
+"""A recurrence of your own, by the rows of its token and the names of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+ENTRIES = ("write", "read", "value", "strength")
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """State S [K,V] of each value head; every token, o = scale S' query:
+
+        S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S)
+
+    query [T,H,K]; gate [T,HV,K], or [T,HV] where per_head; keys: 1 to 4 inputs [T,HV,K]; values: 1
+    or 2 [T,HV,V]; number: [T,HV], where there is one. rows: 1 to 4 of {"write": PRODUCT, "read":
+    .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a", with "-" before the
+    first: write and read of keys, number, exp(gate), exp(-gate); value of values; strength the
+    number. What a row leaves out is 0, strength 1. undecayed: rows read the state before its decay;
+    in_turn: each row reads what those before it left. harness/README.md has the same as text.
+
+        rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),
+                           rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),
+                           undecayed=True)
+        judge(dict(r=r, w=w, k=k, kk=kk, a=a, v=v, do=do), dict(o=o, dkk=dkk, da=da),
+              recurrence=rwkv7, base="bf16", gate="log")
+    """
+
+    name: str
+    query: str
+    gate: str
+    keys: Sequence[str]
+    values: Sequence[str]
+    rows: Sequence[Mapping[str, str]]
+    number: str | None = None
+    per_head: bool = False
+    undecayed: bool = False
+    in_turn: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs that have a gradient."""
+        more = (self.number,) if self.number else ()
+        return (self.query, self.gate, *self.keys, *self.values, *more)
+
+    def text(self) -> str:
+        """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry."""
+        lines = [
+            f"recurrence {self.name}",
+            f"query {self.query}",
+            f"gate {self.gate} per {'head' if self.per_head else 'channel'}",
+            f"keys {' '.join(self.keys)}",
+            f"values {' '.join(self.values)}",
+            *([f"number {self.number}"] if self.number else []),
+            *(["reads undecayed"] if self.undecayed else []),
+            *(["rows in turn"] if self.in_turn else []),
+        ]
+        for row in self.rows:
+            for entry in row:
+                if entry not in ENTRIES:
+                    raise ValueError(f"rows: {entry!r} is none of {', '.join(ENTRIES)}")
+            entries = (f"{x}={row[x].replace(' ', '')}" for x in ENTRIES if x in row)
+            lines.append(" ".join(("row", *entries)))
+        return "\n".join(lines) + "\n"

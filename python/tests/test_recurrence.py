@@ -1,0 +1,173 @@
+"""Recurrences that are none of the program's, by rows and names of their own: numpy kernels that
+share no code with it, forward and backward, right and wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltaproof import Recurrence, assert_explained, judge, to_bf16
+
+RWKV7 = Recurrence(
+    "rwkv7",
+    query="r",
+    gate="w",
+    keys=("k", "kk", "a"),
+    values=("v",),
+    rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),
+    undecayed=True,
+)
+COMBA = Recurrence(
+    "comba",
+    query="q",
+    gate="g",
+    keys=("k", "p"),
+    values=("v",),
+    number="beta",
+    rows=({"write": "k", "read": "p", "value": "v", "strength": "beta"},),
+    per_head=True,
+    undecayed=True,
+)
+T, H, K, V = 70, 2, 16, 24
+Arrays = dict[str, np.ndarray]
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def made(rng: np.random.Generator, **shapes: tuple[int, ...]) -> Arrays:
+    return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+
+
+def rwkv7_inputs() -> Arrays:
+    rng = np.random.default_rng(5)
+    keys = (T, H, K)
+    x = made(rng, r=keys, w=keys, k=keys, kk=keys, a=keys, v=(T, H, V), do=(T, H, V))
+    x["w"] = (-0.6065 / (1 + np.exp(-x["w"]))).astype(np.float32)
+    x["kk"], x["k"] = unit(x["kk"]), unit(x["k"])
+    x["a"] = (1 / (1 + np.exp(-x["a"]))).astype(np.float32)
+    x["initial_state"] = rng.standard_normal((1, H, K, V)).astype(np.float32)
+    return x
+
+
+def rwkv7(x: Arrays, decayed: bool = False) -> Arrays:
+    """S <- diag(exp w) S - (kk a)' (kk S) + k' v; wrong where kk reads the decayed state."""
+    S, scale = x["initial_state"][0].astype(np.float64), K**-0.5
+    y = {f"d{n}": np.zeros(x[n].shape) for n in ("r", "w", "k", "kk", "a", "v")}
+    y["o"] = np.zeros((T, H, V))
+    states = [S]
+    for t in range(T):
+        d = np.exp(x["w"][t].astype(np.float64))[..., None]
+        read = np.einsum("hk,hkv->hv", x["kk"][t], d * S if decayed else S)
+        S = d * S - (x["kk"][t] * x["a"][t])[..., None] * read[:, None, :]
+        S = S + x["k"][t][..., None] * x["v"][t][:, None, :]
+        y["o"][t] = scale * np.einsum("hk,hkv->hv", x["r"][t], S)
+        states.append(S)
+    G = np.zeros_like(S)
+    for t in reversed(range(T)):
+        d, S = np.exp(x["w"][t].astype(np.float64))[..., None], states[t]
+        do, b = x["do"][t].astype(np.float64), x["kk"][t] * x["a"][t]
+        y["dr"][t] = scale * np.einsum("hkv,hv->hk", states[t + 1], do)
+        G = G + scale * x["r"][t][..., None] * do[:, None, :]
+        y["dk"][t] = np.einsum("hkv,hv->hk", G, x["v"][t])
+        y["dv"][t] = np.einsum("hkv,hk->hv", G, x["k"][t])
+        db = -np.einsum("hkv,hv->hk", G, np.einsum("hk,hkv->hv", x["kk"][t], S))
+        dread = -np.einsum("hkv,hk->hv", G, b)
+        y["da"][t] = db * x["kk"][t]
+        y["dkk"][t] = db * x["a"][t] + np.einsum("hkv,hv->hk", S, dread)
+        y["dw"][t] = (G * S * d).sum(-1)
+        G = d * G + x["kk"][t][..., None] * dread[:, None, :]
+    y |= {"final_state": states[-1][None], "dh0": G[None]}
+    return {n: a.astype(np.float32) for n, a in y.items()}
+
+
+def comba_inputs() -> Arrays:
+    rng = np.random.default_rng(6)
+    x = made(rng, q=(T, H, K), k=(T, H, K), v=(T, H, V), g=(T, H), beta=(T, H), do=(T, H, V))
+    x["g"] = -0.1 * np.abs(x["g"])
+    x["beta"] = (1 / (1 + np.exp(-x["beta"]))).astype(np.float32)
+    x["k"] = unit(x["k"])
+    x["p"] = (0.7 * x["k"]).astype(np.float32)
+    return x
+
+
+def comba(x: Arrays) -> Arrays:
+    """S <- exp(g) S + k' beta (v - p S), S before its decay."""
+    S, scale = np.zeros((H, K, V)), K**-0.5
+    y = {f"d{n}": np.zeros(x[n].shape) for n in ("q", "k", "p", "v", "g", "beta")}
+    y["o"], states, left = np.zeros((T, H, V)), [S], []
+    for t in range(T):
+        left.append(x["v"][t] - np.einsum("hk,hkv->hv", x["p"][t], S))
+        u = x["beta"][t][:, None] * left[t]
+        S = np.exp(x["g"][t].astype(np.float64))[:, None, None] * S
+        S = S + x["k"][t][..., None] * u[:, None, :]
+        y["o"][t] = scale * np.einsum("hk,hkv->hv", x["q"][t], S)
+        states.append(S)
+    G = np.zeros_like(S)
+    for t in reversed(range(T)):
+        d, do = np.exp(x["g"][t].astype(np.float64)), x["do"][t].astype(np.float64)
+        y["dq"][t] = scale * np.einsum("hkv,hv->hk", states[t + 1], do)
+        G = G + scale * x["q"][t][..., None] * do[:, None, :]
+        y["dk"][t] = np.einsum("hkv,hv->hk", G, x["beta"][t][:, None] * left[t])
+        du = np.einsum("hkv,hk->hv", G, x["k"][t])
+        y["dbeta"][t] = (du * left[t]).sum(-1)
+        y["dv"][t] = x["beta"][t][:, None] * du
+        y["dp"][t] = -np.einsum("hkv,hv->hk", states[t], y["dv"][t])
+        y["dg"][t] = d * (G * states[t]).sum((-1, -2))
+        G = d[:, None, None] * G - x["p"][t][..., None] * y["dv"][t][:, None, :]
+    return {n: a.astype(np.float32) for n, a in y.items()}
+
+
+SAID: dict[str, Any] = {"base": "fp32", "gate": "log"}
+
+
+def test_rwkv7_by_its_own_names_passes_forward_and_backward() -> None:
+    x = rwkv7_inputs()
+    got = assert_explained(x, rwkv7(x), recurrence=RWKV7, **SAID)
+    assert set(got) == {"o", "final_state", "dr", "dw", "dk", "dkk", "da", "dv", "ds0"}
+
+
+def test_rwkv7_that_reads_the_decayed_state_fails() -> None:
+    x = rwkv7_inputs()
+    found = judge(x, rwkv7(x, decayed=True), recurrence=RWKV7, **SAID)
+    assert found.status == 1 and found.tensors["o"]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize("name", ["dkk", "da", "dw", "dv"])
+def test_a_gradient_that_is_a_percent_too_large_fails_alone(name: str) -> None:
+    x = rwkv7_inputs()
+    y = rwkv7(x)
+    y[name] *= np.float32(1.01)
+    found = judge(x, y, recurrence=RWKV7, **SAID)
+    assert {n for n, t in found.tensors.items() if t["verdict"] == "fail"} == {name}
+
+
+def test_comba_has_a_number_and_one_gate_a_head() -> None:
+    x = comba_inputs()
+    y = comba(x)
+    got = assert_explained(x, y, recurrence=COMBA, **SAID)
+    assert set(got) == {"o", "dq", "dk", "dp", "dv", "dg", "dbeta"}
+    y["dp"] += 0.02 * y["dk"]
+    assert judge(x, y, recurrence=COMBA, **SAID).tensors["dp"]["verdict"] == "fail"
+
+
+def test_bf16_is_judged_by_its_own_limits() -> None:
+    x = {n: to_bf16(a) if n != "initial_state" else a for n, a in rwkv7_inputs().items()}
+    y = rwkv7({n: np.asarray(a, np.float32) for n, a in x.items()})
+    y = {n: a if n in ("final_state", "dh0") else to_bf16(a) for n, a in y.items()}
+    got = assert_explained(x, y, recurrence=RWKV7, base="bf16", gate="log")
+    assert got["da"]["ratio"] < 1
+
+
+def test_what_is_wrong_in_rows_is_named() -> None:
+    x = comba_inputs()
+    wrong = Recurrence("mine", "q", "g", ("k", "p"), ("v",), ({"write": "k", "read": "c"},))
+    with pytest.raises(ValueError, match=r"rows.recurrence:6: 'read=c' has 'c', which is no fact"):
+        assert_explained(x, {"o": x["v"]}, recurrence=wrong, **SAID)
+    with pytest.raises(ValueError, match="tensor beta is not an input"):
+        row = {"write": "k", "read": "p", "value": "v"}
+        few = Recurrence("mine", "q", "g", ("k", "p"), ("v",), (row,))
+        assert_explained(x, {"o": x["v"]}, recurrence=few, **SAID)
+    with pytest.raises(ValueError, match="'writes' is none of write, read, value, strength"):
+        Recurrence("mine", "q", "g", ("k",), ("v",), ({"writes": "k"},)).text()
