@@ -50,8 +50,18 @@ import numpy.typing as npt
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .tensors import BFLOAT16, is_torch, to_numpy
-from .vocabulary import GRADIENT_OF, INCOMING, INPUTS, LEAVING, TOKENS, unit_axes
-from .words import Unsupported, truth_of
+from .vocabulary import (
+    BETAS,
+    GATES,
+    GRADIENT_OF,
+    INCOMING,
+    INPUTS,
+    LEAVING,
+    RECURRENCES,
+    TOKENS,
+    unit_axes,
+)
+from .words import Unsupported, names_of, one_of, truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
@@ -114,6 +124,10 @@ class Contract:
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs)))
+        object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
+        one_of("gate", self.gate, GATES)
+        one_of("beta", self.beta, BETAS)
         if self.state_layout not in ("kv", "vk"):
             raise ValueError(f"state_layout={self.state_layout!r}: must be 'kv' or 'vk'")
         if self.masked not in ("any", "zero"):

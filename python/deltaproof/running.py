@@ -14,14 +14,14 @@ from typing import Any
 from .contract import Contract, Problem
 from .fitting import fits
 from .judging import cache_folder
-from .layouts import layouts_of
+from .layouts import FAR, LAYOUTS, layouts_of
 from .limits import LONGEST, seconds
 from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
 from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
 from .themes import case_paths
-from .words import folder_and_design
+from .words import folder_and_design, names_of
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,8 @@ def run(
     about = About(kernel_name(fn), base, design=design)
     limit = seconds(limit)
     cache = cache or cache_folder()
+    if layouts is not None:
+        layouts = names_of("layouts", layouts, (*LAYOUTS, FAR))
     names = case_paths(cases, kernel, cache)
     options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])

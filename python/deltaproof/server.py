@@ -84,7 +84,7 @@ class Server:
         except (Unsupported, NotImplementedError) as e:
             f.write(b"unsupported " + _line(e))
             return
-        except Exception as e:
+        except (Exception, SystemExit, GeneratorExit) as e:  # an exit of the function's is no pass
             self.raised.append(safe(traceback.format_exc()))
             f.write(b"failed " + _line(e))
             return

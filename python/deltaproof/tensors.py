@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
@@ -59,7 +60,10 @@ def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
 
 
 def _kind(x: Array) -> str:
-    said = [str(getattr(x, n)) for n in ("dtype", "layout", "device") if hasattr(x, n)]
+    said = []
+    for n in ("dtype", "layout", "device"):
+        with suppress(Exception):  # what has such an attribute may raise anything
+            said.append(str(getattr(x, n)))
     return type(x).__name__ + (f" ({', '.join(said)})" if said else "")
 
 

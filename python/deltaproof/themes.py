@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from .contract import Contract
 from .vocabulary import GRADIENT_OF
+from .vocabulary import RECURRENCES as MODELS
+from .words import names_of
 
-MODELS = ("kda", "gdn", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
 SETS = ("smoke", "standard", "serving", "training", "large")
 LOWER_BOUND = -5
 
@@ -290,7 +291,7 @@ def _written(name: str, text: str, folder: str) -> str:
 def case_paths(cases: str | Sequence[str], contract: Contract, folder: str) -> list[str]:
     """The arguments of the program: for a set the files of its cases, which are written below the
     folder; for a case, that case."""
-    asked = [cases] if isinstance(cases, str) else list(cases)
+    asked = names_of("cases", cases)
     have = list(_cases(contract)) if set(asked) - _in_tree(asked) else []
     out: list[str] = []
     for name in asked:

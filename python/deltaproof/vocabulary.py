@@ -4,6 +4,9 @@ compares). Which of them are gradients, and which axes one has, is asked here an
 
 from __future__ import annotations
 
+RECURRENCES = ("kda", "gdn", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
+GATES = ("log", "softplus", "lower_bound")
+BETAS = ("plain", "sigmoid", "sigmoid2", "none")
 INPUTS = {
     "q": "T,H,K",
     "k": "T,H,R,K",

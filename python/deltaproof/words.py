@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .vocabulary import LEAVING
@@ -61,11 +61,42 @@ def truth_of(name: str, x: object) -> bool:
     raise TypeError(f"{name}={x!r}: must be True or False")
 
 
+def one_of(name: str, x: object, known: Sequence[str]) -> None:
+    """ValueError, with the name of the argument: x is none of them."""
+    if x not in known:
+        raise ValueError(f"{name}={x!r}: must be {', '.join(known[:-1])} or {known[-1]}")
+
+
+def names_of(name: str, x: object, known: Sequence[str] = ()) -> list[str]:
+    """One name or several, as a list. TypeError: they are no texts; ValueError: they cannot be
+    written in a command, or are none of those that are known."""
+    if not isinstance(x, str | Iterable) or isinstance(x, bytes):
+        raise TypeError(f"{name}={x!r}: must be one name or several")
+    names = [x] if isinstance(x, str) else list(x)
+    for one in names:
+        if not isinstance(one, str):
+            raise TypeError(f"{name}={x!r}: {one!r} is no text")
+        if "\0" in one or not is_utf8(one):
+            raise ValueError(f"{name}={x!r}: {one!r} is no UTF-8 without a zero byte")
+        if known:
+            one_of(name, one, known)
+    return names
+
+
+def is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def folder_and_design(
     out: str | Mapping[str, str] | None, report: str | None, design: str | None
 ) -> tuple[str | None, str | None]:
     """out is the folder of the report, or {tensor: format that it leaves in}, words of a design,
     which leave a kernel that declares none undeclared."""
+    names_of("design", [] if design is None else design)
     if not isinstance(out, Mapping):
         return out or report, design
     known = (*LEAVING, "final_state")

@@ -229,9 +229,11 @@ class _Mute(Exception):
         RuntimeError("\u6f22" * 1000),
         NotImplementedError("\ud800"),
         _Mute(),
+        SystemExit(0),
+        GeneratorExit(),
     ],
 )
-def test_whatever_the_function_raises_the_rest_goes_on(error: Exception) -> None:
+def test_whatever_the_function_raises_the_rest_goes_on(error: BaseException) -> None:
     calls = []
 
     def raises(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
@@ -245,6 +247,39 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: Exception) -> None
     assert other == "pass" and type(error).__name__ in found.text
     assert one.startswith("skipped: " if isinstance(error, NotImplementedError) else "fail")
     "".join(found.raised).encode()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"models": ("nope",)}, "models='nope': must be kda, gdn, .* or dplr"),
+        ({"gate": "exp"}, "gate='exp': must be log, softplus or lower_bound"),
+        ({"beta": None}, "beta=None: must be plain, sigmoid, sigmoid2 or none"),
+        ({"layouts": ("bad",)}, "layouts='bad': must be contiguous, .* or far"),
+        ({"outputs": ("o\ud800",)}, r"outputs=.*: 'o\\ud800' is no UTF-8"),
+        ({"outputs": (1,)}, "outputs=.*: 1 is no text"),
+        ({"design": "\ud800"}, "design=.* is no UTF-8"),
+        ({"cases": "a\0b"}, r"cases='a\\x00b': .* without a zero byte"),
+        ({"cases": [None]}, "cases=.*: None is no text"),
+        ({"cases": 3}, "cases=3: must be one name or several"),
+    ],
+)
+def test_an_argument_that_is_none_is_named_before_anything_runs(
+    settings: dict[str, Any], said: str
+) -> None:
+    def never(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        raise AssertionError("called")
+
+    with pytest.raises((TypeError, ValueError), match=said):
+        deltaproof.run(never, **{"cases": "beta-zero", "base": "fp32"} | settings)
+
+
+def test_a_single_output_may_be_a_name() -> None:
+    def own(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        return (kda(q, k, v, g, beta, initial_state)[1],)
+
+    found = deltaproof.run(own, "t65", base="fp32", outputs="final_state", layouts=())
+    assert found.passed, found.text
 
 
 def test_a_state_that_is_required_is_zero_and_another_array_skips_the_case() -> None:
