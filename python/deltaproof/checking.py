@@ -6,30 +6,19 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .contract import Contract
 from .judging import cache_folder
 from .limits import LONGEST, seconds
 from .records import FAIL, PASS, ended
-from .running import kernel_name, small_case
+from .running import Check, kernel_name, small_case
 from .server import About, Server, run_program
 from .themes import case_paths
 from .vocabulary import GRADIENT_OF
 from .words import truth_of
 
 WORDS = {"pass": "bitwise", "fail": "fail", "skipped": "skipped"}
-
-
-@dataclass(frozen=True)
-class Check:
-    """verdict: "bitwise", "within bounds" (of the declared design, of both calls), "fail" or
-    "skipped"; why: where and by how much."""
-
-    name: str
-    verdict: str
-    why: str = ""
 
 
 def check(

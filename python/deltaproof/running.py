@@ -23,12 +23,26 @@ from .server import About, Finished, Server, run_program
 from .themes import case_paths
 from .words import folder_and_design, names_of
 
+NO_CHECK = "not checked"
+LONG = 131072  # more than 65,536, and eight windows of 16K
+
+
+@dataclass(frozen=True)
+class Check:
+    """verdict: "bitwise", "within bounds" (of the declared design, of both calls), "fail" or
+    "skipped"; why: where and by how much."""
+
+    name: str
+    verdict: str
+    why: str = ""
+
 
 @dataclass(frozen=True)
 class Run:
     """What the program found. status: 0 all that was judged passed, 1 something failed, 2 it could
     not judge; record: as harness/record/record.h describes it; raised: tracebacks of what the
-    function raised; kernels: CUDA kernels that ran in the first call, by name; layouts: {layout:
+    function raised; kernels: CUDA kernels that ran in the first call, by name; checks: of the set
+    large, what `check` found on one long sequence; layouts: {layout:
     "pass" | "fail" | "fail: EXCEPTION" | "refused: WHY" | "not judged: WHY"} of memory layouts
     other than contiguous."""
 
@@ -38,12 +52,16 @@ class Run:
     raised: list[str]
     kernels: list[str]
     layouts: dict[str, str] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
         """Did all that was judged pass, in every layout that fn does not refuse?"""
         layouts = [x == "pass" or x.startswith("refused: ") for x in self.layouts.values()]
-        return self.status == PASS and all(layouts)
+        return self.status == PASS and all(layouts) and not self._failed()
+
+    def _failed(self) -> list[str]:
+        return [f"{x.name}: {x.why}" for x in self.checks if x.verdict in ("fail", NO_CHECK)]
 
     def verdicts(self) -> dict[str, str]:
         """{run ID: "pass" | "fail" | "skipped: WHY" | "unjudged"}."""
@@ -136,6 +154,7 @@ def run(
     design: str | None = None,
     layouts: Sequence[str] | None = None,
     limit: float = 60.0,
+    tokens: int = LONG,
     out: str | Mapping[str, str] | None = None,
     report: str | None = None,
     label: str | None = None,
@@ -152,7 +171,9 @@ def run(
     Contract). Of a case that fails the text says which common mistake fits it. layouts: memory
     layouts that are tried on one small case after the cases (layouts.py; None: all that cost no
     memory); fn refuses one by NotImplementedError
-    or Unsupported. limit: seconds of one call; a longer one fails, and the rest goes on. out,
+    or Unsupported. tokens: of the sequence on which the set large makes all of `check`, for faults
+    that no truth is long enough for. limit: seconds of one call; a longer one fails, and the rest
+    goes on. out,
     report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs are
     skipped with their reason (Run.verdicts())."""
     kernel = Contract(fn, base=base, **contract)
@@ -176,7 +197,28 @@ def run(
             _tell_page(folder, case, lines)
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
-    return replace(found, layouts=tried)
+    found = replace(found, layouts=tried)
+    if "large" not in ([cases] if isinstance(cases, str) else cases):
+        return found
+    found = replace(found, checks=_checked(fn, tokens, limit, base, design, contract))
+    said = "".join(f"check of {tokens} tokens: {x}\n" for x in found._failed())
+    return replace(found, text=found.text + said)
+
+
+def _checked(
+    fn: Callable[..., Any],
+    tokens: int,
+    limit: float,
+    base: str,
+    design: str | None,
+    contract: dict[str, Any],
+) -> list[Check]:
+    from .checking import check
+
+    try:
+        return check(fn, tokens=tokens, limit=limit, base=base, design=design, **contract)
+    except RuntimeError as e:
+        return [Check("check", NO_CHECK, str(e))]
 
 
 def _fits(

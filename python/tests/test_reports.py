@@ -2,12 +2,14 @@
 harness/ (wrong_kernels.py): a case of their recurrence's sets is red, and the text names the cause,
 or the place."""
 
-from dataclasses import dataclass
+import importlib
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 import deltaproof
+from deltaproof import themes
 from deltaproof.contract import Contract
 from deltaproof.themes import case_paths
 from wrong_kernels import by_chunks, make
@@ -74,6 +76,37 @@ REPORTS = (
 )
 
 
+# What is none of a set's cases, or takes another call: the tests that show it. A report whose row
+# ends in "asked" is red where a user asks for it, all others by what `run` of a set does by itself,
+# the layouts of a run on a CPU and the check of the set large among it.
+ELSEWHERE = {
+    "mamba#884": "test_batches::test_an_offset_of_32_bits_wraps_in_a_far_layout",
+    "transformers#46773": "test_batches::test_a_mask_leaves_out_what_stands_in_front_of_a_row",
+    "vllm#51562": "test_batches::test_what_lies_where_no_state_is_means_nothing",
+    "vllm#56196": "test_drafts::test_states_of_convolutions_lie_in_slots asked",
+    "vllm#56419": "test_drafts::test_what_a_rollback_gets_wrong_is_red",
+    "fla#623": "test_heads::test_a_gate_per_value_channel",
+    "flashinfer#3886": "test_heads::test_several_query_heads_a_key_head",
+    "fla#945": "test_reports::test_a_race_of_one_call_in_ten_is_red_on_cases_in_a_row",
+    "flashinfer#3698": "test_reports::test_a_hang_is_red",
+    "fla#906": "test_reports::test_the_set_large_makes_that_check_by_itself",
+    "sparkinfer#1071": "test_reports::test_the_set_large_makes_that_check_by_itself",
+}
+
+
+def test_all_32_reports_have_a_test() -> None:
+    """A row of REPORTS, or a test that is there; one is red in a case of one's own alone, of a
+    program with convolutions in front."""
+    of_projects = {r.where for r in REPORTS if "#" in r.where} | set(ELSEWHERE)
+    assert len(of_projects - {"LlamaFactory#10787"}) == 32, sorted(of_projects)  # one with slime's
+    asked = 0
+    for name in ELSEWHERE.values():
+        module, test = name.split()[0].split("::")
+        assert hasattr(importlib.import_module(module), test), name
+        asked += name.endswith(" asked")
+    assert asked == 1
+
+
 @pytest.mark.parametrize("report", REPORTS, ids=lambda r: f"{r.where}-{r.case}")
 def test_the_fault_of_a_report_is_red_and_named(report: Report, tmp_path: Any) -> None:
     model = report.case.split("-")[0]
@@ -110,6 +143,18 @@ def test_what_only_long_inputs_show_is_seen_by_check(fault: str) -> None:
     )
     failed = [x.name for x in checks if x.verdict == "fail"]
     assert bool(failed) == bool(fault), checks
+
+
+@pytest.mark.parametrize("fault", ["", "tail", "window"])
+def test_the_set_large_makes_that_check_by_itself(fault: str, monkeypatch: Any) -> None:
+    """512 tokens for 131,072; of its cases a small one."""
+    small = [replace(t, sets=("large",)) for t in themes.THEMES if t.name == "t65"]
+    monkeypatch.setattr(themes, "THEMES", tuple(small))
+    own: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "layouts": (), "tokens": 512}
+    found = deltaproof.run(make(fault), "large", **own)
+    assert found.status == 0 and len(found.checks) > 5, found.text
+    assert found.passed == (not fault), found.checks
+    assert bool(fault) == ("check of 512 tokens: " in found.text), found.text
 
 
 def test_a_one_token_row_from_what_was_there_before_is_red() -> None:
