@@ -49,6 +49,7 @@ import numpy.typing as npt
 
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
+from .prefixes import by_checkpoints
 from .tensors import BFLOAT16, is_torch, to_numpy
 from .vocabulary import (
     BETAS,
@@ -67,7 +68,7 @@ SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 a
 WIDE = ("fp32", "fp64")
 ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents")
-STATES = ("initial_state", "dht", "pool", "final_state", "ds0")
+STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
 READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
@@ -101,6 +102,8 @@ class Contract:
     masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
     layout: memory of every array (layouts.py).
     queries: query heads a key head.
+    checkpoints: tokens between the states of the output "checkpoints": [sum of T_i // checkpoints,
+    HV,K,V], those behind every so many tokens of each sequence, in their order.
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
     An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
@@ -118,6 +121,7 @@ class Contract:
     batch: bool | None = None
     masked: str = "any"
     queries: int = 1
+    checkpoints: int = 0
     layout: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
@@ -136,14 +140,21 @@ class Contract:
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
         if self.queries != int(self.queries) or self.queries < 1:
             raise ValueError(f"queries={self.queries!r}: must be a whole number from 1 on")
+        if bool(self.checkpoints) != ("checkpoints" in self.outputs) or self.checkpoints < 0:
+            raise ValueError(
+                f"checkpoints={self.checkpoints!r}: must be the number of tokens between the "
+                "states of the output 'checkpoints'"
+            )
 
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""
         if not self.autograd:
             own = {"drafts": "draft_slots", "trees": "parents"}
-            return [*self.outputs, *(x for x, n in own.items() if self.takes(n))]
+            outputs = [x for x in self.outputs if x != "checkpoints"]
+            return [*outputs, *(x for x, n in own.items() if self.takes(n))]
         takes, anything = _parameters(self.fn)
-        return list(self.outputs) + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
+        outputs = [x for x in self.outputs if x != "checkpoints"]
+        return outputs + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
 
     def free_settings(self) -> set[str]:
         """Settings of which the function computes all forms: it takes them as parameters."""
@@ -157,6 +168,8 @@ class Contract:
         where it returns something else than it says."""
         if self.takes("gv") and has_columns(problem) and "pool" not in problem.arrays:
             return by_columns(self._call, problem)
+        if self.checkpoints and not set(problem.wanted) & set(GRADIENT_OF):
+            return by_checkpoints(self._call, problem, self.checkpoints)
         if self.queries == 1:
             return self._call(problem)
         if problem.arrays["v"].shape[1] > problem.arrays["q"].shape[1]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .contract import Contract
+from .prefixes import NAME, nested
+from .tensors import save
 from .vocabulary import GRADIENT_OF
 from .vocabulary import RECURRENCES as MODELS
 from .words import names_of
@@ -142,6 +144,8 @@ THEMES: tuple[Theme, ...] = (
           form=LOG, needs="gv", models=("gdn",)),
     Theme("queries", "tokens that only read: further query heads of the one before",
           _readers(90, 34, 90), form=LOG, needs="queries", models=("kda", "gdn")),
+    Theme("checkpoints", "states behind every N tokens: sequences that are beginnings of others",
+          {}, raw=True, needs="checkpoints", models=("kda", "gdn"), sets=("standard", "serving")),
     # where nothing rounds
     Theme("exact", "nothing rounds: errors are 0", _states(_t(144, H=2, HV=4, K=16, V=48,
           keys="exact")), "", form=LOG),
@@ -235,7 +239,8 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
 
 def _serves(theme: Theme, contract: Contract) -> bool:
     """Has the function what the theme needs?"""
-    return {"": True, "gv": contract.takes("gv"), "queries": contract.queries > 1}[theme.needs]
+    has = {"gv": contract.takes("gv"), "queries": contract.queries > 1}
+    return (has | {"": True, "checkpoints": contract.checkpoints > 0})[theme.needs]
 
 
 def _text(theme: Theme, op: str, contract: Contract) -> str | None:
@@ -255,6 +260,10 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
     keys |= {} if "V" in theme.keys else {"V": theme.keys.get("K", 32)}
     keys |= theme.keys
+    if theme.needs == "checkpoints":  # shapes and laws are those of its data
+        keys = {**form, "data": NAME, "backward": "no"}
+        keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
+        keys["seed"] = contract.checkpoints
     if op == "dplr":
         keys["H"] = keys["HV"]
     if form["gate"] == "log":
@@ -275,12 +284,15 @@ def _cases(contract: Contract) -> Iterator[tuple[str, Theme, str]]:
                 yield f"{op}-{theme.name}", theme, text
 
 
-def _written(name: str, text: str, folder: str) -> str:
+def _written(name: str, text: str, folder: str, contract: Contract) -> str:
     """The path of the case file, below a folder named after its text: two contracts differ."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = os.path.join(folder, "themes", digest, f"{name}.case")
     if not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
+        if f"data = {NAME}" in text:
+            op, raw = name.split("-")[0], "gate = log" not in text
+            save(os.path.join(os.path.dirname(path), NAME), nested(op, raw, contract.checkpoints))
         own = f"{path}.{os.getpid()}"
         with open(own, "w", encoding="utf-8") as f:
             f.write(text)
@@ -297,11 +309,11 @@ def case_paths(cases: str | Sequence[str], contract: Contract, folder: str) -> l
     for name in asked:
         if name in SETS:
             found = [(n, text) for n, theme, text in have if name in theme.sets]
-            out += [_written(n, text, folder) for n, text in found]
+            out += [_written(n, text, folder, contract) for n, text in found]
             out += ["kda-typical"] * (name == "standard" and "kda" in contract.models)
         else:
             found = [(n, text) for n, _, text in have if n == name]
-            out += [_written(n, text, folder) for n, text in found] or [name]
+            out += [_written(n, text, folder, contract) for n, text in found] or [name]
     return out
 
 
