@@ -78,8 +78,12 @@ void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_
     if (!all_finite(call->s0 ? call->s0 + i * S : NULL, S)) return;
     if (!affordable(&d->window, call, 1, n)) return;
     add(&d->window, call, i, n, made->o, made->final_state + i * S, at);
-    if (!states || !affordable(&d->within, call, n - 1, n * (n - 1) / 2)) return;
-    for (int64_t j = 1; j < n; j++)
+    if (!states) return;
+    /* the last of them is judged already where it is the final state */
+    const double *last = states + (call->cu[i + 1] - 1) * S, *final = made->final_state + i * S;
+    const int64_t m = memcmp(last, final, sizeof *last * (size_t)S) ? n : n - 1;
+    if (!affordable(&d->within, call, m, m * (m + 1) / 2)) return;
+    for (int64_t j = 1; j <= m; j++)
         add(&d->within, call, i, j, NULL, states + (call->cu[i] + j - 1) * S, at);
 }
 

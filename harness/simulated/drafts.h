@@ -4,8 +4,9 @@
  * a truth, though nothing that follows depends on them.
  *
  *   window   the drafted tokens of a window; o, and the state after the last of them
- *   within   for each token of a window but the last: the tokens up to it; the state after it. Only
- *            of subjects that show the state after every token
+ *   within   for each token of a window (the last one where another state than the final one is
+ *            shown behind it): the tokens up to it; the state after it. Only of subjects that show
+ *            the state after every token
  */
 #ifndef DP_DRAFTS_H
 #define DP_DRAFTS_H

@@ -282,12 +282,16 @@ def bisect(
     fn: Callable[..., Any], case: str, *, base: str, design: str | None = None, **contract: Any
 ) -> Finished:
     """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
-    "w", "u", ..), or a dict) is judged, and the first wrong one is blamed. Status 0: nothing is
-    wrong, 1: found, see text."""
+    "w", "u", ..), or a dict) is judged, and the first wrong one is blamed; behind that stand common
+    mistakes that fit (lines "fits: .."). Status 0: nothing is wrong, 1: found, see text."""
     kernel = Contract(fn, base=base, **contract)
     about = About(kernel_name(fn), base, design=design)
     paths = case_paths(case, kernel, cache_folder())
-    return run_program(["bisect", "stage", *paths], Server(kernel, about))
+    found = run_program(["bisect", "stage", *paths], Server(kernel, about))
+    if found.status != FAIL or found.raised or len(paths) != 1:
+        return found
+    lines = fits(kernel, about, paths[0], LONGEST, [f"--cache={cache_folder()}"])
+    return replace(found, text=found.text + "".join(f"{x}\n" for x in lines))
 
 
 def shrink(

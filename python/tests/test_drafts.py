@@ -123,6 +123,39 @@ def test_sessions_without_such_slots_are_skipped_with_the_reason() -> None:
     assert "the function requires `pool`" in why[2], why
 
 
+@pytest.mark.parametrize("fault", ["", "shifted", "of the first"])
+def test_one_slot_with_a_list_of_checkpoints(fault: str) -> None:
+    """As SGLang verifies: the states behind all drafted tokens, of which one is taken."""
+    row = right("gdn")
+
+    def step(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
+        l2norm: bool, initial_state: Any, A_log: Any = None, dt_bias: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
+        tokens = ("q", "k", "v", "g", "beta")
+        own = {n: y for n, y in x.items() if n not in tokens}
+        cu = [0, len(q)] if cu_seqlens is None else [int(n) for n in cu_seqlens]
+        o, final, states = np.zeros_like(v), initial_state.astype(F4), []
+        for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
+            for t in range(a, e):
+                one = {n: x[n][t : t + 1] for n in tokens}
+                made = row(**own, **one, **FORM, initial_state=final[i][None])
+                before, final[i], o[t] = final[i].copy(), made["final_state"][0], made["o"][0]
+                states.append(before if fault == "shifted" else final[i].copy())
+            if fault == "of the first" and e - a > 2:
+                states[-1] = states[a - e]
+        return {"o": o, "final_state": final, "states": np.stack(states)}
+
+    own = OWN | {"outputs": ("o", "final_state", "states")}
+    found = deltaproof.run(step, "gdn-drafts", **own)
+    assert found.status == bool(fault), found.text
+    assert found.record is not None
+    names = [t["name"] for t in found.record["runs"][0]["tensors"]]
+    assert "state_within" in names and (not fault or "token" in found.text), found.text
+
+
 def test_prompts_and_single_tokens_come_in_one_call() -> None:
     row, lengths = right("gdn"), []
 

@@ -157,6 +157,22 @@ def test_the_set_large_makes_that_check_by_itself(fault: str, monkeypatch: Any) 
     assert bool(fault) == ("check of 512 tokens: " in found.text), found.text
 
 
+@pytest.mark.parametrize(
+    "fault, case, says",
+    [
+        ("cu-ignored", "gdn-packed-inside", "cu_seqlens were ignored"),
+        ("undecayed", "gdn-states", "before its decay"),
+        ("a-log-twice", "kda-softplus", "exponentiated twice"),
+        ("", "gdn-t64", ""),
+    ],
+)
+def test_bisect_names_the_cause(fault: str, case: str, says: str) -> None:
+    own: dict[str, Any] = {"outputs": ("o", "final_state"), "models": (case.split("-")[0],)}
+    found = deltaproof.bisect(make(fault), case, base="fp32", **own)
+    assert found.status == bool(fault) and says in found.text, found.text
+    assert ("fits: " in found.text) == bool(fault), found.text
+
+
 def test_a_one_token_row_from_what_was_there_before_is_red() -> None:
     """vllm#51562."""
     cases = ["gdn-kept-bf16", "gdn-first-one"]
