@@ -83,9 +83,9 @@ static const struct argp_option OPTIONS[] = {
      "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
      "(harness/run/judge_mamba.h)",
      0},
-    {"recurrence", OPT_RECURRENCE, "FILE", 0,
-     "a recurrence of your own: rows as text, with the names that its inputs have in both files "
-     "(ref/vocabulary/recurrence_text.h)",
+    {"recurrence", OPT_RECURRENCE, "NAME|FILE", 0,
+     DP_MODEL_WORDS " (default: metadata, else as the shapes say), or a file of your own: rows as "
+                    "text, with the names that its inputs have in both files (harness/README.md)",
      0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"why", OPT_WHY, "SECONDS", 0,

@@ -125,6 +125,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
             holding(dp_case_input_format(x, input_dtype), data, dp_input_count(p, i)), ndim, shape,
             data);
     }
+    dp_tensorfile_add_meta(f, "recurrence", dp_models[p->model].name);
     dp_tensorfile_add_meta(f, "gate", gate[p->gate]);
     dp_tensorfile_add_meta(f, "beta", dp_erases(p) ? beta[p->beta_form] : "none");
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");

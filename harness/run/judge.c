@@ -67,7 +67,9 @@ static int has_gates(const dp_tensorfile *in) {
 }
 
 static dp_strength strength_of(const dp_tensorfile *in, const dp_judge_options *o) {
+    const int said = dp_judge_recurrence(o, in);
     if (dp_user_recurrence_installed()) return DP_BY_ROWS;
+    if (said >= 0) return dp_models[said].strength;
     if (dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])) return DP_BY_FACTORS;
     if (has_gates(in)) return DP_BY_GATES;
     return dp_judge_without_beta(in, o->beta) ? DP_BY_NOTHING : DP_BY_BETA;
@@ -116,7 +118,13 @@ static void check_axes(const dp_tensorfile *f, dp_complaints *all) {
 
 static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_complaints *all) {
     const dp_strength strength = strength_of(in, o);
+    const char *said = dp_tensorfile_meta(in, "recurrence");
     char known[256] = "";
+    if (said && !o->recurrence && !dp_judge_is_recurrence(said))
+        dp_complain(all,
+                    "%s: metadata `recurrence` = '%.80s' is not understood: give --recurrence "
+                    "FILE, or %s",
+                    in->path, said, DP_MODEL_WORDS);
     for (int i = 0; i < in->ntensor; i++) {
         const char *name = in->tensor[i].name;
         if (dp_input_find(name) >= 0 || !strcmp(name, "cu_seqlens")) continue;
@@ -136,8 +144,8 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
                     (long long)q->shape[1], (long long)q->shape[1]);
 }
 
-/* R from k, the model from g. What does not fit is left to the loader, which refuses it by name and
- * shape. */
+/* R from k; the model as option or metadata say, else from g. What does not fit is left to the
+ * loader, which refuses it by name and shape. */
 static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int *R) {
     const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *k = tensor_of(in, DP_INPUT_K),
                     *v = tensor_of(in, DP_INPUT_V), *g = tensor_of(in, DP_INPUT_G);
@@ -145,6 +153,7 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
     const dp_strength strength = strength_of(in, o);
+    if (dp_judge_recurrence(o, in) >= 0) return dp_models[dp_judge_recurrence(o, in)].name;
     if (strength == DP_BY_GATES) return "gdn2";
     if (strength >= DP_BY_FACTORS)
         return "dplr";                           /* of DP_BY_ROWS the case asks what is installed */
@@ -388,7 +397,7 @@ static dp_status install(const char *path, dp_err *e) {
     dp_user_recurrence y;
     char *text;
     size_t n;
-    if (!path) return DP_OK;
+    if (!path || dp_judge_is_recurrence(path)) return DP_OK;
     dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
     if (s) return s;
     s = dp_user_recurrence_parse(text, path, &y, e);

@@ -18,7 +18,8 @@
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.
- * The model follows from the shapes: R keys a token: mkda, with a gate of one number a head
+ * --recurrence NAME (metadata `recurrence`) says which of the eight it is. Where nobody says, the
+ *   model follows from the shapes: R keys a token: mkda, with a gate of one number a head
  *   gated-deltaproduct; one key and one gate a head: gdn; else kda. FLA's layout of
  *   gated-deltaproduct, keys as tokens, is known by its length: k dk [T R,H,K], v dv [T R,HV,V],
  *   beta dbeta [T R,HV].
@@ -66,8 +67,9 @@ typedef struct {
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
         *base, *claim, *design, *layout; /* as given; NULL: not given */
     int drop;                            /* bits of what is claimed to be dropped; 0: not given */
-    /* file of a recurrence of the user's own (ref/vocabulary/recurrence_text.h), whose names the
-     * tensors of both files have; NULL: one of those here */
+    /* name of a recurrence that stands here, or file of the user's own
+     * (ref/vocabulary/recurrence_text.h), whose names the tensors of both files have; NULL: as
+     * metadata or shapes say */
     const char *recurrence;
     const char *unjudged;       /* names of tensors that may be, with commas; NULL: none */
     int ranks;                  /* 0: not given */

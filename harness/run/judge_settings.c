@@ -66,6 +66,19 @@ static const char *choose(const dp_tensorfile *f, const char *given, const char 
     return "";
 }
 
+static int model_named(const char *name) {
+    for (int i = 0; name && i < DP_NMODELS; i++)
+        if (!strcmp(name, dp_models[i].name)) return i;
+    return -1;
+}
+
+int dp_judge_is_recurrence(const char *name) { return model_named(name) >= 0; }
+
+int dp_judge_recurrence(const dp_judge_options *o, const dp_tensorfile *in) {
+    if (dp_user_recurrence_installed()) return -1;
+    return model_named(o->recurrence ? o->recurrence : dp_tensorfile_meta(in, "recurrence"));
+}
+
 int dp_judge_without_beta(const dp_tensorfile *in, const char *given) {
     const char *text = given ? given : dp_tensorfile_meta(in, "beta");
     return text && same_text(text, NOTHING);
@@ -169,7 +182,9 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
     /* what stands in place of beta has no forms to say */
     const int own = dp_user_recurrence_installed() != NULL;
-    const char *beta = own || dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
+    const int said = dp_judge_recurrence(o, in);
+    const int no_beta = own || (said >= 0 && dp_models[said].strength != DP_BY_BETA);
+    const char *beta = no_beta || dp_case_input_find(in, &dp_input_fields[DP_INPUT_ERASE]) ||
                                dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])
                            ? "plain"
                            : NULL;

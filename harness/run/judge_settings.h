@@ -47,6 +47,11 @@ const char *dp_judge_claim(const dp_tensorfile *out, const char *given, const ch
 dp_judge_base dp_judge_base_of(const dp_tensorfile *out, const char *given, const char *dflt,
                                dp_complaints *all);
 
+/* Is it the name of a recurrence that stands here? */
+int dp_judge_is_recurrence(const char *name);
+/* Which of these option or metadata `recurrence` name; -1: nobody says, or a user's own. */
+int dp_judge_recurrence(const dp_judge_options *o, const dp_tensorfile *in);
+
 #ifdef __cplusplus
 }
 #endif

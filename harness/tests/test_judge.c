@@ -787,3 +787,31 @@ DP_TEST(judge, a_chain_of_another_program_shows_its_bits_and_its_bias) {
     write_chain(DP_FP32, (const int64_t[]){32, 128, 32});
     REFUSE(&claim, "M [128,32,32]", "M [32,128,32]");
 }
+
+/* K = 1: a gate a channel and one a head have the same shape. */
+DP_TEST(judge, the_recurrence_is_what_option_or_metadata_say) {
+    static const struct {
+        const char *option, *says;
+        int status;
+    } ASKED[] = {{"", "\"op\":\"gdn\"", 0},
+                 {"--recurrence kda", "\"op\":\"kda\"", 0},
+                 {"--recurrence gla", "tensor beta is no input of op = gla", 2},
+                 {"--recurrence gal", "gal: ", 2}};
+    char cmd[2000], out[1 << 14];
+    snprintf(
+        cmd, sizeof cmd,
+        "cd '%s' && printf 'reason = r\\nsource = s\\nop = gdn\\nT = 9\\nK = 1\\nV = 4\\nranks "
+        "= 1\\nbase = fp32\\nbackward = no\\n' >k1.case && '%s' inputs k1.case -o k1.in && '%s' "
+        "truth k1.case -o k1.out",
+        gt_tmpdir(), gt_program(), gt_program());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    for (size_t i = 0; i < sizeof ASKED / sizeof *ASKED; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && '%s' judge %s --inputs k1.in --outputs k1.out --base fp32 --json "
+                 "k1.json 2>&1; s=$?; grep -o '\"op\":\"[a-z]*\"' k1.json; exit $s",
+                 gt_tmpdir(), gt_program(), ASKED[i].option);
+        const int status = gt_run(cmd, out, sizeof out);
+        CHECK(status == ASKED[i].status && strstr(out, ASKED[i].says), "%s: status %d: %s",
+              ASKED[i].option, status, out);
+    }
+}

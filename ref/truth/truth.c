@@ -284,6 +284,7 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
                 .tiny = is_dd ? TR_DD_TINY : tr_two_to(-10000),
                 .want_M = rq->want_M,
                 .ncb = (p->V + w - 1) / w};
+    r.rel = tr_rel_errors(&r);
     r.device = on_device ? rq->device : NULL;
     r.threads = rq->threads > 0 ? rq->threads : omp_get_max_threads();
     const double steps =

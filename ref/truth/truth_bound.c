@@ -195,7 +195,7 @@ static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const
 
 ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *kap,
                 const double *beta, const ld *be) {
-    const tr_rel rel = tr_rel_errors(r);
+    const tr_rel rel = r->rel;
     int negative = 0;
     ld any_sign = 1;
     for (int j = 0; j < R; j++) {
@@ -256,7 +256,7 @@ static bounder bounder_for(const tr_run *r, int hv, const tr_qk *qk, const tr_he
                      .qk = qk,
                      .hd = hd,
                      .hv = hv,
-                     .rel = tr_rel_errors(r),
+                     .rel = r->rel,
                      .k.row = dp_calloc((size_t)dp_rows(p), sizeof(row_bounds)),
                      .steps = dp_rows(p) / dp_keys_at_once(p)};
 }

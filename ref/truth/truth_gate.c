@@ -100,7 +100,7 @@ void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, K = p->K, R = p->R;
-    const ld rel = tr_rel_errors(r).qk;
+    const ld rel = r->rel.qk;
     *a = (tr_qk){mp_alloc(T * K, r->prec),
                  mp_alloc(T * R * K, r->prec),
                  mp_alloc(T, r->prec),
@@ -117,14 +117,13 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
         for (int64_t t = 0; t < T; t++) {
             a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K),
                                         mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
-            if (p->l2norm)
-                a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * tr_rel_errors(r).rstd);
+            if (p->l2norm) a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * r->rel.rstd);
             for (int64_t i = t * R; i < (t + 1) * R; i++)
                 a->k_norm[i] =
                     activate_row(p, p->k + ((t * p->H + h) * R + i - t * R) * K,
                                  mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0), rel);
             for (int64_t i = t * R; i < (t + 1) * R && p->l2norm; i++)
-                a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * tr_rel_errors(r).rstd);
+                a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * r->rel.rstd);
         }
         mp_free(&tmp);
     }
@@ -208,7 +207,7 @@ static void gate_channel(const tr_run *r, gate_rel e, mpfr_ptr d, mpfr_srcptr dx
 static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db, ld *beta_up,
                           ld *db_up, mp_array tmp) {
     const dp_problem *p = r->p;
-    const tr_rel rel = tr_rel_errors(r);
+    const tr_rel rel = r->rel;
     mpfr_ptr x = mp_at(tmp, 2);
     mpfr_set_d(x, b, MPFR_RNDN);
     if (p->beta_form == DP_BETA_PLAIN) {

@@ -60,9 +60,15 @@ typedef struct {
     dp_entry of[DP_MAX_ENTRIES];
 } tr_rows;
 
+/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
+typedef struct {
+    ld qk, rstd, beta, db;
+} tr_rel;
+
 typedef struct {
     const dp_problem *p;
     tr_rows rows;
+    tr_rel rel;
     dp_truth *t;
     mpfr_prec_t prec;
     /* relative error of one operation: 2^-prec (MPFR; 2^-16000 beyond), TR_DD_U (double-double) */
@@ -113,11 +119,7 @@ typedef struct {
     ld *S_up, *G_up;
 } tr_head;
 
-/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
-typedef struct {
-    ld qk, rstd, beta, db;
-} tr_rel;
-/* Of this run's arithmetic; all are proven upper bounds. */
+/* r->rel of this run's arithmetic; all are proven upper bounds. */
 tr_rel tr_rel_errors(const tr_run *r);
 ld tr_gamma(const tr_run *r, ld n); /* n u / (1 - n u); inf when n u >= 1/2 */
 

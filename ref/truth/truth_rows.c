@@ -173,7 +173,7 @@ void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head 
 /* ---- bounds ---------------------------------------------------------------------------------- */
 
 ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t t) {
-    const tr_rel rel = tr_rel_errors(r);
+    const tr_rel rel = r->rel;
     const int left = e.n - (but >= 0);
     ld sum = left > 1 ? tr_gamma(r, 2 * (left - 1)) : 0;
     for (int m = 0; m < e.n; m++) {
