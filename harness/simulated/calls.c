@@ -536,6 +536,75 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem_free(&y);
 }
 
+/* Of who rolls back by himself: has each token of the sequence's call a slot? */
+static int has_slots(const walk *w, int i) {
+    return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
+}
+
+/* The token of the problem that stands for token j of a slice. */
+static int64_t token_of(const walk *w, slice x, int64_t j) {
+    return j < x.n ? x.from + j : draft(w->p, x.from + j);
+}
+
+/* Of a tree: the way to token j of sequence i's window, as places from the first on; their
+ * number. */
+static int64_t way_to(const walk *w, slice x, int64_t first, int64_t j, int64_t *way) {
+    int64_t n = 0;
+    for (int64_t at = place(w, x, j); at >= 0; at = w->parent[first + at])
+        way[n++] = at;
+    for (int64_t a = 0; a < n / 2; a++) {
+        const int64_t t = way[a];
+        way[a] = way[n - 1 - a];
+        way[n - 1 - a] = t;
+    }
+    return n;
+}
+
+/* What a tree made on the way to one of its rejected tokens, as a window of that way. */
+static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t first, int64_t j) {
+    const dp_problem *p = w->p;
+    const slice x = w->take[i];
+    const int64_t rows = (int64_t)p->HV * p->V;
+    int64_t *way = dp_calloc((size_t)(x.n + x.m), sizeof *way);
+    const int64_t n = way_to(w, x, first, j, way);
+    dp_problem y = *p;
+    dp_result made = {.o = r->out.o ? dp_doubles(n * rows) : NULL};
+    y.Nseq = 1;
+    y.T = n;
+    y.cu = dp_calloc(2, sizeof *y.cu);
+    y.cu[1] = n;
+    y.dout = y.dstate = NULL;
+    y.s0 = w->S ? dp_copy(w->S + i * w->state, w->state) : NULL;
+    for (int f = 0; f < DP_NINPUTS; f++)
+        if (of_tokens(p, f))
+            *dp_input_at(&y, f) = dp_doubles(dp_input_count(&y, f));
+        else if (dp_input_fields[f].kind == DP_OF_HEADS)
+            *dp_input_at(&y, f) = dp_copy(dp_input_of(p, f), dp_input_count(p, f));
+    for (int64_t t = 0; t < x.n + x.m; t++)
+        for (int64_t a = 0; a < n; a++)
+            if (place(w, x, t) == way[a]) put_token(p, &y, a, token_of(w, x, t), t >= x.n);
+    for (int64_t a = 0; a < n && made.o; a++)
+        memcpy(made.o + a * rows, r->out.o + (first + way[a]) * rows,
+               sizeof *made.o * (size_t)rows);
+    made.final_state = dp_copy(r->states + (first + way[n - 1]) * w->state, w->state);
+    const dp_draft_place at = {i, w->done, x.from, n, x.n};
+    dp_drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
+    dp_result_free(&made);
+    dp_problem_free(&y);
+    free(way);
+}
+
+/* The same of every rejected token of the call: states have slots of their own. */
+static void keep_trees(const walk *w, const dp_call_result *r) {
+    int64_t first = 0;
+    for (int i = 0; i < w->p->Nseq; i++) {
+        const slice x = w->take[i];
+        for (int64_t j = x.n; j < x.n + x.m && has_slots(w, i) && r->states; j++)
+            keep_way(w, r, i, first, j);
+        first += x.n + x.m;
+    }
+}
+
 static slice next_tokens(const walk *w, int i) {
     const int64_t left = w->p->cu[i + 1] - w->at[i];
     if ((i && w->waiting) || call_of(w, i) < 0) return (slice){w->at[i], 0, 0};
@@ -572,12 +641,7 @@ static dp_status overwrite_prefix(walk *w, dp_err *e) {
     return st;
 }
 
-/* Of who rolls back by himself: has each token of the sequence's call a slot? */
-static int has_slots(const walk *w, int i) {
-    return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
-}
-
-/* The slots of the tokens of such calls. */
+/* The slots of the tokens of calls in which each has one. */
 static void plan_drafts(walk *w) {
     int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens), all = 0;
     unsigned char *window = dp_calloc((size_t)w->p->Nseq, 1);
@@ -633,7 +697,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     if (!st) st = call(w, w->take, !same && !w->drafts, &r, e);
     if (!st) {
         if (w->drafts && !r.states) r.states = dp_slots_drafted(w->slots);
-        if (w->by->drafts && window && !w->parent) keep_drafts(w, &r);
+        if (w->by->drafts && window) (w->parent ? keep_trees : keep_drafts)(w, &r);
         keep_o(w, w->take, r.out.o);
         keep_y(w, &r);
         st = go_back(w, kept, same, &r, e);

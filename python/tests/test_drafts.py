@@ -23,7 +23,8 @@ OWN: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "layouts": (), "outpu
 def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) -> Any:
     """GDN over slots of drafted tokens. Faults: it begins from the slot of the last draft, of the
     first, of one too early; the state of a token goes to the next one's slot; that of a longer call
-    to the last slot; a row without tokens of its own writes; parents are ignored."""
+    to the last slot; a row without tokens of its own writes; parents are ignored; a rejected branch
+    is 1% off."""
     row = right("gdn")
 
     def sequence(x: dict[str, Any], a: int, e: int, S: Any, parents: Any) -> tuple[Any, Any]:
@@ -54,6 +55,8 @@ def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) 
             if seen is not None:
                 seen.append((i, e - a, accepted[i]))
             made, states = sequence(x, a, e, pool[begin], parents)
+            if fault == "branch" and parents is not None and e - a > 1 and parents[a + 1] < 0:
+                made[0], states[0] = made[0] * F4(1.01), states[0] * F4(1.01)
             o[a:e] = made
             if e - a > D:
                 out[slots[i, -1 if fault == "long" else 0]] = states[-1]
@@ -95,7 +98,7 @@ def test_a_kernel_rolls_back_by_itself(trees: bool) -> None:
     assert {(1, 20, 1), *places} <= set(seen), seen
     assert found.record is not None
     judged = [t["name"] for t in found.record["runs"][0]["tensors"]]
-    assert ("state_within" in judged) == (not trees), judged
+    assert ("state_within" in judged) == (not trees) and "state_drafted" in judged, judged
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,12 @@ def test_what_a_rollback_gets_wrong_is_red(fault: str, says: str) -> None:
 def test_parents_that_are_ignored_are_red() -> None:
     found = deltaproof.run(verify("chain", trees=True), "gdn-draft-slots", **OWN)
     assert found.status == 1 and "token" in found.text, found.text
+
+
+def test_what_a_tree_makes_of_rejected_tokens_is_judged() -> None:
+    """Of the first branch, which nothing depends on."""
+    found = deltaproof.run(verify("branch", trees=True), "gdn-draft-slots", **OWN)
+    assert found.status == 1 and "_drafted: " in found.text, found.text
 
 
 def test_sessions_without_such_slots_are_skipped_with_the_reason() -> None:
