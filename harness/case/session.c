@@ -174,3 +174,17 @@ void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigne
         for (int64_t c = 0, t = cu[i]; t < cu[i + 1]; t += dp_session_at(s, c++).accepted)
             first[t] = 1;
 }
+
+static int64_t last_call(const dp_session *s, const int64_t *cu, int i) {
+    return cu[i + 1] > cu[i] ? i * s->stagger + dp_session_call_of(s, cu[i + 1] - cu[i] - 1) : -1;
+}
+
+void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended) {
+    int64_t last = -1;
+    for (int i = 0; i < Nseq; i++) {
+        const int64_t own = last_call(s, cu, i);
+        if (own > last) last = own;
+    }
+    for (int i = 0; i < Nseq; i++)
+        ended[i] = cu[i + 1] > cu[i] && last_call(s, cu, i) < last;
+}

@@ -142,7 +142,7 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
 static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
                   dp_error_bound *out) {
     const double *want[DP_NRESULTS];
-    dp_bounds_keep(&sp->c->p, sp->first_of_call, sp->c->session.kept, design, out);
+    dp_bounds_keep(&sp->c->p, sp->first_of_call, &sp->c->session, design, out);
     for (int i = 0; i < DP_NRESULTS; i++)
         want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
     dp_bounds_store(&sp->c->p, bounded, design, want, out);

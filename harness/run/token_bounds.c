@@ -85,14 +85,17 @@ void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_des
                  b->row[DP_RESULT_FINAL_STATE]);
 }
 
-void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call, dp_format kept,
-                    const dp_design *design, dp_error_bound *b) {
+void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call,
+                    const dp_session *session, const dp_design *design, dp_error_bound *b) {
     const int tokens = !design->chunk && design->state != DP_FP32;
-    const dp_format f[2] = {kept, tokens ? design->state : design->final_state};
+    const dp_format f[2] = {session->kept, tokens ? design->state : design->final_state};
     if (!(first_of_call || tokens) || (f[0] == DP_FP64 && f[1] == DP_FP64)) return;
     unsigned char *all = dp_calloc((size_t)p->T + 1, 1);
     memset(all, 1, (size_t)p->T);
-    dp_carried_bounds(p, tokens ? all : first_of_call, f, b->row[DP_RESULT_O],
+    unsigned char *ended = dp_calloc((size_t)p->Nseq, 1);
+    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, ended);
+    dp_carried_bounds(p, tokens ? all : first_of_call, ended, f, b->row[DP_RESULT_O],
                       b->row[DP_RESULT_FINAL_STATE]);
+    free(ended);
     free(all);
 }

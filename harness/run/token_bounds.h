@@ -3,6 +3,7 @@
 #ifndef DP_TOKEN_BOUNDS_H
 #define DP_TOKEN_BOUNDS_H
 #include "harness/bound/error_bound.h"
+#include "harness/case/session.h"
 #include "ref/vocabulary/design.h"
 
 /* Are there bounds of this recurrent design: states in fp32, nothing leaves in fp16? */
@@ -17,9 +18,10 @@ void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_des
                      const double *const want[DP_NRESULTS], dp_error_bound *b);
 
 /* Adds what states add that are stored on the way: between the calls of a session (first_of_call
- * [T]; NULL: there is none) in `kept` and as they leave `design`, or after each token of a
- * recurrent one. The last store is dp_bounds_store's. */
-void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call, dp_format kept,
-                    const dp_design *design, dp_error_bound *b);
+ * [T]; NULL: there is none) in its format and as they leave `design`, or after each token of a
+ * recurrent one. A sequence that ends early is stored behind its end, too. The last store is
+ * dp_bounds_store's. */
+void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call,
+                    const dp_session *session, const dp_design *design, dp_error_bound *b);
 
 #endif

@@ -420,8 +420,8 @@ static void step_head(const session *s, int64_t t, heads *x, double *o) {
     o[(s->first + t) * p->HV + s->hv] += fabs(p->scale) * dp_norm_fro(p->K, q) * *off;
 }
 
-void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const dp_format kept[2],
-                       double *o, double *state) {
+void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const unsigned char *ended,
+                       const dp_format kept[2], double *o, double *state) {
     session s = {.p = p, .in = dp_activated_new(p)};
     for (int i = 0; i < p->Nseq; i++) {
         heads x = heads_new(p, i);
@@ -433,6 +433,8 @@ void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const d
             for (s.hv = 0; s.hv < p->HV; s.hv++)
                 step_head(&s, t, &x, o);
         }
+        for (int f = 0; f < 2 && ended && ended[i]; f++)
+            store_heads(p, kept[f], &x);
         for (int h = 0; h < p->HV; h++)
             state[i * p->HV + h] += x.off[h];
         heads_free(p, &x);

@@ -154,8 +154,11 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
     dp_session_firsts(&c.session, c.p.cu, c.p.Nseq, first);
     const dp_format f[2] = {c.session.kept, d.final_state};
     double *bound[2] = {dp_doubles(c.p.T * c.p.HV), dp_doubles((int64_t)c.p.Nseq * c.p.HV)};
-    dp_carried_bounds(&c.p, first, f, bound[0], bound[1]);
+    unsigned char *ended = dp_calloc((size_t)c.p.Nseq, 1);
+    dp_session_ended(&c.session, c.p.cu, c.p.Nseq, ended);
+    dp_carried_bounds(&c.p, first, ended, f, bound[0], bound[1]);
     static const dp_result_id FIELD[2] = {DP_RESULT_O, DP_RESULT_FINAL_STATE};
+    free(ended);
     double most = 0;
     for (int i = 0; i < 2; i++) {
         const dp_ball *want = &t.field[FIELD[i]];
