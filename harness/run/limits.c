@@ -12,8 +12,8 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
     /* arithmetic fp32 or fp64; bf16 */
     [DRAWN] = {{1.2, 0.1}, {1.2, 0.1}},
     [OTHER_SUMS] = {{1.5, 0.15}, {1.4, 0.1}},
-    [DECLARED] = {{2, 0.3}, {1.4, 0.15}},
-    [UNDECLARED] = {{4, 0.6}, {2, 0.3}},
+    [DECLARED] = {{2, 0.3}, {1.25, 0.15}},
+    [UNDECLARED] = {{2, 0.3}, {1.4, 0.15}},
 };
 
 dp_claim dp_run_claim(const dp_run *r) {

@@ -105,22 +105,23 @@ dp_design dp_design_formats(const dp_design *of) {
 
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]) {
     static const struct {
-        int chunk, fast, gated, product, bf16_alone;
-    } of[DP_COMMON_DESIGNS] = {{DP_CHUNK, 0, 0, 0, 0},
-                               {DP_CHUNK, 1, DP_SCORES_TF32, 0, 0},
-                               {DP_CHUNK, 1, DP_SCORES_GATED, 0, 1},
-                               {0, 0, 0, 0, 0},
-                               {0, 1, 0, 0, 0},
-                               {16, 0, 0, 0, 0},
-                               {16, 1, DP_SCORES_GATED, 0, 0},
-                               {32, 0, 0, 0, 0},
-                               {32, 1, DP_SCORES_GATED, 0, 0},
-                               {128, 0, 0, 0, 0},
-                               {128, 1, DP_SCORES_GATED, 0, 0},
-                               {256, 0, 0, 0, 0},
-                               {256, 1, DP_SCORES_GATED, 0, 0},
-                               {DP_CHUNK, 1, 0, DP_INVERSE_MERGED, 1},
-                               {128, 1, 0, DP_INVERSE_MERGED, 1}};
+        int chunk, fast, gated, product, bf16_alone, short_decays;
+    } of[DP_COMMON_DESIGNS] = {{DP_CHUNK, 0, 0, 0, 0, 0},
+                               {DP_CHUNK, 1, DP_SCORES_TF32, 0, 0, 0},
+                               {DP_CHUNK, 1, DP_SCORES_GATED, 0, 1, 0},
+                               {0, 0, 0, 0, 0, 0},
+                               {0, 1, 0, 0, 0, 0},
+                               {16, 0, 0, 0, 0, 0},
+                               {16, 1, DP_SCORES_GATED, 0, 0, 0},
+                               {32, 0, 0, 0, 0, 0},
+                               {32, 1, DP_SCORES_GATED, 0, 0, 0},
+                               {128, 0, 0, 0, 0, 0},
+                               {128, 1, DP_SCORES_GATED, 0, 0, 0},
+                               {256, 0, 0, 0, 0, 0},
+                               {256, 1, DP_SCORES_GATED, 0, 0, 0},
+                               {DP_CHUNK, 1, 0, DP_INVERSE_MERGED, 1, 0},
+                               {128, 1, 0, DP_INVERSE_MERGED, 1, 0},
+                               {16, 1, DP_SCORES_GATED, 0, 1, 1}};
     const int short_formats = undeclared->base == DP_BASE_BF16;
     int n = 0;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
@@ -133,6 +134,9 @@ int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]
         x->gated = short_formats ? of[i].gated : DP_SCORES_PAIRWISE;
         x->stored_inputs = x->gated != DP_SCORES_PAIRWISE;
         if (of[i].product) x->product = of[i].product;
+        if (!of[i].short_decays) continue;
+        x->decays = DP_BF16;
+        x->scored = 1;
     }
     return n;
 }

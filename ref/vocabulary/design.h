@@ -112,9 +112,9 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 /* The designs that a kernel which does not declare one may have, in the order of the trials: chunks
  * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks
  * in base bf16: and with gated operands of stored inputs, those of 64 in tf32 too); in base bf16
- * merged inverses of chunks of 64 and 128. All of its base, factors, out and final_state. Returns
- * their number. */
-#define DP_COMMON_DESIGNS 15
+ * merged inverses of chunks of 64 and 128, and chunks of 16 with decays in bf16. All of its base,
+ * factors, out and final_state. Returns their number. */
+#define DP_COMMON_DESIGNS 16
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
 /* Is it a result that leaves in a format of its own? The others leave as they were computed. */
