@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from deltaproof.exchanges import exchanges, stacked
 from deltaproof.judging import judge
+from deltaproof.tensors import load
 
 T, K, V, RANKS = 96, 16, 8, 3
 SAID: dict[str, Any] = {
@@ -130,3 +132,20 @@ def test_a_rank_without_a_tensor_has_zeros(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torch", torch)
     got = stacked([{"M": np.ones(2)}, {"M": np.ones(2), "S_in": np.ones(3)}])
     assert got["S_in"].tolist() == [[0, 0, 0], [1, 1, 1]] and got["M"].sum() == 4
+
+
+DATA = Path(__file__).parents[2] / "cases/data/kda-lm-layer3-long"
+
+
+def test_the_chain_of_fla_on_a_trained_head_is_what_it_claims() -> None:
+    """reports/chain.md: FLA 0.6, two ranks, the first 2,048 tokens, an H200."""
+    whole = load(f"{DATA}.safetensors")
+    x = {n: t if n in ("A_log", "dt_bias") else t[:2048, None] for n, t in whole.items()}
+    made = load(f"{DATA}.fla-cp2-chain.safetensors")
+    said: dict[str, Any] = {"gate": "softplus", "beta": "sigmoid", "l2norm": True, "base": "bf16"}
+    said |= {"ranks": 2, "claim": "tf32x3", "design": "exp=fast,inputs=stored,scores=tf32"}
+    found = judge(x, made, **said)
+    assert found.passed and set(found.tensors) == set(made), found.text
+    assert abs(found.tensors["M"]["rel_fro"] / 3.599e-3 - 1) < 1e-3
+    found = judge(x, made | {"M": made["M"] * np.float32(1.02), "dM": made["M"]}, **said)
+    assert [n for n, t in found.tensors.items() if t["verdict"] == "fail"] == ["M", "dM"]
