@@ -33,7 +33,7 @@
 extern "C" {
 #endif
 
-#define DP_VERSION "0.1.0"
+#define DP_VERSION "0.2.0"
 #define DP_CHUNK 64 /* C, tokens per chunk */
 
 /* Environment and input errors. Programmer errors are asserts, numerical outcomes are data in a
