@@ -10,6 +10,7 @@
 #include "ref/bound/drop.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,9 +120,17 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
 
 /* dg of a first token without an initial state is a sum of pairs that cancel: kernels that round
  * the operands of dq and dk apart leave one rounding of an operand (FLA: 0.7% of its head's rows).
- */
-static double cancelled(const dp_run *run) {
-    return run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
+ * So are dA_log and ddt_bias of a head of such tokens alone. */
+static double cancelled(const dp_run *run, dp_result_id field) {
+    const int sums =
+        field == DP_RESULT_DG || field == DP_RESULT_DA_LOG || field == DP_RESULT_DDT_BIAS;
+    return sums && run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
+}
+
+/* What its file or, in fp16, its own format may take of a number near zero. */
+static double tiny_of(const dp_judging *j, const dp_run *run, dp_result_id field) {
+    const double file = j->out->stored ? j->out->stored->tiny[field] : 0;
+    return run->design.out[field] == DP_FP16 ? fmax(file, 0x1p-25) : file;
 }
 
 /* A factor of 1.5 of outputs and of the gradients of rows and states is seen; 0: of no other. */
@@ -153,7 +162,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     double *freedom = dp_row_freedom_new(p, field);
     const double own = dp_own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
-    const double tiny = stored ? stored->tiny[field] : 0;
+    const double tiny = tiny_of(j, run, field);
     const dp_compare_in in = {.name = dp_result_fields[field].name,
                               .N = sp->N,
                               .heads = dp_result_heads(p, field),
@@ -177,7 +186,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .store = dp_run_storing(run, u),
                               .file_unit = u,
                               .seen_most = seen_most(field),
-                              .cancelled = field == DP_RESULT_DG ? cancelled(run) : 0,
+                              .cancelled = cancelled(run, field),
                               .of_heads = kind == DP_OF_HEADS,
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
@@ -200,13 +209,12 @@ void dp_judge_results(const dp_judging *j, dp_run *run) {
         judge_field(j, i, &lost, run);
     dp_drop_free(&lost);
     if (run->exact) return;
-    const dp_stored_results *stored = j->out->stored;
     const dp_sums_in in = {.p = &j->sp->c->p,
                            .got = j->out->results,
                            .arithmetic = dp_base_roundoff(run->base),
-                           .tiny_dg = stored ? stored->tiny[DP_RESULT_DG] : 0,
-                           .tiny_dA_log = stored ? stored->tiny[DP_RESULT_DA_LOG] : 0,
-                           .tiny_ddt_bias = stored ? stored->tiny[DP_RESULT_DDT_BIAS] : 0,
+                           .tiny_dg = tiny_of(j, run, DP_RESULT_DG),
+                           .tiny_dA_log = tiny_of(j, run, DP_RESULT_DA_LOG),
+                           .tiny_ddt_bias = tiny_of(j, run, DP_RESULT_DDT_BIAS),
                            .dg = judgement_of(run, DP_RESULT_DG),
                            .dA_log = judgement_of(run, DP_RESULT_DA_LOG),
                            .ddt_bias = judgement_of(run, DP_RESULT_DDT_BIAS)};

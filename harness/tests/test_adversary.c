@@ -158,6 +158,17 @@ DP_TEST(adversary, small_problems_tell_an_inverse_that_cancels_from_a_right_one)
     CHECK(says("\npowers that cancel ") && !says("failures:"), "%s", out);
 }
 
+/* dg of one token without a state is a sum that cancels: kernels leave 1e-8 of it, draws nothing. */
+DP_TEST(adversary, a_head_whose_dg_cancels_is_no_alarm) {
+    CHECK(adversary_in("one",
+                       "alarms --cases '' --generated 1 --seed 530208 --small --recurrences gdn "
+                       "kda mkda gdn2 gla ssd gated-deltaproduct dplr --declared --designs "
+                       "chunk16-gated-bf16 chunk64-fp16-out-fp16") == 0,
+          "%s", out);
+    CHECK(says("\nbf16 chunk16-gated-bf16              1       10       0 ") && !says("failures"),
+          "%s", out); /* in fp16, without a bound, dg is unjudged */
+}
+
 /* Errors 1.5 times as large as they should be pass every case, and fail them together. */
 DP_TEST(adversary, what_no_case_shows_fails_all_of_them_together) {
     const char *right =

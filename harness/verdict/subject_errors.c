@@ -12,13 +12,16 @@ static int32_t window_of(const dp_compare_in *in, const dp_measured *r, int64_t 
 }
 
 /* One rounding of the result itself, of its row and of its head's typical row: where a row cancels
- * to nothing beside the others, a rounding of their size is no error. And the truth's radius. */
+ * to nothing beside the others, a rounding of their size is no error. And the truth's radius. Where
+ * all of a head's rows cancel, the bound alone knows the size of their terms: 2^-8 of a rounding of
+ * the bound is one of fp32. */
 static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) {
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
     const double unit = r->want2 > 0 ? in->unit : fmax(in->unit, in->cancelled);
-    const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius;
+    const double terms = rms == 0 && isfinite(r->bound) ? 0x1p-8 * in->cancelled * r->bound : 0;
+    const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius + terms * terms;
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
 
