@@ -66,19 +66,19 @@ static int has_gates(const dp_tensorfile *in) {
            dp_case_input_find(in, &dp_input_fields[DP_INPUT_WRITE]);
 }
 
-static dp_strength strength_of(const dp_tensorfile *in, const dp_judge_options *o) {
+/* The recurrence, or one whose tokens have the same inputs: what is said, else what is there. */
+static dp_model model_like(const dp_tensorfile *in, const dp_judge_options *o) {
     const int said = dp_judge_recurrence(o, in);
-    if (dp_user_recurrence_installed()) return DP_BY_ROWS;
-    if (said >= 0) return dp_models[said].strength;
-    if (dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])) return DP_BY_FACTORS;
-    if (has_gates(in)) return DP_BY_GATES;
-    return dp_judge_without_beta(in, o->beta) ? DP_BY_NOTHING : DP_BY_BETA;
+    if (dp_user_recurrence_installed()) return DP_USER;
+    if (said >= 0) return (dp_model)said;
+    if (dp_case_input_find(in, &dp_input_fields[DP_INPUT_LR_A])) return DP_DPLR;
+    if (has_gates(in)) return DP_GDN2;
+    return dp_judge_without_beta(in, o->beta) ? DP_GLA : DP_KDA;
 }
 
-static void check_input(const dp_tensorfile *in, dp_strength strength, const dp_tensor_field *f,
-                        dp_complaints *all) {
-    const int belongs = !f->only || f->only >> strength & 1;
-    if (belongs && f->role == DP_ROLE_REQUIRED && !dp_case_input_find(in, f))
+static void check_input(const dp_tensorfile *in, dp_model m, int input, dp_complaints *all) {
+    const dp_tensor_field *f = &dp_input_fields[input];
+    if (dp_model_has(m, input) && f->role == DP_ROLE_REQUIRED && !dp_case_input_find(in, f))
         dp_complain(all, "%s: tensor %s is missing", in->path, f->name);
     if (f->alias && dp_tensor_find(in, f->name) && dp_tensor_find(in, f->alias))
         dp_complain(all, "%s: has the same tensor under two names, %s and %s", in->path, f->name,
@@ -117,7 +117,6 @@ static void check_axes(const dp_tensorfile *f, dp_complaints *all) {
 }
 
 static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_complaints *all) {
-    const dp_strength strength = strength_of(in, o);
     const char *said = dp_tensorfile_meta(in, "recurrence");
     char known[256] = "";
     if (said && !o->recurrence && !dp_judge_is_recurrence(said))
@@ -133,7 +132,7 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
                     known);
     }
     for (int i = 0; i < DP_NINPUTS; i++)
-        check_input(in, strength, &dp_input_fields[i], all);
+        check_input(in, model_like(in, o), i, all);
     if (!has_one_head(in)) check_axes(in, all);
     const dp_tensor *q = tensor_of(in, DP_INPUT_Q);
     if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
@@ -152,7 +151,7 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
     const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0,
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
-    const dp_strength strength = strength_of(in, o);
+    const dp_strength strength = dp_models[model_like(in, o)].strength;
     if (dp_judge_recurrence(o, in) >= 0) return dp_models[dp_judge_recurrence(o, in)].name;
     if (strength == DP_BY_GATES) return "gdn2";
     if (strength >= DP_BY_FACTORS)

@@ -166,7 +166,8 @@ static int keep_others(const void *ctx, int f, int64_t token, int head, int seq)
 static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
     const double *a = *dp_input_at((dp_problem *)p, i), y = a[token * width + at];
     if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return other_gate(p, y);
-    return dp_input_fields[i].only ? a[(p->T - 1 - token) * width + at] : -y;
+    const int of_strength = dp_input_fields[i].role == DP_ROLE_REQUIRED && i > DP_INPUT_G;
+    return of_strength ? a[(p->T - 1 - token) * width + at] : -y;
 }
 
 static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) {

@@ -4,6 +4,7 @@
 #include "harness/case/operations.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 
 #include <stdio.h>
@@ -109,8 +110,7 @@ DP_TEST(vocabulary, python_derives_what_the_table_says) {
 
 /* Is it a result of a recurrence with a beta? */
 static int of_beta(const dp_tensor_field *f) {
-    const unsigned only = f->role == DP_ROLE_GRADIENT ? dp_input_fields[f->of].only : 0;
-    return !only || only >> DP_BY_BETA & 1;
+    return f->role != DP_ROLE_GRADIENT || dp_model_has(DP_KDA, f->of);
 }
 
 /* Programs that share no code with this one, and scripts that read records of the recurrences with

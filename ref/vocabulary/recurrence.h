@@ -63,6 +63,17 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     return n;
 }
 
+/* Does any of its rows have that input? */
+static inline int dp_recurrence_uses(const dp_recurrence *a, int input) {
+    int n = 0;
+    for (int j = 0; j < a->n; j++)
+        n += dp_entry_has(a->row[j].write, input) + dp_entry_has(a->row[j].read, input) +
+             dp_entry_has(a->row[j].value, input) + dp_entry_has(a->row[j].strength, input);
+    return n > 0;
+}
+/* Has a recurrence such an input: q, g, and what stands in its rows; states, parameters of the gate
+ * and gradients that come in may always be there. */
+int dp_model_has(dp_model m, int input); /* tensors.c */
 /* How often it has exp(g), less exp(-g). */
 static inline int dp_entry_gates(dp_entry e) {
     return dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);

@@ -252,14 +252,6 @@ static dp_status split(reader *r, const char *line, size_t n) {
     return DP_OK;
 }
 
-static int uses(const dp_recurrence *a, int input) {
-    int n = 0;
-    for (int j = 0; j < a->n; j++)
-        n += dp_entry_has(a->row[j].write, input) + dp_entry_has(a->row[j].read, input) +
-             dp_entry_has(a->row[j].value, input) + dp_entry_has(a->row[j].strength, input);
-    return n;
-}
-
 static dp_status check_all(reader *r) {
     const dp_user_recurrence *y = r->y;
     if (!*y->name) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'recurrence NAME'", r->path);
@@ -268,7 +260,7 @@ static dp_status check_all(reader *r) {
             return dp_fail(r->e, DP_EINPUT, "%s: has no line '%s NAME'", r->path, INPUTS[i].word);
     if (!y->rows.n) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'row ..'", r->path);
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !uses(&y->rows, i))
+        if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !dp_recurrence_uses(&y->rows, i))
             return dp_fail(r->e, DP_EINPUT, "%s: input '%s' stands in no row", r->path,
                            y->input[i]);
     if (y->in_turn && y->rows.before)
@@ -327,15 +319,14 @@ void dp_user_recurrence_install(const dp_user_recurrence *y) {
                                          .rows = y->rows.n};
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int is_there = *y->input[i] != 0;
-        if (!is_there && !dp_input_fields[i].only) continue;
-        if (is_there && dp_input_fields[i].only) dp_input_fields[i].only |= 1u << DP_BY_ROWS;
+        if (dp_input_fields[i].role != DP_ROLE_REQUIRED) continue;
         rename_field(&dp_input_fields[i], installed.input[i]); /* "": nothing is named so */
         snprintf(gradient[i], sizeof gradient[i], is_there ? "d%s" : "%s", installed.input[i]);
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const int of = (int)dp_result_fields[i].of;
         if (dp_result_fields[i].role != DP_ROLE_GRADIENT) continue;
-        if (*y->input[of] || dp_input_fields[of].only)
+        if (dp_input_fields[of].role == DP_ROLE_REQUIRED)
             rename_field(&dp_result_fields[i], gradient[of]);
     }
 }

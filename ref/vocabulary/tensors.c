@@ -1,5 +1,6 @@
 /* The table of named tensors, and what follows from its rows (tensors.h). */
 #include "problem.h"
+#include "recurrence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -60,11 +61,11 @@ dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_K] = {REQUIRED(k), KEY},
     [DP_INPUT_V] = {REQUIRED(v), VALUE},
     [DP_INPUT_G] = {REQUIRED(g), GATE},
-    [DP_INPUT_BETA] = {REQUIRED(beta), BETA, .only = 1u << DP_BY_BETA},
-    [DP_INPUT_ERASE] = {REQUIRED(erase), ERASE, .alias = "b", .only = 1u << DP_BY_GATES},
-    [DP_INPUT_WRITE] = {REQUIRED(write), WRITE, .alias = "w", .only = 1u << DP_BY_GATES},
-    [DP_INPUT_LR_A] = {REQUIRED(lr_a), ERASE, .only = 1u << DP_BY_FACTORS},
-    [DP_INPUT_LR_B] = {REQUIRED(lr_b), ERASE, .only = 1u << DP_BY_FACTORS},
+    [DP_INPUT_BETA] = {REQUIRED(beta), BETA},
+    [DP_INPUT_ERASE] = {REQUIRED(erase), ERASE, .alias = "b"},
+    [DP_INPUT_WRITE] = {REQUIRED(write), WRITE, .alias = "w"},
+    [DP_INPUT_LR_A] = {REQUIRED(lr_a), ERASE},
+    [DP_INPUT_LR_B] = {REQUIRED(lr_b), ERASE},
     [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
     [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
     [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
@@ -124,10 +125,13 @@ static int has_axis(const dp_tensor_field *f, dp_axis axis) {
 
 int dp_input_find(const char *name) { return find(dp_input_fields, DP_NINPUTS, name); }
 
-int dp_input_belongs(const dp_problem *p, int input) {
-    const unsigned only = dp_input_fields[input].only;
-    return !only || (only >> dp_models[p->model].strength & 1);
+int dp_model_has(dp_model m, int input) {
+    if (dp_input_fields[input].role != DP_ROLE_REQUIRED) return 1;
+    return input == DP_INPUT_Q || input == DP_INPUT_G ||
+           dp_recurrence_uses(&dp_recurrences[m], input);
 }
+
+int dp_input_belongs(const dp_problem *p, int input) { return dp_model_has(p->model, input); }
 
 /* Product of the axes from the one at `from` on. */
 static int64_t entries(const dp_problem *p, int input, int from) {

@@ -106,7 +106,6 @@ typedef struct {
     int parameter;             /* an input: 1: fp32 where the others are shorter */
     int stored_short;          /* a result: base bf16 stores it in bf16, else in its arithmetic */
     dp_input_id of;            /* a gradient: the input that it is a gradient of */
-    unsigned only; /* an input: recurrences that have it, 1 << dp_strength, each; 0: all */
 } dp_tensor_field;
 extern dp_tensor_field dp_input_fields[DP_NINPUTS], dp_result_fields[DP_NRESULTS];
 
