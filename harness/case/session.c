@@ -176,7 +176,7 @@ void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigne
 }
 
 static int64_t last_call(const dp_session *s, const int64_t *cu, int i) {
-    return cu[i + 1] > cu[i] ? i * s->stagger + dp_session_call_of(s, cu[i + 1] - cu[i] - 1) : -1;
+    return cu[i + 1] > cu[i] ? i * s->stagger + dp_session_call_of(s, cu[i + 1] - cu[i] - 1) : 0;
 }
 
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended) {
@@ -186,5 +186,5 @@ void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned
         if (own > last) last = own;
     }
     for (int i = 0; i < Nseq; i++)
-        ended[i] = cu[i + 1] > cu[i] && last_call(s, cu, i) < last;
+        ended[i] = last_call(s, cu, i) < last;
 }

@@ -142,7 +142,7 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
     const dp_conv none[3] = {{0}};
     snprintf(text, sizeof text,
              "reason = r\nsource = s\nop = %s\nT = 60\nK = 16\nV = 40\nH = 2\ns0_scale = 0.5\n"
-             "cu_seqlens = 0,25,60\nsession = 6,4-2,4-0,1\nsession_state = %s\n",
+             "cu_seqlens = 0,25,25,60\nsession = 6,4-2,4-0,1\nsession_state = %s\n",
              op, kept);
     if (!gt_parse_case(text, &c)) return;
     REQUIRE(!dp_design_parse(words, DP_BASE_FP32, &d, &e), "%s", e.msg);
