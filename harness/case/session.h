@@ -73,8 +73,8 @@ int dp_session_rolls_back(const dp_session *s);
 int64_t dp_session_call_of(const dp_session *s, int64_t token);
 /* Marks in first [cu[Nseq]] with 1 every token that is the first accepted one of a call. */
 void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *first);
-/* Marks in ended [Nseq] with 1 every sequence that ends before the last call, or has no tokens where
- * there are several: its state passes through the calls after. */
+/* Marks in ended [Nseq] with 1 every sequence that ends before the last call, or has no tokens
+ * where there are several calls: its state passes through the calls after. */
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended);
 
 #ifdef __cplusplus
