@@ -158,7 +158,7 @@ DP_TEST(adversary, small_problems_tell_an_inverse_that_cancels_from_a_right_one)
     CHECK(says("\npowers that cancel ") && !says("failures:"), "%s", out);
 }
 
-/* dg of one token without a state is a sum that cancels: kernels leave 1e-8 of it, draws nothing. */
+/* dg of one token without a state cancels: kernels leave 1e-8 of it, draws nothing. */
 DP_TEST(adversary, a_head_whose_dg_cancels_is_no_alarm) {
     CHECK(adversary_in("one",
                        "alarms --cases '' --generated 1 --seed 530208 --small --recurrences gdn "
