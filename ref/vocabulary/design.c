@@ -126,6 +126,7 @@ int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]
     int n = 0;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
         if (of[i].bf16_alone && !short_formats) continue;
+        if (of[i].short_decays && undeclared->factors != DP_BF16) continue; /* coarser than fp16 */
         dp_design *x = &d[n++];
         *x = dp_design_formats(undeclared);
         x->undeclared = 0;
