@@ -19,7 +19,8 @@ static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) 
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
-    const double unit = r->want2 > 0 ? in->unit : fmax(in->unit, in->cancelled);
+    const int nothing = r->want2 <= in->unit * in->unit * rms * rms;
+    const double unit = nothing ? fmax(in->unit, in->cancelled) : in->unit;
     const double terms = rms == 0 && isfinite(r->bound) ? 0x1p-8 * in->cancelled * r->bound : 0;
     const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius + terms * terms;
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
