@@ -25,12 +25,8 @@ import os
 import sys
 
 import torch
-
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../python"))
 from safetensors import safe_open
 from safetensors.torch import save_file
-
-from deltaproof.exchanges import exchanges
 
 
 def save(path, tensors, metadata=None):
@@ -238,6 +234,9 @@ def run_fla(in_path, out_path, tokens=0, tune=False, chain=None):
         first_config_only()
     import fla
     from fla.ops.cp import build_cp_context
+
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../python"))
+    from deltaproof.exchanges import exchanges
 
     ranks, rank = join_ranks()
     tensors, metadata = load(in_path)
