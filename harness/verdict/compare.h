@@ -59,8 +59,8 @@ typedef struct {
      * which it is summed beside; in the format that it is kept in, relative to the number alone;
      * and of an entry near zero. file_unit: the unit roundoff of a coarser file, else 0. */
     double unit, store, tiny, file_unit;
-    /* One rounding of an operand, for rows of which the truth is nothing beside their head's, as
-     * terms cancel: 0 where a result has none. */
+    /* One rounding of an operand, for rows of which the truth is 0, or 2^-126 of their head's,
+     * as terms cancel: 0 where a result has none. */
     double cancelled;
     double seen_most; /* this factor of the tensor is seen, else it is unjudged; 0: any */
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */

@@ -11,17 +11,24 @@ static int32_t window_of(const dp_compare_in *in, const dp_measured *r, int64_t 
     return (int32_t)(r->at.chunk >= 0 ? (int64_t)r->at.chunk * in->heads + r->at.head : z);
 }
 
+static int every_head_is_zero(const dp_comparison *c) {
+    for (int h = 0; h < c->in->heads; h++)
+        if (c->rms[h] > 0) return 0;
+    return 1;
+}
+
 /* One rounding of the result itself, of its row and of its head's typical row: where a row cancels
  * to nothing beside the others, a rounding of their size is no error. And the truth's radius. Where
- * all of a head's rows cancel, the bound alone knows the size of their terms: 2^-8 of a rounding of
+ * all rows of a tensor cancel, the bound alone knows the size of their terms: 2^-8 of a rounding of
  * the bound is one of fp32. */
 static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) {
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
     const double rms = c->rms[r->at.head];
-    const int nothing = r->want2 <= in->unit * in->unit * rms * rms;
+    const int nothing = r->want2 <= 0x1p-252 * rms * rms; /* fp32 underflows */
     const double unit = nothing ? fmax(in->unit, in->cancelled) : in->unit;
-    const double terms = rms == 0 && isfinite(r->bound) ? 0x1p-8 * in->cancelled * r->bound : 0;
+    const int none = rms == 0 && isfinite(r->bound) && every_head_is_zero(c);
+    const double terms = none ? 0x1p-8 * in->cancelled * r->bound : 0;
     const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius + terms * terms;
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
