@@ -1,12 +1,16 @@
 """All eight recurrences in numpy, one token at a time, from the formulas at the head of
 harness/deltaproof_subject.h; nothing here is the code of ref/ or harness/."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 F4 = np.float32
+TOKENS = ("q", "k", "v", "g", "beta")
+FORM: dict[str, Any] = {"lower_bound": 0}
+ROW = (*TOKENS, "scale", "gate", "beta_form", "l2norm", "A_log", "dt_bias", "cu_seqlens")
 MODELS = ("kda", "gdn", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
 
 
@@ -103,3 +107,39 @@ def right(model: str) -> Callable[..., dict[str, Any]]:
         return {"o": o, "final_state": final}
 
     return kernel
+
+
+def taking(body: Callable[..., Any], *required: str, optional: tuple[str, ...] = ()) -> Any:
+    """A function whose parameters are ROW, `required` and `optional` (absent: None), as
+    deltaproof/contract.py reads them. It returns body(x, ..): x is ROW by name, the others follow
+    as keywords."""
+
+    def kernel(**given: Any) -> Any:
+        others = {n: given.get(n) for n in (*required, *optional)}
+        return body({n: given.get(n) for n in ROW}, **others)
+
+    free = ("A_log", "dt_bias", "cu_seqlens", *optional)
+    names = dict.fromkeys((*ROW, *required, *optional))
+    kernel.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                n,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if n in free and n not in required else inspect.Parameter.empty,
+            )
+            for n in names
+        ]
+    )
+    return kernel
+
+
+def by_token(x: dict[str, Any], t: int) -> dict[str, Any]:
+    """ROW for token t alone."""
+    own = {n: y for n, y in x.items() if n not in TOKENS and n != "cu_seqlens"}
+    return own | {n: x[n][t : t + 1] for n in TOKENS}
+
+
+def boundaries(x: dict[str, Any]) -> list[int]:
+    """Of the packed sequences."""
+    cu = x["cu_seqlens"]
+    return [0, len(x["q"])] if cu is None else [int(n) for n in cu]

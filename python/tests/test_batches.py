@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import right
+from recurrences import FORM, TOKENS, boundaries, right, taking
 from test_sets import fixed
 
 OWN: dict[str, Any] = {
@@ -18,8 +18,6 @@ OWN: dict[str, Any] = {
     "models": ("gdn",),
     "layouts": (),
 }
-FORM: dict[str, Any] = {"lower_bound": 0}
-TOKENS = ("q", "k", "v", "g", "beta")
 
 
 def rows_of(fault: str, masks: bool = False) -> Any:
@@ -103,37 +101,29 @@ def test_what_lies_where_no_state_is_means_nothing(pool: bool, dirty: bool) -> N
     seen: list[Any] = []
 
     def step(x: dict[str, Any], has: Any, states: Any) -> Any:
-        cu = x.get("cu_seqlens")
-        lengths = np.diff([0, len(x["q"])] if cu is None else cu)
+        lengths = np.diff(boundaries(x))
         seen.append(list(has))
         live = [h or (dirty and n == 1) for h, n in zip(has, lengths, strict=True)]
         states = np.where(np.array(live)[:, None, None, None], states, 0).astype(np.float32)
         made = row(**x, **FORM, initial_state=states)
         return made["o"], made["final_state"]
 
-    def plain(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any, has_initial_state: Any, A_log: Any = None,
-        dt_bias: Any = None, cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = dict(locals())
-        has, states = x.pop("has_initial_state"), x.pop("initial_state")
-        return step({n: y for n, y in x.items() if n in ROW}, has, states)
+    def plain(x: dict[str, Any], initial_state: Any, has_initial_state: Any) -> Any:
+        return step(x, has_initial_state, initial_state)
 
     def slots(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, pool: Any, read_slot: Any, write_slot: Any, has_initial_state: Any,
-        A_log: Any = None, dt_bias: Any = None, cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW}
+        x: dict[str, Any], pool: Any, read_slot: Any, write_slot: Any, has_initial_state: Any
+    ) -> Any:
         o, final = step(x, has_initial_state, pool[read_slot])
         out, live = pool.copy(), read_slot >= 0
         out[write_slot[live]] = final[live]
         return o, out
 
+    in_slots = taking(slots, "pool", "read_slot", "write_slot", "has_initial_state")
+    kernel = in_slots if pool else taking(plain, "initial_state", "has_initial_state")
     own = {**OWN, "outputs": ("o", "pool" if pool else "final_state")}
     name = "gdn-first-one-slots" if pool else "gdn-first-one"
-    found = deltaproof.run(slots if pool else plain, name, **own)
+    found = deltaproof.run(kernel, name, **own)
     assert found.passed == (not dirty), found.text
     assert list(seen[0]) == [False] * 3
     if dirty:
@@ -145,17 +135,13 @@ def test_the_call_that_leaves_a_wrong_state_is_named(tokens: int, call: int) -> 
     """Two sequences change their states: o is wrong one call later, or never."""
     row = right("gdn")
 
-    def swaps(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW}
+    def swaps(x: dict[str, Any], initial_state: Any) -> Any:
         made = row(**x, **FORM, initial_state=initial_state)
         final = made["final_state"]
-        return made["o"], final[::-1].copy() if len(q) == tokens else final
+        return made["o"], final[::-1].copy() if len(x["q"]) == tokens else final
 
-    found = deltaproof.run(swaps, "gdn-pieces", **OWN)
+    kernel = taking(swaps, optional=("initial_state",))
+    found = deltaproof.run(kernel, "gdn-pieces", **OWN)
     says = f"call {call} is the first that leaves a wrong state: sequence 0, head 0"
     assert found.status == 1 and says in found.text, found.text
 
@@ -178,6 +164,3 @@ def test_an_offset_of_32_bits_wraps_in_a_far_layout(bits: int) -> None:
     own = {**OWN, "models": ("kda",), "outputs": ("o",), "layouts": ("offset", "far")}
     found = deltaproof.run(by_offsets, "beta-zero", **own)
     assert found.layouts == {"offset": "pass", "far": "pass" if bits == 64 else "fail"}
-
-
-ROW = (*TOKENS, "scale", "gate", "beta_form", "l2norm", "A_log", "dt_bias", "cu_seqlens")

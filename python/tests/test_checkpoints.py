@@ -6,30 +6,21 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import right
-from test_batches import FORM, ROW
+from recurrences import FORM, boundaries, by_token, right, taking
 
 
 def checkpointed(model: str, N: int, fault: str = "") -> Any:
     """Faults: a checkpoint of one token early; those of the sequence before; the last one again."""
     row = right(model)
 
-    def kernel(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
-        tokens = ("q", "k", "v", "g", "beta")
-        own = {n: y for n, y in x.items() if n not in tokens}
-        cu = [0, len(q)] if cu_seqlens is None else [int(n) for n in cu_seqlens]
+    def kernel(x: dict[str, Any], initial_state: Any) -> Any:
+        q, v, cu = x["q"], x["v"], boundaries(x)
         o, final, kept = [np.zeros((0, *v.shape[1:]), np.float32)], [], []
         shape = (1, v.shape[1], q.shape[-1], v.shape[-1])
         for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
             S = np.zeros(shape, np.float32) if initial_state is None else initial_state[i][None]
             for t in range(a, e):
-                one = {n: x[n][t : t + 1] for n in tokens}
-                made = row(**own, **one, **FORM, initial_state=S)
+                made = row(**by_token(x, t), **FORM, initial_state=S)
                 early, S = S, made["final_state"]
                 o.append(made["o"])
                 if (t - a + 1) % N == 0:
@@ -40,7 +31,7 @@ def checkpointed(model: str, N: int, fault: str = "") -> Any:
             states = np.roll(states, 1, 0)
         return np.concatenate(o), np.stack(final), states
 
-    return kernel
+    return taking(kernel, optional=("initial_state",))
 
 
 @pytest.mark.parametrize("fault", ["", "early", "shifted"])

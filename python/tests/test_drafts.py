@@ -13,8 +13,7 @@ import deltaproof
 from deltaproof.contract import Contract
 from deltaproof.program import environment, program
 from deltaproof.themes import case_paths
-from recurrences import right
-from test_batches import FORM, ROW
+from recurrences import FORM, boundaries, by_token, right, taking
 
 F4 = np.float32
 OWN: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "layouts": (), "outputs": ("o", "pool")}
@@ -32,19 +31,17 @@ def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) 
         o, states = [], []
         for j in range(e - a):
             p = j - 1 if parents is None or fault == "chain" else parents[a + j]
-            one = {
-                n: y[a + j : a + j + 1] for n, y in x.items() if n in ("q", "k", "v", "g", "beta")
-            }
-            own = {n: y for n, y in x.items() if n not in one}
-            made = row(**own, **one, **FORM, initial_state=(S if p < 0 else states[p])[None])
+            state = (S if p < 0 else states[p])[None]
+            made = row(**by_token(x, a + j), **FORM, initial_state=state)
             o.append(made["o"][0])
             states.append(made["final_state"][0])
         return np.stack(o), np.stack(states)
 
     def kernel(
-        x: dict[str, Any], pool: Any, slots: Any, accepted: Any, cu: Any, parents: Any
+        x: dict[str, Any], pool: Any, draft_slots: Any, accepted: Any, parents: Any = None
     ) -> Any:
-        out, o, D = pool.copy(), np.zeros_like(x["v"]), slots.shape[1]
+        out, o, slots = pool.copy(), np.zeros_like(x["v"]), draft_slots
+        D, cu = slots.shape[1], boundaries(x)
         for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
             at = {"last": D - 1, "early": max(accepted[i] - 2, 0), "first": 0}.get(fault)
             begin = slots[i, accepted[i] - 1 if at is None else at]
@@ -65,27 +62,8 @@ def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) 
                 out[slots[i, (j + 1) % D if fault == "next" else j]] = S
         return o, out
 
-    if trees:
-
-        def tree(
-            q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-            l2norm: bool, pool: Any, draft_slots: Any, accepted: Any, parents: Any,
-            cu_seqlens: Any, A_log: Any = None, dt_bias: Any = None,
-        ) -> Any:  # fmt: skip
-            x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
-            return kernel(x, pool, draft_slots, accepted, cu_seqlens, parents)
-
-        return tree
-
-    def chain(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, pool: Any, draft_slots: Any, accepted: Any, cu_seqlens: Any,
-        A_log: Any = None, dt_bias: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
-        return kernel(x, pool, draft_slots, accepted, cu_seqlens, None)
-
-    return chain
+    takes = ("pool", "draft_slots", "accepted", *(("parents",) if trees else ()))
+    return taking(kernel, *takes)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -137,20 +115,12 @@ def test_one_slot_with_a_list_of_checkpoints(fault: str) -> None:
     """As SGLang verifies: the states behind all drafted tokens, of which one is taken."""
     row = right("gdn")
 
-    def step(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any, A_log: Any = None, dt_bias: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW and n != "cu_seqlens"}
-        tokens = ("q", "k", "v", "g", "beta")
-        own = {n: y for n, y in x.items() if n not in tokens}
-        cu = [0, len(q)] if cu_seqlens is None else [int(n) for n in cu_seqlens]
-        o, final, states = np.zeros_like(v), initial_state.astype(F4), []
+    def step(x: dict[str, Any], initial_state: Any) -> Any:
+        cu = boundaries(x)
+        o, final, states = np.zeros_like(x["v"]), initial_state.astype(F4), []
         for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
             for t in range(a, e):
-                one = {n: x[n][t : t + 1] for n in tokens}
-                made = row(**own, **one, **FORM, initial_state=final[i][None])
+                made = row(**by_token(x, t), **FORM, initial_state=final[i][None])
                 before, final[i], o[t] = final[i].copy(), made["final_state"][0], made["o"][0]
                 states.append(before if fault == "shifted" else final[i].copy())
             if fault == "of the first" and e - a > 2:
@@ -158,7 +128,7 @@ def test_one_slot_with_a_list_of_checkpoints(fault: str) -> None:
         return {"o": o, "final_state": final, "states": np.stack(states)}
 
     own = OWN | {"outputs": ("o", "final_state", "states")}
-    found = deltaproof.run(step, "gdn-drafts", **own)
+    found = deltaproof.run(taking(step, "initial_state"), "gdn-drafts", **own)
     assert found.status == bool(fault), found.text
     assert found.record is not None
     names = [t["name"] for t in found.record["runs"][0]["tensors"]]
@@ -168,17 +138,12 @@ def test_one_slot_with_a_list_of_checkpoints(fault: str) -> None:
 def test_prompts_and_single_tokens_come_in_one_call() -> None:
     row, lengths = right("gdn"), []
 
-    def step(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = {n: y for n, y in dict(locals()).items() if n in ROW}
-        lengths.append(tuple(int(n) for n in np.diff(cu_seqlens)))
+    def step(x: dict[str, Any], initial_state: Any) -> Any:
+        lengths.append(tuple(int(n) for n in np.diff(x["cu_seqlens"])))
         return row(**x, **FORM, initial_state=initial_state)
 
     own = OWN | {"outputs": ("o", "final_state")}
-    found = deltaproof.run(step, "gdn-staggered", **own)
+    found = deltaproof.run(taking(step, optional=("initial_state",)), "gdn-staggered", **own)
     assert found.passed, found.text
     assert (20, 0, 0) in lengths and (1, 20, 0) in lengths, lengths
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import right
+from recurrences import FORM, right, taking
 
 F4 = np.float32
 OWN: dict[str, Any] = {
@@ -54,22 +54,16 @@ def queries(fault: str = "", n: int = 2) -> Any:
     """GDN of n query heads a key head. Fault: heads of q are tiled over those of k."""
     row = right("gdn")
 
-    def kernel(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, A_log: Any = None, dt_bias: Any = None, initial_state: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        x = dict(locals())
-        own = {m: x[m] for m in ("g", "beta", "scale", "gate", "beta_form", "l2norm", "A_log",
-               "dt_bias", "initial_state", "cu_seqlens", "k", "v")}  # fmt: skip
+    def kernel(x: dict[str, Any], initial_state: Any) -> Any:
+        q, k, v = x["q"], x["k"], x["v"]
         o, H = np.zeros((len(v), q.shape[1], v.shape[-1]), F4), k.shape[1]
         for j in range(n):
             at = np.arange(H) + j * H if fault == "tiled" else np.arange(H) * n + j
-            made = row(q=q[:, at], lower_bound=0, **own)
+            made = row(**x | {"q": q[:, at]}, **FORM, initial_state=initial_state)
             o[:, at] = made["o"]
         return o, made["final_state"]
 
-    return kernel
+    return taking(kernel, optional=("initial_state",))
 
 
 @pytest.mark.parametrize("fault", ["", "tiled"])

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import right
-from test_batches import FORM, ROW
+from recurrences import FORM, right, taking
 
 F4 = np.float32
 FORMATS = {"e4m3": (ml_dtypes.float8_e4m3fn, 448), "e5m2": (ml_dtypes.float8_e5m2, 57344)}
@@ -60,21 +59,12 @@ def storing(store: Any, pool: bool = True) -> Any:
         made = row(**x, **FORM, initial_state=states)
         return made["o"], store(made["final_state"])
 
-    def plain(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any = None, A_log: Any = None, dt_bias: Any = None,
-        cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        own = dict(locals())
-        return step({n: y for n, y in own.items() if n in ROW}, initial_state)
+    def plain(x: dict[str, Any], initial_state: Any) -> Any:
+        return step(x, initial_state)
 
     def slots(
-        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, gate: str, beta_form: str,
-        l2norm: bool, initial_state: Any = None, pool: Any = None, read_slot: Any = None,
-        write_slot: Any = None, A_log: Any = None, dt_bias: Any = None, cu_seqlens: Any = None,
-    ) -> Any:  # fmt: skip
-        own = dict(locals())
-        x = {n: y for n, y in own.items() if n in ROW}
+        x: dict[str, Any], initial_state: Any, pool: Any, read_slot: Any, write_slot: Any
+    ) -> Any:
         if pool is None:
             o, final = step(x, initial_state)
             return {"o": o, "final_state": final}
@@ -83,7 +73,8 @@ def storing(store: Any, pool: bool = True) -> Any:
         out[write_slot[live]] = final[live]
         return {"o": o, "pool": out}
 
-    return slots if pool else plain
+    own = ("initial_state", "pool", "read_slot", "write_slot")
+    return taking(slots, optional=own) if pool else taking(plain, optional=own[:1])
 
 
 def judged(form: str, store: Any, declared: bool, cases: Any = CASES) -> Any:
