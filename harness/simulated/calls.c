@@ -100,22 +100,30 @@ static double *copy_states(const walk *w) {
     return w->S ? dp_copy(w->S, w->p->Nseq * w->state) : NULL;
 }
 
-/* The problem of one call, to be freed. */
-static dp_problem problem_of(const walk *w, const slice *take) {
-    const dp_problem *p = w->p;
+/* A problem of sequences cu [Nseq + 1] from states s0, which become its own: zeros for the inputs
+ * of tokens, those of heads copied. To be freed. */
+static dp_problem problem_new(const dp_problem *p, int Nseq, int64_t *cu, double *s0) {
     dp_problem y = *p;
-    int64_t at = 0;
-    y.cu = dp_calloc((size_t)p->Nseq + 1, sizeof *y.cu);
-    for (int i = 0; i < p->Nseq; i++)
-        y.cu[i + 1] = y.cu[i] + take[i].n + take[i].m;
-    y.T = y.cu[p->Nseq];
+    y.Nseq = Nseq;
+    y.cu = cu;
+    y.T = cu[Nseq];
     y.dout = y.dstate = NULL;
-    y.s0 = copy_states(w);
+    y.s0 = s0;
     for (int i = 0; i < DP_NINPUTS; i++)
         if (of_tokens(p, i))
             *dp_input_at(&y, i) = dp_doubles(dp_input_count(&y, i));
         else if (dp_input_fields[i].kind == DP_OF_HEADS)
             *dp_input_at(&y, i) = dp_copy(dp_input_of(p, i), dp_input_count(p, i));
+    return y;
+}
+
+/* The problem of one call, to be freed. */
+static dp_problem problem_of(const walk *w, const slice *take) {
+    const dp_problem *p = w->p;
+    int64_t at = 0, *cu = dp_calloc((size_t)p->Nseq + 1, sizeof *cu);
+    for (int i = 0; i < p->Nseq; i++)
+        cu[i + 1] = cu[i] + take[i].n + take[i].m;
+    dp_problem y = problem_new(p, p->Nseq, cu, copy_states(w));
     for (int i = 0; i < p->Nseq; i++, at = y.cu[i])
         for (int64_t j = 0; j < take[i].n + take[i].m; j++) {
             const int64_t t = take[i].from + j;
@@ -379,6 +387,14 @@ static double off_by(const double *x, const double *y, int64_t n) {
     return off > 0 ? sqrt(off / all) : isnan(off) ? INFINITY : 0;
 }
 
+/* Behind convolutions: q, k, v of y as those gave them. */
+static void behind_front(const walk *w, const dp_call_result *r, dp_problem *y) {
+    for (int i = 0; w->by->front && i < DP_NQKV; i++)
+        if (w->by->front->conv[i])
+            memcpy(*dp_qkv_at(y, i), r->y[i],
+                   sizeof **dp_qkv_at(y, i) * (size_t)(y->T * w->by->front->conv[i]->D));
+}
+
 /* y: the call as it was given, behind its convolutions. */
 static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r) {
     const int64_t KV = (int64_t)w->p->K * w->p->V;
@@ -386,10 +402,7 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
     dp_sim s;
     dp_err e = {0};
     if (!far || far->off > 0 || !r->out.final_state || (w->parent && any_window(w))) return;
-    for (int i = 0; w->by->front && i < DP_NQKV; i++)
-        if (w->by->front->conv[i])
-            memcpy(*dp_qkv_at(y, i), r->y[i],
-                   sizeof **dp_qkv_at(y, i) * (size_t)(y->T * w->by->front->conv[i]->D));
+    behind_front(w, r, y);
     if (dp_sim_new(&s, y, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return;
     dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
@@ -524,10 +537,7 @@ static int states_at(const walk *w, slice *kept) {
  * from what those gave its tokens. */
 static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem y = problem_of(w, w->take);
-    for (int i = 0; w->by->front && i < DP_NQKV; i++)
-        if (w->by->front->conv[i])
-            memcpy(*dp_qkv_at(&y, i), r->y[i],
-                   sizeof **dp_qkv_at(&y, i) * (size_t)(y.T * w->by->front->conv[i]->D));
+    behind_front(w, r, &y);
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
         const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};
@@ -536,7 +546,7 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem_free(&y);
 }
 
-/* Of who rolls back by himself: has each token of the sequence's call a slot? */
+/* Has each token of the sequence's call a slot, where the caller rolls back by himself? */
 static int has_slots(const walk *w, int i) {
     return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
 }
@@ -546,8 +556,7 @@ static int64_t token_of(const walk *w, slice x, int64_t j) {
     return j < x.n ? x.from + j : draft(w->p, x.from + j);
 }
 
-/* Of a tree: the way to token j of sequence i's window, as places from the first on; their
- * number. */
+/* The way to token j of a tree, as places of its window from the first on; returns their number. */
 static int64_t way_to(const walk *w, slice x, int64_t first, int64_t j, int64_t *way) {
     int64_t n = 0;
     for (int64_t at = place(w, x, j); at >= 0; at = w->parent[first + at])
@@ -560,26 +569,17 @@ static int64_t way_to(const walk *w, slice x, int64_t first, int64_t j, int64_t 
     return n;
 }
 
-/* What a tree made on the way to one of its rejected tokens, as a window of that way. */
+/* Keeps the results on the way to a rejected token of a tree, as a window of that way. */
 static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t first, int64_t j) {
     const dp_problem *p = w->p;
     const slice x = w->take[i];
     const int64_t rows = (int64_t)p->HV * p->V;
     int64_t *way = dp_calloc((size_t)(x.n + x.m), sizeof *way);
     const int64_t n = way_to(w, x, first, j, way);
-    dp_problem y = *p;
     dp_result made = {.o = r->out.o ? dp_doubles(n * rows) : NULL};
-    y.Nseq = 1;
-    y.T = n;
-    y.cu = dp_calloc(2, sizeof *y.cu);
-    y.cu[1] = n;
-    y.dout = y.dstate = NULL;
-    y.s0 = w->S ? dp_copy(w->S + i * w->state, w->state) : NULL;
-    for (int f = 0; f < DP_NINPUTS; f++)
-        if (of_tokens(p, f))
-            *dp_input_at(&y, f) = dp_doubles(dp_input_count(&y, f));
-        else if (dp_input_fields[f].kind == DP_OF_HEADS)
-            *dp_input_at(&y, f) = dp_copy(dp_input_of(p, f), dp_input_count(p, f));
+    int64_t *cu = dp_calloc(2, sizeof *cu);
+    cu[1] = n;
+    dp_problem y = problem_new(p, 1, cu, w->S ? dp_copy(w->S + i * w->state, w->state) : NULL);
     for (int64_t t = 0; t < x.n + x.m; t++)
         for (int64_t a = 0; a < n; a++)
             if (place(w, x, t) == way[a]) put_token(p, &y, a, token_of(w, x, t), t >= x.n);
@@ -660,7 +660,7 @@ static void plan_drafts(walk *w) {
     free(window);
 }
 
-/* What a call left in the slots of its tokens: nothing is run again. */
+/* Accepts the states that a call left in the slots of its tokens: nothing is run again. */
 static void accept_drafts(const walk *w) {
     for (int i = 0; i < w->p->Nseq; i++)
         if (has_slots(w, i)) dp_slots_accept(w->slots, i, place(w, w->take[i], w->take[i].n - 1));

@@ -7,18 +7,15 @@
  * The oracle writes the token of recurrence_text.h as it stands, from the raw inputs to one scalar,
  * and shares no formula with the truth. At 64 bits the radii are 10^8 times its error. */
 #include <math.h>
-#include <quadmath.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "complex_step.h"
 #include "gt.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/recurrence_text.h"
-
-typedef __float128 f128;
-typedef __complex128 c128;
 
 static uint64_t state;
 static double uniform(double lo, double hi) {
@@ -205,29 +202,9 @@ static void random_text(char *text, size_t size) {
 
 /* ---- the oracle ------------------------------------------------------------------------------ */
 
-typedef struct {
-    const double *at;
-    f128 h;
-} bump; /* the input entry that gets the imaginary step */
-
-static c128 in(const bump *b, const double *x) {
-    c128 z = (f128)*x;
-    if (x == b->at) __imag__ z = b->h;
-    return z;
-}
-
-static c128 gate_of(const dp_problem *p, const bump *b, int64_t row, int k) {
-    const int64_t Kg = dp_Kg(p), c = Kg > 1 ? k : 0, hv = row % p->HV;
-    const c128 raw = in(b, &p->g[row * Kg + c]);
-    if (p->gate == DP_GATE_LOG) return raw;
-    const c128 x = raw + in(b, &p->dt_bias[hv * Kg + c]), a = cexpq(in(b, &p->A_log[hv]));
-    return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x))
-                                       : (f128)p->lower_bound / (1 + cexpq(-a * x));
-}
-
 static c128 factor_of(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
-    if (of == DP_FACTOR_DECAY) return cexpq(gate_of(p, b, row, x));
-    if (of == DP_FACTOR_GROWTH) return cexpq(-gate_of(p, b, row, x));
+    if (of == DP_FACTOR_DECAY) return cexpq(c_gate(p, b, row, x));
+    if (of == DP_FACTOR_GROWTH) return cexpq(-c_gate(p, b, row, x));
     if (of == DP_INPUT_BETA) return in(b, &p->beta[row]);
     const int width = of == DP_INPUT_V || of == DP_INPUT_WRITE ? p->V : p->K;
     return in(b, &dp_input_of(p, of)[row * width + x]);
@@ -257,7 +234,7 @@ static void token_of(const dp_problem *p, const bump *b, int64_t row, c128 *S, c
     c128 before[K * V], U[n][V];
     memcpy(before, S, sizeof before);
     for (int i = 0; i < K * V; i++)
-        S[i] *= cexpq(gate_of(p, b, row, i / V));
+        S[i] *= cexpq(c_gate(p, b, row, i / V));
     for (int j = 0; j < n && !dp_in_turn(p); j++)
         strength_of(p, b, row, j, dp_recurrence_of(p)->before ? before : S, U[j]);
     for (int j = 0; j < n; j++) {

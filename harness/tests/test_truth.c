@@ -9,16 +9,13 @@
  */
 #include <math.h>
 #include <mpfr.h>
-#include <quadmath.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "complex_step.h"
 #include "gt.h"
 #include "ref/truth/truth.h"
-
-typedef __float128 f128;
-typedef __complex128 c128;
 
 static uint64_t state;
 static double uniform(double lo, double hi) {
@@ -279,28 +276,6 @@ static dp_problem problem_of(const shape *s) {
 /* ------------------------------------------------------------------------------------------------
  * oracle */
 
-typedef struct {
-    const double *at;
-    f128 h;
-} bump; /* the input entry that gets the imaginary step */
-
-static c128 in(const bump *b, const double *x) {
-    c128 z = (f128)*x;
-    if (x == b->at) __imag__ z = b->h;
-    return z;
-}
-static c128 c_sigmoid(c128 x) { return 1 / (1 + cexpq(-x)); }
-
-static c128 c_gate(const dp_problem *p, const bump *b, int64_t t, int hv, int c) {
-    const int64_t Kg = dp_Kg(p), ch = Kg > 1 ? c : 0;
-    const c128 raw = in(b, &p->g[(t * p->HV + hv) * Kg + ch]);
-    if (p->gate == DP_GATE_LOG) return raw;
-    const c128 x = raw + (p->dt_bias ? in(b, &p->dt_bias[hv * Kg + ch]) : 0),
-               a = p->A_log ? cexpq(in(b, &p->A_log[hv])) : 1;
-    return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x))
-                                       : (f128)p->lower_bound * c_sigmoid(a * x);
-}
-
 static c128 c_beta(const dp_problem *p, const bump *b, const double *x) {
     if (p->beta_form == DP_BETA_PLAIN) return in(b, x);
     return (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) * c_sigmoid(in(b, x));
@@ -330,7 +305,7 @@ static void c_token(const dp_problem *p, const bump *b, int64_t t, int hv, c128 
             read[v] += in(b, &p->lr_a[(t * p->HV + hv) * K + i]) * S[i * V + v];
     }
     for (int i = 0; i < K; i++) {
-        const c128 d = cexpq(c_gate(p, b, t, hv, i));
+        const c128 d = cexpq(c_gate(p, b, t * p->HV + hv, i));
         for (int v = 0; v < V; v++)
             S[i * V + v] *= d;
     }
