@@ -128,8 +128,8 @@ typedef struct {
     /* For a library that writes `drafts` beside `pool`: it rolls back by itself. drafts: slots a
      * sequence has for drafted tokens, told in every call; 0: read_slot and write_slot are all.
      * Sequence i begins from slot draft_slot[i*drafts + accepted[i] - 1]: so many tokens of its
-     * last call count. Of a call of at most `drafts` tokens the state behind token j goes to
-     * draft_slot[i*drafts + j], of a longer one the last state to draft_slot[i*drafts]. -1, 0:
+     * last call count. In a call of at most `drafts` tokens the state behind token j goes to
+     * draft_slot[i*drafts + j], in a longer one the last state to draft_slot[i*drafts]. -1, 0:
      * padding. */
     int32_t drafts;
     const int64_t *draft_slot; /* [Nseq][drafts] */

@@ -29,7 +29,7 @@ COLOURS = {"FLA": "#d55e00", "cuda": "#0072b2", "sim": "#666666"}
 
 
 def errors_of(run: dict[str, Any], tensor: str) -> tuple[float | None, list[Any]]:
-    """Of all ranks, and of each; None: the run has no such tensor."""
+    """Errors of all ranks, and of each; None: the run has no such tensor."""
     for t in run["tensors"]:
         if t["name"] == tensor:
             return t["rel_fro"], t.get("per_rank") or []

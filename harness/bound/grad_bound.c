@@ -241,8 +241,8 @@ static void erasing_rows(group_work *x, int hv) {
     }
 }
 
-/* Of a token whose rows are their own (dp_by_rows): errors and sizes of the gradients of row j's
- * entries at token t of the chunk, row `row` of tokens and heads. */
+/* A token whose rows are their own (dp_by_rows), token t of the chunk and row `row` of tokens and
+ * heads: errors and sizes of the gradients of its rows' entries. */
 typedef struct {
     group_work *x;
     dp_input_error in;
@@ -277,8 +277,8 @@ static double others(const rows_token *a, dp_entry e, int j, int reads, int inpu
     return fabs(reads && dp_recurrence_of(p)->before ? y * dp_exp(-g) : y);
 }
 
-/* What row j says of an input of K channels: of what it reads channel by channel, of what it writes
- * by the largest of the others. */
+/* Error of the gradient of an input of K channels through row j: of the entry that reads channel by
+ * channel, of the one that writes by the largest of the others. */
 static double row_through(const rows_token *a, int j, int input) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
@@ -298,7 +298,7 @@ static double row_through(const rows_token *a, int j, int input) {
                   : sum;
 }
 
-/* Of the number: strengths, and sums over the channels of entries. */
+/* The same of the number: strengths, and sums over the channels of entries. */
 static double number_through(const rows_token *a, int j) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
@@ -327,7 +327,7 @@ static double number_through(const rows_token *a, int j) {
     return sum;
 }
 
-/* What dg gets through exp(g) and exp(-g) of row j. */
+/* Adds to dg the errors that come through exp(g) and exp(-g) of row j. */
 static void gate_through(const rows_token *a, int j) {
     group_work *x = a->x;
     const dp_rounding *r = &x->w->r;

@@ -114,7 +114,7 @@ static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {
     return st;
 }
 
-/* Of a file of inputs. The exit status. */
+/* Writes the truth of a file of inputs; returns the exit status. */
 static int of_inputs(options *o) {
     dp_case c;
     dp_err e = {0};

@@ -143,8 +143,8 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
                     (long long)q->shape[1], (long long)q->shape[1]);
 }
 
-/* R from k; the model as option or metadata say, else from g. What does not fit is left to the
- * loader, which refuses it by name and shape. */
+/* R from k; the model as option or metadata say, else from g. The loader refuses a tensor that
+ * does not fit, by name and shape. */
 static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int *R) {
     const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *k = tensor_of(in, DP_INPUT_K),
                     *v = tensor_of(in, DP_INPUT_V), *g = tensor_of(in, DP_INPUT_G);

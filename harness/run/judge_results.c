@@ -127,7 +127,7 @@ static double cancelled(const dp_run *run, dp_result_id field) {
     return sums && run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
 }
 
-/* What its file or, in fp16, its own format may take of a number near zero. */
+/* Loss of a number near zero by its file's format or, in fp16, by its own. */
 static double tiny_of(const dp_judging *j, const dp_run *run, dp_result_id field) {
     const double file = j->out->stored ? j->out->stored->tiny[field] : 0;
     return run->design.out[field] == DP_FP16 ? fmax(file, 0x1p-25) : file;

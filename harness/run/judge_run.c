@@ -28,7 +28,7 @@ static void judge_step(const dp_judging *j, dp_run *r) {
     exit(2); /* the convolution ran before: a device that died since */
 }
 
-/* Of token t: the sum over its keys of strength times |k| |erasing key|, largest of its heads. A
+/* The sum over the keys of token t of strength times |k| |erasing key|, largest of its heads. A
  * step contracts where that is at most 2. */
 static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
     double most = 0;

@@ -52,7 +52,7 @@ dp_design dp_token_design(const dp_design *recurrent) {
     return d;
 }
 
-/* Of each sequence: the last store of its state. */
+/* Adds the last store of each sequence's state. */
 static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     double *more = dp_doubles(p->HV);

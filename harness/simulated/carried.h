@@ -63,8 +63,8 @@ typedef struct {
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e);
 
-/* What states add to bounds that are stored on the way, in both formats (DP_FP64: not): before the
- * tokens that `stored` [T] marks and behind the sequences that `ended` [Nseq] marks (NULL: none).
+/* Bounds of states that are stored on the way, in both formats (DP_FP64: not): before the tokens
+ * that `stored` [T] marks and behind the sequences that `ended` [Nseq] marks (NULL: none).
  * The sound bound above, of every sequence, in fp64. Adds it to o [T*HV] and state [Nseq*HV],
  * 2-norms of their rows. A state that stands before the first token of a sequence counts where p
  * has one. */

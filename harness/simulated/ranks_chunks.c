@@ -25,7 +25,7 @@ dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
-/* What rows write along, where it is a product that somebody formed: an operand, stored as such. */
+/* Stores the keys that rows write along, where they are products: operands like others. */
 static void store_products(dp_sim *s, dp_format f) {
     const dp_problem *p = s->p;
     const int64_t n = dp_rows(p);

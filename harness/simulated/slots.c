@@ -122,7 +122,7 @@ static void empty_unowned(const dp_slots *s) {
             slot(s, i)[z] = NAN;
 }
 
-/* What each is told of its slots; without a window its state goes to the first. */
+/* Plans the slots that each sequence is told; without a window its state goes to the first. */
 static void plan_drafts(dp_slots *s, const unsigned char *idle) {
     for (int i = 0; i < s->Nseq; i++) {
         s->planned[i] = idle[i] ? NONE : s->draft[i * s->drafts];

@@ -9,10 +9,10 @@
  * on. The slot of a shared prefix is read by all sequences in the call behind it, and never written
  * again.
  *
- * Who rolls back by himself (drafts) has slots for drafted tokens: sequence i owns as many as the
- * longest window has tokens, and is told all of them in every call, with how many tokens of its
- * last call were accepted. It begins from the slot of the last of those. Of a call of as many
- * tokens or less it writes what each leaves into that token's slot, of a longer one the last state
+ * A kernel that rolls back by itself (drafts) has slots for drafted tokens: sequence i owns as many
+ * as the longest window has tokens, and is told all of them in every call, with how many tokens of
+ * its last call were accepted. It begins from the slot of the last of those. In a call of as many
+ * tokens or less it writes the state of each into that token's slot, in a longer one the last state
  * into the first slot. In a tree tokens of a window have parents: one goes on from the state behind
  * its parent, and what is accepted is the way to one of them.
  *
@@ -32,9 +32,9 @@ typedef struct {
     int64_t slots;
     const int64_t *read, *write; /* [Nseq]; -1, both: padding */
     double *state;               /* [slots][HV][K][V], written in place */
-    /* Who rolls back by himself: slots of drafted tokens [Nseq][drafts], -1: padding; tokens
-     * accepted of the last call [Nseq], in a tree the place of the last one, from 1 on. 0, NULL:
-     * the caller rolls back. */
+    /* A kernel that rolls back by itself: slots of drafted tokens [Nseq][drafts], -1: padding;
+     * tokens accepted of the last call [Nseq], in a tree the place of the last one, from 1 on. 0,
+     * NULL: the caller rolls back. */
     int64_t drafts;
     const int64_t *draft, *accepted;
     /* [T]: place in its window of the token before, -1: the state before the call; NULL: chains */

@@ -131,7 +131,7 @@ DP_TEST(stored, no_store_errs_by_more_than_its_bound) {
         }
 }
 
-/* What a recurrent kernel in fp32 makes of a session, beside the bounds of stores alone. */
+/* Errors of a recurrent kernel in fp32 in a session, beside the bounds of stores alone. */
 static void within_bounds(const char *kept, const char *words, const char *op) {
     dp_case c;
     dp_err e = {0};

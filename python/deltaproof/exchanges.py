@@ -1,4 +1,4 @@
-"""What the ranks of a context-parallel kernel hand to each other, as `deltaproof judge` reads it.
+"""Tensors that ranks of a context-parallel kernel exchange, as `deltaproof judge` reads them.
 
     with exchanges() as kept:          # fla.ops.cp: KDA, GDN and whatever else calls it
         o, _ = chunk_kda(.., cp_context=context)

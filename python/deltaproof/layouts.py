@@ -31,7 +31,7 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python nam
 
 
 def layouts_of(device: str | None, cases: str | Sequence[str]) -> tuple[str, ...]:
-    """Those that `run` tries by itself."""
+    """Layouts that `run` tries by itself."""
     large = "large" in ([cases] if isinstance(cases, str) else cases)
     return (*LAYOUTS, FAR) if device in (None, "cpu") or large else LAYOUTS
 

@@ -18,7 +18,7 @@ class Recurrence:
     or 2 [T,HV,V]; number: [T,HV], where there is one. rows: 1 to 4 of {"write": PRODUCT, "read":
     .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a", with "-" before the
     first: write and read of keys, number, exp(gate), exp(-gate); value of values; strength the
-    number. What a row leaves out is 0, strength 1. undecayed: rows read the state before its decay;
+    number. An entry left out is 0, strength 1. undecayed: rows read the state before its decay;
     in_turn: each row reads what those before it left. harness/README.md has the same as text.
 
         rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),

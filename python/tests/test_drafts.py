@@ -97,7 +97,7 @@ def test_parents_that_are_ignored_are_red() -> None:
 
 
 def test_what_a_tree_makes_of_rejected_tokens_is_judged() -> None:
-    """Of the first branch, which nothing depends on."""
+    """The first branch, on which nothing depends."""
     found = deltaproof.run(verify("branch", trees=True), "gdn-draft-slots", **OWN)
     assert found.status == 1 and "_drafted: " in found.text, found.text
 

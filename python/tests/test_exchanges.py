@@ -1,4 +1,4 @@
-"""What ranks hand to each other: the hooks of `deltaproof.exchanges` keep it, `judge` judges it."""
+"""The hooks of `deltaproof.exchanges` keep the tensors of ranks, and `judge` judges them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_chain_of_fp32_passes_and_one_of_bf16_fails_by_its_name() -> None:
 
 
 class Array(np.ndarray):
-    """What the hooks ask of a tensor."""
+    """A tensor, as far as the hooks ask."""
 
     def dim(self) -> int:
         return self.ndim

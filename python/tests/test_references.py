@@ -86,7 +86,7 @@ def test_naive_kda_of_fla_has_nan_where_a_gate_is_minus_infinity() -> None:
 
 
 def test_a_reference_with_a_fault_is_red() -> None:
-    """What wraps them hides nothing."""
+    """The wrappers hide nothing."""
     ref = BY_NAME["torch_recurrent_gated_delta_rule"]
     fn = ref.load()
 

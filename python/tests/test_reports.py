@@ -76,7 +76,7 @@ REPORTS = (
 )
 
 
-# What is none of a set's cases, or takes another call: the tests that show it. A report whose row
+# Tests of reports that no case of a set shows, or that take another call. A report whose row
 # ends in "asked" is red where a user asks for it, all others by what `run` of a set does by itself,
 # the layouts of a run on a CPU and the check of the set large among it.
 ELSEWHERE = {

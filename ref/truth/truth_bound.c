@@ -228,7 +228,7 @@ typedef struct {
     ld kap, era, be, v, rel_w, rel_r, rel_s, F2, e, w;
 } row_bounds;
 
-/* Of the rows first .. end - 1 of a token, one step: what the forward and the adjoint share. */
+/* One step, rows first .. end - 1 of a token: numbers that the forward and the adjoint share. */
 typedef struct {
     int64_t first, end;
     ld mu, sigma, F1, s, q, push; /* push = sum kappa b |v| */
@@ -423,7 +423,7 @@ static void add_through(const bounder *c, int64_t t, int64_t key, dp_entry x, in
     add_grad(sum, up * (g.err + rel * g.size), up * g.size * (1 + 4 * rel));
 }
 
-/* What entries say of `input` at key `key`; of numbers the sum over channels. */
+/* The gradient of `input` through entries at key `key`; of numbers the sum over channels. */
 static grad through_entries(const bounder *c, int64_t t, int64_t key, int input,
                             const token_grads *y) {
     const tr_run *r = c->r;
@@ -440,7 +440,7 @@ static grad through_entries(const bounder *c, int64_t t, int64_t key, int input,
     return sum;
 }
 
-/* Of beta: its strengths, and entries that have it. */
+/* The gradient of beta, through its strengths and the entries that have it. */
 static grad beta_grad(const bounder *c, int64_t t, int64_t key, const token_grads *y) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
@@ -490,7 +490,8 @@ typedef struct {
     grad dt, A;
 } gate_sums;
 
-/* Of v or write, `row` of either: the rows whose values have it, times what stands beside it. */
+/* Row `row` of the gradient of v or write: through rows whose values have it, times the factors
+ * beside it. */
 static void value_rows(const bounder *c, int64_t t, int64_t key, int input, int field,
                        const token_grads *y) {
     const tr_run *r = c->r;

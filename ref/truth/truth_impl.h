@@ -168,7 +168,7 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
 /* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not
  * those of the keys. */
 void tr_rows_alloc(const tr_run *r, tr_head *a);
-/* Those of token t, activated before. */
+/* The rows of token t, activated before. */
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a);
 /* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
 void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);

@@ -44,7 +44,7 @@ tr_rows tr_rows_of(const dp_problem *p) {
 
 /* ---- values ---------------------------------------------------------------------------------- */
 
-/* Of which value heads have their own: [T][HV], K channels but for beta. */
+/* An input of which each value head has its own: [T][HV], K channels but for beta. */
 static const double *given(const dp_problem *p, int input, int hv, int64_t t) {
     return dp_input_of(p, input) + (t * p->HV + hv) * dp_input_width(p, input) / p->HV;
 }

@@ -185,7 +185,7 @@ static int format_of(const char *value, size_t n) {
     return -1;
 }
 
-/* Of a state, which goes a head at a time but where it leaves. */
+/* The format of a state, which goes a head at a time but where it leaves. */
 static int state_format(const char *value, int leaves) {
     for (int f = DP_FP16SR; f < DP_NSTORED; f++)
         if (!strcmp(value, dp_formats[f].name) && (leaves || !dp_stored_by_tensor((dp_format)f)))

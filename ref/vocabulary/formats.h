@@ -52,7 +52,7 @@ typedef enum {
 
 /* The names of the rows below, in their order, for case files and help texts. */
 #define DP_FORMAT_WORDS "fp64|fp32|tf32x3|tf32|tf32rz|bf16|bf16st"
-/* Those from DP_FP16SR on, of states. */
+/* Words of the formats of states, from DP_FP16SR on. */
 #define DP_STATE_WORDS                                                       \
     "fp16sr|e4m3-tensor|e4m3-head|e4m3-row|e4m3-block|e5m2-tensor|e5m2-head" \
     "|e5m2-row|e5m2-block|int8-tensor|int8-head|int8-row|int8-block"

@@ -17,8 +17,8 @@
  *
  * 1 to 4 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
  * read are of keys, the number, exp(GATE) and exp(-GATE), with at least one key; value is of
- * values, strength the number. What a row does not name is 0, strength 1; it names write, and read
- * or value.
+ * values, strength the number. An entry that a row does not name is 0, strength 1; it
+ * names write, and read or value.
  * Gradients are named d and the input's name. As many query heads as value heads.
  *
  * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,

@@ -120,7 +120,7 @@ static double most_of_all(int heads, int64_t KV, const double *S, const double *
     return most;
 }
 
-/* What the spacing of the least numbers adds, of a head. */
+/* The error that the spacing of the least numbers adds, of a head. */
 static double of_spacing(dp_format f, int heads, int K, int V, const double *S, const double *off,
                          int h) {
     const int64_t KV = (int64_t)K * V;

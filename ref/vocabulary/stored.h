@@ -12,7 +12,8 @@
  *      head         one head
  *      row          the V entries of a row, one channel of a key
  *      block        32 columns of a row
- * What is stored once stays as it is when it is stored again. A share that is not finite stays.
+ * A state that is stored once stays as it is when it is stored again. A share that is not finite
+ * stays.
  */
 #ifndef DP_STORED_H
 #define DP_STORED_H
