@@ -10,10 +10,10 @@
 typedef enum { DRAWN, OTHER_SUMS, DECLARED, UNDECLARED, NWHO } who;
 static const dp_allowance ALLOWANCE[NWHO][2] = {
     /* arithmetic fp32 or fp64; bf16 */
-    [DRAWN] = {{1.2, 0.1}, {1.2, 0.1}},
-    [OTHER_SUMS] = {{1.5, 0.15}, {1.4, 0.1}},
-    [DECLARED] = {{2.1, 0.3}, {1.25, 0.15}},
-    [UNDECLARED] = {{2.1, 0.3}, {1.4, 0.15}},
+    [DRAWN] = {{1.2, 1.2, 0.1}, {1.2, 1.2, 0.1}},
+    [OTHER_SUMS] = {{1.5, 1.5, 0.15}, {1.4, 1.4, 0.1}},
+    [DECLARED] = {{2.1, 2.1, 0.3}, {1.25, 1.4, 0.15}},
+    [UNDECLARED] = {{2.1, 4, 0.6}, {1.25, 2, 0.3}},
 };
 
 dp_claim dp_run_claim(const dp_run *r) {
@@ -37,7 +37,10 @@ static who who_computes(const dp_run *r) {
 
 dp_allowance dp_run_allowance(const dp_run *r) {
     dp_allowance a = ALLOWANCE[who_computes(r)][r->base == DP_BASE_BF16];
-    if (r->design.product && r->base != DP_BASE_BF16) a.factor *= PRODUCT_MORE;
+    if (r->design.product && r->base != DP_BASE_BF16) {
+        a.factor *= PRODUCT_MORE;
+        a.local *= PRODUCT_MORE;
+    }
     return a;
 }
 

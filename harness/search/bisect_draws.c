@@ -110,7 +110,7 @@ static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
                              .unit = unit,
                              .heads = HV,
                              .units = out->N * HV,
-                             .allowance = {1.2, 0}};
+                             .allowance = {1.2, 1.2, 0}};
     dp_levels_judge(&in, &ex);
     if (ex.excess > 1 && !x->fails && ex.row >= 0) {
         const dp_bisect_worst *r = &t->worst[ex.row];

@@ -78,7 +78,7 @@ static tensor tensor_new(int D, int tokens, int heads, int width) {
                           .heads = heads,
                           .units = heads,
                           .by_token = tokens > 1,
-                          .allowance = {1.2, 0.1}};
+                          .allowance = {1.2, 1.2, 0.1}};
     return t;
 }
 
@@ -363,7 +363,7 @@ DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
                                  .unit = unit,
                                  .heads = 1,
                                  .units = 4,
-                                 .allowance = {1.2, 0}};
+                                 .allowance = {1.2, 1.2, 0}};
         dp_levels_judge(&in, &x);
         alarms += x.excess > 1;
     }
@@ -411,7 +411,7 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
                                   .bound = bound,
                                   .place = place_row,
                                   .draws = &draws,
-                                  .allowance = {1.5, 1},
+                                  .allowance = {1.5, 1.5, 1},
                                   .unit = unit};
         dp_compare(&in, &j);
         CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0],

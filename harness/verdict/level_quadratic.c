@@ -9,7 +9,7 @@
 /* A class of units of one level, and what its families share. */
 typedef struct {
     const dp_unit_list *u;
-    const dp_allowance *allowance;
+    double factor;
     int small; /* the class looked at; -1: all */
     double nu;
     double *rate;  /* [families] mean |d|^2 over |want|^2; 0: not known */
@@ -142,8 +142,8 @@ static void set_draws(level_view *v) {
     free(known);
 }
 
-static level_view view_new(const dp_unit_list *u, const dp_allowance *allowance, int small) {
-    level_view v = {.u = u, .allowance = allowance, .small = small, .common = NAN};
+static level_view view_new(const dp_unit_list *u, double factor, int small) {
+    level_view v = {.u = u, .factor = factor, .small = small, .common = NAN};
     v.nu = dp_typical_freedom(u, -1);
     if (small >= 0) v.nu = fmin(v.nu, dp_typical_freedom(u, small));
     v.rate = dp_doubles(u->families);
@@ -168,13 +168,13 @@ static int64_t count(const level_view *v) {
 /* The limit of unit i, whose freedom is nu. */
 static double limit_of(const level_view *v, int64_t i, double nu, quantiles *q) {
     const double draw = fmax(v->draw[v->u->family[i]], v->common);
-    return fmin(DP_LIMIT_MOST, v->allowance->factor * fmax(draw, limit_at(q, nu)));
+    return fmin(DP_LIMIT_MOST, v->factor * fmax(draw, limit_at(q, nu)));
 }
 
 /* Every unit of one class against the limit of its own freedom. */
-static dp_level_result judge_class(const dp_unit_list *u, const dp_allowance *allowance, int small,
+static dp_level_result judge_class(const dp_unit_list *u, double factor, int small,
                                    double *head_seen) {
-    level_view v = view_new(u, allowance, small);
+    level_view v = view_new(u, factor, small);
     dp_level_result r = dp_level_none();
     r.units = count(&v);
     r.draw = v.common;
@@ -208,10 +208,9 @@ static dp_level_result judge_class(const dp_unit_list *u, const dp_allowance *al
     return r;
 }
 
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance,
-                                   double *head_seen) {
-    dp_level_result most = judge_class(u, allowance, 0, head_seen);
-    dp_level_result small = judge_class(u, allowance, 1, head_seen);
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, double factor, double *head_seen) {
+    dp_level_result most = judge_class(u, factor, 0, head_seen);
+    dp_level_result small = judge_class(u, factor, 1, head_seen);
     most.seen = small.seen = fmin(most.seen, small.seen);
     return small.units && dp_level_worse(&small, &most) ? small : most;
 }
@@ -235,9 +234,9 @@ static double power_mean(const level_view *v, const double *err2, int k) {
     return mean * sqrt(mean);
 }
 
-dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance) {
+dp_level_result dp_judge_every(const dp_unit_list *u, double factor) {
     const int D = u->ndraw;
-    level_view v = view_new(u, allowance, -1);
+    level_view v = view_new(u, factor, -1);
     dp_unit_list one = dp_unit_list_new(D, 1);
     one.presumed = (dp_presumption){DP_NOT_INDEPENDENT * 2 / (v.nu * (double)u->n),
                                     fmin(DP_FROM_FINER, (double)(u->n - 1) * (D - 1)), 0};
@@ -260,7 +259,7 @@ dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowa
         r.freedom = dp_own_freedom(&one, 0, dp_typical_freedom(&one, -1));
         quantiles q = {DP_ALARM, D, 0, {0}};
         const double k = fmax(r.draw, limit_at(&q, r.freedom));
-        r.limit = fmin(DP_LIMIT_MOST, allowance->factor * k);
+        r.limit = fmin(DP_LIMIT_MOST, factor * k);
         const double all = power_mean(&v, u->want2, -1) / usual;
         if (all > 0) r.seen = r.limit / all;
     }

@@ -90,8 +90,8 @@ dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, doubl
         r.freedom = s.freedom;
         r.ratio = r.median = fabs(in->along[d]) / E;
         r.draw = fabs(s.mean) / E;
-        r.limit = fmin(DP_LIMIT_MOST,
-                       in->allowance.factor * own + in->allowance.lean + in->stored[d] / E);
+        r.limit =
+            fmin(DP_LIMIT_MOST, in->allowance.local * own + in->allowance.lean + in->stored[d] / E);
     }
     free(c.total);
     return r;

@@ -46,6 +46,11 @@ static double *freedom_of_rows(const dp_levels_in *in) {
     return most;
 }
 
+static double factor_of(const dp_levels_in *in, dp_level l) {
+    const int local = l == DP_LEVEL_ROW || l == DP_LEVEL_WINDOW || l == DP_LEVEL_POSITION;
+    return local ? in->allowance.local : in->allowance.factor;
+}
+
 static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
     const dp_level first = has_rows(in) ? DP_LEVEL_ROW : DP_LEVEL_WINDOW;
     dp_presumption presumed = DP_NOTHING_KNOWN;
@@ -58,10 +63,10 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
                          : l == DP_LEVEL_WINDOW ? of_rows
                          : l == DP_LEVEL_RANK   ? of_windows
                                                 : NULL;
-        out->at[l] = dp_judge_quadratic(&u, &in->allowance, in->head_seen);
+        out->at[l] = dp_judge_quadratic(&u, factor_of(in, l), in->head_seen);
         if (l == DP_LEVEL_WINDOW) {
             of_windows = dp_freedom_of_windows(in, &u);
-            out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, &in->allowance);
+            out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, in->allowance.factor);
         }
         if (l < DP_LEVEL_TENSOR)
             presumed = dp_presume(in, l, &u, dp_level_units(in, l + 1));
@@ -79,7 +84,7 @@ static void judge_across(const dp_levels_in *in, dp_levels_result *out) {
         if (!dp_level_units(in, l)) continue;
         dp_unit_list u = dp_unit_list_of(in, l);
         u.presumed = DP_NOTHING_KNOWN;
-        out->at[l] = dp_judge_quadratic(&u, &in->allowance, in->head_seen);
+        out->at[l] = dp_judge_quadratic(&u, factor_of(in, l), in->head_seen);
         dp_unit_list_free(&u);
     }
 }

@@ -41,7 +41,7 @@
  *   limit factor (|m| + s sqrt((1 + 1/D) F(p; 1, freedom))), + lean E.
  * Sums. E^2 of a head pools its draws' totals with their shares taken as independent, doubled.
  *
- * factor, lean: what draws cannot show: other orders of summation, another design (dp_allowance).
+ * factor, local, lean: what draws cannot show, as other orders of summation (dp_allowance).
  */
 #ifndef DP_LEVELS_H
 #define DP_LEVELS_H
@@ -60,8 +60,9 @@ extern "C" {
 
 /* What a right subject may differ by from the pipeline that was drawn, by who computes. */
 typedef struct {
-    double factor; /* on every limit */
-    double lean;   /* component of the error along a direction, in units of E */
+    double factor; /* on limits of ranks, tensors, channels and sums */
+    double local; /* on those of rows, windows and places, where errors gather, and of directions */
+    double lean;  /* component of the error along a direction, in units of E */
 } dp_allowance;
 
 typedef enum {

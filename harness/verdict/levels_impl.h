@@ -70,10 +70,9 @@ dp_level_result dp_level_none(void);
 int dp_level_worse(const dp_level_result *a, const dp_level_result *b);
 
 /* Every unit against the limit of its own freedom. head_seen: as in dp_levels_in. */
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, const dp_allowance *allowance,
-                                   double *head_seen);
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, double factor, double *head_seen);
 /* The power mean over all units. */
-dp_level_result dp_judge_every(const dp_unit_list *u, const dp_allowance *allowance);
+dp_level_result dp_judge_every(const dp_unit_list *u, double factor);
 /* The error along a direction, E: the expected error of the tensor. */
 dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, double E);
 /* Every head's sum over tokens, by the draws' shares; share: of all heads. */
