@@ -145,6 +145,7 @@ typedef struct {
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
  *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b as what they are
  *   gradients of
+ *       where initial_state is NULL, ds0 may be left as it is: it is not judged then
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
  *   pool [nslot][HV][K][V], read and written in place: where a session keeps states in slots; a

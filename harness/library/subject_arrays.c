@@ -179,12 +179,23 @@ static void collect_states(const dp_subject_memory *m, const dp_problem *p, int 
     }
 }
 
+/* The gradient of a state that the call does not have: may be left as it is, by all processes. */
+static int left_out(const dp_subject_memory *m, const dp_problem *p, int field) {
+    if (field != DP_RESULT_DS0 || p->s0) return 0;
+    for (int r = 0; r < m->c->processes; r++) {
+        const dp_subject_region *g = dp_subject_find_array(m, r, dp_result_fields[field].name);
+        for (int64_t z = 0; z < g->n; z++)
+            if (!dp_subject_unwritten(dp_subject_data_of(m, g)[z])) return 0;
+    }
+    return 1;
+}
+
 void dp_subject_collect(const dp_subject_memory *m, const dp_problem *p, int N,
                         dp_subject_result *out) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
-        if (!dp_subject_find_array(m, 0, dp_result_fields[i].name)) continue;
+        if (!dp_subject_find_array(m, 0, dp_result_fields[i].name) || left_out(m, p, i)) continue;
         double *x = *dp_result_at(&out->r, i) = dp_doubles(rows * width);
         if (dp_result_fields[i].kind == DP_OF_SEQUENCES)
             collect_states(m, p, i, x);

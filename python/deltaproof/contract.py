@@ -12,7 +12,8 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
 A state that the function requires (it has no default), or whose gradient autograd gives, is zero
-where a case has none; another array that it requires skips the case.
+where a case has none, and if no gradient reaches such zeros, none is judged; another array that it
+requires skips the case.
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
 "sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). Where `check` asks for a length that
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
@@ -188,7 +189,10 @@ class Contract:
             result["pool"] = _nothing_again(problem, to_numpy(result["pool"], "pool"))
         if rows is not None:
             result |= {n: self._tokens(n, x, rows) for n, x in result.items() if n in LEAVING}
-        return {n: self._fit(n, result, shape) for n, shape in problem.wanted.items()}
+        wanted = dict(problem.wanted)
+        if self.autograd and "ds0" not in result and "initial_state" not in problem.arrays:
+            wanted.pop("ds0", None)
+        return {n: self._fit(n, result, shape) for n, shape in wanted.items()}
 
     def _turned(self, name: str) -> bool:
         return self.state_layout == "vk" and name in STATES
@@ -381,7 +385,7 @@ class Contract:
         )
         of = {d: n for d, n in GRADIENT_OF.items() if n in given}
         for d, n in of.items():
-            if d in problem.wanted and given[n].grad is None:
+            if d in problem.wanted and n in problem.arrays and given[n].grad is None:
                 raise ValueError(f"{d}: no gradient reaches `{n}`: the function does not use it")
         return {d: given[n].grad for d, n in of.items() if given[n].grad is not None}
 

@@ -418,16 +418,22 @@ def test_gradients_of_a_wider_claim_and_of_a_state_that_is_not_used() -> None:
     def takes_none(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any) -> Any:
         return gdn(q, k, v, g, beta, scale)
 
-    def ignores(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any) -> Any:
+    def ignores(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any = None
+    ) -> Any:
         return gdn(q, k, v, g, beta, scale)
 
     def takes(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any) -> Any:
         return gdn(q, k, v, g, beta, scale, initial_state)
 
     own = OWN | {"design": "recurrent", "models": ("gdn",), "autograd": True, "device": "cpu"}
-    for fn, status in ((takes_none, 0), (takes, 0), (ignores, 1)):
+    for fn in (takes_none, takes, ignores):
         found = deltaproof.run(fn, "smoke-gdn", layouts=(), **own)
-        assert found.status == status, found.text
+        assert found.passed, found.text
+        assert found.record is not None
+        judged = {t["name"] for t in found.record["runs"][0]["tensors"]}
+        assert "dq" in judged and ("ds0" in judged) == (fn is takes)
+    found = deltaproof.run(ignores, "gdn-states", layouts=(), **own)
     assert "ds0: no gradient reaches `initial_state`" in found.text
 
 
