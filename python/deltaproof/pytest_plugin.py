@@ -22,32 +22,45 @@ from .judging import Judgement
 
 
 @dataclass
-class Session:
+class Judged:
     """What was judged, by test."""
 
-    report: str | None
-    test: str = ""
     passed: int = 0
     failed: list[tuple[str, list[str], str]] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)  # tests, one for each that is not known
     reports: list[str] = field(default_factory=list)
 
+    def add(self, more: dict[str, Any]) -> None:
+        for n, x in more.items():
+            setattr(self, n, getattr(self, n) + (x if n == "passed" else [*x]))
+
+
+@dataclass
+class Session:
+    """since: what was judged since the last phase of a test ended; judged: before that, in the
+    process that writes the summary also by the workers of pytest-xdist."""
+
+    report: str | None
+    test: str = ""
+    since: Judged = field(default_factory=Judged)
+    judged: Judged = field(default_factory=Judged)
+    folders: set[str] = field(default_factory=set)
+
     def hear(self, found: Judgement) -> None:
         if found.status == judging.FAIL:
-            self.failed.append((self.test, found.failures(), found.command))
+            self.since.failed.append((self.test, found.failures(), found.command))
         elif found.passed:
-            self.passed += 1
+            self.since.passed += 1
         else:
-            self.unjudged.append(self.test)
+            self.since.unjudged.append(self.test)
 
-    def told(self) -> dict[str, Any]:
-        """What a worker of pytest-xdist tells the controller."""
-        names = ("passed", "failed", "unjudged", "reports")
-        return {n: getattr(self, n) for n in names}
+    def take(self) -> dict[str, Any]:
+        told, self.since = vars(self.since), Judged()
+        return told
 
-    def add(self, told: dict[str, Any]) -> None:
-        for n, x in told.items():
-            setattr(self, n, getattr(self, n) + (x if n == "passed" else [*x]))
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The report of a phase; a worker sends it at once, and may end without a word."""
+        self.judged.add(getattr(report, "deltaproof", {}))
 
     def folder(self) -> str | None:
         """A new folder for the next report of the running test; None: no reports are wanted."""
@@ -58,10 +71,11 @@ class Session:
             name = self.test.encode("utf-8", "surrogatepass")
             stem += "-" + hashlib.blake2b(name, digest_size=4).hexdigest()
         path, n = os.path.join(self.report, stem), 1
-        while path in self.reports:
+        while path in self.folders:
             n += 1
             path = os.path.join(self.report, f"{stem}-{n}")
-        self.reports.append(path)
+        self.folders.add(path)
+        self.since.reports.append(path)
         return path
 
 
@@ -82,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_key] = session
     judging.listeners.append(session.hear)
     judging.report_folders.append(session.folder)
+    config.pluginmanager.register(session)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -91,17 +106,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What was judged outside of tests."""
+    own = session.config.stash[_key]
     output = getattr(session.config, "workeroutput", None)
-    if output is not None:
-        output["deltaproof"] = session.config.stash[_key].told()
+    if output is None:
+        own.judged.add(own.take())
+    else:
+        output["deltaproof"] = own.take()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """A worker of pytest-xdist has ended: the summary is the controller's."""
-    told = getattr(node, "workeroutput", {}).get("deltaproof")
-    if told:
-        node.config.stash[_key].add(told)
+    node.config.stash[_key].judged.add(getattr(node, "workeroutput", {}).get("deltaproof", {}))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    report.deltaproof = item.config.stash[_key].take()
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,7 +141,7 @@ def _module() -> object:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    session = terminalreporter.config.stash[_key]
+    session = terminalreporter.config.stash[_key].judged
     judged = session.passed + len(session.failed)
     if not judged + len(session.unjudged):
         return

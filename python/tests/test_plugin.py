@@ -100,3 +100,23 @@ def test_every_test_has_a_folder_and_all_are_in_one_summary(
     assert done.stdout.count("4 judged, 0 failed, 1 could not be judged") == 1, done.stdout
     assert "test_lost: could not be judged" in done.stdout
     assert len(list(tmp_path.glob("out/*/results.json"))) == 5, list(tmp_path.glob("out/*"))
+
+
+CRASHES = """
+import os, pytest
+from kernels import inputs, kda
+
+@pytest.mark.parametrize("n", range(6))
+def test_one_of(deltaproof, n):
+    x = inputs(T=8)
+    deltaproof.assert_explained(x, dict(o=kda(**x)[0]), base="fp32", gate="log", beta="plain",
+                                l2norm=False)
+    if n == 4:
+        os._exit(3)
+"""
+
+
+def test_a_worker_that_crashes_has_told_what_it_judged(tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    done = run(tmp_path, "-n", "2", tests=CRASHES)
+    assert "1 failed, 5 passed" in done.stdout and "5 judged, 0 failed" in done.stdout, done.stdout
