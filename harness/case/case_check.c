@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void warn(dp_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void warn(dp_case *c, const char *fmt, ...) {
+void dp_case_warn(dp_case *c, const char *fmt, ...) {
     char *msg = dp_calloc(1, 600);
     va_list ap;
     va_start(ap, fmt);
@@ -77,9 +76,10 @@ void dp_case_warn_expanding(dp_case *c) {
         }
     }
     if (n)
-        warn(c,
-             "%s: R = %d: sum of beta |k|^2 = %.3g > 2 at token %lld, head %lld (and at %lld of "
-             "%lld): the state may grow without bound",
-             c->path, p->R, worst, (long long)(where / p->HV), (long long)(where % p->HV),
-             (long long)n, (long long)(p->T * p->HV));
+        dp_case_warn(
+            c,
+            "%s: R = %d: sum of beta |k|^2 = %.3g > 2 at token %lld, head %lld (and at %lld of "
+            "%lld): the state may grow without bound",
+            c->path, p->R, worst, (long long)(where / p->HV), (long long)(where % p->HV),
+            (long long)n, (long long)(p->T * p->HV));
 }

@@ -43,7 +43,8 @@ enum {
 
 static const struct argp_option OPTIONS[] = {
     {"inputs", OPT_INPUTS, "IN", 0,
-     "safetensors file: q k v g beta, and where there are any A_log dt_bias initial_state do dht "
+     "safetensors file: q k v g beta (without g nothing decays), and where there are any A_log "
+     "dt_bias initial_state do dht "
      "cu_seqlens",
      0},
     DP_ROW_OUTPUTS("safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, "

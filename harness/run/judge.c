@@ -356,6 +356,8 @@ static void say_batch(const dp_judge_options *o, int64_t B, int64_t T) {
     if (o->note) o->note(text);
 }
 
+#define NO_GATE "the inputs have no g: every gate is 0, nothing decays"
+
 /* Names that other programs have for those of the recurrences here. */
 static void rename_tensors(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                            dp_complaints *all) {
@@ -364,6 +366,16 @@ static void rename_tensors(const dp_judge_options *o, dp_tensorfile *in, dp_tens
     const int by_gates = has_gates(in);
     dp_tensors_rename(in, by_gates);
     dp_tensors_rename(out, by_gates);
+    dp_judge_one_key(in, out);
+}
+
+/* Zeros in place of a g that is not there; returns whether. */
+static int without_gate(const dp_judge_options *o, dp_tensorfile *in, const dp_tensorfile *out,
+                        dp_complaints *all) {
+    const int named = dp_judge_recurrence(o, in), like = (int)model_like(in, o);
+    if (dp_user_recurrence_installed()) return 0;
+    const int said = named >= 0 ? named : like == DP_KDA ? -1 : like == DP_GLA ? DP_SSD : like;
+    return dp_judge_no_gate(in, out, o->gate, said, all);
 }
 
 static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
@@ -372,6 +384,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     dp_complaints all = {0};
     if (!dp_user_recurrence_installed()) rename_tensors(o, in, out, &all);
     if (o->change) o->change(in, out, o->change_arg);
+    const int no_gate = without_gate(o, in, out, &all);
     check_inputs(in, o, &all);
     if (!has_one_head(in)) check_axes(out, &all);
     const int backward = dp_outputs_check_names(in, out, &all);
@@ -382,6 +395,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     free(s.folded);
     if (st) return st;
     name_case(o, c);
+    if (no_gate) dp_case_warn(c, "%s", NO_GATE);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
     if (s.decays) take_log_gradient(in, out);
     if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, tensor_of(in, DP_INPUT_Q), c->p.R);
@@ -412,11 +426,13 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
     dp_tensorfile in = {0}, none = {.path = (char *)o.inputs};
     dp_judge_settings s = {0};
     dp_complaints all = {0};
+    int no_gate = 0;
     memset(c, 0, sizeof *c);
     dp_status st = install(o.recurrence, e);
     if (!st) st = dp_safetensors_read(o.inputs, &in, e);
     if (!st) {
         if (!dp_user_recurrence_installed()) rename_tensors(&o, &in, &none, &all);
+        no_gate = without_gate(&o, &in, &none, &all);
         check_inputs(&in, &o, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);
         st = dp_complaints_end(&all, e);
@@ -424,6 +440,7 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
     if (!st) st = dp_judge_fold(&in, &none, &s, e);
     if (!st) st = load_case(&o, &in, &s, dp_tensor_find(&in, "do") != NULL, c, e);
     if (!st) name_case(&o, c);
+    if (!st && no_gate) dp_case_warn(c, "%s", NO_GATE);
     free(s.folded);
     dp_tensorfile_free(&in);
     return st;

@@ -12,9 +12,12 @@
  *   g dg [T,HV,K], GDN [T,HV]
  *   beta dbeta [T,HV] or [T,HV,R]  A_log dA_log [HV]  dt_bias ddt_bias [HV,K] or flat
  *   states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone (K = V hides the difference).
- *   Axes of length 1 may be added, [1,T,H,K]. Those of heads may be left out, [T,K], where beta has
- *   one number a token; else that is refused, as [T,H K] would be taken for a single head. A batch
- *   [B,T,..] is judged as B packed sequences: token t of batch b is token b T + t of sequence b.
+ *   A file without g (and without A_log, dt_bias) has no gate: g is zeros, which a warning of the
+ *   record says.
+ *   Axes of length 1 may be added, [1,T,H,K], that of keys too, [T,H,1,K]. Those of heads may be
+ *   left out, [T,K], where beta has one number a token; else that is refused, as [T,H K] would be
+ *   taken for a single head. A batch [B,T,..] is judged as B packed sequences: token t of batch b
+ *   is token b T + t of sequence b.
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.

@@ -1,5 +1,6 @@
 /* Names and batches of other programs' files (judge_files.h). */
 #include "judge_files.h"
+#include "harness/case/case_inputs.h"
 #include "harness/simulated/stage_tensor.h"
 #include "judge_mamba.h"
 #include "ref/vocabulary/design.h"
@@ -96,6 +97,70 @@ void dp_judge_mamba(dp_tensorfile *in, dp_tensorfile *out, const char *given, dp
     say(in, "scale", "1");
     say(in, "state_layout", "vk");
     say(out, "state_layout", "vk");
+}
+
+/* ---- no gate, one key ------------------------------------------------------------------------ */
+
+static dp_tensor *input_of(dp_tensorfile *f, dp_input_id input) {
+    return (dp_tensor *)dp_case_input_find(f, &dp_input_fields[input]);
+}
+
+/* Axis i of a tensor that is 1 long goes. */
+static void drop_axis(dp_tensor *t, int i) {
+    t->ndim--;
+    memmove(&t->shape[i], &t->shape[i + 1], sizeof *t->shape * (size_t)(t->ndim - i));
+}
+
+void dp_judge_one_key(dp_tensorfile *in, dp_tensorfile *out) {
+    static const struct {
+        const char *name;
+        int behind; /* axes after that of keys */
+    } KEYED[] = {{"k", 1}, {"v", 1}, {"beta", 0}, {"dk", 1}, {"dv", 1}, {"dbeta", 0}};
+    const dp_tensor *q = find(in, "q"), *k = find(in, "k");
+    if (!q || !k || k->ndim != q->ndim + 1 || k->shape[k->ndim - 2] != 1) return;
+    const int axes = q->ndim + 1;
+    for (size_t i = 0; i < COUNT(KEYED); i++) {
+        dp_tensor *t = find(*KEYED[i].name == 'd' ? out : in, KEYED[i].name);
+        const int at = axes - 2; /* beta has it there, too: [..,H,R] beside [..,H,R,K] */
+        if (t && t->ndim == at + 1 + KEYED[i].behind && t->shape[at] == 1) drop_axis(t, at);
+    }
+}
+
+/* Is the gate, where nobody gives one, no decay at all? Not of raw gates, which have parameters. */
+static int decays_by_nothing(dp_tensorfile *in, const char *gate) {
+    const char *said = gate ? gate : dp_tensorfile_meta(in, "gate");
+    const int raw = input_of(in, DP_INPUT_A_LOG) || input_of(in, DP_INPUT_DT_BIAS);
+    return !raw && (!said || !strcmp(said, "log"));
+}
+
+int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *gate, int said,
+                     dp_complaints *all) {
+    const dp_tensor *q = input_of(in, DP_INPUT_Q), *k = input_of(in, DP_INPUT_K),
+                    *v = input_of(in, DP_INPUT_V);
+    int64_t shape[8], n = 1;
+    if (input_of(in, DP_INPUT_G) || !q || !k || !v || !decays_by_nothing(in, gate)) return 0;
+    const int keys = k->ndim == q->ndim + 1, at = v->ndim - 2 - keys; /* the axis of value heads */
+    if (q->ndim < 2 || q->ndim > 5 || at < 0) return 0;               /* refused by its shape */
+    if (said < 0 && (keys || k->n > q->n)) {
+        dp_complain(all,
+                    "%s: tensor g is missing, and rows of several keys a token read together or in "
+                    "turn: give --recurrence mkda|gated-deltaproduct",
+                    in->path);
+        return 0;
+    }
+    if (dp_tensor_find(out, dp_result_fields[DP_RESULT_DG].name))
+        dp_complain(all, "%s: has dg, but %s has no g", out->path, in->path);
+    memcpy(shape, q->shape, sizeof *shape * (size_t)q->ndim);
+    int ndim = q->ndim - 1; /* [..,T,HV] */
+    if (q->ndim > 2) shape[ndim - 1] = v->shape[at];
+    if (said >= 0 && !dp_models[said].one_gate) shape[ndim++] = q->shape[q->ndim - 1];
+    for (int i = 0; i < ndim; i++)
+        n *= shape[i];
+    double *zeros = dp_doubles(n);
+    dp_tensorfile_add(in, dp_input_fields[DP_INPUT_G].name, q->dtype, ndim, shape, zeros);
+    free(zeros);
+    say(in, "gate", "log");
+    return 1;
 }
 
 /* ---- names and batches ----------------------------------------------------------------------- */

@@ -7,6 +7,16 @@
 extern "C" {
 #endif
 
+/* An axis of keys that is 1 long, k [T,H,1,K] and v [T,HV,1,V] beside q [T,H,K]: it goes, from beta
+ * and the gradients too. */
+void dp_judge_one_key(dp_tensorfile *in, dp_tensorfile *out);
+
+/* IN has no g and nothing says of it but log: there is no decay, and g becomes zeros, one number a
+ * head or, where `said` (dp_judge_recurrence) has gates of channels, K. Returns whether it did.
+ * Added to *all: dg in OUT, several keys a token where nobody says how their rows read. */
+int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *gate, int said,
+                     dp_complaints *all);
+
 /* A batch of B > 1: q is [B,T,H,K]. The B sequences become packed ones of B*T tokens: every tensor
  * that begins with [B,T] loses that axis, s->cu says where they begin, and s->batch is B.
  * DP_EINPUT: cu_seqlens or several ranks beside a batch; a tensor of tokens that has another B or

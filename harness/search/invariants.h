@@ -35,6 +35,7 @@
  *                 recomputes the states of the prefix in another path than the forward that gave
  *                 the state). Where kernels cut a sequence in segments by its length, and so its
  *                 parts elsewhere, prefix is skipped and packed leaves it out
+ *   no-state      no initial state and one of zeros give the same bits
  *   scale-v       v and s0 times 2^3: o and states times 2^3, dq dk dg dbeta times 2^3, dv and ds0
  *                 as before. Powers of two commute with rounding; entries that underflow on the way
  *                 may differ by 2^-100 (fp64: 2^-960; cuda, nccl: 2^-36, as anchors multiply by up
@@ -106,6 +107,7 @@ typedef struct {
     X("packed", BITS, dp_check_packed)                 \
     X("sequence-order", BITS, dp_check_sequence_order) \
     X("prefix", BITS, dp_check_prefix)                 \
+    X("no-state", BITS, dp_check_no_state)             \
     X("scale-v", BITS_BUT_UNDERFLOW, scale_v)          \
     X("scale-do", BITS_BUT_UNDERFLOW, scale_do)        \
     X("sign-q", BITS, sign_q)                          \

@@ -259,3 +259,24 @@ dp_status dp_check_chunk(dp_check_work *w) {
     dp_problem_free(&a);
     return st;
 }
+
+dp_status dp_check_no_state(dp_check_work *w) {
+    dp_problem none = dp_check_copy(w->p, w->backward);
+    free(none.s0);
+    none.s0 = NULL;
+    dp_problem zeros = dp_check_copy(&none, w->backward);
+    zeros.s0 = dp_doubles(dp_input_count(&zeros, DP_INPUT_S0));
+    dp_check_work v = *w;
+    v.p = &none;
+    dp_check_outcome want = {0}, got = {0};
+    dp_status st = dp_check_run_problem(w->s, &none, w->N, w->backward, &want, w->e);
+    if (!st) st = dp_check_run_problem(w->s, &zeros, w->N, w->backward, &got, w->e);
+    for (int f = 0; f < DP_NRESULTS && !st; f++)
+        dp_check_same_field(
+            &v, f, &(dp_check_pair){.p = &zeros, .got = &got.r, .want = &want.r, .factor = 1});
+    dp_check_outcome_free(&want);
+    dp_check_outcome_free(&got);
+    dp_problem_free(&zeros);
+    dp_problem_free(&none);
+    return st;
+}

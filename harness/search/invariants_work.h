@@ -108,6 +108,9 @@ dp_status dp_check_heads(dp_check_work *w);
 /* Edits inside a chunk that is a sequence of its own leave other rows as they are. */
 dp_status dp_check_chunk(dp_check_work *w);
 
+/* No initial state and one of zeros give the same bits. */
+dp_status dp_check_no_state(dp_check_work *w);
+
 /* invariants_parts.c */
 /* Sequences packed together give the bits that each gives alone. */
 dp_status dp_check_packed(dp_check_work *w);

@@ -593,6 +593,57 @@ DP_TEST(judge, packed_sequences_gdn_and_many_keys_are_recognised) {
     }
 }
 
+DP_TEST(judge, no_gate_is_a_gate_of_zeros_and_an_axis_of_one_key_is_taken) {
+    static const char TEXT[] = "reason = r\nsource = s\nop = gdn\nT = 192\nH = 2\nHV = 2\nK = 16\n"
+                               "V = 8\ng_scale = 0\nranks = 3\nbase = fp32\nchain = fp32\n";
+    static const char *const NO_GATE[] = {"beta", "plain", "l2norm", "0", NULL};
+    subject x;
+    judged j, k;
+    dp_judge_options o = options();
+    o.base = o.claim = "fp32";
+    simulate(TEXT, &x);
+    const dp_problem *p = &x.c.p;
+    const entry in[] = {{"q", p->q, 3, {192, 2, 16}},   {"k", p->k, 4, {192, 2, 1, 16}},
+                        {"v", p->v, 4, {192, 2, 1, 8}}, {"beta", p->beta, 3, {192, 2, 1}},
+                        {"g", p->g, 2, {192, 2}},       {"A_log", p->beta, 1, {2}}};
+    write_outputs(p, &x.s.out, ONLY(O) | ONLY(FINAL_STATE), 3, 0, "F32");
+    write_file(in_path(), in, 5, 3, "F64",
+               (const char *const[]){"gate", "log", "beta", "plain", "l2norm", "0", NULL});
+    JUDGE(&o, &j);
+    CHECK(j.run->verdict == DP_PASS && !j.c.nwarn, "%s", j.run->why);
+    write_file(in_path(), in, 4, 3, "F64", NO_GATE);
+    JUDGE(&o, &k);
+    same_run(__LINE__, j.run, k.run);
+    CHECK(k.c.p.model == DP_GDN && k.c.nwarn == 1 && strstr(k.c.warn[0], "have no g"), "%d, %s",
+          k.c.p.model, k.c.nwarn ? k.c.warn[0] : "no warning");
+    done(&k);
+    o.recurrence = "mkda"; /* the same where keys are one, with a gate a channel */
+    JUDGE(&o, &k);
+    CHECK(k.run->verdict == DP_PASS && k.c.p.model == DP_MKDA && k.c.p.g[192 * 2 * 16 - 1] == 0,
+          "%s", k.run->why);
+    done(&k);
+    o.recurrence = NULL;
+    o.gate = "softplus";
+    REFUSE(&o, "tensor g is missing");
+    o.gate = NULL;
+    const entry raw[] = {in[0], in[1], in[2], in[3], in[5]};
+    write_file(in_path(), raw, 5, 3, "F64", NO_GATE);
+    REFUSE(&o, "tensor g is missing");
+    const entry two[] = {{"q", p->q, 3, {96, 2, 16}},
+                         {"k", p->k, 4, {96, 2, 2, 16}},
+                         {"v", p->v, 4, {96, 2, 2, 8}},
+                         {"beta", p->beta, 3, {96, 2, 2}}};
+    write_file(in_path(), two, 4, 3, "F64", NO_GATE);
+    REFUSE(&o, "tensor g is missing", "--recurrence mkda|gated-deltaproduct");
+    const entry made[] = {{"o", x.s.out.o, 3, {192, 2, 8}}, {"dg", p->g, 2, {192, 2}}};
+    const entry before[] = {in[0], in[1], in[2], in[3], {"do", x.s.out.o, 3, {192, 2, 8}}};
+    write_file(in_path(), before, 5, 3, "F64", NO_GATE);
+    write_file(out_path(), made, 2, 3, "F32", NULL);
+    REFUSE(&o, "has dg, but", "has no g");
+    done(&j);
+    forget(&x);
+}
+
 DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
     static const char FP32[] =
         "reason = r\nsource = s\nop = kda\nT = 192\nK = 16\nV = 8\ngate = softplus\nbeta = "

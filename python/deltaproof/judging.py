@@ -144,8 +144,9 @@ def judge(
     """Compare outputs of a kernel with the truth of its inputs.
 
     inputs: {"q": [T,H,K], "k": [T,H,K], "v": [T,HV,V], "g": [T,HV,K] or, GDN, [T,HV], "beta":
-    [T,HV]}, and where there are any "A_log" [HV], "dt_bias" [HV,K], "initial_state" [N,HV,K,V],
-    "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch axis may stand in front.
+    [T,HV]} (without "g" nothing decays), and where there are any "A_log" [HV], "dt_bias" [HV,K],
+    "initial_state" [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch
+    axis may stand in front.
     outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log", "ddt_bias",
     "dh0", and any stage (`deltaproof judge --help`); gradients need "do".
     base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
