@@ -21,6 +21,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import swap
+from compiling import compile_fla, only
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = "cuda" if ON_DEVICE else "cpu"
@@ -124,15 +125,31 @@ def measure(kind, size, T, pairs, runs):
     return rows
 
 
+def compile_one(kind, config):
+    only(config)
+    layer = layer_of(kind, SIZES["large"])
+    x = torch.randn(1, 512, 2048, device=DEVICE, dtype=torch.bfloat16)
+    for call in calls(layer, x).values():
+        call()
+    wait()
+
+
 def main():
     a = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     a.add_argument("--out", type=Path, help="file that rows are added to")
     a.add_argument("--limit", type=float, default=500)
     a.add_argument("--size", choices=SIZES, default="large")
+    a.add_argument("--configs", type=int, default=24, help="of FLA's kernels, compiled before")
+    a.add_argument("--compile", nargs=2)
     args = a.parse_args()
+    if args.compile:
+        return compile_one(args.compile[0], int(args.compile[1]))
     start, size = time.monotonic(), SIZES[args.size]
     if not ON_DEVICE:
         swap.tiny_triton()
+    else:
+        done = compile_fla(__file__, ("kda", "gdn"), args.configs, args.limit * 0.6)
+        print(f"FLA compiled: {done} of {2 * args.configs}, {time.monotonic() - start:.0f} s")
     import fla.layers  # noqa: F401
 
     pairs = swap.swap()

@@ -7,8 +7,9 @@ Models: FLA's KDAForCausalLM and GatedDeltaNetForCausalLM on bytes of this repos
 autocast, AdamW. Runs of each: `fla`, `fla-again` (the same once more: what a loss differs by where
 nothing was changed), `ours` (chunk_* and causal_conv1d of deltaproof.ops, the rest FLA's), from the
 same seed and the same batches. DIR/runs.json gets losses, tokens a second behind the first 30 steps
-and memory at most of each; a later call makes those that are not there. FLA's kernels are tuned in
-the first steps. Without a device: --size tiny, by Triton's interpreter, `ours` alone."""
+and memory at most of each; a later call makes those that are not there. FLA's kernels are compiled
+before and tuned in the first steps. FLA's GDN needs Triton from 3.7.1 on or tilelang on Hopper.
+Without a device: --size tiny, by Triton's interpreter, `ours` alone."""
 
 import argparse
 import itertools
@@ -19,6 +20,9 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from compiling import compile_fla, only
+
 MODELS, RUNS, WARM = ("kda", "gdn"), ("fla", "ours", "fla-again"), 30
 SIZES = {
     "small": {"hidden": 1024, "layers": 12, "heads": 8, "head_dim": 128, "B": 8, "T": 2048},
@@ -82,7 +86,6 @@ def train(kind, whose, args):
     import torch
 
     on_device = torch.cuda.is_available()
-    sys.path.insert(0, str(HERE))
     import swap
 
     if not on_device:
@@ -127,6 +130,13 @@ def train(kind, whose, args):
     }
 
 
+def compile_one(kind, config):
+    only(config)
+    size = SIZES["small"] | {"layers": 1, "B": 1, "T": 512}
+    model = model_of(kind, size).cuda().train()
+    loss_of(model, next(batches(size, "cuda")), "cuda").backward()
+
+
 def far(a, b, after=0):
     return max(abs(x - y) for x, y in zip(a["losses"][after:], b["losses"][after:], strict=True))
 
@@ -163,13 +173,17 @@ def table(out):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    a.add_argument("--out", type=Path, required=True)
+    a.add_argument("--out", type=Path, default=Path("build/train"))
     a.add_argument("--limit", type=float, default=500)
     a.add_argument("--steps", type=int, default=300)
     a.add_argument("--size", choices=SIZES, default="small")
     a.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
+    a.add_argument("--configs", type=int, default=24, help="of FLA's kernels, compiled before")
+    a.add_argument("--compile", nargs=2)
     a.add_argument("--child", nargs=2)
     args = a.parse_args()
+    if args.compile:
+        return compile_one(args.compile[0], int(args.compile[1]))
     args.out.mkdir(parents=True, exist_ok=True)
     if args.child:
         known = read(args.out)
@@ -177,6 +191,9 @@ def main():
         (args.out / "runs.json").write_text(json.dumps(known))
         return 0
     start, status = time.monotonic(), 0
+    if args.size == "small":
+        done = compile_fla(__file__, MODELS, args.configs, args.limit * 0.4)
+        print(f"FLA compiled: {done} of {2 * args.configs}, {time.monotonic() - start:.0f} s")
     for whose, kind in itertools.product(args.runs, MODELS):
         left = args.limit - (time.monotonic() - start)
         if f"{kind}-{whose}" in read(args.out) or left < 10:
