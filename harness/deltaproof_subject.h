@@ -63,7 +63,7 @@ enum { DP_SUBJECT_WHOLE = 0, DP_SUBJECT_PER_RANK = 1 };
 /* what run returns; anything else: it failed. UNSUPPORTED: the run is skipped */
 enum { DP_SUBJECT_OK = 0, DP_SUBJECT_UNSUPPORTED = -1 };
 enum {
-    DP_SUBJECT_GATE_LOG = 0,      /* g is the natural logarithm of one step's decay, <= 0 */
+    DP_SUBJECT_GATE_LOG = 0,      /* g is the natural logarithm of one step's decay */
     DP_SUBJECT_GATE_SOFTPLUS = 1, /* g = -exp(A_log) softplus(g + dt_bias) */
     /* g = lower_bound sigmoid(exp(A_log) (g + dt_bias)) */
     DP_SUBJECT_GATE_LOWER_BOUND = 2

@@ -87,7 +87,7 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
         return dp_casefile_refuse(f, "beta_decades", e, "op = %s has no beta", c->op_name);
     if (f->beta_decades > 0 && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
-    if (f->g_least > 0 && f->gate != DP_GATE_LOG)
+    if (f->g_least != 0 && f->gate != DP_GATE_LOG)
         return dp_casefile_refuse(f, "g_least", e, "goes with gate = log");
     if (f->keys == DP_KEYS_EXACT && dp_by_rows(&c->p))
         return dp_casefile_refuse(f, "keys", e, "exact goes with other recurrences than dplr");

@@ -62,7 +62,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
     {"gate", OPT_GATE, "FORM", 0,
-     "log: g is the log decay; exp: g is the decay, from 0 to 1; softplus: -exp(A_log) softplus(g "
+     "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
      "+ dt_bias); lower_bound: X "
      "sigmoid(exp(A_log) (g + dt_bias))",
      0},

@@ -6,6 +6,7 @@
 #include "judge_mamba.h"
 #include "judge_settings.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/chunk/gate.h"
 #include "ref/files/input.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"
@@ -171,16 +172,16 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
         g->data[i] = dp_store(f, g->data[i]);
 }
 
-/* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds. */
+/* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds; above
+ * 1 a step grows. */
 static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
     const dp_tensor *g = tensor_of(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++) {
-        if (!(g->data[i] >= 0 && g->data[i] <= 1))
-            return dp_fail(
-                e, DP_EINPUT,
-                "%s: tensor %s: entry %lld is %g, but with --gate exp it is a decay from "
-                "0 to 1",
-                in->path, g->name, (long long)i, g->data[i]);
+        if (!(g->data[i] >= 0))
+            return dp_fail(e, DP_EINPUT,
+                           "%s: tensor %s: entry %lld is %g, but with --gate exp it is a decay, at "
+                           "least 0",
+                           in->path, g->name, (long long)i, g->data[i]);
         g->data[i] = g->data[i] > 0 ? dp_log(g->data[i]) : -1000;
     }
     return DP_OK;
@@ -192,16 +193,6 @@ static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
                     *dg = dp_tensor_find(out, dp_result_fields[DP_RESULT_DG].name);
     for (int64_t i = 0; g && dg && dg->n == g->n && i < g->n; i++)
         dg->data[i] *= dp_exp(g->data[i]);
-}
-
-/* A gate that is refused as a log decay, and could be the decay. */
-static void hint_at_decays(const dp_tensorfile *in, const dp_judge_settings *s, dp_err *e) {
-    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
-    const size_t used = strlen(e->msg);
-    if (strcmp(s->gate, "log") || !g || !g->n) return;
-    for (int64_t i = 0; i < g->n; i++)
-        if (!(g->data[i] >= 0 && g->data[i] <= 1)) return;
-    snprintf(e->msg + used, sizeof e->msg - used, "; with --gate exp it is the decay");
 }
 
 static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const dp_judge_settings *s,
@@ -233,7 +224,6 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         n += snprintf(text + n, size - (size_t)n, "lower_bound = %.17g\n", s->lower_bound);
     if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
-    if (st) hint_at_decays(in, s, e);
     free(text);
     return st;
 }
@@ -358,6 +348,19 @@ static void say_batch(const dp_judge_options *o, int64_t B, int64_t T) {
 
 #define NO_GATE "the inputs have no g: every gate is 0, nothing decays"
 
+/* Log decays above 0, which a linear or a raw gate mostly has. */
+static void warn_of_growing(dp_case *c) {
+    const dp_problem *p = &c->p;
+    const int64_t n = dp_input_count(p, DP_INPUT_G), above = dp_gates_above_0(p);
+    int decays = 1;
+    for (int64_t i = 0; i < n; i++)
+        decays &= p->g[i] >= 0 && p->g[i] <= 1;
+    if (above)
+        dp_case_warn(c, "%lld of %lld log decays g are above 0: there the state grows%s",
+                     (long long)above, (long long)n,
+                     decays ? "; with --gate exp g is the decay" : "");
+}
+
 /* Names that other programs have for those of the recurrences here. */
 static void rename_tensors(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                            dp_complaints *all) {
@@ -397,7 +400,10 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     name_case(o, c);
     if (no_gate) dp_case_warn(c, "%s", NO_GATE);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
-    if (s.decays) take_log_gradient(in, out);
+    if (s.decays)
+        take_log_gradient(in, out);
+    else
+        warn_of_growing(c);
     if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, tensor_of(in, DP_INPUT_Q), c->p.R);
     st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);

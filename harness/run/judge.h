@@ -36,7 +36,7 @@
  * --base fp16 (metadata `fp16`) is base bf16 with the design words factors=fp16,out=fp16 before its
  * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
  *
- * --gate exp: g is what a state is multiplied by, exp of the log decay (mlx): from 0 to 1. dg is
+ * --gate exp: g is what a state is multiplied by, exp of the log decay (mlx): 0 or more. dg is
  * then the gradient of that.
  *
  * --recurrence FILE: a recurrence of one's own, rows as text with names of its inputs

@@ -49,32 +49,59 @@ static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t)
     return most;
 }
 
-/* Where zeros would pass because the state grows: what the inputs would need. */
-static void say_growth(const dp_problem *p, dp_run *r) {
-    const dp_strength by = dp_models[p->model].strength;
-    int blind = 0;
-    for (int i = 0; i < r->ntensor; i++)
-        blind |= r->tensor[i].verdict == DP_UNJUDGED && r->tensor[i].seen_head > 2;
-    if (!blind || (by != DP_BY_BETA && by != DP_BY_GATES)) return;
+/* "; the state grows: .." where keys or gates make it grow, or "". */
+static void growth_text(const dp_problem *p, char *text, size_t size) {
     dp_activated a = dp_activated_new(p);
     int64_t at = 0;
-    double most = 0;
-    for (int64_t t = 0; t < p->T; t++) {
+    int head = 0;
+    double most = 0, sum = 0;
+    const int keys = dp_has_beta(p) || dp_by_gates(p);
+    *text = 0;
+    for (int64_t t = 0; t < p->T && keys; t++) {
         const double x = strength_of(p, &a, t);
         if (!(x > most)) continue;
         most = x;
         at = t;
     }
+    for (int h = 0; h < p->HV; h++) {
+        double grown = 0;
+        for (int64_t t = 0; t < p->T; t++)
+            grown += fmax(0, dp_largest_gate(p, a.g + (t * p->HV + h) * dp_Kg(p)));
+        if (!(grown > sum)) continue;
+        sum = grown;
+        head = h;
+    }
     dp_activated_free(&a);
-    if (!(most > 2.01)) return; /* what rounding adds to 2 */
+    if (most > 2.01) /* what rounding adds to 2 */
+        snprintf(text, size,
+                 "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 contracts: "
+                 "normalise keys",
+                 most, (long long)at);
+    else if (sum > 0)
+        snprintf(
+            text, size,
+            "; the state grows: log decays above 0 add up to %.3g in head %d (fp32 ends at 88)",
+            sum, head);
+}
+
+/* Zeros of it would pass, or it overflowed. */
+static int has_no_size(const dp_problem *p, const dp_judgement *t) {
+    return (t->verdict == DP_UNJUDGED && t->seen_head > 2) ||
+           (t->verdict == DP_FAIL && !isfinite(t->rel_fro) && dp_gates_above_0(p));
+}
+
+/* Where that is because the state grows: what the inputs would need. */
+static void say_growth(const dp_problem *p, dp_run *r) {
+    int any = 0;
+    char text[200];
+    for (int i = 0; i < r->ntensor; i++)
+        any |= has_no_size(p, &r->tensor[i]);
+    if (!any) return;
+    growth_text(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         const size_t n = strlen(t->why);
-        if (t->verdict == DP_UNJUDGED && t->seen_head > 2)
-            snprintf(t->why + n, sizeof t->why - n,
-                     "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 "
-                     "contracts: normalise keys",
-                     most, (long long)at);
+        if (has_no_size(p, t)) snprintf(t->why + n, sizeof t->why - n, "%s", text);
     }
 }
 
@@ -85,10 +112,11 @@ static void judge_all(const dp_judging *j, dp_run *r) {
     judge_step(j, r);
     dp_judge_ranks(j, r);
     dp_chain_growth(j, r);
+    if (j->out->stage) {
+        dp_judge_stages(j, r);
+        dp_name_flaws(j, r);
+    }
     say_growth(&j->sp->c->p, r);
-    if (!j->out->stage) return;
-    dp_judge_stages(j, r);
-    dp_name_flaws(j, r);
 }
 
 static void forget(dp_run *r) {

@@ -1,6 +1,7 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
+#include "ref/chunk/gate.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -137,6 +138,9 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
+    if (dp_gates_above_0(&c->p))
+        return dp_fail(why, DP_EINPUT,
+                       "log decays g above 0: the CUDA kernels are built for decays");
     if (step)
         st = dp_step_forward(c, how->backend, sp->N, how->base, DP_FAULT_NONE, &x->front, why);
     if (st) return st;

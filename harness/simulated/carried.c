@@ -229,17 +229,17 @@ static step_norms norms_of(const session *s, int64_t t) {
         weight += fabs(beta) * size * size;
         expands |= beta < 0;
     }
-    const double decay = dp_exp(most);
+    const double decay = dp_exp(most), turned = fmax(fabs(1 - dp_exp(least)), fabs(1 - decay));
     if (dp_in_turn(p)) {
         const step_norms a = in_turn_norms(s, t);
-        return (step_norms){decay * a.grows, fabs(1 - dp_exp(least)) + decay * a.moves};
+        return (step_norms){decay * a.grows, turned + decay * a.moves};
     }
     if (s->in.erasing) {
         const gated_norms a = gated_norms_of(s, t);
-        return (step_norms){decay * a.step, fabs(1 - dp_exp(least)) + decay * a.write};
+        return (step_norms){decay * a.step, turned + decay * a.write};
     }
     return (step_norms){decay * (expands ? 1 + weight : fmax(1, weight - 1)),
-                        fabs(1 - dp_exp(least)) + decay * weight};
+                        turned + decay * weight};
 }
 
 /* ---- a session ------------------------------------------------------------------------------ */

@@ -54,7 +54,7 @@ static void fill_problem(dp_problem *p, int Nseq, const int64_t *cu) {
     for (int i = 0; i < DP_NINPUTS; i++)
         fill(*dp_input_at(p, i), dp_input_of(p, i) ? dp_input_count(p, i) : 0, -key, key);
     fill(p->v, dp_input_count(p, DP_INPUT_V), -1, 1);
-    fill(p->g, dp_input_count(p, DP_INPUT_G), p->gate ? -2 : -1, p->gate ? 1 : 0);
+    fill(p->g, dp_input_count(p, DP_INPUT_G), p->gate ? -2 : -1, p->gate ? 1 : 0.5);
     if (p->beta) fill(p->beta, dp_input_count(p, DP_INPUT_BETA), 0, 1);
     with(p, DP_INPUT_DO, -1, 1);
     with(p, DP_INPUT_S0, -1, 1);

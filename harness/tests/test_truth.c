@@ -424,6 +424,51 @@ DP_TEST(truth, agrees_with_complex_step_oracle) {
     }
 }
 
+/* Largest error of a row over its radius. */
+static double over_radius(const dp_ball *b, const f128 *want) {
+    f128 worst = 0;
+    for (int64_t r = 0; r < b->rows; r++) {
+        f128 square = 0;
+        for (int64_t i = r * b->width; i < (r + 1) * b->width; i++) {
+            const f128 e = (f128)b->hi[i] + b->lo[i] - want[i];
+            square += e * e;
+        }
+        const f128 over = sqrtq(square) / (b->rad[r] + 1e-300Q);
+        if (!(over <= worst)) worst = over;
+    }
+    return (double)worst;
+}
+
+/* Those of tokens that grow the state by up to e^0.5, in MPFR at 64 bits and in double-double. */
+DP_TEST(truth, log_decays_above_0_agree_with_the_oracle_inside_their_radius) {
+    for (int s = 0; s < NSHAPES; s++) {
+        if (shapes[s].gate != DP_GATE_LOG) continue;
+        dp_problem p = problem_of(&shapes[s]);
+        dp_err e = {0};
+        fill(p.g, dp_input_count(&p, DP_INPUT_G), -0.3, 0.5);
+        REQUIRE(dp_problem_check(&p, 0, &e) == DP_OK, "%s: %s", shapes[s].name, e.msg);
+        for (int dd = 0; dd < (dp_truth_dd_refuses(&p) ? 1 : 2); dd++) {
+            dp_truth t;
+            const dp_truth_request rq = {
+                .kind = dd ? DP_TRUTH_DD : DP_TRUTH_MPFR, .bits = 64, .backward = 1};
+            REQUIRE(dp_truth_run(&p, &rq, &t, &e) == DP_OK, "%s: %s", shapes[s].name, e.msg);
+            for (int f = 0; f < DP_NRESULTS; f++) {
+                const dp_ball *b = &t.field[f];
+                if (!b->rows || (f == DP_RESULT_DS0 && !p.s0)) continue;
+                f128 *want = oracle_field(&p, f, b->rows * b->width);
+                const double over = over_radius(b, want), err = ball_error(b, want);
+                CHECK(over <= 1 && err <= (dd ? 1e-28 : 1e-17), "%s %s: %g of its radius, %g",
+                      shapes[s].name, dp_result_fields[f].name, over, err);
+                free(want);
+            }
+            dp_truth_free(&t);
+        }
+        p.g[0] = 21;
+        CHECK(dp_truth_dd_refuses(&p), "%s: a step that grows by e^21", shapes[s].name);
+        dp_problem_free(&p);
+    }
+}
+
 DP_TEST(truth, ds0_without_s0_is_that_of_a_zero_s0) {
     dp_problem p = problem_of(&shapes[7]);
     dp_truth t, z;

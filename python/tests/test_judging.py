@@ -51,6 +51,17 @@ def test_a_right_kernel_passes_and_its_figures_come_back(x: dict[str, np.ndarray
     assert got["final_state"]["ratio"] < 1
 
 
+def test_gates_above_0_are_judged_and_the_record_asks_whether_they_are_decays(
+    x: dict[str, np.ndarray],
+) -> None:
+    decays = x | {"g": np.abs(x["g"])}
+    o, state = kda(**decays)
+    found = judge(decays, {"o": o, "final_state": state}, base="fp32", **SAID)
+    assert found.passed and found.record, found.text
+    (warning,) = found.record["cases"][0]["warnings"]
+    assert warning.endswith("with --gate exp g is the decay")
+
+
 def test_a_batch_axis_of_one_changes_nothing(x: dict[str, np.ndarray]) -> None:
     o, _ = kda(**x)
     assert_explained({n: a[None] for n, a in x.items()}, {"o": o[None]}, base="fp32", **SAID)

@@ -41,6 +41,25 @@ def test_a_right_kernel_passes_what_it_serves_and_says_why_not_the_rest() -> Non
     assert found.record is not None and found.record["provenance"]["notes"]["python"]
 
 
+def test_gates_above_0_grow_and_a_kernel_that_clamps_them_fails() -> None:
+    def clamped(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any) -> Any:
+        return kda(q, k, v, np.minimum(g, 0), beta, cu_seqlens=cu_seqlens)
+
+    found = deltaproof.run(kda, "growing-gates", **OWN)
+    assert found.passed, found.text
+    assert deltaproof.run(clamped, "growing-gates", layouts=(), **OWN).status == 1
+
+
+def test_a_state_that_grows_out_of_fp32_is_said_to_grow(tmp_path: Path) -> None:
+    case = tmp_path / "grown.case"
+    case.write_text(
+        "reason = r\nsource = s\nop = kda\nT = 128\nK = 16\nV = 16\ng_least = -1\n"
+    )
+    found = deltaproof.run(kda, str(case), layouts=(), **OWN)
+    assert found.status == 1
+    assert "the state grows: log decays above 0 add up to" in found.text
+
+
 def test_a_kernel_that_erases_nothing_serves_gla_and_ssd_alone() -> None:
     cases = ("exact-gla", "smoke-ssd", "beta-zero")
     found = deltaproof.run(gla, cases, models=("gla", "ssd"), **OWN)

@@ -12,7 +12,8 @@ static inline __attribute__((always_inline)) double square(double x) { return x 
 
 /* dp_exp_near errs by 2^-36 */
 static inline __attribute__((always_inline)) double exp_up(double d) {
-    return d < -700 ? 1e-304 : dp_exp_near(d < -700 ? -700 : d) * (1 + 0x1p-30);
+    const double low = d < -700 ? -700 : d, x = low > 700 ? 700 : low;
+    return d < -700 ? 1e-304 : dp_exp_near(x) * (d > 700 ? INFINITY : 1 + 0x1p-30);
 }
 
 double dp_exp_up(double d) { return exp_up(d); }

@@ -4,8 +4,8 @@
 #define DP_BOUND_PAIR_H
 #include "bound.h"
 
-double dp_exp_up(
-    double d); /* >= exp(d), d <= 0; above it by less than 2^-29, relatively, down to 1e-304 */
+/* >= exp(d); above it by less than 2^-29, relatively, from 1e-304 to exp(700) */
+double dp_exp_up(double d);
 
 /* Of pair (s, i), channel by channel: e >= exp(gcum_s - gcum_i); error: relative error of the exp
  * that a subject forms. */

@@ -52,12 +52,7 @@ static const double *query(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     return h->a->in.q + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->K;
 }
-static double largest_gate(const dp_problem *p, const double *g) {
-    double most = -INFINITY;
-    for (int x = 0; x < dp_Kg(p); x++)
-        if (g[x] > most) most = g[x];
-    return most;
-}
+
 /* log |I - k e'|, 0 or more: its largest singular value is (w + sqrt(w^2 + 4 (1 - k' e))) / 2, w =
  * |k||e|, with what fp64 rounds. */
 static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int hv) {
@@ -159,7 +154,7 @@ static void adjoint(const head *h, int seq) {
 static void attenuate(const head *h) {
     const dp_problem *p = h->a->p;
     for (int64_t i = 0; i < h->n; i++) {
-        const double g = largest_gate(p, gates(h, i));
+        const double g = dp_largest_gate(p, gates(h, i));
         h->grow[i] = growth(p, &h->a->in, h->begin + i, h->hv);
         h->cum[i + 1] = h->cum[i] + (g < 0 ? fmax(g, FORGOTTEN) : 0) + h->grow[i];
         h->wall[i + 1] = contracts(h, i) && g <= 0 ? h->wall[i] : (double)(i + 1);
@@ -398,11 +393,11 @@ dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, in
     dp_attenuation a = {0, 0};
     for (int64_t s = c; s < t; s++) {
         const double *row = in->g + (s * p->HV + hv) * Kg;
-        a.bound += largest_gate(p, row) + growth(p, in, s, hv);
+        a.bound += dp_largest_gate(p, row) + growth(p, in, s, hv);
         for (int x = 0; x < Kg; x++)
             sum[x] += row[x];
     }
-    a.channel = largest_gate(p, sum);
+    a.channel = dp_largest_gate(p, sum);
     a.bound = a.bound * 0x1.71547652b82fep0 + 0; /* log2 e; no -0 */
     a.channel = a.channel * 0x1.71547652b82fep0 + 0;
     free(sum);

@@ -5,7 +5,7 @@
  * One dp_chunk is one chunk of one value head: c <= 64 tokens, n = c R rows, row (s, j) = s R + j.
  * Every intermediate is a named row-major array of doubles; under base fp32 they hold fp32 numbers,
  * under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
- * Exponents are pairwise, masked before exp: nothing exceeds 1, any g <= 0 is safe (math.md e.1).
+ * Exponents are pairwise, masked before exp: of any g <= 0 nothing exceeds 1 (math.md e.1).
  * The gate of GDN is expanded to K equal channels; the caller sums dg over them.
  * Where a token erases along other keys than it writes (GDN-2: erase o k, with values write o v and
  * beta = 1), `erasing` holds them; L, Kgam and w are of those, Aqk and kg of the keys.

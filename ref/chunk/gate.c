@@ -38,6 +38,20 @@ void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA) {
     }
 }
 
+int64_t dp_gates_above_0(const dp_problem *p) {
+    int64_t n = 0;
+    for (int64_t i = 0; p->gate == DP_GATE_LOG && i < dp_input_count(p, DP_INPUT_G); i++)
+        n += p->g[i] > 0;
+    return n;
+}
+
+double dp_largest_gate(const dp_problem *p, const double *g) {
+    double most = -INFINITY;
+    for (int x = 0; x < dp_Kg(p); x++)
+        if (g[x] > most) most = g[x];
+    return most;
+}
+
 double dp_gate_ratio(const dp_problem *p, int64_t at) {
     const int Kg = dp_Kg(p);
     const int hv = (int)(at / Kg % p->HV);

@@ -115,6 +115,12 @@ double dp_fast_decay_error(double g);
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
 
+/* How many log decays are given above 0: there a state grows. */
+int64_t dp_gates_above_0(const dp_problem *p);
+
+/* The largest of a head's gates at one token. */
+double dp_largest_gate(const dp_problem *p, const double *g);
+
 /* (dg/dA_log) / (dg/dx) of gate `at` in [T][HV][Kg], without a quotient: softplus(x) / sigmoid(x)
  * stays near 1 where both vanish, x of a lower bound. Not for a log gate, which has neither. */
 double dp_gate_ratio(const dp_problem *p, int64_t at);

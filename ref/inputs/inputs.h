@@ -46,9 +46,9 @@ typedef struct {
     double g_scale;  /* DP_GATE_LOG: g = -g_scale * exponential; raw gates: g_raw = g_mean + g_scale
                       * normal */
     double g_mean;
-    double g_least;          /* every log gate is this much stronger (DP_GATE_LOG) */
-    double g_uniform;        /* > 0: g uniform in (-g_uniform, 0] instead (DP_GATE_LOG) */
-    double g_head_spread;    /* > 0: head h's decay rate is multiplied by spread^h, a different gate
+    double g_least;       /* every log gate is this much stronger, below 0 weaker (DP_GATE_LOG) */
+    double g_uniform;     /* > 0: g uniform in (-g_uniform, 0] instead (DP_GATE_LOG) */
+    double g_head_spread; /* > 0: head h's decay rate is multiplied by spread^h, a different gate
                                 per head (raw gates: through A_log) */
     double g_channel_spread; /* decades over which channels' rates are spread (0: none; 6 for
                                 'mixed'; DP_GATE_LOG) */

@@ -197,6 +197,8 @@ const char *dp_truth_dd_refuses(const dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++) /* A_log has a limit of its own */
         if (i != DP_INPUT_A_LOG && too_large(dp_input_of(p, i), dp_input_count(p, i))) return LARGE;
     if (too_large(&p->scale, 1) || too_large(&p->lower_bound, 1)) return LARGE;
+    for (int64_t i = 0; p->gate == DP_GATE_LOG && i < dp_input_count(p, DP_INPUT_G); i++)
+        if (p->g[i] > 20) return "a log decay is above 20";
     for (int h = 0; p->A_log && h < p->HV; h++)
         if (!(p->A_log[h] <= 20)) return "A_log is not finite or above 20";
     return NULL;

@@ -158,15 +158,5 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
             check_finite(dp_input_fields[i].name, dp_input_of(p, i), dp_input_count(p, i), e);
         if (s) return s;
     }
-    if (p->gate == DP_GATE_LOG)
-        for (int64_t i = 0; i < dp_input_count(p, DP_INPUT_G); i++)
-            if (p->g[i] > 0) {
-                const long long Kg = dp_Kg(p), channel = i % Kg, head = i / Kg % p->HV,
-                                token = i / Kg / p->HV;
-                return dp_fail(e, DP_EINPUT,
-                               "g[%lld,%lld,%lld] = %g: a log decay must be <= 0 (a linear gate, "
-                               "or a raw one with gate = log?)",
-                               token, head, channel, p->g[i]);
-            }
     return DP_OK;
 }

@@ -112,7 +112,7 @@ typedef struct {
 } dp_model_info;
 extern dp_model_info dp_models[DP_NMODELS + 1];
 typedef enum {
-    DP_GATE_LOG,      /* g is the natural-log decay itself, <= 0 */
+    DP_GATE_LOG,      /* g is the natural-log decay itself; above 0 a step grows */
     DP_GATE_SOFTPLUS, /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
     /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound < 0 */
     DP_GATE_LOWER_BOUND

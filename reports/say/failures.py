@@ -31,7 +31,7 @@ def failure(run: Run, tensor: Tensor | None = None) -> Markup:
         where += H("<b>{}</b>. ", bits["says"])
         if t is None or t["verdict"] != "fail":
             return where + "Within its worst-case bound."
-    if t is None or t["verdict"] != "fail" or not finite(t["ratio"]) or by_draws(t):
+    if t is None or t["verdict"] != "fail" or not finite(t.get("ratio")) or by_draws(t):
         t = tensor or next((t for t in run["tensors"] if t["verdict"] == "fail"), {})
         return (
             where
