@@ -128,7 +128,8 @@ typedef struct {
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
-     * so many; 0: what the rule expects to be fastest (plan/cost.cuh), which may be nothing */
+     * so many; 0: what the rule expects to be fastest (ref/vocabulary/segments.h), which may be
+     * nothing */
     int segment_chunks;
 } dpg_options;
 

@@ -40,10 +40,10 @@ $(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) \
 	@rm -f $@
 	$(AR) rcs $@ $^
 $(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
-    $(BUILD)/ref/vocabulary/exchange.o
+    $(BUILD)/ref/vocabulary/exchange.o $(BUILD)/ref/vocabulary/segments.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB) \
-    $(BUILD)/ref/vocabulary/own.o $(BUILD)/ref/vocabulary/exchange.o
+    $(addprefix $(BUILD)/ref/vocabulary/,own.o exchange.o segments.o)
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
     $(BUILD)/libref.a

@@ -1,8 +1,9 @@
 /* gpu/bench/bench_split.cu - sequences of a batch cut in segments inside one card: is what the rule
- * (plan/cost.cuh) does ever slower than whole sequences, and how much of what can be gained does it
- * get. Whole twice (noise), the rule, and every number of segments of the longest sequence take
- * turns in one run, forward alone and forward with backward; CUDA events, medians; K = V = 128 and
- * some of other widths; nothing forgotten, which is what costs most, and some that forget.
+ * (ref/vocabulary/segments.h) does ever slower than whole sequences, and how much of what can be
+ * gained does it get. Whole twice (noise), the rule, and every number of segments of the longest
+ * sequence take turns in one run, forward alone and forward with backward; CUDA events, medians; K
+ * = V = 128 and some of other widths; nothing forgotten, which is what costs most, and some that
+ * forget.
  *
  *   [runs]         a row a layout, heads, recurrence and direction; all in one last
  *   few [runs]     of these: KDA of 4 and 8 heads, K = V = 128, that forgets nothing

@@ -1,7 +1,7 @@
 /* gpu/fast/path.cu - the fast path: tensor cores, bf16 storage; what it takes, and its steps. */
 #include "fast/fast.cuh"
-#include "plan/cost.cuh"
 #include "plan/paths.cuh"
+#include "ref/vocabulary/segments.h"
 
 static int takes_width(int n) { return n == 64 || n == 128; }
 
@@ -29,7 +29,7 @@ int fast_may_be_bare(const dpg_plan *pl) {
 int fast_is_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t blocks = (int64_t)pl->nrow * pl->all_heads * (d.V / 64);
-    return !pl->is_bwd && fast_may_be_bare(pl) && fills_bare(blocks, pl->device.sms);
+    return !pl->is_bwd && fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
 }
 
 static dp_status chunks(const Call &c) {

@@ -1,10 +1,10 @@
 /* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2),
  * and of several parts the links and the folds over them.
  */
-#include "plan/cost.cuh"
 #include "plan/parts.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "ref/vocabulary/segments.h"
 #include <algorithm>
 #include <stdlib.h>
 #include <vector>
@@ -149,15 +149,15 @@ static int segments_of_rank(const dpg_plan *pl, int chunks) {
 static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks) {
     const Dims &d = pl->d;
     const dpg_options &o = pl->opt;
-    SplitCase c = {d.HV,
-                   d.K,
-                   d.V,
-                   d.Kg == 1,
-                   fast_may_be_bare(pl) != 0,
-                   o.backward != 0,
-                   o.save == DPG_SAVE_ALL,
-                   pl->device.sms};
-    return split_piece(c, chunks);
+    const dp_segments_case c = {d.HV,
+                                d.K,
+                                d.V,
+                                d.Kg == 1,
+                                fast_may_be_bare(pl) != 0,
+                                o.backward != 0,
+                                o.save == DPG_SAVE_ALL,
+                                pl->device.sms};
+    return dp_segments_most(&c, chunks.data(), (int)chunks.size());
 }
 
 /* Segments of each local sub-sequence. Links are segments already. */
@@ -174,7 +174,7 @@ static std::vector<int> segment_counts(const dpg_plan *pl) {
     } else {
         int most = o.segment_chunks ? o.segment_chunks : chunks_of_segment(pl, chunks);
         for (int i = 0; i < pl->d.nseq; i++)
-            count[i] = split_segments(chunks[i], most);
+            count[i] = dp_segments_of(chunks[i], most);
     }
     return count;
 }

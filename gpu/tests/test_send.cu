@@ -541,7 +541,7 @@ static void heads_of_ranks() {
     const dpg_save state = DPG_SAVE_STATE, all = DPG_SAVE_ALL;
     cudaDeviceProp device;
     CUDA(cudaGetDeviceProperties(&device, 0));
-    /* too many for one rank to cut segments (plan/cost.cuh), few enough for one of 3 */
+    /* too many for one rank to cut segments (ref/vocabulary/segments.h), few enough for one of 3 */
     const int many = (50 * device.multiProcessorCount / 132 + 3) / 3 * 3;
     const HeadCase rows[] = {
         {"kda", DP_GDN, 12, 12, 1, 0, 32, DPG_F32, simple, state, packed, NULL},

@@ -5,9 +5,9 @@
 #include "commands.h"
 #include "harness/record/record_schema.h"
 #include "harness/simulated/stage_tensor.h"
+#include "list_prices.h"
 #include "options.h"
 #include "parse.h"
-#include "ref/chunk/exchange_price.h"
 #include "ref/files/output.h"
 
 #include <argp.h>
@@ -18,10 +18,23 @@
 typedef struct {
     dp_options of;
     int keys, faults, tensors, schema, exchanges;
-    int64_t tokens; /* of a rank, for exchanges */
+    dp_priced of_what;
 } options;
 
-enum { OPT_KEYS = 256, OPT_FAULTS, OPT_TENSORS, OPT_SCHEMA, OPT_EXCHANGES, OPT_TOKENS };
+enum {
+    OPT_KEYS = 256,
+    OPT_FAULTS,
+    OPT_TENSORS,
+    OPT_SCHEMA,
+    OPT_EXCHANGES,
+    OPT_PIECES,
+    OPT_TOKENS,
+    OPT_HEADS,
+    OPT_K,
+    OPT_V,
+    OPT_DEVICE,
+    OPT_ONE_GATE
+};
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -29,20 +42,39 @@ static const struct argp_option OPTIONS[] = {
     {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
     {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
     {"exchanges", OPT_EXCHANGES, 0, 0,
-     "print what each exchange costs on 2, 4, 8, 64 and 1,024 ranks", 0},
+     "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
+    {"pieces", OPT_PIECES, "T,..", 0,
+     "print into how many pieces a card cuts sequences of so many tokens: by cuLA's published "
+     "guards, by the rule of our kernels, and why they differ",
+     0},
     {"tokens", OPT_TOKENS, "T", 0, "of a rank, of exchanges (default 8192)", 0},
+    {"ranks", DP_OPT_RANKS, "N,..", 0, "of exchanges (default 2,4,8,64,1024)", 0},
+    {"heads", OPT_HEADS, "HV", 0, "value heads (default 32 of exchanges, 8 of pieces)", 0},
+    {"K", OPT_K, "K", 0, "channels of a key (default 128)", 0},
+    {"V", OPT_V, "V", 0, "channels of a value (default 128)", 0},
+    {"device", OPT_DEVICE, "NAME", 0,
+     "of pieces: a card, " DP_DEVICE_WORDS ", or its number of multiprocessors (default h200)", 0},
+    {"one-gate", OPT_ONE_GATE, 0, 0, "of pieces: a gate a head (GDN), not one a channel", 0},
+    DP_ROW_JSON_OF("of exchanges and pieces: write the numbers there; - for standard output"),
     {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
+    dp_priced *x = &o->of_what;
     switch (key) {
     case OPT_KEYS: o->keys = 1; break;
     case OPT_FAULTS: o->faults = 1; break;
     case OPT_TENSORS: o->tensors = 1; break;
     case OPT_SCHEMA: o->schema = 1; break;
     case OPT_EXCHANGES: o->exchanges = 1; break;
-    case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
+    case OPT_PIECES: o->of_what.lengths = arg; break;
+    case OPT_TOKENS: x->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
+    case OPT_HEADS: x->HV = (int)dp_option_number(st, "heads", arg, 1, 4096); break;
+    case OPT_K: x->K = (int)dp_option_number(st, "K", arg, 1, 256); break;
+    case OPT_V: x->V = (int)dp_option_number(st, "V", arg, 1, 256); break;
+    case OPT_DEVICE: x->device = arg; break;
+    case OPT_ONE_GATE: x->one_gate = 1; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -85,43 +117,6 @@ static void print_tensors(void) {
     }
 }
 
-/* One row: all ranks' messages and bytes, the longest chain, and its share that is no exchange. */
-static void print_price(dp_exchange x, const dp_exchange_size *s, const dp_exchange_machine *m) {
-    const dp_exchange_price p = dp_exchange_price_of(x, s, m);
-    printf("%6d  %-10s %-9s ", s->N, dp_exchange_names[x], dp_payload_names[s->payload]);
-    if (p.possible)
-        printf("%9.0f %12.4g %10.4f %10.4f\n", p.messages, p.bytes / 1e6, p.path_s * 1e3,
-               p.compute_s * 1e3);
-    else
-        printf("%9s %12s %10s %10s\n", "-", "-", "-", "-");
-}
-
-static void print_exchanges(int64_t tokens) {
-    static const int ranks[] = {2, 4, 8, 64, 1024};
-    static const dp_exchange_machine m = {5e-6, 2e11, 4e14};
-    dp_exchange_size s = {.HV = 32, .K = 128, .V = 128, .L = tokens, .rank = 16};
-    printf(
-        "One sequence, one direction; %lld tokens a rank, HV = %d, K = V = %d. Predicted, with\n"
-        "%.0f us a message, %.0f GB/s a link, %.0f Tflop/s: messages and megabytes of all ranks;\n"
-        "ms of the longest chain, and of what in it is no exchange (pre-scan and state pass).\n"
-        "low-rank: %d of %d singular values. grid: --exact-cp. diagonal: GLA, SSD.\n\n"
-        " ranks  exchange   payload    messages           MB    path ms computing\n",
-        (long long)s.L, s.HV, s.K, m.latency_s * 1e6, m.bytes_per_s / 1e9, m.flops_per_s / 1e12,
-        s.rank, s.K);
-    for (int i = 0; i < (int)(sizeof ranks / sizeof *ranks); i++) {
-        s.N = ranks[i];
-        for (int x = 0; x < DP_NEXCHANGES; x++) {
-            s.payload = DP_PAYLOAD_FP32;
-            print_price((dp_exchange)x, &s, &m);
-        }
-        for (int p = DP_PAYLOAD_FP32 + 1; p < DP_NPAYLOADS; p++) {
-            if (p == DP_PAYLOAD_LOWER_RANK) continue; /* as many singular values cost the same */
-            s.payload = (dp_payload)p;
-            print_price(DP_EXCHANGE_ALLGATHER, &s, &m);
-        }
-    }
-}
-
 static int print_case(const char *path) {
     dp_case c;
     dp_err e = {0};
@@ -150,8 +145,19 @@ static int print_cases(const dp_options *o) {
     return rc;
 }
 
+static int print_prices(options *o) {
+    dp_priced *x = &o->of_what;
+    dp_err e = {0};
+    x->json = o->of.json;
+    x->ranks = o->of.ranks;
+    x->nranks = o->of.nranks;
+    if (!x->HV) x->HV = x->lengths ? 8 : 32;
+    return (x->lengths ? dp_list_pieces : dp_list_exchanges)(x, &e) ? dp_refuse(&e) : 0;
+}
+
 int dp_cmd_list(int argc, char **argv) {
-    options o = {.of = dp_options_new(0, 0), .tokens = 8192};
+    options o = {.of = dp_options_new(0, 0),
+                 .of_what = {.tokens = 8192, .K = 128, .V = 128, .device = "h200"}};
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
                            .args_doc = "",
@@ -164,8 +170,8 @@ int dp_cmd_list(int argc, char **argv) {
         print_faults();
     else if (o.tensors)
         print_tensors();
-    else if (o.exchanges)
-        print_exchanges(o.tokens);
+    else if (o.exchanges || o.of_what.lengths)
+        return print_prices(&o);
     else if (o.schema)
         return print_schema();
     else

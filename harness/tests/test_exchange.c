@@ -219,3 +219,27 @@ DP_TEST(exchange, draws_of_a_recurrent_design_send_pairs_or_states_as_it_says) {
                 dp_problem_free(&p);
             }
 }
+
+/* The documents' own number: N (K K + K V) 4 bytes of a head, K = 128, V = 256, 8 ranks. */
+DP_TEST(exchange, the_program_prices_any_sizes_and_tokens_against_heads) {
+    char cmd[600], out[16384];
+    snprintf(
+        cmd, sizeof cmd,
+        "'%s' list --exchanges --heads 1 --V 256 --ranks 8 && '%s' list --exchanges --heads 16 "
+        "--V 256 --ranks 8 | tail -4",
+        gt_program(), gt_program());
+    REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
+    CHECK(strstr(out, "8  allgather  fp32             56        11.01      1.573"), "%s", out);
+    CHECK(strstr(out, "\n   2 x 4 ") && strstr(out, "\n   1 x 8 "), "%s", out);
+    const dp_exchange_machine m = {5e-6, 2e11, 4e14};
+    const dp_exchange_size s = {
+        .N = 8, .HV = 16, .K = 128, .V = 256, .L = 8192, .payload = DP_PAYLOAD_FP32};
+    const dp_exchange_price alone = dp_exchange_price_of(DP_EXCHANGE_ALLGATHER, &s, &m);
+    const dp_mesh_price cp = dp_mesh_price_of(8, 1, 65536, &s, &m),
+                        both = dp_mesh_price_of(2, 4, 65536, &s, &m);
+    CHECK(cp.tp_bytes == 0 && cp.exchange_s + cp.compute_s == alone.path_s, "cp8 alone");
+    CHECK(both.states_bytes == 4. * 4 * 128 * 384, "one pair of 4 heads goes to one rank");
+    CHECK(both.tp_bytes == 2. * 3 / 4 * 2 * 32768 * 16 * 256, "an all-reduce of 4 ranks");
+    CHECK(!dp_mesh_price_of(2, 3, 65536, &s, &m).possible, "16 heads among 3");
+    CHECK(dp_exchange_saved_of(&s).entering == 4 * 16 * 128 * 256, "S_in in fp32");
+}

@@ -73,6 +73,34 @@ DP_TEST(pieces, none_is_shorter_than_allowed) {
     }
 }
 
+/* Both rules side by side: a layout that a guard refuses and our kernels cut, one that both cut. */
+DP_TEST(pieces, the_program_says_what_guards_and_rule_decide_and_why) {
+    static const struct {
+        const char *options, *says;
+    } rows[] = {
+        {"15000 --heads 4", "whole: the longest has fewer than 256 chunks (guard 1)"},
+        {"15000 --heads 4", "forward:       cut in 16 segments of at most 15 chunks"},
+        {"15000 --heads 4", "\nGuard 1 is a length"},
+        {"65536 --heads 4 --device gb200", "cut in 16 pieces of at most 64 chunks"},
+        {"16384,16384 --heads 8 --device 152", "(guard 2)"},
+        {"4096 --heads 76 --device gb200", "(guard 0)"},
+        {"32768,256,256 --heads 8 --device gb200", "(guard 3)"},
+        {"1024 --device none", "must be one of a100 h100"},
+        {"1024,x", "'x': must be tokens"},
+        {"1024 --K 80", "the rule knows 64, 128"},
+    };
+    char cmd[600], out[8192];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(cmd, sizeof cmd, "'%s' list --pieces %s", gt_program(), rows[i].options);
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK((rc == 2) == (i > 6) && strstr(out, rows[i].says), "%s: status %d, nothing of %s: %s",
+              rows[i].options, rc, rows[i].says, out);
+    }
+    snprintf(cmd, sizeof cmd, "'%s' list --pieces 16384 --heads 4", gt_program());
+    CHECK(!gt_run(cmd, out, sizeof out) && !strstr(out, "Guard") && !strstr(out, "The guards"),
+          "both cut it in 16: %s", out);
+}
+
 /* A column a number of ranks; below 3 of them no M is used, and the first format stands for all. */
 DP_TEST(pieces, the_table_of_a_record_has_each_number_of_pieces) {
     const char *given = getenv("DP_PYTHON"), *py = given && *given ? given : "python3";

@@ -22,6 +22,7 @@ from .closeness import assert_close, explain_difference
 from .contract import Unsupported
 from .differing import Difference, differ
 from .judging import Judgement, assert_explained, judge
+from .prices import exchange_prices, pieces
 from .program import header, program
 from .recurrence import Recurrence
 from .running import Run, bisect, run, shrink
@@ -39,11 +40,13 @@ __all__ = [
     "bisect",
     "check",
     "differ",
+    "exchange_prices",
     "explain_difference",
     "header",
     "judge",
     "judge_autograd",
     "load",
+    "pieces",
     "program",
     "run",
     "save",

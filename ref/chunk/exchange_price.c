@@ -25,10 +25,14 @@ static double product(const dp_exchange_size *s, double columns) {
     return 2 * K * K * columns;
 }
 
+static double pass_of(const dp_exchange_size *s, const dp_exchange_machine *m) {
+    return ceil((double)s->L / C) * 4 * C * s->K * s->V * s->HV / m->flops_per_s;
+}
+
 dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
                                        const dp_exchange_machine *m) {
     const double N = s->N, HV = s->HV, K = s->K, V = s->V, chunks = ceil((double)s->L / C),
-                 pass = chunks * 4 * C * K * V * HV / m->flops_per_s,
+                 pass = pass_of(s, m),
                  chain = s->payload == DP_PAYLOAD_DIAGONAL
                              ? 0
                              : chunks * (2 * C * K * K + 2 * K * K * K) * HV / m->flops_per_s,
@@ -84,4 +88,40 @@ dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
     default: assert(0);
     }
     return p;
+}
+
+double dp_exchange_buffer_bytes(dp_exchange x, const dp_exchange_size *s) {
+    const double state = (double)s->HV * (double)dp_payload_H_bytes(s->payload, s->K, s->V),
+                 M = (double)s->HV * (double)dp_payload_M_bytes(s->payload, s->K, s->rank),
+                 tokens = 2.0 * (double)s->L * s->HV * (3.0 * s->K + 2.0 * s->V + 1);
+    switch (x) {
+    case DP_EXCHANGE_ALLGATHER: return s->N * (state + M);
+    case DP_EXCHANGE_WINDOWS: return state + M;
+    case DP_EXCHANGE_SCAN: return 2 * (state + M);
+    case DP_EXCHANGE_HEADS: return 2 * tokens;
+    default: return 2 * state;
+    }
+}
+
+dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s) {
+    const int64_t numbers = (int64_t)s->HV * s->K * s->V;
+    return (dp_exchange_saved){4 * numbers, 2 * numbers * ((s->L + C - 1) / C)};
+}
+
+dp_mesh_price dp_mesh_price_of(int cp, int tp, int64_t T, const dp_exchange_size *s,
+                               const dp_exchange_machine *m) {
+    if (s->HV % tp || T % cp) return (dp_mesh_price){0};
+    dp_exchange_size own = *s;
+    own.N = cp;
+    own.HV = s->HV / tp;
+    own.L = T / cp;
+    const dp_exchange_price x = dp_exchange_price_of(DP_EXCHANGE_ALLGATHER, &own, m);
+    const double sums = 2.0 * (double)own.L * s->HV * s->V, hops = 2.0 * (tp - 1),
+                 sent = hops / tp * sums;
+    return (dp_mesh_price){.possible = 1,
+                           .states_bytes = x.bytes / cp,
+                           .tp_bytes = sent,
+                           .exchange_s = x.path_s - x.compute_s,
+                           .reduce_s = hops * m->latency_s + sent / m->bytes_per_s,
+                           .compute_s = cp > 1 ? x.compute_s : pass_of(&own, m)};
 }

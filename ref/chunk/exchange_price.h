@@ -35,6 +35,28 @@ typedef struct {
 dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
                                        const dp_exchange_machine *m);
 
+/* Bytes that a rank sends from and receives into: all pairs of a gather, its own of windows, two of
+ * a scan, two states where one is handed on, of heads the tokens that leave and those that come. */
+double dp_exchange_buffer_bytes(dp_exchange x, const dp_exchange_size *s);
+
+/* Bytes that a rank keeps for its backward: the state that enters it (fp32), and, where it
+ * recomputes nothing, the state before each chunk (bf16). */
+typedef struct {
+    int64_t entering, chunks;
+} dp_exchange_saved;
+dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s);
+
+/* N = cp tp ranks, tp of which share out the heads and cp the T tokens: the exchange of states
+ * among cp, and what tp adds in each layer and direction, one all-reduce of [T / cp][HV V] in bf16
+ * (ring: 2 (tp - 1) messages of a tp-th). The exchange is an all-gather. */
+typedef struct {
+    int possible;                  /* 0: HV does not divide among tp */
+    double states_bytes, tp_bytes; /* that a rank sends */
+    double exchange_s, reduce_s, compute_s;
+} dp_mesh_price;
+dp_mesh_price dp_mesh_price_of(int cp, int tp, int64_t T, const dp_exchange_size *s,
+                               const dp_exchange_machine *m);
+
 #ifdef __cplusplus
 }
 #endif

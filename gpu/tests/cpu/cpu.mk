@@ -8,7 +8,8 @@ CPU_FLAGS   := -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall
     -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
-    ref/vocabulary/formats.h ref/vocabulary/exchange.h ref/chunk/conv.h ref/truth/truth_dd.h
+    ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
+    ref/chunk/conv.h ref/truth/truth_dd.h
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
@@ -65,14 +66,15 @@ $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 
 # The kernels as libraries for others to load (gpu/dp_abi.h): OPS_LIBS, what `make ops` makes.
 OPS_LINK     := -shared -Wl,-Bsymbolic,--version-script=gpu/ops.map,-z,defs
-OPS_CPU_OBJ  := $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/ops/exchange.o
+OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o segments.o)
+OPS_CPU_OBJ  := $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(OPS_REF)
 OPS_LIBS     := $(BUILD)/ops/libdeltaproof_cpu.so \
     $(if $(GPU_LIB),$(BUILD)/ops/libdeltaproof_cuda.so)
-$(BUILD)/ops/exchange.o: ref/vocabulary/exchange.c ref/vocabulary/exchange.h
+$(OPS_REF): $(BUILD)/ops/%.o: ref/vocabulary/%.c ref/vocabulary/%.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -fPIC -c $< -o $@
 $(BUILD)/ops/libdeltaproof_cpu.so: $(OPS_CPU_OBJ) gpu/ops.map
 	$(CXX) $(OPS_LINK) $(LDFLAGS) $(OPS_CPU_OBJ) -ldl -lpthread -o $@
-$(BUILD)/ops/libdeltaproof_cuda.so: $(GPU_LIB) $(BUILD)/ops/exchange.o gpu/ops.map
+$(BUILD)/ops/libdeltaproof_cuda.so: $(GPU_LIB) $(OPS_REF) gpu/ops.map
 	$(CXX) $(OPS_LINK) $(LDFLAGS) -Wl,--whole-archive $(GPU_LIB) -Wl,--no-whole-archive \
-	    $(BUILD)/ops/exchange.o $(GPU_LDLIBS) -o $@
+	    $(OPS_REF) $(GPU_LDLIBS) -o $@

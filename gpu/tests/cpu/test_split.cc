@@ -1,9 +1,9 @@
 /* gpu/tests/cpu/test_split.cc - the rule that cuts the sequences of a batch on one rank
- * (plan/cost.cuh): what it decides, its limits, and that plans follow it. Exit status 0: all held.
- */
+ * (ref/vocabulary/segments.h): what it decides, its limits, and that plans follow it.
+ * Exit status 0: all held. */
 #include "device.h"
-#include "plan/cost.cuh"
 #include "rank.h"
+#include "ref/vocabulary/segments.h"
 
 typedef std::vector<int> Chunks;
 enum { K1 = 16 }; /* chunks of 1,024 tokens */
@@ -38,8 +38,11 @@ static const struct {
     {"128k,1k", {128 * K1, K1}, {64, 128, 64, 128}},
 };
 
-static SplitCase case_of(int HV, bool backward, int sms = 132) {
-    return {HV, 128, 128, false, true, backward, false, sms};
+static dp_segments_case case_of(int HV, bool backward, int sms = 132) {
+    return {HV, 128, 128, 0, 1, backward, 0, sms};
+}
+static int split_piece(const dp_segments_case &c, const Chunks &chunks) {
+    return dp_segments_most(&c, chunks.data(), (int)chunks.size());
 }
 
 /* The same answer for the same numbers, on every machine. */
@@ -52,14 +55,8 @@ static void decides() {
         }
 }
 
-static int64_t tiles_of(const SplitCase &c, const Chunks &chunks) {
-    int64_t sum = 0;
-    for (int n : chunks)
-        sum += n;
-    return sum * c.HV;
-}
-static int64_t takes(const SplitCase &c, const Chunks &chunks, int most) {
-    return split::time_of(c, split::batch_of(chunks, most), tiles_of(c, chunks));
+static dp_segments_time takes(const dp_segments_case &c, const Chunks &chunks, int most) {
+    return dp_segments_time_of(&c, chunks.data(), (int)chunks.size(), most);
 }
 
 /* Batches of all kinds: what is cut is expected to gain the margin, no segment has fewer chunks
@@ -69,7 +66,7 @@ static void keeps_to_its_limits() {
     auto draw = [&](int n) { return (int)((x = x * 1664525u + 1013904223u) >> 8) % n; };
     int cut = 0, whole = 0;
     for (int i = 0; i < 400; i++) {
-        SplitCase c = case_of(1 << draw(6), draw(2), i % 5 ? 132 : 16 + draw(200));
+        dp_segments_case c = case_of(1 << draw(6), draw(2), i % 5 ? 132 : 16 + draw(200));
         c.K = 64 << draw(2);
         c.V = 64 << draw(2);
         c.one_gate = draw(2);
@@ -82,14 +79,15 @@ static void keeps_to_its_limits() {
         most ? cut++ : whole++;
         fact(most == split_piece(c, chunks), "batch %d: another answer", i);
         if (!most) continue;
-        int64_t was = takes(c, chunks, 0), is = takes(c, chunks, most),
-                all = was + split::rest_of(c, tiles_of(c, chunks));
-        fact(was - is > split::SURE && was - is > all / 100 * split::MARGIN,
-             "batch %d: %lld of %lld ps gained", i, (long long)(was - is), (long long)all);
-        for (int n : split::batch_of(chunks, most).all)
-            fact(n <= most, "batch %d: a segment of %d chunks, at most %d", i, n, most);
-        for (int n : split::batch_of(chunks, most).later)
-            fact(!n || n >= split::LEAST / 2, "batch %d: a segment of %d chunks", i, n);
+        const dp_segments_time whole = takes(c, chunks, 0);
+        int64_t gain = whole.cut - takes(c, chunks, most).cut, all = whole.cut + whole.rest;
+        fact(gain > DP_SEGMENTS_SURE && gain > all / 100 * DP_SEGMENTS_MARGIN,
+             "batch %d: %lld of %lld ps gained", i, (long long)gain, (long long)all);
+        for (int n : chunks) { /* segments alike to a chunk */
+            int parts = dp_segments_of(n, most), least = n / parts;
+            fact(least + (n % parts > 0) <= most, "batch %d: a segment of more than %d", i, most);
+            fact(parts == 1 || least >= DP_SEGMENT_LEAST / 2, "batch %d: one of %d", i, least);
+        }
     }
     fact(cut > 50 && whole > 50, "%d batches cut, %d whole", cut, whole);
 }
@@ -148,7 +146,7 @@ static void is_followed() {
         for (bool backward : {false, true}) {
             int most = split_piece(case_of(4, backward), r.chunks), want = 0;
             for (int n : r.chunks)
-                want += split_segments(n, most) > 1 ? split_segments(n, most) : 0;
+                want += dp_segments_of(n, most) > 1 ? dp_segments_of(n, most) : 0;
             int made = planned(r.chunks, 4, backward, 0);
             fact(made == (want ? want : 1), "%s: %d segments, the rule says %d", r.name, made,
                  want);

@@ -1,0 +1,51 @@
+"""What an exchange of states and a cut inside a card cost, by the program's formulas."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from .program import environment, program
+
+
+def _listed(*options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [program(), "list", *options, "--json=-"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+    )
+    if done.returncode:
+        raise ValueError(done.stderr.strip())
+    return json.loads(done.stdout)
+
+
+def pieces(
+    lengths: Sequence[int],
+    heads: int,
+    device: str | int = "h200",
+    *,
+    K: int = 128,
+    V: int = 128,
+    one_gate: bool = False,
+) -> dict[str, Any]:
+    """Into how many pieces a card cuts sequences of so many tokens: "guards" by cuLA's published
+    guards, "forward" and "backward" by the rule of our kernels, "difference" why they differ.
+
+    device: a100, h100, h200, b200, gb200, or its number of multiprocessors."""
+    sizes = [f"--heads={int(heads)}", f"--K={int(K)}", f"--V={int(V)}", f"--device={device}"]
+    tokens = ",".join(str(int(n)) for n in lengths)
+    return _listed(f"--pieces={tokens}", *sizes, *(["--one-gate"] if one_gate else []))
+
+
+def exchange_prices(
+    ranks: Sequence[int], heads: int, tokens: int, *, K: int = 128, V: int = 128
+) -> dict[str, Any]:
+    """Messages, bytes, a rank's buffer and time of every exchange of states, tokens a rank, and of
+    the same over cp x tp ranks, predicted (`deltaproof list --exchanges`)."""
+    of = ",".join(str(int(n)) for n in ranks)
+    sizes = [f"--heads={int(heads)}", f"--tokens={int(tokens)}", f"--K={int(K)}", f"--V={int(V)}"]
+    return _listed("--exchanges", f"--ranks={of}", *sizes)

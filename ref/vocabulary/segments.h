@@ -1,0 +1,74 @@
+/* ref/vocabulary/segments.h - into how many chunks at most the CUDA kernels cut the sequences of a
+ * batch on one rank, by what it is expected to take: a pure function of their lengths, sizes, what
+ * is wanted and the number of multiprocessors. Integers alone: the same answer on every machine.
+ * What others cut by guards on lengths: pieces.h.
+ *
+ * A batch is cut by one number, the chunks that no segment exceeds: a sequence of n has ceil(n /
+ * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre.cu) runs a block for some
+ * columns of a segment and head, whole sequences first, each on the first multiprocessor that is
+ * free:
+ *
+ *   pass       launch + max(when the last block ends, one of n chunks taking block + n chunk;
+ *              tile x tiles of the pass)
+ *   products   launch + step x the most in a row + work x HV x all of them      (segments.cu,
+ *              merge.cu: one a segment, but the first and, forward, the last)
+ *   states     launch + copy x HV x segments
+ *   whole      state; backward: + state (recomputed) + gradients
+ *   cut        the same over segments + (M, H) of segments + products + states; backward: +
+ *              gradients of segments from zero + products
+ *   either     + w and u, unless the plan is bare (fast/bare.cuh)
+ *
+ * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
+ * change. Nothing that is forgotten is counted on: then (M, H) take less (pre.cu).
+ *
+ * Constants, picoseconds: K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300 runs whose
+ * steps `bench_split steps` prints; median error of passes 1 to 4%, of products 6%
+ * (reports/device/split.txt). Other widths by the same: a chunk takes (K + 128) / 256 of it, of (M,
+ * H) K / 128, bytes (K + V + 32) / 288, products K / 128. On another device what a multiprocessor
+ * does takes as long, and bytes are divided among as many as there are. Under save_all the state
+ * pass, which then also keeps, counts as one that does not. */
+#ifndef DP_SEGMENTS_H
+#define DP_SEGMENTS_H
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DP_SEGMENT_LEAST 4 /* chunks of a segment */
+/* Percent of everything. At 5 two of 161 batches that were cut took 1.02 of whole sequences on an
+ * H100, whose memory is slower for a multiprocessor. */
+#define DP_SEGMENTS_MARGIN 8
+#define DP_SEGMENTS_SURE 10000000 /* ps, and so much in any case: launches vary */
+
+typedef struct {
+    int HV, K, V;
+    int one_gate;           /* a gate a head, else one a channel */
+    int bare;               /* the forward takes fast/bare.cuh, if there are states enough */
+    int backward, save_all; /* follows; finds what the forward made */
+    int sms;
+} dp_segments_case;
+
+/* From so many blocks of 64 columns on a bare plan (fast/bare.cuh) is the faster one (132
+ * multiprocessors, T 8,192, K = V = 128, ms: one gate a head 0.26 against 0.33 with 48, 0.23
+ * against 0.19 with 32; a gate a channel 0.30 against 0.36, 0.26 against 0.21). */
+static inline int dp_segments_fill_bare(int64_t blocks, int sms) {
+    return blocks >= 44 * sms / 132;
+}
+
+/* The most chunks of a segment; 0: nothing is cut. chunks [n]: of each sequence of the rank. */
+int dp_segments_most(const dp_segments_case *c, const int *chunks, int n);
+/* Segments of a sequence of which none has more than `most` chunks; 0: whole. */
+static inline int dp_segments_of(int chunks, int most) {
+    return most > 0 ? (chunks + most - 1) / most : 1;
+}
+
+/* Expected picoseconds of a batch cut so, and of what no cut changes. */
+typedef struct {
+    int64_t cut, rest;
+} dp_segments_time;
+dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunks, int n, int most);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
