@@ -1,5 +1,6 @@
 /* harness/record/record_diff.c - compares two records (record_diff.h). */
 #include "record_diff.h"
+#include "harness/verdict/compare.h"
 #include "ref/arithmetic/elementary.h"
 
 #include <math.h>
@@ -148,13 +149,32 @@ static void compare_run(diff *d, const char *id, const json_t *a, const json_t *
         compare_tensor(d, id, x, dp_old_tensor(b, name), ran, same);
 }
 
+static const char *const COUNTED[DP_NVERDICTS] = {[DP_PASS] = "pass",
+                                                  [DP_FAIL] = "fail",
+                                                  [DP_SKIPPED] = "are skipped",
+                                                  [DP_UNJUDGED] = "are unjudged"};
+
+/* What the records say of themselves; their runs may say something else. */
 static void compare_records(diff *d) {
     const dp_old_record *a = d->q->old, *b = d->q->new;
-    const int error = strcmp(a->verdict, "error") && !strcmp(b->verdict, "error");
-    if (!error && b->errors <= a->errors) return;
-    d->record_worse = 1;
-    fprintf(d->f, "worse   the record: %s -> %s, cases that could not be judged: %lld -> %lld\n",
-            a->verdict, b->verdict, (long long)a->errors, (long long)b->errors);
+    const int worse = badness(b->verdict) > badness(a->verdict) || b->errors > a->errors;
+    const json_t *old = json_object_get(a->root, "totals"),
+                 *new = json_object_get(b->root, "totals");
+    if (strcmp(a->verdict, b->verdict) || a->errors != b->errors) {
+        fprintf(d->f, "%-7s the record: %s -> %s, cases that could not be judged: %lld -> %lld\n",
+                worse ? "worse" : "better", a->verdict, b->verdict, (long long)a->errors,
+                (long long)b->errors);
+        d->other++;
+    }
+    for (int i = 0; i < DP_NVERDICTS; i++) {
+        const char *name = dp_verdict_names[i];
+        const json_t *was = json_object_get(old, name), *is = json_object_get(new, name);
+        if (json_equal(was, is) || (!was && !is)) continue;
+        fprintf(d->f, "changed the record: runs that %s: %lld -> %lld\n", COUNTED[i],
+                (long long)json_integer_value(was), (long long)json_integer_value(is));
+        d->other++;
+    }
+    d->record_worse = worse;
 }
 
 /* ---- cases, and many of them together -------------------------------------------------------- */

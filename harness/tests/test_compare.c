@@ -78,7 +78,17 @@ DP_TEST(compare, a_case_and_what_is_pooled_are_missed_when_they_are_gone) {
     static const char row[] = "[{\"tensor\": \"o\", \"backend\": \"sim\", \"base\": \"fp32\", "
                               "\"cases\": 9, \"ratio\": 1, "
                               "\"verdict\": \"pass\"}]";
-    enum { CASE_GONE, CASE_CHANGED, POOLED_GONE, POOLED_FAILS, POOLED_MOVED, DIGEST, NCHANGES };
+    enum {
+        CASE_GONE,
+        CASE_CHANGED,
+        POOLED_GONE,
+        POOLED_FAILS,
+        POOLED_MOVED,
+        DIGEST,
+        VERDICT,
+        TOTALS,
+        NCHANGES
+    };
     static const struct {
         const char *line, *last;
         int status;
@@ -88,7 +98,9 @@ DP_TEST(compare, a_case_and_what_is_pooled_are_missed_when_they_are_gone) {
         [POOLED_GONE] = {"gone    all cases of o sim fp32 (pass)\n", "COMPARE: GONE", 1},
         [POOLED_FAILS] = {"worse   all cases of o sim fp32: pass -> fail", "COMPARE: WORSE", 1},
         [POOLED_MOVED] = {"changed all cases of o sim fp32\n", "COMPARE: NOT WORSE", 0},
-        [DIGEST] = {"digest: NEW has none", "COMPARE: NOT WORSE", 0}};
+        [DIGEST] = {"digest: NEW has none", "COMPARE: NOT WORSE", 0},
+        [VERDICT] = {"worse   the record: pass -> fail", "COMPARE: WORSE", 1},
+        [TOTALS] = {"changed the record: runs that fail: 0 -> 7", "COMPARE: NOT WORSE", 0}};
     for (int i = 0; i < NCHANGES; i++) {
         json_t *a = fresh(), *b = fresh();
         json_t *cases = json_object_get(b, "cases"), *pooled = json_loads(row, 0, NULL);
@@ -102,6 +114,10 @@ DP_TEST(compare, a_case_and_what_is_pooled_are_missed_when_they_are_gone) {
         if (i == POOLED_MOVED)
             json_object_set_new(json_array_get(pooled, 0), "ratio", json_real(1.5));
         if (i == DIGEST) json_object_del(b, "digest");
+        rename_member(a, "verdict", "pass");
+        rename_member(b, "verdict", i == VERDICT ? "fail" : "pass");
+        json_object_set_new(json_object_get(a, "totals"), "fail", json_integer(0));
+        json_object_set_new(json_object_get(b, "totals"), "fail", json_integer(7 * (i == TOTALS)));
         json_decref(pooled);
         save(a, "a");
         save(b, "b");
