@@ -321,11 +321,11 @@ def test_functions_compile_whole_and_keep_their_bits(backend: str) -> None:
 
 def test_operators_are_registered_as_pytorch_asks() -> None:
     x = inputs()
-    how = [1, 1, 0, 0, 0, 0, 0, 1]
+    how = [1, 1, 0, 0, 0, 0, 0, 1, 0]
     every = (*x.values(), None, None, None, None, None, None, 0.2, 0.0, how)
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.deltaproof.chunk, every, test_utils=tests)
-    more = (torch.randn(1, 9, 6), torch.randn(6, 4), torch.randn(6), None, None, 1)
+    more = (torch.randn(1, 9, 6), torch.randn(6, 4), torch.randn(6), None, None, 1, 0)
     torch.library.opcheck(torch.ops.deltaproof.conv, more, test_utils=tests)
 
 

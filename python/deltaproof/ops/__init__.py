@@ -8,7 +8,8 @@ any stream. Which arguments are served: python/README.md. NotImplementedError: t
 why; ValueError: an argument has a wrong shape, type or device, and which. ImportError: PyTorch or
 the library of the kernels is not there.
 
-`clear_plans()` frees the tables that calls leave on the device for the next one of their shape."""
+`cp_context` says which rank has which tokens (context parallelism: `context.py`), `clear_plans()`
+frees what calls leave for the next one of their shape."""
 
 try:
     import torch as _torch  # noqa: F401
@@ -26,9 +27,18 @@ from .chunked import (
     chunk_rwkv7,
     chunk_simple_gla,
 )
+from .context import cp_context, forget
 from .convolution import causal_conv1d
 from .decoding import fused_recurrent_gated_delta_rule, fused_recurrent_kda
-from .plans import clear as clear_plans
+from .plans import clear
+
+
+def clear_plans() -> None:
+    """Frees what calls leave on the device for the next one of their shape, and forgets which
+    ranks have what."""
+    clear()
+    forget()
+
 
 chunk_gdn = chunk_gated_delta_rule
 fused_recurrent_gdn = fused_recurrent_gated_delta_rule
@@ -46,6 +56,7 @@ __all__ = [
     "chunk_rwkv7",
     "chunk_simple_gla",
     "clear_plans",
+    "cp_context",
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_gdn",
     "fused_recurrent_kda",

@@ -134,12 +134,3 @@ def chunk_size(kwargs: dict[str, Any], sizes: tuple[int, ...]) -> None:
 def none_left(kwargs: Mapping[str, Any]) -> None:
     for name in kwargs:
         raise TypeError(f"unexpected argument {name!r}")
-
-
-def one_rank(cp_context: Any) -> None:
-    refuse(
-        cp_context is None,
-        "cp_context",
-        "these functions run on one rank; the kernels' exchanges between ranks are reached through "
-        "gpu/dp_gpu.h alone",
-    )

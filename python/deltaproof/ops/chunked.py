@@ -13,6 +13,7 @@ import torch
 from . import checks
 from . import kernels as c
 from .checks import need, refuse
+from .context import number_of
 from .registered import How
 
 Tensor = torch.Tensor
@@ -97,6 +98,7 @@ def run(
     scale: float | None = None, initial_state: Tensor | None = None,
     output_final_state: bool = False, l2norm: bool = False, state_v_first: bool = False,
     cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, by_tokens: bool = False,
+    cp_context: Any = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Checks all and runs the recurrence. q [B,T,H,K], k [B,T,H,K] or [B,T,H,R,K], v likewise, g
     [B,T,HV,K] or [B,T,HV]. by_tokens: token by token in fp32, whatever the recurrence."""
@@ -123,6 +125,11 @@ def run(
     checks.shaped("k", k, B=B, T=T, H=H, **keys, K=K)
     checks.shaped("v", v, B=B, T=T, HV=HV, **keys, V=V)
     checks.shaped("g", g, B=B, T=T, HV=HV, **({} if h.one_gate else {"K": K}))
+    if cp_context is not None:
+        refuse(initial_state is None and not output_final_state, "states with cp_context", _CP)
+        bounds = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
+        h = h._replace(ranks=number_of(cp_context, bounds, B, T))
+        cu_seqlens = cu_seqlens_cpu = None
     N = checks.sequences(q, cu_seqlens, cu_seqlens_cpu, initial_state)
     if h.strengths == ("beta",):
         checks.shaped("beta", s1, B=B, T=T, HV=HV, **keys)
@@ -153,6 +160,7 @@ def run(
 
 
 _V = "is not [B, T, HV, V]"
+_CP = "initial_state and output_final_state go with one rank, as they do in FLA"
 _GRAPH = "plans go by the numbers of cu_seqlens; without it a call can be captured as it is"
 _STATES = "the states between chunks are not kept; gpu/dp_gpu.h has dpg_stage_read"
 
@@ -235,7 +243,6 @@ def _kda(
     cu_seqlens_cpu: Tensor | None, cp_context: Any, kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     state_v_first = checks.old_names(kwargs, state_v_first)
-    checks.one_rank(cp_context)
     refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
     checks.chunk_size(kwargs, (32, 64))
     gate = gate_of(gate_in_kernel, kwargs, lower_bound, safe_gate)
@@ -244,7 +251,7 @@ def _kda(
         model, q, k, v, g, beta, gate=gate, beta=beta_form(beta_sigmoid, allow_neg_eigval),
         scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         l2norm=l2norm, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
+        cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -270,7 +277,6 @@ def chunk_gated_delta_rule(
     """Gated DeltaNet. As chunk_kda, with g [B,T,HV]; use_gate_in_kernel, A_log [HV] and dt_bias
     [HV] are keyword arguments. chunk_indices is not needed and not read."""
     state_v_first = checks.old_names(kwargs, state_v_first)
-    checks.one_rank(cp_context)
     checks.chunk_size(kwargs, (16, 32, 64))
     gate = gate_of(bool(kwargs.pop("use_gate_in_kernel", False)), kwargs)
     checks.none_left(kwargs)
@@ -279,7 +285,7 @@ def chunk_gated_delta_rule(
         beta=beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), scale=scale,
         initial_state=initial_state, output_final_state=output_final_state,
         l2norm=use_qk_l2norm_in_kernel, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
+        cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -307,7 +313,6 @@ def chunk_gdn2(
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaNet-2, token by token in fp32: b [B,T,H,K] erases, w [B,T,H,V] writes."""
     state_v_first = checks.old_names(kwargs, state_v_first)
-    checks.one_rank(cp_context)
     refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
     checks.chunk_size(kwargs, (64,))
     gate = gate_of(use_gate_in_kernel, kwargs, lower_bound, safe_gate)
@@ -316,6 +321,7 @@ def chunk_gdn2(
         "gdn2", q, k, v, g, b, w, gate=gate, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+        cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -385,7 +391,6 @@ def chunk_gated_delta_product(
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct, token by token in fp32: num_householder (up to 8) keys a token, one after
     the other; k [B,T*n,H,K], v [B,T*n,H,V], beta [B,T*n,H], g [B,T,H], None: no decay."""
-    checks.one_rank(cp_context)
     B, T, H, _ = q.shape
     n = num_householder
     refuse(1 <= n <= 8, f"num_householder = {n}", "the kernels take 1 to 8 keys a token")
@@ -403,6 +408,7 @@ def chunk_gated_delta_product(
         "gated-deltaproduct", q, k, v, g, beta, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
         cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
+        cp_context=cp_context,
     )  # fmt: skip
 
 
@@ -427,13 +433,12 @@ def chunk_dplr_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """S <- (diag(exp gk) + b a') S + k v', token by token in fp32; all [B,T,H,..]. safe_gate,
     chunk_size, lower_bound and disable_recompute are taken and change nothing."""
-    checks.one_rank(cp_context)
     state_v_first = checks.old_names(kwargs, False)
     checks.none_left(kwargs)
     return run(
         "dplr", q, k, v, gk, a, b, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu,
+        cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import torch
 
 from . import checks
 from .checks import need, refuse
+from .context import number_of
 
 Tensor = torch.Tensor
 
@@ -30,8 +31,8 @@ def causal_conv1d(
     """Causal convolution of x [B,T,D] with weight [D,W], 2 <= W <= 8, bias [D]; activation
     None, "silu", "swish"; then residual [B,T,D] is added. Returns y [B,T,D] and, asked for, the
     last W rows of each sequence [N,D,W], else None. initial_state [N,D,W] are the rows before it,
-    whose first one is not read. backend is taken and changes nothing."""
-    checks.one_rank(cp_context)
+    whose first one is not read. cp_context: x has a rank's rows of several (`context.py`). backend
+    is taken and changes nothing."""
     checks.none_left(kwargs)
     refuse(weight is not None, "weight=None", "nothing would be convolved")
     assert weight is not None
@@ -50,6 +51,17 @@ def causal_conv1d(
     if residual is not None:
         checks.shaped("residual", residual, B=B, T=T, D=D)
     need(T > 0, "x", "has no tokens")
+    number = 0
+    if cp_context is not None:
+        refuse(
+            initial_state is None and not output_final_state,
+            "initial_state and output_final_state with cp_context",
+            "the kernels exchange the rows before, and keep none",
+        )
+        number = number_of(
+            cp_context, cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu, B, T
+        )
+        cu_seqlens = cu_seqlens_cpu = None
     N = checks.sequences(x, cu_seqlens, cu_seqlens_cpu, initial_state)
     rows = x
     if initial_state is not None or output_final_state:
@@ -64,10 +76,11 @@ def causal_conv1d(
             before = initial_state.to(x.dtype).transpose(1, 2)
         rows = torch.cat([before, x], 1)
     skipped = W - 1 if initial_state is not None else 0
-    y = torch.ops.deltaproof.conv(
+    y, _ = torch.ops.deltaproof.conv(
         rows[:, 1:] if skipped else x, weight.float(), None if bias is None else bias.float(),
-        cu_seqlens, cu_seqlens_cpu, int(activation is not None),
-    )[:, skipped:]  # fmt: skip
+        cu_seqlens, cu_seqlens_cpu, int(activation is not None), number,
+    )  # fmt: skip
+    y = y[:, skipped:]
     if residual is not None:
         y = y + residual
     return y, rows[:, -W:].transpose(1, 2).contiguous() if output_final_state else None

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_char, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +29,8 @@ CHAIN_FP32 = 1  # dp_format
 AUTO, TOKEN = 0, 3  # dpg_path
 AUGMENTED = 1  # dpg_chain_how
 KV, VK = 0, 1  # dpg_state_layout
-OK, BAD_INPUT = 0, 1  # dp_status
+OK, BAD_INPUT, DEVICE = 0, 1, 4  # dp_status
+COMM_ID = 128  # DPG_COMM_ID
 MODELS = ("gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")  # dp_model
 GATES = ("log", "softplus", "lower_bound")  # dp_gate
 BETAS = ("plain", "sigmoid", "sigmoid2")  # dp_beta
@@ -90,6 +101,17 @@ dpg_conv_problem = _struct(
     ("dtype", c_int),
     ("own", dpg_owners),
 )
+GATHER = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p)
+WAIT = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
+dpg_comm = _struct(
+    "dpg_comm",
+    ("self", c_void_p),
+    ("rank N device in_order", c_int),
+    ("all_gather", GATHER),
+    ("hand all_to_all", c_void_p),
+    ("wait", WAIT),
+    ("abort destroy exchange enter close", c_void_p),
+)
 dpg_conv_tensors = _struct("dpg_conv_tensors", ("x dy w bias y dx dw dbias", c_void_p))
 STRUCTS = (
     dp_err,
@@ -102,6 +124,7 @@ STRUCTS = (
     dpg_decode_conv,
     dpg_conv_problem,
     dpg_conv_tensors,
+    dpg_comm,
 )
 
 P = c_void_p
@@ -120,6 +143,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dpg_backward": (c_int, (P, P, P, P, P, P, P)),
     "dpg_decode_run": (c_int, (P, P, P, P)),
     "dpg_decode_conv_run": (c_int, (P, P, P)),
+    "dpg_comm_id": (c_int, (P, P)),
+    "dpg_comm_apart": (c_int, (P, P, c_int, c_int, c_int, c_double, P)),
     "dpg_conv_create": (c_int, (P, P, c_int, c_int, P)),
     "dpg_conv_destroy": (None, (P,)),
     "dpg_conv_workspace_bytes": (c_size_t, (P,)),

@@ -94,9 +94,11 @@ class Place:
     def key(self) -> Hashable:
         return self.kind, self.index, self.stream
 
-    def bytes(self, n: int) -> tuple[torch.Tensor, int]:
-        """n bytes of PyTorch's allocator and where among them an address of 256 bytes lies."""
-        room = torch.empty(n + 256, dtype=torch.uint8, device=self.device)
+    def bytes(self, n: int, room: torch.Tensor | None = None) -> tuple[torch.Tensor, int]:
+        """n bytes of PyTorch's allocator, or of what is given, and where among them an address of
+        256 bytes lies."""
+        if room is None:
+            room = torch.empty(n + 256, dtype=torch.uint8, device=self.device)
         return room, (room.data_ptr() + 255) // 256 * 256
 
 

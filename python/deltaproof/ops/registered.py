@@ -2,8 +2,9 @@
 torch.compile, gradients. The functions of `deltaproof.ops` check what they are given and call these
 (`chunked.py`, `decoding.py`, `convolution.py`).
 
-`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final], numbers of the enums
-of gpu/dp_gpu.h. s1 and s2 are beta; erase and write; lr_a and lr_b."""
+`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks], numbers of the
+enums of gpu/dp_gpu.h, ranks one of `context.py`. s1 and s2 are beta; erase and write; lr_a and
+lr_b."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import kernels as c
+from .context import communicator, of_rank_0, ranks
 from .plans import Place, Plan, bounds, plan
 
 Tensor = torch.Tensor
@@ -35,10 +37,13 @@ _lib.define(
     "float lower_bound, int[] how) -> Tensor"
 )
 _CONV = (
-    "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, int silu"
+    "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, int silu, "
+    "int ranks"
 )
-_lib.define(f"conv({_CONV}) -> Tensor")
-_lib.define(f"conv_backward({_CONV}, Tensor dy) -> (Tensor dx, Tensor dw, Tensor dbias)")
+_lib.define(f"conv({_CONV}) -> (Tensor y, Tensor saved)")
+_lib.define(
+    f"conv_backward({_CONV}, Tensor saved, Tensor dy) -> (Tensor dx, Tensor dw, Tensor dbias)"
+)
 
 # where s1 and s2 go
 _STRENGTHS = {"gdn2": ("erase", "write"), "dplr": ("lr_a", "lr_b"), "gla": (), "ssd": ()}
@@ -55,6 +60,7 @@ class How(NamedTuple):
     path: int = c.AUTO
     backward: int = 0
     final: int = 0
+    ranks: int = 0
 
     @property
     def strengths(self) -> tuple[str, ...]:
@@ -99,11 +105,13 @@ def _chunk_plan(
     def make() -> Plan:
         at = (ctypes.c_int64 * len(cu))(*cu)
         scale, lower_bound = scalars
+        share = ranks(h.ranks)
+        owners = c.dpg_owners() if share is None else share.owners()
         problem = c.dpg_problem(
             T=cu[-1], H=H, HV=HV, K=K, V=V, R=h.R, Kg=1 if h.one_gate else K, Nseq=len(cu) - 1,
             model=h.model, cu=ctypes.addressof(at), scale=scale, gate=h.gate,
             lower_bound=lower_bound, beta_form=h.beta, l2norm=h.l2norm, dtype=dtype,
-            gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype,
+            gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype, own=owners,
         )  # fmt: skip
         options = c.dpg_options(
             base=c.BASE_BF16 if dtype == c.BF16 and h.path == c.AUTO else c.BASE_FP32,
@@ -115,8 +123,9 @@ def _chunk_plan(
         )
 
         def create(lib: Any, to: int, err: int) -> int:
+            rank, N = (0, 1) if share is None else (share.rank, share.N)
             return lib.dpg_plan_create(
-                to, ctypes.addressof(problem), ctypes.addressof(options), 0, 1, err
+                to, ctypes.addressof(problem), ctypes.addressof(options), rank, N, err
             )
 
         made = Plan(place.kind, create, "dpg_plan_destroy")
@@ -140,7 +149,9 @@ def _chunk(
     h, place = How(*how), Place(q)
     q, k, v, g, s1, s2, A_log, dt_bias, s0 = map(_ready, (q, k, v, g, s1, s2, A_log, dt_bias, s0))
     B, T, _, K, HV, V = _shape(q, v, h)
-    cu = bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    share = ranks(h.ranks)
+    cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    comm = communicator(share, place.kind, place.index)
     p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
     o = torch.empty(B, T, HV, V, dtype=q.dtype, device=q.device)
     final = q.new_empty((len(cu) - 1, HV, K, V) if h.final else (0,), dtype=torch.float32)
@@ -150,7 +161,7 @@ def _chunk(
         h, s1, s2, q=q, k=k, v=v, g=g, A_log=A_log, dt_bias=dt_bias, s0=s0, o=o,
         final_state=final, saved=saved,
     )  # fmt: skip
-    p.run(p.lib.dpg_forward, ctypes.addressof(t), at, None, place.stream)
+    p.run(p.lib.dpg_forward, ctypes.addressof(t), at, comm, place.stream)
     if h.final:
         _pass_empty(cu, s0, final)
     return o, final, saved
@@ -180,7 +191,9 @@ def _chunk_backward(
     given = (q, k, v, g, s1, s2, A_log, dt_bias, s0)
     q, k, v, g, s1, s2, A_log, dt_bias, s0 = map(_ready, given)
     B, T, _, _, HV, V = _shape(q, v, h)
-    cu = bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    share = ranks(h.ranks)
+    cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, B, T)
+    comm = communicator(share, place.kind, place.index)
     p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
     if do is None:
         do = torch.zeros(B, T, HV, V, dtype=q.dtype, device=q.device)
@@ -192,7 +205,8 @@ def _chunk_backward(
     t = _tensors(h, s1, s2, q=q, k=k, v=v, g=g, A_log=A_log, dt_bias=dt_bias, s0=s0, saved=saved)
     grads = c.dpg_grads(dout=_at(do), dfinal_state=_at(dht), **{n: _at(x) for n, x in to.items()})
     workspace, at = place.bytes(p.workspace)
-    p.run(p.lib.dpg_backward, ctypes.addressof(t), ctypes.addressof(grads), at, None, place.stream)
+    p.run(p.lib.dpg_backward, ctypes.addressof(t), ctypes.addressof(grads), at, comm, place.stream)
+    of_rank_0(share, made[6], made[7])
     if s0 is not None:
         _pass_empty(cu, dht, made[8])
     return tuple(made)
@@ -265,60 +279,68 @@ def _fake_decode(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 # ---- convolution ------------------------------------------------------------------------------
 
 
-def _conv_plan(place: Place, x: Tensor, W: int, silu: int, cu: tuple[int, ...]) -> Plan:
-    D, dtype = x.shape[-1], _dtype(x)
+def _conv_plan(
+    place: Place, x: Tensor, W: int, silu: int, number: int, cu: tuple[int, ...]
+) -> Plan:
+    D, dtype, share = x.shape[-1], _dtype(x), ranks(number)
 
     def make() -> Plan:
         at = (ctypes.c_int64 * len(cu))(*cu)
+        owners = c.dpg_owners() if share is None else share.owners()
         problem = c.dpg_conv_problem(
             T=cu[-1], W=W, silu=silu, parts=1, Nseq=len(cu) - 1, cu=ctypes.addressof(at),
-            dtype=dtype,
+            dtype=dtype, own=owners,
         )  # fmt: skip
         problem.D[0] = D
 
         def create(lib: Any, to: int, err: int) -> int:
-            return lib.dpg_conv_create(to, ctypes.addressof(problem), 0, 1, err)
+            rank, N = (0, 1) if share is None else (share.rank, share.N)
+            return lib.dpg_conv_create(to, ctypes.addressof(problem), rank, N, err)
 
         made = Plan(place.kind, create, "dpg_conv_destroy")
         made.workspace = made.lib.dpg_conv_workspace_bytes(made.handle)
         return made
 
-    return plan(("conv", place.key, cu, D, W, silu, dtype), place.capturing, make)
+    return plan(("conv", place.key, cu, D, W, silu, dtype, number), place.capturing, make)
 
 
 def _conv_call(
     x: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor | None,
-    cu_seqlens_cpu: Tensor | None, silu: int, backward: bool, **others: Tensor,
-) -> None:  # fmt: skip
-    place = Place(x)
-    cu = bounds(cu_seqlens, cu_seqlens_cpu, x.shape[0], x.shape[1])
-    p = _conv_plan(place, x, weight.shape[1], silu, cu)
+    cu_seqlens_cpu: Tensor | None, silu: int, number: int, saved: Tensor | None, **others: Tensor,
+) -> Tensor:  # fmt: skip
+    """saved: the workspace of the forward, in which the backward of ranks finds the rows before."""
+    place, share = Place(x), ranks(number)
+    cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, x.shape[0], x.shape[1])
+    p = _conv_plan(place, x, weight.shape[1], silu, number, cu)
     at = {n: _at(t) for n, t in others.items()}
     t = c.dpg_conv_tensors(x=_at(x), w=_at(weight), bias=_at(bias), **at)
-    workspace, room = place.bytes(p.workspace)
-    run = p.lib.dpg_conv_backward if backward else p.lib.dpg_conv_forward
-    p.run(run, ctypes.addressof(t), room, None, place.stream)
+    workspace, room = place.bytes(p.workspace, saved if share else None)
+    run = p.lib.dpg_conv_forward if saved is None else p.lib.dpg_conv_backward
+    comm = communicator(share, place.kind, place.index)
+    p.run(run, ctypes.addressof(t), room, comm, place.stream)
+    return workspace if share else x.new_empty(0, dtype=torch.uint8)
 
 
-def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     x, weight, bias = map(_ready, (x, weight, bias))
     y = torch.empty_like(x)
-    _conv_call(x, weight, bias, *rest, backward=False, y=y)
-    return y
+    return y, _conv_call(x, weight, bias, *rest, None, y=y)
 
 
 def _conv_backward(
     x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    *settings, dy = rest
+    *settings, saved, dy = rest
     x, weight, bias, dy = map(_ready, (x, weight, bias, dy))
     dx, dw, dbias = torch.empty_like(x), torch.empty_like(weight), _like(bias, weight)
-    _conv_call(x, weight, bias, *settings, backward=True, dy=dy, dx=dx, dw=dw, dbias=dbias)
+    _conv_call(x, weight, bias, *settings, saved, dy=dy, dx=dx, dw=dw, dbias=dbias)
+    of_rank_0(ranks(settings[-1]), dw, dbias)
     return dx, dw, dbias
 
 
-def _fake_conv(x: Tensor, *_: Any) -> Tensor:
-    return _like(x, x)
+def _fake_conv(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    size = torch.library.get_ctx().new_dynamic_size() if rest[-1] else 0
+    return _like(x, x), x.new_empty((size,), dtype=torch.uint8)
 
 
 def _fake_conv_backward(
@@ -327,15 +349,15 @@ def _fake_conv_backward(
     return _like(x, x), _like(weight, weight), _like(bias, weight)
 
 
-def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.silu = inputs[5]
+def _setup_conv(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:5], output[1])
+    ctx.settings = inputs[5:]
 
 
-def _differentiate_conv(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    dx, dw, dbias = torch.ops.deltaproof.conv_backward(*saved, ctx.silu, dy)
-    return dx, dw, None if saved[2] is None else dbias, None, None, None
+def _differentiate_conv(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
+    *inputs, saved = ctx.saved_tensors
+    dx, dw, dbias = torch.ops.deltaproof.conv_backward(*inputs, *ctx.settings, saved, dy)
+    return dx, dw, None if inputs[2] is None else dbias, None, None, None, None
 
 
 for _name, _run, _fake in (
