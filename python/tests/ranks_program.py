@@ -1,5 +1,6 @@
-"""Context parallelism of deltaproof.ops, a rank of it, over gloo: `test_ops_ranks.py` starts it by
-torchrun. Each rank computes all tokens alone and its own among others, and compares."""
+"""Context parallelism of deltaproof.ops, a rank of it, over gloo, with DELTAPROOF_OPS_DEVICE=cuda
+over NCCL on a device each: `test_ops_ranks.py` starts it by torchrun. Each rank computes all tokens
+alone and its own among others, and compares."""
 
 from __future__ import annotations
 
@@ -153,7 +154,12 @@ def refusals() -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if os.environ.get("DELTAPROOF_OPS_DEVICE") == "cuda":
+        torch.set_default_device(f"cuda:{os.environ['LOCAL_RANK']}")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl")
+    else:
+        dist.init_process_group("gloo")
     torch.manual_seed(3)
     if os.environ.get("DP_TEST_NCCL"):
         context._by_group = lambda r: context._by_nccl(r, "cpu", 0)

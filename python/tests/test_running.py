@@ -52,9 +52,7 @@ def test_gates_above_0_grow_and_a_kernel_that_clamps_them_fails() -> None:
 
 def test_a_state_that_grows_out_of_fp32_is_said_to_grow(tmp_path: Path) -> None:
     case = tmp_path / "grown.case"
-    case.write_text(
-        "reason = r\nsource = s\nop = kda\nT = 128\nK = 16\nV = 16\ng_least = -1\n"
-    )
+    case.write_text("reason = r\nsource = s\nop = kda\nT = 128\nK = 16\nV = 16\ng_least = -1\n")
     found = deltaproof.run(kda, str(case), layouts=(), **OWN)
     assert found.status == 1
     assert "the state grows: log decays above 0 add up to" in found.text
