@@ -20,12 +20,10 @@ static dp_status finish(json_t *all, const char *path, dp_err *e) {
 
 /* ---- exchanges ------------------------------------------------------------------------------- */
 
-static const dp_exchange_machine MACHINE = {5e-6, 2e11, 4e14};
-
 /* One row: all ranks' messages and bytes, a rank's buffer, the longest chain, its share that is no
  * exchange, and what the exchange is of that. */
 static json_t *price(dp_exchange x, const dp_exchange_size *s, int shown) {
-    const dp_exchange_price p = dp_exchange_price_of(x, s, &MACHINE);
+    const dp_exchange_price p = dp_exchange_price_of(x, s, &dp_exchange_usual);
     const double ratio = p.path_s / p.compute_s - 1, buffer = dp_exchange_buffer_bytes(x, s);
     if (shown) printf("%6d  %-10s %-9s ", s->N, dp_exchange_names[x], dp_payload_names[s->payload]);
     if (shown && p.possible)
@@ -49,7 +47,7 @@ static json_t *meshes(const dp_priced *x, int N, int shown) {
     json_t *rows = json_array();
     for (int tp = 1; tp <= N; tp *= 2) {
         if (N % tp) break;
-        const dp_mesh_price p = dp_mesh_price_of(N / tp, tp, x->tokens * N, &s, &MACHINE);
+        const dp_mesh_price p = dp_mesh_price_of(N / tp, tp, x->tokens * N, &s, &dp_exchange_usual);
         if (!p.possible) continue;
         const double sum = p.exchange_s + p.reduce_s + p.compute_s;
         if (shown)
@@ -78,9 +76,9 @@ static void explain_exchanges(const dp_exchange_size *s) {
         "nothing, the state before each chunk too, %.4g MB (bf16).\n\n"
         " ranks  exchange   payload    messages           MB  buffer MB    path ms  computing     "
         "share\n",
-        (long long)s->L, s->HV, s->K, s->V, MACHINE.latency_s * 1e6, MACHINE.bytes_per_s / 1e9,
-        MACHINE.flops_per_s / 1e12, s->rank, s->K, (double)kept.entering / 1e6,
-        (double)kept.chunks / 1e6);
+        (long long)s->L, s->HV, s->K, s->V, dp_exchange_usual.latency_s * 1e6,
+        dp_exchange_usual.bytes_per_s / 1e9, dp_exchange_usual.flops_per_s / 1e12, s->rank, s->K,
+        (double)kept.entering / 1e6, (double)kept.chunks / 1e6);
 }
 
 dp_status dp_list_exchanges(const dp_priced *x, dp_err *e) {

@@ -294,6 +294,49 @@ static const dp_record_field POLICY[] = {
     {"fault", TEXT, .what = "a deliberate fault", GET(fault), WHEN(has_fault)}};
 static const dp_object_schema POLICY_OBJECT = OBJECT("policy", POLICY);
 
+static int exchanges(const void *x) {
+    const dp_run *r = x;
+    return r->has_merge && r->ranks > 1 && r->sized.K && !r->parts;
+}
+static dp_exchange_size exchanged(const dp_run *r) {
+    dp_exchange_size s = r->sized;
+    s.N = r->ranks;
+    s.L = s.L / s.N > 0 ? s.L / s.N : 1;
+    s.payload = r->payload == DP_PAYLOAD_FULL ? DP_PAYLOAD_FP32 : r->payload;
+    s.rank = s.K / 8 > 0 ? s.K / 8 : 1;
+    return s;
+}
+static dp_exchange_price price(const void *x) {
+    const dp_run *r = x;
+    const dp_exchange_size s = exchanged(r);
+    return dp_exchange_price_of(r->merge, &s, &dp_exchange_usual);
+}
+static json_t *messages(const void *x) { return json_integer((json_int_t)price(x).messages); }
+static json_t *bytes(const void *x) { return json_integer((json_int_t)price(x).bytes); }
+static json_t *buffer(const void *x) {
+    const dp_exchange_size s = exchanged(x);
+    return json_integer((json_int_t)dp_exchange_buffer_bytes(((const dp_run *)x)->merge, &s));
+}
+static json_t *entering(const void *x) {
+    const dp_exchange_size s = exchanged(x);
+    return json_integer((json_int_t)dp_exchange_saved_of(&s).entering);
+}
+static json_t *share(const void *x) {
+    const dp_exchange_price p = price(x);
+    return json_real(p.path_s / p.compute_s - 1);
+}
+static const dp_record_field EXCHANGE[] = {
+    {"messages", COUNT, WRITTEN, "of all ranks, one direction", GET(messages)},
+    {"bytes", COUNT, WRITTEN, "of these, in fp32 where the payload is full", GET(bytes)},
+    {"buffer_bytes", COUNT, WRITTEN, "that a rank sends from and receives into", GET(buffer)},
+    {"kept_bytes", COUNT, WRITTEN, "of the state that enters a rank, for its backward",
+     GET(entering)},
+    {"share", NUMBER, WRITTEN,
+     "time of the exchange for that of pre-scan and state pass, predicted "
+     "(ref/chunk/exchange_price.h)",
+     GET(share)}};
+static const dp_object_schema EXCHANGE_OBJECT = OBJECT("exchange", EXCHANGE);
+
 static json_t *seed(const void *x) {
     char text[24];
     snprintf(text, sizeof text, "%llu", (unsigned long long)((const dp_truth_audit *)x)->seed);
@@ -428,6 +471,7 @@ static const dp_record_field RUNS[] = {
     {"windows_judged", COUNT, .what = "with their rejected tokens", RUN(windows_judged),
      WHEN(rolls_back)},
     {"policy", OF(POLICY_OBJECT), WRITTEN},
+    {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
     {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, GET(tensors)},
     {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", GET(points)},

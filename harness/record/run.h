@@ -14,6 +14,7 @@
 #include "harness/verdict/bits.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/condition.h"
+#include "ref/chunk/exchange_price.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/design.h"
 #ifdef __cplusplus
@@ -38,6 +39,7 @@ typedef struct {
     size_t saved, kept;      /* cuda, nccl: bytes that a rank keeps between forward and backward
                             (device_run.h); 0: no backward */
     int ranks;
+    dp_exchange_size sized; /* a recurrence: heads, widths and tokens; K 0: none */
     dp_own own;
     int parts; /* of the tokens, where ranks do not own one each (own.h); else 0 */
     dp_base base;

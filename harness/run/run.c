@@ -27,6 +27,8 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .slope = NAN,
                   .may_unjudged = c->unjudged};
     x->exact = dp_case_is_exact(c);
+    if (dp_op_of(c)->is_recurrence)
+        x->sized = (dp_exchange_size){.HV = c->p.HV, .K = c->p.K, .V = c->p.V, .L = c->p.T};
     return x;
 }
 

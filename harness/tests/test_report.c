@@ -166,6 +166,9 @@ DP_TEST(report, findings_state_case_policy_and_numbers) {
         "kda-long, 4 ranks, base bf16: against the fp32 chain, tf32 with truncated operands costs "
         "S_in 2.1 times, o +10.0% (4.0e-3 to 4.4e-3)",
         "kda-long, base bf16, fp32 chain, from 1 rank to 4: o 3.9e-3 to 4.0e-3 (+2.6%)",
+        "kda-long, 4 ranks, allgather: 12 messages of "
+        "1,572,864 bytes in one direction, a buffer of 524,288 bytes a rank, 65,536 bytes of "
+        "entering state kept for the backward; predicted, it takes 12.5 times what",
         "All fp64, 2 ranks, 1 case: the largest relative error is 2.0e-16",
         "Where the state forgets, the format of M does not matter: strong, K = 32 (|M|_F = 0 after "
         "16 chunks).",

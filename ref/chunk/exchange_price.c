@@ -7,6 +7,8 @@
 #define C 64     /* tokens a chunk */
 #define PART 128 /* tokens a part of grid */
 
+const dp_exchange_machine dp_exchange_usual = {5e-6, 2e11, 4e14};
+
 int64_t dp_payload_M_bytes(dp_payload p, int K, int rank) {
     const int64_t bytes = dp_payloads[p].bytes;
     if (dp_payloads[p].tolerance > 0) return 2 * bytes * K * rank;

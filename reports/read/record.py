@@ -208,6 +208,16 @@ _truth = object_of(
     },
     ("kind",),
 )
+_exchange = object_of(
+    {
+        "messages": count,
+        "bytes": count,
+        "buffer_bytes": count,
+        "kept_bytes": count,
+        "share": number,
+    },
+    ("bytes", "buffer_bytes", "share"),
+)
 _run = object_of(
     {
         "id": text,
@@ -222,6 +232,7 @@ _run = object_of(
         "windows": count,
         "windows_judged": count,
         "policy": texts,
+        "exchange": _exchange,
         "truth": _truth,
         "tensors": list_of(_tensor),
         "chain": list_of(_chain),

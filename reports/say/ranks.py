@@ -26,6 +26,7 @@ def rank_sentences(rec: Record) -> list[Markup]:
     out += [s for c in heads(rec)[:1] for s in [effect_sentence(rec, c)] if s]
     out += two_ranks(rec)
     out += [s for c in heads(rec) for s in [cost_of_split(rec, c)] if s][:2]
+    out += [s for c in heads(rec)[:1] for s in [volume(rec, c)] if s]
     out += [s for s in [exact_split(rec), exact_cases(rec), merge_orders(rec)] if s]
     return out
 
@@ -264,6 +265,31 @@ def cost_of_split(rec: Record, case: Case) -> Markup | None:
         )
         if parts
         else None
+    )
+
+
+def volume(rec: Record, case: Case) -> Markup | None:
+    """What the exchange of the most ranks moves and holds, and its share of the time."""
+    run = max(
+        (r for r in rec.of(case["name"]) if r.get("exchange")),
+        key=lambda r: r["ranks"],
+        default=None,
+    )
+    if run is None:
+        return None
+    x = run["exchange"]
+    return H(
+        "{}, {} ranks, {}: {} of {} bytes in one direction, a buffer of {} bytes a rank, {} bytes "
+        "of entering state kept for the backward; predicted, it takes {} times what pre-scan and "
+        "state pass take.",
+        link(run, case["name"]),
+        run["ranks"],
+        run["policy"].get("merge", "allgather"),
+        plural(x.get("messages", 0), "message"),
+        whole(x["bytes"]),
+        whole(x["buffer_bytes"]),
+        whole(x.get("kept_bytes", 0)),
+        near(x["share"]) if finite(x["share"]) else "–",
     )
 
 
