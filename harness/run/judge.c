@@ -216,7 +216,9 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         "%s\nbeta = %s\nl2norm = %s\nranks = %d\nbase = %s\nchain = %s\nbackward = %s\n",
         op, R, s->gate, s->beta, s->l2norm, s->ranks, s->base.base, s->claim,
         backward ? "yes" : "no");
-    if (o->tokens) n += snprintf(text + n, size - (size_t)n, "T = %lld\n", (long long)o->tokens);
+    if (o->tokens)
+        n += snprintf(text + n, size - (size_t)n, "T = %lld\n",
+                      (long long)(o->tokens * (s->queries ? s->queries : 1)));
     if (!isnan(s->scale))
         n += snprintf(text + n, size - (size_t)n, "scale = %.17g\n",
                       s->scale); /* 17 digits give the same double again */
@@ -346,6 +348,14 @@ static void say_batch(const dp_judge_options *o, int64_t B, int64_t T) {
     if (o->note) o->note(text);
 }
 
+static void warn_of_queries(dp_case *c, int64_t n) {
+    if (n)
+        dp_case_warn(c,
+                     "%lld query heads a value head were judged as tokens that only read: query "
+                     "head %lld h + j of token t is head h of token %lld t + j",
+                     (long long)n, (long long)n, (long long)n);
+}
+
 #define NO_GATE "the inputs have no g: every gate is 0, nothing decays"
 
 /* Log decays above 0, which a linear or a raw gate mostly has. */
@@ -399,6 +409,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (st) return st;
     name_case(o, c);
     if (no_gate) dp_case_warn(c, "%s", NO_GATE);
+    warn_of_queries(c, s.queries);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
     if (s.decays)
         take_log_gradient(in, out);
@@ -447,6 +458,7 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
     if (!st) st = load_case(&o, &in, &s, dp_tensor_find(&in, "do") != NULL, c, e);
     if (!st) name_case(&o, c);
     if (!st && no_gate) dp_case_warn(c, "%s", NO_GATE);
+    if (!st) warn_of_queries(c, s.queries);
     free(s.folded);
     dp_tensorfile_free(&in);
     return st;

@@ -18,6 +18,8 @@
  *   left out, [T,K], where beta has one number a token; else that is refused, as [T,H K] would be
  *   taken for a single head. A batch [B,T,..] is judged as B packed sequences: token t of batch b
  *   is token b T + t of sequence b.
+ *   Several query heads a value head, q [T,HV n,K] and o [T,HV n,V] beside k [T,HV,K], as ONNX's
+ *   LinearAttention has them, are judged as tokens that only read (judge_files.h).
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.

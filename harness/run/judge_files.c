@@ -199,7 +199,8 @@ static char *boundaries(int64_t B, int64_t T) {
     return text;
 }
 
-dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e) {
+static dp_status fold_batch(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s,
+                            dp_err *e) {
     const dp_tensor *q = dp_tensor_find(in, dp_qkv_name(DP_QKV_Q));
     if (q->ndim != 4 || q->shape[0] < 2) return DP_OK;
     const int64_t B = q->shape[0], T = q->shape[1];
@@ -223,4 +224,114 @@ dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings
     s->batch = B;
     s->cu = s->folded = boundaries(B, T);
     return DP_OK;
+}
+
+/* ---- query heads ----------------------------------------------------------------------------- */
+
+/* Row t of T tokens, at axis `at`, as row t n of n T; the others are `fill`. */
+static void spread(dp_tensor *t, int at, int64_t n, double fill) {
+    const int64_t T = t->shape[at], width = T ? t->n / T : 0;
+    double *y = dp_doubles(t->n * n);
+    for (int64_t i = 0; i < t->n * n; i++)
+        y[i] = i / width % n ? fill : t->data[i / width / n * width + i % width];
+    free(t->data);
+    t->data = y;
+    t->n *= n;
+    t->shape[at] *= n;
+}
+
+/* [T,H n,W] as [T n,H,W]: query head h n + j of token t is head h of token t n + j. */
+static void regroup(dp_tensor *t, int at, int64_t n) {
+    const int64_t H = t->shape[at + 1] / n, W = t->shape[at + 2];
+    double *y = dp_doubles(t->n);
+    for (int64_t i = 0; i < t->n; i++) {
+        const int64_t head = i / W % (H * n), token = i / W / (H * n) * n + head % n;
+        y[(token * H + head / n) * W + i % W] = t->data[i];
+    }
+    free(t->data);
+    t->data = y;
+    t->shape[at] *= n;
+    t->shape[at + 1] = H;
+}
+
+static int of_queries(const char *name) {
+    const int in = dp_input_find(name), out = dp_result_find(name);
+    return in == DP_INPUT_Q || in == DP_INPUT_DO || out == DP_RESULT_DQ || out == DP_RESULT_O;
+}
+
+static dp_status regroup_file(dp_tensorfile *f, int at, int64_t n, double gate, dp_err *e) {
+    for (int i = 0; i < f->ntensor; i++) {
+        dp_tensor *t = &f->tensor[i];
+        if (!of_tokens(t->name)) continue;
+        if (of_queries(t->name) && t->ndim == at + 3 && t->shape[at + 1] % n == 0)
+            regroup(t, at, n);
+        else if (!of_queries(t->name) && t->ndim > at)
+            spread(t, at, n, dp_input_find(t->name) == DP_INPUT_G ? gate : 0);
+        else
+            return dp_fail(e, DP_EINPUT, "%s: tensor %s: of %lld query heads a value head, as q",
+                           f->path, t->name, (long long)n);
+    }
+    return DP_OK;
+}
+
+/* s->cu of n times as many tokens; what is no number stays, and is refused where it is read. */
+static void scale_boundaries(dp_judge_settings *s, int64_t n) {
+    char *text = dp_calloc(24 * strlen(s->cu) + 24, 1), *to = text;
+    for (const char *from = s->cu; *from;) {
+        char *end;
+        const long long at = strtoll(from, &end, 10);
+        if (end == from) {
+            *to++ = *from++;
+            continue;
+        }
+        to += sprintf(to, "%lld", (long long)((uint64_t)at * (uint64_t)n));
+        from = end;
+    }
+    free(s->folded);
+    s->cu = s->folded = text;
+}
+
+/* Several query heads a value head; 1: not, or not of these shapes. */
+static int64_t query_heads(const dp_tensorfile *in, const dp_tensor *q, const dp_tensor *v) {
+    const dp_tensor *k = dp_case_input_find(in, &dp_input_fields[DP_INPUT_K]);
+    const int at = q->ndim - 2; /* the axis of heads */
+    if (at < 1 || v->ndim <= at || k->ndim <= at || v->shape[at] < 1) return 1;
+    const int64_t n = q->shape[at] / v->shape[at];
+    return n > 1 && q->shape[at] % v->shape[at] == 0 && k->shape[at] == v->shape[at] ? n : 1;
+}
+
+/* Tokens that only read are the further queries of the token before them: they have neither key nor
+ * value, and do not decay. A raw gate is so far below 0 that nothing is left of its exp. */
+static dp_status unfold_queries(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s,
+                                dp_err *e) {
+    const dp_tensor *q = input_of(in, DP_INPUT_Q);
+    const int64_t n = query_heads(in, q, input_of(in, DP_INPUT_V));
+    const int log = !strcmp(s->gate, "log"), at = q->ndim - 3;
+    if (n == 1) return DP_OK;
+    for (int i = 0; i < out->ntensor; i++) {
+        const char *name = out->tensor[i].name;
+        if (dp_stage_tensor_find(name) >= 0 && dp_result_find(name) < 0)
+            return dp_fail(e, DP_EINPUT,
+                           "%s: tensor %s: stages of several query heads a value "
+                           "head are not judged",
+                           out->path, name);
+        if (log && dp_result_find(name) == DP_RESULT_DG)
+            return dp_fail(e, DP_EINPUT,
+                           "%s: tensor %s: with several query heads a value head dg "
+                           "is judged of raw gates alone: leave it out",
+                           out->path, name);
+    }
+    dp_status st = regroup_file(in, at, n, s->decays ? 1 : log ? 0 : -6e4, e);
+    if (!st) st = regroup_file(out, at, n, 0, e);
+    dp_tensor *cu = find(in, "cu_seqlens");
+    for (int64_t i = 0; cu && i < cu->n; i++)
+        cu->data[i] *= (double)n;
+    if (!st && s->cu) scale_boundaries(s, n);
+    s->queries = n;
+    return st;
+}
+
+dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e) {
+    const dp_status st = fold_batch(in, out, s, e);
+    return st ? st : unfold_queries(in, out, s, e);
 }

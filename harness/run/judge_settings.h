@@ -24,9 +24,10 @@ typedef struct {
     dp_format gate_dtype;      /* that g is read in; fp64: as IN holds it */
     double scale, lower_bound; /* NAN: not given */
     int ranks, in_vk, out_vk;
-    int decays;    /* g is the decay itself, gate log of its logarithm */
-    int64_t batch; /* B of [B,T,..]; 0: there was none (judge_files.h) */
-    char *folded;  /* its cu, to be freed */
+    int decays;      /* g is the decay itself, gate log of its logarithm */
+    int64_t batch;   /* B of [B,T,..]; 0: there was none (judge_files.h) */
+    int64_t queries; /* query heads a value head, where there are several (judge_files.h); else 0 */
+    char *folded;    /* cu of either, to be freed */
 } dp_judge_settings;
 
 /* All of them; what is missing or not understood is added to *all. */

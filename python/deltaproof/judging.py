@@ -148,7 +148,8 @@ def judge(
     "initial_state" [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch
     axis may stand in front.
     outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log", "ddt_bias",
-    "dh0", and any stage (`deltaproof judge --help`); gradients need "do".
+    "dh0", and any stage (`deltaproof judge --help`); gradients need "do". Several query heads a
+    value head: q [T,n HV,K] and o [T,n HV,V] beside k [T,HV,K]; dg then of raw gates alone.
     base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
     the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
     is the natural log of a step's decay), "exp" (g is that decay), "softplus", "lower_bound";

@@ -171,3 +171,61 @@ def test_what_is_wrong_in_rows_is_named() -> None:
         assert_explained(x, {"o": x["v"]}, recurrence=few, **SAID)
     with pytest.raises(ValueError, match="'writes' is none of write, read, value, strength"):
         Recurrence("mine", "q", "g", ("k",), ("v",), ({"writes": "k"},)).text()
+
+
+def comba_queries(gate: str, n: int = 3) -> tuple[Arrays, Arrays]:
+    """n query heads a value head, of a log gate or a raw one: one pass a query head; what is no
+    query's adds up."""
+    x = comba_inputs()
+    rng = np.random.default_rng(8)
+    x |= made(rng, q=(T, H * n, K), do=(T, H * n, V))
+    own, slope = dict(x), 1.0
+    if gate == "softplus":
+        x["g"] = made(rng, g=(T, H))["g"]
+        own["g"] = -np.log1p(np.exp(x["g"].astype(np.float64)))
+        slope = -1 / (1 + np.exp(-x["g"].astype(np.float64)))
+    passes = [comba(own | {s: x[s][:, j::n] for s in ("q", "do")}) for j in range(n)]
+    y = {}
+    for name in passes[0]:
+        if name in ("o", "dq"):
+            rows = np.stack([p[name] for p in passes], 2)
+            y[name] = rows.reshape(T, H * n, rows.shape[-1])
+        else:
+            y[name] = sum(p[name] for p in passes)
+    y["dg"] = (y["dg"] * slope).astype(np.float32)
+    return x, y
+
+
+@pytest.mark.parametrize("gate", ["log", "softplus"])
+def test_several_query_heads_a_value_head_forward_and_backward(gate: str) -> None:
+    x, y = comba_queries(gate)
+    said = {"recurrence": COMBA, "base": "fp32", "gate": gate}
+    if gate == "log":
+        with pytest.raises(ValueError, match="dg is judged of raw gates alone"):
+            assert_explained(x, y, **said)
+        del y["dg"]
+    got = assert_explained(x, y, **said)
+    assert set(got) == set(y)
+    tiled = y | {"o": y["o"].reshape(T, H, 3, V).swapaxes(1, 2).reshape(T, H * 3, V)}
+    assert judge(x, tiled, **said).tensors["o"]["verdict"] == "fail"
+    y["dk"] = y["dk"] * np.float32(0.99)
+    found = judge(x, y, **said)
+    assert {n for n, t in found.tensors.items() if t["verdict"] == "fail"} == {"dk"}
+
+
+def test_batches_and_packed_sequences_of_several_query_heads() -> None:
+    x, y = comba_queries("log")
+    x.pop("do")
+    out = {"o": np.stack([y["o"], y["o"]])}
+    assert judge({n: np.stack([a, a]) for n, a in x.items()}, out, recurrence=COMBA, **SAID).passed
+    later, n = np.zeros_like(y["o"][40:]), y["o"].shape[1] // H
+    for j in range(n):  # nothing of the first 40 tokens is left
+        own = {name: a.copy() for name, a in x.items()} | {"do": np.zeros((T, H, V))}
+        own["q"] = x["q"][:, j::n]
+        own["v"][:40] = 0
+        later[:, j::n] = comba(own)["o"][40:]
+    ends = np.concatenate([y["o"][:40], later])
+    said = {"recurrence": COMBA, **SAID}
+    assert judge(x, {"o": ends}, cu_seqlens=[0, 40, T], **said).passed
+    assert judge(x | {"cu_seqlens": np.array([0, 40, T])}, {"o": ends}, **said).passed
+    assert judge(x, {"o": ends}, **said).status == 1
