@@ -7,8 +7,8 @@
  * `in NAME NDIM SHAPE..`, for every output `out NAME NDIM SHAPE..`, an empty line, and the inputs'
  * numbers as doubles, one array after the other. The answer: a line `ok`, `unsupported WHY` or
  * `failed WHY`; after `ok` the outputs' doubles in the order of their lines; after `ok but ds0`
- * those of all others: the call has no state, and the function no gradient of it. For `about` the answer
- * is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
+ * those of all others: the call has no state, and the function no gradient of it. For `about` the
+ * answer is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
  */
 #define _GNU_SOURCE
 #include "harness/deltaproof_subject.h"

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from .contract import Contract
+from .contract import contract_of
 from .judging import cache_folder
 from .limits import LONGEST, seconds
 from .records import FAIL, PASS, ended
@@ -40,7 +40,7 @@ def check(
     bitwise: fn claims the same bits wherever it does the same arithmetic; else rows that differ
     must be within the sum of both calls' bounds. A check whose call fn does not serve is skipped,
     with the reason. RuntimeError: the program could not check."""
-    kernel = Contract(fn, base=base, **contract)
+    kernel = contract_of("check", fn, base, contract)
     about = About(kernel_name(fn), base, design=design)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         path = os.path.join(folder, "checks.json")

@@ -42,7 +42,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,8 @@ class Contract:
     outputs: names of what it returns, in that order; or it returns {name: array}.
     models, gate, beta, l2norm: the one form that it computes; of a setting that it takes as a
     parameter (`gate`, `beta_form`, `l2norm`) all forms. Other problems are skipped, with the
-    reason.
+    reason. gate "exp": the function gets exp(g), a step's decay, of cases with log gates, and the
+    gradient that it gives is that of the decay.
     autograd: gradients of what it returns are taken by PyTorch.
     device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
     PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a
@@ -101,7 +103,7 @@ class Contract:
     batch: an axis of batch stands in front of all arrays with tokens (default: with PyTorch), of
     length 1 but for sequences of one length, and with attention_mask.
     masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
-    layout: memory of every array (layouts.py).
+    memory: layout of every array there (layouts.py).
     queries: query heads a key head.
     checkpoints: tokens between the states of the output "checkpoints": [sum of T_i // checkpoints,
     HV,K,V], those behind every so many tokens of each sequence, in their order.
@@ -123,7 +125,7 @@ class Contract:
     masked: str = "any"
     queries: int = 1
     checkpoints: int = 0
-    layout: str = "contiguous"
+    memory: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -131,7 +133,7 @@ class Contract:
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs)))
         object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
-        one_of("gate", self.gate, GATES)
+        one_of("gate", self.gate, (*GATES, "exp"))
         one_of("beta", self.beta, BETAS)
         if self.state_layout not in ("kv", "vk"):
             raise ValueError(f"state_layout={self.state_layout!r}: must be 'kv' or 'vk'")
@@ -160,6 +162,10 @@ class Contract:
     def free_settings(self) -> set[str]:
         """Settings of which the function computes all forms: it takes them as parameters."""
         return {"gate", "beta_form", "l2norm"} & set(_parameters(self.fn)[0])
+
+    def gate_form(self) -> str:
+        """Of the cases that the function is for."""
+        return "log" if self.gate == "exp" else self.gate
 
     def takes(self, name: str) -> bool:
         return name in _parameters(self.fn)[0]
@@ -192,7 +198,15 @@ class Contract:
         wanted = dict(problem.wanted)
         if self.autograd and "ds0" not in result and "initial_state" not in problem.arrays:
             wanted.pop("ds0", None)
-        return {n: self._fit(n, result, shape) for n, shape in wanted.items()}
+        made = {n: self._fit(n, result, shape) for n, shape in wanted.items()}
+        if "dg" in made and self._decays(problem):  # of the log, not of the decay
+            g = problem.arrays["gv" if "gv" in problem.arrays else "g"]
+            made["dg"] = made["dg"] * np.exp(g).reshape(made["dg"].shape)
+        return made
+
+    def _decays(self, problem: Problem) -> bool:
+        """Does the function get exp(g) in place of g?"""
+        return self.gate == "exp" and problem.settings["gate"] == "log"
 
     def _turned(self, name: str) -> bool:
         return self.state_layout == "vk" and name in STATES
@@ -241,6 +255,7 @@ class Contract:
             elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
+        settings |= {"gate": "exp"} if self._decays(problem) else {}
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
         out |= asked | {n: x for n, x in settings.items() if n in takes}
         needs = (*INPUTS, *OPTIONAL, "gv")
@@ -262,7 +277,7 @@ class Contract:
         if model not in self.models:
             raise Unsupported(f"model {model}, the function computes {' '.join(self.models)}")
         for parameter, form, own in (
-            ("gate", s["gate"], self.gate),
+            ("gate", s["gate"], self.gate_form()),
             ("beta_form", s["beta_form"], "none" if model in ("gla", "ssd") else self.beta),
             ("l2norm", s["l2norm"], self.l2norm),
         ):
@@ -287,6 +302,7 @@ class Contract:
         fmt = problem.input_format if name in SHORT else "fp32"
         fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
+        x = np.exp(x) if name in ("g", "gv") and self._decays(problem) else x
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
         one_gate = problem.settings["recurrence"] in ONE_GATE
         sizes = {"R": problem.settings["R"], "Kg": problem.settings["Kg"] if one_gate else 0}
@@ -298,7 +314,7 @@ class Contract:
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
         if name in (*TOKENS, "gv") and self._has_batch():
             y = y[None] if rows is None else _in_rows(name, y, rows)
-        t = self._placed(name, arrange(self._on_device(y), self.layout))
+        t = self._placed(name, arrange(self._on_device(y), self.memory))
         if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
         return t
@@ -388,6 +404,16 @@ class Contract:
             if d in problem.wanted and n in problem.arrays and given[n].grad is None:
                 raise ValueError(f"{d}: no gradient reaches `{n}`: the function does not use it")
         return {d: given[n].grad for d, n in of.items() if given[n].grad is not None}
+
+
+def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str, Any]) -> Contract:
+    """Of the further arguments of `caller`. TypeError: it has none of that name."""
+    known = {x.name for x in fields(Contract) if x.init} - {"fn", "base", "memory"}
+    for name in given.keys() - known:
+        like = get_close_matches(name, known, 1)
+        hint = f"; did you mean {like[0]}?" if like else f"; known are {', '.join(sorted(known))}"
+        raise TypeError(f"{caller}() has no argument {name!r}{hint}")
+    return Contract(fn, base=base, **given)
 
 
 def _in_rows(name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .contract import GRADIENT_OF, Contract
+from .contract import contract_of
 from .judging import cache_folder
 from .limits import LONGEST, seconds
 from .records import FAIL, NOT_JUDGED, PASS, ended
 from .running import kernel_name, small_case
 from .server import About, Server, run_program
 from .themes import case_paths
+from .vocabulary import GRADIENT_OF
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,8 @@ def differ(
     inputs. bitwise: other bits are too much. truth: ask it whose bound is broken, and of designs
     without a bound. limit, contract: as `run` takes them, the contract is that of both.
     RuntimeError: the program could not compare."""
-    kernels = [
-        Contract(fn, base=said, **contract) for fn, said in zip((a, b), _pair(base), strict=True)
-    ]
+    both = zip((a, b), _pair(base), strict=True)
+    kernels = [contract_of("differ", fn, said, contract) for fn, said in both]
     servers = [
         Server(kernel, About(kernel_name(fn), said, design=how), seconds(limit))
         for kernel, fn, said, how in zip(kernels, (a, b), _pair(base), _pair(design), strict=True)

@@ -1,5 +1,6 @@
-"""Which common mistake would explain a failing run of a Python function: the program's own search
-(harness/run/hypotheses.h), on what the function got and gave back in one call."""
+"""Which common mistake would explain a failing run of a Python function, and which claim would say
+more of a passing one: the program's own search (harness/run/hypotheses.h), on what the function got
+and gave back in one call."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def _settings(given: dict[str, Any], sequences: Sequence[int]) -> dict[str, Any]
 def fits(
     contract: Contract, about: About, case: str, limit: float, options: Sequence[str]
 ) -> list[str]:
-    """Lines "fits: .." of the case, which is run once more. Nothing where it takes several calls, a
-    session."""
+    """Lines "fits: .." or "tighter claim: .." of the case, which is run once more. Nothing where it
+    takes several calls, a session."""
     server = Server(contract, about, limit)
     with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
         paths = [os.path.join(folder, x) for x in ("in.safetensors", "out.safetensors")]
@@ -55,7 +56,7 @@ def fits(
         text = subprocess.run(
             command, capture_output=True, text=True, check=False, env=environment()
         ).stdout
-    said = [in_python(x) for x in text.splitlines() if x.startswith("fits: ")]
+    said = [in_python(x) for x in text.splitlines() if x.startswith(("fits: ", "tighter claim: "))]
     if contract.state_layout == "vk":  # the files are [K,V]: their other layout is this one
         said = [x.replace('state_layout="vk"', 'state_layout="kv"') for x in said]
     return said

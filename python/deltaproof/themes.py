@@ -224,7 +224,8 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     the theme's choice."""
     free = contract.free_settings()
     form = dict(RAW if theme.raw else LOG)
-    own = {"gate": contract.gate, "beta": contract.beta, "l2norm": ("no", "yes")[contract.l2norm]}
+    norm = ("no", "yes")[contract.l2norm]
+    own = {"gate": contract.gate_form(), "beta": contract.beta, "l2norm": norm}
     names = {"gate": "gate", "beta": "beta_form", "l2norm": "l2norm"}
     form |= {n: x for n, x in own.items() if names[n] not in free}
     if theme.betas == "two" and "beta_form" in free and theme.raw:

@@ -454,6 +454,51 @@ def test_gradients_of_a_wider_claim_and_of_a_state_that_is_not_used() -> None:
     assert "ds0: no gradient reaches `initial_state`" in found.text
 
 
+def test_a_kernel_of_decays_is_judged_by_name() -> None:
+    torch = pytest.importorskip("torch")
+
+    def gdn(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        G = v.shape[2] // q.shape[2]
+        q, k = (x.repeat_interleave(G, 2).float() for x in (q, k))
+        S = initial_state
+        S = q.new_zeros(1, v.shape[2], q.shape[-1], v.shape[-1]) if S is None else S
+        o = []
+        for t in range(q.shape[1]):
+            S = S * g[:, t, :, None, None]
+            e = v[:, t].float() - (k[:, t, :, :, None] * S).sum(-2)
+            S = S + k[:, t, :, :, None] * (e * beta[:, t, :, None])[:, :, None]
+            o.append((q.shape[-1] ** -0.5 * q[:, t, :, :, None] * S).sum(-2))
+        return torch.stack(o, 1), S
+
+    own = OWN | {"design": "recurrent", "models": ("gdn",), "autograd": True, "device": "cpu"}
+    found = deltaproof.run(gdn, ("gdn-t65", "gdn-killing"), gate="exp", layouts=(), **own)
+    assert found.passed, found.text
+    assert found.record is not None
+    assert "dg" in {t["name"] for t in found.record["runs"][0]["tensors"]}
+    assert deltaproof.run(gdn, "gdn-t65", layouts=(), **own).status == 1
+
+
+def test_a_claim_that_would_see_more_is_told() -> None:
+    own = {"outputs": ("o", "final_state"), "base": "bf16", "layouts": ()}
+    found = deltaproof.run(kda, "t65", **own)
+    assert found.passed and 't65 tighter claim: passes with base="fp32", too' in found.text
+
+    def rounded(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any) -> Any:
+        return [x.astype(BFLOAT16) for x in kda(q, k, v, g, beta, initial_state)]
+
+    found = deltaproof.run(rounded, "t65", **own)
+    assert found.passed and "tighter claim" not in found.text, found.text
+
+
+@pytest.mark.parametrize("call", ["run", "check", "bisect", "shrink", "differ"])
+def test_an_unknown_argument_is_named_in_the_words_of_the_caller(call: str) -> None:
+    functions = (kda, kda) if call == "differ" else (kda,)
+    case = {} if call == "check" else {"case": "t65"}
+    case = {"cases": "t65"} if call == "run" else case
+    with pytest.raises(TypeError, match=rf"{call}\(\) has no argument 'l2nrm'; .* l2norm\?"):
+        getattr(deltaproof, call)(*functions, base="fp32", l2nrm=True, **case)
+
+
 def turned(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
     """States [V,K], in and out."""
     own = None if initial_state is None else np.swapaxes(initial_state, -1, -2)
