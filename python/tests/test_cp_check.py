@@ -1,0 +1,68 @@
+"""deltaproof cp-check on two ranks over gloo: what each function of cp_functions.py is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+if not torch.distributed.is_gloo_available():
+    pytest.skip("this PyTorch has no gloo", allow_module_level=True)
+
+FUNCTIONS = Path(__file__).with_name("cp_functions.py")
+
+
+def told(function: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += [str(ranks), "-m", "deltaproof.cp_check", f"{FUNCTIONS}:{function}", "--cpu"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *options], env=env, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize(
+    "function, verdict, words",
+    [
+        ("coarse", "rounding", "rank 1, token "),
+        ("turned", "exchange", "first: o at rank 1, token 64 (its row 0)"),
+        ("nothing", "exchange", "nothing crosses from rank to rank; first: o at rank 1, token 64"),
+        ("wrong_alone", "alone", "one rank is wrong already: o, head 0"),
+    ],
+)
+def test_a_function_without_gradients_is_told(function: str, verdict: str, words: str) -> None:
+    found = told(function, "--forward")
+    assert f"cp-check: {verdict}: " in found.stdout, found.stdout + found.stderr[-2000:]
+    assert words in found.stdout
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize(
+    "function, verdict, words",
+    [
+        ("right", "right", "one rank and 2 pass"),
+        ("takes_zigzag", "layout", "takes its rows for zigzag, and they are contiguous; first: o"),
+        ("one_sequence", "layout", "takes all sequences for one; first: o at rank 0, token 16"),
+        ("gives_reversed", "ranks", "first of all: o at rank 0, token 0"),
+    ],
+)
+def test_a_function_with_gradients_is_told(function: str, verdict: str, words: str) -> None:
+    try:
+        from deltaproof.ops import kernels
+
+        kernels.library("cpu")
+    except ImportError as no:
+        pytest.skip(str(no))
+    found = told(function)
+    assert f"cp-check: {verdict}: " in found.stdout, found.stdout + found.stderr[-2000:]
+    assert words in found.stdout
+    assert (found.returncode == 0) == (verdict == "right")
+
+
+def test_a_name_that_is_not_there_is_said() -> None:
+    found = told("missing")
+    assert "cp_functions.py has no missing" in found.stderr
