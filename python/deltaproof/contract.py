@@ -49,6 +49,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import mamba
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
@@ -103,6 +104,7 @@ class Contract:
     batch: an axis of batch stands in front of all arrays with tokens (default: with PyTorch), of
     length 1 but for sequences of one length, and with attention_mask.
     masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
+    layout: "mamba": fn takes and returns arrays by the names of mamba.py.
     memory: layout of every array there (layouts.py).
     queries: query heads a key head.
     checkpoints: tokens between the states of the output "checkpoints": [sum of T_i // checkpoints,
@@ -125,6 +127,7 @@ class Contract:
     masked: str = "any"
     queries: int = 1
     checkpoints: int = 0
+    layout: str = "fla"
     memory: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
@@ -413,6 +416,15 @@ def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str,
         like = get_close_matches(name, known, 1)
         hint = f"; did you mean {like[0]}?" if like else f"; known are {', '.join(sorted(known))}"
         raise TypeError(f"{caller}() has no argument {name!r}{hint}")
+    layout = given.get("layout", "fla")
+    one_of("layout", layout, ("fla", "mamba"))
+    if layout == "mamba":
+        for name in (*mamba.SAID, "autograd"):
+            if name in given:
+                raise ValueError(f'{name}={given[name]!r}: not with layout="mamba"')
+        outputs = names_of("outputs", given.get("outputs", "y"))
+        fn, outputs = mamba.as_function(fn, outputs, base)
+        given = given | {"models": "ssd", "state_layout": "vk", "outputs": outputs}
     return Contract(fn, base=base, **given)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .contract import Contract
+from .mamba import exact_case
 from .prefixes import NAME, nested
 from .tensors import save
 from .vocabulary import GRADIENT_OF
@@ -287,6 +288,12 @@ def _cases(contract: Contract) -> Iterator[tuple[str, Theme, str]]:
 
 def _written(name: str, text: str, folder: str, contract: Contract) -> str:
     """The path of the case file, below a folder named after its text: two contracts differ."""
+    path = _file_of(name, text, folder, contract)
+    exact = contract.layout == "mamba" and "gate = log\n" in text and "l2norm = no\n" in text
+    return exact_case(path) if exact else path
+
+
+def _file_of(name: str, text: str, folder: str, contract: Contract) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = os.path.join(folder, "themes", digest, f"{name}.case")
     if not os.path.exists(path):

@@ -499,6 +499,52 @@ def test_an_unknown_argument_is_named_in_the_words_of_the_caller(call: str) -> N
         getattr(deltaproof, call)(*functions, base="fp32", l2nrm=True, **case)
 
 
+def ssd(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, initial_states: Any = None, cu_seqlens: Any = None
+) -> Any:
+    """Mamba-2's recurrence token by token, in its names; states [V,K]."""
+    T, HV, V = x.shape
+    B, C = (np.repeat(y, HV // B.shape[1], 1) for y in (B, C))
+    ends = [0, T] if cu_seqlens is None else cu_seqlens
+    y = np.zeros_like(x)
+    states = np.zeros((len(ends) - 1, HV, V, B.shape[-1]), np.float32)
+    states = states if initial_states is None else initial_states.copy()
+    for n, S in enumerate(states):
+        for t in range(ends[n], ends[n + 1]):
+            S *= np.exp(dt[t] * A)[:, None, None]
+            S += (x[t] * dt[t][:, None])[:, :, None] * B[t][:, None, :]
+            y[t] = (S * C[t][:, None, :]).sum(-1)
+    return y, states
+
+
+def test_mamba_is_run_in_its_own_names() -> None:
+    own = {"base": "fp32", "outputs": ("y", "final_states"), "layout": "mamba", "layouts": ()}
+    found = deltaproof.run(ssd, ("ssd-packed-inside", "ssd-slots", "smoke-ssd"), **own)
+    assert found.passed and found.record is not None, found.text
+    assert all(n == "pass" for n in found.verdicts().values()), found.text
+
+    def wrong(x: Any, dt: Any, A: Any, B: Any, C: Any, initial_states: Any = None) -> Any:
+        return ssd(x, dt, A[::-1], B, C, initial_states)
+
+    assert deltaproof.run(wrong, "ssd-smoke", **own).status == 1
+    with pytest.raises(ValueError, match='gate=.log.: not with layout="mamba"'):
+        deltaproof.run(ssd, "ssd-smoke", gate="log", **own)
+
+
+def test_mamba_on_tensors_gets_x_in_bf16() -> None:
+    torch = pytest.importorskip("torch")
+    seen = set()
+
+    def kernel(x: Any, dt: Any, A: Any, B: Any, C: Any) -> Any:
+        seen.add((x.dtype, B.dtype, C.dtype, dt.dtype, A.dtype))
+        y, states = ssd(*(n.float().numpy() for n in (x[0], dt[0], A, B[0], C[0])))
+        return torch.from_numpy(y)[None].bfloat16(), torch.from_numpy(states)
+
+    own = {"base": "bf16", "outputs": ("y", "final_states"), "layout": "mamba", "layouts": ()}
+    assert deltaproof.run(kernel, "ssd-smoke", device="cpu", **own).passed
+    assert seen == {(torch.bfloat16,) * 3 + (torch.float32,) * 2}
+
+
 def turned(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
     """States [V,K], in and out."""
     own = None if initial_state is None else np.swapaxes(initial_state, -1, -2)
