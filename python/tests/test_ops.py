@@ -46,10 +46,10 @@ def inputs(*, B: int = 1, T: int = 40, H: int = 1, HV: int = 2, K: int = 32, V: 
     return {"q": q, "k": k, "v": v, "g": -torch.rand(B, T, HV, K), "beta": torch.rand(B, T, HV)}
 
 
-def of_model(name: str) -> tuple[Callable[..., Any], Inputs]:
+def of_model(name: str, K: int, V: int) -> tuple[Callable[..., Any], Inputs]:
     """A function and what it takes."""
-    x = inputs()
-    T, HV, K, V = 40, 2, 32, 16
+    x = inputs(K=K, V=V)
+    T, HV = 40, 2
     if name in ("kda", "kda-tokens"):
         return (ops.chunk_kda if name == "kda" else ops.fused_recurrent_kda), x
     if name == "mkda":
@@ -81,11 +81,12 @@ def of_model(name: str) -> tuple[Callable[..., Any], Inputs]:
     return product, x | one_gate | two | {"beta": beta.repeat_interleave(2, 1)}
 
 
+@pytest.mark.parametrize(("K", "V"), [(32, 16), (20, 12)])
 @pytest.mark.parametrize(
     "name", ["kda", "kda-tokens", "gdn", "mkda", "gdn2", "gla", "ssd", "dplr", "product"]
 )
-def test_each_function_and_its_gradients_are_judged_right(name: str) -> None:
-    fn, x = of_model(name)
+def test_each_function_and_its_gradients_are_judged_right(name: str, K: int, V: int) -> None:
+    fn, x = of_model(name, K, V)
     form = "none" if name in ("gla", "ssd") else "plain"
     said = {"base": "fp32", "gate": "log", "beta": form, "l2norm": False}
     if name in ("dplr", "gdn2"):
@@ -209,12 +210,34 @@ def test_what_is_wrong_is_named_and_what_is_not_served_says_why() -> None:
         half,
         {"return_intermediate_states": True},
         {"cp_context": object()},
-        {"q": x["q"][..., :17], "k": x["k"][..., :17], "g": x["g"][..., :17]},
+        {n: x[n].repeat(1, 1, 1, 10) for n in ("q", "k", "g")},
     ):
         with pytest.raises(NotImplementedError, match=r"deltaproof.ops: .*"):
             ops.chunk_kda(**{**x, **change})
     with pytest.raises(TypeError, match="unexpected argument 'surprise'"):
         ops.chunk_kda(**x, surprise=1)
+
+
+def test_states_gates_and_norms_of_rows_of_any_width() -> None:
+    x = inputs(K=20, V=12) | {"A_log": torch.randn(2), "dt_bias": torch.randn(2, 20)}
+    s0 = states(x, 1).transpose(-1, -2)
+    how: Inputs = {"use_gate_in_kernel": True, "use_qk_l2norm_in_kernel": True}
+    how |= {"output_final_state": True, "state_v_first": True}
+    o, s = ops.chunk_kda(**x, **how, initial_state=s0)
+    wide = {n: torch.nn.functional.pad(x[n], (0, 12)) for n in ("q", "k", "g", "dt_bias")}
+    wide["v"] = torch.nn.functional.pad(x["v"], (0, 4))
+    s0 = torch.nn.functional.pad(s0, (0, 12, 0, 4))
+    o2, s2 = ops.chunk_kda(**{**x, **wide}, **how, initial_state=s0, scale=20**-0.5)
+    assert o.shape == (1, 40, 2, 12) and s.shape == (1, 2, 12, 20)
+    torch.testing.assert_close((o, s), (o2[..., :12], s2[..., :12, :20]), rtol=1e-6, atol=1e-6)
+
+
+def test_one_step_takes_keys_in_fp32_beside_values_in_bf16() -> None:
+    x = inputs(T=3, V=32) | {"v": torch.randn(1, 3, 2, 32).bfloat16()}
+    o, s = ops.fused_recurrent_kda(**x, output_final_state=True)
+    o2, s2 = ops.fused_recurrent_kda(**x | {"v": x["v"].float()}, output_final_state=True)
+    assert o.dtype == torch.bfloat16
+    assert torch.equal(o, o2.bfloat16()) and torch.equal(s, s2)
 
 
 def test_autocast_makes_types_one() -> None:

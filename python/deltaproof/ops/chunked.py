@@ -6,9 +6,11 @@ given. Beside FLA's own limits: see the table of python/README.md."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from . import checks
 from . import kernels as c
@@ -146,7 +148,7 @@ def run(
         g, _ = checks.gates(g, None)
     A_log, dt_bias = parameters(gate, HV, 1 if h.one_gate else K)
     s0 = state_in(initial_state, state_v_first, N, HV, K, V)
-    every = (q, k, v, g, s1, s2, A_log, dt_bias, s0)
+    every = _whole_rows((q, k, v, g, s1, s2, A_log, dt_bias, s0), h, K, V)
     wanted = needs_gradients(*every)
     alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
     h = h._replace(R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO)
@@ -154,9 +156,33 @@ def run(
         *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
         float(gate.lower_bound or 0), list(h),
     )  # fmt: skip
+    o = o[..., :V]
     if not output_final_state:
         return o, None
+    final = final[..., :K, :V]
     return o, final.transpose(-1, -2).contiguous() if state_v_first else final
+
+
+def _whole_rows(
+    given: tuple[Tensor | None, ...], h: How, K: int, V: int
+) -> tuple[Tensor | None, ...]:
+    """Channels of zeros up to the multiple of 16 that the kernels take. A key of zeros writes
+    nothing and a value of zeros is one: no other channel sees them, and their gradients are 0."""
+    more = {K: -K % 16, V: -V % 16}
+    if not any(more.values()):
+        return given
+    q, k, v, g, s1, s2, A_log, dt_bias, s0 = given
+
+    def wide(x: Tensor | None, width: int) -> Tensor | None:
+        return None if x is None else pad(x, (0, more[width]))
+
+    if h.strengths != ("beta",):
+        widths = [V if n == "write" else K for n in h.strengths]
+        s1, s2 = (wide(x, w) for x, w in zip_longest((s1, s2), widths))
+    if not h.one_gate:
+        g, dt_bias = wide(g, K), wide(dt_bias, K)
+    s0 = None if s0 is None else pad(s0, (0, more[V], 0, more[K]))
+    return wide(q, K), wide(k, K), wide(v, V), g, s1, s2, A_log, dt_bias, s0
 
 
 _V = "is not [B, T, HV, V]"

@@ -96,6 +96,12 @@ def _recur(
     scale: float | None, initial_state: Tensor | None, output_final_state: bool, l2norm: bool,
     state_v_first: bool, cu_seqlens: Tensor | None, kwargs: dict[str, Any],
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    if {q.dtype, k.dtype, v.dtype} == {torch.bfloat16, torch.float32}:
+        o, state = _recur(
+            model, q.float(), k.float(), v.float(), g, beta, gate, form, scale, initial_state,
+            output_final_state, l2norm, state_v_first, cu_seqlens, kwargs,
+        )  # fmt: skip
+        return o.to(v.dtype), state
     state_v_first = checks.old_names(kwargs, state_v_first)
     cu_cpu = kwargs.pop("cu_seqlens_cpu", None)
     slots, accepted = (kwargs.pop(n, None) for n in ("ssm_state_indices", "num_accepted_tokens"))
