@@ -41,6 +41,16 @@ def test_a_function_without_gradients_is_told(function: str, verdict: str, words
     assert found.returncode == 1
 
 
+@pytest.fixture
+def kernels_of_the_cpu() -> None:
+    try:
+        from deltaproof.ops import kernels
+
+        kernels.library("cpu")
+    except ImportError as no:
+        pytest.skip(str(no))
+
+
 @pytest.mark.parametrize(
     "function, verdict, words",
     [
@@ -50,17 +60,18 @@ def test_a_function_without_gradients_is_told(function: str, verdict: str, words
         ("gives_reversed", "ranks", "first of all: o at rank 0, token 0"),
     ],
 )
+@pytest.mark.usefixtures("kernels_of_the_cpu")
 def test_a_function_with_gradients_is_told(function: str, verdict: str, words: str) -> None:
-    try:
-        from deltaproof.ops import kernels
-
-        kernels.library("cpu")
-    except ImportError as no:
-        pytest.skip(str(no))
     found = told(function)
     assert f"cp-check: {verdict}: " in found.stdout, found.stdout + found.stderr[-2000:]
     assert words in found.stdout
     assert (found.returncode == 0) == (verdict == "right")
+
+
+@pytest.mark.usefixtures("kernels_of_the_cpu")
+def test_the_tensor_cores_path_is_right_on_ranks() -> None:
+    found = told("right", "--base", "bf16", "--claim", "tf32x3", "--width", "64")
+    assert "cp-check: right: " in found.stdout, found.stdout + found.stderr[-2000:]
 
 
 def test_a_name_that_is_not_there_is_said() -> None:

@@ -126,9 +126,9 @@ def old_names(kwargs: dict[str, Any], state_v_first: bool) -> bool:
     return bool(kwargs.pop("transpose_state_layout"))
 
 
-def chunk_size(kwargs: dict[str, Any], sizes: tuple[int, ...]) -> None:
+def chunk_size(kwargs: dict[str, Any], sizes: tuple[int, ...], words: str) -> None:
     size = kwargs.pop("chunk_size", None)
-    need(size is None or size in sizes, "chunk_size", f"{size} is none of {sizes}")
+    need(size is None or size in sizes, "chunk_size", f"{size}: `chunk_size` must be {words}")
 
 
 def none_left(kwargs: Mapping[str, Any]) -> None:

@@ -270,7 +270,7 @@ def _kda(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     state_v_first = checks.old_names(kwargs, state_v_first)
     refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
-    checks.chunk_size(kwargs, (32, 64))
+    checks.chunk_size(kwargs, (32, 64), "either 32 or 64")
     gate = gate_of(gate_in_kernel, kwargs, lower_bound, safe_gate)
     checks.none_left(kwargs)
     return run(
@@ -303,7 +303,7 @@ def chunk_gated_delta_rule(
     """Gated DeltaNet. As chunk_kda, with g [B,T,HV]; use_gate_in_kernel, A_log [HV] and dt_bias
     [HV] are keyword arguments. chunk_indices is not needed and not read."""
     state_v_first = checks.old_names(kwargs, state_v_first)
-    checks.chunk_size(kwargs, (16, 32, 64))
+    checks.chunk_size(kwargs, (16, 32, 64), "16, 32 or 64")
     gate = gate_of(bool(kwargs.pop("use_gate_in_kernel", False)), kwargs)
     checks.none_left(kwargs)
     return run(
@@ -340,7 +340,7 @@ def chunk_gdn2(
     """Gated DeltaNet-2, token by token in fp32: b [B,T,H,K] erases, w [B,T,H,V] writes."""
     state_v_first = checks.old_names(kwargs, state_v_first)
     refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
-    checks.chunk_size(kwargs, (64,))
+    checks.chunk_size(kwargs, (64,), "64 for GDN-2")
     gate = gate_of(use_gate_in_kernel, kwargs, lower_bound, safe_gate)
     checks.none_left(kwargs)
     return run(
