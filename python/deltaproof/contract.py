@@ -50,6 +50,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import mamba
+from .guards import inputs_of, look
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
@@ -111,6 +112,7 @@ class Contract:
     HV,K,V], those behind every so many tokens of each sequence, in their order.
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
+    guards: what a call must leave as it was is looked at, too (guards.py).
     An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
     that remembers by address meets other values there.
     """
@@ -131,6 +133,7 @@ class Contract:
     memory: str = "contiguous"
     state_layout: str = "kv"
     base: str = "bf16"
+    guards: bool = False
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -191,7 +194,10 @@ class Contract:
     def _call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         rows = self._rows(problem)
         given = self._arguments(problem, rows)
+        before = inputs_of(given) if self.guards else {}
         result = self._named(self.fn(**given))
+        if self.guards:
+            look(given, before, result)
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
             result |= self._gradients(result, given, problem, rows)
         if "has_initial_state" in given and "pool" in result:
@@ -301,7 +307,7 @@ class Contract:
         rows: npt.NDArray[Any] | None = None,
     ) -> Any:
         if name in INTEGERS:
-            return self._placed(name, self._on_device(x))
+            return self._placed(name, self._on_device(x.copy()))
         fmt = problem.input_format if name in SHORT else "fp32"
         fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
@@ -411,7 +417,7 @@ class Contract:
 
 def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str, Any]) -> Contract:
     """Of the further arguments of `caller`. TypeError: it has none of that name."""
-    known = {x.name for x in fields(Contract) if x.init} - {"fn", "base", "memory"}
+    known = {x.name for x in fields(Contract) if x.init} - {"fn", "base", "memory", "guards"}
     for name in given.keys() - known:
         like = get_close_matches(name, known, 1)
         hint = f"; did you mean {like[0]}?" if like else f"; known are {', '.join(sorted(known))}"

@@ -71,10 +71,14 @@ def environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """The command `deltaproof`: becomes the program, but for cp-check, which is Python's."""
+    """The command `deltaproof`: becomes the program, but for those that are Python's."""
     if sys.argv[1:2] == ["cp-check"]:
         from .cp_check import command
 
         command(sys.argv[2:])
+    if sys.argv[1:2] == ["score"]:
+        from .score import main as score
+
+        sys.exit(score(sys.argv[2:]))
     path = program()
     os.execve(path, ["deltaproof"] + sys.argv[1:], environment())

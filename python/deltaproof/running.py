@@ -13,6 +13,7 @@ from typing import Any
 
 from .contract import Contract, Problem, contract_of
 from .fitting import fits
+from .fresh import COUNT, FRESH, Caller, Law, run_fresh
 from .judging import cache_folder
 from .layouts import FAR, LAYOUTS, layouts_of
 from .limits import LONGEST, seconds
@@ -157,6 +158,9 @@ def run(
     layouts: Sequence[str] | None = None,
     limit: float = 60.0,
     tokens: int = LONG,
+    seed: int | None = None,
+    count: int = COUNT,
+    laws: str | Sequence[str | Law] | None = None,
     out: str | Mapping[str, str] | None = None,
     report: str | None = None,
     label: str | None = None,
@@ -174,10 +178,12 @@ def run(
     fails the text says which common mistake fits it, of one with errors far below the claim the
     tighter claim that it would pass. layouts: memory layouts that are tried on one small case
     after the cases (layouts.py; None: all that cost no memory); fn refuses one by
-    NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all of
-    `check`, for faults that no truth is long enough for. limit: seconds of one call; a longer one
-    fails, and the rest goes on. out, report: as `judge` takes them. Nothing of what fn does not
-    serve is judged: such runs are skipped with their reason (Run.verdicts())."""
+    NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all
+    of `check`, for faults that no truth is long enough for. cases="fresh": `count` problems of
+    `seed` (None: a new one) that are drawn from `laws` (fresh.py, laws.py), of which no truth
+    exists while fn runs. limit: seconds of one call; a longer one fails, and the rest goes on.
+    out, report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs
+    are skipped with their reason (Run.verdicts())."""
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
@@ -185,6 +191,12 @@ def run(
     cache = cache or cache_folder()
     if layouts is not None:
         layouts = names_of("layouts", layouts, (*LAYOUTS, FAR))
+    if FRESH in ([cases] if isinstance(cases, str) else cases):
+        if cases != FRESH and list(cases) != [FRESH]:
+            raise ValueError(f"cases={cases!r}: fresh problems are a run of their own")
+        told = {"base": base, "design": design, "label": label, "kernel_commit": kernel_commit}
+        drawn = {"seed": seed, "count": count, "laws": laws, "report": folder}
+        return _fresh(kernel, limit, layouts, **drawn, **told)
     names = case_paths(cases, kernel, cache)
     options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])
@@ -206,6 +218,15 @@ def run(
     found = replace(found, checks=_checked(fn, tokens, limit, base, design, contract))
     said = "".join(f"check of {tokens} tokens: {x}\n" for x in found._failed())
     return replace(found, text=found.text + said)
+
+
+def _fresh(contract: Contract, limit: float, layouts: Sequence[str] | None, **options: Any) -> Run:
+    call = Caller(replace(contract, guards=True), limit)
+    tried = LAYOUTS if layouts is None else layouts
+    tried = [x for x in tried if x not in ("contiguous", FAR)]
+    found = run_fresh(call, contract, layouts=tried, **options)
+    record = {"runs": found.runs, "seed": found.seed}
+    return Run(found.status, found.text, record, call.raised, [], found.layouts)
 
 
 def _checked(

@@ -1,0 +1,5 @@
+"""python -m deltaproof: the command `deltaproof`."""
+
+from .program import main
+
+main()

@@ -1,0 +1,175 @@
+"""`deltaproof score FILE.py --task TASK`: a kernel of a file on fresh problems, in a process of its
+own, as one number.
+
+The score of a tensor is its largest error over the limit of that error, of all levels and problems:
+at most 1 passes. That of a kernel is the largest of its tensors; of calls that fail, inf. Beside it
+stands the power: by how many times the expected error must be exceeded to be seen, in the whole
+tensor, in a window of tokens, in a row; and `seen`, the largest factor of the tensor from which on
+it would fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .fresh import Found, run_fresh, share
+from .kernel_process import KernelProcess
+from .limits import seconds
+from .records import FAIL, NOT_JUDGED
+
+TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
+SCHEMA = "deltaproof.score/1"
+KEYS = ("models", "outputs", "gate", "beta", "l2norm", "base", "design", "laws", "count")
+
+
+def read_task(name: str) -> dict[str, str]:
+    """A task of this package by its name, or a file. ValueError."""
+    path = name if os.path.isfile(name) else os.path.join(TASKS, f"{name}.task")
+    if not os.path.isfile(path):
+        there = " ".join(sorted(x.removesuffix(".task") for x in os.listdir(TASKS)))
+        raise ValueError(f"task {name}: no such file, and there are {there}")
+    out = {}
+    with open(path, encoding="utf-8") as f:
+        for i, line in enumerate(f, 1):
+            key, is_, value = (x.strip() for x in line.split("#")[0].partition("="))
+            if key and (not is_ or key not in KEYS):
+                raise ValueError(f"{path}:{i}: {key!r} is none of {' '.join(KEYS)}")
+            out |= {key: value} if key else {}
+    return out
+
+
+def of_run(run: Mapping[str, Any]) -> float:
+    """Of one call: inf where it failed whatever its numbers are; nan where nothing was judged."""
+    if run["verdict"] in ("skipped", "unjudged"):
+        return math.nan
+    shares = [share(t) for t in run["tensors"]]
+    unsaid = run["verdict"] == "fail" and max(shares, default=0) <= 1
+    return math.inf if unsaid else max(shares)
+
+
+def _power(tensors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The worst of all problems."""
+    rows = [t["expected"]["power"] for t in tensors if (t.get("expected") or {}).get("power")]
+    out = {n: max(float(r[i]) for r in rows) for i, n in enumerate(("whole", "window", "row"))
+           if rows}  # fmt: skip
+    seen = [float(t["seen"]) for t in tensors if t.get("seen") is not None]
+    return out | ({"seen": max(seen)} if seen else {})
+
+
+def score(found: Found) -> dict[str, Any]:
+    """The score of what was found, in an order that does not change."""
+    by: dict[str, list[tuple[float, str, Any]]] = {}
+    for run in found.runs:
+        for t in run["tensors"]:
+            by.setdefault(t["name"], []).append((share(t), run["id"], t))
+    tensors = {}
+    for n in sorted(by):
+        worst = max(by[n], key=lambda x: x[0])
+        power = _power([t for _, _, t in by[n]])
+        tensors[n] = {"score": worst[0], "at": worst[1], "power": power}
+    runs = [
+        {"id": r["id"], "verdict": r["verdict"], "score": of_run(r), "why": r.get("why", "")}
+        for r in found.runs
+    ]
+    numbers = [r["score"] for r in runs if not math.isnan(r["score"])]
+    return {
+        "schema": SCHEMA,
+        "score": max(numbers, default=math.nan),
+        "status": found.status,
+        "seed": found.seed,
+        "tensors": tensors,
+        "runs": runs,
+    }
+
+
+def _forbidden(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    return [n for n in names for p in patterns if fnmatch.fnmatch(n.lower(), f"*{p.lower()}*")]
+
+
+def score_file(
+    file: str, task: str, *, function: str | None = None, seed: int | None = None,
+    count: int | None = None, device: str | None = None, limit: float = 600.0,
+    forbid: Sequence[str] = (), report: str | None = None, laws: Sequence[str] | None = None,
+    **more: Any,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """(the score, what was printed). more: base, design, outputs, in place of the task's."""
+    told = read_task(task) | {n: x for n, x in more.items() if x is not None}
+    with open(file, "rb") as f:
+        digest = hashlib.sha256(f.read()).hexdigest()
+    contract = {
+        "models": told.get("models", "kda").split(), "gate": told.get("gate", "log"),
+        "outputs": told.get("outputs", "o").replace(",", " ").split(), "device": device,
+        "beta": told.get("beta", "plain"), "l2norm": told.get("l2norm") == "yes",
+        "base": told["base"],
+    }  # fmt: skip
+    call = KernelProcess(file, function, seconds(limit), **contract)
+    asked = list(laws or told.get("laws", "").split()) or None
+    found = run_fresh(
+        call, call.contract, seed=seed, count=count or int(told.get("count", 20)), laws=asked,
+        layouts=("strided", "offset", "unaligned"), report=report, base=told["base"],
+        design=told.get("design"),
+    )  # fmt: skip
+    out = {"kernel": os.path.basename(file), "sha256": digest, "task": task, "base": told["base"]}
+    out |= score(found) | {"kernels": call.kernels, "modules": call.modules}
+    used = _forbidden([*call.kernels, *call.modules], forbid)
+    text = found.text
+    if used:
+        out |= {"score": math.inf, "status": FAIL, "forbidden": used}
+        text += f"forbidden: {', '.join(used)}\n"
+    return out, text + "".join(x.splitlines()[-1] + "\n" for x in call.raised[-3:])
+
+
+def as_json(scored: Mapping[str, Any]) -> str:
+    """Numbers that JSON has not are words: "inf", "nan"."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {k: plain(y) for k, y in x.items()}
+        if isinstance(x, list):
+            return [plain(y) for y in x]
+        return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(plain(scored), indent=1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    ap = argparse.ArgumentParser("deltaproof score", description=__doc__)
+    ap.add_argument("file", metavar="FILE.py")
+    ap.add_argument("--task", required=True, help="of this package, or a file")
+    ap.add_argument("--function", help="which the file defines, where it defines several")
+    ap.add_argument("--seed", type=int, help="default: a new one, which nobody knows before")
+    ap.add_argument("--count", type=int, help="problems")
+    ap.add_argument("--laws", nargs="+", help="names, files or folders, in place of the task's")
+    ap.add_argument("--device", help="tensors of PyTorch there; default: arrays of numpy")
+    ap.add_argument("--base", help="formats that it claims")
+    ap.add_argument("--design", help="how it computes")
+    ap.add_argument("--outputs", help="names of what it returns, with commas")
+    ap.add_argument("--forbid", nargs="+", default=[], metavar="NAME",
+                    help="modules and CUDA kernels that it must not use")  # fmt: skip
+    ap.add_argument("--limit", type=float, default=600.0, help="seconds of one call")
+    ap.add_argument("--json", metavar="FILE", help="write the score there")
+    ap.add_argument("--report", metavar="DIR", help="files and pages of every judgement")
+    told = vars(ap.parse_args(arguments))
+    file, task, path = told.pop("file"), told.pop("task"), told.pop("json")
+    try:
+        scored, text = score_file(file, task, **told)
+    except (ValueError, OSError) as e:
+        print(f"deltaproof score: {e}", file=sys.stderr)
+        return NOT_JUDGED
+    print(text, end="")
+    for n, t in scored["tensors"].items():
+        power = ", ".join(f"{k} {x:.3g}" for k, x in t["power"].items())
+        print(f"{n}: {t['score']:.3g} of its limit, at {t['at']} (power: {power})")
+    print(f"SCORE: {scored['score']:.3g} (at most 1 passes)")
+    if path:
+        with open(path, "w", encoding="utf-8") as f:
+            f.write(as_json(scored) + "\n")
+    return int(scored["status"])

@@ -1,0 +1,64 @@
+"""A public benchmark's laws of inputs and seven wrong kernels, which its own tolerance passes in
+part: each is red here on each law that shows its fault, and right ones are green."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import benchmark
+import deltaproof
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def judged(kernel: Any, law: Any, cache: str) -> deltaproof.Judgement:
+    x = law(np.random.default_rng(3))
+    o = kernel(**{n: y.astype(np.float32) for n, y in x.items()})
+    told: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False, "cache": cache}
+    return deltaproof.judge(x, {"o": o}, base="bf16", design="chunk=64", **told)
+
+
+# On these the fault is smaller than rounding: keys of norm 0.01, gates of 0.003 where keys erase.
+LESS = {("inverse_cut", "small"), ("no_delta", "small"), ("no_decay", "long_memory")}
+
+
+@pytest.mark.parametrize("law", benchmark.LAWS)
+def test_right_kernels_pass_every_law(law: Any, cache: str) -> None:
+    for kernel in benchmark.RIGHT:
+        found = judged(kernel, law, cache)
+        assert found.passed, found.text
+
+
+@pytest.mark.parametrize("law", benchmark.LAWS)
+@pytest.mark.parametrize("kernel", benchmark.WRONG)
+def test_each_wrong_kernel_fails_on_every_law(kernel: Any, law: Any, cache: str) -> None:
+    found = judged(kernel, law, cache)
+    if (kernel.__name__, law.__name__) in LESS:
+        o = found.tensors["o"]
+        assert found.passed and o["rel_fro"] < 0.5 * o["expected"]["rel"], found.text
+        return
+    assert found.status == 1 and found.failures()[0].startswith("o, "), found.text
+
+
+def test_its_laws_are_fresh_problems_too() -> None:
+    told: dict[str, Any] = {"count": 2, "layouts": ()}
+    laws = [benchmark.nominal]
+    assert deltaproof.run(benchmark.right, "fresh", base="bf16", laws=laws, **told).passed
+    assert deltaproof.run(benchmark.zeros, "fresh", base="bf16", laws=laws, **told).status == 1
+
+
+def test_its_own_tolerance_passes_zeros_and_forgotten_states() -> None:
+    """What the bounds are for: at atol = rtol = 0.05."""
+    passes = set()
+    for law in benchmark.LAWS:
+        x = {n: y.astype(np.float64) for n, y in law(np.random.default_rng(3)).items()}
+        want = benchmark.right(**x)
+        for kernel in benchmark.WRONG:
+            if np.allclose(kernel(**x), want, rtol=benchmark.RTOL, atol=benchmark.ATOL):
+                passes.add((kernel.__name__, law.__name__))
+    for name in ("zeros", "state_dropped", "state_fades"):
+        assert (name, "nominal") in passes and (name, "small") in passes
