@@ -8,10 +8,12 @@
 static const struct {
     const char *name;
     size_t size;
-} sizes[] = {SIZE_OF(dp_err),          SIZE_OF(dpg_problem),        SIZE_OF(dpg_options),
-             SIZE_OF(dpg_tensors),     SIZE_OF(dpg_grads),          SIZE_OF(dpg_decode),
-             SIZE_OF(dpg_decode_conv), SIZE_OF(dpg_decode_tensors), SIZE_OF(dpg_conv_problem),
-             SIZE_OF(dpg_conv_tensors), SIZE_OF(dpg_comm)};
+} sizes[] = {SIZE_OF(dp_err),           SIZE_OF(dpg_problem),
+             SIZE_OF(dpg_options),      SIZE_OF(dpg_tensors),
+             SIZE_OF(dpg_grads),        SIZE_OF(dpg_decode),
+             SIZE_OF(dpg_decode_conv),  SIZE_OF(dpg_decode_tensors),
+             SIZE_OF(dpg_conv_problem), SIZE_OF(dpg_conv_tensors),
+             SIZE_OF(dpg_comm)};
 
 size_t dpg_size_of(const char *name) {
     for (const auto &x : sizes)

@@ -62,6 +62,23 @@ static json_t *meshes(const dp_priced *x, int N, int shown) {
     return rows;
 }
 
+/* Serial with micro-batches behind each other. */
+static json_t *pipelines(dp_exchange_size s, int N, int shown) {
+    static const int micro[] = {1, 4, 16, 64};
+    json_t *rows = json_array();
+    s.N = N;
+    s.payload = DP_PAYLOAD_FP32;
+    if (shown) printf("%6d ", N);
+    for (size_t i = 0; i < sizeof micro / sizeof *micro; i++) {
+        const double each = dp_exchange_pipeline_s(&s, micro[i], &dp_exchange_usual) / micro[i];
+        if (shown) printf(" %10.4f", each * 1e3);
+        json_array_append_new(rows,
+                              json_pack("{si sf}", "micro_batches", micro[i], "s_each", each));
+    }
+    if (shown) printf("\n");
+    return rows;
+}
+
 static void explain_exchanges(const dp_exchange_size *s) {
     const dp_exchange_saved kept = dp_exchange_saved_of(s);
     printf(
@@ -88,7 +105,7 @@ dp_status dp_list_exchanges(const dp_priced *x, dp_err *e) {
     dp_exchange_size s = {.HV = x->HV, .K = x->K, .V = x->V, .L = x->tokens, .rank = x->K / 8};
     if (s.rank < 1) s.rank = 1;
     const dp_exchange_saved kept = dp_exchange_saved_of(&s);
-    json_t *rows = json_array(), *mesh = json_object();
+    json_t *rows = json_array(), *mesh = json_object(), *pipeline = json_object();
     if (shown) explain_exchanges(&s);
     for (int i = 0; i < n; i++) {
         s.N = ranks[i];
@@ -113,10 +130,18 @@ dp_status dp_list_exchanges(const dp_priced *x, dp_err *e) {
         snprintf(name, sizeof name, "%d", ranks[i]);
         json_object_set_new(mesh, name, meshes(x, ranks[i], shown));
     }
-    return finish(json_pack("{si si si sI sI sI so so}", "HV", s.HV, "K", s.K, "V", s.V, "tokens",
-                            (json_int_t)s.L, "saved_entering_bytes", (json_int_t)kept.entering,
-                            "saved_chunks_bytes", (json_int_t)kept.chunks, "exchanges", rows,
-                            "meshes", mesh),
+    if (shown)
+        printf("\nserial over 1, 4, 16, 64 micro-batches behind each other, ms for each\n\n");
+    for (int i = 0; i < n; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", ranks[i]);
+        json_object_set_new(pipeline, name, pipelines(s, ranks[i], shown));
+    }
+    return finish(json_pack("{si si si sI sI sI so so so}", "HV", s.HV, "K", s.K, "V", s.V,
+                            "tokens", (json_int_t)s.L, "saved_entering_bytes",
+                            (json_int_t)kept.entering, "saved_chunks_bytes",
+                            (json_int_t)kept.chunks, "exchanges", rows, "meshes", mesh, "pipelines",
+                            pipeline),
                   x->json, e);
 }
 

@@ -226,7 +226,7 @@ DP_TEST(exchange, the_program_prices_any_sizes_and_tokens_against_heads) {
     snprintf(
         cmd, sizeof cmd,
         "'%s' list --exchanges --heads 1 --V 256 --ranks 8 && '%s' list --exchanges --heads 16 "
-        "--V 256 --ranks 8 | tail -4",
+        "--V 256 --ranks 8 | tail -8",
         gt_program(), gt_program());
     REQUIRE(!gt_run(cmd, out, sizeof out), "%s", out);
     CHECK(strstr(out, "8  allgather  fp32             56        11.01      1.573"), "%s", out);
@@ -240,6 +240,11 @@ DP_TEST(exchange, the_program_prices_any_sizes_and_tokens_against_heads) {
     CHECK(cp.tp_bytes == 0 && cp.exchange_s + cp.compute_s == alone.path_s, "cp8 alone");
     CHECK(both.states_bytes == 4. * 4 * 128 * 384, "one pair of 4 heads goes to one rank");
     CHECK(both.tp_bytes == 2. * 3 / 4 * 2 * 32768 * 16 * 256, "an all-reduce of 4 ranks");
+    dp_exchange_size f = s;
+    f.payload = DP_PAYLOAD_FP32;
+    const double one = dp_exchange_pipeline_s(&f, 1, &m), many = dp_exchange_pipeline_s(&f, 65, &m);
+    CHECK(one == dp_exchange_price_of(DP_EXCHANGE_SERIAL, &f, &m).path_s, "one micro-batch");
+    CHECK(many - one < 64 * one / 8 && many - one > 64 * one / 16, "%g behind %g", many, one);
     CHECK(!dp_mesh_price_of(2, 3, 65536, &s, &m).possible, "16 heads among 3");
     CHECK(dp_exchange_saved_of(&s).entering == 4 * 16 * 128 * 256, "S_in in fp32");
 }

@@ -110,6 +110,12 @@ dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s) {
     return (dp_exchange_saved){4 * numbers, 2 * numbers * ((s->L + C - 1) / C)};
 }
 
+double dp_exchange_pipeline_s(const dp_exchange_size *s, int micro, const dp_exchange_machine *m) {
+    const double state = (double)s->HV * (double)dp_payload_H_bytes(s->payload, s->K, s->V),
+                 hop = m->latency_s + state / m->bytes_per_s, pass = pass_of(s, m);
+    return s->N * pass + (s->N - 1) * hop + (micro - 1) * fmax(pass, hop);
+}
+
 dp_mesh_price dp_mesh_price_of(int cp, int tp, int64_t T, const dp_exchange_size *s,
                                const dp_exchange_machine *m) {
     if (s->HV % tp || T % cp) return (dp_mesh_price){0};

@@ -47,6 +47,10 @@ typedef struct {
 } dp_exchange_saved;
 dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s);
 
+/* Seconds of `serial` over so many micro-batches, each of L tokens a rank: a rank passes on the
+ * next one while others wait for its state. 1: the path of serial. */
+double dp_exchange_pipeline_s(const dp_exchange_size *s, int micro, const dp_exchange_machine *m);
+
 /* N = cp tp ranks, tp of which share out the heads and cp the T tokens: the exchange of states
  * among cp, and what tp adds in each layer and direction, one all-reduce of [T / cp][HV V] in bf16
  * (ring: 2 (tp - 1) messages of a tp-th). The exchange is an all-gather. */
