@@ -68,6 +68,10 @@ def test_flas_tests_run_on_ours_and_go_on_where_they_stopped(tmp_path: Path) -> 
     command = [sys.executable, str(SCRIPTS / "fla_tests.py"), str(ops.parent), "--out"]
     command += [str(tmp_path / "out"), "--limit", "100"]
 
+    theirs = [*command[:-3], str(tmp_path / "theirs"), "--limit", "60", "--whose", "fla"]
+    said = subprocess.run([*theirs, "-k", "half"], env=env, capture_output=True, text=True)
+    assert "AssertionError: FLA's" in said.stdout, said.stdout + said.stderr
+
     first = subprocess.run([*command, "-k", "half"], env=env, capture_output=True, text=True)
     log = (tmp_path / "out/log.txt").read_text()
     assert "all done" in first.stdout, first.stdout + first.stderr + log

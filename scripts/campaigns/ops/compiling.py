@@ -1,8 +1,9 @@
 """FLA's kernels compiled in parallel before anything is timed.
 
 Each of FLA's kernels chooses among up to some twenty configurations and would compile them one
-after the other. Here one process for each configuration runs the work once, so that Triton's cache
-has all of them; the timed process then chooses among all."""
+after the other: a layer's take a minute of one core for each. So at most CONFIGS of them, spread
+over its list, are left to choose among; one process for each runs the work once, so that Triton's
+cache has all; the timed process then chooses."""
 
 import os
 import subprocess
@@ -13,15 +14,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "peers"))
 from bench_fla import cut_configs
 
+CONFIGS = 6
 
-def only(config):
-    """Autotuners made from now on have that one of their configurations alone."""
-    cut_configs(0, config)
+
+def keep(configs, only=None):
+    """Autotuners made from now on have that many of their configurations, or one of those."""
+    cut_configs(configs, only)
 
 
 def compile_fla(script, kinds, configs, limit):
-    """Starts `script --compile KIND I` for each, as many at once as there are cores; after `limit`
-    seconds those that still run end. Returns how many came to their end."""
+    """Starts `script --configs N --compile KIND I` for each, as many at once as there are cores;
+    after `limit` seconds those that still run end. Returns how many came to their end."""
     until = time.monotonic() + limit
     jobs = [(kind, str(i)) for i in range(configs) for kind in kinds]
     running, done = [], 0
@@ -30,7 +33,8 @@ def compile_fla(script, kinds, configs, limit):
         done += sum(p.returncode == 0 for p in ended)
         running = [p for p in running if p not in ended]
         while jobs and len(running) < len(os.sched_getaffinity(0)):
-            command = [sys.executable, script, "--compile", *jobs.pop(0)]
+            command = [sys.executable, script, "--configs", str(configs), "--compile"]
+            command += jobs.pop(0)
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             running.append(subprocess.Popen(command, **quiet))
         time.sleep(0.05)

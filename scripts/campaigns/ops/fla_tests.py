@@ -2,7 +2,7 @@
 """FLA's own tests of the operators, run on deltaproof.ops.
 
     python3 scripts/campaigns/ops/fla_tests.py TESTS --out DIR [--limit SECONDS] [-k WORDS]
-        [--half bfloat16]
+        [--half bfloat16] [--whose fla]
 
 TESTS: folder `tests` of a checkout of FLA, which is read and never kept here. FLA's functions are
 replaced by ours of the same name (`swap.py`). Results go to DIR/results.jsonl, a line a test, and
@@ -17,7 +17,9 @@ a later call with the same DIR goes on where this one stopped, behind a crash to
 
 Most of FLA's tests ask for fp16, which ours do not take: --half names the type that stands in its
 place in the tests' parameters, so that reference and ours get the same numbers (float16: none, and
-such tests are not served). The tests' bounds stay as they are."""
+such tests are not served). The tests' bounds stay as they are; --whose fla runs FLA's functions in
+the same way, which says what of a failure is the type's. FLA's kernels choose among two of their
+configurations, as each is compiled on the way."""
 
 import argparse
 import json
@@ -148,7 +150,7 @@ def spawned(recorder):
 
     def ours(fn, *a, **k):
         recorder.called = True
-        return start(swap.Swapped(fn), *a, **k)
+        return start(swap.Swapped(fn, recorder.args.whose), *a, **k)
 
     mp.start_processes = ours
 
@@ -157,13 +159,16 @@ def child(args):
     sys.path.insert(0, str(HERE))
     import swap
     import torch
+    from compiling import keep
 
-    if not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        keep(2)
+    else:
         swap.tiny_triton()
     import pytest
 
     recorder = Recorder(args)
-    swap.swap(recorder.wrap)
+    swap.swap(recorder.wrap, args.whose)
     spawned(recorder)
     chosen = [args.tests / f for f in FILES if (args.tests / f).exists()]
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short"]
@@ -198,6 +203,7 @@ def main():
     a.add_argument("--limit", type=float, default=500)
     a.add_argument("-k", help="pytest's -k")
     a.add_argument("--half", default="bfloat16", choices=("float16", "bfloat16", "float32"))
+    a.add_argument("--whose", default="ours", choices=("ours", "fla"))
     a.add_argument("--child", action="store_true")
     args = a.parse_args()
     args.tests, args.out = args.tests.resolve(), args.out.resolve()
@@ -208,7 +214,15 @@ def main():
     while (left := args.limit - (time.monotonic() - start)) > 5:
         before = len(read(args.out))
         command = [sys.executable, __file__, str(args.tests), "--out", str(args.out), "--child"]
-        command += ["--limit", str(left), "--half", args.half, *(["-k", args.k] if args.k else [])]
+        command += [
+            "--limit",
+            str(left),
+            "--half",
+            args.half,
+            "--whose",
+            args.whose,
+            *(["-k", args.k] if args.k else []),
+        ]
         with (args.out / "log.txt").open("a") as log:
             status = subprocess.run(command, stdout=log, stderr=log).returncode
         if len(read(args.out)) == before:

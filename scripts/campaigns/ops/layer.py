@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import swap
-from compiling import compile_fla, only
+from compiling import CONFIGS, compile_fla, keep
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = "cuda" if ON_DEVICE else "cpu"
@@ -108,25 +108,31 @@ def measure(kind, size, T, pairs, runs):
     sides = {"ours": swap_again, "fla": swap.back} if ON_DEVICE else {"ours": swap_again}
     rows = []
     for what, call in calls(layer, x).items():
-        times = {whose: [] for whose in sides}
+        times, refused = {whose: [] for whose in sides}, {}
         for n in range(runs + 5):
-            for whose, turn in sides.items():
-                turn(pairs)
-                found = once(call, busy)
+            for whose in sides.keys() - refused.keys():
+                sides[whose](pairs)
+                try:
+                    found = once(call, busy)
+                except RuntimeError as e:
+                    refused[whose] = str(e)
+                    continue
                 if n >= 5:
                     times[whose].append(found)
-        said = [
-            f"{whose} " + " ".join(f"{median(t):9.3f}" for t in zip(*found, strict=True))
-            for whose, found in times.items()
-        ]
+        said = [f"{whose} {row_of(times[whose], refused.get(whose))}" for whose in sides]
         rows.append(f"{kind} {what:8} T {T:6}   " + "   ".join(said))
     if ON_DEVICE:
         rows.append(f"{kind} o of ours from FLA's, of the largest: {bits(layer, x, pairs):.2e}")
     return rows
 
 
+def row_of(found, refused):
+    if refused is not None:
+        return f"RuntimeError: {refused[:100]}"
+    return " ".join(f"{median(t):9.3f}" for t in zip(*found, strict=True))
+
+
 def compile_one(kind, config):
-    only(config)
     layer = layer_of(kind, SIZES["large"])
     x = torch.randn(1, 512, 2048, device=DEVICE, dtype=torch.bfloat16)
     for call in calls(layer, x).values():
@@ -139,17 +145,19 @@ def main():
     a.add_argument("--out", type=Path, help="file that rows are added to")
     a.add_argument("--limit", type=float, default=500)
     a.add_argument("--size", choices=SIZES, default="large")
-    a.add_argument("--configs", type=int, default=24, help="of FLA's kernels, compiled before")
+    a.add_argument("--configs", type=int, default=CONFIGS, help="of each of FLA's kernels")
     a.add_argument("--compile", nargs=2)
     args = a.parse_args()
     if args.compile:
-        return compile_one(args.compile[0], int(args.compile[1]))
+        keep(args.configs, int(args.compile[1]))
+        return compile_one(*args.compile)
     start, size = time.monotonic(), SIZES[args.size]
     if not ON_DEVICE:
         swap.tiny_triton()
     else:
         done = compile_fla(__file__, ("kda", "gdn"), args.configs, args.limit * 0.6)
         print(f"FLA compiled: {done} of {2 * args.configs}, {time.monotonic() - start:.0f} s")
+        keep(args.configs)
     import fla.layers  # noqa: F401
 
     pairs = swap.swap()

@@ -46,12 +46,17 @@ def put(replacements):
     return count
 
 
-def swap(wrap=lambda name, function: function):
+def swap(wrap=lambda name, function: function, whose="ours"):
     """Puts wrap(name, function of deltaproof.ops) in place of FLA's; returns {name: (FLA's, ours)},
-    which `back` takes."""
-    from deltaproof import ops
+    which `back` takes. whose: "fla" wraps FLA's own, for comparison."""
+    pairs = {}
+    for theirs, name in originals():
+        function = theirs
+        if whose == "ours":
+            from deltaproof import ops
 
-    pairs = {name: (theirs, wrap(name, getattr(ops, name))) for theirs, name in originals()}
+            function = getattr(ops, name)
+        pairs[name] = theirs, wrap(name, function)
     put({id(theirs): ours for theirs, ours in pairs.values()})
     return pairs
 
@@ -63,11 +68,11 @@ def back(pairs):
 class Swapped:
     """A worker's function, which swaps in the process that it is called in."""
 
-    def __init__(self, function):
-        self.function = function
+    def __init__(self, function, whose="ours"):
+        self.function, self.whose = function, whose
 
     def __call__(self, *args):
-        swap()
+        swap(whose=self.whose)
         return self.function(*args)
 
 

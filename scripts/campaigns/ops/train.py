@@ -21,7 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from compiling import compile_fla, only
+from compiling import CONFIGS, compile_fla, keep
 
 MODELS, RUNS, WARM = ("kda", "gdn"), ("fla", "ours", "fla-again"), 30
 SIZES = {
@@ -88,7 +88,9 @@ def train(kind, whose, args):
     on_device = torch.cuda.is_available()
     import swap
 
-    if not on_device:
+    if on_device:
+        keep(args.configs)
+    else:
         swap.tiny_triton()
     size, device = SIZES[args.size], "cuda" if on_device else "cpu"
     model = model_of(kind, size).to(device).train()
@@ -131,7 +133,6 @@ def train(kind, whose, args):
 
 
 def compile_one(kind, config):
-    only(config)
     size = SIZES["small"] | {"layers": 1, "B": 1, "T": 512}
     model = model_of(kind, size).cuda().train()
     loss_of(model, next(batches(size, "cuda")), "cuda").backward()
@@ -178,12 +179,13 @@ def main():
     a.add_argument("--steps", type=int, default=300)
     a.add_argument("--size", choices=SIZES, default="small")
     a.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
-    a.add_argument("--configs", type=int, default=24, help="of FLA's kernels, compiled before")
+    a.add_argument("--configs", type=int, default=CONFIGS, help="of each of FLA's kernels")
     a.add_argument("--compile", nargs=2)
     a.add_argument("--child", nargs=2)
     args = a.parse_args()
     if args.compile:
-        return compile_one(args.compile[0], int(args.compile[1]))
+        keep(args.configs, int(args.compile[1]))
+        return compile_one(*args.compile)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.child:
         known = read(args.out)
@@ -199,7 +201,7 @@ def main():
         if f"{kind}-{whose}" in read(args.out) or left < 10:
             continue
         command = [sys.executable, __file__, "--out", str(args.out), "--steps", str(args.steps)]
-        command += ["--size", args.size, "--child", kind, whose]
+        command += ["--size", args.size, "--configs", str(args.configs), "--child", kind, whose]
         try:
             done = subprocess.run(command, timeout=left, stderr=subprocess.PIPE, text=True)
         except subprocess.TimeoutExpired:
