@@ -1,5 +1,5 @@
 /* The folders of ref/, harness/ and gpu/ use only those before them (scripts/layers); lines are at
- * most 100 columns wide (scripts/width). */
+ * most 100 columns wide (scripts/width), sentences within a budget (scripts/prose). */
 #include "gt.h"
 
 #include <stdio.h>
@@ -61,6 +61,53 @@ DP_TEST(layers, no_line_is_wider_than_100_columns) {
     char cmd[2100];
     snprintf(cmd, sizeof cmd, "python3 '%s/../scripts/width'", gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+}
+
+DP_TEST(layers, sentences_stay_within_their_budget) {
+    char cmd[2100];
+    snprintf(cmd, sizeof cmd, "python3 '%s/../scripts/prose'", gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+}
+
+/* Each kind of text is read, and what is none is not. */
+DP_TEST(layers, a_sentence_beyond_the_budget_is_named) {
+    static const struct {
+        const char *file, *text;
+        int counts;
+    } F[] = {{"a.md", "Of a kernel the larger error counts.\n", 1},
+             {"a.md", "|Of|\n\n    Of code\n\n# Of\n", 0},
+             {"b.c", "/* Whose bare hand came? */\n", 4},
+             {"b.c", "int Whose; /* x\n *   Of a table\n */\n", 0},
+             {"c.py", "def f():\n    \"\"\"Those of f.\"\"\"\n", 1},
+             {"c.py", "x = 'Of'\n", 0},
+             {"d.md", "a b c d e f g h i j k l m n o p q r s t u v w x y z.\n", 1},
+             {"d.md", "a b c d e f g h i j k l m n o p q r s t u v `w x y z`.\n", 0}};
+    char root[600], cmd[2000];
+    snprintf(root, sizeof root, "%s/prose", gt_tmpdir());
+    snprintf(cmd, sizeof cmd,
+             "mkdir -p '%s/scripts' && cp '%s/../scripts/width' '%s/../scripts/prose' '%s/scripts'",
+             root, gt_cases(), gt_cases(), root);
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        snprintf(cmd, sizeof cmd, "%s/%s", root, F[i].file);
+        FILE *f = fopen(cmd, "w");
+        REQUIRE(f, "%s", cmd);
+        fputs(F[i].text, f);
+        fclose(f);
+        snprintf(cmd, sizeof cmd, "cd '%s' && python3 scripts/prose %s", root, F[i].file);
+        REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+        int lines = 0;
+        for (const char *c = out; *c; c++)
+            lines += *c == '\n';
+        CHECK(lines == F[i].counts, "%s: %s: %s", F[i].file, F[i].text, out);
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && echo '{\"documents words\": 99}' >scripts/prose.json && "
+                 "python3 scripts/prose",
+                 root);
+        CHECK((gt_run(cmd, out, sizeof out) != 0) == (F[i].counts > 0), "%s", out);
+        snprintf(cmd, sizeof cmd, "%s/%s", root, F[i].file);
+        remove(cmd);
+    }
 }
 
 /* Each kind of file is looked at, and what may be wide is not. */
