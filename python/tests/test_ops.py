@@ -328,6 +328,29 @@ def test_the_convolution_and_its_gradients_are_pytorch_s(first: bool) -> None:
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+def test_packed_rows_of_the_convolution_go_on_from_a_state() -> None:
+    torch.manual_seed(3)
+    x, w, b, before = (torch.randn(*s) for s in ((1, 12, 6), (6, 4), (6,), (4, 6, 4)))
+    cu = [0, 5, 5, 7, 12]
+    leaves = [t.requires_grad_() for t in (x, w, b, before)]
+    y, last = ops.causal_conv1d(
+        x, w, b, None, before, True, "silu", cu_seqlens=torch.tensor(cu), cu_seqlens_cpu=None
+    )
+    each = [
+        ops.causal_conv1d(x[:, i:j], w, b, None, before[n : n + 1], True, "silu")
+        for n, (i, j) in enumerate(zip(cu, cu[1:], strict=False))
+        if j > i
+    ]
+    alone = torch.cat([t for t, _ in each], 1), torch.cat([s for _, s in each])
+    for one, other in zip((y, last[[0, 2, 3]]), alone, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(last[1], before[1])
+    pairs = ((y, last[[0, 2, 3]]), alone)
+    grads = [torch.autograd.grad(a.sin().sum() + s.cos().sum(), leaves) for a, s in pairs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=on_a_device)])
 def test_functions_compile_whole_and_keep_their_bits(backend: str) -> None:
     x = {n: y.requires_grad_() for n, y in inputs().items()}

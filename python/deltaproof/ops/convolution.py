@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from . import checks
 from .checks import need, refuse
 from .context import number_of
+from .plans import bounds
 
 Tensor = torch.Tensor
 
@@ -63,24 +65,54 @@ def causal_conv1d(
         )
         cu_seqlens = cu_seqlens_cpu = None
     N = checks.sequences(x, cu_seqlens, cu_seqlens_cpu, initial_state)
-    rows = x
-    if initial_state is not None or output_final_state:
-        refuse(
-            cu_seqlens is None,
-            "initial_state and output_final_state with cu_seqlens",
-            "the kernels start each packed sequence from zeros",
-        )
-        before = x.new_zeros(B, W, D)
-        if initial_state is not None:
-            checks.shaped("initial_state", initial_state, N=N, D=D, W=W)
-            before = initial_state.to(x.dtype).transpose(1, 2)
-        rows = torch.cat([before, x], 1)
-    skipped = W - 1 if initial_state is not None else 0
-    y, _ = torch.ops.deltaproof.conv(
-        rows[:, 1:] if skipped else x, weight.float(), None if bias is None else bias.float(),
-        cu_seqlens, cu_seqlens_cpu, int(activation is not None), number,
+    y, final = _convolve(
+        x, weight.float(), None if bias is None else bias.float(), initial_state,
+        bool(output_final_state), cu_seqlens, cu_seqlens_cpu, int(activation is not None), number,
+        N,
     )  # fmt: skip
-    y = y[:, skipped:]
-    if residual is not None:
-        y = y + residual
-    return y, rows[:, -W:].transpose(1, 2).contiguous() if output_final_state else None
+    return y if residual is None else y + residual, final
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, keep: bool,
+    cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, silu: int, number: int, N: int,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """y and the last rows. Where rows before are given or kept, W rows stand before each sequence,
+    of which a token sees the last W - 1."""
+    W, D = weight.shape[1], x.shape[2]
+    conv = torch.ops.deltaproof.conv
+    if initial_state is None and not keep:
+        return conv(x, weight, bias, cu_seqlens, cu_seqlens_cpu, silu, number)[0], None
+    before = x.new_zeros(N, W, D)
+    if initial_state is not None:
+        checks.shaped("initial_state", initial_state, N=N, D=D, W=W)
+        before = initial_state.to(x.dtype).transpose(1, 2)
+    if cu_seqlens is None:
+        rows = torch.cat([before, x], 1)
+        y, last = conv(rows, weight, bias, None, None, silu, 0)[0][:, W:], rows[:, -W:]
+    else:
+        cu = bounds(cu_seqlens, cu_seqlens_cpu, 1, x.shape[1])
+        own, others, ends, longer = _places(cu, W, x.device)
+        rows = x.new_empty(len(own) + N * W, D)
+        rows = rows.index_copy(0, own, x[0]).index_copy(0, others, before.flatten(0, 1))
+        y, _ = conv(rows.unsqueeze(0), weight, bias, longer, longer, silu, 0)
+        y, last = y[:, own], rows[ends].view(N, W, D)
+    return y, last.transpose(1, 2).contiguous() if keep else None
+
+
+@lru_cache(maxsize=64)
+def _places(
+    cu: tuple[int, ...], W: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Where rows lie when W others stand before each sequence: those of tokens, the others, the
+    last W of each sequence; and the bounds, on the host."""
+    starts = [b + n * W for n, b in enumerate(cu)]  # of the others of sequence n
+    own = [t + (n + 1) * W for n in range(len(cu) - 1) for t in range(cu[n], cu[n + 1])]
+    others = [s + i for s in starts[:-1] for i in range(W)]
+    last = [s - W + i for s in starts[1:] for i in range(W)]
+    return (
+        torch.tensor(own, dtype=torch.int64, device=device),
+        torch.tensor(others, dtype=torch.int64, device=device),
+        torch.tensor(last, dtype=torch.int64, device=device),
+        torch.tensor(starts, dtype=torch.int64),
+    )
