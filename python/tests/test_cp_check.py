@@ -77,3 +77,14 @@ def test_the_tensor_cores_path_is_right_on_ranks() -> None:
 def test_a_name_that_is_not_there_is_said() -> None:
     found = told("missing")
     assert "cp_functions.py has no missing" in found.stderr
+
+
+def test_the_command_asks_for_torchrun() -> None:
+    start = "import sys; from deltaproof.program import main; main()"
+    env = {n: v for n, v in os.environ.items() if n != "RANK"}
+    found = subprocess.run(
+        [sys.executable, "-c", start, "cp-check", f"{FUNCTIONS}:right"],
+        env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert found.returncode == 2
+    assert "start it by torchrun" in found.stderr

@@ -199,7 +199,8 @@ FLOATS = ctypes.c_float
 
 
 def communicator(r: Ranks | None, kind: str, index: int) -> int | None:
-    """Address of the dpg_comm of a group, which its first call makes."""
+    """Address of the dpg_comm of a group, which its first call makes, and which stays, as the group
+    does that its key is of."""
     if r is None or r.N == 1:
         return None
     key = (id(r.group), kind, index)
@@ -217,6 +218,7 @@ def _by_nccl(r: Ranks, kind: str, index: int) -> Any:
     dist.broadcast_object_list(said, src=dist.get_global_rank(r.group, 0), group=r.group)
     at = ctypes.addressof(made), said[0], r.rank, r.N, index, LIMIT_S, ctypes.addressof(err)
     c.succeed(lib.dpg_comm_apart(*at), err)
+    made.keep = r.group
     return made
 
 
