@@ -197,8 +197,9 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
- * "gla", "ssd", "gated-deltaproduct", "dplr". A library without this function has gdn, kda and
- * mkda; runs of others are skipped. */
+ * "gla", "ssd", "gated-deltaproduct", "dplr"; "own": any of a user's own (--recurrence FILE), whose
+ * keys lie in k, erase, lr_a, lr_b, values in v, write, the number in beta. A library without this
+ * function has gdn, kda and mkda; runs of others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

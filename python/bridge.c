@@ -91,7 +91,7 @@ const char *deltaproof_subject_design(void) {
 
 /* The function says of each problem whether it is for it. */
 const char *deltaproof_subject_recurrences(void) {
-    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct dplr";
+    return "gdn kda mkda gdn2 gla ssd gated-deltaproduct dplr own";
 }
 
 /* ---- run ------------------------------------------------------------------------------------- */

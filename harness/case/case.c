@@ -5,6 +5,7 @@
 #include "front.h"
 #include "operations.h"
 #include "ref/files/input.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -100,6 +101,18 @@ dp_status dp_case_open(const char *path, int load, dp_case *c, dp_err *e) {
 
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e) {
     return dp_case_open(path, 1, c, e);
+}
+
+dp_status dp_case_recurrence(const char *path, dp_err *e) {
+    dp_user_recurrence y;
+    char *text;
+    size_t n;
+    dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
+    if (s) return s;
+    s = dp_user_recurrence_parse(text, path, &y, e);
+    free(text);
+    if (!s) dp_user_recurrence_install(&y);
+    return s;
 }
 
 void dp_case_free(dp_case *c) {

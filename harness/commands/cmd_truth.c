@@ -23,15 +23,13 @@ typedef struct {
     dp_judge_options judge; /* of files of inputs: where they are, and their settings */
 } options;
 
-enum { OPT_BITS = 256, OPT_INPUTS, OPT_RECURRENCE, OPT_GATE };
+enum { OPT_BITS = 256, OPT_INPUTS, OPT_GATE };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_SAFETENSORS,
     {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
     {"inputs", OPT_INPUTS, "IN", 0, "safetensors file of inputs, in place of a case", 0},
-    {"recurrence", OPT_RECURRENCE, "FILE", 0,
-     "with --inputs: a recurrence of your own (ref/vocabulary/recurrence_text.h)", 0},
     {"gate", OPT_GATE, "FORM", 0, "with --inputs: log, softplus or lower_bound", 0},
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
@@ -42,7 +40,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case OPT_BITS: o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096); break;
     case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_RECURRENCE: o->judge.recurrence = arg; break;
     case OPT_GATE: o->judge.gate = arg; break;
     default: return dp_option(key, arg, st, &o->of);
     }

@@ -167,12 +167,12 @@ static const char *repeated_name(int key) {
     static const struct {
         int key;
         const char *name;
-    } rows[] = {{DP_OPT_CASES, "--cases"},      {DP_OPT_SUBJECT, "--subject"},
-                {DP_OPT_RUN, "--run"},          {DP_OPT_SERVE, "--serve"},
-                {DP_OPT_WRITES, "--writes"},    {DP_OPT_DESIGN, "--design"},
-                {DP_OPT_LIMIT, "--limit"},      {DP_OPT_MEMORY, "--memory"},
-                {DP_OPT_TRUTH, "--truth"},      {DP_OPT_CLAIM_DROP, "--claim-drop"},
-                {DP_OPT_UNJUDGED, "--unjudged"}};
+    } rows[] = {{DP_OPT_CASES, "--cases"},       {DP_OPT_SUBJECT, "--subject"},
+                {DP_OPT_RUN, "--run"},           {DP_OPT_SERVE, "--serve"},
+                {DP_OPT_WRITES, "--writes"},     {DP_OPT_DESIGN, "--design"},
+                {DP_OPT_LIMIT, "--limit"},       {DP_OPT_MEMORY, "--memory"},
+                {DP_OPT_TRUTH, "--truth"},       {DP_OPT_CLAIM_DROP, "--claim-drop"},
+                {DP_OPT_UNJUDGED, "--unjudged"}, {DP_OPT_RECURRENCE, "--recurrence"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].key == key) return rows[i].name;
     return NULL;
@@ -208,6 +208,11 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
             argp_error(st, "--claim-drop %s: must be a number below 1, or bits from 1 to %d", arg,
                        DP_DROP_BITS_MOST);
         break;
+    case DP_OPT_RECURRENCE: {
+        dp_err e = {0};
+        if (dp_case_recurrence(arg, &e)) argp_error(st, "--recurrence: %s", e.msg);
+        break;
+    }
     case DP_OPT_NOTE: add_note(st, arg, &o->provenance); break;
     case DP_OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
     case DP_OPT_SECONDS: o->seconds = seconds(st, "seconds", arg); break;

@@ -52,14 +52,16 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
 /* Words of the list; an empty one: those with a beta whose keys all read one state. */
 static dp_status read_recurrences(const char *path, char *words, dp_subject *s, dp_err *e) {
     char *save;
+    s->has[DP_USER] = 0;
     for (int i = 0; i < DP_NMODELS; i++)
         s->has[i] = !*words && dp_models[i].strength == DP_BY_BETA && !dp_models[i].in_turn;
     for (char *t = strtok_r(words, " ,", &save); t; t = strtok_r(NULL, " ,", &save)) {
         int m = 0;
         while (m < DP_NMODELS && strcmp(t, dp_models[m].name))
             m++;
-        if (m == DP_NMODELS)
-            return dp_fail(e, DP_EINPUT, "%s: computes '%s'; known: " DP_MODEL_WORDS, path, t);
+        if (m == DP_USER && strcmp(t, "own"))
+            return dp_fail(e, DP_EINPUT, "%s: computes '%s'; known: " DP_MODEL_WORDS "|own", path,
+                           t);
         s->has[m] = 1;
     }
     return DP_OK;

@@ -28,6 +28,16 @@ static int64_t outer_of(const dp_problem *p, dp_row_kind kind) {
 /* By how many of its own heads a tensor moves where query and key heads move by one. */
 static int step(const dp_problem *p, int heads) { return heads == p->HV ? dp_G(p) : 1; }
 
+/* q and do change sign, and k and v, of which a user's own rows may need others to do so, too. */
+static int turns_input(const dp_problem *p, int i) {
+    return i == DP_INPUT_Q || i == DP_INPUT_DO ||
+           ((i == DP_INPUT_K || i == DP_INPUT_V) && p->model != DP_USER);
+}
+static int turns_result(const dp_problem *p, int f) {
+    return f == DP_RESULT_O || f == DP_RESULT_DQ ||
+           ((f == DP_RESULT_DK || f == DP_RESULT_DV) && p->model != DP_USER);
+}
+
 dp_problem dp_other_values(const dp_problem *p) {
     dp_problem c = *p;
     dp_inputs_copy(&c, p, dp_copy);
@@ -36,10 +46,9 @@ dp_problem dp_other_values(const dp_problem *p) {
         double *x = *dp_input_at(&c, i);
         const int heads = dp_input_heads(p, i);
         const int64_t outer = outer_of(p, dp_input_fields[i].kind);
-        const int turned = i <= DP_INPUT_V || i == DP_INPUT_DO;
         if (x && outer)
             turn(x, outer, heads, dp_input_count(p, i) / outer / heads, step(p, heads),
-                 turned ? -1 : 1);
+                 turns_input(p, i) ? -1 : 1);
     }
     return c;
 }
@@ -49,11 +58,11 @@ void dp_other_values_undo(const dp_problem *p, dp_result *r) {
         double *x = *dp_result_at(r, f);
         const int heads = dp_result_heads(p, f);
         const int64_t outer = outer_of(p, dp_result_fields[f].kind);
-        const int turned = f == DP_RESULT_O || (f >= DP_RESULT_DQ && f <= DP_RESULT_DV);
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
         if (x && outer && rows)
-            turn(x, outer, heads, rows * width / outer / heads, -step(p, heads), turned ? -1 : 1);
+            turn(x, outer, heads, rows * width / outer / heads, -step(p, heads),
+                 turns_result(p, f) ? -1 : 1);
     }
 }
 

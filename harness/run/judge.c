@@ -424,16 +424,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
 
 /* The recurrence of this call, where the options name a file of one. */
 static dp_status install(const char *path, dp_err *e) {
-    dp_user_recurrence y;
-    char *text;
-    size_t n;
-    if (!path || dp_judge_is_recurrence(path)) return DP_OK;
-    dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
-    if (s) return s;
-    s = dp_user_recurrence_parse(text, path, &y, e);
-    free(text);
-    if (!s) dp_user_recurrence_install(&y);
-    return s;
+    return !path || dp_judge_is_recurrence(path) ? DP_OK : dp_case_recurrence(path, e);
 }
 
 dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err *e) {

@@ -138,6 +138,8 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
     const char *no = dp_cuda_unavailable(how->backend, dp_cuda_ranks(&c->p, sp->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
+    if (c->p.model == DP_USER)
+        return dp_fail(why, DP_EINPUT, "the CUDA kernels have no recurrence of a user's own");
     if (dp_gates_above_0(&c->p))
         return dp_fail(why, DP_EINPUT,
                        "log decays g above 0: the CUDA kernels are built for decays");

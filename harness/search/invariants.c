@@ -1,5 +1,6 @@
 /* The list of invariants, and all of them on one problem (invariants.h). */
 #include "invariants_work.h"
+#include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 
 #include <stdio.h>
@@ -24,11 +25,65 @@ static int has_gradients(dp_check_work *w) {
     return has;
 }
 
+/* Inputs of a row, the first bit of a set that of the first. */
+static const dp_input_id ROWS_OF[] = {DP_INPUT_V,     DP_INPUT_K,    DP_INPUT_WRITE,
+                                      DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B};
+enum { NROWS_OF = sizeof ROWS_OF / sizeof *ROWS_OF };
+
+static int times_in(dp_entry e, int set) {
+    int n = 0;
+    for (int i = 0; i < NROWS_OF; i++)
+        n += set >> i & 1 ? dp_entry_has(e, ROWS_OF[i]) : 0;
+    return n;
+}
+
+/* The first set of inputs, that of `least` among them, of which each row is as the check needs it;
+ * 0: there is none. */
+static int first_set(const dp_problem *p, int least, int (*holds)(const dp_token_row *r, int set)) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    for (int set = least; set < 1 << NROWS_OF; set++) {
+        int all = (set & least) == least;
+        for (int j = 0; j < a->n && all; j++)
+            all = holds(&a->row[j], set);
+        if (all) return set;
+    }
+    return 0;
+}
+
+static int is_linear(const dp_token_row *r, int set) {
+    return !times_in(r->write, set) && !times_in(r->read, set) &&
+           (!r->value.sign || times_in(r->value, set) == 1);
+}
+
+static int keeps_signs(const dp_token_row *r, int set) {
+    const int n = times_in(r->write, set);
+    return !(r->read.sign && (n + times_in(r->read, set)) % 2) &&
+           !(r->value.sign && (n + times_in(r->value, set)) % 2);
+}
+
+/* Inputs of the set times c, and more of them; their gradients are as `by` has them, times own. */
+static dp_status times_set(dp_check_work *w, int set, int more, double c, double own, factors *by) {
+    int input[NROWS_OF + 1], n = 0;
+    if (!set) {
+        dp_check_skip(w, "the rows of this recurrence have no such inputs");
+        return DP_OK;
+    }
+    for (int i = 0; i < NROWS_OF; i++)
+        if (set >> i & 1) input[n++] = ROWS_OF[i];
+    if (more >= 0) input[n++] = more;
+    for (int f = 0; f < DP_NRESULTS; f++)
+        for (int i = 0; i < n; i++)
+            if (dp_result_fields[f].role == DP_ROLE_GRADIENT &&
+                (int)dp_result_fields[f].of == input[i])
+                by->of[f] = own;
+    return dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : dp_check_underflow(w, c));
+}
+
 static dp_status scale_v(dp_check_work *w) {
-    static const int input[] = {DP_INPUT_V, DP_INPUT_S0};
     factors by = all_times(8);
-    by.of[DP_RESULT_DV] = by.of[DP_RESULT_DS0] = 1;
-    return dp_check_factor(w, input, 2, 8, by.of, dp_check_underflow(w, 8));
+    int set = first_set(w->p, 1, is_linear);
+    if (!set) set = first_set(w->p, 4, is_linear);
+    return times_set(w, set, DP_INPUT_S0, 8, 1, &by);
 }
 
 static dp_status scale_do(dp_check_work *w) {
@@ -48,10 +103,10 @@ static dp_status sign_q(dp_check_work *w) {
 }
 
 static dp_status sign_kv(dp_check_work *w) {
-    static const int input[] = {DP_INPUT_K, DP_INPUT_V};
     factors by = all_times(1);
-    by.of[DP_RESULT_DK] = by.of[DP_RESULT_DV] = -1;
-    return dp_check_factor(w, input, 2, -1, by.of, 0);
+    int set = first_set(w->p, 3, keeps_signs);
+    if (!set) set = first_set(w->p, 1, keeps_signs);
+    return times_set(w, set, -1, -1, -1, &by);
 }
 
 /* ---- the others ------------------------------------------------------------------------------ */

@@ -12,7 +12,7 @@ from .contract import contract_of
 from .judging import cache_folder
 from .limits import LONGEST, seconds
 from .records import FAIL, PASS, ended
-from .running import Check, kernel_name, small_case
+from .running import Check, kernel_name, own_rows, small_case
 from .server import About, Server, run_program
 from .themes import case_paths
 from .vocabulary import GRADIENT_OF
@@ -46,6 +46,7 @@ def check(
         path = os.path.join(folder, "checks.json")
         path_of_case = case_paths(case or small_case(kernel), kernel, cache_folder())
         command = ["check", *path_of_case, f"--tokens={tokens}", f"--heads={heads}"]
+        command += own_rows(kernel)
         command += ["--every", "--block", str(heads), "--ranks=1", f"--json={path}"]
         command += [f"--limit={LONGEST:.0f}"] + ["--bitwise"] * truth_of("bitwise", bitwise)
         command += [] if set(GRADIENT_OF) & set(kernel.writes()) else ["--forward"]

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -54,6 +54,7 @@ from .guards import inputs_of, look
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
+from .recurrence import Recurrence
 from .tensors import BFLOAT16, is_torch, to_numpy
 from .vocabulary import (
     BETAS,
@@ -113,6 +114,8 @@ class Contract:
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
     guards: what a call must leave as it was is looked at, too (guards.py).
+    recurrence: one of fn's own, whose names parameters, outputs and gradients then have; models,
+    beta and l2norm are none.
     An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
     that remembers by address meets other values there.
     """
@@ -134,9 +137,16 @@ class Contract:
     state_layout: str = "kv"
     base: str = "bf16"
     guards: bool = False
+    recurrence: Recurrence | None = None
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.recurrence and getattr(self.fn, "recurrence", None) != self.recurrence:
+            back = {x: n for n, x in self.recurrence.names().items()}
+            outputs = [back.get(n, n) for n in names_of("outputs", self.outputs)]
+            object.__setattr__(self, "outputs", outputs)
+            object.__setattr__(self, "fn", self.recurrence.wrapped(self.fn))
+            object.__setattr__(self, "models", ("dplr",))  # whose cases have what rows may have
         object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs)))
         object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
         one_of("gate", self.gate, (*GATES, "exp"))
@@ -165,6 +175,11 @@ class Contract:
         outputs = [x for x in self.outputs if x != "checkpoints"]
         return outputs + [d for d, n in GRADIENT_OF.items() if anything or n in takes]
 
+    def said(self) -> list[str]:
+        """The same, by the names that the program has for them."""
+        own = self.recurrence.names() if self.recurrence else {}
+        return [own.get(n, n) for n in self.writes()]
+
     def free_settings(self) -> set[str]:
         """Settings of which the function computes all forms: it takes them as parameters."""
         return {"gate", "beta_form", "l2norm"} & set(_parameters(self.fn)[0])
@@ -179,6 +194,15 @@ class Contract:
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""
+        if self.recurrence:
+            own = self.recurrence.names()
+            back = {x: n for n, x in own.items()}
+            wanted = {back.get(n, n): s for n, s in problem.wanted.items()}
+            made = self._called(replace(problem, wanted=wanted))
+            return {own.get(n, n): x for n, x in made.items()}
+        return self._called(problem)
+
+    def _called(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         if self.takes("gv") and has_columns(problem) and "pool" not in problem.arrays:
             return by_columns(self._call, problem)
         if self.checkpoints and not set(problem.wanted) & set(GRADIENT_OF):
@@ -283,11 +307,11 @@ class Contract:
     def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
         s = problem.settings
         model = s["recurrence"]
-        if model not in self.models:
+        if model not in (self.recurrence and (self.recurrence.name,) or self.models):
             raise Unsupported(f"model {model}, the function computes {' '.join(self.models)}")
         for parameter, form, own in (
             ("gate", s["gate"], self.gate_form()),
-            ("beta_form", s["beta_form"], "none" if model in ("gla", "ssd") else self.beta),
+            ("beta_form", s["beta_form"], self._beta(s)),
             ("l2norm", s["l2norm"], self.l2norm),
         ):
             if form != own and parameter not in takes:
@@ -298,6 +322,11 @@ class Contract:
         standard = abs(s["scale"] * K**0.5 - 1) < 1e-12
         if not standard and not anything and "scale" not in takes:
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
+
+    def _beta(self, settings: Mapping[str, Any]) -> str:
+        if self.recurrence:
+            return str(settings["beta_form"])
+        return "none" if settings["recurrence"] in ("gla", "ssd") else self.beta
 
     def _array(
         self,
@@ -313,7 +342,8 @@ class Contract:
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         x = np.exp(x) if name in ("g", "gv") and self._decays(problem) else x
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
-        one_gate = problem.settings["recurrence"] in ONE_GATE
+        own = self.recurrence
+        one_gate = own.per_head if own else problem.settings["recurrence"] in ONE_GATE
         sizes = {"R": problem.settings["R"], "Kg": problem.settings["Kg"] if one_gate else 0}
         units = unit_axes(name, sizes) if name in INPUTS else ()
         x = x.squeeze(tuple(a for a in units if x.shape[a : a + 1] == (1,)))

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+# Where inputs lie in a problem: keys and values in this order (ref/vocabulary/recurrence_text.h).
+KEYS = ("k", "b", "lr_a", "lr_b")
+VALUES = ("v", "w")
+GRADIENTS = {"b": "derase", "w": "dwrite"}
 ENTRIES = ("write", "read", "value", "strength")
 
 
@@ -64,3 +72,44 @@ class Recurrence:
             entries = (f"{x}={row[x].replace(' ', '')}" for x in ENTRIES if x in row)
             lines.append(" ".join(("row", *entries)))
         return "\n".join(lines) + "\n"
+
+    def names(self) -> dict[str, str]:
+        """{name in a problem: name here} of inputs and gradients."""
+        own = {"q": self.query, "g": self.gate}
+        own |= dict(zip(KEYS, self.keys, strict=False))
+        own |= dict(zip(VALUES, self.values, strict=False))
+        own |= {"beta": self.number} if self.number else {}
+        return own | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
+
+    def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """fn, whose parameters and results have names here, under those of a problem."""
+        own = self.names()
+        back = {x: n for n, x in own.items()}
+
+        def under_names_of_a_problem(**given: Any) -> Any:
+            made = fn(**{own.get(n, n): x for n, x in given.items()})
+            return {back.get(n, n): x for n, x in made.items()} if isinstance(made, dict) else made
+
+        parameters = inspect.signature(fn).parameters.values()
+        under_names_of_a_problem.__name__ = getattr(fn, "__name__", "kernel")
+        under_names_of_a_problem.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [x.replace(name=back.get(x.name, x.name), kind=KIND.get(x.kind, x.kind))
+             for x in parameters]
+        )
+        under_names_of_a_problem.recurrence = self  # type: ignore[attr-defined]
+        return under_names_of_a_problem
+
+    def file(self, folder: str) -> str:
+        """The path of its text below the folder, named after it."""
+        text = self.text().encode()
+        path = os.path.join(folder, f"{hashlib.sha256(text).hexdigest()[:12]}.recurrence")
+        if not os.path.exists(path):
+            os.makedirs(folder, exist_ok=True)
+            own = f"{path}.{os.getpid()}"
+            with open(own, "wb") as f:
+                f.write(text)
+            os.replace(own, path)
+        return path
+
+
+KIND = {inspect.Parameter.POSITIONAL_OR_KEYWORD: inspect.Parameter.KEYWORD_ONLY}

@@ -99,7 +99,7 @@ def _one_run(
 ) -> Run:
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
     path, status = os.path.join(folder, "results.json"), NOT_JUDGED
-    command = ["run", *names, f"--out={folder}" if out else f"--json={path}", *options]
+    command = ["run", *names, *own_rows(contract), f"--out={folder}" if out else f"--json={path}", *options]
     command += [f"--limit={LONGEST:.0f}"]
     server = Server(contract, about, limit)
     kernels = _once_with_names(contract, server)
@@ -116,6 +116,12 @@ def _one_run(
     return Run(status, text, None if why else record, done.raised, kernels)
 
 
+def own_rows(contract: Contract) -> list[str]:
+    """The option that names the recurrence of the function's own."""
+    own = contract.recurrence
+    return [f"--recurrence={own.file(os.path.join(cache_folder(), 'rows'))}"] if own else []
+
+
 def _again(fn: Callable[..., Any], **given: Any) -> list[str]:
     """The note by which the program says how a run of fn is had again: by this call."""
     words = [f"{n}={x!r}" for n, x in given.items() if x is not None]
@@ -127,6 +133,7 @@ def small_case(contract: Contract) -> str:
     """A small case that such a function serves."""
     first = contract.models[0]
     small = {"mkda": "smoke-mkda2", "gated-deltaproduct": "deltaproduct-weak"}
+    small |= {"dplr": "dplr-weak"} if contract.gate == "log" else {}
     forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
     if "kda" in contract.models:
         return forms[contract.gate_form()]
@@ -204,7 +211,7 @@ def run(
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
     found = _one_run(names, kernel, about, limit, options, folder)
-    if not found.raised:
+    if not found.raised and not kernel.recurrence:  # mistakes have other names
         say = _tighter if found.status == PASS and base == "bf16" else _fits
         case, lines = say(names, found, kernel, about, limit, options)
         found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
@@ -330,8 +337,8 @@ def bisect(
     kernel = contract_of("bisect", fn, base, contract)
     about = About(kernel_name(fn), base, design=design)
     paths = case_paths(case, kernel, cache_folder())
-    found = run_program(["bisect", "stage", *paths], Server(kernel, about))
-    if found.status != FAIL or found.raised or len(paths) != 1:
+    found = run_program(["bisect", "stage", *paths, *own_rows(kernel)], Server(kernel, about))
+    if found.status != FAIL or found.raised or len(paths) != 1 or kernel.recurrence:
         return found
     lines = fits(kernel, about, paths[0], LONGEST, [f"--cache={cache_folder()}"])
     return replace(found, text=found.text + "".join(f"{x}\n" for x in lines))
@@ -353,4 +360,5 @@ def shrink(
     about = About(kernel_name(fn), base, design=design)
     to = [] if output is None else [f"--output={output}"]
     command = ["shrink", *case_paths(case, kernel, cache_folder()), f"--tries={tries}", *to]
+    command += own_rows(kernel)
     return run_program(command, Server(kernel, about))

@@ -74,7 +74,7 @@ class Server:
 
     def _about(self) -> bytes:
         a = self.about
-        writes = " ".join(self.contract.writes())
+        writes = " ".join(self.contract.said())
         design = "-" if a.design is None else a.design
         return "".join(f"{x}\n" for x in (a.name, a.base, a.chain, writes, design)).encode()
 

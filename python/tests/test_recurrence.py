@@ -1,12 +1,13 @@
 """Recurrences that are none of the program's, by rows and names of their own: numpy kernels that
 share no code with it, forward and backward, right and wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deltaproof import Recurrence, assert_explained, judge, to_bf16
+from deltaproof import Recurrence, assert_explained, check, judge, run, shrink, to_bf16
 
 RWKV7 = Recurrence(
     "rwkv7",
@@ -229,3 +230,60 @@ def test_batches_and_packed_sequences_of_several_query_heads() -> None:
     assert judge(x, {"o": ends}, cu_seqlens=[0, 40, T], **said).passed
     assert judge(x | {"cu_seqlens": np.array([0, 40, T])}, {"o": ends}, **said).passed
     assert judge(x, {"o": ends}, **said).status == 1
+
+
+def comba_kernel(q: Any, k: Any, p: Any, v: Any, g: Any, beta: Any, scale: Any, do: Any = None,
+                 initial_state: Any = None, wrong: float = 1) -> Arrays:
+    """comba of any sizes, from any state; wrong: a factor of what p reads."""
+    S = np.zeros((*q.shape[1:], v.shape[-1])) if initial_state is None else initial_state[0]
+    o = np.zeros(v.shape)
+    for t in range(len(q)):
+        left = v[t] - wrong * np.einsum("hk,hkv->hv", p[t], S)
+        S = np.exp(g[t].astype(np.float64))[:, None, None] * S
+        S = S + k[t][..., None] * (beta[t][:, None] * left)[:, None, :]
+        o[t] = scale * np.einsum("hk,hkv->hv", q[t], S)
+    return {"o": o, "final_state": S[None]}
+
+
+def rwkv7_kernel(r: Any, w: Any, k: Any, kk: Any, a: Any, v: Any, do: Any) -> Arrays:
+    """rwkv7 of any sizes, with gradients; wrong: dkk lacks what goes through the write."""
+    global T, H, K, V
+    kept, (T, H, K), V = (T, H, K, V), r.shape, v.shape[-1]
+    x = {"r": r, "w": w, "k": k, "kk": kk, "a": a, "v": v, "do": do}
+    try:
+        return rwkv7(x | {"initial_state": np.zeros((1, H, K, V))})
+    finally:
+        T, H, K, V = kept
+
+
+OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}
+
+
+def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
+    found = run(comba_kernel, "smoke", recurrence=COMBA, **OWN)
+    ran = [n for n, x in found.verdicts().items() if not x.startswith("skipped")]
+    assert found.passed and len(ran) == 3, found.text
+
+    def wrong(q: Any, k: Any, p: Any, v: Any, g: Any, beta: Any, scale: Any) -> Arrays:
+        return comba_kernel(q, k, p, v, g, beta, scale, wrong=1.01)
+
+    assert run(wrong, "smoke", recurrence=COMBA, **OWN).status == 1
+    checks = check(comba_kernel, base="fp32", outputs=("o", "final_state"), recurrence=COMBA)
+    assert {x.verdict for x in checks} <= {"bitwise", "within bounds", "skipped"}
+    assert {x.name: x.verdict for x in checks}["sign-kv"] == "bitwise"
+
+
+def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:
+    own = {"base": "fp32", "recurrence": RWKV7,
+           "outputs": ("o", "dr", "dw", "dk", "dkk", "da", "dv")}
+
+    def lacks(r: Any, w: Any, k: Any, kk: Any, a: Any, v: Any, do: Any) -> Arrays:
+        y = rwkv7_kernel(r, w, k, kk, a, v, do)
+        y["dkk"][-1] *= 1.1
+        return y
+
+    assert run(rwkv7_kernel, "dplr-t65", layouts=(), **own).passed
+    found = run(lacks, "dplr-t65", layouts=(), **own)
+    assert found.status == 1 and "dkk" in found.text
+    small = shrink(lacks, "dplr-t65", output=str(tmp_path / "small.case"), tries=60, **own)
+    assert small.status == 0 and (tmp_path / "small.case").exists(), small.text

@@ -1,5 +1,6 @@
 /* Laws of inputs: from a spec and a seed to exact bits (inputs.h). */
 #include "inputs.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <math.h>
@@ -187,7 +188,8 @@ enum stream {
     ST_ERASE,
     ST_WRITE,
     ST_LR_A,
-    ST_LR_B
+    ST_LR_B,
+    ST_OWN
 };
 
 static double rounded(double x, dp_format f) {
@@ -294,6 +296,113 @@ static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
     }
 }
 
+/* ---- a user's own rows ----------------------------------------------------------------------- */
+
+enum { KEYS_MOST = 4 };
+static const dp_input_id KEYS[KEYS_MOST] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
+                                            DP_INPUT_LR_B};
+
+/* Keys that stand alone in an entry are vectors, the others numbers that multiply one. Vectors that
+ * one row writes and reads along are of one direction, `like`, so that a step that erases
+ * contracts, for which some point the other way. */
+typedef struct {
+    int vector[KEYS_MOST], like[KEYS_MOST], sign[KEYS_MOST];
+} key_roles;
+
+static void find_vectors(const dp_recurrence *a, key_roles *y) {
+    for (int alone = 1; alone >= 0; alone--)
+        for (int j = 0; j < 2 * a->n; j++) {
+            const dp_entry e = j % 2 ? a->row[j / 2].read : a->row[j / 2].write;
+            int n = 0, vectors = 0, first = -1;
+            for (int i = KEYS_MOST - 1; i >= 0; i--) {
+                if (!dp_entry_has(e, KEYS[i])) continue;
+                n++;
+                first = i;
+                vectors += y->vector[i];
+            }
+            if (alone ? n == 1 : n > 0 && !vectors) y->vector[first] = 1;
+        }
+}
+
+static int in_row(const dp_token_row *r, int key) {
+    return dp_entry_has(r->write, KEYS[key]) + dp_entry_has(r->read, KEYS[key]);
+}
+
+static key_roles key_roles_of(const dp_recurrence *a) {
+    key_roles y = {.like = {0, 1, 2, 3}};
+    int most = -1;
+    find_vectors(a, &y);
+    for (int again = 0; again < KEYS_MOST; again++)
+        for (int j = 0; j < a->n; j++)
+            for (int i = 0; i < KEYS_MOST * KEYS_MOST && a->row[j].read.sign; i++) {
+                int *x = &y.like[i / KEYS_MOST], *z = &y.like[i % KEYS_MOST];
+                if (y.vector[i / KEYS_MOST] && y.vector[i % KEYS_MOST] &&
+                    in_row(&a->row[j], i / KEYS_MOST) && in_row(&a->row[j], i % KEYS_MOST))
+                    *x = *z = *x < *z ? *x : *z;
+            }
+    for (int turned = 0; turned < 1 << KEYS_MOST; turned += 2) { /* the first never is */
+        int contracting = 0;
+        for (int j = 0; j < a->n; j++) {
+            const dp_token_row *r = &a->row[j];
+            int sign = r->write.sign * r->read.sign * r->strength.sign;
+            for (int i = 0; i < KEYS_MOST; i++)
+                if (y.vector[i] && turned >> i & in_row(r, i) & 1) sign = -sign;
+            contracting += sign > 0;
+        }
+        if (contracting <= most) continue;
+        most = contracting;
+        for (int i = 0; i < KEYS_MOST; i++)
+            y.sign[i] = y.vector[i] && turned >> i & 1 ? -1 : 1;
+    }
+    return y;
+}
+
+/* Is it the only factor of some value? */
+static int is_whole_value(const dp_recurrence *a, int input) {
+    for (int j = 0; j < a->n; j++)
+        if (a->row[j].value.n == 1 && a->row[j].value.of[0] == input) return 1;
+    return 0;
+}
+
+/* The first key is that of other recurrences (fill_keys). */
+static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    const key_roles roles = key_roles_of(a);
+    const int64_t rows = p->T * p->HV, n = rows * p->K;
+    if (p->H != p->HV) return; /* refused by dp_problem_check */
+    for (int i = 0; i < KEYS_MOST; i++) {
+        double *x = *dp_input_at(p, KEYS[i]);
+        const double *like = dp_input_of(p, KEYS[roles.like[i]]);
+        dp_rng r;
+        dp_rng_seed(&r, s->seed, ST_OWN + (uint64_t)i);
+        for (int64_t j = 0; j < rows && x; j++) {
+            double *y = x + j * p->K;
+            const double share = s->beta_lo + (s->beta_hi - s->beta_lo) * dp_rng_uniform(&r);
+            if (roles.vector[i] && roles.like[i] == i && i) {
+                normals(&r, y, p->K);
+                normalise(y, p->K);
+            }
+            for (int k = 0; k < p->K; k++)
+                if (!roles.vector[i])
+                    y[k] = s->beta_lo + (s->beta_hi - s->beta_lo) * dp_rng_uniform(&r);
+                else if (roles.like[i] != i)
+                    y[k] = share * like[j * p->K + k];
+        }
+    }
+    for (int i = 0; i < KEYS_MOST; i++) {
+        double *x = *dp_input_at(p, KEYS[i]);
+        for (int64_t j = 0; j < n && x; j++)
+            x[j] = rounded(roles.sign[i] * x[j], s->dtype);
+    }
+    if (!p->write) return;
+    const int64_t nw = rows * p->V;
+    if (is_whole_value(a, DP_INPUT_WRITE))
+        fill_normal(p->write, nw, s, ST_WRITE, 0, 1, s->dtype);
+    else
+        fill_uniform(p->write, nw, s, ST_WRITE, s->beta_lo, s->beta_hi);
+    round_all(p->write, nw, s->dtype);
+}
+
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV * p->R;
     if (dp_by_gates(p)) {
@@ -304,8 +413,11 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
         round_all(p->write, nw, s->dtype);
         return;
     }
-    if (dp_by_rows(p)) fill_factors(p, s);
-    if (!dp_has_beta(p)) return;
+    if (p->model == DP_USER)
+        fill_own_rows(p, s);
+    else if (dp_by_rows(p))
+        fill_factors(p, s);
+    if (!p->beta) return;
     if (p->beta_form != DP_BETA_PLAIN) {
         fill_normal(p->beta, n, s, ST_BETA, s->beta_lo, s->beta_hi, s->dtype);
         return;

@@ -19,7 +19,8 @@
  * read are of keys, the number, exp(GATE) and exp(-GATE), with at least one key; value is of
  * values, strength the number. An entry that a row does not name is 0, strength 1; it
  * names write, and read or value.
- * Gradients are named d and the input's name. As many query heads as value heads.
+ * Gradients are named d and the input's name. As many query heads as value heads; judge takes
+ * several a value head, too (harness/run/judge_files.h).
  *
  * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,
  * lr_a, lr_b; values v, write; number beta, as given, in this order. */
