@@ -155,7 +155,7 @@ static const dp_record_field DESIGN[] = {ONE_OF(base, DP_NBASES),
                                          FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16),
                                          ONE_OF(decays, DP_FP16 + 1),
                                          ONE_OF(final_state, DP_NSTORED),
-                                         COUNT(gated, DP_SCORES_PAIRED),
+                                         COUNT(gated, DP_NSCORES - 1),
                                          FLAG(scored),
                                          ONE_OF(anchor, DP_ANCHORS),
                                          COUNT(product, DP_INVERSE_MERGED),
@@ -167,6 +167,14 @@ static const dp_record_field DESIGN[] = {ONE_OF(base, DP_NBASES),
                                          COUNT(chunks, 2 * DP_CHUNK_MOST),
                                          FLAG(undeclared)};
 static const dp_object_schema DESIGN_OF = SCHEMA("design", DESIGN);
+
+#undef S
+#define S dp_exchange_size
+static const dp_record_field SIZED[] = {COUNT(N, DP_MAX_RANKS), COUNT(HV, MOST_HEADS),
+                                        COUNT(K, MOST_SMALL),   COUNT(V, MOST_SMALL),
+                                        COUNT(L, MOST_PLACES),  ONE_OF(payload, DP_NPAYLOADS),
+                                        COUNT(rank, MOST_SMALL)};
+static const dp_object_schema SIZED_OF = SCHEMA("sized", SIZED);
 
 #undef S
 #define S dp_truth_audit
@@ -232,6 +240,7 @@ static const dp_record_field RUN[] = {OWN_TEXT(id),
                                       COUNT(saved, INT64_MAX),
                                       COUNT(kept, INT64_MAX),
                                       COUNT(ranks, DP_MAX_RANKS),
+                                      OBJECT(sized, SIZED_OF),
                                       ONE_OF(own, DP_NOWNS),
                                       COUNT(parts, MOST_SMALL),
                                       ONE_OF(base, DP_NBASES),
