@@ -61,8 +61,9 @@ static const struct argp_option OPTIONS[] = {
     {"exact-cp", DP_OPT_EXACT_CP, 0, 0,
      "--own grid: bits that do not depend on the number of ranks", 0},
     {"backend", DP_OPT_BACKEND, "LIST", 0,
-     "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32; cuda: "
-     "the CUDA kernels, ranks sharing one device; nccl: one device a rank, or processes that share "
+     "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, also "
+     "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one device; "
+     "nccl: one device a rank, or processes that share "
      "the devices there are, or those that torchrun or mpirun started, on any hosts; mpi: "
      "simulated ranks, each a process of `mpirun -np N deltaproof run ..` (default: sim, lapack, "
      "and cuda where it can run)",
@@ -102,6 +103,11 @@ static const struct argp_option OPTIONS[] = {
     {"verbose", 'v', 0, 0, "print every run", 0},
     {0}};
 
+/* It takes designs, too (run/subject_lapack.c). */
+static int solver_alone(const dp_options *o) {
+    return o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
+}
+
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
@@ -116,7 +122,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
     case ARGP_KEY_END:
-        if (dp_options_idle_design(&o->of)) argp_error(st, DP_IDLE_DESIGN);
+        if (dp_options_idle_design(&o->of) && !solver_alone(&o->of)) argp_error(st, DP_IDLE_DESIGN);
         break;
     default: return dp_option(key, arg, st, &o->of);
     }

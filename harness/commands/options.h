@@ -266,7 +266,8 @@ void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
 int dp_options_foreign(const dp_options *o);
 /* Is a design said where only the project's own ranks compute, whose design is their base's? */
 int dp_options_idle_design(const dp_options *o);
-#define DP_IDLE_DESIGN "--design is said of --subject, --run and --serve"
+#define DP_IDLE_DESIGN \
+    "--design is said of --subject, --run and --serve; run --backend lapack takes it, too"
 /* Opens it, with the claims of --base, --chain and --design, a library's own where they say
  * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are given; a program without
  * --base. */

@@ -48,6 +48,7 @@ dp_design dp_bound_design(const dp_design *design) {
     dp_design d = dp_design_of(design->base);
     d.chunk = design->chunk;
     d.sending = design->sending;
+    if (design->gated == DP_SCORES_FACTORED) d.gated = design->gated;
     if (design->base == DP_BASE_BF16) {
         d.stored_inputs = design->stored_inputs;
         d.gated = design->gated;

@@ -35,6 +35,21 @@ static dp_format widest_chain(const dp_case *c, const dp_run_options *o) {
     return (dp_format)widest;
 }
 
+/* The default of the base, or what --design says: scores=factored, chunk=N. */
+static dp_status design_of(const dp_run_options *o, dp_base base, dp_design *d, dp_err *e) {
+    *d = dp_design_of(base);
+    if (!o->design) return DP_OK;
+    dp_design known = *d;
+    const dp_status st = dp_design_parse(o->design, base, d, e);
+    if (st) return st;
+    known.gated = d->gated == DP_SCORES_FACTORED ? d->gated : DP_SCORES_PAIRWISE;
+    known.chunk = d->chunk ? d->chunk : DP_CHUNK;
+    if (dp_design_same(&known, d)) return DP_OK;
+    return dp_fail(e, DP_EINPUT,
+                   "--design %.80s: the solver over LAPACKE knows scores=factored and chunk=N",
+                   o->design);
+}
+
 int dp_lapack_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
     int bases[DP_NBASES];
     (void)k;
@@ -45,9 +60,8 @@ void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claim
     int bases[DP_NBASES];
     const int n = widest_chain(c, o) == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
     for (int i = 0; i < n; i++) {
-        const dp_claim claim = {N, dp_design_of((dp_base)bases[i]), widest_chain(c, o),
-                                !dp_case_session(c)};
-        dp_claims_add(list, &claim);
+        dp_claim claim = {N, {0}, widest_chain(c, o), !dp_case_session(c)};
+        if (!design_of(o, (dp_base)bases[i], &claim.design, NULL)) dp_claims_add(list, &claim);
     }
 }
 
@@ -67,8 +81,9 @@ static void done(const dp_sharding *sp, const dp_run *r) {
     if (sp->std->o->done) sp->std->o->done(r, sp->std->o->arg);
 }
 
-static dp_run *record(const dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out) {
-    const dp_how how = {DP_BACKEND_LAPACK, base, chain, dp_design_of(base)};
+static dp_run *record(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                      dp_runs *out) {
+    const dp_how how = {DP_BACKEND_LAPACK, design->base, chain, *design};
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->path = openblas_get_corename();
     dp_sharding_note_truth(sp, r);
@@ -76,14 +91,15 @@ static dp_run *record(const dp_sharding *sp, dp_base base, dp_format chain, dp_r
     return r;
 }
 
-static dp_status run_base(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out, dp_err *e) {
+static dp_status run_base(dp_sharding *sp, const dp_design *design, dp_format chain, dp_runs *out,
+                          dp_err *e) {
     const double from = dp_now();
     double *stage[DP_NSTAGE_TENSORS] = {NULL};
     dp_sim s;
-    const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, base, sp->N, e);
+    const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, design, sp->N, e);
     if (st) return st;
     dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, sp->truth->backward);
-    dp_run *r = record(sp, base, chain, out);
+    dp_run *r = record(sp, design, chain, out);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (sp->truth->backward || !dp_stage_tensors[i].backward)
             stage[i] = dp_stage_tensor_value(&s, i);
@@ -99,14 +115,15 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
                           dp_err *e) {
     (void)states;
     dp_sim s;
-    const dp_status st = dp_sim_new_lapack(&s, call, *(const dp_base *)who, 1, e);
+    const dp_status st = dp_sim_new_lapack(&s, call, who, 1, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }
 
 /* What is not judged of a session in a pool, counted: this solver returns states. */
-static void skip_pool(const dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out) {
-    dp_run *r = record(sp, base, chain, out);
+static void skip_pool(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                      dp_runs *out) {
+    dp_run *r = record(sp, design, chain, out);
     free(r->id);
     r->has_chain = 0;
     r->id = dp_run_id(r);
@@ -117,19 +134,19 @@ static void skip_pool(const dp_sharding *sp, dp_base base, dp_format chain, dp_r
     done(sp, r);
 }
 
-static dp_status run_calls(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out,
+static dp_status run_calls(dp_sharding *sp, const dp_design *design, dp_format chain, dp_runs *out,
                            dp_err *e) {
     const double from = dp_now();
     dp_drafts drafts = {0};
-    const dp_caller by = {.run = one_call, .who = &base, .drafts = &drafts};
+    const dp_caller by = {.run = one_call, .who = (void *)design, .drafts = &drafts};
     dp_result got;
     dp_status st = dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
     if (!st) {
-        dp_run *r = record(sp, base, chain, out);
+        dp_run *r = record(sp, design, chain, out);
         judge(sp, &got, NULL, r, from);
         st = dp_judge_drafts(sp, &drafts, r, e);
         done(sp, r);
-        if (sp->c->session.slots) skip_pool(sp, base, chain, out);
+        if (sp->c->session.slots) skip_pool(sp, design, chain, out);
         dp_result_free(&got);
     }
     dp_drafts_free(&drafts);
@@ -142,7 +159,10 @@ dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out,
     const dp_format chain = widest_chain(sp->c, sp->std->o);
     dp_status st = DP_OK;
     (void)k;
-    for (int i = 0; i < nb && chain != DP_NFORMATS && !st; i++)
-        st = (sp->first_of_call ? run_calls : run_base)(sp, (dp_base)bases[i], chain, out, e);
+    for (int i = 0; i < nb && chain != DP_NFORMATS && !st; i++) {
+        dp_design design;
+        st = design_of(sp->std->o, (dp_base)bases[i], &design, e);
+        if (!st) st = (sp->first_of_call ? run_calls : run_base)(sp, &design, chain, out, e);
+    }
     return st;
 }

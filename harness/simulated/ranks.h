@@ -165,7 +165,8 @@ dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *des
 dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
                            const unsigned char *first_of_call, dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
-dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e);
 /* One rank of N, that of peers, alone: `part` has its tokens (T of them; of several parts one
  * behind the other) and the cu and states of all. Results are those of its tokens and of the
  * sequences that begin or end in them, in lists of all ranks its own; dA_log and ddt_bias are the

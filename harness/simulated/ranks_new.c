@@ -151,9 +151,9 @@ dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *des
     return open_uniform(s, p, design, o, N, e);
 }
 
-dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
-    const dp_design design = dp_design_of(base);
-    return open_uniform(s, p, &design, (sim_options){.linear = &dp_linear_lapack}, N, e);
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e) {
+    return open_uniform(s, p, design, (sim_options){.linear = &dp_linear_lapack}, N, e);
 }
 
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,

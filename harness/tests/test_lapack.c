@@ -75,8 +75,9 @@ DP_TEST(lapack, sums_in_another_order_than_the_simulated_ranks) {
     dp_case c = load();
     dp_sim own, other;
     dp_err e = {0};
+    const dp_design design = dp_design_of(DP_BASE_FP32);
     REQUIRE(!dp_sim_new(&own, &c.p, DP_BASE_FP32, 4, DP_FAULT_NONE, &e) &&
-                !dp_sim_new_lapack(&other, &c.p, DP_BASE_FP32, 4, &e),
+                !dp_sim_new_lapack(&other, &c.p, &design, 4, &e),
             "%s", e.msg);
     dp_sim_run(&own, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     dp_sim_run(&other, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
@@ -128,5 +129,42 @@ DP_TEST(lapack, is_part_of_a_plain_run_and_refused_where_it_has_no_meaning) {
              gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 &&
               strstr(out, "--backend lapack: check knows sim, mpi, cuda and nccl"),
+          "%s", out);
+}
+
+/* The form that the note on chunkwise MKDA prints, at one gate for all steps: right until
+ * exp(-gcum) overflows in fp32, at -88.72 after 64 steps of -1.386, and NaN from there on. */
+DP_TEST(lapack, the_factored_form_is_right_until_it_overflows) {
+    static const struct {
+        const char *gate, *base, *says;
+        int status;
+    } rows[] = {
+        {"0.01", "fp32", "1 passed, 0 failed", 0},
+        {"1.36", "fp32", "1 passed, 0 failed", 0},
+        {"1.40", "fp32", "NaN or Inf, the first is entry 1008 (rank 0, sequence 0, token 63", 1},
+        {"1.40", "fp64", "1 passed, 0 failed", 0},
+        {"11.0", "fp64", "1 passed, 0 failed", 0},
+        {"11.15", "fp64", "NaN or Inf, the first is entry 1008 (rank 0, sequence 0, token 63", 1}};
+    char cmd[1200], out[8192];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(
+            cmd, sizeof cmd,
+            "printf 'reason = r\\nsource = s\\nop = mkda\\nT = 128\\nH = 1\\nHV = 1\\nK = 16\\nV "
+            "= 16\\nR = 2\\ng_scale = 0\\ng_least = %s\\nranks = 1\\nbase = %s\\nchain = fp32\\n' "
+            ">'%s/factored.case' && '%s' run '%s/factored.case' --cache none --backend lapack "
+            "--design scores=factored",
+            rows[i].gate, rows[i].base, gt_tmpdir(), gt_program(), gt_tmpdir());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == rows[i].status && strstr(out, rows[i].says), "%s, %s: status %d: %s",
+              rows[i].gate, rows[i].base, rc, out);
+    }
+    snprintf(cmd, sizeof cmd,
+             "'%s' run mkda4 weak-heads --cases '%s' --cache none --backend lapack --ranks 1,4 "
+             "--design scores=factored",
+             gt_program(), gt_cases());
+    CHECK(!gt_run(cmd, out, sizeof out), "gradients and ranks: %s", out);
+    snprintf(cmd, sizeof cmd, "'%s' run mkda4 --cases '%s' --backend lapack --design state=bf16",
+             gt_program(), gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "knows scores=factored and chunk=N"),
           "%s", out);
 }

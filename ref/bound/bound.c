@@ -32,8 +32,12 @@ dp_rounding dp_rounding_of_design(const dp_design *d, int p) {
     if (d->decays != DP_FP32 && d->decays != DP_FP64) r.decay = dp_formats[d->decays].u_op;
     if (d->gated == DP_SCORES_TF32) r.uo = fmax(r.uo, dp_formats[DP_TF32].u_op);
     if (d->gated) r.pair = 2 * (r.uo + r.decay) * (1 + 0x1p-6);
+    if (d->gated == DP_SCORES_FACTORED) { /* an exp and a product more in each: 3 u, once over */
+        r.pair += 6 * r.u;
+        r.key += 6 * r.u;
+    }
     if (d->stored_inputs) r.input = r.us;
-    if (d->scored) r.key = (r.us + r.decay) * (1 + 0x1p-6);
+    if (d->scored) r.key += (r.us + r.decay) * (1 + 0x1p-6);
     return r;
 }
 

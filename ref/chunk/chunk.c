@@ -1,5 +1,6 @@
 /* The chunkwise block-triangular solver, forward and backward (chunk.h). */
 #include "chunk.h"
+#include "chunk_factored.h"
 #include "chunk_gated.h"
 #include "chunk_pair.h"
 #include "gate.h"
@@ -192,6 +193,10 @@ static void decayed_key(dp_chunk *ch, int t, int i, const double *end) {
     const double *k = ch->k + (int64_t)i * K;
     for (int x = 0; x < K; x++) {
         double left = end[x], operand = k[x];
+        if (dp_is_factored(ch)) {
+            operand = dp_round_arith(b, dp_round_arith(b, dp_exp(-ch->gcum[t * K + x])) * k[x]);
+            left = ch->eC[x];
+        }
         if (ch->design.scored) operand = dp_gated_key(ch, t, x, k[x], &left);
         kg[x] = dp_store(ch->kept, dp_round_arith(b, left * operand));
     }
@@ -313,7 +318,9 @@ void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, doub
 
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in) {
     cumsum(ch, in);
-    if (ch->design.gated)
+    if (dp_is_factored(ch))
+        dp_factored_forward(ch);
+    else if (ch->design.gated)
         dp_gated_forward(ch);
     else
         dp_pair_fwd(ch);
@@ -371,12 +378,16 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     mul(ch, 0, 0, n, V, K, ch->w, S, x); /* reads the UNdecayed state */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         x[i] = dp_store(ch->kept, dp_round_arith(b, ch->u[i] - x[i]));
-    mul(ch, 1, 0, K, V, n, ch->kg, x, d);
+    double *minus = dp_is_factored(ch) ? dp_factored_minus(ch) : NULL;
+    mul(ch, 1, 0, K, V, n, minus ? minus : ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
             double *s = S + (int64_t)i * V + j;
-            *s = dp_round_arith(b, dp_round_arith(b, ch->eC[i] * *s) + d[(int64_t)i * V + j]);
+            const double write = d[(int64_t)i * V + j];
+            *s = minus ? dp_round_arith(b, ch->eC[i] * dp_round_arith(b, *s + write))
+                       : dp_round_arith(b, dp_round_arith(b, ch->eC[i] * *s) + write);
         }
+    free(minus);
     if (X) memcpy(X, x, sizeof(double) * n * V);
     free(x);
     free(d);
@@ -619,7 +630,9 @@ static void intra_keys(intra_work *w, dp_chunk_grad *g) {
                 g->dk[i] = dp_round_arith(b, w->dkr[i] + w->dkw[i]);
             }
             const int64_t at = (int64_t)t * K + x;
-            w->dgam[at] = ch->design.gated ? (float)(w->r[at] - w->wsum[at] + w->pair[at]) : d;
+            w->dgam[at] = ch->design.gated && !dp_is_factored(ch)
+                              ? (float)(w->r[at] - w->wsum[at] + w->pair[at])
+                              : d;
         }
 }
 
@@ -641,11 +654,13 @@ static void intra_end(intra_work *w) {
 
 void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
     intra_work w = intra_open(ch);
-    double *pair = pair_dg ? w.pair : NULL;
+    double *pair = pair_dg && !dp_is_factored(ch) ? w.pair : NULL;
     intra_products(&w, dout, g);
     for (int t = 0; t < ch->c; t++)
         intra_state_parts(&w, t, g);
-    if (ch->design.gated)
+    if (dp_is_factored(ch))
+        dp_factored_backward(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, NULL});
+    else if (ch->design.gated)
         dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw, w.pair});
     else
         dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, pair});

@@ -12,7 +12,7 @@
 
 static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32, DP_TF32RZ};
 #define NSTORED 4 /* the first of them are stored, the others are of operands alone */
-static const char *const SCORES[] = {"pairwise", "gated", "tf32", "paired"};
+static const char *const SCORES[] = {"pairwise", "gated", "tf32", "paired", "factored"};
 static const char *const KEYS[] = {"raw", "scored"};
 static const char *const BEGINS[] = {"pair", "state"};
 static const char *const EXPS[] = {"exact", "fast"};
@@ -51,7 +51,8 @@ static const setting SETTINGS[] = {
     {"decays", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, decays), NULL, 0},
     {"exp", "exact or fast", A_CHOICE, offsetof(dp_design, fast_decays), EXPS, 2},
     {"inputs", "given or stored", A_CHOICE, offsetof(dp_design, stored_inputs), INPUTS, 2},
-    {"scores", "pairwise, gated, tf32 or paired", A_CHOICE, offsetof(dp_design, gated), SCORES, 4},
+    {"scores", "pairwise, gated, tf32, paired or factored", A_CHOICE, offsetof(dp_design, gated),
+     SCORES, DP_NSCORES},
     {"keys", "raw or scored", A_CHOICE, offsetof(dp_design, scored), KEYS, 2},
     {"inverse", "solve, product or merged", A_CHOICE, offsetof(dp_design, product), INVERSES, 3},
     {"beta", "rows or inverse", A_CHOICE, offsetof(dp_design, fold_beta), BETAS, 2},

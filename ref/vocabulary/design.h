@@ -24,6 +24,8 @@
  *   scores=gated       q k' of operands that carry their decay from an anchor, rounded as factors
  *   scores=tf32        the same of fp32 numbers that the products round to tf32 (FLA)
  *   scores=paired      as gated, and a pair of tokens is one product in dg, which cancels
+ *   scores=factored    q k' of exp(sum of gates) q and exp(-sum) k over a whole chunk, states as
+ *                      F o (S + sum of exp(-sum) k' X): overflows (ref/chunk/chunk_factored.h)
  *   decays=FORMAT      what q and k are multiplied with where they take their decay (qg, w, kg, the
  *                      operands of scores=gated)
  *   keys=raw           kg of k and its decay to the end of the chunk
@@ -64,17 +66,24 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                          \
-    "recurrent chunk=N factors=F state=F dstate=F final_state=F out=F decays=F " \
-    "exp=exact|fast "                                                            \
-    "inputs=given|stored scores=pairwise|gated|tf32|paired keys=raw|scored "     \
-    "inverse=solve|product|merged "                                              \
-    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS \
+#define DP_DESIGN_WORDS                                                               \
+    "recurrent chunk=N factors=F state=F dstate=F final_state=F out=F decays=F "      \
+    "exp=exact|fast "                                                                 \
+    "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored " \
+    "inverse=solve|product|merged "                                                   \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS      \
     " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
 #define DP_INVERSE_MERGED 2
-enum { DP_SCORES_PAIRWISE, DP_SCORES_GATED, DP_SCORES_TF32, DP_SCORES_PAIRED };
+enum {
+    DP_SCORES_PAIRWISE,
+    DP_SCORES_GATED,
+    DP_SCORES_TF32,
+    DP_SCORES_PAIRED,
+    DP_SCORES_FACTORED,
+    DP_NSCORES
+};
 #define DP_DROP_BITS_MOST 1000
 
 typedef struct {
