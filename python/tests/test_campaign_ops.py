@@ -86,3 +86,13 @@ def test_flas_tests_run_on_ours_and_go_on_where_they_stopped(tmp_path: Path) -> 
         "test_broken": "broke first",
     }
     assert len(found) == 2 * len(kinds)
+
+
+def test_an_operator_is_judged_on_a_set(tmp_path: Path) -> None:
+    out = tmp_path / "judged.txt"
+    command = [sys.executable, str(SCRIPTS / "judged.py"), "--cpu", "--set", "smoke", "--only"]
+    command += ["gla/fp32", "--out", str(out)]
+    for _ in range(2):
+        subprocess.run(command, check=True, capture_output=True)
+    rows = out.read_text().splitlines()
+    assert len(rows) == 1 and rows[0].startswith("gla/fp32: 3 pass; "), rows
