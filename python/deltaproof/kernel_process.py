@@ -197,6 +197,10 @@ def load(file: str, function: str | None) -> Callable[..., Any]:
         if not callable(found):
             raise ValueError(f"defines no function {function}")
         return found  # type: ignore[no-any-return]
+    if hasattr(module, "custom_kernel"):
+        from .adapters import gpu_mode
+
+        return gpu_mode(module)
     if hasattr(module, "ModelNew") or hasattr(module, "Model"):
         from .adapters import kernelbench
 

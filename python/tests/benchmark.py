@@ -15,7 +15,7 @@ Arrays = dict[str, np.ndarray]
 ATOL = RTOL = 0.05  # of its task in bf16
 
 
-def _normal(rng: np.random.Generator, scale: float, T: int = T, H: int = H) -> Arrays:
+def _normal(rng: np.random.Generator, scale: float, T: int = T, H: int = H, V: int = V) -> Arrays:
     x = {n: rng.standard_normal((T, H, d)) * 0.1 for n, d in (("q", K), ("k", K), ("v", V))}
     out = {n: to_bf16(to_bf16(y).astype(np.float32) * scale) for n, y in x.items()}
     g = rng.standard_normal((T, H, K)) * 0.1 - 0.05
@@ -24,22 +24,22 @@ def _normal(rng: np.random.Generator, scale: float, T: int = T, H: int = H) -> A
     return out
 
 
-def nominal(rng: np.random.Generator) -> Arrays:
-    return _normal(rng, 1)
+def nominal(rng: np.random.Generator, **sizes: int) -> Arrays:
+    return _normal(rng, 1, **sizes)
 
 
-def small(rng: np.random.Generator) -> Arrays:
-    return _normal(rng, 0.01)
+def small(rng: np.random.Generator, **sizes: int) -> Arrays:
+    return _normal(rng, 0.01, **sizes)
 
 
-def large(rng: np.random.Generator) -> Arrays:
-    return _normal(rng, 2)
+def large(rng: np.random.Generator, **sizes: int) -> Arrays:
+    return _normal(rng, 2, **sizes)
 
 
-def long_memory(rng: np.random.Generator) -> Arrays:
-    """Values are written in the first chunks, and read in the last alone."""
-    T, H = 512, 2
-    x, split = {n: y.astype(np.float32) for n, y in _normal(rng, 1, T, H).items()}, T - CHUNK
+def long_memory(rng: np.random.Generator, T: int = 512, H: int = 2, V: int = V) -> Arrays:
+    """Values are written in the first chunks, at most eight, and read behind them alone."""
+    x = {n: y.astype(np.float32) for n, y in _normal(rng, 1, T, H, V).items()}
+    split = min(8 * CHUNK, T - CHUNK)
     signs = (-1.0) ** np.arange(K) * (-1.0) ** (np.arange(T) // CHUNK)[:, None, None]
     x["k"] = signs * 0.04 * np.ones((T, H, K))
     x["k"][0] *= 0.05
