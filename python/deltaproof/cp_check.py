@@ -163,7 +163,7 @@ class Diagnosis:
             bits = "the bits of one rank" if same else f"{name} differs by {rows.max():.1e} at most"
             return Finding("right", f"one rank and {self.ranks.N} pass; {bits}")
         token = int((rows > NEAR).nonzero()[0]) if rows.max() > NEAR else int(rows.argmax())
-        place = f"{name} at {self.where(token)}"
+        place = f"{name} at {self.where(token)}, by {rows[token]:.2g} of its largest number"
         if rows.max() <= NEAR:
             return self.rounding(place, judged)
         return self.layout(place) or self.exchange(name, rows, place)

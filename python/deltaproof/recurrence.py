@@ -93,8 +93,10 @@ class Recurrence:
         parameters = inspect.signature(fn).parameters.values()
         under_names_of_a_problem.__name__ = getattr(fn, "__name__", "kernel")
         under_names_of_a_problem.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [x.replace(name=back.get(x.name, x.name), kind=KIND.get(x.kind, x.kind))
-             for x in parameters]
+            [
+                x.replace(name=back.get(x.name, x.name), kind=KIND.get(x.kind, x.kind))
+                for x in parameters
+            ]
         )
         under_names_of_a_problem.recurrence = self  # type: ignore[attr-defined]
         return under_names_of_a_problem

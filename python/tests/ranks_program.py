@@ -134,6 +134,19 @@ def convolutions() -> None:
             compare("convolution", conv, x, torch.randn(1, T, 8), cu, layout, given)
 
 
+def compiled() -> None:
+    T = 8 * dist.get_world_size()
+    given = ops.cp_context(dist.group.WORLD, [0, T])
+    x = {n: mine(t, [0, T], "contiguous").requires_grad_() for n, t in of_rows(1, T).items()}
+
+    def step(**a: Any) -> Any:
+        return ops.chunk_kda(**a, cp_context=given)[0].sin().sum()
+
+    made = torch.compile(step, backend="aot_eager")
+    own, other = (torch.autograd.grad(f(**x), list(x.values())) for f in (step, made))
+    assert all(torch.equal(a, b) for a, b in zip(own, other, strict=True)), "torch.compile"
+
+
 def refused(kind: type[Exception], words: str, **more: Any) -> None:
     x = of_rows(1, 8)
     try:
@@ -165,6 +178,7 @@ if __name__ == "__main__":
         context._by_group = lambda r: context._by_nccl(r, "cpu", 0)
     recurrences()
     convolutions()
+    compiled()
     refusals()
     dist.barrier()
     print("all right")

@@ -232,8 +232,18 @@ def test_batches_and_packed_sequences_of_several_query_heads() -> None:
     assert judge(x, {"o": ends}, **said).status == 1
 
 
-def comba_kernel(q: Any, k: Any, p: Any, v: Any, g: Any, beta: Any, scale: Any, do: Any = None,
-                 initial_state: Any = None, wrong: float = 1) -> Arrays:
+def comba_kernel(
+    q: Any,
+    k: Any,
+    p: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    scale: Any,
+    do: Any = None,
+    initial_state: Any = None,
+    wrong: float = 1,
+) -> Arrays:
     """comba of any sizes, from any state; wrong: a factor of what p reads."""
     S = np.zeros((*q.shape[1:], v.shape[-1])) if initial_state is None else initial_state[0]
     o = np.zeros(v.shape)
@@ -274,8 +284,11 @@ def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
 
 
 def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:
-    own = {"base": "fp32", "recurrence": RWKV7,
-           "outputs": ("o", "dr", "dw", "dk", "dkk", "da", "dv")}
+    own = {
+        "base": "fp32",
+        "recurrence": RWKV7,
+        "outputs": ("o", "dr", "dw", "dk", "dkk", "da", "dv"),
+    }
 
     def lacks(r: Any, w: Any, k: Any, kk: Any, a: Any, v: Any, do: Any) -> Arrays:
         y = rwkv7_kernel(r, w, k, kk, a, v, do)
