@@ -99,7 +99,13 @@ def _one_run(
 ) -> Run:
     folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="deltaproof-")
     path, status = os.path.join(folder, "results.json"), NOT_JUDGED
-    command = ["run", *names, *own_rows(contract), f"--out={folder}" if out else f"--json={path}", *options]
+    command = [
+        "run",
+        *names,
+        *own_rows(contract),
+        f"--out={folder}" if out else f"--json={path}",
+        *options,
+    ]
     command += [f"--limit={LONGEST:.0f}"]
     server = Server(contract, about, limit)
     kernels = _once_with_names(contract, server)

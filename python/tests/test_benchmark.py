@@ -1,6 +1,8 @@
 """A public benchmark's laws of inputs and seven wrong kernels, which its own tolerance passes in
 part: each is red here on each law that shows its fault, and right ones are green."""
 
+import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
+@functools.cache
 def judged(kernel: Any, law: Any, cache: str) -> deltaproof.Judgement:
     x = law(np.random.default_rng(3))
     o = kernel(**{n: y.astype(np.float32) for n, y in x.items()})
@@ -62,3 +65,24 @@ def test_its_own_tolerance_passes_zeros_and_forgotten_states() -> None:
                 passes.add((kernel.__name__, law.__name__))
     for name in ("zeros", "state_dropped", "state_fades"):
         assert (name, "nominal") in passes and (name, "small") in passes
+
+
+def test_readme_has_these_errors(cache: str) -> None:
+    """Bold: its own tolerance passes; in brackets: the fault is smaller than rounding."""
+    readme = Path(__file__).parent.parent.parent / "README.md"
+    if not readme.is_file():
+        pytest.skip("no README.md beside these tests")
+    text = readme.read_text(encoding="utf-8")
+    table = text[text.index("| kernel | nominal |") :].split("\n\n")[0].splitlines()[2:]
+    for kernel, line in zip(benchmark.WRONG, table, strict=True):
+        for law, cell in zip(benchmark.LAWS, line.strip("| ").split(" | ")[1:], strict=True):
+            o = judged(kernel, law, cache).tensors["o"]
+            x = {n: y.astype(np.float64) for n, y in law(np.random.default_rng(3)).items()}
+            tolerated = np.allclose(
+                kernel(**x), benchmark.right(**x), rtol=benchmark.RTOL, atol=benchmark.ATOL
+            )
+            assert ("**" in cell) == tolerated, (kernel, law)
+            assert ("(" in cell) == ((kernel.__name__, law.__name__) in LESS), (kernel, law)
+            said = float(cell.strip("(*)").replace(",", ""))
+            ratio = o["rel_fro"] / o["expected"]["rel"]
+            assert abs(said - ratio) < 0.06 * ratio + 0.05, (kernel, law, ratio)
