@@ -3,13 +3,16 @@
 #include "case.h"
 #include "case_parts.h"
 #include "front.h"
+#include "harness/base/home.h"
 #include "operations.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* data: the tensors; NULL: they are generated. tokens: those of data. */
 static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfile *data,
@@ -106,7 +109,10 @@ dp_status dp_case_load(const char *path, dp_case *c, dp_err *e) {
 dp_status dp_case_recurrence(const char *path, dp_err *e) {
     dp_user_recurrence y;
     char *text;
+    char name[80];
     size_t n;
+    snprintf(name, sizeof name, "cases/%.48s.recurrence", path);
+    if (!strchr(path, '/') && access(path, F_OK)) path = dp_home(name);
     dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
     if (s) return s;
     s = dp_user_recurrence_parse(text, path, &y, e);

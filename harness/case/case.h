@@ -88,8 +88,9 @@ static inline const dp_session *dp_case_session(const dp_case *c) {
 int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
-/* The file is a recurrence of a user's own (ref/vocabulary/recurrence_text.h): from here on every
- * case of a recurrence is of that one, whatever its op. */
+/* The file is a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or the name of one
+ * that lies among the cases: from here on every case of a recurrence is of that one, whatever its
+ * op. */
 dp_status dp_case_recurrence(const char *path, dp_err *e);
 /* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the
  * shapes that the case file itself states, 0 for those that it leaves to its data. */

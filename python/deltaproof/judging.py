@@ -160,8 +160,8 @@ def judge(
     beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
     because no limit on such inputs would see that they are zero. kernel_commit, label, kernels
     (names of CUDA kernels that ran): for the record.
-    recurrence: one of your own, or the path of its text: inputs and gradients then have its names;
-    beta and l2norm are none.
+    recurrence: one of your own, the path of its text, or the name of one that comes with the
+    program: inputs and gradients then have its names; beta and l2norm are none.
     out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
     "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
     report.html; None: the files stay in a temporary folder if an output fails, and are removed
@@ -197,6 +197,11 @@ def judge(
     return found
 
 
+def _path_or_name(recurrence: str) -> str:
+    """A file from anywhere; one that is none is a name that the program knows."""
+    return os.path.abspath(recurrence) if os.path.exists(recurrence) else recurrence
+
+
 def _tell(found: Judgement) -> None:
     for listener in listeners:
         listener(found)
@@ -222,7 +227,7 @@ def _judged(
     if isinstance(recurrence, Recurrence):
         files = [*files, rows]
     if recurrence is not None:
-        of = rows if isinstance(recurrence, Recurrence) else os.path.abspath(recurrence)
+        of = rows if isinstance(recurrence, Recurrence) else _path_or_name(recurrence)
         replay.append(f"--recurrence={of}")
     keep = bool(out)
     try:

@@ -129,6 +129,13 @@ def test_rwkv7_by_its_own_names_passes_forward_and_backward() -> None:
     assert set(got) == {"o", "final_state", "dr", "dw", "dk", "dkk", "da", "dv", "ds0"}
 
 
+@pytest.mark.parametrize("name", ["rwkv7", "comba"])
+def test_recurrences_that_come_with_the_program_have_names(name: str) -> None:
+    x = rwkv7_inputs() if name == "rwkv7" else comba_inputs()
+    y = rwkv7(x) if name == "rwkv7" else comba(x)
+    assert len(assert_explained(x, y, recurrence=name, **SAID)) == len(y)
+
+
 def test_rwkv7_that_reads_the_decayed_state_fails() -> None:
     x = rwkv7_inputs()
     found = judge(x, rwkv7(x, decayed=True), recurrence=RWKV7, **SAID)
