@@ -7,6 +7,7 @@
 #include "ref/vocabulary/text.h"
 
 #include <dirent.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -170,18 +171,56 @@ static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
     return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
 }
 
-/* Entries of this content and kind that other arithmetics made: a folder does not grow by all of
- * them with every build. */
-static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
-    const char *name = strrchr(own->path, '/') + 1;
+/* Entries that other arithmetics made, in the folder where this process saved last, as they were at
+ * its first save there: a listing for every save took minutes of a large folder. */
+static struct {
+    pthread_mutex_t lock;
+    char *dir, **name;
+    int n, room;
+} others = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Is it an entry of another arithmetic? */
+static int is_other(const char *name) {
+    const char *dot = strrchr(name, '.');
+    for (int k = 0; dot && strspn(name, "0123456789abcdef") == 32 && k < DP_NCACHE_KINDS; k++)
+        if (!strcmp(dot + 1, kinds[k].name))
+            return dot - name == 49 && strncmp(name + 33, kinds[k].sources, 16) != 0;
+    return 0;
+}
+
+static void list_others(const char *dir) {
+    for (int i = 0; i < others.n; i++)
+        free(others.name[i]);
+    others.n = 0;
+    free(others.dir);
+    others.dir = dp_strdup(dir);
     DIR *d = opendir(dir);
     for (struct dirent *x; d && (x = readdir(d));) {
-        const char *dot = strrchr(x->d_name, '.');
-        if (dot && !strncmp(x->d_name, own->hex, 32) && !strcmp(dot + 1, kinds[kind].name) &&
-            strcmp(x->d_name, name))
-            unlinkat(dirfd(d), x->d_name, 0);
+        if (!is_other(x->d_name)) continue;
+        if (others.n == others.room) {
+            others.room = others.room ? 2 * others.room : 64;
+            others.name = dp_realloc(others.name, sizeof *others.name * (size_t)others.room);
+        }
+        others.name[others.n++] = dp_strdup(x->d_name);
     }
     if (d) closedir(d);
+}
+
+/* Those of this content and kind: a folder does not grow by all of them with every build. */
+static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
+    const char *ending = kinds[kind].name;
+    pthread_mutex_lock(&others.lock);
+    if (!others.dir || strcmp(others.dir, dir)) list_others(dir);
+    for (int i = 0; i < others.n; i++) {
+        char *name = others.name[i], *path;
+        if (strncmp(name, own->hex, 32) || strcmp(strrchr(name, '.') + 1, ending)) continue;
+        if (asprintf(&path, "%s/%s", dir, name) < 0) abort();
+        unlink(path);
+        free(path);
+        free(name);
+        others.name[i--] = others.name[--others.n];
+    }
+    pthread_mutex_unlock(&others.lock);
 }
 
 void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *part, int n) {
