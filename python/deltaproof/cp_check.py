@@ -8,8 +8,8 @@
                          cu_seqlens=None if group else cu_seqlens)[0]
 
 The function gets this rank's tokens [1,T,H,..] as --layout says, the bounds of all sequences and
-the process group (None: it has all tokens, alone), and returns o. Both results, with the gradients
-that autograd makes (--forward: without), are judged against the truth. Verdicts:
+the process group, and returns o. The group is None where one rank has all tokens. Both results are
+judged against the truth, with the gradients that autograd makes (--forward: without). Verdicts:
 
     right      both pass; the text says whether the bits are one rank's, too
     alone      wrong on one rank already: no matter of ranks
@@ -65,7 +65,7 @@ def places(cu: list[int], N: int, layout: str) -> list[list[int]]:
 
 @dataclass
 class Ranks:
-    """What both sides share: the function, the inputs of all tokens, how ranks are asked."""
+    """The function, the inputs of all tokens, and how one rank and all are asked."""
 
     function: Callable[..., Any]
     inputs: Tensors
@@ -119,7 +119,7 @@ def assembled(parts: list[Tensors], at: list[list[int]]) -> Tensors:
 
 
 def off(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of each token, how far a is from b, of b's largest number."""
+    """How far each token of a is from b's, as a part of b's largest number."""
     a, b = (x.detach().double().cpu().flatten(2) for x in (a, b))
     return (a - b).abs().amax((0, 2)) / b.abs().max().clamp_min(1e-300)
 

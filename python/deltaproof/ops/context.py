@@ -4,10 +4,10 @@
     o, _ = chunk_kda(q, k, v, g, beta, cp_context=cp_context(group, cu_seqlens, "zigzag"))
 
 `cp_context=` of a function takes one of these, FLA's object (`build_cp_context`), or a process
-group of PyTorch. Each rank gives and gets its own tokens, in their order. Ranks on CPUs reach each
-other by the group itself (gloo), ranks on CUDA devices by an NCCL communicator that the first call
-of a group makes. Gradients of parameters (A_log, dt_bias, weight, bias) are sums over all ranks
-that rank 0 has, and zeros elsewhere: a sum over the group, which a trainer makes, is right."""
+group of PyTorch. Each rank passes and gets its own tokens, in their order. Ranks on CPUs meet by
+the group itself (gloo). Ranks on CUDA devices meet by an NCCL communicator, which the first call of
+a group makes. A gradient of a parameter (A_log, dt_bias, weight, bias) is the sum over all ranks on
+rank 0, and zeros elsewhere, so that a trainer's sum over the group is right."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cp_context(
 
     contiguous       rank r has the r-th of as many equal parts as there are ranks
     zigzag           of twice as many parts rank r has the r-th, then the r-th from the end
-    sequence-zigzag  the same of every sequence for itself (Megatron's packed sequences)
+    sequence-zigzag  the same of every sequence for itself (Megatron's packed sequences).
 
     Rows of a batch are each cut for itself."""
     need(layout in LAYOUTS, "layout", f"{layout!r} is none of {LAYOUTS}")
@@ -111,7 +111,7 @@ _lock = threading.Lock()
 
 
 def ranks(number: int) -> Ranks | None:
-    """What number_of named, None for 0."""
+    """The partition that number_of named, None for 0."""
     return _known[number] if number else None
 
 

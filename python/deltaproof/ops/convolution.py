@@ -77,7 +77,7 @@ def _convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, initial_state: Tensor | None, keep: bool,
     cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, silu: int, number: int, N: int,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """y and the last rows. Where rows before are given or kept, W rows stand before each sequence,
+    """y and the last rows. Where a state is passed or kept, W rows stand before each sequence,
     of which a token sees the last W - 1."""
     W, D = weight.shape[1], x.shape[2]
     conv = torch.ops.deltaproof.conv
@@ -104,8 +104,8 @@ def _convolve(
 def _places(
     cu: tuple[int, ...], W: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where rows lie when W others stand before each sequence: those of tokens, the others, the
-    last W of each sequence; and the bounds, on the host."""
+    """Places of rows when W others stand before each sequence: of tokens, of the others, of the
+    last W of each sequence. Then the bounds, on the host."""
     starts = [b + n * W for n, b in enumerate(cu)]  # of the others of sequence n
     own = [t + (n + 1) * W for n in range(len(cu) - 1) for t in range(cu[n], cu[n + 1])]
     others = [s + i for s in starts[:-1] for i in range(W)]

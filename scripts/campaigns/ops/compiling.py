@@ -1,9 +1,8 @@
 """FLA's kernels compiled in parallel before anything is timed.
 
-Each of FLA's kernels chooses among up to some twenty configurations and would compile them one
-after the other: a layer's take a minute of one core for each. So at most CONFIGS of them, spread
-over its list, are left to choose among; one process for each runs the work once, so that Triton's
-cache has all; the timed process then chooses."""
+Each of FLA's kernels chooses among up to some twenty configurations. One of all kernels of a layer
+takes a core a minute to compile. So at most CONFIGS of them stay, spread over each kernel's list.
+One process for each runs the work once and fills Triton's cache. The timed process then chooses."""
 
 import os
 import subprocess
@@ -24,7 +23,7 @@ def keep(configs, only=None):
 
 def compile_fla(script, kinds, configs, limit):
     """Starts `script --configs N --compile KIND I` for each, as many at once as there are cores;
-    after `limit` seconds those that still run end. Returns how many came to their end."""
+    after `limit` seconds those that still run end. Returns how many ended well."""
     until = time.monotonic() + limit
     jobs = [(kind, str(i)) for i in range(configs) for kind in kinds]
     running, done = [], 0

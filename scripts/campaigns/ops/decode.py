@@ -5,7 +5,7 @@
 
 Prompts are read in one call, then tokens come one by one, greedily, from transformers' cache. Three
 runs: `torch` (transformers' own functions in PyTorch), `fla`, `ours` (chunk_gated_delta_rule for
-prompts, fused_recurrent_gated_delta_rule for each token). The second and third are given the tokens
+prompts, fused_recurrent_gated_delta_rule for each token). The second and third read the tokens
 that the first chose, so that logits compare token by token. Printed: how far logits are from those
 of `torch` in fp32, of the largest, how many tokens would be chosen alike, and milliseconds. Without
 a device: --size tiny, without fla."""

@@ -5,8 +5,8 @@
         [--half bfloat16] [--whose fla]
 
 TESTS: folder `tests` of a checkout of FLA, which is read and never kept here. FLA's functions are
-replaced by ours of the same name (`swap.py`). Results go to DIR/results.jsonl, a line a test, and
-a later call with the same DIR goes on where this one stopped, behind a crash too. Kinds:
+replaced by ours of the same name (`swap.py`). Results go to DIR/results.jsonl, a line a test.
+A later call with the same DIR goes on where this one stopped, behind a crash too. Kinds:
 
     passed      with a call of ours in it
     failed      likewise, or an error or a crash
@@ -15,11 +15,10 @@ a later call with the same DIR goes on where this one stopped, behind a crash to
     no call     passed without a call of ours: of FLA's other kernels
     broke first failed before a call of ours
 
-Most of FLA's tests ask for fp16, which ours do not take: --half names the type that stands in its
-place in the tests' parameters, so that reference and ours get the same numbers (float16: none, and
-such tests are not served). The tests' bounds stay as they are; --whose fla runs FLA's functions in
-the same way, which says what of a failure is the type's. FLA's kernels choose among two of their
-configurations, as each is compiled on the way."""
+Most of FLA's tests ask for fp16, which ours do not take. --half names the type that replaces it in
+the tests' parameters, so that reference and ours get the same numbers. The tests' bounds stay as
+they are. --whose fla runs FLA's own functions likewise, to tell a failure of the type from ours.
+FLA's kernels choose among two of their configurations, since each is compiled by its first test."""
 
 import argparse
 import json

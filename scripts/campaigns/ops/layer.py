@@ -5,10 +5,10 @@ deltaproof.ops, by CUDA events and by wall clock.
     python3 scripts/campaigns/ops/layer.py [--limit SECONDS] [--out FILE] [--size large]
 
 Projections, convolutions, recurrence, norm and output, bf16, hidden 2048, 16 heads of 128. Forward
-without gradients, and forward with backward; medians of 20 behind 5, with FLA's kernels tuned
-before. `events`: between two CUDA events around a call whose stream is busy, so that host time does
-not show; `wall`: from an idle device to an idle device, with the host's time; `host`: until the
-call returns. Ours and FLA's calls alternate in one process. Without a device: --size tiny."""
+without gradients, and forward with backward: medians of 20 behind 5, with FLA's kernels tuned
+before. `events` is the time between two CUDA events around a call whose stream is busy, so that
+host time does not show. `wall` is from an idle device to an idle device, `host` until the call
+returns. Ours and FLA's calls alternate in one process. Without a device: --size tiny."""
 
 import argparse
 import sys

@@ -77,7 +77,7 @@ class Swapped:
 
 
 class CpuDriver:
-    """What FLA and Triton's interpreter ask a driver for."""
+    """The driver that FLA and Triton's interpreter ask."""
 
     class utils:
         @staticmethod

@@ -4,12 +4,12 @@
     python3 scripts/campaigns/ops/train.py --out DIR [--limit SECONDS] [--steps 300] [--size small]
 
 Models: FLA's KDAForCausalLM and GatedDeltaNetForCausalLM on bytes of this repository's files, bf16
-autocast, AdamW. Runs of each: `fla`, `fla-again` (the same once more: what a loss differs by where
-nothing was changed), `ours` (chunk_* and causal_conv1d of deltaproof.ops, the rest FLA's), from the
-same seed and the same batches. DIR/runs.json gets losses, tokens a second behind the first 30 steps
-and memory at most of each; a later call makes those that are not there. FLA's kernels are compiled
-before and tuned in the first steps. FLA's GDN needs Triton from 3.7.1 on or tilelang on Hopper.
-Without a device: --size tiny, by Triton's interpreter, `ours` alone."""
+autocast, AdamW. `fla` is FLA's as they are, `fla-again` the same once more, for the scatter of
+losses. `ours` has chunk_* and causal_conv1d of deltaproof.ops, and else FLA's. Seed and batches are
+the same. DIR/runs.json gets losses, tokens a second behind the first 30 steps and the peak of
+memory. A later call makes the runs that are not there. FLA's kernels are compiled before and tuned
+in the first steps. FLA's GDN needs Triton from 3.7.1 on or tilelang on Hopper. Without a device:
+--size tiny, by Triton's interpreter, `ours` alone."""
 
 import argparse
 import itertools
