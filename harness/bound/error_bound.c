@@ -1,7 +1,7 @@
 /* The error bounds of one chain format: chains, merges, passes, in the pipeline's order. */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
-#include "ref/chunk/affine.h"
+#include "ref/chunk/payload.h"
 
 #include <string.h>
 

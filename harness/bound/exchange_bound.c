@@ -17,7 +17,7 @@
  */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
-#include "ref/chunk/affine.h"
+#include "ref/chunk/payload.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* The simulated ranks: all stages in their order, or one of them (ranks.h). */
 #include "ranks_stages.h"
-#include "ref/chunk/affine.h"
+#include "ref/chunk/payload.h"
 #include "ref/chunk/recurrent.h"
 
 #include <assert.h>

@@ -6,6 +6,11 @@
 
 #include <stdlib.h>
 
+dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain) {
+    if (dp_erases(p)) return chain;
+    return base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
+}
+
 static double sent(dp_payload p, double x) {
     switch (p) {
     case DP_PAYLOAD_FULL: return x;

@@ -5,10 +5,16 @@
 #define DP_PAYLOAD_H
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
+#include "ref/vocabulary/problem.h"
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* The format in which the chain of M is multiplied where `chain` is asked for: that one, but where
+ * nothing is erased M is a diagonal, K numbers that no product of matrices need touch: they are
+ * multiplied in the accumulator of the base, whatever is asked for. */
+dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain);
 
 /* n numbers of states, in place. */
 void dp_payload_state(dp_payload p, int64_t n, double *x);
