@@ -17,6 +17,7 @@ ml_dtypes.bfloat16) or PyTorch's.
 """
 
 from .autograd import judge_autograd
+from .capturing import capture
 from .checking import Check, check
 from .closeness import assert_close, explain_difference
 from .contract import Unsupported
@@ -38,6 +39,7 @@ __all__ = [
     "assert_close",
     "assert_explained",
     "bisect",
+    "capture",
     "check",
     "differ",
     "exchange_prices",

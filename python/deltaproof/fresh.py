@@ -294,11 +294,20 @@ def _judged(x: Made, report: str | None, options: Mapping[str, Any]) -> tuple[di
 
 def _judge(x: Made, report: str | None, options: Mapping[str, Any]) -> Judgement:
     given = {n: y for n, y in x.of.inputs.items() if n != "cu_seqlens"}
+    made = x.call.results or {}
+    if len(given["q"]) == 1:  # one token is told from one head by the axis of batch
+        given, made = with_batch(given), with_batch(made)
     cu = x.of.inputs.get("cu_seqlens")
     cu_seqlens = None if cu is None else [int(n) for n in cu]
     folder = os.path.join(report, x.name) if report else None
     told = {**x.of.settings, **options}
-    return judge(given, x.call.results or {}, cu_seqlens=cu_seqlens, report=folder, **told)
+    return judge(given, made, cu_seqlens=cu_seqlens, report=folder, **told)
+
+
+def with_batch(arrays: Tensors) -> dict[str, Any]:
+    """Arrays of tokens as rows of a batch of one."""
+    axes = {**INPUTS, **RESULTS}
+    return {n: x[None] if axes[n].startswith("T,") else x for n, x in arrays.items()}
 
 
 def share(tensor: Mapping[str, Any]) -> float:

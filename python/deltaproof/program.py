@@ -80,5 +80,17 @@ def main() -> None:
         from .score import main as score
 
         sys.exit(score(sys.argv[2:]))
+    if sys.argv[1:2] == ["capture-path"]:
+        print(os.pathsep.join([os.path.join(_HERE, "capture_site"), os.path.dirname(_HERE)]))
+        sys.exit(0)
+    folders = [os.path.isdir(x) for x in sys.argv[2:3] + sys.argv[3:4]]
+    if (
+        sys.argv[1:2] == ["judge"]
+        and folders[:1] == [True]
+        or (sys.argv[1:2] == ["differ"] and folders == [True, True])
+    ):
+        from .captures import main as captured
+
+        sys.exit(captured(sys.argv[1], sys.argv[2:]))
     path = program()
     os.execve(path, ["deltaproof"] + sys.argv[1:], environment())
