@@ -9,7 +9,9 @@
 
 The function gets this rank's tokens [1,T,H,..] as --layout says, the bounds of all sequences and
 the process group, and returns o. The group is None where one rank has all tokens. Both results are
-judged against the truth, with the gradients that autograd makes (--forward: without). Verdicts:
+judged against the truth, with the gradients that autograd makes (--forward: without). With a gate
+in the kernel (--gate) it may take A_log and dt_bias, whose gradients are summed over the ranks.
+Verdicts:
 
     right      both pass; the text says whether the bits are one rank's, too
     alone      wrong on one rank already: no matter of ranks
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("contiguous", "zigzag", "sequence-zigzag")
 NAMES = ("q", "k", "v", "g", "beta")
+PARAMETERS = ("A_log", "dt_bias")  # whole on every rank; their gradients are sums over ranks
 CLAIMS = ("tf32x3", "tf32", "tf32rz", "bf16")
 NEAR = 0.05  # of the largest number: what rounding may be, and another order of tokens is not
 SAME = 0.01  # a hypothesis that holds leaves less than this, of the largest number
@@ -92,10 +95,13 @@ class Ranks:
             found |= {f"d{n}": d for n, d in zip((n for n in x if n in wanted), grads, strict=True)}
         return found
 
+    def rows(self, at: list[int]) -> Tensors:
+        return {n: t if n in PARAMETERS else t[:, at] for n, t in self.inputs.items()}
+
     def alone(self, order: list[int] | None = None, cu: list[int] | None = None) -> Tensors:
         """One rank's result, of the tokens in that order."""
         at = order or list(range(self.cu[-1]))
-        inputs = {n: t[:, at] for n, t in self.inputs.items()}
+        inputs = self.rows(at)
         return self.call(inputs, self.do[:, at], cu or self.cu, None)
 
     def together(self) -> list[Tensors] | None:
@@ -103,8 +109,7 @@ class Ranks:
         import torch.distributed as dist
 
         at = places(self.cu, self.N, self.layout)[self.rank]
-        inputs = {n: t[:, at] for n, t in self.inputs.items()}
-        own = self.call(inputs, self.do[:, at], self.cu, self.group)
+        own = self.call(self.rows(at), self.do[:, at], self.cu, self.group)
         every: list[Any] = [None] * self.N
         dist.all_gather_object(every, {n: t.cpu() for n, t in own.items()})
         return every if self.rank == 0 else None
@@ -115,7 +120,12 @@ def assembled(parts: list[Tensors], at: list[list[int]]) -> Tensors:
     import torch
 
     order = torch.tensor([t for rank in at for t in rank]).argsort()
-    return {n: torch.cat([p[n] for p in parts], 1)[:, order] for n in parts[0]}
+    return {
+        n: sum(p[n] for p in parts)
+        if n[1:] in PARAMETERS
+        else torch.cat([p[n] for p in parts], 1)[:, order]
+        for n in parts[0]
+    }
 
 
 def off(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -145,7 +155,7 @@ class Diagnosis:
 
     def worst(self) -> tuple[str, torch.Tensor]:
         """The first output whose rows differ by more than rounding, else the one furthest off."""
-        each = {n: off(t, self.one[n]) for n, t in self.many.items()}
+        each = {n: off(t, self.one[n]) for n, t in self.many.items() if n[1:] not in PARAMETERS}
         bad = [n for n in each if each[n].max() > NEAR]
         name = bad[0] if bad else max(each, key=lambda n: each[n].max().item())
         return name, each[name]
@@ -165,8 +175,25 @@ class Diagnosis:
         token = int((rows > NEAR).nonzero()[0]) if rows.max() > NEAR else int(rows.argmax())
         place = f"{name} at {self.where(token)}, by {rows[token]:.2g} of its largest number"
         if rows.max() <= NEAR:
-            return self.rounding(place, judged)
+            return self.sums() or self.rounding(place, judged)
         return self.layout(place) or self.exchange(name, rows, place)
+
+    def sums(self) -> Finding | None:
+        """Is a parameter's gradient, summed over the ranks, another than one rank's?"""
+
+        def near(t: Any, name: str) -> bool:
+            whole = self.one[name].cpu()
+            return bool((t - whole).abs().max() <= NEAR * whole.abs().max())
+
+        for name in (n for n in self.many if n[1:] in PARAMETERS):
+            if near(self.many[name], name):
+                continue
+            if all(near(p[name], name) for p in self.parts):
+                text = "is the whole sum on every rank: a sum over ranks has it so many times"
+            else:
+                text = "of the ranks does not add up to one rank's"
+            return Finding("exchange", f"{name} {text}; everything else is right")
+        return None
 
     def rounding(self, place: str, judged: Judgement) -> Finding:
         text = f"furthest from one rank: {place}; {_failures(judged)}"
@@ -176,11 +203,9 @@ class Diagnosis:
         return Finding("rounding", f"{text}; no format of the chain of M explains it")
 
     def matches(self, whole: Tensors, at: list[list[int]]) -> bool:
-        names = [n for n in self.many if n == "o"] or list(self.many)
         return all(
-            bool((off(p[n], whole[n][:, own]) < SAME).all())
+            bool((off(p["o"], whole["o"][:, own]) < SAME).all())
             for p, own in zip(self.parts, at, strict=True)
-            for n in names
         )
 
     def layout(self, place: str) -> Finding | None:
@@ -284,13 +309,20 @@ def drawn(args: argparse.Namespace, N: int, device: str) -> tuple[Tensors, Any, 
         return torch.randn(1, T, *shape, generator=draw)
 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[args.base]
+    Kg = (K,) if args.model == "kda" else ()
     x = {
         "q": normal(H, K).to(dtype),
         "k": F.normalize(normal(H, K), dim=-1).to(dtype),
         "v": normal(HV, V).to(dtype),
-        "g": -0.1 * normal(HV, *((K,) if args.model == "kda" else ())).abs(),
-        "beta": normal(HV).sigmoid(),
+        "g": normal(HV, *Kg),
+        "beta": normal(HV),
     }
+    if args.gate == "log":
+        x["g"] = -0.1 * x["g"].abs()
+    else:
+        x |= {"A_log": normal(HV)[0, 0] / 2, "dt_bias": normal(HV, *Kg)[0, 0] - 3}
+    if args.beta == "plain":
+        x["beta"] = x["beta"].sigmoid()
     do = normal(HV, V).to(dtype)
     return {n: t.to(device) for n, t in x.items()}, do.to(device), bounds(T, N)
 
@@ -306,6 +338,10 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     a.add_argument("--base", choices=("bf16", "fp32"), default="fp32")
     a.add_argument("--claim", choices=CLAIMS, help="format of the chain of M")
     a.add_argument("--model", choices=("kda", "gdn"), default="kda", help="g [T,HV,K] or [T,HV]")
+    a.add_argument("--gate", choices=("log", "softplus", "lower_bound"), default="log")
+    a.add_argument("--lower-bound", type=float, default=-5.0)
+    a.add_argument("--beta", choices=("plain", "sigmoid", "sigmoid2"), default="plain")
+    a.add_argument("--l2norm", action="store_true", help="of q and k, in the kernel")
     a.add_argument("--tokens", type=int, default=64, help="a rank")
     a.add_argument("--heads", type=int, default=2)
     a.add_argument("--width", type=int, default=32, help="K and V")
@@ -356,15 +392,23 @@ def main(given: list[str] | None = None) -> int:
 def _judge(
     args: argparse.Namespace, x: Tensors, do: Any, cu: list[int], N: int
 ) -> Callable[[Tensors, str | None], Judgement]:
-    inputs = {n: t[0].cpu() for n, t in x.items()} | {"do": do[0].cpu()}
+    inputs = {n: (t if n in PARAMETERS else t[0]).cpu() for n, t in x.items()}
+    inputs["do"] = do[0].cpu()
+    form = {"gate": args.gate, "beta": args.beta, "l2norm": args.l2norm}
+    if args.gate == "lower_bound":
+        form["lower_bound"] = args.lower_bound
 
     def judged(outputs: Tensors, claim: str | None) -> Judgement:
         said = claim or args.claim
         chain: Any = {"claim": said, "ranks": N} if said else {}
         return judge(
-            inputs, {n: t[0].cpu() for n, t in outputs.items()}, base=args.base, gate="log",
-            beta="plain", l2norm=False, cu_seqlens=cu, **chain,
-        )  # fmt: skip
+            inputs,
+            {n: (t if n[1:] in PARAMETERS else t[0]).cpu() for n, t in outputs.items()},
+            base=args.base,
+            cu_seqlens=cu,
+            **form,
+            **chain,
+        )
 
     return judged
 

@@ -81,3 +81,40 @@ def nothing(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any, group: A
 
 def wrong_alone(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any, group: Any) -> Any:
     return 2 * _handed((q, k, v, g, beta), cu_seqlens, group, lambda s: s)
+
+
+def layer(
+    q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any, dt_bias: Any, cu_seqlens: Any, group: Any
+) -> Any:
+    """Gate, beta and norm in the kernel; dt_bias [HV,K] goes in as [HV*K]."""
+    from deltaproof import ops
+
+    own: dict[str, Any] = {"cu_seqlens": cu_seqlens}
+    if group is not None:
+        own = {"cp_context": _context(group, cu_seqlens)}
+    return ops.chunk_kda(
+        q, k, v, g, beta, A_log=A_log, dt_bias=dt_bias.flatten(), use_gate_in_kernel=True,
+        use_beta_sigmoid_in_kernel=True, use_qk_l2norm_in_kernel=True, **own,
+    )  # fmt: skip
+
+
+class _Whole(torch.autograd.Function):
+    """What makes the gradient of a parameter the whole sum on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, d: Any) -> Any:
+        d = d.clone()
+        dist.all_reduce(d)
+        return d
+
+
+def layer_of_sums(
+    q: Any, k: Any, v: Any, g: Any, beta: Any, A_log: Any, dt_bias: Any, cu_seqlens: Any, group: Any
+) -> Any:
+    if group is not None:
+        A_log = _Whole.apply(A_log)
+    return layer(q, k, v, g, beta, A_log, dt_bias, cu_seqlens, group)

@@ -74,6 +74,19 @@ def test_the_tensor_cores_path_is_right_on_ranks() -> None:
     assert "cp-check: right: " in found.stdout, found.stdout + found.stderr[-2000:]
 
 
+@pytest.mark.usefixtures("kernels_of_the_cpu")
+@pytest.mark.parametrize(
+    "function, words",
+    [
+        ("layer", "cp-check: right: one rank and 2 pass"),
+        ("layer_of_sums", "cp-check: exchange: dA_log is the whole sum on every rank"),
+    ],
+)
+def test_gradients_of_parameters_are_summed_over_ranks(function: str, words: str) -> None:
+    found = told(function, "--gate", "softplus", "--beta", "sigmoid", "--l2norm")
+    assert words in found.stdout, found.stdout + found.stderr[-2000:]
+
+
 def test_a_name_that_is_not_there_is_said() -> None:
     found = told("missing")
     assert "cp_functions.py has no missing" in found.stderr
