@@ -90,13 +90,16 @@ class Recurrence:
             made = fn(**{own.get(n, n): x for n, x in given.items()})
             return {back.get(n, n): x for n, x in made.items()} if isinstance(made, dict) else made
 
-        parameters = inspect.signature(fn).parameters.values()
+        given = inspect.signature(fn).parameters.values()
+        parameters = [
+            x
+            if x.kind is inspect.Parameter.VAR_KEYWORD
+            else x.replace(name=back.get(x.name, x.name), kind=inspect.Parameter.KEYWORD_ONLY)
+            for x in given
+        ]
         under_names_of_a_problem.__name__ = getattr(fn, "__name__", "kernel")
         under_names_of_a_problem.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                x.replace(name=back.get(x.name, x.name), kind=KIND.get(x.kind, x.kind))
-                for x in parameters
-            ]
+            parameters
         )
         under_names_of_a_problem.recurrence = self  # type: ignore[attr-defined]
         return under_names_of_a_problem
@@ -113,5 +116,3 @@ class Recurrence:
             os.replace(own, path)
         return path
 
-
-KIND = {inspect.Parameter.POSITIONAL_OR_KEYWORD: inspect.Parameter.KEYWORD_ONLY}
