@@ -81,9 +81,10 @@ static const struct {
 #define NCOMMANDS (sizeof COMMANDS / sizeof *COMMANDS)
 
 static int usage(FILE *f, int rc) {
-    fprintf(f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
-               "Proves delta-rule linear-attention kernels under context parallelism: truth in\n"
-               "MPFR, derived bounds, verdicts.\n\n");
+    fprintf(
+        f, "Usage: deltaproof COMMAND [OPTION...]\n\n"
+           "Checks delta-rule and gated linear-attention kernels, alone or split over ranks,\n"
+           "against a high-precision reference (MPFR), by limits derived from number formats.\n\n");
     for (size_t i = 0; i < NCOMMANDS; i++)
         fprintf(f, "  %-8s %s\n", COMMANDS[i].name, COMMANDS[i].what);
     fprintf(f,

@@ -227,15 +227,31 @@ static void decide(dp_judgement *j, dp_verdict verdict, const char *tier) {
     j->tier = tier;
 }
 
+typedef struct {
+    char text[24];
+} times_text;
+
+/* Three digits: 6.38, 638, 6,380; beyond a million 6.38e+06. */
+static times_text times_of(double x) {
+    times_text t;
+    const long long n = x >= 999.5 && x < 1e6 ? 10 * llround(x / 10) : 0;
+    if (n)
+        snprintf(t.text, sizeof t.text, "%lld,%03lld", n / 1000, n % 1000);
+    else
+        snprintf(t.text, sizeof t.text, "%.3g", x);
+    return t;
+}
+
 static void fail_by_bound(dp_comparison *c) {
     dp_judgement *j = c->j;
     decide(j, DP_FAIL, "bound");
     j->failed = j->over;
     j->times = j->ratio;
     snprintf(j->why, sizeof j->why,
-             "error is %.3g times its bound (|error| %.3g, bound %.3g, |truth| %.3g of the row; "
+             "error is %s times its bound (|error| %.3g, bound %.3g, |truth| %.3g of the row; "
              "rows of the head %.3g)",
-             j->ratio, j->over.err, j->over.bound, j->over.size, c->rms[j->over.at.head]);
+             times_of(j->ratio).text, j->over.err, j->over.bound, j->over.size,
+             c->rms[j->over.at.head]);
 }
 
 static void judge_bounds(dp_comparison *c, const counts *n) {
@@ -298,13 +314,12 @@ static void fail_by_draws(dp_comparison *c) {
     j->times = e->excess;
     if (e->level < DP_LEVEL_FACTOR)
         snprintf(j->why, sizeof j->why,
-                 "error is %.3g times what this design makes of these inputs (%s%s; at most %.3g "
-                 "times is its own)",
-                 l->ratio, dp_level_what[e->level], unit, l->limit);
+                 "error is %s times the rounding error expected for this design (limit %.3g), %s%s",
+                 times_of(l->ratio).text, l->limit, dp_level_what[e->level], unit);
     else
         snprintf(j->why, sizeof j->why,
-                 "%.3g of the error expected of this design lies %s (at most %.3g is its own)",
-                 l->ratio, dp_level_what[e->level], l->limit);
+                 "%s times the rounding error expected for this design (limit %.3g) lies %s",
+                 times_of(l->ratio).text, l->limit, dp_level_what[e->level]);
 }
 
 /* <err, d> over what is looked at, d of unit length. */

@@ -14,7 +14,7 @@ const char *const dp_level_what[DP_NLEVELS] = {
     "over the whole tensor",
     "at one place of all windows of a head",
     "in one channel of a head, or one column of a state",
-    "in all windows of tokens and heads alike",
+    "in every window and head",
     "in one head's sum over tokens",
     "along the tensor itself: as if it were multiplied by a factor",
     "with one sign: as if a constant were added",
