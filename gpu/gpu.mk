@@ -35,15 +35,16 @@ $(BUILD)/gpu/%.o: gpu/%.cu $(BUILD)/gpu/flags
 # DPG_FAULT=NAME or `deltaproof museum --kernels`.
 $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh
 	$(CXX) -O1 -DDP_KERNEL_FAULTS -DDPG_FAULTS_OF_DEVICE -c $< -o $@
-$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) \
+# ops/segments.o: plans need it, and libref.a stands before this archive where programs are linked.
+$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) $(BUILD)/ops/segments.o \
     $(if $(findstring -DDP_KERNEL_FAULTS,$(NVCCFLAGS)),$(BUILD)/gpu/faults.o)
 	@rm -f $@
 	$(AR) rcs $@ $^
 $(addprefix $(BUILD)/gpu/,$(GPU_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
-    $(BUILD)/ref/vocabulary/exchange.o $(BUILD)/ref/vocabulary/segments.o
+    $(BUILD)/ref/vocabulary/exchange.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o $(GPU_LIB) \
-    $(addprefix $(BUILD)/ref/vocabulary/,own.o exchange.o segments.o)
+    $(BUILD)/ref/vocabulary/own.o $(BUILD)/ref/vocabulary/exchange.o
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
     $(BUILD)/libref.a

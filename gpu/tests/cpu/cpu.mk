@@ -75,6 +75,6 @@ $(OPS_REF): $(BUILD)/ops/%.o: ref/vocabulary/%.c ref/vocabulary/%.h
 	$(CC) $(CPP_ALL) $(C_ALL) -fPIC -c $< -o $@
 $(BUILD)/ops/libdeltaproof_cpu.so: $(OPS_CPU_OBJ) gpu/ops.map
 	$(CXX) $(OPS_LINK) $(LDFLAGS) $(OPS_CPU_OBJ) -ldl -lpthread -o $@
-$(BUILD)/ops/libdeltaproof_cuda.so: $(GPU_LIB) $(OPS_REF) gpu/ops.map
+$(BUILD)/ops/libdeltaproof_cuda.so: $(GPU_LIB) $(BUILD)/ops/exchange.o gpu/ops.map
 	$(CXX) $(OPS_LINK) $(LDFLAGS) -Wl,--whole-archive $(GPU_LIB) -Wl,--no-whole-archive \
-	    $(OPS_REF) $(GPU_LDLIBS) -o $@
+	    $(BUILD)/ops/exchange.o $(GPU_LDLIBS) -o $@
