@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static char out[1 << 16];
+static char out[1 << 17]; /* tables of all results in the folder, whichever test made them */
 
 /* scripts/campaigns/adversary/run with these arguments, its results in that folder; returns its
  * exit status. */
