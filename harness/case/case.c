@@ -112,7 +112,8 @@ dp_status dp_case_recurrence(const char *path, dp_err *e) {
     char name[80];
     size_t n;
     snprintf(name, sizeof name, "cases/%.48s.recurrence", path);
-    if (!strchr(path, '/') && access(path, F_OK)) path = dp_home(name);
+    const char *ours = dp_home(name);
+    if (!strchr(path, '/') && access(path, F_OK) && !access(ours, F_OK)) path = ours;
     dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
     if (s) return s;
     s = dp_user_recurrence_parse(text, path, &y, e);
