@@ -108,10 +108,16 @@ def judged(model, base, args):
     found = run(function, args.set, base=base, layouts=("contiguous",), limit=120.0, **contract)
     each = found.verdicts()
     kinds = Counter(v.split(":")[0] for v in each.values())
-    failed = [name for name, v in each.items() if v == "fail"]
+    failed = [x.strip() for x in found.text.splitlines() if x.startswith("fail ")]
     said = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())) or f"status {found.status}"
     row = f"{model}/{base}: {said}; {time.monotonic() - start:.0f} s"
-    return "\n    ".join([row, *failed, *(x.strip().splitlines()[-1] for x in found.raised[:3])])
+    return "\n    ".join(
+        [
+            row,
+            *(" ".join(x.split()) for x in failed),
+            *(x.strip().splitlines()[-1] for x in found.raised[:3]),
+        ]
+    )
 
 
 def main():
