@@ -128,9 +128,9 @@ static int rank_of(const double *D, int K, double least) {
 
 static void print_maps(const dp_sim *s, int K) {
     const int64_t n = (int64_t)K * K;
-    printf("\nM - I of ranks 0 and 1, head 0: |M - I| / |M|; entries above 1e-2 and 1e-4 of the "
+    printf("\nM - I of ranks 0, 1, .., head 0: |M - I| / |M|; entries above 1e-2 and 1e-4 of the "
            "largest;\nsingular values above 1e-2 and 1e-4 of |M - I|, of M itself\n");
-    for (int i = 0; i < 2 * s->p->HV; i += s->p->HV) {
+    for (int i = 0; i < (s->N - 1) * s->p->HV; i += s->p->HV) {
         double *D = dp_copy(s->M[i], n);
         const int own[] = {rank_of(D, K, 1e-2), rank_of(D, K, 1e-4)};
         for (int k = 0; k < K; k++)
