@@ -5,6 +5,7 @@
 #include "commands.h"
 #include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
+#include "harness/verdict/limits_out.h"
 #include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
@@ -22,6 +23,7 @@ typedef struct {
     dp_options of;
     dp_judge_options judge;
     double why_s;
+    const char *limits; /* NULL: not asked for */
 } options;
 
 enum {
@@ -38,7 +40,8 @@ enum {
     OPT_LAYOUT,
     OPT_RECURRENCE,
     OPT_TOKENS,
-    OPT_WHY
+    OPT_WHY,
+    OPT_LIMITS
 };
 
 static const struct argp_option OPTIONS[] = {
@@ -89,6 +92,10 @@ static const struct argp_option OPTIONS[] = {
                     "text, with the names that its inputs have in both files (harness/README.md)",
      0},
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
+    {"limits", OPT_LIMITS, "FILE", 0,
+     "write the limits of rows, windows, heads and tensors as safetensors "
+     "(harness/verdict/limits_out.h)",
+     0},
     {"why", OPT_WHY, "SECONDS", 0,
      "where a tensor fails, how long common mistakes are tried, of which those that fit are "
      "printed "
@@ -117,6 +124,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_LAYOUT: o->judge.layout = arg; break;
     case OPT_RECURRENCE: o->judge.recurrence = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
+    case OPT_LIMITS: o->limits = arg; break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);
     }
@@ -196,6 +204,15 @@ static void say_why(options *o, const dp_judge_options *q, const dp_case *c, con
     free(record);
 }
 
+static dp_status write_limits(const char *path, dp_err *e) {
+    dp_tensorfile f = {0};
+    dp_limits_write(&f);
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    dp_limits_drop();
+    return st;
+}
+
 static int judge(options *o, const char *command) {
     dp_err e = {0};
     dp_runs runs = {0};
@@ -207,7 +224,8 @@ static int judge(options *o, const char *command) {
     const double t0 = dp_now();
     dp_provenance_file(&o->of.provenance, "inputs", q.inputs);
     dp_provenance_file(&o->of.provenance, "outputs", q.outputs);
-    if (dp_judge(&q, &c, &runs, &e)) {
+    if (o->limits) dp_limits_keep();
+    if (dp_judge(&q, &c, &runs, &e) || (o->limits && write_limits(o->limits, &e))) {
         rec.errors++;
         dp_refuse(&e);
     } else {

@@ -2,6 +2,7 @@
  * draws of the design.
  */
 #include "compare_impl.h"
+#include "limits_out.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -365,6 +366,14 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
     }
 }
 
+static void keep_limits(const dp_comparison *c, const dp_levels_in *l) {
+    double *bound = malloc((size_t)c->in->rows * sizeof *bound);
+    for (int64_t z = 0; bound && z < c->in->rows; z++)
+        bound[z] = c->row[z].kind == ROW_BOUND ? c->row[z].limit : INFINITY;
+    if (bound) dp_limits_add(c->in, bound, l);
+    free(bound);
+}
+
 static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, power *p) {
     const dp_compare_in *in = c->in;
     dp_levels_in l = {.draws = in->draws,
@@ -390,6 +399,7 @@ static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, pow
         l.stored[d] = x->stored[d];
     }
     dp_levels_judge(&l, &c->j->expected);
+    keep_limits(c, &l);
 }
 
 static void judge_draws(dp_comparison *c, power *p) {
@@ -503,7 +513,10 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     if (in->bound) j->bound = !n.bound ? INFINITY : n.want2 > 0 ? sqrt(n.bound2 / n.want2) : 0;
     judge_bounds(&c, &n);
     see_by_bounds(&c, &p);
-    if (in->draws) judge_draws(&c, &p);
+    if (in->draws)
+        judge_draws(&c, &p);
+    else
+        keep_limits(&c, NULL);
     leave_unjudged(&c, &p);
     power_free(&p);
     if (in->tokens > 0) windows(&c);

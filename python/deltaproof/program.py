@@ -80,6 +80,10 @@ def main() -> None:
         from .score import main as score
 
         sys.exit(score(sys.argv[2:]))
+    if sys.argv[1:2] == ["pack"]:
+        from .packs import main as pack
+
+        sys.exit(pack(sys.argv[2:]))
     if sys.argv[1:2] == ["capture-path"]:
         print(os.pathsep.join([os.path.join(_HERE, "capture_site"), os.path.dirname(_HERE)]))
         sys.exit(0)

@@ -1,0 +1,30 @@
+/* harness/verdict/limits_out.h - the limits of comparisons as numbers that others can hold an error
+ * against, for truth packs (python/deltaproof/packs.py).
+ *
+ * Of a tensor: rows, their bound and radius together, [rows]; the parts that draws see, subrows of
+ * a row each; and the largest |error|_2 that passes of each part, of each window of parts, of each
+ * head on a rank and of the whole tensor. Infinity: no limit. Limits of other levels (levels.h) are
+ * along directions or over places, and are not given.
+ */
+#ifndef DP_LIMITS_OUT_H
+#define DP_LIMITS_OUT_H
+#include "compare.h"
+#include "ref/files/safetensors.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* From here on dp_compare keeps limits, the last ones of each tensor by name. One thread. */
+void dp_limits_keep(void);
+/* dp_compare's: nothing where nobody asked. bound [rows]. l NULL: no draws. */
+void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels_in *l);
+/* Adds them to a file: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
+ * all F64; they stay here. */
+void dp_limits_write(dp_tensorfile *f);
+/* Frees what is kept. */
+void dp_limits_drop(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
