@@ -50,3 +50,77 @@ def gpu_mode(module: ModuleType) -> Callable[..., Any]:
         return got[0] if isinstance(got, tuple | list) else got
 
     return kernel
+
+
+# Arguments of flashinfer-bench's definitions of gated delta nets, by their names there.
+FLASHINFER = {"state": "initial_state", "a": "g", "b": "beta", "output": "o", "out": "o",
+              "new_state": "final_state", "final_state": "final_state"}  # fmt: skip
+
+
+def flashinfer_evaluator(base: str = "bf16", **settings: Any) -> Any:
+    """An evaluator of flashinfer-bench whose correctness is `judge`'s, for definitions with the
+    inputs q, k, v and g or a; settings: of `judge`. Register it:
+    flashinfer_bench.bench.evaluators.registry._EVALUATORS.append(flashinfer_evaluator(..)). A trace
+    then holds, beside the benchmark's errors, extra["deltaproof"]: the verdict and its text."""
+    from flashinfer_bench.bench.evaluators.default import DefaultEvaluator
+    from flashinfer_bench.bench.utils import make_eval
+    from flashinfer_bench.data import Correctness, EvaluationStatus
+
+    class Deltaproof(DefaultEvaluator):  # type: ignore[misc]
+        @classmethod
+        def can_evaluate(cls, definition: Any) -> bool:
+            return {"q", "k", "v"} <= set(definition.inputs) and bool(
+                {"g", "a"} & set(definition.inputs)
+            )
+
+        @classmethod
+        def check_correctness(
+            cls, definition: Any, sol_runnable: Any, inputs: Any, ref_outputs: Any, cfg: Any,
+            log_path: str, device: str,
+        ) -> Any:  # fmt: skip
+            seen: list[Any] = []
+
+            def keep(*given: Any) -> Any:
+                seen.append([x.clone() if hasattr(x, "clone") else x for x in given])
+                result = sol_runnable(*given)
+                seen[-1] = (seen[-1], result)
+                return result
+
+            keep.metadata = sol_runnable.metadata  # type: ignore[attr-defined]
+            found = super().check_correctness(
+                definition=definition, sol_runnable=keep, inputs=inputs, ref_outputs=ref_outputs,
+                cfg=cfg, log_path=log_path, device=device,
+            )  # fmt: skip
+            if not seen or not isinstance(seen[-1], tuple):
+                return found
+            verdicts = [_judged_flashinfer(definition, *x, base, settings) for x in seen]
+            worst = max(verdicts, key=lambda x: (x.status == 1, x.status))
+            errors = found[0] or Correctness()
+            told = {"status": worst.status, "text": worst.text, "failures": worst.failures()}
+            errors = errors.model_copy(update={"extra": {"deltaproof": told}})
+            if worst.status == 0:
+                return errors, None
+            status = EvaluationStatus.INCORRECT_NUMERICAL
+            return errors, make_eval(
+                status=status, device=device, log_path=log_path, correctness=errors
+            )
+
+    return Deltaproof
+
+
+def _judged_flashinfer(
+    definition: Any, given: Any, result: Any, base: str, settings: dict[str, Any]
+) -> Any:
+    from .judging import judge
+
+    names = list(definition.inputs)
+    arrays = {FLASHINFER.get(n, n): x for n, x in zip(names, given, strict=False)}
+    told = dict(settings)
+    if isinstance(arrays.get("scale"), int | float):
+        told.setdefault("scale", float(arrays["scale"]))
+    inputs = {n: x for n, x in arrays.items() if hasattr(x, "shape")}
+    if not isinstance(result, dict):
+        values = result if isinstance(result, tuple | list) else (result,)
+        result = dict(zip(definition.outputs, values, strict=False))
+    outputs = {FLASHINFER.get(n, n): x for n, x in result.items()}
+    return judge(inputs, outputs, base=base, **told)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from . import laws as law_files
-from .contract import INTEGERS, Contract, Problem, Unsupported
+from .contract import INTEGERS, WIDE, Contract, Problem, Unsupported
 from .judging import Judgement, judge
 from .limits import within
 from .program import environment, program
@@ -119,6 +119,8 @@ def _form(contract: Contract, rng: random.Random) -> dict[str, str]:
         own["beta"] = "plain"
     if op == "dplr":
         own["l2norm"] = "no"
+    if contract.base in WIDE:
+        own["dtype"] = contract.base
     return {"op": op, **own}
 
 

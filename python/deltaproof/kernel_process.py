@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -191,6 +192,9 @@ def load(file: str, function: str | None) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules["kernel"] = module
     sys.path.insert(0, os.path.dirname(file))
+    task = ModuleType("task")  # of GPU MODE's tasks, which submissions import types from
+    task.input_t = task.output_t = Any  # type: ignore[attr-defined]
+    sys.modules.setdefault("task", task)
     spec.loader.exec_module(module)
     if function:
         found = getattr(module, function, None)

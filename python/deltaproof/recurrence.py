@@ -115,4 +115,3 @@ class Recurrence:
                 f.write(text)
             os.replace(own, path)
         return path
-
