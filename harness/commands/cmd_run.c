@@ -261,12 +261,20 @@ static void call_others(int n) {
         dp_mpi_send(r, DP_MPI_JOB, &s, sizeof s);
 }
 
-/* Of few runs, whose own lines say the rest. */
-static void print_begins(const dp_runs *runs, FILE *table) {
+/* Of few runs, whose own lines say the rest; the first failed one is explained. */
+static void print_begins(const options *o, const dp_runs *runs, FILE *table) {
+    char *record = dp_options_record(&o->of);
+    int explained = 0;
     for (int i = 0; i < runs->n; i++) {
         const dp_run *r = &runs->run[i];
         if (r->ntensor && r->speaks >= 0) dp_print_begins(&r->tensor[r->speaks], 4, table);
+        if (r->verdict != DP_FAIL || !r->ntensor || explained++) continue;
+        char *again = dp_options_again_text(&o->of, r->backend == DP_BACKEND_SUBJECT);
+        fputs("    ", table);
+        dp_print_explain(r->id, record, again, table);
+        free(again);
     }
+    free(record);
 }
 
 static void print_failures(const options *o, const dp_runs *runs, FILE *table) {
@@ -299,7 +307,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     if (n > 1 || runs.n > 5)
         print_failures(o, &runs, batch.table);
     else
-        print_begins(&runs, batch.table);
+        print_begins(o, &runs, batch.table);
     dp_print_pooled(rec, batch.table);
     const int rc = dp_record_finish(&o->of, rec);
     dp_over_cases_free(rec);

@@ -12,7 +12,8 @@
 
 static char dir[512];
 
-/* mine.c, mine.py, inputs, outputs and records, under the names that the commands have for them. */
+/* mine.c, mine.py, inputs, outputs and records, under the names that the commands have for them;
+ * commands of the Python module are left out where what it needs is not installed. */
 static int set_up(void) {
     snprintf(dir, sizeof dir, "%s", at_dir("lines"));
     if (!getenv("DP_PYTHON")) setenv("DP_PYTHON", "python3", 1);
@@ -20,7 +21,11 @@ static int set_up(void) {
     const int s = at_sh(
         dir, 60,
         "S=$(realpath $C/..); mkdir -p bin records before after build && "
-        "printf '#!/bin/sh\\nexec \"%%s\" \"$@\"\\n' \"$(realpath $P)\" >bin/deltaproof && "
+        "cat >bin/deltaproof <<E\n#!/bin/sh\ncase \\$1 in score | pack | cp-check | capture-path)\n"
+        "  python3 -c 'import ml_dtypes, safetensors' 2>/dev/null || exit 0\n"
+        "  export PYTHONPATH='$S/python' DELTAPROOF='$(realpath $P)'\n"
+        "  exec python3 -m deltaproof \"\\$@\";;\nesac\nexec '$(realpath $P)' \"\\$@\"\nE\n"
+        "printf 'def kda(q, k, v, g, beta):\\n    return v\\n' >kernel.py && "
         "printf '#!/bin/sh\\nexec \"%%s\" \"$@\"\\n' \"$DP_PYTHON\" >bin/python3 && chmod +x bin/* "
         "&& ln -s $S/scripts $S/reports . && cp $S/harness/subject/example_subject.c mine.c && "
         "cp $S/harness/subject/example_program.py mine.py && cp mine.py prefill.py && "

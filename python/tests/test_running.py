@@ -4,6 +4,7 @@ the searches for what broke."""
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import deltaproof
+from deltaproof.program import program
 from deltaproof.tensors import BFLOAT16
 from kernels import (
     deltaproduct,
@@ -515,6 +517,20 @@ def ssd(
             S += (x[t] * dt[t][:, None])[:, :, None] * B[t][:, None, :]
             y[t] = (S * C[t][:, None, :]).sum(-1)
     return y, states
+
+
+def test_one_failing_run_says_how_it_is_explained() -> None:
+    found = deltaproof.run(wrong_at_70, "kda-corr", base="fp32", layouts=())
+    lines = [x.strip() for x in found.text.splitlines() if "explain: " in x]
+    assert len(lines) == 1, found.text
+    command = lines[0].removeprefix("explain: deltaproof ")
+    done = subprocess.run(
+        [program(), *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "token 7" in done.stdout, done.stdout + done.stderr
 
 
 def test_mamba_is_run_in_its_own_names() -> None:
