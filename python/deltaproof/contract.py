@@ -71,6 +71,7 @@ from .words import Unsupported, names_of, one_of, truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
+BASES = ("bf16", "fp16", *WIDE)
 ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
 INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
@@ -149,6 +150,7 @@ class Contract:
             object.__setattr__(self, "models", ("dplr",))  # whose cases have what rows may have
         object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs)))
         object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
+        one_of("base", self.base, BASES)
         one_of("gate", self.gate, (*GATES, "exp"))
         one_of("beta", self.beta, BETAS)
         if self.state_layout not in ("kv", "vk"):

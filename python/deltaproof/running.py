@@ -185,8 +185,8 @@ def run(
 
     fn: called as contract.py says. cases: a set of its recurrences' cases, "smoke", "standard",
     "serving", "training", "large" (themes.py); one name or several, of a set's case or of
-    `deltaproof list`. base: formats that fn claims, "bf16" "fp32" "fp64"; design: how it computes.
-    contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
+    `deltaproof list`. base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: how it
+    computes. contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
     Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). Of a case that
     fails the text says which common mistake fits it, of one with errors far below the claim the
     tighter claim that it would pass. layouts: memory layouts that are tried on one small case

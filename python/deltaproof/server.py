@@ -43,6 +43,12 @@ class About:
     chain: str = "fp32"
     design: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.base == "fp16":  # as `judge` has it
+            words = ["factors=fp16,out=fp16"] + [self.design] * bool(self.design)
+            object.__setattr__(self, "base", "bf16")
+            object.__setattr__(self, "design", ",".join(words))
+
 
 class Server:
     """Answers the calls of one program. raised: what the function raised, with its traceback, in

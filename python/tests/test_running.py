@@ -533,6 +533,20 @@ def test_one_failing_run_says_how_it_is_explained() -> None:
     assert done.returncode == 0 and "token 7" in done.stdout, done.stdout + done.stderr
 
 
+def test_a_kernel_of_fp16_is_claimed_by_that_name() -> None:
+    def short(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        return [x.astype(np.float16) for x in kda(q, k, v, g, beta, initial_state)]
+
+    def shorter(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        return [x.astype(BFLOAT16) for x in kda(q, k, v, g, beta, initial_state)]
+
+    own: dict[str, Any] = {"base": "fp16", "outputs": ("o", "final_state"), "layouts": ()}
+    assert deltaproof.run(short, "t65", **own).passed
+    assert deltaproof.run(shorter, "t65", **own).status == 1
+    with pytest.raises(ValueError, match="base='bf17': must be bf16, fp16, fp32 or fp64"):
+        deltaproof.run(short, "t65", base="bf17")
+
+
 def test_mamba_is_run_in_its_own_names() -> None:
     own = {"base": "fp32", "outputs": ("y", "final_states"), "layout": "mamba", "layouts": ()}
     found = deltaproof.run(ssd, ("ssd-packed-inside", "ssd-slots", "smoke-ssd"), **own)
