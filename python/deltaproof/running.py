@@ -186,17 +186,17 @@ def run(
     fn: called as contract.py says. cases: a set of its recurrences' cases, "smoke", "standard",
     "serving", "training", "large" (themes.py); one name or several, of a set's case or of
     `deltaproof list`. base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: how it
-    computes. contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
-    Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). Of a case that
-    fails the text says which common mistake fits it, of one with errors far below the claim the
-    tighter claim that it would pass. layouts: memory layouts that are tried on one small case
+    computes. contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout
+    (class Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). Of a case
+    that fails the text says which common mistake fits it, of one with errors far below the claim
+    the tighter claim that it would pass. layouts: memory layouts that are tried on one small case
     after the cases (layouts.py; None: all that cost no memory); fn refuses one by
-    NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all
-    of `check`, for faults that no truth is long enough for. cases="fresh": `count` problems of
-    `seed` (None: a new one) that are drawn from `laws` (fresh.py, laws.py), of which no truth
-    exists while fn runs. limit: seconds of one call; a longer one fails, and the rest goes on.
-    out, report: as `judge` takes them. Nothing of what fn does not serve is judged: such runs
-    are skipped with their reason (Run.verdicts())."""
+    NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all of
+    `check`, for faults that no truth is long enough for. cases="fresh": `count` problems of `seed`
+    (None: a new one) that are drawn from `laws` (fresh.py, laws.py), of which no truth exists while
+    fn runs. limit: seconds of one call; a longer one fails, and the rest goes on. out, report: as
+    `judge` takes them. Nothing of what fn does not serve is judged: such runs are skipped with
+    their reason (Run.verdicts())."""
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
