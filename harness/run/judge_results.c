@@ -146,6 +146,19 @@ static double seen_most(dp_result_id field) {
     }
 }
 
+/* The truth of an exact run; an entry that is the truth rounded once to the result's format, whose
+ * unit roundoff is u, is right: 257 in bf16 is 256. */
+static double *truth_as_stored(const dp_ball *want, const double *got, double u) {
+    const int64_t n = want->rows * want->width;
+    double *w = dp_doubles(n);
+    for (int64_t i = 0; i < n; i++) {
+        const double step = want->hi[i] == 0 ? 0 : ldexp(2 * u, ilogb(want->hi[i]));
+        const double stored = step > 0 ? step * rint(want->hi[i] / step) : want->hi[i];
+        w[i] = got[i] == stored ? stored : want->hi[i];
+    }
+    return w;
+}
+
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
@@ -163,13 +176,15 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     const double own = dp_own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const double tiny = tiny_of(j, run, field);
+    const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
+    double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
     const dp_compare_in in = {.name = dp_result_fields[field].name,
                               .N = sp->N,
                               .heads = dp_result_heads(p, field),
                               .rows = rows,
                               .width = width,
                               .got = got,
-                              .want = want->hi,
+                              .want = exact ? exact : want->hi,
                               .want_lo = want->lo,
                               .rad = want->rad,
                               .bound = j->bound->row[field],
@@ -191,6 +206,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
     dp_judge_tensor(j, &in, run);
     free(freedom);
+    free(exact);
     name_lost_state(p, field, got, run);
     name_call(sp->c, field, run);
 }

@@ -103,6 +103,22 @@ def test_bf16_is_judged_right_by_bf16() -> None:
     assert deltaproof.judge_autograd(ops.chunk_kda, x, **said).passed
 
 
+def test_an_exact_gradient_of_257_may_be_256_in_bf16() -> None:
+    def kda(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any) -> Any:
+        return ops.chunk_kda(q, k, v, g, beta, scale, initial_state, True)
+
+    told: dict[str, Any] = {"outputs": ("o", "final_state"), "device": DEVICE, "autograd": True}
+    told["layouts"] = ("contiguous",)
+    assert deltaproof.run(kda, ["kda-exact"], base="bf16", **told).passed
+
+    def doubled(*a: Any, **b: Any) -> Any:
+        o, s = kda(*a, **b)
+        return o, s * 2
+
+    doubled.__signature__ = inspect.signature(kda)  # type: ignore[attr-defined]
+    assert deltaproof.run(doubled, ["kda-exact"], base="bf16", **told).status == 1
+
+
 def test_gate_beta_and_norm_in_the_kernel_are_judged_right() -> None:
     x = inputs()
     x["beta"] = torch.randn(1, 40, 2)
