@@ -447,10 +447,11 @@ static void *grown(void *x, size_t n, size_t size) {
 void dp_tensorfile_add(dp_tensorfile *f, const char *name, const char *type, int ndim,
                        const int64_t *shape, const double *data) {
     assert(find_dtype(type) && ndim >= 0 && ndim <= MAX_DIMS);
+    dp_tensor new = {.name = dp_strdup(name)}; /* name and type may be of a tensor of f */
+    snprintf(new.dtype, sizeof new.dtype, "%s", type);
     f->tensor = grown(f->tensor, (size_t)f->ntensor, sizeof *f->tensor);
     dp_tensor *t = &f->tensor[f->ntensor++];
-    t->name = dp_strdup(name);
-    snprintf(t->dtype, sizeof t->dtype, "%s", type);
+    *t = new;
     t->ndim = ndim;
     t->n = 1;
     for (int i = 0; i < ndim; i++)
