@@ -143,6 +143,10 @@ def test_readers_are_short_and_both_files_hold_the_same(made: Path) -> None:
     assert set(a) == set(b)
     for n, x in b.items():
         assert np.array_equal(a[n], x.astype(np.float64)), n
+    broken = reader.check(
+        a | {"limit.o.bound": np.full(300, np.inf)}, "o", 0 * a["truth.o"] + np.nan
+    )
+    assert broken[0] == "bound 0: nan times its limit"
     with pytest.raises(ValueError, match="no truth pack of version 1"):
         reader.read(str(made / "small.safetensors"))
     with pytest.raises(ValueError, match="no-such-case"):

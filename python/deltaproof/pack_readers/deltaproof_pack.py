@@ -56,5 +56,5 @@ def _levels(pack, name, err):
 def _over(level, e2, most):
     bad = np.flatnonzero(~(np.sqrt(e2) <= most))
     if len(bad):
-        worst = bad[np.nanargmax(np.nan_to_num(e2[bad], nan=np.inf) / most[bad] ** 2)]
+        worst = bad[np.argmax(np.nan_to_num(e2[bad] / most[bad] ** 2, nan=np.inf))]
         yield f"{level} {worst}: {np.sqrt(e2[worst]) / most[worst]:.3g} times its limit"
