@@ -30,9 +30,9 @@ WRAPS = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python names from 3.13 on
 
 
-def layouts_of(device: str | None, cases: str | Sequence[str]) -> tuple[str, ...]:
+def layouts_of(device: str | None, cases: Sequence[str]) -> tuple[str, ...]:
     """Layouts that `run` tries by itself."""
-    large = "large" in ([cases] if isinstance(cases, str) else cases)
+    large = "large" in cases
     return (*LAYOUTS, FAR) if device in (None, "cpu") or large else LAYOUTS
 
 

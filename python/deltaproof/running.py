@@ -204,8 +204,9 @@ def run(
     cache = cache or cache_folder()
     if layouts is not None:
         layouts = names_of("layouts", layouts, (*LAYOUTS, FAR))
-    if FRESH in ([cases] if isinstance(cases, str) else cases):
-        if cases != FRESH and list(cases) != [FRESH]:
+    cases = names_of("cases", cases)
+    if FRESH in cases:
+        if cases != [FRESH]:
             raise ValueError(f"cases={cases!r}: fresh problems are a run of their own")
         told = {"base": base, "design": design, "label": label, "kernel_commit": kernel_commit}
         drawn = {"seed": seed, "count": count, "laws": laws, "report": folder}
@@ -226,7 +227,7 @@ def run(
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
     found = replace(found, layouts=tried)
-    if "large" not in ([cases] if isinstance(cases, str) else cases):
+    if "large" not in cases:
         return found
     found = replace(found, checks=_checked(fn, tokens, limit, base, design, contract))
     said = "".join(f"check of {tokens} tokens: {x}\n" for x in found._failed())

@@ -272,7 +272,7 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: BaseException) -> 
     ("settings", "said"),
     [
         ({"models": ("nope",)}, "models='nope': must be kda, gdn, .* or dplr"),
-        ({"gate": "exp"}, "gate='exp': must be log, softplus or lower_bound"),
+        ({"gate": "expo"}, "gate='expo': must be log, softplus, lower_bound or exp"),
         ({"beta": None}, "beta=None: must be plain, sigmoid, sigmoid2 or none"),
         ({"layouts": ("bad",)}, "layouts='bad': must be contiguous, .* or far"),
         ({"outputs": ("o\ud800",)}, r"outputs=.*: 'o\\ud800' is no UTF-8"),
