@@ -55,11 +55,6 @@ static void known_inputs(char *all, size_t size) {
             n += dp_case_input_names(all + n, size - (size_t)n, &dp_input_fields[i]);
 }
 
-/* The tensor of an input by any of its names; NULL: it has none. */
-static dp_tensor *tensor_of(const dp_tensorfile *f, dp_input_id input) {
-    return (dp_tensor *)dp_case_input_find(f, &dp_input_fields[input]);
-}
-
 /* Does it have erase or write, of a recurrence without beta? */
 static int has_gates(const dp_tensorfile *in) {
     if (dp_user_recurrence_installed()) return 0;
@@ -88,7 +83,7 @@ static void check_input(const dp_tensorfile *in, dp_model m, int input, dp_compl
 
 /* Has it one head, whatever axes it writes? Then beta has one number a token. */
 static int has_one_head(const dp_tensorfile *in) {
-    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *beta = tensor_of(in, DP_INPUT_BETA);
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q), *beta = dp_judge_input(in, DP_INPUT_BETA);
     return q && beta && q->ndim && q->ndim < 4 && beta->n && beta->n == q->shape[0];
 }
 
@@ -135,7 +130,7 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
     for (int i = 0; i < DP_NINPUTS; i++)
         check_input(in, model_like(in, o), i, all);
     if (!has_one_head(in)) check_axes(in, all);
-    const dp_tensor *q = tensor_of(in, DP_INPUT_Q);
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q);
     if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
         dp_complain(all,
                     "%s: tensor %s: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens "
@@ -147,8 +142,8 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
 /* R from k; the model as option or metadata say, else from g. The loader refuses a tensor that
  * does not fit, by name and shape. */
 static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int *R) {
-    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *k = tensor_of(in, DP_INPUT_K),
-                    *v = tensor_of(in, DP_INPUT_V), *g = tensor_of(in, DP_INPUT_G);
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q), *k = dp_judge_input(in, DP_INPUT_K),
+                    *v = dp_judge_input(in, DP_INPUT_V), *g = dp_judge_input(in, DP_INPUT_G);
     const int64_t K = q->ndim ? q->shape[q->ndim - 1] : 0,
                   H = q->ndim >= 3 ? q->shape[q->ndim - 2] : 1;
     *R = q->n && k->n % q->n == 0 && k->n / q->n >= 1 && k->n / q->n <= 64 ? (int)(k->n / q->n) : 1;
@@ -167,7 +162,7 @@ static const char *model(const dp_tensorfile *in, const dp_judge_options *o, int
 
 /* The gates that the kernel reads. */
 static void round_gates(const dp_tensorfile *in, dp_format f) {
-    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
+    const dp_tensor *g = dp_judge_input(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++)
         g->data[i] = dp_store(f, g->data[i]);
 }
@@ -175,7 +170,7 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
 /* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds; above
  * 1 a step grows. */
 static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
-    const dp_tensor *g = tensor_of(in, DP_INPUT_G);
+    const dp_tensor *g = dp_judge_input(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++) {
         if (!(g->data[i] >= 0))
             return dp_fail(e, DP_EINPUT,
@@ -189,7 +184,7 @@ static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
 
 /* The gradient of decays becomes that of their logarithms. */
 static void take_log_gradient(const dp_tensorfile *in, dp_tensorfile *out) {
-    const dp_tensor *g = tensor_of(in, DP_INPUT_G),
+    const dp_tensor *g = dp_judge_input(in, DP_INPUT_G),
                     *dg = dp_tensor_find(out, dp_result_fields[DP_RESULT_DG].name);
     for (int64_t i = 0; g && dg && dg->n == g->n && i < g->n; i++)
         dg->data[i] *= dp_exp(g->data[i]);
@@ -199,7 +194,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
                            int backward, dp_case *c, dp_err *e) {
     int R, n;
     const char *op = model(in, o, &R);
-    const dp_tensor *q = tensor_of(in, DP_INPUT_Q), *v = tensor_of(in, DP_INPUT_V);
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q), *v = dp_judge_input(in, DP_INPUT_V);
     for (int i = 0; s->in_vk && i < DP_NINPUTS; i++) {
         dp_tensor *t = (dp_tensor *)dp_case_input_find(in, &dp_input_fields[i]);
         if (t && dp_input_fields[i].kind == DP_OF_SEQUENCES && q->ndim && v->ndim)
@@ -348,15 +343,15 @@ static void say_batch(const dp_judge_options *o, int64_t B, int64_t T) {
     if (o->note) o->note(text);
 }
 
-static void warn_of_queries(dp_case *c, int64_t n) {
+/* n: query heads a value head, where there are several. */
+static void warn_of_inputs(dp_case *c, int no_gate, int64_t n) {
+    if (no_gate) dp_case_warn(c, "the inputs have no g: every gate is 0, nothing decays");
     if (n)
         dp_case_warn(c,
                      "%lld query heads a value head were judged as tokens that only read: query "
                      "head %lld h + j of token t is head h of token %lld t + j",
                      (long long)n, (long long)n, (long long)n);
 }
-
-#define NO_GATE "the inputs have no g: every gate is 0, nothing decays"
 
 /* Log decays above 0, which a linear or a raw gate mostly has. */
 static void warn_of_growing(dp_case *c) {
@@ -408,14 +403,13 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     free(s.folded);
     if (st) return st;
     name_case(o, c);
-    if (no_gate) dp_case_warn(c, "%s", NO_GATE);
-    warn_of_queries(c, s.queries);
+    warn_of_inputs(c, no_gate, s.queries);
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
     if (s.decays)
         take_log_gradient(in, out);
     else
         warn_of_growing(c);
-    if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, tensor_of(in, DP_INPUT_Q), c->p.R);
+    if (dp_in_turn(&c->p)) dp_keys_of_tokens(out, dp_judge_input(in, DP_INPUT_Q), c->p.R);
     st = dp_outputs_load(in, out, &c->p, s.ranks, s.out_vk, &l->stored, e);
     if (!st) st = read_design(o, out, &s.base, c->base[0], &l->design, &l->stored, e);
     if (st) dp_case_free(c);
@@ -448,8 +442,7 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
     if (!st) st = dp_judge_fold(&in, &none, &s, e);
     if (!st) st = load_case(&o, &in, &s, dp_tensor_find(&in, "do") != NULL, c, e);
     if (!st) name_case(&o, c);
-    if (!st && no_gate) dp_case_warn(c, "%s", NO_GATE);
-    if (!st) warn_of_queries(c, s.queries);
+    if (!st) warn_of_inputs(c, no_gate, s.queries);
     free(s.folded);
     dp_tensorfile_free(&in);
     return st;

@@ -101,7 +101,7 @@ void dp_judge_mamba(dp_tensorfile *in, dp_tensorfile *out, const char *given, dp
 
 /* ---- no gate, one key ------------------------------------------------------------------------ */
 
-static dp_tensor *input_of(dp_tensorfile *f, dp_input_id input) {
+dp_tensor *dp_judge_input(const dp_tensorfile *f, dp_input_id input) {
     return (dp_tensor *)dp_case_input_find(f, &dp_input_fields[input]);
 }
 
@@ -129,16 +129,16 @@ void dp_judge_one_key(dp_tensorfile *in, dp_tensorfile *out) {
 /* Is the gate, where nobody gives one, no decay at all? Not of raw gates, which have parameters. */
 static int decays_by_nothing(dp_tensorfile *in, const char *gate) {
     const char *said = gate ? gate : dp_tensorfile_meta(in, "gate");
-    const int raw = input_of(in, DP_INPUT_A_LOG) || input_of(in, DP_INPUT_DT_BIAS);
+    const int raw = dp_judge_input(in, DP_INPUT_A_LOG) || dp_judge_input(in, DP_INPUT_DT_BIAS);
     return !raw && (!said || !strcmp(said, "log"));
 }
 
 int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *gate, int said,
                      dp_complaints *all) {
-    const dp_tensor *q = input_of(in, DP_INPUT_Q), *k = input_of(in, DP_INPUT_K),
-                    *v = input_of(in, DP_INPUT_V);
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q), *k = dp_judge_input(in, DP_INPUT_K),
+                    *v = dp_judge_input(in, DP_INPUT_V);
     int64_t shape[8], n = 1;
-    if (input_of(in, DP_INPUT_G) || !q || !k || !v || !decays_by_nothing(in, gate)) return 0;
+    if (dp_judge_input(in, DP_INPUT_G) || !q || !k || !v || !decays_by_nothing(in, gate)) return 0;
     const int keys = k->ndim == q->ndim + 1, at = v->ndim - 2 - keys; /* the axis of value heads */
     if (q->ndim < 2 || q->ndim > 5 || at < 0) return 0;               /* refused by its shape */
     if (said < 0 && (keys || k->n > q->n)) {
@@ -304,8 +304,8 @@ static int64_t query_heads(const dp_tensorfile *in, const dp_tensor *q, const dp
  * value, and do not decay. A raw gate is so far below 0 that nothing is left of its exp. */
 static dp_status unfold_queries(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s,
                                 dp_err *e) {
-    const dp_tensor *q = input_of(in, DP_INPUT_Q);
-    const int64_t n = query_heads(in, q, input_of(in, DP_INPUT_V));
+    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q);
+    const int64_t n = query_heads(in, q, dp_judge_input(in, DP_INPUT_V));
     const int log = !strcmp(s->gate, "log"), at = q->ndim - 3;
     if (n == 1) return DP_OK;
     for (int i = 0; i < out->ntensor; i++) {

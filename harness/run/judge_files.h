@@ -7,6 +7,9 @@
 extern "C" {
 #endif
 
+/* An input of the file, under its name or its alias, to be changed; NULL: not there. */
+dp_tensor *dp_judge_input(const dp_tensorfile *f, dp_input_id input);
+
 /* An axis of keys that is 1 long, k [T,H,1,K] and v [T,HV,1,V] beside q [T,H,K]: it goes, from beta
  * and the gradients too. */
 void dp_judge_one_key(dp_tensorfile *in, dp_tensorfile *out);

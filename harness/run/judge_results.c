@@ -152,8 +152,7 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     const int64_t n = want->rows * want->width;
     double *w = dp_doubles(n);
     for (int64_t i = 0; i < n; i++) {
-        const double step = want->hi[i] == 0 ? 0 : ldexp(2 * u, ilogb(want->hi[i]));
-        const double stored = step > 0 ? step * rint(want->hi[i] / step) : want->hi[i];
+        const double stored = want->hi[i] + dp_rounding_error(want->hi[i], u);
         w[i] = got[i] == stored ? stored : want->hi[i];
     }
     return w;

@@ -126,6 +126,9 @@ int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 /* Where it failed, or the row with the largest error. */
 const dp_row *dp_judgement_row(const dp_judgement *j);
 
+/* x rounded to nearest at roundoff u, a power of 2, less x; u 0: 0. */
+double dp_rounding_error(double x, double u);
+
 #ifdef __cplusplus
 }
 #endif

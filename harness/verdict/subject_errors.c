@@ -136,8 +136,7 @@ static void set_columns(const dp_comparison *c, dp_subject_errors *x) {
     }
 }
 
-/* The error of x rounded to roundoff u, a power of 2. */
-static double rounding_of(double x, double u) {
+double dp_rounding_error(double x, double u) {
     int e;
     const double m = frexp(x, &e);
     return u > 0 ? ldexp(u * rint(m / u) - m, e) : 0;
@@ -152,7 +151,7 @@ static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
     for (int64_t i = 0; i < in->rows * in->width && in->store > 0; i++) {
         const double want = in->want[i];
         if (x->window_of_part[i / in->width * x->map.subrows] < 0 || !isfinite(want)) continue;
-        const double rounding = rounding_of(want, in->file_unit);
+        const double rounding = dp_rounding_error(want, in->file_unit);
         for (int d = 0; d < DP_NDIRECTIONS; d++) {
             const double e = dp_direction_entry((dp_direction)d, want);
             sum[d] += want * want * e * e;
