@@ -187,8 +187,14 @@ class Contract:
         return {"gate", "beta_form", "l2norm"} & set(_parameters(self.fn)[0])
 
     def gate_form(self) -> str:
-        """Of the cases that the function is for."""
+        """The gate of the cases that the function is for."""
         return "log" if self.gate == "exp" else self.gate
+
+    def form(self) -> dict[str, str]:
+        """Keys of a case for the settings that the function takes in one form alone."""
+        free, norm = self.free_settings(), ("no", "yes")[self.l2norm]
+        own = {"gate": self.gate_form(), "beta_form": self.beta, "l2norm": norm}
+        return {n.removesuffix("_form"): x for n, x in own.items() if n not in free}
 
     def takes(self, name: str) -> bool:
         return name in _parameters(self.fn)[0]

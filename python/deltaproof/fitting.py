@@ -5,14 +5,13 @@ and gave back in one call."""
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from .contract import Contract
 from .limits import LONGEST
-from .program import environment, program
+from .program import ran
 from .server import About, Server, run_program
 from .tensors import save
 from .vocabulary import INPUTS, unit_axes
@@ -50,12 +49,10 @@ def fits(
         sequences = problem.arrays.get("cu_seqlens", ())
         save(paths[0], arrays, _settings(dict(problem.settings), sequences))
         save(paths[1], made)
-        command = [program(), "judge", f"--inputs={paths[0]}", f"--outputs={paths[1]}"]
+        command = ["judge", f"--inputs={paths[0]}", f"--outputs={paths[1]}"]
         command += [f"--base={about.base}", *(x for x in options if x.startswith("--cache="))]
         command += [f"--design={about.design}"] if about.design is not None else []
-        text = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment()
-        ).stdout
+        text = ran(*command).stdout
     said = [in_python(x) for x in text.splitlines() if x.startswith(("fits: ", "tighter claim: "))]
     if contract.state_layout == "vk":  # the files are [K,V]: their other layout is this one
         said = [x.replace('state_layout="vk"', 'state_layout="kv"') for x in said]

@@ -14,7 +14,6 @@ import os
 import random
 import secrets
 import shutil
-import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from . import laws as law_files
 from .contract import INTEGERS, WIDE, Contract, Problem, Unsupported
 from .judging import Judgement, judge
 from .limits import within
-from .program import environment, program
+from .program import ran
 from .records import FAIL, NOT_JUDGED, PASS
 from .tensors import BFLOAT16, Tensors, load, to_numpy
 from .vocabulary import GRADIENT_OF, INPUTS, RESULTS
@@ -111,10 +110,7 @@ def draw(
 def _form(contract: Contract, rng: random.Random) -> dict[str, str]:
     """What the function computes: one of its recurrences, and of settings that it has no parameter
     for its own."""
-    free, op = contract.free_settings(), rng.choice(contract.models)
-    own = {"gate": contract.gate, "beta": contract.beta, "l2norm": ("no", "yes")[contract.l2norm]}
-    names = {"gate": "gate", "beta": "beta_form", "l2norm": "l2norm"}
-    own = {n: x for n, x in own.items() if names[n] not in free}
+    op, own = rng.choice(contract.models), contract.form()
     if op in ("gdn2", "gla", "ssd", "dplr"):
         own["beta"] = "plain"
     if op == "dplr":
@@ -135,10 +131,7 @@ def _generated(name: str, keys: Mapping[str, str], contract: Contract) -> Drawn:
         case, made = os.path.join(folder, "fresh.case"), os.path.join(folder, "inputs")
         with open(case, "w", encoding="utf-8") as f:
             f.write(law_files.case_text({"reason": "fresh", "source": name, **keys}))
-        done = subprocess.run(
-            [program(), "inputs", case, "--output", made],
-            capture_output=True, text=True, check=False, env=environment(),
-        )  # fmt: skip
+        done = ran("inputs", case, "--output", made)
         if done.returncode:
             raise ValueError(f"{name}: {(done.stderr or done.stdout).strip()}")
         inputs = load(made)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .program import environment, program
+from .program import put, ran
 from .tensors import BFLOAT16, is_torch, load, save
 
 SAID = ("models", "gate", "beta", "l2norm", "state_layout", "queries", "checkpoints")
@@ -135,13 +134,7 @@ def exact_case(path: str) -> str:
         return to
     os.makedirs(folder, exist_ok=True)
     drawn = os.path.join(folder, f"{data}.{os.getpid()}")
-    done = subprocess.run(
-        [program(), "inputs", path, f"--output={drawn}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    done = ran("inputs", path, f"--output={drawn}")
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr.strip()}")
     arrays = load(drawn)
@@ -154,7 +147,4 @@ def exact_case(path: str) -> str:
     save(os.path.join(folder, data), arrays)
     with open(path, encoding="utf-8") as f:
         lines = [x for x in f if x.split(" = ")[0].strip() not in OF_LAW]
-    with open(f"{to}.{os.getpid()}", "w", encoding="utf-8") as f:
-        f.write("".join([*lines, "scale = 1\n", f"data = {data}\n"]))
-    os.replace(f"{to}.{os.getpid()}", to)
-    return to
+    return put(to, "".join([*lines, "scale = 1\n", f"data = {data}\n"]))

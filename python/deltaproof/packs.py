@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from safetensors import safe_open
 
 from .judging import cache_folder
-from .program import environment, program
+from .program import ran
 from .records import NOT_JUDGED
 from .tensors import load, save
 from .vocabulary import RESULTS
@@ -30,9 +29,7 @@ NAME, AXES = 48, 5
 
 def _program(*arguments: str) -> None:
     """ValueError: what it says."""
-    done = subprocess.run(
-        [program(), *arguments], capture_output=True, text=True, check=False, env=environment()
-    )
+    done = ran(*arguments)
     if done.returncode:
         said = (done.stderr + done.stdout).strip().splitlines()
         raise ValueError(said[-1] if said else f"the program ended with {done.returncode}")

@@ -1,23 +1,16 @@
-"""What an exchange of states and a cut inside a card cost, by the program's formulas."""
+"""Prices of an exchange of states and of a cut inside a card, by the program's formulas."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from .program import environment, program
+from .program import ran
 
 
 def _listed(*options: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [program(), "list", *options, "--json=-"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
+    done = ran("list", *options, "--json=-")
     if done.returncode:
         raise ValueError(done.stderr.strip())
     return json.loads(done.stdout)

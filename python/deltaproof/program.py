@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from importlib import resources
 from importlib.util import find_spec
@@ -68,6 +69,24 @@ def environment() -> dict[str, str]:
     of its job."""
     own = {"DP_PYTHON": sys.executable} if _draws() else {}
     return own | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
+
+
+def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program with these arguments, when it has ended, and the texts that it printed."""
+    return subprocess.run(
+        [program(), *arguments], capture_output=True, text=True, check=False, env=environment()
+    )
+
+
+def put(path: str, text: str) -> str:
+    """Writes the file where there is none, with its folder, whole or not at all; returns path."""
+    if not os.path.exists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        own = f"{path}.{os.getpid()}"
+        with open(own, "w", encoding="utf-8", newline="") as f:
+            f.write(text)
+        os.replace(own, path)
+    return path
 
 
 def main() -> None:

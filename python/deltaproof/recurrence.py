@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .program import put
+
 # Where inputs lie in a problem: keys and values in this order (ref/vocabulary/recurrence_text.h).
 KEYS = ("k", "b", "lr_a", "lr_b")
 VALUES = ("v", "w")
@@ -106,12 +108,6 @@ class Recurrence:
 
     def file(self, folder: str) -> str:
         """The path of its text below the folder, named after it."""
-        text = self.text().encode()
-        path = os.path.join(folder, f"{hashlib.sha256(text).hexdigest()[:12]}.recurrence")
-        if not os.path.exists(path):
-            os.makedirs(folder, exist_ok=True)
-            own = f"{path}.{os.getpid()}"
-            with open(own, "wb") as f:
-                f.write(text)
-            os.replace(own, path)
-        return path
+        text = self.text()
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return put(os.path.join(folder, f"{digest}.recurrence"), text)

@@ -220,7 +220,8 @@ def run(
     found = _one_run(names, kernel, about, limit, options, folder)
     if not found.raised and not kernel.recurrence:  # mistakes have other names
         say = _tighter if found.status == PASS and base == "bf16" else _fits
-        case, lines = say(names, found, kernel, about, limit, options)
+        paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
+        case, lines = say(found, paths, lambda x: fits(kernel, about, x, limit, options))
         found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
@@ -259,49 +260,36 @@ def _checked(
         return [Check("check", NO_CHECK, str(e))]
 
 
-def _fits(
-    names: Sequence[str],
-    found: Run,
-    contract: Contract,
-    about: About,
-    limit: float,
-    options: Sequence[str],
-) -> tuple[str, list[str]]:
+Ask = Callable[[str], list[str]]
+
+
+def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
     """The first case that failed, and lines of the common mistakes that fit it; where several
     would, those of them that fit the next failures, too. None where calls with the same inputs
-    differ."""
+    differ. paths: of the cases by name; ask: lines of a case (fitting.fits)."""
     runs = found.record["runs"] if found.record else []
     failed = [r for r in runs if r["verdict"] == "fail"]
-    paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
     cases = [r["case"] for r in failed if r["case"] in paths]
     if not cases or failed[0]["why"].startswith("not repeatable"):
         return "", []
-    lines = fits(contract, about, paths[cases[0]], limit, options)
+    lines = ask(paths[cases[0]])
     for case in cases[1 : 1 + MOST_ASKED]:
         said = _several(lines)
-        also = _several(fits(contract, about, paths[case], limit, options)) if said[1:] else []
+        also = _several(ask(paths[case])) if said[1:] else []
         both = [x for x in said if x in also]
         if both:
             lines = ["fits: " + SEVERAL * (len(both) > 1) + "; ".join(both)]
     return cases[0], lines
 
 
-def _tighter(
-    names: Sequence[str],
-    found: Run,
-    contract: Contract,
-    about: About,
-    limit: float,
-    options: Sequence[str],
-) -> tuple[str, list[str]]:
+def _tighter(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
     """The first case in which an error is below a thousandth of what the claim lets expect, and the
     line of a claim that it would pass, too."""
-    paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
     for run in found.record["runs"] if found.record else []:
         of = [(t["rel_fro"], t.get("expected", {}).get("rel")) for t in run["tensors"]]
         far = [0 < float(x or 0) < 1e-3 * float(y or 0) for x, y in of]
         if run["case"] in paths and any(far):
-            return run["case"], fits(contract, about, paths[run["case"]], limit, options)
+            return run["case"], ask(paths[run["case"]])
     return "", []
 
 

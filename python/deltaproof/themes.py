@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from .contract import Contract
 from .mamba import exact_case
 from .prefixes import NAME, nested
+from .program import put
 from .tensors import save
 from .vocabulary import GRADIENT_OF
 from .vocabulary import RECURRENCES as MODELS
@@ -224,11 +225,7 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     """The gate, beta and norm of the case: what the theme is about, else the function's one, else
     the theme's choice."""
     free = contract.free_settings()
-    form = dict(RAW if theme.raw else LOG)
-    norm = ("no", "yes")[contract.l2norm]
-    own = {"gate": contract.gate_form(), "beta": contract.beta, "l2norm": norm}
-    names = {"gate": "gate", "beta": "beta_form", "l2norm": "l2norm"}
-    form |= {n: x for n, x in own.items() if names[n] not in free}
+    form = dict(RAW if theme.raw else LOG) | contract.form()
     if theme.betas == "two" and "beta_form" in free and theme.raw:
         form["beta"] = "sigmoid2"
     form |= theme.form
@@ -296,16 +293,11 @@ def _written(name: str, text: str, folder: str, contract: Contract) -> str:
 def _file_of(name: str, text: str, folder: str, contract: Contract) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     path = os.path.join(folder, "themes", digest, f"{name}.case")
-    if not os.path.exists(path):
+    if f"data = {NAME}" in text and not os.path.exists(path):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        if f"data = {NAME}" in text:
-            op, raw = name.split("-")[0], "gate = log" not in text
-            save(os.path.join(os.path.dirname(path), NAME), nested(op, raw, contract.checkpoints))
-        own = f"{path}.{os.getpid()}"
-        with open(own, "w", encoding="utf-8") as f:
-            f.write(text)
-        os.replace(own, path)
-    return path
+        op, raw = name.split("-")[0], "gate = log" not in text
+        save(os.path.join(os.path.dirname(path), NAME), nested(op, raw, contract.checkpoints))
+    return put(path, text)
 
 
 def case_paths(cases: str | Sequence[str], contract: Contract, folder: str) -> list[str]:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from rows import add
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = "cuda" if ON_DEVICE else "cpu"
@@ -128,11 +129,7 @@ def main():
                 f"{str(dtype)[6:]:9} {whose:6} logits off by {off:.1e}, {alike:7.2%} of tokens "
                 f"alike; prompt {first:8.2f} ms, a token {each:7.3f} ms"
             )
-    print("\n".join(rows))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("a") as file:
-            print("\n".join(rows), file=file)
+    add(args.out, *rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from rows import add, known
 
 from deltaproof import ops, run
 
@@ -129,19 +130,14 @@ def main():
     a.add_argument("--cpu", action="store_true")
     args = a.parse_args()
     start = time.monotonic()
-    known = args.out.read_text() if args.out and args.out.exists() else ""
+    done = known(args.out)
     for name in args.only or PAIRS:
-        if f"{name}: " in known:
+        if f"{name}: " in done:
             continue
         if time.monotonic() - start > args.limit:
             print("the time is up: call again with the same --out")
             return
-        row = judged(*name.split("/"), args)
-        print(row, flush=True)
-        if args.out:
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            with args.out.open("a") as file:
-                print(row, file=file)
+        add(args.out, judged(*name.split("/"), args))
 
 
 if __name__ == "__main__":

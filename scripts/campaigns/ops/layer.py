@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import swap
 from compiling import CONFIGS, compile_fla, keep
+from rows import add, known
 
 ON_DEVICE = torch.cuda.is_available()
 DEVICE = "cuda" if ON_DEVICE else "cpu"
@@ -163,20 +164,16 @@ def main():
     pairs = swap.swap()
     name = torch.cuda.get_device_name() if ON_DEVICE else "CPU"
     print(f"{name}, PyTorch {torch.__version__}; ms of each: events, wall, host", flush=True)
-    known = args.out.read_text() if args.out and args.out.exists() else ""
+    done = known(args.out)
     for kind in ("kda", "gdn"):
         for T in size["T"]:
-            if f"{kind} both     T {T:6}" in known:
+            if f"{kind} both     T {T:6}" in done:
                 continue
             if time.monotonic() - start > args.limit:
                 print("the time is up: call again with the same --out")
                 return
             rows = measure(kind, size, T, pairs, 20 if ON_DEVICE else 1)
-            print("\n".join(rows), flush=True)
-            if args.out:
-                args.out.parent.mkdir(parents=True, exist_ok=True)
-                with args.out.open("a") as file:
-                    print("\n".join(rows), file=file)
+            add(args.out, *rows)
 
 
 if __name__ == "__main__":
