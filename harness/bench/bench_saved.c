@@ -3,9 +3,9 @@
  * largest error that it makes of each gradient; and how M of a rank differs from I. All else is
  * fp64, so that the store alone rounds. Errors are relative, Frobenius, the largest over ranks.
  *
- *   the bound of a state: ref/vocabulary/stored.h; of r singular values the root of the sum of the
- * squares left out, of rows likewise: both are the error itself. Of dq: scale |do_t| |dS|_2, since
- *   no step of these inputs expands (bound of a row, worst |error| / bound).
+ *   the bound of a state: ref/vocabulary/stored.h; the bound of r singular values, or of rows, is
+ *   the root of the sum of squares left out: the error itself. The bound of dq: scale |do_t|
+ *   |dS|_2, as no step of these inputs expands (bound of a row, worst |error| / bound).
  *
  * usage: bench_saved [CASE.case [ranks]]
  *            default cases/kda-long.case 8; K = V

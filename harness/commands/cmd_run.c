@@ -261,7 +261,7 @@ static void call_others(int n) {
         dp_mpi_send(r, DP_MPI_JOB, &s, sizeof s);
 }
 
-/* Of few runs, whose own lines say the rest; the first failed one is explained. */
+/* Few runs say the rest in their own lines; the first failed one is explained. */
 static void print_begins(const options *o, const dp_runs *runs, FILE *table) {
     char *record = dp_options_record(&o->of);
     int explained = 0;

@@ -180,7 +180,7 @@ static dp_status lengths_of(const char *text, int64_t *length, int *n, dp_err *e
     return st;
 }
 
-/* What a guard says. */
+/* Words of a guard. */
 static const char *const GUARDS[DP_NPIECES_WHYS] = {
     "cut", "whole: the sequences alone fill the card (guard 0)",
     "whole: the longest has fewer than 256 chunks (guard 1)",

@@ -154,7 +154,7 @@ static const char *const COUNTED[DP_NVERDICTS] = {[DP_PASS] = "pass",
                                                   [DP_SKIPPED] = "are skipped",
                                                   [DP_UNJUDGED] = "are unjudged"};
 
-/* What the records say of themselves; their runs may say something else. */
+/* Verdict and totals as the records state them; their runs may say something else. */
 static void compare_records(diff *d) {
     const dp_old_record *a = d->q->old, *b = d->q->new;
     const int worse = badness(b->verdict) > badness(a->verdict) || b->errors > a->errors;

@@ -306,7 +306,7 @@ static double *o_with(const dp_problem *p, dp_fault fault) {
 }
 
 /* Does the error of o lie along what a residual that reads the state before its decay would make?
- * Of a rounding no more does than chance has it, n^-1/2 of n numbers. */
+ * A rounding of n numbers lies along it by chance alone, n^-1/2. */
 #define ALONG 0.1
 static int follows_the_decay(const search *s) {
     dp_judge_options q = *s->o;

@@ -167,8 +167,8 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
         g->data[i] = dp_store(f, g->data[i]);
 }
 
-/* Of a gate that is given as the decay: its logarithm. One of 0 leaves less than fp64 holds; above
- * 1 a step grows. */
+/* The logarithm of a gate that is given as the decay. A decay of 0 leaves less than fp64 holds;
+ * above 1 a step grows. */
 static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
     const dp_tensor *g = dp_judge_input(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++) {

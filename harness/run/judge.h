@@ -14,7 +14,7 @@
  *   states [Nseq,HV,K,V], or [Nseq,HV,V,K] by option alone (K = V hides the difference).
  *   A file without g (and without A_log, dt_bias) has no gate: g is zeros, which a warning of the
  *   record says.
- *   Axes of length 1 may be added, [1,T,H,K], that of keys too, [T,H,1,K]. Those of heads may be
+ *   Axes of length 1 may be added, [1,T,H,K], that of keys too, [T,H,1,K]. Axes of heads may be
  *   left out, [T,K], where beta has one number a token; else that is refused, as [T,H K] would be
  *   taken for a single head. A batch [B,T,..] is judged as B packed sequences: token t of batch b
  *   is token b T + t of sequence b.

@@ -43,8 +43,8 @@
  *   scale-do      do and dstate times 2^3: all gradients times 2^3
  *   sign-q        q negated: o and (without dstate) the gradients but dq change sign, states and dq
  *                 stay
- *   sign-kv       k and v negated: dk and dv change sign, all else stays. Of own rows also inputs
- *                 that they need (scale-v likewise), or skipped
+ *   sign-kv       k and v negated: dk and dv change sign, all else stays. Own rows: further inputs
+ *                 too, where they need them (scale-v likewise), or skipped
  *   chunk-size    the subject asked for chunks of another length: each row within the sum of the
  *                 two bounds, of the design with that length. Simulated ranks take 16 and 128; a
  *                 kernel of yours takes what its design names (chunks=16:32,

@@ -94,7 +94,7 @@ DP_TEST(hypotheses, a_read_before_the_decay_is_named_and_no_wider_format) {
     CHECK(!fails("undecayed-kda", DP_BASE_BF16, DP_FAULT_NONE, 0, all), "right, and fails");
 }
 
-/* What a short format would hide, too: nothing is said rather than the format. */
+/* A short format would hide the mistake too: nothing is said rather than the format. */
 DP_TEST(hypotheses, an_error_that_follows_the_decay_is_no_wider_format) {
     char all[4096];
     CHECK(fails_in_part("weak-heads", DP_BASE_FP32, DP_FAULT_READ_UNDECAYED, 0.05, 60, all),

@@ -439,7 +439,7 @@ static double over_radius(const dp_ball *b, const f128 *want) {
     return (double)worst;
 }
 
-/* Those of tokens that grow the state by up to e^0.5, in MPFR at 64 bits and in double-double. */
+/* Tokens that grow the state by up to e^0.5, in MPFR at 64 bits and in double-double. */
 DP_TEST(truth, log_decays_above_0_agree_with_the_oracle_inside_their_radius) {
     for (int s = 0; s < NSHAPES; s++) {
         if (shapes[s].gate != DP_GATE_LOG) continue;

@@ -234,7 +234,7 @@ def _recording() -> bool:
 
 
 def _layer() -> str:
-    """Of the module whose method called: its class, and layer_idx if it has one."""
+    """Class, and layer_idx if there is one, of the module whose method called."""
     frame = sys._getframe(3)
     for _ in range(12):
         own = frame.f_locals.get("self")
@@ -299,7 +299,7 @@ def _select(x: Any, axis: int, which: Sequence[int]) -> Any:
 
 
 def from_environment() -> Capture | None:
-    """Of the variables DELTAPROOF_CAPTURE, _OUT, _EVERY: begun, until the process ends."""
+    """The capture of the variables DELTAPROOF_CAPTURE, _OUT, _EVERY, until the process ends."""
     what = os.environ.get("DELTAPROOF_CAPTURE")
     if not what:
         return None

@@ -454,7 +454,7 @@ class Contract:
 
 
 def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str, Any]) -> Contract:
-    """Of the further arguments of `caller`. TypeError: it has none of that name."""
+    """The contract of the further arguments of `caller`. TypeError: it has none of that name."""
     known = {x.name for x in fields(Contract) if x.init} - {"fn", "base", "memory", "guards"}
     for name in given.keys() - known:
         like = get_close_matches(name, known, 1)

@@ -1,9 +1,9 @@
 """Fresh problems: drawn from laws (laws.py) or made by functions, called before any truth of them
 exists, then judged.
 
-Problems come in pairs of the same shapes and settings with other values. Of each pair the function
-is called on the first, on the first again, on the second at the same addresses, and on the first
-at other addresses. All calls of all problems are made before the first of them is judged: while the
+Problems come in pairs of the same shapes and settings with other values. The function is called on
+the first of a pair, on the first again, on the second at the same addresses, and on the first at
+other addresses. All calls of all problems are made before the first of them is judged: while the
 function runs the program has not begun, so there is no truth to be read, and a Problem holds
 neither a name nor a seed.
 """
@@ -108,8 +108,7 @@ def draw(
 
 
 def _form(contract: Contract, rng: random.Random) -> dict[str, str]:
-    """What the function computes: one of its recurrences, and of settings that it has no parameter
-    for its own."""
+    """Keys of a problem that the function computes: one of its recurrences, its own settings."""
     op, own = rng.choice(contract.models), contract.form()
     if op in ("gdn2", "gla", "ssd", "dplr"):
         own["beta"] = "plain"
@@ -238,7 +237,7 @@ def _differs(first: Call, second: Call, how: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What was found of all calls: runs as a record has them, texts, status."""
+    """Runs of all calls, as a record has them, their texts and status."""
 
     status: int
     runs: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a call of a kernel must leave as it was, and what it must not hand back: looked at in the
+"""Arrays that a call of a kernel must leave as they were or must not hand back: looked at in the
 kernel's process, where the function could deceive it (docs: python/THREATS.md)."""
 
 from __future__ import annotations

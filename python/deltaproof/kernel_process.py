@@ -4,7 +4,7 @@
 The judge's process cannot be read by others of its user, unless they are root. The kernel's gets a
 new session, an empty folder, an environment without the program's names, and each problem through a
 pipe; it answers with numbers, never with objects. When all calls are made the whole session is
-killed. What this does not prevent: python/THREATS.md.
+killed. Its limits: python/THREATS.md.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class KernelProcess:
         return b"".join(parts)
 
     def _answer(self, limit: float) -> dict[str, Any]:
-        """A line of JSON. What is none is the kernel's doing."""
+        """A line of JSON. Another answer is the kernel's doing."""
         try:
             size = int.from_bytes(self._read(4, limit), "little")
             said = json.loads(self._read(size, 5)) if size < LONGEST_LINE else None

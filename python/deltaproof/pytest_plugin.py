@@ -106,7 +106,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What was judged outside of tests."""
+    """Judgements outside of tests."""
     own = session.config.stash[_key]
     output = getattr(session.config, "workeroutput", None)
     if output is None:

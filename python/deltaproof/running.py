@@ -187,9 +187,9 @@ def run(
     "serving", "training", "large" (themes.py); one name or several, of a set's case or of
     `deltaproof list`. base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: how it
     computes. contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout
-    (class Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). Of a case
-    that fails the text says which common mistake fits it, of one with errors far below the claim
-    the tighter claim that it would pass. layouts: memory layouts that are tried on one small case
+    (class Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). The
+    text says which common mistake fits a case that fails, and which tighter claim a case would pass
+    whose errors are far below its claim. layouts: memory layouts that are tried on one small case
     after the cases (layouts.py; None: all that cost no memory); fn refuses one by
     NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all of
     `check`, for faults that no truth is long enough for. cases="fresh": `count` problems of `seed`

@@ -47,7 +47,7 @@ def read_task(name: str) -> dict[str, str]:
 
 
 def of_run(run: Mapping[str, Any]) -> float:
-    """Of one call: inf where it failed whatever its numbers are; nan where nothing was judged."""
+    """The score of a call: inf where it failed whatever its numbers are; nan: none was judged."""
     if run["verdict"] in ("skipped", "unjudged"):
         return math.nan
     shares = [share(t) for t in run["tensors"]]

@@ -99,7 +99,7 @@ def layer(
 
 
 class _Whole(torch.autograd.Function):
-    """What makes the gradient of a parameter the whole sum on every rank."""
+    """Makes the gradient of a parameter the whole sum on every rank."""
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

@@ -37,7 +37,7 @@ def mine(x: Any, cu: list[int], layout: str) -> Any:
 
 
 def of_fla(cu: list[int], layout: str) -> Any:
-    """What FLA's build_cp_context says of this rank."""
+    """This rank, as FLA's build_cp_context describes it."""
     rank, N = dist.get_rank(), dist.get_world_size()
     slots = [rank] if layout == "contiguous" else [rank, 2 * N - 1 - rank]
     part = cu[-1] // (N * len(slots))

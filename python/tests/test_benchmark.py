@@ -58,7 +58,7 @@ def test_its_laws_are_fresh_problems_too() -> None:
 
 
 def test_its_own_tolerance_passes_zeros_and_forgotten_states() -> None:
-    """What the bounds are for: at atol = rtol = 0.05."""
+    """Its tolerance is atol = rtol = 0.05."""
     passes = set()
     for law in benchmark.LAWS:
         x = {n: y.astype(np.float64) for n, y in law(np.random.default_rng(3)).items()}

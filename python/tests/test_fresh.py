@@ -277,8 +277,8 @@ def kernel(q, k, v, g, beta):
 def test_a_kernel_finds_no_truth_name_or_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What its process can open: arguments and environment of its own, files made since it began.
-    Of the judge's it may see the arguments, which hold no seed unless the user says one."""
+    """Files that its process can open: its arguments and environment, files made since it began.
+    It may see the judge's arguments, which hold no seed unless the user says one."""
     out, tmp = tmp_path / "found", tmp_path / "tmp"
     tmp.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp))
@@ -299,3 +299,15 @@ def test_the_judge_cannot_be_read_by_processes_of_its_user(tmp_path: Path) -> No
     call = KernelProcess(str(file), None, 5.0, outputs=("o",))
     call.close()
     assert os.stat("/proc/self/mem").st_uid == 0  # not dumpable: its files are root's
+
+
+def test_a_function_that_takes_decays_is_drawn_log_gates() -> None:
+    def decaying(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any = None) -> Any:
+        return kda(q, k, v, np.log(np.maximum(g, 1e-300)), beta, cu_seqlens=cu_seqlens)[0]
+
+    def late(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any = None) -> Any:
+        return kda(q, k, v, g - 1, beta, cu_seqlens=cu_seqlens)[0]
+
+    told: dict[str, Any] = {"base": "fp32", "gate": "exp", "count": 2, "seed": 5, "layouts": ()}
+    assert deltaproof.run(decaying, "fresh", **told).passed
+    assert deltaproof.run(late, "fresh", **told).status == 1

@@ -206,7 +206,7 @@ static void list_others(const char *dir) {
     if (d) closedir(d);
 }
 
-/* Those of this content and kind: a folder does not grow by all of them with every build. */
+/* Removes the entries of this content and kind: a folder does not grow by them with every build. */
 static void remove_others(const char *dir, const entry *own, dp_cache_kind kind) {
     const char *ending = kinds[kind].name;
     pthread_mutex_lock(&others.lock);

@@ -1,4 +1,4 @@
-/* What a batch takes, whole and cut in segments (segments.h). */
+/* The time of a batch, whole and cut in segments (segments.h). */
 #include "segments.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ typedef struct {
 static const products FORWARD = {5800000, 3800000, 72000}, BACKWARD = {1900000, 3800000, 116000};
 #define STATES 8800000
 #define COPIED 67000
-/* Of a tile: chunks (bare plans: no w and u; from bench_bwd forward); backward in all. */
+/* A tile: chunks (bare plans: no w and u; from bench_bwd forward); backward in all. */
 #define CHUNKS 45000
 #define CHUNKS_GATED 37400
 #define CHUNKS_ONE 37000
@@ -46,7 +46,7 @@ static ps chunks_of(const dp_segments_case *c, int bare) {
     return bare ? CHUNKS_GATED : CHUNKS;
 }
 
-/* What was measured at K = V = 128 on CARD multiprocessors, here. */
+/* Times measured at K = V = 128 on CARD multiprocessors, here. */
 static ps bytes_here(const dp_segments_case *c, ps x) {
     return x * (c->K + c->V + 32) / 288 * CARD / c->sms;
 }
@@ -145,7 +145,7 @@ static ps time_of_products(const dp_segments_case *c, const products *p, int in_
     return in_a_row ? p->launch + (step + work) * c->K / 128 : 0;
 }
 
-/* What depends on how a batch is cut. */
+/* The part that depends on how a batch is cut. */
 static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
     const int cut = b->segments > 0, bare = takes_bare(c, b->all.n);
     ps t = bare ? time_of_pass(c, &b->all, c->HV * (c->V / 64), here(c, BARE))
@@ -165,7 +165,7 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
     return t;
 }
 
-/* What does not. */
+/* The part that does not. */
 static ps rest_of(const dp_segments_case *c, int64_t tiles) {
     ps tile = chunks_of(c, 1);
     if (c->backward) tile += c->one_gate ? BACK_ONE : BACK;

@@ -1,7 +1,7 @@
 /* ref/vocabulary/segments.h - into how many chunks at most the CUDA kernels cut the sequences of a
  * batch on one rank, by what it is expected to take: a pure function of their lengths, sizes, what
  * is wanted and the number of multiprocessors. Integers alone: the same answer on every machine.
- * What others cut by guards on lengths: pieces.h.
+ * Guards of others, on lengths: pieces.h.
  *
  * A batch is cut by one number, the chunks that no segment exceeds: a sequence of n has ceil(n /
  * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre.cu) runs a block for some

@@ -269,7 +269,7 @@ def cost_of_split(rec: Record, case: Case) -> Markup | None:
 
 
 def volume(rec: Record, case: Case) -> Markup | None:
-    """What the exchange of the most ranks moves and holds, and its share of the time."""
+    """Bytes, buffers and share of the time of the exchange of the most ranks."""
     run = max(
         (r for r in rec.of(case["name"]) if r.get("exchange")),
         key=lambda r: r["ranks"],
