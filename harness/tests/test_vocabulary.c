@@ -56,7 +56,7 @@ static void add_axes(words *w, const dp_tensor_field *f) {
 }
 
 DP_TEST(vocabulary, python_has_the_tensors_and_axes_of_the_table) {
-    words got, inputs = {0}, results = {0};
+    words got, inputs = {0}, results = {0}, stages = {0};
     for (int i = 0; i < DP_NINPUTS; i++) {
         add(&inputs, dp_field_file_name(&dp_input_fields[i]));
         add_axes(&inputs, &dp_input_fields[i]);
@@ -69,6 +69,10 @@ DP_TEST(vocabulary, python_has_the_tensors_and_axes_of_the_table) {
     expect("INPUTS", &got, &inputs);
     REQUIRE(quoted("python/deltaproof/vocabulary.py", "\nRESULTS = {", "}", &got), "no RESULTS");
     expect("RESULTS", &got, &results);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        add(&stages, dp_stage_tensors[i].name);
+    REQUIRE(quoted("python/deltaproof/vocabulary.py", "\nSTAGES = (", "\n)", &got), "no STAGES");
+    expect("STAGES", &got, &stages);
 }
 
 /* What it derives from the names: which result a gradient is of, which input. */

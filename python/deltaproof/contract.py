@@ -64,6 +64,8 @@ from .vocabulary import (
     INPUTS,
     LEAVING,
     RECURRENCES,
+    RESULTS,
+    STAGES,
     TOKENS,
     unit_axes,
 )
@@ -77,6 +79,7 @@ INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", 
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
 READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
+OUTPUTS = (*RESULTS, "pool", "checkpoints", *STAGES)
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -143,12 +146,14 @@ class Contract:
 
     def __post_init__(self) -> None:
         if self.recurrence and getattr(self.fn, "recurrence", None) != self.recurrence:
-            back = {x: n for n, x in self.recurrence.names().items()}
-            outputs = [back.get(n, n) for n in names_of("outputs", self.outputs)]
+            own = self.recurrence.names()
+            back = {x: n for n, x in own.items()}
+            known = [own.get(n, n) for n in OUTPUTS]
+            outputs = [back.get(n, n) for n in names_of("outputs", self.outputs, known)]
             object.__setattr__(self, "outputs", outputs)
             object.__setattr__(self, "fn", self.recurrence.wrapped(self.fn))
             object.__setattr__(self, "models", ("dplr",))  # whose cases have what rows may have
-        object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs)))
+        object.__setattr__(self, "outputs", tuple(names_of("outputs", self.outputs, OUTPUTS)))
         object.__setattr__(self, "models", tuple(names_of("models", self.models, RECURRENCES)))
         one_of("base", self.base, BASES)
         one_of("gate", self.gate, (*GATES, "exp"))
@@ -466,7 +471,7 @@ def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str,
         for name in (*mamba.SAID, "autograd"):
             if name in given:
                 raise ValueError(f'{name}={given[name]!r}: not with layout="mamba"')
-        outputs = names_of("outputs", given.get("outputs", "y"))
+        outputs = names_of("outputs", given.get("outputs", "y"), (*mamba.MADE, *STAGES))
         fn, outputs = mamba.as_function(fn, outputs, base)
         given = given | {"models": "ssd", "state_layout": "vk", "outputs": outputs}
     return Contract(fn, base=base, **given)

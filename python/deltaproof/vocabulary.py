@@ -1,5 +1,5 @@
 """The tensors of a problem by name, with their axes: inputs as files name them, results by their
-own name. They are those that `deltaproof list --tensors` prints (ref/vocabulary/tensors.c; a test
+own name, and of stages. `deltaproof list --tensors` prints them (ref/vocabulary/tensors.c; a test
 compares). Which of them are gradients, and which axes one has, is asked here and nowhere else."""
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ RESULTS = {
     "dlr_a": "T,HV,K",
     "dlr_b": "T,HV,K",
 }
+STAGES = (
+    *("gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new"),
+    *("dv_local", "dS_out", "dM", "dH", "dh", "dv_new"),
+)
 ALL = INPUTS | RESULTS
 LEAVING = tuple(name for name, axes in RESULTS.items() if axes.startswith("T,"))
 INCOMING = {"do": "o", "dht": "final_state"}  # a gradient that comes in: the result that it is of

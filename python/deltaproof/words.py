@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from .vocabulary import LEAVING
 
+MANY = 4  # names of which a person sees the nearest at once
 _WHOLE = re.compile(r"[-+]?\d[\d.e+-]*$|[A-Z]+$")
 # Of these the program's words are texts of one word each.
 _TEXTS = ("base", "claim", "gate", "gate-dtype", "beta", "state-layout", "layout", "design")
@@ -64,7 +66,9 @@ def truth_of(name: str, x: object) -> bool:
 def one_of(name: str, x: object, known: Sequence[str]) -> None:
     """ValueError, with the name of the argument: x is none of them."""
     if x not in known:
-        raise ValueError(f"{name}={x!r}: must be {', '.join(known[:-1])} or {known[-1]}")
+        like = get_close_matches(str(x), known, 1) if len(known) > MANY else ()
+        hint = f"; did you mean {like[0]}?" if like else ""
+        raise ValueError(f"{name}={x!r}: must be {', '.join(known[:-1])} or {known[-1]}{hint}")
 
 
 def names_of(name: str, x: object, known: Sequence[str] = ()) -> list[str]:

@@ -276,6 +276,8 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: BaseException) -> 
         ({"beta": None}, "beta=None: must be plain, sigmoid, sigmoid2 or none"),
         ({"layouts": ("bad",)}, "layouts='bad': must be contiguous, .* or far"),
         ({"outputs": ("o\ud800",)}, r"outputs=.*: 'o\\ud800' is no UTF-8"),
+        ({"outputs": ("o", "finalstate")}, "outputs='finalstate': must be o, .* mean final_state"),
+        ({"outputs": "yy", "layout": "mamba"}, "outputs='yy': must be y, out, final_states, dB, "),
         ({"outputs": (1,)}, "outputs=.*: 1 is no text"),
         ({"design": "\ud800"}, "design=.* is no UTF-8"),
         ({"cases": "a\0b"}, r"cases='a\\x00b': .* without a zero byte"),
