@@ -184,6 +184,30 @@ static void round_trip(const char *dtype, int n, const double *x) {
     dp_tensorfile_free(&r);
 }
 
+/* Old code gave a file of 3, 5, 6 or 7 tensors no room for one more. */
+DP_TEST(safetensors, a_file_that_was_read_takes_more_tensors) {
+    const int64_t shape[1] = {1};
+    const double x = 3;
+    for (int n = 1; n < 9; n++) {
+        dp_tensorfile w = {0}, f;
+        dp_err e = {0};
+        char path[600], name[12];
+        for (int i = 0; i < n; i++) {
+            snprintf(name, sizeof name, "a%d", i);
+            dp_tensorfile_add(&w, name, "F32", 1, shape, &x);
+        }
+        REQUIRE(!dp_safetensors_write(temp_path(path, "more"), &w, &e), "%s", e.msg);
+        REQUIRE(!dp_safetensors_read(path, &f, &e), "%s", e.msg);
+        for (int i = n; i < 2 * n + 3; i++) {
+            snprintf(name, sizeof name, "a%d", i);
+            dp_tensorfile_add(&f, name, "F32", 1, shape, &x);
+        }
+        CHECK(f.ntensor == 2 * n + 3 && f.tensor[n].data[0] == 3, "%d tensors", n);
+        dp_tensorfile_free(&w);
+        dp_tensorfile_free(&f);
+    }
+}
+
 DP_TEST(safetensors, round_trips_every_16_bit_number) {
     double *b = dp_doubles(65536), *h = dp_doubles(65536);
     for (int i = 0; i < 65536; i++) {

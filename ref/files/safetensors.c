@@ -266,6 +266,14 @@ static dp_status parse_header(reader *r, json_t *header) {
     return s;
 }
 
+/* Elements that `grown` takes an array of n to have: the next power of two. */
+static size_t room(size_t n) {
+    size_t m = 1;
+    while (m < n)
+        m *= 2;
+    return m;
+}
+
 dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path, dp_tensorfile *f,
                                dp_err *e) {
     *f = (dp_tensorfile){.path = dp_strdup(path)};
@@ -300,7 +308,7 @@ dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path, 
     }
     reader r = {path, b + 8 + n, (int64_t)(len - 8 - n), f, NULL, e};
     r.at = dp_calloc(json_object_size(header), sizeof *r.at);
-    f->tensor = dp_calloc(json_object_size(header), sizeof *f->tensor);
+    f->tensor = dp_calloc(room(json_object_size(header)), sizeof *f->tensor);
     s = parse_header(&r, header);
     free(r.at);
     json_decref(header);
@@ -435,7 +443,7 @@ const char *dp_tensorfile_meta(const dp_tensorfile *f, const char *key) {
     return NULL;
 }
 
-/* Room for one more than n elements: doubles whenever n is a power of two. */
+/* Room for one more than n elements of an array of room(n). */
 static void *grown(void *x, size_t n, size_t size) {
     if (n & (n - 1)) return x;
     void *y = dp_calloc(n ? 2 * n : 1, size);
