@@ -73,15 +73,26 @@ int dp_run_bounded(const dp_run *r) { return dp_bounds_are_derived(&r->design); 
 
 #define AFFORDABLE 20 /* seconds */
 
-/* A short state adds what is derived of one rank's results forward. */
-int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p, int N) {
+/* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. It
+ * adds none to gradients of dp_by_rows. */
+static dp_design long_state(const dp_design *d, const dp_problem *p) {
     dp_design x = *d;
-    if (N == 1 && !p->dout) x.state = DP_FP32;
+    if (!(p->dout && dp_by_rows(p))) x.state = dp_design_of(d->base).state;
+    return x;
+}
+
+int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
+    const dp_design x = long_state(d, p);
     return dp_token_design_is_bounded(&x) && dp_token_bounds_seconds(p) <= AFFORDABLE;
 }
 
+int dp_chunks_are_bounded(const dp_design *d, const dp_problem *p) {
+    const dp_design x = long_state(d, p);
+    return dp_bounds_are_derived(&x);
+}
+
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
-    return dp_run_bounded(r) || dp_tokens_are_bounded(&r->design, p, r->ranks);
+    return dp_chunks_are_bounded(&r->design, p) || dp_tokens_are_bounded(&r->design, p);
 }
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }

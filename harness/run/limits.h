@@ -22,8 +22,10 @@ int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
 /* Has the recurrent design bounds of its own (token_bounds.h), and can they be had of this problem
- * on N ranks within about 20 s of one core? A state in a short format has them on one, forward. */
-int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p, int N);
+ * within about 20 s of one core? Has one of chunks? A state in a short format has them, but for
+ * gradients of rows of their own (dp_by_rows). */
+int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
+int dp_chunks_are_bounded(const dp_design *design, const dp_problem *p);
 
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
 double dp_base_roundoff(dp_base b);

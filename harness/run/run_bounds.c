@@ -142,7 +142,7 @@ static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format 
 static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
                   dp_error_bound *out) {
     const double *want[DP_NRESULTS];
-    dp_bounds_keep(&sp->c->p, sp->first_of_call, &sp->c->session, design, out);
+    dp_bounds_keep(&sp->c->p, sp->N, sp->first_of_call, &sp->c->session, design, out);
     for (int i = 0; i < DP_NRESULTS; i++)
         want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
     dp_bounds_store(&sp->c->p, bounded, design, want, out);
@@ -181,10 +181,10 @@ static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out) {
     const dp_design plain = dp_design_of(design->base);
-    if (dp_tokens_are_bounded(design, &sp->c->p, sp->N)) {
+    if (dp_tokens_are_bounded(design, &sp->c->p)) {
         of_tokens(sp, design, chain, w, out);
         return;
     }
-    of_chunks(sp, dp_bounds_are_derived(design) ? design : &plain, chain, w, out);
+    of_chunks(sp, dp_chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
     store(sp, &plain, design, out);
 }

@@ -1,6 +1,6 @@
 /* Why bounds of chunks of one token hold for kernels that have no chunks (token_bounds.h). */
 #include "token_bounds.h"
-#include "harness/simulated/carried.h"
+#include "harness/bound/store_bound.h"
 #include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/stored.h"
 
@@ -85,17 +85,37 @@ void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_des
                  b->row[DP_RESULT_FINAL_STATE]);
 }
 
-void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call,
+/* Marks in first [T] with 1 every token that a chunk of `chunk` tokens begins with. */
+static void mark_chunks(const dp_problem *p, int N, const unsigned char *first_of_call, int chunk,
+                        unsigned char *first) {
+    for (int i = 0; i < p->Nseq; i++)
+        for (int64_t t = p->cu[i], n = 0; t < p->cu[i + 1]; t++, n++) {
+            const int other_rank = N > 1 && t &&
+                                   dp_own_part_of(p->own.kind, p->T, N, t) !=
+                                       dp_own_part_of(p->own.kind, p->T, N, t - 1);
+            if (other_rank || (first_of_call && first_of_call[t])) n = 0;
+            first[t] = n % chunk == 0;
+        }
+}
+
+void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
                     const dp_session *session, const dp_design *design, dp_error_bound *b) {
-    const int tokens = !design->chunk && design->state != DP_FP32;
-    const dp_format f[2] = {session->kept, tokens ? design->state : design->final_state};
-    if (!(first_of_call || tokens) || (f[0] == DP_FP64 && f[1] == DP_FP64)) return;
-    unsigned char *all = dp_calloc((size_t)p->T + 1, 1);
-    memset(all, 1, (size_t)p->T);
-    unsigned char *ended = dp_calloc((size_t)p->Nseq, 1);
-    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, ended);
-    dp_carried_bounds(p, tokens ? all : first_of_call, ended, f, b->row[DP_RESULT_O],
-                      b->row[DP_RESULT_FINAL_STATE]);
-    free(ended);
-    free(all);
+    const int own = design->state != dp_design_of(design->base).state, gradients = p->dout != NULL;
+    unsigned char *mark[3] = {dp_calloc((size_t)p->T + 1, 1), dp_calloc((size_t)p->Nseq, 1),
+                              dp_calloc((size_t)p->Nseq, 1)};
+    dp_stores at[3];
+    int n = 0;
+    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, mark[1]);
+    const dp_format of_calls[2] = {session->kept, design->final_state};
+    for (int i = 0; i < 2 && first_of_call; i++)
+        if (of_calls[i] != DP_FP64)
+            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0};
+    if (own) {
+        mark_chunks(p, N, first_of_call, design->chunk ? design->chunk : 1, mark[0]);
+        memset(mark[2], 1, (size_t)p->Nseq);
+        at[n++] = (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk};
+    }
+    if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && !dp_by_rows(p), b);
+    for (int i = 0; i < 3; i++)
+        free(mark[i]);
 }

@@ -17,11 +17,10 @@ dp_design dp_token_design(const dp_design *recurrent);
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b);
 
-/* Adds what states add that are stored on the way: between the calls of a session (first_of_call
- * [T]; NULL: there is none) in its format and as they leave `design`, or after each token of a
- * recurrent one. A sequence that ends early is stored behind its end, too. The last store is
- * dp_bounds_store's. */
-void dp_bounds_keep(const dp_problem *p, const unsigned char *first_of_call,
+/* Adds the errors of stored states (store_bound.h): between the calls of a session, and between
+ * chunks or tokens of the design. first_of_call [T] may be NULL: no session. A sequence that ends
+ * early is stored behind its end. The last store of final_state is dp_bounds_store's. */
+void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
                     const dp_session *session, const dp_design *design, dp_error_bound *b);
 
 #endif

@@ -2,10 +2,8 @@
 #include "carried.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/bound/bound.h"
-#include "ref/chunk/gate.h"
 #include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
-#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -24,13 +22,7 @@ const dp_carried_format dp_carried_formats[DP_NCARRIED] = {
     [INT8_FEEDBACK] = {"int8ef", "int8 with what it leaves out, in bf16, fed back", 3 + 4. / 128},
 };
 
-/* One head of a problem, and a state that goes through it. */
-typedef struct {
-    const dp_problem *p;
-    dp_activated in;
-    int hv;
-    int64_t first, n;
-} session;
+typedef dp_carried_head session;
 
 typedef struct {
     double *S, *o, *left, *zero; /* [K][V] state, [V] output, [K][V] what stores left out, zeros */
@@ -156,26 +148,24 @@ static const double *key_of(const session *s, int64_t t, int j) {
     return s->in.k + (((s->first + t) * p->H + s->hv / dp_G(p)) * dp_rows(p) + j) * p->K;
 }
 
-/* S <- (I - sum_j beta_j k_j k_j') D S + sum_j beta_j k_j v_j', all keys reading the decayed state,
- * or in turn; o = scale S' q. */
-static void advance(const session *s, int64_t t, carrier *c, double *write) {
+void dp_carried_advance(const session *s, int64_t t, double *S, double *o, double *write) {
     const dp_problem *p = s->p;
     const int64_t at = (s->first + t) * p->HV + s->hv;
     const double *values = dp_values_at(p, s->in.values, s->first + t, s->hv);
-    dp_state_decay(p, s->in.g + at * dp_Kg(p), c->S);
+    dp_state_decay(p, s->in.g + at * dp_Kg(p), S);
     for (int first = 0, n = dp_keys_at_once(p); first < dp_rows(p); first += n) {
         for (int j = first; j < first + n; j++) {
             double *y = write + (int64_t)j * p->V;
-            dp_state_read(p, c->S, erasing_of(s, t, j), y);
+            dp_state_read(p, S, erasing_of(s, t, j), y);
             for (int v = 0; v < p->V; v++)
                 y[v] = s->in.beta[at * dp_rows(p) + j] * (values[(int64_t)j * p->V + v] - y[v]);
         }
         for (int j = first; j < first + n; j++)
-            dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, c->S);
+            dp_state_write(p, 1, key_of(s, t, j), write + (int64_t)j * p->V, S);
     }
-    dp_state_read(p, c->S, s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K, c->o);
+    dp_state_read(p, S, s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K, o);
     for (int v = 0; v < p->V; v++)
-        c->o[v] *= p->scale;
+        o[v] *= p->scale;
 }
 
 /* What a step does to an error: its norm by at most `grows`; of an error that stands still, at most
@@ -184,19 +174,25 @@ typedef struct {
     double grows, moves;
 } step_norms;
 
-/* |I - k' e|, e = erase o k, as truth_bound.c derives it, and |k||e|; both within 2^-40. */
-typedef struct {
-    double step, write;
-} gated_norms;
-
-static gated_norms gated_norms_of(const session *s, int64_t t) {
-    const double *k = key_of(s, t, 0), *e = erasing_of(s, t, 0);
-    const double write = dp_norm_fro(s->p->K, k) * dp_norm_fro(s->p->K, e);
-    double d = 0;
-    for (int x = 0; x < s->p->K; x++)
-        d += k[x] * e[x];
-    const double step = (write + sqrt(fmax(0, write * write + 4 * (1 - d)))) / 2;
-    return (gated_norms){fmax(1, step) * (1 + 0x1p-40), write * (1 + 0x1p-40)};
+/* |I - k' e|, e = beta erase o k, as truth_bound.c derives it, and |k||e|, both within 2^-40: of
+ * rows in turn, of one that reads alone, or of a sum. */
+static step_norms erasing_norms(const session *s, int64_t t) {
+    const dp_problem *p = s->p;
+    step_norms a = {1, 0};
+    int reading = 0;
+    for (int j = 0; j < dp_rows(p); j++) {
+        const double *k = key_of(s, t, j), *e = erasing_of(s, t, j);
+        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * dp_rows(p) + j];
+        const double write = fabs(beta) * dp_norm_fro(p->K, k) * dp_norm_fro(p->K, e);
+        double d = 0;
+        for (int x = 0; x < p->K; x++)
+            d += beta * k[x] * e[x];
+        reading += write > 0;
+        a.moves += write * (dp_in_turn(p) ? a.grows : 1);
+        a.grows *= fmax(1, (write + sqrt(fmax(0, write * write + 4 * (1 - d)))) / 2);
+    }
+    if (reading > 1 && !dp_in_turn(p)) a.grows = 1 + a.moves;
+    return (step_norms){a.grows * (1 + 0x1p-40), a.moves * (1 + 0x1p-40)};
 }
 
 /* Of the product of I - beta_j k_j k_j', without the decay. */
@@ -230,17 +226,15 @@ static step_norms norms_of(const session *s, int64_t t) {
         expands |= beta < 0;
     }
     const double decay = dp_exp(most), turned = fmax(fabs(1 - dp_exp(least)), fabs(1 - decay));
-    if (dp_in_turn(p)) {
-        const step_norms a = in_turn_norms(s, t);
+    if (s->in.erasing || dp_in_turn(p)) {
+        const step_norms a = s->in.erasing ? erasing_norms(s, t) : in_turn_norms(s, t);
         return (step_norms){decay * a.grows, turned + decay * a.moves};
-    }
-    if (s->in.erasing) {
-        const gated_norms a = gated_norms_of(s, t);
-        return (step_norms){decay * a.step, turned + decay * a.write};
     }
     return (step_norms){decay * (expands ? 1 + weight : fmax(1, weight - 1)),
                         turned + decay * weight};
 }
+
+double dp_carried_grows(const session *s, int64_t t) { return norms_of(s, t).grows; }
 
 /* ---- a session ------------------------------------------------------------------------------ */
 
@@ -317,8 +311,8 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
     bounds b = {0};
     for (int64_t i = 1; i <= o->steps; i++) {
         const int64_t t = (i - 1) % s->n;
-        advance(s, t, exact, write);
-        advance(s, t, kept, write);
+        dp_carried_advance(s, t, exact->S, exact->o, write);
+        dp_carried_advance(s, t, kept->S, kept->o, write);
         const double o_norm = distance(exact->o, exact->zero, p->V);
         o2 += o_norm * o_norm;
         note_output(r, i, distance(kept->o, exact->o, p->V), sqrt(o2 / (double)i), o->need);
@@ -367,77 +361,4 @@ dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carri
     carrier_free(&kept);
     dp_activated_free(&s.in);
     return DP_OK;
-}
-
-/* ---- bounds of states that are stored between calls ------------------------------------------ */
-
-/* All heads of one sequence side by side, since a scale may be that of all; off: bounds of what
- * their states differ by. */
-typedef struct {
-    carrier *head;
-    double *S, *off, *more, *write;
-} heads;
-
-static heads heads_new(const dp_problem *p, int seq) {
-    const int64_t n = (int64_t)p->HV * p->K * p->V;
-    heads x = {.head = dp_calloc((size_t)p->HV, sizeof *x.head),
-               .S = p->s0 ? dp_copy(p->s0 + seq * n, n) : dp_doubles(n),
-               .off = dp_doubles(p->HV),
-               .more = dp_doubles(p->HV),
-               .write = dp_doubles((int64_t)dp_rows(p) * p->V)};
-    for (int h = 0; h < p->HV; h++) {
-        x.head[h].S = x.S + (int64_t)h * p->K * p->V;
-        x.head[h].o = dp_doubles(p->V);
-    }
-    return x;
-}
-
-static void heads_free(const dp_problem *p, heads *x) {
-    for (int h = 0; h < p->HV; h++)
-        free(x->head[h].o);
-    free(x->head);
-    free(x->S);
-    free(x->off);
-    free(x->more);
-    free(x->write);
-}
-
-static void store_heads(const dp_problem *p, dp_format f, heads *x) {
-    for (int h = 0; h < p->HV; h++)
-        x->more[h] = dp_stored_error(f, p->HV, p->K, p->V, x->S, x->off, h);
-    for (int h = 0; h < p->HV; h++)
-        x->off[h] += x->more[h];
-}
-
-static void step_head(const session *s, int64_t t, heads *x, double *o) {
-    const dp_problem *p = s->p;
-    const double *q = s->in.q + ((s->first + t) * p->H + s->hv / dp_G(p)) * p->K;
-    double *off = &x->off[s->hv];
-    advance(s, t, &x->head[s->hv], x->write);
-    if (*off == 0) return;
-    *off *= norms_of(s, t).grows;
-    if (!(*off < INFINITY)) *off = INFINITY;
-    o[(s->first + t) * p->HV + s->hv] += fabs(p->scale) * dp_norm_fro(p->K, q) * *off;
-}
-
-void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const unsigned char *ended,
-                       const dp_format kept[2], double *o, double *state) {
-    session s = {.p = p, .in = dp_activated_new(p)};
-    for (int i = 0; i < p->Nseq; i++) {
-        heads x = heads_new(p, i);
-        s.first = p->cu[i];
-        s.n = p->cu[i + 1] - p->cu[i];
-        for (int64_t t = 0; t < s.n; t++) {
-            for (int f = 0; f < 2 && stored[s.first + t] && (t || p->s0); f++)
-                store_heads(p, kept[f], &x);
-            for (s.hv = 0; s.hv < p->HV; s.hv++)
-                step_head(&s, t, &x, o);
-        }
-        for (int f = 0; f < 2 && ended && ended[i]; f++)
-            store_heads(p, kept[f], &x);
-        for (int h = 0; h < p->HV; h++)
-            state[i * p->HV + h] += x.off[h];
-        heads_free(p, &x);
-    }
-    dp_activated_free(&s.in);
 }

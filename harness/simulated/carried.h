@@ -24,6 +24,7 @@
  */
 #ifndef DP_CARRIED_H
 #define DP_CARRIED_H
+#include "ref/chunk/gate.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
@@ -63,13 +64,18 @@ typedef struct {
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e);
 
-/* Bounds of states that are stored on the way, in both formats (DP_FP64: not): before the tokens
- * that `stored` [T] marks and behind the sequences that `ended` [Nseq] marks (NULL: none).
- * The sound bound above, of every sequence, in fp64. Adds it to o [T*HV] and state [Nseq*HV],
- * 2-norms of their rows. A state that stands before the first token of a sequence counts where p
- * has one. */
-void dp_carried_bounds(const dp_problem *p, const unsigned char *stored, const unsigned char *ended,
-                       const dp_format kept[2], double *o, double *state);
+/* One head of the tokens first .. first + n - 1 of a problem. */
+typedef struct {
+    const dp_problem *p;
+    dp_activated in;
+    int hv;
+    int64_t first, n;
+} dp_carried_head;
+/* Token t of a head in fp64 (math.md b): S [K][V] becomes the next state, o [V] the output. write
+ * [rows][V] is scratch. */
+void dp_carried_advance(const dp_carried_head *s, int64_t t, double *S, double *o, double *write);
+/* How much that lengthens the error of a state at most: a of the bounds above. */
+double dp_carried_grows(const dp_carried_head *s, int64_t t);
 
 /* A row of n numbers as it is stored, to nearest: what is read again stands in x then. left [n]:
  * what feedback has left out, before and after; else it stays as it is. */

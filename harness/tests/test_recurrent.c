@@ -1,10 +1,11 @@
 /* The recurrence in fp32 is the recurrence: against the truth, forward and backward, within what
  * fp32 rounds; and its states are those of the ranks that begin there.
  */
-#include "gt.h"
+#include "cases.h"
 #include "harness/case/case.h"
 #include "harness/run/limits.h"
 #include "harness/run/run_bounds.h"
+#include "harness/verdict/drawn_run.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
@@ -157,28 +158,26 @@ static void over_bounds(const dp_truth *t, const dp_result *got, const dp_error_
     }
 }
 
-/* Of a case on one rank in a design; 0: it has none. */
-static int ratios(const char *name, const dp_design *bounded, const dp_design *computed,
-                  double most[DP_NRESULTS]) {
-    dp_case c;
+/* The case c on N ranks in a design; frees c. 0: there are no bounds. */
+static int ratios_of(dp_case c, int N, const dp_design *bounded, const dp_design *computed,
+                     double most[DP_NRESULTS]) {
     dp_standard std;
     dp_sharding sp;
-    dp_result r;
+    dp_drawn_run x;
     dp_error_bound b;
     dp_err e = {0};
-    char path[512];
+    const dp_conv none[3] = {{0}};
     const dp_run_options o = {.cache = gt_tmpdir()};
-    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
-    if (dp_case_load(path, &c, &e) || dp_standard_open(&std, &c, &o, 1, &e) ||
-        dp_sharding_open(&sp, &std, 1, 1, &e)) {
-        gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+    if (dp_standard_open(&std, &c, &o, N, &e) || dp_sharding_open(&sp, &std, N, N, &e)) {
+        gt_fail(__FILE__, __LINE__, c.name, "%s", e.msg);
         return 0;
     }
     dp_bound_bases w = {0};
     dp_run_bounds(&sp, bounded, DP_FP32, &w, &b);
-    dp_recurrent_run(&c.p, computed, c.backward, NULL, &r);
-    over_bounds(sp.truth, &r, &b, most);
-    dp_result_free(&r);
+    dp_drawn_open(&x, computed, &c.p, none, N, c.backward);
+    dp_drawn_all(&x, DP_FP32);
+    over_bounds(sp.truth, dp_drawn_results(&x), &b, most);
+    dp_drawn_close(&x);
     dp_error_bound_free(&b);
     dp_bound_bases_free(&w);
     dp_sharding_close(&sp);
@@ -187,8 +186,19 @@ static int ratios(const char *name, const dp_design *bounded, const dp_design *c
     return 1;
 }
 
-/* What the recurrence in fp32 makes is within the bounds of chunks of one token, and not far below
- * them: of rows that are no sums over all tokens by a factor of at most 250. */
+static int ratios(const char *name, const dp_design *bounded, const dp_design *computed,
+                  double most[DP_NRESULTS]) {
+    dp_case c;
+    dp_err e = {0};
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
+    if (!dp_case_load(path, &c, &e)) return ratios_of(c, 1, bounded, computed, most);
+    gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
+    return 0;
+}
+
+/* The recurrence in fp32 keeps to the bounds of chunks of one token. Rows that are no sums over all
+ * tokens come within a factor of 250. */
 DP_TEST(recurrent, keeps_to_the_bounds_of_chunks_of_one_token) {
     static const char *const names[] = {
         "smoke-kda",     "smoke-gdn",    "smoke-mkda2", "smoke-gdn2",  "smoke-gla",
@@ -208,6 +218,45 @@ DP_TEST(recurrent, keeps_to_the_bounds_of_chunks_of_one_token) {
         CHECK(top > 0.004, "%s, %s: %.3g of its bound at most", names[i / 2], dp_base_names[d.base],
               top);
     }
+}
+
+/* Errors of states in short formats keep to their bounds, on ranks and in gradients. dq and dg are
+ * not far below. */
+DP_TEST(recurrent, short_states_keep_to_their_bounds_on_ranks_and_with_gradients) {
+    static const char *const ops[] = {"kda",
+                                      "gdn\ngate = softplus\nl2norm = yes\nbeta = sigmoid\nHV = 4",
+                                      "mkda\nR = 2\ngate = lower_bound\nlower_bound = -5",
+                                      "gdn2\nl2norm = yes\nHV = 4",
+                                      "gla",
+                                      "ssd",
+                                      "gated-deltaproduct\nR = 2\nbeta = sigmoid2"};
+    static const char *const words[] = {"recurrent,state=e4m3-row",
+                                        "recurrent,state=fp16sr",
+                                        "recurrent,state=int8-block,payload=bf16x2",
+                                        "recurrent,state=e5m2-head,payload=bf16x2,exchange=scan",
+                                        "state=e4m3-row,chunk=16",
+                                        "state=bf16,chunk=8"};
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        for (size_t k = 0; k < 2 * (sizeof words / sizeof *words); k++) {
+            char text[512];
+            dp_case c;
+            dp_design d;
+            dp_err e = {0};
+            double most[DP_NRESULTS], top = 0;
+            snprintf(text, sizeof text,
+                     "reason = r\nsource = s\nop = %s\nT = 48\nH = 2\nK = 16\nV = 24\n"
+                     "cu_seqlens = 0,20,20,48\ns0_scale = 0.5\ndstate = yes\nranks = 1,3\n",
+                     ops[i]);
+            REQUIRE(!dp_design_parse(words[k / 2], DP_BASE_FP32, &d, &e), "%s", e.msg);
+            if (!gt_parse_case(text, &c) || !ratios_of(c, k % 2 ? 3 : 1, &d, &d, most)) continue;
+            for (int f = 0; f < DP_NRESULTS; f++) {
+                CHECK(most[f] <= 1, "%s, %s, %d, %s: %.3g of its bound", ops[i], words[k / 2],
+                      (int)k % 2, dp_result_fields[f].name, most[f]);
+                top = fmax(top, f == DP_RESULT_DQ || f == DP_RESULT_DG ? most[f] : 0);
+            }
+            CHECK(top > 0.004, "%s, %s, %d: %.3g of its bound at most", ops[i], words[k / 2],
+                  (int)k % 2, top);
+        }
 }
 
 /* Rounded where the design does not say so it is beyond them. */
@@ -230,15 +279,16 @@ DP_TEST(recurrent, a_state_kept_short_breaks_its_bounds) {
 DP_TEST(recurrent, designs_of_an_affordable_size_have_bounds) {
     dp_problem p = {.T = 256, .HV = 2, .K = 64, .V = 64};
     dp_design d = dp_design_of(DP_BASE_BF16);
-    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "chunks have their own");
+    CHECK(!dp_tokens_are_bounded(&d, &p), "chunks have their own");
     d.chunk = 0;
-    CHECK(dp_tokens_are_bounded(&d, &p, 1), "a small problem");
+    CHECK(dp_tokens_are_bounded(&d, &p), "a small problem");
     p.T = 1 << 20;
-    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "a million tokens");
+    CHECK(!dp_tokens_are_bounded(&d, &p), "a million tokens");
     p.T = 256;
     d.state = DP_BF16;
-    CHECK(dp_tokens_are_bounded(&d, &p, 1), "a state in bf16");
-    CHECK(!dp_tokens_are_bounded(&d, &p, 2), "a state in bf16, on ranks");
+    CHECK(dp_tokens_are_bounded(&d, &p), "a state in bf16");
     p.dout = &p.scale;
-    CHECK(!dp_tokens_are_bounded(&d, &p, 1), "gradients of a state in bf16");
+    CHECK(dp_tokens_are_bounded(&d, &p), "gradients of a state in bf16");
+    p.model = DP_DPLR;
+    CHECK(!dp_tokens_are_bounded(&d, &p), "of rows of their own");
 }

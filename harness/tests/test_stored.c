@@ -1,7 +1,7 @@
 /* Formats of stored states (ref/vocabulary/stored.h) against the numbers that they have, listed one
  * by one, and their bounds against what stores make; sessions against theirs. */
 #include "harness/run/limits.h"
-#include "harness/simulated/carried.h"
+#include "harness/run/token_bounds.h"
 #include "harness/verdict/drawn_run.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/stored.h"
@@ -152,13 +152,10 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
     dp_drawn_all(&x, DP_FP32);
     unsigned char *first = dp_calloc((size_t)c.p.T, 1);
     dp_session_firsts(&c.session, c.p.cu, c.p.Nseq, first);
-    const dp_format f[2] = {c.session.kept, d.final_state};
-    double *bound[2] = {dp_doubles(c.p.T * c.p.HV), dp_doubles((int64_t)c.p.Nseq * c.p.HV)};
-    unsigned char *ended = dp_calloc((size_t)c.p.Nseq, 1);
-    dp_session_ended(&c.session, c.p.cu, c.p.Nseq, ended);
-    dp_carried_bounds(&c.p, first, ended, f, bound[0], bound[1]);
+    dp_error_bound bound;
+    dp_error_bound_alloc(&c.p, 1, 0, 0, &bound);
+    dp_bounds_keep(&c.p, 1, first, &c.session, &d, &bound);
     static const dp_result_id FIELD[2] = {DP_RESULT_O, DP_RESULT_FINAL_STATE};
-    free(ended);
     double most = 0;
     for (int i = 0; i < 2; i++) {
         const dp_ball *want = &t.field[FIELD[i]];
@@ -171,15 +168,14 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
             }
             const double rounding = 1e-4 * sqrt(size) + 1e-6;
             if (i && d.final_state != DP_FP64) continue; /* its last store is another's */
-            CHECK(sqrt(off) <= bound[i][r] + rounding,
+            CHECK(sqrt(off) <= bound.row[FIELD[i]][r] + rounding,
                   "%s %s %s: row %lld is off by %.3g, bound %g", op, kept, words, (long long)r,
-                  sqrt(off), bound[i][r]);
-            if (bound[i][r] > 0) most = fmax(most, sqrt(off) / bound[i][r]);
+                  sqrt(off), bound.row[FIELD[i]][r]);
+            if (bound.row[FIELD[i]][r] > 0) most = fmax(most, sqrt(off) / bound.row[FIELD[i]][r]);
         }
     }
     CHECK(most > 0.02, "%s %s %s: errors are %.3g of the bound", op, kept, words, most);
-    for (int i = 0; i < 2; i++)
-        free(bound[i]);
+    dp_error_bound_free(&bound);
     free(first);
     dp_drawn_close(&x);
     dp_truth_free(&t);

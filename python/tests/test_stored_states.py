@@ -143,6 +143,66 @@ def test_a_file_says_in_which_format_its_state_lies() -> None:
     assert deltaproof.judge(x, made, **said).status == 1
 
 
+def adjoint(x: dict[str, Any], form: str, fault: str = "") -> dict[str, Any]:
+    """GDN token by token in fp32, its state stored after each, and gradients that take a store as
+    it is read. fault: of quantized."""
+    T, H, K = x["q"].shape
+    S = np.zeros((H, K, x["v"].shape[2]), F4)
+    G, kept = np.zeros_like(S), []
+    y = {n: np.zeros_like(x[m]) for n, m in (("o", "v"), *(("d" + n, n) for n in NAMES))}
+    scale = F4(K**-0.5)
+    for t in range(T):
+        q, k, v, g, beta = (x[n][t] for n in NAMES)
+        decayed = S * np.exp(g)[:, None, None]
+        left = v - np.einsum("hk,hkv->hv", k, decayed)
+        after = decayed + k[:, :, None] * (beta[:, None] * left)[:, None]
+        y["o"][t] = scale * np.einsum("hk,hkv->hv", q, after)
+        kept.append((decayed, left, after))
+        S = quantized(after[None], form, fault)[0]
+    for t in reversed(range(T)):
+        q, k, v, g, beta = (x[n][t] for n in NAMES)
+        decayed, left, after = kept[t]
+        G = G + scale * q[:, :, None] * x["do"][t][:, None]
+        dU = np.einsum("hk,hkv->hv", k, G)
+        y["dq"][t] = scale * np.einsum("hkv,hv->hk", after, x["do"][t])
+        y["dbeta"][t] = (left * dU).sum(1)
+        y["dv"][t] = beta[:, None] * dU
+        y["dk"][t] = np.einsum("hkv,hv->hk", G, beta[:, None] * left)
+        y["dk"][t] -= np.einsum("hkv,hv->hk", decayed, y["dv"][t])
+        G = G - k[:, :, None] * y["dv"][t][:, None]
+        y["dg"][t] = (G * decayed).sum((1, 2))
+        G = G * np.exp(g)[:, None, None]
+    return y | {"final_state": S[None]}
+
+
+NAMES = ("q", "k", "v", "g", "beta")
+
+
+def batch(x: dict[str, Any]) -> dict[str, Any]:
+    return {n: a if n == "final_state" else a[None] for n, a in x.items()}
+
+
+@pytest.mark.parametrize("T, ranks", [(1, 1), (36, 3)])
+@pytest.mark.parametrize("form", ["e4m3-row", "e5m2-block", "int8-head"])
+def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks: int) -> None:
+    """A state that is stored after each token; of one token, too."""
+    r = np.random.default_rng(4)
+    H, K, V = 2, 16, 64
+    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
+    x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
+    x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
+    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said |= {"design": f"recurrent,state={form}", "ranks": ranks}
+    said |= {"claim": "fp32"} if ranks > 2 else {}
+    found = deltaproof.judge(batch(x), batch(adjoint(x, form)), **said)
+    assert found.status == 0, found.text
+    for name in ("o", "final_state", "dq", "dk", "dg", "dbeta"):
+        assert found.tensors[name]["ratio"] <= 1, (name, found.text)
+    if T > 1:
+        wrong = deltaproof.judge(batch(x), batch(adjoint(x, form, "truncated")), **said)
+        assert wrong.status == 1, wrong.text
+
+
 def test_a_format_of_states_is_refused_by_name() -> None:
     found = judged("e4m3", lambda S: S, True)
     assert found.status == 2, found.text

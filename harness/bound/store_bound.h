@@ -1,0 +1,48 @@
+/* harness/bound/store_bound.h - errors of states that are stored in a short format
+ * (ref/vocabulary/stored.h) between calls, chunks or tokens.
+ *
+ * All norms are Frobenius norms, and nothing is assumed of the errors. A token lengthens an error
+ * by at most a = dp_carried_grows. A store adds d = dp_stored_error:
+ *
+ *     token   off <- a off              store   off <- off + d
+ *     rank    off <- the larger one of off and (|M| + off_M) off + off_M |S| + off_H
+ *
+ * The last row is for exchanges of pairs. off_H and off_M belong to the recurrence from zeros and
+ * to that of the identity, over the tokens of one rank. |M| is at most the product of a.
+ *
+ * The gradient G of the state does not depend on the state. Neither do dU = k G and dE = beta dU.
+ * With G as the keys of a token meet it, and off behind the token:
+ *
+ *     o        |scale q| off              dq     |scale do| off
+ *     dbeta    |dU||e| off                dv     0
+ *     dk       |G||beta e| off as it is written along, |dE| off as it is read along
+ *     dg       largest |G_x| off over channels x, one gate a head: |G| off; G before the decay
+ *
+ * Activations carry these errors to the raw inputs (math.md c). Sums over tokens and heads add
+ * them. All results are linear in S, so no terms of second order are dropped.
+ */
+#ifndef DP_STORE_BOUND_H
+#define DP_STORE_BOUND_H
+#include "error_bound.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Stores in `format` before the tokens that `before` [T] marks, and behind the sequences that
+ * `behind` [Nseq] marks. of_pairs: H of a rank is stored, too. of_M: so is M. An initial state is
+ * stored where its first token is marked. */
+typedef struct {
+    dp_format format;
+    const unsigned char *before, *behind;
+    int of_pairs, of_M;
+} dp_stores;
+
+/* Adds the errors of all stores to the bounds b, of p over N ranks and their exchange. backward:
+ * gradients, too; not where dp_by_rows. */
+void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
+                     int backward, dp_error_bound *b);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
