@@ -13,8 +13,9 @@
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
  *           what FLA stores in bf16 (w u kg qg Aqk Akk h v_new, and the operands that meet them).
  *           Any K, V (multiples of 16 up to 256), R in {1, 2, 4}; compute capability 7.5.
- *   fast    tensor cores, bf16 storage. Base bf16, K and V in {64, 128}, R in {1, 2, 4} in chunks
- *           of 64 / R tokens; compute capability 8.0. fp32 q, k, v are rounded to bf16 as they are
+ *   fast    tensor cores, bf16 storage. Base bf16, K in {64, 128}, V a multiple of 64 (192 and 256
+ *           as heads of 64 and 128 that share keys, gates and beta), R in {1, 2, 4} in chunks of
+ *           64 / R tokens; compute capability 8.0. fp32 q, k, v are rounded to bf16 as they are
  *           loaded; norms, dbeta and the gradient of the norms are made of what was given. M by
  *           augmented columns, and with it segments, needs 9.0.
  *   token   the recurrence token by token, fp32 FMA, for any dp_model; GDN-2, GLA, SSD, Gated

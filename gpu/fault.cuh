@@ -135,6 +135,8 @@
       "a pass over rows without w and u decays the state by the chunk before's factor")           \
     X(PRE_KGAM, "pre-keys-without-t", 0, "H M S_in final_state o",                                \
       "(M, H) of rows without w and u take Kgam for w = T B Kgam")                                \
+    X(WIDE_SHORT, "wide-columns-lost", 0, "dg dbeta dA_log ddt_bias",                             \
+      "gradients that columns of wide values share leave out those of the last")                  \
     X(PARTS_TURNED, "parts-turned", 0, "ds0 dv dbeta dq dk dg",                                   \
       "parts of a sequence take the gradients of their states in reverse order")
 

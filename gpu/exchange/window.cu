@@ -18,6 +18,7 @@
  * moves on: no kernel has it as an argument, so that a forward can be replayed as a CUDA graph. */
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "plan/wide.cuh"
 #include <stdlib.h>
 
 #define THREADS 256
@@ -89,6 +90,7 @@ static dp_status exchange_windows(dpg_plan *p, RankWindow *w, dpg_comm *comm, dp
 }
 
 dp_status dpg_plan_connect(dpg_plan *p, dpg_comm *comm, dp_err *e) {
+    if (p->wide) p = p->wide->one;
     int windows = p->N > 1 && !p->owned && comm && comm->exchange && !p->heads &&
                   p->opt.path == DPG_PATH_FAST && p->opt.chain_how == DPG_CHAIN_AUGMENTED &&
                   !packed_words(p->opt.payload, 2) && !hands_on(&p->opt, p->sends);
@@ -124,4 +126,6 @@ void window_destroy(dpg_plan *p) {
     free(p->windows_at);
 }
 
-int dpg_plan_connected(const dpg_plan *p) { return p->window.mine != NULL; }
+int dpg_plan_connected(const dpg_plan *p) {
+    return (p->wide ? p->wide->one : p)->window.mine != NULL;
+}

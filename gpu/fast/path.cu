@@ -1,6 +1,7 @@
 /* gpu/fast/path.cu - the fast path: tensor cores, bf16 storage; what it takes, and its steps. */
 #include "fast/fast.cuh"
 #include "plan/paths.cuh"
+#include "plan/wide.cuh"
 #include "ref/vocabulary/segments.h"
 
 static int takes_width(int n) { return n == 64 || n == 128; }
@@ -10,10 +11,11 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
     if (token_alone(p->model)) return "has no such recurrence";
     if (dev->major < 8) return "needs compute capability 8.0, for bf16 tensor cores";
     if (o->base != DP_BASE_BF16) return "takes base bf16";
-    if (!takes_width(p->K) || !takes_width(p->V)) return "takes K and V of 64 and 128";
+    const int V = fast_columns_of(p->V);
+    if (!takes_width(p->K) || !V) return "takes K of 64 and 128, V a multiple of 64";
     if (!backward) return NULL;
     if (o->pair_dg) return "its backward has no pair sums of dg";
-    size_t bytes = p->Kg == 1 ? fast_grad_one_bytes(p->K, p->V) : fast_grad_bytes(p->K, p->V);
+    size_t bytes = p->Kg == 1 ? fast_grad_one_bytes(p->K, V) : fast_grad_bytes(p->K, V);
     if (bytes > dev->shared) return "its backward needs more shared memory than a block has here";
     return NULL;
 }

@@ -3,6 +3,7 @@
 #include "plan/heads.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "plan/wide.cuh"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,6 +230,26 @@ static void share(dpg_plan *pl, dpg_plan *b) {
     b->saved_parts = pl->saved_parts;
 }
 
+/* Do forward or backward take the fast path, whose kernels have fewer columns than V. */
+static int is_wide(const Wanted &w) {
+    char why[160];
+    const dpg_problem *p = w.p;
+    const int part = fast_columns_of(p->V);
+    if (!part || part == p->V) return 0;
+    return choose_path(p, w.opt, &w.device, 0, why) == DPG_PATH_FAST ||
+           (w.opt->backward && choose_path(p, w.opt, &w.device, 1, why) == DPG_PATH_FAST);
+}
+
+static dp_status create(dpg_plan **out, Wanted w, dp_err *e);
+static dp_status create_wide(dpg_plan **out, Wanted w, dp_err *e) {
+    const dpg_problem *wide = w.p, narrow = narrower(wide);
+    w.p = &narrow;
+    w.all_heads *= wide->V / narrow.V;
+    dpg_plan *one = NULL;
+    TRY(create(&one, w, e));
+    return wide_create(out, one, wide, e);
+}
+
 static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     *out = NULL;
     TRY(ask_device(&w.device, e));
@@ -237,6 +258,7 @@ static dp_status create(dpg_plan **out, Wanted w, dp_err *e) {
     if (exchanges_heads(w.opt, w.N)) return heads_create(out, w.p, w.opt, w.rank, w.N, e);
     OneRank alone(w.p); /* whose heads nobody else has: the bits of those that exchange them */
     if (exchanges[w.opt->exchange].heads) w.p = &alone.p;
+    if (is_wide(w)) return create_wide(out, w, e);
     TRY(plan_new(out, w, 0, e));
     if (!w.opt->backward) return DP_OK;
     dpg_plan *pl = *out;
@@ -264,6 +286,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     if (!pl) return;
     dpg_plan_destroy(pl->bwd);
     heads_destroy(pl->heads);
+    wide_destroy(pl->wide);
     maps_destroy(pl->maps);
     cudaFree(pl->tables);
     window_destroy(pl);
@@ -280,10 +303,15 @@ void dpg_plan_destroy(dpg_plan *pl) {
 }
 
 /* Whose kernels run. */
-static const dpg_plan *worker(const dpg_plan *pl) { return pl->heads ? pl->heads->one : pl; }
+static const dpg_plan *worker(const dpg_plan *pl) {
+    return pl->heads ? worker(pl->heads->one) : pl->wide ? pl->wide->one : pl;
+}
 
 int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
-int dpg_plan_links(const dpg_plan *pl) { return pl->owned ? pl->nlink : 0; }
+int dpg_plan_links(const dpg_plan *pl) {
+    if (pl->wide) pl = pl->wide->one;
+    return pl->owned ? pl->nlink : 0;
+}
 dpg_path dpg_plan_path(const dpg_plan *pl) { return worker(pl)->opt.path; }
 const char *dpg_plan_why(const dpg_plan *pl) { return worker(pl)->why; }
 int dpg_plan_segments(const dpg_plan *pl) { return worker(pl)->nseg; }
@@ -293,6 +321,7 @@ dpg_path dpg_plan_bwd_path(const dpg_plan *pl) {
 }
 size_t dpg_workspace_bytes(const dpg_plan *pl) {
     if (pl->heads) return pl->heads->bytes;
+    if (pl->wide) return pl->wide->bytes;
     return pl->bwd && pl->bwd->ws_bytes > pl->ws_bytes ? pl->bwd->ws_bytes : pl->ws_bytes;
 }
 
@@ -306,6 +335,7 @@ size_t dpg_kept_bytes(const dpg_plan *pl) {
     static const int kept[] = {B_BETA, B_QN, B_KN,  B_L, B_AKK,  B_AQK,   B_W,     B_KG,
                                B_QG,   B_EC, B_ODD, B_H, B_VNEW, B_DECAY, B_ERASE, B_VALUE};
     if (pl->heads) return heads_kept_bytes(pl->heads);
+    if (pl->wide) return dpg_kept_bytes(pl->wide->one);
     size_t sum = dpg_saved_bytes(pl);
     if (!saves_all(pl)) return sum;
     for (int slot : kept)

@@ -86,6 +86,14 @@ void heads_destroy(Heads *h);
 size_t heads_kept_bytes(const Heads *h);
 dp_status heads_forward(const Call &c, dpg_comm *comm, int steps);
 dp_status heads_backward(const Call &c, dpg_comm *comm, int steps);
+/* plan/wide.cu: a plan of values wider than the kernels, which takes over that of the narrower
+ * problem. */
+dp_status wide_create(dpg_plan **out, dpg_plan *one, const dpg_problem *p, dp_err *e);
+void wide_destroy(Wide *w);
+dp_status wide_forward(const Call &c, dpg_comm *comm, int steps);
+dp_status wide_backward(const Call &c, dpg_comm *comm, int steps);
+void wide_join(const Wide *w, int64_t lead, int64_t runs, int64_t each, int is_shared,
+               const double *narrow, double *host);
 /* fast/maps.cu */
 void maps_destroy(RowMaps *m);
 /* exchange/window.cu: M of later ranks into `saved`. */

@@ -173,6 +173,7 @@ struct Device {
 
 struct Path;
 struct Heads;
+struct Wide;
 struct RowMaps;
 
 struct dpg_plan {
@@ -232,6 +233,8 @@ struct dpg_plan {
     size_t ws_bytes;
     RowMaps *maps;       /* of the last calls' tensors (fast/maps.cuh); or NULL */
     const void *left_in; /* the workspace of the last whole forward */
+    Wide *wide;          /* values are wider than the kernels (plan/wide.cuh): another plan does all
+                          * the rest; or NULL */
 };
 
 /* One step of a plan: what it works on, and where. g is NULL in the forward. */

@@ -1,5 +1,6 @@
 /* gpu/plan/stages.cu - staged outputs by name, from the workspace to fp64 arrays in token order. */
 #include "plan/paths.cuh"
+#include "plan/wide.cuh"
 #include <stdlib.h>
 
 /* How a stage lies in the workspace, and what it becomes:
@@ -68,6 +69,12 @@ static dp_status find(const dpg_plan *pl, const char *name, const Stage **out, d
     return DP_OK;
 }
 
+/* Does it hold columns of values, which wide ones have in parts. */
+static int of_values(const Stage *st) {
+    if (st->kind == BY_TOKEN || st->kind == OUTPUT) return st->width == W_V;
+    return !is_m(st);
+}
+
 static int rows_of(const dpg_plan *pl, const Stage *st) { return st->keyed ? pl->d.R : 1; }
 static int width_of(const dpg_plan *pl, const Stage *st) {
     const Dims &d = pl->d;
@@ -79,10 +86,24 @@ static int width_of(const dpg_plan *pl, const Stage *st) {
     }
 }
 
+/* That of the narrower problem, whose heads stand in the first or second place. */
+static dp_status wide_shape(const dpg_plan *pl, const char *name, int64_t dims[5], int *ndim,
+                            dp_err *e) {
+    const Stage *st = NULL;
+    const dpg_plan *one = pl->wide->one;
+    TRY(find(one, name, &st, e));
+    TRY(dpg_stage_shape(one, name, dims, ndim, e));
+    const int is_state = st->kind == ELEMENT || st->kind == STATE;
+    dims[is_state && !one->owned ? 0 : 1] = pl->d.HV;
+    if (of_values(st)) dims[*ndim - 1] = pl->d.V;
+    return DP_OK;
+}
+
 dp_status dpg_stage_shape(const dpg_plan *pl, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e) {
     const Stage *st = NULL;
     const Dims &d = pl->d;
+    if (pl->wide) return wide_shape(pl, name, dims, ndim, e);
     TRY(find(pl, name, &st, e));
     int rows = rows_of(pl, st), width = width_of(pl, st);
     int64_t chunk[] = {d.NT, d.HV, d.K, d.V}, state[] = {d.HV, d.K, is_m(st) ? d.K : d.V};
@@ -166,9 +187,29 @@ static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double
                            turned ? (pl->nlink - 1 - i / state) * state + i % state : i);
 }
 
+static dp_status wide_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws,
+                           const char *name, double *host, dp_err *e) {
+    const Stage *st = NULL;
+    const dpg_plan *one = pl->wide->one;
+    int64_t dims[5], lead = 1, runs = 1;
+    int ndim;
+    TRY(find(one, name, &st, e));
+    TRY(dpg_stage_shape(pl, name, dims, &ndim, e));
+    const int is_state = st->kind == ELEMENT || st->kind == STATE,
+              heads = is_state && !one->owned ? 0 : 1;
+    for (int i = 0; i + 1 < ndim; i++)
+        *(i <= heads ? &lead : &runs) *= dims[i];
+    const int64_t each = of_values(st) ? one->d.V : dims[ndim - 1];
+    std::vector<double> narrow(lead * pl->wide->cols * runs * each);
+    TRY(dpg_stage_read(one, t, ws, name, narrow.data(), e));
+    wide_join(pl->wide, lead, runs, each, !of_values(st), narrow.data(), host);
+    return DP_OK;
+}
+
 dp_status dpg_stage_read(const dpg_plan *pl, const dpg_tensors *t, const void *ws, const char *name,
                          double *host, dp_err *e) {
     const Stage *st = NULL;
+    if (pl->wide) return wide_read(pl, t, ws, name, host, e);
     TRY(find(pl, name, &st, e));
     pl = owner(pl, st);
     const Dims &d = pl->d;

@@ -91,6 +91,7 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
     if (pl->N > 1 && !comm)
         return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
     if (pl->heads) return heads_forward(c, comm, steps);
+    if (pl->wide) return wide_forward(c, comm, steps);
     if (steps & DPG_STEP_CHUNKS) TRY(over_tokens(pl->path->chunks, c));
     if (pl->N > 1 || pl->nseg > 1 || pl->owned) TRY(exchange(c, comm, steps));
     if (steps & DPG_STEP_STATE) {
@@ -211,12 +212,13 @@ static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
 
 dp_status dpg_backward_steps(dpg_plan *pl, const dpg_tensors *t, const dpg_grads *g, void *ws,
                              dpg_comm *comm, void *stream, int steps, dp_err *e) {
-    Call c = {pl->heads ? pl : pl->bwd, t, g, ws, (cudaStream_t)stream, e};
+    Call c = {pl->heads || pl->wide ? pl : pl->bwd, t, g, ws, (cudaStream_t)stream, e};
     if (!pl->opt.backward)
         return dpg_fail(e, DP_EINPUT, "dpg_backward: the plan was made without options.backward");
     if (pl->N > 1 && !comm)
         return dpg_fail(e, DP_EINPUT, "dpg_backward: %d ranks and no communicator", pl->N);
     if (pl->heads) return heads_backward(c, comm, steps);
+    if (pl->wide) return wide_backward(c, comm, steps);
     if (saves_all(pl) && pl->left_in != ws)
         return dpg_fail(e, DP_EINPUT,
                         "dpg_backward: under save all it reads what the forward left in the "

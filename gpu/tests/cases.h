@@ -69,6 +69,9 @@ static const std::vector<Case> rows = {
     {"fast64x128_gdn_many_heads", 24, 24, 64, 128, 1, 1, packed, SOFT, 2, SIGM, 1, 0, BF16, 0.9, 11,
      "f"},
     {"fast64_packed", 2, 4, 64, 64, 1, 0, packed, SOFT, 0.02, PLAIN, 0, 1, BF16, 0, 22, "f"},
+    {"fast128x256", 2, 4, 128, 256, 1, 0, packed, SOFT, 0.02, SIGM, 1, 1, BF16, 0, 74, "fb"},
+    {"fast128x256_gdn", 1, 2, 128, 256, 1, 1, packed, LOWER, 0.02, SIGM, 1, 0, BF16, 0, 75, "fb"},
+    {"fast64x192_mkda2", 1, 2, 64, 192, 2, 0, inside, SOFT, 0.01, PLAIN, 1, 1, BF16, 0, 76, "fb"},
     {"fast64_strong", 1, 2, 64, 64, 1, 0, packed, LOG, 6, SIGM, 1, 1, BF16, 0, 67, "B"},
     {"fast64_mkda2_strong", 1, 1, 64, 64, 2, 0, packed, LOG, 12, SIGM, 1, 0, BF16, 0, 68, "B"},
     {"fast64_mkda2", 1, 2, 64, 64, 2, 0, packed, SOFT, 0.01, PLAIN, 1, 1, BF16, 0, 69, "B"},
@@ -107,6 +110,6 @@ static inline std::vector<Case> cases(char test, bool small) {
 
 /* Does the fast path have kernels for it. */
 static inline bool fast_widths(const Case &c) {
-    return !c.alone() && (c.K == 64 || c.K == 128) && (c.V == 64 || c.V == 128);
+    return !c.alone() && (c.K == 64 || c.K == 128) && c.V % 64 == 0;
 }
 #endif

@@ -13,6 +13,7 @@
  *             bits that each has alone, and nothing of one reaches another
  *   packed    sequences of chunks that are not whole, none cut: each has the bits that it has
  *             alone, also where the next one begins with NaN
+ *   wide      of these: values wider than the kernels have the bits of as many narrower heads
  *   once      one run of every kind of case, for compute-sanitizer
  *   batch     of these: of a batch alone
  *
@@ -195,7 +196,19 @@ static const Case cases[] = {
      2},
     {"one gate, group of 2", {0, 5, 300}, 1, 2, 128, 128, DP_GATE_SOFTPLUS, -5, -2, 1, 1},
     {"one gate, 2 keys", {0, 1, 70, 70, 200, 384}, 2, 2, 64, 64, DP_GATE_LOWER_BOUND, -6, -3, 2, 1},
-    {"one gate, slow, 48 chunks", {0, 3072}, 1, 3, 128, 128, DP_GATE_LOG, -0.0005f, 0, 1, 1}};
+    {"one gate, slow, 48 chunks", {0, 3072}, 1, 3, 128, 128, DP_GATE_LOG, -0.0005f, 0, 1, 1},
+    {"V of 256, group of 2", {0, 5, 300}, 1, 2, 128, 256, DP_GATE_SOFTPLUS, -5, -2},
+    {"V of 192, one gate, 2 keys",
+     {0, 1, 70, 70, 200, 384},
+     2,
+     2,
+     64,
+     192,
+     DP_GATE_LOWER_BOUND,
+     -6,
+     -3,
+     2,
+     1}};
 
 static void show_one(const Case &c, const Tensors &x, const How &fast, int N) {
     Out a = run(c, x, fast, N), b = run(c, x, How{DPG_PATH_SIMPLE, fast.chain, fast.dh_only}, N);
@@ -231,10 +244,11 @@ static std::string differs(const Tensors &a, const Tensors &b) {
 struct Kept {
     int i, N, segments, dh_only;
 };
-static const Kept kept_ways[] = {{2, 1, 2, 0}, {8, 1, 1, 0},  {14, 1, 1, 0}, {2, 2, 2, 1},
-                                 {2, 2, 2, 0}, {2, 2, 1, 1},  {3, 1, 2, 0},  {3, 2, 1, 0},
-                                 {8, 2, 2, 1}, {12, 1, 1, 0}, {14, 2, 2, 1}};
-static const int SMALL_KEPT_WAYS = 4;
+static const Kept kept_ways[] = {{2, 1, 2, 0}, {8, 1, 1, 0}, {14, 1, 1, 0}, {17, 2, 2, 1},
+                                 {2, 2, 2, 1}, {2, 2, 2, 0}, {2, 2, 1, 1},  {3, 1, 2, 0},
+                                 {3, 2, 1, 0}, {8, 2, 2, 1}, {12, 1, 1, 0}, {14, 2, 2, 1},
+                                 {18, 1, 1, 0}};
+static const int SMALL_KEPT_WAYS = 5;
 
 /* Does this device's fast path take the case. */
 static bool taken(const Case &c, const How &how) {
@@ -326,8 +340,8 @@ static void repeats(const Case &c, int runs) {
     printf("%s: %d times\n", c.name, runs);
 }
 
-/* Over segments and over whole sequences every operand is rounded to bf16, at other places: entries
- * of either are one or two roundings of 2^-9 from the other's. */
+/* Segments and whole sequences round operands to bf16 at other places. Entries of either are one or
+ * two roundings of 2^-9 from the other's. */
 static const double WHOLE_AND_CUT = 0x1p-7;
 
 /* How far gradients over segments are from those over whole sequences; 0: nothing was cut. */
@@ -342,8 +356,8 @@ static double moved(const char *what, const Tensors &whole, const Tensors &cut) 
     return sum;
 }
 
-/* 3 segments on each of 2 and 4 ranks, 5 on one: side by side, beside the gather, one step after
- * the other, over the whole sequence, with dM sent. */
+/* 3 segments on each of 2 and 4 ranks, 5 on one. They run side by side, beside the gather, one step
+ * after the other, over the whole sequence, with dM sent. */
 static void over_segments(int N, int runs) {
     const Case &c = cases[7];
     Tensors x = make(c, 7);
@@ -580,6 +594,64 @@ static void heads_apart() {
     }
 }
 
+/* Each head's rows of `each` words twice, or [runs][2][each] of it as [2][runs][each]. */
+static Vec twice(const Vec &x, size_t each) {
+    Vec y;
+    for (size_t i = 0; i < x.size(); i += each)
+        for (int k = 0; k < 2; k++)
+            y.insert(y.end(), x.begin() + i, x.begin() + i + each);
+    return y;
+}
+static Vec turned(const Vec &x, size_t outer, size_t inner, size_t each) {
+    Vec y(x.size());
+    for (size_t i = 0; i < x.size(); i++) {
+        const size_t a = i / each / inner % outer, b = i / each % inner,
+                     head = outer * inner * each;
+        y[i / head * head + (b * outer + a) * each + i % each] = x[i];
+    }
+    return y;
+}
+
+/* 256 columns, beside two heads of 128 that share keys, gates and beta. Their shared gradients are
+ * added up in fp32 and rounded once, where the narrower heads round each. */
+static void columns_apart(int i, int gdn, int N) {
+    Case wide = cases[i];
+    wide.gdn = gdn;
+    Case narrow = wide;
+    narrow.HV *= 2;
+    narrow.V /= 2;
+    How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1};
+    const size_t Kg = wide.Kg(), K = wide.K, V = narrow.V;
+    const Tensors x = make(wide, 7);
+    Tensors y = x;
+    for (const char *name : {"beta", "A_log"})
+        y[name] = twice(x.at(name), 1);
+    for (const char *name : {"g", "dt_bias"})
+        y[name] = twice(x.at(name), Kg);
+    for (const char *name : {"s0", "dfinal_state"})
+        y[name] = turned(x.at(name), K, 2, V);
+    Tensors a = run(wide, x, how, N).x, b = run(narrow, y, how, N).x;
+    if (N == 1) a["ds0"] = turned(a["ds0"], K, 2, V);
+    for (const char *name : {"dq", "dk", "dv", "ds0"})
+        fact(same_bits(a[name], b[name]), "%s, %d ranks, one gate %d: %s has other bits", wide.name,
+             N, gdn, name);
+    for (const char *name : {"dg", "dbeta", "dA_log", "ddt_bias"}) {
+        const size_t each = strstr(name, "bias") || !strcmp(name, "dg") ? Kg : 1;
+        Vec sum(a[name].size());
+        for (size_t k = 0; k < sum.size(); k++)
+            sum[k] = b[name][k / each * 2 * each + k % each] +
+                     b[name][(k / each * 2 + 1) * each + k % each];
+        const double off = rel_fro(a[name], sum);
+        fact(off < (name[1] == 'A' || name[1] == 'd' ? 1e-6 : 5e-3),
+             "%s, %d ranks, one gate %d: %s is %.1e from the sum", wide.name, N, gdn, name, off);
+    }
+}
+
+static void wide() {
+    columns_apart(17, 0, 1);
+    columns_apart(17, 1, 2);
+}
+
 static void bitwise(int runs) {
     for (int i : {2, 3, 6, 8, 9, 12, 13, 14})
         if (runs >= 10 || cases[i].HV <= 10) repeats(cases[i], runs);
@@ -593,6 +665,7 @@ static void bitwise(int runs) {
     forgets();
     batches(runs);
     packed();
+    wide();
     printf("bitwise: %d checks so far\n", checks);
     heads_apart();
 }
@@ -606,7 +679,7 @@ static void batch_once() {
 }
 
 static void once() {
-    for (int i : {2, 7, 8, 9, 14}) {
+    for (int i : {2, 7, 8, 9, 14, 17, 18}) {
         How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, i % 2};
         run(cases[i], make(cases[i], 7), how, i == 7 ? 4 : 3 - cases[i].T() % 3);
         how.save = DPG_SAVE_ALL;
@@ -629,6 +702,8 @@ int main(int argc, char **argv) {
         batches(1);
     else if (mode == "packed")
         packed();
+    else if (mode == "wide")
+        wide();
     else if (mode == "once")
         once();
     else if (mode == "batch")

@@ -40,6 +40,7 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
                                {"mkda4-wide", 1, 0, EVEN, GATHER, FULL},
                                {"k64-v128", 2, 0, EVEN, GATHER, FULL},
                                {"k128-v64", 3, 0, EVEN, GATHER, FULL},
+                               {"wide-values-gdn", 1, 0, EVEN, GATHER, FULL},
                                {"segments", 3, 1, EVEN, GATHER, FULL},
                                /* so many that a device takes bare plans (gpu/fast/bare.cuh) */
                                {"many-heads-wide", 3, 1, EVEN, GATHER, FULL},

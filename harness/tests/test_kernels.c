@@ -560,6 +560,38 @@ DP_TEST(kernels, chains_of_a_rank_cut_in_segments) {
     CHECK(!rc, "%d: %s", rc, out);
 }
 
+/* Values of 192 and 256 columns are heads of 64 and 128 to the fast path, and have their bits. */
+DP_TEST(kernels, values_wider_than_the_kernels) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o",     "final_state", "dq",       "dk",  "dv", "dg",
+                                        "dbeta", "dA_log",      "ddt_bias", "ds0", NULL};
+    char cmd[4096], out[8192], mkda[2048];
+    snprintf(mkda, sizeof mkda, "%s/wide-mkda.case", gt_tmpdir());
+    FILE *f = fopen(mkda, "w");
+    fputs("reason = r\nsource = s\nop = mkda\nR = 2\nT = 200\nH = 1\nHV = 2\nK = 64\nV = 192\n"
+          "gate = softplus\ng_mean = -4\nbeta = sigmoid\nl2norm = yes\ns0_scale = 0.3\ndstate = "
+          "yes\ncu_seqlens = 0,12,30,200\nranks = 1,2\nbase = bf16\nchain = fp32\n",
+          f);
+    fclose(f);
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    judges("wide-values --ranks 3 --way save-all,segments-dh-only,windows", 3, names);
+    judges("wide-values-gdn --ranks 2 --exchange ring,heads --way segments-save-all", 2, names);
+    snprintf(cmd, sizeof cmd, "'%s' --ranks 2 --own cyclic --exchange scan", mkda);
+    judges(cmd, 1, names);
+    json_t *j = judged("wide-values --ranks 1 --way pair-dg", 0);
+    const char *path =
+        json_string_value(json_object_get(json_array_get(json_object_get(j, "runs"), 0), "path"));
+    CHECK(path && !strcmp(path, "fast/simple"), "%s", path ? path : "none");
+    json_decref(j);
+    setenv("DP_CPU_MULTIPROCESSORS", "1", 1);
+    judges("wide-values wide-values-gdn --ranks 1", 2, names);
+    unsetenv("DP_CPU_MULTIPROCESSORS");
+    unsetenv("DP_CPU_CAPABILITY");
+    snprintf(cmd, sizeof cmd, "DP_CPU_CAPABILITY=90 '%s/test_fast_bwd' wide", folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
 /* Ranks with a device each wait for M of later ranks, whose hosts must not wait for them. */
 DP_TEST(kernels, windows_whose_backward_keeps_m) {
     NEEDS_KERNELS;
