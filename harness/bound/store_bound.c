@@ -1,9 +1,9 @@
 /* Errors of stored states, forward, between ranks and backward (store_bound.h). */
+#include "store_bound.h"
 #include "error_bound_impl.h"
 #include "harness/simulated/carried.h"
 #include "ref/chunk/state.h"
 #include "ref/vocabulary/stored.h"
-#include "store_bound.h"
 
 #include <assert.h>
 #include <string.h>
@@ -188,8 +188,7 @@ static double of_key(const adjoint *a, int j, const double *dU, double off) {
                  write = dp_norm_fro((int64_t)p->K * p->V, a->G) * fabs(beta) * ne;
     const double *erase = dp_by_gates(p) ? p->erase + at * p->K : NULL;
     add(a, DP_RESULT_DK, key * dp_rows(p) + j,
-        in->rstd_k[key * dp_rows(p) + j] *
-            (write + read * (erase ? largest_of(erase, p->K) : 1)));
+        in->rstd_k[key * dp_rows(p) + j] * (write + read * (erase ? largest_of(erase, p->K) : 1)));
     if (erase) add(a, DP_RESULT_DERASE, at, largest_of(in->k + key * p->K, p->K) * read);
     if (!dp_has_beta(p)) return 0;
     double slope = 1;

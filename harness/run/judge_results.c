@@ -158,6 +158,13 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     return w;
 }
 
+static dp_allowance allowance_of(const dp_judging *j, dp_result_id field, const dp_run *run) {
+    const dp_session *s = dp_case_session(j->sp->c);
+    dp_allowance a = dp_run_allowance(run);
+    dp_allow_stored(run, s ? s->kept : DP_FP64, field, &a);
+    return a;
+}
+
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
@@ -194,7 +201,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,
                               .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
                               .freedom = freedom,
-                              .allowance = dp_run_allowance(run),
+                              .allowance = allowance_of(j, field, run),
                               .bound_shown = !dp_run_results_bounded(run, p),
                               .unit = dp_base_roundoff(run->base),
                               .store = dp_run_storing(run, u),

@@ -9,7 +9,7 @@
 /* A class of units of one level, and what its families share. */
 typedef struct {
     const dp_unit_list *u;
-    double factor;
+    dp_level_factor factor;
     int small; /* the class looked at; -1: all */
     double nu;
     double *rate;  /* [families] mean |d|^2 over |want|^2; 0: not known */
@@ -142,7 +142,7 @@ static void set_draws(level_view *v) {
     free(known);
 }
 
-static level_view view_new(const dp_unit_list *u, double factor, int small) {
+static level_view view_new(const dp_unit_list *u, dp_level_factor factor, int small) {
     level_view v = {.u = u, .factor = factor, .small = small, .common = NAN};
     v.nu = dp_typical_freedom(u, -1);
     if (small >= 0) v.nu = fmin(v.nu, dp_typical_freedom(u, small));
@@ -165,14 +165,21 @@ static int64_t count(const level_view *v) {
     return n;
 }
 
-/* The limit of unit i, whose freedom is nu. */
-static double limit_of(const level_view *v, int64_t i, double nu, quantiles *q) {
+/* Is unit i's error that of a stored state? */
+static int is_stored(const level_view *v, int64_t i, double e2) {
+    const double from = v->factor.from;
+    return from > 0 && v->u->want2[i] > 0 && e2 >= from * from * v->u->want2[i];
+}
+
+/* The limit of unit i, whose freedom is nu and E^2 e2. */
+static double limit_of(const level_view *v, int64_t i, double nu, double e2, quantiles *q) {
     const double draw = fmax(v->draw[v->u->family[i]], v->common);
-    return fmin(DP_LIMIT_MOST, v->factor * fmax(draw, limit_at(q, nu)));
+    const double factor = is_stored(v, i, e2) ? v->factor.stored : v->factor.usual;
+    return fmin(DP_LIMIT_MOST, factor * fmax(draw, limit_at(q, nu)));
 }
 
 /* Every unit of one class against the limit of its own freedom. */
-static dp_level_result judge_class(const dp_unit_list *u, double factor, int small,
+static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor, int small,
                                    double *head_seen) {
     level_view v = view_new(u, factor, small);
     dp_level_result r = dp_level_none();
@@ -187,7 +194,7 @@ static dp_level_result judge_class(const dp_unit_list *u, double factor, int sma
         if (!counts(&v, i)) continue;
         const double mine = dp_own_freedom(u, i, v.nu), e2 = expected2(&v, i, -1);
         const double x = dp_error_over(u->err2[i], e2);
-        const double k = limit_of(&v, i, mine, prior_freedom(&v, i) > 0 ? &with : &without);
+        const double k = limit_of(&v, i, mine, e2, prior_freedom(&v, i) > 0 ? &with : &without);
         const double seen = u->want2[i] > 0 ? k * sqrt(e2 / u->want2[i]) : INFINITY;
         if (seen < r.seen) r.seen = seen;
         if (head_seen && u->heads) {
@@ -208,7 +215,8 @@ static dp_level_result judge_class(const dp_unit_list *u, double factor, int sma
     return r;
 }
 
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, double factor, double *head_seen) {
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor,
+                                   double *head_seen) {
     dp_level_result most = judge_class(u, factor, 0, head_seen);
     dp_level_result small = judge_class(u, factor, 1, head_seen);
     most.seen = small.seen = fmin(most.seen, small.seen);
@@ -234,7 +242,14 @@ static double power_mean(const level_view *v, const double *err2, int k) {
     return mean * sqrt(mean);
 }
 
-dp_level_result dp_judge_every(const dp_unit_list *u, double factor) {
+/* Are the errors of all units those of stored states? */
+static int all_stored(const level_view *v) {
+    for (int64_t i = 0; i < v->u->n; i++)
+        if (v->u->rows[i] > 0 && !is_stored(v, i, expected2(v, i, -1))) return 0;
+    return 1;
+}
+
+dp_level_result dp_judge_every(const dp_unit_list *u, dp_level_factor factor) {
     const int D = u->ndraw;
     level_view v = view_new(u, factor, -1);
     dp_unit_list one = dp_unit_list_new(D, 1);
@@ -259,7 +274,7 @@ dp_level_result dp_judge_every(const dp_unit_list *u, double factor) {
         r.freedom = dp_own_freedom(&one, 0, dp_typical_freedom(&one, -1));
         quantiles q = {DP_ALARM, D, 0, {0}};
         const double k = fmax(r.draw, limit_at(&q, r.freedom));
-        r.limit = fmin(DP_LIMIT_MOST, factor * k);
+        r.limit = fmin(DP_LIMIT_MOST, (all_stored(&v) ? factor.stored : factor.usual) * k);
         const double all = power_mean(&v, u->want2, -1) / usual;
         if (all > 0) r.seen = r.limit / all;
     }

@@ -46,9 +46,11 @@ static double *freedom_of_rows(const dp_levels_in *in) {
     return most;
 }
 
-static double factor_of(const dp_levels_in *in, dp_level l) {
+static dp_level_factor factor_of(const dp_levels_in *in, dp_level l) {
     const int local = l == DP_LEVEL_ROW || l == DP_LEVEL_WINDOW || l == DP_LEVEL_POSITION;
-    return local ? in->allowance.local : in->allowance.factor;
+    const dp_allowance *a = &in->allowance;
+    return local ? (dp_level_factor){a->local, a->stored_local, a->stored}
+                 : (dp_level_factor){a->factor, a->stored_factor, a->stored};
 }
 
 static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
@@ -66,7 +68,7 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
         out->at[l] = dp_judge_quadratic(&u, factor_of(in, l), in->head_seen);
         if (l == DP_LEVEL_WINDOW) {
             of_windows = dp_freedom_of_windows(in, &u);
-            out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, in->allowance.factor);
+            out->at[DP_LEVEL_EVERY] = dp_judge_every(&u, factor_of(in, DP_LEVEL_EVERY));
         }
         if (l < DP_LEVEL_TENSOR)
             presumed = dp_presume(in, l, &u, dp_level_units(in, l + 1));

@@ -63,6 +63,9 @@ typedef struct {
     double factor; /* on limits of ranks, tensors, channels and sums */
     double local; /* on those of rows, windows and places, where errors gather, and of directions */
     double lean;  /* component of the error along a direction, in units of E */
+    /* factor and local of a unit whose E is at least this share of its truth. There a state's short
+     * format makes the error. 0: no unit */
+    double stored, stored_factor, stored_local;
 } dp_allowance;
 
 typedef enum {

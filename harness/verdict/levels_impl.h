@@ -69,10 +69,15 @@ dp_level_result dp_level_none(void);
 /* Does a exceed its limit by more than b? */
 int dp_level_worse(const dp_level_result *a, const dp_level_result *b);
 
+/* The allowance of one level: `stored` for units whose E is at least `from` times the truth. */
+typedef struct {
+    double usual, stored, from;
+} dp_level_factor;
 /* Every unit against the limit of its own freedom. head_seen: as in dp_levels_in. */
-dp_level_result dp_judge_quadratic(const dp_unit_list *u, double factor, double *head_seen);
+dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor,
+                                   double *head_seen);
 /* The power mean over all units. */
-dp_level_result dp_judge_every(const dp_unit_list *u, double factor);
+dp_level_result dp_judge_every(const dp_unit_list *u, dp_level_factor factor);
 /* The error along a direction, E: the expected error of the tensor. */
 dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, double E);
 /* Every head's sum over tokens, by the draws' shares; share: of all heads. */

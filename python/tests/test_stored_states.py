@@ -101,6 +101,8 @@ def test_states_of_a_format_pass_by_its_design(form: str, declared: bool) -> Non
         ("fp16sr", "e4m3-row", ""),
         ("e4m3-block", "e4m3-block", "scale of before"),
         ("int8-head", "int8-head", "one scale"),
+        ("e4m3-row", "e5m2-row", ""),
+        ("e4m3-block", "e5m2-block", ""),
     ],
 )
 def test_states_that_are_stored_otherwise_are_red(form: str, other: str, fault: str) -> None:
