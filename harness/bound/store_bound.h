@@ -7,8 +7,8 @@
  *     token   off <- a off              store   off <- off + d
  *     rank    off <- the larger one of off and (|M| + off_M) off + off_M |S| + off_H
  *
- * The last row is for exchanges of pairs. off_H and off_M belong to the recurrence from zeros and
- * to that of the identity, over the tokens of one rank. |M| is at most the product of a.
+ * The last row is for exchanges of pairs. off_H and off_M belong to the recurrences from zeros and
+ * from the identity, over the tokens of one rank. The product of a bounds |M|.
  *
  * The gradient G of the state does not depend on the state. Neither do dU = k G and dE = beta dU.
  * With G as the keys of a token meet it, and off behind the token:
@@ -28,12 +28,11 @@
 extern "C" {
 #endif
 
-/* Stores in `format` before the tokens that `before` [T] marks, and behind the sequences that
- * `behind` [Nseq] marks. of_pairs: H of a rank is stored, too. of_M: so is M. An initial state is
- * stored where its first token is marked. */
+/* Stores in `format` before the marked tokens and behind the marked sequences. An initial state is
+ * stored where its first token is marked. of_pairs: H of a rank is stored, too; of_M: M. */
 typedef struct {
     dp_format format;
-    const unsigned char *before, *behind;
+    const unsigned char *before, *behind; /* marks: [T], [Nseq] */
     int of_pairs, of_M;
 } dp_stores;
 

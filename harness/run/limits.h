@@ -21,8 +21,8 @@ dp_design dp_bound_design(const dp_design *design);
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
-/* Adds to a the allowance of units whose error a short state makes: of the design, or of a session
- * that keeps its state as `kept`. */
+/* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
+ * session keeps its state. */
 void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a);
 /* Has the recurrent design bounds of its own (token_bounds.h), and can they be had of this problem
  * within about 20 s of one core? Has one of chunks? A state in a short format has them, but for
