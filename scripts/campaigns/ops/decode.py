@@ -8,7 +8,7 @@ runs: `torch` (transformers' own functions in PyTorch), `fla`, `ours` (chunk_gat
 prompts, fused_recurrent_gated_delta_rule for each token). The second and third read the tokens
 that the first chose, so that logits compare token by token. Printed: how far logits are from those
 of `torch` in fp32, of the largest, how many tokens would be chosen alike, and milliseconds. Without
-a device: --size tiny, without fla."""
+a device: --size tiny, without fla. FLA's kernels choose between two configurations each."""
 
 import argparse
 import inspect
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import torch
+from compiling import keep
 from rows import add
 
 ON_DEVICE = torch.cuda.is_available()
@@ -97,9 +98,11 @@ def main():
     from transformers import __version__
     from transformers.models.qwen3_next import modeling_qwen3_next as module
 
-    size, rows = SIZES[args.size], []
+    size = SIZES[args.size]
     model = model_of(size)
     prompt = torch.randint(4096, (size["B"], size["prompt"]), device=DEVICE)
+    if ON_DEVICE:
+        keep(2)
     runs = ("torch", "fla", "ours") if ON_DEVICE else ("torch", "ours")
     sides = {whose: tuple(map(taking, functions(whose, module))) for whose in runs}
 
@@ -109,9 +112,10 @@ def main():
     turn("torch")
     truth, chosen, *_ = decode(model, prompt, args.steps)
     name = torch.cuda.get_device_name() if ON_DEVICE else "CPU"
-    rows.append(
+    add(
+        args.out,
         f"{name}, PyTorch {torch.__version__}, transformers {__version__}; {size['B']} prompts of "
-        f"{size['prompt']} tokens, then {args.steps} tokens each; {size['layers']} layers"
+        f"{size['prompt']} tokens, then {args.steps} tokens each; {size['layers']} layers",
     )
     for dtype in (torch.float32, torch.bfloat16):
         model.to(dtype)
@@ -121,15 +125,16 @@ def main():
                 decode(model, prompt, 3, chosen)
                 logits, tokens, first, each = decode(model, prompt, args.steps, chosen)
             except Exception as e:
-                rows.append(f"{dtype} {whose}: {type(e).__name__}: {str(e).splitlines()[0][:90]}")
+                why = str(e).splitlines()[0][:90]
+                add(args.out, f"{dtype} {whose}: {type(e).__name__}: {why}")
                 continue
             off = ((logits - truth).abs().max() / truth.abs().max()).item()
             alike = (tokens == chosen).float().mean().item()
-            rows.append(
+            add(
+                args.out,
                 f"{str(dtype)[6:]:9} {whose:6} logits off by {off:.1e}, {alike:7.2%} of tokens "
-                f"alike; prompt {first:8.2f} ms, a token {each:7.3f} ms"
+                f"alike; prompt {first:8.2f} ms, a token {each:7.3f} ms",
             )
-    add(args.out, *rows)
 
 
 if __name__ == "__main__":
