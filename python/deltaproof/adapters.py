@@ -2,14 +2,18 @@
 
 kernelbench(module)     a file with the class ModelNew, or Model: KernelBench's tasks
 gpu_mode(module)        a file with custom_kernel(data): GPU MODE's tasks
+
+`flashinfer_evaluator` judges solutions of flashinfer-bench, `onnx_problem` a node of ONNX.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 NAMES = ("q", "k", "v", "g", "beta")
 
@@ -124,3 +128,34 @@ def _judged_flashinfer(
         result = dict(zip(definition.outputs, values, strict=False))
     outputs = {FLASHINFER.get(n, n): x for n, x in result.items()}
     return judge(inputs, outputs, base=base, **told)
+
+
+ONNX = {"query": "q", "key": "k", "value": "v", "past_state": "initial_state", "decay": "g",
+        "beta": "beta", "output": "o", "present_state": "final_state"}  # fmt: skip
+
+
+def onnx_problem(
+    inputs: Mapping[str, Any], attributes: Mapping[str, Any], outputs: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(inputs, outputs, settings) of `judge` of a node LinearAttention (opset 27), from its inputs,
+    attributes and outputs by their names there. Right for the rules linear, gated, delta and
+    gated_delta, which the inputs decay and beta tell apart."""
+    heads = attributes["kv_num_heads"]
+    count = {"query": attributes["q_num_heads"], "output": attributes["q_num_heads"]}
+    B, T = inputs["query"].shape[:2]
+    made: list[dict[str, Any]] = [{}, {}]
+    for arrays, into in zip((inputs, outputs), made, strict=True):
+        for name, x in arrays.items():
+            if name == "beta":
+                into["beta"] = np.broadcast_to(x, (B, T, heads))  # [B,T,1] is every head's
+            else:
+                y = x if x.ndim == 4 else x.reshape(B, T, count.get(name, heads), -1)
+                into[ONNX[name]] = y
+    given, results = made
+    if "decay" in inputs and given["g"].shape[-1] == 1:
+        given["g"] = given["g"][..., 0]
+    settings: dict[str, Any] = {"gate": "log", "l2norm": False}
+    settings["beta"] = "plain" if "beta" in inputs else "none"
+    if attributes.get("scale"):
+        settings["scale"] = float(attributes["scale"])
+    return given, results, settings

@@ -91,3 +91,36 @@ def by_queries(call: Call, problem: Problem, n: int) -> dict[str, Array]:
         at = np.arange(T)
         made["o"] = o[at // fold, :, at % n]
     return made
+
+
+def more_queries(inputs: Mapping[str, Array], n: int) -> dict[str, Array]:
+    """Inputs of a file, [T,H,..], with n query heads a value head, and H = HV. Query head h n + j
+    reads what head h of the case reads j tokens before. Gradients are left out."""
+    HV = inputs["v"].shape[1]
+    out = {x: y for x, y in inputs.items() if x not in ("do", "dht")}
+    q, k = (np.repeat(inputs[x], HV // inputs[x].shape[1], 1) for x in ("q", "k"))
+    out["k"] = k
+    out["q"] = np.stack([np.roll(q, j, 0) for j in range(n)], 2).reshape(len(q), HV * n, -1)
+    return out
+
+
+def one_query(inputs: Mapping[str, Array], n: int) -> dict[str, Array]:
+    """The same problem in n times as many tokens of one query head a value head."""
+    T, HV = inputs["v"].shape[:2]
+    out = dict(inputs)
+    for name in ("k", "v", "g", "beta"):
+        if name in inputs:
+            x = inputs[name]
+            out[name] = np.zeros((T, n, *x.shape[1:]), x.dtype)
+            out[name][:, 0] = x
+            out[name] = out[name].reshape(T * n, *x.shape[1:])
+    out["q"] = inputs["q"].reshape(T, HV, n, -1).swapaxes(1, 2).reshape(T * n, HV, -1)
+    if "cu_seqlens" in inputs:
+        out["cu_seqlens"] = inputs["cu_seqlens"] * n
+    return out
+
+
+def of_one_query(x: Array, T: int, HV: int, n: int) -> Array:
+    """Numbers of o's rows, or of equal parts of these, of `one_query` in the order of o of n query
+    heads."""
+    return x.reshape(T, n, HV, -1).swapaxes(1, 2).reshape(-1)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
+from .heads import more_queries, of_one_query, one_query
 from .judging import cache_folder
 from .program import ran
 from .records import NOT_JUDGED
@@ -40,19 +41,53 @@ def _metadata(path: str) -> dict[str, str]:
         return f.metadata() or {}
 
 
-def make(case: str, base: str, design: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _inputs(case: str, path: str, queries: int) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Writes the inputs of a case with so many query heads a value head. Returns them, their
+    settings, and the file of the same problem with one."""
+    _program("inputs", case, f"--output={path}")
+    inputs, told = load(path), _metadata(path)
+    if queries == 1:
+        return inputs, told, path
+    if told["gate"] != "log":
+        raise ValueError(f"{case}: several query heads need log gates, these are {told['gate']}")
+    inputs = more_queries(inputs, queries)
+    save(f"{path}.one", one_query(inputs, queries), told)
+    save(path, inputs, told)
+    return inputs, told, f"{path}.one"
+
+
+def _truth(inputs: Mapping[str, Any], queries: int, path: str) -> dict[str, Any]:
+    """Results and their low parts, from the file that the program wrote."""
+    T, HV = inputs["v"].shape[:2]
+    out = {n: x for n, x in load(path).items() if n.removesuffix(".lo") in RESULTS}
+    for n, x in out.items():
+        if not np.isfinite(x).all():
+            raise ValueError(f"{n}: the truth is not finite: no pack")
+        if queries > 1 and n.startswith("o"):
+            out[n] = of_one_query(x, T, HV, queries).reshape(T, HV * queries, -1)
+    return out
+
+
+def _limits(inputs: Mapping[str, Any], queries: int, path: str) -> dict[str, Any]:
+    T, HV = inputs["v"].shape[:2]
+    out = {f"limit.{n}": x for n, x in load(path).items()}
+    for n in [f"limit.o.{x}" for x in ("bound", "row", "window", "unit") if queries > 1]:
+        out[n] = of_one_query(out[n], T, HV, queries)
+    return out
+
+
+def make(
+    case: str, base: str, design: str, queries: int = 1
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arrays of the pack of one case, its row of pack.json)."""
     folder = tempfile.mkdtemp(prefix="deltaproof-")
     try:
         at = {n: os.path.join(folder, n) for n in ("in", "truth", "out", "limits", "record")}
         cache = f"--cache={cache_folder()}"
-        _program("inputs", case, f"--output={at['in']}")
-        _program("truth", case, cache, f"--output={at['truth']}")
-        inputs, truth, told = load(at["in"]), load(at["truth"]), _metadata(at["in"])
-        results = {n: x for n, x in truth.items() if n in RESULTS}
-        for n, x in results.items():
-            if not np.isfinite(x).all():
-                raise ValueError(f"{n}: the truth is not finite: no pack")
+        inputs, told, alone = _inputs(case, at["in"], queries)
+        _program("truth", f"--inputs={alone}", cache, f"--output={at['truth']}")
+        truth = _truth(inputs, queries, at["truth"])
+        results = {n: x for n, x in truth.items() if not n.endswith(".lo")}
         save(at["out"], results)
         _program("judge", f"--inputs={at['in']}", f"--outputs={at['out']}", f"--base={base}",
                  f"--design={design}", f"--limits={at['limits']}", f"--json={at['record']}",
@@ -60,9 +95,8 @@ def make(case: str, base: str, design: str) -> tuple[dict[str, Any], dict[str, A
         with open(at["record"], encoding="utf-8") as f:
             (run,) = json.load(f)["runs"]
         arrays = {f"in.{n}": x for n, x in inputs.items()}
-        for n, x in results.items():
-            arrays |= {f"truth.{n}": x, f"truth.{n}.lo": truth[f"{n}.lo"]}
-        arrays |= {f"limit.{n}": x for n, x in load(at["limits"]).items()}
+        arrays |= {f"truth.{n}": x for n, x in truth.items()}
+        arrays |= _limits(inputs, queries, at["limits"])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     tensors = {}
@@ -92,14 +126,16 @@ def flat(path: str, arrays: Mapping[str, Any]) -> None:
         f.write(b"".join(head + data))
 
 
-def pack(cases: Sequence[str], base: str, design: str, out: str) -> dict[str, Any]:
+def pack(
+    cases: Sequence[str], base: str, design: str, out: str, queries: int = 1
+) -> dict[str, Any]:
     """Writes the folder; returns what is in pack.json."""
     os.makedirs(out, exist_ok=True)
     index: dict[str, Any] = {"format": FORMAT, "version": VERSION, "base": base, "design": design}
     index["cases"] = {}
     for case in cases:
         name = os.path.basename(case).removesuffix(".case")
-        arrays, row = make(case, base, design)
+        arrays, row = make(case, base, design, queries)
         told = {"format": FORMAT, "version": VERSION, "case": name, "base": base, "design": design}
         save(os.path.join(out, f"{name}.safetensors"), arrays, told | row["settings"])
         flat(os.path.join(out, f"{name}.pack"), arrays)
@@ -115,10 +151,12 @@ def main(arguments: Sequence[str]) -> int:
     ap.add_argument("cases", nargs="+", metavar="CASE", help="of `deltaproof list`, or files")
     ap.add_argument("--base", required=True, help="formats that are claimed")
     ap.add_argument("--design", required=True, help="how kernels compute: recurrent, chunk=64, ..")
+    ap.add_argument("--queries", type=int, default=1, metavar="N",
+                    help="query heads a value head (log gates, forward)")  # fmt: skip
     ap.add_argument("-o", "--output", required=True, metavar="DIR")
     a = ap.parse_args(arguments)
     try:
-        index = pack(a.cases, a.base, a.design, a.output)
+        index = pack(a.cases, a.base, a.design, a.output, a.queries)
     except (ValueError, OSError) as e:
         print(f"deltaproof pack: {e}", file=sys.stderr)
         return NOT_JUDGED

@@ -49,18 +49,17 @@ static int dp_pack_over(const double *err, int64_t n, int64_t of, const double *
         if (!which || which[part] >= 0) sum[unit] += err[i] * err[i];
     }
     for (int64_t u = 0; u < m && !red; u++) {
-        red = !(sqrt(sum[u]) <= most[u]);
-        if (red) snprintf(why, size, "%s %lld: %.3g times its limit", level, (long long)u,
-                          sqrt(sum[u]) / most[u]);
+        if ((red = !(sqrt(sum[u]) <= most[u])))
+            snprintf(why, size, "%s %lld: %.3g times its limit", level, (long long)u,
+                     sqrt(sum[u]) / most[u]);
     }
     return free(sum), red;
 }
 /* 0: within every limit of the pack; else *why says which level, and where. */
 static int dp_pack_check(const dp_pack *p, const char *t, const double *got, int64_t n, char *why,
                          size_t size) {
-    static const char *const MOST[] = {".bound", ".row", ".window_most", ".unit_most",
-                                       ".tensor_most"};
-    static const char *const WHICH[] = {"", "", ".window", ".unit", ".window"};
+    const char *MOST[] = {".bound", ".row", ".window_most", ".unit_most", ".tensor_most"};
+    const char *WHICH[] = {"", "", ".window", ".unit", ".window"};
     int64_t have, low, parts, m, k;
     const double *hi = dp_pack_array(p, "truth", t, "", &have);
     const double *lo = dp_pack_array(p, "truth", t, ".lo", &low);
@@ -68,7 +67,8 @@ static int dp_pack_check(const dp_pack *p, const char *t, const double *got, int
     if (!hi || !lo || have != n) return 1;
     double *err = malloc((size_t)n * sizeof *err);
     int red = !err;
-    for (int64_t i = 0; i < n && err; i++) err[i] = (got[i] - hi[i]) - lo[i];
+    for (int64_t i = 0; i < n && err; i++)
+        err[i] = (got[i] - hi[i]) - lo[i];
     dp_pack_array(p, "limit", t, ".row", &parts);
     for (int l = 0; l < 5 && !red; l++) {
         const double *most = dp_pack_array(p, "limit", t, MOST[l], &m);
