@@ -10,6 +10,8 @@
  *                    then with nothing (save all)
  *   forward [runs]   the forward alone, KDA and GDN by number of heads, with both its steps
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
+ *   wide [runs]      V of 256, beside as many heads of 128 (two calls of which are its columns) and
+ *                    twice as many; with few heads on the simple path, too
  *   keys [runs]      KDA, MKDA with 2 and 4 keys a token, as many rows each, and GDN; all but KDA
  *                    also on the simple path
  *   token [runs]     recurrences token by token, forward, backward and every step, beside KDA by
@@ -351,6 +353,24 @@ static void mode_shapes(int, int runs) {
         }
 }
 
+static void mode_wide(int, int runs) {
+    for (bool one_gate : {false, true}) {
+        for (const Shape &s : {Shape{8192, 32, FAST}, Shape{131072, 4, FAST}})
+            for (int twice : {0, 1, 2}) {
+                Shape x = s;
+                x.one_gate = one_gate;
+                x.V = twice ? 128 : 256;
+                x.HV = twice == 2 ? 2 * s.HV : s.HV;
+                kda(x, runs);
+            }
+        for (dpg_path path : {DPG_PATH_FAST, DPG_PATH_SIMPLE}) {
+            Way way = by(path);
+            way.fwd = path;
+            kda({8192, 4, FAST, 1, 128, 256, one_gate}, few(runs), way);
+        }
+    }
+}
+
 static void mode_keys(int, int runs) {
     for (int R : {1, 2, 4})
         kda({8192, 64 / R, FAST, R}, runs);
@@ -398,10 +418,10 @@ int main(int argc, char **argv) {
         const char *name;
         int ranks; /* where none are given; 0: takes no such number */
         void (*run)(int N, int runs);
-    } modes[] = {
-        {"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
-        {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"keys", 0, mode_keys},
-        {"token", 0, mode_token},     {"cp", 2, mode_cp},         {"parts", 4, mode_parts}};
+    } modes[] = {{"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
+                 {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"wide", 0, mode_wide},
+                 {"keys", 0, mode_keys},       {"token", 0, mode_token},   {"cp", 2, mode_cp},
+                 {"parts", 4, mode_parts}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");
