@@ -88,7 +88,7 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel ops judge verify test check selfcheck museum bench report setup gpu tsan \
+.PHONY: all program wheel data-wheel ops judge verify test check selfcheck museum bench report setup gpu tsan \
     format format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
@@ -109,6 +109,9 @@ WITH_OPS = $(if $(and $(filter command,$(origin GPU)),$(filter 1,$(GPU))),cuda,$
 wheel:                         ## a Python wheel with program and libraries inside (build/dist)
 	@DELTAPROOF_BUILD='$(abspath $(BASE))/wheel' \
 	    DELTAPROOF_WITH_OPS='$(WITH_OPS)' scripts/wheel $(BASE)
+
+data-wheel: all                ## truth packs with their readers as a wheel (build/dist)
+	@DELTAPROOF='$(abspath $(PROGRAM))' scripts/data-wheel $(BASE)
 
 ops:                           ## the kernels as libraries, for deltaproof.ops (build/ops)
 	$(build) $(OPS_LIBS)

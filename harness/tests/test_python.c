@@ -33,9 +33,10 @@ DP_TEST(python, wheel_installs_into_a_fresh_environment_and_its_tests_pass) {
              "cp -r '%s/../python/tests' '%s/tests' && cp '%s/../README.md' '%s/tests' && cd "
              "'%s/tests' && env -u DELTAPROOF "
              "-u PYTHONPATH XDG_CACHE_HOME='%s/cache' PATH=/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 "
+             "DELTAPROOF_TREE='%s/..' "
              "../env/bin/python -m pytest -q -p no:cacheprovider >log; s=$?; tail -c 30000 log; "
              "exit $s",
-             gt_cases(), dir, gt_cases(), dir, dir, dir);
+             gt_cases(), dir, gt_cases(), dir, dir, dir, gt_cases());
     CHECK(sh(cmd) == 0 && strstr(out, " passed"), "%s", out);
     snprintf(cmd, sizeof cmd, "cd / && '%s/env/bin/deltaproof' --version", dir);
     CHECK(sh(cmd) == 0 && strstr(out, "deltaproof "), "%s", out);

@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def _readers(folder: Path) -> dict[str, str]:
+def readers_of(headers: str | Path, folder: Path) -> dict[str, str]:
     """Programs of the C and the C++ reader, where there are compilers."""
     out = {}
     for kind, ending, compiler, standard in (
@@ -71,7 +71,7 @@ def _readers(folder: Path) -> dict[str, str]:
             continue
         source, program = folder / f"read_{kind}.{ending}", str(folder / f"read_{kind}")
         source.write_text(MAIN % kind)
-        flags = [f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{HERE}"]
+        flags = [f"-std={standard}", "-Wall", "-Wextra", "-Werror", "-O1", f"-I{headers}"]
         subprocess.run([compiler, *flags, str(source), "-o", program, "-lm"], check=True)
         out[kind] = program
     return out
@@ -110,7 +110,7 @@ def _restricted(case: Path, name: str, results: dict[str, Any], told: Any) -> bo
 
 @pytest.mark.parametrize("case", CASES)
 def test_readers_say_what_judge_says(case: str, made: Path, tmp_path: Path) -> None:
-    programs, rng, seen = _readers(tmp_path), np.random.default_rng(1), set()
+    programs, rng, seen = readers_of(HERE, tmp_path), np.random.default_rng(1), set()
     pack, told = reader.read(str(made / f"{case}.pack")), made / f"{case}.safetensors"
     settings = json.loads((made / "pack.json").read_text())["cases"][case]["settings"]
     for name in ("o", "final_state"):

@@ -30,8 +30,10 @@ static void dp_ggml_heads(const dp_ggml_sizes *s, int64_t rows, int64_t width, i
         const int64_t own = head % s->H * (s->HV / s->H) + head / s->H;
         const int64_t j = flip ? at % s->K * s->K + at / s->K : at;
         double *of = &y[(row * s->HV + own) * width + j];
-        if (back) *of = x[i];
-        else x[i] = (float)*of;
+        if (back)
+            *of = x[i];
+        else
+            x[i] = (float)*of;
     }
 }
 /* Fills x with the tensor "q" "k" "v" "g" "beta" or "state"; returns how many numbers. NULL: none
