@@ -88,8 +88,8 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel data-wheel ops judge verify test check selfcheck museum bench report setup gpu tsan \
-    format format-check clean help FORCE
+.PHONY: all program wheel data-wheel ops judge verify test check selfcheck museum bench report \
+    setup gpu tsan format format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
 
