@@ -30,13 +30,26 @@ extern "C" {
 
 typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K] */
 
-/* States of 8 bits a number, layout [K][V]: each row of 32 columns has a scale, its largest number
- * over 448 (fp8 e4m3) or 127 (int8). A head of a slot is K V codes, then K V / 32 scales in fp32
- * and, with feedback, K V numbers in bf16: what the store left out, which the next one adds (of the
- * slot that is read). harness/simulated/carried.h has what they make of a session. */
-typedef enum { DPG_UNPACKED, DPG_E4M3, DPG_INT8, DPG_INT8_FEEDBACK } dpg_packed;
+/* States of 8 or 16 bits a number, layout [K][V]. Of 8 bits each row of 32 columns has a scale, its
+ * largest number over 448 (fp8 e4m3), 57344 (e5m2) or 127 (int8): e4m3-block, e5m2-block and
+ * int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then K V / 32 scales in
+ * fp32 and, with feedback, K V numbers in bf16: what the store left out, which the next one adds
+ * (of the slot that is read). harness/simulated/carried.h has what they make of a session. fp16 has
+ * no scales and is rounded by chance (fp16sr there), to the same bits. A scale of a row, a head or
+ * all heads needs numbers of other blocks of the kernel: there is none. */
+typedef enum {
+    DPG_UNPACKED,
+    DPG_E4M3,
+    DPG_INT8,
+    DPG_INT8_FEEDBACK,
+    DPG_E5M2,
+    DPG_FP16_BY_CHANCE
+} dpg_packed;
 /* Bytes of n numbers. */
-#define DPG_PACKED_BYTES(packed, n) ((n) + (n) / 8 + ((packed) == DPG_INT8_FEEDBACK ? 2 * (n) : 0))
+#define DPG_PACKED_BYTES(packed, n) \
+    ((packed) == DPG_FP16_BY_CHANCE \
+         ? 2 * (n)                  \
+         : (n) + (n) / 8 + ((packed) == DPG_INT8_FEEDBACK ? 2 * (n) : 0))
 
 /* K in {32, 64, 128, 256}, V a multiple of 32, R in {1, 2, 4}, HV a multiple of H. */
 typedef struct {

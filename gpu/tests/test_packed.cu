@@ -1,5 +1,6 @@
-/* gpu/tests/test_packed.cu - states of 8 bits a number (dpg_packed of dp_decode.h) in the decode
- * kernel, against the same kernel on fp32 states and the formats of harness/simulated/carried.h.
+/* gpu/tests/test_packed.cu - states of 8 or 16 bits a number (dpg_packed of dp_decode.h) in the
+ * decode kernel, against the same kernel on fp32 states and the formats of
+ * harness/simulated/carried.h and ref/vocabulary/stored.h.
  *
  *   [small]      random windows, slots, accepted counts and padding: o has the bits of fp32 states
  *                that hold the same numbers, and every slot the codes and scales that the simulated
@@ -13,12 +14,14 @@
 #include "device.h"
 #include "harness/simulated/carried.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/stored.h"
 
 enum { TILE = 32 };
 
 struct Format {
     dpg_packed packed;
-    const char *name; /* of dp_carried_formats */
+    const char *name;   /* of dp_carried_formats, or of dp_formats */
+    dp_format of_state; /* DP_FP64: the former */
     int number() const {
         int i = 0;
         while (strcmp(dp_carried_formats[i].name, name))
@@ -26,8 +29,13 @@ struct Format {
         return i;
     }
 };
-static const Format FORMATS[] = {
-    {DPG_E4M3, "fp8"}, {DPG_INT8, "int8"}, {DPG_INT8_FEEDBACK, "int8ef"}};
+static const Format FORMATS[] = {{DPG_E4M3, "fp8", DP_FP64},
+                                 {DPG_INT8, "int8", DP_FP64},
+                                 {DPG_INT8_FEEDBACK, "int8ef", DP_FP64},
+                                 {DPG_E4M3, "e4m3-block", DP_E4M3_BLOCK},
+                                 {DPG_INT8, "int8-block", DP_INT8_BLOCK},
+                                 {DPG_E5M2, "e5m2-block", DP_E5M2_BLOCK},
+                                 {DPG_FP16_BY_CHANCE, "fp16sr", DP_FP16SR}};
 
 /* ---- a call ---------------------------------------------------------------------------------- */
 
@@ -131,10 +139,19 @@ static Vec run(const Serving &x, dpg_packed packed, void *states) {
 
 /* ---- what a slot holds ----------------------------------------------------------------------- */
 
-static double e4m3_of(int code) {
-    const int exponent = code >> 3 & 15, fraction = code & 7;
-    const double size = exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9);
-    return code & 0x80 ? -size : size;
+/* Of a sign, an exponent and so many bits of fraction. */
+static double float_of(int code, int bits, int fraction, int bias) {
+    const int low = 1 << fraction, exponent = (code & ((1 << (bits - 1)) - 1)) >> fraction;
+    const double size = exponent ? ldexp(low + code % low, exponent - bias - fraction)
+                                 : ldexp(code % low, 1 - bias - fraction);
+    return code >> (bits - 1) & 1 ? -size : size;
+}
+static double value_of(dpg_packed packed, const char *raw, int64_t i) {
+    const int code = raw[i] & 0xff;
+    if (packed == DPG_FP16_BY_CHANCE)
+        return float_of((raw[2 * i] & 0xff) | (raw[2 * i + 1] & 0xff) << 8, 16, 10, 15);
+    if (packed == DPG_E4M3) return float_of(code, 8, 3, 7);
+    return packed == DPG_E5M2 ? float_of(code, 8, 2, 15) : (signed char)raw[i];
 }
 
 /* A head of a slot, read as the layout says, apart from the kernel's own reading. */
@@ -151,9 +168,8 @@ struct Stored {
         x.resize(n);
         left.assign(n, 0);
         for (int64_t i = 0; i < n; i++) {
-            const signed char code = raw[i];
-            const double value = packed == DPG_E4M3 ? e4m3_of(code & 0xff) : code;
-            x[i] = (float)(scale[i / TILE] * value);
+            const double value = value_of(packed, raw.data(), i);
+            x[i] = packed == DPG_FP16_BY_CHANCE ? value : (float)(scale[i / TILE] * value);
             if (packed != DPG_INT8_FEEDBACK) continue;
             const uint32_t bits = (uint32_t)rest[i] << 16;
             float f;
@@ -167,12 +183,19 @@ static Vec plain_state(const Serving &x, const void *states, int64_t head) {
     return from_device((const char *)states + head * x.head() * 4, x.head(), DPG_F32);
 }
 
-/* What the format makes of a state, in tiles. */
-static void store(const Format &f, Vec &S, Vec &left) {
-    for (size_t i = 0; i < S.size(); i += TILE)
+/* What the format makes of head hv of a slot's state. */
+static void store(const Format &f, const dpg_decode &d, int hv, Vec &S, Vec &left) {
+    const bool is_int8 = f.packed == DPG_INT8 || f.packed == DPG_INT8_FEEDBACK;
+    if (f.of_state != DP_FP64) {
+        Vec all(S.size() * d.HV, 0);
+        std::copy(S.begin(), S.end(), all.begin() + hv * (int64_t)S.size());
+        dp_store_state(f.of_state, d.HV, d.K, d.V, all.data());
+        std::copy_n(all.begin() + hv * (int64_t)S.size(), S.size(), S.begin());
+    }
+    for (size_t i = 0; i < S.size() && f.of_state == DP_FP64; i += TILE)
         dp_carried_store_row(f.number(), TILE, &S[i], &left[i]);
     for (double &x : S)
-        x = (float)x + (f.packed == DPG_E4M3 ? -0. : 0.); /* a code of int8 has no sign of zero */
+        x = (float)x + (is_int8 ? 0. : -0.); /* a code of int8 has no sign of zero */
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -188,7 +211,7 @@ static int64_t compare_slots(const Serving &x, const Format &f, void *plain, con
                 const int64_t head = (int64_t)x.to(b, t) * x.d.HV + hv;
                 Vec S = plain_state(x, plain, head);
                 Vec left = before[(int64_t)x.from(b) * x.d.HV + hv].left;
-                store(f, S, left);
+                store(f, x.d, hv, S, left);
                 const Stored got(x.d, f.packed, packed, head);
                 wrong += !same_bits(got.x, S);
                 for (size_t i = 0; i < left.size() && f.packed == DPG_INT8_FEEDBACK; i++)
@@ -364,7 +387,7 @@ int main(int argc, char **argv) {
         const int64_t steps = argc > 2 ? atoll(argv[2]) : 100000;
         for (double forget : {1e-3, 0.1})
             for (const Format &f : FORMATS)
-                drift(f, forget, steps);
+                if (f.of_state == DP_FP64) drift(f, forget, steps);
         return verdict();
     }
     test_formats(what == "small");

@@ -4,6 +4,7 @@
 #ifdef DP_HAVE_CUDA
 #include "device_memory.h"
 #include "gpu/dp_decode.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@ typedef struct {
     const dp_problem *p;
     const dp_state_pool *pool; /* NULL: slots of its own, `kept` for each request */
     int64_t before;            /* slots in front of those of the pool */
+    int kept;                  /* row of PACKED, where states are packed */
     dp_device dev;
     dpg_decode d;
     dpg_decode_tensors t;
@@ -85,12 +87,126 @@ static dp_status send_inputs(batch *b) {
     return st;
 }
 
+/* ---- states in short formats ----------------------------------------------------------------- */
+
+static const struct {
+    dp_format format;
+    dpg_packed packed;
+    int bits, fraction, bias, most; /* of a code; bias 0: an integer */
+} PACKED[] = {{DP_E4M3_BLOCK, DPG_E4M3, 8, 3, 7, 0x7e},
+              {DP_E5M2_BLOCK, DPG_E5M2, 8, 2, 15, 0x7b},
+              {DP_INT8_BLOCK, DPG_INT8, 8, 0, 0, 127},
+              {DP_FP16SR, DPG_FP16_BY_CHANCE, 16, 10, 15, 0x7bff}};
+enum { NPACKED = sizeof PACKED / sizeof *PACKED, SHARE = 32 };
+
+static int packed_of(dp_format f) {
+    for (int i = 0; i < NPACKED; i++)
+        if (PACKED[i].format == f) return i;
+    return -1;
+}
+
+static double value_of(int i, int code) {
+    const int f = PACKED[i].fraction, sign = 1 << (PACKED[i].bits - 1);
+    if (!PACKED[i].bias) return (int8_t)code;
+    const int size = code & (sign - 1), e = size >> f, m = size & ((1 << f) - 1);
+    const double x = ldexp(e ? (1 << f) + m : m, (e ? e : 1) - PACKED[i].bias - f);
+    return code & sign ? -x : x;
+}
+
+/* The code of a number that the format has. */
+static int code_of(int i, double x) {
+    const int sign = 1 << (PACKED[i].bits - 1);
+    int low = 0, high = PACKED[i].most;
+    if (!PACKED[i].bias) return (int)nearbyint(x) & 0xff;
+    while (low < high) {
+        const int mid = (low + high) / 2;
+        if (value_of(i, mid) < fabs(x))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    if (low && fabs(x) - value_of(i, low - 1) < value_of(i, low) - fabs(x)) low--;
+    return low | (signbit(x) ? sign : 0);
+}
+
+/* A share of n numbers of the format as codes [n] and its scale; 0: it is of another. */
+static int pack_share(int i, const double *x, int n, unsigned char *code, float *scale) {
+    double most = 0;
+    for (int k = 0; k < n; k++)
+        most = fmax(most, fabs(x[k]));
+    const float s = (float)(most / value_of(i, PACKED[i].most));
+    const float tries[] = {s, nextafterf(s, 0), nextafterf(s, INFINITY)};
+    for (int t = 0, k; t < 3; t++) {
+        *scale = tries[t] > 0 ? tries[t] : 1;
+        for (k = 0; k < n; k++) {
+            code[k] = (unsigned char)code_of(i, x[k] / *scale);
+            if ((float)(*scale * value_of(i, code[k])) != (float)x[k]) break;
+        }
+        if (k == n) return 1;
+    }
+    return 0;
+}
+
+/* One head of n numbers at `to`; 0: they are of another format. */
+static int pack_head(int i, int64_t n, const double *x, char *to) {
+    float *scale = (float *)(to + n);
+    for (int64_t k = 0; k < n; k += SHARE) {
+        if (PACKED[i].bits == 16)
+            for (int z = 0; z < SHARE; z++)
+                ((uint16_t *)to)[k + z] = dp_fp16_bits(x[k + z]);
+        else if (!pack_share(i, x + k, SHARE, (unsigned char *)to + k, &scale[k / SHARE]))
+            return 0;
+    }
+    return 1;
+}
+
+static void unpack_head(int i, int64_t n, const char *from, double *x) {
+    const float *scale = (const float *)(from + n);
+    for (int64_t k = 0; k < n; k++)
+        x[k] = PACKED[i].bits == 16
+                   ? dp_fp16_from_bits(((const uint16_t *)from)[k])
+                   : (float)(scale[k / SHARE] * value_of(i, (unsigned char)from[k]));
+}
+
+int dp_cuda_keeps(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
+                  int states) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    if (packed_of(how->kept) < 0 || pool || states || !dp_cuda_decodes(p, how, pool)) return 0;
+    double *x = p->s0 ? dp_copy(p->s0, p->Nseq * n) : NULL;
+    for (int i = 0; x && i < p->Nseq; i++)
+        dp_store_state(how->kept, p->HV, p->K, p->V, x + i * n);
+    const int same = !x || !memcmp(x, p->s0, sizeof *x * (size_t)(p->Nseq * n));
+    free(x);
+    return same;
+}
+
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 static int64_t state_size(const batch *b) { return (int64_t)b->p->HV * b->p->K * b->p->V; }
 
+static int64_t bytes_of(const batch *b) {
+    const int64_t n = (int64_t)b->p->K * b->p->V;
+    return b->p->HV * (b->d.packed ? DPG_PACKED_BYTES(b->d.packed, n) : 4 * n);
+}
+
+static dp_status put_packed(batch *b, int64_t slot, const double *from) {
+    const int64_t n = (int64_t)b->p->K * b->p->V, size = bytes_of(b);
+    char *state = dp_calloc((size_t)size, 1);
+    double *zero = dp_doubles(n);
+    int bad = 0;
+    for (int h = 0; h < b->p->HV && !bad; h++)
+        bad = !pack_head(b->kept, n, from ? from + h * n : zero, state + size / b->p->HV * h);
+    if (!bad)
+        bad = cudaMemcpy((char *)b->t.states + slot * size, state, (size_t)size,
+                         cudaMemcpyHostToDevice);
+    free(zero);
+    free(state);
+    return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not packed", (long long)slot) : DP_OK;
+}
+
 static dp_status put_state(batch *b, int64_t slot, const double *from) {
     const int64_t n = state_size(b);
+    if (b->d.packed) return put_packed(b, slot, from);
     float *state = dp_calloc((size_t)n, sizeof *state);
     for (int64_t z = 0; from && z < n; z++)
         state[z] = (float)from[z];
@@ -100,8 +216,20 @@ static dp_status put_state(batch *b, int64_t slot, const double *from) {
     return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not copied", (long long)slot) : DP_OK;
 }
 
+static dp_status fetch_packed(batch *b, int64_t slot, double *to) {
+    const int64_t n = (int64_t)b->p->K * b->p->V, size = bytes_of(b);
+    char *state = dp_calloc((size_t)size, 1);
+    const int bad =
+        cudaMemcpy(state, (char *)b->t.states + slot * size, (size_t)size, cudaMemcpyDeviceToHost);
+    for (int h = 0; h < b->p->HV && !bad; h++)
+        unpack_head(b->kept, n, state + size / b->p->HV * h, to + h * n);
+    free(state);
+    return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not copied", (long long)slot) : DP_OK;
+}
+
 static dp_status fetch_state(batch *b, int64_t slot, double *to) {
     const int64_t n = state_size(b);
+    if (b->d.packed) return fetch_packed(b, slot, to);
     return dp_device_download(&b->dev, (float *)b->t.states + slot * n, n, DPG_F32, to);
 }
 
@@ -150,7 +278,7 @@ static dp_status send_lists(batch *b) {
 /* States before the call in the first slot of each request, or the pool; what is left holds NaN. */
 static dp_status send_states(batch *b) {
     const int64_t n = state_size(b);
-    dp_status st = dp_device_blank(&b->dev, b->d.slots * n, DPG_F32, &b->t.states);
+    dp_status st = dp_device_blank(&b->dev, b->d.slots * bytes_of(b) / 4, DPG_F32, &b->t.states);
     for (int i = 0; i < b->p->Nseq && !b->pool && !st; i++)
         st = put_state(b, slot_after(b, i, 0), b->p->s0 ? b->p->s0 + i * n : NULL);
     for (int64_t i = 0; b->pool && i < b->pool->slots && !st; i++)
@@ -231,6 +359,10 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_s
                      .layout = DPG_STATE_KV,
                      .slots = pool ? before + pool->slots : (int64_t)p->Nseq * kept,
                      .kept = kept}};
+    if (dp_cuda_keeps(p, how, pool, states != NULL)) {
+        b.kept = packed_of(how->kept);
+        b.d.packed = PACKED[b.kept].packed;
+    }
     dp_result_alloc(out, p, 0);
     if (states) *states = dp_doubles(p->T * (int64_t)p->HV * p->K * p->V);
     const dp_status st = run(&b, out, states ? *states : NULL);
@@ -247,6 +379,14 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_s
 }
 #else
 
+int dp_cuda_keeps(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
+                  int states) {
+    (void)p;
+    (void)how;
+    (void)pool;
+    (void)states;
+    return 0;
+}
 int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool) {
     (void)p;
     (void)how;

@@ -13,6 +13,12 @@ extern "C" {
  * tokens a request of length 0. */
 int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool);
 
+/* Do the kernels keep the states of a call in the format how->kept of its session? They have e4m3,
+ * e5m2 and int8 by blocks, and fp16 by chance. The states that come in must be numbers of the
+ * format. A pool and the states of all tokens stay in fp32. */
+int dp_cuda_keeps(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
+                  int states);
+
 /* Forward of that call on device 0. out: o and final_state, to be freed. states: NULL, or gets the
  * state after every token [T][HV][K][V], to be freed: then each goes to a slot of its own.
  *

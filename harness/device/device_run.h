@@ -40,6 +40,7 @@ typedef struct {
     dp_cuda_variant variant;
     dp_sending sending; /* as it is asked for; of no meaning on one rank */
     int bf16_inputs, backward;
+    dp_format kept; /* of a session's states between its calls; DP_FP64: as they came */
 } dp_cuda_how;
 
 typedef struct {

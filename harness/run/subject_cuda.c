@@ -58,6 +58,7 @@ typedef struct {
     dp_drafts drafts;  /* a session: what its windows made */
     dp_pool_seen pool; /* and what happened to slots of its pool, if there is one */
     int64_t decoded;   /* its calls in the decode kernels */
+    int64_t packed;    /* those with states in the session's format */
     int states;        /* 1: those showed the state after every token */
 } beside;
 
@@ -67,8 +68,8 @@ typedef struct {
     const dp_cuda_how *run;
     dp_cuda_result *all; /* of the session: path, fast and segments of its calls */
     int HV;
-    int64_t decoded;
-    int states; /* 1: some call showed those of every token */
+    int64_t decoded, packed; /* calls in the decode kernels; with states in the session's format */
+    int states;              /* 1: some call showed those of every token */
 } in_calls;
 
 /* pool: NULL, or where the states lie; kernels of whole sequences take none, and get and return
@@ -79,6 +80,7 @@ static dp_status call_in(void *who, const dp_problem *call, const dp_state_pool 
     dp_cuda_result res;
     if (dp_cuda_decodes(call, x->run, pool)) {
         x->decoded++;
+        x->packed += dp_cuda_keeps(call, x->run, pool, states);
         x->states |= states;
         return dp_cuda_decode(call, x->run, pool, &out->out, states ? &out->states : NULL, e);
     }
@@ -107,6 +109,10 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 /* Which kernels ran, of all calls; a session has no backward. */
 static const char *path_of_calls(const in_calls *x) {
     if (!x->decoded) return x->all->path;
+    if (x->packed)
+        return !x->all->path  ? "decode, packed states"
+               : x->all->fast ? "fast, decode, packed states"
+                              : "simple, decode, packed states";
     return !x->all->path ? "decode" : x->all->fast ? "fast, decode" : "simple, decode";
 }
 
@@ -118,6 +124,7 @@ static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside 
     *res = (dp_cuda_result){.N = 1};
     const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
     b->decoded = x.decoded;
+    b->packed = x.packed;
     b->states = x.states;
     if (!st) res->path = path_of_calls(&x);
     return st;
@@ -153,6 +160,7 @@ static dp_status compute(const dp_sharding *sp, const dp_how *how, const one_way
                              .variant = way->variant,
                              .sending = way->sending,
                              .bf16_inputs = inputs_are_bf16(c, how->base),
+                             .kept = sp->first_of_call ? c->session.kept : DP_FP64,
                              .backward = sp->truth->backward};
     if (sp->first_of_call) return compute_calls(c, &run, x, res, why);
     return dp_cuda_run(step ? &x->front.p : &c->p, &run, res, why);
@@ -201,6 +209,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
     }
     if (st) res = (dp_cuda_result){0};
     how.design = design_of_kernels(c, &how, &res);
+    if (x.packed) how.design.final_state = c->session.kept;
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->variant = way->variant;
     r->merge = way->sending.exchange;

@@ -613,7 +613,7 @@ DP_TEST(kernels, decode_steps_are_within_the_worst_that_fp32_makes) {
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
-/* States of 8 bits a number: the codes, scales and rests of the simulated formats. */
+/* States of 8 and 16 bits a number: the codes, scales and rests of the simulated formats. */
 DP_TEST(kernels, decode_steps_keep_states_as_the_simulated_formats_do) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
@@ -841,8 +841,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "none-such"), "%.300s", out);
 }
 
-/* Calls of a few tokens run in the decode kernels, and windows show the states of all tokens; a
- * width that those do not have leaves the session to the others. */
+/* Calls of a few tokens run in the decode kernels, and windows show the states of all tokens. A
+ * state stays in the session's format where they have it. A width that they do not have leaves the
+ * session to the others. */
 DP_TEST(kernels, sessions_decode) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", NULL};
@@ -854,13 +855,24 @@ DP_TEST(kernels, sessions_decode) {
                 {"session-decode session-prefill", "simple, decode", NULL},
                 {"session-slots", "simple, decode", "states of every token"},
                 {"'%s/narrow.case'", "simple", "accepted tokens run again"},
-                {"'%s/steps.case'", "decode", "states of every token"}};
+                {"'%s/steps.case'", "decode", "states of every token"},
+                {"'%s/e4m3.case'", "simple, decode, packed states", NULL},
+                {"'%s/e5m2.case'", "simple, decode, packed states", NULL},
+                {"'%s/int8.case'", "simple, decode, packed states", NULL},
+                {"'%s/fp16.case'", "decode, packed states", NULL}};
+#define KEPT(NAME, op, session, state)                                                       \
+    NAME ".case\nop = " op "\nT = 40\nH = 1\nHV = 2\nK = 32\nV = 64\ncu_seqlens = 0,24,40\n" \
+         "session = " session "\nsession_state = " state "\nbase = fp32,bf16\n"
     const char *const texts[] = {
+        KEPT("e4m3", "gdn", "12,1", "e4m3-block"),
+        KEPT("e5m2", "kda", "12,3,1", "e5m2-block"),
+        KEPT("int8", "mkda\nR = 2\nbeta_hi = 0.5", "12,1", "int8-block"),
+        KEPT("fp16", "gdn", "8,1", "fp16sr"),
         "narrow.case\nop = kda\nT = 20\nK = 16\nsession = 12,4-2\nbase = fp32\n",
         "steps.case\nop = mkda\nR = 2\nbeta_hi = 0.5\nT = 20\nK = 32\nsession = 2,1,8-3,4-1\n"
         "base = fp32\n"};
     char path[2048];
-    for (int i = 0; i < 2; i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         const size_t n = strcspn(texts[i], "\n");
         snprintf(path, sizeof path, "%s/%.*s", gt_tmpdir(), (int)n, texts[i]);
         FILE *f = fopen(path, "w");

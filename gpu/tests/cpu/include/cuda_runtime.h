@@ -123,6 +123,11 @@ static inline unsigned __float_as_uint(float f) {
     memcpy(&u, &f, 4);
     return u;
 }
+static inline long long __double_as_longlong(double x) {
+    long long i;
+    memcpy(&i, &x, 8);
+    return i;
+}
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 static inline float __fadd_rn(float a, float b) { return a + b; }
