@@ -63,7 +63,7 @@ class CustomBuildHook(BuildHookInterface):
         made = [build / "ops" / f"libdeltaproof_{kind}.so" for kind in kinds]
         if made:
             settings = [f"GPU={int('cuda' in kinds)}", "GPU_ARCHS=90a", "GPU_PTX=80"]
-            settings += ["NVCCFLAGS=-O3", f"BUILD={build}", "ops"]
+            settings += ["NVCCFLAGS=-O3", "CPU_ARCH=", f"BUILD={build}", "ops"]
             subprocess.run(["make", "-C", root, *settings], check=True)
         missing = [str(m) for m in made if not m.exists()]
         if missing:

@@ -40,7 +40,7 @@ thread_local dim3 block_size, grid_size;
 
 /* ---- fibers ---------------------------------------------------------------------------------- */
 
-enum State { RUNS, AT_WARP, AT_BLOCK, AT_PART, AT_BARRIER, ENDED };
+enum State { RUNS, AT_WARP, AT_BLOCK, AT_PART, AT_BARRIER, ENDED, STATES };
 
 #if defined(__x86_64__)
 /* Saves what the callee must preserve and the stack pointer in *from, and goes on at `to`. */
@@ -72,7 +72,8 @@ static void prepare(Place *p, char *stack, void (*entry)()) {
 struct Fiber {
     char *stack;
     Place at;
-    State state;
+    State state; /* changed by set alone */
+    unsigned x, y;
     warp_fn fn; /* AT_WARP: what the warp does */
     void *arg;
     const uint64_t *barrier; /* AT_BARRIER: until its phase is not that of `parity` */
@@ -83,6 +84,7 @@ static thread_local struct Machine {
     Fiber fiber[MAX_THREADS];
     Place scheduler;
     int now, count;
+    int in[STATES], warp_in[MAX_THREADS / 32][STATES]; /* threads, by state */
     int part_size[PARTS];
     int voted, vote; /* of the block's threads at __syncthreads_or; what the last one came to */
     const std::function<void()> *kernel;
@@ -94,8 +96,15 @@ static thread_local struct Machine {
     }
 } m;
 
+static void set(int i, State s) {
+    const State was = m.fiber[i].state;
+    m.in[was]--, m.warp_in[i / 32][was]--;
+    m.in[s]++, m.warp_in[i / 32][s]++;
+    m.fiber[i].state = s;
+}
+
 static void wait(State s) {
-    m.fiber[m.now].state = s;
+    set(m.now, s);
     go(&m.fiber[m.now].at, &m.scheduler);
 }
 
@@ -106,26 +115,18 @@ static void entry() {
 
 static void resume(int i) {
     m.now = i;
-    thread.x = i % block_size.x;
-    thread.y = i / block_size.x;
-    thread.z = 0;
-    m.fiber[i].state = RUNS;
+    thread = {m.fiber[i].x, m.fiber[i].y, 0};
     go(&m.scheduler, &m.fiber[i].at);
 }
 
 /* The threads of a warp, or of a block, that have not ended are all at s. */
-static bool all_at(int first, int last, State s) {
-    bool some = false;
-    for (int i = first; i < last; i++) {
-        if (m.fiber[i].state != s && m.fiber[i].state != ENDED) return false;
-        some |= m.fiber[i].state == s;
-    }
-    return some;
+static bool all_at(const int *in, int threads, State s) {
+    return in[s] && in[s] + in[ENDED] == threads;
 }
 
 static void release(int first, int last, State s) {
     for (int i = first; i < last; i++)
-        if (m.fiber[i].state == s) m.fiber[i].state = RUNS;
+        if (m.fiber[i].state == s) set(i, RUNS);
 }
 
 static void do_warp(int w, int last) {
@@ -148,16 +149,17 @@ static void do_warp(int w, int last) {
 static bool run_warp(int w) {
     int last = std::min(w + 32, m.count);
     bool moved = false;
+    const int *in = m.warp_in[w / 32];
     for (bool again = true; again;) {
         again = false;
-        for (int i = w; i < last; i++) {
+        for (int i = w; i < last && in[RUNS] + in[AT_BARRIER]; i++) {
             Fiber &f = m.fiber[i];
-            if (f.state == AT_BARRIER && barrier_parity(f.barrier) != f.parity) f.state = RUNS;
+            if (f.state == AT_BARRIER && barrier_parity(f.barrier) != f.parity) set(i, RUNS);
             if (f.state != RUNS) continue;
             resume(i);
             again = true;
         }
-        if (all_at(w, last, AT_WARP)) {
+        if (all_at(in, last - w, AT_WARP)) {
             do_warp(w, last);
             again = true;
         }
@@ -168,13 +170,13 @@ static bool run_warp(int w) {
 
 static bool meet_in_parts() {
     bool moved = false;
-    for (int p = 0; p < PARTS; p++) {
+    for (int p = 0; p < PARTS && m.in[AT_PART]; p++) {
         int here = 0;
         for (int i = 0; i < m.count; i++)
             here += m.fiber[i].state == AT_PART && m.fiber[i].part == p;
         if (!here || here < m.part_size[p]) continue;
         for (int i = 0; i < m.count; i++)
-            if (m.fiber[i].state == AT_PART && m.fiber[i].part == p) m.fiber[i].state = RUNS;
+            if (m.fiber[i].state == AT_PART && m.fiber[i].part == p) set(i, RUNS);
         moved = true;
     }
     return moved;
@@ -182,11 +184,16 @@ static bool meet_in_parts() {
 
 static void run_block(int n, bool reverse) {
     m.count = n;
+    memset(m.in, 0, sizeof m.in);
+    memset(m.warp_in, 0, sizeof m.warp_in);
     for (int i = 0; i < n; i++) {
         Fiber &f = m.fiber[i];
         if (!f.stack && !(f.stack = (char *)aligned_alloc(64, STACK))) abort();
         prepare(&f.at, f.stack, entry);
         f.state = RUNS;
+        f.x = i % block_size.x;
+        f.y = i / block_size.x;
+        m.in[RUNS]++, m.warp_in[i / 32][RUNS]++;
     }
     int warps = (n + 31) / 32;
     for (bool moved = true; moved;) {
@@ -194,7 +201,7 @@ static void run_block(int n, bool reverse) {
         for (int w = 0; w < warps; w++)
             moved |= run_warp(32 * (reverse ? warps - 1 - w : w));
         moved |= meet_in_parts();
-        if (all_at(0, n, AT_BLOCK)) {
+        if (all_at(m.in, n, AT_BLOCK)) {
             m.vote = m.voted;
             m.voted = 0;
             release(0, n, AT_BLOCK);

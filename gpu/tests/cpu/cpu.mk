@@ -3,9 +3,13 @@
 # together: SAN=1 leaves it out, and its tests skip.
 CPU_DIRS    := plan simple token fast chain exchange conv decode truth abi
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
-CPU_FLAGS   := -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-aliasing -Wall \
-    -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ -Igpu/tests/cpu/include -I. \
-    -Igpu -Igpu/tests
+# The compiler may use this machine's fma and vectors: nothing is contracted, so no bit depends on
+# them. A wheel's library is built with CPU_ARCH= .
+CPU_ARCH    ?= $(if $(shell grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cpuinfo && \
+    grep -qw bmi2 /proc/cpuinfo && echo 1),-march=x86-64-v3)
+CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-aliasing \
+    -fno-extern-tls-init -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ \
+    -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
