@@ -51,6 +51,27 @@ DP_TEST(program, works_from_any_folder) {
           "status %d: %s", rc, out);
 }
 
+/* Unless the environment says how, and what the program starts has the environment as it was. */
+DP_TEST(program, threads_that_wait_sleep) {
+    char cmd[2000];
+    const char *const said[] = {"", "OMP_WAIT_POLICY=active"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(cmd, sizeof cmd,
+                 "env -u OMP_WAIT_POLICY %s OMP_DISPLAY_ENV=true '%s' --version 2>&1 | "
+                 "grep OMP_WAIT_POLICY | tail -n 1",
+                 said[i], gt_program());
+        CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, i ? "'ACTIVE'" : "'PASSIVE'"), "%s",
+              out);
+    }
+    snprintf(cmd, sizeof cmd,
+             "env -u OMP_WAIT_POLICY '%s' run t1 --cases '%s' --cache none --base fp32 --run "
+             "'sh -c \"env | grep -c -e OMP_WAIT -e THREADS_SLEEP >%s/env; exit 77\"'",
+             gt_program(), gt_cases(), gt_tmpdir());
+    gt_run(cmd, out, sizeof out);
+    snprintf(cmd, sizeof cmd, "cat %s/env", gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && !strcmp(out, "0\n"), "%s", out);
+}
+
 DP_TEST(program, bad_usage_is_named_and_exits_2) {
     const struct {
         const char *args, *says;
