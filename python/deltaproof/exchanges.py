@@ -1,6 +1,6 @@
 """Tensors that ranks of a context-parallel kernel exchange, as `deltaproof judge` reads them.
 
-    with exchanges() as kept:          # fla.ops.cp: KDA, GDN and whatever else calls it
+    with exchanges() as kept:          # fla.ops.cp: KDA, GDN, GDN-2 and whatever else calls it
         o, _ = chunk_kda(.., cp_context=context)
         o.backward(do)
     tensors = kept.of_all_ranks()      # rank 0: {"M": [N,HV,K,K], "H": .., "S_in": ..}
@@ -8,13 +8,23 @@
 The tensors go into the file of outputs beside o and the gradients; `judge --ranks N` judges each.
 With exchanges(chain=True) `kept.chain` is what `judge` takes for a chain of M alone: its factors,
 made of the kernel's own w and kg, and the kernel's M after each of them.
+
+`megatron_exchanges` keeps the same of Megatron's chunkwise context parallelism, `of_cudnn` names
+what cuDNN's summaries return, `halos` keeps what ranks of FLA's convolution hand on.
+
+| | transition, state | layout | backward |
+|---|---|---|---|
+| here | M, H: S = M S_in + H | [HV,K,K], [HV,K,V] | dM = M', dH |
+| FLA, Megatron packed | hm: H then M in a row | [HV,K,V+K] | dH then M' |
+| Megatron unpacked | transition, state_update | [HV,K,K], [HV,K,V] | transition, local_state_grad |
+| cuDNN (1.32) | second, first result: X = X_in M' + H' | [N,HV,K,K], [N,HV,V,K] | M, dH' |
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -102,6 +112,19 @@ def _prefixes(form: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
+def _replaced(module: Any, **own: Any) -> Iterator[None]:
+    """Functions of a module are others within the block."""
+    plain = {name: getattr(module, name) for name in own}
+    try:
+        for name, f in own.items():
+            setattr(module, name, f)
+        yield
+    finally:
+        for name, f in plain.items():
+            setattr(module, name, f)
+
+
+@contextmanager
 def exchanges(module: str = "fla.ops.cp.chunk_delta_h", chain: bool = False) -> Iterator[Kept]:
     """Keeps what FLA's context parallelism hands on within the block; nothing else changes.
 
@@ -111,7 +134,7 @@ def exchanges(module: str = "fla.ops.cp.chunk_delta_h", chain: bool = False) -> 
     the call: the layout is zigzag, which has two chains."""
     where = import_module(module)
     names = ("all_gather_into_tensor", "chunk_cp_merge", "chunk_cp_fwd_h")
-    gather, merge, form = plain = [getattr(where, name) for name in names]
+    gather, merge, form = [getattr(where, name) for name in names]
     kept = Kept()
 
     def gathering(inp: Any, *args: Any, **options: Any) -> Any:
@@ -135,10 +158,144 @@ def exchanges(module: str = "fla.ops.cp.chunk_delta_h", chain: bool = False) -> 
             kept.chain = _prefixes(form, options)
         return made
 
-    try:
-        for name, own in zip(names, (gathering, merging, forming), strict=True):
-            setattr(where, name, own)
+    with _replaced(where, **dict(zip(names, (gathering, merging, forming), strict=True))):
         yield kept
-    finally:
-        for name, own in zip(names, plain, strict=True):
-            setattr(where, name, own)
+
+
+def _of_megatron(summary: Any) -> tuple[Any, Any]:
+    """A summary of Megatron, packed or in parts, as (M, H) of one sequence."""
+    if hasattr(summary, "packed"):
+        M, H = _halves(summary.packed)
+    else:
+        M = summary.transition
+        H = getattr(summary, "state_update", None)
+        H = summary.local_state_grad if H is None else H
+    if M.ndim == 4 and M.shape[0] != 1:
+        raise ValueError(f"exchanges: {M.shape[0]} sequences side by side; one at a time is kept")
+    return tuple(x[0] if x.ndim == 4 else x for x in (M, H))
+
+
+@contextmanager
+def megatron_exchanges(
+    module: str = "megatron.core.ops.ssm.context_parallel.chunkwise",
+    merging: str = "megatron.core.ops.ssm.context_parallel.gdp",
+) -> Iterator[Kept]:
+    """Keeps what Megatron's chunkwise context parallelism hands on within the block.
+
+    module: where `_all_gather_forward_summary` and `_all_gather_backward_summary` are. merging:
+    where `_build_initial_state` and `_build_final_state_grad` are, whose results are S_in and
+    dS_out; "": they are not kept. ImportError, AttributeError: as of `exchanges`."""
+    where = import_module(module)
+    kept = Kept()
+
+    def gathering(direction: str, gather: Any) -> Any:
+        def of_ranks(summary: Any, *args: Any, **options: Any) -> Any:
+            M, H, _ = PASSES[direction]
+            kept.rank[M], kept.rank[H] = (x.clone() for x in _of_megatron(summary))
+            kept.calls += 1
+            return gather(summary, *args, **options)
+
+        return of_ranks
+
+    def building(name: str, at: int, build: Any) -> Any:
+        def of_rank(*args: Any, **options: Any) -> Any:
+            made = build(*args, **options)
+            kept.rank[name] = made[at].clone()
+            return made
+
+        return of_rank
+
+    gathers = {
+        f"_all_gather_{of}_summary": gathering(by, getattr(where, f"_all_gather_{of}_summary"))
+        for of, by in (("forward", "fwd"), ("backward", "bwd"))
+    }
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(where, **gathers))
+        if merging:
+            merges = import_module(merging)
+            built = {
+                name: building(of, at, getattr(merges, name))
+                for name, of, at in (
+                    ("_build_initial_state", "S_in", 0),
+                    ("_build_final_state_grad", "dS_out", -1),
+                )
+            }
+            stack.enter_context(_replaced(merges, **built))
+        yield kept
+
+
+def of_cudnn(forward: Any = None, backward: Any = None) -> dict[str, Any]:
+    """Tensors of this rank, by the names of PASSES, from what cuDNN's `.._summary` returned, and
+    `.._summary_bwd` with output_transition=True: each (state [N,HV,V,K], transition [N,HV,K,K]) of
+    the rank's N sequences. The last goes on to the next rank, the first one back. ValueError:
+    no transition, which `output_transition=False` leaves out."""
+    found = {}
+    for name, made, at in (("fwd", forward, -1), ("bwd", backward, 0)):
+        if made is None:
+            continue
+        M, H, _ = PASSES[name]
+        if not isinstance(made, tuple) or made[1].ndim != 4:
+            raise ValueError(f"exchanges: of cuDNN {name}: no transition: output_transition=True")
+        found[H], found[M] = (x[at].swapaxes(-1, -2) for x in made)
+    return found
+
+
+@dataclass
+class Halos:
+    """Rows of this rank's convolutions, [W-1,D] each, a call after the other.
+
+    forward: (the last rows, as they were sent, what came from the rank before). backward: (the
+    gradient of what had come, what came from the rank behind)."""
+
+    forward: list[tuple[Any, Any]] = field(default_factory=list)
+    backward: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def faults(self, group: Any = None) -> list[str]:
+        """Calls in which a rank got other bits than its neighbour sent, or any where it has none;
+        on the first rank, [] on the others."""
+        dist = import_module("torch.distributed")
+        parts: list[Any] = [None] * dist.get_world_size(group)
+        mine = [
+            [tuple(x.detach().cpu() for x in pair) for pair in way]
+            for way in (self.forward, self.backward)
+        ]
+        dist.all_gather_object(parts, mine, group=group)
+        return [] if dist.get_rank(group) else halo_faults(parts)
+
+
+def halo_faults(parts: list[Any]) -> list[str]:
+    """The same of [rank][forward, backward][call] (sent, got)."""
+    found = []
+    for way, name, by in ((0, "forward", -1), (1, "backward", 1)):
+        for call in range(len(parts[0][way])):
+            for rank, mine in enumerate(parts):
+                got = mine[way][call][1]
+                there = 0 <= rank + by < len(parts)
+                want = parts[rank + by][way][call][0] if there else got * 0
+                if got.shape != want.shape or not bool((got == want).all()):
+                    whose = f"what rank {rank + by} sent" if there else "zeros"
+                    found.append(f"{name} call {call}: rank {rank} did not get {whose}")
+    return found
+
+
+@contextmanager
+def halos(module: str = "fla.modules.causal_conv1d.cp") -> Iterator[Halos]:
+    """Keeps what ranks of FLA's causal convolution hand on within the block. module: where
+    `conv_cp_send_recv_fwd` and `conv_cp_send_recv_bwd` are looked up. Layout zigzag hands on in
+    another way and leaves both lists empty."""
+    where = import_module(module)
+    kept = Halos()
+
+    def keeping(way: list[Any], send: Any) -> Any:
+        def sending(rows: Any, *args: Any, **options: Any) -> Any:
+            sent = rows.clone()
+            got = send(rows, *args, **options)
+            way.append((sent, got.clone()))
+            return got
+
+        return sending
+
+    forward = keeping(kept.forward, where.conv_cp_send_recv_fwd)
+    backward = keeping(kept.backward, where.conv_cp_send_recv_bwd)
+    with _replaced(where, conv_cp_send_recv_fwd=forward, conv_cp_send_recv_bwd=backward):
+        yield kept
