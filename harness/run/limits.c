@@ -62,6 +62,14 @@ void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_all
     a->stored_local = fmin(a->local, as_bf16->local);
 }
 
+double dp_state_far(const dp_design *d) {
+    const dp_format f[] = {d->final_state, d->state};
+    double far = dp_formats[d->factors].bits < 24 ? 0.05 : 0.005;
+    for (int i = 0; i < 2; i++)
+        far = fmax(far, ldexp(2, -(int)dp_formats[f[i]].bits));
+    return far;
+}
+
 dp_design dp_bound_design(const dp_design *design) {
     dp_design d = dp_design_of(design->base);
     d.chunk = design->chunk;

@@ -1,6 +1,7 @@
 /* A shared library (harness/deltaproof_subject.h), run in processes of its own. */
 #include "calls_again.h"
 #include "harness/simulated/calls.h"
+#include "limits.h"
 #include "subjects.h"
 
 #include <stdio.h>
@@ -191,6 +192,7 @@ static int may_repeat(const dp_sharding *sp) {
 static dp_status call(const dp_sharding *sp, asked *x, dp_err *e) {
     const dp_subject_call one = call_of(sp, &x->how);
     const dp_problem *p = &sp->c->p;
+    x->made.seen.far.from = dp_state_far(&x->how.design);
     if (sp->first_of_call) return run_calls(sp, &one, &x->made, &x->s, e);
     dp_subject_result r[DP_SUBJECT_MOST_CALLS] = {{0}};
     const int repeats = may_repeat(sp) && *sp->std->o->again > 0;

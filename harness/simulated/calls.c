@@ -410,7 +410,7 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
         const double off = w->slots && idle(w, i) ? 0
                                                   : off_by(r->out.final_state + z * KV,
                                                            s.out.final_state + z * KV, KV);
-        if (off > DP_STATE_FAR) *far = (dp_states_seen){off, w->done, i, z % w->p->HV};
+        if (off > far->from) *far = (dp_states_seen){far->from, off, w->done, i, z % w->p->HV};
     }
     dp_sim_free(&s);
 }

@@ -51,11 +51,11 @@ typedef struct {
 /* The first call that left a state far from what fp64 makes of what the call was given: by `off` of
  * that state's norm. off 0: none did. It judges nothing: it says where to look. */
 typedef struct {
+    double from; /* from which share on; the caller says which no rounding of a call comes near */
     double off;
     int64_t call; /* 0 on */
     int sequence, head;
 } dp_states_seen;
-#define DP_STATE_FAR 0.1 /* no rounding of a call comes near */
 
 typedef struct {
     /* Forward only. states: those of every token are of use, where they can be had. DP_OK, or what
