@@ -204,15 +204,6 @@ static void say_why(options *o, const dp_judge_options *q, const dp_case *c, con
     free(record);
 }
 
-static dp_status write_limits(const char *path, dp_err *e) {
-    dp_tensorfile f = {0};
-    dp_limits_write(&f);
-    const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
-    dp_limits_drop();
-    return st;
-}
-
 static int judge(options *o, const char *command) {
     dp_err e = {0};
     dp_runs runs = {0};
@@ -224,8 +215,8 @@ static int judge(options *o, const char *command) {
     const double t0 = dp_now();
     dp_provenance_file(&o->of.provenance, "inputs", q.inputs);
     dp_provenance_file(&o->of.provenance, "outputs", q.outputs);
-    if (o->limits) dp_limits_keep();
-    if (dp_judge(&q, &c, &runs, &e) || (o->limits && write_limits(o->limits, &e))) {
+    if (o->limits) dp_limits_keep(0);
+    if (dp_judge(&q, &c, &runs, &e) || (o->limits && dp_limits_write(o->limits, &e))) {
         rec.errors++;
         dp_refuse(&e);
     } else {

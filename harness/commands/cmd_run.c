@@ -9,6 +9,7 @@
 #include "harness/record/run_id.h"
 #include "harness/run/calls_again.h"
 #include "harness/run/over_cases.h"
+#include "harness/verdict/limits_out.h"
 #include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
@@ -27,7 +28,7 @@
 
 typedef struct {
     dp_options of;
-    const char *id, *resume;
+    const char *id, *resume, *limits;
     int all, smoke, verbose;
     int *again; /* runs of a subject that are still to be called again */
     int nvariant;
@@ -35,13 +36,17 @@ typedef struct {
     dp_subject subject; /* open where of.subject names one */
 } options;
 
-enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME, OPT_AGAIN };
+enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME, OPT_AGAIN, OPT_LIMITS };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     {"all", OPT_ALL, 0, 0, "run every case", 0},
     {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
     {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
+    {"limits", OPT_LIMITS, "FILE", 0,
+     "write results, truth and limits of the last run as safetensors "
+     "(harness/verdict/limits_out.h)",
+     0},
     {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
@@ -117,6 +122,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         break;
     case OPT_ID: o->id = arg; break;
     case OPT_RESUME: o->resume = arg; break;
+    case OPT_LIMITS: o->limits = arg; break;
     case OPT_AGAIN: *o->again = (int)dp_option_number(st, "again", arg, 0, 1 << 20); break;
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
@@ -366,9 +372,10 @@ static int run_options(options *o, const char *command) {
         return 2;
     }
     if (o->id && !dp_id_parse(o->id, dp_options_foreign(&o->of), &id, &e)) select_by_id(o, &id);
+    if (o->limits) dp_limits_keep(1);
     const int rc = e.code ? dp_refuse(&e) : run(o, command, t0);
     free(id.case_name);
-    return rc;
+    return !e.code && o->limits && dp_limits_write(o->limits, &e) ? dp_refuse(&e) : rc;
 }
 
 static const struct argp ARGP = {

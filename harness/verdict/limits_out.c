@@ -6,9 +6,22 @@
 #include <string.h>
 
 enum { MOST = 64 };
-typedef enum { BOUND, ROW, WINDOW, WINDOW_MOST, UNIT, UNIT_MOST, TENSOR_MOST, NARRAYS } array;
-static const char *const SUFFIX[NARRAYS] = {"bound", "row",       "window",     "window_most",
-                                            "unit",  "unit_most", "tensor_most"};
+typedef enum {
+    BOUND,
+    ROW,
+    WINDOW,
+    WINDOW_MOST,
+    UNIT,
+    UNIT_MOST,
+    TENSOR_MOST,
+    RESULT,
+    TRUTH,
+    TRUTH_LO,
+    NARRAYS
+} array;
+static const char *const SUFFIX[NARRAYS] = {"bound", "row",       "window",      "window_most",
+                                            "unit",  "unit_most", "tensor_most", "result",
+                                            "truth", "truth_lo"};
 
 typedef struct {
     char name[24];
@@ -17,22 +30,19 @@ typedef struct {
 } limits;
 
 static struct {
-    int keeps, n;
+    int keeps, results, n;
     limits of[MOST];
 } kept;
 
-void dp_limits_keep(void) { kept.keeps = 1; }
+void dp_limits_keep(int results) {
+    kept.keeps = 1;
+    kept.results = results;
+}
 
 static void limits_free(limits *t) {
     for (int k = 0; k < NARRAYS; k++)
         free(t->x[k]);
     memset(t, 0, sizeof *t);
-}
-
-void dp_limits_drop(void) {
-    for (int i = 0; i < kept.n; i++)
-        limits_free(&kept.of[i]);
-    memset(&kept, 0, sizeof kept);
 }
 
 static double *filled(limits *t, array k, int64_t n, double x) {
@@ -103,6 +113,14 @@ static limits *place_of(const char *name) {
     return kept.n < MOST ? &kept.of[kept.n++] : NULL;
 }
 
+static void add_results(limits *t, const dp_compare_in *in) {
+    const int64_t n = in->rows * in->width;
+    double *to[3] = {filled(t, RESULT, n, 0), filled(t, TRUTH, n, 0), filled(t, TRUTH_LO, n, 0)};
+    const double *from[3] = {in->got, in->want, in->want_lo};
+    for (int k = 0; k < 3; k++)
+        if (to[k] && from[k] && n) memcpy(to[k], from[k], (size_t)n * sizeof *to[k]);
+}
+
 void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels_in *l) {
     limits *t = kept.keeps ? place_of(in->name) : NULL;
     if (!t) return;
@@ -112,14 +130,26 @@ void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels
     for (int64_t z = 0; z < in->rows && !in->bound_shown; z++)
         b[z] = bound[z];
     if (l) add_levels(t, l);
+    if (kept.results) add_results(t, in);
 }
 
-void dp_limits_write(dp_tensorfile *f) {
+static void drop(void) {
+    for (int i = 0; i < kept.n; i++)
+        limits_free(&kept.of[i]);
+    memset(&kept, 0, sizeof kept);
+}
+
+dp_status dp_limits_write(const char *path, dp_err *e) {
+    dp_tensorfile f = {0};
     for (int i = 0; i < kept.n; i++)
         for (int k = 0; k < NARRAYS; k++) {
             limits *t = &kept.of[i];
             char name[48];
             snprintf(name, sizeof name, "%s.%s", t->name, SUFFIX[k]);
-            if (t->x[k]) dp_tensorfile_add(f, name, "F64", 1, &t->n[k], t->x[k]);
+            if (t->x[k]) dp_tensorfile_add(&f, name, "F64", 1, &t->n[k], t->x[k]);
         }
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    drop();
+    return st;
 }

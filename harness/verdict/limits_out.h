@@ -14,15 +14,14 @@
 extern "C" {
 #endif
 
-/* From here on dp_compare keeps limits, the last ones of each tensor by name. One thread. */
-void dp_limits_keep(void);
+/* From here on dp_compare keeps limits, the last ones of each tensor by name; results: also what it
+ * compared, NAME.result, .truth and .truth_lo, in the order of the rows. One thread. */
+void dp_limits_keep(int results);
 /* dp_compare's: nothing where nobody asked. bound [rows]. l NULL: no draws. */
 void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels_in *l);
-/* Adds them to a file: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
- * all F64; they stay here. */
-void dp_limits_write(dp_tensorfile *f);
-/* Frees what is kept. */
-void dp_limits_drop(void);
+/* Writes and frees them: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
+ * all F64. */
+dp_status dp_limits_write(const char *path, dp_err *e);
 
 #ifdef __cplusplus
 }
