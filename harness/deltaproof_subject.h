@@ -138,13 +138,17 @@ typedef struct {
      * before, whose state it goes on from; -1: the state that the sequence begins from. NULL:
      * chains. `accepted` counts up to the place of the last accepted token. */
     const int64_t *parent;
+    /* An own recurrence may have a second number [tokens][HV], and steps of an angle
+     * [tokens][HV][P]; else NULL. */
+    const double *number, *angle;
+    int32_t P;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
  * above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
- *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b as what they are
- *   gradients of
+ *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b dnumber dangle as what they
+ *   are gradients of
  *       where initial_state is NULL, ds0 may be left as it is: it is not judged then
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
@@ -197,9 +201,9 @@ const deltaproof_subject_info *deltaproof_subject_about(void);
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
- * "gla", "ssd", "gated-deltaproduct", "dplr"; "own": any of a user's own (--recurrence FILE), whose
- * keys lie in k, erase, lr_a, lr_b, values in v, write, the number in beta. A library without this
- * function has gdn, kda and mkda; runs of others are skipped. */
+ * "gla", "ssd", "gated-deltaproduct", "dplr"; "own": any of a user's own (--recurrence FILE). Its
+ * keys lie in k, erase, lr_a, lr_b, values in v, write, numbers in beta, number. A library without
+ * this function has gdn, kda and mkda; runs of others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

@@ -162,7 +162,9 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                         {"b", p->erase, 3, {T, HV, K}},
                         {"w", p->write, 3, {T, HV, V}},
                         {"lr_a", p->lr_a, 3, {T, HV, K}},
-                        {"lr_b", p->lr_b, 3, {T, HV, K}}};
+                        {"lr_b", p->lr_b, 3, {T, HV, K}},
+                        {"number", p->number, 3, {T, HV, R}},
+                        {"angle", p->angle, 3, {T, HV, p->P}}};
     const int64_t pool_shape[] = {p->nslot, HV, K, V};
     const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;

@@ -1,5 +1,6 @@
 /* What no chain format changes: bounds of every chunk, and the errors of each rank's H and dH. */
 #include "error_bound_impl.h"
+#include "ref/vocabulary/recurrence.h"
 
 static void errors_of_H(dp_error_bound_base *w, int r, int hv) {
     const dp_sim *s = w->ref;
@@ -69,6 +70,28 @@ static void count_held(dp_sim *s, int hv, int x, double *held) {
     free(of);
 }
 
+/* Relative errors of a chunk's rotated queries and keys, [c][K], [c][n][K]; NULL: nothing
+ * is rotated. */
+static void turned_errors(const dp_error_bound_base *w, int g, int hv, double **rq, double **rk) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int P = dp_pairs(p), K = p->K, n = dp_rows(p), c = s->group[g].c;
+    if (!p->angle) return;
+    *rq = dp_doubles((int64_t)c * K);
+    *rk = dp_doubles((int64_t)c * n * K);
+    for (int i = 0; i < c * (n + 1); i++) {
+        const int64_t t = s->group[g].t0 + i / (n + 1), row = t * p->HV + hv;
+        const int j = i % (n + 1) - 1;
+        const int key = j < 0 ? 0 : dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);
+        const int64_t at = key < 0 ? -1 : dp_factor_token(p, j < 0 ? 0 : key, t);
+        const double *x = j < 0 ? s->q + row * K : s->k + (row * n + j) * K;
+        if (at >= 0)
+            dp_turned_errors(&w->r, P, x, w->Dphi + (at * p->HV + hv) * P,
+                             j < 0 ? *rq + (int64_t)i / (n + 1) * K
+                                   : *rk + ((int64_t)i / (n + 1) * n + j) * K);
+    }
+}
+
 static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *held) {
     dp_sim *s = w->ref;
     const dp_problem *p = s->p;
@@ -82,6 +105,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
     double *rq = dp_raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
            *rk = dp_raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
            *rv = dp_raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
+    turned_errors(w, g, hv, &rq, &rk);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
     in.held = held ? held + i * p->K : NULL;
     in.rq = rq;
@@ -106,6 +130,7 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
                                .entries = raw != NULL};
     if (raw) w->raw_error = *raw;
     w->Dg = dp_doubles(p->T * p->HV * Kg);
+    w->Dphi = dp_error_bound_angles(p, w->base, &w->r);
     for (int64_t t = 0; t < p->T; t++)
         for (int hv = 0; hv < p->HV; hv++)
             for (int c = 0; c < Kg; c++)
@@ -148,6 +173,7 @@ void dp_error_bound_base_free(dp_error_bound_base *w) {
     free(w->eH);
     free(w->edH);
     free(w->Dg);
+    free(w->Dphi);
     free(w->eS);
     free(w->edS);
     *w = (dp_error_bound_base){0};

@@ -41,6 +41,7 @@ typedef struct {
     dp_chunk_bound *b;      /* [ngroup][HV] */
     double **eH, **edH;     /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
     double *Dg;             /* [T][HV][Kg] error of the log decay */
+    double *Dphi;           /* [T][HV][P] of the sum of angles; NULL: no rotation */
     dp_raw_error raw_error; /* borrowed */
     int entries;            /* was it given any, zeros or not? */
     double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last

@@ -55,6 +55,12 @@ typedef struct {
  * in *row, unless NULL, at least what they make of 1/norm of any of them. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
                           dp_chunk_rows at, double *row);
+/* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
+double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);
+/* Adds to the relative errors of a row's entries x those of a rotation, its angles off by dphi. An
+ * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
+void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
+                      double *rel);
 /* |err| / |x| of one row; err NULL: 0. */
 double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width);
 

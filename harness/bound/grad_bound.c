@@ -256,74 +256,102 @@ static const double *entry_of(const rows_token *a, int j, int reads) {
     return (reads ? s->erasing : s->k) + (a->row * dp_rows(s->p) + j) * s->p->K;
 }
 
-/* |the product of an entry's factors but `input`| at channel x, from the entry itself. */
-static double others(const rows_token *a, dp_entry e, int j, int reads, int input, int x) {
+/* A factor of an entry at channel x. */
+static double factor_of(const rows_token *a, int of, int x) {
     const dp_sim *s = a->x->w->ref;
     const dp_problem *p = s->p;
-    const double *in = dp_input_of(p, input);
-    const double given = input == DP_INPUT_BETA ? in[a->row] : in[a->row * p->K + x];
+    const int64_t t = dp_factor_token(p, of, a->row / p->HV), row = t * p->HV + a->hv;
     const double g = s->g[a->row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
-    double y = 1;
-    if (given != 0) return fabs(entry_of(a, j, reads)[x] / given);
-    for (int m = 0, own = 1; m < e.n; m++) {
-        if (own && e.of[m] == input)
-            own = 0;
-        else if (e.of[m] >= DP_NINPUTS)
-            y *= dp_exp(e.of[m] == DP_FACTOR_DECAY ? g : -g);
-        else
-            y *= e.of[m] == DP_INPUT_BETA ? p->beta[a->row]
-                                          : dp_input_of(p, e.of[m])[a->row * p->K + x];
-    }
-    return fabs(reads && dp_recurrence_of(p)->before ? y * dp_exp(-g) : y);
+    if (of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH)
+        return dp_exp(of == DP_FACTOR_DECAY ? g : -g);
+    if (t < 0) return 0;
+    of = dp_factor_input(of);
+    return of == DP_INPUT_BETA     ? p->beta[row]
+           : of == DP_INPUT_NUMBER ? p->number[row]
+                                   : dp_input_of(p, of)[row * p->K + x];
 }
 
-/* Error of the gradient of an input of K channels through row j: of the entry that reads channel by
- * channel, of the one that writes by the largest of the others. */
-static double row_through(const rows_token *a, int j, int input) {
+/* |the product of an entry's factors but `of`| at channel x: from the entry itself where neither a
+ * rotation nor another token is in it. */
+static double others(const rows_token *a, dp_entry e, int j, int reads, int of, int x) {
+    const dp_problem *p = a->x->w->ref->p;
+    const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
+    const double given = factor_of(a, of, x);
+    double y = 1;
+    if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
+    for (int m = 0, own = 1; m < e.n; m++) {
+        if (own && e.of[m] == of)
+            own = 0;
+        else
+            y *= factor_of(a, e.of[m], x);
+    }
+    return fabs(reads && dp_recurrence_of(p)->before ? y * factor_of(a, DP_FACTOR_GROWTH, x) : y);
+}
+
+/* The relative error that row j's gradient gets from its key's rotation, of its 2-norm. */
+static double turning(const rows_token *a, int j) {
+    const dp_error_bound_base *w = a->x->w;
+    const dp_problem *p = w->ref->p;
+    const int key = dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write), P = dp_pairs(p);
+    const int64_t t = key < 0 ? -1 : dp_factor_token(p, key, a->row / p->HV);
+    double most = 0;
+    for (int i = 0; i < P && t >= 0; i++)
+        most = fmax(most, w->Dphi[(t * p->HV + a->hv) * P + i]);
+    return t < 0 ? 0 : most + 4 * w->r.u;
+}
+
+/* Error of the gradient of a factor of K channels through row j. The entry that reads counts by
+ * channels, the one that writes by the largest of the others. */
+static double row_through(const rows_token *a, int j, int of) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
     const dp_token_row *row = dp_row_of(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
-    const int writes = dp_entry_has(row->write, input), reads = dp_entry_has(row->read, input);
+    const int writes = dp_entry_has(row->write, of), reads = dp_entry_has(row->read, of);
     double sum = 0, most = writes && row->write.n == 1 ? 1 : 0;
     for (int x = 0; x < p->K && reads; x++) {
-        const double f = reads * others(a, row->read, j, 1, input, x);
+        const double f = reads * others(a, row->read, j, 1, of, x);
         sum += dp_pw(r, f) * D[x] + dp_pw(r, (a->in.erasing + 2 * r->u + r->us) * f * d[x]);
     }
     for (int x = 0; x < p->K && writes && row->write.n > 1; x++)
-        most = fmax(most, writes * others(a, row->write, j, 0, input, x));
-    const double own = row->write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us;
+        most = fmax(most, writes * others(a, row->write, j, 0, of, x));
+    const double own =
+        (row->write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us) + turning(a, j);
     return writes ? sum + dp_pw(r, most) * a->x->b.dk[i] + dp_pw(r, own * most * a->x->b.ndk[i])
                   : sum;
 }
 
-/* The same of the number: strengths, and sums over the channels of entries. */
-static double number_through(const rows_token *a, int j) {
+/* The same of a number: strengths, and sums over the channels of entries. */
+static double number_through(const rows_token *a, int j, int of) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
     const dp_token_row *row = dp_row_of(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
-    const int in_strength = dp_entry_has(row->strength, DP_INPUT_BETA);
-    double write = 0, read = 0, error = 0, size = 0;
+    const int in_strength = dp_entry_has(row->strength, of);
+    double write = 0, read = 0, error = 0, size = 0, beside = 1;
     for (int x = 0; x < p->K; x++) {
-        const double w = dp_entry_has(row->write, DP_INPUT_BETA)
-                             ? others(a, row->write, j, 0, DP_INPUT_BETA, x)
-                             : 0,
-                     e = dp_entry_has(row->read, DP_INPUT_BETA)
-                             ? others(a, row->read, j, 1, DP_INPUT_BETA, x)
-                             : 0;
+        const double w = dp_entry_has(row->write, of) ? others(a, row->write, j, 0, of, x) : 0,
+                     e = dp_entry_has(row->read, of) ? others(a, row->read, j, 1, of, x) : 0;
         write += w * w;
         read += e * e;
         error += D[x];
         size += d[x] * d[x];
     }
-    const double eps = a->in.k + a->in.erasing + (p->K + 4) * r->u + r->us;
+    for (int m = 0, own = 1; m < row->strength.n && in_strength; m++) {
+        if (own && row->strength.of[m] == of)
+            own = 0;
+        else
+            beside *= factor_of(a, row->strength.of[m], 0);
+    }
+    const double eps = a->in.k + a->in.erasing + (p->K + 4) * r->u + r->us + turning(a, j);
     double sum = dp_pw(r, sqrt(write)) * a->x->b.dk[i] +
                  dp_pw(r, eps * sqrt(write) * a->x->b.ndk[i]) + dp_pw(r, sqrt(read)) * error +
                  dp_pw(r, eps * sqrt(read * size));
-    if (in_strength) sum += a->x->b.dbeta[i] + dp_pw(r, (r->u + r->us) * fabs(a->x->b.vdbeta[i]));
+    if (in_strength)
+        sum += dp_pw(r, in_strength * beside) * a->x->b.dbeta[i] +
+               dp_pw(r, in_strength * beside * (r->u + r->us) * fabs(a->x->b.vdbeta[i]));
     return sum;
 }
 
@@ -353,20 +381,23 @@ static void gate_through(const rows_token *a, int j) {
 }
 
 /* dv and dwrite: what stands beside each in the values of rows. */
-static double value_through(const rows_token *a, int j, int input) {
+static double value_through(const rows_token *a, int j, int of) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
     const dp_entry e = dp_row_of(p, j)->value;
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
-    const int has = dp_entry_has(e, input);
+    const int has = dp_entry_has(e, of);
     double most = 0;
     for (int v = 0; v < p->V && has; v++) {
         double y = has;
         for (int m = 0, own = 1; m < e.n; m++) {
-            if (own && e.of[m] == input)
+            const int64_t t = dp_factor_token(p, e.of[m], a->row / p->HV);
+            if (own && e.of[m] == of)
                 own = 0;
             else
-                y *= dp_input_of(p, e.of[m])[a->row * p->V + v];
+                y *= t < 0
+                         ? 0
+                         : dp_input_of(p, dp_factor_input(e.of[m]))[(t * p->HV + a->hv) * p->V + v];
         }
         most = fmax(most, fabs(y));
     }
@@ -374,8 +405,43 @@ static double value_through(const rows_token *a, int j, int input) {
     return has ? dp_pw(r, most) * a->x->b.dv[i] + dp_pw(r, own * most * a->x->b.ndv[i]) : 0;
 }
 
-/* All inputs of a token's rows, of one value head. */
-static void own_rows(group_work *x, int hv) {
+/* The gradient of one factor: all rows of a token. */
+static double of_rows(const rows_token *a, int factor) {
+    const dp_problem *p = a->x->w->ref->p;
+    const int of = dp_factor_input(factor);
+    double sum = 0;
+    for (int j = 0; j < dp_rows(p); j++)
+        sum += of == DP_INPUT_BETA || of == DP_INPUT_NUMBER ? number_through(a, j, factor)
+               : of == DP_INPUT_V || of == DP_INPUT_WRITE   ? value_through(a, j, factor)
+                                                            : row_through(a, j, factor);
+    return sum;
+}
+
+/* The gradient of angles through the rotations of a token's queries and keys. An error is |x| times
+ * that of its gradient, and the error of x itself. */
+static double angles_of(const rows_token *a, int previous) {
+    const dp_error_bound_base *w = a->x->w;
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_rounding *r = &w->r;
+    const int K = p->K, n = dp_rows(p);
+    double sum = 0;
+    for (int j = previous ? 0 : -1; j < n; j++) {
+        const int key = j < 0 ? 0 : dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);
+        const int64_t i = (int64_t)a->t * n + j;
+        if (key < 0 || (j >= 0 && (key & DP_PREVIOUS ? 1 : 0) != previous)) continue;
+        const double *b = j < 0 ? a->x->b.dq + a->t : a->x->b.dk + i,
+                     *size = j < 0 ? a->x->b.ndq + a->t : a->x->b.ndk + i;
+        const double x = dp_norm_fro(K, j < 0 ? s->q + a->row * K : entry_of(a, j, 0)),
+                     eps =
+                         (j < 0 ? a->in.q : a->in.k) + turning(a, j < 0 ? 0 : j) + 4 * r->u + r->us;
+        sum += dp_pw(r, x) * *b + dp_pw(r, eps * x * *size);
+    }
+    return sum;
+}
+
+/* All inputs of a token's rows, of one value head; later: what they say of the token before. */
+static void own_rows(group_work *x, int hv, double **later) {
     const dp_problem *p = x->w->ref->p;
     const dp_rounding *r = &x->w->r;
     rows_token a = {.x = x, .in = dp_error_bound_inputs_of(x->w), .hv = hv};
@@ -383,19 +449,40 @@ static void own_rows(group_work *x, int hv) {
         a.row = (x->gr->t0 + a.t) * p->HV + hv;
         for (int f = 0; f < DP_NRESULTS; f++) {
             const int of = (int)dp_result_fields[f].of;
-            double sum = 0;
             if (dp_result_fields[f].role != DP_ROLE_GRADIENT || !dp_result_exists(p, f) ||
                 of == DP_INPUT_Q || of == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
                 continue;
-            for (int j = 0; j < dp_rows(p); j++)
-                sum += of == DP_INPUT_BETA                        ? number_through(&a, j)
-                       : of == DP_INPUT_V || of == DP_INPUT_WRITE ? value_through(&a, j, of)
-                                                                  : row_through(&a, j, of);
-            x->out->row[f][a.row] = dp_error_bound_final(r, sum);
+            const int angle = of == DP_INPUT_ANGLE;
+            x->out->row[f][a.row] =
+                dp_error_bound_final(r, angle ? angles_of(&a, 0) : of_rows(&a, of));
+            if (later[f])
+                later[f][a.row] = dp_error_bound_final(r, angle ? angles_of(&a, 1)
+                                                                : of_rows(&a, of | DP_PREVIOUS));
         }
         for (int j = 0; j < dp_rows(p); j++)
             gate_through(&a, j);
     }
+}
+
+/* Adds what each token says of the one before it. */
+static void add_later(const dp_error_bound_base *w, double *const *later, dp_error_bound *out) {
+    const dp_problem *p = w->ref->p;
+    for (int f = 0; f < DP_NRESULTS; f++)
+        for (int64_t row = 0; later[f] && row < p->T * p->HV; row++) {
+            const int64_t t = dp_token_before(p, row / p->HV);
+            double *to = &out->row[f][t * p->HV + row % p->HV];
+            if (t >= 0) *to = w->r.p == 2 ? dp_hypot(*to, later[f][row]) : *to + later[f][row];
+        }
+}
+
+/* Errors of angles: those of all tokens from each on, one after another (an error of the state
+ * reaches them all), and of their sum. */
+static void add_angles(const dp_error_bound_base *w, dp_error_bound *out) {
+    const dp_problem *p = w->ref->p;
+    double *row = out->row[DP_RESULT_DANGLE];
+    for (int s = 0; s < p->Nseq; s++)
+        for (int64_t i = p->cu[s + 1] * p->HV - p->HV - 1; i >= p->cu[s] * p->HV; i--)
+            row[i] += row[i + p->HV] * (1 + w->r.u);
 }
 
 /* Rows of dq or dk of one head, of the raw inputs. */
@@ -422,7 +509,7 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
 }
 
 static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors *ps,
-                      dp_error_bound *out, gate_sums *sums) {
+                      dp_error_bound *out, gate_sums *sums, double **later) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     group_work x = {.w = w,
@@ -439,7 +526,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
                        ps->DdX[z], &x.b);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
-        if (dp_by_rows(p)) own_rows(&x, hv);
+        if (dp_by_rows(p)) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
         if (!dp_by_rows(p)) add_head(&x, &x.k, hv, x.b.dk, x.b.ndk, x.b.edk);
         for (int t = 0; t < x.c; t++)
@@ -490,12 +577,21 @@ void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors
     const int64_t size = (int64_t)p->HV * dp_Kg(p);
     const int ng = w->ref->ngroup;
     gate_sums *a = dp_calloc((size_t)ng, sizeof *a);
+    double *later[DP_NRESULTS] = {0};
+    for (int f = 0; f < DP_NRESULTS && dp_recurrence_looks_back(dp_recurrence_of(p)); f++)
+        if (out->row[f] && dp_result_fields[f].role == DP_ROLE_GRADIENT &&
+            dp_result_fields[f].kind == DP_OF_TOKENS)
+            later[f] = dp_doubles(p->T * p->HV);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < ng; g++) {
         a[g] =
             (gate_sums){dp_doubles(p->HV), dp_doubles(p->HV), dp_doubles(size), dp_doubles(size)};
-        gradients(w, g, ps, out, &a[g]);
+        gradients(w, g, ps, out, &a[g], later);
     }
+    add_later(w, later, out);
+    if (p->angle) add_angles(w, out);
+    for (int f = 0; f < DP_NRESULTS; f++)
+        free(later[f]);
     for (int hv = 0; hv < p->HV; hv++)
         head_sums(w, a, hv, out);
     for (int g = 0; g < ng; g++) {

@@ -4,7 +4,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/recurrence.h"
 
-/* Errors of the activated inputs.
+/* Errors of the activated inputs; of rotated rows entry by entry (dp_turned_errors).
  * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
  *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
  *       (design inputs=stored).
@@ -72,7 +72,7 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
                           (kind == READS && a->before && e.sign);
         double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
         if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
-        if (e.n > 1 && kind != READS) sum += r->us;
+        if ((e.n > 1 || dp_entry_rotated(a, e) >= 0) && kind != READS) sum += r->us;
         most = fmax(most, sum);
     }
     return most;
@@ -80,11 +80,11 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
 
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
-    const double given = entry + r->input;
+    const double given = entry + r->input, stored = p->angle ? fmax(r->us, r->input) : r->input;
     const double product = dp_by_gates(p)  ? entry + r->u + r->us
                            : dp_by_rows(p) ? of_products(p, READS, entry, r)
                                            : 0;
-    return (dp_input_error){.q = p->l2norm ? norm : given,
+    return (dp_input_error){.q = p->l2norm ? norm : entry + stored,
                             .k = p->l2norm       ? norm
                                  : dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
                                                  : given,
@@ -102,6 +102,27 @@ dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
 }
 
 static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
+
+double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const int64_t width = (int64_t)p->HV * dp_pairs(p);
+    const double entry = base == DP_BASE_FP64 ? 0 : r->u;
+    double *y = p->angle ? dp_doubles(p->T * width) : NULL;
+    for (int s = 0; s < p->Nseq && y; s++)
+        for (int64_t x = 0; x < width; x++) {
+            double sum = 0;
+            for (int64_t t = p->cu[s]; t < p->cu[s + 1]; t++) {
+                sum += fabs(p->angle[t * width + x]);
+                y[t * width + x] = (dp_sum_error(r, (int)(t + 1 - p->cu[s])) + entry) * sum;
+            }
+        }
+    return y;
+}
+
+void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
+                      double *rel) {
+    for (int i = 0; i < 2 * P; i++)
+        rel[i] += relative((dphi[i / 2] + 4 * r->u) * dp_hypot(x[i & ~1], x[i | 1]), x[i]);
+}
 
 /* Of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable bound. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,

@@ -33,6 +33,14 @@ static dp_status check_q_v(const dp_casefile *f, const dp_tensor *q, const dp_te
     return dp_casefile_refuse(f, "data", e, "tensor q: shape %s, must be [T,H,K]", shape);
 }
 
+/* The width of its angles, which the data says; a width that does not fit is refused as a shape. */
+static void set_pairs(const dp_tensorfile *d, dp_problem *p) {
+    const char *name = dp_input_fields[DP_INPUT_ANGLE].name;
+    const dp_tensor *angle = d && *name ? dp_tensor_find(d, name) : NULL;
+    const int64_t width = angle && angle->ndim > 1 ? dp_case_dim_from_end(angle, 1) : 0;
+    if (width && 2 * width <= p->K) p->pairs = (int)width;
+}
+
 dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                               int64_t *tokens, dp_err *e) {
     dp_problem *p = &c->p;
@@ -52,6 +60,7 @@ dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_c
     p->HV = (int)w.HV;
     p->V = (int)w.V;
     p->R = (int)f->R;
+    set_pairs(d, p);
     if (w.HV % w.H)
         return dp_casefile_refuse(f, "HV", e, "must be a multiple of H = %lld", (long long)w.H);
     if (f->R > 1 && !(f->op < DP_NMODELS && dp_models[f->op].many_keys))

@@ -1,5 +1,6 @@
 /* A recurrence with the key session: the same case, computed in calls (operations.h, session.h). */
 #include "case_parts.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <string.h>
 
@@ -22,6 +23,10 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
     dp_status s = check_keys(f, e);
     if (!s) s = dp_recurrence_shape(f, d, c, tokens, e);
     if (s) return s;
+    if (dp_has_halo(&c->p))
+        return dp_casefile_refuse(f, "session", e,
+                                  "a call of %s needs more of the calls before than the state",
+                                  dp_models[c->p.model].name);
     if (dp_session_parse(f->session, &c->session, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     c->session.kept =

@@ -84,19 +84,19 @@ enum {
     DP_OPT_SECONDS
 };
 
-#define DP_ROW_CASES                                                                     \
-    {                                                                                    \
-        "cases",                                                                         \
-        DP_OPT_CASES,                                                                    \
-        "DIR",                                                                           \
-        0,                                                                               \
-        "folder of the *.case files (default: those of the program)",                    \
-        0},                                                                              \
-    {                                                                                    \
-        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                      \
-            "cases are of this recurrence of your own, rows as text, or rwkv7 or comba " \
-            "(ref/vocabulary/recurrence_text.h), in place of their op",                  \
-            0                                                                            \
+#define DP_ROW_CASES                                                                   \
+    {                                                                                  \
+        "cases",                                                                       \
+        DP_OPT_CASES,                                                                  \
+        "DIR",                                                                         \
+        0,                                                                             \
+        "folder of the *.case files (default: those of the program)",                  \
+        0},                                                                            \
+    {                                                                                  \
+        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                    \
+            "cases are of this recurrence of your own, rows as text, or rwkv7, comba " \
+            "or mamba3 (ref/vocabulary/recurrence_text.h), in place of their op",      \
+            0                                                                          \
     }
 #define DP_ROW_CACHE                                                                           \
     {                                                                                          \

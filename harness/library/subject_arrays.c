@@ -105,6 +105,7 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
                                         .V = p->V,
                                         .R = p->R,
                                         .Kg = dp_Kg(p),
+                                        .P = dp_pairs(p),
                                         .in_turn = dp_in_turn(p),
                                         .Nseq = p->Nseq,
                                         .gate_form = p->gate,

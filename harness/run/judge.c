@@ -221,6 +221,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const d
         n += snprintf(text + n, size - (size_t)n, "lower_bound = %.17g\n", s->lower_bound);
     if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
+    if (!st && s->queries && c->p.model == DP_USER) c->p.lag = (int)s->queries;
     free(text);
     return st;
 }

@@ -33,7 +33,8 @@ enum { NROWS_OF = sizeof ROWS_OF / sizeof *ROWS_OF };
 static int times_in(dp_entry e, int set) {
     int n = 0;
     for (int i = 0; i < NROWS_OF; i++)
-        n += set >> i & 1 ? dp_entry_has(e, ROWS_OF[i]) : 0;
+        n += set >> i & 1 ? dp_entry_has(e, ROWS_OF[i]) + dp_entry_has(e, ROWS_OF[i] | DP_PREVIOUS)
+                          : 0;
     return n;
 }
 

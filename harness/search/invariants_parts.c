@@ -1,6 +1,7 @@
 /* Checks by other packings, factors and numbers of ranks (invariants_work.h). */
 #include "invariants_work.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -219,6 +220,10 @@ dp_status dp_check_prefix(dp_check_work *w) {
     if (!cut_in_the_middle(w->p, &x)) {
         w->c->verdict = DP_SKIPPED;
         snprintf(w->c->why, sizeof w->c->why, "no sequence of more than one chunk");
+        return DP_OK;
+    }
+    if (dp_has_halo(w->p)) {
+        dp_check_skip(w, "its tokens need more of those before them than the state");
         return DP_OK;
     }
     if (!dp_backends[w->s->backend].simulated) w->backward = 0;

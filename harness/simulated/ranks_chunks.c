@@ -25,12 +25,16 @@ dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
+static int is_computed(const dp_problem *p, dp_entry e) {
+    return e.n > 1 || dp_entry_rotated(dp_recurrence_of(p), e) >= 0;
+}
+
 /* Stores the keys that rows write along, where they are products: operands like others. */
 static void store_products(dp_sim *s, dp_format f) {
     const dp_problem *p = s->p;
     const int64_t n = dp_rows(p);
     for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->H * n * p->K; i++)
-        if (dp_row_of(p, i / p->K % n)->write.n > 1) s->k[i] = dp_store(f, s->k[i]);
+        if (is_computed(p, dp_row_of(p, i / p->K % n)->write)) s->k[i] = dp_store(f, s->k[i]);
 }
 
 /* Erasing keys and values: stored like factors in base bf16, as FLA has them. */
@@ -62,8 +66,10 @@ void dp_sim_activate(dp_sim *s) {
                                                            s->rstd_q, s->rstd_k);
     const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);
     const int norms_are_stored = base == DP_BASE_BF16 && p->l2norm;
+    const dp_format f = dp_design_kept(&design);
+    for (int64_t i = 0; base == DP_BASE_BF16 && p->angle && i < nq; i++)
+        s->q[i] = dp_store(f, s->q[i]);
     if (design.stored_inputs || norms_are_stored) {
-        const dp_format f = dp_design_kept(&design);
         for (int64_t i = 0; i < nq; i++)
             s->q[i] = dp_store(f, s->q[i]);
         for (int64_t i = 0; i < nk; i++)

@@ -160,6 +160,11 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
                           dp_err *e) {
     const dp_design design = dp_design_of(base);
     sim_options o = OWN;
+    if (dp_has_halo(part))
+        return dp_fail(e, DP_EINPUT,
+                       "%s: its ranks need more of the tokens before theirs than the state: not "
+                       "computed by processes",
+                       dp_models[part->model].name);
     o.peers = peers;
     const int64_t T = part->cu[part->Nseq];
     const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;

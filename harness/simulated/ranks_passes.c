@@ -277,6 +277,7 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
             &part);
         dp_sim_after(s, DP_AFTER_ACTIVATIONS, (dp_sim_place){.at = r, .part = &part});
     }
+    if (p->angle) (base == DP_BASE_FP64 ? dp_sum_angles : dp_sum_angles_f32)(p, s->out.dangle);
     dp_sim_replace(&s->norm_q, NULL);
     dp_sim_replace(&s->norm_k, NULL);
     free(dq);

@@ -123,7 +123,10 @@ DP_TEST(vocabulary, scripts_name_the_results_of_the_table) {
     words got, results = {0}, gradients = {0}, inputs = {0};
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_tensor_field *f = &dp_result_fields[i];
-        add(&results, f->name);
+        int listed = f->role != DP_ROLE_GRADIENT; /* not of a user's own rows alone */
+        for (int m = 0; m < DP_NMODELS && !listed; m++)
+            listed = dp_model_has((dp_model)m, (int)f->of);
+        if (listed) add(&results, f->name);
         if (of_beta(f) && f->role == DP_ROLE_GRADIENT) add(&gradients, f->name);
     }
     for (int i = 0; i < DP_NINPUTS; i++)

@@ -14,6 +14,7 @@ from .program import put
 # Where inputs lie in a problem: keys and values in this order (ref/vocabulary/recurrence_text.h).
 KEYS = ("k", "b", "lr_a", "lr_b")
 VALUES = ("v", "w")
+NUMBERS = ("beta", "number")
 GRADIENTS = {"b": "derase", "w": "dwrite"}
 ENTRIES = ("write", "read", "value", "strength")
 
@@ -25,11 +26,16 @@ class Recurrence:
         S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S)
 
     query [T,H,K]; gate [T,HV,K], or [T,HV] where per_head; keys: 1 to 4 inputs [T,HV,K]; values: 1
-    or 2 [T,HV,V]; number: [T,HV], where there is one. rows: 1 to 4 of {"write": PRODUCT, "read":
-    .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a", with "-" before the
-    first: write and read of keys, number, exp(gate), exp(-gate); value of values; strength the
-    number. An entry left out is 0, strength 1. undecayed: rows read the state before its decay;
-    in_turn: each row reads what those before it left. harness/README.md has the same as text.
+    or 2 [T,HV,V]; number: a name, or two, of [T,HV], where there are any. rows: 1 to 4 of {"write":
+    PRODUCT, "read": .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a",
+    with "-" before the first: write and read of keys, numbers, exp(gate), exp(-gate); value of
+    values; strength of numbers. "prev(k)" is the previous token's k, zeros at a sequence's first.
+    An entry left out is 0, strength 1. undecayed: rows read the state before its decay; in_turn:
+    each row reads what those before it left. harness/README.md has the same as text.
+
+    angle [T,HV,P], P up to K / 2: its sum over the sequence so far rotates the query and the keys
+    named in `turned`, pair i of channels by angle i. Such a key stands in write alone, beside
+    numbers and a gate per head.
 
         rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),
                            rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),
@@ -44,16 +50,23 @@ class Recurrence:
     keys: Sequence[str]
     values: Sequence[str]
     rows: Sequence[Mapping[str, str]]
-    number: str | None = None
+    number: str | Sequence[str] | None = None
     per_head: bool = False
     undecayed: bool = False
     in_turn: bool = False
+    angle: str | None = None
+    turned: Sequence[str] = ()
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Its numbers, each by name."""
+        return (self.number,) if isinstance(self.number, str) else tuple(self.number or ())
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of all inputs that have a gradient."""
-        more = (self.number,) if self.number else ()
-        return (self.query, self.gate, *self.keys, *self.values, *more)
+        more = (self.angle,) if self.angle else ()
+        return (self.query, self.gate, *self.keys, *self.values, *self.numbers, *more)
 
     def text(self) -> str:
         """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry."""
@@ -63,7 +76,8 @@ class Recurrence:
             f"gate {self.gate} per {'head' if self.per_head else 'channel'}",
             f"keys {' '.join(self.keys)}",
             f"values {' '.join(self.values)}",
-            *([f"number {self.number}"] if self.number else []),
+            *([f"number {' '.join(self.numbers)}"] if self.numbers else []),
+            *([f"angle {self.angle} turns {' '.join(self.turned)}"] if self.angle else []),
             *(["reads undecayed"] if self.undecayed else []),
             *(["rows in turn"] if self.in_turn else []),
         ]
@@ -80,7 +94,8 @@ class Recurrence:
         own = {"q": self.query, "g": self.gate}
         own |= dict(zip(KEYS, self.keys, strict=False))
         own |= dict(zip(VALUES, self.values, strict=False))
-        own |= {"beta": self.number} if self.number else {}
+        own |= dict(zip(NUMBERS, self.numbers, strict=False))
+        own |= {"angle": self.angle} if self.angle else {}
         return own | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
 
     def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:

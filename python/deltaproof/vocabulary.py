@@ -22,6 +22,8 @@ INPUTS = {
     "w": "T,HV,V",
     "lr_a": "T,HV,K",
     "lr_b": "T,HV,K",
+    "number": "T,HV,R",
+    "angle": "T,HV,P",
 }
 RESULTS = {
     "o": "T,HV,V",
@@ -38,6 +40,8 @@ RESULTS = {
     "dwrite": "T,HV,V",
     "dlr_a": "T,HV,K",
     "dlr_b": "T,HV,K",
+    "dnumber": "T,HV,R",
+    "dangle": "T,HV,P",
 }
 STAGES = (
     *("gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new"),

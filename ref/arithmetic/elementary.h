@@ -28,6 +28,8 @@ double dp_cbrt(double x);
 double dp_hypot(double x, double y); /* no overflow nor underflow on the way */
 /* The same in float: computed in double, rounded once. */
 float dp_expf(float x);
+/* cos and sin of x, |x| up to 2^20, each within 2^-51. */
+void dp_cos_sin(double x, double y[2]);
 void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may be x */
 /* log(1 + x) in float, as dp_expf. */
 float dp_log1pf(float x);

@@ -10,6 +10,8 @@
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
  *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
  *            with x = raw + dt_bias
+ *   rotation x cos - y sin, x sin + y cos; the sum of angles token by token, its cos and sin those
+ *            of ref/arithmetic/elementary.h, rounded to the type
  *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where there is none
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
  *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is
@@ -92,11 +94,18 @@ void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const doub
                          const double *dq, const double *dk, const double *dg, const double *dbeta,
                          dp_result *out);
 
+/* After dp_activate_bwd of all tokens, where there are angles. dangle [T][HV][P] holds what the
+ * rotations of each token say. It becomes the gradient of the angles: the sum over a token and all
+ * after it in its sequence. */
+void dp_sum_angles(const dp_problem *p, double *dangle);
+void dp_sum_angles_f32(const dp_problem *p, double *dangle);
+
 /* The way back from erasing keys and values, before dp_activate_bwd: dk [.][H][K] gets what comes
  * through the erasing keys of its value heads, in their order, ADDED; out->derase, dwrite and dv
  * are written at tokens t0 .. t1-1. dp_by_rows: those of all inputs of its
  * rows are, and dg [.][HV][Kg] gets what comes through exp(g) and exp(-g), ADDED; dbeta so far as
- * write and read have it, to which dp_activate_bwd adds. */
+ * write and read have it, to which dp_activate_bwd adds. Where rows look back, dk, derasing,
+ * dvalues and dbeta go on behind token t1 - 1: they are those of all tokens. */
 void dp_activate_writes_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                             const double *derasing, const double *dvalues, double *dk, double *dg,
                             dp_result *out);

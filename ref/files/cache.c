@@ -80,7 +80,7 @@ dp_key dp_problem_key(const dp_problem *p, const void *more, size_t size) {
     XXH3_128bits_update(s, more, size);
     if (p->input_error) hash_doubles(s, &p->input_error, 1);
     if (p->model == DP_USER) {
-        const int64_t turn[] = {dp_Kg(p), dp_in_turn(p)};
+        const int64_t turn[] = {dp_Kg(p), dp_in_turn(p), dp_pairs(p), dp_lag(p)};
         XXH3_128bits_update(s, dp_recurrence_of(p), sizeof(dp_recurrence));
         XXH3_128bits_update(s, turn, sizeof turn);
     }

@@ -364,6 +364,18 @@ static int is_whole_value(const dp_recurrence *a, int input) {
     return 0;
 }
 
+/* A second number as beta; steps of an angle from -0.1 to 0.3, which add up to many times 2 pi. */
+static void fill_numbers_of_rows(dp_problem *p, const dp_inputs_spec *s) {
+    const int64_t n = p->T * p->HV, angles = n * dp_pairs(p);
+    if (p->number) {
+        fill_uniform(p->number, n, s, ST_OWN + KEYS_MOST, s->beta_lo, s->beta_hi);
+        round_all(p->number, n, s->dtype);
+    }
+    if (!p->angle) return;
+    fill_uniform(p->angle, angles, s, ST_OWN + KEYS_MOST + 1, -0.1, 0.3);
+    round_all(p->angle, angles, s->dtype);
+}
+
 /* The first key is that of other recurrences (fill_keys). */
 static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     const dp_recurrence *a = dp_recurrence_of(p);
@@ -394,6 +406,7 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
         for (int64_t j = 0; j < n && x; j++)
             x[j] = rounded(roles.sign[i] * x[j], s->dtype);
     }
+    fill_numbers_of_rows(p, s);
     if (!p->write) return;
     const int64_t nw = rows * p->V;
     if (is_whole_value(a, DP_INPUT_WRITE))

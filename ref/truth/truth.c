@@ -203,7 +203,7 @@ static void batch_backward(tr_run *r, batch *b) {
     const int G = dp_G(r->p);
 #pragma omp parallel num_threads(r->threads)
     {
-        mp_array tmp = mp_alloc(4, r->prec);
+        mp_array tmp = mp_alloc(6, r->prec);
         for (int k = r->nblock - 1; k >= 0; k--) {
             const int64_t t0 = r->block[k].t0, n = r->block[k].t1 - t0;
 #pragma omp for schedule(dynamic, 1)
@@ -211,6 +211,9 @@ static void batch_backward(tr_run *r, batch *b) {
                 tr_backward_block(&b->task[i], k);
                 tr_progress(r, 3.0 * (double)n * b->task[i].w);
             }
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < n * b->n; i++)
+                tr_sum_tasks(r, b->task + i / n * G * r->ncb, i % n);
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < n * b->n; i++) {
                 const int h = (int)(i / n);

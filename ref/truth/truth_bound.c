@@ -412,45 +412,60 @@ static norm_error backward_bound(bounder *c, int64_t t, int64_t i, norm_error in
 
 /* ---- to the inputs --------------------------------------------------------------------------- */
 
+/* The relative error that a row's gradient gets from a rotation back. */
+static ld through_rotation(const bounder *c, dp_entry x) {
+    return dp_entry_rotated(dp_recurrence_of(c->r->p), x) < 0 ? 0 : c->rel.turn;
+}
+
 /* += g times what stands beside factor m of x; norm: summed over channels. */
 static void add_through(const bounder *c, int64_t t, int64_t key, dp_entry x, int m, int norm,
                         grad g, grad *sum) {
     const tr_run *r = c->r;
     const ld up = tr_others_up(r, c->hv, c->qk, c->hd, x, m, t, key, norm),
-             rel = x.n == 1 ? 0
+             rel = x.n == 1 ? through_rotation(c, x)
                             : tr_entry_rel(r, c->hd, x, m, t) + 2 * (x.n - 1) * r->u +
                                   (norm ? tr_gamma(r, r->p->K + r->ncb + 4) : 0);
     add_grad(sum, up * (g.err + rel * g.size), up * g.size * (1 + 4 * rel));
 }
 
+/* The gradients of a token and of the one after it, whose entries may look back (t < 0: there is
+ * none). */
+typedef struct {
+    int64_t t[2];
+    const token_grads *y[2];
+} seen_grads;
+
 /* The gradient of `input` through entries at key `key`; of numbers the sum over channels. */
-static grad through_entries(const bounder *c, int64_t t, int64_t key, int input,
-                            const token_grads *y) {
+static grad through_entries(const bounder *c, int64_t key, int input, const seen_grads *s) {
     const tr_run *r = c->r;
-    const int number = input == DP_INPUT_BETA;
+    const int number = input == DP_INPUT_BETA || input == DP_INPUT_NUMBER;
     grad sum = {0, 0};
     int terms = 0;
-    for (int e = 0; e < r->rows.n; e++)
-        for (int m = 0; m < r->rows.of[e].n; m++) {
-            if (r->rows.of[e].of[m] != input) continue;
-            add_through(c, t, key, r->rows.of[e], m, number, y->entry[e * r->p->R + key], &sum);
-            terms++;
-        }
+    for (int back = 0; back < 2; back++)
+        for (int e = 0; e < r->rows.n && s->t[back] >= 0; e++)
+            for (int m = 0; m < r->rows.of[e].n; m++) {
+                if (r->rows.of[e].of[m] != (back ? input | DP_PREVIOUS : input)) continue;
+                add_through(c, s->t[back], key, r->rows.of[e], m, number,
+                            s->y[back]->entry[e * r->p->R + key], &sum);
+                terms++;
+            }
     if (terms > 1) sum.err += tr_gamma(r, terms) * sum.size;
     return sum;
 }
 
-/* The gradient of beta, through its strengths and the entries that have it. */
-static grad beta_grad(const bounder *c, int64_t t, int64_t key, const token_grads *y) {
+/* The gradient of a number, through its strengths and the entries that have it. */
+static grad number_grad(const bounder *c, int64_t key, int input, const seen_grads *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
-    grad sum = through_entries(c, t, key, DP_INPUT_BETA, y);
+    grad sum = through_entries(c, key, input, s);
     int terms = sum.size > 0;
-    for (int64_t j = 0; j < dp_rows(p); j++) {
-        const dp_entry s = dp_row_of(p, j)->strength;
-        for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++) {
-            if (s.of[m] != DP_INPUT_BETA) continue;
-            add_through(c, t, key, s, m, 0, y->strength[j], &sum);
+    for (int64_t j = 0; j < 2 * (int64_t)dp_rows(p); j++) {
+        const int back = j >= dp_rows(p);
+        const int64_t row = j % dp_rows(p);
+        const dp_entry x = dp_row_of(p, row)->strength;
+        for (int m = 0; m < x.n && dp_row_key(p, row) == key && s->t[back] >= 0; m++) {
+            if (x.of[m] != (back ? input | DP_PREVIOUS : input)) continue;
+            add_through(c, s->t[back], key, x, m, 0, s->y[back]->strength[row], &sum);
             terms++;
         }
     }
@@ -492,38 +507,67 @@ typedef struct {
 
 /* Row `row` of the gradient of v or write: through rows whose values have it, times the factors
  * beside it. */
-static void value_rows(const bounder *c, int64_t t, int64_t key, int input, int field,
-                       const token_grads *y) {
+static void value_rows(const bounder *c, int64_t key, int input, int field, const seen_grads *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
-    const int64_t row = (t * p->HV + c->hv) * p->R + key;
     const ld u2 = 2 * r->u;
     ld err = 0, size = 0;
     int terms = 0, products = 0;
-    for (int64_t j = 0; j < dp_rows(p); j++) {
+    for (int64_t z = 0; z < 2 * (int64_t)dp_rows(p); z++) {
+        const int back = z >= dp_rows(p), of = back ? input | DP_PREVIOUS : input;
+        const int64_t j = z % dp_rows(p), now = s->t[back];
         const dp_entry e = dp_row_of(p, j)->value;
-        const int left = dp_entry_has(e, input);
+        const int left = dp_entry_has(e, of);
         ld up = left;
-        if (!left || dp_row_key(p, j) != key) continue;
+        if (!left || dp_row_key(p, j) != key || now < 0) continue;
         for (int m = 0, own = 1; m < e.n; m++) {
-            if (own && e.of[m] == input)
+            const int64_t at = dp_factor_token(p, e.of[m], now);
+            if (own && e.of[m] == of)
                 own = 0;
             else
-                up *= largest(dp_input_of(p, e.of[m]) + row * p->V, p->V);
+                up *= at < 0 ? 0
+                             : largest(dp_input_of(p, dp_factor_input(e.of[m])) +
+                                           ((at * p->HV + c->hv) * p->R + key) * p->V,
+                                       p->V);
         }
+        const grad y = s->y[back]->values[j];
         products |= e.n > 1;
-        err += e.n > 1 ? up * (y->values[j].err + (e.n - 1) * u2 * y->values[j].size)
-                       : up * y->values[j].err;
-        size += up * y->values[j].size * (1 + 4 * u2);
+        err += e.n > 1 ? up * (y.err + (e.n - 1) * u2 * y.size) : up * y.err;
+        size += up * y.size * (1 + 4 * u2);
         terms++;
     }
     if (terms > 1) err += tr_gamma(r, terms) * size;
-    r->t->field[field].rad[row] = tr_up(err + (products ? r->tiny : 0));
+    r->t->field[field].rad[(s->t[0] * p->HV + c->hv) * p->R + key] =
+        tr_up(err + (products ? r->tiny : 0));
 }
 
-static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s) {
+/* Rows of the angles of a token. Their gradient is a sum over the rotations of this token and all
+ * after it in the sequence. Each is |x| |d| in 2-norm, two products and a difference. */
+static void angle_row(const bounder *c, const seen_grads *z, grad *sum) {
+    const tr_run *r = c->r;
+    const int64_t t = z->t[0];
+    const ld u4 = 4 * r->u + c->rel.turn;
+    grad y = z->y[0]->q;
+    add_grad(sum, c->qk->q_norm[t] * (y.err + u4 * y.size), c->qk->q_norm[t] * y.size * (1 + u4));
+    for (int e = 0; e < r->rows.n; e++) {
+        const int key = dp_entry_rotated(dp_recurrence_of(r->p), r->rows.of[e]),
+                  back = key >= 0 && key & DP_PREVIOUS;
+        if (key < 0 || z->t[back] < 0) continue;
+        const ld norm = c->hd->entry_norm[e][z->t[back]],
+                 rel = u4 + tr_entry_rel(r, c->hd, r->rows.of[e], -1, z->t[back]);
+        y = z->y[back]->entry[e];
+        add_grad(sum, norm * (y.err + rel * y.size), norm * y.size * (1 + rel));
+    }
+    const ld terms = tr_gamma(r, ((ld)r->p->T + 1) * (r->rows.n + 1));
+    r->t->field[DP_RESULT_DANGLE].rad[t * r->p->HV + c->hv] =
+        tr_up(sum->err + terms * sum->size + r->tiny);
+}
+
+static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
+    const int64_t t = z->t[0];
+    const token_grads *y = z->y[0];
     const ld u2 = 2 * r->u;
     const tr_gate_norms g = c->hd->norms[t];
     dp_ball *f = r->t->field;
@@ -536,19 +580,22 @@ static void head_rows(bounder *c, int64_t t, const token_grads *y, gate_sums *s)
     s->A.size += g.a * y->g.size;
     ld ss = 0;
     for (int64_t key = 0; key < p->R; key++) {
-        value_rows(c, t, key, DP_INPUT_V, DP_RESULT_DV, y);
-        if (p->write) value_rows(c, t, key, DP_INPUT_WRITE, DP_RESULT_DWRITE, y);
+        value_rows(c, key, DP_INPUT_V, DP_RESULT_DV, z);
+        if (p->write) value_rows(c, key, DP_INPUT_WRITE, DP_RESULT_DWRITE, z);
         if (!p->beta) continue;
-        const grad b = beta_grad(c, t, key, y);
+        const grad b = number_grad(c, key, DP_INPUT_BETA, z);
         const ld x = c->hd->db_up[t * p->R + key], e = x * b.err + (c->rel.db + u2) * x * b.size;
         ss += e * e;
     }
     if (p->beta) f[DP_RESULT_DBETA].rad[t * p->HV + c->hv] = tr_up(tr_sqrt(ss) + r->tiny);
+    if (p->number)
+        f[DP_RESULT_DNUMBER].rad[t * p->HV + c->hv] =
+            tr_up(number_grad(c, 0, DP_INPUT_NUMBER, z).err + r->tiny);
     for (int i = 0; i < DP_NRESULTS; i++)
         if (dp_result_exists(p, i) && dp_result_fields[i].role == DP_ROLE_GRADIENT &&
             tr_is_given(dp_result_fields[i].of))
             f[i].rad[t * p->HV + c->hv] =
-                tr_up(through_entries(c, t, 0, dp_result_fields[i].of, y).err + r->tiny);
+                tr_up(through_entries(c, 0, dp_result_fields[i].of, z).err + r->tiny);
 }
 
 static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
@@ -596,33 +643,47 @@ static void M_radii(bounder *c) {
     c->is_M = 0;
 }
 
+static token_grads grads_new(const tr_run *r) {
+    const size_t n = (size_t)dp_rows(r->p), entries = (size_t)r->rows.n * (size_t)r->p->R;
+    return (token_grads){.entry = dp_calloc(entries, sizeof(grad)),
+                         .strength = dp_calloc(n, sizeof(grad)),
+                         .values = dp_calloc(n, sizeof(grad))};
+}
+
 /* dq[t], dk[t][R] of this head are added to the group's. */
 static void backward_radii(bounder *c, const norm_error *in, const norm_error *out, grad *dq,
                            grad *dk) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
-    const int64_t KV = (int64_t)p->K * p->V, R = p->R;
-    const size_t n = (size_t)dp_rows(p), entries = (size_t)r->rows.n * (size_t)R;
-    token_grads y = {.entry = dp_calloc(entries, sizeof(grad)),
-                     .strength = dp_calloc(n, sizeof(grad)),
-                     .values = dp_calloc(n, sizeof(grad))};
+    const int64_t KV = (int64_t)p->K * p->V, R = p->R, kept = dp_lag(p) + 1;
+    const int back = dp_recurrence_looks_back(dp_recurrence_of(p));
+    const size_t entries = (size_t)r->rows.n * (size_t)R;
+    token_grads *of = dp_calloc((size_t)kept, sizeof *of); /* of token t: t % kept */
     gate_sums s = {{0, 0}, {0, 0}};
     norm_error G = {0, 0};
+    grad angles = {0, 0};
+    for (int64_t i = 0; i < kept; i++)
+        of[i] = grads_new(r);
     for (int b = r->nblock - 1; b >= 0; b--) {
         const tr_block *k = &r->block[b];
         const int64_t row = (int64_t)k->seq * p->HV + c->hv;
         if (k->last_of_seq)
             G = (norm_error){p->dstate ? tr_norm_up(p->dstate + row * KV, KV) : 0, 0};
+        if (k->last_of_seq) angles = (grad){0, 0};
         for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
-            memset(y.entry, 0, entries * sizeof *y.entry);
+            token_grads *y = &of[t % kept];
+            const int64_t after = back ? dp_token_after(p, t) : -1;
+            const seen_grads z = {{t, after}, {y, &of[(t + dp_lag(p)) % kept]}};
+            memset(y->entry, 0, entries * sizeof *y->entry);
             for (int64_t i = c->steps - 1; i >= 0; i--)
-                G = backward_bound(c, t, i, in[t * c->steps + i], out[t], G, &y);
-            add_gates(c, t, &y);
-            head_rows(c, t, &y, &s);
-            dq[t].err += y.q.err;
-            dq[t].size += y.q.size;
+                G = backward_bound(c, t, i, in[t * c->steps + i], out[t], G, y);
+            add_gates(c, t, y);
+            if (p->angle) angle_row(c, &z, &angles);
+            head_rows(c, &z, &s);
+            dq[t].err += y->q.err + c->rel.turn * y->q.size;
+            dq[t].size += y->q.size;
             for (int64_t j = 0; j < R; j++) {
-                const grad k = through_entries(c, t, j, DP_INPUT_K, &y);
+                const grad k = through_entries(c, j, DP_INPUT_K, &z);
                 add_grad(&dk[t * R + j], k.err, k.size);
             }
         }
@@ -636,9 +697,12 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
             log_gate ? 0 : tr_up(s.dt.err + terms * s.dt.size);
     if (p->A_log)
         r->t->field[DP_RESULT_DA_LOG].rad[c->hv] = log_gate ? 0 : tr_up(s.A.err + terms * s.A.size);
-    free(y.entry);
-    free(y.strength);
-    free(y.values);
+    for (int64_t i = 0; i < kept; i++) {
+        free(of[i].entry);
+        free(of[i].strength);
+        free(of[i].values);
+    }
+    free(of);
 }
 
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads) {

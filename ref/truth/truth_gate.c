@@ -26,6 +26,9 @@
  *                dg/dx = lb s(1-s) a    |d log(s (1-s)) / dy| <= 1       rho(dy_abs) + gamma_12
  *                dg/dA = dg/dx x        adds dx_abs/|x| + u:             rho(dy_abs) + gamma_14
  *                                                                        + dx_abs/|x|
+ * rotation       phi of n angles, added one by one: gamma_n sum |angle|; sin and cos: u more;
+ *                two products and a sum: an entry of a pair is off by at most
+ *                (gamma_n sum |angle| + 4u) |pair|, a row by sqrt(2) of that       turn
  * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
  */
 #include "ref/arithmetic/spectral.h"
@@ -41,11 +44,27 @@ ld tr_exact_up(ld x, ld rel) { return rel <= 0.5 ? x * (1 + 2 * rel) : INFINITY;
 
 ld tr_gamma(const tr_run *r, ld n) { return tr_rho(n * r->u); }
 
+/* The largest sum of |angle| over a sequence. */
+static ld most_turned(const dp_problem *p) {
+    const int64_t width = (int64_t)p->HV * dp_pairs(p);
+    ld most = 0;
+    for (int64_t i = 0; i < p->Nseq * width; i++) {
+        ld sum = 0;
+        for (int64_t t = p->cu[i / width]; t < p->cu[i / width + 1]; t++)
+            sum += tr_abs(p->angle[t * width + i % width]);
+        if (!(sum <= most)) most = sum != sum ? INFINITY : sum;
+    }
+    return most;
+}
+
 tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
+    const ld turn =
+        p->angle ? 2 * (tr_gamma(r, (ld)p->T + 1) * most_turned(p) + tr_gamma(r, 8)) : 0;
     const int plain = p->beta_form == DP_BETA_PLAIN;
     const ld in = p->input_error;
-    return (tr_rel){.qk = p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in,
+    return (tr_rel){.qk = (p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in) + turn,
+                    .turn = turn,
                     .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
                     .beta = plain ? 0 : tr_gamma(r, 6),
                     .db = plain ? 0 : tr_gamma(r, 10)};
@@ -97,26 +116,67 @@ void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
     if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
+void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp) {
+    const int64_t P = dp_pairs(r->p);
+    mpfr_ptr a = mp_at(tmp, 0), b = mp_at(tmp, 1);
+    for (int64_t i = 0; i < P; i++) {
+        mpfr_ptr x = mp_at(row, 2 * i), y = mp_at(row, 2 * i + 1);
+        mpfr_srcptr c = mp_at(qk->cos, t * P + i), s = mp_at(qk->sin, t * P + i);
+        mpfr_mul(a, x, s, MPFR_RNDN);
+        mpfr_mul(b, y, s, MPFR_RNDN);
+        mpfr_mul(x, x, c, MPFR_RNDN);
+        mpfr_mul(y, y, c, MPFR_RNDN);
+        (back ? mpfr_add : mpfr_sub)(x, x, b, MPFR_RNDN);
+        (back ? mpfr_sub : mpfr_add)(y, y, a, MPFR_RNDN);
+    }
+}
+
+void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_array tmp) {
+    for (int64_t i = 0; i < dp_pairs(r->p); i++) {
+        mpfr_mul(mp_at(tmp, 0), mp_at(x, 2 * i), mp_at(d, 2 * i + 1), MPFR_RNDN);
+        mpfr_mul(mp_at(tmp, 1), mp_at(x, 2 * i + 1), mp_at(d, 2 * i), MPFR_RNDN);
+        mpfr_sub(mp_at(tmp, 0), mp_at(tmp, 0), mp_at(tmp, 1), MPFR_RNDN);
+        mpfr_add(mp_at(dphi, i), mp_at(dphi, i), mp_at(tmp, 0), MPFR_RNDN);
+    }
+}
+
+/* sin and cos of the sums of a head's angles; a sequence begins at 0. */
+static void sum_angles(const tr_run *r, int h, tr_qk *a) {
+    const dp_problem *p = r->p;
+    const int64_t P = dp_pairs(p);
+    mp_array phi = mp_alloc(P, r->prec);
+    a->cos = mp_alloc(p->T * P, r->prec);
+    a->sin = mp_alloc(p->T * P, r->prec);
+    for (int64_t t = 0, seq = 0; t < p->T; t++) {
+        for (; t == p->cu[seq]; seq++)
+            mp_zero(phi, P);
+        for (int64_t i = 0; i < P; i++) {
+            mpfr_add_d(mp_at(phi, i), mp_at(phi, i), p->angle[(t * p->HV + h) * P + i], MPFR_RNDN);
+            mpfr_sin_cos(mp_at(a->sin, t * P + i), mp_at(a->cos, t * P + i), mp_at(phi, i),
+                         MPFR_RNDN);
+        }
+    }
+    mp_free(&phi);
+}
+
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, K = p->K, R = p->R;
     const ld rel = r->rel.qk;
-    *a = (tr_qk){mp_alloc(T * K, r->prec),
-                 mp_alloc(T * R * K, r->prec),
-                 mp_alloc(T, r->prec),
-                 mp_alloc(T * R, r->prec),
-                 NULL,
-                 NULL,
-                 NULL,
-                 NULL};
+    *a = (tr_qk){.q = mp_alloc(T * K, r->prec),
+                 .k = mp_alloc(T * R * K, r->prec),
+                 .rstd_q = mp_alloc(T, r->prec),
+                 .rstd_k = mp_alloc(T * R, r->prec)};
+    if (p->angle) sum_angles(r, h, a);
     tr_norms_alloc(r, a, NULL);
 #pragma omp parallel num_threads(r->threads)
     {
-        mp_array tmp = mp_alloc(1, r->prec);
+        mp_array tmp = mp_alloc(2, r->prec);
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
             a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K),
                                         mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
+            if (p->angle) tr_turn(r, a, t, 0, mp_from(a->q, t * K), tmp);
             if (p->l2norm) a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * r->rel.rstd);
             for (int64_t i = t * R; i < (t + 1) * R; i++)
                 a->k_norm[i] =
@@ -270,6 +330,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
                    .db = mp_alloc(T * R, b),
                    .sum_dt = mp_alloc(Kg, b),
                    .sum_A = mp_alloc(1, b)};
+    if (p->angle) a->sum_angle = mp_alloc(dp_pairs(p), b);
     tr_norms_alloc(r, NULL, a);
     tr_rows_alloc(r, a);
 #pragma omp parallel num_threads(r->threads)
@@ -280,10 +341,12 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < T; t++) {
+        for (int64_t t = 0; t < T; t++)
             activate_token(r, hv, t, A, a, tmp);
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < T; t++) {
             tr_row_norms(r, hv, t, a);
-            tr_rows_token(r, hv, t, qk, a);
+            tr_rows_token(r, hv, t, qk, a, tmp);
             tr_rows_step_norm(r, hv, t, qk, a, x);
         }
         free(x);
@@ -293,7 +356,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
 }
 
 void tr_free_qk(tr_qk *a) {
-    mp_array *m[] = {&a->q, &a->k, &a->rstd_q, &a->rstd_k};
+    mp_array *m[] = {&a->q, &a->k, &a->rstd_q, &a->rstd_k, &a->cos, &a->sin};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     ld *x[] = {a->q_norm, a->k_norm, a->rstd_q_up, a->rstd_k_up};
@@ -302,8 +365,8 @@ void tr_free_qk(tr_qk *a) {
 }
 
 void tr_free_head(tr_head *a) {
-    mp_array *m[] = {&a->d,  &a->growth, &a->dx,    &a->dA,     &a->beta,
-                     &a->db, &a->sum_dt, &a->sum_A, &a->values, &a->strength};
+    mp_array *m[] = {&a->d,      &a->growth, &a->dx,     &a->dA,       &a->beta,     &a->db,
+                     &a->sum_dt, &a->sum_A,  &a->values, &a->strength, &a->sum_angle};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     free(a->norms);
@@ -348,14 +411,10 @@ static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr s
     tr_store(out, at, mp_at(tmp, 0), mp_at(tmp, 1));
 }
 
-void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
-                    int64_t t, int64_t i, mp_array tmp) {
+void tr_sum_tasks(const tr_run *r, tr_task *tasks, int64_t i) {
     const dp_problem *p = r->p;
     const int64_t K = p->K, R = p->R, Kg = dp_Kg(p), n = dp_rows(p);
-    const int G = dp_G(p);
-    dp_ball *f = r->t->field;
-    for (int gv = 0; gv < G; gv++) {
-        const int hv = h * G + gv;
+    for (int gv = 0; gv < dp_G(p); gv++) {
         tr_task *c = tasks + gv * r->ncb;
         for (int b = 1; b < r->ncb; b++) {
             add_rows(mp_from(c->dq, i * K), mp_from(c[b].dq, i * K), K);
@@ -365,6 +424,18 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
                 add_rows(mp_from(c->dentry[e], i * R * K), mp_from(c[b].dentry[e], i * R * K),
                          R * K);
         }
+    }
+}
+
+void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
+                    int64_t t, int64_t i, mp_array tmp) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, R = p->R, Kg = dp_Kg(p);
+    const int G = dp_G(p);
+    dp_ball *f = r->t->field;
+    for (int gv = 0; gv < G; gv++) {
+        const int hv = h * G + gv;
+        tr_task *c = tasks + gv * r->ncb;
         tr_rows_chain(r, hv, qk, &heads[gv], c, t, i, tmp);
         for (int64_t x = 0; x < Kg; x++)
             chain_product(&f[DP_RESULT_DG], (t * p->HV + hv) * Kg + x, mp_at(c->dg, i * Kg + x),
@@ -375,6 +446,11 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         if (!gv) continue;
         add_rows(mp_from(tasks->dq, i * K), mp_from(c->dq, i * K), K);
         add_rows(mp_from(tasks->dk, i * R * K), mp_from(c->dk, i * R * K), R * K);
+    }
+    if (p->angle) { /* a query head for each value head */
+        tr_add_turning(r, mp_from(qk->q, t * K), mp_from(tasks->dq, i * K),
+                       mp_from(tasks->dphi, i * dp_pairs(p)), tmp);
+        tr_turn(r, qk, t, 1, mp_from(tasks->dq, i * K), tmp);
     }
     chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K),
              &f[DP_RESULT_DQ], t * p->H + h, tmp);
@@ -388,6 +464,17 @@ void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *tas
                         const tr_block *b) {
     const int64_t Kg = dp_Kg(r->p);
     mpfr_ptr x = mp_at(task->tmp, 0);
+    const int64_t P = dp_pairs(r->p);
+    if (b->last_of_seq && r->p->angle) mp_zero(head->sum_angle, P);
+    for (int64_t t = b->t1 - 1; t >= b->t0 && r->p->angle; t--)
+        for (int64_t i = 0; i < P; i++) {
+            mpfr_ptr sum = mp_at(head->sum_angle, i);
+            mpfr_add(sum, sum, mp_at(task->dphi, (t - b->t0) * P + i), MPFR_RNDN);
+            mpfr_set(mp_at(task->tmp, 1), sum, MPFR_RNDN);
+            if (t % dp_lag(r->p)) mpfr_set_zero(mp_at(task->tmp, 1), 1); /* it only reads */
+            tr_store(&r->t->field[DP_RESULT_DANGLE], (t * r->p->HV + task->hv) * P + i,
+                     mp_at(task->tmp, 1), x);
+        }
     if (r->p->gate == DP_GATE_LOG) return;
     for (int64_t t = b->t1 - 1; t >= b->t0; t--)
         for (int64_t c = 0; c < Kg; c++) {

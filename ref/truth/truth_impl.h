@@ -60,9 +60,10 @@ typedef struct {
     dp_entry of[DP_MAX_ENTRIES];
 } tr_rows;
 
-/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run. */
+/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run, and
+ * that of a rotation, of a row's 2-norm. */
 typedef struct {
-    ld qk, rstd, beta, db;
+    ld qk, rstd, beta, db, turn;
 } tr_rel;
 
 typedef struct {
@@ -97,7 +98,7 @@ typedef struct {
 /* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key
  * rows [T][R]. */
 typedef struct {
-    mp_array q, k, rstd_q, rstd_k;
+    mp_array q, k, rstd_q, rstd_k, cos, sin;     /* [T][P]; mem NULL: no rotation */
     ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
@@ -107,6 +108,7 @@ typedef struct {
 typedef struct {
     mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
+    mp_array sum_angle;     /* [P] of dangle; mem NULL: no rotation */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
     /* >= the norm of a token's step: [T], in turn [T][n] of each key; where a K x K matrix was
@@ -136,11 +138,13 @@ typedef struct {
     mp_array E;         /* [T][n][w], or [n][w] when no backward pass follows; n rows a token */
     mp_array tape;      /* [len G + 1][K][w] states of one block, before each of G groups of rows */
     mp_array U, dU, dE; /* [n][w] */
+    mp_array later;     /* [lag][n][w] dE of the tokens after; mem NULL: no value looks back */
     mp_array row;       /* [w] scaled do, or o */
     mp_array tmp;       /* [4] */
     /* [len][K], [len][R][K], [len][Kg], [len][R], [len][n], [len][R][K]: sums over the task's own
-     * columns; dk and dbeta follow from those of the entries */
-    mp_array dq, dk, dg, dbeta, dstrength, dentry[DP_MAX_ENTRIES];
+     * columns; dk and dbeta follow from those of the entries. Behind them dstrength and dentry
+     * have those of the lag tokens after the block. dphi [len][P]: of the rotations of a token. */
+    mp_array dq, dk, dg, dbeta, dstrength, dentry[DP_MAX_ENTRIES], dphi;
 } tr_task;
 
 /* ---- rows (truth_rows.c) --------------------------------------------------------------------- */
@@ -154,13 +158,20 @@ static inline int tr_write_of(const tr_run *r, int64_t j) {
 }
 /* [T][R][K] of entry e; [T][R] bounds of it. */
 static inline mp_array tr_entry_rows(const tr_run *r, const tr_qk *qk, const tr_head *a, int e) {
-    return dp_entry_is(r->rows.of[e], DP_INPUT_K) ? qk->k : a->entry[e];
+    (void)r;
+    return a->entry[e].mem ? a->entry[e] : qk->k;
 }
 static inline const ld *tr_entry_norms(const tr_qk *qk, const tr_head *a, int e) {
     return a->entry_norm[e] ? a->entry_norm[e] : qk->k_norm;
 }
 /* Relative error at token t of a product without its factor number `but` (-1: with all). */
 ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry x, int but, int64_t t);
+/* Does a value of its rows look back? */
+int tr_values_look_back(const dp_problem *p);
+/* Rotates a row of K numbers by the angles of token t, or back. tmp: 2 numbers */
+void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp);
+/* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
+void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_array tmp);
 /* >= what multiplies the gradient of x on its way to its factor m: the product of the others, in
  * the largest entry or (norm) in 2-norm. */
 ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
@@ -168,8 +179,8 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
 /* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not
  * those of the keys. */
 void tr_rows_alloc(const tr_run *r, tr_head *a);
-/* The rows of token t, activated before. */
-void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a);
+/* The rows of token t, activated before; tmp: 2 numbers. */
+void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp);
 /* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
 void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);
 /* Is it an input of K channels that stands as it is given? */
@@ -178,8 +189,8 @@ int tr_is_given(int input);
 int tr_has_gate_factors(const tr_run *r);
 /* Does nu have the decay in it? */
 int tr_step_has_decay(const dp_problem *p);
-/* From gradients of entries and strengths (row i of a block) to dk, dbeta, dg, and the results of
- * those that are given as they are. */
+/* From gradients of entries and strengths (row i of a block) to dk, dbeta, dg, dphi and further
+ * results. */
 void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
                    int64_t t, int64_t i, mp_array tmp);
 
@@ -220,11 +231,13 @@ void tr_backward_block(tr_task *c, int b);
 void tr_M_segment(tr_task *c, int seg);
 
 /* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb];
- * tmp: 4 numbers. */
+ * tmp: 6 numbers. */
 void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
                     int64_t t, int64_t i, mp_array tmp);
-/* Adds the block's tokens, last to first, to the head's ddt_bias and dA_log. task: the head's first
- * (holds the summed dg). */
+/* Before it, of all tokens of the block: the sums over a head's tasks, in the first of them. */
+void tr_sum_tasks(const tr_run *r, tr_task *tasks, int64_t i);
+/* Adds the block's tokens, last to first, to the head's ddt_bias and dA_log, and stores dangle.
+ * task: the head's first (holds the summed dg). */
 void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task,
                         const tr_block *b);
 

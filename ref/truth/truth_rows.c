@@ -15,6 +15,10 @@
  * From E = +- x y z to x: the gradient of E times y z. With its error and size (e, s) that is
  * |yz|_max e + (rel(yz) + 2u (m - 1)) |yz|_max s; of a number, which is a sum over channels, the
  * 2-norm in place of the largest entry and gamma_(K + C + 4) more. exp(+-g): E itself.
+ *
+ * A rotated entry E = R(phi) x keeps the 2-norm of x. Relative to that norm E and R' dE, the
+ * gradient of x, have rel.turn more. Beside a rotated key stand numbers alone, which
+ * commute with R. An input of the previous token gets its gradient from the token after.
  */
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
@@ -49,10 +53,16 @@ static const double *given(const dp_problem *p, int input, int hv, int64_t t) {
     return dp_input_of(p, input) + (t * p->HV + hv) * dp_input_width(p, input) / p->HV;
 }
 
-/* y *= factor `of` of a token at channel k of key `key`; 0: without the factor. */
-static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, int of, int64_t t,
-                     int64_t key, int64_t k, mpfr_ptr y) {
+/* y *= factor `of` of an entry of token t at channel k of key `key`. */
+static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, int factor,
+                     int64_t now, int64_t key, int64_t k, mpfr_ptr y) {
     const dp_problem *p = r->p;
+    const int64_t t = dp_factor_token(p, factor, now);
+    const int of = dp_factor_input(factor);
+    if (t < 0) {
+        mpfr_set_zero(y, 1);
+        return;
+    }
     const int64_t gate = t * dp_Kg(p) + (dp_Kg(p) > 1 ? k : 0), row = t * p->R + key;
     if (of == DP_FACTOR_DECAY)
         mpfr_mul(y, y, mp_at(a->d, gate), MPFR_RNDN);
@@ -63,7 +73,7 @@ static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a,
     else if (of == DP_INPUT_BETA)
         mpfr_mul(y, y, mp_at(a->beta, row), MPFR_RNDN);
     else
-        mpfr_mul_d(y, y, given(p, of, hv, t)[k], MPFR_RNDN);
+        mpfr_mul_d(y, y, given(p, of, hv, t)[of == DP_INPUT_NUMBER ? 0 : k], MPFR_RNDN);
 }
 
 /* y = the entry, without its factor number `but` (-1: with all) */
@@ -87,12 +97,28 @@ int tr_has_gate_factors(const tr_run *r) {
     return any_factor(r->p, DP_FACTOR_DECAY) || any_factor(r->p, DP_FACTOR_GROWTH);
 }
 
+int tr_values_look_back(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int any = 0;
+    for (int j = 0; j < a->n; j++)
+        any |= dp_entry_looks_back(a->row[j].value);
+    return any;
+}
+
 static int any_products(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     int any = 0;
     for (int j = 0; j < a->n; j++)
         any |= a->row[j].value.sign && !dp_entry_is(a->row[j].value, DP_INPUT_V);
     return any;
+}
+
+static int is_rotated(const dp_problem *p, dp_entry e) {
+    return dp_entry_rotated(dp_recurrence_of(p), e) >= 0;
+}
+/* The token of the angles that rotate an entry of token t. */
+static int64_t turned_at(const dp_problem *p, dp_entry e, int64_t t) {
+    return dp_factor_token(p, dp_entry_rotated(dp_recurrence_of(p), e), t);
 }
 
 static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
@@ -105,14 +131,16 @@ void tr_rows_alloc(const tr_run *r, tr_head *a) {
     a->strength = mp_alloc(n, r->prec);
     a->strength_up = lds(n);
     for (int e = 0; e < r->rows.n; e++) {
-        if (dp_entry_is(r->rows.of[e], DP_INPUT_K)) continue;
+        if (dp_entry_is(r->rows.of[e], DP_INPUT_K) && !is_rotated(p, r->rows.of[e])) continue;
         a->entry[e] = mp_alloc(p->T * p->R * p->K, r->prec);
         a->entry_norm[e] = lds(p->T * p->R);
     }
 }
 
-static void entry_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, int e) {
+static void entry_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, int e,
+                        mp_array tmp) {
     const dp_problem *p = r->p;
+    const int64_t turned = is_rotated(p, r->rows.of[e]) ? turned_at(p, r->rows.of[e], t) : -1;
     /* NOLINTNEXTLINE(*VLASize): K is 1 to 65,536 */
     double size[p->K];
     for (int64_t key = 0; key < p->R; key++) {
@@ -123,31 +151,40 @@ static void entry_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_
         }
         a->entry_norm[e][t * p->R + key] =
             tr_exact_up(tr_norm_up(size, p->K), tr_entry_rel(r, a, r->rows.of[e], -1, t));
+        if (turned >= 0) tr_turn(r, qk, turned, 0, mp_from(a->entry[e], t * p->K), tmp);
     }
+}
+
+/* A factor of the value of row j at column v. */
+static double value_of(const dp_problem *p, int hv, int64_t now, int64_t j, int of, int64_t v) {
+    const int64_t t = dp_factor_token(p, of, now);
+    if (t < 0) return 0;
+    return dp_input_of(
+        p, dp_factor_input(of))[((t * p->HV + hv) * p->R + dp_row_key(p, j)) * p->V + v];
 }
 
 static void value_token(const tr_run *r, int hv, int64_t t, tr_head *a, int64_t j) {
     const dp_problem *p = r->p;
     const dp_entry e = dp_row_of(p, j)->value;
-    const int64_t n = dp_rows(p), at = ((t * p->HV + hv) * p->R + dp_row_key(p, j)) * p->V;
+    const int64_t n = dp_rows(p);
     /* NOLINTNEXTLINE(*VLASize): V is 1 to 65,536 */
     double size[p->V];
     for (int v = 0; v < p->V && a->values.mem; v++) {
         mpfr_ptr y = mp_at(a->values, (t * n + j) * p->V + v);
         mpfr_set_si(y, e.sign, MPFR_RNDN);
         for (int m = 0; m < e.n; m++)
-            mpfr_mul_d(y, y, dp_input_of(p, e.of[m])[at + v], MPFR_RNDN);
+            mpfr_mul_d(y, y, value_of(p, hv, t, j, e.of[m], v), MPFR_RNDN);
     }
     for (int v = 0; v < p->V; v++) {
         size[v] = e.sign;
         for (int m = 0; m < e.n; m++)
-            size[v] *= dp_input_of(p, e.of[m])[at + v];
+            size[v] *= value_of(p, hv, t, j, e.of[m], v);
     }
     a->v_norm[t * n + j] = tr_norm_up(size, p->V); /* each product within 2^-53 of it, or 2^-1075 */
     if (e.n > 1) a->v_norm[t * n + j] = a->v_norm[t * n + j] * (ld)(1 + 0x1p-50) + p->V * 0x1p-1074;
 }
 
-void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a) {
+void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp) {
     const dp_problem *p = r->p;
     const int64_t n = dp_rows(p), Kg = dp_Kg(p);
     tr_gate_norms *g = &a->norms[t];
@@ -158,7 +195,7 @@ void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head 
         if (!(up <= g->growth)) g->growth = up != up || !isfinite(raw) ? INFINITY : up;
     }
     for (int e = 0; e < r->rows.n; e++)
-        if (a->entry[e].mem) entry_token(r, hv, t, qk, a, e);
+        if (a->entry[e].mem) entry_token(r, hv, t, qk, a, e, tmp);
     for (int64_t j = 0; j < n; j++) {
         const dp_entry s = dp_row_of(p, j)->strength;
         mpfr_ptr y = mp_at(a->strength, t * n + j);
@@ -176,14 +213,16 @@ ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t 
     const tr_rel rel = r->rel;
     const int left = e.n - (but >= 0);
     ld sum = left > 1 ? tr_gamma(r, 2 * (left - 1)) : 0;
+    if (is_rotated(r->p, e)) sum += rel.turn;
     for (int m = 0; m < e.n; m++) {
+        const int of = dp_factor_input(e.of[m]);
         if (m == but) continue;
-        if (e.of[m] >= DP_NINPUTS)
+        if (of >= DP_NINPUTS)
             sum += e.of[m] == DP_FACTOR_GROWTH ? 2 * a->norms[t].rel + 2 * r->u : a->norms[t].rel;
         else
-            sum += e.of[m] == DP_INPUT_K      ? rel.qk
-                   : e.of[m] == DP_INPUT_BETA ? rel.beta
-                                              : (ld)r->p->input_error;
+            sum += of == DP_INPUT_K      ? rel.qk
+                   : of == DP_INPUT_BETA ? rel.beta
+                                         : (ld)r->p->input_error;
     }
     return sum;
 }
@@ -196,22 +235,25 @@ static ld largest(const double *x, int64_t n) {
 }
 
 ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
-                int64_t t, int64_t key, int norm) {
+                int64_t now, int64_t key, int norm) {
     const dp_problem *p = r->p;
     ld up = 1;
     for (int i = 0; i < x.n; i++) {
+        const int of = dp_factor_input(x.of[i]);
+        const int64_t t = dp_factor_token(p, x.of[i], now), n = of == DP_INPUT_NUMBER ? 1 : p->K;
         if (i == m) continue;
-        if (x.of[i] == DP_FACTOR_DECAY)
+        if (t < 0)
+            up = 0;
+        else if (of == DP_FACTOR_DECAY)
             up *= a->norms[t].d;
-        else if (x.of[i] == DP_FACTOR_GROWTH)
+        else if (of == DP_FACTOR_GROWTH)
             up *= a->norms[t].growth;
-        else if (x.of[i] == DP_INPUT_K)
+        else if (of == DP_INPUT_K)
             up *= qk->k_norm[t * p->R + key];
-        else if (x.of[i] == DP_INPUT_BETA)
+        else if (of == DP_INPUT_BETA)
             up *= a->beta_up[t * p->R + key];
         else
-            up *= norm ? tr_norm_up(given(p, x.of[i], hv, t), p->K)
-                       : largest(given(p, x.of[i], hv, t), p->K);
+            up *= norm ? tr_norm_up(given(p, of, hv, t), n) : largest(given(p, of, hv, t), n);
     }
     return up;
 }
@@ -331,8 +373,12 @@ void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_h
             *nu = whole_step_norm(r, t, g, qk, a, x);
         } else if (kind == READS_ANOTHER) {
             const int read = r->rows.read[0], write = r->rows.write[0];
+            const dp_entry e = r->rows.of[read];
             to_doubles(tr_entry_rows(r, qk, a, write), t * K, K, x);
-            entry_doubles(r, hv, t, qk, a, r->rows.of[read], x + K);
+            if (dp_entry_looks_back(e) || dp_entry_has(e, DP_INPUT_NUMBER))
+                to_doubles(tr_entry_rows(r, qk, a, read), t * K, K, x + K);
+            else
+                entry_doubles(r, hv, t, qk, a, r->rows.of[read], x + K);
             *nu = tr_gated_step_norm(r, x, x + K, tr_entry_norms(qk, a, write)[t],
                                      tr_entry_norms(qk, a, read)[t],
                                      tr_entry_rel(r, a, r->rows.of[read], -1, t) +
@@ -359,34 +405,74 @@ static void add_through(const tr_run *r, int hv, const tr_qk *qk, const tr_head 
     mpfr_add(into, into, x, MPFR_RNDN);
 }
 
-/* Gradient of `input` at channel k (a number: 0) of a key, all that the entries say of it. */
-static void sum_of(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, const tr_task *c,
-                   int input, int64_t t, int64_t i, int64_t key, int64_t k, mpfr_ptr into,
-                   mp_array tmp) {
-    const int64_t K = r->p->K;
-    for (int e = 0; e < r->rows.n; e++)
-        for (int m = 0; m < r->rows.of[e].n; m++)
-            if (r->rows.of[e].of[m] == input)
-                add_through(r, hv, qk, a, r->rows.of[e], m, t, key, k,
-                            mp_at(c->dentry[e], (i * r->p->R + key) * K + k), into, tmp);
+/* The gradient of entry e of token t (row i of the block) at channel k before it was rotated. */
+static mpfr_srcptr unturned(const tr_run *r, const tr_qk *qk, const tr_task *c, int e, int64_t t,
+                            int64_t i, int64_t key, int64_t k, mp_array tmp) {
+    const dp_problem *p = r->p;
+    mp_array d = mp_from(c->dentry[e], (i * p->R + key) * p->K);
+    const int64_t P = dp_pairs(p);
+    const int64_t at =
+        is_rotated(p, r->rows.of[e]) && k < 2 * P ? turned_at(p, r->rows.of[e], t) : -1;
+    if (at < 0) return mp_at(d, k);
+    mpfr_ptr x = mp_at(tmp, 2), y = mp_at(tmp, 3);
+    mpfr_mul(x, mp_at(d, k), mp_at(qk->cos, at * P + k / 2), MPFR_RNDN);
+    mpfr_mul(y, mp_at(d, k ^ 1), mp_at(qk->sin, at * P + k / 2), MPFR_RNDN);
+    (k & 1 ? mpfr_sub : mpfr_add)(x, x, y, MPFR_RNDN);
+    return x;
 }
 
-static void chain_beta(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
-                       int64_t t, int64_t i, mp_array tmp) {
-    const dp_problem *p = r->p;
-    for (int64_t key = 0; key < p->R; key++) {
-        mpfr_ptr into = mp_at(c->dbeta, i * p->R + key);
-        mpfr_set_zero(into, 1);
-        for (int64_t j = 0; j < dp_rows(p); j++) {
-            const dp_entry s = dp_row_of(p, j)->strength;
-            for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++)
-                if (s.of[m] == DP_INPUT_BETA)
-                    add_through(r, hv, qk, a, s, m, t, key, 0,
-                                mp_at(c->dstrength, i * dp_rows(p) + j), into, tmp);
-        }
-        for (int64_t k = 0; k < p->K; k++)
-            sum_of(r, hv, qk, a, c, DP_INPUT_BETA, t, i, key, k, into, tmp);
+/* A token of a block: what the chain rule of its inputs asks. */
+typedef struct {
+    const tr_run *r;
+    int hv;
+    const tr_qk *qk;
+    const tr_head *a;
+    const tr_task *c;
+    int64_t t, i;
+    mp_array tmp;
+} chain;
+
+/* += what the entries of token t, row i of the block, say of factor `of` at channel k of a key. */
+static void add_entries(const chain *x, int of, int64_t t, int64_t i, int64_t key, int64_t k,
+                        mpfr_ptr into) {
+    const tr_run *r = x->r;
+    for (int e = 0; e < r->rows.n; e++)
+        for (int m = 0; m < r->rows.of[e].n; m++)
+            if (r->rows.of[e].of[m] == of)
+                add_through(r, x->hv, x->qk, x->a, r->rows.of[e], m, t, key, k,
+                            unturned(r, x->qk, x->c, e, t, i, key, k, x->tmp), into, x->tmp);
+}
+
+/* Gradient of `input` at channel k (a number: 0) of a key, all that the entries say of it, those of
+ * the token after too. */
+static void sum_of(const chain *x, int input, int64_t key, int64_t k, mpfr_ptr into) {
+    const int64_t after = dp_token_after(x->r->p, x->t);
+    add_entries(x, input, x->t, x->i, key, k, into);
+    if (after >= 0) add_entries(x, input | DP_PREVIOUS, after, x->i + after - x->t, key, k, into);
+}
+
+/* += the same of strengths */
+static void add_strengths(const chain *x, int of, int64_t t, int64_t i, int64_t key,
+                          mpfr_ptr into) {
+    const dp_problem *p = x->r->p;
+    for (int64_t j = 0; j < dp_rows(p); j++) {
+        const dp_entry s = dp_row_of(p, j)->strength;
+        for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++)
+            if (s.of[m] == of)
+                add_through(x->r, x->hv, x->qk, x->a, s, m, t, key, 0,
+                            mp_at(x->c->dstrength, i * dp_rows(p) + j), into, x->tmp);
     }
+}
+
+/* The gradient of a number of key `key`. */
+static void chain_number(const chain *x, int input, int64_t key, mpfr_ptr into) {
+    const dp_problem *p = x->r->p;
+    const int64_t after = dp_token_after(p, x->t);
+    mpfr_set_zero(into, 1);
+    add_strengths(x, input, x->t, x->i, key, into);
+    if (after >= 0) add_strengths(x, input | DP_PREVIOUS, after, x->i + after - x->t, key, into);
+    for (int64_t k = 0; k < p->K; k++)
+        sum_of(x, input, key, k, into);
 }
 
 /* += +-E dE of an entry with exp(+-g), for each such factor */
@@ -398,39 +484,63 @@ static void add_gate(dp_entry e, mpfr_srcptr value, mpfr_srcptr d, mpfr_ptr dg, 
     mpfr_add(dg, dg, mp_at(tmp, 0), MPFR_RNDN);
 }
 
-static void chain_gate(const tr_run *r, const tr_qk *qk, const tr_head *a, tr_task *c, int64_t t,
-                       int64_t i, mp_array tmp) {
+static void chain_gate(const chain *x) {
+    const tr_run *r = x->r;
     const dp_problem *p = r->p;
-    const int64_t K = p->K, Kg = dp_Kg(p), n = dp_rows(p);
+    const int64_t K = p->K, Kg = dp_Kg(p), n = dp_rows(p), i = x->i;
     for (int e = 0; e < r->rows.n; e++)
-        for (int64_t x = 0; x < p->R * K; x++)
-            add_gate(r->rows.of[e], mp_at(tr_entry_rows(r, qk, a, e), t * p->R * K + x),
-                     mp_at(c->dentry[e], i * p->R * K + x),
-                     mp_at(c->dg, i * Kg + (Kg > 1 ? x % K : 0)), tmp);
+        for (int64_t z = 0; z < p->R * K; z++)
+            add_gate(r->rows.of[e], mp_at(tr_entry_rows(r, x->qk, x->a, e), x->t * p->R * K + z),
+                     mp_at(x->c->dentry[e], i * p->R * K + z),
+                     mp_at(x->c->dg, i * Kg + (Kg > 1 ? z % K : 0)), x->tmp);
     for (int64_t j = 0; j < n; j++)
-        add_gate(dp_row_of(p, j)->strength, mp_at(a->strength, t * n + j),
-                 mp_at(c->dstrength, i * n + j), mp_at(c->dg, i * Kg), tmp);
+        add_gate(dp_row_of(p, j)->strength, mp_at(x->a->strength, x->t * n + j),
+                 mp_at(x->c->dstrength, i * n + j), mp_at(x->c->dg, i * Kg), x->tmp);
+}
+
+/* The gradient of the angles of this token, through its own rotated entries and those of the token
+ * after. */
+static void chain_angles(const chain *x) {
+    const tr_run *r = x->r;
+    const dp_problem *p = r->p;
+    const int64_t after = dp_token_after(p, x->t), P = dp_pairs(p);
+    mp_array to = mp_from(x->c->dphi, x->i * P);
+    mp_zero(to, P);
+    for (int e = 0; e < r->rows.n; e++) {
+        const int key = dp_entry_rotated(dp_recurrence_of(p), r->rows.of[e]);
+        const int64_t t = key >= 0 && key & DP_PREVIOUS ? after : x->t;
+        if (key >= 0 && t >= 0)
+            tr_add_turning(r, mp_from(x->a->entry[e], t * p->K),
+                           mp_from(x->c->dentry[e], (x->i + t - x->t) * p->K), to, x->tmp);
+    }
 }
 
 void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, tr_task *c,
                    int64_t t, int64_t i, mp_array tmp) {
     const dp_problem *p = r->p;
     const int64_t K = p->K;
+    const chain x = {r, hv, qk, a, c, t, i, tmp};
     for (int field = 0; field < DP_NRESULTS; field++) {
         const dp_tensor_field *f = &dp_result_fields[field];
         if (f->role != DP_ROLE_GRADIENT || !dp_result_exists(p, field) || !tr_is_given(f->of))
             continue;
         for (int64_t k = 0; k < K; k++) {
             mpfr_set_zero(mp_at(tmp, 1), 1);
-            sum_of(r, hv, qk, a, c, f->of, t, i, 0, k, mp_at(tmp, 1), tmp);
+            sum_of(&x, f->of, 0, k, mp_at(tmp, 1));
             tr_store(&r->t->field[field], (t * p->HV + hv) * K + k, mp_at(tmp, 1), mp_at(tmp, 0));
         }
     }
-    for (int64_t x = 0; x < p->R * K; x++) {
-        mpfr_ptr into = mp_at(c->dk, i * p->R * K + x);
+    for (int64_t z = 0; z < p->R * K; z++) {
+        mpfr_ptr into = mp_at(c->dk, i * p->R * K + z);
         mpfr_set_zero(into, 1);
-        sum_of(r, hv, qk, a, c, DP_INPUT_K, t, i, x / K, x % K, into, tmp);
+        sum_of(&x, DP_INPUT_K, z / K, z % K, into);
     }
-    chain_beta(r, hv, qk, a, c, t, i, tmp);
-    chain_gate(r, qk, a, c, t, i, tmp);
+    for (int64_t key = 0; key < p->R; key++)
+        chain_number(&x, DP_INPUT_BETA, key, mp_at(c->dbeta, i * p->R + key));
+    if (p->number) {
+        chain_number(&x, DP_INPUT_NUMBER, 0, mp_at(tmp, 1));
+        tr_store(&r->t->field[DP_RESULT_DNUMBER], t * p->HV + hv, mp_at(tmp, 1), mp_at(tmp, 0));
+    }
+    if (p->angle) chain_angles(&x);
+    chain_gate(&x);
 }

@@ -206,7 +206,32 @@ static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) 
     }
 }
 
-/* Gradients of what the values of a token are products of, each summed over its rows. */
+/* += the gradient of column v of factor `of` through row j of token t, its own dE [w]. x is
+ * overwritten. */
+static void add_value_gradient(const tr_task *c, int64_t t, int64_t j, int of, int v, mp_array dE,
+                               mpfr_ptr x, mpfr_ptr sum) {
+    const dp_problem *p = c->run->p;
+    const dp_entry e = dp_row_of(p, j)->value;
+    const int left = dp_entry_has(e, of);
+    if (!left) return;
+    mpfr_mul_si(x, mp_at(dE, j * c->w + v), e.sign * left, MPFR_RNDN);
+    for (int m = 0, own = 1; m < e.n; m++) {
+        const int64_t at = dp_factor_token(p, e.of[m], t);
+        if (own && e.of[m] == of)
+            own = 0;
+        else
+            mpfr_mul_d(x, x,
+                       at < 0
+                           ? 0
+                           : dp_input_of(p, dp_factor_input(
+                                                e.of[m]))[value_row(c, at, j) * p->V + c->v0 + v],
+                       MPFR_RNDN);
+    }
+    mpfr_add(sum, sum, x, MPFR_RNDN);
+}
+
+/* Gradients of what the values of a token are products of, each summed over its rows, and those of
+ * the token after that look back. */
 static void store_value_gradients(const tr_task *c, int64_t t) {
     static const struct {
         dp_input_id input;
@@ -214,26 +239,36 @@ static void store_value_gradients(const tr_task *c, int64_t t) {
     } OF[] = {{DP_INPUT_V, DP_RESULT_DV}, {DP_INPUT_WRITE, DP_RESULT_DWRITE}};
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0), sum = mp_at(c->tmp, 1), x = mp_at(c->tmp, 2);
+    const int64_t nw = dp_rows(p) * (int64_t)c->w, after = c->later.mem ? dp_token_after(p, t) : -1;
+    mp_array later = c->later;
+    if (later.mem) later = mp_from(later, t % dp_lag(p) * nw);
     for (int i = 0; i < 2; i++)
         for (int64_t key = 0; key < p->R && dp_input_of(p, OF[i].input); key++)
             for (int v = 0; v < c->w; v++) {
                 const int64_t at = value_row(c, t, key) * p->V + c->v0 + v;
                 mpfr_set_zero(sum, 1);
                 for (int64_t j = 0; j < dp_rows(p); j++) {
-                    const dp_entry e = dp_row_of(p, j)->value;
-                    int left = dp_entry_has(e, OF[i].input);
-                    if (!left || dp_row_key(p, j) != key) continue;
-                    mpfr_mul_si(x, mp_at(c->dE, j * c->w + v), e.sign * left, MPFR_RNDN);
-                    for (int m = 0, own = 1; m < e.n; m++) {
-                        if (own && e.of[m] == OF[i].input)
-                            own = 0;
-                        else
-                            mpfr_mul_d(x, x, dp_input_of(p, e.of[m])[at], MPFR_RNDN);
-                    }
-                    mpfr_add(sum, sum, x, MPFR_RNDN);
+                    if (dp_row_key(p, j) != key) continue;
+                    add_value_gradient(c, t, j, OF[i].input, v, c->dE, x, sum);
+                    if (after >= 0)
+                        add_value_gradient(c, after, j, OF[i].input | DP_PREVIOUS, v, later, x,
+                                           sum);
                 }
                 tr_store(&c->run->t->field[OF[i].result], at, sum, tmp);
             }
+    if (c->later.mem) mp_copy(later, c->dE, nw);
+}
+
+/* Gradients of entries and strengths of the tokens after the block, from where the block after left
+ * them. */
+static void keep_later(const tr_task *c, const tr_block *k) {
+    const dp_problem *p = c->run->p;
+    const int64_t n = k->t1 - k->t0, RK = (int64_t)p->R * p->K, rows = dp_rows(p);
+    for (int64_t i = dp_lag(p) - 1; i >= 0; i--) {
+        for (int e = 0; e < c->run->rows.n; e++)
+            mp_copy(mp_from(c->dentry[e], (n + i) * RK), mp_from(c->dentry[e], i * RK), RK);
+        mp_copy(mp_from(c->dstrength, (n + i) * rows), mp_from(c->dstrength, i * rows), rows);
+    }
 }
 
 /* dU = write G, dstrength = sum_v E o dU, dE = diag(strength) dU, U = diag(strength) E */
@@ -318,6 +353,7 @@ void tr_backward_block(tr_task *c, int b) {
     const int64_t Kw = (int64_t)p->K * c->w, Rw = (int64_t)dp_rows(p) * c->w;
     const int64_t state_row = (int64_t)k->seq * p->HV + c->hv;
     rebuild_tape(c, b);
+    if (dp_recurrence_looks_back(dp_recurrence_of(p))) keep_later(c, k);
     if (k->last_of_seq) load_state(c, c->S, p->dstate, state_row);
     for (int64_t t = k->t1 - 1; t >= k->t0; t--) {
         const int64_t i = t - k->t0, G = groups(p);
@@ -352,14 +388,17 @@ void tr_task_alloc(tr_task *c, int backward) {
     c->dk = mp_alloc(len * p->R * K, r->prec);
     c->dg = mp_alloc(len * dp_Kg(p), r->prec);
     c->dbeta = mp_alloc(len * p->R, r->prec);
-    c->dstrength = mp_alloc(len * n, r->prec);
+    c->dstrength = mp_alloc((len + dp_lag(p)) * n, r->prec);
     for (int e = 0; e < r->rows.n; e++)
-        c->dentry[e] = mp_alloc(len * p->R * K, r->prec);
+        c->dentry[e] = mp_alloc((len + dp_lag(p)) * p->R * K, r->prec);
+    if (tr_values_look_back(p)) c->later = mp_alloc(dp_lag(p) * Rw, r->prec);
+    if (p->angle) c->dphi = mp_alloc(len * dp_pairs(p), r->prec);
 }
 
 void tr_task_free(tr_task *c) {
-    mp_array *m[] = {&c->S,   &c->ckpt, &c->E,  &c->tape, &c->U,  &c->dU,    &c->dE,
-                     &c->row, &c->tmp,  &c->dq, &c->dk,   &c->dg, &c->dbeta, &c->dstrength};
+    mp_array *m[] = {&c->S,     &c->ckpt,      &c->E,     &c->tape, &c->U,  &c->dU,
+                     &c->dE,    &c->row,       &c->tmp,   &c->dq,   &c->dk, &c->dg,
+                     &c->dbeta, &c->dstrength, &c->later, &c->dphi};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     for (int e = 0; e < DP_MAX_ENTRIES; e++)

@@ -91,6 +91,27 @@ void dp_problem_alloc(dp_problem *p) {
     }
 }
 
+/* The sequence of token t: the last one that begins at or before it. */
+static int sequence_of(const dp_problem *p, int64_t t) {
+    int lo = 0, hi = p->Nseq - 1;
+    while (lo < hi) {
+        const int mid = lo + (hi - lo + 1) / 2;
+        if (p->cu[mid] <= t)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+int64_t dp_token_before(const dp_problem *p, int64_t t) {
+    return t - dp_lag(p) >= p->cu[sequence_of(p, t)] ? t - dp_lag(p) : -1;
+}
+
+int64_t dp_token_after(const dp_problem *p, int64_t t) {
+    return t + dp_lag(p) < p->cu[sequence_of(p, t) + 1] ? t + dp_lag(p) : -1;
+}
+
 void dp_problem_free(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         free(*dp_input_at(p, i));
@@ -138,6 +159,11 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
                        p->HV, dp_models[p->model].name, p->H);
     if (dp_by_rows(p) && p->l2norm)
         return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_models[p->model].name);
+    if (p->pairs < 0 || 2 * dp_pairs(p) > p->K)
+        return dp_fail(e, DP_EINPUT, "P = %d: an angle rotates up to K / 2 = %d pairs", p->pairs,
+                       p->K / 2);
+    if (p->angle && !dp_pairs(p))
+        return dp_fail(e, DP_EINPUT, "K = %d: an angle rotates pairs of channels", p->K);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
     if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
         return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",

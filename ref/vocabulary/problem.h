@@ -14,6 +14,7 @@
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
  *   erase [T][HV][K]    write [T][HV][V]      in place of beta (GDN-2)
  *   lr_a lr_b [T][HV][K]                      in place of beta (DPLR, RWKV-7)
+ *   number [T][HV]   angle [T][HV][P]         of a user's own rows alone (recurrence_text.h)
  *   s0, final_state [Nseq][HV][K][V]
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
@@ -138,10 +139,14 @@ struct dp_problem {
     /* > 1: of every so many tokens the first decays by its gate, the others not at all: how the
      * double-double truth walks through keys that read in turn (truth_turns.c); no file has it */
     int decays_every;
+    int pairs; /* pairs of channels that angle rotates; 0: K / 2 */
+    int lag;   /* every so many tokens the first writes and the others only read, so that the
+                * previous one lies so far back; 0: one (harness/run/judge_files.h) */
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
     double *erase, *write;   /* DP_BY_GATES, else NULL */
     double *lr_a, *lr_b;     /* DP_BY_FACTORS, else NULL */
+    double *number, *angle;  /* DP_BY_ROWS: a second number, steps of an angle; else NULL */
     double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
@@ -157,6 +162,13 @@ struct dp_problem {
 static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
 /* Width of the gate: 1 where a head has one gate, else K. */
 static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
+
+/* Pairs of channels that an angle rotates: 2 i and 2 i + 1 of pair i. */
+static inline int dp_pairs(const dp_problem *p) { return p->pairs ? p->pairs : p->K / 2; }
+static inline int dp_lag(const dp_problem *p) { return p->lag ? p->lag : 1; }
+/* The token before t in its sequence, and the one after it; -1: there is none. */
+int64_t dp_token_before(const dp_problem *p, int64_t t);
+int64_t dp_token_after(const dp_problem *p, int64_t t);
 
 static inline int dp_has_beta(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_BETA;
@@ -200,7 +212,8 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
  * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
 struct dp_result {
     double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dA_log, *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle, *dA_log,
+        *ddt_bias, *ds0;
 };
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);

@@ -6,7 +6,12 @@
  * `before`: the rows read the state before its decay. Every entry is a product of at most three of
  * an input, exp(g) and exp(-g), with a sign; write and read have K channels, value has V, strength
  * is a number. Where there is one row and a token has R keys, it stands for each of them. From
- * these rows alone follow the truth, its gradients and its radii (ref/truth). */
+ * these rows alone follow the truth, its gradients and its radii (ref/truth).
+ *
+ * An input may be that of the previous token: zeros at the first of a sequence. The query and some
+ * keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of channels
+ * has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its own token's phi. Only
+ * writes have rotated keys, beside numbers and a head's gate, which commute with the rotation. */
 #ifndef DP_RECURRENCE_H
 #define DP_RECURRENCE_H
 #include "problem.h"
@@ -17,6 +22,8 @@ extern "C" {
 enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 4, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, beside dp_input_id. */
 enum { DP_FACTOR_DECAY = DP_NINPUTS, DP_FACTOR_GROWTH /* exp(g), exp(-g) */ };
+/* Added to an input: that of the previous token. */
+enum { DP_PREVIOUS = 64 };
 
 /* sign 0: there is none, a zero; n 0: 1 or -1. */
 typedef struct {
@@ -28,6 +35,7 @@ typedef struct {
 } dp_token_row;
 typedef struct {
     int before, n;
+    unsigned rotated; /* bit i: keys of input i are */
     dp_token_row row[DP_MAX_ROWS];
 } dp_recurrence;
 extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
@@ -63,13 +71,58 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     return n;
 }
 
-/* Does any of its rows have that input? */
-static inline int dp_recurrence_uses(const dp_recurrence *a, int input) {
+/* The input of a factor, whichever token's. */
+static inline int dp_factor_input(int of) { return of & ~DP_PREVIOUS; }
+/* The token of a factor in an entry of token t; -1: there is none. */
+static inline int64_t dp_factor_token(const dp_problem *p, int of, int64_t t) {
+    return of & DP_PREVIOUS ? dp_token_before(p, t) : t;
+}
+/* Has it an input of the previous token? */
+static inline int dp_entry_looks_back(dp_entry e) {
+    int any = 0;
+    for (int i = 0; i < e.n; i++)
+        any |= e.of[i] & DP_PREVIOUS;
+    return any != 0;
+}
+/* The rotated key of an entry, as a factor; -1: none. */
+static inline int dp_entry_rotated(const dp_recurrence *a, dp_entry e) {
+    for (int i = 0; i < e.n; i++)
+        if (a->rotated >> dp_factor_input(e.of[i]) & 1) return e.of[i];
+    return -1;
+}
+
+/* Which entries of a row. */
+typedef enum {
+    DP_ENTRY_WRITE,
+    DP_ENTRY_READ,
+    DP_ENTRY_VALUE,
+    DP_ENTRY_STRENGTH,
+    DP_NENTRIES
+} dp_entry_kind;
+static inline dp_entry dp_entry_of(const dp_token_row *r, int kind) {
+    return kind == DP_ENTRY_WRITE   ? r->write
+           : kind == DP_ENTRY_READ  ? r->read
+           : kind == DP_ENTRY_VALUE ? r->value
+                                    : r->strength;
+}
+/* Does any of its rows have that factor? */
+static inline int dp_recurrence_has(const dp_recurrence *a, int factor) {
     int n = 0;
-    for (int j = 0; j < a->n; j++)
-        n += dp_entry_has(a->row[j].write, input) + dp_entry_has(a->row[j].read, input) +
-             dp_entry_has(a->row[j].value, input) + dp_entry_has(a->row[j].strength, input);
+    for (int i = 0; i < a->n * DP_NENTRIES; i++)
+        n += dp_entry_has(dp_entry_of(&a->row[i / DP_NENTRIES], i % DP_NENTRIES), factor);
     return n > 0;
+}
+/* That input, of this token or the previous one? */
+static inline int dp_recurrence_uses(const dp_recurrence *a, int input) {
+    return dp_recurrence_has(a, input) || dp_recurrence_has(a, input | DP_PREVIOUS) ||
+           (input == DP_INPUT_ANGLE && a->rotated);
+}
+/* Does any look back? */
+static inline int dp_recurrence_looks_back(const dp_recurrence *a) {
+    int any = 0;
+    for (int i = 0; i < a->n * DP_NENTRIES; i++)
+        any |= dp_entry_looks_back(dp_entry_of(&a->row[i / DP_NENTRIES], i % DP_NENTRIES));
+    return any;
 }
 /* Has a recurrence such an input: q, g, and what stands in its rows; states, parameters of the gate
  * and gradients that come in may always be there. */
@@ -77,6 +130,12 @@ int dp_model_has(dp_model m, int input); /* tensors.c */
 /* How often it has exp(g), less exp(-g). */
 static inline int dp_entry_gates(dp_entry e) {
     return dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
+}
+/* Does a token need of those before it more than the state: the previous one's inputs, the sum of
+ * angles? */
+static inline int dp_has_halo(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    return a->rotated || dp_recurrence_looks_back(a);
 }
 /* Has it an exp(-g), or reads before the decay, which is one in chunk form? */
 static inline int dp_has_growth(const dp_problem *p) {

@@ -9,7 +9,8 @@
 #define COUNT(X) ((int)(sizeof(X) / sizeof *(X)))
 
 /* Where inputs lie, in the order in which a statement names them. */
-static const dp_input_id QUERY[] = {DP_INPUT_Q}, GATE[] = {DP_INPUT_G}, NUMBER[] = {DP_INPUT_BETA},
+static const dp_input_id QUERY[] = {DP_INPUT_Q}, GATE[] = {DP_INPUT_G}, ANGLE[] = {DP_INPUT_ANGLE},
+                         NUMBERS[] = {DP_INPUT_BETA, DP_INPUT_NUMBER},
                          KEYS[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
                          VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE};
 static const struct {
@@ -20,7 +21,8 @@ static const struct {
               {"gate", GATE, 1, 1},
               {"keys", KEYS, 1, COUNT(KEYS)},
               {"values", VALUES, 1, COUNT(VALUES)},
-              {"number", NUMBER, 0, 1}};
+              {"number", NUMBERS, 0, COUNT(NUMBERS)},
+              {"angle", ANGLE, 0, 1}};
 enum { WORDS_MOST = 16, WORD_MOST = 200 };
 
 typedef struct {
@@ -82,15 +84,14 @@ static void known_names(const dp_user_recurrence *y, char *out, size_t size) {
     size_t n = 0;
     *out = 0;
     for (int i = 0; i < DP_NINPUTS && n < size; i++)
-        if (*y->input[i] && i != DP_INPUT_Q)
+        if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_ANGLE)
             n += (size_t)snprintf(out + n, size - n, i == DP_INPUT_G ? " exp(%s) exp(-%s)" : " %s",
                                   y->input[i], y->input[i]);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-typedef enum { WRITE, READ, VALUE, STRENGTH, NENTRIES } entry_kind;
-static const char *const ENTRY_NAMES[NENTRIES] = {"write", "read", "value", "strength"};
+static const char *const ENTRY_NAMES[DP_NENTRIES] = {"write", "read", "value", "strength"};
 
 static int is_of(const dp_input_id *list, int n, int input) {
     for (int i = 0; i < n; i++)
@@ -98,9 +99,13 @@ static int is_of(const dp_input_id *list, int n, int input) {
     return 0;
 }
 
-/* exp(NAME), exp(-NAME) or NAME of n letters; -1: neither. */
+/* exp(NAME), exp(-NAME), prev(NAME) or NAME of n letters; -1: neither. */
 static int factor_named(const dp_user_recurrence *y, const char *s, size_t n) {
     const int grows = n > 5 && !strncmp(s, "exp(-", 5);
+    if (n > 6 && !strncmp(s, "prev(", 5) && s[n - 1] == ')') {
+        const int of = input_named(y, s + 5, n - 6);
+        return of < 0 ? -1 : of | DP_PREVIOUS;
+    }
     if (n < 6 || strncmp(s, "exp(", 4) || s[n - 1] != ')') return input_named(y, s, n);
     const size_t skip = grows ? 5 : 4;
     return input_named(y, s + skip, n - skip - 1) != DP_INPUT_G ? -1
@@ -108,29 +113,30 @@ static int factor_named(const dp_user_recurrence *y, const char *s, size_t n) {
                                                                 : DP_FACTOR_DECAY;
 }
 
-static dp_status add_factor(reader *r, const char *word, entry_kind kind, const char *s, size_t n,
-                            dp_entry *y) {
+static dp_status add_factor(reader *r, const char *word, dp_entry_kind kind, const char *s,
+                            size_t n, dp_entry *y) {
     char known[300], name[WORD_MOST];
     const int f = factor_named(r->y, s, n);
     snprintf(name, sizeof name, "%.*s", (int)n, s);
-    if (f < 0 || f == DP_INPUT_Q || f == DP_INPUT_G) {
+    const int of = f < 0 ? f : dp_factor_input(f);
+    if (of < 0 || of == DP_INPUT_Q || of == DP_INPUT_G || of == DP_INPUT_ANGLE) {
         known_names(r->y, known, sizeof known);
         return refuse(r, word, "has '%s', which is no factor; known:%s", name, known);
     }
-    const int fits = kind == VALUE      ? is_of(VALUES, COUNT(VALUES), f)
-                     : kind == STRENGTH ? f == DP_INPUT_BETA
-                                        : !is_of(VALUES, COUNT(VALUES), f);
+    const int fits = kind == DP_ENTRY_VALUE      ? is_of(VALUES, COUNT(VALUES), of)
+                     : kind == DP_ENTRY_STRENGTH ? is_of(NUMBERS, COUNT(NUMBERS), of)
+                                                 : !is_of(VALUES, COUNT(VALUES), of);
     if (!fits)
         return refuse(r, word, "has '%s', which is not of %s", name,
-                      kind == VALUE      ? "values"
-                      : kind == STRENGTH ? "number: only the number may stand in a strength"
-                                         : "keys, number and gate");
+                      kind == DP_ENTRY_VALUE      ? "values"
+                      : kind == DP_ENTRY_STRENGTH ? "number: only numbers may stand in a strength"
+                                                  : "keys, number and gate");
     if (y->n == DP_MAX_FACTORS) return refuse(r, word, "has more than %d factors", DP_MAX_FACTORS);
     y->of[y->n++] = (unsigned char)f;
     return DP_OK;
 }
 
-static dp_status parse_product(reader *r, const char *word, entry_kind kind, const char *text,
+static dp_status parse_product(reader *r, const char *word, dp_entry_kind kind, const char *text,
                                dp_entry *y) {
     dp_status s = DP_OK;
     int keys = 0;
@@ -139,7 +145,7 @@ static dp_status parse_product(reader *r, const char *word, entry_kind kind, con
         y->sign = -1;
         text++;
     }
-    if (kind == STRENGTH && !strcmp(text, "1")) return DP_OK;
+    if (kind == DP_ENTRY_STRENGTH && !strcmp(text, "1")) return DP_OK;
     for (; !s; text++) {
         const size_t n = strcspn(text, "*");
         s = add_factor(r, word, kind, text, n, y);
@@ -147,8 +153,8 @@ static dp_status parse_product(reader *r, const char *word, entry_kind kind, con
         if (!*text) break;
     }
     for (int i = 0; i < y->n; i++)
-        keys += is_of(KEYS, COUNT(KEYS), y->of[i]);
-    if (!s && kind < VALUE && !keys)
+        keys += is_of(KEYS, COUNT(KEYS), dp_factor_input(y->of[i]));
+    if (!s && kind < DP_ENTRY_VALUE && !keys)
         return refuse(r, word, "has no key: one of keys must be in it");
     return s;
 }
@@ -157,20 +163,20 @@ static dp_status parse_row(reader *r) {
     dp_recurrence *to = &r->y->rows;
     if (to->n == DP_MAX_ROWS) return refuse(r, "row", "stands here once too often: %d", to->n);
     dp_token_row *row = &to->row[to->n++];
-    dp_entry *entry[NENTRIES] = {&row->write, &row->read, &row->value, &row->strength};
+    dp_entry *entry[DP_NENTRIES] = {&row->write, &row->read, &row->value, &row->strength};
     row->strength.sign = 1;
-    int said[NENTRIES] = {0};
+    int said[DP_NENTRIES] = {0};
     for (int i = 1; i < r->n; i++) {
         const char *word = r->word[i], *equals = strchr(word, '=');
         int kind = 0;
-        while (kind < NENTRIES &&
+        while (kind < DP_NENTRIES &&
                (!equals || strlen(ENTRY_NAMES[kind]) != (size_t)(equals - word) ||
                 strncmp(word, ENTRY_NAMES[kind], (size_t)(equals - word))))
             kind++;
-        if (kind == NENTRIES)
+        if (kind == DP_NENTRIES)
             return refuse(r, word, "is none of write= read= value= strength=, without blanks");
         if (said[kind]++) return refuse(r, word, "stands twice in this row");
-        const dp_status s = parse_product(r, word, (entry_kind)kind, equals + 1, entry[kind]);
+        const dp_status s = parse_product(r, word, (dp_entry_kind)kind, equals + 1, entry[kind]);
         if (s) return s;
     }
     if (!row->write.sign) return refuse(r, "row", "has no write=");
@@ -191,15 +197,30 @@ static dp_status choose(const reader *r, int from, const char *a, const char *b,
     return *second || !strcmp(said, a) ? DP_OK : refuse(r, said, "must be %s or %s", a, b);
 }
 
+/* Names of keys, which an earlier line has. */
+static dp_status parse_turned(reader *r) {
+    if (r->n < 4 || strcmp(r->word[2], "turns"))
+        return refuse(r, r->word[0], "must be 'angle NAME turns KEY ..'");
+    for (int i = 3; i < r->n; i++) {
+        const int of = input_named(r->y, r->word[i], strlen(r->word[i]));
+        if (!is_of(KEYS, COUNT(KEYS), of))
+            return refuse(r, r->word[i], "is none of keys, which a line before must name");
+        r->y->rows.rotated |= 1U << of;
+    }
+    return DP_OK;
+}
+
 static dp_status parse_inputs(reader *r, int which) {
-    const int gate = !strcmp(INPUTS[which].word, "gate");
-    const int names = gate && r->n > 2 ? 1 : r->n - 1;
+    const int gate = !strcmp(INPUTS[which].word, "gate"),
+              angle = !strcmp(INPUTS[which].word, "angle");
+    const int names = (gate || angle) && r->n > 2 ? 1 : r->n - 1;
     if (names < 1 || names > INPUTS[which].most)
         return refuse(r, r->word[0], "names %d inputs, must be 1 to %d", names, INPUTS[which].most);
     for (int i = 0; i < names; i++) {
         const dp_status s = add_name(r, r->word[1 + i], INPUTS[which].of[i]);
         if (s) return s;
     }
+    if (angle) return parse_turned(r);
     return gate ? choose(r, 2, "per channel", "per head", &r->y->one_gate) : DP_OK;
 }
 
@@ -229,7 +250,7 @@ static dp_status parse_statement(reader *r) {
     for (int i = 0; i < COUNT(INPUTS); i++)
         if (!strcmp(word, INPUTS[i].word)) return (s = once(r, i)) ? s : parse_inputs(r, i);
     return refuse(r, word,
-                  "is no statement: recurrence query gate keys values number reads rows row");
+                  "is no statement: recurrence query gate keys values number angle reads rows row");
 }
 
 static dp_status split(reader *r, const char *line, size_t n) {
@@ -252,6 +273,31 @@ static dp_status split(reader *r, const char *line, size_t n) {
     return DP_OK;
 }
 
+/* A rotation commutes with numbers alone. */
+static dp_status check_turned(const reader *r) {
+    const dp_user_recurrence *y = r->y;
+    for (int i = 0; i < y->rows.n * DP_NENTRIES; i++) {
+        const int kind = i % DP_NENTRIES;
+        const dp_entry e = dp_entry_of(&y->rows.row[i / DP_NENTRIES], kind);
+        const int key = dp_entry_rotated(&y->rows, e);
+        int others = 0;
+        if (key < 0) continue;
+        for (int m = 0; m < e.n; m++)
+            others += is_of(KEYS, COUNT(KEYS), dp_factor_input(e.of[m])) ||
+                      (e.of[m] >= DP_NINPUTS && e.of[m] < DP_PREVIOUS && !y->one_gate);
+        const char *name = y->input[dp_factor_input(key)];
+        if (kind != DP_ENTRY_WRITE)
+            return dp_fail(r->e, DP_EINPUT, "%s: '%s' turns, so it may stand in write alone",
+                           r->path, name);
+        if (others > 1)
+            return dp_fail(
+                r->e, DP_EINPUT,
+                "%s: '%s' turns, so only numbers and a gate per head may stand beside it", r->path,
+                name);
+    }
+    return DP_OK;
+}
+
 static dp_status check_all(reader *r) {
     const dp_user_recurrence *y = r->y;
     if (!*y->name) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'recurrence NAME'", r->path);
@@ -266,7 +312,7 @@ static dp_status check_all(reader *r) {
     if (y->in_turn && y->rows.before)
         return dp_fail(r->e, DP_EINPUT,
                        "%s: 'rows in turn' read the decayed state, not the undecayed one", r->path);
-    return DP_OK;
+    return check_turned(r);
 }
 
 dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_recurrence *y,

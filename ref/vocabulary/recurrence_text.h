@@ -7,7 +7,10 @@
  *     gate   NAME per head|channel    [T,HV] or [T,HV,K]: the log of a step's decay, or raw
  *     keys   NAME ..                  [T,HV,K] each, 1 to 4
  *     values NAME ..                  [T,HV,V] each, 1 or 2
- *     number NAME                     [T,HV], where there is one
+ *     number NAME ..                  [T,HV] each, 1 or 2, where there are some
+ *     angle  NAME turns NAME ..       [T,HV,P], P up to K / 2, where there is one: the query and
+ *                                     these keys turn by its sum over the sequence so far, pairs
+ *                                     of channels (2 i, 2 i + 1) by angle i (recurrence.h)
  *     reads  decayed|undecayed        the state that rows read; default: decayed
  *     rows   together|in turn         of several rows; in turn each reads what those before it left
  *     row    write=PRODUCT read=PRODUCT value=PRODUCT strength=PRODUCT
@@ -16,14 +19,16 @@
  *     o = scale S' query
  *
  * 1 to 4 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
- * read are of keys, the number, exp(GATE) and exp(-GATE), with at least one key; value is of
- * values, strength the number. An entry that a row does not name is 0, strength 1; it
- * names write, and read or value.
+ * read are of keys, numbers, exp(GATE) and exp(-GATE), with at least one key; value is of
+ * values, strength of numbers. prev(NAME) in place of NAME is the previous token's, zeros at the
+ * first of a sequence. A rotated key stands in write alone, beside numbers and the gate of a
+ * head. An entry that a row does not name is 0, strength 1; it names write, and read
+ * or value.
  * Gradients are named d and the input's name. As many query heads as value heads; judge takes
  * several a value head, too (harness/run/judge_files.h).
  *
  * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,
- * lr_a, lr_b; values v, write; number beta, as given, in this order. */
+ * lr_a, lr_b; values v, write; numbers beta, number, as given, in this order; the angle angle. */
 #ifndef DP_RECURRENCE_TEXT_H
 #define DP_RECURRENCE_TEXT_H
 #include "recurrence.h"

@@ -9,12 +9,13 @@
 
 /* ---- axes ------------------------------------------------------------------------------------ */
 
-static const char *const AXES[DP_NAXES] = {
-    [DP_AXIS_T] = "T",      [DP_AXIS_NSEQ] = "Nseq",     [DP_AXIS_H] = "H",
-    [DP_AXIS_HV] = "HV",    [DP_AXIS_R] = "R",           [DP_AXIS_K] = "K",
-    [DP_AXIS_V] = "V",      [DP_AXIS_KG] = "Kg",         [DP_AXIS_RANKS] = "ranks",
-    [DP_AXIS_KEYS] = "64R", [DP_AXIS_CHUNKS] = "chunks", [DP_AXIS_D] = "D",
-    [DP_AXIS_W] = "W"};
+static const char *const AXES[DP_NAXES] = {[DP_AXIS_T] = "T",           [DP_AXIS_NSEQ] = "Nseq",
+                                           [DP_AXIS_H] = "H",           [DP_AXIS_HV] = "HV",
+                                           [DP_AXIS_R] = "R",           [DP_AXIS_K] = "K",
+                                           [DP_AXIS_V] = "V",           [DP_AXIS_KG] = "Kg",
+                                           [DP_AXIS_RANKS] = "ranks",   [DP_AXIS_KEYS] = "64R",
+                                           [DP_AXIS_CHUNKS] = "chunks", [DP_AXIS_D] = "D",
+                                           [DP_AXIS_W] = "W",           [DP_AXIS_P] = "P"};
 
 dp_dims dp_problem_dims(const dp_problem *p) {
     return (dp_dims){{[DP_AXIS_T] = p->T,
@@ -25,6 +26,7 @@ dp_dims dp_problem_dims(const dp_problem *p) {
                       [DP_AXIS_K] = p->K,
                       [DP_AXIS_V] = p->V,
                       [DP_AXIS_KG] = dp_Kg(p),
+                      [DP_AXIS_P] = dp_pairs(p),
                       [DP_AXIS_KEYS] = (int64_t)DP_CHUNK * p->R}};
 }
 
@@ -49,6 +51,7 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define BETA TOKENS(DP_AXIS_HV, DP_AXIS_R)
 #define ERASE TOKENS(DP_AXIS_HV, DP_AXIS_K)
 #define WRITE TOKENS(DP_AXIS_HV, DP_AXIS_V)
+#define ANGLE TOKENS(DP_AXIS_HV, DP_AXIS_P)
 #define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
 
 #define INPUT(NAME, FIELD, ROLE) .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE
@@ -66,6 +69,8 @@ dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_WRITE] = {REQUIRED(write), WRITE, .alias = "w"},
     [DP_INPUT_LR_A] = {REQUIRED(lr_a), ERASE},
     [DP_INPUT_LR_B] = {REQUIRED(lr_b), ERASE},
+    [DP_INPUT_NUMBER] = {REQUIRED(number), BETA},
+    [DP_INPUT_ANGLE] = {REQUIRED(angle), ANGLE},
     [DP_INPUT_A_LOG] = {PARAMETER(A_log), HEADS(DP_AXIS_NONE)},
     [DP_INPUT_DT_BIAS] = {PARAMETER(dt_bias), HEADS(DP_AXIS_KG)},
     [DP_INPUT_S0] = {INPUT("s0", s0, DP_ROLE_STATE), STATES, .parameter = 1,
@@ -91,6 +96,8 @@ dp_tensor_field dp_result_fields[DP_NRESULTS] = {
     [DP_RESULT_DWRITE] = {GRADIENT(dwrite, WRITE), WRITE, SHORT, .alias = "dw"},
     [DP_RESULT_DLR_A] = {GRADIENT(dlr_a, LR_A), ERASE, SHORT},
     [DP_RESULT_DLR_B] = {GRADIENT(dlr_b, LR_B), ERASE, SHORT},
+    [DP_RESULT_DNUMBER] = {GRADIENT(dnumber, NUMBER), BETA, SHORT},
+    [DP_RESULT_DANGLE] = {GRADIENT(dangle, ANGLE), ANGLE, SHORT},
     [DP_RESULT_DA_LOG] = {GRADIENT(dA_log, A_LOG), HEADS(DP_AXIS_NONE), .inner = "dA"},
     [DP_RESULT_DDT_BIAS] = {GRADIENT(ddt_bias, DT_BIAS), HEADS(DP_AXIS_KG), .inner = "dbias"},
     [DP_RESULT_DS0] = {GRADIENT(ds0, S0), STATES, .alias = "dh0"},

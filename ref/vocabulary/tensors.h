@@ -34,6 +34,7 @@ typedef enum {
     DP_AXIS_KEYS,   /* DP_CHUNK * R: the keys of a chunk */
     DP_AXIS_D,      /* channels of a convolution */
     DP_AXIS_W,      /* its width */
+    DP_AXIS_P,      /* pairs of channels that an angle rotates */
     DP_NAXES
 } dp_axis;
 #define DP_MAX_AXES 4
@@ -74,6 +75,8 @@ typedef enum {
     DP_INPUT_WRITE,
     DP_INPUT_LR_A,
     DP_INPUT_LR_B,
+    DP_INPUT_NUMBER,
+    DP_INPUT_ANGLE,
     DP_NINPUTS
 } dp_input_id;
 
@@ -92,6 +95,8 @@ typedef enum {
     DP_RESULT_DWRITE,
     DP_RESULT_DLR_A,
     DP_RESULT_DLR_B,
+    DP_RESULT_DNUMBER,
+    DP_RESULT_DANGLE,
     DP_NRESULTS
 } dp_result_id;
 

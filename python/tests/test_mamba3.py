@@ -1,0 +1,164 @@
+"""Mamba-3, which looks back at the previous token and rotates its keys: numpy kernels, right and
+wrong (mamba3.py)."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from mamba3 import Arrays, inputs, kernel
+
+from deltaproof import Recurrence, assert_explained, check, judge, run, to_bf16
+
+SAID: dict[str, Any] = {"recurrence": "mamba3", "base": "fp32", "gate": "log"}
+CU = [0, 23, 24, 70]
+GRADIENTS = {"dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}
+
+
+def failed(found: Any) -> set[str]:
+    return {n for n, t in found.tensors.items() if t["verdict"] == "fail"}
+
+
+def test_packed_sequences_pass_forward_and_backward() -> None:
+    x = inputs(70, 2, 16, 24, 5, seqs=3)  # 5 of 8 pairs turn
+    got = assert_explained(x, kernel(x, CU), cu_seqlens=CU, **SAID)
+    assert set(got) == GRADIENTS | {"o", "final_state", "ds0"}
+
+
+@pytest.mark.parametrize("wrong", ["rotation", "border", "tap"])
+def test_wrong_kernels_fail(wrong: str) -> None:
+    x = inputs(70, 2, 16, 24, 8, seqs=3)
+    found = judge(x, kernel(x, CU, wrong=wrong), cu_seqlens=CU, **SAID)
+    assert failed(found) >= {"o", "dB", "dx", "dbeta", "dtheta"}
+
+
+@pytest.mark.parametrize("name", sorted(GRADIENTS))
+def test_a_gradient_that_is_a_thousandth_too_large_fails_alone(name: str) -> None:
+    x = inputs(70, 2, 16, 24, 5, seqs=3)
+    y = kernel(x, CU)
+    y[name] *= np.float32(1.001)
+    assert failed(judge(x, y, cu_seqlens=CU, **SAID)) == {name}
+
+
+def of_rank(ranks: int) -> Recurrence:
+    rows: list[dict[str, str]] = []
+    for i in range(1, ranks + 1):
+        rows += [
+            {"write": f"B{i}", "value": f"x{i}", "strength": "gamma"},
+            {"write": f"prev(B{i})*exp(g)", "value": f"prev(x{i})", "strength": "beta"},
+        ]
+    keys = tuple(f"B{i}" for i in range(1, ranks + 1))
+    values = tuple(f"x{i}" for i in range(1, ranks + 1))
+    return Recurrence(
+        "mimo",
+        query="C",
+        gate="g",
+        keys=keys,
+        values=values,
+        rows=rows,
+        number=("gamma", "beta"),
+        per_head=True,
+        angle="theta",
+        turned=keys,
+    )
+
+
+def test_rank_2_is_two_writes_and_two_query_heads_a_value_head() -> None:
+    x, cu = inputs(70, 2, 16, 24, 8, seqs=2, ranks=2), [0, 30, 70]
+    said = SAID | {"recurrence": of_rank(2), "cu_seqlens": cu}
+    y = kernel(x, cu, ranks=2)
+    del y["dg"]  # of raw gates alone, with several query heads
+    got = assert_explained(x, y, **said)
+    assert {"o", "dC", "dB1", "dB2", "dx1", "dx2", "dgamma", "dbeta", "dtheta"} <= set(got)
+    y["dtheta"][:, :, 0] *= np.float32(1.01)
+    assert failed(judge(x, y, **said)) == {"dtheta"}
+    border = kernel(x, cu, ranks=2, wrong="border")
+    del border["dg"]
+    assert failed(judge(x, border, **said)) >= {"o", "dB1", "dx2", "dtheta"}
+
+
+def test_a_sequence_goes_on_where_its_last_token_comes_first() -> None:
+    """As cases/mamba3.recurrence says: numbers and gate 0, for an angle their sum so far."""
+    x, cut = inputs(60, 2, 16, 24, 8), 40
+    whole = kernel(x)
+    head = kernel({n: a if n in ("initial_state", "dht") else a[:cut] for n, a in x.items()})
+    rest: Arrays = {n: a[cut - 1 :].copy() for n, a in x.items() if n not in ("dht", "do")}
+    rest["initial_state"] = head["final_state"]
+    for name in ("g", "gamma", "beta"):
+        rest[name][0] = 0
+    rest["theta"][0] = x["theta"][:cut].astype(np.float64).sum(0)
+    o = np.concatenate([kernel_o(rest)[:1], whole["o"][cut:]])
+    out = {"o": o, "final_state": whole["final_state"]}
+    assert judge(rest, out, **SAID).passed
+    rest["theta"][0] = 0
+    assert judge(rest, out, **SAID).status == 1
+
+
+def kernel_o(x: Arrays) -> np.ndarray:
+    return kernel(x | {"do": np.zeros(x["x"].shape)})["o"]
+
+
+def test_bf16_rounds_what_turns() -> None:
+    x = {n: to_bf16(a) if n in "C B x".split() else a for n, a in inputs(70, 2, 16, 24, 8).items()}
+    y = kernel({n: np.asarray(a, np.float32) for n, a in x.items()})
+    y = {n: a if n in ("final_state", "dh0") else to_bf16(a) for n, a in y.items()}
+    assert_explained(x, y, **(SAID | {"base": "bf16"}))
+
+
+def subject(
+    C: Any, B: Any, x: Any, g: Any, gamma: Any, beta: Any, theta: Any, **more: Any
+) -> Arrays:
+    shape = (1, B.shape[1], B.shape[2], x.shape[2])
+    given = {"C": C, "B": B, "x": x, "g": g, "gamma": gamma, "beta": beta, "theta": theta}
+    given |= {"do": np.zeros(x.shape), "initial_state": np.zeros(shape)}
+    y = kernel(given | {n: a for n, a in more.items() if a is not None and n in given})
+    return {n: y[n] for n in ("o", "final_state")}
+
+
+def test_cases_run_and_checks_hold_but_for_what_a_halo_breaks() -> None:
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "recurrence": MAMBA3}
+
+    def right(
+        C: Any, B: Any, x: Any, g: Any, gamma: Any, beta: Any, theta: Any, initial_state: Any = None
+    ) -> Arrays:
+        return subject(C, B, x, g, gamma, beta, theta, initial_state=initial_state)
+
+    found = run(right, "dplr-weak", layouts=(), **own)
+    assert found.passed, found.text
+    verdicts = {x.name: x.verdict for x in check(right, **own)}
+    assert set(verdicts.values()) <= {"bitwise", "within bounds", "skipped"}, verdicts
+    assert verdicts["prefix"] == "skipped"
+
+
+MAMBA3 = Recurrence(
+    "mamba3",
+    query="C",
+    gate="g",
+    keys=("B",),
+    values=("x",),
+    number=("gamma", "beta"),
+    rows=(
+        {"write": "B", "value": "x", "strength": "gamma"},
+        {"write": "prev(B)*exp(g)", "value": "prev(x)", "strength": "beta"},
+    ),
+    per_head=True,
+    angle="theta",
+    turned=("B",),
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"turned": ("x",)}, r"recurrence:7: 'x' is none of keys"),
+        ({"rows": (*MAMBA3.rows, {"write": "B", "read": "B"})}, "'B' turns, so it may stand in"),
+        ({"rows": (*MAMBA3.rows, {"write": "B*B", "value": "x"})}, "'B' turns, so only numbers"),
+        ({"per_head": False}, "'B' turns, so only numbers and a gate per head"),
+        ({"rows": ({"write": "prev(D)", "value": "x"},)}, r"has 'prev\(D\)', which is no factor"),
+    ],
+)
+def test_what_cannot_turn_or_look_back_is_named(more: dict[str, Any], why: str) -> None:
+    x = inputs(10, 1, 4, 4, 2)
+    own = Recurrence(**(vars(MAMBA3) | more))
+    out = {"o": np.zeros((10, 1, 4), np.float32)}
+    with pytest.raises(ValueError, match=why):
+        assert_explained(x, out, **(SAID | {"recurrence": own}))
