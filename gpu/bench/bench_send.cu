@@ -9,6 +9,9 @@
  *                     kernels, no wire's, and one GPU does the work of N. N: 2, 4 and 8
  *   [runs] [N] nccl   ranks with a GPU each, each timed from its own start
  *
+ *   [runs] [N] nccl micro
+ *                     1, 4 and 16 forwards behind each other, T of 8,192 and 131,072: ms of each
+ *
  * CUDA events, medians, nothing forgotten, T = 131,072, HV = 32, K = V = 128 */
 #include "bench.h"
 #include <memory>
@@ -171,17 +174,44 @@ static void measure(Shape s, int N, const Way &w, Comms::Kind kind, int runs, Ve
            x.back(runs, 0, DPG_BWD_ALL));
 }
 
+/* Ranks go on to the next micro-batch while others are at this one. */
+static void micro(Shape s, int N, Comms::Kind kind, int runs) {
+    for (const Way &w :
+         {Way{DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_FULL, 0}, Way{DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0},
+          Way{DP_EXCHANGE_SERIAL, DP_PAYLOAD_FULL, 0}}) {
+        Ranks x(s, N, w, kind);
+        printf("%d ranks  T=%-7lld HV=%-3d %-9s forward, ms for each of", N, (long long)s.T, s.HV,
+               dp_exchange_names[w.exchange]);
+        for (int count : {1, 4, 16})
+            printf("  %d: %.3f", count,
+                   x.time(
+                       runs, [](int) {},
+                       [&](int r) {
+                           for (int i = 0; i < count; i++)
+                               x.rank[r]->forward_steps(&x.comm[r], DPG_STEP_ALL);
+                       }) /
+                       count);
+        printf("\n");
+    }
+}
+
 int main(int argc, char **argv) {
     const int runs = argc > 1 ? atoi(argv[1]) : 11, only = argc > 2 ? atoi(argv[2]) : 0;
     const Comms::Kind kind = argc > 3 ? Comms::NCCL : Comms::SHARED;
-    if (argc > 4 || (argc > 3 && strcmp(argv[3], "nccl")) ||
+    const bool in_a_row = argc == 5 && !strcmp(argv[4], "micro");
+    if (argc > 5 || (argc > 3 && strcmp(argv[3], "nccl")) || (argc > 4 && !in_a_row) ||
         (argc > 2 && only != 2 && only != 4 && only != 8)) {
-        fprintf(stderr, "usage: bench_send [runs] [2|4|8] [nccl]\n");
+        fprintf(stderr, "usage: bench_send [runs] [2|4|8] [nccl] [micro]\n");
         return 2;
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_send");
     const Shape s = {131072, 32, SLOW};
+    if (in_a_row) {
+        for (int64_t T : {8192, 131072})
+            micro({T, 32, SLOW}, only, kind, runs);
+        return 0;
+    }
     for (int N : {2, 4, 8}) {
         Vec full;
         for (const Way &w : ways)

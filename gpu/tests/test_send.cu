@@ -97,7 +97,8 @@ static Vec numbers_of(const Share &x, int rank) {
     return v;
 }
 
-static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c, Left *left) {
+/* seed: of another problem. */
+static void open_rank(Rank &r, const Sizes &z, const Way &w, int rank, int N, int seed = 0) {
     const std::vector<int64_t> cu = z.own ? z.own->cu : std::vector<int64_t>{0, N * z.tokens};
     dpg_problem p = sized(cu, 1, z.HV, z.K, z.V, 1, z.K, DPG_F32);
     p.gate = DP_GATE_LOG;
@@ -109,9 +110,23 @@ static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c,
     o.backward = 1;
     o.exchange = w.exchange;
     o.payload = w.payload;
+    r.open(p, o, rank, N, [&](const Share &x) {
+        return r.memory.copy(numbers_of(x, rank + 100 * seed), 0, x.n, x.type);
+    });
+}
+
+static Vec outputs_of(const Rank &r) {
+    Vec all;
+    for (const Share &x : r.shares)
+        if (x.is_output)
+            for (double y : x.per_token ? r.read(x) : Vec())
+                all.push_back(y);
+    return all;
+}
+
+static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c, Left *left) {
     Rank r;
-    r.open(p, o, rank, N,
-           [&](const Share &x) { return r.memory.copy(numbers_of(x, rank), 0, x.n, x.type); });
+    open_rank(r, z, w, rank, N);
     DP(r.err, r.forward(c));
     DP(r.err, r.wait(c));
     left->forward[rank] = words[rank];
@@ -125,10 +140,7 @@ static void run_rank(const Sizes &z, const Way &w, int rank, int N, dpg_comm *c,
     left->dM[rank] = r.stage("dM");
     left->dH[rank] = r.stage("dH");
     left->dS_out[rank] = r.stage("dS_out");
-    for (const Share &x : r.shares)
-        if (x.is_output)
-            for (double y : x.per_token ? r.read(x) : Vec())
-                left->outputs[rank].push_back(y);
+    left->outputs[rank] = outputs_of(r);
     r.close();
 }
 
@@ -139,6 +151,47 @@ static Left run(const Sizes &z, const Way &w, int N) {
     count_words(comm, N);
     on_ranks(N, [&](int r) { run_rank(z, w, r, N, &comm[r], &left); });
     return left;
+}
+
+/* ---- micro-batches --------------------------------------------------------------------------- */
+
+/* Problems behind each other: outputs of each on each rank. waits: for each pass, not at the end of
+ * all. */
+static std::vector<Vec> in_a_row(const Sizes &z, const Way &w, int N, int count, bool waits) {
+    Comms comm(Comms::SHARED, N, 20);
+    std::vector<Vec> left(N * count);
+    on_ranks(N, [&](int rank) {
+        std::vector<Rank> r(count);
+        dpg_comm *c = &comm[rank];
+        for (int i = 0; i < count; i++)
+            open_rank(r[i], z, w, rank, N, i);
+        for (int i = 0; i < 2 * count; i++) {
+            Rank &x = r[i < count ? i : 2 * count - 1 - i];
+            DP(x.err, i < count ? x.forward(c) : x.backward(c));
+            if (waits || i == 2 * count - 1) DP(x.err, x.wait(c));
+        }
+        for (int i = 0; i < count; i++)
+            DP(r[i].err, r[i].wait(c));
+        for (int i = 0; i < count; i++) {
+            left[rank * count + i] = outputs_of(r[i]);
+            r[i].close();
+        }
+    });
+    return left;
+}
+
+/* A rank goes on to the next while others are at this one: the bits of each alone. */
+static void micro_batches(const Sizes &z) {
+    for (dp_exchange exchange : {DP_EXCHANGE_SERIAL, DP_EXCHANGE_ALLGATHER}) {
+        const Way w = {exchange, DP_PAYLOAD_FULL};
+        const std::vector<Vec> row = in_a_row(z, w, 3, 3, false), each = in_a_row(z, w, 3, 3, true);
+        for (size_t i = 0; i < row.size(); i++)
+            fact(!row[i].empty() && same_bits(row[i], each[i]),
+                 "%s: rank %zu, micro-batch %zu has other bits behind others",
+                 dp_exchange_names[exchange], i / 3, i % 3);
+        fact(!same_bits(row[0], row[1]), "micro-batches differ");
+    }
+    printf("micro-batches behind each other have the bits of each\n");
 }
 
 /* ---- what must come -------------------------------------------------------------------------- */
@@ -746,6 +799,7 @@ int main(int argc, char **argv) {
     for (int N : {2, 4, 8})
         if (!small) every_way(simple, N);
     if (!small) every_way(wide, 3);
+    micro_batches(simple);
     scan_formats();
     parts_of_ranks();
     scan_of_one_part_each();

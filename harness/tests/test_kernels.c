@@ -313,7 +313,9 @@ DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, "10 ways compared bit for bit") &&
               strstr(out, "exchange heads have the bits of one rank") &&
-              strstr(out, "multiplies M by M in 5 formats") && strstr(out, ", 0 failed"),
+              strstr(out, "multiplies M by M in 5 formats") &&
+              strstr(out, "micro-batches behind each other have the bits of each") &&
+              strstr(out, ", 0 failed"),
           "%d: %s", rc, out);
 }
 
