@@ -3,6 +3,7 @@ kernel's process, where the function could deceive it (docs: python/THREATS.md).
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,20 +24,41 @@ def bits(x: Any) -> bytes:
     return to_numpy(x).tobytes() if hasattr(x, "shape") else repr(x).encode()
 
 
+def around(x: Any) -> bytes:
+    """All memory that the array is part of, but for that which would be large: then its own."""
+    own, most = bits(x), 8 * getattr(x, "nbytes", 0) + 4096
+    if is_torch(x) and x.untyped_storage().nbytes() <= most:
+        import torch
+
+        return bits(torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage()))
+    whole, at = x, x
+    while getattr(at, "base", None) is not None:
+        at = at.base
+        whole = at if isinstance(at, np.ndarray) else whole
+    return whole.tobytes() if isinstance(whole, np.ndarray) and whole.nbytes <= most else own
+
+
 def inputs_of(given: Mapping[str, Any]) -> dict[str, bytes]:
-    return {n: bits(x) for n, x in given.items() if n not in MAY_CHANGE}
+    return {n: around(x) for n, x in given.items() if n not in MAY_CHANGE}
+
+
+def _plain(x: Any) -> bool:
+    """Is it an array of numpy or a tensor of PyTorch, and of no class of its own?"""
+    torch = sys.modules.get("torch")
+    known = (np.ndarray, *((torch.Tensor, torch.nn.Parameter) if torch else ()))
+    return type(x) in known
 
 
 def look(given: Mapping[str, Any], before: Mapping[str, bytes], result: Mapping[str, Any]) -> None:
-    """Broken: an input changed; a result is no plain array, or changes after the call returned."""
+    """Broken: an input, or what lies beside it, changed; a result is no plain array, or changes
+    after the call returned."""
     for n, x in before.items():
-        if bits(given[n]) != x:
-            raise Broken(f"the call wrote into its input {n}")
+        if around(given[n]) != x:
+            raise Broken(f"the call wrote into its input {n}, or beside it")
     plain = {n: x for n, x in result.items() if x is not None}
     for n, x in plain.items():
-        kind = type(x)
-        known = kind is np.ndarray or (is_torch(x) and kind.__module__.startswith("torch"))
-        if not known:
+        if not _plain(x):
+            kind = type(x)
             raise Broken(f"{n} is a {kind.__module__}.{kind.__name__}, which is no plain array")
     first = {n: bits(x) for n, x in plain.items()}
     time.sleep(WAIT)

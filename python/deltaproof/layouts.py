@@ -6,6 +6,10 @@ entries is NaN, so that an entry which is read from outside of it shows in the r
     offset       the array begins one row behind the begin of its memory
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
 
+    guarded      the array ends where a page begins that nobody may touch, and such a page lies
+                 before it: the process of a kernel that reads or writes there ends. On CPUs, where
+                 the kernel has a process of its own
+
     far          the last token lies more than 2^31 entries behind the first: offsets of 32 bits
                  wrap, into zeros. A function that copies its inputs first passes. Memory of a CPU
                  is reserved alone; on a device a tensor takes 4 GiB in bf16, 8 in fp32, so there
@@ -14,7 +18,9 @@ entries is NaN, so that an entry which is read from outside of it shows in the r
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +30,7 @@ from .tensors import is_torch
 from .words import Unsupported
 
 LAYOUTS = ("contiguous", "strided", "offset", "unaligned")
-FAR = "far"
+FAR, GUARDED = "far", "guarded"
 TAIL = 64  # entries of NaN behind the end
 WRAPS = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python names from 3.13 on
@@ -58,11 +64,14 @@ def _first(shape: tuple[int, ...], layout: str) -> int:
 
 def arrange(x: Any, layout: str) -> Any:
     """The same numbers in that layout, on the same device."""
-    if layout not in (*LAYOUTS, FAR):
-        raise ValueError(f"layout {layout}: must be one of {' '.join((*LAYOUTS, FAR))}")
+    known = (*LAYOUTS, GUARDED, FAR)
+    if layout not in known:
+        raise ValueError(f"layout {layout}: must be one of {' '.join(known)}")
     shape = tuple(x.shape)
     if not shape or 0 in shape:
         return x
+    if layout == GUARDED:
+        return _guarded(x, shape)
     strides, first = _strides(shape, layout), _first(shape, layout)
     size = first + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
     if layout == FAR and (not is_torch(x) or x.device.type == "cpu"):
@@ -98,6 +107,32 @@ def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
     )
     view[...] = x
     return view
+
+
+def _guarded(x: Any, shape: tuple[int, ...]) -> Any:
+    if is_torch(x) and x.device.type != "cpu":
+        raise Unsupported("layout guarded: on CPUs alone")
+    size = x.element_size() if is_torch(x) else x.dtype.itemsize
+    page, n = mmap.PAGESIZE, int(np.prod(shape))
+    inner = -(-n * size // page) * page
+    memory = mmap.mmap(-1, inner + 2 * page, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin = np.frombuffer(memory, np.uint8).ctypes.data
+    libc = ctypes.CDLL(None, use_errno=True)
+    for at in (begin, begin + page + inner):
+        if libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(page), 0):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    between = np.frombuffer(memory, np.uint8, inner, page)
+    if is_torch(x):
+        import torch
+
+        flat = torch.from_numpy(between).view(x.dtype)
+        flat.fill_(float("nan"))
+        flat[-n:] = x.reshape(-1)
+        return flat[-n:].view(shape)
+    own = between.view(x.dtype)
+    own[:] = np.nan
+    own[-n:] = x.reshape(-1)
+    return own[-n:].reshape(shape)
 
 
 def _torch_array(x: Any, shape: tuple[int, ...], strides: list[int], first: int, size: int) -> Any:

@@ -22,11 +22,13 @@ from typing import Any
 
 from .fresh import Found, run_fresh, share
 from .kernel_process import KernelProcess
+from .layouts import GUARDED
 from .limits import seconds
 from .records import FAIL, NOT_JUDGED
 
 TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
 SCHEMA = "deltaproof.score/1"
+LAYED = ("strided", "offset", "unaligned", GUARDED)
 KEYS = ("models", "outputs", "gate", "beta", "l2norm", "base", "design", "laws", "count")
 
 
@@ -114,7 +116,7 @@ def score_file(
     asked = list(laws or told.get("laws", "").split()) or None
     found = run_fresh(
         call, call.contract, seed=seed, count=count or int(told.get("count", 20)), laws=asked,
-        layouts=("strided", "offset", "unaligned"), report=report, base=told["base"],
+        layouts=LAYED if device in (None, "cpu") else LAYED[:-1], report=report, base=told["base"],
         design=told.get("design"),
     )  # fmt: skip
     out = {"kernel": os.path.basename(file), "sha256": digest, "task": task, "base": told["base"]}

@@ -17,7 +17,7 @@ import pytest
 import deltaproof
 from deltaproof import fresh, laws
 from deltaproof.kernel_process import KernelProcess
-from deltaproof.score import score_file
+from deltaproof.score import _forbidden, score_file
 from kernels import kda
 from recurrences import MODELS, right
 
@@ -140,12 +140,37 @@ def _fills_later() -> Any:
     return kernel
 
 
+def _writes_beside_its_input() -> Any:
+    def kernel(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        o = kda(q, k, v, g, beta)[0]
+        np.lib.stride_tricks.as_strided(q, (q.size + 5,), (q.itemsize,))[-1] = 0
+        return o
+
+    return kernel
+
+
 class Lazy(np.ndarray):
     """Computed when somebody looks."""
 
 
+class Posing:
+    """Has what tensors of PyTorch are known by."""
+
+    __module__ = "torch.posing"
+    shape, dtype = (1,), "float32"
+
+    def detach(self) -> Any:
+        raise AssertionError
+
+    storage_offset = detach
+
+
 def _lazy() -> Any:
     return lambda q, k, v, g, beta: kda(q, k, v, g, beta)[0].view(Lazy)
+
+
+def _posing() -> Any:
+    return lambda q, k, v, g, beta: Posing()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +179,9 @@ def _lazy() -> Any:
         (_caches_by_shape, "times its limit"),
         (_caches_by_address, "times its limit"),
         (_right_once, "not repeatable: called again with the same inputs, o has other bits"),
-        (_writes_its_input, "the call wrote into its input q"),
+        (_writes_its_input, "the call wrote into its input q, or beside it"),
+        (_writes_beside_its_input, "the call wrote into its input q, or beside it"),
+        (_posing, "o is a torch.posing.Posing, which is no plain array"),
         (_fills_later, "o changed after the call returned"),
         (_lazy, "o is a test_fresh.Lazy, which is no plain array"),
     ],
@@ -162,6 +189,7 @@ def _lazy() -> Any:
 def test_what_calls_may_not_do(make: Any, says: str, tmp_path: Path) -> None:
     (tmp_path / "tiny.law").write_text(TINY)
     own = {**OWN, "outputs": "o"}
+    own |= {"layouts": ("unaligned",)} if make is _writes_beside_its_input else {}
     found = deltaproof.run(make(), "fresh", laws=str(tmp_path), seed=1, count=2, **own)
     assert found.status == 1 and says in found.text, found.text
 
@@ -214,7 +242,7 @@ def test_a_score_is_json_with_its_power(tmp_path: Path) -> None:
     said = json.loads(out.read_text())
     assert said["schema"] == "deltaproof.score/1" and said["seed"] == 5 and said["score"] < 1
     assert set(said["tensors"]["o"]["power"]) == {"whole", "window", "row", "seen"}
-    assert [r["verdict"] for r in said["runs"]] == ["pass"] * 5 and "numpy" in said["modules"]
+    assert [r["verdict"] for r in said["runs"]] == ["pass"] * 6 and "numpy" in said["modules"]
     done = subprocess.run([*command, "--task", "none"], capture_output=True, text=True)
     assert done.returncode == 2 and "task none: no such file" in done.stderr
 
@@ -239,6 +267,84 @@ def test_a_kernel_that_ends_its_process_or_talks_fails(
 ) -> None:
     said, text = scored(tmp_path, body, limit=2.0)
     assert said["status"] == 1 and says in text, text
+
+
+BEYOND = """
+import numpy as np
+def kernel(q, k, v, g, beta):
+    o = _kda(q, k, v, g, beta)[0]
+    seen = np.lib.stride_tricks.as_strided(q.reshape(-1), (q.size + 80,))[<at>]
+    <what>
+    return o
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "what"),
+    [("q.size + 70", "seen + 0"), ("-1", "pass"), ("q.size : q.size + 4", "seen[:] = np.nan")],
+)
+def test_a_kernel_that_reads_or_writes_beyond_its_arrays_ends(
+    tmp_path: Path, at: str, what: str
+) -> None:
+    """Though it makes nothing of what it reads, and writes what was there."""
+    said, text = scored(tmp_path, BEYOND.replace("<at>", at).replace("<what>", what))
+    runs = {r["id"].rpartition("-")[2]: r["why"] for r in said["runs"]}
+    assert said["status"] == 1 and "SIGSEGV" in runs["guarded"], text
+
+
+NARROW = """
+import numpy as np
+def kernel(q, k, v, g, beta):
+    short = [np.asarray(x).astype(np.float16).astype(np.float32) for x in (q, k, v, g, beta)]
+    return _kda(*short)[0]
+"""
+
+
+def test_a_format_narrower_than_claimed_fails(tmp_path: Path) -> None:
+    said, text = scored(tmp_path, NARROW)
+    assert said["status"] == 1 and said["score"] > 2, text
+
+
+def test_kernels_that_ran_may_be_forbidden_by_name() -> None:
+    ran = ["void fla::chunk_kda_fwd<64>(float*)", "my_gemm", "numpy"]
+    assert _forbidden(ran, ["FLA", "cudnn"]) == ran[:1]
+
+
+LATE = """
+import threading, time
+import numpy as np
+import deltaproof.guards as guards
+def kernel(q, k, v, g, beta):
+    guards.WAIT, guards.time = -1, type("no", (), {"sleep": lambda *_: None})
+    time.sleep = lambda *_: None
+    o, made = np.zeros_like(v), _kda(q, k, v, g, beta)[0]
+    threading.Timer(0.5, lambda: o.__setitem__(..., made)).start()
+    return o
+"""
+
+
+def test_timers_that_a_kernel_patches_do_not_help_late_results(tmp_path: Path) -> None:
+    said, text = scored(tmp_path, LATE)
+    assert said["status"] == 1 and said["score"] > 1, text
+
+
+READS = """
+import os
+def kernel(q, k, v, g, beta):
+    for what in ("mem", "maps", "environ", "fd/0"):
+        try:
+            with open(f"/proc/{os.getppid()}/{what}", "rb") as f:
+                if f.read(1):
+                    return _kda(q, k, v, g, beta)[0]
+        except OSError:
+            pass
+    return 0 * v
+"""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads all processes")
+def test_a_kernel_cannot_read_the_judge_in_proc(tmp_path: Path) -> None:
+    assert scored(tmp_path, READS)[0]["score"] > 1
 
 
 PATCHES = """
