@@ -292,12 +292,9 @@ static double others(const rows_token *a, dp_entry e, int j, int reads, int of, 
 static double turning(const rows_token *a, int j) {
     const dp_error_bound_base *w = a->x->w;
     const dp_problem *p = w->ref->p;
-    const int key = dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write), P = dp_pairs(p);
+    const int key = dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);
     const int64_t t = key < 0 ? -1 : dp_factor_token(p, key, a->row / p->HV);
-    double most = 0;
-    for (int i = 0; i < P && t >= 0; i++)
-        most = fmax(most, w->Dphi[(t * p->HV + a->hv) * P + i]);
-    return t < 0 ? 0 : most + 4 * w->r.u;
+    return dp_turned_norm(p, w->Dphi, t, a->hv, w->r.u);
 }
 
 /* Error of the gradient of a factor of K channels through row j. The entry that reads counts by

@@ -124,6 +124,14 @@ void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double
         rel[i] += relative((dphi[i / 2] + 4 * r->u) * dp_hypot(x[i & ~1], x[i | 1]), x[i]);
 }
 
+double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u) {
+    const int P = dp_pairs(p);
+    double most = 0;
+    for (int i = 0; i < P && dphi && t >= 0; i++)
+        most = fmax(most, dphi[(t * p->HV + hv) * P + i]);
+    return dphi && t >= 0 ? most + 4 * u : 0;
+}
+
 /* Of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable bound. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
                           dp_chunk_rows at, double *row) {

@@ -44,6 +44,8 @@ static const node NODES[] = {
     {"derase", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dlr_a", DP_STAGE_INTRA_BWD, "dv_new h v_new Akk gcum act", 0},  /* reads: derase, scaled */
     {"dlr_b", DP_STAGE_INTRA_BWD, "dv_new dh v_new Akk gcum act", 0}, /* writes alone: dk's half */
+    {"dnumber", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk gcum act", 0},
+    {"dangle", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dg", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},
     {"dA_log", DP_STAGE_GATE_BWD, "dg", 0},
     {"ddt_bias", DP_STAGE_GATE_BWD, "dg", 0},

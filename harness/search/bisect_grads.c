@@ -17,7 +17,7 @@ typedef struct {
     unsigned only; /* as of an input */
 } grad_row;
 #define GRAD(ID, STAGE, FIELD) .id = ID, .stage = STAGE, .offset = offsetof(dp_sim, FIELD)
-#define OWN_WRITES (1u << DP_BY_GATES | 1u << DP_BY_FACTORS)
+#define OWN_WRITES (1u << DP_BY_GATES | 1u << DP_BY_FACTORS | 1u << DP_BY_ROWS)
 static const grad_row GRADS[] = {
     {GRAD(DP_RESULT_DV, DP_STAGE_WY_BWD, out.dv), .only = 1u << DP_BY_BETA | 1u << DP_BY_NOTHING},
     {GRAD(DP_RESULT_DBETA, DP_STAGE_WY_BWD, dbeta), .by_key = 1, .given = 1,

@@ -1,5 +1,7 @@
 /* Stages of a chunk alone: gate, intra, solve, wy, and the gate's backward (bisect_work.h). */
 #include "bisect_work.h"
+#include "harness/bound/error_bound_impl.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,6 +25,13 @@ static void judge_writes(dp_bisect_work *w, dp_place at, int64_t token, const dp
     }
 }
 
+/* What the rotation of row j's key adds at token t. */
+static double turned_key(const dp_problem *p, const double *dphi, int64_t t, int hv, int j,
+                         double u) {
+    const int key = dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);
+    return dp_turned_norm(p, dphi, key < 0 ? -1 : dp_factor_token(p, key, t), hv, u);
+}
+
 void dp_bisect_stage_gate(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const dp_rounding r = dp_rounding_of(w->base, 1);
@@ -30,7 +39,7 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
     const int Kg = dp_Kg(p), R = dp_rows(p),
               store = p->l2norm && w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
     const int64_t L = p->T / w->ref.N;
-    double *bound = dp_doubles(Kg);
+    double *bound = dp_doubles(Kg), *dphi = dp_error_bound_angles(p, w->base, &r);
     for (int r_ = 0, g = 0; r_ < w->ref.N; r_++)
         for (int64_t t = r_ * L; t < (r_ + 1) * L; t++) {
             while (g + 1 < w->ref.ngroup && w->ref.group[g + 1].t0 <= t)
@@ -40,14 +49,17 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
             for (int h = 0; h < p->H; h++) {
                 const int64_t iq = (t * p->H + h) * p->K;
                 at.head = h;
+                const double turned = dp_turned_norm(p, dphi, t, h, r.u);
                 dp_bisect_judge(w, "q", at, -1, p->K, w->s.q + iq, w->t.q + iq, NULL,
-                                (in.q + in.qk_row) * dp_norm_fro(p->K, w->t.q + iq) +
+                                (in.q + in.qk_row + turned) * dp_norm_fro(p->K, w->t.q + iq) +
                                     p->K * r.tiny);
                 for (int j = 0; j < R; j++) {
                     const int64_t ik = iq * R + (int64_t)j * p->K;
-                    dp_bisect_judge(
-                        w, "k", at, R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik, NULL,
-                        (in.k + in.qk_row) * dp_norm_fro(p->K, w->t.k + ik) + p->K * r.tiny);
+                    const double of_row = turned > 0 ? turned_key(p, dphi, t, h, j, r.u) : 0;
+                    dp_bisect_judge(w, "k", at, R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik,
+                                    NULL,
+                                    (in.k + in.qk_row + of_row) * dp_norm_fro(p->K, w->t.k + ik) +
+                                        p->K * r.tiny);
                 }
             }
             for (int hv = 0; hv < p->HV; hv++) {
@@ -67,6 +79,7 @@ void dp_bisect_stage_gate(dp_bisect_work *w) {
             }
         }
     free(bound);
+    free(dphi);
     if (w->ref.values) {
         const int how = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
         const int64_t rows = p->T * p->HV * R;
@@ -238,6 +251,7 @@ static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
  * stored with u + us. */
 void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
     const dp_problem *p = w->p;
+    if (p->model == DP_USER) return; /* grad_bound.c alone bounds the gradients of its inputs */
     const dp_rounding r = dp_rounding_of(w->base, 1);
     const int Kg = dp_Kg(p), H = p->H, HV = p->HV, R = p->R, K = p->K;
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,

@@ -1,6 +1,8 @@
 """Recurrences that are none of the program's, by rows and names of their own: numpy kernels that
 share no code with it, forward and backward, right and wrong."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +290,18 @@ def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
     checks = check(comba_kernel, base="fp32", outputs=("o", "final_state"), recurrence=COMBA)
     assert {x.verdict for x in checks} <= {"bitwise", "within bounds", "skipped"}
     assert {x.name: x.verdict for x in checks}["sign-kv"] == "bitwise"
+
+
+@pytest.mark.parametrize("name", ["rwkv7", "comba", "mamba3"])
+def test_bisect_of_the_simulated_ranks_finds_what_is_wrong_alone(name: str) -> None:
+    said = ["bisect", "stage", "dplr-weak", "--recurrence", name, "--ranks", "3", "--base", "fp32"]
+    program = [os.environ.get("DELTAPROOF", "build/deltaproof"), *said]
+    right = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert right.returncode == 0, right.stdout + right.stderr
+    wrong = subprocess.run(
+        [*program, "--fault", "merge-scaled"], capture_output=True, text=True, check=False
+    )
+    assert wrong.returncode == 1 and "WRONG STAGE: merge_fwd" in wrong.stdout
 
 
 def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:

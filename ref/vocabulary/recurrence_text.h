@@ -24,6 +24,8 @@
  * first of a sequence. A rotated key stands in write alone, beside numbers and the gate of a
  * head. An entry that a row does not name is 0, strength 1; it names write, and read
  * or value.
+ * Two of FLA 0.6 are outside: gated Oja reads and puts out along the values, the momentum rule has
+ * two states, of which one decays into the other.
  * Gradients are named d and the input's name. As many query heads as value heads; judge takes
  * several a value head, too (harness/run/judge_files.h).
  *
