@@ -142,6 +142,13 @@ typedef struct {
      * [tokens][HV][P]; else NULL. */
     const double *number, *angle;
     int32_t P;
+    /* For a library that writes `ring` beside `pool` (key session_ring): it writes no state in most
+     * calls, and replays tokens. ring_slot [Nseq]: the slot of each sequence's ring, whose numbers
+     * are the library's own; -1: padding. ring_tokens [Nseq]: tokens since the state in
+     * read_slot, which the sequence's calls so far have left in the ring; an empty ring is NaN.
+     * write_slot -1 beside a read_slot: the state stays, and the call's tokens go to the ring. Else
+     * the state behind the call is written. NULL: no rings. */
+    const int64_t *ring_slot, *ring_tokens;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -153,7 +160,8 @@ typedef struct {
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
  *   pool [nslot][HV][K][V], read and written in place: where a session keeps states in slots; a
- *       library without it gets the states of its slots as initial_state
+ *       library without it gets the states of its slots as initial_state. drafts, trees, ring
+ *       beside it: what the fields drafts, parent and ring_slot say
  * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
  *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]
  *   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
@@ -217,6 +225,12 @@ static inline int deltaproof_subject_pooled(const deltaproof_subject_problem *p)
 static inline int32_t deltaproof_subject_drafts(const deltaproof_subject_problem *p) {
     const size_t known = offsetof(deltaproof_subject_problem, parent) + sizeof p->parent;
     return p->size >= (int32_t)known ? p->drafts : 0;
+}
+
+/* 1: sequences have rings; 0: none, or a program that is older. */
+static inline int deltaproof_subject_rings(const deltaproof_subject_problem *p) {
+    const size_t known = offsetof(deltaproof_subject_problem, ring_tokens) + sizeof p->ring_tokens;
+    return p->size >= (int32_t)known && p->ring_tokens;
 }
 
 /* The array to write, or NULL: not wanted in this call. */

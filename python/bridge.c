@@ -141,6 +141,10 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     const int drafts = deltaproof_subject_drafts(p);
     if (drafts) say_integers(f, "draft_slots", p->Nseq * drafts, p->draft_slot);
     if (drafts) say_integers(f, "accepted", p->Nseq, p->accepted);
+    if (p->nslot && deltaproof_subject_rings(p)) {
+        say_integers(f, "ring_slot", p->Nseq, p->ring_slot);
+        say_integers(f, "ring_tokens", p->Nseq, p->ring_tokens);
+    }
     if (drafts && p->parent) say_integers(f, "parents", (int)p->tokens, p->parent);
 }
 

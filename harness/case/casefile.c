@@ -150,6 +150,9 @@ static const key KEYS[] = {
     {"session_slots", INT, SESSION, AT(session_slots), "0", 0, 1 << 20, NULL,
      "slots of the pool that the states lie in, more than sequences: calls are told which each "
      "reads and writes, -1 for padding; 0: no pool"},
+    {"session_ring", INT, SESSION, AT(session_ring), "0", 0, 1 << 16, NULL,
+     "tokens that a sequence's ring holds, of a kernel that writes states in some calls alone and "
+     "replays the tokens since; needs session_slots; 0: no ring"},
     {"regime", CHOICE, CHAIN, AT(regime), NULL, 0, 0,
      "subspace|reflect|slow|mixed|corr|mild|strong", "law of the factors (math j.5)"},
     {"chunks", INT, CHAIN, AT(chunks), NULL, 2, 65536, NULL, "number of factors"},

@@ -34,6 +34,7 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
     c->session.prefix = f->session_prefix;
     c->session.slots = f->session_slots;
     c->session.stagger = f->session_stagger;
+    c->session.ring = f->session_ring;
     c->backward = 0;
     return DP_OK;
 }
@@ -66,8 +67,20 @@ static dp_status check_pool(const dp_casefile *f, const dp_case *c, dp_err *e) {
     return DP_OK;
 }
 
+static dp_status check_ring(const dp_casefile *f, const dp_case *c, dp_err *e) {
+    const dp_session *s = &c->session;
+    if (s->ring && !s->slots)
+        return dp_casefile_refuse(f, "session_ring", e,
+                                  "session_slots is missing: rings lie there");
+    if (s->ring && (s->prefix || dp_session_rolls_back(s)))
+        return dp_casefile_refuse(f, "session_ring", e, "beside %s",
+                                  s->prefix ? "session_prefix" : "drafted tokens");
+    return DP_OK;
+}
+
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_err why = {0};
+    if (check_ring(f, c, e)) return DP_EINPUT;
     if (dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     if (dp_session_prefix_fits(&c->session, c->p.cu, c->p.Nseq, &why))
@@ -94,6 +107,10 @@ void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size) {
         snprintf(stagger, sizeof stagger, ", staggered by %lld", (long long)c->session.stagger);
     if (c->session.slots)
         snprintf(slots, sizeof slots, ", pool of %lld slots", (long long)c->session.slots);
+    if (c->session.ring) {
+        const size_t k = strlen(slots);
+        snprintf(slots + k, sizeof slots - k, ", rings of %lld", (long long)c->session.ring);
+    }
     snprintf(out + n, size - n, ", session %s%s%s%s", c->session.text, prefix, stagger, slots);
 }
 
@@ -105,4 +122,5 @@ void dp_session_write(const dp_case *c, FILE *f) {
     if (c->session.prefix) fprintf(f, "session_prefix = %lld\n", (long long)c->session.prefix);
     if (c->session.stagger) fprintf(f, "session_stagger = %lld\n", (long long)c->session.stagger);
     if (c->session.slots) fprintf(f, "session_slots = %lld\n", (long long)c->session.slots);
+    if (c->session.ring) fprintf(f, "session_ring = %lld\n", (long long)c->session.ring);
 }

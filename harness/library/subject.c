@@ -30,6 +30,7 @@ dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, 
                           : !strcmp(t, DP_SUBJECT_POOL)   ? &s->writes_pool
                           : !strcmp(t, DP_SUBJECT_DRAFTS) ? &s->writes_drafts
                           : !strcmp(t, DP_SUBJECT_TREES)  ? &s->takes_trees
+                          : !strcmp(t, DP_SUBJECT_RING)   ? &s->writes_ring
                                                           : NULL;
         if (need) {
             *need = any = 1;

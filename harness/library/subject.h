@@ -39,6 +39,7 @@ typedef struct {
     int writes_states;                                        /* of every token */
     int writes_pool;                                          /* takes states in slots */
     int writes_drafts, takes_trees; /* has a slot a drafted token, and rolls back itself */
+    int writes_ring;                /* replays tokens from a ring in place of a state */
     int has[DP_NMODELS + 1];        /* recurrences, DP_USER: any of a user's own; a program: all */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;

@@ -61,6 +61,10 @@ static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
         dp_subject_add_array(m, 0, "draft_slot", 1, 2, drafts);
         dp_subject_add_array(m, 0, "accepted", 1, 1, &Nseq);
     }
+    if (m->pool->ring) {
+        dp_subject_add_array(m, 0, "ring_slot", 1, 1, &Nseq);
+        dp_subject_add_array(m, 0, "ring_tokens", 1, 1, &Nseq);
+    }
     if (m->pool->parent) dp_subject_add_array(m, 0, "parent", 1, 1, &p->T);
     dp_subject_add_array(m, 0, DP_SUBJECT_POOL, 0, 4, all);
 }

@@ -202,6 +202,8 @@ static deltaproof_subject_problem problem(void) {
     p.draft_slot = input("draft_slot");
     p.accepted = input("accepted");
     p.parent = input("parent");
+    p.ring_slot = input("ring_slot");
+    p.ring_tokens = input("ring_tokens");
     p.input_format = c->input_format;
     p.base = c->base;
     p.chain = c->chain;

@@ -102,6 +102,8 @@ static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *
     if (!strcmp(name, "draft_slot")) return s->pool->draft;
     if (!strcmp(name, "accepted")) return s->pool->accepted;
     if (!strcmp(name, "parent")) return s->pool->parent;
+    if (!strcmp(name, "ring_slot")) return s->pool->ring;
+    if (!strcmp(name, "ring_tokens")) return s->pool->held;
     return strcmp(name, "write_slot") ? NULL : s->pool->write;
 }
 

@@ -10,6 +10,7 @@
 #define DP_SUBJECT_POOL "pool"
 #define DP_SUBJECT_DRAFTS "drafts"
 #define DP_SUBJECT_TREES "trees"
+#define DP_SUBJECT_RING "ring"
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 

@@ -59,6 +59,8 @@ void dp_pool_add(dp_tensorfile *f, const dp_problem *p, const dp_state_pool *poo
         add_integers(f, "accepted", p->Nseq, pool->accepted);
     }
     if (pool->parent) add_integers(f, "parent", p->T, pool->parent);
+    if (pool->ring) add_integers(f, "ring_slot", p->Nseq, pool->ring);
+    if (pool->ring) add_integers(f, "ring_tokens", p->Nseq, pool->held);
 }
 
 /* x in `format` or a wider one. */

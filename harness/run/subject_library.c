@@ -122,6 +122,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
                           .run_in = takes_pool ? run_in : NULL,
                           .drafts_in = drafts,
                           .trees = drafts && x.lib->takes_trees,
+                          .replays = takes_pool && !step && x.lib->writes_ring,
                           .front = step ? &made->seen.front : NULL,
                           .run_step = run_step};
     const dp_status st = dp_calls_run(&p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);

@@ -30,6 +30,7 @@ typedef struct {
     dp_slots *slots;     /* NULL: no pool */
     int64_t drafts;      /* slots of a sequence's window, of a caller that rolls back by himself */
     int64_t *parent;     /* [tokens of the call] of a tree; NULL: chains */
+    int rings;           /* states are written in some calls alone */
     dp_conv_states conv; /* of the convolutions in front, if any */
 } walk;
 
@@ -401,7 +402,8 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
     dp_states_seen *far = w->by->far;
     dp_sim s;
     dp_err e = {0};
-    if (!far || far->off > 0 || !r->out.final_state || (w->parent && any_window(w))) return;
+    if (!far || far->off > 0 || !r->out.final_state || w->rings || (w->parent && any_window(w)))
+        return;
     behind_front(w, r, y);
     if (dp_sim_new(&s, y, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return;
     dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
@@ -660,6 +662,19 @@ static void plan_drafts(walk *w) {
     free(window);
 }
 
+/* Which sequences write their states, and which leave their tokens in rings. */
+static void plan_rings(const walk *w) {
+    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
+    unsigned char *last = dp_calloc((size_t)w->p->Nseq, 1);
+    for (int i = 0; i < w->p->Nseq; i++) {
+        tokens[i] = w->take[i].n;
+        last[i] = w->at[i] + w->take[i].n >= w->p->cu[i + 1];
+    }
+    dp_slots_replay(w->slots, tokens, last);
+    free(tokens);
+    free(last);
+}
+
 /* Accepts the states that a call left in the slots of its tokens: nothing is run again. */
 static void accept_drafts(const walk *w) {
     for (int i = 0; i < w->p->Nseq; i++)
@@ -691,6 +706,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     pad(w, w->take);
     if (w->slots) plan_slots(w, window);
     if (w->drafts) plan_drafts(w);
+    if (w->rings) plan_rings(w);
     const int same = states_at(w, kept);
     dp_status st = overwrite_prefix(w, e);
     if (w->slots && dp_slots_spoil(w->slots, w->fault)) hit_all(w);
@@ -741,7 +757,8 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     w.state = (int64_t)p->HV * p->K * p->V;
     w.S = dp_copy(p->s0, p->Nseq * w.state);
     w.drafts = by->drafts_in ? dp_session_drafts(s, p->Nseq, NULL, 0) : 0;
-    w.slots = dp_slots_new(p, s, w.drafts);
+    w.rings = s->ring && by->replays;
+    w.slots = dp_slots_new(p, s, w.drafts, w.rings);
     if (by->front) dp_conv_calls_begin(by->front, &w.conv);
     if (w.slots && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);

@@ -72,6 +72,7 @@ typedef struct {
     /* It rolls back by itself where the session allows it (dp_session_drafts, slots.h); trees: in
      * windows that are trees. */
     int drafts_in, trees;
+    int replays; /* from rings, where the session has them */
     /* Convolutions in front of q, k and v: those of p and of a call are what goes into them. NULL:
      * none. */
     dp_conv_calls *front;

@@ -19,6 +19,9 @@ struct dp_slots {
     int64_t *accepted, *passed;  /* [Nseq]: kept, and told in the call */
     int64_t *brought, *tokens;   /* [Nseq] to the call; of a window, 0: it is none */
     const int64_t *parent;
+    int64_t ring;         /* tokens of a ring; 0: none */
+    int64_t *rings;       /* [Nseq] slots */
+    int64_t *held, *told; /* [Nseq] tokens in a ring after the call, and before it */
     int64_t prefix;
     int calls, shared; /* shared: the next call is the first behind the prefix */
     double *pool, *before;
@@ -50,12 +53,13 @@ static void own_drafts(dp_slots *s) {
         s->accepted[i] = 1;
 }
 
-dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session, int64_t drafts) {
+dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session, int64_t drafts, int rings) {
     if (!session->slots) return NULL;
     dp_slots *s = dp_calloc(1, sizeof *s);
     s->Nseq = p->Nseq;
     s->HV = p->HV;
-    s->slots = session->slots;
+    s->ring = rings ? session->ring : 0;
+    s->slots = session->slots + (s->ring ? s->Nseq : 0);
     s->width = (int64_t)p->K * p->V;
     s->state = s->HV * s->width;
     s->own = indices(s->Nseq);
@@ -72,11 +76,14 @@ dp_slots *dp_slots_new(const dp_problem *p, const dp_session *session, int64_t d
     s->tokens = dp_calloc((size_t)s->Nseq, sizeof *s->tokens);
     s->brought = dp_calloc((size_t)s->Nseq, sizeof *s->brought);
     own_drafts(s);
+    s->rings = indices(s->Nseq);
+    s->held = dp_calloc((size_t)s->Nseq, sizeof *s->held);
+    s->told = dp_calloc((size_t)s->Nseq, sizeof *s->told);
     s->taken = dp_calloc((size_t)s->slots, 1);
     s->pool = dp_doubles(s->slots * s->state);
     s->before = dp_doubles(s->slots * s->state);
     for (int i = 0; i < (session->prefix ? 1 : s->Nseq); i++)
-        s->own[i] = s->slots - 1 - i;
+        s->own[i] = session->slots - 1 - i;
     return s;
 }
 
@@ -93,6 +100,9 @@ void dp_slots_free(dp_slots *s) {
     free(s->passed);
     free(s->tokens);
     free(s->brought);
+    free(s->rings);
+    free(s->held);
+    free(s->told);
     free(s->taken);
     free(s->pool);
     free(s->before);
@@ -108,8 +118,12 @@ static int64_t next_free(const dp_slots *s, int64_t from) {
     return from;
 }
 
+static int64_t ring_of(const dp_slots *s, int i) { return s->slots - s->Nseq + i; }
+
 static void mark_owned(const dp_slots *s) {
     memset(s->taken, 0, (size_t)s->slots);
+    for (int i = 0; i < s->Nseq && s->ring; i++)
+        s->taken[ring_of(s, i)] = s->held[i] > 0;
     if (s->prefix != NONE) s->taken[s->prefix] = 1;
     for (int i = 0; i < s->Nseq; i++)
         if (s->own[i] != NONE) s->taken[s->own[i]] = 1;
@@ -146,6 +160,8 @@ void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int 
     mark_owned(s);
     empty_unowned(s);
     if (s->drafts) plan_drafts(s, idle);
+    for (int i = 0; i < s->Nseq && s->ring; i++)
+        s->taken[ring_of(s, i)] = 1; /* empty or not, nobody's state goes there */
     for (int i = 0; i < s->Nseq && !s->drafts; i++) {
         const int moves = s->shared || window || (s->calls + i) % 2;
         s->planned[i] = idle[i] ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];
@@ -164,6 +180,20 @@ void dp_slots_draft(dp_slots *s, const int64_t *tokens, const unsigned char *win
         s->tokens[i] = window[i] && s->planned[i] != NONE ? tokens[i] : 0;
         if (s->tokens[i])
             s->write[i] = s->right[i] = s->planned[i] = s->draft[i * s->drafts + s->tokens[i] - 1];
+    }
+}
+
+void dp_slots_replay(dp_slots *s, const int64_t *tokens, const unsigned char *last) {
+    for (int i = 0; i < s->Nseq; i++) {
+        const int padding = s->planned[i] == NONE;
+        const int64_t all = s->held[i] + tokens[i];
+        s->rings[i] = padding ? NONE : ring_of(s, i);
+        s->told[i] = padding ? 0 : s->held[i];
+        if (padding) continue;
+        s->held[i] = last[i] || all > s->ring ? 0 : all;
+        if (!s->held[i]) continue;
+        s->planned[i] = s->own[i]; /* where it stays */
+        s->write[i] = s->right[i] = NONE;
     }
 }
 
@@ -221,7 +251,14 @@ void dp_slots_share(dp_slots *s) {
 
 dp_state_pool dp_slots_begin(dp_slots *s) {
     memcpy(s->before, s->pool, bytes(s) * (size_t)s->slots);
-    dp_state_pool p = {s->slots, s->read, s->write, s->pool, s->drafts, NULL, NULL, s->parent};
+    dp_state_pool p = {.slots = s->slots,
+                       .read = s->read,
+                       .write = s->write,
+                       .state = s->pool,
+                       .drafts = s->drafts,
+                       .parent = s->parent};
+    if (s->ring) p.ring = s->rings;
+    if (s->ring) p.held = s->told;
     if (s->drafts) p.draft = s->listed;
     if (s->drafts) p.accepted = s->passed;
     return p;
@@ -252,7 +289,7 @@ void dp_slots_write(dp_slots *s, const double *final_state) {
 static int is_written(const dp_slots *s, int64_t slot) {
     int any = 0;
     for (int i = 0; i < s->Nseq; i++) {
-        any |= s->right[i] == slot;
+        any |= s->right[i] == slot || (s->ring && s->rings[i] == slot);
         for (int64_t j = 0; j < s->tokens[i]; j++)
             any |= s->draft[i * s->drafts + j] == slot;
     }

@@ -16,6 +16,12 @@
  * into the first slot. In a tree tokens of a window have parents: one goes on from the state behind
  * its parent, and what is accepted is the way to one of them.
  *
+ * A kernel that replays tokens from a ring writes no state in most calls. Slots behind those of the
+ * session hold rings, one a sequence, with numbers of the kernel's own. While a call's tokens fit
+ * in the ring beside those that it holds, write is -1 and the pool's states stay. The kernel begins
+ * from the state that it reads and the ring's tokens. In another call, and in the last of a
+ * sequence, the state is written, and the ring is empty then. An empty ring is NaN.
+ *
  * A sequence that brings no tokens is padding: it reads and writes slot -1, and one token that
  * means nothing stands for it in the batch. What is free is NaN before the call.
  */
@@ -39,6 +45,9 @@ typedef struct {
     const int64_t *draft, *accepted;
     /* [T]: place in its window of the token before, -1: the state before the call; NULL: chains */
     const int64_t *parent;
+    /* A kernel that replays: [Nseq] slot of the ring, -1: padding, and the tokens that it holds.
+     * NULL: no rings */
+    const int64_t *ring, *held;
 } dp_state_pool;
 
 enum { DP_SLOT_FREE = -1, DP_SLOT_OF_PREFIX = -2 };
@@ -55,9 +64,11 @@ typedef struct {
 void dp_pool_seen_free(dp_pool_seen *s);
 
 typedef struct dp_slots dp_slots;
-/* A pool that holds the initial states of p; drafts: with slots for a window's tokens, 0: none.
- * NULL: the session has none. */
-dp_slots *dp_slots_new(const dp_problem *p, const dp_session *s, int64_t drafts);
+/* A pool that holds the initial states of p; drafts: with slots for a window's tokens, 0: none;
+ * rings: with those. NULL: the session has none. */
+dp_slots *dp_slots_new(const dp_problem *p, const dp_session *s, int64_t drafts, int rings);
+/* After the plan of a call: tokens that each sequence brings to it [Nseq], and whose last it is. */
+void dp_slots_replay(dp_slots *s, const int64_t *tokens, const unsigned char *last);
 void dp_slots_free(dp_slots *s);
 
 /* Before a call. S [Nseq][HV][K][V] goes to the slots of those who own one. idle [Nseq]: padding;

@@ -27,6 +27,10 @@ writes the state behind token j of a call of at most D tokens to draft_slots[i, 
 of a longer call to draft_slots[i, 0]; a sequence without tokens has -1 and 0, and a token that
 means nothing. With parents [T] drafted tokens are a tree: each goes on from the state behind the
 token of its sequence at that place, -1: from the first.
+One that takes ring_slot [N] and ring_tokens [N] replays tokens (key session_ring of a case): the
+slot ring_slot[i] of the pool is the function's own. Where write_slot is -1 beside a read_slot, it
+begins from the state there and the ring_tokens[i] tokens that it left in the ring, adds the call's
+tokens to the ring and writes no state. Else it writes the state, and the ring is empty then.
 A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
 slot, or the row of initial_state, of one that has none is NaN.
 A function that takes `gv` [T,H,V] has a gate per value channel in place of g, with H = HV and beta
@@ -75,11 +79,12 @@ SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 a
 WIDE = ("fp32", "fp64")
 BASES = ("bf16", "fp16", *WIDE)
 ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
-INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents")
+INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents",
+            "ring_slot", "ring_tokens")
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
 READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
-OUTPUTS = (*RESULTS, "pool", "checkpoints", *STAGES)
+OUTPUTS = (*RESULTS, "pool", "states", "checkpoints", *STAGES)
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -175,7 +180,7 @@ class Contract:
     def writes(self) -> list[str]:
         """Outputs that a program may ask for."""
         if not self.autograd:
-            own = {"drafts": "draft_slots", "trees": "parents"}
+            own = {"drafts": "draft_slots", "trees": "parents", "ring": "ring_tokens"}
             outputs = [x for x in self.outputs if x != "checkpoints"]
             return [*outputs, *(x for x, n in own.items() if self.takes(n))]
         takes, anything = _parameters(self.fn)

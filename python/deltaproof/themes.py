@@ -185,6 +185,9 @@ THEMES: tuple[Theme, ...] = (
     Theme("draft-slots", "windows beside prompts, in a pool with a slot for every drafted token",
           _packed(60, 110, 128, K=16, session="20,4-2,1,3-1,4-3,2,5-1,4-2", session_slots=17,
           session_stagger=2), raw=True, sets=("serving",)),
+    Theme("ring", "tokens replayed from a ring, a state written in some calls alone",
+          _packed(26, 26, 44, 70, K=16, s0_scale=0.5, session="9,2,4x1,3,1", session_slots=6,
+          session_ring=5), raw=True, needs="ring_tokens", sets=("serving",)),
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
     # training
@@ -238,7 +241,7 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
 
 def _serves(theme: Theme, contract: Contract) -> bool:
     """Has the function what the theme needs?"""
-    has = {"gv": contract.takes("gv"), "queries": contract.queries > 1}
+    has = {n: contract.takes(n) for n in ("gv", "ring_tokens")} | {"queries": contract.queries > 1}
     return (has | {"": True, "checkpoints": contract.checkpoints > 0})[theme.needs]
 
 
