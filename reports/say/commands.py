@@ -1,6 +1,7 @@
 """The next commands after a failure, for runs of cases, of subjects and of judged files alike."""
 
 import shlex
+from functools import lru_cache
 from itertools import pairwise
 
 from read.record import NO_STAGES, Record, Run, operation
@@ -10,6 +11,7 @@ SUBJECT = ("subject", "run", "serve", "writes")
 KEPT = ("cases", *SUBJECT, "design", "truth", "limit", "memory")
 
 
+@lru_cache(maxsize=1)
 def kept_options(command: str) -> dict[str, str]:
     """{name: value} of the options in KEPT, in either spelling (--name value, --name=value) and as
     short as argp allows."""

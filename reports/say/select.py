@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from read.record import NO_RANKS, NO_STAGES, Case, Record, Run, tensor
 from say.names import bases_of, finite, formats_of, in_order
@@ -17,6 +18,7 @@ def is_real(case: Case) -> bool:
     )
 
 
+@lru_cache(maxsize=1)
 def judged_recurrences(rec: Record) -> list[Case]:
     return [
         c
@@ -25,6 +27,7 @@ def judged_recurrences(rec: Record) -> list[Case]:
     ]
 
 
+@lru_cache(maxsize=1)
 def heads(rec: Record) -> list[Case]:
     """Recurrence cases that the long-range figures show: real heads, or else those with the most
     ranks. Most sensitive to the chain first."""
