@@ -155,8 +155,8 @@ def differ_folders(a: str, b: str, base: str | None = None) -> tuple[int, list[s
     """Calls of the same layer and number: the same bits, both within their limits, or whose not."""
     sides = [{_same(x): x for x in folder(p)} for p in (a, b)]
     keys = sorted(set(sides[0]) & set(sides[1]))
-    if not keys:
-        raise ValueError(f"{a}, {b}: no call of the same function, layer and number")
+    if not keys or any(_tokens(sides[0][k]) != _tokens(sides[1][k]) for k in keys):
+        return _differ_sequences((a, b), [list(s.values()) for s in sides], base)
     status, lines = PASS, []
     for key in keys:
         x, y = (s[key] for s in sides)
@@ -171,6 +171,46 @@ def differ_folders(a: str, b: str, base: str | None = None) -> tuple[int, list[s
         lines.append(f"{'' if same_in else 'other inputs, '}{said}  {key}")
     left = len(sides[0]) + len(sides[1]) - 2 * len(keys)
     return status, [*lines, f"{len(keys)} calls compared, {left} of one side alone"]
+
+
+def _tokens(x: Captured) -> int:
+    return int(x.inputs["q"].shape[1])
+
+
+def _sequences(calls: Sequence[Captured]) -> dict[str, list[Captured]]:
+    """Calls of a layer and rank one after the other: first those that have no state yet."""
+    out: dict[str, list[Captured]] = {}
+    for x in sorted(calls, key=lambda x: ("initial_state" in x.inputs, int(x.told.get("call", 0)))):
+        out.setdefault(f"{x.told.get('layer', '')}-rank{x.told.get('rank', '0')}", []).append(x)
+    return out
+
+
+def _apart(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
+    """By how much two sides' arrays of tokens differ, relative, over the tokens that both have."""
+    a, b = (np.concatenate([z.astype(np.float64) for z in s], 1) for s in (x, y))
+    n = min(a.shape[1], b.shape[1])
+    return float(np.linalg.norm(a[:, :n] - b[:, :n]) / (np.linalg.norm(b[:, :n]) or 1))
+
+
+def _differ_sequences(
+    folders: Sequence[str], sides: Sequence[Sequence[Captured]], base: str | None
+) -> tuple[int, list[str]]:
+    """A sequence in calls that are cut elsewhere, as a trainer and a rollout have it: every call is
+    judged by itself, and the layers' inputs and outputs are compared by token."""
+    one, two = (_sequences(s) for s in sides)
+    keys = sorted(set(one) & set(two))
+    if not keys:
+        raise ValueError(f"{folders[0]}, {folders[1]}: no calls of the same layer and rank")
+    status, lines = PASS, []
+    for key in keys:
+        found = [{judged(x, base).status for x in s[key]} for s in (one, two)]
+        whose = [p for p, s in zip(folders, found, strict=True) if s != {PASS}]
+        status = max(status, *(FAIL if FAIL in s else PASS for s in found))
+        off = max(_apart(*([x.inputs[n] for x in s[key]] for s in (one, two))) for n in "qkv")
+        o = _apart(*([x.outputs["o"] for x in s[key]] for s in (one, two)))
+        said = f"beyond its limits in {', '.join(whose)}" if whose else "both within their limits"
+        lines.append(f"{said}, inputs differ by {off:.1e}, o by {o:.1e}  {key}")
+    return status, [*lines, f"{len(keys)} sequences compared, call by call"]
 
 
 def _same(x: Captured) -> str:

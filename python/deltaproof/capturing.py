@@ -34,11 +34,13 @@ from .words import text_of
 
 KDA = ("chunk_kda", "fused_recurrent_kda")
 GDN = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+KIMI = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
 KNOWN = {
     "fla": ("fla.ops", (*KDA, *GDN)),
     "transformers": (
         "transformers.models",
-        tuple(f"torch_{x}" for x in (*KDA, "recurrent_kda", *GDN, "recurrent_gated_delta_rule")),
+        (*KIMI, *(f"torch_{x}" for x in (*KDA, "recurrent_kda", *GDN)),
+         "torch_recurrent_gated_delta_rule"),
     ),
 }
 ALIASES = {"query": "q", "key": "k", "value": "v", "b": "beta"}
@@ -254,7 +256,7 @@ def _settings(args: Mapping[str, Any], name: str) -> dict[str, str]:
     gate = ("lower_bound" if lower is not None else "softplus") if raw else "log"
     sigmoid = bool(args.get("use_beta_sigmoid_in_kernel"))
     two = bool(args.get("allow_neg_eigval")) and sigmoid
-    out = {"function": name, "gate": gate, "recurrence": "kda" if "kda" in name else "gdn"}
+    out = {"function": name, "gate": gate, "recurrence": "gdn" if "gated" in name else "kda"}
     out["beta"] = "sigmoid2" if two else "sigmoid" if sigmoid else "plain"
     out["l2norm"] = str(int(bool(args.get("use_qk_l2norm_in_kernel"))))
     if lower is not None and raw:

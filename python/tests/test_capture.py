@@ -140,25 +140,62 @@ def test_a_server_is_captured_by_its_environment(tmp_path: Path) -> None:
     assert "beyond its limits in b  chunk_kda-none-0-0" in said[3].stdout
 
 
-def test_a_model_of_transformers_is_captured_and_judged(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "linear_num_key_heads": 2, "vocab_size": 64}
-    sizes |= {"linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 2}
-    sizes |= {"num_experts_per_tok": 1, "moe_intermediate_size": 32, "intermediate_size": 64}
-    config = transformers.Qwen3NextConfig(**sizes, shared_expert_intermediate_size=32)
-    model = transformers.Qwen3NextForCausalLM(config).eval()
-    with deltaproof.capture("transformers", out=str(tmp_path)) as found, torch.no_grad():
+def _model(kind: str) -> Any:
+    """A small model of random weights; its name of the layer that is captured."""
+    import transformers
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 64, "intermediate_size": 64}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
+    sizes |= {"num_experts": 2, "moe_intermediate_size": 32}
+    if kind == "KimiLinear":
+        linear = {"kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 2, "head_dim": 32}
+        sizes |= {"kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16}
+        sizes |= {"v_head_dim": 16, "q_lora_rank": None, "linear_attn_config": linear}
+        sizes |= {"num_local_experts": 2, "num_experts_per_tok": 1, "pad_token_id": 0}
+        sizes |= {"bos_token_id": 1, "eos_token_id": 2}
+    else:
+        sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
+        sizes |= {"linear_value_head_dim": 32, "num_experts_per_tok": 1}
+        sizes |= {"shared_expert_intermediate_size": 32}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+def _generated(model: Any, folder: str, tokens: int = 3) -> Any:
+    import torch
+
+    torch.manual_seed(2)
+    with deltaproof.capture("transformers", out=folder) as found, torch.no_grad():
         try:
-            model.generate(torch.randint(0, 64, (1, 70)), max_new_tokens=3, do_sample=False)
+            given = torch.randint(0, 64, (1, 70))
+            made = model.generate(given, max_new_tokens=tokens, do_sample=False)
         except RuntimeError as e:
             if "driver" in str(e):
                 pytest.skip("transformers takes FLA here, which needs a device")
             raise
+    return found, made
+
+
+@pytest.mark.parametrize("kind", ["Qwen3Next", "KimiLinear"])
+def test_a_model_of_transformers_is_captured_and_judged(kind: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(1)
+    found, _ = _generated(_model(kind), str(tmp_path))
     assert found.kept == 9 and not found.errors, found.said
     status, rows, lines = captures.judge_folder(str(tmp_path))
-    assert status == 0 and {r["layer"] for r in rows} == {
-        f"Qwen3NextGatedDeltaNet.{i}" for i in range(3)
-    }, lines
+    assert status == 0 and len({r["layer"] for r in rows}) == 3, lines
+
+
+def test_trainer_and_rollout_of_a_model_are_compared(tmp_path: Path) -> None:
+    """The prompt and what was generated at once, against prompt and single tokens."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(1)
+    model = _model("Qwen3Next")
+    rollout, trainer = str(tmp_path / "rollout"), str(tmp_path / "trainer")
+    _, made = _generated(model, rollout)
+    with deltaproof.capture("transformers", out=trainer), torch.no_grad():
+        model(made[:, :-1], use_cache=False)
+    status, lines = captures.differ_folders(rollout, trainer)
+    assert status == 0 and lines[-1].startswith("3 sequences compared"), lines
