@@ -79,8 +79,16 @@ SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 a
 WIDE = ("fp32", "fp64")
 BASES = ("bf16", "fp16", *WIDE)
 ONE_GATE = ("gdn", "ssd", "gated-deltaproduct")  # whose gates have no axis of channels
-INTEGERS = ("cu_seqlens", "read_slot", "write_slot", "draft_slots", "accepted", "parents",
-            "ring_slot", "ring_tokens")
+INTEGERS = (
+    "cu_seqlens",
+    "read_slot",
+    "write_slot",
+    "draft_slots",
+    "accepted",
+    "parents",
+    "ring_slot",
+    "ring_tokens",
+)
 STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
 READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
