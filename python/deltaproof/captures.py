@@ -112,16 +112,22 @@ def _keep(x: Captured, path: str) -> str:
 
 
 def _layers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines: layers from the worst on, and which lie far from the others."""
+    """Lines: layers, and ranks where there are several, from the worst on, and which lie far from
+    the others."""
+    several = len({r["rank"] for r in rows}) > 1
+    return [x for key in ("layer", "rank")[: 1 + several] for x in _worst_first(rows, key)]
+
+
+def _worst_first(rows: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     by: dict[str, float] = {}
     for r in rows:
         if r["share"] == r["share"]:
-            by[r["layer"]] = max(by.get(r["layer"], 0), r["share"])
-    usual = median(by.values()) if by else 0
+            by[r[key]] = max(by.get(r[key], 0), r["share"])
+    usual, word = median(by.values()) if by else 0, "rank " if key == "rank" else ""
     out = []
-    for layer in sorted(by, key=lambda n: -by[n]):
-        far = by[layer] > OUTLIER * usual and len(by) > 2
-        out.append(f"{layer}: {by[layer]:.3g} of its limit{'  outlier' if far else ''}")
+    for name in sorted(by, key=lambda n: -by[n]):
+        far = by[name] > OUTLIER * usual and len(by) > 2
+        out.append(f"{word}{name}: {by[name]:.3g} of its limit{'  outlier' if far else ''}")
     return out
 
 

@@ -89,6 +89,20 @@ def test_a_wrong_layer_is_named_and_shrunk_to_kilobytes(served: Any, tmp_path: P
     assert captures.judged(captures.read(small), None).status == 1
 
 
+def test_a_wrong_rank_is_named(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, x = str(tmp_path / "out"), arrays(20, 1)
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        served.FACTOR = 1.1 if rank == 1 else 1.0
+        with deltaproof.capture("served.chunk_kda", out=out):
+            served.Layer(0).forward(**x)
+    status, rows, lines = captures.judge_folder(out)
+    assert status == 1 and [r["rank"] for r in rows if r["status"]] == ["1"], lines
+    assert any(x.startswith("rank 1: ") and x.endswith("outlier") for x in lines), lines
+
+
 def test_a_hook_never_stops_the_run_and_sizes_are_limited(served: Any, tmp_path: Path) -> None:
     x = arrays(40)
     with deltaproof.capture("served.chunk_kda", out=str(tmp_path / "a"), most=12_000) as found:
