@@ -60,12 +60,19 @@ void dp_print_begins(const dp_judgement *t, int indent, FILE *f) {
             (long long)t->nover);
 }
 
+/* The line of a subject's caller, with the case's name for each {case}. */
+static void print_call(const char *call, const char *case_name, FILE *f) {
+    static const char hole[] = "{case}";
+    fputs("    again:   ", f);
+    for (const char *at; (at = strstr(call, hole)); call = at + strlen(hole))
+        fprintf(f, "%.*s'%s'", (int)(at - call), call, case_name);
+    fprintf(f, "%s\n", call);
+}
+
 static void print_again(const dp_run *r, const dp_again *again, FILE *f) {
     const int foreign = r->backend == DP_BACKEND_SUBJECT;
-    const char *hole = foreign && again->call ? strstr(again->call, "{case}") : NULL;
-    if (hole)
-        fprintf(f, "    again:   %.*s'%s'%s\n", (int)(hole - again->call), again->call,
-                r->case_name, hole + strlen("{case}"));
+    if (foreign && again->call)
+        print_call(again->call, r->case_name, f);
     else
         fprintf(f, "    again:   deltaproof run --id '%s'%s\n", r->id,
                 foreign ? again->subject : again->own);

@@ -128,11 +128,19 @@ def own_rows(contract: Contract) -> list[str]:
     return [f"--recurrence={own.file(os.path.join(cache_folder(), 'rows'))}"] if own else []
 
 
-def _again(fn: Callable[..., Any], **given: Any) -> list[str]:
-    """The note by which the program says how a run of fn is had again: by this call."""
+def _again(fn: Callable[..., Any], cases: Sequence[str], **given: Any) -> list[str]:
+    """Notes by which the program says how a run of fn is had again: by this call, in which {case}
+    stands for a case's name; a case that was given as a file is named by its path."""
     words = [f"{n}={x!r}" for n, x in given.items() if x is not None]
     name = getattr(fn, "__name__", kernel_name(fn))
-    return [f"--note=again=deltaproof.run({', '.join([name, '{case}', *words])})"]
+    call = lambda case: f"deltaproof.run({', '.join([name, case, *words])})"
+    files = {os.path.basename(x).removesuffix(".case"): x for x in cases if os.path.isfile(x)}
+    if not files:
+        return [f"--note=again={call('{case}')}"]
+    if len(cases) == 1:
+        return [f"--note=again={call(repr(cases[0]))}"]
+    whole = f"--note=again-all={call(repr(list(cases)))}"
+    return [f"--note=again={call(f'{files!r}.get({{case}}, {{case}})')}", whole]
 
 
 def small_case(contract: Contract) -> str:
@@ -214,7 +222,7 @@ def run(
     names = case_paths(cases, kernel, cache)
     options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])
-    options += _again(fn, base=base, design=design, **contract, layouts=())
+    options += _again(fn, cases, base=base, design=design, **contract, layouts=())
     for name, value in (("label", label), ("kernel-commit", kernel_commit)):
         options += [] if value is None else [f"--{name}={value}"]
     found = _one_run(names, kernel, about, limit, options, folder)

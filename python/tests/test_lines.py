@@ -13,6 +13,18 @@ import pytest
 import deltaproof
 from kernels import inputs, kda, without_packing
 
+SMALL = """reason = of one's own
+source = none
+op = kda
+T = 20
+H = 1
+K = 16
+V = 16
+gate = log
+beta = plain
+l2norm = no
+base = fp32
+"""
 SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
 
 
@@ -50,6 +62,28 @@ def test_a_failing_run_is_had_again_in_python_and_explained_in_a_shell(
         assert "bridge.so" not in page
         call = re.search(r"deltaproof\.bisect\([^<]*\)", page)
         assert call and eval(html.unescape(call[0])).status == 1
+
+
+@pytest.mark.parametrize("more", [(), ("t65",), ("other.case", "beta-zero")])
+def test_cases_of_one_s_own_are_had_again_by_their_files(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        return np.roll(kda(q, k, v, g, beta, initial_state)[0], 1, 0)
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other"):
+        Path(f"{name}.case").write_text(SMALL)
+    own: dict[str, Any] = {"base": "fp32", "layouts": (), "report": "report"}
+    found = deltaproof.run(late, ("mine.case", *more), **own)
+    assert found.status == 1, found.text
+    page = html.unescape((tmp_path / "report" / "report.html").read_text())
+    calls = set(re.findall(r"deltaproof\.(?:run|bisect)\([^<]*\)", page))
+    lines = [x.strip() for x in found.text.splitlines()]
+    calls |= {x.removeprefix("again:").strip() for x in lines if x.startswith("again:")}
+    assert len(calls) >= 2 + bool(more), page
+    scope = {"deltaproof": deltaproof, "late": late}
+    assert {call: eval(call, scope).status for call in calls} == dict.fromkeys(calls, 1)
 
 
 def test_a_pass_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,14 +37,14 @@ def shell(words: list[str], options: dict[str, str]) -> str:
 
 
 def _call(rec: Record, cases: str) -> str:
-    """A Python function's call on these cases; "" where no such call made the record."""
-    call = (rec.provenance.get("notes") or {}).get("again", "")
-    return call.replace("{case}", cases) if "{case}" in call else ""
+    """A Python function's call on these cases, or on the only one; "": none made the record."""
+    return (rec.provenance.get("notes") or {}).get("again", "").replace("{case}", cases)
 
 
 def all_again(rec: Record) -> str:
     """What makes the whole record again; "" where it does not say."""
-    return _call(rec, repr(list(rec.cases))) or rec.program.get("command") or ""
+    call = (rec.provenance.get("notes") or {}).get("again-all")
+    return call or _call(rec, repr(list(rec.cases))) or rec.program.get("command") or ""
 
 
 def again(rec: Record, run: Run) -> str:
