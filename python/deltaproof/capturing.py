@@ -39,8 +39,11 @@ KNOWN = {
     "fla": ("fla.ops", (*KDA, *GDN)),
     "transformers": (
         "transformers.models",
-        (*KIMI, *(f"torch_{x}" for x in (*KDA, "recurrent_kda", *GDN)),
-         "torch_recurrent_gated_delta_rule"),
+        (
+            *KIMI,
+            *(f"torch_{x}" for x in (*KDA, "recurrent_kda", *GDN)),
+            "torch_recurrent_gated_delta_rule",
+        ),
     ),
 }
 ALIASES = {"query": "q", "key": "k", "value": "v", "b": "beta"}

@@ -36,7 +36,9 @@ def turning(x: Arrays, wrong: str) -> np.ndarray:
 class Sequence:
     """Tokens first .. end - 1 of one sequence; ranks: how many B and x there are."""
 
-    def __init__(self, x: Arrays, first: int, end: int, S: np.ndarray, wrong: str, ranks: int):
+    def __init__(
+        self, x: Arrays, first: int, end: int, S: np.ndarray, wrong: str, ranks: int
+    ) -> None:
         f64 = {n: np.asarray(a, np.float64) for n, a in x.items()}
         self.span, self.wrong = range(first, end), wrong
         names = [""] if ranks == 1 else [str(r) for r in range(1, ranks + 1)]

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mamba3 import Arrays, inputs, kernel
 
 from deltaproof import Recurrence, assert_explained, check, judge, run, to_bf16
+from mamba3 import Arrays, inputs, kernel
 
 SAID: dict[str, Any] = {"recurrence": "mamba3", "base": "fp32", "gate": "log"}
 CU = [0, 23, 24, 70]
@@ -98,7 +98,7 @@ def kernel_o(x: Arrays) -> np.ndarray:
 
 
 def test_bf16_rounds_what_turns() -> None:
-    x = {n: to_bf16(a) if n in "C B x".split() else a for n, a in inputs(70, 2, 16, 24, 8).items()}
+    x = {n: to_bf16(a) if n in ("C", "B", "x") else a for n, a in inputs(70, 2, 16, 24, 8).items()}
     y = kernel({n: np.asarray(a, np.float32) for n, a in x.items()})
     y = {n: a if n in ("final_state", "dh0") else to_bf16(a) for n, a in y.items()}
     assert_explained(x, y, **(SAID | {"base": "bf16"}))

@@ -1,6 +1,8 @@
 """Chunks against single tokens, of transformers' functions, on one head's problem at four lengths:
 what each is off by, what they differ by, and what `judge` says of each."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as model
@@ -20,7 +22,7 @@ def problem(T: int, rate: float) -> dict[str, np.ndarray]:
     return x | {"beta": to_bf16(rng.uniform(0.2, 0.95, (1, T, 2))).astype(np.float32)}
 
 
-def called(fn, x):
+def called(fn: Any, x: dict[str, np.ndarray]) -> tuple[Any, Any]:
     given = {n: torch.from_numpy(y.astype(np.float32)) for n, y in x.items()}
     given = {n: y.bfloat16() if n in "qkv" else y for n, y in given.items()}
     args = dict(zip(("query", "key", "value"), (given.pop(n) for n in "qkv"), strict=True))

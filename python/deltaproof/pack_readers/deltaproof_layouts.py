@@ -30,7 +30,7 @@ def onnx(pack, told):
     x = _rows(pack, told)
     erases, decays = told["recurrence"] in ("kda", "gdn"), bool(x["g"].any())
     rule = "_".join(["gated"] * decays + ["delta"] * erases) or "linear"
-    names = dict(zip(("q", "k", "v", "initial_state", "g", "beta"), ONNX))
+    names = dict(zip(("q", "k", "v", "initial_state", "g", "beta"), ONNX, strict=False))
     names = {n: y for n, y in names.items() if (n != "g" or decays) and (n != "beta" or erases)}
     flat = {n: x[n].reshape(*x[n].shape[:2], -1) if n in "qkvg" else x[n] for n in names if n in x}
     heads = {"q_num_heads": x["q"].shape[2], "kv_num_heads": x["v"].shape[2]}
