@@ -81,7 +81,7 @@ def _wrong(name: str, x: np.ndarray, rng: np.random.Generator) -> dict[str, np.n
     """Results that are off by more and less, in all, a row, a head, a window, and by rounding."""
     noise = rng.standard_normal(x.shape) * np.sqrt((x**2).mean())
     out = {"right": x, "zeros": 0 * x, "nan": np.where(np.arange(x.size) == 7, np.nan, x.ravel())}
-    for k in range(-14, 0, 2):
+    for k in range(-13, 0, 3):
         out[f"noise 2^{k}"] = x + noise * 2.0**k
         out[f"factor 2^{k}"] = x * (1 + 2.0**k)
         row, half = noise.copy(), noise.copy()
@@ -91,9 +91,8 @@ def _wrong(name: str, x: np.ndarray, rng: np.random.Generator) -> dict[str, np.n
     return {n: y.reshape(x.shape) for n, y in out.items()}
 
 
-def _restricted(case: Path, name: str, results: dict[str, Any], told: Any) -> bool | None:
-    """Is judge red by the bound or one of the pack's levels? None: within 1% of a limit, or red
-    before any level (what is not finite is red)."""
+def _restricted(case: Path, name: str, results: dict[str, Any], told: Any) -> float:
+    """The largest error over its limit that judge finds by the bound and the pack's levels."""
     inputs = {n[3:]: x for n, x in load(str(case)).items() if n.startswith("in.")}
     cu = inputs.pop("cu_seqlens", None)
     settings = {n: told[n] for n in ("gate", "beta")} | {"l2norm": told["l2norm"] == "1"}
@@ -104,8 +103,7 @@ def _restricted(case: Path, name: str, results: dict[str, Any], told: Any) -> bo
     t = found.tensors[name]
     shares = [float(t.get("ratio") or 0)]
     shares += [x["ratio"] / x["limit"] for n, x in t["expected"].items() if n in LEVELS]
-    most = max(shares)
-    return None if abs(most - 1) < 0.01 else most > 1
+    return max(shares)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -129,8 +127,10 @@ def test_readers_say_what_judge_says(case: str, made: Path, tmp_path: Path) -> N
             if kind == "nan":
                 assert broken
                 continue
-            want = _restricted(told, name, {name: x}, settings)
-            assert want is None or want == bool(broken), (name, kind, broken)
+            share = _restricted(told, name, {name: x}, settings)
+            assert share < 1.01 or broken, (name, kind, share)
+            # judge asks a second set of draws about what the first would fail
+            assert share > 0.8 or not broken, (name, kind, share, broken)
             seen.add((name, bool(broken)))
     assert seen == {(n, b) for n in ("o", "final_state") for b in (False, True)}
 
