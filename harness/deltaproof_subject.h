@@ -149,13 +149,14 @@ typedef struct {
      * write_slot -1 beside a read_slot: the state stays, and the call's tokens go to the ring. Else
      * the state behind the call is written. NULL: no rings. */
     const int64_t *ring_slot, *ring_tokens;
+    const double *value3, *value4; /* further values [tokens][HV][V] of an own one, or NULL */
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
  * above):
  *   o [tokens][HV][V]   final_state ds0 (gradient of initial_state) [Nseq][HV][K][V]
- *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b dnumber dangle as what they
- *   are gradients of
+ *   dq dk dv dg dbeta dA_log ddt_bias derase dwrite dlr_a dlr_b dnumber dangle
+ *   dvalue3 dvalue4 as what they are gradients of
  *       where initial_state is NULL, ds0 may be left as it is: it is not judged then
  *   states [tokens][HV][K][V], the state after every token: asked for where a session rejects
  *       tokens (key session of a case); a library without it computes the accepted ones again
@@ -210,8 +211,8 @@ const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",
  * "gla", "ssd", "gated-deltaproduct", "dplr"; "own": any of a user's own (--recurrence FILE). Its
- * keys lie in k, erase, lr_a, lr_b, values in v, write, numbers in beta, number. A library without
- * this function has gdn, kda and mkda; runs of others are skipped. */
+ * keys lie in k, erase, lr_a, lr_b, values in v, write, value3, value4, numbers in beta, number. A
+ * library without this function has gdn, kda and mkda; runs of others are skipped. */
 const char *deltaproof_subject_recurrences(void);
 int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof_subject_call *c);
 

@@ -168,7 +168,9 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                         {"lr_a", p->lr_a, 3, {T, HV, K}},
                         {"lr_b", p->lr_b, 3, {T, HV, K}},
                         {"number", p->number, 3, {T, HV, R}},
-                        {"angle", p->angle, 3, {T, HV, p->P}}};
+                        {"angle", p->angle, 3, {T, HV, p->P}},
+                        {"value3", p->value3, 3, {T, HV, V}},
+                        {"value4", p->value4, 3, {T, HV, V}}};
     const int64_t pool_shape[] = {p->nslot, HV, K, V};
     const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;

@@ -409,7 +409,7 @@ static double of_rows(const rows_token *a, int factor) {
     double sum = 0;
     for (int j = 0; j < dp_rows(p); j++)
         sum += of == DP_INPUT_BETA || of == DP_INPUT_NUMBER ? number_through(a, j, factor)
-               : of == DP_INPUT_V || of == DP_INPUT_WRITE   ? value_through(a, j, factor)
+               : dp_is_value(of)                            ? value_through(a, j, factor)
                                                             : row_through(a, j, factor);
     return sum;
 }

@@ -38,6 +38,8 @@ static const node NODES[] = {
     {"ds0", DP_STAGE_STATE_BWD, "dh dv_new w qg gcum", 0},
     {"dv", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
     {"dwrite", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
+    {"dvalue3", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
+    {"dvalue4", DP_STAGE_WY_BWD, "dv_new Akk act", 0},
     {"dbeta", DP_STAGE_WY_BWD, "dv_new h dh v_new Akk gcum act", 0},
     {"dq", DP_STAGE_INTRA_BWD, "h v_new Aqk gcum act", 0},
     {"dk", DP_STAGE_INTRA_BWD, "dv_new h dh v_new Akk Aqk gcum act", 0},

@@ -51,6 +51,7 @@ dp_allowance dp_run_allowance(const dp_run *r) {
 void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a) {
     const dp_format f[] = {kept, r->design.final_state, r->design.state};
     const int has_part = field != DP_RESULT_DV && field != DP_RESULT_DWRITE &&
+                         field != DP_RESULT_DVALUE3 && field != DP_RESULT_DVALUE4 &&
                          field != DP_RESULT_DS0; /* store_bound.h */
     double u = 0;
     for (int i = 0; i < 3; i++)

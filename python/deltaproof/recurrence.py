@@ -13,7 +13,7 @@ from .program import put
 
 # Where inputs lie in a problem: keys and values in this order (ref/vocabulary/recurrence_text.h).
 KEYS = ("k", "b", "lr_a", "lr_b")
-VALUES = ("v", "w")
+VALUES = ("v", "w", "value3", "value4")
 NUMBERS = ("beta", "number")
 GRADIENTS = {"b": "derase", "w": "dwrite"}
 ENTRIES = ("write", "read", "value", "strength")
@@ -26,7 +26,7 @@ class Recurrence:
         S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S)
 
     query [T,H,K]; gate [T,HV,K], or [T,HV] where per_head; keys: 1 to 4 inputs [T,HV,K]; values: 1
-    or 2 [T,HV,V]; number: a name, or two, of [T,HV], where there are any. rows: 1 to 4 of {"write":
+    to 4 [T,HV,V]; number: a name, or two, of [T,HV], where there are any. rows: 1 to 8 of {"write":
     PRODUCT, "read": .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a",
     with "-" before the first: write and read of keys, numbers, exp(gate), exp(-gate); value of
     values; strength of numbers. "prev(k)" is the previous token's k, zeros at a sequence's first.

@@ -24,6 +24,8 @@ INPUTS = {
     "lr_b": "T,HV,K",
     "number": "T,HV,R",
     "angle": "T,HV,P",
+    "value3": "T,HV,V",
+    "value4": "T,HV,V",
 }
 RESULTS = {
     "o": "T,HV,V",
@@ -42,6 +44,8 @@ RESULTS = {
     "dlr_b": "T,HV,K",
     "dnumber": "T,HV,R",
     "dangle": "T,HV,P",
+    "dvalue3": "T,HV,V",
+    "dvalue4": "T,HV,V",
 }
 STAGES = (
     *("gcum", "Akk", "Aqk", "w", "u", "kg", "qg", "M", "H", "S_in", "h", "v_new"),

@@ -62,16 +62,17 @@ def of_rank(ranks: int) -> Recurrence:
     )
 
 
-def test_rank_2_is_two_writes_and_two_query_heads_a_value_head() -> None:
-    x, cu = inputs(70, 2, 16, 24, 8, seqs=2, ranks=2), [0, 30, 70]
-    said = SAID | {"recurrence": of_rank(2), "cu_seqlens": cu}
-    y = kernel(x, cu, ranks=2)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_is_a_write_and_a_query_head_of_a_value_head(ranks: int) -> None:
+    x, cu = inputs(70, 2, 16, 24, 8, seqs=2, ranks=ranks), [0, 30, 70]
+    said = SAID | {"recurrence": of_rank(ranks), "cu_seqlens": cu}
+    y = kernel(x, cu, ranks=ranks)
     del y["dg"]  # of raw gates alone, with several query heads
     got = assert_explained(x, y, **said)
     assert {"o", "dC", "dB1", "dB2", "dx1", "dx2", "dgamma", "dbeta", "dtheta"} <= set(got)
     y["dtheta"][:, :, 0] *= np.float32(1.01)
     assert failed(judge(x, y, **said)) == {"dtheta"}
-    border = kernel(x, cu, ranks=2, wrong="border")
+    border = kernel(x, cu, ranks=ranks, wrong="border")
     del border["dg"]
     assert failed(judge(x, border, **said)) >= {"o", "dB1", "dx2", "dtheta"}
 

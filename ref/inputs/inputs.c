@@ -376,6 +376,18 @@ static void fill_numbers_of_rows(dp_problem *p, const dp_inputs_spec *s) {
     round_all(p->angle, angles, s->dtype);
 }
 
+/* A value beside v: as v where it stands alone, else a number as beta. */
+static void fill_value_of_rows(dp_problem *p, const dp_inputs_spec *s, int input, enum stream st) {
+    double *x = *dp_input_at(p, input);
+    const int64_t n = p->T * p->HV * p->V;
+    if (!x) return;
+    if (is_whole_value(dp_recurrence_of(p), input))
+        fill_normal(x, n, s, st, 0, 1, s->dtype);
+    else
+        fill_uniform(x, n, s, st, s->beta_lo, s->beta_hi);
+    round_all(x, n, s->dtype);
+}
+
 /* The first key is that of other recurrences (fill_keys). */
 static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     const dp_recurrence *a = dp_recurrence_of(p);
@@ -407,13 +419,9 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
             x[j] = rounded(roles.sign[i] * x[j], s->dtype);
     }
     fill_numbers_of_rows(p, s);
-    if (!p->write) return;
-    const int64_t nw = rows * p->V;
-    if (is_whole_value(a, DP_INPUT_WRITE))
-        fill_normal(p->write, nw, s, ST_WRITE, 0, 1, s->dtype);
-    else
-        fill_uniform(p->write, nw, s, ST_WRITE, s->beta_lo, s->beta_hi);
-    round_all(p->write, nw, s->dtype);
+    fill_value_of_rows(p, s, DP_INPUT_WRITE, ST_WRITE);
+    fill_value_of_rows(p, s, DP_INPUT_VALUE3, ST_OWN + KEYS_MOST + 2);
+    fill_value_of_rows(p, s, DP_INPUT_VALUE4, ST_OWN + KEYS_MOST + 3);
 }
 
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {

@@ -582,6 +582,8 @@ static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
     for (int64_t key = 0; key < p->R; key++) {
         value_rows(c, key, DP_INPUT_V, DP_RESULT_DV, z);
         if (p->write) value_rows(c, key, DP_INPUT_WRITE, DP_RESULT_DWRITE, z);
+        if (p->value3) value_rows(c, key, DP_INPUT_VALUE3, DP_RESULT_DVALUE3, z);
+        if (p->value4) value_rows(c, key, DP_INPUT_VALUE4, DP_RESULT_DVALUE4, z);
         if (!p->beta) continue;
         const grad b = number_grad(c, key, DP_INPUT_BETA, z);
         const ld x = c->hd->db_up[t * p->R + key], e = x * b.err + (c->rel.db + u2) * x * b.size;

@@ -236,13 +236,16 @@ static void store_value_gradients(const tr_task *c, int64_t t) {
     static const struct {
         dp_input_id input;
         dp_result_id result;
-    } OF[] = {{DP_INPUT_V, DP_RESULT_DV}, {DP_INPUT_WRITE, DP_RESULT_DWRITE}};
+    } OF[] = {{DP_INPUT_V, DP_RESULT_DV},
+              {DP_INPUT_WRITE, DP_RESULT_DWRITE},
+              {DP_INPUT_VALUE3, DP_RESULT_DVALUE3},
+              {DP_INPUT_VALUE4, DP_RESULT_DVALUE4}};
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0), sum = mp_at(c->tmp, 1), x = mp_at(c->tmp, 2);
     const int64_t nw = dp_rows(p) * (int64_t)c->w, after = c->later.mem ? dp_token_after(p, t) : -1;
     mp_array later = c->later;
     if (later.mem) later = mp_from(later, t % dp_lag(p) * nw);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 4; i++)
         for (int64_t key = 0; key < p->R && dp_input_of(p, OF[i].input); key++)
             for (int v = 0; v < c->w; v++) {
                 const int64_t at = value_row(c, t, key) * p->V + c->v0 + v;

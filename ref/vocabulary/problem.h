@@ -14,7 +14,7 @@
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
  *   erase [T][HV][K]    write [T][HV][V]      in place of beta (GDN-2)
  *   lr_a lr_b [T][HV][K]                      in place of beta (DPLR, RWKV-7)
- *   number [T][HV]   angle [T][HV][P]         of a user's own rows alone (recurrence_text.h)
+ *   number [T][HV]   angle [T][HV][P]   value3 value4 [T][HV][V]   own rows alone
  *   s0, final_state [Nseq][HV][K][V]
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
@@ -147,6 +147,7 @@ struct dp_problem {
     double *erase, *write;   /* DP_BY_GATES, else NULL */
     double *lr_a, *lr_b;     /* DP_BY_FACTORS, else NULL */
     double *number, *angle;  /* DP_BY_ROWS: a second number, steps of an angle; else NULL */
+    double *value3, *value4; /* DP_BY_ROWS: values beside v and write; else NULL */
     double *A_log, *dt_bias; /* NULL: A_log = 0, dt_bias = 0 and no gradient for them */
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
@@ -212,8 +213,8 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
  * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
 struct dp_result {
     double *o, *final_state;
-    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle, *dA_log,
-        *ddt_bias, *ds0;
+    double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,
+        *dvalue3, *dvalue4, *dA_log, *ddt_bias, *ds0;
 };
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);

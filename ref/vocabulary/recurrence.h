@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 4, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
+enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, beside dp_input_id. */
 enum { DP_FACTOR_DECAY = DP_NINPUTS, DP_FACTOR_GROWTH /* exp(g), exp(-g) */ };
 /* Added to an input: that of the previous token. */
@@ -71,6 +71,11 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     return n;
 }
 
+/* Is it an input of V columns? */
+static inline int dp_is_value(int input) {
+    return input == DP_INPUT_V || input == DP_INPUT_WRITE || input == DP_INPUT_VALUE3 ||
+           input == DP_INPUT_VALUE4;
+}
 /* The input of a factor, whichever token's. */
 static inline int dp_factor_input(int of) { return of & ~DP_PREVIOUS; }
 /* The token of a factor in an entry of token t; -1: there is none. */

@@ -12,7 +12,7 @@
 static const dp_input_id QUERY[] = {DP_INPUT_Q}, GATE[] = {DP_INPUT_G}, ANGLE[] = {DP_INPUT_ANGLE},
                          NUMBERS[] = {DP_INPUT_BETA, DP_INPUT_NUMBER},
                          KEYS[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
-                         VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE};
+                         VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3, DP_INPUT_VALUE4};
 static const struct {
     const char *word;
     const dp_input_id *of;

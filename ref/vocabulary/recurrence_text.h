@@ -6,7 +6,7 @@
  *     query  NAME                     [T,H,K]
  *     gate   NAME per head|channel    [T,HV] or [T,HV,K]: the log of a step's decay, or raw
  *     keys   NAME ..                  [T,HV,K] each, 1 to 4
- *     values NAME ..                  [T,HV,V] each, 1 or 2
+ *     values NAME ..                  [T,HV,V] each, 1 to 4
  *     number NAME ..                  [T,HV] each, 1 or 2, where there are some
  *     angle  NAME turns NAME ..       [T,HV,P], P up to K / 2, where there is one: the query and
  *                                     these keys turn by its sum over the sequence so far, pairs
@@ -18,7 +18,7 @@
  *     S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S);
  *     o = scale S' query
  *
- * 1 to 4 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
+ * 1 to 8 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
  * read are of keys, numbers, exp(GATE) and exp(-GATE), with at least one key; value is of
  * values, strength of numbers. prev(NAME) in place of NAME is the previous token's, zeros at the
  * first of a sequence. A rotated key stands in write alone, beside numbers and the gate of a
@@ -30,7 +30,8 @@
  * several a value head, too (harness/run/judge_files.h).
  *
  * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,
- * lr_a, lr_b; values v, write; numbers beta, number, as given, in this order; the angle angle. */
+ * lr_a, lr_b; values v, write, value3, value4; numbers beta, number, as given, in this
+ * order; the angle angle. */
 #ifndef DP_RECURRENCE_TEXT_H
 #define DP_RECURRENCE_TEXT_H
 #include "recurrence.h"

@@ -77,6 +77,8 @@ typedef enum {
     DP_INPUT_LR_B,
     DP_INPUT_NUMBER,
     DP_INPUT_ANGLE,
+    DP_INPUT_VALUE3,
+    DP_INPUT_VALUE4,
     DP_NINPUTS
 } dp_input_id;
 
@@ -97,6 +99,8 @@ typedef enum {
     DP_RESULT_DLR_B,
     DP_RESULT_DNUMBER,
     DP_RESULT_DANGLE,
+    DP_RESULT_DVALUE3,
+    DP_RESULT_DVALUE4,
     DP_NRESULTS
 } dp_result_id;
 
