@@ -290,8 +290,7 @@ void dp_calls_seen_free(dp_calls_seen *seen) {
     dp_conv_calls_free(&seen->front);
 }
 
-/* Behind what failed: where the first wrong state comes from. */
-static void say_far(const dp_states_seen *far, dp_run *r) {
+void dp_say_far(const dp_states_seen *far, dp_run *r) {
     const size_t n = strlen(r->why);
     if (r->verdict != DP_FAIL || !(far->off > 0)) return;
     snprintf(
@@ -314,7 +313,7 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
         st = dp_judge_drafts(sp, &seen->drafts, r, e);
         dp_judge_pool(sp, &seen->pool, r);
         judge_conv_states(&seen->front, r);
-        say_far(&seen->far, r);
+        dp_say_far(&seen->far, r);
     }
     if (step) dp_step_run_free(sp->c, &front);
     return st;

@@ -65,6 +65,8 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
 
 /* judge_calls.c: after dp_judge_run, what the windows of a session made of their tokens. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
+/* judge_calls.c: last, of a run that failed: the first call that left a wrong state. */
+void dp_say_far(const dp_states_seen *far, dp_run *r);
 /* judge_calls.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
  * tensor `pool`, to the bit. None where no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);

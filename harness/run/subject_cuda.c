@@ -1,6 +1,7 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
+#include "limits.h"
 #include "ref/chunk/gate.h"
 #include "subjects.h"
 
@@ -57,9 +58,10 @@ typedef struct {
     dp_step_run front; /* op step: what its convolutions made */
     dp_drafts drafts;  /* a session: what its windows made */
     dp_pool_seen pool; /* and what happened to slots of its pool, if there is one */
-    int64_t decoded;   /* its calls in the decode kernels */
-    int64_t packed;    /* those with states in the session's format */
-    int states;        /* 1: those showed the state after every token */
+    dp_states_seen far;
+    int64_t decoded; /* its calls in the decode kernels */
+    int64_t packed;  /* those with states in the session's format */
+    int states;      /* 1: those showed the state after every token */
 } beside;
 
 /* The calls of a session: those that the decode kernels take in them, the others in the same
@@ -119,8 +121,15 @@ static const char *path_of_calls(const in_calls *x) {
 static dp_status compute_calls(const dp_case *c, const dp_cuda_how *run, beside *b,
                                dp_cuda_result *res, dp_err *why) {
     in_calls x = {.run = run, .all = res, .HV = c->p.HV};
-    const dp_caller by = {
-        .run = one_call, .who = &x, .drafts = &b->drafts, .pool = &b->pool, .run_in = call_in};
+    const dp_caller by = {.run = one_call,
+                          .who = &x,
+                          .drafts = &b->drafts,
+                          .pool = &b->pool,
+                          .run_in = call_in,
+                          .far = &b->far};
+    dp_design d = dp_design_of(run->base);
+    d.final_state = run->kept;
+    b->far.from = dp_state_far(&d);
     *res = (dp_cuda_result){.N = 1};
     const dp_status st = dp_calls_run(&c->p, &c->session, DP_FAULT_NONE, &by, &res->out, NULL, why);
     b->decoded = x.decoded;
@@ -229,6 +238,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
         sp->step = NULL;
         st = dp_judge_drafts(sp, &x.drafts, r, e);
         if (x.decoded) dp_judge_pool(sp, &x.pool, r);
+        dp_say_far(&x.far, r);
         dp_cuda_result_free(&res, c->p.HV);
     }
     free_beside(c, &x);

@@ -907,7 +907,7 @@ DP_TEST(kernels, sessions_decode) {
 DP_TEST(kernels, what_decode_steps_do_to_slots_is_judged) {
     NEEDS_KERNELS;
     static const char *const F[][2] = {
-        {"slot-neighbour", "o: error is"},
+        {"slot-neighbour", "is the first that leaves a wrong state: sequence "},
         {"slot-in-place", "pool: slot 4, which sequence 2 owns, was overwritten in call 2"},
         {"padding-last-slot", "pool: slot 6, which sequence 0 owns, was overwritten in call 2"}};
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
