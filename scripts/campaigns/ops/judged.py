@@ -19,12 +19,12 @@ from rows import add, known
 from deltaproof import ops, run
 
 
-def form(gate, beta_form, lower_bound, A_log, HV):
+def form(gate, beta_form, lower_bound, A_log, HV, device):
     """FLA's words for the forms of gate and beta."""
     words = {}
     if gate != "log":
         words |= {"use_gate_in_kernel": True}
-        words["A_log"] = torch.zeros(HV) if A_log is None else A_log
+        words["A_log"] = torch.zeros(HV, device=device) if A_log is None else A_log
     if gate == "lower_bound":
         words["lower_bound"] = lower_bound
     if beta_form in ("sigmoid", "sigmoid2"):
@@ -43,7 +43,8 @@ def gated(f):
             raise NotImplementedError("FLA's function of GDN has no lower bound")
         return f(
             q, k, v, g, beta, scale, initial_state, True, use_qk_l2norm_in_kernel=bool(l2norm),
-            cu_seqlens=cu_seqlens, **form(gate, beta_form, lower_bound, A_log, v.shape[2]),
+            cu_seqlens=cu_seqlens,
+            **form(gate, beta_form, lower_bound, A_log, v.shape[2], v.device),
             **({} if gate == "log" else {"dt_bias": dt_bias}),
         )  # fmt: skip
 
