@@ -30,13 +30,14 @@ extern "C" {
 
 typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K] */
 
-/* States of 8 or 16 bits a number, layout [K][V]. Of 8 bits each row of 32 columns has a scale, its
- * largest number over 448 (fp8 e4m3), 57344 (e5m2) or 127 (int8): e4m3-block, e5m2-block and
- * int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then K V / 32 scales in
- * fp32 and, with feedback, K V numbers in bf16: what the store left out, which the next one adds
- * (of the slot that is read). harness/simulated/carried.h has what they make of a session. fp16 has
- * no scales and is rounded by chance (fp16sr there), to the same bits. A scale of a row, a head or
- * all heads needs numbers of other blocks of the kernel: there is none. */
+/* States of 8 or 16 bits a number, layout [K][V]. With 8 bits each row of 32 columns has a scale:
+ * its largest number over 448 (fp8 e4m3), 57344 (e5m2) or 127 (int8). These are e4m3-block,
+ * e5m2-block and int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then
+ * K V / 32 scales in fp32. With feedback K V numbers in bf16 follow: what the store left out, which
+ * the next one adds (of the slot that is read). The errors that they make in a session are in
+ * harness/simulated/carried.h. A state in fp16 has no scales and is rounded by chance (fp16sr
+ * there), to the same bits. A scale of a row, a head or all heads needs numbers of other blocks of
+ * the kernel: there is none. */
 typedef enum {
     DPG_UNPACKED,
     DPG_E4M3,

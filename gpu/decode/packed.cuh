@@ -1,6 +1,6 @@
-/* gpu/decode/packed.cuh - states of 8 or 16 bits a number (dpg_packed of dp_decode.h): codes and,
- * of 8 bits, an fp32 scale for each row of 32 columns, as harness/simulated/carried.h stores a head
- * of 32 columns. */
+/* gpu/decode/packed.cuh - states of 8 or 16 bits a number (dpg_packed of dp_decode.h). They are
+ * codes and, of 8 bits, an fp32 scale for each row of 32 columns. harness/simulated/carried.h
+ * stores a head of 32 columns so. */
 #ifndef DPG_PACKED_CUH
 #define DPG_PACKED_CUH
 #include "dp_decode.h"

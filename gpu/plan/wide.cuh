@@ -1,6 +1,6 @@
-/* gpu/plan/wide.cuh - values wider than the fast path's kernels: columns of V are independent in
- * these recurrences, so that a value head of V columns is `cols` value heads of V / cols, which
- * share q, k, the gate and beta. A plan of such a problem holds one of the narrower problem, and
+/* gpu/plan/wide.cuh - values wider than the fast path's kernels. Columns of V are independent in
+ * these recurrences: a value head of V columns is `cols` value heads of V / cols. They share q, k,
+ * the gate and beta. A plan of such a problem holds one of the narrower problem, and
  * moves what does not lie in memory as that one reads it. */
 #ifndef DPG_WIDE_CUH
 #define DPG_WIDE_CUH

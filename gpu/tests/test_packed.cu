@@ -139,7 +139,7 @@ static Vec run(const Serving &x, dpg_packed packed, void *states) {
 
 /* ---- what a slot holds ----------------------------------------------------------------------- */
 
-/* Of a sign, an exponent and so many bits of fraction. */
+/* The number that a code has: a sign, an exponent and so many bits of fraction. */
 static double float_of(int code, int bits, int fraction, int bias) {
     const int low = 1 << fraction, exponent = (code & ((1 << (bits - 1)) - 1)) >> fraction;
     const double size = exponent ? ldexp(low + code % low, exponent - bias - fraction)
@@ -183,7 +183,7 @@ static Vec plain_state(const Serving &x, const void *states, int64_t head) {
     return from_device((const char *)states + head * x.head() * 4, x.head(), DPG_F32);
 }
 
-/* What the format makes of head hv of a slot's state. */
+/* Head hv of a slot's state, as the format stores it. */
 static void store(const Format &f, const dpg_decode &d, int hv, Vec &S, Vec &left) {
     const bool is_int8 = f.packed == DPG_INT8 || f.packed == DPG_INT8_FEEDBACK;
     if (f.of_state != DP_FP64) {

@@ -61,8 +61,8 @@ double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_roundi
  * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
 void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
                       double *rel);
-/* Of a row's 2-norm what its rotation adds, by the angles of token t and head hv; dphi NULL, t < 0:
- * there is none. */
+/* The error that its rotation adds to a row, relative to its 2-norm, by the angles of token t and
+ * head hv; dphi NULL, t < 0: there is none. */
 double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u);
 /* |err| / |x| of one row; err NULL: 0. */
 double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width);

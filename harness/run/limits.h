@@ -25,7 +25,7 @@ int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
  * session keeps its state. */
 void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a);
 /* The share of a state that no rounding of one call comes near: 0.005, of operands in bf16 or fp16
- * 0.05; twice the unit roundoff of a state that leaves shorter. */
+ * 0.05. At least twice the unit roundoff of a state that leaves shorter. */
 double dp_state_far(const dp_design *design);
 /* Has the recurrent design bounds of its own (token_bounds.h), and can they be had of this problem
  * within about 20 s of one core? Has one of chunks? A state in a short format has them, but for

@@ -25,7 +25,7 @@ static void judge_writes(dp_bisect_work *w, dp_place at, int64_t token, const dp
     }
 }
 
-/* What the rotation of row j's key adds at token t. */
+/* The error that the rotation of row j's key adds at token t. */
 static double turned_key(const dp_problem *p, const double *dphi, int64_t t, int hv, int j,
                          double u) {
     const int key = dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);

@@ -14,8 +14,9 @@
 extern "C" {
 #endif
 
-/* From here on dp_compare keeps limits, the last ones of each tensor by name; results: also what it
- * compared, NAME.result, .truth and .truth_lo, in the order of the rows. One thread. */
+/* From here on dp_compare keeps limits, the last ones of each tensor by name. With results it
+ * keeps also what it compared, NAME.result, .truth and .truth_lo, in the order of the rows. One
+ * thread. */
 void dp_limits_keep(int results);
 /* dp_compare's: nothing where nobody asked. bound [rows]. l NULL: no draws. */
 void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels_in *l);

@@ -201,7 +201,7 @@ def _apart(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
 def _differ_sequences(
     folders: Sequence[str], sides: Sequence[Sequence[Captured]], base: str | None
 ) -> tuple[int, list[str]]:
-    """A sequence in calls that are cut elsewhere, as a trainer and a rollout have it: every call is
+    """A sequence in calls that are cut elsewhere, as a trainer and a rollout have it. Every call is
     judged by itself, and the layers' inputs and outputs are compared by token."""
     one, two = (_sequences(s) for s in sides)
     keys = sorted(set(one) & set(two))

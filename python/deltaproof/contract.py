@@ -29,8 +29,8 @@ means nothing. With parents [T] drafted tokens are a tree: each goes on from the
 token of its sequence at that place, -1: from the first.
 One that takes ring_slot [N] and ring_tokens [N] replays tokens (key session_ring of a case): the
 slot ring_slot[i] of the pool is the function's own. Where write_slot is -1 beside a read_slot, it
-begins from the state there and the ring_tokens[i] tokens that it left in the ring, adds the call's
-tokens to the ring and writes no state. Else it writes the state, and the ring is empty then.
+begins from the state there and the ring_tokens[i] tokens that it left in the ring. It adds the
+call's tokens to the ring and writes no state. Else it writes the state, and the ring is empty then.
 A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
 slot, or the row of initial_state, of one that has none is NaN.
 A function that takes `gv` [T,H,V] has a gate per value channel in place of g, with H = HV and beta

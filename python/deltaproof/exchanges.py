@@ -6,11 +6,11 @@
     tensors = kept.of_all_ranks()      # rank 0: {"M": [N,HV,K,K], "H": .., "S_in": ..}
 
 The tensors go into the file of outputs beside o and the gradients; `judge --ranks N` judges each.
-With exchanges(chain=True) `kept.chain` is what `judge` takes for a chain of M alone: its factors,
-made of the kernel's own w and kg, and the kernel's M after each of them.
+With exchanges(chain=True) `kept.chain` is what `judge` takes for a chain of M alone. It holds the
+factors, made of the kernel's own w and kg, and the kernel's M after each of them.
 
-`megatron_exchanges` keeps the same of Megatron's chunkwise context parallelism, `of_cudnn` names
-what cuDNN's summaries return, `halos` keeps what ranks of FLA's convolution hand on.
+`megatron_exchanges` keeps the tensors of Megatron's chunkwise context parallelism, `halos` those
+of FLA's convolution. `of_cudnn` names what cuDNN's summaries return.
 
 | | transition, state | layout | backward |
 |---|---|---|---|
@@ -38,8 +38,8 @@ class Kept:
     """Tensors of this rank, by the names of PASSES, of the last forward and backward pass.
 
     M, dM [HV,K,K]; H, dH [HV,K,V]; S_in, dS_out [HV,K,V], or [HV,V,K] where the kernel lays states
-    out so. H and M are zeros on a rank that hands nothing on, and S_in is missing on one that
-    takes nothing; `judge` looks at neither. gathered: what this rank got from all, in their order.
+    out so. H and M are zeros on a rank that sends nothing, and S_in is missing on one that receives
+    nothing; `judge` looks at neither. `gathered`: what this rank got from all, in their order.
     """
 
     rank: dict[str, Any] = field(default_factory=dict)
@@ -89,8 +89,8 @@ def _pass_of(caller: str) -> str:
 
 
 def _prefixes(form: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The chain of M of head 0: `factors` [n,K,K] of the chunks, made in fp64 and rounded to fp32,
-    and the kernel's `M` [n,K,K] of the first 1 .. n of them. The first factor is the kernel's own M
+    """The chain of M of head 0. `factors` [n,K,K] of the chunks are made in fp64, rounded to fp32.
+    `M` [n,K,K] is the kernel's, of the first 1 .. n of them. The first factor is the kernel's own M
     of one chunk, from which its chain goes on. ValueError: a gate of one number a head."""
     torch = import_module("torch")
     k, w, gk, hm = (options[name] for name in ("k", "w", "gk", "hm"))
@@ -126,7 +126,7 @@ def _replaced(module: Any, **own: Any) -> Iterator[None]:
 
 @contextmanager
 def exchanges(module: str = "fla.ops.cp.chunk_delta_h", chain: bool = False) -> Iterator[Kept]:
-    """Keeps what FLA's context parallelism hands on within the block; nothing else changes.
+    """Keeps what FLA's context parallelism exchanges within the block; nothing else changes.
 
     chain: M is formed again for every prefix of the rank's chunks. module: where
     `all_gather_into_tensor`, `chunk_cp_merge` and `chunk_cp_fwd_h` are looked up. ImportError: FLA
@@ -180,7 +180,7 @@ def megatron_exchanges(
     module: str = "megatron.core.ops.ssm.context_parallel.chunkwise",
     merging: str = "megatron.core.ops.ssm.context_parallel.gdp",
 ) -> Iterator[Kept]:
-    """Keeps what Megatron's chunkwise context parallelism hands on within the block.
+    """Keeps what Megatron's chunkwise context parallelism exchanges within the block.
 
     module: where `_all_gather_forward_summary` and `_all_gather_backward_summary` are. merging:
     where `_build_initial_state` and `_build_final_state_grad` are, whose results are S_in and
@@ -226,9 +226,9 @@ def megatron_exchanges(
 
 def of_cudnn(forward: Any = None, backward: Any = None) -> dict[str, Any]:
     """Tensors of this rank, by the names of PASSES, from what cuDNN's `.._summary` returned, and
-    `.._summary_bwd` with output_transition=True: each (state [N,HV,V,K], transition [N,HV,K,K]) of
-    the rank's N sequences. The last goes on to the next rank, the first one back. ValueError:
-    no transition, which `output_transition=False` leaves out."""
+    `.._summary_bwd` with output_transition=True. Each is (state [N,HV,V,K], transition
+    [N,HV,K,K]) of the rank's N sequences. The last goes on to the next rank, the first one back.
+    ValueError: no transition, which `output_transition=False` leaves out."""
     found = {}
     for name, made, at in (("fwd", forward, -1), ("bwd", backward, 0)):
         if made is None:
@@ -244,8 +244,8 @@ def of_cudnn(forward: Any = None, backward: Any = None) -> dict[str, Any]:
 class Halos:
     """Rows of this rank's convolutions, [W-1,D] each, a call after the other.
 
-    forward: (the last rows, as they were sent, what came from the rank before). backward: (the
-    gradient of what had come, what came from the rank behind)."""
+    `forward`: (the last rows, as sent; the rows received from the rank before). `backward`: (the
+    gradient of received rows, as sent; the gradient received from the rank behind)."""
 
     forward: list[tuple[Any, Any]] = field(default_factory=list)
     backward: list[tuple[Any, Any]] = field(default_factory=list)
@@ -280,9 +280,9 @@ def halo_faults(parts: list[Any]) -> list[str]:
 
 @contextmanager
 def halos(module: str = "fla.modules.causal_conv1d.cp") -> Iterator[Halos]:
-    """Keeps what ranks of FLA's causal convolution hand on within the block. module: where
-    `conv_cp_send_recv_fwd` and `conv_cp_send_recv_bwd` are looked up. Layout zigzag hands on in
-    another way and leaves both lists empty."""
+    """Keeps what ranks of FLA's causal convolution exchange within the block. module: where
+    `conv_cp_send_recv_fwd` and `conv_cp_send_recv_bwd` are looked up. Layout zigzag exchanges
+    otherwise and leaves both lists empty."""
     where = import_module(module)
     kept = Halos()
 

@@ -33,9 +33,9 @@ class Recurrence:
     An entry left out is 0, strength 1. undecayed: rows read the state before its decay; in_turn:
     each row reads what those before it left. harness/README.md has the same as text.
 
-    angle [T,HV,P], P up to K / 2: its sum over the sequence so far rotates the query and the keys
-    named in `turned`, pair i of channels by angle i. Such a key stands in write alone, beside
-    numbers and a gate per head.
+    angle [T,HV,P], P up to K / 2: its sum over the sequence so far rotates pair i of channels by
+    angle i. The query and the keys named in `turned` are rotated. Such a key stands in write
+    alone, beside numbers and a gate per head.
 
         rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),
                            rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),

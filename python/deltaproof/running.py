@@ -129,8 +129,8 @@ def own_rows(contract: Contract) -> list[str]:
 
 
 def _again(fn: Callable[..., Any], cases: Sequence[str], **given: Any) -> list[str]:
-    """Notes by which the program says how a run of fn is had again: by this call, in which {case}
-    stands for a case's name; a case that was given as a file is named by its path."""
+    """Notes by which the program says how to repeat a run of fn: by this call, where {case} stands
+    for a case's name. A case that is a file is named by its path."""
     words = [f"{n}={x!r}" for n, x in given.items() if x is not None]
     name = getattr(fn, "__name__", kernel_name(fn))
     call = lambda case: f"deltaproof.run({', '.join([name, case, *words])})"

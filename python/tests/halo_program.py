@@ -1,4 +1,4 @@
-"""What ranks of FLA's causal convolution hand on, kept by deltaproof.exchanges, over gloo.
+"""Rows that ranks of FLA's causal convolution exchange, kept by deltaproof.exchanges, over gloo.
 
 `test_exchanges.py` starts it by torchrun. The convolution needs a device, its exchange does not."""
 
@@ -18,14 +18,14 @@ T, D, W = 8, 4, 4
 
 
 def gathered(inp: Any, group: Any = None, **_: Any) -> tuple[Any, None]:
-    """FLA's gather in a way that gloo takes."""
+    """FLA's gather in a form that gloo takes."""
     parts = [torch.empty_like(inp) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, inp, group=group)
     return torch.stack(parts), None
 
 
 def once(rank: int, wrong: bool) -> Halos:
-    """One exchange each way; wrong: the last rank sends rows of its own making."""
+    """One exchange in each direction; wrong: the last rank sends rows of its own making."""
     x = torch.arange(float(T * D)).reshape(1, T, D) + 100 * rank
     weight, before = torch.ones(D, W), W - 1 if rank else 0
     context = SimpleNamespace(

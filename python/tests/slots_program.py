@@ -48,8 +48,8 @@ class Ring:
 def rings(
     x: dict[str, Any], cu: Any, pool: Any, read_slot: Any, write_slot: Any, ring: Ring
 ) -> dict[str, Any]:
-    """GDN or KDA from the state of each sequence and the tokens of its ring: rows of k, v, g, beta
-    in float32, one token behind the other."""
+    """GDN or KDA from the state of each sequence and the tokens of its ring. A ring holds rows of
+    k, v, g, beta in float32, one token behind the other."""
     row = right("gdn" if x["g"].ndim == 2 else "kda")
     of_tokens = ("k", "v", "g", "beta")
     out, o = pool.astype(F4).copy(), np.zeros_like(x["v"], F4)

@@ -78,7 +78,7 @@ NAMES = ("M", "H", "S_in", "dM", "dH", "dS_out")
 
 
 def of_ranks(x: dict[str, np.ndarray]) -> Steps:
-    """All that ranks hand on, forward and backward, in fp64; GDN-2 where keys have erase gates."""
+    """All that ranks exchange, forward and backward, in fp64; GDN-2 where keys have erase gates."""
     erase = x.get("erase", np.repeat(x.get("beta", np.ones((T, 1)))[..., None], K, -1))
     write = x.get("write", np.repeat(x.get("beta", np.ones((T, 1)))[..., None], V, -1))
     k, g, q = (x[n][:, 0].astype(float) for n in ("k", "g", "q"))

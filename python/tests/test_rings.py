@@ -1,5 +1,5 @@
-"""Kernels that write their states in some calls alone and replay the tokens since from a ring, and
-what they may get wrong: as functions, and as a program that reads files."""
+"""Kernels that write their states in some calls alone and replay the tokens since from a ring.
+Right and wrong ones are functions, and a program that reads files."""
 
 import os
 import subprocess
@@ -68,8 +68,8 @@ def test_a_kernel_that_replays_tokens_passes(op: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_ring_gets_wrong_is_red(fault: str, tmp_path: Any) -> None:
-    """One token too many, or too few, replayed; the tokens of before a flush; a ring that is one
-    token short; the state written in each call; never; the ring of the next sequence."""
+    """Replays one token too many or too few, the tokens of before a flush, a ring one token short,
+    or the next sequence's ring. Writes the state in each call, or never."""
     found = judged(tmp_path, replaying(fault))
     assert found.status == 1, found.text
     says = "pool: slot" if fault == "state" else "call"

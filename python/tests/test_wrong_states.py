@@ -1,5 +1,5 @@
 """A wrong state of a session is named in the call that left it, whatever is wrong with it and
-whichever call that is: of states that calls return, of a pool, and of a kernel in bf16."""
+whichever call that is. States are returned by calls, in a pool, or of a kernel in bf16."""
 
 from typing import Any
 

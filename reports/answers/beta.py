@@ -1,5 +1,5 @@
-"""A decode step of GDN in float32 whose sigmoid(beta) passes through bf16: what the state is off by
-after T tokens, beside the same step with beta in float32, and what `judge` says."""
+"""A decode step of GDN in float32 whose sigmoid(beta) passes through bf16: the error of its state
+after T tokens. Beside it stand the same step with beta in float32, and what `judge` says."""
 
 import numpy as np
 

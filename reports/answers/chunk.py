@@ -1,5 +1,5 @@
-"""Chunks against single tokens, of transformers' functions, on one head's problem at four lengths:
-what each is off by, what they differ by, and what `judge` says of each."""
+"""Chunks against single tokens, of transformers' functions, on one head's problem at four lengths.
+Prints the error of each, their difference, and what `judge` says of each."""
 
 from typing import Any
 
