@@ -1,7 +1,6 @@
 """Recurrences that are none of the program's, by rows and names of their own: numpy kernels that
 share no code with it, forward and backward, right and wrong."""
 
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from deltaproof import Recurrence, assert_explained, check, judge, run, shrink, to_bf16
+from deltaproof.program import program
 
 RWKV7 = Recurrence(
     "rwkv7",
@@ -295,12 +295,10 @@ def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
 @pytest.mark.parametrize("name", ["rwkv7", "comba", "mamba3"])
 def test_bisect_of_the_simulated_ranks_finds_what_is_wrong_alone(name: str) -> None:
     said = ["bisect", "stage", "dplr-weak", "--recurrence", name, "--ranks", "3", "--base", "fp32"]
-    program = [os.environ.get("DELTAPROOF", "build/deltaproof"), *said]
-    right = subprocess.run(program, capture_output=True, text=True, check=False)
+    right = subprocess.run([program(), *said], capture_output=True, text=True, check=False)
     assert right.returncode == 0, right.stdout + right.stderr
-    wrong = subprocess.run(
-        [*program, "--fault", "merge-scaled"], capture_output=True, text=True, check=False
-    )
+    said += ["--fault", "merge-scaled"]
+    wrong = subprocess.run([program(), *said], capture_output=True, text=True, check=False)
     assert wrong.returncode == 1 and "WRONG STAGE: merge_fwd" in wrong.stdout
 
 
