@@ -352,7 +352,7 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
             REQUIRE(!dp_sim_new(&s, &c.p, DP_BASE_FP32, REPEAT[i].ranks,
                                 bad ? REPEAT[i].fault : DP_FAULT_NONE, &e),
                     "%s", e.msg);
-            uint64_t first[16];
+            uint64_t first[DP_NRESULTS];
             int differ = 0, hits = 0;
             for (int run = 0; run < 3; run++) {
                 s.have_forward = s.have_backward = 0; /* everything again */
