@@ -52,7 +52,7 @@ DP_TEST(program, works_from_any_folder) {
 }
 
 /* libgomp shows that its threads do not spin (a policy that nobody set is shown as passive, too).
- * What the environment says stays; what the program starts has the environment as it was. */
+ * A policy of the environment stays. Programs that it starts have the environment as it was. */
 DP_TEST(program, threads_that_wait_sleep) {
     char cmd[2000];
     const char *const said[] = {"", "OMP_WAIT_POLICY=active"};

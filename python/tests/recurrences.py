@@ -143,3 +143,21 @@ def boundaries(x: dict[str, Any]) -> list[int]:
     """Of the packed sequences."""
     cu = x["cu_seqlens"]
     return [0, len(x["q"])] if cu is None else [int(n) for n in cu]
+
+
+def in_slots(step: Callable[[dict[str, Any], Any], tuple[Any, Any]]) -> Callable[..., Any]:
+    """A kernel of step(x, states [N,HV,K,V]) -> (o, states behind), which takes states from a pool
+    and leaves them there where it gets one."""
+
+    def kernel(
+        x: dict[str, Any], initial_state: Any, pool: Any, read_slot: Any, write_slot: Any
+    ) -> Any:
+        if pool is None:
+            o, final = step(x, initial_state)
+            return {"o": o, "final_state": final}
+        o, final = step(x, np.nan_to_num(pool[read_slot]))
+        out, live = pool.copy(), write_slot >= 0
+        out[write_slot[live]] = final[live]
+        return {"o": o, "pool": out}
+
+    return taking(kernel, optional=("initial_state", "pool", "read_slot", "write_slot"))

@@ -157,9 +157,17 @@ class Array(np.ndarray):
         return self.copy().view(Array)
 
 
+def module_of(monkeypatch: pytest.MonkeyPatch, name: str, source: str, **own: Any) -> ModuleType:
+    """A module of a source, whose functions find `own`; it can be imported in the test."""
+    m = ModuleType(name)
+    m.__dict__.update(own)
+    exec(source, m.__dict__)
+    monkeypatch.setitem(sys.modules, name, m)
+    return m
+
+
 def fake_fla(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module that exchanges as fla.ops.cp.chunk_delta_h does."""
-    m = ModuleType("of_a_test")
 
     def all_gather_into_tensor(inp: Array, group: Any = None) -> tuple[Array, None]:
         return np.stack([inp, inp]).view(Array), None
@@ -175,14 +183,8 @@ def bwd_pre(hm, h):
     fwd = all_gather_into_tensor(hm)
     chunk_cp_merge(h, fwd[0])
 """
-    m.__dict__.update(
-        chunk_cp_fwd_h=None,
-        all_gather_into_tensor=all_gather_into_tensor,
-        chunk_cp_merge=chunk_cp_merge,
-    )
-    exec(source, m.__dict__)
-    monkeypatch.setitem(sys.modules, m.__name__, m)
-    return m
+    own = {"chunk_cp_fwd_h": None, "all_gather_into_tensor": all_gather_into_tensor}
+    return module_of(monkeypatch, "of_a_test", source, chunk_cp_merge=chunk_cp_merge, **own)
 
 
 def test_hooks_keep_what_is_handed_on_and_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +221,6 @@ def test_a_rank_without_a_tensor_has_zeros(monkeypatch: pytest.MonkeyPatch) -> N
 
 def fake_megatron(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A module that exchanges as Megatron's chunkwise context parallelism does."""
-    m = ModuleType("megatron_of_a_test")
     source = """
 def _all_gather_forward_summary(summary, group):
     return summary
@@ -233,9 +234,7 @@ def run(forward, backward, states):
     _all_gather_backward_summary(backward, None)
     _build_final_state_grad(None, states)
 """
-    exec(source, m.__dict__)
-    monkeypatch.setitem(sys.modules, m.__name__, m)
-    return m
+    return module_of(monkeypatch, "megatron_of_a_test", source)
 
 
 def test_summaries_of_megatron_packed_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

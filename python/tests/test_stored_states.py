@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import FORM, right, taking
+from recurrences import FORM, in_slots, right, taking
 
 F4 = np.float32
 FORMATS = {"e4m3": (ml_dtypes.float8_e4m3fn, 448), "e5m2": (ml_dtypes.float8_e5m2, 57344)}
@@ -62,19 +62,7 @@ def storing(store: Any, pool: bool = True) -> Any:
     def plain(x: dict[str, Any], initial_state: Any) -> Any:
         return step(x, initial_state)
 
-    def slots(
-        x: dict[str, Any], initial_state: Any, pool: Any, read_slot: Any, write_slot: Any
-    ) -> Any:
-        if pool is None:
-            o, final = step(x, initial_state)
-            return {"o": o, "final_state": final}
-        o, final = step(x, pool[read_slot])
-        out, live = pool.copy(), read_slot >= 0
-        out[write_slot[live]] = final[live]
-        return {"o": o, "pool": out}
-
-    own = ("initial_state", "pool", "read_slot", "write_slot")
-    return taking(slots, optional=own) if pool else taking(plain, optional=own[:1])
+    return in_slots(step) if pool else taking(plain, optional=("initial_state",))
 
 
 def judged(form: str, store: Any, declared: bool, cases: Any = CASES) -> Any:

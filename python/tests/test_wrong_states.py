@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import deltaproof
-from recurrences import FORM, right, taking
+from recurrences import FORM, in_slots, right
 
 F4 = np.float32
 CASE = """reason = a wrong state is named in the call that left it
@@ -62,18 +62,7 @@ def serving(fault: str, wrong: int, bf16: bool = False) -> Any:
         o = out["o"].astype(ml_dtypes.bfloat16) if bf16 else out["o"]
         return o, final
 
-    def kernel(
-        x: dict[str, Any], initial_state: Any, pool: Any, read_slot: Any, write_slot: Any
-    ) -> Any:
-        if pool is None:
-            o, final = made(x, initial_state)
-            return {"o": o, "final_state": final}
-        o, final = made(x, np.nan_to_num(pool[read_slot]))
-        out = pool.copy()
-        out[write_slot[write_slot >= 0]] = final[write_slot >= 0]
-        return {"o": o, "pool": out}
-
-    return taking(kernel, optional=("initial_state", "pool", "read_slot", "write_slot"))
+    return in_slots(made)
 
 
 def judged(kernel: Any, case: Any, base: str = "fp32") -> Any:
