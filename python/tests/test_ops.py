@@ -449,3 +449,33 @@ def test_the_fast_path_is_judged_right_in_bf16() -> None:
     one_gate = x | {"g": x["g"][..., 0].contiguous()}
     found = deltaproof.judge_autograd(ops.chunk_gated_delta_rule, one_gate, **said)
     assert found.passed, found.text
+
+
+def test_a_dispatch_mode_sees_the_operator_and_gets_the_bits_of_a_plain_call() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Names(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = [torch.randn(1, 24, 2, 32, dtype=torch.float32).requires_grad_() for _ in range(4)]
+    x.append(torch.rand(1, 24, 2).requires_grad_())
+    do = torch.randn(1, 24, 2, 32)
+
+    def gradients() -> Any:
+        q, k, v, g, beta = x
+        o, _ = ops.chunk_kda(q, k, v, -g.abs(), beta, use_qk_l2norm_in_kernel=True)
+        return torch.autograd.grad(o, x, do)
+
+    plain = gradients()
+    with Names() as seen:
+        watched = gradients()
+    assert {"deltaproof.chunk.default", "deltaproof.chunk_backward.default"} <= set(seen.names)
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))

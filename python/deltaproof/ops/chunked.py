@@ -16,7 +16,7 @@ from . import checks
 from . import kernels as c
 from .checks import need, refuse
 from .context import number_of
-from .registered import How
+from .registered import How, chunk
 
 Tensor = torch.Tensor
 
@@ -152,7 +152,7 @@ def run(
     wanted = needs_gradients(*every)
     alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
     h = h._replace(R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO)
-    o, final, _ = torch.ops.deltaproof.chunk(
+    o, final, _ = chunk(
         *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
         float(gate.lower_bound or 0), list(h),
     )  # fmt: skip

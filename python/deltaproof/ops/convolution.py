@@ -11,6 +11,7 @@ from . import checks
 from .checks import need, refuse
 from .context import number_of
 from .plans import bounds
+from .registered import conv
 
 Tensor = torch.Tensor
 
@@ -80,7 +81,6 @@ def _convolve(
     """y and the last rows. Where a state is passed or kept, W rows stand before each sequence,
     of which a token sees the last W - 1."""
     W, D = weight.shape[1], x.shape[2]
-    conv = torch.ops.deltaproof.conv
     if initial_state is None and not keep:
         return conv(x, weight, bias, cu_seqlens, cu_seqlens_cpu, silu, number)[0], None
     before = x.new_zeros(N, W, D)

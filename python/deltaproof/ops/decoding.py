@@ -13,6 +13,7 @@ from . import kernels as c
 from .checks import need, refuse
 from .chunked import Gate, beta_form, gate_of, needs_gradients, parameters, run
 from .plans import bounds
+from .registered import decode
 
 Tensor = torch.Tensor
 
@@ -187,7 +188,7 @@ def _decode(
         checks.shaped("initial_state", states, N=B, HV=HV, **_sides(v_first, K, V))
         states = states.to(torch.float32, copy=True).contiguous()
         slot = _count(B, q.device)
-    o = torch.ops.deltaproof.decode(
+    o = decode(
         *rows, A_log, dt_bias, states, slot, accepted, length,
         K**-0.5 if scale is None else float(scale), float(gate.lower_bound or 0),
         [gate.form, form, int(l2norm), 1, c.VK if v_first else c.KV],
