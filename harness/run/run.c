@@ -102,6 +102,18 @@ static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
              un->allowed ? ", as may be" : "", un->name, un->why);
 }
 
+/* The condition of the problem, which explains no entry that was never written. */
+static void say_condition(const dp_judgement *bad, dp_run *r) {
+    const size_t n = strlen(r->why);
+    if (r->exact || (r->verdict != DP_PASS && r->verdict != DP_FAIL)) return;
+    if (bad && bad->flaw != DP_FLAW_NONE) return;
+    if (bad && bad->nblank)
+        snprintf(r->why + n, sizeof r->why - n, "; rows of 0, as if never written: %lld",
+                 (long long)bad->nblank);
+    else if (r->cond.condition > 0)
+        dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
+}
+
 void dp_run_close(dp_run *r, double seconds) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;
@@ -140,10 +152,7 @@ void dp_run_close(dp_run *r, double seconds) {
                  at->head);
     else if (un)
         say_unjudged(un, n[DP_UNJUDGED], r);
-    const int unwritten = bad && bad->flaw == DP_FLAW_UNWRITTEN; /* which no condition explains */
-    if (r->cond.condition > 0 && !r->exact && !unwritten &&
-        (r->verdict == DP_PASS || r->verdict == DP_FAIL))
-        dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
+    say_condition(bad, r);
 }
 
 int dp_options_want(const dp_run_options *o, dp_backend b) {

@@ -153,6 +153,15 @@ static void sum_up(dp_comparison *c) {
     free(seen);
 }
 
+/* Is the row 0, and the truth about as large as rows of its head, or beyond the bound? */
+static int is_blank(const dp_comparison *c, int64_t z) {
+    const dp_measured *r = &c->row[z];
+    for (int64_t i = 0; i < c->in->width; i++)
+        if (c->in->got[z * c->in->width + i] != 0) return 0;
+    return sqrt(r->want2) > 1e-3 * c->rms[r->at.head] ||
+           (r->kind == ROW_BOUND && sqrt(r->err2) > r->limit);
+}
+
 static void worst_rows(dp_comparison *c) {
     dp_judgement *j = c->j;
     double top = -1;
@@ -163,6 +172,7 @@ static void worst_rows(dp_comparison *c) {
         const dp_measured *r = &c->row[z];
         if (r->kind == ROW_WRONG_CLASS) note_over(c, z);
         if (!dp_is_looked_at(r) && r->kind != ROW_WRONG_CLASS) continue;
+        j->nblank += is_blank(c, z);
         const double rel =
             dp_is_looked_at(r) ? quotient(sqrt(r->err2), c->rms[r->at.head]) : INFINITY;
         if (rel > top) {
@@ -532,6 +542,7 @@ int dp_judgement_marginal(const dp_judgement *j) {
 
 int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b) {
     if (!a) return 1;
+    if (!a->flaw != !b->flaw) return !a->flaw;
     const int x = !strcmp(a->tier, "expected");
     const int y = !strcmp(b->tier, "expected");
     return x == y ? b->times > a->times : x;

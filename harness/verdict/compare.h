@@ -92,6 +92,7 @@ typedef struct {
     dp_row over;   /* the largest error for its bound; at.rank -1: none was judged */
     int64_t nover; /* rows over their bound, or finite where the truth is not, or not where it is */
     dp_row first, last; /* of those, in the order of the tensor; nover = 0: none */
+    int64_t nblank;     /* rows of zeros where the truth is not small */
     dp_row failed;      /* the row that carries the failure; at.rank -1: none */
     int nwindow;
     double *window;            /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */
@@ -119,8 +120,8 @@ void dp_judgement_free(dp_judgement *j);
 #define DP_MARGIN 1.3
 int dp_judgement_marginal(const dp_judgement *j);
 
-/* Of two failed tensors: does b say more than a? What broke its bound comes before what is too
- * large for its formats. a may be NULL. */
+/* Of two failed tensors: does b say more than a? Entries that are unfit come first, then what broke
+ * its bound, then what is too large for its formats. a may be NULL. */
 int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 
 /* Where it failed, or the row with the largest error. */

@@ -58,6 +58,8 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
             sleep(1);
     if (is("exit") && last) _exit(3);
     if (is("nan")) o[7] = NAN;
+    for (int i = 0; is("blank") && i < p->V; i++)
+        o[p->V + i] = 0;
     if (is("past-by-one")) o[n] = 1;
     if (is("past-by-many")) o[n + 5000] = 1;
     if (is("before")) o[-1] = 1;
