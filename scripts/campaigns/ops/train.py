@@ -179,6 +179,7 @@ def main():
     a.add_argument("--steps", type=int, default=300)
     a.add_argument("--size", choices=SIZES, default="small")
     a.add_argument("--runs", nargs="+", choices=RUNS, default=RUNS)
+    a.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     a.add_argument("--configs", type=int, default=CONFIGS, help="of each of FLA's kernels")
     a.add_argument("--compile", nargs=2)
     a.add_argument("--child", nargs=2)
@@ -194,9 +195,9 @@ def main():
         return 0
     start, status = time.monotonic(), 0
     if args.size == "small":
-        done = compile_fla(__file__, MODELS, args.configs, args.limit * 0.4)
-        print(f"FLA compiled: {done} of {2 * args.configs}, {time.monotonic() - start:.0f} s")
-    for whose, kind in itertools.product(args.runs, MODELS):
+        done = compile_fla(__file__, args.models, args.configs, args.limit * 0.4)
+        print(f"FLA compiled: {done} of {len(args.models) * args.configs}, {time.monotonic() - start:.0f} s")
+    for whose, kind in itertools.product(args.runs, args.models):
         left = args.limit - (time.monotonic() - start)
         if f"{kind}-{whose}" in read(args.out) or left < 10:
             continue
