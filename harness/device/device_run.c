@@ -17,6 +17,7 @@ dp_sending dp_cuda_sending(dp_sending asked, int N) {
 
 #ifdef DP_HAVE_CUDA
 #include "device_apart.h"
+#include "device_fill.h"
 #include "device_job.h"
 
 #include <stdio.h>
@@ -261,7 +262,23 @@ void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int b
     empty_sequences(p, &out->out);
 }
 
+/* Where a thread hangs it keeps these arrays. */
+static dp_status run_filled(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out,
+                            dp_err *e) {
+    dp_problem *wide = dp_calloc(1, sizeof *wide);
+    dp_cuda_result *made = dp_calloc(1, sizeof *made);
+    *wide = dp_fill_problem(p);
+    const dp_status st = dp_cuda_run(wide, how, made, e);
+    if (!st) dp_fill_results(p, wide, how->backward, made, out);
+    if (st && st != DP_EINPUT) return st;
+    dp_fill_free(wide);
+    free(wide);
+    free(made);
+    return st;
+}
+
 dp_status dp_cuda_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e) {
+    if (dp_fill_needed(p)) return run_filled(p, how, out, e);
     const int N = dp_cuda_ranks(p, how->N);
     if (check_windows(how, N, e)) return e->code;
     if (dp_cuda_apart(how->backend)) return dp_apart_run(p, how, out, e);
