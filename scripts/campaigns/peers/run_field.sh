@@ -9,22 +9,21 @@
 #                               and DIR/field.html
 #
 #   --out       default: build/field: inputs, outputs (DIR/out/KERNEL/CASE.safetensors), ours.json
-#               (our kernels, judged where they run), speed.json
+#               (our kernels, judged where they run), speed.jsonl
 #   --configs   configurations of each kernel that FLA's autotuner may time (default: 2; 0: all)
 #   --cpu PROGRAM   deltaproof to write inputs with and to judge by (default: build/deltaproof)
-# Peers (none of their code is kept here): pip install flash-linear-attention
-# nvidia-cudnn-frontend==1.32.0 nvidia-cutlass==4.2.0; FLASHKDA=checkout of
-# github.com/MoonshotAI/FlashKDA; FLASHQLA=folder with flash-qla and tilelang (apart: FLA takes
-# other kernels where it finds TileLang). What is missing is a kernel that serves nothing, with that
-# reason.
+# Peers, as installed (none of their code is kept or built here): pip install
+# flash-linear-attention nvidia-cudnn-frontend flashinfer-python jax-linear-attention mamba-ssm;
+# FLASHQLA=folder with flash-qla and tilelang (apart: FLA takes other kernels where it finds
+# TileLang); our own as a wheel, or PYTHONPATH=python DELTAPROOF_OPS=build/ops (make ops). What is
+# missing is a kernel that serves nothing, with that reason.
 # Exit status: 0 ran (or judged, whatever the verdicts), 2 could not.
 set -uo pipefail
 die() { echo "run_field.sh: $*" >&2; exit 2; }
 
 top=$(cd "$(dirname "$0")/../../.." && pwd) || exit 2
 here=$top/scripts/campaigns/peers/field out=$top/build/field \
-    program=${DP_PROGRAM:-$top/build/deltaproof} bench=${DP_BENCH:-$top/build/gpu/bench_bwd} \
-    python=${PYTHON:-python3}
+    program=${DP_PROGRAM:-$top/build/deltaproof} python=${PYTHON:-python3}
 kernels= speed=1 configs=2 judge=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -61,5 +60,5 @@ for set in "$top/cases" "$here/cases"; do
     [ $? -le 1 ] ||
         echo "run_field.sh: our kernels did not run on $set: $(tail -1 "$out/ours.log")" >&2
 done
-[ -z "$speed" ] || "$python" "$here/speed.py" "$out" "$bench" --configs "$configs" ||
+[ -z "$speed" ] || "$python" "$here/speed.py" "$out" --configs "$configs" ||
     die "not timed"

@@ -56,4 +56,8 @@ KERNELS = (
         "kda",
         {"base": "bf16", "design": "chunk=16,decays=bf16,scores=gated,keys=scored,state=bf16"},
     ),
+    Named("flashinfer-gdn-forward", "FlashInfer", "gdn", {"base": "bf16"}),
+    Named("flashinfer-cp-gdn-forward", "FlashInfer", "gdn", {"base": "bf16"}),
+    Named("jla-kda", "jax-linear-attention", "kda", {"base": "bf16"}),
+    Named("jla-gdn", "jax-linear-attention", "gdn", {"base": "bf16"}),
 )

@@ -7,6 +7,7 @@ with the deltaproof program.
 DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text}
 that the page quotes below the table (default: notes.json beside this). --only-times: nothing is
 judged; the verdicts of FOLDER/field.json stay and DIR/speed.json takes the place of its times.
+Kernels of FOLDER/field.json that DIR has no results of keep their rows.
 """
 
 import argparse
@@ -23,6 +24,11 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import tables
+from claims import KERNELS
+
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0")
 
 
@@ -136,37 +142,46 @@ def reasons(cases):
     return "; ".join(f"{why} ({n})" for why, n in count.most_common(6)) or "-"
 
 
-def time_of(row, part, says_bias):
-    """ms and, in brackets, the multiple of the floor (speed.py)."""
-    ms = row[f"{part}_ms"]
-    floor = f"{ms / row['floor_ms'][part]:.1f}x" if "floor_ms" in row else ""
-    notes = ", ".join(x for x in (floor, f"bias {row['bias']:.0f}" if says_bias else "") if x)
-    return f"{ms:.2f}" + (f" ({notes})" if notes else "")
+# kernels of claims.py -> whose times: kernel of timed.py, recurrence, rows given, parts
+TIMES = {
+    "fla-chunk-kda": ("fla", "kda", False, ("forward", "backward")),
+    "fla-chunk-gdn-forward": ("fla", "gdn", False, ("forward",)),
+    "fla-chunk-gdn": ("fla", "gdn", False, ("forward", "backward")),
+    "flashqla-gdn-forward": ("flashqla", "gdn", False, ("forward",)),
+    "flashinfer-gdn-forward": ("flashinfer", "gdn", False, ("forward",)),
+    "flashinfer-cp-gdn-forward": ("flashinfer-cp", "gdn", False, ("forward",)),
+    "jla-kda": ("jax-linear-attention", "kda", False, ("forward", "backward")),
+    "jla-gdn": ("jax-linear-attention", "gdn", False, ("forward", "backward")),
+    "cudnn-hopper-forward": ("cudnn-hopper", "kda", False, ("forward",)),
+    "cudnn-hopper-dsl-forward": ("cudnn-hopper-dsl", "kda", False, ("forward",)),
+    "cudnn-hopper-backward": ("cudnn-hopper", "kda", True, ("forward", "backward")),
+    "flashkda-forward": ("flashkda", "kda", False, ("forward",)),
+    "deltaproof-kda": ("deltaproof", "kda", False, ("forward", "backward")),
+}
+NO_TIMES = {"8192": "- / -", "131072": "- / -"}
 
 
 def speed_of(speed, kernel):
-    rows = [r for r in speed.get("rows", []) if r["kernel"] == kernel]
-    cell = {}
-    for T, HV in ((8192, 64), (131072, 8)):
-        parts = []
-        for part in ("forward", "backward"):
-            here = [r for r in rows if (r["T"], r["HV"]) == (T, HV) and f"{part}_ms" in r]
-            biases = {r["bias"] for r in rows}
-            parts.append(", ".join(time_of(r, part, len(biases) > 1) for r in here) or "-")
-        cell[str(T)] = " / ".join(parts)
-    return cell
+    """Cells of the two standard shapes."""
+    return tables.standard(speed.get("rows", []), *TIMES[kernel]) if kernel in TIMES else NO_TIMES
 
 
-def other_times(speed, kernels):
-    """Of kernels that have no row of their own in the table: ours with other settings."""
-    names = list(dict.fromkeys(r["kernel"] for r in speed.get("rows", [])))
-    lines = [
-        f"{n} {cell['8192']} and {cell['131072']}"
-        for n in names
-        if n not in kernels
-        for cell in [speed_of(speed, n)]
+def times_of(speed):
+    """The page's table of times, and what each kernel was given."""
+    rows = [r for r in speed.get("rows", []) if "times" in r]
+    if not rows:
+        return []
+    return [
+        "## Times, row by row",
+        "",
+        "Medians of CUDA graphs, the fastest in bold; a time with * is by events with the queue "
+        "filled ahead. Each kernel has processes of its own and nothing compiles meanwhile.",
+        "",
+        *tables.page_rows(rows),
+        "",
+        *tables.contracts(rows),
+        "",
     ]
-    return f"Other times of that run, at the two shapes: {'; '.join(lines)}." if lines else ""
 
 
 def page(table, speed, notes, left_out):
@@ -182,7 +197,7 @@ def page(table, speed, notes, left_out):
         "cases passed. Times: medians of 20, K = V = 128, bf16, in brackets as multiples of the "
         "floor, every input read and every output written once at the speed of a copy "
         f"({speed.get('copy_bytes_per_s', 0) / 1e12:.2f} TB/s); "
-        "scripts/campaigns/peers/field/speed.py says what each kernel is given.",
+        "scripts/campaigns/peers/field/rows.py says what each kernel is given.",
         "",
         "    scripts/campaigns/peers/run_field.sh --out build/field && "
         "scripts/campaigns/peers/run_field.sh --judge build/field",
@@ -205,6 +220,7 @@ def page(table, speed, notes, left_out):
         f"Cases that no public kernel was asked: {len(left_out)} "
         f"({'; '.join(f'{why}: {n}' for why, n in reasons)}).",
         "",
+        *times_of(speed),
     ]
     for k in table:
         lines += [f"## {k['kernel']}", "", f"Not served: {k['reasons']}.", ""]
@@ -257,7 +273,7 @@ def row_of(args, pool, kernel, speed):
     }
 
 
-def main():
+def options():
     a = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -267,47 +283,81 @@ def main():
     a.add_argument("--reports", type=pathlib.Path, required=True)
     a.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     a.add_argument("--notes", type=pathlib.Path, default=HERE / "notes.json")
-    args = a.parse_args()
-    from claims import KERNELS
+    return a
 
-    speed = (
-        json.loads((args.folder / "speed.json").read_text())
-        if (args.folder / "speed.json").is_file()
-        else {}
-    )
+
+def fail(text):
+    print(f"judge.py: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def checked(args):
+    """Refuses what would leave reports with less than they have."""
+    for folder in (args.folder, args.reports):
+        if not folder.is_dir():
+            fail(f"{folder}: no such folder")
+    for name in ("speed.json",) if args.only_times else ("out", "left_out.json"):
+        if not (args.folder / name).exists():
+            fail(f"{args.folder / name}: is not there, and the reports stay as they are")
+    if args.only_times and not (args.reports / "field.json").is_file():
+        fail(f"{args.reports / 'field.json'}: is not there: --only-times keeps its verdicts")
+
+
+def read_json(path):
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def main():
+    a = options()
+    args = a.parse_args()
     if not (args.program or args.only_times):
         a.error("--program is missing")
+    checked(args)
+    have = read_json(args.reports / "field.json")
+    timed = read_json(args.folder / "speed.json")
+    speed = timed or have.get("speed", {})
     if args.only_times:
-        return only_times(args, speed)
+        return only_times(args, speed, have)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         table = [
             row_of(args, pool, k, speed)
             for k in KERNELS
             if (args.folder / "out" / f"{k.name}.json").is_file()
         ]
-    ours = list(of_ours(args.folder).values())
-    if ours:
-        table.append(
-            {
-                "kernel": "deltaproof-kda",
-                "version": "this repository (gpu/)",
-                "declared": "bf16",
-                "served": len(ours),
-                "judged": ours,
-                "passed": sum(j["verdict"] == "pass" for j in ours),
-                "failed": [j for j in ours if j["verdict"] == "fail"],
-                "reasons": "op and shapes that its fast and simple paths lack",
-                "speed": speed_of(speed, "deltaproof-kda"),
-            }
-        )
-    left_out = json.loads((args.folder / "left_out.json").read_text())
-    write(args, table, speed, left_out)
+    if ours := list(of_ours(args.folder).values()):
+        table.append(row_of_ours(ours, speed))
+    write(args, kept(table, have, bool(timed)), speed, read_json(args.folder / "left_out.json"))
     return 0
 
 
-def only_times(args, speed):
+def row_of_ours(ours, speed):
+    return {
+        "kernel": "deltaproof-kda",
+        "version": "this repository (gpu/)",
+        "declared": "bf16",
+        "served": len(ours),
+        "judged": ours,
+        "passed": sum(j["verdict"] == "pass" for j in ours),
+        "failed": [j for j in ours if j["verdict"] == "fail"],
+        "reasons": "op and shapes that its fast and simple paths lack",
+        "speed": speed_of(speed, "deltaproof-kda"),
+    }
+
+
+def kept(table, have, timed):
+    """The table, and the rows of kernels that were not run this time, in the order of claims.py;
+    not timed: with the times that they had."""
+    old = {k["kernel"]: k for k in have.get("kernels", [])}
+    for k in table:
+        if not timed and k["kernel"] in old:
+            k["speed"] = old[k["kernel"]]["speed"]
+    every = old | {k["kernel"]: k for k in table}
+    order = [k.name for k in KERNELS] + ["deltaproof-kda"]
+    return sorted(every.values(), key=lambda k: order.index(k["kernel"]))
+
+
+def only_times(args, speed, have):
     """Verdicts as they stand, new times."""
-    have = json.loads((args.reports / "field.json").read_text())
     speed["where"] = (
         re.sub(r",? times .*", "", have["speed"].get("where", "one run"))
         + f", times one run of {speed['date']}"
@@ -321,9 +371,6 @@ def only_times(args, speed):
 def write(args, table, speed, left_out):
     """Both reports, and a line a kernel."""
     notes = json.loads(args.notes.read_text()) if args.notes.is_file() else {}
-    times = other_times(speed, {k["kernel"] for k in table})
-    if times:
-        notes["deltaproof-kda"] = f"{notes.get('deltaproof-kda', '')} {times}".strip()
     (args.reports / "field.json").write_text(
         json.dumps(
             {

@@ -4,15 +4,13 @@ on the inputs of a case.
 An adapter takes `Inputs` and returns {name: tensor} in the layouts that `deltaproof judge` reads.
 It raises NotServed, or lets the kernel's own refusal through, where
 the kernel's contract excludes the inputs; the reason goes into the table as it is. Their code is
-imported or compiled where they are measured, never kept here.
+imported as installed where they are measured, never kept or built here.
 """
 
 import dataclasses
-import importlib
 import importlib.metadata
 import os
 import pathlib
-import subprocess
 import sys
 import typing
 
@@ -285,71 +283,18 @@ def cudnn_backward(x):
 # ---- FlashKDA
 # --------------------------------------------------------------------------------------------------
 
-FLASHKDA = os.environ.get("FLASHKDA", "")  # a checkout
-FLASHKDA_BUILD = os.environ.get("FLASHKDA_BUILD", "/tmp/flashkda-build")
-
-
-def flashkda_extension():
-    """FlashKDA's extension: as it lies in FLASHKDA_BUILD, else compiled there by the flags of its
-    setup.py for this device, with CUTLASS's headers from the nvidia-cutlass
-    wheel where its submodule is empty."""
-    from torch.utils.cpp_extension import load as compile_extension
-
-    if (pathlib.Path(FLASHKDA_BUILD) / "flash_kda_C.so").is_file():
-        sys.path.insert(0, FLASHKDA_BUILD)
-        return importlib.import_module("flash_kda_C")
-
-    root = pathlib.Path(FLASHKDA)
-    unless(FLASHKDA and root.is_dir(), "no checkout (set FLASHKDA)")
-    places = [root / "cutlass", *(pathlib.Path(p) / "cutlass_library/source" for p in sys.path)]
-    cutlass = next((p for p in places if (p / "include/cute").is_dir()), None)
-    unless(cutlass, "no CUTLASS (its submodule, or pip install nvidia-cutlass)")
-    pathlib.Path(FLASHKDA_BUILD).mkdir(parents=True, exist_ok=True)
-    return compile_extension(
-        "flash_kda_C",
-        [str(root / "csrc/flash_kda.cpp"), str(root / "csrc/smxx/fwd_launch.cu")],
-        extra_include_paths=[
-            str(cutlass / "include"),
-            str(cutlass / "tools/util/include"),
-            str(root / "csrc"),
-        ],
-        extra_cflags=["-O3", "-Wno-psabi"],
-        extra_cuda_cflags=[
-            "-O3",
-            "-U__CUDA_NO_HALF_OPERATORS__",
-            "-U__CUDA_NO_HALF_CONVERSIONS__",
-            "-U__CUDA_NO_HALF2_OPERATORS__",
-            "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
-            "--expt-relaxed-constexpr",
-            "--expt-extended-lambda",
-            "--use_fast_math",
-            "-gencode",
-            "arch=compute_90a,code=sm_90a",
-        ],
-        build_directory=FLASHKDA_BUILD,
-    )
-
-
-def flashkda():
-    """Its own Python function over that extension."""
-    if "flash_kda" not in sys.modules:
-        sys.modules["flash_kda_C"] = flashkda_extension()
-        sys.path.insert(0, FLASHKDA)
-    import flash_kda
-
-    return flash_kda.fwd
-
 
 def flashkda_forward(x):
     unless(x.K == 128 and x.V == 128, f"K = {x.K}, V = {x.V} (it takes 128)")
     unless(x.H == x.HV, "grouped value heads")
     unless(x.gate == "lower_bound", f"gate = {x.gate} (it takes the lower-bound gate)")
     unless(x.beta == "sigmoid" and x.l2norm, "it takes beta logits and applies the L2 norm")
-    fwd = flashkda()
+    import flash_kda
+
     one = {n: x[n].unsqueeze(0).contiguous() for n in ("q", "k", "v", "g", "beta")}
     out = torch.empty_like(one["v"])
     state = torch.empty(len(x.cu) - 1, x.HV, x.V, x.K, device="cuda")
-    fwd(
+    flash_kda.fwd(
         **one,
         scale=x.scale,
         out=out,
@@ -363,11 +308,100 @@ def flashkda_forward(x):
     return {"o": out[0], "final_state": vk(state)}
 
 
-def flashkda_version():
-    head = subprocess.run(
-        ["git", "-C", FLASHKDA, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    return head.stdout.strip() or os.environ.get("FLASHKDA_COMMIT", "unknown")
+# ---- FlashInfer
+# --------------------------------------------------------------------------------------------------
+
+
+def flashinfer_gdn(x, use_cp=False):
+    """States [N,HV,V,K], gates as factors, sequences by cu_seqlens. With context parallelism it
+    needs the longest one."""
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    unless(x.gate == "log" and x.beta == "plain", "it takes gates and betas that are made")
+    unless(x.K == 128 and x.V == 128, f"K = {x.K}, V = {x.V} (it takes 128)")
+    N = len(x.cu) - 1
+    state = torch.empty(N, x.HV, 128, 128, device="cuda")
+    with torch.no_grad():
+        o, state = chunk_gated_delta_rule(
+            *(x[n].contiguous() for n in ("q", "k", "v")),
+            x["g"].reshape(x.T, x.HV).float().exp(),
+            x["beta"].float().contiguous(),
+            scale=x.scale,
+            initial_state=vk(x["initial_state"]),
+            output_final_state=True,
+            output_state=state,
+            cu_seqlens=x.cu,
+            use_qk_l2norm_in_kernel=x.l2norm,
+            use_cp=use_cp,
+            max_seqlen=int(x.cu.diff().max()),
+        )
+    return {"o": o, "final_state": vk(state)}
+
+
+def flashinfer_cp_gdn(x):
+    return flashinfer_gdn(x, True)
+
+
+# ---- jax-linear-attention
+# --------------------------------------------------------------------------------------------------
+
+
+def jla(x, kind):
+    """Forward, and gradients where the case has them, through NumPy: no process keeps both
+    libraries' memory for long."""
+    import jax
+    import ml_dtypes
+    import numpy
+    from jla.ops import linear_attention
+
+    unless(x.gate == "log" and x.beta == "plain", "it takes log gates and plain beta")
+    unless(len(x.cu) == 2, "packed sequences: it takes segments without states")
+
+    def there(t):
+        if t.dtype == torch.bfloat16:
+            return t.cpu().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return t.float().cpu().numpy()
+
+    def back(a):
+        return torch.from_numpy(numpy.asarray(a, dtype=numpy.float32)).cuda()
+
+    given = {n: jax.numpy.asarray(there(x[n]))[None] for n in ("q", "k", "v", "g", "beta")}
+    given["g"] = given["g"].astype(jax.numpy.float32)
+    if kind == "gated_deltanet":
+        given["g"] = given["g"].reshape(1, x.T, x.HV)
+    if x["initial_state"] is not None:
+        given["initial_state"] = jax.numpy.asarray(there(x["initial_state"]))
+
+    def f(given):
+        return linear_attention(
+            kind,
+            impl="mosaic_gpu",
+            scale=x.scale,
+            use_qk_l2norm=x.l2norm,
+            output_final_state=True,
+            **given,
+        )
+
+    (o, state), pull = jax.vjp(f, given)
+    out = {"o": back(o)[0].bfloat16(), "final_state": back(state)}
+    if not x.backward:
+        return out
+    d_state = jax.numpy.zeros_like(state)
+    if x["dht"] is not None:
+        d_state = jax.numpy.asarray(there(x["dht"]))
+    grads = pull((jax.numpy.asarray(there(x["do"]))[None].astype(o.dtype), d_state))[0]
+    if "initial_state" in grads:
+        out["dh0"] = back(grads.pop("initial_state"))
+    return out | {f"d{n}": back(g)[0].reshape(x[n].shape) for n, g in grads.items()}
+
+
+def jla_kda(x):
+    unless(x.H == x.HV, "grouped value heads")
+    return jla(x, "kda")
+
+
+def jla_gdn(x):
+    return jla(x, "gated_deltanet")
 
 
 def of_wheel(name):
@@ -375,6 +409,7 @@ def of_wheel(name):
 
 
 FLA, CUDNN = of_wheel("flash-linear-attention"), of_wheel("nvidia-cudnn-frontend")
+FLASHINFER, JLA = of_wheel("flashinfer-python"), of_wheel("jax-linear-attention")
 CALLS = {
     "fla-chunk-kda": (fla_chunk_kda, FLA),
     "fla-fused-recurrent-kda": (fla_recurrent_kda, FLA),
@@ -387,6 +422,10 @@ CALLS = {
     "cudnn-hopper-forward": (cudnn_forward, CUDNN),
     "cudnn-hopper-dsl-forward": (cudnn_dsl_forward, CUDNN),
     "cudnn-hopper-backward": (cudnn_backward, CUDNN),
-    "flashkda-forward": (flashkda_forward, flashkda_version),
+    "flashkda-forward": (flashkda_forward, of_wheel("flash-kda")),
+    "flashinfer-gdn-forward": (flashinfer_gdn, FLASHINFER),
+    "flashinfer-cp-gdn-forward": (flashinfer_cp_gdn, FLASHINFER),
+    "jla-kda": (jla_kda, JLA),
+    "jla-gdn": (jla_gdn, JLA),
 }
 BY_NAME = {k.name: Kernel(k.name, k.project, k.op, k.claims, *CALLS[k.name]) for k in KERNELS}
