@@ -8,8 +8,8 @@ LONG = 1e-3  # seconds that a graph should last
 
 
 def by_graph(torch, call, runs):
-    """Seconds of a call: a CUDA graph of several, replayed between events that are queued while
-    the device sleeps. call may be a list: one after the other, each on data of its own."""
+    """Seconds of a call in a CUDA graph of several, replayed between events. They are queued
+    while the device sleeps. A list of calls: one after the other, each on data of its own."""
     steps = call if isinstance(call, list) else [call]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

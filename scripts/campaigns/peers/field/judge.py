@@ -7,6 +7,7 @@ with the deltaproof program.
 DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text}
 that the page quotes below the table (default: notes.json beside this). --only-times: nothing is
 judged; the verdicts of FOLDER/field.json stay and DIR/speed.json takes the place of its times.
+
 Kernels of FOLDER/field.json that DIR has no results of keep their rows.
 """
 
@@ -167,7 +168,7 @@ def speed_of(speed, kernel):
 
 
 def times_of(speed):
-    """The page's table of times, and what each kernel was given."""
+    """The table of times, and the contract of each kernel."""
     rows = [r for r in speed.get("rows", []) if "times" in r]
     if not rows:
         return []
@@ -345,8 +346,8 @@ def row_of_ours(ours, speed):
 
 
 def kept(table, have, timed):
-    """The table, and the rows of kernels that were not run this time, in the order of claims.py;
-    not timed: with the times that they had."""
+    """The table in the order of claims.py, with the old rows of kernels that were not run. Not
+    timed: with their old times."""
     old = {k["kernel"]: k for k in have.get("kernels", [])}
     for k in table:
         if not timed and k["kernel"] in old:

@@ -1,8 +1,8 @@
-"""What is timed: rows of the speed table. K = V = 128 and bf16 everywhere; SSD has values of 64.
+"""Rows of the speed table. K = V = 128 and bf16 everywhere; SSD has values of 64.
 Standard library only.
 
 Contracts, the same for every kernel of a row. KDA: lower-bound gate, L2 norm and beta's sigmoid
-inside. GDN and SSD: log gates and betas given, the norm inside. `given`: the caller has made the
+inside. GDN and SSD take log gates and betas, and normalise inside. `given`: the caller has made the
 gates, the betas and unit rows. Decode: everything inside, states in place. A kernel whose contract
 differs says so in its own row.
 """

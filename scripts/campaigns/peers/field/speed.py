@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Times of the public kernels of timed.py and of ours on the rows of rows.py: DIR/speed.jsonl, a
-line a kernel and row as it comes, DIR/speed.json, and a table.
+"""Times of the kernels of timed.py on the rows of rows.py.
 
     python3 speed.py DIR [--kernels NAME,...] [--rows REGEX] [--runs 20] [--configs N]
                          [--limit SECONDS]
 
-K = V = 128, bf16, random inputs; medians of runs of a CUDA graph of several calls, between events
-queued while the device sleeps: no gap between launches counts. A call that cannot be captured is
-queued ahead behind such a sleep, and its row says so. Each kernel has processes of its own. First
-all compile at once (Triton, TileLang; at most N configurations of each autotuned kernel, default
-2); then one process at a time has the device. A run that was cut off goes on where it stopped.
+Writes DIR/speed.jsonl, a line a kernel and row as it comes, and DIR/speed.json, and prints a table.
+A run that was cut off goes on where it stopped.
+
+K = V = 128, bf16, random inputs. A time is the median of replays of a CUDA graph of several calls.
+The events around it are queued while the device sleeps, so that no gap between launches counts. A
+call that cannot be captured is queued ahead behind such a sleep, and its row says so.
+
+Each kernel has processes of its own. First all compile at once: Triton, TileLang, at most N
+configurations of each autotuned kernel (default: 2). Then one process at a time has the device.
 
 Floor: every input read once and every output written once, at the speed of a copy of 2 GiB.
 """
@@ -172,7 +175,7 @@ def run_kernel(args, name, rows, put):
 
 
 def compile_all(args, todo):
-    """What compiles just in time does so now, everything at once, nothing timed."""
+    """Runs what compiles just in time, everything at once; returns what had no time to begin."""
     jobs = []
     for name in COMPILED:
         kinds = {r.compiled_as: r for r in todo.get(name, [])}
@@ -195,7 +198,7 @@ def compile_all(args, todo):
 
 
 def about(args):
-    """What a table needs to say of the run."""
+    """Device, versions and the speed of a copy, for the table."""
     import bench_fla
     import torch
 

@@ -1,4 +1,4 @@
-"""What speed.py measured: lines of JSON in DIR/speed.jsonl, one a kernel and row, as one table.
+"""One table of the lines of JSON that speed.py writes, one a kernel and row.
 Standard library only."""
 
 import json
@@ -86,7 +86,7 @@ def page_rows(rows):
 
 
 def contracts(rows):
-    """A line a kernel: what it was given, and what it did not serve."""
+    """Of each kernel the contracts of its times, and the reasons of rows without one."""
     seen = {}
     for r in rows:
         for kernel, e in r["times"].items():

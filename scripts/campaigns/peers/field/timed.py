@@ -1,6 +1,7 @@
-"""How each public kernel, and ours, is called on a row of rows.py: PEERS[name](row) gives (call,
-contract), or raises NotServed. call does one pass and waits for nothing; a list of calls has data
-of its own for each. They are imported as installed, and only when asked for."""
+"""Calls of public kernels, and of ours, on a row of rows.py.
+
+PEERS[name](row) gives (call, contract), or raises NotServed. A call does one pass and waits for
+nothing. A list of calls has data of its own for each. Kernels are imported as installed."""
 
 import importlib
 import importlib.metadata
@@ -45,7 +46,7 @@ def numbers(*shape, dtype="bfloat16", scale=1.0):
 
 
 def inputs(r):
-    """q, k, v, g, beta [1, tokens, heads, ..], raw or as the row gives them, and gate parameters."""
+    """q, k, v, g, beta [1, tokens, heads, ..], raw or as the row gives them, and of gates."""
     import torch
 
     torch.manual_seed(1)

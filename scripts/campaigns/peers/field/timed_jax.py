@@ -1,6 +1,7 @@
-"""jax-linear-attention on a row of rows.py. JAX's calls cannot be captured by PyTorch: they are
-queued behind matrix products, so that the host is ahead of the device, and the time of a call is
-what more calls take longer."""
+"""jax-linear-attention on a row of rows.py.
+
+PyTorch cannot capture JAX's calls. They are queued behind matrix products, so that the host is
+ahead of the device. The time of a call is what more calls take longer."""
 
 import statistics
 import time
