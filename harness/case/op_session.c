@@ -72,9 +72,8 @@ static dp_status check_ring(const dp_casefile *f, const dp_case *c, dp_err *e) {
     if (s->ring && !s->slots)
         return dp_casefile_refuse(f, "session_ring", e,
                                   "session_slots is missing: rings lie there");
-    if (s->ring && (s->prefix || dp_session_rolls_back(s)))
-        return dp_casefile_refuse(f, "session_ring", e, "beside %s",
-                                  s->prefix ? "session_prefix" : "drafted tokens");
+    if (s->ring && dp_session_rolls_back(s))
+        return dp_casefile_refuse(f, "session_ring", e, "beside drafted tokens");
     return DP_OK;
 }
 

@@ -662,13 +662,15 @@ static void plan_drafts(walk *w) {
     free(window);
 }
 
-/* Which sequences write their states, and which leave their tokens in rings. */
+/* Which sequences write their states, and which leave their tokens in rings. Of a prefix they share
+ * a state. */
 static void plan_rings(const walk *w) {
     int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
     unsigned char *last = dp_calloc((size_t)w->p->Nseq, 1);
     for (int i = 0; i < w->p->Nseq; i++) {
+        const int64_t end = w->waiting ? w->p->cu[i] + w->s->prefix : w->p->cu[i + 1];
         tokens[i] = w->take[i].n;
-        last[i] = w->at[i] + w->take[i].n >= w->p->cu[i + 1];
+        last[i] = w->at[i] + w->take[i].n >= end;
     }
     dp_slots_replay(w->slots, tokens, last);
     free(tokens);

@@ -23,7 +23,7 @@ struct dp_slots {
     int64_t *rings;       /* [Nseq] slots */
     int64_t *held, *told; /* [Nseq] tokens in a ring after the call, and before it */
     int64_t prefix;
-    int calls, shared; /* shared: the next call is the first behind the prefix */
+    int calls;
     double *pool, *before;
     unsigned char *taken; /* [slots] */
 };
@@ -163,12 +163,12 @@ void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int 
     for (int i = 0; i < s->Nseq && s->ring; i++)
         s->taken[ring_of(s, i)] = 1; /* empty or not, nobody's state goes there */
     for (int i = 0; i < s->Nseq && !s->drafts; i++) {
-        const int moves = s->shared || window || (s->calls + i) % 2;
+        const int shared = s->prefix != NONE && s->own[i] == s->prefix;
+        const int moves = shared || window || (s->calls + i) % 2;
         s->planned[i] = idle[i] ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];
         if (!idle[i]) s->taken[s->planned[i]] = 1;
     }
     s->calls++;
-    s->shared = 0;
     as_planned(s);
 }
 
@@ -242,7 +242,6 @@ void dp_slots_again(dp_slots *s) { as_planned(s); }
 
 void dp_slots_share(dp_slots *s) {
     s->prefix = s->own[0];
-    s->shared = 1;
     for (int i = 0; i < s->Nseq; i++)
         s->own[i] = s->prefix;
 }

@@ -322,6 +322,34 @@ DP_TEST(slots, a_library_that_writes_what_is_not_its_own_fails_with_the_slot) {
     dp_subject_close(&s);
 }
 
+#define RINGS                                                                                     \
+    HEAD "op = %s\nT = 70\ncu_seqlens = 0,26,44,70\nH = 1\nHV = 2\nK = 16\nV = 16\nbase = fp32\n" \
+         "g_scale = 0.02\ns0_scale = 0.5\nsession = 3,2,4x1,3,1\nsession_slots = 5\n"             \
+         "session_ring = 5\n%s"
+
+/* Also behind a prefix, whose slot stays while continuations replay their tokens from it. */
+DP_TEST(slots, a_library_replays_tokens_from_rings) {
+    static const char *const OP[] = {"gdn", "kda"}, *const PREFIX[] = {"", "session_prefix = 7\n"};
+    dp_subject s;
+    dp_err e = {0};
+    REQUIRE(!dp_subject_open(gt_library("tests/data/ring_subject.c", "rings.so"), 0, 0, &s, &e),
+            "%s", e.msg);
+    for (int i = 0; i < 8; i++) {
+        char text[1024];
+        dp_case c;
+        dp_runs runs;
+        snprintf(text, sizeof text, RINGS, OP[i & 1], PREFIX[i / 2 & 1]);
+        if (i & 4) setenv("BAD", "late", 1);
+        const int ran = gt_judge_case(text, DP_FAULT_NONE, &s, &c, &runs);
+        unsetenv("BAD");
+        if (!ran) return;
+        CHECK(runs.run[0].verdict == (i & 4 ? DP_FAIL : DP_PASS), "%d: %s", i, runs.run[0].why);
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+    dp_subject_close(&s);
+}
+
 /* A program gets pool, read_slot and write_slot as tensors where it says that it writes the pool;
  * one that says so and does not, or writes slots that are not its own, fails. */
 DP_TEST(slots, a_program_runs_with_a_pool) {

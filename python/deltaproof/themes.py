@@ -188,6 +188,9 @@ THEMES: tuple[Theme, ...] = (
     Theme("ring", "tokens replayed from a ring, a state written in some calls alone",
           _packed(26, 26, 44, 70, K=16, s0_scale=0.5, session="9,2,4x1,3,1", session_slots=6,
           session_ring=5), raw=True, needs="ring_tokens", sets=("serving",)),
+    Theme("ring-prefix", "the same from one stored prefix", _packed(26, 44, 70, K=16, s0_scale=0.5,
+          session="9,2,4x1,3,1", session_slots=5, session_prefix=11, session_ring=5), raw=True,
+          needs="ring_tokens", sets=("serving",)),
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
     # training

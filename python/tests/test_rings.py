@@ -33,6 +33,8 @@ session_slots = 6
 session_ring = 5
 base = fp32
 """
+# Eleven tokens that all sequences share: a state of them lies in a slot that stays.
+SHARED = CASE.replace("0,26,26,44,70", "0,26,44,70") + "session_prefix = 11\n"
 FAULTS = ("late", "early", "stale", "over", "state", "no state", "slot")
 
 
@@ -50,9 +52,9 @@ def replaying(fault: str = "", seen: list[Any] | None = None) -> Any:
     return taking(kernel, "pool", "read_slot", "write_slot", "ring_slot", "ring_tokens")
 
 
-def judged(tmp_path: Any, kernel: Any, op: str = "gdn") -> Any:
+def judged(tmp_path: Any, kernel: Any, op: str = "gdn", text: str = CASE) -> Any:
     case = tmp_path / "ring.case"
-    case.write_text(CASE.format(op=op))
+    case.write_text(text.format(op=op))
     own: dict[str, Any] = {"models": (op,), "layouts": (), "outputs": ("o", "pool")}
     return deltaproof.run(kernel, str(case), base="fp32", design="recurrent", **own)
 
@@ -66,6 +68,18 @@ def test_a_kernel_that_replays_tokens_passes(op: str, tmp_path: Any) -> None:
     assert any(w < 0 and h for held, write in seen for h, w in zip(held, write, strict=True))
 
 
+@pytest.mark.parametrize("op", ["gdn", "kda"])
+def test_continuations_of_a_prefix_replay_tokens_from_its_slot(op: str, tmp_path: Any) -> None:
+    seen: list[Any] = []
+    found = judged(tmp_path, replaying(seen=seen), op, SHARED)
+    assert found.passed, found.text
+    behind = [(held, write) for held, write in seen if all(w < 0 for w in write)]
+    assert any(all(held) for held, _ in behind), seen
+    for fault in FAULTS[:-1]:  # rings that change places are none, while every sequence has tokens
+        found = judged(tmp_path, replaying(fault), op, SHARED)
+        assert found.status == 1, (fault, found.text)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_ring_gets_wrong_is_red(fault: str, tmp_path: Any) -> None:
     """Replays one token too many or too few, the tokens of before a flush, a ring one token short,
@@ -76,11 +90,13 @@ def test_what_a_ring_gets_wrong_is_red(fault: str, tmp_path: Any) -> None:
     assert says in found.text, found.text
 
 
-def test_the_serving_set_has_a_ring(tmp_path: Any) -> None:
+@pytest.mark.parametrize("case", ["gdn-ring", "gdn-ring-prefix"])
+def test_the_serving_set_has_a_ring(case: str, tmp_path: Any) -> None:
     contract = Contract(replaying(), outputs=("o", "pool"), models=("gdn",), base="fp32")
-    assert any(x.endswith("/gdn-ring.case") for x in case_paths("serving", contract, str(tmp_path)))
+    paths = case_paths("serving", contract, str(tmp_path))
+    assert any(x.endswith(f"/{case}.case") for x in paths)
     own: dict[str, Any] = {"models": ("gdn",), "layouts": (), "outputs": ("o", "pool")}
-    found = deltaproof.run(replaying(), "gdn-ring", base="fp32", **own)
+    found = deltaproof.run(replaying(), case, base="fp32", **own)
     assert found.passed, found.text
 
 
@@ -95,10 +111,11 @@ def test_a_kernel_without_rings_gets_its_states(tmp_path: Any) -> None:
     assert found.passed, found.text
 
 
+@pytest.mark.parametrize("text", [CASE, SHARED], ids=["", "prefix"])
 @pytest.mark.parametrize("fault", ["", "late", "over"])
-def test_a_program_replays_tokens_from_files(fault: str, tmp_path: Any) -> None:
+def test_a_program_replays_tokens_from_files(fault: str, text: str, tmp_path: Any) -> None:
     case = tmp_path / "ring.case"
-    case.write_text(CASE.format(op="gdn"))
+    case.write_text(text.format(op="gdn"))
     here = os.path.dirname(os.path.abspath(__file__))
     served = f"{sys.executable} {here}/slots_program.py {fault}"
     done = subprocess.run(
@@ -114,7 +131,6 @@ def test_a_program_replays_tokens_from_files(fault: str, tmp_path: Any) -> None:
     [
         ("session_slots = 0", "session_slots is missing"),
         ("session = 9,4-2,1", "beside drafted tokens"),
-        ("session_prefix = 9", "beside session_prefix"),
     ],
 )
 def test_sessions_without_rings_are_refused(change: str, says: str, tmp_path: Any) -> None:
