@@ -131,7 +131,8 @@ DECODE = [
     for dtype in ("fp32", "bf16")
     for B in (1, 8, 32, 128, 256, 1024)
 ]
-ROWS = ISSUE + DECODE + GROUPS + BATCHES
+SETS = {"issue": ISSUE, "decode": DECODE, "groups": GROUPS, "batches": BATCHES}
+ROWS = [r for rows in SETS.values() for r in rows]
 BY_NAME = {r.name: r for r in ROWS}
 
 # bytes of a token: q and k of a query head, v and o of a value head, gates of one

@@ -33,8 +33,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import tables
-from rows import BY_NAME, ROWS
-from timed import COMPILED, PEERS, WHEELS, of_wheel
+import timed_jax
+from rows import BY_NAME, ROWS, SETS
+from timed import COMPILED, JAX, PEERS, WHEELS, of_wheel
 
 SILENT = 75  # seconds without a row after which a process is given up
 REFUSALS = ("NotServed", "ImportError", "ModuleNotFoundError", "NotImplementedError")
@@ -67,26 +68,21 @@ def child(args):
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what kernels print is no entry
     rows = [BY_NAME[line.strip()] for line in sys.stdin if line.strip()]
-    if args.child == "jax-linear-attention":
-        import timed_jax
+    time_one = timed_jax.time_row if args.child == JAX else time_row
+    if args.child == "fla":
+        from bench_fla import cut_configs
 
-        time_one = timed_jax.time_row
-    else:
-        time_one = time_row
-        if args.child == "fla":
-            from bench_fla import cut_configs
-
-            cut_configs(args.configs, None)
+        cut_configs(args.configs, None)
     for row in rows:
         print(json.dumps({"started": row.name}), file=said, flush=True)
         if args.compile:
-            compile_row(args.child, row)
+            (timed_jax.compile_row if args.child == JAX else compile_row)(args.child, row)
             continue
         entry = time_one(args.child, row, args.runs)
         print(json.dumps(entry), file=said, flush=True)
         if "CUDA error" in entry.get("why", "") or "AcceleratorError" in entry.get("why", ""):
             os._exit(3)  # this process's device is lost
-        if args.child != "jax-linear-attention":
+        if args.child != JAX:
             import torch
 
             torch.cuda.empty_cache()
@@ -118,6 +114,7 @@ def start(args, name, rows, *more):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ,
     )
     p.stdin.write("".join(f"{r.name}\n" for r in rows))
     p.stdin.close()
@@ -176,7 +173,7 @@ def run_kernel(args, name, rows, put):
 
 def compile_all(args, todo):
     """Runs what compiles just in time, everything at once; returns what had no time to begin."""
-    jobs = []
+    jobs = [(JAX, r) for r in todo.get(JAX, []) if r.part != "decode"]  # by every shape anew
     for name in COMPILED:
         kinds = {r.compiled_as: r for r in todo.get(name, [])}
         jobs += [(name, r) for r in kinds.values()]
@@ -237,7 +234,7 @@ def options():
     )
     a.add_argument("folder", type=pathlib.Path)
     a.add_argument("--kernels", default=",".join(PEERS), help="default: all")
-    a.add_argument("--rows", default="", help="a regular expression (default: all rows)")
+    a.add_argument("--rows", default="", help=f"{', '.join(SETS)}, or a regular expression")
     a.add_argument("--runs", type=int, default=20)
     a.add_argument("--configs", type=int, default=2)
     a.add_argument("--limit", type=float, default=900, help="seconds in all (default: 900)")
@@ -260,7 +257,7 @@ def checked(args):
         if name not in PEERS:
             fail(f"--kernels: no kernel {name} (there are {', '.join(PEERS)})")
     try:
-        rows = [r for r in ROWS if re.search(args.rows, r.name)]
+        rows = SETS.get(args.rows) or [r for r in ROWS if re.search(args.rows, r.name)]
     except re.error as e:
         fail(f"--rows {args.rows}: {e}")
     if not rows:

@@ -11,6 +11,7 @@ import sys
 import types
 
 LOWER = -5.0
+JAX = "jax-linear-attention"
 
 
 def slots_of(r):
@@ -145,12 +146,11 @@ IN_PLACE = "all inside, states in place"
 # --------------------------------------------------------------------------------------------------
 
 
-def fla_like(r, chunk, by_cpu, **more):
+def fla_like(r, chunk):
     """Forward or backward of a function with the arguments of FLA's chunk_*."""
     import torch
 
-    x = inputs(r)
-    settings = dict(more)
+    x, settings = inputs(r), {}
     if r.op != "ssd":
         settings["use_qk_l2norm_in_kernel"] = not r.given
     if r.op == "kda" and not r.given:
@@ -159,9 +159,7 @@ def fla_like(r, chunk, by_cpu, **more):
     if r.op == "ssd":
         del x["beta"]
     if r.B > 1:
-        settings["cu_seqlens"], here = starts(r)
-        if by_cpu:
-            settings["cu_seqlens_cpu"] = here
+        settings["cu_seqlens"], settings["cu_seqlens_cpu"] = starts(r)
     settings["output_final_state"] = r.states
     if r.part == "forward":
 
@@ -181,7 +179,7 @@ def deltaproof(r):
     if r.part == "decode":
         return deltaproof_decode(r)
     chunk = {"kda": ops.chunk_kda, "gdn": ops.chunk_gated_delta_rule, "ssd": ops.chunk_simple_gla}
-    return fla_like(r, chunk[r.op], True)
+    return fla_like(r, chunk[r.op])
 
 
 def deltaproof_decode(r):
@@ -216,7 +214,8 @@ def fla(r):
         def chunk(q, k, **more):
             return chunk_simple_gla(q.expand(-1, -1, r.HV, -1), k.expand(-1, -1, r.HV, -1), **more)
 
-    return fla_like(r, chunk, False)
+    call, contract = fla_like(r, chunk)
+    return call, contract + (", q and k copied to every head" if r.op == "ssd" else "")
 
 
 def fla_decode(r):
@@ -463,7 +462,7 @@ PEERS = {
     "cudnn-hopper-dsl": cudnn_dsl,
     "flashkda": flashkda,
     "mamba-ssm": mamba,
-    "jax-linear-attention": None,  # timed_jax.py: a process without PyTorch's graphs
+    JAX: None,  # timed_jax.py: a process without PyTorch
     "fla": fla,
     "flashqla": flashqla,
 }
@@ -477,7 +476,7 @@ WHEELS = {
     "cudnn-hopper-dsl": "nvidia-cudnn-frontend",
     "flashkda": "flash-kda",
     "mamba-ssm": "mamba-ssm",
-    "jax-linear-attention": "jax-linear-attention",
+    JAX: "jax-linear-attention",
     "fla": "flash-linear-attention",
     "flashqla": "flash-qla",
 }

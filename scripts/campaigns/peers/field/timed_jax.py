@@ -63,7 +63,7 @@ def prepared(jax, r):
     """A function without arguments that queues one call."""
     served(r.part != "decode", "it has no kernel of single tokens")
     served(r.op != "kda" or r.H == r.HV, "KDA: heads alike alone")
-    x, f = inputs(jax, r), function(jax, r)
+    x, f = jax.jit(lambda: inputs(jax, r))(), function(jax, r)
     if r.part == "forward":
         compiled = jax.jit(f)
         return lambda: compiled(x)
@@ -71,6 +71,19 @@ def prepared(jax, r):
     _, back = jax.jit(lambda x: jax.vjp(f, x))(x)
     compiled = jax.jit(lambda back, do: back(do))
     return lambda: compiled(back, do)
+
+
+def compile_row(name, r):
+    """Fills JAX's cache on disk (JAX_COMPILATION_CACHE_DIR) with a row's program; no memory."""
+    import jax
+
+    f, make = function(jax, r), jax.jit(lambda: inputs(jax, r))
+    x = jax.eval_shape(make)
+    make.lower().compile()
+    if r.part == "backward":
+        jax.jit(lambda x: jax.vjp(f, x)).lower(x).compile()
+    else:
+        jax.jit(f).lower(x).compile()
 
 
 def seconds(jax, call, before, runs):
