@@ -100,18 +100,18 @@ for name in sys.stdin.read().splitlines():
 
 
 @pytest.mark.parametrize(
-    ("body", "why"),
+    ("body", "silent", "why"),
     [
-        ("if '131072' in name: sys.exit('device lost')", "its process ended: device lost"),
-        ("if '131072' in name: time.sleep(60)", "not finished in 1.0 s"),
+        ("if '131072' in name: sys.exit('device lost')", 60.0, "its process ended: device lost"),
+        ("if '131072' in name: time.sleep(60)", 4.0, "not finished in 4.0 s"),
     ],
 )
 def test_a_process_that_ends_costs_its_row_alone(
-    monkeypatch: pytest.MonkeyPatch, body: str, why: str
+    monkeypatch: pytest.MonkeyPatch, body: str, silent: float, why: str
 ) -> None:
     monkeypatch.setattr(speed, "start", stand_in(EACH.replace("BODY", body)))
     got: list[Entry] = []
-    args = argparse.Namespace(deadline=time.monotonic() + 60, silent=1.0)
+    args = argparse.Namespace(deadline=time.monotonic() + 120, silent=silent)
     todo = [rows.BY_NAME[A], rows.BY_NAME[B], rows.BY_NAME["kda forward 1 x 8192, heads 8"]]
     speed.run_kernel(args, "x", todo, got.append)
     assert [e["row"] for e in got] == [r.name for r in todo]
