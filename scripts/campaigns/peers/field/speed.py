@@ -131,7 +131,8 @@ def lines_of(p, silent, deadline):
     """Lines of a process until it ends, is silent for long, or time is up; it is killed then."""
     got, errors = queue.Queue(), []
     threading.Thread(target=reading, args=(p.stdout, got.put), daemon=True).start()
-    threading.Thread(target=reading, args=(p.stderr, errors.append), daemon=True).start()
+    last_words = threading.Thread(target=reading, args=(p.stderr, errors.append), daemon=True)
+    last_words.start()
     why = ""
     while True:
         wait = min(silent, deadline - time.monotonic())
@@ -145,6 +146,7 @@ def lines_of(p, silent, deadline):
             break
         yield line
     p.wait()
+    last_words.join(5)
     last = [x.strip() for x in errors if x and x.strip()][-1:] or [f"status {p.returncode}"]
     yield json.dumps({"ended": why or f"its process ended: {last[0][:200]}"})
 
