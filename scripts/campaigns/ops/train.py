@@ -196,7 +196,8 @@ def main():
     start, status = time.monotonic(), 0
     if args.size == "small":
         done = compile_fla(__file__, args.models, args.configs, args.limit * 0.4)
-        print(f"FLA compiled: {done} of {len(args.models) * args.configs}, {time.monotonic() - start:.0f} s")
+        jobs = len(args.models) * args.configs
+        print(f"FLA compiled: {done} of {jobs}, {time.monotonic() - start:.0f} s")
     for whose, kind in itertools.product(args.runs, args.models):
         left = args.limit - (time.monotonic() - start)
         if f"{kind}-{whose}" in read(args.out) or left < 10:
