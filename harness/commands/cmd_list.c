@@ -1,11 +1,12 @@
 /* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults,
- * the names of tensors, the fields of a record, exchanges with their prices. Exit status 0, 2: a
- * case file is refused. */
+ * the names of tensors, recurrences, the fields of a record, exchanges with their prices. Exit
+ * status 0, 2: a case file is refused. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/record/record_schema.h"
 #include "harness/simulated/stage_tensor.h"
 #include "list_prices.h"
+#include "list_recurrences.h"
 #include "options.h"
 #include "parse.h"
 #include "ref/files/output.h"
@@ -17,7 +18,7 @@
 
 typedef struct {
     dp_options of;
-    int keys, faults, tensors, schema, exchanges;
+    int keys, faults, tensors, recurrences, schema, exchanges;
     dp_priced of_what;
 } options;
 
@@ -25,6 +26,7 @@ enum {
     OPT_KEYS = 256,
     OPT_FAULTS,
     OPT_TENSORS,
+    OPT_RECURRENCES,
     OPT_SCHEMA,
     OPT_EXCHANGES,
     OPT_PIECES,
@@ -41,6 +43,8 @@ static const struct argp_option OPTIONS[] = {
     {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0},
     {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
     {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
+    {"recurrences", OPT_RECURRENCES, 0, 0,
+     "print the formula of each recurrence, and its inputs with their shapes", 0},
     {"exchanges", OPT_EXCHANGES, 0, 0,
      "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
     {"pieces", OPT_PIECES, "T,..", 0,
@@ -66,6 +70,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_KEYS: o->keys = 1; break;
     case OPT_FAULTS: o->faults = 1; break;
     case OPT_TENSORS: o->tensors = 1; break;
+    case OPT_RECURRENCES: o->recurrences = 1; break;
     case OPT_SCHEMA: o->schema = 1; break;
     case OPT_EXCHANGES: o->exchanges = 1; break;
     case OPT_PIECES: o->of_what.lengths = arg; break;
@@ -170,6 +175,8 @@ int dp_cmd_list(int argc, char **argv) {
         print_faults();
     else if (o.tensors)
         print_tensors();
+    else if (o.recurrences)
+        dp_list_recurrences(stdout);
     else if (o.exchanges || o.of_what.lengths)
         return print_prices(&o);
     else if (o.schema)

@@ -36,7 +36,7 @@ static int run_regime(const char *name, int n, dp_runs *out) {
     return ok;
 }
 
-/* Table of math.md j.5 (K = 32): tf32rz within 10%, since its law is deterministic; the others
+/* Table of reports/growth.md, j.5: tf32rz within 10%, since its law is deterministic; the others
  * within a factor 2 (another random chain).
  * 3xTF32 in `subspace` stands apart: the table split operands to nearest even, cvt.rna sends ties
  * away from zero, and the low part of a
