@@ -213,7 +213,7 @@ static void gates_of_drafts(const walk *w, dp_problem *y) {
     }
 }
 
-/* What the call gets is not what it should. */
+/* The call gets other data than it should. */
 static void spoil_inputs(const walk *w, dp_problem *y) {
     if (w->fault == DP_FAULT_DRAFT_GATE) gates_of_drafts(w, y);
     if (!w->done) return;
