@@ -38,7 +38,7 @@ from rows import BY_NAME, ROWS, SETS
 from timed import COMPILED, JAX, PEERS, WHEELS, of_wheel
 
 SILENT = 75  # seconds without a row after which a process is given up
-REFUSALS = ("NotServed", "ImportError", "ModuleNotFoundError", "NotImplementedError")
+REFUSALS = ("NotServed", "NotImplementedError")  # final; what is not installed is tried again
 
 
 def one_line(e):
@@ -176,8 +176,8 @@ def run_kernel(args, name, rows, put):
 def compile_all(args, todo):
     """Runs what compiles just in time, everything at once; returns what had no time to begin."""
     jobs = [(JAX, r) for r in todo.get(JAX, []) if r.part != "decode"]  # by every shape anew
-    for name in COMPILED:
-        kinds = {r.compiled_as: r for r in todo.get(name, [])}
+    for name, ops in COMPILED.items():
+        kinds = {r.compiled_as: r for r in todo.get(name, []) if r.op in ops}
         jobs += [(name, r) for r in kinds.values()]
     running, until = [], min(args.deadline, time.monotonic() + args.compile_limit)
     cores = len(os.sched_getaffinity(0))
