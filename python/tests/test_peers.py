@@ -118,6 +118,16 @@ def test_a_process_that_ends_costs_its_row_alone(
     assert [e.get("why") for e in got] == [None, why, None]
 
 
+def test_a_kernel_that_is_lost_thrice_waits_for_the_next_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speed, "start", stand_in("sys.exit('no device')"))
+    got: list[Entry] = []
+    args = argparse.Namespace(deadline=time.monotonic() + 120, silent=60.0)
+    speed.run_kernel(args, "x", rows.ROWS[:9], got.append)
+    assert [e["why"] for e in got] == ["its process ended: no device"] * 3
+
+
 def test_out_of_time_leaves_rows_for_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "start", stand_in(EACH.replace("BODY", "time.sleep(60)")))
     got: list[Entry] = []

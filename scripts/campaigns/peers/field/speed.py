@@ -69,7 +69,7 @@ def child(args):
     os.dup2(2, 1)  # what kernels print is no entry
     rows = [BY_NAME[line.strip()] for line in sys.stdin if line.strip()]
     time_one = timed_jax.time_row if args.child == JAX else time_row
-    if args.child == "fla":
+    if args.child in ("fla", "mamba-ssm"):  # Triton's autotuner
         from bench_fla import cut_configs
 
         cut_configs(args.configs, None)
@@ -152,9 +152,10 @@ def lines_of(p, silent, deadline):
 
 
 def run_kernel(args, name, rows, put):
-    """Entries of a kernel, in one process after another: one that ends costs its row alone."""
-    left = list(rows)
-    while left and time.monotonic() < args.deadline:
+    """Entries of a kernel, in one process after another: one that ends costs its row alone. After
+    three that ended with no row between them the rest waits for another run."""
+    left, lost = list(rows), 0
+    while left and lost < 3 and time.monotonic() < args.deadline:
         started = None
         for line in lines_of(start(args, name, left), args.silent, args.deadline):
             try:
@@ -166,19 +167,21 @@ def run_kernel(args, name, rows, put):
             elif "row" in e:
                 put(e)
                 left.remove(BY_NAME[e["row"]])
-                started = None
+                started, lost = None, 0
             elif "ended" in e and left and e["ended"] != "out of time":
                 row = started or left[0]
                 put({"kernel": name, "row": row.name, "why": e["ended"]})
                 left.remove(row)
+                lost += 1
 
 
 def compile_all(args, todo):
     """Runs what compiles just in time, everything at once; returns what had no time to begin."""
-    jobs = [(JAX, r) for r in todo.get(JAX, []) if r.part != "decode"]  # by every shape anew
+    jobs = []
     for name, ops in COMPILED.items():
         kinds = {r.compiled_as: r for r in todo.get(name, []) if r.op in ops}
-        jobs += [(name, r) for r in kinds.values()]
+        jobs += [(name, r) for r in sorted(kinds.values(), key=lambda r: r.part)]
+    jobs += [(JAX, r) for r in todo.get(JAX, []) if r.part != "decode"]  # every shape is compiled
     running, until = [], min(args.deadline, time.monotonic() + args.compile_limit)
     cores = len(os.sched_getaffinity(0))
     while (jobs or running) and time.monotonic() < until:
