@@ -3,9 +3,8 @@
  *
  * File format: `key = value`, one a line; '#' at the start of a line or after a space starts a
  * comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas. Required: reason,
- * source, op. Paths are relative to the case file's folder. The keys are documented in
- * cases/README.md and in one table in casefile.c (name, type, default, meaning), which
- * dp_case_print_keys prints.
+ * source, op. Paths are relative to the case file's folder. The table of keys (name, type, default,
+ * meaning) is in casefile.c; dp_case_print_keys prints it.
  * Every refusal names file, line, key and value (DP_EINPUT).
  */
 #ifndef DP_CASE_H

@@ -183,9 +183,10 @@ void dp_case_print_keys(FILE *out) {
         fprintf(out, "%-17s %s%s%s; default: %s\n%-17s %s", k->name, types[k->type],
                 k->choices ? " " : "", k->choices ? k->choices : "",
                 k->dflt ? k->dflt : "none, required", "", k->meaning);
-        fputs(" [", out);
+        int n = 0;
         for (int op = 0; op < DP_NOPS; op++)
-            if (k->ops & dp_operations[op].bit) fprintf(out, " %s", dp_operations[op].name);
+            if (k->ops & dp_operations[op].bit)
+                fprintf(out, "%s%s", n++ ? " " : " [", dp_operations[op].name);
         fprintf(out, "%s]\n", k->ops & GEN ? "; not with data" : "");
     }
 }

@@ -24,7 +24,7 @@ enum {
 
 typedef struct {
     const char *name; /* the word of the key op, where models are not; in `list --keys` */
-    const char *what; /* as the key op explains it (list --keys, cases/README.md) */
+    const char *what; /* as the key op explains it (list --keys) */
     int bit, keys;    /* of DP_CF_*: its own, and all keys that it takes */
     dp_model model;   /* of its recurrence, where the key op names none */
 

@@ -474,27 +474,6 @@ DP_TEST(case, every_case_loads_and_is_listed) {
     free(text);
 }
 
-DP_TEST(case, readme_documents_every_key) {
-    char *text = gt_readme_of_cases(), line[512], name[64], needle[80];
-    FILE *out = tmpfile();
-    REQUIRE(out, "tmpfile");
-    dp_case_print_keys(out);
-    rewind(out);
-    int keys = 0, rows = 0;
-    while (fgets(line, sizeof line, out))
-        if (*line != ' ' && sscanf(line, "%63s", name) == 1) {
-            snprintf(needle, sizeof needle, "\n| `%s` | ", name);
-            CHECK(strstr(text, needle), "cases/README.md does not document %s", name);
-            keys++;
-        }
-    for (const char *p = strstr(text, "## Keys");
-         p && (p = strstr(p, "\n| `")) && p < strstr(text, "## List"); p++)
-        rows++;
-    CHECK(keys == rows && keys > 30, "%d keys, %d rows in cases/README.md", keys, rows);
-    fclose(out);
-    free(text);
-}
-
 DP_TEST(case, find_all_says_when_there_is_nothing) {
     char **paths;
     int n;

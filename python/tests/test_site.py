@@ -38,6 +38,8 @@ def test_the_documents_build_as_a_site_whose_links_hold(tmp_path: Path) -> None:
     assert (tmp_path / "html/index.html").is_file()
     assert (tmp_path / "html/reports/verdicts.html").is_file()
     page = (tmp_path / "html/recurrences/gdn2.html").read_text(encoding="utf-8")
+    text = (tmp_path / "html/cases/keys.html").read_text(encoding="utf-8")
+    assert "session_prefix" in text and "slots of the pool" in text
     assert "(write o v - (erase o k) S)" in page and "smoke-gdn2" in page
 
 
