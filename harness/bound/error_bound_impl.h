@@ -3,6 +3,7 @@
  *   base_bound.c    what no chain format changes: chunks, errors of H and dH;
  *   exchange_bound.c  the states that ranks hand to each other;
  *   grad_bound.c    gradients, through the activations;
+ *   store_bound.c, store_rows.c  states that are stored in a short format;
  *   error_bound.c   the chain of M, state passes, outputs, states: all of one chain format;
  *   bound_arrays.c  the arrays of a bound: allocation, cache parts, the smaller of two. */
 #ifndef DP_ERROR_BOUND_IMPL_H
@@ -42,6 +43,8 @@ static inline void dp_error_lists_free(double **a, int64_t n) {
 
 /* 1 / (1 + exp(-x)), without overflow. */
 double dp_error_bound_sigmoid(double x);
+/* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
+double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
 /* dp_error_bound_inputs of the base's own problem and policy. */
 dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w);
 

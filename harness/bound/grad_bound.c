@@ -256,19 +256,22 @@ static const double *entry_of(const rows_token *a, int j, int reads) {
     return (reads ? s->erasing : s->k) + (a->row * dp_rows(s->p) + j) * s->p->K;
 }
 
-/* A factor of an entry at channel x. */
-static double factor_of(const rows_token *a, int of, int x) {
-    const dp_sim *s = a->x->w->ref;
-    const dp_problem *p = s->p;
-    const int64_t t = dp_factor_token(p, of, a->row / p->HV), row = t * p->HV + a->hv;
-    const double g = s->g[a->row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
+double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x) {
+    const int hv = (int)(row % p->HV);
+    const int64_t t = dp_factor_token(p, of, row / p->HV), at = t * p->HV + hv;
+    const double g = gates[row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
     if (of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH)
         return dp_exp(of == DP_FACTOR_DECAY ? g : -g);
     if (t < 0) return 0;
     of = dp_factor_input(of);
-    return of == DP_INPUT_BETA     ? p->beta[row]
-           : of == DP_INPUT_NUMBER ? p->number[row]
-                                   : dp_input_of(p, of)[row * p->K + x];
+    return of == DP_INPUT_BETA     ? p->beta[at]
+           : of == DP_INPUT_NUMBER ? p->number[at]
+                                   : dp_input_of(p, of)[at * p->K + x];
+}
+
+static double factor_of(const rows_token *a, int of, int x) {
+    const dp_sim *s = a->x->w->ref;
+    return dp_error_bound_factor(s->p, s->g, a->row, of, x);
 }
 
 /* |the product of an entry's factors but `of`| at channel x: from the entry itself where neither a

@@ -154,6 +154,7 @@ typedef struct {
     int64_t t;
     double *G, *dU;
     const double *dx, *dA; /* slopes of gates [T][HV][Kg] */
+    double gate;           /* of the log gates, through exp(+-g) in rows of their own */
 } adjoint;
 
 static double *row_of(const adjoint *a, int field) { return a->w->b->row[field]; }
@@ -178,7 +179,7 @@ static void of_query(const adjoint *a, double off) {
 }
 
 /* Adds the errors of key j and its dU [V]; returns the square of dbeta's error. */
-static double of_key(const adjoint *a, int j, const double *dU, double off) {
+static double of_key(adjoint *a, int j, const double *dU, double off) {
     const dp_problem *p = a->w->p;
     const dp_activated *in = &a->w->s.in;
     const int64_t at = a->t * p->HV + a->hv, key = a->t * p->H + a->hv / dp_G(p);
@@ -187,6 +188,11 @@ static double of_key(const adjoint *a, int j, const double *dU, double off) {
     const double read = fabs(beta) * dp_norm_fro(p->V, dU) * (dp_erases(p) ? off : 0),
                  write = dp_norm_fro((int64_t)p->K * p->V, a->G) * fabs(beta) * ne;
     const double *erase = dp_by_gates(p) ? p->erase + at * p->K : NULL;
+    if (dp_by_rows(p)) {
+        const dp_row_errors row = {write, read, dp_norm_fro(p->V, dU) * ne};
+        a->gate += dp_store_row(p, in, at, j, row, a->w->b->row);
+        return 0;
+    }
     add(a, DP_RESULT_DK, key * dp_rows(p) + j,
         in->rstd_k[key * dp_rows(p) + j] * (write + read * (erase ? largest_of(erase, p->K) : 1)));
     if (erase) add(a, DP_RESULT_DERASE, at, largest_of(in->k + key * p->K, p->K) * read);
@@ -200,13 +206,14 @@ static double of_key(const adjoint *a, int j, const double *dU, double off) {
     return d * d;
 }
 
-static void of_keys(const adjoint *a, double off) {
+static void of_keys(adjoint *a, double off) {
     const dp_problem *p = a->w->p;
     const dp_activated *in = &a->w->s.in;
     const int64_t at = a->t * p->HV + a->hv;
     const double *k = in->k + (a->t * p->H + a->hv / dp_G(p)) * dp_rows(p) * p->K,
                  *e = dp_erasing_at(p, in->k, in->erasing, a->t, a->hv);
     double dbeta = 0;
+    a->gate = 0;
     for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
         for (int j = first; j < first + n; j++) {
             dp_state_read(p, a->G, k + (int64_t)j * p->K, a->dU + (int64_t)j * p->V);
@@ -223,15 +230,17 @@ static void of_gate(const adjoint *a, double off) {
     const dp_problem *p = a->w->p;
     const int Kg = dp_Kg(p);
     const int64_t at = (a->t * p->HV + a->hv) * Kg, n = (int64_t)p->K * p->V / Kg;
+    const double dx = largest_of(a->dx + at, Kg) * a->gate,
+                 dA = largest_of(a->dA + at, Kg) * a->gate;
     double most = 0, sum = 0;
     for (int x = 0; x < Kg; x++) {
         const double G = dp_norm_fro(n, a->G + x * n);
         most = fmax(most, fabs(a->dx[at + x]) * G);
         sum += pow(a->dA[at + x] * G, 2);
     }
-    add(a, DP_RESULT_DG, a->t * p->HV + a->hv, most * off);
-    add(a, DP_RESULT_DA_LOG, a->hv, sqrt(sum) * off);
-    add(a, DP_RESULT_DDT_BIAS, a->hv, most * off);
+    add(a, DP_RESULT_DG, a->t * p->HV + a->hv, most * off + dx);
+    add(a, DP_RESULT_DA_LOG, a->hv, sqrt(sum) * off + dA);
+    add(a, DP_RESULT_DDT_BIAS, a->hv, most * off + dx);
     dp_state_decay(p, a->w->s.in.g + at, a->G);
 }
 
@@ -269,7 +278,7 @@ void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, cons
                      int backward, dp_error_bound *b) {
     const int64_t widest = (int64_t)dp_rows(p) * (p->K > p->V ? p->K : p->V);
     work w = {.p = p, .N = N, .n = n, .at = at, .square = *p, .b = b};
-    assert(!(backward && dp_by_rows(p)));
+    assert(!backward || dp_store_has_gradients(p));
     if (sending.exchange == DP_EXCHANGE_HEADS) w.N = 1;
     w.pairs = w.N > 1 && dp_exchanges[sending.exchange].pairs;
     w.s = (dp_carried_head){.p = p, .in = dp_activated_new(p)};

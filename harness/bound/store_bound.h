@@ -18,12 +18,19 @@
  *     dk       |G||beta e| off as it is written along, |dE| off as it is read along
  *     dg       largest |G_x| off over channels x, one gate a head: |G| off; G before the decay
  *
+ * Where rows are a recurrence's own (ref/vocabulary/recurrence.h), entries have errors like dk, and
+ * the strength like dbeta. Products carry them to their factors, exp(+-g) among those: by the
+ * largest of the other factors, for a number by the norm of those (store_rows.c). Nothing is
+ * derived where a factor is the previous token's, or rotated.
+ *
  * Activations carry these errors to the raw inputs (math.md c). Sums over tokens and heads add
  * them. All results are linear in S, so no terms of second order are dropped.
  */
 #ifndef DP_STORE_BOUND_H
 #define DP_STORE_BOUND_H
 #include "error_bound.h"
+#include "ref/chunk/gate.h"
+#include "ref/vocabulary/recurrence.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -36,8 +43,21 @@ typedef struct {
     int of_pairs, of_M;
 } dp_stores;
 
+/* Errors of the gradients of a row's entries. */
+typedef struct {
+    double write, read, strength;
+} dp_row_errors;
+/* Adds those of row j to the bounds of gradients of its factors; at: of tokens and heads. Returns
+ * the error that log gates get through exp(+-g). */
+double dp_store_row(const dp_problem *p, const dp_activated *in, int64_t at, int j,
+                    dp_row_errors of, double *const *row);
+/* Are there bounds of gradients? */
+static inline int dp_store_has_gradients(const dp_problem *p) {
+    return !dp_by_rows(p) || !dp_has_halo(p);
+}
+
 /* Adds the errors of all stores to the bounds b, of p over N ranks and their exchange. backward:
- * gradients, too; not where dp_by_rows. */
+ * gradients, too, where dp_store_has_gradients. */
 void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
                      int backward, dp_error_bound *b);
 

@@ -1,5 +1,6 @@
 /* What a run is entitled to by how it computes (limits.h). */
 #include "limits.h"
+#include "harness/bound/store_bound.h"
 #include "token_bounds.h"
 
 #include <math.h>
@@ -100,11 +101,10 @@ int dp_run_bounded(const dp_run *r) { return dp_bounds_are_derived(&r->design); 
 
 #define AFFORDABLE 20 /* seconds */
 
-/* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. It
- * adds none to gradients of dp_by_rows. */
+/* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. */
 static dp_design long_state(const dp_design *d, const dp_problem *p) {
     dp_design x = *d;
-    if (!(p->dout && dp_by_rows(p))) x.state = dp_design_of(d->base).state;
+    if (!p->dout || dp_store_has_gradients(p)) x.state = dp_design_of(d->base).state;
     return x;
 }
 

@@ -115,7 +115,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
         memset(mark[2], 1, (size_t)p->Nseq);
         at[n++] = (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk};
     }
-    if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && !dp_by_rows(p), b);
+    if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && dp_store_has_gradients(p), b);
     for (int i = 0; i < 3; i++)
         free(mark[i]);
 }

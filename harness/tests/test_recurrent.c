@@ -9,6 +9,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -290,5 +291,8 @@ DP_TEST(recurrent, designs_of_an_affordable_size_have_bounds) {
     p.dout = &p.scale;
     CHECK(dp_tokens_are_bounded(&d, &p), "gradients of a state in bf16");
     p.model = DP_DPLR;
-    CHECK(!dp_tokens_are_bounded(&d, &p), "of rows of their own");
+    CHECK(dp_tokens_are_bounded(&d, &p), "of rows of their own");
+    dp_recurrences[DP_DPLR].rotated = 1U << DP_INPUT_K;
+    CHECK(!dp_tokens_are_bounded(&d, &p), "of rotated keys");
+    dp_recurrences[DP_DPLR].rotated = 0;
 }

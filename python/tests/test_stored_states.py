@@ -197,3 +197,107 @@ def test_a_format_of_states_is_refused_by_name() -> None:
     found = judged("e4m3", lambda S: S, True)
     assert found.status == 2, found.text
     assert "final_state=e4m3: final_state is fp64, fp32, bf16, fp16 or one of" in found.text
+
+
+# Rows of a token by name: S <- diag(exp g) S + sum of write' strength (value - read S before the
+# decay). Which gradients of rows make those of inputs stands in the last column.
+OF_ROWS: dict[str, Any] = {
+    "dplr": lambda x: [(x["lr_b"], -x["lr_a"], None, None), (x["k"], None, x["v"], None)],
+    "rwkv7": lambda x: [(x["kk"] * x["a"], x["kk"], None, None), (x["k"], None, x["v"], None)],
+    "comba": lambda x: [(x["k"], x["p"], x["v"], x["beta"])],
+}
+BACK: dict[str, Any] = {
+    "dplr": lambda x, d: {
+        "dlr_b": d[0][0], "dlr_a": -d[0][1], "dk": d[1][0], "dv": d[1][2]
+    },
+    "rwkv7": lambda x, d: {
+        "dkk": x["a"] * d[0][0] + d[0][1], "da": x["kk"] * d[0][0], "dk": d[1][0], "dv": d[1][2]
+    },
+    "comba": lambda x, d: {
+        "dk": d[0][0], "dp": d[0][1], "dv": d[0][2], "dbeta": d[0][3]
+    },
+}  # fmt: skip
+
+
+def row_adjoint(model: str, x: dict[str, Any], form: str, fault: str = "") -> dict[str, Any]:
+    """A recurrence of rows token by token in fp32, its state stored after each, and gradients that
+    take a store as it is read."""
+    q, g = (x["r"], x["w"]) if model == "rwkv7" else (x["q"], x["g"])
+    (T, H, K), V = q.shape, x["v"].shape[2]
+    S, scale, kept = np.zeros((H, K, V), F4), F4(K**-0.5), []
+    D = np.exp(g) if g.ndim == 3 else np.exp(g)[..., None] * np.ones(K, F4)
+    o = np.zeros_like(x["v"])
+    for t in range(T):
+        after = S * D[t][..., None]
+        for write, read, value, beta in OF_ROWS[model](x):
+            E = 0 if value is None else value[t]
+            E = E if read is None else E - np.einsum("hk,hkv->hv", read[t], S)
+            after = after + write[t][..., None] * (E if beta is None else beta[t][:, None] * E)[
+                :, None
+            ]
+        o[t] = scale * np.einsum("hk,hkv->hv", q[t], after)
+        kept.append((S, after))
+        S = quantized(after[None], form, fault)[0]
+    made, G = {"o": o, "final_state": S[None]}, np.zeros_like(S)
+    dq, dg = np.zeros_like(q), np.zeros_like(D)
+    of = [[np.zeros_like(q), np.zeros_like(q), np.zeros_like(o), np.zeros((T, H), F4)]
+          for _ in OF_ROWS[model](x)]  # fmt: skip
+    for t in reversed(range(T)):
+        S, after = kept[t]
+        G = G + scale * q[t][..., None] * x["do"][t][:, None]
+        dq[t] = scale * np.einsum("hkv,hv->hk", after, x["do"][t])
+        dS = G * D[t][..., None]
+        dg[t] = D[t] * (G * S).sum(-1)
+        for d, (write, read, value, beta) in zip(of, OF_ROWS[model](x), strict=True):
+            E = np.zeros((H, V), F4) if value is None else value[t]
+            E = E if read is None else E - np.einsum("hk,hkv->hv", read[t], S)
+            b = np.ones(H, F4) if beta is None else beta[t]
+            dU = np.einsum("hk,hkv->hv", write[t], G)
+            d[0][t] = np.einsum("hkv,hv->hk", G, b[:, None] * E)
+            d[2][t], d[3][t] = b[:, None] * dU, (dU * E).sum(-1)
+            if read is not None:
+                d[1][t] = -np.einsum("hkv,hv->hk", S, d[2][t])
+                dS = dS - read[t][..., None] * d[2][t][:, None]
+        G = dS
+    names = ("dr", "dw") if model == "rwkv7" else ("dq", "dg")
+    made |= {names[0]: dq, names[1]: dg if g.ndim == 3 else dg.sum(-1)}
+    return made | BACK[model](x, of)
+
+
+def row_inputs(model: str, T: int) -> dict[str, Any]:
+    r = np.random.default_rng(5)
+    H, K, V = 2, 16, 32
+
+    def unit() -> Any:
+        y = r.standard_normal((T, H, K)).astype(F4)
+        return y / np.linalg.norm(y, axis=-1, keepdims=True)
+
+    gate = -r.random((T, H, K)).astype(F4) / F4(10)
+    x = {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
+    if model == "dplr":
+        u = unit()
+        part = r.random((T, H, 1)).astype(F4)
+        return x | {"q": unit(), "k": unit(), "lr_a": -u, "lr_b": u * part, "g": gate}
+    if model == "rwkv7":
+        a = r.random((T, H, K)).astype(F4)
+        return x | {"r": unit(), "w": gate, "k": unit(), "kk": unit(), "a": a}
+    beta = r.random((T, H)).astype(F4)
+    return x | {"q": unit(), "g": gate[..., 0].copy(), "k": unit(), "p": unit(), "beta": beta}
+
+
+@pytest.mark.parametrize("model", OF_ROWS)
+@pytest.mark.parametrize("form, T", [("e4m3-row", 36), ("int8-block", 36), ("e5m2-head", 1)])
+def test_gradients_of_rows_in_short_states_have_bounds(model: str, form: str, T: int) -> None:
+    from test_recurrence import COMBA, RWKV7
+
+    own = {"rwkv7": {"recurrence": RWKV7}, "comba": {"recurrence": COMBA}}
+    said: dict[str, Any] = {"base": "fp32", "gate": "log", "design": f"recurrent,state={form}"}
+    said |= own.get(model, {"l2norm": False})
+    x = row_inputs(model, T)
+    found = deltaproof.judge(batch(x), batch(row_adjoint(model, x, form)), **said)
+    assert found.status == 0, found.text
+    for name, tensor in found.tensors.items():
+        assert tensor["ratio"] is not None and tensor["ratio"] <= 1, (name, tensor, found.text)
+    if T > 1:
+        wrong = row_adjoint(model, x, form, "scale of before")
+        assert deltaproof.judge(batch(x), batch(wrong), **said).status == 1

@@ -43,8 +43,9 @@ static sequence gathered(const problem *p, int i, const double *ring) {
         s.x[j] = calloc((size_t)(T * s.width[j] + 1), sizeof(double));
         for (int64_t t = 0; j != Q && t < s.old; t++)
             for (int64_t z = 0; z < s.width[j]; z++)
-                s.x[j][t * s.width[j] + z] = ring[z + s.row + t * (s.width[KEY] + s.width[VALUE] +
-                                                                   s.width[GATE] + s.width[BETA])];
+                s.x[j][t * s.width[j] + z] =
+                    ring[z + s.row +
+                         t * (s.width[KEY] + s.width[VALUE] + s.width[GATE] + s.width[BETA])];
         s.row += j == Q ? 0 : s.width[j];
         memcpy(s.x[j] + s.old * s.width[j], of[j] + p->cu[i] * s.width[j],
                sizeof(double) * (size_t)(s.n * s.width[j]));
@@ -57,8 +58,7 @@ static void keep(const sequence *s, int64_t held, double *ring) {
     for (int64_t t = 0; t < s->n; t++) {
         double *row = ring + (held + t) * s->row;
         for (int j = KEY; j < INPUTS; row += s->width[j++])
-            memcpy(row, s->x[j] + (s->old + t) * s->width[j],
-                   sizeof *row * (size_t)s->width[j]);
+            memcpy(row, s->x[j] + (s->old + t) * s->width[j], sizeof *row * (size_t)s->width[j]);
     }
 }
 
