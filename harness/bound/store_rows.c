@@ -24,11 +24,10 @@ static double beside(const row_place *a, dp_entry e, int reads, int of, int x) {
     return fabs(y);
 }
 
-/* What an entry's error makes in its factor `of`: of K channels, or a number, which adds channels
- * up. */
+/* The error of an entry's factor `of`: of K channels, or of a number, which adds channels up. */
 static double through(const row_place *a, dp_entry e, int reads, int of, double error) {
-    const int has = e.sign ? dp_entry_has(e, of) : 0, number = of == DP_INPUT_BETA ||
-                                                               of == DP_INPUT_NUMBER;
+    const int has = e.sign ? dp_entry_has(e, of) : 0,
+              number = of == DP_INPUT_BETA || of == DP_INPUT_NUMBER;
     double most = 0, sum = 0;
     for (int x = 0; x < a->p->K && has; x++) {
         const double y = beside(a, e, reads, of, x);

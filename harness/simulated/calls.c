@@ -662,8 +662,8 @@ static void plan_drafts(walk *w) {
     free(window);
 }
 
-/* Which sequences write their states, and which leave their tokens in rings. Of a prefix they share
- * a state. */
+/* Which sequences write their states, and which leave their tokens in rings. The state of a prefix
+ * is written. */
 static void plan_rings(const walk *w) {
     int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
     unsigned char *last = dp_calloc((size_t)w->p->Nseq, 1);
