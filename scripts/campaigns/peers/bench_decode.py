@@ -13,9 +13,10 @@ it is timed FLA's output is compared with an fp64 recurrence of the same inputs:
 
 import argparse
 import re
-import statistics
 import subprocess
 import sys
+
+from clocks import by_graph
 
 HEADS, WIDTH, CALLS = 32, 128, 8
 SHAPES = [(B, T) for T in (1, 4) for B in (1, 8, 32, 128)]
@@ -107,25 +108,7 @@ def time_fla(B, T, runs):
     got = steps[0]().reshape(want.shape).double()
     off = ((got - want).norm() / want.norm()).item()
 
-    def run():
-        for s in steps:
-            s()
-
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for i in range(-3, runs):
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record()
-        graph.replay()
-        b.record()
-        b.synchronize()
-        if i >= 0:
-            times.append(a.elapsed_time(b))
-    return 1e3 * statistics.median(times) / CALLS, off
+    return 1e6 * by_graph(torch, steps, runs), off
 
 
 def main():

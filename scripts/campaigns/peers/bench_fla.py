@@ -5,9 +5,9 @@ in one table: times, and bytes kept for the backward.
     python3 scripts/campaigns/peers/bench_fla.py build/gpu/bench_bwd [--runs 20] [--configs N] \\
         [--limit SECONDS]
 
-Medians of many runs after warm-up (CUDA events), K = V = 128, bf16, lower-bound gate, beta and L2
-norm in the kernel, every input larger than L2. Our times are
-those of `bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install
+Medians of many runs after warm-up (CUDA events, calls queued ahead), K = V = 128, bf16, lower-bound
+gate, beta and L2 norm in the kernel, every input larger than L2. Our times are those of
+`bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install
 flash-linear-attention); without them their column says why it is empty.
 
 FLA's kernels choose among up to some twenty configurations each, for every number of heads, and
@@ -22,6 +22,8 @@ import re
 import subprocess
 import sys
 import time
+
+from clocks import by_queue
 
 SHAPES = ((8192, 64), (131072, 8))
 
@@ -104,18 +106,10 @@ def fla_functions(T, HV, bias):
 
 
 def median(f, runs):
+    """ms of a call, the host ahead of the device: no gap between launches counts."""
     import torch
 
-    ms = []
-    for i in range(-3, runs):
-        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record()
-        f()
-        b.record()
-        b.synchronize()
-        if i >= 0:
-            ms.append(a.elapsed_time(b))
-    return sorted(ms)[runs // 2]
+    return 1e3 * by_queue(torch, f, runs)
 
 
 def child(args):
