@@ -67,7 +67,8 @@ def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metad
 # ---- FLA's chunk_kda, over the processes that torchrun started
 # ---------------------------------------------------------------------
 
-TOKENS = ("q", "k", "v", "g", "beta", "do")
+TOKENS = ("q", "k", "v", "g", "beta", "b", "w", "do")  # b, w: of GDN-2
+GRADIENTS = {"initial_state": "dh0", "b": "derase", "w": "dwrite"}  # others: d and the name
 
 
 def with_batch(name, t, T):
@@ -86,10 +87,13 @@ def flags(metadata):
         squeeze.get("l2norm", squeeze.get("qk", "")),
     )
     raw_gate = "softplus" in gate or "lower_bound" in gate
-    out = {
-        "use_gate_in_kernel": raw_gate,
-        "use_beta_sigmoid_in_kernel": "sigmoid" in beta,
-        "allow_neg_eigval": beta in ("sigmoid2", "2*sigmoid(beta)"),
+    out = {"use_gate_in_kernel": raw_gate}
+    if "sigmoid" in beta:
+        out |= {
+            "use_beta_sigmoid_in_kernel": True,
+            "allow_neg_eigval": beta in ("sigmoid2", "2*sigmoid(beta)"),
+        }
+    out |= {
         "use_qk_l2norm_in_kernel": norm in ("1", "yes", "l2norminsidekernel"),
     }
     if "lower_bound" in gate:
@@ -172,6 +176,8 @@ def join_ranks():
 
 def token_axis(tensors):
     """1 where the file has a batch axis of one sequence before its tokens, else 0."""
+    if "beta" not in tensors:
+        return int(tensors["q"].dim() > 3)
     beta = tensors["beta"]
     return int(beta.dim() > 1 and beta.shape[0] == 1)
 
@@ -179,7 +185,7 @@ def token_axis(tensors):
 def first_tokens(tensors, metadata, tokens, in_path):
     """(tensors, T), cut to the first `tokens` of them if that is not 0."""
     axis = token_axis(tensors)
-    T = max(tensors["beta"].shape[:2]) if axis else tensors["beta"].shape[0]
+    T = tensors["q"].shape[axis]
     if not tokens:
         return tensors, T
     if not 0 < tokens <= T or "cu_seqlens" in tensors or "cu_seqlens" in metadata:
@@ -211,19 +217,21 @@ def gradients_of(x, o, state, do, dht, ranks):
         (o,) if dht is None else (o, state), (do,) if dht is None else (do, dht.cuda())
     )
     return {
-        "dh0" if k == "initial_state" else f"d{k}": (gather if k in TOKENS else reduce)(
-            x[k].grad, ranks
-        )
+        GRADIENTS.get(k, f"d{k}"): (gather if k in TOKENS else reduce)(x[k].grad, ranks)
         for k in x
         if x[k].grad is not None
     }
 
 
 def function_of(tensors):
-    """FLA's function for a gate of this width."""
+    """FLA's function for these tensors and a gate of this width."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.kda import chunk_kda
 
+    if "b" in tensors:
+        from fla.ops.gdn2 import chunk_gdn2
+
+        return chunk_gdn2
     if tensors["g"].dim() > tensors["beta"].dim():
         return chunk_kda
     return chunk_gated_delta_rule
