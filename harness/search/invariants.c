@@ -63,6 +63,19 @@ static int keeps_signs(const dp_token_row *r, int set) {
            !(r->value.sign && (n + times_in(r->value, set)) % 2);
 }
 
+/* A difference means nothing where a multiple of the right results, or of states behind them,
+ * overflows. */
+static void unless_it_overflows(dp_check_work *w) {
+    const double room = w->s->base == DP_BASE_FP64 ? 0x1p900 : 0x1p90;
+    char why[96];
+    if (w->c->verdict != DP_FAIL) return;
+    const double most = dp_check_largest(w);
+    if (most <= room) return;
+    snprintf(why, sizeof why, "right results of up to %.3g may overflow when they are scaled",
+             most);
+    dp_check_skip(w, why);
+}
+
 /* Inputs of the set times c, and more of them; their gradients are as `by` has them, times own. */
 static dp_status times_set(dp_check_work *w, int set, int more, double c, double own, factors *by) {
     int input[NROWS_OF + 1], n = 0;
@@ -78,7 +91,10 @@ static dp_status times_set(dp_check_work *w, int set, int more, double c, double
             if (dp_result_fields[f].role == DP_ROLE_GRADIENT &&
                 (int)dp_result_fields[f].of == input[i])
                 by->of[f] = own;
-    return dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : dp_check_underflow(w, c));
+    const dp_status st =
+        dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : dp_check_underflow(w, c));
+    if (!st && c > 1) unless_it_overflows(w);
+    return st;
 }
 
 static dp_status scale_v(dp_check_work *w) {

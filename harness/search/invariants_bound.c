@@ -5,6 +5,7 @@
 #include "invariants_work.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 
 /* Seconds of one core that the fp64 reference and its bounds take, about. */
@@ -30,6 +31,25 @@ int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *
 
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
     return dp_check_bounds_there(w->s, w->p, why, size);
+}
+
+double dp_check_largest(const dp_check_work *w) {
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    dp_sim ref;
+    dp_err e = {0};
+    double most = 0;
+    if (reference_seconds(w->p) > AFFORDABLE || dp_sim_new_design(&ref, w->p, &exact, w->N, &e))
+        return 0;
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
+        const double *x = *dp_result_at(&ref.out, f);
+        int64_t rows, width;
+        dp_result_shape(w->p, f, &rows, &width);
+        for (int64_t i = 0; x && i < rows * width; i++)
+            most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
+    }
+    dp_sim_free(&ref);
+    return most;
 }
 
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {

@@ -77,6 +77,8 @@ void dp_check_skip(dp_check_work *w, const char *why);
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
 /* dp_check_bounds_there of w. */
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
+/* Largest entry of o and final_state in fp64; 0: too costly to know. */
+double dp_check_largest(const dp_check_work *w);
 /* The design that the subject is bounded by, which the problem decides where it has kernels for
  * some recurrences that others are not computed by. */
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p);

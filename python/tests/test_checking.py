@@ -1,5 +1,7 @@
 """What must hold between calls, and how two arrays differ."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,9 @@ from kernels import (
 )
 
 
+KEPT = ("o", "final_state")
+
+
 def verdicts(fn, **contract) -> dict[str, str]:  # noqa: ANN001, ANN003
     return {c.name: c.verdict for c in check(fn, base="fp32", **contract)}
 
@@ -25,6 +30,20 @@ def test_a_right_kernel_holds_everything() -> None:
     skipped = {"anticausality", "scale-do", "chunk-size"}
     skipped |= {"ranks", "exact-cp", "transpose", "ranks-bound"}
     assert {n: v for n, v in found.items() if v != "bitwise"} == dict.fromkeys(skipped, "skipped")
+
+
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_states_that_grow_leave_no_room_for_scaled_values(tmp_path: Path) -> None:
+    """Betas of 5 make states grow to 1e38 in 190 tokens, those of values times 8 in fewer."""
+    case = tmp_path / "grows.case"
+    case.write_text(
+        "reason = r\nsource = s\nop = kda\nT = 96\nK = 8\nV = 8\ng_scale = 0\n"
+        "beta_lo = 5\nbeta_hi = 5\n"
+    )
+    found = {c.name: c for c in check(kda, base="fp32", case=str(case), outputs=KEPT)}
+    assert not [c for c in found.values() if c.verdict == "fail"], found
+    why = found["scale-v"].why
+    assert found["scale-v"].verdict == "skipped" and "may overflow" in why, found
 
 
 def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
