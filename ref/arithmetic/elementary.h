@@ -8,8 +8,8 @@
  *   double    at most 1 ulp from the exact value; subnormal results too (ulp 2^-1074)
  *   float     at most 0.501 ulp: computed in double, rounded once
  * Special values are those of C (Annex F): NaN stays NaN, exp(-inf) = 0, exp(inf) = inf, log(0) =
- * -inf, log(x < 0) = NaN, log1p(-1) = -inf, log1p(-0) = -0, cbrt(-x) = -cbrt(x), hypot(inf, NaN) =
- * inf. errno and floating-point flags mean nothing.
+ * -inf, log(x < 0) = NaN. Likewise log1p(-1) = -inf, log1p(-0) = -0, cbrt(-x) = -cbrt(x),
+ * hypot(inf, NaN) = inf. The value of errno and the floating-point flags mean nothing.
  */
 #ifndef DP_ELEMENTARY_H
 #define DP_ELEMENTARY_H
@@ -25,7 +25,7 @@ double dp_log1p(double x);
 double dp_log2(double x); /* exact for powers of two */
 /* The real cube root, of either sign. */
 double dp_cbrt(double x);
-double dp_hypot(double x, double y); /* no overflow nor underflow on the way */
+double dp_hypot(double x, double y); /* no intermediate overflow nor underflow */
 /* The same in float: computed in double, rounded once. */
 float dp_expf(float x);
 /* cos and sin of x, |x| up to 2^20, each within 2^-51. */

@@ -3,20 +3,20 @@
  * dp_exp and dp_expf, since every lane is computed by itself.
  *
  * x = n ln 2 + r, |r| <= 0.34658; exp(x) = 2^n exp(r). n is rounded to nearest by adding and
- * subtracting 1.5 * 2^52. LN2_HI has 41 bits and |n| < 2^11, so n LN2_HI is exact, and so is x - n
- * LN2_HI (both are multiples of the smaller's last place, the difference is below 0.35).
+ * subtracting 1.5 * 2^52. LN2_HI has 41 bits and |n| < 2^11, so n LN2_HI is exact. So is x - n
+ * LN2_HI: both are multiples of the smaller's last place, and the difference is below 0.35.
  *
- * double: r + rl holds the reduced argument to 2^-86 (Fast2Sum). With p the Taylor sum of (exp(r) -
- * 1 - r) / r^2 to r^11/13!, truncation leaves 0.34658^14 / 14! = 4.1e-18 = 2^-57.8, at most 0.05
- * ulp of a result in [0.707, 1.415). y = 1 + r and its error d = r - (y - 1) are a
- * Fast2Sum, hence exact together; d + (rl (1 + r) + r^2 p) is below 0.07 and its evaluation errs by
- * less than 2^-57 (four roundings of quantities below 2^-3.8 and their parts): 0.0625 ulp of a
- * result below 1. The last addition adds 0.5. In all below 0.65 ulp. 2^n is applied in two factors:
- * the first product is exact, the second rounds only where the result is subnormal, once more by
- * half of its ulp, where the 0.65 has become at most 0.33: below 0.83 ulp.
+ * double: r + rl holds the reduced argument to 2^-86 (Fast2Sum). Let p be the Taylor sum of (exp(r)
+ * - 1 - r) / r^2 to r^11/13!. Truncation leaves 0.34658^14 / 14! = 4.1e-18 = 2^-57.8, at most 0.05
+ * ulp of a result in [0.707, 1.415). The sum y = 1 + r and its error d = r - (y - 1) are a
+ * Fast2Sum, hence exact together. The term d + (rl (1 + r) + r^2 p) is below 0.07. Its evaluation
+ * errs by less than 2^-57 (four roundings of quantities below 2^-3.8): 0.0625 ulp of a result below
+ * 1. The last addition adds 0.5. In all below 0.65 ulp. Two factors apply 2^n. The first product is
+ *    exact; the second rounds only where the result is subnormal. It rounds by half of that ulp,
+ *    where the 0.65 has become at most 0.33: below 0.83 ulp.
  *
- * float: everything in double with the Taylor sum to r^9/9!: truncation leaves 0.34658^10 / 10! =
- * 2^-37.1, relative, 2^-36.6 of the result; that is 2^-12 ulp of a float on top of its one
+ * The float form computes in double, with the Taylor sum to r^9/9!. Truncation leaves 0.34658^10 /
+ * 10! = 2^-37.1 relative, 2^-36.6 of the result. That adds 2^-12 ulp of a float to its one
  * rounding. 2^n is an exact factor in double, so subnormal floats are rounded once as well.
  */
 #ifndef DP_ELEMENTARY_CORE_H

@@ -1,8 +1,8 @@
 /* ref/arithmetic/isa.h - the instruction sets that hot loops are compiled for, and which of them
  * runs.
  *
- * Every version of a loop makes the same bits: operations on one entry have a stated order, and
- * vectors only decide how many entries go at a time. The choice is the widest that the CPU has;
+ * Every version of a loop makes the same bits: operations on one entry have a stated order. Vectors
+ * only decide how many entries are computed at once. The widest version that the CPU has runs.
  * DP_ISA=plain, avx2 or avx512 in the environment of the program narrows it, to see that nothing
  * changes.
  *

@@ -1,15 +1,15 @@
 /* ref/arithmetic/mm.h - matrix products in a number format.
  *
  * C [m][n] = op(A) op(B), row-major and dense: A is [m][k] (or [k][m] when ta), B [k][n] (or [n][k]
- * when tb). Values are doubles; for every format but fp64 the operands are rounded to the format
- * (fp32, bf16st: to fp32), multiplied and accumulated in fp32 (products of bf16 or tf32 operands
- * are exact in fp32), and the result is a double that holds an fp32 number (a bf16 number for
- * bf16st).  Guarantee: |C - op(A)op(B)| <= dp_eta(f, k) |op(A)||op(B)|  barring underflow (math.md
- * j.1) C must not overlap A or B.
+ * when tb). Values are doubles. For every format but fp64 the operands are rounded to the format
+ * (fp32, bf16st: to fp32), multiplied and accumulated in fp32. Products of bf16 or tf32 operands
+ * are exact in fp32. The result is a double that holds an fp32 number (a bf16 number for bf16st).
+ * Guarantee: |C - op(A)op(B)| <= dp_eta(f, k) |op(A)||op(B)|  barring underflow (math.md j.1) C
+ * must not overlap A or B.
  *
- * dp_mm takes the sums in the order of ref/arithmetic/product.h, so its bits are the same
- * everywhere; tf32x3 is three such sums, lo*hi and hi*lo added first, hi*hi added to them.
- * dp_mm_by: the same by one of ref/arithmetic/linear.h.
+ * Sums of dp_mm have the order of ref/arithmetic/product.h, so its bits are the same everywhere. In
+ * tf32x3 it makes three such sums: lo*hi and hi*lo are added first, hi*hi to them. The function
+ * dp_mm_by does the same by one of ref/arithmetic/linear.h.
  */
 #ifndef DP_MM_H
 #define DP_MM_H

@@ -32,7 +32,7 @@ static inline mp_array mp_alloc(int64_t n, mpfr_prec_t prec) {
         mpfr_custom_init_set(mp_at(a, i), MPFR_ZERO_KIND, 0, prec, mp_at(a, i) + 1);
     return a;
 }
-/* Of what mp_alloc returned, once; views of it are void then. */
+/* Frees an array of mp_alloc, once; views of it are void then. */
 static inline void mp_free(mp_array *a) {
     free(a->mem);
     a->mem = NULL;

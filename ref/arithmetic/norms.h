@@ -7,7 +7,8 @@
 extern "C" {
 #endif
 
-/* Of n numbers, none of whose squares overflows or is lost; not finite: that number's size. */
+/* Norm of n numbers, none of whose squares overflows or is lost. If one is not finite: that
+ * number's size. */
 double dp_norm_fro(int64_t n, const double *A);
 /* Upper bound of the spectral norm, proven (spectral.h): at most 2 (n + 2)^2 2^-52
  * and 2 m 2^-52 |A|_F^2 / |A|_2^2 above it, relatively. */

@@ -6,9 +6,9 @@
  * + fl(A[i][x] B[x][j])),  x = 0 .. k-1          one rounding a product, one a sum, nothing fused
  *     dp_mul_*      C = s
  *     dp_add_mul_*  C = fl(C + fl(alpha s))
- * So the bits depend on neither the CPU, nor blocking, nor threads.
- * Guarantee, barring underflow: |s - op(A) op(B)| <= gamma_k |op(A)||op(B)|      (Higham, Accuracy
- * and Stability, 3.5) C must not overlap A or B. m, n, k may be 0.
+ * So the bits depend on neither the CPU, nor blocking, nor threads. Guarantee, barring underflow:
+ * |s - op(A) op(B)| <= gamma_k |op(A)||op(B)| (Higham, Accuracy and Stability, 3.5). C must not
+ * overlap A or B. Each of m, n, k may be 0.
  */
 #ifndef DP_PRODUCT_H
 #define DP_PRODUCT_H

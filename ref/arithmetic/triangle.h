@@ -12,9 +12,8 @@
  *                       above the diagonal
  *
  * One rounding a product, one a difference, nothing fused; the bits depend on neither the CPU nor
- * blocking. Guarantee, barring underflow: every column solves (L + dL) x = b with
- * |dL| <= gamma_n |L| (Higham, Accuracy and Stability, 8.5), hence |L T - I| <= gamma_n |L||T|
- * (14.2).
+ * blocking. Guarantee, barring underflow: every column solves (L + dL) x = b with |dL| <= gamma_n
+ * |L| (Higham, Accuracy and Stability, 8.5). Hence |L T - I| <= gamma_n |L||T| (14.2).
  */
 #ifndef DP_TRIANGLE_H
 #define DP_TRIANGLE_H

@@ -59,16 +59,16 @@ static inline double dp_pw(const dp_rounding *r, double x) {
 dp_rounding dp_rounding_of(dp_base b, int p);
 /* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
  * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
- * that. With keys=scored kg has two decays and two stores, and an exponential's error more.
- * beta=inverse rounds T B and Kgam, V where the default rounds T and B Kgam, B V: as often. */
+ * that. With keys=scored kg has two decays, two stores, and an exponential's error more. With
+ * beta=inverse T B and Kgam, V are rounded, by default T and B Kgam, B V: as often. */
 dp_rounding dp_rounding_of_design(const dp_design *d, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V); /* entries of e */
 int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b */
 /* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p =
  * 1: columns, or one number. */
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n);
-/* Of a state and of a product of the chain: p = 2 the larger of what their entries and their
- * covariance say. */
+/* The norm of the error of a state, or of a product of the chain. With p = 2: the larger of the
+ * norms that their entries and their covariance give. */
 double dp_state_error_norm(const dp_rounding *r, int K, int V, const double *e);
 double dp_chain_error_norm(const dp_rounding *r, int K, const double *b);
 /* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 +
@@ -85,8 +85,8 @@ typedef struct {
     const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
-    const double *held; /* [K] how many chunks of the head have this chunk's decay, each with the
-                         * same error of it, which add up like their number; NULL: 1 */
+    const double *held; /* [K] number of the head's chunks that have this chunk's decay. Each has
+                         * the same error of it, so the errors add up like their number. NULL: 1 */
 } dp_input_error;
 
 typedef struct {
@@ -96,8 +96,8 @@ typedef struct {
     /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
     double *Dexp, *Dend;
     double *DeC; /* [K] */
-    /* [K] of eC as it carries states, for p = 2 with all chunks that have the same: (sum of n equal
-     * errors)^2 <= n times the sum of their squares */
+    /* [K] error of eC as it carries states, for p = 2, over all chunks with the same decay: (sum of
+     * n equal errors)^2 <= n times the sum of their squares */
     double *DeC_held;
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
@@ -113,8 +113,8 @@ typedef struct {
 
 /* Fills *b with what the stages before the state add to a chunk; in: errors of its inputs. */
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
-/* One stage alone: what solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L
- * and Akk are exact; all else is 0 or not set. */
+/* Errors that solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L and Akk are
+ * exact. All else is 0 or not set. */
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
 /* After it: every intermediate of the chunk is exact from here on, DM is what forming M_c adds. */
 void dp_bound_exact(dp_chunk_bound *b);
@@ -125,35 +125,36 @@ void dp_bound_free(dp_chunk_bound *b);
  * reference v_new, NULL: computed).
  * DX (may be NULL): [n][V] local error of v_new, what does not come through e. */
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DX);
-/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. p = 2 only: the
- * worst case of a row is far above it. */
+/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. For p = 2 only,
+ * since the worst case of a row is far above it. */
 void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX, double *row);
 /* The backward twins: dS is the reference gradient after the chunk, e its error bound on entry,
  * that before the chunk on return. */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdX);
-/* Gradients of the activated inputs, squares, p = 2 only: row bounds (2-norm) dq [c], dk [n], dv
- * [n]; entrywise dg [c][K], dbeta [n]. eS, edS: error of h and dh; DX, DdX: local errors. */
+/* Squares of errors of gradients of the activated inputs, for p = 2 only. Row bounds (2-norm): dq
+ * [c], dk [n], dv [n]; entrywise: dg [c][K], dbeta [n]. The arguments eS, edS are errors of h and
+ * dh; DX, DdX are local errors. */
 /* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and
  * dg [c][K], dbeta [n] themselves. */
 /* edq [c][K], edk [n][K], edv [n][V]: NULL, or the rows of dq, dk, dv entry by entry. */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv;
-    /* [n][K], [n][V]: errors of the gradients of erasing keys (dk is then of the writes alone),
-     * reference values of those and of dv; NULL: not wanted */
+    /* [n][K], [n][V]: errors of the gradients of erasing keys (dk is then of the writes alone).
+     * Reference values of those and of dv. NULL: not wanted */
     double *ederasing, *vderasing, *vdv;
 } dp_grad_bound;
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
                     const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
-/* C [K][K] <- M C M' (trans: M' C M) + A' diag(s) A + diag(d): sum over columns of the covariance
- * of an error's rows, after M; s [n] sums of squares of errors that come through A [n][K], d [K] of
- * those of the rows themselves. */
+/* C [K][K] <- M C M' (trans: M' C M) + A' diag(s) A + diag(d). C is the covariance of an error's
+ * rows, summed over columns, after M. Sums of squares: s [n] of errors that come through A [n][K],
+ * d [K] of those of the rows themselves. */
 void dp_bound_covariance(int K, int trans, const double *M, int n, const double *A, const double *s,
                          const double *d, double *C);
 
-/* A factor diag(eC) - A' B and where its error comes from: A = kg and B = w, the other way round
- * (and DF transposed) in the chain of dM. Points into b. */
+/* A factor diag(eC) - A' B and the sources of its error: A = kg and B = w. In the chain of dM they
+ * are exchanged, and DF is transposed. Points into b. */
 typedef struct {
     int n, trans;
     const double *A, *B, *DA, *DB, *DF;
@@ -169,8 +170,8 @@ dp_factor_error dp_factor_error_of(const dp_chunk_bound *b, int trans);
  *             and C <- M C M' + A' diag(sum of DB |P_k|^2) A + diag(the rest), the covariance of
  *             the rows of the error, summed over columns: exact where the roundings of A, B and the
  *             product do not know of each other, which b is only while M mixes few of its entries
- * b: one number (p = 1); b [K][K] and C [K][K]. x: where DM comes from, p = 2 only.
- * bias [1] (probable only): running worst case of truncated operands,
+ * b: one number (p = 1); b [K][K] and C [K][K] (p = 2). x: the sources of DM, for p = 2 only. For
+ * probable bounds only, bias [1]: running worst case of truncated operands,
  *   bias <- mu bias + 2 u_op | |M||P| |_F, else untouched. */
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
                          const double *DM, const dp_factor_error *x, double mu, const double *P,
@@ -182,8 +183,8 @@ typedef struct {
     const double *b;
     double bias;
 } dp_computed_product;
-/* P <- M P of two computed products (the scan over ranks, math.md g.3), P the reference, b and bias
- * its error before, that of M P on return.
+/* P <- M P of two computed products (the scan over ranks, math.md g.3). P is the reference, b and
+ * bias are its error before; on return all are of M P.
  *   sound     b' = (|M|_2 + |dM|) b + |P|_2 |dM| + 3 K^2 tiny
  *             + eta ( | |M||P| |_F + | |M| |_2 b + | |P| |_2 |dM| + |dM| b )
  *   probable  b' = M^2 b + bM P^2 + what rounding the product costs (as in a step of the chain);
@@ -191,7 +192,7 @@ typedef struct {
  *             bias' = |M|_2 bias + |P|_2 bias_M + 2 u_op | |M||P| |_F, the last where truncated */
 void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
                       const double *P, double *b, double *bias);
-/* What is sent as a payload (ref/vocabulary/exchange.h), u the unit roundoff of a number of it; the
+/* Error of a payload (ref/vocabulary/exchange.h); u is the unit roundoff of its numbers. The
  * computed number that is rounded is its reference with the error before.
  *   a state   sound: e + u (|S| + e) + K tiny, column by column; probable: e + (u S)^2
  *   M         the same of M; of M - I: u |M - I|, and one rounding of the arithmetic each where I
@@ -203,9 +204,9 @@ void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_compute
 void dp_bound_sent_state(const dp_rounding *r, dp_payload p, int K, int V, const double *S,
                          double *e);
 void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M, double *b);
-/* One merge step S <- M S + H with computed M, H (math.md j.6): e error before, b error of M, bias
- * >= |truncation's part of it|_F (p = 2; spread over the column once evenly and once like |M||S|,
- * which truncation shrinks), eH error of H; fp32 or fp64 product. */
+/* One merge step S <- M S + H with computed M and H in fp32 or fp64 (math.md j.6). Errors: e before
+ * the step, b of M, eH of H. For p = 2 bias >= |truncation's part of M's error|_F. It is spread
+ * over the column once evenly and once like |M||S|, which truncation shrinks. */
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e);

@@ -4,14 +4,14 @@
 #define DP_BOUND_GRAD_ROWS_H
 #include "bound.h"
 
-/* What enters a chunk: errors of its state and of its state's gradient, of X and of dv_new. */
+/* The errors that enter a chunk: of its state, of its state's gradient, of X and of dv_new. */
 typedef struct {
     const double *eS, *edS, *DX, *DdX;
 } dp_grad_input_error;
 
-/* [n][V] each. X, dZ, E, dE: p-th powers of their errors; X1, dZ1, E1, dE1: what the shared parts
- * of eS and edS add, which counts linearly in sums over v; pX, aX, aE, adZ, adE: p-th power and
- * absolute values; dEv: dE itself. */
+/* [n][V] each. X, dZ, E, dE: p-th powers of their errors. X1, dZ1, E1, dE1: parts from shared
+ * errors of eS and edS, which count linearly in sums over v. The others: pX, aX, aE, adZ, adE are
+ * p-th powers and absolute values, dEv is dE itself. */
 typedef struct {
     double *X, *dZ, *E, *dE, *X1, *dZ1, *E1, *dE1, *pX, *aX, *aE, *adZ, *adE, *dEv;
 } dp_grad_rows;

@@ -7,16 +7,16 @@
 /* >= exp(d); above it by less than 2^-29, relatively, from 1e-304 to exp(700) */
 double dp_exp_up(double d);
 
-/* Of pair (s, i), channel by channel: e >= exp(gcum_s - gcum_i); error: relative error of the exp
- * that a subject forms. */
+/* Pair (s, i), channel by channel. e >= exp(gcum_s - gcum_i); error: relative error of the exp that
+ * a subject forms. */
 void dp_bound_pair(const dp_chunk_bound *b, int s, int i, double *e, double *error);
 
 /* In-chunk parts of dq, dk_read, dk_write, pair by pair, from the adjoints dL [n][n], dP [c][n] and
- * their errors; p = 2 alone. They are added to D of the three K-vector sums q [c][K], r, w [n][K];
- * for dg: of the pair sums at t, pair [c][K], and of the roundings made at a token, round [c][K].
- * At most 2 c R + 2 terms each. A sum costs sum_error of the sum of absolute values, added term by
- * term; the terms' errors are independent and so is, up to the growth of the partial sum, the
- * summation's. Terms are added in the order s last to first, i, m, j. */
+ * their errors; p = 2 alone. They are added to D of the three K-vector sums q [c][K], r, w [n][K].
+ * For dg they are added to the pair sums at t, pair [c][K], and to the roundings made at a token,
+ * round [c][K]. At most 2 c R + 2 terms each. A sum costs sum_error of the sum of absolute values,
+ * added term by term. The terms' errors are independent. So is the error of summation, up to the
+ * growth of the partial sum. Terms are added in the order s last to first, i, m, j. */
 typedef struct {
     const double *dL, *DdL, *dP, *DdP;
 } dp_pair_grads;

@@ -1,36 +1,35 @@
-/* ref/bound/drop.h - what a kernel may lose that drops states which gates have attenuated: its
- * claim is that it leaves out the state before token c at token t only where what is left of any
- * state is below E = 2^-bits.
+/* ref/bound/drop.h - the loss of a kernel that drops attenuated states. Its claim: at token t it
+ * leaves out the state before token c only if at most E = 2^-bits of any state is left.
  *
- * What is left. S_t = (I - sum_j beta_j k_j k_j') diag(exp g_t) S_{t-1} + ..: a step multiplies the
- * 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the first
- * factor, which is 1 where sum_j beta_j |k_j|^2 <= 2; where keys read in turn it is a product over
- * them, and 1 where each beta_j |k_j|^2 <= 2. So from c to t at most
+ * Attenuation. A step is S_t = (I - sum_j beta_j k_j k_j') diag(exp g_t) S_{t-1} + .. It multiplies
+ * the 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the
+ * first factor. That norm is 1 where sum_j beta_j |k_j|^2 <= 2. Where keys read in turn the factor
+ * is a product over them; its norm is 1 where each beta_j |k_j|^2 <= 2. So from c to t at most
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
- * is left, and by the same steps transposed of a gradient on its way back. The largest channel's
- * SUM is no bound: keys move the state between channels (keys = moved, ref/inputs/inputs_moved.c).
- * Where a step of a recurrence with beta is no contraction nothing before it may be dropped after
- * it. GDN-2 erases with keys e that are not along k: its first factor is I - k e', of norm
+ * is left of a state. The transposed steps leave at most as much of a gradient. The largest
+ * channel's SUM is no bound: keys move the state between channels (keys = moved,
+ * ref/inputs/inputs_moved.c). Where a step of a recurrence with beta is no contraction nothing
+ * before it may be dropped after it. GDN-2 erases with keys e that are not along k: its first
+ * factor is I - k e', of norm
  *     n_t = (w + sqrt(w^2 + 4 (1 - k' e))) / 2 or 1, the larger one, w = |k||e|,
- * and A has the product of exp(g) n. So A may rise again; what was dropped while it was below E
- * stays dropped, so that D_t is over the c for which A(s, c) <= E at some s up to t. GLA and SSD
- * erase nothing: n = 1.
+ * and A has the product of exp(g) n. So A may rise again. A state dropped while A was below E stays
+ * dropped, so D_t is over the c for which A(s, c) <= E at some s up to t. GLA and SSD erase
+ * nothing: n = 1.
  *
- * What is lost. A result is linear in each state, so what it loses is what the dropped state would
- * have added: at token t at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state
- * (B_t of its gradient), and from that by norms (math.md d, R = 1; sums over j else)
+ * Loss. A result is linear in each state, so it loses the contribution of the dropped state. At
+ * token t that is at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state (B_t
+ * of its gradient). Norms give the rest (math.md d, R = 1; sums over j else)
  *     o      scale |q| D                    dq     scale |do| D
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
  *     dg     n (|dS| D' + B |S'| + B D')    S' the decayed state, D' = D its lack, r = v - S' k
- * In turn S' and r are of the state that the key reads; of a contraction its gradient is no larger.
- * GDN-2: r = write o v - S' e; derase |k|_max L, L = D' |dr| + |S'| |k| B + D' |k| B what the
- * gradient of e loses; dk (B |r| + |dS| |e| D') + |erase|_max L; dv |write|_max |k| B and dwrite
- * |v|_max |k| B.
- * DPLR: nothing may be lost.
- * dA_log and ddt_bias sum what dg may lose, with the gate's slopes; gradients of raw inputs get the
- * slopes and norms of their activations. In fp64, from the inputs alone.
- * A kernel whose dg is a sum of others' differences over a chunk may lose more of it than this.
+ * In turn S' and r are of the state that the key reads. For a contraction its gradient is no
+ * larger. GDN-2: r = write o v - S' e. The gradient of e loses L = D' |dr| + |S'| |k| B + D' |k| B.
+ * Then derase loses |k|_max L, dk (B |r| + |dS| |e| D') + |erase|_max L, dv |write|_max |k| B and
+ * dwrite |v|_max |k| B. DPLR: nothing may be lost. The sums dA_log and ddt_bias lose the loss of dg
+ * times the gate's slopes. Gradients of raw inputs get the slopes and norms of their activations.
+ * In fp64, from the inputs alone. A kernel whose dg is a sum of others' differences over a chunk
+ * may lose more of it than this.
  */
 #ifndef DP_DROP_H
 #define DP_DROP_H
@@ -49,9 +48,9 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
 /* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
-/* log2 of what is left at most, by the sum over tokens of the largest channel gate and of log n,
- * and by the largest channel's sum, which bounds nothing, of a state of value head hv from token c
- * to t. */
+/* Of a state of value head hv, from token c to t. log2 of the largest share left, by the sum over
+ * tokens of the largest channel gate and of log n. Beside it the largest channel's sum, which
+ * bounds nothing. */
 typedef struct {
     double bound, channel;
 } dp_attenuation;

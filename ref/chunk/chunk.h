@@ -1,14 +1,14 @@
 /* ref/chunk/chunk.h - the chunkwise block-triangular solver for general R, forward and backward
- * (math.md e, f), over the project's own products and solves, or over LAPACKE and CBLAS (`linear`;
+ * (math.md e, f). It uses the project's own products and solves, or LAPACKE and CBLAS (`linear`;
  * ref/arithmetic/linear.h).
  *
  * One dp_chunk is one chunk of one value head: c <= 64 tokens, n = c R rows, row (s, j) = s R + j.
- * Every intermediate is a named row-major array of doubles; under base fp32 they hold fp32 numbers,
- * under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
- * Exponents are pairwise, masked before exp: of any g <= 0 nothing exceeds 1 (math.md e.1).
- * The gate of GDN is expanded to K equal channels; the caller sums dg over them.
- * Where a token erases along other keys than it writes (GDN-2: erase o k, with values write o v and
- * beta = 1), `erasing` holds them; L, Kgam and w are of those, Aqk and kg of the keys.
+ * Every intermediate is a named row-major array of doubles. Under base fp32 they hold fp32 numbers.
+ * Under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
+ * Exponents are pairwise, masked before exp: of any g <= 0 nothing exceeds 1 (math.md e.1). The
+ * gate of GDN is expanded to K equal channels; the caller sums dg over them. `erasing` holds the
+ * erasing keys where a token erases along other keys than it writes (GDN-2: erase o k, with values
+ * write o v and beta = 1). L, Kgam and w are of the erasing keys, Aqk and kg of the keys.
  */
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
@@ -38,8 +38,8 @@ typedef struct {
     double *beta;    /* [n] */
     /* intra */
     double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
-    double *L;       /* [n][n]  strictly block lower, in turn strictly lower:
-                        k_s o exp(gcum_s - gcum_i) . k_i */
+    double *L;       /* [n][n]  strictly block lower; if keys read in turn, strictly lower:
+                      *                         k_s o exp(gcum_s - gcum_i) . k_i */
     double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
     double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for
                         design.fold_beta (by_inverse alone) */
@@ -59,9 +59,9 @@ typedef struct {
                      whoever needs them first; NULL: formed anew each time */
 } dp_chunk;
 
-/* Fills all intra fields. Strides are in doubles: q token stride sq, and so on; k, v rows of one
- * token are contiguous over j with
- * [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates; free with dp_chunk_free. */
+/* Fills all intra fields. Strides are in doubles: q token stride sq, and so on. Rows of k and v of
+ * one token are contiguous over j with [R][K] and [R][V]; beta [R]. Kg is 1 for GDN. Allocates;
+ * free with dp_chunk_free. */
 typedef struct {
     const double *q, *k, *v, *g, *beta;
     const double *erasing; /* NULL: the keys; else as k, stride se */
@@ -72,9 +72,9 @@ typedef struct {
 /* All of it; *ch is written whole. */
 void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                    const dp_chunk_in *in);
-/* dp_chunk_prep in its stages, each in the formats of ch->base at the time of the call: begin
- * allocates and copies the inputs (arrays are zeros); intra: gcum, L, Aqk;  solve: Akk (when
- * by_inverse);  wy: eC, kgam, kg, qg, w, u. */
+/* The stages of dp_chunk_prep, each in the formats of ch->base at the time of the call. begin
+ * allocates and copies the inputs (arrays are zeros). intra: gcum, L, Aqk; solve: Akk (when
+ * by_inverse); wy: eC, kgam, kg, qg, w, u. */
 /* The design that its next stages compute by. */
 void dp_chunk_set_design(dp_chunk *ch, const dp_design *design);
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
@@ -102,10 +102,10 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout);
 /* dv_new = dv_local + kg dS, dS <- eC o dS + scale qg' do - w' dv_new. dv_new NULL: it is not
  * kept. */
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new);
-/* All input gradients of the chunk from h, v_new, dh, dv_new. dq [c][K], dk [n][K], dv [n][V], dg
- * [c][K], dbeta [n], derasing [n][K] (NULL without erasing keys; dk is then of the writes alone).
- * S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg = 1: by the
- * cancellation-free pair sums (math.md f). */
+/* All input gradients of the chunk from h, v_new, dh, dv_new. Shapes: dq [c][K], dk [n][K], dv
+ * [n][V], dg [c][K], dbeta [n], derasing [n][K]. Without erasing keys derasing is NULL; with them
+ * dk is of the writes alone. S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg
+ * = 1: by the cancellation-free pair sums (math.md f). */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *derasing;
 } dp_chunk_grad;

@@ -2,9 +2,9 @@
  * e.1):
  *     K_plus = exp(gcum) o k,   K_minus = exp(-gcum) o k,   L = K_plus K_minus', masked
  *     S_c = F_c o (S_0 + sum of K_minus' X),   F_c = exp(gcum of the last token)
- * products over the chunk's linear algebra, every step in the formats of the base. Right in exact
- * arithmetic, and until exp(-gcum) overflows as good as pairs: in fp32 where gates of a chunk sum
- * to less than -88.72, g = -1.386 a step over 64 tokens; in fp64 at -709, -11.09 a step. Behind
+ * products over the chunk's linear algebra, every step in the formats of the base. In exact
+ * arithmetic this is right. It is as good as pairs until exp(-gcum) overflows. In fp32 gates of a
+ * chunk may sum to -88.72, g = -1.386 a step over 64 tokens; in fp64 to -709, -11.09 a step. Behind
  * that an infinity, or 0 times one, stands in the results. */
 #ifndef DP_CHUNK_FACTORED_H
 #define DP_CHUNK_FACTORED_H

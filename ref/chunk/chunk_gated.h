@@ -8,8 +8,8 @@
  *     score   = sum_k round(q_s exp(gcum_s - gcum_a)) round(k_i exp(gcum_a - gcum_i))
  * with operands rounded to its factors (scores=tf32: to tf32), products and sums in fp32. The
  * backward uses the same operands, and dP and dL rounded as they are. A channel in which one of the
- * two decays lies beyond 2^110 either way is formed pair by pair in fp32, as kernels whose gates
- * have no lower bound do it. ch->base must not be fp64.
+ * two decays lies beyond 2^110 is formed pair by pair in fp32. Kernels whose gates have no lower
+ * bound do so. The field ch->base must not be fp64.
  */
 #ifndef DP_CHUNK_GATED_H
 #define DP_CHUNK_GATED_H
@@ -20,18 +20,18 @@ extern "C" {
 
 #define DP_ANCHORS 4
 
-/* Channel x of a key of token t as it stands in the scores, rounded with its decay from the anchor
- * of its block; *left: the decay from there to the end of the chunk. Where that operand would leave
- * the range (above), the key itself, and *left stays as it is. */
+/* Channel x of a key of token t in the scores, rounded with its decay from the anchor of its block.
+ * *left: the decay from the anchor to the end of the chunk. Where that operand would leave the
+ * range (above), the key itself, and *left stays as it is. */
 double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left);
 
 /* ch->L and ch->Aqk (before it is stored). */
 void dp_gated_forward(dp_chunk *ch);
 
-/* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], dk read and dk write [n][K], and
- * of the adjoint of gcum, dgam [c][K]. An adjoint is multiplied by the row itself: one
- * rounding of a pair stays in the reverse sum of dg (math.md f). scores=paired: by the rounded
- * operand, so that a pair of tokens cancels, as our k_grad does. */
+/* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], of dk read and dk write [n][K],
+ * and of dgam [c][K], the adjoint of gcum. An adjoint is multiplied by the row itself, so one
+ * rounding of a pair stays in the reverse sum of dg (math.md f). With scores=paired it is
+ * multiplied by the rounded operand, so that a pair of tokens cancels, as in our k_grad. */
 typedef struct {
     const double *dL, *dP;
     double *dq, *dk_read, *dk_write, *dgam;

@@ -1,12 +1,12 @@
 /* ref/chunk/chunk_pair.h - the pairwise parts of the chunk form (ref/chunk/chunk.h), in fp64 for
  * base fp64 and in fp32 for the others; used by chunk.c alone.
  *
- * Order of operations, part of the definition: e = exp(gcum_s - gcum_i) entry by entry
- * (ref/arithmetic/elementary.h); ek = e k_i; a sum over the K channels is 16 running sums, sum l
- * over channels l, l + 16, .. from +0, then sum l + sum (l + 8), + 4, + 2, + 1. Sums over pairs run
- * over s from last to first, i from first to s, m, then j. So the bits depend on neither the CPU
- * nor the width of its vectors. Error of a sum of K terms: at most gamma_(K+2) of the sum of
- * absolute values, as for any order.
+ * The order of operations is part of the definition. First e = exp(gcum_s - gcum_i) entry by entry
+ * (ref/arithmetic/elementary.h), then ek = e k_i. A sum over the K channels is 16 running sums: sum
+ * l over channels l, l + 16, .. from +0. They are added as sum l + sum (l + 8), + 4, + 2, + 1. Sums
+ * over pairs run over s from last to first, i from first to s, m, then j. So the bits depend on
+ * neither the CPU nor the width of its vectors. Error of a sum of K terms: at most gamma_(K+2) of
+ * the sum of absolute values, as for any order.
  */
 #ifndef DP_CHUNK_PAIR_H
 #define DP_CHUNK_PAIR_H
@@ -15,7 +15,7 @@
 void dp_pair_fwd(dp_chunk *ch); /* L and Aqk */
 
 /* From dL [n][n] and dP [c][n] (adjoint of Aqk / scale, scale included): the in-chunk parts of dq,
- * dk read, dk write, added in. pair [c][K] (may be NULL): sum over i < t <= s of c[s,i,:], the
+ * dk read and dk write, added in. pair [c][K] (may be NULL): sum over i < t <= s of c[s,i,:], the
  * cancellation-free part of dg_t. */
 typedef struct {
     const double *dL, *dP;

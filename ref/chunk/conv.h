@@ -48,8 +48,8 @@ static inline double **dp_conv_result_at(dp_conv_result *r, int result) {
 int dp_conv_result_exists(const dp_conv *c, int result);
 void dp_conv_result_shape(const dp_conv *c, int result, int64_t *rows, int *width);
 
-/* Rank `rank` of N: its tokens, of several parts one behind the other. x and dy are its own, which
- * dp_conv_part_free frees; it borrows the rest. */
+/* Rank `rank` of N: its tokens, parts one behind the other. It owns x and dy, which
+ * dp_conv_part_free frees, and borrows the rest. */
 dp_conv dp_conv_part(const dp_conv *c, int N, int rank);
 void dp_conv_part_free(dp_conv *part);
 /* Its rows of a result of one row a token, to their places in that of all. */
@@ -61,25 +61,24 @@ void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
 void dp_conv_result_free(dp_conv_result *r);
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
-/* Over N simulated ranks: halo of m = min(W-1, pre_num_conv_tokens) tokens gathered from as many
- * ranks as it spans; only m rows of gradient flow back; dw, dbias summed over ranks. Any local
- * length, also L < W-1. DP_EINPUT if T % N. Owned in another way (own.h): N parts.
- * Every product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32
- * arithmetic that stores y and dx in bf16.
- * Results are the same bits for any number of threads. */
+/* Over N simulated ranks. The halo of m = min(W-1, pre_num_conv_tokens) tokens comes from as many
+ * ranks as it spans. Only m rows of gradient flow back; dw and dbias are summed over ranks. Any
+ * local length, also L < W-1. DP_EINPUT if T % N. With another ownership (own.h): N parts. Every
+ * product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32 arithmetic
+ * that stores y and dx in bf16. Results are the same bits for any number of threads. */
 typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
 /* The simulated ranks; every array of *r that exists is written. */
 dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
-/* The rank of peers alone, the same bits: `part` has its tokens (T of them) and the cu of all, *r
- * room for its tokens; halo, its gradient and the sums go by messages. */
+/* The rank of peers alone, with the same bits. `part` has its tokens (T of them) and the cu of all,
+ * *r room for its tokens. Messages carry the halo, its gradient and the sums. */
 dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
                        dp_conv_result *r, dp_err *e);
 /* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that
  * last rounding; inf: nothing proven). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);
-/* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T; any
- * order of summation inside a rank and over ranks, with or without FMA (derivation in
- * conv_bound.c). inf where an input is not finite or lies beyond the format's range. */
+/* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T. It
+ * holds for any order of summation, with or without FMA (derivation in conv_bound.c). It is inf
+ * where an input is not finite or lies beyond the format's range. */
 void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
 /* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels
  * compute it; pol fp32 or bf16. */

@@ -21,7 +21,7 @@ typedef struct {
     int rank; /* singular values that a payload of low rank keeps */
 } dp_exchange_size;
 
-/* Of a link and a card. */
+/* A connection and a card. */
 typedef struct {
     double latency_s, bytes_per_s, flops_per_s;
 } dp_exchange_machine;
@@ -36,8 +36,9 @@ typedef struct {
 dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
                                        const dp_exchange_machine *m);
 
-/* Bytes that a rank sends from and receives into: all pairs of a gather, its own of windows, two of
- * a scan, two states where one is handed on, of heads the tokens that leave and those that come. */
+/* Bytes that a rank sends from and receives into. A gather has all pairs, windows the own ones, a
+ * scan two, an exchange that passes a state on two states. heads has the tokens that leave and
+ * those that arrive. */
 double dp_exchange_buffer_bytes(dp_exchange x, const dp_exchange_size *s);
 
 /* Bytes that a rank keeps for its backward: the state that enters it (fp32), and, where it
@@ -51,9 +52,9 @@ dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s);
  * next one while others wait for its state. 1: the path of serial. */
 double dp_exchange_pipeline_s(const dp_exchange_size *s, int micro, const dp_exchange_machine *m);
 
-/* N = cp tp ranks, tp of which share out the heads and cp the T tokens: the exchange of states
- * among cp, and what tp adds in each layer and direction, one all-reduce of [T / cp][HV V] in bf16
- * (ring: 2 (tp - 1) messages of a tp-th). The exchange is an all-gather. */
+/* N = cp tp ranks: tp of them divide the heads and cp the T tokens. It counts the exchange of
+ * states among cp. It also counts the all-reduce that tp adds in each layer and direction: [T /
+ * cp][HV V] in bf16 (ring: 2 (tp - 1) messages of a tp-th). The exchange is an all-gather. */
 typedef struct {
     int possible;                  /* 0: HV does not divide among tp */
     double states_bytes, tp_bytes; /* that a rank sends */

@@ -21,13 +21,13 @@
  *            exp(-g) on top (DPLR: k = (lr_b, k), erasing = (-lr_a exp(-g), 0), values = (0, v)).
  *            Where there is an exp(-g) the gate of a token has to be above DP_FACTORS_GATE, so that
  *            it is a number of every base
- * softplus(x) = max(x, 0) + log1p(exp(-|x|)) and sigmoid through exp(-|x|): no overflow and full
- * relative accuracy at both ends (x = -80 and +80 alike). scale is NOT applied. NaN and Inf
- * propagate.
+ * The form softplus(x) = max(x, 0) + log1p(exp(-|x|)), and sigmoid through exp(-|x|), has no
+ * overflow and full relative accuracy at both ends (x = -80 and +80 alike). The scale is NOT
+ * applied. NaN and Inf propagate.
  *
- * _f32: the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation (exp
- * and log1p of ref/arithmetic/elementary.h, all but correctly rounded), sums run in index order;
- * results are widened. Without it everything is fp64.
+ * In _f32 the inputs are rounded to fp32 first, then every operation is one IEEE fp32 operation.
+ * Exp and log1p are those of ref/arithmetic/elementary.h; sums run in index order; results are
+ * widened. Without it everything is fp64.
  */
 #ifndef DP_GATE_H
 #define DP_GATE_H
@@ -80,12 +80,13 @@ dp_activated dp_activated_new(const dp_problem *p);
 /* Frees what it holds; the struct is the caller's. */
 void dp_activated_free(dp_activated *a);
 
-/* From the gradients of the activated values (dq, dk already summed over the value heads of a
- * group; shapes as above) to the gradients of the raw inputs. q, k, rstd_* are what dp_activate
- * returned; raw gate and beta are read from p. out->dq dk dg dbeta are written at tokens t0..t1-1
- * of their full [T] arrays. out->dA_log and out->ddt_bias (each may be
- * NULL) get the sum over these tokens ADDED, so zero them first; under context parallelism they are
- * partial sums. In _f32 that sum runs over tokens, then channels, in fp32 and is added once. */
+/* From the gradients of the activated values to the gradients of the raw inputs. The arrays dq and
+ * dk are already summed over the value heads of a group; shapes as above. Arguments q, k, rstd_*
+ * are those that dp_activate returned; raw gate and beta are read from p. It writes out->dq dk dg
+ * dbeta at tokens t0..t1-1 of their full [T] arrays. The sums over these tokens are ADDED to
+ * out->dA_log and out->ddt_bias (each may be NULL), so zero them first. Under context parallelism
+ * they are partial sums. In _f32 that sum runs over tokens, then channels, in fp32 and is added
+ * once. */
 void dp_activate_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *q, const double *k,
                      const double *rstd_q, const double *rstd_k, const double *dq, const double *dk,
                      const double *dg, const double *dbeta, dp_result *out);
@@ -100,12 +101,12 @@ void dp_activate_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, const doub
 void dp_sum_angles(const dp_problem *p, double *dangle);
 void dp_sum_angles_f32(const dp_problem *p, double *dangle);
 
-/* The way back from erasing keys and values, before dp_activate_bwd: dk [.][H][K] gets what comes
- * through the erasing keys of its value heads, in their order, ADDED; out->derase, dwrite and dv
- * are written at tokens t0 .. t1-1. dp_by_rows: those of all inputs of its
- * rows are, and dg [.][HV][Kg] gets what comes through exp(g) and exp(-g), ADDED; dbeta so far as
- * write and read have it, to which dp_activate_bwd adds. Where rows look back, dk, derasing,
- * dvalues and dbeta go on behind token t1 - 1: they are those of all tokens. */
+/* The backward of erasing keys and values, before dp_activate_bwd. To dk [.][H][K] it ADDS the part
+ * through the erasing keys of its value heads, in their order. It writes out->derase, dwrite and dv
+ * at tokens t0 .. t1-1. With dp_by_rows it writes the gradients of all inputs of the rows. To dg
+ * [.][HV][Kg] it ADDS the part through exp(g) and exp(-g), to dbeta that of write and read;
+ * dp_activate_bwd adds the rest. Where rows look back, dk, derasing, dvalues and dbeta go on behind
+ * token t1 - 1: they are those of all tokens. */
 void dp_activate_writes_bwd(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                             const double *derasing, const double *dvalues, double *dk, double *dg,
                             dp_result *out);
@@ -114,17 +115,19 @@ void dp_activate_writes_bwd_f32(const dp_problem *p, int64_t t0, int64_t t1, con
                                 double *dg, dp_result *out);
 
 /* Decays as fast kernels form them in fp32 (dp_design.fast_decays): 2^(g log2 e) in place of
- * exp(g), the product rounded, gates added up in these units, by an instruction that is off, too
- * (expf and ex2.approx on an H100: by 1.5e-7 at most, 3e-8 to 6e-8 rms; reports/verdicts.md). */
+ * exp(g). The product is rounded, and gates are added up in these units. The instruction itself is
+ * off, too: expf and ex2.approx on an H100 by 1.5e-7 at most, 3e-8 to 6e-8 rms
+ * (reports/verdicts.md). */
 #define DP_LOG2_E 0x1.71547652b82fep0
 #define DP_LN_2 0x1.62e42fefa39efp-1
-/* What such an exp(g) is multiplied by, 1 +- 2^-23: a function of g as fp32, 1 where g is 0. */
+/* The factor 1 +- 2^-23 that multiplies such an exp(g). It is a function of g as fp32, and 1 where
+ * g is 0. */
 double dp_fast_decay_error(double g);
 
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
 
-/* How many log decays are given above 0: there a state grows. */
+/* Number of log decays above 0, with which a state grows. */
 int64_t dp_gates_above_0(const dp_problem *p);
 
 /* The largest of a head's gates at one token. */

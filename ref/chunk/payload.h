@@ -11,9 +11,9 @@
 extern "C" {
 #endif
 
-/* The format in which the chain of M is multiplied where `chain` is asked for: that one, but where
- * nothing is erased M is a diagonal, K numbers that no product of matrices need touch: they are
- * multiplied in the accumulator of the base, whatever is asked for. */
+/* The format in which the chain of M is multiplied where `chain` is asked for. It is that one,
+ * unless nothing is erased. Then M is a diagonal of K numbers, which are multiplied in the
+ * accumulator of the base. */
 dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain);
 
 /* n numbers of states, in place. */

@@ -1,11 +1,11 @@
 /* ref/chunk/recurrent.h - the recurrence token by token in fp32: how a recurrent kernel rounds.
  *
- * One operation of math.md b and d is one fp32 operation, sums over K and V run in index order,
- * exp is dp_expf, or (design->fast_decays) as fast kernels form it (gate.h). q and k are rounded to
- * design->factors first where it says so (stored_inputs). The state is rounded to design->state
- * after each token (o reads it before), as it leaves to design->final_state, o and the gradients of
- * inputs to design->out. Ranks do not matter: the state goes through all tokens, but where the
- * caller says what comes in its place.
+ * One operation of math.md b and d is one fp32 operation; sums over K and V run in index order. Exp
+ * is dp_expf, or (design->fast_decays) the fast kernels' form (gate.h). With stored_inputs q and k
+ * are rounded to design->factors first. The state is rounded to design->state after each token; o
+ * reads it before. The final state is rounded to design->final_state, o and the gradients of inputs
+ * to design->out. Ranks do not matter: the state goes through all tokens, but where the caller says
+ * what comes in its place.
  */
 #ifndef DP_RECURRENT_H
 #define DP_RECURRENT_H
@@ -15,11 +15,11 @@
 extern "C" {
 #endif
 
-/* What else a caller wants. States at tokens t[0 .. n): S before that token (math.md b), and dS,
- * the gradient of the state after token t - 1, both of its sequence; untouched where a sequence
- * starts (ends) there: [n][HV][K][V]. dg: gradient of the log decay [T][HV][Kg]. The caller
- * allocates them; S, dS and dg may be NULL. S_in, dS_in: what goes on there in place of S and dS,
- * where ranks hand them on; NULL: they do. */
+/* Further results that a caller wants. States at tokens t[0 .. n), [n][HV][K][V], of their own
+ * sequence. S is the state before that token (math.md b), dS the gradient of the state after token
+ * t - 1. Untouched where a sequence starts (ends) there. dg: gradient of the log decay [T][HV][Kg].
+ * The caller allocates them; S, dS and dg may be NULL. S_in, dS_in: states that replace S and dS
+ * there, where ranks exchange them; NULL: S and dS go on. */
 typedef struct {
     int n;
     const int64_t *t;

@@ -1,16 +1,16 @@
 /* ref/files/cache.h - computed results in files named by what they follow from: the content, and
  * the arithmetic.
  *
- * <dir>/<key as hex>.<sources>.<kind>:  magic "DPCACHE2", sources (32 digits), who made it (96
- * bytes), key (16 bytes), the parts one after another,
- * XXH3-128 of all that precedes. Sizes are not stored: they follow from the content, so a file of
- * another length is damaged. Byte order of the machine. Written by output.h: a reader never sees
- * half an entry, and a kill at any time loses at most that entry.
+ * File <dir>/<key as hex>.<sources>.<kind>: magic "DPCACHE2", sources (32 digits), its maker (96
+ * bytes), key (16 bytes), the parts one after another. Then follows XXH3-128 of all that precedes.
+ * Sizes are not stored: they follow from the content, so a file of another length is damaged. Byte
+ * order of the machine. Written by output.h: a reader never sees half an entry, and a kill at any
+ * time loses at most that entry.
  *
  * sources: a hash that the Makefile takes of every source that the bits of that kind can follow
- * from, of the compiler and its flags. What another arithmetic made is not found, and removed when
- * this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not depend
- * on them.
+ * from, of the compiler and its flags. An entry of another arithmetic is not found, and is removed
+ * when this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not
+ * depend on them.
  */
 #ifndef DP_CACHE_H
 #define DP_CACHE_H

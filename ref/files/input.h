@@ -1,7 +1,7 @@
 /* ref/files/input.h - files that are read: regular files alone, up to a stated size.
  *
- * A pipe, a socket, a device or a folder is refused at once: opening never waits for another
- * program, and nothing is read from what has no end. So is a file of /proc or /sys that has the
+ * A pipe, a socket, a device or a folder is refused at once. Opening never waits for another
+ * program, and nothing is read from an endless source. So is a file of /proc or /sys that has the
  * size 0 and holds something (/proc/self/pagemap).
  */
 #ifndef DP_INPUT_H

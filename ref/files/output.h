@@ -1,17 +1,17 @@
 /* ref/files/output.h - files that are written whole or not at all, by everything that writes one.
  *
- * A file is written as `.deltaproof-XXXXXX.tmp` in the folder of its path, which no other file has
- * as its name and which is no link (O_EXCL), synced, and renamed to the path: a link planted at
- * either name is replaced, never written through, and a reader sees the old file or the new one.
- * What did not get that far is removed: when writing fails, when the program ends, on a signal
- * (dp_output_abandon), and after kill -9 by the next program that writes into that folder; the lock
- * (flock) that a writer holds tells a file that is being written from one that was left.
+ * A file is written as `.deltaproof-XXXXXX.tmp` in the folder of its path, synced, and renamed to
+ * the path. No other file has that name, and it is no link (O_EXCL). A link planted at either name
+ * is replaced, never written through. A reader sees the old file or the new one. An unfinished file
+ * is removed when writing fails, when the program ends, and on a signal (dp_output_abandon). After
+ * kill -9 the next program that writes into that folder removes it. A writer holds a lock (flock),
+ * which tells a file being written from an abandoned one.
  *
- * A link to a file, or to nothing, is replaced, and the file it names stays as it is. A link that
- * leads back to itself names no place, and is refused.
+ * A link to a file, or to nothing, is replaced; the file behind it stays unchanged. A link that
+ * leads to itself is refused.
  *
- * A path that is there and is no regular file (a device, a pipe), or names what is open already
- * (/dev/stdout, /dev/fd/3, /proc/..), is written to as it is; "-" is standard output.
+ * A path of a device or a pipe, or of an open file (/dev/stdout, /dev/fd/3, /proc/..), is written
+ * to directly; "-" is standard output.
  */
 #ifndef DP_OUTPUT_H
 #define DP_OUTPUT_H
@@ -37,7 +37,7 @@ dp_status dp_output_replace(dp_output *o, const char *path, dp_err *e);
 /* bad: what was written is not complete; nothing of it then stays. DP_EIO names the path. */
 dp_status dp_output_close(dp_output *o, int bad, dp_err *e);
 
-/* Removes what is being written and is not complete; for the way out. */
+/* Removes incomplete files; to be called before an exit. */
 void dp_output_abandon(void);
 
 /* A text of a record: as it is, or with what is no text as \xNN (text.h). Never NULL. */

@@ -1,10 +1,10 @@
 /* ref/truth/truth.h - the ground truth: the step recurrence and its adjoint, one token at a time
- * (math.md b, c, d), in MPFR or in double-double (truth_dd.h), audited by MPFR.
+ * (math.md b, c, d). It is computed in MPFR, or in double-double (truth_dd.h) audited by MPFR.
  *
- * Every result carries an error radius that a running bound proves (derivation above the code,
- * evaluated with upward rounding): |hi + lo - exact|_2 <= rad over each row. hi + lo is an
- * unevaluated double-double, |lo| <= ulp(hi)/2, so hi alone is the correctly rounded double up to
- * the radius. "exact" is the real-number result for exactly these input bits.
+ * Every result carries an error radius that a running bound proves, evaluated with upward rounding:
+ * |hi + lo - exact|_2 <= rad over each row. The sum hi + lo is an unevaluated double-double, |lo|
+ * <= ulp(hi)/2, so hi alone is the correctly rounded double up to the radius. Here "exact" is the
+ * real-number result for exactly these input bits.
  */
 #ifndef DP_TRUTH_H
 #define DP_TRUTH_H
@@ -84,9 +84,9 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
 void dp_truth_free(dp_truth *t);
 
 /* Random columns of the state, each of one head, one sequence and its first `tokens` tokens,
- * computed again in MPFR (128 bits) and held against t: o, and where that is the whole sequence dv,
- * final_state, ds0; every tensor of the column's own problem besides. DP_EIO: they differ by more
- * than both radii (the message names the row). seed decides which. */
+ * computed again in MPFR (128 bits) and compared with t. Compared are o and, for a whole sequence,
+ * dv, final_state, ds0. Every tensor of the column's own problem is compared too. DP_EIO: they
+ * differ by more than both radii (the message names the row). seed decides which. */
 typedef struct {
     int columns;    /* 0: no audit */
     int64_t tokens; /* of all columns together */
@@ -97,9 +97,9 @@ typedef struct {
 dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
                                  int64_t tokens, dp_truth_audit *a, dp_err *e);
 
-/* What rank c must see, from the snapshots: composed in binary128 with the radius carried along.
- * Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank has no such
- * quantity (math.md g.2).
+/* States and maps that rank c must see, composed from the snapshots in binary128 with the radius
+ * carried along. Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank
+ * has no such quantity (math.md g.2).
  *   S_in: state entering the rank (is_first: absent).
  *   M, H: of the LAST local sub-sequence, when not is_last.
  *   dS_out: gradient of the state leaving the rank (is_last: absent).
@@ -119,10 +119,9 @@ void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *
 void dp_truth_rank_free(dp_truth_rank *r);
 
 /* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and
- * request, and by the sources of ref/ (ref/files/cache.h).
- * Written by atomic rename with a checksum; a damaged or truncated entry is recomputed, and said so
- * on stderr.
- * *cached (may be NULL) says whether it came from the cache. dir NULL: no cache. */
+ * request, and by the sources of ref/ (ref/files/cache.h). Written by atomic rename with a
+ * checksum. A damaged or truncated entry is recomputed, with a message on stderr. The flag *cached
+ * (may be NULL) says whether it came from the cache. dir NULL: no cache. */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
                           dp_truth *t, int *cached, dp_err *e);
 

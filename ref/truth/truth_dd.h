@@ -3,12 +3,12 @@
  *
  * A number is an unevaluated sum h + l of two doubles. Rows of K numbers are stored as [2][Kp]: all
  * h, then all l, Kp = K rounded up to TR_DD_LANES, zeros behind K. Lane i of a vector of 8 holds
- * the rows k = i mod 8: a sum over k is 8 sums, then i + 4, i + 2, i + 1. That order is part of the
+ * the rows k = i mod 8. A sum over k is 8 sums, then i + 4, i + 2, i + 1. That order is part of the
  * definition, so the bits do not depend on the instruction set, the number of threads or
  * (gpu/truth.cu) the device.
  *
- * ERRORS. u = 2^-53; |.| <= TR_DD_U = 2^-98 = 256 u^2 is what ref/truth/truth_bound.c is given as
- * the error of one operation. It uses no more than
+ * ERRORS. Let u = 2^-53. An operation errs by at most TR_DD_U = 2^-98 = 256 u^2, the number given
+ * to ref/truth/truth_bound.c. It uses no more than
  *     product                  |ab (1 + e)|, |e| <= TR_DD_U
  *     sum                      a (1 + e) + b (1 + e')
  *     sum of m products        error <= gamma_(m+1) sum |a||b|
@@ -41,10 +41,10 @@
  *              |m| <= e, e <= 1.45 log1p(e), last addition 8 u^2                         <= 170 u^2
  *     1/sqrt   r good to 2^-51.5: one correction leaves 3/8 (2^-50.5)^2 = 23 u^2, its own rounding
  *              4 u^2, sum of squares as dot
- * Tests measure each against MPFR (harness/tests/test_truth_dd.c): exp 2^-102.
- * Underflow: an operation loses at most 2^-1072 more. Inputs are refused above TR_DD_MAX = 2^30, so
- * a step turns that into less than 2^-980 (K V <= 2^20 entries, factors k, beta, q, d below 2^30
- * three deep); TR_DD_TINY = 2^-960 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
+ * Tests measure each against MPFR (harness/tests/test_truth_dd.c): exp 2^-102. Underflow: an
+ * operation loses at most 2^-1072 more. Inputs are refused above TR_DD_MAX = 2^30. A step therefore
+ * loses less than 2^-980 (K V <= 2^20 entries, factors k, beta, q, d below 2^30 three deep).
+ * TR_DD_TINY = 2^-960 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
  */
 #ifndef DP_TRUTH_DD_H
 #define DP_TRUTH_DD_H

@@ -15,7 +15,7 @@
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
  * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
- * task order: the bits do not depend on the number of threads.
+ * task order. The bits do not depend on the number of threads.
  */
 #ifndef DP_TRUTH_IMPL_H
 #define DP_TRUTH_IMPL_H
@@ -53,8 +53,8 @@ typedef struct {
     int cut; /* index of the cut at t0 */
 } tr_block;
 
-/* The entries with K channels of a recurrence's rows, each once, so that one that reads and writes
- * has one gradient; read, write: which of them row j has, -1: none. */
+/* The entries with K channels of a recurrence's rows. Each stands once, so that an entry that reads
+ * and writes has one gradient. read, write: the entry of row j, -1: none. */
 typedef struct {
     int n, read[DP_MAX_ROWS], write[DP_MAX_ROWS];
     dp_entry of[DP_MAX_ENTRIES];
@@ -102,17 +102,17 @@ typedef struct {
     ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
-/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Of the rows
- * of a token, n of them: entry [T][R][K], mem NULL where it is the key as it is; values [T][n][V],
- * mem NULL where each is v or nothing; strength [T][n]. */
+/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Rows of a
+ * token, n of them: entry [T][R][K], mem NULL where it is the key itself; values [T][n][V], mem
+ * NULL where each is v or nothing. strength [T][n]. */
 typedef struct {
     mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
     mp_array sum_angle;     /* [P] of dangle; mem NULL: no rotation */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
-    /* >= the norm of a token's step: [T], in turn [T][n] of each key; where a K x K matrix was
-     * needed it has the decay in it (tr_step_has_decay) */
+    /* >= the norm of a token's step: [T], in turn [T][n] of each key. If a K x K matrix was needed
+     * the norm includes the decay (tr_step_has_decay) */
     ld *nu;
     ld *v_norm, *do_norm;           /* [T][n] >= |value|, [T] >= |do| (NULL: forward only) */
     ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: that of the keys */
@@ -172,8 +172,8 @@ int tr_values_look_back(const dp_problem *p);
 void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp);
 /* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
 void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_array tmp);
-/* >= what multiplies the gradient of x on its way to its factor m: the product of the others, in
- * the largest entry or (norm) in 2-norm. */
+/* >= the factor of the gradient of x on its path to the factor m: the product of the others, in the
+ * largest entry or (norm) in 2-norm. */
 ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
                 int64_t t, int64_t key, int norm);
 /* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not
@@ -183,7 +183,7 @@ void tr_rows_alloc(const tr_run *r, tr_head *a);
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp);
 /* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
 void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);
-/* Is it an input of K channels that stands as it is given? */
+/* Is it an input of K channels that enters without an activation? */
 int tr_is_given(int input);
 /* Does any entry or strength have exp(g) or exp(-g)? */
 int tr_has_gate_factors(const tr_run *r);

@@ -2,7 +2,7 @@
  * exact for any cu, empty sequences too).
  *
  * T % N == 0 and T >= N are required. Rank r owns tokens [a, b), a = r L, b = a + L, L = T / N.
- * Of a problem whose tokens are owned in another way (own.h) N is its number of parts, r a part.
+ * With another ownership of tokens (own.h) N is the number of parts, r a part.
  */
 #ifndef DP_CONTEXT_H
 #define DP_CONTEXT_H

@@ -52,9 +52,9 @@
  *   undeclared         it does not say how it computes; beside it only factors, out, TENSOR and
  *                      final_state may stand
  *
- * Defaults: base fp64, fp32: every format that of the base, exact, given, pairwise, raw, solve,
- * rows. Base bf16: as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
- * given, pairwise, raw, product, rows. final_state stays as it was computed.
+ * Defaults: base fp64, fp32: every format is that of the base; exact, given, pairwise, raw, solve,
+ * rows. Base bf16, as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
+ * given, pairwise, raw, product, rows. The final_state is not rounded.
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -118,22 +118,22 @@ dp_design dp_design_formats(const dp_design *of);
 /* The words by which d differs from dp_design_of(d->base); "" where it does not. */
 void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]);
 
-/* The designs that a kernel which does not declare one may have, in the order of the trials: chunks
- * of 64 tokens, none, of 16, 32, 128 and 256, each with exact decays and with fast ones (chunks
- * in base bf16: and with gated operands of stored inputs, those of 64 in tf32 too); in base bf16
- * merged inverses of chunks of 64 and 128, and chunks of 16 with decays in bf16. All of its base,
- * factors, out and final_state. Returns their number. */
+/* The designs that an undeclared kernel may have, in the order of the trials. Chunks of 64 tokens,
+ * none, of 16, 32, 128 and 256, each with exact decays and with fast ones. Chunks in base bf16 also
+ * have gated operands of stored inputs, those of 64 in tf32 too. In base bf16 also merged inverses
+ * of chunks of 64 and 128, and chunks of 16 with decays in bf16. All of its base, factors, out and
+ * final_state. Returns their number. */
 #define DP_COMMON_DESIGNS 16
 int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]);
 
 /* Is it a result that leaves in a format of its own? The others leave as they were computed. */
 static inline int dp_leaves(int result) { return dp_result_fields[result].stored_short; }
 
-/* Do they round alike? What they drop, and could be asked for, does not count. */
+/* Do they round alike? Their drop= and chunks= do not count. */
 int dp_design_same(const dp_design *a, const dp_design *b);
 
-/* Bits of an E as it is written above (a number of bits that is none is rounded down, which allows
- * no less than E); 0: not understood. */
+/* Bits of an E as it is written above; 0: not understood. Bits that are no whole number are rounded
+ * down, which allows no less than E. */
 int dp_drop_bits(const char *text);
 
 /* The format that its factors are stored in. */

@@ -10,8 +10,8 @@
  *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
  *              exchanged at all (what Megatron does by default): the bits of one rank
  *
- * These run on simulated ranks and on the CUDA kernels (gpu/plan/sending.cuh); two more have a
- * price alone (ref/chunk/exchange_price.h), since what they compute is one of the others:
+ * These run on simulated ranks and on the CUDA kernels (gpu/plan/sending.cuh). Two more have a
+ * price alone (ref/chunk/exchange_price.h), since they compute the same as one of these:
  *   windows    the all-gather's pairs, read where they lie, all at once
  *   grid       ring over the parts of --exact-cp: a rank folds each of its parts of 128 tokens
  */
@@ -42,7 +42,7 @@ typedef struct {
 } dp_exchange_info;
 extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
 
-/* What the numbers of pairs and states are sent as:
+/* The format in which the numbers of pairs and states are sent:
  *   full      as they were computed
  *   fp32; bf16; bf16x2 (a sum of two bf16, 16 bits)
  *   m-i       H in bf16, M as M - I in bf16: the small part of an M that is nearly I
@@ -75,14 +75,14 @@ typedef struct {
 } dp_payload_info;
 extern const dp_payload_info dp_payloads[DP_NPAYLOADS];
 
-/* How states travel, where that matters to what kernels round: all zeros on one rank, and where a
- * ring makes the bits of an all-gather; no more of the payload than is sent. */
+/* The exchange of states, as far as it changes roundings. It is all zeros on one rank, and where a
+ * ring makes the bits of an all-gather. Parts of the payload that are not sent do not count. */
 typedef struct {
     dp_exchange exchange;
     dp_payload payload;
-    /* all-gather: a rank in which the sequence that it hands on begins sends 0: its pair, which
-     * every rank applies to the initial state; 1: the state that leaves it, as ring, scan and
-     * serial do. The same unless there is an initial state and a payload that rounds */
+    /* all-gather, in a rank where the sequence that leaves it begins. 0: it sends its pair, which
+     * every rank applies to the initial state. 1: it sends the state that leaves it, as ring, scan
+     * and serial do. The same unless there is an initial state and a payload that rounds */
     int begins;
 } dp_sending;
 #define DP_SENDERS 2 /* where it is not known how many ranks there are */

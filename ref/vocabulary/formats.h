@@ -9,11 +9,11 @@
  *           products hi*hi + hi*lo + lo*hi                                        see math.md j.1
  *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even          u = 2^-8
  *   bf16st  the same as a storage format between steps (operands fp32)
- * States alone (stored.h) are kept in fp16 with stochastic rounding (fp16sr) and in e4m3, e5m2 and
- * int8 with an fp32 scale a tensor, head, row, or block of 32 columns of a row (e4m3-row).
- * tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN, Inf stays Inf,
- * zeros keep their sign; overflow when rounding goes to Inf (nearest) or to the largest finite
- * number (tf32rz).
+ * States alone (stored.h) are kept in fp16 with stochastic rounding (fp16sr), and in e4m3, e5m2 and
+ * int8 with an fp32 scale. The scale is one a tensor, head, row, or block of 32 columns of a row
+ * (e4m3-row). tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN,
+ * Inf stays Inf, zeros keep their sign; overflow when rounding goes to Inf (nearest) or to the
+ * largest finite number (tf32rz).
  */
 #ifndef DP_FORMATS_H
 #define DP_FORMATS_H
@@ -65,8 +65,8 @@ typedef struct {
      * accumulated with u_acc, the result is stored with u_store. */
     double u_op, u_acc, u_store;
     /* Effective bits that a chain of products shows (harness/verdict/bits.h). 3xTF32 drops lo*lo:
-     * two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product, that is
-     * 2^-24.7 for the accumulate model at K = 16 (its A is twice that of products), less for wider
+     * two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product. For the
+     * accumulate model at K = 16 that is 2^-24.7 (its A is twice that of products), less for wider
      * keys: 0.2 to 0.3 bits below fp32. Truncation to u = 2^-11: errors up to 2 u, of one sign. */
     double bits;
     int truncates; /* 1: operands toward zero, errors of one sign */

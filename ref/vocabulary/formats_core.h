@@ -2,8 +2,8 @@
  * that run on vectors; ref/vocabulary/formats.c makes functions of them.
  *
  * The encodings of finite floats of one sign are ordered like their magnitudes and evenly spaced
- * within a binade, so rounding the magnitude is integer arithmetic on the encoding: a carry moves
- * to the next binade, from subnormal to normal, or to Inf. */
+ * within a binade. Rounding the magnitude is therefore integer arithmetic on the encoding. A carry
+ * moves to the next binade, from subnormal to normal, or to Inf. */
 #ifndef DP_FORMATS_CORE_H
 #define DP_FORMATS_CORE_H
 #include <stdint.h>

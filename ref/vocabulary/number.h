@@ -1,8 +1,8 @@
 /* ref/vocabulary/number.h - numbers that users write: the whole text is one, within a stated range.
  *
- * Decimal, or hex floats (0x1.8p-3) for reals. Blanks, "nan" and "inf", and values that a double
- * does not hold (1e400, or 1e-400, which would become 0) are refused, never cut or rounded to
- * something else.
+ * Decimal, or hex floats (0x1.8p-3) for reals. Blanks, "nan", "inf", and values that a double does
+ * not hold are refused, never cut or rounded to another value. Such values are 1e400, or 1e-400,
+ * which would become 0.
  */
 #ifndef DP_NUMBER_H
 #define DP_NUMBER_H

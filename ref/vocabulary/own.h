@@ -45,13 +45,13 @@ int64_t dp_own_cut(dp_own kind, int64_t T, int parts, int i); /* first token of 
 int dp_own_part_of(dp_own kind, int64_t T, int parts, int64_t t); /* the part of token t */
 /* The owner of part i. */
 int dp_own_rank(dp_owners o, int parts, int i);
-/* Whose sum over tokens part i is added to, before the sums are added in order: its owner's, but on
+/* The sum over tokens that part i is added to, before the sums are added in order: its owner's, on
  * a grid its own. */
 int dp_own_sum(dp_owners o, int parts, int i);
 /* Tokens of a rank, in all of its parts. */
 int64_t dp_own_count(dp_owners o, int64_t T, int parts, int rank);
-/* They, `each` numbers a token, between a tensor of all tokens and one of the rank's, part behind
- * part: from `all` to `own`; back: from `own` to `all`. */
+/* Copies the rank's tokens, `each` numbers a token, between a tensor of all tokens and one of the
+ * rank, part behind part. Forward from `all` to `own`; back: from `own` to `all`. */
 void dp_own_move(dp_owners o, int64_t T, int parts, int rank, int64_t each, double *all,
                  double *own, int back);
 

@@ -1,5 +1,5 @@
-/* ref/vocabulary/peers.h - ranks that are processes of their own: how one of them hands numbers to
- * another. Who carries them (harness/mpi/) ends the program where they cannot be carried.
+/* ref/vocabulary/peers.h - ranks that are processes: how one of them sends numbers to another. Who
+ * carries them (harness/mpi/) ends the program where they cannot be carried.
  */
 #ifndef DP_PEERS_H
 #define DP_PEERS_H

@@ -1,6 +1,6 @@
 /* ref/vocabulary/pieces.h - into how many pieces the sequences of a batch are cut inside one card,
- * so that a few long ones fill its multiprocessors (math.md g.4): the published guards of cuLA, as
- * a function of lengths alone.
+ * so that a few long ones fill its multiprocessors (math.md g.4). It has the published guards of
+ * cuLA, as a function of lengths alone.
  */
 #ifndef DP_PIECES_H
 #define DP_PIECES_H
@@ -37,7 +37,7 @@ typedef struct {
 /* Sequences of length[0 .. n-1] > 0 tokens in chunks of `chunk`, H value heads, a card of `sms`
  * multiprocessors. Where it is not cut, total is what it would have been, or 0. */
 dp_pieces dp_pieces_of(const int64_t *length, int n, int H, int sms, int chunk);
-/* Of one sequence in pieces of so many chunks. */
+/* Pieces of one sequence, of so many chunks each. */
 int64_t dp_pieces_of_sequence(int64_t chunks, int64_t piece);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /* ref/vocabulary/problem.h - the vocabulary that everything else shares: status, shapes, layouts,
  * one problem, its results.
  *
- * Names and shapes (math.md a). All arrays are row-major, last index fastest, and hold doubles
- * whose values are exactly the numbers that the subject was given (a bf16 input is a double that is
- * representable in bf16).
+ * Names and shapes (math.md a). All arrays are row-major, last index fastest, and hold doubles.
+ * Their values are exactly the numbers that the subject got: a bf16 input is a double that bf16
+ * represents.
  *
  *   T tokens   H query/key heads   HV value heads, HV = G*H
  *   K key width   V value width   R keys per token
@@ -76,9 +76,10 @@ void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-/* The recurrences, a row each. one_gate: a head has one gate, which its channels share; many_keys:
- * R keys a token, else one; in_turn: each key of a token reads what those before it left, else all
- * the same. Who needs something else of each (gpu/token/activate.cu) makes it of these rows. */
+/* The recurrences, a row each. one_gate: a head has one gate, which its channels share. many_keys:
+ * R keys a token, else one. in_turn: each key of a token reads the state after the keys before it,
+ * else all read the same one. Who needs something else of each (gpu/token/activate.cu) makes it of
+ * these rows. */
 #define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, in_turn, strength) */ \
     X(DP_GDN, "gdn", 1, 0, 0, DP_BY_BETA)                                           \
     X(DP_KDA, "kda", 0, 0, 0, DP_BY_BETA)                                           \
@@ -119,7 +120,7 @@ typedef enum {
     DP_GATE_LOWER_BOUND
 } dp_gate;
 typedef enum {
-    DP_BETA_PLAIN,   /* beta as given */
+    DP_BETA_PLAIN,   /* beta itself */
     DP_BETA_SIGMOID, /* beta = sigmoid(b) */
     DP_BETA_SIGMOID2 /* beta = 2 sigmoid(b) */
 } dp_beta;
@@ -136,8 +137,8 @@ struct dp_problem {
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
-    /* > 1: of every so many tokens the first decays by its gate, the others not at all: how the
-     * double-double truth walks through keys that read in turn (truth_turns.c); no file has it */
+    /* > 1: of every so many tokens the first decays by its gate, the others not at all. The
+     * double-double truth computes keys that read in turn so (truth_turns.c); no file has it */
     int decays_every;
     int pairs; /* pairs of channels that angle rotates; 0: K / 2 */
     int lag;   /* every so many tokens the first writes and the others only read, so that the
@@ -209,8 +210,9 @@ void dp_problem_free(dp_problem *p); /* frees every array; p itself is the calle
  * field and value. */
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
-/* Results of one run. Arrays that were not computed are NULL. dq, dk are gradients of the raw
- * (un-normalised) inputs, dg of the raw gate, dbeta of the raw beta; ds0 of the initial state. */
+/* Results of one run. Arrays that were not computed are NULL. Gradients are those of the raw
+ * inputs: of q and k before their norm, of the raw gate, of the raw beta; ds0 is that of the
+ * initial state. */
 struct dp_result {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,

@@ -4,7 +4,7 @@
  *   U = strength (value - read S),   and   o = scale S' q
  *
  * `before`: the rows read the state before its decay. Every entry is a product of at most three of
- * an input, exp(g) and exp(-g), with a sign; write and read have K channels, value has V, strength
+ * an input, exp(g) and exp(-g), with a sign. Write and read have K channels, value has V, strength
  * is a number. Where there is one row and a token has R keys, it stands for each of them. From
  * these rows alone follow the truth, its gradients and its radii (ref/truth).
  *
@@ -129,8 +129,8 @@ static inline int dp_recurrence_looks_back(const dp_recurrence *a) {
         any |= dp_entry_looks_back(dp_entry_of(&a->row[i / DP_NENTRIES], i % DP_NENTRIES));
     return any;
 }
-/* Has a recurrence such an input: q, g, and what stands in its rows; states, parameters of the gate
- * and gradients that come in may always be there. */
+/* Does a recurrence have such an input: q, g, and the inputs of its rows? States, parameters of the
+ * gate and incoming gradients are always allowed. */
 int dp_model_has(dp_model m, int input); /* tensors.c */
 /* How often it has exp(g), less exp(-g). */
 static inline int dp_entry_gates(dp_entry e) {

@@ -18,20 +18,18 @@
  *     S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S);
  *     o = scale S' query
  *
- * 1 to 8 rows. A PRODUCT is at most three factors with * between, '-' before the first: write and
- * read are of keys, numbers, exp(GATE) and exp(-GATE), with at least one key; value is of
- * values, strength of numbers. prev(NAME) in place of NAME is the previous token's, zeros at the
- * first of a sequence. A rotated key stands in write alone, beside numbers and the gate of a
- * head. An entry that a row does not name is 0, strength 1; it names write, and read
- * or value.
- * Two of FLA 0.6 are outside: gated Oja reads and puts out along the values, the momentum rule has
- * two states, of which one decays into the other.
- * Gradients are named d and the input's name. As many query heads as value heads; judge takes
- * several a value head, too (harness/run/judge_files.h).
+ * 1 to 8 rows. A PRODUCT is at most three factors with * between, '-' before the first. Write and
+ * read are of keys (at least one), numbers, exp(GATE) and exp(-GATE); value is of values, strength
+ * of numbers. In place of NAME, prev(NAME) is the previous token's input, zeros at the first of a
+ * sequence. A rotated key stands in write alone, beside numbers and the gate of a head. An entry
+ * that a row does not name is 0, strength 1; it names write, and read or value. Two recurrences of
+ * FLA 0.6 are outside. Gated Oja reads along the values. The momentum rule has two states, of which
+ * one decays into the other. Gradients are named d and the input's name. As many query heads as
+ * value heads; judge takes several a value head, too (harness/run/judge_files.h).
  *
- * The inputs lie in a problem where those of other recurrences do: query, gate q, g; keys k, erase,
- * lr_a, lr_b; values v, write, value3, value4; numbers beta, number, as given, in this
- * order; the angle angle. */
+ * The inputs take the place of other recurrences' inputs in a problem, in this order. Query and
+ * gate: q, g; keys: k, erase, lr_a, lr_b; values: v, write, value3, value4; numbers: beta, number;
+ * angle: angle. */
 #ifndef DP_RECURRENCE_TEXT_H
 #define DP_RECURRENCE_TEXT_H
 #include "recurrence.h"

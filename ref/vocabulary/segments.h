@@ -1,12 +1,12 @@
 /* ref/vocabulary/segments.h - into how many chunks at most the CUDA kernels cut the sequences of a
- * batch on one rank, by what it is expected to take: a pure function of their lengths, sizes, what
- * is wanted and the number of multiprocessors. Integers alone: the same answer on every machine.
- * Guards of others, on lengths: pieces.h.
+ * batch on one rank, by the expected time. It is a pure function of their lengths, sizes, the
+ * wanted results and the number of multiprocessors. Integers alone: the same answer on every
+ * machine. Guards of others, on lengths: pieces.h.
  *
  * A batch is cut by one number, the chunks that no segment exceeds: a sequence of n has ceil(n /
  * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre.cu) runs a block for some
- * columns of a segment and head, whole sequences first, each on the first multiprocessor that is
- * free:
+ * columns of a segment and head, whole sequences first. Each block runs on the first free
+ * multiprocessor:
  *
  *   pass       launch + max(when the last block ends, one of n chunks taking block + n chunk;
  *              tile x tiles of the pass)
@@ -21,12 +21,12 @@
  * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
  * change. Nothing that is forgotten is counted on: then (M, H) take less (pre.cu).
  *
- * Constants, picoseconds: K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300 runs whose
- * steps `bench_split steps` prints; median error of passes 1 to 4%, of products 6%
- * (reports/device/split.txt). Other widths by the same: a chunk takes (K + 128) / 256 of it, of (M,
- * H) K / 128, bytes (K + V + 32) / 288, products K / 128. On another device what a multiprocessor
- * does takes as long, and bytes are divided among as many as there are. Under save_all the state
- * pass, which then also keeps, counts as one that does not. */
+ * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300 runs
+ * whose steps `bench_split steps` prints. The median error of passes is 1 to 4%, of products 6%
+ * (reports/device/split.txt). Other widths scale them: a chunk by (K + 128) / 256, that of (M, H)
+ * by K / 128, bytes by (K + V + 32) / 288, products by K / 128. On another device what a
+ * multiprocessor does takes as long, and bytes are divided among as many as there are. Under
+ * save_all the state pass, which then also keeps, counts as one that does not. */
 #ifndef DP_SEGMENTS_H
 #define DP_SEGMENTS_H
 #include <stdint.h>
@@ -43,14 +43,15 @@ extern "C" {
 typedef struct {
     int HV, K, V;
     int one_gate;           /* a gate a head, else one a channel */
-    int bare;               /* the forward takes fast/bare.cuh, if there are states enough */
+    int bare;               /* the forward uses fast/bare.cuh, if there are enough states */
     int backward, save_all; /* follows; finds what the forward made */
     int sms;
 } dp_segments_case;
 
-/* From so many blocks of 64 columns on a bare plan (fast/bare.cuh) is the faster one (132
- * multiprocessors, T 8,192, K = V = 128, ms: one gate a head 0.26 against 0.33 with 48, 0.23
- * against 0.19 with 32; a gate a channel 0.30 against 0.36, 0.26 against 0.21). */
+/* From so many blocks of 64 columns on a plan without stored w and u (fast/bare.cuh) is the faster
+ * one. Measured on 132 multiprocessors, T 8,192, K = V = 128, in ms. One gate a head: 0.26 against
+ * 0.33 with 48 blocks, 0.23 against 0.19 with 32; a gate a channel: 0.30 against 0.36, 0.26 against
+ * 0.21. */
 static inline int dp_segments_fill_bare(int64_t blocks, int sms) {
     return blocks >= 44 * sms / 132;
 }

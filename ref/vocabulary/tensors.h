@@ -1,5 +1,5 @@
-/* ref/vocabulary/tensors.h - the named tensors of a problem as one table: what differs between them
- * stands here and nowhere else, so that no loop need name them.
+/* ref/vocabulary/tensors.h - the named tensors of a problem as one table. Their differences stand
+ * here alone, so that no loop need name them.
  *
  * Two lists of rows of one type: inputs lie in a dp_problem, results in a dp_result. The stages
  * between them have rows of the same axes (harness/simulated/stage_tensor.h), and so do the tensors
@@ -46,7 +46,7 @@ dp_dims dp_problem_dims(const dp_problem *p); /* ranks, chunks, D and W: 0 */
 /* "T,HV,R,V" */
 void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size);
 
-/* What a tensor is there for. */
+/* The role of a tensor. */
 typedef enum {
     DP_ROLE_REQUIRED, /* an input that every problem has whose recurrence has it */
     DP_ROLE_GATE,     /* a parameter of a raw gate */
@@ -170,7 +170,8 @@ int dp_result_heads(const dp_problem *p, int field);
 /* Rows that one token has for one head: R where each key has a row of its own, else 1. */
 int dp_result_rows_per_token(const dp_problem *p, int field);
 
-/* q, k and v: op step puts a convolution in front of each. Lists of three are in this order. */
+/* q, k and v, each of which a convolution may precede (op step). Lists of three are in this
+ * order. */
 typedef enum { DP_QKV_Q, DP_QKV_K, DP_QKV_V, DP_NQKV } dp_qkv;
 /* Its gradient among the results. */
 static inline dp_result_id dp_qkv_gradient(int i) { return (dp_result_id)(DP_RESULT_DQ + i); }
@@ -180,7 +181,7 @@ static inline dp_input_id dp_qkv_input(int i) { return (dp_input_id)(DP_INPUT_Q 
 static inline const char *dp_qkv_name(int i) { return dp_input_fields[dp_qkv_input(i)].name; }
 /* Where its array lies in p. */
 static inline double **dp_qkv_at(dp_problem *p, int i) { return dp_input_at(p, dp_qkv_input(i)); }
-/* Of one row of it for one key a token. */
+/* Heads of one row of it, for one key a token. */
 int dp_qkv_heads(const dp_problem *p, int i);
 int dp_qkv_width(const dp_problem *p, int i);
 

@@ -1,9 +1,9 @@
 /* ref/vocabulary/text.h - text that may stand in a record, a page or on a terminal: UTF-8 without
  * control characters.
  *
- * Names and settings that are anything else are refused where they come in (command line, folders,
- * case files); what a library says in its own words is made printable. So every text of a record is
- * there as it was, is a valid string of JSON and of XML 1.0, and moves no cursor.
+ * Names and settings that are anything else are refused on entry (command line, folders, case
+ * files). Texts of a library are made printable. So every text of a record is there as it was, is a
+ * valid string of JSON and of XML 1.0, and moves no cursor.
  */
 #ifndef DP_TEXT_H
 #define DP_TEXT_H
@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/* Bytes before the first that is none of well-formed UTF-8 (RFC 3629) or is part of a control
- * character (U+0000..1F, 7F..9F) or of U+FFFE, U+FFFF; n: all is well. lines 1: tabs and ends of
- * lines are welcome. */
+/* Bytes before the first that is not well-formed UTF-8 (RFC 3629), or belongs to a control
+ * character (U+0000..1F, 7F..9F) or to U+FFFE, U+FFFF; n: all is well. With lines 1 tabs and ends
+ * of lines are allowed. */
 size_t dp_text_good(const char *s, size_t n, int lines);
 
 /* Copies s with every other byte as \xNN; cut between characters where it does not fit. */
