@@ -8,14 +8,14 @@
  *         (which stage is wrong, where)    shrink: the smallest input that fails
  *
  * The library exports two functions, deltaproof_subject_about and deltaproof_subject_run. It is
- * loaded into a process of its own, which is started anew for every run: a crash, a hang
- * (--limit SECONDS, for loading it and for about, too), a write outside of an array or an entry
- * that was never written is reported as that. Its private memory is limited (--memory GIB), and all
- * processes that it starts end with the run.
+ * loaded into a process of its own, which is started anew for every run. A crash, a hang (--limit
+ * SECONDS, for loading it and for about, too), a write outside of an array and an unwritten entry
+ * are reported as such. Its private memory is limited (--memory GIB), and all processes that it
+ * starts end with the run.
  *
- * Arrays hold doubles, row-major, last index fastest, whatever formats the kernel computes in:
- * inputs are exactly the numbers of the case (a bf16 input is a double that bf16 represents),
- * outputs are the kernel's results, widened. Memory is the caller's: read the inputs (writing to
+ * Arrays hold doubles, row-major, last index fastest, whatever formats the kernel computes in.
+ * Inputs are exactly the numbers of the case (a bf16 input is a double that bf16 represents).
+ * Outputs are the kernel's results, widened. Memory is the caller's: read the inputs (writing to
  * them is a fault), write every entry of the outputs, keep no pointer after the return.
  *
  *   T tokens   H query/key heads
@@ -29,23 +29,21 @@
  *   k [R][K], v and E [R][V], beta [R]
  * Gated DeltaProduct (in_turn) decays once and takes the keys of a token one after the other:
  *   S <- diag(exp g) S;   for j = 1 .. R:  S <- S + k_j' beta_j (v_j - k_j S);   o = scale S' q
- * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which stand as given:
+ * GDN-2 has two tensors in the place of beta, erase [K] and write [V], which have no activation:
  *   S <- diag(exp g) S;   E = write o v - (erase o k) S;   S <- S + k' E
  * DPLR (RWKV-7) has two others, lr_a and lr_b [K], which read the state before its decay:
  *   S <- diag(exp g) S + lr_b' (lr_a S) + k' v
- * GLA and SSD have none of these and erase nothing:   S <- diag(exp g) S + k' v
- * Gradients are those of the numbers as given: of the raw gate, the raw beta, the q and k before
- * their norm.
+ * GLA and SSD have none of these and erase nothing: S <- diag(exp g) S + k' v. Gradients are those
+ * of the raw inputs: of the raw gate, the raw beta, the q and k before their norm.
  *
  * With ranks == 1 or DP_SUBJECT_WHOLE one call gets everything; a library that splits the work over
- * ranks itself does so for `ranks` of them.
- * With DP_SUBJECT_PER_RANK every rank is a process of its own and gets its own tokens
- * [first, first + tokens) of q k v g beta do, and writes its own tokens of o dq dk dv dg dbeta;
- * states are whole on every rank: it reads initial_state of the sequences that start on it and
- * writes final_state of those that end on it (dfinal_state and ds0 the other way round); dA_log and
- * ddt_bias are read from rank 0, summed over ranks by the library. Empty sequences are nobody's
- * (of one rank they are its own: what enters leaves).
- * all_gather of the communicator is all that ranks share.
+ * ranks itself does so for `ranks` of them. With DP_SUBJECT_PER_RANK every rank is a process of its
+ * own. It gets its own tokens [first, first + tokens) of q k v g beta do, and writes its own tokens
+ * of o dq dk dv dg dbeta. States are whole on every rank: it reads initial_state of the sequences
+ * that start on it and writes final_state of those that end on it. It reads dfinal_state of those
+ * that end on it and writes ds0 of those that start. The library sums dA_log and ddt_bias over
+ * ranks; they are read from rank 0. Empty sequences are nobody's (of one rank they are its own:
+ * what enters leaves). all_gather of the communicator is all that ranks share.
  */
 #ifndef DELTAPROOF_SUBJECT_H
 #define DELTAPROOF_SUBJECT_H
@@ -71,8 +69,8 @@ enum {
 /* beta; sigmoid(beta); 2 sigmoid(beta) */
 enum { DP_SUBJECT_BETA_PLAIN = 0, DP_SUBJECT_BETA_SIGMOID = 1, DP_SUBJECT_BETA_SIGMOID2 = 2 };
 
-/* What the library is, and what it claims: the formats whose bounds it is judged by, unless --base
- * or --chain say others. */
+/* The name of the library and its claims: the formats whose bounds judge it, unless --base or
+ * --chain say others. */
 typedef struct {
     int32_t abi;       /* DP_SUBJECT_ABI */
     int32_t kind;      /* DP_SUBJECT_WHOLE or DP_SUBJECT_PER_RANK */
@@ -107,12 +105,12 @@ typedef struct {
     const double *dout, *dfinal_state;
     int32_t chunk; /* tokens a chunk that are asked for, of those that its design names (chunks=);
                       0: its own */
-    /* States in a pool (key session_slots of a case), for a library that writes `pool`: slots; 0:
-     * none, and so where size is too small for this field. Else initial_state is NULL, final_state
-     * not wanted: sequence i begins from slot read_slot[i] of the array `pool` and leaves its state
-     * in write_slot[i]. No slot is written by two, nor read by one and written by another. -1,
-     * both: padding: nothing may be written for that sequence, and its rows of o are not looked
-     * at. All slots that write_slot does not name must keep their bits. */
+    /* States in a pool (key session_slots of a case), for a library that writes `pool`: number of
+     * slots. 0: no pool; also where size is too small for this field. Else initial_state is NULL,
+     * final_state not wanted: sequence i begins from slot read_slot[i] of the array `pool` and
+     * leaves its state in write_slot[i]. No slot is written by two sequences, nor read by one and
+     * written by another. Both -1: padding. Nothing may be written for that sequence, and its rows
+     * of o are not looked at. All slots that write_slot does not name must keep their bits. */
     int32_t nslot;
     const int64_t *read_slot, *write_slot; /* [Nseq] */
     /* GDN-2: [tokens][HV][K], [tokens][HV][V], and beta is NULL; else NULL. GLA, SSD: all three are
@@ -126,17 +124,17 @@ typedef struct {
      * tell (K = 1 is Kg of both). Not there where size is too small for this field. */
     const char *recurrence;
     /* For a library that writes `drafts` beside `pool`: it rolls back by itself. drafts: slots a
-     * sequence has for drafted tokens, told in every call; 0: read_slot and write_slot are all.
-     * Sequence i begins from slot draft_slot[i*drafts + accepted[i] - 1]: so many tokens of its
-     * last call count. In a call of at most `drafts` tokens the state behind token j goes to
-     * draft_slot[i*drafts + j], in a longer one the last state to draft_slot[i*drafts]. -1, 0:
-     * padding. */
+     * sequence has for drafted tokens, in every call. 0: only read_slot and write_slot. Sequence i
+     * begins from slot draft_slot[i*drafts + accepted[i] - 1]: so many tokens of its last call
+     * count. In a call of at most `drafts` tokens the state after token j goes to
+     * draft_slot[i*drafts + j]. In a longer one the last state goes to draft_slot[i*drafts]. Slot
+     * -1 with accepted 0: padding. */
     int32_t drafts;
     const int64_t *draft_slot; /* [Nseq][drafts] */
     const int64_t *accepted;   /* [Nseq] */
     /* [tokens], for a library that writes `trees`, too: the place within its sequence of the token
-     * before, whose state it goes on from; -1: the state that the sequence begins from. NULL:
-     * chains. `accepted` counts up to the place of the last accepted token. */
+     * whose state it continues from. -1: the state that the sequence begins from. NULL: chains.
+     * `accepted` counts up to the place of the last accepted token. */
     const int64_t *parent;
     /* An own recurrence may have a second number [tokens][HV], and steps of an angle
      * [tokens][HV][P]; else NULL. */
@@ -144,9 +142,9 @@ typedef struct {
     int32_t P;
     /* For a library that writes `ring` beside `pool` (key session_ring): it writes no state in most
      * calls, and replays tokens. ring_slot [Nseq]: the slot of each sequence's ring, whose numbers
-     * are the library's own; -1: padding. ring_tokens [Nseq]: tokens since the state in
-     * read_slot, which the sequence's calls so far have left in the ring; an empty ring is NaN.
-     * write_slot -1 beside a read_slot: the state stays, and the call's tokens go to the ring. Else
+     * are the library's own; -1: padding. ring_tokens [Nseq]: tokens since the state in read_slot,
+     * which the sequence's calls so far have left in the ring. An empty ring is NaN. With
+     * write_slot -1 beside a read_slot the state stays, and the call's tokens go to the ring. Else
      * the state behind the call is written. NULL: no rings. */
     const int64_t *ring_slot, *ring_tokens;
     const double *value3, *value4; /* further values [tokens][HV][V] of an own one, or NULL */
@@ -195,18 +193,18 @@ typedef struct {
 const deltaproof_subject_info *deltaproof_subject_about(void);
 
 /* Optional. How the kernel computes, in words with commas between (ref/vocabulary/design.h;
- * `deltaproof run --help`): "" the default of its base (chunks of 64 tokens; base bf16: operands
- * and stored factors bf16, state fp32), else what differs: "chunk=128", "recurrent", "state=bf16",
- * "factors=fp16", "out=fp32", "dq=bf16" (one tensor, after out), "exp=fast" (decays are
- * 2^(g log2 e), as GPUs form them), "inputs=stored" (q and k are rounded like factors before
- * anything else is made of them),
- * "scores=gated" (q k' from rounded operands that carry their decay), "keys=scored" (the key that
- * writes the state is made of the rounded one of the scores), "decays=bf16", "inverse=product",
- * "beta=inverse" (w and u of the inverse times beta, rounded so), "drop=20" (it leaves out states
- * that gates have attenuated below 2^-20: by the sum over tokens of the largest channel gate of
- * each, ref/bound/drop.h), "chunks=16:32" (it takes `chunk` of a problem: `check` holds what those
- * lengths give within both bounds). It is judged by what that design makes of the inputs. A library
- * without this function may be any of the common designs, and is allowed twice as much. */
+ * `deltaproof run --help`). "" is the default of its base: chunks of 64 tokens; base bf16: operands
+ * and stored factors bf16, state fp32. Else it names the differences. Formats and chunks:
+ * "chunk=128", "recurrent", "state=bf16", "factors=fp16", "out=fp32", "dq=bf16" (one tensor, after
+ * out), "decays=bf16". "exp=fast": decays are 2^(g log2 e), as GPUs form them. "inputs=stored": q
+ * and k are rounded like factors first. "scores=gated": q k' from rounded operands that carry their
+ * decay. "keys=scored": the key that writes the state is made of the rounded one of the scores.
+ * "inverse=product", "beta=inverse": w and u of the inverse times beta, rounded so. "drop=20": it
+ * leaves out states that gates have attenuated below 2^-20, by the sum over tokens of the largest
+ * channel gate of each (ref/bound/drop.h). "chunks=16:32": it takes `chunk` of a problem; `check`
+ * compares those lengths within both bounds. It is judged by what that design makes of the inputs.
+ * A library without this function may be any of the common designs, and is allowed twice as
+ * much. */
 const char *deltaproof_subject_design(void);
 
 /* Optional. The recurrences that it computes, with blanks between: "gdn", "kda", "mkda", "gdn2",

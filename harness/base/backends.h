@@ -6,10 +6,10 @@
 extern "C" {
 #endif
 
-/* sim: the simulated ranks. cuda: the kernels of gpu/, ranks as threads that share devices; nccl: a
- * device each, or processes that share them. lapack: the simulated ranks over CBLAS and LAPACKE.
- * mpi: each of the simulated ranks a process of its own, with messages between them.
- * file: tensors that another program wrote (judge.h); subject: a shared library (subject.h). */
+/* sim: the simulated ranks. cuda: the kernels of gpu/, ranks as threads that share devices. nccl:
+ * the same with a device for each rank, or processes that share them. lapack: the simulated ranks
+ * over CBLAS and LAPACKE. mpi: each simulated rank is a process, with messages between them. file:
+ * tensors that another program wrote (judge.h). subject: a shared library (subject.h). */
 typedef enum {
     DP_BACKEND_SIM,
     DP_BACKEND_CUDA,
@@ -29,10 +29,10 @@ typedef struct {
     unsigned peers : 1;      /* ranks are the processes of one mpirun */
     unsigned on_device : 1;  /* on CUDA devices: no fp64, no chain of bf16 states, variants */
     unsigned processes : 1;  /* may need processes that are started before anything else */
-    unsigned by_default : 1; /* runs where no --backend is given */
+    unsigned by_default : 1; /* runs without --backend */
     unsigned unsaid : 1;     /* an ID does not say it */
     unsigned on_cpu : 1;     /* many cases may run side by side */
-    unsigned owns : 1;       /* ranks may own tokens in any way (ref/vocabulary/own.h) */
+    unsigned owns : 1;       /* ranks may own tokens by any table (ref/vocabulary/own.h) */
 } dp_backend_traits;
 extern const dp_backend_traits dp_backends[DP_NBACKENDS];
 

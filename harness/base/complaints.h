@@ -12,7 +12,7 @@ typedef struct {
     char text[sizeof((dp_err *)0)->msg]; /* one a line */
 } dp_complaints;
 
-/* Adds a printf message, in which nothing speaks to a terminal. */
+/* Adds a printf message; control characters in it are made printable. */
 void dp_complain(dp_complaints *all, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* DP_OK without complaints; else DP_EINPUT: one complaint is the message, several are its lines. */

@@ -1,10 +1,10 @@
 /* harness/base/home.h - where the cases and reports/ of this program lie, whatever folder it is
  * started in.
  *
- * Code runs from that tree (reports/), so nothing of the present folder can stand in for it: the
- * tree is the folder above the build folder that the program's own file lies in, else
- * PREFIX/share/deltaproof of an installed PREFIX/bin/deltaproof, else the source tree that was
- * compiled in; never one that every user may write to.
+ * Code runs from that tree (reports/), so nothing of the present folder can replace it. The tree is
+ * the folder above the build folder of the program's own file. Of an installed
+ * PREFIX/bin/deltaproof it is PREFIX/share/deltaproof, else the source tree that was compiled in. A
+ * tree that every user may write to is never used.
  */
 #ifndef DP_HOME_H
 #define DP_HOME_H
@@ -19,9 +19,9 @@ const char *dp_home(const char *name);
  * a wheel have it, else harness/ of the tree. */
 const char *dp_home_include(void);
 
-/* Folder of computed truths where no option names one: build/cache of a source tree; of an
- * installed program the user's ($XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof; NULL: neither
- * is set).
+/* Folder of computed truths where no option names one. A source tree has build/cache, an installed
+ * program the user's folder: $XDG_CACHE_HOME/deltaproof, else ~/.cache/deltaproof. NULL: neither is
+ * set.
  */
 const char *dp_home_cache(void);
 
@@ -29,8 +29,8 @@ const char *dp_home_cache(void);
  * build folder, or in the installed tree), else python3. */
 const char *dp_python(void);
 
-/* Arguments that come between the interpreter and its script: isolated mode, which takes no code
- * from the present folder, the user's own packages or PYTHON* variables. */
+/* Arguments between the interpreter and its script. Isolated mode takes no code from the present
+ * folder, the user's own packages or PYTHON* variables. */
 #define DP_PYTHON_ISOLATED "-I", "-B"
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
 /* harness/base/startup.h - what the program asks of the process that it runs in, and how it may
  * end.
  *
- * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. A library that ends
- * the program by itself (threads that cannot be started), output that cannot be written and a
- * signal end it with another status and a message.
+ * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. Another status, with
+ * a message, ends the program on a signal, on output that cannot be written, and where a library
+ * ends it (threads that cannot be started).
  */
 #ifndef DP_STARTUP_H
 #define DP_STARTUP_H
@@ -22,7 +22,7 @@ int dp_under_mpirun(void);
 int dp_ending(int status);
 
 /* Said once, from a thread of its own, when SIGINT, SIGTERM or SIGHUP ends the program: what is
- * finished. What was being written is removed. A second signal ends it at once. */
+ * finished. Files in progress are removed. A second signal ends it at once. */
 void dp_on_interrupt(void (*say)(void *arg), void *arg);
 
 /* For processes that were forked: signals as in a new program. */

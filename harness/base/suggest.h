@@ -5,12 +5,12 @@
 extern "C" {
 #endif
 
-/* Letters changed, left out, put in or exchanged with their neighbour to make b of a, whatever
- * their case; 64 where a word has more than 63. */
+/* Edits that make b of a, in any case: letters changed, left out, put in, or exchanged with their
+ * neighbour. 64 where a word has more than 63. */
 int dp_word_distance(const char *a, const char *b);
 
-/* The name at the least distance, at most a third of the word's letters; else the first that begins
- * with the word; NULL: none is near. */
+/* The nearest name, at a distance of at most a third of the word's letters. Else the first that
+ * begins with the word; NULL: none is near. */
 const char *dp_suggest(const char *word, const char *const *names, int n);
 
 #ifdef __cplusplus

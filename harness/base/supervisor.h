@@ -1,10 +1,10 @@
 /* harness/base/supervisor.h - a group of processes that ends as a whole, whatever they started.
  *
- * This program starts its own file again as a supervisor, which starts the processes of the group
- * from the same file and is what the kernel gives their orphans to (PR_SET_CHILD_SUBREAPER): a
- * process that forks, leaves its session or its parent stays below it. The supervisor ends them all
- * when it is told to, and when this program is gone, by whatever signal (it then reads the end of
- * their socket). It has a session of its own, so that Ctrl-C does not reach the group.
+ * This program starts its own file again as a supervisor, which starts the processes of the group.
+ * The kernel makes orphans its children (PR_SET_CHILD_SUBREAPER). So a process that forks, leaves
+ * its session or its parent stays below it. The supervisor ends them all when it is told to. It
+ * also does when this program is gone, by any signal: it then reads the end of their socket. It has
+ * a session of its own, so that Ctrl-C does not reach the group.
  *
  * This contains mistakes and their consequences. It is no sandbox: a process that wants to can end
  * its supervisor; that is noticed, and what is left in the session is ended.

@@ -9,16 +9,16 @@ extern "C" {
 
 typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
 
-/* Is it a terminal that moves its cursor (TERM is not dumb)? What mpirun gives its processes is
- * none, though it looks like one: no one watches it. */
+/* Is it a terminal that moves its cursor (TERM is not dumb)? The terminals of mpirun's processes do
+ * not count: nobody watches them. */
 int dp_is_terminal(FILE *f);
 
 /* Prints `text` in a field of `width` columns (0: as it is); coloured on a terminal where NO_COLOR
  * is not set. */
 void dp_put(FILE *f, dp_paint paint, const char *text, int width);
 
-/* Prints the words of `text` behind `indent` columns that are written already, and lines that begin
- * there, of at most 80 columns where no word is longer. */
+/* Prints the words of `text` after `indent` columns that are written already. Further lines begin
+ * there, and have at most 80 columns unless a word is longer. */
 void dp_put_words(FILE *f, int indent, const char *text);
 /* The same on a terminal, where `text` does not fit; else `text` in one line, for programs. */
 void dp_put_line(FILE *f, int indent, const char *text);

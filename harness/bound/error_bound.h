@@ -1,10 +1,10 @@
-/* harness/bound/error_bound.h - what error a base policy and a chain format may make on a problem
- * split over N ranks: the bounds of ref/bound/bound.h carried through the whole pipeline (math.md
- * j.2, j.3, j.4, j.6). From inputs and fp64 reference values, never from the subject.
- * First order; row = one token's vector (or one state), as dp_result_shape counts rows; bounds are
- * 2-norms, absolute. p = 1, sound: worst case, for M, H, S_in and the states (rows of o and of
- * token gradients are left out: there it is far above the tensor itself). p = 2, probable:
- * DP_LAMBDA standard deviations, for everything.
+/* harness/bound/error_bound.h - the error that a base policy and a chain format may make on a
+ * problem split over N ranks. The bounds of ref/bound/bound.h are carried through the whole
+ * pipeline (math.md j.2, j.3, j.4, j.6). From inputs and fp64 reference values, never from the
+ * subject. First order. A row is one token's vector or one state, as dp_result_shape counts rows;
+ * bounds are absolute 2-norms. With p = 1, sound: worst case, for M, H, S_in and the states. Rows
+ * of o and of token gradients are left out: their worst case is far above the tensor itself. With p
+ * = 2, probable: DP_LAMBDA standard deviations, for everything.
  */
 #ifndef DP_ERROR_BOUND_H
 #define DP_ERROR_BOUND_H
@@ -15,24 +15,23 @@
 extern "C" {
 #endif
 
-/* Errors of the activations (math.md c): of q, k, beta relative, without .g; and of the gate of one
- * token, head and channel: value, derivatives by raw gate and A_log, absolute error of the value,
- * RELATIVE error of both derivatives. Derived above the code. */
+/* Errors of the activations (math.md c). Those of q, k, beta are relative, without .g. Those of the
+ * gate of one token, head and channel: absolute error of its value, RELATIVE error of its
+ * derivatives by raw gate and A_log. Derived above the code. */
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r);
 typedef struct {
     double g, dx, dA, Dg, Ddx;
 } dp_gate_error;
 dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u);
 
-/* Where the subject does not get p's q, k and v but computes them (op step): bounds of the absolute
- * error of each of its entries, laid out as q, k, v;
- * NULL: it gets them as they are. In an activated row they count as relative errors of the entries
- * and, through its 1/norm, of the whole. */
+/* Bounds of the absolute error of each entry of q, k and v, where the subject computes them (op
+ * step). NULL: it gets them. In an activated row they count as relative errors of the entries and,
+ * through its 1/norm, of the whole. */
 typedef struct {
     double *q, *k, *v;
 } dp_raw_error;
 
-/* What no chain format changes: reference run and chunk bounds of (problem, base, N). */
+/* The part that no chain format changes: reference run and chunk bounds of (problem, base, N). */
 typedef struct {
     dp_sim *ref; /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
@@ -43,7 +42,7 @@ typedef struct {
     double *Dg;             /* [T][HV][Kg] error of the log decay */
     double *Dphi;           /* [T][HV][P] of the sum of angles; NULL: no rotation */
     dp_raw_error raw_error; /* borrowed */
-    int entries;            /* was it given any, zeros or not? */
+    int entries;            /* did it get any, zeros or not? */
     double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last
                                      run: often the same for the next format */
 } dp_error_bound_base;
@@ -59,17 +58,17 @@ typedef struct {
     double *row[DP_NRESULTS]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH; /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];                /* M of ref->traj_rank (HV = 1) */
-    double *entry[DP_NQKV],
-        *rest[DP_NQKV]; /* dq, dk, dv where the base was given errors of q, k or v (op step goes on
-                     from them), else NULL: squares of the probable errors without DP_LAMBDA, of
-                     every entry, and of a row as a whole on top of that */
+    /* dq, dk, dv where the base got errors of q, k or v (op step continues from them), else NULL:
+     * squares of the probable errors without DP_LAMBDA, of every entry, and of a row as a whole on
+     * top of that */
+    double *entry[DP_NQKV], *rest[DP_NQKV];
 } dp_error_bound;
 /* Allocates and fills *out; *w keeps what the next format may share. */
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
 /* Frees what it holds; the struct is the caller's. */
 void dp_error_bound_free(dp_error_bound *b);
-/* Allocates *out for p split over N ranks (entries: entry and rest too), and its arrays as cache
- * parts (ref/files/cache.h); returns their number, at most DP_ERROR_BOUND_PARTS. */
+/* Allocates *out for p split over N ranks (entries: entry and rest too). Its arrays become cache
+ * parts (ref/files/cache.h). Returns their number, at most DP_ERROR_BOUND_PARTS. */
 #define DP_ERROR_BOUND_PARTS 24
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out);

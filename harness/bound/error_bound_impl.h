@@ -48,14 +48,14 @@ double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t r
 /* dp_error_bound_inputs of the base's own problem and policy. */
 dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w);
 
-/* Rows of a chunk in a tensor [token][.][R] of the given width: the first row, the distance between
- * tokens, R, and how many. */
+/* Rows of a chunk in a tensor [token][.][R] of that width: the first row, the distance between
+ * tokens, R, and the number of rows. */
 typedef struct {
     int64_t first, step;
     int R, rows, width;
 } dp_chunk_rows;
-/* Relative errors of the entries of a chunk's rows [rows][width], to be freed (NULL: err is), and
- * in *row, unless NULL, at least what they make of 1/norm of any of them. */
+/* Relative errors of the entries of a chunk's rows [rows][width], to be freed; NULL if err is.
+ * *row, unless NULL, gets at least the error of 1/norm of any row. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
                           dp_chunk_rows at, double *row);
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
@@ -64,14 +64,14 @@ double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_roundi
  * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
 void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
                       double *rel);
-/* The error that its rotation adds to a row, relative to its 2-norm, by the angles of token t and
- * head hv; dphi NULL, t < 0: there is none. */
+/* The error that a row's rotation adds, relative to its 2-norm, from the angles of token t and head
+ * hv. With dphi NULL or t < 0 there is none. */
 double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u);
 /* |err| / |x| of one row; err NULL: 0. */
 double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width);
 
-/* Error of M after a chain. What truncation adds to a probable bound is a worst case: bias is
- * divided by lambda, since everything is multiplied by it at the end. */
+/* Error of M after a chain. Truncation adds a worst case to a probable bound: bias is divided by
+ * lambda, since everything is multiplied by it at the end. */
 typedef struct {
     double *b, bias, fro;
 } dp_chain_error;
@@ -81,8 +81,8 @@ typedef struct {
     int g0, g1, hv, trans;
     dp_format format;
 } dp_chain_span;
-/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w, which start
- * without error: [N*HV] -> state error, NULL where none arrives, to be freed; fro [N*HV], or NULL:
+/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w, which starts
+ * without error. [N*HV] -> state error, NULL where none arrives, to be freed. fro [N*HV], or NULL:
  * their Frobenius bounds. chain: the format of products of M. */
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
                             const dp_chain_error *bM, double **eH, double *fro);

@@ -8,7 +8,7 @@
  *     rank    off <- the larger one of off and (|M| + off_M) off + off_M |S| + off_H
  *
  * The last row is for exchanges of pairs. off_H and off_M belong to the recurrences from zeros and
- * from the identity, over the tokens of one rank. The product of a bounds |M|.
+ * from the identity, over one rank's tokens. The product of a bounds |M|.
  *
  * The gradient G of the state does not depend on the state. Neither do dU = k G and dE = beta dU.
  * With G as the keys of a token meet it, and off behind the token:

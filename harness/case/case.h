@@ -1,11 +1,11 @@
 /* harness/case/case.h - a case: what to run, on which inputs, over which ranks and policies, read
  * from a *.case file.
  *
- * File format: `key = value`, one a line; '#' at the start of a line or after a space starts a
- * comment; numbers decimal or hex floats (0x1.8p-3); lists separated by commas. Required: reason,
+ * File format: `key = value`, one a line. A '#' at the start of a line or after a space starts a
+ * comment. Numbers are decimal or hex floats (0x1.8p-3); commas separate lists. Required: reason,
  * source, op. Paths are relative to the case file's folder. The table of keys (name, type, default,
- * meaning) is in casefile.c; dp_case_print_keys prints it.
- * Every refusal names file, line, key and value (DP_EINPUT).
+ * meaning) is in casefile.c; dp_case_print_keys prints it. Every refusal names file, line, key and
+ * value (DP_EINPUT).
  */
 #ifndef DP_CASE_H
 #define DP_CASE_H
@@ -22,16 +22,16 @@
 extern "C" {
 #endif
 
-/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states passed through),
- * double-double above; MPFR for whatever double-double refuses, and for base fp64 where its radii
- * are not far below what fp64 rounds. */
+/* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states that it computes),
+ * double-double above. MPFR serves whatever double-double refuses, and base fp64 where its radii
+ * are not far below fp64's roundings. */
 typedef enum { DP_PICK_AUTO, DP_PICK_MPFR, DP_PICK_DD, DP_NTRUTH_PICKS } dp_truth_pick;
 extern const char *const dp_truth_pick_names[DP_NTRUTH_PICKS];
 
 typedef struct {
     char *name; /* the file's name without .case */
     char *path;
-    char *text; /* of its file; NULL: its tensors were given */
+    char *text; /* of its file; NULL: the caller set its tensors */
     char *reason, *source;
     char *unjudged; /* "NAMES: REASON" of tensors that may be; NULL: none */
     dp_op op;       /* its row: case/operations.c */
@@ -60,11 +60,11 @@ typedef struct {
                               DP_FP32 or DP_FP64 */
 
     /* Which of the next four are there: has_problem, has_conv, has_front, has_factors of its row
-     * (operations.h). Those that are, are complete and checked. */
+     * (operations.h). Those are complete and checked. */
     dp_problem p;
     dp_conv conv;
-    /* What stands in front of q, k and v, without dy, and the radius of its outputs; p
-     * is the recurrence behind it, on the true outputs (step.h) */
+    /* The convolutions before q, k and v, without dy, and the radius of their outputs. The
+     * recurrence p reads the true outputs (step.h) */
     struct {
         int on[3];
         dp_conv conv[3];
@@ -88,11 +88,10 @@ int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* The file is a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or the name of one
- * that lies among the cases: from here on every case of a recurrence is of that one, whatever its
- * op. */
+ * among the cases. From then on every case of a recurrence is of that one, whatever its op. */
 dp_status dp_case_recurrence(const char *path, dp_err *e);
-/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`): p and conv hold the
- * shapes that the case file itself states, 0 for those that it leaves to its data. */
+/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`). p and conv then have
+ * the shapes that the case file states, 0 for those that it leaves to its data. */
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
 /* The same from the text of a file; path serves messages, the name, and the folder that `data` is
  * relative to. */

@@ -1,6 +1,6 @@
-/* harness/case/case_inputs.h - the input tensors of a case: the rows of the table of tensors that
- * its op has (ref/vocabulary/tensors.h, of a convolution ref/chunk/conv.h), with their
- * shapes and where each lies in the case. */
+/* harness/case/case_inputs.h - the input tensors of a case, with their shapes and their places in
+ * the case. They are the rows of the table that its op has (ref/vocabulary/tensors.h, of a
+ * convolution ref/chunk/conv.h). */
 #ifndef DP_CASE_INPUTS_H
 #define DP_CASE_INPUTS_H
 #include "case.h"

@@ -17,17 +17,17 @@ dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e);
 /* The format of the key dtype. */
 dp_format dp_case_dtype(const dp_casefile *f);
 
-/* case_shape.c: the shapes, from the file's keys and from the data d (NULL: none is read); they
+/* case_shape.c: the shapes, from the file's keys and from the data d (NULL: none is read). They
  * must agree, and fit into memory. *tokens: those of d, 0 without it. */
 #define DP_CONV_MAX_WIDTH 64 /* of a convolution, as the key W */
-/* Of all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients
- * are 6.7e8. */
+/* For all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients are
+ * 6.7e8. */
 #define DP_CASE_MAX_NUMBERS (1ll << 30)
 /* Fills shapes and cu of *c; the inputs stay NULL. */
 dp_status dp_case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
                          dp_err *e);
-/* What the case says about a dimension against what the data has; 0 from either side: it does not
- * say. dflt: where neither does. */
+/* A dimension as the case states it against that of the data; 0: not stated. dflt: neither states
+ * it. */
 dp_status dp_case_agree(const dp_casefile *f, const char *key, int64_t stated, int64_t found,
                         int64_t dflt, int64_t *out, dp_err *e);
 /* The key T, at most the tokens that the data has; all of them where it does not say. */
@@ -86,14 +86,14 @@ void dp_convolution_fill(dp_case *c);
 void dp_convolution_fill_gradients(const dp_casefile *f, dp_case *c);
 void dp_convolution_describe(const dp_case *c, int ranks, char *out, size_t size);
 void dp_convolution_write(const dp_case *c, FILE *f);
-/* op_step.c: the convolutions in front of a recurrence that is complete. */
+/* op_step.c: the convolutions before a complete recurrence. */
 dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 
 /* op_session.c: a recurrence in calls. */
 dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                            int64_t *tokens, dp_err *e);
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
-/* The same with the convolutions of a step in front. */
+/* The same with the convolutions of a step. */
 dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size);
 void dp_session_write(const dp_case *c, FILE *f);

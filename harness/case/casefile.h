@@ -21,8 +21,8 @@ enum {
     DP_CF_STEP_SESSION = 64
 }; /* which operations take a key (operations.h); step and sessions take those of REC too */
 
-/* What a case may ask for: a row each in operations.c. The key op names a model of the first, or
- * one of the others; the last two are the first and a step with the key session. */
+/* The operations of a case: a row each in operations.c. The key op names a model of the first, or
+ * one of the others. The last two are the first and a step with the key session. */
 typedef enum {
     DP_OP_RECURRENCE,
     DP_OP_CHAIN,

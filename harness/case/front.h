@@ -1,7 +1,7 @@
-/* harness/case/front.h - the convolutions in front of q, k and v of a case (op step).
+/* harness/case/front.h - the convolutions before q, k and v of a case (op step).
  *
- * q, k, v of the recurrence are those of the convolution in MPFR, rounded to double; what that
- * leaves open is dp_problem.input_error, which the radius of every result carries.
+ * q, k, v of the recurrence are those of the convolution in MPFR, rounded to double. The rounding
+ * is dp_problem.input_error, which the radius of every result carries.
  */
 #ifndef DP_FRONT_H
 #define DP_FRONT_H
@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* Puts the convolutions of c->step in front of c->p: its q, k, v are x on entry and the true
- * outputs on return. DP_EINPUT: an output without value. */
+/* Puts the convolutions of c->step before c->p: its q, k, v are x on entry and the true outputs on
+ * return. DP_EINPUT: an output without value. */
 dp_status dp_step_build(dp_case *c, dp_err *e);
 /* Frees what it holds; the struct is the caller's. */
 void dp_step_free(dp_case *c);

@@ -1,5 +1,5 @@
-/* harness/case/operations.h - what a case may ask for, a row each: what the rest of the program
- * would have to ask an operation's name for stands here as a field with a meaning of its own.
+/* harness/case/operations.h - the operations of a case, a row each. The rest of the program reads
+ * fields of the row, and never asks for an operation's name.
  *
  * To add one: its word and its row (casefile.h, operations.c), its file beside op_conv.c with the
  * functions below, and who runs and judges it (harness/run/run.c). A recurrence is no operation of
@@ -19,7 +19,7 @@ enum {
     DP_FAULTS_OF_CHAIN = 2,   /* the format of the M chain, which is a stage too */
     DP_FAULTS_OF_CONV = 4,    /* a convolution */
     DP_FAULTS_OF_REPEATS = 8, /* what differs between two runs of the same inputs */
-    DP_FAULTS_OF_CALLS = 16,  /* what the calls of a session hand on */
+    DP_FAULTS_OF_CALLS = 16,  /* data that the calls of a session pass on */
 };
 
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct {
     unsigned has_problem : 1;   /* dp_case.p is complete */
     unsigned has_conv : 1;      /* dp_case.conv is complete */
     unsigned has_factors : 1;   /* dp_case.ch: drawn where they are used, no tensors of a case */
-    unsigned has_front : 1;     /* dp_case.step: convolutions in front of p */
+    unsigned has_front : 1;     /* dp_case.step: convolutions before p */
     unsigned has_ranks : 1;     /* ranks share its tokens; else its axis is DP_AXIS_CHUNKS */
     unsigned has_stages : 1;    /* `bisect stage` says which one is wrong */
     unsigned shrinks : 1;       /* can be shrunk; else what fails in it can */

@@ -15,8 +15,8 @@ typedef struct {
 
 /* bisect_ranks.c: the simulated ranks, each stage on true inputs. */
 int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e);
-/* bisect_shown.c: a shared library, or tensors in a file: the stages that they show. c is given the
- * one run that is judged. */
+/* bisect_shown.c: a shared library, or tensors in a file: the stages that they show. c has the one
+ * run that is judged. */
 int dp_bisect_shown(const dp_bisect_options *o, dp_case *c, dp_err *e);
 /* bisect_precision.c: which stages need a wider format. */
 int dp_bisect_precision(const dp_bisect_options *o, const dp_case *c, dp_err *e);

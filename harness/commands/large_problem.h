@@ -4,9 +4,9 @@
 #define DP_LARGE_PROBLEM_H
 #include "harness/case/case.h"
 
-/* tokens of one sequence (0: as many as the case), heads value and key heads, no initial state; do
- * where backward and the case has it. The same bits for any number of threads. To be freed by
- * dp_problem_free. */
+/* One sequence of so many tokens (0: as many as the case) with so many value and key heads and no
+ * initial state. It has do where backward and the case has it. The same bits for any number of
+ * threads. To be freed by dp_problem_free. */
 dp_problem dp_large_problem(const dp_case *c, int64_t tokens, int heads, int backward,
                             uint64_t seed);
 

@@ -1,5 +1,6 @@
-/* harness/commands/old_outputs.h - what an earlier command left where this one will write: removed
- * before anything is computed, so that a program which ends early leaves no older verdict. */
+/* harness/commands/old_outputs.h - outputs of an earlier command in the same place. They are
+ * removed before anything is computed, so that a program which ends early leaves no older
+ * verdict. */
 #ifndef DP_OLD_OUTPUTS_H
 #define DP_OLD_OUTPUTS_H
 
@@ -7,8 +8,8 @@
  * none). Nothing else in it is this program's. */
 void dp_old_outputs_remove(const char *folder);
 
-/* The same at the program's end, where that is a failure and comes before _forget: of the folder
- * that the arguments name as --out, which may be wrong. */
+/* The same at the program's end, if that is a failure before _forget. The folder is the one that
+ * the arguments name as --out, which may be wrong. */
 void dp_old_outputs_expect(int argc, char **argv);
 void dp_old_outputs_forget(void);
 

@@ -22,17 +22,17 @@ typedef struct {
     const char *writes;                    /* by the program; NULL: o */
     const char *out_dir, *json, *output;   /* what is written */
     const char *outputs, *layout; /* tensors that another program computed, axes of its states */
-    int tries;                    /* of a search; 0: not given */
-    double seconds;               /* of a search; 0: not given */
+    int tries;                    /* of a search; 0: not set */
+    double seconds;               /* of a search; 0: not set */
     const char *design;           /* how the subject computes; NULL: as it declares */
-    int drop;                     /* bits of --claim-drop; 0: not given */
+    int drop;                     /* bits of --claim-drop; 0: not set */
     const char *unjudged;         /* names of tensors that may be; NULL: none */
     dp_provenance provenance;     /* its label, commit and notes */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
     int nname;
     const char *name[256];
-    int nranks, nbase, nchain, nmerge, npayload, nown, nbackend; /* 0: not given */
+    int nranks, nbase, nchain, nmerge, npayload, nown, nbackend; /* 0: not set */
     int ranks[16];
     dp_base base[DP_NBASES];
     dp_format chain[DP_NFORMATS];
@@ -41,9 +41,9 @@ typedef struct {
     dp_own own[DP_NOWNS];
     dp_backend backend[DP_NBACKENDS];
     dp_fault fault;
-    double limit_s; /* 0: not given */
-    int64_t memory; /* bytes; 0: not given */
-    int has_truth;  /* 0: truth is not given */
+    double limit_s; /* 0: not set */
+    int64_t memory; /* bytes; 0: not set */
+    int has_truth;  /* 0: truth is not set */
     dp_truth_pick truth;
     int nagain; /* words of what a run is not had again without: option, value, option, .. */
     const char *again[DP_AGAIN_WORDS];
@@ -106,7 +106,7 @@ enum {
             "no cache)",                                                                       \
             0                                                                                  \
     }
-/* What one of these is for differs from command to command; its name and its value do not. */
+/* These options differ from command to command in their text; their name and value do not. */
 #define DP_ROW_SUBJECT(WHAT) \
     { "subject", DP_OPT_SUBJECT, "LIB", 0, WHAT, 0 }
 #define DP_ROW_OUTPUTS(WHAT) \
@@ -269,11 +269,11 @@ int dp_options_idle_design(const dp_options *o);
 #define DP_IDLE_DESIGN \
     "--design is said of --subject, --run and --serve; run --backend lapack takes it, too"
 /* Opens it, with the claims of --base, --chain and --design, a library's own where they say
- * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are given; a program without
+ * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are named; a program without
  * --base. */
 dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e);
-/* " --cases DIR --subject ./libmine.so --limit 5", as a shell takes it, or "": what a run is not
- * had again without, beside its ID; without foreign of the project's own ranks. To be freed. */
+/* " --cases DIR --subject ./libmine.so --limit 5", as a shell takes it, or "": the options that
+ * repeat a run, beside its ID. Without foreign: of the project's own ranks. To be freed. */
 char *dp_options_again_text(const dp_options *o, int foreign);
 /* " DIR/results.json" or what --json names, as a shell takes it; NULL: no file gets the record. To
  * be freed. */
@@ -288,8 +288,8 @@ FILE *dp_options_table(const dp_options *o);
 /* The files of the cases that are named, of all cases where none is; to be freed, each and all. */
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e);
 
-/* The one run that options of `one` ask for: where they say nothing what the library claims, else
- * the case's first that the backend has, and its largest number of ranks. */
+/* The one run that options of `one` ask for. Where they are silent it has the library's claims,
+ * else the case's first that the backend has, and its largest number of ranks. */
 typedef struct {
     int ranks;
     dp_base base;

@@ -1,5 +1,5 @@
-/* harness/commands/parse.h - the options of a command as argp has them, with -h, examples at the
- * end of --help, and the nearest name where an option is not known. */
+/* harness/commands/parse.h - the options of a command by argp. It adds -h, examples at the end of
+ * --help, and the nearest name of an unknown option. */
 #ifndef DP_PARSE_H
 #define DP_PARSE_H
 #include <argp.h>
@@ -7,7 +7,7 @@
 /* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */
 void dp_parse_examples(const char *lines);
 
-/* Those lines; "" before any were given. */
+/* Those lines; "" before any were set. */
 const char *dp_examples(void);
 
 /* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2.

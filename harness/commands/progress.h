@@ -4,7 +4,7 @@
 #define DP_PROGRESS_H
 #include "harness/record/run.h"
 
-/* What is counted of one case while it runs. */
+/* Counts of one case while it runs. */
 typedef struct dp_tally {
     const char *case_name;
     FILE *table; /* where its lines go */
@@ -24,8 +24,8 @@ void dp_progress_end(dp_tally *t);
 /* For dp_on_interrupt; arg: the FILE. */
 void dp_progress_say(void *file);
 
-/* `cases` of this cost together are to be run; then each that is finished: on a terminal the status
- * line says how many, for how long, and about how long it will still take. */
+/* `cases` of this total cost are to be run; then each that is finished. On a terminal the status
+ * line says how many, for how long, and about how long the rest will take. */
 void dp_progress_expect(int cases, double cost);
 void dp_progress_finished(double cost);
 

@@ -16,7 +16,8 @@ typedef struct {
 /* Appends the runs in the order of the cases; returns how many cases could not be judged, each
  * with its reason on standard error. */
 int dp_run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs);
-/* In another process than the first, which has the same cases: runs those that it is given. */
+/* In another process than the first, which has the same cases: runs those that the first one
+ * assigns. */
 void dp_run_given_cases(const dp_batch *b, int n, dp_case *const *cases);
 
 #endif

@@ -7,7 +7,7 @@
 /* Are one case and a file to write named? 0, or 2 after a message. command: its name. */
 int dp_write_case_usage(const char *command, const dp_options *o);
 
-/* Loads the case and has it written: op chain: the factors, fp32, for a kernel that multiplies them
+/* Loads the case and has it written. Op chain: the factors, fp32, for a kernel that multiplies them
  * elsewhere; a recurrence by `write`; other ops are refused. The exit status. */
 int dp_write_case(const char *command, const dp_options *o,
                   dp_status (*write)(const dp_case *c, void *arg, dp_err *e), void *arg);

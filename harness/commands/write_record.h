@@ -6,7 +6,7 @@
 #include "options.h"
 
 /* Can everything that the command will write be written? Asked before it; 0, or 2 after a message.
- * What an earlier command left in the folder of --out is then gone. */
+ * It also removes an earlier command's outputs in the folder of --out. */
 int dp_outputs_check(const dp_options *o);
 
 /* Writes, prints digest and verdict; the exit status of the command. */

@@ -1,5 +1,5 @@
 /* harness/device/device_apart.h - ranks over NCCL that are the processes of one mpirun or torchrun,
- * on any hosts, a device each: the first process hands each its tokens and NCCL's unique id, is
+ * on any hosts, a device each. The first process sends each its tokens and NCCL's unique id, is
  * rank 0 itself, and gets their results (harness/mpi/processes.h).
  */
 #ifndef DP_CUDA_APART_H
@@ -14,7 +14,7 @@ dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_resu
 
 /* The same of convolutions: dp_cuda_conv_parts, in device_conv.c. */
 
-/* What the other processes do for that (dp_mpi_serve); a build without CUDA kernels never asks. */
+/* Jobs of the other processes for that (dp_mpi_serve); a build without CUDA kernels never asks. */
 enum { DP_MPI_DEVICE = 16, DP_MPI_DEVICE_CONV };
 extern const dp_mpi_worker dp_apart_worker, dp_apart_conv_worker;
 #endif

@@ -4,7 +4,7 @@
 #include "device_procs.h"
 #include "device_ranks.h"
 
-/* Ranks that share a device use one stream of it, in turns. */
+/* Ranks that share a device use one stream of it, one after another. */
 struct dp_in_order {
     volatile int turn, failed;
     cudaStream_t stream[DP_PROCS_MOST];
@@ -34,8 +34,8 @@ dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_
 dp_status dp_rank_job_plan(const dp_rank_job *j, int rank, dpg_plan **plan, dp_err *e);
 /* DP_EINPUT: the kernels do not take it. Costs no communicator. */
 dp_status dp_rank_job_try(const dp_rank_job *one, dp_err *e);
-/* What all ranks have noted, into out; their dA_log and ddt_bias, which every rank must hold alike,
- * into that of the first job. */
+/* Copies the notes of all ranks into out. Every rank must have the same dA_log and ddt_bias; they
+ * go into those of the first job. */
 dp_status dp_rank_jobs_note(const dp_rank_job *job, int N, dp_cuda_result *out, dp_err *e);
 /* Room for the results of N ranks. */
 void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int backward);

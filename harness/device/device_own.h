@@ -15,10 +15,10 @@ typedef struct {
 /* To be freed; of a T that N does not divide it has no part. */
 dp_own_table dp_own_table_of(dp_owners o, int64_t T, int N);
 void dp_own_table_free(dp_own_table *t);
-/* What the kernels are told; borrows the table. */
+/* The kernels' form of the table; borrows it. */
 dpg_owners dp_own_for_kernels(const dp_own_table *t, dp_owners o);
 int64_t dp_own_tokens(const dp_own_table *t, int rank);
-/* The rank's tokens of a tensor of all, `each` numbers a token, from `all` to `own`, one part after
- * the other; back: from `own` to `all`. */
+/* Copies the rank's tokens, `each` numbers a token, from `all` to `own`, one part after the other;
+ * back: from `own` to `all`. */
 void dp_own_copy(const dp_own_table *t, int rank, int64_t each, double *all, double *own, int back);
 #endif

@@ -1,6 +1,6 @@
 /* harness/device/device_procs.h - ranks over NCCL as processes, for more ranks than there are
- * devices: they are started before this process calls CUDA, wait for runs, and find a run's inputs
- * and leave its results in memory that all map at the same address.
+ * devices. They are started before this process calls CUDA, and wait for runs. A run's inputs and
+ * results lie in memory that all map at the same address.
  */
 #ifndef DP_CUDA_PROCS_H
 #define DP_CUDA_PROCS_H
@@ -14,9 +14,9 @@ int dp_procs_started(void);
 void *dp_procs_alloc(size_t bytes);
 double *dp_procs_copy(const double *x, int64_t n); /* NULL for NULL */
 /* body(jobs, rank, c) in the process of every rank, with what dp_procs_alloc gave; c: its
- * communicator, or NULL and why says why there is none. It sets *state[rank] before it returns. -1,
- * or a rank whose process is gone or has not come back some seconds after another failed. e: no
- * processes, or no communicators. */
+ * communicator, or NULL and why says why there is none. It sets *state[rank] before it returns.
+ * *left is -1, or a rank whose process is gone or has not returned some seconds after another
+ * failed. e: no processes, or no communicators. */
 typedef void (*dp_procs_body)(void *jobs, int rank, dpg_comm *c, const dp_err *why);
 dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_state *const *state,
                        double limit_s, int *left, dp_err *e);

@@ -1,5 +1,5 @@
-/* harness/device/device_ranks.h - the ranks of a run on CUDA devices, each a thread or a process:
- * their communicators, their start, and their end when one of them never comes back. */
+/* harness/device/device_ranks.h - the ranks of a run on CUDA devices, each a thread or a process.
+ * It has their communicators, their start, and their end when one of them never returns. */
 #ifndef DP_CUDA_RANKS_H
 #define DP_CUDA_RANKS_H
 #include "device_memory.h"
@@ -7,7 +7,7 @@
 
 typedef enum { DP_RANK_RUNS, DP_RANK_ENDED, DP_RANK_FAILED } dp_rank_state;
 
-/* What every rank has, whatever it runs: the first member of its job. */
+/* Fields that every rank has, whatever it runs: the first member of its job. */
 typedef struct {
     dp_device dev;
     dpg_comm *comm; /* NULL with one rank */
@@ -26,8 +26,8 @@ typedef struct {
 
 /* Zeros for N jobs; dp_ranks_free. */
 void *dp_ranks_alloc(int procs, int N, size_t size);
-/* Runs all of them. The first failure, or DP_OK. *left: -1, or a rank whose thread has never come
- * back and still uses its job: nothing of it may be freed. */
+/* Runs all of them. The first failure, or DP_OK. *left: -1, or a rank whose thread has never
+ * returned and still uses its job. Nothing of that job may be freed. */
 dp_status dp_ranks_run(const dp_ranks *r, int *left, dp_err *e);
 /* Behind every run, failed or not. jobs is freed. */
 void dp_ranks_free(int procs, void *jobs, int failed);
@@ -35,8 +35,8 @@ void dp_ranks_free(int procs, void *jobs, int failed);
 /* Are these ranks processes (device_procs.h): more over NCCL than there are devices. */
 int dp_cuda_processes(dp_backend b, int N);
 double dp_cuda_limit_s(void); /* of dp_cuda_limit */
-/* c[N], or NULL with one rank. Those of NCCL, which take 1.5 s to make, come back with every later
- * call of as many ranks, unless a run on them failed. */
+/* c[N], or NULL with one rank. NCCL's take 1.5 s to make. Every later call of as many ranks returns
+ * the same ones, unless a run on them failed. */
 dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e);
 void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed);
 #endif

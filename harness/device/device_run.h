@@ -1,7 +1,7 @@
 /* harness/device/device_run.h - the CUDA kernels of gpu/ as a subject: forward and backward of a
- * problem on N ranks, one host thread each, on the devices there are, which they share (backend
- * cuda), or one device per rank over NCCL (backend nccl); over NCCL with fewer devices than ranks,
- * processes that share them (device_procs.h). Compiled without CUDA, every call says so.
+ * problem on N ranks. Backend cuda has one host thread a rank, on devices that they share. Backend
+ * nccl has one device per rank over NCCL; with fewer devices, processes that share them
+ * (device_procs.h). Compiled without CUDA, every call says so.
  */
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* Ways to compute the same gradients, by name in a run's ID (gpu/dp_gpu.h says what each does). */
+/* Variants that compute the same gradients, by name in a run's ID (gpu/dp_gpu.h describes each). */
 typedef enum {
     DP_CUDA_PLAIN,
     DP_CUDA_DH_ONLY,
@@ -40,7 +40,7 @@ typedef struct {
     dp_cuda_variant variant;
     dp_sending sending; /* as it is asked for; of no meaning on one rank */
     int bf16_inputs, backward;
-    dp_format kept; /* of a session's states between its calls; DP_FP64: as they came */
+    dp_format kept; /* of a session's states between its calls; DP_FP64: not rounded */
 } dp_cuda_how;
 
 typedef struct {
@@ -65,11 +65,12 @@ static inline int dp_cuda_ranks(const dp_problem *p, int N) {
 }
 /* "NVIDIA H200, driver 13.0" */
 const char *dp_cuda_device(void);
-/* How long a rank on a device may keep the others waiting before all end with a message that names
- * it: 8 seconds until this is called. */
+/* Seconds that a rank on a device may keep the others waiting before all end with a message that
+ * names it. Default: 8. */
 void dp_cuda_limit(double seconds);
-/* Processes for more ranks over NCCL than there are devices (device_procs.h): before the first call
- * of CUDA, which does not outlive a fork; without it ranks over NCCL need a device each. Once. */
+/* Starts processes for more ranks over NCCL than there are devices (device_procs.h). It must
+ * precede the first call of CUDA, which does not outlive a fork. Without it ranks over NCCL need a
+ * device each. Once. */
 void dp_procs_start(void);
 /* bf16_inputs: q, k, v, o (and, base bf16, do and gradients of inputs) are bf16 in device memory.
  * backward: needs p->dout. Between forward and backward everything that the kernels do not claim to

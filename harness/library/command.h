@@ -1,10 +1,10 @@
 /* harness/library/command.h - any program as a subject: it reads the inputs of a call from one
  * safetensors file and writes its outputs to another.
  *
- * IN.safetensors is what `deltaproof inputs` writes and `judge --inputs` reads, with base, claim
- * (the format of the M chain), ranks and, where `check` asks for a length of chunks that the design
- * names (`chunks=`), chunk as further metadata; OUT.safetensors is what `judge
- * --outputs` reads: its names and aliases, layouts and metadata state_layout (harness/run/judge.h).
+ * IN.safetensors is what `deltaproof inputs` writes and `judge --inputs` reads. Its metadata have
+ * base, claim (the format of the M chain) and ranks. They have chunk where `check` asks for a
+ * length of chunks that the design names (`chunks=`). OUT.safetensors is what `judge --outputs`
+ * reads: its names and aliases, layouts and metadata state_layout (harness/run/judge.h).
  *
  * Two forms.
  *   --run COMMAND    one process a call. The words IN and OUT of the command, also at the end of a
@@ -18,15 +18,15 @@
  *                    input does. A call that fails in another way ends it, and the next starts it
  *                    again.
  *
- * No shell. The text is split at blanks; '..' and ".." keep what is between them together, a
- * backslash outside of '..' takes the next character as it is; nothing is expanded. The first word
- * is looked up in PATH. For a pipeline: --run 'sh -c "a $0 | b $1"'.
+ * No shell. The text is split at blanks; '..' and ".." keep words together. A backslash outside of
+ * '..' takes the next character as it is; nothing is expanded. The first word is looked up in PATH.
+ * For a pipeline: --run 'sh -c "a $0 | b $1"'.
  *
  * A call that takes longer than its limit fails, and each process may have so much private memory.
- * All that a command started ends with its call (--serve: with the program), and OUT is read
- * afterwards: a regular file, no link. What it prints (--serve: on standard error) is kept back and
- * its last lines are shown where it fails. The two files lie in a new folder below $TMPDIR (/tmp),
- * which is removed at the end, or by the next program where this one was killed.
+ * All processes that a command started end with its call (--serve: with the program). OUT is read
+ * afterwards: a regular file, no symbolic one. Its prints (--serve: on standard error) are kept,
+ * and the last lines are shown where it fails. The two files lie in a new folder below $TMPDIR
+ * (/tmp), which is removed at the end. If this program was killed, the next one removes it.
  */
 #ifndef DP_COMMAND_H
 #define DP_COMMAND_H
@@ -37,8 +37,9 @@ extern "C" {
 
 #define DP_COMMAND_UNSUPPORTED 77 /* exit status: it does not take this problem */
 
-/* What is called and what it claims. writes: names with blanks or commas between that must be in
- * every OUT that could have them; NULL: o. What the first OUT holds must be in all later ones. */
+/* The command and its claims. writes: names, separated by blanks or commas, of tensors that every
+ * OUT must hold if its problem has them; NULL: o. All later OUTs must hold the tensors of the
+ * first. */
 typedef struct {
     const char *text;
     int serve, ranks; /* ranks: the most that a call may ask for */
@@ -50,9 +51,9 @@ typedef struct {
 } dp_command_claim;
 
 /* DP_EINPUT: the text is no command or names no program that is there, a name of `writes` is not
- * known, a design is none. DP_EIO: no folder for its files. It is not started before the first
- * call; asked for its base, it was called once: DP_EINPUT says what came of it, where it did not
- * say. The subject is run and closed as any other (subject.h). */
+ * known, a design is none. DP_EIO: no folder for its files. The program is not started before the
+ * first call, except to ask for its base. DP_EINPUT then tells the result of that call, where it
+ * did not say. The subject is run and closed as any other (subject.h). */
 dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e);
 
 #ifdef __cplusplus

@@ -6,13 +6,13 @@
 #include "subject_parts.h"
 
 #define DP_COMMAND_HOST "deltaproof-command-host" /* argv[0] of the process that becomes it */
-/* Descriptors of that process: what it is told, where what it prints goes, the two ways between it
- * and the program (serve alone). */
+/* Descriptors of that process: its instructions, its output, and the two pipes between it and the
+ * program (serve alone). */
 #define DP_COMMAND_TOLD_FD DP_PROCESSES_FIRST_FD
 #define DP_COMMAND_PRINTED_FD (DP_PROCESSES_FIRST_FD + 1)
 #define DP_COMMAND_TALK_FD (DP_PROCESSES_FIRST_FD + 2)
 
-/* What it is told: this, and behind it the words, each ended by a zero. */
+/* Its instructions: this, and after it the words, each ended by a zero. */
 typedef struct {
     int64_t memory;
     int serve, nword;

@@ -2,12 +2,12 @@
  * deltaproof_subject.h).
  *
  * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK), started anew from this
- * program's file, so that threads, OpenMP and CUDA work in it; tensors are shared memory whose size
- * no one can change. Each array ends at a page that cannot be touched and begins behind one; inputs
- * cannot be written; what is left of an output's first page holds a pattern that is looked at
- * afterwards; outputs begin as one NaN that no arithmetic makes. When a run ends, by whatever way,
- * and when this program does, all processes that the library started end with it (supervisor.h).
- * Loading, constructors and `about` are bound by the same limits of time and memory as a run.
+ * program's file. So threads, OpenMP and CUDA work in it. Tensors are shared memory whose size no
+ * one can change. Each array lies between two pages that cannot be touched, and ends at the second.
+ * Inputs cannot be written. The rest of an output's first page holds a pattern that is checked
+ * afterwards. Outputs begin as one NaN that no arithmetic makes. When a run or this program ends,
+ * for any reason, all processes that the library started end with it (supervisor.h). Loading,
+ * constructors and `about` are bound by the same limits of time and memory as a run.
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
@@ -43,8 +43,8 @@ typedef struct {
     int has[DP_NMODELS + 1];        /* recurrences, DP_USER: any of a user's own; a program: all */
 } dp_subject;
 /* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
- * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, a
- * claim or a name that is not known; a library that dies while it is loaded too. */
+ * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, an
+ * unknown claim or name. Also a library that dies while it is loaded. */
 dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s,
                           dp_err *e);
 /* Frees what dp_subject_open made. */
@@ -69,11 +69,12 @@ extern const char *const
 typedef struct {
     dp_subject_outcome outcome;
     char why[512]; /* all but DP_SUBJECT_RETURNED: what happened, on which rank */
-    dp_result r;   /* NULL: not written by this library; also set when it died, as far as it came */
+    dp_result r;   /* NULL: not written by this library; also set, incomplete, when it died */
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double *states; /* [T][HV][K][V] after every token; NULL: not wanted, or not written */
-    double *pool;   /* [slots][HV][K][V] as the call left it; NULL: none was given */
-    /* of convolutions in front: what they gave [T][D], and the states that they hand on */
+    double *pool;   /* [slots][HV][K][V] after the call; NULL: there is none */
+    /* of convolutions before the recurrence: their outputs [T][D], and the states that they pass
+     * on */
     double *y[DP_NQKV];
     dp_conv_states conv;
     double seconds;
@@ -87,7 +88,7 @@ typedef struct {
     int states; /* 1: those of every token are wanted, too; one rank */
     /* where states lie, of a subject with writes_pool; one rank. NULL: initial and final states */
     const dp_state_pool *pool;
-    /* convolutions in front: q, k and v are what goes into them; a program's. NULL: none */
+    /* convolutions before q, k and v; a program's. NULL: none */
     const dp_conv_front *front;
     int chunk; /* tokens a chunk that it is asked for; 0: its own */
     double limit_s;
@@ -97,9 +98,9 @@ typedef struct {
  * is an outcome. */
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
-/* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape, p[0] or one other: in
- * one process where that is a library or a program of --serve, each array at the same address
- * every time. Returns in *made how many came to an end: the last of them alone may not have
+/* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape, p[0] or one other. A
+ * library or a program of --serve computes them in one process, each array at the same address
+ * every time. *made is the number of calls that ended: the last of them alone may not have
  * returned. */
 dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *const *p,
                                const dp_subject_call *call, dp_subject_result *out, int *made,
@@ -109,7 +110,7 @@ void dp_subject_result_free(dp_subject_result *r);
 
 int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */
 /* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf,
- * ..", or ""; returns how many were never written */
+ * ..", or "". Returns the number of unwritten entries */
 int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
 
 #ifdef __cplusplus

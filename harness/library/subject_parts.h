@@ -14,7 +14,8 @@
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 
-/* c is this program's own copy; given and made are the two files with their sizes, map is `made`.
+/* c is this program's own copy. The two files are `inputs` and `made` with their sizes; map is
+ * `made`.
  */
 typedef struct {
     dp_subject_control *c;
@@ -67,9 +68,9 @@ dp_status dp_subject_shared_make(dp_subject_memory *s, const dp_problem *const *
 dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, dp_err *e);
 
 /* subject_watch.c */
-/* What the library said of itself, its texts ended and printable. */
+/* The library's answer to `about`, its texts ended and printable. */
 dp_subject_about dp_subject_look_about(const dp_subject_memory *s);
-/* What a signal tells beside its name, in brackets, or "". */
+/* A remark on a signal beside its name, in brackets, or "". */
 const char *dp_subject_signal_hint(int sig);
 /* The file's name without its folders. */
 const char *dp_subject_base_name(const char *path);
@@ -87,7 +88,7 @@ int dp_subject_input_arrays(const dp_problem *p, int backward, dp_subject_array 
 /* Adds the inputs and outputs of every process. */
 void dp_subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
                         const dp_subject_call *call);
-/* Fills in the problem and the call that the processes are given. */
+/* Fills in the problem and the call for the processes. */
 void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_subject_call *call);
 /* Finds outputs that were written around, or never. */
 void dp_subject_check_patterns(const dp_subject_memory *m, dp_subject_result *out);

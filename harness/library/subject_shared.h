@@ -26,7 +26,7 @@ extern "C" {
 #define DP_SUBJECT_MAX_REGIONS 48    /* arrays of a rank */
 
 /* One array: n doubles at the end of span bytes (whole pages) at offset in its file, rounded up to
- * 64 bytes; what is left of the span before it holds a pattern. */
+ * 64 bytes. The rest of the span before it holds a pattern. */
 typedef struct {
     char name[24];
     int input, ndim;
@@ -40,7 +40,7 @@ typedef struct {
     int nregion;                         /* of one process */
     int64_t memory;                      /* bytes that a process may have */
     int calls;                           /* that each process makes, one after another */
-    int given_of[DP_SUBJECT_MOST_CALLS]; /* which inputs each is given: 0, or others */
+    int given_of[DP_SUBJECT_MOST_CALLS]; /* which inputs each gets: 0, or others */
     int64_t given_step, made_step;       /* bytes from the arrays of one to those of the next */
     deltaproof_subject_problem p;        /* its pointers are filled in by the process */
     char input_format[8], base[8], chain[8], recurrence[32];
@@ -56,7 +56,7 @@ typedef enum {
     DP_PHASE_REFUSED /* the library cannot be used; why says it */
 } dp_subject_phase;
 
-/* What a process says of itself. */
+/* A process's report on itself. */
 typedef struct {
     dp_subject_phase at;
     int call, gathers, ret;                /* call: which of its calls it is in, from 0 */
@@ -98,8 +98,8 @@ int64_t dp_subject_pages(int64_t bytes); /* rounded up to whole pages */
 #define SHADOW_MEMORY 0
 #endif
 
-/* Of this process and what it becomes: bytes of private memory (0: any), no core file, first to go
- * where the machine runs out. */
+/* Limits this process and its later program: bytes of private memory (0: any), no core file, first
+ * to be killed where the machine runs out. */
 void dp_subject_limit_memory(int64_t memory);
 
 /* Where the array begins within its span. */

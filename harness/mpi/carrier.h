@@ -22,13 +22,13 @@ typedef struct {
     /* [size] of the first process: what shows when one is gone, and how; descriptor -1: nothing */
     struct pollfd *gone;
     _Atomic unsigned
-        *quiet; /* [size]: ticks since a word of it came; 0 of those that nobody hears here */
+        *quiet; /* [size]: ticks since its last word; 0 of those that nobody hears here */
 } dp_job;
 extern dp_job dp_the_job;
 
 typedef struct {
-    /* Was this process started that way? Then rank, size, all and gone of the job are set; a
-     * process that does not come ends this one. */
+    /* Did this launcher start the process? Then rank, size, all and gone of the job are set. Then
+     * rank, size, all and gone of the job are set; a process that does not come ends this one. */
     int (*start)(const dp_process *own);
     void (*send)(int to, int kind, const void *x, size_t bytes);
     void (*receive)(int from, int kind, void *x, size_t bytes, const char *what);
@@ -36,7 +36,7 @@ typedef struct {
     /* Five times a second, from a thread; whole: once in that. Says it is alive, sets quiet. */
     void (*tick)(int whole);
     void (*flush)(void);  /* until the others have all that was sent; NULL: they have it anyway */
-    void (*hush)(void);   /* no tick comes any more: until none is under way; NULL: at once */
+    void (*hush)(void);   /* no tick comes any more: waits until none runs; NULL: at once */
     void (*finish)(void); /* behind the last message */
     const char *no_peers; /* why other processes than the first do not reach each other; or NULL */
 } dp_carrier;

@@ -27,10 +27,10 @@ typedef struct {
 /* fd, which does not block, is its own from now on. The oldest leaves where there is no room. */
 void dp_guests_let_in(dp_guests *h, int fd);
 void dp_guests_drop_oldest(dp_guests *h);
-/* Reads what guest i has sent; it may become a process that is there (the job's all, socket_of), or
- * leave, and the last guest then takes its place. */
+/* Reads what guest i has sent. It may become a process of the job (socket_of), or leave; the last
+ * guest then takes its place. */
 void dp_guests_hear(dp_guests *h, int i);
-/* Those that have been here too long leave. */
+/* Guests that have stayed too long leave. */
 void dp_guests_look(dp_guests *h);
 void dp_guests_close(dp_guests *h); /* closes those that are left */
 #endif

@@ -30,7 +30,7 @@ typedef struct {
 
 enum { DP_WELCOME = 1, DP_TAKEN, DP_BEGIN, DP_SECRET_LEAST = 16, DP_SECRET_MOST = 4096 };
 
-/* What this process says, each time with another nonce. n = 0: there is no secret. */
+/* A process's introduction, each time with another nonce. n = 0: there is no secret. */
 typedef struct {
     dp_hello hello;
     dp_process process;
@@ -46,7 +46,7 @@ const char *dp_hello_wrong(const dp_party *own, const dp_hello *other);
 const char *dp_proof_wrong(const dp_party *own, const dp_hello *other, const dp_proof *proof);
 dp_proof dp_proof_make(const dp_party *own, const dp_hello *other);
 
-/* What precedes each message later. */
+/* The head of each later message. */
 typedef struct {
     uint64_t kind, bytes;
 } dp_head;

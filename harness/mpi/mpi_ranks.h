@@ -1,9 +1,9 @@
 /* harness/mpi/mpi_ranks.h - the pipeline on N ranks that are the first N processes of one mpirun.
  *
- * The first process hands each rank its tokens, and the cu, states and parameters of all; it is
- * rank 0 itself. What a rank computes is what a simulated one does (dp_sim_new_rank, dp_conv_rank);
- * M and H, states, their gradients, halos and sums go from rank to rank as messages, its results
- * come back: the bits of the simulated ranks. Only the first process calls this, for N that
+ * The first process sends each rank its tokens, and the cu, states and parameters of all; it is
+ * rank 0 itself. A rank computes the same as a simulated one (dp_sim_new_rank, dp_conv_rank). M and
+ * H, states, their gradients, halos and sums are messages between ranks; results return to the
+ * first. The bits are those of the simulated ranks. Only the first process calls this, for N that
  * dp_mpi_unavailable lets pass.
  */
 #ifndef DP_MPI_RANKS_H
@@ -24,7 +24,7 @@ void dp_mpi_sim_close(dp_sim *s);
 /* As dp_conv_ranks. */
 dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
 
-/* What the other processes do for that (dp_mpi_serve). */
+/* Jobs of the other processes for that (dp_mpi_serve). */
 enum { DP_MPI_OPEN = 1, DP_MPI_RUN, DP_MPI_CLOSE, DP_MPI_CONV, DP_MPI_SWEEP };
 #define DP_MPI_NRANK_WORKERS 4
 extern const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS];

@@ -1,18 +1,17 @@
-/* harness/mpi/processes.h - the processes of one mpirun, or of one torchrun: which one this is,
- * bytes from one to another, the name of one that is gone. By MPI where it is compiled in and
- * mpirun started them; by sockets to the first process where torchrun did (RANK, WORLD_SIZE,
- * MASTER_ADDR, MASTER_PORT) and --backend nccl is asked for. Of the commands run, check and differ
- * alone; DELTAPROOF_ALONE in the environment: one process, whoever started it.
+/* harness/mpi/processes.h - the processes of one mpirun, or of one torchrun: this one's rank,
+ * messages between them, the name of a lost one. MPI connects them where it is compiled in and
+ * mpirun started them. Sockets to the first process do where torchrun started them (RANK,
+ * WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and --backend nccl is asked for. Only run, check and differ
+ * use them. With DELTAPROOF_ALONE in the environment there is one process, whoever started it.
  *
  * The first process reads options, judges, prints and writes; the others wait for what it asks of
- * them (dp_mpi_serve). Processes that were given other arguments than the first are no job: each
- * goes its own way.
+ * them (dp_mpi_serve). Processes with other arguments than the first are no job: each runs alone.
  *
- * Whoever ends too early, or lets the others wait for more than the limit, ends them all: the first
- * process says its rank, process and host, and what it had finished, and is ended as by SIGTERM.
- * So does one that is silent for DELTAPROOF_SILENCE seconds (30), as where it is stopped, and if it
- * is the first one, the others say so.
- * Calls may come from one thread at a time.
+ * A process that ends too early, or lets the others wait for more than the limit, ends them all.
+ * The first process prints its rank, process and host, and the finished part, and ends as by
+ * SIGTERM. A process that is silent for DELTAPROOF_SILENCE seconds (30), as where it is stopped,
+ * ends them too. If it is the first one, the others say so. Calls may come from one thread at a
+ * time.
  */
 #ifndef DP_MPI_PROCESSES_H
 #define DP_MPI_PROCESSES_H
@@ -34,8 +33,8 @@ double dp_mpi_limit_s(void);
 
 /* Messages of a kind arrive in the order in which they were sent. */
 typedef enum { DP_MPI_JOB = 1, DP_MPI_NUMBERS, DP_MPI_CASE, DP_MPI_NKINDS } dp_mpi_kind;
-/* x may be used again at once; does not wait. A long message may go on only in later calls, so
- * that one that is to come must not be waited for in other ways before a dp_mpi_flush. */
+/* x may be used again at once; does not wait. A long message may continue only in later calls.
+ * Before waiting for its receiver by other means, call dp_mpi_flush. */
 void dp_mpi_send(int to, dp_mpi_kind kind, const void *x, size_t bytes);
 /* Waits until all that was sent has been taken. */
 void dp_mpi_flush(void);
@@ -51,8 +50,8 @@ void *dp_mpi_receive_any(dp_mpi_kind kind, size_t least, size_t most, int *from,
 /* Ends the job: process r sent what it should not. what: which field, and its value. */
 void dp_mpi_refuse(int r, const char *what, long long value);
 
-/* In every process but the first: does what messages of kind DP_MPI_JOB, which begin with an int
- * that is one of these and have its bytes, ask for; returns when the first has come to its end. */
+/* In every process but the first: serves messages of kind DP_MPI_JOB. They begin with an int that
+ * is one of these, and have its bytes. Returns when the first has ended. */
 typedef struct {
     int job;
     size_t bytes;

@@ -1,5 +1,5 @@
-/* harness/record/provenance.h - whence the numbers of a record come: files by their hashes, the
- * kernel's commit, a label, and what a caller knows of its own surroundings.
+/* harness/record/provenance.h - the sources of a record's numbers: files by their hashes, the
+ * kernel's commit, a label, and a caller's description of its surroundings.
  */
 #ifndef DP_PROVENANCE_H
 #define DP_PROVENANCE_H

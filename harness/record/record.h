@@ -1,10 +1,10 @@
-/* harness/record/record.h - the record of a run: JSON, and JUnit XML for CI systems (properties, a
- * timestamp, and for a failure every tensor that failed and its command). Versioned schema.
+/* harness/record/record.h - the record of a run: JSON, and JUnit XML for CI systems. JUnit has
+ * properties, a timestamp, and for a failure every failed tensor and its command. Versioned schema.
  *
- * What it holds, field by field: record_schema.c, or `deltaproof list --schema`. Readers must
- * ignore fields they do not know; a field never changes its meaning within one schema_version.
- * Non-finite numbers are the strings "nan", "inf", "-inf". Errors are relative to the truth's norm
- * unless said otherwise.
+ * Its fields, one by one: record_schema.c, or `deltaproof list --schema`. Readers must ignore
+ * fields they do not know; a field never changes its meaning within one schema_version. Non-finite
+ * numbers are the strings "nan", "inf", "-inf". Errors are relative to the truth's norm unless said
+ * otherwise.
  */
 #ifndef DP_RECORD_H
 #define DP_RECORD_H
@@ -48,7 +48,7 @@ int dp_record_unjudged(const dp_record *r);
 /* "fail": a run, or many together. "error": a run is unjudged, a case could not be judged, or fewer
  * than half of the cases ran. Else "pass". */
 const char *dp_record_verdict(const dp_record *r);
-/* What a row says, of at most `size` characters: who, by how much, in how many cases. */
+/* A row in words, at most `size` characters: who, by how much, in how many cases. */
 void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);
 /* "-": stdout; else by rename */
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);

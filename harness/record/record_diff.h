@@ -1,21 +1,21 @@
-/* harness/record/record_diff.h - two records side by side: which runs and tensors appeared,
- * vanished or are no longer judged, whose verdicts changed, which errors moved and by how much
- * against run-to-run noise. Reads records, never runs anything.
+/* harness/record/record_diff.h - two records side by side. It lists runs and tensors that appeared,
+ * vanished or are no longer judged, changed verdicts, and errors that moved, against run-to-run
+ * noise. Reads records, never runs anything.
  *
  * An error (a tensor's rel_fro, or its share on one rank) has moved when |ln(new / old)| exceeds
- * twice its noise: the largest |ln| between OLD and any record of `again`, further runs of what
- * made OLD. Without any, what the simulation and judged files compute has none (they repeat bit for
- * bit) and the noise of other backends counts as unknown, 0, and the summary says so. It has become
- * worse when it moved up by more than the factor `worse`. Verdicts do not depend on that factor;
- * how much growth matters is the reader's to say.
+ * twice its noise. Its noise is the largest |ln| between OLD and any record of `again`, further
+ * runs of OLD's program. Without `again`, simulated runs and judged files have no noise: they
+ * repeat bit for bit. The noise of other backends then counts as unknown, 0, and the summary says
+ * so. It has become worse when it moved up by more than the factor `worse`. Verdicts do not depend
+ * on that factor; how much growth matters is the reader's to say.
  *
  * Cases, and the tensors of all cases together (`pooled`), are compared by their names.
  *
- * NEW is worse when an error became worse; when the verdict of the record, of a run, of a tensor or
- * of a row of `pooled` did; when a run that was judged, a case or such a row is gone; when a tensor
- * that was judged is gone or unjudged; or when more cases could not be judged at all. What is gone
- * and what is new is said apart from what is worse, a line a case where that has more than three
- * runs. Records are the same when nothing of that differs, nor their digests.
+ * NEW is worse when an error became worse, or a verdict did: of the record, of a run, of a tensor,
+ * of a row of `pooled`. It is worse when a judged run or tensor, a case or such a row is gone. It
+ * is worse when a tensor is unjudged, or when more cases could not be judged at all. Lost and new
+ * items are listed apart from worse ones, a line a case where that has more than three runs.
+ * Records are the same when nothing of that differs, nor their digests.
  */
 #ifndef DP_RECORD_DIFF_H
 #define DP_RECORD_DIFF_H

@@ -1,8 +1,8 @@
 /* harness/record/record_read.h - a record (record.h) that is read again: its form is checked, and
  * its runs and their tensors are found by name.
  *
- * Every text that a caller may print is text (ref/vocabulary/text.h); verdicts are those of
- * record.h; errors are numbers, "nan", "inf", "-inf", null or absent; a run names no tensor twice.
+ * Every text that a caller may print is text (ref/vocabulary/text.h). Verdicts are those of
+ * record.h. Errors are numbers, "nan", "inf", "-inf", null or absent. A run names no tensor twice.
  * Fields that are not listed here are kept and not looked at.
  */
 #ifndef DP_RECORD_READ_H
@@ -33,7 +33,8 @@ void dp_old_record_free(dp_old_record *r);
 /* "" where there is none. */
 const char *dp_old_text(const json_t *object, const char *key);
 
-/* Of a run, by its name, and all of them (an object: name -> tensor); NULL: there is none. */
+/* A tensor of a run by its name, or all of them (an object: name -> tensor); NULL: there is
+ * none. */
 const json_t *dp_old_tensor(const json_t *run, const char *name);
 json_t *dp_old_tensors(const json_t *run);
 

@@ -56,12 +56,12 @@ typedef struct {
     int other_design;    /* subject, file: not the pipeline that is drawn */
     int set,
         settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
-    const char *rollback; /* a session that rolls back: where the state came from; else NULL */
+    const char *rollback;        /* a session that rolls back: the origin of the state; else NULL */
     int windows, windows_judged; /* that such a session has; with rejected tokens and all */
     int exact; /* keys = exact: every error must be 0, whatever the bounds allow */
     const char *truth_kind;
     int truth_bits, truth_cached;
-    const char *truth_device; /* that computed it, NULL: the CPU, or it came from the cache */
+    const char *truth_device; /* that computed it; NULL: the CPU, or the cache */
     dp_truth_audit truth_audit;
     double truth_radius; /* largest radius relative to its tensor's norm */
     int ntensor;
@@ -80,7 +80,7 @@ typedef struct {
     double seconds;
 } dp_run;
 
-/* What to run: an empty list means everything that the case asks for. */
+/* Selects the runs: an empty list means everything that the case asks for. */
 typedef struct {
     int nranks;
     const int *ranks;

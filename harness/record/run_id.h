@@ -1,13 +1,13 @@
-/* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run, from
- * which it is made again bit for bit. run_id.c alone knows its syntax.
+/* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run. It is
+ * enough to repeat the run bit for bit. Only run_id.c knows its syntax.
  *
- * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,payload=bf16][,own=zigzag][,fault=F]`;
- * op chain:
- * `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`; the chunk solver over LAPACKE:
- * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`; the CUDA kernels:
- * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`; a shared library:
- * `NAME:backend=subject,..`, with the same --subject; tensors of another program:
- * `judge:NAME:ranks=4,..`, which is no run that could be made again.
+ * The form is
+ * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,payload=bf16][,own=zigzag][,fault=F]`. Op
+ * chain: `NAME:chain=tf32`; op conv: `NAME:ranks=4,base=bf16`. The chunk solver over LAPACKE:
+ * `NAME:backend=lapack,ranks=4,base=fp32,chain=fp32`. The CUDA kernels:
+ * `NAME:backend=cuda,ranks=4,base=bf16,chain=tf32[,way=dh-only]`. A shared library:
+ * `NAME:backend=subject,..`, with the same --subject. Tensors of another program:
+ * `judge:NAME:ranks=4,..`, which cannot be repeated.
  */
 #ifndef DP_RUN_ID_H
 #define DP_RUN_ID_H
@@ -31,7 +31,7 @@ typedef enum {
     DP_NID_KEYS
 } dp_id_key;
 
-/* What an ID says: by key a number of ranks or an enum's value, -1: the ID has no such key. */
+/* An ID's values by key: a number of ranks or an enum's value; -1: the ID has no such key. */
 typedef struct {
     char *case_name; /* to be freed, also after a failure */
     int value[DP_NID_KEYS];

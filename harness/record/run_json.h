@@ -1,9 +1,9 @@
 /* harness/record/run_json.h - runs as JSON that the same program reads again, whole: for another
  * process of it, and for a later one (harness/commands/finished.h).
  *
- * Every member of dp_run is a row of a table (schema.h); numbers are hexadecimal texts, so that
- * what is read is what was written, bit for bit. What is read is checked against the table, and
- * then for what holds of every run: its ID says how it ran, its verdict follows from its tensors.
+ * Every member of dp_run is a row of a table (schema.h). Numbers are hexadecimal texts, so that a
+ * reader gets them bit for bit. A reader checks the table, and then rules that hold for every run:
+ * its ID describes its settings, its verdict follows from its tensors.
  */
 #ifndef DP_RUN_JSON_H
 #define DP_RUN_JSON_H

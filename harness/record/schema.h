@@ -1,5 +1,5 @@
-/* harness/record/schema.h - a JSON object as a table of fields: the one that writes it, checks it
- * when it is read, and describes it as JSON Schema.
+/* harness/record/schema.h - a JSON object as a table of fields. The table writes it, checks it on
+ * reading, and describes it as JSON Schema.
  *
  * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
  * know, and takes null for a field that is absent.
@@ -51,9 +51,9 @@ typedef struct {
     int none;            /* 1: null where there is none: NAN, NULL, or an index below 0 */
     int digits;          /* that a number is written to; 0: 6 */
     int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
-    /* How it is written: a member of the struct, at `offset` of `size` bytes (text: a pointer, or
-     * an array of `text` bytes; word: an index of words), or by get, which returns NULL where there
-     * is none. */
+    /* Its source: a member of the struct, at `offset` of `size` bytes, or get, which returns NULL
+     * where there is none. text: a pointer, or an array of `text` bytes; word: an index of
+     * words. */
     size_t offset, size, text;
     json_t *(*get)(const void *x);
     /* A list: count(x) entries at a pointer, which members before it say, or `fixed` in place. */
@@ -79,9 +79,10 @@ json_t *dp_schema_write(const dp_object_schema *s, const void *x);
 /* where: "runs[3].", or "". The message names file, field and why. */
 dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,
                           const char *where, dp_err *e);
-/* Fills x, all zeros, of a schema whose rows are members of the struct, with what dp_schema_write
- * wrote: every number within its row's limits, every list as long as the members before it say.
- * Lists are allocated (dp_alloc). DP_EINPUT: as of dp_schema_check; what is filled so far stays. */
+/* Fills x, all zeros, with the data of dp_schema_write; the rows of the schema are members of the
+ * struct. Every number must be within its row's limits, and every list as long as the members
+ * before it say. Lists are allocated (dp_alloc). DP_EINPUT: as of dp_schema_check; what is filled
+ * so far stays. */
 dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, const char *path,
                          const char *where, dp_err *e);
 /* JSON Schema, draft 2020-12, with s at its root. */

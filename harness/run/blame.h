@@ -1,10 +1,10 @@
-/* harness/run/blame.h - which stage made a judged run fail, from the tensors that it has: of a
- * shared library or of files that another program wrote, whose stages cannot be run one by one.
+/* harness/run/blame.h - the stage that made a judged run fail, from the tensors that it has. It
+ * serves shared libraries and files of other programs, whose stages cannot be run one by one.
  *
  * Every tensor was judged against what exact arithmetic makes of the inputs, by the bound of all
- * stages up to it (stage_tensor.h, compare.h). The first in the order of the pipeline that fails is
- * blamed, on its own stage and on those stages before it that nothing clears: a tensor clears what
- * it is made of when it passes. So the more stages a program shows, the fewer are suspects.
+ * stages up to it (stage_tensor.h, compare.h). The first failing tensor in the order of the
+ * pipeline is blamed on its own stage and on earlier stages that nothing clears. A tensor that
+ * passes clears its sources. So the more stages a program shows, the fewer are suspects.
  */
 #ifndef DP_BLAME_H
 #define DP_BLAME_H

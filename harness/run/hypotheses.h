@@ -1,16 +1,16 @@
 /* harness/run/hypotheses.h - of tensors that failed: which single, common mistake would explain
  * them.
  *
- * Each hypothesis is a setting, an input or an output changed as that mistake changes it, and the
- * files judged again by the same truth, bounds and draws: it fits when everything that it speaks of
- * passes then. Another layout of states, another form of gate, beta or norm, another scale, a
- * coarser base, gates read in a shorter format; another eps of the norm, gates in base 2 or kept in
- * bf16 behind their activation, gates or betas of the token before, a rank that starts from zero;
- * one tensor by a common factor, one token late; where none of these fits, but for a coarser base,
- * products of operands in tf32.
+ * Each hypothesis is a setting, an input or an output changed by that mistake. The files are judged
+ * again by the same truth, bounds and draws. It fits when all tensors that it concerns pass.
+ * Settings: another layout of states, another form of gate, beta or norm, another scale, a coarser
+ * base, gates read in a shorter format. Inputs: another eps of the norm, gates in base 2 or kept in
+ * bf16 after their activation, gates or betas of the token before, a rank that starts from zero.
+ * Outputs: one tensor by a common factor, one token late. If none of these fits, but for a coarser
+ * base: products of operands in tf32.
  *
- * mistakes.c has a row for each way to misread inputs. Before a truth is paid for,
- * fp64 of the changed problem must be nearer to what failed than a tenth of the failure.
+ * mistakes.c has a row for each misreading of inputs. Before a truth is paid for, fp64 of the
+ * changed problem must be nearer to what failed than a tenth of the failure.
  *
  * A hypothesis fits only where its tensors pass: what no limit sees is unjudged. One that explains
  * all failures is said alone; where several do, that several would fit; where none does, each
@@ -35,8 +35,9 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg);
 
-/* passed: the run of these options. 1: an error is below a thousandth of what its claim expects,
- * and it would pass by a claim that sees smaller errors too, which text says. */
+/* passed: the run of these options. passed: the run of these options. Returns 1 if an error is
+ * below a thousandth of its claim's expectation, and it would also pass by a claim that sees
+ * smaller errors; text names that claim. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);
 
 #ifdef __cplusplus

@@ -36,24 +36,24 @@
  *   held against the claim (bits.h).
  *
  * --base fp16 (metadata `fp16`) is base bf16 with the design words factors=fp16,out=fp16 before its
- * own: no bound is derived for it, the draws of that design decide alone (verdict/expected.h).
+ * own. No bound is derived for it; the draws of that design decide alone (verdict/expected.h).
  *
- * --gate exp: g is what a state is multiplied by, exp of the log decay (mlx): 0 or more. dg is
- * then the gradient of that.
+ * --gate exp: g is the factor of the state, exp of the log decay (mlx): 0 or more. dg is then the
+ * gradient of that.
  *
  * --recurrence FILE: a recurrence of one's own, rows as text with names of its inputs
- * (ref/vocabulary/recurrence_text.h); IN and OUT have these names, gradients d and the name. beta
- * is plain, l2norm 0.
+ * (ref/vocabulary/recurrence_text.h). IN and OUT have these names; gradients are d and the name.
+ * beta is plain, l2norm 0.
  *
  * --layout mamba (metadata `layout`): Mamba's names, x dt A B C (judge_mamba.h).
  *
- * --gate-dtype (metadata `gate_dtype`) is the format that the kernel reads g in, where that is
- * coarser than what IN holds: g is rounded to it once, and that is the problem.
+ * --gate-dtype (metadata `gate_dtype`) is the format in which the kernel reads g, if that is
+ * coarser than IN's. g is rounded to it once, and that is the problem.
  *
- * A setting comes from its option, else from the metadata of IN (gate, gate_dtype, beta, qk or
- * l2norm, lower_bound, scale, cu_seqlens, state_layout) or of OUT (ranks, base, claim, design,
- * claim_drop, state_layout), else all that is missing or wrong is refused in one message, with the
- * options to give; scale is K^-1/2, ranks 1, the layout kv where nobody says. The run's ID is
+ * A setting comes from its option, else from metadata. IN has gate, gate_dtype, beta, qk or l2norm,
+ * lower_bound, scale, cu_seqlens, state_layout; OUT has ranks, base, claim, design, claim_drop,
+ * state_layout. All missing or wrong settings are refused in one message, with the options to set.
+ * Defaults: scale K^-1/2, ranks 1, layout kv. The run's ID is
  * `judge:OUT.safetensors:ranks=4,base=bf16,chain=tf32rz`, its backend `file`. A tensor that its
  * file holds in a coarser format than the base stores it in gets that one rounding on top of its
  * bound.
@@ -70,14 +70,13 @@ extern "C" {
 typedef struct {
     const char *inputs, *outputs; /* paths */
     const char *gate, *gate_dtype, *beta, *l2norm, *state_layout, *cu_seqlens, *scale, *lower_bound,
-        *base, *claim, *design, *layout; /* as given; NULL: not given */
-    int drop;                            /* bits of what is claimed to be dropped; 0: not given */
-    /* name of a recurrence that stands here, or file of the user's own
-     * (ref/vocabulary/recurrence_text.h), whose names the tensors of both files have; NULL: as
-     * metadata or shapes say */
+        *base, *claim, *design, *layout; /* as the caller set it; NULL: not set */
+    int drop;                            /* bits of the claimed drop; 0: not set */
+    /* name of a known recurrence, or file of the user's own (ref/vocabulary/recurrence_text.h),
+     * whose names the tensors of both files have. NULL: as metadata or shapes say */
     const char *recurrence;
     const char *unjudged;       /* names of tensors that may be, with commas; NULL: none */
-    int ranks;                  /* 0: not given */
+    int ranks;                  /* 0: not set */
     int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
     const char *cache;          /* folder of truths and bounds; NULL: none */
     const dp_truth_pick *truth; /* NULL: auto */
@@ -97,9 +96,9 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *
  * rank, base fp32 and chain fp32. DP_EINPUT as above; then *c needs no freeing. */
 dp_status dp_judge_load_inputs(const dp_judge_options *o, dp_case *c, dp_err *e);
 
-/* dp_judge with the inputs and settings of a case: o's outputs, ranks, base, claim and state_layout
- * count; what neither option nor metadata says is the case's first base and chain, one rank, kv. *c
- * is given that one base, chain and rank count. */
+/* dp_judge with the inputs and settings of a case. Of o only outputs, ranks, base, claim and
+ * state_layout count. Defaults are the case's first base and chain, one rank, kv. *c gets that one
+ * base, chain and rank count. */
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 /* The inputs of a case as judge reads them: tensors, and the forms of gate and beta, l2norm, scale,
  * cu_seqlens as metadata. Op recurrence. */
@@ -108,14 +107,14 @@ dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e);
 /* Op chain: products [n][K][K] of factors [n][K][K], c->ch.n and K set. */
 void dp_run_stored_chain(const dp_case *c, const double *factors, const double *products,
                          dp_format claimed, dp_runs *out);
-/* Those results that g->r points to are judged, by the bounds of the case's first base and chain
- * over its first rank count. Adds one run of backend `file`. */
+/* Judges the results that g->r points to, by the bounds of the case's first base and chain over its
+ * first rank count. Adds one run of backend `file`. */
 dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
                         dp_runs *out, dp_err *e);
 
-/* What of dp_judge reads and checks: the case that IN and the options make, and OUT's tensors in
- * it, which stay where they are. factors NULL: stored is what dp_run_stored takes; else those of a
- * chain. On failure *c needs no freeing. *l stays at its address. */
+/* The first part of dp_judge: the case that IN and the options make, and OUT's tensors in it, which
+ * stay in place. factors NULL: stored goes to dp_run_stored; else it is a chain's. On failure *c
+ * needs no freeing. *l stays at its address. */
 typedef struct {
     dp_stored_results stored;
     dp_design design; /* what stored.design points to */

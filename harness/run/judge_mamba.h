@@ -5,10 +5,10 @@
  *   OUT  y or out [T,HV,V]  final_states [Nseq,HV,V,K]   dB dC [T,H,K]  dinitial_states
  *   q = C, k = B, v = x dt, g = A dt, nothing is erased, scale 1, no norm, states [V,K].
  *
- * dt is what multiplies x, behind its bias and softplus; H groups serve HV heads. v and g are
- * rounded to fp32 once, as kernels form them, and not where dt is fp64. A batch axis may stand in
- * front. Other tensors (D, z, dx, ddt, dA) are refused by their names: what they belong to is no
- * part of the recurrence. */
+ * dt is the factor of x, after its bias and softplus; H groups serve HV heads. v and g are rounded
+ * to fp32 once, as kernels form them, and not where dt is fp64. A batch axis may come first. Other
+ * tensors (D, z, dx, ddt, dA) are refused by their names: what they belong to is no part of the
+ * recurrence. */
 #ifndef DP_JUDGE_MAMBA_H
 #define DP_JUDGE_MAMBA_H
 #include "harness/base/complaints.h"
@@ -17,10 +17,9 @@
 extern "C" {
 #endif
 
-/* Renames and multiplies, and says as metadata what follows where no metadata says it. given: the
- * option, may be NULL. Nothing where neither it nor IN's metadata says mamba; a word that is not
- * known, and tensors that are missing or do not fit, are added to *all, and so are Mamba's names
- * without the word. */
+/* Renames and multiplies, and adds the settings that follow as metadata, if no metadata has them.
+ * option: may be NULL. Does nothing where neither it nor IN's metadata says mamba. Adds to *all: an
+ * unknown word, missing tensors and those that do not fit, and Mamba's names without the word. */
 void dp_judge_mamba(dp_tensorfile *in, dp_tensorfile *out, const char *given, dp_complaints *all);
 
 #ifdef __cplusplus

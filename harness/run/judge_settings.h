@@ -1,6 +1,5 @@
-/* harness/run/judge_settings.h - what `judge` must be told beside tensors: each setting from its
- * option, else from the metadata of a file, else a complaint that names the option to give
- * (judge.h).
+/* harness/run/judge_settings.h - the settings that `judge` needs beside tensors. Each comes from
+ * its option, else from the metadata of a file, else a complaint names the option to set (judge.h).
  */
 #ifndef DP_JUDGE_SETTINGS_H
 #define DP_JUDGE_SETTINGS_H
@@ -19,10 +18,10 @@ typedef struct {
 } dp_judge_base;
 
 typedef struct {
-    const char *gate, *beta, *l2norm, *claim, *cu; /* as a case file has them; cu NULL: not given */
+    const char *gate, *beta, *l2norm, *claim, *cu; /* as a case file has them; cu NULL: not set */
     dp_judge_base base;
     dp_format gate_dtype;      /* that g is read in; fp64: as IN holds it */
-    double scale, lower_bound; /* NAN: not given */
+    double scale, lower_bound; /* NAN: not set */
     int ranks, in_vk, out_vk;
     int decays;      /* g is the decay itself, gate log of its logarithm */
     int64_t batch;   /* B of [B,T,..]; 0: there was none (judge_files.h) */

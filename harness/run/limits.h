@@ -1,5 +1,5 @@
-/* harness/run/limits.h - what a run is entitled to by how it computes: its claim, the allowance on
- * top of what draws show, whether bounds are derived for its design, and one rounding of its base.
+/* harness/run/limits.h - a run's limits by its design: its claim, the allowance on top of the
+ * draws, whether bounds are derived for its design, and one rounding of its base.
  */
 #ifndef DP_LIMITS_H
 #define DP_LIMITS_H
@@ -10,12 +10,12 @@
 dp_claim dp_run_claim(const dp_run *r);
 dp_allowance dp_run_allowance(const dp_run *r);
 
-/* Are the bounds of error_bound.h those of this design? Chunks may have any length; outputs that
- * leave in a wider format than the base's are within them; operands of scores may carry their decay
- * in bf16. */
+/* Are the bounds of error_bound.h those of this design? Chunks may have any length. Outputs in a
+ * wider format than the base's are within them; operands of scores may carry their decay in
+ * bf16. */
 int dp_bounds_are_derived(const dp_design *design);
-/* What bounds read of a design, all else the default of its base: designs for which this is the
- * same have the same bounds. */
+/* The words of a design that bounds read, all else the default of its base. Designs that agree in
+ * them have the same bounds. */
 dp_design dp_bound_design(const dp_design *design);
 /* The same of a run's design. */
 int dp_run_bounded(const dp_run *r);
@@ -36,11 +36,11 @@ int dp_chunks_are_bounded(const dp_design *design, const dp_problem *p);
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
 double dp_base_roundoff(dp_base b);
 double dp_base_smallest(dp_base b, int K);
-/* Unit roundoff of the design's own store of a result, which its bounds and draws have; of others
- * than o and the gradients of inputs its arithmetic. */
+/* Unit roundoff of the design's own store of a result, which its bounds and draws have. For others
+ * than o and the gradients of inputs: of its arithmetic. */
 double dp_own_storage(const dp_design *d, dp_result_id field);
-/* What a result held in a coarser format (u: its unit roundoff) adds to every error: the rms of one
- * rounding. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
+/* The rms of one rounding that a result in a coarser format (u: its unit roundoff) adds to every
+ * error. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
  * grow with the allowance, this does not. */
 double dp_run_storing(const dp_run *r, double u);
 /* The rms of one rounding of a number of size 1 in the format of the chain of M. */

@@ -1,6 +1,6 @@
-/* harness/run/mistakes.h - common mistakes of reading inputs, each as a change of the files: inputs
- * become what such a kernel makes of them, so that truth, bounds and gradients are those of what it
- * computes. The rows are tried by hypotheses.c.
+/* harness/run/mistakes.h - common misreadings of inputs, each as a change of the files. Inputs
+ * become those that such a kernel reads, so that truth, bounds and gradients are those of its
+ * problem. The rows are tried by hypotheses.c.
  */
 #ifndef DP_MISTAKES_H
 #define DP_MISTAKES_H
@@ -11,7 +11,7 @@ extern "C" {
 
 typedef struct {
     const char *text;                    /* what goes behind "fits: " */
-    int forward;                         /* speaks of o and final_state alone */
+    int forward;                         /* concerns o and final_state alone */
     int activated;                       /* judged with gate = log: `change` activates g */
     int plain_beta;                      /* with beta = plain: `change` activates beta */
     int one_sequence;                    /* with cu_seqlens = 0,T */

@@ -15,8 +15,8 @@
 /* Everything is borrowed. */
 typedef struct {
     const dp_result *results;
-    /* By DP_RANK_S_IN and so on: [N*HV] states, NULL where a pair of rank and head has none; NULL:
-     * not among what this subject shows apart from stages. */
+    /* By DP_RANK_S_IN and so on: [N*HV] states, NULL where a pair of rank and head has none. NULL:
+     * this subject does not show it apart from stages. */
     double *const *rank[DP_RANK_TENSORS];
     int forms_all_pairs;  /* 0: M, H and their gradients only where they matter (math.md g.1) */
     double *const *stage; /* [DP_NSTAGE_TENSORS], NULL where it has none; NULL: none at all */
@@ -34,14 +34,14 @@ typedef struct {
     const dp_outputs *out;
 } dp_judging;
 
-/* Judges all of it into r, by the draws of set 0 and where those leave it marginal of set 1, and
- * closes r. r: everything that dp_run_id needs, and design, undeclared, other_design. from:
+/* Judges all of it into r, by the draws of set 0 and, if those leave it marginal, of set 1, and
+ * closes r. r has everything that dp_run_id needs, and design, undeclared, other_design. from:
  * dp_now() when the run began. */
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
 /* The same of outputs whose bounds are made here. A run that does not declare its design is tried
- * against the common ones (dp_design_common), or those that its files name, until one explains
- * every tensor: r->explained. Where none does, its verdict is that of the design that comes
+ * against the common ones (dp_design_common), or those that its files name. The first that explains
+ * every tensor is r->explained. Where none does, its verdict is that of the design that comes
  * nearest. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
@@ -49,7 +49,7 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
 void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
                           dp_error_bound *b);
 
-/* What the calls of a session gave beside o and their last state. */
+/* Results of the calls of a session beside o and their last state. */
 typedef struct {
     dp_drafts drafts;
     dp_pool_seen pool;

@@ -12,7 +12,7 @@ typedef struct {
     int N;               /* ranks */
     const int *chunk_of; /* [T]: index of the chunk that holds a token */
 } dp_field_places;
-/* The function that turns a row of the result into rank, head, sequence and token. */
+/* The function that maps a row of the result to rank, head, sequence and token. */
 dp_place_fn *dp_place_of_field(dp_result_id field);
 
 /* Rows that are some of the (rank, head) pairs: ctx says of each row which pair it is. */

@@ -1,12 +1,12 @@
-/* harness/run/run_bounds.h - bounds of what a run's design may make of its results and stages, from
- * the fp64 reference of a sharding; read from the cache where they are known.
+/* harness/run/run_bounds.h - bounds of a design's errors in results and stages, from the fp64
+ * reference of a sharding. They are read from the cache where they are known.
  */
 #ifndef DP_RUN_BOUNDS_H
 #define DP_RUN_BOUNDS_H
 #include "standard.h"
 
-/* What no chain format changes of one base on one sharding: filled by the first bound that is not
- * cached. Starts as zeros. */
+/* The part of one base on one sharding that no chain format changes. The first bound that is not
+ * cached fills it. Starts as zeros. */
 typedef struct {
     int ready;
     dp_error_bound_base sound, probable;

@@ -1,6 +1,6 @@
-/* harness/run/standard.h - what every result of a case is held against: its truth, the truth's
- * radius, the errors that its number formats are expected to make (standard.c); and all of that on
- * N ranks, with the fp64 reference that bounds are computed from (sharding.c).
+/* harness/run/standard.h - the standard of every result of a case: its truth, the truth's radius,
+ * the expected errors of its number formats (standard.c). sharding.c has all of that on N ranks,
+ * with the fp64 reference for bounds.
  *
  * Both structs stay at their address between open and close, borrow case and options, and are
  * closed whether or not open returned DP_OK.
@@ -55,16 +55,16 @@ typedef struct {
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
 /* Frees what dp_sharding_open made. */
 void dp_sharding_close(dp_sharding *sp);
-/* The fp64 run of the chunk pipeline, of a session with chunks that begin anew where its calls do;
- * made when the first bound that is not cached asks for it. */
+/* The fp64 run of the chunk pipeline; in a session chunks begin anew where its calls do. The first
+ * bound that is not cached makes it. */
 dp_sim *dp_sharding_reference(dp_sharding *sp);
 /* The same in chunks of another length, to be freed. */
 void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref);
 /* Worst case of that reference itself, for stages, which have no other truth. */
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
-/* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments
- * (products in fp64 of truths: good to 1e-15); NULL where the truth keeps no such state. One head,
- * one sequence. */
+/* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments.
+ * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
+ * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
 /* Draws of a run's own claim; stages: 1 where intermediates are judged, too. */
 void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r);

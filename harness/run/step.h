@@ -1,16 +1,16 @@
-/* harness/run/step.h - op step: causal convolutions in front of q, k and v of a KDA layer, forward
- * and backward over N ranks, judged end to end.
+/* harness/run/step.h - op step: causal convolutions before q, k and v of a KDA layer, forward and
+ * backward over N ranks, judged end to end.
  *
  *   x_q x_k x_v --conv, activation--> q k v --gate, beta, L2 norm, KDA--> o
  *   do --KDA backward--> dq dk dv --conv backward--> dx_q .. dw_q .. dbias_q ..
  *
- * Truth. q, k, v are those of the convolution in MPFR, rounded to double; what that leaves open is
+ * Truth. q, k, v are those of the convolution in MPFR, rounded to double. The rounding is
  * dp_problem.input_error, which the radius of every result carries. dx, dw and dbias follow in MPFR
- * from the true dq, dk, dv, whose radius (and rounding to double) is carried to them as below.
+ * from the true dq, dk, dv. Their radius (and rounding to double) is carried to them as below.
  * Bounds. The error of the convolution's output (rigorous, ref/bound/conv_bound.c, its store
- * included) enters the bounds of the recurrence entry by entry (dp_raw_error). The probable
- * errors of dq_t go on entry by entry (dp_error_bound.entry; what is known of a row as a whole with
- * the largest factor of its channels):
+ * included) enters the bounds of the recurrence entry by entry (dp_raw_error). The probable errors
+ * of dq_t continue entry by entry (dp_error_bound.entry). Known errors of a whole row get the
+ * largest factor of its channels:
  *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and
  *            channels d
  *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors
@@ -45,8 +45,8 @@ typedef struct {
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
-/* In the calls of a session: the problem whose q, k and v are what goes into the convolutions, with
- * those in *calls (conv NULL: none); it borrows all. */
+/* In the calls of a session: the problem whose q, k and v are the inputs of the convolutions.
+ * *calls gets these (conv NULL: none); it borrows all. */
 dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
 /* As dp_step_forward on one rank, with the outputs that the calls made. */
 dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
@@ -56,9 +56,9 @@ dp_conv_policy dp_step_policy(dp_base b);
 /* Frees what it holds; the struct is the caller's. */
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
-/* q k v, and with dq.. of got the convolution's backward on them: judges into run->tensor, which
+/* q k v, and with dq.. of got the convolution's backward on them. Judges into run->tensor, which
  * has room for DP_STEP_TENSORS more. x: draws (NULL: none), whose cells are the chunks chunk_of
- * [T]; allowance: verdict/levels.h; arith: unit roundoff of the base's arithmetic; tiny: of its
+ * [T]. allowance: verdict/levels.h. arith: unit roundoff of the base's arithmetic; tiny: of its
  * smallest numbers. */
 #define DP_STEP_TENSORS 12
 typedef struct {
@@ -71,8 +71,8 @@ typedef struct {
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
                         const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
                         dp_run *run, dp_err *e);
-/* The convolutions by themselves, given x and, with dy, the true gradients of their outputs: judged
- * into run->tensor as above, by their own bounds. rows: how many rows were judged are added. */
+/* The convolutions by themselves, with x and, with dy, the true gradients of their outputs. Judges
+ * into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                               dp_run *run, int64_t *rows, dp_err *e);
 /* The convolutions of a step, as draws take them; all NULL where c is none. */

@@ -15,8 +15,8 @@ typedef struct {
     int n;
     dp_claim claim[DP_MAX_RANK_COUNTS * DP_MAX_CLAIMS];
 } dp_claims;
-/* One that differs from another at most by its stages, or on one rank by the format of the chain
- * that there is none of, takes its place: the same draws serve both. */
+/* A claim replaces one that differs from it only by its stages, or on one rank by the format of the
+ * chain that there is none of. The same draws serve both. */
 void dp_claims_add(dp_claims *list, const dp_claim *claim);
 
 typedef struct dp_subject_kind dp_subject_kind;
@@ -24,7 +24,7 @@ struct dp_subject_kind {
     dp_backend backend;
     /* Has it anything to run on N ranks? */
     int (*offers)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-    /* What it will claim there, as far as that is known before; NULL: it asks run by run. */
+    /* Its claims there, if they are known before; NULL: it asks run by run. */
     void (*claims)(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
     /* Every run that case and options ask for, judged; called where it offers something. */
     dp_status (*run)(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
@@ -59,16 +59,15 @@ void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_
 int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
 dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
 
-/* The exchanges and payloads that run with the which-th format of the chain: what is asked for,
- * whatever the case says, else what it says; where no M is formed one format says it all, where no
- * state is sent one payload. */
+/* The exchanges and payloads that run with the which-th format of the chain: those of the options,
+ * else of the case. Without M one format is enough, without a sent state one payload. */
 typedef struct {
     int n;
     dp_sending way[DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS];
 } dp_ways;
 dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 
-/* What a case offers and the options leave of it; returns how many. */
+/* The bases of a case that the options leave; returns their number. */
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
 /* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
 int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]);

@@ -12,8 +12,8 @@ int dp_token_design_is_bounded(const dp_design *design);
 double dp_token_bounds_seconds(const dp_problem *p);
 /* The design in chunks of one token whose bounds hold for it, but for how results leave it. */
 dp_design dp_token_design(const dp_design *recurrent);
-/* Adds to b, the bounds of design `bounded`, what the formats add in which results leave `design`:
- * results that are `want` [rows][width] within b (NULL: none). */
+/* Adds to b, the bounds of design `bounded`, the errors of the formats that results have in
+ * `design`. Results are `want` [rows][width] within b (NULL: none). */
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b);
 

@@ -48,8 +48,8 @@ extern const char *const dp_bisect_conv_names[2];
  * NULL: none. */
 const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 
-/* The problem with ranks that own its tokens so, for dp_bisect_sim and dp_sim_new; all else is
- * borrowed. *parts: their N; 0: the tokens cannot be cut so. */
+/* The problem with ranks that own its tokens so, for dp_bisect_sim and dp_sim_new; it borrows all
+ * else. *parts: their N; 0: the tokens cannot be cut so. */
 dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *parts);
 
 #define DP_BISECT_RUNS 3
@@ -59,10 +59,9 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
                         dp_bisect *out, dp_err *e);
 /* Frees what it holds; the struct is the caller's. */
 void dp_bisect_free(dp_bisect *b);
-/* Where no stage is over its bound: each stage's own error against what it makes of nearby
- * problems (verdict/expected.h, levels.h; draws of single stages on true inputs). The first that
- * makes more than its formats explain becomes out->first. dtype: format of the inputs. Not for base
- * fp64. */
+/* If no stage is over its bound: each stage's own error against its draws on nearby problems
+ * (verdict/expected.h, levels.h; single stages on true inputs). The first that makes more than its
+ * formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
                              dp_bisect *out, dp_err *e);
 

@@ -1,17 +1,17 @@
 /* harness/search/differ.h - two subjects on the same inputs, without a truth: where their results
- * and stages differ, and whether that is more than both may be off.
+ * and stages differ, and whether by more than both bounds allow.
  *
- * Each row (a token's vector, a state, a head's sum) of a tensor that both make is held, by the
- * 2-norm of its difference, against the sum of two bounds: what the base, chain and design of each
- * may make of these inputs (harness/bound/error_bound.h). Beyond it one of them breaks its own
- * bound, or both; which one, a truth alone can say.
+ * Each row (a token's vector, a state, a head's sum) of a tensor that both make is compared, by the
+ * 2-norm of its difference, with the sum of two bounds. Each bound is that of the base, chain and
+ * design of one subject (harness/bound/error_bound.h). Beyond it one of them breaks its own bound,
+ * or both; which one, a truth alone can say.
  *   same       the same numbers (-0 = 0, NaN = NaN)
  *   within     others, no row by more than the sum of both bounds
  *   beyond     a row is
  *   unbounded  others, and a bound is missing: of a design without one, where it would take too
  *              long, of a stage in chunks of other than 64 tokens
- * A stage is looked at where both show it, columns of Akk and Aqk up to the diagonal; what a rank
- * does not have (stage_tensor.h) is passed over. The first tensor beyond, in the order of the
+ * A stage is compared if both show it; columns of Akk and Aqk up to the diagonal. Tensors that a
+ * rank does not have (stage_tensor.h) are skipped. The first tensor beyond, in the order of the
  * pipeline, is where to look.
  */
 #ifndef DP_DIFFER_H

@@ -2,12 +2,12 @@
  * checks for sizes where no truth is affordable.
  *
  * Each check runs the subject on the problem and on a changed one and compares results. Equality is
- * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library has that only
- * where it claims it (`bitwise`); else a row whose bits differ is held within the sum of both runs'
- * bounds (error_bound.h, of the design that the library declares), and `why` says how near it
- * comes. A library that refuses a changed problem skips that check; one that dies on it fails it.
- * Of a library a check that fails is made again, all its runs: where it does not fail each time,
- * `repeat` fails, "not repeatable, n of m", and the check is skipped.
+ * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library must be equal only
+ * where it claims it (`bitwise`). Else rows with other bits must be within the sum of both runs'
+ * bounds (error_bound.h, of the declared design); `why` says how near. A library that refuses a
+ * changed problem skips that check; one that dies on it fails it. A library's failing check is made
+ * again, with all its runs. If it does not fail each time, `repeat` fails, "not repeatable, n of
+ * m", and the check is skipped.
  *
  *   repeat        the same run again gives the same bits
  *   causality     inputs of one token changed: o and dq of the chunks before its own, and
@@ -129,7 +129,7 @@ typedef struct {
     dp_check c[DP_NCHECKS];
 } dp_checks;
 
-/* Everything on N ranks where not said otherwise above. seed: of the exact inputs. only: NULL, or
+/* Everything on N ranks unless stated otherwise above. seed: of the exact inputs. only: NULL, or
  * names of checks separated by commas. backward needs p->dout. */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e);

@@ -54,7 +54,7 @@ dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, i
 
 /* invariants_same.c */
 /* Two runs of which one result is compared: got = want * factor in every row that keep takes (NULL:
- * all). p is got's problem; t0, seq0: where its first token and sequence stand in want's, w->p. */
+ * all). p is got's problem. t0, seq0: its first token and sequence in want's problem, w->p. */
 typedef struct {
     const dp_problem *p;
     const dp_result *got, *want;
@@ -82,18 +82,18 @@ double dp_check_largest(const dp_check_work *w);
 /* The design that the subject is bounded by, which the problem decides where it has kernels for
  * some recurrences that others are not computed by. */
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p);
-/* Bounds of the subject's results on p over N ranks, and of each stage [DP_NSTAGE_TENSORS] of
+/* Bounds of the subject's results on p over N ranks. Also of each stage [DP_NSTAGE_TENSORS] of
  * tokens or chunks that `of` holds one of (NULL: none). Its design has bounds. */
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                           double *const *of, dp_error_bound *b, double **stage);
-/* May rows be held within bounds of the subject on p: not of designs without one, nor where they
- * would take too long; why says so. */
+/* Are there bounds of the subject on p? Not for designs without one, nor where they would take too
+ * long; why says so. */
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size);
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
 /* Frees what it holds; the struct is the caller's. */
 void dp_check_bounds_free(dp_check_bounds *b);
-/* What underflows in the subject, of numbers multiplied by scale. */
+/* The underflow of numbers multiplied by scale in the subject. */
 double dp_check_underflow(const dp_check_work *w, double scale);
 
 /* invariants_edits.c */

@@ -1,14 +1,13 @@
-/* harness/search/museum.h - every deliberate fault against every case that could show it: which
- * verdict goes red, where it points, and whether the thresholds that FLA's tests use would have
+/* harness/search/museum.h - every deliberate fault against every case that could show it: the
+ * verdict that goes red, and its place. Beside it: whether the thresholds of FLA's tests would have
  * seen it on the same data.
  *
- * A run of a fault acts when the fault changed anything somewhere (dp_run.hit; op chain and conv:
- * always taken to act); it is red when its verdict fails. Faults of single runs (race, order) are
- * compared with repeated runs instead, bit for bit. Localisation: `deltaproof bisect stage`, on one
- * red run of each case; right: the stage is the fault's own, and the fault did act on that rank and
- * head.
+ * A run of a fault acts when the fault changed any number (dp_run.hit; op chain and conv: always).
+ * It is red when its verdict fails. Faults of single runs (race, order) are compared with repeated
+ * runs instead, bit for bit. Localisation is `deltaproof bisect stage`, on one red run of each
+ * case. It is right if it names the fault's own stage, and the fault did act on that rank and head.
  * FLA: relative RMS error of a whole tensor above 5e-3 (o, final state), 8e-3 (gradients), 2e-2
- * (dg, dA_log, ddt_bias), or not finite; runs that are above without the fault do not count.
+ * (dg, dA_log, ddt_bias), or not finite. Runs above these without the fault do not count.
  *
  * museum.json:
  * {"schema": "deltaproof-museum", "schema_version": 1, "commit", "seconds", "cases",
@@ -84,8 +83,8 @@ int dp_fla_sees(const char *name, double rel_fro);
  * Faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch them on.
  *
  * Each fault runs in a process of its own through a list of small problems, smallest first, until
- * one is red. right: the first wrong tensor in the order of the pipeline is among those that can
- * show the fault first. Without a fault all of them must be green.
+ * one is red. right: the first wrong tensor of the pipeline is among those that can show the fault
+ * first. Without a fault all of them must be green.
  *
  * kernels.json:
  * {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds",

@@ -1,20 +1,19 @@
 /* harness/search/shrink.h - the smallest input that still fails for the same reason.
  *
- * Why a problem fails: for the simulated ranks what `bisect stage` says (stage, tensor, and whether
- * that tensor is over its bound, not finite, or not the same in every run); for a shared library
- * the outcome of its run and the first tensor in the order of the pipeline that fails; for
- * convolutions and chains of M the tensor that fails. Where the run's verdict failed at the start,
- * it must go on failing; where a fault was switched on, the same input must pass `bisect stage`
- * without it. So nothing is shrunk into another failure.
+ * The reason why a problem fails. Simulated ranks: the answer of `bisect stage` (stage, tensor, and
+ * over its bound, not finite, or not the same in every run). A shared library: the outcome of its
+ * run and the first failing tensor of the pipeline. Convolutions and chains of M: the failing
+ * tensor. A verdict that failed at the start must still fail. With a fault, the same input must
+ * pass `bisect stage` without it. So nothing is shrunk into another failure.
  *
- * First by laws: a case whose inputs are drawn is tried with fewer tokens, heads, channels and
- * settings of the same laws, so that what is left is still a few hundred bytes of text.
+ * First by laws: a case with drawn inputs is tried with fewer tokens, heads, channels and settings
+ * of the same laws. The rest is still a few hundred bytes of text.
  *
- * Then delta debugging: blocks of half an axis, then a quarter, down to single indices, are taken
- * away from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V; tensors
- * that need not be there are left out; tokens and numbers are set to zero, those that stay to
- * powers of two. A step is kept when the problem that remains fails for the same reason. All of it
- * is repeated until nothing more goes.
+ * Then delta debugging. Blocks of half an axis, then a quarter, down to single indices, are removed
+ * from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V. Optional tensors
+ * are left out. Tokens and numbers are set to zero, the others to powers of two. A step is kept
+ * when the problem that remains fails for the same reason. All of it is repeated until nothing more
+ * goes.
  */
 #ifndef DP_SHRINK_H
 #define DP_SHRINK_H
@@ -87,13 +86,13 @@ void dp_failure_error(const char *why, char *out, size_t size);
 void dp_failure_text(const dp_failure *f, char *out, size_t size);
 
 int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero); /* nonzero may be NULL */
-/* What is left as a case file: its values where they fit its text, else its laws where it has them,
+/* The result as a case file: its values where they fit its text, else its laws where it has them,
  * else as dp_case_write. */
 dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
                           const char *path, dp_err *e);
 int dp_shrunk_by_laws(const dp_shrunk *s); /* would it write laws? */
-/* Writes the case with every value: as text alone where at most 600 numbers differ from the most
- * frequent one of their tensor, else with PATH's .safetensors beside it. path ends in .case. */
+/* Writes the case with every value. It is text alone if at most 600 numbers differ from the most
+ * frequent one of their tensor, else PATH's .safetensors lies beside it. path ends in .case. */
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e);
 

@@ -69,7 +69,7 @@ void dp_shrink_drop(dp_case *c, int ax, int64_t at, int64_t len);
 
 /* shrink_laws.c */
 /* Fewer tokens, heads, channels, settings of the case's text, whose laws draw the inputs anew, for
- * as long as it fails alike; returns whether anything went. */
+ * as long as it fails alike. Returns whether any was removed. */
 int dp_shrink_by_laws(dp_shrink_work *w);
 /* Writes such a text as a case file with a reason and a source of its own. */
 dp_status dp_shrink_write_laws(const char *laws, const char *reason, const char *source,

@@ -1,5 +1,5 @@
-/* harness/search/step_bisect.h - bisect.h for recurrences and steps: the convolutions of a step are
- * stages, too, given x and the true gradients of their outputs. */
+/* harness/search/step_bisect.h - bisect.h for recurrences and steps. The convolutions of a step are
+ * stages, too, with x and the true gradients of their outputs. */
 #ifndef DP_STEP_BISECT_H
 #define DP_STEP_BISECT_H
 #include "bisect.h"

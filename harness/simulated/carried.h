@@ -1,13 +1,13 @@
 /* harness/simulated/carried.h - a state that is kept in a short format between the calls of a
  * session: how its error grows over steps.
  *
- * The recurrence (math.md b) runs in fp64, one token a step, over the tokens of a problem, from the
- * first again when the last was reached. Beside the state itself goes one copy for each format: it
- * is rounded to that format after every `every` steps and otherwise treated alike, so that its
- * distance from the state is what the format does and nothing else.
+ * The recurrence (math.md b) runs in fp64, one token a step, over the tokens of a problem, again
+ * from the first after the last. Beside the state runs one copy for each format, rounded to that
+ * format after every `every` steps and otherwise treated alike. Its distance from the state is the
+ * effect of the format alone.
  *
- * Bounds. A step is S' = (I - sum_j beta_j k_j k_j') D S + ..., D = diag(exp g): it takes an error
- * E to one of at most a |E|, a = max_x exp(g_x) max(1, sum_j beta_j |k_j|^2 - 1), in the Frobenius
+ * Bounds. A step is S' = (I - sum_j beta_j k_j k_j') D S + ..., D = diag(exp g). It maps an error E
+ * to one of at most a |E|, a = max_x exp(g_x) max(1, sum_j beta_j |k_j|^2 - 1), in the Frobenius
  * norm. Storing adds at most d:
  *     floats       u |S| + sqrt(n) t/2       u the unit roundoff (twice that where it truncates or
  *                                            draws), t the spacing of subnormals
@@ -60,7 +60,7 @@ typedef struct {
     double need;
 } dp_carried_options;
 
-/* Of head hv of sequence 0. DP_EINPUT: the sequence is empty. The same bits on every machine. */
+/* Runs head hv of sequence 0. DP_EINPUT: the sequence is empty. The same bits on every machine. */
 dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carried_options *o,
                          dp_carried *out, dp_err *e);
 
@@ -77,8 +77,8 @@ void dp_carried_advance(const dp_carried_head *s, int64_t t, double *S, double *
 /* How much that lengthens the error of a state at most: a of the bounds above. */
 double dp_carried_grows(const dp_carried_head *s, int64_t t);
 
-/* A row of n numbers as it is stored, to nearest: what is read again stands in x then. left [n]:
- * what feedback has left out, before and after; else it stays as it is. */
+/* Stores a row of n numbers, to nearest, and puts the numbers that are read again into x. left [n]:
+ * with feedback its remainder, before and after; else unchanged. */
 void dp_carried_store_row(int format, int n, double *x, double *left);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
-/* harness/simulated/conv_states.h - the convolutions in front of q, k and v in the calls of a
- * session: beside the state of the recurrence a call gets, and hands on, the last W-1 inputs of
- * every sequence, zeros before its first. Nothing is computed for them: they must have the bits of
- * the inputs, whatever bounds allow.
+/* harness/simulated/conv_states.h - the convolutions before q, k and v in the calls of a session.
+ * Beside the recurrence's state a call gets and returns the last W-1 inputs of every sequence,
+ * zeros before its first. Nothing is computed for them: they must have the bits of the inputs,
+ * whatever bounds allow.
  */
 #ifndef DP_CONV_STATES_H
 #define DP_CONV_STATES_H
@@ -40,14 +40,14 @@ void dp_conv_calls_begin(dp_conv_calls *c, dp_conv_states *first);
 static inline int64_t dp_conv_state_size(const dp_conv *c) { return (int64_t)(c->W - 1) * c->D; }
 /* The true states where sequence i has tokens up to at[i]. */
 void dp_conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_states *s);
-/* What a call is given instead of `before`: 1: something else than that. at: as above. */
+/* The states that a call gets instead of `before`; 1: they differ. at: as above. */
 int dp_conv_states_spoil(const dp_conv_calls *c, dp_fault fault, const int64_t *at,
                          dp_conv_states *before);
 /* States after a call whose sequences have tokens up to at[i]. */
 void dp_conv_states_look(dp_conv_calls *c, const int64_t *at, int64_t call,
                          const dp_conv_states *after);
 
-/* Convolution i of a call: x [T][D] of its packed sequences (cu [Nseq+1]) behind the states before
+/* Convolution i of a call: x [T][D] of its packed sequences (cu [Nseq+1]) after the states before
  * gives y [T][D] and the states after, to be freed. On one rank of the simulated pipeline. */
 void dp_conv_states_run(const dp_conv *shape, dp_conv_policy policy, const double *x,
                         const int64_t *cu, const double *before, double **y, double **after);

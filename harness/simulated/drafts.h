@@ -1,7 +1,7 @@
-/* harness/simulated/drafts.h - what the verify windows of a session made of all their tokens,
- * rejected ones too: problems of their own, each window of each slot a packed sequence that begins
- * from the state which that call was handed. So o of rejected tokens and states within a call have
- * a truth, though nothing that follows depends on them.
+/* harness/simulated/drafts.h - results of the verify windows of a session for all their tokens,
+ * rejected ones too. They are problems of their own: each window of each slot is a packed sequence
+ * that begins from the state which that call got. So o of rejected tokens and states within a call
+ * have a truth, though nothing that follows depends on them.
  *
  *   window   the drafted tokens of a window; o, and the state after the last of them
  *   within   for each token of a window (the last one where another state than the final one is
@@ -36,7 +36,7 @@ typedef struct {
 } dp_drafts;
 
 /* Sequence i of a call becomes one of `window` and, with states [T][HV][K][V], several of `within`.
- * call: as it should have been handed over. o and states may be NULL, but then always. */
+ * call: with the right states. o and states may be NULL, but then always. */
 void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
                     const dp_result *made, const double *states);
 /* Frees what it holds; the struct is the caller's. */

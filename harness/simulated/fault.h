@@ -1,9 +1,9 @@
 /* harness/simulated/fault.h - deliberate faults of the simulated ranks: one row in the table of
  * fault.c each, switched on by name (`deltaproof run --fault NAME`, `deltaproof museum`). They
- * exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses.
- * Most stand for a fault that reached users of such kernels: `bug` is its number in the museum of
- * those faults (dp_bugs). What a fault does, and behind which stage, is in fault_effect.c; what it
- * does between the calls of a session is in calls.c. */
+ * exist to prove that verdicts go red; DP_FAULT_NONE is what every other run uses. Most stand for a
+ * fault that reached users of such kernels: `bug` is its number in the museum of those faults
+ * (dp_bugs). Effects on stages are in fault_effect.c, those between the calls of a session in
+ * calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
 #include "ref/vocabulary/exchange.h"
@@ -131,7 +131,7 @@ static inline int dp_fault_shows(dp_fault f, unsigned kinds) {
 }
 int dp_fault_of_conv(dp_fault f);  /* of a convolution, not of the recurrence */
 int dp_fault_by_run(dp_fault f);   /* shows between runs of the same inputs alone */
-int dp_fault_of_calls(dp_fault f); /* of what the calls of a session hand on */
+int dp_fault_of_calls(dp_fault f); /* of data that the calls of a session pass on */
 int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */

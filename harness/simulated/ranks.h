@@ -2,9 +2,9 @@
  * process, forward and backward.
  *
  * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
- * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and what the
- * all-gather (or the ring) brings it, from memory or, where a process has one rank alone, by
- * messages (peers). Stages, in order:
+ * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and the data
+ * of the all-gather (or the ring). It gets these from memory or, where a process has one rank
+ * alone, by messages (peers). Stages, in order:
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
  *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd
  *               -> wy_bwd, intra_bwd -> gate_bwd
@@ -29,7 +29,7 @@ extern "C" {
 
 /* The stages in the order in which they run. all_gather has no code of its own here: the merges
  * read the pairs of other ranks. recompute repeats state_fwd for the backward (only where a fault
- * makes that differ); wy_bwd and intra_bwd run together. */
+ * makes that differ). wy_bwd and intra_bwd run together. */
 typedef enum {
     DP_STAGE_GATE,
     DP_STAGE_INTRA,
@@ -71,8 +71,8 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int64_t t0;
 } dp_group;
 
-/* Where a simulation calls s->after[..], which deliberate faults alone set (fault_effect.c): behind
- * each stage (of chunks: for each of them), and where what a part of one made goes on at once. */
+/* Calls of s->after[..], which deliberate faults alone set (fault_effect.c). They follow each stage
+ * (of chunks: for each of them), and each part of a stage that is used at once. */
 enum {
     DP_AFTER_OPENING = DP_NSTAGES, /* contexts are known, nothing is computed */
     DP_AFTER_BEGINNING,            /* of a run: exchange and payload are known */
@@ -80,7 +80,7 @@ enum {
     DP_AFTER_SENDING,     /* M (or NULL) and x, H or a state, of a message before it leaves */
     DP_AFTER_MERGING,     /* x is M from + H */
     DP_AFTER_GRADIENTS,   /* of a chunk: grad */
-    DP_AFTER_NORMS,       /* norm_q and norm_k may be set, for the way back through them */
+    DP_AFTER_NORMS,       /* norm_q and norm_k may be set, for the backward through them */
     DP_AFTER_WRITES,      /* of a rank's gradients through erase o k and write o v: dk in x */
     DP_AFTER_ACTIVATIONS, /* of a rank's gradients through activations: part */
     DP_AFTER_SUMS,        /* of parameters' gradients by rank, before they are added: x */
@@ -119,7 +119,7 @@ typedef struct dp_sim {
     int one_by_one; /* ranks in their order: several end one sequence */
     int turns;      /* heads and ranks are added from number `runs` on, and round */
     int runs;       /* dp_sim_run calls that have ended */
-    /* what dp_sim_new was given; p is &own when a fault reads other inputs */
+    /* the problem of dp_sim_new; p is &own when a fault reads other inputs */
     const dp_problem *given;
     dp_problem own;
     dp_context *ctx;                            /* [N] */
@@ -160,17 +160,17 @@ dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int ch
 /* A chunk design (chunk > 0) without faults. */
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
-/* The same on one rank, chunks beginning anew at every marked token [T], which is borrowed: what
- * the calls of a session compute, with the state handed on as it is. */
+/* The same on one rank; chunks begin anew at every marked token [T], which is borrowed. It is the
+ * computation of a session's calls with exact states between them. */
 dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
                            const unsigned char *first_of_call, dp_err *e);
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
-/* One rank of N, that of peers, alone: `part` has its tokens (T of them; of several parts one
- * behind the other) and the cu and states of all. Results are those of its tokens and of the
- * sequences that begin or end in them, in lists of all ranks its own; dA_log and ddt_bias are the
- * sums. Borrows part and peers. */
+/* One rank of N, that of peers, alone: `part` has its tokens (T of them; parts one behind the
+ * other) and the cu and states of all. Results are those of its tokens and of the sequences that
+ * begin or end in them, in lists of all ranks its own. dA_log and ddt_bias are the sums. Borrows
+ * part and peers. */
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e);
 /* The frame of a simulation whose ranks are computed elsewhere: contexts, chunks' places, room for
@@ -184,10 +184,10 @@ dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_
 dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e);
 /* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so
- * what was made of them alone is kept, and s->out as it is until the next run; 0: they are not, and
- * *s stays as it was. */
+ * their own results are kept, and s->out as it is until the next run. 0: they are not, and *s stays
+ * as it was. */
 int dp_sim_split(dp_sim *s, int N);
-/* What ranks exchange and receive alone (M, H, S_in and their gradients): s->out is as it was.
+/* Only the data that ranks exchange and receive (M, H, S_in and their gradients); s->out stays.
  * Gradients need a run with backward before it. */
 void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 /* Frees what it holds; the struct is the caller's. */

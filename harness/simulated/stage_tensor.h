@@ -1,11 +1,11 @@
 /* harness/simulated/stage_tensor.h - intermediates of the pipeline under the names that the field
  * uses, laid out as FLA lays them out.
  *
- * C = 64 R columns in Akk and Aqk: column i R + j is key j of token i of the row's chunk; judged up
- * to the diagonal (block), 0 above it. Axes R are left out for one key a token. Chunks restart at
- * every local sub-sequence and count rank by rank: [chunks] has dp_stage_tensor_chunks entries,
- * with one rank FLA's own. Rank tensors: what a rank does not have (M, H of the last, S_in of the
- * first, and so on, math.md g.2) is not judged.
+ * Akk and Aqk have C = 64 R columns: column i R + j is key j of token i of the row's chunk. They
+ * are judged up to the diagonal (block), and 0 above it. Axes R are left out for one key a token.
+ * Chunks restart at every local sub-sequence and count rank by rank: [chunks] has
+ * dp_stage_tensor_chunks entries, with one rank FLA's own. Rank tensors: what a rank does not have
+ * (M, H of the last, S_in of the first, and so on, math.md g.2) is not judged.
  */
 #ifndef DP_STAGE_TENSOR_H
 #define DP_STAGE_TENSOR_H
@@ -88,10 +88,9 @@ void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, 
 double *dp_stage_tensor_value(const dp_sim *s, int stage);
 
 int dp_stage_tensor_keyed(int stage); /* does each key of a token have a row of its own? */
-/* Of a stage of tokens: rows a token and head, and their width. */
+/* A stage of tokens: rows a token and head, and their width. */
 void dp_stage_tensor_token_row(const dp_problem *p, int stage, int *per, int64_t *width);
-/* Of row `row` of such a stage in a chunk: distance of its entries, and how many of them mean
- * something. */
+/* Row `row` of such a stage in a chunk: distance of its entries, and how many of them count. */
 void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t width, int64_t *stride,
                              int64_t *used);
 /* Where a stage that each chunk holds lies in it. */

@@ -2,8 +2,8 @@
  * error behaves like, and whether it is biased.
  *
  * Only for factors that forget nothing (regime `reflect`): elsewhere errors are forgotten, stall or
- * repeat. What is read from the subject is its error after 16, 32, .. 256 factors and the width of
- * the numbers that it stores; the yardstick A_n (math.md j.4) comes from the factors alone:
+ * repeat. The subject's error is read after 16, 32, .. 256 factors and the width of the numbers
+ * that it stores; the yardstick A_n (math.md j.4) comes from the factors alone:
  *
  *   A_n^2 = sum of all entries of V_n,
  *           for rounding of the stored product, of the operands, or inside the accumulation

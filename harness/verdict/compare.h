@@ -10,12 +10,12 @@
  *           these inputs, within its bound or not, and judges what the bound leaves open
  *           (levels.h). Where no bound is derived for the design, this tier alone decides.
  *
- * A tensor passes when every entry that it has a value for lies under at least one limit, and when
- * a head of zeros would not pass. Else it is unjudged, and `why` says what is missing.
+ * A tensor passes when every entry that it has a value for lies under at least one limit, and a
+ * head of zeros would not pass. Else it is unjudged, and `why` says what is missing.
  *
  * Values that are not finite, entry by entry: where the truth is not finite, the result must not be
  * either. A finite truth with a result that is not finite fails, except in the chunk and head of a
- * truth that is not (dense tiles multiply masked zeros by NaN): such entries hold no value, and
+ * truth that is not (dense tiles multiply masked zeros by NaN). Such entries hold no value, and
  * rows of them are counted in `why`.
  */
 #ifndef DP_COMPARE_H
@@ -43,8 +43,8 @@ typedef struct {
     const double *want_lo; /* what rounding the truth to double left; NULL: nothing */
     const double *rad;     /* [rows] radius of the truth; NULL: exact */
     const double *bound;   /* [rows]; NULL: none is derived */
-    /* [rows] what the subject's claim lets a row lose (ref/bound/drop.h): taken off its error, in
-     * its own direction, before anything is held against it; NULL: nothing */
+    /* [rows] the loss that the subject's claim allows a row (ref/bound/drop.h). It is subtracted
+     * from its error, in its own direction, before any comparison; NULL: nothing */
     const double *lost;
     int bound_shown; /* 1: of another design: shown, but the draws decide */
     dp_place_fn *place;
@@ -55,12 +55,13 @@ typedef struct {
     const dp_draws *draws; /* NULL: no expected tier */
     const double *freedom; /* [rows] of errors at most (row_map.h); NULL: no limit */
     dp_allowance allowance;
-    /* One rounding of the result: in the arithmetic that makes it, relative to its head's rows too,
-     * which it is summed beside; in the format that it is kept in, relative to the number alone;
-     * and of an entry near zero. file_unit: the unit roundoff of a coarser file, else 0. */
+    /* One rounding of the result. unit: in the arithmetic that makes it, relative to its head's
+     * rows too, which it is summed beside. store: in the format that it is kept in, relative to the
+     * number alone. tiny: of an entry near zero. file_unit: the unit roundoff of a coarser file,
+     * else 0. */
     double unit, store, tiny, file_unit;
-    /* One rounding of an operand, for rows of which the truth is 0, or 2^-126 of their head's,
-     * as terms cancel: 0 where a result has none. */
+    /* One rounding of an operand, for rows whose truth is 0, or 2^-126 of their head's, as terms
+     * cancel. 0 where a result has none. */
     double cancelled;
     double seen_most; /* this factor of the tensor is seen, else it is unjudged; 0: any */
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
@@ -76,7 +77,7 @@ typedef struct {
     double got, want, err, bound, size;
 } dp_row;
 
-/* What makes a tensor unfit to be compared. */
+/* The reason why a tensor cannot be compared. */
 typedef enum { DP_FLAW_NONE, DP_FLAW_UNWRITTEN, DP_FLAW_NOT_FINITE } dp_flaw;
 
 typedef struct {
@@ -120,8 +121,8 @@ void dp_judgement_free(dp_judgement *j);
 #define DP_MARGIN 1.3
 int dp_judgement_marginal(const dp_judgement *j);
 
-/* Of two failed tensors: does b say more than a? Entries that are unfit come first, then what broke
- * its bound, then what is too large for its formats. a may be NULL. */
+/* Does failed tensor b say more than failed tensor a? Entries that are unfit come first, then what
+ * broke its bound, then what is too large for its formats. a may be NULL. */
 int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 
 /* Where it failed, or the row with the largest error. */

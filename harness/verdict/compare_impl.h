@@ -19,7 +19,8 @@ typedef struct {
     dp_place at;
     double err2, want2, bound, limit; /* limit: bound and radius */
     double raw2;                      /* err2 before what the row may lose was taken off */
-    int64_t known, wrong, lost; /* entries: truth finite; finite where it is not; the other way */
+    int64_t known, wrong, lost; /* entries: truth finite; result finite where truth is not; the
+                                 * reverse */
     int worst;                  /* entry */
     double worst_err;
 } dp_measured;

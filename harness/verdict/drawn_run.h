@@ -1,8 +1,8 @@
 /* harness/verdict/drawn_run.h - one nearby problem, run in one design on any number of ranks.
  *
- * The pipeline of simulated ranks, or the token recurrence; in a training step the convolutions
- * around it, too; of a session each call by itself, with the state kept as the
- * session says. Moving on to another number of ranks keeps what does not depend on it.
+ * The pipeline of simulated ranks, or the token recurrence. A training step includes its
+ * convolutions. A session runs each call by itself, with the state stored as the session says.
+ * Moving on to another number of ranks keeps what does not depend on it.
  */
 #ifndef DP_DRAWN_RUN_H
 #define DP_DRAWN_RUN_H
@@ -36,7 +36,7 @@ typedef struct {
     dp_drawn_pairs pairs; /* of a recurrent design */
 } dp_drawn_run;
 
-/* p and conv are borrowed. q, k, v of p are not read where a convolution stands in front. */
+/* p and conv are borrowed. q, k, v of p are not read where a convolution precedes them. */
 void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
                    const dp_conv conv[3], int N, int backward);
 /* The same in the calls of a session: one rank, forward, results alone. */
@@ -52,7 +52,7 @@ void dp_drawn_close(dp_drawn_run *x);
 dp_result *dp_drawn_results(dp_drawn_run *x);
 const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log decay */
 
-/* Of rank and head z = rank * HV + head; NULL: it has none. */
+/* The value of rank and head z = rank * HV + head; NULL: it has none. */
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z);
 
 #ifdef __cplusplus

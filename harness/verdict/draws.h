@@ -1,9 +1,9 @@
 /* harness/verdict/draws.h - errors of correct runs: what a design makes of inputs like these.
  *
  * A draw is one run of the declared design on a nearby problem, minus the fp64 reference of that
- * same problem (expected.h). A tensor is [rows][width]; rows are grouped in windows: the rows of
- * one head in one 64-token window of a rank and sequence, or one state, or one row that has no
- * token. All errors of D draws are kept as sums, by row and by window:
+ * same problem (expected.h). A tensor is [rows][width]; rows are grouped in windows. A window is
+ * the rows of one head in one 64-token window of a rank and sequence, or one state, or one row that
+ * has no token. All errors of D draws are kept as sums, by row and by window:
  *
  *   err2   |got - want|^2 of each row
  *   column2  the same of each channel of a head (of a state: of each of its columns), over its rows
@@ -18,9 +18,9 @@
 extern "C" {
 #endif
 
-/* Directions in which errors of correct kernels are nearly balanced and those of some wrong ones
- * are not: along the tensor itself (a factor), along one sign (an offset), and against the sign of
- * each entry by its spacing (truncation in place of rounding). */
+/* Directions in which errors of correct kernels are nearly balanced, and those of some wrong ones
+ * are not. They are along the tensor itself (a factor), along one sign (an offset), and against the
+ * sign of each entry by its spacing (truncation). */
 typedef enum { DP_ALONG_VALUE, DP_ALONG_OFFSET, DP_ALONG_ZERO, DP_NDIRECTIONS } dp_direction;
 extern const char *const dp_direction_names[DP_NDIRECTIONS]; /* factor, offset, truncation */
 
@@ -37,8 +37,8 @@ typedef struct {
     double *part;    /* [ndraw][parts][rows][width]; NULL when parts is 0 */
 } dp_draws;
 
-/* How the rows of a tensor [rows][width] are looked at: each is cut into `subrows` (a state
- * into its K rows), and belongs to a window. */
+/* The division of a tensor [rows][width]: each row is cut into `subrows` (a state into its K rows),
+ * and belongs to a window. */
 typedef struct {
     int64_t rows, windows;
     int width, subrows;

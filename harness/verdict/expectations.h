@@ -1,7 +1,7 @@
 /* harness/verdict/expectations.h - the draws of one problem, made once and kept.
  *
- * Sets of draws are numbered: set 0 judges; set 1 decides where set 0 left a verdict marginal. What
- * is missing is read from the cache or drawn, all policies and numbers of ranks together.
+ * Sets of draws are numbered: set 0 judges; set 1 decides where set 0 left a verdict marginal.
+ * Missing draws are read from the cache or drawn, all policies and numbers of ranks together.
  */
 #ifndef DP_EXPECTATIONS_H
 #define DP_EXPECTATIONS_H

@@ -10,8 +10,8 @@
  * A session is drawn in its own calls, rollbacks and formats of the kept state included; its
  * reference takes all tokens at once.
  *
- * A training step (op step) is drawn whole: x, w and bias of the convolutions are moved, too, and
- * q, k, v of the subject come out of its own convolution.
+ * A training step (op step) is drawn whole: x, w and bias of the convolutions move, too, and q, k,
+ * v of the subject are outputs of its own convolution.
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H
@@ -57,8 +57,8 @@ typedef struct {
 /* Draws of one set: at least 6. */
 int dp_expected_count(const dp_problem *p);
 
-/* All n policies at once: what they share is computed once a draw, and draws run side by side. What
- * comes out for a policy does not depend on the others. out [n] is allocated. */
+/* All n policies at once: what they share is computed once a draw, and draws run side by side.
+ * Results of a policy do not depend on the others. out [n] is allocated. */
 void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
                      dp_expected *out);
 

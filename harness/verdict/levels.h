@@ -1,8 +1,8 @@
 /* harness/verdict/levels.h - is an error more than its design makes of these inputs? The statistics
  * of the expected tier (reports/verdicts.md: what they were measured to do).
  *
- * A tensor's error is looked at on several levels, so that a fault in one row, one window, one head
- * of one rank, or thinly everywhere is seen where it is plain:
+ * A tensor's error is compared on several levels, so that a fault is plain on one of them: in one
+ * row, one window, one head of one rank, or thinly everywhere:
  *
  *   row     one row of one token                   every   all windows alike: the power mean
  *   window  the rows of one window                         of |err| / E, exponent 2/3
@@ -14,8 +14,8 @@
  * Quadratic levels (row to tensor, position, channel). Units of one head on one rank are a family
  * (positions and channels: of one head). A family whose draws scatter DP_ERRATIC times more than
  * those of the median family is erratic: its draws set no limit of another family. A unit has the
- * error e, D draws d_k, the size w and a floor f (one rounding of the result itself, and the
- * radius of the truth):
+ * error e, D draws d_k, the size w and a floor f (one rounding of the result, and the radius of the
+ * truth):
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no
@@ -32,11 +32,11 @@
  *   limit  factor max(largest |d_k| / E from the other draws, sqrt F(p; nu, D nu + d0)),
  *          p = DP_ALARM / units; the largest over its family and over all that are not erratic
  *
- * Power. A tensor that is c times what it should be has the error |c - 1| w in every unit, which is
- * over its limit from |c - 1| = limit E / w on: the least of these over all units, by head, is what
- * a verdict would have seen.
+ * Power. A tensor that is c times the right one has the error |c - 1| w in every unit. It exceeds
+ * the unit's limit from |c - 1| = limit E / w on. The least of these over all units, by head, is
+ * the factor that a verdict sees.
  *
- * Directions. m, s^2: mean and variance over draws of the summed component; s^2 pools the draws'
+ * Directions. m, s^2: mean and variance over draws of the summed component. s^2 pools the draws'
  * totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
  *   limit factor (|m| + s sqrt((1 + 1/D) F(p; 1, freedom))), + lean E.
  * Sums. E^2 of a head pools its draws' totals with their shares taken as independent, doubled.
@@ -58,7 +58,8 @@ extern "C" {
 #define DP_POSITIONS 64    /* places in a window */
 #define DP_ERRATIC 6.0
 
-/* What a right subject may differ by from the pipeline that was drawn, by who computes. */
+/* The allowed difference of a right subject from the pipeline that was drawn, by kind of
+ * subject. */
 typedef struct {
     double factor; /* on limits of ranks, tensors, channels and sums */
     double local; /* on those of rows, windows and places, where errors gather, and of directions */
@@ -116,7 +117,8 @@ typedef struct {
 } dp_level_result;
 
 /* The whole tensor's error as one F: the mean square of error over E, of `top` degrees of freedom
- * over `bottom`; of sums over tokens by their shares, where that has more. What pooled.h adds up.
+ * over `bottom`. Sums over tokens use their shares, where that has more. The share that pooled.h
+ * adds up.
  */
 typedef struct {
     double square; /* NAN: none */

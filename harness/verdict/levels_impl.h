@@ -8,14 +8,14 @@
 #include "levels.h"
 #include "ref/vocabulary/problem.h"
 
-/* What the units of a finer level let expect of a coarser one: were they independent, and three
- * times that, because they are not quite (over the windows of a head that remembers up to 3.6 was
- * measured, mostly 1). Where one unit outweighs the others they tell nothing that its own draws do
- * not. */
+/* The expectation that units of a finer level give for a coarser one: that of independent units,
+ * times three, since they are not quite independent. (Over the windows of a head that remembers up
+ * to 3.6 was measured, mostly 1.) Where one unit outweighs the others they tell nothing that its
+ * own draws do not. */
 #define DP_NOT_INDEPENDENT 3.0
 #define DP_FROM_FINER 10.0
 
-/* What a level knows of the variation of its units before it looks at them. */
+/* A level's prior knowledge of the variation of its units. */
 typedef struct {
     double cv2;     /* squared coefficient of variation of |d|^2 */
     double draws;   /* that it counts as */
@@ -35,7 +35,7 @@ typedef struct {
     const double *most_freedom; /* [n]; NULL: no limit but numbers */
 } dp_unit_list;
 
-/* What is presumed where nothing is known. */
+/* The prior where nothing is known. */
 extern const dp_presumption DP_NOTHING_KNOWN;
 
 /* A list of n units without errors, all of one family, to be freed with dp_unit_list_free. */
@@ -57,9 +57,9 @@ int dp_unit_is_small(const dp_unit_list *u, int64_t i);
 double dp_typical_freedom(const dp_unit_list *u, int small);
 /* Degrees of freedom of unit i among others that have nu. */
 double dp_own_freedom(const dp_unit_list *u, int64_t i, double nu);
-/* What the units of a finer level let expect of the n units of the next coarser one. */
+/* The expectation that units of a finer level give for the n units of the next coarser one. */
 dp_presumption dp_presume(const dp_levels_in *in, dp_level fine, const dp_unit_list *u, int64_t n);
-/* What a rank and head has at most, from its windows: [units], to be freed. */
+/* The most degrees of freedom of a rank and head, from its windows: [units], to be freed. */
 double *dp_freedom_of_windows(const dp_levels_in *in, const dp_unit_list *windows);
 
 /* |err| over the expected error; 0 without error, INFINITY where none is expected. */

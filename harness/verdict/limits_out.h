@@ -1,10 +1,10 @@
 /* harness/verdict/limits_out.h - the limits of comparisons as numbers that others can hold an error
  * against, for truth packs (python/deltaproof/packs.py).
  *
- * Limits of a tensor: rows, their bound and radius together, [rows]; the parts that draws see,
- * subrows of a row each; and the largest |error|_2 that passes of each part, of each window of
- * parts, of each head on a rank and of the whole tensor. Infinity: no limit. Limits of other levels
- * (levels.h) are along directions or over places, and are not given.
+ * Limits of a tensor: rows, their bound and radius together, [rows]; and the parts that draws see,
+ * subrows of a row each. For these the largest |error|_2 that passes: of each part, of each window
+ * of parts, of each head on a rank and of the whole tensor. Infinity: no limit. Limits of other
+ * levels (levels.h) are along directions or over places, and are left out.
  */
 #ifndef DP_LIMITS_OUT_H
 #define DP_LIMITS_OUT_H

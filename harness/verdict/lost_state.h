@@ -1,11 +1,11 @@
 /* harness/verdict/lost_state.h - does a wrong row of o or of final_state lack a state that
  * mattered?
  *
- * o of token t is a sum over the writes of all tokens before it: what came before token c is
+ * o of token t is a sum over the writes of all tokens before it. The state before token c is
  * missing where the row equals the sum from c on. That sum is made for every c (fp64, backwards
- * from t), and the c that leaves least of the error is named, with what gates leave of a state from
- * c to t: at most, by the largest channel gate of each token; and by the largest channel sum, which
- * bounds nothing (ref/bound/drop.h).
+ * from t), and the c that leaves least of the error is named. Beside it stands the share of a state
+ * that gates leave from c to t: at most, by the largest channel gate of each token. The largest
+ * channel sum, which bounds nothing, is shown too (ref/bound/drop.h).
  */
 #ifndef DP_LOST_STATE_H
 #define DP_LOST_STATE_H

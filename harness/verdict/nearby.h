@@ -1,12 +1,11 @@
 /* harness/verdict/nearby.h - nearby problems: the same problem with other roundings.
  *
- * Every number of the inputs is moved at random by about one unit of bf16 and rounded to its format
- * again, so all roundings of a kernel fall out anew while the problem stays what it is. In draws of
- * an odd number equal numbers of an input (equal but for their sign) are moved alike: what is
- * rounded alike in the problem, gates of one value or keys that come again, adds up in its errors.
- * In the others every number is moved by itself: where equal numbers cancel to the last bit in one
- * order of summation they need not in another. Zeros, infinities and NaN stay; beta of a
- * contraction stays at most 2.
+ * Every number of the inputs moves at random by about one unit of bf16 and is rounded to its format
+ * again. So all roundings of a kernel change while the problem stays the same. In every second draw
+ * equal numbers of an input (equal but for their sign) move alike. Their roundings are equal in the
+ * problem, so their errors add up: gates of one value, or repeated keys. In the others every number
+ * moves by itself: equal numbers may cancel to the last bit in one order of summation only. Zeros,
+ * infinities and NaN stay; beta of a contraction stays at most 2.
  *
  * fp32 holds the sums of log gates of a short format exactly, but for ties, which few draws meet.
  * `gates` of a wider format takes them off that lattice: every sum is rounded then.
@@ -26,7 +25,7 @@ typedef struct {
     dp_format gates; /* of g: dtype, or a wider one */
 } dp_mover;
 
-/* What stands in front of q, k and v in a training step: convolutions, without dy; NULL: none. */
+/* The convolutions before q, k and v in a training step, without dy; NULL: none. */
 typedef struct {
     const dp_conv *conv[3];
 } dp_front;
@@ -34,8 +33,8 @@ typedef struct {
 /* To be freed. */
 dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m);
 
-/* Convolutions of a draw: x, w and bias moved, no dy; each to be freed with dp_conv_free. front
- * NULL: none. */
+/* Convolutions of a draw: x, w and bias moved, no dy; each to be freed with dp_conv_free. NULL:
+ * none. */
 void dp_nearby_front(const dp_front *front, const dp_mover *m, dp_conv y[3]);
 
 #ifdef __cplusplus

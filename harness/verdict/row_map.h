@@ -1,7 +1,7 @@
 /* harness/verdict/row_map.h - which window each row of a tensor belongs to.
  *
  * Windows of tokens are the 64-token chunks of a rank and sequence, whatever the chunks of a design
- * are: they restart at every local sub-sequence and count rank by rank.
+ * are. They restart at every local sub-sequence and count rank by rank.
  */
 #ifndef DP_ROW_MAP_H
 #define DP_ROW_MAP_H
@@ -36,14 +36,14 @@ dp_row_map dp_map_field(const dp_windows *w, int field);
 
 /* How many degrees of freedom the error of a row has at most, by count.
  *
- * A row of o or dq sums vectors over the tokens before it and itself, one of dk or dv over the
- * tokens from itself on. Much of its error is that of each vector's factor, a product of two rows:
- * one number a token. So the error of a sequence's first row of dq, or its last one of dk, is
- * little more than one number a value head, which a few draws do not tell from one of many.
+ * A row of o or dq sums vectors over the tokens up to itself, a row of dk or dv over the tokens
+ * from itself on. Much of its error is that of each vector's factor, a product of two rows: one
+ * number a token. So the error of a sequence's first row of dq, or its last one of dk, is little
+ * more than one number a value head. A few draws cannot tell it from one of many.
  */
-/* [T][heads][rows of a token] of a result field, to be freed: tokens that it sums over, times what
- * every token has, its keys and, of what value heads add up to, these. NULL: no limit, since a
- * state that is given comes into every row, or the field sums otherwise. */
+/* [T][heads][rows of a token] of a result field, to be freed. Tokens that it sums over, times the
+ * numbers of a token: its keys and, if value heads are added up, these. NULL: no limit, since an
+ * initial state enters every row, or the field sums otherwise. */
 double *dp_row_freedom_new(const dp_problem *p, dp_result_id field);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
-/* harness/verdict/source.h - whose data stands in a wrong row of an exact case
- * (ref/inputs/inputs_exact.c), where every input carries the signature of its head, sequence and
- * token and nothing rounds. Five readings, the first that fits names the source; none is guessed
+/* harness/verdict/source.h - the place whose data stands in a wrong row of an exact case
+ * (ref/inputs/inputs_exact.c). Every input there carries the signature of its head, sequence and
+ * token, and nothing rounds. Five readings, the first that fits names the source; none is guessed
  * from sizes of errors:
  *   whole rows       the row is, bit for bit, what another row of the same tensor should be
  *   values           in the basis of the keys a row of a state, or o, is one or two rows of v or of
@@ -9,9 +9,9 @@
  *   decays           M, H, dM or dH is what the chunks make with the decays to the chunk's end of
  *                    another rank or head
  *   nothing          every wrong entry is zero, or NaN
- * The sentence names one place (rank, head) that is wrong and where most of its wrong rows come
- * from (at least two rows and a quarter of those looked at; whole rows: three of different content,
- * the same number of tokens away). */
+ * The sentence names one wrong place (rank, head) and the source of most of its wrong rows: at
+ * least two rows and a quarter of those looked at. Whole rows: three of different content, the same
+ * number of tokens away. */
 #ifndef DP_SOURCE_H
 #define DP_SOURCE_H
 #include "compare.h"

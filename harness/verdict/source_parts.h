@@ -81,7 +81,7 @@ dp_source_values *dp_source_values_open(const dp_problem *p, int N);
 void dp_source_values_close(dp_source_values *w);
 /* Rows of v or of the initial state that stand in rows of o, or (states) in states. */
 int dp_source_whose_values(const dp_wrong_rows *x, const dp_source_values *w, int states);
-/* Decays of another place that M, H, dM or dH (back: those of the backward; state: H, dH) was made
- * with (source_decays.c); limit: how many places may decay alike and all be named. */
+/* The place whose decays M, H, dM or dH was made with (source_decays.c). back: those of the
+ * backward; state: H, dH; limit: how many places may decay alike and all be named. */
 int dp_source_whose_decays(const dp_wrong_rows *x, int back, int state, int limit);
 #endif

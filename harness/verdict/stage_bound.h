@@ -1,6 +1,6 @@
 /* harness/verdict/stage_bound.h - bounds of the error that a base policy may make of a stage tensor
- * (simulated/stage_tensor.h), all stages before it included, beside the value that exact arithmetic
- * gives (fp64 chunk solver).
+ * (simulated/stage_tensor.h), all stages before it included. Beside each stands the exact value
+ * (fp64 chunk solver).
  */
 #ifndef DP_STAGE_BOUND_H
 #define DP_STAGE_BOUND_H

@@ -1,21 +1,22 @@
-/* harness/verdict/sums.h - are dA_log and ddt_bias the sums of the dg that came with them?
+/* harness/verdict/sums.h - are dA_log and ddt_bias the sums of the dg beside them?
  *
  * With x = dg of the raw gate, as the subject returned it (math.md c):
  *     ddt_bias[h,c] = sum_t x[t,h,c]          dA_log[h] = sum_(t,c) x[t,h,c] r[t,h,c]
- * r = (dg/dA_log) / (dg/dx) of the gate, from the inputs in fp64. What dg carries of earlier errors
- * is in the sum, too, so only what the last stage rounds is left. Terms y (x, or x r), u the unit
+ * r = (dg/dA_log) / (dg/dx) of the gate, from the inputs in fp64. Earlier errors of dg are in the
+ * sum, too, so only the roundings of the last stage count. Terms are y (x, or x r). u is the unit
  * roundoff of the narrowest format that holds every x, a that of the arithmetic, P the running
  * sums:
  *
  *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y| + sum tiny |r| + tiny'
  *
- * tiny: the least number that dg's format holds in full (fp16: half its last place), which may be
- * gone of each term by underflow or flush to zero, and at least what dg's file may take; r = 1 for
- * ddt_bias. tiny': what the sum's own file may take.
+ * tiny: the least number that dg's format holds in full (fp16: half its last place). Each term may
+ * lose it by underflow or flush to zero; it is at least the loss in dg's file. r = 1 for ddt_bias.
+ * tiny': the loss in the sum's own file.
  *
  * Terms one by one: dg was rounded when it was stored, and its slopes err by 8 a each,
- * mean-independent (Azuma; DP_LAMBDA = 6 standard deviations); additions; an error of exp(A_log) is
- * common to all terms. So one number a head is judged as sharply as thousands of terms allow.
+ * mean-independent (Azuma; DP_LAMBDA = 6 standard deviations). Additions follow. An error of
+ * exp(A_log) is common to all terms. So one number a head is judged as sharply as thousands of
+ * terms allow.
  */
 #ifndef DP_SUMS_H
 #define DP_SUMS_H
@@ -25,10 +26,10 @@
 extern "C" {
 #endif
 
-/* Judgements of tensors `dA_log`, `ddt_bias` and `dg` of a subject; NULL: was not judged. Where dg
- * passes, the other two fail (tier "sum") for sums that are off, and where no limit of theirs is
- * below them they pass as sums of the dg that was judged, if rounding explains less than half of
- * them. a: unit roundoff of the arithmetic. */
+/* Judgements of tensors `dA_log`, `ddt_bias` and `dg` of a subject; NULL: was not judged. If dg
+ * passes, the other two fail (tier "sum") for sums that are off. If no limit of theirs is below
+ * them, they pass as sums of the judged dg, unless rounding explains half of them or more. a: unit
+ * roundoff of the arithmetic. */
 typedef struct {
     const dp_problem *p;
     const dp_result *got;
