@@ -1,9 +1,9 @@
 /* gpu/dp_abi.h - what a caller that loads the kernels as a shared library (`make ops`) needs beside
  * dp_gpu.h, dp_decode.h and dp_conv.h, C11-callable.
  *
- * libdeltaproof_cuda.so has all functions of those headers and of this one, and no other symbol; it
- * carries the CUDA runtime and loads with any driver that its code runs on. libdeltaproof_cpu.so
- * has the same functions, whose device pointers are the host's: each runs to its end before it
+ * libdeltaproof_cuda.so has all functions of those headers and of this one, and no other symbol. It
+ * includes the CUDA runtime, and loads with any driver that its code runs on. libdeltaproof_cpu.so
+ * has the same functions, whose device pointers are the host's. Each of them ends before it
  * returns, whatever the stream. */
 #ifndef DP_ABI_H
 #define DP_ABI_H

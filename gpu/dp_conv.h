@@ -35,7 +35,7 @@ typedef struct {
 } dpg_conv_problem;
 
 /* One part, device pointers, the rank's own tokens: x y dy dx [L][D], w dw [D][W], bias dbias [D].
- * bias may be NULL (0), dbias too (not written). dw and dbias are the sums over all ranks, on every
+ * A NULL bias is 0, a NULL dbias is not written. dw and dbias are the sums over all ranks, on every
  * rank. */
 typedef struct {
     const void *x, *dy;
@@ -47,13 +47,13 @@ typedef struct {
 typedef struct dpg_conv dpg_conv;
 /* *c is to be destroyed. DP_EINPUT: the kernels do not take this, e says why. */
 dp_status dpg_conv_create(dpg_conv **c, const dpg_conv_problem *p, int rank, int N, dp_err *e);
-/* NULL may be given. */
+/* NULL is allowed. */
 void dpg_conv_destroy(dpg_conv *c);
 /* Tokens of this rank. */
 int64_t dpg_conv_tokens(const dpg_conv *c);
-/* What `ws` must hold, aligned to 256 bytes. */
+/* Bytes of `ws`, which must be aligned to 256 bytes. */
 size_t dpg_conv_workspace_bytes(const dpg_conv *c);
-/* Enqueue on a stream; no allocation. ws: device memory, 256-byte aligned; the backward reads the
+/* Enqueue on a stream; no allocation. ws: device memory, 256-byte aligned. The backward reads the
  * halo that the forward left there. comm may be NULL when N == 1. */
 dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg_comm *comm,
                            void *stream, dp_err *e);

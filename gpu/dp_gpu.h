@@ -2,12 +2,12 @@
  * per rank, C11-callable.
  *
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
- * and never allocates. It can be captured in a CUDA graph, which may be replayed any number of
- * times while plan and communicator are there: with one rank; with several where states go through
- * windows (dpg_plan_connect) and gathers are NCCL's, each rank a graph of its own, captured on a
- * host thread each, after a forward and backward that were not. Formulas: math.md b (definition), c
- * (activations), e (chunk form), f (chunk backward), g.1 to g.3 (ranks). Layouts are those of
- * ref/vocabulary/problem.h, restricted to the tokens [a, b) that the rank owns (math.md g.2).
+ * and never allocates. A CUDA graph can capture it, to be replayed while plan and communicator
+ * exist. With several ranks states must go through windows (dpg_plan_connect), and gathers be
+ * NCCL's. Each rank then captures a graph of its own on a host thread, after a forward and backward
+ * without capture. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk
+ * backward), g.1 to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the
+ * tokens [a, b) that the rank owns (math.md g.2).
  *
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
@@ -23,9 +23,9 @@
  *           K as above, V a multiple of 8, R up to 8; compute capability 7.5.
  *
  * The dense M chain is the same code in the first two paths; its format is a run-time choice
- * (tensor-core formats: compute capability 8.0). Forward and backward choose their path each for
- * itself: the backward recomputes what it needs in its own formats, so that any backward fits any
- * forward. The device is asked, not assumed; dpg_plan_why says what decided.
+ * (tensor-core formats: compute capability 8.0). Forward and backward each choose their own path.
+ * The backward recomputes its inputs in its own formats, so that any backward fits any forward. The
+ * device is asked, not assumed; dpg_plan_why says what decided.
  *
  * Failures are returned as a status whose message holds file:line, the expression and the rank;
  * nothing here ends the program. */
@@ -42,13 +42,13 @@ extern "C" {
 
 typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 
-/* Which rank owns which tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts`
- * parts in their order; host memory, the same on every rank. A rank may own several parts, or none;
- * its tensors hold their rows one part after the other. Each part is to the recurrence what a rank
- * is where parts = 0, rank r owning tokens r T / N ..: its (M, H) is formed and gathered, and each
- * starts from the state merged of those before it. by_part: dA_log and ddt_bias are sums over the
- * parts in their order, not over ranks, and no kernel is chosen by what a rank owns, so that of one
- * table of cuts no bit of any output depends on the owners or on the number of ranks. */
+/* The owners of tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts` parts in
+ * their order. Host memory, the same on every rank. A rank may own several parts, or none; its
+ * tensors hold their rows one part after the other. A part takes the place of a rank: its (M, H) is
+ * formed and gathered, and it starts from the merged state of the parts before it. With parts = 0
+ * rank r owns tokens r T / N .. by_part: dA_log and ddt_bias are sums over the parts in their
+ * order, not over ranks. No kernel is then chosen by a rank's own tokens. So no bit of an output
+ * depends on the owners or on the number of ranks. */
 typedef struct {
     int parts, by_part;
     const int64_t *cut; /* [parts + 1] */
@@ -86,15 +86,15 @@ typedef enum {
     /* between forward and backward only dpg_tensors.saved stays; the backward recomputes the rest
      */
     DPG_SAVE_STATE,
-    /* the workspace stays too, and the backward begins at the gradients of states: nothing
-     * recomputed, the same bits, but where a forward in segments or on ranks that saves states
-     * alone makes no w and u (fast/bare.cuh) and rounds the states that parts start from elsewhere.
-     * Forward and backward on the same path. Fast: 121 KB stay for a chunk and
-     * value head at K = V = 128 (dpg_kept_bytes: 1.01 GB at T 8,192 HV 64), in the workspace that
-     * DPG_SAVE_STATE needs as well, but lets go of in between; the forward takes 15 to 20% longer,
-     * forward and backward together 15 to 20% less. The backward refuses a workspace in which this
-     * plan ran no forward. That the inputs are those of that forward, and that nothing else wrote
-     * to the workspace since, is up to the caller */
+    /* the workspace stays too, and the backward begins at the gradients of states: nothing is
+     * recomputed. The bits are the same, unless the forward ran in segments, or on ranks that save
+     * states alone. There it makes no w and u (fast/bare.cuh), and rounds the first states of parts
+     * elsewhere. Forward and backward on the same path. Fast: 121 KB stay for a chunk and value
+     * head at K = V = 128 (dpg_kept_bytes: 1.01 GB at T 8,192 HV 64). They lie in the workspace,
+     * which DPG_SAVE_STATE releases between both. The forward takes 15 to 20% longer, forward and
+     * backward together 15 to 20% less. The backward refuses a workspace in which this plan ran no
+     * forward. That the inputs are those of that forward, and that nothing else wrote to the
+     * workspace since, is up to the caller */
     DPG_SAVE_ALL
 } dpg_save;
 
@@ -117,32 +117,32 @@ typedef struct {
      * whose M the forward keeps for it */
     int whole_bwd;
     /* how states get from rank to rank, and what is sent of them; plan/sending.cuh says what the
-     * kernels do for each, and which they refuse. Heads: the ranks give each other their tokens of
-     * all heads against all tokens of HV / N value heads each, and no state at all; forward and
-     * backward are one rank's over those, and its bits where both cut segments alike (`segments`,
-     * `segment_chunks` or a dense chain say so; by itself a rank goes by the heads that it has).
-     * Where H does not divide by N, dq, dk and dlr_b are sums over ranks, in fp32 in the order of
-     * value heads: near the bits of one rank. DP_EINPUT where HV does not divide by N, or H of a
-     * grid (by_part); for payloads that round and send_dh_only. On a grid one rank alone sends
-     * itself what many would send, so that its bits are theirs; ranks that exchange heads cut
-     * nothing there, and have the bits of one rank alone with the same exchange */
+     * kernels do for each, and which they refuse. Heads: the ranks exchange their tokens of all
+     * heads for all tokens of HV / N value heads each, and no state. Forward and backward are one
+     * rank's over those. The bits are one rank's if both cut segments alike (`segments`,
+     * `segment_chunks` or a dense chain say so). If H does not divide by N, dq, dk and dlr_b are
+     * sums over ranks, in fp32 in the order of value heads: near the bits of one rank. DP_EINPUT
+     * where HV does not divide by N, or H of a grid (by_part); for payloads that round and
+     * send_dh_only. On a grid one rank alone sends itself what many would send, so that its bits
+     * are theirs. Ranks that exchange heads cut nothing there, and have the bits of one rank alone
+     * with the same exchange */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
-     * so many; 0: what the rule expects to be fastest (ref/vocabulary/segments.h), which may be
-     * nothing */
+     * so many. 0: the cut that the rule expects to be fastest (ref/vocabulary/segments.h), which
+     * may be none */
     int segment_chunks;
 } dpg_options;
 
-/* Device pointers, 16-byte aligned, the rank's own L tokens, except s0 and final_state, which are
- * [Nseq][HV][K][V] fp32 on every rank: a rank reads s0 of the sequences that start on it and writes
+/* Device pointers, 16-byte aligned, the rank's own L tokens. s0 and final_state are
+ * [Nseq][HV][K][V] fp32 on every rank. A rank reads s0 of the sequences that start on it and writes
  * final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32. NULL: s0 zeros,
  * final_state not written, A_log and dt_bias 0. saved: with options.backward, dpg_saved_bytes that
- * the forward writes and the backward reads: the merged state of the first local sub-sequence alone
- * (all others start from s0), the M of later ranks if send_dh_only; of a rank that one cut sequence
- * fills, or that is alone, the states that segments start from and their M: 4 HV K (V + K) bytes a
- * segment, 128 KB a head at K = V = 128. NULL where there are 0 bytes. Ranks that exchange heads:
- * what may be NULL is so on every rank or on none. */
+ * the forward writes and the backward reads. It holds the merged state of the first local
+ * sub-sequence (all others start from s0), and the M of later ranks if send_dh_only. For a rank
+ * that is alone, or that one cut sequence fills, it also holds the states that segments start from
+ * and their M. Those are 4 HV K (V + K) bytes a segment, 128 KB a head at K = V = 128. NULL where
+ * there are 0 bytes. Ranks that exchange heads: what may be NULL is so on every rank or on none. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -153,9 +153,9 @@ typedef struct {
     const void *erase, *write, *lr_a, *lr_b;
 } dpg_tensors;
 
-/* Gradients, shapes and rows as above. dg of the raw gate, dbeta of the raw beta, dq and dk of what
- * was given (before the L2 norm), summed over the value heads of a group. dfinal_state
- * [Nseq][HV][K][V], read where a sequence ends on the rank, NULL: zeros. ds0: likewise, written
+/* Gradients, shapes and rows as above: dg of the raw gate, dbeta of the raw beta, dq and dk of the
+ * raw inputs (before the L2 norm). They are summed over the value heads of a group. dfinal_state
+ * [Nseq][HV][K][V] is read where a sequence ends on the rank, NULL: zeros. ds0 likewise is written
  * where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias [HV][Kg]: sums over
  * all ranks, the same bits on every rank; NULL: not wanted (then NULL on every rank). */
 typedef struct {
@@ -176,7 +176,7 @@ typedef struct {
     size_t slot; /* where its pointer stands in either, bytes */
 } dpg_tensor;
 #define DPG_MOST_TENSORS 32
-/* Those that a problem's recurrence has, inputs first; returns how many. */
+/* The tensors of a problem's recurrence, inputs first; returns their number. */
 int dpg_tensors_of(const dpg_problem *p, dpg_tensor list[DPG_MOST_TENSORS]);
 
 /* Floats [at, at + n) of a message. */
@@ -184,25 +184,23 @@ typedef struct {
     size_t at, n;
 } dpg_piece;
 
-/* Communicator: the only thing ranks share. all_gather: every rank gives `count` floats, recv
- * [N][count] in rank order; enqueued on `stream` (a cudaStream_t). hand: a rank whose send is not
- * NULL gives `count` floats to rank + by, one whose recv is not NULL gets those that rank - by
- * gives, the others take no part but call it as well; enqueued likewise, by is the same on every
- * rank. all_to_all: every rank gives rank r the piece gives[r] of send, [N], and gets from it
- * gets[r] of recv, which is as long as the piece that rank r gives; its own it gives itself. The
- * pieces stay until the call returns. wait: until this rank's stream is idle and every rank has
- * come to its wait. Every rank calls the four the same number of times, in the same order. A rank
- * that is to get what nobody gives ends all with a message that names both (over NCCL: within the
- * limit).
- * abort makes peers return an error. A rank whose host thread or device does not come to a call
- * within the limit ends that call, and all later ones, on every rank with a message that names the
- * rank and the call; device memory of a rank that hangs may then not be freed (cudaFree waits for
- * the device). Time in which this process did not run, stopped or on a machine that stood still,
- * does not count. */
+/* Communicator: the only thing ranks share. all_gather: every rank sends `count` floats, recv
+ * [N][count] is in rank order; enqueued on `stream` (a cudaStream_t). hand: a rank whose send is
+ * not NULL sends `count` floats to rank + by. A rank whose recv is not NULL gets those of rank -
+ * by. The others call it as well; by is the same on every rank. all_to_all: every rank sends the
+ * piece gives[r] of send, [N], to rank r, and gets gets[r] of recv from it. Both pieces have the
+ * same length. The pieces stay until the call returns. wait: until this rank's stream is idle and
+ * every rank has come to its wait. Every rank calls the four the same number of times, in the same
+ * order. A rank that is to get data that nobody sends ends all with a message that names both (over
+ * NCCL: within the limit). Calling abort makes peers return an error. If a rank's host thread or
+ * device does not reach a call within the limit, that call and all later ones end on every rank.
+ * The message names the rank and the call. Device memory of a rank that hangs may then not be freed
+ * (cudaFree waits for the device). Time in which this process did not run, stopped or on a machine
+ * that stood still, does not count. */
 typedef struct dpg_comm dpg_comm;
-/* Where kernels that make a transfer of their own tell the communicator's watcher how far they are,
- * in pinned memory: they raise *count, a word of the device, when they come to it and store it at
- * *reached, and again at *ended when it is done; they give up waiting once *stop is not 0. */
+/* Progress of kernels that make a transfer of their own, for the communicator's watcher, in pinned
+ * memory. They raise *count, a word of the device, when they reach the transfer. They store it at
+ * *reached, and at *ended when it is done. They stop waiting once *stop is not 0. */
 typedef struct {
     volatile int *reached, *ended;
     const volatile int *stop;
@@ -223,12 +221,12 @@ struct dpg_comm {
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);
-    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank,
-     * at[N] gets that of all ranks, which kernels of this rank's device may then read and write;
-     * at[0] = NULL on every rank if some devices do not reach each other, or are shared and not
-     * in_order; *m is for those kernels; mine = NULL: all meet, no more. Every rank calls it.
+    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank.
+     * at[N] gets that of all ranks, which kernels of this rank's device may then read and write. If
+     * some devices do not reach each other, or are shared and not in_order, at[0] = NULL on every
+     * rank. *m is for those kernels. With mine = NULL all ranks only meet. Every rank calls it.
      * Processes: by CUDA IPC, on one host with a device each. enter: a transfer made by kernels is
-     * enqueued on `stream`. close: of `at` as exchange left it, NULL where nothing was opened. */
+     * enqueued on `stream`. close: closes `at` of exchange; NULL where nothing was opened. */
     dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
     dp_status (*enter)(dpg_comm *c, void *stream, dp_err *e);
     void (*close)(void **at, int N, int rank);
@@ -241,21 +239,21 @@ dp_status dpg_comm_devices(dpg_comm *c, int N, const int *devices, double limit_
  * at run time). */
 dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, dp_err *e);
 /* N ranks over NCCL, a process each, rank r on device r modulo the devices that its process sees.
- * `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from a page on
- * (before a fork, or a file in /dev/shm); one process calls init before any joins. A process that
- * calls CUDA must not have been forked from one that had. join, one call in each process, fills c
- * and meets the others. With more ranks than devices ranks r and r' talk over NVLink if r / devices
- * is the same, else through sockets of the loopback. A process that ends without destroy ends all
- * ranks at once. abort: by any process, as c.abort. After a failure the memory and its processes
- * are done with. */
+ * `shared`: dpg_comm_procs_bytes of memory that every process maps MAP_SHARED, from a page on. It
+ * is mapped before a fork, or is a file in /dev/shm. One process calls init before any joins. A
+ * process that calls CUDA must not come from a fork of one that had. Each process calls join once,
+ * which fills c and meets the others. With more ranks than devices ranks r and r' talk over NVLink
+ * if r / devices is the same, else through sockets of the loopback. A process that ends without
+ * destroy ends all ranks at once. abort: by any process, as c.abort. After a failure the memory and
+ * its processes are done with. */
 size_t dpg_comm_procs_bytes(void);
 dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e);
 dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e);
 void dpg_comm_procs_abort(void *shared, const char *why);
 /* One of N ranks over NCCL, each a process with a device, on any hosts. id: bytes that one process
- * makes and the others are brought by whatever started them (MPI, a socket). Fills *c; every rank
- * calls it at the same time. No windows. A rank that does not come, or is gone, ends the others
- * within limit_s, unnamed. */
+ * makes. The launcher (MPI, a socket) brings them to the others. Fills *c; every rank calls it at
+ * the same time. No windows. A rank that does not come, or is gone, ends the others within limit_s,
+ * unnamed. */
 #define DPG_COMM_ID 128
 dp_status dpg_comm_id(void *id, dp_err *e);
 dp_status dpg_comm_apart(dpg_comm *c, const void *id, int rank, int N, int device, double limit_s,
@@ -269,23 +267,23 @@ typedef struct dpg_plan dpg_plan;
  * take, named in e. */
 dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank,
                           int N, dp_err *e);
-/* NULL may be given. */
+/* NULL is allowed. */
 void dpg_plan_destroy(dpg_plan *plan);
-/* Gives the ranks of a problem windows: device memory of the plan that kernels of the other ranks
- * store into, 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on dpg_forward makes no
- * call of comm->all_gather and waits for no host thread: each rank multiplies the state that it
- * starts from by its own M and hands it on to the next (math.md g.1, farthest rank first, the same
- * products and bits as a merge of gathered elements). The kernels count forwards by themselves: all
- * ranks make as many, enqueued or replayed, and of dpg_forward_steps each rank makes all steps
+/* Connects the ranks of a problem by windows: device memory of the plan that kernels of the other
+ * ranks store into. It is 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on
+ * dpg_forward makes no call of comm->all_gather and waits for no host thread. Each rank multiplies
+ * its initial state by its own M and sends it to the next. Order, products and bits are those of a
+ * merge of gathered elements (math.md g.1, farthest rank first). The kernels count forwards. All
+ * ranks must make as many, enqueued or replayed. With dpg_forward_steps each rank makes all steps
  * from PRE to MERGE once a forward. Every rank calls it once, with the communicator of its
- * forwards, none of which may be on its way. A plan may be destroyed once every rank has come back
- * from a wait, before its communicator; where ranks are processes all destroy it, and meet there;
- * after an error its windows stay, since kernels of other ranks may still store into them. The fast
- * path with augmented chains alone, and ranks that reach each other's memory (NVLink; processes:
- * one host, a device each): else nothing changes, and dpg_plan_connected is 0. Ranks that share a
- * device must all be in_order (dpg_comm): kernels wait on the device for those of the ranks before,
- * which could else be held up by them; and they may not send_dh_only, for which a rank waits at the
- * end of its forward for M of later ranks. Not of ranks that exchange heads. */
+ * forwards, none of which may be running. A plan may be destroyed once every rank has returned from
+ * a wait, before its communicator. Ranks that are processes all destroy it, and meet there. After
+ * an error its windows stay, since kernels of other ranks may still store into them. It needs the
+ * fast path with augmented chains, and ranks that reach each other's memory (NVLink; processes: one
+ * host, a device each). Else nothing changes, and dpg_plan_connected is 0. Ranks that share a
+ * device must all be in_order (dpg_comm): kernels wait on the device for those of earlier ranks,
+ * which could otherwise be blocked. They may not send_dh_only, where a rank waits at the end of its
+ * forward for M of later ranks. Not of ranks that exchange heads. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
@@ -307,11 +305,11 @@ size_t dpg_kept_bytes(const dpg_plan *plan);
  * NULL when N == 1. */
 dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream,
                       dp_err *e);
-/* The parts of it, for timing and for harnesses that stop between stages: chunks (all that needs no
- * other rank), pre (M, H), gather, merge (S_in), state (h, v_new, o). dpg_forward runs all, in this
- * order. Ranks that exchange heads: gather brings inputs to the ranks of their heads before all
- * else, merge results back behind it; the backward's likewise, of the inputs again (but under
- * DPG_SAVE_ALL), do and gradients. */
+/* The steps of a forward, for timing and for harnesses that stop between stages. They are chunks
+ * (all that needs no other rank), pre (M, H), gather, merge (S_in), state (h, v_new, o).
+ * dpg_forward runs all, in this order. With an exchange of heads, gather first brings inputs to the
+ * ranks of their heads; merge then returns results. The backward does so for the inputs again (but
+ * under DPG_SAVE_ALL), do and gradients. */
 typedef enum {
     DPG_STEP_CHUNKS = 1,
     DPG_STEP_PRE = 2,
@@ -325,14 +323,14 @@ dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_
                             void *stream, int steps, dp_err *e);
 
 /* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may
- * hold anything, under DPG_SAVE_ALL it is the forward's. Its parts: recompute (restores the merged
- * state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first local
- * sub-sequence), gather, merge (dS_out, from the farthest later rank), state (dh, dv_new, ds0),
- * intra (gradients of activated inputs per value head), gate (groups summed, L2 norm, beta, gate;
- * dA_log and ddt_bias gathered and added up in rank order). dpg_backward runs all, with what waits
- * for other ranks on a stream of the plan beside the rest: gather and merge beside the
- * recomputation of h and v_new, the last gather beside dq and dk. Bits are those of the parts one
- * after the other. */
+ * hold anything, under DPG_SAVE_ALL it is the forward's. Its first steps: recompute (restores the
+ * merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
+ * local sub-sequence). Then gather, merge (dS_out, from the farthest later rank), state (dh,
+ * dv_new, ds0). Then intra (gradients of activated inputs per value head), gate (groups summed, L2
+ * norm, beta, gate). The last step gathers dA_log and ddt_bias and adds them in rank order.
+ * dpg_backward runs all. A stream of the plan runs steps that wait for other ranks: gather and
+ * merge beside the recomputation of h and v_new, the last gather beside dq and dk. Bits are those
+ * of the parts one after the other. */
 typedef enum {
     DPG_BWD_RECOMPUTE = 1,
     DPG_BWD_DAV = 2,
@@ -349,22 +347,22 @@ dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g,
 dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
-/* Staged outputs by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk =
- * (I + B L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale), w kg [L][HV][R][K], qg [L][HV][K], u
- * v_new [L][HV][R][V], M [HV][K][K], H S_in [HV][K][V] (zeros where the rank has none), h
- * [chunks][HV][K][V], o [L][HV][V]. After a backward (which overwrites those): dv_local dv_new
- * [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk), dM [HV][K][K] (none
- * with send_dh_only), dH dS_out [HV][K][V]; where a table says who owns what, those of ranks are
- * [parts of the rank] .. each. None of ranks that exchange heads. dims has room for 5; unknown or
- * not kept: DP_EINPUT. */
+/* Stages by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B
+ * L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale). Of tokens: w kg [L][HV][R][K], qg
+ * [L][HV][K], u v_new [L][HV][R][V], o [L][HV][V]. Of states: M [HV][K][K], H S_in [HV][K][V]
+ * (zeros where the rank has none), h [chunks][HV][K][V]. After a backward (which overwrites those):
+ * dv_local dv_new [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk). Also
+ * dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. With a table of owners the tensors
+ * of ranks are [parts of the rank] .. each. None of ranks that exchange heads. dims has room for 5;
+ * unknown or not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,
                          const char *name, double *host, dp_err *e);
 extern const char *const dpg_stage_names[]; /* NULL-terminated */
 
-/* M_n ... M_1 of n given factors [n][K][K] fp32 on the device, in a format; out [K][K]. The kernel
- * that the pre-process uses. */
+/* M_n ... M_1 of n factors [n][K][K] fp32 on the device, in a format; out [K][K]. The kernel that
+ * the pre-process uses. */
 dp_status dpg_chain(const float *factors, int64_t n, int K, dp_format f, float *out, void *stream,
                     dp_err *e);
 

@@ -1,14 +1,14 @@
 /* gpu/fault.cuh - faults of indexing and synchronisation that can be switched on in the kernels, in
- * test builds alone: with -DDP_KERNEL_FAULTS the variable dpg_fault chooses one, which the
- * environment sets first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on
- * one by one: on the CPU (gpu/tests/cpu) those of DPG_FAULTS, in such a build for a device those of
+ * test builds alone. With -DDP_KERNEL_FAULTS the variable dpg_fault chooses one; the environment
+ * sets it first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on one by
+ * one. On the CPU (gpu/tests/cpu) it has those of DPG_FAULTS, in such a build for a device those of
  * DPG_FAST_FAULTS, of the tensor-core kernels. In every other build FAULT(x) is the constant 0. */
 #ifndef DPG_FAULT_CUH
 #define DPG_FAULT_CUH
 
-/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it ("":
- * bits alone, what comes later is seen; "-": none of a model of the cases, test_gpu_bwd shows it),
- * what */
+/* ID, name, number in the museum's list of bugs (0: none), the first tensors that can show it,
+ * description. Tensors "": bits alone show that later data is seen. Tensors "-": no model of the
+ * cases shows it, test_gpu_bwd does */
 #define DPG_FAULTS(X)                                                                              \
     X(TAIL, "tail-one-more", 21, "H M S_in final_state o",                                         \
       "the gate's cumulative sum of a ragged chunk takes in the token behind its end")             \
@@ -99,8 +99,8 @@
     X(TOKEN_COLUMN, "token-column-short", 0, "dq dk dg derase dlr_a dlr_b dbeta",                  \
       "sums over the columns leave out the last one")
 
-/* Of fast/. The first three are right within every bound: bits alone show that they look at what
- * comes later. */
+/* Faults of fast/. The first three are right within every bound: bits alone show that they look at
+ * what comes later. */
 #define DPG_FAST_FAULTS(X)                                                                        \
     X(ANCHOR, "anchor-middle", 0, "",                                                             \
       "the rows that a diagonal 16 x 16 block reads are made by way of the next anchor")          \

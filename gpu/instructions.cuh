@@ -1,8 +1,8 @@
-/* gpu/instructions.cuh - every instruction that CUDA C++ has no word for, as a function; no other
+/* gpu/instructions.cuh - every instruction that CUDA C++ has no word for, as a function. No other
  * file of kernels holds assembly. gpu/tests/cpu/include/instructions.cuh is the same list for the
  * CPU.
  *
- * Fragments are those of mma.m16n8k16 (PTX ISA): with gr = lane / 4, tc = lane % 4 an accumulator
+ * Fragments are those of mma.m16n8k16 (PTX ISA). With gr = lane / 4, tc = lane % 4 an accumulator
  * holds rows gr, gr + 8 and columns 2 tc, 2 tc + 1.
  *
  * Copies between global and shared memory come in three forms with the same meaning:
@@ -23,8 +23,8 @@
 #define DPG_BULK 0
 #endif
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu). What follows of products,
- * asynchronous copies and barriers is empty there: the fast kernels compile and are never asked. */
+/* 7.5: the simple path alone, whose chain is fp32 there (plan/create.cu). Products, asynchronous
+ * copies and barriers are empty there: the fast kernels compile and are never called. */
 #define DPG_NO_MMA 1
 #endif
 /* Blocks of 227 KB of shared memory. */
@@ -43,7 +43,7 @@
 #define TOGETHER(n)
 #endif
 
-/* What was stored before is read again behind it, not kept in a register. */
+/* Earlier stores are read again after it, not kept in a register. */
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
 /* threadIdx.x read again, where what follows from it would otherwise stay in registers for long. */
@@ -228,7 +228,8 @@ __device__ __forceinline__ void wg_mul_16(float (*d)[4], const uint32_t a[4], ui
 #endif
 }
 
-/* A warpgroup asks for registers that others of its block have given, so that it has N a thread. */
+/* A warpgroup asks for registers that others of its block have released, so that it has N a
+ * thread. */
 template <int N> __device__ __forceinline__ void take_registers() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -275,9 +276,9 @@ template <int N> __device__ __forceinline__ void cp_wait() {
 
 /* ---- barriers in shared memory --------------------------------------------------------------- */
 
-/* What a full barrier of one producer warp counts, and an empty one of `warps` reading warps. Plain
- * loads: every lane arrives, as racecheck does not take a __syncwarp() and lane 0's arrival behind
- * it for the arrival of the others. */
+/* The count of a full barrier of one producer warp, and of an empty one of `warps` reading warps.
+ * Plain loads: every lane arrives, as racecheck does not take a __syncwarp() and lane 0's arrival
+ * behind it for the arrival of the others. */
 #define FULL_COUNT (DPG_BULK ? 1 : 32)
 #ifdef DPG_PLAIN_LOADS
 #define EMPTY_COUNT(warps) (32 * (warps))
@@ -326,7 +327,7 @@ __device__ __forceinline__ void sync_part(int id, int n) {
 
 /* ---- copies by one producer warp, all lanes together ----------------------------------------- */
 
-/* What this thread stored may be read by the copy engine and by products of a warpgroup, behind a
+/* The copy engine and products of a warpgroup may read this thread's stores after the next
  * barrier. */
 __device__ __forceinline__ void drain_fence() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -368,8 +369,8 @@ __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
 #endif
 }
 
-/* The same barrier where all lanes of some warps copy 16 bytes each as well, of FULL_COUNT_16: the
- * first of these warps does what fill() does. */
+/* The same barrier where all lanes of some warps copy 16 bytes each as well, of FULL_COUNT_16. The
+ * first of these warps does the work of fill(). */
 #define FULL_COUNT_16(warps) (DPG_BULK + 32 * (warps))
 __device__ __forceinline__ void fill16(void *dst, const void *src, bool valid) {
 #ifdef DPG_PLAIN_LOADS
@@ -429,8 +430,8 @@ __device__ __forceinline__ void drain_wait(int lane) {
 /* Does it do them here; else lanes do. */
 #define MAPPED_TILES DPG_BULK
 
-/* 64 tokens from `token` on of 64 columns of a head to ROWS on a multiple of 1,024 bytes, part of
- * what `b` was told to wait for. */
+/* 64 tokens from `token` on of 64 columns of a head to ROWS on a multiple of 1,024 bytes. They are
+ * part of the bytes that `b` waits for. */
 __device__ __forceinline__ void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column,
                                           int head, int64_t token, uint64_t *b, int lane) {
 #if DPG_BULK

@@ -129,7 +129,7 @@ struct BenchRank : Rank {
     }
 };
 
-/* Of the elements, which are sorted. */
+/* The median of the elements, which are sorted. */
 static inline double median(std::vector<float> &x) {
     std::sort(x.begin(), x.end());
     return x[x.size() / 2];
@@ -159,7 +159,7 @@ static inline double time_of(cudaStream_t s, int runs, const std::function<void(
     return median(ms);
 }
 
-/* Of the elements; 0 of none. */
+/* The largest element; 0 if there is none. */
 static inline double largest(const std::vector<double> &x) {
     return *std::max_element(x.begin(), x.end());
 }

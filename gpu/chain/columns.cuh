@@ -13,8 +13,9 @@ struct Matrix {
 };
 
 /* A chain of products over MV columns: P <- M P + add for one M after the other, fp32 FMA, sums in
- * the order of k. M (K x K, row stride ld) comes in panels of PK columns, the next one on its way
- * through registers while this one is used. A thread makes 4 columns of NR rows, APART apart. */
+ * the order of k. M (K x K, row stride ld) is read in panels of PK columns; the next panel is
+ * loaded into registers while this one is used. A thread makes 4 columns of NR rows, APART
+ * apart. */
 template <int MV, int KMAX> struct Columns {
     static const int PK = KMAX == 256 ? 16 : 32, PKS = PK + 4, APART = THREADS * 4 / MV,
                      NR = KMAX / APART, LOADS = KMAX * PK / 4 / THREADS;
@@ -35,7 +36,7 @@ template <int MV, int KMAX> struct Columns {
             if (r0 + i * APART < K)
                 f(i, r0 + i * APART, *(float4 *)(P + (r0 + i * APART) * MV + col));
     }
-    /* Load x of a panel: 4 words of a row r from column k on; of a transpose, 4 rows of a column,
+    /* Load x of a panel: 4 words of a row r from column k on. Of a transpose: 4 rows of a column,
      * so that a warp reads 8 x 16 words and writes them apart. */
     __device__ __forceinline__ void place(int x, int &r, int &k) {
         r = flipped ? x / 32 % (KMAX / 16) * 16 + x % 4 * 4 : x / (PK / 4);
@@ -115,7 +116,7 @@ template <int MV, int KMAX> struct Columns {
         });
         __syncthreads();
     }
-    /* Of all of P; by the whole block. */
+    /* Is all of P finite? Called by the whole block. */
     __device__ __forceinline__ bool is_finite() {
         Finite all;
         rows([&](int, int, float4 &q) { all.see(q.x), all.see(q.y), all.see(q.z), all.see(q.w); });

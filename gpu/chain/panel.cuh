@@ -7,12 +7,12 @@
 #include "plan/values.cuh"
 
 /* A product of K x K by K x 32 after the other, in 3xTF32: P <- M P + add. A warp owns 16 rows of
- * M, which nobody else reads, so that they come straight into its registers, those of the next
- * product behind this one's; P is kept split, (hi, lo) of rows 2 k and 2 k + 1 side by side. The
- * k-steps take channels in the order in which a lane's float4 holds them. The leading products of
- * 16 channels add up in the tensor core and are then added in fp32 (of 64: 6.6e-7 from fp64 after 6
- * products where this is 2.7e-7); the mean loss is not given back: over so few products it does not
- * matter, and exact sums stay exact. */
+ * M, which are loaded straight into its registers; the next product's rows follow. P is kept split,
+ * (hi, lo) of rows 2 k and 2 k + 1 side by side. The k-steps take channels in the order in which a
+ * lane's float4 holds them. The leading products of 16 channels are added in the tensor core and
+ * then in fp32: 2.7e-7 from fp64 after 6 products, where sums of 64 channels are 6.6e-7 off. The
+ * mean loss is not corrected: over so few products it does not matter, and exact sums stay
+ * exact. */
 template <int K> struct Panel {
     static const int PITCH = 33, AHEAD = 2; /* 16 columns of M each */
     float4 *P;
@@ -50,7 +50,7 @@ template <int K> struct Panel {
         for (int h = 0; h < 2; h++)
             ahead[h][slot] = *(const float4 *)(M + (int64_t)(r0 + 8 * h) * row + 16 * j + 4 * tc);
     }
-    /* Of a block's panel; by the whole block. */
+    /* Is a block's panel finite? Called by the whole block. */
     __device__ __forceinline__ bool is_finite(const float c[4][4]) {
         Finite all;
 #pragma unroll

@@ -9,20 +9,19 @@
  *   apart.cu    the same where only NCCL reaches the others
  *
  * All make the same calls in the same order: a mark on the stream, all hosts meet, the words move,
- * a mark, all meet again. So no collective is enqueued before every rank has come to it, and no
- * rank goes on to a call that may wait for a device (the first launch of a kernel does) before all
- * have enqueued theirs. Who is missing is known by name: a host thread by the meeting, a device by
- * its marks, words in pinned memory that the stream writes, a process that was killed by the lock
- * that its watcher held. A watcher thread, which makes no call that waits for a device, ends
- * everybody: peers see `aborted` at every poll, NCCL's kernels are told by ncclCommAbort, each call
- * of it in a thread of its own that is left behind if it hangs. No host thread waits without a
- * limit.
+ * a mark, all meet again. So no collective is enqueued before every rank has reached it. No rank
+ * continues to a call that may wait for a device (the first launch of a kernel does) before all
+ * have enqueued theirs. A missing rank is named. The meeting names a host thread. Marks in pinned
+ * memory, which the stream writes, name a device. A lock that its watcher held names a killed
+ * process. A watcher thread, which makes no call that waits for a device, ends all ranks. Peers see
+ * `aborted` at every poll. ncclCommAbort ends NCCL's kernels; each such call has a thread of its
+ * own, which is abandoned if it hangs. No host thread waits without a limit.
  *
  * A CUDA graph makes its calls without a host: its marks tell that a device has come to them, not
  * that a host should have. Calls of NCCL and transfers through windows alone can be in one.
  *
  * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
- * one; a second event per rank, waited for behind the second meeting, keeps a sender from
+ * one. A second event per rank, waited for after the second meeting, keeps a sender from
  * overwriting words that a peer still copies. A call that fails returns when no rank reads any more
  * what another points to, which its caller may then free. */
 #ifndef DPG_GROUP_CUH
@@ -47,9 +46,8 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* A limit for one who waits and looks again and again. Time in which it did not come to look,
- * because its machine stood still or gave it no CPU, counts as one look: the others stood still,
- * too, and nobody is to blame. */
+/* A limit for one who waits and looks again and again. A stretch without looks, because the machine
+ * stood still or had no CPU for it, counts as one look: the others stood still, too. */
 struct Patience {
     double left, looked = now_s();
     int is_over(void) {
@@ -62,8 +60,8 @@ struct Patience {
 
 enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, REPLAYS, KINDS, CALLS = 1024 };
 
-/* What all ranks see. Ranks that are processes have it in memory that they share; arrays that only
- * a rank itself uses are there for all the same. */
+/* State that all ranks see. Ranks that are processes have it in memory that they share; arrays that
+ * only a rank itself uses are there for all the same. */
 typedef struct {
     int N, is_nccl, device[MAX_RANKS];
     /* A group whose other ranks are elsewhere, behind NCCL alone, has N = 1: what that rank is
@@ -75,15 +73,15 @@ typedef struct {
     char why[256]; /* valid once aborted is set */
     pthread_mutex_t lock;
     int64_t met[MAX_RANKS]; /* meetings that a rank has come to */
-    /* moves when all have come, or aborted is set: what those wait for who came before */
+    /* changes when all have arrived, or aborted is set; earlier ranks wait for it */
     int bell;
-    /* gathers, hand-overs, or transfers through windows, that the host of a rank has begun */
+    /* gathers, sends, or transfers through windows, that the host of a rank has begun */
     volatile int entered[MAX_RANKS];
     volatile char kind[CALLS];         /* of call n at n % CALLS: the same on all ranks */
     void *mine[MAX_RANKS];             /* exchange */
     volatile int apart;                /* some devices do not reach each other */
     volatile int *pinned;              /* threads: marks in pinned memory */
-    const float *send[MAX_RANKS];      /* shared; of a hand-over NULL: it gives nothing */
+    const float *send[MAX_RANKS];      /* shared; of `hand` NULL: it sends nothing */
     const dpg_piece *gives[MAX_RANKS]; /* shared: of an all-to-all, [N] */
     int reading;                       /* shared: ranks that read what the others point to */
     /* shared: send buffer filled; all peers' words copied by rank i */
@@ -118,7 +116,7 @@ static inline int begun(const Group *g, int rank) {
 }
 /* Where a communicator's rank is in the arrays. */
 static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
-/* What call n is called in messages. */
+/* The name of call n in messages. */
 static inline void note_call(Group *g, int n, int kind) { g->kind[n % CALLS] = (char)kind; }
 /* The number of a call that the host of a rank makes next. */
 static inline int next_call(Group *g, int rank, int kind) {
@@ -145,7 +143,7 @@ typedef struct {
     int *calls[MAX_RANKS]; /* on the device of a rank: those that its stream has come to */
 } Home;
 
-/* What the stream of a rank tells by. */
+/* The marks of a rank's stream. */
 static inline dpg_marks marks_of(const Home *h, int rank) {
     return dpg_marks{h->marks + rank, h->marks + h->g->N + rank, h->marks + 2 * h->g->N,
                      h->calls[rank]};
@@ -181,7 +179,7 @@ void ipc_close(void **at, int N, int rank);
 void group_init(Group *g, int N, double limit_s, const char *call);
 dp_status check_ranks(int N, dp_err *e);
 Home *home_new(Group *g, int first, int count, dp_err *e);
-/* What the stream of a rank counts its calls in, on the current device. */
+/* The word in which a rank's stream counts its calls, on the current device. */
 dp_status home_counter(Home *h, int rank, dp_err *e);
 /* All ranks of the group in this process. */
 Home *home_of_all(int N, const int *devices, double limit_s, const char *call, dp_err *e);

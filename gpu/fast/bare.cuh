@@ -1,27 +1,27 @@
-/* gpu/fast/bare.cuh - bare plans: what a chunk hands to the state pass where no one asks for
- * anything but o and final_state. T B is multiplied by V and by what S gives of k in the pass, so
- * that no w and u are made, and nothing is rounded between.
+/* gpu/fast/bare.cuh - plans that store no w and u: the data that a chunk passes to the state pass
+ * where only o and final_state are wanted. The pass multiplies T B by V and by S k. So no w and u
+ * are made, and nothing is rounded between.
  *
- * A gate a channel: of a tile T B, Aqk, and rows of k and q with their decay are made (k_decayed,
- * chunks.cu); the pass (state_gated.cu) reads them, and the rows of v as they were given:
+ * A gate a channel: a tile makes T B, Aqk, and rows of k and q with their decay (k_decayed,
+ * chunks.cu). The pass (state_gated.cu) reads them, and the rows of v:
  *
  *   X = T B (V - Kgam S)    S <- eC o S + kg' X    o = scale qg S + Aqk X
  *
- * One gate a head: its decay multiplies sums, so that products with S need no decayed copies. T B
- * and Aqk are made (k_triangles, chunks_one.cu); the pass (state_bare.cu) reads the rows of k, q
- * and v as they were given:
+ * One gate a head: its decay multiplies sums, so that products with S need no decayed copies. The
+ * tile makes T B and Aqk (k_triangles, chunks_one.cu). The pass (state_bare.cu) reads the rows of
+ * k, q and v:
  *
  *   X = T B (V - of_k o K S)    S <- eC S + K' (to_end o X)    o = of_q o Q S + Aqk X
  *
- * w and u are those of math.md e.2, multiplied by S before they are added up: w S = T B (of_k o K
- * S), u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu multiplies
- * by T B, too, and looks, or has spoil.cu look, at what is not finite of v. */
+ * w and u are those of math.md e.2, multiplied by S before they are added: w S = T B (of_k o K S),
+ * u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu multiplies by T
+ * B, too. It, or spoil.cu, looks for entries of v that are not finite. */
 #ifndef DPG_BARE_CUH
 #define DPG_BARE_CUH
 #include "plan/paths.cuh"
 
-/* Of the rows of a tile, for the states: decay from the chunk's start to a row times 1/norm of its
- * key; from the row to the chunk's end times 1/norm of its key; decay of the whole chunk. */
+/* Factors of the rows of a tile, for the states: decay from the chunk's start to a row times 1/norm
+ * of its key. From the row to the chunk's end times 1/norm of its key; decay of the whole chunk. */
 struct StateFactors {
     float of_k[DP_CHUNK], to_end[DP_CHUNK], chunk[4];
 };

@@ -1,8 +1,8 @@
-/* gpu/fast/chunks.cuh - what the two kernels of a chunk (chunks.cu: a gate a channel,
- * chunks_one.cu: one a head) share: from the sums k k', q k' of a tile to A, L, Aqk, T, w and u.
+/* gpu/fast/chunks.cuh - shared by the two kernels of a chunk (chunks.cu: a gate a channel,
+ * chunks_one.cu: one a head): from the sums k k', q k' of a tile to A, L, Aqk, T, w and u.
  *
  * Warp (I, m) of 8 has the sums of rows 16 I .. with all columns up to their own, of k k' (m = 0)
- * or q k' (m = 1): z[J] of block (I, J), z[3] of the diagonal one. */
+ * or q k' (m = 1). z[J] is block (I, J), z[3] the diagonal one. */
 #ifndef DPG_CHUNKS_CUH
 #define DPG_CHUNKS_CUH
 #include "fast/inverse.cuh"
@@ -32,20 +32,20 @@ enum { ODD_W, ODD_U, ODD_DO, ODDS };
  * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
-    bf16 *kgam, *TB; /* of a bare plan (bare.cuh) */
+    bf16 *kgam, *TB; /* of a plan without w and u (bare.cuh) */
     float *eC, *gcum;
     int *odd; /* NULL unless asked for: ODDS words a tile */
 };
 
-/* What follows the sums, in the place of their operands: T, and w and u where they are wanted. */
+/* Data after the sums, in the place of their operands: T, and w and u where they are wanted. */
 struct Inverse {
     static const bool MAKES_W = false;
     union {
-        float A[C * TS]; /* then T */
-        bf16 out[8]
-                [16 * 64]; /* a warp's 16 rows of w or u on their way out, 64 columns at a time */
+        float A[C * TS];      /* then T */
+        bf16 out[8][16 * 64]; /* a warp's 16 rows of w or u before they are written, 64 columns at a
+                            * time */
     } x;
-    bf16 TB[C * C]; /* T B, ROWS; before: Aqk on its way out */
+    bf16 TB[C * C]; /* T B, ROWS; before: Aqk until it is written */
     float beta[C];
 };
 template <int K, int V> struct Solve : Inverse {
@@ -53,8 +53,8 @@ template <int K, int V> struct Solve : Inverse {
     bf16 v[C * V]; /* ROWS */
 };
 
-/* Entry (s, i) of a sum as a row and column of rows of one tile see it: 0 where i is not earlier
- * (A, L) or later (Aqk). */
+/* Mask of entry (s, i) of a sum, as a row and column of one tile: 0 where i is not earlier (A, L)
+ * or later (Aqk). */
 struct Mask {
     int lr, of_q;
     __device__ __forceinline__ int end(int s) const {
@@ -89,8 +89,8 @@ __device__ __forceinline__ void emit_rows(int I, int lane, Mask mask, const floa
     emit_block<true>(I, I, lane, mask, z[3], f);
 }
 
-/* q k' of a token's own keys, which no decay enters, in fp32: where q and k of a token are nearly
- * orthogonal rounded factors would leave an error of the size of |q| |k|. */
+/* q k' of a token's own keys, which no decay enters, in fp32. Where q and k of a token are nearly
+ * orthogonal, rounded factors would leave an error of the size of |q| |k|. */
 __device__ __forceinline__ void own_keys(const float *own, int lr, int s, int i, float &a,
                                          float &b) {
     int first = s >> lr << lr, end = Mask{lr, 1}.end(s);
@@ -102,9 +102,9 @@ __device__ __forceinline__ void store_pair(bf16 *tile, int s, int i, float a, fl
     *(uint32_t *)(tile + rows_at(s, i / 8) + i % 8) = pack2(a, b);
 }
 
-/* Rows 16 I .. of Aqk through shared memory (ROWS) to memory, blocks right of the diagonal zeros;
- * f(s, i, a, b): what else happens to the sums of columns i, i + 1. drain_wait() before their place
- * is written again. */
+/* Rows 16 I .. of Aqk through shared memory (ROWS) to memory, blocks right of the diagonal zeros.
+ * f(s, i, a, b): a further use of the sums of columns i, i + 1. drain_wait() before their place is
+ * written again. */
 template <class F>
 __device__ __forceinline__ void emit_queries(bf16 *stage, bf16 *Aqk, const float *own, float scale,
                                              int lr, int I, int lane, const float z[4][2][4], F f) {
@@ -164,8 +164,8 @@ __device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensor
     cp_commit();
 }
 
-/* n threads of a block meet at its barrier `id`. In plain builds all of them do: behind barriers of
- * a part of a block racecheck no longer takes those of the whole block for any. */
+/* n threads of a block meet at its barrier `id`. In plain builds all of them do: after barriers of
+ * a part of a block racecheck no longer recognises those of the whole block. */
 __device__ __forceinline__ void meet_part(int id, int n) {
 #ifdef DPG_PLAIN_LOADS
     __syncthreads();
@@ -235,8 +235,8 @@ __device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const Chun
     });
 }
 
-/* T to memory if it is kept, and T B in bf16: w = T B Kgam and u = T B V round T B once and leave
- * Kgam and V as they are. column(i): what else multiplies a column of T for w. */
+/* T to memory if it is kept, and T B in bf16. w = T B Kgam and u = T B V round T B once and leave
+ * Kgam and V exact. column(i): a further factor of a column of T for w. */
 __device__ __forceinline__ void round_T(Inverse &sm, bf16 *T, int warp, int lane) {
     int i = lane * 2;
     float2 b = *(const float2 *)(sm.beta + i);
@@ -285,9 +285,8 @@ __device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *t
     drain_commit(lane);
 }
 
-/* Whether something that a tile's w (m = 0), or its u or q (m = 1), is made of is not finite, from
- * the sums of the warp whose rows see all of it, the last one's: 0 times that is not zero, so that
- * any row of a product has it. own: q k' of all rows. */
+/* Is any source of a tile's w (m = 0), or of its u or q (m = 1), not finite? The last warp's sums
+ * tell it, whose rows see all of them: 0 times such a number is not zero. own: q k' of all rows. */
 struct Odd {
     bool asked;
     float sum;
@@ -310,9 +309,10 @@ struct Odd {
 __device__ __forceinline__ uint32_t odd_halves(uint32_t x) {
     return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
 }
-/* The words of a bare plan's tile, behind round_T: the last row of T B has what is not finite of
- * any key or beta, and of a gate a channel, since 0 times that is not zero; own: q k' of all rows;
- * gate: of one gate a head, its sum. Of v nothing was read: bare.cuh says who looks at it. */
+/* The words of a tile without w and u, after round_T. The last row of T B shows entries of keys,
+ * beta and gates of channels that are not finite, since 0 times them is not zero. own: q k' of all
+ * rows; gate: of one gate a head, its sum. v was not read: bare.cuh names the kernel that looks at
+ * it. */
 __device__ __forceinline__ void leave_odd(const Inverse &sm, int *odd, int64_t tile,
                                           const float *own, float gate, int warp, int lane) {
     if (warp < CHUNK_THREADS / 32 - 1) return; /* another warp rounded that row */
@@ -326,7 +326,7 @@ __device__ __forceinline__ void leave_odd(const Inverse &sm, int *odd, int64_t t
 }
 
 /* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
- * <= I. between(J, acc): what happens to the sum of blocks I .. J + 1 before block J is added. */
+ * <= I. between(J, acc): a function of the sum of blocks I .. J + 1 before block J is added. */
 template <class F>
 __device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const bf16 *B, int group,
                                          int I, int lane, F between) {

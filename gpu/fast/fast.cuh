@@ -37,8 +37,8 @@ dp_status fast_norm(const Call &c);
 dp_status fast_pre(const Call &c);
 dp_status fast_reach(const Call &c, int *reach);
 
-/* PLAIN: kernels that know that a token has one key and that what is given is bf16, in the backward
- * also what is returned; others read both from the plan. */
+/* PLAIN: kernels for one key a token and bf16 inputs, in the backward also bf16 results. Others
+ * read both from the plan. */
 static inline bool is_plain(const Dims &d) { return d.R == 1 && d.in_bf16 && d.g_bf16; }
 static inline bool is_plain_bwd(const Dims &d) { return is_plain(d) && d.d_bf16 && d.dg_bf16; }
 #ifdef __CUDACC__

@@ -1,10 +1,10 @@
 /* gpu/fast/gate.cuh - the gate and its exponentials in the kernels of the fast path.
  *
- * Exponents are in log2 units and anchored (math.md e.1): every off-diagonal 16 x 16 block has its
+ * Exponents are in log2 units and anchored (math.md e.1). Every off-diagonal 16 x 16 block has its
  * anchor between its rows, so that both factors of a term are <= 1. Diagonal blocks are anchored at
- * their first row; terms of a row i and channel that lies more than 2^110 below it are summed
- * pairwise in fp32 (far.cuh). So a term depends on rows up to its own alone, and o of a token has
- * the same bits whatever comes after it. */
+ * their first row. Terms of a row i and channel more than 2^110 below it are summed pairwise in
+ * fp32 (far.cuh). So a term depends on rows up to its own alone, and o of a token has the same bits
+ * whatever comes after it. */
 #ifndef DPG_FAST_GATE_CUH
 #define DPG_FAST_GATE_CUH
 #include "fast/tile.cuh"
@@ -15,8 +15,8 @@
 #define NEAR 110.f
 /* gam: from the block's first row. */
 __device__ __forceinline__ bool is_far(float gam) { return -gam > NEAR; }
-/* Is a row so far below that its own factor, 2^gam times an entry of q or k, is no longer a number
- * of bf16 with all its digits? Its terms are summed pairwise, too, with rows that are not far. */
+/* Is a row so far below that its own factor, 2^gam times an entry of q or k, is no number of bf16
+ * with all its digits? Its terms are summed pairwise, too, with rows that are not far. */
 __device__ __forceinline__ bool is_low(float gam) { return gam < -116.f; }
 /* Is the decay of so much no normal number of fp32? */
 __device__ __forceinline__ bool is_lost(float gam) { return gam < -126.f; }

@@ -1,5 +1,5 @@
-/* gpu/fast/grad.cuh - what the two gradient kernels of a tile (grad.cu: a gate a channel,
- * grad_one.cu: one a head) share: dE, dv, dbeta, dP, dL from what lies in shared memory. */
+/* gpu/fast/grad.cuh - shared by the two gradient kernels of a tile (grad.cu: a gate a channel,
+ * grad_one.cu: one a head): dE, dv, dbeta, dP, dL from data in shared memory. */
 #ifndef DPG_GRAD_CUH
 #define DPG_GRAD_CUH
 #include "fast/fast.cuh"
@@ -103,13 +103,13 @@ __device__ __forceinline__ GateGrad gate_grad_of(const Dims &d, float dg, float 
             f<DP_GATE_LOWER_BOUND>(__VA_ARGS__); \
     } while (0)
 
-/* What a tile's rows are solved back with, in shared memory; left: Kgam, or k where its decay
- * multiplies whole rows. */
+/* Factors of the triangular solve of a tile's rows in the backward, in shared memory. left: Kgam,
+ * or k where its decay multiplies whole rows. */
 struct Solved {
     const bf16 *T, *dv_new, *left, *h, *L, *X;
 };
 
-/* E = left S_0 of a warpgroup's columns, on their way. */
+/* E = left S_0 of a warpgroup's columns, enqueued. */
 template <int K, int NT>
 __device__ __forceinline__ void wg_left(float E[NT][4], const Solved &s, int slice) {
     wg_fence();
@@ -188,7 +188,7 @@ template <int V, int NT> struct Values {
     }
 };
 
-/* dE = B dZ to shared memory (SLICES, in place of dv_new), and to dv where it is fp32; terms of
+/* dE = B dZ to shared memory (SLICES, in place of dv_new), and to dv where it is fp32. Terms of
  * dbeta, sum over the columns of dZ o (v - E), to db [cq][C]. */
 template <int V, int NT>
 __device__ __forceinline__ void
@@ -222,7 +222,7 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
     drain_fence();
 }
 
-/* N pieces of a thread, which(i), from shared memory to where to(x) points, if anywhere; all are
+/* N pieces of a thread, which(i), from shared memory to where to(x) points, if anywhere. All are
  * read before the first is written, so that none waits for another's store. which() asks for the
  * thread again: addresses kept from tile to tile would be spilled. */
 template <int N, class W, class F, class T>
@@ -262,7 +262,8 @@ __device__ __forceinline__ void store_dv(const Dims &d, const RawWord *beta, con
         });
 }
 
-/* Of the 20 blocks of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a warp. */
+/* A warp's block of the 20 of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a
+ * warp. */
 struct Block {
     int is_L, I, J;
     __device__ __forceinline__ Block(int is_L, int I, int J) : is_L(is_L), I(I), J(J) {}
@@ -444,7 +445,7 @@ wg_states(float dq[4][4], float dr[4][4], float dw[4][4], const bf16 *dos, const
     part.each(acc, scale, l.I, f);
 }
 
-/* ---- dq, dk, dg on their way out ------------------------------------------------------------- */
+/* ---- dq, dk, dg to memory ------------------------------------------------------------- */
 
 /* A lane's words of rows of K fp32; row(r): where row r goes, or NULL. */
 template <class F>

@@ -1,6 +1,6 @@
 /* gpu/fast/inverse.cuh - T = (I + A)^-1 of a strictly lower 64 x 64 A, in place in shared memory.
  *
- * Forward substitution in fp32 in the diagonal 16 x 16 blocks, then T21 = -T22 A21 T11 of 16 and of
+ * Forward substitution in fp32 in the diagonal 16 x 16 blocks. Then T21 = -T22 A21 T11 of 16 and of
  * 32 rows on tensor cores, operands in three bf16 pieces (exact to 2^-24). No powers of A: they
  * grow where keys are nearly parallel and then cancel. */
 #ifndef DPG_INVERSE_CUH
@@ -117,8 +117,7 @@ __device__ __forceinline__ void invert_half(float *A, int half, int lane) {
 }
 
 /* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of
- * the
- * block before each; what the first makes waits in the upper triangle. */
+ * the block before each. The upper triangle holds the result of the first. */
 __device__ __forceinline__ void invert_rest_first(float *A, int warp, int lane) {
     int i = warp / 2, j = warp % 2;
     float *low = A + 32 * TS, *up = A + 32;

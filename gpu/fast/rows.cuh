@@ -1,8 +1,8 @@
 /* gpu/fast/rows.cuh - the element-wise part of a tile: decayed rows of q and k, made in registers.
  *
- * A warp owns N rows of a tile, a lane E = K / 32 channels of them, so that a row is read, written
- * and summed by one warp. The gate's sums are local to the N rows; what lies before and behind them
- * comes from sums that the warps leave in shared memory (Anchors). */
+ * A warp owns N rows of a tile, a lane E = K / 32 channels of them. So one warp reads, writes and
+ * sums a row. The gate's sums are local to the N rows. The parts before and after them come from
+ * sums that the warps leave in shared memory (Anchors). */
 #ifndef DPG_ROWS_CUH
 #define DPG_ROWS_CUH
 #include "fast/gate.cuh"
@@ -32,13 +32,13 @@ __device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
 }
 
 /* A tile's anchors, the first rows of its blocks of 16, by channel; log2 units. The warps leave the
- * sums of their N rows and the gates of first rows here; one thread a channel makes the rest of
+ * sums of their N rows and the gates of first rows here. One thread a channel makes the rest of
  * them (solve). Differences are sums of what lies between, not differences of sums from the chunk's
  * start.
  */
 template <int K, int N> struct Anchors {
-    float here[C / N][K]; /* sum of a group of rows; then what to add to its own sums: the gate from
-                           * the block's anchor to the row before the group */
+    float here[C / N][K]; /* sum of a group of rows; then the term to add to its own sums: the gate
+                           * from the block's anchor to the row before the group */
     float first[4][K];    /* gate of the blocks' first rows */
     float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
 
@@ -163,11 +163,11 @@ template <int K, int N> struct GateRows {
     }
 };
 
-/* A lane's channels of N rows of k and q, as given but rounded to bf16, and 1/norms of the rows. */
+/* A lane's channels of N rows of k and q, rounded to bf16, and 1/norms of the rows. */
 template <int K, int N> struct KeyRows {
     static const int E = K / 32;
     uint32_t k[N][E / 2], q[N][E / 2];
-    float sk[N], sq[N]; /* sums of squares of what was given, until finish() */
+    float sk[N], sq[N]; /* sums of squares of the inputs before rounding, until finish() */
     float rk, rq, own;  /* of row lane / (32 / N); own: q k' of normalised rows */
 
     /* All loads before anything that waits for one; a row behind the end reads the last one. */
@@ -192,7 +192,7 @@ template <int K, int N> struct KeyRows {
         else
             read<0>(d, t, p, row0, ch);
     }
-    /* What follows from rows that were fetched. */
+    /* Values that follow from fetched rows. */
     __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0, int lane) {
         float dot[N];
         if (row0 + N > p.rows)
@@ -250,7 +250,7 @@ template <int K> struct CopiedRows {
     unsigned at; /* of the first, in bytes */
     __device__ __forceinline__ CopiedRows(int row0, int lane)
         : row(row0 + lane / PIECES), piece(lane % PIECES), at(rows_at(row, piece) * 2) {}
-    /* from: row 0 of the tile. What does not belong to it is not read. */
+    /* from: row 0 of the tile. Rows outside the tile are not read. */
     __device__ __forceinline__ void copy(bf16 *to, const bf16 *from, int heads, int rows) const {
         const bf16 *x = from + (unsigned)(row * heads * K + piece * 8);
         unsigned step = STEP * heads * K;
@@ -261,10 +261,9 @@ template <int K> struct CopiedRows {
     }
 };
 
-/* 1/norms and q k' of 8 rows of bf16 that lie in shared memory (ROWS), zeros behind the end, by a
- * warp on tensor cores: their products are exact, and what a sum loses there, 2^-22 of |q| |k|, is
- * far below a rounding of o. One matrix load has both operands: rows k over q are A, k or q alone
- * are B. */
+/* 1/norms and q k' of 8 rows of bf16 in shared memory (ROWS), zeros behind the end, by a warp on
+ * tensor cores. Their products are exact. A sum loses 2^-22 of |q| |k|, far below a rounding of o.
+ * One matrix load has both operands: rows k over q are A, k or q alone are B. */
 struct KeyNorms {
     float rk, rq, own; /* of row lane / 4, in the lane that is_here */
 

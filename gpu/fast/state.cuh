@@ -1,10 +1,10 @@
-/* gpu/fast/state.cuh - states on their way through chunks, forward and backward: what the passes of
- * state.cu and state_bwd.cu share.
+/* gpu/fast/state.cuh - states through chunks, forward and backward: shared by the passes of
+ * state.cu and state_bwd.cu.
  *
  * S' = [16 v][K k] of 16 columns stays in registers in fp32, of one warp or a quarter of its k in
  * each of 4. Written transposed, the accumulators of one product are the A operands of the next, so
  * that warps with columns of their own never exchange anything. The sum over tokens of an update
- * starts from zero and is added in fp32: the accumulator of a tensor core rounds toward zero, and S
+ * starts from zero and is added in fp32. The accumulator of a tensor core rounds toward zero, and S
  * must not see that once per chunk. */
 #ifndef DPG_STATE_CUH
 #define DPG_STATE_CUH
@@ -25,7 +25,7 @@ struct StateArgs {
     bf16 *states, *news;         /* h and X, or dh and dv_new, SLICES */
     float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
-    int *spoilt;                 /* of a bare plan, B_SPOILT; or NULL */
+    int *spoilt;                 /* B_SPOILT of a plan without w and u; or NULL */
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
                            * 1: whole to the backward */
     int depth;            /* stages of the ring */
@@ -168,8 +168,8 @@ __device__ __forceinline__ void times_Aqk(float o[2 * P][4], const bf16 *Aqk, in
     }
 }
 
-/* 16 P rows of o from row s0 of a chunk, 16 columns, of each token the first row; bf16 through 512
- * P bytes of shared memory, so that rows leave whole. */
+/* 16 P rows of o from row s0 of a chunk, 16 columns, of each token the first row. bf16 goes through
+ * 512 P bytes of shared memory, so that whole rows are written. */
 template <int P>
 __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage,
                                         Chunk c, int s0, int hv, int v0, int lane) {
@@ -198,7 +198,7 @@ __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4],
     __syncwarp();
 }
 
-/* State S and X of a chunk, fragments of a warp's 16 columns, to memory by way of its buffers. */
+/* State S and X of a chunk, fragments of a warp's 16 columns, to memory through its buffers. */
 template <int K, int V>
 __device__ __forceinline__ void keep_chunk(const StateArgs &a, int64_t tile, int slice, bf16 *S,
                                            bf16 *X, const uint32_t sa[K / 16][4],
@@ -218,8 +218,8 @@ __device__ __forceinline__ void keep_chunk(const StateArgs &a, int64_t tile, int
     drain_commit(lane);
 }
 
-/* Word (k, v) of what a pass ends with: final_state where the sequence ends, ds0 (BACK) where it
- * starts; H or dH where other ranks or segments ask. */
+/* Word (k, v) of the result of a pass: final_state where the sequence ends, ds0 (BACK) where it
+ * starts. H or dH where other ranks or segments ask. */
 template <bool BACK>
 __device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, const Run &r, int hv,
                                            int k, int v, float s) {
@@ -325,8 +325,8 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
     return (int)(rest + a->depth * stage);
 }
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
- * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks is what takes the time.
- * by_part: the choice may not depend on what a rank owns. */
+ * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks takes the time. by_part:
+ * the choice may not depend on a rank's own tokens. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
     if (p->by_part) return false;
     return (int64_t)nseq * p->d.HV * (p->d.V / 64) < 100 * p->device.sms / 132;

@@ -1,5 +1,5 @@
-/* gpu/fast/tile.cuh - tiles of 64 rows in shared memory: pieces of 16 bytes, fragments, and the
- * ways in which a warp names the rows of a 16 x 16 block for matrix loads. */
+/* gpu/fast/tile.cuh - tiles of 64 rows in shared memory: pieces of 16 bytes, fragments, and how a
+ * warp names the rows of a 16 x 16 block for matrix loads. */
 #ifndef DPG_TILE_CUH
 #define DPG_TILE_CUH
 #include "instructions.cuh"
@@ -29,16 +29,16 @@ __device__ __forceinline__ int piece_at(int rows, int sl, int row, int p) {
     return ((sl * rows + row) * 2 + (p ^ (row >> 2 & 1))) * 8;
 }
 
-/* The two ways a warp's lanes name the rows of a 16 x 16 block for ldsm4. DOWN: A as it stands, or
- * B = [k][n] with ldsm4t. ACROSS: B = [n][k] as it stands, or A' with ldsm4t. */
+/* Two orders in which a warp's lanes name the rows of a 16 x 16 block for ldsm4. DOWN: A as it
+ * stands, or B = [k][n] with ldsm4t. ACROSS: B = [n][k] as it stands, or A' with ldsm4t. */
 __device__ __forceinline__ int down_row(int lane) { return lane % 16; }
 __device__ __forceinline__ int down_p(int lane) { return lane / 16; }
 __device__ __forceinline__ int across_row(int lane) { return lane % 8 + lane / 16 * 8; }
 __device__ __forceinline__ int across_p(int lane) { return lane / 8 % 2; }
 
-/* The lane's row of ROWS, 16 rows from `row0` on, walked along its pieces: one LOP3 a step, because
- * 2 j + p ^ r = 2 j ^ (p ^ r). at(j): pieces 2 j and 2 j + 1, columns 16 j ..; of rows 16 i further
- * down with `down`. */
+/* The lane's row of ROWS, 16 rows from `row0` on. A walk along its pieces takes one LOP3 a step,
+ * because 2 j + p ^ r = 2 j ^ (p ^ r). at(j): pieces 2 j and 2 j + 1, columns 16 j .., of rows 16 i
+ * further down with `down`. */
 template <int ROWS_OF_TILE = C> struct Walk {
     uint32_t a;
     __device__ __forceinline__ Walk(const bf16 *tile, int row, int p)
@@ -53,7 +53,7 @@ __device__ __forceinline__ Walk<> walk_down(const bf16 *tile, int row0, int lane
 __device__ __forceinline__ Walk<> walk_across(const bf16 *tile, int row0, int lane) {
     return Walk<>(tile, row0 + across_row(lane), across_p(lane));
 }
-/* The lane's place in 16 rows of a slice of 16 columns; slices and 16-row blocks further on are
+/* The lane's place in 16 rows of a slice of 16 columns. Slices and 16-row blocks further on are
  * constant distances away (rows * 32 bytes, 512 bytes). */
 __device__ __forceinline__ uint32_t slice_down(const bf16 *slice, int row0, int lane) {
     return saddr(slice + piece_at(C, 0, row0 + down_row(lane), down_p(lane)));
@@ -68,8 +68,8 @@ __device__ __forceinline__ uint64_t rows_desc(const bf16 *tile, int lead) {
     return (uint64_t)(saddr(tile) >> 4) | (uint64_t)lead << 16 | (uint64_t)64 << 32 |
            (uint64_t)1 << 62;
 }
-/* A slice of `rows` rows on a multiple of 256 bytes, from row0, a multiple of 8, on: 16 columns, or
- * where rows are the depth also those of the next slice; the 32-byte swizzle. */
+/* A slice of `rows` rows on a multiple of 256 bytes, from row0, a multiple of 8, on. It has 16
+ * columns, or where rows are the depth also those of the next slice; the 32-byte swizzle. */
 __device__ __forceinline__ uint64_t slice_desc(const bf16 *slice, int row0, int rows) {
     return (uint64_t)(saddr(slice) / 16 + row0 * 2) | (uint64_t)(rows * 2) << 16 |
            (uint64_t)16 << 32 | (uint64_t)3 << 62;
@@ -111,8 +111,8 @@ __device__ __forceinline__ unsigned row_in(int heads, int r, int lr) {
     return (((unsigned)(r >> lr) * heads) << lr) + (r & ((1 << lr) - 1));
 }
 
-/* N (2 or 4) numbers of an input, bf16 or fp32, from element `at` on, rounded to bf16; adds the
- * squares of what was given to ss. */
+/* N (2 or 4) numbers of an input, bf16 or fp32, from element `at` on, rounded to bf16. Adds the
+ * squares of the unrounded numbers to ss. */
 template <int N>
 __device__ __forceinline__ void load_pairs(uint32_t y[N / 2], const void *x, int64_t at,
                                            int is_bf16, float &ss) {

@@ -1,5 +1,5 @@
-/* gpu/fast/whole.cuh - rows of a chunk as the passes of bare plans read and write them: those of a
- * whole chunk by the copy engine, of a shorter one by lanes. */
+/* gpu/fast/whole.cuh - rows of a chunk as the passes without w and u read and write them. The copy
+ * engine moves those of a whole chunk, lanes those of a shorter one. */
 #ifndef DPG_WHOLE_CUH
 #define DPG_WHOLE_CUH
 #include "fast/maps.cuh"

@@ -1,5 +1,6 @@
 /* gpu/plan/heads.cuh - the exchange of heads: a rank has all tokens of HV / N value heads, and is
- * one rank to them. What such a plan holds (plan/heads.cu), and what moves (exchange/heads.cu). */
+ * one rank to them. The fields of such a plan (plan/heads.cu), and the moved data
+ * (exchange/heads.cu). */
 #ifndef DPG_HEADS_CUH
 #define DPG_HEADS_CUH
 #include "plan/plan.cuh"
@@ -14,8 +15,8 @@ struct HeadTensor : Tensor {
 struct HeadRows {
     std::vector<int> from; /* [N + 1] those of rank r are from[r] .. from[r + 1] - 1 */
     int in_order;          /* they are the rows of a tensor in their order */
-    const int *row;        /* device, [from[N]]: which row of all; -1: none, where a rank's tokens
-                            * are an odd number, so that bf16 fill whole words */
+    const int *row;        /* device, [from[N]]: its row among all. -1: none; an uneven number of
+                            * tokens gets one, so that bf16 fill whole words */
 };
 
 struct Heads {
@@ -31,8 +32,9 @@ struct Heads {
     void *tables;                   /* device memory behind rows[].row */
 };
 
-/* The problem of a rank that has all tokens. Of a grid it is one part, which chooses no kernel by
- * what a rank has and forms no M; so is that of one rank alone, whose bits are then theirs. */
+/* The problem of a rank that has all tokens. On a grid it is one part, which chooses no kernel by a
+ * rank's own tokens and forms no M. A problem of one rank alone is the same, so both have the same
+ * bits. */
 struct OneRank {
     dpg_problem p;
     int64_t cut[2];

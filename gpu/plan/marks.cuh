@@ -1,5 +1,5 @@
-/* gpu/plan/marks.cuh - how a rank's stream tells the watcher of its communicator how far it is: the
- * number of a call that it has come to, and that it has behind it, in pinned memory. The stream
+/* gpu/plan/marks.cuh - progress of a rank's stream for the watcher of its communicator. Pinned
+ * memory holds the number of the call that it has reached, and of the last finished one. The stream
  * counts by itself, so that calls in a CUDA graph that is replayed are seen like all others. By one
  * thread. */
 #ifndef DPG_MARKS_CUH

@@ -1,4 +1,4 @@
-/* gpu/plan/paths.cuh - what a path (simple/, token/, fast/) has to offer, and the steps between
+/* gpu/plan/paths.cuh - the functions of a path (simple/, token/, fast/), and the steps between
  * ranks that all paths share (chain/, exchange/). plan/steps.cu calls them in order. */
 #ifndef DPG_PATHS_CUH
 #define DPG_PATHS_CUH
@@ -10,15 +10,16 @@ struct Path {
     const char *name;
     /* forward */
     step_fn chunks; /* from inputs: w u kg qg Aqk eC, and what is kept */
-    step_fn pre;    /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG);
-                    * from came(c) on, if there is one: the state that leaves the rank */
+    step_fn pre;    /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG).
+                     * If came(c) is a state, it starts from it: the result is the state that leaves
+                     * the rank */
     step_fn state;  /* o and final_state from B_SIN */
     /* backward, p a plan with is_bwd */
     step_fn bwd_chunks; /* from inputs: whatever the rest reads, but the states */
     step_fn bwd_states; /* from that and B_SIN: h, v_new, which nothing reads before bwd_intra */
     step_fn bwd_dv_local;
     step_fn bwd_pre;   /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by
-                        * then; with parts: of each into B_SEG; from came(c) likewise */
+                        * then. With parts: of each into B_SEG; from came(c) likewise */
     step_fn bwd_state; /* dh, dv_new, ds0 from B_DSOUT */
     step_fn bwd_intra; /* gradients of activated inputs per value head */
     step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
@@ -27,7 +28,7 @@ struct Path {
 };
 extern const Path simple_path, fast_path, token_path;
 
-/* The state that came to the rank, or backward its gradient, where its pre-process starts from it;
+/* The state that the rank received, or backward its gradient, if its pre-process starts from it.
  * NULL: it starts from zeros. */
 float *came(const Call &c);
 
@@ -38,13 +39,13 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
 
-/* Does the forward of a plan, whose segments are cut, take fast/bare.cuh; may it, if there are
- * states enough. */
+/* Does the forward of a plan, whose segments are cut, use fast/bare.cuh? May it, if there are
+ * enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
 
-/* Of a recurrence: does the token path alone have it; does a token erase; how many keys has a token
- * on that path. */
+/* Of a recurrence: does only the token path have it? Does a token erase? How many keys has a token
+ * on that path? */
 int token_alone(dp_model m);
 int token_erases(dp_model m);
 int token_keys(const dpg_problem *p);
@@ -62,7 +63,7 @@ dp_status chain_merge_bwd(const Call &c);
  * a third. */
 dp_status chain_hand(const Call &c, const float *element, int applies, const float *S, float *to);
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to);
-/* Of links: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
+/* Of parts: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
 dp_status chain_links_m(const Call &c);
 dp_status chain_links_dm(const Call &c);
 dp_status chain_fold(const Call &c);
@@ -75,8 +76,8 @@ dp_status sum_over_ranks(const Call &c);
 /* exchange/send.cu: elements of this rank in slot `own`, rows of `row` words, to those of all ranks
  * in slot `all`, as the payload leaves them. */
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row);
-/* The state that comes to this rank to slot `to`, from rank to rank, or backward against them, of
- * elements in slot `own`; all: room of a scan. */
+/* The state for this rank to slot `to`, from rank to rank, or backward against them, of elements in
+ * slot `own`. all: room of a scan. */
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to);
 /* plan/heads.cu, exchange/heads.cu: a plan whose ranks exchange heads. Why not, or NULL. */
 const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N);
@@ -100,7 +101,7 @@ void maps_destroy(RowMaps *m);
 dp_status window_keep(const Call &c);
 void window_destroy(dpg_plan *p);
 
-/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads; qk_are_partial: its
+/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. qk_are_partial: its
  * dq and dk (and dlr_b) are parts of sums over ranks, in fp32. */
 dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
                        int qk_are_partial, dp_err *e);
@@ -114,7 +115,7 @@ dp_status ask_device(Device *dev, dp_err *e);
 dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e);
 /* whole: nothing is cut. */
 void cut_segments(dpg_plan *pl, int whole);
-/* Rows of d.seq and the folds, once segments are cut; tables to the device. */
+/* Rows of d.seq and the products of parts, once segments are cut; tables to the device. */
 void list_rows(dpg_plan *pl);
 dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e);
 void layout_workspace(dpg_plan *pl);

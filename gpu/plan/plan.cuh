@@ -1,8 +1,8 @@
-/* gpu/plan/plan.cuh - what the folders of gpu/ share: dimensions, tables of chunks and sequences,
- * buffers of a plan, and the call that a step of it is.
+/* gpu/plan/plan.cuh - types that the folders of gpu/ share: dimensions, tables of chunks and
+ * sequences, buffers of a plan, and the call of one of its steps.
  *
  * A tile is one chunk of one value head: tile = chunk * HV + head. Its buffers are padded to whole
- * chunks (n rows); rows past the chunk's last token hold zeros, so that products over a tile need
+ * chunks (n rows). Rows past the chunk's last token hold zeros, so that products over a tile need
  * no mask. */
 #ifndef DPG_PLAN_CUH
 #define DPG_PLAN_CUH
@@ -27,14 +27,15 @@ struct Chunk {
 struct Seq {
     int c0, c1, gseq;
     int starts, ends; /* does the sequence start, end in these chunks */
-    int part; /* which of the parts of all that are cut, 0: whole; of several links: which */
+    int part; /* its number among the cut parts of all, 0: whole; with several parts of a rank: its
+               * number among them */
 };
 /* A local sub-sequence that is cut: parts [first, first + n). */
 struct Cut {
     int first, n;
 };
 
-/* A part of the tokens (dpg_owners) that the rank owns: a link of the chain of all parts. */
+/* A part of the tokens (dpg_owners) that the rank owns, one element of the chain of all parts. */
 struct Link {
     int part;        /* which of all */
     int first, last; /* its local sub-sequences */
@@ -42,26 +43,26 @@ struct Link {
 };
 static inline int link_needs_m(const Link &l) { return l.first == l.last && l.pre && l.post; }
 
-/* Parts in a row whose elements are multiplied for the links of a rank among them: from the first
- * part of a sequence up to its last link, or from the last part down to its first. */
+/* Consecutive parts whose elements are multiplied for the rank's parts among them: from the first
+ * part of a sequence up to the rank's last, or from the last part down to its first. */
 struct Fold {
     int from, to;
 };
-/* Those of a plan, and the tables that they go by. */
+/* All of a plan, and their tables. */
 struct Folds {
     int n;
     const Fold *fold;
-    /* [parts] where an element lies among the gathered; which link of this rank it is, or -1 */
+    /* [parts] place of an element among the gathered; its number among this rank's parts, or -1 */
     const int *place, *link;
 };
 
-/* A state from one part to the next, or backward its gradient; in a scan a pair over a distance:
- * ranks, and their links. */
+/* One message between parts: a state, or backward its gradient; in a scan a pair over a distance.
+ * It has the ranks, and their parts. */
 struct Hop {
     int from, to, out, in;
 };
 
-/* What kernels take by value. */
+/* Values that kernels take as arguments. */
 struct Dims {
     int H, HV, G, K, V, R, Kg, NT, nseq; /* G = HV / H; NT chunks; nseq local sub-sequences */
     int tok, n, lr; /* tokens of a chunk; its rows tok * R; log2 R. Simple: 64 tokens. Fast: 64
@@ -94,13 +95,13 @@ enum Slot {
     B_KG,
     B_QG,
     B_EC,      /* decay of a whole chunk */
-    B_TB,      /* bare plans (fast/bare.cuh): T B */
+    B_TB,      /* plans without w and u (fast/bare.cuh): T B */
     B_FACTORS, /* one gate a head: factors of rows */
     B_KGAM,    /* others: k with the decay from the chunk's start */
     B_ODD,     /* fast, on more than one rank or segment: is something of w; of u, q; of do not
                * finite, three words a tile */
-    B_SPOILT,  /* bare plans in segments on one rank: is the state behind a segment not finite,
-               * [nrow][HV][V] */
+    B_SPOILT,  /* plans without w and u in segments on one rank: is the state after a segment not
+                * finite, [nrow][HV][V] */
     B_H,       /* state before each chunk */
     B_VNEW,    /* X = u - w S */
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
@@ -165,7 +166,7 @@ struct Buf {
     int is_bf16, layout;
 };
 
-/* What the current device is, asked when a plan is made. */
+/* Properties of the current device, asked when a plan is made. */
 struct Device {
     int index, major, minor, sms;
     size_t shared; /* most shared memory that a block may ask for */
@@ -186,7 +187,7 @@ struct dpg_plan {
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */
     /* Tokens are owned by a table of `all` parts: `nlink` of them are this rank's, `slots` the most
-     * that a rank has. pre, post, is_first, is_last and whole say nothing then. */
+     * that a rank has. pre, post, is_first, is_last and whole mean nothing then. */
     int owned, by_part, all, nlink, slots;
     int sends; /* plan/sending.cuh */
     Link *links_h;
@@ -196,13 +197,13 @@ struct dpg_plan {
     Hop *pairs_h; /* a scan: a level after the other, each ends before level_end */
     int nlevel, level_end[32];
     /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
-     * ask for; runs of chunks that are summed by themselves */
+     * ask for. Also runs of chunks that are summed by themselves */
     int pre0, npre, bwd0, nbwd, run0, nrun;
     /* rows of d.seq: those of a pass over whole sub-sequences and parts, nwhole whole ones first;
      * from whole0 on the local sub-sequences, each whole */
     int nrow, nwhole, whole0;
-    /* Of several ranks the last local sub-sequence is cut, if in 1; of one rank any, the last in 1
-     * if none is. nseg: parts of all */
+    /* One of several ranks cuts its last local sub-sequence, if in 1; one rank alone any, the last
+     * in 1 if none is. nseg: parts of all */
     int ncut, nseg;
     Cut *cuts_h;
     const Cut *cuts;
@@ -257,8 +258,8 @@ static inline int saves_all(const dpg_plan *p) {
     return p->opt.backward && p->opt.save == DPG_SAVE_ALL;
 }
 
-/* fast: where every query head has one value head and a token one key, nothing is summed behind a
- * tile, which writes dq and dk itself, in the type of dv. */
+/* fast: if every query head has one value head and a token one key, nothing is summed after a tile.
+ * The tile writes dq and dk itself, in the type of dv. */
 static inline int grads_are_whole(const Dims &d) {
     return d.G == 1 && d.R == 1 && d.qk_bf16 == d.d_bf16;
 }
@@ -268,7 +269,7 @@ static inline unsigned tile_count(const dpg_plan *p) {
     return (unsigned)((int64_t)p->d.NT * p->d.HV);
 }
 
-/* Parts of one sequence that start from states of their own: segments, or links. */
+/* Parts of one sequence that start from states of their own: segments, or owned parts. */
 static inline int state_parts(const dpg_plan *p) {
     return !p->owned ? p->nseg : p->nlink ? p->nlink : 1;
 }

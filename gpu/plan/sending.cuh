@@ -5,9 +5,9 @@
 #include "dp_gpu.h"
 
 struct Exchange {
-    int hops;   /* states are handed from rank to rank, in N - 1 hops; else pairs are gathered */
-    int passes; /* what is handed on comes of a pass from the state that came: no M is formed */
-    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state hops once */
+    int hops;   /* states go from rank to rank, in N - 1 messages; else pairs are gathered */
+    int passes; /* a pass from the received state makes the sent one: no M is formed */
+    int levels; /* pairs are multiplied over distances 1, 2, 4 ..; then each state is sent once */
     int heads;  /* no states: tokens of all heads against heads of all tokens */
 };
 static const Exchange exchanges[DP_NRUN_EXCHANGES] = {
@@ -40,7 +40,7 @@ static const Payload payloads[DP_NPAYLOADS] = {
  * bits are those of many. */
 static inline int sends(const dpg_problem *p, int N) { return N > 1 || p->own.by_part; }
 
-/* Of a plan that sends: does it hand states on. */
+/* Does a sending plan send states from rank to rank? */
 static inline int hands_on(const dpg_options *o, int sends) {
     return sends && exchanges[o->exchange].hops;
 }
@@ -50,12 +50,12 @@ static inline int exchanges_heads(const dpg_options *o, int N) {
     return N > 1 && exchanges[o->exchange].heads;
 }
 
-/* Does what it hands on come of a pass. */
+/* Does a pass make the sent state? */
 static inline int passes_on(const dpg_options *o, int sends) {
     return sends && exchanges[o->exchange].passes;
 }
 
-/* What is sent as: of states alone a payload is what it is of states. */
+/* The payload: for states alone that of states. */
 static inline dp_payload sent_as(const dpg_options *o, int sends) {
     int states = hands_on(o, sends) && !exchanges[o->exchange].levels;
     return states ? dp_payloads[o->payload].state : o->payload;

@@ -11,8 +11,8 @@ enum When { FORWARD_IN, FORWARD_OUT, BACKWARD_IN, BACKWARD_OUT };
 static inline int of_backward(When when) { return when >= BACKWARD_IN; }
 static inline int is_input(When when) { return when == FORWARD_IN || when == BACKWARD_IN; }
 
-/* What the rows of a tensor are: tokens; sequences, of the rank where they start, or end; or one
- * row, the same on every rank. */
+/* Rows of a tensor: tokens; sequences, of the rank where they start, or end; or one row, the same
+ * on every rank. */
 enum RowKind { TOKENS, STARTS, ENDS, ROW_KINDS, ONE_ROW = ROW_KINDS };
 
 /* A tensor [rows][heads][width]. */

@@ -25,8 +25,8 @@ __device__ __forceinline__ void stx(void *p, int64_t i, int is_bf16, float x) {
         ((float *)p)[i] = x;
 }
 
-/* exp of less than this is 0 in fp32 (below half of 2^-149), so that raising a step to it changes
- * no product but keeps the cumulative sum and its differences finite behind a reset, g = -inf. A
+/* exp of less than this is 0 in fp32 (below half of 2^-149). Raising a step to it changes no
+ * product, but keeps the cumulative sum and its differences finite after a reset, g = -inf. A
  * comparison, not fmaxf: NaN stays NaN. */
 #define GATE_FLOOR -104.f
 __device__ __forceinline__ float gate_floor(float g) { return g < GATE_FLOOR ? GATE_FLOOR : g; }
@@ -61,8 +61,8 @@ __device__ __forceinline__ GateGrad gate_grad(const Dims &d, float dg, float gra
     return y;
 }
 
-/* Raw gates of a tile's tokens from dg(s, k), that of the log gate at token s and channel k; their
- * sums for dA_log and ddt_bias to part [2][Kg], in fp64 so that only the last rounding shows. */
+/* Raw gates of a tile's tokens from dg(s, k), that of the log gate at token s and channel k. Their
+ * sums for dA_log and ddt_bias go to part [2][Kg], in fp64 so that only the last rounding shows. */
 template <class F>
 __device__ __forceinline__ void gate_grads_of_tile(const Dims &d, const dpg_tensors &t,
                                                    const dpg_grads &g, int64_t tile, float *part,

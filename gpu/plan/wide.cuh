@@ -9,8 +9,8 @@
 
 /* A tensor of the narrower problem that is not the caller's as it lies. */
 struct WideTensor : Tensor {
-    int runs; /* what lies `cols` times in a head of the caller's: pieces of a row, or 0: all heads
-                 * share the row, and gradients of it are added up */
+    int runs; /* number of words that lie `cols` times in a head of the caller's: pieces of a row.
+               * 0: all heads share the row, and gradients of it are added */
     int is_bf16; /* the caller's */
     size_t at;   /* into the workspace */
 };

@@ -1,5 +1,5 @@
-/* gpu/simple/product.cuh - out(i, j, sum over k of A(i, k) B(k, j)) for i < m, j < n by one block:
- * 64 x 64 entries at a time, 4 x 4 a thread, k in order. */
+/* gpu/simple/product.cuh - out(i, j, sum over k of A(i, k) B(k, j)) for i < m, j < n by one block.
+ * It makes 64 x 64 entries at a time, 4 x 4 a thread, k in order. */
 #ifndef DPG_PRODUCT_CUH
 #define DPG_PRODUCT_CUH
 #include "simple/simple.cuh"

@@ -4,7 +4,7 @@
 #include "cases.h"
 #include "rank.h"
 
-/* results: type of o. Gradients, given and made, are fp32. */
+/* results: type of o. Gradients, read and made, are fp32. */
 static inline dpg_problem problem_of(const Case &c, const Inputs &x, dpg_dtype results) {
     dpg_problem p = sized(c.cu, c.H, c.HV, c.K, c.V, c.R, c.Kg(), c.dtype);
     p.model = c.model;

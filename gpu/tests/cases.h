@@ -1,6 +1,7 @@
-/* gpu/tests/cases.h - the problems of test_gpu and test_gpu_bwd, a row each: H HV K V R, gate of a
- * head, token offsets of the sequences, gate, its typical size, beta, L2 norm, initial state, type,
- * how alike neighbouring keys are, seed, tests (Case), tokens between resets, recurrence. */
+/* gpu/tests/cases.h - the problems of test_gpu and test_gpu_bwd, a row each. Sizes: H HV K V R,
+ * gate of a head, token offsets of the sequences. Inputs: gate, its typical size, beta, L2 norm,
+ * initial state, type, how alike neighbouring keys are, seed. Then tests (Case), tokens between
+ * resets, recurrence. */
 #ifndef DPG_TESTS_CASES_H
 #define DPG_TESTS_CASES_H
 #include "ref64.h"
@@ -100,7 +101,7 @@ static const std::vector<Case> rows = {
     {"dplr_256", 1, 1, 256, 16, 1, 0, one, LOG, 0.01, PLAIN, 1, 0, BF16, 0, 88, "fb", 0, DP_DPLR}};
 } // namespace case_rows
 
-/* Those of test f (forward) or b (backward); small: those of its small set alone. */
+/* The cases of test f (forward) or b (backward); small: those of its small set alone. */
 static inline std::vector<Case> cases(char test, bool small) {
     std::vector<Case> taken;
     for (const Case &c : case_rows::rows)

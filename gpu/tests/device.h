@@ -1,4 +1,4 @@
-/* gpu/tests/device.h - what the test programs and benchmarks of a device share: calls that must
+/* gpu/tests/device.h - shared by the test programs and benchmarks of a device: calls that must
  * succeed, checks and their count, device memory, communicators, a host thread a rank. */
 #ifndef DPG_TESTS_DEVICE_H
 #define DPG_TESTS_DEVICE_H
@@ -95,7 +95,7 @@ static inline int verdict() {
 
 static inline size_t word_bytes(dpg_dtype t) { return t == DPG_BF16 ? 2 : 4; }
 
-/* Device memory that is given back together. */
+/* Device memory that is freed together. */
 struct Memory {
     std::vector<void *> all;
 

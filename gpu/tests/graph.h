@@ -7,7 +7,7 @@ struct Graph {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
 
-    /* What enqueue() puts on a stream. */
+    /* Captures the calls of enqueue() on a stream. */
     template <class F> void capture(cudaStream_t s, F enqueue) {
         CUDA(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         enqueue();
@@ -23,7 +23,7 @@ struct Graph {
     }
 };
 
-/* What enqueue() puts on the rank's stream, captured and then run once; r.st says whether the
+/* The calls of enqueue() on the rank's stream, captured and then run once. r.st says whether the
  * capture succeeded. */
 template <class F> static void run_as_graph(Rank &r, F enqueue) {
     Graph g;

@@ -5,8 +5,8 @@
 #include "device.h"
 #include "plan/tensors.cuh"
 
-/* Sizes of a problem over the tokens of `cu`, which must outlive it; sigmoid beta, L2 norm,
- * everything of one type but what is always fp32. */
+/* Sizes of a problem over the tokens of `cu`, which must outlive it. Sigmoid beta, L2 norm,
+ * everything of one type but tensors that are always fp32. */
 static inline dpg_problem sized(const std::vector<int64_t> &cu, int H, int HV, int K, int V, int R,
                                 int Kg, dpg_dtype type) {
     dpg_problem p = {};
@@ -26,7 +26,7 @@ static inline dpg_problem sized(const std::vector<int64_t> &cu, int H, int HV, i
     return p;
 }
 
-/* What a rank holds of a tensor: words [from, from + n) of the whole. */
+/* A rank's share of a tensor: words [from, from + n) of the whole. */
 struct Share {
     const char *name;
     bool is_output;
@@ -75,8 +75,8 @@ struct Rank {
     Memory memory;
     std::vector<Share> shares;
 
-    /* input(share): device memory that holds it, or NULL. Outputs and workspace hold NaN. Nothing
-     * is left on its way. */
+    /* input(share): device memory that holds it, or NULL. Outputs and workspace hold NaN. All work
+     * has finished on return. */
     template <class F>
     void open(const dpg_problem &p, const dpg_options &o, int rank, int N, F input) {
         DP(err, dpg_plan_create(&plan, &p, &o, rank, N, &err));

@@ -1,6 +1,6 @@
 /* gpu/tests/ref64.h - plain fp64 on the host: the step recurrence (math.md b) and the chunk stages
- * (math.md e), one head at a time, written without regard to speed and independently of ref/. Also
- * the test inputs. */
+ * (math.md e), one head at a time. It is written for clarity and independently of ref/. Also the
+ * test inputs. */
 #ifndef DPG_REF64_H
 #define DPG_REF64_H
 #include "../dp_gpu.h"
@@ -63,7 +63,7 @@ static inline double as_dtype(double x, dpg_dtype t) {
     return f;
 }
 
-/* What stands in place of beta. GDN-2 erases a part of each channel, and DPLR along half of what it
+/* The tensors in place of beta. GDN-2 erases a part of each channel, and DPLR along half of what it
  * writes, so that no step grows. */
 static inline void make_vectors(const Case &c, Rng &r, Inputs &x) {
     const int64_t heads = c.T() * c.HV;
@@ -136,12 +136,12 @@ static inline Inputs make_inputs(const Case &c) {
     return x;
 }
 
-/* What a key of a token reads: the decayed state, that and what the keys before it wrote, or the
- * state before its decay. */
+/* The state that a key of a token reads: the decayed one, the one after the keys before it, or the
+ * one before its decay. */
 enum Reads64 { DECAYED64, IN_TURN64, UNDECAYED64 };
 
-/* One value head of one sequence, activated: q [T][K], R keys a token that write k [T][R][K] u
- * [T][R][V], and erase along e [T][R][K], b [T][R] strongly; g [T][K]. */
+/* One value head of one sequence, activated: q [T][K], and R keys a token. They write k [T][R][K] u
+ * [T][R][V], and erase along e [T][R][K], b [T][R] strongly. g [T][K]. */
 struct Head {
     int64_t T;
     int K, V, R;
@@ -172,7 +172,7 @@ static inline double beta64(const Case &c, double b) {
 static inline void keys64(const Case &c, const Inputs &x, int64_t t, int hv, Head &h) {
     const int64_t th = t * c.HV + hv, tq = t * c.H + hv / (c.HV / c.H);
     const Vec none(c.K, 0);
-    if (c.model == DP_DPLR) { /* in front: lr_b, which writes lr_a' S */
+    if (c.model == DP_DPLR) { /* first: lr_b, which writes lr_a' S */
         Vec a(&x.lr_a[th * c.K], &x.lr_a[th * c.K] + c.K);
         for (double &y : a)
             y = -y;
@@ -219,7 +219,7 @@ static inline Head head_of(const Case &c, const Inputs &x, int hv, int64_t lo, i
     return h;
 }
 
-/* What a token does: the state that each key reads, E = u - e' of it, the decayed state. */
+/* A token's step: the state that each key reads, E = u - e' of it, the decayed state. */
 struct Token64 {
     Vec decayed, E;        /* [K][V], [R][V] */
     std::vector<Vec> read; /* of each key, where they differ; else of all */

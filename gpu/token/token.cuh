@@ -20,9 +20,9 @@
  *     dk_j = G (b_j E_j)'     de_j = - S_j dE_j'     G <- G - e_j dE_j'
  *     dg   = rowsum(G o D S)     G <- D G     (where keys read S itself: before their e_j dE_j')
  *
- * A warp has 32 / LANES columns of a state, or of G, side by side: what a token's keys are is read
- * once for all of them, and a sum over K takes log2(LANES) shuffles. Sums over V are sums over a
- * warp's columns, then from one of its turns to the next: no shared memory, no barrier. */
+ * A warp has 32 / LANES columns of a state, or of G, side by side. A token's keys are read once for
+ * all of them, and a sum over K takes log2(LANES) shuffles. Sums over V are sums over a warp's
+ * columns, then over its rounds: no shared memory, no barrier. */
 #ifndef DPG_TOKEN_CUH
 #define DPG_TOKEN_CUH
 #include "fault.cuh"
@@ -33,7 +33,7 @@
 #define THREADS (32 * WARPS)
 #define MOST_KEYS 8 /* of a token */
 
-/* What a key of a token reads. */
+/* The state that a key of a token reads. */
 enum Reads {
     DECAYED,  /* D S, whatever other keys of the token write */
     IN_TURN,  /* D S and what the keys before it wrote */
@@ -102,7 +102,7 @@ template <int LANES> struct Column {
                 for (int j = i; j < i + 4; j++)
                     f(j, row(j));
     }
-    /* Of words in a row, on a multiple of 16 bytes. */
+    /* Loads consecutive words, on a multiple of 16 bytes. */
     __device__ __forceinline__ static Column load(const float *p, int K) {
         Column y = {};
 #pragma unroll
@@ -115,7 +115,7 @@ template <int LANES> struct Column {
         for (int i = 0; i < ROWS; i += 4)
             if (row(i) < K) *(float4 *)(p + row(i)) = *(const float4 *)(x + i);
     }
-    /* Of words `stride` apart. */
+    /* Loads words `stride` apart. */
     __device__ __forceinline__ static Column load(const float *p, int K, int stride) {
         Column y = {};
         rows(K, [&](int i, int row) { y.x[i] = p[(int64_t)row * stride]; });
@@ -169,7 +169,7 @@ template <int LANES> struct Column {
 /* A row of a token, a warp. */
 typedef Column<32> Row;
 
-/* What a token is to one value head: its decay, its query, its keys; N = 0: the first of them. */
+/* A token's data for one value head: its decay, its query, its keys; N = 0: the first of them. */
 template <int LANES, int N> struct Words {
     static const int KEYS = N ? N : 1;
     Column<LANES> decay, q, k[KEYS], e[KEYS];
@@ -201,7 +201,7 @@ template <int LANES, int N> struct Walk {
         int col = v < 0 && FAULT(TOKEN_M_VALUES) ? 0 : v;
         return col < 0 ? 0.f : a.u[key_row(t, j) * d.V + col];
     }
-    /* Of a token; asked for one token ahead where a warp waits for nothing else. */
+    /* Words of a token; asked for one token ahead where a warp waits for nothing else. */
     __device__ __forceinline__ Now words(int64_t t) const {
         Now w = {};
         const float *g = a.decay + head(t) * d.Kg;
@@ -219,7 +219,7 @@ template <int LANES, int N> struct Walk {
         }
         return w;
     }
-    /* Of key j. */
+    /* The part of key j. */
     __device__ __forceinline__ Part key(const Now &w, int64_t t, int j) const {
         return j < Now::KEYS ? w.k[N ? j : 0] : load_key(t, j);
     }
@@ -259,8 +259,8 @@ template <int LANES, int N> struct Walk {
             s.add(key(w, t, j), strength(w, t, j) * E[j]);
     }
 
-    /* G, do already in it, from after token t to before it. seen(j, dX): of each key, before its
-     * own term is taken off; decays(): G before its decay. */
+    /* G, do already in it, from after token t to before it. seen(j, dX): for each key, before its
+     * own term is subtracted; decays(): G before its decay. */
     template <class F, class D>
     __device__ __forceinline__ void back(const Now &w, int64_t t, Part &g, F seen, D decays) const {
         bool late = a.rule.reads == UNDECAYED;

@@ -1,6 +1,6 @@
-/* harness/fuzz/mutate.h - changes that keep the form of what they change: JSON stays JSON, a
- * safetensors file keeps a header that describes its data, a case file is lines of `key = value`.
- * So most of what is tried gets past the first check and into the code behind it.
+/* harness/fuzz/mutate.h - changes that keep the form of their input. JSON stays JSON, a safetensors
+ * file keeps a header that describes its data, a case file is lines of `key = value`. So most of
+ * what is tried gets past the first check and into the code behind it.
  */
 #ifndef DP_FUZZ_MUTATE_H
 #define DP_FUZZ_MUTATE_H

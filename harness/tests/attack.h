@@ -1,8 +1,8 @@
-/* harness/tests/attack.h - what the tests `attacks*` share: fresh folders, files, and the program
+/* harness/tests/attack.h - shared by the tests `attacks*`: fresh folders, files, and the program
  * run under a limit of time, from a folder that is not the source tree.
  *
- * Everything goes through the program as a user has it, so that the same tests can be run against
- * an older one (DP_PROGRAM), where each of them must fail.
+ * Everything runs the program as a user does. So the same tests can be run against an older one
+ * (DP_PROGRAM), where each of them must fail.
  */
 #ifndef DP_TESTS_ATTACK_H
 #define DP_TESTS_ATTACK_H
@@ -17,15 +17,15 @@ const char *at_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void at_write(const char *path, const char *text);
 /* The whole file, NUL at its end, to be freed; "" where there is none. */
 char *at_read(const char *path);
-int at_exists(const char *path); /* a link that leads nowhere, too */
+int at_exists(const char *path); /* also for a symbolic file without a target */
 
 /* A shell command in `dir`, with the program as $P and the cases as $C; what it printed in at_out.
  * Ended, with all that it started, after so many seconds. */
 extern char at_out[1 << 16];
 int at_sh(const char *dir, int seconds, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Of the processes that wrote their numbers into dir/name, a line each (*noted of them): how many
- * are still there. They are ended, and the file is removed. */
+/* Number of processes still alive, of those that wrote their numbers into dir/name, a line each
+ * (*noted of them). They are ended, and the file is removed. */
 int at_survivors(const char *dir, const char *name, int *noted);
 
 /* A library of tests/data, built; its path. */

@@ -1,6 +1,6 @@
 /* harness/tests/oracle.h - a second, independent witness: the step recurrence and its adjoint in
- * 80-bit long double, written as the formulas of math.md b, c, d read, one head and one sequence at
- * a time. Accurate to about 1e-18, slow, for small problems only. */
+ * 80-bit long double, one head and one sequence at a time. It is written as the formulas of math.md
+ * b, c, d read. Accurate to about 1e-18, slow, for small problems only. */
 #ifndef DP_ORACLE_H
 #define DP_ORACLE_H
 #include "ref/vocabulary/problem.h"

@@ -1,8 +1,8 @@
-/* harness/tests/sanitized.h - tests under the address sanitizer (make test SAN=1), where numerics
- * take ten times as long and what is looked for is wrong memory, not wrong numbers.
+/* harness/tests/sanitized.h - tests under the address sanitizer (make test SAN=1). There numerics
+ * take ten times as long, and memory errors are looked for, not wrong numbers.
  *
- * Tests take smaller problems where GT_SANITIZED is 1. What only repeats numerics on whole cases is
- * left out by a table (sanitized.c), and counted as skipped with its reason. DP_SANITIZE_ALL=1 in
+ * Tests take smaller problems where GT_SANITIZED is 1. A table (sanitized.c) leaves out tests that
+ * only repeat numerics on whole cases. They count as skipped, with the reason. DP_SANITIZE_ALL=1 in
  * the environment leaves nothing out (the weekly job).
  */
 #ifndef DP_TESTS_SANITIZED_H

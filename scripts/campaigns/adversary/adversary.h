@@ -16,10 +16,9 @@
  *   check.c      self-check: the reference against the complex step, designs against the reference
  *
  * Environment of the plug-in: ADVERSARY_DESIGN=NAME[,key=value..],
- * ADVERSARY_FAULT=NAME[.TENSOR]:SIZE, ADVERSARY_SEED=N (noise and places),
- * ADVERSARY_EXPECTED=o=4e-3,dq=..: the errors that sizes in units of the expected error are
- * multiples of, relative to their tensors (else the design's own), ADVERSARY_DECLARED=0: the
- * library does not say how it computes.
+ * ADVERSARY_FAULT=NAME[.TENSOR]:SIZE, ADVERSARY_SEED=N (noise and places).
+ * ADVERSARY_EXPECTED=o=4e-3,dq=..: the unit of sizes in expected errors, relative to their tensors
+ * (else the design's own). ADVERSARY_DECLARED=0: the library does not declare its design.
  */
 #ifndef ADVERSARY_H
 #define ADVERSARY_H
@@ -32,8 +31,8 @@ enum { MAX_K = 1024 };
 /* ---- format.c: every function takes and gives fp32 numbers; NaN and Inf stay what they are ----
  */
 
-/* tf32: 10 stored bits, nearest with ties away; tf32rz: the same, truncated; bf16: 7 stored bits,
- * nearest even; fp16: nearest even, subnormals kept, overflow to Inf. */
+/* tf32: 10 stored bits, nearest with ties away. tf32rz: the same, truncated. bf16: 7 stored bits,
+ * nearest even. fp16: nearest even, subnormals kept, overflow to Inf. */
 typedef enum { FP32, TF32, TF32RZ, BF16, FP16, FORMATS } format;
 extern const char *const format_names[FORMATS];
 int format_find(const char *name); /* -1: unknown */
@@ -82,11 +81,11 @@ extern const design designs[];
 extern const int ndesign;
 /* NAME[,key=value..]; 0, or -1 with the reason in why. */
 int design_parse(const char *text, design *d, char why[256]);
-/* What the design says of itself, in the words of deltaproof_subject_design: "recurrent",
- * "chunk=16,scores=gated"; "" is the default of its base. 0: there are no words for it. */
+/* The design in the words of deltaproof_subject_design: "recurrent", "chunk=16,scores=gated"; "" is
+ * the default of its base. 0: there are no words for it. */
 int design_declares(const design *d, char *text, size_t size);
-/* A log gate in the design's units, and the power of it that a state is multiplied with: of 2, off
- * by up to 2^-23 and alike for equal gates, 1 of 0, where the design is fast. */
+/* A log gate in the design's units, and the power of it that multiplies a state. A fast design
+ * takes powers of 2, off by up to 2^-23 and alike for equal gates; of 0 it is 1. */
 float units_of(const design *d, float g);
 float power_of(const design *d, float g);
 /* The same, as an operand is multiplied with it. */
@@ -115,7 +114,7 @@ static inline operand transposed(const float *x, int64_t width, format f) {
 
 /* ---- fault.c ---- */
 
-/* What the arithmetic reads; the neutral values stand in fault.c. A share mixes the right value
+/* Parameters of the arithmetic; the neutral values stand in fault.c. A share mixes the right value
  * (0) with the wrong one (1). */
 typedef struct {
     float beta_gain, gate_gain, bias_gain, scale_gain, s0_gain, dstate_gain;
@@ -182,7 +181,7 @@ typedef struct {
     int tensor; /* T_..; -1: it acts in the arithmetic, not on a finished tensor */
     double size;
     uint64_t seed;
-    double unit[TENSORS]; /* ADVERSARY_EXPECTED; 0: not given */
+    double unit[TENSORS]; /* ADVERSARY_EXPECTED; 0: not set */
 } fault;
 
 /* From the environment. 0, or -1 with the reason in why. */
@@ -196,22 +195,22 @@ void knobs_set(const fault *f);
 int fault_needs_reference(const fault *f);
 /* Does the sum over tokens that makes dA_log or ddt_bias leave out token t? */
 int fault_skips_token(const fault *f, int which, int64_t T, int64_t t);
-/* Changes a tensor in fp32, as a kernel's accumulators hold it; ulps: the format that a bias is
- * counted in; ref: its fp64 values, or NULL. Prints its place to stderr, where it has one. */
+/* Changes a tensor in fp32, as a kernel's accumulators hold it. ulps: the format that a bias is
+ * counted in. ref: its fp64 values, or NULL. Prints its place to stderr, where it has one. */
 void fault_before_rounding(const fault *f, const problem *p, format ulps, const double *ref,
                            tensor *t);
 /* Rounds a tensor to its format. */
 void fault_round(const fault *f, format to, format ulps, tensor *t);
 
-/* Text tables for `run` in this folder: a line a design or fault, fields with tabs between; what
- * a design declares is "-" where there are no words for it, and "state": it rounds that. */
+/* Text tables for `run` in this folder: a line a design or fault, fields with tabs between. The
+ * declaration is "-" if there are no words for it; "state": the design rounds that. */
 const char *adversary_says(const char *text);
 const char *adversary_designs(void);
 const char *adversary_faults(void);
 
-/* ---- one head of one sequence, activated, in fp32 ----
- * All recurrences are one: each of a token's R keys reads the state along e, and adds along k what
- * it then lacks of v, times beta.  E = v - e S;  S <- S + k' beta E.
+/* ---- one head of one sequence, activated, in fp32 ---- All recurrences are one. Each of a token's
+ * R keys reads the state along e. Along k it adds the rest of v, times beta. E = v - e S;  S <- S +
+ * k' beta E.
  *   GDN, KDA, MKDA    e = k
  *   Gated DeltaProduct  the same, each key a token of its own: only a token's first key has its
  *                     gate, only its last its q and do
@@ -223,7 +222,7 @@ typedef struct {
     int64_t T;
     int64_t first, rank_tokens; /* of the whole problem: its first token, tokens of a rank */
     int K, V, R, one_gate, backward;
-    int turns;     /* tokens here that are one of the problem: R where its keys read in turn */
+    int turns;     /* tokens here for one of the problem: R where its keys read in turn */
     int undecayed; /* e reads the state before its decay */
     float scale;
     float *q, *k, *v, *g, *beta; /* [T][K] [T][R][K] [T][R][V] [T][K] [T][R] */
@@ -260,8 +259,8 @@ int64_t carry_token(const design *d, int64_t T);
 /* ---- pairs.c, inverse.c ---- */
 
 /* Sums over the pairs (reader, writer) of a chunk: m readers [m][K] (q of c tokens, then n keys)
- * and n writers; gam [c][K]; allowed: the writer's token is before the reader's, or the same
- * and the reader is a q. */
+ * and n writers; gam [c][K]. allowed: the writer's token is before the reader's, or the same and
+ * the reader is a q. */
 typedef struct {
     const design *d;
     int c, R, K, m, n;
@@ -277,8 +276,8 @@ void pair_gradients(const pair_set *p, const float *coef, float *dreaders, float
 
 /* inv [n][n] of I + N, N strictly lower. */
 void inverse_of(const design *d, int n, const float *N, float *inv);
-/* Of the present call: by how much the powers of a NEUMANN series exceeded the inverse that they
- * cancel to, which is by how much their rounding errors do; 0: none was made. */
+/* In the present call: the ratio of the powers of a NEUMANN series to the inverse that they cancel
+ * to. Their rounding errors grow by the same ratio. 0: none was made. */
 extern float powers_grown;
 /* x [n][m] <- (I + N)^(-1) x, or of its transpose. */
 void substitute(int n, int m, const float *N, int transpose, float *x);
@@ -291,15 +290,15 @@ typedef struct {
     float *dg, *dbeta; /* [T][HV][Kg], [T][HV][R] of the whole problem */
     float *dA;         /* [T][HV]: what each token adds to dA_log */
 } raw_gradients;
-/* Gradients of a head's keys (before their norm) and values as given, and of what stands in the
- * place of beta. */
+/* Gradients of a head's keys (before their norm) and values, and of the tensors in the place of
+ * beta. */
 typedef struct {
     float *dk, *dv;                         /* [T][R][K] [T][R][V] of the head */
     float *derase, *dwrite, *dlr_a, *dlr_b; /* [T][HV][K or V] of the whole problem */
 } key_gradients;
 void keys_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                key_gradients *to);
-/* Of keys that read in turn, the rows [T][width] of x that are of a token's last key. */
+/* Rows [T][width] of x that belong to a token's last key, of keys that read in turn. */
 void last_keys(const head_in *in, int64_t T, int width, float *x);
 void activate_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                    raw_gradients *raw);

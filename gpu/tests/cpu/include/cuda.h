@@ -1,4 +1,4 @@
-/* What of the driver's API the kernels' hosts call: maps of tensors for copies of tiles
+/* The part of the driver's API that the kernels' hosts call: maps of tensors for copies of tiles
  * (fast/maps.cu). A map is what instructions.cuh reads here, not NVIDIA's. */
 #ifndef CPU_CUDA_H
 #define CPU_CUDA_H

@@ -1,4 +1,4 @@
-/* What CUDA C++ adds to C++, for kernels that translate.py has turned into plain functions (cpu.cc
+/* The additions of CUDA C++ to C++, for kernels that translate.py has made plain functions (cpu.cc
  * runs them). */
 #ifndef CPU_CUDA_RUNTIME_H
 #define CPU_CUDA_RUNTIME_H
@@ -59,7 +59,7 @@ void launch(dim3 grid, dim3 block, size_t shared, const Work &work);
 /* Calls of cudaFuncSetAttribute. */
 int attributes_set();
 namespace {
-/* A kernel, to be given its arguments, which it keeps by value, as a launch does. A type of each
+/* A kernel, called with its arguments, which it keeps by value, as a launch does. A type of each
  * file's own: two of them may call other arguments by one name. */
 template <class... P> struct Kernel {
     void (*f)(P...);

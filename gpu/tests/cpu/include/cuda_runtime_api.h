@@ -1,5 +1,6 @@
-/* gpu/tests/cpu/include - the part of the CUDA runtime that gpu/ uses, on the CPU: memory is host
- * memory, streams finish at once, a graph is what its thread enqueued while it captured. */
+/* gpu/tests/cpu/include - the part of the CUDA runtime that gpu/ uses, on the CPU. Memory is host
+ * memory, streams finish at once. A graph holds the calls that its thread enqueued while it
+ * captured. */
 #ifndef CPU_CUDA_RUNTIME_API_H
 #define CPU_CUDA_RUNTIME_API_H
 #include <stddef.h>
@@ -70,7 +71,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaGetDeviceCount(int *n);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d);
 cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d);
-/* Of cuTensorMapEncodeTiled alone (cuda.h). */
+/* Serves cuTensorMapEncodeTiled alone (cuda.h). */
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointNotFound };
 enum { cudaEnableDefault };
 cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **at, unsigned version,

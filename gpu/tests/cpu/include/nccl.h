@@ -1,4 +1,4 @@
-/* What gpu/exchange uses; nccl.cc is the library. */
+/* The part that gpu/exchange uses; nccl.cc is the library. */
 #ifndef CPU_NCCL_H
 #define CPU_NCCL_H
 typedef enum { ncclSuccess, ncclSystemError = 2 } ncclResult_t;
