@@ -42,8 +42,7 @@ struct Inverse {
     static const bool MAKES_W = false;
     union {
         float A[C * TS];      /* then T */
-        bf16 out[8][16 * 64]; /* a warp's 16 rows of w or u before they are written, 64 columns at a
-                            * time */
+        bf16 out[8][16 * 64]; /* a warp's 16 rows of w or u to be written, 64 columns at a time */
     } x;
     bf16 TB[C * C]; /* T B, ROWS; before: Aqk until it is written */
     float beta[C];

@@ -208,9 +208,11 @@ const char *adversary_says(const char *text);
 const char *adversary_designs(void);
 const char *adversary_faults(void);
 
-/* ---- one head of one sequence, activated, in fp32 ---- All recurrences are one. Each of a token's
- * R keys reads the state along e. Along k it adds the rest of v, times beta. E = v - e S;  S <- S +
- * k' beta E.
+/* ---- one head of one sequence, activated, in fp32 ----
+ *
+ * All recurrences are one. Each of a token's R keys reads the state along e. Along k it adds the
+ * rest of v, times beta:
+ *     E = v - e S;   S <- S + k' beta E.
  *   GDN, KDA, MKDA    e = k
  *   Gated DeltaProduct  the same, each key a token of its own: only a token's first key has its
  *                     gate, only its last its q and do
