@@ -27,12 +27,12 @@ enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"steps", OPT_STEPS, "N", 0, "steps of a token (default: 100000); the case's tokens in turn",
-     0},
+    {"steps", OPT_STEPS, "N", 0,
+     "tokens to compute (default: 100000); after the case's last token comes its first again", 0},
     {"every", OPT_EVERY, "N", 0, "steps of one call: the state is stored after each (default: 1)",
      0},
     {"need", OPT_NEED, "E", 0,
-     "what o may be off by, relative to the rms of its rows so far (default: 0.01)", 0},
+     "largest error of o, relative to the rms of its rows so far (default: 0.01)", 0},
     {"head", OPT_HEAD, "N", 0, "one head (default: the worst of all)", 0},
     DP_ROW_JSON_OF("write all points of all heads there"),
     {0}};
@@ -169,9 +169,9 @@ int dp_cmd_carry(int argc, char **argv) {
         .options = OPTIONS,
         .parser = parse,
         .args_doc = "CASE...",
-        .doc = "How long may a session keep its state in this format? The recurrence runs on, one "
-               "token a step, beside copies of its state that are stored in fp32, bf16, fp16, fp8 "
-               "or int8 between calls (harness/simulated/carried.h).\vExit status 0 every error is "
+        .doc = "How long may a session keep its state in a short format? The recurrence runs token "
+               "by token, beside copies of its state that are stored in fp32, bf16, fp16, fp8 or "
+               "int8 between calls (harness/simulated/carried.h).\vExit status 0 every error is "
                "within its sound bound, 1 one is not, 2 could not run."};
     dp_err e = {0};
     int rc = 0, broken = 0;

@@ -73,26 +73,26 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), mpi, cuda or nccl", 0},
-    DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ are held within the bounds of its design"),
+    DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ must be within the bounds of its design"),
     DP_ROWS_PROGRAM,
-    {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: it claims the same bits", 0},
+    {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: the kernel claims equal bits",
+     0},
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
     {"variant", OPT_VARIANT, "NAME", 0,
      "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     {"only", OPT_ONLY, "CHECK", 0, "one check:" DP_CHECK_WORDS, 0},
-    {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
+    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0,
      "that many heads (R and the law of inputs as in the case, H = HV)", 0},
     {"block", OPT_BLOCK, "N", 0,
-     "with --tokens or --heads: heads made and checked at a time (default: of --subject, --run, "
-     "--serve all; of ours so many that each block takes one check, at least 2)",
+     "with --tokens or --heads: heads made and checked at a time (default: all with --subject, "
+     "--run, --serve; else so many that each block gets one check, at least 2)",
      0},
     {"every", OPT_EVERY, 0, 0,
-     "every check on every block (default: blocks take them in turn, each check sees one block)",
-     0},
+     "make every check on every block of heads (default: each check sees one block)", 0},
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 
@@ -209,14 +209,14 @@ static dp_status open_subject(options *o, dp_err *e) {
 
 int dp_cmd_check(int argc, char **argv) {
     options o = {.of = dp_options_new(1, 64)};
-    const struct argp a = {
-        .options = OPTIONS,
-        .parser = parse,
-        .args_doc = "CASE...",
-        .doc = "Check what must hold between runs of one subject: causality, independence of heads "
-               "and sequences, ranks, "
-               "prefixes, scaling and signs. No truth is needed, so any size will do.\vExit status "
-               "0 everything held, 1 something did not, 2 could not run."};
+    const struct argp a = {.options = OPTIONS,
+                           .parser = parse,
+                           .args_doc = "CASE...",
+                           .doc =
+                               "Check properties that must hold between runs of one subject: "
+                               "causality, independence of heads and sequences, ranks, prefixes, "
+                               "scaling and signs. No truth is needed, so any size will do.\vExit "
+                               "status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
     dp_parse(&a, argc, argv, &o);

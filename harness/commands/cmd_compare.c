@@ -80,7 +80,7 @@ static int history(const options *o) {
 enum { OPT_AGAIN = 256, OPT_WORSE, OPT_JSON, OPT_HISTORY };
 static const struct argp_option OPTIONS[] = {
     {"again", OPT_AGAIN, "RECORD", 0,
-     "a further record of what made OLD, for the noise from run to run; may be repeated", 0},
+     "a further record of OLD's kernel, for the noise from run to run; may be repeated", 0},
     {"worse", OPT_WORSE, "X", 0,
      "an error that grows by more than this factor, and by more than its noise, makes the exit "
      "status 1 (default: 1.25)",

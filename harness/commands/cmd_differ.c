@@ -74,14 +74,13 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"bitwise", OPT_BITWISE, 0, 0, "the same bits are claimed: any other number is too much", 0},
+    {"bitwise", OPT_BITWISE, 0, 0, "both kernels claim equal bits: any difference fails", 0},
     {"truth", DP_OPT_TRUTH, "KIND", 0,
-     "arithmetic of the truth where it is asked, mpfr, dd or auto, whatever it costs (default: "
-     "auto "
-     "where that takes about a minute)",
+     "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it takes "
+     "about a minute)",
      0},
-    {"no-truth", OPT_NO_TRUTH, 0, 0, "do not ask the truth whose bound is broken", 0},
-    {"forward", OPT_FORWARD, 0, 0, "leave gradients out", 0},
+    {"no-truth", OPT_NO_TRUTH, 0, 0, "make no truth to decide whose bound is broken", 0},
+    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
     {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
     {"heads", OPT_HEADS, "HV", 0, "that many heads (the law of inputs as in the case, H = HV)", 0},
     DP_ROW_JSON_OF("write the results there"),
@@ -269,14 +268,13 @@ int dp_cmd_differ(int argc, char **argv) {
         .options = OPTIONS,
         .parser = parse,
         .args_doc = "CASE... SUBJECT SUBJECT",
-        .doc = "--subject, --run, --serve and --backend begin a subject, A and then B; --base, "
-               "--chain, --design, --writes, --exchange and --fault are said behind the one that "
-               "they are of. Two kernels on the same inputs: where their results and stages "
-               "differ, and whether "
-               "that is more than the bounds of both allow. No truth is needed, so any size will "
-               "do; where a bound is broken or missing the truth is asked whose, if it is "
-               "affordable. CASE may be a file of inputs as `judge --inputs` reads it.\vExit "
-               "status 0 the same bits, or within the bounds, 1 not, 2 could not judge."};
+        .doc = "Compare two kernels on the same inputs: where their results and stages differ, and "
+               "whether by more than the bounds of both allow. --subject, --run, --serve and "
+               "--backend begin a subject, A and then B; --base, --chain, --design, --writes, "
+               "--exchange and --fault after it are its own. No truth is needed, so any size will "
+               "do. If a bound is broken or missing, the truth decides whose, if it is affordable. "
+               "CASE may be a file of inputs as `judge --inputs` reads it.\vExit status 0 the same "
+               "bits, or within the bounds, 1 not, 2 could not judge."};
     dp_err e = {0};
     int rc = 0;
     json_t *list = json_array();

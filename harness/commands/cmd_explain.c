@@ -26,13 +26,10 @@ enum { OPT_RECORD = 256, OPT_TENSOR };
 
 static const struct argp_option OPTIONS[] = {
     {"record", OPT_RECORD, "FILE", 0,
-     "take the run from this results.json instead of making it again; judged files have no other "
-     "way",
-     0},
+     "take the run from this results.json instead of running it again; needed for judged files", 0},
     {"tensor", OPT_TENSOR, "NAME", 0,
      "explain this tensor (default: those that failed, else the one nearest to its limit)", 0},
-    {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, where the ID is that of a library's run",
-     0},
+    {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, if the ID is of a library's run", 0},
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
@@ -65,10 +62,11 @@ static const struct {
      "smaller of a worst case and of 6 standard deviations of independent roundings",
      "ref/bound/bound.c, above each function; ref/METHOD.md"},
     {"expected",
-     "what right kernels of the declared design make of nearby inputs, drawn several times, times "
+     "errors of right kernels of the declared design on nearby inputs, drawn several times, times "
      "an allowance for other orders of summation",
      "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
-    {"sum", "what draws make of a head's sum over all its tokens", "harness/verdict/sums.c"},
+    {"sum", "the error that draws make in a head's sum over all its tokens",
+     "harness/verdict/sums.c"},
 };
 
 static const char *text(const json_t *o, const char *key) {
@@ -108,7 +106,7 @@ static void explain_truth(const json_t *run) {
 
 static void explain_claim(const json_t *run) {
     const json_t *p = json_object_get(run, "policy");
-    say("claim", "base %s%s%s%s%s: the formats that limits are derived for", text(p, "base"),
+    say("claim", "base %s%s%s%s%s: limits are derived from these formats", text(p, "base"),
         *text(p, "chain") ? ", chain of M " : "", text(p, "chain"),
         *text(p, "design") ? ", design " : "", text(p, "design"));
 }
@@ -125,18 +123,18 @@ static void explain_calls(const json_t *rec, const json_t *run) {
         const long long prefix = json_integer_value(json_object_get(c, "session_prefix"));
         if (prefix)
             say("",
-                "the first %lld tokens are those of all sequences: computed once, each goes on "
-                "from their state",
+                "all sequences share the first %lld tokens: they are computed once, and each "
+                "sequence continues from their state",
                 prefix);
         const long long slots = json_integer_value(json_object_get(c, "session_slots"));
         if (slots)
             say("",
-                "states lie in a pool of %lld slots; those that a call does not write must keep "
+                "states lie in a pool of %lld slots; slots that a call does not write must keep "
                 "their bits",
                 slots);
         say("",
-            "o of accepted tokens and the last state are judged by the whole case, windows by the "
-            "state that each began from: %lld of %lld (cases/README.md, Sessions)",
+            "o of accepted tokens and the last state are judged by the whole case, each window by "
+            "the state that it began from: %lld of %lld (cases/README.md, Sessions)",
             (long long)json_integer_value(json_object_get(run, "windows_judged")),
             (long long)json_integer_value(json_object_get(run, "windows")));
     }
@@ -172,8 +170,8 @@ static void explain_level(const json_t *t) {
     number(level, "ratio", ratio);
     number(level, "limit", limit);
     say("expected",
-        "%s of the tensor; nearest to its limit on level %s: %s times what is expected there, at "
-        "most %s is the design's own",
+        "error expected of this design: %s of the tensor; level %s is nearest to its limit: %s "
+        "times its expected error (limit %s)",
         rel, text(e, "level"), ratio, limit);
 }
 
@@ -312,12 +310,12 @@ static int explain(const options *o, const json_t *rec, dp_err *e) {
 int dp_cmd_explain(int argc, char **argv) {
     options o = {.of = dp_options_new(1, 1)};
     dp_err e = {0};
-    const struct argp a = {.options = OPTIONS,
-                           .parser = parse,
-                           .args_doc = "ID",
-                           .doc = "Explain the verdict of one run: what was compared, which limit "
-                                  "decided, how it was derived, where.\v"
-                                  "Exit status 0 explained, 2 not."};
+    const struct argp a = {
+        .options = OPTIONS,
+        .parser = parse,
+        .args_doc = "ID",
+        .doc = "Explain the verdict of one run: what was compared, which limit decided, how it was "
+               "derived, where.\vExit status 0 explained, 2 could not explain."};
     dp_parse(&a, argc, argv, &o);
     if (o.of.nname != 1) {
         fprintf(stderr, "deltaproof: explain: name the ID of one run\n");

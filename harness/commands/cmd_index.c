@@ -23,8 +23,9 @@ int dp_cmd_index(int argc, char **argv) {
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
                            .args_doc = "FOLDER",
-                           .doc = "Make FOLDER/index.html over every results.json below it: by "
-                                  "kernel and machine, with verdicts, trends and links."};
+                           .doc =
+                               "Make FOLDER/index.html, a page over every results.json below "
+                               "FOLDER: by kernel and machine, with verdicts, trends and links."};
     dp_parse(&a, argc, argv, &o);
     if (o.nname != 1) {
         fprintf(stderr, "deltaproof: index: name one folder\n");

@@ -46,9 +46,8 @@ enum {
 
 static const struct argp_option OPTIONS[] = {
     {"inputs", OPT_INPUTS, "IN", 0,
-     "safetensors file: q k v g beta (without g nothing decays), and where there are any A_log "
-     "dt_bias initial_state do dht "
-     "cu_seqlens",
+     "safetensors file: q k v g beta (without g nothing decays), and optionally A_log dt_bias "
+     "initial_state do dht cu_seqlens",
      0},
     DP_ROW_OUTPUTS("safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, "
                    "and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh "
@@ -70,17 +69,17 @@ static const struct argp_option OPTIONS[] = {
      "sigmoid(exp(A_log) (g + dt_bias))",
      0},
     {"gate-dtype", OPT_GATE_DTYPE, "FORMAT", 0,
-     "format that the kernel reads g in: fp32 bf16 fp16 (default: as IN holds it); g is rounded to "
-     "it once",
+     "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it once",
      0},
-    {"lower-bound", OPT_LOWER_BOUND, "X", 0, "of gate lower_bound", 0},
+    {"lower-bound", OPT_LOWER_BOUND, "X", 0, "the bound X of gate lower_bound", 0},
     {"beta", OPT_BETA, "FORM", 0,
      "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased (GLA, SSD)",
      0},
     {"l2norm", OPT_L2NORM, "0|1", 0, "1: the kernel normalises q and k itself", 0},
     {"scale", OPT_SCALE, "X", 0, "factor of q in the output (default: K^-1/2)", 0},
     {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0,
-     "where packed sequences begin, then T (default: tensor or metadata of IN, else one sequence)",
+     "first tokens of packed sequences, then T (default: tensor or metadata of IN, else one "
+     "sequence)",
      0},
     DP_ROW_STATE_LAYOUT("both files"),
     {"layout", OPT_LAYOUT, "fla|mamba", 0,
@@ -97,8 +96,7 @@ static const struct argp_option OPTIONS[] = {
      "(harness/verdict/limits_out.h)",
      0},
     {"why", OPT_WHY, "SECONDS", 0,
-     "where a tensor fails, how long common mistakes are tried, of which those that fit are "
-     "printed "
+     "if a tensor fails, try common mistakes for so many seconds and print those that fit "
      "(default: 20; 0: none)",
      0},
     DP_ROW_OUT,
@@ -239,8 +237,8 @@ int dp_cmd_judge(int argc, char **argv) {
         .parser = parse,
         .args_doc = "--inputs IN --outputs OUT",
         .doc = "Judge tensors that another program computed; both files in safetensors, FLA's "
-               "layouts.\vSettings that no option gives come from the files' metadata. Exit status "
-               "0 pass, 1 a verdict failed, 2 could not judge."};
+               "layouts.\vSettings without an option come from the files' metadata. Exit status 0 "
+               "pass, 1 a verdict failed, 2 could not judge."};
     char *command = dp_command_line(argc, argv);
     dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);

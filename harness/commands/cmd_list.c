@@ -48,18 +48,20 @@ static const struct argp_option OPTIONS[] = {
     {"exchanges", OPT_EXCHANGES, 0, 0,
      "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
     {"pieces", OPT_PIECES, "T,..", 0,
-     "print into how many pieces a card cuts sequences of so many tokens: by cuLA's published "
-     "guards, by the rule of our kernels, and why they differ",
+     "print into how many pieces a card cuts sequences of so many tokens, by cuLA's published "
+     "guards and by our kernels' rule, and why they differ",
      0},
-    {"tokens", OPT_TOKENS, "T", 0, "of a rank, of exchanges (default 8192)", 0},
-    {"ranks", DP_OPT_RANKS, "N,..", 0, "of exchanges (default 2,4,8,64,1024)", 0},
-    {"heads", OPT_HEADS, "HV", 0, "value heads (default 32 of exchanges, 8 of pieces)", 0},
+    {"tokens", OPT_TOKENS, "T", 0, "for --exchanges: tokens of a rank (default 8192)", 0},
+    {"ranks", DP_OPT_RANKS, "N,..", 0, "for --exchanges: numbers of ranks (default 2,4,8,64,1024)",
+     0},
+    {"heads", OPT_HEADS, "HV", 0, "value heads (default 32 for --exchanges, 8 for --pieces)", 0},
     {"K", OPT_K, "K", 0, "channels of a key (default 128)", 0},
     {"V", OPT_V, "V", 0, "channels of a value (default 128)", 0},
     {"device", OPT_DEVICE, "NAME", 0,
-     "of pieces: a card, " DP_DEVICE_WORDS ", or its number of multiprocessors (default h200)", 0},
-    {"one-gate", OPT_ONE_GATE, 0, 0, "of pieces: a gate a head (GDN), not one a channel", 0},
-    DP_ROW_JSON_OF("of exchanges and pieces: write the numbers there; - for standard output"),
+     "for --pieces: a card, " DP_DEVICE_WORDS ", or its number of multiprocessors (default h200)",
+     0},
+    {"one-gate", OPT_ONE_GATE, 0, 0, "for --pieces: one gate a head (GDN), not one a channel", 0},
+    DP_ROW_JSON_OF("for --exchanges and --pieces: write the numbers there; - for standard output"),
     {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
     {0}};
 

@@ -51,20 +51,16 @@ static const struct argp_option OPTIONS[] = {
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
     {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
     {"exchange", DP_OPT_MERGE, "LIST", 0,
-     "how states get from one to the next, in place of what the case "
-     "says: " DP_EXCHANGE_WORDS " (ref/vocabulary/exchange.h)",
+     "exchange of states between ranks, in place of the case's: " DP_EXCHANGE_WORDS
+     " (ref/vocabulary/exchange.h)",
      0},
     {"merge", 0, 0, OPTION_ALIAS, 0, 0},
     {"payload", DP_OPT_PAYLOAD, "LIST", 0,
-     "what pairs and states are sent as, in place of what the case "
-     "says: " DP_PAYLOAD_WORDS,
-     0},
+     "format in which pairs and states are sent, in place of the case's: " DP_PAYLOAD_WORDS, 0},
     {"own", DP_OPT_OWN, "LIST", 0,
-     "which rank owns which tokens, in place of what the case "
-     "says: " DP_OWN_WORDS,
+     "which rank owns which tokens, in place of the case's: " DP_OWN_WORDS, 0},
+    {"exact-cp", DP_OPT_EXACT_CP, 0, 0, "--own grid: the bits do not depend on the number of ranks",
      0},
-    {"exact-cp", DP_OPT_EXACT_CP, 0, 0,
-     "--own grid: bits that do not depend on the number of ranks", 0},
     {"backend", DP_OPT_BACKEND, "LIST", 0,
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, also "
      "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one device; "
@@ -94,14 +90,12 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_OUT,
     DP_ROW_JSON,
     {"again", OPT_AGAIN, "N", 0,
-     "of --subject, --run, --serve: the first N runs (default 2) are called again with the same "
-     "inputs, and then with other values at the same addresses, and judged; runs that fail are "
-     "called again, too; 0: none is",
+     "for --subject, --run, --serve: call the first N runs (default 2) again with the same inputs, "
+     "then with other values at the same addresses, and judge them; failing runs are called again, "
+     "too; 0: none",
      0},
     {"resume", OPT_RESUME, "DIR", 0,
-     "keep finished cases there, and do not run again those that the same command, ended by "
-     "whatever, has left there",
-     0},
+     "keep finished cases there; the same command, if it was interrupted, then skips them", 0},
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     DP_ROWS_PROVENANCE,

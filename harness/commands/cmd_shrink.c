@@ -30,12 +30,12 @@ static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    DP_ROW_SUBJECT("shrink what makes a kernel in a shared library fail "
-                   "(harness/deltaproof_subject.h)"),
+    DP_ROW_SUBJECT(
+        "shrink the failure of a kernel in a shared library (harness/deltaproof_subject.h)"),
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
-    DP_ROW_TRIES("stop after so many problems tried (default: 20000)"),
-    DP_ROW_SECONDS("try no further problem after so many seconds, and write the smallest so far"),
+    DP_ROW_TRIES("stop after so many tried problems (default: 20000)"),
+    DP_ROW_SECONDS("stop after so many seconds, and write the smallest so far"),
     {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
      "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
@@ -323,12 +323,11 @@ int dp_cmd_shrink(int argc, char **argv) {
         .options = OPTIONS,
         .parser = parse,
         .args_doc = "CASE",
-        .doc = "Take away from a failing case what its failure does not need: ranks, tokens, "
-               "heads, sequences, K, V, tensors, values. "
-               "What is left is written as a case file that fails for the same reason: the same "
-               "stage and tensor by `bisect stage`, and by the run's verdict where that failed.\v"
-               "Exit status 0 written, 1 (--museum) a fault was not found or did not get 20 times "
-               "smaller, 2 nothing fails or bad input."};
+        .doc = "Find the smallest case that still fails for the same reason: the same stage and "
+               "tensor by `bisect stage`, and the run's verdict if that failed. Ranks, tokens, "
+               "heads, sequences, K, V, tensors and values are removed; the rest is written as a "
+               "case file.\vExit status 0 written, 1 (--museum) a fault was not found or did not "
+               "get 20 times smaller, 2 nothing fails or bad input."};
     options o = {.of = dp_options_new(1, 1)};
     dp_err e = {0};
     dp_case c;

@@ -48,10 +48,11 @@ static const struct {
      "  deltaproof explain 'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"
      "  deltaproof explain --record build/verify/results.json \\\n"
      "      'smoke-kda:ranks=4,base=bf16,chain=tf32,merge=allgather'\n"},
-    {"check", "check what must hold between runs, without a truth", dp_cmd_check,
+    {"check", "check what must hold between runs; needs no truth", dp_cmd_check,
      "  deltaproof check weak-heads\n  deltaproof check model-head --tokens 65536 --heads 4\n"
      "  deltaproof check weak-heads --base bf16 --serve 'python3 mine.py'\n"},
-    {"differ", "where two kernels differ, by more than both bounds allow?", dp_cmd_differ,
+    {"differ", "where two kernels differ, and whether by more than both bounds allow",
+     dp_cmd_differ,
      "  deltaproof differ weak-heads --run 'python3 prefill.py' --base bf16 \\\n"
      "      --run 'python3 decode.py' --base bf16 --design recurrent\n"
      "  deltaproof differ in.safetensors --subject ./libmine.so \\\n"

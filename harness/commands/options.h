@@ -84,19 +84,19 @@ enum {
     DP_OPT_SECONDS
 };
 
-#define DP_ROW_CASES                                                                   \
-    {                                                                                  \
-        "cases",                                                                       \
-        DP_OPT_CASES,                                                                  \
-        "DIR",                                                                         \
-        0,                                                                             \
-        "folder of the *.case files (default: those of the program)",                  \
-        0},                                                                            \
-    {                                                                                  \
-        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                    \
-            "cases are of this recurrence of your own, rows as text, or rwkv7, comba " \
-            "or mamba3 (ref/vocabulary/recurrence_text.h), in place of their op",      \
-            0                                                                          \
+#define DP_ROW_CASES                                                                              \
+    {                                                                                             \
+        "cases",                                                                                  \
+        DP_OPT_CASES,                                                                             \
+        "DIR",                                                                                    \
+        0,                                                                                        \
+        "folder of the *.case files (default: those of the program)",                             \
+        0},                                                                                       \
+    {                                                                                             \
+        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                               \
+            "run the cases as this recurrence in place of their op: a file of your own, rows as " \
+            "text (ref/vocabulary/recurrence_text.h), or rwkv7, comba, mamba3",                   \
+            0                                                                                     \
     }
 #define DP_ROW_CACHE                                                                           \
     {                                                                                          \
@@ -133,10 +133,9 @@ enum {
      DP_OPT_RUN,                                                                                   \
      "COMMAND",                                                                                    \
      0,                                                                                            \
-     "any program as the subject, started for each call: its words IN and OUT (else appended) "    \
-     "are safetensors files that it reads and writes; no shell; --base, unless its OUT states "    \
-     "one "                                                                                        \
-     "(harness/library/command.h)",                                                                \
+     "judge any program, started for each call: the words IN and OUT (appended if missing) are "   \
+     "the safetensors files that it reads and writes; no shell; needs --base, unless its OUT "     \
+     "states one (harness/library/command.h)",                                                     \
      0},                                                                                           \
         {"serve",                                                                                  \
          DP_OPT_SERVE,                                                                             \
@@ -152,16 +151,15 @@ enum {
 #define DP_ROW_LIMIT                                                                           \
     {                                                                                          \
         "limit", DP_OPT_LIMIT, "SECONDS", 0,                                                   \
-            "how long one run of the subject, or loading it, may take (default: 60); on CUDA " \
-            "devices, how long one rank may keep the others waiting (default: 8)",             \
+            "most seconds of one run of the subject, or of loading it (default: 60); on CUDA " \
+            "devices, most seconds that a rank may keep the others waiting (default: 8)",      \
             0                                                                                  \
     }
-#define DP_ROW_MEMORY                                                                          \
-    {                                                                                          \
-        "memory", DP_OPT_MEMORY, "GIB", 0,                                                     \
-            "private memory that each process of the subject may have (default: that of this " \
-            "machine)",                                                                        \
-            0                                                                                  \
+#define DP_ROW_MEMORY                                                                             \
+    {                                                                                             \
+        "memory", DP_OPT_MEMORY, "GIB", 0,                                                        \
+            "most private memory of each process of the subject (default: that of this machine)", \
+            0                                                                                     \
     }
 #define DP_ROW_RANKS \
     { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
@@ -181,20 +179,17 @@ enum {
             "what pairs and states are sent as: " DP_PAYLOAD_WORDS " (default: the case's first)", \
             0                                                                                      \
     }
-#define DP_ROW_BASE                                                                           \
-    {                                                                                         \
-        "base", DP_OPT_BASE, "NAME", 0,                                                       \
-            "base policy: fp64 fp32 bf16 (default: the case's first; with --subject what it " \
-            "claims)",                                                                        \
-            0                                                                                 \
+#define DP_ROW_BASE                                                                                \
+    {                                                                                              \
+        "base", DP_OPT_BASE, "NAME", 0,                                                            \
+            "base policy: fp64 fp32 bf16 (default: the case's first; with --subject its claim)", 0 \
     }
-#define DP_ROW_CHAIN                                       \
-    {                                                      \
-        "chain", DP_OPT_CHAIN, "FORMAT", 0,                \
-            "format of the M chain: " DP_FORMAT_WORDS      \
-            " (default: the case's first; with --subject " \
-            "what it claims)",                             \
-            0                                              \
+#define DP_ROW_CHAIN                                                  \
+    {                                                                 \
+        "chain", DP_OPT_CHAIN, "FORMAT", 0,                           \
+            "format of the M chain: " DP_FORMAT_WORDS                 \
+            " (default: the case's first; with --subject its claim)", \
+            0                                                         \
     }
 #define DP_ROW_TRUTH                                                                               \
     {                                                                                              \
@@ -209,24 +204,26 @@ enum {
             "write results.json, junit.xml, summary.md, report.html there", 0 \
     }
 #define DP_ROW_JSON DP_ROW_JSON_OF("write the record there; - for standard output")
-#define DP_ROW_DESIGN                                                           \
-    {                                                                           \
-        "design", DP_OPT_DESIGN, "WORDS", 0,                                    \
-            "how the kernel computes, where it is not the default of its base " \
-            "(ref/vocabulary/design.h), with commas between: " DP_DESIGN_WORDS, \
-            0                                                                   \
+#define DP_ROW_DESIGN                                                                 \
+    {                                                                                 \
+        "design", DP_OPT_DESIGN, "WORDS", 0,                                          \
+            "how the kernel computes where it differs from the default of its base "  \
+            "(ref/vocabulary/design.h), words with commas between: " DP_DESIGN_WORDS, \
+            0                                                                         \
     }
 #define DP_ROW_CLAIM_DROP                                                                       \
     {                                                                                           \
         "claim-drop", DP_OPT_CLAIM_DROP, "E", 0,                                                \
-            "the kernel says that it drops what gates attenuate below E, a number below 1, or " \
-            "bits: 20 is 2^-20 (ref/bound/drop.h)",                                             \
+            "the kernel drops states that gates have attenuated below E: a number below 1, or " \
+            "bits (20 is 2^-20; ref/bound/drop.h)",                                             \
             0                                                                                   \
     }
 #define DP_ROW_UNJUDGED                                                                           \
     {                                                                                             \
         "unjudged", DP_OPT_UNJUDGED, "NAMES", 0,                                                  \
-            "tensors, with commas between, that may be unjudged; another one ends in status 2", 0 \
+            "tensors that may be unjudged, with commas between; any other unjudged tensor makes " \
+            "the exit status 2",                                                                  \
+            0                                                                                     \
     }
 #define DP_ROWS_PROVENANCE                                                      \
     {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},           \

@@ -38,8 +38,7 @@ static void put_power(const dp_run *r, FILE *f) {
         most = x;
         weakest = &r->tensor[i];
     }
-    if (weakest)
-        fprintf(f, "  weakest: %s, an error of %.2g of it would be seen", weakest->name, most);
+    if (weakest) fprintf(f, "; smallest error that fails: %.2g of %s", most, weakest->name);
 }
 
 static void print_verdict(dp_verdict v, FILE *f) {
@@ -66,11 +65,11 @@ static void put_run(const void *x, FILE *f) {
     const dp_run *r = x;
     const dp_judgement *first = r->ntensor ? &r->tensor[0] : NULL, *worst = closest_to_bound(r);
     fprintf(f, "%s", r->id);
-    if (first) fprintf(f, "  %s %.3g", first->name, first->rel_fro);
+    if (first) fprintf(f, "  %s: error %.3g", first->name, first->rel_fro);
     if (r->verdict == DP_PASS)
         put_power(r, f);
     else if (worst)
-        fprintf(f, "  closest to its bound: %s at %.2g", worst->name, worst->ratio);
+        fprintf(f, "; closest to its bound: %s, %.2g times the bound", worst->name, worst->ratio);
     if (r->why[0]) fprintf(f, "  (%s)", r->why);
     if (r->fault && r->hit && !memchr(r->hit, 1, (size_t)r->nhit))
         fprintf(f, "  (the fault acts nowhere here)");

@@ -293,11 +293,10 @@ void dp_calls_seen_free(dp_calls_seen *seen) {
 void dp_say_far(const dp_states_seen *far, dp_run *r) {
     const size_t n = strlen(r->why);
     if (r->verdict != DP_FAIL || !(far->off > 0)) return;
-    snprintf(
-        r->why + n, sizeof r->why - n,
-        "; call %lld is the first that leaves a wrong state: sequence %d, head %d, off by %.2g "
-        "of what its inputs make",
-        (long long)far->call + 1, far->sequence, far->head, far->off);
+    snprintf(r->why + n, sizeof r->why - n,
+             "; call %lld is the first that leaves a wrong state: sequence %d, head %d, error %.2g "
+             "of the state that its inputs give",
+             (long long)far->call + 1, far->sequence, far->head, far->off);
 }
 
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,

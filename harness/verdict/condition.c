@@ -94,11 +94,11 @@ void dp_condition_explain(const dp_condition *c, dp_base b, dp_verdict v, char *
     if (n + 1 >= size) return;
     if (dp_ill_conditioned(c, b))
         snprintf(why + n, size - n,
-                 "%sthe problem's own condition is %.2g (inverse up to %.2g; rank %d, head %d, "
+                 "%sthe problem's condition number is %.2g (inverse up to %.2g; rank %d, head %d, "
                  "chunk at token %lld): the error is %s",
                  sep, c->condition, c->entry, c->rank, c->head, (long long)c->token,
                  v == DP_FAIL ? "more than it explains" : "within what it explains");
     else if (v == DP_FAIL)
-        snprintf(why + n, size - n, "%sthe problem's own condition, %.2g, does not explain it", sep,
-                 c->condition);
+        snprintf(why + n, size - n, "%sthe problem's condition number, %.2g, does not explain it",
+                 sep, c->condition);
 }

@@ -73,7 +73,7 @@ def test_the_summary_says_what_was_not_judged_and_the_record_is_small(tmp_path: 
     cases = ("t65", "smoke-kda")
     own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "layouts": ()}
     found = deltaproof.run(kda, cases, out=str(tmp_path), **own)
-    assert "weakest: " in found.text and "would be seen" in found.text, found.text
+    assert "smallest error that fails: " in found.text, found.text
     summary = (tmp_path / "summary.md").read_text()
     assert "| not judged | runs |" in summary and "gate softplus" in summary, summary
     text = (tmp_path / "results.json").read_text()
