@@ -278,15 +278,17 @@ __device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars 
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
-/* A chunk of a bare plan (fast/state_bare.cu). The same phases up to T; nothing of v. */
-template <int K>
+/* A chunk of a bare plan (fast/state_bare.cu). The same phases up to T; nothing of v. WIDE: gates
+ * and beta are fp32, else bf16. */
+template <int K, bool WIDE>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                 const BareOut o) {
     extern __shared__ __align__(128) char raw[];
     TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
     Inverse &after = sm.x.after;
-    const Dims d = known<true>(plan);
+    Dims d = known<true>(plan);
+    d.g_bf16 = !WIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
@@ -336,7 +338,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
 
 template <int K, int V> struct Triangles {
     static dp_status run(const Call &c) {
-        auto kernel = k_triangles<K>;
+        auto kernel = c.p->d.g_bf16 ? k_triangles<K, false> : k_triangles<K, true>;
         int bytes = (int)sizeof(TriangleSmem<K>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c));

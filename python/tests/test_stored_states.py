@@ -232,9 +232,9 @@ def row_adjoint(model: str, x: dict[str, Any], form: str, fault: str = "") -> di
         for write, read, value, beta in OF_ROWS[model](x):
             E = 0 if value is None else value[t]
             E = E if read is None else E - np.einsum("hk,hkv->hv", read[t], S)
-            after = after + write[t][..., None] * (E if beta is None else beta[t][:, None] * E)[
-                :, None
-            ]
+            after = (
+                after + write[t][..., None] * (E if beta is None else beta[t][:, None] * E)[:, None]
+            )
         o[t] = scale * np.einsum("hk,hkv->hv", q[t], after)
         kept.append((S, after))
         S = quantized(after[None], form, fault)[0]
