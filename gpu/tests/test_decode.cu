@@ -2,9 +2,9 @@
  * worst that fp32 may make of it, slot by slot, number by number.
  *
  *   [small]      random shapes, batches, windows, accepted counts, padding and lengths over many
- *                steps; both layouts; fp32 and bf16 states; the same bits however tokens are cut
- *                into calls; eight wrong calls, each of which must be seen. small: few, for
- *                compute-sanitizer and the CPU
+ *                steps; both layouts; fp32 and bf16 states; the same bits however tokens and
+ *                requests are cut into calls; eight wrong calls, each of which must be seen.
+ *                small: few, for compute-sanitizer and the CPU
  *   drift N      N steps (100,000) of one token from one state, weak and typical gates, states in
  *                fp32 and bf16: error of the state by decade, against the bound
  *
@@ -481,9 +481,9 @@ static void test_wrong_calls() {
 }
 
 /* Rows of one request at token t0 on, n of them. */
-static Vec part(const Vec &x, int T, int t0, int n) {
+template <class X> static X part(const X &x, int T, int t0, int n) {
     const int64_t row = (int64_t)x.size() / T;
-    return Vec(x.begin() + t0 * row, x.begin() + (t0 + n) * row);
+    return X(x.begin() + t0 * row, x.begin() + (t0 + n) * row);
 }
 
 /* Four tokens in one call, and in four: the same bits of o and of the state. */
@@ -517,6 +517,36 @@ static void test_cuts(dpg_state_layout layout) {
     }
     for (int hv = 0; hv < whole.HV; hv++)
         fact(same_bits(single.state_of(hv), all.state_of(hv)), "the state depends on the cut");
+}
+
+/* Two requests a multiprocessor, in one call and in two: the same bits. */
+static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype) {
+    int fill = 0;
+    CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+    const int half = fill + 1;
+    Shape all = {2 * half,        3, 1,     1,      128,          128, 1, Kg, DP_GATE_LOWER_BOUND,
+                 DP_BETA_SIGMOID, 1, dtype, sdtype, DPG_STATE_KV, kept};
+    Shape part_of = all;
+    part_of.B = half;
+    Batch b(all, 13), c(part_of, 13);
+    c.slots = b.slots;
+    c.A_log = b.A_log;
+    c.dt_bias = b.dt_bias;
+    Reference ref(b), again(c);
+    again.state = ref.state;
+    Device whole(ref), halves(again);
+    Step x = b.step();
+    const Vec o = whole.run(x);
+    for (int i = 0; i < 2; i++) {
+        const Step y = {part(x.q, 2, i, 1),        part(x.k, 2, i, 1),     part(x.v, 2, i, 1),
+                        part(x.g, 2, i, 1),        part(x.beta, 2, i, 1),  part(x.slot, 2, i, 1),
+                        part(x.accepted, 2, i, 1), part(x.length, 2, i, 1)};
+        fact(same_bits(halves.run(y), part(o, 2, i, 1)), "o of half %d depends on the batch", i);
+    }
+    for (int slot = 0; slot < b.slots; slot++)
+        fact(same_bits(halves.state_of(slot), whole.state_of(slot)), "slot %d depends on the batch",
+             slot);
+    fact(serve(all, 1, 14, RIGHT).beyond == 0, "%s: beyond its bounds", name_of(all).c_str());
 }
 
 /* ---- the convolution ------------------------------------------------------------------------- */
@@ -741,6 +771,8 @@ int main(int argc, char **argv) {
     test_wrong_calls();
     test_cuts(DPG_STATE_KV);
     test_cuts(DPG_STATE_VK);
+    test_batches(128, 3, DPG_F32, DPG_F32);
+    test_batches(1, 1, DPG_BF16, DPG_BF16);
     for (int W : {2, 4, 8})
         for (int silu : {0, 1})
             test_conv(20 + W, W, silu, silu ? DPG_BF16 : DPG_F32);
