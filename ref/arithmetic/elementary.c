@@ -18,8 +18,8 @@ static row_fn *const exp_row_of[DP_NISAS] = DP_ISA_TABLE(exp_row);
 void dp_exp_row(int n, const double *x, double *y) { exp_row_of[dp_isa_chosen()](n, x, y); }
 
 /* n = 0: r + r^2 p, that is (y - 1) + tail, where y - 1 is exact. Else 2^n y - 1 is at least 0.29
- * in size, its error a two_sum, and 2^n tail below 2^n 0.07: one rounding at full size and a
- * little. */
+ * in size, its error a two_sum, and 2^n tail is below 2^n 0.07. That is one rounding at full size
+ * and a small rest. */
 double dp_expm1(double x) {
     if (x < -40) return -1;
     if (!(x < 709)) return dp_exp(x);
@@ -30,10 +30,10 @@ double dp_expm1(double x) {
 }
 
 /* ---- logarithms ---------------------------------------------------------------------------------
- * x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), f exact. With s = f / (2 + f) and h = f^2 / 2,
- * log(1 + f) = 2 artanh(s) = 2s + s R, R = 2 (s^2/3 + s^4/5 + ...), and 2s = f - h + s h, since s
- * (2 + f) = f: log(1 + f) = f - (h - s (h + R)). f is exact, h <= 0.086 and s (h + R) <= 0.02 err
- * by less than 2^-56 together, which is below 0.3 ulp wherever |log(1 + f)| >= 0.25 and shrinks
+ * x = 2^k (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), f exact. Let s = f / (2 + f), h = f^2 / 2 and R =
+ * 2 (s^2/3 + s^4/5 + ...). Then log(1 + f) = 2 artanh(s) = 2s + s R, and 2s = f - h + s h, since s
+ * (2 + f) = f. So log(1 + f) = f - (h - s (h + R)). f is exact. h <= 0.086 and s (h + R) <= 0.02
+ * err by less than 2^-56 together. That is below 0.3 ulp wherever |log(1 + f)| >= 0.25, and shrinks
  * like f^2 below. R ends at s^20: |s| <= 0.1716 leaves 1e-18 of s. k LN2_HI is exact and k LN2_LO
  * below 2^-31. Each result is rounded once at full size: in all below 1 ulp. */
 
@@ -90,9 +90,9 @@ double dp_log1p(double x) {
 
 float dp_log1pf(float x) { return (float)dp_log1p(x); }
 
-/* log(1 + f) = hi + lo, hi of 26 bits; 1/ln 2 = INV_HI + INV_LO, INV_HI of 26 bits: hi INV_HI is
- * exact, and k + hi INV_HI a Fast2Sum, k being 0 or the larger. What is left is below 2^-24 and
- * errs by 2^-76. */
+/* log(1 + f) = hi + lo, hi of 26 bits; 1/ln 2 = INV_HI + INV_LO, INV_HI of 26 bits. So hi INV_HI is
+ * exact, and k + hi INV_HI is a Fast2Sum, k being 0 or the larger. The rest is below 2^-24 and errs
+ * by 2^-76. */
 #define INV_HI 0x1.7154760000000p+0
 #define INV_LO 0x1.4ae0bf85ddf44p-26
 
@@ -107,10 +107,10 @@ double dp_log2(double x) {
 }
 
 /* ---- roots --------------------------------------------------------------------------------------
- * |x| = 2^(3q) m, 1 <= m < 8. Newton's iteration squares its relative error: from a linear guess
- * good to 12 % 0.014, 2e-4, 4e-8, 2e-15; the last step starts from t of 26 bits, whose square is
- * exact, and adds less than 2^-25 of it with a relative error of a few 2^-53: half an ulp and a
- * little. */
+ * |x| = 2^(3q) m, 1 <= m < 8. Newton's iteration squares its relative error. From a linear guess
+ * with 12 % it is 0.014, 2e-4, 4e-8, 2e-15. The last step starts from t of 26 bits, whose square is
+ * exact. It adds less than 2^-25 of it with a relative error of a few 2^-53: half an ulp and a
+ * small rest. */
 double dp_cbrt(double x) {
     if (!(fabs(x) > 0 && fabs(x) < INFINITY)) return x;
     int e;
@@ -132,7 +132,7 @@ static double square(double a, double *e) {
     return p;
 }
 
-/* The larger is scaled to [1/2, 1). r = sqrt(fl(x^2 + y^2)) is off by an ulp or less; the residual
+/* The larger is scaled to [1/2, 1). r = sqrt(fl(x^2 + y^2)) is off by an ulp or less. The residual
  * x^2 + y^2 - r^2, formed from exact squares, corrects it: (x^2 - r^2) is exact where y is small.
  */
 double dp_hypot(double x, double y) {
@@ -149,10 +149,10 @@ double dp_hypot(double x, double y) {
 }
 
 /* ---- angles -------------------------------------------------------------------------------------
- * x = n pi/2 + r, |r| <= pi/4 + 2^-31. pi/2 is four numbers, three of them of 33 bits: n of 20 bits
- * times each is exact, and the rest is below 2^-130. The differences err by 2^-52 in all. Taylor's
- * series up to r^17 and r^16 leave 1e-19 and 3e-18. Horner's steps err by less than an ulp: their
- * terms shrink by r^2 / 6 <= 0.11. */
+ * x = n pi/2 + r, |r| <= pi/4 + 2^-31. pi/2 is four numbers, three of them of 33 bits. n of 20 bits
+ * times each of these is exact, and the rest is below 2^-130. The differences err by 2^-52 in all.
+ * Taylor's series up to r^17 and r^16 leave 1e-19 and 3e-18. Horner's steps err by less than an
+ * ulp: their terms shrink by r^2 / 6 <= 0.11. */
 void dp_cos_sin(double x, double y[2]) {
     static const double P[4] = {0x1.921fb54400000p+0, 0x1.0b4611a600000p-34, 0x1.3198a2e000000p-69,
                                 0x1.b839a252049c1p-104};

@@ -5,8 +5,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* One-sided Jacobi: columns of A [K][K] turned until they are orthogonal, Q' the same turns of I,
- * so that M = A Q with orthogonal rows in Q. */
+/* One-sided Jacobi: columns of A [K][K] are rotated until they are orthogonal, and Q' gets the same
+ * rotations of I. So M = A Q with orthogonal rows in Q. */
 static void orthogonalise(double *A, double *Q, int K) {
     int turned = 1;
     for (int sweep = 0; sweep < 60 && turned; sweep++) {

@@ -1,5 +1,5 @@
-/* Matrix products in a stated order (ref/arithmetic/product.h): column panels of B two vectors
- * wide, packed one at a time, against tiles of rows that stay in registers for the whole sum. */
+/* Matrix products in a stated order (ref/arithmetic/product.h). Column panels of B, two vectors
+ * wide and packed one at a time, meet tiles of rows that stay in registers for the whole sum. */
 #include "product.h"
 #include "isa.h"
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What product_body.inc is given: alpha is not read when set. */
+/* Arguments of product_body.inc; alpha is not read when set. */
 typedef struct {
     dp_shape s;
     int set;

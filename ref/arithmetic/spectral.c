@@ -1,13 +1,16 @@
 /* An upper bound of the largest eigenvalue (ref/arithmetic/spectral.h).
  *
- * Proof. Let B = fl(c I - G), off-diagonal entries exact. If Cholesky's algorithm runs to its end
- * on B, then R'R = B + E with |E| <= gamma_(n+1) |R'||R| (Higham, Accuracy and Stability,
- * Theorem 10.3), in any order of the sums. |R'||R| has the 2-norm |R|_F^2 = tr(R'R) at most, and
- * (R'R)_ii <= b_ii / (1 - gamma_(n+1)), hence with x a unit eigenvector of lambda 0 <= x'R'R x <=
- * x'B x + gamma_(n+1) / (1 - gamma_(n+1)) tr B,      x'B x <= c - lambda + u max |b_ii| lambda <= c
- * + gamma_(n+2) / (1 - gamma_(n+2)) tr B                      (Rump, BIT 46 (2006), 433) where the
- * last gamma covers the rounding of the diagonal, too. G is scaled by a power of two so that its
- * largest entry is in [1/2, 1): what underflows is below n^2 2^-1000 in all, which is added. The
+ * Proof. Let B = fl(c I - G), off-diagonal entries exact. If Cholesky's algorithm completes on B,
+ * then R'R = B + E with |E| <= gamma_(n+1) |R'||R|, in any order of the sums (Higham, Accuracy and
+ * Stability, Theorem 10.3). |R'||R| has the 2-norm |R|_F^2 = tr(R'R) at most, and (R'R)_ii <= b_ii
+ * / (1 - gamma_(n+1)). Let x be a unit eigenvector of lambda. Then (Rump, BIT 46 (2006), 433)
+ *
+ *     0 <= x'R'R x <= x'B x + gamma_(n+1) / (1 - gamma_(n+1)) tr B
+ *     x'B x <= c - lambda + u max |b_ii|
+ *     lambda <= c + gamma_(n+2) / (1 - gamma_(n+2)) tr B
+ *
+ * The last gamma covers the rounding of the diagonal, too. G is scaled by a power of two so that
+ * its largest entry is in [1/2, 1). Underflow is then below n^2 2^-1000 in all, which is added. The
  * bound itself is rounded upward by 1 + 2^-50. How c was found plays no part in the proof. */
 #include "spectral.h"
 #include "isa.h"

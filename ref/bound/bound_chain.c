@@ -38,9 +38,9 @@ void dp_bound_covariance(int K, int trans, const double *M, int n, const double 
     free(sA);
 }
 
-/* (M + dM)(P + dP): of dM = dD - dA' B - A' dB the sources are the entries of dA, dB and the rest,
- * and what a source of dB makes stands in all rows that A gives it. d [K]: what rounding the
- * product adds to each row; changed. */
+/* (M + dM)(P + dP) with dM = dD - dA' B - A' dB. Its sources are the entries of dA, dB and the
+ * rest. A source of dB acts in all rows that A gives it. d [K]: the rounding that the product adds
+ * to each row; changed. */
 static void chain_covariance(int K, const double *M, const dp_factor_error *x, const double *P,
                              double *d, double *C) {
     double *P2 = row_squares(K, K, P), *BP = dp_bound_product(0, 0, x->n, K, K, x->B, P),
@@ -225,7 +225,7 @@ static void probable_merge(const dp_rounding *r, int K, int V, const double *M, 
 
 /* p = 1: |d'| <= |M|_2 |d| + |dM|_2 |S_hat| + |dH| + sum_error | |M_hat||S_hat| | + u (| |M||S| | +
  * |H|), S_hat <= S + d, column by column. p = 2: e' = M^2 e + b S^2 + eH + (sum_error |M||S|)^2 +
- * (u H)^2 entry by entry, products of two errors dropped like everywhere else. */
+ * (u H)^2 entry by entry. Products of two errors are dropped. */
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e) {

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What the steps share: p-th powers and absolute values of the chunk's matrices, dZ and L. */
+/* Shared by the steps: p-th powers and absolute values of the chunk's matrices, dZ and L. */
 typedef struct {
     const dp_chunk_bound *b;
     const dp_grad_input_error *in;
@@ -116,7 +116,7 @@ static void E_values(const row_work *w, dp_grad_rows *g) {
     free(Ev);
 }
 
-/* What Kgam S_0 adds to the error of E: of Kgam, of the sum. */
+/* The part of the error of E from Kgam S_0: of Kgam, of the sum. */
 static void E_read(const row_work *w, dp_grad_rows *g) {
     const dp_chunk_bound *b = w->b;
     const dp_chunk *ch = b->ch;

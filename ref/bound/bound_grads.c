@@ -20,13 +20,13 @@
  *   dq_s  = scale exp(gcum) o (S_0 do) + sum dP pair k;   (error of S_0) do entry by entry from eS
  *   dk    = read + write parts likewise; where other keys erase, the read part is the gradient of
  *           those, and dk the write part.
- * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write), whose pair terms c[s,i]
- * enter once with + at s and once with - at i: the SAME dP, dL, pair, q and k, so their errors
- * cancel there like the terms themselves, and what is left is the error of (math.md f)
+ * dg is the reverse cumulative sum of q o dq + k o (dk_read - dk_write). Its pair terms c[s,i]
+ * enter once with + at s and once with - at i. They are the SAME dP, dL, pair, q and k, so their
+ * errors cancel there like the terms themselves. The rest is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
- * plus what is not shared: the roundings of the two sums that c[s,i] went into, of their operands
- * (uo: kernels form q o dq and k o dk by separate matrix products), of the products with q and k,
- * and u of each partial sum, which is dg itself. */
+ * plus the errors that are not shared. These are the roundings of the two sums that c[s,i] enters,
+ * and of their operands (uo: kernels form q o dq and k o dk by separate matrix products). Then the
+ * products with q and k, and u of each partial sum, which is dg itself. */
 
 /* D of A B' over V, [m][n]: errors of A and B (NULL: none), operand roundings, the sum; a, b
  * absolute values. */
@@ -58,7 +58,7 @@ static void add_shared(int m, int n, int V, const double *Da, const double *b, i
     free(S);
 }
 
-/* out [rows][K]: squares of (error of the state) x_i, for rows x_i [V]; own: the part that differs
+/* out [rows][K]: squares of (error of the state) x_i, for rows x_i [V]. own: the part that differs
  * from column to column, else the shared one */
 static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e,
                              const double *x, int own) {
@@ -74,9 +74,8 @@ static double *through_state(const dp_rounding *r, int rows, int K, int V, const
     return out;
 }
 
-/* x S' for rows x [rows][V] and a state S [K][V]: values, errors without what comes through the
- * state's own error, and what does come through it: a part of its own in each column, and the
- * shared one. [rows][K] each. */
+/* x S' for rows x [rows][V] and a state S [K][V]: values, and errors without those from the state's
+ * own error. Those have a part of their own in each column, and a shared one. [rows][K] each. */
 typedef struct {
     double *value, *D, *own, *shared;
 } state_product;
@@ -105,7 +104,7 @@ static void product_free(state_product *p) {
     free(p->shared);
 }
 
-/* What the steps below share. */
+/* Shared by the steps below. */
 typedef struct {
     const dp_chunk_bound *b;
     const double *dout;
@@ -198,7 +197,7 @@ static void work_close(grad_work *w) {
     dp_bound_grad_rows_free(&w->g);
 }
 
-/* What S_0 do of token s adds to dq and to r_s. */
+/* The part of dq and of r_s from S_0 do of token s. */
 static void query_errors(grad_work *w, int s) {
     const dp_chunk_bound *b = w->b;
     const dp_chunk *ch = b->ch;
@@ -220,7 +219,7 @@ static void query_errors(grad_work *w, int s) {
     }
 }
 
-/* What S_0 dE (read) and dS_c X (write) of key i add to dk, to r_s and to w_i. */
+/* The parts of dk, r_s and w_i from S_0 dE (read) and dS_c X (write) of key i. */
 static void key_errors(grad_work *w, int i) {
     const dp_chunk_bound *b = w->b;
     const dp_chunk *ch = b->ch;

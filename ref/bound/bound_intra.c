@@ -7,18 +7,18 @@
 #include <string.h>
 
 /* ---- intra --------------------------------------------------------------------------------------
- * gcum is a running sum: a step adds the error of g_t, which depends on g_t alone and is added up
- * in absolute value (equal gates have equal errors), and the rounding u |gcum_t|, added up in
- * absolute value too: a gate that comes back is added with the same rounding as before, as long as
- * the sum keeps its exponent. The error of
- * gcum_s - gcum_i is what the steps in between added (the common prefix cancels).
- * An exponent d computed with error Dd gives exp a relative error Dd + u |d| (the subtraction)
+ * gcum is a running sum. A step adds the error of g_t, which depends on g_t alone and is added in
+ * absolute value (equal gates have equal errors). It also adds the rounding u |gcum_t|, in absolute
+ * value too. A repeated gate is added with the same rounding as before, as long as the sum keeps
+ * its exponent. The error of gcum_s - gcum_i is what the steps in between added (the common prefix
+ * cancels). An exponent d computed with error Dd gives exp a relative error Dd + u |d| (the
+ * subtraction)
  * + 2 u (the function). Hence
  *   relative error of pair[s,i] : (D_s - D_i) + u |d| + 2u;
  *   of exp(gcum_s): D_s + 2u;   of exp(gcum_last - gcum_s) likewise.
- * L and Aqk are sums over K of three factors: each term has the relative error 2 ek + eps_pair, the
- * sum sum_error(K + 2) and, as a whole, the row errors 2 er;  Aqk the same with eq + ek and us
- * stored.
+ * L and Aqk are sums over K of three factors. Each term has the relative error 2 ek + eps_pair. The
+ * sum has sum_error(K + 2) and, as a whole, the row errors 2 er. Aqk has the same with eq + ek, and
+ * us if stored.
  *   A = I + B L:  DA = beta (DL + (eb + u) |L|).
  * Solve: the computed X satisfies (A + dA) X = rhs, |dA| <= sum_error(n) |A| (Higham 8.5),
  *   so DX = |T| (Drhs + (DA + ..|A|) |X|).
@@ -62,7 +62,7 @@ static void intra_pairs(dp_chunk_bound *b) {
     free(e);
 }
 
-/* What the steps of the solve share: D of A, |A|, |T| and its p-th power, and the right-hand sides
+/* Shared by the steps of the solve: D of A, |A|, |T| and its p-th power, and the right-hand sides
  * with their errors. */
 typedef struct {
     int64_t nn, nK, nV;

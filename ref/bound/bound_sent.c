@@ -23,7 +23,7 @@ void dp_bound_sent_state(const dp_rounding *r, dp_payload p, int K, int V, const
     }
 }
 
-/* What rounding adds to each entry of M, [K][K]. */
+/* The rounding of each entry of M, [K][K]. */
 static double *rounded(const dp_rounding *r, const dp_payload_info *p, int K, const double *M) {
     double *x = dp_doubles((int64_t)K * K);
     for (int64_t i = 0; i < (int64_t)K * K; i++) {
@@ -42,8 +42,8 @@ void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M,
     if (!p) return;
     double *x = rounded(r, info, K, M);
     if (r->p == 1) {
-        /* of the error that the computed M has: an entry of it is rounded like one of M, of low
-         * rank like all of its row */
+        /* share of the computed M's error: a full entry is rounded like one of M, one of low rank
+         * like all of its row */
         const double again =
             info->tolerance > 0 ? (2 * info->u + dp_sum_error(r, K)) * sqrt(K) : info->u + 2 * r->u;
         *b += dp_norm_fro(KK, x) + again * *b + info->tolerance;

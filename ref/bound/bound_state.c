@@ -17,8 +17,8 @@
  *     C_c = M_c C M_c' + kg' diag(sum_v DX) kg + diag(sum_v of the rest of F) (p = 2): entries that
  *     a row of kg ties together do not forget that, so M_c^2 alone takes too little of them where
  *     M_c projects on few directions. */
-/* F [K][V]: all that a chunk adds; of that D [n][V] comes through A (kg, backward w), rest [K] are
- * the sums of the other squares of each row. */
+/* F [K][V]: the whole addition of a chunk. D [n][V] of it comes through A (kg, backward w); rest
+ * [K] are the sums of the other squares of each row. */
 typedef struct {
     const double *F, *A, *D, *rest;
 } chunk_added;

@@ -2,11 +2,11 @@
  * derivation.
  *
  * Model. Every product, quotient and sum of the format satisfies fl(x op y) = (x op y)(1 + d) + z,
- * |d| <= u, with |z| <= eta for products and quotients that underflow, z = 0 for sums; no overflow.
- * gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, Lemma 3.1),
- * valid for any order of summation, with or without FMA. Hats are computed values; operands that
- * the format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy
- * (0 when they fit).
+ * |d| <= u, without overflow. |z| <= eta for products and quotients that underflow, z = 0 for sums.
+ * gamma_n = n u / (1 - n u) holds for any order of summation, with or without FMA (Higham, Accuracy
+ * and Stability of Numerical Algorithms, Lemma 3.1). Hats are computed values. Operands that the
+ * format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy (0
+ * when they fit).
  *
  *   pre     W products and W additions, each term passes at most W + 1 roundings:
  *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|)
@@ -35,9 +35,9 @@
  *           dbias likewise with x = 1
  *   store   |value^| ust + eta_store, |value^| <= |value| + bound so far
  *
- * All terms are non-negative; evaluating them in double loses at most a few hundred plus 2T
- * roundings, and the result is multiplied by 1 + gamma of that. A bound that is not finite, or
- * depends on a NaN, is infinity.
+ * All terms are non-negative. Evaluating them in double loses at most a few hundred plus 2T
+ * roundings; the result is multiplied by 1 + gamma of that. A bound that is not finite, or depends
+ * on a NaN, is infinity.
  */
 #include <assert.h>
 #include <float.h>

@@ -1,4 +1,4 @@
-/* What may be lost by dropping attenuated states: derivation in drop.h. */
+/* The loss of a kernel that drops attenuated states: derivation in drop.h. */
 #include "drop.h"
 #include "bound.h"
 #include "ref/arithmetic/elementary.h"
@@ -19,17 +19,17 @@ typedef struct {
     dp_drop *out;
 } work;
 
-/* Of one head of one sequence, by token from its first: natural logarithm of what is left, summed
- * to before the token, and by how much the first factor of its step may enlarge a state; norms of
- * the state before and of its gradient after the token, the residual and its gradient; what state
- * and gradient may lack. */
+/* One head of one sequence, by token from its first. The natural logarithm of the share left,
+ * summed to before the token, and the largest growth of a state by the first factor of its step.
+ * Norms of the state before and of its gradient after the token, the residual and its gradient; the
+ * loss of state and gradient. */
 typedef struct {
     const work *a;
     int hv;
     int64_t begin, n;
     double *cum, *grow, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
     double
-        *read; /* norms of the states that the keys of a token read in turn; the first: not used */
+        *read; /* norms of the states that a token's keys read one after another; not the first */
 } head;
 
 #define FORGOTTEN (-1e4) /* a log gate below it: so that differences of sums are numbers */
@@ -41,7 +41,7 @@ static const double *key(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     return h->a->in.k + ((h->begin + i) * p->H + h->hv / dp_G(p)) * p->R * p->K;
 }
-/* What a key erases with, what it writes. */
+/* The erasing key, and the written value. */
 static const double *erasing(const head *h, int64_t i) {
     return dp_erasing_at(h->a->p, h->a->in.k, h->a->in.erasing, h->begin + i, h->hv);
 }
@@ -66,8 +66,8 @@ static double growth(const dp_problem *p, const dp_activated *in, int64_t t, int
     const double most = (w + sqrt(fmax(0, w * w + 4 * (1 - d)))) / 2 * (1 + 0x1p-40);
     return most > 1 ? dp_log(most) : 0;
 }
-/* sum_j beta_j |k_j|^2, in turn each beta_j |k_j|^2, in [0, 2], with what fp64 rounds; or its
- * growth is counted */
+/* Is sum_j beta_j |k_j|^2 (one after another: each beta_j |k_j|^2) in [0, 2], up to fp64's
+ * rounding? Else its growth is counted */
 static int contracts(const head *h, int64_t i) {
     const dp_problem *p = h->a->p;
     double sum = 0, most = 0;
@@ -200,8 +200,8 @@ static int64_t nearest(waiting *w) {
     return cut;
 }
 
-/* Most of exp(cum[t] - cum[c]) S[c] over c from `wall` on from which E or less is left at t, or was
- * before: what is dropped stays so where steps grow. */
+/* The largest exp(cum[t] - cum[c]) S[c] over c from `wall` on from which E or less is left at t, or
+ * was before. A dropped state stays so where steps grow. */
 static void lacking_states(const head *h) {
     double most = -INFINITY; /* of log size[c] - cum[c] */
     waiting w = waiting_new(h->n + 1);
@@ -277,8 +277,8 @@ static double largest(const double *x, int n) {
     return most;
 }
 
-/* GDN-2: of the values and the gates of what is written and erased, where dS k and the gradient of
- * the erasing key may lose that. */
+/* GDN-2: the loss of the written values and of both gates, where dS k and the gradient of the
+ * erasing key may lose that. */
 static void token_gates(const head *h, int64_t i, double lost_write, double lost_erase) {
     const dp_problem *p = h->a->p;
     const int64_t at = at_head(h, i);

@@ -25,8 +25,8 @@ static void store(dp_format f, double *x, int64_t n) {
 
 /* ---- intra ----------------------------------------------------------------------------------- */
 
-/* The system matrix A = I + B L, unit lower; in turn all below its diagonal may be nonzero, else
- * what lies below the diagonal blocks. */
+/* The system matrix A = I + B L, unit lower. For keys that read one after another all entries below
+ * its diagonal may be nonzero, else those below the diagonal blocks. */
 static void system_matrix(const dp_chunk *ch, double *A) {
     const int n = ch->n;
     for (int i = 0; i < n; i++)
@@ -112,8 +112,8 @@ static void merge(const dp_chunk *ch, const double *system, int at, int size, do
     free(left);
 }
 
-/* T = A^(-1): blocks of 16 rows inverted in fp32, then neighbours merged, each time twice as many
- * rows, by products whose operands are rounded as factors. */
+/* T = A^(-1): blocks of 16 rows are inverted in fp32, then neighbours merged, each time twice as
+ * many rows. The merging products round their operands as factors. */
 static double *merged_inverse(const dp_chunk *ch) {
     enum { BLOCK = 16 };
     const int n = ch->n;
@@ -141,8 +141,8 @@ void dp_chunk_inverse(dp_chunk *ch) {
 }
 
 /* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this
- * arithmetic, whatever follows: raising it to the floor changes nothing but keeps gcum finite (g =
- * -inf is a reset) and its differences accurate behind such a step. */
+ * arithmetic. Raising it to the floor changes no product, but keeps gcum finite (g = -inf is a
+ * reset) and its differences accurate after such a step. */
 double dp_gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
 
 static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
@@ -184,8 +184,8 @@ static void decays_at(const dp_chunk *ch, int t, double *e, double *end) {
         end[x] = dp_store(ch->design.decays, dp_round_arith(ch->base, end[x]));
 }
 
-/* kg of row i (token t): k by its decay to the end, or, where the design says keys=scored, the
- * operand of the scores by what is left of that. */
+/* kg of row i (token t): k by its decay to the end. With keys=scored: the operand of the scores by
+ * the rest of that decay. */
 static void decayed_key(dp_chunk *ch, int t, int i, const double *end) {
     const int K = ch->K;
     const dp_base b = ch->base;
@@ -226,8 +226,8 @@ static void decay(dp_chunk *ch) {
     free(exps);
 }
 
-/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or products with the stored inverse, B
- * times rows (bf16, as FLA does) or in the inverse. */
+/* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or products with the stored inverse. B
+ * multiplies rows (bf16, as FLA does) or the inverse. */
 static void wy(dp_chunk *ch) {
     const int n = ch->n, K = ch->K, V = ch->V;
     if (ch->AkkB) {
@@ -538,7 +538,7 @@ void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chun
     dp_chunk_intra_bwd(ch, dout, pair_dg, g);
 }
 
-/* What the steps of the backward inside a chunk share, in one buffer. */
+/* Shared by the steps of the backward inside a chunk, in one buffer. */
 typedef struct {
     const dp_chunk *ch;
     double *buf, *r, *wsum, *dgam, *pair; /* [c][K] */
@@ -573,7 +573,8 @@ static void intra_products(intra_work *w, const double *dout, dp_chunk_grad *g) 
     const dp_base b = ch->base;
     mul(ch, 0, 1, c, n, V, dout, ch->v_new, w->dP); /* dP = scale do X', used for i <= s */
     mul(ch, 0, 1, n, n, V, g->dv, ch->v_new,
-        w->dL); /* -dL = dE X', used where a key reads: for i < s, and in turn inside a token */
+        w->dL); /* -dL = dE X', used where a key reads: for i < s, and inside a token if its keys
+                 * read one after another */
     for (int64_t i = 0; i < (int64_t)c * n; i++)
         w->dP[i] = dp_round_arith(b, dp_round_arith(b, ch->scale) * w->dP[i]);
     for (int64_t i = 0; i < (int64_t)n * n; i++)

@@ -26,8 +26,8 @@ static float decay_over(const dp_chunk *ch, float g) {
     return (float)dp_store(ch->design.decays, dp_expf(g));
 }
 
-/* What the two rows of a pair of tokens put into channel x of their score: left and right operands,
- * and what their adjoints are multiplied with beyond the other operand. */
+/* The contributions of both rows of a pair of tokens to channel x of their score: left and right
+ * operands, and further factors of their adjoints. */
 typedef struct {
     float left, right, dleft, dright;
 } factors;
@@ -72,8 +72,8 @@ typedef struct {
     int far;
 } side;
 
-/* The sides of a block of rows: each at both anchors, where it meets the rows before the block and
- * those of the block, and these rows. */
+/* The sides of a block of rows: each at both anchors, for the rows before the block and for those
+ * of the block, and these rows. */
 typedef struct {
     const dp_chunk *ch;
     int block;

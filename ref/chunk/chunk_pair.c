@@ -8,9 +8,9 @@
 
 #define LANE_SUMS 16
 
-/* Decays of all pairs of a chunk in fp32, kept for the other direction and for the other formats of
- * the chain, while all of them together stay below KEEP. They belong to the gcum that lies beside
- * them. */
+/* Decays of all pairs of a chunk in fp32. They are kept for the other direction and for the other
+ * formats of the chain, while all of them together stay below KEEP. They belong to the gcum that
+ * lies beside them. */
 #define KEEP ((int64_t)512 << 20)
 static int64_t kept;
 

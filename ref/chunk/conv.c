@@ -1,10 +1,10 @@
 /* Causal depthwise conv1d over packed sequences, split over simulated ranks (math.md h).
  *
  * Each rank owns L rows of x and dx and works on m + L rows: m = min(W-1, pre_num_conv_tokens) halo
- * rows in front. The halo is copied from the ranks that own its tokens, ceil(m / L) of them, and
- * its gradient is added back to the same owners' rows. Only local sub-sequence 0 sees the halo.
- * Channels never meet, so blocks of channels run in parallel and results do not depend on the
- * number of threads.
+ * rows come first. The halo is copied from the ranks that own its tokens, ceil(m / L) of them. Its
+ * gradient is added to the same owners' rows. Only local sub-sequence 0 sees the halo. Channels
+ * never meet, so blocks of channels run in parallel and results do not depend on the number of
+ * threads.
  */
 #include "conv.h"
 #include "ref/arithmetic/elementary.h"
@@ -67,7 +67,7 @@ void dp_conv_result_free(dp_conv_result *r) {
 }
 
 /* One rounding to the format of the arithmetic. Sums and products of two floats, computed in double
- * and rounded to float, equal the float operation (53 >= 2*24 + 2), so fp32 needs no code of its
+ * and rounded to float, equal the float operation (53 >= 2*24 + 2). So fp32 needs no code of its
  * own. */
 static inline double rnd(dp_conv_policy pol, double x) {
     return pol == DP_CONV_FP64 ? x : (double)(float)x;
@@ -253,7 +253,7 @@ static int64_t shared(const conv_sim *s, int of, int to, int64_t *first) {
 }
 
 /* The rows of x (of dx, back) of rank of's tokens in the halo of rank `to`, in the arrays of the
- * one that is here: of its own tokens, or of its halo. */
+ * present rank: its own tokens, or its halo. */
 static double *rows_here(const conv_sim *s, int of, int64_t t, int back) {
     conv_rank *k = &s->rank[of];
     return (back ? k->dx : k->x) + (k->m + t - k->ctx.a) * s->c->D;

@@ -1,4 +1,4 @@
-/* What exchanges cost (exchange_price.h). */
+/* Prices of exchanges (exchange_price.h). */
 #include "exchange_price.h"
 
 #include <assert.h>

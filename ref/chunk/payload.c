@@ -1,4 +1,4 @@
-/* What arrives of what is sent (payload.h). */
+/* The data that arrive of a payload (payload.h). */
 #include "payload.h"
 #include "chunk.h"
 #include "ref/arithmetic/low_rank.h"

@@ -20,7 +20,7 @@ typedef struct {
     const dp_design *design;
     const dp_recurrent_keep *keep;
     double *q, *k, *g, *beta, *rstd_q, *rstd_k;
-    double *erasing, *values; /* NULL: the keys, the values as given */
+    double *erasing, *values; /* NULL: the keys, the values themselves */
     float *dq, *dk;           /* [T][HV][K], [T][HV][R][K] */
     double *dg, *dbeta, *derasing, *dvalues;
     dp_result *out;
@@ -32,7 +32,7 @@ typedef struct {
     int seq, hv;
     int64_t begin, end;
     float *S;     /* [K][V] */
-    float *E, *U; /* [R][V] of the token at hand */
+    float *E, *U; /* [R][V] of the present token */
 } head;
 
 /* ---- a token --------------------------------------------------------------------------------- */
@@ -179,7 +179,7 @@ static void forward(const head *h, float *checkpoint) {
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* What the adjoint of a token needs of the forward pass. */
+/* Data of the forward pass that a token's adjoint needs. */
 typedef struct {
     float *Sbar, *S; /* [SEGMENT][K][V] */
     float *E, *U;    /* [SEGMENT][R][V] */

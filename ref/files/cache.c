@@ -171,8 +171,8 @@ static int write_entry(FILE *f, const header *h, const dp_part *part, int n) {
     return bad || fwrite(&sum, sizeof sum, 1, f) != 1;
 }
 
-/* Entries that other arithmetics made, in the folder where this process saved last, as they were at
- * its first save there: a listing for every save took minutes of a large folder. */
+/* Entries of other arithmetics in the folder where this process saved last, as they were at its
+ * first save there. A listing for every save took minutes in a large folder. */
 static struct {
     pthread_mutex_t lock;
     char *dir, **name;

@@ -17,7 +17,7 @@ static const char *kind_of(mode_t mode) {
     return "a device";
 }
 
-/* Of /proc and /sys: its size says nothing of what it holds, which may have no end. */
+/* A file of /proc or /sys: its size says nothing of its content, which may be endless. */
 static int has_more(int fd, const struct stat *st) {
     char byte;
     return !st->st_size && pread(fd, &byte, 1, 0) != 0;

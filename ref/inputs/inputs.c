@@ -127,7 +127,7 @@ static void random_subspace(dp_rng *r, double *Q, int d, int K) {
 
 static int subspace_dim(int K) { return K > 1 ? K / 2 : 1; }
 
-/* What one head's keys have in common. basis: [subspace_dim][K] or NULL; common: unit vector [K] or
+/* Shared by the keys of one head. basis: [subspace_dim][K] or NULL; common: unit vector [K] or
  * NULL. */
 typedef struct {
     int K;
@@ -303,8 +303,8 @@ static const dp_input_id KEYS[KEYS_MOST] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT
                                             DP_INPUT_LR_B};
 
 /* Keys that stand alone in an entry are vectors, the others numbers that multiply one. Vectors that
- * one row writes and reads along are of one direction, `like`, so that a step that erases
- * contracts, for which some point the other way. */
+ * one row writes and reads along have one direction, `like`, so that a step that erases contracts.
+ * Some point backwards. */
 typedef struct {
     int vector[KEYS_MOST], like[KEYS_MOST], sign[KEYS_MOST];
 } key_roles;

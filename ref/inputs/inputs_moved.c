@@ -1,10 +1,10 @@
 /* Keys that move the state away from the channels that a gate is about to kill.
  *
- * Every channel's log gates sum to four strong ones in any 16 tokens in a row, but half of the
- * channels are open at every token, and the state is always among those. A kernel that takes the
- * largest channel sum for the attenuation of a state (-20 for gates of -5) drops one of which half
- * is still there: what bounds the attenuation is the largest channel gate of each token, summed
- * over tokens.
+ * Every channel's log gates sum to four strong ones in any 16 consecutive tokens. Half of the
+ * channels are open at every token, and the state is always among those. A kernel may take the
+ * largest channel sum for the attenuation of a state (-20 for gates of -5). It then drops a state
+ * of which half is still there. The largest channel gate of each token, summed over tokens, bounds
+ * the attenuation.
  *
  * a and b are random unit vectors of a head, a in the first half of the channels, b in the second.
  * In 16 tokens, with the state along d = cos(w) a + sin(w) b:
@@ -13,8 +13,8 @@
  *   8..11   w = 0, gates of the second half strong
  *   12..15  w = 22.5, 45, 67.5, 90 degrees, all gates open
  * The key is the unit vector of the plane that is orthogonal to d, so a step with beta = 1 projects
- * the state onto d: cos(22.5 degrees) of it stays at each of eight tokens, 0.53 after all sixteen;
- * with beta < 1 more. What a token writes along its key enters the state at the next one. q is d
+ * the state onto d. cos(22.5 degrees) of it stays at each of eight tokens, 0.53 after all sixteen;
+ * with beta < 1 more. The write of a token along its key enters the state at the next one. q is d
  * and noise. Head h is 4 h tokens ahead.
  */
 #include "inputs.h"

@@ -134,7 +134,8 @@ typedef struct {
     tr_qk *qk;     /* [n] */
     tr_head *head; /* [n][G] */
     tr_task *task; /* [n][G][ncb] */
-    tr_task *M;    /* [n*G][column blocks of K], one state each, used for all segments in turn */
+    tr_task *M;    /* [n*G][column blocks of K], one state each, used for all segments one after
+                    * another */
 } batch;
 
 static batch batch_open(const tr_run *r, int h0, int n) {

@@ -1,20 +1,20 @@
 /* ref/truth/truth_bound.c - the error radii of the truth.
  *
  * Rounding of the bound itself. Every quantity below is a sum of products and square roots of
- * non-negative numbers in binary128 (113-bit significand) evaluated to nearest, so after n
- * operations on its longest path it is low by at most (1 - 2^-113)^n, where a square root (2^-104)
- * counts as 2^9 operations. The longest path has fewer than T (K + R + 2000) + K V < 2^43
- * operations (asserted), hence INFLATE = 1 + 2^-60 at the end makes it an upper bound. The only
- * subtraction (lambda - 1) is done on an inflated lambda. tiny (MPFR: 2^-10000) in every step
- * covers underflow: of binary128 (below 2^-16400 an operation), of MPFR (below 2^-2^29), for
- * operands up to 2^5000; larger ones overflow in the end and give inf. NaN becomes inf.
+ * non-negative numbers in binary128 (113-bit significand), evaluated to nearest. After n operations
+ * on its longest path it is low by at most (1 - 2^-113)^n. A square root (2^-104) counts as 2^9
+ * operations. The longest path has fewer than T (K + R + 2000) + K V < 2^43 operations (asserted).
+ * Hence INFLATE = 1 + 2^-60 at the end makes it an upper bound. The only subtraction (lambda - 1)
+ * is done on an inflated lambda. A tiny (MPFR: 2^-10000) in every step covers underflow: of
+ * binary128 (below 2^-16400 an operation), of MPFR (below 2^-2^29), for operands up to 2^5000.
+ * Larger ones overflow in the end and give inf. NaN becomes inf.
  *
  * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98,
  * tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
  * Frobenius of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for
  * the exact and the computed value alike. Inner products of m terms, rounded product and rounded
- * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and Cauchy-Schwarz turns the
- * right side into norms. kappa_j >= |k_j|, b_j >= |beta_j|, eps_k, eps_b relative errors of the
+ * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and Cauchy-Schwarz bounds the
+ * right side by norms. kappa_j >= |k_j|, b_j >= |beta_j|. eps_k, eps_b are relative errors of the
  * activated rows, d >= exp(g) with error d_err (truth_gate.c).
  *
  * FORWARD. With A_t = (I - k'Bk) D:
@@ -35,9 +35,8 @@
  *     |l_t| <= |F1| + sum_j (eps_k kappa_j w_j + kappa_j |F3_j|)
  *              + gamma_(R+2) (sigma + sum_j kappa_j w_j) + tiny
  * Where |S~_t| was measured (double-double with gradients) |S_t| <= |S~_t| + b_t, too: by then b_t
- * is known, and the smaller bound goes on. Without it the bound of |S_t| adds up the norms of all
- * tokens that a slow head remembers, thousands of times |S_t|, and that of dg squares it.
- * Likewise |G|.
+ * is known, and the smaller bound goes on. Without it the bound of |S_t| adds the norms of all
+ * tokens that a slow head remembers, thousands of times |S_t|. That of dg squares it. Likewise |G|.
  * Against the exact trajectory E~_j differs by dE_j <= kappa_j d b_prev + |F2_j|.
  *     o = scale S_t' q:            |o~ - o| <= |scale| |q| (b_t + (eps_q + gamma_(K+3)) n_t)
  *
@@ -66,12 +65,12 @@
  *     dg = rowsum(G_new o S)       error n_new b_prev + b_new n + gamma_(V+C+2+K) n_new n
  *                                  (K: GDN adds over channels)
  *
- * ROWS (recurrence.h). A row writes along one entry and reads along another: k_j above is the entry
- * that writes, of kappa_j and eps_k, wherever a state is written or dU is formed, and the one that
- * reads, of kappa_r and eps_r (0: it reads nothing), in E, in dE (forward), in dread, the second
- * part of dk, and in dSbar. beta_j is the row's strength, v_j its value: a product of m numbers
- * puts (m - 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on
- * to its factors by the product rule (truth_rows.c).
+ * ROWS (recurrence.h). A row writes along one entry and reads along another. The written entry, of
+ * kappa_j and eps_k, is k_j wherever a state is written or dU is formed. The read entry, of kappa_r
+ * and eps_r (0: it reads nothing), is k_j in E, in dE (forward), in dread, the second part of dk,
+ * and in dSbar. beta_j is the row's strength, v_j its value: a product of m numbers puts (m - 1) u
+ * |v| into F2. An entry that does both has the sum of both gradients; each goes on to its factors
+ * by the product rule (truth_rows.c).
  *     nu           of a row that erases along e and writes along k: I - k'e is the identity but on
  *                  the plane of k and e; the two singular values there have the product |1 - d|,
  *                  d = <k, e>, and squares that add up to 2 - 2d + ac, a = |k|^2, c = |e|^2, so the
@@ -169,9 +168,9 @@ void tr_ball_finish(dp_ball *b) {
     }
 }
 
-/* lambda_max(k'Bk), beta >= 0: at most the trace and, above 2, at most that of the scaled Gram
+/* lambda_max(k'Bk), beta >= 0, is at most the trace. Above 2 it is at most that of the scaled Gram
  * matrix G_ij = sqrt(b_i b_j) <x_i, x_j>, proven by dp_eigenvalue_up. G comes from keys and betas
- * rounded to double, K products and sums and two roundings: its error is below (K + 16) 2^-52 trace
+ * rounded to double, K products and sums and two roundings. Its error is below (K + 16) 2^-52 trace
  * in norm; `rel` covers computed against exact activations. */
 static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const ld *kap,
                     const ld *be, ld rel) {
@@ -207,7 +206,7 @@ ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld 
     return lambda > 2 ? lambda - 1 : 1;
 }
 
-/* d and its parts in double: K products of numbers within 2^-50, summed within K 2^-52; k and e are
+/* d and its parts in double: K products of numbers within 2^-50, summed within K 2^-52. k and e are
  * rounded and off by rel together. */
 ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
                       ld rel) {
@@ -350,7 +349,7 @@ static void add_grad(grad *to, ld err, ld size) {
     to->size += size;
 }
 
-/* The adjoint passes row j: its gradients, what it adds to the error l and the size n2 of the
+/* The adjoint passes row j: its gradients, and its additions to the error l and the size n2 of the
  * adjoint. n1, b1: of G1; in: the state before. */
 static void row_backward(const bounder *c, int64_t j, norm_error in, ld n1, ld b1, ld *l, ld *n2,
                          token_grads *y) {

@@ -106,8 +106,8 @@ void tr_dd_store_gate_sums(const tr_dd_batch *b) {
     }
 }
 
-/* Norms of the states and adjoints that were computed: every column is in one task, and the low
- * parts are below 2^-52 of the leading ones. */
+/* Norms of the computed states and adjoints: every column is in one task, and the low parts are
+ * below 2^-52 of the leading ones. */
 void tr_dd_measured_norms(const tr_dd_batch *b, int i) {
     const tr_dd_task *c = &b->task[(int64_t)i * b->ncb];
     tr_head *a = &b->head[i].norms;

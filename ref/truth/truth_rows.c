@@ -2,8 +2,8 @@
  * their bounds, and the chain rule from them to the inputs.
  *
  * A product of m factors whose relative errors are e_i has sum e_i + gamma_(2 (m - 1)), as every
- * e_i is below 2^-60. Inputs are exact but for dp_problem.input_error, which those that stand as
- * they are may have; a normalised key has rel.qk, beta rel.beta, exp(+-g) that of its token.
+ * e_i is below 2^-60. Inputs are exact but for dp_problem.input_error, which inputs without an
+ * activation may have. A normalised key has rel.qk, beta rel.beta, exp(+-g) that of its token.
  *
  * Step norm, nu >= |A_t|_2 (truth_bound.c):
  *   nothing reads                       1, times the largest decay
@@ -13,12 +13,12 @@
  *                                       its decay, by dp_eigenvalue_up of its square
  *
  * From E = +- x y z to x: the gradient of E times y z. With its error and size (e, s) that is
- * |yz|_max e + (rel(yz) + 2u (m - 1)) |yz|_max s; of a number, which is a sum over channels, the
- * 2-norm in place of the largest entry and gamma_(K + C + 4) more. exp(+-g): E itself.
+ * |yz|_max e + (rel(yz) + 2u (m - 1)) |yz|_max s. A number is a sum over channels: the 2-norm
+ * replaces the largest entry, with gamma_(K + C + 4) more. exp(+-g): E itself.
  *
  * A rotated entry E = R(phi) x keeps the 2-norm of x. Relative to that norm E and R' dE, the
- * gradient of x, have rel.turn more. Beside a rotated key stand numbers alone, which
- * commute with R. An input of the previous token gets its gradient from the token after.
+ * gradient of x, have rel.turn in addition. Beside a rotated key stand numbers alone, which commute
+ * with R. An input of the previous token gets its gradient from the token after.
  */
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
@@ -308,9 +308,9 @@ static void entry_doubles(const tr_run *r, int hv, int64_t t, const tr_qk *qk, c
     }
 }
 
-/* >= the 2-norm of a whole step; of several in turn that of `group`, of which the first alone has
- * the decay. Entries are within 2^-48 of the sums of their terms, squares within (K + 16) 2^-52 of
- * theirs. x: 2 K K + 2 K doubles */
+/* >= the 2-norm of a whole step; of keys one after another that of `group`, of which the first
+ * alone has the decay. Entries are within 2^-48 of the sums of their terms, squares within (K + 16)
+ * 2^-52 of theirs. x: 2 K K + 2 K doubles */
 static ld whole_step_norm(const tr_run *r, int64_t t, int64_t group, const tr_qk *qk,
                           const tr_head *a, double *x) {
     const dp_problem *p = r->p;

@@ -2,8 +2,8 @@
  * columns v0..v0+w-1 of one value head.
  *
  * The adjoint recomputes the states of one block from its checkpoint by the same operations in the
- * same order as the forward pass, so they are the same bits. It never needs Sbar_t itself: with
- * S = S_(t-1) and d = exp(g_t),
+ * same order as the forward pass. So they are the same bits. It never needs Sbar_t itself: with S =
+ * S_(t-1) and d = exp(g_t),
  *     dE Sbar'              = d o (dE S')
  *     rowsum(dSbar o Sbar)  = rowsum((d o dSbar) o S) = rowsum(G_new o S).
  */
@@ -309,9 +309,9 @@ static void add_gate(const tr_task *c, int64_t i, int64_t k, mpfr_srcptr own) {
         mpfr_add(dg, dg, own, MPFR_RNDN);
 }
 
-/* dwrite = U G';  dread = - d o (dE S'), G <- d o (G - read' dE), dg = rowsum(G o S): S is the
- * state before, d the decay of a token's first keys, else 1. `before`: dread = - dE S', G <- d o G,
- * dg = rowsum(G o S), G <- G - read' dE. An entry that reads and writes has one gradient. */
+/* dwrite = U G'; dread = - d o (dE S'), G <- d o (G - read' dE), dg = rowsum(G o S). S is the state
+ * before, d the decay of a token's first keys, else 1. `before`: dread = - dE S', G <- d o G, dg =
+ * rowsum(G o S), G <- G - read' dE. An entry that reads and writes has one gradient. */
 static void backward_state(const tr_task *c, int64_t t, int64_t i, together g, mp_array S) {
     const dp_problem *p = c->run->p;
     const int before = dp_recurrence_of(p)->before, decays = !g.first;

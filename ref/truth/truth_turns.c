@@ -1,11 +1,11 @@
-/* ref/truth/truth_turns.c - the truth of keys that read in turn (Gated DeltaProduct), as that of
- * GDN over T R tokens of one key each.
+/* ref/truth/truth_turns.c - the truth of keys that read one after another (Gated DeltaProduct), as
+ * that of GDN over T R tokens of one key each.
  *
  * Key j of token t is token t R + j there. The first of a token's keys decays the state, the others
  * do not (dp_problem.decays_every); the query and do stand at the last, zeros elsewhere. So o and
- * dq are those of the last, dg that of the first, and dk, dv, dbeta those of each; states, M and
- * what is summed over tokens are the same. Every radius is that of a row there; a row of dbeta
- * holds the keys of a token, and has the sum of their radii.
+ * dq are those of the last, dg that of the first, and dk, dv, dbeta those of each. States, M and
+ * sums over tokens are the same. Every radius is that of a row there; a row of dbeta holds the keys
+ * of a token, and has the sum of their radii.
  */
 #include "truth_impl.h"
 

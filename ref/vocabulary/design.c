@@ -232,7 +232,7 @@ static int set_value(dp_design *d, const setting *s, const char *value) {
     return 0;
 }
 
-/* What a text may be made of: " chunk=N" of every setting. */
+/* The words of a text: " chunk=N" of every setting. */
 static void known_words(char *out, size_t size) {
     static const char *const value[] = {
         [A_NUMBER] = "N",   [A_FORMAT] = "F", [A_STATE] = "F",    [ALL_THAT_LEAVES] = "F",

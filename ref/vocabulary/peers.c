@@ -1,4 +1,4 @@
-/* What every rank hands to every other one (peers.h). */
+/* The messages of every rank to every other one (peers.h). */
 #include "peers.h"
 
 void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int64_t n,

@@ -27,7 +27,7 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     va_end(ap);
     dp_text_printable(
         text, e->msg,
-        sizeof e->msg); /* values come from files: they must not speak to the terminal */
+        sizeof e->msg); /* values come from files: control characters must not reach the terminal */
     return code;
 }
 

@@ -31,7 +31,7 @@ typedef struct {
 static const products FORWARD = {5800000, 3800000, 72000}, BACKWARD = {1900000, 3800000, 116000};
 #define STATES 8800000
 #define COPIED 67000
-/* A tile: chunks (bare plans: no w and u; from bench_bwd forward); backward in all. */
+/* A tile: chunks (plans without w and u; from bench_bwd forward); backward in all. */
 #define CHUNKS 45000
 #define CHUNKS_GATED 37400
 #define CHUNKS_ONE 37000
