@@ -195,7 +195,7 @@ static void check_memory(void) {
                 "deltaproof: %zu MiB of address space are needed for %d threads, but: %s (ulimit "
                 "-v, -d; fewer threads: OMP_NUM_THREADS)\n",
                 need >> 20, threads, strerror(errno));
-        _exit(2); /* OpenBLAS waits for its threads on the way out, which try for ever too */
+        _exit(2); /* OpenBLAS waits for its threads at exit, which retry for ever too */
     }
     munmap(all, need);
     reserve_blas(threads);
@@ -203,7 +203,7 @@ static void check_memory(void) {
 
 /* Waiting threads of OpenMP spin unless the environment says otherwise before libgomp is loaded. On
  * a busy machine they take the cores of those who work: a Python test took 19 s in place of 3. So
- * the program starts once more, and hands none of it on to what it starts. */
+ * the program starts itself once more; its own children do not get that environment. */
 static void let_threads_sleep(char **argv) {
     static const char mark[] = "DELTAPROOF_THREADS_SLEEP", policy[] = "OMP_WAIT_POLICY";
     char self[PATH_MAX] = "";

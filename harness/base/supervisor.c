@@ -158,7 +158,7 @@ static void tell(const watch *w, int which, int status) {
     if (send(w->socket, &r, sizeof r, MSG_NOSIGNAL) != sizeof r) return; /* then nobody asks */
 }
 
-/* Tells of those of the group, and takes the orphans that came. 0: there is none left. */
+/* Reports members of the group that ended, and reaps their orphans. 0: there is none left. */
 static int reap(watch *w) {
     int status;
     pid_t pid;
@@ -228,8 +228,8 @@ __attribute__((constructor)) static void supervise(int argc, char **argv) {
 
 /* ---- in the program -------------------------------------------------------------------------- */
 
-/* In the child of vfork: descriptors as the group gets them, in two steps because the numbers that
- * are wanted may be those that are there. */
+/* In the child of vfork: places the group's descriptors, in two steps because a wanted number may
+ * be in use. */
 static void place_descriptors(const int *fd, int nfd, int socket) {
     int copy[DP_PROCESSES_MOST_FDS + 1];
     const int null = open("/dev/null", O_RDONLY);

@@ -1,7 +1,7 @@
-/* harness/bench/bench_exchange.c - what each exchange and payload does to the states that enter the
- * ranks of a case, and their gradients: the largest error over ranks and heads, relative to the
- * state, with messages and bytes of all heads, one direction; ranks in fp64, so that the exchange
- * alone rounds.
+/* harness/bench/bench_exchange.c - the effect of each exchange and payload on the states that enter
+ * the ranks of a case, and on their gradients. It prints the largest error over ranks and heads,
+ * relative to the state, with messages and bytes of all heads, one direction. Ranks are in fp64, so
+ * that the exchange alone rounds.
  *
  * usage: bench_exchange [CASE.case [ranks]]
  *            default cases/kda-long.case 8

@@ -1,4 +1,5 @@
-/* What no chain format changes: bounds of every chunk, and the errors of each rank's H and dH. */
+/* The part that no chain format changes: bounds of every chunk, and the errors of each rank's H and
+ * dH. */
 #include "error_bound_impl.h"
 #include "ref/vocabulary/recurrence.h"
 
@@ -49,8 +50,8 @@ static int by_gate(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* held [group][HV][K]: how many chunks have the same gate as this one, of one head and channel, or
- * of all channels where the head has one gate. A gate of 0 is exact. */
+/* held [group][HV][K]: number of chunks with the same gate as this one, of one head and channel. If
+ * the head has one gate: of all channels. A gate of 0 is exact. */
 static void count_held(dp_sim *s, int hv, int x, double *held) {
     const int HV = s->p->HV, K = s->p->K, n = s->ngroup, alike = dp_Kg(s->p) == 1 ? K : 1;
     chunk_gate *of = dp_alloc((size_t)n, sizeof *of);

@@ -1,7 +1,7 @@
-/* Errors of the states that an exchange hands to each rank (ref/vocabulary/exchange.h).
+/* Errors of the states that an exchange brings to each rank (ref/vocabulary/exchange.h).
  *
- * All exchanges make the same states, S_(r+1) = M_r S_r + H_r from the first rank of a sequence on;
- * they differ in what is rounded on the way.
+ * All exchanges make the same states, S_(r+1) = M_r S_r + H_r from the first rank of a sequence on.
+ * They differ in their roundings.
  *   fold    allgather, ring: one merge step (ref/bound/bound.h) a rank, from the farthest one on,
  *           with the errors of computed M and H. A rank that sends the state which leaves it in
  *           place of its pair (dp_sending.begins) has made the step by itself.
@@ -11,9 +11,9 @@
  *           composition carries its error into the next one.
  *   serial  no pair is formed: the error that enters a rank goes through the rank's own pass,
  *           chunk by chunk, as the passes of error_bound.c.
- * A payload rounds what is sent on top of that (dp_bound_sent_state, dp_bound_sent_M): of an
- * all-gather every pair once, of ring and serial the state at every rank, of a scan the earlier
- * pair of every composition and the state that is handed on.
+ * A payload adds a rounding of the sent numbers (dp_bound_sent_state, dp_bound_sent_M). An
+ * all-gather rounds every pair once, ring and serial the state at every rank. A scan rounds the
+ * earlier pair of every composition and the sent state.
  */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
@@ -25,7 +25,7 @@
 /* One direction: the reference's pairs and states, and the errors of computed pairs. */
 typedef struct {
     const dp_error_bound_base *w;
-    int dir; /* rank r hands on to rank r + dir */
+    int dir; /* rank r sends to rank r + dir */
     dp_format chain;
     double **M, **H, **in, **eH, *mu;
     const double *start; /* of sequences; NULL: zeros */
@@ -49,7 +49,7 @@ static int64_t error_size(const way *x) {
     return dp_state_error_size(&x->w->r, x->w->ref->p->K, x->w->ref->p->V);
 }
 
-/* Reference state that the sequence that rank r hands on begins with; NULL: zeros. */
+/* Reference initial state of the sequence that rank r sends; NULL: zeros. */
 static const double *start_of(const way *x, int r, int hv) {
     const dp_problem *p = x->w->ref->p;
     const int64_t seq = context(x, r)->local_seq[passed(x, r)];
@@ -94,8 +94,8 @@ static void fold(const way *x, int hv, double **e) {
 
 /* ---- scan ------------------------------------------------------------------------------------ */
 
-/* What a run of ranks makes of the state that enters it, and the errors of that; M NULL: that state
- * does not matter; H NULL: nothing leaves the last of them. */
+/* The map of a run of ranks on the state that enters it, and its errors. M NULL: that state does
+ * not matter; H NULL: nothing leaves the last rank. */
 typedef struct {
     double *M, *H, *e;
     dp_chain_error b;
@@ -195,7 +195,7 @@ static void scan(const way *x, int hv, double **e) {
 
 /* ---- serial ---------------------------------------------------------------------------------- */
 
-/* e through the pass of the sub-sequence that rank r hands on. */
+/* e through the pass of the sub-sequence whose state rank r sends. */
 static void pass(const way *x, int r, int hv, double *e) {
     const dp_sim *s = x->w->ref;
     const int sub = passed(x, r), g0 = s->first[r][sub], g1 = s->first[r][sub + 1];
@@ -248,7 +248,7 @@ typedef struct {
     double **eH;
 } gathered;
 
-/* What is sent as H of pair i, to be freed; e, of the pair's, becomes that of it. */
+/* H of pair i as it is sent, to be freed; e, of the pair's, becomes that of it. */
 static double *sent_H(const way *x, int i, double *e) {
     const dp_problem *p = x->w->ref->p;
     const int r = i / p->HV, hv = i % p->HV;

@@ -57,9 +57,9 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
     out->row[DP_RESULT_DG][t * p->HV + hv] = r->p == 2 ? dp_error_bound_final(r, row) : sqrt(row);
 }
 
-/* One row of dq or dk entry by entry, D the errors of the gradient of the activated row: dx_d =
- * rstd (dy_d - y_d <y, dy>), so each D_d and y_d times those of the inner product. What is known of
- * the row as a whole, a and b, stays so. */
+/* One row of dq or dk entry by entry, D the errors of the gradient of the activated row. From dx_d
+ * = rstd (dy_d - y_d <y, dy>) follow each D_d and y_d times those of the inner product. Errors
+ * known for the row as a whole, a and b, stay so. */
 static void entries(const dp_error_bound_base *w, const double *x, int64_t row, double rstd,
                     const double *D, double a, double b, double *entry, double *rest) {
     const dp_problem *p = w->ref->p;
@@ -76,13 +76,13 @@ static void entries(const dp_error_bound_base *w, const double *x, int64_t row, 
 
 /* The rows of dq, or dk, of a group of chunks: what is summed over the value heads of each head. */
 typedef struct {
-    const double *x, *raw, *rstd; /* raw rows, errors they were given with, 1/norms */
+    const double *x, *raw, *rstd; /* raw rows, their input errors, 1/norms */
     int result, qkv, R, rows;
     double *sum;   /* [H][2][rows]: D of the gradient, sums of its norms */
     double *entry; /* [H][rows][K]: D of its entries */
 } key_side;
 
-/* What the steps over one group of chunks share. */
+/* Shared by the steps over one group of chunks. */
 typedef struct {
     const dp_error_bound_base *w;
     const dp_group *gr;
@@ -202,7 +202,7 @@ static void value_rows(const group_work *x, int hv) {
         x->out->row[DP_RESULT_DBETA][(x->gr->t0 + t) * p->HV + hv] = sqrt(squares[t]);
 }
 
-/* Of one row: sum of the squares of errors D of x times the other factor f, whose relative error
+/* For one row: sum of the squares of errors D of x times the other factor f, whose relative error
  * and the product's rounding are eps. */
 static double product_row(const dp_rounding *r, const double *f, const double *D, const double *x,
                           double eps, int n) {
@@ -241,7 +241,7 @@ static void erasing_rows(group_work *x, int hv) {
     }
 }
 
-/* A token whose rows are their own (dp_by_rows), token t of the chunk and row `row` of tokens and
+/* A token with rows of its own (dp_by_rows), token t of the chunk and row `row` of tokens and
  * heads: errors and sizes of the gradients of its rows' entries. */
 typedef struct {
     group_work *x;
@@ -542,7 +542,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
     free(dout);
 }
 
-/* Of a sum over tokens of one entry: sums over chunks of errors and of absolute values. */
+/* A sum over tokens of one entry: sums over chunks of errors and of absolute values. */
 static double token_sum(const dp_error_bound_base *w, double root, double absolute) {
     const int tokens = (int)fmin((double)w->ref->p->T + dp_Kg(w->ref->p) + w->ref->N, 1 << 22);
     const dp_rounding *r = &w->r;

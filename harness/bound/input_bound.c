@@ -4,8 +4,8 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/recurrence.h"
 
-/* Errors of the activated inputs; of rotated rows entry by entry (dp_turned_errors).
- * q, k: y = x rstd: each entry 2u, + us where the normalised vector is stored short; the row its
+/* Errors of the activated inputs; of rotated rows entry by entry (dp_turned_errors). For q, k: y =
+ * x rstd, each entry has 2u, and us where the normalised vector is stored short; the row its
  *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
  *       (design inputs=stored).
  * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
@@ -58,8 +58,8 @@ static double most_of_gates(const dp_problem *p, double u) {
 
 typedef enum { WRITES, READS, VALUES } entry_kind;
 
-/* Largest relative error of these entries (dp_by_rows): of each factor `entry`, of exp(+-g) what
- * its gate has and one more, each product u, and of what is stored as a product us. */
+/* Largest relative error of these entries (dp_by_rows). Each factor has `entry`, exp(+-g) the error
+ * of its gate and one rounding more, each product u, a stored product us. */
 static double of_products(const dp_problem *p, entry_kind kind, double entry,
                           const dp_rounding *r) {
     const dp_recurrence *a = dp_recurrence_of(p);
@@ -132,7 +132,8 @@ double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv
     return dphi && t >= 0 ? most + 4 * u : 0;
 }
 
-/* Of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable bound. */
+/* Error of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable
+ * bound. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
                           dp_chunk_rows at, double *row) {
     if (!err) return NULL;

@@ -30,7 +30,7 @@ static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfi
     return s;
 }
 
-/* given: the tensors, already read; NULL: those of the file that the case names, if any. */
+/* The tensors, if they are read already. NULL: those of the file that the case names, if any. */
 static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load,
                               const dp_tensorfile *given, dp_err *e) {
     dp_tensorfile d = {0};

@@ -61,8 +61,8 @@ static double active_write(const dp_problem *p, int64_t t, int hv) {
     return sum;
 }
 
-/* math.md b: sum_j beta_j |k_j|^2 <= 2 makes a step a contraction, in turn each of them. Above it
- * the eigenvalues of k' diag(beta) k decide. */
+/* math.md b: sum_j beta_j |k_j|^2 <= 2 makes a step a contraction; of keys that read one after
+ * another each of them must be. Above it the eigenvalues of k' diag(beta) k decide. */
 void dp_case_warn_expanding(dp_case *c) {
     const dp_problem *p = &c->p;
     int64_t n = 0, where = 0;

@@ -1,4 +1,4 @@
-/* What of a case is run: its lists, cut down to what was asked for (case.h). */
+/* The selected runs of a case: its lists, reduced to the options (case.h). */
 #include "case.h"
 
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {

@@ -385,7 +385,8 @@ static dp_status check_use(const dp_casefile *f, dp_err *e) {
     return DP_OK;
 }
 
-/* What would round has no place in a case where nothing may (ref/inputs/inputs_exact.c). */
+/* A setting that rounds is refused in a case where nothing may round
+ * (ref/inputs/inputs_exact.c). */
 static dp_status check_exact(const dp_casefile *f, dp_err *e) {
     if (f->keys != 3) return DP_OK;
     if (f->gate) return dp_casefile_refuse(f, "gate", e, "keys = exact goes with gate = log");

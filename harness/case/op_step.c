@@ -1,4 +1,4 @@
-/* Op step: the convolutions in front of q, k and v, drawn or from conv_data (operations.h). */
+/* Op step: the convolutions before q, k and v, drawn or from conv_data (operations.h). */
 #include "case_parts.h"
 #include "front.h"
 
@@ -63,7 +63,7 @@ static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, dp_conv
     return st;
 }
 
-/* Convolution i, in front of q, k or v. */
+/* Convolution i, before q, k or v. */
 static dp_status one_conv(const dp_casefile *f, dp_case *c, int i, dp_err *e) {
     dp_problem *p = &c->p;
     dp_conv *v = &c->step.conv[i];

@@ -38,7 +38,7 @@ static void print_choice(const char *what, const dp_precision *r, const dp_choic
                  "it were excluded)\n");
 }
 
-/* What the whole policy at one end makes and costs. */
+/* Errors and costs of the whole policy at one end. */
 static void print_end(const char *name, int passes, const double *error, const dp_cost *cost,
                       const double *need) {
     printf("\n%-28s %s ", name, passes ? "will do " : "will not");

@@ -1,7 +1,8 @@
 /* deltaproof bisect stage CASE: which stage is wrong, of the simulated ranks (bisect.h), or of a
  * shared library or tensors in a file (blame.h). Exit status 0: every stage keeps to its bound, 1:
- * one does not, 2: could not tell. deltaproof bisect precision CASE: which stages need a wider
- * format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2: bad input. */
+ * one does not, 2: could not tell. The other form, deltaproof bisect precision CASE: which stages
+ * need a wider format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2:
+ * bad input. */
 #define _GNU_SOURCE
 #include "cmd_bisect.h"
 #include "commands.h"

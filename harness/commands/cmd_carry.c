@@ -1,5 +1,5 @@
-/* deltaproof carry CASE...: how long a session may keep its state in a short format: error over
- * steps in every format, against the bounds of what storing can do. Exit status 0: every error is
+/* deltaproof carry CASE...: how long a session may keep its state in a short format. It prints the
+ * error over steps in every format, against the bounds of storing. Exit status 0: every error is
  * within its sound bound, 1: one is not, 2: could not run. */
 #define _GNU_SOURCE
 #include "commands.h"
@@ -86,7 +86,7 @@ static json_t *json_of(const char *name, const options *o, const dp_carried *r) 
     return x;
 }
 
-/* Of two heads in one format, the one that stands for it. */
+/* Compares two heads in one format; the worse one represents it. */
 static int worse(const dp_carried *a, const dp_carried *b) {
     if (!a->exceeded != !b->exceeded) return a->exceeded != 0;
     if (a->exceeded != b->exceeded) return a->exceeded < b->exceeded;

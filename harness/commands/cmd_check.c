@@ -1,8 +1,8 @@
 /* deltaproof check CASE...: what must hold between runs, without a truth (invariants.h). Exit
- * status 0: everything held, 1: something did not, 2: could not run.
- * --tokens and --heads give the case's problem another size, with the same law of inputs, for sizes
- * where no truth is affordable; its heads are then made and checked in blocks of --block heads, so
- * that memory holds one block at a time. Foreign code is called with as many as were asked for. */
+ * status 0: everything held, 1: something did not, 2: could not run. --tokens and --heads give the
+ * case's problem another size, with the same law of inputs, for sizes that have no affordable
+ * truth. Its heads are then made and checked in blocks of --block heads, so that memory holds one
+ * block at a time. Foreign code is called with as many as were asked for. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/case/case.h"
@@ -120,8 +120,8 @@ static void record(json_t *list, const char *name, const dp_problem *p, int N, c
     json_array_append_new(list, x);
 }
 
-/* Blocks of heads take the checks in turn, so that each check sees one block and each block some
- * checks; --every: all of them. */
+/* Blocks of heads share the checks, so that each check sees one block and each block some checks;
+ * --every: all of them. */
 static const char *of_block(const options *o, int block, int blocks, char *names, size_t n) {
     int k = 0;
     if (o->only || o->every || blocks < 2) return o->only;

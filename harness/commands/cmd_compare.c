@@ -2,8 +2,8 @@
  * dates.
  *
  * compare OLD NEW [--again RECORD]... [--worse X] [--verbose] [--json FILE]: exit status 0 nothing
- * worse; 1 something is worse; 2 they cannot be compared. compare --history OUT.html RECORD..:
- * reports/history.py over many records.
+ * worse; 1 something is worse; 2 they cannot be compared. The form compare --history OUT.html
+ * RECORD.. runs reports/history.py over many records.
  */
 #define _GNU_SOURCE
 #include "commands.h"

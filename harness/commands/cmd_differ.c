@@ -1,7 +1,7 @@
 /* deltaproof differ CASE SUBJECT SUBJECT: two kernels on the same inputs, without a truth
- * (harness/search/differ.h); where they differ by more than both bounds, or where a bound is
- * missing, each against the truth, if that is affordable. Exit status 0: the same bits, or within
- * the bounds, 1: not, 2: could not judge. */
+ * (harness/search/differ.h). If they differ by more than both bounds, or a bound is missing, each
+ * is compared with the truth, if that is affordable. Exit status 0: the same bits, or within the
+ * bounds, 1: not, 2: could not judge. */
 #define _GNU_SOURCE
 #include "cmd_differ.h"
 #include "commands.h"

@@ -139,7 +139,7 @@ static int check_usage(const options *o) {
 
 static void say_note(const char *text) { fprintf(stderr, "deltaproof: note: %s\n", text); }
 
-/* What the options that it shares with other commands say. */
+/* The values of options that it shares with other commands. */
 static dp_judge_options request(const options *o) {
     dp_judge_options q = o->judge;
     q.outputs = o->of.outputs;

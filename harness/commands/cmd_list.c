@@ -1,5 +1,5 @@
 /* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults,
- * the names of tensors, recurrences, the fields of a record, exchanges with their prices. Exit
+ * the names of tensors. Also recurrences, the fields of a record, exchanges with their prices. Exit
  * status 0, 2: a case file is refused. */
 #define _GNU_SOURCE
 #include "commands.h"

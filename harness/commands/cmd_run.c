@@ -131,7 +131,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 /* ---- what to run ----------------------------------------------------------------------------- */
 
-/* What the ID says stands in place of the options. */
+/* The ID's values replace the options. */
 static void select_by_id(options *o, const dp_id *id) {
     const int *v = id->value;
     dp_options *of = &o->of;
@@ -316,7 +316,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     return rc;
 }
 
-/* What a signal that ends the program, also because a rank has ended, finds. */
+/* The state that a signal finds which ends the program, also because a rank has ended. */
 typedef struct {
     FILE *table;
     const char *resume;

@@ -1,7 +1,6 @@
 /* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a
- * new case file. Exit status 0: written,
- * 1: --museum: a fault is not found where it lives or its case does not get 20 times smaller, 2:
- * nothing fails, or bad input. */
+ * new case file. Exit status 0: written. 1: --museum: a fault is not found at its stage or its case
+ * does not get 20 times smaller. 2: nothing fails, or bad input. */
 #define _GNU_SOURCE
 #include "commands.h"
 #include "harness/search/bisect.h"
@@ -113,7 +112,7 @@ static char *command_of(const options *o, const dp_case *c, const dp_shrink_opti
     return text;
 }
 
-/* What was written is read again and must fail for the same reason. */
+/* The written file is read again and must fail for the same reason. */
 static dp_status write_and_check(const options *o, const dp_case *c, const dp_shrink_options *r,
                                  dp_shrunk *s, const char *path, dp_err *e) {
     char why[256], reason[1024], *source = command_of(o, c, r);

@@ -89,8 +89,8 @@ dp_key dp_finished_key(const dp_case *c, const dp_run_options *o) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A file: its form, whose it is, and a number of its runs, so that one that was cut or changed by
- * accident is known before anything else is made of it. */
+/* A file: its form, its owner, and the number of its runs. So a file that was cut or changed by
+ * accident is detected before it is used. */
 typedef struct {
     const char *schema, *sources, *key, *case_name, *check;
     int version;
@@ -129,7 +129,7 @@ static char *path_of(const char *dir, const char *key) {
     return path;
 }
 
-/* What a file must say of itself. */
+/* The required head of a file. */
 static dp_status check_head(const head *h, const char *path, const char *key, const char *case_name,
                             const char *check, dp_err *e) {
     const struct {

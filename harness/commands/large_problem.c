@@ -37,7 +37,7 @@ static void fill_strength(const dp_case *c, const dp_problem *p, uint64_t seed, 
     }
 }
 
-/* lr_a = -u, a unit vector, and lr_b = u o r, r of the law of beta, as of a problem of the case's
+/* lr_a = -u, a unit vector, and lr_b = u o r, r of the law of beta, as in a problem of the case's
  * own size (ref/inputs/inputs.c). */
 static void fill_factors(const dp_case *c, dp_problem *p, uint64_t seed) {
     const int K = p->K, round = c->input_dtype == DP_BF16;

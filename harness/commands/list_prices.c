@@ -20,8 +20,8 @@ static dp_status finish(json_t *all, const char *path, dp_err *e) {
 
 /* ---- exchanges ------------------------------------------------------------------------------- */
 
-/* One row: all ranks' messages and bytes, a rank's buffer, the longest chain, its share that is no
- * exchange, and what the exchange is of that. */
+/* One row: all ranks' messages and bytes, a rank's buffer, the longest chain, its share outside the
+ * exchange, and the exchange's share. */
 static json_t *price(dp_exchange x, const dp_exchange_size *s, int shown) {
     const dp_exchange_price p = dp_exchange_price_of(x, s, &dp_exchange_usual);
     const double ratio = p.path_s / p.compute_s - 1, buffer = dp_exchange_buffer_bytes(x, s);

@@ -37,7 +37,7 @@ static char *read_page(const char *folder) {
     return text;
 }
 
-/* Those that the page links to (reports/report.py, own_figures). */
+/* The figures that the page names (reports/report.py, own_figures). */
 static void remove_figures(const char *folder, char *page) {
     static const char link[] = "href=\"figures/";
     for (char *at = page; (at = strstr(at, link));) {

@@ -162,7 +162,7 @@ static void take_case(const char *name, struct argp_state *st, dp_options *o) {
     o->name[o->nname++] = name;
 }
 
-/* What a run is not had again without, beside its ID. */
+/* The options that repeat a run, beside its ID. */
 static const char *repeated_name(int key) {
     static const struct {
         int key;
@@ -178,7 +178,7 @@ static const char *repeated_name(int key) {
     return NULL;
 }
 
-/* Of an option that is given twice the last value counts. */
+/* The last value of a repeated option counts. */
 static void repeat(dp_options *o, int key, const char *arg) {
     const char *name = repeated_name(key);
     int i = 0;
@@ -298,7 +298,7 @@ FILE *dp_options_table(const dp_options *o) {
     return o->json && !strcmp(o->json, "-") ? stderr : stdout;
 }
 
-/* Of a case that is not there, the name that it may be meant for. */
+/* For a case that does not exist, the name that may be meant. */
 static dp_status find_case(const char *dir, const char *name, char **path, dp_err *e) {
     dp_err none = {0};
     char **all;

@@ -1,4 +1,4 @@
-/* What argp leaves out (parse.h). */
+/* Extensions of argp (parse.h). */
 #define _GNU_SOURCE
 #include "parse.h"
 #include "harness/base/suggest.h"

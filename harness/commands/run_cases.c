@@ -16,7 +16,7 @@
 
 /* ---- one case -------------------------------------------------------------------------------- */
 
-/* What a case offers, where the options left nothing of it. */
+/* The runs that a case offers, if the options left none of them. */
 static int say_no_run(const dp_case *c) {
     dp_progress_lock();
     fprintf(stderr, "deltaproof: %s: offers no run with these options; it lists", c->path);
@@ -148,7 +148,7 @@ static void finish(const work *w, job *x) {
     dp_progress_finished(cost_of(x->c));
 }
 
-/* Those that an earlier command has finished. */
+/* Reads the cases that an earlier command has finished. */
 static void resume(work *w) {
     for (int i = 0; i < w->n && w->b->resume; i++) {
         job *x = &w->jobs[i];
@@ -185,7 +185,7 @@ static int next_here(work *w, const job *last, double seconds) {
 
 /* ---- over processes -------------------------------------------------------------------------- */
 
-/* What another process says: which case it has run, and then its runs as bytes. */
+/* Another process's message: the case it has run, and then its runs as bytes. */
 typedef struct {
     int index; /* NOTHING: it asks for its first case */
     int error;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What a chain of M multiplies. */
+/* The factors of a chain of M. */
 static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
     const int64_t shape[3] = {c->ch.n, c->ch.K, c->ch.K}, n = shape[0] * shape[1] * shape[2];
     dp_tensorfile f = {0};

@@ -21,7 +21,7 @@ const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, 0, nothing},
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank is told: shapes of p, which arrays there are. */
+/* The message to a rank: shapes of p, and its arrays. */
 typedef struct {
     int what;
     dp_ticket ticket;
@@ -29,7 +29,7 @@ typedef struct {
     dp_problem p;
 } order;
 
-/* What it says when it has run without an error, before its results. */
+/* Its message after a run without an error, before its results. */
 typedef struct {
     char path[32];
     int segments, fast, tokens;
@@ -54,7 +54,7 @@ static void parts_free(rank_parts *x) {
     dp_own_table_free(&x->table);
 }
 
-/* What a rank has in the results of all. */
+/* The part of a rank in the results of all. */
 static void each_list(dp_cuda_result *out, const dp_rank_job *job, const rank_parts *x,
                       dp_rank_list_fn *f) {
     const dp_problem *p = job->p;

@@ -149,7 +149,7 @@ static void fetch_result(const dp_conv *c, dp_conv_result *r, dp_conv_result *sh
 
 /* ---- ranks that are processes of mpirun or torchrun ------------------------------------------ */
 
-/* What a rank is told: shapes, and which arrays there are. */
+/* The message to a rank: shapes, and its arrays. */
 typedef struct {
     int what, parts, bf16;
     dp_ticket ticket;

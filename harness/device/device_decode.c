@@ -14,7 +14,7 @@
 typedef struct {
     const dp_problem *p;
     const dp_state_pool *pool; /* NULL: slots of its own, `kept` for each request */
-    int64_t before;            /* slots in front of those of the pool */
+    int64_t before;            /* slots before those of the pool */
     int kept;                  /* row of PACKED, where states are packed */
     dp_device dev;
     dpg_decode d;
@@ -286,7 +286,7 @@ static dp_status send_states(batch *b) {
     return st ? st : send_lists(b);
 }
 
-/* A number of the pool keeps its bits where the kernel left what it was given. */
+/* A number of the pool keeps its bits where the kernel left it unchanged. */
 static dp_status fetch_pool(batch *b) {
     const int64_t n = state_size(b);
     double *is = dp_doubles(n);

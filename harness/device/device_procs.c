@@ -26,15 +26,15 @@
 #define END_S 20.0                /* processes that were killed */
 #define LARGEST ((size_t)1 << 38) /* bytes of a run; reserved, not used */
 
-/* What this process, the server that forks ranks, and the ranks share. A process that is gone has
- * pid 0: the server looks. */
+/* Memory shared by this process, the server that forks ranks, and the ranks. A process that is gone
+ * has pid 0: the server looks. */
 typedef struct {
     int turn; /* runs so far * 128 + ranks of this one: what ranks wait for */
     dp_procs_body body;
     void *jobs;
     volatile int ranks; /* that there are processes for */
     volatile pid_t pid[DP_PROCS_MOST];
-    volatile int done[DP_PROCS_MOST]; /* the last turn that a rank has ended */
+    volatile int done[DP_PROCS_MOST]; /* the last job that a rank has ended */
     size_t used;
 } board;
 static board *b;

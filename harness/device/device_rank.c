@@ -37,7 +37,7 @@ static dp_status states_down(dp_rank_job *j, const dp_rank_tokens *x, const floa
     return st;
 }
 
-/* What a part has of the tensors that ranks exchange. */
+/* The tensors of a part that ranks exchange. */
 static int has_m(const dp_context *c) {
     return c->N > 1 && c->nlocal == 1 && !c->is_first && !c->is_last;
 }
@@ -96,8 +96,8 @@ static const char *no_windows(const dp_rank_job *j) {
 }
 
 /* A forward whose states go through windows: of ranks that share a device enqueued behind those of
- * the ranks before. One with a device of its own waits for no other's host, which may come back
- * from its forward only when M of later ranks has come. */
+ * the ranks before. A rank with a device of its own does not wait for another's host. That host may
+ * return from its forward only when M of later ranks has arrived. */
 static dp_status forward_in_turn(dp_rank_job *j, const dpg_tensors *t, void *ws) {
     struct dp_in_order *o = j->order;
     cudaStream_t *stream = o ? &o->stream[j->rank.comm->device] : &j->rank.dev.stream;
@@ -122,7 +122,7 @@ typedef struct {
     dpg_grads g;
 } dp_rank_tensors;
 
-/* Of the kernels' table: those of the forward, or of the backward, that are read, or written. */
+/* Tensors of the kernels' table: those that the forward, or the backward, reads or writes. */
 typedef struct {
     int n;
     dpg_tensor x[DPG_MOST_TENSORS];

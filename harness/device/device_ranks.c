@@ -52,8 +52,8 @@ static void in_process(void *ranks, int rank, dpg_comm *c, const dp_err *why) {
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* -1, or a rank that has not come back some seconds after another one failed: its device hangs, and
- * all that it may still touch must stay. */
+/* -1, or a rank that has not returned some seconds after another one failed. Its device hangs, and
+ * all memory that it may still touch must stay. */
 static int join(const pthread_t *thread, volatile dp_rank_state *const *state, int N) {
     double since = 0;
     for (int r = 0; r < N; r++)

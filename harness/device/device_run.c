@@ -85,8 +85,8 @@ static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base 
                          .dgdtype = bf16_inputs && base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32};
 }
 
-/* Sequences without tokens hand their initial state on, and the gradient of the final state back;
- * no rank owns them. */
+/* Sequences without tokens pass their initial state through, and the gradient of the final state
+ * back; no rank owns them. */
 static void empty_sequences(const dp_problem *p, dp_result *r) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int i = 0; i < p->Nseq; i++)
@@ -136,7 +136,7 @@ static dp_cuda_result *share_result(dp_cuda_result *r, const dp_problem *p) {
     return s;
 }
 
-/* What processes left there. */
+/* Results that processes left there. */
 static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem *p) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
@@ -150,8 +150,8 @@ static void fetch_result(dp_cuda_result *r, dp_cuda_result *s, const dp_problem 
             r->rank[i][x] = dp_copy(s->rank[i][x], dp_rank_width(p, i));
 }
 
-/* Of one rank, or one alone with its heads, which would cut long sequences alone: also those of the
- * tests, and of T tokens not more than 16 times. */
+/* The cut of one rank, or of a rank alone with its heads, for long sequences. Also for those of the
+ * tests, and T tokens at most 16 times. */
 static int segment_chunks(int64_t T) {
     const int64_t chunks = T / DP_CHUNK / 16;
     return chunks < 2 ? 2 : (int)chunks;

@@ -1,8 +1,8 @@
 /* harness/fuzz/fuzz_case.c - libFuzzer target: case files with the tensors that they name.
  *
  * Bytes up to the first NUL are a case file, what follows is the file d.safetensors beside it. Any
- * text is either refused with a message that names a file, or a case whose settings are consistent;
- * small ones are loaded or generated too. */
+ * text is either refused with a message that names a file, or a case with consistent settings.
+ * Small ones are loaded or generated too. */
 #define _GNU_SOURCE
 #include "harness/case/operations.h"
 #include "mutate.h"

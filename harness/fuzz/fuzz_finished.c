@@ -1,8 +1,8 @@
 /* harness/fuzz/fuzz_finished.c - libFuzzer target: runs of a finished case as `run --resume` reads
- * them. An input is edits of a whole run: two bytes that number a value (the first edit's lowest
- * bit says of which run), then the JSON that is put in its place, up to a NUL. The runs are refused
- * with a message that names the file, or read: then they are written and read again as they are,
- * and everything that is said of a run can be said of them. */
+ * them. An input is edits of a whole run. An edit is two bytes that number a value (the first
+ * edit's lowest bit selects the run), then the JSON that replaces it, up to a NUL. The runs are
+ * refused with a message that names the file, or read. Runs that are read are written and read
+ * again, and every text about them is made. */
 #include "harness/commands/print_run.h"
 #include "harness/record/digest.h"
 #include "harness/record/record_schema.h"

@@ -10,8 +10,8 @@
  *   4  it is closed
  * Nobody is there who did not say both unchanged, with the right secret.
  *
- * Bit 7 is 1: messages (by_tcp.c). The rest is what rank 1 sends, of which messages of any length
- * and of 8 bytes are read in turn; a message is as long as it should be, or the job ends. */
+ * Bit 7 is 1: messages (by_tcp.c). The rest is rank 1's messages. Messages of any length and of 8
+ * bytes are read alternately. A message has its right length, or the job ends. */
 #include "harness/mpi/by_tcp.h"
 #include "harness/mpi/guests.h"
 #include "mutate.h"

@@ -1,6 +1,6 @@
 /* harness/fuzz/fuzz_record.c - libFuzzer target: records as `compare` reads them. Bytes up to the
  * first NUL are OLD, the rest NEW (none: OLD again). Each is refused with a message that names the
- * file, or read; a record is never worse than itself, and what is said of two has a form. */
+ * file, or read. A record is never worse than itself, and the text about two has a form. */
 #include "harness/record/record_diff.h"
 #include "mutate.h"
 

@@ -1,8 +1,8 @@
 /* harness/fuzz/guards.c - the heap of the bulk fuzzers, which run without the address sanitizer to
- * be five to ten times as fast. Every block carries its size and a mark on both sides: a write past
- * either end, a write after free (blocks wait in a ring, filled, before they are used again) and a
- * second free end the run. An input after which more blocks live than before, three times in a
- * row, leaks. What only reads where it must not is left to the address sanitizer. */
+ * be five to ten times as fast. Every block has its size and a mark on both sides. A write past
+ * either end, a write after free (freed blocks wait in a ring, filled) and a second free end the
+ * run. An input after which more blocks live than before, three times in a row, leaks. Wrong reads
+ * are left to the address sanitizer. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 extern void *__libc_malloc(size_t n);
 extern void __libc_free(void *p);
 
-/* In front of what the caller gets, which begins `back` bytes into what was taken. */
+/* The head before the caller's block, which begins `back` bytes into the allocation. */
 typedef struct {
     uint64_t size;
     uint16_t align, back;
@@ -194,7 +194,7 @@ int register_printf_type(void *f) {
 int __real_LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 int __wrap_LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
 
-/* Linked with --wrap. What is kept from the first time on is no leak: it does not grow. */
+/* Linked with --wrap. Memory kept from the first time on is no leak: it does not grow. */
 int __wrap_LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     for (int i = 0; i < 3; i++) {
         const size_t before = live;

@@ -124,8 +124,8 @@ static double *take_data(dp_tensorfile *f, const char *name, int ndim, const int
     return NULL;
 }
 
-/* The states that convolution i left in slots, as those of sequences; padding's stay. What lies in
- * slots that the call was not to write must have kept its bits. */
+/* The states that convolution i left in slots, as those of sequences; padding's stay. Slots that
+ * the call was not to write must have kept their bits. */
 static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_subject_call *call,
                               int i, dp_complaints *all) {
     const dp_conv *v = call->front->conv[i];
@@ -155,7 +155,7 @@ static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_su
     return states;
 }
 
-/* What convolutions in front gave, and the states that they hand on. */
+/* Results of convolutions before the recurrence, and the states that they pass on. */
 static void take_front(dp_tensorfile *f, const dp_problem *p, const dp_subject_call *call,
                        dp_subject_result *out, dp_complaints *all) {
     for (int i = 0; i < DP_NQKV; i++) {
@@ -188,7 +188,7 @@ static void check_pool(const dp_tensor *t, const dp_problem *p, const dp_state_p
                     (long long)want[3]);
 }
 
-/* Those that it claims to write, and those that its first OUT held. */
+/* The tensors that it claims to write, and those of its first OUT. */
 static void check_there(const struct dp_command *c, const dp_subject *s, const dp_problem *p,
                         const dp_subject_call *call, const dp_tensorfile *f, dp_complaints *all) {
     for (int i = 0; i < DP_NRESULTS; i++)

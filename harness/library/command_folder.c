@@ -47,7 +47,7 @@ static void remove_left(const char *top) {
     if (d) closedir(d);
 }
 
-/* Of serve other ones for every call: what comes late is no file of the next. */
+/* With serve every call has other names: a late file is no file of the next call. */
 static void name_files(struct dp_command *c) {
     char number[24] = "";
     if (c->serve) snprintf(number, sizeof number, "-%ld", c->ncall);

@@ -28,8 +28,8 @@ int dp_command_tell(const struct dp_command *c) {
     return -1;
 }
 
-/* Standard streams: without serve, what it prints on either goes one way; with it, input and output
- * are the line to the program. */
+/* Standard streams. Without serve both outputs go into one pipe. With it, input and output are the
+ * pipes to the program. */
 static void place_streams(int serve) {
     dup2(DP_COMMAND_PRINTED_FD, 2);
     dup2(serve ? DP_COMMAND_TALK_FD : DP_COMMAND_PRINTED_FD, 1);
@@ -47,8 +47,8 @@ static const dp_command_told *read_told(void) {
     return at;
 }
 
-/* Under a sanitizer the limit would hold for its shadow too, and a thread that OpenBLAS is still
- * starting ends the process where it gets no memory: there prlimit sets it, after the shadow. */
+/* Under a sanitizer the limit would count its shadow too. A thread that OpenBLAS is still starting
+ * ends the process if it gets no memory. There prlimit sets the limit, after the shadow. */
 enum { LIMITER_WORDS = 2 };
 static int put_limiter(char **word, int64_t memory) {
     static char limit[40];

@@ -141,7 +141,7 @@ typedef struct {
     char text[ANSWER];
 } answer;
 
-/* 1: a whole line came, or one that is too long, or another behind it. */
+/* 1: a whole line arrived, or one that is too long, or another after it. */
 static int take_answer(struct dp_command *c, answer *a) {
     if (c->talk < 0) return 0;
     const ssize_t n = recv(c->talk, a->text + a->n, sizeof a->text - 1 - a->n, MSG_DONTWAIT);

@@ -1,5 +1,5 @@
-/* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). What
- * runs in its processes is in subject_host.c. */
+/* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). Its
+ * processes run the code of subject_host.c. */
 #define _GNU_SOURCE
 #include "command_parts.h"
 #include "ref/vocabulary/text.h"
@@ -144,7 +144,7 @@ void dp_subject_close(dp_subject *s) {
     *s = (dp_subject){0};
 }
 
-/* What came of call m->call. */
+/* The outcome of call m->call. */
 static void look_at_call(const dp_subject_memory *m, const dp_problem *p,
                          const dp_subject_ending *end, dp_subject_result *out) {
     if (end->outcome != DP_SUBJECT_RETURNED && m->call == end->call) {

@@ -130,7 +130,7 @@ void dp_subject_describe(dp_subject_control *c, const dp_problem *p, const dp_su
     snprintf(c->recurrence, sizeof c->recurrence, "%s", dp_models[p->model].name);
 }
 
-/* What is left of the pages around each output must be as it was (inputs cannot be written at all).
+/* The rest of the pages around each output must be unchanged (inputs cannot be written at all).
  */
 void dp_subject_check_patterns(const dp_subject_memory *m, dp_subject_result *out) {
     for (int r = 0; r < m->c->processes; r++)

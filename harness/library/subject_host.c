@@ -313,9 +313,9 @@ static void load_and_call(void) {
 
 /* ---- the process ----------------------------------------------------------------------------- */
 
-/* Memory is limited where it is private and can be written (RLIMIT_DATA): address space that is
- * only reserved, as CUDA and the address sanitizer do in terabytes, is not counted. Where the
- * machine runs out all the same, this process goes before any other. */
+/* The limit is on private, writable memory (RLIMIT_DATA). Address space that is only reserved, as
+ * CUDA and the address sanitizer do in terabytes, is not counted. Where the machine runs out all
+ * the same, this process goes before any other. */
 void dp_subject_limit_memory(int64_t memory) {
     const struct rlimit none = {0, 0}, data = {(rlim_t)memory, (rlim_t)memory};
     setrlimit(RLIMIT_CORE, &none);

@@ -181,8 +181,8 @@ static void say_unwatched(int status, dp_subject_ending *end) {
                  WEXITSTATUS(status));
 }
 
-/* Starts all processes and waits for them, or for the limit, or for the first that fails; then ends
- * whatever is left, with all that they started. */
+/* Starts all processes and waits for them, for the limit, or for the first that fails. Then it ends
+ * the others, with all processes that they started. */
 dp_status dp_subject_run_processes(const dp_subject_memory *s, double limit, dp_subject_ending *end,
                                    dp_err *e) {
     const int n = s->c->processes, fd[] = {s->given, s->made};

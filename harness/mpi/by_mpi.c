@@ -131,7 +131,7 @@ static void *receive_any(int kind, size_t least, size_t most, int *from, size_t 
 
 /* ---- signs of life --------------------------------------------------------------------------- */
 
-static int *asked; /* [size] of the first: PING is under way, or not answered yet */
+static int *asked; /* [size] of the first process: PING is sent, and not answered yet */
 
 static int took(int from, int tag) {
     int came;
@@ -187,7 +187,7 @@ static void not_started(int sig) {
     _exit(2);
 }
 
-/* What becomes of the processes of this host; of others mpirun sees it. */
+/* Watches the processes of this host; mpirun watches those of others. */
 static void watch_this_host(void) {
     job->gone = dp_calloc((size_t)job->size, sizeof *job->gone);
     for (int r = 0; r < job->size; r++) {

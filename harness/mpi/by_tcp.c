@@ -1,7 +1,8 @@
 /* Messages by a socket between each process and the first, which torchrun's environment names
- * (carrier.h): RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. torchrun itself listens at MASTER_PORT;
- * the first process takes the next one, or DELTAPROOF_PORT. Whoever does not prove that it belongs
- * is refused (meet.h). Once a second each process says that it is alive, between messages. */
+ * (carrier.h): RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. The launcher itself listens at
+ * MASTER_PORT; the first process takes the next one, or DELTAPROOF_PORT. Whoever does not prove
+ * that it belongs is refused (meet.h). Once a second each process says that it is alive, between
+ * messages. */
 #define _GNU_SOURCE
 #include "by_tcp.h"
 #include "harness/base/clock.h"
@@ -25,7 +26,7 @@ static dp_job *const job = &dp_the_job;
 static int *socket_of; /* [size] of the first; of the others that of rank 0 alone */
 
 enum { ALIVE = DP_MPI_NKINDS }; /* a head without bytes */
-/* Of a rank: who reads a message, who writes one, pieces that have come. */
+/* A rank's reader and writer of messages, and arrived pieces. */
 typedef struct {
     pthread_mutex_t reading, writing;
     _Atomic unsigned moved;

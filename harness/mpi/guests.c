@@ -39,7 +39,7 @@ void dp_guests_let_in(dp_guests *h, int fd) {
     dp_party_renew(&g->own);
 }
 
-/* What has been sent so far fits into any socket's room. */
+/* Everything sent so far fits into any socket's buffer. */
 static int say(const dp_guest *g, const void *x, size_t n) {
     return send(g->fd, x, n, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)n;
 }

@@ -128,8 +128,8 @@ static int open_listener(const struct addrinfo *a, int *error) {
     return -1;
 }
 
-/* At an address of this host that `host` names; every: at all interfaces, where it names those. -1:
- * it names none, or, why in *error, the address cannot be had. */
+/* Listens at an address of this host that `host` names; every: at all interfaces, if it names one.
+ * -1: it names none, or, why in *error, the address is not available. */
 static int try_listen(const char *host, const char *port, int every, int loopback, int *error) {
     struct addrinfo *all = resolve(host, port);
     int fd = -1;

@@ -45,7 +45,7 @@ const char *dp_hello_wrong(const dp_party *own, const dp_hello *other) {
     return NULL;
 }
 
-/* Of who says it, of both hellos, and of host and process. */
+/* The code of the speaker, of both hellos, and of host and process. */
 static void code_of(const dp_party *own, const dp_hello *speaker, const dp_hello *listener,
                     const dp_proof *proof, unsigned char code[crypto_auth_BYTES]) {
     struct {

@@ -204,7 +204,7 @@ static void send_conv(int to, const dp_conv *part, conv_job *j) {
 }
 
 DP_NOT_SO("-Wanalyzer-null-argument") /* x is of tokens, or of this process */
-/* What rank `from` made, or (from = 0) this process. */
+/* Results of rank `from`, or (from = 0) of this process. */
 static void take_results(const dp_conv *c, int N, int from, const dp_conv *part,
                          dp_conv_result *own, dp_conv_result *r) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++) {

@@ -46,7 +46,7 @@ void dp_process_name(int r, char *text, size_t size) {
     snprintf(text, size, "rank %d (process %d on %s)", r, p->pid, p->host);
 }
 
-/* The first process says what is finished, the program's own way; the others leave that to it. */
+/* The first process prints the finished part, as the program does; the others leave that to it. */
 void dp_job_end(void) {
     if (job->end) job->end();
     if (job->rank) _exit(2);
@@ -55,7 +55,7 @@ void dp_job_end(void) {
     _exit(2);
 }
 
-/* Those that wait themselves are heard; who is not is why they wait. */
+/* Processes that wait themselves are heard; the others wait for those that are not. */
 static void name_silent(void) {
     char who[160];
     usleep(3200000);
@@ -263,8 +263,8 @@ static int same_arguments(void) {
     return 1;
 }
 
-/* Commands that take more than one process. What a rank of a training starts by itself is none of
- * its processes. */
+/* Commands that take more than one process. A command that a rank of a training starts by itself is
+ * not one of its processes. */
 static int is_asked_for(int argc, char **argv) {
     static const char *const commands[] = {"run", "check", "differ"};
     if (argc < 2 || getenv("DELTAPROOF_ALONE")) return 0;
@@ -273,7 +273,7 @@ static int is_asked_for(int argc, char **argv) {
     return 0;
 }
 
-/* What --backend, which may be cut short, gives: behind `=`, or the next argument; else NULL. */
+/* The value of --backend, which may be abbreviated: after `=`, or the next argument; else NULL. */
 static const char *backend_of(const char *arg, const char *next) {
     static const char name[] = "--backend", shortest[] = "--bac";
     const size_t n = strcspn(arg, "=");

@@ -44,7 +44,7 @@ static void junit_properties(FILE *f, const dp_record *r) {
     fputs("  </properties>\n", f);
 }
 
-/* What a CI system shows of a failure: every tensor that failed, and the command. */
+/* The text that a CI system shows of a failure: every failed tensor, and the command. */
 static void junit_body(FILE *f, const dp_run *x) {
     for (int i = 0; i < x->ntensor; i++) {
         const dp_judgement *t = &x->tensor[i];

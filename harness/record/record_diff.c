@@ -179,7 +179,7 @@ static void compare_records(diff *d) {
 
 /* ---- cases, and many of them together -------------------------------------------------------- */
 
-/* What the records hold beside runs: lists of objects, each known by some of its fields. */
+/* Parts of the records beside runs: lists of objects, each known by some of its fields. */
 typedef struct {
     const char *list, *word;
     const char *by[8];
@@ -188,7 +188,7 @@ static const part PARTS[] = {
     {"cases", "case", {"name"}},
     {"pooled", "all cases of", {"tensor", "backend", "way", "base", "undeclared", "fault"}}};
 
-/* "o sim fp32" -> the object. Of those with one name the last. */
+/* "o sim fp32" -> the object. The last one of several with one name. */
 static json_t *by_name(const dp_old_record *r, const part *p) {
     json_t *all = json_object(), *x;
     size_t i;

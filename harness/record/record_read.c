@@ -55,7 +55,7 @@ static void read_top(dp_old_record *r) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Runs that come again get a number; how often each ID came is counted, not searched for. */
+/* Repeated runs get a number. The count of each ID is kept, not searched for. */
 static void index_run(dp_old_record *r, json_t *count, json_t *run) {
     const char *id = dp_old_text(run, "id");
     const json_int_t n = json_integer_value(json_object_get(count, id)) + 1;

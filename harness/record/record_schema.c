@@ -98,7 +98,7 @@ static const dp_record_field EXPECTED[] = {
              "row; the tensor's degrees of freedom",
      GET(power), WHEN(has_power)}};
 
-/* Of an error within its limits the level nearest to its own says it all. */
+/* For an error within its limits, the level nearest to its own is enough. */
 static const void *level_at(const void *x, int i) {
     const dp_levels_result *all = x;
     const dp_level_result *r = &all->at[i];

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FOREIGN "judge:" /* in front of the name: computed by another program */
+#define FOREIGN "judge:" /* before the name: computed by another program */
 
 int dp_find_ranks(const char *text) {
     int64_t n;

@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-/* What one tensor holds; partial: entries of it need not be written. x NULL: neither a result nor a
- * stage. */
+/* The content of one tensor; partial: entries of it need not be written. x NULL: neither a result
+ * nor a stage. */
 typedef struct {
     const double *x;
     int64_t n;

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What one hypothesis changes of the files. */
+/* The change of the files by one hypothesis. */
 typedef struct {
     const dp_problem *p;
     const char *only;          /* of OUT this tensor alone; NULL: forward, or all */
@@ -21,7 +21,7 @@ typedef struct {
     int late;                  /* `only` is one token late */
     const dp_mistake *mistake; /* of reading inputs; NULL: none */
     dp_fault fault;            /* what it changes of o and final_state in fp64 is taken off them */
-    const char *layout;        /* of states, as given */
+    const char *layout;        /* layout of states, as the caller set it */
     const char *earlier;       /* this input is that of the token before */
     int rank;                  /* starts from zero */
 } change;
@@ -158,8 +158,8 @@ static double distance(const double *x, const double *y, int64_t n) {
     return sqrt(off / all);
 }
 
-/* Could what is judged pass? Not where fp64 of the changed problem is no nearer to it than a tenth
- * of the failure, and ten times its limit: a truth would only say the same. */
+/* Could what is judged pass? No, if fp64 of the changed problem is no nearer to it than a tenth of
+ * the failure, and ten times its limit. A truth would only agree. */
 static int could_pass(const search *s, const dp_case *c, const dp_stored_results *g) {
     const double nearer = 0.1, above = 10;
     dp_sim sim;
@@ -206,7 +206,7 @@ static int passes(const search *s, dp_judge_options *q, change *h) {
     return good;
 }
 
-/* The failed tensors that it speaks of. */
+/* The failed tensors that it concerns. */
 static uint64_t explained_by(const search *s, const change *h) {
     uint64_t all = 0;
     for (int i = 0; i < s->failed->ntensor && i < 64; i++) {
@@ -343,7 +343,7 @@ static void try_base(search *s) {
         OTHER(base, "base", "bf16", "its errors are no larger than those of that base");
 }
 
-/* Of a kernel in fp32 that says nothing of its design: the first that passes. */
+/* For a kernel in fp32 that does not declare its design: the first that passes. */
 static void try_operands(search *s) {
     static const struct {
         const char *words, *meaning;

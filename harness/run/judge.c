@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What base, option and OUT's metadata `design` declare; nothing: undeclared. */
+/* The declaration by base, option and OUT's metadata `design`; nothing: undeclared. */
 static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out,
                              const dp_judge_base *said, dp_base base, dp_design *design,
                              dp_stored_results *g, dp_err *e) {
@@ -167,8 +167,8 @@ static void round_gates(const dp_tensorfile *in, dp_format f) {
         g->data[i] = dp_store(f, g->data[i]);
 }
 
-/* The logarithm of a gate that is given as the decay. A decay of 0 leaves less than fp64 holds;
- * above 1 a step grows. */
+/* The logarithm of a gate that is the decay itself. A decay of 0 leaves less than fp64 holds; above
+ * 1 a step grows. */
 static dp_status take_logs(dp_tensorfile *in, dp_err *e) {
     const dp_tensor *g = dp_judge_input(in, DP_INPUT_G);
     for (int64_t i = 0; g && i < g->n; i++) {

@@ -101,7 +101,7 @@ static void let_speak(int tensor, dp_run *r) {
                  at->head);
 }
 
-/* The worst of the new tensors speaks where nothing had failed before. */
+/* The worst of the new tensors represents the run if nothing had failed before. */
 static void speak(int from, dp_run *r) {
     int worst = -1;
     for (int i = from; i < r->ntensor; i++)
@@ -132,8 +132,8 @@ dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, 
 /* ---- to the bit ------------------------------------------------------------------------------ */
 
 /* Appends the judgement of a tensor that must be right to the bit; first: its first entry that is
- * another, -1: none. Returned for the words of its failure: it is to speak for the run, and the
- * other failures follow from it. */
+ * another, -1: none. Returned for the words of its failure: it represents the run, and the other
+ * failures follow from it. */
 static dp_judgement *judge_bits(const dp_compare_in *in, int64_t first, dp_run *r) {
     r->tensor = dp_realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + 1));
     dp_judgement *t = &r->tensor[r->ntensor++];

@@ -118,9 +118,9 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
                  : "");
 }
 
-/* dg of a first token without an initial state is a sum of pairs that cancel: kernels that round
- * the operands of dq and dk apart leave one rounding of an operand (FLA: 0.7% of its head's rows).
- * So are dA_log and ddt_bias of a head of such tokens alone. */
+/* dg of a first token without an initial state is a sum of pairs that cancel. Kernels that round
+ * the operands of dq and dk separately leave one rounding of an operand (FLA: 0.7% of its head's
+ * rows). So are dA_log and ddt_bias of a head of such tokens alone. */
 static double cancelled(const dp_run *run, dp_result_id field) {
     const int sums =
         field == DP_RESULT_DG || field == DP_RESULT_DA_LOG || field == DP_RESULT_DDT_BIAS;
@@ -146,7 +146,7 @@ static double seen_most(dp_result_id field) {
     }
 }
 
-/* The truth of an exact run; an entry that is the truth rounded once to the result's format, whose
+/* The truth of an exact run. An entry that is the truth rounded once to the result's format, whose
  * unit roundoff is u, is right: 257 in bf16 is 256. */
 static double *truth_as_stored(const dp_ball *want, const double *got, double u) {
     const int64_t n = want->rows * want->width;

@@ -152,7 +152,7 @@ static int sums_round(const double *x, int64_t n, int64_t step) {
     return 0;
 }
 
-/* Log gates of a short format, of which fp32 rounds few sums and holds the others exactly: draws
+/* Log gates of a short format: fp32 rounds few of their sums and holds the others exactly. Draws
  * that keep the format seldom round the same ones. */
 static int has_ties(const dp_run *r, const dp_case *c) {
     const dp_problem *p = &c->p;
@@ -182,7 +182,7 @@ static int may_settle(const dp_run *r, int ties) {
     return any;
 }
 
-/* Failed judgements give way to those of the second set, and keep what the first one said. */
+/* Judgements of the second set replace failed ones, and keep the texts of the first. */
 static void replace_failures(dp_run *r, dp_run *again) {
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *now = &r->tensor[i], *later = &again->tensor[i];
@@ -194,8 +194,8 @@ static void replace_failures(dp_run *r, dp_run *again) {
     }
 }
 
-/* Where a run fails by draws alone, each time within DP_MARGIN of its limit or by gates whose sums
- * tie, a second, independent set of draws decides. Both stay in the record. */
+/* A run may fail by draws alone, each time within DP_MARGIN of its limit or by gates whose sums
+ * tie. Then a second, independent set of draws decides. Both stay in the record. */
 static void settle(const dp_judging *j, int stages, dp_run *r) {
     const int ties = has_ties(r, j->sp->c);
     if (r->exact || !may_settle(r, ties)) return;

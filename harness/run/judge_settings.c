@@ -27,7 +27,7 @@ static const word BETAS[] = {{"plain", "plain"},       {"beta", "plain"},
                              {NOTHING, "plain"},       {0}};
 static const word NORMS[] = {
     {"0", "no"}, {"1", "yes"}, {"no", "no"}, {"yes", "yes"}, {"l2norm inside kernel", "yes"}, {0}};
-/* Of g as the kernel reads it; "": as the file holds it. */
+/* The format of g as the kernel reads it; "": the file's. */
 static const word GATE_DTYPES[] = {{"fp32", "fp32"},    {"bf16", "bf16"},     {"fp16", "fp16"},
                                    {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"},
                                    {"fp64", "fp64"},    {"float64", "fp64"},  {0}};

@@ -1,13 +1,13 @@
-/* What a run is entitled to by how it computes (limits.h). */
+/* A run's limits by its design (limits.h). */
 #include "limits.h"
 #include "harness/bound/store_bound.h"
 #include "token_bounds.h"
 
 #include <math.h>
 
-/* Who computes, and how much of what draws cannot show is his (reports/verdicts.md): the pipeline
- * that was drawn; the same with other orders of summation; kernels that declare their design;
- * others. */
+/* The kind of subject, and its allowance for errors that draws cannot show (reports/verdicts.md).
+ * Kinds: the pipeline that was drawn; the same with other orders of summation; kernels that declare
+ * their design; others. */
 typedef enum { DRAWN, OTHER_SUMS, DECLARED, UNDECLARED, NWHO } who;
 static const dp_allowance ALLOWANCE[NWHO][2] = {
     /* arithmetic fp32 or fp64; bf16 */
@@ -29,7 +29,7 @@ static who who_computes(const dp_run *r) {
     const int says_factors = r->design.factors != dp_design_of(r->base).factors;
     if (r->undeclared && !says_factors) return UNDECLARED;
     if (r->other_design || r->backend == DP_BACKEND_LAPACK)
-        return DECLARED; /* its solves, too, go another way */
+        return DECLARED; /* its solves, too, have another order */
     return dp_backends[r->backend].simulated && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;
 }
 

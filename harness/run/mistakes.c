@@ -122,7 +122,7 @@ static void final_turned(dp_tensorfile *in, dp_tensorfile *out, const dp_problem
     if (s) dp_states_transpose(s, p->K, p->V);
 }
 
-/* Zeros that stand where a sequence had no token become the state that came in. */
+/* Zeros in place of the state of a sequence without tokens become its initial state. */
 static void empty_kept(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     const dp_tensor *s0 = dp_file_input(in, "initial_state");
     dp_tensor *s = result(out, DP_RESULT_FINAL_STATE);

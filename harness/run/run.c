@@ -1,4 +1,4 @@
-/* How a run begins and closes: options, tiers, the tensor that speaks (run.h). */
+/* Begin and end of a run: options, tiers, the tensor that represents it (run.h). */
 #define _GNU_SOURCE
 #include "harness/record/run.h"
 #include "harness/mpi/processes.h"

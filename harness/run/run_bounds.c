@@ -17,7 +17,7 @@ void dp_bound_bases_free(dp_bound_bases *w) {
 
 /* ---- their cache ----------------------------------------------------------------------------- */
 
-/* n bytes of `what`, then what was given: all that bounds follow from besides the problem. */
+/* n bytes of `what`, then the input errors: all that bounds depend on besides the problem. */
 static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
                             size_t *size) {
     const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};

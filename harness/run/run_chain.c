@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Truth of a chain: double-double products where they are affordable, else fp64. Either way the
- * radius is the running normwise bound of math.md j.3 with the eta of that arithmetic:  r_1 = 0,
- * r_j = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F  (+ eta |M_j| r_(j-1): P is the computed one). */
+/* Truth of a chain: double-double products where they are affordable, else fp64. In both cases the
+ * radius is the running normwise bound of math.md j.3 with the eta of that arithmetic: r_1 = 0, r_j
+ * = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F (+ eta |M_j| r_(j-1): P is the computed one). */
 typedef struct {
     int n, K, dd, npoint, points[32];
     double *M, *mu;                   /* [n][K][K] factors as doubles, [n] */
@@ -209,7 +209,7 @@ static void pass_by_bits(const chain_truth *t, const double *bound, dp_run *r) {
     j->why[0] = 0;
 }
 
-/* given [n][K][K]: results of another program to be judged in place of our own. */
+/* Results [n][K][K] of another program, to be judged in place of our own. */
 static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual,
                         const double *given, dp_run *r) {
     const int64_t KK = (int64_t)t->K * t->K;

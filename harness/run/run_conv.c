@@ -98,7 +98,7 @@ static dp_run *record(const dp_case *c, dp_backend be, int N, dp_base base, dp_f
     return r;
 }
 
-/* Why the kernels cannot be given this: they read and write one format, and have no fp64. */
+/* The reason why the kernels cannot run this: they read and write one format, and have no fp64. */
 static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
     if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
         return "the kernels store y and dx in the format of x and dy, which is wider than bf16 "
@@ -162,7 +162,7 @@ static int runs_here(const dp_run_options *o, dp_backend be, dp_base base) {
            !(dp_backends[be].on_device && base == DP_BASE_FP64);
 }
 
-/* Ranks that own their tokens in another way. */
+/* Ranks with another ownership of tokens. */
 static dp_status run_owned(const dp_case *c, const dp_run_options *o, const conv_truth *t,
                            dp_own kind, int N, dp_runs *out, dp_err *e) {
     int bases[DP_NBASES];

@@ -1,4 +1,4 @@
-/* Convolutions in front of a recurrence, judged end to end over N ranks (step.h). */
+/* Convolutions before a recurrence, judged end to end over N ranks (step.h). */
 #include "step.h"
 #include "harness/case/front.h"
 #include "harness/device/device_conv.h"
@@ -55,7 +55,7 @@ static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_
     free(dx);
 }
 
-/* All of them at once, with these dy (NULL: forward only): on a device they are the parts of one
+/* All of them at once, with these dy (NULL: forward only). On a device they are the parts of one
  * plan and share its messages. r[i] is allocated where there is one. */
 static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                           dp_conv_result r[3], dp_err *e) {
@@ -235,13 +235,13 @@ static double *slopes(const dp_conv *v) {
     return s;
 }
 
-/* Errors of the rows of dq (dk, dv) [T][heads]: norms that add up (E NULL), or squares, E of their
- * entries and D of rows as a whole. */
+/* Errors of the rows of dq (dk, dv) [T][heads]: norms that are added (E NULL), or squares, E of
+ * their entries and D of rows as a whole. */
 typedef struct {
     const double *E, *D;
 } row_errors;
 
-/* What they make of a row scaled by |a_d b_d|, channel by channel. */
+/* The errors of a row scaled by |a_d b_d|, channel by channel. */
 static double scaled(const row_errors *e, int64_t row, const double *a, int64_t stride_a,
                      const double *b, int width) {
     double top = 0, sum = 0;
@@ -253,7 +253,7 @@ static double scaled(const row_errors *e, int64_t row, const double *a, int64_t 
     return e->E ? sum + top * top * e->D[row] : top * e->D[row];
 }
 
-/* What they make of dx [T][heads], dw [W][heads] and dbias [heads]; squares are multiplied by
+/* The errors of dx [T][heads], dw [W][heads] and dbias [heads] from them. Squares are multiplied by
  * DP_LAMBDA in the end. */
 typedef struct {
     double *dx, *dw, *dbias;
@@ -288,8 +288,9 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
     free(dw);
 }
 
-/* A result of the convolution's backward beside its truth, [rows][width]: radii, its own bound; by
- * row, what the truth's rest and the subject's bound of the recurrence's gradient add. */
+/* A result of the convolution's backward beside its truth, [rows][width]: radii, its own bound. By
+ * row, the additions from the truth's rest and from the subject's bound of the recurrence's
+ * gradient. */
 typedef struct {
     int kind;
     int64_t rows;

@@ -31,14 +31,15 @@ static void skip(dp_run *r, const char *why) {
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-/* What the kernels get q, k and v as: those of a step come out of convolutions in the base. */
+/* The format of the kernels' q, k and v: those of a step are outputs of convolutions in the
+ * base. */
 static int inputs_are_bf16(const dp_case *c, dp_base base) {
     return dp_op_of(c)->has_front ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
 }
 
-/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse,
- * rows of fp32 rounded to bf16 as they are read. One of the two directions suffices. gpu/token: no
- * chunks, results in the formats of the base. Neither's exponential is rounded correctly. */
+/* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse.
+ * Rows of fp32 are rounded to bf16 as they are read. One of the two directions suffices. gpu/token:
+ * no chunks, results in the formats of the base. Neither's exponential is rounded correctly. */
 static dp_design design_of_kernels(const dp_case *c, const dp_how *how, const dp_cuda_result *res) {
     dp_design d = dp_design_of(how->base);
     d.sending = how->design.sending;
@@ -53,7 +54,7 @@ static dp_design design_of_kernels(const dp_case *c, const dp_how *how, const dp
     return d;
 }
 
-/* What a run has beside the results of its recurrence. */
+/* A run's tensors beside the results of its recurrence. */
 typedef struct {
     dp_step_run front; /* op step: what its convolutions made */
     dp_drafts drafts;  /* a session: what its windows made */
@@ -201,7 +202,7 @@ static void free_beside(const dp_case *c, beside *x) {
     dp_pool_seen_free(&x->pool);
 }
 
-/* One way of one (base, chain): judged, or skipped with the kernels' own reason. */
+/* One variant of one (base, chain): judged, or skipped with the kernels' own reason. */
 static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bound_bases *bases,
                          dp_runs *out, dp_err *e) {
     const dp_case *c = sp->c;
@@ -251,7 +252,7 @@ static int sends(const dp_sharding *sp) {
     return dp_cuda_ranks(&sp->c->p, sp->N) > 1 || sp->c->p.own.kind == DP_OWN_GRID;
 }
 
-/* Where nothing is sent there is one way for all. */
+/* If nothing is sent, one variant is enough for all. */
 static dp_ways ways_of(const dp_sharding *sp, int which) {
     const dp_ways one = {.n = 1};
     return sends(sp) ? dp_ways_of(sp->c, sp->std->o, which) : one;
@@ -264,7 +265,7 @@ static dp_sending as_sent(const dp_problem *p, dp_sending x, int N) {
     return s;
 }
 
-/* Every way of a (base, chain). */
+/* Every variant of a (base, chain). */
 static dp_status run_ways(dp_sharding *sp, const dp_how *how, int which, dp_bound_bases *bases,
                           dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;

@@ -5,9 +5,9 @@
 
 #include <math.h>
 
-/* A result stored in a format with unit roundoff u and spacing 2 tiny among its subnormals is off
- * by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row. Only a format
- * coarser than the base's own adds to it. */
+/* A result may be stored in a format with unit roundoff u and spacing 2 tiny among its subnormals.
+ * It is then off by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row.
+ * Only a format coarser than the base's own adds to it. */
 void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
                           dp_error_bound *b) {
     const dp_problem *p = &sp->c->p;

@@ -1,5 +1,5 @@
-/* The chunk solver over LAPACKE: every result and every intermediate by name, judged like those of
- * any subject of this pipeline that sums in another order. Its numbers are those of the machine.
+/* The chunk solver over LAPACKE. Every result and every intermediate is judged by name, like those
+ * of any subject of this pipeline that sums in another order. Its numbers are those of the machine.
  */
 #include "harness/simulated/calls.h"
 #include "subjects.h"
@@ -120,7 +120,7 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return st;
 }
 
-/* What is not judged of a session in a pool, counted: this solver returns states. */
+/* Counts the parts of a session in a pool that are not judged: this solver returns states. */
 static void skip_pool(const dp_sharding *sp, const dp_design *design, dp_format chain,
                       dp_runs *out) {
     dp_run *r = record(sp, design, chain, out);

@@ -24,7 +24,7 @@ typedef struct {
     int64_t calls;
     int states; /* 1: it showed those of every token */
     double seconds;
-    dp_conv_front front; /* of a case that has convolutions in front; else all NULL */
+    dp_conv_front front; /* of a case with convolutions before the recurrence; else all NULL */
 } in_calls;
 
 static int64_t entries(const dp_problem *p, const dp_state_pool *pool) {
@@ -88,7 +88,7 @@ static dp_status run_step(void *who, const dp_problem *call, const dp_state_pool
     return make_call(x, call, &how, out, e);
 }
 
-/* What a session has beside its results. */
+/* A session's tensors beside its results. */
 typedef struct {
     int states; /* 1: the library showed those of every token */
     dp_calls_seen seen;
@@ -152,7 +152,7 @@ static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
     snprintf(r->why, sizeof r->why, "%s", s->why);
 }
 
-/* What is exact in bf16 leaves the range of fp16. */
+/* Numbers that are exact in bf16 leave the range of fp16. */
 static int leaves_range(const dp_case *c, const dp_design *d) {
     const dp_format kept[] = {d->factors, d->state, d->dstate};
     int fp16 = 0;
@@ -310,8 +310,8 @@ static dp_status call_failed_again(const dp_sharding *sp, asked *x, dp_err *e) {
     return dp_subject_run_calls(sp->std->o->subject, 2, same, &one, x->again, &x->nagain, e);
 }
 
-/* Of calls with the same inputs: which differ from the first, said before anything else. The first
- * of them is judged, too. */
+/* Among calls with the same inputs: those that differ from the first, reported before anything
+ * else. The first of them is judged, too. */
 static dp_status judge_same(dp_sharding *sp, const asked *x, int n, dp_bound_bases *bases,
                             dp_run *r, dp_err *e) {
     char text[240], where[200], first[200] = "";
@@ -426,8 +426,7 @@ int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, 
     return !served || *st;
 }
 
-/* What the options name, else what the library claims. One rank forms no M: one chain format will
- * do. */
+/* The claims of the options, else of the library. One rank forms no M: one chain format will do. */
 dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
     const dp_run_options *o = sp->std->o;
     const dp_subject *lib = o->subject;

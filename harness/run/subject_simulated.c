@@ -145,7 +145,8 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return st;
 }
 
-/* The same with convolutions in front, which begin from the inputs that were handed on. */
+/* The same with convolutions before the recurrence, which begin from the inputs of earlier
+ * calls. */
 static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
                           const dp_conv_states *before, dp_call_result *out, dp_err *e) {
     (void)pool;
@@ -165,7 +166,7 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool
     return st;
 }
 
-/* What the calls of a session made, and where a fault acted. */
+/* Results of the calls of a session, and where a fault acted. */
 typedef struct {
     dp_result got; /* o and the last state */
     dp_calls_seen seen;

@@ -26,9 +26,10 @@ double dp_token_bounds_seconds(const dp_problem *p) {
  *
  *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
  *
- * with Aqk = scale q k', and of several keys that read in turn the solve with their mask. Token by
- * token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o = scale q S.
- * Each rounding of the latter has one of the former beside it, of no smaller absolute value:
+ * with Aqk = scale q k', and for several keys that read one after another the solve with their
+ * mask. Token by token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o =
+ * scale q S. Each rounding of the latter has one of the former beside it, of no smaller absolute
+ * value:
  *
  *     exp(g), b, norms of q, k   the same
  *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
@@ -39,12 +40,12 @@ double dp_token_bounds_seconds(const dp_problem *p) {
  *                                                       |exp(g) S| + |k||X|
  *
  * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
- * factor over exp(g), which adds a rounding. M is the recurrence of the identity; the bound has the
- * product of factors exp(g) - k w, on whose diagonal, which may cancel, the rounding of k w as it
- * is formed stands for that of products. The adjoint goes through the same operations backwards;
- * the row sum of dS o exp(g) S in dg is that of dS, scale q do' and e dE, in three sums there. What
- * ranks send of M, H and states is rounded as the payload says, and multiplied, as there. What
- * leaves in a shorter format is rounded once more. */
+ * factor over exp(g), which adds a rounding. M is the recurrence of the identity. The bound has the
+ * product of factors exp(g) - k w. Their diagonal may cancel; there the rounding of k w stands for
+ * that of products. The adjoint makes the same operations backwards. The row sum of dS o exp(g) S
+ * in dg is that of dS, scale q do' and e dE, in three sums there. Ranks round the sent M, H and
+ * states as the payload says, and multiply, as there. Results in a shorter format are rounded once
+ * more. */
 dp_design dp_token_design(const dp_design *recurrent) {
     dp_design d = dp_design_of(DP_BASE_FP32);
     d.chunk = 1;
@@ -66,8 +67,8 @@ static void store_states(const dp_problem *p, dp_format f, const double *S, doub
     free(more);
 }
 
-/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals. What
- * leaves in a longer format than `bounded` has nothing added. */
+/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals.
+ * Results in a longer format than `bounded` get no addition. */
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++) {

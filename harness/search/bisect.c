@@ -23,7 +23,7 @@ void dp_bisect_judge_stage(dp_bisect_work *w) {
     case DP_STAGE_MERGE_BWD: dp_bisect_stage_merge(w, 1); break;
     case DP_STAGE_STATE_BWD: dp_bisect_stage_state_bwd(w); break;
     case DP_STAGE_WY_BWD: dp_bisect_stage_grads(w); break;
-    case DP_STAGE_INTRA_BWD: break; /* came with wy_bwd */
+    case DP_STAGE_INTRA_BWD: break; /* computed with wy_bwd */
     case DP_STAGE_GATE_BWD: dp_bisect_stage_gate_bwd(w); break;
     default: assert(0);
     }

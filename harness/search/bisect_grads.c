@@ -4,10 +4,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* dv, dbeta (wy_bwd), then dq, dk, dg (intra_bwd) of the activated inputs, in the order in which
- * they are judged; dq, dk summed over the value heads of a group, dg of GDN over channels. Where
- * erase and write stand in place of beta: the gradients of write o v and of erase o k; where lr_a
- * and lr_b do: of the values and of what erases of both keys of a token. */
+/* dv, dbeta (wy_bwd), then dq, dk, dg (intra_bwd) of the activated inputs, in the order of
+ * judgement. dq, dk are summed over the value heads of a group, dg of GDN over channels. With erase
+ * and write in place of beta: the gradients of write o v and of erase o k. With lr_a and lr_b: of
+ * the values and of the erasing parts of both keys of a token. */
 typedef struct {
     dp_result_id id;
     dp_stage stage;
@@ -50,7 +50,7 @@ static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
                             (int)width};
 }
 
-/* Of one chunk, as dp_bound_grads fills them; *all: to be freed. */
+/* The bounds of one chunk, as dp_bound_grads fills them; *all: to be freed. */
 static dp_grad_bound grad_bound_new(int m, int n, int K, int own_writes, double **all) {
     dp_grad_bound b = {0};
     const struct {

@@ -160,7 +160,7 @@ void dp_bisect_stage_wy(dp_bisect_work *w) {
     }
 }
 
-/* dv, dwrite and derase: one product, rounded and stored; and to k, the bounds of dk, what comes
+/* dv, dwrite and derase: one product, rounded and stored. To k, the bounds of dk, it adds the part
  * through the erasing keys: G products and sums. */
 static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps, double *k) {
     const dp_problem *p = w->p;
@@ -193,7 +193,7 @@ static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps
     free(bound);
 }
 
-/* dv, dlr_b and dk: as they came, stored. dlr_a = -exp(-g) times the gradient of what erases:
+/* dv, dlr_b and dk: stored without a change. dlr_a = -exp(-g) times the erasing key's gradient:
  * exp(-g) has the error of its gate and 3 roundings. */
 static void judge_factors_bwd(dp_bisect_work *w, const dp_rounding *r) {
     const dp_problem *p = w->p;
@@ -221,8 +221,8 @@ static void judge_factors_bwd(dp_bisect_work *w, const dp_rounding *r) {
     free(bound);
 }
 
-/* The gradient of a gate after the activation, and of factors what comes through exp(-g): lr_a
- * exp(-g) times the gradient of what erases, with the roundings of that and of the sum in D. */
+/* The gradient of a gate after the activation. With factors it has the part through exp(-g): lr_a
+ * exp(-g) times the erasing key's gradient, with its roundings and that of the sum in D. */
 static double gate_gradient(const dp_bisect_work *w, int64_t i, const dp_rounding *r,
                             double erasing, double *D) {
     const dp_problem *p = w->p;
@@ -245,10 +245,10 @@ static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     free(bound);
 }
 
-/* Through the activations, as in grad_bound.c with exact inputs (worst case):  dx = rstd (dy - y
- * <y, dy>): rstd (2 gamma_K + 6u) |dy|; raw gate |dg/dx| (relative error of the derivative + u)
- * |dg|;  beta 6u z s (1 - s) |dbeta|;  sums over tokens gamma_T of the sum of absolute values; each
- * stored with u + us. */
+/* Through the activations, as in grad_bound.c with exact inputs (worst case). From dx = rstd (dy -
+ * y <y, dy>): rstd (2 gamma_K + 6u) |dy|. Raw gate |dg/dx| (relative error of the derivative + u)
+ * |dg|; beta 6u z s (1 - s) |dbeta|. Sums over tokens: gamma_T of the sum of absolute values. Each
+ * is stored with u + us. */
 void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     if (p->model == DP_USER) return; /* grad_bound.c alone bounds the gradients of its inputs */

@@ -26,8 +26,8 @@ static int steady(dp_bisect_work *w, int n, const double *got) {
 
 /* D [n]: squares of the entries' errors, NULL: none; more: on top of the row's bound. Rows come in
  * the order of execution. */
-/* Of a row's n numbers: 2-norm of its error, where that is largest, and whether all that could be
- * compared was finite (0: the reference was not, and nothing differs). */
+/* A row's n numbers: 2-norm of its error, the place of the largest, and whether all compared
+ * numbers were finite (0: the reference was not, and nothing differs). */
 typedef struct {
     double err;
     int index, judged;
@@ -60,8 +60,8 @@ static double limit_of(int n, const double *D, double more) {
     return DP_LAMBDA * sqrt(d2) + more;
 }
 
-/* Notes a row of the stage's first failing tensor, the one to report; first: what stands in the
- * report if it is the stage's first failing row. */
+/* Notes a row of the stage's first failing tensor, the one to report. first: the report's row, if
+ * it is the stage's first failing one. */
 static void note_failure(dp_bisect_row *x, const dp_bisect_row *first, int differs) {
     if (!x->fails) {
         memcpy(x->tensor, first->tensor, sizeof x->tensor);

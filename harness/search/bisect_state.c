@@ -1,4 +1,4 @@
-/* Stages that hand a state on: pre-process, merge, state passes, output (bisect_work.h). */
+/* Stages that pass a state on: pre-process, merge, state passes, output (bisect_work.h). */
 #include "bisect_work.h"
 #include "harness/bound/error_bound_impl.h"
 #include "ref/arithmetic/mm.h"
@@ -110,7 +110,7 @@ void dp_bisect_stage_pre(dp_bisect_work *w, int backward) {
     dp_bisect_give_list(w, sH, tH, backward ? ref->dH : ref->H, (int64_t)p->K * p->V);
 }
 
-/* What the exchange rounds by itself: pairs, and what passes run on, are without error. */
+/* The roundings of the exchange itself: pairs, and the inputs of passes, are without error. */
 static double **exchange_errors(const dp_bisect_work *w, int dir) {
     const int64_t n = (int64_t)w->ref.N * w->p->HV;
     dp_chain_error *bM = dp_calloc((size_t)n, sizeof *bM);

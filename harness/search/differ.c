@@ -105,7 +105,7 @@ static int blank(const double *x, int64_t n) {
     return 1;
 }
 
-/* What a rank does not have (its bound is 0), and M where no state passes, need not be there. */
+/* Tensors that a rank does not have (bound 0), and M where no state passes, may be missing. */
 static int left_out(const pair *x, int64_t row) {
     if (x->stage < 0 || dp_stage_tensors[x->stage].kind != DP_PER_RANK) return 0;
     if (x->stage != DP_M && x->stage != DP_DM && x->bound[0] && x->bound[1] &&

@@ -8,7 +8,7 @@
 
 /* ---- factors and signs ----------------------------------------------------------------------- */
 
-/* What each result is multiplied by; 0: not compared. */
+/* The factor of each result; 0: not compared. */
 typedef struct {
     double of[DP_NRESULTS];
 } factors;
@@ -179,10 +179,9 @@ static dp_status run_check(int i, dp_check_work w, dp_check *c) {
 
 enum { MOST_TRIES = 6 };
 
-/* A check of foreign code that failed, with all its runs and the one that they are compared with
- * made again, until it fails to the letter as before, or does not: it holds or, of a kernel that
- * claims bits, has others. *tries: how many were made; *differ: of
- * how many that is so. */
+/* A failed check of foreign code, made again with all its runs and the run that they are compared
+ * with. It is repeated until it fails to the letter as before, or does not: it holds, or a kernel
+ * that claims bits has others. *tries: number of repetitions; *differ: those that did not. */
 static dp_status try_again(int i, dp_check_work w, const dp_check *c, int *differ, int *tries) {
     dp_status st = DP_OK;
     *differ = *tries = 0;

@@ -1,4 +1,5 @@
-/* What two runs of a right kernel may differ by: the sum of both bounds (invariants_work.h). */
+/* The allowed difference of two runs of a right kernel: the sum of both bounds
+ * (invariants_work.h). */
 #include "harness/run/limits.h"
 #include "harness/run/token_bounds.h"
 #include "harness/verdict/stage_bound.h"

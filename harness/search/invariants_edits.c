@@ -84,7 +84,7 @@ static double other_gate(const dp_problem *p, double g) {
     return g == 0 ? -0.5 : (dp_by_rows(p) ? 0.5 : 2) * g;
 }
 
-/* Of the inputs of tokens that have a role: another token's values, and another gate. */
+/* Inputs of tokens that have a role: another token's values, and another gate. */
 static void edit(dp_problem *p, dp_role role, int64_t t) {
     const int64_t other = (t + p->T / 2 + 1) % p->T;
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -215,7 +215,7 @@ dp_status dp_check_heads(dp_check_work *w) {
 }
 
 /* The chunk of the first edited token as a sequence of its own, on one rank; every seventh of its
- * tokens is edited in turn. */
+ * tokens is edited, one after another. */
 dp_status dp_check_chunk(dp_check_work *w) {
     int64_t t[EDITED_TOKENS], end;
     edited_tokens(w, t);

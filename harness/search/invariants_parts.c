@@ -194,8 +194,8 @@ static int cut_in_the_middle(const dp_problem *p, cut_sequence *x) {
     return 0;
 }
 
-/* The later part from the state that the earlier one ended with; then the earlier one from the
- * gradient of the state that the later one began with. */
+/* The later part from the final state of the earlier one. Then the earlier one from the gradient of
+ * the later one's initial state. */
 static dp_status check_parts(dp_check_work *w, const cut_sequence *x, dp_problem *early,
                              const double *state, const dp_result *whole) {
     dp_problem late = dp_check_slice(x->p, x->mid, x->b, state, x->dstate, w->backward);

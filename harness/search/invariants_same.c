@@ -55,7 +55,7 @@ void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, s
     place_text(&at, text, size);
 }
 
-/* Of rows that differ: the one with the largest difference for what the bounds allow. */
+/* Among rows that differ: the one with the largest difference relative to its bounds. */
 static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
                                const char *first) {
     const double *a = *dp_result_at((dp_result *)x->got, f);

@@ -1,5 +1,5 @@
-/* The faults of gpu/fault.cuh: switched on one by one in the kernels that run on the CPU, and
- * judged like a device; or in those of a device. */
+/* The faults of gpu/fault.cuh, switched on one by one in the kernels on the CPU, and judged like a
+ * device. Or in the kernels of a device. */
 #include "gpu/fault.cuh"
 #include "harness/run/blame.h"
 #include "invariants.h"
@@ -20,8 +20,8 @@
 #define DP_COMMIT "unknown"
 #endif
 
-/* Smallest first. What packed sequences, several keys, grouped heads and ranks that own several
- * parts alone can show comes last. Faults of what is sent have a way to send of their own. */
+/* Smallest first. Last come problems for faults that only packed sequences, several keys, grouped
+ * heads or ranks with several parts can show. Faults of sent data have an exchange of their own. */
 typedef struct {
     const char *name;
     int ranks, segments;
@@ -42,7 +42,8 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
                                {"k128-v64", 3, 0, EVEN, GATHER, FULL},
                                {"wide-values-gdn", 1, 0, EVEN, GATHER, FULL},
                                {"segments", 3, 1, EVEN, GATHER, FULL},
-                               /* so many that a device takes bare plans (gpu/fast/bare.cuh) */
+                               /* so many that a device takes plans without w and u
+                                * (gpu/fast/bare.cuh) */
                                {"many-heads-wide", 3, 1, EVEN, GATHER, FULL},
                                {"many-heads-gdn", 3, 1, EVEN, GATHER, FULL}},
                      PROBLEM[] = {{"smoke-kda", 1, 0, EVEN, GATHER, FULL},
@@ -83,7 +84,7 @@ static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FA
 static int chosen(int f, const char *only) {
     return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
 }
-/* What the problems of the kernels on the CPU are of. */
+/* The kinds of problems for the kernels on the CPU. */
 typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, OF_TOKENS, OF_SENT, KINDS } problem_kind;
 static problem_kind kind_of(int f) {
     const char *shows = dpg_faults[f].shows;
@@ -121,7 +122,7 @@ static void note(dp_kernel_row *row, const dp_case *c, const dp_run *r) {
         row->fla |= dp_fla_sees(r->tensor[i].name, r->tensor[i].rel_fro);
 }
 
-/* Whose data the exact case of four ranks holds, when it says so. */
+/* The place whose data the exact case of four ranks holds, when it says so. */
 static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
     static const int ranks[] = {4, 2};
     const dp_base base[] = {DP_BASE_FP32};
@@ -150,7 +151,7 @@ static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
     }
 }
 
-/* What comes later must not be seen: no verdict of a tensor, a check between two runs. */
+/* Later data must not be seen: no verdict of a tensor, a check between two runs. */
 static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row, dp_err *e) {
     char path[1024];
     dp_case c;
@@ -220,8 +221,8 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
     return st;
 }
 
-/* One fault, in this process: stops at the first problem that is red, and without a fault runs all
- * that those which are asked for may run. */
+/* One fault, in this process. It stops at the first red problem. Without a fault it runs all
+ * problems that the selected faults may run. */
 static dp_status one_fault(const char *dir, const char *cache, int f, const char *only,
                            dp_kernel_row *row, dp_err *e) {
     static const struct {

@@ -83,7 +83,7 @@ static void add_chunk(const dp_sim *s, int stage, chunk_shape x, volume *v) {
     }
 }
 
-/* What a stage exchanges or does once a rank, outside the chunks. */
+/* Exchanges of a stage, and its work once a rank, outside the chunks. */
 static void add_ranks(const dp_sim *s, int stage, int backward, volume *v) {
     const dp_problem *p = s->p;
     const double K = p->K, V = p->V, R = p->R, HV = p->HV, T = (double)p->T, Kg = dp_Kg(p);
@@ -227,7 +227,7 @@ static int below(const search *q, const dp_policy *a, const dp_policy *b) { /* a
     return 1;
 }
 
-/* What is known without asking: 1 passes, 0 fails, -1 open. */
+/* Known answers: 1 passes, 0 fails, -1 open. */
 static int known(const search *q, const dp_policy *p) {
     for (int i = 0; i < q->nasked; i++) {
         if (q->list[i].pass && below(q, &q->list[i].p, p) && below(q, p, &q->list[i].p)) return 1;
@@ -291,8 +291,8 @@ static void finish(search *q, const dp_policy *p, int proven, dp_choice *out) {
     memcpy(out->error, q->error, sizeof out->error);
 }
 
-/* First a policy from which no unit can be lowered (delta debugging from all raised), then every
- * policy before it in the order that is still open. */
+/* First a policy from which no unit can be lowered (delta debugging from all raised). Then every
+ * open policy before it in that order. */
 /* Seconds between a unit at its most precise level and at its cheapest. */
 static double saving(const dp_unit *u) {
     return u->cost[u->nlevel - 1].seconds - u->cost[0].seconds;

@@ -1,5 +1,5 @@
-/* Shrinking a case as its text: fewer tokens, heads, channels of the same laws (shrink_work.h).
- * What is left is a case file of a few hundred bytes, whatever the number of its inputs. */
+/* Shrinking a case as its text: fewer tokens, heads, channels of the same laws (shrink_work.h). The
+ * result is a case file of a few hundred bytes, whatever the number of its inputs. */
 #define _GNU_SOURCE
 #include "ref/files/output.h"
 #include "shrink_work.h"

@@ -33,7 +33,7 @@ static void unit_scale(dp_case *c) { c->p.scale = 1; }
 static int has_bias(const dp_case *c) { return c->conv.bias != NULL; }
 static void no_bias(dp_case *c) { release(&c->conv.bias); }
 
-/* What stands first goes first: without its gradients a case still says `dstate`. */
+/* The first are removed first: without its gradients a case still says `dstate`. */
 const dp_shrink_part dp_shrink_parts[DP_SHRINK_NPARTS] = {
     {packed, NULL, "cu_seqlens", NULL, "one sequence"},
     {has_dstate, no_dstate, "dstate", NULL, "no gradient of the final state"},

@@ -115,8 +115,8 @@ static void print_settings(FILE *f, const dp_case *c) {
     if (c->truth) fprintf(f, "truth = %s\n", dp_truth_pick_names[c->truth]);
 }
 
-/* What the generator makes of a case's text has these tensors, so that overrides can replace their
- * values. */
+/* Does the generator make these tensors from a case's text, so that overrides can replace their
+ * values? */
 int dp_shrink_fits_text(const dp_case *c) {
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
     const dp_problem *p = &c->p;

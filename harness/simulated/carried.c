@@ -168,14 +168,14 @@ void dp_carried_advance(const session *s, int64_t t, double *S, double *o, doubl
         o[v] *= p->scale;
 }
 
-/* What a step does to an error: its norm by at most `grows`; of an error that stands still, at most
- * `moves` of it. */
+/* The effect of a step on an error: its norm grows by at most `grows`. Of an error that stands
+ * still, it moves at most `moves`. */
 typedef struct {
     double grows, moves;
 } step_norms;
 
-/* |I - k' e|, e = beta erase o k, as truth_bound.c derives it, and |k||e|, both within 2^-40: of
- * rows in turn, of one that reads alone, or of a sum. */
+/* |I - k' e|, e = beta erase o k, as truth_bound.c derives it, and |k||e|, both within 2^-40. It is
+ * for rows one after another, for one that reads alone, or for a sum. */
 static step_norms erasing_norms(const session *s, int64_t t) {
     const dp_problem *p = s->p;
     step_norms a = {1, 0};
@@ -195,7 +195,7 @@ static step_norms erasing_norms(const session *s, int64_t t) {
     return (step_norms){a.grows * (1 + 0x1p-40), a.moves * (1 + 0x1p-40)};
 }
 
-/* Of the product of I - beta_j k_j k_j', without the decay. */
+/* For the product of I - beta_j k_j k_j', without the decay. */
 static step_norms in_turn_norms(const session *s, int64_t t) {
     const dp_problem *p = s->p;
     step_norms a = {1, 0};

@@ -63,7 +63,7 @@ static void add(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const
     p->cu[p->Nseq] = p->T;
 }
 
-/* What a subject hands on may be anything; a problem has finite numbers. */
+/* A subject's state may be anything; a problem has finite numbers. */
 static int all_finite(const double *x, int64_t n) {
     int all = 1;
     for (int64_t z = 0; x && z < n; z++)

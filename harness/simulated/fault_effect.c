@@ -80,8 +80,7 @@ static void zigzag_inputs(dp_sim *s, place *at) {
 static void zigzag_results(dp_sim *s, place *at) {
     (void)at;
     if (s->p != &s->own) return;
-    for (int i = 0; i < DP_NRESULTS;
-         i++) { /* what is one row a token goes back where its token came from */
+    for (int i = 0; i < DP_NRESULTS; i++) { /* a row a token returns to its own token */
         int64_t rows, width;
         dp_result_shape(s->p, i, &rows, &width);
         double **x = dp_result_at(&s->out, i);
@@ -117,7 +116,7 @@ static void divide_cu(dp_sim *s, place *at) {
 
 /* ---- gate, intra, wy ------------------------------------------------------------------------- */
 
-/* What the activation made of g or beta, stored in bf16. */
+/* The activated g or beta, stored in bf16. */
 static void store_bf16(dp_sim *s, double *x, int64_t n) {
     int changed = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -152,7 +151,7 @@ static void read_decayed(dp_sim *s, place *at) {
 }
 
 /* exp(-g) of a channel: a key that much longer reads of the decayed state what the key itself reads
- * of the state before. Of gates below DP_FACTORS_GATE it is that of this gate. */
+ * of the state before. For gates below DP_FACTORS_GATE it is that of this gate. */
 static double undecay(const dp_sim *s, int64_t row, int x) {
     const int Kg = dp_Kg(s->p);
     return dp_exp(-fmax(s->g[row * Kg + (Kg == 1 ? 0 : x)], DP_FACTORS_GATE));
@@ -360,7 +359,7 @@ static void invert_by_series(dp_sim *s, place *at) {
     hit_group(s, gi, hv);
 }
 
-/* Number `at` of v, for a kernel that counts another way. */
+/* Number `at` of v, for a kernel that counts otherwise. */
 static double wrong_value(const dp_sim *s, int64_t at, int64_t row) {
     const double *v = s->values ? s->values : s->p->v;
     if (s->fault == DP_FAULT_OFFSET_WRAPS) return v[at % WRAP];
@@ -504,7 +503,7 @@ static void merge_short(dp_sim *s, place *at) {
 /* The owner of part j. */
 static int owner(const dp_sim_way *w, int j) { return dp_own_rank(w->s->p->own, w->s->N, j); }
 
-/* A gather that folds in another order, or other M: that of the first part of an owner's. */
+/* A gather that merges in another order, or other M: that of the first part of an owner's. */
 static void order_parts(const dp_sim_way *w, int r, int hv, int n, int starts, dp_sim_part *part) {
     const dp_fault f = w->s->fault;
     const int far = n ? part[0].H : 0;
@@ -553,7 +552,7 @@ static void compose_early(const dp_sim_way *w, int d, int r, int hv, double *lat
         dp_sim_compose(w, d, r, hv, later, earlier);
 }
 
-/* A rank hands on what came to it, unless the sequence begins there. */
+/* A rank sends the state that it received, unless the sequence begins there. */
 static void hand_on_late(dp_sim *s, int back) {
     const int HV = s->p->HV, by = back ? -1 : 1;
     double **in = back ? s->dS_out : s->S_in;
@@ -570,7 +569,8 @@ static void hand_on_late(dp_sim *s, int back) {
     }
 }
 
-/* The exchange again, with an algorithm that is wrong. What was sent is counted once. */
+/* The exchange again, with an algorithm that is wrong. The first exchange's messages are counted,
+ * not these. */
 static void exchange_again(dp_sim *s, int back) {
     const dp_traffic sent = s->sent;
     const int by_scan = s->merge == DP_EXCHANGE_SCAN;
@@ -765,7 +765,7 @@ static void no_boundary(const dp_chunk *ch, dp_chunk_grad *x) {
     }
 }
 
-/* q_t o (dP_tt k_t) - k_t o (dP_tt q_t) is 0; with the factors of each product rounded to tf32 it
+/* q_t o (dP_tt k_t) - k_t o (dP_tt q_t) is 0. With the factors of each product rounded to tf32 it
  * is not, and dg adds it up from the end. */
 static void diagonal_tf32(const dp_sim *s, int gi, int hv, const dp_chunk *ch, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, K = ch->K, V = ch->V;
@@ -970,7 +970,7 @@ static double *own_gradient(const dp_conv *c, int N, dp_conv_policy pol, int k) 
     return dx;
 }
 
-/* What a rank's last W-1 tokens get from the ranks behind it: nothing, or what belongs to a token
+/* The gradient that a rank's last W-1 tokens get from later ranks: nothing, or that of a token
  * W-1-L before. */
 static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
                        dp_conv_result *r) {

@@ -1,7 +1,7 @@
 /* The exchange of heads where ranks are processes: two all-to-alls (ranks_stages.h). Tokens go from
  * their owners to the ranks that have their value heads, each with its query head, what those make
- * comes back. Gradients of activated q and k come back a value head each: their owner adds them, in
- * the order of heads, and goes back through the activations, as one rank does. So the bits are one
+ * comes back. Gradients of activated q and k return a value head each. Their owner adds them, in
+ * the order of heads, and computes the activations' backward, as one rank does. So the bits are one
  * rank's, whatever divides.
  */
 #include "ranks_stages.h"
@@ -40,7 +40,7 @@ static heads_of_rank heads_of(const dp_sim *s, int rank) {
     return (heads_of_rank){rank * n, n};
 }
 
-/* Those columns of an input that a rank's value heads read, side by side: [rows][n][numbers of a
+/* The columns of an input that a rank's value heads read, side by side: [rows][n][numbers of a
  * head]. Returns how many numbers. */
 static int64_t pack_columns(const dp_sim *s, int input, int64_t rows, heads_of_rank of,
                             double *to) {
@@ -131,8 +131,8 @@ typedef struct {
 } made;
 enum { OF_TOKENS = -1, MOST_MADE = 11 };
 
-/* All of them, in one order; those behind o and final_state are gradients: of activated inputs, as
- * their owner goes on from there, and sums over tokens, of which it has a share alone. */
+/* All of them, in one order. Those after o and final_state are gradients: of activated inputs, from
+ * which their owner continues, and sums over tokens, of which it has a share alone. */
 static int list_made(const dp_sim *s, int backward, made list[MOST_MADE]) {
     const dp_problem *p = s->p;
     const dp_result *out = &s->out;
@@ -193,7 +193,7 @@ static void add_heads(const dp_sim *s, const made *to, heads_of_rank of, int64_t
     }
 }
 
-/* What the heads of rank `from` made, for this rank's tokens. */
+/* Results of the heads of rank `from` for this rank's tokens. */
 static void unpack_made(dp_sim *s, int backward, int from, const double *message) {
     const heads_of_rank of = heads_of(s, from);
     const int64_t T = tokens_of(s, s->peers->rank);

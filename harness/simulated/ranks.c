@@ -12,7 +12,7 @@ static void clear(double **a, int64_t n) {
         dp_sim_replace(&a[i], NULL);
 }
 
-/* What an exchange does not make is not there, whatever an earlier run left. */
+/* Clears results that an exchange does not make, whatever an earlier run left. */
 static void clear_unmade(dp_sim *s) {
     const int64_t nr = (int64_t)s->N * s->p->HV;
     double **const pairs[] = {s->M, s->H, s->dM, s->dH}, **const states[] = {s->S_in, s->dS_out};
@@ -23,7 +23,8 @@ static void clear_unmade(dp_sim *s) {
     if (!dp_exchanges[s->merge].pairs) s->ntraj = 0;
 }
 
-/* Sequences without tokens hand their initial state on; the gradient of the final state likewise.
+/* Sequences without tokens pass their initial state through; the gradient of the final state
+ * likewise.
  */
 static void empty_sequences(dp_sim *s) {
     const dp_problem *p = s->p;
@@ -105,11 +106,11 @@ static void backward(dp_sim *s) {
 }
 
 /* ---- heads ------------------------------------------------------------------------------------
- * Ranks that have all tokens of HV / N value heads. What a head makes does not depend on which rank
- * has it, so one pipeline over all tokens computes all of them; who has a head shows in faults
- * alone. Gradients of q and k go back a value head each and are added, in the order of heads, by
- * the rank that owns the token, as on one rank. A rank that is a process computes its own heads,
- * which come by messages (heads_sent.c). */
+ * Ranks that have all tokens of HV / N value heads. A head's results do not depend on its rank, so
+ * one pipeline over all tokens computes all of them. The rank of a head shows in faults alone.
+ * Gradients of q and k return a value head each. The rank that owns the token adds them, in the
+ * order of heads, as on one rank. A rank that is a process computes its own heads, which come by
+ * messages (heads_sent.c). */
 
 static int ranks_of(const dp_sim *s) { return s->p->own.kind ? s->p->own.ranks : s->N; }
 

@@ -12,8 +12,8 @@
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* Rank r takes *S, the state of one head that came to it (NULL: none), and leaves in *S the state
- * that it hands on. */
+/* Rank r takes *S, the received state of one head (NULL: none), and leaves in *S the state that it
+ * sends. */
 typedef void dp_sim_ring_fn(dp_sim *s, int backward, int r, int hv, double **S);
 
 /* ---- ring ------------------------------------------------------------------------------------ */
@@ -32,8 +32,8 @@ static int process_of(const dp_sim *s, int r) {
     return dp_peers_owner(s->peers, s->p->own, s->N, r);
 }
 
-/* Rank r: the states of all heads in one message; all: those that the rank before it left, if it is
- * here, then those that it leaves. */
+/* Rank r: the states of all heads in one message. all: those of the rank before it, if that is
+ * here, then its own. */
 static void ring_message(dp_sim *s, int backward, int r, double *all, dp_sim_ring_fn *step) {
     const int HV = s->p->HV, by = backward ? -1 : 1;
     const dp_context *c = &s->ctx[r];
@@ -63,15 +63,15 @@ static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
     free(all);
 }
 
-/* Hands states from rank to rank, forward or backward. */
+/* Sends states from rank to rank, forward or backward. */
 static void ring_of(dp_sim *s, int backward, dp_sim_ring_fn *step) {
     (s->peers ? ring_by_messages : ring_here)(s, backward, step);
 }
 
 /* ---- over a distance ------------------------------------------------------------------------- */
 
-/* Every rank here hands n numbers to the rank d behind it, d < 0: before it; out, got [N]: got is
- * made, NULL where nothing comes. */
+/* Every rank here sends n numbers to the rank d after it, d < 0: before it. out, got [N]: got is
+ * made, NULL where nothing arrives. */
 static void hand_over(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
     for (int r = 0; r < s->N; r++) {
         const int to = r + d;
@@ -122,11 +122,11 @@ static way way_of(dp_sim *s, int back) {
                 : (way){s, 0, 1, DP_STAGE_MERGE_FWD, s->M, s->H, s->S_in};
 }
 
-/* Does a state come to rank r; does it hand one on? */
+/* Does rank r receive a state; does it send one? */
 static int gets(const way *w, int r) { return dp_sim_gets(w->s, w->back, r); }
 static int gives(const way *w, int r) { return dp_sim_gets(w->s, !w->back, r); }
 
-/* Which sub-sequence the state that rank r hands on comes out of. */
+/* The sub-sequence whose state rank r sends. */
 static int passed(const way *w, int r) { return w->back ? 0 : w->s->ctx[r].nlocal - 1; }
 
 /* Does that one begin in rank r, so that what comes to the rank does not matter to it? */
@@ -136,7 +136,7 @@ int dp_sim_begins(const way *w, int r) {
 
 static int64_t state_size(const way *w) { return (int64_t)w->s->p->K * w->s->p->V; }
 
-/* What it then begins with, to be freed; NULL: zeros. */
+/* Its initial state, to be freed; NULL: zeros. */
 static double *start_of(const way *w, int r, int hv, dp_stage stage) {
     const int64_t KV = state_size(w);
     const double *x = (w->back ? dp_sim_end_gradient : dp_sim_start)(w->s, r, passed(w, r));
@@ -166,8 +166,8 @@ static void count(dp_sim *s, int hv, int to, int64_t bytes) {
     s->sent.bytes += to * bytes;
 }
 
-/* One head's state, and with M the pair, that rank r sends: what arrives of it, in place. to: how
- * many ranks it is sent to. */
+/* One head's state, and with M the pair, that rank r sends: the data as they arrive, in place. to:
+ * number of receiving ranks. */
 static void send_one(const way *w, int r, int hv, int to, double *M, double *H) {
     dp_sim *s = w->s;
     const int K = s->p->K, V = s->p->V;
@@ -181,7 +181,7 @@ static void send_one(const way *w, int r, int hv, int to, double *M, double *H) 
 
 /* ---- all-gather ------------------------------------------------------------------------------ */
 
-/* Rank r folds the gathered pairs before it, farthest rank first; part: in that order instead. */
+/* Rank r merges the gathered pairs before it, farthest rank first; part: in that order instead. */
 static void fold(const way *w, int r, int hv, dp_sim_order_fn *order) {
     const dp_context *c = &w->s->ctx[r];
     const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks, n = abs(r - far);
@@ -238,8 +238,8 @@ static void allgather(dp_sim *s, int back) { dp_sim_gather(s, back, NULL); }
 
 /* ---- from rank to rank ----------------------------------------------------------------------- */
 
-/* Rank r got S, hands m_r S + h_r on (math.md g.3): a rank where the passed sequence begins goes on
- * from its own start state. */
+/* Rank r got S and sends m_r S + h_r (math.md g.3). A rank where the passed sequence begins
+ * continues from its own start state. */
 static void ring_step(dp_sim *s, int back, int r, int hv, double **S) {
     const way w = way_of(s, back);
     if (gets(&w, r)) arrives(&w, r, hv, dp_copy(*S, state_size(&w)));
@@ -268,8 +268,8 @@ static void serial(dp_sim *s, int back) { ring_of(s, back, serial_step); }
 
 /* ---- scan ------------------------------------------------------------------------------------ */
 
-/* What a run of ranks that ends in one makes of the state that enters it, of one head: numbers in a
- * row, as they are sent. */
+/* The map of a run of ranks that ends in one, on the state that enters it, of one head: numbers in
+ * a row, as they are sent. */
 enum {
     LEAVES,
     MATTERS,
@@ -335,7 +335,7 @@ static void level(const way *w, int d, double **e, dp_sim_compose_fn *compose) {
     dp_sim_free_list(got, w->s->N);
 }
 
-/* What ends in a rank is what enters the next one. */
+/* The state that ends in a rank enters the next one. */
 static void hand_on(const way *w, double **e) {
     const int HV = w->s->p->HV;
     const int64_t n = element_size(w), KV = state_size(w);

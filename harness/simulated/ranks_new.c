@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What there is once a rank and head. */
+/* Arrays once a rank and head. */
 static void alloc_ranks(dp_sim *s) {
     const int64_t n = (int64_t)s->N * s->p->HV;
     double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
@@ -48,7 +48,7 @@ typedef struct {
 } sim_options;
 #define OWN ((sim_options){.linear = &dp_linear_own})
 
-/* Of all ranks the one of this process, whose tokens are all that there are. */
+/* Keeps the rank of this process, whose tokens are all that there are. */
 static void keep_own(dp_sim *s) {
     int64_t t = 0;
     for (int r = 0; r < s->N; r++) {
@@ -59,7 +59,7 @@ static void keep_own(dp_sim *s) {
     }
 }
 
-/* What no chain format changes. */
+/* The part that no chain format changes. */
 static void begin_chunks(dp_sim *s) {
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
     s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
@@ -227,7 +227,7 @@ int dp_sim_split(dp_sim *s, int N) {
     next.hit = dp_calloc((size_t)N * s->p->HV, 1);
     for (int r = 0; r < N; r++) {
         const dp_status st = dp_context_of(s->p, N, r, &next.ctx[r], &e);
-        assert(!st); /* the caller has split the problem this way already */
+        assert(!st); /* the caller has split the problem so already */
         (void)st;
     }
     dp_sim_list_groups(&next);

@@ -1,4 +1,4 @@
-/* Passes over the ranks: pairs, states, outputs, and the way back (ranks_stages.h). */
+/* Passes over the ranks: pairs, states, outputs, and the backward (ranks_stages.h). */
 #include "ranks_stages.h"
 #include "ref/chunk/gate.h"
 
@@ -134,8 +134,8 @@ static void state_bwd(dp_sim *s, int r, int hv, int sub) {
     free(dS);
 }
 
-/* Gradients of the activated inputs of one chunk position, all value heads in order: dq and dk are
- * sums over the heads of a group. dv leaves in the inputs' type. */
+/* Gradients of the activated inputs of one chunk position, all value heads in order. dq and dk are
+ * sums over the heads of a group. dv has the inputs' type. */
 static void grads(dp_sim *s, int gi) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];

@@ -1,4 +1,4 @@
-/* What forward and backward share: factors, starts, the chain of M (ranks_stages.h). */
+/* Shared by forward and backward: factors, starts, the chain of M (ranks_stages.h). */
 #include "ranks_stages.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/stored.h"
@@ -89,8 +89,8 @@ void dp_sim_round_arith_all(dp_base b, double *x, int64_t n) {
             x[i] = dp_round_arith(b, x[i]);
 }
 
-/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1): P <- M_c P
- * in the format, so the first factor is rounded like the others.  trans: the adjoint chain dM <-
+/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1). P <- M_c P
+ * in the format, so the first factor is rounded like the others. trans: the adjoint chain dM <-
  * M_c' dM, last to first. */
 double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
     const int K = s->p->K, n = g1 - g0;

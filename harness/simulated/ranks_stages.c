@@ -28,7 +28,7 @@ static const struct {
     [DP_STAGE_MERGE_BWD] = {.all = merge_bwd},
     [DP_STAGE_STATE_BWD] = {.all = dp_sim_states_bwd},
     [DP_STAGE_WY_BWD] = {.all = dp_sim_all_grads},
-    [DP_STAGE_INTRA_BWD] = {0}, /* came with wy_bwd */
+    [DP_STAGE_INTRA_BWD] = {0}, /* computed with wy_bwd */
     [DP_STAGE_GATE_BWD] = {.all = dp_sim_gate_bwd},
 };
 

@@ -11,14 +11,14 @@
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
 
-/* The states that come to the ranks of a recurrent design where messages are rounded (payload.h):
- * of pairs that are gathered, of states that go from rank to rank, or of
- * pairs that a scan composes.
+/* The states that ranks of a recurrent design receive where messages are rounded (payload.h). They
+ * come from gathered pairs, from states sent from rank to rank, or from pairs that a scan composes.
  *
- * A rank in which the sequence begins (ends) sends the state (the gradient) that leaves it, or in
- * an all-gather of begins=pair its pair, which is applied to the initial state when it has come;
- * every other one M S + H in fp32, of pairs as they arrive, or a state that arrived so itself; in
- * a scan the pair of twice as many ranks at each level, its products in fp32, its own as it is.
+ * A rank in which the sequence begins (ends) sends the state (the gradient) that leaves it. In an
+ * all-gather of begins=pair it sends its pair, which is applied to the initial state on arrival.
+ * Every other rank sends M S + H in fp32, of pairs as they arrive, or of a received state. In a
+ * scan it sends the pair of twice as many ranks at each level, its products in fp32, its own
+ * unchanged.
  */
 
 /* Does a payload change what comes. */
@@ -34,7 +34,7 @@ static int from_pair(const dp_problem *p, dp_sending x, int back) {
            (back ? p->dstate : p->s0);
 }
 
-/* One head, in one direction, over ranks in a row of which each hands on to the next. */
+/* One head, in one direction, over consecutive ranks, each of which sends to the next. */
 typedef struct {
     const dp_problem *p;
     dp_sending sending;
@@ -43,7 +43,7 @@ typedef struct {
     const double *start;  /* what the sequence begins with, where they do not */
     double *S;            /* at all boundaries */
     int hv, back;
-    int far, n; /* the first rank; how many hand on */
+    int far, n; /* the first rank; number of ranks that send */
 } way;
 
 /* The i-th rank of them; what comes to it: at its own boundary, backward at that behind it. */
@@ -69,7 +69,7 @@ static void add_product(int K, int columns, const double *M, const double *x, do
     free(z);
 }
 
-/* ---- a fold, or a state from rank to rank ---------------------------------------------------- */
+/* ---- a merge, or a state from rank to rank --------------------------------------------------- */
 
 /* The state behind the i-th rank, which has M of `list`, as it is computed of what arrives, from
  * state S before it. */
@@ -202,8 +202,8 @@ static void arriving_states(const dp_problem *p, dp_sending x, int N, const dp_d
  *   H   from zeros, over the last local sub-sequence    dH   its adjoint from zeros, over the first
  *   M   of the identity without values                  dM   its adjoint of the identity
  *
- * A rank in which a sequence begins (ends) has M (dM) too where it sends its pair, rounded, and the
- * sequence an initial state (a gradient of the final one).
+ * A rank in which a sequence begins (ends) has M (dM) too if it sends its pair, rounded, and the
+ * sequence has an initial state (a gradient of the final one).
  */
 
 typedef struct {
@@ -214,8 +214,8 @@ typedef struct {
     dp_drawn_pairs *out;
 } work;
 
-/* Local sub-sequence i as a problem of its own that starts from zeros; cu [2] becomes its own. What
- * else it points to is p's. */
+/* Local sub-sequence i as a problem of its own that starts from zeros; cu [2] becomes its own. All
+ * other pointers are p's. */
 static dp_problem sub_sequence(const work *w, int i, int64_t *cu) {
     const int64_t from = w->rank->a + w->rank->local_cu[i];
     const int64_t to = w->rank->a + w->rank->local_cu[i + 1];
@@ -345,7 +345,7 @@ static void convolve(dp_drawn_run *x, int i, double *dy) {
     dp_conv_result_alloc(&x->front[i], &x->conv[i]);
     const dp_status st =
         dp_conv_ranks(&x->conv[i], x->N, conv_policy(x->design.base), &x->front[i], NULL);
-    assert(!st); /* the caller has split the problem this way already */
+    assert(!st); /* the caller has split the problem so already */
     (void)st;
 }
 

@@ -61,7 +61,7 @@ static void put_conv(text *t, int i, const dp_conv *v) {
     if (v->bias) put(t, v->bias, sizeof *v->bias * (size_t)v->D);
 }
 
-/* What draws follow from besides the problem. */
+/* Inputs of draws besides the problem. */
 static dp_key key_of(const dp_expectations *e, const dp_claim *c, int set) {
     const dp_expected_request *rq = &e->request;
     const int32_t what[] = {c->N,

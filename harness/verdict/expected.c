@@ -172,8 +172,8 @@ static dp_design in_fp32(dp_design d) {
     return d;
 }
 
-/* All that is asked for. Every design, and for those in fp64 the same in fp32, runs once a draw and
- * number of ranks for each format of the chain that some policy has. */
+/* All that is asked for. Every design runs once a draw and number of ranks for each format of the
+ * chain that some policy has. Designs in fp64 also run in fp32. */
 typedef struct {
     const dp_expected_request *rq;
     int npolicy, nlayout, ndesign;
@@ -203,8 +203,8 @@ static const dp_expected_layout *layout_at(const drawing *a, int N) {
 }
 
 /* Is this run part of what a policy is made of, and how much does its error count? A design in fp64
- * is that of its reference: what its roundings make is drawn in fp32 and scaled, and added to what
- * another format of the chain makes. 0: no part. */
+ * is its own reference. Its roundings are drawn in fp32 and scaled, and added to those of another
+ * format of the chain. 0: no part. */
 static double part_of(const dp_expected_policy *y, const dp_design *design, dp_format chain) {
     const int exact = y->design.base == DP_BASE_FP64;
     const dp_design narrow = in_fp32(y->design);

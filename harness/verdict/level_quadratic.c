@@ -53,8 +53,8 @@ static void set_rates(level_view *v) {
     free(units);
 }
 
-/* d0 by moments: the draws' means over what the prior tells vary by 2 / (D nu) from their own
- * scatter, and by 2 / d0 from what the prior does not know. */
+/* d0 by moments: the draws' means relative to the prior vary by 2 / (D nu) from their own scatter,
+ * and by 2 / d0 beyond the prior. */
 static void set_prior(level_view *v) {
     const dp_unit_list *u = v->u;
     double sum = 0, square = 0, n = 0, m;
@@ -72,8 +72,8 @@ static void set_prior(level_view *v) {
     v->prior = fmin(fmin(DP_PRIOR_MOST, n), rest > 0 ? 2 / rest : DP_PRIOR_MOST);
 }
 
-/* Degrees of freedom that the prior adds for unit i: none where the truth is zero, of whose errors
- * those in proportion to a size say nothing. */
+/* Degrees of freedom that the prior adds for unit i. None where the truth is zero: errors in
+ * proportion to a size say nothing there. */
 static double prior_freedom(const level_view *v, int64_t i) {
     return v->u->want2[i] > 0 && v->rate[v->u->family[i]] > 0 ? v->prior : 0;
 }
@@ -224,8 +224,8 @@ dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor
 }
 
 /* Power mean over windows of |err| / E with exponent 2/3, in which |err| is nearly normal (Wilson
- * and Hilferty) and no window outweighs the others. k: of that draw against the others, < 0: of
- * the sizes in err2. Draws carry the floor, too: the subject is allowed it. */
+ * and Hilferty) and no window outweighs the others. k: that draw against the others; k < 0: the
+ * sizes in err2. Draws carry the floor, too: the subject is allowed it. */
 static double power_mean(const level_view *v, const double *err2, int k) {
     const dp_unit_list *u = v->u;
     double sum = 0;

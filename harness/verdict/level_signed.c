@@ -97,7 +97,7 @@ dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, doubl
     return r;
 }
 
-/* Of row i: squares of its shares, mean over draws, and how many numbers of its width they fill. */
+/* Row i: squares of its shares, mean over draws, and how many numbers of its width they fill. */
 static double shares2(const dp_draws *d, int64_t i, double *freedom) {
     double sum = 0;
     double squares = 0;

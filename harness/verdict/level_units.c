@@ -123,9 +123,9 @@ static double variation(const dp_unit_list *u, int64_t i) { /* NAN: draws zero o
 /* Units of few rows beside the others (a sequence of one token) are a class of their own. */
 int dp_unit_is_small(const dp_unit_list *u, int64_t i) { return 4 * u->rows[i] <= u->most_rows; }
 
-/* Of a typical unit (of a class; -1: of all): the draws of all its units together with what is
- * presumed. Few units and draws say little: fewer degrees of freedom are assumed then, by two
- * standard deviations of the estimate. */
+/* A typical unit (of a class; -1: of all): the draws of all its units together with the prior. Few
+ * units and draws say little: fewer degrees of freedom are assumed then, by two standard deviations
+ * of the estimate. */
 double dp_typical_freedom(const dp_unit_list *u, int small) {
     double sum = u->presumed.cv2 * u->presumed.draws;
     double n = u->presumed.draws;
@@ -138,7 +138,7 @@ double dp_typical_freedom(const dp_unit_list *u, int small) {
     return freedom_of(sum / n * (1 + 2 * sqrt(2 / n)), u->ndraw);
 }
 
-/* Of unit i among others that have nu. */
+/* Unit i among others that have nu. */
 double dp_own_freedom(const dp_unit_list *u, int64_t i, double nu) {
     const int D = u->ndraw;
     const double x = variation(u, i);
@@ -192,7 +192,8 @@ dp_presumption dp_presume(const dp_levels_in *in, dp_level fine, const dp_unit_l
     return (dp_presumption){(finer * cv2 / units + rest) / (finer + rest), finer + rest, rest};
 }
 
-/* What a rank and head has at most: from its windows, were they independent. [units], to be freed.
+/* The most degrees of freedom of a rank and head: those of its windows, were they independent.
+ * [units], to be freed.
  */
 double *dp_freedom_of_windows(const dp_levels_in *in, const dp_unit_list *windows) {
     const double of[2] = {dp_typical_freedom(windows, 0), dp_typical_freedom(windows, 1)};

@@ -86,7 +86,7 @@ static reading reading_of(const inputs *x, int field, const dp_row *row, const d
     return r;
 }
 
-/* Of a power of two, for one decimal: never -0.0. */
+/* A power of two, for one decimal: never -0.0. */
 static double shown(double power) { return round(10 * power) / 10 + 0.0; }
 
 int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const double *got,

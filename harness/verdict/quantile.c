@@ -1,5 +1,5 @@
-/* F quantiles through the incomplete beta function: P(F > x) = I_y(bottom / 2, top / 2) with
- * y = bottom / (bottom + top x) (Abramowitz and Stegun 26.6.2), by Lentz's continued fraction.
+/* F quantiles through the incomplete beta function: P(F > x) = I_y(bottom / 2, top / 2) with y =
+ * bottom / (bottom + top x) (Abramowitz and Stegun 26.6.2). Lentz's continued fraction computes it.
  */
 #include "quantile.h"
 #include "ref/arithmetic/elementary.h"
@@ -22,7 +22,7 @@ static double log_gamma(double x) {
     return (x - 0.5) * dp_log(x) - x + HALF_LOG_2PI + series - dp_log(shift);
 }
 
-/* One step of Lentz's method: numerators d of the continued fraction in turn. */
+/* One step of Lentz's method, with the next numerator d of the continued fraction. */
 typedef struct {
     double value, c, d;
 } fraction;
@@ -49,7 +49,7 @@ static double beta_fraction(double y, double a, double b) {
     return f.value;
 }
 
-/* I_y(a, b); rest = 1 - y, given apart because it may be tiny. */
+/* I_y(a, b); rest = 1 - y, a separate argument because it may be tiny. */
 static double incomplete_beta(double y, double rest, double a, double b) {
     if (y <= 0) return 0;
     if (rest <= 0) return 1;

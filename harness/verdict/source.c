@@ -1,5 +1,5 @@
-/* Whose data stands in wrong rows: the readings in their order, those of whole rows, exponents and
- * nothing among them (source.h). */
+/* The source of wrong rows: the readings in their order, those of whole rows, exponents and nothing
+ * among them (source.h). */
 #include "source.h"
 #include "ref/inputs/inputs.h"
 #include "source_parts.h"
@@ -183,7 +183,7 @@ static dp_source_book truth_of(const dp_compare_in *in) {
     return truth;
 }
 
-/* What the readings of all places share. */
+/* Shared by the readings of all places. */
 typedef struct {
     const dp_problem *p;
     dp_source_book truth;

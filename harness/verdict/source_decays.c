@@ -1,4 +1,4 @@
-/* Whose decays: M, H, dM and dH formed anew with the decays of other ranks and heads. */
+/* The source of decays: M, H, dM and dH formed anew with the decays of other ranks and heads. */
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/context.h"
@@ -28,7 +28,7 @@ static void project_gated(const dp_problem *p, int64_t t, int hv, int n, int bac
     }
 }
 
-/* What a token writes of value v, as a factor. */
+/* The value v that a token writes, as a factor. */
 static double written(const dp_problem *p, int64_t t, int hv, int r, int v) {
     if (!dp_erases(p)) return 1;
     return p->beta ? p->beta[(t * p->HV + hv) * p->R + r] : p->write[(t * p->HV + hv) * p->V + v];

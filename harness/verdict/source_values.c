@@ -1,4 +1,5 @@
-/* Whose values: rows of v and of the initial state found in wrong rows of o and of states. */
+/* The source of values: rows of v and of the initial state found in wrong rows of o and of
+ * states. */
 #include "ref/inputs/inputs.h"
 #include "source_parts.h"
 
@@ -160,8 +161,7 @@ static reading read_row(const dp_source_values *w, const double *row, double uni
     return (reading){0};
 }
 
-/* What stands in `got` and should not: an atom, -1: nothing of that kind. *want: what should and
- * does not, -1: none. */
+/* The wrong atom in `got`; -1: nothing of that kind. *want: the missing one, -1: none. */
 static int64_t intruder(const dp_source_values *w, const double *got, const double *want,
                         double unit, int two, int64_t *missing) {
     const reading g = read_row(w, got, unit, two), t = read_row(w, want, unit, two);

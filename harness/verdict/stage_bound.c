@@ -7,8 +7,8 @@
 #include <string.h>
 
 /* ---- bounds -------------------------------------------------------------------------------------
- * Entrywise powers D of errors as in ref/bound/bound.h, then the 2-norm of a row. gcum, Akk, Aqk,
- * w, u, kg, qg: as ref/bound/bound.c derives them. Akk that the base does not store is a subject's
+ * Entrywise powers D of errors as in ref/bound/bound.h, then the 2-norm of a row. For gcum, Akk,
+ * Aqk, w, u, kg, qg ref/bound/bound.c derives them. Akk that the base does not store is a subject's
  * own inverse: Akk = |T| (DA + sum_error(n + 1) |A|) |T|, stored once.
  *   h, dh       the error e that reaches the chunk, carried from the errors that enter the rank;
  *               base bf16 may store them in bf16: 2^-8 |h|

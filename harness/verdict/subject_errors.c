@@ -17,10 +17,10 @@ static int every_head_is_zero(const dp_comparison *c) {
     return 1;
 }
 
-/* One rounding of the result itself, of its row and of its head's typical row: where a row cancels
- * to nothing beside the others, a rounding of their size is no error. And the truth's radius. Where
- * all rows of a tensor cancel, the bound alone knows the size of their terms: 2^-8 of a rounding of
- * the bound is one of fp32. */
+/* One rounding of the result, of its row and of its head's typical row. Where a row cancels beside
+ * the others, a rounding of their size is no error. And the truth's radius. Where all rows of a
+ * tensor cancel, only the bound knows the size of their terms: 2^-8 of a rounding of the bound is
+ * one of fp32. */
 static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) {
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
@@ -33,9 +33,9 @@ static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) 
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
 
-/* What the draws of a row lack of one rounding in the format that goes through it: numbers that the
- * draws leave where they are, as the diagonal of an M that hardly differs from I, are rounded alike
- * in all of them, by next to nothing where they lie near a number of the format. */
+/* The part of one rounding that the draws of a row miss. Numbers that the draws leave unchanged, as
+ * the diagonal of an M that hardly differs from I, are rounded alike in all draws. Their error is
+ * tiny if they lie near a number of the format. */
 static double missing2(const dp_compare_in *in, int64_t i, double want2) {
     const dp_draws *d = in->draws;
     double drawn = 0;

@@ -33,8 +33,8 @@ static double limit_of(const running_sum *s, double u, double own, double a) {
     return DP_LAMBDA * random + (16 * a + own) * fabs(s->sum) + s->lost;
 }
 
-/* A format that numbers are stored in: unit roundoff; what may be gone of a number below those that
- * it holds in full, to rounding, or where fp32 on its way is flushed to zero, to that. */
+/* A format that numbers are stored in: its unit roundoff, and the loss of a number below those that
+ * it holds in full. The loss comes from rounding or, where fp32 is flushed to zero, from that. */
 typedef struct {
     dp_format format;
     double u, tiny;

@@ -28,8 +28,7 @@ typedef struct {
     int hv;
     int64_t begin, n;
     double *cum, *grow, *S, *dS, *r, *dr, *lackS, *lackdS, *wall;
-    double
-        *read; /* norms of the states that a token's keys read one after another; not the first */
+    double *read; /* norms of the states that a token's later keys read, in their order */
 } head;
 
 #define FORGOTTEN (-1e4) /* a log gate below it: so that differences of sums are numbers */
