@@ -17,7 +17,6 @@ from kernels import (
     without_packing,
 )
 
-
 KEPT = ("o", "final_state")
 
 
