@@ -14,6 +14,7 @@ Kernels of FOLDER/field.json that DIR has no results of keep their rows.
 import argparse
 import collections
 import concurrent.futures
+import datetime
 import json
 import math
 import os
@@ -327,7 +328,14 @@ def main():
         ]
     if ours := list(of_ours(args.folder).values()):
         table.append(row_of_ours(ours, speed))
-    write(args, kept(table, have, bool(timed)), speed, read_json(args.folder / "left_out.json"))
+    every = kept(table, have, bool(timed))
+    left_out = read_json(args.folder / "left_out.json")
+    if len(every) > len(table):
+        named = ", ".join(k["kernel"] for k in table)
+        where = have["speed"].get("where", "one run")
+        speed["where"] = f"{where}; verdicts of {named}: {datetime.date.today()}"
+        left_out = have["left_out"] | left_out
+    write(args, every, speed, left_out)
     return 0
 
 
@@ -360,7 +368,7 @@ def kept(table, have, timed):
 def only_times(args, speed, have):
     """Verdicts as they stand, new times."""
     speed["where"] = (
-        re.sub(r",? times .*", "", have["speed"].get("where", "one run"))
+        re.sub(r",? times [^;]*", "", have["speed"].get("where", "one run"))
         + f", times one run of {speed['date']}"
     )
     for k in have["kernels"]:
