@@ -191,15 +191,15 @@ def page(table, speed, notes, left_out):
         "# The field, judged",
         "",
         f"{speed.get('date', '')}, {speed.get('device', '')}, driver {speed.get('driver', '')}, "
-        f"PyTorch {speed.get('torch', '')}; {speed.get('where', 'one run')}. Public kernels and "
+        f"PyTorch {speed.get('torch', '')}. {speed.get('where', 'One run')}. Public kernels and "
         "ours on every case of cases/ and scripts/campaigns/peers/field/cases that they serve, one "
         "rank, judged by the same program. A case is failed where a tensor exceeds its derived "
         "bound or what right kernels of the declared design make of nearby inputs "
         "(reports/verdicts.md). Bits and error over expected: medians over the "
-        "cases passed. Times: medians of 20, K = V = 128, bf16, in brackets as multiples of the "
-        "floor, every input read and every output written once at the speed of a copy "
+        "cases passed. Times: medians of 20, K = V = 128, bf16. Brackets: multiples of the "
+        "floor, which reads every input and writes every output once at the speed of a copy "
         f"({speed.get('copy_bytes_per_s', 0) / 1e12:.2f} TB/s); "
-        "scripts/campaigns/peers/field/rows.py says what each kernel is given.",
+        "scripts/campaigns/peers/field/rows.py says what each kernel takes.",
         "",
         "    scripts/campaigns/peers/run_field.sh --out build/field && "
         "scripts/campaigns/peers/run_field.sh --judge build/field",
@@ -219,8 +219,8 @@ def page(table, speed, notes, left_out):
     reasons = collections.Counter(left_out.values()).most_common()
     lines += [
         "",
-        f"Cases that no public kernel was asked: {len(left_out)} "
-        f"({'; '.join(f'{why}: {n}' for why, n in reasons)}).",
+        f"Cases that no public kernel was asked: {len(left_out)}. "
+        f"({'. '.join(f'{why}: {n}' for why, n in reasons)}).",
         "",
         *times_of(speed),
     ]
@@ -333,7 +333,7 @@ def main():
     if len(every) > len(table):
         named = ", ".join(k["kernel"] for k in table)
         where = have["speed"].get("where", "one run")
-        speed["where"] = f"{where}; verdicts of {named}: {datetime.date.today()}"
+        speed["where"] = f"{where}. Verdicts of {named}: {datetime.date.today()}"
         left_out = have["left_out"] | left_out
     write(args, every, speed, left_out)
     return 0
@@ -368,7 +368,7 @@ def kept(table, have, timed):
 def only_times(args, speed, have):
     """Verdicts as they stand, new times."""
     speed["where"] = (
-        re.sub(r",? times [^;]*", "", have["speed"].get("where", "one run"))
+        re.sub(r",? times [^.]*", "", have["speed"].get("where", "one run"))
         + f", times one run of {speed['date']}"
     )
     for k in have["kernels"]:

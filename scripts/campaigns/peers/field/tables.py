@@ -93,9 +93,10 @@ def contracts(rows):
             of_kernel = seen.setdefault(kernel, {})
             text = e.get("contract") or f"not timed: {e.get('why', '')}"
             of_kernel[text] = of_kernel.get(text, 0) + 1
-    return [
-        f"- {kernel}: {'; '.join(f'{text} ({n})' for text, n in of_kernel.items())}."
+    return ["| kernel | contract, or why it was not timed | rows |", "|---|---|---|"] + [
+        f"| {kernel} | {text.replace('|', '/')} | {n} |"
         for kernel, of_kernel in seen.items()
+        for text, n in of_kernel.items()
     ]
 
 
