@@ -187,7 +187,7 @@ static void print_steps(const StepTimes &ms) {
     printf("\n");
 }
 
-/* What one rank of N, or of one, took. */
+/* Times of one rank of N, or of one. */
 struct Times {
     double forward = 0, both = 0, whole = 0;
     void raise_to(const Times &x) {
@@ -236,7 +236,7 @@ static void parts(const Shape &s, int N, int runs) {
         percent_more(all.both, one.both), all.whole, percent_more(all.whole, one.both));
 }
 
-/* Of one rank, over NCCL, through windows, and T/N tokens alone. */
+/* Times of one rank, over NCCL, through windows, and T/N tokens alone. */
 struct CpTimes {
     Times nccl, windows, alone;
     StepTimes steps;
@@ -416,7 +416,7 @@ static void mode_parts(int N, int runs) {
 int main(int argc, char **argv) {
     const struct {
         const char *name;
-        int ranks; /* where none are given; 0: takes no such number */
+        int ranks; /* default; 0: takes no such number */
         void (*run)(int N, int runs);
     } modes[] = {{"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
                  {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"wide", 0, mode_wide},

@@ -1,6 +1,6 @@
 /* gpu/bench/bench_gpu.cu - time of the forward and of its steps: CUDA events, median of many runs
- * after warm-up, random inputs larger than L2 (every input tensor of a listed shape holds at least
- * 128 MB).
+ * after warm-up. Random inputs are larger than L2: every input tensor of a listed shape holds at
+ * least 128 MB.
  *
  *   [runs]           one GPU: the shapes of the speed table, simple path for comparison at a small
  *                    shape
@@ -28,7 +28,7 @@ static double time_steps(BenchRank &r, int steps, int runs, dpg_comm *comm = NUL
     return time_of(r.stream, runs, [&] { r.forward_steps(comm, steps); });
 }
 
-/* What ranks are timed with. */
+/* Shapes that ranks are timed with. */
 static const Shape long_and_short[] = {
     {131072, 32, SLOW}, {131072, 32, FAST}, {32768, 32, SLOW}, {32768, 32, FAST}};
 
@@ -101,7 +101,7 @@ static void speed_table(int runs) {
 enum Exchange { WINDOWS, GATHERED, DENSE };
 static const char *const exchanges[] = {"windows", "NCCL", "dense tf32x3"};
 
-/* Of every rank. */
+/* Times of every rank. */
 struct CpTimes {
     std::vector<double> alone, all, pre, gather, merge, state;
     explicit CpTimes(int N) : alone(N), all(N), pre(N), gather(N), merge(N), state(N) {}
@@ -144,11 +144,11 @@ static void cp(int N, int runs) {
             if (how != DENSE || s.bias > -10) cp_shape(s, N, comm, how, runs);
 }
 
-/* The last ranks of 4 on two GPUs, rank 2 on GPU 0 and rank 3 on GPU 1. The states come as on 4:
- * from rank 0, whose GPU is GPU 0 and which is no further than rank 2 when it sends them, to rank 1
- * on GPU 1, to rank 2, to rank 3. Ranks 0 and 1 have made their (M, H) once and for all, so that a
- * GPU makes one rank's forward and, between its pre-process and the states it waits for, what
- * another does in that place: rank 0 stores H and ends its forward, rank 1 multiplies and stores.
+/* The last ranks of 4 on two GPUs, rank 2 on GPU 0 and rank 3 on GPU 1. The states come as on 4
+ * ranks: from rank 0, to rank 1 on GPU 1, to rank 2, to rank 3. Rank 0's GPU is GPU 0, and rank 0
+ * is no further than rank 2 when it sends them. Ranks 0 and 1 have made their (M, H) once and for
+ * all. So a GPU makes one rank's forward and, between its pre-process and the states that it waits
+ * for, another's work there. Rank 0 stores H and ends its forward, rank 1 multiplies and stores.
  * The time is never less than that of ranks 2 and 3 of 4 GPUs, whose kernels have a GPU to
  * themselves. */
 struct ChainOfFour {
@@ -217,7 +217,7 @@ __global__ void wait_ns(long long ns) {
 }
 
 /* A communicator of one rank whose peers are always there. The wires take as long as NCCL over
- * NVLink: 20 us and 300 GB/s of what comes in; `blocks` of 512 threads are busy with it (NCCL's
+ * NVLink: 20 us and 300 GB/s of received data. `blocks` of 512 threads are busy with it (NCCL's
  * kernel), or one thread (copy engines). */
 static int blocks;
 static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,

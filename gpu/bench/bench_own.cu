@@ -1,8 +1,8 @@
-/* gpu/bench/bench_own.cu - what it costs that ranks own their tokens in parts: forward and backward
- * of ranks 1 and N - 1 of N, each alone on one GPU, gathers as copies of as many bytes behind a
- * kernel that waits as long as the wires take (20 us and 300 GB/s of what comes in), beside the
- * ranks of T / N tokens each in the same run. N = 1: parts that one rank owns. heads: the bits of a
- * grid by the exchange of heads, in which a rank's words stand for those of all.
+/* gpu/bench/bench_own.cu - the cost of ranks that own their tokens in parts. It times forward and
+ * backward of ranks 1 and N - 1 of N, each alone on one GPU. Gathers are copies of as many bytes
+ * after a kernel that waits as long as the wires take (20 us and 300 GB/s of received data). Ranks
+ * of T / N tokens each run beside them. N = 1: parts that one rank owns. heads: the bits of a grid
+ * by the exchange of heads; a rank's words stand for those of all.
  *
  *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
 #include "bench.h"

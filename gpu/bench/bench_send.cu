@@ -1,6 +1,6 @@
-/* gpu/bench/bench_send.cu - what exchanges and payloads cost: N ranks of T / N tokens, all of which
- * have formed their pairs; from there, at one time, until the last of them has the states that it
- * starts from, host threads that meet included. Beside it all ranks' forwards and backwards, the
+/* gpu/bench/bench_send.cu - the cost of exchanges and payloads: N ranks of T / N tokens, all of
+ * which have formed their pairs. The time is from there until the last of them has its initial
+ * states, meetings of host threads included. It also prints all ranks' forwards and backwards, the
  * words that rank 0 sends, and the distance of the last rank's state from that of the all-gather in
  * full. Ranks that exchange heads form no pair: theirs is all that moves, inputs to the ranks of
  * their heads, results or gradients back.
@@ -45,7 +45,7 @@ static const Way ways[] = {
     {DP_EXCHANGE_RING, DP_PAYLOAD_FULL, 0, DP_OWN_GRID},
     {DP_EXCHANGE_SCAN, DP_PAYLOAD_FULL, 0, DP_OWN_GRID}};
 
-/* What rank 0 sends in a forward. */
+/* Words that rank 0 sends in a forward. */
 static size_t sent;
 static dpg_comm called;
 static dp_status counted_gather(dpg_comm *c, const float *send, float *recv, size_t count,
@@ -144,8 +144,8 @@ struct Ranks {
     }
 };
 
-/* How far the last rank's state is from that of T / N tokens and the all-gather in full, which is
- * the first to come; where that says anything. */
+/* The distance of the last rank's state from that of T / N tokens and the all-gather in full, which
+ * comes first; where that means anything. */
 static void print_off(Ranks &x, const Way &w, Vec *full) {
     if (w.own || w.exchange == DP_EXCHANGE_HEADS) {
         printf("S_in off -         ");

@@ -1,8 +1,8 @@
-/* gpu/bench/bench_split.cu - sequences of a batch cut in segments inside one card: is what the rule
- * (ref/vocabulary/segments.h) does ever slower than whole sequences, and how much of what can be
- * gained does it get. Whole twice (noise), the rule, and every number of segments of the longest
- * sequence take turns in one run, forward alone and forward with backward; CUDA events, medians; K
- * = V = 128 and some of other widths; nothing forgotten, which is what costs most, and some that
+/* gpu/bench/bench_split.cu - sequences of a batch cut in segments inside one card. Is the rule's
+ * cut (ref/vocabulary/segments.h) ever slower than whole sequences, and how much of the possible
+ * gain does it get? One run alternates whole sequences twice (noise), the rule, and every number of
+ * segments of the longest sequence, forward alone and forward with backward. CUDA events, medians;
+ * K = V = 128 and some of other widths. Nothing is forgotten, the slowest case; some problems
  * forget.
  *
  *   [runs]         a row a layout, heads, recurrence and direction; all in one last
@@ -116,7 +116,7 @@ struct Batch {
         if (both)
             DP(rank.err, dpg_backward(p, &rank.t, &rank.g, rank.ws, NULL, rank.stream, &rank.err));
     }
-    /* Medians of all plans, which take turns. */
+    /* Medians of all plans, which alternate. */
     std::vector<double> times(int runs) {
         std::vector<std::vector<float>> ms(plan.size());
         std::vector<double> all;

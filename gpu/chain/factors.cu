@@ -1,15 +1,15 @@
 /* gpu/chain/factors.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md
- * j.1), here to be judged, not to be fast; and the M of two elements, of a scan, in that format.
+ * j.1), to be judged, not to be fast. Also the M of two elements, of a scan, in that format.
  *
- * Products on tensor cores follow the operands' format exactly: tf32 through cvt.rna (nearest, ties
- * away), tf32rz hands the raw fp32 words to the mma, which drops the low 13 bits; tf32x3 adds
- * lo*hi + hi*lo + hi*hi. fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor core
- * rounds toward zero; every k-step therefore starts from zero and is added on the CUDA cores, so
- * that only a step's own 8 or 16 products see it.
+ * Products on tensor cores follow the operands' format exactly. tf32 uses cvt.rna (nearest, ties
+ * away). tf32rz passes the raw fp32 words to the mma, which drops the low 13 bits. tf32x3 adds
+ * lo*hi + hi*lo + hi*hi. Format fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor
+ * core rounds toward zero. Every k-step therefore starts from zero and is added on the CUDA cores,
+ * so that only a step's own 8 or 16 products see it.
  *
  * k_factor has one phase and no shared memory. k_chain, 32 columns of M a block: P <- F_j P for one
- * factor after the other; shared memory holds P and the product that takes its place (Q) behind a
- * barrier. */
+ * factor after the other. Shared memory holds P and, after a barrier, the product that replaces it
+ * (Q). */
 #include "chain/chain.cuh"
 #include "fault.cuh"
 #include "instructions.cuh"
@@ -17,10 +17,11 @@
 #include "plan/shared.cuh"
 #include "plan/values.cuh"
 
-/* The words an mma returns are rounded toward zero, a mean relative loss per product that shrinks a
- * 3xTF32 chain linearly: measured on an H200, reflect K = 32 and 128, 3.5e-8 a factor (3.6e-5 after
- * 1,024), where IEEE FMA keeps 3.2e-6 and 6.5e-6. (Truncation of a 24-bit word loses 0.67 * 2^-24
- * = 4.0e-8 in the mean; the hardware does slightly better.) Giving the mean back removes the drift.
+/* The words that an mma returns are rounded toward zero. The mean relative loss per product shrinks
+ * a 3xTF32 chain linearly. Measured on an H200, reflect K = 32 and 128: 3.5e-8 a factor (3.6e-5
+ * after 1,024), where IEEE FMA keeps 3.2e-6 and 6.5e-6. (Truncation of a 24-bit word loses 0.67 *
+ * 2^-24 = 4.0e-8 in the mean; the hardware does slightly better. Giving the mean back removes the
+ * drift.
  */
 #define RZ_LOSS 3.5e-8f
 #define CB 32 /* columns of M per block */
@@ -239,7 +240,7 @@ dp_status chain_pre_dm(const Call &c, float *dM, int ld) {
     return chain_of(c, Run{q.c1 - 1, q.c1 - q.c0, -1, 1}, dM, ld);
 }
 
-/* The links whose M can matter. */
+/* The parts whose M can matter. */
 dp_status chain_links_m(const Call &c) {
     const dpg_plan *p = c.p;
     const Dims &d = p->d;

@@ -1,8 +1,8 @@
 /* gpu/chain/links.cu - states over the parts of a table of owners (dpg_owners), from the gathered
- * elements of all of them, fp32 FMA. A fold goes over the parts of one sequence in their order,
- * wherever each lies, and leaves the state before each part that is this rank's: a sum over fewer
- * parts is the beginning of one over more, so that nothing is computed twice, and the bits are
- * those of a merge for each.
+ * elements of all of them, fp32 FMA. A merge goes over the parts of one sequence in their order,
+ * wherever each lies, and leaves the state before each part of this rank. A sum over fewer parts is
+ * the beginning of one over more, so nothing is computed twice. The bits are those of a merge for
+ * each.
  *
  * k_fold: phases of a product and what shared memory holds as in chain/merge.cu. */
 #include "chain/columns.cuh"
@@ -13,12 +13,12 @@ struct FoldArgs {
     Folds w;
     const float *all; /* elements, rows of `row` words */
     const float *m;   /* M of all parts, whose transposes are dM; NULL: M in columns V .. of all */
-    float *out;       /* [links][HV][K][V]; turned: from the last on */
-    int row, dir, last; /* dir: 1, or -1 backward; last: link */
+    float *out;       /* [parts][HV][K][V]; turned: from the last on */
+    int row, dir, last; /* dir: 1, or -1 backward; last: part */
 };
 
-/* S = H of the fold's first part; for the parts behind it: S is what each starts from, then S <- M
- * S + H. Block: a fold, one head, MV columns. */
+/* S = H of the merge's first part. For each later part S is its initial state, then S <- M S + H.
+ * Block: a merge, one head, MV columns. */
 template <int MV, int KMAX>
 __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     k_fold(int HV, int K, int V, FoldArgs a) {
@@ -59,7 +59,7 @@ template <int MV, int KMAX> static dp_status fold(const Call &c, FoldArgs a) {
     return DP_OK;
 }
 
-/* Folds are long: as many blocks as there are columns for. */
+/* Merges are long: as many blocks as there are columns for. */
 static dp_status fold_by(const Call &c, const FoldArgs &a) {
     if (!a.w.n) return DP_OK;
     return c.p->d.K <= 128 ? fold<8, 128>(c, a) : fold<8, 256>(c, a);

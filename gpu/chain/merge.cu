@@ -1,6 +1,6 @@
-/* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA: of the
- * dense chain forward, of gradients from the farthest later rank and the last part down; and over
- * one rank, which hands on what it makes of the state that came.
+/* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA. The dense
+ * chain forward; gradients from the farthest later rank and the last part down. Also over one rank,
+ * which sends its result from the received state.
  *
  * All kernels: phases of a product P <- M P + add, and what shared memory holds (Columns):
  *
@@ -41,9 +41,9 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     if (!(FAULT(MERGE_HALF) && v0 + c.col >= V / 2)) c.to(a.sin + (int64_t)hv * K * V + v0, V);
 }
 
-/* Columns per block: as many as there are if every multiprocessor still gets a block, because what
- * a block reads of M serves all of its columns; 32 where K <= 128 alone, of more
- * they need more than 64 KB. */
+/* Columns per block: as many as there are if every multiprocessor still gets a block, because a
+ * block's reads of M serve all of its columns. Only 32 where K <= 128 does not hold: more columns
+ * need more than 64 KB. */
 static int columns(int HV, int K, int width) {
     return width % 32 == 0 && K <= 128 && HV * (width / 32) >= 100 ? 32
            : width % 16 == 0 && HV * (width / 16) >= 100           ? 16
@@ -71,13 +71,13 @@ dp_status merge_elements(const Call &c) {
     return c.p->d.K <= 128 ? merge_by<128>(c) : merge_by<256>(c);
 }
 
-/* ---- hand-over ------------------------------------------------------------------------------- */
+/* ---- states from rank to rank ---------------------------------------------------------------- */
 
 struct HandArgs {
-    /* S that came, or an earlier element; this one, rows of `row` words */
+    /* received S, or an earlier element; this one, rows of `row` words */
     const float *earlier, *element;
     int row, ld, width; /* words in a row of earlier and out; columns of them */
-    int applies;        /* does what came matter to what goes on */
+    int applies;        /* does the received state matter to the sent one */
     float *out;
 };
 
@@ -157,7 +157,7 @@ struct MergeBwdArgs {
 
 /* dS = 0; for ranks far .. rank+1: dS <- dM_j dS + dH_j; then over the parts of a cut: each one's
  * gradient at its end. Block: a cut, one head, MV columns; fp32 FMA. The first product of a sum
- * that starts from zero is left out: where nothing follows the rank, dH of its last part starts
+ * that starts from zero is left out. Where nothing follows the rank, dH of its last part starts
  * from the final state's gradient. */
 template <int MV, int KMAX>
 __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)

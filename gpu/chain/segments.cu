@@ -1,5 +1,6 @@
-/* gpu/chain/segments.cu - elements (M, H) of a rank's segments (augmented chain, K and V in
- * {64, 128}): composed to the rank's, merged over ranks, and the states that segments start from.
+/* gpu/chain/segments.cu - elements (M, H) of a rank's segments (augmented chain, K and V in {64,
+ * 128}). They are composed to the rank's and merged over ranks; then come the states that segments
+ * start from.
  *
  * Phases of a block, 32 columns of a head, and what shared memory holds:
  *
@@ -34,7 +35,8 @@ struct SegArgs {
 };
 
 /* A block's K x 32 words into the windows of ranks [first, last]: 128 bytes a row of ld words, from
- * a tile in shared memory, then the forward's number. to, number: (window) of head and columns. */
+ * a tile in shared memory, then the forward's number. The arguments to and number give the window
+ * of head and columns. */
 template <int K, class To, class Number>
 __device__ __forceinline__ void push(const RankWindow &w, int first, int last, float *tile,
                                      Panel<K> &p, const float c[4][4], int ld, uint32_t n, To to,
@@ -65,10 +67,10 @@ __device__ __forceinline__ void push_state(const RankWindow &w, float *tile, Pan
         [&](float *x) { return w.s_came(x) + (hv * w.V + c0) / 32; });
 }
 
-/* Of a cut: the element of segments 0 .. i, for i = 1 .. steps: where the states of the segments
- * need it, and of all of them, the rank's element. Block: a cut, one head, 32 columns, of H alone
- * if the segments start from H_0 alone: with windows it goes to the next rank, and M to the earlier
- * ones that keep it for their backward. */
+/* A cut: the element of segments 0 .. i, for i = 1 .. steps, where the states of the segments need
+ * it. The last is that of all of them, the rank's element. Block: a cut, one head, 32 columns; of H
+ * alone if the segments start from H_0 alone. With windows H goes to the next rank, and M to the
+ * earlier ones that keep it for their backward. */
 template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a) {
     __shared__ float4 P[K / 2 * Panel<K>::PITCH];
     int V = a.V, row = V + K, blocks = (a.whole ? V : row) / 32, hv = blockIdx.x / blocks % a.HV,

@@ -1,17 +1,16 @@
 /* gpu/conv/conv.cu - causal depthwise conv1d under context parallelism (math.md h): one pass over
- * memory each way.
+ * memory in each direction.
  *
  * A thread owns VEC channels of a strip of 64 tokens and slides over them with the last W - 1 rows
- * of x in registers; one bit per token says where a sequence starts. The backward slides the same
- * way, W - 1 tokens past its strip, with the sums of W unfinished rows of dx in registers. The
- * tokens of a rank are one range, or several (dpg_owners). Rows before a range come from the
- * gathered tails of x, gradients of pre after it from the gathered heads of dpre: where each lies
- * is in a table. Sums of dw over a strip, 8 strips of a block, blocks, ranks (or parts): each in a
- * fixed order.
+ * of x in registers. One bit per token says where a sequence starts. The backward slides likewise,
+ * W - 1 tokens past its strip, with the sums of W unfinished rows of dx in registers. The tokens of
+ * a rank are one range, or several (dpg_owners). Rows before a range come from the gathered tails
+ * of x, gradients of pre after it from the gathered heads of dpre. A table has the place of each.
+ * Sums of dw over a strip, 8 strips of a block, blocks, ranks (or parts): each in a fixed order.
  *
  * k_conv_fwd, k_conv_head, k_conv_tail and k_conv_ranks have one phase and no shared memory.
- * k_conv_bwd: the strip, then W - 1 tokens behind it, in registers; then W + 1 times sum_strips,
- * the strips' sums in shared memory between two barriers. k_conv_sum: 8 runs of blocks in shared
+ * k_conv_bwd: the strip, then W - 1 tokens after it, in registers. Then W + 1 times sum_strips, the
+ * strips' sums in shared memory between two barriers. k_conv_sum: 8 runs of blocks in shared
  * memory, then their sum. */
 #include "dp_conv.h"
 #include "fault.cuh"
@@ -33,8 +32,8 @@ struct Part {
 
 #define MOST_ROWS 7 /* W - 1 */
 
-/* Tokens that follow each other and belong to the rank: from its row `at` on. m rows of the halo
- * before it, `next` of dpre behind it, belong to the same sequences. */
+/* Consecutive tokens that belong to the rank: from its row `at` on. m rows of the halo before it,
+ * `next` of dpre after it, belong to the same sequences. */
 struct Range {
     int64_t at, L, starts; /* starts: its first word of ConvArgs.starts */
     int m, next;
@@ -257,7 +256,7 @@ template <class T, int W, int VEC> __global__ void k_conv_head(ConvArgs a) {
 template <class T, int W, int VEC> struct Backward {
     Window<T, W, VEC> win;
     Vec<VEC> dx[W], dw[W], db; /* dx[l]: of the token l before, as far as it is summed */
-    /* dpre of the token at hand: dx of it and the `age` tokens before, and dw if it is the strip's
+    /* dpre of the present token: dx of it and the `age` tokens before, and dw if it is the strip's
      * own. Returns dx of the token W - 1 before. */
     __device__ __forceinline__ Vec<VEC> add(const Vec<VEC> &d, const Vec<VEC> &now, int age,
                                             bool own) {
@@ -425,7 +424,7 @@ static size_t place(dpg_conv *c, size_t bytes) {
     c->ws_bytes += (bytes + 255) / 256 * 256;
     return at;
 }
-/* Elements of a message, whole words: bf16 rows of odd width end in half a word. */
+/* Elements of a message, whole words: bf16 rows of uneven width end in half a word. */
 static int64_t message(const dpg_conv *c) {
     int64_t n = (int64_t)c->slots * c->a.h * c->a.D;
     return c->p.dtype == DPG_BF16 ? (n + 1) / 2 * 2 : n;

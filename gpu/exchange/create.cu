@@ -53,7 +53,7 @@ dp_status home_counter(Home *h, int rank, dp_err *e) {
     return DP_OK;
 }
 
-/* Of all ranks; the current device is the first one's again. */
+/* Counters of all ranks; the current device is the first one's again. */
 static dp_status home_counters(Home *h, dp_err *e) {
     const Group *g = h->g;
     for (int r = g->N - 1; r >= 0; r--) {

@@ -1,5 +1,5 @@
-/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand-over, all-to-all, wait, peer
- * memory (group.cuh). */
+/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand, all-to-all, wait, peer memory
+ * (group.cuh). */
 #include "exchange/group.cuh"
 #include "fault.cuh"
 #include "plan/marks.cuh"
@@ -14,7 +14,7 @@ static int is_captured(cudaStream_t s) {
     return cudaStreamIsCapturing(s, &st) == cudaSuccess && st == cudaStreamCaptureStatusActive;
 }
 
-/* ---- gather, hand-over, all-to-all ----------------------------------------------------------- */
+/* ---- gather, states to a neighbour, all-to-all ----------------------------------------------- */
 
 #define CN(e, expr)                                                                      \
     do {                                                                                 \
@@ -24,7 +24,7 @@ static int is_captured(cudaStream_t s) {
                             g->first_rank + rank, #expr, nccl.String(r_));               \
     } while (0)
 
-/* Words of a call: of a hand-over to rank + by, from rank - by; of an all-to-all the pieces of both
+/* Words of a call: of `hand` to rank + by, from rank - by; of an all-to-all the pieces of both
  * sides. */
 struct Words {
     int kind;

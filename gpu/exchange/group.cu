@@ -37,8 +37,8 @@ dp_status failed(const Group *g, int rank, const char *call, dp_err *e) {
                     g->first_rank + rank, call, g->why);
 }
 
-/* The first gather that has not ended everywhere, and the rank that has come least far of those
- * whose device has not come to it: those that wait within an earlier one are not to blame. */
+/* The first gather that has not ended everywhere, and the least advanced rank of those whose device
+ * has not reached it. Ranks that wait within an earlier one are not to blame. */
 static int late_device(const Group *g, int *gather) {
     int late = -1;
     *gather = INT_MAX;

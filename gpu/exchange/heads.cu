@@ -1,7 +1,7 @@
-/* gpu/exchange/heads.cu - the exchange of heads: a rank's tokens of all heads become all tokens of
- * its heads, one rank's kernels run on them, and what they make goes back (plan/heads.cuh). A call
- * of the communicator for each tensor: packed by ranks where its heads do not lie so, into or out
- * of place where all rows of a rank's heads do. */
+/* gpu/exchange/heads.cu - the exchange of heads. A rank's tokens of all heads become all tokens of
+ * its heads, one rank's kernels run on them, and the results return (plan/heads.cuh). A call of the
+ * communicator for each tensor. It is packed by ranks unless all rows of a rank's heads lie
+ * together; then it is sent or received in place. */
 #include "fault.cuh"
 #include "plan/heads.cuh"
 #include "plan/paths.cuh"
@@ -10,8 +10,8 @@
 
 #define THREADS 256
 
-/* Rows of a tensor, and where the runs of each rank lie in a message, [ranks][rows][runs][run]: a
- * run is a head that several have, or all heads of a rank. Words are those of the kernel. */
+/* Rows of a tensor, and the place of each rank's runs in a message, [ranks][rows][runs][run]. A run
+ * is a head that several have, or all heads of a rank. Words are those of the kernel. */
 struct Moved {
     int rows, given; /* of each rank; where no table says which, the first so many of a tensor */
     const int *row;  /* which of the tensor, -1: none */
@@ -95,7 +95,7 @@ static dp_status add_copies(const Call &c, Moved m, int ranks, void *tensor, flo
 
 /* ---- one tensor ------------------------------------------------------------------------------ */
 
-/* What a rank gives in a call, or gets: of a tensor of its own tokens and all heads, or of all
+/* A rank's sent or received rows in a call: of a tensor of its own tokens and all heads, or of all
  * tokens and its own heads. */
 struct Side {
     void *tensor;

@@ -1,10 +1,10 @@
-/* gpu/exchange/ipc.cu - peer memory of ranks that are processes (group.cuh): each opens what the
- * others exchange, by CUDA IPC, where all run under one kernel and on a device each. Ranks that
- * share a device would wait for kernels of processes that do not run beside theirs.
+/* gpu/exchange/ipc.cu - peer memory of ranks that are processes (group.cuh). Each opens the memory
+ * that others exchange, by CUDA IPC, where all run under one kernel and on a device each. Ranks
+ * that share a device would wait for kernels of processes that do not run beside theirs.
  *
- * Cards tell who is where and how to open its memory; a second gather tells whether all could, so
- * that all have peer memory or none. Both are calls like any other: a rank that is gone ends them
- * within the limit. */
+ * Cards tell the place of each rank and how to open its memory. A second gather tells whether all
+ * could, so that all have peer memory or none. Both are calls like any other: a rank that is gone
+ * ends them within the limit. */
 #include "exchange/group.cuh"
 #include <stdio.h>
 #include <stdlib.h>

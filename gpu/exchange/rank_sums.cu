@@ -1,5 +1,5 @@
 /* gpu/exchange/rank_sums.cu - dA_log and ddt_bias: the sums of all ranks in rank order, or of all
- * parts in theirs (dpg_owners), added up in fp64, the same bits on every rank. */
+ * parts in theirs (dpg_owners). They are added in fp64, the same bits on every rank. */
 #include "plan/paths.cuh"
 
 #define THREADS 256

@@ -1,6 +1,6 @@
-/* gpu/exchange/send.cu - elements of a rank to all ranks, or states from rank to rank, packed where
- * the payload is shorter than fp32 (plan/sending.cuh): rounded and packed before they are sent, and
- * fp32 again behind that, so that all read what arrived, of their own rank, too. */
+/* gpu/exchange/send.cu - elements of a rank to all ranks, or states from rank to rank
+ * (plan/sending.cuh). A payload shorter than fp32 is rounded and packed before it is sent, and
+ * widened to fp32 on arrival. So all ranks read the sent numbers, of their own rank, too. */
 #include "fault.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
@@ -125,7 +125,7 @@ static dp_status hop(const Call &c, dpg_comm *comm, const Packing &p, const floa
     return recv && words ? unpack(c, p, at<uint32_t>(c, B_PACKALL), recv) : DP_OK;
 }
 
-/* Hop j: the rank in place j hands on what it makes of what came. */
+/* Message j: the rank in place j sends its result from the received state. */
 static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, const Packing &state,
                             float *to) {
     const dpg_plan *p = c.p;
@@ -140,9 +140,9 @@ static dp_status one_by_one(const Call &c, dpg_comm *comm, const float *own, con
     return DP_OK;
 }
 
-/* Hillis-Steele: after a level the element is that of twice as many ranks up to this one, as far
- * back as its sequence goes; a rank far enough from the sequence's end gives. Room: an element that
- * came, and two that are made in turns. */
+/* Hillis-Steele. After a level the element is that of twice as many ranks up to this one, as far
+ * back as its sequence goes. A rank far enough from the sequence's end sends. Room: a received
+ * element, and two that are made alternately. */
 static dp_status by_levels(const Call &c, dpg_comm *comm, const float *own, const Packing &pair,
                            const Packing &state, float *room, float *to) {
     const dpg_plan *p = c.p;
@@ -162,10 +162,10 @@ static dp_status by_levels(const Call &c, dpg_comm *comm, const float *own, cons
 
 /* ---- from part to part ----------------------------------------------------------------------- */
 
-/* The pass of one link, from the state that came to it. */
+/* The pass of one part, from the state that it received. */
 static dp_status pass_link(const Call &c, int link) {
     dpg_plan one = *c.p;
-    int row = 0; /* among those of links that hand on */
+    int row = 0; /* among those of parts that send */
     for (int i = 0; i < link; i++)
         row += (one.is_bwd ? one.links_h[i].pre : one.links_h[i].post) > 0;
     (one.is_bwd ? one.bwd0 : one.pre0) += row;
@@ -175,19 +175,19 @@ static dp_status pass_link(const Call &c, int link) {
     return (one.is_bwd ? one.path->bwd_pre : one.path->pre)(x);
 }
 
-/* What a rank hands to itself: as a payload leaves it, like all that is handed on. */
+/* A rank's message to itself: with the payload's rounding, like all messages. */
 static dp_status keep(const Call &c, const Packing &p, float *state) {
     if (!packed_words(c.p->opt.payload, p.numbers)) return DP_OK;
     TRY(pack(c, p, state, at<uint32_t>(c, B_PACK)));
     return unpack(c, p, at<uint32_t>(c, B_PACK), state);
 }
 
-/* Where what comes to a link lies: backward from the last on. */
+/* The place of a part's received state: backward from the last on. */
 static float *place_of(const dpg_plan *p, float *to, const Packing &state, int link) {
     return to + (p->is_bwd ? p->nlink - 1 - link : link) * state.numbers;
 }
 
-/* In the order of the parts: the rank that has one hands on what it makes of what came to it, to
+/* In the order of the parts. The rank that has one sends its result from the received state, to
  * itself where it has the next one, too. */
 static dp_status part_by_part(const Call &c, dpg_comm *comm, const float *own, int64_t pair,
                               const Packing &state, float *to) {
@@ -221,8 +221,8 @@ static dp_status put(const Call &c, const Packing &p, const float *from, float *
     return DP_OK;
 }
 
-/* Pairs or states of n hops in one call: of a link what `make` makes; to `room` what comes, in the
- * order of the ranks that give it, for the links in `came`. */
+/* Pairs or states of n messages in one call. `make` makes that of a part; `room` gets the received
+ * ones, in the order of their senders, for the parts in `came`. */
 template <class F>
 static dp_status at_once(const Call &c, dpg_comm *comm, const Packing &each, const Hop *h, int n,
                          float *room, F make, std::vector<int> *came) {
@@ -258,8 +258,8 @@ static dp_status at_once(const Call &c, dpg_comm *comm, const Packing &each, con
     return packed && all.numbers ? unpack(c, all, (const uint32_t *)recv, room) : DP_OK;
 }
 
-/* As by_levels, of parts in their order: a call a level, in which a rank gives and gets pairs of
- * all of its links. Room: three pairs for each link. */
+/* As by_levels, of parts in their order: a call a level, in which a rank sends and gets pairs of
+ * all of its parts. Room: three pairs for each part. */
 static dp_status by_levels_of_parts(const Call &c, dpg_comm *comm, const float *own,
                                     const Packing &pair, const Packing &state, float *room,
                                     float *to) {

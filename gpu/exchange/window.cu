@@ -1,21 +1,22 @@
 /* gpu/exchange/window.cu - states from rank to rank through windows: memory that the kernels of the
  * rank before store into (dpg_plan_connect).
  *
- * Where a sequence starts, its end state H leaves the rank from k_compose; every rank behind waits
- * for the state that it starts from, multiplies it by its own M and hands it on, both in k_states
- * (chain/segments.cu), 32 columns of a head at a time: so the states arrive after as many products
- * and hops as there are ranks before, the very products of a merge of gathered elements, and only
- * states cross the links. No host thread waits for another.
+ * Where a sequence starts, its end state H leaves the rank from k_compose. Every later rank waits
+ * for its initial state, multiplies it by its own M and sends it on, both in k_states
+ * (chain/segments.cu), 32 columns of a head at a time. So the states arrive after as many products
+ * and messages as there are ranks before. The products are those of a merge of gathered elements,
+ * and only states are sent. No host thread waits for another.
  *
- * A window holds the words of SLOTS forwards, so that a rank may be ahead of those who read what it
- * stores: in forward n they lie where those of n - SLOTS lay, which the readers were through with
- * when they said so, in k_states of a forward after it. Ranks wait for those before them, and for
- * those behind to be through with earlier forwards; one that keeps M for its backward waits for
- * those behind at the very end of its forward: never in a circle, as long as no rank's kernels
- * stand behind another's on one device.
+ * A window holds the words of SLOTS forwards, so that a rank may be ahead of its readers. In
+ * forward n they lie where those of n - SLOTS lay. Their readers have said that they finished with
+ * those, in k_states of a forward after it. Ranks wait for earlier ranks, and for later ones to
+ * finish with earlier forwards. A rank that keeps M for its backward waits for later ranks at the
+ * very end of its forward. There is no circle, as long as no rank's kernels stand behind another's
+ * on one device.
  *
- * The number of a forward is a word of the window, which its last block of k_states to know of it
- * moves on: no kernel has it as an argument, so that a forward can be replayed as a CUDA graph. */
+ * The number of a forward is a word of the window. The last block of k_states that reads it
+ * increments it. No kernel has it as an argument, so that a forward can be replayed as a CUDA
+ * graph. */
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
 #include "plan/wide.cuh"

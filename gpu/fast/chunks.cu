@@ -1,10 +1,9 @@
 /* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel: gate, norms, k k' and q k'
- * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory; of a bare plan (bare.cuh) Kgam kg qg
- * T B Aqk (k_decayed).
+ * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory. A plan without w and u (bare.cuh)
+ * writes Kgam kg qg T B Aqk (k_decayed).
  *
- * One block of 8 warps a tile, 3 blocks a multiprocessor of 80 registers a thread. What a lane
- * reads of a row and what it makes of it have one place in shared memory. Phases, and what shared
- * memory holds:
+ * One block of 8 warps a tile, 3 blocks a multiprocessor of 80 registers a thread. A lane's inputs
+ * of a row and its results have one place in shared memory. Phases, and what shared memory holds:
  *
  *   rows      warp: 8 rows, lane: K / 32 channels. Gates, sums, norms (rows.cuh), then decayed
  *             rows; kg and qg go out.        k q g as given; gate sums for g; ka qa kd kb far
@@ -13,11 +12,11 @@
  *             Aqk, what w and u need
  *   w, u      warp (I, m)                    ka, T B, v, rows on their way out
  *
- * Operands, rows x channels, each rounded once: ka, qa = k, q exp(gam - anchor of the block);
- * kd = k exp(anchor - gam), the other side of a diagonal block; kb = k exp(next anchor - gam).
+ * Operands, rows x channels, each rounded once: ka, qa = k, q exp(gam - anchor of the block). Then
+ * kd = k exp(anchor - gam), the other side of a diagonal block, and kb = k exp(next anchor - gam).
  * Blocks (1, 0) and (3, 2) meet at the anchor between them; rows 32 .. and 0 .. 31 meet at the
- * anchor of row 32, for which block 3 has rows `far` and block 0 a second kb. ka serves w as well:
- * T B times it, times the anchors' decay, block column by block column. */
+ * anchor of row 32, for which block 3 has rows `far` and block 0 a second kb. Operand ka serves w
+ * as well: T B times it, times the anchors' decay, block column by block column. */
 #include "fast/chunks.cuh"
 #include "fast/far.cuh"
 #include "fast/fast.cuh"
@@ -33,7 +32,7 @@ template <int K> struct Operands {
     /* until the decayed rows are made */
     __device__ __forceinline__ Anchors<K, 8> &anchors() { return *(Anchors<K, 8> *)far_k; }
 };
-/* AFTER the products: Solve, or Inverse in a bare plan. */
+/* AFTER the products: Solve, or Inverse in a plan without w and u. */
 template <int K, class AFTER> struct ChunkSmem {
     bf16 ka[C * K];
     union {
@@ -45,13 +44,13 @@ template <int K, class AFTER> struct ChunkSmem {
     float own[C];        /* q k' of a token's own key */
     float2 norm[C];      /* 1/norms of the rows of k and q */
     int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
-    uint16_t beta[C];    /* of a bare plan: as given */
+    uint16_t beta[C];    /* of a plan without w and u: raw */
 };
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* A warp's 8 rows, and where a lane's K / 32 channels of them lie, in bytes from ka on: of row 0,
- * row i is at(row 0, i). Loops over rows are not unrolled further than they say: what a block
+/* A warp's 8 rows, and the place of a lane's K / 32 channels of them, in bytes from ka on: of row
+ * 0, row i is at(row 0, i). Loops over rows are not unrolled further than they say: what a block
  * executes must fit the instruction cache. */
 template <int K> struct Own {
     static const int TILE = C * K * 2, QA = TILE, KD = 2 * TILE, KB = 3 * TILE;
@@ -76,8 +75,8 @@ __device__ __forceinline__ T *place(ChunkSmem<K, AFTER> &sm, unsigned bytes) {
     return (T *)((char *)sm.ka + bytes);
 }
 
-/* The gate's words of row i wait in two halves until the row is decayed: in place of kd, and where
- * kb or the far row of q comes. */
+/* The gate's words of row i wait in two halves until the row is decayed: in the place of kd, and of
+ * kb or the far row of q. */
 template <int K, class AFTER>
 __device__ __forceinline__ void get_gates(float x[K / 32], ChunkSmem<K, AFTER> &sm,
                                           const Own<K> &own, int i) {
@@ -91,7 +90,7 @@ __device__ __forceinline__ void put_gates(ChunkSmem<K, AFTER> &sm, const Own<K> 
     put_words<K / 64>(place<float>(sm, own.at(own.high, i)), x + K / 64);
 }
 
-/* Rows as given on their way to where ka, qa and kd will be, g first; zeros behind the end. */
+/* Raw rows to the place of ka, qa and kd, g first; zeros behind the end. */
 template <int K, class AFTER>
 __device__ __forceinline__ void copy_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const dpg_tensors &t, const Place &p, int row0,
@@ -123,7 +122,7 @@ __device__ __forceinline__ void fetch_gates(ChunkSmem<K, AFTER> &sm, const Dims 
         put_gates(sm, own, i, g[i]);
 }
 
-/* What all rows' gates have in common, as it stands in memory. */
+/* Shared by all rows' gates, as it stands in memory. */
 template <int E> struct GateOf {
     float A_log, bias[E];
     __device__ __forceinline__ void load(const dpg_tensors &t, int hv, int lane) {
@@ -188,7 +187,7 @@ __device__ __forceinline__ void norm_rows(ChunkSmem<K, AFTER> &sm, const Dims &d
     sm.own[own.row0 + own.lane / 4] = x.own;
     sm.norm[own.row0 + own.lane / 4] = make_float2(x.rk, x.rq);
 }
-/* The same of four rows on their way there. */
+/* The same for four rows. */
 template <int K, class AFTER>
 __device__ __forceinline__ void fetch_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                            const dpg_tensors &t, const Place &p, const Own<K> &own,
@@ -221,7 +220,7 @@ template <int K> __device__ __forceinline__ void leave_ends(Anchors<K, 8> &ancho
     }
 }
 
-/* What a lane multiplies its channels by, the same in all rows; gates in log2 units. */
+/* A lane's factors of its channels, the same in all rows; gates in log2 units. */
 template <int E> struct Factors {
     float here[E];  /* gate from the block's anchor to the row before the warp's */
     float next[E];  /* from the anchor to the next one */
@@ -276,13 +275,13 @@ __device__ __forceinline__ void put_near(bf16 *to, const float x[E], const float
     put<E>(to, y);
 }
 
-/* Where rows of a tile go out; kgam of a bare plan. */
+/* Destinations of rows of a tile; kgam of a plan without w and u. */
 struct RowsOut {
     char *kg, *qg, *kgam;
 };
 
 /* Row i of the warp's 8, in place of what it is made of: ka qa kd kb, far; kg and qg go out. BLOCK:
- * 0, 3, or 1 for both others. WIDE: some entries of kd, ka, qa are left to the pairwise sums; else
+ * 0, 3, or 1 for both others. WIDE: some entries of kd, ka, qa are left to the pairwise sums. Else
  * f.next is the decay to the next anchor itself, and kb is kd times it (Anchors::solve). */
 template <int BLOCK, bool WIDE, int K, class AFTER>
 __device__ __forceinline__ void decay_row(ChunkSmem<K, AFTER> &sm, const RowsOut &out,
@@ -361,7 +360,7 @@ __device__ __forceinline__ void keep_gcum(ChunkSmem<K, AFTER> &sm, float *gcum, 
     }
 }
 
-/* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are on their way. */
+/* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are enqueued. */
 template <int K, bool COPIED, class AFTER>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
                                           ChunkSmem<K, AFTER> &sm, const Place &p,
@@ -399,8 +398,8 @@ __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, c
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). What a step reads is asked for before any of it is
- * waited for. */
+/* Rows 16 I .. of k k' (m = 0) or q k' (m = 1). All reads of a step are requested before any of
+ * them is waited for. */
 template <int I, int K, class AFTER>
 __device__ __forceinline__ void products_of_rows(const ChunkSmem<K, AFTER> &sm, int m, int lane,
                                                  float z[4][2][4]) {
@@ -436,8 +435,8 @@ __device__ __forceinline__ void products(const ChunkSmem<K, AFTER> &sm, int I, i
     }
 }
 
-/* What fp32 sums add to a diagonal block: the terms that `kd`, or `ka` and `qa`, leave out. In the
- * place of the operands. */
+/* The fp32 part of a diagonal block: the terms that `kd`, or `ka` and `qa`, leave out. In the place
+ * of the operands. */
 template <int K, class AFTER>
 __device__ __noinline__ void far_products(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const dpg_tensors &t, Place p, int I, int m, int lane,
@@ -579,7 +578,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
-/* Chunks of a bare plan (bare.cuh): the same phases up to T; nothing of v, w and u. */
+/* Chunks of a plan without w and u (bare.cuh): the same phases up to T; nothing of v, w and u. */
 template <int K>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,

@@ -1,7 +1,7 @@
 /* gpu/fast/chunks_one.cu - a chunk of one value head whose channels share one gate (GDN): the same
- * outputs as chunks.cu. Decay multiplies whole sums, so that operands are k and q as they stand,
- * exact in bf16, and T B has what decays the rows of k for w in its columns. Of a bare plan
- * (bare.cuh) T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
+ * outputs as chunks.cu. Decay multiplies whole sums, so operands are k and q themselves, exact in
+ * bf16. T B has the decay of k's rows for w in its columns. A plan without w and u (bare.cuh) makes
+ * T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
@@ -17,16 +17,16 @@
 
 namespace {
 
-/* What multiplies sums of rows. */
+/* Factors of sums of rows. */
 struct RowScalars {
     float gam[C]; /* sums of the gate, log2 units */
     float rk[C], rq[C], own[C];
 };
 template <int K, int V> struct OneSmem {
-    bf16 k[C * K]; /* ROWS, as given */
+    bf16 k[C * K]; /* ROWS, raw */
     union {
         struct {
-            bf16 q[C * K], dos[C * V]; /* dos: SLICES, on its way out */
+            bf16 q[C * K], dos[C * V]; /* dos: SLICES, to be written */
         } first;
         struct {
             Solve<K, V> s;
@@ -36,7 +36,7 @@ template <int K, int V> struct OneSmem {
     RowScalars rows;
 };
 
-/* Row r of kg and qg: k and q as given times what lies between them and the chunk's end, start. */
+/* Row r of kg and qg: raw k and q times the decay to the chunk's end, and from its start. */
 template <int K>
 __device__ __forceinline__ void send_row(const ChunkOut &o, const Place &p, int r, int ch,
                                          const uint32_t k[K / 64], const uint32_t q[K / 64],
@@ -53,7 +53,7 @@ __device__ __forceinline__ void send_row(const ChunkOut &o, const Place &p, int 
     store_pairs<E>(o.kg + at, kg);
     store_pairs<E>(o.qg + at, qg);
 }
-/* Norms of row `mine` to shared memory; what its k and q are multiplied by. gam: the gate's sums to
+/* Norms of row `mine` to shared memory, and the factors of its k and q. gam: the gate's sums to
  * rows 2 lane, 2 lane + 1. */
 template <class NORMS>
 __device__ __forceinline__ float2 keep_norms(RowScalars &rows, const NORMS &x, float2 gam, int mine,
@@ -86,7 +86,7 @@ __device__ __forceinline__ void take_rows(OneSmem<K, V> &sm, const Dims &d, cons
         send_row<K>(o, p, row0 + i, ch, k, q, fk, fq);
     }
 }
-/* Four rows on their way there. */
+/* Loads four rows. */
 template <int K, int V>
 __device__ __forceinline__ void fetch_rows(OneSmem<K, V> &sm, const Dims &d, const dpg_tensors &t,
                                            const ChunkOut &o, const Place &p, float2 gam, int row0,
@@ -261,14 +261,14 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
 template <int K> struct TriangleSmem {
     union {
         struct {
-            bf16 k[C * K], q[C * K]; /* ROWS, as given */
+            bf16 k[C * K], q[C * K]; /* ROWS, raw */
         } first;
         Inverse after;
     } x;
     RowScalars rows;
 };
 
-/* What fast/state_bare.cu multiplies its sums by, a thread a row. */
+/* Factors of the sums in fast/state_bare.cu, a thread a row. */
 __device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars &rows, float scale,
                                               int r) {
     float all = rows.gam[C - 1], gam = rows.gam[r], from_start = ex2(gam);
@@ -278,8 +278,8 @@ __device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars 
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
-/* A chunk of a bare plan (fast/state_bare.cu). The same phases up to T; nothing of v. WIDE: gates
- * and beta are fp32, else bf16. */
+/* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v.
+ * WIDE: gates and beta are fp32, else bf16. */
 template <int K, bool WIDE>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,

@@ -1,10 +1,10 @@
 /* gpu/fast/grad.cu - the gradients of one tile with a gate a channel (math.md f, c): from states,
  * X, do and their gradients to dq dk dv dg dbeta.
  *
- * One block a multiprocessor, 4 K threads, tile after tile; what the next tile loads by the copy
- * engine comes while this one's pairs are summed, its rows of q, k and gates, which go to
- * registers, while this one's gradients leave (Ahead). A warp (I, cq) has rows 16 I .. and channels
- * 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
+ * One block a multiprocessor, 4 K threads, tile after tile. The copy engine loads the next tile
+ * while this one's pairs are summed. The next tile's rows of q, k and gates go to registers while
+ * this one's gradients are written (Ahead). A warp (I, cq) has rows 16 I .. and channels 32 cq ..
+ * (of v: its part of the columns). Phases, and what shared memory holds:
  *
  *   rows     decayed rows of q and k, gates to fragments
  *            ka qa kb kd kgam; X do dv_new h dh T L on their way
@@ -18,14 +18,14 @@
  *            dq dk dg for ka qa kb; then T L of the next tile
  *
  * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
- * product of rounded operands, so that a pair leaves no more than the fp32 sums between tokens that
- * see both, however slow the gates. Every operand of a product is rounded to bf16 once (what
+ * product of rounded operands. So a pair leaves no more than the fp32 sums between tokens that see
+ * both, however slow the gates. Every operand of a product is rounded to bf16 once (what
  * harness/bound/grad_bound.c counts), everything is summed in fp32. No atomics.
  *
- * Where a device has warpgroups, they form Kgam S_0, dP, dL and the products with states, straight
- * from shared memory and while other work goes on; elsewhere mma.sync does.
+ * Warpgroups, where a device has them, form Kgam S_0, dP, dL and the products with states, straight
+ * from shared memory and beside other work. Elsewhere mma.sync does.
  *
- * TIGHT: devices whose blocks have less shared memory; the decayed rows are made twice and take the
+ * TIGHT: devices whose blocks have less shared memory. The decayed rows are made twice and take the
  * place of h and dh, and nothing is loaded ahead. */
 #include "fast/far.cuh"
 #include "fast/grad.cuh"
@@ -85,8 +85,8 @@ template <int K, int V, bool TIGHT> struct GradSmem {
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* By warp 0. 0: dv_new, T; 1: h, X, L; 2: do, dh. What lies where the phase `pairs` still works
- * comes with `late`. */
+/* By warp 0. 0: dv_new, T; 1: h, X, L; 2: do, dh. Data for the place where the phase `pairs` still
+ * works are loaded with `late`. */
 template <int K, int V, bool TIGHT> struct Loader {
     GradSmem<K, V, TIGHT> &sm;
     const GradArgs &a;
@@ -119,8 +119,8 @@ template <int K, int V, bool TIGHT> struct Loader {
 /* A lane's gates, 16 rows by 32 channels of its warp, from the block's anchor; log2 units. */
 typedef float Gates[4][4];
 
-/* Most of them in shared memory while sums of pairs need the registers: what the compiler puts out
- * itself goes by local memory, past the little L1 that is left beside 226 KB. */
+/* Most of them lie in shared memory while sums of pairs need the registers. The compiler's own
+ * spills go to local memory, past the little L1 that is left beside 226 KB. */
 template <int K> struct Parked {
     float4 (*at)[GRAD_THREADS(K)];
     __device__ __forceinline__ void put(const Gates g) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
     const int E = K / 32, N = 512 / K;
     Lane l;
     int row0 = l.warp * N, ch = l.lane * E, I = row0 / 16;
-    float *gates = (float *)&sm.big.rows(); /* [C][K + 8] on their way to fragments */
+    float *gates = (float *)&sm.big.rows(); /* [C][K + 8] until they are fragments */
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
     if (threadIdx.x < C) {
@@ -307,7 +307,7 @@ __device__ __forceinline__ void read_pairs(GradSmem<K, V, TIGHT> &sm, const Lane
     add_columns(sr, fl, kd, l.I, l);
 }
 
-/* Of what dk writes: with later blocks, anchored at the next block's first row; with the rows of
+/* The write part of dk: with later blocks, anchored at the next block's first row; with the rows of
  * its own, at their first. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lane &l,
@@ -329,8 +329,8 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
     add_columns(sx, fl, ka, l.I, l);
 }
 
-/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of what dk reads and what
- * it writes, [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
+/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of dk's read and write
+ * parts, [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
 template <int K, int V, bool TIGHT>
 __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                        const dpg_tensors &t, Place p, int b) {
@@ -376,12 +376,12 @@ __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
 
 /* ---- one tile -------------------------------------------------------------------------------- */
 
-/* What a lane carries from phase to phase: 16 rows by 32 channels of its warp. */
+/* A lane's data from phase to phase: 16 rows by 32 channels of its warp. */
 struct Carried {
     Gates gam; /* from the block's anchor */
     float dq[4][4], dk[4][4], dg[4][4];
 };
-/* Its rows of k and q as given, pairs of channels. */
+/* Its raw rows of k and q, pairs of channels. */
 struct Given {
     uint32_t k[4][2], q[4][2];
 };
@@ -419,8 +419,8 @@ __device__ __forceinline__ void end_given(Given &c, const Place &p, const Lane &
         if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
 }
 
-/* From the bare products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg; the column sums
- * of what the chunk writes. */
+/* From the plain products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg. Also the column
+ * sums of the chunk's writes. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
                                             const float dr[4][4], const float dw[4][4], float scale,
@@ -703,7 +703,7 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
     const GradArgs &a;
     static const int NT = V / (K / 32) / 8;
 
-    /* Of this tile, or (phase ^ 1) the next. */
+    /* The place of this tile, or (phase ^ 1) of the next. */
     __device__ __forceinline__ Place place(int phase) const {
         Place p = sm.place[phase];
         if (PLAIN) p.lr = 0;
@@ -843,7 +843,7 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
             v.load(d, t, p, l);
             make_rows(sm, d, t, a, p, ahead, true, c.gam);
             if (TIGHT) {
-                drain_fence(); /* gates on their way to fragments lay where the states come */
+                drain_fence(); /* gates for fragments lay where the states are loaded */
                 __syncthreads();
                 if (l.warp == 0) load.early(i);
                 if (l.warp == 0) load.late(i);

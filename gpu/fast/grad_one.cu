@@ -1,10 +1,10 @@
 /* gpu/fast/grad_one.cu - the gradients of one tile whose channels share one gate (GDN): the same as
- * grad.cu. Decay multiplies whole sums, so that k and q are operands as they stand, exact in bf16,
- * and dP, dL take decay and 1/norms of the rows that they meet.
+ * grad.cu. Decay multiplies whole sums, so that k and q themselves are operands, exact in bf16. dP
+ * and dL have decay and 1/norms of the rows that they meet.
  *
- * One block a multiprocessor, 4 K threads, tile after tile; the copy engine loads for the next tile
- * while this one ends; its rows are asked for then too (Ahead). A warp (I, cq) has rows 16 I .. and
- * channels 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
+ * One block a multiprocessor, 4 K threads, tile after tile. The copy engine loads the next tile
+ * while this one ends; the next rows are requested then too (Ahead). A warp (I, cq) has rows 16 I
+ * .. and channels 32 cq .. (of v: its part of the columns). Phases, and what shared memory holds:
  *
  *   rows     gates, norms; dg of the tile before        k q; X do dv_new h dh T L Aqk on their way
  *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X     dE for dv_new
@@ -20,8 +20,8 @@
 
 namespace {
 
-/* dP and dL with decay from i to s, times 1/norm of the row that they meet: of key i (what s
- * reads), of query or key s (what i writes). ROWS. */
+/* dP and dL with decay from i to s, times 1/norm of the row that they meet: of key i (the read
+ * part), of query or key s (the write part). ROWS. */
 struct Weights {
     bf16 P_read[C * C], L_read[C * C], P_write[C * C], L_write[C * C];
 };
@@ -66,7 +66,7 @@ __device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64
     fill_end(&sm.came[1], lane);
 }
 
-/* What is asked for while the tile before ends. */
+/* Requests for the next tile while this one ends. */
 template <int K> struct Ahead {
     Place p;
     KeyRows<K, 512 / K> x;
@@ -154,8 +154,8 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
     }
 }
 
-/* The states' part of dq and dk from bare products, and their terms of dg; adds to `all` the
- * lane's of what all tokens of the chunk see. */
+/* The states' part of dq and dk from plain products, and their terms of dg. Adds to `all` the
+ * lane's part that all tokens of the chunk see. */
 template <int K, int V>
 __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
                                             const float dw[4][4], float scale, float &all,
@@ -292,8 +292,8 @@ template <int K> struct RowSums {
     }
 };
 
-/* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane, while
- * the others make the rows of the next tile. */
+/* dg of every token and the tile's terms of dA_log and ddt_bias, by one warp, 2 rows a lane. The
+ * others make the rows of the next tile meanwhile. */
 #define GATE_WARP 2
 template <int K> struct GateSum {
     float A_log, bias;
@@ -433,8 +433,8 @@ template <int K, int V> struct GradOne {
             all += __shfl_xor_sync(~0u, all, m);
         if (l.lane == 0) sm.all[l.warp] = all;
     }
-    /* dq and dk: to the caller, or by value head to what sums groups and keys. dg: as sums and raw
-     * gates, for the phase `rows` of the next tile. */
+    /* dq and dk: to the caller, or by value head to the sums over groups and keys. dg: as sums and
+     * raw gates, for the phase `rows` of the next tile. */
     __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4],
                                          GateSum<K> &gate) {
         Lane l;

@@ -5,23 +5,24 @@
  *
  *   X = P kg'      H <- H + X u      P <- P o eC - X w      from P = I, H = 0; then M = P
  *
- * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero, and
- * when nothing else is left, which is asked every LOOK chunks, nothing of earlier chunks can come
- * through: M = 0, H is what it is, and they are not read. Unless something in them is not finite,
- * which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are taken.
+ * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero. When
+ * nothing else is left, which is checked every LOOK chunks, nothing of earlier chunks can come
+ * through. Then M = 0, H is complete, and those chunks are not read. Unless something in them is
+ * not finite, which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are
+ * taken.
  *
- * A bare plan (bare.cuh) has no w and u: X is multiplied by T B, and Kgam and v take their places.
- * With one gate a head it has no Kgam and kg either: rows of k as given come, and become both.
+ * A plan without w and u (bare.cuh) multiplies X by T B; Kgam and v take their places. With one
+ * gate a head it has no Kgam and kg either: raw rows of k are loaded, and become both.
  *
- * One block of K / 64 warpgroups a segment and head; a warpgroup has 64 rows of P, which stay in
- * registers, and of H, which stay in shared memory as they stand in registers. Rows of P and X are
- * the A operands from registers (a warp has 16), w, kg and u the B operands from shared memory,
+ * One block of K / 64 warpgroups a segment and head. A warpgroup has 64 rows of P, which stay in
+ * registers. Its 64 rows of H stay in shared memory in the order of registers. Rows of P and X are
+ * the A operands from registers (a warp has 16). w, kg and u are the B operands from shared memory,
  * whose layouts are swizzles of the tensor cores. Tiles come in STAGES stages on mbarriers.
  *
- * w and kg are bf16 as they stand; P and X go in three bf16 pieces, so that all operands are exact
- * to 2^-24, for 3 products instead of 1; of H alone X is rounded. The accumulator of a tensor core
- * rounds toward zero: the leading products of every two k-steps start from zero and are added on
- * the CUDA cores while the two small ones, where that does not matter, add up in the tensor core.
+ * w and kg are bf16. P and X go in three bf16 pieces, so that all operands are exact to 2^-24, for
+ * 3 products instead of 1. Only X of H is rounded. The accumulator of a tensor core rounds toward
+ * zero. The leading products of every two k-steps start from zero and are added on the CUDA cores.
+ * The two small ones, where that does not matter, are added in the tensor core.
  *
  * Phases of a chunk, and what shared memory holds:
  *
@@ -33,9 +34,10 @@
  *   H       H + X u, 64 columns at a time                  u; H read and written again
  *   P       P o eC - X w                                   w eC
  *
- * Of v a bare plan's chunks marked nothing, since they do not read it. On one rank what is not
- * finite in chunks that are left out comes to later segments behind the pass (spoil.cu); on several
- * the message must hold it, and their rows of v are looked at here, once. */
+ * Chunks of a plan without w and u mark nothing of v, since they do not read it. On one rank
+ * spoil.cu, after the pass, brings values that are not finite from skipped chunks to later
+ * segments. On several ranks the message must hold them, and the skipped rows of v are checked
+ * here, once. */
 #include "fast/bare.cuh"
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
@@ -47,25 +49,25 @@ namespace {
 #define STAGES 3
 #define LOOK 4
 
-/* What a plan's chunks leave: w, kg, u; Kgam, kg, T B (bare, a gate a channel); T B and factors of
- * rows (bare, one gate a head). */
+/* Outputs of a plan's chunks. MADE: w, kg, u. DECAYED: Kgam, kg, T B (no w and u, a gate a
+ * channel). GIVEN: T B and factors of rows (no w and u, one gate a head). */
 enum Form { MADE, DECAYED, GIVEN };
 
 struct PreArgs {
-    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, v as it was given; GIVEN: k as given, NULL, v */
-    const bf16 *TB;         /* of a bare plan */
+    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, raw v; GIVEN: raw k, NULL, v */
+    const bf16 *TB;         /* of a plan without w and u */
     const BareFactors *factors;
     const float *eC, *s0;
     const int *odd;
     int *reach; /* of segments; or NULL */
-    bool looks; /* at rows of v that are left out (bare plans): is something not finite */
+    bool looks; /* checks skipped rows of v (plans without w and u): is something not finite */
     /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
     float *hm, *keep;
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
                        * in which a sequence starts */
 };
 
-/* What comes of a bare plan alone: T B of a chunk and of the one behind, on barriers of their own;
+/* Data of a plan without w and u alone: T B of a chunk and of the next, on barriers of their own;
  * factors. */
 template <Form FORM> struct Extra {
     bf16 TB[2][C * C];
@@ -76,7 +78,7 @@ template <> struct Extra<GIVEN> : Extra<DECAYED> { StateFactors factors[STAGES];
 template <int K, int V, Form FORM> struct PreSmem {
     static const int DECAYS = FORM == GIVEN ? 2 : STAGES; /* made, or they come */
     bf16 w[STAGES][C * K], kg[STAGES][C * K]; /* 1,024-byte aligned, as the swizzle wants */
-    bf16 u[STAGES][C * V];                    /* SLICES; of a bare plan ROWS */
+    bf16 u[STAGES][C * V];                    /* SLICES; in a plan without w and u ROWS */
     Extra<FORM> bare;
     float4 H[V / 8][2 * K]; /* a thread's own words: n-tile n of its fragments at [n][thread] */
     float eC[DECAYS][K];    /* of chunk i at [i % DECAYS] */
@@ -95,9 +97,9 @@ __device__ __forceinline__ void split_fragment(uint32_t f[3][4], const float a[4
     }
 }
 
-/* The products of two k-steps, one call each (odd: the second): the leading ones add up in z, then
- * sum += z (= if first); A in three pieces. `between` is done while the tensor cores work. On
- * return the small sums are on their way. */
+/* The products of two k-steps, one call each (odd: the second). The leading ones are added in z,
+ * then sum += z (= if first); A is in three pieces. `between` is done while the tensor cores work.
+ * On return the small sums may still be running. */
 template <int T, class F>
 __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*small)[4],
                                      const uint32_t a[3][4], uint64_t b, bool first, bool odd,
@@ -119,11 +121,12 @@ __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*sma
 }
 
 /* The mean of what rounding toward zero took from the sums, relative to them. Measured on an H200
- * with reflect factors, error of M after 1,024 chunks (K = 64) and 512 (K = 128), giving back
- * 1.1e-8: 2.1e-5 and 8.6e-6, 1.6e-8: 1.3e-5 and 5.5e-6, 2.1e-8: 4.9e-6 and 2.9e-6, 2.6e-8: 7.1e-6
- * and 2.7e-6: a drift linear in the chunks whose zero lies at 2.3e-8 for both (4.1e-6 and 2.7e-6).
- * It was at 1.1e-8 where every leading product started from zero. Less than the tf32 products of
- * chain/factors.cu lose: products of bf16 are short, and their sums often exact. */
+ * with reflect factors: the error of M after 1,024 chunks (K = 64) and 512 (K = 128). A correction
+ * of 1.1e-8 gives 2.1e-5 and 8.6e-6, of 1.6e-8 1.3e-5 and 5.5e-6. A correction of 2.1e-8 gives
+ * 4.9e-6 and 2.9e-6, of 2.6e-8 7.1e-6 and 2.7e-6. The drift is linear in the chunks, and its zero
+ * lies at 2.3e-8 for both (4.1e-6 and 2.7e-6). It was at 1.1e-8 where every leading product started
+ * from zero. Less than the tf32 products of chain/factors.cu lose: products of bf16 are short, and
+ * their sums often exact. */
 #define RZ_LOSS 2.3e-8f
 __device__ __forceinline__ float whole_sum(float sum, float small) {
     return sum + fmaf(sum, RZ_LOSS, small);
@@ -150,8 +153,8 @@ __device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
     wg_wait<0>(ys);
     split_sums(xa, y, ys);
 }
-/* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): what else is made of X, A fragments
- * of 16 tokens in three pieces; what it leaves there is multiplied by w. */
+/* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): a further use of X, A fragments of
+ * 16 tokens in three pieces; w multiplies its result. */
 template <int K, class F>
 __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const bf16 *w,
                                        const float *eC, int lane, F with_x) {
@@ -255,7 +258,7 @@ __device__ __forceinline__ void add_initial(float4 *H, int pitch, const float *r
     }
 }
 
-/* ---- w and u of a bare plan ------------------------------------------------------------------ */
+/* ---- w and u of a plan that stores none ------------------------------------------------------ */
 
 /* Kgam in place of k, and kg, each a piece of 16 bytes a thread at once; eC in all channels. */
 template <int K>
@@ -290,7 +293,8 @@ template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
             f(j, e, lane / 4 + e / 2 * 8, j * 8 + lane % 4 * 2 + e % 2);
 }
 
-/* Warps that load a chunk: the first one tiles, of a bare plan all of them rows as they were given.
+/* Warps that load a chunk. The first loads tiles; in a plan without w and u all of them load raw
+ * rows.
  */
 #define LOADERS(FORM) ((FORM) == MADE ? 1 : 4)
 /* Tiles of chunk i of a segment from its end. */
@@ -334,7 +338,7 @@ __device__ __forceinline__ void load_TB(PreSmem<K, V, FORM> &sm, const Dims &d, 
          lane);
     fill_end(full, lane);
 }
-/* What takes the place of chunk i - 1, when all are done with it. */
+/* Loads the chunk that replaces chunk i - 1, when all are done with that one. */
 template <int K, int V, Form FORM>
 __device__ __forceinline__ void load_behind(PreSmem<K, V, FORM> &sm, const Dims &d,
                                             const PreArgs &a, const Seq &seq, int hv, int i, int n,
@@ -364,7 +368,7 @@ __device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words,
     return __syncthreads_or(any);
 }
 
-/* The same of rows of v as they were given. */
+/* The same for raw rows of v. */
 template <int V>
 __device__ __noinline__ bool is_odd_in_rows(const Dims &d, const bf16 *v, int c0, int c1, int hv) {
     const int PIECES = V / 8;
@@ -436,7 +440,7 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
         __syncwarp();
         bar_arrive_warp(&sm.empty[at], lane);
     }
-    for (int x = i; x < n && x < i + STAGES - 1; x++) /* on their way still */
+    for (int x = i; x < n && x < i + STAGES - 1; x++) /* still being loaded */
         bar_wait(&sm.full[x % STAGES], x / STAGES & 1);
     if constexpr (FORM != MADE)
         if (i < n) bar_wait(&sm.bare.full[i % 2], i / 2 & 1);
@@ -463,7 +467,7 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
 
 /* ---- how far back gradients reach ------------------------------------------------------------ */
 
-/* Of the parts of a backward. m: their kept M, from part m_part on. */
+/* The parts of a backward. m: their kept M, from part m_part on. */
 struct ReachArgs {
     const bf16 *w, *kg;
     const float *eC, *m, *given;
@@ -493,9 +497,9 @@ __device__ __forceinline__ void load_factor(ReachSmem<K> &sm, const Dims &d, con
 }
 
 /* dH of a part is a sum over its chunks of what each adds times the factors before it, transposed.
- * Where nothing is left of their product, P' <- eC o P' - (P' w') kg from the first chunk on, which
- * is asked every LOOK chunks, later chunks do not count. Tried where the forward saw M vanish, its
- * own or, where the last part has none, that of the part before, if it has; for half of the chunks.
+ * P' <- eC o P' - (P' w') kg is their product from the first chunk on. Where nothing of it is left,
+ * which is checked every LOOK chunks, later chunks do not count. Tried where the forward saw M
+ * vanish: its own or, if the last part has none, that of the part before; for half of the chunks.
  */
 template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, ReachArgs a) {
     extern __shared__ __align__(1024) char raw[];
@@ -585,9 +589,8 @@ int fast_augments(const Device *dev) {
            a.ptxVersion >= 90;
 }
 
-/* H, and M if it is this path that makes it, of every segment whose end state
- * or M is read: all, but the last one where nothing follows, and M not of the segment that starts
- * the sequence. */
+/* H, and M if this path makes it, of every segment whose end state or M is read. These are all, but
+ * the last one where nothing follows. M is not made of the segment that starts the sequence. */
 dp_status fast_pre(const Call &c) {
     if (!fast_augments(&c.p->device) || came(c)) return fast_pre_states(c);
     const dpg_plan *p = c.p;
@@ -610,7 +613,7 @@ dp_status fast_pre(const Call &c) {
     return by_widths<Pre>(c, a, p->npre);
 }
 
-/* Of all parts but the first one of a sequence, whose dH nobody asks for. */
+/* All parts but the first one of a sequence, whose dH nobody asks for. */
 dp_status fast_reach(const Call &c, int *to) {
     const dpg_plan *p = c.p;
     ReachArgs a = {};

@@ -1,8 +1,9 @@
-/* gpu/fast/spoil.cu - what is not finite, over the segments of a sequence: bare plans on one rank
- * (bare.cuh). The pass noted for every segment and column whether the state that leaves it is
- * finite. One that is not never becomes so again: every later segment of the sequence has no finite
- * o in that column, and there it is NaN now, as in final_state. Where (M, H) were made of all
- * chunks it has come there by itself. One block a segment and value head, a thread a column. */
+/* gpu/fast/spoil.cu - values that are not finite, over the segments of a sequence: plans without w
+ * and u on one rank (bare.cuh). The pass noted for every segment and column whether the state that
+ * leaves it is finite. A state that is not finite never becomes finite again. Every later segment
+ * of the sequence has no finite o in that column, and gets NaN there, as final_state does. Where
+ * (M, H) were made of all chunks it has come there by itself. One block a segment and value head, a
+ * thread a column. */
 #include "fast/fast.cuh"
 
 namespace {

@@ -8,8 +8,8 @@
  *   k_scan  many heads: one warp per 16 columns, 4 in a block share the tiles, a fifth loads them
  *   k_team  few heads: 4 warps per 16 columns, 4 more for o, one loads
  *
- * Shared memory is a ring of chunks (Stage) and what a block's warps leave for each other or put in
- * order on the way out. Phases of a chunk, and what shared memory holds:
+ * Shared memory is a ring of chunks (Stage) and data that a block's warps exchange or order before
+ * they are written. Phases of a chunk, and what shared memory holds:
  *
  *   k_scan, each warp by itself:
  *     X       S rounded to fragments; X = u - w S           the chunk: w kg qg Aqk u eC
@@ -103,16 +103,16 @@ template <int K, int V, bool OUT, bool KEEP> struct ScanWarp {
         free();
         store_o<4>(d, a.o, o, sm.o[warp], d.chunk[c], 0, hv, slice * 16, lane);
     }
-    /* o of S alone, times scale, and what X adds: by warps, as the blocks of Aqk above the diagonal
-     * are skipped (zeros there would carry what is not finite to earlier tokens). */
+    /* o of S alone, times scale, and the part of X, by warps. The blocks of Aqk above the diagonal
+     * are skipped: zeros there would bring values that are not finite to earlier tokens. */
     __device__ __forceinline__ void add_Aqk(float o[8][4], const St &st, const uint32_t xa[4][4]) {
 #pragma unroll
         for (int i = 0; i < 32; i++)
             o[i / 4][i % 4] *= d.scale;
         times_Aqk<4>(o, st.Aqk, 0, lane, [&](int p) { return xa[p]; });
     }
-    /* The same by the warpgroup, which reads a tile once where four warps read it four times: the
-     * products of S with w and qg together, those of X with kg beside the rest of o. */
+    /* The same by the warpgroup, which reads a tile once where four warps read it four times. The
+     * products of S with w and qg run together, those of X with kg beside the rest of o. */
     template <class F>
     __device__ __forceinline__ void wg_chunk(int c, const St &st, const float *eC, F free) {
         int64_t tile = (int64_t)c * d.HV + hv;
@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(SCAN_THREADS, 1) k_scan(Dims d, StateArgs a) {
 
 /* ---- few heads ------------------------------------------------------------------------------- */
 
-/* Warp t computes X of tokens 16 t .. and S of its K / 4 channels; fragments pass through shared
- * memory as they stand in registers, with two barriers a chunk; fragments of w and kg are loaded
+/* Warp t computes X of tokens 16 t .. and S of its K / 4 channels. Fragments pass through shared
+ * memory in the order of registers, with two barriers a chunk. Fragments of w and kg are loaded
  * before the barrier that their products wait for. Four more warps, a chunk behind at most, compute
  * o from the same fragments. */
 template <int K> struct TeamSmem {
@@ -208,8 +208,8 @@ template <int K> struct TeamSmem {
     bf16 o[C * 16], hs[2][K * 16], xs[2][C * 16];
 };
 
-/* x = S' B' for 16 tokens, B fragments loaded. Even and odd k-steps keep separate sums: shorter
- * chains. */
+/* x = S' B' for 16 tokens, B fragments loaded. Sums of even and of other k-steps are separate:
+ * shorter chains. */
 template <int K>
 __device__ __forceinline__ void team_rows(float x[2][4], const uint4 S[K / 16][32],
                                           const uint32_t b[K / 16][4], int lane) {

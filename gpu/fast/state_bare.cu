@@ -1,13 +1,13 @@
-/* gpu/fast/state_bare.cu - the state pass of a bare plan with one gate a head (bare.cuh), from rows
- * of k, q and v as they were given:
+/* gpu/fast/state_bare.cu - the state pass of a plan without w and u with one gate a head
+ * (bare.cuh), from raw rows of k, q and v:
  *
  *   Z' = S' k'      R' = v' - of_k o Z'      X' = R' (T B)'
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'
  *
- * Two warpgroups share 64 columns of v, 16 a warp: one has the states, the other makes o of a chunk
- * from the S q' and X that the first left, one or two chunks behind. One warp loads what the first
- * reads, another what the second does. Phases of a chunk, as in state_gated.cu, and what shared
- * memory holds:
+ * Two warpgroups share 64 columns of v, 16 a warp. One has the states. The other makes o of a chunk
+ * from S q' and X of the first, one or two chunks later. One warp loads what the first reads,
+ * another what the second does. Phases of a chunk, as in state_gated.cu, and what shared memory
+ * holds:
  *
  *   states   Z     S rounded to fragments; Z                k
  *            X     R = v - of_k Z; X = T B R                v, T B, factors
@@ -22,7 +22,7 @@ namespace {
 
 #define BLOCK_V (16 * SLICES_OF_SCAN) /* columns of v that a block owns */
 
-/* What comes for a chunk, ROWS: for the states, for o. */
+/* Data of a chunk, ROWS: for the states, for o. */
 template <int K> struct StateStage { bf16 k[C * K], q[C * K], v[C * BLOCK_V], TB[C * C]; };
 struct OutStage {
     bf16 Aqk[C * C];
@@ -34,7 +34,7 @@ struct BareSmem {
     StateFactors factors[MOST_STAGES];
     float of_q[MOST_STAGES][C];
     uint4 O[2][8][128], X[2][4][128];  /* S q', X: fragments, a lane's words together */
-    alignas(1024) bf16 o[C * BLOCK_V]; /* on its way out, ROWS */
+    alignas(1024) bf16 o[C * BLOCK_V]; /* to be written, ROWS */
 };
 struct BareArgs {
     StateArgs a;
@@ -45,7 +45,7 @@ struct BareArgs {
 
 /* ---- producers, two warps -------------------------------------------------------------------- */
 
-/* What the states read. */
+/* Inputs of the states. */
 template <int K, int V>
 __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, const Dims &d,
                                              const BareArgs &a, Run run, int hv, int v0, int lane) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, co
         fill16_end_for_products(full, lane);
     }
 }
-/* What o reads; another warp's, since it is made behind the states. */
+/* Inputs of o; another warp loads them, since o is made after the states. */
 __device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const Dims &d,
                                              const BareArgs &a, Run run, int hv, int lane) {
     const int SQUARE = C * C * 2;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const 
 
 /* ---- the warps of 16 columns ----------------------------------------------------------------- */
 
-/* What multiplies a lane's tokens of 64, which are columns of X'. */
+/* Factors of a lane's tokens of 64, which are columns of X'. */
 struct ByToken {
     float2 f[8];
     __device__ __forceinline__ ByToken(const float *from, int lane) {

@@ -26,7 +26,7 @@ template <int K, int SL> struct Stage {
     float eC[K];
 };
 
-/* What lies behind a segment's reach is zero to it. */
+/* Chunks beyond a segment's reach are zero to it. */
 __device__ __forceinline__ Run run_at(const Dims &d, const StateArgs &a, int seq, int hv) {
     Run r = run_of(d.seq[seq]);
     int reach = a.reach ? a.reach[r.part * d.HV + hv] : r.n;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_dv_local(float x[2 * P][4], const uint32_t o
         }
 }
 
-/* Of NJ n-tiles of 8 channels from 8 j0 on; xa: of -dv_new. */
+/* For NJ n-tiles of 8 channels from 8 j0 on; xa: of -dv_new. */
 template <int K, int NJ, class STAGE>
 __device__ __forceinline__ void update(float S[NJ][4], const uint32_t oa[4][4],
                                        const uint32_t xa[4][4], const STAGE &st, int j0,
@@ -188,7 +188,7 @@ template <int K, int V> struct TeamWarp {
         }
         drain_fence();
     }
-    /* x += dS' kg' of its tokens; even and odd k-steps apart: shorter chains. */
+    /* x += dS' kg' of its tokens; even and other k-steps apart: shorter chains. */
     __device__ __forceinline__ void add_states(float x[2][2][4], const uint32_t b[K / 16][4],
                                                int buf) {
 #pragma unroll

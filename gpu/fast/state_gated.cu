@@ -1,13 +1,13 @@
-/* gpu/fast/state_gated.cu - the state pass of a bare plan with a gate a channel (bare.cuh), from
- * decayed rows of k and q and from rows of v as they were given:
+/* gpu/fast/state_gated.cu - the state pass of a plan without w and u with a gate a channel
+ * (bare.cuh), from decayed rows of k and q and from raw rows of v:
  *
  *   X' = (v' - S' Kgam') (T B)'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *
- * Two warpgroups share 64 columns of v, 16 a warp: one has the states, the other makes o of a chunk
- * from the S qg' and X that the first left, one or two chunks behind. One warp loads what the first
- * reads, another Aqk; each part of a stage is its own again as soon as it was read. The chain of
- * chunks is what takes the time, so nothing stands in it that can be asked for before, and S qg' is
- * made when X has gone into S. Phases of a chunk, and what shared memory holds:
+ * Two warpgroups share 64 columns of v, 16 a warp. One has the states. The other makes o of a chunk
+ * from S qg' and X of the first, one or two chunks later. One warp loads what the first reads,
+ * another Aqk; each part of a stage is its own again as soon as it was read. The chain of chunks
+ * takes the time. So it contains no request that can be made before, and S qg' is made when X has
+ * gone into S. Phases of a chunk, and what shared memory holds:
  *
  *   states   Z     S rounded to fragments; Z                front: Kgam
  *            X     R = v - Z; X = T B R                     middle: v, T B
@@ -22,7 +22,7 @@ namespace {
 
 #define BLOCK_V (16 * SLICES_OF_SCAN) /* columns of v that a block owns */
 
-/* What comes for a chunk, ROWS. */
+/* Data of a chunk, ROWS. */
 template <int K> struct GatedStage {
     bf16 kgam[C * K], v[C * BLOCK_V], TB[C * C], kg[C * K], Aqk[C * C];
 };
@@ -35,7 +35,7 @@ template <int K> struct GatedSmem {
     uint64_t ready[2], taken[2]; /* S qg' and X of a chunk are there; are read */
     float eC[MOST_STAGES][K];
     uint4 O[2][8][128], X[2][4][128];  /* S qg', X: fragments, a lane's words together */
-    alignas(1024) bf16 o[C * BLOCK_V]; /* on its way out, ROWS */
+    alignas(1024) bf16 o[C * BLOCK_V]; /* to be written, ROWS */
 };
 struct GatedArgs {
     StateArgs a;

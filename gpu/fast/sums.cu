@@ -1,13 +1,13 @@
-/* gpu/fast/sums.cu - what is summed behind the tiles: dq and dk over the value heads of a group and
- * the keys of a token, dA_log and ddt_bias over a rank's chunks. Fixed orders, no atomics. One
- * phase each; k_sums: the 8 warps' sums in shared memory, then warp 0 adds them. */
+/* gpu/fast/sums.cu - sums after the tiles: dq and dk over the value heads of a group and the keys
+ * of a token, dA_log and ddt_bias over a rank's chunks. Fixed orders, no atomics. One phase each;
+ * k_sums: the 8 warps' sums in shared memory, then warp 0 adds them. */
 #include "fast/fast.cuh"
 #include "fast/grad.cuh"
 
 namespace {
 
-/* dq and dk of one chunk and query head from [tile][C][K] by value head: the group's value heads
- * summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
+/* dq and dk of one chunk and query head from [tile][C][K] by value head. The group's value heads
+ * are summed in order, then dx = (dy - y <y, dy>) / |x|. 16 (K = 128) or 8 lanes a row. */
 template <int K>
 __global__ void __launch_bounds__(256) k_norm(Dims d, dpg_tensors t, dpg_grads g, GradArgs a) {
     const int P = K / 8;

@@ -213,8 +213,8 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     return st;
 }
 
-/* What the forward hands over: S_in, or the states of all segments where the backward cuts like it;
- * the M of later ranks; the M of its segments, which the backward's merge multiplies by. */
+/* Buffers from the forward: S_in, or the states of all segments where the backward cuts like it;
+ * the M of later ranks. Also the M of its segments, which the backward's merge multiplies by. */
 static void share(dpg_plan *pl, dpg_plan *b) {
     int alike = b->nseg > 1 && b->nseg == pl->nseg;
     pl->saved_states = pl->owned ? pl->nlink : alike ? b->nseg : !pl->is_first;
@@ -302,7 +302,7 @@ void dpg_plan_destroy(dpg_plan *pl) {
     free(pl);
 }
 
-/* Whose kernels run. */
+/* The plan whose kernels run. */
 static const dpg_plan *worker(const dpg_plan *pl) {
     return pl->heads ? worker(pl->heads->one) : pl->wide ? pl->wide->one : pl;
 }

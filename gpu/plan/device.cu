@@ -35,8 +35,8 @@ int dpg_device_runs(char *why, size_t size) {
     return 0;
 }
 
-/* A lock a device: a driver that loads a kernel may wait for kernels that run on its device, which
- * may wait for what hosts of other devices enqueue (windows). */
+/* One lock a device. A driver that loads a kernel may wait for kernels that run on its device.
+ * Those may wait for work that hosts of other devices enqueue (windows). */
 cudaError_t allow_shared_of(const void *kernel, int bytes) {
     static struct {
         std::mutex lock;

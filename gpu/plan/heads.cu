@@ -1,5 +1,5 @@
 /* gpu/plan/heads.cu - a plan of the exchange of heads: the plan of one rank for the heads that this
- * rank has, which tensors move, who owns their rows, and where all of that lies. */
+ * rank has. It has the moved tensors, the owners of their rows, and the place of all of that. */
 #include "plan/heads.cuh"
 #include "plan/parts.cuh"
 #include "plan/paths.cuh"
@@ -16,9 +16,9 @@ const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N) {
 
 /* ---- what moves ------------------------------------------------------------------------------ */
 
-/* Value heads of a rank stay together, HV / N in a row, and those of a query head do, HV / H: the
- * ends of both lie at multiples of their greatest divisor, so that so many in a row share a rank
- * and a query head. A rank's plan has a query head for each such run. */
+/* Value heads of a rank are consecutive, HV / N of them, and so are those of a query head, HV / H.
+ * The ends of both lie at multiples of their greatest divisor, so that so many consecutive ones
+ * share a rank and a query head. A rank's plan has a query head for each such run. */
 static int heads_together(const dpg_problem *p, int N) {
     int a = p->HV / N, b = p->HV / p->H;
     while (b) {
@@ -101,8 +101,8 @@ static size_t add(Heads *h, size_t bytes) {
     return at;
 }
 
-/* Behind the workspace of `one` what it works on, then one message that goes and one that comes: of
- * all rows of this rank's heads, or of this rank's rows of all heads. */
+/* After the workspace of `one` come its tensors, then one sent and one received message. They hold
+ * all rows of this rank's heads, or this rank's rows of all heads. */
 static void layout(Heads *h, const dpg_problem *p, const dpg_options *o) {
     size_t most = 0;
     add(h, dpg_workspace_bytes(h->one));

@@ -10,13 +10,13 @@ static void add(dpg_plan *pl, int slot, int64_t words, int is_bf16, int layout =
     pl->ws_bytes += (pl->buf[slot].bytes + 255) / 256 * 256;
 }
 
-/* Of what is not finite, where an element (M, H) may leave chunks out. */
+/* Marks of values that are not finite, where an element (M, H) may leave chunks out. */
 static void layout_marks(dpg_plan *pl) {
     int64_t tiles = (int64_t)pl->d.NT * pl->d.HV;
     if (pl->N > 1 || pl->nseg > 1 || pl->owned) add(pl, B_ODD, tiles * 3, 0);
 }
 
-/* Of a bare plan, which has no stages to read and no backward in it. */
+/* A plan without w and u has no stages to read and no backward in it. */
 static void layout_bare(dpg_plan *pl) {
     int64_t C = DP_CHUNK, K = pl->d.K, tiles = (int64_t)pl->d.NT * pl->d.HV;
     add(pl, B_AQK, tiles * C * C, 1, ROWS);
@@ -29,7 +29,8 @@ static void layout_bare(dpg_plan *pl) {
     add(pl, B_EC, tiles * K, 0);
 }
 
-/* Of chunk paths. Under DPG_SAVE_ALL both ways have the same buffers in the same places. */
+/* Buffers of chunk paths. Under DPG_SAVE_ALL both directions have the same buffers in the same
+ * places. */
 static void layout_chunks(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t C = DP_CHUNK, tiles = (int64_t)d.NT * d.HV;
@@ -57,7 +58,7 @@ static void layout_chunks(dpg_plan *pl) {
     if (fast) layout_marks(pl);
 }
 
-/* Of the token path, likewise. */
+/* Buffers of the token path, likewise. */
 static void layout_tokens(dpg_plan *pl) {
     const Dims &d = pl->d;
     int64_t keys = d.L * (d.n / d.tok), tiles = (int64_t)d.NT * d.HV;
@@ -70,9 +71,9 @@ static void layout_tokens(dpg_plan *pl) {
     if (pl->is_bwd || saves_all(pl)) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
-/* The rank's `numbers`, and what it sends of them and gets: those of all ranks; or a state, of a
- * scan also a pair that came, and two that it makes in turns, or as many for each link, whose pairs
- * go in one message. */
+/* The rank's `numbers`, and its sent and received messages: those of all ranks, or a state. A scan
+ * also has a received pair, and two that it makes alternately; or as many for each part, whose
+ * pairs go in one message. */
 static void layout_message(dpg_plan *pl, int own, int all, int64_t numbers) {
     int hands = hands_on(&pl->opt, pl->sends), levels = exchanges[pl->opt.exchange].levels;
     int64_t state = (int64_t)pl->d.HV * pl->d.K * pl->d.V,

@@ -1,5 +1,5 @@
-/* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2),
- * and of several parts the links and the folds over them.
+/* gpu/plan/split.cu - a rank's share of a problem: its tokens, chunks and sequences (math.md g.2).
+ * With several parts also the parts and the merges over them.
  */
 #include "plan/parts.cuh"
 #include "plan/paths.cuh"
@@ -71,8 +71,8 @@ static dp_status list_hops(dpg_plan *pl, const Parts &parts, dp_err *e) {
     return DP_OK;
 }
 
-/* The pairs of a scan over parts: at each distance every part whose state depends on the one that
- * comes, as long as its sequence goes so far back, gets what ends that far before it. */
+/* The pairs of a scan over parts. At each distance every part whose state depends on the received
+ * one, as long as its sequence goes so far back, gets the pair that ends that far before it. */
 static dp_status list_pairs(dpg_plan *pl, const Parts &parts, dp_err *e) {
     const int n = parts.n(), by = pl->is_bwd ? -1 : 1;
     std::vector<int> given(pl->N, 0), link, before;
@@ -135,8 +135,8 @@ dp_status split_tokens(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-/* Of several ranks, which wait for each other's (M, H): segments side by side keep a card of 132
- * multiprocessors busy where a chain of chunks per head would not, M takes one block a segment and
+/* Several ranks wait for each other's (M, H). Segments side by side keep a card of 132
+ * multiprocessors busy where a chain of chunks per head would not. M takes one block a segment and
  * head. Fewer than 4 chunks a segment, or more than 16 segments, and composing them costs more than
  * it saves. */
 static int segments_of_rank(const dpg_plan *pl, int chunks) {
@@ -145,7 +145,7 @@ static int segments_of_rank(const dpg_plan *pl, int chunks) {
     return n < 1 ? 1 : n < 16 ? n : 16;
 }
 
-/* Of one rank, whose (M, H) nobody asks for: by time alone. */
+/* One rank, whose (M, H) nobody asks for: by time alone. */
 static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks) {
     const Dims &d = pl->d;
     const dpg_options &o = pl->opt;
@@ -160,7 +160,7 @@ static int chunks_of_segment(const dpg_plan *pl, const std::vector<int> &chunks)
     return dp_segments_most(&c, chunks.data(), (int)chunks.size());
 }
 
-/* Segments of each local sub-sequence. Links are segments already. */
+/* Segments of each local sub-sequence. Owned parts are segments already. */
 static std::vector<int> segment_counts(const dpg_plan *pl) {
     const dpg_options &o = pl->opt;
     std::vector<int> count(pl->d.nseq, 1), chunks;
@@ -241,7 +241,7 @@ void list_rows(dpg_plan *pl) {
     pl->nrun = n - pl->run0;
 }
 
-/* The folds of a rank's links with parts before them (dir = 1) or behind them (-1). */
+/* The merges of a rank's parts with parts before them (dir = 1) or after them (-1). */
 static std::vector<Fold> folds_of(const dpg_plan *pl, int dir) {
     std::vector<Fold> w;
     for (int i = 0; i < pl->nlink; i++) {

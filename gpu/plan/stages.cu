@@ -156,7 +156,7 @@ static void unslice(const dpg_plan *pl, const Buf &b, const void *raw, double *h
     }
 }
 
-/* States or elements of the rank: its own, or one of each link. */
+/* States or elements of the rank: its own, or one of each part. */
 static int64_t entries(const dpg_plan *pl) { return pl->owned ? pl->nlink : 1; }
 
 /* H or M of elements (H, M). */
@@ -173,7 +173,7 @@ static void convert(const dpg_plan *pl, const Stage *st, const void *raw, double
     const Dims &d = pl->d;
     int64_t state = (int64_t)d.HV * d.K * d.V,
             n = st->kind == OUTPUT ? d.L * d.HV * d.V : entries(pl) * state;
-    /* the backward keeps its links' from the last on */
+    /* the backward keeps its parts' states from the last on */
     int turned = pl->owned && st->slot == B_DSOUT;
     if (st->kind == BY_TOKEN)
         untile(pl, st, raw, host);

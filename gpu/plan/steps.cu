@@ -14,10 +14,10 @@ static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* (M, H) of the last local sub-sequence as the uniform element of math.md g.3: (0, 0) if no later
- * rank continues it, M = 0 where the state that leaves the rank does not depend on the one that
- * enters. With segments also (M, H) of each of them, as far as the states that they start from need
- * it. */
+/* (M, H) of the last local sub-sequence as the uniform element of math.md g.3. It is (0, 0) if no
+ * later rank continues it, M = 0 where the state that leaves the rank does not depend on the one
+ * that enters. With segments also (M, H) of each of them, as far as the states that they start from
+ * need it. */
 static dp_status pre_process(const Call &c) {
     dpg_plan *pl = c.p;
     /* else every word of it that anybody reads is made */
@@ -29,7 +29,7 @@ static dp_status pre_process(const Call &c) {
     return pl->needs_m && dense ? chain_pre_m(c) : DP_OK;
 }
 
-/* (M, H) of the links, zeros where nobody reads them. */
+/* (M, H) of the parts, zeros where nobody reads them. */
 static dp_status pre_process_links(const Call &c) {
     dpg_plan *pl = c.p;
     size_t each = pl->buf[B_HM].bytes / pl->slots;
@@ -42,8 +42,8 @@ static dp_status pre_process_links(const Call &c) {
     return dense ? chain_links_m(c) : DP_OK;
 }
 
-/* What the backward cannot recompute without the other ranks: S_in, and the M of the ranks that its
- * merge multiplies by (through windows they come later). */
+/* Data that the backward cannot recompute without the other ranks: S_in, and the M of the ranks
+ * that its merge multiplies by. Through windows they come later. */
 static dp_status save(const Call &c) {
     dpg_plan *pl = c.p;
     const Dims &d = pl->d;
@@ -119,9 +119,10 @@ static dp_status restore(const Call &c) {
     return DP_OK;
 }
 
-/* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3: zeros if no earlier
- * rank asks for it, dM = 0 where the gradient that leaves the rank does not depend on the one that
- * enters. With parts also dH of each of them, as far as the gradients that they start from need it.
+/* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3. They are zeros if
+ * no earlier rank asks for them, dM = 0 where the gradient that leaves the rank does not depend on
+ * the one that enters. With parts also dH of each of them, as far as the gradients that they start
+ * from need it.
  */
 static dp_status pre_process_bwd(const Call &c) {
     const dpg_plan *b = c.p;
@@ -138,7 +139,7 @@ static dp_status pre_process_bwd(const Call &c) {
     return b->needs_m && dense ? chain_pre_dm(c, dhm + b->d.V, dh_row(b)) : DP_OK;
 }
 
-/* What waits for other ranks goes on a stream of the plan beside the caller's; one rank has the
+/* Steps that wait for other ranks go on a stream of the plan beside the caller's; one rank has the
  * caller's alone. */
 static Call beside(const Call &c) {
     Call side = c;

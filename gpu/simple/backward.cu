@@ -2,9 +2,10 @@
  * activations, g.1 for the ranks), any K, V, R.
  *
  * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics:
- * bitwise repeatable. With base bf16 rif() rounds what FLA stores or multiplies in bf16: do, h, dh,
- * kgam, L, dE as operands, dv_local and dv_new as stored; all gradients accumulate in fp32. Names
- * are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every buffer.
+ * bitwise repeatable. With base bf16 rif() rounds the numbers that FLA stores or multiplies in
+ * bf16: do, h, dh, kgam, L, dE as operands, dv_local and dv_new as stored. All gradients accumulate
+ * in fp32. Names are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every
+ * buffer.
  *
  *   k_dv_local    dv_local                                   16 rows and columns of factors
  *   k_state_bwd   a chunk: do, dv_new; barrier; dS           16 columns of S, dv_new (X), do (D)
@@ -40,7 +41,7 @@ __global__ void k_dv_local(Dims d, dpg_grads g, BwdArgs a) {
  * reads the undecayed dS ---- */
 
 struct StateBwdArgs {
-    /* [Nseq][HV][K][V] by global sequence, [links][HV][K][V] from the last on; NULL: zeros */
+    /* [Nseq][HV][K][V] by global sequence, [parts][HV][K][V] from the last on; NULL: zeros */
     const float *dfinal, *dsout;
     /* each may be NULL; dhm: columns 0..V-1 of rows of `row` words */
     float *dh, *dv_new, *ds0, *dhm;
@@ -151,7 +152,7 @@ __global__ void k_wy_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
 }
 
 /* The five products over V, blockIdx.y chooses: dP = scale do X', dL = -dE X', and into dq, dk, dkw
- * the bare S_0 do, S_0 dE, dS_c X. */
+ * the plain S_0 do, S_0 dE, dS_c X. */
 __global__ void k_outer(Dims d, dpg_grads g, BwdArgs a) {
     __shared__ Stage sm;
     int64_t tile = blockIdx.x;
@@ -322,7 +323,7 @@ static __device__ void sum_channels(const Dims &d, int len, float *dg) {
 
 /* dq, dk and dg of the activated inputs. Exponents pairwise, i <= s before exp. The terms i = s
  * enter q o dq and k o dk alike and are left out of dgam (math.md f). On entry dq, dk, dkw hold the
- * bare products of k_outer; on return dq and dk are complete, dkw is unchanged. */
+ * plain products of k_outer; on return dq and dk are complete, dkw is unchanged. */
 template <int R> __global__ void k_intra_bwd(Dims d, int pair_dg, BwdArgs a) {
     __shared__ float z[256];
     int64_t tile = blockIdx.x;

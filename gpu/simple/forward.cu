@@ -66,7 +66,7 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
     }
 }
 
-/* A = I + B L (lower part; math.md e), L itself if the backward wants it, and Aqk, exponents
+/* A = I + B L (lower part; math.md e), L itself if the backward wants it, and Aqk. Exponents are
  * pairwise: i <= s is tested before exp, so that no factor exceeds 1. */
 __global__ void k_pairs(Dims d, const float *gcum, const float *beta, const float *qn,
                         const float *kn, float *L, float *A, float *Aqk) {
@@ -94,7 +94,7 @@ __global__ void k_pairs(Dims d, const float *gcum, const float *beta, const floa
 
 /* T = A^-1 in place, A unit lower: one thread a column, forward substitution top down. Column j of
  * T overwrites the upper-right triangle first (row index j, transposed), because every thread still
- * reads A; a second pass puts it where it belongs. */
+ * reads A. A second pass moves it to its place. */
 __global__ void k_solve(Dims d, float *A) {
     float *a = A + (int64_t)blockIdx.x * d.n * d.n;
     int n = d.n;
@@ -155,7 +155,7 @@ __global__ void k_wy(Dims d, dpg_tensors t, const float *gcum, const float *beta
 }
 
 struct StateArgs {
-    /* s0 [Nseq][HV][K][V] by global sequence, sin [links][HV][K][V] */
+    /* s0 [Nseq][HV][K][V] by global sequence, sin [parts][HV][K][V] */
     const float *w, *u, *kg, *eC, *s0, *sin;
     float *h, *v_new, *final_state, *hm; /* each may be NULL */
     int seq0;                            /* first local sub-sequence of the launch */

@@ -54,7 +54,7 @@ struct Step {
     std::vector<int32_t> slot, accepted, length;
 };
 
-/* What all calls share. */
+/* Shared by all calls. */
 struct Batch {
     Shape s;
     int slots;
@@ -131,7 +131,7 @@ static Off log_gate(const Batch &b, double raw, int hv, int kg) {
     return {g, fabs(b.lower_bound) * (A * U * fabs(x) + 6 * U * fabs(A * x)) / 4 + 8 * U * fabs(g)};
 }
 
-/* Of q or a key [K]: as the recurrence takes it, and its relative error. */
+/* q or a key [K] as the recurrence takes it, and its relative error. */
 static double activated(const Shape &s, const double *raw, Vec &x) {
     x.assign(raw, raw + s.K);
     if (!s.l2norm) return 0;
@@ -581,7 +581,7 @@ struct Conv {
         return c;
     }
     double *kept(int slot, int channel) { return &states[((int64_t)slot * D + channel) * (W - 1)]; }
-    /* Of the last W rows: what y must be, and what fp32 may be off by. */
+    /* From the last W rows: the right y, and fp32's allowance. */
     double output(const Vec &rows, int channel, double *bound) const {
         double sum = bias[channel], size = fabs(sum);
         for (int j = 0; j < W; j++) {

@@ -497,7 +497,7 @@ static void as_alone(const Case &c, const Tensors &x, const How &how) {
     }
 }
 
-/* Every way to go has the bits of one, and is near to whole sequences. */
+/* Every variant has the bits of one, and is near to whole sequences. */
 static void in_every_way(const Case &c, const Tensors &x, const How &how, int runs) {
     How more = how, steps = how, all = how, whole = how;
     more.times = runs + 1;
@@ -515,8 +515,8 @@ static void in_every_way(const Case &c, const Tensors &x, const How &how, int ru
         moved(c.name, outputs(c, x, other), outputs(c, x, how));
 }
 
-/* Sequences of 2, 7, 1, 5 and 1 chunks in segments of at most 2; of 13, 1, 10 and 6 that forget
- * within 2 chunks in segments of at most 5: the last segment of 2 has no M to look at. */
+/* Sequences of 2, 7, 1, 5 and 1 chunks in segments of at most 2. Others of 13, 1, 10 and 6 that
+ * forget within 2 chunks, in segments of at most 5: the last segment of 2 has no M to look at. */
 static void batches(int runs) {
     const Case rows[] = {
         {"batch", {0, 70, 500, 510, 830, 840}, 1, 2, 64, 128, DP_GATE_LOG, -0.002f, 0},
@@ -541,8 +541,8 @@ static void batches(int runs) {
     }
 }
 
-/* What is not finite in a sequence's first token of v stays out of the sequence before, whose last
- * chunk ends before it. */
+/* A value that is not finite in a sequence's first token of v stays out of the sequence before,
+ * whose last chunk ends before it. */
 static void apart(const Case &c, const Tensors &x, const How &how) {
     Tensors clean = outputs(c, x, how);
     for (int s = 1; s + 1 < (int)c.cu.size(); s++) {

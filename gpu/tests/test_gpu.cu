@@ -39,7 +39,7 @@ static std::vector<Case> chosen(bool small) {
     return taken;
 }
 
-/* |got - want|_F / max(|want|_F, 1) for M: what it does to a state is |dM S_in|, so that relative
+/* |got - want|_F / max(|want|_F, 1) for M. Its effect on a state is |dM S_in|, so that relative
  * errors of a vanishing M mean nothing (math.md l.15). */
 static double effect(const Vec &got, const Vec &want) {
     Distance d(got, want);
@@ -109,8 +109,8 @@ struct ForwardRank : Rank {
 };
 
 /* comm: of N ranks, NULL: shared on device 0. die: this rank never reaches the gather. repeat:
- * forwards that follow each other without a wait; with windows and `replays` every other one is
- * the replay of a graph. */
+ * forwards that follow each other without a wait. With windows and `replays` every other one is the
+ * replay of a graph. */
 struct How {
     dpg_comm *comm = NULL;
     int die = -1;
@@ -119,7 +119,8 @@ struct How {
     bool replays = false;
 };
 
-/* What the ranks of a run share. Ranks in windows enqueue in turns on one stream of a device. */
+/* Shared by the ranks of a run. Ranks in windows enqueue one after another on one stream of a
+ * device. */
 struct Run {
     const Case &c;
     const Inputs &x;
@@ -215,7 +216,7 @@ static std::vector<ForwardRank> run(const Case &c, const Inputs &x, const Policy
 /* ---- the checks ------------------------------------------------------------------------------ */
 
 /* First-order bounds on the relative Frobenius error for well-conditioned cases (|T|, |w||h| of
- * order 1, which the cases ensure): fp32: sums of length n, K and C one after the other, each
+ * order 1, which the cases ensure). fp32: sums of length n, K and C one after the other, each
  * gamma_m(2^-24) against |.||.|; exponents add 2^-24 |gcum| (<= 320). bf16: a stage holds at most
  * six roundings 2^-8 (two operands, T, the store, h, v_new), each once or twice amplified. M in a
  * chain format: factors eta(f, K) per chunk on top (math.md j.2 C, with |P| <= sqrt(K)). */
@@ -301,7 +302,8 @@ static std::vector<Policy> policies(const Case &c, bool small, int N) {
     return p;
 }
 
-/* One case on N ranks in every way; single: o of one rank in fp32, which others are held to. */
+/* One case on N ranks in every variant; single: o of one rank in fp32, which others are compared
+ * with. */
 static void test_case(const Case &c, const Inputs &x, bool small, int N, Vec &single) {
     Truth t = truth64(c, x, N, true);
     for (const Policy &p : policies(c, small, N)) {
@@ -424,7 +426,8 @@ static void multiply(Vec &P, const float *F, int K) {
  * the mean (uniform in its binade, the value uniform in the log). A product rounds both operands,
  * 0.6 u; fp32 FMA rounds the partial sums of its K terms, 0.3 u sqrt(K). Orthogonal factors keep
  * errors, which are independent: sqrt(n - 1). Truncation drops u / (2 ln 2) of each operand in the
- * mean, which adds up. `within`: of the law, both ways, from 16 factors on: the noise of so few. */
+ * mean, which adds up. `within`: of the law, in both directions, from 16 factors on: the noise of
+ * so few. */
 struct ChainLaw {
     dp_format format;
     double within;
@@ -439,9 +442,9 @@ struct ChainLaw {
 static const ChainLaw chain_laws[] = {
     {DP_FP32, 0.25}, {DP_TF32, 0.25}, {DP_TF32RZ, 0.1}, {DP_BF16, 0.25}};
 
-/* Limit of what shall be fp32-grade at any length here: 1.5 times the law of fp32 FMA for the
- * longest chain of these tests, 1,024 factors of K = 128 (6.5e-6). One of three bf16 pieces missing
- * would leave 2^-18 a factor. */
+/* Limit of fp32-grade errors at any length here: 1.5 times the law of fp32 FMA for the longest
+ * chain of these tests, 1,024 factors of K = 128 (6.5e-6). One of three bf16 pieces missing would
+ * leave 2^-18 a factor. */
 static const double FP32_GRADE = 1e-5;
 
 static double chain_error(const float *factors, int n, int K, dp_format format, float *out,
@@ -512,7 +515,7 @@ static void repeat(Vec &x, int times) {
 }
 
 /* M by augmented columns in a head that forgets nothing (no decay, beta = 2), against fp64 products
- * of the same bf16 w and kg, on the middle one of 3 ranks. 64 chunks of keys, repeated. */
+ * of the same bf16 w and kg. It is the middle one of 3 ranks. 64 chunks of keys, repeated. */
 static void test_augmented(int K, int repeats) {
     const int N = 3;
     Case c = {"reflect",     1, 1, K,        K, 1, 0, {0, 64 * DP_CHUNK}, DP_GATE_LOG, 0,
@@ -572,8 +575,8 @@ static Inputs edited(const Case &c, const Inputs &x, int64_t t) {
     return y;
 }
 
-/* What comes at token t cannot reach o of a token before it: the same bits, whatever the gates of
- * t's own 16 rows and chunk. */
+/* Inputs of token t cannot reach o of a token before it: the same bits, whatever the gates of t's
+ * own 16 rows and chunk. */
 static void test_causal() {
     std::vector<Case> all = chosen(true);
     for (const Case &c : chosen(false))
@@ -670,7 +673,7 @@ static int windows_of_case(const Case &c, Comms &comm, int N, int segments, int 
     return runs_alike(c, x, p, N, comm.data(), want, times, 7);
 }
 
-/* Rank r on GPU r % ndev, in turns. */
+/* Rank r on GPU r % ndev, one after another. */
 static void test_windows(int ndev, int times, const char *only) {
     for (int N : {2, 3, 4, 8}) {
         Comms comm(Comms::DEVICES, N, 10, ndev);

@@ -107,14 +107,14 @@ static bool same_bits(const Grads &a, const Grads &b) {
 }
 
 /* comm: of N ranks, NULL: shared on device 0. die: this rank runs its forward but never reaches the
- * backward's gather. times: again with the same memory; Rank.other counts runs with other bits than
+ * backward's gather. times: again with the same memory. Rank.other counts runs with other bits than
  * the first. */
 struct How {
     dpg_comm *comm = NULL;
     int die = -1, times = 1;
 };
 
-/* What the ranks of a run share. */
+/* Shared by the ranks of a run. */
 struct Run {
     const Case &c;
     const Inputs &x;
@@ -207,8 +207,8 @@ static Grads join(const Case &c, const std::vector<GradRank> &ranks) {
 
 /* First-order bounds of relative Frobenius errors for these well-conditioned cases, coarse (the
  * harness judges row by row with derived ones). fp32: about a dozen sums over K, V, C R terms
- * follow each other, 2^-24 of |gcum| <= 320 in the exponents; dg and what is made from it cancels,
- * by 8 at most here. bf16: a gradient meets at most sixteen roundings of 2^-8. */
+ * follow each other, 2^-24 of |gcum| <= 320 in the exponents. dg and its results cancel, by 8 at
+ * most here. bf16: a gradient meets at most sixteen roundings of 2^-8. */
 static double bound_of(const Case &c, const Policy &p, const std::string &tensor) {
     double u = 0x1p-24, b = (12.0 * (c.K + c.V + DP_CHUNK * c.R) + 320) * u,
            cancel = tensor == "dg" || tensor == "dA_log" || tensor == "ddt_bias" ? 8 : 1;
@@ -224,7 +224,7 @@ static void compare(const Case &c, const Policy &p, int N, const Grads &want, co
     }
 }
 
-/* What must be the same bits as in the first policy. */
+/* Results that must have the same bits as in the first policy. */
 static void compare_bits(const Case &c, const Policy &p, int N, const Grads &plain,
                          const Grads &got) {
     if (p.base != DP_BASE_FP32) return;
@@ -303,8 +303,8 @@ static bool segments_of_case(const Case &c, int N) {
     return ranks[1].segments > 1;
 }
 
-/* Segments (the forward cuts a rank's sequence in parts; dM is a chain over all of its chunks): dM
- * of every rank in the middle is M' of the forward, on every rank M matters, and the gradients are
+/* Segments: the forward cuts a rank's sequence in parts; dM is a chain over all of its chunks. dM
+ * of every middle rank, and of every rank whose M matters, is M' of the forward. The gradients are
  * those of the whole chain. */
 static void test_segments() {
     for (const Case &c : chosen(false)) {
@@ -318,7 +318,8 @@ static void test_segments() {
 
 /* ---- what must not reach each other ---------------------------------------------------------- */
 
-/* Entries of heads >= 1 of a tensor whose rows of `per` words belong to `heads` heads in turn. */
+/* Entries of heads >= 1 of a tensor whose rows of `per` words belong to `heads` heads
+ * cyclically. */
 static void change_other_heads(Vec &y, int64_t heads, int64_t per, double shift) {
     for (size_t z = 0; z < y.size(); z++)
         if (z / per % heads) y[z] = as_dtype(y[z] * 0.75 - shift, DPG_BF16);
@@ -336,9 +337,10 @@ static int64_t changed_of_head0(const Vec &a, const Vec &b, int64_t heads, int64
     return bad;
 }
 
-/* Every input of heads >= 1 changed in turn: what belongs to head 0 keeps its bits, in both
- * directions (a gate of head 0 read for all heads, or a head offset missing, does not). With more
- * value heads than query heads dq and dk of head 0 are sums over the group and are left out. */
+/* Every input of heads >= 1 changed, one after another: results of head 0 keep their bits, in both
+ * directions. They do not if a gate of head 0 is read for all heads, or a head offset is missing.
+ * With more value heads than query heads dq and dk of head 0 are sums over the group and are left
+ * out. */
 static void heads_of_case(const Case &c, const Policy &p) {
     const int64_t KV = (int64_t)c.K * c.V;
     Inputs x = make_inputs(c);

@@ -69,7 +69,7 @@ static std::vector<Conv> make(const Shape &s, uint64_t seed) {
 
 /* ---- on the device --------------------------------------------------------------------------- */
 
-/* What one rank holds, and how its run ended. */
+/* One rank's data, and how its run ended. */
 struct ConvRank {
     dpg_conv *plan = NULL;
     dpg_conv_tensors t[DPG_CONV_PARTS] = {};
@@ -330,8 +330,8 @@ __global__ void k_sigmoid(double *rel, double *low) {
     }
 }
 
-/* What ref/bound/conv_bound.c (rule_sigmoid32) counts for a sigmoid in fp32: exp 2 u, sum and
- * quotient 1 u each; where exp overflows the result was below 2^-126. */
+/* The count of ref/bound/conv_bound.c (rule_sigmoid32) for a sigmoid in fp32: exp 2 u, sum and
+ * quotient 1 u each. Where exp overflows the result was below 2^-126. */
 enum { SIGMOID_U = 4 };
 static void test_sigmoid() {
     double *d, h[2];

@@ -3,14 +3,13 @@
  *
  *   test_kill N [shared|nccl] [LIMIT] [few] [ring|scan]
  *
- * Rank 1 of N goes wrong before a step of the forward or backward, or before it waits for the end.
- * dies: its thread returns. stalls: its thread sleeps until the others have ended, then goes on.
- * hangs: a kernel on its stream spins until the others have ended. fails: it calls abort. All other
- * ranks must return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too
- * if it goes on. few: before a gather of each pass and before the end alone. ring,
- * scan: so states get from rank to rank. Then the same before
- * one of three whole forwards over segments, and with windows (dpg_plan_connect). Exit status 0, 1,
- * or 2 (no device). */
+ * Rank 1 of N fails before a step of the forward or backward, or before it waits for the end. dies:
+ * its thread returns. stalls: its thread sleeps until the others have ended, then continues. hangs:
+ * a kernel on its stream spins until the others have ended. fails: it calls abort. All other ranks
+ * must return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too if it
+ * continues. few: before a gather of each pass and before the end alone. ring, scan: the exchange
+ * of states. Then the same before one of three whole forwards over segments, and with windows
+ * (dpg_plan_connect). Exit status 0, 1, or 2 (no device). */
 #include "steps.h"
 
 enum Kind { DIES, STALLS, HANGS, FAILS };
@@ -114,8 +113,8 @@ static void scene(int N, bool nccl, double limit, int phase, int kind) {
     }
 }
 
-/* Is rank 1 to go wrong in this way before this step. few: before a gather of each pass and before
- * the end alone. */
+/* Does rank 1 fail so before this step? few: before a gather of each pass and before the end
+ * alone. */
 static bool wanted(int phase, int kind, bool few) {
     if (few) return phase == 2 || (phase == 8 && kind == HANGS) || (phase == STEPS && kind == DIES);
     return kind == DIES || kind == HANGS || phase == 0 || phase == 2 || phase == 4 ||
@@ -157,7 +156,7 @@ int main(int argc, char **argv) {
     step_by_step(N, nccl, limit, few);
     whole = true;
     whole_forwards(N, nccl, limit, few);
-    /* ranks that share a device take turns, so that none outruns a dead one */
+    /* ranks that share a device alternate, so that none outruns a dead one */
     windows = nccl && fast && by == DP_EXCHANGE_ALLGATHER;
     if (windows) whole_forwards(N, nccl, limit, few);
     return verdict();

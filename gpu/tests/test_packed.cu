@@ -1,5 +1,5 @@
 /* gpu/tests/test_packed.cu - states of 8 or 16 bits a number (dpg_packed of dp_decode.h) in the
- * decode kernel, against the same kernel on fp32 states and the formats of
+ * decode kernel. They are compared with the same kernel on fp32 states and with the formats of
  * harness/simulated/carried.h and ref/vocabulary/stored.h.
  *
  *   [small]      random windows, slots, accepted counts and padding: o has the bits of fp32 states

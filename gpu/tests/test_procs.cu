@@ -1,5 +1,5 @@
 /* gpu/tests/test_procs.cu - one process per rank over NCCL: the bits of as many ranks that share
- * one GPU, and the end of all when one is killed; one process of all ranks that stands still.
+ * one GPU, and the end of all when one is killed. Also one process of all ranks that stands still.
  *
  *   bits N [TIMES] [TOKENS]   N processes, rank r on GPU r modulo the GPUs; forward and backward of
  *                             every problem and way, TIMES repeats (20)
@@ -32,12 +32,12 @@ static const Way ways[] = {{"fp32", DP_BASE_FP32, DPG_CHAIN_DENSE, 0, 0},
                            {"bf16 segments", DP_BASE_BF16, DPG_CHAIN_AUGMENTED, 2, 0},
                            {"bf16 segments dh-only", DP_BASE_BF16, DPG_CHAIN_AUGMENTED, 2, 1}};
 
-/* Of one rank, for the others. */
+/* One rank's result, for the others. */
 struct Result {
     dp_status st;
     char says[512];
     double ended, joined;
-    /* ways that the kernels here have; repeats with other bits than the first */
+    /* variants that the kernels here have; repeats with other bits than the first */
     int ways, other;
 };
 struct Shared {
@@ -164,7 +164,7 @@ static size_t output_bytes(int N, int64_t L, const Way &w, bool packed) {
     return n;
 }
 
-/* One way, `times` times, its bytes at `out`. */
+/* One variant, `times` times, its bytes at `out`. */
 static dp_status one_way(ProcRank &r, dpg_comm *c, const Way &w, size_t bytes, int times, char *out,
                          Result *res) {
     std::vector<char> again(bytes);
@@ -179,7 +179,7 @@ static dp_status one_way(ProcRank &r, dpg_comm *c, const Way &w, size_t bytes, i
     return DP_OK;
 }
 
-/* Every way of one and of four sequences; bytes of one after the other at `out`. */
+/* Every variant of one and of four sequences; bytes of one after the other at `out`. */
 static dp_status all_ways(int rank, int N, int64_t L, dpg_comm *c, int times, char *out,
                           Result *res) {
     for (const Way &w : ways)
@@ -225,7 +225,7 @@ static int device_count() {
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* What every rank made, and how it went. */
+/* Every rank's results, and its outcome. */
 struct Outcome {
     size_t each; /* bytes of a rank */
     char *bytes;
@@ -389,7 +389,7 @@ static void scene(int N, double limit, int phase, Kind kind) {
     munmap(s, sizeof *s);
 }
 
-/* Is rank 1 to go wrong in this way before this step. */
+/* Does rank 1 fail so before this step? */
 static bool wanted(int phase, Kind kind, bool few) {
     bool gather = phase == 2 || phase == 8;
     if (few) return (phase == 2 && kind != ABORTS) || (phase == STEPS && kind == KILLED);

@@ -1,10 +1,10 @@
-/* gpu/tests/test_send.cu - what ranks send each other (dpg_options.exchange, payload): the states
- * that come to a rank by an all-gather or a ring are, bit for bit, those that ref/chunk/payload.h
- * and a fold in fp32 make of the pairs that the ranks show, of scan and serial near them; a scan
- * multiplies M by M in the format of the chain; fewer words are sent by as much as the payload
- * says; a ring has the bits of an all-gather, of ranks that own several parts, too; a table of one
- * part a rank changes no bit of a scan; ranks that
- * exchange heads have the bits of one rank; and hand-overs and all-to-alls by themselves.
+/* gpu/tests/test_send.cu - messages between ranks (dpg_options.exchange, payload). States that a
+ * rank receives by an all-gather or a ring are, bit for bit, those of ref/chunk/payload.h and a
+ * merge in fp32 of the pairs that the ranks show. Those of scan and serial are near them. A scan
+ * multiplies M by M in the format of the chain. As many fewer words are sent as the payload says. A
+ * ring has the bits of an all-gather, of ranks that own several parts, too. A table of one part a
+ * rank changes no bit of a scan. Ranks that exchange heads have the bits of one rank. The calls
+ * `hand` and all-to-all are also tested by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, heads of the most ranks
  *
@@ -18,7 +18,7 @@
 
 /* ---- words that are sent --------------------------------------------------------------------- */
 
-/* By rank; the communicator's own calls, which count in front. */
+/* By rank; the communicator's own calls, which count first. */
 static std::vector<int64_t> words;
 static dpg_comm called;
 
@@ -58,7 +58,7 @@ struct Way {
     }
 };
 
-/* What a run leaves, by rank. */
+/* A run's results, by rank. */
 struct Left {
     std::vector<Vec> M, H, S_in, dM, dH, dS_out, outputs;
     std::vector<int64_t> forward, backward; /* words sent */
@@ -209,7 +209,7 @@ static Vec applied(const Sizes &z, const double *M, const double *H, const Vec &
     return y;
 }
 
-/* The states of a head that come to the ranks, dir 1 forward, -1 backward: of pairs as they arrive,
+/* The states of a head that the ranks receive, dir 1 forward, -1 backward: of pairs as they arrive,
  * or of states as they do. */
 static std::vector<Vec> states_of(const Sizes &z, const Way &w, int N, int dir, int hv,
                                   const std::vector<Vec> &M, const std::vector<Vec> &H) {
@@ -312,8 +312,8 @@ static void every_way(const Sizes &z, int N) {
 
 /* ---- M by M in the format of the chain ------------------------------------------------------- */
 
-/* The state of a head that comes to the last of 4 ranks: M of both ranks in the middle multiplied
- * in format f, all else in fp64. dir 1 forward, -1 backward. */
+/* The state of a head that the last of 4 ranks receives: M of both middle ranks multiplied in
+ * format f, all else in fp64. dir 1 forward, -1 backward. */
 static Vec scanned(const Sizes &z, const Left &x, int dir, int hv, dp_format f) {
     const int K = z.K, V = z.V, first = dir > 0 ? 0 : 3, near = first + 2 * dir, far = first + dir;
     const std::vector<Vec> &M = dir > 0 ? x.M : x.dM, &H = dir > 0 ? x.H : x.dH;
@@ -328,7 +328,7 @@ static Vec scanned(const Sizes &z, const Left &x, int dir, int hv, dp_format f) 
     return S;
 }
 
-/* Both directions: how far what came is from scanned() in format f. */
+/* Both directions: the distance of the received states from scanned() in format f. */
 static double off_scanned(const Sizes &z, const Left &x, dp_format f) {
     double off = 0;
     for (int dir : {1, -1})
@@ -362,7 +362,7 @@ static void scan_formats() {
 
 /* ---- ranks that own several parts ------------------------------------------------------------ */
 
-/* States that rank r gives to others: of parts whose sequence goes on in the next one, dir 1, or
+/* States that rank r sends to others: of parts whose sequence continues in the next one, dir 1, or
  * came from the one before. */
 static int64_t given(const Table &t, int r, int dir) {
     int64_t n = 0;
@@ -527,7 +527,7 @@ struct Rows {
 /* Outputs by name, as one rank has them. */
 typedef std::map<std::string, Vec> Outputs;
 
-/* What a rank need not have of an input is NaN. */
+/* Parts of an input that a rank need not have are NaN. */
 static void run_heads(const HeadCase &h, int rank, int N, dpg_comm *c, std::mutex *m,
                       Outputs *out) {
     const dpg_problem p = problem_of(h);
@@ -593,7 +593,7 @@ static void judge_heads(const HeadCase &h, bool small) {
     }
 }
 
-/* Of every path. */
+/* Every path. */
 static void heads_of_ranks(bool small) {
     static const Table zigzag = {"zigzag", {}, {0, 33, 60, 97, 128, 131, 192}, {0, 1, 2, 2, 1, 0}},
                        none = {"rank 1 has none", {}, {0, 10, 101, 140, 192}, {2, 2, 0, 2}},
@@ -670,7 +670,7 @@ static void refusals() {
     }
 }
 
-/* ---- hand-overs by themselves ---------------------------------------------------------------- */
+/* ---- `hand` by itself ------------------------------------------------------------------------ */
 
 enum { COUNT = 1000 };
 
@@ -697,7 +697,7 @@ static void hand_all(dpg_comm *c, int by) {
     memory.release();
 }
 
-/* Rank 1 is to get what rank 0 does not give; a rank hands over to one that is not there. */
+/* Rank 1 is to get data that rank 0 does not send; a rank sends to one that is not there. */
 static void wrong_hands(int N) {
     for (int kind = 0; kind < 3; kind++) {
         Comms comm(Comms::SHARED, N, 5);
@@ -770,8 +770,8 @@ static void all_to_all(dpg_comm *c) {
     memory.release();
 }
 
-/* Rank 1 is to get more words than rank 0 gives, and forgets what it gives as soon as it knows;
- * rank 2 still copies so many words of rank 0 then that it comes to those of rank 1 later. */
+/* Rank 1 is to get more words than rank 0 sends, and frees its own message as soon as it knows.
+ * Rank 2 still copies so many words of rank 0 then that it reaches those of rank 1 later. */
 static void wrong_lengths(int N) {
     const size_t many = 1 << 24;
     Comms comm(Comms::SHARED, N, 5);

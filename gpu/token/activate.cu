@@ -54,7 +54,7 @@ __device__ void activate_key(const Dims &d, const dpg_tensors &t, const Token &a
                              int64_t tq, int j, int is_first) {
     int n = a.rule.keys, lane = threadIdx.x % 32;
     dp_strength by = a.rule.strength;
-    int factor = by == DP_BY_FACTORS && j == 0; /* lr_b, in front of the key itself */
+    int factor = by == DP_BY_FACTORS && j == 0; /* lr_b, before the key itself */
     int64_t row = (th * n + j) * d.K, given = by == DP_BY_FACTORS ? th : th * n + j;
     Row k = unit_row(d, factor ? t.lr_b : t.k, by == DP_BY_FACTORS ? tq * d.K : (tq * n + j) * d.K);
     if (is_first) k.store(a.k + (tq * n + j) * d.K, d.K);

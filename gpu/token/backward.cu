@@ -14,14 +14,14 @@ __device__ __forceinline__ float scaled_do(const Walk<LANES, N> &w, const dpg_gr
 }
 
 struct AdjointArgs {
-    /* [Nseq][HV][K][V] by global sequence, [links][HV][K][V] from the last on; NULL: zeros */
+    /* [Nseq][HV][K][V] by global sequence, [parts][HV][K][V] from the last on; NULL: zeros */
     const float *dfinal, *dsout;
     float *dh, *ds0, *dhm;      /* each may be NULL; dhm: rows of `row` words */
     int row, seq0, nseq, links; /* local sub-sequences of the launch */
     int columns;                /* V, or V + K with those of dM */
 };
 
-/* What column `col` starts from, at the end of a sub-sequence. */
+/* The start of column `col`, at the end of a sub-sequence. */
 template <int LANES>
 __device__ __forceinline__ Column<LANES> last_gradient(const Dims &d, const AdjointArgs &z,
                                                        const Seq &seq, int hv, int col) {
@@ -69,12 +69,12 @@ __global__ void __launch_bounds__(THREADS)
     if (z.dhm) g.store(z.dhm + link * d.K * z.row + col, d.K, z.row);
 }
 
-/* What one column adds to the sums over them. */
+/* One column's terms of the sums over columns. */
 template <int LANES, int N>
 __device__ __forceinline__ float share(const Walk<LANES, N> &w, float x) {
     return FAULT(TOKEN_COLUMN) && w.v == w.d.V - 1 ? 0.f : x;
 }
-/* Is it the first turn of the warp, which finds nothing there. */
+/* Is it the first round of the warp, which finds nothing there? */
 template <int LANES, int N> __device__ __forceinline__ bool begins(const Walk<LANES, N> &w) {
     return w.v < Column<LANES>::COUNT;
 }
@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_word(const Walk<LANES, N> &w, float *p, floa
     if (threadIdx.x % 32 == 0) *p = x + (begins(w) ? 0.f : *p);
 }
 
-/* What key j read. */
+/* The state that key j read. */
 template <int LANES, int N>
 __device__ __forceinline__ Column<LANES>
 state_read(const Walk<LANES, N> &w, const Words<LANES, N> &now, int64_t t, int j,

@@ -1,17 +1,17 @@
 /* gpu/token/forward.cu - the recurrence token by token in fp32 FMA, a warp a few columns of a state
- * (token.cuh): (H, M) of the last local sub-sequence, then o and final_state from the states that
- * ranks start from. */
+ * (token.cuh). It makes (H, M) of the last local sub-sequence, then o and final_state from the
+ * ranks' initial states. */
 #include "token/token.cuh"
 
 struct StateArgs {
-    /* s0 [Nseq][HV][K][V] by global sequence, sin [links][HV][K][V]; NULL: zeros */
+    /* s0 [Nseq][HV][K][V] by global sequence, sin [parts][HV][K][V]; NULL: zeros */
     const float *s0, *sin;
     float *h, *final_state, *hm; /* each may be NULL; hm: rows of V + K words */
     void *o;
     int seq0, nseq, columns; /* local sub-sequences of the launch; V, or V + K with those of M */
 };
 
-/* What column `col` starts from. */
+/* The start of column `col`. */
 template <int LANES>
 __device__ __forceinline__ Column<LANES> first_state(const Dims &d, const StateArgs &z,
                                                      const Seq &seq, int hv, int col) {

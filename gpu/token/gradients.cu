@@ -1,4 +1,4 @@
-/* gpu/token/gradients.cu - from gradients of what is activated to those of the inputs (math.md b,
+/* gpu/token/gradients.cu - from gradients of activated inputs to those of the raw ones (math.md b,
  * c, i): groups of value heads, the L2 norm, gates and factors, beta, the gate. No shared memory.
  *
  *   k_token_rows_bwd     a warp a token and query head     dq, dk, dlr_b
@@ -18,8 +18,8 @@ __device__ __forceinline__ void through_norm(const Dims &d, const Row &dy, const
     });
 }
 
-/* Of key j over the value heads from th on: what writes, and what it erases along where that is
- * made of it. */
+/* Key j over the value heads from th on: the part of the write, and of the erasing key where that
+ * is made of it. */
 __device__ __forceinline__ Row of_key(const Dims &d, const dpg_tensors &t, const Token &a,
                                       const TokenGrads &y, int64_t th, int j) {
     Row sum = {};

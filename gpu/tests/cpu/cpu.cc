@@ -1,16 +1,15 @@
 /* gpu/tests/cpu/cpu.cc - runs CUDA kernels on the CPU, so that their arithmetic and indexing are
  * tested where there is no device.
  *
- * translate.py turns gpu's .cu files into C++; a launch runs its blocks one after the other, each
- * thread of a block a fiber that runs until it waits: for its warp (shuffles, tensor cores, matrix
+ * translate.py makes gpu's .cu files C++. A launch runs its blocks one after the other. Each thread
+ * of a block is a fiber that runs until it waits: for its warp (shuffles, tensor cores, matrix
  * loads), for its block or a part of it, or for a barrier in shared memory. A warp's instruction is
  * done once all of its threads that still run have come to it, and all must have come to the same.
  * Ranks on one device stay host threads.
  *
  * Not seen here: races, but for those that show when blocks, and the warps of each, run in the
- * reverse order (DP_CPU_ORDER=reverse); copies and warpgroup products that somebody forgot to wait
- * for, because they are done at once; alignment. Sums of tensor cores are done in fp64 and
- * truncated to fp32.
+ * reverse order (DP_CPU_ORDER=reverse). Also copies and warpgroup products without a wait, because
+ * they are done at once; alignment. Sums of tensor cores are done in fp64 and truncated to fp32.
  * Shared memory and memory from cudaMalloc start as NaN. A launch that asks for more shared memory
  * than its device was told of ends the program. */
 #include "machine.h"
@@ -86,7 +85,7 @@ static thread_local struct Machine {
     int now, count;
     int in[STATES], warp_in[MAX_THREADS / 32][STATES]; /* threads, by state */
     int part_size[PARTS];
-    int voted, vote; /* of the block's threads at __syncthreads_or; what the last one came to */
+    int voted, vote; /* votes of the block's threads at __syncthreads_or; the last result */
     const std::function<void()> *kernel;
     char *shared;
     ~Machine() {
@@ -215,7 +214,7 @@ static void run_block(int n, bool reverse) {
         }
 }
 
-/* What a thread enqueues while it captures. */
+/* Calls that a thread enqueues while it captures. */
 static thread_local std::vector<std::function<void()>> *captured;
 static bool captures(const std::function<void()> &work) {
     if (captured) captured->push_back(work);
@@ -249,7 +248,7 @@ static bool names_rank(const char *variable) {
     return rank && named && !strcmp(rank, named);
 }
 
-/* What other processes may open lies in files of memory, in the place of what was allocated. */
+/* Memory that other processes may open lies in memory files, in the place of the allocation. */
 struct Opened {
     pid_t owner;
     int file;
@@ -405,10 +404,10 @@ void load_transposed(void **lane) { matrices(lane, true, false); }
 void store_matrices(void **lane) { matrices(lane, false, true); }
 void store_transposed(void **lane) { matrices(lane, true, true); }
 
-/* Element (row, col) from a descriptor of warpgroup products: bits 0-13 the address in units of 16
- * bytes, bits 62-63 the rows: 1: 128 bytes, 16-byte pieces p at p ^ (row & 7); 3: 32 bytes, pieces
- * at p ^ (row >> 2 & 1). A step along the rows moves the address inside the swizzle. Columns behind
- * those of a row lie as far on as bits 16-29 say, in units of 16 bytes. */
+/* Element (row, col) from a descriptor of warpgroup products. Bits 0-13 are the address in units of
+ * 16 bytes, bits 62-63 the rows. 1: 128 bytes, 16-byte pieces p at p ^ (row & 7); 3: 32 bytes,
+ * pieces at p ^ (row >> 2 & 1). A step along the rows moves the address inside the swizzle. Columns
+ * behind those of a row lie as far on as bits 16-29 say, in units of 16 bytes. */
 static float of_descriptor(uint64_t d, int row, int col) {
     bool narrow = d >> 62 == 3;
     int bytes = narrow ? 32 : 128, lead = (int)(d >> 16 & 0x3fff) * 16;

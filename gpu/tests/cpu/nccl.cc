@@ -1,6 +1,6 @@
 /* gpu/tests/cpu/nccl.cc - the calls of NCCL that gpu/exchange/ makes, for ranks that are host
- * threads or processes: a gather returns when all ranks have come to it or the communicator is
- * aborted, like the kernel of the library. Loaded as libnccl.so.2 by the kernels on the CPU. */
+ * threads or processes. A gather returns when all ranks have reached it or the communicator is
+ * aborted, like the library's kernel. Loaded as libnccl.so.2 by the kernels on the CPU. */
 #include <fcntl.h>
 #include <nccl.h>
 #include <pthread.h>

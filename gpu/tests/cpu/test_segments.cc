@@ -1,11 +1,11 @@
-/* gpu/tests/cpu/test_segments.cc - a rank whose sequence is cut in segments: M and dM are chains
- * over all of its chunks, the same bits as uncut; its (M, H) from those of its segments, the states
- * that they start from, and the backward's composition and merge over parts are those of fp64
- * loops. Elements through windows are those of a gather by hand, forward after forward, whoever is
- * late, enqueued or replayed as graphs.
+/* gpu/tests/cpu/test_segments.cc - a rank whose sequence is cut in segments. M and dM are chains
+ * over all of its chunks, the same bits as uncut. Its (M, H) from those of its segments, their
+ * initial states, and the backward's composition and merge over parts equal fp64 loops. Elements
+ * through windows equal those of a gather by the test itself, forward after forward, whichever rank
+ * is late, enqueued or replayed as graphs.
  *
- * Only the fast path cuts; but these kernels are shared by all paths (chain/), so a plan of the
- * simple path is cut by hand. */
+ * Only the fast path cuts. But these kernels are shared by all paths (chain/), so the test cuts a
+ * plan of the simple path itself. */
 #include "plan/paths.cuh"
 #include <math.h>
 #include <stdio.h>
@@ -190,7 +190,7 @@ static void cut_in_one(dpg_plan &p, Cut *cut) {
     p.cuts = p.cuts_h = cut;
 }
 
-/* Rank `rank` of 4 of a problem of 2 heads, its sequence cut in 5, behind `pre` ranks: worst
+/* Rank `rank` of 4 of a problem of 2 heads, its sequence cut in 5, after `pre` ranks: worst
  * relative error of its element and initial states. */
 static double elements(int K, int V, int rank, int pre, int whole) {
     const int N = 4, HV = 2, nseg = 5, row = V + K, is_last = rank == N - 1;
@@ -299,8 +299,8 @@ struct Member {
 
 static const int RANKS = 4, FORWARDS = 6, NSEG[RANKS] = {3, 1, 2, 2};
 
-/* Of one forward, a rank each: the states that it starts from, then the M that it keeps for the
- * backward, of elements copied by hand. */
+/* One forward, a rank each: its initial states, then the M that it keeps for the backward, of
+ * elements that the test copied. */
 static std::vector<std::vector<float>> by_hand(int K, int V, int forward) {
     std::vector<std::vector<float>> want;
     std::vector<Member> m;
@@ -390,8 +390,8 @@ static int run_rank(int K, int V, int r, dpg_comm *comm, Late late, int replays,
     return failed;
 }
 
-/* States that ranks start from and M that they keep for the backward, forward after forward: those
- * of elements copied by hand, whoever is late. */
+/* Initial states of ranks and M that they keep for the backward, forward after forward. They equal
+ * those of elements that the test copied, whichever rank is late. */
 static int test_windows(int K, int V, Late late, int replays) {
     std::vector<std::vector<std::vector<float>>> want;
     std::vector<std::thread> th;

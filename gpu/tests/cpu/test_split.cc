@@ -59,8 +59,8 @@ static dp_segments_time takes(const dp_segments_case &c, const Chunks &chunks, i
     return dp_segments_time_of(&c, chunks.data(), (int)chunks.size(), most);
 }
 
-/* Batches of all kinds: what is cut is expected to gain the margin, no segment has fewer chunks
- * than allowed, none more than the rule says. */
+/* Batches of all kinds: every cut is expected to gain the margin, no segment has fewer chunks than
+ * allowed, none more than the rule says. */
 static void keeps_to_its_limits() {
     uint32_t x = 1;
     auto draw = [&](int n) { return (int)((x = x * 1664525u + 1013904223u) >> 8) % n; };
@@ -93,8 +93,8 @@ static void keeps_to_its_limits() {
 }
 
 /* One sequence: a longer one is cut where a shorter one is, and on a card of more multiprocessors
- * where on one of fewer (1 and 2 heads: more may take another kernel there); sequences that fill
- * the card are not. */
+ * where on one of fewer. (1 and 2 heads: more may take another kernel there.) Sequences that fill
+ * the card are not cut. */
 static void is_monotone() {
     for (int HV : {1, 2, 4, 8})
         for (bool backward : {false, true}) {
