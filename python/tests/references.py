@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from deltaproof import Recurrence
+
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
@@ -78,7 +80,17 @@ REFERENCES = (
               "naive_recurrent_gated_delta_product"),
     Reference("dplr", "fla:generalized_delta_rule/dplr", "dplr_recurrence", scaled=False,
               heads_first=True),
-)  # fmt: skip
+    Reference("dplr", "fla:generalized_delta_rule/dplr", "dplr_chunkwise", 32, fill=True,
+              scaled=False, heads_first=True),
+    Reference("comba-decayed", "fla:comba", "naive_recurrent_comba"),
+    Reference("comba", "fla:comba", "naive_chunk_comba", 64),
+)
+_ROWS = ({"write": "k", "read": "p", "value": "v", "strength": "beta"},)
+_COMBA: Any = {"number": "beta", "per_head": True}
+OWN = {
+    "comba": Recurrence("comba", "q", "g", ("k", "p"), ("v",), _ROWS, undecayed=True, **_COMBA),
+    "comba-decayed": Recurrence("decayed", "q", "g", ("k", "p"), ("v",), _ROWS, **_COMBA),
+}  # fmt: skip
 
 
 def _activated(x: dict[str, Any]) -> dict[str, Any]:
@@ -126,8 +138,31 @@ def _one(ref: Reference, fn: Any, y: dict[str, Any], scale: float, state: Any) -
         beta = y["beta"].transpose(2, 3).flatten(1, 2)
         o, final = fn(q, k, v, y["g"], beta, num_householder=R, **own)
     else:
+        own |= {"p": y["p"]} if "p" in y else {}
         o, final = fn(q, k, v, g=y["g"], beta=y["beta"], **own)
     return (o.transpose(1, 2) if ref.heads_first else o)[:, :tokens], final
+
+
+def _packed(ref: Reference, fn: Any, x: dict[str, Any]) -> Any:
+    """All sequences. x: what the kernel gets, by name."""
+    y = _activated(x)
+    v, cu_seqlens, given = x["v"], x["cu_seqlens"], x["initial_state"]
+    for n in ("q", "k"):
+        y[n] = y[n].repeat_interleave(v.shape[2] // y[n].shape[2], 2)
+    of_tokens = {n: t for n, t in y.items() if n not in ("A_log", "dt_bias", "initial_state")}
+    if cu_seqlens is None:
+        return _one(ref, fn, of_tokens, x["scale"], y.get("initial_state"))
+    o, final, cu = [], [], [int(n) for n in cu_seqlens]
+    for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
+        state = y["initial_state"][i : i + 1] if given is not None else None
+        if a == e:
+            shape = (1, v.shape[2], y["q"].shape[-1], v.shape[-1])
+            final.append(torch.zeros(shape) if state is None else state)
+            continue
+        made = _one(ref, fn, {n: t[:, a:e] for n, t in of_tokens.items()}, x["scale"], state)
+        o.append(made[0])
+        final.append(made[1])
+    return torch.cat(o, 1), torch.cat(final)
 
 
 def kernel_of(ref: Reference, fn: Any = None) -> Callable[..., Any]:
@@ -141,23 +176,16 @@ def kernel_of(ref: Reference, fn: Any = None) -> Callable[..., Any]:
         cu_seqlens: Any = None,
     ) -> Any:  # fmt: skip
         x = dict(locals())
-        y = _activated({n: t for n, t in x.items() if n not in ("ref", "fn")})
-        for n in ("q", "k"):
-            y[n] = y[n].repeat_interleave(v.shape[2] // q.shape[2], 2)
-        of_tokens = {n: t for n, t in y.items() if n not in ("A_log", "dt_bias", "initial_state")}
-        if cu_seqlens is None:
-            return _one(ref, fn, of_tokens, scale, y.get("initial_state"))
-        o, final, cu = [], [], [int(n) for n in cu_seqlens]
-        for i, (a, e) in enumerate(zip(cu, cu[1:], strict=False)):
-            state = y["initial_state"][i : i + 1] if initial_state is not None else None
-            if a == e:
-                shape = (1, v.shape[2], q.shape[-1], v.shape[-1])
-                final.append(torch.zeros(shape) if state is None else state)
-                continue
-            made = _one(ref, fn, {n: t[:, a:e] for n, t in of_tokens.items()}, scale, state)
-            o.append(made[0])
-            final.append(made[1])
-        return torch.cat(o, 1), torch.cat(final)
+        return _packed(ref, fn, {n: t for n, t in x.items() if n not in ("ref", "fn")})
 
-    kernel.__name__ = ref.name
-    return kernel
+    def comba(
+        q: Any, k: Any, p: Any, v: Any, g: Any, beta: Any, scale: float, gate: str,
+        lower_bound: float, A_log: Any = None, dt_bias: Any = None, initial_state: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        x = dict(locals()) | {"l2norm": False, "beta_form": "plain"}
+        return _packed(ref, fn, {n: t for n, t in x.items() if n not in ("ref", "fn")})
+
+    own = comba if ref.model in OWN else kernel
+    own.__name__ = ref.name
+    return own

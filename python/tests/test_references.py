@@ -12,15 +12,18 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 import deltaproof
+from references import OWN as RECURRENCES
 from references import REFERENCES, Reference, kernel_of
 
-OWN: dict[str, Any] = {"base": "fp32", "device": "cpu", "batch": True, "layouts": (), "limit": 120}
+CALLS: dict[str, Any] = {"base": "fp32", "device": "cpu", "batch": True, "layouts": (), "limit": 120}
 BY_NAME = {r.name: r for r in REFERENCES}
 
 
 def judged(ref: Reference, cases: Any, declared: bool = False, **own: Any) -> Any:
-    design = ("chunk=64" if ref.chunk else "recurrent") if declared else None
-    own = {"outputs": ("o", "final_state"), "models": (ref.model,), **OWN, **own}
+    design = (f"chunk={ref.chunk}" if ref.chunk else "recurrent") if declared else None
+    rows = RECURRENCES.get(ref.model)
+    own = {"outputs": ("o", "final_state"), **CALLS, **own}
+    own |= {"recurrence": rows} if rows else {"models": (ref.model,)}
     return deltaproof.run(kernel_of(ref), cases, design=design, **own)
 
 
@@ -48,7 +51,8 @@ def test_gradients_of_a_reference_pass_the_training_set(ref: Reference) -> None:
     assert found.text.count("are NaN or Inf") == len(red), found.text
 
 
-RECURRENT = [r for r in REFERENCES if not r.chunk and not r.where.startswith("transformers")]
+RECURRENT = [r for r in REFERENCES if not r.chunk and r.where.startswith("fla") and r.model not in
+             RECURRENCES]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["v", "g"])
@@ -66,7 +70,7 @@ def test_a_gradient_that_is_5_percent_off_is_red(ref: Reference, name: str) -> N
             named[name] = named[name].detach() * 0.05 + named[name] * 0.95
         return fn(*given, **named)
 
-    own = {**OWN, "outputs": ("o", "final_state"), "models": (ref.model,), "autograd": True}
+    own = {**CALLS, "outputs": ("o", "final_state"), "models": (ref.model,), "autograd": True}
     found = deltaproof.run(kernel_of(ref, leaky), f"{ref.model}-smoke", **own)
     assert found.status == 1 and f"(d{name}: " in found.text, found.text
 
@@ -85,6 +89,15 @@ def test_naive_kda_of_fla_has_nan_where_a_gate_is_minus_infinity() -> None:
     assert torch.isfinite(o[0]).all() and torch.isnan(o[1]).any()
 
 
+def test_the_two_references_of_comba_are_two_recurrences() -> None:
+    """FLA's recurrent form reads the state after its decay, the chunk form before."""
+    named = {"comba": "naive_recurrent_comba", "comba-decayed": "naive_chunk_comba"}
+    for rows, name in named.items():
+        other = Reference(rows, "fla:comba", name)
+        found = judged(other, "dplr-mild")
+        assert found.status == 1, found.text
+
+
 def test_a_reference_with_a_fault_is_red() -> None:
     """The wrappers hide nothing."""
     ref = BY_NAME["torch_recurrent_gated_delta_rule"]
@@ -93,6 +106,6 @@ def test_a_reference_with_a_fault_is_red() -> None:
     def late(q: Any, k: Any, v: Any, **own: Any) -> Any:
         return fn(q, k.roll(1, 1), v, **own)
 
-    own = {**OWN, "outputs": ("o", "final_state"), "models": (ref.model,)}
+    own = {**CALLS, "outputs": ("o", "final_state"), "models": (ref.model,)}
     found = deltaproof.run(kernel_of(ref, late), "gdn-smoke", **own)
     assert found.status == 1, found.text
