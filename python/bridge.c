@@ -1,14 +1,13 @@
-/* python/bridge.c - a subject (harness/deltaproof_subject.h) whose kernel is a Python function: it
- * hands every call to the process that listens on the Unix socket $DELTAPROOF_BRIDGE, of a copy
- * named bridge-1.so on $DELTAPROOF_BRIDGE-1 (python/deltaproof/server.py), and brings back what
- * that answers.
+/* python/bridge.c - a subject (harness/deltaproof_subject.h) whose kernel is a Python function. It
+ * sends every call to the process that listens on the Unix socket $DELTAPROOF_BRIDGE, and returns
+ * the answer (python/deltaproof/server.py). A copy named bridge-1.so uses $DELTAPROOF_BRIDGE-1.
  *
- * One connection a call. What is sent: lines `KEY VALUE`, then for every input a line
- * `in NAME NDIM SHAPE..`, for every output `out NAME NDIM SHAPE..`, an empty line, and the inputs'
- * numbers as doubles, one array after the other. The answer: a line `ok`, `unsupported WHY` or
- * `failed WHY`; after `ok` the outputs' doubles in the order of their lines; after `ok but ds0`
- * those of all others: the call has no state, and the function no gradient of it. For `about` the
- * answer is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
+ * One connection a call. The request: lines `KEY VALUE`, then for every input a line `in NAME NDIM
+ * SHAPE..`, for every output `out NAME NDIM SHAPE..`, an empty line. The inputs' numbers follow as
+ * doubles, one array after the other. The answer: a line `ok`, `unsupported WHY` or `failed WHY`.
+ * After `ok` come the outputs' doubles in the order of their lines. After `ok but ds0` come those
+ * of all others: the call has no state, and the function no gradient of it. For `about` the answer
+ * is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
  */
 #define _GNU_SOURCE
 #include "harness/deltaproof_subject.h"
@@ -23,7 +22,7 @@
 
 enum { LINE = 512 };
 
-/* What this library's file name has behind `bridge`, before `.so`: "", or "-1" for the second of
+/* The part of this library's file name between `bridge` and `.so`: "", or "-1" for the second of
  * two functions, whose copy of this library that is. */
 static void own_suffix(char suffix[16]) {
     static const char stem[] = "bridge";

@@ -14,7 +14,7 @@ static volatile int index_of = 8, most = INT_MAX;
 static void after_free(int i, char *volatile p) {
     free(p);
     p[i] = 1;
-    for (int k = 0; k < 100; k++) /* until its turn comes to be used again */
+    for (int k = 0; k < 100; k++) /* until the ring uses it again */
         free(kept = malloc(10));
 }
 

@@ -1,8 +1,8 @@
 /* harness/fuzz/fuzz_finished.c - libFuzzer target: runs of a finished case as `run --resume` reads
- * them. An input is edits of a whole run. An edit is two bytes that number a value (the first
- * edit's lowest bit selects the run), then the JSON that replaces it, up to a NUL. The runs are
- * refused with a message that names the file, or read. Runs that are read are written and read
- * again, and every text about them is made. */
+ * them. An input is edits of a whole run. An edit is two bytes that number a value, then the JSON
+ * that replaces it, up to a NUL. The first edit's lowest bit selects the run. The runs are refused
+ * with a message that names the file, or read. Runs that are read are written and read again, and
+ * every text about them is made. */
 #include "harness/commands/print_run.h"
 #include "harness/record/digest.h"
 #include "harness/record/record_schema.h"

@@ -59,8 +59,8 @@ static void denormalise(const dp_problem *p, const ld *y, ld r, const ld *dy,
         out[i] += (double)(p->l2norm ? r * (dy[i] - y[i] * d) : dy[i]);
 }
 
-/* One head of one sequence: states before each token, after its decay, and errors of its values,
- * which the way back needs; the rows of one token. */
+/* One head of one sequence, for the backward: states before each token, after its decay, and errors
+ * of its values; the rows of one token. */
 typedef struct {
     const dp_problem *p;
     dp_result *out;
@@ -161,7 +161,7 @@ static void forward_token(walk *w, int64_t t) {
     }
 }
 
-/* Of o = scale q' S: its shares of G, and dq. */
+/* o = scale q' S: its shares of G, and dq. */
 static void backward_output(walk *w, int64_t t) {
     const dp_problem *p = w->p;
     const int V = p->V;
@@ -197,7 +197,7 @@ static void backward_gates(walk *w, int64_t t, int64_t row) {
     }
 }
 
-/* In turn: after the keys before j of a token. */
+/* The state after the keys before j of a token, if its keys read one after another. */
 static void state_read(walk *w, int64_t t, int j) {
     const int K = w->p->K, V = w->p->V;
     memcpy(w->read, w->decayed + t * K * V, sizeof(ld) * (size_t)(K * V));
@@ -206,8 +206,8 @@ static void state_read(walk *w, int64_t t, int j) {
             w->read[i] += w->k[m * K + i / V] * w->b[m] * w->E[(t * w->p->R + m) * V + i % V];
 }
 
-/* Of one key: dv, dbeta, dk, and its share of the decayed state's gradient; in turn that is the
- * gradient of what the key before it left. */
+/* One key: dv, dbeta, dk, and its share of the decayed state's gradient. If keys read one after
+ * another, that is the gradient of the state after the key before it. */
 static void backward_key(walk *w, int64_t t, int j) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V, R = p->R;
@@ -243,7 +243,7 @@ static void backward_key(walk *w, int64_t t, int j) {
     }
 }
 
-/* Of the decay: dg, dA_log, ddt_bias, and G of the token before. */
+/* The decay: dg, dA_log, ddt_bias, and G of the token before. */
 static void backward_gate(walk *w, int64_t t) {
     const dp_problem *p = w->p;
     const int K = p->K, V = p->V, Kg = dp_Kg(p);

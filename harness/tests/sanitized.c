@@ -1,4 +1,4 @@
-/* What is left out under sanitizers (sanitized.h): the table. */
+/* The table of tests that are left out under sanitizers (sanitized.h). */
 #include "sanitized.h"
 
 #include <stdlib.h>

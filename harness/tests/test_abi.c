@@ -1,12 +1,12 @@
-/* The layout of harness/deltaproof_subject.h, which libraries are built against: a field of an
- * interface of one DP_SUBJECT_ABI never moves, and new ones stand at the end. */
+/* The layout of harness/deltaproof_subject.h, which libraries are built against. Within one
+ * DP_SUBJECT_ABI a field of an interface never moves, and new ones stand at the end. */
 #include "gt.h"
 #include "harness/deltaproof_subject.h"
 
 #define AT(S, FIELD, OFFSET) \
     { #S "." #FIELD, offsetof(deltaproof_subject_##S, FIELD), OFFSET }
 
-/* Of x86-64 and aarch64 alike, in the order of the header. */
+/* For x86-64 and aarch64 alike, in the order of the header. */
 static const struct {
     const char *name;
     size_t is, was;
@@ -91,7 +91,7 @@ DP_TEST(abi, no_field_of_a_library_s_interface_moves) {
     for (size_t i = 0; i < sizeof FIELDS / sizeof *FIELDS; i++)
         CHECK(FIELDS[i].is == FIELDS[i].was, "%s is at %zu, libraries have it at %zu",
               FIELDS[i].name, FIELDS[i].is, FIELDS[i].was);
-    /* what comes after the last field stands in no older library's way; a field here needs a row */
+    /* fields after the last one do not disturb an older library; a field here needs a row */
     CHECK(sizeof(deltaproof_subject_info) == 48 && sizeof(deltaproof_subject_problem) == 376 &&
               sizeof(deltaproof_subject_tensor) == 72 && sizeof(deltaproof_subject_call) == 32,
           "a struct has grown: add its new fields");

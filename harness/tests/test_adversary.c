@@ -67,8 +67,8 @@ DP_TEST(adversary, products_in_tf32_are_judged_as_what_they_are) {
           "%s", out);
 }
 
-/* Rows that are rounded as they come in miss the bound of those that are not, by 2.6 times: bounds
- * are kept for later runs by all that they read of a design. */
+/* Rows that are rounded on input miss the bound of rows that are not, by 2.6 times. Bounds are kept
+ * for later runs by all words of a design that they read. */
 DP_TEST(adversary, a_rounding_that_is_declared_has_bounds_of_its_own) {
     CHECK(adversary("one --cases fp32-rows,parallel-keys --designs chunk64-bf16 "
                     "chunk64-inputs-bf16 chunk64-folded-bf16") == 0,
@@ -128,7 +128,7 @@ DP_TEST(adversary, a_session_is_searched_in_units_of_the_tensors_that_it_knows) 
     CHECK(says("\nscale.o                     1   100%"), "%s", out);
 }
 
-/* What is exact in bf16 goes beyond 65504: a design that says fp16 is not run on it. */
+/* Numbers that are exact in bf16 go beyond 65504: a design that says fp16 is not run on them. */
 DP_TEST(adversary, exact_cases_are_no_cases_of_a_design_in_fp16) {
     CHECK(adversary("one --cases exact-kda --designs chunk64-fp16 chunk64-bf16") == 0, "%s", out);
     CHECK(says("skipped  exact-kda chunk64-fp16 right  (keys = exact: its numbers leave the range"),

@@ -1,5 +1,5 @@
-/* Calls that are made again (harness/run/calls_again.h): the first one of a process is judged, one
- * with the same inputs has the same bits, one with other values at the same addresses is right. */
+/* Calls that are made again (harness/run/calls_again.h). The first one of a process is judged, one
+ * with the same inputs has the same bits. One with other values at the same addresses is right. */
 #include "attack.h"
 #include "cases.h"
 #include "harness/run/calls_again.h"
@@ -19,7 +19,7 @@ static dp_status results_of(const dp_subject *lib, const dp_case *c, const dp_pr
     return dp_subject_run(lib, p, &call, r, e);
 }
 
-/* Of every recurrence, gradients too: to the bit, as each head is computed alike and signs commute
+/* Every recurrence, gradients too: to the bit, as each head is computed alike and signs commute
  * with rounding. */
 DP_TEST(again, results_of_other_values_say_what_the_first_must_be) {
     static const char *const names[] = {

@@ -1,6 +1,6 @@
 /* Ranks over NCCL as the processes of one torchrun, or one mpirun, with the kernels on the CPU and
- * the library that stands for NCCL there: the numbers of ranks that are threads, hosts that are
- * network namespaces, who is gone. */
+ * the library that stands for NCCL there. They have the numbers of ranks that are threads. Hosts
+ * are network namespaces; lost processes are named. */
 #include "gt.h"
 
 #include <jansson.h>
@@ -118,8 +118,8 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
           "%.4000s", out);
 }
 
-/* Each opens the memory of the others; two that share a device have no windows, and nobody has any
- * where one may not open the others'. */
+/* Each opens the memory of the others. Two that share a device have no windows, and no rank has any
+ * if one may not open the others'. */
 DP_TEST(apart, processes_have_windows) {
     NEEDS_KERNELS;
     char out[1 << 14];
@@ -199,8 +199,8 @@ DP_TEST(apart, who_does_not_belong_is_sent_away) {
     CHECK(rc == 0 && strstr(out, "VERDICT: PASS"), "exit %d: %s", rc, out);
 }
 
-/* Where processes may not read each other's memory a long message needs its sender until it is
- * there, which must not wait for the receiver elsewhere. */
+/* Where processes may not read each other's memory, a long message needs its sender until it
+ * arrives. The sender must not wait for the receiver elsewhere. */
 DP_TEST(apart, mpirun_starts_them_too) {
     const char *with = getenv("DP_MPI_KERNELS");
     NEEDS_KERNELS;
@@ -229,7 +229,8 @@ DP_TEST(apart, mpirun_starts_them_too) {
     same_numbers("owned3", "ownedapart3", 2);
 }
 
-/* What scripts/slurm asks of Slurm: the nodes of the job, and its tasks, the first of them last. */
+/* The data that scripts/slurm asks of Slurm: the nodes of the job, and its tasks, the first of them
+ * last. */
 #define SLURM                                                                               \
     "mkdir -p bin && export PATH=$PWD/bin:$PATH SLURM_JOB_ID=$P SLURM_JOB_NODELIST=nodes\n" \
     "export SLURM_NTASKS=3 SLURM_SUBMIT_DIR=$PWD DELTAPROOF\n"                              \

@@ -1,5 +1,5 @@
-/* Attacks through files: code in the present folder, links, pipes and devices, kills while files
- * are written, names that are no text. */
+/* Attacks through files: code in the present folder, symbolic files, pipes and devices, kills while
+ * files are written, names that are no text. */
 #include "attack.h"
 
 #include <stdio.h>
@@ -94,7 +94,7 @@ DP_TEST(attacks_files, a_planted_link_is_not_written_through) {
     free((char *)dir);
 }
 
-/* A link that leads back to itself names no place: it is refused and stays. */
+/* A symbolic file that names itself is refused and stays. */
 DP_TEST(attacks_files, a_link_to_itself_is_refused) {
     const char *dir = strdup(at_dir("loop"));
     at_write(at_text("%s/tiny.case", dir), TINY);

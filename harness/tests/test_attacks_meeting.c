@@ -59,7 +59,7 @@ DP_TEST(attacks_meeting, lengths_and_numbers_of_cases_are_checked) {
            "rank 0 sends a job that nobody does here, number 77");
 }
 
-/* Shapes of a job over NCCL: what a rank says to whom they are changed on their way. */
+/* Shapes of a job over NCCL: messages between ranks are changed in between. */
 static void reshape(const char *kernels, size_t member, int to, const char *says) {
     EXPECT(
         attack(60,
@@ -131,7 +131,7 @@ DP_TEST(attacks_meeting, strangers_keep_no_rank_out) {
     among("400 0 0"); /* more than there is room for */
 }
 
-/* What rank 1 says that is started as `second` says, where the first one is as `first` says. */
+/* The output of rank 1, started as `second` says, where the first one is as `first` says. */
 static int second(const char *begin, const char *first, const char *second) {
     return attack(
         30, at_text("%s\nexport DELTAPROOF_SILENCE=5\n%s " RANK(

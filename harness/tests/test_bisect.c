@@ -93,7 +93,7 @@ static const found STAGE[] = {
     {DP_FAULT_PART_FIRST_M, "weak-heads", 2, DP_BASE_BF16, DP_FP32, "S_in"},
 };
 
-/* Where ranks own their tokens in another way. */
+/* Cases where ranks have another ownership of tokens. */
 static const struct {
     dp_own own;
     found x;

@@ -1,5 +1,5 @@
 /* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a
- * fault, their tensors given as those of another program. */
+ * fault, whose tensors stand for those of another program. */
 #include "cases.h"
 #include "harness/run/blame.h"
 #include "harness/run/judge.h"
@@ -47,8 +47,8 @@ static dp_blame blame(const dp_case *c, dp_fault fault, const char *shown, dp_ru
     return runs->n ? dp_blame_run(&runs->run[runs->n - 1]) : (dp_blame){0};
 }
 
-/* stage: that of the tensor that is blamed. gate: q, k and beta after their activations are in no
- * tensor, so what is made of them shows it. */
+/* stage: that of the blamed tensor. gate: q, k and beta after their activations are in no tensor,
+ * so tensors made of them show it. */
 static const struct {
     dp_fault fault;
     const char *text, *tensor;
@@ -233,7 +233,7 @@ static int program(const char *before, const char *args) {
     return gt_run(cmd, out, sizeof out);
 }
 
-/* What a call ends with, and what it says. */
+/* A call's status and output. */
 typedef struct {
     const char *before, *args;
     int rc;

@@ -69,8 +69,8 @@ DP_TEST(carried, formats_err_as_they_round) {
     dp_case_free(&c);
 }
 
-/* What a key erases is below half a spacing (2^-9 of the state): rounding to nearest loses every
- * one, rounding by chance none on the average. */
+/* The erased part of each key is below half a spacing (2^-9 of the state). Rounding to nearest
+ * loses every one, stochastic rounding none on the average. */
 DP_TEST(carried, a_state_that_hardly_moves_is_lost_to_nearest_and_kept_by_chance) {
     dp_case c;
     dp_carried near, chance;
@@ -142,7 +142,7 @@ DP_TEST(carried, the_figure_is_drawn_from_what_the_program_wrote) {
           "%s", out);
 }
 
-/* The page of a record whose folder has a carry.json: the steps that the program printed; a file
+/* The page of a record whose folder has a carry.json: the steps that the program printed. A file
  * that it did not write is refused by its field. */
 DP_TEST(carried, the_page_of_a_record_says_how_long) {
     static const struct {

@@ -1,5 +1,5 @@
 /* The chunk solver, stage by stage: every named intermediate against its definition (math.md e, f),
- * the identities of math.md g.1, and the two forms of dg. The problem as a whole is tested in
+ * the identities of math.md g.1, and both forms of dg. The problem as a whole is tested in
  * test_ranks.c (long double recurrence) and here against the MPFR truth. */
 #include "gt.h"
 #include "harness/simulated/ranks.h"
@@ -223,9 +223,9 @@ DP_TEST(chunk, both_forms_of_dg_agree_and_pair_sums_keep_small_entries) {
         }
 }
 
-/* Nearly equal keys, no decay, beta near 1: A is as ill-conditioned as it gets for R = 1 (math.md
- * b, stability), and R = 4 with unscaled beta has an inverse of 1e27. The solver must stay within
- * the condition number times the roundoff, not blow up on its own. */
+/* Nearly equal keys, no decay, beta near 1: A is as ill-conditioned as possible for R = 1 (math.md
+ * b, stability). R = 4 with unscaled beta has an inverse of 1e27. The solver must stay within the
+ * condition number times the roundoff, not blow up on its own. */
 DP_TEST(chunk, error_stays_within_the_condition_number) {
     for (int R = 1; R <= 4; R += 3) {
         const int c = 64, K = 16, V = 4, n = c * R;

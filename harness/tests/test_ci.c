@@ -1,5 +1,5 @@
-/* What a CI system is given: the job as a script, JUnit with body, time and properties, a summary
- * in Markdown, a compressed record, and an index over many records. */
+/* The files of a CI system: the job as a script, JUnit with body, time and properties, a summary in
+ * Markdown, a compressed record, and an index over many records. */
 #include "gt.h"
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
@@ -94,7 +94,7 @@ DP_TEST(ci, the_action_and_the_template_are_what_they_say) {
           "%s", out);
 }
 
-/* What their systems would run, but for the installation: scripts/ci/steps. */
+/* The steps that their systems would run, but for the installation: scripts/ci/steps. */
 DP_TEST(ci, steps_of_the_action_and_of_the_template_judge_as_written) {
     if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
     if (!needs_page()) SKIP("%s has no matplotlib and Jinja2", python());
@@ -177,8 +177,8 @@ DP_TEST(ci, whoever_installs_packages_names_all_that_the_program_needs) {
         "%s", out);
 }
 
-/* What README and harness/README say of `make verify`; where its record is of this commit, that
- * counts the same, and is below 20 MB. */
+/* The counts of `make verify` in README and harness/README. If its record is of this commit, it has
+ * the same counts, and is below 20 MB. */
 DP_TEST(ci, documents_count_what_make_verify_counts) {
     CHECK(sh("grep -ho 'VERDICT: PASS ([0-9a-z,; ]*)' \"$T/README.md\" "
              "\"$T/harness/README.md\" | sort | uniq -c | awk '{print $1}'") == 0 &&
@@ -213,8 +213,8 @@ DP_TEST(ci, the_version_is_the_same_wherever_it_is_said) {
           "the newest entry of CHANGELOG.md is of %s", out);
 }
 
-/* scripts/shards adds up what the parts of a test program say, shows what failed, and does not take
- * a part that died for one that passed. */
+/* scripts/shards adds the counts of the parts of a test program and shows failures. A part that
+ * died does not count as passed. */
 DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
     static const char part[] =
         "cat >\"$D/part\" <<'E'\n#!/bin/sh\n"

@@ -1,6 +1,6 @@
-/* Any program as a subject (harness/library/command.h): the example passes under run, check, bisect
- * and shrink in both forms; a wrong kernel fails where it is wrong; everything that a program can
- * do wrong is said with its status, and nothing that it started is left. */
+/* Any program as a subject (harness/library/command.h). The example passes under run, check, bisect
+ * and shrink in both forms; a wrong kernel fails at its fault. Every misbehaviour of a program is
+ * reported with its status, and no process that it started is left. */
 #include "attack.h"
 #include "gt.h"
 #include "harness/search/shrink.h"

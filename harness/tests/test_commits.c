@@ -1,5 +1,5 @@
 /* scripts/bisect-commits over a synthetic repository of 64 commits (data/commits.sh): a jump of the
- * metric, a small move, a stretch that does not build, a flaky one. */
+ * metric, a small change, a stretch that does not build, a flaky one. */
 #include "gt.h"
 
 #include <stdio.h>
@@ -25,7 +25,7 @@ static int make_repo(const char *name) {
     return !rc;
 }
 
-/* Runs the script in the repository; before: shell text in front of it. */
+/* Runs the script in the repository; before: shell text that precedes it. */
 static int script(const char *before, const char *args, char *out, int size) {
     char cmd[2048];
     snprintf(cmd, sizeof cmd,

@@ -73,7 +73,7 @@ static void rename_member(json_t *o, const char *key, const char *to) {
     json_object_set_new(o, key, json_string(to));
 }
 
-/* What stands beside the runs: each change of a copy, its line, the last line, the status. */
+/* Parts beside the runs: each change of a copy, its line, the last line, the status. */
 DP_TEST(compare, a_case_and_what_is_pooled_are_missed_when_they_are_gone) {
     static const char row[] = "[{\"tensor\": \"o\", \"backend\": \"sim\", \"base\": \"fp32\", "
                               "\"cases\": 9, \"ratio\": 1, "

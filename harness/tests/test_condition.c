@@ -1,5 +1,5 @@
-/* The problem's own condition: right on a system with a known inverse, recorded where it is large,
- * an excuse where it explains an error and none elsewhere. */
+/* The problem's condition number: right on a system with a known inverse, recorded where it is
+ * large. It is an excuse where it explains an error and none elsewhere. */
 #include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"

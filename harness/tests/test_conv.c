@@ -298,8 +298,8 @@ DP_TEST(conv, halo_spans_ranks_when_they_are_short) {
     dp_conv_free(&c);
 }
 
-/* A sequence that starts inside a rank must not see the tokens before it, nor send them gradient:
- * change everything else, and its own results keep their bits. */
+/* A sequence that starts inside a rank must not see the tokens before it, nor send them gradient.
+ * Change everything else, and its own results keep their bits. */
 DP_TEST(conv, no_leak_between_sequences) {
     for (int l = 1; l < NLAYOUT; l++)
         for (int q = 0; q < layouts[l].Nseq; q++)
@@ -329,9 +329,9 @@ DP_TEST(conv, no_leak_between_sequences) {
             }
 }
 
-/* Bounds hold on larger data for inputs of every size, and are not so loose that an error of 30
+/* Bounds hold on larger data for inputs of every size. They are not so loose that an error of 30
  * times the arithmetic's could hide in y or dx: the largest share used is printed and must exceed
- * 1/30 there. dw and dbias sum thousands of random errors: sqrt. */
+ * 1/30 there. For dw and dbias, which sum thousands of random errors, the root of that. */
 DP_TEST(conv, bounds_hold_and_are_tight_enough) {
     static const char *const names[] = {"fp64", "fp32", "bf16"};
     const int64_t cu[] = {0, 700, 701, 2048};

@@ -1,6 +1,6 @@
-/* Gated DeltaProduct beside the recurrences that it is made of: with one key a token it is GDN;
- * where no key of a token sees another it is MKDA with one gate a head, and elsewhere it is not;
- * and the arithmetics of its truth agree. */
+/* Gated DeltaProduct beside its parts. With one key a token it is GDN. Where no key of a token sees
+ * another it is MKDA with one gate a head, and elsewhere it is not. The arithmetics of its truth
+ * agree. */
 #include "gt.h"
 #include "oracle.h"
 #include "ref/truth/truth.h"
@@ -28,8 +28,8 @@ static dp_truth truth_of(const dp_problem *p, dp_truth_kind kind) {
     return t;
 }
 
-/* Largest distance of a row of x to that of y, in the sum of both radii; *apart: the same in the
- * size of all of x. */
+/* Largest distance of a row of x to that of y, in units of the sum of both radii. *apart: the same
+ * relative to the size of all of x. */
 static double distance(const dp_ball *x, const dp_ball *y, double *apart) {
     double most = 0, off = 0, size = 0;
     for (int64_t r = 0; r < x->rows; r++) {
@@ -107,7 +107,7 @@ DP_TEST(deltaproduct, it_is_mkda_where_no_key_of_a_token_sees_another) {
         dp_truth b = truth_of(&p, DP_TRUTH_MPFR);
         double apart;
         if (parted) {
-            /* dk: a key may turn towards another; dg is of a head, or of a channel */
+            /* dk: a key may rotate towards another; dg is of a head, or of a channel */
             same("MKDA", &a, &b, 1u << DP_RESULT_DK | 1u << DP_RESULT_DG);
         } else {
             distance(&a.field[DP_RESULT_O], &b.field[DP_RESULT_O], &apart);

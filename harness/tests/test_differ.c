@@ -1,6 +1,6 @@
-/* Two kernels on the same inputs (harness/search/differ.h): the same bits, within both bounds,
- * beyond them and from which stage on, and whose bound is broken; every subject that there is on
- * either side; bad use. */
+/* Two kernels on the same inputs (harness/search/differ.h): the same bits, within both bounds, or
+ * beyond them, with the first such stage and the broken bound. Every kind of subject on either
+ * side; bad use. */
 #include "attack.h"
 #include "cases.h"
 #include "gt.h"

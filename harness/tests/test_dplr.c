@@ -1,4 +1,4 @@
-/* DPLR is KDA where what it adds to the decay is made of KDA's keys, gates and betas: lr_a =
+/* DPLR is KDA where its additions to the decay are made of KDA's keys, gates and betas: lr_a =
  * -exp(g) o k, lr_b = beta k, values beta v. In the truth to its radius where no gate rounds, with
  * all gradients by the chain rule where they do. Its ranks are the truth's; what is not there is
  * refused with the reason.
@@ -130,8 +130,8 @@ DP_TEST(dplr, radii_grow_with_the_steps) {
 
 static const double *of(const dp_truth *t, int field) { return t->field[field].hi; }
 
-/* dk = dk + beta dlr_b - exp(g) o dlr_a, dg = dg + lr_a o dlr_a, dv = beta dv, dbeta = <k, dlr_b> +
- * <v, dv>: KDA's on the left, DPLR's on the right. */
+/* KDA's gradients on the left, DPLR's on the right: dk = dk + beta dlr_b - exp(g) o dlr_a, dg = dg
+ * + lr_a o dlr_a, dv = beta dv, dbeta = <k, dlr_b> + <v, dv>. */
 DP_TEST(dplr, gradients_are_those_of_kda_by_the_chain_rule) {
     dp_problem kda = kda_problem(1), two = dplr_of(&kda);
     dp_truth a = truth_of(&kda), b = truth_of(&two);

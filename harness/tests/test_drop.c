@@ -1,5 +1,5 @@
-/* What a kernel may lose that drops attenuated states: never less than what dropping loses, and
- * through the judge (`--claim-drop`) neither more nor less than was claimed. */
+/* The allowed loss of a kernel that drops attenuated states. It is never less than the real loss,
+ * and through the judge (`--claim-drop`) neither more nor less than the claim. */
 #include "gt.h"
 #include "harness/record/run.h"
 #include "harness/simulated/ranks.h"
@@ -61,8 +61,8 @@ static dp_problem problem(const shape *s) {
     return p;
 }
 
-/* In fp64; the second sequence of a split problem starts from nothing, and so does the first one's
- * gradient: what a kernel computes that drops the state and its gradient at CUT. */
+/* In fp64. The second sequence of a split problem starts from zeros, and so does the first one's
+ * gradient: the result of a kernel that drops the state and its gradient at CUT. */
 static dp_result solve(const dp_problem *p, int split) {
     int64_t cu[] = {0, split ? CUT : T, T};
     const int64_t states = (int64_t)p->HV * p->K * p->V;
@@ -259,7 +259,7 @@ static void check_claim(const claimed *x) {
               "%s", why);
 }
 
-/* What is dropped by the right criterion passes under its claim and under no smaller one. */
+/* States dropped by the right criterion pass under their claim and under no smaller one. */
 DP_TEST(drop, claim_decides_what_may_be_dropped) {
     static const claimed X[] = {
         {"dropped-gdn", DP_FAULT_DROP_HORIZON, 0, DP_FAIL},
@@ -271,8 +271,8 @@ DP_TEST(drop, claim_decides_what_may_be_dropped) {
         check_claim(&X[i]);
 }
 
-/* What is dropped by channel sums passes under no claim where keys have moved the state, and the
- * verdict names what is missing. */
+/* States dropped by channel sums pass under no claim where keys have moved the state, and the
+ * verdict names the missing part. */
 DP_TEST(drop, channel_sums_fail_where_keys_move_the_state) {
     static const claimed X[] = {
         {"dropped-forgotten", DP_FAULT_DROP_HORIZON, 12, DP_PASS},

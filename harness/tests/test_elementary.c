@@ -13,8 +13,8 @@
 
 enum { N = 40000 };
 
-/* Distance of got from the exact value, in units of the last place of the exact value in a format
- * of `digits` bits whose smallest spacing is 2^least. */
+/* Distance of got from the exact value, in units of the last place of the exact value. The format
+ * has `digits` bits and the smallest spacing 2^least. */
 static double ulps(double got, mpfr_srcptr exact, int digits, int least) {
     mpfr_t d;
     const mpfr_exp_t e = mpfr_zero_p(exact) ? least : mpfr_get_exp(exact) - digits;
@@ -192,7 +192,7 @@ DP_TEST(elementary, special_values) {
         CHECK(dp_log2(ldexp(1, k)) == k, "log2(2^%d) = %a", k, dp_log2(ldexp(1, k)));
 }
 
-/* A loop that the compiler turns into vectors has the bits of single calls. */
+/* A loop that the compiler makes vectors of has the bits of single calls. */
 DP_TEST(elementary, loops_over_vectors_have_the_bits_of_single_calls) {
     enum { M = 4099 };
     static double x[M], y[M];
@@ -242,8 +242,8 @@ static int is_mpfr(mpfr_srcptr a, mpfr_srcptr b) {
     return mpfr_equal_p(a, b) && !mpfr_signbit(a) == !mpfr_signbit(b);
 }
 
-/* A product, and a product added to or subtracted from a number, which it may cancel but for the
- * last bits, are MPFR's bit for bit, the sign of zero too. */
+/* A product, and a product added to or subtracted from a number, are MPFR's bit for bit, the sign
+ * of zero too. The number may cancel all but the last bits. */
 DP_TEST(elementary, three_limbs_are_mpfr) {
     mpfr_t a, b, c, want, p, tmp;
     dp_rng r;

@@ -374,7 +374,7 @@ static const struct {
     const char *tensor, *says, *from;
 } SOURCES[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "exact-kda", 4, "S_in", "S_in of rank 2, head 0 holds what",
-     "rank 1, head 0 should"}, /* H of rank 0 as if it came last */
+     "rank 1, head 0 should"}, /* H of rank 0 as if it were last */
     {DP_FAULT_FWD_FIRST_SUBSEQ, "exact-packed", 2, "H", "H of rank 0, head 0 holds values of",
      "sequence 0"}, /* rank 0 holds sequences 0, 1 and 3 */
     {DP_FAULT_BWD_LAST_SUBSEQ, "exact-packed", 2, "dH", "dH of rank 1, head 3 holds numbers of",

@@ -1,5 +1,5 @@
-/* Exchanges: what each of them makes of the ranks' pairs is what folding them makes; what is sent
- * is sent is what the table of prices says; a shorter payload changes what it may. */
+/* Exchanges: each of them makes the states that a merge of the ranks' pairs makes. The sent data
+ * are those of the table of prices. A shorter payload changes only its own numbers. */
 #include "cases.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/drawn_run.h"
@@ -15,8 +15,8 @@
 
 enum { MOST = 9 };
 
-/* N ranks of one sequence, so many tokens each: of 2 tokens M forgets next to nothing, so that a
- * pair too many or too few shows; of 16 it has small singular values. */
+/* N ranks of one sequence, so many tokens each. With 2 tokens M forgets next to nothing, so that a
+ * pair too many or too few shows; with 16 it has small singular values. */
 static void problem_of(dp_problem *p, int N, int tokens) {
     const oracle_spec spec = {.model = DP_KDA,
                               .T = tokens * N,
@@ -48,7 +48,7 @@ static double distance(const dp_sim *a, const dp_sim *b, int backward) {
     return length > 0 ? sqrt(s / length) : 0;
 }
 
-/* What is sent, and what that makes of the states. */
+/* The sent data, and the states made of them. */
 static void check_way(dp_sim *s, const dp_sim *want, dp_exchange x, dp_payload p) {
     static const double off[DP_NRUN_PAYLOADS] = {0x1p-50, 0x1p-23, 0x1p-7, 0x1p-15,
                                                  0x1p-7,  1e-3,    1e-1};
@@ -171,9 +171,9 @@ DP_TEST(exchange, prices_at_the_ends) {
           "K numbers in place of K x K");
 }
 
-/* What comes to ranks of a recurrent design in fp32 is what comes to simulated ones in fp64, but
- * for numbers of bf16 that round the other way; of an initial state that a pair is applied to when
- * it has come, or (begins) that went through its rank. */
+/* Ranks of a recurrent design in fp32 receive the same as simulated ones in fp64, but for numbers
+ * of bf16 that round in the other direction. An initial state meets its pair on arrival, or
+ * (begins) has gone through its rank. */
 static void check_drawn(const dp_problem *p, int begins, int N) {
     dp_drawn_run drawn = {0};
     dp_design design = dp_design_of(DP_BASE_FP64);

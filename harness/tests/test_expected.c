@@ -1,6 +1,6 @@
-/* The expected tier: draws predict the error of a correct run, whatever the format; results that
- * are wrong by little beside what their bounds allow fail, with the place; and its statistics raise
- * no alarm on errors of the kind that they assume. */
+/* The expected tier. Draws predict the error of a correct run, whatever the format. Results whose
+ * error is small beside their bounds fail, with the place. Its statistics raise no alarm on errors
+ * of the kind that they assume. */
 #include "harness/run/judge.h"
 #include "harness/verdict/expected.h"
 #include "harness/verdict/nearby.h"
@@ -129,8 +129,8 @@ static dp_verdict verdict_as(const char *problem, const dp_design *computed,
     return verdict;
 }
 
-/* o in fp32 beside gradients in bf16, as FLA's references return them: neither bounds nor draws
- * take that for a fault where it is said, of a kernel that declares nothing else, too. */
+/* o in fp32 beside gradients in bf16, as FLA's references return them. Neither bounds nor draws
+ * take that for a fault where it is declared, also of a kernel that declares nothing else. */
 DP_TEST(expected, results_leave_in_formats_of_their_own) {
     static const char problem[] = "op = kda\nT = 192\nK = 16\nV = 16\ndtype = bf16\n";
     static const char leaves[] = "dq=bf16,dk=bf16,dv=bf16,dg=bf16,dbeta=bf16";
@@ -156,7 +156,7 @@ static const char *const DECAYING[] = {"op = kda\nK = 16\nV = 16\ns0_scale = 1\n
                                        "op = kda\nK = 16\nV = 16\ns0_scale = 1\ndtype = bf16\n"
                                        "T = 4096\noverride = g[*,*,*] -0x1p-11, beta[*,*,0] 0\n"};
 
-/* Gates that are added up in other units, an exponential that is off, alike at every token: neither
+/* Gates that are added in other units, an exponential that is off, alike at every token. Neither
  * bounds nor draws take that for a fault where it is declared. */
 DP_TEST(expected, fast_decays_are_no_fault) {
     dp_design d = dp_design_of(DP_BASE_FP32);

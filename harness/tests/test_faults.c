@@ -1,5 +1,5 @@
-/* Every deliberate fault must turn a verdict red where it lives, and the same runs without it must
- * be green. */
+/* Every deliberate fault must make a verdict red at its stage, and the same runs without it must be
+ * green. */
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/fault.h"
@@ -272,7 +272,7 @@ DP_TEST(faults, ranks_that_own_parts_of_any_kind_show_them) {
     omp_set_num_threads(threads);
 }
 
-/* What means something only where each rank owns T / N tokens says so elsewhere. */
+/* A fault that needs ranks of T / N tokens each says so elsewhere. */
 DP_TEST(faults, a_fault_of_even_ranks_is_skipped_elsewhere_with_the_reason) {
     int n = 0;
     for (int f = 1; f < DP_NFAULTS; f++) {
@@ -320,7 +320,7 @@ DP_TEST(faults, two_ranks_cannot_see_the_chain_in_o_and_three_can) {
           err[1]);
 }
 
-/* The museum's list: every number has a fault, or a reason why it has none; every fault is in the
+/* The museum's list: every number has a fault, or a reason why it has none. Every fault is in the
  * list or has none on purpose. */
 DP_TEST(faults, every_row_of_the_museum_has_a_fault_or_a_reason) {
     int without = 0;
@@ -380,8 +380,8 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
         }
 }
 
-/* What a run records is its own: the same fault again in the same place, and none that acted only
- * in an earlier run of the same ranks (a ring has no order of merges). */
+/* A run records only its own fault: the same one again in the same place, and none of an earlier
+ * run of the same ranks (a ring has no order of merges). */
 DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
     static const dp_exchange MERGE[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING,
                                         DP_EXCHANGE_ALLGATHER};

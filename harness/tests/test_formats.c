@@ -1,4 +1,4 @@
-/* Roundings of ref/formats against MPFR: the value is rounded to the format's precision with the
+/* Roundings of ref/formats against MPFR. The value is rounded to the format's precision with the
  * format's exponent range emulated (mpfr_subnormalize), which shares nothing with the integer
  * arithmetic under test. */
 #include "gt.h"
@@ -42,7 +42,7 @@ static double mpfr_rounded(double x, shape s, mpfr_rnd_t r) {
     return y;
 }
 
-/* Ties away has no MPFR mode: take the truncated value and its outer neighbour, and compare the
+/* Ties away has no MPFR mode. Take the truncated value and its outer neighbour, and compare the
  * distances, which are exact doubles here (x has at most 24 bits). Overflow: the largest finite
  * number plus half a spacing goes to Inf. */
 static double rounded_away(double x, shape s) {
@@ -119,7 +119,7 @@ DP_TEST(formats, random_patterns_against_mpfr) {
 }
 
 /* Around every representable boundary: v = representable, v + half a spacing (the tie), and both
- * neighbours of the tie, at every exponent, for even and odd last bits, on both signs. */
+ * neighbours of the tie. At every exponent, for both values of the last bit, on both signs. */
 DP_TEST(formats, ties_at_every_exponent) {
     wrong = 0;
     for (int i = 0; i < NROUNDINGS; i++) {
@@ -251,7 +251,7 @@ static const char *base_name(int i) { return dp_base_names[i]; }
 static const char *merge_name(int i) { return dp_exchange_names[i]; }
 static const char *model_name(int i) { return dp_models[i].name; }
 
-/* What case files and help texts call them is what the tables call them. */
+/* Case files and help texts use the names of the tables. */
 DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
     check_words("formats", DP_FORMAT_WORDS, format_name, DP_NFORMATS);
     check_words("bases", DP_BASE_WORDS, base_name, DP_NBASES);

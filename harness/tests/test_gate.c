@@ -106,8 +106,8 @@ static void acts_free(acts *a) {
         free(x[i]);
 }
 
-/* u of the type, and the largest exponent argument: exp(|x|) turns a relative error of x into |x|
- * of them. */
+/* u of the type, and the largest exponent argument: exp(|x|) makes |x| relative errors of one
+ * relative error of x. */
 static double tolerance(int f32, double widest) {
     return (8 + 2 * widest) * (f32 ? 0x1p-24 : 0x1p-53);
 }

@@ -1,6 +1,6 @@
 /* GDN-2 is KDA where every channel erases and writes with the same number: in the truth to its
- * radius, in the simulated ranks to both bounds; and the gradients of those channels add up to that
- * of the number. */
+ * radius, in the simulated ranks to both bounds. The gradients of those channels add up to that of
+ * the number. */
 #include "balls.h"
 #include "gt.h"
 #include "harness/bound/error_bound.h"
@@ -129,7 +129,7 @@ DP_TEST(gdn2, ranks_are_those_of_kda_where_the_gates_are_one_number) {
     dp_problem_free(&kda);
 }
 
-/* What a problem may not hold. */
+/* Combinations that a problem may not hold. */
 DP_TEST(gdn2, beta_and_gates_exclude_each_other) {
     dp_problem kda;
     dp_err e = {0};

@@ -12,8 +12,8 @@ static void keep(const char *text, void *all) {
     strcat(all, "\n");
 }
 
-/* o and final_state of a run in base `base` with the fault, stored as that base stores them; part:
- * of the way from what is right to that. */
+/* o and final_state of a run in base `base` with the fault, stored as that base stores them. part:
+ * the share of the fault's difference that is applied. */
 static void write_forward(const dp_case *c, dp_base base, dp_fault fault, double part,
                           const char *path) {
     const dp_problem *p = &c->p;
@@ -40,8 +40,8 @@ static void write_forward(const dp_case *c, dp_base base, dp_fault fault, double
     dp_sim_free(&s);
 }
 
-/* Judged as files that declare no design: 1, a verdict failed. What is said of them in `seconds` of
- * trials stands in all. */
+/* Judged as files that declare no design: 1, a verdict failed. All output of `seconds` of trials
+ * stands in all. */
 static int fails_in_part(const char *name, dp_base base, dp_fault fault, double part,
                          double seconds, char *all) {
     char in[512], out[512];

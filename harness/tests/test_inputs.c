@@ -278,7 +278,7 @@ DP_TEST(inputs, gate_laws) {
 
 /* The recipe again, in __float128 and whole matrices, from the same draws: the factor must be its
  * fp32 rounding. The fp64 build errs by at most 64 steps * (1+beta)(K+8) u |A|_F = 64 * 2 * 16 *
- * 1.1e-16 * 3 < 1e-12, far below 2^-24 |M_ij| except for tiny entries. */
+ * 1.1e-16 * 3 < 1e-12. That is far below 2^-24 |M_ij| except for tiny entries. */
 DP_TEST(inputs, factor_is_the_product_of_its_steps) {
     enum { K = 8 };
     float M[2 * K * K];
@@ -350,8 +350,8 @@ DP_TEST(inputs, mu_bounds_every_factor) {
     }
 }
 
-/* What the regimes are for (math.md j.5, column |P|_F at n = 16, K = 32): who forgets, and how
- * fast. */
+/* The purpose of the regimes: how fast each forgets (reports/growth.md, j.5, column |P|_F at n =
+ * 16, K = 32). */
 DP_TEST(inputs, regimes_forget_as_specified) {
     enum { K = 32, N = 16 };
     const struct {

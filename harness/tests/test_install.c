@@ -1,5 +1,5 @@
-/* `make install` into a folder of its own: a library built with nothing but pkg-config is judged by
- * the installed program, from another folder and by a user who may write nowhere in it; completion
+/* `make install` into a folder of its own. The installed program judges a library built with
+ * nothing but pkg-config, from another folder and by a user who may write nowhere in it. Completion
  * and man pages are there; uninstall leaves nothing. */
 #include "gt.h"
 #include "ref/vocabulary/problem.h"

@@ -103,7 +103,7 @@ DP_TEST(invariants, each_is_red_under_a_fault_that_breaks_it) {
 
 DP_TEST(invariants, the_program_checks_another_size_in_blocks_of_heads) {
     char cmd[2048], out[8192];
-    /* blocks take the checks in turn, or each takes all */
+    /* blocks share the checks, or each takes all */
     snprintf(cmd, sizeof cmd,
              "%s check --cases %s smoke-kda --tokens 256 --heads 3 --block 2 --ranks 4 --base fp32 "
              "--json %s/check.json",

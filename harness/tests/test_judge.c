@@ -261,7 +261,7 @@ DP_TEST(judge, names_rank_head_and_token_of_a_row_that_is_wrong_on_any_rank) {
     forget(&x);
 }
 
-/* A row whose error is large among all rows need not be the one that its bound forbids: a small
+/* A row whose error is large among all rows need not be the one that its bound forbids. A small
  * row, 30% off, fails and is named. */
 DP_TEST(judge, the_reason_names_the_row_that_exceeds_its_bound) {
     static const char FORGETS[] =
@@ -379,7 +379,7 @@ DP_TEST(judge, transposed_states_are_recognised_by_option_only) {
     done(&j);
     done(&plain);
     forget(&x);
-    simulate(WIDE, &x); /* K = 16, V = 8: a state the wrong way round is refused, with the option */
+    simulate(WIDE, &x); /* K = 16, V = 8: a transposed state is refused, with the option */
     write_inputs(&x.c.p, 3, 0, SAID);
     write_outputs(&x.c.p, &x.s.out, ONLY(FINAL_STATE), 3, 1, "F64");
     REFUSE(&o, "final_state", "[1,2,8,16]", "[1,2,16,8]", "--state-layout vk");
@@ -471,7 +471,7 @@ DP_TEST(judge, gradients_need_what_they_are_gradients_of) {
     forget(&x);
 }
 
-/* What no file says and nobody knows. */
+/* A setting that no file has and nobody knows. */
 static const char *const ODD[] = {"gate", "linear", NULL};
 
 DP_TEST(judge, a_setting_that_is_missing_or_unknown_is_refused_with_its_option) {
@@ -675,7 +675,7 @@ DP_TEST(judge, results_stored_in_bf16_get_that_one_rounding_and_no_more) {
 }
 
 /* First 2,048 tokens of o as FLA's chunk_kda wrote them on 4 H200 (they are rank 0 of 8,192
- * tokens); measured independently of this code: 4.00e-3. */
+ * tokens). The error, measured independently of this code: 4.00e-3. */
 DP_TEST(judge, recorded_output_of_fla_has_the_error_measured_elsewhere) {
     char in[512], out[512], cache[512];
     judged j;

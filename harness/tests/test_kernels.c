@@ -1,5 +1,5 @@
 /* The CUDA kernels, translated to run on the CPU (gpu/tests/cpu), judged by the harness like a
- * device: every gradient, ranks, ways, formats. */
+ * device: every gradient, ranks, variants, formats. */
 #include "gt.h"
 
 #include <jansson.h>
@@ -77,8 +77,8 @@ static unsigned drawn(unsigned *seed, unsigned n) {
     return (*seed >> 16) % n;
 }
 
-/* A problem whose tokens write nothing but for a few, and decay by little, by much, or by all that
- * there is: what rows have left is what came through that. */
+/* A problem whose tokens write nothing but for a few, and decay by little, by much, or completely.
+ * The rest of a row has come through that. */
 static void write_steep(const char *path, unsigned *seed) {
     static const char *const GATE[] = {"0",       "-0.0078125", "-0.5", "-1",  "-3",
                                        "-5.0625", "-7.5",       "-12",  "-16", "-40",
@@ -156,7 +156,7 @@ DP_TEST(kernels, sequences_across_ranks_and_initial_states) {
     json_decref(j);
 }
 
-/* Parts of any length, several of a rank or none: each a link of the chain of all. */
+/* Parts of any length, several of a rank or none: each is an element of the chain of all. */
 DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
     NEEDS_KERNELS;
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
@@ -218,8 +218,8 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     json_decref(m);
 }
 
-/* Ranks that exchange heads: two of every model; 2, 3 and 4 of packed sequences and states, on
- * tensor cores in segments, too, and that own parts in any table. */
+/* Ranks that exchange heads: two of every model; 2, 3 and 4 of packed sequences and states. On
+ * tensor cores in segments, too, and with parts owned by any table. */
 DP_TEST(kernels, exchange_of_heads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
@@ -303,7 +303,7 @@ DP_TEST(kernels, checks_and_differ_take_exchanges_and_payloads) {
     CHECK(rc == 0 && strstr(out, "DIFFER: SAME BITS"), "%d: %.3000s", rc, out);
 }
 
-/* What the kernels send and make of it, bit for bit against ref/chunk/payload.h; heads of every
+/* The kernels' messages and results, bit for bit against ref/chunk/payload.h; heads of every
  * path. */
 DP_TEST(kernels, what_is_sent_is_what_the_payload_says) {
     NEEDS_KERNELS;
@@ -394,8 +394,8 @@ static size_t runs_with(json_t *j, const char *name) {
     return n;
 }
 
-/* Those that the chunk kernels have not: M and dM, too, are judged by draws of the design that is
- * declared, which tells them from runs that nobody declared. */
+/* Recurrences that the chunk kernels lack. M and dM, too, are judged by draws of the declared
+ * design, which tells them from runs that nobody declared. */
 DP_TEST(kernels, every_recurrence_token_by_token) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
@@ -427,8 +427,8 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
            2, names);
 }
 
-/* What ranks of a recurrent design send in fewer words, also of pairs that a scan composes: its
- * draws and bounds know of it. */
+/* Ranks of a recurrent design send fewer words, also of pairs that a scan composes. Its draws and
+ * bounds have that. */
 DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
@@ -468,7 +468,7 @@ DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
 DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    /* on one multiprocessor also of bare plans (gpu/fast/bare.cuh) */
+    /* on one multiprocessor also of plans without w and u (gpu/fast/bare.cuh) */
     for (int sms = 1; sms <= 132; sms += 131) {
         snprintf(cmd, sizeof cmd,
                  "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d \"$(dirname '%s')/test_fast_bwd\" "
@@ -479,8 +479,8 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     }
 }
 
-/* Chunks that are not whole leave what lies behind them alone, whichever of their blocks comes
- * first; on one multiprocessor by bare plans (gpu/fast/bare.cuh), whole chunks by tiles. */
+/* Partial chunks leave the rows after them alone, whichever of their blocks runs first. On one
+ * multiprocessor plans without w and u do so (gpu/fast/bare.cuh), whole chunks by tiles. */
 DP_TEST(kernels, packed_sequences_keep_to_themselves) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
@@ -533,8 +533,8 @@ static double state_error(const char *run, const char *capability, const char *m
     return e;
 }
 
-/* Where a gate is a head's, heads are enough and there are products of warpgroups, states meet the
- * rows as they were given: one rounding less, which the error shows. */
+/* With one gate a head, enough heads and products of warpgroups, states meet the raw rows: one
+ * rounding less, which the error shows. */
 DP_TEST(kernels, one_gate_a_head_from_rows_as_given) {
     NEEDS_KERNELS;
     const char *run = "gdn-wide --base bf16 --ranks 1";

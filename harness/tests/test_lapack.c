@@ -1,6 +1,5 @@
-/* The backend lapack: the chunk solver over LAPACKE and CBLAS is a subject of its own, every result
- * and every intermediate by name, and it really is another arithmetic than that of the simulated
- * ranks. */
+/* The backend lapack. The chunk solver over LAPACKE and CBLAS is a subject of its own, every result
+ * and every intermediate by name. It is another arithmetic than that of the simulated ranks. */
 #include "harness/record/run.h"
 #include "harness/simulated/ranks.h"
 #include "harness/simulated/stage_tensor.h"
@@ -132,7 +131,7 @@ DP_TEST(lapack, is_part_of_a_plain_run_and_refused_where_it_has_no_meaning) {
           "%s", out);
 }
 
-/* The form that the note on chunkwise MKDA prints, at one gate for all steps: right until
+/* The form that the note on chunkwise MKDA prints, at one gate for all steps. It is right until
  * exp(-gcum) overflows in fp32, at -88.72 after 64 steps of -1.386, and NaN from there on. */
 DP_TEST(lapack, the_factored_form_is_right_until_it_overflows) {
     static const struct {

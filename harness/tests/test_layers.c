@@ -1,4 +1,4 @@
-/* The folders of ref/, harness/ and gpu/ use only those before them (scripts/layers); lines are at
+/* The folders of ref/, harness/ and gpu/ use only those before them (scripts/layers). Lines are at
  * most 100 columns wide (scripts/width), sentences within a budget (scripts/prose). */
 #include "gt.h"
 

@@ -1,5 +1,5 @@
 /* The statistics of the expected tier: no alarm on errors that follow the draws' law, however few
- * numbers and units there are; and each level sees the fault that it is for.
+ * numbers and units there are. Each level sees its fault.
  */
 #include "gt.h"
 #include "harness/verdict/compare.h"
@@ -200,8 +200,8 @@ DP_TEST(levels, no_alarm_on_errors_of_the_draws_own_law) {
 }
 
 /* Two numbers make the error of a sequence's last row of dk, one of each value head. Eight draws of
- * it that happen to be alike say many, and 4.2 times them a fault; counted, they do not (a run of
- * simulated ranks, reports/verdicts.md). */
+ * it that happen to be alike suggest many numbers, and 4.2 times them a fault. Counted numbers do
+ * not (a run of simulated ranks, reports/verdicts.md). */
 DP_TEST(levels, a_row_of_two_numbers_is_no_alarm_where_they_are_counted) {
     enum { TOKENS = 100, LAST = TOKENS - 1, WIDTH = 64 };
     tensor t = tensor_new(8, TOKENS, 1, WIDTH);
@@ -327,8 +327,8 @@ DP_TEST(levels, each_level_sees_its_fault) {
     tensor_free(&t);
 }
 
-/* A short window of one rank carries an error that is one number (a state's, through M in bf16), a
- * thousand times the others': the other ranks' many degrees of freedom do not make it rarer. */
+/* A short window of one rank has an error that is one number (a state's, through M in bf16), a
+ * thousand times the others'. The other ranks' many degrees of freedom do not make it rarer. */
 DP_TEST(levels, a_short_window_of_correlated_errors_is_no_alarm_for_its_rank) {
     enum { D = 8, N = 8, TRIALS = 10000 };
     dp_rng r;
@@ -377,8 +377,8 @@ static void place_row(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.sequence = (int)row, .chunk = -1, .token = -1};
 }
 
-/* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token): its error is
- * rounding of what cancels there, not of itself. */
+/* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token). Its error is a
+ * rounding of the terms that cancel there, not of itself. */
 DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_head) {
     enum { D = 6, ROWS = 8 };
     const double unit = 0x1p-24;

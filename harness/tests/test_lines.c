@@ -12,8 +12,8 @@
 
 static char dir[512];
 
-/* mine.c, mine.py, inputs, outputs and records, under the names that the commands have for them;
- * commands of the Python module are left out where what it needs is not installed. */
+/* mine.c, mine.py, inputs, outputs and records, under the names that the commands have for them.
+ * Commands of the Python module are left out where their packages are not installed. */
 static int set_up(void) {
     snprintf(dir, sizeof dir, "%s", at_dir("lines"));
     if (!getenv("DP_PYTHON")) setenv("DP_PYTHON", "python3", 1);
@@ -52,8 +52,8 @@ static void runs(const char *where, const char *command) {
           at_out);
 }
 
-/* The commands of a text: lines indented by `indent` that begin with one of the words, and those
- * that they go on in behind a backslash. */
+/* The commands of a text: lines indented by `indent` that begin with one of the words, and their
+ * continuations after a backslash. */
 static int run_commands(const char *where, const char *text, const char *indent) {
     static const char *const words[] = {"deltaproof ", "cc "};
     const size_t in = strlen(indent);

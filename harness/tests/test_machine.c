@@ -1,5 +1,5 @@
 /* The same bits on every machine: whatever kernels the BLAS and the libm choose, whatever vectors
- * hot loops run on, with any number of threads; and the same record whatever the cache held. */
+ * inner loops use, with any number of threads. Also the same record whatever the cache held. */
 #include "gt.h"
 #include "ref/arithmetic/isa.h"
 #include "ref/files/cache.h"
@@ -66,8 +66,8 @@ static int here(const char *feature) {
     return 0;
 }
 
-/* What OpenBLAS would choose on CPUs old and new; the first with one thread and with two, the
- * others in turn. */
+/* Choices of OpenBLAS on old and new CPUs; the first with one thread and with two, then the
+ * others. */
 DP_TEST(machine, the_digest_is_the_same_under_every_blas_kernel) {
     static const struct {
         const char *core, *needs;
@@ -136,8 +136,8 @@ DP_TEST(machine, an_instruction_set_that_is_not_here_is_refused) {
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "DP_ISA = mmx"), "%s", out);
 }
 
-/* What a CPU or a library version can decide: functions that round. fma, fmin, ldexp and their like
- * are exact or correctly rounded everywhere. */
+/* Functions that round, which a CPU or a library version can change. Functions like fma, fmin,
+ * ldexp are exact or correctly rounded everywhere. */
 DP_TEST(machine, the_program_takes_nothing_from_libm_that_rounds) {
     char cmd[1024], out[2048];
     snprintf(cmd, sizeof cmd,

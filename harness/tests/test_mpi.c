@@ -1,5 +1,6 @@
 /* Ranks as processes of mpirun, with the program that was built with MPI: the digest of the
- * simulated ranks, who ends all when one is gone or silent, what is said where there is no MPI. */
+ * simulated ranks, the process that ends all when one is gone or silent, the message where there is
+ * no MPI. */
 #include "gt.h"
 
 #include <jansson.h>
@@ -76,8 +77,8 @@ DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
     CHECK(strstr(out, "(24 passed, 0 failed, 0 skipped, 0 unjudged)"), "%.4000s", out);
 }
 
-/* Heads in place of tokens: query heads that are two ranks', tokens owned in parts, ranks without
- * any, gradients that are made where the token is. */
+/* Heads in place of tokens: query heads of two ranks, tokens owned in parts, ranks without any,
+ * gradients that are made where the token is. */
 DP_TEST(mpi, processes_that_share_heads_have_that_digest_too) {
     NEEDS_MPI;
     static const char *const runs[] = {
@@ -117,7 +118,7 @@ DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
     CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "CHECK: PASS"), "%.4000s", out);
 }
 
-/* What a run says one of whose processes gets a signal after the first result. */
+/* The output of a run of which one process gets a signal after the first result. */
 static int disturbed(int who, const char *signal, const char *args, char *out, int size) {
     char cmd[4096];
     snprintf(cmd, sizeof cmd,

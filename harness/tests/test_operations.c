@@ -1,5 +1,5 @@
-/* The table of operations: its rows have no gap, its texts are those that `list --keys` prints,
- * and a case of each has what its row says. */
+/* The table of operations: its rows have no gap, its texts are those that `list --keys` prints. A
+ * case of each has the fields of its row. */
 #include "cases.h"
 #include "gt.h"
 #include "harness/case/operations.h"

@@ -1,5 +1,5 @@
-/* Who owns which tokens: parts cover all tokens once, results agree with those of one rank whoever
- * owns what, and on a grid every bit is the same for any number of ranks. */
+/* The ownership of tokens: parts cover all tokens once, results agree with those of one rank for
+ * any ownership. On a grid every bit is the same for any number of ranks. */
 #include "gt.h"
 #include "harness/simulated/ranks.h"
 #include "oracle.h"

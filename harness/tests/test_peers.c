@@ -1,5 +1,5 @@
-/* Ranks that hold their own tokens alone and hear of the others by messages (here between threads):
- * the bits of the simulated ranks, in every result and in what ranks exchange. */
+/* Ranks that hold their own tokens alone and get the others' data by messages (here between
+ * threads). They have the bits of the simulated ranks, in every result and in exchanged data. */
 #include "gt.h"
 #include "harness/simulated/rank_part.h"
 #include "harness/simulated/stage_tensor.h"

@@ -1,5 +1,5 @@
 /* Many cases together (verdict/pooled.h): no alarm where errors follow the draws, an alarm where
- * all cases err by little, none where one alone does; the rows of a record. */
+ * all cases err by little, none where one alone does. The rows of a record. */
 #include "gt.h"
 #include "harness/run/over_cases.h"
 #include "harness/verdict/pooled.h"

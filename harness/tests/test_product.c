@@ -1,5 +1,5 @@
 /* ref/product and ref/triangle: the bits of plain loops in the order that the headers state, on
- * every instruction set that is here, and the error bounds that they promise, against long double.
+ * every instruction set of this CPU. Also the error bounds that they promise, against long double.
  */
 #include "gt.h"
 #include "ref/arithmetic/isa.h"

@@ -107,7 +107,7 @@ DP_TEST(program, bad_usage_is_named_and_exits_2) {
     }
 }
 
-/* What cannot be written is said before the work, not after it; a device is written to and stays
+/* An unwritable output is refused before the work, not after it; a device is written to and stays
  * one. */
 DP_TEST(program, output_that_cannot_be_written_is_refused_first) {
     static const char *const to[] = {"run smoke-kda --json", "judge --inputs x --outputs y --json",
@@ -149,7 +149,7 @@ DP_TEST(program, record_and_page_name_the_command_that_made_them) {
           "%s", out);
 }
 
-/* What several commands take they refuse in one way, naming option, value and what is allowed. */
+/* Several commands refuse a shared option alike, naming option, value and the allowed values. */
 DP_TEST(program, shared_options_are_refused_alike_by_every_command) {
     static const char *const command[] = {"run", "bisect stage", "shrink", "check"};
     static const struct {

@@ -1,4 +1,4 @@
-/* The Python package as its users have it: the wheel is built, installed into a fresh virtual
+/* The Python package as its users have it. The wheel is built and installed into a fresh virtual
  * environment, and the tests of python/tests run there, in no source tree. */
 #include "gt.h"
 #include <stdio.h>

@@ -1,8 +1,7 @@
-/* harness/tests/test_recurrence.c - recurrences of a user's own (ref/vocabulary/recurrence_text.h):
- * those that stand here too, written as text, have the same truth bit for bit; random ones agree,
- * forward and backward, with a complex step in quadruple precision inside their radius
- * (DP_RECURRENCES of them, 8 where nobody says); what is wrong in a text is named with line and
- * word.
+/* harness/tests/test_recurrence.c - recurrences of a user's own (ref/vocabulary/recurrence_text.h).
+ * Known ones, written as text, have the same truth bit for bit. Random ones agree, forward and
+ * backward, with a complex step in quadruple precision inside their radius (DP_RECURRENCES of them,
+ * default 8). Errors in a text are named with line and word.
  *
  * The oracle writes the token of recurrence_text.h as it stands, from the raw inputs to one scalar,
  * and shares no formula with the truth. At 64 bits the radii are 10^8 times its error. */
@@ -190,7 +189,7 @@ static void random_text(char *text, size_t size) {
     add(text, size, "\n%s%s%s", number ? "number n\n" : "", before ? "reads undecayed\n" : "",
         turns ? "rows in turn\n" : "");
     for (int j = 0; j < rows; j++) {
-        const int what = below(3); /* reads, is given, both */
+        const int what = below(3); /* a read, a value, both */
         add(text, size, "row");
         add_product(text, size, "write", 1, nkeys, nvalues, number);
         if (what != 1) add_product(text, size, "read", 1, nkeys, nvalues, number);

@@ -1,5 +1,5 @@
-/* The recurrence in fp32 is the recurrence: against the truth, forward and backward, within what
- * fp32 rounds; and its states are those of the ranks that begin there.
+/* The recurrence in fp32 is the recurrence: against the truth, forward and backward, within fp32's
+ * roundings. Its states are those of the ranks that begin there.
  */
 #include "cases.h"
 #include "harness/case/case.h"

@@ -85,7 +85,7 @@ static int page_script(const char *script, const char *dir, const char *more, ch
     return gt_run(cmd, out, size);
 }
 
-/* What a reader sees, and the texts of the table of all results. */
+/* The text that a reader sees, and the texts of the table of all results. */
 static const char *page_text(void) {
     static char text[1 << 18];
     if (!*text) page_script("page_text.py", page_dir, "", text, sizeof text);

@@ -14,7 +14,7 @@ static char *temp_path(char *out, const char *name) {
     return out;
 }
 
-/* length prefix (as given, or of the header when < 0) + header + ndata bytes 0, 1, 2, ... */
+/* length prefix (that of the header when < 0) + header + ndata bytes 0, 1, 2, ... */
 static size_t build(unsigned char *out, long long length, const char *header, int ndata) {
     const size_t n = strlen(header);
     const unsigned long long claim = length < 0 ? n : (unsigned long long)length;

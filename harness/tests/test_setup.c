@@ -6,8 +6,8 @@
 
 #include "gt.h"
 
-/* A folder of links to basic tools, plus `id` that prints uid and an `apt-get` that runs the given
- * shell line. */
+/* A folder of symbolic names of basic tools, plus `id` that prints uid and an `apt-get` that runs
+ * the given shell line. */
 static const char *world(const char *name, int uid, const char *apt_get) {
     static char dir[512];
     char cmd[4096], out[1024];
@@ -84,7 +84,7 @@ DP_TEST(setup, is_quiet_and_quick_when_nothing_is_missing) {
     CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
 }
 
-/* All that is here but MPI and a way to get it: that is no reason to stop. */
+/* Everything is installed but MPI, which cannot be had: no reason to stop. */
 DP_TEST(setup, without_mpi_the_rest_is_ready) {
     char cmd[2048], out[8192];
     snprintf(cmd, sizeof cmd,

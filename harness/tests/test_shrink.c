@@ -1,5 +1,5 @@
-/* shrink: what is left of a failing case is far smaller, fails for the same reason when its file is
- * read again, and passes without the fault. */
+/* shrink: the smallest case is far smaller, fails for the same reason when its file is read again,
+ * and passes without the fault. */
 #include "cases.h"
 #include "harness/search/bisect.h"
 #include "harness/search/shrink.h"
@@ -90,7 +90,7 @@ DP_TEST(shrink, what_is_left_fails_for_the_same_reason_and_is_twenty_times_small
     }
 }
 
-/* Of the tensors of a case without laws, and of its text. */
+/* Tensors of a case without laws, and those of its text. */
 DP_TEST(shrink, parts_that_a_case_may_do_without_go) {
     for (int laws = 0; laws < 2; laws++) {
         dp_case c;
@@ -271,7 +271,7 @@ DP_TEST(shrink, cases_of_any_size_are_written_as_they_are) {
     }
 }
 
-/* A library: the outcome, or the stage and tensor, is the reason. bad.so is wrong in head 1 of rank
+/* A library: the reason is the outcome, or the stage and tensor. bad.so is wrong in head 1 of rank
  * 1, or crashes on the last rank. */
 DP_TEST(shrink, a_library_keeps_its_outcome_or_its_wrong_tensor) {
     static const struct {

@@ -1,5 +1,5 @@
-/* Intermediates under judgement: those of the simulated ranks pass in every base, one wrong row of
- * any of them fails at its place and alone, and files hold them as FLA does. */
+/* Intermediates under judgement. Those of the simulated ranks pass in every base, one wrong row of
+ * any of them fails at its place and alone. Files hold them as FLA does. */
 #include "harness/run/judge.h"
 #include "runs.h"
 
@@ -114,8 +114,8 @@ DP_TEST(stage_tensors, one_wrong_row_of_a_stage_fails_at_its_place_and_alone) {
     end(&t);
 }
 
-/* What lies above the diagonal of Akk and Aqk, and M of a rank through which no state passes, may
- * be anything or nothing. */
+/* Entries above the diagonal of Akk and Aqk, and M of a rank through which no state passes, may be
+ * anything or nothing. */
 DP_TEST(stage_tensors, what_means_nothing_is_not_judged) {
     trial t;
     int64_t rows, width;

@@ -1,4 +1,4 @@
-/* op step: convolutions in front of a KDA layer, forward and backward. */
+/* op step: convolutions before a KDA layer, forward and backward. */
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/run/step.h"

@@ -1,6 +1,6 @@
-/* Kernels in shared libraries: the two examples of harness/subject pass, built by the command in
- * their own head; everything that a library can do wrong is a verdict that says so, and never the
- * end of the program. */
+/* Kernels in shared libraries. The two examples of harness/subject pass, built by the command in
+ * their own head. Every misbehaviour of a library is a verdict that says so, and never the end of
+ * the program. */
 #include "cases.h"
 #include "harness/record/run.h"
 

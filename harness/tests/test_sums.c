@@ -1,5 +1,5 @@
-/* dA_log and ddt_bias against the sums of the dg that came with them: numbers that underflow are
- * explained, and what is off by more is not. */
+/* dA_log and ddt_bias against the sums of the dg beside them: numbers that underflow are explained,
+ * and larger differences are not. */
 #include "gt.h"
 #include "harness/verdict/sums.h"
 #include "oracle.h"

@@ -1,4 +1,4 @@
-/* What the program says to people: help, suggestions, explanations, causes, colour, streams. */
+/* The program's texts for people: help, suggestions, explanations, causes, colour, streams. */
 #include "gt.h"
 #include "harness/base/suggest.h"
 #include <stdio.h>

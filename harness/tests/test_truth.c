@@ -32,9 +32,9 @@ typedef struct {
     dp_model model;
     int T, H, HV, K, V, R;
     dp_gate gate;
-    int gate_params; /* A_log and dt_bias given */
+    int gate_params; /* A_log and dt_bias are there */
     dp_beta beta;
-    int l2norm, states; /* states: s0 and dstate given */
+    int l2norm, states; /* states: s0 and dstate are there */
     int Nseq;
     int64_t cu[5];
 } shape;
@@ -366,7 +366,7 @@ static c128 c_run(const dp_problem *p, const bump *b, c128 *o_out, c128 *S_out) 
     return loss;
 }
 
-/* What field i of the results should be: [n] values. */
+/* The right values of field i of the results: [n]. */
 static f128 *oracle_field(const dp_problem *p, int field, int64_t n) {
     f128 *y = dp_calloc((size_t)n, sizeof *y);
     const bump none = {NULL, 0};
@@ -667,9 +667,9 @@ DP_TEST(truth, radius_check_catches_a_radius_that_is_too_small) {
 }
 
 /* Problems that make one source of error large against all others, so that a radius without its
- * term is too small. `constant`: every entry of a tensor is the same number, so a sum adds the same
- * term again and again, rounds the same way within a binade, and its error grows with the number of
- * terms instead of its root. */
+ * term is too small. `constant`: every entry of a tensor is the same number. So a sum adds the same
+ * term again and again and rounds alike within a binade. Its error grows with the number of terms
+ * instead of its root. */
 typedef struct {
     const char *name;
     int T, K, V, R, l2norm, constant;

@@ -1,6 +1,6 @@
-/* harness/tests/test_truth_dd.c - the double-double truth against MPFR: values within both radii,
- * radii as the analysis has them, the same bits for every instruction set and number of threads;
- * exp, log1p, sigmoid and 1/sqrt one by one. */
+/* harness/tests/test_truth_dd.c - the double-double truth against MPFR. Values are within both
+ * radii, radii are those of the analysis. The bits are the same for every instruction set and
+ * number of threads. Also exp, log1p, sigmoid and 1/sqrt one by one. */
 #include <math.h>
 #include <mpfr.h>
 #include <stdlib.h>
@@ -290,8 +290,8 @@ static double error_log2(double h, double l, mpfr_srcptr want) {
 
 enum { FN = 16 }; /* channels of one call */
 
-/* Gates of random raw values through gate() and the same in MPFR; the largest error of d, dx, dA
- * over n calls. g's own error reaches d times |g|. */
+/* Gates of random raw values through gate() and the same in MPFR. Returns the largest error of d,
+ * dx, dA over n calls; g's own error reaches d times |g|. */
 static void gate_errors(dp_gate form, double lo, double hi, int n, double worst[3]) {
     const tr_dd_lanes *op = tr_dd_choose(NULL);
     dp_rng rng;

@@ -75,7 +75,7 @@ DP_TEST(vocabulary, python_has_the_tensors_and_axes_of_the_table) {
     expect("STAGES", &got, &stages);
 }
 
-/* What it derives from the names: which result a gradient is of, which input. */
+/* Facts that it derives from the names: the input of each gradient. */
 DP_TEST(vocabulary, python_derives_what_the_table_says) {
     char cmd[2000], out[2000] = "";
     snprintf(cmd, sizeof cmd,

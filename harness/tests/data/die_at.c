@@ -1,5 +1,5 @@
-/* die_at.c - preloaded: the process is killed at call number $DIE_AT of those that change a folder,
- * before the call when that number is odd, after it when it is even. */
+/* die_at.c - preloaded: kills the process at call number $DIE_AT of those that change a folder. It
+ * does so before the call when that number is uneven, after it when it is even. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-/* harness/base/home.c as a program of its own, built in the tree that the compiler is told: prints
- * where its cases are or, where an argument is given, its cache alone. */
+/* harness/base/home.c as a program of its own, built in the tree that the compiler gets. It prints
+ * where its cases are or, with an argument, its cache alone. */
 #include "harness/base/home.h"
 #include "ref/files/input.h"
 

@@ -1,6 +1,6 @@
 /* harness/subject/example_ranks.c, and what a library can do to the program that loads it, chosen
- * by the environment variable HOSTILE. What it starts writes its process numbers to $HOSTILE_PIDS.
- * */
+ * by the environment variable HOSTILE. Processes that it starts write their numbers to
+ * $HOSTILE_PIDS. */
 #define _GNU_SOURCE
 #define deltaproof_subject_run good_run
 #define deltaproof_subject_about good_about

@@ -1,5 +1,5 @@
 /* harness/subject/example_subject.c, whose state after the third token of a call is 1% too large
- * where all states are shown: a window that accepts two tokens, one, or none never reads it. */
+ * where all states are shown. A window that accepts two tokens, one, or none never reads it. */
 #define deltaproof_subject_run good_run
 #include "../../subject/example_subject.c"
 #undef deltaproof_subject_run

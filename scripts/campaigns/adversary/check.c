@@ -1,12 +1,12 @@
 /* Self-check. The fp64 reference is compared with derivatives by the complex step of a recurrence
- * of its own, each design with the reference, on random problems of every form of gate, beta and
- * keys.
+ * of its own. Each design is compared with the reference, on random problems of every form of gate,
+ * beta and keys.
  *
  *     check [DESIGN..]      exit status 0: all right, 1: something is wrong
  *
  * Limits: the error of a tensor, |got - reference|_F over |reference|_F, is at most 40 unit
- * roundoffs of fp32 and 4 of the shortest format of the design, five times as much in the sums
- * dA_log and ddt_bias, which cancel; the derivatives agree with the complex step to 1e-10. */
+ * roundoffs of fp32 and 4 of the shortest format of the design. It is five times as much in the
+ * sums dA_log and ddt_bias, which cancel. The derivatives agree with the complex step to 1e-10. */
 #include "adversary.h"
 #include <complex.h>
 #include <math.h>

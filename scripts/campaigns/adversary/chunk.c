@@ -212,7 +212,7 @@ static void write_output(const work *w, const chunk *ch) {
     free(near);
 }
 
-/* Gradients of a chunk on their way. */
+/* Gradients of a chunk in progress. */
 typedef struct {
     float *dX, *dZ, *dE;      /* [n][V] */
     float *coef;              /* [c + n][n] of the scores */
@@ -284,7 +284,7 @@ static void back_to_values(const work *w, const chunk *ch, adjoint *a) {
     free(E);
 }
 
-/* Of the scores: scale do X' for q, -dE X' for keys, where the pair is allowed. */
+/* The scores: scale do X' for q, -dE X' for keys, where the pair is allowed. */
 static void back_to_scores(const work *w, const chunk *ch, adjoint *a) {
     const design *d = w->d;
     const int V = w->in->V, R = w->in->R, n = ch->n, c = ch->c;
@@ -301,7 +301,7 @@ static void back_to_scores(const work *w, const chunk *ch, adjoint *a) {
     pair_gradients(&ch->pairs, a->coef, a->dreaders, a->dwrite);
 }
 
-/* What comes through the states before and after the chunk. */
+/* The parts through the states before and after the chunk. */
 static void back_to_states(const work *w, const chunk *ch, const float *dS, adjoint *a) {
     const design *d = w->d;
     const int K = w->in->K, V = w->in->V, R = w->in->R, n = ch->n, c = ch->c;

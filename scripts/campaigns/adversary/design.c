@@ -159,7 +159,7 @@ static int set_key(design *d, const char *key, const char *value, char why[256])
     return -1;
 }
 
-/* What the two ways to compute a head cannot do with each other. */
+/* Combinations that the two methods to compute a head cannot have. */
 static int check(const design *d, char why[256]) {
     const char *wrong = NULL;
     if (d->chunk > 256) wrong = "chunk is at most 256";
@@ -193,8 +193,8 @@ int design_parse(const char *text, design *d, char why[256]) {
 }
 
 /* Is this how words of ref/vocabulary/design.h mean it? They know no state that is kept for several
- * tokens, no random rounding, and one format for all operands of a chunk, which tf32 is not stored
- * in. */
+ * tokens and no random rounding. They have one format for all operands of a chunk, which tf32 is
+ * not stored in. */
 static int has_words(const design *d) {
     if (d->stochastic) return 0;
     if (!d->chunk) return !d->factors && !d->values && (!d->state || d->state_every == 1);
@@ -260,7 +260,7 @@ double design_roundoff(const design *d) {
     return u;
 }
 
-/* What NAME[,key=value..] says of itself, "-": no words; and the base that it claims. */
+/* The declaration of NAME[,key=value..], "-": no words; and the base that it claims. */
 const char *adversary_says(const char *text) {
     static char says[256];
     char why[256], words[160];

@@ -24,7 +24,7 @@ knobs knob;
 typedef enum { TIMES, RELATIVE, SHARE, ULPS, COUNT, SCALES } scale;
 static const char *const scale_names[SCALES] = {"times", "relative", "share", "ulps", "count"};
 
-/* What becomes of a knob: 1 + size, 1 - size, size, its neutral value times size. */
+/* The change of a knob: 1 + size, 1 - size, size, its neutral value times size. */
 typedef enum { PLUS, MINUS, SET, MULTIPLY } change;
 
 typedef struct {

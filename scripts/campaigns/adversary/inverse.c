@@ -1,4 +1,4 @@
-/* Unit lower triangular systems I + N: substitution, and the inverse in three ways. */
+/* Unit lower triangular systems I + N: substitution, and three methods for the inverse. */
 #include "adversary.h"
 #include <math.h>
 #include <stdlib.h>
@@ -56,8 +56,8 @@ static void neumann(sum_order order, int n, const float *N, float *inv) {
     free(power);
 }
 
-/* inv = [[A, 0], [-B C A, B]] of diagonal blocks A, B of `size` that are known, doubled each time;
- * operands of the products in format f. */
+/* inv = [[A, 0], [-B C A, B]] of known diagonal blocks A, B of `size`, doubled each time; operands
+ * of the products in format f. */
 static void doubling(sum_order order, format f, int size, int n, const float *N, float *inv) {
     float *left = floats(2 * (int64_t)n * n);
     float *low = left + n * n;

@@ -1,5 +1,5 @@
-/* Sums over pairs of tokens of a chunk (math.md e, e.1, f), with the decay of every pair formed
- * by itself, or as a product of two gated operands with an anchor between them. */
+/* Sums over pairs of tokens of a chunk (math.md e, e.1, f). The decay of every pair is formed by
+ * itself, or as a product of two gated operands with an anchor between them. */
 #include "adversary.h"
 #include <math.h>
 #include <stdlib.h>
@@ -219,7 +219,7 @@ static int anchor_fits(const pair_set *p, const block *b) {
 
 typedef void visit(const pair_set *p, const block *b, const float *coef, float *one, float *two);
 
-/* All blocks of the chunk: one where decays are formed pair by pair, else tiles, those on the
+/* All blocks of the chunk: one where decays are formed pair by pair. Else tiles, those on the
  * diagonal pair by pair where their anchor would overflow. */
 static void visit_blocks(const pair_set *p, visit *by_pairs, visit *by_anchor, const float *coef,
                          float *one, float *two) {

@@ -52,7 +52,7 @@ static void write_state(const walk *w, int64_t t, float *S) {
         S[i] += w->add[i];
 }
 
-/* What is kept of the state, after o has read it. */
+/* The part of the state that is kept, after o has read it. */
 static void leave(const walk *w, int64_t t, float *S) {
     const head_in *in = w->in;
     const int every = (w->d->state_every ? w->d->state_every : 1) * in->turns;
