@@ -35,7 +35,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg);
 
-/* passed: the run of these options. passed: the run of these options. Returns 1 if an error is
+/* passed: the run of these options. Returns 1 if an error is
  * below a thousandth of its claim's expectation, and it would also pass by a claim that sees
  * smaller errors; text names that claim. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);

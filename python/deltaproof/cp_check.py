@@ -1,4 +1,4 @@
-"""`deltaproof cp-check`: a function on one rank and on N, and where the difference comes from.
+"""`deltaproof cp-check`: compare a function on one rank and on N, and name the difference.
 
     torchrun --nproc-per-node 4 -m deltaproof.cp_check my.py:attention --layout zigzag
 
@@ -9,16 +9,16 @@
 
 The function gets this rank's tokens [1,T,H,..] as --layout says, the bounds of all sequences and
 the process group, and returns o. The group is None where one rank has all tokens. Both results are
-judged against the truth, with the gradients that autograd makes (--forward: without). With a gate
-in the kernel (--gate) it may take A_log and dt_bias, whose gradients are summed over the ranks.
+judged against the truth, with the gradients of autograd (--forward: without). With a gate in the
+kernel (--gate) the function may take A_log and dt_bias; their gradients are summed over the ranks.
 Verdicts:
 
-    right      both pass; the text says whether the bits are one rank's, too
-    alone      wrong on one rank already: no matter of ranks
+    right      both pass; the text says whether the bits are equal
+    alone      wrong on one rank already
     layout     the ranks' result is one rank's with the tokens in another layout, or other bounds
-    exchange   wrong where a sequence goes from rank to rank; the text says if nothing crosses
-    rounding   near one rank's result, and beyond what --base explains; which format of the chain
-               of M would explain it
+    exchange   wrong where a sequence crosses ranks; the text says if no state crosses
+    rounding   near one rank's result, but beyond the limits of --base; the text names a format of
+               the chain of M that would explain it
     ranks      wrong, and none of these
     untold     the judge could not judge
 
@@ -334,20 +334,23 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     a.add_argument("function", help="FILE.py:FUNCTION or MODULE:FUNCTION")
-    a.add_argument("--layout", choices=LAYOUTS, default="contiguous")
-    a.add_argument("--base", choices=("bf16", "fp32"), default="fp32")
+    a.add_argument("--layout", choices=LAYOUTS, default="contiguous", help="tokens of a rank")
+    a.add_argument("--base", choices=("bf16", "fp32"), default="fp32", help="formats claimed")
     a.add_argument("--claim", choices=CLAIMS, help="format of the chain of M")
-    a.add_argument("--model", choices=("kda", "gdn"), default="kda", help="g [T,HV,K] or [T,HV]")
-    a.add_argument("--gate", choices=("log", "softplus", "lower_bound"), default="log")
-    a.add_argument("--lower-bound", type=float, default=-5.0)
-    a.add_argument("--beta", choices=("plain", "sigmoid", "sigmoid2"), default="plain")
-    a.add_argument("--l2norm", action="store_true", help="of q and k, in the kernel")
-    a.add_argument("--tokens", type=int, default=64, help="a rank")
-    a.add_argument("--heads", type=int, default=2)
+    a.add_argument("--model", choices=("kda", "gdn"), default="kda",
+                   help="kda: g [T,HV,K]; gdn: g [T,HV]")  # fmt: skip
+    a.add_argument("--gate", choices=("log", "softplus", "lower_bound"), default="log",
+                   help="log: g is the log decay; else the kernel activates g")  # fmt: skip
+    a.add_argument("--lower-bound", type=float, default=-5.0, help="of gate lower_bound")
+    a.add_argument("--beta", choices=("plain", "sigmoid", "sigmoid2"), default="plain",
+                   help="the kernel's activation of beta")  # fmt: skip
+    a.add_argument("--l2norm", action="store_true", help="the kernel normalises q and k")
+    a.add_argument("--tokens", type=int, default=64, help="tokens of a rank")
+    a.add_argument("--heads", type=int, default=2, help="value heads")
     a.add_argument("--width", type=int, default=32, help="K and V")
-    a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--forward", action="store_true", help="no gradients")
-    a.add_argument("--cpu", action="store_true", help="ranks on CPUs, whatever devices there are")
+    a.add_argument("--seed", type=int, default=1, help="of the random inputs")
+    a.add_argument("--forward", action="store_true", help="forward only, no gradients")
+    a.add_argument("--cpu", action="store_true", help="ranks on CPUs, even if there are GPUs")
     return a.parse_args(given)
 
 

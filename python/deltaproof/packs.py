@@ -148,12 +148,14 @@ def pack(
 
 def main(arguments: Sequence[str]) -> int:
     ap = argparse.ArgumentParser("deltaproof pack", description=__doc__)
-    ap.add_argument("cases", nargs="+", metavar="CASE", help="of `deltaproof list`, or files")
-    ap.add_argument("--base", required=True, help="formats that are claimed")
+    ap.add_argument(
+        "cases", nargs="+", metavar="CASE", help="names of `deltaproof list`, or case files"
+    )
+    ap.add_argument("--base", required=True, help="formats that kernels claim: bf16, fp32, ..")
     ap.add_argument("--design", required=True, help="how kernels compute: recurrent, chunk=64, ..")
     ap.add_argument("--queries", type=int, default=1, metavar="N",
                     help="query heads a value head (log gates, forward)")  # fmt: skip
-    ap.add_argument("-o", "--output", required=True, metavar="DIR")
+    ap.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
     a = ap.parse_args(arguments)
     try:
         index = pack(a.cases, a.base, a.design, a.output, a.queries)

@@ -1,11 +1,10 @@
-"""`deltaproof score FILE.py --task TASK`: a kernel of a file on fresh problems, in a process of its
-own, as one number.
+"""`deltaproof score FILE.py --task TASK`: score a kernel of a file on fresh problems, in a process
+of its own.
 
-The score of a tensor is its largest error over the limit of that error, of all levels and problems:
-at most 1 passes. That of a kernel is the largest of its tensors; of calls that fail, inf. Beside it
-stands the power: by how many times the expected error must be exceeded to be seen, in the whole
-tensor, in a window of tokens, in a row; and `seen`, the largest factor of the tensor from which on
-it would fail.
+The score of a tensor is its largest error over its limit, of all levels and problems: at most 1
+passes. The score of a kernel is the largest of its tensors, or inf if a call fails. Beside it
+stands the power: how many times the expected error must grow to be seen, in the whole tensor, in a
+window of tokens, in a row. `seen` is the smallest factor on the tensor that would fail.
 """
 
 from __future__ import annotations
@@ -145,20 +144,26 @@ def as_json(scored: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> int:
     ap = argparse.ArgumentParser("deltaproof score", description=__doc__)
     ap.add_argument("file", metavar="FILE.py")
-    ap.add_argument("--task", required=True, help="of this package, or a file")
-    ap.add_argument("--function", help="which the file defines, where it defines several")
-    ap.add_argument("--seed", type=int, help="default: a new one, which nobody knows before")
-    ap.add_argument("--count", type=int, help="problems")
+    ap.add_argument(
+        "--task",
+        required=True,
+        help="what the function computes: a name of deltaproof/tasks, or a file",
+    )
+    ap.add_argument("--function", help="name of the function, if the file defines several")
+    ap.add_argument("--seed", type=int, help="default: a new one for each score")
+    ap.add_argument("--count", type=int, help="number of problems")
     ap.add_argument("--laws", nargs="+", help="names, files or folders, in place of the task's")
-    ap.add_argument("--device", help="tensors of PyTorch there; default: arrays of numpy")
-    ap.add_argument("--base", help="formats that it claims")
-    ap.add_argument("--design", help="how it computes")
-    ap.add_argument("--outputs", help="names of what it returns, with commas")
+    ap.add_argument("--device", help="device of PyTorch tensors, e.g. cuda; default: numpy arrays")
+    ap.add_argument("--base", help="formats that the kernel claims, in place of the task's")
+    ap.add_argument("--design", help="how the kernel computes, in place of the task's")
+    ap.add_argument("--outputs", help="names of its results, with commas between")
     ap.add_argument("--forbid", nargs="+", default=[], metavar="NAME",
-                    help="modules and CUDA kernels that it must not use")  # fmt: skip
-    ap.add_argument("--limit", type=float, default=600.0, help="seconds of one call")
+                    help="modules and CUDA kernels that the kernel must not use")  # fmt: skip
+    ap.add_argument("--limit", type=float, default=600.0, help="most seconds of one call")
     ap.add_argument("--json", metavar="FILE", help="write the score there")
-    ap.add_argument("--report", metavar="DIR", help="files and pages of every judgement")
+    ap.add_argument(
+        "--report", metavar="DIR", help="write files and pages of every judgement there"
+    )
     told = vars(ap.parse_args(arguments))
     file, task, path = told.pop("file"), told.pop("task"), told.pop("json")
     try:
