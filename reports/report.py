@@ -67,7 +67,7 @@ def make(folder: str) -> int:
 
 
 def end(number: int, _: FrameType | None) -> NoReturn:
-    """What is being written is removed; a second signal does not come in between."""
+    """Removes a file in progress; a second signal does not interrupt that."""
     for s in (signal.SIGINT, signal.SIGTERM):
         signal.signal(s, lambda *_: None)
     sys.exit(128 + number)

@@ -56,7 +56,7 @@ class CustomBuildHook(BuildHookInterface):
         subprocess.run(command, check=True)
 
     def _libraries(self, root: Path, build: Path) -> list[Path]:
-        """Of deltaproof.ops, as DELTAPROOF_WITH_OPS asks for."""
+        """Libraries of deltaproof.ops, as DELTAPROOF_WITH_OPS asks for."""
         kinds = {"cpu": ["cpu"], "cuda": ["cpu", "cuda"]}.get(
             os.environ.get("DELTAPROOF_WITH_OPS", ""), []
         )

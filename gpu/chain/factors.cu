@@ -20,7 +20,7 @@
 /* The words that an mma returns are rounded toward zero. The mean relative loss per product shrinks
  * a 3xTF32 chain linearly. Measured on an H200, reflect K = 32 and 128: 3.5e-8 a factor (3.6e-5
  * after 1,024), where IEEE FMA keeps 3.2e-6 and 6.5e-6. (Truncation of a 24-bit word loses 0.67 *
- * 2^-24 = 4.0e-8 in the mean; the hardware does slightly better. Giving the mean back removes the
+ * 2^-24 = 4.0e-8 in the mean; the hardware does slightly better.) Giving the mean back removes the
  * drift.
  */
 #define RZ_LOSS 3.5e-8f

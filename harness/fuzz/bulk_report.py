@@ -69,7 +69,7 @@ class Tree:
 
 @dataclass
 class Done:
-    """What some executions came to."""
+    """The outcome of some executions."""
 
     executions: int = 0
     refused: int = 0

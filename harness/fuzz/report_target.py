@@ -1,5 +1,5 @@
-"""What the fuzzers of the report's readers hold true of any input: it is refused by Malformed with
-the name of its file, or becomes a page in which no text of the record is markup.
+"""Properties that the fuzzers of the report's readers check on any input. It is refused by
+Malformed with the name of its file, or becomes a page in which no text of the record is markup.
 
 read(data) parses and checks as `deltaproof report` does; checked(tree) does it without the text;
 shown(rec) makes the page."""

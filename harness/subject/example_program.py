@@ -5,7 +5,7 @@
     deltaproof check smoke-kda --base fp32 --serve 'python3 harness/subject/example_program.py'
 
 With two paths it answers one call; without, one call for each line that it reads, until its input
-ends. What it must read and write: harness/library/command.h."""
+ends. Its contract: harness/library/command.h."""
 
 import json
 import sys
@@ -102,7 +102,8 @@ def convolved(x: Arrays, meta: Meta, name: str) -> tuple[np.ndarray, Arrays]:
 
 
 def with_convolutions(x: Arrays, meta: Meta) -> Arrays:
-    """forward behind the convolutions of a layer; also what they gave and hand on."""
+    """forward after the convolutions of a layer; also their results and the states that they pass
+    on."""
     K = x["g"].shape[2]
     own, x = {}, dict(x)
     for name in ("q", "k", "v"):
@@ -115,8 +116,8 @@ def with_convolutions(x: Arrays, meta: Meta) -> Arrays:
 
 
 def slots(x: Arrays, sequences: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """The array of states [slots, HV, K, V] to begin from and to write to, which slot each sequence
-    reads and which it writes (-1: padding), and its name in OUT."""
+    """The array of states [slots, HV, K, V] to begin from and to write to. Then the slot that each
+    sequence reads and the one that it writes (-1: padding), and the array's name in OUT."""
     if "pool" in x:
         return x["pool"].astype("f4"), x["read_slot"], x["write_slot"], "pool"
     if "initial_state" in x:

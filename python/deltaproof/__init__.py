@@ -1,5 +1,5 @@
-"""Proves delta-rule linear-attention kernels (GDN, KDA, MKDA) right: results are compared with a
-truth of known error, by bounds of the number formats that the kernel claims.
+"""Checks kernels of delta-rule linear attention (GDN, KDA, MKDA, ..) against a reference of known
+error. Limits are derived from the number formats that the kernel claims.
 
     import deltaproof
 
@@ -9,11 +9,11 @@ truth of known error, by bounds of the number formats that the kernel claims.
                                     dict(o=o, final_state=state),
                                     base="bf16", gate="log", beta="plain", l2norm=False)
 
-judge, assert_explained: arrays that exist. Recurrence: one of your own, by rows and names.
-judge_autograd: a PyTorch function and its gradients. run: a function on the program's cases. check:
-what must hold between its calls. differ: where two functions differ. bisect, shrink: which stage is
-wrong, on how small an input. assert_close: FLA's, which explains itself. Arrays are numpy's (bf16:
-ml_dtypes.bfloat16) or PyTorch's.
+judge, assert_explained: arrays that exist. Recurrence: one of your own, by rows and names. The
+function judge_autograd takes a PyTorch function and its gradients, run a function on the program's
+cases. check: properties that must hold between its calls. differ: where two functions differ.
+bisect, shrink: the wrong stage, the smallest failing input. assert_close: FLA's criterion, with a
+message about the difference. Arrays are numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
 """
 
 from .autograd import judge_autograd

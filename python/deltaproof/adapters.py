@@ -20,8 +20,8 @@ NAMES = ("q", "k", "v", "g", "beta")
 
 def kernelbench(module: ModuleType) -> Callable[..., Any]:
     """The model's forward on q, k, v, g, beta with an axis of batch; beta has q's format, as the
-    KDA task has it. A model is made for every shape: of sizes by the names of its parameters (B, T,
-    H, K, V, chunk_size), else of the file's own get_init_inputs()."""
+    KDA task has it. A model is made for every shape. Its sizes come from the names of its
+    parameters (B, T, H, K, V, chunk_size), else from the file's own get_init_inputs()."""
     cls = getattr(module, "ModelNew", None) or module.Model
     takes = inspect.signature(cls.__init__).parameters
     models: dict[Any, Any] = {}

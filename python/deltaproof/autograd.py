@@ -24,9 +24,10 @@ def judge_autograd(
     """Call fn(**inputs) -> o or (o, final_state), go back through it, and judge o, final_state and
     the gradients of every floating input.
 
-    inputs: PyTorch tensors by name, in the shapes of `judge`; settings too. do: gradient of o, in
-    its shape; None: drawn from the normal distribution by `seed`, in the dtype of o. dht: gradient
-    of final_state; None: zeros. On a CUDA device the names of the kernels that ran are recorded."""
+    inputs: PyTorch tensors by name, in the shapes of `judge`; settings too. Argument do is the
+    gradient of o, in its shape; None: drawn from the normal distribution by `seed`, in the dtype of
+    o. Argument dht is the gradient of final_state; None: zeros. On a CUDA device the names of the
+    kernels that ran are recorded."""
     import torch
 
     own = settings.get("recurrence")

@@ -54,9 +54,9 @@ MOST_SAID = 5
 
 
 class Capture:
-    """what: "fla", "transformers", dotted names of functions, or several. every: of the calls of a
-    function in one layer the first and each so many further ones. most: bytes of one call, of which
-    else heads are left out; total: bytes of all."""
+    """what: "fla", "transformers", dotted names of functions, or several. Of the calls of a
+    function in one layer it keeps the first and, by `every`, each so many further ones. A call has
+    `most` bytes at most, else heads are left out; `total` bounds all of them."""
 
     def __init__(
         self, what: str | Sequence[str], out: str, every: int = 1, most: int = MOST,

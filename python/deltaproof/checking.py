@@ -34,10 +34,11 @@ def check(
     **contract: Any,
 ) -> list[Check]:
     """All of `deltaproof check` on inputs by the law of `case` (default: a small one that the
-    contract serves), one sequence of `tokens` tokens and `heads` heads, K and V of the case.
+    contract serves). They have one sequence of `tokens` tokens and `heads` heads, K and V of the
+    case.
 
-    base, design, limit, contract: as `run` takes them; gradients are checked where fn returns them.
-    bitwise: fn claims the same bits wherever it does the same arithmetic; else rows that differ
+    base, design, limit, contract: as `run` takes them. Gradients are checked where fn returns them.
+    With bitwise fn claims equal bits wherever it does the same arithmetic. Else rows that differ
     must be within the sum of both calls' bounds. A check whose call fn does not serve is skipped,
     with the reason. RuntimeError: the program could not check."""
     kernel = contract_of("check", fn, base, contract)

@@ -1,5 +1,5 @@
-"""`assert_close` of FLA's tests, with the same criterion, which says of a difference what it looks
-like: where it is, and which simple change of one array would make it the other."""
+"""`assert_close` of FLA's tests, with the same criterion. Its message describes a difference: where
+it is, and which simple change of one array would remove it."""
 
 from __future__ import annotations
 

@@ -12,34 +12,34 @@ Arrays, with T tokens, H query/key heads, HV value heads, widths K and V, N pack
     A_log [HV]   dt_bias [HV,K], GDN [HV]   initial_state [N,HV,K,V]
     do [T,HV,V]   dht [N,HV,K,V]   cu_seqlens [N+1] (absent with one sequence that is not empty)
 A state that the function requires (it has no default), or whose gradient autograd gives, is zero
-where a case has none, and if no gradient reaches such zeros, none is judged; another array that it
+where a case has none. If no gradient reaches such zeros, none is judged. Another array that it
 requires skips the case.
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
 "sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). Where `check` asks for a length that
 the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
-A function with "pool" among its outputs gets, of a session whose states lie in slots (cases/README
-.md, Sessions), in place of initial_state: pool [slots,HV,K,V], read_slot [N], write_slot [N] (-1:
-padding, for which nothing may be written). Slots that no sequence owns are NaN. It returns the
-pool; slots that write_slot does not name must keep their bits.
+A function with "pool" among its outputs gets a pool in place of initial_state, in a session whose
+states lie in slots (cases/README.md, Sessions). The arrays are pool [slots,HV,K,V], read_slot [N],
+write_slot [N] (-1: padding, for which nothing may be written). Slots that no sequence owns are NaN.
+It returns the pool; slots that write_slot does not name must keep their bits.
 One that takes draft_slots [N,D] and accepted [N] rolls back by itself, as vLLM's kernels do
-(ssm_state_indices, num_accepted_tokens): sequence i begins from slot draft_slots[i, accepted[i]-1],
-writes the state behind token j of a call of at most D tokens to draft_slots[i, j], and the last one
-of a longer call to draft_slots[i, 0]; a sequence without tokens has -1 and 0, and a token that
-means nothing. With parents [T] drafted tokens are a tree: each goes on from the state behind the
-token of its sequence at that place, -1: from the first.
-One that takes ring_slot [N] and ring_tokens [N] replays tokens (key session_ring of a case): the
-slot ring_slot[i] of the pool is the function's own. Where write_slot is -1 beside a read_slot, it
-begins from the state there and the ring_tokens[i] tokens that it left in the ring. It adds the
-call's tokens to the ring and writes no state. Else it writes the state, and the ring is empty then.
-A function that takes has_initial_state [N] is told which sequences have a state; what lies in the
-slot, or the row of initial_state, of one that has none is NaN.
-A function that takes `gv` [T,H,V] has a gate per value channel in place of g, with H = HV and beta
-[T,H]; its cases have one key head (gdn-value-gates). One with several query heads a key head
-(Contract.queries) gets q [T,H*queries,K], and returns o [T,HV*queries,V].
+(ssm_state_indices, num_accepted_tokens). Sequence i begins from slot draft_slots[i, accepted[i]-1].
+In a call of at most D tokens it writes the state after token j to draft_slots[i, j]. In a longer
+call it writes the last state to draft_slots[i, 0]. A sequence without tokens has -1 and 0, and a
+token without meaning. With parents [T] drafted tokens are a tree. Each continues from the state
+after the token of its sequence at that place, -1: from the first. One that takes ring_slot [N] and
+ring_tokens [N] replays tokens (key session_ring of a case): the slot ring_slot[i] of the pool is
+the function's own. Where write_slot is -1 beside a read_slot, it begins from the state there and
+the ring_tokens[i] tokens that it left in the ring. It adds the call's tokens to the ring and writes
+no state. Else it writes the state, and the ring is empty then. A function that takes
+has_initial_state [N] is told which sequences have a state. The slot, or the row of initial_state,
+of a sequence without one is NaN. A function that takes `gv` [T,H,V] has a gate per value channel in
+place of g. It has H = HV and beta [T,H]; its cases have one key head (gdn-value-gates). One with
+several query heads a key head (Contract.queries) gets q [T,H*queries,K], and returns o
+[T,HV*queries,V].
 With an axis of batch (Contract.batch) packed sequences of one length are its rows, [B,T,H,K],
 without cu_seqlens. A function that takes attention_mask [B,T] gets sequences of any lengths so, 1
-where a row has a token and 0 in front of it: what lies there means nothing and must not touch the
-state; o and gradients there are not looked at, or must be zero (Contract.masked).
+where a row has a token and 0 before it. Padded entries mean nothing and must not change the state.
+o and gradients there are ignored, or must be zero (Contract.masked).
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 @dataclass(frozen=True)
 class Problem:
-    """One call: arrays by name as in the head of this file but with every axis (k [T,H,R,K]), the
-    settings, and the outputs that are wanted, with their shapes."""
+    """One call: arrays by name as in the head of this file but with every axis (k [T,H,R,K]). Also
+    the settings, and the wanted outputs with their shapes."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
     settings: Mapping[str, Any]
@@ -109,17 +109,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a function computes and how it takes its arrays.
+    """The computation of a function, and the form of its arrays.
 
-    outputs: names of what it returns, in that order; or it returns {name: array}.
-    models, gate, beta, l2norm: the one form that it computes; of a setting that it takes as a
-    parameter (`gate`, `beta_form`, `l2norm`) all forms. Other problems are skipped, with the
+    outputs: names of its results, in that order; or it returns {name: array}. The fields models,
+    gate, beta, l2norm are the one form that it computes. Of a setting that it takes as a parameter
+    (`gate`, `beta_form`, `l2norm`) it computes all forms. Other problems are skipped, with the
     reason. gate "exp": the function gets exp(g), a step's decay, of cases with log gates, and the
     gradient that it gives is that of the decay.
     autograd: gradients of what it returns are taken by PyTorch.
     device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
-    PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a
-    base wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
+    PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a base
+    wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
     batch: an axis of batch stands in front of all arrays with tokens (default: with PyTorch), of
     length 1 but for sequences of one length, and with attention_mask.
     masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
@@ -133,8 +133,8 @@ class Contract:
     guards: what a call must leave as it was is looked at, too (guards.py).
     recurrence: one of fn's own, whose names parameters, outputs and gradients then have; models,
     beta and l2norm are none.
-    An array lies where that of the call before lay, if it has its name, shape and dtype: a kernel
-    that remembers by address meets other values there.
+    An array lies where that of the previous call lay, if it has its name, shape and dtype. So a
+    kernel that remembers by address meets other values there.
     """
 
     fn: Callable[..., Any]

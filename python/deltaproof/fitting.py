@@ -1,6 +1,6 @@
-"""Which common mistake would explain a failing run of a Python function, and which claim would say
-more of a passing one: the program's own search (harness/run/hypotheses.h), on what the function got
-and gave back in one call."""
+"""The common mistake that would explain a failing run of a Python function, and a tighter claim of
+a passing one. It is the program's own search (harness/run/hypotheses.h), on the inputs and outputs
+of one call."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 exists, then judged.
 
 Problems come in pairs of the same shapes and settings with other values. The function is called on
-the first of a pair, on the first again, on the second at the same addresses, and on the first at
-other addresses. All calls of all problems are made before the first of them is judged: while the
-function runs the program has not begun, so there is no truth to be read, and a Problem holds
-neither a name nor a seed.
+the first of a pair twice, on the second at the same addresses, and on the first at other addresses.
+All calls of all problems are made before the first of them is judged. The program has not begun
+while the function runs, so there is no truth to be read. A Problem holds neither a name nor a seed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Arrays that a call of a kernel must leave as they were or must not hand back: looked at in the
-kernel's process, where the function could deceive it (docs: python/THREATS.md)."""
+"""Arrays that a call of a kernel must leave unchanged or must not return. They are checked in the
+kernel's process, where the function could deceive the check (python/THREATS.md)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Functions whose heads are laid out otherwise than a case's: one problem as another that has the
 same numbers.
 
-A gate per value channel (`gv`): columns of a state never meet, so value heads of width 1 that share
+A gate per value channel (`gv`). Columns of a state never meet. So value heads of width 1 that share
 a key head are its value channels, each with a gate of its own.
 
-Several query heads a key head (Contract.queries): a token without gate and beta changes no state,
-so tokens that only read are further queries of the token before them."""
+Several query heads a key head (Contract.queries). A token without gate and beta changes no state.
+So tokens that only read are further queries of the token before them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def has_columns(problem: Problem) -> bool:
 
 def by_columns(call: Call, problem: Problem) -> dict[str, Array]:
     """The call with v, gv [T,H,V], beta [T,H] (or [T,H,V] where columns differ), states [N,H,K,V],
-    and what it made of them, as the case has it."""
+    and its results in the case's form."""
     H = problem.arrays["q"].shape[1]
     arrays = {n: _as_columns(n, x, H) for n, x in problem.arrays.items()}
     arrays["gv"] = arrays.pop("g")

@@ -1,5 +1,5 @@
-"""Judge arrays that any kernel computed: `judge` returns what was found, `assert_explained` raises
-where an output is not explained by the formats that the kernel claims."""
+"""Judge arrays of any kernel. `judge` returns what was found; `assert_explained` raises if an
+output is not explained by the formats that the kernel claims."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .words import folder_and_design, in_python, plain_number, truth_of
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the program said of one pair of files.
+    """The program's answer on one pair of files.
 
     status: 0 no output failed, 1 an output failed, 2 it could not be judged (`text` says why).
-    record: the program's own of this very call; None: it left none, or was ended before it was
-    done, and nothing is known.
-    tensors: {name: as the record has it}, e.g. ["o"]["verdict"], ["rel_fro"], ["ratio"].
-    command: judges the same files again; it works as long as `folder`, which holds them, exists.
+    Field record is the program's own of this very call; None: it left none, or was ended early.
+    Field tensors is {name: as the record has it}, e.g. ["o"]["verdict"], ["rel_fro"], ["ratio"].
+    Field command judges the same files again; it works as long as `folder`, which holds them,
+    exists.
     """
 
     status: int
@@ -75,7 +75,7 @@ def cache_folder() -> str:
 
 
 def _options(**settings: Any) -> list[str]:
-    """--name=value of every setting that is given."""
+    """--name=value of every setting that has a value."""
     out = []
     for name, value in settings.items():
         if value is None:
@@ -145,18 +145,18 @@ def judge(
 
     inputs: {"q": [T,H,K], "k": [T,H,K], "v": [T,HV,V], "g": [T,HV,K] or, GDN, [T,HV], "beta":
     [T,HV]} (without "g" nothing decays), and where there are any "A_log" [HV], "dt_bias" [HV,K],
-    "initial_state" [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch
-    axis may stand in front.
+    "initial_state" [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch axis
+    may stand in front.
     outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log", "ddt_bias",
     "dh0", and any stage (`deltaproof judge --help`); gradients need "do". Several query heads a
     value head: q [T,n HV,K] and o [T,n HV,V] beside k [T,HV,K]; dg then of raw gates alone.
     base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
-    the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g
-    is the natural log of a step's decay), "exp" (g is that decay), "softplus", "lower_bound";
+    the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g is
+    the natural log of a step's decay), "exp" (g is that decay), "softplus", "lower_bound";
     gate_dtype: the format that the kernel reads g in, where that is coarser than the array: "fp32"
     "bf16" "fp16"; beta: "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm:
-    does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs
-    are x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
+    does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs are
+    x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
     beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
     because no limit on such inputs would see that they are zero. kernel_commit, label, kernels
     (names of CUDA kernels that ran): for the record.
@@ -278,7 +278,7 @@ def assert_explained(
     inputs: Tensors, outputs: Tensors, **settings: Any
 ) -> dict[str, dict[str, Any]]:
     """Raise AssertionError unless every output is as close to the truth as the claimed formats
-    explain; ValueError when that cannot be judged, with every setting that is missing.
+    explain. Raise ValueError when that cannot be judged, with every missing setting.
 
     inputs, outputs, settings: as `judge` takes them. An output that is unjudged raises, unless
     `unjudged` names it, since it was not tested.

@@ -1,10 +1,10 @@
-"""A kernel of a file in a process of its own, which holds neither a name nor a seed nor a truth:
+"""A kernel of a file in a process of its own, which holds neither a name nor a seed nor a truth.
 `KernelProcess` is the judge's side, `main` the kernel's.
 
-The judge's process cannot be read by others of its user, unless they are root. The kernel's gets a
-new session, an empty folder, an environment without the program's names, and each problem through a
-pipe; it answers with numbers, never with objects. When all calls are made the whole session is
-killed. Its limits: python/THREATS.md.
+The judge's process cannot be read by others of its user, unless they are root. The kernel's process
+gets a new session, an empty folder, an environment without the program's names, and each problem
+through a pipe. It answers with numbers, never with objects. When all calls are made the whole
+session is killed. Its limits: python/THREATS.md.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ comment:
     .. with 0.4              in so many of all draws; it stands last
     include NAME             the lines of that file, of the same folder
 
-Of several lines for one key the first that holds counts. A key that begins with _ is no key of a
-case: lines below may ask for it;
-a file whose name does is no law of its own.
+If several lines define one key, the first that holds counts. A key that begins with _ is no key of
+a case; lines below may ask for it. A file whose name begins so is no law of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class Law:
     lines: tuple[Line, ...]
 
     def draw(self, rng: random.Random, given: Mapping[str, object] | None = None) -> dict[str, str]:
-        """The keys of a case. given: keys that are not drawn but have that value."""
+        """The keys of a case. Keys with a value are not drawn."""
         keys = {k: str(x) for k, x in (given or {}).items()}
         done = set(keys)
         for line in self.lines:

@@ -1,5 +1,5 @@
-"""Memory layouts in which a kernel may be given an array. Everything around the array's own
-entries is NaN, so that an entry which is read from outside of it shows in the results.
+"""Memory layouts of the arrays that a kernel gets. Everything around the array's own entries is
+NaN, so that an entry which is read from outside of it shows in the results.
 
     contiguous   row-major, at an aligned address, NaN behind the end
     strided      heads are slices of a wider tensor, as q k v of one projection are

@@ -1,5 +1,5 @@
-"""How long a call of a function may take: it is interrupted where it can be, and fails in any case;
-what comes after it begins when it has returned."""
+"""The time limit of a call of a function. It is interrupted where it can be, and fails in any case.
+The next call begins when it has returned."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def seconds(limit: Any) -> float:
 
 
 def within(limit: float, call: Callable[[], T]) -> T:
-    """What call() returns; TooLong where it takes longer than that. In the main thread it is
-    interrupted, as by Ctrl-C: Python code and sleeps end at once, foreign code when it returns."""
+    """The result of call(); TooLong if it takes longer. In the main thread it is interrupted, as by
+    Ctrl-C: Python code and sleeps end at once, foreign code when it returns."""
     start = time.monotonic()
     try:
         result = _interrupted(limit, call) if _may_interrupt() else call()

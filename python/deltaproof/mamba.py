@@ -1,9 +1,10 @@
 """Functions in the names of Mamba-2's state space duality (layout="mamba"), as `judge` takes files
-of them (harness/run/judge_mamba.h): x, dt, A, B, C in place of v, g, k, q, with q = C, k = B,
-v = x dt, g = A dt, states [V,K], and y or out, final_states, dB, dC.
+of them (harness/run/judge_mamba.h). They have x, dt, A, B, C in place of v, g, k, q, with q = C, k
+= B,
+v = x dt, g = A dt. States are [V,K]; results are y or out, final_states, dB, dC.
 
-A case says v and g. A function gets A = -1, -2, -4, -1, .. by heads (0 in a head without decay),
-dt = g / A (1) and x = v / dt. In the cases of a set v is such a product of an x in bf16; in other
+A case says v and g. A function gets A = -1, -2, -4, -1, .. by heads (0 in a head without decay), dt
+= g / A (1) and x = v / dt. In the cases of a set v is such a product of an x in bf16. In other
 cases x is the nearest number of 24 bits."""
 
 from __future__ import annotations

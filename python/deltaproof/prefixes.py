@@ -1,6 +1,6 @@
 """States behind every N-th token (Contract.checkpoints): a checkpoint is the final state of the
 tokens before it. A case whose packed sequences are the beginnings of one another, each N tokens
-longer, has a truth of all of them; the function gets the longest alone."""
+longer, has a truth of all of them. The function gets the longest alone."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def pieces(
     V: int = 128,
     one_gate: bool = False,
 ) -> dict[str, Any]:
-    """Into how many pieces a card cuts sequences of so many tokens: "guards" by cuLA's published
-    guards, "forward" and "backward" by the rule of our kernels, "difference" why they differ.
+    """The number of pieces into which a card cuts sequences of so many tokens. "guards": by cuLA's
+    published guards; "forward" and "backward": by our kernels' rule; "difference": why they differ.
 
     device: a100, h100, h200, b200, gb200, or its number of multiprocessors."""
     sizes = [f"--heads={int(heads)}", f"--K={int(K)}", f"--V={int(V)}", f"--device={device}"]
@@ -37,8 +37,8 @@ def pieces(
 def exchange_prices(
     ranks: Sequence[int], heads: int, tokens: int, *, K: int = 128, V: int = 128
 ) -> dict[str, Any]:
-    """Messages, bytes, a rank's buffer and time of every exchange of states, tokens a rank, and of
-    the same over cp x tp ranks, predicted (`deltaproof list --exchanges`)."""
+    """Predicted messages, bytes, a rank's buffer and time of every exchange of states, tokens a
+    rank, and of the same over cp x tp ranks (`deltaproof list --exchanges`)."""
     of = ",".join(str(int(n)) for n in ranks)
     sizes = [f"--heads={int(heads)}", f"--tokens={int(tokens)}", f"--K={int(K)}", f"--V={int(V)}"]
     return _listed("--exchanges", f"--ranks={of}", *sizes)

@@ -23,7 +23,7 @@ def _candidates() -> list[tuple[str, str]]:
 
 def program() -> str:
     """The path of the program: $DELTAPROOF, else the one of this package, else build/deltaproof of
-    the source tree that this file lies in, else `deltaproof` on the PATH. FileNotFoundError."""
+    this file's source tree. Else it is `deltaproof` on the PATH. FileNotFoundError."""
     given = os.environ.get("DELTAPROOF")
     if given:
         return given
@@ -65,8 +65,8 @@ def _draws() -> bool:
 
 def environment() -> dict[str, str]:
     """This process's environment, with this interpreter as the one that makes the report, if it
-    can; else the program finds its own. What a rank of a training starts is one process, no part
-    of its job."""
+    can; else the program finds its own. A program that a rank of a training starts is one process,
+    no part of its job."""
     own = {"DP_PYTHON": sys.executable} if _draws() else {}
     return own | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
 

@@ -1,4 +1,4 @@
-"""What a record says of the surroundings of a kernel: versions, driver, GPU, CUDA kernels."""
+"""A record's facts about a kernel's surroundings: versions, driver, GPU, CUDA kernels."""
 
 from __future__ import annotations
 

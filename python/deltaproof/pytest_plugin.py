@@ -1,7 +1,7 @@
 """The pytest plug-in: a fixture `deltaproof`, the option --deltaproof-report DIR, and a summary.
 
-The summary names, for every test in which an output was not explained, tensor, rank, head, token
-and the command that judges the same files again.
+For every test with an unexplained output the summary names tensor, rank, head, token and the
+command that judges the same files again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .judging import Judgement
 
 @dataclass
 class Judged:
-    """What was judged, by test."""
+    """Judgements by test."""
 
     passed: int = 0
     failed: list[tuple[str, list[str], str]] = field(default_factory=list)

@@ -1,6 +1,6 @@
-"""Records that the program writes, each told from every other: a call has an identity, made of all
-that it is about and a nonce; the program writes it into the record (a note `call`), and what does
-not bear it is no record of this call."""
+"""Records that the program writes, each told from every other. A call has an identity, made of all
+its inputs and a nonce. The program writes it into the record (a note `call`); a record without it
+belongs to another call."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def identity(words: Sequence[str], files: Sequence[str] = ()) -> str:
 
 @contextlib.contextmanager
 def own_folder(folder: str, *more: str) -> Iterator[None]:
-    """The folder for one call: made, emptied of what an earlier call wrote and of the files `more`,
-    and locked against other calls until this one is over (on file systems that have locks)."""
+    """The folder for one call. It is made, emptied of files of an earlier call and of the files
+    `more`, and locked against other calls until this one is over (on file systems that have
+    locks)."""
     os.makedirs(folder, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

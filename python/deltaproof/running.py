@@ -272,9 +272,9 @@ Ask = Callable[[str], list[str]]
 
 
 def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
-    """The first case that failed, and lines of the common mistakes that fit it; where several
-    would, those of them that fit the next failures, too. None where calls with the same inputs
-    differ. paths: of the cases by name; ask: lines of a case (fitting.fits)."""
+    """The first failing case, and lines of the common mistakes that fit it. If several would, only
+    those that fit the next failures, too. None where calls with the same inputs differ. paths: of
+    the cases by name; ask: lines of a case (fitting.fits)."""
     runs = found.record["runs"] if found.record else []
     failed = [r for r in runs if r["verdict"] == "fail"]
     cases = [r["case"] for r in failed if r["case"] in paths]
@@ -291,7 +291,7 @@ def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str
 
 
 def _tighter(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
-    """The first case in which an error is below a thousandth of what the claim lets expect, and the
+    """The first case in which an error is below a thousandth of its claim's expectation, and the
     line of a claim that it would pass, too."""
     for run in found.record["runs"] if found.record else []:
         of = [(t["rel_fro"], t.get("expected", {}).get("rel")) for t in run["tensors"]]
@@ -334,9 +334,9 @@ def kernel_name(fn: Callable[..., Any]) -> str:
 def bisect(
     fn: Callable[..., Any], case: str, *, base: str, design: str | None = None, **contract: Any
 ) -> Finished:
-    """`deltaproof bisect stage CASE`: every stage that fn returns beside its results (outputs=("o",
-    "w", "u", ..), or a dict) is judged, and the first wrong one is blamed; behind that stand common
-    mistakes that fit (lines "fits: .."). Status 0: nothing is wrong, 1: found, see text."""
+    """`deltaproof bisect stage CASE`: judges every stage that fn returns beside its results
+    (outputs=("o", "w", "u", ..), or a dict), and blames the first wrong one. Common mistakes that
+    fit follow (lines "fits: .."). Status 0: nothing is wrong, 1: found, see text."""
     kernel = contract_of("bisect", fn, base, contract)
     about = About(kernel_name(fn), base, design=design)
     paths = case_paths(case, kernel, cache_folder())

@@ -1,10 +1,10 @@
-"""Runs the program with a Python function as its subject: bridge.so, which the program loads, sends
-every call over a Unix socket to this process, and the function runs here, in the thread that
-called. The protocol: the head of python/bridge.c.
+"""Runs the program with a Python function as its subject. The program loads bridge.so, which sends
+every call over a Unix socket to this process. The function runs here, in the thread that called.
+The protocol: the head of python/bridge.c.
 
 The function is not isolated: if it ends this process, it ends. A call that takes longer than the
-limit fails, by name, and the program goes on when the function has returned (limits.py): the
-program itself waits for it as long as it can.
+limit fails, by name. The program continues when the function has returned (limits.py), and waits
+for it as long as it can.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REAL = ("scale", "lower_bound")
 
 @dataclass(frozen=True)
 class About:
-    """What the program is told of the function: a name, the formats that it claims (for all but
+    """The function's description for the program: a name, the formats that it claims (for all but
     the chain of M; for the chain), and how it computes ("-": not declared)."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Sets of cases, one for each recurrence: every case is a theme of the table below in the op of the
+"""Sets of cases, one for each recurrence. Every case is a theme of the table below in the op of the
 recurrence and the form that the function computes (`gdn-packed-empty`)."""
 
 from __future__ import annotations

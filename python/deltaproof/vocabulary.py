@@ -68,7 +68,7 @@ def unit_axes(name: str, sizes: dict[str, int]) -> tuple[int, ...]:
 
 
 def least_axes(name: str) -> tuple[int, str]:
-    """Of a tensor with tokens: (axes that it has at least, which those are). All others: 0, since
-    an axis of one sequence or one head may be left out."""
+    """For a tensor with tokens: (the least number of axes that it has, their names). All others: 0,
+    since an axis of one sequence or one head may be left out."""
     axes = [a for a in ALL.get(name, "").split(",") if a not in ("R", "Kg")]
     return (len(axes), f"[{','.join(axes)}]") if axes[0] == "T" else (0, "")

@@ -1,4 +1,4 @@
-"""What the program says, in the words of a Python caller: its options are arguments here."""
+"""The program's texts, in the words of a Python caller: its options are arguments here."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def is_utf8(text: str) -> bool:
 def folder_and_design(
     out: str | Mapping[str, str] | None, report: str | None, design: str | None
 ) -> tuple[str | None, str | None]:
-    """out is the folder of the report, or {tensor: format that it leaves in}, words of a design,
-    which leave a kernel that declares none undeclared."""
+    """out is the folder of the report, or {tensor: format of its results}, words of a design. They
+    leave a kernel that declares none undeclared."""
     names_of("design", [] if design is None else design)
     if not isinstance(out, Mapping):
         return out or report, design

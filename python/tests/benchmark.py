@@ -1,6 +1,6 @@
 """The KDA task of a public benchmark of kernels (kernelbench.com, hard/02_kda_cutlass at c7d9221)
-in our own words: its four laws of inputs, its criterion, and kernels that it passes or that were
-handed in to it. A third of its log decays are above 0."""
+in our own words. It has four laws of inputs, a criterion, and kernels that it passes or that were
+submitted to it. A third of its log decays are above 0."""
 
 from collections.abc import Callable
 from typing import Any

@@ -70,8 +70,8 @@ def deltaproduct(
     initial_state: np.ndarray | None = None,
     turns: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], g [T,HV], beta [T,HV,R]; without turns all
-    keys of a token read the same state."""
+    """Gated DeltaProduct: k [T,H,R,K], v [T,HV,R,V], g [T,HV], beta [T,HV,R]. Without the second
+    form all keys of a token read the same state."""
     T, H, R, K = k.shape
     HV = v.shape[1]
     q, k = (np.repeat(x, HV // H, axis=1) for x in (q, k))

@@ -1,5 +1,5 @@
 """All eight recurrences in numpy, one token at a time, from the formulas at the head of
-harness/deltaproof_subject.h; nothing here is the code of ref/ or harness/."""
+harness/deltaproof_subject.h. Nothing here is the code of ref/ or harness/."""
 
 import inspect
 from collections.abc import Callable
@@ -140,7 +140,7 @@ def by_token(x: dict[str, Any], t: int) -> dict[str, Any]:
 
 
 def boundaries(x: dict[str, Any]) -> list[int]:
-    """Of the packed sequences."""
+    """Boundaries of the packed sequences."""
     cu = x["cu_seqlens"]
     return [0, len(x["q"])] if cu is None else [int(n) for n in cu]
 

@@ -1,7 +1,7 @@
 """Public references in PyTorch, as functions in the sense of deltaproof/contract.py: transformers'
-functions of Qwen3-Next and Kimi Linear, FLA's naive functions. The steps that they lack stand in
-front of them: gates from raw numbers, betas, norms, sequences one by one, heads repeated, tokens
-filled up to a chunk."""
+functions of Qwen3-Next and Kimi Linear, FLA's naive functions. Steps that they lack come first:
+gates from raw numbers, betas, norms, sequences one by one, heads repeated, tokens filled up to a
+chunk."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
 """A public benchmark's laws of inputs and seven wrong kernels, which its own tolerance passes in
-part: each is red here on each law that shows its fault, and right ones are green."""
+part. Each is red here on each law that shows its fault, and right ones are green."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What must hold between calls, and how two arrays differ."""
+"""Properties that must hold between calls, and how two arrays differ."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 """Kernels that roll back by themselves, as vLLM and SGLang call theirs: a slot for every drafted
-token, counts of accepted ones, trees; and what they may get wrong."""
+token, counts of accepted ones, trees; and their possible errors."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""What a first judgement needs and says: everything that is missing at once, batches, fp16, FLA's
-inner names, and the one mistake that explains a failure."""
+"""A first judgement: all missing settings at once, batches, fp16, FLA's inner names, and the one
+mistake that explains a failure."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm"
 
 
 def fits(x: Arrays, outputs: Arrays, **other: Any) -> list[str]:
-    """What the program says of outputs that fail."""
+    """The program's lines on outputs that fail."""
     found = judge(x, outputs, **(SAID | other))
     assert found.status == 1, found.text
     return [n.removeprefix("fits: ") for n in found.text.splitlines() if n.startswith("fits: ")]

@@ -29,7 +29,7 @@ SAID: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm"
 
 
 def line(text: str, word: str) -> str:
-    """What stands behind the first `word: `."""
+    """The text after the first `word: `."""
     lines = (x.strip() for x in text.splitlines())
     return next(x for x in lines if x.startswith(word + ": ")).removeprefix(word + ": ").strip()
 

@@ -1,4 +1,4 @@
-"""What the page and the summary say of runs that fail, and of those that were not judged."""
+"""The page and the summary on runs that fail, and on those that were not judged."""
 
 import html
 import json

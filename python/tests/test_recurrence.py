@@ -1,5 +1,5 @@
-"""Recurrences that are none of the program's, by rows and names of their own: numpy kernels that
-share no code with it, forward and backward, right and wrong."""
+"""Recurrences of a user's own, by rows and names: numpy kernels that share no code with the
+program, forward and backward, right and wrong."""
 
 import subprocess
 from pathlib import Path

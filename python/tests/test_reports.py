@@ -1,5 +1,5 @@
 """Public reports of wrong kernels, each modelled in kernels that share no code with ref/ and
-harness/ (wrong_kernels.py): a case of their recurrence's sets is red, and the text names the cause,
+harness/ (wrong_kernels.py). A case of their recurrence's sets is red, and the text names the cause,
 or the place."""
 
 import importlib

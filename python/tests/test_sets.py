@@ -1,5 +1,5 @@
 """The sets of cases that `run` knows by name: enough of them for every recurrence, in the form that
-a function computes, and right kernels pass them."""
+a function computes. Right kernels pass them."""
 
 from typing import Any
 

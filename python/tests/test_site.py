@@ -1,5 +1,5 @@
-"""scripts/site: the documents build as a site, and a broken link fails it. Skipped where MkDocs
-Material is not installed."""
+"""scripts/site: the documents build as a site, and a broken reference fails it. Skipped where
+MkDocs Material is not installed."""
 
 import importlib.util
 import json

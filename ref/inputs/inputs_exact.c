@@ -5,23 +5,31 @@
  * +-(1/2)(+-1,+-1,+-1,+-1) from the rows of a Hadamard matrix. All keys of a head are thus +- one
  * orthonormal basis: k_s . k_i is 0, 1 or -1. The state is S = sum_a k_a s_a' with one row s_a of V
  * numbers a basis vector. One token of a sequence after another takes the next basis vector, so
- * that each is written once in K / R. Writes. beta = 1 replaces s_a by v, beta = 0 leaves it, beta
- * = 1/2 halves both. No s_a is halved again before it was replaced. With erase and write in place
- * of beta (gdn2) all channels have that beta, but for erase where the key is one channel. The
- * others, which it does not reach, have 0, 1/2, 1 or 2. Decay. g is 0, or -1024 for a reset: exp is
- * then exactly 1 or (below 2^-1074) exactly 0 in every format. A reset takes the whole head (gdn),
- * one channel of an even block, or two channels of another block. The last leaves halves in four
- * s_a. None of them is halved or reset again before it was replaced. (Power-of-two decays are not
- * exact in a natural-log gate. Sizes. v: +-1 and +-2 times a power of two of head and sequence.
- * Magnitude 2 in column c (mod 8) says that bit c of the token's number is set; the signs are
- * random. So no two rows of v are multiples of each other. q: two entries +-1. do: most tokens
- * none, else one column +-1 times a power of two of sequence and group, the same column for eight
- * tokens. The scale must be a power of two. At the sizes of the exact-*.case files no stored number
- * then needs more than 8 significant bits and no sum more than 24. That is a property of shape and
- * seed, not a theorem: harness/tests/test_exact.c checks it by bitwise equality. Signature. A
- * number read from another head or sequence has another exponent. One from another token has
- * another pattern of magnitudes and signs. So the content of a wrong row names its rank, head,
- * sequence and token (harness/verdict/source.h). */
+ * that each is written once in K / R.
+ *
+ * Writes. beta = 1 replaces s_a by v, beta = 0 leaves it, beta = 1/2 halves both. No s_a is halved
+ * again before it was replaced. With erase and write in place of beta (gdn2) all channels have that
+ * beta, but for erase where the key is one channel. The others, which it does not reach, have 0,
+ * 1/2, 1 or 2.
+ *
+ * Decay. g is 0, or -1024 for a reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every
+ * format. A reset takes the whole head (gdn), one channel of an even block, or two channels of
+ * another block. The last leaves halves in four s_a. None of them is halved or reset again before
+ * it was replaced. (Power-of-two decays are not exact in a natural-log gate.)
+ *
+ * Sizes. v: +-1 and +-2 times a power of two of head and sequence. Magnitude 2 in column c (mod 8)
+ * says that bit c of the token's number is set; the signs are random. So no two rows of v are
+ * multiples of each other. q: two entries +-1. do: most tokens none, else one column +-1 times a
+ * power of two of sequence and group, the same column for eight tokens. The scale must be a power
+ * of two.
+ *
+ * At the sizes of the exact-*.case files no stored number then needs more than 8 significant bits
+ * and no sum more than 24. That is a property of shape and seed, not a theorem:
+ * harness/tests/test_exact.c checks it by bitwise equality.
+ *
+ * Signature. A number read from another head or sequence has another exponent. One from another
+ * token has another pattern of magnitudes and signs. So the content of a wrong row names its rank,
+ * head, sequence and token (harness/verdict/source.h). */
 #include "inputs.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-"""The error of carried states over steps, a panel a case: a line is the head with the largest last
+"""The error of carried states over steps, a panel a case. A line is the head with the largest last
 error in a format; thin: its sound bound."""
 
 from typing import Any

@@ -77,8 +77,7 @@ def cell(t: Tensor | None, rank: int | None = None) -> tuple[str | None, float |
 
 
 def failing_ranks(t: Tensor) -> list[int]:
-    """Where a failed tensor fails: the rank of the row that carries the failure and all beyond
-    their
+    """Places of failures in a failed tensor: the rank of the failing row and all beyond their
     limits; every rank where the record does not say."""
     n = len(t.get("per_rank") or [])
     beyond = [r for r in range(n) if not (rank_over_limit(t, r) or 0) <= 1]

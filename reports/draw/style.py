@@ -1,6 +1,6 @@
-"""How figures look: Okabe-Ito colours, one marker and dash per format (so that grey prints and
-colour-blind readers lose nothing), labels at
-line ends instead of legends where lines end apart."""
+"""Style of figures: Okabe-Ito colours, one marker and dash per format (so that grey prints and
+colour-blind readers lose nothing). Labels stand at line ends instead of legends where lines end
+apart."""
 
 import math
 from collections.abc import Iterable

@@ -28,7 +28,7 @@ class Row:
 
 
 def kernel(rec: Record) -> str:
-    """What was judged: the label, else libraries and files by name, else the backends."""
+    """The subject: the label, else libraries and files by name, else the backends."""
     label = rec.provenance.get("label")
     if label:
         return str(label)
@@ -55,7 +55,7 @@ def nearest(rec: Record) -> tuple[float, str]:
 
 
 def rows_of(folder: str, records: list[tuple[str, Record]]) -> list[Row]:
-    """Of one kernel on one machine, newest first."""
+    """Records of one kernel on one machine, newest first."""
     out: list[Row] = []
     before = 0.0
     for path, rec in sorted(records, key=lambda x: x[1].created or ""):

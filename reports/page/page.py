@@ -4,11 +4,9 @@ page(rec, figures) -> str
 figures: [(Plot, what stands in the page: data_uri() of its picture, or the tables that show the
 same)]
 
-What is shown is put into words in say/; how it stands in the page is in templates/, which escape
-all
-that is put into them. The one script (templates/page.js) filters; failures, findings, figures and
-the
-verdicts by case stand in the page without it.
+The texts are made in say/; their place in the page is in templates/, which escape all of them. The
+one script (templates/page.js) filters; failures, findings, figures and the verdicts by case stand
+in the page without it.
 """
 
 import re
@@ -272,7 +270,7 @@ def _fails(table: dict[str, Any]) -> bool:
 
 
 def extent(tables: list[dict[str, Any]]) -> str:
-    """What a folded map shows: from which row to which, or of which runs."""
+    """The content of a map: from which row to which, or of which runs."""
     if tables[0]["caption"]:
         return plural(len(tables), "run")
     labels = [label for label, _ in tables[0]["rows"]]
@@ -280,8 +278,8 @@ def extent(tables: list[dict[str, Any]]) -> str:
 
 
 def fresh(caption: str, i: int, said: dict[str, int]) -> str:
-    """What earlier captions have not said: sentences that stand there already become a reference to
-    the first of them."""
+    """Text that earlier captions have not said: sentences that stand there already become a
+    reference to the first of them."""
     sentences = re.split(r"(?<=\.) ", caption)
     old = [said[s] for s in sentences if s in said]
     left = [s for s in sentences if s not in said]
@@ -310,7 +308,7 @@ def summary_row(rec: Record, number: int, case: Case) -> dict[str, Any]:
 
 
 def in_order_of_verdicts(summary: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that do not pass, failures first."""
+    """Results that do not pass, failures first."""
     order = ("fail", "unjudged", "skipped")
     wrong = [s for s in summary if s["verdict"] != "pass"]
     return sorted(wrong, key=lambda s: order.index(s["verdict"]))

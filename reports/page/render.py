@@ -40,8 +40,8 @@ def plain_page(name: str, **values: Any) -> str:
 
 
 def data_uri(svg: str) -> Markup:
-    """What quote leaves as it is has no double quote and no ampersand, so that it may stand in an
-    attribute as it is, and in half of the bytes."""
+    """Characters that quote leaves include no double quote and no ampersand. So they may stand in
+    an attribute directly, and in half of the bytes."""
     return Markup("data:image/svg+xml," + quote(svg, safe=" !'()*+,-./;=<>?@[]^_`{|}~$"))
 
 

@@ -1,7 +1,7 @@
 """All results as the page's filter reads them (templates/page.js): tables of columns, texts once
 each,
-deflated and in base64. What a large record has no room for is left out in the order of LEVELS, and
-the page says so; results.json has it all.
+deflated and in base64. Results that do not fit for a large record are left out in the order of
+LEVELS, and the page says so; results.json has it all.
 
 results(rec, room) -> Results
 """

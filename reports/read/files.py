@@ -41,7 +41,7 @@ def read(path: str, most: int = MOST) -> bytes:
 
 
 def has_more(fd: int) -> bool:
-    """Of /proc and /sys: its size says nothing of what it holds, which may have no end."""
+    """A file of /proc and /sys: its size says nothing of its content, which may be endless."""
     try:
         return os.pread(fd, 1, 0) != b""
     except OSError:

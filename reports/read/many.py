@@ -51,7 +51,7 @@ def say_missing(who: str, e: ImportError) -> None:
 
 
 def remove_old(who: str, out: str) -> int:
-    """What an earlier command wrote goes before anything is read; exit status."""
+    """Removes an earlier command's page before anything is read; exit status."""
     try:
         files.remove_page(out)
     except OSError as e:

@@ -145,7 +145,7 @@ _fields = object_of(
 
 
 def _tensor(x: Any, f: str) -> Tensor:
-    """What decided must be there."""
+    """The deciding limit must be there."""
     t = _fields(x, f)
     if t.get("tier") == "expected" and not t.get("expected"):
         raise Reject(f + ".expected", "missing, but tier is expected")
@@ -374,7 +374,8 @@ class Record:
 
 
 def operation(case: Case) -> str:
-    """What the table of operations calls it: a session is one of its own, whatever its model."""
+    """The operation's name in the table of operations: a session is one of its own, whatever its
+    model."""
     return "session" if "session" in case else case["op"]
 
 
@@ -394,7 +395,7 @@ def _refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parsed(data: bytes, path: str) -> Any:
-    """What the JSON text data, which was read from path, holds."""
+    """The content of the JSON text data, which was read from path."""
     try:
         return json.loads(
             data.decode("utf-8"),

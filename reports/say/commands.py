@@ -42,7 +42,7 @@ def _call(rec: Record, cases: str) -> str:
 
 
 def all_again(rec: Record) -> str:
-    """What makes the whole record again; "" where it does not say."""
+    """The command that makes the whole record again; "" where it does not say."""
     call = (rec.provenance.get("notes") or {}).get("again-all")
     return call or _call(rec, repr(list(rec.cases))) or rec.program.get("command") or ""
 

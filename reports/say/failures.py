@@ -21,7 +21,7 @@ def failures(rec: Record, most: int = 8) -> list[Markup]:
 
 
 def failure(run: Run, tensor: Tensor | None = None) -> Markup:
-    """Of the run: of that tensor, else of the worst one."""
+    """The tier of the run: of that tensor, else of the worst one."""
     t = tensor or worst_tensor(run)
     where = H("{}: ", link(run, run["id"]))
     if "nothing rounds" in (run.get("why") or ""):  # an exact case says whose data stands where

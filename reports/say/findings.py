@@ -1,5 +1,5 @@
-"""What the record says, in sentences: each names case, policy and numbers, and is left out when its
-data are missing. Sentences are markup: what comes from the record is escaped when H puts it in.
+"""The record's findings, in sentences. Each names case, policy and numbers, and is left out when
+its data are missing. Sentences are markup: what comes from the record is escaped when H puts it in.
 
 findings(rec) -> [(heading, [sentence, ...])]
 """

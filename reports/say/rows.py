@@ -58,7 +58,7 @@ def numbers_of_row(t: Tensor) -> list[tuple[str, str]]:
 
 
 def decided_by(t: Tensor) -> str:
-    """What a verdict rests on."""
+    """The basis of a verdict."""
     e = t.get("expected")
     if t.get("tier") in ("expected", "sum") and e:
         return f"{t['tier']}, {e['level']}"
@@ -89,7 +89,7 @@ def truth_text(truth: dict[str, Any]) -> str:
 
 
 def audit_text(truth: dict[str, Any]) -> str:
-    """What MPFR found in random columns of a double-double truth."""
+    """MPFR's findings in random columns of a double-double truth."""
     a = truth.get("audit")
     if not a:
         return ""

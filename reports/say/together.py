@@ -1,4 +1,4 @@
-"""What the runs of a kernel over many cases say together (harness/verdict/pooled.h).
+"""The runs of a kernel over many cases together (harness/verdict/pooled.h).
 
 together(rec) -> {"rows": [...], "failed": how many}, failures first; None: nothing is pooled
 """

@@ -1,4 +1,4 @@
-"""What a verdict of the record means for the order and the marks of the page."""
+"""A record's verdict as order and marks of the page."""
 
 import math
 

@@ -23,7 +23,7 @@ calls = []
 
 
 def spoil(results: example.Arrays, meta: example.Meta) -> example.Arrays:
-    """What is wrong with the results themselves."""
+    """Errors in the results themselves."""
     o = results["o"]
     if BAD == "leak" and len(o) > 9:  # a row that sees what comes after it
         o[2] += np.float32(1e-3) * o[9]
@@ -52,7 +52,7 @@ def spoil(results: example.Arrays, meta: example.Meta) -> example.Arrays:
 
 
 def write_wrong(out: str) -> bool:
-    """What is wrong with OUT as a file; whether that was it."""
+    """Errors of OUT as a file; returns whether there was one."""
     if BAD == "no-file":
         return True
     if BAD == "garbage":
@@ -87,7 +87,7 @@ def fork_one() -> None:
 
 
 def misbehave() -> None:
-    """What ends or stops the process itself."""
+    """Errors that end or stop the process itself."""
     if BAD == "crash":
         print("about to crash", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)

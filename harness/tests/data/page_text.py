@@ -1,6 +1,5 @@
-"""page_text.py PAGE: what a reader of a report sees, tags left out, and behind it each text of its
-table
-of all results, a line each."""
+"""page_text.py PAGE: the text that a reader of a report sees, without tags. Each text of its table
+of all results follows, a line each."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""harness/subject/example_program.py, whose pool goes wrong as $SLOTS says: 'pool': it is not
+"""harness/subject/example_program.py with a fault of the pool, chosen by $SLOTS. 'pool': it is not
 written; other shape: an axis is missing; all slots: every slot is another one."""
 
 import os

@@ -1,7 +1,6 @@
-"""harness/subject/example_program.py, whose convolutions go wrong as $STEP says. zeros: each call
-begins from zeros; missing: conv_state_k is not handed on; late: it lacks the last token. Of a pool:
-slot: conv_pool_k goes to the slot behind the one that is to be written; dirty: it goes there,
-too."""
+"""harness/subject/example_program.py with a fault of the convolutions, chosen by $STEP. zeros: each
+call begins from zeros; missing: conv_state_k is not returned; late: it lacks the last token. Faults
+of a pool. slot: conv_pool_k goes to the slot after the right one; dirty: it goes there, too."""
 
 import os
 import sys

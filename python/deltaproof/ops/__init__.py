@@ -2,11 +2,11 @@
 
     from deltaproof.ops import chunk_kda  # in place of fla.ops.kda
 
-Tensors on a CUDA device run on the CUDA kernels, tensors on a CPU on the same ones, translated
-for it, slowly, to try code without a device. Forward and backward, torch.compile, autocast, views,
-any stream. Which arguments are served: python/README.md. NotImplementedError: this one is not, and
-why; ValueError: an argument has a wrong shape, type or device, and which. ImportError: PyTorch or
-the library of the kernels is not there.
+Tensors on a CUDA device run on the CUDA kernels. Tensors on a CPU run on the same kernels
+translated for it, slowly, to try code without a device. Forward and backward, torch.compile,
+autocast, views, any stream. Which arguments are served: python/README.md. NotImplementedError: this
+one is not, and why; ValueError: an argument has a wrong shape, type or device, and which.
+ImportError: PyTorch or the library of the kernels is not there.
 
 `cp_context` says which rank has which tokens (context parallelism: `context.py`), `clear_plans()`
 frees what calls leave for the next one of their shape."""

@@ -1,5 +1,5 @@
-"""What every function of `deltaproof.ops` asks of its arguments: ValueError names the argument that
-is wrong, NotImplementedError says why something is not served."""
+"""Checks of arguments that every function of `deltaproof.ops` makes. ValueError names the wrong
+argument, NotImplementedError says why a call is not served."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Functions of whole sequences, with gradients: FLA 0.6's names, arguments, layouts and results.
 
-A recurrence is a row of MODELS of `kernels.py`; what differs between the functions is what they are
-given. Beside FLA's own limits: see the table of python/README.md."""
+A recurrence is a row of MODELS of `kernels.py`; the functions differ in their arguments. Beside
+FLA's own limits: see the table of python/README.md."""
 
 from __future__ import annotations
 
@@ -102,8 +102,9 @@ def run(
     cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, by_tokens: bool = False,
     cp_context: Any = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Checks all and runs the recurrence. q [B,T,H,K], k [B,T,H,K] or [B,T,H,R,K], v likewise, g
-    [B,T,HV,K] or [B,T,HV]. by_tokens: token by token in fp32, whatever the recurrence."""
+    """Checks all arguments and runs the recurrence. Shapes: q [B,T,H,K], k [B,T,H,K] or
+    [B,T,H,R,K], v likewise, g [B,T,HV,K] or [B,T,HV]. With by_tokens it runs token by token in
+    fp32, whatever the recurrence."""
     gate = gate or Gate()
     for name, x in (("q", q), ("k", k), ("v", v), ("g", g)):
         need(isinstance(x, Tensor), name, "is no tensor")
@@ -416,7 +417,7 @@ def chunk_gated_delta_product(
     cp_context: Any = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaProduct, token by token in fp32: num_householder (up to 8) keys a token, one after
-    the other; k [B,T*n,H,K], v [B,T*n,H,V], beta [B,T*n,H], g [B,T,H], None: no decay."""
+    the other. Shapes: k [B,T*n,H,K], v [B,T*n,H,V], beta [B,T*n,H], g [B,T,H], None: no decay."""
     B, T, H, _ = q.shape
     n = num_householder
     refuse(1 <= n <= 8, f"num_householder = {n}", "the kernels take 1 to 8 keys a token")

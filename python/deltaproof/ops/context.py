@@ -7,7 +7,7 @@
 group of PyTorch. Each rank passes and gets its own tokens, in their order. Ranks on CPUs meet by
 the group itself (gloo). Ranks on CUDA devices meet by an NCCL communicator, which the first call of
 a group makes. A gradient of a parameter (A_log, dt_bias, weight, bias) is the sum over all ranks on
-rank 0, and zeros elsewhere, so that a trainer's sum over the group is right."""
+rank 0, and zeros elsewhere. So a trainer's sum over the group is right."""
 
 from __future__ import annotations
 

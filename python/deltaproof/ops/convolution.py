@@ -31,11 +31,11 @@ def causal_conv1d(
     cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Causal convolution of x [B,T,D] with weight [D,W], 2 <= W <= 8, bias [D]; activation
-    None, "silu", "swish"; then residual [B,T,D] is added. Returns y [B,T,D] and, asked for, the
-    last W rows of each sequence [N,D,W], else None. initial_state [N,D,W] are the rows before it,
-    whose first one is not read. cp_context: x has a rank's rows of several (`context.py`). backend
-    is taken and changes nothing."""
+    """Causal convolution of x [B,T,D] with weight [D,W], 2 <= W <= 8, bias [D]; activation None,
+    "silu", "swish"; then residual [B,T,D] is added. Returns y [B,T,D] and, if wanted, the last W
+    rows of each sequence [N,D,W], else None. The rows before it are initial_state [N,D,W], whose
+    first one is not read. With cp_context x has one rank's rows (`context.py`). The argument
+    backend changes nothing."""
     checks.none_left(kwargs)
     refuse(weight is not None, "weight=None", "nothing would be convolved")
     assert weight is not None

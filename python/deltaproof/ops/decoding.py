@@ -42,9 +42,9 @@ def fused_recurrent_kda(
     without gradients are one kernel; more, and gradients, the recurrence over whole sequences.
 
     With ssm_state_indices (keyword) initial_state is a pool [slots,HV,K,V] in fp32 or bf16 that is
-    written in place, and returned. ssm_state_indices [N]: each sequence's slot; [N,T]: the state
-    after each token goes to a slot of its own, and num_accepted_tokens [N] says how many of the
-    tokens before were accepted: the state is read from ssm_state_indices[n, accepted - 1]. A slot
+    written in place, and returned. If ssm_state_indices is [N], it has each sequence's slot. If it
+    is [N,T], the state after each token goes to a slot of its own. Then num_accepted_tokens [N] is
+    the number of accepted tokens: the state is read from ssm_state_indices[n, accepted - 1]. A slot
     below 0 is padding: o is 0, no state is written. Up to 8 tokens a sequence."""
     gate = gate_of(use_gate_in_kernel, {"A_log": A_log, "dt_bias": dt_bias}, lower_bound)
     return _recur(

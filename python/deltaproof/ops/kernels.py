@@ -185,8 +185,8 @@ def library(kind: str) -> ctypes.CDLL:
 
 
 def succeed(status: int, err: ctypes.Structure) -> None:
-    """Raises what a status other than OK stands for, and clears err for the next call:
-    NotImplementedError for what the kernels do not take, RuntimeError for the rest."""
+    """Raises the error of a status other than OK, and clears err for the next call. That is
+    NotImplementedError if the kernels do not serve the call, RuntimeError for the rest."""
     if status == OK:
         return
     message = f"deltaproof.ops: {err.msg.decode(errors='replace')}"

@@ -1,5 +1,5 @@
-"""Plans of the kernels, made once for a shape and kept: at most PLANS of them, the one that was not
-used for the longest goes first.
+"""Plans of the kernels, made once for a shape and kept. At most PLANS of them are kept; the least
+recently used one goes first.
 
 A plan belongs to a device and a stream. One that a CUDA graph was captured with stays for good,
 since the graph reads its tables. A call waits for nothing; the first one of a shape allocates the
@@ -95,8 +95,8 @@ class Place:
         return self.kind, self.index, self.stream
 
     def bytes(self, n: int, room: torch.Tensor | None = None) -> tuple[torch.Tensor, int]:
-        """n bytes of PyTorch's allocator, or of what is given, and where among them an address of
-        256 bytes lies."""
+        """n bytes of PyTorch's allocator, or of the argument, and the place of an address of 256
+        bytes among them."""
         if room is None:
             room = torch.empty(n + 256, dtype=torch.uint8, device=self.device)
         return room, (room.data_ptr() + 255) // 256 * 256
@@ -109,8 +109,8 @@ _bounds: OrderedDict[int, tuple[Any, int, tuple[int, ...]]] = OrderedDict()
 
 
 def bounds(cu: torch.Tensor | None, cpu: torch.Tensor | None, B: int, T: int) -> tuple[int, ...]:
-    """cu_seqlens as numbers: from the host's copy, else from the tensor itself, which waits for a
-    device once for each tensor; from B sequences of T tokens where there is neither."""
+    """cu_seqlens as numbers. They come from the host's copy, else from the tensor, which waits for
+    a device once for each tensor. Without either they are B sequences of T tokens."""
     if cu is None and cpu is None:
         return tuple(range(0, B * T + 1, T)) if T else (0,) * (B + 1)
     host = cpu if cpu is not None else cu

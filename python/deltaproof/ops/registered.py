@@ -1,5 +1,5 @@
 """The operators of torch.library, in the library `deltaproof`: kernels for CPU and CUDA, shapes for
-torch.compile, gradients. The functions of `deltaproof.ops` check what they are given and call these
+torch.compile, gradients. The functions of `deltaproof.ops` check their arguments and call these
 (`chunked.py`, `decoding.py`, `convolution.py`).
 
 `how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks], numbers of the

@@ -447,7 +447,7 @@ def show_alarms(files, rows):
 
 
 def show_passing(rows):
-    """Of wrong kernels, by alteration and format: tensors that passed or were unjudged."""
+    """Wrong kernels, by alteration and format: tensors that passed or were unjudged."""
     count = collections.defaultdict(lambda: collections.defaultdict(collections.Counter))
     for r in rows:
         kind = r["what"][-1]

@@ -15,7 +15,7 @@ TENSORS = [
 
 
 class Stop(Exception):
-    """What ends the program with a message and status 2."""
+    """Errors that end the program with a message and status 2."""
 
 
 class Plugin:
@@ -83,7 +83,7 @@ class Plugin:
         return subprocess.run([self.checker, *designs]).returncode
 
     def says(self, design):
-        """Of NAME[,KEY=VALUE..]: the base that it claims, what it declares, what it rounds."""
+        """The fields of NAME[,KEY=VALUE..]: its base, its declaration, its roundings."""
         said = self.lib.adversary_says(design.encode()).decode()
         if not said:
             raise Stop("no design '%s'; there are %s" % (design, " ".join(self.designs)))

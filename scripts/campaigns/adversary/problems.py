@@ -28,7 +28,7 @@ class Problem:
         self.hash = hashlib.sha1(self.text.encode()).hexdigest()[:8]
 
     def recorded_shape(self):
-        """Of q in the safetensors file: tokens first, key width last."""
+        """q in the safetensors file: tokens first, key width last."""
         path = os.path.join(self.folder, self.keys["data"])
         try:
             with open(path, "rb") as f:
@@ -203,8 +203,8 @@ def all_cases(folder, most):
 
 
 def choose_problems(a):
-    """Of the options --cases, --most, --generated, --small and --seed, in an order that mixes
-    them."""
+    """Problems of the options --cases, --most, --generated, --small and --seed, in an order that
+    mixes them."""
     folder = os.path.abspath(a.folder)
     if a.cases == "all":
         found = all_cases(folder, a.most)

@@ -42,8 +42,8 @@ def judged(row):
 
 
 def summary(t):
-    """Of one tensor of a record: what the tables need. times, window: error over the expected one,
-    of the whole tensor and of its worst window of tokens and head."""
+    """The fields of one tensor of a record that the tables need. times, window: error over the
+    expected one, of the whole tensor and of its worst window of tokens and head."""
     e = t.get("expected") or {}
     ratio = {k: number(e[k]["ratio"]) for k in ("tensor", "window") if k in e}
     return {
@@ -123,7 +123,7 @@ class Runner:
             return "%s %s" % (version, hashlib.sha1(f.read()).hexdigest()[:8])
 
     def rows(self):
-        """Those of this program and this plug-in."""
+        """Results of this program and this plug-in."""
         return [
             r
             for r in self.results.rows.values()

@@ -1,4 +1,4 @@
-"""What the results say: false alarms by design, power by fault."""
+"""The results: false alarms by design, power by fault."""
 
 import math
 from collections import Counter, defaultdict
