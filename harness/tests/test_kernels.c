@@ -595,20 +595,21 @@ DP_TEST(kernels, values_wider_than_the_kernels) {
 }
 
 /* K and V of a case of each op; the fast path takes K of 64 and V filled up to 64. */
-static void write_narrow(const char *op, int K, int V) {
+static void write_narrow(const char *op, int K, int V, const char *more) {
     char path[1024];
     const int keys = !strcmp(op, "mkda") || !strcmp(op, "gated-deltaproduct");
     snprintf(path, sizeof path, "%s/narrow/%s-%d.case", gt_tmpdir(), op, V);
     FILE *f = fopen(path, "w");
     fprintf(f,
             "reason = r\nsource = s\nop = %s\nT = 70\nHV = 2\nH = %d\nK = %d\nV = %d\nR = %d\n"
-            "cu_seqlens = 0,20,20,70\ng_scale = 0.02\ns0_scale = 0.5\ndstate = yes\nranks = 1,2\n"
-            "base = fp32,bf16\nchain = fp32\n",
-            op, strcmp(op, "dplr") ? 1 : 2, K, V, keys ? 2 : 1);
+            "cu_seqlens = 0,20,20,70\ng_scale = 0.02\ns0_scale = 0.5\nbase = fp32,bf16\n"
+            "chain = fp32\n%s",
+            op, strcmp(op, "dplr") ? 1 : 2, K, V, keys ? 2 : 1, more);
     fclose(f);
 }
 
-/* V that 8 does not divide, in every recurrence and on every path, with gradients and on ranks. */
+/* V that 8 does not divide: every recurrence and path with gradients and on ranks, two exchanges,
+ * calls from slots. */
 DP_TEST(kernels, values_of_any_width) {
     NEEDS_KERNELS;
     static const char *const ops[] = {
@@ -617,9 +618,11 @@ DP_TEST(kernels, values_of_any_width) {
     snprintf(cmd, sizeof cmd, "mkdir -p '%s/narrow'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     for (int i = 0; i < 8; i++) {
-        write_narrow(ops[i], 24, i % 2 ? 3 : 20);
-        if (i < 3) write_narrow(ops[i], 64, 60);
+        write_narrow(ops[i], 24, i % 2 ? 3 : 20, "dstate = yes\nranks = 1,2\n");
+        if (i < 3) write_narrow(ops[i], 64, 60, "dstate = yes\nranks = 1,2\n");
     }
+    write_narrow("gdn", 64, 12, "dstate = yes\nranks = 2\nmerge = ring,heads\n");
+    write_narrow("kda", 64, 12, "session = 30,4-2,1\nsession_slots = 5\n");
     static const char *const on[] = {"75", "fp32", "90", "bf16"};
     for (int i = 0; i < 4; i += 2) {
         snprintf(cmd, sizeof cmd,
@@ -627,7 +630,7 @@ DP_TEST(kernels, values_of_any_width) {
                  "--cache ../cache-of-narrow | grep -v ^pass",
                  gt_tmpdir(), on[i], program(), on[i + 1]);
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, "PASS (22 passed, 0 failed, 0 skipped, 0 unjudged"),
+        CHECK(rc == 0 && strstr(out, "PASS (25 passed, 0 failed, 0 skipped, 0 unjudged"),
               "%s: %.3000s", on[i], out);
     }
 }
