@@ -107,7 +107,7 @@ static void check_axes(const dp_tensorfile *f, dp_complaints *all) {
         dp_case_shape_text(t, have, sizeof have);
         dp_axes_text(need, want, sizeof want);
         dp_complain(all,
-                    "%s: tensor %s: shape %s, must be [%s]: an axis that is 1 long is written, too",
+                    "%s: tensor %s: shape %s, must be [%s]: axes of length 1 must be there, too",
                     f->path, t->name, have, want);
     }
 }

@@ -268,8 +268,8 @@ static void judge_conv(const dp_conv_calls *c, int i, dp_run *r) {
     if (t->verdict != DP_FAIL) return;
     const dp_row *f = &t->failed;
     snprintf(t->why, sizeof t->why,
-             "call %lld hands on another input than that of the token %d before its next one: "
-             "channel %d is %g (%a), was %g (%a)",
+             "call %lld returns another convolution input than that of the token %d before its "
+             "next one: channel %d is %g (%a), was %g (%a)",
              (long long)c->call + 1, each - (int)(wrong / v->D % each), f->index, f->got, f->got,
              f->want, f->want);
     let_speak(r->ntensor - 1, r);

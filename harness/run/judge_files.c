@@ -143,8 +143,8 @@ int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *ga
     if (q->ndim < 2 || q->ndim > 5 || at < 0) return 0;               /* refused by its shape */
     if (said < 0 && (keys || k->n > q->n)) {
         dp_complain(all,
-                    "%s: tensor g is missing, and rows of several keys a token read together or in "
-                    "turn: give --recurrence mkda|gated-deltaproduct",
+                    "%s: tensor g is missing, and rows of several keys a token read one state or "
+                    "one after another: give --recurrence mkda|gated-deltaproduct",
                     in->path);
         return 0;
     }

@@ -247,7 +247,7 @@ const dp_mistake dp_mistakes[] = {
      .applies = is_square,
      .change = state_turned},
     {.text = "final_state is transposed", .applies = is_square, .change = final_turned},
-    {.text = "final_state of sequences without tokens is zero, not the state that came in",
+    {.text = "final_state of sequences without tokens is zero, not their initial state",
      .applies = has_empty,
      .change = empty_kept},
     {.text = "as if A_log were -exp(A_log) already: it is exponentiated twice",

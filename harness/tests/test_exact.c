@@ -380,9 +380,9 @@ static const struct {
     {DP_FAULT_BWD_LAST_SUBSEQ, "exact-packed", 2, "dH", "dH of rank 1, head 3 holds numbers of",
      "sequence 5"}, /* rank 1 holds sequences 3, 4 and 5 */
     {DP_FAULT_GATE_OF_HEAD0, "exact-kda", 2, "dH",
-     "dH of rank 1, head 2 is what the decays of rank 1, head 0", "make"},
+     "dH of rank 1, head 2 was made with the decays of rank 1, head 0", ""},
     {DP_FAULT_GATE_NO_OFFSET, "exact-kda", 2, "dH",
-     "dH of rank 1, head 2 is what the decays of rank 0, head 2", "make"},
+     "dH of rank 1, head 2 was made with the decays of rank 0, head 2", ""},
     {DP_FAULT_CU_DIVIDED, "exact-packed", 2, "final_state",
      "final_state of rank 0, head 0, sequence 0 holds values of", "rank 1, head 0"},
     {DP_FAULT_ZIGZAG, "exact-kda", 2, "H", "H of rank 0, head 0 holds values of",
@@ -394,9 +394,9 @@ static const struct {
     {DP_FAULT_HALF_CHUNK, "exact-packed", 4, "dk", "dk of rank 0, head 0, sequence 1 holds what",
      "(token 52: that of 20;"},
     {DP_FAULT_MERGE_HALF_V, "exact-gdn", 2, "S_in",
-     "what is wrong in S_in of rank 1, head 0 is zero everywhere", "columns 24 to 47"},
-    {DP_FAULT_GRID_AXIS, "exact-kda", 4, "o",
-     "what is wrong in o of rank 0, head 2 is NaN everywhere", ""},
+     "every wrong entry in S_in of rank 1, head 0 is zero", "columns 24 to 47"},
+    {DP_FAULT_GRID_AXIS, "exact-kda", 4, "o", "every wrong entry in o of rank 0, head 2 is NaN",
+     ""},
     {DP_FAULT_MERGE_SCALED, "exact-kda", 4, NULL, NULL, NULL}, /* nobody else's data */
     {DP_FAULT_DG_NO_BOUNDARY, "exact-kda", 4, NULL, NULL, NULL},
 };

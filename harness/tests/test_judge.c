@@ -347,7 +347,7 @@ DP_TEST(judge, a_tensor_that_lacks_an_axis_is_refused_by_file_name_and_shape) {
                 o2 = {"o", x.s.out.o, 2, {192, 16}};
     write_file(in_path(), in, 5, 3, "F64", SAID);
     write_file(out_path(), &o2, 1, 3, "F64", NULL);
-    REFUSE(&o, "in.safetensors: tensor q: shape [192,16], must be [T,H,K]: an axis that is 1 long",
+    REFUSE(&o, "in.safetensors: tensor q: shape [192,16], must be [T,H,K]: axes of length 1",
            "in.safetensors: tensor v: shape [192,16], must be [T,HV,V]",
            "out.safetensors: tensor o: shape [192,16], must be [T,HV,V]");
     write_file(in_path(), in, 4, 3, "F64", SAID); /* GLA has no beta, and nothing else to tell */

@@ -125,7 +125,7 @@ DP_TEST(step_session, every_fault_of_its_calls_is_red_and_the_right_one_green) {
             CHECK((t->verdict == DP_FAIL) == F[f].of_conv, "%s: %s", r->id, t->why);
             CHECK((k->verdict == DP_FAIL) == F[f].of_conv, "%s: k: %s", r->id, k->why);
             CHECK(!F[f].of_conv || (!strncmp(r->why, "conv_state_q: call ", 19) &&
-                                    strstr(r->why, "hands on another input")),
+                                    strstr(r->why, "returns another convolution input")),
                   "%s: %s", r->id, r->why);
         }
         dp_runs_free(&runs);
@@ -177,10 +177,11 @@ DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
 
 /* A program gets x_q .., w_q .., conv_state_q .. and hands the states on; a library is skipped. */
 DP_TEST(step_session, a_program_runs_with_its_convolutions) {
-    static const char *const ASK[][2] = {{"", "VERDICT: PASS"},
-                                         {"zeros", "hands on another input"},
-                                         {"late", "conv_state_k: call 1 hands on another input"},
-                                         {"missing", "OUT: tensor conv_state_k is missing"}};
+    static const char *const ASK[][2] = {
+        {"", "VERDICT: PASS"},
+        {"zeros", "returns another convolution input"},
+        {"late", "conv_state_k: call 1 returns another convolution input"},
+        {"missing", "OUT: tensor conv_state_k is missing"}};
     char path[1024], cmd[4096], out[1 << 14];
     snprintf(path, sizeof path, "%s/layer.case", gt_tmpdir());
     FILE *f = fopen(path, "w");

@@ -478,7 +478,7 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
         snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
                  (long long)c->in->rows);
     else if (whole && !(seen > 2))
-        snprintf(j->why, sizeof j->why, "%.3g times the tensor would pass", j->seen);
+        snprintf(j->why, sizeof j->why, "the tensor times %.3g would pass", j->seen);
     else if (isfinite(seen))
         snprintf(j->why, sizeof j->why,
                  "zeros in head %d would pass: limits there are %.3g times the truth",

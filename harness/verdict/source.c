@@ -144,7 +144,7 @@ static int nothing_there(const dp_wrong_rows *x) {
     if (hi - lo + 1 <= cols / 2)
         snprintf(in_columns, sizeof in_columns, " and in columns %d to %d", lo, hi);
     snprintf(x->out->says, sizeof x->out->says,
-             "what is wrong in %s of %s is %s everywhere%s (%lld entries)", in->name, a,
+             "every wrong entry in %s of %s is %s%s (%lld entries)", in->name, a,
              zero == n ? "zero" : "NaN", in_columns, (long long)n);
     return 1;
 }

@@ -202,7 +202,7 @@ int dp_source_whose_decays(const dp_wrong_rows *x, int back, int state, int limi
     x->out->from = from;
     x->out->rows = x->out->of = 1;
     snprintf(x->out->says, sizeof x->out->says,
-             "%s of rank %d, head %d is what the decays of %s make", in->name, at.rank, at.head,
+             "%s of rank %d, head %d was made with the decays of %s", in->name, at.rank, at.head,
              also);
     return 1;
 }

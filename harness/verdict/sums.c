@@ -98,8 +98,8 @@ static void fail(dp_judgement *j, const worst_sum *w, int channels) {
                          .bound = w->limit,
                          .size = fabs(w->want)};
     snprintf(j->why, sizeof j->why,
-             "not the sum of the dg that came with it: off by %.3g, rounding explains %.3g", w->off,
-             w->limit);
+             "not the sum of the dg beside it: the difference is %.3g, rounding explains %.3g",
+             w->off, w->limit);
 }
 
 void dp_sums_judge(const dp_sums_in *in) {
