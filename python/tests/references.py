@@ -76,12 +76,21 @@ REFERENCES = (
     Reference("ssd", "fla:simple_gla", "naive_chunk_simple_gla", 64),
     Reference("gdn2", "fla:gdn2", "naive_recurrent_gdn2"),
     Reference("gdn2", "fla:gdn2", "naive_chunk_gdn2", 64),
-    Reference("gated-deltaproduct", "fla:gated_delta_product",
-              "naive_recurrent_gated_delta_product"),
-    Reference("dplr", "fla:generalized_delta_rule/dplr", "dplr_recurrence", scaled=False,
-              heads_first=True),
-    Reference("dplr", "fla:generalized_delta_rule/dplr", "dplr_chunkwise", 32, fill=True,
-              scaled=False, heads_first=True),
+    Reference(
+        "gated-deltaproduct", "fla:gated_delta_product", "naive_recurrent_gated_delta_product"
+    ),
+    Reference(
+        "dplr", "fla:generalized_delta_rule/dplr", "dplr_recurrence", scaled=False, heads_first=True
+    ),
+    Reference(
+        "dplr",
+        "fla:generalized_delta_rule/dplr",
+        "dplr_chunkwise",
+        32,
+        fill=True,
+        scaled=False,
+        heads_first=True,
+    ),
     Reference("comba-decayed", "fla:comba", "naive_recurrent_comba"),
     Reference("comba", "fla:comba", "naive_chunk_comba", 64),
 )
@@ -90,7 +99,7 @@ _COMBA: Any = {"number": "beta", "per_head": True}
 OWN = {
     "comba": Recurrence("comba", "q", "g", ("k", "p"), ("v",), _ROWS, undecayed=True, **_COMBA),
     "comba-decayed": Recurrence("decayed", "q", "g", ("k", "p"), ("v",), _ROWS, **_COMBA),
-}  # fmt: skip
+}
 
 
 def _activated(x: dict[str, Any]) -> dict[str, Any]:
