@@ -23,8 +23,10 @@ static const dp_judgement *closest_to_bound(const dp_run *r) {
  * known. */
 static double sees(const dp_judgement *t) {
     /* NOLINTNEXTLINE(*NullDereference): a run has its tensors */
-    const double drawn = t->expected.at[DP_LEVEL_TENSOR].limit * t->expected.expected;
-    const double expected = isnan(t->expected.excess) ? NAN : drawn;
+    const dp_level_result *x = &t->expected.at[DP_LEVEL_TENSOR];
+    /* the ratio counts what storing the tensor costs, `expected` does not */
+    const double usual = x->ratio > 0 ? t->rel_fro / x->ratio : t->expected.expected;
+    const double expected = isnan(t->expected.excess) ? NAN : x->limit * usual;
     return fmin(expected, t->bound); /* of a number and NAN the number */
 }
 

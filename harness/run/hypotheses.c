@@ -596,6 +596,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     for (int i = 0; i < failed->ntensor; i++)
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
     if (own) {
+        try_scale(&s);
         say_fits(&s, fits, arg);
         return s.count;
     }

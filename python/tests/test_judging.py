@@ -51,6 +51,19 @@ def test_a_right_kernel_passes_and_its_figures_come_back(x: dict[str, np.ndarray
     assert got["final_state"]["ratio"] < 1
 
 
+@pytest.mark.parametrize("design", [None, "recurrent"])
+def test_fp32_arithmetic_is_no_fp64(x: dict[str, np.ndarray], design: str | None) -> None:
+    """Whatever type holds the outputs. A kernel in fp64 whose outputs are stored in fp32 passes,
+    and the text says an error above its own as the smallest that fails."""
+    narrow, wide = (kda(**x, dtype=t)[0] for t in (np.float32, np.float64))
+    for o in (narrow.astype(np.float32), narrow.astype(np.float32).astype(np.float64)):
+        assert judge(x, {"o": o}, base="fp64", design=design, **SAID).status == 1
+    assert judge(x, {"o": wide}, base="fp64", design=design, **SAID).passed
+    found = judge(x, {"o": wide.astype(np.float32)}, base="fp64", design=design, **SAID)
+    said = re.search(r"error (\S+); smallest error that fails: (\S+) of o", found.text)
+    assert found.passed and said and float(said[1]) < float(said[2]), found.text
+
+
 def test_gates_above_0_are_judged_and_the_record_asks_whether_they_are_decays(
     x: dict[str, np.ndarray],
 ) -> None:

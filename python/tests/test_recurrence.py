@@ -170,6 +170,13 @@ def test_bf16_is_judged_by_its_own_limits() -> None:
     assert got["da"]["ratio"] < 1
 
 
+def test_a_scale_that_is_not_said_is_named() -> None:
+    x = rwkv7_inputs()
+    o = rwkv7(x)["o"] * np.float32(K**0.5)
+    found = judge(x, {"o": o}, recurrence=RWKV7, base="fp32", gate="log")
+    assert "fits: passes with scale=1" in " ".join(found.text.split()), found.text
+
+
 def test_what_is_wrong_in_rows_is_named() -> None:
     x = comba_inputs()
     wrong = Recurrence("mine", "q", "g", ("k", "p"), ("v",), ({"write": "k", "read": "c"},))
