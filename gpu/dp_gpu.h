@@ -45,10 +45,10 @@ typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 /* The owners of tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts` parts in
  * their order. Host memory, the same on every rank. A rank may own several parts, or none; its
  * tensors hold their rows one part after the other. A part takes the place of a rank: its (M, H) is
- * formed and gathered, and it starts from the merged state of the parts before it. With parts = 0
- * rank r owns tokens r T / N .. by_part: dA_log and ddt_bias are sums over the parts in their
- * order, not over ranks. No kernel is then chosen by a rank's own tokens. So no bit of an output
- * depends on the owners or on the number of ranks. */
+ * formed and gathered. It starts from the merged state of the parts before it. With parts = 0 rank
+ * r owns tokens r T / N .. by_part: dA_log and ddt_bias are sums over the parts in their order, not
+ * over ranks. No kernel is then chosen by a rank's own tokens. So no bit of an output depends on
+ * the owners or on the number of ranks. */
 typedef struct {
     int parts, by_part;
     const int64_t *cut; /* [parts + 1] */
@@ -121,11 +121,11 @@ typedef struct {
      * heads for all tokens of HV / N value heads each, and no state. Forward and backward are one
      * rank's over those. The bits are one rank's if both cut segments alike (`segments`,
      * `segment_chunks` or a dense chain say so). If H does not divide by N, dq, dk and dlr_b are
-     * sums over ranks, in fp32 in the order of value heads: near the bits of one rank. DP_EINPUT
-     * where HV does not divide by N, or H of a grid (by_part); for payloads that round and
-     * send_dh_only. On a grid one rank alone sends itself what many would send, so that its bits
-     * are theirs. Ranks that exchange heads cut nothing there, and have the bits of one rank alone
-     * with the same exchange */
+     * sums over ranks, in fp32 in the order of value heads. They are near the bits of one rank.
+     * DP_EINPUT where HV does not divide by N, or H of a grid (by_part); for payloads that round
+     * and send_dh_only. On a grid one rank alone sends itself what many would send, so that its
+     * bits are theirs. Ranks that exchange heads cut nothing there, and have the bits of one rank
+     * alone with the same exchange */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
@@ -153,11 +153,12 @@ typedef struct {
     const void *erase, *write, *lr_a, *lr_b;
 } dpg_tensors;
 
-/* Gradients, shapes and rows as above: dg of the raw gate, dbeta of the raw beta, dq and dk of the
- * raw inputs (before the L2 norm). They are summed over the value heads of a group. dfinal_state
- * [Nseq][HV][K][V] is read where a sequence ends on the rank, NULL: zeros. ds0 likewise is written
- * where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias [HV][Kg]: sums over
- * all ranks, the same bits on every rank; NULL: not wanted (then NULL on every rank). */
+/* Gradients, shapes and rows as above. They are dg of the raw gate, dbeta of the raw beta, dq and
+ * dk of the raw inputs (before the L2 norm). They are summed over the value heads of a group.
+ * dfinal_state [Nseq][HV][K][V] is read where a sequence ends on the rank, NULL: zeros. ds0
+ * likewise is written where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias
+ * [HV][Kg]: sums over all ranks, the same bits on every rank; NULL: not wanted (then NULL on every
+ * rank). */
 typedef struct {
     const void *dout;
     const float *dfinal_state;
@@ -328,9 +329,9 @@ dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_
  * local sub-sequence). Then gather, merge (dS_out, from the farthest later rank), state (dh,
  * dv_new, ds0). Then intra (gradients of activated inputs per value head), gate (groups summed, L2
  * norm, beta, gate). The last step gathers dA_log and ddt_bias and adds them in rank order.
- * dpg_backward runs all. A stream of the plan runs steps that wait for other ranks: gather and
- * merge beside the recomputation of h and v_new, the last gather beside dq and dk. Bits are those
- * of the parts one after the other. */
+ * dpg_backward runs all. A stream of the plan runs steps that wait for other ranks. These are
+ * gather and merge beside the recomputation of h and v_new, and the last gather beside dq and dk.
+ * Bits are those of the parts one after the other. */
 typedef enum {
     DPG_BWD_RECOMPUTE = 1,
     DPG_BWD_DAV = 2,
@@ -348,13 +349,13 @@ dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_gra
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
 /* Stages by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B
- * L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale). Of tokens: w kg [L][HV][R][K], qg
- * [L][HV][K], u v_new [L][HV][R][V], o [L][HV][V]. Of states: M [HV][K][K], H S_in [HV][K][V]
- * (zeros where the rank has none), h [chunks][HV][K][V]. After a backward (which overwrites those):
- * dv_local dv_new [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state AFTER a chunk). Also
- * dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. With a table of owners the tensors
- * of ranks are [parts of the rank] .. each. None of ranks that exchange heads. dims has room for 5;
- * unknown or not kept: DP_EINPUT. */
+ * L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale). Stages of tokens: w kg [L][HV][R][K], qg
+ * [L][HV][K], u v_new [L][HV][R][V], o [L][HV][V]. Stages of states: M [HV][K][K], H S_in
+ * [HV][K][V] (zeros where the rank has none), h [chunks][HV][K][V]. After a backward (which
+ * overwrites those): dv_local dv_new [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state
+ * AFTER a chunk). Also dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. With a table
+ * of owners the tensors of ranks are [parts of the rank] .. each. None of ranks that exchange
+ * heads. dims has room for 5; unknown or not kept: DP_EINPUT. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,

@@ -13,7 +13,7 @@ struct Matrix {
 };
 
 /* A chain of products over MV columns: P <- M P + add for one M after the other, fp32 FMA, sums in
- * the order of k. M (K x K, row stride ld) is read in panels of PK columns; the next panel is
+ * the order of k. M (K x K, row stride ld) is read in panels of PK columns. The next panel is
  * loaded into registers while this one is used. A thread makes 4 columns of NR rows, APART
  * apart. */
 template <int MV, int KMAX> struct Columns {
@@ -36,7 +36,7 @@ template <int MV, int KMAX> struct Columns {
             if (r0 + i * APART < K)
                 f(i, r0 + i * APART, *(float4 *)(P + (r0 + i * APART) * MV + col));
     }
-    /* Load x of a panel: 4 words of a row r from column k on. Of a transpose: 4 rows of a column,
+    /* Load x of a panel: 4 words of a row r from column k on. For a transpose: 4 rows of a column,
      * so that a warp reads 8 x 16 words and writes them apart. */
     __device__ __forceinline__ void place(int x, int &r, int &k) {
         r = flipped ? x / 32 % (KMAX / 16) * 16 + x % 4 * 4 : x / (PK / 4);

@@ -10,8 +10,8 @@
  * M, which are loaded straight into its registers; the next product's rows follow. P is kept split,
  * (hi, lo) of rows 2 k and 2 k + 1 side by side. The k-steps take channels in the order in which a
  * lane's float4 holds them. The leading products of 16 channels are added in the tensor core and
- * then in fp32: 2.7e-7 from fp64 after 6 products, where sums of 64 channels are 6.6e-7 off. The
- * mean loss is not corrected: over so few products it does not matter, and exact sums stay
+ * then in fp32. That is 2.7e-7 from fp64 after 6 products, where sums of 64 channels are 6.6e-7
+ * off. The mean loss is not corrected: over so few products it does not matter, and exact sums stay
  * exact. */
 template <int K> struct Panel {
     static const int PITCH = 33, AHEAD = 2; /* 16 columns of M each */

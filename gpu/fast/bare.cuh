@@ -1,6 +1,6 @@
-/* gpu/fast/bare.cuh - plans that store no w and u: the data that a chunk passes to the state pass
- * where only o and final_state are wanted. The pass multiplies T B by V and by S k. So no w and u
- * are made, and nothing is rounded between.
+/* gpu/fast/bare.cuh - plans that store no w and u, where only o and final_state are wanted. It has
+ * the data that a chunk passes to the state pass. The pass multiplies T B by V and by S k. So no w
+ * and u are made, and nothing is rounded between.
  *
  * A gate a channel: a tile makes T B, Aqk, and rows of k and q with their decay (k_decayed,
  * chunks.cu). The pass (state_gated.cu) reads them, and the rows of v:
@@ -13,9 +13,9 @@
  *
  *   X = T B (V - of_k o K S)    S <- eC S + K' (to_end o X)    o = of_q o Q S + Aqk X
  *
- * w and u are those of math.md e.2, multiplied by S before they are added: w S = T B (of_k o K S),
- * u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu multiplies by T
- * B, too. It, or spoil.cu, looks for entries of v that are not finite. */
+ * w and u are those of math.md e.2, multiplied by S before they are added. So w S = T B (of_k o K
+ * S), and u = T B V. Where sequences are cut in segments, or ranks wait for (M, H), pre.cu
+ * multiplies by T B, too. It, or spoil.cu, looks for entries of v that are not finite. */
 #ifndef DPG_BARE_CUH
 #define DPG_BARE_CUH
 #include "plan/paths.cuh"

@@ -1,6 +1,6 @@
 /* gpu/fast/far.cuh - the part of a diagonal 16 x 16 block that sums over channels in fp32 replace.
- * It is channels in which a row lies more than 2^110 (NEAR) below the block's first as a key, or
- * more than 2^116 as the row that reads keys. Rare: gates that forget a state within 16 tokens, and
+ * It is channels in which a row lies more than 2^110 (NEAR) below the block's first as a key. As
+ * the row that reads keys the limit is 2^116. Rare: gates that forget a state within 16 tokens, and
  * resets. The gates are made again from the inputs. */
 #ifndef DPG_FAR_CUH
 #define DPG_FAR_CUH

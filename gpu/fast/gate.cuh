@@ -15,8 +15,9 @@
 #define NEAR 110.f
 /* gam: from the block's first row. */
 __device__ __forceinline__ bool is_far(float gam) { return -gam > NEAR; }
-/* Is a row so far below that its own factor, 2^gam times an entry of q or k, is no number of bf16
- * with all its digits? Its terms are summed pairwise, too, with rows that are not far. */
+/* Is a row so far below that its own factor is no number of bf16 with all its digits? The factor is
+ * 2^gam times an entry of q or k. Its terms are summed pairwise, too, with rows that are not
+ * far. */
 __device__ __forceinline__ bool is_low(float gam) { return gam < -116.f; }
 /* Is the decay of so much no normal number of fp32? */
 __device__ __forceinline__ bool is_lost(float gam) { return gam < -126.f; }

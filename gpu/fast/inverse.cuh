@@ -116,8 +116,8 @@ __device__ __forceinline__ void invert_half(float *A, int half, int lane) {
     store_block(low, z.c, -1.f, lane);
 }
 
-/* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products with a barrier of
- * the block before each. The upper triangle holds the result of the first. */
+/* -T22 A21 T11 of 32 rows, block (i, j) of 16 by warp 2 i + j, in two products. A barrier of the
+ * block precedes each. The upper triangle holds the result of the first. */
 __device__ __forceinline__ void invert_rest_first(float *A, int warp, int lane) {
     int i = warp / 2, j = warp % 2;
     float *low = A + 32 * TS, *up = A + 32;

@@ -1,5 +1,5 @@
-/* gpu/fast/tile.cuh - tiles of 64 rows in shared memory: pieces of 16 bytes, fragments, and how a
- * warp names the rows of a 16 x 16 block for matrix loads. */
+/* gpu/fast/tile.cuh - tiles of 64 rows in shared memory: pieces of 16 bytes, fragments. It also has
+ * the orders in which a warp names the rows of a 16 x 16 block for matrix loads. */
 #ifndef DPG_TILE_CUH
 #define DPG_TILE_CUH
 #include "instructions.cuh"

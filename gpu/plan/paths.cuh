@@ -44,8 +44,8 @@ int fast_augments(const Device *dev);
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
 
-/* Of a recurrence: does only the token path have it? Does a token erase? How many keys has a token
- * on that path? */
+/* Facts of a recurrence: does only the token path have it? Does a token erase? How many keys has a
+ * token on that path? */
 int token_alone(dp_model m);
 int token_erases(dp_model m);
 int token_keys(const dpg_problem *p);
@@ -63,7 +63,7 @@ dp_status chain_merge_bwd(const Call &c);
  * a third. */
 dp_status chain_hand(const Call &c, const float *element, int applies, const float *S, float *to);
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to);
-/* Of parts: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
+/* For parts: M and dM of each, H and M of B_HMALL to the states in B_SIN, and backward. */
 dp_status chain_links_m(const Call &c);
 dp_status chain_links_dm(const Call &c);
 dp_status chain_fold(const Call &c);

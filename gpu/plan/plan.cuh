@@ -1,5 +1,5 @@
 /* gpu/plan/plan.cuh - types that the folders of gpu/ share: dimensions, tables of chunks and
- * sequences, buffers of a plan, and the call of one of its steps.
+ * sequences, buffers of a plan. Also the call of one of its steps.
  *
  * A tile is one chunk of one value head: tile = chunk * HV + head. Its buffers are padded to whole
  * chunks (n rows). Rows past the chunk's last token hold zeros, so that products over a tile need
@@ -43,8 +43,8 @@ struct Link {
 };
 static inline int link_needs_m(const Link &l) { return l.first == l.last && l.pre && l.post; }
 
-/* Consecutive parts whose elements are multiplied for the rank's parts among them: from the first
- * part of a sequence up to the rank's last, or from the last part down to its first. */
+/* Consecutive parts whose elements are multiplied for the rank's parts among them. They go from the
+ * first part of a sequence up to the rank's last, or from the last part down to its first. */
 struct Fold {
     int from, to;
 };

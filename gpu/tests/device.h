@@ -1,5 +1,5 @@
 /* gpu/tests/device.h - shared by the test programs and benchmarks of a device: calls that must
- * succeed, checks and their count, device memory, communicators, a host thread a rank. */
+ * succeed, checks and their count. Also device memory, communicators, a host thread a rank. */
 #ifndef DPG_TESTS_DEVICE_H
 #define DPG_TESTS_DEVICE_H
 #include "../dp_gpu.h"

@@ -2,9 +2,9 @@
  * started in.
  *
  * Code runs from that tree (reports/), so nothing of the present folder can replace it. The tree is
- * the folder above the build folder of the program's own file. Of an installed
- * PREFIX/bin/deltaproof it is PREFIX/share/deltaproof, else the source tree that was compiled in. A
- * tree that every user may write to is never used.
+ * the folder above the build folder of the program's own file. An installed PREFIX/bin/deltaproof
+ * has PREFIX/share/deltaproof, else the source tree that was compiled in. A tree that every user
+ * may write to is never used.
  */
 #ifndef DP_HOME_H
 #define DP_HOME_H

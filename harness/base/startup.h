@@ -1,9 +1,9 @@
 /* harness/base/startup.h - what the program asks of the process that it runs in, and how it may
  * end.
  *
- * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. Another status, with
- * a message, ends the program on a signal, on output that cannot be written, and where a library
- * ends it (threads that cannot be started).
+ * Exit status 1 means "a verdict failed" and nothing else: it is main's alone. A signal, or output
+ * that cannot be written, ends the program with another status and a message. So does a library
+ * that ends it (threads that cannot be started).
  */
 #ifndef DP_STARTUP_H
 #define DP_STARTUP_H

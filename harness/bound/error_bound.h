@@ -15,9 +15,9 @@
 extern "C" {
 #endif
 
-/* Errors of the activations (math.md c). Those of q, k, beta are relative, without .g. Those of the
- * gate of one token, head and channel: absolute error of its value, RELATIVE error of its
- * derivatives by raw gate and A_log. Derived above the code. */
+/* Errors of the activations (math.md c). Errors of q, k, beta are relative, without .g. For the
+ * gate of one token, head and channel they are the absolute error of its value and the RELATIVE
+ * error of its derivatives by raw gate and A_log. Derived above the code. */
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r);
 typedef struct {
     double g, dx, dA, Dg, Ddx;

@@ -60,7 +60,7 @@ typedef struct {
                               DP_FP32 or DP_FP64 */
 
     /* Which of the next four are there: has_problem, has_conv, has_front, has_factors of its row
-     * (operations.h). Those are complete and checked. */
+     * (operations.h). Existing ones are complete and checked. */
     dp_problem p;
     dp_conv conv;
     /* The convolutions before q, k and v, without dy, and the radius of their outputs. The

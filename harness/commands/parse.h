@@ -7,7 +7,7 @@
 /* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */
 void dp_parse_examples(const char *lines);
 
-/* Those lines; "" before any were set. */
+/* The examples; "" before any were set. */
 const char *dp_examples(void);
 
 /* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2.

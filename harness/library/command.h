@@ -24,7 +24,7 @@
  *
  * A call that takes longer than its limit fails, and each process may have so much private memory.
  * All processes that a command started end with its call (--serve: with the program). OUT is read
- * afterwards: a regular file, no symbolic one. Its prints (--serve: on standard error) are kept,
+ * afterwards: a regular file, no symlink. Its prints (--serve: on standard error) are kept,
  * and the last lines are shown where it fails. The two files lie in a new folder below $TMPDIR
  * (/tmp), which is removed at the end. If this program was killed, the next one removes it.
  */

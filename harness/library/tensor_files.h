@@ -13,9 +13,9 @@
 extern "C" {
 #endif
 
-/* Axes of an input or a result in a file; returns how many. The field's axes, without that of keys
- * for one key a token, and without the gate's for one gate a head (K = 1: a channel's gate has none
- * as well). */
+/* Axes of an input or a result in a file; returns how many. The field's axes. That of keys is left
+ * out for one key a token, the gate's for one gate a head (K = 1: a channel's gate has none as
+ * well). */
 int dp_file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]);
 
 /* Adds the inputs of a problem, cu_seqlens of several sequences, and as metadata the forms of gate

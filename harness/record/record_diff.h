@@ -11,11 +11,11 @@
  *
  * Cases, and the tensors of all cases together (`pooled`), are compared by their names.
  *
- * NEW is worse when an error became worse, or a verdict did: of the record, of a run, of a tensor,
- * of a row of `pooled`. It is worse when a judged run or tensor, a case or such a row is gone. It
- * is worse when a tensor is unjudged, or when more cases could not be judged at all. Lost and new
- * items are listed apart from worse ones, a line a case where that has more than three runs.
- * Records are the same when nothing of that differs, nor their digests.
+ * NEW is worse when an error became worse. It is worse when a verdict did: of the record, of a run,
+ * of a tensor, of a row of `pooled`. It is worse when a judged run or tensor, a case or such a row
+ * is gone. It is worse when a tensor is unjudged, or when more cases could not be judged at all.
+ * Lost and new items are listed apart from worse ones, a line a case where that has more than three
+ * runs. Records are the same when nothing of that differs, nor their digests.
  */
 #ifndef DP_RECORD_DIFF_H
 #define DP_RECORD_DIFF_H

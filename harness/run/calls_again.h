@@ -1,9 +1,9 @@
 /* harness/run/calls_again.h - a call made again. With the same inputs its results must have the
  * same bits; with others, results that follow from the first.
  *
- * The other inputs need no truth of their own. Each value head takes the place of the next (of its
- * group, with the query and key head that it reads), and q, k, v and do change sign. Then o, dq, dk
- * and dv change sign, all else stays, and every result moves with its head.
+ * The other inputs need no truth of their own. Each value head takes the place of the next of its
+ * group, with the query and key head that it reads. The tensors q, k, v and do change sign. Then o,
+ * dq, dk and dv change sign, all else stays, and every result moves with its head.
  */
 #ifndef DP_CALLS_AGAIN_H
 #define DP_CALLS_AGAIN_H

@@ -5,9 +5,9 @@
  * again by the same truth, bounds and draws. It fits when all tensors that it concerns pass.
  * Settings: another layout of states, another form of gate, beta or norm, another scale, a coarser
  * base, gates read in a shorter format. Inputs: another eps of the norm, gates in base 2 or kept in
- * bf16 after their activation, gates or betas of the token before, a rank that starts from zero.
- * Outputs: one tensor by a common factor, one token late. If none of these fits, but for a coarser
- * base: products of operands in tf32.
+ * bf16 after their activation. Also gates or betas of the token before, and a rank that starts from
+ * zero. Outputs: one tensor by a common factor, one token late. If none of these fits, but for a
+ * coarser base: products of operands in tf32.
  *
  * mistakes.c has a row for each misreading of inputs. Before a truth is paid for, fp64 of the
  * changed problem must be nearer to what failed than a tenth of the failure.
@@ -35,9 +35,8 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
                                   double seconds, void (*fits)(const char *text, void *arg),
                                   void *arg);
 
-/* passed: the run of these options. Returns 1 if an error is
- * below a thousandth of its claim's expectation, and it would also pass by a claim that sees
- * smaller errors; text names that claim. */
+/* passed: the run of these options. Returns 1 if an error is below a thousandth of its claim's
+ * expectation, and a claim that sees smaller errors would also pass. The text names that claim. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);
 
 #ifdef __cplusplus

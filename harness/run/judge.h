@@ -96,9 +96,9 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *
  * rank, base fp32 and chain fp32. DP_EINPUT as above; then *c needs no freeing. */
 dp_status dp_judge_load_inputs(const dp_judge_options *o, dp_case *c, dp_err *e);
 
-/* dp_judge with the inputs and settings of a case. Of o only outputs, ranks, base, claim and
- * state_layout count. Defaults are the case's first base and chain, one rank, kv. *c gets that one
- * base, chain and rank count. */
+/* dp_judge with the inputs and settings of a case. Options o that count: outputs, ranks, base,
+ * claim and state_layout. Defaults are the case's first base and chain, one rank, kv. *c gets that
+ * one base, chain and rank count. */
 dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *out, dp_err *e);
 /* The inputs of a case as judge reads them: tensors, and the forms of gate and beta, l2norm, scale,
  * cu_seqlens as metadata. Op recurrence. */

@@ -1,5 +1,5 @@
-/* harness/run/limits.h - a run's limits by its design: its claim, the allowance on top of the
- * draws, whether bounds are derived for its design, and one rounding of its base.
+/* harness/run/limits.h - a run's limits by its design: its claim, and the allowance on top of the
+ * draws. Also whether bounds are derived for its design, and one rounding of its base.
  */
 #ifndef DP_LIMITS_H
 #define DP_LIMITS_H

@@ -15,8 +15,8 @@ typedef struct {
     int n;
     dp_claim claim[DP_MAX_RANK_COUNTS * DP_MAX_CLAIMS];
 } dp_claims;
-/* A claim replaces one that differs from it only by its stages, or on one rank by the format of the
- * chain that there is none of. The same draws serve both. */
+/* A claim replaces one that differs from it only by its stages. On one rank it replaces one that
+ * differs by the format of the chain, which does not exist there. The same draws serve both. */
 void dp_claims_add(dp_claims *list, const dp_claim *claim);
 
 typedef struct dp_subject_kind dp_subject_kind;

@@ -1,10 +1,10 @@
 /* harness/search/differ.h - two subjects on the same inputs, without a truth: where their results
  * and stages differ, and whether by more than both bounds allow.
  *
- * Each row (a token's vector, a state, a head's sum) of a tensor that both make is compared, by the
- * 2-norm of its difference, with the sum of two bounds. Each bound is that of the base, chain and
- * design of one subject (harness/bound/error_bound.h). Beyond it one of them breaks its own bound,
- * or both; which one, a truth alone can say.
+ * Each row (a token's vector, a state, a head's sum) of a tensor that both make is compared. The
+ * 2-norm of its difference must be within the sum of two bounds. Each bound is that of the base,
+ * chain and design of one subject (harness/bound/error_bound.h). Beyond it one of them breaks its
+ * own bound, or both; which one, a truth alone can say.
  *   same       the same numbers (-0 = 0, NaN = NaN)
  *   within     others, no row by more than the sum of both bounds
  *   beyond     a row is

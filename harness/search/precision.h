@@ -10,8 +10,9 @@
  * nowhere above a failing one is not tried.
  *
  * Cost, for the order of policies: flops of a unit's matrix products, bytes that it writes and the
- * next stage reads. The time of both is at the peak rates of an H200 SXM (dense: bf16 989, tf32
- * 495, 3xTF32 165, fp32 67, fp64 33.5 Tflop/s; 4.8 TB/s). It orders policies and predicts nothing.
+ * next stage reads. The time of both is at the peak rates of an H200 SXM. Dense: bf16 989, tf32
+ * 495, 3xTF32 165, fp32 67, fp64 33.5 Tflop/s; memory: 4.8 TB/s. It orders policies and predicts
+ * nothing.
  */
 #ifndef DP_PRECISION_H
 #define DP_PRECISION_H

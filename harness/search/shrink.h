@@ -9,11 +9,11 @@
  * First by laws: a case with drawn inputs is tried with fewer tokens, heads, channels and settings
  * of the same laws. The rest is still a few hundred bytes of text.
  *
- * Then delta debugging. Blocks of half an axis, then a quarter, down to single indices, are removed
- * from ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V. Optional tensors
- * are left out. Tokens and numbers are set to zero, the others to powers of two. A step is kept
- * when the problem that remains fails for the same reason. All of it is repeated until nothing more
- * goes.
+ * Then delta debugging. Blocks of half an axis, then a quarter, down to single indices, are
+ * removed. The axes are ranks, tokens (the same ones of every rank), heads, sequences, keys, K, V.
+ * Optional tensors are left out. Tokens and numbers are set to zero, the others to powers of two. A
+ * step is kept when the problem that remains fails for the same reason. All of it is repeated until
+ * nothing more goes.
  */
 #ifndef DP_SHRINK_H
 #define DP_SHRINK_H

@@ -167,9 +167,9 @@ dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *desi
 /* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
-/* One rank of N, that of peers, alone: `part` has its tokens (T of them; parts one behind the
+/* One rank of N, that of peers, alone. `part` has its tokens (T of them; parts one behind the
  * other) and the cu and states of all. Results are those of its tokens and of the sequences that
- * begin or end in them, in lists of all ranks its own. dA_log and ddt_bias are the sums. Borrows
+ * begin or end in them. They lie in lists of all ranks; dA_log and ddt_bias are the sums. Borrows
  * part and peers. */
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e);

@@ -1,5 +1,5 @@
-/* harness/tests/attack.h - shared by the tests `attacks*`: fresh folders, files, and the program
- * run under a limit of time, from a folder that is not the source tree.
+/* harness/tests/attack.h - shared by the tests `attacks*`: fresh folders and files. It runs the
+ * program under a limit of time, from a folder that is not the source tree.
  *
  * Everything runs the program as a user does. So the same tests can be run against an older one
  * (DP_PROGRAM), where each of them must fail.
@@ -17,7 +17,7 @@ const char *at_text(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void at_write(const char *path, const char *text);
 /* The whole file, NUL at its end, to be freed; "" where there is none. */
 char *at_read(const char *path);
-int at_exists(const char *path); /* also for a symbolic file without a target */
+int at_exists(const char *path); /* also for a symlink without a target */
 
 /* A shell command in `dir`, with the program as $P and the cases as $C; what it printed in at_out.
  * Ended, with all that it started, after so many seconds. */

@@ -1,4 +1,4 @@
-/* Attacks through files: code in the present folder, symbolic files, pipes and devices, kills while
+/* Attacks through files: code in the present folder, symlinks, pipes and devices, kills while
  * files are written, names that are no text. */
 #include "attack.h"
 
@@ -94,7 +94,7 @@ DP_TEST(attacks_files, a_planted_link_is_not_written_through) {
     free((char *)dir);
 }
 
-/* A symbolic file that names itself is refused and stays. */
+/* A symlink that names itself is refused and stays. */
 DP_TEST(attacks_files, a_link_to_itself_is_refused) {
     const char *dir = strdup(at_dir("loop"));
     at_write(at_text("%s/tiny.case", dir), TINY);

@@ -6,7 +6,7 @@
 
 #include "gt.h"
 
-/* A folder of symbolic names of basic tools, plus `id` that prints uid and an `apt-get` that runs
+/* A folder of symlinks to basic tools, plus `id` that prints uid and an `apt-get` that runs
  * the given shell line. */
 static const char *world(const char *name, int uid, const char *apt_get) {
     static char dir[512];

@@ -10,13 +10,13 @@
  *           these inputs, within its bound or not, and judges what the bound leaves open
  *           (levels.h). Where no bound is derived for the design, this tier alone decides.
  *
- * A tensor passes when every entry that it has a value for lies under at least one limit, and a
- * head of zeros would not pass. Else it is unjudged, and `why` says what is missing.
+ * A tensor passes when every entry that it has a value for lies under at least one limit. A head of
+ * zeros must not pass. Else it is unjudged, and `why` says what is missing.
  *
  * Values that are not finite, entry by entry: where the truth is not finite, the result must not be
- * either. A finite truth with a result that is not finite fails, except in the chunk and head of a
- * truth that is not (dense tiles multiply masked zeros by NaN). Such entries hold no value, and
- * rows of them are counted in `why`.
+ * either. A finite truth with a result that is not finite fails. An exception is the chunk and head
+ * of a truth that is not finite, since dense tiles multiply masked zeros by NaN. Such entries hold
+ * no value, and rows of them are counted in `why`.
  */
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H

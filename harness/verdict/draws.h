@@ -2,8 +2,8 @@
  *
  * A draw is one run of the declared design on a nearby problem, minus the fp64 reference of that
  * same problem (expected.h). A tensor is [rows][width]; rows are grouped in windows. A window is
- * the rows of one head in one 64-token window of a rank and sequence, or one state, or one row that
- * has no token. All errors of D draws are kept as sums, by row and by window:
+ * the rows of one head in one 64-token window of a rank and sequence. It may also be one state, or
+ * one row that has no token. All errors of D draws are kept as sums, by row and by window:
  *
  *   err2   |got - want|^2 of each row
  *   column2  the same of each channel of a head (of a state: of each of its columns), over its rows

@@ -10,8 +10,8 @@
  * A session is drawn in its own calls, rollbacks and formats of the kept state included; its
  * reference takes all tokens at once.
  *
- * A training step (op step) is drawn whole: x, w and bias of the convolutions move, too, and q, k,
- * v of the subject are outputs of its own convolution.
+ * A training step (op step) is drawn whole: x, w and bias of the convolutions move, too. The
+ * subject's q, k, v are outputs of its own convolution.
  */
 #ifndef DP_EXPECTED_H
 #define DP_EXPECTED_H

@@ -1,8 +1,8 @@
 /* harness/verdict/levels.h - is an error more than its design makes of these inputs? The statistics
  * of the expected tier (reports/verdicts.md: what they were measured to do).
  *
- * A tensor's error is compared on several levels, so that a fault is plain on one of them: in one
- * row, one window, one head of one rank, or thinly everywhere:
+ * A tensor's error is compared on several levels, so that each fault is plain on one of them. A
+ * fault may lie in one row, one window, one head of one rank, or thinly everywhere:
  *
  *   row     one row of one token                   every   all windows alike: the power mean
  *   window  the rows of one window                         of |err| / E, exponent 2/3

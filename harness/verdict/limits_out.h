@@ -2,8 +2,8 @@
  * against, for truth packs (python/deltaproof/packs.py).
  *
  * Limits of a tensor: rows, their bound and radius together, [rows]; and the parts that draws see,
- * subrows of a row each. For these the largest |error|_2 that passes: of each part, of each window
- * of parts, of each head on a rank and of the whole tensor. Infinity: no limit. Limits of other
+ * subrows of a row each. For these it has the largest |error|_2 that passes: of each part, each
+ * window of parts, each head on a rank, and the whole tensor. Infinity: no limit. Limits of other
  * levels (levels.h) are along directions or over places, and are left out.
  */
 #ifndef DP_LIMITS_OUT_H

@@ -36,10 +36,10 @@ dp_row_map dp_map_field(const dp_windows *w, int field);
 
 /* How many degrees of freedom the error of a row has at most, by count.
  *
- * A row of o or dq sums vectors over the tokens up to itself, a row of dk or dv over the tokens
- * from itself on. Much of its error is that of each vector's factor, a product of two rows: one
- * number a token. So the error of a sequence's first row of dq, or its last one of dk, is little
- * more than one number a value head. A few draws cannot tell it from one of many.
+ * A row of o or dq sums vectors over the tokens up to itself. A row of dk or dv sums over the
+ * tokens from itself on. Much of its error is that of each vector's factor, a product of two rows:
+ * one number a token. So the error of a sequence's first row of dq, or its last one of dk, is
+ * little more than one number a value head. A few draws cannot tell it from one of many.
  */
 /* [T][heads][rows of a token] of a result field, to be freed. Tokens that it sums over, times the
  * numbers of a token: its keys and, if value heads are added up, these. NULL: no limit, since an

@@ -9,9 +9,9 @@
  *   decays           M, H, dM or dH is what the chunks make with the decays to the chunk's end of
  *                    another rank or head
  *   nothing          every wrong entry is zero, or NaN
- * The sentence names one wrong place (rank, head) and the source of most of its wrong rows: at
- * least two rows and a quarter of those looked at. Whole rows: three of different content, the same
- * number of tokens away. */
+ * The sentence names one wrong place (rank, head) and the source of most of its wrong rows. These
+ * are at least two rows and a quarter of those looked at. Whole rows: three of different content,
+ * the same number of tokens away. */
 #ifndef DP_SOURCE_H
 #define DP_SOURCE_H
 #include "compare.h"

@@ -23,13 +23,13 @@
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
  *     dg     n (|dS| D' + B |S'| + B D')    S' the decayed state, D' = D its lack, r = v - S' k
- * In turn S' and r are of the state that the key reads. For a contraction its gradient is no
- * larger. GDN-2: r = write o v - S' e. The gradient of e loses L = D' |dr| + |S'| |k| B + D' |k| B.
- * Then derase loses |k|_max L, dk (B |r| + |dS| |e| D') + |erase|_max L, dv |write|_max |k| B and
- * dwrite |v|_max |k| B. DPLR: nothing may be lost. The sums dA_log and ddt_bias lose the loss of dg
- * times the gate's slopes. Gradients of raw inputs get the slopes and norms of their activations.
- * In fp64, from the inputs alone. A kernel whose dg is a sum of others' differences over a chunk
- * may lose more of it than this.
+ * If keys read one after another, S' and r are of the state that the key reads. For a contraction
+ * its gradient is no larger. GDN-2: r = write o v - S' e. The gradient of e loses L = D' |dr| +
+ * |S'| |k| B + D' |k| B. Then derase loses |k|_max L, dk (B |r| + |dS| |e| D') + |erase|_max L, dv
+ * |write|_max |k| B and dwrite |v|_max |k| B. DPLR: nothing may be lost. The sums dA_log and
+ * ddt_bias lose the loss of dg times the gate's slopes. Gradients of raw inputs get the slopes and
+ * norms of their activations. In fp64, from the inputs alone. A kernel whose dg is a sum of others'
+ * differences over a chunk may lose more of it than this.
  */
 #ifndef DP_DROP_H
 #define DP_DROP_H

@@ -7,8 +7,8 @@
  * Under base bf16 those that FLA stores in bf16 hold bf16 numbers (see dp_base in formats.h).
  * Exponents are pairwise, masked before exp: of any g <= 0 nothing exceeds 1 (math.md e.1). The
  * gate of GDN is expanded to K equal channels; the caller sums dg over them. `erasing` holds the
- * erasing keys where a token erases along other keys than it writes (GDN-2: erase o k, with values
- * write o v and beta = 1). L, Kgam and w are of the erasing keys, Aqk and kg of the keys.
+ * erasing keys where a token erases along other keys than it writes. GDN-2: erase o k, with values
+ * write o v and beta = 1. L, Kgam and w are of the erasing keys, Aqk and kg of the keys.
  */
 #ifndef DP_CHUNK_H
 #define DP_CHUNK_H
@@ -38,7 +38,8 @@ typedef struct {
     double *beta;    /* [n] */
     /* intra */
     double *gcum;    /* [c][K]  inclusive cumsum of g, restarts in every chunk */
-    double *L;       /* [n][n]  strictly block lower; if keys read in turn, strictly lower:
+    double *L;       /* [n][n]  strictly block lower; if keys read one after another, strictly
+                      * lower:
                       *                         k_s o exp(gcum_s - gcum_i) . k_i */
     double *Akk;     /* [n][n]  (I + B L)^(-1); when by_inverse, else NULL until dp_chunk_inverse */
     double *AkkB;    /* [n][n]  (I + B L)^(-1) B, rounded so; NULL but for

@@ -48,13 +48,14 @@ typedef struct {
 } dp_exchange_saved;
 dp_exchange_saved dp_exchange_saved_of(const dp_exchange_size *s);
 
-/* Seconds of `serial` over so many micro-batches, each of L tokens a rank: a rank passes on the
- * next one while others wait for its state. 1: the path of serial. */
+/* Seconds of `serial` over so many micro-batches, each of L tokens a rank. A rank sends the next
+ * one while others wait for its state. 1: the path of serial. */
 double dp_exchange_pipeline_s(const dp_exchange_size *s, int micro, const dp_exchange_machine *m);
 
 /* N = cp tp ranks: tp of them divide the heads and cp the T tokens. It counts the exchange of
  * states among cp. It also counts the all-reduce that tp adds in each layer and direction: [T /
- * cp][HV V] in bf16 (ring: 2 (tp - 1) messages of a tp-th). The exchange is an all-gather. */
+ * cp][HV V] in bf16. As a ring it has 2 (tp - 1) messages of a tp-th. The exchange is an
+ * all-gather. */
 typedef struct {
     int possible;                  /* 0: HV does not divide among tp */
     double states_bytes, tp_bytes; /* that a rank sends */

@@ -1,14 +1,14 @@
 /* ref/files/output.h - files that are written whole or not at all, by everything that writes one.
  *
  * A file is written as `.deltaproof-XXXXXX.tmp` in the folder of its path, synced, and renamed to
- * the path. No other file has that name, and it is no link (O_EXCL). A link planted at either name
- * is replaced, never written through. A reader sees the old file or the new one. An unfinished file
- * is removed when writing fails, when the program ends, and on a signal (dp_output_abandon). After
- * kill -9 the next program that writes into that folder removes it. A writer holds a lock (flock),
- * which tells a file being written from an abandoned one.
+ * the path. No other file has that name, and it is no symlink (O_EXCL). A symlink
+ * planted at either name is replaced, never written through. A reader sees the old file or the new
+ * one. An unfinished file is removed when writing fails, when the program ends, and on a signal
+ * (dp_output_abandon). After kill -9 the next program that writes into that folder removes it. A
+ * writer holds a lock (flock), which tells a file being written from an abandoned one.
  *
- * A link to a file, or to nothing, is replaced; the file behind it stays unchanged. A link that
- * leads to itself is refused.
+ * A symlink is replaced; the file behind it stays unchanged. A symlink that names
+ * itself is refused.
  *
  * A path of a device or a pipe, or of an open file (/dev/stdout, /dev/fd/3, /proc/..), is written
  * to directly; "-" is standard output.

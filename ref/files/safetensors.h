@@ -3,10 +3,10 @@
  * Layout: 8-byte little-endian header length, JSON header, data. Dtypes read: BF16, F16, F32, F64
  * (values are widened to double exactly) and I64, I32 (for cu_seqlens; values must be exact in
  * double). The same dtypes are written. Refused with DP_EINPUT and a message that names file,
- * tensor, field and value: a truncated file, a header longer than the file or than 100 MB, invalid
- * JSON. Likewise duplicate names, an unknown dtype, a negative or overflowing shape. Likewise
- * data_offsets out of range, overlapping, leaving holes, or not matching dtype and shape. Nothing
- * of a refused file is used.
+ * tensor, field and value. Causes: a truncated file, a header longer than the file or than 100 MB,
+ * invalid JSON. Likewise duplicate names, an unknown dtype, a negative or overflowing shape.
+ * Likewise data_offsets out of range, overlapping, leaving holes, or not matching dtype and shape.
+ * Nothing of a refused file is used.
  */
 #ifndef DP_SAFETENSORS_H
 #define DP_SAFETENSORS_H

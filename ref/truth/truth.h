@@ -83,8 +83,8 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
 /* Frees what it holds; the struct is the caller's. */
 void dp_truth_free(dp_truth *t);
 
-/* Random columns of the state, each of one head, one sequence and its first `tokens` tokens,
- * computed again in MPFR (128 bits) and compared with t. Compared are o and, for a whole sequence,
+/* Random columns of the state are computed again in MPFR (128 bits) and compared with t. Each is of
+ * one head, one sequence and its first `tokens` tokens. Compared are o and, for a whole sequence,
  * dv, final_state, ds0. Every tensor of the column's own problem is compared too. DP_EIO: they
  * differ by more than both radii (the message names the row). seed decides which. */
 typedef struct {

@@ -7,8 +7,8 @@
  * definition, so the bits do not depend on the instruction set, the number of threads or
  * (gpu/truth.cu) the device.
  *
- * ERRORS. Let u = 2^-53. An operation errs by at most TR_DD_U = 2^-98 = 256 u^2, the number given
- * to ref/truth/truth_bound.c. It uses no more than
+ * ERRORS. Let u = 2^-53. An operation errs by at most TR_DD_U = 2^-98 = 256 u^2, as
+ * ref/truth/truth_bound.c assumes. It uses no more than
  *     product                  |ab (1 + e)|, |e| <= TR_DD_U
  *     sum                      a (1 + e) + b (1 + e')
  *     sum of m products        error <= gamma_(m+1) sum |a||b|

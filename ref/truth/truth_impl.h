@@ -111,8 +111,8 @@ typedef struct {
     mp_array sum_angle;     /* [P] of dangle; mem NULL: no rotation */
     tr_gate_norms *norms;   /* [T] */
     ld *beta_up, *db_up;    /* [T][R] |beta|, |dbeta/db| */
-    /* >= the norm of a token's step: [T], in turn [T][n] of each key. If a K x K matrix was needed
-     * the norm includes the decay (tr_step_has_decay) */
+    /* >= the norm of a token's step: [T]; of keys one after another [T][n] of each key. If a K x K
+     * matrix was needed the norm includes the decay (tr_step_has_decay) */
     ld *nu;
     ld *v_norm, *do_norm;           /* [T][n] >= |value|, [T] >= |do| (NULL: forward only) */
     ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: that of the keys */
@@ -172,8 +172,8 @@ int tr_values_look_back(const dp_problem *p);
 void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp);
 /* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
 void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_array tmp);
-/* >= the factor of the gradient of x on its path to the factor m: the product of the others, in the
- * largest entry or (norm) in 2-norm. */
+/* >= the factor of the gradient of x on its path to the factor m. That is the product of the
+ * others, in the largest entry or (norm) in 2-norm. */
 ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_entry x, int m,
                 int64_t t, int64_t key, int norm);
 /* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not

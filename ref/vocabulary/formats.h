@@ -66,8 +66,9 @@ typedef struct {
     double u_op, u_acc, u_store;
     /* Effective bits that a chain of products shows (harness/verdict/bits.h). 3xTF32 drops lo*lo:
      * two factors of rms 0.425 2^-11 give an error of rms 0.425 2^-23.2 in each product. For the
-     * accumulate model at K = 16 that is 2^-24.7 (its A is twice that of products), less for wider
-     * keys: 0.2 to 0.3 bits below fp32. Truncation to u = 2^-11: errors up to 2 u, of one sign. */
+     * accumulate model at K = 16 that is 2^-24.7 (its A is twice that of products). For wider keys
+     * it is less: 0.2 to 0.3 bits below fp32. Truncation to u = 2^-11: errors up to 2 u, of one
+     * sign. */
     double bits;
     int truncates; /* 1: operands toward zero, errors of one sign */
     int two_parts; /* 1: operands in two parts, three products */

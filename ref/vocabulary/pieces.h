@@ -1,6 +1,6 @@
-/* ref/vocabulary/pieces.h - into how many pieces the sequences of a batch are cut inside one card,
- * so that a few long ones fill its multiprocessors (math.md g.4). It has the published guards of
- * cuLA, as a function of lengths alone.
+/* ref/vocabulary/pieces.h - into how many pieces the sequences of a batch are cut inside one card
+ * (math.md g.4). Pieces let a few long sequences fill its multiprocessors. It has the published
+ * guards of cuLA, as a function of lengths alone.
  */
 #ifndef DP_PIECES_H
 #define DP_PIECES_H

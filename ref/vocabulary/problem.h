@@ -138,7 +138,8 @@ struct dp_problem {
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
     /* > 1: of every so many tokens the first decays by its gate, the others not at all. The
-     * double-double truth computes keys that read in turn so (truth_turns.c); no file has it */
+     * double-double truth computes keys that read one after another so (truth_turns.c); no file has
+     * it */
     int decays_every;
     int pairs; /* pairs of channels that angle rotates; 0: K / 2 */
     int lag;   /* every so many tokens the first writes and the others only read, so that the
@@ -211,8 +212,8 @@ void dp_problem_free(dp_problem *p); /* frees every array; p itself is the calle
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
 /* Results of one run. Arrays that were not computed are NULL. Gradients are those of the raw
- * inputs: of q and k before their norm, of the raw gate, of the raw beta; ds0 is that of the
- * initial state. */
+ * inputs: of q and k before their norm, of the raw gate, of the raw beta. That of the initial state
+ * is ds0. */
 struct dp_result {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,

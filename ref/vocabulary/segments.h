@@ -23,8 +23,8 @@
  *
  * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300 runs
  * whose steps `bench_split steps` prints. The median error of passes is 1 to 4%, of products 6%
- * (reports/device/split.txt). Other widths scale them: a chunk by (K + 128) / 256, that of (M, H)
- * by K / 128, bytes by (K + V + 32) / 288, products by K / 128. On another device what a
+ * (reports/device/split.txt). Other widths scale them. A chunk takes (K + 128) / 256 of it, that of
+ * (M, H) K / 128, bytes (K + V + 32) / 288, products K / 128. On another device what a
  * multiprocessor does takes as long, and bytes are divided among as many as there are. Under
  * save_all the state pass, which then also keeps, counts as one that does not. */
 #ifndef DP_SEGMENTS_H

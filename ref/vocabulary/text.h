@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/* Bytes before the first that is not well-formed UTF-8 (RFC 3629), or belongs to a control
- * character (U+0000..1F, 7F..9F) or to U+FFFE, U+FFFF; n: all is well. With lines 1 tabs and ends
- * of lines are allowed. */
+/* Bytes before the first that is not well-formed UTF-8 (RFC 3629), or is part of a control
+ * character (U+0000..1F, 7F..9F) or of U+FFFE, U+FFFF. If all is well: n. With lines 1 tabs and
+ * ends of lines are allowed. */
 size_t dp_text_good(const char *s, size_t n, int lines);
 
 /* Copies s with every other byte as \xNN; cut between characters where it does not fit. */

@@ -224,7 +224,7 @@ typedef struct {
     int64_t T;
     int64_t first, rank_tokens; /* of the whole problem: its first token, tokens of a rank */
     int K, V, R, one_gate, backward;
-    int turns;     /* tokens here for one of the problem: R where its keys read in turn */
+    int turns;     /* tokens here for one of the problem: R where its keys read one after another */
     int undecayed; /* e reads the state before its decay */
     float scale;
     float *q, *k, *v, *g, *beta; /* [T][K] [T][R][K] [T][R][V] [T][K] [T][R] */
@@ -300,7 +300,7 @@ typedef struct {
 } key_gradients;
 void keys_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                key_gradients *to);
-/* Rows [T][width] of x that belong to a token's last key, of keys that read in turn. */
+/* Rows [T][width] of x that belong to a token's last key, for keys that read one after another. */
 void last_keys(const head_in *in, int64_t T, int width, float *x);
 void activate_back(const problem *p, int seq, int hv, const head_in *in, const head_out *out,
                    raw_gradients *raw);
