@@ -63,7 +63,7 @@ static const struct {
      "smaller of a worst case and of 6 standard deviations of independent roundings",
      "ref/bound/bound.c, above each function; ref/METHOD.md"},
     {"expected",
-     "errors of right kernels of the declared design on nearby inputs, drawn several times, times "
+     "errors of right kernels of this design on nearby inputs, drawn several times, times "
      "an allowance for other orders of summation",
      "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
     {"sum", "the error that draws make in a head's sum over all its tokens",
@@ -206,7 +206,7 @@ static void explain_tensor(const json_t *t) {
     say("compared", "every row with the truth; error of all, |got - truth| / |truth|: %s", rel);
     if (json_object_get(t, "bound")) say("bound", "the largest share of a row's bound: %s", ratio);
     explain_level(t);
-    explain_power(t);
+    if (strcmp(text(t, "verdict"), "fail")) explain_power(t);
     for (size_t i = 0; i < sizeof TIERS / sizeof *TIERS; i++) {
         if (strcmp(TIERS[i].tier, text(t, "tier"))) continue;
         say("decided by", "%s: %s", TIERS[i].tier, TIERS[i].what);
