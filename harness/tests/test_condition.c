@@ -96,8 +96,8 @@ DP_TEST(condition, a_fault_is_not_excused) {
         const char *says;
     } x[] = {
         {"kda-corr", DP_BASE_FP32, 1, DP_FAULT_NEUMANN_INVERSE,
-         "does not explain it"}, /* a large inverse that is the kernel's own */
-        {"kda-corr", DP_BASE_BF16, 1, DP_FAULT_DOUBLING_INVERSE, "does not explain it"},
+         "the inputs are well-conditioned"}, /* a large inverse that is the kernel's own */
+        {"kda-corr", DP_BASE_BF16, 1, DP_FAULT_DOUBLING_INVERSE, "the inputs are well-conditioned"},
         {"ill-conditioned", DP_BASE_FP32, 3, DP_FAULT_MERGE_SCALED,
          "more than it explains"}, /* another fault on an ill-conditioned problem */
     };

@@ -230,7 +230,7 @@ def run(
         say = _tighter if found.status == PASS and base == "bf16" else _fits
         paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
         case, lines = say(found, paths, lambda x: fits(kernel, about, x, limit, options))
-        found = replace(found, text=found.text + "".join(f"{case} {x}\n" for x in lines))
+        found = replace(found, text=_before_verdict(found.text, [f"{case} {x}" for x in lines]))
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
@@ -269,6 +269,12 @@ def _checked(
 
 
 Ask = Callable[[str], list[str]]
+
+
+def _before_verdict(text: str, more: list[str]) -> str:
+    """The lines where a reader of the last line has read them."""
+    at = text.rfind("VERDICT: ") if "VERDICT: " in text else len(text)
+    return text[:at] + "".join(x + "\n" for x in more) + text[at:]
 
 
 def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
