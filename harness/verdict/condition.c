@@ -99,6 +99,6 @@ void dp_condition_explain(const dp_condition *c, dp_base b, dp_verdict v, char *
                  sep, c->condition, c->entry, c->rank, c->head, (long long)c->token,
                  v == DP_FAIL ? "more than it explains" : "within what it explains");
     else if (v == DP_FAIL)
-        snprintf(why + n, size - n, "%sthe inputs are well-conditioned (condition number %.2g)", sep,
-                 c->condition);
+        snprintf(why + n, size - n, "%sthe inputs are well-conditioned (condition number %.2g)",
+                 sep, c->condition);
 }
