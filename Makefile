@@ -127,8 +127,8 @@ test: setup                    ## set up, build, run all tests (SAN=1: sanitized
 	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" \
 	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
 	    DP_MPI_KERNELS="$(abspath $(MPI_KERNELS))" \
-	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" scripts/shards $(SHARDS) \
-	    $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
+	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" FIRST='python.wheel*' \
+	    scripts/shards $(SHARDS) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 # Tests that find most for their time.
 CHECKED  ?= formats.*:vocabulary.*:abi.*:case.*:operations.*:own.*:slots.*:schema.*:safetensors.*:$\
