@@ -9,7 +9,6 @@
 #include "ref/files/input.h"
 
 #include <argp.h>
-#include <float.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
@@ -176,13 +175,13 @@ static void explain_level(const json_t *t) {
         rel, text(e, "level"), ratio, limit);
 }
 
-/* The smallest factor that the limits would have seen. */
+/* The smallest factor that the limits would have seen; the record holds ten digits of it. */
 static void factor(const json_t *t, const char *name, char out[48]) {
     const double x = json_number_value(json_object_get(t, name));
     if (x > 1.01)
         snprintf(out, 48, "%.3g", x);
     else
-        snprintf(out, 48, "1 + %.2g", fmax(x - 1, DBL_EPSILON));
+        snprintf(out, 48, "1 + %.2g", fmax(x - 1, 5e-10));
 }
 
 static void explain_power(const json_t *t) {

@@ -196,7 +196,7 @@ static int has_tier(const void *x) {
     const char *tier = ((const dp_judgement *)x)->tier;
     return tier && *tier;
 }
-#define SEEN 17 /* digits: factors come as near to 1 as 1 + 1e-15 */
+#define SEEN 10 /* digits: most factors are 1 + 1e-7 or more */
 static int has_seen(const void *x) { return isfinite(((const dp_judgement *)x)->seen); }
 static int has_blind_head(const void *x) {
     const dp_judgement *t = x;
