@@ -175,13 +175,13 @@ static void explain_level(const json_t *t) {
         rel, text(e, "level"), ratio, limit);
 }
 
-/* The smallest factor that the limits would have seen; the record holds ten digits of it. */
+/* The smallest factor that the limits would have seen; the record holds nine digits of it. */
 static void factor(const json_t *t, const char *name, char out[48]) {
     const double x = json_number_value(json_object_get(t, name));
     if (x > 1.01)
         snprintf(out, 48, "%.3g", x);
     else
-        snprintf(out, 48, "1 + %.2g", fmax(x - 1, 5e-10));
+        snprintf(out, 48, "1 + %.2g", fmax(x - 1, 5e-9));
 }
 
 static void explain_power(const json_t *t) {

@@ -196,12 +196,11 @@ static int has_tier(const void *x) {
     const char *tier = ((const dp_judgement *)x)->tier;
     return tier && *tier;
 }
-#define SEEN 10 /* digits: most factors are 1 + 1e-7 or more */
 static int has_seen(const void *x) { return isfinite(((const dp_judgement *)x)->seen); }
 static int has_blind_head(const void *x) {
     const dp_judgement *t = x;
     return t->heads > 1 && t->blind_head >= 0 && isfinite(t->seen_head) &&
-           dp_schema_rounded(t->seen_head, SEEN) != dp_schema_rounded(t->seen, SEEN);
+           dp_schema_rounded(t->seen_head - 1, 4) != dp_schema_rounded(t->seen - 1, 4);
 }
 static int is_allowed(const void *x) { return ((const dp_judgement *)x)->allowed; }
 static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
@@ -235,9 +234,9 @@ static const dp_record_field TENSOR[] = {
     {"tier", TEXT, .what = "exact, bound, expected, sum: what decided", JUDGED(tier),
      WHEN(has_tier)},
     {"seen", NUMBER, .what = "power: the tensor times this, or more, would have failed",
-     JUDGED(seen), WHEN(has_seen), .digits = SEEN},
+     JUDGED(seen), WHEN(has_seen), .digits = 4, .above_1 = 1},
     {"seen_head", NUMBER, .what = "the same of one head, where it is largest and another number",
-     JUDGED(seen_head), WHEN(has_blind_head), .digits = SEEN},
+     JUDGED(seen_head), WHEN(has_blind_head), .digits = 4, .above_1 = 1},
     {"blind_head", INTEGER, .what = "that head", JUDGED(blind_head), WHEN(has_blind_head)},
     {"allowed", BOOLEAN, .what = "unjudged, as the case or the caller lets it be", JUDGED(allowed),
      WHEN(is_allowed)},

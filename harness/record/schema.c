@@ -100,7 +100,7 @@ static json_t *member(const dp_record_field *f, const void *x) {
     case DP_KIND_WORD: return word(f, integer_at(at, f->size));
     case DP_KIND_NUMBER:
         memcpy(&number, at, sizeof number);
-        number = dp_schema_rounded(number, f->digits ? f->digits : 6);
+        number = f->above_1 + dp_schema_rounded(number - f->above_1, f->digits ? f->digits : 6);
         return f->none ? dp_schema_number_or_null(number) : dp_schema_number(number);
     case DP_KIND_HEX: memcpy(&number, at, sizeof number); return hex(number);
     case DP_KIND_INTEGER:

@@ -50,6 +50,7 @@ typedef struct {
     int64_t least, most; /* of an integer; most: entries of a list, too; most 0: no limit */
     int none;            /* 1: null where there is none: NAN, NULL, or an index below 0 */
     int digits;          /* that a number is written to; 0: 6 */
+    int above_1;         /* 1: digits of the number less 1 */
     int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
     /* Its source: a member of the struct, at `offset` of `size` bytes, or get, which returns NULL
      * where there is none. text: a pointer, or an array of `text` bytes; word: an index of
