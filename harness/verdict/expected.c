@@ -209,7 +209,6 @@ static double part_of(const dp_expected_policy *y, const dp_design *design, dp_f
     const int exact = y->design.base == DP_BASE_FP64;
     const dp_design narrow = in_fp32(y->design);
     if (exact && chain == DP_FP32 && dp_design_same(&narrow, design)) return FP32_FOR_FP64;
-    if (exact && !y->design.chunk) return 0; /* dp_recurrent_run computes in fp32 */
     if (exact && chain == DP_FP64 && !y->design.sending.payload) return 0;
     return y->chain == chain && dp_design_same(&y->design, design);
 }

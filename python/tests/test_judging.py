@@ -64,6 +64,23 @@ def test_fp32_arithmetic_is_no_fp64(x: dict[str, np.ndarray], design: str | None
     assert found.passed and said and float(said[1]) < float(said[2]), found.text
 
 
+@pytest.mark.parametrize("carried", ["float32", "bfloat16"])
+def test_fp64_with_states_that_are_carried_short_passes_as_declared(
+    x: dict[str, np.ndarray], carried: str
+) -> None:
+    state, o = None, []
+    for t in range(len(x["q"])):
+        one = {n: a[t : t + 1] for n, a in x.items()}
+        y, state = kda(**one, initial_state=state, dtype=np.float64)
+        state = state.astype(getattr(ml_dtypes, carried, carried)).astype(np.float64)
+        o.append(y)
+    short = {"float32": "fp32", "bfloat16": "bf16"}[carried]
+    said = SAID | {"base": "fp64", "design": f"recurrent,state={short}"}
+    found = judge(x, {"o": np.concatenate(o)}, **said)
+    assert found.passed, found.text
+    assert judge(x, {"o": np.concatenate(o)}, **said | {"design": "recurrent"}).status == 1
+
+
 def test_gates_above_0_are_judged_and_the_record_asks_whether_they_are_decays(
     x: dict[str, np.ndarray],
 ) -> None:

@@ -1,11 +1,11 @@
-/* ref/chunk/recurrent.h - the recurrence token by token in fp32: how a recurrent kernel rounds.
+/* ref/chunk/recurrent.h - the recurrence token by token: how a recurrent kernel rounds.
  *
- * One operation of math.md b and d is one fp32 operation; sums over K and V run in index order. Exp
- * is dp_expf, or (design->fast_decays) the fast kernels' form (gate.h). With stored_inputs q and k
- * are rounded to design->factors first. The state is rounded to design->state after each token; o
- * reads it before. The final state is rounded to design->final_state, o and the gradients of inputs
- * to design->out. Ranks do not matter: the state goes through all tokens, but where the caller says
- * what comes in its place.
+ * One operation of math.md b and d is one operation in fp32, or in fp64 for base fp64. Sums over
+ * K and V run in index order. Exp is that of the type, or (design->fast_decays) the fast kernels'
+ * form (gate.h). With stored_inputs q and k are rounded to design->factors first. The state is
+ * rounded to design->state after each token; o reads it before. The final state is rounded to
+ * design->final_state, o and the gradients of inputs to design->out. Ranks do not matter: the
+ * state goes through all tokens, but where the caller says what comes in its place.
  */
 #ifndef DP_RECURRENT_H
 #define DP_RECURRENT_H
@@ -31,6 +31,12 @@ typedef struct {
  * on the number of threads. */
 void dp_recurrent_run(const dp_problem *p, const dp_design *design, int backward,
                       const dp_recurrent_keep *keep, dp_result *out);
+
+/* Its two bodies (recurrent_fp.inc). */
+void dp_recurrent_run_f32(const dp_problem *p, const dp_design *design, int backward,
+                          const dp_recurrent_keep *keep, dp_result *out);
+void dp_recurrent_run_f64(const dp_problem *p, const dp_design *design, int backward,
+                          const dp_recurrent_keep *keep, dp_result *out);
 
 /* States [Nseq][HV][K][V] as they leave a call: in design->final_state. */
 void dp_leave_states(const dp_problem *p, const dp_design *design, double *S);
