@@ -141,7 +141,7 @@ typedef struct {
  * the forward writes and the backward reads. It holds the merged state of the first local
  * sub-sequence (all others start from s0), and the M of later ranks if send_dh_only. For a rank
  * that is alone, or that one cut sequence fills, it also holds the states that segments start from
- * and their M. Those are 4 HV K (V + K) bytes a segment, 128 KB a head at K = V = 128. NULL where
+ * and their M. They take 4 HV K (V + K) bytes a segment, 128 KB a head at K = V = 128. NULL where
  * there are 0 bytes. Ranks that exchange heads: what may be NULL is so on every rank or on none. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;

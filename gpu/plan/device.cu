@@ -36,7 +36,7 @@ int dpg_device_runs(char *why, size_t size) {
 }
 
 /* One lock a device. A driver that loads a kernel may wait for kernels that run on its device.
- * Those may wait for work that hosts of other devices enqueue (windows). */
+ * Such kernels may wait for work that hosts of other devices enqueue (windows). */
 cudaError_t allow_shared_of(const void *kernel, int bytes) {
     static struct {
         std::mutex lock;

@@ -1,6 +1,6 @@
 /* gpu/tests/test_send.cu - messages between ranks (dpg_options.exchange, payload). States that a
  * rank receives by an all-gather or a ring are, bit for bit, those of ref/chunk/payload.h and a
- * merge in fp32 of the pairs that the ranks show. Those of scan and serial are near them. A scan
+ * merge in fp32 of the pairs that the ranks show. States of scan and serial are near. A scan
  * multiplies M by M in the format of the chain. As many fewer words are sent as the payload says. A
  * ring has the bits of an all-gather, of ranks that own several parts, too. A table of one part a
  * rank changes no bit of a scan. Ranks that exchange heads have the bits of one rank. The calls

@@ -69,8 +69,8 @@ struct Args {
     double *oh, *ol; /* [n][W] or NULL */
 };
 
-/* A lane of a column. A token's rows pass through shared memory. Those of the next token are loaded
- * into registers meanwhile: a warp has an SM to itself and nothing else to hide the latency. R <=
+/* A lane of a column. A token's rows pass through shared memory. The next token's are loaded into
+ * registers meanwhile: a warp has an SM to itself and nothing else to hide the latency. R <=
  * MAX_R. */
 template <int NK, int MAX_R> struct Lane {
     static const int K = 8 * NK, ROW = 2 * K, SIZE = (2 + MAX_R) * ROW, EACH = (SIZE + 31) / 32;

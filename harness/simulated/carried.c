@@ -168,8 +168,8 @@ void dp_carried_advance(const session *s, int64_t t, double *S, double *o, doubl
         o[v] *= p->scale;
 }
 
-/* The effect of a step on an error: its norm grows by at most `grows`. Of an error that stands
- * still, it moves at most `moves`. */
+/* The effect of a step on an error: its norm grows by at most `grows`. An error that stands still
+ * moves by at most `moves` of itself. */
 typedef struct {
     double grows, moves;
 } step_norms;

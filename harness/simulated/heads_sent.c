@@ -131,7 +131,7 @@ typedef struct {
 } made;
 enum { OF_TOKENS = -1, MOST_MADE = 11 };
 
-/* All of them, in one order. Those after o and final_state are gradients: of activated inputs, from
+/* All of them, in one order. After o and final_state stand gradients: of activated inputs, from
  * which their owner continues, and sums over tokens, of which it has a share alone. */
 static int list_made(const dp_sim *s, int backward, made list[MOST_MADE]) {
     const dp_problem *p = s->p;

@@ -1,4 +1,4 @@
-/* Intermediates under judgement. Those of the simulated ranks pass in every base, one wrong row of
+/* Intermediates under judgement. Simulated ranks pass in every base, one wrong row of
  * any of them fails at its place and alone. Files hold them as FLA does. */
 #include "harness/run/judge.h"
 #include "runs.h"

@@ -54,8 +54,8 @@ MOST_SAID = 5
 
 
 class Capture:
-    """what: "fla", "transformers", dotted names of functions, or several. Of the calls of a
-    function in one layer it keeps the first and, by `every`, each so many further ones. A call has
+    """what: "fla", "transformers", dotted names of functions, or several. In one layer it
+    keeps a function's first call and, by `every`, each so many further ones. A call has
     `most` bytes at most, else heads are left out; `total` bounds all of them."""
 
     def __init__(

@@ -112,8 +112,8 @@ class Contract:
     """The computation of a function, and the form of its arrays.
 
     outputs: names of its results, in that order; or it returns {name: array}. The fields models,
-    gate, beta, l2norm are the one form that it computes. Of a setting that it takes as a parameter
-    (`gate`, `beta_form`, `l2norm`) it computes all forms. Other problems are skipped, with the
+    gate, beta, l2norm are the one form that it computes. If it takes one as a parameter (`gate`,
+    `beta_form`, `l2norm`), it computes all forms. Other problems are skipped, with the
     reason. gate "exp": the function gets exp(g), a step's decay, of cases with log gates, and the
     gradient that it gives is that of the decay.
     autograd: gradients of what it returns are taken by PyTorch.

@@ -75,7 +75,7 @@ static double *through_state(const dp_rounding *r, int rows, int K, int V, const
 }
 
 /* x S' for rows x [rows][V] and a state S [K][V]: values, and errors without those from the state's
- * own error. Those have a part of their own in each column, and a shared one. [rows][K] each. */
+ * own error. The state's have a part in each column, and a shared one. [rows][K] each. */
 typedef struct {
     double *value, *D, *own, *shared;
 } state_product;

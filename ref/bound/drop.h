@@ -48,7 +48,7 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
 /* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
-/* Of a state of value head hv, from token c to t. log2 of the largest share left, by the sum over
+/* A state of value head hv, from token c to t. log2 of the largest share left, by the sum over
  * tokens of the largest channel gate and of log n. Beside it the largest channel's sum, which
  * bounds nothing. */
 typedef struct {

@@ -78,8 +78,8 @@ double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
 /* The recurrences, a row each. one_gate: a head has one gate, which its channels share. many_keys:
  * R keys a token, else one. in_turn: each key of a token reads the state after the keys before it,
- * else all read the same one. Who needs something else of each (gpu/token/activate.cu) makes it of
- * these rows. */
+ * else all read the same one. Other properties
+ * (gpu/token/activate.cu) follow from these rows. */
 #define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, in_turn, strength) */ \
     X(DP_GDN, "gdn", 1, 0, 0, DP_BY_BETA)                                           \
     X(DP_KDA, "kda", 0, 0, 0, DP_BY_BETA)                                           \

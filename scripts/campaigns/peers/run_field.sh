@@ -15,8 +15,8 @@
 # Peers, as installed (none of their code is kept or built here): pip install
 # flash-linear-attention nvidia-cudnn-frontend flashinfer-python jax-linear-attention mamba-ssm;
 # FLASHQLA=folder with flash-qla and tilelang (apart: FLA takes other kernels where it finds
-# TileLang); our own as a wheel, or PYTHONPATH=python DELTAPROOF_OPS=build/ops (make ops). What is
-# missing is a kernel that serves nothing, with that reason.
+# TileLang); our own as a wheel, or PYTHONPATH=python DELTAPROOF_OPS=build/ops (make ops). A
+# missing package is a kernel that serves nothing, with that reason.
 # Exit status: 0 ran (or judged, whatever the verdicts), 2 could not.
 set -uo pipefail
 die() { echo "run_field.sh: $*" >&2; exit 2; }

@@ -86,7 +86,7 @@ def page_rows(rows):
 
 
 def contracts(rows):
-    """Of each kernel the contracts of its times, and the reasons of rows without one."""
+    """A table: the contracts of each kernel's times, and the reasons of rows without one."""
     seen = {}
     for r in rows:
         for kernel, e in r["times"].items():
