@@ -638,3 +638,4 @@ def test_the_mistake_that_explains_a_failing_run_is_named() -> None:
 
     found = deltaproof.run(late, "t65", **OWN, layouts=())
     assert found.status == 1 and "t65 fits: o is one token late" in found.text, found.text
+    assert found.text.index("t65 fits: ") < found.text.index("VERDICT: "), found.text
