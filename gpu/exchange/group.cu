@@ -56,9 +56,12 @@ static int late_device(const Group *g, int *gather) {
  * come. */
 void fail_slow_gather(Group *g) {
     int n, late = late_device(g, &n);
-    for (int r = 0; r < g->N && g->procs; r++)
-        if (now_s() - g->beat[r] > g->limit_s / 2)
-            group_fail(g, "the process of rank %d has not run for %.1f s", r, now_s() - g->beat[r]);
+    int still = 0; /* the longest: a busy host may keep others for a while too */
+    for (int r = 1; r < g->N && g->procs; r++)
+        if (g->beat[r] < g->beat[still]) still = r;
+    const double idle_s = g->procs ? now_s() - g->beat[still] : 0;
+    if (idle_s > g->limit_s / 2)
+        group_fail(g, "the process of rank %d has not run for %.1f s", still, idle_s);
     if (late >= 0)
         group_fail(g,
                    g->entered[late] < n

@@ -7,8 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <string>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -108,6 +110,24 @@ int gt_run(const char *command, char *out, int size) {
     int st = pclose(f);
     if (out && size > 0) snprintf(out, size, "%s", all.c_str());
     return WIFEXITED(st) ? WEXITSTATUS(st) : 128 + WTERMSIG(st);
+}
+static bool is_free(int port) {
+    sockaddr_in at = {};
+    at.sin_family = AF_INET;
+    at.sin_port = htons((uint16_t)port);
+    const int s = socket(AF_INET, SOCK_STREAM, 0);
+    const bool ok = s >= 0 && !bind(s, (const sockaddr *)&at, sizeof at);
+    if (s >= 0) close(s);
+    return ok;
+}
+/* Below those that the kernel gives to whoever connects; processes side by side begin far apart. */
+int gt_port(void) {
+    static int next = getpid() % 10000 * 97;
+    int port;
+    do
+        port = 12000 + next++ % 10000 * 2;
+    while (!is_free(port) || !is_free(port + 1));
+    return port;
 }
 const char *gt_program(void) { return env("DP_PROGRAM", "build/deltaproof"); }
 const char *gt_cases(void) { return env("DP_CASES", "cases"); }

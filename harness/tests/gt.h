@@ -19,6 +19,7 @@ void gt_skip(const char *file, int line, const char *fmt, ...)
 const char *gt_tmpdir(void); /* a folder of this test run's own, removed at its end */
 int gt_run(const char *command, char *out,
            int out_size);     /* shell command; its stdout+stderr in out; returns the exit status */
+int gt_port(void);            /* a free port whose next one is free too, another each time */
 const char *gt_program(void); /* path of the deltaproof program under test */
 const char *gt_cases(void);   /* path of the cases folder */
 #ifdef __cplusplus

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char *kernels(void) {
     const char *p = getenv("DP_KERNELS");
@@ -24,7 +23,7 @@ static int run(const char *with, const char *args, char *out, int size) {
              "K='%s'; C='%s'; cd '%s'; export LD_LIBRARY_PATH=${K%%/*} OMP_NUM_THREADS=1 P=%d "
              "MASTER_ADDR=127.0.0.1\n"
              "export MASTER_PORT=$P A=\"%s --cases $C --cache cache\"\n%s",
-             kernels(), gt_cases(), gt_tmpdir(), 20000 + (int)getpid() % 9000 * 2, args, with);
+             kernels(), gt_cases(), gt_tmpdir(), gt_port(), args, with);
     return gt_run(cmd, out, size);
 }
 

@@ -24,8 +24,7 @@ static const char *python(void) {
 }
 
 static int attack(int seconds, const char *script) {
-    static int next;
-    const int port = 20000 + (int)getpid() % 6000 * 4 + next++ % 2 * 2;
+    const int port = gt_port();
     return at_sh(at_dir("meeting"), seconds, "L=%d M=%d PY='%s' D='%s/../harness/tests/data'\n%s",
                  port, port + 1, python(), gt_cases(), script);
 }

@@ -795,9 +795,9 @@ DP_TEST(kernels, a_killed_process_ends_its_case_alone) {
     for (int with = 9; with <= 19; with += 10) {
         snprintf(
             cmd, sizeof cmd,
-            "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 30 '%s' run "
+            "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 60 '%s' run "
             "smoke-kda smoke-conv --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 "
-            "--chain fp32,tf32 --limit 1",
+            "--chain fp32,tf32 --limit 3",
             with, folder(), program(), gt_cases());
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 2 && strstr(out, "smoke-kda: nccl, 4 ranks") &&
