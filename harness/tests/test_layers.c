@@ -65,8 +65,39 @@ DP_TEST(layers, no_line_is_wider_than_100_columns) {
 
 DP_TEST(layers, sentences_stay_within_their_budget) {
     char cmd[2100];
-    snprintf(cmd, sizeof cmd, "python3 '%s/../scripts/prose'", gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    snprintf(cmd, sizeof cmd, "DELTAPROOF='%s' python3 '%s/../scripts/prose'", gt_program(),
+             gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "are help texts"), "%s", out);
+}
+
+/* Words of: Markdown, --help of commands and of commands within them, argparse, scripts/man. */
+DP_TEST(layers, words_of_help_texts_count) {
+    char root[600], cmd[3000];
+    snprintf(root, sizeof root, "%s/helps", gt_tmpdir());
+    snprintf(
+        cmd, sizeof cmd,
+        "mkdir -p '%s/scripts' '%s/python/deltaproof' && cd '%s' && "
+        "cp '%s/../scripts/width' '%s/../scripts/prose' scripts && echo one two >a.md && "
+        "printf \"page 'three four' x\\n\" >scripts/man && "
+        "echo \"a.add_argument('--x', help='five six', type='seven')\" >python/deltaproof/a.py && "
+        "printf '#!/bin/sh\\ncase \"$*\" in\\nhelp) echo \"eight\\n  run nine\\n\\nten\";;\\n"
+        "help\\\\ run) echo \"deltaproof run stage CASE [OPTION...]\";;\\n"
+        "run*) echo 16;;\\nesac\\n' >program && chmod +x program && "
+        "echo '{\"documents words\": %%d}' >scripts/prose.json && "
+        "DELTAPROOF=%%s python3 scripts/prose",
+        root, root, root, gt_cases(), gt_cases());
+    char with[3100];
+    static const struct {
+        int most;
+        const char *program, *says;
+        int status;
+    } R[] = {{16, "./program", "14 of the words", 0},
+             {15, "./program", "MORE", 1},
+             {2, "no", "not counted", 0}};
+    for (size_t i = 0; i < sizeof R / sizeof *R; i++) {
+        snprintf(with, sizeof with, cmd, R[i].most, R[i].program);
+        CHECK(gt_run(with, out, sizeof out) == R[i].status && strstr(out, R[i].says), "%s", out);
+    }
 }
 
 /* Each kind of text is read, and what is none is not. */
@@ -102,7 +133,7 @@ DP_TEST(layers, a_sentence_beyond_the_budget_is_named) {
         CHECK(lines == F[i].counts, "%s: %s: %s", F[i].file, F[i].text, out);
         snprintf(cmd, sizeof cmd,
                  "cd '%s' && echo '{\"documents words\": 99}' >scripts/prose.json && "
-                 "python3 scripts/prose",
+                 "DELTAPROOF=no python3 scripts/prose",
                  root);
         CHECK((gt_run(cmd, out, sizeof out) != 0) == (F[i].counts > 0), "%s", out);
         snprintf(cmd, sizeof cmd, "%s/%s", root, F[i].file);
