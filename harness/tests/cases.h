@@ -24,17 +24,6 @@ static inline int gt_parse_case(const char *text, dp_case *c) {
     return ok;
 }
 
-/* cases/README.md, to be freed. */
-static inline char *gt_readme_of_cases(void) {
-    char path[512];
-    snprintf(path, sizeof path, "%s/README.md", gt_cases());
-    char *text = dp_calloc(1 << 17, 1);
-    FILE *in = fopen(path, "r");
-    CHECK(in && fread(text, 1, (1 << 17) - 1, in) > 0, "%s", path);
-    if (in) fclose(in);
-    return text;
-}
-
 /* A library of harness/, built under this name; its path, until the next one. */
 static inline const char *gt_library(const char *source, const char *name) {
     static char path[600];

@@ -445,9 +445,9 @@ DP_TEST(case, opens_without_inputs) {
 
 /* ---- the project's own cases ----------------------------------------------------------------- */
 
-DP_TEST(case, every_case_loads_and_is_listed) {
-    char **paths, *text = gt_readme_of_cases(), needle[128];
-    int n, smoke = 0, listed = 0;
+DP_TEST(case, every_case_loads_and_has_a_reason) {
+    char **paths;
+    int n, smoke = 0;
     dp_err e = {0};
     REQUIRE(!dp_case_find_all(gt_cases(), &paths, &n, &e), "%s", e.msg);
     for (int i = 0; i < n; i++) {
@@ -458,20 +458,14 @@ DP_TEST(case, every_case_loads_and_is_listed) {
         if (!x.code) {
             CHECK(!c.nwarn, "%s", c.nwarn ? c.warn[0] : "");
             CHECK(strlen(c.reason) > 40 && strlen(c.source) > 6, "%s: reason and source", c.name);
-            snprintf(needle, sizeof needle, "- `%s`: ", c.name);
-            CHECK(strstr(text, needle), "cases/README.md does not list %s", c.name);
             smoke += c.smoke;
             dp_case_free(&c);
         }
     }
     for (int i = 0; i < n; i++)
         free(paths[i]);
-    for (const char *p = text; (p = strstr(p, "\n- `")); p++)
-        listed++;
-    CHECK(listed == n, "cases/README.md lists %d cases, the folder has %d", listed, n);
     CHECK(n >= 50 && smoke >= 6, "%d cases, %d of them smoke", n, smoke);
     free(paths);
-    free(text);
 }
 
 DP_TEST(case, find_all_says_when_there_is_nothing) {
