@@ -79,8 +79,7 @@ static const struct argp_option OPTIONS[] = {
      0},
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
-    {"variant", OPT_VARIANT, "NAME", 0,
-     "which CUDA kernels (default plain; segments: those that are benchmarked; see run --help)", 0},
+    {"variant", OPT_VARIANT, "NAME", 0, "which CUDA kernels (default plain; run --help)", 0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     {"only", OPT_ONLY, "CHECK", 0, "one check:" DP_CHECK_WORDS, 0},
     {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
@@ -88,11 +87,10 @@ static const struct argp_option OPTIONS[] = {
     {"heads", OPT_HEADS, "HV", 0,
      "that many heads (R and the law of inputs as in the case, H = HV)", 0},
     {"block", OPT_BLOCK, "N", 0,
-     "with --tokens or --heads: heads made and checked at a time (default: all with --subject, "
-     "--run, --serve; else so many that each block gets one check, at least 2)",
+     "with --tokens or --heads: heads checked at a time (default: all of a subject's; else so many "
+     "that each block gets one check, at least 2)",
      0},
-    {"every", OPT_EVERY, 0, 0,
-     "make every check on every block of heads (default: each check sees one block)", 0},
+    {"every", OPT_EVERY, 0, 0, "every check on every block of heads (default: on one)", 0},
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 

@@ -60,7 +60,7 @@ static const struct argp_option OPTIONS[] = {
      0},
     {"claim", OPT_CLAIM, "FORMAT", 0,
      "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on", 0},
-    DP_ROW_DESIGN,
+    DP_ROW_DESIGN_OF(DP_DESIGN),
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
     {"gate", OPT_GATE, "FORM", 0,

@@ -48,8 +48,8 @@ static const struct argp_option OPTIONS[] = {
     {"exchanges", OPT_EXCHANGES, 0, 0,
      "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
     {"pieces", OPT_PIECES, "T,..", 0,
-     "print into how many pieces a card cuts sequences of so many tokens, by cuLA's published "
-     "guards and by our kernels' rule, and why they differ",
+     "print into how many pieces a card cuts sequences of so many tokens, by cuLA's guards and "
+     "by our kernels' rule",
      0},
     {"tokens", OPT_TOKENS, "T", 0, "for --exchanges: tokens of a rank (default 8192)", 0},
     {"ranks", DP_OPT_RANKS, "N,..", 0, "for --exchanges: numbers of ranks (default 2,4,8,64,1024)",

@@ -64,38 +64,40 @@ static const struct argp_option OPTIONS[] = {
     {"backend", DP_OPT_BACKEND, "LIST", 0,
      "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, also "
      "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one device; "
-     "nccl: one device a rank, or processes that share "
-     "the devices there are, or those that torchrun or mpirun started, on any hosts; mpi: "
-     "simulated ranks, each a process of `mpirun -np N deltaproof run ..` (default: sim, lapack, "
-     "and cuda where it can run)",
+     "nccl: a device a rank, processes that share devices, or processes of torchrun or mpirun on "
+     "any hosts; mpi: simulated ranks, processes of `mpirun -np N deltaproof run ..` (default: "
+     "sim, lapack, and cuda where it can run)",
      0},
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "
                    "sim"),
-    DP_ROWS_PROGRAM,
-    DP_ROW_DESIGN,
+    DP_ROWS_PROGRAM_OF(
+        "judge any program, started for each call: the words IN and OUT (appended if missing) are "
+        "the safetensors files that it reads and writes; no shell; needs --base, unless its OUT "
+        "states one (harness/library/command.h)",
+        "the same, started once: for each call it reads a line `IN OUT` on standard input and "
+        "answers `ok`, `unsupported WHY` or `failed WHY` on standard output"),
+    DP_ROW_DESIGN_OF(DP_DESIGN),
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
     {"variant", OPT_VARIANT, "LIST", 0,
      "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg "
-     "without cancellation), save-all (nothing recomputed), segments (M as benchmarked: by the "
-     "state pass, a rank's sequence cut in parts), segments-dh-only, segments-save-all, windows, "
-     "windows-dh-only and windows-save-all (the same, ranks storing states into each other's "
-     "memory)",
+     "without cancellation), save-all (nothing recomputed), segments (M by the state pass, a "
+     "rank's sequence cut in parts), windows (the same, ranks store states into each other's "
+     "memory); both also with -dh-only or -save-all",
      0},
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     DP_ROW_FAULT,
     DP_ROW_OUT,
     DP_ROW_JSON,
     {"again", OPT_AGAIN, "N", 0,
-     "for --subject, --run, --serve: call the first N runs (default 2) again with the same inputs, "
-     "then with other values at the same addresses, and judge them; failing runs are called again, "
-     "too; 0: none",
+     "for --subject, --run, --serve: call the first N runs (default 2) again, with the same inputs "
+     "and with other values at the same addresses; failing runs, too; 0: none",
      0},
-    {"resume", OPT_RESUME, "DIR", 0,
-     "keep finished cases there; the same command, if it was interrupted, then skips them", 0},
+    {"resume", OPT_RESUME, "DIR", 0, "keep finished cases there; the same command then skips them",
+     0},
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     DP_ROWS_PROVENANCE,

@@ -63,7 +63,7 @@ static const struct {
      "  deltaproof museum --out build/museum\n"},
     {"bisect", "find the stage that is wrong, or the stages that need a wider format",
      dp_cmd_bisect,
-     "  deltaproof bisect stage weak-heads --ranks 4 --base bf16 --fault merge-scaled\n"
+     "  deltaproof bisect stage weak-heads --ranks 4 --fault merge-scaled\n"
      "  deltaproof bisect precision weak-heads --from bf16 --to fp32 --need o=1e-3\n"},
     {"shrink", "the smallest input that still fails for the same reason", dp_cmd_shrink,
      "  deltaproof shrink weak-heads --subject ./libmine.so\n"

@@ -84,27 +84,16 @@ enum {
     DP_OPT_SECONDS
 };
 
-#define DP_ROW_CASES                                                                              \
-    {                                                                                             \
-        "cases",                                                                                  \
-        DP_OPT_CASES,                                                                             \
-        "DIR",                                                                                    \
-        0,                                                                                        \
-        "folder of the *.case files (default: those of the program)",                             \
-        0},                                                                                       \
-    {                                                                                             \
-        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                               \
-            "run the cases as this recurrence in place of their op: a file of your own, rows as " \
-            "text (ref/vocabulary/recurrence_text.h), or rwkv7, comba, mamba3",                   \
-            0                                                                                     \
+#define DP_ROW_CASES                                                                               \
+    {"cases", DP_OPT_CASES, "DIR", 0, "folder of case files (default: the program's)", 0}, {       \
+        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                                \
+            "run the cases as rwkv7, comba, mamba3, or the rows of this file (harness/README.md)", \
+            0                                                                                      \
     }
-#define DP_ROW_CACHE                                                                           \
-    {                                                                                          \
-        "cache", DP_OPT_CACHE, "DIR", 0,                                                       \
-            "folder of computed truths (default: build/cache, installed ~/.cache/deltaproof; " \
-            "none: "                                                                           \
-            "no cache)",                                                                       \
-            0                                                                                  \
+#define DP_ROW_CACHE                                                                             \
+    {                                                                                            \
+        "cache", DP_OPT_CACHE, "DIR", 0,                                                         \
+            "folder of truths (default: build/cache, installed ~/.cache/deltaproof), or none", 0 \
     }
 /* These options differ from command to command in their text; their name and value do not. */
 #define DP_ROW_SUBJECT(WHAT) \
@@ -123,43 +112,30 @@ enum {
 #define DP_ROW_JSON_OF(WHAT) \
     { "json", DP_OPT_JSON, "FILE", 0, WHAT, 0 }
 #define DP_LIBRARY "a kernel in a shared library (harness/deltaproof_subject.h)"
-#define DP_ROW_FAULT                                                                     \
-    {                                                                                    \
-        "fault", DP_OPT_FAULT, "NAME", 0,                                                \
-            "switch a deliberate fault on in the simulated ranks (see list --faults)", 0 \
+#define DP_ROW_FAULT                                                       \
+    {                                                                      \
+        "fault", DP_OPT_FAULT, "NAME", 0,                                  \
+            "a deliberate fault in the simulated ranks (list --faults)", 0 \
     }
-#define DP_ROWS_PROGRAM                                                                            \
-    {"run",                                                                                        \
-     DP_OPT_RUN,                                                                                   \
-     "COMMAND",                                                                                    \
-     0,                                                                                            \
-     "judge any program, started for each call: the words IN and OUT (appended if missing) are "   \
-     "the safetensors files that it reads and writes; no shell; needs --base, unless its OUT "     \
-     "states one (harness/library/command.h)",                                                     \
-     0},                                                                                           \
-        {"serve",                                                                                  \
-         DP_OPT_SERVE,                                                                             \
-         "COMMAND",                                                                                \
-         0,                                                                                        \
-         "the same, started once: for each call it reads a line `IN OUT` on standard input "       \
-         "and answers `ok`, `unsupported WHY` or `failed WHY` on standard output",                 \
-         0},                                                                                       \
-    {                                                                                              \
-        "writes", DP_OPT_WRITES, "NAMES", 0,                                                       \
-            "with --run and --serve: outputs and stages that must be in every OUT (default: o)", 0 \
+#define DP_ROWS_PROGRAM_OF(RUN, SERVE)                                                            \
+    {"run", DP_OPT_RUN, "COMMAND", 0, RUN, 0}, {"serve", DP_OPT_SERVE, "COMMAND", 0, SERVE, 0}, { \
+        "writes", DP_OPT_WRITES, "NAMES", 0,                                                      \
+            "outputs and stages that every OUT must hold (default: o)", 0                         \
     }
-#define DP_ROW_LIMIT                                                                           \
-    {                                                                                          \
-        "limit", DP_OPT_LIMIT, "SECONDS", 0,                                                   \
-            "most seconds of one run of the subject, or of loading it (default: 60); on CUDA " \
-            "devices, most seconds that a rank may keep the others waiting (default: 8)",      \
-            0                                                                                  \
+/* `run --help` explains both, and the words of a design. */
+#define DP_ROWS_PROGRAM \
+    DP_ROWS_PROGRAM_OF("a program, started for each call (run --help)", "a program, started once")
+#define DP_ROW_LIMIT                                                                         \
+    {                                                                                        \
+        "limit", DP_OPT_LIMIT, "SECONDS", 0,                                                 \
+            "most seconds of a run of the subject, or of loading it (default: 60); on CUDA " \
+            "devices, of a rank's silence (default: 8)",                                     \
+            0                                                                                \
     }
-#define DP_ROW_MEMORY                                                                             \
-    {                                                                                             \
-        "memory", DP_OPT_MEMORY, "GIB", 0,                                                        \
-            "most private memory of each process of the subject (default: that of this machine)", \
-            0                                                                                     \
+#define DP_ROW_MEMORY                                                                     \
+    {                                                                                     \
+        "memory", DP_OPT_MEMORY, "GIB", 0,                                                \
+            "most private memory of a process of the subject (default: the machine's)", 0 \
     }
 #define DP_ROW_RANKS \
     { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
@@ -176,8 +152,7 @@ enum {
 #define DP_ROW_PAYLOAD                                                                             \
     {                                                                                              \
         "payload", DP_OPT_PAYLOAD, "NAME", 0,                                                      \
-            "what pairs and states are sent as: " DP_PAYLOAD_WORDS " (default: the case's first)", \
-            0                                                                                      \
+            "format of sent pairs and states: " DP_PAYLOAD_WORDS " (default: the case's first)", 0 \
     }
 #define DP_ROW_BASE                                                                                \
     {                                                                                              \
@@ -195,7 +170,7 @@ enum {
     {                                                                                              \
         "truth", DP_OPT_TRUTH, "KIND", 0,                                                          \
             "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where " \
-            "that is cheap (default: the case's)",                                                 \
+            "cheap (default: the case's)",                                                         \
             0                                                                                      \
     }
 #define DP_ROW_OUT                                                            \
@@ -204,13 +179,12 @@ enum {
             "write results.json, junit.xml, summary.md, report.html there", 0 \
     }
 #define DP_ROW_JSON DP_ROW_JSON_OF("write the record there; - for standard output")
-#define DP_ROW_DESIGN                                                                 \
-    {                                                                                 \
-        "design", DP_OPT_DESIGN, "WORDS", 0,                                          \
-            "how the kernel computes where it differs from the default of its base "  \
-            "(ref/vocabulary/design.h), words with commas between: " DP_DESIGN_WORDS, \
-            0                                                                         \
-    }
+#define DP_ROW_DESIGN_OF(WHAT) \
+    { "design", DP_OPT_DESIGN, "WORDS", 0, WHAT, 0 }
+#define DP_DESIGN                                                                             \
+    "how the kernel computes, if not as its base does (ref/vocabulary/design.h), words with " \
+    "commas between: " DP_DESIGN_WORDS
+#define DP_ROW_DESIGN DP_ROW_DESIGN_OF("how the kernel computes (words: run --help)")
 #define DP_ROW_CLAIM_DROP                                                                       \
     {                                                                                           \
         "claim-drop", DP_OPT_CLAIM_DROP, "E", 0,                                                \
@@ -218,24 +192,21 @@ enum {
             "bits (20 is 2^-20; ref/bound/drop.h)",                                             \
             0                                                                                   \
     }
-#define DP_ROW_UNJUDGED                                                                           \
-    {                                                                                             \
-        "unjudged", DP_OPT_UNJUDGED, "NAMES", 0,                                                  \
-            "tensors that may be unjudged, with commas between; any other unjudged tensor makes " \
-            "the exit status 2",                                                                  \
-            0                                                                                     \
+#define DP_ROW_UNJUDGED                                                              \
+    {                                                                                \
+        "unjudged", DP_OPT_UNJUDGED, "NAMES", 0,                                     \
+            "tensors that may be unjudged; any other one makes the exit status 2", 0 \
     }
-#define DP_ROWS_PROVENANCE                                                      \
-    {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},           \
-        {"kernel-commit",                                                       \
-         DP_OPT_KERNEL_COMMIT,                                                  \
-         "ID",                                                                  \
-         0,                                                                     \
-         "commit of the kernel that is judged, for the record",                 \
-         0},                                                                    \
-    {                                                                           \
-        "note", DP_OPT_NOTE, "KEY=VALUE", 0,                                    \
-            "anything else for the record, e.g. torch=2.9.1; up to 64 times", 0 \
+#define DP_ROWS_PROVENANCE                                                                     \
+    {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},                          \
+        {"kernel-commit",                                                                      \
+         DP_OPT_KERNEL_COMMIT,                                                                 \
+         "ID",                                                                                 \
+         0,                                                                                    \
+         "commit of the kernel that is judged, for the record",                                \
+         0},                                                                                   \
+    {                                                                                          \
+        "note", DP_OPT_NOTE, "KEY=VALUE", 0, "anything else for the record, up to 64 times", 0 \
     }
 #define DP_ROW_SAFETENSORS \
     { "output", DP_OPT_OUTPUT, "FILE", 0, "safetensors file to write", 0 }

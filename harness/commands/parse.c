@@ -69,8 +69,11 @@ static void refuse_unknown(const struct argp *a, int argc, char **argv) {
 void dp_parse(const struct argp *a, int argc, char **argv, void *input) {
     struct argp with = *a;
     with.help_filter = help_filter;
-    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++) {
         if (!strcmp(argv[i], "-h")) argv[i] = (char *)"--help";
+        /* argp's note on arguments of short options says what `-o, --output=FILE` shows. */
+        if (!strcmp(argv[i], "--help")) setenv("ARGP_HELP_FMT", "no-dup-args-note", 0);
+    }
     refuse_unknown(a, argc, argv);
     argp_parse(&with, argc, argv, 0, NULL, input);
 }
