@@ -103,6 +103,7 @@ static void judge_rows(const dp_judging *j, const dp_rank_values *x, const rows 
                               .unit = dp_base_roundoff(run->base),
                               .store = dp_run_storing(run, x->u),
                               .file_unit = x->u,
+                              .may_vanish = 1,
                               .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), x->tiny)};
     dp_judge_tensor(j, &in, run);
     dp_draws_free(&draws);

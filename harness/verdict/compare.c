@@ -454,10 +454,16 @@ static void set_power(dp_comparison *c, const power *p) {
     }
 }
 
+static int wants_zero(const dp_comparison *c) {
+    for (int64_t z = 0; z < c->in->rows; z++)
+        if (c->row[z].want2 > 0) return 0;
+    return 1;
+}
+
 static int all_zero(const dp_comparison *c) {
     for (int64_t z = 0; z < c->in->rows; z++)
-        if (c->row[z].known < c->in->width || c->row[z].want2 > 0 || c->row[z].raw2 > 0) return 0;
-    return 1;
+        if (c->row[z].known < c->in->width || c->row[z].raw2 > 0) return 0;
+    return wants_zero(c);
 }
 
 static void leave_unjudged(dp_comparison *c, const power *p) {
@@ -470,13 +476,17 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict != DP_PASS) return;
     const int64_t open = uncovered(c, p);
     const double seen = c->in->of_heads ? j->seen : j->seen_head;
-    const int nothing = isnan(j->seen_head); /* the truth is 0 in every head */
+    const int nothing = isnan(j->seen_head); /* the truth is 0, or near it, in every head */
+    const int below = nothing && !c->in->may_vanish && j->seen > 2 && !wants_zero(c);
     const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
-    if (!open && !(seen > 2) && !whole) return;
+    if (!open && !(seen > 2) && !whole && !below) return;
     decide(j, DP_UNJUDGED, "");
     if (open)
         snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
                  (long long)c->in->rows);
+    else if (below)
+        snprintf(j->why, sizeof j->why,
+                 "zeros would pass: the truth is no larger than what may underflow");
     else if (whole && !(seen > 2))
         snprintf(j->why, sizeof j->why, "the tensor times %.3g would pass", j->seen);
     else if (isfinite(seen))

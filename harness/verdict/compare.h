@@ -64,6 +64,7 @@ typedef struct {
      * cancel. 0 where a result has none. */
     double cancelled;
     double seen_most; /* this factor of the tensor is seen, else it is unjudged; 0: any */
+    int may_vanish;   /* 1: below tiny in every head, zeros are right */
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double
         rounding; /* of what the result is made of, relative: what no row's draws fall short of */

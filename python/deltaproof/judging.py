@@ -107,6 +107,14 @@ def _check_axes(tensors: Tensors, what: str) -> None:
             )
 
 
+def _is_one_token(inputs: Tensors, own: bool) -> bool:
+    """In a file [1,H,K] may also be [B,T,K] without an axis of heads. Arrays have that axis."""
+    states = ("initial_state", "dht")
+    arrays = [x for n, x in inputs.items() if n in ("q", "C") or (own and n not in states)]
+    shapes = [x.shape for x in arrays if hasattr(x, "shape")]
+    return 3 in map(len, shapes) and all(s[0] == 1 and len(s) < 4 for s in shapes if len(s) > 2)
+
+
 def _shortened(text: str, folder: str) -> str:
     """Files of the folder by their names, but in commands, which work from anywhere."""
     lines = text.splitlines(keepends=True)
@@ -183,6 +191,7 @@ def judge(
         state_layout=state_layout,
         layout=layout,
         ranks=ranks,
+        tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
         unjudged=",".join(unjudged) or None,
         kernel_commit=kernel_commit,
         label=label,

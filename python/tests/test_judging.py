@@ -188,6 +188,32 @@ def test_a_bound_that_says_nothing_does_not_pass_unseen(
     assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
 
 
+@pytest.mark.parametrize("size", [1e-37, 1e-38])
+@pytest.mark.parametrize("right", [0, 1])
+def test_what_may_underflow_is_no_pass(x: dict[str, np.ndarray], size: float, right: int) -> None:
+    """Zeros are within what fp32 does to such numbers; right outputs say no more."""
+    small = x | {"v": x["v"] * np.float32(size)}
+    made = dict(zip(("o", "final_state"), kda(**small), strict=True))
+    made = {n: np.float32(right) * a for n, a in made.items()}
+    found = judge(small, made, base="fp32", **SAID)
+    assert found.status == 2 and not found.passed, found.text
+    assert {t["verdict"] for t in found.tensors.values()} == {"unjudged"}
+    assert "no larger than what may underflow" in found.text
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_one_token_of_several_heads_is_a_step(batch: bool) -> None:
+    x = inputs(T=1, H=3)
+    x["initial_state"] = np.random.default_rng(2).standard_normal((1, 3, 16, 8)).astype(np.float32)
+    o, state = kda(**x)
+    own = {n: a[None] if batch and n != "initial_state" else a for n, a in x.items()}
+    made = {"o": o[None] if batch else o, "final_state": state}
+    assert_explained(own, made, base="fp32", **SAID)
+    made["o"] = made["o"][..., ::-1, :].copy()
+    with pytest.raises(AssertionError, match="o, .*head"):
+        assert_explained(own, made, base="fp32", **SAID)
+
+
 def test_zeros_are_no_pass_on_states_that_grow(x: dict[str, np.ndarray]) -> None:
     rng = np.random.default_rng(0)
     grown = {n: rng.standard_normal(x[n].shape).astype(np.float32) for n in ("q", "k", "v")}
