@@ -365,10 +365,15 @@ static int fits_format(const dp_problem *p, dp_format f) {
 }
 
 static void try_gate_dtype(search *s) {
-    static const dp_format formats[] = {DP_BF16, DP_FP16};
-    const int given = s->o->gate_dtype != NULL;
-    if (given && strcmp(s->o->gate_dtype, "fp32")) OTHER(gate_dtype, "gate-dtype", "fp32", "");
-    for (size_t i = 0; i < sizeof formats / sizeof *formats && !given; i++)
+    static const dp_format formats[] = {DP_FP32, DP_BF16, DP_FP16};
+    const char *given = s->o->gate_dtype;
+    const int before = s->count.fit;
+    if (given) {
+        if (strcmp(given, "fp32")) OTHER(gate_dtype, "gate-dtype", "fp32", "");
+        if (s->count.fit == before) OTHER(gate_dtype, "gate-dtype", "fp64", "as the file holds g");
+        return;
+    }
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
         if (!fits_format(&s->c->p, formats[i]))
             OTHER(gate_dtype, "gate-dtype", dp_formats[formats[i]].name, "");
 }

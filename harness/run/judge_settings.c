@@ -179,7 +179,7 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     if (s->decays) s->gate = "log";
     const char *dtype = choose(in, o->gate_dtype, "gate_dtype", NULL,
                                "--gate-dtype " DP_JUDGE_GATE_DTYPES, GATE_DTYPES, "fp64", all);
-    s->gate_dtype = *dtype ? (dp_format)dp_format_find(dtype) : DP_FP64;
+    s->gate_dtype = *dtype ? (dp_format)dp_format_find_stored(dtype) : DP_FP64;
     /* what stands in place of beta has no forms to say */
     const int own = dp_user_recurrence_installed() != NULL;
     const int said = dp_judge_recurrence(o, in);

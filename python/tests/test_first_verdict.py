@@ -100,6 +100,10 @@ def short(a: np.ndarray) -> np.ndarray:
     return to_bf16(a).astype(np.float32)
 
 
+def half(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.float16).astype(np.float32)
+
+
 def in_bf16_behind_softplus(x: Arrays) -> np.ndarray:
     return o_of(x | {"g": short(-np.log1p(np.exp(x["g"])))})
 
@@ -120,6 +124,7 @@ def halves(x: Arrays) -> np.ndarray:
         ("without eps", lambda x: o_of(with_eps(x, 0)), {"l2norm": True}),
         ("exp2(g) for exp(g)", lambda x: o_of(x | {"g": x["g"] * np.float32(np.log(2))}), {}),
         ('passes with gate_dtype="bf16"', lambda x: o_of(x | {"g": short(x["g"])}), {}),
+        ('passes with gate_dtype="fp16"', lambda x: o_of(x | {"g": half(x["g"])}), {}),
         ('passes with gate_dtype="fp32"', o_of, {"gate_dtype": "bf16"}),
         ("activated gate were kept in bf16", in_bf16_behind_softplus, {"gate": "softplus"}),
         ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
@@ -145,8 +150,21 @@ def test_gates_are_judged_as_the_kernel_reads_them() -> None:
     assert judge(x, {"o": o}, **SAID).status == 1
     assert judge(x, {"o": o}, gate_dtype="bf16", **SAID).passed
     assert judge(x | {"g": to_bf16(x["g"])}, {"o": o}, **SAID).passed
+    o = o_of(x | {"g": half(x["g"])})
+    assert judge(x, {"o": o}, gate_dtype="fp16", **SAID).passed
+    assert judge(x, {"o": o_of(x)}, gate_dtype="fp16", **SAID).status == 1
     found = judge(x, {"o": o}, gate_dtype="fp8", **SAID)
     assert found.status == 2 and 'gate_dtype="fp32" or "bf16" or "fp16"' in found.text
+
+
+def test_a_kernel_in_fp64_may_read_gates_in_fp32_and_says_so() -> None:
+    x = {n: a.astype(np.float64) for n, a in inputs(V=16).items()}
+    x["g"] = x["g"] * (1 + 2**-30)
+    read = kda(**x | {"g": x["g"].astype(np.float32)}, dtype=np.float64)[0]
+    assert fits(x, {"o": read}, base="fp64") == ['passes with gate_dtype="fp32"']
+    assert judge(x, {"o": read}, gate_dtype="fp32", **(SAID | {"base": "fp64"})).passed
+    said = fits(x, {"o": kda(**x, dtype=np.float64)[0]}, base="fp64", gate_dtype="fp16")
+    assert said == ['passes with gate_dtype="fp64": as the file holds g']
 
 
 def test_a_turned_state_is_recognised_where_its_shape_hides_it() -> None:

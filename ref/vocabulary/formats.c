@@ -43,11 +43,13 @@ const dp_format_info dp_formats[DP_NSTORED] = {
 };
 const char *const dp_base_names[DP_NBASES] = {"fp64", "fp32", "bf16"};
 
-int dp_format_find(const char *name) {
-    for (int i = 0; i < DP_NFORMATS; i++)
+static int find_below(int n, const char *name) {
+    for (int i = 0; i < n; i++)
         if (!strcmp(name, dp_formats[i].name)) return i;
     return -1;
 }
+int dp_format_find(const char *name) { return find_below(DP_NFORMATS, name); }
+int dp_format_find_stored(const char *name) { return find_below(DP_FP16 + 1, name); }
 
 float dp_fp32(double x) { return (float)x; }
 float dp_tf32(float x) { return dp_tf32_core(x); }

@@ -78,7 +78,8 @@ typedef struct {
     double rate;   /* flops a second of an H200, dense */
 } dp_format_info;
 extern const dp_format_info dp_formats[DP_NSTORED];
-int dp_format_find(const char *name); /* -1: unknown */
+int dp_format_find(const char *name);        /* of a chain of M; -1: unknown */
+int dp_format_find_stored(const char *name); /* of these or fp16; -1: unknown */
 
 /* Base policies: what every stage except the M chain uses.
  *   fp64, fp32   operands, accumulators and stores all in that format
