@@ -1,9 +1,9 @@
 /* Derivation. u = 2^-53. two_prod and two_sum are error-free, so a term is a b = p + e + (ah bl +
  * al bh) + al bl. Dropping al bl and rounding the cross terms and their sum loses at most 8 u^2
  * |a||b|. A term is added to the accumulator (s, t) by two_sum on the leading parts, plain
- * additions below and one renormalisation. That loses at most 8 u^2 (|s| + |p|), since the plain
- * additions are on quantities below 2 u of those. |s| never exceeds (1 + small) |A||B|, so k terms
- * lose at most 16 k u^2 |A||B| = k 2^-102 |A||B|. The header promises four times that. */
+ * additions below and one renormalisation. This step loses at most 8 u^2 (|s| + |p|): the plain
+ * additions are on quantities below 2 u |s| and 2 u |p|. As |s| never exceeds (1 + small) |A||B|, k
+ * terms lose at most 16 k u^2 |A||B| = k 2^-102 |A||B|. The header promises four times this. */
 #include "dd.h"
 #include "isa.h"
 

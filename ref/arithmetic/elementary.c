@@ -149,8 +149,10 @@ double dp_hypot(double x, double y) {
 }
 
 /* ---- angles -------------------------------------------------------------------------------------
- * x = n pi/2 + r, |r| <= pi/4 + 2^-31. pi/2 is four numbers, three of them of 33 bits. n of 20 bits
- * times each of these is exact, and the rest is below 2^-130. The differences err by 2^-52 in all.
+ *
+ * x = n pi/2 + r, |r| <= pi/4 + 2^-31. Four numbers add up to pi/2, three of them of 33 bits. Their
+ * products with n of 20 bits are exact, and the rest is below 2^-130. The differences err by 2^-52
+ * in all.
  * Taylor's series up to r^17 and r^16 leave 1e-19 and 3e-18. Horner's steps err by less than an
  * ulp: their terms shrink by r^2 / 6 <= 0.11. */
 void dp_cos_sin(double x, double y[2]) {

@@ -1,9 +1,9 @@
 /* An upper bound of the largest eigenvalue (ref/arithmetic/spectral.h).
  *
  * Proof. Let B = fl(c I - G), off-diagonal entries exact. If Cholesky's algorithm completes on B,
- * then R'R = B + E with |E| <= gamma_(n+1) |R'||R|, in any order of the sums (Higham, Accuracy and
- * Stability, Theorem 10.3). |R'||R| has the 2-norm |R|_F^2 = tr(R'R) at most, and (R'R)_ii <= b_ii
- * / (1 - gamma_(n+1)). Let x be a unit eigenvector of lambda. Then (Rump, BIT 46 (2006), 433)
+ * then R'R = B + E with |E| <= gamma_(n+1) |R'||R|. The order of the sums is free (Higham, Accuracy
+ * and Stability, Theorem 10.3). The 2-norm of |R'||R| is at most |R|_F^2 = tr(R'R), and (R'R)_ii <=
+ * b_ii / (1 - gamma_(n+1)). Let x be a unit eigenvector of lambda. Then (Rump, BIT 46 (2006), 433)
  *
  *     0 <= x'R'R x <= x'B x + gamma_(n+1) / (1 - gamma_(n+1)) tr B
  *     x'B x <= c - lambda + u max |b_ii|

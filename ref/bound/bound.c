@@ -6,8 +6,9 @@
 
 /* Conventions. Dx is the p-th power of a bound of |computed x - exact x|, entrywise, first order;
  * ax = |x|, px = |x|^p. Independent errors add in Dx: with p = 1 that is the triangle inequality,
- * with p = 2 the sum of squares of mean-independent errors (bound.h). Relative errors of one number
- * that has only a few of them are added before the power is taken (an overestimate for p = 2).
+ * with p = 2 the sum of squares of mean-independent errors (bound.h). A number's few relative
+ * errors are added before the power is taken (an overestimate for p = 2).
+ *
  * sum_error(n) is the error of a sum of n products relative to the sum of absolute values. It
  * multiplies |A||B| and is then raised to p. Operand roundings differ from entry to entry and
  * multiply |A|^p|B|^p. If an operand is stored in its short format, its rounding is part of its own

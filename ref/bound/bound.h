@@ -96,14 +96,14 @@ typedef struct {
     /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
     double *Dexp, *Dend;
     double *DeC; /* [K] */
-    /* [K] error of eC as it carries states, for p = 2, over all chunks with the same decay: (sum of
-     * n equal errors)^2 <= n times the sum of their squares */
+    /* [K] error of eC for carried states (p = 2). Chunks with one decay share one error, and (sum
+     * of n equal errors)^2 = n times the sum of their squares */
     double *DeC_held;
     double *DL, *DA, *DT;        /* [n][n]; DT NULL without the inverse */
     double *DAqk;                /* [c][n] */
     double *Dw, *Du, *Dkg, *Dqg; /* [n][K], [n][V], [n][K], [c][K] */
     double *DM;                  /* [K][K] error of the factor M_c as formed */
-    double *DF;                  /* [K][K] of that, what does not come from kg and w */
+    double *DF;                  /* [K][K] part of DM that does not come from kg and w */
     double *M;                   /* [K][K] M_c itself */
     double mu;                   /* upper bound of |M_c|_2 */
     double *eq, *ek, *ev;        /* [c][K], [n][K], [n][V] relative errors of the entries */

@@ -223,9 +223,10 @@ static void probable_merge(const dp_rounding *r, int K, int V, const double *M, 
     free(d);
 }
 
-/* p = 1: |d'| <= |M|_2 |d| + |dM|_2 |S_hat| + |dH| + sum_error | |M_hat||S_hat| | + u (| |M||S| | +
- * |H|), S_hat <= S + d, column by column. p = 2: e' = M^2 e + b S^2 + eH + (sum_error |M||S|)^2 +
- * (u H)^2 entry by entry. Products of two errors are dropped. */
+/* Products of two errors are dropped. p = 1, column by column, with S_hat <= S + d:
+ *   |d'| <= |M|_2 |d| + |dM|_2 |S_hat| + |dH| + sum_error | |M_hat||S_hat| | + u (| |M||S| | + |H|)
+ * p = 2, entry by entry:
+ *   e' = M^2 e + b S^2 + eH + (sum_error |M||S|)^2 + (u H)^2 */
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e) {

@@ -24,9 +24,10 @@
  * enter once with + at s and once with - at i. They are the SAME dP, dL, pair, q and k, so their
  * errors cancel there like the terms themselves. The rest is the error of (math.md f)
  *   dg_t  = sum_(i < t <= s) c[s,i] + sum_(s >= t) r_s + sum_(i < t) w_i + z
- * plus the errors that are not shared. These are the roundings of the two sums that c[s,i] enters,
- * and of their operands (uo: kernels form q o dq and k o dk by separate matrix products). Then the
- * products with q and k, and u of each partial sum, which is dg itself. */
+ * plus the errors that the terms at s and i do not share:
+ *   the roundings of the two sums that c[s,i] enters,
+ *   the roundings of their operands (uo: separate matrix products form q o dq and k o dk),
+ *   the products with q and k, and u of each partial sum, which is dg itself. */
 
 /* D of A B' over V, [m][n]: errors of A and B (NULL: none), operand roundings, the sum; a, b
  * absolute values. */
@@ -58,8 +59,8 @@ static void add_shared(int m, int n, int V, const double *Da, const double *b, i
     free(S);
 }
 
-/* out [rows][K]: squares of (error of the state) x_i, for rows x_i [V]. own: the part that differs
- * from column to column, else the shared one */
+/* Returns [rows][K]: squares of (error of the state) x_i, for rows x_i [V]. With own = 1 the error
+ * is the part that differs from column to column, else the shared part. */
 static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e,
                              const double *x, int own) {
     double *out,

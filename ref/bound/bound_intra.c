@@ -62,8 +62,7 @@ static void intra_pairs(dp_chunk_bound *b) {
     free(e);
 }
 
-/* Shared by the steps of the solve: D of A, |A|, |T| and its p-th power, and the right-hand sides
- * with their errors. */
+/* Shared by the steps of the solve: |A|, |T|, |T|^p, the right sides and their errors. */
 typedef struct {
     int64_t nn, nK, nV;
     double gn;                   /* sum_error(n + 1) */

@@ -1,12 +1,12 @@
 /* Rounding-error bounds of the causal convolution, and its MPFR truth with a radius from the same
  * derivation.
  *
- * Model. Every product, quotient and sum of the format satisfies fl(x op y) = (x op y)(1 + d) + z,
- * |d| <= u, without overflow. |z| <= eta for products and quotients that underflow, z = 0 for sums.
- * gamma_n = n u / (1 - n u) holds for any order of summation, with or without FMA (Higham, Accuracy
- * and Stability of Numerical Algorithms, Lemma 3.1). Hats are computed values. Operands that the
- * format cannot hold are rounded first, with the known errors ex, ew, eb, ed of x, w, bias, dy (0
- * when they fit).
+ * Model. Without overflow every product, quotient and sum of the format satisfies
+ *   fl(x op y) = (x op y)(1 + d) + z, |d| <= u,
+ * with |z| <= eta for products and quotients that underflow and z = 0 for sums. gamma_n = n u / (1
+ * - n u) holds for any order of summation, with or without FMA (Higham, Accuracy and Stability of
+ * Numerical Algorithms, Lemma 3.1). Hats are computed values. Operands that the format cannot hold
+ * are rounded first. The errors ex, ew, eb, ed of x, w, bias, dy are known (0 when they fit).
  *
  *   pre     W products and W additions, each term passes at most W + 1 roundings:
  *             |pre^ - pre| <= gamma_(W+1) (|b^| + sum |w^||x^|) + eb + sum (|w^| ex + ew |x|)

@@ -19,10 +19,12 @@ typedef struct {
     dp_drop *out;
 } work;
 
-/* One head of one sequence, by token from its first. The natural logarithm of the share left,
- * summed to before the token, and the largest growth of a state by the first factor of its step.
- * Norms of the state before and of its gradient after the token, the residual and its gradient; the
- * loss of state and gradient. */
+/* One head of one sequence; arrays are indexed by token from the sequence's first:
+ *   cum       natural logarithm of the share of a state left before the token
+ *   grow      logarithm of the largest growth of a state by the first factor of the token's step
+ *   S, dS     norm of the state before the token, and of its gradient after the token
+ *   r, dr     norm of the residual, and of its gradient
+ *   lackS, lackdS   loss of state and gradient */
 typedef struct {
     const work *a;
     int hv;

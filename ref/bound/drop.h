@@ -3,33 +3,37 @@
  *
  * Attenuation. A step is S_t = (I - sum_j beta_j k_j k_j') diag(exp g_t) S_{t-1} + .. It multiplies
  * the 2-norm of a state by at most exp(largest channel gate of the token) times the 2-norm of the
- * first factor. That norm is 1 where sum_j beta_j |k_j|^2 <= 2. Where keys read in turn the factor
- * is a product over them; its norm is 1 where each beta_j |k_j|^2 <= 2. So from c to t at most
+ * first factor. This norm is 1 where sum_j beta_j |k_j|^2 <= 2. If the keys of a token read one
+ * after another, the factor is a product over keys, of norm 1 where each beta_j |k_j|^2 <= 2.
+ * So from c to t at most
  *     A(t, c) = exp(sum over tokens s = c .. t-1 of max over channels of g_s)
  * is left of a state. The transposed steps leave at most as much of a gradient. The largest
  * channel's SUM is no bound: keys move the state between channels (keys = moved,
- * ref/inputs/inputs_moved.c). Where a step of a recurrence with beta is no contraction nothing
- * before it may be dropped after it. GDN-2 erases with keys e that are not along k: its first
- * factor is I - k e', of norm
+ * ref/inputs/inputs_moved.c). If a step of a recurrence with beta is no contraction, no state from
+ * before that step may be dropped after the step. GDN-2 erases with keys e that are not along k:
+ * its first factor is I - k e', of norm
  *     n_t = (w + sqrt(w^2 + 4 (1 - k' e))) / 2 or 1, the larger one, w = |k||e|,
- * and A has the product of exp(g) n. So A may rise again. A state dropped while A was below E stays
- * dropped, so D_t is over the c for which A(s, c) <= E at some s up to t. GLA and SSD erase
- * nothing: n = 1.
+ * and A has the product of exp(g) n. So A may rise again, while a dropped state stays dropped. The
+ * maximum D_t below is therefore over every c with A(s, c) <= E at some s up to t. GLA and SSD
+ * erase nothing: n = 1.
  *
  * Loss. A result is linear in each state, so it loses the contribution of the dropped state. At
- * token t that is at most D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F of the state (B_t
- * of its gradient). Norms give the rest (math.md d, R = 1; sums over j else)
+ * token t the state loses at most D_t, its gradient at most B_t (likewise):
+ *     D_t = max over c with A(t, c) <= E of A(t, c) |S_c|_F
+ * Norms give the loss of each result (math.md d, R = 1; sums over j else)
  *     o      scale |q| D                    dq     scale |do| D
  *     dv     beta |k| B                     dbeta  |k| (B |r| + |dS| |k| D')
  *     dk     beta (B |r| + |dS| |k| D') + D' |dr| + |S'| beta |k| B
  *     dg     n (|dS| D' + B |S'| + B D')    S' the decayed state, D' = D its lack, r = v - S' k
  * If keys read one after another, S' and r are of the state that the key reads. For a contraction
- * its gradient is no larger. GDN-2: r = write o v - S' e. The gradient of e loses L = D' |dr| +
- * |S'| |k| B + D' |k| B. Then derase loses |k|_max L, dk (B |r| + |dS| |e| D') + |erase|_max L, dv
- * |write|_max |k| B and dwrite |v|_max |k| B. DPLR: nothing may be lost. The sums dA_log and
- * ddt_bias lose the loss of dg times the gate's slopes. Gradients of raw inputs get the slopes and
- * norms of their activations. In fp64, from the inputs alone. A kernel whose dg is a sum of others'
- * differences over a chunk may lose more of it than this.
+ * its gradient is no larger. GDN-2 has r = write o v - S' e and loses
+ *     e      L = D' |dr| + |S'| |k| B + D' |k| B
+ *     erase  |k|_max L                      dk     (B |r| + |dS| |e| D') + |erase|_max L
+ *     dv     |write|_max |k| B              dwrite |v|_max |k| B
+ * DPLR: nothing may be lost. The sums dA_log and ddt_bias lose the loss of dg times the gate's
+ * slopes. Slopes and norms of the activations multiply the losses of raw inputs' gradients. All is
+ * computed in fp64 from the inputs alone. A kernel that sums dg from differences over a chunk may
+ * lose more of dg than this.
  */
 #ifndef DP_DROP_H
 #define DP_DROP_H
@@ -38,7 +42,8 @@
 extern "C" {
 #endif
 
-/* [rows] of each result, as dp_result_shape counts them; NULL where there is none. */
+/* Bound of the 2-norm that each row of a result loses: [rows], as dp_result_shape counts them. NULL
+ * where the problem has no such result. */
 typedef struct {
     double *row[DP_NRESULTS];
 } dp_drop;
@@ -48,13 +53,14 @@ void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out
 /* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
-/* A state of value head hv, from token c to t. log2 of the largest share left, by the sum over
- * tokens of the largest channel gate and of log n. Beside it the largest channel's sum, which
- * bounds nothing. */
+/* log2 of the share of a state that is left.
+ *   bound     upper bound: the sum over tokens of the largest channel gate and of log2 n
+ *   channel   largest channel's sum of gates, which some kernels use; no bound */
 typedef struct {
     double bound, channel;
 } dp_attenuation;
-/* Tokens c and t belong to one sequence, c <= t. */
+/* The state of value head hv, from before token c to before token t; both tokens belong to one
+ * sequence, c <= t. */
 dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t);
 

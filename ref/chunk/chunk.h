@@ -70,19 +70,22 @@ typedef struct {
     int Kg;
     int in_turn; /* each key of a token reads those before it */
 } dp_chunk_in;
-/* All of it; *ch is written whole. */
+/* Runs all stages below; *ch needs no initial value. */
 void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                    const dp_chunk_in *in);
-/* The stages of dp_chunk_prep, each in the formats of ch->base at the time of the call. begin
- * allocates and copies the inputs (arrays are zeros). intra: gcum, L, Aqk; solve: Akk (when
- * by_inverse); wy: eC, kgam, kg, qg, w, u. */
-/* The design that its next stages compute by. */
+/* Sets the design that later stages compute by. */
 void dp_chunk_set_design(dp_chunk *ch, const dp_design *design);
+/* The stages of dp_chunk_prep, each in the formats of ch->base at the time of the call.
+ *   begin   allocates, copies the inputs, zeroes the other arrays
+ *   intra   writes gcum, L, Aqk
+ *   solve   writes Akk, if by_inverse
+ *   wy      writes eC, kgam, kg, qg, w, u */
 void dp_chunk_begin(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
                     const dp_chunk_in *in);
 void dp_chunk_intra(dp_chunk *ch, const dp_chunk_in *in);
 void dp_chunk_solve(dp_chunk *ch);
-void dp_chunk_keep_inverse(dp_chunk *ch); /* Akk as it is stored, AkkB of what it was before */
+void dp_chunk_keep_inverse(dp_chunk *ch); /* rounds Akk to its stored format; AkkB is of the
+                                             unrounded Akk */
 void dp_chunk_wy(dp_chunk *ch);
 /* Frees what it holds; the struct is the caller's. */
 void dp_chunk_free(dp_chunk *ch);

@@ -26,8 +26,8 @@ static float decay_over(const dp_chunk *ch, float g) {
     return (float)dp_store(ch->design.decays, dp_expf(g));
 }
 
-/* The contributions of both rows of a pair of tokens to channel x of their score: left and right
- * operands, and further factors of their adjoints. */
+/* One channel of the score of two tokens: both operands, and the decays (dleft, dright) that
+ * multiply their adjoints. */
 typedef struct {
     float left, right, dleft, dright;
 } factors;
@@ -72,8 +72,9 @@ typedef struct {
     int far;
 } side;
 
-/* The sides of a block of rows: each at both anchors, for the rows before the block and for those
- * of the block, and these rows. */
+/* The operands of a block's scores.
+ *   left    rows of the block, each at two anchors: for earlier blocks, and for its own block
+ *   right   keys of the block and of all tokens before it */
 typedef struct {
     const dp_chunk *ch;
     int block;

@@ -20,23 +20,23 @@ extern "C" {
 
 #define DP_ANCHORS 4
 
-/* Channel x of a key of token t in the scores, rounded with its decay from the anchor of its block.
- * *left: the decay from the anchor to the end of the chunk. Where that operand would leave the
- * range (above), the key itself, and *left stays as it is. */
+/* Returns channel x of a key k of token t as an operand of the scores, rounded with its decay from
+ * the block's anchor. The decay from the anchor to the end of the chunk goes to *left.
+ * If the decay lies beyond 2^110 (above), the function returns k and leaves *left. */
 double dp_gated_key(const dp_chunk *ch, int t, int x, double k, double *left);
 
 /* ch->L and ch->Aqk (before it is stored). */
 void dp_gated_forward(dp_chunk *ch);
 
-/* From dL [n][n] and dP [c][n]: the in-chunk parts of dq [c][K], of dk read and dk write [n][K],
- * and of dgam [c][K], the adjoint of gcum. An adjoint is multiplied by the row itself, so one
- * rounding of a pair stays in the reverse sum of dg (math.md f). With scores=paired it is
- * multiplied by the rounded operand, so that a pair of tokens cancels, as in our k_grad. */
+/* Input: dL [n][n], dP [c][n]. Output: the in-chunk parts of dq [c][K], dk_read and dk_write
+ * [n][K], and dgam [c][K], the adjoint of gcum. An adjoint is multiplied by the row itself, so one
+ * rounding of a pair stays in the reverse sum of dg (math.md f). With scores=paired the adjoint is
+ * multiplied by the rounded operand, so that a pair of tokens cancels (k_grad of gpu/). */
 typedef struct {
     const double *dL, *dP;
     double *dq, *dk_read, *dk_write, *dgam;
 } dp_gated_gradients;
-/* Adds to what stands in the four arrays. */
+/* Adds to the four output arrays. */
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g);
 
 #ifdef __cplusplus

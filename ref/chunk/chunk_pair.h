@@ -14,14 +14,16 @@
 
 void dp_pair_fwd(dp_chunk *ch); /* L and Aqk */
 
-/* From dL [n][n] and dP [c][n] (adjoint of Aqk / scale, scale included): the in-chunk parts of dq,
- * dk read and dk write, added in. pair [c][K] (may be NULL): sum over i < t <= s of c[s,i,:], the
- * cancellation-free part of dg_t. */
+/* Input:
+ *   dL [n][n], dP [c][n] (adjoint of Aqk / scale, scale included)
+ * Output:
+ *   dq [c][K], dkr (read) and dkw (write) [n][K]: the in-chunk parts
+ *   pair [c][K] or NULL: sum over i < t <= s of c[s,i,:], the cancellation-free part of dg_t */
 typedef struct {
     const double *dL, *dP;
     double *dq, *dkr, *dkw, *pair;
 } dp_pair_adjoint;
-/* Adds to what stands in the arrays. */
+/* Adds to dq, dkr and dkw; overwrites pair. */
 void dp_pair_bwd(const dp_chunk *ch, const dp_pair_adjoint *a);
 
 void dp_pair_forget(dp_chunk *ch); /* frees ch->decay */

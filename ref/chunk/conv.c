@@ -252,8 +252,7 @@ static int64_t shared(const conv_sim *s, int of, int to, int64_t *first) {
     return of < to && end > from ? end - from : 0;
 }
 
-/* The rows of x (of dx, back) of rank of's tokens in the halo of rank `to`, in the arrays of the
- * present rank: its own tokens, or its halo. */
+/* The row of token t in rank `of`'s x (back: dx), which begins with the halo of m rows. */
 static double *rows_here(const conv_sim *s, int of, int64_t t, int back) {
     conv_rank *k = &s->rank[of];
     return (back ? k->dx : k->x) + (k->m + t - k->ctx.a) * s->c->D;

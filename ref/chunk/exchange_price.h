@@ -36,9 +36,12 @@ typedef struct {
 dp_exchange_price dp_exchange_price_of(dp_exchange x, const dp_exchange_size *s,
                                        const dp_exchange_machine *m);
 
-/* Bytes that a rank sends from and receives into. A gather has all pairs, windows the own ones, a
- * scan two, an exchange that passes a state on two states. heads has the tokens that leave and
- * those that arrive. */
+/* Bytes of a rank's send and receive buffers:
+ *   allgather   N pairs (M, H)
+ *   windows     one pair
+ *   scan        two pairs
+ *   heads       the sent and the received tokens
+ *   others      two states */
 double dp_exchange_buffer_bytes(dp_exchange x, const dp_exchange_size *s);
 
 /* Bytes that a rank keeps for its backward: the state that enters it (fp32), and, where it

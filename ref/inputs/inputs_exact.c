@@ -19,9 +19,9 @@
  *
  * Sizes. v: +-1 and +-2 times a power of two of head and sequence. Magnitude 2 in column c (mod 8)
  * says that bit c of the token's number is set; the signs are random. So no two rows of v are
- * multiples of each other. q: two entries +-1. do: most tokens none, else one column +-1 times a
- * power of two of sequence and group, the same column for eight tokens. The scale must be a power
- * of two.
+ * multiples of each other. q has two entries +-1. do is zero for most tokens. Each other token has
+ * one column of do: +-1 times a power of two of sequence and group. Eight successive tokens use one
+ * column. The scale must be a power of two.
  *
  * At the sizes of the exact-*.case files no stored number then needs more than 8 significant bits
  * and no sum more than 24. That is a property of shape and seed, not a theorem:
@@ -62,8 +62,8 @@ double dp_inputs_exact_basis(int K, int a, int x) {
     return x / 4 != a / 4 ? 0 : __builtin_parity((unsigned)(a & x & 3)) ? -0.5 : 0.5;
 }
 
-/* The basis vector of key j of token t of a sequence in head h: a walk with a step of its own for
- * each head that visits all of them. */
+/* The basis vector of key j of token t of a sequence in head h. Heads step through the basis by
+ * different steps, each prime to K, so that a head visits every vector. */
 static int vector_of(const dp_problem *p, int64_t t, int h, int j) {
     static const int step[] = {1, 5, 3, 7};
     int d = step[h % 4];

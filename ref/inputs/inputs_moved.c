@@ -13,9 +13,9 @@
  *   8..11   w = 0, gates of the second half strong
  *   12..15  w = 22.5, 45, 67.5, 90 degrees, all gates open
  * The key is the unit vector of the plane that is orthogonal to d, so a step with beta = 1 projects
- * the state onto d. cos(22.5 degrees) of it stays at each of eight tokens, 0.53 after all sixteen;
- * with beta < 1 more. The write of a token along its key enters the state at the next one. q is d
- * and noise. Head h is 4 h tokens ahead.
+ * the state onto d. Each of eight tokens keeps cos(22.5 degrees) of the state, all sixteen keep
+ * 0.53; with beta < 1 more is left. The write of a token along its key enters the state at the next
+ * one. q is d and noise. Head h is 4 h tokens ahead.
  */
 #include "inputs.h"
 

@@ -14,14 +14,15 @@
 extern "C" {
 #endif
 
+/* A tensor with its error radii. A row is the innermost vector; of states and maps a row is one
+ * [K][V] or [K][K] matrix. */
 typedef struct {
-    /* row = innermost vector; for states one row is one [K][V] (or [K][K]) matrix */
     int64_t rows, width;
     double *hi, *lo; /* [rows][width] */
     /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
     double *rad;
 } dp_ball;
-/* Zeros of that shape; rows = 0: no arrays. */
+/* Allocates zeros of that shape; rows = 0: no arrays. */
 void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 /* Frees what it holds; the struct is the caller's. */
 void dp_ball_free(dp_ball *b);
@@ -83,17 +84,19 @@ dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth
 /* Frees what it holds; the struct is the caller's. */
 void dp_truth_free(dp_truth *t);
 
-/* Random columns of the state are computed again in MPFR (128 bits) and compared with t. Each is of
- * one head, one sequence and its first `tokens` tokens. Compared are o and, for a whole sequence,
- * dv, final_state, ds0. Every tensor of the column's own problem is compared too. DP_EIO: they
- * differ by more than both radii (the message names the row). seed decides which. */
+/* The audit of a truth: random columns of the state are computed again in MPFR (128 bits). A column
+ * belongs to one head and one sequence. Its o is compared with t; at the end of the sequence, so
+ * are dv, final_state and ds0. On the column's own problem every tensor of both arithmetics is
+ * compared. */
 typedef struct {
     int columns;    /* 0: no audit */
     int64_t tokens; /* of all columns together */
     uint64_t seed;
     double worst; /* largest difference / (sum of both radii) */
 } dp_truth_audit;
-/* `columns` of them, each of at most `tokens` tokens; *a says what was held and how near. */
+/* Audits `columns` columns, chosen by seed, each of at most the first `tokens` tokens of its
+ * sequence. The columns and tokens audited, and the worst difference, go to *a. Returns DP_EIO if a
+ * row differs by more than both radii; the message names the row. */
 dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
                                  int64_t tokens, dp_truth_audit *a, dp_err *e);
 
@@ -118,10 +121,11 @@ void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *
 /* Frees what it holds; the struct is the caller's. */
 void dp_truth_rank_free(dp_truth_rank *r);
 
-/* Cache: a file of the truth under dir, named by the content hash (XXH3-128) of problem and
- * request, and by the sources of ref/ (ref/files/cache.h). Written by atomic rename with a
- * checksum. A damaged or truncated entry is recomputed, with a message on stderr. The flag *cached
- * (may be NULL) says whether it came from the cache. dir NULL: no cache. */
+/* dp_truth_run with a cache: a file under dir, named by the content hash (XXH3-128) of problem and
+ * request, and by the sources of ref/ (ref/files/cache.h). The file is written by atomic rename,
+ * with a checksum. A damaged or truncated entry is recomputed, with a message on stderr.
+ *   dir      NULL: no cache
+ *   cached   NULL, or *cached becomes 1 if t was read from the cache, else 0 */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
                           dp_truth *t, int *cached, dp_err *e);
 

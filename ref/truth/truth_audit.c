@@ -1,7 +1,7 @@
 /* ref/truth/truth_audit.c - random columns of the state, computed again in MPFR.
  *
- * A column of one value head and one sequence is a problem of its own with V = 1. o, dv,
- * final_state and ds0 have it as a column, so the truth under audit must agree with it within both
+ * A column of one value head and one sequence is a problem of its own with V = 1. Its o, dv,
+ * final_state and ds0 are columns of the audited truth. Both must agree within the sum of their
  * radii (an entry is off by no more than its row). Gradients that sum over columns have no such
  * part: for these the same arithmetic runs on the column's own problem. Backward quantities need
  * the sequence to its end: where the audit stops before, they are compared on the problem that ends

@@ -12,10 +12,11 @@
  * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98,
  * tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
  * Frobenius of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for
- * the exact and the computed value alike. Inner products of m terms, rounded product and rounded
- * additions in any order:  |fl(sum) - sum| <= gamma_(m+1) sum |a||b|, and Cauchy-Schwarz bounds the
- * right side by norms. kappa_j >= |k_j|, b_j >= |beta_j|. eps_k, eps_b are relative errors of the
- * activated rows, d >= exp(g) with error d_err (truth_gate.c).
+ * the exact and the computed value alike. Inner products of m terms, with rounded products and
+ * rounded additions in any order, satisfy
+ *     |fl(sum) - sum| <= gamma_(m+1) sum |a||b|
+ * and Cauchy-Schwarz bounds the right side by norms. Bounds: kappa_j >= |k_j|, b_j >= |beta_j|, d
+ * >= exp(g) with error d_err (truth_gate.c). The activated rows have relative errors eps_k, eps_b.
  *
  * FORWARD. With A_t = (I - k'Bk) D:
  *     S_t = A_t S + k'Bv, S = S_(t-1), and S~_t = A_t S~ + k'Bv + l_t, hence
@@ -66,11 +67,11 @@
  *                                  (K: GDN adds over channels)
  *
  * ROWS (recurrence.h). A row writes along one entry and reads along another. The written entry, of
- * kappa_j and eps_k, is k_j wherever a state is written or dU is formed. The read entry, of kappa_r
- * and eps_r (0: it reads nothing), is k_j in E, in dE (forward), in dread, the second part of dk,
- * and in dSbar. beta_j is the row's strength, v_j its value: a product of m numbers puts (m - 1) u
- * |v| into F2. An entry that does both has the sum of both gradients; each goes on to its factors
- * by the product rule (truth_rows.c).
+ * kappa_j and eps_k, is k_j wherever a state is written or dU is formed. The read entry has kappa_r
+ * and eps_r (0: it reads nothing). It is k_j in E, in dE (forward), in dSbar, and in dread, the
+ * second part of dk. The row's strength is beta_j, its value v_j. A product of m numbers puts (m -
+ * 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on to its
+ * factors by the product rule (truth_rows.c).
  *     nu           of a row that erases along e and writes along k: I - k'e is the identity but on
  *                  the plane of k and e; the two singular values there have the product |1 - d|,
  *                  d = <k, e>, and squares that add up to 2 - 2d + ac, a = |k|^2, c = |e|^2, so the
@@ -206,8 +207,8 @@ ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld 
     return lambda > 2 ? lambda - 1 : 1;
 }
 
-/* d and its parts in double: K products of numbers within 2^-50, summed within K 2^-52. k and e are
- * rounded and off by rel together. */
+/* d and its terms are computed in double: K products of numbers within 2^-50, summed within
+ * K 2^-52. The relative errors of k and e are at most rel together. */
 ld tr_gated_step_norm(const tr_run *r, const double *k, const double *e, ld k_norm, ld e_norm,
                       ld rel) {
     const int K = r->p->K;
@@ -349,8 +350,8 @@ static void add_grad(grad *to, ld err, ld size) {
     to->size += size;
 }
 
-/* The adjoint passes row j: its gradients, and its additions to the error l and the size n2 of the
- * adjoint. n1, b1: of G1; in: the state before. */
+/* Adds the gradients of row j to *y, and the row's error and size to l and n2 of dSbar. G1 has
+ * n1, b1; `in` is the state before. */
 static void row_backward(const bounder *c, int64_t j, norm_error in, ld n1, ld b1, ld *l, ld *n2,
                          token_grads *y) {
     const tr_run *r = c->r;

@@ -1,10 +1,10 @@
 /* ref/truth/truth_dd.c - the truth in double-double arithmetic (ref/truth/truth_dd.h): blocks of
  * tokens, heads, columns.
  *
- * The order is that of truth.c: forward block by block, the adjoint from the checkpoints at block
- * starts, columns in tasks of TR_DD_COLS, their sums added in task order. Activated rows are made
- * block by block and never kept for a whole sequence. The radii are those of truth_bound.c with u =
- * TR_DD_U. */
+ * The order is as in truth.c: the forward runs block by block, the adjoint from the checkpoints at
+ * block starts. A task has TR_DD_COLS columns; the sums of tasks are added in task order. Activated
+ * rows are made block by block and never kept for a whole sequence. truth_bound.c proves the radii,
+ * with u = TR_DD_U. */
 #include "truth_dd_impl.h"
 
 #include <math.h>

@@ -3,9 +3,9 @@
  *
  * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it
  * underflows). An underflow of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c. Inputs are
- * exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v. Then rstd moves by
- * at most in / (1 - in) <= 2 in, and y = x rstd by at most in + 2 in + .. <= 4 in of its norm.
- * rho(x) := x / (1 - x) >= exp(x) - 1.
+ * exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v. Such an error moves
+ * rstd by at most in / (1 - in) <= 2 in. It moves y = x rstd by at most in + 2 in + .. <= 4 in of
+ * the norm of y. Define rho(x) := x / (1 - x) >= exp(x) - 1.
  *
  *   rstd        K squares, K adds (all terms positive), 1/sqrt:
  *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)

@@ -102,9 +102,12 @@ typedef struct {
     ld *q_norm, *k_norm, *rstd_q_up, *rstd_k_up; /* rstd: NULL without l2norm */
 } tr_qk;
 
-/* One value head: d = exp(g) [T][Kg], dg/dx, dg/dA_log [T][Kg], beta, dbeta/db [T][R]. Rows of a
- * token, n of them: entry [T][R][K], mem NULL where it is the key itself; values [T][n][V], mem
- * NULL where each is v or nothing. strength [T][n]. */
+/* One value head, n rows a token (recurrence.h):
+ *   d = exp(g), dx = dg/dx, dA = dg/dA_log   [T][Kg]
+ *   beta, db = dbeta/db                      [T][R]
+ *   entry      [T][R][K], mem NULL where the entry is the key itself
+ *   values     [T][n][V], mem NULL where each value is v or nothing
+ *   strength   [T][n] */
 typedef struct {
     mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */

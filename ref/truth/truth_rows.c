@@ -16,9 +16,9 @@
  * |yz|_max e + (rel(yz) + 2u (m - 1)) |yz|_max s. A number is a sum over channels: the 2-norm
  * replaces the largest entry, with gamma_(K + C + 4) more. exp(+-g): E itself.
  *
- * A rotated entry E = R(phi) x keeps the 2-norm of x. Relative to that norm E and R' dE, the
- * gradient of x, have rel.turn in addition. Beside a rotated key stand numbers alone, which commute
- * with R. An input of the previous token gets its gradient from the token after.
+ * A rotated entry E = R(phi) x keeps the 2-norm of x. E and R' dE, the gradient of x, have the
+ * additional error `rel.turn` relative to that norm. Other factors of a rotated key are numbers,
+ * which commute with R. An input of the previous token gets its gradient from the token after.
  */
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"

@@ -1,9 +1,9 @@
 /* Which rank owns which part of which packed sequence (math.md g.2).
  *
- * The sequence of a token t is the one with cu[i] <= t < cu[i+1]: empty sequences contain no token
- * and vanish. f is the sequence of token a, l that of token b-1. Both exist because a rank has at
- * least one token. Ranks that hold f before a reach down to the owner of cu[f]. Ranks that hold l
- * after b reach up to the owner of its last token cu[l+1]-1.
+ * Token t belongs to sequence i with cu[i] <= t < cu[i+1]; empty sequences contain no token. A rank
+ * owns tokens a .. b-1, at least one. f is the sequence of token a, l the sequence of token b-1.
+ * The earlier ranks that hold tokens of f begin with the owner of cu[f]. The later ranks that hold
+ * tokens of l end with the owner of its last token cu[l+1]-1.
  */
 #include "context.h"
 

@@ -52,9 +52,10 @@
  *   undeclared         it does not say how it computes; beside it only factors, out, TENSOR and
  *                      final_state may stand
  *
- * Defaults: base fp64, fp32: every format is that of the base; exact, given, pairwise, raw, solve,
- * rows. Base bf16, as FLA keeps things: factors and out bf16, state, dstate and decays fp32, exact,
- * given, pairwise, raw, product, rows. The final_state is not rounded.
+ * Defaults (the final_state is not rounded):
+ *   base fp64, fp32    every format is the base's; exact, given, pairwise, raw, solve, rows
+ *   base bf16          as FLA stores tensors: factors and out bf16; state, dstate and decays fp32;
+ *                      exact, given, pairwise, raw, product, rows
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H

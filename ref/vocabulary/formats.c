@@ -58,9 +58,9 @@ uint16_t dp_bf16_bits(float x) { return (uint16_t)(dp_float_bits(dp_bf16_core(x)
 float dp_bf16_from_bits(uint16_t b) { return dp_bits_float((uint32_t)b << 16); }
 float dp_bf16(float x) { return dp_bf16_core(x); }
 
-/* Round to odd: truncate to fp32, then set the last bit if anything was cut off. fp32 has 16 more
- * bits than bf16 at every exponent, subnormals included. So the last bit can only break or keep a
- * tie of the second rounding: the pair rounds once. */
+/* Truncates to fp32 and sets the last bit if anything was cut off (rounding to `odd`). At every
+ * exponent fp32 has 16 more bits than bf16, subnormals included. So the last bit can only break or
+ * keep a tie of the second rounding: both roundings together are one correct rounding. */
 static float fp32_to_odd(double x) {
     const float f = (float)x;
     if (isnan(x) || (double)f == x) return f;
@@ -76,9 +76,9 @@ float dp_fp16_from_bits(uint16_t h) {
     return sign ? -a : a;
 }
 
-/* Let q = 2^(e-10) be the spacing of fp16 in the binade of |x| (2^-24 below 2^-14). |x|/q is exact,
- * and nearbyint rounds it once to an integer r <= 2^11. The encoding is the exponent field times
- * 2^10 plus r - 2^10. A carry makes r = 2^11 and subnormals right. */
+/* The spacing of fp16 in the binade of |x| is q = 2^(e-10), and 2^-24 below 2^-14. The quotient
+ * |x|/q is exact, and nearbyint rounds it once to an integer r <= 2^11. The encoding is the
+ * exponent field times 2^10 plus r - 2^10. A carry makes r = 2^11 and subnormals right. */
 uint16_t dp_fp16_bits(double x) {
     const uint16_t sign = signbit(x) ? 0x8000u : 0;
     if (isnan(x)) return sign | 0x7e00u;

@@ -10,10 +10,10 @@
  *   bf16    8-bit exponent, 7-bit stored fraction, round to nearest even          u = 2^-8
  *   bf16st  the same as a storage format between steps (operands fp32)
  * States alone (stored.h) are kept in fp16 with stochastic rounding (fp16sr), and in e4m3, e5m2 and
- * int8 with an fp32 scale. The scale is one a tensor, head, row, or block of 32 columns of a row
- * (e4m3-row). tf32 and bf16 have the exponent range of fp32, subnormals included. NaN stays NaN,
- * Inf stays Inf, zeros keep their sign; overflow when rounding goes to Inf (nearest) or to the
- * largest finite number (tf32rz).
+ * int8 with an fp32 scale. A tensor, a head, a row, or a block of 32 columns of a row has one scale
+ * (e4m3-row: a row). The exponent range of tf32 and bf16 is that of fp32, subnormals included. NaN
+ * stays NaN, Inf stays Inf, zeros keep their sign. A rounding that overflows gives Inf (nearest) or
+ * the largest finite number (tf32rz).
  */
 #ifndef DP_FORMATS_H
 #define DP_FORMATS_H

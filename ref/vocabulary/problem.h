@@ -76,10 +76,11 @@ void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 
-/* The recurrences, a row each. one_gate: a head has one gate, which its channels share. many_keys:
- * R keys a token, else one. in_turn: each key of a token reads the state after the keys before it,
- * else all read the same one. Other properties
- * (gpu/token/activate.cu) follow from these rows. */
+/* The recurrences, a row each. Other properties (gpu/token/activate.cu) follow from these rows.
+ *   one_gate    1: one gate a head, 0: one a channel
+ *   many_keys   1: R keys a token, 0: one
+ *   in_turn     1: each key of a token reads the state that the keys before it have written,
+ *               0: all keys of a token read one state */
 #define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, in_turn, strength) */ \
     X(DP_GDN, "gdn", 1, 0, 0, DP_BY_BETA)                                           \
     X(DP_KDA, "kda", 0, 0, 0, DP_BY_BETA)                                           \

@@ -43,15 +43,16 @@ extern "C" {
 typedef struct {
     int HV, K, V;
     int one_gate;           /* a gate a head, else one a channel */
-    int bare;               /* the forward uses fast/bare.cuh, if there are enough states */
+    int bare;               /* the forward stores no w and u, if there are enough states */
     int backward, save_all; /* follows; finds what the forward made */
     int sms;
 } dp_segments_case;
 
-/* From so many blocks of 64 columns on a plan without stored w and u (fast/bare.cuh) is the faster
- * one. Measured on 132 multiprocessors, T 8,192, K = V = 128, in ms. One gate a head: 0.26 against
- * 0.33 with 48 blocks, 0.23 against 0.19 with 32; a gate a channel: 0.30 against 0.36, 0.26 against
- * 0.21. */
+/* 1 if there are enough blocks of 64 columns for a plan without stored w and u (`fast/bare.cuh`) to
+ * be the faster one. Measured on 132 multiprocessors, T 8,192, K = V = 128, in ms, without against
+ * with stored w and u:
+ *   one gate a head      0.26 against 0.33 with 48 blocks, 0.23 against 0.19 with 32
+ *   one gate a channel   0.30 against 0.36 with 48 blocks, 0.26 against 0.21 with 32 */
 static inline int dp_segments_fill_bare(int64_t blocks, int sms) {
     return blocks >= 44 * sms / 132;
 }

@@ -28,10 +28,10 @@ void dp_store_state(dp_format f, int heads, int K, int V, double *S);
 /* Is its scale that of all heads? */
 int dp_stored_by_tensor(dp_format f);
 
-/* |x stored - x| of head h, as a Frobenius norm, of a state within `off` [heads] of S in that norm.
- * INFINITY where the format overflows. Each entry errs by at most u |x| + t. u is the unit
- * roundoff, twice that with stochastic rounding. t is half the spacing of subnormals or integers,
- * all of it with stochastic rounding. A scale multiplies t: c times the largest entry of the share.
+/* Bound of |x stored - x| of head h, as a Frobenius norm, of a state x within `off` [heads] of S in
+ * that norm. INFINITY where the format overflows. Each entry errs by at most u |x| + t: the unit
+ * roundoff u, and half the spacing t of subnormals or integers. Stochastic rounding doubles both. A
+ * scale multiplies t: c times the largest entry of the share.
  * For a state S + E the norm of a share of n entries is at most
  *     u (|S| + |E|) + sqrt(n) c (max |S| + |E|)
  * and shares add in squares. u is 2^-22 larger: scale, quotient and product round in fp32. */
