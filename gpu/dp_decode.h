@@ -1,24 +1,26 @@
-/* gpu/dp_decode.h - a step of serving: up to DPG_DECODE_TOKENS tokens each of a batch of requests,
- * whose states lie in slots of one array (GDN, KDA, MKDA). One kernel on one CUDA device; for C11.
+/* gpu/dp_decode.h - a decode step of a batch of requests (GDN, KDA, MKDA): up to DPG_DECODE_TOKENS
+ * tokens a request. The states lie in slots of one array. One kernel on one CUDA device; for C11.
  *
- * Token by token (math.md b), in fp32 from the first load to the last store; o reads the state
- * before it is rounded to its format. As serving frameworks call such kernels:
+ * The kernel computes token by token (math.md b), in fp32 from the first load to the last store.
+ * The output o reads the state before the state is rounded to its format. The index arrays are
+ * those of serving frameworks:
  *
- *   slot      [B][kept]. kept = 1: the state is read from slot[b][0], and the one after the last
- *             token goes there. kept = T: the state after token t goes to slot[b][t], so that
- *             drafted tokens can be given up.
- *   accepted  [B], kept = T: how many tokens of the request's window before this one were accepted,
- *             1 .. kept: the state is read from slot[b][accepted[b] - 1]. NULL: 1.
- *   length    [B]: how many of the T tokens are tokens, 0 .. T. NULL: T.
+ *   slot      [B][kept]. kept = 1: the state is read from slot[b][0], and the state after the last
+ *             token is written there. kept = T: the state after token t is written to slot[b][t],
+ *             so that drafted tokens can be rejected.
+ *   accepted  [B], kept = T: number of accepted tokens of the request's previous window, 1 .. kept.
+ *             The state is read from slot[b][accepted[b] - 1]. NULL: 1.
+ *   length    [B]: number of the request's tokens in this call, 0 .. T. NULL: T.
  *
- * A request with a slot below 0 where it would read is padding: nothing of it is read, its o is 0,
- * no state is written. A slot below 0 to be written is left out. No two requests may share a slot
- * that one of them writes; of one request all reads come before all writes. Tokens behind length
+ * A request is padding if the slot that it reads is below 0. No input of padding is read, its o is
+ * 0, no state is written. A state is not written if its slot is below 0. No two requests may share
+ * a slot that one of them writes. All reads of a request precede its writes. Tokens behind length
  * have o = 0 and write nothing.
  *
- * Nothing is allocated, nothing waited for: a call can be captured in a CUDA graph, and what slot,
- * accepted and length hold may change between its replays. The bits of a request do not depend on
- * the others, on B, or on how its tokens are cut into calls where the state is fp32. */
+ * A call allocates nothing and waits for nothing. A CUDA graph can capture the call; the contents
+ * of slot, accepted and length may change between replays. The bits of a request do not depend on
+ * the other requests or on B. If the state is fp32, they do not depend either on how its tokens are
+ * cut into calls. */
 #ifndef DP_DECODE_H
 #define DP_DECODE_H
 #include "dp_gpu.h"
@@ -33,11 +35,11 @@ typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K
 /* States of 8 or 16 bits a number, layout [K][V]. With 8 bits each row of 32 columns has a scale:
  * its largest number over 448 (fp8 e4m3), 57344 (e5m2) or 127 (int8). These are e4m3-block,
  * e5m2-block and int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then
- * K V / 32 scales in fp32. With feedback K V numbers in bf16 follow: what the store left out, which
- * the next one adds (of the slot that is read). The errors that they make in a session are in
- * harness/simulated/carried.h. A state in fp16 has no scales and is rounded by chance (fp16sr
- * there), to the same bits. A scale of a row, a head or all heads needs numbers of other blocks of
- * the kernel: there is none. */
+ * K V / 32 scales in fp32. With feedback K V numbers in bf16 follow, the rounding error of the
+ * store. The next call that reads the slot adds them to the state. The errors of these formats in
+ * a session are in harness/simulated/carried.h. A state in fp16 has no scales; its stochastic
+ * rounding gives the bits of fp16sr (stored.h). Scales of a whole row, head or tensor are not
+ * offered: they need numbers of other blocks of the kernel. */
 typedef enum {
     DPG_UNPACKED,
     DPG_E4M3,
@@ -70,9 +72,11 @@ typedef struct {
     int kept; /* 1 or T */
 } dpg_decode;
 
-/* Device pointers, 16-byte aligned; q [B][T][H][K], k [B][T][H][R][K], v [B][T][HV][R][V],
- * g [B][T][HV][Kg], beta [B][T][HV][R], o [B][T][HV][V], A_log [HV] and dt_bias [HV][Kg] fp32 or
- * NULL (0), states [slots][HV] of K V numbers, or of DPG_PACKED_BYTES. */
+/* Device pointers, 16-byte aligned:
+ *   q [B][T][H][K]   k [B][T][H][R][K]   v [B][T][HV][R][V]   g [B][T][HV][Kg]
+ *   beta [B][T][HV][R]   o [B][T][HV][V]
+ *   A_log [HV], dt_bias [HV][Kg]   fp32, NULL: zeros
+ *   states [slots][HV]             of K V numbers, or of DPG_PACKED_BYTES */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias;
@@ -80,13 +84,15 @@ typedef struct {
     const int32_t *slot, *accepted, *length;
 } dpg_decode_tensors;
 
-/* Enqueues the kernel on a stream (a cudaStream_t). DP_EINPUT: a shape that it does not take, with
- * field and value. Slots from `slots` on and accepted outside 1 .. kept are taken for padding. */
+/* Enqueues the kernel on a stream (a cudaStream_t). Returns DP_EINPUT for a shape that the kernel
+ * does not support; e names field and value. A request with a slot of `slots` or more, or with
+ * accepted outside 1 .. kept, is padding. */
 dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensors *t, void *stream, dp_err *e);
 
-/* The same slots for the causal convolution before q, k or v (dp_conv.h): states
- * [slots][D][W - 1], the last W - 1 rows of x, oldest first; x y [B][T][D] of `dtype`, states of
- * `sdtype`, w [D][W], bias [D] or NULL. 2 <= W <= 8. */
+/* The causal convolution before q, k or v (dp_conv.h), its states in slots likewise. 2 <= W <= 8.
+ *   states [slots][D][W - 1]   of sdtype: the last W - 1 rows of x, oldest first
+ *   x, y [B][T][D]             of dtype
+ *   w [D][W], bias [D]         bias NULL: none */
 typedef struct {
     int B, T, D, W, silu;
     dpg_dtype dtype, sdtype;

@@ -3,11 +3,11 @@
  *
  * One plan is one rank's share of one problem. A forward or backward enqueues work on one stream
  * and never allocates. A CUDA graph can capture it, to be replayed while plan and communicator
- * exist. With several ranks states must go through windows (dpg_plan_connect), and gathers be
- * NCCL's. Each rank then captures a graph of its own on a host thread, after a forward and backward
- * without capture. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk
- * backward), g.1 to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the
- * tokens [a, b) that the rank owns (math.md g.2).
+ * exist. With several ranks a capture needs windows (dpg_plan_connect) and gathers over NCCL. Each
+ * rank then captures a graph of its own on a host thread, after a forward and backward without
+ * capture. Formulas: math.md b (definition), c (activations), e (chunk form), f (chunk backward),
+ * g.1 to g.3 (ranks). Layouts are those of ref/vocabulary/problem.h, restricted to the tokens
+ * [a, b) that the rank owns (math.md g.2).
  *
  * Paths
  *   simple  every stage a plain fp32-FMA kernel, all intermediates in fp32 words; base bf16 rounds
@@ -16,19 +16,19 @@
  *   fast    tensor cores, bf16 storage. Base bf16, K in {64, 128}, V a multiple of 64 (192 and 256
  *           as heads of 64 and 128 that share keys, gates and beta), R in {1, 2, 4} in chunks of
  *           64 / R tokens; compute capability 8.0. fp32 q, k, v are rounded to bf16 as they are
- *           loaded; norms, dbeta and the gradient of the norms are made of what was given. M by
+ *           loaded; norms, dbeta and the gradient of the norms use the unrounded inputs. M by
  *           augmented columns, and with it segments, needs 9.0.
  *   token   the recurrence token by token, fp32 FMA, for any dp_model; GDN-2, GLA, SSD, Gated
  *           DeltaProduct and DPLR have no other. Chain fp32: M is the recurrence of the identity.
  *           K as above, V a multiple of 8, R up to 8; compute capability 7.5.
  *
- * The dense M chain is the same code in the first two paths; its format is a run-time choice
+ * The first two paths share the code of the dense M chain; its format is a run-time choice
  * (tensor-core formats: compute capability 8.0). Forward and backward each choose their own path.
  * The backward recomputes its inputs in its own formats, so that any backward fits any forward. The
- * device is asked, not assumed; dpg_plan_why says what decided.
+ * choice depends on the device's properties; dpg_plan_why names the reason.
  *
- * Failures are returned as a status whose message holds file:line, the expression and the rank;
- * nothing here ends the program. */
+ * A failure is returned as a status; its message holds file:line, the expression and the rank.
+ * No function here ends the program. */
 #ifndef DP_GPU_H
 #define DP_GPU_H
 #include "ref/vocabulary/exchange.h"
@@ -43,20 +43,21 @@ extern "C" {
 typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
 
 /* The owners of tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts` parts in
- * their order. Host memory, the same on every rank. A rank may own several parts, or none; its
- * tensors hold their rows one part after the other. A part takes the place of a rank: its (M, H) is
- * formed and gathered. It starts from the merged state of the parts before it. With parts = 0 rank
- * r owns tokens r T / N .. by_part: dA_log and ddt_bias are sums over the parts in their order, not
- * over ranks. No kernel is then chosen by a rank's own tokens. So no bit of an output depends on
- * the owners or on the number of ranks. */
+ * their order. Host memory, alike on every rank. A rank may own several parts, or none; its tensors
+ * hold the rows of one part after the other. (M, H) is formed and gathered for each part, and a
+ * part starts from the merged state of the parts before it. With parts = 0 rank r owns tokens
+ * r T / N ..
+ *
+ * With by_part dA_log and ddt_bias are sums over the parts in their order, not over ranks. The
+ * choice of kernels does not depend on a rank's own tokens. So no bit of an output depends on the
+ * owners or on the number of ranks. */
 typedef struct {
     int parts, by_part;
     const int64_t *cut; /* [parts + 1] */
     const int *owner;   /* [parts] */
 } dpg_owners;
 
-/* The whole problem, the same on every rank. cu is host memory, [Nseq+1], sequences may be empty.
- */
+/* The whole problem, alike on every rank. Host memory cu [Nseq+1]; sequences may be empty. */
 typedef struct {
     int64_t T;
     int H, HV, K, V, R, Kg, Nseq; /* Kg = K (KDA, MKDA) or 1 (GDN) */
@@ -67,7 +68,7 @@ typedef struct {
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm;
-    dpg_dtype dtype;   /* of q k v, and of what stands in place of beta */
+    dpg_dtype dtype;   /* of q k v, and of erase write lr_a lr_b */
     dpg_dtype gdtype;  /* of g beta */
     dpg_dtype odtype;  /* of o */
     dpg_dtype ddtype;  /* backward: of do, and of gradients of inputs of dtype */
@@ -87,14 +88,17 @@ typedef enum {
      */
     DPG_SAVE_STATE,
     /* the workspace stays too, and the backward begins at the gradients of states: nothing is
-     * recomputed. The bits are the same, unless the forward ran in segments, or on ranks that save
-     * states alone. There it makes no w and u (fast/bare.cuh), and rounds the first states of parts
-     * elsewhere. Forward and backward on the same path. Fast: 121 KB stay for a chunk and value
-     * head at K = V = 128 (dpg_kept_bytes: 1.01 GB at T 8,192 HV 64). They lie in the workspace,
-     * which DPG_SAVE_STATE releases between both. The forward takes 15 to 20% longer, forward and
-     * backward together 15 to 20% less. The backward refuses a workspace in which this plan ran no
-     * forward. That the inputs are those of that forward, and that nothing else wrote to the
-     * workspace since, is up to the caller */
+     * recomputed. Forward and backward use one path. The gradients have the bits of
+     * DPG_SAVE_STATE, unless the forward ran in segments or on several ranks. Under DPG_SAVE_STATE
+     * a forward may store no w and u (`fast/bare.cuh`); it then rounds o, and the initial states of
+     * parts, differently.
+     *
+     * On the fast path 121 KB stay for a chunk and value head at K = V = 128 (dpg_kept_bytes: 1.01
+     * GB at T 8,192 HV 64). They lie in the workspace, which DPG_SAVE_STATE releases between both.
+     * The forward takes 15 to 20% longer, forward and backward together 15 to 20% less.
+     *
+     * The backward refuses a workspace in which this plan ran no forward. The caller must pass the
+     * inputs of that forward, and must not write to the workspace in between */
     DPG_SAVE_ALL
 } dpg_save;
 
@@ -116,16 +120,19 @@ typedef struct {
     /* 1: the backward passes over a cut sequence as a whole; 0: over its segments side by side,
      * whose M the forward keeps for it */
     int whole_bwd;
-    /* how states get from rank to rank, and what is sent of them; plan/sending.cuh says what the
-     * kernels do for each, and which they refuse. Heads: the ranks exchange their tokens of all
-     * heads for all tokens of HV / N value heads each, and no state. Forward and backward are one
-     * rank's over those. The bits are one rank's if both cut segments alike (`segments`,
-     * `segment_chunks` or a dense chain say so). If H does not divide by N, dq, dk and dlr_b are
-     * sums over ranks, in fp32 in the order of value heads. They are near the bits of one rank.
-     * DP_EINPUT where HV does not divide by N, or H of a grid (by_part); for payloads that round
-     * and send_dh_only. On a grid one rank alone sends itself what many would send, so that its
-     * bits are theirs. Ranks that exchange heads cut nothing there, and have the bits of one rank
-     * alone with the same exchange */
+    /* the exchange of states between ranks and its payload; plan/sending.cuh lists what the kernels
+     * support.
+     *
+     * DP_EXCHANGE_HEADS sends no state. The ranks exchange their tokens of all heads for all tokens
+     * of HV / N value heads each. Forward and backward run over these as on one rank. The bits are
+     * one rank's if both cut segments alike (`segments`, `segment_chunks` or a dense chain say so).
+     * If H does not divide by N, dq, dk and dlr_b are sums over ranks, in fp32 in the order of
+     * value heads. Their bits then differ. DP_EINPUT if HV does not divide by N (with by_part, if H
+     * does not), for payloads that round, and with send_dh_only.
+     *
+     * With by_part a single rank also packs and unpacks its messages, so that its bits are those of
+     * several ranks. Ranks that exchange heads cut no segments then, and have the bits of a single
+     * rank with the same exchange */
     dp_exchange exchange;
     dp_payload payload;
     /* one rank, segments = 0: every sequence of more than so many chunks is cut in parts of at most
@@ -134,15 +141,17 @@ typedef struct {
     int segment_chunks;
 } dpg_options;
 
-/* Device pointers, 16-byte aligned, the rank's own L tokens. s0 and final_state are
- * [Nseq][HV][K][V] fp32 on every rank. A rank reads s0 of the sequences that start on it and writes
- * final_state of those that end on it. A_log [HV], dt_bias [HV][Kg], fp32. NULL: s0 zeros,
- * final_state not written, A_log and dt_bias 0. saved: with options.backward, dpg_saved_bytes that
- * the forward writes and the backward reads. It holds the merged state of the first local
- * sub-sequence (all others start from s0), and the M of later ranks if send_dh_only. For a rank
- * that is alone, or that one cut sequence fills, it also holds the states that segments start from
- * and their M. They take 4 HV K (V + K) bytes a segment, 128 KB a head at K = V = 128. NULL where
- * there are 0 bytes. Ranks that exchange heads: what may be NULL is so on every rank or on none. */
+/* Device pointers, 16-byte aligned, the rank's own L tokens. A_log [HV] and dt_bias [HV][Kg] are
+ * fp32; s0 and final_state are [Nseq][HV][K][V] fp32 on every rank. A rank reads s0 of the
+ * sequences that start on it and writes final_state of the sequences that end on it. NULL: s0
+ * zeros, final_state not written, A_log and dt_bias 0. If ranks exchange heads, a pointer is NULL
+ * on every rank or on none.
+ *
+ * The forward writes dpg_saved_bytes to `saved`, and the backward reads them (options.backward;
+ * NULL if there are 0 bytes). They hold the merged state of the first local sub-sequence (all
+ * others start from s0), and the M of later ranks if send_dh_only. A single rank, or a rank that
+ * one cut sequence fills, also keeps the initial states of segments and their M. These take 4 HV K
+ * (V + K) bytes a segment, 128 KB a head at K = V = 128. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias, *s0;
@@ -153,12 +162,13 @@ typedef struct {
     const void *erase, *write, *lr_a, *lr_b;
 } dpg_tensors;
 
-/* Gradients, shapes and rows as above. They are dg of the raw gate, dbeta of the raw beta, dq and
- * dk of the raw inputs (before the L2 norm). They are summed over the value heads of a group.
- * dfinal_state [Nseq][HV][K][V] is read where a sequence ends on the rank, NULL: zeros. ds0
- * likewise is written where a sequence starts on the rank; NULL: not wanted. dA_log [HV], ddt_bias
- * [HV][Kg]: sums over all ranks, the same bits on every rank; NULL: not wanted (then NULL on every
- * rank). */
+/* Gradients of the raw inputs, in the shapes and rows of dpg_tensors: before the gate's and beta's
+ * activations and before the L2 norm. Value heads of a group are summed.
+ *   dfinal_state        [Nseq][HV][K][V], read for the sequences that end on the rank; NULL: zeros
+ *   ds0                 [Nseq][HV][K][V], written for the sequences that start on the rank; NULL:
+ *                       not wanted
+ *   dA_log, ddt_bias    [HV], [HV][Kg]: sums over all ranks, the same bits on every rank; NULL on
+ *                       every rank: not wanted */
 typedef struct {
     const void *dout;
     const float *dfinal_state;
@@ -167,14 +177,14 @@ typedef struct {
     void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
 } dpg_grads;
 
-/* A tensor of both, for callers that go through all of them. */
+/* One member of dpg_tensors or dpg_grads, for callers that loop over all of them. */
 typedef struct {
     const char *name; /* the member's, but `do` for dout */
     int of_backward;  /* its pointer is a member of dpg_grads, else of dpg_tensors */
     int is_output;
     int of_tokens; /* its rows are the rank's tokens; else it is as long on every rank */
     dpg_dtype type;
-    size_t slot; /* where its pointer stands in either, bytes */
+    size_t slot; /* offset of its pointer in the struct, bytes */
 } dpg_tensor;
 #define DPG_MOST_TENSORS 32
 /* The tensors of a problem's recurrence, inputs first; returns their number. */
@@ -185,23 +195,27 @@ typedef struct {
     size_t at, n;
 } dpg_piece;
 
-/* Communicator: the only thing ranks share. all_gather: every rank sends `count` floats, recv
- * [N][count] is in rank order; enqueued on `stream` (a cudaStream_t). hand: a rank whose send is
- * not NULL sends `count` floats to rank + by. A rank whose recv is not NULL gets those of rank -
- * by. The others call it as well; by is the same on every rank. all_to_all: every rank sends the
- * piece gives[r] of send, [N], to rank r, and gets gets[r] of recv from it. Both pieces have the
- * same length. The pieces stay until the call returns. wait: until this rank's stream is idle and
- * every rank has come to its wait. Every rank calls the four the same number of times, in the same
- * order. A rank that is to get data that nobody sends ends all with a message that names both (over
- * NCCL: within the limit). Calling abort makes peers return an error. If a rank's host thread or
- * device does not reach a call within the limit, that call and all later ones end on every rank.
- * The message names the rank and the call. Device memory of a rank that hangs may then not be freed
- * (cudaFree waits for the device). Time in which this process did not run, stopped or on a machine
- * that stood still, does not count. */
+/* Communicator: the only object that ranks share. Every rank calls the four collectives the same
+ * number of times, in the same order; `stream` is a cudaStream_t.
+ *   all_gather   every rank sends `count` floats; recv [N][count] is in rank order
+ *   hand         a rank with send sends `count` floats to rank + by; a rank with recv receives
+ *                `count` floats of rank - by. send and recv may be NULL; every rank calls, with the
+ *                same by
+ *   all_to_all   every rank sends the piece gives[r] of send to rank r, and receives the piece
+ *                gets[r] of recv from r, both of one length. gives and gets [N] are read until the
+ *                call returns
+ *   wait         returns when this rank's stream is idle and every rank has called wait
+ * A call of abort makes all peers return an error. If a rank waits for data that no rank sends, all
+ * ranks fail with a message that names both (over NCCL: within the limit). If a rank's host thread
+ * or device does not reach a call within the limit, that call and all later ones fail on every
+ * rank. The message names the rank and the call. Device memory of a rank that hangs may then not be
+ * freed (cudaFree waits for the device). The limit does not count time in which this process or the
+ * machine was suspended. */
 typedef struct dpg_comm dpg_comm;
 /* Progress of kernels that make a transfer of their own, for the communicator's watcher, in pinned
- * memory. They raise *count, a word of the device, when they reach the transfer. They store it at
- * *reached, and at *ended when it is done. They stop waiting once *stop is not 0. */
+ * memory. A kernel increments *count, a word of the device, when it reaches the transfer. It stores
+ * the new count at *reached, and at *ended when the transfer is done. Once *stop is not 0 it stops
+ * waiting. */
 typedef struct {
     volatile int *reached, *ended;
     const volatile int *stop;
@@ -222,12 +236,14 @@ struct dpg_comm {
     dp_status (*wait)(dpg_comm *c, void *stream, dp_err *e);
     void (*abort)(dpg_comm *c, const char *why);
     void (*destroy)(dpg_comm *c);
-    /* Peer memory; NULL where the ranks have none. exchange: mine is device memory of this rank.
-     * at[N] gets that of all ranks, which kernels of this rank's device may then read and write. If
-     * some devices do not reach each other, or are shared and not in_order, at[0] = NULL on every
-     * rank. *m is for those kernels. With mine = NULL all ranks only meet. Every rank calls it.
-     * Processes: by CUDA IPC, on one host with a device each. enter: a transfer made by kernels is
-     * enqueued on `stream`. close: closes `at` of exchange; NULL where nothing was opened. */
+    /* Peer memory; NULL where the ranks have none. Every rank calls exchange; processes exchange by
+     * CUDA IPC, on one host with a device each.
+     *   exchange   mine is device memory of this rank; at[N] gets the memory of all ranks, which
+     *              kernels of this rank's device may then read and write. at[0] = NULL on every
+     *              rank if some devices do not reach each other, or are shared and not in_order. *m
+     *              is for those kernels. mine = NULL: a barrier of all ranks, nothing else
+     *   enter      announces that kernels on `stream` make a transfer
+     *   close      closes `at` of exchange; NULL if exchange opened nothing */
     dp_status (*exchange)(dpg_comm *c, void *mine, void **at, dpg_marks *m, dp_err *e);
     dp_status (*enter)(dpg_comm *c, void *stream, dp_err *e);
     void (*close)(void **at, int N, int rank);
@@ -246,15 +262,15 @@ dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, 
  * which fills c and meets the others. With more ranks than devices ranks r and r' talk over NVLink
  * if r / devices is the same, else through sockets of the loopback. A process that ends without
  * destroy ends all ranks at once. abort: by any process, as c.abort. After a failure the memory and
- * its processes are done with. */
+ * its processes cannot be used again. */
 size_t dpg_comm_procs_bytes(void);
 dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e);
 dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e);
 void dpg_comm_procs_abort(void *shared, const char *why);
 /* One of N ranks over NCCL, each a process with a device, on any hosts. id: bytes that one process
  * makes. The launcher (MPI, a socket) brings them to the others. Fills *c; every rank calls it at
- * the same time. No windows. A rank that does not come, or is gone, ends the others within limit_s,
- * unnamed. */
+ * the same time. No windows. If a rank does not call it or ends, the others fail within limit_s;
+ * the message cannot name the rank. */
 #define DPG_COMM_ID 128
 dp_status dpg_comm_id(void *id, dp_err *e);
 dp_status dpg_comm_apart(dpg_comm *c, const void *id, int rank, int N, int device, double limit_s,
@@ -264,53 +280,60 @@ dp_status dpg_comm_apart(dpg_comm *c, const void *id, int rank, int N, int devic
 int dpg_device_runs(char *why, size_t size);
 
 typedef struct dpg_plan dpg_plan;
-/* *plan is to be destroyed. DP_EINPUT: a problem, an option or a split that the kernels do not
- * take, named in e. */
+/* Creates *plan, which dpg_plan_destroy frees. Returns DP_EINPUT for a problem, an option or a
+ * split that the kernels do not support; e names it. */
 dp_status dpg_plan_create(dpg_plan **plan, const dpg_problem *p, const dpg_options *opt, int rank,
                           int N, dp_err *e);
 /* NULL is allowed. */
 void dpg_plan_destroy(dpg_plan *plan);
 /* Connects the ranks of a problem by windows: device memory of the plan that kernels of the other
- * ranks store into. It is 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on
- * dpg_forward makes no call of comm->all_gather and waits for no host thread. Each rank multiplies
- * its initial state by its own M and sends it to the next. Order, products and bits are those of a
- * merge of gathered elements (math.md g.1, farthest rank first). The kernels count forwards. All
- * ranks must make as many, enqueued or replayed. With dpg_forward_steps each rank makes all steps
- * from PRE to MERGE once a forward. Every rank calls it once, with the communicator of its
- * forwards, none of which may be running. A plan may be destroyed once every rank has returned from
- * a wait, before its communicator. Ranks that are processes all destroy it, and meet there. After
- * an error its windows stay, since kernels of other ranks may still store into them. It needs the
- * fast path with augmented chains, and ranks that reach each other's memory (NVLink; processes: one
- * host, a device each). Else nothing changes, and dpg_plan_connected is 0. Ranks that share a
- * device must all be in_order (dpg_comm): kernels wait on the device for those of earlier ranks,
- * which could otherwise be blocked. They may not send_dh_only, where a rank waits at the end of its
- * forward for M of later ranks. Not of ranks that exchange heads. */
+ * ranks store into. A window has 3 HV K V floats, with send_dh_only also 3 N HV K K. From then on
+ * dpg_forward does not call comm->all_gather and waits for no host thread. Each rank multiplies its
+ * initial state by its own M and sends it to the next. Order, products and bits are those of a
+ * merge of gathered elements (math.md g.1, farthest rank first).
+ *
+ * Every rank calls it once, with the communicator of its forwards, while no forward runs. The
+ * kernels count forwards: all ranks must make equally many, enqueued or replayed. With
+ * dpg_forward_steps each rank makes all steps from PRE to MERGE once a forward. A plan may be
+ * destroyed once every rank has returned from a wait, before its communicator. Ranks that are
+ * processes all call dpg_plan_destroy, which is then a barrier. After an error the windows are not
+ * freed, since kernels of other ranks may still store into them.
+ *
+ * Windows need the fast path with augmented chains, and ranks that reach each other's memory
+ * (NVLink; processes: one host, a device each). Otherwise, and if ranks exchange heads, nothing
+ * changes, and dpg_plan_connected is 0. Ranks that share a device must all be in_order (dpg_comm):
+ * kernels wait on the device for kernels of earlier ranks, which could otherwise be blocked. Such
+ * ranks may not use send_dh_only: a rank waits at the end of its forward for M of later ranks. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
 int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
-/* Parts of a table of owners that the rank has; 0 without a table. */
+/* Number of parts that the rank owns; 0 without a table of owners. */
 int dpg_plan_links(const dpg_plan *plan);
 dpg_path dpg_plan_path(const dpg_plan *plan); /* which path AUTO chose */
 const char *
-dpg_plan_why(const dpg_plan *plan); /* what chose it: asked for, or why not the fast one */
+dpg_plan_why(const dpg_plan *plan); /* the reason: asked for, or why not the fast path */
 /* parts of all sub-sequences that are cut, 1: all are whole */
 int dpg_plan_segments(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
 size_t dpg_workspace_bytes(const dpg_plan *plan); /* of forward and backward, which share it */
 /* of dpg_tensors.saved; 0 without options.backward */
 size_t dpg_saved_bytes(const dpg_plan *plan);
-/* all that must stay between forward and backward beside inputs */
+/* of all memory that must stay between forward and backward, inputs excluded */
 size_t dpg_kept_bytes(const dpg_plan *plan);
 
 /* The whole forward. ws: at least dpg_workspace_bytes, 256-byte aligned device memory. comm may be
  * NULL when N == 1. */
 dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream,
                       dp_err *e);
-/* The steps of a forward, for timing and for harnesses that stop between stages. They are chunks
- * (all that needs no other rank), pre (M, H), gather, merge (S_in), state (h, v_new, o).
- * dpg_forward runs all, in this order. With an exchange of heads, gather first brings inputs to the
- * ranks of their heads; merge then returns results. The backward does so for the inputs again (but
- * under DPG_SAVE_ALL), do and gradients. */
+/* The steps of a forward, for timing and for harnesses that stop between stages. dpg_forward runs
+ * all, in this order:
+ *   chunks   all work that needs no other rank
+ *   pre      M, H
+ *   gather
+ *   merge    S_in
+ *   state    h, v_new, o
+ * With an exchange of heads, gather sends inputs to the ranks of their heads, and merge returns
+ * results. The backward exchanges do, gradients and, unless DPG_SAVE_ALL, the inputs again. */
 typedef enum {
     DPG_STEP_CHUNKS = 1,
     DPG_STEP_PRE = 2,
@@ -324,14 +347,19 @@ dp_status dpg_forward_steps(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_
                             void *stream, int steps, dp_err *e);
 
 /* The whole backward, after a forward of the same plan (o is not read). Under DPG_SAVE_STATE ws may
- * hold anything, under DPG_SAVE_ALL it is the forward's. Its first steps: recompute (restores the
- * merged state FIRST, then w u kg qg Akk Aqk h v_new), dAv (dv_local), pre (dM, dH of the first
- * local sub-sequence). Then gather, merge (dS_out, from the farthest later rank), state (dh,
- * dv_new, ds0). Then intra (gradients of activated inputs per value head), gate (groups summed, L2
- * norm, beta, gate). The last step gathers dA_log and ddt_bias and adds them in rank order.
- * dpg_backward runs all. A stream of the plan runs steps that wait for other ranks. These are
- * gather and merge beside the recomputation of h and v_new, and the last gather beside dq and dk.
- * Bits are those of the parts one after the other. */
+ * hold anything, under DPG_SAVE_ALL it is the forward's. dpg_backward runs the steps in this order:
+ *   recompute   the merged state first, then w u kg qg Akk Aqk h v_new
+ *   dAv         dv_local
+ *   pre         dM, dH of the first local sub-sequence
+ *   gather
+ *   merge       dS_out, from the farthest later rank
+ *   state       dh, dv_new, ds0
+ *   intra       gradients of activated inputs per value head
+ *   gate        groups summed, L2 norm, beta, gate; gathers dA_log and ddt_bias and adds them in
+ *               rank order
+ * Steps that wait for other ranks run on a second stream of the plan. Gather and merge run beside
+ * the recomputation of h and v_new, the last gather beside dq and dk. The bits are those of steps
+ * run one after the other. */
 typedef enum {
     DPG_BWD_RECOMPUTE = 1,
     DPG_BWD_DAV = 2,
@@ -348,14 +376,15 @@ dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g,
 dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
-/* Stages by name, after a forward that has finished: gcum [L][HV][Kg] (natural log), Akk = (I + B
- * L)^-1 [L][HV][R][C*R], Aqk [L][HV][C*R] (with scale). Stages of tokens: w kg [L][HV][R][K], qg
- * [L][HV][K], u v_new [L][HV][R][V], o [L][HV][V]. Stages of states: M [HV][K][K], H S_in
- * [HV][K][V] (zeros where the rank has none), h [chunks][HV][K][V]. After a backward (which
- * overwrites those): dv_local dv_new [L][HV][R][V], dh [chunks][HV][K][V] (gradient of the state
- * AFTER a chunk). Also dM [HV][K][K] (none with send_dh_only), dH dS_out [HV][K][V]. With a table
- * of owners the tensors of ranks are [parts of the rank] .. each. None of ranks that exchange
- * heads. dims has room for 5; unknown or not kept: DP_EINPUT. */
+/* Shape (dims, room for 5) and values of a stage by name. After a forward that has finished:
+ *   gcum [L][HV][Kg] (natural log)   Akk = (I + B L)^-1 [L][HV][R][C*R]   Aqk [L][HV][C*R] (scaled)
+ *   w kg [L][HV][R][K]   qg [L][HV][K]   u v_new [L][HV][R][V]   o [L][HV][V]
+ *   M [HV][K][K], H S_in [HV][K][V] (zeros where the rank has none)   h [chunks][HV][K][V]
+ * After a backward, which overwrites the stages above:
+ *   dv_local dv_new [L][HV][R][V]   dh [chunks][HV][K][V] (gradient of the state AFTER a chunk)
+ *   dM [HV][K][K] (none with send_dh_only)   dH dS_out [HV][K][V]
+ * With a table of owners M, H, S_in, dM, dH, dS_out have a leading dimension, the parts of the
+ * rank. Ranks that exchange heads have no stages. DP_EINPUT: the stage is unknown or not kept. */
 dp_status dpg_stage_shape(const dpg_plan *plan, const char *name, int64_t dims[5], int *ndim,
                           dp_err *e);
 dp_status dpg_stage_read(const dpg_plan *plan, const dpg_tensors *t, const void *ws,

@@ -1,8 +1,8 @@
 /* gpu/bench/bench_own.cu - the cost of ranks that own their tokens in parts. It times forward and
- * backward of ranks 1 and N - 1 of N, each alone on one GPU. Gathers are copies of as many bytes
- * after a kernel that waits as long as the wires take (20 us and 300 GB/s of received data). Ranks
- * of T / N tokens each run beside them. N = 1: parts that one rank owns. heads: the bits of a grid
- * by the exchange of heads; a rank's words stand for those of all.
+ * backward of ranks 1 and N - 1 of N, each alone on one GPU. A gather is a copy of as many bytes,
+ * after a kernel that waits for the transfer time (20 us, 300 GB/s of received data). Ranks of T /
+ * N tokens each are timed for comparison. With N = 1 one rank owns all parts. The row `heads` has
+ * by_part and the exchange of heads; a rank's own words replace those of the others.
  *
  *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
 #include "bench.h"

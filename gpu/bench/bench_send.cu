@@ -1,9 +1,9 @@
-/* gpu/bench/bench_send.cu - the cost of exchanges and payloads: N ranks of T / N tokens, all of
- * which have formed their pairs. The time is from there until the last of them has its initial
- * states, meetings of host threads included. It also prints all ranks' forwards and backwards, the
- * words that rank 0 sends, and the distance of the last rank's state from that of the all-gather in
- * full. Ranks that exchange heads form no pair: theirs is all that moves, inputs to the ranks of
- * their heads, results or gradients back.
+/* gpu/bench/bench_send.cu - the cost of exchanges and payloads. The time begins when N ranks of T /
+ * N tokens have formed their pairs. It ends when the last one has its initial states, and includes
+ * the synchronisation of host threads. Further columns: the time of all ranks' forwards and
+ * backwards, the words that rank 0 sends, and the error of the last rank's state. The error is
+ * relative to the all-gather with payload full. Ranks that exchange heads form no pair. Their time
+ * is the transfer of inputs to the ranks of their heads, and of results or gradients back.
  *
  *   [runs] [N]        ranks that share one GPU: copies stay on it, latencies are those of calls and
  *                     kernels, no wire's, and one GPU does the work of N. N: 2, 4 and 8

@@ -1,11 +1,13 @@
 /* gpu/chain/factors.cu - M of a rank as a chain of chunk factors in a chosen number format (math.md
  * j.1), to be judged, not to be fast. Also the M of two elements, of a scan, in that format.
  *
- * Products on tensor cores follow the operands' format exactly. tf32 uses cvt.rna (nearest, ties
- * away). tf32rz passes the raw fp32 words to the mma, which drops the low 13 bits. tf32x3 adds
- * lo*hi + hi*lo + hi*hi. Format fp32 is IEEE FMA on the CUDA cores. The accumulator inside a tensor
- * core rounds toward zero. Every k-step therefore starts from zero and is added on the CUDA cores,
- * so that only a step's own 8 or 16 products see it.
+ * Products on tensor cores follow the operands' format exactly:
+ *   tf32     cvt.rna (nearest, ties away)
+ *   tf32rz   passes the raw fp32 words to the mma, which drops the low 13 bits
+ *   tf32x3   adds lo*hi + hi*lo + hi*hi
+ *   fp32     IEEE FMA on the CUDA cores
+ * The accumulator inside a tensor core rounds toward zero. Every k-step therefore starts from zero
+ * and is added on the CUDA cores, so that only a step's own 8 or 16 products are truncated.
  *
  * k_factor has one phase and no shared memory. k_chain, 32 columns of M a block: P <- F_j P for one
  * factor after the other. Shared memory holds P and, after a barrier, the product that replaces it

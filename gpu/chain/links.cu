@@ -1,10 +1,10 @@
-/* gpu/chain/links.cu - states over the parts of a table of owners (dpg_owners), from the gathered
+/* `gpu/chain/links.cu` - states over the parts of a table of owners (dpg_owners), from the gathered
  * elements of all of them, fp32 FMA. A merge goes over the parts of one sequence in their order,
  * wherever each lies, and leaves the state before each part of this rank. A sum over fewer parts is
  * the beginning of one over more, so nothing is computed twice. The bits are those of a merge for
  * each.
  *
- * k_fold: phases of a product and what shared memory holds as in chain/merge.cu. */
+ * Phases of `k_fold` and the contents of shared memory are as in chain/merge.cu. */
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"
 #include "plan/shared.cuh"

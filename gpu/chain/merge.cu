@@ -41,9 +41,8 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     if (!(FAULT(MERGE_HALF) && v0 + c.col >= V / 2)) c.to(a.sin + (int64_t)hv * K * V + v0, V);
 }
 
-/* Columns per block: as many as there are if every multiprocessor still gets a block, because a
- * block's reads of M serve all of its columns. Only 32 where K <= 128 does not hold: more columns
- * need more than 64 KB. */
+/* Columns per block: the most for which every multiprocessor still gets a block, because a block
+ * reads M once for all of its columns. K > 128 has at most 16: 32 columns need more than 64 KB. */
 static int columns(int HV, int K, int width) {
     return width % 32 == 0 && K <= 128 && HV * (width / 32) >= 100 ? 32
            : width % 16 == 0 && HV * (width / 16) >= 100           ? 16

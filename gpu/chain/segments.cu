@@ -34,9 +34,9 @@ struct SegArgs {
     int pass, kept;
 };
 
-/* A block's K x 32 words into the windows of ranks [first, last]: 128 bytes a row of ld words, from
- * a tile in shared memory, then the forward's number. The arguments to and number give the window
- * of head and columns. */
+/* Stores a block's K x 32 words from a tile in shared memory into the windows of ranks [first,
+ * last]. Each row of ld words gets 128 bytes. Then stores the forward's number. The arguments `to`
+ * and `number` return the places in a rank's window. */
 template <int K, class To, class Number>
 __device__ __forceinline__ void push(const RankWindow &w, int first, int last, float *tile,
                                      Panel<K> &p, const float c[4][4], int ld, uint32_t n, To to,

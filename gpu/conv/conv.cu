@@ -32,8 +32,8 @@ struct Part {
 
 #define MOST_ROWS 7 /* W - 1 */
 
-/* Consecutive tokens that belong to the rank: from its row `at` on. m rows of the halo before it,
- * `next` of dpre after it, belong to the same sequences. */
+/* Consecutive tokens of the rank, from its row `at` on. Its sequences include m rows of the halo
+ * before it and `next` rows of dpre after it. */
 struct Range {
     int64_t at, L, starts; /* starts: its first word of ConvArgs.starts */
     int m, next;

@@ -9,10 +9,11 @@
  *   token    S <- diag(exp g) S;  E = v - k S;                              barrier (layout [K][V])
  *            S += k' (beta E);  o = scale S' q;  S to its slot              barrier (layout [K][V])
  *
- * Who holds what: layout [K][V], a thread 4 columns of every 16th row; sums over rows by shuffles,
- * then over 4 warps in shared memory. Layout [V][K], a thread 2 columns of 4 rows in 32; sums by
- * shuffles alone. Either way loads and stores are 16 bytes a thread (8 for bf16 states, 4 for
- * packed ones, whose scales are made by the 8 threads of a row). */
+ * Registers and sums over rows by layout:
+ *   [K][V]   a thread has 4 columns of every 16th row; shuffles, then 4 warps in shared memory
+ *   [V][K]   a thread has 2 columns of 4 rows in 32; shuffles alone
+ * Loads and stores are 16 bytes a thread (8 for bf16 states, 4 for packed ones). The 8 threads of a
+ * row make the scale of a packed state. */
 #include "decode/packed.cuh"
 #include "decode/slots.cuh"
 #include "dp_decode.h"
@@ -114,7 +115,7 @@ template <int K, bool VK> struct Tile {
 
 /* ---- inputs of all tokens -------------------------------------------------------------------- */
 
-/* Of a token in shared memory: q, R keys, exp(g), K numbers each. */
+/* A token in shared memory: q, R keys, exp(g), K numbers each. */
 template <int K, int R> struct Staged {
     float *at;
     __device__ float *of(int t) const { return at + (int64_t)t * (R + 2) * K; }

@@ -104,8 +104,8 @@ struct PackedHead {
     }
 };
 
-/* What a block's tile (of [K][V], 4 columns a thread, 8 threads a row) left out where it was read;
- * zeros without feedback. */
+/* Rounding errors stored beside a block's tile (layout [K][V], 4 columns a thread, 8 threads a
+ * row), bf16; zeros without feedback. */
 template <int ROWS> struct LeftOut { uint2 x[ROWS]; };
 
 static __device__ int is_int8(const dpg_decode &d) {

@@ -1,5 +1,5 @@
-/* gpu/exchange/gather.cu - the calls of a communicator: gather, hand, all-to-all, wait, peer memory
- * (group.cuh). */
+/* gpu/exchange/gather.cu - the calls of a communicator (group.cuh): gather, `hand`, all-to-all,
+ * wait, peer memory. */
 #include "exchange/group.cuh"
 #include "fault.cuh"
 #include "plan/marks.cuh"

@@ -95,8 +95,8 @@ static dp_status add_copies(const Call &c, Moved m, int ranks, void *tensor, flo
 
 /* ---- one tensor ------------------------------------------------------------------------------ */
 
-/* A rank's sent or received rows in a call: of a tensor of its own tokens and all heads, or of all
- * tokens and its own heads. */
+/* The rows that a rank sends or receives in a call. Their tensor has the rank's tokens and all
+ * heads, or all tokens and the rank's heads. */
 struct Side {
     void *tensor;
     Moved moved; /* bytes */

@@ -1,18 +1,18 @@
 /* gpu/exchange/window.cu - states from rank to rank through windows: memory that the kernels of the
  * rank before store into (dpg_plan_connect).
  *
- * Where a sequence starts, its end state H leaves the rank from k_compose. Every later rank waits
- * for its initial state, multiplies it by its own M and sends it on, both in k_states
- * (chain/segments.cu), 32 columns of a head at a time. So the states arrive after as many products
- * and messages as there are ranks before. The products are those of a merge of gathered elements,
- * and only states are sent. No host thread waits for another.
+ * If a sequence starts on a rank, k_compose sends its end state H. Every later rank waits for its
+ * initial state, multiplies it by its own M and sends the product to the next rank. Both steps are
+ * in k_states (chain/segments.cu), for 32 columns of a head at a time. So the states arrive after
+ * as many products and messages as there are ranks before. The products are those of a merge of
+ * gathered elements, and only states are sent. No host thread waits for another.
  *
- * A window holds the words of SLOTS forwards, so that a rank may be ahead of its readers. In
- * forward n they lie where those of n - SLOTS lay. Their readers have said that they finished with
- * those, in k_states of a forward after it. Ranks wait for earlier ranks, and for later ones to
+ * A window holds the words of SLOTS forwards, so that a rank may be ahead of its readers. The words
+ * of forward n replace those of forward n - SLOTS. Their readers have signalled in k_states of a
+ * later forward that they need them no more. Ranks wait for earlier ranks, and for later ones to
  * finish with earlier forwards. A rank that keeps M for its backward waits for later ranks at the
- * very end of its forward. There is no circle, as long as no rank's kernels stand behind another's
- * on one device.
+ * very end of its forward. The waits form no cycle, unless one rank's kernels are queued behind
+ * another's on one device.
  *
  * The number of a forward is a word of the window. The last block of k_states that reads it
  * increments it. No kernel has it as an argument, so that a forward can be replayed as a CUDA

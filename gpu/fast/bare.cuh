@@ -1,6 +1,6 @@
-/* gpu/fast/bare.cuh - plans that store no w and u, where only o and final_state are wanted. It has
- * the data that a chunk passes to the state pass. The pass multiplies T B by V and by S k. So no w
- * and u are made, and nothing is rounded between.
+/* `gpu/fast/bare.cuh` - plans that store no w and u, used where only o and final_state are wanted.
+ * The header has the data that a chunk passes to the state pass. The pass multiplies T B by V and
+ * by S k. So no w and u are made, and nothing is rounded between.
  *
  * A gate a channel: a tile makes T B, Aqk, and rows of k and q with their decay (k_decayed,
  * chunks.cu). The pass (state_gated.cu) reads them, and the rows of v:

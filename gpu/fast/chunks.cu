@@ -1,12 +1,12 @@
-/* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel: gate, norms, k k' and q k'
- * with decay, T = (I + A)^-1, then w u kg qg Aqk to memory. A plan without w and u (bare.cuh)
- * writes Kgam kg qg T B Aqk (k_decayed).
+/* gpu/fast/chunks.cu - a chunk of one value head with a gate a channel. It computes gate, norms,
+ * k k' and q k' with decay and T = (I + A)^-1, and stores w u kg qg Aqk. A plan without w and u
+ * (`bare.cuh`) stores Kgam kg qg T B Aqk (k_decayed).
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor of 80 registers a thread. A lane's inputs
  * of a row and its results have one place in shared memory. Phases, and what shared memory holds:
  *
  *   rows      warp: 8 rows, lane: K / 32 channels. Gates, sums, norms (rows.cuh), then decayed
- *             rows; kg and qg go out.        k q g as given; gate sums for g; ka qa kd kb far
+ *             rows; kg and qg go out.        k q g as loaded; gate sums for g; ka qa kd kb far
  *   products  warp (I, m): rows 16 I .. of k k' or q k'
  *   emit      m = 0: A, L, then T; m = 1:    ka, A, then T; beta, v, Aqk on its way
  *             Aqk, what w and u need
@@ -49,9 +49,9 @@ template <int K, class AFTER> struct ChunkSmem {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* A warp's 8 rows, and the place of a lane's K / 32 channels of them, in bytes from ka on: of row
- * 0, row i is at(row 0, i). Loops over rows are not unrolled further than they say: what a block
- * executes must fit the instruction cache. */
+/* A warp's 8 rows. The members row, high and side are places of a lane's K / 32 channels in row 0,
+ * in bytes from ka on. The place in row i is at(place, i). Loops over rows are not unrolled further
+ * than they say: a block's code must fit the instruction cache. */
 template <int K> struct Own {
     static const int TILE = C * K * 2, QA = TILE, KD = 2 * TILE, KB = 3 * TILE;
     static const int FAR_Q = KB + 96 * K, FAR_K = FAR_Q + 32 * K, KB0 = FAR_K + 32 * K;
@@ -75,8 +75,8 @@ __device__ __forceinline__ T *place(ChunkSmem<K, AFTER> &sm, unsigned bytes) {
     return (T *)((char *)sm.ka + bytes);
 }
 
-/* The gate's words of row i wait in two halves until the row is decayed: in the place of kd, and of
- * kb or the far row of q. */
+/* The gate's words of row i are kept in two halves until the row is decayed. One half lies in the
+ * place of kd, the other in the place of kb or of the far row of q. */
 template <int K, class AFTER>
 __device__ __forceinline__ void get_gates(float x[K / 32], ChunkSmem<K, AFTER> &sm,
                                           const Own<K> &own, int i) {
@@ -578,7 +578,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
-/* Chunks of a plan without w and u (bare.cuh): the same phases up to T; nothing of v, w and u. */
+/* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. */
 template <int K>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,

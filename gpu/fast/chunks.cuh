@@ -1,8 +1,9 @@
-/* gpu/fast/chunks.cuh - shared by the two kernels of a chunk (chunks.cu: a gate a channel,
- * chunks_one.cu: one a head): from the sums k k', q k' of a tile to A, L, Aqk, T, w and u.
+/* gpu/fast/chunks.cuh - A, L, Aqk, T, w and u of a tile from its sums k k', q k'. Both kernels of a
+ * chunk include it (chunks.cu: a gate a channel, chunks_one.cu: one a head).
  *
- * Warp (I, m) of 8 has the sums of rows 16 I .. with all columns up to their own, of k k' (m = 0)
- * or q k' (m = 1). z[J] is block (I, J), z[3] the diagonal one. */
+ * There are 8 warps (I, m). A warp has the sums of rows 16 I .. with all columns up to the
+ * diagonal. These are k k' for m = 0, q k' for m = 1. Block (I, J) is z[J], the diagonal one z[3].
+ * */
 #ifndef DPG_CHUNKS_CUH
 #define DPG_CHUNKS_CUH
 #include "fast/inverse.cuh"
@@ -32,7 +33,7 @@ enum { ODD_W, ODD_U, ODD_DO, ODDS };
  * columns.cu; others ROWS, u SLICES. */
 struct ChunkOut {
     bf16 *w, *u, *kg, *qg, *Aqk, *T, *L, *dos;
-    bf16 *kgam, *TB; /* of a plan without w and u (bare.cuh) */
+    bf16 *kgam, *TB; /* of a plan without w and u */
     float *eC, *gcum;
     int *odd; /* NULL unless asked for: ODDS words a tile */
 };
@@ -52,8 +53,8 @@ template <int K, int V> struct Solve : Inverse {
     bf16 v[C * V]; /* ROWS */
 };
 
-/* Mask of entry (s, i) of a sum, as a row and column of one tile: 0 where i is not earlier (A, L)
- * or later (Aqk). */
+/* Mask of entry (s, i) of a sum, row and column of one tile. It is 0 where i is not earlier than s
+ * (A, L), or is later (Aqk). */
 struct Mask {
     int lr, of_q;
     __device__ __forceinline__ int end(int s) const {
@@ -101,9 +102,9 @@ __device__ __forceinline__ void store_pair(bf16 *tile, int s, int i, float a, fl
     *(uint32_t *)(tile + rows_at(s, i / 8) + i % 8) = pack2(a, b);
 }
 
-/* Rows 16 I .. of Aqk through shared memory (ROWS) to memory, blocks right of the diagonal zeros.
- * f(s, i, a, b): a further use of the sums of columns i, i + 1. drain_wait() before their place is
- * written again. */
+/* Stores rows 16 I .. of Aqk through shared memory (ROWS); blocks right of the diagonal are zeros.
+ * Calls f(s, i, a, b) with the sums of columns i, i + 1. The caller calls drain_wait() before it
+ * writes to `stage` again. */
 template <class F>
 __device__ __forceinline__ void emit_queries(bf16 *stage, bf16 *Aqk, const float *own, float scale,
                                              int lr, int I, int lane, const float z[4][2][4], F f) {
@@ -234,8 +235,8 @@ __device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const Chun
     });
 }
 
-/* T to memory if it is kept, and T B in bf16. w = T B Kgam and u = T B V round T B once and leave
- * Kgam and V exact. column(i): a further factor of a column of T for w. */
+/* Stores T, if it is kept, and makes T B in bf16. So w = T B Kgam and u = T B V round T B once and
+ * leave Kgam and V exact. */
 __device__ __forceinline__ void round_T(Inverse &sm, bf16 *T, int warp, int lane) {
     int i = lane * 2;
     float2 b = *(const float2 *)(sm.beta + i);
@@ -284,8 +285,9 @@ __device__ __forceinline__ void send(bf16 *stage, const float acc[8][4], bf16 *t
     drain_commit(lane);
 }
 
-/* Is any source of a tile's w (m = 0), or of its u or q (m = 1), not finite? The last warp's sums
- * tell it, whose rows see all of them: 0 times such a number is not zero. own: q k' of all rows. */
+/* Is any source of a tile's w (m = 0), or of its u or q (m = 1), not finite? The rows of the last
+ * warp's sums depend on every source, and 0 times such a number is not zero. The argument own is
+ * q k' of all rows. */
 struct Odd {
     bool asked;
     float sum;
@@ -308,10 +310,11 @@ struct Odd {
 __device__ __forceinline__ uint32_t odd_halves(uint32_t x) {
     return ((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u;
 }
-/* The words of a tile without w and u, after round_T. The last row of T B shows entries of keys,
- * beta and gates of channels that are not finite, since 0 times them is not zero. own: q k' of all
- * rows; gate: of one gate a head, its sum. v was not read: bare.cuh names the kernel that looks at
- * it. */
+/* Stores the marks of a tile without w and u, after round_T. If an entry of keys, beta or channel
+ * gates is not finite, neither is the last row of T B. The reason: 0 times such a number is not
+ * zero. No v was read: `bare.cuh` names the kernel that checks it.
+ *   own    q k' of all rows
+ *   gate   sum of the gate, if a head has one */
 __device__ __forceinline__ void leave_odd(const Inverse &sm, int *odd, int64_t tile,
                                           const float *own, float gate, int warp, int lane) {
     if (warp < CHUNK_THREADS / 32 - 1) return; /* another warp rounded that row */
@@ -324,8 +327,8 @@ __device__ __forceinline__ void leave_odd(const Inverse &sm, int *odd, int64_t t
     odd[tile * ODDS + ODD_U] = u;
 }
 
-/* Rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on: acc = sum over J
- * <= I. between(J, acc): a function of the sum of blocks I .. J + 1 before block J is added. */
+/* acc = rows 16 I .. of T B times the rows of B (ROWS), 64 columns from 64 * group on, a sum over
+ * blocks J <= I. Calls between(J, acc) on the sum of blocks I .. J + 1 before it adds block J. */
 template <class F>
 __device__ __forceinline__ void times_TB(float acc[8][4], const bf16 *TB, const bf16 *B, int group,
                                          int I, int lane, F between) {

@@ -1,7 +1,7 @@
 /* gpu/fast/chunks_one.cu - a chunk of one value head whose channels share one gate (GDN): the same
  * outputs as chunks.cu. Decay multiplies whole sums, so operands are k and q themselves, exact in
- * bf16. T B has the decay of k's rows for w in its columns. A plan without w and u (bare.cuh) makes
- * T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
+ * bf16. T B has the decay of k's rows for w in its columns. A plan without w and u (`bare.cuh`)
+ * makes T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
@@ -53,8 +53,8 @@ __device__ __forceinline__ void send_row(const ChunkOut &o, const Place &p, int 
     store_pairs<E>(o.kg + at, kg);
     store_pairs<E>(o.qg + at, qg);
 }
-/* Norms of row `mine` to shared memory, and the factors of its k and q. gam: the gate's sums to
- * rows 2 lane, 2 lane + 1. */
+/* Stores the norms of row `mine` in shared memory and returns the factors of its k and q. The
+ * argument gam holds the gate's sums to rows 2 lane, 2 lane + 1. */
 template <class NORMS>
 __device__ __forceinline__ float2 keep_norms(RowScalars &rows, const NORMS &x, float2 gam, int mine,
                                              bool here) {

@@ -1,7 +1,7 @@
 /* gpu/fast/columns.cu - do of a tile by columns (SLICES), as the passes over states and the
- * gradients read it. It serves where no chunk kernel of the backward writes it. k_chunks has no
- * room for it in the shared memory of 3 blocks, and under DPG_SAVE_ALL there is none. One block a
- * tile; shared memory holds the tile. */
+ * gradients read it. It serves where no chunk kernel of the backward writes it. The shared memory
+ * of 3 blocks of k_chunks has no room for it, and under DPG_SAVE_ALL no chunk kernel runs. One
+ * block a tile; shared memory holds the tile. */
 #include "fast/chunks.cuh"
 #include "fast/fast.cuh"
 

@@ -1,5 +1,5 @@
-/* gpu/fast/grad.cu - the gradients of one tile with a gate a channel (math.md f, c): from states,
- * X, do and their gradients to dq dk dv dg dbeta.
+/* gpu/fast/grad.cu - dq dk dv dg dbeta of one tile with a gate a channel (math.md f, c), from
+ * states, X, do and their gradients.
  *
  * One block a multiprocessor, 4 K threads, tile after tile. The copy engine loads the next tile
  * while this one's pairs are summed. The next tile's rows of q, k and gates go to registers while
@@ -160,9 +160,10 @@ __device__ __forceinline__ void leave_far(Decayed<K> &out, const float gam[K / 3
     }
 }
 
-/* A lane's channels of the warp's rows: ka, qa, kb, kd, and kgam in the first of two rounds
- * (TIGHT), or the only one. before, next: gates from the chunk's start to the block's anchor, from
- * there to the next one. */
+/* Writes a lane's channels of the warp's rows: ka, qa, kb, kd, and in the first or only round kgam
+ * (TIGHT has two rounds).
+ *   before   gates from the chunk's start to the block's anchor
+ *   next     gates from the block's anchor to the next one */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &ahead,
                                            const Place &p, int row0, int ch, const float *before,
@@ -329,8 +330,9 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
     add_columns(sx, fl, ka, l.I, l);
 }
 
-/* The terms that kd, or ka and qa, leave out, in fp32, of block b: of dq, of dk's read and write
- * parts, [3][16][K] in place of kb and kd. All threads; begins and ends with all together. */
+/* Computes in fp32 the terms of block b that kd, or ka and qa, do not contain. They are dq, dk
+ * read, dk write, [3][16][K], and replace kb and kd. All threads call it; it begins and ends with a
+ * barrier. */
 template <int K, int V, bool TIGHT>
 __device__ __noinline__ void far_terms(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                        const dpg_tensors &t, Place p, int b) {

@@ -1,5 +1,5 @@
-/* gpu/fast/grad.cuh - shared by the two gradient kernels of a tile (grad.cu: a gate a channel,
- * grad_one.cu: one a head): dE, dv, dbeta, dP, dL from data in shared memory. */
+/* gpu/fast/grad.cuh - dE, dv, dbeta, dP, dL of a tile from data in shared memory. Both gradient
+ * kernels include it (grad.cu: a gate a channel, grad_one.cu: one a head). */
 #ifndef DPG_GRAD_CUH
 #define DPG_GRAD_CUH
 #include "fast/fast.cuh"
@@ -222,9 +222,9 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
     drain_fence();
 }
 
-/* N pieces of a thread, which(i), from shared memory to where to(x) points, if anywhere. All are
- * read before the first is written, so that none waits for another's store. which() asks for the
- * thread again: addresses kept from tile to tile would be spilled. */
+/* Copies N pieces of a thread, which(i), from shared memory to to(x), unless that is NULL. All
+ * pieces are read before the first is written, so that no read waits for a store. A call of which()
+ * computes its address anew: addresses kept from tile to tile would be spilled. */
 template <int N, class W, class F, class T>
 __device__ __forceinline__ void send_pieces(W which, F from, T to) {
     uint4 y[N];

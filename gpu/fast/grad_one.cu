@@ -1,6 +1,6 @@
 /* gpu/fast/grad_one.cu - the gradients of one tile whose channels share one gate (GDN): the same as
- * grad.cu. Decay multiplies whole sums, so that k and q themselves are operands, exact in bf16. dP
- * and dL have decay and 1/norms of the rows that they meet.
+ * grad.cu. Decay multiplies whole sums, so that k and q themselves are operands, exact in bf16. The
+ * decay and the 1/norms of the rows multiply dP and dL.
  *
  * One block a multiprocessor, 4 K threads, tile after tile. The copy engine loads the next tile
  * while this one ends; the next rows are requested then too (Ahead). A warp (I, cq) has rows 16 I
@@ -20,8 +20,8 @@
 
 namespace {
 
-/* dP and dL with decay from i to s, times 1/norm of the row that they meet: of key i (the read
- * part), of query or key s (the write part). ROWS. */
+/* dP and dL with decay from i to s, ROWS. The read part is multiplied by 1/norm of key i, the write
+ * part by 1/norm of query or key s. */
 struct Weights {
     bf16 P_read[C * C], L_read[C * C], P_write[C * C], L_write[C * C];
 };
@@ -433,8 +433,8 @@ template <int K, int V> struct GradOne {
             all += __shfl_xor_sync(~0u, all, m);
         if (l.lane == 0) sm.all[l.warp] = all;
     }
-    /* dq and dk: to the caller, or by value head to the sums over groups and keys. dg: as sums and
-     * raw gates, for the phase `rows` of the next tile. */
+    /* Writes dq and dk: final ones, or by value head for the sums over groups and keys. Leaves sums
+     * and raw gates of dg for the phase `rows` of the next tile. */
     __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4],
                                          GateSum<K> &gate) {
         Lane l;

@@ -5,19 +5,18 @@
  *
  *   X = P kg'      H <- H + X u      P <- P o eC - X w      from P = I, H = 0; then M = P
  *
- * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero. When
- * nothing else is left, which is checked every LOOK chunks, nothing of earlier chunks can come
- * through. Then M = 0, H is complete, and those chunks are not read. Unless something in them is
- * not finite, which the kernels of a chunk mark (`odd`): 0 times that is not zero, and all are
- * taken.
+ * and H <- H + P s0 where a sequence starts with a state. Words of P below 2^-126 become zero. If P
+ * is zero, which is checked every LOOK chunks, earlier chunks contribute nothing. Then M = 0, H is
+ * complete, and those chunks are not read. An exception is a number that is not finite, since 0
+ * times it is not zero. The kernels of a chunk mark it (`odd`), and all chunks are read.
  *
- * A plan without w and u (bare.cuh) multiplies X by T B; Kgam and v take their places. With one
- * gate a head it has no Kgam and kg either: raw rows of k are loaded, and become both.
+ * A plan without w and u (`bare.cuh`) multiplies X by T B, and uses Kgam for w and v for u. With
+ * one gate a head it has no Kgam and kg either: both are made from raw rows of k.
  *
  * One block of K / 64 warpgroups a segment and head. A warpgroup has 64 rows of P, which stay in
- * registers. Its 64 rows of H stay in shared memory in the order of registers. Rows of P and X are
- * the A operands from registers (a warp has 16). w, kg and u are the B operands from shared memory,
- * whose layouts are swizzles of the tensor cores. Tiles come in STAGES stages on mbarriers.
+ * registers. Its 64 rows of H stay in shared memory in the order of registers. A operands are rows
+ * of P and X from registers (a warp has 16). B operands are w, kg and u from shared memory, in
+ * swizzled layouts of the tensor cores. Tiles arrive in STAGES stages on mbarriers.
  *
  * w and kg are bf16. P and X go in three bf16 pieces, so that all operands are exact to 2^-24, for
  * 3 products instead of 1. Only X of H is rounded. The accumulator of a tensor core rounds toward
@@ -49,12 +48,14 @@ namespace {
 #define STAGES 3
 #define LOOK 4
 
-/* Outputs of a plan's chunks. MADE: w, kg, u. DECAYED: Kgam, kg, T B (no w and u, a gate a
- * channel). GIVEN: T B and factors of rows (no w and u, one gate a head). */
+/* Outputs of a plan's chunks:
+ *   MADE      w, kg, u
+ *   DECAYED   Kgam, kg, T B (no w and u, a gate a channel)
+ *   GIVEN     T B and factors of rows (no w and u, one gate a head) */
 enum Form { MADE, DECAYED, GIVEN };
 
 struct PreArgs {
-    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, raw v; GIVEN: raw k, NULL, v */
+    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, raw v; `GIVEN`: raw k, NULL, v */
     const bf16 *TB;         /* of a plan without w and u */
     const BareFactors *factors;
     const float *eC, *s0;
@@ -97,9 +98,9 @@ __device__ __forceinline__ void split_fragment(uint32_t f[3][4], const float a[4
     }
 }
 
-/* The products of two k-steps, one call each (odd: the second). The leading ones are added in z,
- * then sum += z (= if first); A is in three pieces. `between` is done while the tensor cores work.
- * On return the small sums may still be running. */
+/* The products of two k-steps, one call each (`odd`: the second). The leading ones are added in z,
+ * then sum += z (= if first); A is in three pieces. The call of between() overlaps with the tensor
+ * cores. On return the small sums may still be running. */
 template <int T, class F>
 __device__ __forceinline__ void mul3(float (*sum)[4], float (*z)[4], float (*small)[4],
                                      const uint32_t a[3][4], uint64_t b, bool first, bool odd,
@@ -153,8 +154,8 @@ __device__ __forceinline__ void times_T(uint32_t xa[4][3][4], const bf16 *TB) {
     wg_wait<0>(ys);
     split_sums(xa, y, ys);
 }
-/* One chunk: P <- P o eC - X w of 16 rows of a warp. with_x(X): a further use of X, A fragments of
- * 16 tokens in three pieces; w multiplies its result. */
+/* One chunk: P <- P o eC - X w of 16 rows of a warp. First with_x(X) may replace X, A fragments of
+ * 16 tokens in three pieces. */
 template <int K, class F>
 __device__ __forceinline__ void step_p(float P[K / 8][4], const bf16 *kg, const bf16 *w,
                                        const float *eC, int lane, F with_x) {
@@ -496,11 +497,11 @@ __device__ __forceinline__ void load_factor(ReachSmem<K> &sm, const Dims &d, con
     fill_end(full, lane);
 }
 
-/* dH of a part is a sum over its chunks of what each adds times the factors before it, transposed.
- * P' <- eC o P' - (P' w') kg is their product from the first chunk on. Where nothing of it is left,
- * which is checked every LOOK chunks, later chunks do not count. Tried where the forward saw M
- * vanish: its own or, if the last part has none, that of the part before; for half of the chunks.
- */
+/* dH of a part is a sum over its chunks: each chunk's term times the factors before it, transposed.
+ * P' <- eC o P' - (P' w') kg is the product of the factors from the first chunk on. If the product
+ * is zero, which is checked every LOOK chunks, later chunks contribute nothing. The kernel tries
+ * half of the chunks of a part if the forward found its M to be zero. A last part has no M; there M
+ * of the part before decides. */
 template <int K> __global__ void __launch_bounds__(2 * K, 1) k_reach(Dims d, ReachArgs a) {
     extern __shared__ __align__(1024) char raw[];
     ReachSmem<K> &sm = *(ReachSmem<K> *)raw;

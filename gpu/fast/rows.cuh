@@ -37,8 +37,8 @@ __device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
  * start.
  */
 template <int K, int N> struct Anchors {
-    float here[C / N][K]; /* sum of a group of rows; then the term to add to its own sums: the gate
-                           * from the block's anchor to the row before the group */
+    float here[C / N][K]; /* sum of a group of rows; later the gate from the block's anchor to the
+                           * row before the group, a term of the group's own sums */
     float first[4][K];    /* gate of the blocks' first rows */
     float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
 

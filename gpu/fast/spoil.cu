@@ -1,8 +1,8 @@
-/* gpu/fast/spoil.cu - values that are not finite, over the segments of a sequence: plans without w
- * and u on one rank (bare.cuh). The pass noted for every segment and column whether the state that
- * leaves it is finite. A state that is not finite never becomes finite again. Every later segment
- * of the sequence has no finite o in that column, and gets NaN there, as final_state does. Where
- * (M, H) were made of all chunks it has come there by itself. One block a segment and value head, a
+/* gpu/fast/spoil.cu - carries values that are not finite over the segments of a sequence, for plans
+ * without w and u on one rank (`bare.cuh`). For every segment and column the pass has stored
+ * whether the state that leaves the segment is finite. A state that is not finite never becomes
+ * finite again. So o of every later segment gets NaN in that column, as does final_state. If (M, H)
+ * were made of all chunks, they have carried the NaN already. One block a segment and value head, a
  * thread a column. */
 #include "fast/fast.cuh"
 

@@ -168,8 +168,8 @@ __device__ __forceinline__ void times_Aqk(float o[2 * P][4], const bf16 *Aqk, in
     }
 }
 
-/* 16 P rows of o from row s0 of a chunk, 16 columns, of each token the first row. bf16 goes through
- * 512 P bytes of shared memory, so that whole rows are written. */
+/* Stores 16 P rows of o from row s0 of a chunk, 16 columns; only the first row of each token. A
+ * bf16 o goes through 512 P bytes of shared memory, so that whole rows are written. */
 template <int P>
 __device__ __forceinline__ void store_o(const Dims &d, void *out, float (*o)[4], bf16 *stage,
                                         Chunk c, int s0, int hv, int v0, int lane) {
@@ -325,8 +325,8 @@ static inline int ring_bytes(const dpg_plan *p, StateArgs *a, size_t rest, size_
     return (int)(rest + a->depth * stage);
 }
 /* Slices that share a block share the tiles it reads, and need no barriers; teams finish a chunk
- * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks takes the time. by_part:
- * the choice may not depend on a rank's own tokens. */
+ * sooner. With fewer than about 100 blocks of 4 slices the chain of chunks takes the time. With
+ * `by_part` the choice may not depend on a rank's own tokens. */
 static inline bool by_teams(const dpg_plan *p, int nseq) {
     if (p->by_part) return false;
     return (int64_t)nseq * p->d.HV * (p->d.V / 64) < 100 * p->device.sms / 132;

@@ -1,5 +1,5 @@
 /* gpu/fast/state_bare.cu - the state pass of a plan without w and u with one gate a head
- * (bare.cuh), from raw rows of k, q and v:
+ * (`bare.cuh`), from raw rows of k, q and v:
  *
  *   Z' = S' k'      R' = v' - of_k o Z'      X' = R' (T B)'
  *   S' <- eC S' + (to_end o X') k            o' = of_q o S' q' + X' Aqk'

@@ -1,5 +1,5 @@
-/* gpu/fast/state_gated.cu - the state pass of a plan without w and u with a gate a channel
- * (bare.cuh), from decayed rows of k and q and from raw rows of v:
+/* gpu/fast/state_gated.cu - the state pass of a plan without w and u (`bare.cuh`) with a gate a
+ * channel. It reads decayed rows of k and q and raw rows of v:
  *
  *   X' = (v' - S' Kgam') (T B)'      S' <- eC o S' + X' kg      o' = scale S' qg' + X' Aqk'
  *

@@ -1,6 +1,6 @@
-/* gpu/fast/sums.cu - sums after the tiles: dq and dk over the value heads of a group and the keys
- * of a token, dA_log and ddt_bias over a rank's chunks. Fixed orders, no atomics. One phase each;
- * k_sums: the 8 warps' sums in shared memory, then warp 0 adds them. */
+/* gpu/fast/sums.cu - sums after the tiles, in fixed orders, without atomics. Sums of dq and dk are
+ * over the value heads of a group and the keys of a token. Sums of dA_log and ddt_bias are over a
+ * rank's chunks. One phase each. In k_sums warp 0 adds the sums of 8 warps from shared memory. */
 #include "fast/fast.cuh"
 #include "fast/grad.cuh"
 

@@ -36,9 +36,9 @@ __device__ __forceinline__ int down_p(int lane) { return lane / 16; }
 __device__ __forceinline__ int across_row(int lane) { return lane % 8 + lane / 16 * 8; }
 __device__ __forceinline__ int across_p(int lane) { return lane / 8 % 2; }
 
-/* The lane's row of ROWS, 16 rows from `row0` on. A walk along its pieces takes one LOP3 a step,
- * because 2 j + p ^ r = 2 j ^ (p ^ r). at(j): pieces 2 j and 2 j + 1, columns 16 j .., of rows 16 i
- * further down with `down`. */
+/* The lane's row of a tile in ROWS. A walk along its pieces takes one LOP3 a step, because 2 j + p
+ * ^ r = 2 j ^ (p ^ r). The address at(j, i) is of pieces 2 j and 2 j + 1, columns 16 j .., in the
+ * row 16 i further down. */
 template <int ROWS_OF_TILE = C> struct Walk {
     uint32_t a;
     __device__ __forceinline__ Walk(const bf16 *tile, int row, int p)

@@ -10,16 +10,16 @@ struct Path {
     const char *name;
     /* forward */
     step_fn chunks; /* from inputs: w u kg qg Aqk eC, and what is kept */
-    step_fn pre;    /* H of the last local sub-sequence (of its segments: and M) into B_HM (B_SEG).
-                     * If came(c) is a state, it starts from it: the result is the state that leaves
-                     * the rank */
+    step_fn pre;    /* H of the last local sub-sequence into B_HM; H and M of its segments into
+                     * B_SEG. With a state `came(c)` it starts from that state: the result is the
+                     * state that leaves the rank */
     step_fn state;  /* o and final_state from B_SIN */
     /* backward, p a plan with is_bwd */
     step_fn bwd_chunks; /* from inputs: whatever the rest reads, but the states */
     step_fn bwd_states; /* from that and B_SIN: h, v_new, which nothing reads before bwd_intra */
     step_fn bwd_dv_local;
     step_fn bwd_pre;   /* dH of the first local sub-sequence into columns 0..V-1 of B_DHM, zeroed by
-                        * then. With parts: of each into B_SEG; from came(c) likewise */
+                        * then. With parts: of each into B_SEG; from `came(c)` likewise */
     step_fn bwd_state; /* dh, dv_new, ds0 from B_DSOUT */
     step_fn bwd_intra; /* gradients of activated inputs per value head */
     step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
@@ -39,8 +39,8 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 /* Can the fast path make M of a segment by augmented columns on this device (fast/pre.cu). */
 int fast_augments(const Device *dev);
 
-/* Does the forward of a plan, whose segments are cut, use fast/bare.cuh? May it, if there are
- * enough states? */
+/* Does the forward of a plan whose segments are known store no w and u (`fast/bare.cuh`)? May it,
+ * if there are enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
 
@@ -76,8 +76,8 @@ dp_status sum_over_ranks(const Call &c);
 /* exchange/send.cu: elements of this rank in slot `own`, rows of `row` words, to those of all ranks
  * in slot `all`, as the payload leaves them. */
 dp_status gather_elements(const Call &c, dpg_comm *comm, int own, int all, int row);
-/* The state for this rank to slot `to`, from rank to rank, or backward against them, of elements in
- * slot `own`. all: room of a scan. */
+/* Brings this rank's initial state (backward: gradient) to buffer `to`, from rank to rank, by the
+ * elements in buffer `own`. A scan needs buffer `all`. */
 dp_status hand_states(const Call &c, dpg_comm *comm, int own, int all, int to);
 /* plan/heads.cu, exchange/heads.cu: a plan whose ranks exchange heads. Why not, or NULL. */
 const char *heads_refuse(const dpg_problem *p, const dpg_options *o, int N);
@@ -101,8 +101,8 @@ void maps_destroy(RowMaps *m);
 dp_status window_keep(const Call &c);
 void window_destroy(dpg_plan *p);
 
-/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. qk_are_partial: its
- * dq and dk (and dlr_b) are parts of sums over ranks, in fp32. */
+/* plan/create.cu: a plan of one rank that has some of `all_heads` value heads. If qk_are_partial,
+ * its dq and dk (and dlr_b) are parts of sums over ranks, in fp32. */
 dp_status create_alone(dpg_plan **out, const dpg_problem *p, const dpg_options *opt, int all_heads,
                        int qk_are_partial, dp_err *e);
 /* A table of owners, or T / N tokens a rank (of conv/, too). */

@@ -95,7 +95,7 @@ enum Slot {
     B_KG,
     B_QG,
     B_EC,      /* decay of a whole chunk */
-    B_TB,      /* plans without w and u (fast/bare.cuh): T B */
+    B_TB,      /* plans without w and u (`fast/bare.cuh`): T B */
     B_FACTORS, /* one gate a head: factors of rows */
     B_KGAM,    /* others: k with the decay from the chunk's start */
     B_ODD,     /* fast, on more than one rank or segment: is something of w; of u, q; of do not
@@ -186,8 +186,8 @@ struct dpg_plan {
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */
-    /* Tokens are owned by a table of `all` parts: `nlink` of them are this rank's, `slots` the most
-     * that a rank has. pre, post, is_first, is_last and whole mean nothing then. */
+    /* With a table of owners: `all` parts, of which this rank owns `nlink` and any rank at most
+     * `slots`. The fields pre, post, is_first, is_last and whole are then unused. */
     int owned, by_part, all, nlink, slots;
     int sends; /* plan/sending.cuh */
     Link *links_h;
@@ -202,12 +202,12 @@ struct dpg_plan {
     /* rows of d.seq: those of a pass over whole sub-sequences and parts, nwhole whole ones first;
      * from whole0 on the local sub-sequences, each whole */
     int nrow, nwhole, whole0;
-    /* One of several ranks cuts its last local sub-sequence, if in 1; one rank alone any, the last
-     * in 1 if none is. nseg: parts of all */
+    /* Number of cut sub-sequences, and of their parts. One of several ranks cuts at most its last
+     * local sub-sequence, a single rank any. If none is cut, the last one counts as one part */
     int ncut, nseg;
     Cut *cuts_h;
     const Cut *cuts;
-    int bare;             /* fast: chunks make no w and u (fast/bare.cuh) */
+    int bare;             /* fast: chunks make no w and u */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same

@@ -71,8 +71,8 @@ static dp_status list_hops(dpg_plan *pl, const Parts &parts, dp_err *e) {
     return DP_OK;
 }
 
-/* The pairs of a scan over parts. At each distance every part whose state depends on the received
- * one, as long as its sequence goes so far back, gets the pair that ends that far before it. */
+/* The pairs of a scan over parts. At distance d a part receives the pair that ends d parts before
+ * it. It does so if its state depends on the received one and its sequence goes back so far. */
 static dp_status list_pairs(dpg_plan *pl, const Parts &parts, dp_err *e) {
     const int n = parts.n(), by = pl->is_bwd ? -1 : 1;
     std::vector<int> given(pl->N, 0), link, before;

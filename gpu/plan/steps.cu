@@ -15,9 +15,9 @@ static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c)
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3. It is (0, 0) if no
- * later rank continues it, M = 0 where the state that leaves the rank does not depend on the one
- * that enters. With segments also (M, H) of each of them, as far as the states that they start from
- * need it. */
+ * later rank continues the sequence. M = 0 if the state that leaves the rank does not depend on the
+ * state that enters. With segments also (M, H) of every segment, if a later one's initial state
+ * needs it. */
 static dp_status pre_process(const Call &c) {
     dpg_plan *pl = c.p;
     /* else every word of it that anybody reads is made */
@@ -120,10 +120,8 @@ static dp_status restore(const Call &c) {
 }
 
 /* (dM, dH) of the first local sub-sequence, the uniform element of math.md g.3. They are zeros if
- * no earlier rank asks for them, dM = 0 where the gradient that leaves the rank does not depend on
- * the one that enters. With parts also dH of each of them, as far as the gradients that they start
- * from need it.
- */
+ * no earlier rank needs them. If the gradient that leaves the rank does not depend on the gradient
+ * that enters, dM = 0. With parts also dH of every part, if an earlier one's gradient needs it. */
 static dp_status pre_process_bwd(const Call &c) {
     const dpg_plan *b = c.p;
     float *dhm = at<float>(c, B_DHM);

@@ -2,10 +2,9 @@
  * activations, g.1 for the ranks), any K, V, R.
  *
  * One block per tile (or per state slice), fp32 FMA, every sum in a fixed order, no atomics:
- * bitwise repeatable. With base bf16 rif() rounds the numbers that FLA stores or multiplies in
- * bf16: do, h, dh, kgam, L, dE as operands, dv_local and dv_new as stored. All gradients accumulate
- * in fp32. Names are those of ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every
- * buffer.
+ * bitwise repeatable. With base bf16 rif() rounds the numbers that FLA stores (dv_local, dv_new) or
+ * multiplies (do, h, dh, kgam, L, dE) in bf16. All gradients accumulate in fp32. Names are those of
+ * ref/chunk/chunk.c. Rows past a chunk's last token hold zeros in every buffer.
  *
  *   k_dv_local    dv_local                                   16 rows and columns of factors
  *   k_state_bwd   a chunk: do, dv_new; barrier; dS           16 columns of S, dv_new (X), do (D)
@@ -151,8 +150,8 @@ __global__ void k_wy_bwd(Dims d, dpg_tensors t, dpg_grads g, BwdArgs a) {
     }
 }
 
-/* The five products over V, blockIdx.y chooses: dP = scale do X', dL = -dE X', and into dq, dk, dkw
- * the plain S_0 do, S_0 dE, dS_c X. */
+/* The five products over V, chosen by blockIdx.y: dP = scale do X', dL = -dE X'. Further, without
+ * decay or scale, dq = S_0 do, dk = S_0 dE, dkw = dS_c X. */
 __global__ void k_outer(Dims d, dpg_grads g, BwdArgs a) {
     __shared__ Stage sm;
     int64_t tile = blockIdx.x;

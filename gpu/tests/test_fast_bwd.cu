@@ -515,8 +515,9 @@ static void in_every_way(const Case &c, const Tensors &x, const How &how, int ru
         moved(c.name, outputs(c, x, other), outputs(c, x, how));
 }
 
-/* Sequences of 2, 7, 1, 5 and 1 chunks in segments of at most 2. Others of 13, 1, 10 and 6 that
- * forget within 2 chunks, in segments of at most 5: the last segment of 2 has no M to look at. */
+/* Sequences of 2, 7, 1, 5 and 1 chunks in segments of at most 2. Sequences of 13, 1, 10 and 6
+ * chunks, which forget within 2 chunks, in segments of at most 5. The last segments of two of these
+ * have no M to look at. */
 static void batches(int runs) {
     const Case rows[] = {
         {"batch", {0, 70, 500, 510, 830, 840}, 1, 2, 64, 128, DP_GATE_LOG, -0.002f, 0},

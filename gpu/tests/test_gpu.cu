@@ -216,10 +216,12 @@ static std::vector<ForwardRank> run(const Case &c, const Inputs &x, const Policy
 /* ---- the checks ------------------------------------------------------------------------------ */
 
 /* First-order bounds on the relative Frobenius error for well-conditioned cases (|T|, |w||h| of
- * order 1, which the cases ensure). fp32: sums of length n, K and C one after the other, each
- * gamma_m(2^-24) against |.||.|; exponents add 2^-24 |gcum| (<= 320). bf16: a stage holds at most
- * six roundings 2^-8 (two operands, T, the store, h, v_new), each once or twice amplified. M in a
- * chain format: factors eta(f, K) per chunk on top (math.md j.2 C, with |P| <= sqrt(K)). */
+ * order 1, which the cases ensure).
+ *   fp32   sums of length n, K and C one after the other, each gamma_m(2^-24) against |.||.|;
+ *          exponents add 2^-24 |gcum| (<= 320)
+ *   bf16   a stage has at most six roundings 2^-8 (two operands, T, the store, h, v_new), each once
+ *          or twice amplified
+ *   M      a chain format adds eta(f, K) per chunk (math.md j.2 C, with |P| <= sqrt(K)) */
 static double bound_of(const Case &c, const Policy &p, const std::string &tensor, int chunks) {
     double u = ldexp(1, -24), base = (3.0 * (c.K + DP_CHUNK * c.R) + 320) * u;
     static const double op[] = {0, 0, 3 * 0x1p-22, 2 * 0x1p-11, 2 * 0x1p-10, 2 * 0x1p-8};
@@ -442,9 +444,9 @@ struct ChainLaw {
 static const ChainLaw chain_laws[] = {
     {DP_FP32, 0.25}, {DP_TF32, 0.25}, {DP_TF32RZ, 0.1}, {DP_BF16, 0.25}};
 
-/* Limit of fp32-grade errors at any length here: 1.5 times the law of fp32 FMA for the longest
- * chain of these tests, 1,024 factors of K = 128 (6.5e-6). One of three bf16 pieces missing would
- * leave 2^-18 a factor. */
+/* Limit of fp32-grade errors at any length here: 1.5 times the error of fp32 FMA for the longest
+ * chain of these tests, 6.5e-6. That chain has 1,024 factors of K = 128. If one of three bf16
+ * pieces were missing, the error would be 2^-18 a factor. */
 static const double FP32_GRADE = 1e-5;
 
 static double chain_error(const float *factors, int n, int K, dp_format format, float *out,

@@ -106,9 +106,10 @@ static bool same_bits(const Grads &a, const Grads &b) {
     return true;
 }
 
-/* comm: of N ranks, NULL: shared on device 0. die: this rank runs its forward but never reaches the
- * backward's gather. times: again with the same memory. Rank.other counts runs with other bits than
- * the first. */
+/* Options of a run:
+ *   comm    of N ranks; NULL: shared on device 0
+ *   die     this rank runs its forward but never reaches the backward's gather; -1: none
+ *   times   runs in the same memory; Rank.other counts runs whose bits differ from the first */
 struct How {
     dpg_comm *comm = NULL;
     int die = -1, times = 1;
@@ -205,10 +206,11 @@ static Grads join(const Case &c, const std::vector<GradRank> &ranks) {
 
 /* ---- against fp64 ---------------------------------------------------------------------------- */
 
-/* First-order bounds of relative Frobenius errors for these well-conditioned cases, coarse (the
- * harness judges row by row with derived ones). fp32: about a dozen sums over K, V, C R terms
- * follow each other, 2^-24 of |gcum| <= 320 in the exponents. dg and its results cancel, by 8 at
- * most here. bf16: a gradient meets at most sixteen roundings of 2^-8. */
+/* Coarse first-order bounds of relative Frobenius errors for these well-conditioned cases; the
+ * harness judges row by row with derived ones.
+ *   fp32   about a dozen sums over K, V, C R terms follow each other; exponents add 2^-24 |gcum|
+ *          (<= 320). Cancellation in dg and its sums amplifies errors by at most 8 here
+ *   bf16   a gradient has at most sixteen roundings of 2^-8 */
 static double bound_of(const Case &c, const Policy &p, const std::string &tensor) {
     double u = 0x1p-24, b = (12.0 * (c.K + c.V + DP_CHUNK * c.R) + 320) * u,
            cancel = tensor == "dg" || tensor == "dA_log" || tensor == "ddt_bias" ? 8 : 1;
@@ -303,8 +305,8 @@ static bool segments_of_case(const Case &c, int N) {
     return ranks[1].segments > 1;
 }
 
-/* Segments: the forward cuts a rank's sequence in parts; dM is a chain over all of its chunks. dM
- * of every middle rank, and of every rank whose M matters, is M' of the forward. The gradients are
+/* Segments: the forward cuts a rank's sequence in parts, and dM is a chain over all of its chunks.
+ * If M of a rank matters, as for every middle rank, dM is M' of the forward. The gradients are
  * those of the whole chain. */
 static void test_segments() {
     for (const Case &c : chosen(false)) {

@@ -3,13 +3,16 @@
  *
  *   test_kill N [shared|nccl] [LIMIT] [few] [ring|scan]
  *
- * Rank 1 of N fails before a step of the forward or backward, or before it waits for the end. dies:
- * its thread returns. stalls: its thread sleeps until the others have ended, then continues. hangs:
- * a kernel on its stream spins until the others have ended. fails: it calls abort. All other ranks
- * must return an error that names rank 1 within LIMIT (1 s) and 4 s more, rank 1 an error too if it
- * continues. few: before a gather of each pass and before the end alone. ring, scan: the exchange
- * of states. Then the same before one of three whole forwards over segments, and with windows
- * (dpg_plan_connect). Exit status 0, 1, or 2 (no device). */
+ * Rank 1 of N fails before a step of the forward or backward, or before it waits for the end:
+ *   dies     its thread returns
+ *   stalls   its thread sleeps until the others have ended, then continues
+ *   hangs    a kernel on its stream spins until the others have ended
+ *   fails    it calls abort
+ * All other ranks must return an error that names rank 1 within LIMIT (1 s) and 4 s more. Rank 1
+ * must return an error too if it continues. With `few` it fails only before a gather of each pass
+ * and before the end; ring and scan choose the exchange of states. Further runs fail before one of
+ * three whole forwards over segments, and with windows (dpg_plan_connect). Exit status 0, 1, or 2
+ * (no device). */
 #include "steps.h"
 
 enum Kind { DIES, STALLS, HANGS, FAILS };

@@ -1,5 +1,6 @@
-/* gpu/tests/test_procs.cu - one process per rank over NCCL: the bits of as many ranks that share
- * one GPU, and the end of all when one is killed. Also one process of all ranks that stands still.
+/* gpu/tests/test_procs.cu - one process per rank over NCCL. The bits are those of as many ranks
+ * that share one GPU. All processes end when one is killed. A single process of all ranks may be
+ * stopped for a while.
  *
  *   bits N [TIMES] [TOKENS]   N processes, rank r on GPU r modulo the GPUs; forward and backward of
  *                             every problem and way, TIMES repeats (20)

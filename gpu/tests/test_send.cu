@@ -1,10 +1,10 @@
-/* gpu/tests/test_send.cu - messages between ranks (dpg_options.exchange, payload). States that a
- * rank receives by an all-gather or a ring are, bit for bit, those of ref/chunk/payload.h and a
- * merge in fp32 of the pairs that the ranks show. States of scan and serial are near. A scan
- * multiplies M by M in the format of the chain. As many fewer words are sent as the payload says. A
- * ring has the bits of an all-gather, of ranks that own several parts, too. A table of one part a
- * rank changes no bit of a scan. Ranks that exchange heads have the bits of one rank. The calls
- * `hand` and all-to-all are also tested by themselves.
+/* gpu/tests/test_send.cu - messages between ranks (dpg_options.exchange, payload). The pairs of all
+ * ranks are rounded by ref/chunk/payload.h and merged in fp32; states received by an all-gather or
+ * a ring have these bits. States of scan and serial are near. A scan multiplies M by M in the
+ * format of the chain. The number of sent words is the payload's. A ring has the bits of an
+ * all-gather, even if ranks own several parts. A table of one part a rank changes no bit of a scan.
+ * Ranks that exchange heads have the bits of one rank. The calls `hand` and all-to-all are also
+ * tested by themselves.
  *
  *   test_send [small]      small: one problem, 3 ranks, heads of the most ranks
  *
@@ -312,8 +312,8 @@ static void every_way(const Sizes &z, int N) {
 
 /* ---- M by M in the format of the chain ------------------------------------------------------- */
 
-/* The state of a head that the last of 4 ranks receives: M of both middle ranks multiplied in
- * format f, all else in fp64. dir 1 forward, -1 backward. */
+/* The state of a head that the last of 4 ranks receives. The product of both middle ranks' M is in
+ * format f, all else in fp64. Forward: dir = 1, backward: -1. */
 static Vec scanned(const Sizes &z, const Left &x, int dir, int hv, dp_format f) {
     const int K = z.K, V = z.V, first = dir > 0 ? 0 : 3, near = first + 2 * dir, far = first + dir;
     const std::vector<Vec> &M = dir > 0 ? x.M : x.dM, &H = dir > 0 ? x.H : x.dH;
@@ -362,8 +362,8 @@ static void scan_formats() {
 
 /* ---- ranks that own several parts ------------------------------------------------------------ */
 
-/* States that rank r sends to others: of parts whose sequence continues in the next one, dir 1, or
- * came from the one before. */
+/* Number of states that rank r sends to others. A part's state is sent if its sequence continues in
+ * the next part (dir = 1), or began in the part before. */
 static int64_t given(const Table &t, int r, int dir) {
     int64_t n = 0;
     for (size_t i = 0; i + 1 < t.owner.size(); i++) {

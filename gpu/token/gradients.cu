@@ -1,5 +1,5 @@
-/* gpu/token/gradients.cu - from gradients of activated inputs to those of the raw ones (math.md b,
- * c, i): groups of value heads, the L2 norm, gates and factors, beta, the gate. No shared memory.
+/* gpu/token/gradients.cu - gradients of the raw inputs from gradients of the activated ones
+ * (math.md b, c, i): groups of value heads, L2 norm, factors, beta, gate. No shared memory.
  *
  *   k_token_rows_bwd     a warp a token and query head     dq, dk, dlr_b
  *   k_token_values_bwd   a warp a token and value head     dv, dbeta, derase, dwrite, dlr_a

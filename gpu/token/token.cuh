@@ -259,8 +259,8 @@ template <int LANES, int N> struct Walk {
             s.add(key(w, t, j), strength(w, t, j) * E[j]);
     }
 
-    /* G, do already in it, from after token t to before it. seen(j, dX): for each key, before its
-     * own term is subtracted; decays(): G before its decay. */
+    /* Takes G, which already contains do, from after token t to before it. Calls seen(j, dX) for
+     * each key before its own term is subtracted, and decays() before G decays. */
     template <class F, class D>
     __device__ __forceinline__ void back(const Now &w, int64_t t, Part &g, F seen, D decays) const {
         bool late = a.rule.reads == UNDECAYED;

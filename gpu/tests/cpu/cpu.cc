@@ -2,9 +2,9 @@
  * tested where there is no device.
  *
  * translate.py makes gpu's .cu files C++. A launch runs its blocks one after the other. Each thread
- * of a block is a fiber that runs until it waits: for its warp (shuffles, tensor cores, matrix
- * loads), for its block or a part of it, or for a barrier in shared memory. A warp's instruction is
- * done once all of its threads that still run have come to it, and all must have come to the same.
+ * of a block is a fiber that runs until it waits. It waits for its warp (shuffles, tensor cores,
+ * matrix loads), for its block or a part of it, or for a barrier in shared memory. A warp's
+ * instruction runs once all of its running threads have reached it; all must reach the same one.
  * Ranks on one device stay host threads.
  *
  * Not seen here: races, but for those that show when blocks, and the warps of each, run in the

@@ -190,8 +190,8 @@ static void cut_in_one(dpg_plan &p, Cut *cut) {
     p.cuts = p.cuts_h = cut;
 }
 
-/* Rank `rank` of 4 of a problem of 2 heads, its sequence cut in 5, after `pre` ranks: worst
- * relative error of its element and initial states. */
+/* Worst relative error of the element and the initial states of one of 4 ranks. The problem has 2
+ * heads; the rank's sequence is cut in 5 and begins `pre` ranks before it. */
 static double elements(int K, int V, int rank, int pre, int whole) {
     const int N = 4, HV = 2, nseg = 5, row = V + K, is_last = rank == N - 1;
     size_t E = (size_t)K * row, words = 0;
