@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, t
 from .recurrence import Recurrence
 from .tensors import Tensors, save
 from .vocabulary import least_axes
-from .words import folder_and_design, in_python, plain_number, truth_of
+from .words import folder_and_design, in_python, names_of, plain_number, truth_of
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,23 @@ def _options(**settings: Any) -> list[str]:
         value = plain_number(value)
         if isinstance(value, bool):
             value = int(value)
-        elif not isinstance(value, str | int | float):
-            value = ",".join(_whole(name, x) for x in value)
+        elif isinstance(value, str):
+            names_of(name, value)
+        elif not isinstance(value, int | float):
+            value = ",".join(_whole(name, x) for x in _entries(name, value))
         out.append(f"--{name.replace('_', '-')}={value}")
     return out
 
 
+def _entries(name: str, value: Any) -> Iterable[Any]:
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}={value!r}: must be a number, a text or a list of numbers")
+    return value
+
+
 def _whole(name: str, x: Any) -> str:
     n = plain_number(x)
-    if isinstance(n, bool | str) or n != int(n):
+    if isinstance(n, bool) or not isinstance(n, int | float) or n != int(n):
         raise TypeError(f"{name}: {x!r} is no whole number")
     return str(int(n))
 
@@ -105,6 +113,16 @@ def _check_axes(tensors: Tensors, what: str) -> None:
                 f"{what}: {name} has the shape {list(shape)}, must be {least[1]}: an axis that "
                 "is 1 long is written, too"
             )
+
+
+def _check_names(tensors: Tensors, what: str) -> None:
+    if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
+        raise TypeError(f"{what}: must be {{name: array}}, is {_short(tensors)}")
+
+
+def _short(x: Any) -> str:
+    keys = [repr(name) for name in x] if isinstance(x, Mapping) else []
+    return f"{type(x).__name__} of {', '.join(keys)}" if keys else type(x).__name__
 
 
 def _is_one_token(inputs: Tensors, own: bool) -> bool:
@@ -175,6 +193,8 @@ def judge(
     report.html; None: the files stay in a temporary folder if an output fails, and are removed
     otherwise.
     """
+    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+        _check_names(tensors, what)
     folder, design = folder_and_design(out, report, design)
     folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
     told = _options(
@@ -192,11 +212,11 @@ def judge(
         layout=layout,
         ranks=ranks,
         tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
-        unjudged=",".join(unjudged) or None,
+        unjudged=",".join(names_of("unjudged", unjudged)) or None,
         kernel_commit=kernel_commit,
         label=label,
     )
-    more = [f"--cache={cache or cache_folder()}"] + note_options(surroundings(), list(kernels))
+    more = [f"--cache={cache or cache_folder()}"] + note_options(surroundings(), names_of("kernels", kernels))
     try:
         found = _judged(inputs, outputs, told, more, folder, recurrence)
     except BaseException as e:

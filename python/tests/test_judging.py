@@ -286,6 +286,37 @@ def test_numbers_of_numpy_are_settings(x: dict[str, np.ndarray]) -> None:
         judge(x, {"o": o}, base="fp32", cu_seqlens=[0, 0.5], **SAID)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"cu_seqlens": [[0, 100]]}, r"cu_seqlens: \[0, 100\] is no whole number"),
+        ({"scale": 1j}, "scale=1j: must be a number"),
+        ({"base": b"fp32"}, "base=b'fp32': must be"),
+        ({"label": "a\0b"}, "label=.*zero byte"),
+        ({"label": "\ud800"}, "label=.*UTF-8"),
+        ({"unjudged": 5}, "unjudged=5: must be one name or several"),
+        ({"kernels": [5]}, "kernels=.*5 is no text"),
+        ({"inputs": None}, "inputs: must be {name: array}, is NoneType"),
+        ({"outputs": [("o", 1)]}, "outputs: must be {name: array}, is list"),
+        ({"outputs": {1: 2}}, "outputs: must be {name: array}, is dict of 1"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named(
+    x: dict[str, np.ndarray], wrong: dict[str, Any], named: str
+) -> None:
+    given = {"inputs": x, "outputs": {"o": kda(**x)[0]}, "base": "fp32"} | SAID | wrong
+    with pytest.raises((TypeError, ValueError), match=named):
+        judge(**given)
+
+
+def test_one_name_may_be_unjudged_without_a_list(x: dict[str, np.ndarray]) -> None:
+    small = x | {"v": x["v"] * np.float32(1e-37)}
+    o, state = kda(**small)
+    found = judge(small | {"g": 0 * x["g"]}, {"final_state": 0 * state}, base="fp32",
+                  unjudged="final_state", **SAID)  # fmt: skip
+    assert found.tensors["final_state"].get("allowed"), found.text
+
+
 def test_what_is_no_array_of_numbers_is_named(x: dict[str, np.ndarray]) -> None:
     fp8 = x["v"].astype(ml_dtypes.float8_e4m3fn)
     for y in (None, [[1], [2, 3]], "text", fp8, np.ma.masked_array(x["v"])):
