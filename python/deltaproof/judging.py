@@ -216,7 +216,8 @@ def judge(
         kernel_commit=kernel_commit,
         label=label,
     )
-    more = [f"--cache={cache or cache_folder()}"] + note_options(surroundings(), names_of("kernels", kernels))
+    notes = note_options(surroundings(), names_of("kernels", kernels))
+    more = [f"--cache={cache or cache_folder()}", *notes]
     try:
         found = _judged(inputs, outputs, told, more, folder, recurrence)
     except BaseException as e:
