@@ -71,7 +71,7 @@ static void prepare(Place *p, char *stack, void (*entry)()) {
 struct Fiber {
     char *stack;
     Place at;
-    State state; /* changed by set alone */
+    State state; /* changed by set and release alone */
     unsigned x, y;
     warp_fn fn; /* AT_WARP: what the warp does */
     void *arg;
@@ -83,28 +83,43 @@ static thread_local struct Machine {
     Fiber fiber[MAX_THREADS];
     Place scheduler;
     int now, count;
-    int in[STATES], warp_in[MAX_THREADS / 32][STATES]; /* threads, by state */
+    int in[MAX_THREADS / 32][STATES]; /* threads of each warp, by state */
     int part_size[PARTS];
     int voted, vote; /* votes of the block's threads at __syncthreads_or; the last result */
     const std::function<void()> *kernel;
     char *shared;
-    ~Machine() {
-        for (auto &f : fiber)
-            free(f.stack);
-        free(shared);
-    }
 } m;
+/* Apart: what has a destructor is looked at before each use. */
+static thread_local struct Memory {
+    int used = 0;
+    ~Memory() {
+        for (auto &f : m.fiber)
+            free(f.stack);
+        free(m.shared);
+    }
+} memory;
 
 static void set(int i, State s) {
-    const State was = m.fiber[i].state;
-    m.in[was]--, m.warp_in[i / 32][was]--;
-    m.in[s]++, m.warp_in[i / 32][s]++;
+    int *in = m.in[i / 32];
+    in[m.fiber[i].state]--;
+    in[s]++;
     m.fiber[i].state = s;
 }
 
+static void go_on_as(int i) {
+    m.now = i;
+    thread = {m.fiber[i].x, m.fiber[i].y, 0};
+}
+
+/* To the next thread of the warp where it can go on, else to the scheduler. */
 static void wait(State s) {
-    set(m.now, s);
-    go(&m.fiber[m.now].at, &m.scheduler);
+    const int i = m.now, next = i + 1;
+    set(i, s);
+    if (next % 32 && next < m.count && m.fiber[next].state == RUNS) {
+        go_on_as(next);
+        go(&m.fiber[i].at, &m.fiber[next].at);
+    } else
+        go(&m.fiber[i].at, &m.scheduler);
 }
 
 static void entry() {
@@ -112,10 +127,11 @@ static void entry() {
     wait(ENDED);
 }
 
-static void resume(int i) {
-    m.now = i;
-    thread = {m.fiber[i].x, m.fiber[i].y, 0};
+/* That thread and those of its warp after it; the last of them. */
+static int resume(int i) {
+    go_on_as(i);
     go(&m.scheduler, &m.fiber[i].at);
+    return m.now;
 }
 
 /* The threads of a warp, or of a block, that have not ended are all at s. */
@@ -123,9 +139,24 @@ static bool all_at(const int *in, int threads, State s) {
     return in[s] && in[s] + in[ENDED] == threads;
 }
 
-static void release(int first, int last, State s) {
-    for (int i = first; i < last; i++)
-        if (m.fiber[i].state == s) set(i, RUNS);
+static int threads_at(State s) {
+    int n = 0;
+    for (int w = 0; w < (m.count + 31) / 32; w++)
+        n += m.in[w][s];
+    return n;
+}
+
+static bool block_at(State s) {
+    const int here = threads_at(s);
+    return here && here + threads_at(ENDED) == m.count;
+}
+
+/* Those of warp w, whose first thread is 32 w. */
+static void release(int w, State s) {
+    for (int i = 32 * w; i < 32 * w + 32 && i < m.count; i++)
+        if (m.fiber[i].state == s) m.fiber[i].state = RUNS;
+    m.in[w][RUNS] += m.in[w][s];
+    m.in[w][s] = 0;
 }
 
 static void do_warp(int w, int last) {
@@ -141,21 +172,21 @@ static void do_warp(int w, int last) {
         arg[i - w] = m.fiber[i].arg;
     }
     if (fn) fn(arg);
-    release(w, last, AT_WARP);
+    release(w / 32, AT_WARP);
 }
 
 /* A warp until none of its threads can go on by itself. */
 static bool run_warp(int w) {
     int last = std::min(w + 32, m.count);
     bool moved = false;
-    const int *in = m.warp_in[w / 32];
+    const int *in = m.in[w / 32];
     for (bool again = true; again;) {
         again = false;
         for (int i = w; i < last && in[RUNS] + in[AT_BARRIER]; i++) {
             Fiber &f = m.fiber[i];
             if (f.state == AT_BARRIER && barrier_parity(f.barrier) != f.parity) set(i, RUNS);
             if (f.state != RUNS) continue;
-            resume(i);
+            i = resume(i);
             again = true;
         }
         if (all_at(in, last - w, AT_WARP)) {
@@ -169,7 +200,7 @@ static bool run_warp(int w) {
 
 static bool meet_in_parts() {
     bool moved = false;
-    for (int p = 0; p < PARTS && m.in[AT_PART]; p++) {
+    for (int p = 0; p < PARTS && threads_at(AT_PART); p++) {
         int here = 0;
         for (int i = 0; i < m.count; i++)
             here += m.fiber[i].state == AT_PART && m.fiber[i].part == p;
@@ -184,7 +215,6 @@ static bool meet_in_parts() {
 static void run_block(int n, bool reverse) {
     m.count = n;
     memset(m.in, 0, sizeof m.in);
-    memset(m.warp_in, 0, sizeof m.warp_in);
     for (int i = 0; i < n; i++) {
         Fiber &f = m.fiber[i];
         if (!f.stack && !(f.stack = (char *)aligned_alloc(64, STACK))) abort();
@@ -192,7 +222,7 @@ static void run_block(int n, bool reverse) {
         f.state = RUNS;
         f.x = i % block_size.x;
         f.y = i / block_size.x;
-        m.in[RUNS]++, m.warp_in[i / 32][RUNS]++;
+        m.in[i / 32][RUNS]++;
     }
     int warps = (n + 31) / 32;
     for (bool moved = true; moved;) {
@@ -200,10 +230,11 @@ static void run_block(int n, bool reverse) {
         for (int w = 0; w < warps; w++)
             moved |= run_warp(32 * (reverse ? warps - 1 - w : w));
         moved |= meet_in_parts();
-        if (all_at(m.in, n, AT_BLOCK)) {
+        if (block_at(AT_BLOCK)) {
             m.vote = m.voted;
             m.voted = 0;
-            release(0, n, AT_BLOCK);
+            for (int w = 0; w < warps; w++)
+                release(w, AT_BLOCK);
             moved = true;
         }
     }
@@ -271,6 +302,7 @@ void launch(dim3 grid, dim3 size, size_t bytes, const Work &work) {
     die_with_windows();
     const char *order = getenv("DP_CPU_ORDER");
     bool reverse = order && !strcmp(order, "reverse");
+    memory.used = 1;
     m.kernel = &work.run;
     block_size = size;
     grid_size = grid;
@@ -343,104 +375,134 @@ float tf32_rna(float x) {
 /* A sum in fp64, then truncated: what an mma returns is rounded toward zero. */
 static float truncated(double x) {
     float f = (float)x;
-    return fabs((double)f) > fabs(x) ? nextafterf(f, 0.f) : f;
+    return __uint_as_float(__float_as_uint(f) - (fabs((double)f) > fabs(x)));
 }
 
 static float half(uint32_t u, int k) { return __uint_as_float(k % 2 ? u & 0xffff0000u : u << 16); }
 
-/* c += a b of fragments m16n8kX (PTX ISA), operands as rows. */
-static void multiply(Mma **x, const double a[16][16], const double b[8][16], int depth) {
-    for (int r = 0; r < 16; r++)
-        for (int n = 0; n < 8; n++) {
-            float *c = x[r % 8 * 4 + n / 2]->c + r / 8 * 2 + n % 2;
-            double sum = *c;
-            for (int k = 0; k < depth; k++)
-                sum += a[r][k] * b[n][k];
-            *c = truncated(sum);
+typedef double Four __attribute__((vector_size(32)));
+union Row { /* a number of each column of a fragment */
+    double at[8];
+    Four half[2];
+};
+
+/* c += a b of fragments m16n8kX (PTX ISA), b by rows; c: the four sums of each lane. */
+static void multiply(float **c, const double a[16][16], const Row *b, int depth, bool first) {
+    for (int r = 0; r < 8; r++) {
+        Row sum[2] = {};
+        for (int n = 0; n < 8 && !first; n++)
+            for (int h = 0; h < 2; h++)
+                sum[h].at[n] = c[r * 4 + n / 2][h * 2 + n % 2];
+        Four s0 = sum[0].half[0], s1 = sum[0].half[1], s2 = sum[1].half[0], s3 = sum[1].half[1];
+        for (int k = 0; k < depth; k++) {
+            s0 += a[r][k] * b[k].half[0], s1 += a[r][k] * b[k].half[1];
+            s2 += a[r + 8][k] * b[k].half[0], s3 += a[r + 8][k] * b[k].half[1];
         }
+        sum[0].half[0] = s0, sum[0].half[1] = s1, sum[1].half[0] = s2, sum[1].half[1] = s3;
+        for (int n = 0; n < 8; n++)
+            for (int h = 0; h < 2; h++)
+                c[r * 4 + n / 2][h * 2 + n % 2] = truncated(sum[h].at[n]);
+    }
 }
 
 void mma_bf16(void **lane) {
-    double a[16][16], b[8][16];
+    double a[16][16];
+    Row b[16];
+    float *c[32];
     Mma **x = (Mma **)lane;
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < 32; i++) {
+        c[i] = x[i]->c;
         for (int h = 0; h < 2; h++)
             for (int r = 0; r < 4; r++) {
                 a[i / 4 + r % 2 * 8][i % 4 * 2 + h + r / 2 * 8] = half(x[i]->a[r], h);
-                if (r < 2) b[i / 4][i % 4 * 2 + h + r * 8] = half(x[i]->b[r], h);
+                if (r < 2) b[i % 4 * 2 + h + r * 8].at[i / 4] = half(x[i]->b[r], h);
             }
-    multiply(x, a, b, 16);
+    }
+    multiply(c, a, b, 16, false);
 }
 
 void mma_tf32(void **lane) {
-    double a[16][16], b[8][16];
+    double a[16][16];
+    Row b[8];
+    float *c[32];
     Mma **x = (Mma **)lane;
-    for (int i = 0; i < 32; i++)
+    for (int i = 0; i < 32; i++) {
+        c[i] = x[i]->c;
         for (int r = 0; r < 4; r++) {
             a[i / 4 + r % 2 * 8][i % 4 + r / 2 * 4] = __uint_as_float(x[i]->a[r] & ~0x1fffu);
-            if (r < 2) b[i / 4][i % 4 + r * 4] = __uint_as_float(x[i]->b[r] & ~0x1fffu);
+            if (r < 2) b[i % 4 + r * 4].at[i / 4] = __uint_as_float(x[i]->b[r] & ~0x1fffu);
         }
-    multiply(x, a, b, 8);
+    }
+    multiply(c, a, b, 8, false);
 }
 
 uint32_t shared_address(const void *p) { return (uint32_t)((const char *)p - m.shared); }
-char *shared_at(uint32_t a) { return m.shared + a; }
+static inline char *in_shared(uint32_t a) { return m.shared + a; }
+char *shared_at(uint32_t a) { return in_shared(a); }
 
 /* Matrix i's row j lies at the address of lane 8 i + j; lane l has entries (l / 4, 2 (l % 4) + h).
  */
-static void matrices(void **lane, bool transposed, bool store) {
-    for (int i = 0; i < 4; i++)
+static inline void matrices(void **lane, bool transposed, bool store) {
+    for (int i = 0; i < 4; i++) {
+        uint16_t *row[8];
+        for (int j = 0; j < 8; j++)
+            row[j] = (uint16_t *)in_shared(((Matrices *)lane[8 * i + j])->address);
         for (int l = 0; l < 32; l++)
             for (int h = 0; h < 2; h++) {
                 int r = l / 4, c = l % 4 * 2 + h;
-                Matrices *at = (Matrices *)lane[8 * i + (transposed ? c : r)];
-                uint16_t *word = (uint16_t *)shared_at(at->address) + (transposed ? r : c);
+                uint16_t *word = transposed ? row[c] + r : row[r] + c;
                 uint16_t *mine = (uint16_t *)(((Matrices *)lane[l])->r + i) + h;
                 *(store ? word : mine) = *(store ? mine : word);
             }
+    }
 }
 void load_matrices(void **lane) { matrices(lane, false, false); }
 void load_transposed(void **lane) { matrices(lane, true, false); }
 void store_matrices(void **lane) { matrices(lane, false, true); }
 void store_transposed(void **lane) { matrices(lane, true, true); }
 
-/* Element (row, col) from a descriptor of warpgroup products. Bits 0-13 are the address in units of
- * 16 bytes, bits 62-63 the rows. 1: 128 bytes, 16-byte pieces p at p ^ (row & 7); 3: 32 bytes,
- * pieces at p ^ (row >> 2 & 1). A step along the rows moves the address inside the swizzle. Columns
- * behind those of a row lie as far on as bits 16-29 say, in units of 16 bytes. */
-static float of_descriptor(uint64_t d, int row, int col) {
+/* Eight elements from (row, col) on from a descriptor of warpgroup products. Bits 0-13 are the
+ * address in units of 16 bytes, bits 62-63 the rows. 1: 128 bytes, 16-byte pieces p at p ^ (row &
+ * 7); 3: 32 bytes, pieces at p ^ (row >> 2 & 1). A step along the rows moves the address inside the
+ * swizzle. Columns behind those of a row lie as far on as bits 16-29 say, in units of 16 bytes. */
+static const uint16_t *of_descriptor(uint64_t d, int row, int col) {
     bool narrow = d >> 62 == 3;
     int bytes = narrow ? 32 : 128, lead = (int)(d >> 16 & 0x3fff) * 16;
     uint32_t at = (uint32_t)(d & 0x3fff) * 16;
     uint32_t a = at + row * bytes + col * 2 / bytes * lead + col * 2 % bytes;
     a ^= (a >> 7 & (narrow ? 1 : 7)) << 4;
-    uint32_t word = *(uint16_t *)shared_at(a);
-    return __uint_as_float(word << 16);
+    return (const uint16_t *)in_shared(a);
 }
 
 /* A warp's 16 rows of d = A B or d += A B, 16 deep (wgmma.m64nNk16, N = columns). */
 void warpgroup(void **lane) {
     Wgmma **x = (Wgmma **)lane;
-    double a[16][16], b[64][16];
-    for (int i = 0; i < 32; i++)
+    double a[16][16];
+    Row b[16];
+    float *d[32];
+    for (int i = 0; i < 32 && x[0]->a; i++)
         for (int r = 0; r < 4; r++)
-            for (int h = 0; h < 2; h++) {
-                int row = i / 4 + r % 2 * 8, k = i % 4 * 2 + h + r / 2 * 8;
-                a[row][k] = x[0]->a ? half(x[i]->a[r], h)
-                                    : of_descriptor(x[0]->a_rows, x[0]->row0 + row, k);
-            }
-    for (int n = 0; n < x[0]->columns; n++)
-        for (int k = 0; k < 16; k++)
-            b[n][k] =
-                x[0]->transposed ? of_descriptor(x[0]->b, k, n) : of_descriptor(x[0]->b, n, k);
-    for (int r = 0; r < 16; r++)
-        for (int n = 0; n < x[0]->columns; n++) {
-            float *d = x[r % 8 * 4 + n % 8 / 2]->d[n / 8] + r / 8 * 2 + n % 2;
-            double sum = x[0]->first ? 0 : *d;
-            for (int k = 0; k < 16; k++)
-                sum += a[r][k] * b[n][k];
-            *d = truncated(sum);
+            for (int h = 0; h < 2; h++)
+                a[i / 4 + r % 2 * 8][i % 4 * 2 + h + r / 2 * 8] = half(x[i]->a[r], h);
+    for (int i = 0; i < 32 && !x[0]->a; i++) {
+        const uint16_t *from = of_descriptor(x[0]->a_rows, x[0]->row0 + i / 2, i % 2 * 8);
+        for (int k = 0; k < 8; k++)
+            a[i / 2][i % 2 * 8 + k] = half(from[k], 0);
+    }
+    for (int n = 0; n < x[0]->columns; n += 8) {
+        for (int i = 0; i < 16; i++) {
+            const uint16_t *from = x[0]->transposed ? of_descriptor(x[0]->b, i, n)
+                                                    : of_descriptor(x[0]->b, n + i / 2, i % 2 * 8);
+            for (int j = 0; j < 8; j++)
+                if (x[0]->transposed)
+                    b[i].at[j] = half(from[j], 0);
+                else
+                    b[i % 2 * 8 + j].at[i / 2] = half(from[j], 0);
         }
+        for (int i = 0; i < 32; i++)
+            d[i] = x[i]->d[n / 8];
+        multiply(d, a, b, 16, x[0]->first);
+    }
 }
 
 } // namespace cpu

@@ -30,7 +30,7 @@ $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	$(CXX) $(CPU_FLAGS) -c $< -o $@
 $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -c $< -o $@
+	$(CXX) $(CPU_FLAGS) -O3 -c $< -o $@
 $(DEVICE_OBJ): $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
