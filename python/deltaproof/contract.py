@@ -54,7 +54,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import mamba
-from .guards import inputs_of, look
+from .guards import inputs_of, look, look_at_inputs
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
@@ -130,7 +130,7 @@ class Contract:
     HV,K,V], those behind every so many tokens of each sequence, in their order.
     state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
     base: formats that fn claims.
-    guards: what a call must leave as it was is looked at, too (guards.py).
+    guards: results that change behind the call, and states, are looked at, too (guards.py).
     recurrence: one of fn's own, whose names parameters, outputs and gradients then have; models,
     beta and l2norm are none.
     An array lies where that of the previous call lay, if it has its name, shape and dtype. So a
@@ -244,10 +244,9 @@ class Contract:
     def _call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         rows = self._rows(problem)
         given = self._arguments(problem, rows)
-        before = inputs_of(given) if self.guards else {}
+        before = inputs_of(given, self.guards)
         result = self._named(self.fn(**given))
-        if self.guards:
-            look(given, before, result)
+        look(given, before, result) if self.guards else look_at_inputs(given, before)
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
             result |= self._gradients(result, given, problem, rows)
         if "has_initial_state" in given and "pool" in result:

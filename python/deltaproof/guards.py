@@ -13,6 +13,8 @@ import numpy as np
 from .tensors import is_torch, to_numpy
 
 MAY_CHANGE = ("pool",)  # which a function with slots writes
+IN_PLACE = (*MAY_CHANGE, "initial_state", "initial_states")  # kernels of servers write these, too
+MOST = 1 << 26  # bytes of inputs that every call may be asked to keep
 WAIT = 0.02  # seconds in which work that a call left behind may touch its results
 
 
@@ -21,6 +23,9 @@ class Broken(Exception):
 
 
 def bits(x: Any) -> bytes:
+    if isinstance(x, np.ndarray):
+        return x.tobytes()
+    x = x.int() if str(getattr(x, "dtype", "")) == "torch.bool" else x
     return to_numpy(x).tobytes() if hasattr(x, "shape") else repr(x).encode()
 
 
@@ -38,8 +43,19 @@ def around(x: Any) -> bytes:
     return whole.tobytes() if isinstance(whole, np.ndarray) and whole.nbytes <= most else own
 
 
-def inputs_of(given: Mapping[str, Any]) -> dict[str, bytes]:
-    return {n: around(x) for n, x in given.items() if n not in MAY_CHANGE}
+def inputs_of(given: Mapping[str, Any], guards: bool = True) -> dict[str, bytes]:
+    """What a call must keep; without guards: but for states, and nothing of large calls."""
+    if not guards and sum(getattr(x, "nbytes", 0) for x in given.values()) > MOST:
+        return {}
+    change = MAY_CHANGE if guards else IN_PLACE
+    return {n: around(x) for n, x in given.items() if n not in change}
+
+
+def look_at_inputs(given: Mapping[str, Any], before: Mapping[str, bytes]) -> None:
+    """Broken: an input, or what lies beside it, changed."""
+    for n, x in before.items():
+        if around(given[n]) != x:
+            raise Broken(f"the call wrote into its input {n}, or beside it")
 
 
 def _plain(x: Any) -> bool:
@@ -50,11 +66,8 @@ def _plain(x: Any) -> bool:
 
 
 def look(given: Mapping[str, Any], before: Mapping[str, bytes], result: Mapping[str, Any]) -> None:
-    """Broken: an input, or what lies beside it, changed; a result is no plain array, or changes
-    after the call returned."""
-    for n, x in before.items():
-        if around(given[n]) != x:
-            raise Broken(f"the call wrote into its input {n}, or beside it")
+    """Broken: an input changed; a result is no plain array, or changes after the call returned."""
+    look_at_inputs(given, before)
     plain = {n: x for n, x in result.items() if x is not None}
     for n, x in plain.items():
         if not _plain(x):

@@ -126,6 +126,33 @@ def test_a_kernel_that_ignores_strides_is_seen() -> None:
     assert not found.passed
 
 
+@pytest.mark.parametrize("name", ["q", "g", "cu_seqlens"])
+def test_a_kernel_that_writes_into_its_inputs_fails(name: str) -> None:
+    def spoils(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None, cu_seqlens: Any = None
+    ) -> Any:
+        made = kda(q, k, v, g, beta, initial_state, cu_seqlens)
+        given = {"q": q, "g": g, "cu_seqlens": cu_seqlens}[name]
+        if given is not None:
+            given[-1] = 0
+        return made
+
+    found = deltaproof.run(spoils, ("t65", "packed-ones"), layouts=("strided",), **OWN)
+    assert found.status == 1 and f"wrote into its input {name}" in found.text, found.text
+    assert (found.layouts["strided"] == "pass") == (name == "cu_seqlens")
+
+
+def test_a_kernel_may_leave_its_state_in_place_of_the_initial_one() -> None:
+    def in_place(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any = None
+    ) -> Any:
+        o, initial_state[...] = kda(q, k, v, g, beta, initial_state, cu_seqlens=cu_seqlens)
+        return o, initial_state
+
+    found = deltaproof.run(in_place, ("initial-state", "packed-ones"), layouts=(), **OWN)
+    assert found.passed, found.text
+
+
 def test_a_session_in_slots_is_judged_by_the_pool() -> None:
     takes: dict[str, Any] = {"base": "fp32", "outputs": ("o", "pool"), "layouts": ()}
     found = deltaproof.run(in_slots, "session-slots", **takes)
