@@ -26,7 +26,7 @@ typedef struct {
     double *o, *write, *more;
     /* [HV] of one rank: bound of |M|; |S| and off at its first token */
     double *grown, *size, *entered;
-    double *behind; /* [T][HV] off behind each token */
+    double *behind, *read; /* [T][HV] off behind each token, and as o and dq read the state */
     int pairs;
     dp_error_bound *b;
 } work;
@@ -110,16 +110,30 @@ static int rank_of(const work *w, int64_t t) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* off [HV] of the state that o and dq of a token read. */
+static void read_errors(const work *w, double *read) {
+    const dp_problem *p = w->p;
+    memcpy(read, w->state.off, sizeof *read * (size_t)p->HV);
+    for (int i = 0; i < w->n; i++)
+        for (int h = 0; h < p->HV && w->at[i].read; h++)
+            read[h] +=
+                dp_stored_error(w->at[i].format, p->HV, p->K, p->V, w->state.S, w->state.off, h);
+}
+
 static void token(work *w, int64_t t) {
     const dp_problem *p = w->p;
     for (int hv = 0; hv < p->HV; hv++) {
-        const double *q = w->s.in.q + (t * p->H + hv / dp_G(p)) * p->K;
         step(w, &w->state, t, hv);
         if (w->H.S) step(w, &w->H, t, hv);
         if (w->M.S) step(w, &w->M, t, hv);
         const dp_carried_head s = {p, w->s.in, hv, 0, p->T};
         w->grown[hv] *= dp_carried_grows(&s, t);
-        const double off = w->behind[t * p->HV + hv] = w->state.off[hv];
+        w->behind[t * p->HV + hv] = w->state.off[hv];
+    }
+    read_errors(w, w->read + t * p->HV);
+    for (int hv = 0; hv < p->HV; hv++) {
+        const double *q = w->s.in.q + (t * p->H + hv / dp_G(p)) * p->K;
+        const double off = w->read[t * p->HV + hv];
         if (off > 0 && w->b->row[DP_RESULT_O])
             w->b->row[DP_RESULT_O][t * p->HV + hv] += fabs(p->scale) * dp_norm_fro(p->K, q) * off;
     }
@@ -252,7 +266,7 @@ static void head_back(const work *w, int i, int hv, const double *dx, const doub
     a.dU = dp_doubles((int64_t)dp_rows(p) * p->V);
     for (a.t = p->cu[i + 1] - 1; a.t >= p->cu[i]; a.t--) {
         const double off = w->behind[a.t * p->HV + hv];
-        of_query(&a, off);
+        of_query(&a, w->read[a.t * p->HV + hv]);
         of_keys(&a, off);
         of_gate(&a, off);
     }
@@ -287,6 +301,7 @@ void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, cons
     w.o = dp_doubles(widest);
     w.write = dp_doubles(widest);
     w.behind = dp_doubles(p->T * p->HV);
+    w.read = dp_doubles(p->T * p->HV);
     double **const of_heads[] = {&w.more, &w.grown, &w.size, &w.entered};
     for (int i = 0; i < 4; i++)
         *of_heads[i] = dp_doubles(p->HV);
@@ -299,5 +314,6 @@ void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, cons
     free(w.o);
     free(w.write);
     free(w.behind);
+    free(w.read);
     dp_activated_free(&w.s.in);
 }

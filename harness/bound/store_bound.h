@@ -13,7 +13,7 @@
  * The gradient G of the state does not depend on the state. Neither do dU = k G and dE = beta dU.
  * With G as the keys of a token meet it, and off behind the token:
  *
- *     o        |scale q| off              dq     |scale do| off
+ *     o        |scale q| off              dq     |scale do| off     (of read: off + d)
  *     dbeta    |dU||e| off                dv     0
  *     dk       |G||beta e| off as it is written along, |dE| off as it is read along
  *     dg       largest |G_x| off over channels x, one gate a head: |G| off; G before the decay
@@ -36,11 +36,12 @@ extern "C" {
 #endif
 
 /* Stores in `format` before the marked tokens and behind the marked sequences. An initial state is
- * stored where its first token is marked. of_pairs: H of a rank is stored, too; of_M: M. */
+ * stored where its first token is marked. With of_pairs and of_M the H and M of a rank are stored,
+ * too. With `read` o and dq of a token read the state as it is stored behind that token. */
 typedef struct {
     dp_format format;
     const unsigned char *before, *behind; /* marks: [T], [Nseq] */
-    int of_pairs, of_M;
+    int of_pairs, of_M, read;
 } dp_stores;
 
 /* Errors of the gradients of a row's entries. */

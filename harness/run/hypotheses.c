@@ -31,7 +31,7 @@ typedef enum { MISTAKE, OPERANDS, COARSER, NKINDS } kind;
 
 /* One that fits, and which of the failed tensors it explains: a bit each. */
 typedef struct {
-    char text[200];
+    char text[512];
     kind kind;
     uint64_t explains;
 } fitting;
@@ -250,7 +250,7 @@ static int forward_failed(const search *s) {
 static void other_setting(search *s, size_t option, const char *name, const char *value,
                           const char *meaning) {
     dp_judge_options q = *s->o;
-    char text[200];
+    char text[512];
     *(const char **)((char *)&q + option) = value;
     snprintf(text, sizeof text, "passes with --%s %s%s%s", name, value, *meaning ? ": " : "",
              meaning);
@@ -339,22 +339,79 @@ static void try_base(search *s) {
     const dp_base base = s->c->base[0];
     if (base == DP_BASE_FP64)
         OTHER(base, "base", "fp32", "its errors are no larger than those of that base");
-    if (base != DP_BASE_BF16)
+    if (base != DP_BASE_BF16 && !s->count.fit)
         OTHER(base, "base", "bf16", "its errors are no larger than those of that base");
 }
 
-/* For a kernel in fp32 that does not declare its design: the first that passes. */
+/* The words of a design that stores in f what failed; "": an output that failed has other numbers,
+ * or leaves as it was computed. */
+static void stored_words(const search *s, dp_tensorfile *out, dp_format f, char words[64]) {
+    int leave = 0, state = 0;
+    *words = 0;
+    for (int i = 0; i < s->failed->ntensor; i++) {
+        const dp_judgement *t = &s->failed->tensor[i];
+        const int field = dp_result_find(t->name), is_state = field == DP_RESULT_FINAL_STATE;
+        const dp_tensor *x = dp_file_input(out, t->name);
+        if (t->verdict != DP_FAIL) continue;
+        if (!x || field < 0 || !(dp_leaves(field) || is_state)) return;
+        for (int64_t n = 0; n < x->n; n++)
+            if (x->data[n] != dp_store(f, x->data[n])) return;
+        *(is_state ? &state : &leave) = 1;
+    }
+    const char *name = dp_formats[f].name;
+    if (leave)
+        snprintf(words, 64, "out=%s%s%s", name, state ? ",final_state=" : "", state ? name : "");
+    if (state && !leave) snprintf(words, 64, "final_state=%s", name);
+}
+
+/* Outputs that were stored in a coarser format, whatever holds them now: the coarsest. */
+static void try_stored(search *s) {
+    static const dp_format formats[] = {DP_BF16, DP_FP16, DP_FP32};
+    const size_t n = s->c->base[0] == DP_BASE_FP64 ? 3 : 2;
+    dp_tensorfile out = {0};
+    dp_err e = {0};
+    char words[64] = "";
+    if (dp_safetensors_read(s->o->outputs, &out, &e)) return;
+    for (size_t i = 0; i < n && !*words; i++)
+        stored_words(s, &out, formats[i], words);
+    if (*words) OTHER(design, "design", words, "what failed holds numbers of that format alone");
+    dp_tensorfile_free(&out);
+}
+
+/* For a kernel that does not declare its design: the formats of its parts, those of the smallest
+ * errors that pass. */
 static void try_operands(search *s) {
     static const struct {
         const char *words, *meaning;
+        int errors; /* 0: smaller than 1 */
     } designs[] = {
-        {"factors=tf32,scores=gated", "its products round their operands to tf32"},
-        {"factors=tf32rz,scores=gated", "its products truncate their operands to tf32"},
+        {"factors=tf32,scores=gated", "its products round their operands to tf32", 0},
+        {"factors=tf32rz,scores=gated", "its products truncate their operands to tf32", 0},
+        {"recurrent,state=fp16", "its state is kept in fp16 from token to token", 0},
+        {"recurrent,state=fp16,read=kept", "o reads its state as it is kept, in fp16", 0},
+        {"recurrent,state=bf16", "its state is kept in bf16 from token to token", 1},
+        {"recurrent,state=bf16,read=kept", "o reads its state as it is kept, in bf16", 1},
+        {"state=bf16", "its state is kept in bf16 from chunk to chunk", 1},
     };
     const int before = s->count.fit;
-    if (s->c->base[0] != DP_BASE_FP32 || !s->failed->undeclared) return;
-    for (size_t i = 0; i < sizeof designs / sizeof *designs; i++)
-        if (s->count.fit == before) OTHER(design, "design", designs[i].words, designs[i].meaning);
+    if (s->c->base[0] == DP_BASE_BF16 || !s->failed->undeclared) return;
+    try_stored(s);
+    for (size_t i = 0; i < sizeof designs / sizeof *designs; i++) {
+        if (s->count.fit > before && (!i || designs[i].errors > designs[i - 1].errors)) return;
+        if (s->c->base[0] == DP_BASE_FP32)
+            OTHER(design, "design", designs[i].words, designs[i].meaning);
+    }
+}
+
+/* A declared recurrent kernel may read its state before or after the rounding. */
+static void try_read(search *s) {
+    dp_design d = s->failed->design;
+    char words[DP_DESIGN_TEXT];
+    if (s->failed->undeclared || d.chunk || d.state == dp_design_of(d.base).state) return;
+    d.read_kept = !d.read_kept;
+    dp_design_text(&d, words);
+    OTHER(design, "design", words,
+          d.read_kept ? "o reads the state as it is kept" : "o reads the state before it is kept");
 }
 
 static int fits_format(const dp_problem *p, dp_format f) {
@@ -553,7 +610,7 @@ static int all_finite(const search *s) {
  * several do. Returns whether there was one. */
 static int say(const search *s, uint64_t tensors, int exact, void (*fits)(const char *, void *),
                void *arg) {
-    char all[700] = "";
+    char all[1400] = "";
     int n = 0;
     for (kind k = MISTAKE; k < NKINDS && !n; k++)
         for (int i = 0; i < s->n; i++) {
@@ -563,7 +620,7 @@ static int say(const search *s, uint64_t tensors, int exact, void (*fits)(const 
             const size_t used = strlen(all);
             snprintf(all + used, sizeof all - used, "%s%s", n++ ? "; " : "", f->text);
         }
-    char text[760];
+    char text[1440];
     snprintf(text, sizeof text, "%s%s", n > 1 ? "several would fit: " : "", all);
     if (n) fits(text, arg);
     return n > 0;
@@ -614,6 +671,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     try_ranks(&s);
     s.kind = OPERANDS;
     if (!s.count.fit && follows_the_decay(&s)) return s.count; /* no rounding, whatever hides it */
+    if (!s.count.fit) try_read(&s);
     if (!s.count.fit) try_operands(&s); /* which would hide smaller mistakes, too */
     s.kind = COARSER;
     if (!s.count.fit) try_base(&s);

@@ -110,11 +110,12 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
     const dp_format of_calls[2] = {session->kept, design->final_state};
     for (int i = 0; i < 2 && first_of_call; i++)
         if (of_calls[i] != DP_FP64)
-            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0};
+            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0, 0};
     if (own) {
         mark_chunks(p, N, first_of_call, design->chunk ? design->chunk : 1, mark[0]);
         memset(mark[2], 1, (size_t)p->Nseq);
-        at[n++] = (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk};
+        at[n++] =
+            (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk, design->read_kept};
     }
     if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && dp_store_has_gradients(p), b);
     for (int i = 0; i < 3; i++)

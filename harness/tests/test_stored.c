@@ -190,6 +190,8 @@ DP_TEST(stored, a_session_stays_within_what_its_stores_may_make) {
         for (int k = 0; k < 6; k++)
             within_bounds(KEPT[k], "recurrent", OPS[o]);
     within_bounds("returned", "recurrent,final_state=e4m3-tensor", "kda");
+    within_bounds("returned", "recurrent,state=bf16,read=kept", "kda");
+    within_bounds("e4m3-row", "recurrent,state=e4m3-row,read=kept", "dplr");
     within_bounds("returned", "final_state=int8-row", "gdn");
 }
 

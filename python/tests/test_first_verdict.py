@@ -108,6 +108,17 @@ def in_bf16_behind_softplus(x: Arrays) -> np.ndarray:
     return o_of(x | {"g": short(-np.log1p(np.exp(x["g"])))})
 
 
+def with_state_in(store: Callable[[np.ndarray], np.ndarray], x: Arrays, kept: bool) -> np.ndarray:
+    """o of a state that is stored after each token; kept: o reads the stored state."""
+    o, S = np.empty_like(x["v"]), None
+    for t in range(len(o)):
+        made, S = kda(**{n: a[t : t + 1] for n, a in x.items()}, initial_state=S)
+        S = store(S)
+        read = np.einsum("hk,hkv->hv", x["q"][t], S[0]) / np.float32(np.sqrt(x["q"].shape[-1]))
+        o[t] = read if kept else made[0]
+    return o
+
+
 def halves(x: Arrays) -> np.ndarray:
     parts = [{n: a[i : i + 50] for n, a in x.items()} for i in (0, 50)]
     return np.concatenate([o_of(p) for p in parts])
@@ -129,6 +140,16 @@ def halves(x: Arrays) -> np.ndarray:
         ("activated gate were kept in bf16", in_bf16_behind_softplus, {"gate": "softplus"}),
         ("every gate were that", lambda x: o_of(x | {"g": one_before(x["g"])}), {}),
         ("rank 1 started from zero", halves, {"ranks": 2}),
+        ('passes with design="out=fp16"', lambda x: half(o_of(x)), {}),
+        ('passes with design="out=bf16"', lambda x: short(o_of(x)), {}),
+        ('design="recurrent,state=fp16,read=kept"', lambda x: with_state_in(half, x, True), {}),
+        ('"recurrent,state=bf16": its state', lambda x: with_state_in(short, x, False), {}),
+        ('"recurrent,state=bf16,read=kept"', lambda x: with_state_in(short, x, True), {}),
+        (
+            '"recurrent,state=bf16,read=kept": o reads',
+            lambda x: with_state_in(short, x, True),
+            {"design": "recurrent,state=bf16"},
+        ),
         ("products round their operands to tf32", lambda x: by_products(**x), {}),
         ("truncate their operands to tf32", lambda x: by_products(**x, half=0), {}),
     ],

@@ -133,9 +133,11 @@ def test_a_file_says_in_which_format_its_state_lies() -> None:
     assert deltaproof.judge(x, made, **said).status == 1
 
 
-def adjoint(x: dict[str, Any], form: str, fault: str = "") -> dict[str, Any]:
-    """GDN token by token in fp32, its state stored after each, and gradients that take a store as
-    it is read. fault: of quantized."""
+def adjoint(
+    x: dict[str, Any], form: str, fault: str = "", reads_kept: bool = False
+) -> dict[str, Any]:
+    """GDN token by token in fp32. The state is stored after each token. Gradients take a store as
+    it is read. reads_kept: o and dq read the stored state. fault: of quantized."""
     T, H, K = x["q"].shape
     S = np.zeros((H, K, x["v"].shape[2]), F4)
     G, kept = np.zeros_like(S), []
@@ -146,15 +148,16 @@ def adjoint(x: dict[str, Any], form: str, fault: str = "") -> dict[str, Any]:
         decayed = S * np.exp(g)[:, None, None]
         left = v - np.einsum("hk,hkv->hv", k, decayed)
         after = decayed + k[:, :, None] * (beta[:, None] * left)[:, None]
-        y["o"][t] = scale * np.einsum("hk,hkv->hv", q, after)
-        kept.append((decayed, left, after))
         S = quantized(after[None], form, fault)[0]
+        read = S if reads_kept else after
+        y["o"][t] = scale * np.einsum("hk,hkv->hv", q, read)
+        kept.append((decayed, left, read))
     for t in reversed(range(T)):
         q, k, v, g, beta = (x[n][t] for n in NAMES)
-        decayed, left, after = kept[t]
+        decayed, left, read = kept[t]
         G = G + scale * q[:, :, None] * x["do"][t][:, None]
         dU = np.einsum("hk,hkv->hv", k, G)
-        y["dq"][t] = scale * np.einsum("hkv,hv->hk", after, x["do"][t])
+        y["dq"][t] = scale * np.einsum("hkv,hv->hk", read, x["do"][t])
         y["dbeta"][t] = (left * dU).sum(1)
         y["dv"][t] = beta[:, None] * dU
         y["dk"][t] = np.einsum("hkv,hv->hk", G, beta[:, None] * left)
@@ -191,6 +194,26 @@ def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks
     if T > 1:
         wrong = deltaproof.judge(batch(x), batch(adjoint(x, form, "truncated")), **said)
         assert wrong.status == 1, wrong.text
+
+
+@pytest.mark.parametrize("T", [1, 36])
+@pytest.mark.parametrize("form", ["e4m3-row", "int8-head"])
+def test_a_kernel_may_read_the_state_as_it_is_kept(form: str, T: int) -> None:
+    """Without a word for it the first token, which no store precedes, is beyond its bound."""
+    r = np.random.default_rng(5)
+    H, K, V = 2, 16, 64
+    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
+    x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
+    x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
+    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    made, design = batch(adjoint(x, form, reads_kept=True)), f"recurrent,state={form}"
+    found = deltaproof.judge(batch(x), made, design=f"{design},read=kept", **said)
+    assert found.status == 0, found.text
+    assert max(found.tensors[n]["ratio"] for n in ("o", "dq")) <= 1, found.text
+    assert deltaproof.judge(batch(x), made, design=design, **said).status == 1
+    wrong = batch(adjoint(x, form, "truncated", reads_kept=True))
+    if T > 1:
+        assert deltaproof.judge(batch(x), wrong, design=f"{design},read=kept", **said).status == 1
 
 
 def test_a_format_of_states_is_refused_by_name() -> None:

@@ -3,7 +3,8 @@
  * One operation of math.md b and d is one operation in fp32, or in fp64 for base fp64. Sums over
  * K and V run in index order. Exp is that of the type, or (design->fast_decays) the fast kernels'
  * form (gate.h). With stored_inputs q and k are rounded to design->factors first. The state is
- * rounded to design->state after each token; o reads it before. The final state is rounded to
+ * rounded to design->state after each token. o and dq read the state before, or (read_kept) after
+ * that rounding. The final state is rounded to
  * design->final_state, o and the gradients of inputs to design->out. Ranks do not matter: the
  * state goes through all tokens, but where the caller says what comes in its place.
  */

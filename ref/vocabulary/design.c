@@ -15,6 +15,7 @@ static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32,
 static const char *const SCORES[] = {"pairwise", "gated", "tf32", "paired", "factored"};
 static const char *const KEYS[] = {"raw", "scored"};
 static const char *const BEGINS[] = {"pair", "state"};
+static const char *const READS[] = {"computed", "kept"};
 static const char *const EXPS[] = {"exact", "fast"};
 static const char *const INPUTS[] = {"given", "stored"};
 static const char *const BETAS[] = {"rows", "inverse"};
@@ -45,6 +46,7 @@ static const setting SETTINGS[] = {
     {"factors", "fp64, fp32, bf16, fp16, tf32 or tf32rz", AN_OPERAND, offsetof(dp_design, factors),
      NULL, 0},
     {"state", STATES, A_STATE, offsetof(dp_design, state), NULL, 0},
+    {"read", "computed or kept", A_CHOICE, offsetof(dp_design, read_kept), READS, 2},
     {"dstate", "fp64, fp32, bf16 or fp16", A_FORMAT, offsetof(dp_design, dstate), NULL, 0},
     {"final_state", STATES, A_STATE, offsetof(dp_design, final_state), NULL, 0},
     {"out", "fp64, fp32, bf16 or fp16", ALL_THAT_LEAVES, offsetof(dp_design, out), NULL, 0},
@@ -354,6 +356,8 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
                        "design: undeclared: only factors, out, final_state and names of tensors "
                        "may stand beside "
                        "it");
+    if (!st && d->read_kept && d->chunk)
+        return dp_fail(e, DP_EINPUT, "design: read=kept: goes with " RECURRENT);
     if (!st && d->fold_beta && !(d->product && d->chunk))
         return dp_fail(e, DP_EINPUT,
                        "design: beta=inverse: no inverse is formed (%s); inverse=product says that "

@@ -9,6 +9,8 @@
  *                      tf32rz (truncated): as operands alone, stored as fp32
  *   state=FORMAT       the state as it is carried from chunk to chunk (recurrent: token to token);
  *                      also a format of states (stored.h), but for scales of a whole tensor
+ *   read=computed      o reads the state before it is rounded to state=FORMAT
+ *   read=kept          o reads the rounded state (recurrent)
  *   final_state=FORMAT the state as it leaves a call, or lies in a slot behind it; also a format of
  *                      states
  *   dstate=FORMAT      the gradient of the state, carried the other way
@@ -53,9 +55,10 @@
  *                      final_state may stand
  *
  * Defaults (the final_state is not rounded):
- *   base fp64, fp32    every format is the base's; exact, given, pairwise, raw, solve, rows
+ *   base fp64, fp32    every format is the base's; computed, exact, given, pairwise, raw,
+ *                      solve, rows
  *   base bf16          as FLA stores tensors: factors and out bf16; state, dstate and decays fp32;
- *                      exact, given, pairwise, raw, product, rows
+ *                      computed, exact, given, pairwise, raw, product, rows
  */
 #ifndef DP_DESIGN_H
 #define DP_DESIGN_H
@@ -67,12 +70,13 @@ extern "C" {
 #endif
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                               \
-    "recurrent chunk=N factors=F state=F dstate=F final_state=F out=F decays=F "      \
-    "exp=exact|fast "                                                                 \
-    "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored " \
-    "inverse=solve|product|merged "                                                   \
-    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS      \
+#define DP_DESIGN_WORDS                                                                    \
+    "recurrent chunk=N factors=F state=F read=computed|kept dstate=F final_state=F out=F " \
+    "decays=F "                                                                            \
+    "exp=exact|fast "                                                                      \
+    "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored "      \
+    "inverse=solve|product|merged "                                                        \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS           \
     " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
@@ -91,6 +95,7 @@ typedef struct {
     dp_base base;
     int chunk; /* tokens; 0: recurrent */
     dp_format factors, state, dstate, decays;
+    int read_kept;              /* read=kept */
     dp_format final_state;      /* DP_FP64: as it was computed */
     dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
     int gated;                  /* scores: DP_SCORES_.. */
