@@ -38,7 +38,7 @@ __device__ __forceinline__ Place place_of(const Dims &d, unsigned tile) {
  */
 template <int K, int N> struct Anchors {
     float here[C / N][K]; /* sum of a group of rows; later the gate from the block's anchor to the
-                           * row before the group, a term of the group's own sums */
+                           * row before the group. That gate is added to the group's sums */
     float first[4][K];    /* gate of the blocks' first rows */
     float next[4][K];     /* from an anchor to the next one, from the last to the chunk's end */
 

@@ -6,10 +6,14 @@
 extern "C" {
 #endif
 
-/* sim: the simulated ranks. cuda: the kernels of gpu/, ranks as threads that share devices. nccl:
- * the same with a device for each rank, or processes that share them. lapack: the simulated ranks
- * over CBLAS and LAPACKE. mpi: each simulated rank is a process, with messages between them. file:
- * tensors that another program wrote (judge.h). subject: a shared library (subject.h). */
+/* The backend computes the outputs:
+ *   sim       the simulated ranks
+ *   cuda      the kernels of gpu/, ranks as threads that share devices
+ *   nccl      the kernels of gpu/ over NCCL, a device for each rank, or processes that share them
+ *   lapack    the simulated ranks over CBLAS and LAPACKE
+ *   mpi       the simulated ranks, each a process, with messages between them
+ *   file      tensors that another program wrote (judge.h)
+ *   subject   a shared library (subject.h) */
 typedef enum {
     DP_BACKEND_SIM,
     DP_BACKEND_CUDA,

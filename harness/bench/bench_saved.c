@@ -1,7 +1,7 @@
 /* harness/bench/bench_saved.c - formats for the state that enters a rank, if the rank keeps it for
  * its backward, which recomputes from it. It prints bytes, the error of that state beside its
- * bound, the largest error of each gradient, and how M of a rank differs from I. All else is fp64,
- * so that the store alone rounds. Errors are relative, Frobenius, the largest over ranks.
+ * bound, the largest error of each gradient, and |M - I| of a rank. All else is fp64, so that the
+ * store alone rounds. Errors are relative, Frobenius, the largest over ranks.
  *
  *   the bound of a state: ref/vocabulary/stored.h; the bound of r singular values, or of rows, is
  *   the root of the sum of squares left out: the error itself. The bound of dq: scale |do_t|

@@ -15,10 +15,11 @@
 extern "C" {
 #endif
 
-/* Errors of the activations (math.md c). Errors of q, k, beta are relative, without .g. For the
- * gate of one token, head and channel they are the absolute error of its value and the RELATIVE
- * error of its derivatives by raw gate and A_log. Derived above the code. */
+/* Errors of the activations (math.md c), derived above the code. They are relative for q, k, beta;
+ * .g is not set. */
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r);
+/* The gate of one token, head and channel and its derivatives by raw gate (dx) and A_log (dA). Dg
+ * is the absolute error of the value, Ddx the RELATIVE error of the derivatives. */
 typedef struct {
     double g, dx, dA, Dg, Ddx;
 } dp_gate_error;
@@ -58,9 +59,8 @@ typedef struct {
     double *row[DP_NRESULTS]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
     double *S_in, *M, *H, *dS_out, *dM, *dH; /* [N*HV] Frobenius bounds; 0 where absent */
     double traj[DP_MAX_TRAJ];                /* M of ref->traj_rank (HV = 1) */
-    /* dq, dk, dv where the base got errors of q, k or v (op step continues from them), else NULL:
-     * squares of the probable errors without DP_LAMBDA, of every entry, and of a row as a whole on
-     * top of that */
+    /* Squares of the probable errors of dq, dk, dv without DP_LAMBDA: of every entry, and in
+     * addition of a row as a whole. NULL unless the base got errors of q, k or v (op step) */
     double *entry[DP_NQKV], *rest[DP_NQKV];
 } dp_error_bound;
 /* Allocates and fills *out; *w keeps what the next format may share. */

@@ -54,8 +54,8 @@ typedef struct {
     int64_t first, step;
     int R, rows, width;
 } dp_chunk_rows;
-/* Relative errors of the entries of a chunk's rows [rows][width], to be freed; NULL if err is.
- * *row, unless NULL, gets at least the error of 1/norm of any row. */
+/* Relative errors of the entries of a chunk's rows [rows][width], to be freed; NULL if err is NULL.
+ * An upper bound of the error of 1/norm over all rows goes to *row, unless NULL. */
 double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
                           dp_chunk_rows at, double *row);
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
@@ -81,9 +81,10 @@ typedef struct {
     int g0, g1, hv, trans;
     dp_format format;
 } dp_chain_span;
-/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w, which starts
- * without error. [N*HV] -> state error, NULL where none arrives, to be freed. fro [N*HV], or NULL:
- * their Frobenius bounds. chain: the format of products of M. */
+/* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w. Returns
+ * [N*HV] state errors, NULL where no state arrives, to be freed.
+ *   chain   format of products of M
+ *   fro     [N*HV], gets their Frobenius bounds; NULL: not wanted */
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
                             const dp_chain_error *bM, double **eH, double *fro);
 

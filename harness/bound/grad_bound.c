@@ -202,8 +202,8 @@ static void value_rows(const group_work *x, int hv) {
         x->out->row[DP_RESULT_DBETA][(x->gr->t0 + t) * p->HV + hv] = sqrt(squares[t]);
 }
 
-/* For one row: sum of the squares of errors D of x times the other factor f, whose relative error
- * and the product's rounding are eps. */
+/* For one row: the squared error of the products f x, summed. D is the squared error of x. The
+ * relative errors of f and of the product are eps together. */
 static double product_row(const dp_rounding *r, const double *f, const double *D, const double *x,
                           double eps, int n) {
     double sum = 0;
@@ -241,8 +241,8 @@ static void erasing_rows(group_work *x, int hv) {
     }
 }
 
-/* A token with rows of its own (dp_by_rows), token t of the chunk and row `row` of tokens and
- * heads: errors and sizes of the gradients of its rows' entries. */
+/* Data for errors and sizes of the gradients of row entries, for a recurrence of a user's rows
+ * (dp_by_rows). The token is t of the chunk, row `row` of tokens and heads. */
 typedef struct {
     group_work *x;
     dp_input_error in;

@@ -90,8 +90,8 @@ dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* The file is a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or the name of one
  * among the cases. From then on every case of a recurrence is of that one, whatever its op. */
 dp_status dp_case_recurrence(const char *path, dp_err *e);
-/* `load_inputs` = 0: settings only, no tensors and no data file (for `list`). p and conv then have
- * the shapes that the case file states, 0 for those that it leaves to its data. */
+/* Opens a case file. With `load_inputs` = 0 it reads settings only, no tensors and no data file
+ * (for `list`). Then p and conv have the shapes that the case file states, 0 for all others. */
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);
 /* The same from the text of a file; path serves messages, the name, and the folder that `data` is
  * relative to. */

@@ -1,4 +1,4 @@
-/* The convolutions before a recurrence, and their true outputs (front.h). */
+/* The convolutions before a recurrence, and their true outputs (`front.h`). */
 #include "front.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* harness/case/front.h - the convolutions before q, k and v of a case (op step).
+/* `harness/case/front.h` - the convolutions before q, k and v of a case (op step).
  *
  * q, k, v of the recurrence are those of the convolution in MPFR, rounded to double. The rounding
  * is dp_problem.input_error, which the radius of every result carries.

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Calls are those of one device, forward, and the state that they hand on is what is judged. */
+/* Calls run forward on one device; the state after each call is judged. */
 static dp_status check_keys(const dp_casefile *f, dp_err *e) {
     if (f->ranks.n != 1 || f->ranks.v[0] != 1)
         return dp_casefile_refuse(f, "ranks", e, "the calls of a session run on one rank");
@@ -39,7 +39,7 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
     return DP_OK;
 }
 
-/* What stands in the first tokens, and before them, of the first sequence stands in all. */
+/* Copies the first tokens and the initial state of the first sequence to all sequences. */
 static void share_prefix(dp_problem *p, int64_t tokens) {
     for (int i = 0; i < DP_NINPUTS; i++) {
         const dp_row_kind kind = dp_input_fields[i].kind;

@@ -1,20 +1,21 @@
-/* harness/case/session.h - a session: the tokens of a recurrence in calls that hand the state on.
+/* harness/case/session.h - a session: the tokens of a recurrence in successive calls, each of which
+ * continues from the state of the call before.
  *
- * The schedule is the text of the key session, calls with commas between: `N` is one call of N
- * tokens, `KxN` K of them. `N-n` is a verify window: N drafted tokens, of which the first n are
- * accepted, n < N; the state goes back to the one after token n, and the next call goes on from
- * there. The accepted tokens, in their order, are the tokens of the case.
+ * The schedule is the text of the key session, calls with commas between. `N` is one call of N
+ * tokens, `KxN` is K calls of N tokens. `N-n` is a verify window: N drafted tokens, of which the
+ * first n are accepted, n < N. The next call continues from the state after token n. The accepted
+ * tokens, in their order, are the tokens of the case.
  *
  * Every packed sequence is a slot of the batch, and each call brings the next tokens of each. The
- * last call of the schedule is repeated until all tokens are there; the last call of a sequence is
- * as short as what is left of it. A sequence that has ended is an empty one in the calls after.
+ * last call of the schedule is repeated until all tokens are computed. The last call of a sequence
+ * has only its remaining tokens. A sequence that has ended is empty in later calls.
  *
- * With session_stagger = n sequence i begins its schedule i*n calls after the first one's begin, so
- * that one call has prompts, windows and single tokens beside each other; before, it waits.
+ * With session_stagger = n sequence i begins its schedule i*n calls after the first one. So one
+ * call has prompts, windows and single tokens of different sequences.
  *
- * A prefix (key session_prefix) is what all sequences begin with, from one initial state: the calls
- * up to its end compute it in the first sequence alone, and each goes on from the state that it
- * left, as requests with one prompt do from a cached one.
+ * A prefix (key session_prefix) is the common begin of all sequences, from one initial state. The
+ * calls up to its end compute it in the first sequence alone. All sequences continue from its
+ * state, as requests with one cached prompt do.
  */
 #ifndef DP_SESSION_H
 #define DP_SESSION_H
@@ -74,8 +75,8 @@ int dp_session_rolls_back(const dp_session *s);
 int64_t dp_session_call_of(const dp_session *s, int64_t token);
 /* Marks in first [cu[Nseq]] with 1 every token that is the first accepted one of a call. */
 void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *first);
-/* Marks in ended [Nseq] with 1 every sequence that ends before the last call, or has no tokens
- * where there are several calls: its state passes through the calls after. */
+/* Marks in ended [Nseq] with 1 every sequence whose state passes unchanged through later calls. It
+ * ends before the last call, or has no tokens in a session of several calls. */
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* deltaproof check CASE...: what must hold between runs, without a truth (invariants.h). Exit
- * status 0: everything held, 1: something did not, 2: could not run. --tokens and --heads give the
- * case's problem another size, with the same law of inputs, for sizes that have no affordable
+ * status 0: everything held, 1: something did not, 2: could not run. Options --tokens and --heads
+ * change the size of the case's problem, with its law of inputs, for sizes that have no affordable
  * truth. Its heads are then made and checked in blocks of --block heads, so that memory holds one
  * block at a time. Foreign code is called with as many as were asked for. */
 #define _GNU_SOURCE

@@ -37,8 +37,8 @@ static void fill_strength(const dp_case *c, const dp_problem *p, uint64_t seed, 
     }
 }
 
-/* lr_a = -u, a unit vector, and lr_b = u o r, r of the law of beta, as in a problem of the case's
- * own size (ref/inputs/inputs.c). */
+/* As in a problem of the case's own size (ref/inputs/inputs.c), lr_a = -u, a unit vector, and lr_b
+ * = u o r. The law of beta gives r. */
 static void fill_factors(const dp_case *c, dp_problem *p, uint64_t seed) {
     const int K = p->K, round = c->input_dtype == DP_BF16;
     fill_strength(c, p, seed + 20, (int64_t)p->HV * K, p->lr_b);

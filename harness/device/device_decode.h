@@ -19,12 +19,13 @@ int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how, const dp_sta
 int dp_cuda_keeps(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
                   int states);
 
-/* Forward of that call on device 0. out: o and final_state, to be freed. states: NULL, or gets the
- * state after every token [T][HV][K][V], to be freed. Each state then goes to a slot of its own.
- *
- * pool: NULL, or the pool of states. The kernel gets all of it, with the slots to read and write,
- * and returns it; out has no final_state then. A call has one token less in a pool, as the kernel
- * reads and writes the slots of one list. */
+/* Forward of that call on device 0.
+ *   out      o and final_state, to be freed
+ *   states   NULL, or gets the state after every token [T][HV][K][V], to be freed; each state is
+ *            then written to a slot of its own
+ *   pool     NULL, or the pool of states. The kernel gets the whole pool, with the slots to read
+ *            and write, and updates it; out then has no final_state. A call in a pool has one token
+ *            less, as the kernel reads and writes the slots of one list */
 dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
                          dp_result *out, double **states, dp_err *e);
 

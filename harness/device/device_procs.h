@@ -13,10 +13,10 @@ int dp_procs_started(void);
 /* Zeros that every rank sees, by any of them, until dp_procs_end. */
 void *dp_procs_alloc(size_t bytes);
 double *dp_procs_copy(const double *x, int64_t n); /* NULL for NULL */
-/* body(jobs, rank, c) in the process of every rank, with what dp_procs_alloc gave; c: its
- * communicator, or NULL and why says why there is none. It sets *state[rank] before it returns.
- * *left is -1, or a rank whose process is gone or has not returned some seconds after another
- * failed. e: no processes, or no communicators. */
+/* Runs body(jobs, rank, c, why) in the process of every rank; jobs is memory of dp_procs_alloc. If
+ * there is no communicator, c is NULL, and why has the reason. A body sets *state[rank] before it
+ * returns. *left becomes -1, or a rank whose process is gone or returns too late after another
+ * failed. Returns an error in e if there are no processes or no communicators. */
 typedef void (*dp_procs_body)(void *jobs, int rank, dpg_comm *c, const dp_err *why);
 dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_state *const *state,
                        double limit_s, int *left, dp_err *e);

@@ -4,11 +4,11 @@
 N (default 10,000,000) executions of the report's reader of records, held to the same properties
 as by fuzz_report.py (report_target.py). Needs nothing but what the report needs.
 
-An execution changes a record in up to four places and reads it; one in eight goes through its
-text, changed there too. A refusal in words that were not seen before (numbers and quoted values
-aside), or a page of a record with other fields, keeps the record for further changes. Of the
-records that are accepted one in 40 becomes a page, and every one into which markup was put; of the
-pages one in 50 has its figures drawn.
+An execution changes a record in up to four places and reads it; one in eight goes through its text,
+changed there too. A record is kept for further changes if its refusal has new words (numbers and
+quoted values aside), or if its page has other fields. One in 40 accepted
+records becomes a page, as does every record with inserted markup. One in 50 pages has its figures
+drawn.
 
 First each of the faults below is put into the reader and must be found. Prints how many executions,
 refusals, kinds of refusal, pages; of 100,000 executions or more the lines of reports/ that the

@@ -37,8 +37,8 @@ extern "C" {
 
 #define DP_COMMAND_UNSUPPORTED 77 /* exit status: it does not take this problem */
 
-/* The command and its claims. writes: names, separated by blanks or commas, of tensors that every
- * OUT must hold if its problem has them; NULL: o. All later OUTs must hold the tensors of the
+/* The command and its claims. Every OUT must hold the tensors in `writes` (names with blanks or
+ * commas between; NULL: o), if its problem has them. All later OUTs must hold the tensors of the
  * first. */
 typedef struct {
     const char *text;

@@ -98,10 +98,9 @@ typedef struct {
  * is an outcome. */
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
-/* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape, p[0] or one other. A
- * library or a program of --serve computes them in one process, each array at the same address
- * every time. *made is the number of calls that ended: the last of them alone may not have
- * returned. */
+/* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape: p[0], or one other. A
+ * library or a program of --serve computes them in one process. Each array has one address in all
+ * calls. The number of calls that ended goes to *made; at most the last of these failed. */
 dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *const *p,
                                const dp_subject_call *call, dp_subject_result *out, int *made,
                                dp_err *e);

@@ -13,15 +13,16 @@
 extern "C" {
 #endif
 
-/* Axes of an input or a result in a file; returns how many. The field's axes. That of keys is left
- * out for one key a token, the gate's for one gate a head (K = 1: a channel's gate has none as
- * well). */
+/* Axes of an input or a result in a file; returns their number. They are the field's axes, with two
+ * exceptions. One key a token has no axis of keys. One gate a head has no axis of channels, nor has
+ * any gate if K = 1. */
 int dp_file_shape(const dp_problem *p, const dp_tensor_field *f, int64_t shape[DP_MAX_AXES]);
 
-/* Adds the inputs of a problem, cu_seqlens of several sequences, and as metadata the forms of gate
- * and beta, l2norm, scale, lower_bound. input_dtype: the format of all but parameters. A tensor
- * that it does not hold exactly gets the next wider one that does. backward 0: do and dht are left
- * out. */
+/* Adds the inputs of a problem, cu_seqlens if there are several sequences, and as metadata the
+ * forms of gate and beta, l2norm, scale, lower_bound.
+ *   input_dtype   format of all inputs but parameters; a tensor that it does not hold exactly gets
+ *                 the next wider format that does
+ *   backward      0: do and dht are left out */
 void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward);
 
 /* Adds a pool of states (fp32, or fp64 where fp32 does not hold them) and the slots that the
@@ -52,10 +53,13 @@ void dp_factors_rename(dp_tensorfile *in, dp_tensorfile *out);
  * [..,T,HV,R]. All others stay. */
 void dp_keys_of_tokens(dp_tensorfile *f, const dp_tensor *q, int64_t R);
 
-/* Results of another program: r and stage point into their file. u, tiny: unit roundoff and
- * smallest half spacing of each one's stored format. same_design 1: computed stage by stage as the
- * simulated ranks do. design: how they were computed, in the case's base. NULL: by the default
- * design where same_design, else not known. explained: not declared, but this one explains them. */
+/* Results of another program.
+ *   r, stage      point into their file
+ *   u, tiny       unit roundoff and smallest half spacing of each tensor's stored format
+ *   same_design   1: computed stage by stage like the simulated ranks
+ *   design        the declared design, in the case's base. NULL: the default design if same_design,
+ *                 else unknown
+ *   explained     a design that explains the results of a program that declares none */
 typedef struct {
     dp_result r;
     double u[DP_NRESULTS], tiny[DP_NRESULTS], *stage[DP_NSTAGE_TENSORS], stage_u[DP_NSTAGE_TENSORS],

@@ -128,8 +128,9 @@ static int open_listener(const struct addrinfo *a, int *error) {
     return -1;
 }
 
-/* Listens at an address of this host that `host` names; every: at all interfaces, if it names one.
- * -1: it names none, or, why in *error, the address is not available. */
+/* Listens at an address of this host that `host` names; with every, at an address of all
+ * interfaces. Returns -1 if it names no such address, or if the address is not available (*error
+ * has the reason). */
 static int try_listen(const char *host, const char *port, int every, int loopback, int *error) {
     struct addrinfo *all = resolve(host, port);
     int fd = -1;

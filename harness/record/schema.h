@@ -52,9 +52,9 @@ typedef struct {
     int digits;          /* that a number is written to; 0: 6 */
     int above_1;         /* 1: digits of the number less 1 */
     int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
-    /* Its source: a member of the struct, at `offset` of `size` bytes, or get, which returns NULL
-     * where there is none. text: a pointer, or an array of `text` bytes; word: an index of
-     * words. */
+    /* Its source: a member of the struct at `offset`, of `size` bytes, or the function get, which
+     * returns NULL if there is none. A member of kind text is a pointer, or an array of `text`
+     * bytes; one of kind word is an index of words. */
     size_t offset, size, text;
     json_t *(*get)(const void *x);
     /* A list: count(x) entries at a pointer, which members before it say, or `fixed` in place. */

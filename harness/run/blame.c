@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The tensors of the pipeline, in the order of execution, and their sources. act: q, k and beta
- * (erase o k, write o v) after their activations, which no program shows. */
+/* The tensors of the pipeline, in the order of execution, and their sources. The node act is q, k
+ * and beta (erase o k, write o v) after their activations, which no program writes. */
 typedef struct {
     const char *name;
     dp_stage stage;

@@ -48,7 +48,7 @@
  * --layout mamba (metadata `layout`): Mamba's names, x dt A B C (judge_mamba.h).
  *
  * --gate-dtype (metadata `gate_dtype`) is the format in which the kernel reads g, if that is
- * coarser than IN's. g is rounded to it once, and that is the problem.
+ * coarser than IN's. The problem then has g rounded to this format.
  *
  * A setting comes from its option, else from metadata. IN has gate, gate_dtype, beta, qk or l2norm,
  * lower_bound, scale, cu_seqlens, state_layout; OUT has ranks, base, claim, design, claim_drop,
@@ -112,9 +112,9 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
 dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
                         dp_runs *out, dp_err *e);
 
-/* The first part of dp_judge: the case that IN and the options make, and OUT's tensors in it, which
- * stay in place. factors NULL: stored goes to dp_run_stored; else it is a chain's. On failure *c
- * needs no freeing. *l stays at its address. */
+/* The first part of dp_judge: makes the case from IN and the options, and finds OUT's tensors,
+ * which are not copied. With factors NULL, `stored` is for dp_run_stored; otherwise the case is a
+ * chain. On failure *c needs no freeing. The struct *l must stay at its address. */
 typedef struct {
     dp_stored_results stored;
     dp_design design; /* what stored.design points to */

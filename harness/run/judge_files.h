@@ -25,8 +25,9 @@ int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *ga
  * cu_seqlens or several ranks beside a batch; a tensor of tokens that has another B or T.
  *
  * Several query heads a value head: q [T,H n,K], o and do [T,HV n,V] beside k and v of H = HV
- * heads. Query head h n + j of token t becomes head h of token t n + j; tokens with j > 0 have no
- * key, no value and no decay. s->queries is n. DP_EINPUT: stages, dg of a log gate. */
+ * heads. Query head h n + j of token t becomes head h of token t n + j. Tokens with j > 0 have no
+ * key, no value and no decay. The number n goes to s->queries. DP_EINPUT: stages, dg of a log
+ * gate. */
 dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e);
 
 #ifdef __cplusplus

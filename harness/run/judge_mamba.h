@@ -5,10 +5,9 @@
  *   OUT  y or out [T,HV,V]  final_states [Nseq,HV,V,K]   dB dC [T,H,K]  dinitial_states
  *   q = C, k = B, v = x dt, g = A dt, nothing is erased, scale 1, no norm, states [V,K].
  *
- * dt is the factor of x, after its bias and softplus; H groups serve HV heads. v and g are rounded
- * to fp32 once, as kernels form them, and not where dt is fp64. A batch axis may come first. Other
- * tensors (D, z, dx, ddt, dA) are refused by their names: what they belong to is no part of the
- * recurrence. */
+ * The factor dt of x is after its bias and softplus; H groups serve HV heads. Unless dt is fp64, v
+ * and g are rounded to fp32 once, as kernels form them. A batch axis may come first. Other tensors
+ * (D, z, dx, ddt, dA) are refused by their names: they are not part of the recurrence. */
 #ifndef DP_JUDGE_MAMBA_H
 #define DP_JUDGE_MAMBA_H
 #include "harness/base/complaints.h"

@@ -34,15 +34,14 @@ typedef struct {
     const dp_outputs *out;
 } dp_judging;
 
-/* Judges all of it into r, by the draws of set 0 and, if those leave it marginal, of set 1, and
- * closes r. r has everything that dp_run_id needs, and design, undeclared, other_design. from:
- * dp_now() when the run began. */
+/* Judges all outputs into r and closes r. The draws of set 0 decide, and if the result is marginal,
+ * the draws of set 1. On entry r has everything that dp_run_id needs, and design, undeclared,
+ * other_design. The argument `from` is dp_now() of the begin of the run. */
 void dp_judge_run(const dp_judging *j, dp_run *r, double from);
 
-/* The same of outputs whose bounds are made here. A run that does not declare its design is tried
- * against the common ones (dp_design_common), or those that its files name. The first that explains
- * every tensor is r->explained. Where none does, its verdict is that of the design that comes
- * nearest. */
+/* Like dp_judge_run, but makes the bounds. A run that does not declare its design is compared with
+ * the common designs (dp_design_common), or those that its files name. The first design that
+ * explains every tensor is r->explained. If none does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
 /* subject_files.c: adds to bounds what storing results in the formats of g may add. */

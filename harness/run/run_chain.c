@@ -13,8 +13,9 @@
 #include <string.h>
 
 /* Truth of a chain: double-double products where they are affordable, else fp64. In both cases the
- * radius is the running normwise bound of math.md j.3 with the eta of that arithmetic: r_1 = 0, r_j
- * = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F (+ eta |M_j| r_(j-1): P is the computed one). */
+ * radius is the running normwise bound of math.md j.3 with the eta of that arithmetic. It begins
+ * with r_1 = 0; r_j = mu_j r_(j-1) + eta | |M_j||P_(j-1)| |_F (+ eta |M_j| r_(j-1), since P is
+ * computed). */
 typedef struct {
     int n, K, dd, npoint, points[32];
     double *M, *mu;                   /* [n][K][K] factors as doubles, [n] */

@@ -1,9 +1,9 @@
-/* harness/run/standard.h - the standard of every result of a case: its truth, the truth's radius,
- * the expected errors of its number formats (standard.c). sharding.c has all of that on N ranks,
- * with the fp64 reference for bounds.
+/* harness/run/standard.h - the data that judge every result of a case: its truth, the truth's
+ * radius, the expected errors of its number formats (standard.c). The second struct (sharding.c)
+ * holds them for N ranks, with the fp64 reference for bounds.
  *
- * Both structs stay at their address between open and close, borrow case and options, and are
- * closed whether or not open returned DP_OK.
+ * Both structs must stay at their address between open and close. They borrow case and options.
+ * The caller closes them whether or not open returned DP_OK.
  */
 #ifndef DP_STANDARD_H
 #define DP_STANDARD_H

@@ -235,8 +235,8 @@ static double *slopes(const dp_conv *v) {
     return s;
 }
 
-/* Errors of the rows of dq (dk, dv) [T][heads]: norms that are added (E NULL), or squares, E of
- * their entries and D of rows as a whole. */
+/* Errors of the rows of dq (dk, dv). If E is NULL, D [T][heads] are norms, which are added.
+ * Otherwise E holds squares of the entries' errors, D squares of the errors of rows as a whole. */
 typedef struct {
     const double *E, *D;
 } row_errors;

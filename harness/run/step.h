@@ -45,8 +45,8 @@ typedef struct {
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
-/* In the calls of a session: the problem whose q, k and v are the inputs of the convolutions.
- * *calls gets these (conv NULL: none); it borrows all. */
+/* For the calls of a session: returns the problem with the inputs of the convolutions as q, k and
+ * v. Fills *calls (conv NULL: no convolutions). Both borrow all arrays. */
 dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
 /* As dp_step_forward on one rank, with the outputs that the calls made. */
 dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
@@ -56,10 +56,10 @@ dp_conv_policy dp_step_policy(dp_base b);
 /* Frees what it holds; the struct is the caller's. */
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
-/* q k v, and with dq.. of got the convolution's backward on them. Judges into run->tensor, which
- * has room for DP_STEP_TENSORS more. x: draws (NULL: none), whose cells are the chunks chunk_of
- * [T]. allowance: verdict/levels.h. arith: unit roundoff of the base's arithmetic; tiny: of its
- * smallest numbers. */
+/* How the tensors of the convolutions are judged.
+ *   x           draws, NULL: none; their cells are the chunks chunk_of [T]
+ *   allowance   verdict/levels.h
+ *   arith       unit roundoff of the base's arithmetic; tiny: spacing of its smallest numbers */
 #define DP_STEP_TENSORS 12
 typedef struct {
     const dp_expected *x;
@@ -67,7 +67,8 @@ typedef struct {
     dp_allowance allowance;
     double arith, tiny;
 } dp_step_expected;
-/* Appends the judgements of the convolutions' tensors to the run. */
+/* Appends judgements to run->tensor, which must have room for DP_STEP_TENSORS more. They are of q k
+ * v, and, if got has dq.., of the convolution's backward on dq dk dv. */
 dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_run *s,
                         const dp_result *got, const dp_error_bound *b, const dp_step_expected *x,
                         dp_run *run, dp_err *e);

@@ -48,8 +48,8 @@ extern const char *const dp_bisect_conv_names[2];
  * NULL: none. */
 const dp_bisect_row *dp_bisect_first(const dp_bisect *b, const char **name);
 
-/* The problem with ranks that own its tokens so, for dp_bisect_sim and dp_sim_new; it borrows all
- * else. *parts: their N; 0: the tokens cannot be cut so. */
+/* The problem with this kind of owners of its tokens, for dp_bisect_sim and dp_sim_new; it borrows
+ * all arrays. The number of parts goes to *parts, 0 if the tokens cannot be cut so. */
 dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *parts);
 
 #define DP_BISECT_RUNS 3

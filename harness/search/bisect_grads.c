@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* dv, dbeta (wy_bwd), then dq, dk, dg (intra_bwd) of the activated inputs, in the order of
- * judgement. dq, dk are summed over the value heads of a group, dg of GDN over channels. With erase
+/* Gradients of the activated inputs in the order of judgement: dv, dbeta (wy_bwd), then dq, dk, dg
+ * (intra_bwd). Value heads of a group are summed in dq and dk, channels in dg of GDN. With erase
  * and write in place of beta: the gradients of write o v and of erase o k. With lr_a and lr_b: of
  * the values and of the erasing parts of both keys of a token. */
 typedef struct {

@@ -26,8 +26,8 @@ static int steady(dp_bisect_work *w, int n, const double *got) {
 
 /* D [n]: squares of the entries' errors, NULL: none; more: on top of the row's bound. Rows come in
  * the order of execution. */
-/* A row's n numbers: 2-norm of its error, the place of the largest, and whether all compared
- * numbers were finite (0: the reference was not, and nothing differs). */
+/* Difference of a row of n numbers: 2-norm of the error, index of the largest error. If judged = 0,
+ * the reference is not finite, and nothing is compared. */
 typedef struct {
     double err;
     int index, judged;

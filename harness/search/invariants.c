@@ -179,9 +179,10 @@ static dp_status run_check(int i, dp_check_work w, dp_check *c) {
 
 enum { MOST_TRIES = 6 };
 
-/* A failed check of foreign code, made again with all its runs and the run that they are compared
- * with. It is repeated until it fails to the letter as before, or does not: it holds, or a kernel
- * that claims bits has others. *tries: number of repetitions; *differ: those that did not. */
+/* Repeats a failed check of foreign code, with the run that it compares with. It stops when a
+ * repetition fails with the same message. It also stops, with *differ = 1, when a repetition
+ * passes, or when a kernel that claims equal bits fails with another message. The number of
+ * repetitions goes to *tries. */
 static dp_status try_again(int i, dp_check_work w, const dp_check *c, int *differ, int *tries) {
     dp_status st = DP_OK;
     *differ = *tries = 0;

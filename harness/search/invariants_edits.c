@@ -63,8 +63,8 @@ static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
     return start;
 }
 
-/* In the middle of a chunk, the first of the last rank, the first of the last sequence that has
- * one, the first of the chunk of the first. */
+/* The edited tokens: one in the middle of a chunk, and three first tokens: of that chunk, of the
+ * last rank, of the last sequence with tokens. */
 static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     const dp_problem *p = w->p;
     const int64_t L = p->T / w->N;
@@ -214,8 +214,8 @@ dp_status dp_check_heads(dp_check_work *w) {
     return DP_OK;
 }
 
-/* The chunk of the first edited token as a sequence of its own, on one rank; every seventh of its
- * tokens is edited, one after another. */
+/* Runs the chunk of the first edited token as a sequence of its own, on one rank. Each run edits
+ * another one of every seventh token. */
 dp_status dp_check_chunk(dp_check_work *w) {
     int64_t t[EDITED_TOKENS], end;
     edited_tokens(w, t);

@@ -53,8 +53,9 @@ dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, i
                                dp_check_outcome *o, dp_err *e);
 
 /* invariants_same.c */
-/* Two runs of which one result is compared: got = want * factor in every row that keep takes (NULL:
- * all). p is got's problem. t0, seq0: its first token and sequence in want's problem, w->p. */
+/* A comparison of one result of two runs: got = want * factor in every row that keep accepts (NULL:
+ * all). The problem of got is p; its first token and sequence in want's problem w->p are t0 and
+ * seq0. */
 typedef struct {
     const dp_problem *p;
     const dp_result *got, *want;

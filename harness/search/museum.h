@@ -83,8 +83,8 @@ int dp_fla_sees(const char *name, double rel_fro);
  * Faults of gpu/fault.cuh, in the build of gpu/tests/cpu that can switch them on.
  *
  * Each fault runs in a process of its own through a list of small problems, smallest first, until
- * one is red. right: the first wrong tensor of the pipeline is among those that can show the fault
- * first. Without a fault all of them must be green.
+ * one is red. The field `right` says whether the first wrong tensor of the pipeline is one that can
+ * show the fault first. Without a fault all problems must be green.
  *
  * kernels.json:
  * {"schema": "deltaproof-museum-kernels", "schema_version": 1, "commit", "seconds",

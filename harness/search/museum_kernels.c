@@ -42,8 +42,7 @@ static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
                                {"k128-v64", 3, 0, EVEN, GATHER, FULL},
                                {"wide-values-gdn", 1, 0, EVEN, GATHER, FULL},
                                {"segments", 3, 1, EVEN, GATHER, FULL},
-                               /* so many that a device takes plans without w and u
-                                * (gpu/fast/bare.cuh) */
+                               /* enough heads for plans without w and u (`gpu/fast/bare.cuh`) */
                                {"many-heads-wide", 3, 1, EVEN, GATHER, FULL},
                                {"many-heads-gdn", 3, 1, EVEN, GATHER, FULL}},
                      PROBLEM[] = {{"smoke-kda", 1, 0, EVEN, GATHER, FULL},

@@ -91,8 +91,9 @@ int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero); /* nonzero may be N
 dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
                           const char *path, dp_err *e);
 int dp_shrunk_by_laws(const dp_shrunk *s); /* would it write laws? */
-/* Writes the case with every value. It is text alone if at most 600 numbers differ from the most
- * frequent one of their tensor, else PATH's .safetensors lies beside it. path ends in .case. */
+/* Writes the case with every value to path, which ends in .case. If at most 600 numbers differ from
+ * the most frequent one of their tensor, the text holds all. Otherwise a .safetensors file is
+ * written beside it. */
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e);
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What one call takes of a sequence: n of its tokens from token `from` on, then m rejected ones. */
+/* Tokens of a sequence in one call: n accepted ones from token `from` on, then m rejected ones. */
 typedef struct {
     int64_t from, n, m;
 } slice;
@@ -31,7 +31,7 @@ typedef struct {
     int64_t drafts;      /* slots of a sequence's window, of a caller that rolls back by himself */
     int64_t *parent;     /* [tokens of the call] of a tree; NULL: chains */
     int rings;           /* states are written in some calls alone */
-    dp_conv_states conv; /* of the convolutions in front, if any */
+    dp_conv_states conv; /* of the convolutions, if any */
 } walk;
 
 /* ---- inputs of a call ------------------------------------------------------------------------ */
@@ -78,8 +78,8 @@ static void put_token(const dp_problem *p, dp_problem *y, int64_t at, int64_t t,
 }
 
 /* ---- windows as trees ------------------------------------------------------------------------
- * A rejected token and the accepted one that is right there go on from the same token, the rejected
- * one first; what is left of either follows in a chain. */
+ * A rejected token and the accepted one at its place have one parent; the rejected one comes first.
+ * The remaining tokens of either kind follow in a chain. */
 
 static int64_t pairs_of(slice x) { return x.n < x.m ? x.n : x.m; }
 
@@ -396,7 +396,8 @@ static void behind_front(const walk *w, const dp_call_result *r, dp_problem *y) 
                    sizeof **dp_qkv_at(y, i) * (size_t)(y->T * w->by->front->conv[i]->D));
 }
 
-/* y: the call as it was given, behind its convolutions. */
+/* Looks for wrong states: y is the call's problem, whose q, k, v become the outputs of its
+ * convolutions. */
 static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r) {
     const int64_t KV = (int64_t)w->p->K * w->p->V;
     dp_states_seen *far = w->by->far;
@@ -472,7 +473,7 @@ static void keep_y(const walk *w, const dp_call_result *r) {
     }
 }
 
-/* The states that the convolutions of those sequences hand on which brought tokens. */
+/* Stores the states of the convolutions after the call, for sequences that brought tokens. */
 static void keep_conv(const walk *w, const slice *take, const dp_call_result *r) {
     for (int i = 0; w->by->front && i < DP_NQKV; i++) {
         const dp_conv *v = w->by->front->conv[i];
@@ -535,8 +536,8 @@ static int states_at(const walk *w, slice *kept) {
     return same;
 }
 
-/* All that a window made, beside the problem that it should have been: with convolutions in front,
- * from what those gave its tokens. */
+/* Keeps all results of a window beside its problem. With convolutions the problem has their outputs
+ * as q, k, v. */
 static void keep_drafts(const walk *w, const dp_call_result *r) {
     dp_problem y = problem_of(w, w->take);
     behind_front(w, r, &y);
@@ -558,7 +559,7 @@ static int64_t token_of(const walk *w, slice x, int64_t j) {
     return j < x.n ? x.from + j : draft(w->p, x.from + j);
 }
 
-/* The way to token j of a tree, as places of its window from the first on; returns their number. */
+/* The path to token j of a tree, as places of its window from the first on; returns its length. */
 static int64_t way_to(const walk *w, slice x, int64_t first, int64_t j, int64_t *way) {
     int64_t n = 0;
     for (int64_t at = place(w, x, j); at >= 0; at = w->parent[first + at])
@@ -571,7 +572,7 @@ static int64_t way_to(const walk *w, slice x, int64_t first, int64_t j, int64_t 
     return n;
 }
 
-/* Keeps the results on the way to a rejected token of a tree, as a window of that way. */
+/* Keeps the results on the path to a rejected token of a tree as a window. */
 static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t first, int64_t j) {
     const dp_problem *p = w->p;
     const slice x = w->take[i];

@@ -77,8 +77,8 @@ void dp_carried_advance(const dp_carried_head *s, int64_t t, double *S, double *
 /* How much that lengthens the error of a state at most: a of the bounds above. */
 double dp_carried_grows(const dp_carried_head *s, int64_t t);
 
-/* Stores a row of n numbers, to nearest, and puts the numbers that are read again into x. left [n]:
- * with feedback its remainder, before and after; else unchanged. */
+/* Stores a row of n numbers, rounded to nearest, and replaces x by the numbers that a reader gets.
+ * With feedback left [n] holds the remainder, before and after; else it is unchanged. */
 void dp_carried_store_row(int format, int n, double *x, double *left);
 
 #ifdef __cplusplus

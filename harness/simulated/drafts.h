@@ -35,8 +35,8 @@ typedef struct {
     int windows; /* of the session; those beyond what is affordable are left out of both */
 } dp_drafts;
 
-/* Sequence i of a call becomes one of `window` and, with states [T][HV][K][V], several of `within`.
- * call: with the right states. o and states may be NULL, but then always. */
+/* Adds sequence i of a call to `window` and, with states [T][HV][K][V], to `within`. The problem
+ * `call` has the right states. If o or states is NULL, it must be NULL in every call. */
 void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
                     const dp_result *made, const double *states);
 /* Frees what it holds; the struct is the caller's. */

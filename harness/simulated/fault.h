@@ -136,9 +136,9 @@ int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */
 
-/* The museum: faults that reached users, numbered from 1; from DP_BUGS_OF_THREADS on, threads of
- * 2026 in the order in which they were found. note: how it is expressed, or what shows it instead
- * (then no fault has its number). */
+/* The museum: faults that reached users, numbered from 1. From DP_BUGS_OF_THREADS on they are
+ * threads of 2026 in the order of their discovery. The note says how a fault reproduces the bug, or
+ * which check shows it instead (then no fault has its number). */
 typedef struct {
     const char *what, *note;
 } dp_bug;

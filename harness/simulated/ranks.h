@@ -27,9 +27,9 @@ extern "C" {
 
 #define DP_MAX_TRAJ 16
 
-/* The stages in the order in which they run. all_gather has no code of its own here: the merges
- * read the pairs of other ranks. recompute repeats state_fwd for the backward (only where a fault
- * makes that differ). wy_bwd and intra_bwd run together. */
+/* The stages in the order in which they run. Stage all_gather has no code of its own here: the
+ * merges read the pairs of other ranks. Stage recompute repeats state_fwd for the backward (only
+ * where a fault makes that differ). Stages wy_bwd and intra_bwd run together. */
 typedef enum {
     DP_STAGE_GATE,
     DP_STAGE_INTRA,

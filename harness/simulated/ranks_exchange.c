@@ -70,8 +70,8 @@ static void ring_of(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 
 /* ---- over a distance ------------------------------------------------------------------------- */
 
-/* Every rank here sends n numbers to the rank d after it, d < 0: before it. out, got [N]: got is
- * made, NULL where nothing arrives. */
+/* Every rank of this process sends n numbers, out[r], to rank r + d. It allocates got[r], NULL
+ * where nothing arrives. */
 static void hand_over(dp_sim *s, int d, int64_t n, double *const *out, double **got) {
     for (int r = 0; r < s->N; r++) {
         const int to = r + d;
@@ -268,8 +268,8 @@ static void serial(dp_sim *s, int back) { ring_of(s, back, serial_step); }
 
 /* ---- scan ------------------------------------------------------------------------------------ */
 
-/* The map of a run of ranks that ends in one, on the state that enters it, of one head: numbers in
- * a row, as they are sent. */
+/* An element of a scan: for one head, the map of a run of ranks from the state that enters to the
+ * state that leaves. Its numbers are in a row, as they are sent. */
 enum {
     LEAVES,
     MATTERS,

@@ -134,8 +134,8 @@ static void state_bwd(dp_sim *s, int r, int hv, int sub) {
     free(dS);
 }
 
-/* Gradients of the activated inputs of one chunk position, all value heads in order. dq and dk are
- * sums over the heads of a group. dv has the inputs' type. */
+/* Gradients of the activated inputs of one chunk position, all value heads in order. Heads of a
+ * group are summed in dq and dk. The type of dv is the inputs'. */
 static void grads(dp_sim *s, int gi) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];

@@ -59,8 +59,8 @@ void dp_sim_replace(double **slot, double *x);
 void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S);
 /* Rounds n numbers to the arithmetic of a base. */
 void dp_sim_round_arith_all(dp_base b, double *x, int64_t n);
-/* The product of the factors of groups [g0, g1) in a format, [K][K], to be freed. trans: the
- * adjoint chain. record: notes the product after 1, 2, 4 ... factors. */
+/* The product of the factors of groups [g0, g1) in a format, [K][K], to be freed. With trans it is
+ * the adjoint chain. With record it stores the product after 1, 2, 4 ... factors. */
 double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record);
 /* S <- M S + H in the accumulator of the base, *S NULL standing for zeros, for rank r. */
 void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
@@ -120,8 +120,8 @@ int dp_sim_begins(const dp_sim_way *w, int r);
 /* Stage merge_fwd, or merge_bwd, of all ranks: S_in, or dS_out, by the exchange that was asked for.
  */
 void dp_sim_exchange(dp_sim *s, int backward);
-/* The pair that is merged: rank r merges n of them in the order of `part`, which a function may
- * change. starts: they begin from a state. */
+/* A pair (M, H) that is merged. Rank r merges n pairs in the order of `part`, which a function may
+ * change. With starts the merge begins from a state. */
 typedef struct {
     int M, H;
 } dp_sim_part;
@@ -129,13 +129,13 @@ typedef void dp_sim_order_fn(const dp_sim_way *w, int r, int hv, int n, int star
                              dp_sim_part *part);
 /* By all-gather; order NULL: that of their tokens. */
 void dp_sim_gather(dp_sim *s, int backward, dp_sim_order_fn *order);
-/* A scan composes two runs of ranks at distance d for the rank after r: later <- later o earlier, M
- * M in the format of the chain. */
+/* Composes two runs of ranks at distance d of a scan, for the rank after r: later <- later o
+ * earlier. The product of both M is in the format of the chain. */
 typedef void dp_sim_compose_fn(const dp_sim_way *w, int d, int r, int hv, double *later,
                                double *earlier);
 dp_sim_compose_fn dp_sim_compose;
-/* Two flags of a run of ranks precede M and H in a row: a state leaves it; it depends on the one
- * that enters. */
+/* Two flags of a run of ranks precede M and H in a row. The first: a state leaves the run. The
+ * second: that state depends on the one that enters. */
 #define DP_SIM_ELEMENT_FLAGS 2
 static inline int dp_sim_matters(const double *element) { return element[1] != 0; }
 void dp_sim_scan(dp_sim *s, int backward, dp_sim_compose_fn *compose);

@@ -1,29 +1,29 @@
 /* harness/simulated/slots.h - the pool of slots in which a server keeps the states of a session
- * (key session_slots): which slot each sequence reads and writes in a call, and what must keep its
- * bits.
+ * (key session_slots). The module plans the slots that each sequence reads and writes in a call,
+ * and checks that all others keep their bits.
  *
- * Slots are numbered from 0. Sequence i begins in the i-th from the end, so that no index of the
- * batch is one of the pool. In a call a sequence reads the slot that it owns and writes the same
- * one or, in every second of its calls and in all verify windows, the next one that no sequence
- * owns: then it owns that, and the one it has read stays as it is and is free from the next call
- * on. The slot of a shared prefix is read by all sequences in the call behind it, and never written
- * again.
+ * Slots are numbered from 0. Sequence i begins in the i-th slot from the end, so that no index of
+ * the batch is its index in the pool. A call reads the slot that a sequence owns. It writes the
+ * same slot or, in every second call of the sequence and in all verify windows, the next free one.
+ * The sequence then owns the written slot. The slot that it has read keeps its bits and is free
+ * from the next call on. The call after a shared prefix reads the prefix's slot in all sequences.
+ * No later call writes it.
  *
- * A kernel that rolls back by itself (drafts) has slots for drafted tokens: sequence i owns as many
- * as the longest window has tokens, and is told all of them in every call, with how many tokens of
- * its last call were accepted. It begins from the slot of the last of those. In a call of as many
- * tokens or less it writes the state of each into that token's slot, in a longer one the last state
- * into the first slot. In a tree tokens of a window have parents: one goes on from the state behind
- * its parent, and what is accepted is the way to one of them.
+ * A kernel that rolls back by itself (drafts) has slots for drafted tokens. Sequence i owns as many
+ * as the longest window has tokens. Every call gets all of them, and the number of accepted tokens
+ * of the sequence's last call. The sequence begins from the slot of the last accepted token. A call
+ * of at most so many tokens writes the state after each token into that token's slot. A longer call
+ * writes the last state into the first slot. In a tree the tokens of a window have parents. A token
+ * continues from the state after its parent, and the path to one token is accepted.
  *
  * A kernel that replays tokens from a ring writes no state in most calls. Slots behind those of the
- * session hold rings, one a sequence, with numbers of the kernel's own. While a call's tokens fit
- * in the ring beside those that it holds, write is -1 and the pool's states stay. The kernel begins
- * from the state that it reads and the ring's tokens. In another call, and in the last of a
- * sequence, the state is written, and the ring is empty then. An empty ring is NaN.
+ * session hold rings, one a sequence; the kernel chooses their contents. While a call's tokens fit
+ * into the ring, write is -1 and the pool's states stay. The kernel begins from the state that it
+ * reads and the ring's tokens. Any other call, and the last call of a sequence, writes the state
+ * and empties the ring. An empty ring is NaN.
  *
- * A sequence that brings no tokens is padding: it reads and writes slot -1, and one token that
- * means nothing stands for it in the batch. What is free is NaN before the call.
+ * A sequence that brings no tokens is padding: it reads and writes slot -1, and has one meaningless
+ * token in the batch. Free slots are NaN before the call.
  */
 #ifndef DP_SLOTS_H
 #define DP_SLOTS_H
@@ -38,25 +38,26 @@ typedef struct {
     int64_t slots;
     const int64_t *read, *write; /* [Nseq]; -1, both: padding */
     double *state;               /* [slots][HV][K][V], written in place */
-    /* A kernel that rolls back by itself: slots of drafted tokens [Nseq][drafts], -1: padding;
-     * tokens accepted of the last call [Nseq], in a tree the place of the last one, from 1 on. 0,
-     * NULL: the caller rolls back. */
+    /* A kernel that rolls back by itself; 0, NULL: the caller rolls back.
+     *   draft      [Nseq][drafts] slots of drafted tokens, -1: padding
+     *   accepted   [Nseq] accepted tokens of the last call; in a tree the place of the last one,
+     *              counted from 1 */
     int64_t drafts;
     const int64_t *draft, *accepted;
-    /* [T]: place in its window of the token before, -1: the state before the call; NULL: chains */
+    /* [T]: place of a token's parent in its window, -1: the state before the call; NULL: chains */
     const int64_t *parent;
-    /* A kernel that replays: [Nseq] slot of the ring, -1: padding, and the tokens that it holds.
-     * NULL: no rings */
+    /* A kernel that replays: [Nseq] slot of the ring, -1: padding, and its number of tokens. NULL:
+     * no rings */
     const int64_t *ring, *held;
 } dp_state_pool;
 
 enum { DP_SLOT_FREE = -1, DP_SLOT_OF_PREFIX = -2 };
 
-/* What happened to slots that were not to be written: was and is hold a slot that was, before and
- * after the first call that did, and are alike elsewhere. */
+/* Wrong writes: slots that a call changed and was not to write. A changed slot is in `was` as
+ * before and in `is` as after the first such call. Elsewhere both are alike. */
 typedef struct {
     int64_t slots, overwritten, width; /* width: K*V */
-    double *was, *is;                  /* [slots][HV][K][V]; NULL: nobody has run a pool */
+    double *was, *is;                  /* [slots][HV][K][V]; NULL: no pool was run */
     int64_t slot, call;                /* of the first; call 0 on */
     int owner;                         /* of that slot: a sequence, or one of the two above */
 } dp_pool_seen;
@@ -64,51 +65,55 @@ typedef struct {
 void dp_pool_seen_free(dp_pool_seen *s);
 
 typedef struct dp_slots dp_slots;
-/* A pool that holds the initial states of p; drafts: with slots for a window's tokens, 0: none;
- * rings: with those. NULL: the session has none. */
+/* A pool that holds the initial states of p. NULL: the session has no pool.
+ *   drafts   slots for a window's tokens, 0: none
+ *   rings    1: with slots for rings */
 dp_slots *dp_slots_new(const dp_problem *p, const dp_session *s, int64_t drafts, int rings);
-/* After the plan of a call: tokens that each sequence brings to it [Nseq], and whose last it is. */
+/* After the plan of a call, with rings: the number of tokens that each sequence brings [Nseq], and
+ * the sequences whose last call it is. */
 void dp_slots_replay(dp_slots *s, const int64_t *tokens, const unsigned char *last);
 void dp_slots_free(dp_slots *s);
 
-/* Before a call. S [Nseq][HV][K][V] goes to the slots of those who own one. idle [Nseq]: padding;
- * window: the call rejects tokens. */
+/* Before a call: chooses the slots to read and write, and stores S [Nseq][HV][K][V] in the slots
+ * that sequences own.
+ *   idle [Nseq]   1: padding
+ *   window        1: the call rejects tokens */
 void dp_slots_plan(dp_slots *s, const double *S, const unsigned char *idle, int window);
-/* The slots that a fault takes instead: 1: others than it should. */
+/* Applies a fault to the planned slots; returns 1 if it changed them. */
 int dp_slots_spoil(dp_slots *s, dp_fault fault);
-/* With drafts: tokens that each sequence brings to the call [Nseq], and whose have slots; parent:
- * of the tokens, borrowed. */
+/* With drafts: the number of tokens that each sequence brings to the call [Nseq], and the sequences
+ * whose tokens get slots. The tokens' parents are borrowed. */
 void dp_slots_draft(dp_slots *s, const int64_t *tokens, const unsigned char *window,
                     const int64_t *parent);
-/* The states behind all tokens of the call, 0 where one has no slot of its own, to be freed; NULL:
- * none has. */
+/* The states after all tokens of the call, 0 where a token has no slot, to be freed. NULL: no token
+ * has a slot. */
 double *dp_slots_drafted(const dp_slots *s);
-/* Sequence i goes on from its token at `place` of a window. */
+/* Sequence i continues from its token at `place` of a window. */
 void dp_slots_accept(dp_slots *s, int i, int64_t place);
-/* The runs of the call are of those sequences alone that have tokens [Nseq]: the others neither
- * read nor write. Again: of all of them, as planned. */
+/* Restricts the next runs of the call to sequences with tokens [Nseq]; the others neither read nor
+ * write. dp_slots_again ends the restriction. */
 void dp_slots_only(dp_slots *s, const int64_t *tokens);
 void dp_slots_again(dp_slots *s);
 
-/* One run of the call. The pool, remembered as it is. */
+/* Begins one run of the call: keeps a copy of the pool and returns the pool. */
 dp_state_pool dp_slots_begin(dp_slots *s);
-/* s0 and final_state [Nseq][HV][K][V], for one that computes from those: what stands in the slots
- * that are read (padding: 0), what goes to those that are written. */
+/* For a caller without pools: copies the slots to read into s0 (padding: 0), and final_state into
+ * the slots to write, [Nseq][HV][K][V]. */
 void dp_slots_read(const dp_slots *s, double *s0);
 void dp_slots_write(dp_slots *s, const double *final_state);
-/* What stands in those afterwards, as such a final_state, to be freed. */
+/* The contents of the written slots as a final_state, to be freed. */
 double *dp_slots_written(const dp_slots *s);
-/* Slots that were not to be written, into *seen (NULL: nobody asks). */
+/* Adds wrong writes of the run to *seen (NULL: not wanted). */
 void dp_slots_look(const dp_slots *s, int64_t call, dp_pool_seen *seen);
 
-/* Between the runs of a call: the slot that sequence i reads is as it was, S; that it writes gets
- * a state. */
+/* Between the runs of a call: restores the slots that are read to S; stores a state in the slot
+ * that sequence i writes. */
 void dp_slots_restore(dp_slots *s, const double *S);
 void dp_slots_put(dp_slots *s, int i, const double *state);
 
-/* After a call: who wrote owns what he wrote, and S is what the slots hold. */
+/* After a call: every sequence owns the slot that it wrote. S gets the contents of the slots. */
 void dp_slots_take(dp_slots *s, double *S);
-/* The slot of the first sequence is that of the prefix, from which all go on. */
+/* The slot of the first sequence becomes the prefix's, from which all sequences continue. */
 void dp_slots_share(dp_slots *s);
 
 #ifdef __cplusplus

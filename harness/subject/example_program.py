@@ -81,8 +81,8 @@ def activated(x: Arrays, meta: Meta, K: int) -> tuple[np.ndarray, ...]:
 
 def convolved(x: Arrays, meta: Meta, name: str) -> tuple[np.ndarray, Arrays]:
     """q, k or v [T, D] of the causal convolution of x_q .., and the last W - 1 inputs of every
-    sequence; conv_state_q .. [N, W - 1, D] are those before the call, conv_pool_q .. [slots, W - 1,
-    D] where they lie in slots."""
+    sequence. The inputs before the call are conv_state_q .. [N, W - 1, D], or conv_pool_q ..
+    [slots, W - 1, D] in slots."""
     x_, w = x[f"x_{name}"].astype("f4"), x[f"w_{name}"].astype("f4")
     T, W = len(x_), w.shape[1]
     cu = x["cu_seqlens"].tolist() if "cu_seqlens" in x else [0, T]

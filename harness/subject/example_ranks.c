@@ -5,10 +5,10 @@
  *        -o build/libranks.so -lm
  *     build/deltaproof run packed-across --subject build/libranks.so
  *
- * A rank runs its last sub-sequence from zeros on [K][V+K] columns: the first V give H, the others,
- * which start at the identity and see no v, give M. Every rank gathers all pairs, folds
- * S <- M S + H from the farthest rank that its first sequence reaches, and runs its tokens from
- * there.
+ * A rank runs its last sub-sequence on [K][V+K] columns. The first V start from zeros and give H.
+ * The others start from the identity, with v = 0, and give M. Every rank gathers all pairs and
+ * merges S <- M S + H, beginning with the farthest rank that has tokens of its first sequence. It
+ * then runs its tokens from S.
  */
 #include "deltaproof_subject.h"
 #include <math.h>
@@ -96,7 +96,8 @@ static void merge(const problem *p, const float *all, int hv, float *S, float *X
         memcpy(S, X, sizeof *S * (size_t)KV);
     }
 }
-/* What enters a sequence without tokens leaves it. With several ranks it is nobody's. */
+/* The final state of a sequence without tokens is its initial state. With several ranks it belongs
+ * to none. */
 static void empty_sequences(const problem *p, double *final_state) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int seq = 0; seq < p->Nseq && p->ranks == 1 && final_state; seq++)

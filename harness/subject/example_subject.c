@@ -28,8 +28,8 @@ enum {
 }; /* the forward pass keeps the state before every 64th token; the backward pass computes 64 at a
       time again */
 
-/* The activated inputs of one token and head; e, y: the keys that erase and the values, GDN-2's
- * erase o k and write o v (there beta is 1), else k and v. GLA and SSD erase nothing: e is 0. */
+/* The activated inputs of one token and head. The erasing keys e and the values y are k and v, for
+ * GDN-2 erase o k and write o v (its beta is 1). GLA and SSD erase nothing: e is 0. */
 typedef struct {
     float *q, *k, *e, *y, *decay, *beta, rq, *rk;
 } token;
@@ -186,8 +186,8 @@ static void gate_gradient(const problem *p, int64_t t, int hv, const float *dlog
         if (d->dA_log) d->dA_log[hv] = (float)d->dA_log[hv] + x * dA;
     }
 }
-/* dq [K] of the output, which reads the state after the write, S + k' beta E; and what it adds to
- * the gradient G of that state. */
+/* dq [K] of the output, which reads the state after the write, S + k' beta E. Adds the output's
+ * part to the gradient G of that state. */
 static void query_gradient(const problem *p, const token *x, const double *dout, const float *S,
                            const float *E, float *G, float *dq) {
     const int K = p->K, V = p->V;
@@ -210,8 +210,8 @@ static void query_gradient(const problem *p, const token *x, const double *dout,
         dq[i] *= (float)p->scale;
 }
 
-/* dU [R][V], the gradient of E and of y, and those of v, of beta and of write, of n keys from
- * `first` on. z: key 0 of the token in d. */
+/* For n keys from `first` on: dU [R][V], the gradient of E and of y, and the gradients of v, beta
+ * and write. Key 0 of the token has index z in d. */
 static void write_gradient(const problem *p, const token *x, int first, int n, int64_t z,
                            const float *G, const float *E, float *dU, const gradients *d) {
     const int K = p->K, V = p->V;

@@ -1,6 +1,6 @@
-/* harness/tests/complex_step.h - shared by oracles in quadruple precision: an input of which one
- * entry has an imaginary step, and the gate of math.md c from raw inputs. d loss / dx is Im loss(x
- * + i h) / h. */
+/* harness/tests/complex_step.h - for oracles in quadruple precision: an input with an imaginary
+ * step in one entry, and the gate of math.md c. The derivative d loss / dx is Im loss(x + i h) / h.
+ * */
 #ifndef DP_TESTS_COMPLEX_STEP_H
 #define DP_TESTS_COMPLEX_STEP_H
 #include "ref/vocabulary/problem.h"

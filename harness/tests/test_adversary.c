@@ -84,8 +84,8 @@ DP_TEST(adversary, scores_from_gated_operands_are_within_the_bound_of_such_score
     CHECK(adversary(one) == 0 && says("pass     strong-uniform"), "%s", out);
 }
 
-/* A state written by keys that the scores have rounded already is 2.6 times too far off, in one
- * row, for a kernel that rounds them once (reports/verdicts.md). */
+/* This kernel writes the state with keys that the scores have already rounded. One row's error is
+ * 2.6 times the limit of a kernel that rounds keys once (reports/verdicts.md). */
 DP_TEST(adversary, keys_that_are_rounded_twice_pass_as_what_they_are) {
     const struct {
         const char *design, *verdict;

@@ -1,6 +1,6 @@
-/* Ranks over NCCL as the processes of one torchrun, or one mpirun, with the kernels on the CPU and
- * the library that stands for NCCL there. They have the numbers of ranks that are threads. Hosts
- * are network namespaces; lost processes are named. */
+/* Ranks over NCCL as the processes of one torchrun, or one mpirun. The kernels run on the CPU; a
+ * library replaces NCCL. They have the numbers of ranks that are threads. Hosts are network
+ * namespaces; lost processes are named. */
 #include "gt.h"
 
 #include <jansson.h>

@@ -1,5 +1,5 @@
-/* bisect stage of a program whose stages cannot be run one by one: the simulated ranks with a
- * fault, whose tensors stand for those of another program. */
+/* The command `bisect stage` for a program whose stages cannot be run one by one. Tensors of the
+ * simulated ranks with a fault replace the program's. */
 #include "cases.h"
 #include "harness/run/blame.h"
 #include "harness/run/judge.h"

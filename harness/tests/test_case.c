@@ -1,5 +1,5 @@
 /* Case files: every refusal by its message (file, line, key, value), the meaning of the settings,
- * data files, overrides, and the cases that ship with the project. */
+ * data files, overrides, the project's cases. */
 #include "cases.h"
 #include "harness/case/operations.h"
 #include "ref/files/safetensors.h"
@@ -313,8 +313,8 @@ static void save(dp_tensorfile *f, const char *name) {
     dp_tensorfile_free(f);
 }
 
-/* One head, 8 tokens, K = 4, V = 2. what: 'o' with do, 'a' with A_log, 'n' with a NaN, 'c' with
- * cu_seqlens, 'k' a wrong k, 'f' fp32 v */
+/* One head, 8 tokens, K = 4, V = 2. Letters of `what`: 'o' with do, 'a' with A_log, 'n' with a NaN,
+ * 'c' with cu_seqlens, 'k' a wrong k, 'f' fp32 v */
 static void write_head(const char *name, const char *what) {
     dp_tensorfile f = {0};
     add(&f, "q", "BF16", SHAPE(8, 4), 0, 1);

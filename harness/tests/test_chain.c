@@ -38,10 +38,10 @@ static int run_regime(const char *name, int n, dp_runs *out) {
 
 /* Table of reports/growth.md, j.5: tf32rz within 10%, since its law is deterministic; the others
  * within a factor 2 (another random chain). 3xTF32 in `subspace` stands apart. The table split
- * operands to nearest even, cvt.rna sends ties away from zero, and the low part of a 24-bit number
- * has a tie in every fourth value. Where all factors are nearly the same projector that error
- * repeats: slope 0.95 and 5.3e-6 at 256 chunks instead of 0.5 and 1.2e-6. (NumPy emulation of both
- * splits on one chain: 5.5e-6 and 1.3e-6.) */
+ * operands to nearest even, while cvt.rna rounds ties away from zero. The low part of a 24-bit
+ * number has a tie in every fourth value. Where all factors are nearly the same projector that
+ * error repeats: slope 0.95 and 5.3e-6 at 256 chunks instead of 0.5 and 1.2e-6. (NumPy emulation of
+ * both splits on one chain: 5.5e-6 and 1.3e-6.) */
 DP_TEST(chain, table_of_error_growth_is_reproduced) {
     const struct {
         const char *name;

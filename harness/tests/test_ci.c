@@ -1,5 +1,5 @@
-/* The files of a CI system: the job as a script, JUnit with body, time and properties, a summary in
- * Markdown, a compressed record, and an index over many records. */
+/* The files of a CI system: the job's script, JUnit with body, time and properties, a Markdown
+ * summary, a compressed record, an index of records. */
 #include "gt.h"
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>

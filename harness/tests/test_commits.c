@@ -1,5 +1,5 @@
-/* scripts/bisect-commits over a synthetic repository of 64 commits (data/commits.sh): a jump of the
- * metric, a small change, a stretch that does not build, a flaky one. */
+/* Script scripts/bisect-commits on a synthetic repository of 64 commits (data/commits.sh). It has a
+ * jump of the metric, a small change, commits that do not build, and flaky ones. */
 #include "gt.h"
 
 #include <stdio.h>

@@ -103,9 +103,9 @@ static int agrees_with_painting(const int64_t *cu, int Nseq, int N, char *why) {
 
 static int64_t pick(dp_rng *g, int64_t n) { return (int64_t)(dp_rng_uniform(g) * (double)n); }
 
-/* Random layouts of T tokens. Cut points are drawn with repetition (0 and T included), so that
- * empty sequences occur at the start, in the middle, at the end and in runs. Some are snapped to
- * rank boundaries. */
+/* Random layouts of T tokens. Cut points are drawn with repetition (0 and T included). So empty
+ * sequences occur at the start, in the middle, at the end and in runs. Some are snapped to rank
+ * boundaries. */
 static int random_cu(dp_rng *g, int64_t T, int64_t *cu) {
     const int n = 1 + (int)pick(g, 9);
     const int64_t snap = pick(g, 3) == 0 ? 4 : 1;

@@ -329,9 +329,9 @@ DP_TEST(conv, no_leak_between_sequences) {
             }
 }
 
-/* Bounds hold on larger data for inputs of every size. They are not so loose that an error of 30
- * times the arithmetic's could hide in y or dx: the largest share used is printed and must exceed
- * 1/30 there. For dw and dbias, which sum thousands of random errors, the root of that. */
+/* Bounds hold on larger data for inputs of every size. They are tight enough to see an error of 30
+ * times the arithmetic's in y or dx. The largest used share is printed and must exceed 1/30 there.
+ * For dw and dbias, which sum thousands of random errors, it must exceed the root of 1/30. */
 DP_TEST(conv, bounds_hold_and_are_tight_enough) {
     static const char *const names[] = {"fp64", "fp32", "bf16"};
     const int64_t cu[] = {0, 700, 701, 2048};

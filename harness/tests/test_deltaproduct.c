@@ -28,8 +28,8 @@ static dp_truth truth_of(const dp_problem *p, dp_truth_kind kind) {
     return t;
 }
 
-/* Largest distance of a row of x to that of y, in units of the sum of both radii. *apart: the same
- * relative to the size of all of x. */
+/* Largest distance of a row of x to the row of y, in units of the sum of both radii. The distance
+ * relative to the size of x goes to *apart. */
 static double distance(const dp_ball *x, const dp_ball *y, double *apart) {
     double most = 0, off = 0, size = 0;
     for (int64_t r = 0; r < x->rows; r++) {

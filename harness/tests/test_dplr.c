@@ -1,7 +1,6 @@
-/* DPLR is KDA where its additions to the decay are made of KDA's keys, gates and betas: lr_a =
- * -exp(g) o k, lr_b = beta k, values beta v. In the truth to its radius where no gate rounds, with
- * all gradients by the chain rule where they do. Its ranks are the truth's; what is not there is
- * refused with the reason.
+/* DPLR equals KDA for lr_a = -exp(g) o k, lr_b = beta k and values beta v. If no gate rounds, the
+ * truths agree to their radii; if gates round, so do all gradients by the chain rule. The ranks
+ * agree with the truth. Unsupported features are refused with the reason.
  */
 #include "gt.h"
 #include "harness/case/case.h"

@@ -61,8 +61,8 @@ static dp_problem problem(const shape *s) {
     return p;
 }
 
-/* In fp64. The second sequence of a split problem starts from zeros, and so does the first one's
- * gradient: the result of a kernel that drops the state and its gradient at CUT. */
+/* In fp64. A split problem has two sequences. The second one's state and the first one's gradient
+ * start from zeros, as in a kernel that drops both at CUT. */
 static dp_result solve(const dp_problem *p, int split) {
     int64_t cu[] = {0, split ? CUT : T, T};
     const int64_t states = (int64_t)p->HV * p->K * p->V;

@@ -171,8 +171,8 @@ DP_TEST(exchange, prices_at_the_ends) {
           "K numbers in place of K x K");
 }
 
-/* Ranks of a recurrent design in fp32 receive the same as simulated ones in fp64, but for numbers
- * of bf16 that round in the other direction. An initial state meets its pair on arrival, or
+/* Ranks of a recurrent design in fp32 receive the states of simulated ranks in fp64, except bf16
+ * numbers that round in the other direction. An initial state meets its pair on arrival, or
  * (begins) has gone through its rank. */
 static void check_drawn(const dp_problem *p, int begins, int N) {
     dp_drawn_run drawn = {0};

@@ -380,8 +380,8 @@ DP_TEST(faults, a_fault_of_some_runs_shows_when_runs_are_repeated) {
         }
 }
 
-/* A run records only its own fault: the same one again in the same place, and none of an earlier
- * run of the same ranks (a ring has no order of merges). */
+/* A run records only its own fault. A repeated fault has one place, and no fault of an earlier run
+ * remains (a ring has no order of merges). */
 DP_TEST(faults, where_a_fault_acted_belongs_to_the_run) {
     static const dp_exchange MERGE[] = {DP_EXCHANGE_ALLGATHER, DP_EXCHANGE_RING,
                                         DP_EXCHANGE_ALLGATHER};

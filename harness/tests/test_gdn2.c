@@ -1,6 +1,6 @@
-/* GDN-2 is KDA where every channel erases and writes with the same number: in the truth to its
- * radius, in the simulated ranks to both bounds. The gradients of those channels add up to that of
- * the number. */
+/* GDN-2 equals KDA if every channel erases and writes with one number. The truths agree to their
+ * radii, the simulated ranks to both bounds. The gradients of those channels add up to that of the
+ * number. */
 #include "balls.h"
 #include "gt.h"
 #include "harness/bound/error_bound.h"

@@ -1,6 +1,6 @@
-/* Gated linear attention and scalar decay: GDN-2 whose erase is 0 and whose write is 1, in the
- * truth to both radii and in the ranks bit for bit. M of a rank is a diagonal, and no format of the
- * chain changes a bit of any result. A chain multiplied as a matrix does. */
+/* Gated linear attention and scalar decay equal GDN-2 with erase = 0 and write = 1. The truths
+ * agree to both radii, the ranks bit for bit. M of a rank is a diagonal, and no format of the chain
+ * changes a bit of any result. A chain multiplied as a matrix does. */
 #include "balls.h"
 #include "cases.h"
 #include "gt.h"

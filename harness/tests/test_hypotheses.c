@@ -12,8 +12,8 @@ static void keep(const char *text, void *all) {
     strcat(all, "\n");
 }
 
-/* o and final_state of a run in base `base` with the fault, stored as that base stores them. part:
- * the share of the fault's difference that is applied. */
+/* Writes o and final_state of a run with the fault, stored as the base stores them. Only the share
+ * `part` of the fault's difference is applied. */
 static void write_forward(const dp_case *c, dp_base base, dp_fault fault, double part,
                           const char *path) {
     const dp_problem *p = &c->p;

@@ -468,7 +468,7 @@ DP_TEST(kernels, what_a_forward_left_gives_the_bits_of_what_is_recomputed) {
 DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    /* on one multiprocessor also of plans without w and u (gpu/fast/bare.cuh) */
+    /* on one multiprocessor also of plans without w and u */
     for (int sms = 1; sms <= 132; sms += 131) {
         snprintf(cmd, sizeof cmd,
                  "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d \"$(dirname '%s')/test_fast_bwd\" "
@@ -480,7 +480,7 @@ DP_TEST(kernels, what_is_forgotten_within_a_segment_is_not_read) {
 }
 
 /* Partial chunks leave the rows after them alone, whichever of their blocks runs first. On one
- * multiprocessor plans without w and u do so (gpu/fast/bare.cuh), whole chunks by tiles. */
+ * multiprocessor plans without w and u do so, whole chunks by tiles. */
 DP_TEST(kernels, packed_sequences_keep_to_themselves) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];

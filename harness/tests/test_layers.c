@@ -107,7 +107,7 @@ DP_TEST(layers, a_sentence_beyond_the_budget_is_named) {
         int counts;
     } F[] = {{"a.md", "Of a kernel the larger error counts.\n", 1},
              {"a.md", "|Of|\n\n    Of code\n\n# Of\n", 0},
-             {"b.c", "/* Whose bare hand came? */\n", 4},
+             {"b.c", "\57* Whose bare hand came? */\n", 4},
              {"b.c", "int Whose; /* x\n *   Of a table\n */\n", 0},
              {"c.py", "def f():\n    \"\"\"Those of f.\"\"\"\n", 1},
              {"c.py", "x = 'Of'\n", 0},

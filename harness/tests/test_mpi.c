@@ -1,6 +1,5 @@
-/* Ranks as processes of mpirun, with the program that was built with MPI: the digest of the
- * simulated ranks, the process that ends all when one is gone or silent, the message where there is
- * no MPI. */
+/* Ranks as processes of mpirun, with the program that was built with MPI. They have the digest of
+ * the simulated ranks. If one is gone or silent, all end. Without MPI there is a message. */
 #include "gt.h"
 
 #include <jansson.h>

@@ -1,5 +1,5 @@
-/* The guards of a split inside one card against the 28 distinct rows that cuLA published for 152
- * multiprocessors (predicate, pieces), and the purpose of each guard. */
+/* The guards of a split inside one card, and the purpose of each. They are compared with 28 rows
+ * that cuLA published for 152 multiprocessors (predicate, pieces). */
 #include "gt.h"
 #include "ref/vocabulary/pieces.h"
 

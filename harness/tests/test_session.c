@@ -1,6 +1,6 @@
-/* Sessions: schedules are read or refused; each call gets the tokens that its schedule says, and
- * the state that the calls before left; right sessions are green and every fault of calls is red at
- * several schedules and sizes; libraries run in calls. */
+/* Sessions. Schedules are read or refused. Each call gets the tokens of its schedule and the state
+ * of the call before. Right sessions pass; every fault of calls fails at several schedules and
+ * sizes. Libraries run in calls. */
 #include "harness/run/judge.h"
 #include "harness/simulated/calls.h"
 #include "ref/chunk/recurrent.h"
@@ -142,8 +142,8 @@ static const char *const SCHEDULES[] = {
     "64,1",          "17,5,1", "1",         "3x7,2-1,4-0,8-7,5",  "5-2",
     "8-3,3-0,2x1,4", "90",     "50-49,1,1", "7-0,20,2-0,2-0,6-5", "2-0,1"};
 
-/* A recurrence does not round between calls: the bits are those of all tokens at once, whether the
- * states behind accepted tokens are shown or computed again. */
+/* A recurrence does not round between calls. So its bits are those of one call with all tokens,
+ * whether states after accepted tokens are returned or computed again. */
 DP_TEST(session, a_recurrence_in_calls_has_the_bits_of_all_tokens_at_once) {
     const dp_design design = dp_design_of(DP_BASE_FP32);
     dp_case c;
@@ -167,8 +167,8 @@ DP_TEST(session, a_recurrence_in_calls_has_the_bits_of_all_tokens_at_once) {
     dp_case_free(&c);
 }
 
-/* The chunk pipeline in calls, and the one whose chunks begin anew where calls do, which the bounds
- * are made of: the same bits in every base. */
+/* The chunk pipeline in calls has, in every base, the bits of a pipeline whose chunks begin anew
+ * where calls do. The bounds are made of the latter. */
 static dp_status piped(void *who, const dp_problem *call, int states, dp_call_result *out,
                        dp_err *e) {
     dp_sim s;
@@ -350,9 +350,9 @@ DP_TEST(session, a_fault_that_finds_nothing_does_not_act) {
          "s0_scale = 1\n"                                                              \
          "base = bf16,fp32,fp64\nsession = 8,4-2,3,1\n"
 
-/* Three continuations of one prefix: what the walk makes of it is what the sequences make of their
- * own copies; the state of the prefix as its first continuation leaves it is seen in the call
- * behind it, and is no fault where nothing is shared. */
+/* Three continuations of one prefix. The results of a shared prefix equal the results of three
+ * copies. If the first continuation overwrites the prefix's state, the next call shows it; without
+ * sharing this is no fault. */
 DP_TEST(session, every_continuation_begins_from_the_prefix) {
     static const dp_fault F[] = {DP_FAULT_NONE, DP_FAULT_PREFIX_OVERWRITTEN};
     for (int shared = 0; shared < 2; shared++)
@@ -427,8 +427,7 @@ DP_TEST(session, a_failure_names_its_call) {
     dp_case_free(&c);
 }
 
-/* What is cached of one schedule serves no other: with and without a cache the numbers are the
- * same. */
+/* The cached results of one schedule serve no other: a cache changes no number. */
 DP_TEST(session, what_is_cached_belongs_to_the_schedule) {
     static const char *const AS[] = {"backward = no\n", "session = 20,3-1,4\n", "session = 5\n",
                                      "session = 5\nsession_state = fp16\n"};
@@ -456,8 +455,8 @@ DP_TEST(session, what_is_cached_belongs_to_the_schedule) {
     }
 }
 
-/* A state that is rounded between calls is allowed what that makes, and no more: the same numbers
- * are red where the case says that it is kept as it was returned. */
+/* If the case says that states are rounded between calls, the error of this rounding is allowed,
+ * and no more. If the case says that states are kept exactly, these numbers fail. */
 static dp_status in_bf16(void *who, const dp_problem *call, int states, dp_call_result *out,
                          dp_err *e) {
     const dp_status st = piped(who, call, states, out, e);
@@ -542,7 +541,7 @@ DP_TEST(session, a_state_within_a_window_is_judged_though_nothing_depends_on_it)
     dp_subject_close(&s);
 }
 
-/* What a library does in one of the calls is the outcome of the session. */
+/* A crash of a library in one call is the outcome of the session. */
 DP_TEST(session, a_library_that_dies_in_a_call_fails_with_it) {
     static const struct {
         const char *bad;

@@ -6,8 +6,8 @@
 
 #include "gt.h"
 
-/* A folder of symlinks to basic tools, plus `id` that prints uid and an `apt-get` that runs
- * the given shell line. */
+/* A folder of symlinks to basic tools, plus `id` that prints uid and an `apt-get` that runs the
+ * argument. */
 static const char *world(const char *name, int uid, const char *apt_get) {
     static char dir[512];
     char cmd[4096], out[1024];

@@ -271,8 +271,8 @@ DP_TEST(shrink, cases_of_any_size_are_written_as_they_are) {
     }
 }
 
-/* A library: the reason is the outcome, or the stage and tensor. bad.so is wrong in head 1 of rank
- * 1, or crashes on the last rank. */
+/* A library: the reason is the outcome, or the stage and tensor. The library bad.so is wrong in
+ * head 1 of rank 1, or crashes on the last rank. */
 DP_TEST(shrink, a_library_keeps_its_outcome_or_its_wrong_tensor) {
     static const struct {
         const char *bad, *says;

@@ -1,5 +1,5 @@
-/* Sessions whose states lie in a pool of slots: who reads and writes what, what must keep its bits,
- * faults, libraries and programs that take the pool or do not. */
+/* Sessions with states in a pool of slots: slots that are read, written or must keep their bits,
+ * faults, libraries and programs. */
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/calls.h"
@@ -112,8 +112,8 @@ static int same_results(const dp_problem *p, const dp_result *a, const dp_result
            !memcmp(a->final_state, b->final_state, sizeof *a->o * (size_t)(p->Nseq * state_of(p)));
 }
 
-/* Who takes the pool and who does not, with states shown or accepted tokens run again: the bits of
- * all tokens at once, and no slot but those that are to be written is. */
+/* A pool changes no bit, with states returned or accepted tokens run again: the bits are those of
+ * one call with all tokens. Only the slots to write are written. */
 DP_TEST(slots, a_pool_changes_no_bit_of_a_session) {
     static const char *const AS[] = {
         "session = 1\nsession_slots = 4\n", "session = 17,4-0,3-2,5,1\nsession_slots = 9\n",
@@ -350,8 +350,8 @@ DP_TEST(slots, a_library_replays_tokens_from_rings) {
     dp_subject_close(&s);
 }
 
-/* A program gets pool, read_slot and write_slot as tensors where it says that it writes the pool;
- * one that says so and does not, or writes slots that are not its own, fails. */
+/* A program that declares `pool` gets pool, read_slot and write_slot as tensors. It fails if it
+ * does not write the pool, or writes slots that are not its own. */
 DP_TEST(slots, a_program_runs_with_a_pool) {
     static const char *const ASK[][3] = {
         {"", "--writes o,pool", "VERDICT: PASS"},

@@ -199,7 +199,8 @@ static void add_inputs(dp_tensorfile *f, const dp_problem *p) {
         dp_tensorfile_add(f, inputs[i].name, "BF16", inputs[i].n, inputs[i].s, inputs[i].x);
 }
 
-/* Those stages in a file in one layout of states, judged in o's. */
+/* Writes the stages to a file in one layout of states, and judges the file by the layout of the
+ * options. */
 static dp_status judge_stored(const trial *t, const dp_judge_options *o, const stored *w, int n,
                               int vk, dp_case *c, dp_runs *runs, dp_err *e) {
     dp_tensorfile f = {0};

@@ -1,4 +1,5 @@
-/* Sessions with convolutions in front: their inputs go from call to call beside the state. */
+/* Sessions with convolutions before q, k and v: the last inputs go from call to call beside the
+ * state. */
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/simulated/calls.h"
@@ -133,8 +134,8 @@ DP_TEST(step_session, every_fault_of_its_calls_is_red_and_the_right_one_green) {
     }
 }
 
-/* Rejected tokens are judged, too, from the q, k and v that the convolutions gave them: the gates
- * of another token show in nothing that is accepted. */
+/* Rejected tokens are judged, too, from the convolutions' outputs. A rejected token with another
+ * token's gate changes no accepted result. */
 DP_TEST(step_session, what_windows_make_of_rejected_tokens_is_judged) {
     static const dp_fault F[] = {DP_FAULT_NONE, DP_FAULT_DRAFT_GATE};
     for (int f = 0; f < 2; f++) {
@@ -175,7 +176,8 @@ DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
     }
 }
 
-/* A program gets x_q .., w_q .., conv_state_q .. and hands the states on; a library is skipped. */
+/* A program gets x_q .., w_q .., conv_state_q .. and returns the new states; a library is skipped.
+ * */
 DP_TEST(step_session, a_program_runs_with_its_convolutions) {
     static const char *const ASK[][2] = {
         {"", "VERDICT: PASS"},

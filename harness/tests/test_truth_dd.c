@@ -180,8 +180,8 @@ DP_TEST(truth_dd, agrees_with_mpfr) {
     }
 }
 
-/* One formula makes both radii: with MPFR at 98 bits they are the same but for the number of column
- * blocks and norms rounded up in double. With gradients double-double measures its states, which
+/* One formula makes both radii. With MPFR at 98 bits they differ only by the number of column
+ * blocks and by norms rounded up in double. With gradients double-double measures its states, which
  * makes its radii smaller, never larger, and those of dg most where a head remembers. */
 DP_TEST(truth_dd, radii_are_those_of_98_bits) {
     double least = 1;

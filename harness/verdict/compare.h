@@ -55,10 +55,12 @@ typedef struct {
     const dp_draws *draws; /* NULL: no expected tier */
     const double *freedom; /* [rows] of errors at most (row_map.h); NULL: no limit */
     dp_allowance allowance;
-    /* One rounding of the result. unit: in the arithmetic that makes it, relative to its head's
-     * rows too, which it is summed beside. store: in the format that it is kept in, relative to the
-     * number alone. tiny: of an entry near zero. file_unit: the unit roundoff of a coarser file,
-     * else 0. */
+    /* One rounding of the result.
+     *   unit        in the arithmetic that makes it, relative also to its head's rows, with which
+     *               it is summed
+     *   store       in the format that it is kept in, relative to the number alone
+     *   tiny        of an entry near zero
+     *   file_unit   unit roundoff of a coarser file, else 0 */
     double unit, store, tiny, file_unit;
     /* One rounding of an operand, for rows whose truth is 0, or 2^-126 of their head's, as terms
      * cancel. 0 where a result has none. */

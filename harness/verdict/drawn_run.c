@@ -202,8 +202,9 @@ static void arriving_states(const dp_problem *p, dp_sending x, int N, const dp_d
  *   H   from zeros, over the last local sub-sequence    dH   its adjoint from zeros, over the first
  *   M   of the identity without values                  dM   its adjoint of the identity
  *
- * A rank in which a sequence begins (ends) has M (dM) too if it sends its pair, rounded, and the
- * sequence has an initial state (a gradient of the final one).
+ * A rank in which a sequence begins has M, too, if it sends its rounded pair and the sequence has
+ * an initial state. Likewise dM, for a rank in which a sequence with a gradient of its final state
+ * ends.
  */
 
 typedef struct {

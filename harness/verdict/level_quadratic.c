@@ -53,8 +53,8 @@ static void set_rates(level_view *v) {
     free(units);
 }
 
-/* d0 by moments: the draws' means relative to the prior vary by 2 / (D nu) from their own scatter,
- * and by 2 / d0 beyond the prior. */
+/* d0 by moments: the draws' means relative to the prior have the variance 2 / (D nu) from their own
+ * scatter. The variance beyond it is 2 / d0. */
 static void set_prior(level_view *v) {
     const dp_unit_list *u = v->u;
     double sum = 0, square = 0, n = 0, m;
@@ -223,9 +223,10 @@ dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor
     return small.units && dp_level_worse(&small, &most) ? small : most;
 }
 
-/* Power mean over windows of |err| / E with exponent 2/3, in which |err| is nearly normal (Wilson
- * and Hilferty) and no window outweighs the others. k: that draw against the others; k < 0: the
- * sizes in err2. Draws carry the floor, too: the subject is allowed it. */
+/* Power mean over windows of |err| / E with exponent 2/3. With this exponent |err| is nearly normal
+ * (Wilson and Hilferty), and no window outweighs the others. With k >= 0 it is of draw k against
+ * the others, else of the squares in err2. Draws carry the floor, too: the subject is allowed it.
+ * */
 static double power_mean(const level_view *v, const double *err2, int k) {
     const dp_unit_list *u = v->u;
     double sum = 0;

@@ -14,18 +14,19 @@
  * Quadratic levels (row to tensor, position, channel). Units of one head on one rank are a family
  * (positions and channels: of one head). A family whose draws scatter DP_ERRATIC times more than
  * those of the median family is erratic: its draws set no limit of another family. A unit has the
- * error e, D draws d_k, the size w and a floor f (one rounding of the result, and the radius of the
- * truth):
+ * error e, D draws d_k, the size w and a floor f. The floor is one rounding of the result, and the
+ * radius of the truth.
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
- *          the doubt of that estimate; a unit has fewer where its own draws differ more; a rank no
- *          more than its windows together (Welch and Satterthwaite); a row at the end of a sequence
- *          no more than is counted (row_map.h), a window no more than its rows; never more than
- *          it has numbers
+ *          the uncertainty of that estimate. A unit has fewer if its own draws differ more. Upper
+ * limits: of a rank the sum over its windows (Welch and Satterthwaite), of a row at the end
+ *          of a sequence its count (row_map.h), of a window the sum over its rows, of any unit its
+ *          number of entries
  *
- *   d0     what the family's mean error for a size tells of a unit's, in degrees of freedom, from
- *          how well it tells the draws' (Smyth 2004, moderated variances); at most DP_PRIOR_MOST.
- *          Families of one unit each share the geometric mean over them.
+ *   d0     prior degrees of freedom: the weight of the family's mean error for a size in the
+ *          estimate of a unit's error, at most DP_PRIOR_MOST. It is estimated from the scatter of
+ *          the draws about that mean (Smyth 2004, moderated variances). Families of one unit each
+ *          share the geometric mean over them.
  *
  *   E^2    (D nu mean d_k^2 + d0 prior w^2) / (D nu + d0) + f^2, d0 = 0 where w = 0
  *
@@ -34,14 +35,15 @@
  *
  * Power. A tensor that is c times the right one has the error |c - 1| w in every unit. It exceeds
  * the unit's limit from |c - 1| = limit E / w on. The least of these over all units, by head, is
- * the factor that a verdict sees.
+ * the factor that a verdict detects.
  *
- * Directions. m, s^2: mean and variance over draws of the summed component. s^2 pools the draws'
- * totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
+ * Directions. The summed component has mean m and variance s^2 over draws. The variance pools the
+ * draws' totals with DP_INDEPENDENT degrees of freedom of windows taken as independent, doubled:
  *   limit factor (|m| + s sqrt((1 + 1/D) F(p; 1, freedom))), + lean E.
  * Sums. E^2 of a head pools its draws' totals with their shares taken as independent, doubled.
  *
- * factor, local, lean: what draws cannot show, as other orders of summation (dp_allowance).
+ * The allowances factor, local and lean cover effects that draws do not contain, as other orders of
+ * summation (dp_allowance).
  */
 #ifndef DP_LEVELS_H
 #define DP_LEVELS_H

@@ -1,14 +1,15 @@
 /* harness/verdict/pooled.h - one tensor of many cases together: an error that is too large in all
  * of them, but fails in none.
  *
- * Case c has the share (x, top, bottom) (levels.h). p_c = P(F(top, bottom) > x / factor^2) is the
- * chance of that error or more where the kernel makes `factor` times the draws' errors, which is
- * allowed (dp_allowance). Then -2 sum log p_c is chi squared with 2 n degrees of freedom (Fisher
- * 1932), or less where errors are smaller. p_c counts as no less than DP_POOLED_LEAST: one case
- * alone is judged by its own levels. Cases are taken as independent: they have inputs of their own;
- * several runs of one case are one share (dp_share_of_runs).
+ * Case c has the share (x, top, bottom) (levels.h). The probability of that error or more is
+ *   p_c = P(F(top, bottom) > x / factor^2)
+ * for a kernel whose errors are `factor` times the draws', which is allowed (dp_allowance). Then
+ * -2 sum log p_c is chi squared with 2 n degrees of freedom (Fisher 1932), or less where errors are
+ * smaller. A p_c below DP_POOLED_LEAST counts as DP_POOLED_LEAST, since one case alone is judged by
+ * its own levels. Cases are taken as independent, as their inputs differ. Several runs of one case
+ * are one share (dp_share_of_runs).
  *
- * reports/verdicts.md: what it was measured to do.
+ * Measured power and false alarms: reports/verdicts.md.
  */
 #ifndef DP_POOLED_H
 #define DP_POOLED_H

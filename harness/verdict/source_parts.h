@@ -81,7 +81,10 @@ dp_source_values *dp_source_values_open(const dp_problem *p, int N);
 void dp_source_values_close(dp_source_values *w);
 /* Rows of v or of the initial state that stand in rows of o, or (states) in states. */
 int dp_source_whose_values(const dp_wrong_rows *x, const dp_source_values *w, int states);
-/* The place whose decays M, H, dM or dH was made with (source_decays.c). back: those of the
- * backward; state: H, dH; limit: how many places may decay alike and all be named. */
+/* Does M, H, dM or dH contain the decays of another rank or head (source_decays.c)? The sources go
+ * to x->out.
+ *   back    1: of the backward
+ *   state   1: H, dH
+ *   limit   most places with equal decays that are all named */
 int dp_source_whose_decays(const dp_wrong_rows *x, int back, int state, int limit);
 #endif

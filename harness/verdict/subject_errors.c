@@ -19,8 +19,8 @@ static int every_head_is_zero(const dp_comparison *c) {
 
 /* One rounding of the result, of its row and of its head's typical row. Where a row cancels beside
  * the others, a rounding of their size is no error. And the truth's radius. Where all rows of a
- * tensor cancel, only the bound knows the size of their terms: 2^-8 of a rounding of the bound is
- * one of fp32. */
+ * tensor cancel, only the bound contains the size of their terms. The floor is then 2^-8 of a
+ * rounding in the bound, a rounding of fp32. */
 static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) {
     const dp_compare_in *in = c->in;
     const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;

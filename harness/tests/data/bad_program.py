@@ -1,6 +1,6 @@
 """A program as a subject (harness/library/command.h) that does what $BAD says, else what
-harness/subject/example_program.py does. $EXAMPLE: that file's folder; $NOTED: a file for the number
-of a process that should not survive."""
+harness/subject/example_program.py does. The folder of that file is $EXAMPLE. The file $NOTED gets
+the number of a process that should not survive."""
 
 import os
 import signal

@@ -2,10 +2,9 @@
 what
 does not belong there; exit status 1 then.
 
-Tags and attributes are those of the templates, addresses lead into the page, to its figures, or are
-images of its own. The one script is the file of the templates, letter by letter, and its policy
-allows
-that and nothing else; the data beside it are base64.
+Tags and attributes are those of the templates. Addresses point into the page or to its figures, or
+are its own images. The only script is the file of the templates, letter by letter, and the policy
+allows no other. The data beside it are base64.
 """
 
 import base64

@@ -1,9 +1,12 @@
-"""meddler.py LISTEN PORT DIRECTION KIND BYTES NEW_BYTES NEW_FIELD: stands between a rank, which
-connects to LISTEN, and the first one at PORT, and passes on what they say. One message of that kind
-and length, `up` to the first rank or `down` from it, gets another length (- : its own) and another
-first integer (-). A length of 0 takes its bytes away. meddler.py LISTEN PORT hello AT: byte AT of
-what the first rank says first is changed. meddler.py LISTEN PORT order BACK VALUE: the integer that
-begins so many bytes before the end of the first job is changed."""
+"""A proxy between a rank, which connects to LISTEN, and the first rank at PORT. It changes one
+message:
+
+- meddler.py LISTEN PORT DIRECTION KIND BYTES NEW_BYTES NEW_FIELD: the message has this kind and
+  length, and goes `up` to the first rank or `down` from it. It gets a new length and a new first
+  integer (- : unchanged); length 0 removes its bytes.
+- meddler.py LISTEN PORT hello AT: changes byte AT of the first rank's first message.
+- meddler.py LISTEN PORT order BACK VALUE: changes the integer that begins BACK bytes before the end
+  of the first job."""
 
 import select
 import socket

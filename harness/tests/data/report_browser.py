@@ -1,12 +1,11 @@
-"""report_browser.py PAGE NODES BYTES: a report in headless Chromium. Prints what is wrong; exit
-status 1
-then, 77 where there is no Chromium.
+"""report_browser.py PAGE NODES BYTES: tests a report in headless Chromium. Prints errors; exit
+status 1 then, 77 where there is no Chromium.
 
-Console clean at 1400 and 390 pixels, in light and dark; no sideways scrolling; at most NODES nodes
-and
-BYTES bytes; filters, links, keys and the panel of a run do what they should; landmarks, names and
-heads
-of tables; contrast of at least 4.5 to 1; prints.
+The page is opened at 1400 and 390 pixels, in light and dark:
+
+- no message in the console, no sideways scrolling, at most NODES nodes and BYTES bytes
+- filters, references, keys and the panel of a run work; the page prints
+- landmarks, names and heads of tables are there; contrast is at least 4.5 to 1
 """
 
 import os
@@ -94,7 +93,7 @@ def links(p: Page, wrong: list[str]) -> None:
 
 
 def keys(p: Page, wrong: list[str]) -> None:
-    """The first stop is the way past the head; every stop can be seen."""
+    """The first tab stop skips the head; every stop is visible."""
     p.run("document.body.focus(), scrollTo(0, 0)")
     stops = []
     for _ in range(12):

@@ -1,5 +1,5 @@
-"""harness/subject/example_program.py with a fault of the pool, chosen by $SLOTS. 'pool': it is not
-written; other shape: an axis is missing; all slots: every slot is another one."""
+"""harness/subject/example_program.py with a fault of the pool, chosen by $SLOTS. The word 'pool':
+the pool is not written; 'other shape': an axis is missing; 'all slots': every slot changes."""
 
 import os
 import sys

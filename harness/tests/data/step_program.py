@@ -1,6 +1,10 @@
-"""harness/subject/example_program.py with a fault of the convolutions, chosen by $STEP. zeros: each
-call begins from zeros; missing: conv_state_k is not returned; late: it lacks the last token. Faults
-of a pool. slot: conv_pool_k goes to the slot after the right one; dirty: it goes there, too."""
+"""harness/subject/example_program.py with a fault of the convolutions, chosen by $STEP.
+
+- zeros: each call begins from zeros
+- missing: conv_state_k is not returned
+- late: conv_state_k lacks the last token
+- slot: conv_pool_k is written to the slot after the right one
+- dirty: conv_pool_k is written to both slots"""
 
 import os
 import sys

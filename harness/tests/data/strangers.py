@@ -1,6 +1,6 @@
-"""strangers.py PORT SILENT SLOW JUNK: so many connections to a first process that waits for its
-ranks: some say nothing, some a byte a second, some what nobody understands. Says `there` when all
-are; stays until it is ended."""
+"""strangers.py PORT SILENT SLOW JUNK: opens so many connections to a first process that waits for
+its ranks. SILENT ones send nothing, SLOW ones a byte a second, JUNK ones meaningless bytes. Prints
+`there` when all are open, and runs until it is killed."""
 
 import contextlib
 import random
