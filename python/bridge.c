@@ -22,8 +22,8 @@
 
 enum { LINE = 512 };
 
-/* The part of this library's file name between `bridge` and `.so`: "", or "-1" for the second of
- * two functions, whose copy of this library that is. */
+/* The part of this library's file name between `bridge` and `.so`. It is empty, or -1 if the file
+ * is a copy for the second of two functions. */
 static void own_suffix(char suffix[16]) {
     static const char stem[] = "bridge";
     Dl_info own;

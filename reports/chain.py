@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """chain.py IN OUT: error of M and of merged states over chunks and ranks, by who computed them.
 
-OUT .json: IN is a folder of records, CASE.sim.json and CASE.cuda.json of `deltaproof run`,
-CASE.fla8.json of `deltaproof judge --ranks 8` and CASE.chain2.json of a chain of M alone; their
-errors are kept. OUT .png, .svg or .pdf: IN is such a file. Columns are cases. Upper row: relative
-error of M after so many chunks; lower row: of the state that enters each of 8 ranks. Exit status 0,
-or 2 when a file cannot be read.
+With OUT .json, IN is a folder of records; their errors are kept. They are CASE.sim.json and
+CASE.cuda.json of `deltaproof run`, CASE.fla8.json of `deltaproof judge --ranks 8`, CASE.chain2.json
+of a chain of M. With OUT .png, .svg or .pdf, IN is the .json. Columns are cases. Upper row:
+relative error of M after so many chunks; lower row: of the state that enters each of 8 ranks. Exit
+status 0, or 2 when a file cannot be read.
 """
 
 import json

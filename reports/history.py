@@ -4,7 +4,7 @@ moved most first.
 
 A RECORD is a results.json, or a folder in which every results.json below is taken. Records stand in
 the order of their `created`; the axis names their commits. A series is one tensor of one run (its
-ID); a panel shows the runs of a tensor that moved most, as error over its first value. The table
+ID). A panel shows the runs of a tensor that moved most, as error over its first value. The table
 below the panels has the series that moved. Reads records only. Exit status 0, or 2 when fewer than
 two records can be read.
 """

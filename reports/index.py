@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """index.py FOLDER: FOLDER/index.html over every results.json (or .gz) below it.
 
-One row a record, by kernel and machine, the newest first: commits, verdict, totals, the error
-nearest to its limit and how it moved since the record before, links to page and record. Reads
-records only. Exit status 0, or 2 when there is none.
+One row a record, by kernel and machine, the newest first. It has commits, verdict, totals, the
+error nearest to its limit and its change since the previous record, the addresses of page and
+record. Reads records only. Exit status 0, or 2 when there is none.
 """
 
 import os

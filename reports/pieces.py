@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """pieces.py RESULTS.json: error of o by the number of pieces that a sequence is cut into.
 
-RESULTS.json: what `deltaproof run --out DIR` left there. A table a case and base, in Markdown: a
-row a format of the chain of M, a column a number of pieces (ranks), the relative error of o. Exit
-status 0, or 2 when the file cannot be read.
+RESULTS.json: what `deltaproof run --out DIR` left there. Prints a Markdown table for each case and
+base. A row is a format of the chain of M, a column a number of pieces (ranks), an entry the
+relative error of o. Exit status 0, or 2 when the file cannot be read.
 """
 
 import os

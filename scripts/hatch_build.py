@@ -1,11 +1,12 @@
-"""Build hook of pyproject.toml: builds the program with make (no GPU) and puts it into the wheel,
-with its bridge, the interface header, the cases and the code of the report.
+"""Build hook of pyproject.toml. Builds the program with make (no GPU) and puts it into the wheel,
+with its bridge, the interface header, the cases and the report's code.
 
     deltaproof/bin/deltaproof   deltaproof/lib/bridge.so   deltaproof/include/
     deltaproof/share/deltaproof/{cases,reports}             (harness/base/home.c finds them there)
 
 DELTAPROOF_WITH_OPS=cpu puts the library of deltaproof.ops for CPU tensors into deltaproof/lib,
-=cuda that for CUDA tensors too, for Hopper and, by way of PTX, all from capability 8.0 on (nvcc).
+=cuda also the library for CUDA tensors (nvcc). It runs on Hopper and, by PTX, on all devices from
+capability 8.0 on.
 
 DELTAPROOF_PROGRAM names a folder where program and bridge are built; else they are built in
 DELTAPROOF_BUILD (default build/wheel). The wheel that pip makes of a source

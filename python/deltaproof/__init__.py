@@ -9,11 +9,12 @@ error. Limits are derived from the number formats that the kernel claims.
                                     dict(o=o, final_state=state),
                                     base="bf16", gate="log", beta="plain", l2norm=False)
 
-judge, assert_explained: arrays that exist. Recurrence: one of your own, by rows and names. The
-function judge_autograd takes a PyTorch function and its gradients, run a function on the program's
-cases. check: properties that must hold between its calls. differ: where two functions differ.
-bisect, shrink: the wrong stage, the smallest failing input. assert_close: FLA's criterion, with a
-message about the difference. Arrays are numpy's (bf16: ml_dtypes.bfloat16) or PyTorch's.
+`judge` and `assert_explained` judge arrays, `judge_autograd` a PyTorch function with its gradients,
+`run` a function on the program's cases. `check` tests properties that must hold between calls of a
+function. `differ` compares two functions. `bisect` finds the wrong stage, `shrink` the smallest
+failing input. `assert_close` is FLA's criterion, with a message about the difference. `Recurrence`
+defines a recurrence of your own, by rows and names. Arrays are numpy's (bf16: ml_dtypes.bfloat16)
+or PyTorch's.
 """
 
 from .autograd import judge_autograd

@@ -9,8 +9,8 @@ or, for a server that knows nothing of this module,
     DELTAPROOF_CAPTURE=fla,transformers DELTAPROOF_CAPTURE_OUT=DIR DELTAPROOF_CAPTURE_EVERY=100 \\
     PYTHONPATH=$(python -m deltaproof capture-path) COMMAND
 
-A hook never stops the run: what goes wrong in it is counted, and the first messages are kept in
-DIR/capture-PID.json beside how many calls there were.
+A hook never stops the run. Its errors are counted; DIR/capture-PID.json has the first messages and
+the number of calls.
 """
 
 from __future__ import annotations

@@ -111,30 +111,31 @@ class Problem:
 class Contract:
     """The computation of a function, and the form of its arrays.
 
-    outputs: names of its results, in that order; or it returns {name: array}. The fields models,
-    gate, beta, l2norm are the one form that it computes. If it takes one as a parameter (`gate`,
-    `beta_form`, `l2norm`), it computes all forms. Other problems are skipped, with the
-    reason. gate "exp": the function gets exp(g), a step's decay, of cases with log gates, and the
-    gradient that it gives is that of the decay.
-    autograd: gradients of what it returns are taken by PyTorch.
-    device: None: numpy arrays (bf16 inputs as float32 of the same value); "cpu", "cuda", ..:
-    PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and a base
-    wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
-    batch: an axis of batch stands in front of all arrays with tokens (default: with PyTorch), of
-    length 1 but for sequences of one length, and with attention_mask.
-    masked: "any": what comes out where the mask is 0 is not looked at; "zero": it must be 0.
-    layout: "mamba": fn takes and returns arrays by the names of mamba.py.
-    memory: layout of every array there (layouts.py).
-    queries: query heads a key head.
-    checkpoints: tokens between the states of the output "checkpoints": [sum of T_i // checkpoints,
-    HV,K,V], those behind every so many tokens of each sequence, in their order.
-    state_layout: last axes of initial_state, dht, pool and of what comes out of them: "kv", "vk".
-    base: formats that fn claims.
-    guards: results that change behind the call, and states, are looked at, too (guards.py).
-    recurrence: one of fn's own, whose names parameters, outputs and gradients then have; models,
-    beta and l2norm are none.
-    An array lies where that of the previous call lay, if it has its name, shape and dtype. So a
-    kernel that remembers by address meets other values there.
+    - outputs: names of the results in their order, unless the function returns {name: array}.
+    - models, gate, beta, l2norm: the one form that it computes. If it takes one as a parameter
+      (`gate`, `beta_form`, `l2norm`), it computes all forms. Other problems are skipped, with the
+      reason. With gate "exp" the function gets exp(g), a step's decay, of cases with log gates, and
+      returns the gradient of the decay.
+    - autograd: PyTorch computes the gradients of the results.
+    - device: None for numpy arrays (bf16 inputs are float32 of equal value), else "cpu", "cuda", ..
+      for PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and
+      a base wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
+    - batch: all arrays with tokens begin with a batch axis (default: with PyTorch). Its length is 1
+      except for sequences of one length, and with attention_mask.
+    - masked: "any" ignores results where the mask is 0; "zero" requires zeros there.
+    - layout: "mamba" means that fn takes and returns arrays by the names of mamba.py.
+    - memory: layout of every array there (layouts.py).
+    - queries: query heads a key head.
+    - checkpoints: tokens between the states of the output "checkpoints", [sum of T_i //
+      checkpoints, HV,K,V]. They are the states after every so many tokens of each sequence.
+    - state_layout: last axes of initial_state, dht, pool and their results, "kv" or "vk".
+    - base: formats that fn claims.
+    - guards: results that change after the call, and states, are checked, too (guards.py).
+    - recurrence: a user's own; parameters, outputs and gradients have its names. Then models, beta
+      and l2norm are not used.
+
+    An array has the address of the previous call's, if it has its name, shape and dtype. So a
+    kernel that caches by address reads stale values.
     """
 
     fn: Callable[..., Any]

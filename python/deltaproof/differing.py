@@ -21,10 +21,13 @@ from .vocabulary import GRADIENT_OF
 
 @dataclass(frozen=True)
 class Difference:
-    """verdict: "same", "within" (both bounds), "beyond" (them), "unbounded" (a design has no bound:
-    the truth decided), "no result" or "refused"; status: 0 nothing is wrong, 1 something is, 2 it
-    could not be told. tensors: of each result and stage, as `deltaproof differ --json` has it; A is
-    the first function, B the second. text: all that the program printed; raised: tracebacks."""
+    """The result of a comparison; A is the first function, B the second.
+
+    - status: 0 if nothing is wrong, 1 if something is, 2 if not decided
+    - verdict: "same", "within" (both bounds), "beyond" (them), "unbounded" (a design has no bound:
+      the truth decided), "no result" or "refused"
+    - tensors: every result and stage, as in `deltaproof differ --json`
+    - text: the program's output; raised: tracebacks"""
 
     status: int
     verdict: str
@@ -59,10 +62,13 @@ def differ(
 ) -> Difference:
     """`deltaproof differ`: prefill against decode, trainer against rollout.
 
-    case: a name, or a file of inputs (default: a small case that the contract serves). base and
-    design: what both claim, or a pair of claims. tokens, heads: another size, by the case's law of
-    inputs. bitwise: other bits are too much. truth: ask it whose bound is broken, and of designs
-    without a bound. limit, contract: as `run` takes them, the contract is that of both.
+    - case: a name, or a file of inputs (default: a small case that the contract serves)
+    - base, design: the claim of both functions, or a pair of claims
+    - tokens, heads: another size, by the case's law of inputs
+    - bitwise: results must be equal bit for bit
+    - truth: computed if a bound is broken, or if a design has none
+    - limit, contract: as in `run`; both functions have one contract
+
     RuntimeError: the program could not compare."""
     both = zip((a, b), _pair(base), strict=True)
     kernels = [contract_of("differ", fn, said, contract) for fn, said in both]

@@ -12,12 +12,13 @@ factors, made of the kernel's own w and kg, and the kernel's M after each of the
 `megatron_exchanges` keeps the tensors of Megatron's chunkwise context parallelism, `halos` those
 of FLA's convolution. `of_cudnn` names what cuDNN's summaries return.
 
-| | transition, state | layout | backward |
-|---|---|---|---|
-| here | M, H: S = M S_in + H | [HV,K,K], [HV,K,V] | dM = M', dH |
-| FLA, Megatron packed | hm: H then M in a row | [HV,K,V+K] | dH then M' |
-| Megatron unpacked | transition, state_update | [HV,K,K], [HV,K,V] | transition, local_state_grad |
-| cuDNN (1.32) | second, first result: X = X_in M' + H' | [N,HV,K,K], [N,HV,V,K] | M, dH' |
+                         transition, state         layout                   backward
+  here                   M, H: S = M S_in + H      [HV,K,K], [HV,K,V]       dM = M', dH
+  FLA, Megatron packed   hm: H then M in a row     [HV,K,V+K]               dH then M'
+  Megatron unpacked      transition, state_update  [HV,K,K], [HV,K,V]       transition,
+                                                                            local_state_grad
+  cuDNN (1.32)           second, first result:     [N,HV,K,K], [N,HV,V,K]   M, dH'
+                         X = X_in M' + H'
 """
 
 from __future__ import annotations

@@ -169,29 +169,34 @@ def judge(
 ) -> Judgement:
     """Compare outputs of a kernel with the truth of its inputs.
 
-    inputs: {"q": [T,H,K], "k": [T,H,K], "v": [T,HV,V], "g": [T,HV,K] or, GDN, [T,HV], "beta":
-    [T,HV]} (without "g" nothing decays), and where there are any "A_log" [HV], "dt_bias" [HV,K],
-    "initial_state" [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch axis
-    may stand in front.
-    outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log", "ddt_bias",
-    "dh0", and any stage (`deltaproof judge --help`); gradients need "do". Several query heads a
-    value head: q [T,n HV,K] and o [T,n HV,V] beside k [T,HV,K]; dg then of raw gates alone.
-    base: formats that the kernel claims for all but the chain of M: "bf16" "fp32" "fp64"; claim: of
-    the chain, from 3 ranks on. design: how it computes (ref/vocabulary/design.h). gate: "log" (g is
-    the natural log of a step's decay), "exp" (g is that decay), "softplus", "lower_bound";
-    gate_dtype: the format that the kernel reads g in, where that is coarser than the array: "fp32"
-    "bf16" "fp16"; beta: "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased); l2norm:
-    does the kernel normalise q and k; scale: of q in o, default K^-1/2. layout: "mamba": inputs are
-    x dt A B C, outputs y (or out), final_states, dB, dC: q = C, k = B, v = x dt, g = A dt,
-    beta="none", scale 1, states [N,HV,V,K]. unjudged: names of outputs that may be unjudged,
-    because no limit on such inputs would see that they are zero. kernel_commit, label, kernels
-    (names of CUDA kernels that ran): for the record.
-    recurrence: one of your own, the path of its text, or the name of one that comes with the
-    program: inputs and gradients then have its names; beta and l2norm are none.
-    out: the formats that outputs leave in, where they are not the base's: {"o": "fp32", "dq":
-    "bf16"}; or what report is. report: a folder that gets the files, results.json, junit.xml and
-    report.html; None: the files stay in a temporary folder if an output fails, and are removed
-    otherwise.
+    - inputs: "q" [T,H,K], "k" [T,H,K], "v" [T,HV,V], "g" [T,HV,K] or, GDN, [T,HV], "beta" [T,HV].
+      Without "g" nothing decays. Optional are "A_log" [HV], "dt_bias" [HV,K], "initial_state"
+      [N,HV,K,V], "do" [T,HV,V], "dht" [N,HV,K,V], "cu_seqlens" [N+1]. A batch axis may come first.
+    - outputs: any of "o" [T,HV,V], "final_state" [N,HV,K,V], "dq" .. "dbeta", "dA_log",
+      "ddt_bias", "dh0", and any stage (`deltaproof judge --help`). Gradients need "do".
+    - Several query heads a value head: q [T,n HV,K] and o [T,n HV,V] beside k [T,HV,K]. Then dg
+      must be of raw gates.
+    - base: claimed formats of everything but the chain of M, "bf16" "fp32" "fp64".
+    - claim: claimed format of the chain, from 3 ranks on.
+    - design: where the kernel rounds (ref/vocabulary/design.h).
+    - gate: "log" (g is the natural log of a step's decay), "exp" (g is that decay), "softplus",
+      "lower_bound".
+    - gate_dtype: the format in which the kernel reads g, if coarser than the array: "fp32" "bf16"
+      "fp16".
+    - beta: "plain" "sigmoid" "sigmoid2" "none" (GLA, SSD: nothing is erased).
+    - l2norm: does the kernel normalise q and k?
+    - scale: of q in o, default K^-1/2.
+    - layout: "mamba" has inputs x dt A B C and outputs y (or out), final_states, dB, dC. Then
+      q = C, k = B, v = x dt, g = A dt, beta="none", scale 1, states [N,HV,V,K].
+    - unjudged: names of outputs that may be unjudged, because no limit on such inputs would detect
+      that they are zero.
+    - kernel_commit, label, kernels (names of CUDA kernels that ran): for the record.
+    - recurrence: a user's own, the path of its text, or the name of one of the program. Inputs and
+      gradients then have its names; beta and l2norm are none.
+    - out: formats of outputs, if not the base's: {"o": "fp32", "dq": "bf16"}; or a folder, as
+      report.
+    - report: a folder that gets the files, results.json, junit.xml and report.html. With None the
+      files stay in a temporary folder if an output fails, and are removed otherwise.
     """
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         _check_names(tensors, what)

@@ -25,8 +25,9 @@ def pieces(
     V: int = 128,
     one_gate: bool = False,
 ) -> dict[str, Any]:
-    """The number of pieces into which a card cuts sequences of so many tokens. "guards": by cuLA's
-    published guards; "forward" and "backward": by our kernels' rule; "difference": why they differ.
+    """The number of pieces into which a card cuts sequences of so many tokens. The key "guards" is
+    by cuLA's published guards, "forward" and "backward" by our kernels' rule. The key "difference"
+    says why they differ.
 
     device: a100, h100, h200, b200, gb200, or its number of multiprocessors."""
     sizes = [f"--heads={int(heads)}", f"--K={int(K)}", f"--V={int(V)}", f"--device={device}"]
@@ -37,8 +38,8 @@ def pieces(
 def exchange_prices(
     ranks: Sequence[int], heads: int, tokens: int, *, K: int = 128, V: int = 128
 ) -> dict[str, Any]:
-    """Predicted messages, bytes, a rank's buffer and time of every exchange of states, tokens a
-    rank, and of the same over cp x tp ranks (`deltaproof list --exchanges`)."""
+    """Predicted messages, bytes, buffer a rank and time of every exchange of states, for `tokens`
+    tokens a rank. Also of every split into cp x tp ranks (`deltaproof list --exchanges`)."""
     of = ",".join(str(int(n)) for n in ranks)
     sizes = [f"--heads={int(heads)}", f"--tokens={int(tokens)}", f"--K={int(K)}", f"--V={int(V)}"]
     return _listed("--exchanges", f"--ranks={of}", *sizes)

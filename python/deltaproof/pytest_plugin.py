@@ -37,8 +37,11 @@ class Judged:
 
 @dataclass
 class Session:
-    """since: what was judged since the last phase of a test ended; judged: before that, in the
-    process that writes the summary also by the workers of pytest-xdist."""
+    """Judgements of a test session.
+
+    - since: those since the last phase of a test ended
+    - judged: the earlier ones, including those of pytest-xdist's workers in the process that writes
+      the summary"""
 
     report: str | None
     test: str = ""

@@ -30,9 +30,8 @@ def identity(words: Sequence[str], files: Sequence[str] = ()) -> str:
 
 @contextlib.contextmanager
 def own_folder(folder: str, *more: str) -> Iterator[None]:
-    """The folder for one call. It is made, emptied of files of an earlier call and of the files
-    `more`, and locked against other calls until this one is over (on file systems that have
-    locks)."""
+    """Makes the folder for one call and removes files of an earlier call and the files `more`. The
+    folder is locked against other calls until this one ends (on file systems that have locks)."""
     os.makedirs(folder, exist_ok=True)
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

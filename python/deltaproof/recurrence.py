@@ -25,17 +25,21 @@ class Recurrence:
 
         S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S)
 
-    query [T,H,K]; gate [T,HV,K], or [T,HV] where per_head; keys: 1 to 4 inputs [T,HV,K]; values: 1
-    to 4 [T,HV,V]; number: a name, or two, of [T,HV], where there are any. rows: 1 to 8 of {"write":
-    PRODUCT, "read": .., "value": .., "strength": ..}; a PRODUCT has up to three factors, "kk*a",
-    with "-" before the first: write and read of keys, numbers, exp(gate), exp(-gate); value of
-    values; strength of numbers. "prev(k)" is the previous token's k, zeros at a sequence's first.
-    An entry left out is 0, strength 1. undecayed: rows read the state before its decay; in_turn:
-    each row reads what those before it left. harness/README.md has the same as text.
+    - query: [T,H,K]; gate: [T,HV,K], or [T,HV] with per_head.
+    - keys: 1 to 4 inputs [T,HV,K]; values: 1 to 4 inputs [T,HV,V].
+    - number: one or two names of [T,HV], optional.
+    - rows: 1 to 8 of {"write": PRODUCT, "read": .., "value": .., "strength": ..}. A missing
+      strength is 1, any other missing entry 0.
+    - A PRODUCT has up to three factors, "kk*a", with an optional "-" before the first. Factors of
+      write and read are keys, numbers, exp(gate), exp(-gate). Factors of value are values, of
+      strength numbers. "prev(k)" is the previous token's k, zeros at a sequence's first token.
+    - undecayed: rows read the state before its decay.
+    - in_turn: each row reads the state after the rows before it.
+    - angle: [T,HV,P], P up to K / 2. The sum of angle i over the sequence so far rotates pair i of
+      channels, in the query and in the keys named in `turned`. Such a key may occur in write alone,
+      with numbers and a gate per head.
 
-    angle [T,HV,P], P up to K / 2: its sum over the sequence so far rotates pair i of channels by
-    angle i. The query and the keys named in `turned` are rotated. Such a key stands in write
-    alone, beside numbers and a gate per head.
+    The text form is in harness/README.md.
 
         rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),
                            rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),

@@ -40,12 +40,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Run:
-    """What the program found. status: 0 all that was judged passed, 1 something failed, 2 it could
-    not judge; record: as harness/record/record.h describes it; raised: tracebacks of what the
-    function raised; kernels: CUDA kernels that ran in the first call, by name; checks: of the set
-    large, what `check` found on one long sequence; layouts: {layout:
-    "pass" | "fail" | "fail: EXCEPTION" | "refused: WHY" | "not judged: WHY"} of memory layouts
-    other than contiguous."""
+    """The result of the program.
+
+    - status: 0 if every judged output passed, 1 if one failed, 2 if the program could not judge
+    - record: as in harness/record/record.h
+    - raised: tracebacks of the function's exceptions
+    - kernels: names of the CUDA kernels that ran in the first call
+    - checks: results of `check` on one long sequence (set large)
+    - layouts: {layout: "pass" | "fail" | "fail: EXCEPTION" | "refused: WHY" | "not judged: WHY"} of
+      memory layouts other than contiguous"""
 
     status: int
     text: str
@@ -191,20 +194,24 @@ def run(
 ) -> Run:
     """Run fn on cases and judge every output.
 
-    fn: called as contract.py says. cases: a set of its recurrences' cases, "smoke", "standard",
-    "serving", "training", "large" (themes.py); one name or several, of a set's case or of
-    `deltaproof list`. base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: how it
-    computes. contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout
-    (class Contract), layout: "mamba": fn takes x, dt, A, B, C and returns y (mamba.py). The
-    text says which common mistake fits a case that fails, and which tighter claim a case would pass
-    whose errors are far below its claim. layouts: memory layouts that are tried on one small case
-    after the cases (layouts.py; None: all that cost no memory); fn refuses one by
-    NotImplementedError or Unsupported. tokens: of the sequence on which the set large makes all of
-    `check`, for faults that no truth is long enough for. cases="fresh": `count` problems of `seed`
-    (None: a new one) that are drawn from `laws` (fresh.py, laws.py), of which no truth exists while
-    fn runs. limit: seconds of one call; a longer one fails, and the rest goes on. out, report: as
-    `judge` takes them. Nothing of what fn does not serve is judged: such runs are skipped with
-    their reason (Run.verdicts())."""
+    The text names common mistakes that fit a failing case. If a case's errors are far below its
+    claim, the text names a tighter claim that it would pass. Problems that fn does not support are
+    skipped with their reason (Run.verdicts()).
+
+    - fn: called as contract.py says.
+    - cases: a set of its recurrences' cases, "smoke", "standard", "serving", "training", "large"
+      (themes.py), or names of a set's cases or of `deltaproof list`. With "fresh" they are `count`
+      problems drawn from `laws` by `seed` (None: a new one; fresh.py, laws.py). No truth of fresh
+      problems exists while fn runs.
+    - base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: where it rounds.
+    - contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
+      Contract). With layout "mamba" fn takes x, dt, A, B, C and returns y (mamba.py).
+    - layouts: memory layouts to try on one small case after the cases (layouts.py; None: all that
+      cost no memory). fn refuses one by NotImplementedError or Unsupported.
+    - tokens: length of the sequence of the set large, on which `check` looks for faults beyond the
+      length of any truth.
+    - limit: seconds of one call; a longer call fails, and the other runs continue.
+    - out, report: as in `judge`."""
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)
@@ -297,8 +304,8 @@ def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str
 
 
 def _tighter(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
-    """The first case in which an error is below a thousandth of its claim's expectation, and the
-    line of a claim that it would pass, too."""
+    """The first case with an error below a thousandth of its claim's expectation, and the line of a
+    tighter claim that it would pass."""
     for run in found.record["runs"] if found.record else []:
         of = [(t["rel_fro"], t.get("expected", {}).get("rel")) for t in run["tensors"]]
         far = [0 < float(x or 0) < 1e-3 * float(y or 0) for x, y in of]

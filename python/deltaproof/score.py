@@ -2,9 +2,9 @@
 of its own.
 
 The score of a tensor is its largest error over its limit, of all levels and problems: at most 1
-passes. The score of a kernel is the largest of its tensors, or inf if a call fails. Beside it
-stands the power: how many times the expected error must grow to be seen. It is given for the whole
-tensor, a window of tokens, and a row. `seen` is the smallest factor on the tensor that would fail.
+passes. The score of a kernel is the largest of its tensors, or inf if a call fails. The power is
+the factor by which the expected error must grow to be detected in the whole tensor, a window, or a
+row. `seen` is the smallest factor on the tensor that would fail.
 """
 
 from __future__ import annotations

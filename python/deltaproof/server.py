@@ -35,8 +35,8 @@ REAL = ("scale", "lower_bound")
 
 @dataclass(frozen=True)
 class About:
-    """The function's description for the program: a name, the formats that it claims (for all but
-    the chain of M; for the chain), and how it computes ("-": not declared)."""
+    """The function's description for the program: its name, claimed formats and design ("-": not
+    declared). The format of the chain of M is `chain`, of all else `base`."""
 
     name: str
     base: str

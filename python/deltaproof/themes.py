@@ -35,10 +35,13 @@ LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
 
 @dataclass(frozen=True)
 class Theme:
-    """keys: those of a case, on H = 1, HV = 2, K = V = 32 where they say nothing else. raw: the
-    form for a function that computes several (RAW, else LOG); form: the one that the theme is
-    about. betas: their law; a recurrence without betas has no such case. needs: a parameter or
-    setting that only some functions have."""
+    """A kind of case in a set.
+
+    - keys: keys of a case file, on top of H = 1, HV = 2, K = V = 32
+    - raw: the form for a function that computes several (RAW, else LOG)
+    - form: the form of activations that the theme is about
+    - betas: their law; a recurrence without betas has no such case
+    - needs: a parameter or setting that only some functions have"""
 
     name: str
     reason: str

@@ -149,8 +149,8 @@ def by_chunks(
     chunk: int = 64,
     keeps: float = 1 + 2**-23,
 ) -> np.ndarray:
-    """The state goes from chunk to chunk; of chunks that are shorter than its own each hands on
-    `keeps` of it."""
+    """A kernel that passes the state from chunk to chunk. A chunk shorter than its own length
+    multiplies the state by `keeps`."""
     state, o = None, []
     for t in range(0, len(q), chunk):
         one = slice(t, t + chunk)

@@ -31,7 +31,7 @@ def naive_of_fla(folder: str) -> ModuleType:
 
 
 def of_transformers(model: str, name: str) -> Any:
-    """The function itself, in front of any kernel that stands for it."""
+    """The function of transformers itself, not a kernel that replaces it."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     module = f"transformers.models.{model}.modeling_{model}"
     try:
@@ -43,8 +43,9 @@ def of_transformers(model: str, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Reference:
-    """where: package and module; chunk: tokens that it computes at once, 0: one; fill: it takes
-    whole chunks alone; scaled: it takes a scale; heads_first: [B,H,T,..]."""
+    """A public reference. Its package and module are `where`. It computes `chunk` tokens at once
+    (0: one), with `fill` only whole chunks. It takes a scale if `scaled`, and arrays [B,H,T,..] if
+    `heads_first`."""
 
     model: str
     where: str

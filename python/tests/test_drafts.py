@@ -1,5 +1,5 @@
-"""Kernels that roll back by themselves, as vLLM and SGLang call theirs: a slot for every drafted
-token, counts of accepted ones, trees; and their possible errors."""
+"""Kernels that roll back by themselves, by the calls of vLLM and SGLang, and their errors. A call
+has a slot for every drafted token, counts of accepted tokens, and trees."""
 
 import os
 import subprocess
@@ -20,10 +20,12 @@ OWN: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "layouts": (), "outpu
 
 
 def verify(fault: str = "", trees: bool = False, seen: list[Any] | None = None) -> Any:
-    """GDN over slots of drafted tokens. Faults: it begins from the slot of the last draft, of the
-    first, of one too early; the state of a token goes to the next one's slot; that of a longer call
-    to the last slot; a row without tokens of its own writes; parents are ignored; a rejected branch
-    is 1% off."""
+    """GDN over slots of drafted tokens. Faults:
+
+    - it begins from the slot of the last draft, of the first, or of one too early
+    - a token's state is written to the next one's slot, a longer call's state to the last slot
+    - a row without tokens of its own writes
+    - parents are ignored, or a rejected branch is 1% off"""
     row = right("gdn")
 
     def sequence(x: dict[str, Any], a: int, e: int, S: Any, parents: Any) -> tuple[Any, Any]:

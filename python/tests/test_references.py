@@ -77,8 +77,8 @@ def test_a_gradient_that_is_5_percent_off_is_red(ref: Reference, name: str) -> N
 
 
 def test_naive_kda_of_fla_has_nan_where_a_gate_is_minus_infinity() -> None:
-    """Its chunk form takes exp(g - g) of sums that are -inf, which is NaN; a gate of -inf clears a
-    channel, and its own recurrent form says so."""
+    """Its chunk form computes exp(g - g) of sums that are -inf, which is NaN. A gate of -inf clears
+    a channel, as in its own recurrent form."""
     assert judged(BY_NAME["naive_recurrent_kda"], "gate-minus-inf").passed
     found = judged(BY_NAME["naive_chunk_kda"], "gate-minus-inf")
     assert found.status == 1 and "NaN" in found.text, found.text

@@ -25,8 +25,8 @@ OUTPUTS = {
 
 @dataclass(frozen=True)
 class Report:
-    """where: the report; case: one of the set that is red; says: words of the verdict or of what
-    fits; kind: what the kernel gives back."""
+    """A reported fault: `where` is the report, `case` a case that fails, `says` words of the
+    verdict or of the mistake. The results that the kernel returns are `kind`."""
 
     where: str
     fault: str
@@ -95,8 +95,8 @@ ELSEWHERE = {
 
 
 def test_all_32_reports_have_a_test() -> None:
-    """A row of REPORTS, or a test that is there; one is red in a case of one's own alone, of a
-    program with convolutions in front."""
+    """A report has a row of REPORTS or an existing test. One fault fails only in a case of a
+    program with convolutions."""
     of_projects = {r.where for r in REPORTS if "#" in r.where} | set(ELSEWHERE)
     assert len(of_projects - {"LlamaFactory#10787"}) == 32, sorted(of_projects)  # one with slime's
     asked = 0

@@ -213,7 +213,7 @@ def _of_gate(c: Inputs, dlg: Any) -> dict[str, Any]:
 
 
 def with_inputs(body: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """A function in the sense of deltaproof/contract.py that hands its inputs by name to body."""
+    """A function in the sense of deltaproof/contract.py that passes its inputs by name to body."""
 
     def kernel(
         q: Any,
@@ -238,9 +238,12 @@ CHUNKED = ("", "w-ungated", "equal-sums", "stale-tail", "h-late", "h-turned")
 
 
 def by_chunks(fault: str = "", C: int = 64) -> Callable[..., dict[str, Any]]:
-    """The chunk form: every chunk solved at once, the state h handed on. Faults: w is made without
-    the decay that its Gram matrix has; exp is guarded by a sum below 0, not up to it; a ragged tail
-    decays by the chunk before; h is shown one chunk late, or read transposed."""
+    """The chunk form: every chunk is solved at once, and passes the state h on. Faults:
+
+    - w is made without the decay that its Gram matrix has
+    - exp is guarded by a sum below 0, not up to it
+    - a ragged tail decays by the chunk before
+    - h is returned one chunk late, or read transposed"""
 
     def kernel(x: dict[str, Any]) -> dict[str, Any]:
         c = Inputs("", None, x)

@@ -52,10 +52,9 @@ def svg(fig: Figure) -> str:
 
 
 def shortened(text: str) -> str:
-    """The same picture in a third of the bytes: coordinates in 0.1 pt (0.01 below 10) instead of
-    1e-6, styles and names once each, no comments, metadata, unused names or turns by nothing.
-    Single
-    quotes: it is percent-encoded into an attribute."""
+    """The picture in a third of the bytes. Coordinates are in 0.1 pt (0.01 below 10) instead of
+    1e-6. Styles and names occur once each. Comments, metadata, unused names and rotations by 0 are
+    removed. Single quotes: it is percent-encoded into an attribute."""
     text = re.sub(
         r"<!--.*?-->|<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.S
     )

@@ -2,9 +2,9 @@
 
     results(count, jobs, work)   [work(job) of every job], by so many forks
 
-A fork has the signals' own dispositions, and so ends at once and quietly; it is killed where this
-process ends in any way. It writes no file: what it makes comes back over a pipe. A job whose fork
-was killed, or which raised there, is done again here.
+A fork has the signals' own dispositions, and so ends at once and quietly. It is killed when this
+process ends. It writes no file: what it makes comes back over a pipe. A job whose fork was killed,
+or which raised there, is done again here.
 """
 
 import contextlib
@@ -87,7 +87,7 @@ def _serve(pipe: Connection, queue: int, jobs: Sequence[Any], work: Callable[[An
 
 
 def _end(forks: dict[int, Connection]) -> None:
-    """A signal that came before it is blocked raises here; the forks end all the same."""
+    """A signal that arrives before it is blocked raises here; the forks end nevertheless."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)

@@ -77,8 +77,8 @@ def cell(t: Tensor | None, rank: int | None = None) -> tuple[str | None, float |
 
 
 def failing_ranks(t: Tensor) -> list[int]:
-    """Places of failures in a failed tensor: the rank of the failing row and all beyond their
-    limits; every rank where the record does not say."""
+    """Ranks with failures in a failed tensor: the rank of the failing row and all ranks beyond
+    their limits. Every rank if the record does not say."""
     n = len(t.get("per_rank") or [])
     beyond = [r for r in range(n) if not (rank_over_limit(t, r) or 0) <= 1]
     at_row = (t.get("failed") or {}).get("rank")
@@ -96,9 +96,8 @@ RANK_OF_KIND = ("hatch", "empty", "pass", "fail")  # which of several cells stan
 
 
 def merge_cells(cells: list[Any]) -> Any:
-    """The worst of several, (kind, ratio, run): failures first, then the largest ratio under a
-    useful
-    bound; a passing nan or inf (on purpose) counts least."""
+    """The worst of several cells (kind, ratio, run). Failures come first, then the largest ratio
+    under a useful bound. A passing nan or inf (on purpose) counts least."""
     cells = [c for c in cells if c[0]]
     return max(
         cells,
@@ -158,8 +157,8 @@ def run_severity(run: Run) -> tuple[bool, bool, float]:
 
 
 def map_choice(rec: Record, most: int = 8) -> list[Run]:
-    """Runs for the maps of rank by tensor: the worst run of each head and base at the most ranks,
-    then the worst split run of each other case and base."""
+    """Runs for the maps of rank by tensor. First is the worst run of each head and base at the most
+    ranks, then the worst split run of each other case and base."""
     split = lambda c, b, n=1: [
         r
         for r in rec.of(c["name"], base=b)

@@ -19,8 +19,8 @@ class Plot:
 
 
 def stem(name: str, taken: set[str]) -> str:
-    """A name of a case may hold what means something to a file system or is too long for it; two of
-    them may become one."""
+    """A file name for a case. Special characters are replaced, long names cut; equal results get a
+    number."""
     short = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100].lstrip(".") or "figure"
     out, n = short, 1
     while out in taken:

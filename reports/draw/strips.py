@@ -1,8 +1,7 @@
 """Strips of error over limit along tokens, ranks and heads of one tensor, as paths for inline SVG.
 
 Every number comes from the record. Where draws decide, the record has one limit for the whole
-tensor,
-so that a strip says where the error lies, and the verdict names the row that fails.
+tensor. A strip then shows where the error lies, and the verdict names the row that fails.
 """
 
 import math

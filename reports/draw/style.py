@@ -200,7 +200,7 @@ def inch_grid(
     sharex: Any = False,
     sharey: Any = False,
 ) -> tuple[Figure, Any]:
-    """Figure of WIDTH inches with all gaps given in inches, so that nothing has to be measured
+    """A figure of WIDTH inches with all gaps in inches, so that nothing has to be measured
     afterwards."""
     h = top + bottom + rows * panel_h + (rows - 1) * hgap
     w = (WIDTH - left - right - (cols - 1) * wgap) / cols

@@ -13,8 +13,8 @@ Key = tuple[str, str]  # kernel, machine
 
 @dataclass(frozen=True)
 class Row:
-    """One record as the table shows it. nearest: largest error over its limit among all that was
-    judged; moved: that of this record over that of the one before, in percent."""
+    """One record in the table. The largest error over its limit among all judged tensors is
+    `nearest`. Its change from the previous record, in percent, is `moved`."""
 
     created: str
     kernel_commit: str

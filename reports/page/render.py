@@ -1,10 +1,9 @@
 """HTML from templates, which escape all that is put into them, and the policy of a page.
 
-render(name, **values)     a template of templates/
-data_uri(svg)              an SVG as the address of an image
-policy(style, script)      a Content-Security-Policy for a page whose one style element and whose
-one
-                           script are these texts: nothing else is loaded, nothing else runs
+- render(name, **values): a template of templates/
+- data_uri(svg): an SVG as the address of an image
+- policy(style, script): a Content-Security-Policy for a page with this style element and this
+  script; nothing else is loaded, nothing else runs
 """
 
 import base64

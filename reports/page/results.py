@@ -1,7 +1,6 @@
 """All results as the page's filter reads them (templates/page.js): tables of columns, texts once
-each,
-deflated and in base64. Results that do not fit for a large record are left out in the order of
-LEVELS, and the page says so; results.json has it all.
+each, deflated and in base64. Results of a large record that do not fit are left out in the order of
+LEVELS. The page says so; results.json has all.
 
 results(rec, room) -> Results
 """

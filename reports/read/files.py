@@ -95,7 +95,7 @@ def remove_page(path: str) -> str:
 
 
 def loops(path: str) -> bool:
-    """A link that leads back to itself; it names no place."""
+    """Is path a symbolic reference that leads back to itself? It names no place."""
     try:
         os.stat(path)
     except OSError as e:

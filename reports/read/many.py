@@ -1,11 +1,10 @@
 """Many records, and the one page that a program makes of them.
 
-find(paths)             every results.json (or .gz) below folders; files as they are named
-load(who, paths)        [(path, record)] of those that can be read; who: says which could not
-write_page(who, out, make)
-                        the text that make() returns as file `out`; exit status 0, or 2 with the
-                        reason: make() may import what this Python does not have
-end(main)               ends the program with main's exit status
+- find(paths): every results.json (or .gz) below folders, and the named files
+- load(who, paths): [(path, record)] of readable records; messages name the others, as `who`
+- write_page(who, out, make): writes the text of make() to file `out`. Returns exit status 0, or 2
+  with the reason, as make() may import modules that this Python does not have
+- end(main): ends the program with main's exit status
 """
 
 import os

@@ -3,10 +3,10 @@ judged here.
 
     load(path) -> Record      raises Malformed, whose text names file and field
 
-To the rest of the report this guarantees: every number is a float or an int ("nan", "inf", "-inf"
-are floats already), a list has the right kind of entries or None in them, an absent optional field
-is absent, also where the file says null. Fields that the tables do not name are kept and ignored,
-so that a later writer does not break this reader.
+A loaded record guarantees: every number is a float or an int ("nan", "inf", "-inf" are floats
+already). Entries of a list have the right kind, or are None. An absent optional field is absent,
+also where the file says null. Fields that the tables do not name are kept and ignored, so that a
+later writer does not break this reader.
 """
 
 import json

@@ -15,8 +15,8 @@ from say.verdicts import vacuous, worst_rank
 
 
 def bound_sentences(rec: Record, most: int = 4) -> list[Markup]:
-    """The passing tensors nearest to their bounds, one a kind of case and tensor, the looseness of
-    the chain's bounds, and the passes that prove nothing."""
+    """Sentences about bounds: the passing tensors nearest to theirs (one a kind of case and
+    tensor), loose bounds of the chain, passes that prove nothing."""
     near_ones = {}
     for r in rec.runs:
         for t in r["tensors"]:

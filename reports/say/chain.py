@@ -26,8 +26,8 @@ def chain_errors(rec: Record, case: Case) -> dict[str, Any]:
 
 
 def overtaking(a: dict[int, float], b: dict[int, float]) -> tuple[int, int | None] | None:
-    """First chunk count from which a stays above b to the end of the common grid: (n, the count
-    before it or None), or None if a ends below b."""
+    """The first chunk count n from which a stays above b to the end of the common grid. Returns (n,
+    the count before it or None), or None if a ends below b."""
     ns = sorted(n for n in a if n in b and finite(a[n]) and finite(b[n]) and max(a[n], b[n]) > 0)
     above = [a[n] > b[n] for n in ns]
     if not above or not above[-1]:
@@ -85,9 +85,9 @@ def slope_kind(s: float) -> str | None:
 
 
 def growth(rec: Record) -> tuple[list[Case], list[Any]]:
-    """Table of how errors grow in the regime that neither stalls nor forgets: (cases, [(format,
-    [(run, slope, law or None, (effective bits, place) or None)])]), a column a case; None where
-    there is none."""
+    """Table of the growth of errors in the regime that neither stalls nor forgets, a column a case.
+    Returns (cases, [(format, [(run, slope, law or None, (effective bits, place) or None)])]); a
+    missing run is None."""
     cases = [
         (c, chain_errors(rec, c)) for c in chain_cases(rec) if c.get("regime") in ("reflect", None)
     ]

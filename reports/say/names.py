@@ -28,7 +28,7 @@ def short(fmt: str) -> str:
 
 
 def in_order(names: Iterable[str], order: Iterable[str]) -> list[str]:
-    """Known names in the given order, then the unknown ones as they come; each once."""
+    """Known names in this order, then the unknown ones as they come; each once."""
     names, order = list(dict.fromkeys(names)), list(order)
     return sorted(
         names, key=lambda x: order.index(x) if x in order else len(order) + names.index(x)
@@ -50,7 +50,7 @@ def finite(x: float | None) -> bool:
 
 
 def sci(x: float | None, digits: int = 2) -> str:
-    """3.9e-3 the way the field writes it, 0.94 and 5.7 plainly; nan and inf as words; None as a
+    """3.9e-3 in the field's notation, 0.94 and 5.7 plainly; nan and inf as words; None as a
     dash."""
     if x is None:
         return "–"

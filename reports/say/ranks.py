@@ -70,8 +70,8 @@ def excess(x: float | None, ref: float | None) -> str:
 
 
 def ranking_sentences(rec: Record, case: Case) -> list[Markup]:
-    """One sentence a base policy: what the worst format of the chain does to S_in, o and a
-    gradient; all formats are in the tables of ranking()."""
+    """One sentence a base policy, on the effect of the chain's worst format on S_in, o and a
+    gradient. All formats are in the tables of ranking()."""
     out, n = [], top_ranks(rec, case["name"])
     for base in bases_of(rec.of(case["name"])):
         runs = {
@@ -170,8 +170,8 @@ def effect_sentence(rec: Record, case: Case) -> Markup | None:
 
 
 def two_ranks(rec: Record) -> list[Markup]:
-    """With 2 ranks and no initial state S_in of rank 1 is H of rank 0: the record must show the
-    same numbers whatever the chain."""
+    """With 2 ranks and no initial state S_in of rank 1 is H of rank 0. The record's numbers must
+    then not depend on the chain."""
     same, differ = {}, []
     for name in rec.cases:
         for base in bases_of(rec.of(name)):

@@ -60,8 +60,9 @@ def worst_rank(t: Tensor) -> int | None:
 
 
 def over_limit(t: Tensor) -> float | None:
-    """Error over the limit that decided, 1 being the limit: the largest over the levels where draws
-    decided, else error over bound; of an exact case 0 or inf. None: nothing to divide by."""
+    """Error over the limit that decided, 1 being the limit. If draws decided, it is the largest
+    over the levels, else error over bound; of an exact case 0 or inf. None: nothing to divide
+    by."""
     expected = t.get("expected")
     if by_draws(t) and expected:
         return expected["excess"]

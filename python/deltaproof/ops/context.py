@@ -42,14 +42,12 @@ class Context:
 def cp_context(
     group: Any, cu_seqlens: Tensor | Sequence[int] | None = None, layout: str = "contiguous"
 ) -> Context:
-    """Tokens of all ranks of `group` together: cu_seqlens [N+1] of packed sequences; None: rows of
-    a batch. layout:
+    """The context of the tokens of all ranks of `group`. With cu_seqlens [N+1] they are packed
+    sequences, else rows of a batch, each of which is cut by itself. The layout is one of:
 
-    contiguous       rank r has the r-th of as many equal parts as there are ranks
-    zigzag           of twice as many parts rank r has the r-th, then the r-th from the end
-    sequence-zigzag  the same of every sequence for itself (Megatron's packed sequences).
-
-    Rows of a batch are each cut for itself."""
+    - contiguous: N ranks, N equal parts; rank r has part r
+    - zigzag: 2 N equal parts; rank r has the r-th, then the r-th from the end
+    - sequence-zigzag: zigzag in every sequence (Megatron's packed sequences)"""
     need(layout in LAYOUTS, "layout", f"{layout!r} is none of {LAYOUTS}")
     if cu_seqlens is None:
         return Context(group, None, layout)

@@ -2,9 +2,9 @@
 torch.compile, gradients. The functions of `deltaproof.ops` check their arguments and call these
 (`chunked.py`, `decoding.py`, `convolution.py`).
 
-`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks], numbers of the
-enums of gpu/dp_gpu.h, ranks one of `context.py`. s1 and s2 are beta; erase and write; lr_a and
-lr_b."""
+`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks]. These are
+numbers of the enums of gpu/dp_gpu.h; ranks is a number of `context.py`. The arguments s1 and s2 are
+beta and nothing, erase and write, or lr_a and lr_b."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-/* Reads a truth pack of deltaproof, version 1 (NAME.pack), and checks results against it. Copy me:
- * C99 on a little-endian machine; link with -lm.
+/* Reads a truth pack of deltaproof, version 1 (NAME.pack), and checks results against it. To copy
+ * into other projects: C99 on a little-endian machine; needs -lm.
  *   dp_pack p; char why[200];
  *   if (dp_pack_read(&p, "case.pack") == 0 && dp_pack_check(&p, "o", o, n, why, sizeof why)) red */
 #ifndef DELTAPROOF_PACK_H

@@ -31,8 +31,9 @@ enum { MAX_K = 1024 };
 /* ---- format.c: every function takes and gives fp32 numbers; NaN and Inf stay what they are ----
  */
 
-/* tf32: 10 stored bits, nearest with ties away. tf32rz: the same, truncated. bf16: 7 stored bits,
- * nearest even. fp16: nearest even, subnormals kept, overflow to Inf. */
+/* Format tf32 has 10 stored bits, nearest with ties away; tf32rz truncates. Format bf16 has 7
+ * stored bits, nearest even. Format fp16 rounds to nearest even, keeps subnormals, and overflows to
+ * Inf. */
 typedef enum { FP32, TF32, TF32RZ, BF16, FP16, FORMATS } format;
 extern const char *const format_names[FORMATS];
 int format_find(const char *name); /* -1: unknown */
@@ -195,8 +196,9 @@ void knobs_set(const fault *f);
 int fault_needs_reference(const fault *f);
 /* Does the sum over tokens that makes dA_log or ddt_bias leave out token t? */
 int fault_skips_token(const fault *f, int which, int64_t T, int64_t t);
-/* Changes a tensor in fp32, as a kernel's accumulators hold it. ulps: the format that a bias is
- * counted in. ref: its fp64 values, or NULL. Prints its place to stderr, where it has one. */
+/* Changes a tensor in fp32, as a kernel's accumulators hold it. A bias is counted in units of
+ * `ulps`. The fp64 values are ref, or NULL. Prints the place of a fault, if it has one, to stderr.
+ * */
 void fault_before_rounding(const fault *f, const problem *p, format ulps, const double *ref,
                            tensor *t);
 /* Rounds a tensor to its format. */
@@ -261,8 +263,8 @@ int64_t carry_token(const design *d, int64_t T);
 /* ---- pairs.c, inverse.c ---- */
 
 /* Sums over the pairs (reader, writer) of a chunk: m readers [m][K] (q of c tokens, then n keys)
- * and n writers; gam [c][K]. allowed: the writer's token is before the reader's, or the same and
- * the reader is a q. */
+ * and n writers; gam [c][K]. A pair counts if the writer's token is before the reader's, or is the
+ * reader's own and the reader is a q. */
 typedef struct {
     const design *d;
     int c, R, K, m, n;

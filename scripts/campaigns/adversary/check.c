@@ -4,9 +4,9 @@
  *
  *     check [DESIGN..]      exit status 0: all right, 1: something is wrong
  *
- * Limits: the error of a tensor, |got - reference|_F over |reference|_F, is at most 40 unit
- * roundoffs of fp32 and 4 of the shortest format of the design. It is five times as much in the
- * sums dA_log and ddt_bias, which cancel. The derivatives agree with the complex step to 1e-10. */
+ * Limits: the error of a tensor, |got - reference|_F over |reference|_F, is at most 40 u of fp32
+ * plus 4 u of the design's shortest format. It is five times as much in the sums dA_log and
+ * ddt_bias, which cancel. The derivatives agree with the complex step to 1e-10. */
 #include "adversary.h"
 #include <complex.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-"""Kernels of every recurrence as files: inputs are read, the plug-in computes in this process, its
-outputs are written in the kernel's formats, right or altered, and `deltaproof judge` judges
+"""Kernels of every recurrence as files. The plug-in computes in this process from files of inputs.
+Its outputs, right or altered, are written in the kernel's formats, and `deltaproof judge` judges
 them."""
 
 import array

@@ -123,7 +123,7 @@ def generated_text(seed, ops):
 
 
 def small_shape(rng, ops):
-    """One sequence of odd length or several, in chunks that are cut short: most of a kernel's
+    """One sequence of random length or several, in chunks that are cut short: most of a kernel's
     branches in 1 to 110 tokens."""
     T, HV, R = rng.randrange(1, 111), rng.choice([1, 1, 2]), rng.choice([2, 4])
     op = rng.choice(ops)

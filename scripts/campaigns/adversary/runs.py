@@ -42,8 +42,8 @@ def judged(row):
 
 
 def summary(t):
-    """The fields of one tensor of a record that the tables need. times, window: error over the
-    expected one, of the whole tensor and of its worst window of tokens and head."""
+    """The fields of one tensor of a record that the tables need. The ratio of error to expected
+    error is `times` for the whole tensor, `window` for its worst window."""
     e = t.get("expected") or {}
     ratio = {k: number(e[k]["ratio"]) for k in ("tensor", "window") if k in e}
     return {
@@ -227,9 +227,9 @@ class Runner:
 
 
 def for_each(a, runner, what, tasks, work):
-    """work(task) for all tasks, --jobs at a time, in an order that depends on nothing but the
-    tasks'
-    number: what is left out when the time is over is no special part. Says how many were done."""
+    """Runs work(task) for all tasks, --jobs at a time, in a random order. The order depends only on
+    `what` and the number of tasks, so that tasks left out at the end of time are no special part.
+    Prints how many were done."""
     tasks = list(tasks)
     random.Random("%s %d" % (what, len(tasks))).shuffle(tasks)
     told = [time.time(), 0]

@@ -57,7 +57,7 @@ def way_of(plugin, row):
 
 
 def alarms_of(plugin, rows):
-    """{way: {(base, design): Alarms}}, in the order of the designs."""
+    """Alarms by declaration, base and design, in the order of the designs."""
     grouped = defaultdict(list)
     for r in rows:
         if not r["fault"]:

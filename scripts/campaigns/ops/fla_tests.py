@@ -15,10 +15,10 @@ A later call with the same DIR goes on where this one stopped, behind a crash to
     no call     passed without a call of ours: of FLA's other kernels
     broke first failed before a call of ours
 
-Most of FLA's tests ask for fp16, which ours do not take. --half names the type that replaces it in
-the tests' parameters, so that reference and ours get the same numbers. The tests' bounds stay as
-they are. --whose fla runs FLA's own functions likewise, to tell a failure of the type from ours.
-FLA's kernels choose among two of their configurations, since each is compiled by its first test."""
+Most of FLA's tests ask for fp16, which ours do not take. The option --half names the type that
+replaces it in the tests' parameters, for reference and ours. The tests' bounds stay as they are.
+--whose fla runs FLA's own functions likewise, to tell a failure of the type from ours. FLA's
+kernels choose among two of their configurations, since each is compiled by its first test."""
 
 import argparse
 import json

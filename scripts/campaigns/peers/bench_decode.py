@@ -4,11 +4,12 @@ after the other, in one table.
 
     python3 scripts/campaigns/peers/bench_decode.py build/gpu/bench_decode [--runs 50]
 
-K = V = 128, 32 heads, bf16 inputs, fp32 states in slots, gate, norms and sigmoid in the kernel; one
-token of B requests, and windows of 4 tokens whose states are all kept. Medians of a CUDA graph of 8
-calls, each on slots of its own. Ours are the lines of bench_decode, which this starts; FLA's need
-PyTorch and FLA (pip install flash-linear-attention), else their column says why it is empty. Before
-it is timed FLA's output is compared with an fp64 recurrence of the same inputs: the column `off`.
+K = V = 128, 32 heads, bf16 inputs, fp32 states in slots, gate, norms and sigmoid in the kernel. A
+call has one token of B requests, or windows of 4 tokens with all states kept. Medians of a CUDA
+graph of 8 calls, each on slots of its own. Ours are the lines of bench_decode, which this starts;
+FLA's need PyTorch and FLA (pip install flash-linear-attention), else their column says why it is
+empty. Before it is timed FLA's output is compared with an fp64 recurrence of the same inputs: the
+column `off`.
 """
 
 import argparse

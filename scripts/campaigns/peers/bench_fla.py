@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""KDA forward and backward: our kernels and FLA's chunk_kda on the same GPU, one after the other,
-in one table: times, and bytes kept for the backward.
+"""KDA forward and backward: our kernels and FLA's chunk_kda on one GPU, one after the other. Prints
+a table of times, and of bytes kept for the backward.
 
     python3 scripts/campaigns/peers/bench_fla.py build/gpu/bench_bwd [--runs 20] [--configs N] \\
         [--limit SECONDS]
 
-Medians of many runs after warm-up (CUDA events, calls queued ahead), K = V = 128, bf16, lower-bound
-gate, beta and L2 norm in the kernel, every input larger than L2. Our times are those of
-`bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install
-flash-linear-attention); without them their column says why it is empty.
+Medians of many runs after warm-up (CUDA events, calls queued ahead). K = V = 128, bf16, lower-bound
+gate, beta and L2 norm in the kernel. Every input is larger than L2. Our times are those of
+`bench_bwd kda`, which this starts. FLA's need PyTorch and FLA (pip install flash-linear-attention);
+without them their column says why it is empty.
 
 FLA's kernels choose among up to some twenty configurations each, for every number of heads, and
-compile them all first. They are compiled here in parallel, on few
-tokens (no key of theirs holds the number of tokens). --configs N: at most N of each kernel's
-configurations, spread over its list; the table says so.
+compile them all first. They are compiled here in parallel, on few tokens (no key of theirs holds
+the number of tokens). Option --configs N compiles at most N of each kernel's configurations, spread
+over its list; the table says so.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def cut_configs(limit, only):
 
 
 def random_inputs(T, HV, bias):
-    """What KDA's kernels take, K = V = 128, [T, HV, ..], and do; bias: that of every gate."""
+    """Inputs of KDA's kernels, K = V = 128, [T, HV, ..], and do; bias: the bias of every gate."""
     import torch
 
     torch.manual_seed(1)
@@ -130,7 +130,7 @@ def child(args):
 
 
 def start(args, command, *what):
-    """A process of `command` (a file and what it must be given) that computes `what`."""
+    """Starts a process of `command` (a file and its required arguments) that computes `what`."""
     own = ("--runs", args.runs, "--configs", args.configs, "--child", *what)
     return subprocess.Popen(
         [sys.executable, *map(str, command), *map(str, own)],
@@ -186,7 +186,7 @@ def time_fla(args):
 
 
 def options(doc, configs):
-    """Those that both programs take; configs: how many of each kernel of FLA, 0: all."""
+    """The common options of both programs; configs: how many of each kernel of FLA, 0: all."""
     a = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -4,9 +4,9 @@
     python3 scripts/campaigns/peers/bench_ops.py [--limit SECONDS] [--configs N]
 
 Medians of 20 calls after warm-up by CUDA events, K = V = 128, bf16, gate, beta and L2 norm in the
-kernel; then host time of a call that finds its plan: 200 calls of a short shape, none waited for.
-FLA's kernels are compiled first, one process a configuration and core (bench_fla.py says why);
---limit: seconds until then, after which FLA tunes with what is there."""
+kernel. Then the host time of a call that finds its plan: 200 calls of a short shape, without
+waiting. FLA's kernels are compiled first, one process a configuration and core (bench_fla.py says
+why). After --limit seconds FLA tunes with the compiled ones."""
 
 import argparse
 import os
@@ -110,7 +110,7 @@ def host_us(f):
 
 
 def of_each(f):
-    """What f(whose) gives for both, or why not."""
+    """Results of f("ours") and f("fla"), or the reasons of their failures."""
     found = []
     for whose in ("ours", "fla"):
         try:

@@ -46,10 +46,9 @@ def load(path):
 
 
 def dump(function, inputs, in_path, out_path, do=None, dht=None, grads=(), metadata=None):
-    """Call function(**inputs) -> o or (o, final_state); write its inputs and results, and the
-    gradients of the inputs named in grads (they need
-    do, the gradient of o). metadata: gate, beta, l2norm, scale ... as `deltaproof judge --help`
-    names them. Returns the written outputs."""
+    """Call function(**inputs) -> o or (o, final_state). Write its inputs and results, and the
+    gradients of the inputs named in grads (they need do, the gradient of o). The metadata are gate,
+    beta, l2norm, scale ... as `deltaproof judge --help` names them. Returns the written outputs."""
     given = {k: v.detach().clone().requires_grad_(k in grads) for k, v in inputs.items()}
     result = function(**given)
     o, state = result if isinstance(result, tuple) else (result, None)
@@ -198,7 +197,7 @@ def first_tokens(tensors, metadata, tokens, in_path):
 
 
 def inputs_of(tensors, T, ranks, rank, s0):
-    """What chunk_kda takes, of this rank's tokens, on its GPU; and do."""
+    """Inputs of chunk_kda, of this rank's tokens, on its GPU; and do."""
     part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
     x = {
         k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors

@@ -4,9 +4,9 @@ Triton, FLA and the wheel of deltaproof installed.
 
     python3 scripts/campaigns/peers/python_trial.py
 
-Prints what judge_autograd, run and check say of it, the names of the CUDA kernels that ran, and
-what is said of the same function with dv multiplied by 1.02, or with o of one token lost (autograd
-goes back through that, so gradients of that token fail too). Exit status 0: the right one passed
+Prints the verdicts of judge_autograd, run and check, and the names of the CUDA kernels that ran.
+Then the verdicts of the function with dv multiplied by 1.02, or with o of one token lost. Autograd
+goes back through the loss, so gradients of that token fail too. Exit status 0: the right one passed
 everywhere and both wrong ones failed, first in the tensor that is wrong, 1: not so. Kernels are not
 tuned: each keeps one configuration."""
 

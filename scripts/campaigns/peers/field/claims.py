@@ -1,10 +1,10 @@
-"""What each public kernel is called, and how it declares its rounding, from its sources and papers:
-chunk lengths, what is gated and what is stored in bf16.
+"""Names of the public kernels, and designs from their sources and papers: chunk lengths, gated
+operands, tensors stored in bf16.
 
-FlashKDA keeps its state in bf16 (docs/20260420-flashkda-v1-deep-dive.md, section 3) and multiplies
-in bf16 by decays in bf16 (csrc/smxx/fwd_kernel1.cuh: decay_apply); cuDNN's Hopper forward forms
-scores from gated operands in chunks of 16 (kda_fused_sm90.cu). Both make the key that writes the
-state of the rounded one of the scores. Standard library only.
+FlashKDA keeps its state in bf16 (docs/20260420-flashkda-v1-deep-dive.md, section 3). It multiplies
+in bf16 by decays in bf16 (csrc/smxx/fwd_kernel1.cuh: decay_apply). The Hopper forward of cuDNN
+forms scores from gated operands in chunks of 16 (kda_fused_sm90.cu). Both make the key that writes
+the state of the rounded one of the scores. Standard library only.
 """
 
 import dataclasses

@@ -4,9 +4,9 @@ with the deltaproof program.
 
     python3 judge.py DIR --program build/deltaproof --reports FOLDER [--jobs N] [--notes FILE]
 
-DIR/judged/KERNEL.CASE.json is kept: what is there is not judged again. --notes: JSON {kernel: text}
-that the page quotes below the table (default: notes.json beside this). --only-times: nothing is
-judged; the verdicts of FOLDER/field.json stay and DIR/speed.json takes the place of its times.
+Existing files DIR/judged/KERNEL.CASE.json are not judged again. The page quotes --notes, JSON
+{kernel: text}, below the table (default: notes.json beside this). With --only-times nothing is
+judged: the verdicts of FOLDER/field.json stay, and DIR/speed.json replaces its times.
 
 Kernels of FOLDER/field.json that DIR has no results of keep their rows.
 """
@@ -247,7 +247,7 @@ def page(table, speed, notes, left_out):
 
 
 def shrunk(kernel, case):
-    """What is left of the case where `shrink` ran on the kernel (shrink.py), and where it lies."""
+    """The size and path of the case that `shrink` found for the kernel (shrink.py)."""
     path = HERE / "shrunk" / f"{kernel}.{case}.case"
     if not path.is_file():
         return ""

@@ -2,9 +2,9 @@
 on the inputs of a case.
 
 An adapter takes `Inputs` and returns {name: tensor} in the layouts that `deltaproof judge` reads.
-It raises NotServed, or lets the kernel's own refusal through, where
-the kernel's contract excludes the inputs; the reason goes into the table as it is. Their code is
-imported as installed where they are measured, never kept or built here.
+If the kernel's contract excludes the inputs, it raises NotServed, or the kernel's own exception
+passes through. The table quotes the reason. Their code is imported as installed where they are
+measured, never kept or built here.
 """
 
 import dataclasses
@@ -205,8 +205,8 @@ CUDNN_PLAN, CUDNN_DSL_PLAN = "kda_hopper_cuda", "kda_hopper"
 
 
 def cudnn_inputs(x):
-    """What the op documents: THD, fp32 gate and beta, states [N,HV,V,K]; keys that the caller has
-    normalised where the kernel does not."""
+    """Inputs as the op documents them: THD, fp32 gate and beta, states [N,HV,V,K]; keys that the
+    caller has normalised where the kernel does not."""
     if not x.l2norm:
         longest = x["k"].float().norm(dim=-1).max().item()
         unless(

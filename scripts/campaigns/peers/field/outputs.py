@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Run public kernels on the inputs of cases and write what they compute:
-DIR/out/KERNEL/CASE.safetensors, and DIR/out/KERNEL.json, which says of each case whether
-the kernel served it, and if not why. Needs a CUDA GPU, PyTorch and the kernels.
+"""Run public kernels on the inputs of cases and write their outputs to
+DIR/out/KERNEL/CASE.safetensors. DIR/out/KERNEL.json says for each case whether the kernel served
+it, or why not. Needs a CUDA GPU, PyTorch and the kernels.
 
     python3 outputs.py DIR [--kernels NAME,...] [--jobs N]         (DIR/in/CASE.safetensors: \\
         `deltaproof inputs CASE -o ...`)
 
-Each kernel runs in processes of its own: one that ends the process (a CUDA error does) costs that
-case alone, and is written down as that.
+Each kernel runs in processes of its own. If it ends the process, as a CUDA error does, only that
+case is lost, and recorded as lost.
 """
 
 import argparse

@@ -6,7 +6,7 @@
         --serve 'python3 scripts/campaigns/peers/field/program.py cudnn-hopper-forward'
 
 program.py KERNEL IN OUT answers one call, program.py KERNEL a call for each line `IN OUT` that it
-reads. What a kernel refuses is a problem that is not for it. Needs a CUDA GPU.
+reads. A problem that a kernel refuses is skipped. Needs a CUDA GPU.
 """
 
 import os

@@ -5,8 +5,8 @@ refers to), and a line of what is left. Needs a CUDA GPU and the kernels.
     python3 shrink.py DIR --program build/deltaproof --cases FOLDER... [--have FOLDER]
                       [--jobs N] [--seconds S]
 
-DIR/judged has the verdicts (judge.py). What a search has found after --seconds is its case. Those
-of --have are not looked for again.
+DIR/judged has the verdicts (judge.py). The smallest case that a search has found after --seconds is
+its result. Cases of --have are not searched again.
 """
 
 import argparse
