@@ -63,8 +63,8 @@ static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
     return start;
 }
 
-/* The edited tokens: one in the middle of a chunk, and three first tokens: of that chunk, of the
- * last rank, of the last sequence with tokens. */
+/* The edited tokens: t[0] is in the middle of a chunk, t[3] begins that chunk, t[1] the last rank.
+ * The second token of the last sequence with tokens is t[2]. */
 static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
     const dp_problem *p = w->p;
     const int64_t L = p->T / w->N;

@@ -1,26 +1,26 @@
 /* ref/bound/bound.h - error bounds of the chunk pipeline in a base policy, from inputs and
  * reference values only (never from the subject).
  *
- * A dp_chunk here is a REFERENCE chunk: computed with base fp64, its h, v_new, dh, dv_local, dv_new
- * filled. Two models of rounding (math.md j.2, j.4), both first order in the unit roundoffs
- * (products of two errors are dropped), from one set of formulas:
+ * A dp_chunk here is a REFERENCE chunk, computed with base fp64; its h, v_new, dh, dv_local, dv_new
+ * are filled. One set of formulas serves two models of rounding (math.md j.2, j.4). Both are first
+ * order in the unit roundoffs: products of two errors are dropped.
  *
- *   sound     p = 1   errors of all operations add up in absolute value: worst case. An error above
- *                     it is certainly wrong.
- *   probable  p = 2   rounding errors are mean-independent: their squares add up. A row is above
- *                     lambda times it with probability at most 2 exp(-lambda^2 / 2) (Higham and
- *                     Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on several
- *                     ways are counted as if the ways were independent. Truncating formats are not
+ *   sound     p = 1   worst case: absolute errors of all operations add up. A larger error is
+ *                     certainly wrong.
+ *   probable  p = 2   rounding errors are mean-independent, so their squares add up. A row exceeds
+ *                     lambda times this bound with probability at most 2 exp(-lambda^2 / 2) (Higham
+ *                     and Mary 2019; Azuma), lambda = DP_LAMBDA. Errors that reach a result on
+ *                     several paths are counted as independent. Truncating formats are not
  *                     mean-independent: their part stays worst case.
  *
  * Every array D below holds p-th powers of errors. Inside a chunk bounds are entrywise. Between
- * chunks the state's error e is
+ * chunks the error e of the state is
  *   p = 1   [V]        bound of the 2-norm over K of each column
  *   p = 2   [2][K][V]  squares of each entry's error, carried by the squares of M_c's entries
- *                      (math.md j.4), in two parts: what differs from column to column, and what
- *                      comes from the error of an M, the same matrix for all columns. A sum over v
- *                      adds the squares of the first and the errors themselves of the second.
- * and the chain's error b is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
+ *                      (math.md j.4), in two parts. The first part differs from column to column.
+ *                      The second comes from the error of an M, one matrix for all columns. A sum
+ *                      over v adds squares of the first part, but errors of the second.
+ * The error b of the chain is one number (Frobenius norm) for p = 1, [K][K] squares for p = 2.
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and
  * Mary, SIAM J. Sci. Comput. 41 (2019).
  */
@@ -33,19 +33,19 @@
 extern "C" {
 #endif
 
-/* The rounding model of a base policy. */
+/* The rounding model of a base policy: relative errors, but for tiny. */
 typedef struct {
-    double u;  /* arithmetic: 2^-53 or 2^-24 */
-    double us; /* a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
-    /* rounding of a product's operand that was not stored in that format: 2^-8, else 0 */
+    double u;  /* of the arithmetic: 2^-53 or 2^-24 */
+    double us; /* of a store, beyond u: 2^-8 where FLA stores bf16, else 0 */
+    /* of a product's operand that is rounded to bf16 but not stored so: 2^-8, else 0 */
     double uo;
     /* absolute error of an operation through underflow or flush to zero: 2^-126 (fp64: 2^-1022) */
     double tiny;
-    /* a pair's decay, beyond u: operands that carry it are rounded (design scores=gated); 0 */
+    /* of a pair's decay, beyond u, if rounded operands carry it (design scores=gated), else 0 */
     double pair;
     double decay; /* of an operand's decay, beyond u (design decays=F); else 0 */
     double key;   /* of kg, beyond one decay and one store (design keys=scored); else 0 */
-    double input; /* of q and k as they come in, beyond u (design inputs=stored); else 0 */
+    double input; /* of q and k before any use, beyond u (design inputs=stored); else 0 */
     /* 1: w, u come from products with the stored inverse (bf16), 0: from a triangular solve */
     int inverse;
     int p; /* 1 sound, 2 probable */
@@ -53,22 +53,22 @@ typedef struct {
 /* |x|^p. */
 static inline double dp_pw(const dp_rounding *r, double x) {
     return r->p == 2 ? x * x : x < 0 ? -x : x;
-} /* |x|^p */
+}
 #define DP_LAMBDA 6.0 /* 2 exp(-18) = 3e-8 a row */
-/* That of a base policy and its default design; p: 1 sound, 2 probable. */
+/* The rounding model of a base policy and its default design; p: 1 sound, 2 probable. */
 dp_rounding dp_rounding_of(dp_base b, int p);
-/* The same of a design: chunk_gated.h rounds both operands of a score, and the adjoint of the
- * score, to bf16. Their products with fp32 exponentials of at most 2 * 76 add less than 2^-6 of
- * that. With keys=scored kg has two decays, two stores, and an exponential's error more. With
- * beta=inverse T B and Kgam, V are rounded, by default T and B Kgam, B V: as often. */
+/* The rounding model of a design. With gated scores chunk_gated.h rounds both operands of a score,
+ * and the adjoint of the score, to bf16. Their products with fp32 exponentials of at most 2 * 76
+ * add less than 2^-6 of that. With keys=scored kg has a second decay, store and exponential. With
+ * beta=inverse T B and Kgam, V are rounded, by default T and B Kgam, B V: equally often. */
 dp_rounding dp_rounding_of_design(const dp_design *d, int p);
 int64_t dp_state_error_size(const dp_rounding *r, int K, int V); /* entries of e */
 int64_t dp_chain_error_size(const dp_rounding *r, int K);        /* entries of b */
-/* The bound itself (for p = 2: DP_LAMBDA sqrt) of the whole tensor whose error is held in D[n]; p =
- * 1: columns, or one number. */
+/* Bound of the Frobenius norm of a tensor's error, from its array D [n]. For p = 2 it is DP_LAMBDA
+ * times the root of the sum. For p = 1 D holds columns' norms, or one number. */
 double dp_error_fro(const dp_rounding *r, const double *D, int64_t n);
-/* The norm of the error of a state, or of a product of the chain. With p = 2: the larger of the
- * norms that their entries and their covariance give. */
+/* The norm of the error of a state, or of a product of the chain. With p = 2 it is the larger of
+ * two norms: from the entries, and from the covariance. */
 double dp_state_error_norm(const dp_rounding *r, int K, int V, const double *e);
 double dp_chain_error_norm(const dp_rounding *r, int K, const double *b);
 /* Error of a sum of n products relative to the sum of absolute values: gamma_n(u), or u sqrt(n/3 +
@@ -85,8 +85,8 @@ typedef struct {
     const double *g; /* [c][K] absolute error of the log decay, entrywise; stride sg */
     int64_t sg;
     int Kg;
-    const double *held; /* [K] number of the head's chunks that have this chunk's decay. Each has
-                         * the same error of it, so the errors add up like their number. NULL: 1 */
+    const double *held; /* [K] number of the head's chunks that have this chunk's decay; NULL: 1.
+                         * Their errors of it are equal, and add up in proportion to the number */
 } dp_input_error;
 
 typedef struct {
@@ -95,7 +95,7 @@ typedef struct {
     double *Dcum; /* [c][K] D of gcum; D of gcum_s - gcum_i is Dcum_s - Dcum_i */
     /* [c][K] relative errors (not powers) of exp(gcum) and of exp(gcum_last - gcum) */
     double *Dexp, *Dend;
-    double *DeC; /* [K] */
+    double *DeC; /* [K] D of eC */
     /* [K] error of eC for carried states (p = 2). Chunks with one decay share one error, and (sum
      * of n equal errors)^2 = n times the sum of their squares */
     double *DeC_held;
@@ -107,49 +107,52 @@ typedef struct {
     double *M;                   /* [K][K] M_c itself */
     double mu;                   /* upper bound of |M_c|_2 */
     double *eq, *ek, *ev;        /* [c][K], [n][K], [n][V] relative errors of the entries */
-    double *ee;                  /* [n][K] of the keys that erase */
+    double *ee;                  /* [n][K] relative errors of the erasing keys */
     double eb, er;               /* copies of the input errors; er = qk_row */
 } dp_chunk_bound;
 
-/* Fills *b with what the stages before the state add to a chunk; in: errors of its inputs. */
+/* Fills *b with the errors of the stages before the state; `in` has the errors of the inputs. */
 void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const dp_input_error *in);
-/* Errors that solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when gcum, L and Akk are
- * exact. All else is 0 or not set. */
+/* Fills *b with the errors that solve (DT) and wy (Dw, Du, Dkg, Dqg, DeC) add by themselves when
+ * gcum, L and Akk are exact. All else is 0 or not set. */
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
-/* After it: every intermediate of the chunk is exact from here on, DM is what forming M_c adds. */
+/* Makes every intermediate of the chunk exact; DM then holds the error of forming M_c alone. */
 void dp_bound_exact(dp_chunk_bound *b);
 /* Frees what it holds; the struct is the caller's. */
 void dp_bound_free(dp_chunk_bound *b);
 
-/* e <- bound after the chunk, for a state with reference value S before it (NOT modified; X its
- * reference v_new, NULL: computed).
- * DX (may be NULL): [n][V] local error of v_new, what does not come through e. */
+/* Carries the state's error over a chunk.
+ *   S    reference state before the chunk, not modified
+ *   e    error of S on entry, of the state after the chunk on return
+ *   DX   [n][V] gets the error of v_new that does not come through e; NULL: not wanted */
 void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double *DX);
-/* row [c]: square of a bound of |o_s error|_2, from e before the chunk and DX. For p = 2 only,
- * since the worst case of a row is far above it. */
+/* Fills row [c] with squares of bounds of |o_s error|_2, from e before the chunk and DX. For p = 2
+ * only, since the worst case of a row is far above it. */
 void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX, double *row);
-/* The backward twins: dS is the reference gradient after the chunk, e its error bound on entry,
- * that before the chunk on return. */
+/* The backward counterpart of dp_bound_state. The reference gradient after the chunk is dS, its
+ * error e on entry. On return e is the error before the chunk. */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdX);
-/* Squares of errors of gradients of the activated inputs, for p = 2 only. Row bounds (2-norm): dq
- * [c], dk [n], dv [n]; entrywise: dg [c][K], dbeta [n]. The arguments eS, edS are errors of h and
- * dh; DX, DdX are local errors. */
-/* The n* fields return reference values beside the bounds: 2-norms of the rows of dq, dk, dv, and
- * dg [c][K], dbeta [n] themselves. */
-/* edq [c][K], edk [n][K], edv [n][V]: NULL, or the rows of dq, dk, dv entry by entry. */
+/* Squares of errors of the gradients of the activated inputs, for p = 2 only.
+ *   dq [c], dk [n], dv [n]           bounds of rows (2-norm)
+ *   dg [c][K], dbeta [n]             bounds of entries
+ *   ndq, ndk, ndv, vdg, vdbeta       reference values: 2-norms of rows, dg and dbeta themselves
+ *   edq [c][K], edk [n][K], edv [n][V]   NULL, or bounds of the entries of dq, dk, dv
+ *   ederasing [n][K], vderasing [n][K]   NULL, or bounds and reference values of the gradients of
+ *                                        erasing keys (dk is then of the writes alone)
+ *   vdv [n][V]                       NULL, or reference values of dv */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv;
-    /* [n][K], [n][V]: errors of the gradients of erasing keys (dk is then of the writes alone).
-     * Reference values of those and of dv. NULL: not wanted */
     double *ederasing, *vderasing, *vdv;
 } dp_grad_bound;
+/* eS, edS are errors of h and dh; DX, DdX are the errors of v_new and dv_new that do not come
+ * through them. */
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
                     const double *edS, const double *DX, const double *DdX, dp_grad_bound *g);
 
-/* C [K][K] <- M C M' (trans: M' C M) + A' diag(s) A + diag(d). C is the covariance of an error's
- * rows, summed over columns, after M. Sums of squares: s [n] of errors that come through A [n][K],
- * d [K] of those of the rows themselves. */
+/* C [K][K] <- M C M' (trans: M' C M) + A' diag(s) A + diag(d). C is the covariance of the rows of
+ * an error, summed over columns. Sums of squared errors: s [n] of errors that come through A
+ * [n][K], d [K] of the rows' own. */
 void dp_bound_covariance(int K, int trans, const double *M, int n, const double *A, const double *s,
                          const double *d, double *C);
 

@@ -1,19 +1,19 @@
-/* ref/vocabulary/exchange.h - how the state that leaves a rank reaches the ranks behind it
+/* ref/vocabulary/exchange.h - exchanges of states between the ranks of context parallelism
  * (math.md g.3).
  *
- *   allgather  every rank gets every pair (M, H) and folds those before it, farthest first
- *   ring       the state is handed from rank to rank, each puts M S + H in its place: the very
- *              products of an all-gather, so the same bits
- *   scan       Hillis-Steele: pairs are combined over distances 1, 2, 4 .., then one is handed on.
- *              Products of M with M are part of it: they run in the format of the chain
- *   serial     no M: a rank runs its own state pass when the state has come
+ *   allgather  every rank receives every pair (M, H) and merges the pairs before it, farthest first
+ *   ring       each rank receives the state S of the rank before it and sends M S + H. The products
+ *              are an all-gather's, so the bits are equal
+ * scan       Hillis-Steele: pairs are combined over distances 1, 2, 4 .., then each rank sends one
+ *              state. It multiplies M by M, in the format of the chain
+ *   serial     no M: a rank runs its own state pass when the state has arrived
  *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
- *              exchanged at all (what Megatron does by default): the bits of one rank
+ *              exchanged (Megatron's default). The bits are one rank's
  *
  * These run on simulated ranks and on the CUDA kernels (gpu/plan/sending.cuh). Two more have a
- * price alone (ref/chunk/exchange_price.h), since they compute the same as one of these:
- *   windows    the all-gather's pairs, read where they lie, all at once
- *   grid       ring over the parts of --exact-cp: a rank folds each of its parts of 128 tokens
+ * price alone (ref/chunk/exchange_price.h), since their results equal one of the above:
+ *   windows    the all-gather's pairs, read in the peers' memory, all at once
+ *   grid       ring over the parts of --exact-cp: a rank merges each of its parts of 128 tokens
  */
 #ifndef DP_EXCHANGE_H
 #define DP_EXCHANGE_H
@@ -32,13 +32,13 @@ typedef enum {
     DP_EXCHANGE_GRID,
     DP_NEXCHANGES
 } dp_exchange;
-#define DP_EXCHANGE_WORDS "allgather|ring|scan|serial|heads" /* those that run, in their order */
+#define DP_EXCHANGE_WORDS "allgather|ring|scan|serial|heads" /* exchanges that run, in this order */
 
 extern const char *const dp_exchange_names[DP_NEXCHANGES];
 
 typedef struct {
     int pairs;  /* 1: ranks form (M, H) */
-    int states; /* 1: a state comes to a rank */
+    int states; /* 1: a rank receives a state */
 } dp_exchange_info;
 extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
 
@@ -47,10 +47,11 @@ extern const dp_exchange_info dp_exchanges[DP_NEXCHANGES];
  *   fp32; bf16; bf16x2 (a sum of two bf16, 16 bits)
  *   m-i       H in bf16, M as M - I in bf16: the small part of an M that is nearly I
  *   svd-1e-4, svd-1e-2
- *             H in fp32, M as the singular values above that, two factors in fp32 (low_rank.h)
- *   diagonal  K numbers of M, in fp32: what there is where nothing is erased (GLA, SSD); a price
- *             alone (ref/chunk/exchange_price.h)
- * Heads sends tokens, and knows full alone. */
+ *             H in fp32; M as two factors in fp32 with the singular values above this share
+ *             (low_rank.h)
+ *   diagonal  K numbers of M, in fp32, if nothing is erased (GLA, SSD); has a price alone
+ *             (ref/chunk/exchange_price.h)
+ * The exchange heads sends tokens, and supports full only. */
 typedef enum {
     DP_PAYLOAD_FULL,
     DP_PAYLOAD_FP32,
@@ -67,25 +68,26 @@ typedef enum {
 extern const char *const dp_payload_names[DP_NPAYLOADS];
 
 typedef struct {
-    double u;         /* unit roundoff of a number that is sent */
-    int bytes;        /* of such a number */
-    int less_i;       /* 1: M - I in place of M */
+    double u;         /* unit roundoff of a sent number */
+    int bytes;        /* of a sent number */
+    int less_i;       /* 1: M - I instead of M */
     double tolerance; /* singular values of M up to this one are not sent; 0: all are */
-    dp_payload state; /* what a state alone is sent as */
+    dp_payload state; /* the payload of a state without M */
 } dp_payload_info;
 extern const dp_payload_info dp_payloads[DP_NPAYLOADS];
 
-/* The exchange of states, as far as it changes roundings. It is all zeros on one rank, and where a
- * ring makes the bits of an all-gather. Parts of the payload that are not sent do not count. */
+/* The exchange of states, as far as it changes roundings. All fields are 0 for one rank, and for a
+ * ring with the bits of an all-gather. Parts of the payload that are not sent do not count. */
 typedef struct {
     dp_exchange exchange;
     dp_payload payload;
-    /* all-gather, in a rank where the sequence that leaves it begins. 0: it sends its pair, which
-     * every rank applies to the initial state. 1: it sends the state that leaves it, as ring, scan
-     * and serial do. The same unless there is an initial state and a payload that rounds */
+    /* In an all-gather, the message of a rank on which the sequence that leaves it begins. 0: the
+     * pair, which every rank applies to the initial state. 1: the state that leaves the rank, as in
+     * ring, scan and serial. Both give equal results unless there is an initial state and a payload
+     * that rounds */
     int begins;
 } dp_sending;
-#define DP_SENDERS 2 /* where it is not known how many ranks there are */
+#define DP_SENDERS 2 /* the number of ranks where it is unknown */
 dp_sending dp_sending_of(dp_exchange x, dp_payload p, int N);
 
 /* Why N ranks of HV value heads cannot exchange so; NULL: they can. */

@@ -1,9 +1,8 @@
-/* ref/vocabulary/problem.h - the vocabulary that everything else shares: status, shapes, layouts,
- * one problem, its results.
+/* ref/vocabulary/problem.h - the common vocabulary: status, shapes, layouts, one problem, its
+ * results.
  *
  * Names and shapes (math.md a). All arrays are row-major, last index fastest, and hold doubles.
- * Their values are exactly the numbers that the subject got: a bf16 input is a double that bf16
- * represents.
+ * Their values are exactly the subject's inputs: a bf16 input is a double that bf16 represents.
  *
  *   T tokens   H query/key heads   HV value heads, HV = G*H
  *   K key width   V value width   R keys per token
@@ -12,13 +11,12 @@
  *   q  [T][H][K]        k    [T][H][R][K]     v   [T][HV][R][V]
  *   g  [T][HV][Kg]   natural-log decay of ONE step, or raw
  *   o  [T][HV][V]       beta [T][HV][R]       A_log [HV]            dt_bias [HV][Kg]
- *   erase [T][HV][K]    write [T][HV][V]      in place of beta (GDN-2)
- *   lr_a lr_b [T][HV][K]                      in place of beta (DPLR, RWKV-7)
- *   number [T][HV]   angle [T][HV][P]   value3 value4 [T][HV][V]   own rows alone
+ *   erase [T][HV][K]    write [T][HV][V]      instead of beta (GDN-2)
+ *   lr_a lr_b [T][HV][K]                      instead of beta (DPLR, RWKV-7)
+ *   number [T][HV]   angle [T][HV][P]   value3 value4 [T][HV][V]   only in a user's own rows
  *   s0, final_state [Nseq][HV][K][V]
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
- * Value head hv uses query/key head hv / G. Gradients have the shape of what they are a gradient
- * of.
+ * Value head hv uses query/key head hv / G. A gradient has the shape of its tensor.
  */
 #ifndef DP_PROBLEM_H
 #define DP_PROBLEM_H
@@ -138,13 +136,12 @@ struct dp_problem {
     double lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
-    /* > 1: of every so many tokens the first decays by its gate, the others not at all. The
-     * double-double truth computes keys that read one after another so (truth_turns.c); no file has
-     * it */
+    /* n > 1: only every n-th token decays by its gate, from the first on. The double-double truth
+     * uses it for keys that read one after another (truth_turns.c); no file has it */
     int decays_every;
     int pairs; /* pairs of channels that angle rotates; 0: K / 2 */
-    int lag;   /* every so many tokens the first writes and the others only read, so that the
-                * previous one lies so far back; 0: one (harness/run/judge_files.h) */
+    int lag;   /* n: only every n-th token writes, so that the previous token is n back; 0: one
+                * (harness/run/judge_files.h) */
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
     double *erase, *write;   /* DP_BY_GATES, else NULL */
@@ -155,8 +152,8 @@ struct dp_problem {
     double *s0;              /* NULL: zeros */
     double *dout;            /* do [T][HV][V]; NULL: forward only */
     double *dstate;          /* gradient of final_state [Nseq][HV][K][V]; NULL: zeros */
-    /* q, k and v stand for rows (last axis) that are off by at most this times their 2-norm; 0:
-     * they are what is meant */
+    /* bound of the error of each row (last axis) of q, k and v, relative to its 2-norm; 0: they are
+     * exact */
     double input_error;
 };
 
@@ -178,27 +175,27 @@ static inline int dp_has_beta(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_BETA;
 }
 
-/* Does each key of a token read what the keys before it wrote? */
+/* Does each key of a token read the state after the keys before it? */
 static inline int dp_in_turn(const dp_problem *p) { return dp_models[p->model].in_turn; }
 
-/* Does it take erase and write in place of beta? */
+/* Does the recurrence have erase and write instead of beta? */
 static inline int dp_by_gates(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_GATES;
 }
 
-/* Has a token rows of their own in place of its keys (recurrence.h; DPLR: two)? */
+/* Has a token other rows than its keys (recurrence.h; DPLR: two rows)? */
 static inline int dp_by_rows(const dp_problem *p) {
     return dp_models[p->model].strength >= DP_BY_FACTORS;
 }
 
-/* Rows of a token as the pipeline has them: its R keys, or more (recurrence.h). */
+/* Number of rows of a token in the pipeline: its R keys, or more (recurrence.h). */
 static inline int dp_rows(const dp_problem *p) {
     return dp_models[p->model].rows ? dp_models[p->model].rows : p->R;
 }
-/* How many keys of a token read one state and then write to it: all, or each by itself. */
+/* Number of keys of a token that read one state before they write to it: all, or one. */
 static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : dp_rows(p); }
 
-/* Does a token erase? Where it does not, the M of any tokens is the diagonal of their decays. */
+/* Does a token erase? If not, M of any tokens is the diagonal matrix of their decays. */
 static inline int dp_erases(const dp_problem *p) {
     return dp_models[p->model].strength != DP_BY_NOTHING;
 }
@@ -212,9 +209,8 @@ void dp_problem_free(dp_problem *p); /* frees every array; p itself is the calle
  * field and value. */
 dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e);
 
-/* Results of one run. Arrays that were not computed are NULL. Gradients are those of the raw
- * inputs: of q and k before their norm, of the raw gate, of the raw beta. That of the initial state
- * is ds0. */
+/* Results of one run. Arrays that were not computed are NULL. Gradients are of the raw inputs: q
+ * and k before their norm, the raw gate, the raw beta. The gradient of the initial state is ds0. */
 struct dp_result {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,

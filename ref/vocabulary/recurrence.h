@@ -3,15 +3,16 @@
  *   S <- diag(exp g) S,   then for each row at once (or in turn)   S <- S + write' U,
  *   U = strength (value - read S),   and   o = scale S' q
  *
- * `before`: the rows read the state before its decay. Every entry is a product of at most three of
- * an input, exp(g) and exp(-g), with a sign. Write and read have K channels, value has V, strength
- * is a number. Where there is one row and a token has R keys, it stands for each of them. From
- * these rows alone follow the truth, its gradients and its radii (ref/truth).
+ * With `before` the rows read the state before its decay. Every entry is a signed product of at
+ * most three factors: inputs, exp(g), exp(-g). Write and read have K channels, value has V,
+ * strength is a number. If a recurrence has one row and a token has R keys, the row applies to each
+ * key. These rows determine the truth, its gradients and its radii (ref/truth).
  *
- * An input may be that of the previous token: zeros at the first of a sequence. The query and some
- * keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of channels
- * has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its own token's phi. Only
- * writes have rotated keys, beside numbers and a head's gate, which commute with the rotation. */
+ * A factor may be the previous token's input, zeros at the first token of a sequence. The query and
+ * some keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of
+ * channels has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its own token's
+ * phi. Rotated keys occur in writes only, with numbers and a head's gate, which commute with the
+ * rotation. */
 #ifndef DP_RECURRENCE_H
 #define DP_RECURRENCE_H
 #include "problem.h"
@@ -22,10 +23,10 @@ extern "C" {
 enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, beside dp_input_id. */
 enum { DP_FACTOR_DECAY = DP_NINPUTS, DP_FACTOR_GROWTH /* exp(g), exp(-g) */ };
-/* Added to an input: that of the previous token. */
+/* Added to an input: the previous token's. */
 enum { DP_PREVIOUS = 64 };
 
-/* sign 0: there is none, a zero; n 0: 1 or -1. */
+/* A signed product of n factors. sign = 0: the entry is 0; n = 0: it is 1 or -1. */
 typedef struct {
     signed char sign;
     unsigned char n, of[DP_MAX_FACTORS];
@@ -43,7 +44,7 @@ extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
 static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
     return &dp_recurrences[p->model];
 }
-/* Row j of a token, and the key that it takes of those with an axis R. */
+/* Row j of a token, and the index of its key on the axis R. */
 static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {
     const dp_recurrence *r = dp_recurrence_of(p);
     return &r->row[r->n > 1 ? j : 0];
@@ -57,13 +58,13 @@ static inline int dp_entry_same(dp_entry a, dp_entry b) {
         same = a.of[i] == b.of[i];
     return same;
 }
-/* Is it that input as it is? */
+/* Is the entry that input, without sign or further factors? */
 static inline int dp_entry_is(dp_entry e, int input) {
     return e.sign > 0 && e.n == 1 && e.of[0] == input;
 }
-/* Is it 1? */
+/* Is the entry 1? */
 static inline int dp_entry_is_one(dp_entry e) { return e.sign > 0 && !e.n; }
-/* How often it has that factor. */
+/* The number of times that the entry has that factor. */
 static inline int dp_entry_has(dp_entry e, int factor) {
     int n = 0;
     for (int i = 0; i < e.n; i++)
@@ -71,18 +72,18 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     return n;
 }
 
-/* Is it an input of V columns? */
+/* Has the input V columns? */
 static inline int dp_is_value(int input) {
     return input == DP_INPUT_V || input == DP_INPUT_WRITE || input == DP_INPUT_VALUE3 ||
            input == DP_INPUT_VALUE4;
 }
-/* The input of a factor, whichever token's. */
+/* The input of a factor, of this token or the previous one. */
 static inline int dp_factor_input(int of) { return of & ~DP_PREVIOUS; }
 /* The token of a factor in an entry of token t; -1: there is none. */
 static inline int64_t dp_factor_token(const dp_problem *p, int of, int64_t t) {
     return of & DP_PREVIOUS ? dp_token_before(p, t) : t;
 }
-/* Has it an input of the previous token? */
+/* Has the entry an input of the previous token? */
 static inline int dp_entry_looks_back(dp_entry e) {
     int any = 0;
     for (int i = 0; i < e.n; i++)
@@ -110,19 +111,19 @@ static inline dp_entry dp_entry_of(const dp_token_row *r, int kind) {
            : kind == DP_ENTRY_VALUE ? r->value
                                     : r->strength;
 }
-/* Does any of its rows have that factor? */
+/* Does any row of the recurrence have that factor? */
 static inline int dp_recurrence_has(const dp_recurrence *a, int factor) {
     int n = 0;
     for (int i = 0; i < a->n * DP_NENTRIES; i++)
         n += dp_entry_has(dp_entry_of(&a->row[i / DP_NENTRIES], i % DP_NENTRIES), factor);
     return n > 0;
 }
-/* That input, of this token or the previous one? */
+/* Does the recurrence use that input, of this token or the previous one? */
 static inline int dp_recurrence_uses(const dp_recurrence *a, int input) {
     return dp_recurrence_has(a, input) || dp_recurrence_has(a, input | DP_PREVIOUS) ||
            (input == DP_INPUT_ANGLE && a->rotated);
 }
-/* Does any look back? */
+/* Does any row use an input of the previous token? */
 static inline int dp_recurrence_looks_back(const dp_recurrence *a) {
     int any = 0;
     for (int i = 0; i < a->n * DP_NENTRIES; i++)
@@ -132,17 +133,17 @@ static inline int dp_recurrence_looks_back(const dp_recurrence *a) {
 /* Does a recurrence have such an input: q, g, and the inputs of its rows? States, parameters of the
  * gate and incoming gradients are always allowed. */
 int dp_model_has(dp_model m, int input); /* tensors.c */
-/* How often it has exp(g), less exp(-g). */
+/* The exponent of exp(g) in the entry. */
 static inline int dp_entry_gates(dp_entry e) {
     return dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
 }
-/* Does a token need of those before it more than the state: the previous one's inputs, the sum of
- * angles? */
+/* Does a token need more of earlier tokens than the state: the previous token's inputs, or the sum
+ * of angles? */
 static inline int dp_has_halo(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     return a->rotated || dp_recurrence_looks_back(a);
 }
-/* Has it an exp(-g), or reads before the decay, which is one in chunk form? */
+/* Has the recurrence an exp(-g), or reads before the decay, which are an exp(-g) in chunk form? */
 static inline int dp_has_growth(const dp_problem *p) {
     const dp_recurrence *r = dp_recurrence_of(p);
     int any = r->before;
