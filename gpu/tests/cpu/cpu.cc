@@ -151,7 +151,7 @@ static bool block_at(State s) {
     return here && here + threads_at(ENDED) == m.count;
 }
 
-/* Those of warp w, whose first thread is 32 w. */
+/* Lets the threads of warp w that are in state s run; its first thread is 32 w. */
 static void release(int w, State s) {
     for (int i = 32 * w; i < 32 * w + 32 && i < m.count; i++)
         if (m.fiber[i].state == s) m.fiber[i].state = RUNS;

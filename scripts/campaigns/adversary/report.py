@@ -204,13 +204,13 @@ tf32 operands, factors in two formats) are run undeclared.
 POWER_TEXT = """\
 ## Power: %s (base %s)
 
-The smallest size at which half and 99 of 100 runs (a case or problem and a seed) fail. asked: the
-size that
-99 of 100 are to detect, or at which the fault was missed before; at asked: the runs that fail
-there. tensor:
-runs whose verdict names the right tensor first. "<=": the smallest size that was tried, "never":
-not at the
-largest.
+The table has the smallest size at which half and 99 of 100 runs (a case or problem and a seed)
+fail.
+
+- asked: the size that 99 of 100 are to detect, or at which the fault was missed before
+- at asked: the runs that fail at that size
+- tensor: runs whose verdict names the right tensor first
+- "<=": the smallest size that was tried; "never": not at the largest
 """
 
 
