@@ -44,7 +44,8 @@ def around(x: Any) -> bytes:
 
 
 def inputs_of(given: Mapping[str, Any], guards: bool = True) -> dict[str, bytes]:
-    """What a call must keep; without guards: but for states, and nothing of large calls."""
+    """Bytes of the inputs that a call must not change. Without guards: none of states, and none of
+    large calls."""
     if not guards and sum(getattr(x, "nbytes", 0) for x in given.values()) > MOST:
         return {}
     change = MAY_CHANGE if guards else IN_PLACE
