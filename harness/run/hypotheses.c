@@ -394,11 +394,11 @@ static void try_operands(search *s) {
         {"state=bf16", "its state is kept in bf16 from chunk to chunk", 1},
     };
     const int before = s->count.fit;
-    if (s->c->base[0] == DP_BASE_BF16 || !s->failed->undeclared) return;
-    try_stored(s);
+    if (!s->failed->undeclared) return;
+    if (s->c->base[0] != DP_BASE_BF16) try_stored(s);
     for (size_t i = 0; i < sizeof designs / sizeof *designs; i++) {
         if (s->count.fit > before && (!i || designs[i].errors > designs[i - 1].errors)) return;
-        if (s->c->base[0] == DP_BASE_FP32)
+        if (s->c->base[0] == DP_BASE_FP32 || (s->c->base[0] == DP_BASE_BF16 && designs[i].errors))
             OTHER(design, "design", designs[i].words, designs[i].meaning);
     }
 }

@@ -178,6 +178,14 @@ def test_gates_are_judged_as_the_kernel_reads_them() -> None:
     assert found.status == 2 and 'gate_dtype="fp32" or "bf16" or "fp16"' in found.text
 
 
+def test_a_state_in_bf16_is_named_in_base_bf16_too() -> None:
+    x = inputs(T=150, H=1, V=8)
+    x |= {n: short(x[n]) for n in "qkv"} | {"g": 0 * x["g"], "beta": x["beta"] / 8}
+    o = to_bf16(with_state_in(short, x, kept=True))
+    said = fits(x | {n: to_bf16(x[n]) for n in "qkv"}, {"o": o}, base="bf16")
+    assert len(said) == 1 and 'design="recurrent,state=bf16,read=kept"' in said[0], said
+
+
 def test_a_kernel_in_fp64_may_read_gates_in_fp32_and_says_so() -> None:
     x = {n: a.astype(np.float64) for n, a in inputs(V=16).items()}
     x["g"] = x["g"] * (1 + 2**-30)
