@@ -198,8 +198,8 @@ def page(table, speed, notes, left_out):
         "(reports/verdicts.md). Bits and error over expected: medians over the "
         "cases passed. Times: medians of 20, K = V = 128, bf16. Brackets: multiples of the "
         "floor, which reads every input and writes every output once at the speed of a copy "
-        f"({speed.get('copy_bytes_per_s', 0) / 1e12:.2f} TB/s); "
-        "scripts/campaigns/peers/field/rows.py says what each kernel takes.",
+        f"({speed.get('copy_bytes_per_s', 0) / 1e12:.2f} TB/s). Inputs of each kernel: "
+        "scripts/campaigns/peers/field/rows.py.",
         "",
         "    scripts/campaigns/peers/run_field.sh --out build/field && "
         "scripts/campaigns/peers/run_field.sh --judge build/field",
@@ -219,13 +219,15 @@ def page(table, speed, notes, left_out):
     reasons = collections.Counter(left_out.values()).most_common()
     lines += [
         "",
-        f"Cases that no public kernel was asked: {len(left_out)}. "
-        f"({'. '.join(f'{why}: {n}' for why, n in reasons)}).",
+        f"Cases that no public kernel was asked: {len(left_out)}.",
+        "",
+        *(f"- {why}: {n}" for why, n in reasons),
         "",
         *times_of(speed),
     ]
     for k in table:
-        lines += [f"## {k['kernel']}", "", f"Not served: {k['reasons']}.", ""]
+        lines += [f"## {k['kernel']}", "", "Not served:", ""]
+        lines += [*(f"- {why}" for why in k["reasons"].split("; ")), ""]
         if k["kernel"] in notes:
             lines += [notes[k["kernel"]], ""]
         for j in k["failed"]:
@@ -233,8 +235,8 @@ def page(table, speed, notes, left_out):
                 if t["verdict"] == "fail":
                     row = ", ".join(f"{a} {b}" for a, b in t["row"].items())
                     lines.append(
-                        f"- `{j['case']}`: {t['name']}, relative error {t['error']:.2e} ({row}): "
-                        f"{t['why']}."
+                        f"- `{j['case']}`: {t['name']}, relative error {t['error']:.2e} ({row}). "
+                        f"{t['why'][:1].upper()}{t['why'][1:]}."
                     )
             lines += [
                 f"  `build/deltaproof inputs {j['case']} -c FOLDER -o in.safetensors; "
