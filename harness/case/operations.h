@@ -1,9 +1,9 @@
 /* harness/case/operations.h - the operations of a case, a row each. The rest of the program reads
  * fields of the row, and never asks for an operation's name.
  *
- * To add one: its word and its row (casefile.h, operations.c), its file beside op_conv.c with the
- * functions below, and who runs and judges it (harness/run/run.c). A recurrence is no operation of
- * its own but a row of dp_models (ref/vocabulary/problem.c).
+ * To add an operation, add its word and its row (casefile.h, operations.c), its file beside
+ * op_conv.c with the functions below, and its driver (harness/run/run.c). A recurrence is no
+ * operation but a row of dp_models (ref/vocabulary/problem.c).
  */
 #ifndef DP_OPERATIONS_H
 #define DP_OPERATIONS_H
@@ -18,7 +18,7 @@ enum {
     DP_FAULTS_OF_STAGES = 1,  /* a stage of the recurrence */
     DP_FAULTS_OF_CHAIN = 2,   /* the format of the M chain, which is a stage too */
     DP_FAULTS_OF_CONV = 4,    /* a convolution */
-    DP_FAULTS_OF_REPEATS = 8, /* what differs between two runs of the same inputs */
+    DP_FAULTS_OF_REPEATS = 8, /* differences between two runs with equal inputs */
     DP_FAULTS_OF_CALLS = 16,  /* data that the calls of a session pass on */
 };
 
@@ -28,9 +28,9 @@ typedef struct {
     int bit, keys;    /* of DP_CF_*: its own, and all keys that it takes */
     dp_model model;   /* of its recurrence, where the key op names none */
 
-    unsigned backends;    /* who computes it: 1 << dp_backend, each */
-    const char *why_none; /* what a run on none of them is told; NULL: what LAPACK is */
-    unsigned faults;      /* kinds that can show in it */
+    unsigned backends;    /* that compute it: 1 << dp_backend, each */
+    const char *why_none; /* message of a run on another backend; NULL: LAPACK's message */
+    unsigned faults;      /* kinds that apply to it */
 
     unsigned is_recurrence : 1; /* one recurrence and nothing else: what a library, files and LAPACK
                                    compute, what carries a state and has invariants */

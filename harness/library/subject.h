@@ -1,13 +1,13 @@
 /* harness/library/subject.h - a kernel in a shared library as a subject (its side of the interface:
  * deltaproof_subject.h).
  *
- * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK), started anew from this
- * program's file. So threads, OpenMP and CUDA work in it. Tensors are shared memory whose size no
- * one can change. Each array lies between two pages that cannot be touched, and ends at the second.
- * Inputs cannot be written. The rest of an output's first page holds a pattern that is checked
- * afterwards. Outputs begin as one NaN that no arithmetic makes. When a run or this program ends,
- * for any reason, all processes that the library started end with it (supervisor.h). Loading,
- * constructors and `about` are bound by the same limits of time and memory as a run.
+ * Every run is a process of its own (one a rank for DP_SUBJECT_PER_RANK). It is started from this
+ * program's file, so that threads, OpenMP and CUDA work in it. Tensors are shared memory of fixed
+ * size. Each array lies between two guard pages, and ends at the second. Inputs are read-only. The
+ * rest of an output's first page holds a pattern that is checked afterwards. Outputs are filled
+ * with one NaN that no arithmetic makes. When a run or this program ends, for any reason, all
+ * processes of the library end (supervisor.h). A run's limits of time and memory also hold for
+ * loading, constructors and `about`.
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
@@ -21,7 +21,7 @@ extern "C" {
 
 #define DP_SUBJECT_MAX_RANKS 64
 #define DP_SUBJECT_LIMIT_S 60.0
-#define DP_SUBJECT_MOST_CALLS 3 /* that one process makes */
+#define DP_SUBJECT_MOST_CALLS 3 /* of one process */
 
 struct dp_command; /* command_parts.h */
 
@@ -32,19 +32,19 @@ typedef struct {
     int64_t memory; /* bytes of private memory that a process of it may have */
     char name[64];
     int per_rank, max_ranks;
-    dp_base base; /* what it claims */
+    dp_base base; /* its claims */
     dp_format chain;
-    char *design; /* as it declares it (ref/vocabulary/design.h); NULL: it does not */
+    char *design; /* the declared design (ref/vocabulary/design.h); NULL: not declared */
     int writes[DP_NRESULTS], writes_stage[DP_NSTAGE_TENSORS]; /* dp_result_fields; stages */
     int writes_states;                                        /* of every token */
-    int writes_pool;                                          /* takes states in slots */
+    int writes_pool;                                          /* supports states in slots */
     int writes_drafts, takes_trees; /* has a slot a drafted token, and rolls back itself */
-    int writes_ring;                /* replays tokens from a ring in place of a state */
+    int writes_ring;                /* replays tokens from a ring instead of a state */
     int has[DP_NMODELS + 1];        /* recurrences, DP_USER: any of a user's own; a program: all */
 } dp_subject;
-/* Loads the library in a process of its own and asks what it is. limit_s 0: DP_SUBJECT_LIMIT_S;
- * memory 0: that of this machine. DP_EINPUT: no such file, no such functions, another version, an
- * unknown claim or name. Also a library that dies while it is loaded. */
+/* Loads the library in a process of its own and calls its `about` functions. limit_s 0:
+ * DP_SUBJECT_LIMIT_S; memory 0: this machine's. Returns DP_EINPUT if the file or a function is
+ * missing, for another version, an unknown claim or name, and if the library dies while loaded. */
 dp_status dp_subject_open(const char *path, double limit_s, int64_t memory, dp_subject *s,
                           dp_err *e);
 /* Frees what dp_subject_open made. */
@@ -68,7 +68,7 @@ extern const char *const
 
 typedef struct {
     dp_subject_outcome outcome;
-    char why[512]; /* all but DP_SUBJECT_RETURNED: what happened, on which rank */
+    char why[512]; /* all but DP_SUBJECT_RETURNED: the event and its rank */
     dp_result r;   /* NULL: not written by this library; also set, incomplete, when it died */
     double *stage[DP_NSTAGE_TENSORS]; /* whole, dp_stage_tensor_shape */
     double *states; /* [T][HV][K][V] after every token; NULL: not wanted, or not written */
@@ -85,17 +85,17 @@ typedef struct {
     dp_base base;
     dp_format chain;
     int backward;
-    int states; /* 1: those of every token are wanted, too; one rank */
-    /* where states lie, of a subject with writes_pool; one rank. NULL: initial and final states */
+    int states; /* 1: states of every token are wanted, too; one rank */
+    /* the pool of states of a subject with writes_pool; one rank. NULL: initial and final states */
     const dp_state_pool *pool;
-    /* convolutions before q, k and v; a program's. NULL: none */
+    /* convolutions before q, k and v, for programs; NULL: none */
     const dp_conv_front *front;
-    int chunk; /* tokens a chunk that it is asked for; 0: its own */
+    int chunk; /* requested tokens a chunk; 0: the subject's own */
     double limit_s;
 } dp_subject_call;
 
-/* One run over N ranks. DP_EIO: no process or memory could be had; everything that the library does
- * is an outcome. */
+/* One run over N ranks. Failures of the library are outcomes; DP_EIO means that this machine had no
+ * process or memory for it. */
 dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
 /* n <= DP_SUBJECT_MOST_CALLS calls without a pool, of problems of one shape: p[0], or one other. A
@@ -107,9 +107,9 @@ dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *con
 /* Frees what it holds; the struct is the caller's. */
 void dp_subject_result_free(dp_subject_result *r);
 
-int dp_subject_unwritten(double x); /* is it the NaN that outputs begin as? */
-/* "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or Inf,
- * ..", or "". Returns the number of unwritten entries */
+int dp_subject_unwritten(double x); /* is x the NaN that outputs are filled with? */
+/* Writes "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or
+ * Inf, ..", or "". Returns the number of unwritten entries. */
 int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
 
 #ifdef __cplusplus

@@ -77,12 +77,12 @@ typedef struct {
     const char *recurrence;
     const char *unjudged;       /* names of tensors that may be, with commas; NULL: none */
     int ranks;                  /* 0: not set */
-    int64_t tokens;             /* 0: all; else the first so many of IN are the problem */
+    int64_t tokens;             /* 0: all; else the problem is the first so many tokens of IN */
     const char *cache;          /* folder of truths and bounds; NULL: none */
     const dp_truth_pick *truth; /* NULL: auto */
     int progress;
-    void (*note)(const char *text); /* told what a reader of the verdict should know; may be NULL */
-    /* what is judged in place of the files' tensors, which it changes; NULL: they as they are */
+    void (*note)(const char *text); /* gets notes for the reader of the verdict; may be NULL */
+    /* changes the files' tensors before they are judged; NULL: no change */
     void (*change)(dp_tensorfile *in, dp_tensorfile *out, void *arg);
     void *change_arg;
 } dp_judge_options;

@@ -1,8 +1,8 @@
-/* harness/run/outputs.h - what a subject gave back, however it computed it, and its judgement.
+/* harness/run/outputs.h - the outputs of a subject of any kind, and their judgement.
  *
- * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_run. The order within is
- * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws: each a
- * file, declared below.
+ * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_run. The order is
+ * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws. Each
+ * has a file; the functions are declared below.
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
@@ -16,7 +16,7 @@
 typedef struct {
     const dp_result *results;
     /* By DP_RANK_S_IN and so on: [N*HV] states, NULL where a pair of rank and head has none. NULL:
-     * this subject does not show it apart from stages. */
+     * this subject returns it among stages only, or not at all. */
     double *const *rank[DP_RANK_TENSORS];
     int forms_all_pairs;  /* 0: M, H and their gradients only where they matter (math.md g.1) */
     double *const *stage; /* [DP_NSTAGE_TENSORS], NULL where it has none; NULL: none at all */
@@ -26,7 +26,7 @@ typedef struct {
     const dp_sim *sim; /* of simulated ranks: M along the recorded rank; else NULL */
 } dp_outputs;
 
-/* One judgement in the making. */
+/* Arguments of a judgement. */
 typedef struct {
     dp_sharding *sp;
     dp_bound_bases *bases;
@@ -44,7 +44,7 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from);
  * explains every tensor is r->explained. If none does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
-/* subject_files.c: adds to bounds what storing results in the formats of g may add. */
+/* subject_files.c: adds to the bounds the rounding of results to the formats of g. */
 void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
                           dp_error_bound *b);
 
@@ -57,17 +57,16 @@ typedef struct {
 } dp_calls_seen;
 /* judge_calls.c */
 void dp_calls_seen_free(dp_calls_seen *seen);
-/* Bounds and dp_judge_run of the outputs, then of what else was seen, the three below. Without a
- * session nothing was. */
+/* Makes the bounds, calls dp_judge_run, and for a session the three functions below. */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, double from, dp_err *e);
 
-/* judge_calls.c: after dp_judge_run, what the windows of a session made of their tokens. */
+/* judge_calls.c: after dp_judge_run, judges the results of all tokens in a session's windows. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
-/* judge_calls.c: last, of a run that failed: the first call that left a wrong state. */
+/* judge_calls.c: last, for a run that failed: names the first call that left a wrong state. */
 void dp_say_far(const dp_states_seen *far, dp_run *r);
-/* judge_calls.c: after dp_judge_run, the slots of a session's pool that were not to be written, as
- * tensor `pool`, to the bit. None where no pool was run. */
+/* judge_calls.c: after dp_judge_run, judges the slots of a session's pool that were not to be
+ * written, as tensor `pool`, bit by bit. Does nothing if no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */

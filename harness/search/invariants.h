@@ -1,64 +1,63 @@
-/* harness/search/invariants.h - what must hold between runs of one subject, whatever the truth is:
- * checks for sizes where no truth is affordable.
+/* harness/search/invariants.h - properties between runs of one subject, which need no truth: checks
+ * for sizes where no truth is affordable.
  *
- * Each check runs the subject on the problem and on a changed one and compares results. Equality is
- * exact (as numbers: -0 = 0) unless said otherwise. A kernel in a shared library must be equal only
- * where it claims it (`bitwise`). Else rows with other bits must be within the sum of both runs'
- * bounds (error_bound.h, of the declared design); `why` says how near. A library that refuses a
- * changed problem skips that check; one that dies on it fails it. A library's failing check is made
- * again, with all its runs. If it does not fail each time, `repeat` fails, "not repeatable, n of
- * m", and the check is skipped.
+ * Each check runs the subject on the problem and on a changed one, and compares results. Equality
+ * is exact (as numbers: -0 = 0) unless stated otherwise. A kernel in a shared library must be
+ * exactly equal only if it claims so (`bitwise`). Otherwise differing rows must be within the sum
+ * of both runs' bounds (error_bound.h, of the declared design); `why` has the largest share. If a
+ * library refuses a changed problem, the check is skipped; if it crashes, the check fails. A
+ * failing check of a library is repeated, with all its runs. If it does not fail each time, the
+ * check is skipped, and `repeat` fails with "not repeatable, n of m".
  *
- *   repeat        the same run again gives the same bits
- *   causality     inputs of one token changed: o and dq of the chunks before its own, and
- *                 everything of other sequences, stays
+ *   repeat        a repeated run has equal bits
+ *   causality     inputs of one token change: o and dq of earlier chunks, and everything of other
+ *                 sequences, must not
  *   causality-chunk
- *                 the same inside one chunk of 64 tokens, every seventh of them changed in turn: o
- *                 and dq of the tokens before it stay, as a masked product adds exact zeros.
- *                 Kernels that anchor decays inside the chunk behind a row (fla#1242), or choose a
- *                 way of summing by what comes later, do not have that
- *   anticausality do of one token changed: dk dv dg dbeta of the tokens behind it, dq of all
- *                 others, and everything of other sequences, stays
- *   heads         every input of the first value head, of the last, of all but the first changed (q
- *                 and k where no other head reads them): everything of other heads stays, o, states
- *                 and all gradients, dA_log and ddt_bias too (dq and dk: of groups without a
- *                 changed head)
- *   packed        a sequence among others gives what it gives alone, on one rank, where chunks are
- *                 cut alike (dA_log and ddt_bias, sums over all, are left out)
+ *                 likewise inside one chunk of 64 tokens, for every seventh token: o and dq of
+ *                 earlier tokens must not change, as a masked product adds exact zeros. Kernels
+ *                 fail that anchor decays inside the chunk behind a row (fla#1242), or that choose
+ *                 an order of summation by later tokens
+ *   anticausality do of one token changes: dk dv dg dbeta of later tokens, dq of all others, and
+ *                 everything of other sequences, must not
+ *   heads         all inputs of the first value head, of the last, or of all but the first change
+ *                 (q and k if no other head reads them): o, states and all gradients of other heads
+ *                 must not, dA_log and ddt_bias included (dq and dk: of groups without a changed
+ *                 head)
+ *   packed        results of a packed sequence equal its results alone, on one rank, if chunks are
+ *                 cut alike (without dA_log and ddt_bias, sums over all sequences)
  *   sequence-order
- *                 the last sequence packed before all others, so that each has another place and
- *                 other tokens before it, on one rank: each gives what it gave (sums over all left
- *                 out, as above); kernels that cut the sequence that stands last in segments:
- *                 skipped
- *   prefix        running on from the state of a prefix of whole chunks gives what one run gives;
- *                 the gradient of that state likewise (cuda, nccl: o and states only; the backward
- *                 recomputes the states of the prefix in another path than the forward that gave
- *                 the state). Where kernels cut a sequence in segments by its length, and so its
- *                 parts elsewhere, prefix is skipped and packed leaves it out
- *   no-state      no initial state and one of zeros give the same bits
- *   scale-v       v and s0 times 2^3: o and states times 2^3, dq dk dg dbeta times 2^3, dv and ds0
- *                 as before. Powers of two commute with rounding; entries that underflow on the way
- *                 may differ by 2^-100 (fp64: 2^-960; cuda, nccl: 2^-36, as anchors multiply by up
- *                 to 2^110 afterwards), which is what `small` stands for
+ *                 the last sequence is packed before all others, on one rank: results of each
+ *                 sequence must not change (without sums over all sequences). Skipped for kernels
+ *                 that cut the last sequence in segments
+ *   prefix        a run from the state after a prefix of whole chunks equals one run over all, and
+ *                 so does the gradient of that state. (cuda, nccl: o and states only, since the
+ *                 backward recomputes the states of the prefix in another path than the forward.)
+ *                 If kernels cut a sequence in segments by its length, prefix is skipped, and
+ *                 packed leaves that sequence out
+ *   no-state      no initial state and one of zeros have equal bits
+ *   scale-v       v and s0 times 2^3: o, states, dq dk dg dbeta times 2^3, dv and ds0 unchanged.
+ *                 Powers of two commute with rounding. Entries with an underflow may differ by
+ *                 `small`, 2^-100 (fp64: 2^-960; cuda, nccl: 2^-36, as anchors multiply by up to
+ *                 2^110 afterwards)
  *   scale-do      do and dstate times 2^3: all gradients times 2^3
  *   sign-q        q negated: o and (without dstate) the gradients but dq change sign, states and dq
- *                 stay
- *   sign-kv       k and v negated: dk and dv change sign, all else stays. Own rows: further inputs
- *                 too, where they need them (scale-v likewise), or skipped
- *   chunk-size    the subject asked for chunks of another length: each row within the sum of the
- *                 two bounds, of the design with that length. Simulated ranks take 16 and 128; a
- *                 kernel of yours takes what its design names (chunks=16:32,
- *                 ref/vocabulary/design.h), and is skipped where it names none
- *   ranks         N ranks give what one rank gives, on inputs where nothing rounds
+ *                 do not change
+ *   sign-kv       k and v negated: dk and dv change sign, all else does not. For a user's own rows
+ *                 further inputs are negated if necessary (scale-v likewise), or the check is
+ *                 skipped
+ *   chunk-size    chunks of another length: each row within the sum of the two bounds, of the
+ *                 design with that length. Simulated ranks use 16 and 128, a user's kernel the
+ *                 lengths of its design (chunks=16:32, ref/vocabulary/design.h); skipped without
+ *                 such lengths
+ *   ranks         N ranks equal one rank, on inputs where nothing rounds
  *                 (ref/inputs/inputs_exact.c) in the problem's own shape and packing
- *   exact-cp      N ranks that own runs of a fixed grid of parts (ref/vocabulary/own.h) against
- *                 one: every bit of results and gradients, on the problem's own inputs, of
- *                 simulated ranks and of the CUDA kernels; other subjects are not told who owns
- *                 what: skipped
- *   transpose     dM = M' on those inputs (math.md g.1)
+ *   exact-cp      N ranks that own runs of a fixed grid of parts (ref/vocabulary/own.h) equal one
+ *                 rank in every bit of results and gradients, on the problem's own inputs. For
+ *                 simulated ranks and the CUDA kernels; other subjects have no owners: skipped
+ *   transpose     dM = M' on the inputs of the check ranks (math.md g.1)
  *   ranks-bound   N ranks against one rank on the problem's own inputs: each row within the sum of
- *                 the two probable bounds (error_bound.h; math.md j.4); skipped where the fp64
- *                 reference that bounds are taken from would take longer than a minute
+ *                 the two probable bounds (error_bound.h; math.md j.4); skipped if the fp64
+ *                 reference of the bounds would take longer than a minute
  */
 #ifndef DP_INVARIANTS_H
 #define DP_INVARIANTS_H
@@ -81,10 +80,10 @@ typedef struct {
     dp_cuda_variant variant;   /* cuda, nccl */
     const dp_subject *library; /* subject: judged by the design that it declares */
     double limit_s;            /* subject: a run of it */
-    int bitwise;               /* subject: 1: it claims the same bits, 0: to be within its bounds */
-    int chunk;                 /* tokens a chunk that it is asked for; 0: its own */
-    int shows;                 /* stages that it makes are kept, too */
-    double *const *like;       /* of the simulated ranks those alone that this holds; NULL: all */
+    int bitwise;               /* subject: 1: it claims equal bits, 0: results within its bounds */
+    int chunk;                 /* requested tokens a chunk; 0: the subject's own */
+    int shows;                 /* 1: its stages are kept, too */
+    double *const *like;       /* keep only stages of simulated ranks that are here; NULL: all */
     int progress;              /* a line on stderr when a check has ended */
 } dp_check_subject;
 
@@ -97,7 +96,7 @@ typedef struct {
     double seconds;
 } dp_check;
 
-/* Every check, in the order in which they run: its name, what is promised, what runs it
+/* Every check, in the order in which they run: its name, its promise, its function
  * (invariants.c). */
 #define DP_CHECKS(X)                                   \
     X("repeat", BITS, dp_check_repeat)                 \
@@ -129,8 +128,9 @@ typedef struct {
     dp_check c[DP_NCHECKS];
 } dp_checks;
 
-/* Everything on N ranks unless stated otherwise above. seed: of the exact inputs. only: NULL, or
- * names of checks separated by commas. backward needs p->dout. */
+/* Runs the checks, on N ranks unless stated otherwise above.
+ *   backward   1: gradients too; needs p->dout
+ *   only       names of checks separated by commas; NULL: all */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e);
 

@@ -1,10 +1,10 @@
 /* harness/simulated/ranks.h - the whole context-parallel pipeline on N simulated ranks in one
  * process, forward and backward.
  *
- * Each stage is computed in the formats that the policy names: the M chain in `chain`, everything
- * else as `base` says (ref/vocabulary/formats.h). A rank touches only its own tokens and the data
- * of the all-gather (or the ring). It gets these from memory or, where a process has one rank
- * alone, by messages (peers). Stages, in order:
+ * The M chain is computed in the format `chain`, all else in the formats of `base`
+ * (ref/vocabulary/formats.h). A rank reads only its own tokens and the data of the exchange. It
+ * gets these data from memory or, if each process has one rank, by messages (peers). Stages, in
+ * order:
  *   gate -> intra, wy -> pre_process_fwd -> all_gather, merge_fwd -> state_fwd -> output
  *   (recompute) -> dAv -> pre_process_bwd -> all_gather, merge_bwd -> state_bwd
  *               -> wy_bwd, intra_bwd -> gate_bwd
@@ -71,8 +71,8 @@ typedef struct { /* one chunk position: HV consecutive dp_chunk share it */
     int64_t t0;
 } dp_group;
 
-/* Calls of s->after[..], which deliberate faults alone set (fault_effect.c). They follow each stage
- * (of chunks: for each of them), and each part of a stage that is used at once. */
+/* Events: s->after[..] is called after each stage (of chunks: after each chunk), and after parts of
+ * a stage that are used at once. Only deliberate faults set it (fault_effect.c). */
 enum {
     DP_AFTER_OPENING = DP_NSTAGES, /* contexts are known, nothing is computed */
     DP_AFTER_BEGINNING,            /* of a run: exchange and payload are known */
@@ -108,13 +108,13 @@ typedef struct dp_sim {
     /* [T] 1: a chunk begins at this token whatever was before; NULL: chunks are cut by length */
     const unsigned char *first_of_call;
     int by_inverse;          /* as in dp_chunk */
-    const dp_linear *linear; /* who multiplies and solves */
+    const dp_linear *linear; /* products and solves */
     int N;
-    const dp_peers *peers; /* who computes other ranks; NULL: all are here */
-    dp_fault fault;        /* its functions below alone look at it */
+    const dp_peers *peers; /* processes of other ranks; NULL: all ranks are here */
+    dp_fault fault;        /* read by the functions `after` alone */
     dp_sim_after_fn *after[DP_NAFTER];
-    /* [N*HV]: where the fault acted in the last run (faults that show between runs: in all so far);
-     * in what later runs keep */
+    /* [N*HV]: 1 where the fault acted in the last run (faults between runs: in all runs so far).
+     * Likewise hit_kept, where it acted on data that later runs keep */
     unsigned char *hit, *hit_kept;
     int one_by_one; /* ranks in their order: several end one sequence */
     int turns;      /* heads and ranks are added from number `runs` on, and round */
@@ -124,7 +124,7 @@ typedef struct dp_sim {
     dp_problem own;
     dp_context *ctx;                            /* [N] */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
-    double *norm_q, *norm_k;                    /* what the norms' backward reads; NULL: q and k */
+    double *norm_q, *norm_k;                    /* inputs of the norms' backward; NULL: q and k */
     double *erasing, *values; /* erase o k (or zeros), write o v; NULL: k erases, v is written */
     int ngroup;
     dp_group *group;
@@ -140,66 +140,67 @@ typedef struct dp_sim {
      */
     dp_format chain;
     dp_exchange merge;
-    dp_payload payload; /* of runs to come; that of the design until it is set */
+    dp_payload payload; /* of later runs; the design's until it is set */
     dp_traffic sent;    /* by all ranks in the last run, where all are here */
     dp_result out;
     double **S_in, **M, **H, **dS_out, **dM, **dH;
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
     double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;
-    int sharers; /* ranks that have all tokens of some heads each; 0: of the tokens that they own */
-    struct dp_sim_heads *heads; /* of the exchange of that name: ranks.c */
+    int sharers; /* number of ranks that have all tokens of some heads; 0: ranks split tokens */
+    struct dp_sim_heads *heads; /* of the exchange heads: ranks.c */
 } dp_sim;
 
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,
                      dp_err *e);
-/* The same with chunks of that many tokens. */
+/* Likewise with chunks of `chunk` tokens. */
 dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
                             dp_fault fault, dp_err *e);
 /* A chunk design (chunk > 0) without faults. */
 dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
-/* The same on one rank; chunks begin anew at every marked token [T], which is borrowed. It is the
- * computation of a session's calls with exact states between them. */
+/* A chunk design on one rank; chunks begin anew at every marked token. The marks [T] are borrowed.
+ * This is the computation of a session's calls with exact states between them. */
 dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
                            const unsigned char *first_of_call, dp_err *e);
-/* The same over CBLAS and LAPACKE: other orders of summation, those of the machine. */
+/* A chunk design over CBLAS and LAPACKE, with the machine's orders of summation. */
 dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_err *e);
-/* One rank of N, that of peers, alone. `part` has its tokens (T of them; parts one behind the
- * other) and the cu and states of all. Results are those of its tokens and of the sequences that
- * begin or end in them. They lie in lists of all ranks; dA_log and ddt_bias are the sums. Borrows
- * part and peers. */
+/* One rank of N alone, the rank of peers. `part` has the rank's T tokens (its parts one after the
+ * other) and cu and states of the whole problem. Results are of its tokens and of the sequences
+ * that begin or end in them, in arrays of all ranks. Sums dA_log and ddt_bias are over all ranks.
+ * Borrows part and peers. */
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e);
-/* The frame of a simulation whose ranks are computed elsewhere: contexts, chunks' places, room for
- * results with dp_sim_begin; nothing is computed. */
+/* A simulation without computation, for ranks that are computed elsewhere: contexts, places of
+ * chunks and, by dp_sim_begin, arrays for results. */
 dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 /* With a base of its own for every stage. */
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
                             dp_err *e);
-/* A chunk design, with a fault's functions: what dp_sim_new and dp_sim_new_chunks, which stand in
- * fault_effect.c, call. */
+/* A chunk design with a fault's functions; dp_sim_new and dp_sim_new_chunks (fault_effect.c) call
+ * it. */
 dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                             dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e);
-/* The same problem on another number of ranks, without faults. 1: its chunks are the same ones, so
- * their own results are kept, and s->out as it is until the next run. 0: they are not, and *s stays
- * as it was. */
+/* Splits the problem over another number of ranks, without faults. Returns 1 if the chunks do not
+ * change: their results are kept, and s->out until the next run. Returns 0 if they do; *s is then
+ * unchanged. */
 int dp_sim_split(dp_sim *s, int N);
-/* Only the data that ranks exchange and receive (M, H, S_in and their gradients); s->out stays.
- * Gradients need a run with backward before it. */
+/* Computes only the data that ranks exchange and receive (M, H, S_in and their gradients); s->out
+ * stays. Gradients need an earlier run with backward. */
 void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 /* Frees what it holds; the struct is the caller's. */
 void dp_sim_free(dp_sim *s);
-/* Work that no chain format changes is done once and kept between calls. */
+/* Runs all stages. Results that no chain format changes are computed once, and kept between
+ * calls. */
 void dp_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
-/* One stage at a time, from whatever *s holds at that moment, keeping nothing of earlier runs:
- * dp_sim_begin, then the stages in order. */
+/* Runs single stages: dp_sim_begin, then the stages in order. A stage reads the present contents of
+ * *s; nothing of earlier runs is kept. */
 void dp_sim_begin(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
-/* Calls who was put there, if anybody was. */
+/* Calls the function of an event, if there is one. */
 static inline void dp_sim_after(dp_sim *s, int event, dp_sim_place place) {
     if (s->after[event]) s->after[event](s, &place);
 }
@@ -211,8 +212,8 @@ static inline int dp_sim_has(const dp_sim *s, int r) {
 static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
     return &s->ch[(int64_t)group * s->p->HV + hv];
 }
-/* State before local sub-sequence sub of rank r without what the merge brings: s0 where the
- * sequence starts here, else zeros. */
+/* State before local sub-sequence sub of a rank without the merge: s0 if the sequence starts here,
+ * else zeros. */
 const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */
 /* do at a token for head hv: row stride HV*V in the problem; gathered into [c][V]. */
 void dp_sim_gather_do(const dp_sim *s, int group, int hv, double *dout);

@@ -1,22 +1,22 @@
 /* harness/verdict/compare.h - errors of one tensor against the truth, row by row, and the verdict.
  *
- * A tensor is [rows][width]; each row belongs to a rank, a head and (where there is one) a token.
- * Two tiers look at it; no tolerance is typed anywhere.
+ * A tensor is [rows][width]; each row belongs to a rank, a head and, in most tensors, a token. Two
+ * tiers judge the tensor. No tolerance is a chosen constant.
  *
- * bound     A row passes when |got - want|_2 <= bound + radius of the truth. A tensor whose bounds
- *           together are not below the tensor itself is unjudged by them: staying within proves
- *           nothing (exceeding still fails).
- * expected  Where there are draws (draws.h): fails what is more than the declared design makes of
- *           these inputs, within its bound or not, and judges what the bound leaves open
- *           (levels.h). Where no bound is derived for the design, this tier alone decides.
+ * bound     A row passes when |got - want|_2 <= bound + radius of the truth. If the bounds of a
+ *           tensor together are not below the tensor itself, they do not judge it: errors within
+ *           them prove nothing (errors above them still fail).
+ * expected  Needs draws (draws.h). An error fails if it exceeds the errors that the declared design
+ *           makes on these inputs (levels.h), even within its bound. This tier also judges tensors
+ *           that the bound leaves unjudged. Designs without a derived bound have this tier alone.
  *
- * A tensor passes when every entry that it has a value for lies under at least one limit. A head of
- * zeros must not pass. Else it is unjudged, and `why` says what is missing.
+ * A tensor passes when each of its finite entries is below at least one limit, and when a head of
+ * zeros would not pass. Otherwise it is unjudged, and `why` names the missing limit.
  *
- * Values that are not finite, entry by entry: where the truth is not finite, the result must not be
- * either. A finite truth with a result that is not finite fails. An exception is the chunk and head
- * of a truth that is not finite, since dense tiles multiply masked zeros by NaN. Such entries hold
- * no value, and rows of them are counted in `why`.
+ * Values that are not finite are judged by entry. If the truth is not finite, the result must not
+ * be finite either. If the truth is finite, a result that is not finite fails. The exception is the
+ * chunk and head of a truth that is not finite, since dense tiles multiply masked zeros by NaN.
+ * Such entries have no value, and `why` counts their rows.
  */
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H
@@ -28,30 +28,32 @@ extern "C" {
 typedef enum { DP_PASS, DP_FAIL, DP_SKIPPED, DP_UNJUDGED, DP_NVERDICTS } dp_verdict;
 extern const char *const dp_verdict_names[DP_NVERDICTS];
 
-/* chunk, sequence, token: -1 where there is none. chunk numbers the windows of 64 tokens. */
+/* The place of a row; chunk, sequence, token are -1 if the row has none. A chunk is the number of a
+ * window of 64 tokens. */
 typedef struct {
     int rank, head, sequence, chunk;
     int64_t token;
 } dp_place;
 typedef void dp_place_fn(const void *ctx, int64_t row, dp_place *at);
 
+/* One tensor to judge. Pointers are borrowed. */
 typedef struct {
     const char *name;
     int N, heads;
     int64_t rows, width;
     const double *got, *want;
-    const double *want_lo; /* what rounding the truth to double left; NULL: nothing */
+    const double *want_lo; /* truth minus want, which is rounded to double; NULL: zeros */
     const double *rad;     /* [rows] radius of the truth; NULL: exact */
     const double *bound;   /* [rows]; NULL: none is derived */
     /* [rows] the loss that the subject's claim allows a row (ref/bound/drop.h). It is subtracted
      * from its error, in its own direction, before any comparison; NULL: nothing */
     const double *lost;
-    int bound_shown; /* 1: of another design: shown, but the draws decide */
+    int bound_shown; /* 1: the bound is of another design; it is shown, and the draws decide */
     dp_place_fn *place;
     const void *ctx;
     int64_t tokens; /* > 0: rows are tokens' */
     const char *why_unjudged;
-    int subrows;           /* as the draws' rows are (dp_row_map); 0: as 1 */
+    int subrows;           /* of the draws' rows (dp_row_map); 0 counts as 1 */
     const dp_draws *draws; /* NULL: no expected tier */
     const double *freedom; /* [rows] of errors at most (row_map.h); NULL: no limit */
     dp_allowance allowance;
@@ -65,11 +67,11 @@ typedef struct {
     /* One rounding of an operand, for rows whose truth is 0, or 2^-126 of their head's, as terms
      * cancel. 0 where a result has none. */
     double cancelled;
-    double seen_most; /* this factor of the tensor is seen, else it is unjudged; 0: any */
+    double seen_most; /* unjudged unless the tensor times this factor would fail; 0: any factor */
     int may_vanish;   /* 1: below tiny in every head, zeros are right */
     int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
     double
-        rounding; /* of what the result is made of, relative: what no row's draws fall short of */
+        rounding; /* relative rounding of the result's terms, the least error of a row's draws */
 } dp_compare_in;
 
 /* A row and its entry with the largest error. err, bound, size: |error|, bound and |truth| of the
@@ -94,24 +96,24 @@ typedef struct {
     dp_row worst; /* the largest error for the rms row of its head: worst_rel */
     double worst_rel;
     dp_row over;   /* the largest error for its bound; at.rank -1: none was judged */
-    int64_t nover; /* rows over their bound, or finite where the truth is not, or not where it is */
-    dp_row first, last; /* of those, in the order of the tensor; nover = 0: none */
+    int64_t nover; /* rows over their bound, or finite if the truth is not, or vice versa */
+    dp_row first, last; /* of the nover rows, in the order of the tensor; nover = 0: none */
     int64_t nblank;     /* rows of zeros where the truth is not small */
     dp_row failed;      /* the row that carries the failure; at.rank -1: none */
     int nwindow;
     double *window;            /* [nwindow] largest over heads of |error| / |truth| in 64 tokens */
     dp_levels_result expected; /* excess NAN: no draws */
-    dp_levels_result before;   /* of the first draws, where a second set decided; else excess NAN */
-    const char *tier;          /* what decided: "exact", "bound", "expected"; "" when unjudged */
+    dp_levels_result before;   /* of the first draws, if a second set decided; else excess NAN */
+    const char *tier;          /* the tier that decided: "exact", "bound", "expected"; "": none */
     double times;              /* error over the limit of the tier that decided; NAN: none */
     dp_verdict verdict;
-    dp_flaw flaw;     /* what `why` says of its entries */
-    double seen;      /* power: a tensor multiplied by this or more had failed; INFINITY: none */
-    double seen_head; /* the same of one head, of the head of which it is largest */
-    int blind_head;   /* that head; -1: none */
-    int allowed;      /* unjudged, and the case or the caller says that it may be */
+    dp_flaw flaw;     /* the flaw of its entries that `why` names */
+    double seen;      /* power: least factor on the tensor that would fail; INFINITY: none */
+    double seen_head; /* likewise on a single head; the largest over heads */
+    int blind_head;   /* the head with that factor; -1: none */
+    int allowed;      /* unjudged, and the case or the caller allows this */
     char why[512];
-    char source[320]; /* exact cases: whose data stands there (source.h); "": not found */
+    char source[320]; /* exact cases: the origin of the wrong data (source.h); "": not found */
 } dp_judgement;
 
 /* Fills *out, which dp_judgement_free frees; nothing of *in is kept. */
@@ -119,16 +121,16 @@ void dp_compare(const dp_compare_in *in, dp_judgement *out);
 /* Frees what it holds; the struct is the caller's. */
 void dp_judgement_free(dp_judgement *j);
 
-/* Within this of a limit, on either side, a verdict is marginal: another set of draws may decide.
- */
+/* A verdict is marginal if the error is within this factor of a limit, on either side. Another set
+ * of draws may then decide. */
 #define DP_MARGIN 1.3
 int dp_judgement_marginal(const dp_judgement *j);
 
-/* Does failed tensor b say more than failed tensor a? Entries that are unfit come first, then what
- * broke its bound, then what is too large for its formats. a may be NULL. */
+/* Is failed tensor b more informative than failed tensor a (may be NULL)? Unwritten or non-finite
+ * entries come first, then errors above a bound, then errors above the expected ones. */
 int dp_judgement_says_more(const dp_judgement *a, const dp_judgement *b);
 
-/* Where it failed, or the row with the largest error. */
+/* The row that failed, or the row with the largest error. */
 const dp_row *dp_judgement_row(const dp_judgement *j);
 
 /* x rounded to nearest at roundoff u, a power of 2, less x; u 0: 0. */

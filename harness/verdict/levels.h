@@ -19,9 +19,9 @@
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the uncertainty of that estimate. A unit has fewer if its own draws differ more. Upper
- * limits: of a rank the sum over its windows (Welch and Satterthwaite), of a row at the end
- *          of a sequence its count (row_map.h), of a window the sum over its rows, of any unit its
- *          number of entries
+ *          limits: for a rank the sum over its windows (Welch and Satterthwaite), for a row at the
+ *          end of a sequence its count (row_map.h), for a window the sum over its rows, for any
+ *          unit its number of entries
  *
  *   d0     prior degrees of freedom: the weight of the family's mean error for a size in the
  *          estimate of a unit's error, at most DP_PRIOR_MOST. It is estimated from the scatter of

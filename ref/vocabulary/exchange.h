@@ -4,8 +4,8 @@
  *   allgather  every rank receives every pair (M, H) and merges the pairs before it, farthest first
  *   ring       each rank receives the state S of the rank before it and sends M S + H. The products
  *              are an all-gather's, so the bits are equal
- * scan       Hillis-Steele: pairs are combined over distances 1, 2, 4 .., then each rank sends one
- *              state. It multiplies M by M, in the format of the chain
+ *   scan       Hillis-Steele: pairs are combined over distances 1, 2, 4 .., then each rank sends
+ *              one state. It multiplies M by M, in the format of the chain
  *   serial     no M: a rank runs its own state pass when the state has arrived
  *   heads      all-to-all before and after: a rank has all tokens of HV / N heads, and no state is
  *              exchanged (Megatron's default). The bits are one rank's
