@@ -2,8 +2,8 @@
  * chunk include it (chunks.cu: a gate a channel, chunks_one.cu: one a head).
  *
  * There are 8 warps (I, m). A warp has the sums of rows 16 I .. with all columns up to the
- * diagonal. These are k k' for m = 0, q k' for m = 1. Block (I, J) is z[J], the diagonal one z[3].
- * */
+ * diagonal. These are k k' for m = 0, q k' for m = 1. Block (I, J) is z[J], the diagonal one
+ * z[3]. */
 #ifndef DPG_CHUNKS_CUH
 #define DPG_CHUNKS_CUH
 #include "fast/inverse.cuh"

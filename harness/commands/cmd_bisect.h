@@ -1,6 +1,6 @@
 /* harness/commands/cmd_bisect.h - what `deltaproof bisect` was asked, and the three answers that it
- * gives. Each prints what it finds; 0 nothing wrong, 1 something, 2 could not tell (*e says why).
- * */
+ * gives. Each prints what it finds; 0 nothing wrong, 1 something, 2 could not tell (*e says
+ * why). */
 #ifndef DP_CMD_BISECT_H
 #define DP_CMD_BISECT_H
 #include "options.h"

@@ -10,8 +10,8 @@ void dp_parse_examples(const char *lines);
 /* The examples; "" before any were set. */
 const char *dp_examples(void);
 
-/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status 2.
- * */
+/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status
+ * 2. */
 void dp_parse(const struct argp *a, int argc, char **argv, void *input);
 
 #endif

@@ -1,6 +1,6 @@
 /* harness/tests/complex_step.h - for oracles in quadruple precision: an input with an imaginary
- * step in one entry, and the gate of math.md c. The derivative d loss / dx is Im loss(x + i h) / h.
- * */
+ * step in one entry, and the gate of math.md c. The derivative d loss / dx is Im loss(x + i h) /
+ * h. */
 #ifndef DP_TESTS_COMPLEX_STEP_H
 #define DP_TESTS_COMPLEX_STEP_H
 #include "ref/vocabulary/problem.h"

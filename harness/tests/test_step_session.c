@@ -176,8 +176,8 @@ DP_TEST(step_session, faults_of_what_is_not_there_do_not_act) {
     }
 }
 
-/* A program gets x_q .., w_q .., conv_state_q .. and returns the new states; a library is skipped.
- * */
+/* A program gets x_q .., w_q .., conv_state_q .. and returns the new states; a library is
+ * skipped. */
 DP_TEST(step_session, a_program_runs_with_its_convolutions) {
     static const char *const ASK[][2] = {
         {"", "VERDICT: PASS"},

@@ -69,9 +69,8 @@ typedef struct {
     double cancelled;
     double seen_most; /* unjudged unless the tensor times this factor would fail; 0: any factor */
     int may_vanish;   /* 1: below tiny in every head, zeros are right */
-    int of_heads; /* rows are sums of one head over all tokens: a power is of the whole tensor */
-    double
-        rounding; /* relative rounding of the result's terms, the least error of a row's draws */
+    int of_heads;    /* rows are sums of one head over all tokens: a power is of the whole tensor */
+    double rounding; /* relative rounding of the result's terms, the least error of a row's draws */
 } dp_compare_in;
 
 /* A row and its entry with the largest error. err, bound, size: |error|, bound and |truth| of the
@@ -95,8 +94,8 @@ typedef struct {
     double scale; /* rms over its rows of |truth|, of the head of the row that `at` names */
     dp_row worst; /* the largest error for the rms row of its head: worst_rel */
     double worst_rel;
-    dp_row over;   /* the largest error for its bound; at.rank -1: none was judged */
-    int64_t nover; /* rows over their bound, or finite if the truth is not, or vice versa */
+    dp_row over;        /* the largest error for its bound; at.rank -1: none was judged */
+    int64_t nover;      /* rows over their bound, or finite if the truth is not, or vice versa */
     dp_row first, last; /* of the nover rows, in the order of the tensor; nover = 0: none */
     int64_t nblank;     /* rows of zeros where the truth is not small */
     dp_row failed;      /* the row that carries the failure; at.rank -1: none */

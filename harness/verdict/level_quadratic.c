@@ -225,8 +225,8 @@ dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor
 
 /* Power mean over windows of |err| / E with exponent 2/3. With this exponent |err| is nearly normal
  * (Wilson and Hilferty), and no window outweighs the others. With k >= 0 it is of draw k against
- * the others, else of the squares in err2. Draws carry the floor, too: the subject is allowed it.
- * */
+ * the others, else of the squares in err2. Draws carry the floor, too: the subject is allowed
+ * it. */
 static double power_mean(const level_view *v, const double *err2, int k) {
     const dp_unit_list *u = v->u;
     double sum = 0;

@@ -197,8 +197,8 @@ int fault_needs_reference(const fault *f);
 /* Does the sum over tokens that makes dA_log or ddt_bias leave out token t? */
 int fault_skips_token(const fault *f, int which, int64_t T, int64_t t);
 /* Changes a tensor in fp32, as a kernel's accumulators hold it. A bias is counted in units of
- * `ulps`. The fp64 values are ref, or NULL. Prints the place of a fault, if it has one, to stderr.
- * */
+ * `ulps`. The fp64 values are ref, or NULL. Prints the place of a fault, if it has one, to
+ * stderr. */
 void fault_before_rounding(const fault *f, const problem *p, format ulps, const double *ref,
                            tensor *t);
 /* Rounds a tensor to its format. */
