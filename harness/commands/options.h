@@ -1,9 +1,9 @@
 /* harness/commands/options.h - the options that several commands take: parsed, refused and
  * explained in one place.
  *
- * A command puts the rows it takes into its argp table and gives every key that it does not know to
- * dp_option. Bad values end the program with the option, the value and what is allowed, exit status
- * 2.
+ * A command puts the rows of its options into its argp table, and passes every unknown key to
+ * dp_option. A bad value ends the program with exit status 2; the message names the option, the
+ * value and the allowed values.
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
@@ -17,16 +17,16 @@ extern "C" {
 
 enum { DP_AGAIN_WORDS = 20 };
 typedef struct {
-    const char *cases_dir, *cache;         /* NULL: those of the program; cache NULL: none */
+    const char *cases_dir, *cache;         /* cases_dir NULL: the program's; cache NULL: none */
     const char *subject, *command, *serve; /* a library, a program; one of them at most */
     const char *writes;                    /* by the program; NULL: o */
-    const char *out_dir, *json, *output;   /* what is written */
+    const char *out_dir, *json, *output;   /* folder and files to write */
     const char *outputs, *layout; /* tensors that another program computed, axes of its states */
     int tries;                    /* of a search; 0: not set */
     double seconds;               /* of a search; 0: not set */
-    const char *design;           /* how the subject computes; NULL: as it declares */
+    const char *design;           /* of the subject; NULL: as it declares */
     int drop;                     /* bits of --claim-drop; 0: not set */
-    const char *unjudged;         /* names of tensors that may be; NULL: none */
+    const char *unjudged;         /* names of tensors that may be unjudged; NULL: none */
     dp_provenance provenance;     /* its label, commit and notes */
     int one;  /* ranks, base, chain, merge and backend take one value, not a list */
     int most; /* cases that may be named */
@@ -45,7 +45,7 @@ typedef struct {
     int64_t memory; /* bytes; 0: not set */
     int has_truth;  /* 0: truth is not set */
     dp_truth_pick truth;
-    int nagain; /* words of what a run is not had again without: option, value, option, .. */
+    int nagain; /* words of the options without which a run is not repeated: option, value, .. */
     const char *again[DP_AGAIN_WORDS];
 } dp_options;
 
@@ -230,34 +230,34 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n);
 
-/* Is the subject a library or a program, or is something said that concerns one alone? */
+/* Is the subject a library or a program, or is an option set that concerns these alone? */
 int dp_options_foreign(const dp_options *o);
-/* Is a design said where only the project's own ranks compute, whose design is their base's? */
+/* Is --design set although only simulated ranks compute, whose design is their base's? */
 int dp_options_idle_design(const dp_options *o);
 #define DP_IDLE_DESIGN \
     "--design is said of --subject, --run and --serve; run --backend lapack takes it, too"
-/* Opens it, with the claims of --base, --chain and --design, a library's own where they say
- * nothing. DP_EINPUT: as dp_subject_open and dp_command_open; several are named; a program without
+/* Opens the subject with the claims of --base, --chain and --design, or its own if these are not
+ * set. DP_EINPUT: as dp_subject_open and dp_command_open; more than one subject; a program without
  * --base. */
 dp_status dp_options_open(const dp_options *o, dp_subject *s, dp_err *e);
 /* " --cases DIR --subject ./libmine.so --limit 5", as a shell takes it, or "": the options that
  * repeat a run, beside its ID. Without foreign: of the project's own ranks. To be freed. */
 char *dp_options_again_text(const dp_options *o, int foreign);
-/* " DIR/results.json" or what --json names, as a shell takes it; NULL: no file gets the record. To
+/* " DIR/results.json" or the file of --json, quoted for a shell; NULL: no file gets the record. To
  * be freed. */
 char *dp_options_record(const dp_options *o);
 /* The folder of the case files. */
 const char *dp_options_folder(const dp_options *o);
 
-/* The arithmetic of the truth that was asked for; NULL: the case's. */
+/* The arithmetic of --truth; NULL: the case's. */
 const dp_truth_pick *dp_options_truth(const dp_options *o);
-/* Where tables for people go: standard error where the record has standard output. */
+/* The stream of printed tables: standard error if the record goes to standard output. */
 FILE *dp_options_table(const dp_options *o);
-/* The files of the cases that are named, of all cases where none is; to be freed, each and all. */
+/* The files of the named cases, or of all cases if none is named; each and the list to be freed. */
 dp_status dp_options_cases(const dp_options *o, char ***paths, int *n, dp_err *e);
 
-/* The one run that options of `one` ask for. Where they are silent it has the library's claims,
- * else the case's first that the backend has, and its largest number of ranks. */
+/* The single run of options with `one`. Settings without an option are the library's claims, else
+ * the case's first that the backend has, and its largest number of ranks. */
 typedef struct {
     int ranks;
     dp_base base;
@@ -265,7 +265,7 @@ typedef struct {
     dp_exchange merge;
     dp_payload payload;
 } dp_one_run;
-/* All four are set; c decides what neither options nor lib say. */
+/* Fills all fields, from options, lib and c, in this order. */
 dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subject *lib);
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */

@@ -1,8 +1,8 @@
-/* harness/record/run.h - runs of a case: every (rank count, base policy, chain format, merge order)
- * on simulated ranks, judged.
+/* harness/record/run.h - runs of a case and their record. A run is one combination of backend, rank
+ * count, base policy, chain format, exchange and payload, judged.
  *
- * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. A run
- * is reproduced bit for bit by its ID (run_id.h).
+ * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. The ID
+ * of a run reproduces it bit for bit (run_id.h).
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
@@ -21,12 +21,13 @@
 extern "C" {
 #endif
 
+/* Error of M of a rank after so many chunks; NAN: none. */
 typedef struct {
     int rank, chunks;
     double rel, effect, bound, abs, norm;
-} dp_chain_point; /* NAN: none */
+} dp_chain_point;
 
-/* Every member is a row of run_json.c. */
+/* One run and its judgement. Every member is a row of run_json.c. */
 typedef struct {
     char *id, *case_name;
     const char *op;
@@ -41,7 +42,7 @@ typedef struct {
     int ranks;
     dp_exchange_size sized; /* a recurrence: heads, widths and tokens; K 0: none */
     dp_own own;
-    int parts; /* of the tokens, where ranks do not own one each (own.h); else 0 */
+    int parts; /* parts of the tokens, unless each rank owns one (own.h); then 0 */
     dp_base base;
     int has_chain, has_base, has_merge;
     dp_format chain;
@@ -50,18 +51,18 @@ typedef struct {
     dp_fault fault;
     unsigned char *hit; /* [nhit = ranks*HV]: where the fault acted (sim); NULL: not known */
     int nhit;
-    dp_design design;    /* how it computes, in `base` */
-    int undeclared;      /* subject, file: does not say how it computes */
+    dp_design design;    /* the design of the subject, in `base` */
+    int undeclared;      /* subject, file: declares no design */
     dp_design explained; /* undeclared: the common design that its verdict is by */
-    int other_design;    /* subject, file: not the pipeline that is drawn */
+    int other_design;    /* subject, file: its design cannot be drawn */
     int set,
-        settled; /* set of draws that it is judged by; 1: set 1 decided what set 0 left marginal */
+        settled; /* set of draws of its verdict; settled 1: set 0 was marginal, set 1 decided */
     const char *rollback;        /* a session that rolls back: the origin of the state; else NULL */
-    int windows, windows_judged; /* that such a session has; with rejected tokens and all */
-    int exact; /* keys = exact: every error must be 0, whatever the bounds allow */
+    int windows, windows_judged; /* of such a session; judged with their rejected tokens */
+    int exact;                   /* keys = exact: every error must be 0, regardless of bounds */
     const char *truth_kind;
     int truth_bits, truth_cached;
-    const char *truth_device; /* that computed it; NULL: the CPU, or the cache */
+    const char *truth_device; /* the device that computed it; NULL: the CPU, or the cache */
     dp_truth_audit truth_audit;
     double truth_radius; /* largest radius relative to its tensor's norm */
     int ntensor;
@@ -71,16 +72,16 @@ typedef struct {
     double slope;             /* NAN: none */
     dp_bits bits;             /* op chain, regimes that forget nothing; npoint = 0: none */
     dp_condition cond;        /* of the chunks' triangular systems; condition 0: none */
-    const char *may_unjudged; /* names of tensors that may be, by its case; NULL: none */
-    const char *let_unjudged; /* the same, by who called */
+    const char *may_unjudged; /* names of tensors that its case lets be unjudged; NULL: none */
+    const char *let_unjudged; /* names of tensors that the caller lets be unjudged; NULL: none */
     dp_verdict verdict;
     int speaks;       /* a failed run: the tensor that `why` is about; -1: none of them */
-    const char *tier; /* of the tensor that failed: what decided; NULL or "" otherwise */
+    const char *tier; /* of the failed tensor: the tier that decided; NULL or "" otherwise */
     char why[640];
     double seconds;
 } dp_run;
 
-/* Selects the runs: an empty list means everything that the case asks for. */
+/* Selects the runs; an empty list stands for all values of the case. */
 typedef struct {
     int nranks;
     const int *ranks;
@@ -97,27 +98,28 @@ typedef struct {
     dp_fault fault;
     int nbackend;
     const dp_backend *backend; /* empty: sim, lapack, and cuda where there is a device */
-    const char *design; /* how the subject computes, in place of what it declares; NULL: as that */
-    int drop; /* bits that the subject claims to drop, for those it declares; 0: as it declares */
-    const dp_subject *subject; /* judged too where there is one; its name must outlive the record */
-    double limit_s;            /* a run of it */
-    int *again;                /* how many of its runs are still to be called again, counted down
+    const char *design;        /* of the subject, overrides its declaration; NULL: as declared */
+    int drop; /* bits of the claimed drop, overrides the declaration; 0: as declared */
+    const dp_subject *subject; /* judged, too; its name must outlive the record; NULL: none */
+    double limit_s;            /* seconds of a run of the subject */
+    int *again;                /* number of its runs still to be repeated, counted down
                    (run/calls_again.h); NULL: none, nor those that fail */
     int nvariant;
     const dp_cuda_variant *variant; /* empty: plain */
-    const char *unjudged;           /* names of tensors that may be, with commas; NULL: none */
-    const char *cache;              /* folder of truths; NULL: none */
-    const dp_truth_pick *truth;     /* NULL: as the case says */
+    const char *unjudged;       /* names of tensors that may be unjudged, with commas; or NULL */
+    const char *cache;          /* folder of truths; NULL: none */
+    const dp_truth_pick *truth; /* NULL: as the case says */
     int progress;
     void (*done)(const dp_run *r, void *arg); /* called after each run, may be NULL */
     void *arg;
 } dp_run_options;
 
-/* Unless named, NCCL is not asked for: it takes a device a rank. */
+/* Do the options select the backend? NCCL only by name, since it takes a device a rank. */
 int dp_options_want(const dp_run_options *o, dp_backend b);
-/* Why this backend cannot run N ranks here; NULL: it can. */
+/* The reason why this backend cannot run N ranks here; NULL: it can. */
 const char *dp_unavailable(dp_backend b, int N);
-/* Why it cannot run at all, where these options call for a row that says so; NULL: no row. */
+/* The reason why a selected backend cannot run at all, for a skipped row of the record; NULL: no
+ * such row. */
 const char *dp_options_absent(const dp_run_options *o, dp_backend b);
 
 typedef struct {
@@ -126,23 +128,23 @@ typedef struct {
 } dp_runs;
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
                       dp_err *e); /* appends */
-/* All of from to the end of to; from is empty then. */
+/* Appends all runs of `from` to `to`, and empties `from`. */
 void dp_runs_move(dp_runs *to, dp_runs *from);
 /* Frees what it holds; the struct is the caller's. */
 void dp_runs_free(dp_runs *r);
-/* A run of the case at the end of the list, not judged yet; valid until the next is added. */
-/* keys = exact: nothing rounds in a format of bf16's range. */
+/* Is keys = exact: does nothing round in a format of bf16's range? */
 int dp_case_is_exact(const dp_case *c);
+/* Appends a run of the case, not judged yet; the pointer is valid until the next is added. */
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c);
-/* The run's ID (run_id.h), from everything that chooses the run, which is set; to be freed. */
+/* The run's ID (run_id.h), from its settings, which must be set; to be freed. */
 char *dp_run_id(const dp_run *r);
 
 /* Tokens at which the truth keeps states for a case: all rank boundaries, and powers of two of
  * chunks inside one rank of each split. */
 int64_t *dp_case_cuts(const dp_case *c, int *n);
 
-/* The truth of a case by the arithmetic that `pick` asks for; where that is double-double its
- * audit, too. rq.kind and rq.device are set here. */
+/* The truth of a case by the arithmetic of `pick`, with its audit if that is double-double. The
+ * function sets rq.kind and rq.device. */
 typedef struct {
     int cached;
     const char *device;
@@ -150,16 +152,16 @@ typedef struct {
 } dp_truth_note;
 dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
                         const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
-/* Are all radii below 2^-5 of what rounding the results to double makes, of a row and of a typical
- * one? Sums over tokens: T roundings, of any sign. */
+/* Are all radii below 2^-5 of the error of rounding the results to double, of each row and of a
+ * typical one? Sums over tokens count T roundings, of any sign. */
 int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
 
-/* Runs of a case by who computes them, appended to *out; DP_OK although a verdict failed. */
+/* Runs of a case by operation, appended to *out. They return DP_OK even if a verdict failed. */
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
-/* The verdict of the run from its tensors: fails where one fails, is unjudged where one is that may
- * not be, else passes. */
+/* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
+ * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r, double seconds);
 
 #ifdef __cplusplus

@@ -1,16 +1,16 @@
-/* ref/truth/truth_impl.h - shared by the files of the truth; nobody else includes it.
+/* ref/truth/truth_impl.h - internal header of the truth; no other folder includes it.
  *
  *   truth.c        the run: blocks, batches of heads, the order of the passes, snapshots
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
  *   truth_rows.c   the entries of a token's rows (recurrence.h), and the chain rule through them
- *   truth_turns.c  keys that read in turn, as tokens of one key: in double-double
+ *   truth_turns.c  keys that read one after another, as tokens of one key: in double-double
  *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
  *                  truth_dd_chain.c: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
- *   truth_audit.c  columns again in MPFR
- *   truth_rank.c   what a rank must see
+ *   truth_audit.c  random columns again in MPFR
+ *   truth_rank.c   states and maps of a rank
  *   truth_cache.c  the file cache
  *
  * Columns of the state do not meet in either direction, so a task owns (value head, up to TR_W
@@ -28,9 +28,8 @@
 #define TR_MIN_BITS 64 /* doubles and their chain of error terms need u <= 2^-64 */
 #define TR_MAX_BITS 65536
 
-/* Bounds are binary128 on every machine, to nearest: what C calls long double has 64 bits on x86
- * and 113 on aarch64. No literal is a long double for the same reason. Range 2^-16494 ..
- * 2^16384. */
+/* Bounds are binary128 on every machine, rounded to nearest, range 2^-16494 .. 2^16384. The type
+ * long double has 64 bits on x86 and 113 on aarch64, so no literal is a long double. */
 #if __LDBL_MANT_DIG__ == 113
 typedef long double ld;
 #else
@@ -53,15 +52,15 @@ typedef struct {
     int cut; /* index of the cut at t0 */
 } tr_block;
 
-/* The entries with K channels of a recurrence's rows. Each stands once, so that an entry that reads
- * and writes has one gradient. read, write: the entry of row j, -1: none. */
+/* The entries with K channels of a recurrence's rows, each once, so that an entry that reads and
+ * writes has one gradient. Row j reads along entry read[j] and writes along write[j]; -1: none. */
 typedef struct {
     int n, read[DP_MAX_ROWS], write[DP_MAX_ROWS];
     dp_entry of[DP_MAX_ENTRIES];
 } tr_rows;
 
-/* Relative errors of the activated q, k rows, rstd, beta and dbeta/db, for the whole run, and
- * that of a rotation, of a row's 2-norm. */
+/* Relative errors for the whole run: of activated q and k rows, rstd, beta and dbeta/db, and of a
+ * rotation (relative to the row's 2-norm). */
 typedef struct {
     ld qk, rstd, beta, db, turn;
 } tr_rel;
@@ -86,8 +85,8 @@ typedef struct {
     double done, total, shown; /* progress, in token-columns */
 } tr_run;
 
-/* Per-token upper bounds of what the error analysis needs; every value bounds both the exact and
- * the computed quantity. */
+/* Upper bounds for the error analysis, a token each. Every value bounds both the exact and the
+ * computed quantity. */
 typedef struct {
     ld d, d_err;    /* max over channels of exp(g); of its error */
     ld x, x_err;    /* the same of dg/dx */
@@ -118,7 +117,7 @@ typedef struct {
      * matrix was needed the norm includes the decay (tr_step_has_decay) */
     ld *nu;
     ld *v_norm, *do_norm;           /* [T][n] >= |value|, [T] >= |do| (NULL: forward only) */
-    ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: that of the keys */
+    ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: the keys' norms */
     ld *strength_up;                /* [T][n]; NULL: beta_up */
     /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
     ld *S_up, *G_up;
@@ -144,9 +143,9 @@ typedef struct {
     mp_array later;     /* [lag][n][w] dE of the tokens after; mem NULL: no value looks back */
     mp_array row;       /* [w] scaled do, or o */
     mp_array tmp;       /* [4] */
-    /* [len][K], [len][R][K], [len][Kg], [len][R], [len][n], [len][R][K]: sums over the task's own
-     * columns; dk and dbeta follow from those of the entries. Behind them dstrength and dentry
-     * have those of the lag tokens after the block. dphi [len][P]: of the rotations of a token. */
+    /* Sums over the task's columns: [len][K], [len][R][K], [len][Kg], [len][R], [len][n],
+     * [len][R][K]. The entries' sums give dk and dbeta. At the end of dstrength and dentry are sums
+     * of the lag tokens after the block. Rotations of a token have dphi [len][P]. */
     mp_array dq, dk, dg, dbeta, dstrength, dentry[DP_MAX_ENTRIES], dphi;
 } tr_task;
 
@@ -186,11 +185,11 @@ void tr_rows_alloc(const tr_run *r, tr_head *a);
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp);
 /* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
 void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);
-/* Is it an input of K channels that enters without an activation? */
+/* Is the input one of K channels without an activation? */
 int tr_is_given(int input);
 /* Does any entry or strength have exp(g) or exp(-g)? */
 int tr_has_gate_factors(const tr_run *r);
-/* Does nu have the decay in it? */
+/* Does nu include the decay? */
 int tr_step_has_decay(const dp_problem *p);
 /* From gradients of entries and strengths (row i of a block) to dk, dbeta, dg, dphi and further
  * results. */
@@ -226,9 +225,9 @@ ld tr_rho(ld x); /* x / (1 - x) >= exp(x) - 1 */
 void tr_task_alloc(tr_task *c, int backward);
 /* Frees what tr_task_alloc allocated. */
 void tr_task_free(tr_task *c);
-/* Tokens of block b from the state in c->S, which becomes the one after them. */
+/* Runs the tokens of block b; c->S is the state before them on entry, after them on return. */
 void tr_forward_block(tr_task *c, int b, int backward);
-/* The same backwards: forward again from its checkpoint, then the adjoint in c->S. */
+/* Runs block b forward again from its checkpoint, then the adjoint in c->S backward. */
 void tr_backward_block(tr_task *c, int b);
 /* Columns of M over the tokens between marks seg and seg + 1, into the truth. */
 void tr_M_segment(tr_task *c, int seg);
@@ -253,7 +252,7 @@ double tr_up(ld x);              /* bound -> double, rounded up; NaN becomes inf
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
 
 void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
-/* Counts so much work as done, and says so on a terminal; any thread may call it. */
+/* Adds to the finished work, and shows it on a terminal; any thread may call it. */
 void tr_progress(tr_run *r, double token_columns);
 
 /* Does token t decay by its gate? (dp_problem.decays_every) */
