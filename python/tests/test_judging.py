@@ -188,6 +188,26 @@ def test_a_bound_that_says_nothing_does_not_pass_unseen(
     assert_explained(x, {"o": x["v"]}, base="fp32", unjudged=("dg",), **SAID)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("design", [None, "chunk=64"])
+def test_sums_of_gates_that_are_below_what_exp_can_show(design: str | None, dtype: Any) -> None:
+    """As kernels by chunks add them: what a gate of -1e4 rounds off is off behind it."""
+    x = inputs(T=64)
+    x["g"][np.random.default_rng(3).random(x["g"].shape) < 0.02] = -1e4
+    q, k, v, g = (x[n].astype(dtype) for n in "qkvg")
+    sums = np.cumsum(g, 0, dtype=dtype)
+    with np.errstate(over="ignore"):
+        decay = np.tril(np.exp(sums[:, None] - sums[None]).transpose(2, 3, 0, 1))
+    scores = np.einsum("thk,shk,hkts->hts", q, k, decay)
+    o = np.einsum("hts,shv->thv", scores, v) * dtype(0.25)
+    base = {np.float32: "fp32", np.float64: "fp64"}[dtype]
+    said = SAID | {"beta": "none", "base": base, "design": design}
+    x.pop("beta")
+    assert judge(x, {"o": o}, **said).passed
+    o[40:] *= dtype(1.01)
+    assert judge(x, {"o": o}, **said).status == 1
+
+
 @pytest.mark.parametrize("size", [1e-37, 1e-38])
 @pytest.mark.parametrize("right", [0, 1])
 def test_what_may_underflow_is_no_pass(x: dict[str, np.ndarray], size: float, right: int) -> None:

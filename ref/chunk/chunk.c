@@ -141,9 +141,11 @@ void dp_chunk_inverse(dp_chunk *ch) {
 }
 
 /* gcum; then kgam, kg, qg, eC. A single step below the floor multiplies by exactly 0 in this
- * arithmetic. Raising it to the floor changes no product, but keeps gcum finite (g = -inf is a
- * reset) and its differences accurate after such a step. */
+ * arithmetic. Kernels add it as it is, and differences behind it lose what its size rounds off.
+ * Below the reset that is more than 2^-9, a rounding of bf16. Such a step, -inf too, is raised to
+ * the floor: that changes no product, and keeps gcum finite and its differences accurate. */
 double dp_gate_floor(dp_base b) { return b == DP_BASE_FP64 ? -746.0 : -104.0; }
+static double gate_reset(dp_base b) { return b == DP_BASE_FP64 ? -0x1p44 : -0x1p15; }
 
 static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
     const int c = ch->c, K = ch->K;
@@ -152,7 +154,7 @@ static void cumsum(dp_chunk *ch, const dp_chunk_in *in) {
         double s = 0;
         for (int t = 0; t < c; t++) {
             double g = in->g[t * in->sg + (in->Kg == 1 ? 0 : x)];
-            if (g < dp_gate_floor(b)) g = dp_gate_floor(b);
+            if (g < gate_reset(b)) g = dp_gate_floor(b);
             if (ch->design.fast_decays) g = dp_round_arith(b, g * DP_LOG2_E);
             s = dp_round_arith(b, s + g);
             ch->gcum[t * K + x] = ch->design.fast_decays ? dp_round_arith(b, s * DP_LN_2) : s;

@@ -142,7 +142,7 @@ static inline const double *dp_chunk_erasing(const dp_chunk *ch) {
 double dp_round_arith(dp_base b, double x);
 double dp_round_store(dp_base b, double x);
 
-/* Below it exp of a gate is 0 in the arithmetic of a base: single steps are raised to it. */
+/* Below it exp of a gate is 0 in the arithmetic of a base: steps far below are raised to it. */
 double dp_gate_floor(dp_base b);
 
 #ifdef __cplusplus
