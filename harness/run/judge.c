@@ -458,6 +458,20 @@ dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorf
     return st;
 }
 
+/* Every name that may be unjudged is that of a tensor: in OUT, or of any result. */
+static dp_status check_unjudged(const char *names, const dp_tensorfile *out, dp_err *e) {
+    for (const char *p = names; p && *p;) {
+        char name[64];
+        const size_t n = strcspn(p, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, p);
+        if (n && dp_result_find(name) < 0 && !dp_tensor_find(out, name))
+            return dp_fail(e, DP_EINPUT, "--unjudged %s: %s has no tensor of that name", name,
+                           out->path);
+        p += n + (p[n] == ',');
+    }
+    return DP_OK;
+}
+
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
     dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
@@ -469,6 +483,7 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
     dp_status st = install(o->recurrence, e);
     if (!st) st = dp_safetensors_read(o->inputs, &in, e);
     if (!st) st = dp_safetensors_read(o->outputs, &out, e);
+    if (!st) st = check_unjudged(o->unjudged, &out, e);
     if (!st) st = dp_judge_load(o, &in, &out, c, &l, e);
     if (!st) ro.drop = l.drop;
     if (!st && l.factors)

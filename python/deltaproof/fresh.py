@@ -26,7 +26,7 @@ from .contract import INTEGERS, WIDE, Contract, Problem, Unsupported
 from .judging import Judgement, judge
 from .limits import within
 from .program import ran
-from .records import FAIL, NOT_JUDGED, PASS
+from .records import FAIL, NOT_JUDGED, PASS, forget
 from .tensors import BFLOAT16, Tensors, load, to_numpy
 from .vocabulary import GRADIENT_OF, INPUTS, RESULTS
 from .words import safe, text_of
@@ -323,6 +323,8 @@ def run_fresh(
     **options: Any,
 ) -> Found:
     """Draw, call, end the caller, judge. seed: None: one that nobody knows before."""
+    if report and os.path.isdir(report):
+        forget(*(x.path for x in os.scandir(report) if x.is_dir()))
     seed = secrets.randbits(48) if seed is None else int(seed)
     backward = bool(set(contract.writes()) & set(GRADIENT_OF))
     try:

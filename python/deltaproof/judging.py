@@ -14,7 +14,7 @@ from typing import Any
 
 from .program import environment, program
 from .provenance import note_options, surroundings
-from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
+from .records import FAIL, NOT_JUDGED, PASS, forget, identity, own_folder, own_record, trusted
 from .recurrence import Recurrence
 from .tensors import Tensors, save
 from .vocabulary import least_axes
@@ -82,6 +82,8 @@ def _options(**settings: Any) -> list[str]:
             continue
         value = plain_number(value)
         if isinstance(value, bool):
+            if name != "l2norm":
+                raise TypeError(f"{name}={value!r}: must be no truth value")
             value = int(value)
         elif isinstance(value, str):
             names_of(name, value)
@@ -198,10 +200,13 @@ def judge(
     - report: a folder that gets the files, results.json, junit.xml and report.html. With None the
       files stay in a temporary folder if an output fails, and are removed otherwise.
     """
+    forget(out, report)
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
         _check_names(tensors, what)
     folder, design = folder_and_design(out, report, design)
     folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
+    if ranks is not None and not 1 <= int(_whole("ranks", ranks)) <= 4096:
+        raise ValueError(f"ranks={ranks!r}: must be a whole number from 1 to 4096")
     told = _options(
         base=base,
         claim=claim,

@@ -47,6 +47,15 @@ def own_folder(folder: str, *more: str) -> Iterator[None]:
         os.close(fd)
 
 
+def forget(*folders: Any) -> None:
+    """Remove what earlier calls wrote to these folders. A call that raises for an argument would
+    otherwise leave their verdict as its own."""
+    for folder in folders:
+        if isinstance(folder, str | os.PathLike) and os.path.isdir(folder):
+            with own_folder(os.fspath(folder)):
+                pass
+
+
 def own_record(path: str, call: str) -> dict[str, Any] | None:
     """The record at `path` if it is whole and of this call."""
     try:

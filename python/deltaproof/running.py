@@ -19,7 +19,7 @@ from .layouts import FAR, LAYOUTS, layouts_of
 from .limits import LONGEST, seconds
 from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
-from .records import FAIL, NOT_JUDGED, PASS, identity, own_folder, own_record, trusted
+from .records import FAIL, NOT_JUDGED, PASS, forget, identity, own_folder, own_record, trusted
 from .server import About, Finished, Server, run_program
 from .themes import case_paths
 from .words import folder_and_design, names_of
@@ -212,6 +212,7 @@ def run(
       length of any truth.
     - limit: seconds of one call; a longer call fails, and the other runs continue.
     - out, report: as in `judge`."""
+    forget(out, report)
     kernel = contract_of("run", fn, base, contract)
     folder, design = folder_and_design(out, report, design)
     about = About(kernel_name(fn), base, design=design)

@@ -167,6 +167,8 @@ def main(arguments: Sequence[str]) -> int:
     told = vars(ap.parse_args(arguments))
     file, task, path = told.pop("file"), told.pop("task"), told.pop("json")
     try:
+        if path:  # no score of an earlier call stays
+            open(path, "w", encoding="utf-8").close()
         scored, text = score_file(file, task, **told)
     except (ValueError, OSError) as e:
         print(f"deltaproof score: {e}", file=sys.stderr)

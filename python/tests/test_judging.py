@@ -281,10 +281,24 @@ def test_a_record_of_an_earlier_call_is_none_of_this_one(
     o, _ = kda(**x)
     settings = SAID | {"base": "fp32", "out": str(tmp_path)}
     assert_explained(x, {"o": o}, **settings)
-    for wrong in ({"ranks": 0}, {"label": "a\nb"}):
-        with pytest.raises(ValueError):
+    wrongs: list[dict[str, Any]]
+    wrongs = [{"label": "a\nb"}, {"ranks": 0}, {"scale": 1j}, {"design": 5}, {"kernels": 5}]
+    for wrong in wrongs:
+        with pytest.raises((TypeError, ValueError)):
             assert_explained(x, {"o": 2 * o}, **settings | wrong)
         assert not (tmp_path / "results.json").exists(), wrong
+        assert_explained(x, {"o": o}, **settings)
+
+
+def test_a_run_that_raises_leaves_no_record_of_an_earlier_one(tmp_path: Path) -> None:
+    told: dict[str, Any] = {"base": "fp32", "report": str(tmp_path)}
+    assert deltaproof.run(kda, "t1", **told).record
+    assert (tmp_path / "results.json").exists()
+    for wrong in ({"base": "fp12"}, {"limit": "soon"}, {"layouts": ["diagonal"]}, {"gate": 5}):
+        with pytest.raises((TypeError, ValueError)):
+            deltaproof.run(kda, "t1", **told | wrong)
+        assert not (tmp_path / "results.json").exists(), wrong
+        deltaproof.run(kda, "t1", **told)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "o"])
@@ -315,6 +329,10 @@ def test_numbers_of_numpy_are_settings(x: dict[str, np.ndarray]) -> None:
         ({"label": "a\0b"}, "label=.*zero byte"),
         ({"label": "\ud800"}, "label=.*UTF-8"),
         ({"unjudged": 5}, "unjudged=5: must be one name or several"),
+        ({"ranks": 0}, "ranks=0: must be a whole number from 1 to 4096"),
+        ({"ranks": 2.5}, "ranks: 2.5 is no whole number"),
+        ({"ranks": True}, "ranks: True is no whole number"),
+        ({"scale": True}, "scale=True: must be no truth value"),
         ({"kernels": [5]}, "kernels=.*5 is no text"),
         ({"inputs": None}, "inputs: must be {name: array}, is NoneType"),
         ({"outputs": [("o", 1)]}, "outputs: must be {name: array}, is list"),
@@ -327,6 +345,13 @@ def test_an_argument_that_cannot_be_used_is_named(
     given = {"inputs": x, "outputs": {"o": kda(**x)[0]}, "base": "fp32"} | SAID | wrong
     with pytest.raises((TypeError, ValueError), match=named):
         judge(**given)
+
+
+def test_a_tensor_that_may_be_unjudged_is_one_that_is_there(x: dict[str, np.ndarray]) -> None:
+    o = kda(**x)[0]
+    found = judge(x, {"o": o}, base="fp32", unjudged=["dg", "final_sate"], **SAID)
+    assert found.status == 2 and "--unjudged final_sate: " in found.text, found.text
+    assert judge(x, {"o": o}, base="fp32", unjudged=["dg"], **SAID).passed
 
 
 def test_one_name_may_be_unjudged_without_a_list(x: dict[str, np.ndarray]) -> None:
