@@ -1,29 +1,31 @@
-/* gpu/exchange/group.cuh - what the communicators share: the group of ranks as all of them see it,
- * and the ranks of one process.
+/* gpu/exchange/group.cuh - common data of the communicators: the group of all ranks, and the ranks
+ * of one process.
  *
- *   group.cu    failing, meeting, the watcher that ends everybody, the end of a group
- *   gather.cu   gather, hand-over, wait, peer memory
+ *   group.cu    failures, barriers of hosts, the watcher that ends all ranks, the end of a group
+ *   gather.cu   gather, `hand`, wait, peer memory
  *   create.cu   host threads on devices that they may share, or over NCCL
  *   procs.cu    a process a rank over NCCL, on one host
  *   ipc.cu      peer memory of processes
- *   apart.cu    the same where only NCCL reaches the others
+ *   apart.cu    a process a rank over NCCL, on any hosts
  *
- * All make the same calls in the same order: a mark on the stream, all hosts meet, the words move,
- * a mark, all meet again. So no collective is enqueued before every rank has reached it. No rank
- * continues to a call that may wait for a device (the first launch of a kernel does) before all
- * have enqueued theirs. A missing rank is named. The meeting names a host thread. Marks in pinned
- * memory, which the stream writes, name a device. A lock that its watcher held names a killed
+ * All ranks make the same calls in the same order. A call has a mark on the stream, a barrier of
+ * all hosts, the transfer, a second mark, and a second barrier. So no collective is enqueued before
+ * every rank has reached it. No rank continues to a call that may wait for a device (the first
+ * launch of a kernel does) before all have enqueued theirs.
+ *
+ * Messages name a missing rank. The barrier shows a missing host thread. Marks in pinned memory,
+ * which the stream writes, show a hanging device. A lock that its watcher held shows a killed
  * process. A watcher thread, which makes no call that waits for a device, ends all ranks. Peers see
  * `aborted` at every poll. ncclCommAbort ends NCCL's kernels; each such call has a thread of its
  * own, which is abandoned if it hangs. No host thread waits without a limit.
  *
- * A CUDA graph makes its calls without a host: its marks tell that a device has come to them, not
- * that a host should have. Calls of NCCL and transfers through windows alone can be in one.
+ * A CUDA graph makes its calls without a host. Its marks show that a device has reached them, not
+ * that a host should have. A graph can only contain calls of NCCL and transfers through windows.
  *
- * Shared: a call publishes the send pointer with an event and copies the words of all ranks, or of
- * one. A second event per rank, waited for after the second meeting, keeps a sender from
- * overwriting words that a peer still copies. A call that fails returns when no rank reads any more
- * what another points to, which its caller may then free. */
+ * Shared devices: a call publishes the send pointer with an event and copies the words of all
+ * ranks, or of one. A second event per rank, waited for after the second barrier, keeps a sender
+ * from overwriting words that a peer still copies. A failing call returns when no rank reads the
+ * buffers of another any more, so that its caller may free them. */
 #ifndef DPG_GROUP_CUH
 #define DPG_GROUP_CUH
 #include "exchange/nccl.cuh"
@@ -37,7 +39,7 @@
 #define MAX_DEVICES 64 /* of a process */
 #define CREATE_S 30.0  /* the creation of an NCCL communicator; seconds */
 #define RECLAIM_S 2.0  /* its destruction or abortion */
-#define LOOK_S 0.1     /* whoever waits looks again within that */
+#define LOOK_S 0.1     /* longest time between two polls of a waiting thread */
 
 /* Seconds of a clock that never goes back. */
 static inline double now_s(void) {
@@ -46,8 +48,8 @@ static inline double now_s(void) {
     return t.tv_sec + 1e-9 * t.tv_nsec;
 }
 
-/* A limit for one who waits and looks again and again. A stretch without looks, because the machine
- * stood still or had no CPU for it, counts as one look: the others stood still, too. */
+/* The limit of a thread that polls. A longer time without polls counts as LOOK_S: the machine was
+ * suspended or busy, and the other ranks stood still, too. */
 struct Patience {
     double left, looked = now_s();
     int is_over(void) {
@@ -60,19 +62,19 @@ struct Patience {
 
 enum { GATHERS, HANDS, ALL_TO_ALLS, STORES, REPLAYS, KINDS, CALLS = 1024 };
 
-/* State that all ranks see. Ranks that are processes have it in memory that they share; arrays that
- * only a rank itself uses are there for all the same. */
+/* State that all ranks see. Ranks that are processes have it in shared memory, arrays of a single
+ * rank's use included. */
 typedef struct {
     int N, is_nccl, device[MAX_RANKS];
-    /* A group whose other ranks are elsewhere, behind NCCL alone, has N = 1: what that rank is
-     * called, of how many. Else 0 and N. */
+    /* A group whose other ranks are reached by NCCL alone has N = 1: number of its rank, and of all
+     * ranks. Else 0 and N. */
     int first_rank, ranks;
-    char call[KINDS][32]; /* what they are called in messages */
+    char call[KINDS][32]; /* names of calls in messages */
     double limit_s;
     volatile int aborted;
     char why[256]; /* valid once aborted is set */
     pthread_mutex_t lock;
-    int64_t met[MAX_RANKS]; /* meetings that a rank has come to */
+    int64_t met[MAX_RANKS]; /* number of barriers that a rank has reached */
     /* changes when all have arrived, or aborted is set; earlier ranks wait for it */
     int bell;
     /* gathers, sends, or transfers through windows, that the host of a rank has begun */
@@ -83,7 +85,7 @@ typedef struct {
     volatile int *pinned;              /* threads: marks in pinned memory */
     const float *send[MAX_RANKS];      /* shared; of `hand` NULL: it sends nothing */
     const dpg_piece *gives[MAX_RANKS]; /* shared: of an all-to-all, [N] */
-    int reading;                       /* shared: ranks that read what the others point to */
+    int reading;                       /* shared: number of ranks that read buffers of others */
     /* shared: send buffer filled; all peers' words copied by rank i */
     cudaEvent_t ready[MAX_RANKS], copied[MAX_RANKS];
     ncclComm_t comm[MAX_RANKS];
@@ -93,32 +95,33 @@ typedef struct {
     ncclUniqueId id;
     pthread_mutex_t alive[MAX_RANKS]; /* held by the watcher of a rank while watched[rank] */
     volatile char watched[MAX_RANKS];
-    volatile double beat[MAX_RANKS]; /* when it last looked */
+    volatile double beat[MAX_RANKS]; /* time of its last poll */
     /* whole pages, which every process registers; no pointers: each may map them elsewhere */
     alignas(4096) volatile int marks[2 * MAX_RANKS + 1];
 } Group;
 
-/* [N] Gathers that the stream of a rank has come to, has behind it. */
+/* [N] Number of gathers that the stream of a rank has reached, and has completed. */
 static inline volatile int *reached(const Group *g) {
     return g->procs ? (volatile int *)g->marks : g->pinned;
 }
 static inline volatile int *ended(const Group *g) { return reached(g) + g->N; }
 /* Tells kernels that wait for each other to end. */
 static inline volatile int *halt(const Group *g) { return ended(g) + g->N; }
-/* Are there ranks that this group does not see? */
+/* Are there ranks outside of this group's memory? */
 static inline int is_apart(const Group *g) { return g->ranks != g->N; }
-/* A rank a process. */
+/* Is each rank a process? */
 static inline int by_rank(const Group *g) { return g->procs || is_apart(g); }
-/* The last call of a rank that anybody knows of: a CUDA graph makes calls without its host. */
+/* The last known call of a rank, by its host or its stream: a CUDA graph makes calls without a
+ * host. */
 static inline int begun(const Group *g, int rank) {
     int n = reached(g)[rank];
     return n > g->entered[rank] ? n : g->entered[rank];
 }
-/* Where a communicator's rank is in the arrays. */
+/* Index of a communicator's rank in the arrays. */
 static inline int place_of(const Group *g, const dpg_comm *c) { return c->rank - g->first_rank; }
-/* The name of call n in messages. */
+/* Stores the kind of call n, for messages. */
 static inline void note_call(Group *g, int n, int kind) { g->kind[n % CALLS] = (char)kind; }
-/* The number of a call that the host of a rank makes next. */
+/* The number of the next call of a rank's host. */
 static inline int next_call(Group *g, int rank, int kind) {
     const int n = begun(g, rank) + 1, last = g->entered[rank];
     for (int i = n - last > CALLS ? n - CALLS : last + 1; i < n; i++)
@@ -139,8 +142,8 @@ typedef struct {
     int first, count, users, watched;
     volatile int stop, reclaimed;
     pthread_t watcher;
-    int *marks; /* of the group, as the device calls them; processes: NULL until registered */
-    int *calls[MAX_RANKS]; /* on the device of a rank: those that its stream has come to */
+    int *marks;            /* of the group, device pointer; processes: NULL until registered */
+    int *calls[MAX_RANKS]; /* on the device of a rank: calls that its stream has reached */
 } Home;
 
 /* The marks of a rank's stream. */

@@ -1,5 +1,5 @@
 /* gpu/plan/plan.cuh - types that the folders of gpu/ share: dimensions, tables of chunks and
- * sequences, buffers of a plan. Also the call of one of its steps.
+ * sequences, buffers of a plan, the arguments of a step.
  *
  * A tile is one chunk of one value head: tile = chunk * HV + head. Its buffers are padded to whole
  * chunks (n rows). Rows past the chunk's last token hold zeros, so that products over a tile need
@@ -27,8 +27,8 @@ struct Chunk {
 struct Seq {
     int c0, c1, gseq;
     int starts, ends; /* does the sequence start, end in these chunks */
-    int part; /* its number among the cut parts of all, 0: whole; with several parts of a rank: its
-               * number among them */
+    int part; /* its number among the parts of cut sub-sequences, 0: whole; with a table of owners
+               * its number among the rank's parts */
 };
 /* A local sub-sequence that is cut: parts [first, first + n). */
 struct Cut {
@@ -37,18 +37,19 @@ struct Cut {
 
 /* A part of the tokens (dpg_owners) that the rank owns, one element of the chain of all parts. */
 struct Link {
-    int part;        /* which of all */
+    int part;        /* its number among all parts */
     int first, last; /* its local sub-sequences */
-    int pre, post;   /* parts before and behind that share a sequence with it */
+    int pre, post;   /* numbers of earlier and later parts that share a sequence with it */
 };
 static inline int link_needs_m(const Link &l) { return l.first == l.last && l.pre && l.post; }
 
-/* Consecutive parts whose elements are multiplied for the rank's parts among them. They go from the
- * first part of a sequence up to the rank's last, or from the last part down to its first. */
+/* A merge: consecutive parts whose elements are multiplied for the rank's parts among them. It goes
+ * from the first part of a sequence up to the rank's last, or from the last part down to its
+ * first. */
 struct Fold {
     int from, to;
 };
-/* All of a plan, and their tables. */
+/* All merges of a plan, and their tables. */
 struct Folds {
     int n;
     const Fold *fold;
@@ -57,7 +58,8 @@ struct Folds {
 };
 
 /* One message between parts: a state, or backward its gradient; in a scan a pair over a distance.
- * It has the ranks, and their parts. */
+ *   from, to   sending and receiving rank
+ *   out, in    index of the part among the sender's and the receiver's parts */
 struct Hop {
     int from, to, out, in;
 };
@@ -66,7 +68,7 @@ struct Hop {
 struct Dims {
     int H, HV, G, K, V, R, Kg, NT, nseq; /* G = HV / H; NT chunks; nseq local sub-sequences */
     int tok, n, lr; /* tokens of a chunk; its rows tok * R; log2 R. Simple: 64 tokens. Fast: 64
-                     * rows. Token: 16 tokens, as many rows as those have keys */
+                     * rows. Token: 16 tokens, a row for each of their keys */
     int64_t L;      /* local tokens */
     const Chunk *chunk;
     const Seq *seq;
@@ -84,7 +86,7 @@ enum Slot {
     B_BETA, /* activated beta, simple and token */
     B_QN,   /* normalised q and k, likewise */
     B_KN,
-    B_DECAY, /* token: of each token; what its keys erase along; their values */
+    B_DECAY, /* token: decay of each token; erasing keys; values */
     B_ERASE,
     B_VALUE,
     B_L,   /* k k' with decay, strictly lower */
@@ -98,8 +100,8 @@ enum Slot {
     B_TB,      /* plans without w and u (`fast/bare.cuh`): T B */
     B_FACTORS, /* one gate a head: factors of rows */
     B_KGAM,    /* others: k with the decay from the chunk's start */
-    B_ODD,     /* fast, on more than one rank or segment: is something of w; of u, q; of do not
-               * finite, three words a tile */
+    B_ODD,     /* fast, on more than one rank or segment: is a number not finite: in w; in u, q; in
+                * do? Three words a tile */
     B_SPOILT,  /* plans without w and u in segments on one rank: is the state after a segment not
                 * finite, [nrow][HV][V] */
     B_H,       /* state before each chunk */
@@ -107,9 +109,9 @@ enum Slot {
     B_HM, /* (H, M) of the rank, rows of V + K words; gathered; of its segments; composed up to each
            */
     B_HMALL,
-    B_PACK, /* what is sent of B_HM, or of B_DHM, where that is another format; gathered */
+    B_PACK, /* B_HM, or B_DHM, in a payload of another format; gathered */
     B_PACKALL,
-    B_HAND, /* state, or gradient of one, that is handed on to the next rank */
+    B_HAND, /* state, or its gradient, for the next rank */
     B_SEG,
     B_PREFIX,
     B_SIN,      /* state that the last local sub-sequence, or each of its segments, starts from */
@@ -143,9 +145,8 @@ enum Slot {
  *   PLAIN   row by row
  *   ROWS    bf16, [width/64][C][64], 16-byte pieces p of a row of 64 at p ^ (row & 7): the 128-byte
  *           swizzle of the tensor cores
- *   SLICES  bf16, [width/16][C][16], pieces at p ^ (row >> 2 & 1): whoever owns 16 columns finds
- *           them
- *           together
+ *   SLICES  bf16, [width/16][C][16], pieces at p ^ (row >> 2 & 1): an owner of 16 columns finds
+ *           them together
  * Both swizzles make plain copies into shared memory readable without bank conflicts, by rows and
  * transposed (fast/tile.cuh). */
 enum Layout { PLAIN, ROWS, SLICES };
@@ -182,7 +183,7 @@ struct dpg_plan {
     dpg_options opt;
     Device device;
     const Path *path;
-    char why[160];          /* what chose the path */
+    char why[160];          /* the reason for the path */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */
@@ -192,15 +193,15 @@ struct dpg_plan {
     int sends; /* plan/sending.cuh */
     Link *links_h;
     Folds folds, folds_bwd;
-    Hop *hops_h; /* all of them, in the plan's direction */
+    Hop *hops_h; /* all messages, in the plan's direction */
     int nhop;
-    Hop *pairs_h; /* a scan: a level after the other, each ends before level_end */
+    Hop *pairs_h; /* a scan: messages level by level; each level ends before level_end */
     int nlevel, level_end[32];
-    /* rows of d.seq beside the local sub-sequences: those whose (M, H), and (dM, dH), others may
-     * ask for. Also runs of chunks that are summed by themselves */
+    /* further rows of d.seq: sub-sequences whose (M, H), and (dM, dH), other ranks may need, and
+     * runs of chunks with sums of their own */
     int pre0, npre, bwd0, nbwd, run0, nrun;
-    /* rows of d.seq: those of a pass over whole sub-sequences and parts, nwhole whole ones first;
-     * from whole0 on the local sub-sequences, each whole */
+    /* rows of d.seq for a pass over whole sub-sequences and parts, nwhole whole ones first; from
+     * whole0 on the local sub-sequences, each whole */
     int nrow, nwhole, whole0;
     /* Number of cut sub-sequences, and of their parts. One of several ranks cuts at most its last
      * local sub-sequence, a single rank any. If none is cut, the last one counts as one part */
@@ -213,19 +214,19 @@ struct dpg_plan {
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same
                            * workspace; or NULL */
     int is_bwd;           /* this is such a plan */
-    int all_heads; /* value heads of all ranks that exchange heads; they choose the kernels, so that
-                    * a rank takes those that one rank takes */
-    Heads *heads;  /* ranks exchange heads (plan/heads.cuh): does all the rest; or NULL */
+    int all_heads; /* value heads of all ranks that exchange heads; this number chooses the kernels,
+                    * so that a rank uses the kernels of one rank */
+    Heads *heads;  /* ranks exchange heads (plan/heads.cuh), all work is there; or NULL */
     /* dpg_tensors.saved: states [HV][K][V], then matrices [HV][K][K] of ranks rank + 1 .., then of
      * parts m_part .. */
     int64_t saved_states, saved_ms, saved_parts;
     int parts, m_part; /* backward: parts that run side by side, 1: sub-sequences are whole; the
                         * first whose M is kept */
-    cudaStream_t side; /* backward, N > 1: what waits for other ranks */
+    cudaStream_t side; /* backward, N > 1: of steps that wait for other ranks */
     cudaEvent_t forked, joined;
     RankWindow window;
     void *window_memory, **windows_at; /* of all ranks, as this process has them */
-    dpg_comm *opened; /* of windows that others must have closed before they are freed; or NULL */
+    dpg_comm *opened; /* of windows that other ranks must close before they are freed; or NULL */
     dpg_marks marks;  /* with windows */
     Chunk *chunks_h;
     Seq *seqs_h;
@@ -235,10 +236,10 @@ struct dpg_plan {
     RowMaps *maps;       /* of the last calls' tensors (fast/maps.cuh); or NULL */
     const void *left_in; /* the workspace of the last whole forward */
     Wide *wide;          /* values are wider than the kernels (plan/wide.cuh): another plan does all
-                          * the rest; or NULL */
+                          * work; or NULL */
 };
 
-/* One step of a plan: what it works on, and where. g is NULL in the forward. */
+/* Arguments of one step of a plan. g is NULL in the forward. */
 struct Call {
     dpg_plan *p;
     const dpg_tensors *t;
@@ -253,7 +254,7 @@ template <class T> static inline T *at(const dpg_plan *p, void *ws, int slot) {
 }
 template <class T> static inline T *at(const Call &c, int slot) { return at<T>(c.p, c.ws, slot); }
 
-/* Does the backward find what the forward made, in the workspace that both share. */
+/* Does the backward read the forward's results from the workspace that both share? */
 static inline int saves_all(const dpg_plan *p) {
     return p->opt.backward && p->opt.save == DPG_SAVE_ALL;
 }
