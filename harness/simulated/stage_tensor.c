@@ -269,7 +269,7 @@ void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int s, int64_t width
     *used = square ? (int64_t)(s + 1) * ch->R : width;
 }
 
-/* The chunk solver raises steps below its floor, where exp is 0 anyway. The stage tensor gcum must
+/* The chunk solver raises steps far below its floor, where exp is 0. The stage tensor gcum must
  * not contain the raised steps: rows after such a step are summed again. */
 static void sum_again(const dp_sim *s, int g, int hv, int t, int Kg, double *row) {
     for (int x = 0; x < Kg; x++) {
