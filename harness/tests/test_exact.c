@@ -50,7 +50,7 @@ static void close_case(exact_case *x) {
     dp_case_free(&x->c);
 }
 
-/* What each rank must have, made once; contexts not of the subject, whose fault may change them. */
+/* The truth of each rank, made once, with contexts that no fault of the subject changes. */
 static const dp_truth_rank *at_ranks(exact_case *x, int N) {
     const dp_problem *p = &x->c.p;
     if (x->at[N]) return x->at[N];

@@ -168,6 +168,7 @@ def judge(
     report: str | None = None,
     cache: str | None = None,
     recurrence: Recurrence | str | None = None,
+    why: float | None = None,
 ) -> Judgement:
     """Compare outputs of a kernel with the truth of its inputs.
 
@@ -199,6 +200,7 @@ def judge(
       report.
     - report: a folder that gets the files, results.json, junit.xml and report.html. With None the
       files stay in a temporary folder if an output fails, and are removed otherwise.
+    - why: seconds of the search for a mistake that fits a failure, default 20; 0: none.
     """
     forget(out, report)
     for what, tensors in (("inputs", inputs), ("outputs", outputs)):
@@ -227,7 +229,7 @@ def judge(
         label=label,
     )
     notes = note_options(surroundings(), names_of("kernels", kernels))
-    more = [f"--cache={cache or cache_folder()}", *notes]
+    more = [f"--cache={cache or cache_folder()}", *_options(why=why), *notes]
     try:
         found = _judged(inputs, outputs, told, more, folder, recurrence)
     except BaseException as e:

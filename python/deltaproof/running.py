@@ -237,7 +237,7 @@ def run(
     if not found.raised and not kernel.recurrence:  # mistakes have other names
         say = _tighter if found.status == PASS and base == "bf16" else _fits
         paths = {os.path.basename(name).removesuffix(".case"): name for name in names}
-        case, lines = say(found, paths, lambda x: fits(kernel, about, x, limit, options))
+        case, lines = say(found, paths, asked_of(found, kernel, about, limit, options))
         found = replace(found, text=_before_verdict(found.text, [f"{case} {x}" for x in lines]))
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
@@ -277,6 +277,20 @@ def _checked(
 
 
 Ask = Callable[[str], list[str]]
+
+
+def asked_of(
+    found: Run, kernel: Contract, about: About, limit: float, options: Sequence[str]
+) -> Ask:
+    """The search of fitting.fits, without a run of sessions, which have no such lines."""
+    cases = found.record["cases"] if found.record else []
+    sessions = {f"{x['name']}.case" for x in cases if x.get("session")}
+
+    def ask(path: str) -> list[str]:
+        no_lines = os.path.basename(path).removesuffix(".case") + ".case" in sessions
+        return [] if no_lines else fits(kernel, about, path, limit, options)
+
+    return ask
 
 
 def _before_verdict(text: str, more: list[str]) -> str:

@@ -22,6 +22,7 @@ def judged(kernel: Any, law: Any, cache: str) -> deltaproof.Judgement:
     x = law(np.random.default_rng(3))
     o = kernel(**{n: y.astype(np.float32) for n, y in x.items()})
     told: dict[str, Any] = {"gate": "log", "beta": "plain", "l2norm": False, "cache": cache}
+    told["why"] = 0  # which mistake it is, is known
     return deltaproof.judge(x, {"o": o}, base="bf16", design="chunk=64", **told)
 
 

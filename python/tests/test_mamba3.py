@@ -9,7 +9,7 @@ import pytest
 from deltaproof import Recurrence, assert_explained, check, judge, run, to_bf16
 from mamba3 import Arrays, inputs, kernel
 
-SAID: dict[str, Any] = {"recurrence": "mamba3", "base": "fp32", "gate": "log"}
+SAID: dict[str, Any] = {"recurrence": "mamba3", "base": "fp32", "gate": "log", "why": 0}
 CU = [0, 23, 24, 70]
 GRADIENTS = {"dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}
 

@@ -127,7 +127,8 @@ def test_a_file_says_in_which_format_its_state_lies() -> None:
     form = {"gate": "log", "beta_form": "plain", "l2norm": False}
     made = right("gdn")(**x, **form, lower_bound=0, scale=K**-0.5)
     made["final_state"] = quantized(made["final_state"], "e4m3-row")
-    said = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said["why"] = 0
     right_one = deltaproof.judge(x, made, out={"final_state": "e4m3-row"}, **said)
     assert right_one.status == 0, right_one.text
     assert deltaproof.judge(x, made, **said).status == 1
@@ -185,6 +186,7 @@ def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks
     x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
     x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
     said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said["why"] = 0
     said |= {"design": f"recurrent,state={form}", "ranks": ranks}
     said |= {"claim": "fp32"} if ranks > 2 else {}
     found = deltaproof.judge(batch(x), batch(adjoint(x, form)), **said)
@@ -206,6 +208,7 @@ def test_a_kernel_may_read_the_state_as_it_is_kept(form: str, T: int) -> None:
     x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
     x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
     said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said["why"] = 0
     made, design = batch(adjoint(x, form, reads_kept=True)), f"recurrent,state={form}"
     found = deltaproof.judge(batch(x), made, design=f"{design},read=kept", **said)
     assert found.status == 0, found.text
@@ -315,6 +318,7 @@ def test_gradients_of_rows_in_short_states_have_bounds(model: str, form: str, T:
 
     own = {"rwkv7": {"recurrence": RWKV7}, "comba": {"recurrence": COMBA}}
     said: dict[str, Any] = {"base": "fp32", "gate": "log", "design": f"recurrent,state={form}"}
+    said["why"] = 0
     said |= own.get(model, {"l2norm": False})
     x = row_inputs(model, T)
     found = deltaproof.judge(batch(x), batch(row_adjoint(model, x, form)), **said)

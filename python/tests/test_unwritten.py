@@ -76,6 +76,7 @@ def inputs(hard: bool) -> dict[str, Any]:
 def test_judge_says_nothing_of_the_condition(name: str, hard: bool) -> None:
     x = inputs(hard)
     said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    said["why"] = 0
     of = lambda spoil: deltaproof.judge(x, spoilt(spoil, **x, **FORM), **said)
     found = of(UNWRITTEN[name])
     assert found.status == 1 and "condition" not in found.text, found.text
