@@ -107,7 +107,7 @@ typedef struct {
     dp_kernel_row row[DP_MOST_KERNEL_FAULTS];
     double seconds;
 } dp_kernel_museum; /* row [0]: no fault */
-/* DP_EINPUT: this build's kernels have no faults. only: NULL, or a name. */
+/* DP_EINPUT: this build's kernels have no faults. only: NULL, or names, "a,b". */
 dp_status dp_kernel_museum_run(const char *cases_dir, const char *cache, const char *only,
                                dp_kernel_museum *m, dp_err *e);
 /* The table for people. */

@@ -81,7 +81,21 @@ _Static_assert(DPG_NFAULTS <= DP_MOST_KERNEL_FAULTS, "a row for each fault of th
 static int first_fault(void) { return dpg_faults_fast ? DPG_FIRST_FAST_FAULT : 1; }
 static int end_fault(void) { return dpg_faults_fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT; }
 static int chosen(int f, const char *only) {
-    return (!only || !strcmp(only, dpg_faults[f].name)) && strcmp(dpg_faults[f].shows, "-");
+    return (!only || dp_is_listed(dpg_faults[f].name, only, ',')) &&
+           strcmp(dpg_faults[f].shows, "-");
+}
+static dp_status all_known(const char *only, dp_err *e) {
+    for (const char *at = only, *end; at; at = *end ? end + 1 : NULL) {
+        char name[64];
+        int some = 0;
+        end = at + strcspn(at, ",");
+        snprintf(name, sizeof name, "%.*s", (int)(end - at), at);
+        for (int f = first_fault(); f < end_fault(); f++)
+            some += chosen(f, name);
+        if (!some)
+            return dp_fail(e, DP_EINPUT, "--fault %s: the kernels have none of that name", name);
+    }
+    return DP_OK;
 }
 /* The kinds of problems for the kernels on the CPU. */
 typedef enum { OF_RECURRENCE, OF_CONV, OF_SLOTS, OF_TOKENS, OF_SENT, KINDS } problem_kind;
@@ -295,16 +309,14 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
     const double t0 = dp_now();
     enum { MAX = 16 };
     pid_t pid[DP_MOST_KERNEL_FAULTS];
-    int from[DP_MOST_KERNEL_FAULTS], some = 0;
-    dp_status st = DP_OK;
+    int from[DP_MOST_KERNEL_FAULTS];
     *m = (dp_kernel_museum){0};
     if (!&dpg_fault)
         return dp_fail(e, DP_EINPUT,
                        "the kernels of this build have no faults to switch on (`make museum` "
                        "builds those that have)");
-    for (int f = first_fault(); f < end_fault(); f++)
-        some += chosen(f, only);
-    if (!some) return dp_fail(e, DP_EINPUT, "--fault %s: the kernels have none of that name", only);
+    dp_status st = all_known(only, e);
+    if (st) return st;
     int cores = omp_get_max_threads() < MAX ? omp_get_max_threads() : MAX, started = 0;
     m->n = DPG_NFAULTS;
     fflush(NULL);
