@@ -86,16 +86,23 @@ int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *
     int differ = 0;
     for (int f = 0; f < DP_NRESULTS; f++) {
         const double *x = *dp_result_at((dp_result *)a, f), *y = *dp_result_at((dp_result *)b, f);
-        int64_t rows, width, n = 0, first = 0;
-        char at[64];
+        int64_t rows, width, n = 0, first = 0, from = INT64_MAX, to = -1;
+        char at[64], columns[100] = "";
         dp_result_shape(p, f, &rows, &width);
-        for (int64_t i = 0; x && y && i < rows * width; i++)
-            if (x[i] != y[i] && !(isnan(x[i]) && isnan(y[i])) && !n++) first = i;
+        for (int64_t i = 0; x && y && i < rows * width; i++) {
+            if (x[i] == y[i] || (isnan(x[i]) && isnan(y[i]))) continue;
+            if (!n++) first = i;
+            if (i % width < from) from = i % width;
+            if (i % width > to) to = i % width;
+        }
         if (!n || differ++) continue;
         row_text(p, f, first / width, at, sizeof at);
-        snprintf(text, size, "%lld of %lld entries of %s, the first at %s: %.9g, then %.9g",
-                 (long long)n, (long long)(rows * width), dp_result_fields[f].name, at, x[first],
-                 y[first]);
+        if (to - from + 1 < width && n > 1)
+            snprintf(columns, sizeof columns, ", all in columns %lld to %lld of 0 to %lld",
+                     (long long)from, (long long)to, (long long)width - 1);
+        snprintf(text, size, "%lld of %lld entries of %s%s, the first at %s: %.9g, then %.9g",
+                 (long long)n, (long long)(rows * width), dp_result_fields[f].name, columns, at,
+                 x[first], y[first]);
     }
     return differ;
 }

@@ -403,15 +403,41 @@ static void try_operands(search *s) {
     }
 }
 
-/* A declared recurrent kernel may read its state before or after the rounding. */
-static void try_read(search *s) {
-    dp_design d = s->failed->design;
-    char words[DP_DESIGN_TEXT];
-    if (s->failed->undeclared || d.chunk || d.state == dp_design_of(d.base).state) return;
-    d.read_kept = !d.read_kept;
-    dp_design_text(&d, words);
-    OTHER(design, "design", words,
-          d.read_kept ? "o reads the state as it is kept" : "o reads the state before it is kept");
+/* A declared recurrent kernel, whose state is in another format or is read before or after its
+ * rounding. */
+static void try_state(search *s) {
+    const dp_format formats[] = {DP_FP16, DP_BF16, s->failed->design.state};
+    const dp_format own = dp_design_of(s->failed->design.base).state;
+    const int is_own = s->failed->design.state == own, before = s->count.fit;
+    if (s->failed->undeclared || s->failed->design.chunk) return;
+    for (int i = is_own ? 0 : 2; i < (is_own ? 2 : 3); i++)
+        for (int kept = 0; kept < 2; kept++) {
+            dp_design d = s->failed->design;
+            char words[DP_DESIGN_TEXT], meaning[80];
+            if (s->count.fit > before || (!is_own && kept == d.read_kept)) continue;
+            d.state = formats[i];
+            d.read_kept = kept;
+            dp_design_text(&d, words);
+            snprintf(meaning, sizeof meaning, "its state is kept in %s, and o reads it %s",
+                     dp_formats[d.state].name, kept ? "as kept" : "before that");
+            OTHER(design, "design", words, meaning);
+        }
+}
+
+/* Rows of one's own read the state before its decay, or after. */
+static void try_rows(search *s) {
+    const dp_user_recurrence is = *dp_user_recurrence_installed();
+    dp_user_recurrence other = is;
+    int reads = 0;
+    for (int i = 0; i < is.rows.n; i++)
+        reads |= is.rows.row[i].read.sign;
+    if (!reads || is.in_turn) return;
+    other.rows.before = !is.rows.before;
+    dp_user_recurrence_install(&other);
+    attempt(s, *s->o, nothing(s),
+            other.rows.before ? "passes with `reads undecayed`: the state before its decay"
+                              : "passes with `reads decayed`: the state after its decay");
+    dp_user_recurrence_install(&is);
 }
 
 static int fits_format(const dp_problem *p, dp_format f) {
@@ -659,6 +685,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
         if (failed->tensor[i].verdict == DP_FAIL) try_factors(&s, failed->tensor[i].name);
     if (own) {
         try_scale(&s);
+        try_rows(&s);
         say_fits(&s, fits, arg);
         return s.count;
     }
@@ -671,7 +698,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     try_ranks(&s);
     s.kind = OPERANDS;
     if (!s.count.fit && follows_the_decay(&s)) return s.count; /* no rounding, whatever hides it */
-    if (!s.count.fit) try_read(&s);
+    if (!s.count.fit) try_state(&s);
     if (!s.count.fit) try_operands(&s); /* which would hide smaller mistakes, too */
     s.kind = COARSER;
     if (!s.count.fit) try_base(&s);

@@ -41,6 +41,11 @@ DP_TEST(again, results_of_other_values_say_what_the_first_must_be) {
         CHECK(dp_results_differ(&c.p, &a.r, &b.r, text, sizeof text), "%s: same", names[i]);
         dp_other_values_undo(&c.p, &b.r);
         CHECK(!dp_results_differ(&c.p, &a.r, &b.r, text, sizeof text), "%s: %s", names[i], text);
+        for (int v = 3; v < 6; v++)
+            b.r.o[v] += 1; /* columns that a kernel has not written */
+        CHECK(dp_results_differ(&c.p, &a.r, &b.r, text, sizeof text) && strstr(text, "3 of") &&
+                  strstr(text, " of o, all in columns 3 to 5 of 0 to "),
+              "%s: %s", names[i], text);
         dp_subject_result_free(&a);
         dp_subject_result_free(&b);
         dp_problem_free(&other);

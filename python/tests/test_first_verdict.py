@@ -146,9 +146,14 @@ def halves(x: Arrays) -> np.ndarray:
         ('"recurrent,state=bf16": its state', lambda x: with_state_in(short, x, False), {}),
         ('"recurrent,state=bf16,read=kept"', lambda x: with_state_in(short, x, True), {}),
         (
-            '"recurrent,state=bf16,read=kept": o reads',
+            '"recurrent,state=bf16,read=kept": its state is kept in bf16, and o reads it as kept',
             lambda x: with_state_in(short, x, True),
             {"design": "recurrent,state=bf16"},
+        ),
+        (
+            '"recurrent,state=bf16": its state is kept in bf16, and o reads it before that',
+            lambda x: with_state_in(short, x, False),
+            {"design": "recurrent"},
         ),
         ("products round their operands to tf32", lambda x: by_products(**x), {}),
         ("truncate their operands to tf32", lambda x: by_products(**x, half=0), {}),

@@ -142,6 +142,9 @@ def test_rwkv7_that_reads_the_decayed_state_fails() -> None:
     x = rwkv7_inputs()
     found = judge(x, rwkv7(x, decayed=True), recurrence=RWKV7, **SAID)
     assert found.status == 1 and found.tensors["o"]["verdict"] == "fail"
+    y = {n: rwkv7(x, decayed=True)[n] for n in ("o", "final_state")}
+    found = judge(x, y, recurrence=RWKV7, **SAID)
+    assert "fits: passes with `reads decayed`" in found.text, found.text
 
 
 @pytest.mark.parametrize("name", ["dkk", "da", "dw", "dv"])
