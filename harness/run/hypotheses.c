@@ -4,6 +4,7 @@
 #include "harness/simulated/ranks.h"
 #include "judge_settings.h"
 #include "mistakes.h"
+#include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"
 
@@ -281,6 +282,7 @@ static void try_forms(search *s) {
         attempt(s, q, nothing(s), "passes with --gate log: as if the gate were not activated");
     } else {
         OTHER(gate, "gate", "softplus", "");
+        if (dp_gates_above_0(p)) OTHER(gate, "gate", "exp", "g is the decay itself");
     }
 }
 
@@ -630,6 +632,18 @@ static int all_finite(const search *s) {
     return 1;
 }
 
+/* Does the truth overflow, and no output? Some setting is another then. */
+static int only_truth_overflows(const search *s) {
+    dp_tensorfile out = {0};
+    dp_err e = {0};
+    int finite = !dp_safetensors_read(s->o->outputs, &out, &e);
+    for (int i = 0; i < out.ntensor; i++)
+        for (int64_t n = 0; n < out.tensor[i].n && finite; n++)
+            finite = isfinite(out.tensor[i].data[n]);
+    dp_tensorfile_free(&out);
+    return finite;
+}
+
 /* ---- which of them to say -------------------------------------------------------------------- */
 
 /* Says the one of least kind that explains all of `tensors` (exact: these and no others), or that
@@ -678,7 +692,12 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     search s = {.o = o, .c = c, .failed = failed, .until = dp_now() + seconds};
     const int own =
         dp_user_recurrence_installed() != NULL; /* mistakes know inputs by other names */
-    if (!dp_op_of(c)->is_recurrence || !all_finite(&s)) return s.count;
+    if (!dp_op_of(c)->is_recurrence) return s.count;
+    if (!all_finite(&s)) {
+        if (!own && only_truth_overflows(&s)) try_forms(&s);
+        say_fits(&s, fits, arg);
+        return s.count;
+    }
     if (forward_failed(&s)) try_undecayed(&s);
     try_layout(&s);
     for (int i = 0; i < failed->ntensor; i++)

@@ -107,7 +107,7 @@ int dp_lost_state_find(const dp_problem *p, int field, const dp_row *row, const 
             sum[v] += r.y[i] * p->s0[((int64_t)row->at.sequence * p->HV + r.hv) * p->K * p->V +
                                      (int64_t)i * p->V + v];
     const double error = distance(r.got, sum, p->V);
-    const int found = error > 0 && best <= EXPLAINED * error;
+    const int found = error > 0 && isfinite(error) && best <= EXPLAINED * error;
     if (found) {
         const dp_attenuation a = dp_attenuation_of(p, &x.in, r.hv, cut, r.last + 1);
         int n = snprintf(

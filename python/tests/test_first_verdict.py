@@ -191,6 +191,15 @@ def test_a_state_in_bf16_is_named_in_base_bf16_too() -> None:
     assert len(said) == 1 and 'design="recurrent,state=bf16,read=kept"' in said[0], said
 
 
+def test_a_setting_is_named_where_its_opposite_overflows() -> None:
+    x = inputs(T=130, V=16)
+    large = x | {"q": 30 * x["q"], "k": 30 * x["k"]}
+    said = fits(large, {"o": o_of(x)})
+    assert said == ["passes with l2norm=True: as if q and k were normalised"], said
+    decays = x | {"g": np.exp(x["g"])}
+    assert fits(decays, {"o": o_of(x)}) == ['passes with gate="exp": g is the decay itself']
+
+
 def test_a_kernel_in_fp64_may_read_gates_in_fp32_and_says_so() -> None:
     x = {n: a.astype(np.float64) for n, a in inputs(V=16).items()}
     x["g"] = x["g"] * (1 + 2**-30)
