@@ -73,7 +73,7 @@ from .vocabulary import (
     TOKENS,
     unit_axes,
 )
-from .words import Unsupported, names_of, one_of, truth_of
+from .words import Unsupported, names_of, one_of, text_of, truth_of
 
 SHORT = ("q", "k", "v", "do")  # in the case's own format; all others are fp32 at least
 WIDE = ("fp32", "fp64")
@@ -159,6 +159,11 @@ class Contract:
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise TypeError(f"fn={self.fn!r}: must be a function")
+        if not isinstance(self.recurrence, Recurrence | None):
+            raise TypeError(f"recurrence={self.recurrence!r}: must be a deltaproof.Recurrence")
+        _check_device(self.device)
         if self.recurrence and getattr(self.fn, "recurrence", None) != self.recurrence:
             own = self.recurrence.names()
             back = {x: n for n, x in own.items()}
@@ -178,9 +183,12 @@ class Contract:
             raise ValueError(f"masked={self.masked!r}: must be 'any' or 'zero'")
         for name in ("l2norm", "autograd") + ("batch",) * (self.batch is not None):
             object.__setattr__(self, name, truth_of(name, getattr(self, name)))
-        if self.queries != int(self.queries) or self.queries < 1:
+        if len(set(self.outputs)) < len(self.outputs):
+            raise ValueError(f"outputs={self.outputs!r}: one of them stands twice")
+        if not _is_whole(self.queries) or self.queries < 1:
             raise ValueError(f"queries={self.queries!r}: must be a whole number from 1 on")
-        if bool(self.checkpoints) != ("checkpoints" in self.outputs) or self.checkpoints < 0:
+        asked = _is_whole(self.checkpoints) and self.checkpoints > 0
+        if asked != ("checkpoints" in self.outputs) or not (asked or self.checkpoints == 0):
             raise ValueError(
                 f"checkpoints={self.checkpoints!r}: must be the number of tokens between the "
                 "states of the output 'checkpoints'"
@@ -469,6 +477,22 @@ class Contract:
             if d in problem.wanted and n in problem.arrays and given[n].grad is None:
                 raise ValueError(f"{d}: no gradient reaches `{n}`: the function does not use it")
         return {d: given[n].grad for d, n in of.items() if given[n].grad is not None}
+
+
+def _is_whole(n: object) -> bool:
+    return isinstance(n, int | float | np.number) and n == int(n)
+
+
+def _check_device(device: str | None) -> None:
+    """ValueError: PyTorch is not installed, or does not have the device."""
+    if device is None:
+        return
+    try:
+        import torch
+
+        getattr(torch, "empty", lambda *_, **__: None)(0, device=device)
+    except Exception as e:
+        raise ValueError(f"device={device!r}: {text_of(e)}") from e
 
 
 def contract_of(caller: str, fn: Callable[..., Any], base: str, given: dict[str, Any]) -> Contract:

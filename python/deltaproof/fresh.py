@@ -325,6 +325,8 @@ def run_fresh(
     """Draw, call, end the caller, judge. seed: None: one that nobody knows before."""
     if report and os.path.isdir(report):
         forget(*(x.path for x in os.scandir(report) if x.is_dir()))
+    if not isinstance(seed, int | np.integer | None):
+        raise ValueError(f"seed={seed!r}: must be a whole number")
     seed = secrets.randbits(48) if seed is None else int(seed)
     backward = bool(set(contract.writes()) & set(GRADIENT_OF))
     try:

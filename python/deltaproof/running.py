@@ -231,8 +231,9 @@ def run(
     options = [f"--cache={cache}"]
     options += note_options(surroundings(), [])
     options += _again(fn, cases, base=base, design=design, **contract, layouts=())
-    for name, value in (("label", label), ("kernel-commit", kernel_commit)):
-        options += [] if value is None else [f"--{name}={value}"]
+    for name, value in (("label", label), ("kernel_commit", kernel_commit)):
+        said = [] if value is None else names_of(name, str(value))
+        options += [f"--{name.replace('_', '-')}={x}" for x in said]
     found = _one_run(names, kernel, about, limit, options, folder)
     if not found.raised and not kernel.recurrence:  # mistakes have other names
         say = _tighter if found.status == PASS and base == "bf16" else _fits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -101,6 +102,8 @@ def folder_and_design(
     """out is the folder of the report, or {tensor: format of its results}, words of a design. They
     leave a kernel that declares none undeclared."""
     names_of("design", [] if design is None else design)
+    if not isinstance(out, Mapping | str | os.PathLike | None):
+        raise TypeError(f"out={out!r}: must be a folder, or {{tensor: format}}")
     if not isinstance(out, Mapping):
         return out or report, design
     known = (*LEAVING, "final_state")

@@ -310,6 +310,14 @@ def test_whatever_the_function_raises_the_rest_goes_on(error: BaseException) -> 
         ({"cases": "a\0b"}, r"cases='a\\x00b': .* without a zero byte"),
         ({"cases": [None]}, "cases=.*: None is no text"),
         ({"cases": 3}, "cases=3: must be one name or several"),
+        ({"outputs": ("o", "o")}, "outputs=.*: one of them stands twice"),
+        ({"queries": "a"}, "queries='a': must be a whole number"),
+        ({"checkpoints": "a"}, "checkpoints='a': must be the number of tokens"),
+        ({"recurrence": "rwkv7"}, "recurrence='rwkv7': must be a deltaproof.Recurrence"),
+        ({"device": "nope"}, "device='nope': "),
+        ({"kernel_commit": "\0"}, "kernel_commit=.*zero byte"),
+        ({"out": 5}, "out=5: must be a folder"),
+        ({"cases": "fresh", "seed": "a"}, "seed='a': must be a whole number"),
     ],
 )
 def test_an_argument_that_is_none_is_named_before_anything_runs(
@@ -356,6 +364,7 @@ def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatc
 
     own = {"base": "fp32", "layouts": (), "device": "cuda:0", "batch": False}
     monkeypatch.setattr(deltaproof.contract.Contract, "_on_device", lambda self, x: x)
+    monkeypatch.setattr(deltaproof.contract, "_check_device", lambda device: None)
     found = deltaproof.run(first_wrong, ("beta-zero", "strong-uniform"), **own)
     assert list(found.verdicts().values()) == ["fail", "pass"], found.text
 
