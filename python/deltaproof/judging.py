@@ -203,34 +203,34 @@ def judge(
     - why: seconds of the search for a mistake that fits a failure, default 20; 0: none.
     """
     forget(out, report)
-    for what, tensors in (("inputs", inputs), ("outputs", outputs)):
-        _check_names(tensors, what)
-    folder, design = folder_and_design(out, report, design)
-    folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
-    if ranks is not None and not 1 <= int(_whole("ranks", ranks)) <= 4096:
-        raise ValueError(f"ranks={ranks!r}: must be a whole number from 1 to 4096")
-    told = _options(
-        base=base,
-        claim=claim,
-        design=design,
-        gate=gate,
-        gate_dtype=gate_dtype,
-        lower_bound=lower_bound,
-        beta=beta,
-        l2norm=None if l2norm is None else truth_of("l2norm", l2norm),
-        scale=scale,
-        cu_seqlens=cu_seqlens,
-        state_layout=state_layout,
-        layout=layout,
-        ranks=ranks,
-        tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
-        unjudged=",".join(names_of("unjudged", unjudged)) or None,
-        kernel_commit=kernel_commit,
-        label=label,
-    )
-    notes = note_options(surroundings(), names_of("kernels", kernels))
-    more = [f"--cache={cache or cache_folder()}", *_options(why=why), *notes]
     try:
+        for what, tensors in (("inputs", inputs), ("outputs", outputs)):
+            _check_names(tensors, what)
+        folder, design = folder_and_design(out, report, design)
+        folder = folder or next((x for x in (ask() for ask in report_folders) if x), None)
+        if ranks is not None and not 1 <= int(_whole("ranks", ranks)) <= 4096:
+            raise ValueError(f"ranks={ranks!r}: must be a whole number from 1 to 4096")
+        told = _options(
+            base=base,
+            claim=claim,
+            design=design,
+            gate=gate,
+            gate_dtype=gate_dtype,
+            lower_bound=lower_bound,
+            beta=beta,
+            l2norm=None if l2norm is None else truth_of("l2norm", l2norm),
+            scale=scale,
+            cu_seqlens=cu_seqlens,
+            state_layout=state_layout,
+            layout=layout,
+            ranks=ranks,
+            tokens=1 if _is_one_token(inputs, recurrence is not None) else None,
+            unjudged=",".join(names_of("unjudged", unjudged)) or None,
+            kernel_commit=kernel_commit,
+            label=label,
+        )
+        notes = note_options(surroundings(), names_of("kernels", kernels))
+        more = [f"--cache={cache or cache_folder()}", *_options(why=why), *notes]
         found = _judged(inputs, outputs, told, more, folder, recurrence)
     except BaseException as e:
         _tell(Judgement(NOT_JUDGED, None, str(e), "", None))

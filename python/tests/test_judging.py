@@ -354,6 +354,17 @@ def test_a_tensor_that_may_be_unjudged_is_one_that_is_there(x: dict[str, np.ndar
     assert judge(x, {"o": o}, base="fp32", unjudged=["dg"], **SAID).passed
 
 
+def test_an_argument_that_cannot_be_used_is_told_to_the_plug_in(
+    x: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(deltaproof.judging, "listeners", [told.append])
+    for wrong in ({"inputs": None}, {"scale": 1j}, {"design": 5}):
+        with pytest.raises(TypeError):
+            judge(**{"inputs": x, "outputs": {"o": x["v"]}, "base": "fp32"} | SAID | wrong)
+    assert [found.status for found in told] == [2, 2, 2]
+
+
 def test_one_name_may_be_unjudged_without_a_list(x: dict[str, np.ndarray]) -> None:
     small = x | {"v": x["v"] * np.float32(1e-37)}
     o, state = kda(**small)
