@@ -88,6 +88,9 @@ static void print_cause(const cause *c, const dp_again *again, FILE *f) {
     fputs("    ", f);
     dp_put_words(f, 4, r->why);
     if (c->tensor) dp_print_begins(c->tensor, 4, f);
+    if (r->sized.K)
+        fprintf(f, "    shape:   T %lld, HV %d, K %d, V %d\n", (long long)r->sized.L, r->sized.HV,
+                r->sized.K, r->sized.V);
     print_again(r, again, f);
 }
 

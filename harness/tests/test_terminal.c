@@ -79,7 +79,8 @@ DP_TEST(terminal, failures_stand_at_the_end_by_cause_with_commands_that_work) {
     CHECK(run("run weak-heads --base fp32 --ranks 4 --fault merge-scaled 2>&1") == 1, "%s", out);
     const char *end = strstr(out, "FAILURES by cause: 1\n");
     REQUIRE(end, "%s", out);
-    CHECK(strstr(end, "weak-heads: ") && strstr(end, " in 8 of 8 runs") && count("again:") == 1,
+    CHECK(strstr(end, "weak-heads: ") && strstr(end, "    shape:   T ") &&
+              strstr(end, " in 8 of 8 runs") && count("again:") == 1,
           "%s", end);
     CHECK(!too_wide(end), "%s", too_wide(end));
     const char *id = strstr(end, "deltaproof explain '");
