@@ -294,7 +294,9 @@ def _judge(x: Made, report: str | None, options: Mapping[str, Any]) -> Judgement
     cu_seqlens = None if cu is None else [int(n) for n in cu]
     folder = os.path.join(report, x.name) if report else None
     told = {**x.of.settings, **options}
-    return judge(given, made, cu_seqlens=cu_seqlens, report=folder, **told)
+    return judge(
+        given, made, cu_seqlens=cu_seqlens, report=folder, why=None if folder else 0, **told
+    )
 
 
 def with_batch(arrays: Tensors) -> dict[str, Any]:
