@@ -60,7 +60,7 @@ static const struct argp_option OPTIONS[] = {
      "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
      "writes kernels.json",
      0},
-    {"fault", OPT_FAULT, "NAME", 0, "these faults only, A,B", 0},
+    {"fault", OPT_FAULT, "NAME,..", 0, "these faults only", 0},
     {"locate", OPT_LOCATE, "CASES", 0,
      "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
     {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},

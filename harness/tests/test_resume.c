@@ -173,6 +173,7 @@ static const dp_record_field *row_of(const dp_object_schema *s, const char *name
 /* The last word of each choice: a kept run that has it must be read again. */
 DP_TEST(resume, every_word_of_a_design_is_in_the_range_of_its_row) {
     static const char *const member[][2] = {{"state", "recurrent,state=int8-block"},
+                                            {"read_kept", "recurrent,read=kept"},
                                             {"final_state", "final_state=int8-block"},
                                             {"gated", "scores=paired"},
                                             {"product", "inverse=merged"},
