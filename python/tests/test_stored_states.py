@@ -134,6 +134,16 @@ def test_a_file_says_in_which_format_its_state_lies() -> None:
     assert deltaproof.judge(x, made, **said).status == 1
 
 
+def gdn_problem(seed: int, T: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs of two heads with a gradient of o, and how they are judged."""
+    r = np.random.default_rng(seed)
+    H, K, V = 2, 16, 64
+    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
+    x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
+    x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
+    return x, {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+
+
 def adjoint(
     x: dict[str, Any], form: str, fault: str = "", reads_kept: bool = False
 ) -> dict[str, Any]:
@@ -180,12 +190,7 @@ def batch(x: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("form", ["e4m3-row", "e5m2-block", "int8-head"])
 def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks: int) -> None:
     """A state that is stored after each token; of one token, too."""
-    r = np.random.default_rng(4)
-    H, K, V = 2, 16, 64
-    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
-    x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
-    x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
-    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    x, said = gdn_problem(4, T)
     said["why"] = 0
     said |= {"design": f"recurrent,state={form}", "ranks": ranks}
     said |= {"claim": "fp32"} if ranks > 2 else {}
@@ -202,12 +207,7 @@ def test_gradients_of_short_states_have_bounds_on_ranks(form: str, T: int, ranks
 @pytest.mark.parametrize("form", ["e4m3-row", "int8-head"])
 def test_a_kernel_may_read_the_state_as_it_is_kept(form: str, T: int) -> None:
     """Without a word for it the first token, which no store precedes, is beyond its bound."""
-    r = np.random.default_rng(5)
-    H, K, V = 2, 16, 64
-    x = {n: r.standard_normal((T, H, K)).astype(F4) / F4(4) for n in ("q", "k")}
-    x |= {n: r.standard_normal((T, H, V)).astype(F4) for n in ("v", "do")}
-    x |= {"beta": r.random((T, H)).astype(F4), "g": -r.random((T, H)).astype(F4) / F4(10)}
-    said: dict[str, Any] = {"base": "fp32", "gate": "log", "beta": "plain", "l2norm": False}
+    x, said = gdn_problem(5, T)
     said["why"] = 0
     made, design = batch(adjoint(x, form, reads_kept=True)), f"recurrent,state={form}"
     found = deltaproof.judge(batch(x), made, design=f"{design},read=kept", **said)
