@@ -380,50 +380,58 @@ static void try_stored(search *s) {
     dp_tensorfile_free(&out);
 }
 
-/* For a kernel that does not declare its design: the formats of its parts, those of the smallest
- * errors that pass. */
-static void try_operands(search *s) {
-    static const struct {
-        const char *words, *meaning;
-        int errors; /* 0: smaller than 1 */
-    } designs[] = {
-        {"factors=tf32,scores=gated", "its products round their operands to tf32", 0},
-        {"factors=tf32rz,scores=gated", "its products truncate their operands to tf32", 0},
-        {"recurrent,state=fp16", "its state is kept in fp16 from token to token", 0},
-        {"recurrent,state=fp16,read=kept", "o reads its state as it is kept, in fp16", 0},
-        {"recurrent,state=bf16", "its state is kept in bf16 from token to token", 1},
-        {"recurrent,state=bf16,read=kept", "o reads its state as it is kept, in bf16", 1},
-        {"state=bf16", "its state is kept in bf16 from chunk to chunk", 1},
-    };
+/* Design d, without chunks and with its state kept in f, which o reads before or after it is
+ * rounded. Returns whether one fits. */
+static int try_kept(search *s, dp_design d, dp_format f) {
+    const dp_design *is = &s->failed->design;
     const int before = s->count.fit;
-    if (!s->failed->undeclared) return;
-    if (s->c->base[0] != DP_BASE_BF16) try_stored(s);
-    for (size_t i = 0; i < sizeof designs / sizeof *designs; i++) {
-        if (s->count.fit > before && (!i || designs[i].errors > designs[i - 1].errors)) return;
-        if (s->c->base[0] == DP_BASE_FP32 || (s->c->base[0] == DP_BASE_BF16 && designs[i].errors))
-            OTHER(design, "design", designs[i].words, designs[i].meaning);
+    char words[DP_DESIGN_TEXT], meaning[80];
+    d.chunk = 0;
+    d.state = f;
+    for (d.read_kept = 0; d.read_kept < 2; d.read_kept++) {
+        if (!s->failed->undeclared && dp_design_same(&d, is)) continue;
+        dp_design_text(&d, words);
+        snprintf(meaning, sizeof meaning, "its state is kept in %s, and o reads it %s",
+                 dp_formats[f].name, d.read_kept ? "as kept" : "before that");
+        OTHER(design, "design", words, meaning);
     }
+    return s->count.fit > before;
 }
 
 /* A declared recurrent kernel, whose state is in another format or is read before or after its
  * rounding. */
 static void try_state(search *s) {
-    const dp_format formats[] = {DP_FP16, DP_BF16, s->failed->design.state};
-    const dp_format own = dp_design_of(s->failed->design.base).state;
-    const int is_own = s->failed->design.state == own, before = s->count.fit;
-    if (s->failed->undeclared || s->failed->design.chunk) return;
-    for (int i = is_own ? 0 : 2; i < (is_own ? 2 : 3); i++)
-        for (int kept = 0; kept < 2; kept++) {
-            dp_design d = s->failed->design;
-            char words[DP_DESIGN_TEXT], meaning[80];
-            if (s->count.fit > before || (!is_own && kept == d.read_kept)) continue;
-            d.state = formats[i];
-            d.read_kept = kept;
-            dp_design_text(&d, words);
-            snprintf(meaning, sizeof meaning, "its state is kept in %s, and o reads it %s",
-                     dp_formats[d.state].name, kept ? "as kept" : "before that");
-            OTHER(design, "design", words, meaning);
-        }
+    const dp_design *d = &s->failed->design;
+    if (s->failed->undeclared || d->chunk) return;
+    if (d->state != dp_design_of(d->base).state)
+        try_kept(s, *d, d->state);
+    else if (!try_kept(s, *d, DP_FP16))
+        try_kept(s, *d, DP_BF16);
+}
+
+/* For a kernel that does not declare its design, but for formats: those of its parts that make the
+ * smallest errors, of those that pass. */
+static void try_operands(search *s) {
+    const dp_base base = s->c->base[0];
+    const int before = s->count.fit;
+    dp_design d = dp_design_formats(&s->failed->design);
+    char words[DP_DESIGN_TEXT];
+    if (!s->failed->undeclared) return;
+    d.undeclared = 0;
+    if (base != DP_BASE_BF16) try_stored(s);
+    if (s->count.fit > before || base == DP_BASE_FP64) return;
+    if (base == DP_BASE_FP32) {
+        OTHER(design, "design", "factors=tf32,scores=gated",
+              "its products round their operands to tf32");
+        OTHER(design, "design", "factors=tf32rz,scores=gated",
+              "its products truncate their operands to tf32");
+        try_kept(s, d, DP_FP16);
+    }
+    if (s->count.fit > before) return;
+    try_kept(s, d, DP_BF16);
+    d.state = DP_BF16;
+    dp_design_text(&d, words);
+    OTHER(design, "design", words, "its state is kept in bf16 from chunk to chunk");
 }
 
 /* Rows of one's own read the state before its decay, or after. */

@@ -155,6 +155,11 @@ def halves(x: Arrays) -> np.ndarray:
             lambda x: with_state_in(short, x, False),
             {"design": "recurrent"},
         ),
+        (
+            '"recurrent,state=bf16,read=kept,o=bf16"',
+            lambda x: short(with_state_in(short, x, True)),
+            {"out": {"o": "bf16"}},
+        ),
         ("products round their operands to tf32", lambda x: by_products(**x), {}),
         ("truncate their operands to tf32", lambda x: by_products(**x, half=0), {}),
     ],
