@@ -44,7 +44,7 @@ template <int K, class AFTER> struct ChunkSmem {
     float own[C];        /* q k' of a token's own key */
     float2 norm[C];      /* 1/norms of the rows of k and q */
     int wide[4][K / 32]; /* does any of 32 channels of a block need the pairwise sums */
-    uint16_t beta[C];    /* of a plan without w and u: raw */
+    uint16_t beta[C];    /* of a plan without w and u: raw, bf16 */
 };
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -90,14 +90,14 @@ __device__ __forceinline__ void put_gates(ChunkSmem<K, AFTER> &sm, const Own<K> 
     put_words<K / 64>(place<float>(sm, own.at(own.high, i)), x + K / 64);
 }
 
-/* Raw rows to the place of ka, qa and kd, g first; zeros behind the end. */
+/* Raw rows to the place of ka, qa and kd, g of bf16 first; zeros behind the end. */
 template <int K, class AFTER>
 __device__ __forceinline__ void copy_rows(ChunkSmem<K, AFTER> &sm, const Dims &d,
                                           const dpg_tensors &t, const Place &p, int row0,
                                           int lane) {
     CopiedRows<K> rows(row0, lane);
     int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K, g0 = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K;
-    rows.copy(sm.x.o.kd, (const bf16 *)t.g + g0, d.HV, p.rows);
+    if (d.g_bf16) rows.copy(sm.x.o.kd, (const bf16 *)t.g + g0, d.HV, p.rows);
     cp_commit();
     rows.copy(sm.ka, (const bf16 *)t.k + k0, d.H, p.rows);
     rows.copy(sm.x.o.qa, (const bf16 *)t.q + k0, d.H, p.rows);
@@ -360,14 +360,15 @@ __device__ __forceinline__ void keep_gcum(ChunkSmem<K, AFTER> &sm, float *gcum, 
     }
 }
 
-/* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are enqueued. */
-template <int K, bool COPIED, class AFTER>
+/* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are enqueued. WIDE: but
+ * gates are fp32. */
+template <int K, bool COPIED, bool WIDE = false, class AFTER>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
                                           ChunkSmem<K, AFTER> &sm, const Place &p,
                                           const GateOf<K / 32> &of, int warp, int lane) {
     Own<K> own(warp, lane);
-    if (!COPIED) fetch_gates(sm, d, t, p, own);
-    gates<COPIED>(sm, d, of, p, own);
+    if (!COPIED || WIDE) fetch_gates(sm, d, t, p, own);
+    gates<COPIED && !WIDE>(sm, d, of, p, own);
     if (COPIED) {
         cp_wait<0>();
         __syncwarp();
@@ -578,15 +579,17 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
-/* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. */
-template <int K>
+/* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. WIDE:
+ * gates and beta are fp32, else bf16. */
+template <int K, bool WIDE>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
               const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, Inverse> &sm = *(ChunkSmem<K, Inverse> *)raw;
     Inverse &after = sm.x.s;
-    const Dims d = known<true>(plan);
+    Dims d = known<true>(plan);
+    d.g_bf16 = !WIDE;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
     int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
     unsigned chunk = chunk_of_block(d);
@@ -596,16 +599,19 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     GateOf<K / 32> of;
     of.load(t, p.hv, lane);
     RawWord beta = {};
-    if (threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
-    make_rows<K, true>(d, t, o, sm, p, of, warp, lane);
-    if (threadIdx.x < C) sm.beta[threadIdx.x] = (uint16_t)beta.w;
+    if (!WIDE && threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
+    make_rows<K, true, WIDE>(d, t, o, sm, p, of, warp, lane);
+    if (!WIDE && threadIdx.x < C) sm.beta[threadIdx.x] = (uint16_t)beta.w;
     __syncthreads();
     float z[4][2][4] = {};
     products<K>(sm, I, m, lane, z);
     __syncthreads();
     add_far<K>(sm, plan, t, p, I, m, lane, z);
     Betas betas;
-    betas.take(sm.beta, I, m, lane);
+    if (WIDE) /* shared memory has no room for them */
+        betas.load(d, t, p, I, m, lane);
+    else
+        betas.take(sm.beta, I, m, lane);
     if (m) {
         if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
         emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
@@ -660,7 +666,7 @@ template <int K, int V> struct Chunks {
 
 template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
-        auto kernel = k_decayed<K>;
+        auto kernel = c.p->d.g_bf16 ? k_decayed<K, false> : k_decayed<K, true>;
         int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));

@@ -23,7 +23,7 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 int fast_may_be_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int o_alone = !pl->opt.keep && !saves_all(pl);
-    int takes = d.R == 1 && d.in_bf16 && (d.g_bf16 || d.Kg == 1);
+    int takes = d.R == 1 && d.in_bf16;
     return pl->opt.path == DPG_PATH_FAST && takes && o_alone && fast_augments(&pl->device) &&
            !pl->owned && !pl->by_part &&
            (pl->N == 1 || pl->opt.chain_how == DPG_CHAIN_AUGMENTED); /* factors need w */

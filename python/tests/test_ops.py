@@ -481,17 +481,21 @@ def test_a_dispatch_mode_sees_the_operator_and_gets_the_bits_of_a_plain_call() -
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 
 
-def test_gates_of_fp32_take_the_kernels_of_gates_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward alone with one gate a head stores no w and u, whatever the type of its gates."""
+@pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
+def test_gates_of_fp32_take_the_kernels_of_gates_in_bf16(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A forward alone stores no w and u, whatever the type of its gates."""
     monkeypatch.setenv("DP_CPU_CAPABILITY", "90")
     monkeypatch.setenv("DP_CPU_MULTIPROCESSORS", "1")
     made = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(1, 150, 4, 64, generator=made).bfloat16() for _ in range(3))
-    g, beta = (torch.rand(1, 150, 4, generator=made).bfloat16() for _ in range(2))
+    of_gate = (64,) if op == "chunk_kda" else ()
+    g, beta = (torch.rand(1, 150, 4, *more, generator=made).bfloat16() for more in (of_gate, ()))
     found = []
     for to in (torch.bfloat16, torch.float32):
         ops.clear_plans()
-        o, s = ops.chunk_gated_delta_rule(
+        o, s = getattr(ops, op)(
             q, k, v, (-g / 8).to(to), beta.to(to), output_final_state=True,
             use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
