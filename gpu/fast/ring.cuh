@@ -51,10 +51,9 @@ __device__ __forceinline__ uint64_t *open_stage(Ring &r, const Turn &turn, int b
     return full;
 }
 
-/* The producer warp: n chunks, load(number of the stage, i, barrier) of each. */
+/* The producer warp: n chunks from `turn` on, load(number of the stage, i, barrier) of each. */
 template <class F>
-__device__ __forceinline__ void produce(Ring &r, int depth, int n, int bytes, int lane, F load) {
-    Turn turn(depth);
+__device__ __forceinline__ void produce(Ring &r, Turn &turn, int n, int bytes, int lane, F load) {
     for (int i = 0; i < n; i++, turn.next()) {
         uint64_t *full = open_stage(r, turn, bytes, lane);
         load(turn.slot, i, full);

@@ -50,7 +50,8 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, float
                                             const Dims &d, const StateArgs &a, Run run, int hv,
                                             int slice, int lane) {
     const int bytes = 2 * C * K * 2 + K * 4 + SL * C * 32 + (OUT ? C * K * 2 + C * C * 2 : 0);
-    produce(r, a.depth, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
+    Turn turn(a.depth);
+    produce(r, turn, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
         load_stage<K, V, SL, OUT>(stages[slot], eC[slot], d, a, run.c0 + i, hv, slice, full, lane);
     });
 }

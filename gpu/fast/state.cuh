@@ -29,6 +29,7 @@ struct StateArgs {
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
                            * 1: whole to the backward */
     int depth;            /* stages of the ring */
+    int heads;            /* whole.cuh: heads of all rows */
 };
 
 /* Chunks of a pass: a segment, or a whole local sub-sequence, whose segments lie behind each other.

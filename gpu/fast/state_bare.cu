@@ -48,10 +48,10 @@ struct BareArgs {
 /* Inputs of the states. */
 template <int K, int V>
 __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, const Dims &d,
-                                             const BareArgs &a, Run run, int hv, int v0, int lane) {
+                                             const BareArgs &a, Run run, int hv, int v0, int lane,
+                                             Turn &turn) {
     const int ROWS_OF_KEYS = C * K * 2, SQUARE = C * C * 2, FACTORS = (int)sizeof(StateFactors);
     int h = hv / d.G;
-    Turn turn(a.a.depth);
     Chunk next = d.chunk[run.c0];
     for (int i = 0; i < run.n; i++, turn.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
@@ -74,9 +74,10 @@ __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, co
 }
 /* Inputs of o; another warp loads them, since o is made after the states. */
 __device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const Dims &d,
-                                             const BareArgs &a, Run run, int hv, int lane) {
+                                             const BareArgs &a, Run run, int hv, int lane,
+                                             Turn &turn) {
     const int SQUARE = C * C * 2;
-    produce(sm.out, a.a.depth, run.n, SQUARE + C * 4, lane, [&](int slot, int i, uint64_t *full) {
+    produce(sm.out, turn, run.n, SQUARE + C * 4, lane, [&](int slot, int i, uint64_t *full) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         fill(out[slot].Aqk, a.b.Aqk + tile * C * C, SQUARE, full, lane);
         fill(sm.of_q[slot], a.b.factors[tile].of_q, C * 4, full, lane);
@@ -107,8 +108,7 @@ template <int K, int V> struct BareWarp {
     const Dims &d;
     const BareArgs &a;
     BareSmem &sm;
-    Run run;
-    int row, hv, warp, slice, lane; /* row: of the run in Dims.seq; slice: of the head's columns */
+    int warp, slice, lane; /* slice: of the head's columns */
 
     __device__ __forceinline__ void free(Ring &ring, const Turn &turn) {
         __syncwarp();
@@ -116,8 +116,9 @@ template <int K, int V> struct BareWarp {
     }
     /* Everything that a product does not make is asked for before the wait for one. */
     __device__ __forceinline__ void state_chunk(float S[K / 8][4], const StateStage<K> &st,
-                                                const StateFactors &f, int i, const Turn &turn) {
-        int buf = i % 2, thread = warp * 32 + lane;
+                                                const StateFactors &f, int i, const Turn &turn,
+                                                const Turn &pair) {
+        int buf = pair.slot, thread = warp * 32 + lane;
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4], xe[4][4];
         float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
         round_state<K>(sa, S);
@@ -125,7 +126,7 @@ template <int K, int V> struct BareWarp {
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.k, 1));
         turn.wait_full(sm.middle);
-        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
+        if (pair.round) bar_wait(&sm.taken[buf], (pair.round - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
         float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
         ByToken of_k(f.of_k, lane), to_end(f.to_end, lane);
@@ -175,43 +176,57 @@ template <int K, int V> struct BareWarp {
                 S[n][e] = fmaf(decay, S[n][e], y[n][e]);
     }
     __device__ __forceinline__ void states(StateStage<K> *stages) {
-        const float *init = initial(d, a.a, run.starts, run.gseq, run.part, hv);
         int v0 = slice * 16;
         float S[K / 8][4];
-        each<K / 8>(S, lane,
-                    [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-        Turn turn(a.a.depth);
-        for (int i = 0; i < run.n; i++, turn.next())
-            state_chunk(S, stages[turn.slot], sm.factors[turn.slot], i, turn);
-        each<K / 8>(S, lane, [&](int k, int v, float &s) {
-            last_state<false>(d, a.a, run, hv, k, v0 + v, s);
-        });
-        leave_spoilt<K, V>(d, a.a, row, hv, v0, S, lane);
+        Turn turn(a.a.depth), pair(2);
+        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+            const Run run = x.run;
+            const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
+            each<K / 8>(S, lane,
+                        [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
+            for (int i = 0; i < run.n; i++, turn.next(), pair.next())
+                state_chunk(S, stages[turn.slot], sm.factors[turn.slot], i, turn, pair);
+            const Run ahead = x.ahead();
+            each<K / 8>(S, lane, [&](int k, int v, float &s) {
+                last_state<false>(d, a.a, run, x.hv(), k, v0 + v, s);
+            });
+            leave_spoilt<K, V>(d, a.a, x.row(), x.hv(), v0, S, lane);
+            x.next(ahead);
+        }
     }
     __device__ __forceinline__ void outputs(OutStage *stages, int v0) {
-        Turn turn(a.a.depth);
-        Chunk next = d.chunk[run.c0];
-        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, hv, v0, warp, lane};
-        for (int i = 0; i < run.n; i++, turn.next()) {
-            int buf = i % 2, thread = warp * 32 + lane;
-            uint32_t xa[4][4];
-            float o[8][4];
-            Chunk c = next;
-            if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-            turn.wait_full(sm.out);
-            ByToken of_q(sm.of_q[turn.slot], lane);
-            bar_wait(&sm.ready[buf], i / 2 & 1);
-            take_sums(o, sm.O[buf], thread);
-            take<4>(xa, sm.X[buf], thread);
-            bar_arrive(&sm.taken[buf]);
-            of_q.times(o);
-            wg_fence();
-            wg_times_lower<true>(o, xa, rows_desc(stages[turn.slot].Aqk, 1));
-            wg_wait<0>(o);
-            free(sm.out, turn);
-            out.store(o, c);
+        Turn turn(a.a.depth), pair(2);
+        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
+        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+            const Run run = x.run, ahead = x.ahead();
+            out.hv = x.hv();
+            Chunk next = d.chunk[run.c0];
+            for (int i = 0; i < run.n; i++, turn.next(), pair.next()) {
+                Chunk c = next;
+                if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
+                out_chunk(stages[turn.slot], turn, pair, out, c);
+            }
+            x.next(ahead);
         }
         out.end();
+    }
+    __device__ __forceinline__ void out_chunk(const OutStage &stage, const Turn &turn,
+                                              const Turn &pair, OutTile &out, const Chunk &c) {
+        int buf = pair.slot, thread = warp * 32 + lane;
+        uint32_t xa[4][4];
+        float o[8][4];
+        turn.wait_full(sm.out);
+        ByToken of_q(sm.of_q[turn.slot], lane);
+        bar_wait(&sm.ready[buf], pair.round & 1);
+        take_sums(o, sm.O[buf], thread);
+        take<4>(xa, sm.X[buf], thread);
+        bar_arrive(&sm.taken[buf]);
+        of_q.times(o);
+        wg_fence();
+        wg_times_lower<true>(o, xa, rows_desc(stage.Aqk, 1));
+        wg_wait<0>(o);
+        free(sm.out, turn);
+        out.store(o, c);
     }
 };
 
@@ -224,10 +239,8 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     auto *in = stages_behind<StateStage<K>>(raw, sm);
     auto *out = (OutStage *)(in + a.a.depth);
     const int blocks = V / BLOCK_V;
-    int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
+    int first = blockIdx.x % blocks * SLICES_OF_SCAN;
     int warp = threadIdx.x / 32 % 4, lane = kept_lane(), part = threadIdx.x / 128;
-    int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
-    Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -238,7 +251,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     ring_init(sm.query, 4, FULL_COUNT_16(1));
     ring_init(sm.out, 4);
     __syncthreads();
-    BareWarp<K, V> w = {d, a, sm, run, row, hv, warp, first + warp, lane};
+    BareWarp<K, V> w = {d, a, sm, warp, first + warp, lane};
     if (part == 0) {
         take_registers<240>();
         w.states(in);
@@ -246,8 +259,14 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
         w.outputs(out, first * 16);
     } else {
         give_registers<96>();
-        if (warp == 0) produce_rows<K, V>(sm, in, d, a, run, hv, first * 16, lane);
-        if (warp == 1) produce_outs(sm, out, d, a, run, hv, lane);
+        if (warp > 1) return;
+        Turn turn(a.a.depth);
+        for (Heads x(d, a.a, blocks); x.more();) {
+            const Run run = x.run, ahead = x.ahead();
+            if (warp == 0) produce_rows<K, V>(sm, in, d, a, run, x.hv(), first * 16, lane, turn);
+            if (warp == 1) produce_outs(sm, out, d, a, run, x.hv(), lane, turn);
+            x.next(ahead);
+        }
     }
 }
 
@@ -258,7 +277,7 @@ template <int K, int V> struct BarePass {
         auto kernel = k_scan_bare<K, V>;
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(BareSmem), sizeof(StateStage<K>) + sizeof(OutStage));
-        unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
+        unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, BARE_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_bare");

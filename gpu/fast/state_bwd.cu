@@ -47,7 +47,8 @@ __device__ __forceinline__ void load_chunks(Ring &r, Stage<K, SL> *stages, const
                                             const StateArgs &a, Run run, int hv, int slice,
                                             int lane) {
     const int T2 = C * K * 2, bytes = 3 * T2 + C * C * 2 + SL * C * 32 + K * 4;
-    produce(r, a.depth, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
+    Turn turn(a.depth);
+    produce(r, turn, run.n, bytes, lane, [&](int slot, int i, uint64_t *full) {
         Stage<K, SL> &s = stages[slot];
         int64_t tile = (int64_t)(run.c0 + run.n - 1 - i) * d.HV + hv;
         fill(s.kg, a.kg + tile * C * K, T2, full, lane);

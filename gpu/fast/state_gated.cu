@@ -46,9 +46,8 @@ struct GatedArgs {
 template <int K, int V>
 __device__ __forceinline__ void
 produce_tiles(GatedSmem<K> &sm, GatedStage<K> *stages, QueryStage<K> *queries, const Dims &d,
-              const GatedArgs &a, Run run, int hv, int v0, int lane) {
+              const GatedArgs &a, Run run, int hv, int v0, int lane, Turn &turn, Turn &query) {
     const int TILE = C * K * 2, SQUARE = C * C * 2;
-    Turn turn(a.a.depth), query(MOST_STAGES);
     Chunk next = d.chunk[run.c0];
     for (int i = 0; i < run.n; i++, turn.next(), query.next()) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
@@ -75,9 +74,10 @@ produce_tiles(GatedSmem<K> &sm, GatedStage<K> *stages, QueryStage<K> *queries, c
 /* Another one's, since o is made behind the states. */
 template <int K>
 __device__ __forceinline__ void produce_Aqk(GatedSmem<K> &sm, GatedStage<K> *stages, const Dims &d,
-                                            const GatedArgs &a, Run run, int hv, int lane) {
+                                            const GatedArgs &a, Run run, int hv, int lane,
+                                            Turn &turn) {
     const int SQUARE = C * C * 2;
-    produce(sm.last, a.a.depth, run.n, SQUARE, lane, [&](int slot, int i, uint64_t *full) {
+    produce(sm.last, turn, run.n, SQUARE, lane, [&](int slot, int i, uint64_t *full) {
         int64_t tile = (int64_t)(run.c0 + i) * d.HV + hv;
         fill(stages[slot].Aqk, a.a.Aqk + tile * C * C, SQUARE, full, lane);
     });
@@ -88,8 +88,7 @@ template <int K, int V> struct GatedWarp {
     const Dims &d;
     const GatedArgs &a;
     GatedSmem<K> &sm;
-    Run run;
-    int row, hv, warp, slice, lane; /* row: of the run in Dims.seq; slice: of the head's columns */
+    int warp, slice, lane;
 
     __device__ __forceinline__ void free(Ring &ring, const Turn &turn) {
         __syncwarp();
@@ -97,8 +96,8 @@ template <int K, int V> struct GatedWarp {
     }
     __device__ __forceinline__ void state_chunk(float S[K / 8][4], const GatedStage<K> &st,
                                                 const QueryStage<K> &qs, int i, const Turn &turn,
-                                                const Turn &query) {
-        int buf = i % 2, thread = warp * 32 + lane;
+                                                const Turn &query, const Turn &pair) {
+        int buf = pair.slot, thread = warp * 32 + lane;
         const float *eC = sm.eC[FAULT(BARE_DECAY) ? turn.before(i) : turn.slot];
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4];
         float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
@@ -107,7 +106,7 @@ template <int K, int V> struct GatedWarp {
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.kgam, 1));
         turn.wait_full(sm.middle);
-        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
+        if (pair.round) bar_wait(&sm.taken[buf], (pair.round - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
 #pragma unroll
         for (int p = 0; p < 4; p++)
@@ -151,44 +150,58 @@ template <int K, int V> struct GatedWarp {
     }
     __device__ __forceinline__ void states(const GatedStage<K> *stages,
                                            const QueryStage<K> *queries) {
-        const float *init = initial(d, a.a, run.starts, run.gseq, run.part, hv);
         int v0 = slice * 16;
         float S[K / 8][4];
-        each<K / 8>(S, lane,
-                    [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-        Turn turn(a.a.depth), query(MOST_STAGES);
-        for (int i = 0; i < run.n; i++, turn.next(), query.next())
-            state_chunk(S, stages[turn.slot], queries[query.slot], i, turn, query);
-        each<K / 8>(S, lane, [&](int k, int v, float &s) {
-            last_state<false>(d, a.a, run, hv, k, v0 + v, s);
-        });
-        leave_spoilt<K, V>(d, a.a, row, hv, v0, S, lane);
+        Turn turn(a.a.depth), query(MOST_STAGES), pair(2);
+        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+            const Run run = x.run;
+            const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
+            each<K / 8>(S, lane,
+                        [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
+            for (int i = 0; i < run.n; i++, turn.next(), query.next(), pair.next())
+                state_chunk(S, stages[turn.slot], queries[query.slot], i, turn, query, pair);
+            const Run ahead = x.ahead();
+            each<K / 8>(S, lane, [&](int k, int v, float &s) {
+                last_state<false>(d, a.a, run, x.hv(), k, v0 + v, s);
+            });
+            leave_spoilt<K, V>(d, a.a, x.row(), x.hv(), v0, S, lane);
+            x.next(ahead);
+        }
     }
     __device__ __forceinline__ void outputs(const GatedStage<K> *stages, int v0) {
-        Turn turn(a.a.depth);
-        Chunk next = d.chunk[run.c0];
-        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, hv, v0, warp, lane};
-        for (int i = 0; i < run.n; i++, turn.next()) {
-            int buf = i % 2, thread = warp * 32 + lane;
-            uint32_t xa[4][4];
-            float o[8][4];
-            Chunk c = next;
-            if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-            turn.wait_full(sm.last);
-            bar_wait(&sm.ready[buf], i / 2 & 1);
-            take_sums(o, sm.O[buf], thread);
-            take<4>(xa, sm.X[buf], thread);
-            bar_arrive(&sm.taken[buf]);
-#pragma unroll
-            for (int e = 0; e < 32; e++)
-                o[e / 4][e % 4] *= d.scale;
-            wg_fence();
-            wg_times_lower<true>(o, xa, rows_desc(stages[turn.slot].Aqk, 1));
-            wg_wait<0>(o);
-            free(sm.last, turn);
-            out.store(o, c);
+        Turn turn(a.a.depth), pair(2);
+        OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
+        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+            const Run run = x.run, ahead = x.ahead();
+            out.hv = x.hv();
+            Chunk next = d.chunk[run.c0];
+            for (int i = 0; i < run.n; i++, turn.next(), pair.next()) {
+                Chunk c = next;
+                if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
+                out_chunk(stages[turn.slot], turn, pair, out, c);
+            }
+            x.next(ahead);
         }
         out.end();
+    }
+    __device__ __forceinline__ void out_chunk(const GatedStage<K> &stage, const Turn &turn,
+                                              const Turn &pair, OutTile &out, const Chunk &c) {
+        int buf = pair.slot, thread = warp * 32 + lane;
+        uint32_t xa[4][4];
+        float o[8][4];
+        turn.wait_full(sm.last);
+        bar_wait(&sm.ready[buf], pair.round & 1);
+        take_sums(o, sm.O[buf], thread);
+        take<4>(xa, sm.X[buf], thread);
+        bar_arrive(&sm.taken[buf]);
+#pragma unroll
+        for (int e = 0; e < 32; e++)
+            o[e / 4][e % 4] *= d.scale;
+        wg_fence();
+        wg_times_lower<true>(o, xa, rows_desc(stage.Aqk, 1));
+        wg_wait<0>(o);
+        free(sm.last, turn);
+        out.store(o, c);
     }
 };
 
@@ -201,10 +214,8 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     auto *stages = stages_behind<GatedStage<K>>(raw, sm);
     auto *queries = (QueryStage<K> *)(stages + a.a.depth);
     const int blocks = V / BLOCK_V;
-    int first = blockIdx.x % blocks * SLICES_OF_SCAN, hv = blockIdx.x / blocks % d.HV;
+    int first = blockIdx.x % blocks * SLICES_OF_SCAN;
     int warp = threadIdx.x / 32, lane = kept_lane();
-    int row = a.a.seq0 + blockIdx.x / blocks / d.HV;
-    Run run = run_of(d.seq[row]);
     if (threadIdx.x == 0)
         for (int i = 0; i < 2; i++) {
             bar_init(&sm.ready[i], 128);
@@ -216,7 +227,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     ring_init(sm.query, 4);
     ring_init(sm.last, 4);
     __syncthreads();
-    GatedWarp<K, V> w = {d, a, sm, run, row, hv, warp % 4, first + warp % 4, lane};
+    GatedWarp<K, V> w = {d, a, sm, warp % 4, first + warp % 4, lane};
     if (warp < 4) {
         take_registers<240>();
         w.states(stages, queries);
@@ -224,8 +235,16 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
         w.outputs(stages, first * 16);
     } else {
         give_registers<96>();
-        if (warp == 8) produce_tiles<K, V>(sm, stages, queries, d, a, run, hv, first * 16, lane);
-        if (warp == 9) produce_Aqk<K>(sm, stages, d, a, run, hv, lane);
+        if (warp > 9) return;
+        Turn turn(a.a.depth), query(MOST_STAGES);
+        for (Heads x(d, a.a, blocks); x.more();) {
+            const Run run = x.run, ahead = x.ahead();
+            if (warp == 8)
+                produce_tiles<K, V>(sm, stages, queries, d, a, run, x.hv(), first * 16, lane, turn,
+                                    query);
+            if (warp == 9) produce_Aqk<K>(sm, stages, d, a, run, x.hv(), lane, turn);
+            x.next(ahead);
+        }
     }
 }
 
@@ -237,7 +256,7 @@ template <int K, int V> struct GatedPass {
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>) + MOST_STAGES * sizeof(QueryStage<K>),
                        sizeof(GatedStage<K>));
-        unsigned blocks = (unsigned)c.p->nrow * c.p->d.HV * (V / BLOCK_V);
+        unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_gated");

@@ -4,6 +4,49 @@
 #define DPG_WHOLE_CUH
 #include "fast/maps.cuh"
 #include "fast/state.cuh"
+#include <algorithm>
+#include <vector>
+
+/* Heads of rows of Dims.seq that a block works on, one after the other. Its rings and loads go on
+ * from one to the next. */
+struct Heads {
+    const Dims &d;
+    int seq0, count, item, step;
+    Run run;
+    __device__ __forceinline__ Heads(const Dims &d, const StateArgs &a, int blocks)
+        : d(d), seq0(a.seq0), count(a.heads), item(blockIdx.x / blocks), step(gridDim.x / blocks),
+          run(run_at(item)) {}
+    __device__ __forceinline__ int row() const { return seq0 + item / d.HV; }
+    __device__ __forceinline__ int hv() const { return item % d.HV; }
+    __device__ __forceinline__ bool more() const { return item < count; }
+    __device__ __forceinline__ Run run_at(int i) const { return run_of(d.seq[seq0 + i / d.HV]); }
+    /* The run of the next head, to be asked for while this one's is worked on. */
+    __device__ __forceinline__ Run ahead() const { return run_at(min(item + step, count - 1)); }
+    __device__ __forceinline__ void next(const Run &ahead) {
+        item += step;
+        run = ahead;
+    }
+};
+
+/* Blocks of a pass with `each` blocks a head. They are as many as run at once, if shares of heads
+ * that are fixed in advance end no later than blocks that start where others end: such a block
+ * waits for its first tiles, some two chunks long. */
+static inline unsigned pass_blocks(const dpg_plan *p, StateArgs *a, int each) {
+    const int HV = p->d.HV, at_once = std::max(1, p->device.sms / each);
+    a->heads = p->nrow * HV;
+    if (a->heads <= at_once) return (unsigned)(a->heads * each);
+    std::vector<int> share(at_once);
+    int64_t all = 0;
+    int longest = 0;
+    for (int x = 0; x < a->heads; x++) {
+        const Seq &s = p->seqs_h[a->seq0 + x / HV];
+        share[x % at_once] += s.c1 - s.c0;
+        all += s.c1 - s.c0 + 2;
+        longest = std::max(longest, s.c1 - s.c0);
+    }
+    const bool even = *std::max_element(share.begin(), share.end()) <= all / at_once + longest;
+    return (unsigned)((even ? at_once : a->heads) * each);
+}
 
 /* Does a chunk go by the engine. */
 __device__ __forceinline__ bool is_whole(const Chunk &c) { return MAPPED_TILES && c.len == C; }

@@ -24,6 +24,7 @@ try:
     kernels.library(DEVICE)
 except ImportError as no:
     pytest.skip(str(no), allow_module_level=True)
+on_a_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="sets the number of multiprocessors")
 on_a_device = pytest.mark.skipif(DEVICE == "cpu", reason="of CUDA alone: DELTAPROOF_OPS_DEVICE")
 
 Inputs = dict[str, Any]
@@ -481,6 +482,7 @@ def test_a_dispatch_mode_sees_the_operator_and_gets_the_bits_of_a_plain_call() -
     assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
 
 
+@on_a_cpu
 @pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
 def test_gates_of_fp32_take_the_kernels_of_gates_in_bf16(
     op: str, monkeypatch: pytest.MonkeyPatch
@@ -497,6 +499,33 @@ def test_gates_of_fp32_take_the_kernels_of_gates_in_bf16(
         ops.clear_plans()
         o, s = getattr(ops, op)(
             q, k, v, (-g / 8).to(to), beta.to(to), output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )  # fmt: skip
+        found.append((o, s, next(iter(plans._plans.values())).workspace))
+    ops.clear_plans()
+    assert found[0][2] == found[1][2]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True) if torch.is_tensor(a))
+
+
+@on_a_cpu
+@pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
+def test_heads_in_turn_in_a_block_have_the_bits_of_a_block_each(
+    op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short sequences with states in and out, on devices that run 1 and 24 heads at once."""
+    monkeypatch.setenv("DP_CPU_CAPABILITY", "90")
+    made = torch.Generator().manual_seed(5)
+    cu = torch.tensor([0, 16, 80, 208, 209, 301, 429])
+    q, k, v = (torch.randn(1, 429, 4, 64, generator=made).bfloat16() for _ in range(3))
+    of_gate = (64,) if op == "chunk_kda" else ()
+    g = -torch.rand(1, 429, 4, *of_gate, generator=made) / 8
+    beta, h0 = torch.rand(1, 429, 4, generator=made), torch.randn(6, 4, 64, 64, generator=made)
+    found = []
+    for at_once in ("24", "1"):
+        monkeypatch.setenv("DP_CPU_MULTIPROCESSORS", at_once)
+        ops.clear_plans()
+        o, s = getattr(ops, op)(
+            q, k, v, g, beta, initial_state=h0, output_final_state=True, cu_seqlens=cu,
             use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
         found.append((o, s, next(iter(plans._plans.values())).workspace))
