@@ -76,12 +76,14 @@ typedef struct {
  *   q [B][T][H][K]   k [B][T][H][R][K]   v [B][T][HV][R][V]   g [B][T][HV][Kg]
  *   beta [B][T][HV][R]   o [B][T][HV][V]
  *   A_log [HV], dt_bias [HV][Kg]   fp32, NULL: zeros
- *   states [slots][HV]             of K V numbers, or of DPG_PACKED_BYTES */
+ *   states [slots][HV]             of K V numbers, or of DPG_PACKED_BYTES
+ *   start  as states               read in place of it, never written; NULL: states */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
     const float *A_log, *dt_bias;
     void *o, *states;
     const int32_t *slot, *accepted, *length;
+    const void *start;
 } dpg_decode_tensors;
 
 /* Enqueues the kernel on a stream (a cudaStream_t). Returns DP_EINPUT for a shape that the kernel

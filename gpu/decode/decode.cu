@@ -210,10 +210,11 @@ template <int K, bool VK, bool PACKED> struct Kept {
 
     __device__ void load(const DecodeArgs &a, int64_t head, int first) {
         const int64_t in_slot = VK ? (int64_t)first * K : first;
+        const void *from = a.t.start ? a.t.start : a.t.states;
         if constexpr (PACKED)
-            load_packed(S, left, PackedHead(a.t.states, head, a.d), a.d, first);
+            load_packed(S, left, PackedHead((void *)from, head, a.d), a.d, first);
         else
-            S.load(a.t.states, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
+            S.load(from, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
     }
     __device__ void store(const DecodeArgs &a, int64_t head, int first) {
         const int64_t in_slot = VK ? (int64_t)first * K : first;

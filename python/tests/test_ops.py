@@ -291,6 +291,50 @@ def test_a_step_and_drafts_write_their_slots_and_no_other() -> None:
     assert torch.equal(pool[others], was[others])
 
 
+def test_a_step_without_checks_has_the_bits_of_one_with_them() -> None:
+    """The second call of a shape finds the step of the first. No other call does."""
+    steps = ops.decoding.Known._steps
+    ops.clear_plans()
+    x, state = inputs(B=3, T=2, V=32), torch.randn(3, 2, 32, 32)
+    turned = {n: t.flip(0).contiguous() for n, t in x.items()}
+    gate = {"A_log": torch.zeros(2), "use_gate_in_kernel": True, "use_qk_l2norm_in_kernel": True}
+
+    def step(x: Inputs, state: Any, **more: Any) -> Any:
+        return ops.fused_recurrent_kda(
+            **x, **gate, **more, initial_state=state, output_final_state=True
+        )
+
+    step(turned, state)
+    was = state.clone()
+    known = step(x, state)
+    assert len(steps) == 1 and torch.equal(state, was)
+    odd = torch.empty(state.numel() + 1)[1:].view_as(state).copy_(state)
+    narrow = {n: t.bfloat16() if n in ("g", "beta") else t for n, t in x.items()}
+    assert torch.equal(step(narrow, state)[0], step(narrow, odd)[0])
+    with pytest.raises(ValueError, match="initial_state"):
+        step(x, state[:2])
+    with pytest.raises(TypeError, match="unexpected"):
+        step(x, state, wrong=1)
+    ops.clear_plans()
+    for checked in (step(x, state), step(x, odd), step(x, state.double().float())):
+        assert all(torch.equal(a, b) for a, b in zip(checked, known, strict=True))
+    learned = step(x | {"v": x["v"].clone().requires_grad_()}, state)
+    assert learned[0].requires_grad and not step(x, state)[0].requires_grad
+
+
+def test_a_pool_is_written_by_a_step_without_checks() -> None:
+    x, pool = inputs(B=2, T=1, V=32), torch.randn(6, 2, 32, 32)
+    right = pool.clone()
+    for slots in ([4, 1], [3, 0]):
+        at = torch.tensor(slots, dtype=torch.int32)
+        o, same = ops.fused_recurrent_kda(**x, initial_state=pool, ssm_state_indices=at)
+        want, end = ops.fused_recurrent_kda(
+            **x, initial_state=right[at.long()], output_final_state=True
+        )
+        right[at.long()] = end
+        assert same is pool and torch.equal(o, want) and torch.equal(pool, right)
+
+
 def test_requests_of_several_lengths_are_those_alone() -> None:
     x = inputs(T=9, V=32)
     pool, cu, slots = torch.randn(6, 2, 32, 32), [0, 3, 4, 9], [4, 1, 2]

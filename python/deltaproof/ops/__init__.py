@@ -29,7 +29,7 @@ from .chunked import (
 )
 from .context import cp_context, forget
 from .convolution import causal_conv1d
-from .decoding import fused_recurrent_gated_delta_rule, fused_recurrent_kda
+from .decoding import Known, fused_recurrent_gated_delta_rule, fused_recurrent_kda
 from .plans import clear
 
 
@@ -38,6 +38,7 @@ def clear_plans() -> None:
     ranks have what."""
     clear()
     forget()
+    Known.clear()
 
 
 chunk_gdn = chunk_gated_delta_rule

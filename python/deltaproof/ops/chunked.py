@@ -157,10 +157,10 @@ def run(
         *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
         float(gate.lower_bound or 0), list(h),
     )  # fmt: skip
-    o = o[..., :V]
+    if K % 16 or V % 16:
+        o, final = o[..., :V], final[..., :K, :V] if output_final_state else final
     if not output_final_state:
         return o, None
-    final = final[..., :K, :V]
     return o, final.transpose(-1, -2).contiguous() if state_v_first else final
 
 

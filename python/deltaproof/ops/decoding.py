@@ -3,6 +3,7 @@ pass it."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -12,8 +13,8 @@ from . import checks
 from . import kernels as c
 from .checks import need, refuse
 from .chunked import Gate, beta_form, gate_of, needs_gradients, parameters, run
-from .plans import bounds
-from .registered import decode
+from .plans import PLANS, bounds, stream_of
+from .registered import Step, alone, decode
 
 Tensor = torch.Tensor
 
@@ -46,11 +47,19 @@ def fused_recurrent_kda(
     is [N,T], the state after each token goes to a slot of its own. Then num_accepted_tokens [N] is
     the number of accepted tokens: the state is read from ssm_state_indices[n, accepted - 1]. A slot
     below 0 is padding: o is 0, no state is written. Up to 8 tokens a sequence."""
+    given = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    settings = (
+        "kda", scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, lower_bound, state_v_first,
+    )  # fmt: skip
+    known = Known(settings, given, cu_seqlens, kwargs)
+    if known.step is not None and (made := known.call()) is not None:
+        return made
     gate = gate_of(use_gate_in_kernel, {"A_log": A_log, "dt_bias": dt_bias}, lower_bound)
     return _recur(
         "kda", q, k, v, g, beta, gate, beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         scale, initial_state, output_final_state, use_qk_l2norm_in_kernel, state_v_first,
-        cu_seqlens, kwargs,
+        cu_seqlens, kwargs, known,
     )  # fmt: skip
 
 
@@ -77,6 +86,15 @@ def fused_recurrent_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Gated DeltaNet token by token, as fused_recurrent_kda. g [B,T,HV] or gk [B,T,HV,K], neither:
     no decay; beta None: ones."""
+    given = (q, k, v, g, beta, A_log, dt_bias, initial_state)
+    settings = (
+        "gdn", scale, output_final_state, use_qk_l2norm_in_kernel, use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel, allow_neg_eigval, None, state_v_first,
+    )  # fmt: skip
+    others = cu_seqlens if gk is None and gv is None else gk
+    known = Known(settings, given, others, kwargs)
+    if known.step is not None and (made := known.call()) is not None:
+        return made
     refuse(gv is None, "gv", "the kernels have no decay of value channels")
     refuse(g is None or gk is None, "g with gk", "the kernels take one decay: pass their sum as gk")
     need(not use_gate_in_kernel or g is not None, "g", "goes with use_gate_in_kernel=True")
@@ -88,19 +106,88 @@ def fused_recurrent_gated_delta_rule(
     return _recur(
         "gdn" if gk is None else "kda", q, k, v, g if gk is None else gk, beta, gate,
         beta_form(use_beta_sigmoid_in_kernel, allow_neg_eigval), scale, initial_state,
-        output_final_state, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, kwargs,
+        output_final_state, use_qk_l2norm_in_kernel, state_v_first, cu_seqlens, kwargs, known,
     )  # fmt: skip
+
+
+class Known:
+    """A call by what its checks look at. If an earlier call had the same, and none of its tensors
+    was converted, its step is called again without checks."""
+
+    _steps: dict[Hashable, tuple[Step, Tensor]] = {}
+
+    def __init__(
+        self, settings: tuple[Any, ...], given: tuple[Tensor | None, ...], other: Any,
+        kwargs: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.step = self.key = None
+        slots, accepted = kwargs.get("ssm_state_indices"), kwargs.get("num_accepted_tokens")
+        self.pool, self.final = slots is not None, settings[2]
+        some = self.pool + (accepted is not None)
+        if other is not None or len(kwargs) != some or not alone():
+            return
+        self.given = (*given, slots, accepted)
+        plain = all(type(x) in _PLAIN for x in (*self.given, *settings))
+        if torch._C._is_any_autocast_enabled() or not plain:
+            return
+        learns = torch.is_grad_enabled()
+        self.key = settings, tuple(
+            None if x is None
+            else (x.shape, x.dtype, x.device, x.is_contiguous(), learns and x.requires_grad)
+            for x in self.given
+        )  # fmt: skip
+        self.step = self._steps.get(self.key)
+
+    @classmethod
+    def clear(cls) -> None:
+        cls._steps.clear()
+
+    def call(self) -> tuple[Tensor, Tensor | None] | None:
+        """None: an address is not of 16 bytes."""
+        *given, state, slot, accepted = self.given
+        if any(x is not None and x.data_ptr() % 16 for x in self.given):
+            return None
+        step, own = self.step
+        if self.pool:
+            start, states = None, state
+        else:
+            start, slot = state, own
+            states = torch.empty_like(state)
+        o = step((*given, states, start, slot, accepted), stream_of(step.device))
+        return o, states if self.final or self.pool else None
+
+    def keep(self, used: tuple[Tensor | None, ...], settings: tuple[Any, ...]) -> None:
+        """used: what the step was called with, in its order."""
+        if self.key is None or self.given[7] is None:
+            return
+        *rows, states, start, own, accepted = used
+        taken = (*rows, states if self.pool else start, own if self.pool else None, accepted)
+        if not all(map(_the_same, self.given, taken)):
+            return
+        if len(self._steps) >= PLANS:
+            self._steps.clear()
+        self._steps[self.key] = Step(used, None, *settings), own
+
+
+def _the_same(x: Tensor | None, y: Tensor | None) -> bool:
+    """The numbers that one holds are those of the other, one after the other."""
+    if x is None or y is None:
+        return x is y
+    return x.data_ptr() == y.data_ptr() != 0 and x.dtype == y.dtype and x.is_contiguous()
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), str, bool, int, float}
 
 
 def _recur(
     model: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, gate: Gate, form: int,
     scale: float | None, initial_state: Tensor | None, output_final_state: bool, l2norm: bool,
-    state_v_first: bool, cu_seqlens: Tensor | None, kwargs: dict[str, Any],
+    state_v_first: bool, cu_seqlens: Tensor | None, kwargs: dict[str, Any], known: Known,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if {q.dtype, k.dtype, v.dtype} == {torch.bfloat16, torch.float32}:
         o, state = _recur(
             model, q.float(), k.float(), v.float(), g, beta, gate, form, scale, initial_state,
-            output_final_state, l2norm, state_v_first, cu_seqlens, kwargs,
+            output_final_state, l2norm, state_v_first, cu_seqlens, kwargs, known,
         )  # fmt: skip
         return o.to(v.dtype), state
     state_v_first = checks.old_names(kwargs, state_v_first)
@@ -129,7 +216,7 @@ def _recur(
         )  # fmt: skip
     return _decode(
         model, q, k, v, g, beta, gate, form, scale, initial_state, output_final_state, l2norm,
-        state_v_first, cu_seqlens, cu_cpu, slots, accepted,
+        state_v_first, cu_seqlens, cu_cpu, slots, accepted, known,
     )  # fmt: skip
 
 
@@ -155,7 +242,7 @@ def _decode(
     model: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, gate: Gate, form: int,
     scale: float | None, states: Tensor | None, output_final_state: bool, l2norm: bool,
     v_first: bool, cu: Tensor | None, cu_cpu: Tensor | None, slots: Tensor | None,
-    accepted: Tensor | None,
+    accepted: Tensor | None, known: Known,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     need(q.dim() == 4, "q", "is not [B, T, H, K]")
     checks.placed(
@@ -173,7 +260,7 @@ def _decode(
     q, k, v = checks.alike(q=q, k=k, v=v)
     g, strength = checks.gates(g, beta)
     A_log, dt_bias = parameters(gate, HV, K if model == "kda" else 1)
-    rows, length, at = (q, k, v, g, strength), None, None
+    rows, length, at, start = (q, k, v, g, strength), None, None, None
     if slots is not None:
         if cu is not None:
             checks.sequences(q, cu, cu_cpu, None)
@@ -186,13 +273,16 @@ def _decode(
         slot = _count(B, q.device)
     else:
         checks.shaped("initial_state", states, N=B, HV=HV, **_sides(v_first, K, V))
-        states = states.to(torch.float32, copy=True).contiguous()
-        slot = _count(B, q.device)
-    o = decode(
-        *rows, A_log, dt_bias, states, slot, accepted, length,
+        start = states.to(torch.float32).contiguous()
+        states, slot = torch.empty_like(start), _count(B, q.device)
+    given = (*rows, A_log, dt_bias, states, start, slot, accepted)
+    settings = (
         K**-0.5 if scale is None else float(scale), float(gate.lower_bound or 0),
         [gate.form, form, int(l2norm), 1, c.VK if v_first else c.KV],
     )  # fmt: skip
+    o = decode(*given, length, *settings)
+    if cu is None:
+        known.keep(given, settings)
     if at is not None:
         o = o.flatten(0, 1)[at].unsqueeze(0)
     return o, states if output_final_state or slots is not None else None

@@ -82,7 +82,7 @@ dpg_decode = _struct(
 )
 dpg_decode_tensors = _struct(
     "dpg_decode_tensors",
-    ("q k v g beta A_log dt_bias o states slot accepted length", c_void_p),
+    ("q k v g beta A_log dt_bias o states slot accepted length start", c_void_p),
 )
 dpg_decode_conv = _struct(
     "dpg_decode_conv",

@@ -75,6 +75,14 @@ def clear() -> None:
         _plans.clear()
 
 
+def stream_of(device: torch.device) -> int:
+    """The current stream of a device, on which the library works from now on."""
+    if device.type != "cuda":
+        return 0
+    succeed(library("cuda").dpg_use_device(device.index, None), _no_message)
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
 class Place:
     """Where a call goes: the library, the stream that it is enqueued on."""
 
@@ -82,13 +90,10 @@ class Place:
 
     def __init__(self, x: torch.Tensor) -> None:
         self.device, self.kind = x.device, x.device.type
+        self.index, self.capturing = x.device.index or 0, False
+        self.stream = stream_of(x.device)
         if self.kind == "cuda":
-            self.index = x.device.index
-            self.stream = torch._C._cuda_getCurrentRawStream(self.index)
             self.capturing = torch.cuda.is_current_stream_capturing()
-            succeed(library("cuda").dpg_use_device(self.index, None), _no_message)
-        else:
-            self.index, self.stream, self.capturing = 0, 0, False
 
     @property
     def key(self) -> Hashable:

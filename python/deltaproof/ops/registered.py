@@ -9,6 +9,7 @@ beta and nothing, erase and write, or lr_a and lr_b."""
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,8 +35,8 @@ _lib.define(
 )
 _lib.define(
     "decode(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? A_log, Tensor? dt_bias, "
-    "Tensor(a!) states, Tensor slot, Tensor? accepted, Tensor? length, float scale, "
-    "float lower_bound, int[] how) -> Tensor"
+    "Tensor(a!) states, Tensor? start, Tensor slot, Tensor? accepted, Tensor? length, "
+    "float scale, float lower_bound, int[] how) -> Tensor"
 )
 _CONV = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, int silu, "
@@ -85,7 +86,7 @@ def _ready(x: Tensor | None) -> Tensor | None:
 
 
 def _at(x: Tensor | None) -> int | None:
-    return x.data_ptr() if x is not None and x.numel() else None
+    return None if x is None else x.data_ptr()  # 0 if it is empty
 
 
 # ---- chunk ------------------------------------------------------------------------------------
@@ -248,30 +249,51 @@ def _chunk_gradients(
 
 def _decode(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, A_log: Tensor | None,
-    dt_bias: Tensor | None, states: Tensor, slot: Tensor, accepted: Tensor | None,
-    length: Tensor | None, scale: float, lower_bound: float, how: list[int],
+    dt_bias: Tensor | None, states: Tensor, start: Tensor | None, slot: Tensor,
+    accepted: Tensor | None, length: Tensor | None, scale: float, lower_bound: float,
+    how: list[int],
 ) -> Tensor:  # fmt: skip
-    gate, beta_form, l2norm, R, layout = how
-    place = Place(q)
-    q, k, v, g, beta, A_log, dt_bias = map(_ready, (q, k, v, g, beta, A_log, dt_bias))
-    B, T, H, K = q.shape
-    HV, V = v.shape[2], v.shape[-1]
-    o = torch.empty(B, T, HV, V, dtype=q.dtype, device=q.device)
-    d = c.dpg_decode(
-        B=B, T=T, H=H, HV=HV, K=K, V=V, R=R, Kg=1 if g.dim() == 3 else K, scale=scale, gate=gate,
-        lower_bound=lower_bound, beta_form=beta_form, l2norm=l2norm, dtype=_dtype(q),
-        gdtype=_dtype(g), odtype=_dtype(q), sdtype=_dtype(states), layout=layout,
-        slots=states.shape[0], kept=slot.numel() // B,
-    )  # fmt: skip
-    t = c.dpg_decode_tensors(
-        q=_at(q), k=_at(k), v=_at(v), g=_at(g), beta=_at(beta), A_log=_at(A_log),
-        dt_bias=_at(dt_bias), o=_at(o), states=_at(states), slot=_at(slot),
-        accepted=_at(accepted), length=_at(length),
-    )  # fmt: skip
-    err = c.dp_err()
-    at = ctypes.addressof
-    c.succeed(c.library(place.kind).dpg_decode_run(at(d), at(t), place.stream, at(err)), err)
-    return o
+    rows = map(_ready, (q, k, v, g, beta, A_log, dt_bias))
+    given = (*rows, states, _ready(start), slot, accepted)
+    return Step(given, length, scale, lower_bound, how)(given, Place(q).stream)
+
+
+class Step:
+    """A decode step of these shapes. It is called with tensors of them, which are contiguous: q, k,
+    v, g, beta, A_log, dt_bias, states, start, slot, accepted."""
+
+    def __init__(
+        self, given: tuple[Tensor | None, ...], length: Tensor | None, scale: float,
+        lower_bound: float, how: list[int],
+    ) -> None:  # fmt: skip
+        q, _, v, g, _, _, _, states, _, slot, _ = given
+        assert q is not None and v is not None and g is not None
+        assert states is not None and slot is not None
+        gate, beta_form, l2norm, R, layout = how
+        B, T, H, K = q.shape
+        HV, V = v.shape[2], v.shape[-1]
+        self.shape, self.dtype, self.device = (B, T, HV, V), q.dtype, q.device
+        self.d = c.dpg_decode(
+            B=B, T=T, H=H, HV=HV, K=K, V=V, R=R, Kg=1 if g.dim() == 3 else K, scale=scale,
+            gate=gate, lower_bound=lower_bound, beta_form=beta_form, l2norm=l2norm,
+            dtype=_dtype(q), gdtype=_dtype(g), odtype=_dtype(q), sdtype=_dtype(states),
+            layout=layout, slots=states.shape[0], kept=slot.numel() // max(B, 1),
+        )  # fmt: skip
+        self.t, self.err, self.lock = c.dpg_decode_tensors(), c.dp_err(), threading.Lock()
+        self.t.length = _at(length)
+        self.at = [ctypes.addressof(x) for x in (self.d, self.t, self.err)]
+        self.run = c.library(q.device.type).dpg_decode_run
+
+    def __call__(self, given: tuple[Tensor | None, ...], stream: int) -> Tensor:
+        o = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        d, t, err = self.at
+        with self.lock:
+            x = self.t
+            (x.q, x.k, x.v, x.g, x.beta, x.A_log, x.dt_bias, x.states, x.start, x.slot,
+             x.accepted) = map(_at, given)  # fmt: skip
+            x.o = _at(o)
+            c.succeed(self.run(d, t, stream, err), self.err)
+        return o
 
 
 def _fake_decode(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
@@ -369,9 +391,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None), int, float, list)
 
 def _unseen(given: tuple[Any, ...]) -> bool:
     """Plain tensors, no compiler, no dispatch mode, no transform: nobody looks at the operator."""
+    return all(type(x) in _PLAIN for x in given) and alone()
+
+
+def alone() -> bool:
     return (
         not torch.compiler.is_compiling()
-        and all(type(x) in _PLAIN for x in given)
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
     )
