@@ -102,6 +102,8 @@ def recurrences() -> None:
         compare("FLA's object", kda, x, do, cu, layout, of_fla(cu, layout))
         given = ops.cp_context(dist.group.WORLD, None, layout)
         compare("rows", kda, of_rows(2, T) | gates, torch.randn(2, T, HV, V), None, layout, given)
+    given = ops.cp_context(dist.group.WORLD, cu, windows=True)
+    compare("windows", kda, x, do, cu, "contiguous", given)
     one_gate = of_rows(1, T)
     one_gate["g"] = one_gate["g"][..., 0].contiguous()
     for name, f, x in (

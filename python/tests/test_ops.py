@@ -222,9 +222,8 @@ def test_what_is_wrong_is_named_and_what_is_not_served_says_why() -> None:
     for name, change in wrong:
         with pytest.raises(ValueError, match=f"^{name}: "):
             ops.chunk_kda(**{**x, **change})
-    half = {n: x[n].half() for n in ("q", "k", "v")}
     for change in (
-        half,
+        {n: x[n].double() for n in ("q", "k", "v")},
         {"return_intermediate_states": True},
         {"cp_context": object()},
         {n: x[n].repeat(1, 1, 1, 10) for n in ("q", "k", "g")},
@@ -265,6 +264,27 @@ def test_autocast_makes_types_one() -> None:
     assert o.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_fp16_is_computed_in_fp32(tokens: int) -> None:
+    x = {n: t[:, :tokens].half() for n, t in inputs(V=32).items()}
+    wide = {n: t.float() for n, t in x.items()}
+    for f in (ops.chunk_kda, ops.fused_recurrent_kda):
+        learned = [{n: t.requires_grad_() for n, t in y.items()} for y in (dict(x), dict(wide))]
+        for a, b in zip(*(both_ways(f, y) for y in learned), strict=True):
+            assert a.dtype == torch.float16 and torch.equal(a, b.half())
+        with torch.no_grad():
+            assert torch.equal(f(**x)[0], f(**wide)[0].half())
+    rows, w = torch.randn(1, 9, 8).half(), torch.randn(8, 4)
+    y, end = ops.causal_conv1d(rows, w, output_final_state=True, activation="silu")
+    right = ops.causal_conv1d(rows.float(), w, activation="silu")[0]
+    assert torch.equal(y, right.half()) and end.dtype == torch.float16
+
+
+def both_ways(f: Any, x: Inputs) -> tuple[Any, ...]:
+    o = f(**x)[0]
+    return o, *torch.autograd.grad(o, list(x.values()), torch.ones_like(o))
+
+
 def test_gate_and_beta_of_two_types_are_taken() -> None:
     x = inputs()
     x["beta"] = x["beta"].bfloat16().requires_grad_()
@@ -292,7 +312,7 @@ def test_a_step_and_drafts_write_their_slots_and_no_other() -> None:
 
 
 def test_a_step_without_checks_has_the_bits_of_one_with_them() -> None:
-    """The second call of a shape finds the step of the first. No other call does."""
+    """The second call of a shape alone finds the step of the first."""
     steps = ops.decoding.Known._steps
     ops.clear_plans()
     x, state = inputs(B=3, T=2, V=32), torch.randn(3, 2, 32, 32)

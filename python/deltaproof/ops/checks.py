@@ -48,7 +48,7 @@ def of_numbers(**tensors: Tensor | None) -> None:
 
 
 def alike(**tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one type, bf16 or fp32, the first one's; autocast makes all its own."""
+    """Tensors of one type, bf16, fp32 or fp16, the first one's; autocast makes all its own."""
     first = next(iter(tensors.values()))
     kind = first.device.type
     if torch.is_autocast_enabled(kind):
@@ -60,11 +60,16 @@ def alike(**tensors: Tensor) -> tuple[Tensor, ...]:
         if x.dtype != first.dtype:
             raise ValueError(f"{name}: is {x.dtype} where others are {first.dtype}")
     refuse(
-        first.dtype in (torch.bfloat16, torch.float32),
-        "fp16 and fp64",
-        "the kernels take bf16 and fp32; a cast is up to the caller, as it rounds or costs range",
+        first.dtype in (torch.bfloat16, torch.float32, torch.float16),
+        f"{first.dtype}",
+        "the kernels compute in fp32: a cast is up to the caller, as it rounds",
     )
     return tuple(tensors.values())
+
+
+def computable(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The kernels compute fp16 in fp32, where it has the same numbers."""
+    return tuple(x.float() if x.dtype == torch.float16 else x for x in tensors)
 
 
 def gates(g: Tensor, beta: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -137,6 +137,8 @@ def run(
     if h.strengths == ("beta",):
         checks.shaped("beta", s1, B=B, T=T, HV=HV, **keys)
         q, k, v = checks.alike(q=q, k=k, v=v)
+        dtype = q.dtype
+        q, k, v = checks.computable(q, k, v)
         g, s1 = checks.gates(g, s1)
     else:
         widths = {"erase": K, "write": V, "lr_a": K, "lr_b": K}
@@ -145,6 +147,8 @@ def run(
         for n in h.strengths:
             checks.shaped(FLA[n], own[FLA[n]], B=B, T=T, HV=HV, width=widths[n])
         q, k, v, *rest = checks.alike(q=q, k=k, v=v, **own)
+        dtype = q.dtype
+        q, k, v, *rest = checks.computable(q, k, v, *rest)
         s1, s2 = rest if rest else (None, None)
         g, _ = checks.gates(g, None)
     A_log, dt_bias = parameters(gate, HV, 1 if h.one_gate else K)
@@ -159,6 +163,7 @@ def run(
     )  # fmt: skip
     if K % 16 or V % 16:
         o, final = o[..., :V], final[..., :K, :V] if output_final_state else final
+    o = o.to(dtype)
     if not output_final_state:
         return o, None
     return o, final.transpose(-1, -2).contiguous() if state_v_first else final

@@ -37,22 +37,30 @@ class Context:
     group: Any
     cu_seqlens: tuple[int, ...] | None
     layout: str
+    windows: bool = False
 
 
 def cp_context(
-    group: Any, cu_seqlens: Tensor | Sequence[int] | None = None, layout: str = "contiguous"
+    group: Any,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
+    layout: str = "contiguous",
+    windows: bool = False,
 ) -> Context:
     """The context of the tokens of all ranks of `group`. With cu_seqlens [N+1] they are packed
     sequences, else rows of a batch, each of which is cut by itself. The layout is one of:
 
     - contiguous: N ranks, N equal parts; rank r has part r
     - zigzag: 2 N equal parts; rank r has the r-th, then the r-th from the end
-    - sequence-zigzag: zigzag in every sequence (Megatron's packed sequences)"""
+    - sequence-zigzag: zigzag in every sequence (Megatron's packed sequences)
+
+    windows: forwards of the fast path store states into each other's device memory. Ranks are on
+    one host with a device each, their layout is contiguous; elsewhere they gather. All ranks make
+    the same calls, `clear_plans` too, which waits for them. The bits are those of a gather."""
     need(layout in LAYOUTS, "layout", f"{layout!r} is none of {LAYOUTS}")
     if cu_seqlens is None:
-        return Context(group, None, layout)
+        return Context(group, None, layout, windows)
     numbers = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
-    return Context(group, tuple(map(int, numbers)), layout)
+    return Context(group, tuple(map(int, numbers)), layout, windows)
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,7 @@ class Ranks:
     cu: tuple[int, ...]
     cut: tuple[int, ...]  # () where rank r owns the r-th of N equal parts
     owner: tuple[int, ...]
+    windows: bool = False
 
     @property
     def tokens(self) -> int:
@@ -123,7 +132,7 @@ def number_of(given: Any, cu_seqlens: Tensor | None, B: int, L: int) -> int:
         flat = tuple(range(0, B * L * N + 1, L * N))
     else:
         need(B == 1, "cu_seqlens", "goes with a batch of 1: flatten variable-length inputs first")
-    key = (id(group), flat, context.layout, B)
+    key = (id(group), flat, context.layout, context.windows, B)
     with _lock:
         number = _ids.get(key)
         if number is None:
@@ -144,7 +153,7 @@ def _ranks(group: Any, rank: int, N: int, cu: tuple[int, ...], context: Context,
     zigzag = context.layout != "contiguous"
     cut, owner = _cut([(0, cu[-1])] if whole else rows, N, zigzag)
     if (whole or B == 1) and not zigzag:
-        return Ranks(group, rank, N, cu, (), ())
+        return Ranks(group, rank, N, cu, (), (), context.windows)
     return Ranks(group, rank, N, cu, tuple(cut), tuple(owner))
 
 

@@ -49,6 +49,8 @@ def causal_conv1d(
         x.device, weight=weight, bias=bias, residual=residual, initial_state=initial_state
     )
     (x,) = checks.alike(x=x)
+    dtype = x.dtype
+    (x,) = checks.computable(x)
     if bias is not None:
         checks.shaped("bias", bias, D=D)
     if residual is not None:
@@ -71,6 +73,7 @@ def causal_conv1d(
         bool(output_final_state), cu_seqlens, cu_seqlens_cpu, int(activation is not None), number,
         N,
     )  # fmt: skip
+    y, final = y.to(dtype), None if final is None else final.to(dtype)
     return y if residual is None else y + residual, final
 
 

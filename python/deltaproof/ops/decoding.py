@@ -258,6 +258,8 @@ def _decode(
     checks.shaped("g", g, B=B, T=T, HV=HV, **({"K": K} if model == "kda" else {}))
     checks.shaped("beta", beta, B=B, T=T, HV=HV)
     q, k, v = checks.alike(q=q, k=k, v=v)
+    dtype = q.dtype
+    q, k, v = checks.computable(q, k, v)
     g, strength = checks.gates(g, beta)
     A_log, dt_bias = parameters(gate, HV, K if model == "kda" else 1)
     rows, length, at, start = (q, k, v, g, strength), None, None, None
@@ -285,7 +287,7 @@ def _decode(
         known.keep(given, settings)
     if at is not None:
         o = o.flatten(0, 1)[at].unsqueeze(0)
-    return o, states if output_final_state or slots is not None else None
+    return o.to(dtype), states if output_final_state or slots is not None else None
 
 
 def _padded(

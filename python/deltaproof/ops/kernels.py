@@ -134,6 +134,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dpg_device_runs": (c_int, (c_char_p, c_size_t)),
     "dpg_plan_create": (c_int, (P, P, P, c_int, c_int, P)),
     "dpg_plan_destroy": (None, (P,)),
+    "dpg_plan_connect": (c_int, (P, P, P)),
+    "dpg_plan_connected": (c_int, (P,)),
     "dpg_plan_path": (c_int, (P,)),
     "dpg_plan_bwd_path": (c_int, (P,)),
     "dpg_plan_why": (c_char_p, (P,)),

@@ -28,7 +28,7 @@ class Plan:
     def __init__(self, kind: str, create: Callable[[Any, Any, Any], int], destroy: str) -> None:
         self.lib = library(kind)
         self.handle, self.err, self.lock = _POINTER(), dp_err(), threading.Lock()
-        self.err_at, self.captured = ctypes.addressof(self.err), False
+        self.err_at, self.stays = ctypes.addressof(self.err), False
         succeed(create(self.lib, ctypes.addressof(self.handle), self.err_at), self.err)
         weakref.finalize(
             self, getattr(self.lib, destroy), _POINTER(self.handle.value)
@@ -58,13 +58,13 @@ def plan(key: Hashable, capturing: bool, make: Callable[[], Plan]) -> Plan:
             _drop()
         else:
             _plans.move_to_end(key)
-        found.captured |= capturing
+        found.stays |= capturing
         return found
 
 
 def _drop() -> None:
     spare = len(_plans) - PLANS
-    old = [k for k, p in _plans.items() if not p.captured][: max(spare, 0)]
+    old = [k for k, p in _plans.items() if not p.stays][: max(spare, 0)]
     for key in old:
         del _plans[key]
 

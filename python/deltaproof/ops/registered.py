@@ -133,6 +133,9 @@ def _chunk_plan(
         made = Plan(place.kind, create, "dpg_plan_destroy")
         made.workspace = made.lib.dpg_workspace_bytes(made.handle)
         made.saved = made.lib.dpg_saved_bytes(made.handle)
+        if share is not None and share.windows and share.N > 1:
+            made.run(made.lib.dpg_plan_connect, communicator(share, place.kind, place.index))
+            made.stays = True  # its end waits for that of the others
         return made
 
     return plan(key, place.capturing, make)

@@ -3,11 +3,15 @@
 
     torchrun --standalone --nproc-per-node 2 scripts/campaigns/ops/cp_tp.py [--out FILE]
 
-chunk_kda of deltaproof.ops, bf16, HV = 32, K = V = 128, gates of -0.05 a token and channel. `cp`: a
-rank has all heads and T / N tokens, with the exchange of M and H. `tp`: a rank has HV / N heads and
-all tokens; what its projections exchange is outside of the operator and not in it. `one`: all
-tokens and heads on each card. Medians of 10 behind 3, of the slowest rank, from an idle device to
-an idle device. Without a device: --tokens 256, on CPUs."""
+chunk_kda of deltaproof.ops, bf16, HV = 32, K = V = 128, gates of -0.05 a token and channel.
+
+- cp: a rank has all heads and T / N tokens, with the exchange of M and H.
+- windows: cp by windows, whose o must have the bits of cp.
+- tp: a rank has HV / N heads and all tokens, without the exchange of its projections.
+- one: all tokens and heads on each card.
+
+Medians of 10 behind 3, of the slowest rank, from an idle device to an idle device. Without a
+device: --tokens 256, on CPUs."""
 
 import argparse
 import os
@@ -44,7 +48,7 @@ def idle(device):
 
 
 def measured(tokens, heads, context, device, runs):
-    """Milliseconds of forward, and of forward and backward, of the slowest rank."""
+    """o; milliseconds of forward, and of forward and backward, of the slowest rank."""
     x, do = inputs(tokens, heads, device)
 
     def forward():
@@ -55,7 +59,7 @@ def measured(tokens, heads, context, device, runs):
         o = ops.chunk_kda(*x, cp_context=context)[0]
         torch.autograd.grad(o, x, do)
 
-    found = []
+    found = [ops.chunk_kda(*x, cp_context=context)[0].detach()]
     for call in (forward, both):
         times = []
         for _ in range(runs + 3):
@@ -85,13 +89,18 @@ def main():
         name = torch.cuda.get_device_name() if ON_DEVICE else "CPU"
         add(args.out, f"{N} x {name}, HV {HV}; ms of forward, of forward and backward")
     for T in args.tokens:
-        context = ops.cp_context(dist.group.WORLD, torch.tensor([0, T]), "contiguous")
-        sides = {"cp": (T // N, HV, context), "tp": (T, HV // N, None), "one": (T, HV, None)}
-        rows = [f"T {T:7}"]
+        cp, windows = (
+            (T // N, HV, ops.cp_context(dist.group.WORLD, torch.tensor([0, T]), windows=by))
+            for by in (False, True)
+        )
+        sides = {"cp": cp, "windows": windows, "tp": (T, HV // N, None), "one": (T, HV, None)}
+        rows, o = [f"T {T:7}"], {}
         for name, side in sides.items():
-            forward, both = measured(*side, device, args.runs)
+            o[name], forward, both = measured(*side, device, args.runs)
             rows.append(f"{name} {forward:8.3f} {both:8.3f}")
-        if rank == 0:
+        if not torch.equal(o["cp"], o["windows"]):
+            rows.append(f"rank {rank}: windows have other bits")
+        if rank == 0 or len(rows) > 5:
             add(args.out, "   ".join(rows))
     dist.destroy_process_group()
 
