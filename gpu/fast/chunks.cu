@@ -362,7 +362,7 @@ __device__ __forceinline__ void keep_gcum(ChunkSmem<K, AFTER> &sm, float *gcum, 
 
 /* The phase `rows`. COPIED: bf16, a key a token: copies to shared memory are enqueued. WIDE: but
  * gates are fp32. */
-template <int K, bool COPIED, bool WIDE = false, class AFTER>
+template <int K, bool COPIED, bool WIDE, class AFTER>
 __device__ __forceinline__ void make_rows(const Dims &d, const dpg_tensors &t, const ChunkOut &o,
                                           ChunkSmem<K, AFTER> &sm, const Place &p,
                                           const GateOf<K / 32> &of, int warp, int lane) {
@@ -532,23 +532,23 @@ __device__ __forceinline__ void make_u(ChunkSmem<K, Solve<K, V>> &sm, bf16 *u, O
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int K, int V, bool PLAIN>
+template <int K, int V, Formats F>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_chunks(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
              const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, Solve<K, V>> &sm = *(ChunkSmem<K, Solve<K, V>> *)raw;
-    const Dims d = known<PLAIN>(plan);
+    const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
     Place p = place_of(d, chunk, blockIdx.x);
     Betas betas;
     betas.load(d, t, p, I, m, lane);
-    if (PLAIN) copy_rows<K>(sm, d, t, p, warp * 8, lane);
+    if (F != ANY) copy_rows<K>(sm, d, t, p, warp * 8, lane);
     GateOf<K / 32> of;
     of.load(t, p.hv, lane);
-    make_rows<K, PLAIN>(d, t, o, sm, p, of, warp, lane);
+    make_rows<K, F != ANY, F == WIDE_GATES>(d, t, o, sm, p, of, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
     products<K>(sm, I, m, lane, z);
@@ -579,17 +579,15 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     drain_wait(lane);
 }
 
-/* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. WIDE:
- * gates and beta are fp32, else bf16. */
-template <int K, bool WIDE>
+/* Chunks of a plan without w and u (`bare.cuh`): the same phases up to T. No v, w and u. */
+template <int K, Formats F>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_decayed(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
               const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     ChunkSmem<K, Inverse> &sm = *(ChunkSmem<K, Inverse> *)raw;
     Inverse &after = sm.x.s;
-    Dims d = known<true>(plan);
-    d.g_bf16 = !WIDE;
+    const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = warp / 4;
     int I = m ? 3 - warp % 4 : warp; /* a scheduler has much and little of the products */
     unsigned chunk = chunk_of_block(d);
@@ -599,16 +597,16 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     GateOf<K / 32> of;
     of.load(t, p.hv, lane);
     RawWord beta = {};
-    if (!WIDE && threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
-    make_rows<K, true, WIDE>(d, t, o, sm, p, of, warp, lane);
-    if (!WIDE && threadIdx.x < C) sm.beta[threadIdx.x] = (uint16_t)beta.w;
+    if (F == BF16 && threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
+    make_rows<K, true, F == WIDE_GATES>(d, t, o, sm, p, of, warp, lane);
+    if (F == BF16 && threadIdx.x < C) sm.beta[threadIdx.x] = (uint16_t)beta.w;
     __syncthreads();
     float z[4][2][4] = {};
     products<K>(sm, I, m, lane, z);
     __syncthreads();
     add_far<K>(sm, plan, t, p, I, m, lane, z);
     Betas betas;
-    if (WIDE) /* shared memory has no room for them */
+    if (F == WIDE_GATES) /* shared memory has no room for them */
         betas.load(d, t, p, I, m, lane);
     else
         betas.take(sm.beta, I, m, lane);
@@ -655,7 +653,7 @@ ChunkOut chunk_out(const Call &c) {
 namespace {
 template <int K, int V> struct Chunks {
     static dp_status run(const Call &c) {
-        auto kernel = is_plain(c.p->d) ? k_chunks<K, V, true> : k_chunks<K, V, false>;
+        auto kernel = OF_FORMATS(formats_of(c.p->d), k_chunks, K, V);
         int bytes = (int)sizeof(ChunkSmem<K, Solve<K, V>>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));
@@ -666,7 +664,7 @@ template <int K, int V> struct Chunks {
 
 template <int K, int V> struct Decayed {
     static dp_status run(const Call &c) {
-        auto kernel = c.p->d.g_bf16 ? k_decayed<K, false> : k_decayed<K, true>;
+        auto kernel = c.p->d.g_bf16 ? k_decayed<K, BF16> : k_decayed<K, WIDE_GATES>;
         int bytes = (int)sizeof(ChunkSmem<K, Inverse>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, chunk_out(c));

@@ -183,14 +183,14 @@ __device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) 
     }
 }
 
-template <int K, int V, bool PLAIN>
+template <int K, int V, Formats F>
 __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     k_chunks_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                  const void *dout, const __grid_constant__ ChunkOut o) {
     extern __shared__ __align__(128) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     Solve<K, V> &after = sm.x.after.s;
-    const Dims d = known<PLAIN>(plan);
+    const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
@@ -199,12 +199,12 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     betas.load(d, t, p, I, m, lane);
     HeadGate gate;
     gate.load(d, t, p, lane);
-    if (PLAIN) copy_rows<K>(sm.k, sm.x.first.q, d, t, p, warp * 8, lane);
+    if (F != ANY) copy_rows<K>(sm.k, sm.x.first.q, d, t, p, warp * 8, lane);
     if (o.dos)
         fetch_do<V>(sm.x.first.dos, d, dout, p);
     else
         cp_commit();
-    make_rows<K, V, PLAIN>(sm, d, t, o, p, gate, warp, lane);
+    make_rows<K, V, F != ANY>(sm, d, t, o, p, gate, warp, lane);
     if (o.dos) {
         cp_wait<0>();
         drain_fence();
@@ -278,17 +278,15 @@ __device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars 
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
-/* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v.
- * WIDE: gates and beta are fp32, else bf16. */
-template <int K, bool WIDE>
+/* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v. */
+template <int K, Formats F>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                 const BareOut o) {
     extern __shared__ __align__(128) char raw[];
     TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
     Inverse &after = sm.x.after;
-    Dims d = known<true>(plan);
-    d.g_bf16 = !WIDE;
+    const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
@@ -338,7 +336,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
 
 template <int K, int V> struct Triangles {
     static dp_status run(const Call &c) {
-        auto kernel = c.p->d.g_bf16 ? k_triangles<K, false> : k_triangles<K, true>;
+        auto kernel = c.p->d.g_bf16 ? k_triangles<K, BF16> : k_triangles<K, WIDE_GATES>;
         int bytes = (int)sizeof(TriangleSmem<K>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c));
@@ -349,7 +347,7 @@ template <int K, int V> struct Triangles {
 
 template <int K, int V> struct ChunksOne {
     static dp_status run(const Call &c) {
-        auto kernel = is_plain(c.p->d) ? k_chunks_one<K, V, true> : k_chunks_one<K, V, false>;
+        auto kernel = OF_FORMATS(formats_of(c.p->d), k_chunks_one, K, V);
         int bytes = (int)sizeof(OneSmem<K, V>);
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, c.g ? c.g->dout : NULL,

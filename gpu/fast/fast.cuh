@@ -37,25 +37,39 @@ dp_status fast_norm(const Call &c);
 dp_status fast_pre(const Call &c);
 dp_status fast_reach(const Call &c, int *reach);
 
-/* PLAIN: kernels for one key a token and bf16 inputs, in the backward also bf16 results. Others
- * read both from the plan. */
-static inline bool is_plain(const Dims &d) { return d.R == 1 && d.in_bf16 && d.g_bf16; }
-static inline bool is_plain_bwd(const Dims &d) { return is_plain(d) && d.d_bf16 && d.dg_bf16; }
+/* Formats that a kernel is compiled for. BF16: one key a token, everything in bf16. WIDE_GATES: but
+ * gates, beta and their gradients in fp32. ANY: it reads keys and formats from the plan. */
+enum Formats { ANY, BF16, WIDE_GATES };
+static inline Formats formats_of(const Dims &d) {
+    return d.R > 1 || !d.in_bf16 ? ANY : d.g_bf16 ? BF16 : WIDE_GATES;
+}
+static inline Formats formats_of_bwd(const Dims &d) {
+    return d.d_bf16 && d.dg_bf16 == d.g_bf16 ? formats_of(d) : ANY;
+}
 #ifdef __CUDACC__
-template <bool PLAIN> __device__ __forceinline__ Dims known(const Dims &d) {
+template <Formats F> __device__ __forceinline__ Dims known(const Dims &d) {
     Dims x = d;
-    if (!PLAIN) return x;
+    if (F == ANY) return x;
     x.R = 1;
     x.lr = 0;
-    x.in_bf16 = x.g_bf16 = 1;
+    x.in_bf16 = 1;
+    x.g_bf16 = F == BF16;
     return x;
 }
-template <bool PLAIN> __device__ __forceinline__ Dims known_bwd(const Dims &d) {
-    Dims x = known<PLAIN>(d);
-    if (PLAIN) x.d_bf16 = x.dg_bf16 = 1;
+template <Formats F> __device__ __forceinline__ Dims known_bwd(const Dims &d) {
+    Dims x = known<F>(d);
+    if (F == ANY) return x;
+    x.d_bf16 = 1;
+    x.dg_bf16 = F == BF16;
     return x;
 }
 #endif
+
+/* The instance of a kernel for formats. */
+#define OF_FORMATS(f, kernel, ...)            \
+    ((f) == BF16  ? kernel<__VA_ARGS__, BF16> \
+     : (f) == ANY ? kernel<__VA_ARGS__, ANY>  \
+                  : kernel<__VA_ARGS__, WIDE_GATES>)
 
 /* S<K, V>::run(c, ...) of a plan on the fast path. */
 template <template <int, int> class S, class... A>

@@ -697,7 +697,7 @@ __device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm) {
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
+template <int K, int V, bool TIGHT, Formats F> struct Grad {
     GradSmem<K, V, TIGHT> &sm;
     const Dims &d, &plan;
     const dpg_tensors &t;
@@ -708,7 +708,7 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
     /* The place of this tile, or (phase ^ 1) of the next. */
     __device__ __forceinline__ Place place(int phase) const {
         Place p = sm.place[phase];
-        if (PLAIN) p.lr = 0;
+        if (F != ANY) p.lr = 0;
         return p;
     }
     __device__ __forceinline__ void solve(const Values<V, NT> &v, int phase) {
@@ -880,7 +880,7 @@ template <int K, int V, bool PLAIN, bool TIGHT> struct Grad {
     }
 };
 
-template <int K, int V, bool PLAIN, bool TIGHT>
+template <int K, int V, bool TIGHT, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
            const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
@@ -888,8 +888,8 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     if (TIGHT && ROOMY_BLOCKS) return; /* never launched there: no code */
     extern __shared__ __align__(1024) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
-    const Dims d = known_bwd<PLAIN>(plan);
-    Grad<K, V, PLAIN, TIGHT> grad = {sm, d, plan, t, g, a};
+    const Dims d = known_bwd<F>(plan);
+    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a};
     if (threadIdx.x == 0) {
         sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 3; i++)
@@ -916,7 +916,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 
 template <int K, int V> struct Gradients {
     template <bool TIGHT> static dp_status launch(const Call &c, GradArgs a) {
-        auto kernel = is_plain_bwd(c.p->d) ? k_grad<K, V, true, TIGHT> : k_grad<K, V, false, TIGHT>;
+        auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad, K, V, TIGHT);
         int bytes = (int)sizeof(GradSmem<K, V, TIGHT>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);

@@ -454,14 +454,14 @@ template <int K, int V> struct GradOne {
     }
 };
 
-template <int K, int V, bool PLAIN>
+template <int K, int V, Formats F>
 __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     k_grad_one(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
                const __grid_constant__ dpg_grads g, const __grid_constant__ GradArgs a,
                unsigned tiles) {
     extern __shared__ __align__(1024) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
-    const Dims d = known_bwd<PLAIN>(plan);
+    const Dims d = known_bwd<F>(plan);
     GradOne<K, V> grad = {sm, d, t, g, a};
     Lane l;
     if (threadIdx.x == 0) {
@@ -501,7 +501,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
 
 template <int K, int V> struct GradientsOne {
     static dp_status run(const Call &c, GradArgs a) {
-        auto kernel = is_plain_bwd(c.p->d) ? k_grad_one<K, V, true> : k_grad_one<K, V, false>;
+        auto kernel = OF_FORMATS(formats_of_bwd(c.p->d), k_grad_one, K, V);
         int bytes = (int)sizeof(OneSmem<K, V>);
         unsigned tiles = tile_count(c.p), sms = (unsigned)c.p->device.sms;
         unsigned blocks = std::min(tiles, sms);

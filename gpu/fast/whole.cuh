@@ -102,7 +102,7 @@ struct OutTile {
             *(uint4 *)x = *(const uint4 *)(stage + rows_at(row, piece));
     }
     __device__ __forceinline__ void store_words(float (*o)[4], const Chunk &c) const {
-        Dims words = known<true>(d);
+        Dims words = known<BF16>(d);
         words.o_bf16 = 0;
         store_o<4>(words, to, o, stage, c, 0, hv, v0 + warp * 16, lane);
     }
