@@ -59,17 +59,20 @@ __device__ __forceinline__ void produce_rows(BareSmem &sm, StateStage<K> *in, co
         Chunk c = next;
         if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
         bool whole = is_whole(c);
-        uint64_t *full = open_stage(sm.keys, turn, whole * ROWS_OF_KEYS, lane);
-        fill_chunk<K>(s.k, a.k_map, a.k, d.H, h, K, 0, c, whole, full, lane);
-        fill16_end_for_products(full, lane);
-        full = open_stage(sm.middle, turn, SQUARE + FACTORS + whole * C * BLOCK_V * 2, lane);
-        fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, full, lane);
-        fill(s.TB, a.b.TB + tile * C * C, SQUARE, full, lane);
-        fill(&sm.factors[turn.slot], &a.b.factors[tile].state, FACTORS, full, lane);
-        fill16_end(full, lane);
-        full = open_stage(sm.query, turn, whole * ROWS_OF_KEYS, lane);
-        fill_chunk<K>(s.q, a.q_map, a.q, d.H, h, K, 0, c, whole, full, lane);
-        fill16_end_for_products(full, lane);
+        uint64_t *keys = open_stage(sm.keys, turn, whole * ROWS_OF_KEYS, lane);
+        fill_chunk<K>(s.k, a.k_map, a.k, d.H, h, K, 0, c, whole, keys, lane);
+        if (whole) fill16_end_for_products(keys, lane);
+        uint64_t *middle =
+            open_stage(sm.middle, turn, SQUARE + FACTORS + whole * C * BLOCK_V * 2, lane);
+        fill_chunk<BLOCK_V>(s.v, a.v_map, a.v, d.HV, hv, V, v0, c, whole, middle, lane);
+        fill(s.TB, a.b.TB + tile * C * C, SQUARE, middle, lane);
+        fill(&sm.factors[turn.slot], &a.b.factors[tile].state, FACTORS, middle, lane);
+        fill16_end(middle, lane);
+        uint64_t *query = open_stage(sm.query, turn, whole * ROWS_OF_KEYS, lane);
+        fill_chunk<K>(s.q, a.q_map, a.q, d.H, h, K, 0, c, whole, query, lane);
+        /* Lanes wait for what they copied: once for both. */
+        if (!whole) fill16_end_for_products(keys, lane);
+        fill16_end_for_products(query, lane);
     }
 }
 /* Inputs of o; another warp loads them, since o is made after the states. */
@@ -116,9 +119,8 @@ template <int K, int V> struct BareWarp {
     }
     /* Everything that a product does not make is asked for before the wait for one. */
     __device__ __forceinline__ void state_chunk(float S[K / 8][4], const StateStage<K> &st,
-                                                const StateFactors &f, int i, const Turn &turn,
-                                                const Turn &pair) {
-        int buf = pair.slot, thread = warp * 32 + lane;
+                                                const StateFactors &f, int i, const Turn &turn) {
+        int buf = i % 2, thread = warp * 32 + lane;
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4], xe[4][4];
         float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
         round_state<K>(sa, S);
@@ -126,7 +128,7 @@ template <int K, int V> struct BareWarp {
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.k, 1));
         turn.wait_full(sm.middle);
-        if (pair.round) bar_wait(&sm.taken[buf], (pair.round - 1) & 1);
+        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
         float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
         ByToken of_k(f.of_k, lane), to_end(f.to_end, lane);
@@ -178,14 +180,15 @@ template <int K, int V> struct BareWarp {
     __device__ __forceinline__ void states(StateStage<K> *stages) {
         int v0 = slice * 16;
         float S[K / 8][4];
-        Turn turn(a.a.depth), pair(2);
+        Turn turn(a.a.depth);
+        int i = 0; /* chunks of all heads so far */
         for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run;
             const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
             each<K / 8>(S, lane,
                         [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-            for (int i = 0; i < run.n; i++, turn.next(), pair.next())
-                state_chunk(S, stages[turn.slot], sm.factors[turn.slot], i, turn, pair);
+            for (int left = run.n; left; left--, i++, turn.next())
+                state_chunk(S, stages[turn.slot], sm.factors[turn.slot], i, turn);
             const Run ahead = x.ahead();
             each<K / 8>(S, lane, [&](int k, int v, float &s) {
                 last_state<false>(d, a.a, run, x.hv(), k, v0 + v, s);
@@ -195,29 +198,30 @@ template <int K, int V> struct BareWarp {
         }
     }
     __device__ __forceinline__ void outputs(OutStage *stages, int v0) {
-        Turn turn(a.a.depth), pair(2);
+        Turn turn(a.a.depth);
+        int i = 0;
         OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
         for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             out.hv = x.hv();
             Chunk next = d.chunk[run.c0];
-            for (int i = 0; i < run.n; i++, turn.next(), pair.next()) {
+            for (int at = 0; at < run.n; at++, i++, turn.next()) {
                 Chunk c = next;
-                if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-                out_chunk(stages[turn.slot], turn, pair, out, c);
+                if (at + 1 < run.n) next = d.chunk[run.c0 + at + 1];
+                out_chunk(stages[turn.slot], turn, i, out, c);
             }
             x.next(ahead);
         }
         out.end();
     }
-    __device__ __forceinline__ void out_chunk(const OutStage &stage, const Turn &turn,
-                                              const Turn &pair, OutTile &out, const Chunk &c) {
-        int buf = pair.slot, thread = warp * 32 + lane;
+    __device__ __forceinline__ void out_chunk(const OutStage &stage, const Turn &turn, int i,
+                                              OutTile &out, const Chunk &c) {
+        int buf = i % 2, thread = warp * 32 + lane;
         uint32_t xa[4][4];
         float o[8][4];
         turn.wait_full(sm.out);
         ByToken of_q(sm.of_q[turn.slot], lane);
-        bar_wait(&sm.ready[buf], pair.round & 1);
+        bar_wait(&sm.ready[buf], i / 2 & 1);
         take_sums(o, sm.O[buf], thread);
         take<4>(xa, sm.X[buf], thread);
         bar_arrive(&sm.taken[buf]);

@@ -96,8 +96,8 @@ template <int K, int V> struct GatedWarp {
     }
     __device__ __forceinline__ void state_chunk(float S[K / 8][4], const GatedStage<K> &st,
                                                 const QueryStage<K> &qs, int i, const Turn &turn,
-                                                const Turn &query, const Turn &pair) {
-        int buf = pair.slot, thread = warp * 32 + lane;
+                                                const Turn &query) {
+        int buf = i % 2, thread = warp * 32 + lane;
         const float *eC = sm.eC[FAULT(BARE_DECAY) ? turn.before(i) : turn.slot];
         uint32_t sa[K / 16][4], ra[4][4], xa[4][4];
         float z[8][4], o[8][4], x[8][4], y[K / 64][8][4];
@@ -106,7 +106,7 @@ template <int K, int V> struct GatedWarp {
         wg_fence();
         wg_times_rows<K>(z, sa, rows_desc(st.kgam, 1));
         turn.wait_full(sm.middle);
-        if (pair.round) bar_wait(&sm.taken[buf], (pair.round - 1) & 1);
+        if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
 #pragma unroll
         for (int p = 0; p < 4; p++)
@@ -152,14 +152,15 @@ template <int K, int V> struct GatedWarp {
                                            const QueryStage<K> *queries) {
         int v0 = slice * 16;
         float S[K / 8][4];
-        Turn turn(a.a.depth), query(MOST_STAGES), pair(2);
+        Turn turn(a.a.depth), query(MOST_STAGES);
+        int i = 0; /* chunks of all heads so far */
         for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run;
             const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
             each<K / 8>(S, lane,
                         [&](int k, int v, float &s) { s = init ? init[k * V + v0 + v] : 0.f; });
-            for (int i = 0; i < run.n; i++, turn.next(), query.next(), pair.next())
-                state_chunk(S, stages[turn.slot], queries[query.slot], i, turn, query, pair);
+            for (int left = run.n; left; left--, i++, turn.next(), query.next())
+                state_chunk(S, stages[turn.slot], queries[query.slot], i, turn, query);
             const Run ahead = x.ahead();
             each<K / 8>(S, lane, [&](int k, int v, float &s) {
                 last_state<false>(d, a.a, run, x.hv(), k, v0 + v, s);
@@ -169,28 +170,29 @@ template <int K, int V> struct GatedWarp {
         }
     }
     __device__ __forceinline__ void outputs(const GatedStage<K> *stages, int v0) {
-        Turn turn(a.a.depth), pair(2);
+        Turn turn(a.a.depth);
+        int i = 0;
         OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
         for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             out.hv = x.hv();
             Chunk next = d.chunk[run.c0];
-            for (int i = 0; i < run.n; i++, turn.next(), pair.next()) {
+            for (int at = 0; at < run.n; at++, i++, turn.next()) {
                 Chunk c = next;
-                if (i + 1 < run.n) next = d.chunk[run.c0 + i + 1];
-                out_chunk(stages[turn.slot], turn, pair, out, c);
+                if (at + 1 < run.n) next = d.chunk[run.c0 + at + 1];
+                out_chunk(stages[turn.slot], turn, i, out, c);
             }
             x.next(ahead);
         }
         out.end();
     }
-    __device__ __forceinline__ void out_chunk(const GatedStage<K> &stage, const Turn &turn,
-                                              const Turn &pair, OutTile &out, const Chunk &c) {
-        int buf = pair.slot, thread = warp * 32 + lane;
+    __device__ __forceinline__ void out_chunk(const GatedStage<K> &stage, const Turn &turn, int i,
+                                              OutTile &out, const Chunk &c) {
+        int buf = i % 2, thread = warp * 32 + lane;
         uint32_t xa[4][4];
         float o[8][4];
         turn.wait_full(sm.last);
-        bar_wait(&sm.ready[buf], pair.round & 1);
+        bar_wait(&sm.ready[buf], i / 2 & 1);
         take_sums(o, sm.O[buf], thread);
         take<4>(xa, sm.X[buf], thread);
         bar_arrive(&sm.taken[buf]);
