@@ -67,6 +67,7 @@ struct dpg_conv {
     ConvArgs a;
     dpg_conv_problem p;
     int N, slots, all, sums_of, blocks; /* slots: most ranges of a rank; all: of all ranks */
+    int sms;                            /* multiprocessors of the device */
     int64_t L;
     const Blocks *runs; /* [sums_of] */
     const int *place;   /* by_part: where the sums of a part lie among those of all */
@@ -212,14 +213,18 @@ __device__ __forceinline__ bool find_part(const ConvArgs &a, int g, int &part, i
     int64_t t0 = strip.t0, L = r.L
 
 #define AT_ONCE 8 /* rows loaded before the first is used */
+/* A block of the grid's second dimension takes a piece of each strip, 64, 32, 16 or 8 tokens. */
 template <class T, int W, int VEC> __global__ void __launch_bounds__(256) k_conv_fwd(ConvArgs a) {
     BLOCK_OF_STRIPS(a, VEC);
     if (!mine) return;
     const Part &p = a.part[part];
+    const int piece = STRIP / gridDim.y, first = blockIdx.y * piece;
+    uint64_t starts = starts_of(a, r, t0 / 64) >> first;
+    t0 += first;
+    if (t0 >= L) return;
     Window<T, W, VEC> win;
     win.open(a, r, p, ch, t0);
-    uint64_t starts = starts_of(a, r, t0 / 64);
-    int n = (int)(L - t0 < STRIP ? L - t0 : STRIP);
+    int n = (int)(L - t0 < piece ? L - t0 : piece);
     t0 += r.at;
     for (int s0 = 0; s0 < n; s0 += AT_ONCE) {
         Vec<VEC> x[AT_ONCE];
@@ -568,10 +573,13 @@ static dp_status make_tables(dpg_conv *c, int rank, dp_err *e) {
 dp_status dpg_conv_create(dpg_conv **out, const dpg_conv_problem *p, int rank, int N, dp_err *e) {
     *out = NULL;
     TRY(check(p, rank, N, e));
+    Device dev = {};
+    TRY(ask_device(&dev, e));
     dpg_conv *c = (dpg_conv *)calloc(1, sizeof *c);
     if (!c) return dpg_fail(e, DP_ENOMEM, "%s:%d: plan", __FILE__, __LINE__);
     c->p = *p;
     c->N = N;
+    c->sms = dev.sms;
     ConvArgs &a = c->a;
     a.parts = p->parts;
     a.silu = p->silu;
@@ -676,7 +684,10 @@ dp_status dpg_conv_forward(dpg_conv *c, const dpg_conv_tensors *t, void *ws, dpg
         TRY(comm->all_gather(comm, (const float *)a.send, (float *)a.halo, message_words(c), stream,
                              e));
     if (!a.ranges) return DP_OK;
-    k.fwd<<<strip_grid(c, vec), dim3(32, STRIPS), 0, s>>>(a);
+    dim3 grid(strip_grid(c, vec), 1);
+    while (grid.y < STRIP / AT_ONCE && grid.x * grid.y < 4u * c->sms)
+        grid.y *= 2; /* short sequences fill the device */
+    k.fwd<<<grid, dim3(32, STRIPS), 0, s>>>(a);
     CK_LAUNCH(e, "k_conv_fwd");
     return DP_OK;
 }

@@ -572,6 +572,22 @@ def test_gates_of_fp32_take_the_kernels_of_gates_in_bf16(
 
 
 @on_a_cpu
+def test_a_convolution_of_few_tokens_has_the_bits_of_longer_strips(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a device of many multiprocessors a thread takes 8 tokens, on one of one 64."""
+    made = torch.Generator().manual_seed(6)
+    x, w = torch.randn(1, 150, 64, generator=made), torch.randn(64, 4, generator=made)
+    cu, found = torch.tensor([0, 2, 75, 150]), []
+    for sms in ("1", "132"):
+        monkeypatch.setenv("DP_CPU_MULTIPROCESSORS", sms)
+        ops.clear_plans()
+        found.append(ops.causal_conv1d(x.bfloat16(), w, activation="silu", cu_seqlens=cu)[0])
+    ops.clear_plans()
+    assert torch.equal(*found)
+
+
+@on_a_cpu
 @pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
 def test_heads_in_turn_in_a_block_have_the_bits_of_a_block_each(
     op: str, monkeypatch: pytest.MonkeyPatch
