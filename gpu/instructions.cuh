@@ -95,6 +95,51 @@ __device__ __forceinline__ float tf32_rna(float x) {
     return __uint_as_float(r);
 }
 
+/* ---- floats of 8 bits ------------------------------------------------------------------------ */
+
+/* Does code for this device convert them; what follows is empty where it does not. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define FP8_CONVERSIONS 1
+#else
+#define FP8_CONVERSIONS 0
+#endif
+/* The low two of four codes, e5m2 or e4m3. */
+template <bool E5M2> __device__ __forceinline__ float2 of_fp8(uint32_t codes) {
+    float2 y = {0, 0};
+#if FP8_CONVERSIONS
+    uint32_t halves;
+    if (E5M2)
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+    else
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
+    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}"
+        : "=f"(y.x), "=f"(y.y)
+        : "r"(halves));
+#endif
+    return y;
+}
+/* To nearest even, at most the largest number. */
+template <bool E5M2> __device__ __forceinline__ uint32_t to_fp8(float x, float y) {
+    uint16_t codes = 0;
+#if FP8_CONVERSIONS
+    if (E5M2)
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(y), "f"(x));
+    else
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(y), "f"(x));
+#endif
+    return codes;
+}
+
+/* ---- grids that follow one another ----------------------------------------------------------- */
+
+/* The stores of kernels before can be read, and the next kernel may start as far as its own wait.
+ * All threads of every block, before the first access to memory. */
+__device__ __forceinline__ void await_grid() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* ---- tensor cores ---------------------------------------------------------------------------- */
 
 /* c += a b: 16 x 8, 16 deep, bf16; 8 deep, tf32. */

@@ -1,10 +1,11 @@
 /* gpu/bench/bench_decode.cu - the decode kernel (dp_decode.h): time of a call beside the time that
  * its bytes take.
  *
- *   bench_decode [RUNS [STATES]]    K = V = 128, 32 heads, lower-bound gate, sigmoid, norms in the
- *                          kernel; a gate a channel and, of one token, one a head (gdn); one token
- *                          of B requests, and windows of 4 and 8 tokens that keep every state;
- *                          states of all formats or of one, larger than L2 where B >= 128
+ *   bench_decode [RUNS [STATES [T [B]]]]
+ *                          K = V = 128, 32 heads, lower-bound gate, sigmoid, norms in the kernel;
+ *                          a gate a channel and, of one token, one a head (gdn); one token of B
+ *                          requests, and windows of 4 and 8 tokens that keep every state; states of
+ *                          all formats (all), larger than L2 where B >= 128; STATES, T, B alone
  *
  * Medians of RUNS (default 50) of a CUDA graph of CALLS calls on slots of their own, as far as ROOM
  * has them. A line: B T states us GB/s (bytes: states read and written, inputs, o). */
@@ -21,9 +22,10 @@ struct States {
     double bytes; /* of a number */
 };
 static const States STATES[] = {
-    {"fp32", DPG_F32, DPG_UNPACKED, 4}, {"bf16", DPG_BF16, DPG_UNPACKED, 2},
-    {"fp8", DPG_F32, DPG_E4M3, 1.125},  {"e5m2", DPG_F32, DPG_E5M2, 1.125},
-    {"int8", DPG_F32, DPG_INT8, 1.125}, {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125}};
+    {"fp32", DPG_F32, DPG_UNPACKED, 4},      {"bf16", DPG_BF16, DPG_UNPACKED, 2},
+    {"fp8", DPG_F32, DPG_E4M3, 1.125},       {"e5m2", DPG_F32, DPG_E5M2, 1.125},
+    {"int8", DPG_F32, DPG_INT8, 1.125},      {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125},
+    {"fp16", DPG_F32, DPG_FP16_BY_CHANCE, 2}};
 
 /* A call of B requests, T tokens. */
 struct Serving {
@@ -115,11 +117,13 @@ int main(int argc, char **argv) {
     const int runs = argc > 1 ? atoi(argv[1]) : 50;
     devices("bench_decode");
     for (const States &kind : STATES) {
-        if (argc > 2 && strcmp(argv[2], kind.name)) continue;
+        if (argc > 2 && strcmp(argv[2], kind.name) && strcmp(argv[2], "all")) continue;
         for (int T : {1, 4, 8})
             for (int B : {1, 8, 32, 128, 256, 1024})
                 for (int Kg : {(int)WIDTH, 1})
-                    if (T == 1 || Kg > 1) bench(B, T, Kg, kind, runs);
+                    if ((T == 1 || Kg > 1) && (argc < 4 || T == atoi(argv[3])) &&
+                        (argc < 5 || B == atoi(argv[4])))
+                        bench(B, T, Kg, kind, runs);
     }
     return 0;
 }

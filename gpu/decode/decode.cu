@@ -1,258 +1,221 @@
 /* gpu/decode/decode.cu - the recurrence token by token on states in slots (dp_decode.h): one pass
- * over the state in memory, whatever T is.
+ * over the state in memory, whatever T is. Columns of the delta rule do not meet, so that blocks
+ * need not.
  *
- * A block owns 32 columns (of V) of one request's state of one head, all K rows of them in its
- * registers. Columns of the delta rule do not meet, so that blocks do not.
+ * A block has a tile of a state in its registers (tile.cuh): all rows of 32 columns, or a whole
+ * head. With every token:
  *
- *   load     32 columns of the state to registers; meanwhile
- *   stage    q, k normed, exp(g), beta of all tokens to shared memory                     barrier
- *   token    S <- diag(exp g) S;  E = v - k S;                              barrier (layout [K][V])
- *            S += k' (beta E);  o = scale S' q;  S to its slot              barrier (layout [K][V])
+ *   S <- diag(exp g) S, shares of k S to shared memory                                    barrier
+ *   w = beta (v - k S); o of the token before                                             barrier
+ *   S += k' w, shares of S' q to shared memory; S to its slot
  *
- * Registers and sums over rows by layout:
- *   [K][V]   a thread has 4 columns of every 16th row; shuffles, then 4 warps in shared memory
- *   [V][K]   a thread has 2 columns of 4 rows in 32; shuffles alone
- * Loads and stores are 16 bytes a thread (8 for bf16 states, 4 for packed ones). The 8 threads of a
- * row make the scale of a packed state. */
-#include "decode/packed.cuh"
+ * k_decode        a block 32 columns of a request's head. Few requests, any shape.
+ * k_decode_ring   a block some heads of 128 x 128, one by one. One more warp reads slots, starts
+ *                 copies of the next states to shared memory and activates inputs. */
 #include "decode/slots.cuh"
-#include "dp_decode.h"
+#include "decode/tile.cuh"
+#include "fast/ring.cuh"
+#include "plan/paths.cuh"
 #include "plan/shared.cuh"
-#include "plan/values.cuh"
+#include <type_traits>
 
-#define COLUMNS 32
-#define THREADS 128
-#define WARPS (THREADS / 32)
+#ifndef DECODE_BLOCKS
+#define DECODE_BLOCKS 2 /* of a ring on a multiprocessor */
+#endif
+#ifndef DECODE_STAGED
+#define DECODE_STAGED 65536 /* bytes of states that come while a block computes */
+#endif
+#ifndef DECODE_RING_FROM
+#define DECODE_RING_FROM 1 /* heads a multiprocessor */
+#endif
+#define COMPUTE 1 /* named barrier */
 
-struct DecodeArgs {
-    dpg_decode d;
-    dpg_decode_tensors t;
-    Dims gates; /* what gate_value and beta_value read */
-};
+static __device__ Slots slots_of(const DecodeArgs &a) {
+    return {a.d.T, a.d.kept, a.d.slots, a.t.slot, a.t.accepted, a.t.length};
+}
+/* Head hv of a slot; n = K V. */
+static __device__ HeadAt head_at(const DecodeArgs &a, int form, int64_t slot, int hv, int n) {
+    return {(char *)a.t.states + (slot * a.d.HV + hv) * head_bytes(form, n), n, (int64_t)hv * n};
+}
+/* From where it is read. */
+static __device__ HeadAt start_at(DecodeArgs a, int form, int64_t slot, int hv, int n) {
+    if (a.t.start) a.t.states = (void *)a.t.start;
+    return head_at(a, form, slot, hv, n);
+}
+/* o of tokens that are none, by a warp. */
+template <int C>
+static __device__ void clear_rest(const DecodeArgs &a, int b, int n, int hv, int first) {
+    for (int t = n; t < a.d.T; t++)
+        for (int c = threadIdx.x % 32; c < C; c += 32)
+            stx(a.t.o, (((int64_t)b * a.d.T + t) * a.d.HV + hv) * a.d.V + first + c,
+                a.d.odtype == DPG_BF16, 0.f);
+}
 
-/* ---- a block's columns of a state ------------------------------------------------------------ */
+/* ---- 32 columns a block ---------------------------------------------------------------------- */
 
-template <int K, bool VK> struct Tile {
-    static constexpr int ROWS = VK ? K / 8 : K / 16, COLS = VK ? 2 : 4;
-    float s[ROWS][COLS];
-
-    static __device__ int part() { return threadIdx.x / 8; } /* of 16 */
-    static __device__ int quad() { return threadIdx.x % 8 * 4; }
-    static __device__ int row(int i) {
-        return VK ? quad() + 32 * (i / 4) + i % 4 : part() + 16 * i;
-    }
-    static __device__ int col(int j) { return VK ? part() + 16 * j : quad() + j; }
-
-    /* Four neighbours in memory: of rows 4 i .. in column j, or of columns in row i. */
-    template <class F> __device__ void quads(int V, F f) {
-        if constexpr (VK)
-            for (int i = 0; i < ROWS; i += 4)
-                for (int j = 0; j < COLS; j++)
-                    f((int64_t)col(j) * K + row(i), s[i][j], s[i + 1][j], s[i + 2][j], s[i + 3][j]);
+/* f(form) with the form as a constant. */
+template <bool PACKED, class F> static __device__ __forceinline__ void by_form(int form, F f) {
+    if constexpr (!PACKED) {
+        if (form == IN_F32)
+            f(std::integral_constant<int, IN_F32>());
         else
-            for (int i = 0; i < ROWS; i++)
-                f((int64_t)row(i) * V + col(0), s[i][0], s[i][1], s[i][2], s[i][3]);
-    }
-    /* at: the tile's first number among those of the array of states. */
-    __device__ void load(const void *states, int64_t at, int V, int is_bf16) {
-        quads(V, [&](int64_t x, float &a, float &b, float &c, float &d) {
-            if (is_bf16) {
-                uint2 r = *(const uint2 *)((const bf16 *)states + at + x);
-                float2 low = unpack2(r.x), high = unpack2(r.y);
-                a = low.x;
-                b = low.y;
-                c = high.x;
-                d = high.y;
-            } else {
-                float4 r = *(const float4 *)((const float *)states + at + x);
-                a = r.x;
-                b = r.y;
-                c = r.z;
-                d = r.w;
-            }
-        });
-    }
-    __device__ void store(void *states, int64_t at, int V, int is_bf16) {
-        quads(V, [&](int64_t x, float a, float b, float c, float d) {
-            if (is_bf16)
-                *(uint2 *)((bf16 *)states + at + x) = make_uint2(pack2(a, b), pack2(c, d));
-            else
-                *(float4 *)((float *)states + at + x) = make_float4(a, b, c, d);
-        });
-    }
-
-    /* The thread's share of x' S, summed over what its warp holds of each column. */
-    __device__ void warp_sums(const float *x, float y[COLS]) const {
-        for (int j = 0; j < COLS; j++)
-            y[j] = 0.f;
-        for (int i = 0; i < ROWS; i++)
-            for (int j = 0; j < COLS; j++)
-                y[j] = fmaf(x[row(i)], s[i][j], y[j]);
-        for (int j = 0; j < COLS; j++)
-            for (int m = VK ? 1 : 8; m < (VK ? 8 : 32); m *= 2)
-                y[j] += __shfl_xor_sync(~0u, y[j], m);
-    }
-    /* y[r] = x[r]' S of the thread's columns, for n vectors x of K numbers; sums: of all warps. */
-    template <int n>
-    __device__ void column_sums(const float *x, float y[n][COLS],
-                                float (*sums)[WARPS][COLUMNS]) const {
-        for (int r = 0; r < n; r++)
-            warp_sums(x + r * K, y[r]);
-        if constexpr (!VK) {
-            for (int r = 0; r < n && threadIdx.x % 32 < 8; r++)
-                for (int j = 0; j < COLS; j++)
-                    sums[r][threadIdx.x / 32][col(j)] = y[r][j];
-            __syncthreads();
-            for (int r = 0; r < n; r++)
-                for (int j = 0; j < COLS; j++) {
-                    y[r][j] = sums[r][0][col(j)];
-                    for (int w = 1; w < WARPS; w++)
-                        y[r][j] += sums[r][w][col(j)];
-                }
+            f(std::integral_constant<int, IN_BF16>());
+    } else
+        switch (form) {
+        case IN_E4M3: return f(std::integral_constant<int, IN_E4M3>());
+        case IN_E5M2: return f(std::integral_constant<int, IN_E5M2>());
+        case IN_INT8: return f(std::integral_constant<int, IN_INT8>());
+        case IN_INT8_LEFT: return f(std::integral_constant<int, IN_INT8_LEFT>());
+        default: return f(std::integral_constant<int, IN_FP16>());
         }
-    }
-};
-
-/* ---- inputs of all tokens -------------------------------------------------------------------- */
-
-/* A token in shared memory: q, R keys, exp(g), K numbers each. */
-template <int K, int R> struct Staged {
-    float *at;
-    __device__ float *of(int t) const { return at + (int64_t)t * (R + 2) * K; }
-    __device__ float *q(int t) const { return of(t); }
-    __device__ float *k(int t) const { return of(t) + K; }
-    __device__ float *decay(int t) const { return of(t) + (R + 1) * K; }
-};
-
-/* One row of q or k by one warp. */
-template <int K>
-static __device__ void stage_row(const void *x, int64_t from, int is_bf16, int l2norm, float *to) {
-    float v[K / 32], squares = 0.f;
-    for (int i = 0; i < K / 32; i++) {
-        v[i] = ldx(x, from + threadIdx.x % 32 + 32 * i, is_bf16);
-        squares = fmaf(v[i], v[i], squares);
-    }
-    for (int m = 16; m; m /= 2)
-        squares += __shfl_xor_sync(~0u, squares, m);
-    const float norm = l2norm ? sqrtf(squares + (float)DP_L2_EPS) : 1.f;
-    for (int i = 0; i < K / 32; i++)
-        to[threadIdx.x % 32 + 32 * i] = l2norm ? v[i] / norm : v[i];
 }
 
-template <int K, int R>
-static __device__ void stage(const DecodeArgs &a, int b, int hv, int n, Staged<K, R> to,
-                             float (*beta)[R]) {
-    const dpg_decode &d = a.d;
-    const int h = hv / (d.HV / d.H), bf = d.dtype == DPG_BF16, gbf = d.gdtype == DPG_BF16;
-    const float A = a.t.A_log ? expf(a.t.A_log[hv]) : 1.f;
-    for (int x = threadIdx.x / 32; x < n * (R + 1); x += WARPS) {
-        const int t = x / (R + 1), r = x % (R + 1) - 1;
-        const int64_t token = (int64_t)b * d.T + t;
-        if (r < 0)
-            stage_row<K>(a.t.q, (token * d.H + h) * K, bf, d.l2norm, to.q(t));
-        else
-            stage_row<K>(a.t.k, ((token * d.H + h) * R + r) * K, bf, d.l2norm, to.k(t) + r * K);
-    }
-    for (int x = threadIdx.x; x < n * K; x += THREADS) {
-        const int t = x / K, kg = d.Kg == 1 ? 0 : x % K;
-        const int64_t at = (((int64_t)b * d.T + t) * d.HV + hv) * d.Kg + kg;
-        const float bias = a.t.dt_bias ? a.t.dt_bias[hv * d.Kg + kg] : 0.f;
-        to.decay(t)[x % K] = expf(gate_value(a.gates, ldx(a.t.g, at, gbf), A, bias));
-    }
-    for (int x = threadIdx.x; x < n * R; x += THREADS) {
-        const int64_t at = (((int64_t)b * d.T + x / R) * d.HV + hv) * R + x % R;
-        beta[x / R][x % R] = beta_value(a.gates, ldx(a.t.beta, at, gbf));
-    }
+#define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
+static __host__ __device__ int form_of(const dpg_decode &d) {
+    return d.packed ? 1 + d.packed : d.sdtype == DPG_BF16 ? IN_BF16 : IN_F32;
 }
-
-/* ---- one token ------------------------------------------------------------------------------- */
-
-template <int K, bool VK> static __device__ void decay_state(Tile<K, VK> &S, const float *decay) {
-    for (int i = 0; i < S.ROWS; i++)
-        for (int j = 0; j < S.COLS; j++)
-            S.s[i][j] *= decay[S.row(i)];
-}
-
-/* v: of the token and head [R][V], from the block's first column on. */
-template <int K, bool VK, int R>
-static __device__ void write_state(Tile<K, VK> &S, const DecodeArgs &a, const float *k,
-                                   const float *beta, int64_t v, float (*sums)[WARPS][COLUMNS]) {
-    float E[R][Tile<K, VK>::COLS];
-    S.template column_sums<R>(k, E, sums);
-    for (int r = 0; r < R; r++)
-        for (int j = 0; j < S.COLS; j++) {
-            const float x = ldx(a.t.v, v + (int64_t)r * a.d.V + S.col(j), a.d.dtype == DPG_BF16);
-            E[r][j] = beta[r] * (x - E[r][j]);
-        }
-    for (int r = 0; r < R; r++)
-        for (int i = 0; i < S.ROWS; i++)
-            for (int j = 0; j < S.COLS; j++)
-                S.s[i][j] = fmaf(k[r * K + S.row(i)], E[r][j], S.s[i][j]);
-}
-
-/* to: the block's first column of o. */
-template <int K, bool VK>
-static __device__ void read_state(const Tile<K, VK> &S, const DecodeArgs &a, const float *q,
-                                  int64_t to, float (*sums)[WARPS][COLUMNS]) {
-    float y[1][Tile<K, VK>::COLS];
-    S.template column_sums<1>(q, y, sums);
-    const bool mine = VK ? threadIdx.x % 8 == 0 : threadIdx.x < 8;
-    for (int j = 0; j < S.COLS && mine; j++)
-        stx(a.t.o, to + S.col(j), a.d.odtype == DPG_BF16, a.d.scale * y[0][j]);
-}
-
-/* ---- a request ------------------------------------------------------------------------------- */
-
-/* Tile and what it left out, from and to a slot. */
-template <int K, bool VK, bool PACKED> struct Kept {
-    Tile<K, VK> S;
-    LeftOut<PACKED ? K / 16 : 1> left;
-
-    __device__ void load(const DecodeArgs &a, int64_t head, int first) {
-        const int64_t in_slot = VK ? (int64_t)first * K : first;
-        const void *from = a.t.start ? a.t.start : a.t.states;
-        if constexpr (PACKED)
-            load_packed(S, left, PackedHead((void *)from, head, a.d), a.d, first);
-        else
-            S.load(from, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
-    }
-    __device__ void store(const DecodeArgs &a, int64_t head, int first) {
-        const int64_t in_slot = VK ? (int64_t)first * K : first;
-        if constexpr (PACKED)
-            store_packed(S, left, PackedHead(a.t.states, head, a.d), a.d, first);
-        else
-            S.store(a.t.states, head * K * a.d.V + in_slot, a.d.V, a.d.sdtype == DPG_BF16);
-    }
-};
 
 template <int K, bool VK, int R, bool PACKED>
-__global__ void __launch_bounds__(THREADS) k_decode(DecodeArgs a) {
-    extern __shared__ float staged[];
-    __shared__ float beta[DPG_DECODE_TOKENS][R], sums[R + 1][WARPS][COLUMNS];
+__global__ void __launch_bounds__(THREADS) k_decode(DecodeArgs a, int staged) {
+    constexpr int COLS = 4, C = 8 * COLS;
+    using P = Place<K, COLS, VK, -1>;
+    extern __shared__ __align__(16) char room[];
+    __shared__ Sums<R, C> sums;
+    Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
-    const int tiles = d.V / COLUMNS, first = (int)(blockIdx.x % tiles) * COLUMNS;
+    const int tiles = d.V / C, first = (int)(blockIdx.x % tiles) * C, warp = threadIdx.x / 32;
     const int hv = (int)(blockIdx.x / tiles % d.HV), b = (int)(blockIdx.x / tiles / d.HV);
-    const Slots slots = {d.T, d.kept, d.slots, a.t.slot, a.t.accepted, a.t.length};
+    const Slots slots = slots_of(a);
+    Tile<P, R, COLS, PACKED> S;
+    await_grid();
     const int64_t from = slots.read(b);
-    const int n = from < 0 ? 0 : slots.tokens(b);
-    const Staged<K, R> in = {staged};
-    Kept<K, VK, PACKED> kept;
-    for (int t = n; t < d.T; t++)
-        if (threadIdx.x < COLUMNS)
-            stx(a.t.o, (((int64_t)b * d.T + t) * d.HV + hv) * d.V + first + threadIdx.x,
-                d.odtype == DPG_BF16, 0.f);
+    const int n = from < 0 ? 0 : slots.tokens(b), form = form_of(d);
+    if (warp == 0) clear_rest<C>(a, b, n, hv, first);
     if (n == 0) return;
-    kept.load(a, from * d.HV + hv, first);
-    stage<K, R>(a, b, hv, n, in, beta);
-    __syncthreads();
+    by_form<PACKED>(form, [&](auto f) {
+        constexpr int FORM = decltype(f)::value;
+        S.template load<K, VK, FORM>(start_at(a, FORM, from, hv, K * d.V), d.V, first);
+    });
+    int64_t row = -1;
     for (int t = 0; t < n; t++) {
-        const int64_t row = ((int64_t)b * d.T + t) * d.HV + hv;
-        decay_state(kept.S, in.decay(t));
-        write_state<K, VK, R>(kept.S, a, in.k(t), beta[t], row * R * d.V + first, sums);
-        read_state(kept.S, a, in.q(t), row * d.V + first, sums + R);
+        const Input<K, R, C> &x = in[t % staged];
+        if (t % staged == 0) {
+            __syncthreads();
+            for (int i = warp; i < staged && t + i < n; i += DECODE_WARPS)
+                activate(a, b, t + i, hv, first, in[i]);
+            __syncthreads();
+        }
         const int64_t to = slots.write(b, t, n);
-        if (to >= 0) kept.store(a, to * d.HV + hv, first);
+        S.decay(x, sums);
+        __syncthreads();
+        sum_up<P>(a, &x, sums, row, first);
+        __syncthreads();
+        S.write(x, sums);
+        row = x.row;
+        if (to >= 0)
+            by_form<PACKED>(form, [&](auto f) {
+                constexpr int FORM = decltype(f)::value;
+                S.template store<K, VK, FORM>(head_at(a, FORM, to, hv, K * d.V), d.V, first);
+            });
     }
+    __syncthreads();
+    sum_up<P, Input<K, R, C>>(a, NULL, sums, row, first);
+}
+
+/* ---- whole heads one by one ------------------------------------------------------------------ */
+
+enum { SIDE = 128, TOKENS_AHEAD = 2 };
+
+template <int FORM> struct Stages {
+    static constexpr int BYTES =
+        SIDE * SIDE * code_bytes(FORM) + (is_scaled(FORM) ? SIDE * SIDE / SCALE_COLUMNS * 4 : 0);
+    static constexpr int FIT = DECODE_STAGED / BYTES;
+    static constexpr int N = FIT < 1 ? 1 : FIT > MOST_STAGES ? MOST_STAGES : FIT;
+};
+template <int FORM> struct Room {
+    char stage[Stages<FORM>::N][Stages<FORM>::BYTES];
+    Input<SIDE, 1, SIDE> in[TOKENS_AHEAD];
+    Sums<1, SIDE> sums;
+};
+
+/* The warp that feeds the others. */
+template <int FORM>
+static __device__ void feed(const DecodeArgs &a, Room<FORM> &room, Ring &states, Ring &inputs) {
+    const dpg_decode &d = a.d;
+    const int lane = threadIdx.x % 32;
+    const Slots slots = slots_of(a);
+    Turn stage(Stages<FORM>::N), token(TOKENS_AHEAD);
+    for (unsigned x = blockIdx.x; x < (unsigned)d.B * d.HV; x += gridDim.x) {
+        const int b = (int)(x / d.HV), hv = (int)(x % d.HV);
+        const int64_t from = slots.read(b);
+        const int n = from < 0 ? 0 : slots.tokens(b);
+        clear_rest<SIDE>(a, b, n, hv, 0);
+        if (n == 0) continue;
+        uint64_t *full = open_stage(states, stage, Stages<FORM>::BYTES, lane);
+        fill(room.stage[stage.slot], start_at(a, FORM, from, hv, SIDE * SIDE).codes,
+             Stages<FORM>::BYTES, full, lane);
+        fill_end(full, lane);
+        stage.next();
+        for (int t = 0; t < n; t++, token.next()) {
+            Input<SIDE, 1, SIDE> &in = room.in[token.slot];
+            const int64_t to = slots.write(b, t, n);
+            token.wait_empty(inputs);
+            activate(a, b, t, hv, 0, in);
+            in.slot = to;
+            in.hv = hv;
+            in.loads = t == 0;
+            bar_arrive(&inputs.full[token.slot]);
+        }
+    }
+    token.wait_empty(inputs);
+    room.in[token.slot].row = -1;
+    bar_arrive(&inputs.full[token.slot]);
+}
+
+template <int FORM, bool VK>
+__global__ void __launch_bounds__(THREADS + 32, DECODE_BLOCKS) k_decode_ring(DecodeArgs a) {
+    constexpr int COLS = 16;
+    using P = Place<SIDE, COLS, VK, FORM>;
+    extern __shared__ __align__(16) char words[];
+    __shared__ Ring states, inputs;
+    Room<FORM> &room = *(Room<FORM> *)words;
+    const int lane = threadIdx.x % 32;
+    ring_init(states, DECODE_WARPS);
+    ring_init(inputs, DECODE_WARPS, 32);
+    __syncthreads();
+    await_grid();
+    if (threadIdx.x >= THREADS) {
+        feed<FORM>(a, room, states, inputs);
+        return;
+    }
+    Tile<P, 1, COLS, false> S;
+    Turn stage(Stages<FORM>::N), token(TOKENS_AHEAD);
+    int64_t row = -1;
+    for (;; token.next()) {
+        const Input<SIDE, 1, SIDE> &in = room.in[token.slot];
+        token.wait_full(inputs);
+        if (in.row < 0) break;
+        if (in.loads) {
+            stage.wait_full(states);
+            S.template load<SIDE, VK, FORM>({room.stage[stage.slot], SIDE * SIDE, 0}, SIDE, 0);
+            __syncwarp();
+            bar_arrive_warp(&states.empty[stage.slot], lane);
+            stage.next();
+        }
+        S.decay(in, room.sums);
+        sync_part(COMPUTE, THREADS);
+        sum_up<P>(a, &in, room.sums, row, 0);
+        sync_part(COMPUTE, THREADS);
+        S.write(in, room.sums);
+        row = in.row;
+        if (in.slot >= 0)
+            S.template store<SIDE, VK, FORM>(head_at(a, FORM, in.slot, in.hv, SIDE * SIDE), SIDE,
+                                             0);
+        __syncwarp();
+        bar_arrive_warp(&inputs.empty[token.slot], lane);
+    }
+    sync_part(COMPUTE, THREADS);
+    sum_up<P, Input<SIDE, 1, SIDE>>(a, NULL, room.sums, row, 0);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
@@ -266,7 +229,7 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
         what = "T";
     else if (!known)
         what = "K";
-    else if (d->V < COLUMNS || d->V % COLUMNS)
+    else if (d->V < 32 || d->V % 32)
         what = "V";
     else if (d->R != 1 && d->R != 2 && d->R != 4)
         what = "R";
@@ -288,45 +251,85 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
     return DP_OK;
 }
 
-template <int K, bool VK, int R, bool PACKED>
-static dp_status launch(const DecodeArgs &a, cudaStream_t stream, dp_err *e) {
-    const dpg_decode &d = a.d;
-    const size_t bytes = (size_t)d.T * (R + 2) * K * sizeof(float);
-    const int64_t blocks = (int64_t)d.B * d.HV * (d.V / COLUMNS);
-    if (blocks > INT32_MAX) return dpg_fail(e, DP_EINPUT, "dpg_decode: B = %d: too many", d.B);
-    CK(e, allow_shared(k_decode<K, VK, R, PACKED>, (int)bytes));
-    k_decode<K, VK, R, PACKED><<<(unsigned)blocks, THREADS, bytes, stream>>>(a);
-    CK_LAUNCH(e, "k_decode");
+/* Blocks may start while the kernel before ends: await_grid() waits for its stores. */
+template <class... P>
+static dp_status launch(const Device &dev, void (*kernel)(P...), int64_t blocks, int threads,
+                        size_t shared, cudaStream_t stream, dp_err *e, P... args) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    const cudaLaunchConfig_t c = {
+        dim3((unsigned)blocks), dim3((unsigned)threads), shared, stream, &early, dev.major >= 9};
+    if (blocks > INT32_MAX) return dpg_fail(e, DP_EINPUT, "dpg_decode: too many requests");
+    CK(e, cudaLaunchKernelEx(&c, kernel, args...));
     return DP_OK;
 }
 
-template <int K, bool VK, bool PACKED>
-static dp_status launch_keys(const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.R == 1   ? launch<K, VK, 1, PACKED>(a, s, e)
-           : a.d.R == 2 ? launch<K, VK, 2, PACKED>(a, s, e)
-                        : launch<K, VK, 4, PACKED>(a, s, e);
+template <int FORM, bool VK>
+static dp_status launch_ring(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    const int64_t heads = (int64_t)a.d.B * a.d.HV, most = (int64_t)DECODE_BLOCKS * dev.sms;
+    CK(e, allow_shared(k_decode_ring<FORM, VK>, (int)sizeof(Room<FORM>)));
+    return launch(dev, k_decode_ring<FORM, VK>, heads < most ? heads : most, THREADS + 32,
+                  sizeof(Room<FORM>), s, e, a);
+}
+static dp_status launch_rings(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    const bool vk = a.d.layout == DPG_STATE_VK;
+    switch (form_of(a.d)) {
+    case IN_F32:
+        return vk ? launch_ring<IN_F32, true>(dev, a, s, e)
+                  : launch_ring<IN_F32, false>(dev, a, s, e);
+    case IN_BF16:
+        return vk ? launch_ring<IN_BF16, true>(dev, a, s, e)
+                  : launch_ring<IN_BF16, false>(dev, a, s, e);
+    case IN_E4M3: return launch_ring<IN_E4M3, false>(dev, a, s, e);
+    case IN_E5M2: return launch_ring<IN_E5M2, false>(dev, a, s, e);
+    case IN_INT8: return launch_ring<IN_INT8, false>(dev, a, s, e);
+    default: return launch_ring<IN_FP16, false>(dev, a, s, e);
+    }
+}
+/* Blocks of a ring fit a multiprocessor of compute capability 9.0 alone. */
+static bool takes_ring(const Device &dev, const dpg_decode &d) {
+    return d.K == SIDE && d.V == SIDE && d.R == 1 && form_of(d) != IN_INT8_LEFT &&
+           dev.shared >= 200 << 10 && (int64_t)d.B * d.HV >= (int64_t)DECODE_RING_FROM * dev.sms;
 }
 
-template <int K> static dp_status launch_of(const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.packed                   ? launch_keys<K, false, true>(a, s, e)
-           : a.d.layout == DPG_STATE_VK ? launch_keys<K, true, false>(a, s, e)
-                                        : launch_keys<K, false, false>(a, s, e);
+template <int K, bool VK, int R, bool PACKED>
+static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    const int each = (int)sizeof(Input<K, R, 32>), fit = INPUT_BYTES / each;
+    const int staged = a.d.T < fit ? a.d.T : fit;
+    return launch(dev, k_decode<K, VK, R, PACKED>, (int64_t)a.d.B * a.d.HV * (a.d.V / 32), THREADS,
+                  (size_t)staged * each, s, e, a, staged);
+}
+template <int K, bool VK, bool PACKED>
+static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    return a.d.R == 1   ? launch_tiles<K, VK, 1, PACKED>(dev, a, s, e)
+           : a.d.R == 2 ? launch_tiles<K, VK, 2, PACKED>(dev, a, s, e)
+                        : launch_tiles<K, VK, 4, PACKED>(dev, a, s, e);
+}
+template <int K>
+static dp_status launch_of(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    return a.d.packed                   ? launch_keys<K, false, true>(dev, a, s, e)
+           : a.d.layout == DPG_STATE_VK ? launch_keys<K, true, false>(dev, a, s, e)
+                                        : launch_keys<K, false, false>(dev, a, s, e);
 }
 
 extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensors *t, void *stream,
                                     dp_err *e) {
     TRY(check(d, t, e));
     DecodeArgs a = {*d, *t, {}};
+    Device dev = {};
+    cudaStream_t s = (cudaStream_t)stream;
     a.gates.gate = d->gate;
     a.gates.lower_bound = d->lower_bound;
     a.gates.beta_form = d->beta_form;
-    cudaStream_t s = (cudaStream_t)stream;
     if (d->B == 0) return DP_OK;
+    TRY(ask_device(&dev, e));
     FAULT_TO_DEVICE(e, s);
+    if (takes_ring(dev, *d)) return launch_rings(dev, a, s, e);
     switch (d->K) {
-    case 32: return launch_of<32>(a, s, e);
-    case 64: return launch_of<64>(a, s, e);
-    case 128: return launch_of<128>(a, s, e);
-    default: return launch_of<256>(a, s, e);
+    case 32: return launch_of<32>(dev, a, s, e);
+    case 64: return launch_of<64>(dev, a, s, e);
+    case 128: return launch_of<128>(dev, a, s, e);
+    default: return launch_of<256>(dev, a, s, e);
     }
 }

@@ -1,50 +1,162 @@
-/* gpu/decode/packed.cuh - states of 8 or 16 bits a number (dpg_packed of dp_decode.h). They are
- * codes and, of 8 bits, an fp32 scale for each row of 32 columns. harness/simulated/carried.h
- * stores a head of 32 columns so. */
+/* gpu/decode/packed.cuh - how numbers of a state lie in memory: fp32, bf16, 8 or 16 bits a number
+ * (dpg_packed of dp_decode.h). Codes of 8 bits have an fp32 scale for each row of 32 columns, as
+ * ref/vocabulary/stored.h defines. */
 #ifndef DPG_PACKED_CUH
 #define DPG_PACKED_CUH
 #include "dp_decode.h"
+#include "instructions.cuh"
 #include "plan/values.cuh"
 
 #ifdef __CUDACC__
-#define PACKED_COLUMNS 32
-#define INT8_MOST 127.f
+#define SCALE_COLUMNS 32
 
-/* Floats of 8 bits: a sign, an exponent, so many bits of fraction. */
-struct Fp8 {
-    int fraction, bias;
-    uint32_t most; /* the largest code */
+/* Packed ones: 1 + dpg_packed. */
+enum Form { IN_F32, IN_BF16, IN_E4M3, IN_INT8, IN_INT8_LEFT, IN_E5M2, IN_FP16, FORMS };
+static_assert(IN_E4M3 == 1 + DPG_E4M3 && IN_FP16 == 1 + DPG_FP16_BY_CHANCE, "order of dpg_packed");
 
-    /* e4m3: least normal 2^-6, largest 448; e5m2: 2^-14, 57344. */
-    __device__ explicit Fp8(int e5m2)
-        : fraction(e5m2 ? 2 : 3), bias(e5m2 ? 15 : 7), most(e5m2 ? 0x7b : 0x7e) {}
-    /* 2^n, n from -126 to 127. */
-    static __device__ float power(int n) { return __uint_as_float((uint32_t)(n + 127) << 23); }
+/* Bytes of a number's code, numbers of 16 bytes. */
+__host__ __device__ constexpr int code_bytes(int form) {
+    return form == IN_F32 ? 4 : form == IN_BF16 || form == IN_FP16 ? 2 : 1;
+}
+__host__ __device__ constexpr bool is_int8(int form) {
+    return form == IN_INT8 || form == IN_INT8_LEFT;
+}
+__host__ __device__ constexpr bool is_scaled(int form) {
+    return form == IN_E4M3 || form == IN_E5M2 || is_int8(form);
+}
+/* A head of n numbers. */
+__host__ __device__ inline int64_t head_bytes(int form, int64_t n) {
+    return form <= IN_BF16 ? n * code_bytes(form) : DPG_PACKED_BYTES(form - 1, n);
+}
 
-    __device__ float value(uint32_t code) const {
-        const float size = __uint_as_float((code & 0x7f) << (23 - fraction)) * power(127 - bias);
-        return code & 0x80 ? -size : size;
+/* BYTES in as few accesses as there are. */
+template <int BYTES> __device__ __forceinline__ void copy(void *to, const void *from) {
+    if constexpr (BYTES >= 16)
+        for (int i = 0; i < BYTES / 16; i++)
+            ((uint4 *)to)[i] = ((const uint4 *)from)[i];
+    else if constexpr (BYTES == 8)
+        *(uint2 *)to = *(const uint2 *)from;
+    else if constexpr (BYTES == 4)
+        *(uint32_t *)to = *(const uint32_t *)from;
+    else
+        *(uint16_t *)to = *(const uint16_t *)from;
+}
+
+/* ---- 8 bits ---------------------------------------------------------------------------------- */
+
+/* 2^n, n from -126 to 127. */
+__device__ __forceinline__ float power(int n) { return __uint_as_float((uint32_t)(n + 127) << 23); }
+
+/* Sizes of e4m3 (least normal 2^-6, largest 448), e5m2 (2^-14, 57344), int8 (127). */
+template <int FORM> struct Code {
+    static constexpr bool E5M2 = FORM == IN_E5M2;
+    static constexpr int FRACTION = E5M2 ? 2 : 3, BIAS = E5M2 ? 15 : 7;
+    static constexpr uint32_t LAST = E5M2 ? 0x7b : 0x7e;
+    static constexpr float MOST = is_int8(FORM) ? 127.f : E5M2 ? 57344.f : 448.f;
+
+    static __device__ float value(uint32_t code) {
+        if (is_int8(FORM)) return (float)code;
+        return __uint_as_float(code << (23 - FRACTION)) * power(127 - BIAS);
     }
     /* x >= 0 to nearest even. */
-    __device__ uint32_t nearest(float x) const {
-        const int low = 23 - fraction;
+    static __device__ uint32_t nearest(float x) {
+        const int low = 23 - FRACTION;
         uint32_t bits = __float_as_uint(x);
-        if (x < power(1 - bias)) return (uint32_t)rintf(x * power(bias - 1 + fraction));
+        if (is_int8(FORM)) return (uint32_t)fminf(rintf(x), MOST);
+        if (x < power(1 - BIAS)) return (uint32_t)rintf(x * power(BIAS - 1 + FRACTION));
         bits += (1u << (low - 1)) - 1 + (bits >> low & 1);
-        const uint32_t code = (bits >> low) - ((uint32_t)(127 - bias) << fraction);
-        return code > most ? most : code;
+        const uint32_t code = (bits >> low) - ((uint32_t)(127 - BIAS) << FRACTION);
+        return code > LAST ? LAST : code;
     }
-    /* The quotient's own rounding can make a half of what is none: the remainder, which fp32 holds,
-     * tells. */
-    __device__ uint32_t code(float x, float scale) const {
-        const float size = fabsf(x);
-        const uint32_t near = nearest(size / scale);
-        const float rest = fmaf(-scale, value(near), size);
-        const uint32_t other = rest > 0 ? (near < most ? near + 1 : near) : near ? near - 1 : 0;
-        const float closer = fmaf(-scale, value(other), size);
-        return (fabsf(closer) < fabsf(rest) ? other : near) | __float_as_uint(x) >> 31 << 7;
+    static __device__ uint32_t with_sign(uint32_t size, float x) {
+        const uint32_t sign = __float_as_uint(x) >> 31;
+        return is_int8(FORM) ? (sign ? 0 - size : size) & 0xff : sign << 7 | size;
+    }
+
+    static __device__ void values(uint32_t codes, float x[4]) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (is_int8(FORM)) { /* 2^23 + 128 + code */
+                const uint32_t bits = __byte_perm(codes ^ 0x80808080u, 0x4b000000, 0x7440 + j);
+                x[j] = __uint_as_float(bits) - 8388736.f;
+                continue;
+            }
+#if FP8_CONVERSIONS
+            if (j % 2) continue;
+            const float2 two = of_fp8<E5M2>(codes >> 8 * j);
+            x[j] = two.x;
+            x[j + 1] = two.y;
+#else
+            const float size = value(codes >> 8 * j & 0x7f);
+            x[j] = codes >> 8 * j & 0x80 ? -size : size;
+#endif
+        }
+    }
+    /* r x to nearest even, |r x| up to MOST in all but the last bits. */
+    static __device__ uint32_t codes(const float x[4], float r) {
+        uint32_t of[4];
+        if (is_int8(FORM)) { /* 1.5 * 2^23 + code */
+            for (int j = 0; j < 4; j++)
+                of[j] = __float_as_uint(fmaf(x[j], r, 12582912.f));
+            return __byte_perm(__byte_perm(of[0], of[1], 0x40), __byte_perm(of[2], of[3], 0x40),
+                               0x5410);
+        }
+#if FP8_CONVERSIONS
+        return to_fp8<E5M2>(x[0] * r, x[1] * r) | to_fp8<E5M2>(x[2] * r, x[3] * r) << 16;
+#else
+        for (int j = 0; j < 4; j++)
+            of[j] = with_sign(nearest(fabsf(x[j] * r)), x[j]);
+        return of[0] | of[1] << 8 | of[2] << 16 | of[3] << 24;
+#endif
     }
 };
+
+/* r = rcp(s) is within 2^-23 of 1/s, and two products round. Hence x / s lies between x r BELOW and
+ * x r ABOVE, and has their code if they have one. */
+#define BELOW (1.f - 5 * 0x1p-24f)
+#define ABOVE (1.f + 6 * 0x1p-24f)
+#define LEAST_SCALE 0x1p-100f
+
+/* x / scale to nearest even: of two codes the remainder at their middle decides. */
+template <int FORM> static __device__ uint32_t exact_code(float x, float scale) {
+    const float up = scale < LEAST_SCALE ? 1 / LEAST_SCALE : 1.f, s = scale * up, r = rcp(s);
+    const float size = fabsf(x) * up;
+    const uint32_t low = Code<FORM>::nearest(size * (r * BELOW));
+    const uint32_t high = Code<FORM>::nearest(size * (r * ABOVE));
+    const float middle = 0.5f * (Code<FORM>::value(low) + Code<FORM>::value(high));
+    const float rest = fmaf(-s, middle, size);
+    return Code<FORM>::with_sign(rest > 0 || (rest == 0 && low & 1) ? high : low, x);
+}
+
+template <int FORM, int N>
+static __device__ void exact_codes(const float *x, float scale, uint32_t *codes) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        codes[i / 4] = (i % 4 ? codes[i / 4] : 0) | exact_code<FORM>(x[i], scale) << i % 4 * 8;
+}
+template <int FORM, int N>
+static __device__ void all_codes(const float *x, float scale, uint32_t *codes) {
+    const float r = rcp(scale), below = r * BELOW, above = r * ABOVE;
+    uint32_t differ = 0;
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+        codes[i / 4] = Code<FORM>::codes(x + i, below);
+        differ |= codes[i / 4] ^ Code<FORM>::codes(x + i, above);
+    }
+    if (__builtin_expect(differ || scale < LEAST_SCALE, 0)) exact_codes<FORM, N>(x, scale, codes);
+}
+
+/* x + more to a multiple of scale, up to 127 of them, and what it leaves out. */
+static __device__ uint32_t int8_code(float x, float more, float scale, float *rest) {
+    const float want = x + more, other = want - x;
+    const float lost = (x - (want - other)) + (more - other); /* x + more = want + lost */
+    float n = fminf(127.f, fmaxf(-127.f, rintf(want / scale)));
+    float r = fmaf(-scale, n, want) + lost;
+    const float step = 2 * r > scale ? 1.f : -2 * r > scale ? -1.f : 0.f;
+    if (fabsf(n + step) <= 127.f) n += step;
+    *rest = fmaf(-scale, n, want) + lost;
+    return (uint32_t)(int)n & 0xff;
+}
 
 /* ---- fp16 by chance (ref/vocabulary/stored.c) ------------------------------------------------ */
 
@@ -60,7 +172,7 @@ static __device__ uint32_t fp16_code(float x, int64_t at) {
     const uint32_t bits = __float_as_uint(x);
     const int exponent = (int)(bits >> 23 & 0xff) - 127;
     if (exponent > 127) return bits >> 31 << 15 | (bits << 9 ? 0x7e00 : 0x7c00);
-    const float spacing = Fp8::power((exponent < -14 ? -14 : exponent) - 10);
+    const float spacing = power((exponent < -14 ? -14 : exponent) - 10);
     const float steps = x / spacing, down = floorf(steps);
     const float y = (chance(x, at) < (double)(steps - down) ? down + 1 : down) * spacing;
     const uint32_t sign = __float_as_uint(y) >> 31 << 15;
@@ -76,105 +188,90 @@ static __device__ float fp16_value(uint32_t code) {
     return code & 0x8000 ? -size : size;
 }
 
-/* x + more to a multiple of scale, up to 127 of them, likewise. */
-static __device__ uint32_t int8_code(float x, float more, float scale, float *rest) {
-    const float want = x + more, other = want - x;
-    const float lost = (x - (want - other)) + (more - other); /* x + more = want + lost */
-    float n = fminf(INT8_MOST, fmaxf(-INT8_MOST, rintf(want / scale)));
-    float r = fmaf(-scale, n, want) + lost;
-    const float step = 2 * r > scale ? 1.f : -2 * r > scale ? -1.f : 0.f;
-    if (fabsf(n + step) <= INT8_MOST) n += step;
-    *rest = fmaf(-scale, n, want) + lost;
-    return (uint32_t)(int)n & 0xff;
-}
+/* ---- N neighbours in memory ------------------------------------------------------------------ */
 
-/* One head of one slot. */
-struct PackedHead {
-    char *codes;   /* [K][V] */
-    float *scale;  /* [K][V/32] */
-    bf16 *left;    /* [K][V], with feedback: what the store left out */
+/* A head of a state: codes, then scales, then what stores left out (dp_decode.h). */
+struct HeadAt {
+    char *codes;
+    int n;         /* K V */
     int64_t place; /* of its first number among those of the slot */
 
-    __device__ PackedHead(void *states, int64_t head, const dpg_decode &d) {
-        const int64_t n = (int64_t)d.K * d.V;
-        codes = (char *)states + head * DPG_PACKED_BYTES(d.packed, n);
-        scale = (float *)(codes + n);
-        left = (bf16 *)(scale + n / PACKED_COLUMNS);
-        place = head % d.HV * n;
+    __device__ float *scale(int at) const {
+        return (float *)(codes + n) + (unsigned)at / SCALE_COLUMNS;
     }
+    __device__ bf16 *left(int at) const { return (bf16 *)(codes + n + n / 8) + at; }
 };
 
-/* Rounding errors stored beside a block's tile (layout [K][V], 4 columns a thread, 8 threads a
- * row), bf16; zeros without feedback. */
-template <int ROWS> struct LeftOut { uint2 x[ROWS]; };
-
-static __device__ int is_int8(const dpg_decode &d) {
-    return d.packed == DPG_INT8 || d.packed == DPG_INT8_FEEDBACK;
-}
-
-template <class Tile>
-static __device__ void load_packed(Tile &S, LeftOut<Tile::ROWS> &left, const PackedHead &from,
-                                   const dpg_decode &d, int first) {
-    const Fp8 f(d.packed == DPG_E5M2);
+template <int FORM, int N>
+__device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x) {
+    alignas(16) uint32_t words[(N * code_bytes(FORM) + 3) / 4];
+    copy<N * code_bytes(FORM)>(words, from.codes + (int64_t)at * code_bytes(FORM));
+    const float scale = is_scaled(FORM) ? *from.scale(at) : 1.f;
 #pragma unroll
-    for (int i = 0; i < Tile::ROWS; i++) {
-        const int64_t at = (int64_t)S.row(i) * d.V + first + S.col(0);
-        left.x[i] = make_uint2(0, 0);
-        if (d.packed == DPG_FP16_BY_CHANCE) {
-            const uint2 two = *(const uint2 *)(from.codes + 2 * at);
-            for (int j = 0; j < Tile::COLS; j++)
-                S.s[i][j] = fp16_value((j < 2 ? two.x : two.y) >> 16 * (j % 2) & 0xffff);
-            continue;
-        }
-        const float scale = from.scale[at / PACKED_COLUMNS];
-        const uint32_t codes = *(const uint32_t *)(from.codes + at);
-        for (int j = 0; j < Tile::COLS; j++) {
-            const uint32_t code = codes >> 8 * j & 0xff;
-            S.s[i][j] = scale * (is_int8(d) ? (float)(int8_t)code : f.value(code));
-        }
-        if (d.packed == DPG_INT8_FEEDBACK) left.x[i] = *(const uint2 *)(from.left + at);
+    for (int i = 0; i < N; i++) {
+        const uint32_t word = words[i * code_bytes(FORM) / 4];
+        if constexpr (FORM == IN_F32) x[i] = __uint_as_float(word);
+        if constexpr (FORM == IN_BF16) x[i] = i % 2 ? unpack2(word).y : unpack2(word).x;
+        if constexpr (FORM == IN_FP16) x[i] = fp16_value(word >> i % 2 * 16 & 0xffff);
+        if constexpr (is_scaled(FORM))
+            if (i % 4 == 0) Code<FORM>::values(word, x + i);
     }
+#pragma unroll
+    for (int i = 0; i < N && is_scaled(FORM); i++)
+        x[i] *= scale;
 }
 
-/* The largest number of a row, in all of its threads. */
-static __device__ float largest_of_row(const float *x) {
-    float most = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-    for (int m = 1; m < 8; m *= 2)
+/* The scale of a row of 32 columns, N of them each in 32 / N neighbouring lanes. */
+template <int FORM, int N> __device__ __forceinline__ float scale_of(const float *x) {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        most = fmaxf(most, fabsf(x[i]));
+#pragma unroll
+    for (int m = 1; m < SCALE_COLUMNS / N; m *= 2)
         most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-    return most;
+    /* most / MOST to nearest: one step of Newton's is, where its remainder is exact */
+    const float by = 1.f / Code<FORM>::MOST, near = most * by;
+    float unit = fmaf(fmaf(-Code<FORM>::MOST, near, most), by, near);
+    if (__builtin_expect(unit < LEAST_SCALE, 0)) {
+        unit = most / Code<FORM>::MOST;
+        if (unit == 0) unit = 1.f;
+    }
+    return unit;
 }
 
-template <class Tile>
-static __device__ void store_packed(const Tile &S, const LeftOut<Tile::ROWS> &left, PackedHead to,
-                                    const dpg_decode &d, int first) {
-    const Fp8 f(d.packed == DPG_E5M2);
-    const float largest = is_int8(d) ? INT8_MOST : f.value(f.most);
+/* left: with IN_INT8_LEFT what the last store left out, pairs of bf16. */
+template <int FORM, int N>
+__device__ __forceinline__ void put_numbers(const HeadAt &to, int at, const float *x,
+                                            const uint32_t *left) {
+    alignas(16) uint32_t words[(N * code_bytes(FORM) + 3) / 4];
+    if constexpr (FORM == IN_F32) copy<4 * N>(words, x);
+    if constexpr (FORM == IN_BF16)
+        for (int i = 0; i < N; i += 2)
+            words[i / 2] = pack2(x[i], i + 1 < N ? x[i + 1] : 0.f);
+    if constexpr (FORM == IN_FP16)
+        for (int i = 0; i < N; i += 2)
+            words[i / 2] = fp16_code(x[i], to.place + at + i) |
+                           fp16_code(x[i + 1], to.place + at + i + 1) << 16;
+    if constexpr (is_scaled(FORM)) {
+        const float scale = scale_of<FORM, N>(x);
+        if constexpr (FORM == IN_INT8_LEFT) {
+            alignas(16) uint32_t rests[N / 2];
 #pragma unroll
-    for (int i = 0; i < Tile::ROWS; i++) {
-        const int64_t at = (int64_t)S.row(i) * d.V + first + S.col(0);
-        if (d.packed == DPG_FP16_BY_CHANCE) {
-            uint32_t two[2] = {0, 0};
-            for (int j = 0; j < Tile::COLS; j++)
-                two[j / 2] |= fp16_code(S.s[i][j], to.place + at + j) << 16 * (j % 2);
-            *(uint2 *)(to.codes + 2 * at) = make_uint2(two[0], two[1]);
-            continue;
-        }
-        const float unit = largest_of_row(S.s[i]) / largest;
-        const float scale = unit > 0 ? unit : 1.f;
-        const float2 low = unpack2(left.x[i].x), high = unpack2(left.x[i].y);
-        const float more[4] = {low.x, low.y, high.x, high.y};
-        float rest[4];
-        uint32_t codes = 0;
-        for (int j = 0; j < Tile::COLS; j++) {
-            codes |= (is_int8(d) ? int8_code(S.s[i][j], more[j], scale, &rest[j])
-                                 : f.code(S.s[i][j], scale))
-                     << 8 * j;
-        }
-        *(uint32_t *)(to.codes + at) = codes;
-        if (S.col(0) == 0) to.scale[at / PACKED_COLUMNS] = scale;
-        if (d.packed == DPG_INT8_FEEDBACK)
-            *(uint2 *)(to.left + at) = make_uint2(pack2(rest[0], rest[1]), pack2(rest[2], rest[3]));
+            for (int i = 0; i < N; i += 2) {
+                const float2 more = unpack2(left[i / 2]);
+                float rest[2];
+                const uint32_t two = int8_code(x[i], more.x, scale, &rest[0]) |
+                                     int8_code(x[i + 1], more.y, scale, &rest[1]) << 8;
+                words[i / 4] = i % 4 ? words[i / 4] | two << 16 : two;
+                rests[i / 2] = pack2(rest[0], rest[1]);
+            }
+            copy<2 * N>(to.left(at), rests);
+        } else
+            all_codes<FORM, N>(x, scale, words);
+        if (at % SCALE_COLUMNS == 0) *to.scale(at) = scale;
     }
+    copy<N * code_bytes(FORM)>(to.codes + (int64_t)at * code_bytes(FORM), words);
 }
 #endif
 #endif

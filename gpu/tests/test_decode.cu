@@ -519,32 +519,30 @@ static void test_cuts(dpg_state_layout layout) {
         fact(same_bits(single.state_of(hv), all.state_of(hv)), "the state depends on the cut");
 }
 
-/* Two requests a multiprocessor, in one call and in two: the same bits. */
-static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype) {
+/* Two requests a multiprocessor, in one call and in parts, one of one request: the same bits. */
+static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype,
+                         dpg_state_layout layout) {
     int fill = 0;
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
-    const int half = fill + 1;
-    Shape all = {2 * half,        3, 1,     1,      128,          128, 1, Kg, DP_GATE_LOWER_BOUND,
-                 DP_BETA_SIGMOID, 1, dtype, sdtype, DPG_STATE_KV, kept};
-    Shape part_of = all;
-    part_of.B = half;
-    Batch b(all, 13), c(part_of, 13);
-    c.slots = b.slots;
-    c.A_log = b.A_log;
-    c.dt_bias = b.dt_bias;
+    const int B = 2 * fill + 2, cuts[] = {0, 1, fill + 1, B};
+    Shape all = {B, 3,     1,      1,      128, 128, 1, Kg, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID,
+                 1, dtype, sdtype, layout, kept};
+    Batch b(all, 13), c(all, 13);
     Reference ref(b), again(c);
     again.state = ref.state;
-    Device whole(ref), halves(again);
+    Device whole(ref), parts(again);
     Step x = b.step();
     const Vec o = whole.run(x);
-    for (int i = 0; i < 2; i++) {
-        const Step y = {part(x.q, 2, i, 1),        part(x.k, 2, i, 1),     part(x.v, 2, i, 1),
-                        part(x.g, 2, i, 1),        part(x.beta, 2, i, 1),  part(x.slot, 2, i, 1),
-                        part(x.accepted, 2, i, 1), part(x.length, 2, i, 1)};
-        fact(same_bits(halves.run(y), part(o, 2, i, 1)), "o of half %d depends on the batch", i);
+    for (int i = 0; i < 3; i++) {
+        const int at = cuts[i], n = cuts[i + 1] - at;
+        auto rows = [&](const auto &y) { return part(y, B, at, n); };
+        const Step y = {rows(x.q),    rows(x.k),    rows(x.v),        rows(x.g),
+                        rows(x.beta), rows(x.slot), rows(x.accepted), rows(x.length)};
+        c.s.B = n;
+        fact(same_bits(parts.run(y), rows(o)), "o of part %d depends on the batch", i);
     }
     for (int slot = 0; slot < b.slots; slot++)
-        fact(same_bits(halves.state_of(slot), whole.state_of(slot)), "slot %d depends on the batch",
+        fact(same_bits(parts.state_of(slot), whole.state_of(slot)), "slot %d depends on the batch",
              slot);
     fact(serve(all, 1, 14, RIGHT).beyond == 0, "%s: beyond its bounds", name_of(all).c_str());
 }
@@ -771,8 +769,10 @@ int main(int argc, char **argv) {
     test_wrong_calls();
     test_cuts(DPG_STATE_KV);
     test_cuts(DPG_STATE_VK);
-    test_batches(128, 3, DPG_F32, DPG_F32);
-    test_batches(1, 1, DPG_BF16, DPG_BF16);
+    test_batches(128, 3, DPG_F32, DPG_F32, DPG_STATE_KV);
+    test_batches(1, 1, DPG_BF16, DPG_BF16, DPG_STATE_KV);
+    test_batches(128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
+    test_batches(128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
     for (int W : {2, 4, 8})
         for (int silu : {0, 1})
             test_conv(20 + W, W, silu, silu ? DPG_BF16 : DPG_F32);

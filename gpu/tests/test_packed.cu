@@ -124,12 +124,13 @@ static dpg_decode_tensors tensors(Memory &m, const Serving &x, void *states) {
             indices(m, x.length)};
 }
 
-static Vec run(const Serving &x, dpg_packed packed, void *states) {
+static Vec run(const Serving &x, dpg_packed packed, void *states, const void *start = NULL) {
     dpg_decode d = x.d;
     dp_err e = {DP_OK, ""};
     Memory m;
     d.packed = packed;
-    const dpg_decode_tensors t = tensors(m, x, states);
+    dpg_decode_tensors t = tensors(m, x, states);
+    t.start = start;
     DP(e, dpg_decode_run(&d, &t, NULL, &e));
     CUDA(cudaDeviceSynchronize());
     const Vec o = from_device(t.o, (int64_t)d.B * d.T * d.HV * d.V, DPG_F32);
@@ -244,13 +245,47 @@ static void test_format(const Format &f, Serving x, int steps) {
 }
 
 static void test_formats(int small) {
+    int fill = 0;
+    CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
     for (const Format &f : FORMATS) {
+        /* more heads than the device takes at a time */
+        if (f.of_state != DP_FP64)
+            test_format(f, Serving(2 * fill + 3, 1, 1, 128, 128, 1, 1, 5), 2);
         test_format(f, Serving(3, 4, 2, 32, 64, 1, 4, 1), small ? 3 : 8);
         test_format(f, Serving(2, 1, 1, 64, 96, 2, 1, 2), small ? 3 : 8);
         if (small) continue;
         test_format(f, Serving(5, 8, 2, 128, 128, 1, 8, 3), 6);
         test_format(f, Serving(3, 3, 1, 256, 32, 4, 3, 4), 6);
     }
+}
+
+/* States that are read in place of the slots': the same o and slots, and they keep their bits. */
+static void test_start(dpg_packed packed, Serving x) {
+    const int64_t n = x.d.slots * x.d.HV * DPG_PACKED_BYTES(packed, x.head());
+    const int64_t bytes = packed ? n : x.d.slots * x.d.HV * x.head() * 4, each = bytes / x.d.slots;
+    Memory m;
+    void *states = m.filled(bytes, 0), *start = m.room(bytes), *to = m.filled(bytes, 0);
+    std::vector<char> was(bytes), kept(bytes), got(bytes), want(bytes);
+    auto read = [&](std::vector<char> &y, const void *from) {
+        CUDA(cudaMemcpy(y.data(), from, bytes, cudaMemcpyDeviceToHost));
+    };
+    x.next(1);
+    run(x, packed, states);
+    read(was, states);
+    CUDA(cudaMemcpy(start, was.data(), bytes, cudaMemcpyHostToDevice));
+    x.next(0.01);
+    fact(same_bits(run(x, packed, to, start), run(x, packed, states)), "o from a start");
+    read(kept, start);
+    read(got, to);
+    read(want, states);
+    int wrong = 0;
+    for (int b = 0; b < x.d.B; b++)
+        for (int t = 0; t < x.d.T; t++)
+            if (const int64_t s = x.to(b, t); s >= 0)
+                wrong += memcmp(&got[s * each], &want[s * each], each) != 0;
+    fact(wrong == 0 && kept == was, "%d slots from a start, start %s", wrong,
+         kept == was ? "kept" : "written");
+    m.release();
 }
 
 static void test_refusal() {
@@ -391,6 +426,12 @@ int main(int argc, char **argv) {
         return verdict();
     }
     test_formats(what == "small");
+    for (dpg_packed packed : {DPG_UNPACKED, DPG_INT8, DPG_INT8_FEEDBACK}) {
+        int fill = 0;
+        CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+        test_start(packed, Serving(3, 2, 2, 64, 96, 1, 2, 8));
+        test_start(packed, Serving(fill, 1, 1, 128, 128, 1, 1, 9));
+    }
     test_refusal();
     return verdict();
 }

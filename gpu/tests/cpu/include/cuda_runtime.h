@@ -73,6 +73,20 @@ void *shared();
 void sync_block();
 int sync_block_or(int x);
 } // namespace cpu
+enum { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+};
 #define threadIdx cpu::thread
 #define blockIdx cpu::block
 #define blockDim cpu::block_size
@@ -137,9 +151,21 @@ static inline float __fdividef(float a, float b) { return a / b; }
 static inline float rsqrtf(float a) { return (float)(1 / sqrt((double)a)); }
 template <class T> static inline T __ldg(const T *p) { return *p; }
 static inline float __frcp_rn(float a) { return 1 / a; }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned which) {
+    const unsigned long long both = (unsigned long long)y << 32 | x;
+    unsigned z = 0;
+    for (int i = 0; i < 4; i++)
+        z |= (unsigned)(both >> 8 * (which >> 4 * i & 7) & 0xff) << 8 * i;
+    return z;
+}
 using std::max;
 using std::min;
 template <class T> static inline cudaError_t cudaMalloc(T **p, size_t n) {
     return cudaMalloc((void **)p, n);
+}
+template <class... P>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*f)(P...), P... p) {
+    cpu::launch(c->grid, c->block, c->shared, cpu::kernel(f)(p...));
+    return cudaSuccess;
 }
 #endif
