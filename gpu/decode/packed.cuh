@@ -128,11 +128,16 @@ template <int FORM> static __device__ uint32_t exact_code(float x, float scale) 
     return Code<FORM>::with_sign(rest > 0 || (rest == 0 && low & 1) ? high : low, x);
 }
 
+/* Few of many calls: a copy in local memory keeps its code short. */
 template <int FORM, int N>
 static __device__ void exact_codes(const float *x, float scale, uint32_t *codes) {
-#pragma unroll
+    float of[N];
+    uint8_t bytes[N];
+    memcpy(of, x, sizeof of);
+#pragma unroll 1
     for (int i = 0; i < N; i++)
-        codes[i / 4] = (i % 4 ? codes[i / 4] : 0) | exact_code<FORM>(x[i], scale) << i % 4 * 8;
+        bytes[i] = (uint8_t)exact_code<FORM>(of[i], scale);
+    memcpy(codes, bytes, N);
 }
 template <int FORM, int N>
 static __device__ void all_codes(const float *x, float scale, uint32_t *codes) {
@@ -146,15 +151,27 @@ static __device__ void all_codes(const float *x, float scale, uint32_t *codes) {
     if (__builtin_expect(differ || scale < LEAST_SCALE, 0)) exact_codes<FORM, N>(x, scale, codes);
 }
 
+/* a + b; of the two floats about a sum that is none, the one whose last bit is set. A rounding to
+ * fewer bits is then that of the sum. */
+static __device__ float sticky_sum(float a, float b) {
+    const float y = a + b, other = y - a, lost = (a - (y - other)) + (b - other);
+    const uint32_t bits = __float_as_uint(y);
+    if (lost == 0 || bits & 1) return y;
+    return __uint_as_float((lost > 0) == (y > 0) ? bits + 1 : bits - 1);
+}
 /* x + more to a multiple of scale, up to 127 of them, and what it leaves out. */
 static __device__ uint32_t int8_code(float x, float more, float scale, float *rest) {
     const float want = x + more, other = want - x;
     const float lost = (x - (want - other)) + (more - other); /* x + more = want + lost */
     float n = fminf(127.f, fmaxf(-127.f, rintf(want / scale)));
-    float r = fmaf(-scale, n, want) + lost;
-    const float step = 2 * r > scale ? 1.f : -2 * r > scale ? -1.f : 0.f;
+    const float r = 2 * fmaf(-scale, n, want);
+    const float above = (r - scale) + 2 * lost, below = (r + scale) + 2 * lost;
+    const bool odd = (int)n & 1;
+    const float step = above > 0 || (above == 0 && odd)   ? 1.f
+                       : below < 0 || (below == 0 && odd) ? -1.f
+                                                          : 0.f;
     if (fabsf(n + step) <= 127.f) n += step;
-    *rest = fmaf(-scale, n, want) + lost;
+    *rest = sticky_sum(fmaf(-scale, n, want), lost);
     return (uint32_t)(int)n & 0xff;
 }
 

@@ -11,6 +11,7 @@
  *
  * Exit status 0, 1, or 2 (no device). */
 #include "../dp_decode.h"
+#include "decode/packed.cuh"
 #include "device.h"
 #include "harness/simulated/carried.h"
 #include "ref/inputs/inputs.h"
@@ -259,6 +260,12 @@ static void test_formats(int small) {
     }
 }
 
+/* x + more in steps of scale. x: the code, more: what it leaves out. */
+static __global__ void k_feedback(float *x, float *more, const float *scale, int n) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = (signed char)int8_code(x[i], more[i], scale[i], &more[i]);
+}
+
 /* States that are read in place of the slots': the same o and slots, and they keep their bits. */
 static void test_start(dpg_packed packed, Serving x) {
     const int64_t n = x.d.slots * x.d.HV * DPG_PACKED_BYTES(packed, x.head());
@@ -285,6 +292,33 @@ static void test_start(dpg_packed packed, Serving x) {
                 wrong += memcmp(&got[s * each], &want[s * each], each) != 0;
     fact(wrong == 0 && kept == was, "%d slots from a start, start %s", wrong,
          kept == was ? "kept" : "written");
+    m.release();
+}
+
+/* Sums beside the middle of two codes. */
+static void test_feedback() {
+    enum { N = 1 << 17 };
+    dp_rng g;
+    Memory m;
+    Vec x(N), more(N), scale(N);
+    int wrong = 0;
+    dp_rng_seed(&g, 7, 0);
+    for (int i = 0; i < N; i++) {
+        scale[i] = (float)(1 + dp_rng_uniform(&g));
+        x[i] = (float)(scale[i] * (floor(253 * dp_rng_uniform(&g)) - 126 + (i % 4 ? 0.5 : 0.25)));
+        more[i] = dp_bf16d(ldexp(scale[i] * (dp_rng_uniform(&g) - 0.5), -(i % 26)));
+    }
+    float *dx = (float *)m.copy(x, 0, N, DPG_F32), *dmore = (float *)m.copy(more, 0, N, DPG_F32);
+    k_feedback<<<N / 256, 256>>>(dx, dmore, (float *)m.copy(scale, 0, N, DPG_F32), N);
+    CUDA(cudaDeviceSynchronize());
+    const Vec code = from_device(dx, N, DPG_F32), rest = from_device(dmore, N, DPG_F32);
+    for (int i = 0; i < N; i++) {
+        const double want = x[i] + more[i];
+        const double right = fmax(-127, fmin(127, nearbyint(want / scale[i])));
+        wrong += code[i] != right || dp_bf16d(rest[i]) != dp_bf16d(want - scale[i] * right);
+    }
+    fact(wrong == 0, "int8 with feedback: %d of %d codes or what they leave out are wrong", wrong,
+         N);
     m.release();
 }
 
@@ -426,6 +460,7 @@ int main(int argc, char **argv) {
         return verdict();
     }
     test_formats(what == "small");
+    test_feedback();
     for (dpg_packed packed : {DPG_UNPACKED, DPG_INT8, DPG_INT8_FEEDBACK}) {
         int fill = 0;
         CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
