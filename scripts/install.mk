@@ -24,8 +24,8 @@ install: program               ## program, header, cases, reports, man pages, co
 	    >$(INTO)/lib/pkgconfig/deltaproof.pc
 	rm -rf $(SHARE)/cases $(SHARE)/reports
 	cp -r cases $(SHARE)/cases
-	for f in $$(cd reports && find . -name '*.py' -o -path './page/templates/*'); do $(put) \
-	    reports/$$f $(SHARE)/reports/$$f; done
+	for f in $$(cd reports && find . -name '*.py' -o -name '*.schema.json' \
+	    -o -path './page/templates/*'); do $(put) reports/$$f $(SHARE)/reports/$$f; done
 	@! test -f $(BASE)/python || cp $(BASE)/python $(SHARE)/python
 	$(put) -t $(INTO)/share/doc/deltaproof README.md LICENSE harness/subject/example_subject.c \
 	    harness/subject/example_ranks.c

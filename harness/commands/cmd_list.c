@@ -133,10 +133,25 @@ static int print_case(const char *path) {
     return 0;
 }
 
+/* One object a line. */
 static int print_schema(void) {
-    dp_err e = {0};
-    json_t *schema = dp_schema_describe(&dp_record_schema);
-    return dp_json_write(schema, "-", 17, &e) ? dp_refuse(&e) : 0;
+    json_t *schema = dp_schema_describe(&dp_record_schema), *defs, *x;
+    const char *name, *before = "";
+    defs = json_incref(json_object_get(schema, "$defs"));
+    json_object_del(schema, "$defs");
+    char *root = json_dumps(schema, 0);
+    printf("%.*s, \"$defs\": {\n", (int)strlen(root) - 1, root);
+    json_object_foreach(defs, name, x) {
+        char *one = json_dumps(x, 0);
+        printf("%s\"%s\": %s", before, name, one);
+        before = ",\n";
+        free(one);
+    }
+    puts("}}");
+    free(root);
+    json_decref(defs);
+    json_decref(schema);
+    return 0;
 }
 
 static int print_cases(const dp_options *o) {

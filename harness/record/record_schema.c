@@ -39,6 +39,7 @@ extern char *openblas_get_config(void);
 #define COUNT .kind = DP_KIND_COUNT
 #define BOOLEAN .kind = DP_KIND_BOOLEAN
 #define NUMBERS .kind = DP_KIND_NUMBERS
+#define RANKS .most = DP_RECORD_MAX_RANKS /* of them, or one of them */
 #define OF(SCHEMA) .kind = DP_KIND_OBJECT, .of = &SCHEMA
 #define LIST_OF(SCHEMA) .kind = DP_KIND_OBJECTS, .of = &SCHEMA
 
@@ -157,7 +158,7 @@ static json_t *window_errors(const void *x) {
     return dp_schema_numbers(t->window, t->nwindow);
 }
 static const dp_record_field WINDOWS[] = {
-    {"size", COUNT, WRITTEN, "tokens of a window", GET(window_size)},
+    {"size", COUNT, WRITTEN, "tokens of a window", GET(window_size), .least = 1},
     {"rel", NUMBERS, WRITTEN, "|err|_F / |want|_F of the head with the largest",
      GET(window_errors)}};
 static const dp_object_schema WINDOWS_OBJECT = OBJECT("windows", WINDOWS);
@@ -211,7 +212,7 @@ static const dp_record_field TENSOR[] = {
      ARRAY(dp_judgement, name)},
     {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro), .digits = 9},
     {"per_rank", NUMBERS, WRITTEN, "the same rank by rank; null: the rank has none", GET(per_rank),
-     .most = DP_RECORD_MAX_RANKS},
+     RANKS},
     {"per_head", .kind = DP_KIND_ROWS, .what = "the same, [rank][head], for all but pass",
      GET(per_head), WHEN(is_shown)},
     {"worst_token", OF(WORST_OBJECT),
@@ -225,7 +226,7 @@ static const dp_record_field TENSOR[] = {
     {"bound", NUMBER, .what = "bound / |want|_F", JUDGED(bound), WHEN(has_bound)},
     {"ratio", NUMBER, .what = "largest err / bound of a row", JUDGED(ratio), NONE, WHEN(has_bound)},
     {"per_rank_ratio", NUMBERS, .what = "the same rank by rank", GET(per_rank_ratio),
-     WHEN(has_bound), .most = DP_RECORD_MAX_RANKS},
+     WHEN(has_bound), RANKS},
     {"expected", OF(EXPECTED_OBJECT), .what = "against draws (verdict/expected.h)",
      JUDGED(expected), WHEN(has_draws)},
     {"first_draws", OF(EXPECTED_OBJECT),
@@ -365,7 +366,7 @@ static const dp_object_schema TRUTH_OBJECT = OBJECT("truth", TRUTH);
 
 #define POINT(M) MEMBER(dp_chain_point, M)
 static const dp_record_field CHAIN[] = {
-    {"rank", INTEGER, WRITTEN, NULL, POINT(rank)},
+    {"rank", INTEGER, WRITTEN, NULL, POINT(rank), RANKS},
     {"chunks", COUNT, WRITTEN, "factors so far", POINT(chunks)},
     {"rel", NUMBER, WRITTEN, "|dM|_F / |M|_F", POINT(rel), NONE},
     {"effect", NUMBER, WRITTEN, "|dM S_in|_F / |S_in|_F; null without S_in", POINT(effect), NONE},
@@ -404,9 +405,9 @@ static const dp_record_field CONDITIONS[] = {
     {"condition", NUMBER, WRITTEN, "largest |A|_1 |A^-1|_1 of a chunk", CONDITION(condition)},
     {"inverse", NUMBER, WRITTEN, "largest |A^-1|_1", CONDITION(inverse)},
     {"entry", NUMBER, WRITTEN, "largest entry of an inverse", CONDITION(entry)},
-    {"rank", INTEGER, WRITTEN, NULL, CONDITION(rank)},
-    {"head", INTEGER, WRITTEN, NULL, CONDITION(head)},
-    {"token", INTEGER, WRITTEN, "the chunk's first", CONDITION(token)},
+    {"rank", INTEGER, WRITTEN, NULL, CONDITION(rank), RANKS},
+    {"head", COUNT, WRITTEN, NULL, CONDITION(head)},
+    {"token", COUNT, WRITTEN, "the chunk's first", CONDITION(token)},
     {"ill", BOOLEAN, WRITTEN, "costs half of the digits of the base's arithmetic", GET(ill)}};
 static const dp_object_schema CONDITION_OBJECT = OBJECT("condition", CONDITIONS);
 
@@ -446,7 +447,7 @@ static const dp_record_field RUNS[] = {
     {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
     {"op", TEXT, WRITTEN,
      "gdn, kda, mkda, gdn2, gla, ssd, gated-deltaproduct, dplr, chain, conv, step", RUN(op)},
-    {"ranks", COUNT, WRITTEN, NULL, RUN(ranks)},
+    {"ranks", COUNT, WRITTEN, NULL, RUN(ranks), RANKS},
     {"parts", COUNT, .what = "that the ranks own, where not one each: `rank` of a place is a part",
      RUN(parts), WHEN(has_own)},
     {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN,

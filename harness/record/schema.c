@@ -265,7 +265,19 @@ static json_t *number_type(void) {
     return json_pack("{s[{ss},{s[sss]},{ss}]}", "anyOf", "type", "number", "enum", "nan", "inf",
                      "-inf", "type", "null");
 }
-static json_t *list_of(json_t *item) { return json_pack("{ssso}", "type", "array", "items", item); }
+/* of which there are at most so many; 0: no limit */
+static json_t *list_of(json_t *item, int64_t most) {
+    json_t *a = json_pack("{ssso}", "type", "array", "items", item);
+    if (most) json_object_set_new(a, "maxItems", json_integer(most));
+    return a;
+}
+static json_t *integer_type(const dp_record_field *f) {
+    json_t *x = type("integer");
+    if (f->kind == DP_KIND_COUNT || f->most)
+        json_object_set_new(x, "minimum", json_integer(f->least));
+    if (f->most) json_object_set_new(x, "maximum", json_integer(f->most));
+    return x;
+}
 
 static json_t *reference(const dp_object_schema *s, json_t *defs);
 
@@ -279,16 +291,16 @@ static json_t *value_type(const dp_record_field *f, json_t *defs) {
         if (f->none) json_array_append_new(words, json_null());
         return json_pack("{so}", "enum", words);
     case DP_KIND_NUMBER: return number_type();
-    case DP_KIND_INTEGER: return type("integer");
-    case DP_KIND_COUNT: return json_pack("{sssi}", "type", "integer", "minimum", 0);
+    case DP_KIND_INTEGER:
+    case DP_KIND_COUNT: return integer_type(f);
     case DP_KIND_BOOLEAN: return type("boolean");
     case DP_KIND_OBJECT: return reference(f->of, defs);
-    case DP_KIND_OBJECTS: return list_of(reference(f->of, defs));
-    case DP_KIND_NUMBERS: return list_of(number_type());
-    case DP_KIND_ROWS: return list_of(list_of(number_type()));
+    case DP_KIND_OBJECTS: return list_of(reference(f->of, defs), f->most);
+    case DP_KIND_NUMBERS: return list_of(number_type(), f->most);
+    case DP_KIND_ROWS: return list_of(list_of(number_type(), 0), f->most);
     case DP_KIND_HEXES:
-    case DP_KIND_TEXTS: return list_of(type("string"));
-    case DP_KIND_INTEGERS: return list_of(type("integer"));
+    case DP_KIND_TEXTS: return list_of(type("string"), f->most);
+    case DP_KIND_INTEGERS: return list_of(type("integer"), 0);
     case DP_KIND_MAP:
         return json_pack("{ssso}", "type", "object", "additionalProperties", type("string"));
     default: return type("string");

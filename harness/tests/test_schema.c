@@ -35,6 +35,18 @@ DP_TEST(schema, every_record_that_is_written_fits_the_schema_that_is_printed) {
     free((char *)dir);
 }
 
+/* The report checks a record by the printed schema. */
+DP_TEST(schema, the_report_reads_by_the_schema_that_is_printed) {
+    const char *dir = strdup(at_dir("printed"));
+    EXPECT(at_sh(dir, 20, "$P list --schema >schema.json"), 0);
+    char *printed = at_read(at_text("%s/schema.json", dir));
+    char *kept = at_read(at_text("%s/../reports/read/record.schema.json", gt_cases()));
+    CHECK(!strcmp(kept, printed), "deltaproof list --schema >reports/read/record.schema.json");
+    free(kept);
+    free(printed);
+    free((char *)dir);
+}
+
 /* Objects of the schema that have two fields of one name, or a row without kind of writing. */
 static void check_fields(const dp_object_schema *s, int depth) {
     for (int i = 0; i < s->n; i++) {

@@ -1,11 +1,11 @@
 """Checks of what JSON holds. A check takes (value, name of the field) and returns the value to
 keep,
-or raises Reject. record.py and museum.py build their tables from these."""
+or raises Reject. schema.py and museum.py build their tables from these."""
 
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -106,6 +106,15 @@ def object_of(fields: dict[str, Check], required: tuple[str, ...] = ()) -> Check
         return {
             k: fields[k](v, dot + k) if k in fields else v for k, v in x.items() if v is not None
         }  # null is absent
+
+    return run
+
+
+def one_of(values: Sequence[str]) -> Check:
+    def run(x: Any, f: str) -> str:
+        if x not in values:
+            raise Reject(f, f"expected one of {', '.join(values)}, found {_show(x)}")
+        return x
 
     return run
 
