@@ -84,7 +84,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_STATE_LAYOUT("both files"),
     {"layout", OPT_LAYOUT, "fla|mamba", 0,
      "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
-     "(harness/run/judge_mamba.h)",
+     "(harness/run/judge.h)",
      0},
     {"recurrence", OPT_RECURRENCE, "NAME|FILE", 0,
      DP_MODEL_WORDS " (default: metadata, else as the shapes say), or a file of your own: rows as "

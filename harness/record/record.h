@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* One tensor of one kernel over all its cases (harness/run/over_cases.h). */
+/* One tensor of one kernel over all its cases (dp_over_cases). */
 typedef struct {
     dp_backend backend;
     dp_cuda_variant variant;
@@ -41,6 +41,11 @@ typedef struct {
 
 /* How many runs have each verdict. */
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
+/* Sets r->pooled (run/run.c), which dp_over_cases_free frees; r->runs must be set. A row for every
+ * backend, variant, base and tensor that draws expect an error of in DP_POOLED_CASES cases or more.
+ * Undeclared runs and those with a fault count apart. */
+void dp_over_cases(dp_record *r);
+void dp_over_cases_free(dp_record *r);
 /* Rows of r->pooled that fail. */
 int dp_record_pooled_failures(const dp_record *r);
 /* Tensors of all runs that are unjudged, those that may be among them. */

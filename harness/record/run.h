@@ -103,7 +103,7 @@ typedef struct {
     const dp_subject *subject; /* judged, too; its name must outlive the record; NULL: none */
     double limit_s;            /* seconds of a run of the subject */
     int *again;                /* number of its runs still to be repeated, counted down
-                   (run/calls_again.h); NULL: none, nor those that fail */
+                   (run/subjects.h); NULL: none, nor those that fail */
     int nvariant;
     const dp_cuda_variant *variant; /* empty: plain */
     const char *unjudged;       /* names of tensors that may be unjudged, with commas; or NULL */

@@ -2,8 +2,7 @@
 #define _GNU_SOURCE
 #include "hypotheses.h"
 #include "harness/simulated/ranks.h"
-#include "judge_settings.h"
-#include "mistakes.h"
+#include "judge_files.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"

@@ -3,13 +3,13 @@
 #include "judge.h"
 #include "harness/case/case_inputs.h"
 #include "judge_files.h"
-#include "judge_mamba.h"
-#include "judge_settings.h"
+#include "limits.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/input.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"
+#include "subjects.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -492,5 +492,52 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
         dp_case_free(c);
     dp_tensorfile_free(&in);
     dp_tensorfile_free(&out);
+    return st;
+}
+
+/* ---- the judgement of results that were computed elsewhere ----------------------------------- */
+
+static void judge(dp_sharding *sp, const dp_stored_results *g, dp_run *r, double from) {
+    dp_bound_bases bases = {0};
+    const dp_outputs outputs = {.results = &g->r, .stage = g->stage, .stored = g};
+    dp_judge_outputs(sp, &bases, &outputs, r, from);
+    dp_bound_bases_free(&bases);
+}
+
+/* Is anything there that ranks exchange? */
+static int exchanged(const dp_stored_results *g) {
+    int any = 0;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        any |= g->stage[i] && dp_stage_tensors[i].kind == DP_PER_RANK;
+    return any;
+}
+
+static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out, double from) {
+    const dp_case *c = sp->c;
+    const dp_run_options *o = sp->std->o;
+    const dp_how how = {DP_BACKEND_FILE, c->base[0], c->chain[0],
+                        g->design ? *g->design : dp_design_of(c->base[0])};
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->other_design = !g->same_design;
+    r->undeclared = g->explained || how.design.undeclared || (!g->design && !g->same_design);
+    dp_sharding_note_truth(sp, r);
+    r->id = dp_run_id(r);
+    judge(sp, g, r, from);
+    if (o->done) o->done(r, o->arg);
+}
+
+dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
+                        dp_runs *out, dp_err *e) {
+    const double from = dp_now();
+    const int boundaries = exchanged(g);
+    dp_standard std;
+    dp_sharding sp;
+    dp_status st = dp_standard_open(&std, c, o, boundaries, e);
+    if (!st) {
+        st = dp_sharding_open(&sp, &std, c->ranks[0], boundaries, e);
+        if (!st) run_given(&sp, g, out, from);
+        dp_sharding_close(&sp);
+    }
+    dp_standard_close(&std);
     return st;
 }

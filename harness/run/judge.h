@@ -45,7 +45,16 @@
  * (ref/vocabulary/recurrence_text.h). IN and OUT have these names; gradients are d and the name.
  * beta is plain, l2norm 0.
  *
- * --layout mamba (metadata `layout`): Mamba's names, x dt A B C (judge_mamba.h).
+ * --layout mamba (metadata `layout`): the names of Mamba-2's state space duality, as the recurrence
+ * that `judge` knows as SSD:
+ *
+ *   IN   x [T,HV,V]  dt [T,HV]  A [HV]  B C [T,H,K]  initial_states [Nseq,HV,V,K]   dout as do
+ *   OUT  y or out [T,HV,V]  final_states [Nseq,HV,V,K]   dB dC [T,H,K]  dinitial_states
+ *   q = C, k = B, v = x dt, g = A dt, nothing is erased, scale 1, no norm, states [V,K].
+ *
+ * The factor dt of x is after its bias and softplus; H groups serve HV heads. Unless dt is fp64, v
+ * and g are rounded to fp32 once, as kernels form them. A batch axis may come first. Other tensors
+ * (D, z, dx, ddt, dA) are refused by their names: they are not part of the recurrence.
  *
  * --gate-dtype (metadata `gate_dtype`) is the format in which the kernel reads g, if that is
  * coarser than IN's. The problem then has g rounded to this format.

@@ -1,19 +1,142 @@
-/* Judgement of o, final_state and the gradients of one run against the truth. */
-#include "harness/verdict/lost_state.h"
+/* Judgement of o, final_state and the gradients of one run against the truth, and the state that a
+ * wrong row lacks.
+ */
 #include "harness/verdict/row_map.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"
 #include "outputs.h"
-#include "places.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/bound/drop.h"
+#include "ref/chunk/gate.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- the state that a row lacks -------------------------------------------------------------- */
+
+#define EXPLAINED 0.1 /* of the error may stay */
+
+/* A problem and its inputs after their activations. */
+typedef struct {
+    const dp_problem *p;
+    dp_activated in;
+} inputs;
+
+/* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one
+ * before. */
+static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
+    const dp_problem *p = x->p;
+    const int Kg = dp_Kg(p);
+    const int64_t at = t * p->HV + hv;
+    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
+    const double *erasing = dp_erasing_at(p, x->in.k, x->in.erasing, t, hv);
+    const double *values = dp_values_at(p, x->in.values, t, hv);
+    double *through = dp_doubles(dp_rows(p));
+    for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
+        for (int j = first; j < first + n; j++) {
+            for (int i = 0; i < p->K; i++)
+                through[j] += k[(int64_t)j * p->K + i] * y[i];
+            through[j] *= x->in.beta[at * dp_rows(p) + j];
+            for (int v = 0; v < p->V; v++)
+                sum[v] += through[j] * values[j * p->V + v];
+        }
+        for (int j = first; j < first + n; j++)
+            for (int i = 0; i < p->K; i++)
+                y[i] -= through[j] * erasing[(int64_t)j * p->K + i];
+    }
+    for (int i = 0; i < p->K; i++)
+        y[i] *= dp_exp(x->in.g[at * Kg + (Kg == 1 ? 0 : i)]);
+    free(through);
+}
+
+/* |a - b|; b NULL: |a| */
+static double distance(const double *a, const double *b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        const double d = b ? a[i] - b[i] : a[i];
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+/* One row of V numbers that a vector y reads from the state after token `last`. */
+typedef struct {
+    int64_t first, last;
+    int hv;
+    const double *got;
+    double *y;
+} reading;
+
+static reading reading_of(const inputs *x, int field, const dp_row *row, const double *got) {
+    const dp_problem *p = x->p;
+    reading r = {.hv = row->at.head, .y = dp_doubles(p->K)};
+    if (field == DP_RESULT_O) {
+        const int64_t t = row->at.token;
+        int seq = 0;
+        while (p->cu[seq + 1] <= t)
+            seq++;
+        r.first = p->cu[seq];
+        r.last = t;
+        r.got = got + (t * p->HV + r.hv) * p->V;
+        for (int i = 0; i < p->K; i++)
+            r.y[i] = p->scale * x->in.q[(t * p->H + r.hv / dp_G(p)) * p->K + i];
+    } else {
+        const int channel = row->index / p->V;
+        const int64_t state = (int64_t)row->at.sequence * p->HV + r.hv;
+        r.first = p->cu[row->at.sequence];
+        r.last = p->cu[row->at.sequence + 1] - 1;
+        r.got = got + (state * p->K + channel) * p->V;
+        r.y[channel] = 1;
+    }
+    return r;
+}
+
+/* A power of two, for one decimal: never -0.0. */
+static double shown(double power) { return round(10 * power) / 10 + 0.0; }
+
+/* field: DP_RESULT_O or DP_RESULT_FINAL_STATE; row: the failed one; got: the whole tensor. drop:
+ * bits that are claimed, 0: none. Writes text and returns 1 where a missing state explains nine
+ * tenths of the row's error, else 0. */
+static int lost_state_of(const dp_problem *p, int field, const dp_row *row, const double *got,
+                         int drop, char *text, size_t size) {
+    inputs x = {.p = p, .in = dp_activated_new(p)};
+    reading r = reading_of(&x, field, row, got);
+    double *sum = dp_doubles(p->V), best = INFINITY;
+    int64_t cut = r.first;
+    for (int64_t c = r.last; c >= r.first; c--) {
+        step_back(&x, c, r.hv, r.y, sum);
+        const double off = distance(r.got, sum, p->V);
+        if ((c == r.first && !p->s0) || !(off < best)) continue;
+        best = off;
+        cut = c;
+    }
+    for (int i = 0; p->s0 && i < p->K; i++)
+        for (int v = 0; v < p->V; v++)
+            sum[v] += r.y[i] * p->s0[((int64_t)row->at.sequence * p->HV + r.hv) * p->K * p->V +
+                                     (int64_t)i * p->V + v];
+    const double error = distance(r.got, sum, p->V);
+    const int found = error > 0 && isfinite(error) && best <= EXPLAINED * error;
+    if (found) {
+        const dp_attenuation a = dp_attenuation_of(p, &x.in, r.hv, cut, r.last + 1);
+        int n = snprintf(
+            text, size,
+            "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
+            "at most 2^%.1f of a state is left from there, by the largest gate of each "
+            "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
+            (long long)cut, (long long)(r.last - cut),
+            error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
+        if (drop && n > 0 && (size_t)n < size)
+            snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
+    }
+    dp_activated_free(&x.in);
+    free(r.y);
+    free(sum);
+    return found;
+}
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
 
@@ -24,8 +147,17 @@ static int sequence_of(const dp_problem *p, int64_t t) {
     return i;
 }
 
+/* Context of place_of_field's functions. */
+typedef struct {
+    const dp_problem *p;
+    dp_result_id field;
+    int heads, per;      /* rows of a token: [heads][per] */
+    int N;               /* ranks */
+    const int *chunk_of; /* [T]: index of the chunk that holds a token */
+} field_places;
+
 static void token_row(const void *ctx, int64_t row, dp_place *at) {
-    const dp_field_places *x = ctx;
+    const field_places *x = ctx;
     at->token = row / ((int64_t)x->heads * x->per);
     at->head = (int)(row / x->per % x->heads);
     at->rank = dp_own_part_of(x->p->own.kind, x->p->T, x->N, at->token);
@@ -35,7 +167,7 @@ static void token_row(const void *ctx, int64_t row, dp_place *at) {
 
 /* [Nseq][HV]: on the rank of the sequence's last token, ds0 on that of its first. */
 static void state_row(const void *ctx, int64_t row, dp_place *at) {
-    const dp_field_places *x = ctx;
+    const field_places *x = ctx;
     const dp_problem *p = x->p;
     const int seq = (int)(row / p->HV);
     int64_t t = x->field == DP_RESULT_FINAL_STATE ? p->cu[seq + 1] - 1 : p->cu[seq];
@@ -53,30 +185,21 @@ static void head_row(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
 }
 
-/* The ctx of dp_place_of_field; points to the arguments. */
-static dp_field_places field_places_of(const dp_problem *p, int N, dp_result_id field,
-                                       const int *chunk_of) {
-    return (dp_field_places){.p = p,
-                             .field = field,
-                             .heads = dp_result_heads(p, field),
-                             .per = dp_result_rows_per_token(p, field),
-                             .N = N,
-                             .chunk_of = chunk_of};
+static field_places field_places_of(const dp_problem *p, int N, dp_result_id field,
+                                    const int *chunk_of) {
+    return (field_places){.p = p,
+                          .field = field,
+                          .heads = dp_result_heads(p, field),
+                          .per = dp_result_rows_per_token(p, field),
+                          .N = N,
+                          .chunk_of = chunk_of};
 }
 
-dp_place_fn *dp_place_of_field(dp_result_id field) {
+/* The function that maps a row of the result to rank, head, sequence and token. */
+static dp_place_fn *place_of_field(dp_result_id field) {
     static dp_place_fn *const of[] = {
         [DP_OF_TOKENS] = token_row, [DP_OF_SEQUENCES] = state_row, [DP_OF_HEADS] = head_row};
     return of[dp_result_fields[field].kind];
-}
-
-void dp_place_rank_row(const void *ctx, int64_t row, dp_place *at) {
-    const dp_rank_places *x = ctx;
-    *at = (dp_place){.rank = x->pair[row] / x->HV,
-                     .head = x->pair[row] % x->HV,
-                     .sequence = -1,
-                     .chunk = -1,
-                     .token = -1};
 }
 
 /* ---- judgement ------------------------------------------------------------------------------- */
@@ -97,7 +220,7 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
     const int reads_state = field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
     char text[320];
     if (!reads_state || t->verdict != DP_FAIL || run->exact || t->failed.at.rank < 0) return;
-    if (!dp_lost_state_find(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
+    if (!lost_state_of(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
     const size_t n = strlen(t->why);
     snprintf(t->why + n, sizeof t->why - n, "; %s", text);
 }
@@ -177,7 +300,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     dp_result_shape(p, field, &rows, &width);
     if (!rows || !got || !want->rows) return;
     assert(want->rows == rows && want->width == width);
-    const dp_field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
+    const field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
     double *freedom = dp_row_freedom_new(p, field);
     const double own = dp_own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
@@ -195,7 +318,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
                               .rad = want->rad,
                               .bound = j->bound->row[field],
                               .lost = lost->row[field],
-                              .place = dp_place_of_field(field),
+                              .place = place_of_field(field),
                               .ctx = &places,
                               .tokens = kind == DP_OF_TOKENS ? p->T : 0,
                               .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,

@@ -8,6 +8,46 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The content of one tensor; partial: entries of it need not be written. x NULL: neither a result
+ * nor a stage. */
+typedef struct {
+    const double *x;
+    int64_t n;
+    int partial;
+} content;
+
+static content content_of(const dp_judging *j, const char *name) {
+    const dp_problem *p = &j->sp->c->p;
+    const int field = dp_result_find(name);
+    if (field >= 0) {
+        int64_t rows, width;
+        dp_result_shape(p, field, &rows, &width);
+        return (content){*dp_result_at((dp_result *)j->out->results, field), rows * width, 0};
+    }
+    const int stage = dp_stage_tensor_find(name);
+    if (stage < 0) return (content){0};
+    return (content){j->out->stage[stage], dp_stage_tensor_size(p, j->sp->N, stage),
+                     stage == DP_AKK || stage == DP_AQK ||
+                         dp_stage_tensors[stage].kind == DP_PER_RANK};
+}
+
+static void name_flaws(const dp_judging *j, dp_run *run) {
+    for (int i = 0; i < run->ntensor; i++) {
+        dp_judgement *t = &run->tensor[i];
+        const content c = content_of(j, t->name);
+        char text[sizeof t->why];
+        if (!c.x) continue;
+        const int64_t unwritten = dp_subject_flaws(c.x, c.n, text, sizeof text);
+        if (!*text) continue;
+        if (t->verdict != DP_FAIL && (c.partial || !unwritten)) continue;
+        t->verdict = DP_FAIL;
+        t->flaw = unwritten ? DP_FLAW_UNWRITTEN : DP_FLAW_NOT_FINITE;
+        snprintf(t->why, sizeof t->why, "%s", text);
+    }
+}
+
+/* ---- the parts in their order ---------------------------------------------------------------- */
+
 /* Does anything but the tensors of ranks need draws of its own? */
 static int inner_stages(const dp_outputs *out) {
     int any = 0;
@@ -110,12 +150,8 @@ static void judge_all(const dp_judging *j, dp_run *r) {
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
     dp_judge_results(j, r);
     judge_step(j, r);
-    dp_judge_ranks(j, r);
-    dp_chain_growth(j, r);
-    if (j->out->stage) {
-        dp_judge_stages(j, r);
-        dp_name_flaws(j, r);
-    }
+    dp_judge_stages(j, r);
+    if (j->out->stage) name_flaws(j, r);
     say_growth(&j->sp->c->p, r);
 }
 
@@ -247,11 +283,29 @@ typedef struct {
     int stages;
 } undeclared_run;
 
+/* A result may be stored in a format with unit roundoff u and spacing 2 tiny among its subnormals.
+ * It is then off by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row.
+ * Only a format coarser than the base's own adds to it. */
+static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
+                              dp_error_bound *b) {
+    const dp_problem *p = &sp->c->p;
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const double u = g->u[i] > dp_own_storage(d, i) ? g->u[i] : 0;
+        const double *want = sp->truth->field[i].hi;
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!b->row[i] || !*dp_result_at((dp_result *)&g->r, i)) continue;
+        for (int64_t r = 0; r < rows; r++)
+            b->row[i][r] += u * (dp_norm_fro(width, want + r * width) + b->row[i][r]) +
+                            sqrt((double)width) * g->tiny[i];
+    }
+}
+
 /* Bounds of r's design, to be freed. */
 static dp_error_bound bounds_of(const undeclared_run *x, const dp_run *r) {
     dp_error_bound bound;
     dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
-    if (x->out->stored) dp_widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
+    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
     return bound;
 }
 

@@ -1,16 +1,249 @@
-/* Judgement of a subject's intermediates by name (harness/simulated/stage_tensor.h). */
+/* Judgement of a subject's intermediates. First S_in, M, H and their gradients of every rank and
+ * head, and M along the chunks of one rank. Then all stages that the subject shows, by name
+ * (harness/simulated/stage_tensor.h). */
 #include "harness/verdict/stage_bound.h"
 #include "limits.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
-#include "run_bounds.h"
+#include "ref/arithmetic/mm.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- bounds ---------------------------------------------------------------------------------- */
+/* ---- what ranks exchange --------------------------------------------------------------------- */
+
+/* Where each lies in the structs of truth and bounds; pairs: M, H and their gradients belong to
+ * neighbours, S_in and dS_out to one rank. */
+#define ROW(FIELD, HAS, PAIRS)                                                                 \
+    {                                                                                          \
+        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD),          \
+        .rad = offsetof(dp_truth_rank, FIELD##_rad), .bound = offsetof(dp_error_bound, FIELD), \
+        .pairs = PAIRS,                                                                        \
+    }
+static const struct {
+    size_t has, value, rad, bound;
+    int pairs;
+} ROWS[DP_RANK_TENSORS] = {
+    [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
+    [DP_RANK_H] = ROW(H, has_H, 1),          [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
+    [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dH, 1)};
+
+static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
+
+const double *dp_rank_bound(const dp_error_bound *b, int which) {
+    return *(double *const *)((const char *)b + ROWS[which].bound);
+}
+
+/* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
+ * has none. */
+static const double *true_value(const dp_sharding *sp, int which, int pair, int64_t *width,
+                                double *radius) {
+    const char *at = (const char *)&sp->at[pair];
+    *width = dp_rank_width(&sp->c->p, which);
+    if (!*(const int *)(at + ROWS[which].has)) return NULL;
+    const double *value = *(double *const *)(at + ROWS[which].value);
+    *radius = *(const double *)(at + ROWS[which].rad);
+    return value;
+}
+
+/* ---- one tensor of ranks --------------------------------------------------------------------- */
+
+/* One tensor that ranks exchange. */
+typedef struct {
+    int which;           /* DP_RANK_S_IN .. */
+    double *const *got;  /* [N*HV] */
+    const double *bound; /* [N*HV] */
+    int absent_fails;    /* 1: a pair without a value counts as NaN; 0: it is left out */
+    double u, tiny;      /* unit roundoff and half spacing of the format it lies in, where that is
+                            coarser than the base's own; else 0 */
+} rank_values;
+
+/* The pairs of rank and head that have it, one a row. */
+typedef struct {
+    int n, *pair;
+    int64_t width;
+    double *got, *want, *radius, *bound;
+} rows;
+
+/* Rows that are some of the (rank, head) pairs: which pair each row is. */
+typedef struct {
+    int HV;
+    const int *pair; /* [rows]: rank * HV + head */
+} pair_places;
+
+static void place_pair(const void *ctx, int64_t row, dp_place *at) {
+    const pair_places *x = ctx;
+    *at = (dp_place){.rank = x->pair[row] / x->HV,
+                     .head = x->pair[row] % x->HV,
+                     .sequence = -1,
+                     .chunk = -1,
+                     .token = -1};
+}
+
+static rows rows_new(int64_t most, int64_t width) {
+    return (rows){.pair = dp_calloc((size_t)most, sizeof(int)),
+                  .width = width,
+                  .got = dp_doubles(most * width),
+                  .want = dp_doubles(most * width),
+                  .radius = dp_doubles(most),
+                  .bound = dp_doubles(most)};
+}
+
+static void rows_free(rows *x) {
+    free(x->pair);
+    free(x->got);
+    free(x->want);
+    free(x->radius);
+    free(x->bound);
+}
+
+/* got NULL: not a number. radius: of want, before it was rounded to double. */
+static void rows_add(rows *x, int pair, const double *got, const double *want, double radius,
+                     double bound) {
+    double *row = x->got + x->n * x->width;
+    for (int64_t i = 0; i < x->width; i++)
+        row[i] = got ? got[i] : NAN;
+    memcpy(x->want + x->n * x->width, want, sizeof(double) * (size_t)x->width);
+    x->radius[x->n] = radius + 0x1p-53 * dp_norm_fro(x->width, want);
+    x->bound[x->n] = bound;
+    x->pair[x->n++] = pair;
+}
+
+static void judge_rows(const dp_judging *j, const rank_values *x, const rows *z, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    const dp_expected *e = dp_sharding_expected(sp, run);
+    const pair_places places = {sp->c->p.HV, z->pair};
+    dp_draws draws = {0};
+    if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
+    const dp_compare_in in = {.name = dp_rank_name(x->which),
+                              .N = sp->N,
+                              .heads = sp->c->p.HV,
+                              .rows = z->n,
+                              .width = z->width,
+                              .got = z->got,
+                              .want = z->want,
+                              .rad = z->radius,
+                              .bound = z->bound,
+                              .place = place_pair,
+                              .ctx = &places,
+                              .subrows = sp->c->p.K,
+                              .draws = draws.err2 ? &draws : NULL,
+                              .allowance = dp_run_allowance(run),
+                              .rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0,
+                              .bound_shown = !dp_run_results_bounded(run, &sp->c->p),
+                              .unit = dp_base_roundoff(run->base),
+                              .store = dp_run_storing(run, x->u),
+                              .file_unit = x->u,
+                              .may_vanish = 1,
+                              .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), x->tiny)};
+    dp_judge_tensor(j, &in, run);
+    dp_draws_free(&draws);
+}
+
+static void judge_rank_tensor(const dp_judging *j, const rank_values *x, dp_run *run) {
+    const int pairs = j->sp->N * j->sp->c->p.HV;
+    int64_t width;
+    double radius;
+    true_value(j->sp, x->which, 0, &width, &radius);
+    rows z = rows_new(pairs, width);
+    for (int i = 0; i < pairs; i++) {
+        const double *want = true_value(j->sp, x->which, i, &width, &radius);
+        if (want && (x->got[i] || x->absent_fails))
+            rows_add(&z, i, x->got[i], want, radius, x->bound[i]);
+    }
+    if (z.n) judge_rows(j, x, &z, run);
+    rows_free(&z);
+}
+
+static void judge_ranks(const dp_judging *j, dp_run *run) {
+    for (int i = 0; i < DP_RANK_TENSORS; i++) {
+        const rank_values x = {.which = i,
+                               .got = j->out->rank[i],
+                               .bound = dp_rank_bound(j->bound, i),
+                               .absent_fails = !ROWS[i].pairs || j->out->forms_all_pairs};
+        if (x.got) judge_rank_tensor(j, &x, run);
+    }
+}
+
+/* ---- M of every rank, and along the prefixes of one rank's chain ----------------------------- */
+
+/* M of `chunks` chunks of a rank: got and true [K][K], bound of the error. */
+typedef struct {
+    int rank, chunks;
+    const double *got, *want;
+    double bound;
+} product;
+
+/* |dM S|_F / |S|_F */
+static double effect(const double *dM, const double *S, int K, int V) {
+    double *x = dp_doubles((int64_t)K * V);
+    dp_mm(DP_FP64, 0, 0, K, V, K, dM, S, x);
+    const double e = dp_norm_fro((int64_t)K * V, x), n = dp_norm_fro((int64_t)K * V, S);
+    free(x);
+    return n > 0 ? e / n : NAN;
+}
+
+static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
+    const dp_problem *p = &sp->c->p;
+    const int64_t KK = (int64_t)p->K * p->K;
+    double *d = dp_doubles(KK);
+    for (int64_t i = 0; i < KK; i++)
+        d[i] = m->got[i] - m->want[i];
+    const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, m->want);
+    const dp_truth_rank *t = &sp->at[m->rank * p->HV];
+    run->point = dp_realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
+    run->point[run->npoint++] =
+        (dp_chain_point){.rank = m->rank,
+                         .chunks = m->chunks,
+                         .rel = norm > 0 ? err / norm : NAN,
+                         .abs = err,
+                         .norm = norm,
+                         .bound = norm > 0 ? m->bound / norm : NAN,
+                         .effect = t->has_S_in ? effect(d, t->S_in, p->K, p->V) : NAN};
+    free(d);
+}
+
+static void add_prefixes(const dp_judging *j, dp_run *run) {
+    const dp_sim *s = j->out->sim;
+    const dp_sharding *sp = j->sp;
+    for (int i = 0; sp->traj && i < s->ntraj; i++) {
+        const product m = {s->traj_rank, s->traj_chunks[i], s->traj[i], sp->traj[i],
+                           j->bound->traj[i]};
+        if (m.want) add_point(sp, &m, run);
+    }
+}
+
+/* Chunks that M of a rank runs over: simulated ranks count those of the last sub-sequence, the
+ * kernels' record those of all its tokens. */
+static int chunks_of(const dp_judging *j, int rank) {
+    const dp_sim *s = j->out->sim;
+    if (!s) return (int)((j->sp->c->p.T / j->sp->N + DP_CHUNK - 1) / DP_CHUNK);
+    const int n = s->ctx[rank].nlocal;
+    return s->first[rank][n] - s->first[rank][n - 1];
+}
+
+static int known(const dp_run *run, int rank, int chunks) {
+    int have = 0;
+    for (int i = 0; i < run->npoint; i++)
+        have |= run->point[i].rank == rank && run->point[i].chunks == chunks;
+    return have;
+}
+
+static void judge_growth(const dp_judging *j, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    double *const *M = j->out->rank[DP_RANK_M];
+    if (sp->c->p.HV != 1 || !M) return;
+    if (j->out->sim) add_prefixes(j, run);
+    for (int r = 0; r < sp->N; r++) {
+        if (!sp->at[r].has_MH || !M[r]) continue;
+        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->M[r]};
+        if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
+    }
+}
+
+/* ---- bounds of stages ------------------------------------------------------------------------ */
 
 int dp_stage_is_inner(double *const *stage, int i) {
     return stage[i] && dp_stage_tensors[i].kind != DP_PER_RANK;
@@ -85,7 +318,7 @@ static void stage_errors_free(dp_stage_errors *x) {
     }
 }
 
-/* ---- judgement ------------------------------------------------------------------------------- */
+/* ---- formats of stages ----------------------------------------------------------------------- */
 
 /* Format that stage i lies in: u 0 where it is none coarser than the base's own store, which is in
  * the bound. */
@@ -197,19 +430,20 @@ static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
     for (int i = 0; i < pairs; i++) {
         int64_t width;
         double radius;
-        const double *want = dp_true_rank_value(sp, which, i, &width, &radius);
+        const double *want = true_value(sp, which, i, &width, &radius);
         got[i] = j->out->stage[stage] + i * width;
         if (blank(got[i], width) && may_be_absent(sp, stage, i / HV)) got[i] = NULL;
         if (want) bound[i] += s.u * (dp_norm_fro(width, want) + bound[i]);
         if (want) bound[i] += sqrt((double)width) * s.tiny;
     }
-    const dp_rank_values x = {.which = which, .got = got, .bound = bound, .u = s.u, .tiny = s.tiny};
-    dp_judge_rank_tensor(j, &x, run);
+    const rank_values x = {.which = which, .got = got, .bound = bound, .u = s.u, .tiny = s.tiny};
+    judge_rank_tensor(j, &x, run);
     free(got);
     free(bound);
 }
 
-void dp_judge_stages(const dp_judging *j, dp_run *run) {
+/* All that are there, those of ranks included. */
+static void judge_shown(const dp_judging *j, dp_run *run) {
     dp_stage_errors errors;
     stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
@@ -222,4 +456,10 @@ void dp_judge_stages(const dp_judging *j, dp_run *run) {
             judge_inner(j, &errors, i, run);
     }
     stage_errors_free(&errors);
+}
+
+void dp_judge_stages(const dp_judging *j, dp_run *run) {
+    judge_ranks(j, run);
+    judge_growth(j, run);
+    if (j->out->stage) judge_shown(j, run);
 }

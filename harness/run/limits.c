@@ -1,9 +1,16 @@
-/* A run's limits by its design (limits.h). */
+/* A run's limits by its design (limits.h): claim and allowance, then bounds and their cache. Bounds
+ * of chunks of one token hold for kernels that have no chunks. */
 #include "limits.h"
 #include "harness/bound/store_bound.h"
-#include "token_bounds.h"
+#include "ref/arithmetic/norms.h"
+#include "ref/vocabulary/stored.h"
 
+#include <assert.h>
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- claim, allowance, whether bounds are derived -------------------------------------------- */
 
 /* The kind of subject, and its allowance for errors that draws cannot show (reports/verdicts.md).
  * Kinds: the pipeline that was drawn; the same with other orders of summation; kernels that declare
@@ -139,4 +146,303 @@ double dp_run_storing(const dp_run *r, double u) {
 double dp_run_chain_rounding(const dp_run *r) {
     const dp_format_info *f = &dp_formats[r->chain];
     return r->has_chain ? fmax(f->u_op, f->u_store) / sqrt(12) : 0;
+}
+
+/* ---- kernels that go token by token ---------------------------------------------------------- */
+
+int dp_token_design_is_bounded(const dp_design *d) {
+    int fp16 = 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        fp16 |= d->out[i] == DP_FP16; /* it may leave its range */
+    return !d->chunk && d->base != DP_BASE_FP64 && !d->stored_inputs && d->state == DP_FP32 &&
+           d->dstate == DP_FP32 && !fp16;
+}
+
+/* Every token squares the entries of its transition into those of a state and of a product. */
+double dp_token_bounds_seconds(const dp_problem *p) {
+    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
+}
+
+/* A recurrent kernel is the chunk machine in fp32 with one token a chunk. There gcum = g, e the
+ * keys that erase,
+ *
+ *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
+ *
+ * with Aqk = scale q k', and for several keys that read one after another the solve with their
+ * mask. Token by token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o =
+ * scale q S. Each rounding of the latter has one of the former beside it, of no smaller absolute
+ * value:
+ *
+ *     exp(g), b, norms of q, k   the same
+ *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
+ *     e (exp(g) S), v - ..       gamma_K |e||exp(g) S|  w S, a sum of K terms, taken from u
+ *     b E                        u |b E|                b in w and u
+ *     exp(g) S + k X             2 u                    a sum of n + 1 products
+ *     q S, S as rounded          gamma_K |q||S|         both sums of o: |S| is at most
+ *                                                       |exp(g) S| + |k||X|
+ *
+ * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
+ * factor over exp(g), which adds a rounding. M is the recurrence of the identity. The bound has the
+ * product of factors exp(g) - k w. Their diagonal may cancel; there the rounding of k w stands for
+ * that of products. The adjoint makes the same operations backwards. The row sum of dS o exp(g) S
+ * in dg is that of dS, scale q do' and e dE, in three sums there. Ranks round the sent M, H and
+ * states as the payload says, and multiply, as there. Results in a shorter format are rounded once
+ * more. */
+dp_design dp_token_design(const dp_design *recurrent) {
+    dp_design d = dp_design_of(DP_BASE_FP32);
+    d.chunk = 1;
+    d.sending = recurrent->sending;
+    return d;
+}
+
+/* Adds the last store of each sequence's state. */
+static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    double *more = dp_doubles(p->HV);
+    for (int i = 0; S && bound && f != DP_FP64 && i < p->Nseq; i++) {
+        double *off = bound + (int64_t)i * p->HV;
+        for (int h = 0; h < p->HV; h++)
+            more[h] = dp_stored_error(f, p->HV, p->K, p->V, S + i * n, off, h);
+        for (int h = 0; h < p->HV; h++)
+            off[h] += more[h];
+    }
+    free(more);
+}
+
+/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals.
+ * Results in a longer format than `bounded` get no addition. */
+void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
+                     const double *const want[DP_NRESULTS], dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_format f = design->out[i];
+        const double u = ldexp(1, -(int)dp_formats[f].bits),
+                     tiny = f == DP_BF16 ? 0x1p-134 : 0x1p-150;
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!dp_leaves(i) || dp_formats[f].bits >= dp_formats[bounded->out[i]].bits) continue;
+        for (int64_t r = 0; b->row[i] && want[i] && r < rows; r++)
+            b->row[i][r] += u * (dp_norm_fro(width, want[i] + r * width) + b->row[i][r]) +
+                            sqrt((double)width) * tiny;
+    }
+    store_states(p, design->final_state, want[DP_RESULT_FINAL_STATE],
+                 b->row[DP_RESULT_FINAL_STATE]);
+}
+
+/* Marks in first [T] with 1 every token that a chunk of `chunk` tokens begins with. */
+static void mark_chunks(const dp_problem *p, int N, const unsigned char *first_of_call, int chunk,
+                        unsigned char *first) {
+    for (int i = 0; i < p->Nseq; i++)
+        for (int64_t t = p->cu[i], n = 0; t < p->cu[i + 1]; t++, n++) {
+            const int other_rank = N > 1 && t &&
+                                   dp_own_part_of(p->own.kind, p->T, N, t) !=
+                                       dp_own_part_of(p->own.kind, p->T, N, t - 1);
+            if (other_rank || (first_of_call && first_of_call[t])) n = 0;
+            first[t] = n % chunk == 0;
+        }
+}
+
+void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
+                    const dp_session *session, const dp_design *design, dp_error_bound *b) {
+    const int own = design->state != dp_design_of(design->base).state, gradients = p->dout != NULL;
+    unsigned char *mark[3] = {dp_calloc((size_t)p->T + 1, 1), dp_calloc((size_t)p->Nseq, 1),
+                              dp_calloc((size_t)p->Nseq, 1)};
+    dp_stores at[3];
+    int n = 0;
+    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, mark[1]);
+    const dp_format of_calls[2] = {session->kept, design->final_state};
+    for (int i = 0; i < 2 && first_of_call; i++)
+        if (of_calls[i] != DP_FP64)
+            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0, 0};
+    if (own) {
+        mark_chunks(p, N, first_of_call, design->chunk ? design->chunk : 1, mark[0]);
+        memset(mark[2], 1, (size_t)p->Nseq);
+        at[n++] =
+            (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk, design->read_kept};
+    }
+    if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && dp_store_has_gradients(p), b);
+    for (int i = 0; i < 3; i++)
+        free(mark[i]);
+}
+
+/* ---- bounds of all results, and their cache -------------------------------------------------- */
+
+void dp_bound_bases_free(dp_bound_bases *w) {
+    if (w->ready) {
+        dp_error_bound_base_free(&w->sound);
+        dp_error_bound_base_free(&w->probable);
+    }
+}
+
+/* ---- their cache ----------------------------------------------------------------------------- */
+
+/* n bytes of `what`, then the input errors: all that bounds depend on besides the problem. */
+static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
+                            size_t *size) {
+    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
+    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
+                          sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
+                          sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
+    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
+    memcpy(all, what, n);
+    *size = n;
+    for (int i = 0; g && i < 3; i++) {
+        all[(*size)++] = part[i] != NULL;
+        if (part[i]) {
+            memcpy(all + *size, part[i], len[i]);
+            *size += len[i];
+        }
+    }
+    return all;
+}
+
+static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                     const dp_raw_error *raw) {
+    const dp_design bounded = dp_bound_design(design);
+    struct {
+        int32_t N, base, chain, backward;
+        char design[DP_DESIGN_TEXT];
+    } what = {sp->N, (int32_t)design->base, (int32_t)chain, sp->c->backward, ""};
+    dp_design_text(&bounded, what.design);
+    size_t size;
+    char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
+    if (sp->first_of_call) { /* cuts chunks */
+        const size_t T = (size_t)sp->c->p.T;
+        all = dp_realloc(all, size + T);
+        memcpy(all + size, sp->first_of_call, T);
+        size += T;
+    }
+    const dp_key key = dp_problem_key(&sp->c->p, all, size);
+    free(all);
+    return key;
+}
+
+/* 1: *out holds what the cache has. */
+static int load(const dp_sharding *sp, dp_key key, int entries, dp_error_bound *out) {
+    dp_part part[DP_ERROR_BOUND_PARTS];
+    const dp_problem *p = &sp->c->p;
+    dp_error_bound_alloc(p, sp->N, sp->c->backward, entries, out);
+    const int n = dp_error_bound_parts(p, sp->N, out, part);
+    if (dp_cache_load(sp->std->o->cache, DP_CACHE_BOUND, key, part, n)) return 1;
+    dp_error_bound_free(out);
+    return 0;
+}
+
+static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
+    dp_part part[DP_ERROR_BOUND_PARTS];
+    const int n = dp_error_bound_parts(&sp->c->p, sp->N, b, part);
+    dp_cache_save(sp->std->o->cache, DP_CACHE_BOUND, key, part, n);
+}
+
+/* ---- making them ----------------------------------------------------------------------------- */
+
+/* From a reference that serves no other design; freed here. */
+static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
+                         const dp_raw_error *raw, int backward, dp_error_bound *out) {
+    dp_error_bound worst;
+    for (int p = 2; p >= 1; p--) {
+        dp_error_bound_base w;
+        dp_error_bound_base_inexact(&w, ref, design, p, backward, raw);
+        dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
+        dp_error_bound_base_free(&w);
+    }
+    dp_error_bound_min(ref->p, ref->N, out, &worst);
+    dp_error_bound_free(&worst);
+    dp_sim_free(ref);
+}
+
+/* The same pipeline in chunks of another length. */
+static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_raw_error *raw, dp_error_bound *out) {
+    dp_sim ref;
+    dp_sharding_reference_of(sp, design->chunk, &ref);
+    of_reference(&ref, design, chain, raw, sp->c->backward, out);
+}
+
+/* A rank that has all tokens of its heads computes as one rank does. */
+static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                        const dp_raw_error *raw, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_problem p = sp->c->p;
+    dp_design exact = dp_design_of(DP_BASE_FP64), alone = *design;
+    dp_sim ref;
+    dp_error_bound one;
+    p.own = (dp_owners){0};
+    exact.chunk = design->chunk;
+    alone.sending = exact.sending;
+    const dp_status st = dp_sim_new_design(&ref, &p, &exact, 1, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    of_reference(&ref, &alone, chain, raw, backward, &one);
+    dp_error_bound_alloc(&p, sp->N, backward, raw != NULL, out);
+    dp_error_bound_swap_rows(out, &one);
+    dp_error_bound_free(&one);
+}
+
+static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_error_bound worst;
+    dp_sim *ref = dp_sharding_reference(sp);
+    if (!w->ready) {
+        dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
+        dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
+        w->ready = 1;
+    }
+    w->sound.sending = w->probable.sending = design->sending;
+    dp_error_bound_run(&w->probable, chain, backward, out);
+    dp_error_bound_run(&w->sound, chain, backward, &worst);
+    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
+    dp_error_bound_free(&worst);
+}
+
+/* Adds one store of each result in the format that it leaves in. */
+static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
+                  dp_error_bound *out) {
+    const double *want[DP_NRESULTS];
+    dp_bounds_keep(&sp->c->p, sp->N, sp->first_of_call, &sp->c->session, design, out);
+    for (int i = 0; i < DP_NRESULTS; i++)
+        want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
+    dp_bounds_store(&sp->c->p, bounded, design, want, out);
+}
+
+static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
+    const dp_design tokens = dp_token_design(design);
+    dp_run_bounds(sp, &tokens, chain, w, out);
+    store(sp, &tokens, design, out);
+}
+
+/* Are its bounds those of the base's default but for what it sends? */
+static int is_plain(const dp_design *design) {
+    const dp_design plain = dp_design_of(design->base);
+    dp_design d = dp_bound_design(design);
+    d.sending = plain.sending;
+    return dp_design_same(&d, &plain);
+}
+
+static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
+    const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
+    const int cached = sp->std->o->cache != NULL;
+    const dp_key key = cached ? key_of(sp, design, chain, raw) : (dp_key){{0}};
+    if (cached && load(sp, key, raw != NULL, out)) return;
+    if (design->sending.exchange == DP_EXCHANGE_HEADS)
+        of_one_rank(sp, design, chain, raw, out);
+    else if (!is_plain(design))
+        of_other_chunks(sp, design, chain, raw, out);
+    else
+        of_plain_chunks(sp, design, chain, raw, w, out);
+    if (cached) save(sp, key, out);
+}
+
+void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                   dp_error_bound *out) {
+    const dp_design plain = dp_design_of(design->base);
+    if (dp_tokens_are_bounded(design, &sp->c->p)) {
+        of_tokens(sp, design, chain, w, out);
+        return;
+    }
+    of_chunks(sp, dp_chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
+    store(sp, &plain, design, out);
 }

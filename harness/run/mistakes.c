@@ -1,7 +1,7 @@
 /* Common mistakes of reading inputs (mistakes.h). */
-#include "mistakes.h"
 #include "harness/case/case_inputs.h"
 #include "harness/library/tensor_files.h"
+#include "hypotheses.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/design.h"

@@ -1,8 +1,8 @@
 /* harness/run/outputs.h - the outputs of a subject of any kind, and their judgement.
  *
  * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_run. The order is
- * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws. Each
- * has a file; the functions are declared below.
+ * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws. The
+ * functions are declared below.
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
@@ -10,7 +10,7 @@
 #include "harness/simulated/drafts.h"
 #include "harness/simulated/slots.h"
 #include "judge.h"
-#include "run_bounds.h"
+#include "limits.h"
 
 /* Everything is borrowed. */
 typedef struct {
@@ -44,9 +44,6 @@ void dp_judge_run(const dp_judging *j, dp_run *r, double from);
  * explains every tensor is r->explained. If none does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
-/* subject_files.c: adds to the bounds the rounding of results to the formats of g. */
-void dp_widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
-                          dp_error_bound *b);
 
 /* Results of the calls of a session beside o and their last state. */
 typedef struct {
@@ -73,35 +70,13 @@ void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 
 /* judge_results.c: o .. ds0, row by row; sums against the addends. */
 void dp_judge_results(const dp_judging *j, dp_run *r);
-/* judge_ranks.c: what ranks exchange. */
-void dp_judge_ranks(const dp_judging *j, dp_run *r);
-/* chain_growth.c: error of M of every rank, and of the prefixes of one (problems of one head). */
-void dp_chain_growth(const dp_judging *j, dp_run *r);
-/* judge_stages.c: all stages that are there, those of ranks included. */
+/* judge_stages.c: what ranks exchange; error of M of every rank, and of the prefixes of one
+ * (problems of one head); all stages that are there. */
 void dp_judge_stages(const dp_judging *j, dp_run *r);
-/* flaws.c: entries that were never written, or are NaN, are named as that in the verdict on their
- * tensor. */
-void dp_name_flaws(const dp_judging *j, dp_run *r);
 
 /* Adds the judgement of one tensor; exact cases: whose data stands there instead. */
 void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r);
-
-/* One tensor that ranks exchange. */
-typedef struct {
-    int which;           /* DP_RANK_S_IN .. */
-    double *const *got;  /* [N*HV] */
-    const double *bound; /* [N*HV] */
-    int absent_fails;    /* 1: a pair without a value counts as NaN; 0: it is left out */
-    double u, tiny;      /* unit roundoff and half spacing of the format it lies in, where that is
-                            coarser than the base's own; else 0 */
-} dp_rank_values;
-/* Appends the judgement of one tensor to r. */
-void dp_judge_rank_tensor(const dp_judging *j, const dp_rank_values *x, dp_run *r);
-/* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
- * has none. */
-const double *dp_true_rank_value(const dp_sharding *sp, int which, int pair, int64_t *width,
-                                 double *radius);
-/* [N*HV] bounds of that tensor. */
+/* [N*HV] bounds of one tensor that ranks exchange, DP_RANK_S_IN .. */
 const double *dp_rank_bound(const dp_error_bound *b, int which);
 
 #endif

@@ -1,8 +1,18 @@
-/* The truth of a case, and the errors that its number formats are expected to make. */
+/* The standard of a case: its truth, and the errors that its number formats are expected to make.
+ * Then the case over N ranks: what each must see, its fp64 reference, records of runs (standard.h).
+ */
 #include "standard.h"
+#include "harness/record/run.h"
+#include "limits.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/files/cache.h"
 
+#include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- which tokens the truth keeps states at -------------------------------------------------- */
 
@@ -91,4 +101,223 @@ static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXA
 
 void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim) {
     if (!nothing_rounds(s->c)) dp_expectations_want(&s->expect, set, n, claim);
+}
+
+/* ---- over N ranks ---------------------------------------------------------------------------- */
+
+/* ---- truth ----------------------------------------------------------------------------------- */
+
+const char *const dp_truth_pick_names[DP_NTRUTH_PICKS] = {"auto", "mpfr", "dd"};
+
+/* Entries of states that the recurrence passes through, an adjoint step counted as three more. MPFR
+ * does about 4e6 a second on a core. */
+static double steps(const dp_problem *p, const dp_truth_request *rq) {
+    return (double)p->T * p->HV * p->K *
+           (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
+}
+#define MPFR_STEPS 1e7 /* auto: MPFR up to here, some 2.5 seconds of one core */
+
+static int judges_fp64(const dp_case *c) {
+    for (int i = 0; i < c->nbase; i++)
+        if (c->base[i] == DP_BASE_FP64) return 1;
+    return 0;
+}
+int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t) {
+    for (int i = 0; i < DP_NRESULTS + 3; i++) {
+        const dp_ball *b = i < DP_NRESULTS        ? &t->field[i]
+                           : i == DP_NRESULTS     ? &t->S_cut
+                           : i == DP_NRESULTS + 1 ? &t->dS_cut
+                                                  : &t->M_seg;
+        const int sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
+        const double ulps = 0x1p-58 * (sum ? sqrt((double)p->T) : 1);
+        double all = 0;
+        for (int64_t x = 0; x < b->rows * b->width; x++)
+            all += b->hi[x] * b->hi[x];
+        for (int64_t r = 0; r < b->rows; r++) {
+            double row = 0;
+            for (int64_t x = r * b->width; x < (r + 1) * b->width; x++)
+                row += b->hi[x] * b->hi[x];
+            if (!(b->rad[r] <= ulps * sqrt(row + all / (double)b->rows))) return 0;
+        }
+    }
+    return 1;
+}
+#define AUDIT_COLUMNS 2
+#define AUDIT_TOKENS 512 /* of each at most: a second on one core */
+
+static dp_status audited(const dp_case *c, const dp_truth_request *rq, const char *cache,
+                         const dp_truth *t, dp_truth_audit *a, dp_err *e) {
+    const int64_t what[4] = {rq->kind, rq->backward, AUDIT_COLUMNS, AUDIT_TOKENS};
+    const dp_key key = dp_problem_key(&c->p, what, sizeof what);
+    dp_part part = {a, sizeof *a};
+    uint64_t seed;
+    memcpy(&seed, key.byte, sizeof seed);
+    if (cache && dp_cache_load(cache, DP_CACHE_AUDIT, key, &part, 1)) return DP_OK;
+    const dp_status st = dp_truth_audit_columns(&c->p, t, seed, AUDIT_COLUMNS, AUDIT_TOKENS, a, e);
+    if (!st && cache) dp_cache_save(cache, DP_CACHE_AUDIT, key, &part, 1);
+    return st;
+}
+
+dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
+                        const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
+    *note = (dp_truth_note){0};
+    if (pick == DP_PICK_DD) rq.kind = DP_TRUTH_DD;
+    if (pick == DP_PICK_AUTO)
+        rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD
+                                                                                : DP_TRUTH_MPFR;
+    if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
+    dp_err why = {0};
+    dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
+    if (!st && pick == DP_PICK_AUTO && rq.kind == DP_TRUTH_DD && judges_fp64(c) &&
+        !dp_truth_fine_for_fp64(&c->p, t)) {
+        dp_truth_free(t);
+        rq.kind = DP_TRUTH_MPFR;
+        st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
+    }
+    if (!st && rq.kind == DP_TRUTH_DD) {
+        note->device = rq.device && !note->cached ? dp_cuda_device() : NULL;
+        st = audited(c, &rq, cache, t, &note->audit, &why);
+        if (st) dp_truth_free(t);
+    }
+    return st ? dp_fail(e, st, "%s: %s", c->path, why.msg) : DP_OK;
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static dp_status true_ranks(dp_sharding *sp, int boundaries, dp_err *e) {
+    const dp_problem *p = &sp->c->p;
+    if (boundaries) sp->at = dp_calloc((size_t)sp->N * p->HV, sizeof *sp->at);
+    for (int r = 0; r < sp->N; r++) {
+        dp_context c;
+        const dp_status st = dp_context_of(p, sp->N, r, &c, e);
+        if (st) return st;
+        for (int hv = 0; boundaries && hv < p->HV; hv++)
+            dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
+        dp_context_free(&c);
+    }
+    return DP_OK;
+}
+
+dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e) {
+    *sp = (dp_sharding){.std = std, .c = std->c, .truth = &std->truth, .N = N};
+    const dp_status st = true_ranks(sp, boundaries, e);
+    if (st) return st;
+    sp->windows = dp_windows_of(&sp->c->p, N);
+    const dp_session *session = dp_case_session(sp->c);
+    if (session) {
+        sp->first_of_call = dp_calloc((size_t)sp->c->p.T, 1);
+        dp_session_firsts(session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
+        return DP_OK; /* the systems of its chunks are none of those that the condition is of */
+    }
+    return dp_condition_cached(&sp->c->p, N, NULL, std->o->cache, &sp->cond, e);
+}
+
+void dp_sharding_close(dp_sharding *sp) {
+    for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++)
+        dp_truth_rank_free(&sp->at[i]);
+    for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++)
+        free(sp->traj[i]);
+    if (sp->have_fp64) dp_error_bound_base_free(&sp->fp64);
+    if (sp->have_ref) dp_sim_free(&sp->ref);
+    dp_windows_free(&sp->windows);
+    free(sp->at);
+    free(sp->traj);
+    free(sp->first_of_call);
+}
+
+/* ---- the fp64 reference ---------------------------------------------------------------------- */
+
+dp_sim *dp_sharding_reference(dp_sharding *sp) {
+    if (sp->have_ref) return &sp->ref;
+    dp_sharding_reference_of(sp, DP_CHUNK, &sp->ref);
+    sp->have_ref = 1;
+    return &sp->ref;
+}
+
+void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    exact.chunk = chunk;
+    const dp_status st = sp->first_of_call
+                             ? dp_sim_new_calls(ref, &sp->c->p, &exact, sp->first_of_call, NULL)
+                             : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL);
+    assert(!st);
+    (void)st;
+    dp_sim_run(ref, DP_FP64, DP_EXCHANGE_ALLGATHER, sp->c->backward);
+}
+
+dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
+    if (!sp->have_fp64)
+        dp_error_bound_base_init(&sp->fp64, dp_sharding_reference(sp), DP_BASE_FP64, 1,
+                                 sp->c->backward);
+    sp->have_fp64 = 1;
+    return &sp->fp64;
+}
+
+void dp_sharding_prefixes(dp_sharding *sp) {
+    const dp_truth *t = sp->truth;
+    const dp_problem *p = &sp->c->p;
+    if (sp->traj || p->own.kind || p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
+    const int64_t KK = (int64_t)p->K * p->K, L = p->T / sp->N, a = sp->N >= 3 ? L : 0;
+    double *P = NULL, *Q = dp_doubles(KK);
+    sp->traj = dp_calloc(DP_MAX_TRAJ, sizeof *sp->traj);
+    for (int i = 0; i + 1 < t->nmark; i++) {
+        const double *segment = t->M_seg.hi + (int64_t)i * KK;
+        if (t->mark[i] < a || t->mark[i] >= a + L) continue;
+        if (P) {
+            dp_mm(DP_FP64, 0, 0, p->K, p->K, p->K, segment, P, Q);
+            double *was = P;
+            P = Q;
+            Q = was;
+        } else {
+            P = dp_copy(segment, KK);
+        }
+        for (int x = 0; x < DP_MAX_TRAJ; x++)
+            if (a + ((int64_t)DP_CHUNK << x) == t->mark[i + 1]) sp->traj[x] = dp_copy(P, KK);
+    }
+    free(P);
+    free(Q);
+}
+
+/* ---- runs on it ------------------------------------------------------------------------------ */
+
+void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r) {
+    dp_claim claim = dp_run_claim(r);
+    claim.stages = stages;
+    dp_standard_expect(sp->std, r->set, 1, &claim);
+}
+
+const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) {
+    const dp_claim claim = dp_run_claim(r);
+    return dp_expectations_find(&sp->std->expect, &claim, r->set);
+}
+
+dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *out) {
+    dp_run *r = dp_runs_add(out, sp->c);
+    r->backend = how->backend;
+    r->ranks = sp->N;
+    r->own = sp->c->p.own.kind;
+    if (r->own) {
+        r->ranks = sp->c->p.own.ranks;
+        r->parts = sp->N;
+    }
+    r->base = how->base;
+    r->chain = how->chain;
+    r->design = how->design;
+    if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
+    r->let_unjudged = sp->std->o->unjudged;
+    r->has_base = r->has_chain = 1;
+    if (sp->first_of_call && dp_session_rolls_back(&sp->c->session))
+        r->rollback = "accepted tokens run again";
+    return r;
+}
+
+void dp_sharding_note_truth(const dp_sharding *sp, dp_run *r) {
+    const dp_truth_note *note = &sp->std->note;
+    r->truth_kind = dp_truth_kind_names[sp->truth->kind];
+    r->truth_bits = sp->truth->bits;
+    r->truth_cached = note->cached;
+    r->truth_device = note->device;
+    r->truth_audit = note->audit;
+    r->truth_radius = sp->std->radius;
+    r->cond = sp->cond;
 }

@@ -1,5 +1,5 @@
 /* harness/run/standard.h - the data that judge every result of a case: its truth, the truth's
- * radius, the expected errors of its number formats (standard.c). The second struct (sharding.c)
+ * radius, the expected errors of its number formats (standard.c). The second struct
  * holds them for N ranks, with the fp64 reference for bounds.
  *
  * Both structs must stay at their address between open and close. They borrow case and options.

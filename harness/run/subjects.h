@@ -1,7 +1,6 @@
 /* harness/run/subjects.h - who computes a case: simulated ranks, in one process or several, a
  * library, the chunk solver over LAPACKE, CUDA devices. One row of dp_subjects and one file each;
- * files of results that another program wrote are judged by dp_run_stored (judge.h,
- * subject_files.c).
+ * files of results that another program wrote are judged by dp_run_stored (judge.h).
  */
 #ifndef DP_SUBJECTS_H
 #define DP_SUBJECTS_H
@@ -79,5 +78,26 @@ void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const
 int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,
                     dp_runs *out);
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
+
+/* ---- a call made again (subject_library.c) ---- */
+
+/* With the same inputs its results must have the same bits; with others, results that follow from
+ * the first. The other inputs need no truth of their own. Each value head takes the place of the
+ * next of its group, with the query and key head that it reads. The tensors q, k, v and do change
+ * sign. Then o, dq, dk and dv change sign, all else stays, and every result moves with its head.
+ */
+
+/* Runs of a command that are called again, the first that its subject serves; those that fail are,
+ * too. */
+#define DP_RUNS_CALLED_AGAIN 2
+
+/* To be freed by dp_problem_free. */
+dp_problem dp_other_values(const dp_problem *p);
+/* Results of dp_other_values(p) become what p's must be. */
+void dp_other_values_undo(const dp_problem *p, dp_result *r);
+/* In how many results do numbers differ (NaN is NaN)? text: how many entries of the first of those,
+ * and where. */
+int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *b, char *text,
+                      size_t size);
 
 #endif

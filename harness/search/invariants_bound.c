@@ -1,7 +1,6 @@
 /* The allowed difference of two runs of a right kernel: the sum of both bounds
  * (invariants_work.h). */
 #include "harness/run/limits.h"
-#include "harness/run/token_bounds.h"
 #include "harness/verdict/stage_bound.h"
 #include "invariants_work.h"
 

@@ -1,8 +1,8 @@
-/* Calls that are made again (harness/run/calls_again.h). The first one of a process is judged, one
+/* Calls that are made again (harness/run/subjects.h). The first one of a process is judged, one
  * with the same inputs has the same bits. One with other values at the same addresses is right. */
 #include "attack.h"
 #include "cases.h"
-#include "harness/run/calls_again.h"
+#include "harness/run/subjects.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Many cases together (verdict/pooled.h): no alarm where errors follow the draws, an alarm where
  * all cases err by little, none where one alone does. The rows of a record. */
 #include "gt.h"
-#include "harness/run/over_cases.h"
+#include "harness/record/record.h"
 #include "harness/verdict/pooled.h"
 #include "harness/verdict/quantile.h"
 #include "ref/inputs/inputs.h"

@@ -4,7 +4,6 @@
 #include "cases.h"
 #include "harness/case/case.h"
 #include "harness/run/limits.h"
-#include "harness/run/run_bounds.h"
 #include "harness/verdict/drawn_run.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"

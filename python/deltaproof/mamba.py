@@ -1,5 +1,5 @@
 """Functions in the names of Mamba-2's state space duality (layout="mamba"), as `judge` takes files
-of them (harness/run/judge_mamba.h). They have x, dt, A, B, C in place of v, g, k, q, with q = C, k
+of them (harness/run/judge.h). They have x, dt, A, B, C in place of v, g, k, q, with q = C, k
 = B,
 v = x dt, g = A dt. States are [V,K]; results are y or out, final_states, dB, dC.
 
