@@ -8,7 +8,7 @@
  */
 #ifndef DP_RECORD_H
 #define DP_RECORD_H
-#include "harness/verdict/pooled.h"
+#include "harness/verdict/levels.h"
 #include "provenance.h"
 #include "run.h"
 #ifdef __cplusplus

@@ -706,6 +706,6 @@ static const dp_record_field TOP[] = {
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
     {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)},
     {"pooled", LIST_OF(POOL_OBJECT),
-     .what = "tensors of a kernel over all its cases (verdict/pooled.h)", GET(pooled),
+     .what = "tensors of a kernel over all its cases (verdict/levels.h)", GET(pooled),
      WHEN(has_pooled)}};
 const dp_object_schema dp_record_schema = OBJECT("record", TOP);

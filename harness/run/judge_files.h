@@ -74,8 +74,8 @@ int dp_judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char *ga
 
 /* Mamba's names (judge.h): renames and multiplies, and adds the settings that follow as metadata,
  * if no metadata has them. option: may be NULL. Does nothing where neither it nor IN's metadata
- * says mamba. Adds to *all: an unknown word, missing tensors and tensors that do not fit. Also Mamba's
- * names without the word. */
+ * says mamba. Adds to *all: an unknown word, missing tensors and tensors that do not fit. Also
+ * Mamba's names without the word. */
 void dp_judge_mamba(dp_tensorfile *in, dp_tensorfile *out, const char *given, dp_complaints *all);
 
 /* A batch of B > 1: q is [B,T,H,K]. The B sequences become packed ones of B*T tokens. Every tensor

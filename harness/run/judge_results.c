@@ -1,7 +1,7 @@
 /* Judgement of o, final_state and the gradients of one run against the truth, and the state that a
  * wrong row lacks.
  */
-#include "harness/verdict/row_map.h"
+#include "harness/verdict/draws.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"

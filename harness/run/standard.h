@@ -9,8 +9,8 @@
 #define DP_STANDARD_H
 #include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
+#include "harness/verdict/draws.h"
 #include "harness/verdict/expectations.h"
-#include "harness/verdict/row_map.h"
 #include "step.h"
 
 typedef struct {

@@ -2,14 +2,14 @@
  * error is small beside their bounds fail, with the place. Its statistics raise no alarm on errors
  * of the kind that they assume. */
 #include "harness/run/judge.h"
+#include "harness/verdict/drawn_run.h"
 #include "harness/verdict/expected.h"
-#include "harness/verdict/nearby.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/inputs/inputs.h"
 #include "runs.h"
 #include "sanitized.h"
 
-#include "harness/verdict/row_map.h"
+#include "harness/verdict/draws.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
  */
 #include "gt.h"
 #include "harness/verdict/compare.h"
+#include "harness/verdict/draws.h"
 #include "harness/verdict/levels.h"
-#include "harness/verdict/quantile.h"
-#include "harness/verdict/row_map.h"
+#include "harness/verdict/levels_impl.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>

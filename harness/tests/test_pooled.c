@@ -1,9 +1,9 @@
-/* Many cases together (verdict/pooled.h): no alarm where errors follow the draws, an alarm where
+/* Many cases together (verdict/levels.h): no alarm where errors follow the draws, an alarm where
  * all cases err by little, none where one alone does. The rows of a record. */
 #include "gt.h"
 #include "harness/record/record.h"
-#include "harness/verdict/pooled.h"
-#include "harness/verdict/quantile.h"
+#include "harness/verdict/levels.h"
+#include "harness/verdict/levels_impl.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>

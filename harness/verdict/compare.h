@@ -55,7 +55,7 @@ typedef struct {
     const char *why_unjudged;
     int subrows;           /* of the draws' rows (dp_row_map); 0 counts as 1 */
     const dp_draws *draws; /* NULL: no expected tier */
-    const double *freedom; /* [rows] of errors at most (row_map.h); NULL: no limit */
+    const double *freedom; /* [rows] of errors at most (draws.h); NULL: no limit */
     dp_allowance allowance;
     /* One rounding of the result.
      *   unit        in the arithmetic that makes it, relative also to its head's rows, with which

@@ -20,7 +20,7 @@
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the uncertainty of that estimate. A unit has fewer if its own draws differ more. Upper
  *          limits: for a rank the sum over its windows (Welch and Satterthwaite), for a row at the
- *          end of a sequence its count (row_map.h), for a window the sum over its rows, for any
+ *          end of a sequence its count (draws.h), for a window the sum over its rows, for any
  *          unit its number of entries
  *
  *   d0     prior degrees of freedom: the weight of the family's mean error for a size in the
@@ -119,7 +119,7 @@ typedef struct {
 } dp_level_result;
 
 /* The whole tensor's error as one F: the mean square of error over E, of `top` degrees of freedom
- * over `bottom`. Sums over tokens use their shares, where that has more. The share that pooled.h
+ * over `bottom`. Sums over tokens use their shares, where that has more. The share that dp_pool
  * adds up.
  */
 typedef struct {
@@ -139,6 +139,37 @@ typedef struct {
 
 /* Every level; excess is NAN where the draws judge nothing. */
 void dp_levels_judge(const dp_levels_in *in, dp_levels_result *out);
+
+/* ---- many cases together --------------------------------------------------------------------- */
+
+/* One tensor of many cases together: an error that is too large in all of them, but fails in none.
+ *
+ * Case c has the share (x, top, bottom). The probability of that error or more is
+ *   p_c = P(F(top, bottom) > x / factor^2)
+ * for a kernel whose errors are `factor` times the draws', which is allowed (dp_allowance). Then
+ * -2 sum log p_c is chi squared with 2 n degrees of freedom (Fisher 1932), or less where errors are
+ * smaller. A p_c below DP_POOLED_LEAST counts as DP_POOLED_LEAST, since one case alone is judged by
+ * its own levels. Cases are taken as independent, as their inputs differ. Several runs of one case
+ * are one share (dp_share_of_runs).
+ *
+ * Measured power and false alarms: reports/verdicts.md.
+ */
+#define DP_POOLED_CASES 3    /* fewer are not pooled */
+#define DP_POOLED_LEAST 1e-4 /* of p_c */
+
+typedef struct {
+    int cases;
+    double ratio;   /* root mean square of error / expected, by degrees of freedom */
+    double freedom; /* of all cases */
+    double chance;  /* of a right kernel's showing as much; at most DP_ALARM fails */
+    double detects; /* factor on every error of these runs at which chance is DP_ALARM */
+} dp_pooled;
+
+/* Runs of one case: their mean square, with the least degrees of freedom of one of them. */
+dp_share dp_share_of_runs(int n, const dp_share *run);
+
+/* n >= 1 cases, each with the factor that it is allowed. */
+dp_pooled dp_pool(int n, const dp_share *of_case, const double *factor);
 
 #ifdef __cplusplus
 }

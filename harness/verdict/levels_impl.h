@@ -1,8 +1,7 @@
 /* harness/verdict/levels_impl.h - what the files of the levels' statistics share (levels.h):
- *   levels.c           which levels are judged, and the worst of them;
- *   level_units.c      units of a level, their draws and degrees of freedom;
- *   level_quadratic.c  rows, windows, ranks, the tensor, and all windows alike;
- *   level_signed.c     directions and sums over tokens. */
+ *   level_units.c  units of a level, their draws and degrees of freedom; quadratic levels (rows,
+ *                  windows, ranks, the tensor, all windows alike); quantiles;
+ *   levels.c       which levels are judged, and the worst of them; levels with sign; many cases. */
 #ifndef DP_LEVELS_IMPL_H
 #define DP_LEVELS_IMPL_H
 #include "levels.h"
@@ -38,8 +37,6 @@ typedef struct {
 /* The prior where nothing is known. */
 extern const dp_presumption DP_NOTHING_KNOWN;
 
-/* A list of n units without errors, all of one family, to be freed with dp_unit_list_free. */
-dp_unit_list dp_unit_list_new(int ndraw, int64_t n);
 /* Frees a list's arrays. */
 void dp_unit_list_free(dp_unit_list *u);
 /* The units of a level: sums over their rows. */
@@ -51,12 +48,6 @@ int64_t dp_level_units(const dp_levels_in *in, dp_level level);
 
 /* Mean |d|^2 of a unit over the draws, all but one of them when without >= 0. */
 double dp_mean_draw(const dp_unit_list *u, int64_t i, int without);
-/* Does a unit have few rows beside the others? Such units are a class of their own. */
-int dp_unit_is_small(const dp_unit_list *u, int64_t i);
-/* Degrees of freedom of a typical unit of a class; small -1: of all. */
-double dp_typical_freedom(const dp_unit_list *u, int small);
-/* Degrees of freedom of unit i among others that have nu. */
-double dp_own_freedom(const dp_unit_list *u, int64_t i, double nu);
 /* The expectation that units of a finer level give for the n units of the next coarser one. */
 dp_presumption dp_presume(const dp_levels_in *in, dp_level fine, const dp_unit_list *u, int64_t n);
 /* The most degrees of freedom of a rank and head, from its windows: [units], to be freed. */
@@ -78,8 +69,17 @@ dp_level_result dp_judge_quadratic(const dp_unit_list *u, dp_level_factor factor
                                    double *head_seen);
 /* The power mean over all units. */
 dp_level_result dp_judge_every(const dp_unit_list *u, dp_level_factor factor);
-/* The error along a direction, E: the expected error of the tensor. */
-dp_level_result dp_judge_direction(const dp_levels_in *in, dp_direction d, double E);
-/* Every head's sum over tokens, by the draws' shares; share: of all heads. */
-dp_level_result dp_judge_sums(const dp_levels_in *in, const dp_unit_list *rows, dp_share *share);
+
+/* Fisher's F distribution. A mean of `top` squares of a normal variable over a mean of `bottom`
+ * others follows F(top, bottom). With bottom infinite it is chi squared over its degrees of
+ * freedom; with top = 1 the square of Student's t. Degrees of freedom may be any positive real
+ * numbers. */
+
+/* P(F > x) for x >= 0, to about 1e-10 relative. */
+double dp_f_tail(double x, double top, double bottom);
+
+/* The x with P(F > x) = p, 1e-300 < p < 1, to 1e-9 relative; INFINITY when no x below 1e30 has it.
+ */
+double dp_f_quantile(double p, double top, double bottom);
+
 #endif

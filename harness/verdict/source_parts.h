@@ -7,7 +7,7 @@
 #define DP_SOURCE_LOOK \
     64 /* wrong rows looked at in each place; two values in one row are looked for in a quarter */
 
-/* ---- rows by content (source_rows.c) ---- */
+/* ---- rows by content (source.c) ---- */
 
 /* A row's hash and its number. */
 typedef struct {
@@ -32,7 +32,7 @@ int dp_source_nonzero(const double *x, int64_t n);
 /* Are all numbers equal? */
 int dp_source_equal(const double *a, const double *b, int64_t n);
 
-/* ---- counting places (source_rows.c) ---- */
+/* ---- counting places (source.c) ---- */
 
 /* A place that rows come from, and an example of them. shift: rows of one source lie that many
  * tokens away. */
@@ -81,7 +81,7 @@ dp_source_values *dp_source_values_open(const dp_problem *p, int N);
 void dp_source_values_close(dp_source_values *w);
 /* Rows of v or of the initial state that stand in rows of o, or (states) in states. */
 int dp_source_whose_values(const dp_wrong_rows *x, const dp_source_values *w, int states);
-/* Does M, H, dM or dH contain the decays of another rank or head (source_decays.c)? The sources go
+/* Does M, H, dM or dH contain the decays of another rank or head (source_values.c)? The sources go
  * to x->out.
  *   back    1: of the backward
  *   state   1: H, dH
