@@ -2,9 +2,6 @@
  * row each. Who runs it: harness/run/run_recurrence.c. */
 #ifndef DP_BACKENDS_H
 #define DP_BACKENDS_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The backend computes the outputs:
  *   sim       the simulated ranks
@@ -39,8 +36,4 @@ typedef struct {
     unsigned owns : 1;       /* ranks may own tokens by any table (ref/vocabulary/own.h) */
 } dp_backend_traits;
 extern const dp_backend_traits dp_backends[DP_NBACKENDS];
-
-#ifdef __cplusplus
-}
-#endif
 #endif

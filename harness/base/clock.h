@@ -1,13 +1,6 @@
 /* harness/base/clock.h - a clock that only goes forward. */
 #ifndef DP_CLOCK_H
 #define DP_CLOCK_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 double dp_now(void); /* seconds since some start */
-
-#ifdef __cplusplus
-}
-#endif
 #endif

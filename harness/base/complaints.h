@@ -3,9 +3,6 @@
 #ifndef DP_COMPLAINTS_H
 #define DP_COMPLAINTS_H
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     int n;
@@ -17,8 +14,4 @@ void dp_complain(dp_complaints *all, const char *fmt, ...) __attribute__((format
 
 /* DP_OK without complaints; else DP_EINPUT: one complaint is the message, several are its lines. */
 dp_status dp_complaints_end(const dp_complaints *all, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,9 +8,6 @@
  */
 #ifndef DP_HOME_H
 #define DP_HOME_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The path of `name` in the tree; not to be freed. There need be no such file. */
 const char *dp_home(const char *name);
@@ -32,8 +29,4 @@ const char *dp_python(void);
 /* Arguments between the interpreter and its script. Isolated mode takes no code from the present
  * folder, the user's own packages or PYTHON* variables. */
 #define DP_PYTHON_ISOLATED "-I", "-B"
-
-#ifdef __cplusplus
-}
-#endif
 #endif

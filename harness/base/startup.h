@@ -7,9 +7,6 @@
  */
 #ifndef DP_STARTUP_H
 #define DP_STARTUP_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* First of all in main. Arguments that are not text, threads whose stacks are too small: 2, after a
  * message that names what is wrong; else 0. Too little address space ends the program so. */
@@ -27,8 +24,4 @@ void dp_on_interrupt(void (*say)(void *arg), void *arg);
 
 /* For processes that were forked: signals as in a new program. */
 void dp_interrupt_default(void);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

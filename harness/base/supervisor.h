@@ -13,9 +13,6 @@
 #define DP_SUPERVISOR_H
 #include "ref/vocabulary/problem.h"
 #include <sys/types.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The processes of a group get the descriptors 3 .. 3+n-1, standard input of /dev/null, and
  * standard error as both outputs; every other descriptor is closed. */
@@ -38,8 +35,4 @@ int dp_processes_wait(dp_processes *g, double seconds, int *which, int *status);
 
 /* Ends all that is left of it, and returns when it is gone. */
 void dp_processes_end(dp_processes *g);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -3,9 +3,6 @@
 #ifndef DP_TERMINAL_H
 #define DP_TERMINAL_H
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
 
@@ -26,8 +23,4 @@ void dp_put_line(FILE *f, int indent, const char *text);
 /* Replaces the status line on standard error; "": takes it away. Nothing where that is no terminal.
  */
 void dp_status_line(const char *text);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -11,9 +11,6 @@
 #include "harness/simulated/ranks.h"
 #include "ref/bound/bound.h"
 #include "ref/files/cache.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Errors of the activations (math.md c), derived above the code. They are relative for q, k, beta;
  * .g is not set. */
@@ -77,8 +74,4 @@ int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part 
 void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b);
 /* The smaller of the two bounds, entry by entry, into a. */
 void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

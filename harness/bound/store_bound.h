@@ -31,9 +31,6 @@
 #include "error_bound.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/recurrence.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Stores in `format` before the marked tokens and behind the marked sequences. An initial state is
  * stored where its first token is marked. With of_pairs and of_M the H and M of a rank are stored,
@@ -61,8 +58,4 @@ static inline int dp_store_has_gradients(const dp_problem *p) {
  * gradients, too, where dp_store_has_gradients. */
 void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
                      int backward, dp_error_bound *b);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -18,9 +18,6 @@
 #include "ref/vocabulary/problem.h"
 #include "session.h"
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Arithmetic of the truth. auto: MPFR up to 1e8 steps (entries of states that it computes),
  * double-double above. MPFR serves whatever double-double refuses, and base fp64 where its radii
@@ -120,8 +117,4 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
 /* The selection of one list: what the case offers, cut down to what the options name; returns the
  * count. */
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

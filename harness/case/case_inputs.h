@@ -4,9 +4,6 @@
 #ifndef DP_CASE_INPUTS_H
 #define DP_CASE_INPUTS_H
 #include "case.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     const dp_tensor_field *field;
@@ -32,8 +29,4 @@ int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f);
 const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f);
 /* Format of an input in the files of a case whose others have `dtype`. */
 dp_format dp_case_input_format(const dp_tensor_field *f, dp_format dtype);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

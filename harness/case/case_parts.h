@@ -8,9 +8,6 @@
 #include "case.h"
 #include "case_inputs.h"
 #include "casefile.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* case_settings.c: everything but tensors and shapes. */
 dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e);
@@ -100,8 +97,4 @@ void dp_session_write(const dp_case *c, FILE *f);
 
 /* case_files.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

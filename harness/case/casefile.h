@@ -4,9 +4,6 @@
 #define DP_CASEFILE_H
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_CASEFILE_MAX_KEYS 72
 #define DP_CASEFILE_MAX_BYTES (1 << 20)
@@ -74,8 +71,4 @@ const char *dp_casefile_op_name(const dp_casefile *f);
  * where the file does not set the key. */
 dp_status dp_casefile_refuse(const dp_casefile *f, const char *key, dp_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,9 +6,6 @@
 #ifndef DP_FRONT_H
 #define DP_FRONT_H
 #include "case.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Puts the convolutions of c->step before c->p: its q, k, v are x on entry and the true outputs on
  * return. DP_EINPUT: an output without value. */
@@ -18,8 +15,4 @@ void dp_step_free(dp_case *c);
 
 /* |x|_2, rounded up. */
 double dp_row_norm(const double *x, int64_t n);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

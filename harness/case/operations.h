@@ -9,9 +9,6 @@
 #define DP_OPERATIONS_H
 #include "case.h"
 #include "harness/base/backends.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Kinds of deliberate faults (harness/simulated/fault.h), as bits. */
 enum {
@@ -77,8 +74,4 @@ typedef struct {
 dp_packing dp_case_packing(dp_case *c);
 /* Tokens; of factors, those that they stand for. */
 int64_t dp_case_tokens(const dp_case *c);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -21,9 +21,6 @@
 #define DP_SESSION_H
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_SESSION_MOST_CALLS 65536
 #define DP_SESSION_MOST_DRAFTED 1024 /* in one window: they are tokens beside those of the case */
@@ -78,8 +75,4 @@ void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigne
 /* Marks in ended [Nseq] with 1 every sequence whose state passes unchanged through later calls. It
  * ends before the last call, or has no tokens in a session of several calls. */
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

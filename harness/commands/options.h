@@ -11,9 +11,6 @@
 #include "harness/record/run.h"
 #include "ref/vocabulary/text.h"
 #include <argp.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 enum { DP_AGAIN_WORDS = 20 };
 typedef struct {
@@ -270,8 +267,4 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -4,9 +4,6 @@
 #define DP_CUDA_CONV_H
 #include "device_run.h"
 #include "ref/chunk/conv.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* N: ranks; parts, where c->own says which rank has them. bf16: x, dy, y and dx are bf16 in device
  * memory, else fp32. Fills y and, with dy, dx, dw, dbias of r (allocated by the caller). DP_EINPUT:
@@ -17,8 +14,4 @@ dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_c
  * share every message (gpu/dp_conv.h). */
 dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
                              dp_conv_result *const *r, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -5,9 +5,6 @@
 #define DP_DEVICE_DECODE_H
 #include "device_run.h"
 #include "harness/simulated/slots.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Do the kernels take a call like this one? Each sequence is a request of the batch, one without
  * tokens a request of length 0. */
@@ -28,8 +25,4 @@ int dp_cuda_keeps(const dp_problem *call, const dp_cuda_how *how, const dp_state
  *            less, as the kernel reads and writes the slots of one list */
 dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
                          dp_result *out, double **states, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

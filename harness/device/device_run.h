@@ -11,9 +11,6 @@
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Variants that compute the same gradients, by name in a run's ID (gpu/dp_gpu.h describes each). */
 typedef enum {
@@ -87,8 +84,4 @@ void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */
 const dp_truth_device *dp_cuda_truth(const dp_problem *p);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

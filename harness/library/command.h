@@ -31,9 +31,6 @@
 #ifndef DP_COMMAND_H
 #define DP_COMMAND_H
 #include "subject.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_COMMAND_UNSUPPORTED 77 /* exit status: it does not take this problem */
 
@@ -55,8 +52,4 @@ typedef struct {
  * first call, except to ask for its base. DP_EINPUT then tells the result of that call, where it
  * did not say. The subject is run and closed as any other (subject.h). */
 dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

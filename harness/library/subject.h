@@ -15,9 +15,6 @@
 #include "harness/simulated/slots.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/design.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_SUBJECT_MAX_RANKS 64
 #define DP_SUBJECT_LIMIT_S 60.0
@@ -111,8 +108,4 @@ int dp_subject_unwritten(double x); /* is x the NaN that outputs are filled with
 /* Writes "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or
  * Inf, ..", or "". Returns the number of unwritten entries. */
 int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -14,9 +14,6 @@
 #include "harness/deltaproof_subject.h"
 #include "subject.h"
 #include <pthread.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_SUBJECT_HOST "deltaproof-subject-host" /* argv[0] of the process that loads it */
 #define DP_SUBJECT_GIVEN_FD DP_PROCESSES_FIRST_FD
@@ -106,8 +103,4 @@ void dp_subject_limit_memory(int64_t memory);
 static inline int64_t dp_subject_begin(const dp_subject_region *r) {
     return r->span - (r->n * 8 + 63) / 64 * 64;
 }
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,9 +9,6 @@
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Axes of an input or a result in a file; returns their number. They are the field's axes, with two
  * exceptions. One key a token has no axis of keys. One gate a head has no axis of channels, nor has
@@ -80,8 +77,4 @@ int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp
  * messages. */
 dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
                           int vk, dp_stored_results *g, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -11,9 +11,6 @@
 #include "harness/simulated/ranks.h"
 #include "processes.h"
 #include "ref/chunk/conv.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* *s: a frame (dp_sim_new_frame) that dp_mpi_sim_run fills as dp_sim_run would. One at a time. */
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
@@ -28,8 +25,4 @@ dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_resul
 enum { DP_MPI_OPEN = 1, DP_MPI_RUN, DP_MPI_CLOSE, DP_MPI_CONV, DP_MPI_SWEEP };
 #define DP_MPI_NRANK_WORKERS 4
 extern const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS];
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -17,9 +17,6 @@
 #define DP_MPI_PROCESSES_H
 #include <stddef.h>
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Once, before any command; ends with the program. */
 void dp_mpi_start(int argc, char **argv);
@@ -61,8 +58,4 @@ void dp_mpi_serve(const dp_mpi_worker *w, int n);
 
 /* Prints a line for each process of this host that is gone, once; 0: none is. */
 int dp_mpi_say_gone(void);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -18,9 +18,6 @@
 #ifndef DP_DIGEST_H
 #define DP_DIGEST_H
 #include "run.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     char hex[33];
@@ -30,8 +27,4 @@ typedef struct {
 dp_digest dp_digest_of(const dp_runs *r);
 /* The text of one run; to be freed. */
 char *dp_digest_text(const dp_run *r);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -7,9 +7,6 @@
 #include "schema.h"
 
 #include <jansson.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_MAX_NOTES 64
 typedef struct {
@@ -34,8 +31,4 @@ const char *dp_provenance_note(const dp_provenance *p, const char *key);
 /* NULL: there is nothing to say. */
 json_t *dp_provenance_json(const dp_provenance *p);
 extern const dp_object_schema dp_provenance_schema; /* what it says */
-
-#ifdef __cplusplus
-}
-#endif
 #endif

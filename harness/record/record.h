@@ -11,9 +11,6 @@
 #include "harness/verdict/levels.h"
 #include "provenance.h"
 #include "run.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* One tensor of one kernel over all its cases (dp_over_cases). */
 typedef struct {
@@ -58,8 +55,4 @@ void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);
 /* "-": stdout; else by rename */
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -21,9 +21,6 @@
 #define DP_RECORD_DIFF_H
 #include "record_read.h"
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     const dp_old_record *old, *new, *again;
@@ -35,8 +32,4 @@ typedef enum { DP_DIFF_NOT_WORSE = 0, DP_DIFF_WORSE = 1, DP_DIFF_NOTHING_IN_COMM
 
 /* Prints to f; *json (NULL: not wanted): the comparison, to be freed. */
 dp_diff dp_record_diff(const dp_diff_request *q, FILE *f, json_t **json);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,9 +9,6 @@
 #define DP_RECORD_READ_H
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     json_t *root;
@@ -41,8 +38,4 @@ json_t *dp_old_tensors(const json_t *run);
 /* The error of the whole tensor (rank -1) or of one rank; NAN where there is none. */
 double dp_old_error(const json_t *tensor, int rank);
 int dp_old_ranks(const json_t *tensor);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

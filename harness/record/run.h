@@ -17,9 +17,6 @@
 #include "ref/chunk/exchange_price.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/design.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Error of M of a rank after so many chunks; NAN: none. */
 typedef struct {
@@ -163,8 +160,4 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r, double seconds);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

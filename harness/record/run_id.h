@@ -12,9 +12,6 @@
 #ifndef DP_RUN_ID_H
 #define DP_RUN_ID_H
 #include "run.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_MAX_RANKS 4096
 
@@ -46,8 +43,4 @@ void dp_id_cut(char *id, dp_id_key key, const char *value);
 
 /* A number of ranks, 1 .. DP_MAX_RANKS; -1: it is none. */
 int dp_find_ranks(const char *text);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

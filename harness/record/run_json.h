@@ -10,9 +10,6 @@
 #include "run.h"
 #include "schema.h"
 #include <jansson.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 extern const dp_object_schema dp_run_members; /* of a dp_run: every member */
 
@@ -28,8 +25,4 @@ dp_status dp_runs_from_json(const json_t *list, const char *path, const char *ca
 char *dp_runs_pack(const dp_runs *r, size_t *bytes);
 dp_status dp_runs_unpack(const char *from, size_t bytes, const char *path, const char *case_name,
                          dp_runs *r, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

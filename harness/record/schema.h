@@ -8,9 +8,6 @@
 #define DP_SCHEMA_H
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_KIND_TEXT, /* without control characters */
@@ -95,8 +92,4 @@ json_t *dp_schema_number_or_null(double x);
 json_t *dp_schema_numbers(const double *x, int n);
 /* x to so many significant digits. */
 double dp_schema_rounded(double x, int digits);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

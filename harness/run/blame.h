@@ -10,9 +10,6 @@
 #define DP_BLAME_H
 #include "harness/record/run.h"
 #include "harness/simulated/ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     const dp_judgement *tensor; /* NULL: none fails */
@@ -31,8 +28,4 @@ void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage s
 /* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none
  * fails. */
 const dp_judgement *dp_first_failing(const dp_run *r, const char **stage);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -21,9 +21,6 @@
 #define DP_HYPOTHESES_H
 #include "judge.h"
 #include "ref/files/safetensors.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     int tried, fit;
@@ -67,8 +64,4 @@ void dp_mistake_change(const dp_mistake *m, dp_tensorfile *in, dp_tensorfile *ou
 /* The input under its name or alias, NULL: absent; and taken out of the file. */
 dp_tensor *dp_file_input(dp_tensorfile *f, const char *name);
 void dp_file_drop(dp_tensorfile *f, int tensor);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

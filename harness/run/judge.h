@@ -72,9 +72,6 @@
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
 #include "ref/files/safetensors.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     const char *inputs, *outputs; /* paths */
@@ -134,8 +131,4 @@ typedef struct {
 /* DP_EINPUT names the file, and all settings that are missing. */
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

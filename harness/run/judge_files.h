@@ -9,9 +9,6 @@
 #include "harness/base/complaints.h"
 #include "judge.h"
 #include "ref/files/safetensors.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
@@ -87,8 +84,4 @@ void dp_judge_mamba(dp_tensorfile *in, dp_tensorfile *out, const char *given, dp
  * key, no value and no decay. The number n goes to s->queries. DP_EINPUT: stages, dg of a log
  * gate. */
 dp_status dp_judge_fold(dp_tensorfile *in, dp_tensorfile *out, dp_judge_settings *s, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

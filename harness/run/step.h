@@ -27,9 +27,6 @@
 #include "harness/simulated/conv_states.h"
 #include "harness/verdict/expected.h"
 #include "ref/truth/truth.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* One base on one backend: what its convolution makes of x, as a problem, and how far that may be
  * off. */
@@ -78,8 +75,4 @@ dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const doub
                               dp_run *run, int64_t *rows, dp_err *e);
 /* The convolutions of a step, as draws take them; all NULL where c is none. */
 dp_front dp_step_front(const dp_case *c);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

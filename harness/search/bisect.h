@@ -14,9 +14,6 @@
 #define DP_BISECT_H
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     char tensor[16]; /* "" : no tensor of this stage was there to judge */
@@ -64,8 +61,4 @@ void dp_bisect_free(dp_bisect *b);
  * formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
                              dp_bisect *out, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

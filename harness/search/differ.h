@@ -17,9 +17,6 @@
 #ifndef DP_DIFFER_H
 #define DP_DIFFER_H
 #include "invariants.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_DIFFER_SAME,
@@ -60,8 +57,4 @@ typedef struct {
  * DP_EDEVICE: it did not come to its end. */
 dp_status dp_differ_run(const dp_problem *p, const dp_check_subject s[2], int N, int backward,
                         dp_differ *out, int *who, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -65,9 +65,6 @@
 #include "harness/library/subject.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     dp_backend backend;
@@ -133,8 +130,4 @@ typedef struct {
  *   only       names of checks separated by commas; NULL: all */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

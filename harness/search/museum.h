@@ -27,9 +27,6 @@
 #define DP_MUSEUM_H
 #include "harness/record/run.h"
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     int all;       /* every case, base, chain and merge; else small cases, chain fp32, all-gather */
@@ -116,8 +113,4 @@ void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
 /* faults not seen, and red runs without one */
 int dp_kernel_museum_unseen(const dp_kernel_museum *m);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -17,9 +17,6 @@
 #ifndef DP_PRECISION_H
 #define DP_PRECISION_H
 #include "harness/simulated/ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_MAX_UNITS 16
 #define DP_MAX_LEVELS 6
@@ -69,8 +66,4 @@ typedef struct {
 } dp_precision;
 /* Both choices; found is 0 where not even the wide policy will do. */
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -3,9 +3,6 @@
 #ifndef DP_REPEAT_H
 #define DP_REPEAT_H
 #include "harness/simulated/ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Hashes of what each stage leaves behind, [DP_NSTAGES][N][HV]; dA_log and ddt_bias belong to rank
  * 0. recompute, which repeats state_fwd, has none. */
@@ -20,8 +17,4 @@ typedef struct {
 /* The same run `runs` times; *out says where bits differ first. out->hit is to be freed. */
 dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
                         dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

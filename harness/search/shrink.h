@@ -18,9 +18,6 @@
 #ifndef DP_SHRINK_H
 #define DP_SHRINK_H
 #include "harness/record/run.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_FAILS_NOT,
@@ -96,8 +93,4 @@ int dp_shrunk_by_laws(const dp_shrunk *s); /* would it write laws? */
  * written beside it. */
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

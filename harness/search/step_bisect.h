@@ -4,15 +4,8 @@
 #define DP_STEP_BISECT_H
 #include "bisect.h"
 #include "harness/case/case.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* As dp_bisect_sim; *out is to be freed by dp_bisect_free where DP_OK. */
 dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
                          dp_bisect *out, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

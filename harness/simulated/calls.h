@@ -34,9 +34,6 @@
 #include "harness/case/session.h"
 #include "ranks.h"
 #include "slots.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Results of one call.
  *   out      o and final_state, allocated by the callee (dp_result_free); without o the session has
@@ -94,8 +91,4 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
 
 /* Runs the simulation s of a call (one rank), fills *out and frees s. */
 void dp_calls_of_sim(dp_sim *s, dp_call_result *out);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

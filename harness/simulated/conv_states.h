@@ -7,9 +7,6 @@
 #define DP_CONV_STATES_H
 #include "fault.h"
 #include "ref/chunk/conv.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* [Nseq][W-1][D], oldest first, of each convolution; NULL: there is none. */
 typedef struct {
@@ -51,8 +48,4 @@ void dp_conv_states_look(dp_conv_calls *c, const int64_t *at, int64_t call,
  * It makes y [T][D] and the states after, to be freed. On one rank of the simulated pipeline. */
 void dp_conv_states_run(const dp_conv *shape, dp_conv_policy policy, const double *x,
                         const int64_t *cu, const double *before, double **y, double **after);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -12,9 +12,6 @@
 #define DP_DRAFTS_H
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/tensors.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Where a sequence of such a problem comes from. */
 typedef struct {
@@ -41,8 +38,4 @@ void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_
                     const dp_result *made, const double *states);
 /* Frees what it holds; the struct is the caller's. */
 void dp_drafts_free(dp_drafts *d);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,9 +8,6 @@
 #define DP_FAULT_H
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/own.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_FAULT_NONE,
@@ -145,8 +142,4 @@ typedef struct {
 #define DP_BUGS_OF_THREADS 37
 #define DP_NBUGS 60
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,14 +6,7 @@
 #define DP_FAULT_EFFECT_H
 #include "fault.h"
 #include "ref/chunk/conv.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* After a run of the convolution. */
 void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -3,9 +3,6 @@
 #ifndef DP_RANK_PART_H
 #define DP_RANK_PART_H
 #include "ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Rank `rank` of N: its tokens of p, parts one behind the other, with the cu, states and parameters
  * of all; to be freed. */
@@ -26,8 +23,4 @@ void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, vo
 int64_t dp_rank_size(dp_sim *s, int rank, int backward);
 void dp_rank_pack(dp_sim *s, int rank, int backward, double *all);
 void dp_rank_unpack(dp_sim *s, int rank, int backward, const double *all);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

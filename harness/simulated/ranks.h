@@ -21,9 +21,6 @@
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/peers.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_MAX_TRAJ 16
 
@@ -217,8 +214,4 @@ static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
 const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */
 /* do at a token for head hv: row stride HV*V in the problem; gathered into [c][V]. */
 void dp_sim_gather_do(const dp_sim *s, int group, int hv, double *dout);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

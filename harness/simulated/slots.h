@@ -29,9 +29,6 @@
 #define DP_SLOTS_H
 #include "fault.h"
 #include "harness/case/session.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The pool as a call gets it; everything is borrowed. */
 typedef struct {
@@ -115,8 +112,4 @@ void dp_slots_put(dp_slots *s, int i, const double *state);
 void dp_slots_take(dp_slots *s, double *S);
 /* The slot of the first sequence becomes the prefix's, from which all sequences continue. */
 void dp_slots_share(dp_slots *s);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

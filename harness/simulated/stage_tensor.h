@@ -10,9 +10,6 @@
 #ifndef DP_STAGE_TENSOR_H
 #define DP_STAGE_TENSOR_H
 #include "ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_GCUM,
@@ -95,8 +92,4 @@ void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t wid
                              int64_t *used);
 /* Where a stage that each chunk holds lies in it. */
 const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -15,9 +15,6 @@
 #ifndef DP_BITS_H
 #define DP_BITS_H
 #include "ref/vocabulary/formats.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_BITS_STORE, DP_BITS_OPERAND, DP_BITS_ACCUMULATE, DP_NBITMODELS } dp_bits_model;
 extern const char *const dp_bits_models[DP_NBITMODELS];
@@ -56,8 +53,4 @@ typedef struct {
  * leaves npoint = 0. */
 void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, dp_format claimed,
                   dp_bits *out);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -21,9 +21,6 @@
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H
 #include "levels.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_PASS, DP_FAIL, DP_SKIPPED, DP_UNJUDGED, DP_NVERDICTS } dp_verdict;
 extern const char *const dp_verdict_names[DP_NVERDICTS];
@@ -134,8 +131,4 @@ const dp_row *dp_judgement_row(const dp_judgement *j);
 
 /* x rounded to nearest at roundoff u, a power of 2, less x; u 0: 0. */
 double dp_rounding_error(double x, double u);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -11,9 +11,6 @@
 #define DP_CONDITION_H
 #include "compare.h"
 #include "harness/simulated/ranks.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     double inverse, entry, condition;
@@ -30,8 +27,4 @@ int dp_ill_conditioned(const dp_condition *c, dp_base b);
 /* Appends to why [size] what the condition says about a verdict: that the problem is
  * ill-conditioned, or that it does not explain a failure. */
 void dp_condition_explain(const dp_condition *c, dp_base b, dp_verdict v, char *why, size_t size);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

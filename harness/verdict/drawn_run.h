@@ -22,9 +22,6 @@
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     uint64_t draw;   /* 0, 1, ..: each other numbers */
@@ -84,8 +81,4 @@ const double *dp_drawn_dg(const dp_drawn_run *x); /* [T][HV][Kg] of the log deca
 
 /* The value of rank and head z = rank * HV + head; NULL: it has none. */
 const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -15,9 +15,6 @@
 #define DP_DRAWS_H
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Directions in which errors of correct kernels are nearly balanced, and those of some wrong ones
  * are not. They are along the tensor itself (a factor), along one sign (an offset), and against the
@@ -110,8 +107,4 @@ dp_row_map dp_map_field(const dp_windows *w, int field);
  * numbers of a token: its keys and, if value heads are added up, these. NULL: no limit, since an
  * initial state enters every row, or the field sums otherwise. */
 double *dp_row_freedom_new(const dp_problem *p, dp_result_id field);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -6,9 +6,6 @@
 #ifndef DP_EXPECTATIONS_H
 #define DP_EXPECTATIONS_H
 #include "expected.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* How a subject computes, or may. */
 typedef struct {
@@ -40,8 +37,4 @@ const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim
 
 /* Frees what it holds; the struct is the caller's. */
 void dp_expectations_free(dp_expectations *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

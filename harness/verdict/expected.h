@@ -21,9 +21,6 @@
 #include "ref/chunk/conv.h"
 #include "ref/files/cache.h"
 #include "ref/vocabulary/design.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_SET_OFF_LATTICE 2 /* the set whose log gates leave the lattice of their format */
 
@@ -70,8 +67,4 @@ void dp_expected_free(dp_expected *x);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -48,9 +48,6 @@
 #ifndef DP_LEVELS_H
 #define DP_LEVELS_H
 #include "draws.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_ALARM 1e-7 /* share of right tensors that one level may fail */
 #define DP_PRIOR_MOST 64.0
@@ -170,8 +167,4 @@ dp_share dp_share_of_runs(int n, const dp_share *run);
 
 /* n >= 1 cases, each with the factor that it is allowed. */
 dp_pooled dp_pool(int n, const dp_share *of_case, const double *factor);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

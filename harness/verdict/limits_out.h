@@ -10,9 +10,6 @@
 #define DP_LIMITS_OUT_H
 #include "compare.h"
 #include "ref/files/safetensors.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* From here on dp_compare keeps limits, the last ones of each tensor by name. With results it
  * keeps also what it compared, NAME.result, .truth and .truth_lo, in the order of the rows. One
@@ -23,8 +20,4 @@ void dp_limits_add(const dp_compare_in *in, const double *bound, const dp_levels
 /* Writes and frees them: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
  * all F64. */
 dp_status dp_limits_write(const char *path, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

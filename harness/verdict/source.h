@@ -16,9 +16,6 @@
 #define DP_SOURCE_H
 #include "compare.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_ROWS, DP_ROWS_OF_V, DP_STATES_OF_V, DP_STATES_OF_DO, DP_DECAYS } dp_source_kind;
 dp_source_kind dp_source_kind_of(const char *tensor); /* names as in the record */
@@ -35,8 +32,4 @@ typedef struct {
 } dp_source;
 /* in: as compared; p: a problem of exact inputs. */
 void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,9 +8,6 @@
 #include "draws.h"
 #include "harness/bound/error_bound.h"
 #include "harness/simulated/stage_tensor.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Not DP_PER_RANK. [rows] bounds of the 2-norm of each row's error, from a bound that has been run
  * (dp_error_bound_run). */
@@ -28,8 +25,4 @@ typedef struct {
 } dp_stage_judge_in;
 /* Fills *out with the judgement of one stage tensor against its bound on true inputs. */
 void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *in, dp_judgement *out);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

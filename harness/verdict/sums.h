@@ -24,9 +24,6 @@
 #define DP_SUMS_H
 #include "compare.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Judgements of tensors `dA_log`, `ddt_bias` and `dg` of a subject; NULL: was not judged. If dg
  * passes, the other two fail (tier "sum") for wrong sums. A tensor that is otherwise unjudged
@@ -41,8 +38,4 @@ typedef struct {
 } dp_sums_in;
 /* Changes dA_log and ddt_bias alone. */
 void dp_sums_judge(const dp_sums_in *in);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,14 +8,8 @@
  */
 #ifndef DP_DD_H
 #define DP_DD_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 #define DP_DD_ETA(k) (((k) + 2) * 0x1p-100)
 /* C = A B as above; every array is the caller's. */
 void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh,
               const double *Bl, double *Ch, double *Cl);
-#ifdef __cplusplus
-}
-#endif
 #endif

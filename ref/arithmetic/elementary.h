@@ -13,9 +13,6 @@
  */
 #ifndef DP_ELEMENTARY_H
 #define DP_ELEMENTARY_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Each within the guarantees above. */
 double dp_exp(double x);
@@ -33,8 +30,4 @@ void dp_cos_sin(double x, double y[2]);
 void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may be x */
 /* log(1 + x) in float, as dp_expf. */
 float dp_log1pf(float x);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

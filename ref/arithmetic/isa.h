@@ -11,9 +11,6 @@
 #ifndef DP_ISA_H
 #define DP_ISA_H
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_ISA_PLAIN, DP_ISA_AVX2, DP_ISA_AVX512, DP_NISAS } dp_isa;
 extern const char *const dp_isa_names[DP_NISAS];
@@ -23,8 +20,4 @@ int dp_isa_here(dp_isa isa); /* compiled in, and this CPU has it */
 dp_isa dp_isa_chosen(void);
 /* From now on the one of that name; NULL: the widest. DP_EINPUT when there is none such here. */
 dp_status dp_isa_choose(const char *name, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

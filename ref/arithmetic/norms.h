@@ -3,10 +3,6 @@
 #define DP_NORMS_H
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Norm of n numbers, none of whose squares overflows or is lost. If one is not finite: that
  * number's size. */
 double dp_norm_fro(int64_t n, const double *A);
@@ -15,8 +11,4 @@ double dp_norm_fro(int64_t n, const double *A);
 double dp_norm2_up(int m, int n, const double *A);
 /* sqrt(|A|_1 |A|_inf) >= | |A| |_2 */
 double dp_norm_abs2_up(int m, int n, const double *A);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -17,9 +17,6 @@
  */
 #ifndef DP_TRIANGLE_H
 #define DP_TRIANGLE_H
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* X <- L^(-1) X, or L^(-T) X where trans; in place. */
 void dp_solve_f64(int n, int cols, int trans, const double *L, double *X);
@@ -29,8 +26,4 @@ void dp_solve_f32(int n, int cols, int trans, const float *L, float *X);
 void dp_invert_f64(int n, const double *L, double *T);
 /* The same in fp32. */
 void dp_invert_f32(int n, const float *L, float *T);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -29,9 +29,6 @@
 #include "ref/arithmetic/norms.h"
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/design.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The rounding model of a base policy: relative errors, but for tiny. */
 typedef struct {
@@ -213,8 +210,4 @@ void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M,
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

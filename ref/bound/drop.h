@@ -38,9 +38,6 @@
 #ifndef DP_DROP_H
 #define DP_DROP_H
 #include "ref/chunk/gate.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Bound of the 2-norm that each row of a result loses: [rows], as dp_result_shape counts them. NULL
  * where the problem has no such result. */
@@ -63,8 +60,4 @@ typedef struct {
  * sequence, c <= t. */
 dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

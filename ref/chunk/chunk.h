@@ -16,9 +16,6 @@
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     dp_base base;
@@ -144,8 +141,4 @@ double dp_round_store(dp_base b, double x);
 
 /* Below it exp of a gate is 0 in the arithmetic of a base: steps far below are raised to it. */
 double dp_gate_floor(dp_base b);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

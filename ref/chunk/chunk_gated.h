@@ -14,9 +14,6 @@
 #ifndef DP_CHUNK_GATED_H
 #define DP_CHUNK_GATED_H
 #include "chunk.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_ANCHORS 4
 
@@ -38,8 +35,4 @@ typedef struct {
 } dp_gated_gradients;
 /* Adds to the four output arrays. */
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

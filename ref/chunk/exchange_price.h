@@ -5,9 +5,6 @@
 #define DP_EXCHANGE_PRICE_H
 #include "ref/vocabulary/exchange.h"
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Bytes of M [K][K], of which a payload of low rank keeps `rank` singular values; of H [K][V]. */
 int64_t dp_payload_M_bytes(dp_payload p, int K, int rank);
@@ -66,8 +63,4 @@ typedef struct {
 } dp_mesh_price;
 dp_mesh_price dp_mesh_price_of(int cp, int tp, int64_t T, const dp_exchange_size *s,
                                const dp_exchange_machine *m);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -12,9 +12,6 @@
 #define DP_RECURRENT_H
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Further results that a caller wants. States at tokens t[0 .. n), [n][HV][K][V], of their own
  * sequence. S is the state before that token (math.md b), dS the gradient of the state after token
@@ -41,8 +38,4 @@ void dp_recurrent_run_f64(const dp_problem *p, const dp_design *design, int back
 
 /* States [Nseq][HV][K][V] as they leave a call: in design->final_state. */
 void dp_leave_states(const dp_problem *p, const dp_design *design, double *S);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

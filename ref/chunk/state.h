@@ -3,9 +3,6 @@
 #ifndef DP_STATE_H
 #define DP_STATE_H
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* S <- diag(exp g) S; g: the Kg log gates of a token and head. */
 void dp_state_decay(const dp_problem *p, const double *g, double *S);
@@ -13,8 +10,4 @@ void dp_state_decay(const dp_problem *p, const double *g, double *S);
 void dp_state_read(const dp_problem *p, const double *S, const double *k, double *y);
 /* S += a k y' */
 void dp_state_write(const dp_problem *p, double a, const double *k, const double *y, double *S);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

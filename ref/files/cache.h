@@ -15,9 +15,6 @@
 #ifndef DP_CACHE_H
 #define DP_CACHE_H
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum {
     DP_CACHE_TRUTH,
@@ -48,8 +45,4 @@ int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part
 /* A failure to write costs the next run its time, not this run its result: it is reported on
  * stderr. */
 void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *parts, int n);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -8,9 +8,6 @@
 #define DP_INPUT_H
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Half of the memory of this machine: more than that of one file could not be worked on here. */
 int64_t dp_input_most(void);
@@ -21,8 +18,4 @@ FILE *dp_input_open(const char *path, int64_t most, int64_t *size, dp_err *e);
 
 /* The whole file, with a NUL behind its last byte; the caller frees *bytes. */
 dp_status dp_input_read(const char *path, int64_t most, char **bytes, size_t *n, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

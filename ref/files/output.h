@@ -18,9 +18,6 @@
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
 #include <stdio.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct dp_output {
     FILE *f;
@@ -54,8 +51,4 @@ dp_status dp_output_check(const char *path, dp_err *e);
 
 /* Makes a folder and those above it. 0, or -1 with errno (an existing folder is no failure). */
 int dp_make_dirs(const char *path);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -12,9 +12,6 @@
 #define DP_SAFETENSORS_H
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     char *name;
@@ -54,8 +51,4 @@ void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format form
                               const int64_t *shape, const double *data);
 /* Appends a pair of metadata; both are copied. */
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

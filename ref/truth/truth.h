@@ -10,9 +10,6 @@
 #define DP_TRUTH_H
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* A tensor with its error radii. A row is the innermost vector; of states and maps a row is one
  * [K][V] or [K][K] matrix. */
@@ -128,8 +125,4 @@ void dp_truth_rank_free(dp_truth_rank *r);
  *   cached   NULL, or *cached becomes 1 if t was read from the cache, else 0 */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
                           dp_truth *t, int *cached, dp_err *e);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -7,9 +7,6 @@
 #ifndef DP_CONTEXT_H
 #define DP_CONTEXT_H
 #include "problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef struct {
     int rank, N;
@@ -55,8 +52,4 @@ static inline int dp_context_passes_fwd(const dp_context *c) {
 static inline int dp_context_passes_bwd(const dp_context *c) {
     return c->nlocal == 1 && !c->is_first && !c->is_last;
 }
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -65,9 +65,6 @@
 #include "exchange.h"
 #include "formats.h"
 #include "problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* The words as above, for help texts (F: a format). */
 #define DP_DESIGN_WORDS                                                                    \
@@ -147,8 +144,4 @@ dp_format dp_design_kept(const dp_design *d);
 
 /* A number in a format that designs may name, rounded once. */
 double dp_store(dp_format f, double x);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

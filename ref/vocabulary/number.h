@@ -7,9 +7,6 @@
 #ifndef DP_NUMBER_H
 #define DP_NUMBER_H
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 typedef enum { DP_NUMBER_OK, DP_NUMBER_NONE, DP_NUMBER_RANGE } dp_number;
 
@@ -20,8 +17,4 @@ dp_number dp_number_real(const char *text, double least, double most, double *x)
 
 /* The same for the number that text begins with; *end: behind it. */
 dp_number dp_number_real_prefix(const char *text, double *x, const char **end);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

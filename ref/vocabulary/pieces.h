@@ -5,9 +5,6 @@
 #ifndef DP_PIECES_H
 #define DP_PIECES_H
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 #define DP_PIECES_LEAST 16 /* chunks a piece */
 #define DP_PIECES_LONG 256 /* chunks of the longest sequence below which nothing is cut */
@@ -39,8 +36,4 @@ typedef struct {
 dp_pieces dp_pieces_of(const int64_t *length, int n, int H, int sms, int chunk);
 /* Pieces of one sequence, of so many chunks each. */
 int64_t dp_pieces_of_sequence(int64_t chunks, int64_t piece);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -16,9 +16,6 @@
 #ifndef DP_RECURRENCE_H
 #define DP_RECURRENCE_H
 #include "problem.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, beside dp_input_id. */
@@ -152,8 +149,4 @@ static inline int dp_has_growth(const dp_problem *p) {
                dp_entry_has(r->row[j].read, DP_FACTOR_GROWTH);
     return any;
 }
-
-#ifdef __cplusplus
-}
-#endif
 #endif

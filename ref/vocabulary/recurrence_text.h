@@ -33,9 +33,6 @@
 #ifndef DP_RECURRENCE_TEXT_H
 #define DP_RECURRENCE_TEXT_H
 #include "recurrence.h"
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 enum { DP_NAME_MOST = 24 };
 typedef struct {
@@ -54,8 +51,4 @@ dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_r
 void dp_user_recurrence_install(const dp_user_recurrence *y);
 /* NULL: none is. */
 const dp_user_recurrence *dp_user_recurrence_installed(void);
-
-#ifdef __cplusplus
-}
-#endif
 #endif

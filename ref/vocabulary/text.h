@@ -8,9 +8,6 @@
 #ifndef DP_TEXT_H
 #define DP_TEXT_H
 #include <stddef.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
 /* Bytes before the first that is not well-formed UTF-8 (RFC 3629), or is part of a control
  * character (U+0000..1F, 7F..9F) or of U+FFFE, U+FFFF. If all is well: n. With lines 1 tabs and
@@ -24,8 +21,4 @@ void dp_text_printable(const char *s, char *out, size_t size);
 int dp_find_name(const char *name, const char *const *names, int n);
 /* Is name one of the words of a list that have `between` between them? */
 int dp_is_listed(const char *name, const char *list, char between);
-
-#ifdef __cplusplus
-}
-#endif
 #endif
