@@ -261,12 +261,11 @@ dp_status dpg_comm_nccl(dpg_comm *c, int N, const int *devices, double limit_s, 
  * process that calls CUDA must not come from a fork of one that had. Each process calls join once,
  * which fills c and meets the others. With more ranks than devices ranks r and r' talk over NVLink
  * if r / devices is the same, else through sockets of the loopback. A process that ends without
- * destroy ends all ranks at once. abort: by any process, as c.abort. After a failure the memory and
- * its processes cannot be used again. */
+ * destroy ends all ranks at once. After a failure the memory and its processes cannot be used
+ * again. */
 size_t dpg_comm_procs_bytes(void);
 dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e);
 dp_status dpg_comm_procs_join(dpg_comm *c, void *shared, int rank, dp_err *e);
-void dpg_comm_procs_abort(void *shared, const char *why);
 /* One of N ranks over NCCL, each a process with a device, on any hosts. id: bytes that one process
  * makes. The launcher (MPI, a socket) brings them to the others. Fills *c; every rank calls it at
  * the same time. No windows. If a rank does not call it or ends, the others fail within limit_s;
@@ -306,9 +305,6 @@ void dpg_plan_destroy(dpg_plan *plan);
  * ranks may not use send_dh_only: a rank waits at the end of its forward for M of later ranks. */
 dp_status dpg_plan_connect(dpg_plan *plan, dpg_comm *comm, dp_err *e);
 int dpg_plan_connected(const dpg_plan *plan);
-int64_t dpg_plan_tokens(const dpg_plan *plan); /* L */
-/* Number of parts that the rank owns; 0 without a table of owners. */
-int dpg_plan_links(const dpg_plan *plan);
 dpg_path dpg_plan_path(const dpg_plan *plan); /* which path AUTO chose */
 const char *
 dpg_plan_why(const dpg_plan *plan); /* the reason: asked for, or why not the fast path */

@@ -20,8 +20,6 @@ dp_status dpg_comm_procs_init(void *shared, int N, double limit_s, dp_err *e) {
     return DP_OK;
 }
 
-void dpg_comm_procs_abort(void *shared, const char *why) { group_fail((Group *)shared, "%s", why); }
-
 /* NCCL refuses two ranks of one host on a device: those that would collide are hosts of their own,
  * which talk through sockets. */
 static void describe_host(const Group *g, int rank, int ndev) {

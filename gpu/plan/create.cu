@@ -307,11 +307,6 @@ static const dpg_plan *worker(const dpg_plan *pl) {
     return pl->heads ? worker(pl->heads->one) : pl->wide ? pl->wide->one : pl;
 }
 
-int64_t dpg_plan_tokens(const dpg_plan *pl) { return pl->d.L; }
-int dpg_plan_links(const dpg_plan *pl) {
-    if (pl->wide) pl = pl->wide->one;
-    return pl->owned ? pl->nlink : 0;
-}
 dpg_path dpg_plan_path(const dpg_plan *pl) { return worker(pl)->opt.path; }
 const char *dpg_plan_why(const dpg_plan *pl) { return worker(pl)->why; }
 int dpg_plan_segments(const dpg_plan *pl) { return worker(pl)->nseg; }

@@ -6,14 +6,16 @@
 #include <string.h>
 #include <unistd.h>
 
-int dp_is_terminal(FILE *f) {
+/* Is it a terminal that moves its cursor (TERM is not dumb)? The terminals of mpirun's processes do
+ * not count: nobody watches them. */
+static int is_terminal(FILE *f) {
     const char *term = getenv("TERM");
     return isatty(fileno(f)) && !dp_under_mpirun() && term && *term && strcmp(term, "dumb") != 0;
 }
 
 static int coloured(FILE *f) {
     const char *no = getenv("NO_COLOR");
-    return !(no && *no) && dp_is_terminal(f);
+    return !(no && *no) && is_terminal(f);
 }
 
 void dp_put(FILE *f, dp_paint paint, const char *text, int width) {
@@ -26,7 +28,7 @@ void dp_put(FILE *f, dp_paint paint, const char *text, int width) {
 }
 
 void dp_put_line(FILE *f, int indent, const char *text) {
-    if (dp_is_terminal(f) && indent + strlen(text) > 80)
+    if (is_terminal(f) && indent + strlen(text) > 80)
         dp_put_words(f, indent, text);
     else
         fprintf(f, "%s\n", text);
@@ -49,7 +51,7 @@ void dp_put_words(FILE *f, int indent, const char *text) {
 
 void dp_status_line(const char *text) {
     static int shown;
-    if (!dp_is_terminal(stderr) || (!*text && !shown)) return;
+    if (!is_terminal(stderr) || (!*text && !shown)) return;
     fprintf(stderr, "\r\033[K%.79s", text);
     fflush(stderr);
     shown = *text != 0;

@@ -6,10 +6,6 @@
 
 typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
 
-/* Is it a terminal that moves its cursor (TERM is not dumb)? The terminals of mpirun's processes do
- * not count: nobody watches them. */
-int dp_is_terminal(FILE *f);
-
 /* Prints `text` in a field of `width` columns (0: as it is); coloured on a terminal where NO_COLOR
  * is not set. */
 void dp_put(FILE *f, dp_paint paint, const char *text, int width);

@@ -31,7 +31,6 @@ typedef struct {
 
 /* "python mine.py", "sim"; "base bf16, chain fp32, design recurrent" */
 const char *dp_differ_name(const dp_check_subject *s);
-void dp_differ_claim(const dp_check_subject *s, char *out, size_t size);
 
 void dp_differ_print(const dp_differ_answer *a, FILE *f);
 json_t *dp_differ_json(const dp_differ_answer *a);

@@ -9,7 +9,7 @@ const char *dp_differ_name(const dp_check_subject *s) {
     return s->library ? s->library->name : dp_backend_names[s->backend];
 }
 
-void dp_differ_claim(const dp_check_subject *s, char *out, size_t size) {
+static void differ_claim(const dp_check_subject *s, char *out, size_t size) {
     const char *design = s->library ? s->library->design : "";
     snprintf(
         out, size, "base %s, chain %s%s%s%s%s", dp_base_names[s->base], dp_formats[s->chain].name,
@@ -101,7 +101,7 @@ void dp_differ_print(const dp_differ_answer *a, FILE *f) {
     fprintf(f, "%s: T = %lld, HV = %d, K = %d, V = %d, %d ranks\n", a->case_name,
             (long long)a->p->T, a->p->HV, a->p->K, a->p->V, a->N);
     for (int k = 0; k < 2; k++) {
-        dp_differ_claim(&a->s[k], claim, sizeof claim);
+        differ_claim(&a->s[k], claim, sizeof claim);
         fprintf(f, "  %c: %s, %s (%.2f s)\n", 'A' + k, dp_differ_name(&a->s[k]), claim,
                 d->seconds[k]);
     }
@@ -161,7 +161,7 @@ static json_t *tensor_json(const dp_differ_tensor *t) {
 
 static json_t *side_json(const dp_differ_answer *a, int k) {
     char claim[400];
-    dp_differ_claim(&a->s[k], claim, sizeof claim);
+    differ_claim(&a->s[k], claim, sizeof claim);
     json_t *x = json_pack("{ss ss sf}", "name", dp_differ_name(&a->s[k]), "claim", claim, "seconds",
                           a->d->seconds[k]);
     if (*a->d->unbounded[k]) json_object_set_new(x, "no_bounds", json_string(a->d->unbounded[k]));

@@ -79,7 +79,9 @@ double dp_state_far(const dp_design *d) {
     return far;
 }
 
-dp_design dp_bound_design(const dp_design *design) {
+/* The words of a design that bounds read, all else the default of its base. Designs that agree in
+ * them have the same bounds. */
+static dp_design bound_design(const dp_design *design) {
     dp_design d = dp_design_of(design->base);
     d.chunk = design->chunk;
     d.sending = design->sending;
@@ -94,7 +96,7 @@ dp_design dp_bound_design(const dp_design *design) {
 }
 
 int dp_bounds_are_derived(const dp_design *design) {
-    const dp_design bounded = dp_bound_design(design);
+    const dp_design bounded = bound_design(design);
     dp_design d = *design;
     d.fast_decays = bounded.fast_decays;
     d.final_state = bounded.final_state; /* dp_bounds_store, dp_bounds_keep */
@@ -120,13 +122,14 @@ int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
     return dp_token_design_is_bounded(&x) && dp_token_bounds_seconds(p) <= AFFORDABLE;
 }
 
-int dp_chunks_are_bounded(const dp_design *d, const dp_problem *p) {
+/* Has it bounds of chunks? */
+static int chunks_are_bounded(const dp_design *d, const dp_problem *p) {
     const dp_design x = long_state(d, p);
     return dp_bounds_are_derived(&x);
 }
 
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
-    return dp_chunks_are_bounded(&r->design, p) || dp_tokens_are_bounded(&r->design, p);
+    return chunks_are_bounded(&r->design, p) || dp_tokens_are_bounded(&r->design, p);
 }
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
@@ -297,7 +300,7 @@ static void *with_raw_error(const void *what, size_t n, const dp_problem *p, con
 
 static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
                      const dp_raw_error *raw) {
-    const dp_design bounded = dp_bound_design(design);
+    const dp_design bounded = bound_design(design);
     struct {
         int32_t N, base, chain, backward;
         char design[DP_DESIGN_TEXT];
@@ -416,7 +419,7 @@ static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain,
 /* Are its bounds those of the base's default but for what it sends? */
 static int is_plain(const dp_design *design) {
     const dp_design plain = dp_design_of(design->base);
-    dp_design d = dp_bound_design(design);
+    dp_design d = bound_design(design);
     d.sending = plain.sending;
     return dp_design_same(&d, &plain);
 }
@@ -443,6 +446,6 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
         of_tokens(sp, design, chain, w, out);
         return;
     }
-    of_chunks(sp, dp_chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
+    of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
     store(sp, &plain, design, out);
 }

@@ -20,9 +20,6 @@ dp_allowance dp_run_allowance(const dp_run *r);
  * wider format than the base's are within them; operands of scores may carry their decay in
  * bf16. */
 int dp_bounds_are_derived(const dp_design *design);
-/* The words of a design that bounds read, all else the default of its base. Designs that agree in
- * them have the same bounds. */
-dp_design dp_bound_design(const dp_design *design);
 /* The same of a run's design. */
 int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
@@ -34,10 +31,9 @@ void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_all
  * 0.05. At least twice the unit roundoff of a state that leaves shorter. */
 double dp_state_far(const dp_design *design);
 /* Has the recurrent design bounds of its own, and can they be had of this problem
- * within about 20 s of one core? Has one of chunks? A state in a short format has them, but for
+ * within about 20 s of one core? A state in a short format has them, but for
  * gradients of rows of their own (dp_by_rows). */
 int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
-int dp_chunks_are_bounded(const dp_design *design, const dp_problem *p);
 
 /* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
 double dp_base_roundoff(dp_base b);

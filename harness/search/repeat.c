@@ -57,7 +57,9 @@ static void token_stages(const dp_sim *s, int r, int hv, uint64_t *h, int64_t st
     }
 }
 
-uint64_t *dp_fingerprint(const dp_sim *s) {
+/* Hashes of what each stage leaves behind, [DP_NSTAGES][N][HV]; dA_log and ddt_bias belong to rank
+ * 0. recompute, which repeats state_fwd, has none. */
+static uint64_t *fingerprint(const dp_sim *s) {
     const dp_problem *p = s->p;
     const int HV = p->HV, Kg = dp_Kg(p);
     const int64_t step = (int64_t)s->N * HV;
@@ -90,7 +92,7 @@ dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     for (int run = 0; run < runs; run++) {
         s.have_forward = s.have_backward = 0; /* nothing kept from the run before */
         dp_sim_run(&s, how->chain, how->merge, how->backward);
-        uint64_t *h = dp_fingerprint(&s);
+        uint64_t *h = fingerprint(&s);
         int64_t at = 0;
         while (first && at < DP_NSTAGES * step && h[at] == first[at])
             at++;

@@ -4,10 +4,6 @@
 #define DP_REPEAT_H
 #include "harness/simulated/ranks.h"
 
-/* Hashes of what each stage leaves behind, [DP_NSTAGES][N][HV]; dA_log and ddt_bias belong to rank
- * 0. recompute, which repeats state_fwd, has none. */
-uint64_t *dp_fingerprint(const dp_sim *s);
-
 typedef struct {
     int runs, differ; /* differ: runs unlike the first */
     dp_stage stage;   /* the first such place in the order of stages */

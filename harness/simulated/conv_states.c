@@ -43,7 +43,8 @@ static void true_state(const dp_conv *v, int seq, int64_t at, double *to) {
     }
 }
 
-void dp_conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_states *s) {
+/* The true states where sequence i has tokens up to at[i]. */
+static void conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_states *s) {
     for (int i = 0; i < DP_NQKV; i++)
         for (int q = 0; c->conv[i] && q < c->conv[i]->Nseq; q++)
             true_state(c->conv[i], q, at[q], s->of[i] + q * dp_conv_state_size(c->conv[i]));
@@ -81,7 +82,7 @@ void dp_conv_states_look(dp_conv_calls *c, const int64_t *at, int64_t call,
         if (!c->want.of[i]) c->want.of[i] = dp_doubles(all_of(v));
         if (all_of(v)) memcpy(c->got.of[i], after->of[i], bytes(all_of(v)));
     }
-    if (!c->wrong) dp_conv_states_true(c, at, &c->want);
+    if (!c->wrong) conv_states_true(c, at, &c->want);
     for (int i = 0; i < DP_NQKV && !c->wrong; i++)
         wrong |= c->conv[i] && all_of(c->conv[i]) &&
                  memcmp(c->got.of[i], c->want.of[i], bytes(all_of(c->conv[i])));

@@ -35,8 +35,6 @@ void dp_conv_calls_begin(dp_conv_calls *c, dp_conv_states *first);
 
 /* Numbers of a state: of one sequence, of all. */
 static inline int64_t dp_conv_state_size(const dp_conv *c) { return (int64_t)(c->W - 1) * c->D; }
-/* The true states where sequence i has tokens up to at[i]. */
-void dp_conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_states *s);
 /* The states that a call gets instead of `before`; 1: they differ. at: as above. */
 int dp_conv_states_spoil(const dp_conv_calls *c, dp_fault fault, const int64_t *at,
                          dp_conv_states *before);

@@ -84,7 +84,10 @@ static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg)
     }
 }
 
-void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
+/* The lists of a rank's results, in the same order in its own process (dp_sim_new_rank) and in the
+ * frame of all ranks (dp_sim_new_frame). Both must have called dp_sim_begin with the same backward.
+ * Makes room in a frame that has none yet. */
+static void rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
     dp_rank_each_result(s->p, &s->out, &s->ctx[rank], backward, f, arg);
     each_of_rank(s, rank, backward, f, arg);
     each_of_prefixes(s, rank, f, arg);
@@ -111,12 +114,12 @@ static void give(double *x, int64_t n, void *arg) {
 
 int64_t dp_rank_size(dp_sim *s, int rank, int backward) {
     int64_t n = 0;
-    dp_rank_each_list(s, rank, backward, count, &n);
+    rank_each_list(s, rank, backward, count, &n);
     return n;
 }
 void dp_rank_pack(dp_sim *s, int rank, int backward, double *all) {
-    dp_rank_each_list(s, rank, backward, take, &all);
+    rank_each_list(s, rank, backward, take, &all);
 }
 void dp_rank_unpack(dp_sim *s, int rank, int backward, const double *all) {
-    dp_rank_each_list(s, rank, backward, give, &all);
+    rank_each_list(s, rank, backward, give, &all);
 }

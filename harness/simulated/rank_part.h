@@ -14,11 +14,6 @@ typedef void dp_rank_list_fn(double *x, int64_t n, void *arg);
 void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *c, int backward,
                          dp_rank_list_fn *f, void *arg);
 
-/* The lists of a rank's results, in the same order in its own process (dp_sim_new_rank) and in the
- * frame of all ranks (dp_sim_new_frame). Both must have called dp_sim_begin with the same backward.
- * Makes room in a frame that has none yet. */
-void dp_rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg);
-
 /* All of them in a row: how many numbers; to or from `all`. */
 int64_t dp_rank_size(dp_sim *s, int rank, int backward);
 void dp_rank_pack(dp_sim *s, int rank, int backward, double *all);

@@ -110,7 +110,8 @@ int dp_source_enough(int rows, int of) { return rows >= 2 && 4 * rows >= of; }
 
 #define PLACES 8 /* wrong (rank, head) looked at */
 
-dp_source_kind dp_source_kind_of(const char *t) {
+/* By names as in the record. */
+static dp_source_kind source_kind_of(const char *t) {
     static const struct {
         const char *name;
         dp_source_kind kind;
@@ -219,10 +220,10 @@ static int whose_exponents(const dp_wrong_rows *x) {
 
 static int nothing_there(const dp_wrong_rows *x) {
     const dp_compare_in *in = x->in;
-    const int cols = dp_source_kind_of(in->name) == DP_STATES_OF_V ||
-                             dp_source_kind_of(in->name) == DP_STATES_OF_DO
-                         ? x->p->V
-                         : (int)in->width;
+    const int cols =
+        source_kind_of(in->name) == DP_STATES_OF_V || source_kind_of(in->name) == DP_STATES_OF_DO
+            ? x->p->V
+            : (int)in->width;
     int64_t zero = 0, nan = 0, n = 0;
     int lo = cols, hi = -1;
     char a[96], in_columns[48] = "";
@@ -292,7 +293,7 @@ typedef struct {
 /* The readings of one step for one place: what names one source comes first. */
 static void read_place(reading_work *w, const dp_wrong_rows *x, int step) {
     const dp_compare_in *in = x->in;
-    const dp_source_kind kind = dp_source_kind_of(in->name);
+    const dp_source_kind kind = source_kind_of(in->name);
     const int back = in->name[0] == 'd';
     const int chain = kind == DP_DECAYS || !strcmp(in->name, "H") || !strcmp(in->name, "dH");
     if (step == 0)

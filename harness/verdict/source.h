@@ -18,7 +18,6 @@
 #include "ref/vocabulary/problem.h"
 
 typedef enum { DP_ROWS, DP_ROWS_OF_V, DP_STATES_OF_V, DP_STATES_OF_DO, DP_DECAYS } dp_source_kind;
-dp_source_kind dp_source_kind_of(const char *tensor); /* names as in the record */
 
 typedef struct {
     int rank, head, sequence;

@@ -10,7 +10,8 @@
 
 const char *const dp_truth_kind_names[DP_NTRUTHS] = {"mpfr", "double-double"};
 
-void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
+/* Allocates zeros of that shape; rows = 0: no arrays. */
+static void ball_alloc(dp_ball *b, int64_t rows, int64_t width) {
     *b = (dp_ball){rows, width, dp_doubles(rows * width), dp_doubles(rows * width),
                    dp_doubles(rows)};
     for (int64_t i = 0; i < rows * width; i++)
@@ -83,12 +84,12 @@ dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_tru
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (rows && (t->backward || !dp_result_fields[i].backward))
-            dp_ball_alloc(&t->field[i], rows, width);
+            ball_alloc(&t->field[i], rows, width);
     }
     const int64_t KV = (int64_t)p->K * p->V, states = (int64_t)t->ncut * p->HV;
-    if (states) dp_ball_alloc(&t->S_cut, states, KV);
-    if (states && t->backward) dp_ball_alloc(&t->dS_cut, states, KV);
-    if (rq->want_M) dp_ball_alloc(&t->M_seg, (int64_t)(t->nmark - 1) * p->HV, (int64_t)p->K * p->K);
+    if (states) ball_alloc(&t->S_cut, states, KV);
+    if (states && t->backward) ball_alloc(&t->dS_cut, states, KV);
+    if (rq->want_M) ball_alloc(&t->M_seg, (int64_t)(t->nmark - 1) * p->HV, (int64_t)p->K * p->K);
     return DP_OK;
 }
 

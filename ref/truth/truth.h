@@ -19,8 +19,6 @@ typedef struct {
     /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
     double *rad;
 } dp_ball;
-/* Allocates zeros of that shape; rows = 0: no arrays. */
-void dp_ball_alloc(dp_ball *b, int64_t rows, int64_t width);
 /* Frees what it holds; the struct is the caller's. */
 void dp_ball_free(dp_ball *b);
 
