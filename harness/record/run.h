@@ -160,4 +160,8 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r, double seconds);
+/* Tells o->done of a run that is judged. */
+void dp_run_done(dp_run *r, const dp_run_options *o);
+/* The same of one that was not made, for this reason. Sets its ID where it has none. */
+void dp_run_skip(dp_run *r, const char *why, const dp_run_options *o);
 #endif

@@ -523,7 +523,7 @@ static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out,
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     judge(sp, g, r, from);
-    if (o->done) o->done(r, o->arg);
+    dp_run_done(r, o);
 }
 
 dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,

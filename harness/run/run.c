@@ -173,15 +173,23 @@ const char *dp_options_absent(const dp_run_options *o, dp_backend b) {
     return dp_options_want(o, b) && (whole || o->nbackend) ? dp_unavailable(b, 1) : NULL;
 }
 
+void dp_run_done(dp_run *r, const dp_run_options *o) {
+    if (o->done) o->done(r, o->arg);
+}
+
+void dp_run_skip(dp_run *r, const char *why, const dp_run_options *o) {
+    if (!r->id) r->id = dp_run_id(r);
+    r->verdict = DP_SKIPPED;
+    snprintf(r->why, sizeof r->why, "%s", why);
+    dp_run_done(r, o);
+}
+
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
                            const char *path, const char *why, dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     r->backend = b;
     r->path = path;
-    r->verdict = DP_SKIPPED;
-    r->id = dp_run_id(r);
-    snprintf(r->why, sizeof r->why, "%s", why);
-    if (o->done) o->done(r, o->arg);
+    dp_run_skip(r, why, o);
     return DP_OK;
 }
 

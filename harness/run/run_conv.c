@@ -134,15 +134,14 @@ static dp_status run_one(const dp_case *c, const dp_run_options *o, const conv_t
         dp_run *r = record(c, be, N, base, o->fault, out);
         r->truth_bits = c->bits;
         if (no) {
-            r->verdict = DP_SKIPPED;
-            snprintf(r->why, sizeof r->why, "%s", no);
+            dp_run_skip(r, no, o);
         } else {
             r->tensor = dp_calloc(DP_CONV_NRESULTS, sizeof *r->tensor);
             for (int i = 0; i < DP_CONV_NRESULTS; i++)
                 if (dp_conv_result_exists(v, i)) judge(t, N, i, &got, &bound, r);
             dp_run_close(r, dp_now() - t0);
+            dp_run_done(r, o);
         }
-        if (o->done) o->done(r, o->arg);
     }
     dp_conv_result_free(&got);
     dp_conv_result_free(&bound);
@@ -207,11 +206,7 @@ dp_status dp_run_conv(const dp_case *c, const dp_run_options *o, dp_runs *out, d
             }
     for (int be = 0; be < DP_NBACKENDS && !st; be++) { /* one row that says why none ran */
         const char *no = dp_op_on(dp_op_of(c), be) ? dp_options_absent(o, be) : NULL;
-        if (!no) continue;
-        dp_run *r = record(c, be, 0, 0, 0, out);
-        r->verdict = DP_SKIPPED;
-        snprintf(r->why, sizeof r->why, "%.600s", no);
-        if (o->done) o->done(r, o->arg);
+        if (no) dp_run_skip(record(c, be, 0, 0, 0, out), no, o);
     }
     dp_conv_result_free(&t.truth);
     dp_conv_result_free(&t.rad);

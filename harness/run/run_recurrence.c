@@ -38,10 +38,7 @@ void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_
     r->backend = k->backend;
     r->ranks = 0;
     r->design = dp_design_of(r->base);
-    r->id = dp_run_id(r);
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "%.600s", no);
-    if (o->done) o->done(r, o->arg);
+    dp_run_skip(r, no, o);
 }
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
@@ -178,10 +175,7 @@ void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const
     r->own = kind;
     r->fault = o->fault;
     r->design = dp_design_of(r->base);
-    r->id = dp_run_id(r);
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "%s", why);
-    if (o->done) o->done(r, o->arg);
+    dp_run_skip(r, why, o);
 }
 
 int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,

@@ -24,11 +24,6 @@ int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_op
            !dp_cuda_unavailable(k->backend, 1);
 }
 
-static void skip(dp_run *r, const char *why) {
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "%.600s", why);
-}
-
 /* ---- one run --------------------------------------------------------------------------------- */
 
 /* The format of the kernels' q, k and v: those of a step are outputs of convolutions in the
@@ -186,14 +181,10 @@ static void note_run(const dp_cuda_result *res, dp_run *r) {
 static void judge(dp_sharding *sp, const dp_cuda_result *res, dp_bound_bases *bases, dp_run *r,
                   double from) {
     const int backward = res->out.dq != NULL;
-    dp_error_bound bound;
-    dp_run_bounds(sp, &r->design, r->chain, bases, &bound);
     dp_outputs outputs = {.results = &res->out};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         if (dp_exchange_makes(r->design.sending.exchange, i)) outputs.rank[i] = res->rank[i];
-    const dp_judging j = {sp, bases, &bound, &outputs};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&bound);
+    dp_judge_outputs(sp, bases, &outputs, r, from);
 }
 
 static void free_beside(const dp_case *c, beside *x) {
@@ -229,7 +220,7 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
     if (r->rollback && x.states) r->rollback = "states of every token";
     r->id = dp_run_id(r);
     if (st) {
-        skip(r, why.msg);
+        dp_run_skip(r, why.msg, o);
         st = DP_OK;
     } else {
         note_run(&res, r);
@@ -241,9 +232,9 @@ static dp_status run_one(dp_sharding *sp, dp_how how, const one_way *way, dp_bou
         if (x.decoded) dp_judge_pool(sp, &x.pool, r);
         dp_say_far(&x.far, r);
         dp_cuda_result_free(&res, c->p.HV);
+        dp_run_done(r, o);
     }
     free_beside(c, &x);
-    if (o->done) o->done(r, o->arg);
     return st;
 }
 

@@ -68,17 +68,9 @@ void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claim
 static void judge(dp_sharding *sp, const dp_result *got, double *const *stage, dp_run *r,
                   double from) {
     dp_bound_bases bases = {0};
-    dp_error_bound bound;
-    dp_run_bounds(sp, &r->design, r->chain, &bases, &bound);
     const dp_outputs outputs = {.results = got, .stage = stage};
-    const dp_judging j = {sp, &bases, &bound, &outputs};
-    dp_judge_run(&j, r, from);
-    dp_error_bound_free(&bound);
+    dp_judge_outputs(sp, &bases, &outputs, r, from);
     dp_bound_bases_free(&bases);
-}
-
-static void done(const dp_sharding *sp, const dp_run *r) {
-    if (sp->std->o->done) sp->std->o->done(r, sp->std->o->arg);
 }
 
 static dp_run *record(const dp_sharding *sp, const dp_design *design, dp_format chain,
@@ -104,7 +96,7 @@ static dp_status run_base(dp_sharding *sp, const dp_design *design, dp_format ch
         if (sp->truth->backward || !dp_stage_tensors[i].backward)
             stage[i] = dp_stage_tensor_value(&s, i);
     judge(sp, &s.out, stage, r, from);
-    done(sp, r);
+    dp_run_done(r, sp->std->o);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         free(stage[i]);
     dp_sim_free(&s);
@@ -126,12 +118,11 @@ static void skip_pool(const dp_sharding *sp, const dp_design *design, dp_format 
     dp_run *r = record(sp, design, chain, out);
     free(r->id);
     r->has_chain = 0;
-    r->id = dp_run_id(r);
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why,
-             "pool: the solver over LAPACKE keeps no states in slots; it was given those of the "
-             "slots, and its results are judged in the run beside this one");
-    done(sp, r);
+    r->id = NULL;
+    dp_run_skip(r,
+                "pool: the solver over LAPACKE keeps no states in slots; it was given those of the "
+                "slots, and its results are judged in the run beside this one",
+                sp->std->o);
 }
 
 static dp_status run_calls(dp_sharding *sp, const dp_design *design, dp_format chain, dp_runs *out,
@@ -145,7 +136,7 @@ static dp_status run_calls(dp_sharding *sp, const dp_design *design, dp_format c
         dp_run *r = record(sp, design, chain, out);
         judge(sp, &got, NULL, r, from);
         st = dp_judge_drafts(sp, &drafts, r, e);
-        done(sp, r);
+        dp_run_done(r, sp->std->o);
         if (sp->c->session.slots) skip_pool(sp, design, chain, out);
         dp_result_free(&got);
     }

@@ -474,7 +474,7 @@ static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_boun
     } else {
         note_failure(&x.s, r, x.from);
     }
-    if (o->done) o->done(r, o->arg);
+    dp_run_done(r, o);
     asked_free(&x);
     return st;
 }
@@ -525,7 +525,7 @@ int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, 
     }
     free(session);
     for (int i = 0; i < refused.n && !served; i++)
-        if (o->done) o->done(&refused.run[i], o->arg);
+        dp_run_done(&refused.run[i], o);
     if (served)
         dp_runs_free(&refused);
     else

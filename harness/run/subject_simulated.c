@@ -98,19 +98,12 @@ static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
     const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
     dp_judge_run(&j, r, from);
     if (o->fault) note_hits(x, r);
-    if (o->done) o->done(r, o->arg);
+    dp_run_done(r, o);
 }
 
 /* Why these ranks cannot exchange so; NULL: they can. */
 static const char *refuses(const in_one_base *x, dp_exchange merge) {
     return dp_exchange_refuses(merge, ranks_of(x->sp->c, x->sp->N), x->sp->c->p.HV);
-}
-
-static void skip_merge(const in_one_base *x, dp_sending way, const char *why, dp_runs *out) {
-    dp_run *r = record(x, way, out);
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "%s", why);
-    if (x->sp->std->o->done) x->sp->std->o->done(r, x->sp->std->o->arg);
 }
 
 static void run_all(in_one_base *x, dp_runs *out) {
@@ -124,7 +117,7 @@ static void run_all(in_one_base *x, dp_runs *out) {
         for (int k = 0; k < w.n; k++) {
             const char *no = refuses(x, w.way[k].exchange);
             if (no)
-                skip_merge(x, w.way[k], no, out);
+                dp_run_skip(record(x, w.way[k], out), no, o);
             else
                 run_merge(x, w.way[k], out);
         }
@@ -216,7 +209,7 @@ static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs
             r->hit = made.hit;
             made.hit = NULL;
         }
-        if (o->done) o->done(r, o->arg);
+        dp_run_done(r, o);
     }
     free_calls(&made);
     return st;
@@ -256,10 +249,7 @@ static void skip_ranks(const dp_sharding *sp, dp_backend be, const char *why, dp
     const dp_how how = {be, (dp_base)bases[0], DP_FP32, dp_design_of((dp_base)bases[0])};
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->has_chain = 0;
-    r->id = dp_run_id(r);
-    r->verdict = DP_SKIPPED;
-    snprintf(r->why, sizeof r->why, "%s", why);
-    if (o->done) o->done(r, o->arg);
+    dp_run_skip(r, why, o);
 }
 
 dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
