@@ -1,22 +1,41 @@
-/* Shrinks a failing case for as long as it fails for the same reason (shrink.h). */
+/* Shrinks a failing case for as long as it fails for the same reason (shrink.h). Its laws come
+ * first, then axes, ranks and optional parts, then numbers. */
+#define _GNU_SOURCE
 #include "bisect.h"
 #include "harness/base/clock.h"
+#include "ref/files/output.h"
 #include "shrink_work.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct {
+    const dp_shrink_options *o;
+    dp_shrink_options small; /* without the cache: every candidate is another problem */
+    dp_case *c;
+    const dp_failure *want;
+    int runs, tries;
+    double start; /* dp_now */
+    char *laws;   /* text of a case file that makes c, as it was before its values were touched;
+                     NULL: there is none */
+    dp_err *e;
+    dp_status st;
+} work;
+
 /* ---- trying ---------------------------------------------------------------------------------- */
 
-int dp_shrink_spent(const dp_shrink_work *w) {
+/* Is there an error, or no try left? */
+static int spent(const work *w) {
     return w->st || (w->o->max_tries && w->tries >= w->o->max_tries) ||
            (w->o->max_s && dp_now() - w->start >= w->o->max_s);
 }
 
 /* Does it fail for the same reason, and not without the fault? */
-static int fails_alike(dp_shrink_work *w, const dp_case *c) {
+static int fails_alike(work *w, const dp_case *c) {
     dp_failure f;
     dp_err e = {0};
     w->tries++;
@@ -36,7 +55,8 @@ static int fails_alike(dp_shrink_work *w, const dp_case *c) {
     return !dp_failure_of(c, &none, 1, 0, &clean, &e) && !clean.kind;
 }
 
-void dp_shrink_report(const dp_shrink_work *w, const char *fmt, ...) {
+/* Tells the caller what was taken, as printf. */
+static __attribute__((format(printf, 2, 3))) void report(const work *w, const char *fmt, ...) {
     char what[200];
     va_list ap;
     if (!w->o->step) return;
@@ -47,13 +67,417 @@ void dp_shrink_report(const dp_shrink_work *w, const char *fmt, ...) {
 }
 
 /* The candidate is taken in place of the problem, or freed. */
-int dp_shrink_offer(dp_shrink_work *w, dp_case *cand) {
+static int offer(work *w, dp_case *cand) {
     const int yes = fails_alike(w, cand);
     dp_case *loser = yes ? w->c : cand;
     dp_shrink_copy_free(loser);
     if (yes) *w->c = *cand;
     return yes;
 }
+
+/* ---- parts that a case may do without -------------------------------------------------------- */
+
+/* A part that a case may do without. */
+typedef struct {
+    int (*has)(const dp_case *c);
+    void (*leave_out)(dp_case *c); /* of its arrays; NULL: its axis is shortened instead */
+    const char *key, *value;       /* of its text: the setting without; value NULL: the default */
+    const char *what;              /* is said to have been done */
+} part;
+
+static void release(double **x) { free(*x), *x = NULL; }
+
+static int packed(const dp_case *c) { return dp_case_packing((dp_case *)c).Nseq[0] > 1; }
+
+static int has_dstate(const dp_case *c) { return c->p.dstate != NULL; }
+static void no_dstate(dp_case *c) { release(&c->p.dstate); }
+
+static int has_backward(const dp_case *c) { return c->backward; }
+static void no_backward(dp_case *c) {
+    c->backward = 0;
+    release(&c->p.dout);
+    release(&c->p.dstate);
+    release(&c->conv.dy);
+}
+
+static int has_s0(const dp_case *c) { return c->p.s0 != NULL; }
+static void no_s0(dp_case *c) { release(&c->p.s0); }
+
+static int has_norm(const dp_case *c) { return c->p.l2norm; }
+static void no_norm(dp_case *c) { c->p.l2norm = 0; }
+
+static int has_params(const dp_case *c) { return c->p.A_log || c->p.dt_bias; }
+static void no_params(dp_case *c) { release(&c->p.A_log), release(&c->p.dt_bias); }
+
+static int has_scale(const dp_case *c) { return dp_op_of(c)->has_problem && c->p.scale != 1; }
+static void unit_scale(dp_case *c) { c->p.scale = 1; }
+
+static int has_bias(const dp_case *c) { return c->conv.bias != NULL; }
+static void no_bias(dp_case *c) { release(&c->conv.bias); }
+
+/* The first are removed first: without its gradients a case still says `dstate`. */
+static const part PARTS[] = {
+    {packed, NULL, "cu_seqlens", NULL, "one sequence"},
+    {has_dstate, no_dstate, "dstate", NULL, "no gradient of the final state"},
+    {has_backward, no_backward, "backward", "no", "forward alone"},
+    {has_s0, no_s0, "s0_scale", NULL, "no initial state"},
+    {has_norm, no_norm, "l2norm", NULL, "no L2 norm"},
+    {has_params, no_params, "gate_params", "no", "no A_log, dt_bias"},
+    {has_scale, unit_scale, "scale", "1", "scale = 1"},
+    {has_bias, no_bias, "bias", NULL, "no bias"},
+};
+enum { NPARTS = sizeof PARTS / sizeof *PARTS };
+
+/* ---- by its laws ----------------------------------------------------------------------------- */
+
+/* ---- a text with other settings -------------------------------------------------------------- */
+
+/* Does the line set the key? */
+static int sets(const char *line, const char *key) {
+    while (*line == ' ' || *line == '\t')
+        line++;
+    const size_t n = strlen(key);
+    if (strncmp(line, key, n)) return 0;
+    line += n;
+    while (*line == ' ' || *line == '\t')
+        line++;
+    return *line == '=';
+}
+
+static char *with(const char *text, const char *key, const char *value) {
+    char *out;
+    size_t size;
+    FILE *f = open_memstream(&out, &size);
+    if (!f) abort();
+    for (const char *at = text; *at;) {
+        const size_t len = strcspn(at, "\n");
+        if (!sets(at, key)) fprintf(f, "%.*s\n", (int)len, at);
+        at += len + (at[len] == '\n');
+    }
+    if (value) fprintf(f, "%s = %s\n", key, value);
+    fclose(f);
+    return out;
+}
+
+static void set(char **text, const char *key, const char *value) {
+    char *was = *text;
+    *text = with(was, key, value);
+    free(was);
+}
+
+static void set_number(char **text, const char *key, int64_t value) {
+    char b[24];
+    snprintf(b, sizeof b, "%" PRId64, value);
+    set(text, key, b);
+}
+
+/* The settings of the one run that fails, in place of the case's lists. */
+static void set_run(char **text, const dp_case *c) {
+    set_number(text, "ranks", c->ranks[0]);
+    set(text, "base", dp_base_names[c->base[0]]);
+    if (dp_op_of(c)->has_problem) {
+        set(text, "chain", dp_formats[c->chain[0]].name);
+        set(text, "merge", dp_exchange_names[c->merge[0]]);
+        set(text, "payload", c->payload[0] ? dp_payload_names[c->payload[0]] : NULL);
+        set(text, "chain_ranks", NULL);
+        set(text, "own", NULL);
+    }
+    set(text, "smoke", NULL);
+}
+
+/* ---- trying ---------------------------------------------------------------------------------- */
+
+/* The case of a text with the names and lists of another; 0: the text is refused. */
+static int case_of(const dp_case *like, const char *text, dp_case *out) {
+    dp_case full;
+    if (dp_case_parse(text, strlen(text), like->path, 1, &full, NULL)) return 0;
+    dp_case c = *like;
+    c.p = full.p;
+    c.conv = full.conv;
+    c.backward = full.backward;
+    c.ranks[0] = full.ranks[0];
+    *out = dp_shrink_copy(&c);
+    dp_case_free(&full);
+    return 1;
+}
+
+/* Takes the text in place of the laws where its case fails alike, else frees it. */
+static int offer_text(work *w, char *text) {
+    dp_case cand;
+    const int yes = !spent(w) && case_of(w->c, text, &cand) && offer(w, &cand);
+    char *loser = yes ? w->laws : text;
+    free(loser);
+    if (yes) w->laws = text;
+    return yes;
+}
+
+/* ---- what is tried --------------------------------------------------------------------------- */
+
+static int plainer(work *w) {
+    int n = 0;
+    for (int i = 0; i < NPARTS && !spent(w); i++) {
+        const part *part = &PARTS[i];
+        if (!part->has(w->c) || !offer_text(w, with(w->laws, part->key, part->value))) continue;
+        report(w, "%s", part->what);
+        n++;
+    }
+    return n;
+}
+
+/* The text with so many tokens; sequences that begin behind them go. */
+static char *with_tokens(const work *w, int64_t T) {
+    const int64_t *cu = *dp_case_packing(w->c).cu;
+    char *text = dp_strdup(w->laws);
+    set_number(&text, "T", T);
+    if (dp_shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
+    char *list;
+    size_t size;
+    FILE *f = open_memstream(&list, &size);
+    if (!f) abort();
+    for (int64_t s = 0; cu[s] < T; s++)
+        fprintf(f, "%" PRId64 ",", cu[s]);
+    fprintf(f, "%" PRId64, T);
+    fclose(f);
+    set(&text, "cu_seqlens", list);
+    free(list);
+    return text;
+}
+
+static char *with_length(const work *w, const char *key, int ax, int64_t n) {
+    if (ax == DP_SHRINK_TOK) return with_tokens(w, n);
+    char *text = dp_strdup(w->laws);
+    set_number(&text, key, n);
+    return text;
+}
+
+/* An axis shortened by half of itself, a quarter, .., down to `unit` at a time. */
+static int shorter(work *w, const char *key, int ax, int64_t unit) {
+    const int64_t before = dp_shrink_length(w->c, ax);
+    for (int64_t step = before / 2 / unit * unit; step >= unit && !spent(w);) {
+        const int64_t n = dp_shrink_length(w->c, ax) - step;
+        if (n < 1 || !offer_text(w, with_length(w, key, ax, n))) step = step / 2 / unit * unit;
+    }
+    const int64_t now = dp_shrink_length(w->c, ax);
+    if (now < before) report(w, "%s %" PRId64 " -> %" PRId64 ", by its laws", key, before, now);
+    return now < before;
+}
+
+/* One key head, or as many as there are value heads: then heads go together. */
+static int fewer_heads(work *w) {
+    const int before = w->c->p.HV;
+    for (int64_t hv = 1; hv < before && w->c->p.HV == before && !spent(w); hv *= 2) {
+        char *text = dp_strdup(w->laws);
+        set_number(&text, "H", 1);
+        set_number(&text, "HV", hv);
+        offer_text(w, text);
+    }
+    if (w->c->p.HV < before) report(w, "HV %d -> %d, by its laws", before, w->c->p.HV);
+    return w->c->p.HV < before;
+}
+
+/* Fewer tokens, heads, channels, settings of the case's text, whose laws draw the inputs anew, for
+ * as long as it fails alike. Returns whether any was removed. */
+static int shrink_by_laws(work *w) {
+    if (!w->laws) return 0;
+    set_run(&w->laws, w->c);
+    dp_case same;
+    if (!case_of(w->c, w->laws, &same)) { /* its ranks do not divide its tokens, say */
+        free(w->laws);
+        w->laws = NULL;
+        return 0;
+    }
+    dp_shrink_copy_free(&same);
+    int changed = 0;
+    for (int more = 1; more && !spent(w); changed |= more) {
+        more = shorter(w, "T", DP_SHRINK_TOK, w->c->ranks[0]);
+        if (!dp_op_of(w->c)->has_problem) {
+            more |= shorter(w, "D", DP_SHRINK_DIM, 1);
+            continue;
+        }
+        more |= fewer_heads(w) | plainer(w);
+        more |= shorter(w, "V", DP_SHRINK_COL, 1) | shorter(w, "K", DP_SHRINK_CHAN, 1) |
+                shorter(w, "R", DP_SHRINK_KEY, 1);
+    }
+    return changed;
+}
+
+/* Writes such a text as a case file with a reason and a source of its own. */
+static dp_status write_laws(const char *laws, const char *reason, const char *source,
+                            const char *path, dp_err *e) {
+    dp_output out;
+    dp_status st = dp_output_open(&out, path, e);
+    if (st) return st;
+    fprintf(out.f, "reason = %s\nsource = %s\n", reason, source);
+    for (const char *at = laws; *at;) {
+        const size_t len = strcspn(at, "\n");
+        if (len && *at != '#' && !sets(at, "reason") && !sets(at, "source"))
+            fprintf(out.f, "%.*s\n", (int)len, at);
+        at += len + (at[len] == '\n');
+    }
+    return dp_output_close(&out, 0, e);
+}
+
+/* ---- its shape ------------------------------------------------------------------------------- */
+
+static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
+                                         [DP_SHRINK_SEQ] = "sequences",
+                                         [DP_SHRINK_HEAD] = "key heads",
+                                         [DP_SHRINK_GROUP] = "value heads a key head",
+                                         [DP_SHRINK_KEY] = "keys a token",
+                                         [DP_SHRINK_CHAN] = "K",
+                                         [DP_SHRINK_COL] = "V",
+                                         [DP_SHRINK_DIM] = "D",
+                                         [DP_SHRINK_TAP] = "W",
+                                         [DP_SHRINK_RANK] = "ranks",
+                                         [DP_SHRINK_LOCAL] = "tokens a rank"};
+
+static int dp_shrink_axis(work *w, int ax) {
+    const int64_t before = dp_shrink_length(w->c, ax),
+                  least = dp_op_of(w->c)->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
+    const int blind = dp_op_of(w->c)->has_factors; /* indices of what is drawn are all alike */
+    for (int64_t size = before / 2; size >= 1 && !spent(w); size /= 2)
+        for (int64_t at = 0; at < dp_shrink_length(w->c, ax) && !spent(w);) {
+            const int64_t n = dp_shrink_length(w->c, ax), len = size < n - at ? size : n - at;
+            if (n - len < least) break;
+            dp_case cand = dp_shrink_copy(w->c);
+            dp_shrink_drop(&cand, ax, at, len);
+            if (!offer(w, &cand)) {
+                if (blind) break;
+                at += len;
+            }
+        }
+    const int64_t now = dp_shrink_length(w->c, ax);
+    if (now < before)
+        report(w, "%s %lld -> %lld", AXIS_NAMES[ax], (long long)before, (long long)now);
+    return now < before;
+}
+
+/* The same tokens over fewer ranks. */
+static int fewer_ranks(work *w) {
+    const int before = w->c->ranks[0];
+    for (int n = 1;
+         n < before && dp_op_of(w->c)->has_ranks && w->c->ranks[0] == before && !spent(w); n++) {
+        if (dp_shrink_length(w->c, DP_SHRINK_TOK) % n) continue;
+        dp_case cand = dp_shrink_copy(w->c);
+        cand.ranks[0] = n;
+        offer(w, &cand);
+    }
+    if (w->c->ranks[0] < before)
+        report(w, "the same tokens on %d ranks instead of %d", w->c->ranks[0], before);
+    return w->c->ranks[0] < before;
+}
+
+static int optional_parts(work *w) {
+    int n = 0;
+    if (!dp_op_of(w->c)->inputs) return 0;
+    for (int i = 0; i < NPARTS && !spent(w); i++) {
+        const part *part = &PARTS[i];
+        if (!part->leave_out || !part->has(w->c)) continue;
+        dp_case cand = dp_shrink_copy(w->c);
+        part->leave_out(&cand);
+        if (!offer(w, &cand)) continue;
+        report(w, "%s", part->what);
+        n++;
+    }
+    return n;
+}
+
+/* Shortens axes for as long as the case fails alike; returns whether any became shorter. */
+static int shrink_shape(work *w) {
+    static const int order[] = {DP_SHRINK_HEAD, DP_SHRINK_GROUP, DP_SHRINK_COL, DP_SHRINK_CHAN,
+                                DP_SHRINK_RANK, DP_SHRINK_LOCAL, DP_SHRINK_SEQ, DP_SHRINK_KEY,
+                                DP_SHRINK_DIM,  DP_SHRINK_TAP};
+    int changed = optional_parts(w);
+    if (!dp_op_of(w->c)->has_ranks) {
+        changed |= dp_shrink_axis(w, DP_SHRINK_TOK);
+        return changed;
+    }
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++)
+        changed |= dp_shrink_axis(w, order[i]);
+    return changed | fewer_ranks(w);
+}
+
+/* ---- its numbers: to zero, to one, to powers of two ------------------------------------------ */
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static double to_zero(double x) { return x * 0; }
+static double to_one(double x) { return x == 0 ? x : copysign(1, x); }
+
+/* The power of two that is nearest on a logarithmic scale. */
+static double to_power(double x) {
+    int e;
+    const double m = frexp(fabs(x), &e);
+    return x == 0 || !isfinite(x) ? x : copysign(ldexp(1, m < 0x1.6a09e667f3bcdp-1 ? e - 1 : e), x);
+}
+
+/* Sets index list[from .. from+len) of a tensor; what is not finite stays. Nothing changes: 0. */
+static int try_values(work *w, int which, const int64_t *list, int64_t from, int64_t len,
+                      double (*f)(double)) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    dp_case cand = dp_shrink_copy(w->c);
+    int changed = 0;
+    dp_shrink_tensors(&cand, t);
+    for (int64_t i = from; i < from + len; i++) {
+        double *x = &(*t[which].x)[list[i]];
+        if (isfinite(*x) && f(*x) != *x) {
+            *x = f(*x) + 0.0;
+            changed = 1;
+        }
+    }
+    if (changed) return offer(w, &cand);
+    dp_shrink_copy_free(&cand);
+    return 0;
+}
+
+/* One tensor: all of it, then halves of it, down to single numbers as long as those are few. */
+static int64_t simplify(work *w, int which, double (*f)(double)) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    dp_shrink_tensors(w->c, t);
+    if (!*t[which].x) return 0;
+    const int64_t n = dp_shrink_count(w->c, &t[which]);
+    int64_t *list = dp_calloc((size_t)n, sizeof *list), m = 0, taken = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite((*t[which].x)[i]) && f((*t[which].x)[i]) != (*t[which].x)[i]) list[m++] = i;
+    for (int64_t size = m; size >= 1 && m > 0 && m / size <= 512 && !spent(w);
+         size = size > 1 ? (size + 1) / 2 : 0)
+        for (int64_t at = 0; at < m && !spent(w);) {
+            const int64_t len = size < m - at ? size : m - at;
+            if (try_values(w, which, list, at, len, f)) {
+                taken += len;
+                memmove(list + at, list + at + len, sizeof *list * (size_t)(m - at - len));
+                m -= len;
+            } else
+                at += len;
+        }
+    free(list);
+    return taken;
+}
+
+/* Makes values simpler for as long as the case fails alike; returns whether any did. */
+static int simplify_all(work *w) {
+    static const struct {
+        double (*f)(double);
+        const char *what;
+    } how[] = {
+        {to_zero, "set to zero"}, {to_one, "set to 1 or -1"}, {to_power, "set to powers of two"}};
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = dp_shrink_tensors(w->c, t);
+    int changed = 0;
+    for (size_t h = 0; h < sizeof how / sizeof *how; h++)
+        for (int i = 0; i < n; i++) {
+            if (spent(w)) return changed;
+            const int64_t k = simplify(w, i, how[h].f);
+            if (k) {
+                report(w, "%lld numbers of %s %s", (long long)k, t[i].field->name, how[h].what);
+                changed = 1;
+            }
+        }
+    return changed;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e) {
     if (!dp_op_of(c)->shrinks)
         return dp_fail(e, DP_EINPUT,
@@ -68,13 +492,13 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     s->merge[0] = o->merge;
     s->payload[0] = o->payload;
     s->nranks = s->nbase = s->nchain = s->nmerge = s->npayload = 1;
-    dp_shrink_work w = {.o = o,
-                        .small = *o,
-                        .c = s,
-                        .want = &out->before,
-                        .runs = DP_BISECT_RUNS,
-                        .start = dp_now(),
-                        .e = e};
+    work w = {.o = o,
+              .small = *o,
+              .c = s,
+              .want = &out->before,
+              .runs = DP_BISECT_RUNS,
+              .start = dp_now(),
+              .e = e};
     w.small.cache = NULL;
     w.st = dp_failure_of(s, o, DP_BISECT_RUNS, 1, &out->before, e);
     if (!w.st && !out->before.kind && out->before.why[0])
@@ -88,12 +512,12 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
             o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
     if (!w.st && dp_op_of(c)->has_ranks && !c->data && c->text) w.laws = dp_strdup(c->text);
-    dp_shrink_by_laws(&w);
+    shrink_by_laws(&w);
     out->laws = w.laws;
     out->law_numbers = dp_case_numbers(s, NULL);
-    for (int more = 1; more && !dp_shrink_spent(&w);) {
-        more = dp_shrink_shape(&w);
-        if (dp_case_numbers(s, NULL) <= 1 << 16) more |= dp_shrink_simplify_all(&w);
+    for (int more = 1; more && !spent(&w);) {
+        more = shrink_shape(&w);
+        if (dp_case_numbers(s, NULL) <= 1 << 16) more |= simplify_all(&w);
     }
     out->numbers = dp_case_numbers(s, &out->nonzero);
     out->tries = w.tries;
@@ -112,6 +536,6 @@ int dp_shrunk_by_laws(const dp_shrunk *s) { return s->laws && !dp_shrink_fits_te
 
 dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
                           const char *path, dp_err *e) {
-    return dp_shrunk_by_laws(s) ? dp_shrink_write_laws(s->laws, reason, source, path, e)
+    return dp_shrunk_by_laws(s) ? write_laws(s->laws, reason, source, path, e)
                                 : dp_case_write(&s->c, reason, source, path, e);
 }
