@@ -28,9 +28,9 @@ struct Heads {
     }
 };
 
-/* Blocks of a pass with `each` blocks a head: as many as run at once, or one a head. Shares that are
- * fixed in advance may end later than blocks that start where others end. Such a block waits for
- * its first tiles for the time of some two chunks. */
+/* Blocks of a pass with `each` blocks a head: as many as run at once, or one a head. Shares that
+ * are fixed in advance may end later than blocks that start where others end. Such a block waits
+ * for its first tiles for the time of some two chunks. */
 static inline unsigned pass_blocks(const dpg_plan *p, StateArgs *a, int each) {
     const int HV = p->d.HV, at_once = std::max(1, p->device.sms / each);
     a->heads = p->nrow * HV;
