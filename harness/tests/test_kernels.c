@@ -651,7 +651,8 @@ DP_TEST(kernels, windows_whose_backward_keeps_m) {
 DP_TEST(kernels, decode_steps_are_within_the_worst_that_fp32_makes) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
-    snprintf(cmd, sizeof cmd, "DP_CPU_MULTIPROCESSORS=3 \"$(dirname '%s')/test_decode\" small",
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=3 \"$(dirname '%s')/test_decode\" small",
              program());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
@@ -662,8 +663,8 @@ DP_TEST(kernels, decode_steps_keep_states_as_the_simulated_formats_do) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd,
-             "cd \"$(dirname '%s')\" && ./test_packed small && "
-             "./test_packed drift 1000",
+             "cd \"$(dirname '%s')\" && export DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=3 && "
+             "./test_packed small && ./test_packed drift 1000",
              program());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, ", 0 failed") && strstr(out, "int8ef"), "%d: %s", rc, out);
