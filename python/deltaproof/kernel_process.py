@@ -130,6 +130,8 @@ class KernelProcess:
         if "why" in said:
             if said.get("raised"):
                 self.raised.append(str(said["raised"]))
+            if said.get("ends"):
+                self._kill()
             return Call(None, str(said["why"]), bool(said.get("skipped")))
         results = {}
         try:
@@ -240,6 +242,17 @@ def _say(f: BinaryIO, what: dict[str, Any]) -> None:
     f.flush()
 
 
+def _lost_device() -> bool:
+    """Does every call fail from now on, as behind an illegal address?"""
+    torch = sys.modules.get("torch")
+    try:
+        if torch and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def _serve(contract: Contract, request: Any, f: BinaryIO, limit: float, first: bool) -> None:
     problem, layout, apart = request
     own = replace(contract, memory=layout or contract.memory) if layout or apart else contract
@@ -253,7 +266,8 @@ def _serve(contract: Contract, request: Any, f: BinaryIO, limit: float, first: b
         return _say(f, {"why": text_of(e)[:400], "skipped": True})
     except (Exception, SystemExit, GeneratorExit) as e:
         why = f"{type(e).__name__}: {text_of(e)}"[:400]
-        return _say(f, {"why": why, "raised": safe(traceback.format_exc())[-8000:]})
+        raised = safe(traceback.format_exc())[-8000:]
+        return _say(f, {"why": why, "raised": raised, "ends": _lost_device()})
     _say(f, {"kernels": names, "modules": _foreign()})
     for n in problem.wanted:
         f.write(np.ascontiguousarray(results[n], np.float64).tobytes())

@@ -7,8 +7,8 @@ NaN, so that an entry which is read from outside of it shows in the results.
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
 
     guarded      the array ends where a page begins that nobody may touch, and such a page lies
-                 before it: the process of a kernel that reads or writes there ends. On CPUs, where
-                 the kernel has a process of its own
+                 before it: the process of a kernel that reads or writes there ends, or loses its
+                 device (device_pages.py). Where the kernel has a process of its own
 
     far          the last token lies more than 2^31 entries behind the first: offsets of 32 bits
                  wrap, into zeros. A function that copies its inputs first passes. Memory of a CPU
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from . import device_pages
 from .tensors import is_torch
 from .words import Unsupported
 
@@ -111,7 +112,7 @@ def _reserved(x: Any, shape: tuple[int, ...], strides: list[int]) -> Any:
 
 def _guarded(x: Any, shape: tuple[int, ...]) -> Any:
     if is_torch(x) and x.device.type != "cpu":
-        raise Unsupported("layout guarded: on CPUs alone")
+        return device_pages.guarded(x)
     size = x.element_size() if is_torch(x) else x.dtype.itemsize
     page, n = mmap.PAGESIZE, int(np.prod(shape))
     inner = -(-n * size // page) * page

@@ -115,8 +115,7 @@ def score_file(
     asked = list(laws or told.get("laws", "").split()) or None
     found = run_fresh(
         call, call.contract, seed=seed, count=count or int(told.get("count", 20)), laws=asked,
-        layouts=LAYED if device in (None, "cpu") else LAYED[:-1], report=report, base=told["base"],
-        design=told.get("design"),
+        layouts=LAYED, report=report, base=told["base"], design=told.get("design"),
     )  # fmt: skip
     out = {"kernel": os.path.basename(file), "sha256": digest, "task": task, "base": told["base"]}
     out |= score(found) | {"kernels": call.kernels, "modules": call.modules}
