@@ -371,7 +371,7 @@ def only_times(args, speed, have):
     """Verdicts as they stand, new times."""
     speed["where"] = (
         re.sub(r",? times [^.]*", "", have["speed"].get("where", "one run"))
-        + f", times one run of {speed['date']}"
+        + f", times {speed.pop('times', 'one run')} of {speed['date']}"
     )
     for k in have["kernels"]:
         k["speed"] = speed_of(speed, k["kernel"])
