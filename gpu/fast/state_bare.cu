@@ -107,7 +107,7 @@ struct ByToken {
 };
 
 /* A warp's 16 columns, of either warpgroup. */
-template <int K, int V> struct BareWarp {
+template <int K, int V, bool SEVERAL> struct BareWarp {
     const Dims &d;
     const BareArgs &a;
     BareSmem &sm;
@@ -182,7 +182,7 @@ template <int K, int V> struct BareWarp {
         float S[K / 8][4];
         Turn turn(a.a.depth);
         int i = 0; /* chunks of all heads so far */
-        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run;
             const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
             each<K / 8>(S, lane,
@@ -201,7 +201,7 @@ template <int K, int V> struct BareWarp {
         Turn turn(a.a.depth);
         int i = 0;
         OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
-        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             out.hv = x.hv();
             Chunk next = d.chunk[run.c0];
@@ -235,7 +235,7 @@ template <int K, int V> struct BareWarp {
 };
 
 #define BARE_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
-template <int K, int V>
+template <int K, int V, bool SEVERAL>
 __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     k_scan_bare(const __grid_constant__ Dims d, const __grid_constant__ BareArgs a) {
     extern __shared__ __align__(1024) char raw[];
@@ -255,7 +255,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
     ring_init(sm.query, 4, FULL_COUNT_16(1));
     ring_init(sm.out, 4);
     __syncthreads();
-    BareWarp<K, V> w = {d, a, sm, warp, first + warp, lane};
+    BareWarp<K, V, SEVERAL> w = {d, a, sm, warp, first + warp, lane};
     if (part == 0) {
         take_registers<240>();
         w.states(in);
@@ -265,7 +265,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
         give_registers<96>();
         if (warp > 1) return;
         Turn turn(a.a.depth);
-        for (Heads x(d, a.a, blocks); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, blocks); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             if (warp == 0) produce_rows<K, V>(sm, in, d, a, run, x.hv(), first * 16, lane, turn);
             if (warp == 1) produce_outs(sm, out, d, a, run, x.hv(), lane, turn);
@@ -278,10 +278,11 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(BARE_THREADS, 1)
 
 template <int K, int V> struct BarePass {
     static dp_status run(const Call &c, BareArgs a) {
-        auto kernel = k_scan_bare<K, V>;
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(BareSmem), sizeof(StateStage<K>) + sizeof(OutStage));
         unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
+        bool several = blocks < (unsigned)a.a.heads * (V / BLOCK_V);
+        auto kernel = several ? k_scan_bare<K, V, true> : k_scan_bare<K, V, false>;
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, BARE_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_bare");

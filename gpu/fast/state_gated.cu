@@ -84,7 +84,7 @@ __device__ __forceinline__ void produce_Aqk(GatedSmem<K> &sm, GatedStage<K> *sta
 }
 
 /* A warp's 16 columns, of either warpgroup; slice: of the head's columns. */
-template <int K, int V> struct GatedWarp {
+template <int K, int V, bool SEVERAL> struct GatedWarp {
     const Dims &d;
     const GatedArgs &a;
     GatedSmem<K> &sm;
@@ -154,7 +154,7 @@ template <int K, int V> struct GatedWarp {
         float S[K / 8][4];
         Turn turn(a.a.depth), query(MOST_STAGES);
         int i = 0; /* chunks of all heads so far */
-        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run;
             const float *init = initial(d, a.a, run.starts, run.gseq, run.part, x.hv());
             each<K / 8>(S, lane,
@@ -173,7 +173,7 @@ template <int K, int V> struct GatedWarp {
         Turn turn(a.a.depth);
         int i = 0;
         OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
-        for (Heads x(d, a.a, V / BLOCK_V); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             out.hv = x.hv();
             Chunk next = d.chunk[run.c0];
@@ -208,7 +208,7 @@ template <int K, int V> struct GatedWarp {
 };
 
 #define GATED_THREADS 384 /* a warpgroup for states, one for o, one whose first two warps load */
-template <int K, int V>
+template <int K, int V, bool SEVERAL>
 __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     k_scan_gated(const __grid_constant__ Dims d, const __grid_constant__ GatedArgs a) {
     extern __shared__ __align__(1024) char raw[];
@@ -229,7 +229,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
     ring_init(sm.query, 4);
     ring_init(sm.last, 4);
     __syncthreads();
-    GatedWarp<K, V> w = {d, a, sm, warp % 4, first + warp % 4, lane};
+    GatedWarp<K, V, SEVERAL> w = {d, a, sm, warp % 4, first + warp % 4, lane};
     if (warp < 4) {
         take_registers<240>();
         w.states(stages, queries);
@@ -239,7 +239,7 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
         give_registers<96>();
         if (warp > 9) return;
         Turn turn(a.a.depth), query(MOST_STAGES);
-        for (Heads x(d, a.a, blocks); x.more();) {
+        for (HeadsOf<SEVERAL> x(d, a.a, blocks); x.more();) {
             const Run run = x.run, ahead = x.ahead();
             if (warp == 8)
                 produce_tiles<K, V>(sm, stages, queries, d, a, run, x.hv(), first * 16, lane, turn,
@@ -254,11 +254,12 @@ __global__ void TOGETHER(V / BLOCK_V) __launch_bounds__(GATED_THREADS, 1)
 
 template <int K, int V> struct GatedPass {
     static dp_status run(const Call &c, GatedArgs a) {
-        auto kernel = k_scan_gated<K, V>;
         int bytes =
             ring_bytes(c.p, &a.a, sizeof(GatedSmem<K>) + MOST_STAGES * sizeof(QueryStage<K>),
                        sizeof(GatedStage<K>));
         unsigned blocks = pass_blocks(c.p, &a.a, V / BLOCK_V);
+        bool several = blocks < (unsigned)a.a.heads * (V / BLOCK_V);
+        auto kernel = several ? k_scan_gated<K, V, true> : k_scan_gated<K, V, false>;
         CK(c.e, allow_shared(kernel, bytes));
         kernel<<<blocks, GATED_THREADS, bytes, c.s>>>(c.p->d, a);
         CK_LAUNCH(c.e, "k_scan_gated");

@@ -8,21 +8,25 @@
 #include <vector>
 
 /* Heads of rows of Dims.seq that a block works on, one after the other. Its rings and loads go on
- * from one to the next. */
-struct Heads {
+ * from one to the next. SEVERAL: more than one. */
+template <bool SEVERAL> struct HeadsOf {
     const Dims &d;
     int seq0, count, item, step;
+    bool begun = false;
     Run run;
-    __device__ __forceinline__ Heads(const Dims &d, const StateArgs &a, int blocks)
+    __device__ __forceinline__ HeadsOf(const Dims &d, const StateArgs &a, int blocks)
         : d(d), seq0(a.seq0), count(a.heads), item(blockIdx.x / blocks), step(gridDim.x / blocks),
           run(run_at(item)) {}
     __device__ __forceinline__ int row() const { return seq0 + item / d.HV; }
     __device__ __forceinline__ int hv() const { return item % d.HV; }
-    __device__ __forceinline__ bool more() const { return item < count; }
+    __device__ __forceinline__ bool more() const { return SEVERAL ? item < count : !begun; }
     __device__ __forceinline__ Run run_at(int i) const { return run_of(d.seq[seq0 + i / d.HV]); }
     /* The run of the next head, to be asked for while this one's is worked on. */
-    __device__ __forceinline__ Run ahead() const { return run_at(min(item + step, count - 1)); }
+    __device__ __forceinline__ Run ahead() const {
+        return SEVERAL ? run_at(min(item + step, count - 1)) : run;
+    }
     __device__ __forceinline__ void next(const Run &ahead) {
+        begun = true;
         item += step;
         run = ahead;
     }
