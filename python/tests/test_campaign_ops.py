@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,16 @@ def test_without_a_call():
 
 def test_broken():
     assert False
+"""
+CUT = """
+import os, time
+from fla.ops.kda import chunk_kda
+
+def test_short():
+    pass
+
+def test_long():
+    time.sleep(0 if os.environ.get("SHORT") else 60)
 """
 
 
@@ -86,6 +98,33 @@ def test_flas_tests_run_on_ours_and_go_on_where_they_stopped(tmp_path: Path) -> 
         "test_broken": "broke first",
     }
     assert len(found) == 2 * len(kinds)
+
+
+def test_a_run_that_is_cut_leaves_its_table_and_no_crash(tmp_path: Path) -> None:
+    stand_in(tmp_path / "site")
+    ops, out = tmp_path / "fla/tests/ops", tmp_path / "out"
+    ops.mkdir(parents=True)
+    (ops / "test_kda.py").write_text(CUT)
+    paths = [str(tmp_path / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [sys.executable, str(SCRIPTS / "fla_tests.py"), str(ops.parent), "--out", str(out)]
+
+    def counts() -> list[str]:
+        return (out / "table.txt").read_text().splitlines()[1].split()[1:]
+
+    run = subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
+    until, results = time.monotonic() + 60, out / "results.jsonl"
+    while not (results.exists() and "test_long" in results.read_text()):
+        assert time.monotonic() < until and run.poll() is None
+        time.sleep(0.1)
+    os.killpg(run.pid, signal.SIGTERM)
+    run.wait(30)
+    while "cut" not in results.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert counts() == ["0", "0", "0", "0", "1", "0"]
+    subprocess.run(command, env=env | {"SHORT": "1"}, check=True, capture_output=True)
+    assert counts() == ["0", "0", "0", "0", "2", "0"], (out / "log.txt").read_text()
 
 
 def test_an_operator_is_judged_on_a_set(tmp_path: Path) -> None:

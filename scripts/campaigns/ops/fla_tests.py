@@ -6,7 +6,8 @@
 
 TESTS: folder `tests` of a checkout of FLA, which is read and never kept here. FLA's functions are
 replaced by ours of the same name (`swap.py`). Results go to DIR/results.jsonl, a line a test.
-A later call with the same DIR goes on where this one stopped, behind a crash too. Kinds:
+DIR/table.txt is written behind each test. A later call with the same DIR goes on where this one
+stopped, behind a crash too; a test that SIGTERM cuts runs again. Kinds:
 
     passed      with a call of ours in it
     failed      likewise, or an error or a crash
@@ -63,6 +64,7 @@ def read(out):
     return {
         t: ("failed", "the process ended within it", 0) if r[0] == "began" else r
         for t, r in found.items()
+        if r[0] != "cut"
     }
 
 
@@ -70,13 +72,21 @@ class Recorder:
     """pytest's plugin: leaves out what has a result, writes one for each test that ran."""
 
     def __init__(self, args):
-        self.args, self.done, self.called = args, read(args.out), False
+        self.args, self.done, self.called, self.running = args, read(args.out), False, None
         self.until = time.monotonic() + args.limit
         self.file = (args.out / "results.jsonl").open("a")
 
     def write(self, test, kind, why="", s=0.0):
         said = {"test": test, "kind": kind, "why": why[:400], "s": round(s, 2)}
         print(json.dumps(said), file=self.file, flush=True)
+        if kind != "began":
+            (self.args.out / "table.txt").write_text(table(self.args.out))
+
+    def cut(self, *_):
+        """SIGTERM of a limit from outside: the test in progress is no crash."""
+        if self.running:
+            self.write(self.running, "cut")
+        os._exit(143)
 
     def wrap(self, name, function):
         import functools
@@ -103,8 +113,9 @@ class Recorder:
                     params[name] = getattr(torch, self.args.half)
 
     def pytest_runtest_logstart(self, nodeid):
-        self.called = False
+        self.called, self.running = False, nodeid
         self.write(nodeid, "began")
+        signal.signal(signal.SIGTERM, self.cut)
 
     def pytest_runtest_setup(self):
         signal.signal(signal.SIGALRM, self.late)
@@ -132,7 +143,7 @@ class Recorder:
         self.broken = kind == "failed" and "CUDA error" in why
 
     def pytest_runtest_logfinish(self, nodeid):
-        session = self.session
+        session, self.running = self.session, None
         if time.monotonic() > self.until or getattr(self, "broken", False):
             session.shouldstop = "the time is up, or the device's context is broken"
 
