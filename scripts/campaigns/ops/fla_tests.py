@@ -151,16 +151,18 @@ class Recorder:
         self.session = session
 
 
-def spawned(recorder):
-    """The workers that FLA's tests of context parallelism start swap as well."""
+def spawned(recorder, pairs):
+    """The workers that FLA's tests of context parallelism start swap as well. Functions among their
+    arguments travel as FLA's."""
     import swap
     import torch.multiprocessing as mp
 
-    start = mp.start_processes
+    start, originals = mp.start_processes, {id(ours): theirs for theirs, ours in pairs.values()}
 
-    def ours(fn, *a, **k):
+    def ours(fn, args=(), **k):
         recorder.called = True
-        return start(swap.Swapped(fn, recorder.args.whose), *a, **k)
+        args = tuple(originals.get(id(a), a) for a in args)
+        return start(swap.Swapped(fn, recorder.args.whose), args, **k)
 
     mp.start_processes = ours
 
@@ -178,8 +180,7 @@ def child(args):
     import pytest
 
     recorder = Recorder(args)
-    swap.swap(recorder.wrap, args.whose)
-    spawned(recorder)
+    spawned(recorder, swap.swap(recorder.wrap, args.whose))
     chosen = [args.tests / f for f in FILES if (args.tests / f).exists()]
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short"]
     words = ["-k", args.k] if args.k else []
