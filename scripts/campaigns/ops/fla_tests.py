@@ -153,15 +153,15 @@ class Recorder:
 
 def spawned(recorder, pairs):
     """The workers that FLA's tests of context parallelism start swap as well. Functions among their
-    arguments travel as FLA's."""
+    arguments travel by name."""
     import swap
     import torch.multiprocessing as mp
 
-    start, originals = mp.start_processes, {id(ours): theirs for theirs, ours in pairs.values()}
+    start, names = mp.start_processes, {id(ours): name for name, (_, ours) in pairs.items()}
 
     def ours(fn, args=(), **k):
         recorder.called = True
-        args = tuple(originals.get(id(a), a) for a in args)
+        args = tuple(swap.Name(names[id(a)]) if id(a) in names else a for a in args)
         return start(swap.Swapped(fn, recorder.args.whose), args, **k)
 
     mp.start_processes = ours

@@ -65,6 +65,13 @@ def back(pairs):
     put({id(ours): theirs for theirs, ours in pairs.values()})
 
 
+class Name:
+    """A function of FLA's among a worker's arguments: pickle takes no wrapper."""
+
+    def __init__(self, name):
+        self.name = name
+
+
 class Swapped:
     """A worker's function, which swaps in the process that it is called in."""
 
@@ -72,8 +79,8 @@ class Swapped:
         self.function, self.whose = function, whose
 
     def __call__(self, *args):
-        ours = {id(theirs): own for theirs, own in swap(whose=self.whose).values()}
-        return self.function(*(ours.get(id(a), a) for a in args))
+        pairs = swap(whose=self.whose)
+        return self.function(*(pairs[a.name][1] if isinstance(a, Name) else a for a in args))
 
 
 class CpuDriver:

@@ -70,11 +70,17 @@ TOKENS = ("q", "k", "v", "g", "beta", "b", "w", "do")  # b, w: of GDN-2
 GRADIENTS = {"initial_state": "dh0", "b": "derase", "w": "dwrite"}  # others: d and the name
 
 
-def with_batch(name, t, T):
-    """[T,K], [T,H,K], [1,T,H,K] -> [1,T,H,K]; beta [T], [T,H] -> [1,T,H]."""
-    want = 2 if name == "beta" else 3
+def with_batch(t, T, want):
+    """[T,K], [T,H,K], [1,T,H,K] -> [1,T,H,K] for want = 3; [T], [T,H] -> [1,T,H] for 2."""
     t = t.reshape(t.shape[1:]) if t.dim() > want and t.shape[0] == 1 and T != 1 else t
     return (t.unsqueeze(1) if t.dim() < want else t).unsqueeze(0)
+
+
+def batched(tensors, T):
+    """Those of tokens, with a batch axis; a gate as wide as beta is one number a head."""
+    given = {n: tensors[n] for n in TOKENS if n in tensors}
+    beta = given["beta"].dim() if "beta" in given else 0
+    return {n: with_batch(t, T, 2 + (t.dim() > beta)) for n, t in given.items()}
 
 
 def flags(metadata):
@@ -199,9 +205,7 @@ def first_tokens(tensors, metadata, tokens, in_path):
 def inputs_of(tensors, T, ranks, rank, s0):
     """Inputs of chunk_kda, of this rank's tokens, on its GPU; and do."""
     part = slice(rank * (T // ranks), (rank + 1) * (T // ranks))
-    x = {
-        k: with_batch(k, tensors[k], T)[:, part].contiguous().cuda() for k in TOKENS if k in tensors
-    }
+    x = {k: t[:, part].contiguous().cuda() for k, t in batched(tensors, T).items()}
     x |= {k: tensors[k].flatten().cuda() for k in ("A_log", "dt_bias") if k in tensors}
     if s0 is not None:
         x["initial_state"] = s0.cuda()

@@ -21,7 +21,7 @@ sys.path[:0] = [
     str(pathlib.Path(__file__).resolve().parent.parent),
 ]
 from claims import KERNELS
-from fla_dump import flags, load, with_batch
+from fla_dump import batched, flags, load
 
 TOKENS = ("q", "k", "v", "g", "beta", "b", "w", "do")
 
@@ -78,7 +78,8 @@ def vk(state):
 
 
 def fla_inputs(x):
-    t = {n: with_batch(n, x[n], x.T).contiguous() for n in TOKENS if x[n] is not None}
+    given = {n: x[n] for n in TOKENS if x[n] is not None}
+    t = {n: y.contiguous() for n, y in batched(given, x.T).items()}
     t |= {n: x[n].flatten() for n in ("A_log", "dt_bias") if x[n] is not None}
     if x["initial_state"] is not None:
         t["initial_state"] = x["initial_state"]
