@@ -141,7 +141,8 @@ char *dp_run_id(const dp_run *r);
 int64_t *dp_case_cuts(const dp_case *c, int *n);
 
 /* The truth of a case by the arithmetic of `pick`, with its audit if that is double-double. The
- * function sets rq.kind and rq.device. */
+ * function sets rq.kind and rq.device. Where radii are too large, MPFR of more bits follows, unless
+ * `pick` is double-double or it would take minutes. */
 typedef struct {
     int cached;
     const char *device;
@@ -149,9 +150,11 @@ typedef struct {
 } dp_truth_note;
 dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
                         const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e);
-/* Are all radii below 2^-5 of the error of rounding the results to double, of each row and of a
- * typical one? Sums over tokens count T roundings, of any sign. */
-int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t);
+/* Bits that bring all radii to `ulp` of their row and a typical one, or to `least`. 0: they are
+ * there. DP_BITS_LACKING: that or more. Sums over tokens count T roundings, of any sign. Rows with
+ * entries that are not finite do not count. */
+#define DP_BITS_LACKING 1000
+int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, double least);
 
 /* Runs of a case by operation, appended to *out. They return DP_OK even if a verdict failed. */
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);

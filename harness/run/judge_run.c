@@ -125,9 +125,9 @@ static void growth_text(const dp_problem *p, char *text, size_t size) {
 }
 
 /* Zeros of it would pass, or it overflowed. */
-static int has_no_size(const dp_problem *p, const dp_judgement *t) {
+static int has_no_size(const dp_judgement *t) {
     return (t->verdict == DP_UNJUDGED && t->seen_head > 2) ||
-           (t->verdict == DP_FAIL && !isfinite(t->rel_fro) && dp_gates_above_0(p));
+           (t->verdict == DP_FAIL && !isfinite(t->rel_fro));
 }
 
 /* Where that is because the state grows: what the inputs would need. */
@@ -135,13 +135,13 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     int any = 0;
     char text[200];
     for (int i = 0; i < r->ntensor; i++)
-        any |= has_no_size(p, &r->tensor[i]);
+        any |= has_no_size(&r->tensor[i]);
     if (!any) return;
     growth_text(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         const size_t n = strlen(t->why);
-        if (has_no_size(p, t)) snprintf(t->why + n, sizeof t->why - n, "%s", text);
+        if (has_no_size(t)) snprintf(t->why + n, sizeof t->why - n, "%s", text);
     }
 }
 

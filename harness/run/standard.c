@@ -9,6 +9,8 @@
 #include "ref/files/cache.h"
 
 #include <assert.h>
+#include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,31 +118,65 @@ static double steps(const dp_problem *p, const dp_truth_request *rq) {
            (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
 }
 #define MPFR_STEPS 1e7 /* auto: MPFR up to here, some 2.5 seconds of one core */
+#define MPFR_MOST 1e11 /* steps times bits, where radii ask for more: minutes of one core */
+#define BITS_MOST 8192
 
 static int judges_fp64(const dp_case *c) {
     for (int i = 0; i < c->nbase; i++)
         if (c->base[i] == DP_BASE_FP64) return 1;
     return 0;
 }
-int dp_truth_fine_for_fp64(const dp_problem *p, const dp_truth *t) {
-    for (int i = 0; i < DP_NRESULTS + 3; i++) {
-        const dp_ball *b = i < DP_NRESULTS        ? &t->field[i]
-                           : i == DP_NRESULTS     ? &t->S_cut
-                           : i == DP_NRESULTS + 1 ? &t->dS_cut
-                                                  : &t->M_seg;
-        const int sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
-        const double ulps = 0x1p-58 * (sum ? sqrt((double)p->T) : 1);
-        double all = 0;
-        for (int64_t x = 0; x < b->rows * b->width; x++)
-            all += b->hi[x] * b->hi[x];
+/* Squares of n numbers, or of the finite ones alone. */
+static double sum2(const double *x, int64_t n, int finite) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += !finite || isfinite(x[i]) ? x[i] * x[i] : 0;
+    return sum;
+}
+
+/* The balls that verdicts ask of a truth; sum: rows over tokens. */
+#define NBALLS (DP_NRESULTS + 3)
+static dp_ball *ball_of(dp_truth *t, int i, int *sum) {
+    dp_ball *const more[] = {&t->S_cut, &t->dS_cut, &t->M_seg};
+    *sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
+    return i < DP_NRESULTS ? &t->field[i] : more[i - DP_NRESULTS];
+}
+
+int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, double least) {
+    double most = 0;
+    for (int i = 0; i < NBALLS; i++) {
+        int sum;
+        const dp_ball *b = ball_of((dp_truth *)t, i, &sum);
+        const double ulps = ulp * (sum ? sqrt((double)p->T) : 1);
+        const double all = sum2(b->hi, b->rows * b->width, 1);
         for (int64_t r = 0; r < b->rows; r++) {
-            double row = 0;
-            for (int64_t x = r * b->width; x < (r + 1) * b->width; x++)
-                row += b->hi[x] * b->hi[x];
-            if (!(b->rad[r] <= ulps * sqrt(row + all / (double)b->rows))) return 0;
+            const double row = sum2(b->hi + r * b->width, b->width, 0);
+            const double fine = fmax(least, ulps * sqrt(row + all / (double)b->rows));
+            if (isfinite(row) && !(b->rad[r] <= fine))
+                most = fmax(most, isfinite(b->rad[r]) ? b->rad[r] / fine : INFINITY);
         }
     }
-    return 1;
+    return most <= 1 ? 0 : most < 0x1p1000 ? ilogb(most) + 1 : DP_BITS_LACKING;
+}
+
+/* Radii at most an eighth of a rounding of fp64, or 2^-6 of one of fp32. Radii of inputs that are
+ * not finite, or that convolutions make, stay: fp64 takes MPFR then. */
+static int lacks_bits(const dp_case *c, const dp_truth *t) {
+    const int fp64 = judges_fp64(c), *on = c->step.on;
+    const int stays = c->allow_nonfinite || on[0] || on[1] || on[2];
+    if (stays && !(fp64 && t->kind == DP_TRUTH_DD)) return 0;
+    const int lacks = fp64 ? dp_truth_lacks_bits(&c->p, t, 0x1p-58, 0x1p-1000)
+                           : dp_truth_lacks_bits(&c->p, t, 0x1p-30, 0x1p-190);
+    return stays && lacks ? 1 : lacks;
+}
+
+/* A radius that overflowed stands for a truth that is not known, as a large one does. */
+static void cap_radii(dp_truth *t) {
+    for (int i = 0, sum; i < NBALLS; i++) {
+        dp_ball *b = ball_of(t, i, &sum);
+        for (int64_t r = 0; r < b->rows; r++)
+            b->rad[r] = fmin(b->rad[r], DBL_MAX);
+    }
 }
 #define AUDIT_COLUMNS 2
 #define AUDIT_TOKENS 512 /* of each at most: a second on one core */
@@ -168,12 +204,18 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
     if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
     dp_err why = {0};
     dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
-    if (!st && pick == DP_PICK_AUTO && rq.kind == DP_TRUTH_DD && judges_fp64(c) &&
-        !dp_truth_fine_for_fp64(&c->p, t)) {
+    for (int lacks, before = INT_MAX; !st && pick != DP_PICK_DD; before = lacks) {
+        lacks = lacks_bits(c, t);
+        if (!lacks || (lacks >= before && lacks < DP_BITS_LACKING)) break;
+        const int bits = (t->bits + lacks + 63) / 64 * 64;
+        if (steps(&c->p, &rq) * bits > MPFR_MOST || bits > BITS_MOST) break;
         dp_truth_free(t);
         rq.kind = DP_TRUTH_MPFR;
+        rq.bits = bits > c->bits ? bits : c->bits;
+        rq.device = NULL;
         st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
     }
+    if (!st && !c->allow_nonfinite) cap_radii(t);
     if (!st && rq.kind == DP_TRUTH_DD) {
         note->device = rq.device && !note->cached ? dp_cuda_device() : NULL;
         st = audited(c, &rq, cache, t, &note->audit, &why);

@@ -421,3 +421,31 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
         dp_judgement_free(&j);
     }
 }
+
+/* A radius widens its row's limit, so that zeros would pass where it is larger than the row. */
+DP_TEST(levels, a_row_whose_truth_is_not_known_is_unjudged) {
+    enum { ROWS = 4 };
+    const double one[ROWS] = {1, 1, 1, 1}, bound[ROWS] = {0.1, 0.1, 0.1, 0.1};
+    const double vague[] = {0, 0x1p-12, 0x1p-8, 0.5};
+    for (size_t i = 0; i < sizeof vague / sizeof *vague; i++) {
+        double rad[ROWS] = {0};
+        rad[2] = vague[i];
+        const dp_compare_in in = {.name = "x",
+                                  .N = 1,
+                                  .heads = 1,
+                                  .rows = ROWS,
+                                  .width = 1,
+                                  .got = one,
+                                  .want = one,
+                                  .rad = rad,
+                                  .bound = bound,
+                                  .place = place_row,
+                                  .unit = 0x1p-24};
+        dp_judgement j;
+        dp_compare(&in, &j);
+        CHECK(j.verdict == (i < 2 ? DP_PASS : DP_UNJUDGED) &&
+                  (i < 2 || (strstr(j.why, "in 1 of 4 rows") && strstr(j.why, "radius"))),
+              "radius %g: %s %s", vague[i], dp_verdict_names[j.verdict], j.why);
+        dp_judgement_free(&j);
+    }
+}

@@ -51,9 +51,9 @@ static void measure(dp_comparison *c, int64_t z) {
     }
     r->raw2 = r->err2;
     if (in->lost) allow_loss(c, z, in->lost[z]);
-    const double radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
+    r->radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
     r->bound = in->bound ? in->bound[z] : 0;
-    r->limit = r->bound + radius;
+    r->limit = r->bound + r->radius;
 }
 
 /* Chunks and heads in which the truth is not finite: [chunks][heads], to be freed. */
@@ -432,6 +432,23 @@ static void judge_draws(dp_comparison *c, power *p) {
 
 /* ---- what no limit covers -------------------------------------------------------------------- */
 
+/* Is the truth of a row known to no better than 2^-10 of it and of a typical row of its head?
+ * Inputs that are not finite make infinite radii, which do not count. */
+static int is_vague(const dp_comparison *c, const dp_measured *r, double *over) {
+    const double size = hypot(sqrt(r->want2), c->rms[r->at.head]);
+    if (!dp_is_looked_at(r) || !(r->radius > fmax(0x1p-10 * size, c->in->tiny))) return 0;
+    if (r->want2 == 0 && r->raw2 == 0) return 0;
+    *over = fmax(*over, r->radius / size);
+    return 1;
+}
+
+static int64_t count_vague(const dp_comparison *c, double *over) {
+    int64_t n = 0;
+    for (int64_t z = 0; z < c->in->rows; z++)
+        n += is_vague(c, &c->row[z], over);
+    return n;
+}
+
 /* Rows with values that lie under no limit. Zeros where the truth is zero are right. */
 static int64_t uncovered(const dp_comparison *c, const power *p) {
     int64_t n = 0;
@@ -474,12 +491,13 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
         j->why[0] = 0;
     }
     if (j->verdict != DP_PASS) return;
-    const int64_t open = uncovered(c, p);
+    double radius = 0;
+    const int64_t open = uncovered(c, p), vague = count_vague(c, &radius);
     const double seen = c->in->of_heads ? j->seen : j->seen_head;
     const int nothing = isnan(j->seen_head); /* the truth is 0, or near it, in every head */
     const int below = nothing && !c->in->may_vanish && j->seen > 2 && !wants_zero(c);
     const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
-    if (!open && !(seen > 2) && !whole && !below) return;
+    if (!open && !vague && !(seen > 2) && !whole && !below) return;
     decide(j, DP_UNJUDGED, "");
     if (open)
         snprintf(j->why, sizeof j->why, "%lld of %lld rows lie under no limit", (long long)open,
@@ -489,6 +507,10 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
                  "zeros would pass: the truth is no larger than what may underflow");
     else if (whole && !(seen > 2))
         snprintf(j->why, sizeof j->why, "the tensor times %.3g would pass", j->seen);
+    else if (!(seen > 2))
+        snprintf(j->why, sizeof j->why,
+                 "the truth's radius is up to %.2g times the truth in %lld of %lld rows", radius,
+                 (long long)vague, (long long)c->in->rows);
     else if (isfinite(seen))
         snprintf(j->why, sizeof j->why,
                  "zeros in head %d would pass: limits there are %.3g times the truth",

@@ -77,7 +77,7 @@ def with_batch(t, T, want):
 
 
 def batched(tensors, T):
-    """Those of tokens, with a batch axis; a gate as wide as beta is one number a head."""
+    """Arrays of tokens with a batch axis. A gate as wide as beta is one number a head."""
     given = {n: tensors[n] for n in TOKENS if n in tensors}
     beta = given["beta"].dim() if "beta" in given else 0
     return {n: with_batch(t, T, 2 + (t.dim() > beta)) for n, t in given.items()}
