@@ -214,6 +214,15 @@ static void store_states(const dp_problem *p, dp_format f, const double *S, doub
 
 /* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals.
  * Results in a longer format than `bounded` get no addition. */
+static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        for (int64_t r = 0; b->row[i] && r < rows; r++)
+            if (isnan(b->row[i][r])) b->row[i][r] = INFINITY;
+    }
+}
+
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++) {
@@ -229,6 +238,7 @@ void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_des
     }
     store_states(p, design->final_state, want[DP_RESULT_FINAL_STATE],
                  b->row[DP_RESULT_FINAL_STATE]);
+    no_bound_where_it_overflowed(p, b);
 }
 
 /* Marks in first [T] with 1 every token that a chunk of `chunk` tokens begins with. */

@@ -387,6 +387,7 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
         for (int64_t i = r * width; i < (r + 1) * width; i++)
             d2 += (x[i] - y[i]) * (x[i] - y[i]);
         const double limit = bound_one[r] + bound_many[r];
+        if (!isfinite(limit)) continue; /* it overflowed */
         w->c->compared += width;
         if (sqrt(d2) <= limit || w->c->verdict == DP_FAIL) {
             if (sqrt(d2) > *top * limit) *top = sqrt(d2) / limit;

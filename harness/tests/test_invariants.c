@@ -196,3 +196,16 @@ DP_TEST(invariants, a_library_is_held_to_bits_or_to_its_bounds) {
                   rows[i].options, rows[i].says[k], out);
     }
 }
+
+/* Squares of its numbers leave the range of doubles: its later rows have no bound. */
+DP_TEST(invariants, rows_whose_bound_overflows_are_left_out) {
+    char cmd[2048], out[16384];
+    snprintf(cmd, sizeof cmd,
+             "printf 'reason = r\\nsource = s\\nop = kda\\nT = 192\\nH = 1\\nK = 8\\nV = 4\\n"
+             "g_scale = 6\\ng_least = -6\\nbackward = no\\nranks = 1\\nbase = fp64\\n"
+             "chain = fp32\\n' >'%s/grows.case' && '%s' check grows --cases '%s' && "
+             "{ '%s' run grows --cases '%s' --backend sim --cache none; [ $? = 1 ]; }",
+             gt_tmpdir(), gt_program(), gt_tmpdir(), gt_program(), gt_tmpdir());
+    CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    CHECK(strstr(out, "bound inf") && !strstr(out, "nan"), "%s", out);
+}
