@@ -4,6 +4,7 @@
 #include "case_parts.h"
 #include "operations.h"
 #include "ref/vocabulary/recurrence_text.h"
+#include "ref/vocabulary/text.h"
 
 #include <string.h>
 
@@ -115,15 +116,10 @@ static dp_status check_unjudged(const dp_casefile *f, dp_err *e) {
     if (!s) return DP_OK;
     if (!colon || !colon[1 + strspn(colon + 1, " ")])
         return dp_casefile_refuse(f, "unjudged", e, "must be NAMES: REASON");
-    for (const char *p = s; p < colon;) {
-        char name[40];
-        p += strspn(p, " ,");
-        const size_t n = strcspn(p, " ,:");
-        snprintf(name, sizeof name, "%.*s", (int)n, p);
-        p += n;
+    char name[40];
+    while ((s = dp_next_name(s, name, sizeof name)))
         if (dp_result_find(name) < 0 && !is_of_ranks(name))
             return dp_casefile_refuse(f, "unjudged", e, "'%s' is no tensor", name);
-    }
     return DP_OK;
 }
 

@@ -124,11 +124,15 @@ static void print_tensors(void) {
     }
 }
 
-static int print_case(const char *path) {
+/* Prints the case if its name has part (NULL: any), which is then counted. */
+static int print_case(const char *path, const char *part, int *printed) {
     dp_case c;
     dp_err e = {0};
     if (dp_case_open(path, 0, &c, &e)) return dp_refuse(&e);
-    printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
+    if (!part || strstr(c.name, part)) {
+        printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
+        ++*printed;
+    }
     dp_case_free(&c);
     return 0;
 }
@@ -157,14 +161,17 @@ static int print_schema(void) {
 static int print_cases(const dp_options *o) {
     dp_err e = {0};
     char **paths;
-    int n, rc = 0;
+    int n, printed = 0, rc = 0;
+    const char *part = o->nname ? o->name[0] : NULL;
     if (dp_case_find_all(dp_options_folder(o), &paths, &n, &e)) return dp_refuse(&e);
     for (int i = 0; i < n; i++) {
-        rc |= print_case(paths[i]);
+        rc |= print_case(paths[i], part, &printed);
         free(paths[i]);
     }
     free(paths);
-    return rc;
+    if (printed || rc || !part) return rc;
+    dp_fail(&e, DP_EINPUT, "list: no case has %s in its name", part);
+    return dp_refuse(&e);
 }
 
 static int print_prices(options *o) {
@@ -178,13 +185,13 @@ static int print_prices(options *o) {
 }
 
 int dp_cmd_list(int argc, char **argv) {
-    options o = {.of = dp_options_new(0, 0),
+    options o = {.of = dp_options_new(0, 1),
                  .of_what = {.tokens = 8192, .K = 128, .V = 128, .device = "h200"}};
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
-                           .args_doc = "",
-                           .doc = "List the cases with their reasons.\vExit status 2 when a case "
-                                  "file is refused."};
+                           .args_doc = "[PART]",
+                           .doc = "List cases (whose names have PART).\vExit status 2 "
+                                  "when a case file is refused."};
     dp_parse(&a, argc, argv, &o);
     if (o.keys)
         dp_case_print_keys(stdout);

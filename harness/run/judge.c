@@ -9,6 +9,7 @@
 #include "ref/files/input.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"
+#include "ref/vocabulary/text.h"
 #include "subjects.h"
 
 #include <math.h>
@@ -460,15 +461,11 @@ dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorf
 
 /* Every name that may be unjudged is that of a tensor: in OUT, or of any result. */
 static dp_status check_unjudged(const char *names, const dp_tensorfile *out, dp_err *e) {
-    for (const char *p = names; p && *p;) {
-        char name[64];
-        const size_t n = strcspn(p, ",");
-        snprintf(name, sizeof name, "%.*s", (int)n, p);
-        if (n && dp_result_find(name) < 0 && !dp_tensor_find(out, name))
+    char name[64];
+    while ((names = dp_next_name(names, name, sizeof name)))
+        if (dp_result_find(name) < 0 && !dp_tensor_find(out, name))
             return dp_fail(e, DP_EINPUT, "--unjudged %s: %s has no tensor of that name", name,
                            out->path);
-        p += n + (p[n] == ',');
-    }
     return DP_OK;
 }
 

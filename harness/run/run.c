@@ -5,6 +5,7 @@
 #include "harness/mpi/processes.h"
 #include "harness/record/record.h"
 #include "limits.h"
+#include "ref/vocabulary/text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -88,14 +89,10 @@ static const dp_judgement *with_source(const dp_run *r) {
     return any;
 }
 
-/* Is the name in a list with commas, which a colon ends? */
 static int is_listed(const char *list, const char *name) {
-    size_t n;
-    for (const char *p = list; p && *p && *p != ':'; p += n) {
-        p += strspn(p, " ,");
-        n = strcspn(p, " ,:");
-        if (n == strlen(name) && !strncmp(p, name, n)) return 1;
-    }
+    char one[64];
+    while ((list = dp_next_name(list, one, sizeof one)))
+        if (!strcmp(one, name)) return 1;
     return 0;
 }
 

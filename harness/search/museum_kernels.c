@@ -85,11 +85,9 @@ static int chosen(int f, const char *only) {
            strcmp(dpg_faults[f].shows, "-");
 }
 static dp_status all_known(const char *only, dp_err *e) {
-    for (const char *at = only, *end; at; at = *end ? end + 1 : NULL) {
-        char name[64];
+    char name[64];
+    while ((only = dp_next_name(only, name, sizeof name))) {
         int some = 0;
-        end = at + strcspn(at, ",");
-        snprintf(name, sizeof name, "%.*s", (int)(end - at), at);
         for (int f = first_fault(); f < end_fault(); f++)
             some += chosen(f, name);
         if (!some)

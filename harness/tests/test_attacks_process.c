@@ -65,6 +65,7 @@ DP_TEST(attacks_process, output_that_does_not_arrive_is_no_success) {
     EXPECT(at_sh(dir, 10, "$P run --help >/dev/full"), 2, "standard output: cannot be written");
     EXPECT(at_sh(dir, 10, "$P --version >/dev/full"), 2, "standard output: cannot be written");
     EXPECT(at_sh(dir, 10, RUN "--json - >/dev/full"), 2, "cannot be written: No space left");
+    EXPECT(at_sh(dir, 10, RUN "--json /dev/full"), 2, "but not all its files were written");
     EXPECT(at_sh(dir, 10, "$P list --cases $C >&-"), 2, "standard output: cannot be written");
     EXPECT(
         at_sh(dir, 10,

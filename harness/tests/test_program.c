@@ -212,6 +212,10 @@ DP_TEST(program, list_names_every_case_keys_and_faults) {
     char a[1024];
     snprintf(a, sizeof a, "list --cases '%s'", gt_cases());
     CHECK(run(a) == 0 && strstr(out, "kda-long ") && strstr(out, "chain-reflect-k32 "), "%s", out);
+    snprintf(a, sizeof a, "list smoke-k --cases '%s'", gt_cases());
+    CHECK(run(a) == 0 && !strncmp(out, "smoke-kda ", 10) && !strstr(out, "mkda"), "%s", out);
+    snprintf(a, sizeof a, "list smokes --cases '%s'", gt_cases());
+    CHECK(run(a) == 2 && strstr(out, "no case has smokes in its name"), "%s", out);
     CHECK(run("list --keys") == 0 && strstr(out, "cu_seqlens"), "%s", out);
     CHECK(run("list --faults") == 0 && strstr(out, "merge-nearest-first"), "%s", out);
 }

@@ -191,3 +191,11 @@ DP_TEST(vocabulary, a_word_is_listed_whole) {
         CHECK(dp_is_listed(F[i].word, F[i].list, F[i].between) == F[i].listed, "'%s' in '%s'",
               F[i].word, F[i].list);
 }
+
+DP_TEST(vocabulary, names_end_at_a_colon) {
+    char name[4], all[64] = "";
+    for (const char *at = ", dq  do,,state: dv"; (at = dp_next_name(at, name, sizeof name));)
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s|", name);
+    CHECK(!strcmp(all, "dq|do|sta|"), "%s", all);
+    CHECK(!dp_next_name(NULL, name, sizeof name) && !*name, "%s", name);
+}

@@ -73,3 +73,11 @@ int dp_is_listed(const char *name, const char *list, char between) {
     }
     return 0;
 }
+
+const char *dp_next_name(const char *list, char *name, size_t size) {
+    if (!list) return NULL;
+    list += strspn(list, " ,");
+    const size_t n = strcspn(list, " ,:");
+    snprintf(name, size, "%.*s", (int)n, list);
+    return n ? list + n : NULL;
+}

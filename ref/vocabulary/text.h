@@ -21,4 +21,7 @@ void dp_text_printable(const char *s, char *out, size_t size);
 int dp_find_name(const char *name, const char *const *names, int n);
 /* Is name one of the words of a list that have `between` between them? */
 int dp_is_listed(const char *name, const char *list, char between);
+/* Names with commas or blanks between, up to a colon: copies the first to name, cut to size.
+ * Returns what follows it, NULL: there is none. A list may be NULL. */
+const char *dp_next_name(const char *list, char *name, size_t size);
 #endif
