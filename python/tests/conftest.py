@@ -2,12 +2,13 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
-def own_temporary_folder(tmp_path_factory):
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tmp_path_factory.getbasetemp()  # pytest's own stays where it is: sockets need short paths
     with tempfile.TemporaryDirectory(prefix="dp-") as folder:
         was = dict(os.environ)
