@@ -301,14 +301,14 @@ void dp_say_far(const dp_states_seen *far, dp_run *r) {
 
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
-    const int step = dp_op_of(sp->c)->has_front;
+    const int step = sp->first_of_call && dp_op_of(sp->c)->has_front;
     dp_step_run front = {0};
     dp_status st =
         step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
     if (!st) {
-        sp->step = step ? &front : NULL;
+        if (step) sp->step = &front;
         dp_judge_outputs(sp, bases, out, r, from);
-        sp->step = NULL;
+        if (step) sp->step = NULL;
         st = dp_judge_drafts(sp, &seen->drafts, r, e);
         dp_judge_pool(sp, &seen->pool, r);
         judge_conv_states(&seen->front, r);

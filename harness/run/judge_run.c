@@ -244,14 +244,6 @@ static void settle(const dp_judging *j, int stages, dp_run *r) {
     r->settled = 1;
 }
 
-void dp_judge_run(const dp_judging *j, dp_run *r, double from) {
-    const int stages = inner_stages(j->out);
-    dp_sharding_expect(j->sp, stages, r);
-    judge_all(j, r);
-    settle(j, stages, r);
-    dp_run_close(r, dp_now() - from);
-}
-
 /* ---- a run that does not say how it computes ------------------------------------------------- */
 
 /* How many tensors fail, and the largest of their errors over its limit. */
@@ -307,6 +299,19 @@ static dp_error_bound bounds_of(const undeclared_run *x, const dp_run *r) {
     dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
     if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
     return bound;
+}
+
+/* The same, but of the run before where those are r's. */
+static const dp_error_bound *bounds_kept(const undeclared_run *x, const dp_run *r) {
+    dp_bound_bases *w = x->bases;
+    if (w->bounded && w->chain == r->chain && dp_design_same(&w->design, &r->design))
+        return &w->bound;
+    if (w->bounded) dp_error_bound_free(&w->bound);
+    w->bound = bounds_of(x, r);
+    w->design = r->design;
+    w->chain = r->chain;
+    w->bounded = 1;
+    return &w->bound;
 }
 
 /* Judges r by these bounds, and by its draws where they are known. */
@@ -396,9 +401,7 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
     dp_sharding_expect(sp, x.stages, r);
-    dp_error_bound bound = bounds_of(&x, r);
-    judge_by(&x, &bound, r, 1);
-    dp_error_bound_free(&bound);
+    judge_by(&x, bounds_kept(&x, r), r, 1);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;
     if (r->undeclared) r->design = declared;

@@ -284,6 +284,7 @@ void dp_bound_bases_free(dp_bound_bases *w) {
         dp_error_bound_base_free(&w->sound);
         dp_error_bound_base_free(&w->probable);
     }
+    if (w->bounded) dp_error_bound_free(&w->bound);
 }
 
 /* ---- their cache ----------------------------------------------------------------------------- */

@@ -69,11 +69,15 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 
 /* ---- bounds of all results ------------------------------------------------------------------- */
 
-/* The part of one base on one sharding that no chain format changes. The first bound that is not
- * cached fills it. Starts as zeros. */
+/* Bounds of one base on one sharding. The first that is not cached fills the part that no chain
+ * format changes. Those of the last run are kept (judge_run.c). Starts as zeros. */
 typedef struct {
     int ready;
     dp_error_bound_base sound, probable;
+    int bounded;
+    dp_design design;
+    dp_format chain;
+    dp_error_bound bound;
 } dp_bound_bases;
 /* Frees what it holds; the struct is the caller's. */
 void dp_bound_bases_free(dp_bound_bases *w);

@@ -1,6 +1,6 @@
 /* harness/run/outputs.h - the outputs of a subject of any kind, and their judgement.
  *
- * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_run. The order is
+ * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_calls. The order is
  * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws. The
  * functions are declared below.
  */
@@ -34,14 +34,13 @@ typedef struct {
     const dp_outputs *out;
 } dp_judging;
 
-/* Judges all outputs into r and closes r. The draws of set 0 decide, and if the result is marginal,
- * the draws of set 1. On entry r has everything that dp_run_id needs, and design, undeclared,
- * other_design. The argument `from` is dp_now() of the begin of the run. */
-void dp_judge_run(const dp_judging *j, dp_run *r, double from);
-
-/* Like dp_judge_run, but makes the bounds. A run that does not declare its design is compared with
- * the common designs (dp_design_common), or those that its files name. The first design that
- * explains every tensor is r->explained. If none does, the nearest design gives the verdict. */
+/* Makes the bounds, judges all outputs into r and closes r. The draws of set 0 decide, and if the
+ * result is marginal, the draws of set 1. On entry r has everything that dp_run_id needs, and
+ * design, undeclared, other_design. The argument `from` is dp_now() of the begin of the run.
+ *
+ * A run that does not declare its design is compared with the common designs (dp_design_common), or
+ * those that its files name. The first design that explains every tensor is r->explained. If none
+ * does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
                       double from);
 
@@ -54,15 +53,16 @@ typedef struct {
 } dp_calls_seen;
 /* judge_calls.c */
 void dp_calls_seen_free(dp_calls_seen *seen);
-/* Makes the bounds, calls dp_judge_run, and for a session the three functions below. */
+/* dp_judge_outputs, and for a session the three functions below. */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, double from, dp_err *e);
 
-/* judge_calls.c: after dp_judge_run, judges the results of all tokens in a session's windows. */
+/* judge_calls.c: after dp_judge_outputs, judges the results of all tokens in a session's
+ * windows. */
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
 /* judge_calls.c: last, for a run that failed: names the first call that left a wrong state. */
 void dp_say_far(const dp_states_seen *far, dp_run *r);
-/* judge_calls.c: after dp_judge_run, judges the slots of a session's pool that were not to be
+/* judge_calls.c: after dp_judge_outputs, judges the slots of a session's pool that were not to be
  * written, as tensor `pool`, bit by bit. Does nothing if no pool was run. */
 void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 

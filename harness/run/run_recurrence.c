@@ -1,45 +1,15 @@
-/* Every recurrence, and op step: one truth, then every subject on every number of ranks. */
+/* Every recurrence, and op step. Case and options become a plan, a row a run; the driver walks it:
+ * one truth, then every subject on every number of ranks (subjects.h). */
 #include "subjects.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A backend is one row here and one file. */
-const dp_subject_kind dp_subjects[DP_NSUBJECTS] = {
-    {.backend = DP_BACKEND_SIM,
-     .offers = dp_simulated_offers,
-     .claims = dp_simulated_claims,
-     .run = dp_simulated_run},
-    {.backend = DP_BACKEND_MPI,
-     .offers = dp_simulated_offers,
-     .claims = dp_simulated_claims,
-     .run = dp_simulated_run,
-     .absent = dp_subject_absent},
-    {.backend = DP_BACKEND_LAPACK,
-     .offers = dp_lapack_offers,
-     .claims = dp_lapack_claims,
-     .run = dp_lapack_run},
-    {.backend = DP_BACKEND_SUBJECT, .offers = dp_library_offers, .run = dp_library_run},
-    {.backend = DP_BACKEND_CUDA,
-     .offers = dp_devices_offer,
-     .run = dp_devices_run,
-     .absent = dp_subject_absent},
-    {.backend = DP_BACKEND_NCCL,
-     .offers = dp_devices_offer,
-     .run = dp_devices_run,
-     .absent = dp_subject_absent}};
-
-void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                       dp_runs *out) {
-    const char *no = dp_options_absent(o, k->backend);
-    if (!no) return;
-    dp_run *r = dp_runs_add(out, c);
-    r->backend = k->backend;
-    r->ranks = 0;
-    r->design = dp_design_of(r->base);
-    dp_run_skip(r, no, o);
-}
+/* A backend is one row here and one file; in the order in which they run. */
+static const dp_subject_kind *const SUBJECTS[] = {&dp_on_simulated, &dp_on_processes, &dp_on_lapack,
+                                                  &dp_on_library,   &dp_on_cuda,      &dp_on_nccl};
+enum { NSUBJECTS = sizeof SUBJECTS / sizeof *SUBJECTS };
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
@@ -79,20 +49,7 @@ int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK
     return dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
 }
 
-void dp_claims_add(dp_claims *list, const dp_claim *claim) {
-    int i = 0;
-    for (; i < list->n; i++) {
-        const dp_claim *x = &list->claim[i];
-        if (x->N == claim->N && x->design.base == claim->design.base &&
-            !memcmp(&x->design.sending, &claim->design.sending, sizeof x->design.sending) &&
-            (claim->N == 1 || x->chain == claim->chain))
-            break;
-    }
-    list->claim[i] = *claim;
-    list->n += i == list->n;
-}
-
-/* ---- one case -------------------------------------------------------------------------------- */
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 /* A case with the numbers of ranks that are asked for. */
 typedef struct {
@@ -101,12 +58,25 @@ typedef struct {
     int n, ranks[DP_MAX_RANK_COUNTS];
 } selection;
 
-/* Is there anything to judge; else no truth is made. */
-static int any_offer(const selection *x) {
-    for (int i = 0; i < x->n; i++)
-        for (int k = 0; k < DP_NSUBJECTS; k++)
-            if (dp_subjects[k].offers(&dp_subjects[k], x->c, x->o, x->ranks[i])) return 1;
-    return 0;
+dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base base,
+                        dp_format chain) {
+    if (plan->n == plan->cap) {
+        plan->cap = plan->cap ? 2 * plan->cap : 16;
+        plan->row = dp_realloc(plan->row, sizeof *plan->row * (size_t)plan->cap);
+    }
+    dp_planned *x = &plan->row[plan->n++];
+    *x =
+        (dp_planned){.kind = k, .N = N, .base = base, .chain = chain, .design = dp_design_of(base)};
+    return x;
+}
+
+static dp_status plan_of(const selection *x, dp_plan *plan, dp_err *e) {
+    dp_status st = DP_OK;
+    for (int i = 0; i < x->n * NSUBJECTS && !st; i++) {
+        const dp_subject_kind *k = SUBJECTS[i % NSUBJECTS];
+        st = k->plan(k, x->c, x->o, x->ranks[i / NSUBJECTS], plan, e);
+    }
+    return st;
 }
 
 static dp_status can_be_sharded(const selection *x, dp_err *e) {
@@ -120,53 +90,205 @@ static dp_status can_be_sharded(const selection *x, dp_err *e) {
     return DP_OK;
 }
 
-static void expect_all(const selection *x, dp_standard *std) {
-    dp_claims *list = dp_calloc(1, sizeof *list);
-    for (int i = 0; i < x->n; i++)
-        for (int k = 0; k < DP_NSUBJECTS; k++)
-            if (dp_subjects[k].claims &&
-                dp_subjects[k].offers(&dp_subjects[k], x->c, x->o, x->ranks[i]))
-                dp_subjects[k].claims(x->c, x->o, x->ranks[i], list);
-    dp_standard_expect(std, 0, list->n, list->claim);
+/* A claim replaces one that differs from it only by its stages. On one rank it replaces one that
+ * differs by the format of the chain, which does not exist there. The same draws serve both. */
+static int add_claim(const dp_claim *claim, dp_claim *list, int n) {
+    int i = 0;
+    for (; i < n; i++) {
+        const dp_claim *x = &list[i];
+        if (x->N == claim->N && x->design.base == claim->design.base &&
+            !memcmp(&x->design.sending, &claim->design.sending, sizeof x->design.sending) &&
+            (claim->N == 1 || x->chain == claim->chain))
+            break;
+    }
+    list[i] = *claim;
+    return n + (i == n);
+}
+
+/* Claims that are known before: asked for at once, so that every draw is made once. */
+static void expect_all(const dp_plan *plan, dp_standard *std) {
+    dp_claim *list = dp_calloc((size_t)plan->n, sizeof *list);
+    int n = 0;
+    for (int i = 0; i < plan->n; i++) {
+        const dp_planned *x = &plan->row[i];
+        const dp_claim claim = {x->N, x->design, x->chain, x->stages};
+        if (x->claimed) n = add_claim(&claim, list, n);
+    }
+    dp_standard_expect(std, 0, n, list);
     free(list);
 }
 
-static dp_status run_on(dp_standard *std, int N, dp_runs *out, dp_err *e) {
+/* ---- the driver ------------------------------------------------------------------------------ */
+
+/* A row that is computed already; of NULL: none. */
+typedef struct {
+    const dp_planned *of;
+    dp_made made;
+} made_before;
+
+static void free_made(const dp_planned *x, const dp_case *c, dp_made *m) {
+    if (m->own) x->kind->free(c, m);
+    dp_calls_seen_free(&m->seen);
+}
+
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+    *m = (dp_made){.design = x->design, .from = dp_now()};
+    const dp_status st = x->kind->compute(x, sp, kept, m, e);
+    if (st) free_made(x, sp->c, m);
+    return st;
+}
+
+dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
+                          dp_runs *out) {
+    const dp_how how = {x->kind->backend, x->base, x->chain, m ? m->design : x->design};
+    dp_run *r = dp_sharding_record(sp, &how, out);
+    r->variant = x->variant;
+    r->merge = x->way.exchange;
+    r->payload = x->way.payload;
+    r->has_merge = x->says_way;
+    r->has_chain = !x->bare;
+    if (x->kind->note) x->kind->note(sp, m, r);
+    if (sp->truth) dp_sharding_note_truth(sp, r);
+    r->id = dp_run_id(r);
+    return r;
+}
+
+static void note_failure(const dp_made *m, dp_run *r) {
+    r->verdict = m->verdict;
+    r->seconds = dp_now() - m->from;
+    snprintf(r->why, sizeof r->why, "%s", m->why);
+}
+
+static dp_status judge(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_bound_bases *bases,
+                       dp_run *r, dp_err *e) {
+    if (*m->why) {
+        note_failure(m, r);
+        return DP_OK;
+    }
+    sp->step = m->front;
+    dp_status st = dp_judge_calls(sp, &m->out, &m->seen, bases, r, m->from, e);
+    if (!st && x->kind->after) st = x->kind->after(x, sp, m, bases, r, e);
+    sp->step = NULL;
+    return st;
+}
+
+/* Rows of one subject on N ranks in one base. They share a part of their bounds, and the arrays
+ * that the subject keeps. */
+typedef struct {
+    dp_sharding *sp;
+    dp_bound_bases bases;
+    void *kept;
+} driver;
+
+static dp_status run_row(driver *d, const dp_planned *x, made_before *before, dp_runs *out,
+                         dp_err *e) {
+    const dp_run_options *o = d->sp->std->o;
+    dp_made m;
+    dp_status st = DP_OK;
+    if (*x->no) {
+        dp_run_skip(dp_planned_record(x, d->sp, NULL, out), x->no, o);
+        return DP_OK;
+    }
+    if (before->of == x)
+        m = before->made;
+    else
+        st = compute(x, d->sp, &d->kept, &m, e);
+    if (st) return st;
+    if (before->of == x) before->of = NULL;
+    dp_run *r = dp_planned_record(x, d->sp, &m, out);
+    st = judge(x, d->sp, &m, &d->bases, r, e);
+    dp_run_done(r, o);
+    free_made(x, d->sp->c, &m);
+    return st;
+}
+
+static int together(const dp_planned *a, const dp_planned *b) {
+    return a->kind == b->kind && a->base == b->base;
+}
+
+/* The n rows of one number of ranks. */
+static dp_status run_on(dp_standard *std, const dp_planned *x, int n, made_before *before,
+                        dp_runs *out, dp_err *e) {
     dp_sharding sp;
-    dp_status st = dp_sharding_open(&sp, std, N, 1, e);
-    for (int k = 0; k < DP_NSUBJECTS && !st; k++) {
-        const dp_subject_kind *s = &dp_subjects[k];
-        if (s->offers(s, std->c, std->o, N)) st = s->run(s, &sp, out, e);
+    dp_status st = dp_sharding_open(&sp, std, x->N, 1, e);
+    for (int i = 0, k; i < n && !st; i = k) {
+        driver d = {.sp = &sp};
+        for (k = i; k < n && together(&x[i], &x[k]) && !st; k++)
+            st = run_row(&d, &x[k], before, out, e);
+        dp_bound_bases_free(&d.bases);
+        if (d.kept) x[i].kind->close(&x[i], std->c, d.kept);
     }
     dp_sharding_close(&sp);
     return st;
 }
 
 /* Does the subject alone compute here? */
-static int is_alone(const selection *x) {
+static int is_alone(const dp_plan *plan) {
     int others = 0;
-    for (int i = 0; i < x->n; i++)
-        for (int k = 0; k < DP_NSUBJECTS; k++)
-            others |= dp_subjects[k].backend != DP_BACKEND_SUBJECT &&
-                      dp_subjects[k].offers(&dp_subjects[k], x->c, x->o, x->ranks[i]);
-    return x->o->subject && !others;
+    for (int i = 0; i < plan->n; i++)
+        others |= plan->row[i].kind != &dp_on_library;
+    return !others;
 }
 
-static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
-    dp_standard std = {.c = x->c, .o = x->o};
+/* Computes rows, before there is a truth, until the subject serves one. 0: it serves none, the
+ * records that say why are in *out, and there is nothing to judge. */
+static dp_status serves_any(dp_standard *std, const dp_plan *plan, made_before *before,
+                            dp_runs *out, int *any, dp_err *e) {
+    unsigned char session = dp_case_session(std->c) != NULL; /* that it is one */
+    dp_runs refused = {0};
     dp_status st = DP_OK;
-    if (is_alone(x) && dp_library_refuses(&std, x->n, x->ranks, out, &st, e)) return st;
-    struct dp_asked *asked = std.asked;
+    *any = 0;
+    for (int i = 0; i < plan->n && !*any && !st; i++) {
+        const dp_planned *x = &plan->row[i];
+        dp_sharding sp = {
+            .std = std, .c = std->c, .N = x->N, .first_of_call = session ? &session : NULL};
+        dp_made m;
+        if ((st = compute(x, &sp, NULL, &m, e))) break;
+        *any = !*m.why || m.verdict != DP_SKIPPED;
+        if (*any) {
+            *before = (made_before){x, m};
+        } else {
+            note_failure(&m, dp_planned_record(x, &sp, &m, &refused));
+            free_made(x, std->c, &m);
+        }
+    }
+    for (int i = 0; i < refused.n && !*any && !st; i++)
+        dp_run_done(&refused.run[i], std->o);
+    if (*any || st)
+        dp_runs_free(&refused);
+    else
+        dp_runs_move(out, &refused);
+    return st;
+}
+
+static dp_status run_plan(const selection *x, const dp_plan *plan, dp_runs *out, dp_err *e) {
+    dp_standard std = {.c = x->c, .o = x->o};
+    made_before before = {0};
+    int any = 1;
+    dp_status st = is_alone(plan) ? serves_any(&std, plan, &before, out, &any, e) : DP_OK;
+    if (st || !any) return st;
     st = dp_standard_open(&std, x->c, x->o, 1, e);
-    std.asked = asked;
     if (!st) st = can_be_sharded(x, e);
-    if (!st) expect_all(x, &std);
-    for (int i = 0; i < x->n && !st; i++)
-        st = run_on(&std, x->ranks[i], out, e);
-    dp_library_forget(&std);
+    if (!st) expect_all(plan, &std);
+    for (int i = 0, k; i < plan->n && !st; i = k) {
+        for (k = i; k < plan->n && plan->row[k].N == plan->row[i].N;)
+            k++;
+        st = run_on(&std, &plan->row[i], k - i, &before, out, e);
+    }
+    if (before.of) free_made(before.of, x->c, &before.made);
     dp_standard_close(&std);
     return st;
 }
+
+static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
+    dp_plan plan = {0};
+    dp_status st = plan_of(x, &plan, e);
+    if (!st && plan.n) st = run_plan(x, &plan, out, e);
+    free(plan.row);
+    return st;
+}
+
+/* ---- which rank owns which tokens ------------------------------------------------------------ */
 
 void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
                    dp_runs *out) {
@@ -217,9 +339,20 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
         const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}};
-        if (any_offer(&one)) st = run_selection(&one, out, e);
+        st = run_selection(&one, out, e);
     }
     return st;
+}
+
+/* A row that says why the backend cannot run here, where it is asked for and cannot. */
+static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, dp_runs *out) {
+    const char *no = dp_options_absent(o, b);
+    if (!no) return;
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = b;
+    r->ranks = 0;
+    r->design = dp_design_of(r->base);
+    dp_run_skip(r, no, o);
 }
 
 dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
@@ -229,11 +362,8 @@ dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *
     x.n = dp_ranks_of(c, o, x.ranks);
     dp_status st = DP_OK;
     for (int i = 0; i < nown && !st; i++)
-        if (own[i])
-            st = run_owned(&x, (dp_own)own[i], out, e);
-        else if (any_offer(&x))
-            st = run_selection(&x, out, e);
-    for (int k = 0; k < DP_NSUBJECTS && !st; k++)
-        if (dp_subjects[k].absent) dp_subjects[k].absent(&dp_subjects[k], c, o, out);
+        st = own[i] ? run_owned(&x, (dp_own)own[i], out, e) : run_selection(&x, out, e);
+    for (int k = 0; k < NSUBJECTS && !st; k++)
+        if (SUBJECTS[k]->absent) say_absent(SUBJECTS[k]->backend, c, o, out);
     return st;
 }

@@ -21,8 +21,6 @@ typedef struct {
     double radius; /* largest of a tensor, relative to its norm */
     dp_front front;
     dp_expectations expect; /* of any number of ranks */
-    struct dp_asked *asked; /* a subject's answer to its first call, which was made before there was
-                               a truth (subject_library.c); NULL: taken, or none was */
 } dp_standard;
 
 /* boundaries: keep states where ranks meet, which what ranks exchange is judged by. */

@@ -50,56 +50,48 @@ static dp_status design_of(const dp_run_options *o, dp_base base, dp_design *d, 
                    o->design);
 }
 
-int dp_lapack_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
+static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *to, dp_err *e) {
     int bases[DP_NBASES];
-    (void)k;
-    return bases_of(c, o, N, bases) > 0;
-}
-
-void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
-    int bases[DP_NBASES];
-    const int n = widest_chain(c, o) == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
-    for (int i = 0; i < n; i++) {
-        dp_claim claim = {N, {0}, widest_chain(c, o), !dp_case_session(c)};
-        if (!design_of(o, (dp_base)bases[i], &claim.design, NULL)) dp_claims_add(list, &claim);
+    const dp_format chain = widest_chain(c, o);
+    const int n = chain == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
+    dp_status st = DP_OK;
+    for (int i = 0; i < n && !st; i++) {
+        dp_planned *x = dp_plan_add(to, k, N, (dp_base)bases[i], chain);
+        st = design_of(o, x->base, &x->design, e);
+        x->claimed = 1;
+        x->stages = !dp_case_session(c);
+        if (!c->session.slots || !dp_case_session(c)) continue;
+        x = dp_plan_add(to, k, N, (dp_base)bases[i], chain);
+        x->bare = 1;
+        snprintf(x->no, sizeof x->no,
+                 "pool: the solver over LAPACKE keeps no states in slots; it was given those of "
+                 "the slots, and its results are judged in the run beside this one");
     }
+    return st;
 }
 
-static void judge(dp_sharding *sp, const dp_result *got, double *const *stage, dp_run *r,
-                  double from) {
-    dp_bound_bases bases = {0};
-    const dp_outputs outputs = {.results = got, .stage = stage};
-    dp_judge_outputs(sp, &bases, &outputs, r, from);
-    dp_bound_bases_free(&bases);
-}
+/* ---- what it computes ------------------------------------------------------------------------ */
 
-static dp_run *record(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                      dp_runs *out) {
-    const dp_how how = {DP_BACKEND_LAPACK, design->base, chain, *design};
-    dp_run *r = dp_sharding_record(sp, &how, out);
-    r->path = openblas_get_corename();
-    dp_sharding_note_truth(sp, r);
-    r->id = dp_run_id(r);
-    return r;
-}
+typedef struct {
+    dp_sim s; /* no session */
+    double *stage[DP_NSTAGE_TENSORS];
+    dp_result got; /* a session */
+} made;
 
-static dp_status run_base(dp_sharding *sp, const dp_design *design, dp_format chain, dp_runs *out,
-                          dp_err *e) {
-    const double from = dp_now();
-    double *stage[DP_NSTAGE_TENSORS] = {NULL};
-    dp_sim s;
-    const dp_status st = dp_sim_new_lapack(&s, &sp->c->p, design, sp->N, e);
-    if (st) return st;
-    dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, sp->truth->backward);
-    dp_run *r = record(sp, design, chain, out);
+static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_err *e) {
+    made *w = dp_calloc(1, sizeof *w);
+    const dp_status st = dp_sim_new_lapack(&w->s, &sp->c->p, &x->design, x->N, e);
+    if (st) {
+        free(w);
+        return st;
+    }
+    m->own = w;
+    dp_sim_run(&w->s, x->chain, DP_EXCHANGE_ALLGATHER, sp->truth->backward);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (sp->truth->backward || !dp_stage_tensors[i].backward)
-            stage[i] = dp_stage_tensor_value(&s, i);
-    judge(sp, &s.out, stage, r, from);
-    dp_run_done(r, sp->std->o);
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        free(stage[i]);
-    dp_sim_free(&s);
+            w->stage[i] = dp_stage_tensor_value(&w->s, i);
+    m->out = (dp_outputs){.results = &w->s.out, .stage = w->stage};
     return DP_OK;
 }
 
@@ -112,48 +104,30 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
     return st;
 }
 
-/* Counts the parts of a session in a pool that are not judged: this solver returns states. */
-static void skip_pool(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                      dp_runs *out) {
-    dp_run *r = record(sp, design, chain, out);
-    free(r->id);
-    r->has_chain = 0;
-    r->id = NULL;
-    dp_run_skip(r,
-                "pool: the solver over LAPACKE keeps no states in slots; it was given those of the "
-                "slots, and its results are judged in the run beside this one",
-                sp->std->o);
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+    const dp_caller by = {.run = one_call, .who = (void *)&x->design, .drafts = &m->seen.drafts};
+    (void)kept;
+    if (!sp->first_of_call) return compute_ranks(x, sp, m, e);
+    made *w = m->own = dp_calloc(1, sizeof *w);
+    m->out.results = &w->got;
+    return dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &w->got, NULL, e);
 }
 
-static dp_status run_calls(dp_sharding *sp, const dp_design *design, dp_format chain, dp_runs *out,
-                           dp_err *e) {
-    const double from = dp_now();
-    dp_drafts drafts = {0};
-    const dp_caller by = {.run = one_call, .who = (void *)design, .drafts = &drafts};
-    dp_result got;
-    dp_status st = dp_calls_run(&sp->c->p, &sp->c->session, DP_FAULT_NONE, &by, &got, NULL, e);
-    if (!st) {
-        dp_run *r = record(sp, design, chain, out);
-        judge(sp, &got, NULL, r, from);
-        st = dp_judge_drafts(sp, &drafts, r, e);
-        dp_run_done(r, sp->std->o);
-        if (sp->c->session.slots) skip_pool(sp, design, chain, out);
-        dp_result_free(&got);
-    }
-    dp_drafts_free(&drafts);
-    return st;
+static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+    (void)sp;
+    (void)m;
+    r->path = openblas_get_corename();
 }
 
-dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
-    int bases[DP_NBASES];
-    const int nb = bases_of(sp->c, sp->std->o, sp->N, bases);
-    const dp_format chain = widest_chain(sp->c, sp->std->o);
-    dp_status st = DP_OK;
-    (void)k;
-    for (int i = 0; i < nb && chain != DP_NFORMATS && !st; i++) {
-        dp_design design;
-        st = design_of(sp->std->o, (dp_base)bases[i], &design, e);
-        if (!st) st = (sp->first_of_call ? run_calls : run_base)(sp, &design, chain, out, e);
-    }
-    return st;
+static void free_own(const dp_case *c, dp_made *m) {
+    made *w = m->own;
+    (void)c;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        free(w->stage[i]);
+    if (w->s.p) dp_sim_free(&w->s);
+    dp_result_free(&w->got);
+    free(w);
 }
+
+const dp_subject_kind dp_on_lapack = {
+    .backend = DP_BACKEND_LAPACK, .plan = plan, .compute = compute, .note = note, .free = free_own};

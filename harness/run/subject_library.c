@@ -115,11 +115,17 @@ int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N) {
-    (void)k;
+/* The claims of the options, else of the library. One rank forms no M: one chain format will do. */
+static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *to, dp_err *e) {
+    const dp_subject *lib = o->subject;
+    const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && N > 1 ? o->nchain : 1;
     (void)c;
-    (void)N;
-    return o->subject != NULL;
+    (void)e;
+    for (int i = 0; lib && N <= lib->max_ranks && i < nb * nc; i++)
+        dp_plan_add(to, k, N, o->nbase ? o->base[i / nc] : lib->base,
+                    o->nchain ? o->chain[i % nc] : lib->chain);
+    return DP_OK;
 }
 
 /* ---- sessions: a run of the library for every call ------------------------------------------- */
@@ -195,16 +201,17 @@ static dp_status run_step(void *who, const dp_problem *call, const dp_state_pool
     return make_call(x, call, &how, out, e);
 }
 
-/* A session's tensors beside its results. */
+/* An answer to one call, and to those that were made behind it in its process. */
 typedef struct {
-    int states; /* 1: the library showed those of every token */
-    dp_calls_seen seen;
-} calls_made;
+    int nagain;
+    int states; /* 1: a session in which the library showed those of every token */
+    dp_subject_result s, again[DP_SUBJECT_MOST_CALLS - 1];
+} answer;
 
-/* DP_OK also where the library ended the session: s says how, and holds no results then. */
-static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, calls_made *made,
-                           dp_subject_result *s, dp_err *e) {
-    *s = (dp_subject_result){0};
+/* DP_OK also where the library ended the session: y->s says how, and holds no results then. */
+static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, dp_calls_seen *seen,
+                           answer *y, dp_err *e) {
+    dp_subject_result *s = &y->s;
     const int step = dp_op_of(sp->c)->has_front;
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
     const int takes_pool = x.lib->writes_pool;
@@ -219,21 +226,21 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
         s->outcome = DP_SUBJECT_REFUSED;
         return DP_OK;
     }
-    const dp_problem p = dp_step_before(sp->c, &made->seen.front);
-    memcpy(x.front.conv, made->seen.front.conv, sizeof x.front.conv);
+    const dp_problem p = dp_step_before(sp->c, &seen->front);
+    memcpy(x.front.conv, seen->front.conv, sizeof x.front.conv);
     const dp_caller by = {.run = run_one_call,
                           .who = &x,
-                          .drafts = &made->seen.drafts,
-                          .far = &made->seen.far,
-                          .pool = takes_pool ? &made->seen.pool : NULL,
+                          .drafts = &seen->drafts,
+                          .far = &seen->far,
+                          .pool = takes_pool ? &seen->pool : NULL,
                           .run_in = takes_pool ? run_in : NULL,
                           .drafts_in = drafts,
                           .trees = drafts && x.lib->takes_trees,
                           .replays = takes_pool && !step && x.lib->writes_ring,
-                          .front = step ? &made->seen.front : NULL,
+                          .front = step ? &seen->front : NULL,
                           .run_step = run_step};
     const dp_status st = dp_calls_run(&p, &sp->c->session, DP_FAULT_NONE, &by, &s->r, NULL, e);
-    made->states = x.states;
+    y->states = x.states;
     s->seconds = x.seconds;
     if (st != DP_EINPUT) return st;
     const size_t n = strlen(s->why);
@@ -243,20 +250,14 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, ca
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-static dp_subject_call call_of(const dp_sharding *sp, const dp_how *how) {
+static dp_subject_call call_of(const dp_planned *x, const dp_sharding *sp) {
     const double limit = sp->std->o->limit_s;
     return (dp_subject_call){.input_format = dp_formats[sp->c->input_dtype].name,
                              .N = sp->N,
-                             .base = how->base,
-                             .chain = how->chain,
+                             .base = x->base,
+                             .chain = x->chain,
                              .backward = sp->c->backward,
                              .limit_s = limit > 0 ? limit : DP_SUBJECT_LIMIT_S};
-}
-
-static void note_failure(const dp_subject_result *s, dp_run *r, double from) {
-    r->verdict = s->outcome == DP_SUBJECT_REFUSED ? DP_SKIPPED : DP_FAIL;
-    r->seconds = dp_now() - from;
-    snprintf(r->why, sizeof r->why, "%s", s->why);
 }
 
 /* Numbers that are exact in bf16 leave the range of fp16. */
@@ -270,20 +271,13 @@ static int leaves_range(const dp_case *c, const dp_design *d) {
     return fp16 && dp_case_is_exact(c);
 }
 
-/* An answer to one call, and to those that were made behind it in its process. */
-typedef struct dp_asked {
-    int N, nagain;
-    dp_how how;
-    calls_made made;
-    dp_subject_result s, again[DP_SUBJECT_MOST_CALLS - 1];
-    double from;
-} asked;
-
-static void asked_free(asked *x) {
-    dp_calls_seen_free(&x->made.seen);
-    dp_subject_result_free(&x->s);
-    for (int i = 0; i < x->nagain; i++)
-        dp_subject_result_free(&x->again[i]);
+static void free_answer(const dp_case *c, dp_made *m) {
+    answer *y = m->own;
+    (void)c;
+    dp_subject_result_free(&y->s);
+    for (int i = 0; i < y->nagain; i++)
+        dp_subject_result_free(&y->again[i]);
+    free(y);
 }
 
 enum { MOST_AGAIN = 1 << 24 }; /* numbers of v, of a problem that is called again */
@@ -297,11 +291,12 @@ static int may_repeat(const dp_sharding *sp) {
 
 /* One call; of the first runs that are served two more, one with the same inputs and one with
  * others. */
-static dp_status call(const dp_sharding *sp, asked *x, dp_err *e) {
-    const dp_subject_call one = call_of(sp, &x->how);
+static dp_status call(const dp_planned *x, const dp_sharding *sp, dp_made *m, answer *y,
+                      dp_err *e) {
+    const dp_subject_call one = call_of(x, sp);
     const dp_problem *p = &sp->c->p;
-    x->made.seen.far.from = dp_state_far(&x->how.design);
-    if (sp->first_of_call) return run_calls(sp, &one, &x->made, &x->s, e);
+    m->seen.far.from = dp_state_far(&m->design);
+    if (sp->first_of_call) return run_calls(sp, &one, &m->seen, y, e);
     dp_subject_result r[DP_SUBJECT_MOST_CALLS] = {{0}};
     const int repeats = may_repeat(sp) && *sp->std->o->again > 0;
     dp_problem other = repeats ? dp_other_values(p) : (dp_problem){0};
@@ -309,11 +304,11 @@ static dp_status call(const dp_sharding *sp, asked *x, dp_err *e) {
     int made;
     const dp_status st =
         dp_subject_run_calls(sp->std->o->subject, repeats ? 3 : 1, of, &one, r, &made, e);
-    x->s = r[0];
-    x->nagain = made > 1 ? made - 1 : 0;
-    memcpy(x->again, r + 1, sizeof x->again);
+    y->s = r[0];
+    y->nagain = made > 1 ? made - 1 : 0;
+    memcpy(y->again, r + 1, sizeof y->again);
     if (repeats) dp_problem_free(&other);
-    if (made == 3 && r[2].outcome == DP_SUBJECT_RETURNED) dp_other_values_undo(p, &x->again[1].r);
+    if (made == 3 && r[2].outcome == DP_SUBJECT_RETURNED) dp_other_values_undo(p, &y->again[1].r);
     return st;
 }
 
@@ -322,47 +317,31 @@ static const char *declared(const dp_run_options *o) {
 }
 
 /* In the format and chain that are asked for; the design is the one declared for that base. */
-static dp_status ask(const dp_sharding *sp, dp_base base, dp_format chain, asked *x, dp_err *e) {
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
     const char *design = declared(sp->std->o);
-    *x = (asked){.N = sp->N,
-                 .how = {.backend = DP_BACKEND_SUBJECT, .base = base, .chain = chain},
-                 .from = dp_now()};
-    dp_status st = dp_design_parse(design ? design : "", base, &x->how.design, e);
-    if (!st && leaves_range(sp->c, &x->how.design))
-        x->s = (dp_subject_result){
+    answer *y = m->own = dp_calloc(1, sizeof *y);
+    (void)kept;
+    dp_status st = dp_design_parse(design ? design : "", x->base, &m->design, e);
+    if (!st && leaves_range(sp->c, &m->design))
+        y->s = (dp_subject_result){
             .outcome = DP_SUBJECT_REFUSED,
             .why = "keys = exact: its numbers leave the range of fp16, which the design keeps"};
     else if (!st)
-        st = call(sp, x, e);
-    if (st) dp_calls_seen_free(&x->made.seen);
+        st = call(x, sp, m, y, e);
+    m->out = (dp_outputs){.results = &y->s.r, .stage = y->s.stage};
+    m->verdict = y->s.outcome == DP_SUBJECT_REFUSED ? DP_SKIPPED : DP_FAIL;
+    if (y->s.outcome != DP_SUBJECT_RETURNED) snprintf(m->why, sizeof m->why, "%s", y->s.why);
     return st;
 }
 
-/* The answer that was had before there was a truth, where it is to this call. */
-static int take_asked(dp_standard *std, int N, dp_base base, dp_format chain, asked *x) {
-    const asked *had = std->asked;
-    if (!had || had->N != N || had->how.base != base || had->how.chain != chain) return 0;
-    *x = *had;
-    free(std->asked);
-    std->asked = NULL;
-    return 1;
-}
-
-void dp_library_forget(dp_standard *std) {
-    if (std->asked) asked_free(std->asked);
-    free(std->asked);
-    std->asked = NULL;
-}
-
-static dp_run *record(const dp_sharding *sp, const asked *x, dp_runs *out) {
+static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
     const dp_run_options *o = sp->std->o;
-    dp_run *r = dp_sharding_record(sp, &x->how, out);
+    const answer *y = m->own;
     r->other_design = 1;
-    r->undeclared = !declared(o) || x->how.design.undeclared;
+    r->undeclared = !declared(o) || m->design.undeclared;
     r->path = o->subject->name;
-    r->outcome = dp_subject_outcomes[x->s.outcome];
-    if (r->rollback && x->made.states) r->rollback = "states of every token";
-    return r;
+    r->outcome = dp_subject_outcomes[y->s.outcome];
+    if (r->rollback && y->states) r->rollback = "states of every token";
 }
 
 /* ---- calls that were made again -------------------------------------------------------------- */
@@ -380,15 +359,13 @@ static void say_first(dp_run *r, const char *text) {
 }
 
 /* The run fails where the results of the which-th further call, as the first's, are wrong. */
-static dp_status judge_again(dp_sharding *sp, const asked *x, int which, dp_bound_bases *bases,
-                             dp_run *r, dp_err *e) {
+static dp_status judge_again(const dp_planned *x, dp_sharding *sp, const dp_made *m, int which,
+                             dp_bound_bases *bases, dp_run *r, dp_err *e) {
     dp_runs own = {0};
-    const dp_subject_result *s = &x->again[which];
+    const dp_subject_result *s = &((const answer *)m->own)->again[which];
     const dp_outputs outputs = {.results = &s->r, .stage = which ? NULL : s->stage};
-    dp_run *of = record(sp, x, &own);
-    dp_sharding_note_truth(sp, of);
-    of->id = dp_run_id(of);
-    const dp_status st = dp_judge_calls(sp, &outputs, &x->made.seen, bases, of, x->from, e);
+    dp_run *of = dp_planned_record(x, sp, m, &own);
+    const dp_status st = dp_judge_calls(sp, &outputs, &m->seen, bases, of, m->from, e);
     if (!st && of->verdict == DP_FAIL) {
         const dp_run was = *r;
         *r = *of;
@@ -400,8 +377,8 @@ static dp_status judge_again(dp_sharding *sp, const asked *x, int which, dp_boun
 }
 
 /* A further call that did not return, in a process whose first did. */
-static int did_not_return(const asked *x, int which, dp_run *r) {
-    const dp_subject_result *s = &x->again[which];
+static int did_not_return(const answer *y, int which, dp_run *r) {
+    const dp_subject_result *s = &y->again[which];
     if (s->outcome == DP_SUBJECT_RETURNED) return 0;
     r->verdict = DP_FAIL;
     r->outcome = dp_subject_outcomes[s->outcome];
@@ -411,141 +388,58 @@ static int did_not_return(const asked *x, int which, dp_run *r) {
 }
 
 /* A run that failed: two more calls of a process of their own, before a cause is looked for. */
-static dp_status call_failed_again(const dp_sharding *sp, asked *x, dp_err *e) {
-    const dp_subject_call one = call_of(sp, &x->how);
+static dp_status call_failed_again(const dp_planned *x, const dp_sharding *sp, answer *y,
+                                   dp_err *e) {
+    const dp_subject_call one = call_of(x, sp);
     const dp_problem *const same[] = {&sp->c->p, &sp->c->p};
-    return dp_subject_run_calls(sp->std->o->subject, 2, same, &one, x->again, &x->nagain, e);
+    return dp_subject_run_calls(sp->std->o->subject, 2, same, &one, y->again, &y->nagain, e);
 }
 
-/* Among calls with the same inputs: those that differ from the first, reported before anything
+/* Among n calls with the same inputs: those that differ from the first, reported before anything
  * else. The first of them is judged, too. */
-static dp_status judge_same(dp_sharding *sp, const asked *x, int n, dp_bound_bases *bases,
-                            dp_run *r, dp_err *e) {
+static dp_status judge_same(const dp_planned *x, dp_sharding *sp, const dp_made *m, int n,
+                            dp_bound_bases *bases, dp_run *r, dp_err *e) {
+    const answer *y = m->own;
     char text[240], where[200], first[200] = "";
     int differ = 0, which = 0, made = 0;
     for (int i = 0; i < n; i++) {
-        if (x->again[i].outcome != DP_SUBJECT_RETURNED) continue;
+        if (y->again[i].outcome != DP_SUBJECT_RETURNED) continue;
         made++;
-        if (!dp_results_differ(&sp->c->p, &x->s.r, &x->again[i].r, where, sizeof where)) continue;
+        if (!dp_results_differ(&sp->c->p, &y->s.r, &y->again[i].r, where, sizeof where)) continue;
         if (differ++) continue;
         which = i;
         memcpy(first, where, sizeof first);
     }
     if (!differ) return DP_OK;
     dp_status st = DP_OK;
-    if (r->verdict != DP_FAIL && !which) st = judge_again(sp, x, 0, bases, r, e);
+    if (r->verdict != DP_FAIL && !which) st = judge_again(x, sp, m, 0, bases, r, e);
     snprintf(text, sizeof text, "not repeatable, %d of %d call%s with the same inputs: %s", differ,
              made, made == 1 ? "" : "s", first);
     say_first(r, text);
     return st;
 }
 
-static dp_status judge_calls_again(dp_sharding *sp, asked *x, dp_bound_bases *bases, dp_run *r,
-                                   dp_err *e) {
+static dp_status judge_calls_again(const dp_planned *x, dp_sharding *sp, dp_made *m,
+                                   dp_bound_bases *bases, dp_run *r, dp_err *e) {
+    answer *y = m->own;
     char text[200];
     dp_status st = DP_OK;
-    const int failed = r->verdict == DP_FAIL && !x->nagain;
+    const int failed = r->verdict == DP_FAIL && !y->nagain;
     if (!may_repeat(sp)) return DP_OK;
-    if (x->nagain) --*sp->std->o->again;
-    if (failed) st = call_failed_again(sp, x, e);
-    if (!st) st = judge_same(sp, x, failed ? x->nagain : x->nagain > 0, bases, r, e);
+    if (y->nagain) --*sp->std->o->again;
+    if (failed) st = call_failed_again(x, sp, y, e);
+    if (!st) st = judge_same(x, sp, m, failed ? y->nagain : y->nagain > 0, bases, r, e);
     if (st || failed || r->verdict == DP_FAIL) return st;
-    for (int i = 0; i < x->nagain; i++)
-        if (did_not_return(x, i, r)) return DP_OK;
-    if (x->nagain < 2 || !dp_results_differ(&sp->c->p, &x->s.r, &x->again[1].r, text, sizeof text))
+    for (int i = 0; i < y->nagain; i++)
+        if (did_not_return(y, i, r)) return DP_OK;
+    if (y->nagain < 2 || !dp_results_differ(&sp->c->p, &y->s.r, &y->again[1].r, text, sizeof text))
         return DP_OK;
-    return judge_again(sp, x, 1, bases, r, e);
+    return judge_again(x, sp, m, 1, bases, r, e);
 }
 
-static dp_status run_one(dp_sharding *sp, dp_base base, dp_format chain, dp_bound_bases *bases,
-                         dp_runs *out, dp_err *e) {
-    const dp_run_options *o = sp->std->o;
-    asked x;
-    dp_status st = DP_OK;
-    if (!take_asked(sp->std, sp->N, base, chain, &x)) st = ask(sp, base, chain, &x, e);
-    if (st) return st;
-    dp_run *r = record(sp, &x, out);
-    dp_sharding_note_truth(sp, r);
-    r->id = dp_run_id(r);
-    if (x.s.outcome == DP_SUBJECT_RETURNED) {
-        const dp_outputs outputs = {.results = &x.s.r, .stage = x.s.stage};
-        st = dp_judge_calls(sp, &outputs, &x.made.seen, bases, r, x.from, e);
-        if (!st) st = judge_calls_again(sp, &x, bases, r, e);
-    } else {
-        note_failure(&x.s, r, x.from);
-    }
-    dp_run_done(r, o);
-    asked_free(&x);
-    return st;
-}
-
-/* Bases and formats of the chain that are asked for on N ranks. */
-typedef struct {
-    int nbase, nchain;
-    dp_base base[DP_NBASES];
-    dp_format chain[DP_NFORMATS];
-} asked_for;
-static asked_for formats_of(const dp_run_options *o, int N) {
-    asked_for f = {.nbase = o->nbase ? o->nbase : 1, .nchain = o->nchain && N > 1 ? o->nchain : 1};
-    for (int i = 0; i < f.nbase; i++)
-        f.base[i] = o->nbase ? o->base[i] : o->subject->base;
-    for (int j = 0; j < f.nchain; j++)
-        f.chain[j] = o->nchain ? o->chain[j] : o->subject->chain;
-    return f;
-}
-
-/* 1: served, and kept; 0: refused, with a row. */
-static int serves(dp_sharding *sp, dp_base base, dp_format chain, dp_runs *out, dp_status *st,
-                  dp_err *e) {
-    asked *x = dp_calloc(1, sizeof *x);
-    if ((*st = ask(sp, base, chain, x, e)) || x->s.outcome != DP_SUBJECT_REFUSED) {
-        sp->std->asked = *st ? NULL : x;
-        if (*st) free(x);
-        return 1;
-    }
-    dp_run *r = record(sp, x, out);
-    r->id = dp_run_id(r);
-    note_failure(&x->s, r, x->from);
-    asked_free(x);
-    free(x);
-    return 0;
-}
-
-int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, dp_status *st,
-                       dp_err *e) {
-    const dp_run_options *o = std->o;
-    dp_runs refused = {0};
-    int served = 0;
-    unsigned char *session = dp_case_session(std->c) ? dp_calloc(1, 1) : NULL; /* that it is one */
-    for (int i = 0; i < n && !served; i++) {
-        dp_sharding sp = {.std = std, .c = std->c, .N = ranks[i], .first_of_call = session};
-        const asked_for f = formats_of(o, ranks[i]);
-        for (int j = 0; j < f.nbase * f.nchain && !served && ranks[i] <= o->subject->max_ranks; j++)
-            served = serves(&sp, f.base[j / f.nchain], f.chain[j % f.nchain], &refused, st, e);
-    }
-    free(session);
-    for (int i = 0; i < refused.n && !served; i++)
-        dp_run_done(&refused.run[i], o);
-    if (served)
-        dp_runs_free(&refused);
-    else
-        dp_runs_move(out, &refused);
-    return !served || *st;
-}
-
-/* The claims of the options, else of the library. One rank forms no M: one chain format will do. */
-dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
-    const dp_run_options *o = sp->std->o;
-    const dp_subject *lib = o->subject;
-    const asked_for f = formats_of(o, sp->N);
-    dp_status st = DP_OK;
-    (void)k;
-    if (sp->N > lib->max_ranks) return DP_OK;
-    for (int i = 0; i < f.nbase && !st; i++) {
-        dp_bound_bases bases = {0};
-        for (int j = 0; j < f.nchain && !st; j++)
-            st = run_one(sp, f.base[i], f.chain[j], &bases, out, e);
-        dp_bound_bases_free(&bases);
-    }
-    return st;
-}
+const dp_subject_kind dp_on_library = {.backend = DP_BACKEND_SUBJECT,
+                                       .plan = plan,
+                                       .compute = compute,
+                                       .note = note,
+                                       .after = judge_calls_again,
+                                       .free = free_answer};

@@ -8,132 +8,127 @@
 #include <stdlib.h>
 #include <string.h>
 
-int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                        int N) {
-    (void)N;
-    return dp_options_want(o, k->backend) && dp_case_on(c, k->backend) &&
-           (dp_backends[k->backend].faulty || !o->fault) && !dp_unavailable(k->backend, 1);
-}
+/* ---- what there is to run -------------------------------------------------------------------- */
 
 /* Ranks of N parts of the tokens. */
 static int ranks_of(const dp_case *c, int N) { return c->p.own.kind ? c->p.own.ranks : N; }
 
-static dp_design design_of(dp_base base, dp_sending x, int N) {
-    dp_design d = dp_design_of(base);
-    d.sending = dp_sending_of(x.exchange, x.payload, N);
-    return d;
+static void add(const dp_subject_kind *k, const dp_case *c, int N, dp_base base, dp_format chain,
+                dp_sending way, dp_plan *plan) {
+    dp_planned *x = dp_plan_add(plan, k, N, base, chain);
+    const char *no = dp_exchange_refuses(way.exchange, ranks_of(c, N), c->p.HV);
+    x->design.sending = dp_sending_of(way.exchange, way.payload, N);
+    x->way = way;
+    x->says_way = 1;
+    x->claimed = !no;
+    if (no) snprintf(x->no, sizeof x->no, "%s", no);
 }
 
-void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list) {
+/* One row for a number of ranks that there are not enough processes for. */
+static void add_unavailable(const dp_subject_kind *k, int N, dp_base base, const char *no,
+                            dp_plan *plan) {
+    dp_planned *x = dp_plan_add(plan, k, N, base, DP_FP32);
+    x->bare = 1;
+    snprintf(x->no, sizeof x->no, "%s", no);
+}
+
+/* A session exchanges nothing. */
+static dp_ways way_of_calls(const dp_case *c, const dp_run_options *o) {
+    dp_ways w = {0};
+    int merge;
+    w.n = dp_select(1, (const int *)c->merge, o->nmerge, (const int *)o->merge, &merge);
+    if (w.n) w.way[0].exchange = (dp_exchange)merge;
+    return w;
+}
+
+/* Every base, chain format and merge order of a case. */
+static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *to, dp_err *e) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const int nb = dp_bases_of(c, o, bases);
     const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
-    for (int i = 0; i < nb * nc; i++) {
-        const dp_ways w = dp_ways_of(c, o, i % nc);
-        for (int k = 0; k < w.n; k++) {
-            const dp_claim claim = {N, design_of((dp_base)bases[i / nc], w.way[k], N),
-                                    (dp_format)chains[i % nc], 0};
-            if (!dp_exchange_refuses(w.way[k].exchange, ranks_of(c, N), c->p.HV))
-                dp_claims_add(list, &claim);
-        }
+    (void)e;
+    if (!dp_options_want(o, k->backend) || !dp_case_on(c, k->backend) || !nb ||
+        (o->fault && !dp_backends[k->backend].faulty) || dp_unavailable(k->backend, 1))
+        return DP_OK;
+    const char *no = dp_unavailable(k->backend, ranks_of(c, N));
+    if (no) add_unavailable(k, N, (dp_base)bases[0], no, to);
+    for (int i = 0; i < nb * nc && !no; i++) {
+        const dp_ways w = dp_case_session(c) ? way_of_calls(c, o) : dp_ways_of(c, o, i % nc);
+        for (int z = 0; z < w.n; z++)
+            add(k, c, N, (dp_base)bases[i / nc], (dp_format)chains[i % nc], w.way[z], to);
     }
+    return DP_OK;
 }
 
-/* Simulated ranks in one base, with one bound for all exchanges that round alike. */
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* One base, with each of its chains and exchanges. */
 typedef struct {
-    dp_sharding *sp;
-    dp_backend backend;
-    dp_base base;
-    dp_sim *s; /* of a session none: each call has its own */
-    dp_bound_bases bases;
-    dp_format chain;
-    dp_sending sending; /* that bound is of */
-    int bounded;        /* is there any */
-    dp_error_bound bound;
-} in_one_base;
+    dp_step_run front; /* op step */
+    dp_sim s;
+} ranks;
 
-static dp_run *record(const in_one_base *x, dp_sending way, dp_runs *out) {
-    const dp_how how = {x->backend, x->base, x->chain, design_of(x->base, way, x->sp->N)};
-    dp_run *r = dp_sharding_record(x->sp, &how, out);
-    r->merge = way.exchange;
-    r->payload = way.payload;
-    r->has_merge = 1;
-    r->fault = x->sp->std->o->fault;
-    dp_sharding_note_truth(x->sp, r);
-    r->id = dp_run_id(r);
-    return r;
+static dp_status open_ranks(const dp_planned *x, const dp_sharding *sp, ranks *w, dp_err *e) {
+    const dp_case *c = sp->c;
+    const dp_backend be = x->kind->backend;
+    const dp_fault fault = sp->std->o->fault;
+    const int step = dp_op_of(c)->has_front;
+    dp_status st = step ? dp_step_forward(c, be, x->N, x->base, fault, &w->front, e) : DP_OK;
+    const dp_problem *p = step ? &w->front.p : &c->p;
+    if (!st)
+        st = dp_backends[be].peers ? dp_mpi_sim_open(&w->s, p, x->base, x->N, e)
+                                   : dp_sim_new(&w->s, p, x->base, x->N, fault, e);
+    if (st && step) dp_step_run_free(c, &w->front);
+    return st;
 }
 
-/* Where the fault acted, in the recurrence or in the convolutions before and after it. */
-static void note_hits(const in_one_base *x, dp_run *r) {
-    const dp_step_run *step = x->sp->step;
-    r->nhit = x->sp->N * x->s->p->HV;
-    r->hit = dp_calloc((size_t)r->nhit, 1);
-    for (int i = 0; i < r->nhit; i++)
-        r->hit[i] = x->s->hit[i] | (step ? step->hit[i] : 0);
+static void close_ranks(const dp_planned *x, const dp_case *c, void *kept) {
+    ranks *w = kept;
+    (dp_backends[x->kind->backend].peers ? dp_mpi_sim_close : dp_sim_free)(&w->s);
+    if (dp_op_of(c)->has_front) dp_step_run_free(c, &w->front);
+    free(w);
 }
 
-static void bound(in_one_base *x, const dp_design *design) {
-    const int same = !memcmp(&x->sending, &design->sending, sizeof x->sending);
-    if (x->bounded && same) return;
-    if (x->bounded) dp_error_bound_free(&x->bound);
-    dp_run_bounds(x->sp, design, x->chain, &x->bases, &x->bound);
-    x->sending = design->sending;
-    x->bounded = 1;
-}
-
-static void run_merge(in_one_base *x, dp_sending way, dp_runs *out) {
-    const dp_run_options *o = x->sp->std->o;
-    const int backward = x->sp->truth->backward;
-    const double from = dp_now();
-    dp_sim *s = x->s;
-    dp_run *r = record(x, way, out);
-    bound(x, &r->design);
-    s->payload = way.payload;
-    (dp_backends[x->backend].peers ? dp_mpi_sim_run : dp_sim_run)(s, x->chain, way.exchange,
-                                                                  backward);
-    dp_outputs outputs = {.results = &s->out, .forms_all_pairs = 1, .sim = s};
-    for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        if (dp_exchange_makes(way.exchange, i)) outputs.rank[i] = dp_sim_rank_list(s, i);
-    const dp_judging j = {x->sp, &x->bases, &x->bound, &outputs};
-    dp_judge_run(&j, r, from);
-    if (o->fault) note_hits(x, r);
-    dp_run_done(r, o);
-}
-
-/* Why these ranks cannot exchange so; NULL: they can. */
-static const char *refuses(const in_one_base *x, dp_exchange merge) {
-    return dp_exchange_refuses(merge, ranks_of(x->sp->c, x->sp->N), x->sp->c->p.HV);
-}
-
-static void run_all(in_one_base *x, dp_runs *out) {
-    const dp_case *c = x->sp->c;
-    const dp_run_options *o = x->sp->std->o;
-    int chains[DP_NFORMATS];
-    const int nc = dp_case_chains(c, x->sp->N, o->nchain, (const int *)o->chain, chains);
-    for (int i = 0; i < nc; i++) {
-        const dp_ways w = dp_ways_of(c, o, i);
-        x->chain = (dp_format)chains[i];
-        for (int k = 0; k < w.n; k++) {
-            const char *no = refuses(x, w.way[k].exchange);
-            if (no)
-                dp_run_skip(record(x, w.way[k], out), no, o);
-            else
-                run_merge(x, w.way[k], out);
+static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m,
+                               dp_err *e) {
+    const int backward = sp->truth->backward;
+    ranks *w = *kept;
+    if (!w) {
+        w = dp_calloc(1, sizeof *w);
+        const dp_status st = open_ranks(x, sp, w, e);
+        if (st) {
+            free(w);
+            return st;
         }
-        if (x->bounded) dp_error_bound_free(&x->bound);
-        x->bounded = 0;
+        *kept = w;
+        dp_sharding_prefixes(sp);
     }
+    w->s.payload = x->way.payload;
+    (dp_backends[x->kind->backend].peers ? dp_mpi_sim_run : dp_sim_run)(&w->s, x->chain,
+                                                                        x->way.exchange, backward);
+    m->front = dp_op_of(sp->c)->has_front ? &w->front : NULL;
+    m->out = (dp_outputs){.results = &w->s.out, .forms_all_pairs = 1, .sim = &w->s};
+    for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
+        if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = dp_sim_rank_list(&w->s, i);
+    return DP_OK;
 }
 
 /* ---- sessions -------------------------------------------------------------------------------- */
+
+/* Results of its calls, and where a fault acted. */
+typedef struct {
+    const dp_case *c;
+    dp_base base;
+    dp_result got; /* o and the last state */
+    unsigned char *hit;
+} in_calls;
 
 static dp_status one_call(void *who, const dp_problem *call, int states, dp_call_result *out,
                           dp_err *e) {
     (void)states;
     dp_sim s;
-    const dp_status st =
-        dp_sim_new(&s, call, ((const in_one_base *)who)->base, 1, DP_FAULT_NONE, e);
+    const dp_status st = dp_sim_new(&s, call, ((const in_calls *)who)->base, 1, DP_FAULT_NONE, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }
@@ -143,8 +138,8 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
 static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
                           const dp_conv_states *before, dp_call_result *out, dp_err *e) {
     (void)pool;
-    const in_one_base *x = who;
-    const dp_case *c = x->sp->c;
+    const in_calls *x = who;
+    const dp_case *c = x->c;
     dp_problem y = *call;
     dp_sim s;
     for (int i = 0; i < DP_NQKV; i++) {
@@ -159,110 +154,69 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool
     return st;
 }
 
-/* Results of the calls of a session, and where a fault acted. */
-typedef struct {
-    dp_result got; /* o and the last state */
-    dp_calls_seen seen;
-    unsigned char *hit;
-} calls_made;
-
-static dp_status compute_calls(in_one_base *x, calls_made *made, dp_err *e) {
-    const dp_case *c = x->sp->c;
-    const dp_fault fault = x->sp->std->o->fault;
-    const int step = dp_op_of(c)->has_front;
-    const dp_caller by = {.run = one_call,
-                          .who = x,
-                          .drafts = &made->seen.drafts,
-                          .pool = &made->seen.pool,
-                          .front = step ? &made->seen.front : NULL,
-                          .run_step = one_step};
-    const dp_problem p = dp_step_before(c, &made->seen.front);
-    made->hit = dp_calloc((size_t)c->p.HV, 1);
-    return dp_calls_run(&p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
-                        &made->got, made->hit, e);
-}
-
-static void free_calls(calls_made *made) {
-    dp_result_free(&made->got);
-    dp_calls_seen_free(&made->seen);
-    free(made->hit);
-}
-
-static dp_status run_calls(dp_sharding *sp, dp_backend be, dp_base base, dp_runs *out, dp_err *e) {
-    const dp_run_options *o = sp->std->o;
-    const double from = dp_now();
-    int chains[DP_NFORMATS], merge;
-    calls_made made = {0};
-    in_one_base x = {.sp = sp, .backend = be, .base = base};
-    if (!dp_case_chains(sp->c, 1, o->nchain, (const int *)o->chain, chains) ||
-        !dp_select(1, (const int *)sp->c->merge, o->nmerge, (const int *)o->merge, &merge))
-        return DP_OK;
-    dp_status st = compute_calls(&x, &made, e);
-    if (!st) {
-        x.chain = (dp_format)chains[0];
-        dp_run *r = record(&x, (dp_sending){.exchange = (dp_exchange)merge}, out);
-        const dp_outputs outputs = {.results = &made.got};
-        st = dp_judge_calls(sp, &outputs, &made.seen, &x.bases, r, from, e);
-        dp_bound_bases_free(&x.bases);
-        if (o->fault) {
-            r->nhit = sp->c->p.HV;
-            r->hit = made.hit;
-            made.hit = NULL;
-        }
-        dp_run_done(r, o);
-    }
-    free_calls(&made);
-    return st;
-}
-
-static dp_status open_ranks(in_one_base *x, const dp_problem *p, dp_err *e) {
-    const int N = x->sp->N;
-    return dp_backends[x->backend].peers ? dp_mpi_sim_open(x->s, p, x->base, N, e)
-                                         : dp_sim_new(x->s, p, x->base, N, x->sp->std->o->fault, e);
-}
-
-static dp_status run_base(dp_sharding *sp, dp_backend be, dp_base base, dp_runs *out, dp_err *e) {
+static dp_status compute_calls(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_err *e) {
     const dp_case *c = sp->c;
     const dp_fault fault = sp->std->o->fault;
-    const int step = dp_op_of(c)->has_front;
-    dp_step_run front = {0};
-    dp_sim s;
-    in_one_base x = {.sp = sp, .backend = be, .base = base, .s = &s};
-    dp_status st = step ? dp_step_forward(c, be, sp->N, base, fault, &front, e) : DP_OK;
-    if (!st) st = open_ranks(&x, step ? &front.p : &c->p, e);
-    if (!st) {
-        sp->step = step ? &front : NULL;
-        run_all(&x, out);
-        sp->step = NULL;
-        dp_bound_bases_free(&x.bases);
-        (dp_backends[be].peers ? dp_mpi_sim_close : dp_sim_free)(&s);
-    }
-    if (step) dp_step_run_free(c, &front);
-    return st;
+    in_calls *w = m->own = dp_calloc(1, sizeof *w);
+    const dp_caller by = {.run = one_call,
+                          .who = w,
+                          .drafts = &m->seen.drafts,
+                          .pool = &m->seen.pool,
+                          .front = dp_op_of(c)->has_front ? &m->seen.front : NULL,
+                          .run_step = one_step};
+    const dp_problem p = dp_step_before(c, &m->seen.front);
+    *w = (in_calls){.c = c, .base = x->base, .hit = dp_calloc((size_t)c->p.HV, 1)};
+    m->out.results = &w->got;
+    return dp_calls_run(&p, &c->session, dp_fault_of_calls(fault) ? fault : DP_FAULT_NONE, &by,
+                        &w->got, w->hit, e);
 }
 
-/* One row for a number of ranks that there are not enough processes for. */
-static void skip_ranks(const dp_sharding *sp, dp_backend be, const char *why, dp_runs *out) {
-    const dp_run_options *o = sp->std->o;
-    int bases[DP_NBASES];
-    if (!dp_bases_of(sp->c, o, bases)) return;
-    const dp_how how = {be, (dp_base)bases[0], DP_FP32, dp_design_of((dp_base)bases[0])};
-    dp_run *r = dp_sharding_record(sp, &how, out);
-    r->has_chain = 0;
-    dp_run_skip(r, why, o);
+static void free_calls(const dp_case *c, dp_made *m) {
+    in_calls *w = m->own;
+    (void)c;
+    dp_result_free(&w->got);
+    free(w->hit);
+    free(w);
 }
 
-dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e) {
-    int bases[DP_NBASES];
-    const int nb = dp_bases_of(sp->c, sp->std->o, bases);
-    const char *no = dp_unavailable(k->backend, ranks_of(sp->c, sp->N));
-    dp_status st = DP_OK;
-    if (no) {
-        skip_ranks(sp, k->backend, no, out);
-        return DP_OK;
-    }
-    dp_sharding_prefixes(sp);
-    for (int i = 0; i < nb && !st; i++)
-        st = (sp->first_of_call ? run_calls : run_base)(sp, k->backend, (dp_base)bases[i], out, e);
-    return st;
+/* ---- both ------------------------------------------------------------------------------------ */
+
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+    return sp->first_of_call ? compute_calls(x, sp, m, e) : compute_ranks(x, sp, kept, m, e);
 }
+
+static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+    (void)m;
+    r->fault = sp->std->o->fault;
+}
+
+/* Where the fault acted, in the recurrence or in the convolutions before and after it. */
+static dp_status note_hits(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_bound_bases *bases,
+                           dp_run *r, dp_err *e) {
+    const in_calls *calls = m->own;
+    (void)x;
+    (void)bases;
+    (void)e;
+    if (!r->fault) return DP_OK;
+    r->nhit = sp->N * sp->c->p.HV;
+    r->hit = dp_calloc((size_t)r->nhit, 1);
+    for (int i = 0; i < r->nhit; i++)
+        r->hit[i] = calls ? calls->hit[i] : m->out.sim->hit[i] | (m->front ? m->front->hit[i] : 0);
+    return DP_OK;
+}
+
+const dp_subject_kind dp_on_simulated = {.backend = DP_BACKEND_SIM,
+                                         .plan = plan,
+                                         .compute = compute,
+                                         .close = close_ranks,
+                                         .note = note,
+                                         .after = note_hits,
+                                         .free = free_calls};
+const dp_subject_kind dp_on_processes = {.backend = DP_BACKEND_MPI,
+                                         .absent = 1,
+                                         .plan = plan,
+                                         .compute = compute,
+                                         .close = close_ranks,
+                                         .note = note,
+                                         .after = note_hits,
+                                         .free = free_calls};

@@ -1,5 +1,5 @@
 /* harness/run/subjects.h - who computes a case: simulated ranks, in one process or several, a
- * library, the chunk solver over LAPACKE, CUDA devices. One row of dp_subjects and one file each;
+ * library, the chunk solver over LAPACKE, CUDA devices. One row of SUBJECTS and one file each;
  * files of results that another program wrote are judged by dp_run_stored (judge.h).
  */
 #ifndef DP_SUBJECTS_H
@@ -7,56 +7,73 @@
 #include "outputs.h"
 
 #define DP_MAX_RANK_COUNTS 16
-#define DP_MAX_CLAIMS ((DP_NBASES + 1) * DP_NFORMATS * DP_NRUN_EXCHANGES * DP_NRUN_PAYLOADS)
 
-/* Claims that are held against draws: asked for at once, so that every draw is made once. */
-typedef struct {
-    int n;
-    dp_claim claim[DP_MAX_RANK_COUNTS * DP_MAX_CLAIMS];
-} dp_claims;
-/* A claim replaces one that differs from it only by its stages. On one rank it replaces one that
- * differs by the format of the chain, which does not exist there. The same draws serve both. */
-void dp_claims_add(dp_claims *list, const dp_claim *claim);
+/* ---- the plan -------------------------------------------------------------------------------- */
 
 typedef struct dp_subject_kind dp_subject_kind;
+/* A run that case and options ask for, before it is made. */
+typedef struct {
+    const dp_subject_kind *kind;
+    int N;
+    dp_base base;
+    dp_format chain;
+    dp_design design; /* as far as it is known before the run */
+    dp_sending way;   /* exchange and payload that were asked for */
+    int says_way;     /* 1: the record has them */
+    dp_cuda_variant variant;
+    int claimed;  /* 1: its draws are made together with those of all others */
+    int stages;   /* 1: those of intermediates, too */
+    int bare;     /* 1: its record has no chain */
+    char no[256]; /* why it is not made; empty: it is */
+} dp_planned;
+typedef struct {
+    int n, cap;
+    dp_planned *row;
+} dp_plan;
+/* Appends a run of N ranks in that base, with its default design; the rest is the caller's. */
+dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base base,
+                        dp_format chain);
+
+/* ---- what a subject makes of a row ----------------------------------------------------------- */
+
+typedef struct {
+    dp_outputs out;
+    dp_calls_seen seen;       /* a session */
+    const dp_step_run *front; /* op step: what its convolutions made */
+    dp_design design;         /* as it computed; at first that of the plan */
+    dp_verdict verdict;       /* where there is nothing to judge: skipped or failed, */
+    char why[640];            /* and why; else empty */
+    double from;              /* dp_now() before it */
+    void *own;                /* the subject's, freed by its `free` */
+} dp_made;
+
+/* A subject: which runs there are, and how one computes. The driver (run_recurrence.c) walks them:
+ * truth, bounds, compute, judge, record. All but plan and compute may be NULL. */
 struct dp_subject_kind {
     dp_backend backend;
-    /* Has it anything to run on N ranks? */
-    int (*offers)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-    /* Its claims there, if they are known before; NULL: it asks run by run. */
-    void (*claims)(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
-    /* Every run that case and options ask for, judged; called where it offers something. */
-    dp_status (*run)(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
-    /* Once a case: a row that says why it cannot run here; NULL: it always can. */
-    void (*absent)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                   dp_runs *out);
+    int absent; /* 1: a row says why it cannot run here, where it is asked for and cannot */
+    /* Appends its runs on N ranks. */
+    dp_status (*plan)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *plan, dp_err *e);
+    /* *kept: what it keeps between runs of one N and base, NULL before the first. m is freed by
+     * the caller whatever it returns. */
+    dp_status (*compute)(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e);
+    void (*close)(const dp_planned *x, const dp_case *c, void *kept); /* frees it */
+    /* Adds its own words to the record; m NULL: the run is not made. */
+    void (*note)(const dp_sharding *sp, const dp_made *m, dp_run *r);
+    /* After the judgement. */
+    dp_status (*after)(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_bound_bases *bases,
+                       dp_run *r, dp_err *e);
+    void (*free)(const dp_case *c, dp_made *m); /* m->own, not NULL */
 };
-enum { DP_NSUBJECTS = 6 };
-extern const dp_subject_kind dp_subjects[DP_NSUBJECTS]; /* in the order in which they run */
+/* subject_simulated.c: in this process, or a process a rank. subject_cuda.c: one device, or NCCL
+ * between devices. */
+extern const dp_subject_kind dp_on_simulated, dp_on_processes, dp_on_lapack, dp_on_library,
+    dp_on_cuda, dp_on_nccl;
 
-/* subject_simulated.c: simulated ranks, in this process or each in one of its own */
-int dp_simulated_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-void dp_simulated_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
-dp_status dp_simulated_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
-/* subject_lapack.c */
-int dp_lapack_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-void dp_lapack_claims(const dp_case *c, const dp_run_options *o, int N, dp_claims *list);
-dp_status dp_lapack_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
-/* subject_library.c */
-int dp_library_offers(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-dp_status dp_library_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
-/* Asks the subject for its runs on these numbers of ranks, before there is a truth, until it serves
- * one, whose answer *std keeps. 1: it serves none, the rows that say why are in *out, and there is
- * nothing to judge. */
-int dp_library_refuses(dp_standard *std, int n, const int *ranks, dp_runs *out, dp_status *st,
-                       dp_err *e);
-void dp_library_forget(dp_standard *std); /* frees an answer that was not taken */
-/* A row that says why the backend cannot run here, where it is asked for and cannot. */
-void dp_subject_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
-                       dp_runs *out);
-/* subject_cuda.c: one device a rank set, or NCCL between devices */
-int dp_devices_offer(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N);
-dp_status dp_devices_run(const dp_subject_kind *k, dp_sharding *sp, dp_runs *out, dp_err *e);
+/* The record of a row, with its ID; m NULL: it is not made. */
+dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
+                          dp_runs *out);
 
 /* The exchanges and payloads that run with the which-th format of the chain: those of the options,
  * else of the case. Without M one format is enough, without a sent state one payload. */
