@@ -70,7 +70,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 /* ---- bounds of all results ------------------------------------------------------------------- */
 
 /* Bounds of one base on one sharding. The first that is not cached fills the part that no chain
- * format changes. Those of the last run are kept (judge_run.c). Starts as zeros. */
+ * format changes. The last run's are kept (judge_run.c). Starts as zeros. */
 typedef struct {
     int ready;
     dp_error_bound_base sound, probable;

@@ -27,8 +27,7 @@ static dp_sending as_sent(const dp_problem *p, dp_sending x, int N) {
     return s;
 }
 
-/* Adds the ways and variants of a base with its which-th chain. One way is enough where nothing is
- * sent. */
+/* Appends every exchange and variant; where nothing is sent, one exchange. */
 static void add_ways(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
                      dp_base base, dp_format chain, int which, dp_plan *to) {
     const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
