@@ -49,7 +49,6 @@ void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base,
                               int backward);
 void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
                                  int p, int backward, const dp_raw_error *raw); /* NULL: none */
-/* Frees what it holds; the struct is the caller's. */
 void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {
@@ -62,7 +61,6 @@ typedef struct {
 } dp_error_bound;
 /* Allocates and fills *out; *w keeps what the next format may share. */
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
-/* Frees what it holds; the struct is the caller's. */
 void dp_error_bound_free(dp_error_bound *b);
 /* Allocates *out for p split over N ranks (entries: entry and rest too). Its arrays become cache
  * parts (ref/files/cache.h). Returns their number, at most DP_ERROR_BOUND_PARTS. */

@@ -103,7 +103,6 @@ int dp_case_same_shape(const dp_tensor *t, int ndim, const int64_t *want, int fl
 void dp_case_shape_text(const dp_tensor *t, char *out, size_t size); /* "[8192,1,128]" */
 /* Appends a warning, which the record has. */
 void dp_case_warn(dp_case *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Frees what it holds; the struct is the caller's. */
 void dp_case_free(dp_case *c);
 void dp_case_print_keys(FILE *out); /* name, type, default, meaning, ops of every key */
 /* The file of `name`: name itself where it is a file, else DIR/name.case. To be freed. */

@@ -58,7 +58,6 @@ typedef struct {
  * nothing needs freeing. */
 dp_status dp_casefile_parse(const char *text, size_t len, const char *path, dp_casefile *f,
                             dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_casefile_free(dp_casefile *f);
 /* Does the file set the key? */
 int dp_casefile_has(const dp_casefile *f, const char *key);

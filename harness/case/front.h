@@ -10,7 +10,6 @@
 /* Puts the convolutions of c->step before c->p: its q, k, v are x on entry and the true outputs on
  * return. DP_EINPUT: an output without value. */
 dp_status dp_step_build(dp_case *c, dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_step_free(dp_case *c);
 
 /* |x|_2, rounded up. */

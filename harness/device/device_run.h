@@ -79,7 +79,6 @@ int dp_cuda_by_tokens(const dp_problem *p);
 /* How the kernels send on N ranks, as a design says it: of a rank in which a sequence begins the
  * state that leaves it. */
 dp_sending dp_cuda_sending(dp_sending asked, int N);
-/* Frees what it holds; the struct is the caller's. */
 void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */

@@ -101,7 +101,6 @@ dp_status dp_subject_run(const dp_subject *s, const dp_problem *p, const dp_subj
 dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *const *p,
                                const dp_subject_call *call, dp_subject_result *out, int *made,
                                dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_subject_result_free(dp_subject_result *r);
 
 int dp_subject_unwritten(double x); /* is x the NaN that outputs are filled with? */

@@ -24,7 +24,6 @@ typedef struct {
 dp_status dp_old_record_read(const char *path, dp_old_record *r, dp_err *e);
 dp_status dp_old_record_parse(const char *bytes, size_t n, const char *path, dp_old_record *r,
                               dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_old_record_free(dp_old_record *r);
 
 /* "" where there is none. */

@@ -28,6 +28,7 @@ extern char *openblas_get_config(void);
 #define REQUIRED .need = DP_FIELD_REQUIRED
 #define NONE .none = 1
 #define WHEN(F) .when = F
+#define IF(S, M) .if_offset = offsetof(S, M), .if_size = SIZE(S, M)
 #define COUNT_OF(LIST) ((int)(sizeof(LIST) / sizeof *(LIST)))
 #define OBJECT(NAME, FIELDS) \
     { .name = NAME, .field = FIELDS, .n = COUNT_OF(FIELDS) }
@@ -143,7 +144,6 @@ static const dp_record_field FAILED[] = {
     {"marginal", BOOLEAN, WRITTEN, "within 1.3 of the limit", GET(marginal)}};
 static const dp_object_schema FAILED_OBJECT = OBJECT("failed", FAILED);
 
-static int has_first(const void *x) { return ((const dp_judgement *)x)->nover > 0; }
 static const dp_record_field FIRST[] = {
     {"rank", INTEGER, WRITTEN, NULL, JUDGED(first.at.rank)},
     {"sequence", INTEGER, WRITTEN, "-1: of none", JUDGED(first.at.sequence)},
@@ -203,8 +203,6 @@ static int has_blind_head(const void *x) {
     return t->heads > 1 && t->blind_head >= 0 && isfinite(t->seen_head) &&
            dp_schema_rounded(t->seen_head - 1, 4) != dp_schema_rounded(t->seen - 1, 4);
 }
-static int is_allowed(const void *x) { return ((const dp_judgement *)x)->allowed; }
-static int has_why(const void *x) { return ((const dp_judgement *)x)->why[0] != 0; }
 
 static const dp_record_field TENSOR[] = {
     {"name", TEXT, REQUIRED,
@@ -220,7 +218,7 @@ static const dp_record_field TENSOR[] = {
      WHEN(has_worst)},
     {"failed", OF(FAILED_OBJECT), .what = "the row that carries the failure", WHEN(has_failed)},
     {"first_over", OF(FIRST_OBJECT), .what = "the first row beyond its bound, whatever decided",
-     WHEN(has_first)},
+     IF(dp_judgement, nover)},
     {"windows", OF(WINDOWS_OBJECT), .what = "errors along the tokens, for all but pass",
      WHEN(has_windows)},
     {"bound", NUMBER, .what = "bound / |want|_F", JUDGED(bound), WHEN(has_bound)},
@@ -240,9 +238,9 @@ static const dp_record_field TENSOR[] = {
      JUDGED(seen_head), WHEN(has_blind_head), .digits = 4, .above_1 = 1},
     {"blind_head", INTEGER, .what = "that head", JUDGED(blind_head), WHEN(has_blind_head)},
     {"allowed", BOOLEAN, .what = "unjudged, as the case or the caller lets it be", JUDGED(allowed),
-     WHEN(is_allowed)},
+     IF(dp_judgement, allowed)},
     {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, JUDGED(verdict)},
-    {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), WHEN(has_why)}};
+    {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), IF(dp_judgement, why[0])}};
 static const dp_object_schema TENSOR_OBJECT = OBJECT("tensor", TENSOR);
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -270,29 +268,23 @@ static json_t *explained(const void *x) {
 static json_t *fault(const void *x) {
     return json_string(dp_faults[((const dp_run *)x)->fault].name);
 }
-static int has_base(const void *x) { return ((const dp_run *)x)->has_base; }
-static int has_chain(const void *x) { return ((const dp_run *)x)->has_chain; }
-static int has_merge(const void *x) { return ((const dp_run *)x)->has_merge; }
-static int has_payload(const void *x) { return ((const dp_run *)x)->payload != DP_PAYLOAD_FULL; }
-static int has_own(const void *x) { return ((const dp_run *)x)->own != DP_OWN_EVEN; }
-static int has_fault(const void *x) { return ((const dp_run *)x)->fault != 0; }
 static const dp_record_field POLICY[] = {
     {"base", WORDS(dp_base_names, DP_NBASES), .what = "formats of all but the chain of M",
-     RUN(base), WHEN(has_base)},
-    {"chain", TEXT, .what = "format of the chain of M", GET(chain_format), WHEN(has_chain)},
+     RUN(base), IF(dp_run, has_base)},
+    {"chain", TEXT, .what = "format of the chain of M", GET(chain_format), IF(dp_run, has_chain)},
     {"design", TEXT, .what = "where not the base's default (design.h), or undeclared", GET(design)},
     {"explained_by", TEXT,
      .what = "undeclared: the common design (dp_design_common) that explains it, or comes nearest; "
              "empty: the base's default",
      GET(explained)},
     {"merge", WORDS(dp_exchange_names, DP_NRUN_EXCHANGES), .what = "exchange of states", RUN(merge),
-     WHEN(has_merge)},
+     IF(dp_run, has_merge)},
     {"payload", WORDS(dp_payload_names, DP_NRUN_PAYLOADS),
      .what = "what pairs and states are sent as, if not as computed", RUN(payload),
-     WHEN(has_payload)},
+     IF(dp_run, payload)},
     {"own", WORDS(dp_own_names, DP_NOWNS), .what = "which rank owns which tokens, if not T / N",
-     RUN(own), WHEN(has_own)},
-    {"fault", TEXT, .what = "a deliberate fault", GET(fault), WHEN(has_fault)}};
+     RUN(own), IF(dp_run, own)},
+    {"fault", TEXT, .what = "a deliberate fault", GET(fault), IF(dp_run, fault)}};
 static const dp_object_schema POLICY_OBJECT = OBJECT("policy", POLICY);
 
 static int exchanges(const void *x) {
@@ -351,17 +343,15 @@ static const dp_record_field AUDIT[] = {
      MEMBER(dp_truth_audit, worst), NONE}};
 static const dp_object_schema AUDIT_OBJECT = OBJECT("audit", AUDIT);
 
-static int has_device(const void *x) { return ((const dp_run *)x)->truth_device != NULL; }
-static int has_audit(const void *x) { return ((const dp_run *)x)->truth_audit.columns > 0; }
 static const dp_record_field TRUTH[] = {
     {"kind", TEXT, WRITTEN, "mpfr, double-double, fp64", RUN(truth_kind)},
     {"bits", COUNT, WRITTEN, NULL, RUN(truth_bits)},
     {"radius", NUMBER, WRITTEN, "largest, relative to its tensor", RUN(truth_radius), NONE},
     {"cached", BOOLEAN, WRITTEN, NULL, RUN(truth_cached)},
     {"device", TEXT, .what = "that computed it; absent: the CPU, or it was cached",
-     RUN(truth_device), WHEN(has_device)},
+     RUN(truth_device), IF(dp_run, truth_device)},
     {"audit", OF(AUDIT_OBJECT), .what = "double-double: random columns again in MPFR",
-     RUN(truth_audit), WHEN(has_audit)}};
+     RUN(truth_audit), IF(dp_run, truth_audit.columns)}};
 static const dp_object_schema TRUTH_OBJECT = OBJECT("truth", TRUTH);
 
 #define POINT(M) MEMBER(dp_chain_point, M)
@@ -425,22 +415,14 @@ static json_t *points(const void *x) {
         json_array_append_new(a, dp_schema_write(&CHAIN_OBJECT, &r->point[i]));
     return a;
 }
-static int has_path(const void *x) { return ((const dp_run *)x)->path != NULL; }
-static int has_outcome(const void *x) { return ((const dp_run *)x)->outcome != NULL; }
 static int has_segments(const void *x) { return ((const dp_run *)x)->segments > 1; }
-static int has_kept(const void *x) { return ((const dp_run *)x)->kept > 0; }
-static int has_variant(const void *x) { return ((const dp_run *)x)->variant != 0; }
-static int rolls_back(const void *x) { return ((const dp_run *)x)->rollback != NULL; }
 static int was_run(const void *x) { return ((const dp_run *)x)->verdict != DP_SKIPPED; }
 static int has_slope(const void *x) { return !isnan(((const dp_run *)x)->slope); }
-static int has_bits(const void *x) { return ((const dp_run *)x)->bits.npoint > 0; }
 static int has_condition(const void *x) { return ((const dp_run *)x)->cond.condition > 0; }
-static int was_settled(const void *x) { return ((const dp_run *)x)->settled; }
 static int failed_by_tier(const void *x) {
     const dp_run *r = x;
     return r->verdict == DP_FAIL && r->tier && *r->tier;
 }
-static int run_has_why(const void *x) { return ((const dp_run *)x)->why[0] != 0; }
 
 static const dp_record_field RUNS[] = {
     {"id", TEXT, REQUIRED, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
@@ -449,28 +431,28 @@ static const dp_record_field RUNS[] = {
      "gdn, kda, mkda, gdn2, gla, ssd, gated-deltaproduct, dplr, chain, conv, step", RUN(op)},
     {"ranks", COUNT, WRITTEN, NULL, RUN(ranks), RANKS},
     {"parts", COUNT, .what = "that the ranks own, where not one each: `rank` of a place is a part",
-     RUN(parts), WHEN(has_own)},
+     RUN(parts), IF(dp_run, own)},
     {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN,
      "lapack: the simulated ranks over CBLAS and LAPACKE; file: tensors that judge read; subject: "
      "a shared library",
      RUN(backend)},
     {"path", TEXT,
      .what = "cuda, nccl: which kernels ran; lapack: the BLAS's; subject: the library's name",
-     RUN(path), WHEN(has_path)},
-    {"outcome", TEXT, .what = "subject: what its process did", RUN(outcome), WHEN(has_outcome)},
+     RUN(path), IF(dp_run, path)},
+    {"outcome", TEXT, .what = "subject: what its process did", RUN(outcome), IF(dp_run, outcome)},
     {"segments", COUNT, .what = "cuda, nccl: that a rank cut its sequence in", RUN(segments),
      WHEN(has_segments)},
     {"saved_bytes", COUNT, .what = "cuda, nccl: of a rank's saved tensors", RUN(saved),
-     WHEN(has_kept)},
+     IF(dp_run, kept)},
     {"kept_bytes", COUNT, .what = "cuda, nccl: all that a rank keeps for the backward", RUN(kept),
-     WHEN(has_kept)},
+     IF(dp_run, kept)},
     {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
-     .what = "cuda, nccl: variant of the kernels", RUN(variant), WHEN(has_variant)},
+     .what = "cuda, nccl: variant of the kernels", RUN(variant), IF(dp_run, variant)},
     {"rollback", TEXT, .what = "a session with rejected tokens: where its states came from",
-     RUN(rollback), WHEN(rolls_back)},
-    {"windows", COUNT, .what = "of that session", RUN(windows), WHEN(rolls_back)},
+     RUN(rollback), IF(dp_run, rollback)},
+    {"windows", COUNT, .what = "of that session", RUN(windows), IF(dp_run, rollback)},
     {"windows_judged", COUNT, .what = "with their rejected tokens", RUN(windows_judged),
-     WHEN(rolls_back)},
+     IF(dp_run, rollback)},
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
@@ -479,14 +461,15 @@ static const dp_record_field RUNS[] = {
     {"slope", NUMBER, .what = "op chain: 0.5 unbiased rounding, 1 biased", RUN(slope),
      WHEN(has_slope)},
     {"bits", OF(BITS_OBJECT), .what = "op chain, regime reflect: effective bits (verdict/bits.h)",
-     RUN(bits), WHEN(has_bits)},
+     RUN(bits), IF(dp_run, bits.npoint)},
     {"condition", OF(CONDITION_OBJECT), .what = "of the chunks' triangular systems",
      WHEN(has_condition)},
-    {"settled", BOOLEAN, .what = "a second set of draws decided", RUN(settled), WHEN(was_settled)},
+    {"settled", BOOLEAN, .what = "a second set of draws decided", RUN(settled),
+     IF(dp_run, settled)},
     {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, RUN(verdict)},
     {"tier", TEXT, .what = "of a failed run: what decided on its worst tensor", RUN(tier),
      WHEN(failed_by_tier)},
-    {"why", TEXT, .what = "for all but pass", ARRAY(dp_run, why), WHEN(run_has_why)},
+    {"why", TEXT, .what = "for all but pass", ARRAY(dp_run, why), IF(dp_run, why[0])},
     {"seconds", NUMBER, WRITTEN, NULL, RUN(seconds)}};
 const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
 
@@ -573,9 +556,6 @@ static const dp_object_schema CASE_OBJECT = OBJECT("case", CASES);
 /* ---- many cases together --------------------------------------------------------------------- */
 
 #define POOLED(M) MEMBER(dp_pooled_row, M)
-static int pooled_variant(const void *x) { return ((const dp_pooled_row *)x)->variant != 0; }
-static int pooled_undeclared(const void *x) { return ((const dp_pooled_row *)x)->undeclared; }
-static int pooled_fault(const void *x) { return ((const dp_pooled_row *)x)->fault != 0; }
 static json_t *pooled_fault_name(const void *x) {
     return json_string(dp_faults[((const dp_pooled_row *)x)->fault].name);
 }
@@ -588,11 +568,11 @@ static const dp_record_field POOLS[] = {
     {"tensor", TEXT, REQUIRED, NULL, POOLED(tensor)},
     {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN, NULL, POOLED(backend)},
     {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
-     .what = "cuda, nccl: variant of the kernels", POOLED(variant), WHEN(pooled_variant)},
+     .what = "cuda, nccl: variant of the kernels", POOLED(variant), IF(dp_pooled_row, variant)},
     {"base", WORDS(dp_base_names, DP_NBASES), WRITTEN, NULL, POOLED(base)},
     {"undeclared", BOOLEAN, .what = "the subject does not say how it computes", POOLED(undeclared),
-     WHEN(pooled_undeclared)},
-    {"fault", TEXT, .what = "a deliberate fault", GET(pooled_fault_name), WHEN(pooled_fault)},
+     IF(dp_pooled_row, undeclared)},
+    {"fault", TEXT, .what = "a deliberate fault", GET(pooled_fault_name), IF(dp_pooled_row, fault)},
     {"cases", COUNT, REQUIRED, NULL, POOLED(is.cases)},
     {"ratio", NUMBER, WRITTEN, "root mean square of error / expected error", POOLED(is.ratio)},
     {"freedom", NUMBER, WRITTEN, "degrees of freedom of all cases", POOLED(is.freedom)},
@@ -603,7 +583,6 @@ static const dp_record_field POOLS[] = {
     {"says", TEXT, WRITTEN, "that in words", GET(pooled_says)}};
 static const dp_object_schema POOL_OBJECT = OBJECT("pooled", POOLS);
 
-static int has_pooled(const void *x) { return ((const dp_record *)x)->npooled > 0; }
 static json_t *pooled(const void *x) {
     const dp_record *r = x;
     json_t *a = json_array();
@@ -623,7 +602,6 @@ static json_t *blas(const void *x) { return (void)x, dp_json_text(openblas_get_c
 static json_t *mpfr(const void *x) { return (void)x, json_string(mpfr_get_version()); }
 static json_t *cores(const void *x) { return (void)x, json_integer(omp_get_num_procs()); }
 static json_t *device(const void *x) { return (void)x, dp_json_text(dp_cuda_device()); }
-static int has_command(const void *x) { return ((const dp_record *)x)->command != NULL; }
 static const dp_record_field PROGRAM[] = {{"version", TEXT, WRITTEN, NULL, GET(version)},
                                           {"commit", TEXT, WRITTEN, NULL, GET(commit)},
                                           {"compiler", TEXT, WRITTEN, NULL, GET(compiler)},
@@ -633,7 +611,7 @@ static const dp_record_field PROGRAM[] = {{"version", TEXT, WRITTEN, NULL, GET(v
                                           {"device", TEXT, WRITTEN, NULL, GET(device)},
                                           {"command", TEXT,
                                            .what = "what made the record, for a shell",
-                                           RECORD(command), WHEN(has_command)}};
+                                           RECORD(command), IF(dp_record, command)}};
 static const dp_object_schema PROGRAM_OBJECT = OBJECT("program", PROGRAM);
 
 static const dp_record_field DIGEST[] = {
@@ -707,5 +685,5 @@ static const dp_record_field TOP[] = {
     {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)},
     {"pooled", LIST_OF(POOL_OBJECT),
      .what = "tensors of a kernel over all its cases (verdict/levels.h)", GET(pooled),
-     WHEN(has_pooled)}};
+     IF(dp_record, npooled)}};
 const dp_object_schema dp_record_schema = OBJECT("record", TOP);

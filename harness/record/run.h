@@ -127,7 +127,6 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out,
                       dp_err *e); /* appends */
 /* Appends all runs of `from` to `to`, and empties `from`. */
 void dp_runs_move(dp_runs *to, dp_runs *from);
-/* Frees what it holds; the struct is the caller's. */
 void dp_runs_free(dp_runs *r);
 /* Is keys = exact: does nothing round in a format of bf16's range? */
 int dp_case_is_exact(const dp_case *c);

@@ -17,47 +17,32 @@ int dp_find_ranks(const char *text) {
 
 /* ---- the keys -------------------------------------------------------------------------------- */
 
-static int find_backend(const char *s) {
-    return dp_find_name(s, dp_backend_names, DP_NCHOSEN_BACKENDS);
-}
-static int find_base(const char *s) { return dp_find_name(s, dp_base_names, DP_NBASES); }
 static int find_chain(const char *s) { return dp_format_find(s); }
-static int find_merge(const char *s) {
-    return dp_find_name(s, dp_exchange_names, DP_NRUN_EXCHANGES);
-}
-static int find_payload(const char *s) {
-    return dp_find_name(s, dp_payload_names, DP_NRUN_PAYLOADS);
-}
-static int find_own(const char *s) { return dp_find_name(s, dp_own_names, DP_NOWNS); }
-static int find_variant(const char *s) {
-    return dp_find_name(s, dp_cuda_variant_names, DP_NCUDA_VARIANTS);
-}
 static int find_fault(const char *s) { return dp_fault_find(s); }
-
-static const char *backend_text(int v) { return dp_backend_names[v]; }
-static const char *base_text(int v) { return dp_base_names[v]; }
 static const char *chain_text(int v) { return dp_formats[v].name; }
-static const char *merge_text(int v) { return dp_exchange_names[v]; }
-static const char *payload_text(int v) { return dp_payload_names[v]; }
-static const char *own_text(int v) { return dp_own_names[v]; }
-static const char *variant_text(int v) { return dp_cuda_variant_names[v]; }
 static const char *fault_text(int v) { return dp_faults[v].name; }
 
 static const struct {
     const char *name;
+    const char *const *words; /* of its values; or */
+    int nwords;
     int (*find)(const char *text);  /* -1: not known */
     const char *(*text)(int value); /* NULL: the number itself */
 } KEYS[DP_NID_KEYS] = {
-    [DP_ID_BACKEND] = {"backend", find_backend, backend_text},
-    [DP_ID_RANKS] = {"ranks", dp_find_ranks, NULL},
-    [DP_ID_BASE] = {"base", find_base, base_text},
-    [DP_ID_CHAIN] = {"chain", find_chain, chain_text},
-    [DP_ID_MERGE] = {"merge", find_merge, merge_text},
-    [DP_ID_PAYLOAD] = {"payload", find_payload, payload_text},
-    [DP_ID_OWN] = {"own", find_own, own_text},
-    [DP_ID_VARIANT] = {"way", find_variant, variant_text},
-    [DP_ID_FAULT] = {"fault", find_fault, fault_text},
+    [DP_ID_BACKEND] = {"backend", dp_backend_names, DP_NCHOSEN_BACKENDS},
+    [DP_ID_RANKS] = {"ranks", .find = dp_find_ranks},
+    [DP_ID_BASE] = {"base", dp_base_names, DP_NBASES},
+    [DP_ID_CHAIN] = {"chain", .find = find_chain, .text = chain_text},
+    [DP_ID_MERGE] = {"merge", dp_exchange_names, DP_NRUN_EXCHANGES},
+    [DP_ID_PAYLOAD] = {"payload", dp_payload_names, DP_NRUN_PAYLOADS},
+    [DP_ID_OWN] = {"own", dp_own_names, DP_NOWNS},
+    [DP_ID_VARIANT] = {"way", dp_cuda_variant_names, DP_NCUDA_VARIANTS},
+    [DP_ID_FAULT] = {"fault", .find = find_fault, .text = fault_text},
 };
+
+static int find(int k, const char *text) {
+    return KEYS[k].words ? dp_find_name(text, KEYS[k].words, KEYS[k].nwords) : KEYS[k].find(text);
+}
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
@@ -87,8 +72,8 @@ char *dp_run_id(const dp_run *r) {
         const int v = id.value[k];
         if (v < 0) continue;
         fprintf(f, "%s%s=", between, KEYS[k].name);
-        if (KEYS[k].text)
-            fputs(KEYS[k].text(v), f);
+        if (KEYS[k].words || KEYS[k].text)
+            fputs(KEYS[k].words ? KEYS[k].words[v] : KEYS[k].text(v), f);
         else
             fprintf(f, "%d", v);
         between = ",";
@@ -105,7 +90,7 @@ static int parse_item(const char *key, const char *value, int subject, dp_id *ou
         if (strcmp(key, KEYS[k].name)) continue;
         const int of_subject =
             k == DP_ID_BACKEND && subject && !strcmp(value, dp_backend_names[DP_BACKEND_SUBJECT]);
-        const int v = of_subject ? (int)DP_BACKEND_SUBJECT : KEYS[k].find(value);
+        const int v = of_subject ? (int)DP_BACKEND_SUBJECT : find(k, value);
         if (v < 0) return 0;
         out->value[k] = v;
         return 1;

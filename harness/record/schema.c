@@ -112,11 +112,16 @@ static json_t *member(const dp_record_field *f, const void *x) {
     }
 }
 
+static int is_set(const void *x, const dp_record_field *f) {
+    static const char zeros[8];
+    return !f->if_size || memcmp((const char *)x + f->if_offset, zeros, f->if_size) != 0;
+}
+
 json_t *dp_schema_write(const dp_object_schema *s, const void *x) {
     json_t *o = json_object();
     for (int i = 0; i < s->n; i++) {
         const dp_record_field *f = &s->field[i];
-        if (f->when && !f->when(x)) continue;
+        if ((f->when && !f->when(x)) || !is_set(x, f)) continue;
         json_t *v = f->get ? f->get(x) : member(f, x);
         if (v) json_object_set_new(o, f->name, v);
     }

@@ -58,6 +58,7 @@ typedef struct {
     int64_t (*count)(const void *x);
     int fixed;
     int (*when)(const void *x); /* NULL: always */
+    size_t if_offset, if_size;  /* it is there if that member is not 0; size 0: always */
 } dp_record_field;
 
 struct dp_object_schema {

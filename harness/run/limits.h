@@ -79,7 +79,6 @@ typedef struct {
     dp_format chain;
     dp_error_bound bound;
 } dp_bound_bases;
-/* Frees what it holds; the struct is the caller's. */
 void dp_bound_bases_free(dp_bound_bases *w);
 
 /* Bounds of all results and of what ranks exchange, into *out, to be freed. A design without bounds

@@ -50,7 +50,6 @@ dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
                            const dp_conv_calls *calls, dp_step_run *s, dp_err *e);
 /* How the convolutions of a base round. */
 dp_conv_policy dp_step_policy(dp_base b);
-/* Frees what it holds; the struct is the caller's. */
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* How the tensors of the convolutions are judged.

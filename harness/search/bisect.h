@@ -54,7 +54,6 @@ dp_problem dp_bisect_owned(const dp_problem *p, dp_own kind, int ranks, int *par
  * one. backward needs p->dout. Free *out with dp_bisect_free. */
 dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs, int all,
                         dp_bisect *out, dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_bisect_free(dp_bisect *b);
 /* If no stage is over its bound: each stage's own error against its draws on nearby problems
  * (verdict/expected.h, levels.h; single stages on true inputs). The first that makes more than its

@@ -92,7 +92,6 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size);
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
-/* Frees what it holds; the struct is the caller's. */
 void dp_check_bounds_free(dp_check_bounds *b);
 /* The underflow of numbers multiplied by scale in the subject. */
 double dp_check_underflow(const dp_check_work *w, double scale);

@@ -67,7 +67,6 @@ typedef struct {
 
 /* DP_EINPUT when nothing fails. c is not changed. */
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_shrink_free(dp_shrunk *s);
 
 /* How a case fails (kind DP_FAILS_NOT: it does not); runs: of bisect stage on the same inputs; red:

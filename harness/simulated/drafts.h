@@ -36,6 +36,5 @@ typedef struct {
  * `call` has the right states. If o or states is NULL, it must be NULL in every call. */
 void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
                     const dp_result *made, const double *states);
-/* Frees what it holds; the struct is the caller's. */
 void dp_drafts_free(dp_drafts *d);
 #endif

@@ -187,7 +187,6 @@ int dp_sim_split(dp_sim *s, int N);
 /* Computes only the data that ranks exchange and receive (M, H, S_in and their gradients); s->out
  * stays. Gradients need an earlier run with backward. */
 void dp_sim_run_ranks(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
-/* Frees what it holds; the struct is the caller's. */
 void dp_sim_free(dp_sim *s);
 /* Runs all stages. Results that no chain format changes are computed once, and kept between
  * calls. */

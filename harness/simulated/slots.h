@@ -58,7 +58,6 @@ typedef struct {
     int64_t slot, call;                /* of the first; call 0 on */
     int owner;                         /* of that slot: a sequence, or one of the two above */
 } dp_pool_seen;
-/* Frees what it holds; the struct is the caller's. */
 void dp_pool_seen_free(dp_pool_seen *s);
 
 typedef struct dp_slots dp_slots;

@@ -30,7 +30,6 @@ typedef struct {
 } dp_bits_scale;
 /* M [n][K][K]; npoint = 0 when n < 16 */
 void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M);
-/* Frees what it holds; the struct is the caller's. */
 void dp_bits_scale_free(dp_bits_scale *s);
 
 typedef struct {

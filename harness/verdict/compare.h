@@ -114,7 +114,6 @@ typedef struct {
 
 /* Fills *out, which dp_judgement_free frees; nothing of *in is kept. */
 void dp_compare(const dp_compare_in *in, dp_judgement *out);
-/* Frees what it holds; the struct is the caller's. */
 void dp_judgement_free(dp_judgement *j);
 
 /* A verdict is marginal if the error is within this factor of a limit, on either side. Another set

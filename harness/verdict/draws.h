@@ -53,7 +53,6 @@ typedef struct {
 
 /* Zeros. parts: of every row, 0: not a sum over tokens. */
 void dp_draws_alloc(dp_draws *d, int ndraw, const dp_row_map *map, int64_t parts);
-/* Frees what it holds; the struct is the caller's. */
 void dp_draws_free(dp_draws *d);
 
 /* The sums of draw k of d. */
@@ -81,7 +80,6 @@ typedef struct {
 
 /* N divides T (dp_context_build). */
 dp_windows dp_windows_of(const dp_problem *p, int N);
-/* Frees what it holds; the struct is the caller's. */
 void dp_windows_free(dp_windows *w);
 
 /* Rows of tokens: [T][heads][per][width]. To be freed with dp_row_map_free, like the others. */
@@ -90,7 +88,6 @@ dp_row_map dp_map_tokens(const dp_windows *w, int heads, int per, int width);
 dp_row_map dp_map_rows(int64_t n, int width);
 /* n states [K][V], windows of their own, looked at by their K rows. */
 dp_row_map dp_map_states(int64_t n, int K, int V);
-/* Frees what it holds; the struct is the caller's. */
 void dp_row_map_free(dp_row_map *m);
 
 /* The map of result field `field` (dp_result_fields); rows 0: it does not exist here. */

@@ -35,6 +35,5 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
 /* NULL: not wanted before. */
 const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);
 
-/* Frees what it holds; the struct is the caller's. */
 void dp_expectations_free(dp_expectations *e);
 #endif

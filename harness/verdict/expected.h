@@ -62,7 +62,6 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
 void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
                        dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);
-/* Frees what it holds; the struct is the caller's. */
 void dp_expected_free(dp_expected *x);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */

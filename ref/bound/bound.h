@@ -115,7 +115,6 @@ void dp_bound_intra(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r, const 
 void dp_bound_own(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding r);
 /* Makes every intermediate of the chunk exact; DM then holds the error of forming M_c alone. */
 void dp_bound_exact(dp_chunk_bound *b);
-/* Frees what it holds; the struct is the caller's. */
 void dp_bound_free(dp_chunk_bound *b);
 
 /* Carries the state's error over a chunk.

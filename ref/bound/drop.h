@@ -47,7 +47,6 @@ typedef struct {
 
 /* Allocates and fills *out for a claim of 2^-bits; rows of gradients only where backward. */
 void dp_drop_allowance(const dp_problem *p, int bits, int backward, dp_drop *out);
-/* Frees what it holds; the struct is the caller's. */
 void dp_drop_free(dp_drop *d);
 
 /* log2 of the share of a state that is left.

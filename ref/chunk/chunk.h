@@ -84,7 +84,6 @@ void dp_chunk_solve(dp_chunk *ch);
 void dp_chunk_keep_inverse(dp_chunk *ch); /* rounds Akk to its stored format; AkkB is of the
                                              unrounded Akk */
 void dp_chunk_wy(dp_chunk *ch);
-/* Frees what it holds; the struct is the caller's. */
 void dp_chunk_free(dp_chunk *ch);
 void dp_chunk_inverse(dp_chunk *ch); /* fills Akk when it is NULL: in fp64, over LAPACKE in the
                                         arithmetic of the base */
@@ -116,7 +115,6 @@ void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
                         dp_chunk_grad *g); /* its second: dq, dk, dg, from dv too */
 /* Arrays of zeros in the shapes of the chunk. */
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
-/* Frees what it holds; the struct is the caller's. */
 void dp_chunk_grad_free(dp_chunk_grad *g);
 
 /* Does key `row` read what key `other` wrote, both of [n]? */

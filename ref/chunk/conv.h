@@ -57,7 +57,6 @@ void dp_conv_place(const dp_conv *c, int N, int rank, const double *own, double 
 
 void dp_conv_free(dp_conv *c); /* frees every array; c is the caller's */
 void dp_conv_result_alloc(dp_conv_result *r, const dp_conv *c); /* NaN-filled */
-/* Frees what it holds; the struct is the caller's. */
 void dp_conv_result_free(dp_conv_result *r);
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */

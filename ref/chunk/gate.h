@@ -77,7 +77,6 @@ static inline const double *dp_values_at(const dp_problem *p, const double *valu
 
 /* Allocated and computed in fp64; to be freed. */
 dp_activated dp_activated_new(const dp_problem *p);
-/* Frees what it holds; the struct is the caller's. */
 void dp_activated_free(dp_activated *a);
 
 /* From the gradients of the activated values to the gradients of the raw inputs. The arrays dq and

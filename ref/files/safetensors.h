@@ -37,7 +37,6 @@ dp_status dp_safetensors_parse(const void *bytes, size_t len, const char *path_f
                                dp_tensorfile *f, dp_err *e);
 dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f,
                                dp_err *e); /* by rename: never half a file */
-/* Frees what it holds; the struct is the caller's. */
 void dp_tensorfile_free(dp_tensorfile *f);
 
 const dp_tensor *dp_tensor_find(const dp_tensorfile *f, const char *name); /* NULL: absent */

@@ -19,7 +19,6 @@ typedef struct {
     /* [rows] bound on the 2-norm (Frobenius norm) of the row's error; inf when nothing is proven */
     double *rad;
 } dp_ball;
-/* Frees what it holds; the struct is the caller's. */
 void dp_ball_free(dp_ball *b);
 
 /* Which arithmetic: MPFR, or double-double on vectors (some 2^-98 an operation; about a hundred
@@ -76,7 +75,6 @@ typedef struct {
 
 /* Non-finite inputs propagate (a row that depends on one has rad = inf). */
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_truth_free(dp_truth *t);
 
 /* The audit of a truth: random columns of the state are computed again in MPFR (128 bits). A column
@@ -113,7 +111,6 @@ typedef struct {
 /* Allocates the arrays of *out that rank c has, for value head hv. */
 void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,
                       dp_truth_rank *out);
-/* Frees what it holds; the struct is the caller's. */
 void dp_truth_rank_free(dp_truth_rank *r);
 
 /* dp_truth_run with a cache: a file under dir, named by the content hash (XXH3-128) of problem and

@@ -27,7 +27,6 @@ dp_status dp_context_of(const dp_problem *p, int N, int rank, dp_context *c, dp_
 /* The same of cu whose tokens are owned so. */
 dp_status dp_context_owned(const int64_t *cu, int Nseq, dp_own own, int N, int rank, dp_context *c,
                            dp_err *e);
-/* Frees what it holds; the struct is the caller's. */
 void dp_context_free(dp_context *c);
 
 /* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which

@@ -64,6 +64,8 @@ dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
 #define DP_NOT_SO(WARNING)
 #endif
 
+/* A function NAME_free frees what its struct holds. The struct itself is the caller's. */
+
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
  * when memory is out. */
 void *dp_calloc(size_t n, size_t size);
@@ -218,7 +220,6 @@ struct dp_result {
 };
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);
-/* Frees what it holds; the struct is the caller's. */
 void dp_result_free(dp_result *r);
 
 #ifdef __cplusplus
