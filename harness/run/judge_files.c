@@ -211,8 +211,6 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
     s->claim = dp_judge_claim(out, o->claim, DP_JUDGE_CLAIM, s->ranks < 3 ? "fp32" : NULL, all);
 }
 
-/* ---- names, batches, query heads ------------------------------------------------------------- */
-
 /* ---- Mamba ----------------------------------------------------------------------------------- */
 
 #define OPTION "--layout fla|mamba"

@@ -105,8 +105,6 @@ void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim) {
     if (!nothing_rounds(s->c)) dp_expectations_want(&s->expect, set, n, claim);
 }
 
-/* ---- over N ranks ---------------------------------------------------------------------------- */
-
 /* ---- truth ----------------------------------------------------------------------------------- */
 
 const char *const dp_truth_pick_names[DP_NTRUTH_PICKS] = {"auto", "mpfr", "dd"};

@@ -250,15 +250,8 @@ static void free_answer(const dp_case *c, dp_made *m) {
     free(y);
 }
 
-const dp_subject_kind dp_on_cuda = {.backend = DP_BACKEND_CUDA,
-                                    .absent = 1,
-                                    .plan = plan,
-                                    .compute = compute,
-                                    .note = note,
-                                    .free = free_answer};
-const dp_subject_kind dp_on_nccl = {.backend = DP_BACKEND_NCCL,
-                                    .absent = 1,
-                                    .plan = plan,
-                                    .compute = compute,
-                                    .note = note,
-                                    .free = free_answer};
+#define KERNELS(BACKEND)                                                             \
+    .backend = BACKEND, .absent = 1, .plan = plan, .compute = compute, .note = note, \
+    .free = free_answer
+const dp_subject_kind dp_on_cuda = {KERNELS(DP_BACKEND_CUDA)};
+const dp_subject_kind dp_on_nccl = {KERNELS(DP_BACKEND_NCCL)};

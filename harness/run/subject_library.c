@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- other values, and where results differ -------------------------------------------------- */
-
 /* ---- other values ---------------------------------------------------------------------------- */
 
 /* x [outer][heads][each]: head h takes the place of h + by, and all change sign. */

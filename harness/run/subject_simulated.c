@@ -205,18 +205,8 @@ static dp_status note_hits(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_
     return DP_OK;
 }
 
-const dp_subject_kind dp_on_simulated = {.backend = DP_BACKEND_SIM,
-                                         .plan = plan,
-                                         .compute = compute,
-                                         .close = close_ranks,
-                                         .note = note,
-                                         .after = note_hits,
-                                         .free = free_calls};
-const dp_subject_kind dp_on_processes = {.backend = DP_BACKEND_MPI,
-                                         .absent = 1,
-                                         .plan = plan,
-                                         .compute = compute,
-                                         .close = close_ranks,
-                                         .note = note,
-                                         .after = note_hits,
-                                         .free = free_calls};
+#define RANKS(BACKEND)                                                                        \
+    .backend = BACKEND, .plan = plan, .compute = compute, .close = close_ranks, .note = note, \
+    .after = note_hits, .free = free_calls
+const dp_subject_kind dp_on_simulated = {RANKS(DP_BACKEND_SIM)};
+const dp_subject_kind dp_on_processes = {RANKS(DP_BACKEND_MPI), .absent = 1};

@@ -128,8 +128,6 @@ static const part PARTS[] = {
 };
 enum { NPARTS = sizeof PARTS / sizeof *PARTS };
 
-/* ---- by its laws ----------------------------------------------------------------------------- */
-
 /* ---- a text with other settings -------------------------------------------------------------- */
 
 /* Does the line set the key? */
@@ -396,8 +394,6 @@ static int shrink_shape(work *w) {
         changed |= dp_shrink_axis(w, order[i]);
     return changed | fewer_ranks(w);
 }
-
-/* ---- its numbers: to zero, to one, to powers of two ------------------------------------------ */
 
 /* ---- values ---------------------------------------------------------------------------------- */
 

@@ -93,8 +93,6 @@ dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     return y;
 }
 
-/* ---- its run --------------------------------------------------------------------------------- */
-
 /* ---- what is sent ---------------------------------------------------------------------------- */
 
 /* The states that ranks of a recurrent design receive where messages are rounded (payload.h). They

@@ -173,8 +173,6 @@ void dp_sum_errors(const dp_row_map *map, const double *err, const double *want,
     if (to->along) add_directions(map, err, want, to);
 }
 
-/* ---- rows and windows of each kind of tensor ------------------------------------------------- */
-
 /* ---- freedom of rows ------------------------------------------------------------------------- */
 
 typedef enum { OTHERWISE, FROM_THE_FIRST, TO_THE_LAST } summed;

@@ -162,8 +162,6 @@ dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row) {
     return y;
 }
 
-/* ---- draws ----------------------------------------------------------------------------------- */
-
 /* ---- errors of draws ------------------------------------------------------------------------- */
 
 /* The fp64 reference of a nearby problem. Its results are those on one rank, whatever ranks they
