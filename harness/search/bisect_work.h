@@ -81,16 +81,11 @@ void dp_bisect_give_list(dp_bisect_work *w, double **s, double **t, double *cons
 /* A chunk of subject, twin and reference, with its bounds. */
 dp_bisect_chunk dp_bisect_chunk_of(dp_bisect_work *w, int g, int hv);
 
-/* bisect_intra.c */
-/* Judges stage gate. */
+/* bisect_intra.c: each judges the stage of its name, as do those of bisect_state.c */
 void dp_bisect_stage_gate(dp_bisect_work *w);
-/* Judges stage intra. */
 void dp_bisect_stage_intra(dp_bisect_work *w);
-/* Judges stage solve. */
 void dp_bisect_stage_solve(dp_bisect_work *w);
-/* Judges stage wy. */
 void dp_bisect_stage_wy(dp_bisect_work *w);
-/* Judges stage gate_bwd. */
 void dp_bisect_stage_gate_bwd(dp_bisect_work *w);
 
 /* bisect_state.c */
@@ -102,11 +97,8 @@ void dp_bisect_stage_pre(dp_bisect_work *w, int backward);
 void dp_bisect_stage_merge(dp_bisect_work *w, int backward);
 /* Judges stage state_fwd, or its recomputation in the backward. */
 void dp_bisect_stage_state(dp_bisect_work *w, int recompute);
-/* Judges stage output. */
 void dp_bisect_stage_output(dp_bisect_work *w);
-/* Judges stage dAv. */
 void dp_bisect_stage_dAv(dp_bisect_work *w);
-/* Judges stage state_bwd. */
 void dp_bisect_stage_state_bwd(dp_bisect_work *w);
 
 /* bisect_grads.c */
