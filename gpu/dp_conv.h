@@ -30,8 +30,9 @@ typedef struct {
     int64_t T;
     int W, silu, parts, D[DPG_CONV_PARTS], Nseq; /* 2 <= W <= 8 */
     const int64_t *cu;
-    dpg_dtype dtype; /* of x y dy dx; everything else is fp32 */
+    dpg_dtype dtype; /* of x y dy dx */
     dpg_owners own;
+    dpg_dtype wdtype; /* of w bias dw dbias */
 } dpg_conv_problem;
 
 /* One part, device pointers, the rank's own tokens: x y dy dx [L][D], w dw [D][W], bias dbias [D].
@@ -39,9 +40,8 @@ typedef struct {
  * rank. */
 typedef struct {
     const void *x, *dy;
-    const float *w, *bias;
-    void *y, *dx;
-    float *dw, *dbias;
+    const void *w, *bias;
+    void *y, *dx, *dw, *dbias;
 } dpg_conv_tensors;
 
 typedef struct dpg_conv dpg_conv;

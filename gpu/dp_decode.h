@@ -66,6 +66,7 @@ typedef struct {
     dpg_dtype gdtype; /* of g beta */
     dpg_dtype odtype; /* of o */
     dpg_dtype sdtype; /* of states that are not packed */
+    dpg_dtype A_dtype, bias_dtype; /* of A_log, of dt_bias */
     dpg_packed packed;
     dpg_state_layout layout;
     int64_t slots;
@@ -75,12 +76,12 @@ typedef struct {
 /* Device pointers, 16-byte aligned:
  *   q [B][T][H][K]   k [B][T][H][R][K]   v [B][T][HV][R][V]   g [B][T][HV][Kg]
  *   beta [B][T][HV][R]   o [B][T][HV][V]
- *   A_log [HV], dt_bias [HV][Kg]   fp32, NULL: zeros
+ *   A_log [HV], dt_bias [HV][Kg]   NULL: zeros
  *   states [slots][HV]             of K V numbers, or of DPG_PACKED_BYTES
  *   start  as states               read in place of it, never written; NULL: states */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
-    const float *A_log, *dt_bias;
+    const void *A_log, *dt_bias;
     void *o, *states;
     const int32_t *slot, *accepted, *length;
     const void *start;

@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-typedef enum { DPG_F32, DPG_BF16 } dpg_dtype;
+typedef enum { DPG_F32, DPG_BF16, DPG_F16 } dpg_dtype; /* fp16: of parameters alone */
 
 /* The owners of tokens: rank owner[i] has part i, tokens [cut[i], cut[i+1]), of `parts` parts in
  * their order. Host memory, alike on every rank. A rank may own several parts, or none; its tensors
@@ -73,6 +73,8 @@ typedef struct {
     dpg_dtype odtype;  /* of o */
     dpg_dtype ddtype;  /* backward: of do, and of gradients of inputs of dtype */
     dpg_dtype dgdtype; /* backward: of dg dbeta */
+    /* parameters: of A_log, of dt_bias; backward: of their gradients */
+    dpg_dtype A_dtype, bias_dtype, dA_dtype, dbias_dtype;
     dpg_owners own;    /* parts = 0: T / N tokens a rank, which must divide */
 } dpg_problem;
 
@@ -110,7 +112,7 @@ typedef struct {
     /* fast path, augmented: parts that the last local sub-sequence is cut in, all others whole; 0:
      * on several ranks by shape, on one segment_chunks says */
     int segments;
-    int keep;     /* 1: also store h and v_new, and w u kg qg, when the fast path would not */
+    int keep;     /* 1: also store h and v_new, and w u kg qg, when a path would not */
     int backward; /* 1: dpg_backward follows */
     dpg_path bwd_path;
     dpg_save save;
@@ -141,8 +143,8 @@ typedef struct {
     int segment_chunks;
 } dpg_options;
 
-/* Device pointers, 16-byte aligned, the rank's own L tokens. A_log [HV] and dt_bias [HV][Kg] are
- * fp32; s0 and final_state are [Nseq][HV][K][V] fp32 on every rank. A rank reads s0 of the
+/* Device pointers, 16-byte aligned, the rank's own L tokens. A_log [HV], dt_bias [HV][Kg].
+ * s0 and final_state are [Nseq][HV][K][V] fp32 on every rank. A rank reads s0 of the
  * sequences that start on it and writes final_state of the sequences that end on it. NULL: s0
  * zeros, final_state not written, A_log and dt_bias 0. If ranks exchange heads, a pointer is NULL
  * on every rank or on none.
@@ -154,7 +156,8 @@ typedef struct {
  * (V + K) bytes a segment, 128 KB a head at K = V = 128. */
 typedef struct {
     const void *q, *k, *v, *g, *beta;
-    const float *A_log, *dt_bias, *s0;
+    const void *A_log, *dt_bias;
+    const float *s0;
     void *o;
     float *final_state;
     void *saved;
@@ -173,7 +176,8 @@ typedef struct {
     const void *dout;
     const float *dfinal_state;
     void *dq, *dk, *dv, *dg, *dbeta;
-    float *dA_log, *ddt_bias, *ds0;
+    void *dA_log, *ddt_bias;
+    float *ds0;
     void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
 } dpg_grads;
 
@@ -372,6 +376,10 @@ dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g,
 dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
+/* States before every 64 tokens of each sequence, after a forward on this stream of a plan of one
+ * rank with options.keep: to [chunks][HV][K][V], v_first: [chunks][HV][V][K], fp32 or bf16. */
+dp_status dpg_states(const dpg_plan *plan, const void *ws, dpg_dtype type, int v_first, void *to,
+                     void *stream, dp_err *e);
 /* Shape (dims, room for 5) and values of a stage by name. After a forward that has finished:
  *   gcum [L][HV][Kg] (natural log)   Akk = (I + B L)^-1 [L][HV][R][C*R]   Aqk [L][HV][C*R] (scaled)
  *   w kg [L][HV][R][K]   qg [L][HV][K]   u v_new [L][HV][R][V]   o [L][HV][V]

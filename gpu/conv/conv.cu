@@ -54,6 +54,7 @@ struct Blocks {
 struct ConvArgs {
     Part part[DPG_CONV_PARTS];
     int parts, D, silu, h, ranges; /* D: of all parts; h rows of a range in a message */
+    int wtype;
     const Range *range;
     const Strip *strip;     /* 8 a block */
     const uint64_t *starts; /* bit t of a range's words: a sequence starts at its token t */
@@ -146,17 +147,25 @@ template <class T, int W, int VEC> struct Window {
     int age;
     __device__ __forceinline__ void open(const ConvArgs &a, const Range &r, const Part &p, int ch,
                                          int64_t t) {
+        uint32_t words[VEC][W], word[VEC];
 #pragma unroll
         for (int c = 0; c < VEC; c++) {
 #pragma unroll
             for (int j = 0; j < W; j++)
-                w[j].x[c] = p.t.w[(ch + c) * W + j];
-            bias.x[c] = p.t.bias ? p.t.bias[ch + c] : 0.f;
+                words[c][j] = param_word(p.t.w, (ch + c) * W + j, a.wtype);
+            word[c] = param_word(p.t.bias, ch + c, a.wtype);
         }
         age = age_of<W>(a, r, t);
 #pragma unroll
         for (int l = 0; l < W - 1; l++)
             x[l] = l < age ? row_of_x<T, VEC>(a, r, p, ch, t - l - 1) : zero<VEC>();
+#pragma unroll
+        for (int c = 0; c < VEC; c++) {
+#pragma unroll
+            for (int j = 0; j < W; j++)
+                w[j].x[c] = param_value(words[c][j], a.wtype);
+            bias.x[c] = param_value(word[c], a.wtype);
+        }
     }
     __device__ __forceinline__ void start() {
         age = 0;
@@ -397,9 +406,9 @@ __global__ void k_conv_ranks(ConvArgs a, const float *all, int n, const int *pla
         s += all[((int64_t)(place ? place[r] : r) * (W + 1) + j) * a.D + c];
     const dpg_conv_tensors &t = a.part[part].t;
     if (j < W)
-        t.dw[ch * W + j] = s;
+        put_param(t.dw, ch * W + j, a.wtype, s);
     else if (t.dbias)
-        t.dbias[ch] = s;
+        put_param(t.dbias, ch, a.wtype, s);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */
@@ -413,6 +422,7 @@ static dp_status check(const dpg_conv_problem *p, int rank, int N, dp_err *e) {
     NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
     TRY(check_owners(&p->own, p->T, N, e));
     NEED(p->W >= 2 && p->W <= 8, "W = %d is not in 2 .. 8", p->W);
+    NEED(p->dtype != DPG_F16, "fp16 is a type of weights alone");
     NEED(p->parts >= 1 && p->parts <= DPG_CONV_PARTS, "%d parts, not 1 .. %d", p->parts,
          DPG_CONV_PARTS);
     for (int i = 0; i < p->parts; i++)
@@ -583,6 +593,7 @@ dp_status dpg_conv_create(dpg_conv **out, const dpg_conv_problem *p, int rank, i
     ConvArgs &a = c->a;
     a.parts = p->parts;
     a.silu = p->silu;
+    a.wtype = p->wdtype;
     for (int i = 0; i < p->parts; i++) {
         a.part[i].D = p->D[i];
         a.part[i].at = a.D;

@@ -198,12 +198,6 @@ static __device__ uint32_t fp16_code(float x, int64_t at) {
     if (size < 0x1p-14f) return sign | (uint32_t)(size * 0x1p24f);
     return sign | ((__float_as_uint(size) >> 13) - (112 << 10));
 }
-static __device__ float fp16_value(uint32_t code) {
-    const float size = (code & 0x7fff) < 0x7c00
-                           ? __uint_as_float((code & 0x7fff) << 13) * 0x1p112f
-                           : __uint_as_float(0x7f800000 | (code & 0x3ff) << 13);
-    return code & 0x8000 ? -size : size;
-}
 
 /* ---- N neighbours in memory ------------------------------------------------------------------ */
 

@@ -195,6 +195,9 @@ template <int N> struct Raw {
         else
             copy<4 * N>(words, (const float *)x + at);
     }
+    __device__ __forceinline__ uint32_t word(int i, int type) const {
+        return type == DPG_F32 ? words[i] : words[i / 2] >> i % 2 * 16 & 0xffff;
+    }
     __device__ __forceinline__ float operator()(int i, int is_bf16) const {
         return !is_bf16 ? __uint_as_float(words[i])
                : i % 2  ? unpack2(words[i / 2]).y
@@ -227,13 +230,13 @@ static __device__ __forceinline__ void activate(const DecodeArgs &a, int b, int 
     const int lane = threadIdx.x % 32, bf = d.dtype == DPG_BF16, gbf = d.gdtype == DPG_BF16;
     const int64_t token = (int64_t)b * d.T + t, row = token * d.HV + hv;
     const int64_t key = token * d.H + hv / (d.HV / d.H);
-    const bool each = d.Kg > 1, biased = a.t.dt_bias != NULL;
+    const bool each = d.Kg > 1;
     Raw<N> q, k[R], g, bias;
     Raw<C / 32> v[R];
-    const float A_log = a.t.A_log ? a.t.A_log[hv] : 0.f;
-    const float one_bias = each || !biased ? 0.f : a.t.dt_bias[hv];
+    const uint32_t A_log = param_word(a.t.A_log, hv, d.A_dtype);
+    const uint32_t one_bias = param_word(each ? NULL : a.t.dt_bias, hv, d.bias_dtype);
     if (each) g.load(a.t.g, row * K, gbf);
-    if (each && biased) bias.load(a.t.dt_bias, (int64_t)hv * K, 0);
+    if (each && a.t.dt_bias) bias.load(a.t.dt_bias, (int64_t)hv * K, d.bias_dtype != DPG_F32);
     q.load(a.t.q, key * K, bf);
     for (int r = 0; r < R; r++)
         k[r].load(a.t.k, (key * R + r) * K, bf);
@@ -241,15 +244,14 @@ static __device__ __forceinline__ void activate(const DecodeArgs &a, int b, int 
         v[r].load(a.t.v, (row * R + r) * d.V + first, bf);
     const float one = each ? 0.f : ldx(a.t.g, row, gbf);
     const float beta = lane < R ? ldx(a.t.beta, row * R + lane, gbf) : 0.f;
-    const float A = expf(A_log);
+    const float A = expf(param_value(A_log, d.A_dtype));
     float gate = 0.f;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (each || i == 0)
             gate = expf(gate_value(a.gates, each ? g(i, gbf) : one, A,
-                                   !each    ? one_bias
-                                   : biased ? bias(i, 0)
-                                            : 0.f));
+                                   param_value(each ? bias.word(i, d.bias_dtype) : one_bias,
+                                               d.bias_dtype)));
         to.decay[lane * N + i] = gate;
     }
     put_row(q, bf, d.l2norm, to.q);

@@ -177,6 +177,9 @@ struct Mine {
     dpg_grads g;
 };
 
+static const void *from_head(const void *p, int64_t first, int type) {
+    return p ? (const char *)p + first * bytes_of((dpg_dtype)type) : NULL;
+}
 static Mine mine_of(const Call &c) {
     const Heads *h = c.p->heads;
     const int first = FAULT(HEADS_FIRST) ? 0 : h->rank * h->one->d.HV;
@@ -186,21 +189,26 @@ static Mine mine_of(const Call &c) {
             void **mine = slot_of(x, &m.t, &m.g);
             if (moves(x, *mine)) *mine = (char *)c.ws + x.at;
         }
-    if (m.t.A_log) m.t.A_log += first;
-    if (m.t.dt_bias) m.t.dt_bias += (int64_t)first * h->one->d.Kg;
+    const Dims &d = h->one->d;
+    m.t.A_log = from_head(m.t.A_log, first, d.A_type);
+    m.t.dt_bias = from_head(m.t.dt_bias, (int64_t)first * d.Kg, d.bias_type);
     float *sums = (float *)((char *)c.ws + h->sums);
     if (m.g.dA_log) m.g.dA_log = sums;
-    if (m.g.ddt_bias) m.g.ddt_bias = sums + h->one->d.HV;
+    if (m.g.ddt_bias) m.g.ddt_bias = sums + d.HV;
     return m;
 }
 
 /* dA_log and ddt_bias of all heads. */
 static dp_status gather_sums(const Call &c, dpg_comm *comm, const dpg_grads &mine) {
-    const Dims &d = c.p->heads->one->d;
-    if (mine.dA_log) TRY(comm->all_gather(comm, mine.dA_log, c.g->dA_log, d.HV, c.s, c.e));
+    const Heads *h = c.p->heads;
+    Dims d = c.p->d; /* of this rank's heads, but for the types of gradients */
+    const size_t heads = d.HV;
+    float *all = (float *)((char *)c.ws + h->all_sums);
+    d.HV *= h->N;
+    if (mine.dA_log) TRY(comm->all_gather(comm, (float *)mine.dA_log, all, heads, c.s, c.e));
     if (mine.ddt_bias)
-        TRY(comm->all_gather(comm, mine.ddt_bias, c.g->ddt_bias, (size_t)d.HV * d.Kg, c.s, c.e));
-    return DP_OK;
+        TRY(comm->all_gather(comm, (float *)mine.ddt_bias, all + d.HV, heads * d.Kg, c.s, c.e));
+    return mine.dA_log || mine.ddt_bias ? add_sums(c, d, 1, NULL, all) : DP_OK;
 }
 
 dp_status heads_forward(const Call &c, dpg_comm *comm, int steps) {

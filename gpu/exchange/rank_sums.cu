@@ -1,6 +1,7 @@
 /* gpu/exchange/rank_sums.cu - dA_log and ddt_bias: the sums of all ranks in rank order, or of all
  * parts in theirs (dpg_owners). They are added in fp64, the same bits on every rank. */
 #include "plan/paths.cuh"
+#include "plan/values.cuh"
 
 #define THREADS 256
 
@@ -29,15 +30,23 @@ __global__ void k_gate_sum(Dims d, int run0, const float *part, float *gsum) {
     gsum[hv] = (float)all;
 }
 
-__global__ void k_rank_sum(int HV, int Kg, int n, const int *place, const float *all, float *dA_log,
-                           float *ddt_bias) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, words = HV * (1 + Kg);
-    double sum = 0;
+__global__ void k_rank_sum(Dims d, int n, const int *place, const float *all, dpg_grads g) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x, words = d.HV * (1 + d.Kg);
     if (i >= words) return;
+    const int of_A = i < d.HV;
+    void *to = of_A ? g.dA_log : g.ddt_bias;
+    if (!to) return;
+    double sum = 0;
     for (int r = 0; r < n; r++)
         sum += all[(int64_t)(place ? place[r] : r) * words + i];
-    float *to = i < HV ? dA_log : ddt_bias;
-    if (to) to[i < HV ? i : i - HV] = (float)sum;
+    put_param(to, of_A ? i : i - d.HV, of_A ? d.dA_type : d.dbias_type, (float)sum);
+}
+
+dp_status add_sums(const Call &c, const Dims &d, int n, const int *place, const float *all) {
+    const unsigned words = d.HV * (1 + d.Kg);
+    k_rank_sum<<<(words + THREADS - 1) / THREADS, THREADS, 0, c.s>>>(d, n, place, all, *c.g);
+    CK_LAUNCH(c.e, "k_rank_sum");
+    return DP_OK;
 }
 
 dp_status sum_over_chunks(const Call &c) {
@@ -49,11 +58,7 @@ dp_status sum_over_chunks(const Call &c) {
 }
 
 dp_status sum_over_ranks(const Call &c) {
-    const Dims &d = c.p->d;
-    int words = d.HV * (1 + d.Kg), n = c.p->by_part ? c.p->all : c.p->N;
-    const int *place = c.p->by_part ? c.p->folds.place : NULL;
-    k_rank_sum<<<(words + THREADS - 1) / THREADS, THREADS, 0, c.s>>>(
-        d.HV, d.Kg, n, place, gathered(c, B_GSUM, B_GALL), c.g->dA_log, c.g->ddt_bias);
-    CK_LAUNCH(c.e, "k_rank_sum");
-    return DP_OK;
+    const int n = c.p->by_part ? c.p->all : c.p->N;
+    return add_sums(c, c.p->d, n, c.p->by_part ? c.p->folds.place : NULL,
+                    gathered(c, B_GSUM, B_GALL));
 }

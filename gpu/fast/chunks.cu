@@ -124,12 +124,12 @@ __device__ __forceinline__ void fetch_gates(ChunkSmem<K, AFTER> &sm, const Dims 
 
 /* Shared by all rows' gates, as it stands in memory. */
 template <int E> struct GateOf {
-    float A_log, bias[E];
-    __device__ __forceinline__ void load(const dpg_tensors &t, int hv, int lane) {
-        A_log = t.A_log ? t.A_log[hv] : 0.f;
+    uint32_t A_log, bias[E];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, int hv, int lane) {
+        A_log = param_word(t.A_log, hv, d.A_type);
 #pragma unroll
         for (int e = 0; e < E; e++)
-            bias[e] = t.dt_bias ? t.dt_bias[hv * (E * 32) + lane * E + e] : 0.f;
+            bias[e] = param_word(t.dt_bias, hv * (E * 32) + lane * E + e, d.bias_type);
     }
 };
 /* From raw gates to their sums from the warp's first row on, log2 units. A row behind the end, or
@@ -139,10 +139,11 @@ __device__ __forceinline__ void sum_gates(ChunkSmem<K, AFTER> &sm, const Dims &d
                                           const GateOf<K / 32> &of, const Place &p,
                                           const Own<K> &own) {
     const int E = K / 32;
-    float a = expf(of.A_log), lower = d.lower_bound * LOG2E, run[E] = {}, bias[E];
+    float a = expf(param_value(of.A_log, d.A_type)), lower = d.lower_bound * LOG2E;
+    float run[E] = {}, bias[E];
 #pragma unroll
     for (int e = 0; e < E; e++)
-        bias[e] = of.bias[e] * LOG2E;
+        bias[e] = param_value(of.bias[e], d.bias_type) * LOG2E;
     if (COPIED) {
         cp_wait<1>();
         __syncwarp();
@@ -547,7 +548,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     betas.load(d, t, p, I, m, lane);
     if (F != ANY) copy_rows<K>(sm, d, t, p, warp * 8, lane);
     GateOf<K / 32> of;
-    of.load(t, p.hv, lane);
+    of.load(d, t, p.hv, lane);
     make_rows<K, F != ANY, F == WIDE_GATES>(d, t, o, sm, p, of, warp, lane);
     __syncthreads();
     float z[4][2][4] = {};
@@ -595,7 +596,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     Place p = place_of(d, chunk, blockIdx.x);
     copy_rows<K>(sm, d, t, p, warp * 8, lane);
     GateOf<K / 32> of;
-    of.load(t, p.hv, lane);
+    of.load(d, t, p.hv, lane);
     RawWord beta = {};
     if (F == BF16 && threadIdx.x < C) beta = load_beta(d, t, p, threadIdx.x);
     make_rows<K, true, F == WIDE_GATES>(d, t, o, sm, p, of, warp, lane);

@@ -11,9 +11,9 @@
 template <int K>
 __device__ __forceinline__ void block_gates(float *gam, const Dims &d, const dpg_tensors &t,
                                             const Place &p, int I) {
-    float a = t.A_log ? expf(t.A_log[p.hv]) : 1.f;
+    float a = expf(param(t.A_log, p.hv, d.A_type));
     for (int ch = threadIdx.x; ch < K; ch += blockDim.x) {
-        float bias = t.dt_bias ? t.dt_bias[p.hv * K + ch] : 0.f, run = 0.f;
+        float bias = param(t.dt_bias, p.hv * K + ch, d.bias_type), run = 0.f;
         for (int i = 0; i < 16; i++) {
             int r = 16 * I + i;
             if (i && r < p.rows && (r & ((1 << p.lr) - 1)) == 0) {

@@ -625,8 +625,8 @@ struct GateRow {
 /* A lane's raw gates and their parameters, asked for before the sums that they wait for anyway. */
 struct RawGates {
     RawPair g[4][2];
-    float2 bias[4];
-    float A_log;
+    ParamPair bias[4];
+    uint32_t A_log;
 };
 template <int K>
 __device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg_tensors &t,
@@ -634,11 +634,10 @@ __device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg
     GateRow row = {d, p, K};
     int ch = 32 * l.cq + 2 * l.tc;
     int64_t first = row.at(0) + ch;
-    raw.A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+    raw.A_log = param_word(t.A_log, p.hv, d.A_type);
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        raw.bias[n] = t.dt_bias ? *(const float2 *)(t.dt_bias + p.hv * K + ch + 8 * n)
-                                : make_float2(0.f, 0.f);
+        raw.bias[n].load(t.dt_bias, p.hv * K + ch + 8 * n, d.bias_type);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = row.here(l.row(r)) ? l.row(r) : 0;
@@ -653,12 +652,13 @@ template <int GATE, int K, int V, bool TIGHT>
 __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                              const Place &p, Carried &c, const RawGates &raw,
                                              const Lane &l) {
-    float a = expf(raw.A_log), sums[16] = {}; /* [dA_log, ddt_bias][n][e] */
+    float a = expf(param_value(raw.A_log, d.A_type)), sums[16] = {}; /* [dA_log, ddt_bias][n][e] */
     GateRow row = {d, p, K};
     bool mine[2] = {row.here(l.row(0)), row.here(l.row(1))};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        const float2 bias = raw.bias[n].get(d.bias_type);
         float2 from = *(const float2 *)(sm.z + ch); /* with those of the later blocks */
         for (int M = 3; M > l.I; M--) {
             float2 later = *(const float2 *)(sm.total[M] + ch);
@@ -672,7 +672,7 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
             for (int e = 0; e < 2; e++) {
                 GateGrad y =
                     gate_grad_fast<GATE>(c.dg[n][2 * r + e] + (e ? from.y : from.x), e ? x.y : x.x,
-                                         a, e ? raw.bias[n].y : raw.bias[n].x, d.lower_bound);
+                                         a, e ? bias.y : bias.x, d.lower_bound);
                 c.dg[n][2 * r + e] = y.raw;
                 sums[2 * n + e] += mine[r] ? y.dA_log : 0.f;
                 sums[8 + 2 * n + e] += mine[r] ? y.ddt_bias : 0.f;

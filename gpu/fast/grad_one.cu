@@ -296,15 +296,15 @@ template <int K> struct RowSums {
  * others make the rows of the next tile meanwhile. */
 #define GATE_WARP 2
 template <int K> struct GateSum {
-    float A_log, bias;
+    uint32_t A_log, bias;
     RawWord raw[2];
     __device__ __forceinline__ int64_t at(const Dims &d, const Place &p, int i) const {
         return row_at(p.c.t0, d.HV, p.hv, i < p.c.len ? i : 0, 0);
     }
     __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
                                          int lane) {
-        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
-        bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+        A_log = param_word(t.A_log, p.hv, d.A_type);
+        bias = param_word(t.dt_bias, p.hv, d.bias_type);
 #pragma unroll
         for (int e = 0; e < 2; e++)
             raw[e].load(t.g, at(d, p, lane + 32 * e), d.g_bf16);
@@ -329,13 +329,14 @@ template <int K> struct GateSum {
         __syncwarp(); /* all have read */
         *(float2 *)(sm.sum + 2 * lane) = make_float2(x.x + x.y + after, x.y + after);
         __syncwarp(); /* from each row on */
-        float A = expf(A_log), sa = 0.f, sb = 0.f;
+        const float A = expf(param_value(A_log, d.A_type)), b = param_value(bias, d.bias_type);
+        float sa = 0.f, sb = 0.f;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             int i = lane + 32 * e;
             if (i >= p.c.len) continue;
             float dg = sm.sum[FAULT(GATE_ROW) ? i : i << p.lr];
-            GateGrad y = gate_grad_of(d, dg, raw[e].get(d.g_bf16), A, bias);
+            GateGrad y = gate_grad_of(d, dg, raw[e].get(d.g_bf16), A, b);
             stx(g.dg, at(d, p, i), d.dg_bf16, y.raw);
             sa += y.dA_log;
             sb += y.ddt_bias;

@@ -99,16 +99,17 @@ __device__ __forceinline__ float solve_anchors(Anchors<K, N> &anchors, float bef
 template <int K, int N> struct GateRows {
     static const int E = K / 32;
     float sum[N][E]; /* from the first of the rows to each, log2 units; raw gates before */
-    float A_log, bias[E];
+    uint32_t A_log, bias[E]; /* parameters as they stand in memory */
 
     /* From the raw gate. A row behind the end, or of a key that is not its token's first, adds
      * nothing. */
     template <int GATE>
     __device__ __forceinline__ void activate(const Dims &d, const Place &p, int row0) {
-        float a = expf(A_log), lower = d.lower_bound * LOG2E, run[E] = {}, bias2[E];
+        float a = expf(param_value(A_log, d.A_type)), lower = d.lower_bound * LOG2E;
+        float run[E] = {}, bias2[E];
 #pragma unroll
         for (int e = 0; e < E; e++)
-            bias2[e] = bias[e] * LOG2E;
+            bias2[e] = param_value(bias[e], d.bias_type) * LOG2E;
 #pragma unroll
         for (int i = 0; i < N; i++) {
             bool adds = row0 + i < p.rows && ((row0 + i) & ((1 << p.lr) - 1)) == 0;
@@ -125,10 +126,10 @@ template <int K, int N> struct GateRows {
     __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
                                           int row0, int ch) {
         int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + ch;
-        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
+        A_log = param_word(t.A_log, p.hv, d.A_type);
 #pragma unroll
         for (int e = 0; e < E; e++)
-            bias[e] = t.dt_bias ? t.dt_bias[p.hv * K + ch + e] : 0.f;
+            bias[e] = param_word(t.dt_bias, p.hv * K + ch + e, d.bias_type);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int64_t at = first + row_in(d.HV, min(row0 + i, p.rows - 1) >> p.lr, 0) * K;
@@ -316,14 +317,14 @@ template <int E> __device__ __forceinline__ void put_words(float *x, const float
 /* One gate a head: a lane's rows 2 lane, 2 lane + 1. */
 struct HeadGate {
     RawWord raw[2];
-    float A_log, bias;
+    uint32_t A_log, bias; /* as they stand in memory */
     __device__ __forceinline__ bool adds(const Place &p, int r) const {
         return r < p.rows && (r & ((1 << p.lr) - 1)) == 0;
     }
     __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
                                          int lane) {
-        A_log = t.A_log ? t.A_log[p.hv] : 0.f;
-        bias = t.dt_bias ? t.dt_bias[p.hv] : 0.f;
+        A_log = param_word(t.A_log, p.hv, d.A_type);
+        bias = param_word(t.dt_bias, p.hv, d.bias_type);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             int r = lane * 2 + i;
@@ -332,11 +333,12 @@ struct HeadGate {
     }
     /* Sums from the chunk's start to the two rows, by a whole warp; log2 units. */
     __device__ __forceinline__ float2 sums(const Dims &d, const Place &p, int lane) const {
-        float g[2], a = expf(A_log);
+        float g[2], a = expf(param_value(A_log, d.A_type));
+        const float b = param_value(bias, d.bias_type);
 #pragma unroll
         for (int i = 0; i < 2; i++)
             g[i] = adds(p, lane * 2 + i)
-                       ? gate_floor(gate_value(d, raw[i].get(d.g_bf16), a, bias)) * LOG2E
+                       ? gate_floor(gate_value(d, raw[i].get(d.g_bf16), a, b)) * LOG2E
                        : 0.f;
         float sum = g[0] + g[1];
 #pragma unroll

@@ -170,21 +170,10 @@ template <int K, int V, bool SEVERAL> struct GatedWarp {
         }
     }
     __device__ __forceinline__ void outputs(const GatedStage<K> *stages, int v0) {
-        Turn turn(a.a.depth);
-        int i = 0;
         OutTile out = {d, a.o_map, (bf16 *)a.a.o, sm.o, 0, v0, warp, lane};
-        for (HeadsOf<SEVERAL> x(d, a.a, V / BLOCK_V); x.more();) {
-            const Run run = x.run, ahead = x.ahead();
-            out.hv = x.hv();
-            Chunk next = d.chunk[run.c0];
-            for (int at = 0; at < run.n; at++, i++, turn.next()) {
-                Chunk c = next;
-                if (at + 1 < run.n) next = d.chunk[run.c0 + at + 1];
-                out_chunk(stages[turn.slot], turn, i, out, c);
-            }
-            x.next(ahead);
-        }
-        out.end();
+        each_out<SEVERAL>(d, a.a, V / BLOCK_V, out, [&](const Turn &turn, int i, const Chunk &c) {
+            out_chunk(stages[turn.slot], turn, i, out, c);
+        });
     }
     __device__ __forceinline__ void out_chunk(const GatedStage<K> &stage, const Turn &turn, int i,
                                               OutTile &out, const Chunk &c) {

@@ -35,21 +35,26 @@ template <bool SEVERAL> struct HeadsOf {
 /* Blocks of a pass with `each` blocks a head: as many as run at once, or one a head. Shares that
  * are fixed in advance may end later than blocks that start where others end. Such a block waits
  * for its first tiles for the time of some two chunks. */
-static inline unsigned pass_blocks(const dpg_plan *p, StateArgs *a, int each) {
+static inline int share_heads(const dpg_plan *p, int heads, int each) {
     const int HV = p->d.HV, at_once = std::max(1, p->device.sms / each);
-    a->heads = p->nrow * HV;
-    if (a->heads <= at_once) return (unsigned)(a->heads * each);
+    if (heads <= at_once) return heads * each;
     std::vector<int> share(at_once);
     int64_t all = 0;
     int longest = 0;
-    for (int x = 0; x < a->heads; x++) {
-        const Seq &s = p->seqs_h[a->seq0 + x / HV];
+    for (int x = 0; x < heads; x++) {
+        const Seq &s = p->seqs_h[x / HV];
         share[x % at_once] += s.c1 - s.c0;
         all += s.c1 - s.c0 + 2;
         longest = std::max(longest, s.c1 - s.c0);
     }
     const bool even = *std::max_element(share.begin(), share.end()) <= all / at_once + longest;
-    return (unsigned)((even ? at_once : a->heads) * each);
+    return (even ? at_once : heads) * each;
+}
+/* The plan keeps their number. */
+static inline unsigned pass_blocks(dpg_plan *p, StateArgs *a, int each) {
+    a->heads = p->nrow * p->d.HV;
+    if (!p->pass_blocks) p->pass_blocks = share_heads(p, a->heads, each);
+    return (unsigned)p->pass_blocks;
 }
 
 /* Does a chunk go by the engine. */
@@ -115,4 +120,24 @@ struct OutTile {
         if (warp == 0) drain_wait(lane);
     }
 };
+
+/* make(turn, i, c): o of chunk c, the i-th of the block, by the warpgroup that writes it. */
+template <bool SEVERAL, class F>
+__device__ __forceinline__ void each_out(const Dims &d, const StateArgs &a, int blocks,
+                                         OutTile &out, F &&make) {
+    Turn turn(a.depth);
+    int i = 0;
+    for (HeadsOf<SEVERAL> x(d, a, blocks); x.more();) {
+        const Run run = x.run, ahead = x.ahead();
+        out.hv = x.hv();
+        Chunk next = d.chunk[run.c0];
+        for (int at = 0; at < run.n; at++, i++, turn.next()) {
+            Chunk c = next;
+            if (at + 1 < run.n) next = d.chunk[run.c0 + at + 1];
+            make(turn, i, c);
+        }
+        x.next(ahead);
+    }
+    out.end();
+}
 #endif

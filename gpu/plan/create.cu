@@ -76,6 +76,8 @@ static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e)
          "cu does not run from 0 to T");
     for (int i = 0; i < p->Nseq; i++)
         NEED(p->cu[i] <= p->cu[i + 1], "cu[%d] > cu[%d]", i, i + 1);
+    for (dpg_dtype type : {p->dtype, p->gdtype, p->odtype, p->ddtype, p->dgdtype})
+        NEED(type != DPG_F16, "fp16 is a type of parameters alone");
     return DP_OK;
 }
 
@@ -167,6 +169,10 @@ static Dims dims_of(const Wanted &w, dpg_path path) {
     d.d_bf16 = p->ddtype == DPG_BF16;
     d.qk_bf16 = d.d_bf16 && !w.qk_are_partial;
     d.dg_bf16 = p->dgdtype == DPG_BF16;
+    d.A_type = p->A_dtype;
+    d.bias_type = p->bias_dtype;
+    d.dA_type = p->dA_dtype;
+    d.dbias_type = p->dbias_dtype;
     d.rb = o->base == DP_BASE_BF16;
     return d;
 }

@@ -116,6 +116,7 @@ static void layout(Heads *h, const dpg_problem *p, const dpg_options *o) {
         most = own > most ? own : most;
     }
     h->sums = add(h, sizeof(float) * h->one->d.HV * (1 + p->Kg));
+    h->all_sums = add(h, sizeof(float) * p->HV * (1 + p->Kg));
     h->send = add(h, most);
     h->recv = add(h, most);
 }
@@ -126,6 +127,7 @@ static dp_status fill(dpg_plan *pl, const dpg_problem *p, const dpg_options *o, 
     dpg_options alone = *o;
     mine.p.HV = p->HV / h->N;
     mine.p.H = mine.p.HV / heads_together(p, h->N);
+    mine.p.dA_dtype = mine.p.dbias_dtype = DPG_F32;
     alone.exchange = DP_EXCHANGE_ALLGATHER;
     h->copies = h->N * mine.p.H / p->H;
     TRY(create_alone(&h->one, &mine.p, &alone, p->HV, h->copies > 1, e));
@@ -134,6 +136,8 @@ static dp_status fill(dpg_plan *pl, const dpg_problem *p, const dpg_options *o, 
     layout(h, p, o);
     pl->d = h->one->d;
     pl->d.L = h->own_tokens;
+    pl->d.dA_type = p->dA_dtype;
+    pl->d.dbias_type = p->dbias_dtype;
     return DP_OK;
 }
 

@@ -27,8 +27,8 @@ struct Heads {
     std::vector<HeadTensor> tensor;
     HeadRows rows[ROW_KINDS];
     int own_tokens;
-    size_t sums, send, recv, bytes; /* workspace: behind that of `one` dA_log and ddt_bias of the
-                                     * heads; messages; all of it */
+    size_t sums, all_sums, send, recv, bytes; /* workspace: behind that of `one` dA_log and ddt_bias
+                                               * of the heads, of all heads; messages; all of it */
     void *tables;                   /* device memory behind rows[].row */
 };
 
@@ -50,6 +50,6 @@ static inline int heads_of(const Heads *h, const HeadTensor &x) {
 }
 /* Bytes of this rank's heads of one row. */
 static inline int64_t run_bytes(const Heads *h, const HeadTensor &x) {
-    return (int64_t)heads_of(h, x) * x.width * (x.type == DPG_BF16 ? 2 : 4);
+    return (int64_t)heads_of(h, x) * x.width * bytes_of(x.type);
 }
 #endif

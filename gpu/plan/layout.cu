@@ -68,7 +68,7 @@ static void layout_tokens(dpg_plan *pl) {
     add(pl, B_VALUE, keys * d.HV * d.V, 0);
     add(pl, B_BETA, keys * d.HV, 0);
     add(pl, B_DECAY, d.L * d.HV * d.Kg, 0);
-    if (pl->is_bwd || saves_all(pl)) add(pl, B_H, tiles * d.K * d.V, 0);
+    if (pl->is_bwd || saves_all(pl) || pl->opt.keep) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
 /* The rank's `numbers`, and its sent and received messages: those of all ranks, or a state. A scan

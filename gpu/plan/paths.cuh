@@ -70,6 +70,8 @@ dp_status chain_fold(const Call &c);
 dp_status chain_fold_bwd(const Call &c);
 /* Sums of chunks in B_PART to those of each run in B_GSUM: [HV] of dA_log, [HV][Kg] of ddt_bias. */
 dp_status sum_over_chunks(const Call &c);
+/* `n` sums, or all of `place`, [HV] of dA_log, [HV][Kg] of ddt_bias, to both in their types. */
+dp_status add_sums(const Call &c, const Dims &d, int n, const int *place, const float *all);
 /* Sums of all ranks in B_GALL (one rank: B_GSUM) to dA_log and ddt_bias, any path. */
 dp_status sum_over_ranks(const Call &c);
 

@@ -77,6 +77,7 @@ struct Dims {
     int gate, beta_form, l2norm;
     int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
+    int A_type, bias_type, dA_type, dbias_type; /* dpg_dtype of parameters, of their gradients */
     int rb;      /* 1: round what FLA stores in bf16 */
 };
 
@@ -209,6 +210,7 @@ struct dpg_plan {
     Cut *cuts_h;
     const Cut *cuts;
     int bare;             /* fast: chunks make no w and u */
+    int pass_blocks;      /* of its pass, 0: none ran */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
     struct dpg_plan *bwd; /* the backward's own share: path, segments, buffers in the same

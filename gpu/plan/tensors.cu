@@ -21,8 +21,8 @@ std::vector<Tensor> tensors_of(const dpg_problem *p) {
             {"write", FORWARD_IN, TOKENS, 0, gates ? V : 0, in, IN_FORWARD(write)},
             {"lr_a", FORWARD_IN, TOKENS, 0, factors ? K : 0, in, IN_FORWARD(lr_a)},
             {"lr_b", FORWARD_IN, TOKENS, 1, factors ? K : 0, in, IN_FORWARD(lr_b)},
-            {"A_log", FORWARD_IN, ONE_ROW, 0, 1, f, IN_FORWARD(A_log)},
-            {"dt_bias", FORWARD_IN, ONE_ROW, 0, p->Kg, f, IN_FORWARD(dt_bias)},
+            {"A_log", FORWARD_IN, ONE_ROW, 0, 1, p->A_dtype, IN_FORWARD(A_log)},
+            {"dt_bias", FORWARD_IN, ONE_ROW, 0, p->Kg, p->bias_dtype, IN_FORWARD(dt_bias)},
             {"s0", FORWARD_IN, STARTS, 0, state, f, IN_FORWARD(s0)},
             {"do", BACKWARD_IN, TOKENS, 0, V, dd, IN_BACKWARD(dout)},
             {"dfinal_state", BACKWARD_IN, ENDS, 0, state, f, IN_BACKWARD(dfinal_state)},
@@ -37,8 +37,8 @@ std::vector<Tensor> tensors_of(const dpg_problem *p) {
             {"dwrite", BACKWARD_OUT, TOKENS, 0, gates ? V : 0, dd, IN_BACKWARD(dwrite)},
             {"dlr_a", BACKWARD_OUT, TOKENS, 0, factors ? K : 0, dd, IN_BACKWARD(dlr_a)},
             {"dlr_b", BACKWARD_OUT, TOKENS, 1, factors ? K : 0, dd, IN_BACKWARD(dlr_b)},
-            {"dA_log", BACKWARD_OUT, ONE_ROW, 0, 1, f, IN_BACKWARD(dA_log)},
-            {"ddt_bias", BACKWARD_OUT, ONE_ROW, 0, p->Kg, f, IN_BACKWARD(ddt_bias)},
+            {"dA_log", BACKWARD_OUT, ONE_ROW, 0, 1, p->dA_dtype, IN_BACKWARD(dA_log)},
+            {"ddt_bias", BACKWARD_OUT, ONE_ROW, 0, p->Kg, p->dbias_dtype, IN_BACKWARD(ddt_bias)},
             {"ds0", BACKWARD_OUT, STARTS, 0, state, f, IN_BACKWARD(ds0)}};
 }
 

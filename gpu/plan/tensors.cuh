@@ -26,6 +26,8 @@ struct Tensor {
     size_t slot; /* bytes into dpg_tensors or dpg_grads */
 };
 
+static inline int bytes_of(dpg_dtype type) { return type == DPG_F32 ? 4 : 2; }
+
 /* Where its pointer stands. */
 static inline void **slot_of(const Tensor &x, const dpg_tensors *t, const dpg_grads *g) {
     return (void **)((of_backward(x.when) ? (char *)g : (char *)t) + x.slot);

@@ -25,6 +25,58 @@ __device__ __forceinline__ void stx(void *p, int64_t i, int is_bf16, float x) {
         ((float *)p)[i] = x;
 }
 
+/* Parameters, NULL: zeros. A word as it stands in memory, so that nothing waits for it; its value.
+ */
+__device__ __forceinline__ uint32_t param_word(const void *p, int64_t i, int type) {
+    return !p                ? 0
+           : type == DPG_F32 ? ((const uint32_t *)p)[i]
+                             : ((const uint16_t *)p)[i];
+}
+__device__ __forceinline__ float fp16_value(uint32_t code) {
+    const float size = (code & 0x7fff) < 0x7c00
+                           ? __uint_as_float((code & 0x7fff) << 13) * 0x1p112f
+                           : __uint_as_float(0x7f800000 | (code & 0x3ff) << 13);
+    return code & 0x8000 ? -size : size;
+}
+__device__ __forceinline__ float param_value(uint32_t word, int type) {
+    return type == DPG_F32    ? __uint_as_float(word)
+           : type == DPG_BF16 ? __uint_as_float(word << 16)
+                              : fp16_value(word);
+}
+__device__ __forceinline__ float param(const void *p, int64_t i, int type) {
+    return param_value(param_word(p, i, type), type);
+}
+/* Two neighbours, the first at an even place. */
+struct ParamPair {
+    uint2 words;
+    __device__ __forceinline__ void load(const void *p, int64_t i, int type) {
+        words = make_uint2(0, 0);
+        if (p && type == DPG_F32)
+            words = *(const uint2 *)((const uint32_t *)p + i);
+        else if (p)
+            words.x = *(const uint32_t *)((const uint16_t *)p + i);
+    }
+    __device__ __forceinline__ float2 get(int type) const {
+        if (type == DPG_F32)
+            return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+        return make_float2(param_value(words.x & 0xffff, type), param_value(words.x >> 16, type));
+    }
+};
+/* To the nearest, ties to even. */
+__device__ __forceinline__ uint32_t fp16_nearest(float x) {
+    const uint32_t bits = __float_as_uint(x), sign = bits >> 31 << 15;
+    const float size = fabsf(x);
+    if (!(size < 65520.f)) return sign | (size > 65519.f ? 0x7c00 : 0x7e00);
+    if (size < 0x1p-14f) return sign | (uint32_t)rintf(size * 0x1p24f);
+    return sign | ((((bits & 0x7fffffff) + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10));
+}
+__device__ __forceinline__ void put_param(void *p, int64_t i, int type, float x) {
+    if (type == DPG_F16)
+        ((uint16_t *)p)[i] = (uint16_t)fp16_nearest(x);
+    else
+        stx(p, i, type == DPG_BF16, x);
+}
+
 /* exp of less than this is 0 in fp32 (below half of 2^-149). Raising a step to it changes no
  * product, but keeps the cumulative sum and its differences finite after a reset, g = -inf. A
  * comparison, not fmaxf: NaN stays NaN. */
@@ -69,9 +121,9 @@ __device__ __forceinline__ void gate_grads_of_tile(const Dims &d, const dpg_tens
                                                    F dg) {
     int hv = tile % d.HV;
     Chunk c = d.chunk[tile / d.HV];
-    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    float A = expf(param(t.A_log, hv, d.A_type));
     for (int k = threadIdx.x; k < d.Kg; k += blockDim.x) {
-        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + k] : 0.f;
+        float bias = param(t.dt_bias, hv * d.Kg + k, d.bias_type);
         double sum_a = 0, sum_b = 0;
         for (int s = 0; s < c.len; s++) {
             int64_t at = ((c.t0 + s) * d.HV + hv) * d.Kg + k;

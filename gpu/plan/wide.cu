@@ -21,7 +21,7 @@ enum How {
 /* One tensor. run: in words of `word` bytes. */
 struct Move {
     How how;
-    int word, is_bf16, run;
+    int word, type, run;
     unsigned rows, lines, heads, runs,
         cols;       /* lines: runs of the longer side, all heads of a row */
     const Seq *seq; /* rows are sequences: of these the ones that start or end here; or NULL */
@@ -62,7 +62,7 @@ __device__ __forceinline__ void add_line(const Move &m, int64_t row, unsigned he
     float sum = from[0];
     for (int i = 1; i < cols; i++)
         sum += from[i * m.run];
-    stx(m.to, to * m.run + x, m.is_bf16, sum);
+    put_param(m.to, to * m.run + x, m.type, sum);
 }
 
 /* blockIdx.y: a tensor. A warp, or a part of one, takes a line. */
@@ -90,8 +90,6 @@ __global__ void __launch_bounds__(THREADS) k_wide(const __grid_constant__ Moves 
 
 /* ---- what moves ------------------------------------------------------------------------------ */
 
-static int bytes_of(dpg_dtype type) { return type == DPG_BF16 ? 2 : 4; }
-
 /* Rows of a tensor that the rank moves. */
 static unsigned rows_of(const dpg_plan *one, const Tensor &x) {
     return x.rows == ONE_ROW ? 1 : x.rows == TOKENS ? (unsigned)one->d.L : (unsigned)one->d.nseq;
@@ -105,7 +103,7 @@ static Move move_of(const Call &c, const WideTensor &x) {
     Move m = {!x.runs ? (out ? SUM : COPY) : out ? JOIN : SPLIT};
     m.word = m.how == SUM ? 4 : bytes % 16 == 0 ? 16 : bytes % 4 == 0 ? 4 : 2;
     m.run = bytes / m.word;
-    m.is_bf16 = x.is_bf16;
+    m.type = x.theirs;
     m.cols = w->cols;
     m.runs = x.runs ? x.runs : 1;
     m.heads = one->d.HV / w->cols;
@@ -183,7 +181,7 @@ static void list_tensors(Wide *w, const dpg_problem *p, int backward) {
         const int is_shared = x.width == wide[i].width, runs = is_shared ? 0 : x.width / n.V;
         if (x.by_query || !x.width || runs == 1 || (of_backward(x.when) && !backward)) continue;
         const int64_t rows = x.rows == ONE_ROW ? 1 : x.rows == TOKENS ? w->one->d.L : p->Nseq;
-        w->tensor.push_back({x, runs, wide[i].type == DPG_BF16, w->bytes});
+        w->tensor.push_back({x, runs, wide[i].type, w->bytes});
         w->bytes += (size_t)(rows * n.HV * x.width * bytes_of(x.type) + 255) / 256 * 256;
     }
 }

@@ -11,8 +11,8 @@
 struct WideTensor : Tensor {
     int runs; /* number of words that lie `cols` times in a head of the caller's: pieces of a row.
                * 0: all heads share the row, and gradients of it are added */
-    int is_bf16; /* the caller's */
-    size_t at;   /* into the workspace */
+    dpg_dtype theirs; /* the caller's type */
+    size_t at;        /* into the workspace */
 };
 
 struct Wide {
@@ -25,12 +25,12 @@ struct Wide {
 /* Columns of a value head on the fast path: those that its kernels take of V; 0: they do not. */
 static inline int fast_columns_of(int V) { return V % 128 == 0 ? 128 : V % 64 == 0 ? 64 : 0; }
 
-/* The narrower problem. Parts of dg and dbeta stay in fp32 until they are added up. */
+/* The narrower problem. Parts of summed gradients stay in fp32 until they are added up. */
 static inline dpg_problem narrower(const dpg_problem *p) {
     dpg_problem n = *p;
     n.V = fast_columns_of(p->V);
     n.HV = p->HV * (p->V / n.V);
-    n.dgdtype = DPG_F32;
+    n.dgdtype = n.dA_dtype = n.dbias_dtype = DPG_F32;
     return n;
 }
 #endif

@@ -25,10 +25,10 @@ __global__ void k_prepare(Dims d, dpg_tensors t, float *gcum, float *beta, float
     int64_t tile = blockIdx.x;
     int hv = tile % d.HV, h = hv / d.G, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Chunk c = d.chunk[tile / d.HV];
-    float a = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    float a = expf(param(t.A_log, hv, d.A_type));
     for (int k = threadIdx.x; k < d.K; k += blockDim.x) {
         int kk = d.Kg == 1 ? 0 : k;
-        float bias = t.dt_bias ? t.dt_bias[hv * d.Kg + kk] : 0.f;
+        float bias = param(t.dt_bias, hv * d.Kg + kk, d.bias_type);
         double sum = 0;
         for (int s = 0; s < DP_CHUNK; s++) {
             if (s < c.len + FAULT(TAIL))

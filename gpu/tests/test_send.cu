@@ -471,6 +471,7 @@ static dpg_problem problem_of(const HeadCase &x) {
     dpg_problem p = sized(x.cu, x.H, x.HV, K, x.V, x.R, x.one_gate ? 1 : K, x.type);
     p.model = x.model;
     p.gate = DP_GATE_SOFTPLUS;
+    p.A_dtype = p.bias_dtype = p.dA_dtype = p.dbias_dtype = x.type;
     if (x.own) p.own = {(int)x.own->owner.size(), x.grid, x.own->cut.data(), x.own->owner.data()};
     return p;
 }

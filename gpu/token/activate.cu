@@ -77,10 +77,10 @@ __global__ void k_token_inputs(Dims d, dpg_tensors t, Token a) {
     if (th >= d.L * d.HV) return;
     int hv = th % d.HV, is_first = hv % d.G == 0;
     int64_t tq = th / d.HV * d.H + hv / d.G;
-    float A = t.A_log ? expf(t.A_log[hv]) : 1.f;
+    float A = expf(param(t.A_log, hv, d.A_type));
     for (int x = threadIdx.x % 32; x < d.Kg; x += 32)
         a.decay[th * d.Kg + x] = expf(gate_value(d, ldx(t.g, th * d.Kg + x, d.g_bf16), A,
-                                                 t.dt_bias ? t.dt_bias[hv * d.Kg + x] : 0.f));
+                                                 param(t.dt_bias, hv * d.Kg + x, d.bias_type)));
     if (is_first) unit_row(d, t.q, tq * d.K).store(a.q + tq * d.K, d.K);
     for (int j = 0; j < a.rule.keys; j++)
         activate_key(d, t, a, th, tq, j, is_first);

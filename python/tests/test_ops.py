@@ -387,6 +387,56 @@ def test_the_recurrence_of_gdn_takes_either_gate_or_none() -> None:
         ops.fused_recurrent_gated_delta_rule(**x, gv=x["v"])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "fn", ["chunk_kda", "chunk_gated_delta_rule", "fused_recurrent_kda", "chunk_gdn2", "wide"]
+)
+def test_parameters_are_read_in_their_type_and_so_are_their_gradients(fn: str, dtype: Any) -> None:
+    """The bits of those in fp32; a gradient is that one, rounded once."""
+    wide = fn == "wide"
+    x = inputs(T=70, K=64, V=192 if wide else 32)
+    op = getattr(ops, "chunk_kda" if wide else fn)
+    Kg = 64
+    if fn == "chunk_gated_delta_rule":
+        x["g"], Kg = x["g"][..., 0], 1
+    if fn == "chunk_gdn2":
+        x.pop("beta")
+        x |= {n: unit(1, 70, 2, 64) for n in ("q", "k")}
+        x |= {"b": torch.rand(1, 70, 2, 64), "w": torch.rand(1, 70, 2, 32)}
+    x = {n: a.bfloat16() for n, a in x.items()}
+    own = {"A_log": torch.randn(2), "dt_bias": torch.randn(2 * Kg)}
+    own["dt_bias"][:2] = torch.tensor([0.0, 3e-6])
+    own = {n: a.to(dtype) for n, a in own.items()}
+
+    def both(a: Inputs) -> tuple[Any, ...]:
+        leaves = {n: y.clone().requires_grad_() for n, y in a.items()}
+        o = op(**x, **leaves, use_gate_in_kernel=True)[0]
+        (o.float() * torch.arange(o.numel(), device=DEVICE).reshape(o.shape).sin()).sum().backward()
+        return o, *(y.grad for y in leaves.values())
+
+    wanted, got = both({n: a.float() for n, a in own.items()}), both(own)
+    assert torch.equal(wanted[0], got[0])
+    for a, b in zip(wanted[1:], got[1:], strict=True):
+        assert b.dtype == dtype and torch.equal(a.to(dtype), b)
+    if fn == "fused_recurrent_kda":
+        step = {n: a[:, :2] for n, a in x.items()} | {"use_gate_in_kernel": True}
+        own32 = {n: a.float() for n, a in own.items()}
+        assert torch.equal(op(**step, **own)[0], op(**step, **own32)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_the_convolution_are_read_in_their_type(dtype: Any) -> None:
+    x, w, b = torch.randn(2, 9, 12), torch.randn(12, 4).to(dtype), torch.randn(12).to(dtype)
+    kept = []
+    for to in (dtype, torch.float32):
+        leaves = [a.clone().to(to).requires_grad_() for a in (w, b)]
+        y = ops.causal_conv1d(x, *leaves, activation="silu")[0]
+        (y * y.detach().cos()).sum().backward()
+        kept.append((y, *(a.grad for a in leaves)))
+    assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(*kept, strict=True))
+    assert kept[0][1].dtype == dtype
+
+
 def convolved(x: Any, w: Any, b: Any, before: Any, residual: Any) -> tuple[Any, Any]:
     """By PyTorch: y and the last rows."""
     rows = x.transpose(1, 2)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Tensor = torch.Tensor
+TYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
 def refuse(served: bool, what: str, why: str) -> None:
@@ -60,7 +61,7 @@ def alike(**tensors: Tensor) -> tuple[Tensor, ...]:
         if x.dtype != first.dtype:
             raise ValueError(f"{name}: is {x.dtype} where others are {first.dtype}")
     refuse(
-        first.dtype in (torch.bfloat16, torch.float32, torch.float16),
+        first.dtype in TYPES,
         f"{first.dtype}",
         "the kernels compute in fp32: a cast is up to the caller, as it rounds",
     )

@@ -65,14 +65,14 @@ def gate_of(
 
 
 def parameters(gate: Gate, HV: int, Kg: int) -> tuple[Tensor | None, Tensor | None]:
-    """A_log [HV] and dt_bias [HV][Kg], fp32, from any shape of as many numbers."""
+    """A_log [HV] and dt_bias [HV][Kg], from any shape of as many numbers."""
     found = []
     for name, x, n in (("A_log", gate.A_log, HV), ("dt_bias", gate.dt_bias, HV * Kg)):
         if x is not None:
             if x.numel() != n:
                 raise ValueError(f"{name}: has {x.numel()} numbers in place of {n}")
             x = x.reshape(HV, -1) if name == "dt_bias" else x.reshape(HV)
-            x = x if x.dtype == torch.float32 else x.float()
+            refuse(x.dtype in checks.TYPES, f"{name} in {x.dtype}", "parameters are fp32, bf16, fp16")
         found.append(x)
     return found[0], found[1]
 

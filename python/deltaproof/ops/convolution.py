@@ -51,8 +51,11 @@ def causal_conv1d(
     (x,) = checks.alike(x=x)
     dtype = x.dtype
     (x,) = checks.computable(x)
+    refuse(weight.dtype in checks.TYPES, f"weight in {weight.dtype}", "it is fp32, bf16 or fp16")
     if bias is not None:
         checks.shaped("bias", bias, D=D)
+        if bias.dtype != weight.dtype:
+            weight, bias = weight.float(), bias.float()
     if residual is not None:
         checks.shaped("residual", residual, B=B, T=T, D=D)
     need(T > 0, "x", "has no tokens")
@@ -69,9 +72,8 @@ def causal_conv1d(
         cu_seqlens = cu_seqlens_cpu = None
     N = checks.sequences(x, cu_seqlens, cu_seqlens_cpu, initial_state)
     y, final = _convolve(
-        x, weight.float(), None if bias is None else bias.float(), initial_state,
-        bool(output_final_state), cu_seqlens, cu_seqlens_cpu, int(activation is not None), number,
-        N,
+        x, weight, bias, initial_state, bool(output_final_state), cu_seqlens, cu_seqlens_cpu,
+        int(activation is not None), number, N,
     )  # fmt: skip
     y, final = y.to(dtype), None if final is None else final.to(dtype)
     return y if residual is None else y + residual, final

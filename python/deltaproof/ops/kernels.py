@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-F32, BF16 = 0, 1  # dpg_dtype
+F32, BF16, F16 = 0, 1, 2  # dpg_dtype
 BASE_FP32, BASE_BF16 = 1, 2  # dp_base
 CHAIN_FP32 = 1  # dp_format
 AUTO, TOKEN = 0, 3  # dpg_path
@@ -54,6 +54,7 @@ dpg_problem = _struct(
     ("gate", c_int),
     ("lower_bound", c_double),
     ("beta_form l2norm dtype gdtype odtype ddtype dgdtype", c_int),
+    ("A_dtype bias_dtype dA_dtype dbias_dtype", c_int),
     ("own", dpg_owners),
 )
 dpg_options = _struct(
@@ -76,7 +77,7 @@ dpg_decode = _struct(
     ("scale", c_float),
     ("gate", c_int),
     ("lower_bound", c_float),
-    ("beta_form l2norm dtype gdtype odtype sdtype packed layout", c_int),
+    ("beta_form l2norm dtype gdtype odtype sdtype A_dtype bias_dtype packed layout", c_int),
     ("slots", c_int64),
     ("kept", c_int),
 )
@@ -100,6 +101,7 @@ dpg_conv_problem = _struct(
     ("cu", c_void_p),
     ("dtype", c_int),
     ("own", dpg_owners),
+    ("wdtype", c_int),
 )
 GATHER = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p)
 WAIT = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p)
@@ -143,6 +145,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dpg_saved_bytes": (c_size_t, (P,)),
     "dpg_forward": (c_int, (P, P, P, P, P, P)),
     "dpg_backward": (c_int, (P, P, P, P, P, P, P)),
+    "dpg_states": (c_int, (P, P, c_int, c_int, P, P, P)),
     "dpg_decode_run": (c_int, (P, P, P, P)),
     "dpg_decode_conv_run": (c_int, (P, P, P)),
     "dpg_comm_id": (c_int, (P, P)),

@@ -73,8 +73,11 @@ class How(NamedTuple):
         return c.MODELS[self.model] in ("gdn", "ssd", "gated-deltaproduct")
 
 
-def _dtype(x: Tensor) -> int:
-    return c.BF16 if x.dtype == torch.bfloat16 else c.F32
+_DTYPES = {torch.float32: c.F32, torch.bfloat16: c.BF16, torch.float16: c.F16}
+
+
+def _dtype(x: Tensor | None) -> int:
+    return c.F32 if x is None else _DTYPES[x.dtype]
 
 
 def _ready(x: Tensor | None) -> Tensor | None:
@@ -98,11 +101,12 @@ def _shape(q: Tensor, v: Tensor, h: How) -> tuple[int, int, int, int, int, int]:
 
 
 def _chunk_plan(
-    place: Place, h: How, q: Tensor, v: Tensor, g: Tensor, cu: tuple[int, ...], *scalars: float
-) -> Plan:
+    place: Place, h: How, q: Tensor, v: Tensor, g: Tensor, A_log: Tensor | None,
+    dt_bias: Tensor | None, cu: tuple[int, ...], *scalars: float,
+) -> Plan:  # fmt: skip
     _, _, H, K, HV, V = _shape(q, v, h)
-    dtype, gdtype = _dtype(q), _dtype(g)
-    key: Hashable = (place.key, h, cu, H, K, HV, V, dtype, gdtype, scalars)
+    dtype, gdtype, A, bias = types = tuple(map(_dtype, (q, g, A_log, dt_bias)))
+    key: Hashable = (place.key, h, cu, H, K, HV, V, types, scalars)
 
     def make() -> Plan:
         at = (ctypes.c_int64 * len(cu))(*cu)
@@ -113,7 +117,8 @@ def _chunk_plan(
             T=cu[-1], H=H, HV=HV, K=K, V=V, R=h.R, Kg=1 if h.one_gate else K, Nseq=len(cu) - 1,
             model=h.model, cu=ctypes.addressof(at), scale=scale, gate=h.gate,
             lower_bound=lower_bound, beta_form=h.beta, l2norm=h.l2norm, dtype=dtype,
-            gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype, own=owners,
+            gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype, A_dtype=A,
+            bias_dtype=bias, dA_dtype=A, dbias_dtype=bias, own=owners,
         )  # fmt: skip
         options = c.dpg_options(
             base=c.BASE_BF16 if dtype == c.BF16 and h.path == c.AUTO else c.BASE_FP32,
@@ -157,7 +162,7 @@ def _chunk(
     share = ranks(h.ranks)
     cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, B, T)
     comm = communicator(share, place.kind, place.index)
-    p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
+    p = _chunk_plan(place, h, q, v, g, A_log, dt_bias, cu, scale, lower_bound)
     o = torch.empty(B, T, HV, V, dtype=q.dtype, device=q.device)
     final = q.new_empty((len(cu) - 1, HV, K, V) if h.final else (0,), dtype=torch.float32)
     saved = torch.empty(p.saved, dtype=torch.uint8, device=q.device)
@@ -199,7 +204,7 @@ def _chunk_backward(
     share = ranks(h.ranks)
     cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, B, T)
     comm = communicator(share, place.kind, place.index)
-    p = _chunk_plan(place, h, q, v, g, cu, scale, lower_bound)
+    p = _chunk_plan(place, h, q, v, g, A_log, dt_bias, cu, scale, lower_bound)
     if do is None:
         do = torch.zeros(B, T, HV, V, dtype=q.dtype, device=q.device)
     do, dht = _ready(do.to(q.dtype)), _ready(None if dht is None else dht.float())
@@ -269,7 +274,7 @@ class Step:
         self, given: tuple[Tensor | None, ...], length: Tensor | None, scale: float,
         lower_bound: float, how: list[int],
     ) -> None:  # fmt: skip
-        q, _, v, g, _, _, _, states, _, slot, _ = given
+        q, _, v, g, _, A_log, dt_bias, states, _, slot, _ = given
         assert q is not None and v is not None and g is not None
         assert states is not None and slot is not None
         gate, beta_form, l2norm, R, layout = how
@@ -280,7 +285,7 @@ class Step:
             B=B, T=T, H=H, HV=HV, K=K, V=V, R=R, Kg=1 if g.dim() == 3 else K, scale=scale,
             gate=gate, lower_bound=lower_bound, beta_form=beta_form, l2norm=l2norm,
             dtype=_dtype(q), gdtype=_dtype(g), odtype=_dtype(q), sdtype=_dtype(states),
-            layout=layout, slots=states.shape[0], kept=slot.numel() // max(B, 1),
+            A_dtype=_dtype(A_log), bias_dtype=_dtype(dt_bias), layout=layout, slots=states.shape[0], kept=slot.numel() // max(B, 1),
         )  # fmt: skip
         self.t, self.err, self.lock = c.dpg_decode_tensors(), c.dp_err(), threading.Lock()
         self.t.length = _at(length)
@@ -307,16 +312,17 @@ def _fake_decode(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 
 
 def _conv_plan(
-    place: Place, x: Tensor, W: int, silu: int, number: int, cu: tuple[int, ...]
+    place: Place, x: Tensor, weight: Tensor, silu: int, number: int, cu: tuple[int, ...]
 ) -> Plan:
-    D, dtype, share = x.shape[-1], _dtype(x), ranks(number)
+    D, W, share = *weight.shape, ranks(number)
+    dtype, wdtype = _dtype(x), _dtype(weight)
 
     def make() -> Plan:
         at = (ctypes.c_int64 * len(cu))(*cu)
         owners = c.dpg_owners() if share is None else share.owners()
         problem = c.dpg_conv_problem(
             T=cu[-1], W=W, silu=silu, parts=1, Nseq=len(cu) - 1, cu=ctypes.addressof(at),
-            dtype=dtype, own=owners,
+            dtype=dtype, own=owners, wdtype=wdtype,
         )  # fmt: skip
         problem.D[0] = D
 
@@ -328,7 +334,7 @@ def _conv_plan(
         made.workspace = made.lib.dpg_conv_workspace_bytes(made.handle)
         return made
 
-    return plan(("conv", place.key, cu, D, W, silu, dtype, number), place.capturing, make)
+    return plan(("conv", place.key, cu, D, W, silu, dtype, wdtype, number), place.capturing, make)
 
 
 def _conv_call(
@@ -338,7 +344,7 @@ def _conv_call(
     """saved: the workspace of the forward, in which the backward of ranks finds the rows before."""
     place, share = Place(x), ranks(number)
     cu = share.cu if share else bounds(cu_seqlens, cu_seqlens_cpu, x.shape[0], x.shape[1])
-    p = _conv_plan(place, x, weight.shape[1], silu, number, cu)
+    p = _conv_plan(place, x, weight, silu, number, cu)
     at = {n: _at(t) for n, t in others.items()}
     t = c.dpg_conv_tensors(x=_at(x), w=_at(weight), bias=_at(bias), **at)
     workspace, room = place.bytes(p.workspace, saved if share else None)
