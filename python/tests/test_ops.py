@@ -218,13 +218,13 @@ def test_what_is_wrong_is_named_and_what_is_not_served_says_why() -> None:
         ("dt_bias", {"use_gate_in_kernel": True, "A_log": torch.ones(2), "dt_bias": torch.ones(3)}),
         ("allow_neg_eigval", {"allow_neg_eigval": True}),
         ("chunk_size", {"chunk_size": 48}),
+        ("return_intermediate_states", {"return_intermediate_states": True}),
     ]
     for name, change in wrong:
         with pytest.raises(ValueError, match=f"^{name}: "):
             ops.chunk_kda(**{**x, **change})
     for change in (
         {n: x[n].double() for n in ("q", "k", "v")},
-        {"return_intermediate_states": True},
         {"cp_context": object()},
         {n: x[n].repeat(1, 1, 1, 10) for n in ("q", "k", "g")},
     ):
@@ -232,6 +232,13 @@ def test_what_is_wrong_is_named_and_what_is_not_served_says_why() -> None:
             ops.chunk_kda(**{**x, **change})
     with pytest.raises(TypeError, match="unexpected argument 'surprise'"):
         ops.chunk_kda(**x, surprise=1)
+    asked = {"return_intermediate_states": True}
+    with torch.inference_mode():
+        for change in ({"chunk_size": 32}, {"cp_context": object()}):
+            with pytest.raises(NotImplementedError, match="return_intermediate_states with"):
+                ops.chunk_kda(**x, **asked, **change)
+        with pytest.raises(ValueError, match="^return_intermediate_states: "):
+            ops.chunk_kda(**x, **asked, disable_recompute=True)
 
 
 def test_states_gates_and_norms_of_rows_of_any_width() -> None:
@@ -340,6 +347,13 @@ def test_a_step_without_checks_has_the_bits_of_one_with_them() -> None:
         assert all(torch.equal(a, b) for a, b in zip(checked, known, strict=True))
     learned = step(x | {"v": x["v"].clone().requires_grad_()}, state)
     assert learned[0].requires_grad and not step(x, state)[0].requires_grad
+    ops.clear_plans()
+    for given in (torch.zeros_like(state), None, None):
+        made = step(x, given, state_v_first=True)
+        assert made[1].shape == (3, 2, 32, 32)
+        known = known if given is None else made
+        assert all(torch.equal(a, b) for a, b in zip(made, known, strict=True))
+    assert len(steps) == 2
 
 
 def test_a_pool_is_written_by_a_step_without_checks() -> None:
@@ -435,6 +449,76 @@ def test_weights_of_the_convolution_are_read_in_their_type(dtype: Any) -> None:
         kept.append((y, *(a.grad for a in leaves)))
     assert all(torch.equal(a, b.to(a.dtype)) for a, b in zip(*kept, strict=True))
     assert kept[0][1].dtype == dtype
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16"])
+def test_states_between_chunks_are_judged_right(base: str) -> None:
+    """Those behind every 64 tokens are those before the next chunk, or the final one."""
+
+    def kda(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any = None,
+        cu_seqlens: Any = None,
+    ) -> Any:  # fmt: skip
+        if base == "fp32":
+            q, k, v = q.float(), k.float(), v.float()
+        with torch.inference_mode():
+            o, final, h = ops.chunk_kda(
+                q, k, v, g, beta, scale, initial_state, True, cu_seqlens=cu_seqlens,
+                return_intermediate_states=True,
+            )  # fmt: skip
+        assert h.dtype == q.dtype
+        cu = [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist()
+        kept, at = [], 0
+        for i, n in enumerate(b - a for a, b in zip(cu, cu[1:], strict=False)):
+            own = [*h[0, at : at + -(-n // 64)], final[i].to(h.dtype)]
+            kept += own[1 : 1 + n // 64]
+            at += -(-n // 64)
+        assert at == h.shape[1]
+        return o, final, torch.stack(kept) if kept else final[:0].to(h.dtype)
+
+    told: dict[str, Any] = {"outputs": ("o", "final_state", "checkpoints"), "checkpoints": 64}
+    told |= {"device": DEVICE, "layouts": ("contiguous",)}
+    cases = ["kda-checkpoints", "packed-inside"]
+    found = deltaproof.run(kda, cases, base=base, **told)
+    assert found.passed and set(found.verdicts().values()) == {"pass"}, found.text
+
+
+@pytest.mark.parametrize(
+    "fn, K, V, dtype",
+    [
+        ("chunk_kda", 20, 12, torch.float32),
+        ("chunk_kda", 64, 192, torch.bfloat16),
+        ("chunk_mkda", 64, 64, torch.bfloat16),
+        ("chunk_gdn2", 20, 12, torch.float32),
+    ],
+)
+def test_states_between_chunks_are_final_states_of_what_came_before(
+    fn: str, K: int, V: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DP_CPU_CAPABILITY", "90")  # the fast path, if it takes the call
+    ops.clear_plans()
+    x, T = inputs(B=2, T=150, K=K, V=V), 150
+    if fn == "chunk_mkda":
+        x |= {"k": unit(2, T, 1, 2, K), "v": torch.randn(2, T, 2, 2, V)}
+        x |= {"beta": torch.rand(2, T, 2, 2) / 2}
+    if fn == "chunk_gdn2":
+        x.pop("beta")
+        x |= {"q": torch.randn(2, T, 2, K), "k": unit(2, T, 2, K)}
+        x |= {"b": torch.rand(2, T, 2, K), "w": torch.rand(2, T, 2, V)}
+    op, x = getattr(ops, fn), {n: a.to(dtype) for n, a in x.items()}
+    asked = {"return_intermediate_states": True, "initial_state": torch.randn(2, 2, K, V)}
+    with torch.inference_mode():
+        o, final, h = op(**x, **asked)
+        turned = asked | {"initial_state": asked["initial_state"].mT, "state_v_first": True}
+        assert final is None and h.shape == (2, 3, 2, K, V)
+        assert torch.equal(h.mT, op(**x, **turned)[2])
+    ops.clear_plans()
+    assert torch.equal(h[:, 0], asked["initial_state"].to(dtype))
+    for i in (1, 2):
+        before = {n: a[:, : 64 * i] for n, a in x.items()}
+        wanted = op(**before, initial_state=asked["initial_state"], output_final_state=True)[1]
+        near = 1e-5 if dtype == torch.float32 else 2**-6
+        torch.testing.assert_close(h[:, i].float(), wanted, rtol=near, atol=near)
 
 
 def convolved(x: Any, w: Any, b: Any, before: Any, residual: Any) -> tuple[Any, Any]:

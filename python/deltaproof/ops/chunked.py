@@ -72,7 +72,9 @@ def parameters(gate: Gate, HV: int, Kg: int) -> tuple[Tensor | None, Tensor | No
             if x.numel() != n:
                 raise ValueError(f"{name}: has {x.numel()} numbers in place of {n}")
             x = x.reshape(HV, -1) if name == "dt_bias" else x.reshape(HV)
-            refuse(x.dtype in checks.TYPES, f"{name} in {x.dtype}", "parameters are fp32, bf16, fp16")
+            refuse(
+                x.dtype in checks.TYPES, f"{name} in {x.dtype}", "parameters are fp32, bf16, fp16"
+            )
         found.append(x)
     return found[0], found[1]
 
@@ -100,11 +102,11 @@ def run(
     scale: float | None = None, initial_state: Tensor | None = None,
     output_final_state: bool = False, l2norm: bool = False, state_v_first: bool = False,
     cu_seqlens: Tensor | None = None, cu_seqlens_cpu: Tensor | None = None, by_tokens: bool = False,
-    cp_context: Any = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    cp_context: Any = None, states: bool = False,
+) -> Any:  # fmt: skip
     """Checks all arguments and runs the recurrence. Shapes: q [B,T,H,K], k [B,T,H,K] or
     [B,T,H,R,K], v likewise, g [B,T,HV,K] or [B,T,HV]. With by_tokens it runs token by token in
-    fp32, whatever the recurrence."""
+    fp32, whatever the recurrence. states: o, the final state, the states before every 64 tokens."""
     gate = gate or Gate()
     for name, x in (("q", q), ("k", k), ("v", v), ("g", g)):
         need(isinstance(x, Tensor), name, "is no tensor")
@@ -129,6 +131,7 @@ def run(
     checks.shaped("v", v, B=B, T=T, HV=HV, **keys, V=V)
     checks.shaped("g", g, B=B, T=T, HV=HV, **({} if h.one_gate else {"K": K}))
     if cp_context is not None:
+        refuse(not states, "return_intermediate_states with cp_context", "ranks keep no states")
         refuse(initial_state is None and not output_final_state, "states with cp_context", _CP)
         bounds = cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu
         h = h._replace(ranks=number_of(cp_context, bounds, B, T))
@@ -156,17 +159,24 @@ def run(
     every = _whole_rows((q, k, v, g, s1, s2, A_log, dt_bias, s0), h, K, V)
     wanted = needs_gradients(*every)
     alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
-    h = h._replace(R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO)
-    o, final, _ = chunk(
+    h = h._replace(
+        R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO,
+        states=states * (1 + state_v_first),
+    )  # fmt: skip
+    o, final, kept = chunk(
         *every, cu_seqlens, cu_seqlens_cpu, K**-0.5 if scale is None else float(scale),
         float(gate.lower_bound or 0), list(h),
     )  # fmt: skip
     if K % 16 or V % 16:
         o, final = o[..., :V], final[..., :K, :V] if output_final_state else final
+        if states:
+            kept = kept[..., :V, :K] if state_v_first else kept[..., :K, :V]
     o = o.to(dtype)
     if not output_final_state:
-        return o, None
-    return o, final.transpose(-1, -2).contiguous() if state_v_first else final
+        final = None
+    elif state_v_first:
+        final = final.transpose(-1, -2).contiguous()
+    return (o, final, kept.to(dtype)) if states else (o, final)
 
 
 def _whole_rows(
@@ -194,7 +204,19 @@ def _whole_rows(
 _V = "is not [B, T, HV, V]"
 _CP = "initial_state and output_final_state go with one rank, as they do in FLA"
 _GRAPH = "plans go by the numbers of cu_seqlens; without it a call can be captured as it is"
-_STATES = "the states between chunks are not kept; gpu/dp_gpu.h has dpg_stage_read"
+
+
+def _checked_states(wanted: bool, disable_recompute: bool, kwargs: dict[str, Any]) -> bool:
+    """return_intermediate_states, for inference alone as in FLA."""
+    name = "return_intermediate_states"
+    if wanted:
+        need(torch.is_inference_mode_enabled(), name, "goes with torch.inference_mode()")
+        need(not disable_recompute, name, "goes with disable_recompute=False")
+        refuse(kwargs.get("chunk_size", 64) in (64, None), f"{name} with chunk_size", _BEFORE)
+    return wanted
+
+
+_BEFORE = "states are kept before every 64 tokens"
 
 
 def chunk_kda(
@@ -221,17 +243,20 @@ def chunk_kda(
     use_graph: bool = False,
     max_num_seqs: int | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> Any:
     """Kimi Delta Attention. q k [B,T,H,K], v [B,T,HV,V], g [B,T,HV,K], beta [B,T,HV]; with
     use_gate_in_kernel A_log [HV] and dt_bias [HV*K]. Returns o [B,T,HV,V] and, asked for, the final
     state [N,HV,K,V] in fp32 (state_v_first: [N,HV,V,K]), else None.
 
-    disable_recompute is taken and changes nothing: the backward recomputes what it needs."""
+    disable_recompute is taken and changes nothing: the backward recomputes what it needs. With
+    return_intermediate_states (in inference mode) a third result holds the states before every 64
+    tokens of each sequence, [B,chunks,HV,K,V] in the type of q."""
     refuse(not (use_graph and cu_seqlens is not None), "use_graph with cu_seqlens", _GRAPH)
     return _kda(
         "kda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, kwargs,
+        disable_recompute, return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu,
+        cp_context, kwargs,
     )  # fmt: skip
 
 
@@ -257,13 +282,14 @@ def chunk_mkda(
     cu_seqlens_cpu: torch.LongTensor | None = None,
     cp_context: Any = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> Any:
     """KDA with R keys a token, R in {1, 2, 4}, which all read the state before the token. As
     chunk_kda, with k [B,T,H,R,K], v [B,T,HV,R,V], beta [B,T,HV,R]."""
     return _kda(
         "mkda", q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         use_gate_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval, safe_gate, lower_bound,
-        return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu, cp_context, kwargs,
+        disable_recompute, return_intermediate_states, state_v_first, cu_seqlens, cu_seqlens_cpu,
+        cp_context, kwargs,
     )  # fmt: skip
 
 
@@ -271,11 +297,12 @@ def _kda(
     model: str, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None,
     initial_state: Tensor | None, output_final_state: bool, l2norm: bool, gate_in_kernel: bool,
     beta_sigmoid: bool, allow_neg_eigval: bool, safe_gate: bool, lower_bound: float | None,
-    return_intermediate_states: bool, state_v_first: bool, cu_seqlens: Tensor | None,
-    cu_seqlens_cpu: Tensor | None, cp_context: Any, kwargs: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    disable_recompute: bool, return_intermediate_states: bool, state_v_first: bool,
+    cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | None, cp_context: Any,
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
     state_v_first = checks.old_names(kwargs, state_v_first)
-    refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
+    states = _checked_states(return_intermediate_states, disable_recompute, kwargs)
     checks.chunk_size(kwargs, (32, 64), "either 32 or 64")
     gate = gate_of(gate_in_kernel, kwargs, lower_bound, safe_gate)
     checks.none_left(kwargs)
@@ -283,7 +310,7 @@ def _kda(
         model, q, k, v, g, beta, gate=gate, beta=beta_form(beta_sigmoid, allow_neg_eigval),
         scale=scale, initial_state=initial_state, output_final_state=output_final_state,
         l2norm=l2norm, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
-        cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context,
+        cu_seqlens_cpu=cu_seqlens_cpu, cp_context=cp_context, states=states,
     )  # fmt: skip
 
 
@@ -342,10 +369,10 @@ def chunk_gdn2(
     state_v_first: bool = False,
     cp_context: Any = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+) -> Any:
     """Gated DeltaNet-2, token by token in fp32: b [B,T,H,K] erases, w [B,T,H,V] writes."""
     state_v_first = checks.old_names(kwargs, state_v_first)
-    refuse(not return_intermediate_states, "return_intermediate_states", _STATES)
+    states = _checked_states(return_intermediate_states, disable_recompute, kwargs)
     checks.chunk_size(kwargs, (64,), "64 for GDN-2")
     gate = gate_of(use_gate_in_kernel, kwargs, lower_bound, safe_gate)
     checks.none_left(kwargs)
@@ -353,7 +380,7 @@ def chunk_gdn2(
         "gdn2", q, k, v, g, b, w, gate=gate, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, l2norm=use_qk_l2norm_in_kernel,
         state_v_first=state_v_first, cu_seqlens=cu_seqlens, cu_seqlens_cpu=cu_seqlens_cpu,
-        cp_context=cp_context,
+        cp_context=cp_context, states=states,
     )  # fmt: skip
 
 

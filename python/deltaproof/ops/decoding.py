@@ -152,13 +152,13 @@ class Known:
             start, states = None, state
         else:
             start, slot = state, own
-            states = torch.empty_like(state)
+            states = step.zeros() if state is None else torch.empty_like(state)
         o = step((*given, states, start, slot, accepted), stream_of(step.device))
         return o, states if self.final or self.pool else None
 
     def keep(self, used: tuple[Tensor | None, ...], settings: tuple[Any, ...]) -> None:
         """used: what the step was called with, in its order."""
-        if self.key is None or self.given[7] is None:
+        if self.key is None:
             return
         *rows, states, start, own, accepted = used
         taken = (*rows, states if self.pool else start, own if self.pool else None, accepted)
@@ -271,7 +271,7 @@ def _decode(
         slot = slots.to(torch.int32).contiguous()
         accepted = None if accepted is None else accepted.to(torch.int32).contiguous()
     elif states is None:
-        states = torch.zeros(B, HV, *((V, K) if v_first else (K, V)), device=q.device)
+        states = torch.zeros(B, HV, *_sides(v_first, K, V).values(), device=q.device)
         slot = _count(B, q.device)
     else:
         checks.shaped("initial_state", states, N=B, HV=HV, **_sides(v_first, K, V))

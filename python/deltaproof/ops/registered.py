@@ -2,8 +2,10 @@
 torch.compile, gradients. The functions of `deltaproof.ops` check their arguments and call these
 (`chunked.py`, `decoding.py`, `convolution.py`).
 
-`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks]. These are
-numbers of the enums of gpu/dp_gpu.h; ranks is a number of `context.py`. The arguments s1 and s2 are
+`how` of chunk is [model, R, gate, beta_form, l2norm, path, backward, final, ranks, states]. These
+are numbers of the enums of gpu/dp_gpu.h; ranks is a number of `context.py`. The third result of
+chunk is kept for the backward. With `states` it is the states before every 64 tokens instead
+(B, chunks, HV, K, V; states = 2: V before K). The arguments s1 and s2 are
 beta and nothing, erase and write, or lr_a and lr_b."""
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _INPUTS = (
     "Tensor? dt_bias, Tensor? s0, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, float scale, "
     "float lower_bound, int[] how"
 )
-_lib.define(f"chunk({_INPUTS}) -> (Tensor o, Tensor final_state, Tensor saved)")
+_lib.define(f"chunk({_INPUTS}) -> (Tensor o, Tensor final_state, Tensor kept)")
 _lib.define(
     f"chunk_backward({_INPUTS}, Tensor saved, Tensor? do, Tensor? dht) -> (Tensor dq, Tensor dk, "
     "Tensor dv, Tensor dg, Tensor ds1, Tensor ds2, Tensor dA_log, Tensor ddt_bias, Tensor ds0)"
@@ -47,6 +49,7 @@ _lib.define(
     f"conv_backward({_CONV}, Tensor saved, Tensor dy) -> (Tensor dx, Tensor dw, Tensor dbias)"
 )
 
+CHUNK = 64  # tokens between states
 # where s1 and s2 go
 _STRENGTHS = {"gdn2": ("erase", "write"), "dplr": ("lr_a", "lr_b"), "gla": (), "ssd": ()}
 
@@ -63,6 +66,7 @@ class How(NamedTuple):
     backward: int = 0
     final: int = 0
     ranks: int = 0
+    states: int = 0
 
     @property
     def strengths(self) -> tuple[str, ...]:
@@ -127,6 +131,7 @@ def _chunk_plan(
             bwd_path=h.path,
             chain_how=c.AUGMENTED,
             backward=h.backward,
+            keep=int(h.states > 0),
         )
 
         def create(lib: Any, to: int, err: int) -> int:
@@ -174,7 +179,12 @@ def _chunk(
     p.run(p.lib.dpg_forward, ctypes.addressof(t), at, comm, place.stream)
     if h.final:
         _pass_empty(cu, s0, final)
-    return o, final, saved
+    if not h.states:
+        return o, final, saved
+    chunks = sum(-(-(b - a) // CHUNK) for a, b in zip(cu, cu[1:], strict=False))
+    states = q.new_empty(B, chunks // B, HV, *((K, V) if h.states == 1 else (V, K)))
+    p.run(p.lib.dpg_states, at, _dtype(q), h.states - 1, _at(states), place.stream)
+    return o, final, states
 
 
 def _pass_empty(cu: tuple[int, ...], come: Tensor | None, go: Tensor) -> None:
@@ -227,6 +237,13 @@ def _fake_chunk(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Te
     B, T, _, K, HV, V = _shape(q, v, h)
     N = B if cu is None else cu.shape[0] - 1
     final = q.new_empty((N, HV, K, V) if h.final else (0,), dtype=torch.float32)
+    if h.states:
+        chunks = -(-T // CHUNK) if cu is None else torch.library.get_ctx().new_dynamic_size()
+        return (
+            q.new_empty((B, T, HV, V)),
+            final,
+            q.new_empty((B, chunks, HV, *((K, V) if h.states == 1 else (V, K)))),
+        )
     size = torch.library.get_ctx().new_dynamic_size() if h.backward else 0
     saved = q.new_empty((size,), dtype=torch.uint8)
     return q.new_empty((B, T, HV, V)), final, saved
@@ -281,16 +298,21 @@ class Step:
         B, T, H, K = q.shape
         HV, V = v.shape[2], v.shape[-1]
         self.shape, self.dtype, self.device = (B, T, HV, V), q.dtype, q.device
+        self.of_states = states.shape
         self.d = c.dpg_decode(
             B=B, T=T, H=H, HV=HV, K=K, V=V, R=R, Kg=1 if g.dim() == 3 else K, scale=scale,
             gate=gate, lower_bound=lower_bound, beta_form=beta_form, l2norm=l2norm,
             dtype=_dtype(q), gdtype=_dtype(g), odtype=_dtype(q), sdtype=_dtype(states),
-            A_dtype=_dtype(A_log), bias_dtype=_dtype(dt_bias), layout=layout, slots=states.shape[0], kept=slot.numel() // max(B, 1),
+            A_dtype=_dtype(A_log), bias_dtype=_dtype(dt_bias), layout=layout,
+            slots=states.shape[0], kept=slot.numel() // max(B, 1),
         )  # fmt: skip
         self.t, self.err, self.lock = c.dpg_decode_tensors(), c.dp_err(), threading.Lock()
         self.t.length = _at(length)
         self.at = [ctypes.addressof(x) for x in (self.d, self.t, self.err)]
         self.run = c.library(q.device.type).dpg_decode_run
+
+    def zeros(self) -> Tensor:
+        return torch.zeros(self.of_states, device=self.device)
 
     def __call__(self, given: tuple[Tensor | None, ...], stream: int) -> Tensor:
         o = torch.empty(self.shape, dtype=self.dtype, device=self.device)
