@@ -405,10 +405,14 @@ def test_the_recurrence_of_gdn_takes_either_gate_or_none() -> None:
 @pytest.mark.parametrize(
     "fn", ["chunk_kda", "chunk_gated_delta_rule", "fused_recurrent_kda", "chunk_gdn2", "wide"]
 )
-def test_parameters_are_read_in_their_type_and_so_are_their_gradients(fn: str, dtype: Any) -> None:
+def test_parameters_are_read_in_their_type_and_so_are_their_gradients(
+    fn: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The bits of those in fp32; a gradient is that one, rounded once."""
+    monkeypatch.setenv("DP_CPU_CAPABILITY", "90")  # the fast path, if it takes the call
+    ops.clear_plans()
     wide = fn == "wide"
-    x = inputs(T=70, K=64, V=192 if wide else 32)
+    x = inputs(T=70, K=64, V=192 if wide else 64)
     op = getattr(ops, "chunk_kda" if wide else fn)
     Kg = 64
     if fn == "chunk_gated_delta_rule":
@@ -416,7 +420,7 @@ def test_parameters_are_read_in_their_type_and_so_are_their_gradients(fn: str, d
     if fn == "chunk_gdn2":
         x.pop("beta")
         x |= {n: unit(1, 70, 2, 64) for n in ("q", "k")}
-        x |= {"b": torch.rand(1, 70, 2, 64), "w": torch.rand(1, 70, 2, 32)}
+        x |= {"b": torch.rand(1, 70, 2, 64), "w": torch.rand(1, 70, 2, 64)}
     x = {n: a.bfloat16() for n, a in x.items()}
     own = {"A_log": torch.randn(2), "dt_bias": torch.randn(2 * Kg)}
     own["dt_bias"][:2] = torch.tensor([0.0, 3e-6])
@@ -436,6 +440,7 @@ def test_parameters_are_read_in_their_type_and_so_are_their_gradients(fn: str, d
         step = {n: a[:, :2] for n, a in x.items()} | {"use_gate_in_kernel": True}
         own32 = {n: a.float() for n, a in own.items()}
         assert torch.equal(op(**step, **own)[0], op(**step, **own32)[0])
+    ops.clear_plans()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
