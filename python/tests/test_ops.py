@@ -643,6 +643,25 @@ def test_a_cached_call_waits_for_nothing_and_takes_bounds_on_either_device() -> 
     assert torch.equal(first, again) and torch.equal(first, host)
 
 
+def test_bounds_of_an_inference_tensor_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no version by which a change shows."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with torch.inference_mode():
+        cu = torch.tensor([0, 3, 9])
+    assert plans._read(cu) == (0, 3, 9)
+    with torch.inference_mode():
+        cu[1] = 4
+    assert plans._read(cu) == (0, 4, 9)
+
+
+@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.device_count() < 2, reason="of two devices")
+def test_a_call_leaves_the_current_device() -> None:
+    with torch.cuda.device(0):
+        for op in (ops.chunk_kda, ops.fused_recurrent_kda, ops.fused_recurrent_kda):
+            x = {n: a[:, :2].to("cuda:1") for n, a in inputs(V=32).items()}
+            assert op(**x)[0].device.index == 1 and torch.empty(1, device="cuda").device.index == 0
+
+
 @on_a_device
 def test_the_fast_path_is_judged_right_in_bf16() -> None:
     x = inputs(T=300, K=128, V=128, H=2, HV=4)

@@ -13,7 +13,7 @@ from . import checks
 from . import kernels as c
 from .checks import need, refuse
 from .chunked import Gate, beta_form, gate_of, needs_gradients, parameters, run
-from .plans import PLANS, bounds, stream_of
+from .plans import PLANS, bounds, is_current, stream_of
 from .registered import Step, alone, decode
 
 Tensor = torch.Tensor
@@ -124,7 +124,7 @@ class Known:
         slots, accepted = kwargs.get("ssm_state_indices"), kwargs.get("num_accepted_tokens")
         self.pool, self.final = slots is not None, settings[2]
         some = self.pool + (accepted is not None)
-        if other is not None or len(kwargs) != some or not alone():
+        if other is not None or len(kwargs) != some or not (alone() and is_current(given[0])):
             return
         self.given = (*given, slots, accepted)
         plain = all(type(x) in _PLAIN for x in (*self.given, *settings))

@@ -83,6 +83,23 @@ def stream_of(device: torch.device) -> int:
     return torch._C._cuda_getCurrentRawStream(device.index)
 
 
+def is_current(x: torch.Tensor) -> bool:
+    """Lies x on the current device, or none of CUDA."""
+    return not x.is_cuda or x.device.index == torch._C._cuda_getDevice()
+
+
+def guarded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """run with the device of its first tensor current, and the one before it afterwards."""
+
+    def call(x: torch.Tensor, *rest: Any) -> Any:
+        if is_current(x):
+            return run(x, *rest)
+        with torch.cuda.device(x.device):
+            return run(x, *rest)
+
+    return call
+
+
 class Place:
     """Where a call goes: the library, the stream that it is enqueued on."""
 
@@ -110,7 +127,7 @@ class Place:
 _no_message = dp_err(msg=b"the device of the tensors cannot be used")
 
 # Bounds of sequences read from a tensor on a device, by the tensor: (it, version, bounds).
-_bounds: OrderedDict[int, tuple[Any, int, tuple[int, ...]]] = OrderedDict()
+_bounds: OrderedDict[int, tuple[Any, int | None, tuple[int, ...]]] = OrderedDict()
 
 
 def bounds(cu: torch.Tensor | None, cpu: torch.Tensor | None, B: int, T: int) -> tuple[int, ...]:
@@ -135,9 +152,10 @@ def _short(x: tuple[int, ...]) -> str:
 
 
 def _read(cu: torch.Tensor) -> tuple[int, ...]:
+    version = None if cu.is_inference() else cu._version  # None: it may have changed
     with _lock:
         known = _bounds.get(id(cu))
-    if known is not None and known[0]() is cu and known[1] == cu._version:
+    if known is not None and known[0]() is cu and known[1] == version is not None:
         return known[2]
     if torch.cuda.is_current_stream_capturing():
         raise NotImplementedError(
@@ -146,7 +164,7 @@ def _read(cu: torch.Tensor) -> tuple[int, ...]:
         )
     found = tuple(cu.tolist())
     with _lock:
-        _bounds[id(cu)] = weakref.ref(cu), cu._version, found
+        _bounds[id(cu)] = weakref.ref(cu), version, found
         while len(_bounds) > PLANS:
             _bounds.popitem(last=False)
     return found

@@ -20,7 +20,7 @@ import torch
 
 from . import kernels as c
 from .context import communicator, of_rank_0, ranks
-from .plans import Place, Plan, bounds, plan
+from .plans import Place, Plan, bounds, guarded, plan
 
 Tensor = torch.Tensor
 _lib = torch.library.Library("deltaproof", "DEF")
@@ -460,6 +460,7 @@ def _eager(
 
 def _either(seen: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
     """The operator, by the dispatcher where anybody looks."""
+    eager = guarded(eager)
     return lambda *inputs: (eager if _unseen(inputs) else seen)(*inputs)
 
 
@@ -471,7 +472,7 @@ for _name, _run, _fake in (
     ("conv_backward", _conv_backward, _fake_conv_backward),
 ):
     for _kind in ("CPU", "CUDA"):
-        _lib.impl(_name, _run, _kind)
+        _lib.impl(_name, guarded(_run), _kind)
     torch.library.register_fake(f"deltaproof::{_name}", _fake, lib=_lib)
 
 _op = torch.ops.deltaproof
