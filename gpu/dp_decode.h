@@ -62,10 +62,10 @@ typedef struct {
     float lower_bound; /* DP_GATE_LOWER_BOUND only */
     dp_beta beta_form;
     int l2norm;
-    dpg_dtype dtype;  /* of q k v */
-    dpg_dtype gdtype; /* of g beta */
-    dpg_dtype odtype; /* of o */
-    dpg_dtype sdtype; /* of states that are not packed */
+    dpg_dtype dtype;               /* of q k v */
+    dpg_dtype gdtype;              /* of g beta */
+    dpg_dtype odtype;              /* of o */
+    dpg_dtype sdtype;              /* of states that are not packed */
     dpg_dtype A_dtype, bias_dtype; /* of A_log, of dt_bias */
     dpg_packed packed;
     dpg_state_layout layout;

@@ -75,7 +75,7 @@ typedef struct {
     dpg_dtype dgdtype; /* backward: of dg dbeta */
     /* parameters: of A_log, of dt_bias; backward: of their gradients */
     dpg_dtype A_dtype, bias_dtype, dA_dtype, dbias_dtype;
-    dpg_owners own;    /* parts = 0: T / N tokens a rank, which must divide */
+    dpg_owners own; /* parts = 0: T / N tokens a rank, which must divide */
 } dpg_problem;
 
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST, DPG_PATH_TOKEN } dpg_path;
@@ -376,8 +376,8 @@ dp_status dpg_backward(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g,
 dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_grads *g, void *ws,
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
-/* States before every 64 tokens of each sequence, after a forward on this stream of a plan of one
- * rank with options.keep: to [chunks][HV][K][V], v_first: [chunks][HV][V][K], fp32 or bf16. */
+/* States before every 64 tokens of each sequence to [chunks][HV][K][V], v_first [chunks][HV][V][K];
+ * fp32 or bf16. A forward of this plan, one rank's with options.keep, came before on the stream. */
 dp_status dpg_states(const dpg_plan *plan, const void *ws, dpg_dtype type, int v_first, void *to,
                      void *stream, dp_err *e);
 /* Shape (dims, room for 5) and values of a stage by name. After a forward that has finished:

@@ -249,9 +249,9 @@ static __device__ __forceinline__ void activate(const DecodeArgs &a, int b, int 
 #pragma unroll
     for (int i = 0; i < N; i++) {
         if (each || i == 0)
-            gate = expf(gate_value(a.gates, each ? g(i, gbf) : one, A,
-                                   param_value(each ? bias.word(i, d.bias_dtype) : one_bias,
-                                               d.bias_dtype)));
+            gate = expf(gate_value(
+                a.gates, each ? g(i, gbf) : one, A,
+                param_value(each ? bias.word(i, d.bias_dtype) : one_bias, d.bias_dtype)));
         to.decay[lane * N + i] = gate;
     }
     put_row(q, bf, d.l2norm, to.q);

@@ -98,7 +98,7 @@ __device__ __forceinline__ float solve_anchors(Anchors<K, N> &anchors, float bef
 /* A lane's channels of its rows. */
 template <int K, int N> struct GateRows {
     static const int E = K / 32;
-    float sum[N][E]; /* from the first of the rows to each, log2 units; raw gates before */
+    float sum[N][E];         /* from the first of the rows to each, log2 units; raw gates before */
     uint32_t A_log, bias[E]; /* parameters as they stand in memory */
 
     /* From the raw gate. A row behind the end, or of a key that is not its token's first, adds

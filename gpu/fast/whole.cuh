@@ -121,7 +121,7 @@ struct OutTile {
     }
 };
 
-/* make(turn, i, c): o of chunk c, the i-th of the block, by the warpgroup that writes it. */
+/* The warpgroup that writes o calls `make` for each chunk c of the block; i is its number there. */
 template <bool SEVERAL, class F>
 __device__ __forceinline__ void each_out(const Dims &d, const StateArgs &a, int blocks,
                                          OutTile &out, F &&make) {

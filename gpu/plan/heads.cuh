@@ -29,7 +29,7 @@ struct Heads {
     int own_tokens;
     size_t sums, all_sums, send, recv, bytes; /* workspace: behind that of `one` dA_log and ddt_bias
                                                * of the heads, of all heads; messages; all of it */
-    void *tables;                   /* device memory behind rows[].row */
+    void *tables;                             /* device memory behind rows[].row */
 };
 
 /* The problem of a rank that has all tokens. On a grid it is one part, which chooses no kernel by a

@@ -78,7 +78,7 @@ struct Dims {
     int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
     int A_type, bias_type, dA_type, dbias_type; /* dpg_dtype of parameters, of their gradients */
-    int rb;      /* 1: round what FLA stores in bf16 */
+    int rb;                                     /* 1: round what FLA stores in bf16 */
 };
 
 /* Buffers of a plan by slot, float or bf16 according to the path (plan/layout.cu). */

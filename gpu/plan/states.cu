@@ -36,8 +36,8 @@ dp_status dpg_states(const dpg_plan *pl, const void *ws, dpg_dtype type, int v_f
     const Dims &d = one->d;
     if (pl->heads || pl->N > 1 || pl->owned || !h.bytes)
         return dpg_fail(e, DP_EINPUT, "dpg_states: of one rank, with options.keep");
-    States s = {(const char *)ws + h.off, h.is_bf16, h.layout, cols, 0, DP_CHUNK / d.tok, v_first,
-                type, to};
+    States s = {(const char *)ws + h.off, h.is_bf16, h.layout, cols, 0,
+                DP_CHUNK / d.tok,         v_first,   type,     to};
     const size_t bytes = (size_t)d.HV * d.K * d.V * bytes_of(type);
     const int alone = s.step == 1; /* chunks of all sequences are those wanted */
     for (int i = 0; i < (alone ? 1 : d.nseq); i++) {

@@ -28,9 +28,7 @@ __device__ __forceinline__ void stx(void *p, int64_t i, int is_bf16, float x) {
 /* Parameters, NULL: zeros. A word as it stands in memory, so that nothing waits for it; its value.
  */
 __device__ __forceinline__ uint32_t param_word(const void *p, int64_t i, int type) {
-    return !p                ? 0
-           : type == DPG_F32 ? ((const uint32_t *)p)[i]
-                             : ((const uint16_t *)p)[i];
+    return !p ? 0 : type == DPG_F32 ? ((const uint32_t *)p)[i] : ((const uint16_t *)p)[i];
 }
 __device__ __forceinline__ float fp16_value(uint32_t code) {
     const float size = (code & 0x7fff) < 0x7c00
@@ -57,8 +55,7 @@ struct ParamPair {
             words.x = *(const uint32_t *)((const uint16_t *)p + i);
     }
     __device__ __forceinline__ float2 get(int type) const {
-        if (type == DPG_F32)
-            return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
+        if (type == DPG_F32) return make_float2(__uint_as_float(words.x), __uint_as_float(words.y));
         return make_float2(param_value(words.x & 0xffff, type), param_value(words.x >> 16, type));
     }
 };

@@ -458,7 +458,7 @@ def test_weights_of_the_convolution_are_read_in_their_type(dtype: Any) -> None:
 
 @pytest.mark.parametrize("base", ["fp32", "bf16"])
 def test_states_between_chunks_are_judged_right(base: str) -> None:
-    """Those behind every 64 tokens are those before the next chunk, or the final one."""
+    """The state behind 64 tokens is that before the next chunk, or the final one."""
 
     def kda(
         q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any, initial_state: Any = None,
