@@ -377,7 +377,7 @@ dp_status dpg_backward_steps(dpg_plan *plan, const dpg_tensors *t, const dpg_gra
                              dpg_comm *comm, void *stream, int steps, dp_err *e);
 
 /* States before every 64 tokens of each sequence to [chunks][HV][K][V], v_first [chunks][HV][V][K];
- * fp32 or bf16. A forward of this plan, one rank's with options.keep, came before on the stream. */
+ * fp32 or bf16. The stream has a forward of this plan, which is one rank's with options.keep. */
 dp_status dpg_states(const dpg_plan *plan, const void *ws, dpg_dtype type, int v_first, void *to,
                      void *stream, dp_err *e);
 /* Shape (dims, room for 5) and values of a stage by name. After a forward that has finished:
