@@ -29,8 +29,10 @@ $(BUILD)/gpu/flags: FORCE
 	$(call update,'$(NVCC) $(NVCC_GENCODE) $(NVCCFLAGS)')
 $(BUILD)/gpu/%.o: gpu/%.cu $(BUILD)/gpu/flags
 	@mkdir -p $(@D)
-	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) -MMD -MP -Xcompiler \
+	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) $(NVCC_ALSO) -MMD -MP -Xcompiler \
 	    -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
+# Laws of inputs have the bits of the host.
+$(BUILD)/gpu/arrays/arrays.o: private NVCC_ALSO := -fmad=false
 # NVCCFLAGS='-O3 -DDP_KERNEL_FAULTS': kernels with the faults of fault.cuh, to be switched on by
 # DPG_FAULT=NAME or `deltaproof museum --kernels`.
 $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh

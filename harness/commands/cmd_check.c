@@ -176,9 +176,10 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
                                                               : each;
     for (int h = 0; h < HV && !st; h += block) {
         const int n = h + block < HV ? block : HV - h;
-        dp_problem p =
-            resized ? dp_large_problem(&c, o->tokens, n, !o->forward, 1000 + 16 * (uint64_t)h)
-                    : c.p;
+        const dp_memory *memory = dp_cuda_memory(&c.p, o->s.backend, N);
+        dp_problem p = resized ? dp_large_problem(&c, o->tokens, n, !o->forward,
+                                                  1000 + 16 * (uint64_t)h, memory)
+                               : c.p;
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "

@@ -1,6 +1,8 @@
 /* Memory of a rank on its device (device_memory.h). */
 #ifdef DP_HAVE_CUDA
 #include "device_memory.h"
+#include "device_arrays.h"
+#include "gpu/dp_arrays.h"
 
 #include <stdlib.h>
 
@@ -20,13 +22,10 @@ dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x) {
     return st;
 }
 
-dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t,
-                           const void **dev) {
+dp_status dp_device_send(dp_device *d, const double *x, int64_t n, dpg_dtype t, void *to) {
+    if (d->there) return dpg_array_narrow(dp_array_real(x), n, t, to, &d->err);
     const size_t bytes = dp_device_bytes(n, t);
-    void *on_device = NULL, *host;
-    *dev = NULL;
-    if (!x) return DP_OK;
-    host = dp_calloc(bytes, 1);
+    void *host = dp_calloc(bytes, 1);
 #pragma omp parallel for if (n > LARGE)
     for (int64_t i = 0; i < n; i++) {
         if (t == DPG_BF16)
@@ -34,16 +33,24 @@ dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t
         else
             ((float *)host)[i] = (float)x[i];
     }
-    const dp_status st = memory(d, bytes, &on_device);
-    const cudaError_t rc =
-        st ? cudaSuccess : cudaMemcpy(on_device, host, bytes, cudaMemcpyHostToDevice);
+    const cudaError_t rc = cudaMemcpy(to, host, bytes, cudaMemcpyHostToDevice);
     free(host);
     DP_CUDA(d, rc);
-    *dev = on_device;
-    return st;
+    return DP_OK;
+}
+
+dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t,
+                           const void **dev) {
+    void *to = NULL;
+    *dev = NULL;
+    if (!x) return DP_OK;
+    const dp_status st = memory(d, dp_device_bytes(n, t), &to);
+    *dev = to;
+    return st ? st : dp_device_send(d, x, n, t, to);
 }
 
 dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to) {
+    if (d->there) return dpg_array_widen(dev, n, t, dp_array_real(to), &d->err);
     const size_t bytes = dp_device_bytes(n, t);
     void *host = dp_calloc(bytes, 1);
     const cudaError_t rc = cudaMemcpy(host, dev, bytes, cudaMemcpyDeviceToHost);

@@ -15,6 +15,7 @@ typedef struct {
     int rank;
     dp_err err;
     cudaStream_t stream;
+    int there;      /* arrays of doubles are the device's (device_arrays.h) */
     void *held[64]; /* device memory */
     int nheld;
 } dp_device;
@@ -34,6 +35,8 @@ static inline size_t dp_device_bytes(int64_t n, dpg_dtype t) {
 }
 /* n numbers whose bits are NaN in both formats: what is not written shows. */
 dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x);
+/* To memory that is there. */
+dp_status dp_device_send(dp_device *d, const double *x, int64_t n, dpg_dtype t, void *to);
 /* NULL stays NULL. */
 dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t, const void **dev);
 dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to);

@@ -163,6 +163,19 @@ static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_ten
     return st;
 }
 
+/* A tensor of this rank, part after part, to its place in the whole one. */
+static dp_status fetch_tokens(dp_rank_job *j, const dp_rank_tokens *x, int64_t each, dpg_dtype t,
+                              const char *dev, double *all) {
+    dp_status st = DP_OK;
+    for (int i = 0; i < x->table.parts && !st; i++) {
+        const int64_t first = x->table.cut[i] * each, n = x->table.cut[i + 1] * each - first;
+        if (x->table.owner[i] != j->rank.dev.rank) continue;
+        st = dp_device_download(&j->rank.dev, dev, n, t, all + first);
+        dev += dp_device_bytes(n, t);
+    }
+    return st;
+}
+
 static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors *d, int backward) {
     const tensor_list l = list_of(j, backward, 1);
     dp_status st = DP_OK;
@@ -170,12 +183,8 @@ static dp_status fetch(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensors 
         const int id = token_result(j, &l.x[i]);
         if (id < 0) continue;
         const int64_t each = words_of_token(j, id);
-        double *own = dp_doubles(each * x->L);
-        st = dp_device_download(&j->rank.dev, *pointer_of(d, &l.x[i]), each * x->L, l.x[i].type,
-                                own);
-        if (!st)
-            dp_own_copy(&x->table, j->rank.dev.rank, each, *dp_result_at(&j->out->out, id), own, 1);
-        free(own);
+        st = fetch_tokens(j, x, each, l.x[i].type, *pointer_of(d, &l.x[i]),
+                          *dp_result_at(&j->out->out, id));
     }
     return st;
 }
@@ -187,10 +196,15 @@ static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, d
     double *all = *dp_input_at((dp_problem *)j->p, id);
     if (!all || dp_input_fields[id].kind != DP_OF_TOKENS)
         return dp_device_upload(&j->rank.dev, all, dp_input_count(j->p, id), d, dev);
-    double *own = dp_doubles(each * x->L);
-    dp_own_copy(&x->table, j->rank.dev.rank, each, all, own, 0);
-    const dp_status st = dp_device_upload(&j->rank.dev, own, each * x->L, d, dev);
-    free(own);
+    void *own = NULL;
+    dp_status st = dp_device_blank(&j->rank.dev, each * x->L, d, &own);
+    *dev = own;
+    for (int i = 0; i < x->table.parts && !st; i++) {
+        const int64_t first = x->table.cut[i] * each, n = x->table.cut[i + 1] * each - first;
+        if (x->table.owner[i] != j->rank.dev.rank) continue;
+        st = dp_device_send(&j->rank.dev, all + first, n, d, own);
+        own = (char *)own + dp_device_bytes(n, d);
+    }
     return st;
 }
 

@@ -85,14 +85,23 @@ static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base 
                          .dgdtype = bf16_inputs && base == DP_BASE_BF16 ? DPG_BF16 : DPG_F32};
 }
 
+/* States n from entry `at` on; from NULL: zeros, to NULL: nothing. */
+static void pass_through(const dp_problem *p, const double *from, double *to, int64_t at,
+                         int64_t n) {
+    double *none = from || !to ? NULL : dp_doubles(n);
+    if (to && from) dp_memory_move(p->memory, to + at, from + at, n);
+    if (none) dp_memory_put(p->memory, to + at, none, n);
+    free(none);
+}
+
 /* Sequences without tokens pass their initial state through, and the gradient of the final state
  * back; no rank owns them. */
 static void empty_sequences(const dp_problem *p, dp_result *r) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     for (int i = 0; i < p->Nseq; i++)
-        for (int64_t x = 0; p->cu[i + 1] == p->cu[i] && x < n; x++) {
-            r->final_state[i * n + x] = p->s0 ? p->s0[i * n + x] : 0;
-            if (r->ds0) r->ds0[i * n + x] = p->dstate ? p->dstate[i * n + x] : 0;
+        if (p->cu[i + 1] == p->cu[i]) {
+            pass_through(p, p->s0, r->final_state, i * n, n);
+            pass_through(p, p->dstate, r->ds0, i * n, n);
         }
 }
 
@@ -106,10 +115,12 @@ static dp_status gate_gradients(const dp_problem *p, const dp_rank_job *job, int
                 return dp_fail(e, DP_EDEVICE, "%s[%d]: rank %d has %a, rank 0 %a",
                                x < p->HV ? "dA_log" : "ddt_bias", x < p->HV ? x : x - p->HV, i,
                                job[i].gate[x], job[0].gate[x]);
-    for (int x = 0; x < p->HV && r->dA_log; x++)
-        r->dA_log[x] = job[0].gate[x];
-    for (int x = 0; x < p->HV * Kg && r->ddt_bias; x++)
-        r->ddt_bias[x] = job[0].gate[p->HV + x];
+    double *all = dp_doubles(n);
+    for (int x = 0; x < n; x++)
+        all[x] = job[0].gate[x];
+    if (r->dA_log) dp_memory_put(p->memory, r->dA_log, all, p->HV);
+    if (r->ddt_bias) dp_memory_put(p->memory, r->ddt_bias, all + p->HV, n - p->HV);
+    free(all);
     return DP_OK;
 }
 
@@ -246,7 +257,8 @@ static dp_status check_windows(const dp_cuda_how *how, int N, dp_err *e) {
 
 dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_result *out) {
     const int windows = how->variant >= DP_CUDA_WINDOWS;
-    return (dp_rank_job){.p = q,
+    return (dp_rank_job){.rank.dev.there = q->memory != NULL,
+                         .p = q,
                          .g = device_problem(q, how->bf16_inputs, how->base),
                          .opt = options_of(q, how),
                          .N = dp_cuda_ranks(q, how->N),

@@ -38,8 +38,12 @@ double dp_check_largest(const dp_check_work *w) {
     dp_sim ref;
     dp_err e = {0};
     double most = 0;
-    if (reference_seconds(w->p) > AFFORDABLE || dp_sim_new_design(&ref, w->p, &exact, w->N, &e))
+    if (reference_seconds(w->p) > AFFORDABLE) return 0;
+    dp_problem here = dp_check_at_hand(w->p);
+    if (dp_sim_new_design(&ref, &here, &exact, w->N, &e)) {
+        dp_problem_free(&here);
         return 0;
+    }
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
         const double *x = *dp_result_at(&ref.out, f);
@@ -49,6 +53,7 @@ double dp_check_largest(const dp_check_work *w) {
             most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
     }
     dp_sim_free(&ref);
+    dp_problem_free(&here);
     return most;
 }
 
@@ -75,8 +80,10 @@ static void add_store(const dp_problem *p, const dp_design *bounded, const dp_de
     dp_bounds_store(p, bounded, own, want, b);
 }
 
-void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
                           double *const *of, dp_error_bound *b, double **stage) {
+    dp_problem here = dp_check_at_hand(there);
+    const dp_problem *p = &here;
     dp_sim ref;
     dp_error_bound_base base;
     dp_design exact = dp_design_of(DP_BASE_FP64);
@@ -95,6 +102,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
     add_store(p, &plain, &own, &ref.out, b);
     dp_error_bound_base_free(&base);
     dp_sim_free(&ref);
+    dp_problem_free(&here);
 }
 
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w) {

@@ -1,5 +1,6 @@
 /* Checks by changing inputs: tokens, chunks, heads (invariants_work.h). */
 #include "invariants_work.h"
+#include "ref/inputs/inputs_large.h"
 #include "repeat.h"
 
 #include <stdio.h>
@@ -80,23 +81,25 @@ static void edited_tokens(const dp_check_work *w, int64_t t[EDITED_TOKENS]) {
 
 /* Another gate, exact in every format. By factors: a weaker one, since a strong one is refused
  * (DP_FACTORS_GATE). */
-static double other_gate(const dp_problem *p, double g) {
-    return g == 0 ? -0.5 : (dp_by_rows(p) ? 0.5 : 2) * g;
+static dp_edit edit_of_gate(const dp_problem *p) {
+    return dp_by_rows(p) ? DP_EDIT_WEAKER_GATE : DP_EDIT_GATE;
 }
 
 /* Inputs of tokens that have a role: another token's values, and another gate. */
 static void edit(dp_problem *p, dp_role role, int64_t t) {
     const int64_t other = (t + p->T / 2 + 1) % p->T;
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double *x = *dp_input_at(p, i);
         const int64_t n = dp_input_width(p, i);
         const dp_tensor_field *f = &dp_input_fields[i];
-        if (!x || f->role != role || f->kind != DP_OF_TOKENS) continue;
-        if (i != DP_INPUT_G) memmove(x + t * n, x + other * n, sizeof(double) * (size_t)n);
+        if (!dp_input_of(p, i) || f->role != role || f->kind != DP_OF_TOKENS) continue;
+        double *x = dp_check_own(p, i), *row = dp_doubles(n);
+        dp_memory_get(p->memory, row, x + (i == DP_INPUT_G ? t : other) * n, n);
         for (int64_t z = 0; i == DP_INPUT_G && z < n; z++)
-            x[t * n + z] = other_gate(p, x[t * n + z]);
+            row[z] = dp_edited(edit_of_gate(p), row[z], 0);
         for (int64_t z = 0; i == DP_INPUT_DO && z < n; z++)
-            x[t * n + z] *= 4;
+            row[z] *= 4;
+        dp_memory_put(p->memory, x + t * n, row, n);
+        free(row);
     }
 }
 
@@ -163,24 +166,34 @@ static int keep_others(const void *ctx, int f, int64_t token, int head, int seq)
 
 /* Exact in every format: gates of another strength, beta (erase, write) of another token, all else
  * mirrored. */
-static double edited(const dp_problem *p, int i, int64_t token, int64_t at, int64_t width) {
-    const double *a = *dp_input_at((dp_problem *)p, i), y = a[token * width + at];
-    if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return other_gate(p, y);
+static dp_edit edit_of(const dp_problem *p, int i) {
+    if (i == DP_INPUT_G || dp_input_fields[i].role == DP_ROLE_GATE) return edit_of_gate(p);
     const int of_strength = dp_input_fields[i].role == DP_ROLE_REQUIRED && i > DP_INPUT_G;
-    return of_strength ? a[(p->T - 1 - token) * width + at] : -y;
+    return of_strength ? DP_EDIT_MIRRORED : DP_EDIT_SIGN;
+}
+
+static void edit_host(const dp_memory_edit *e) {
+#pragma omp parallel for if (e->rows * e->width > 1 << 22)
+    for (int64_t t = 0; t < e->rows; t++)
+        for (int64_t at = e->from; at < e->to; at++)
+            e->into[t * e->width + at] = dp_edited(e->edit, e->of[t * e->width + at],
+                                                   e->of[(e->rows - 1 - t) * e->width + at]);
 }
 
 static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) {
     for (int i = 0; i < DP_NINPUTS; i++) {
-        double *a = *dp_input_at(p, i);
         const int heads = dp_input_heads(p0, i), group = p0->HV / heads;
         const int from = (x->from + group - 1) / group, to = x->to / group;
-        const int64_t width = dp_input_width(p0, i), rows = dp_input_count(p0, i) / width,
-                      per = width / heads;
-#pragma omp parallel for if (rows * width > 1 << 22)
-        for (int64_t t = 0; t < (a ? rows : 0); t++)
-            for (int64_t at = from * per; at < to * per; at++)
-                a[t * width + at] = edited(p0, i, t, at, width);
+        const int64_t width = dp_input_width(p0, i), per = width / heads;
+        if (!dp_input_of(p0, i) || from >= to) continue;
+        const dp_memory_edit e = {.into = dp_check_own(p, i),
+                                 .of = dp_input_of(p0, i),
+                                 .rows = dp_input_count(p0, i) / width,
+                                 .width = width,
+                                 .from = from * per,
+                                 .to = to * per,
+                                 .edit = edit_of(p0, i)};
+        (p0->memory ? p0->memory->edit : edit_host)(&e);
     }
 }
 
@@ -262,10 +275,10 @@ dp_status dp_check_chunk(dp_check_work *w) {
 
 dp_status dp_check_no_state(dp_check_work *w) {
     dp_problem none = dp_check_copy(w->p, w->backward);
-    free(none.s0);
+    dp_free_of(&none, none.s0);
     none.s0 = NULL;
     dp_problem zeros = dp_check_copy(&none, w->backward);
-    zeros.s0 = dp_doubles(dp_input_count(&zeros, DP_INPUT_S0));
+    zeros.s0 = dp_doubles_of(&zeros, dp_input_count(&zeros, DP_INPUT_S0));
     dp_check_work v = *w;
     v.p = &none;
     dp_check_outcome want = {0}, got = {0};

@@ -21,10 +21,10 @@ static dp_problem packed_of(const dp_problem *p, int backward) {
     c.cu[3] = p->T;
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (dp_input_fields[i].kind != DP_OF_SEQUENCES) continue;
-        double *x = *dp_input_at(&c, i), *y = x ? dp_doubles(3 * n) : NULL;
+        double *x = *dp_input_at(&c, i), *y = x ? dp_doubles_of(p, 3 * n) : NULL;
         for (int s = 0; x && s < 3; s++)
-            memcpy(y + s * n, x, sizeof(double) * (size_t)n);
-        free(x);
+            dp_memory_move(p->memory, y + s * n, x, n);
+        dp_free_of(p, x);
         *dp_input_at(&c, i) = y;
     }
     return c;
@@ -85,16 +85,16 @@ static dp_problem turned_round(const dp_problem *p, int backward) {
         c.cu[i + 1] = c.cu[i] + p->cu[before(p, i) + 1] - p->cu[before(p, i)];
     for (int i = 0; i < DP_NINPUTS; i++) {
         const dp_row_kind kind = dp_input_fields[i].kind;
-        double *to = *dp_input_at(&c, i);
         const double *from = dp_input_of(p, i);
         const int64_t width = kind == DP_OF_TOKENS      ? dp_input_width(p, i)
                               : kind == DP_OF_SEQUENCES ? dp_input_count(p, i) / p->Nseq
                                                         : 0;
-        for (int n = 0; to && width && n < p->Nseq; n++) {
+        double *to = from && width ? dp_check_own(&c, i) : NULL;
+        for (int n = 0; to && n < p->Nseq; n++) {
             const int m = before(p, n), tokens = kind == DP_OF_TOKENS;
             const int64_t at = tokens ? c.cu[n] : n, was = tokens ? p->cu[m] : m,
                           rows = tokens ? p->cu[m + 1] - p->cu[m] : 1;
-            memcpy(to + at * width, from + was * width, sizeof(double) * (size_t)(rows * width));
+            dp_memory_move(p->memory, to + at * width, from + was * width, rows * width);
         }
     }
     return c;
@@ -204,7 +204,7 @@ static dp_status check_parts(dp_check_work *w, const cut_sequence *x, dp_problem
     if (!st) {
         same_but(w, &late, &second.r, whole, x->mid - x->a, DP_RESULT_DS0);
         if (second.r.ds0 && w->backward) {
-            early->dstate = dp_copy(second.r.ds0, (int64_t)late.HV * late.K * late.V);
+            early->dstate = dp_copy_of(early, second.r.ds0, (int64_t)late.HV * late.K * late.V);
             st = dp_check_run_problem(w->s, early, 1, 1, &back, w->e);
             if (!st) same_but(w, early, &back.r, whole, 0, DP_RESULT_FINAL_STATE);
             if (!st) dp_check_outcome_free(&back);
@@ -253,8 +253,12 @@ dp_status dp_check_prefix(dp_check_work *w) {
 }
 
 static void times(dp_problem *p, int i, double c) {
-    double *x = *dp_input_at(p, i);
+    double *x = dp_check_own(p, i);
     const int64_t n = dp_input_count(p, i);
+    if (x && p->memory) {
+        p->memory->times(x, n, c);
+        return;
+    }
 #pragma omp parallel for if (n > 1 << 22)
     for (int64_t z = 0; z < (x ? n : 0); z++)
         x[z] *= c;
@@ -282,6 +286,7 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
     if (p->K % p->R || p->K % 4) return "K is no multiple of 4 and of R: no exact inputs";
     if (dp_by_rows(p)) return "no exact inputs of a recurrence by factors";
     *x = *p;
+    x->memory = NULL;
     x->gate = DP_GATE_LOG;
     x->beta_form = DP_BETA_PLAIN;
     x->l2norm = 0;
@@ -295,6 +300,7 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
         .seed = 2, .dtype = DP_BF16, .keys = DP_KEYS_EXACT, .s0_scale = p->s0 ? 1 : 0};
     dp_inputs_fill_exact(x, &s);
     if (backward) dp_inputs_fill_exact_gradients(x, &s);
+    dp_check_put_away(x, p->memory);
     return NULL;
 }
 
@@ -374,14 +380,21 @@ dp_status dp_check_exact_cp(dp_check_work *w) {
 
 /* ---- within both bounds ---------------------------------------------------------------------- */
 
+/* A result in memory of this process, to be freed. */
+static double *at_hand(const dp_result *r, int f, int64_t n) {
+    const double *x = *dp_result_at((dp_result *)r, f);
+    double *y = x ? dp_doubles(n) : NULL;
+    if (x) dp_memory_get(r->memory, y, x, n);
+    return y;
+}
+
 /* Each row of the problem itself and of another run of it within the sum of both bounds; who: what
  * differs between them. */
 static void hold_rows(dp_check_work *w, int f, const dp_result *one, const double *bound_one,
                       const double *bound_many, const char *who, double *top) {
     int64_t rows, width;
-    const double *x = *dp_result_at((dp_result *)one, f);
-    const double *y = *dp_result_at((dp_result *)&w->base->r, f);
     dp_result_shape(w->p, f, &rows, &width);
+    double *x = at_hand(one, f, rows * width), *y = at_hand(&w->base->r, f, rows * width);
     for (int64_t r = 0; x && y && bound_one && bound_many && r < rows; r++) {
         double d2 = 0;
         for (int64_t i = r * width; i < (r + 1) * width; i++)
@@ -399,6 +412,8 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
         snprintf(w->c->why, sizeof w->c->why, "%s: %s: %s differ by %.3g, both bounds allow %.3g",
                  dp_result_fields[f].name, at, who, sqrt(d2), limit);
     }
+    free(x);
+    free(y);
 }
 
 static void say_largest(dp_check_work *w, double top) {

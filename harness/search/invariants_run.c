@@ -8,14 +8,46 @@
 
 dp_problem dp_check_copy(const dp_problem *p, int backward) {
     dp_problem c = *p;
-    dp_inputs_copy(&c, p, dp_copy);
+    dp_inputs_copy(&c, p, p->memory ? p->memory->copy : dp_copy);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_fields[i].backward && !backward) {
-            free(*dp_input_at(&c, i));
+            dp_free_of(p, *dp_input_at(&c, i));
             *dp_input_at(&c, i) = NULL;
         }
     c.cu = dp_cu_copy(p);
     return c;
+}
+
+double *dp_check_own(dp_problem *p, int i) {
+    double **x = dp_input_at(p, i);
+    if (p->memory) *x = p->memory->own(*x, dp_input_count(p, i));
+    return *x;
+}
+
+dp_problem dp_check_at_hand(const dp_problem *p) {
+    dp_problem c = *p;
+    c.memory = NULL;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const int64_t n = dp_input_count(p, i);
+        double **x = dp_input_at(&c, i);
+        if (!*x) continue;
+        *x = dp_doubles(n);
+        dp_memory_get(p->memory, *x, dp_input_of(p, i), n);
+    }
+    c.cu = dp_cu_copy(p);
+    return c;
+}
+
+void dp_check_put_away(dp_problem *p, const dp_memory *memory) {
+    p->memory = memory;
+    for (int i = 0; i < DP_NINPUTS && memory; i++) {
+        const int64_t n = dp_input_count(p, i);
+        double **x = dp_input_at(p, i), *host = *x;
+        if (!host) continue;
+        *x = memory->make(n, 0);
+        memory->put(*x, host, n);
+        free(host);
+    }
 }
 
 /* Tokens [a, b), which belong to one sequence: a problem of its own. s0, dstate: NULL, or
@@ -32,7 +64,8 @@ dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const doubl
         const int64_t first = f->kind == DP_OF_TOKENS ? a * dp_input_width(p, i) : 0;
         const double *x = i == DP_INPUT_S0 ? s0 : i == DP_INPUT_DSTATE ? dstate : dp_input_of(p, i);
         *dp_input_at(&c, i) =
-            x && (backward || !f->backward) ? dp_copy(x + first, dp_input_count(&c, i)) : NULL;
+            x && (backward || !f->backward) ? dp_copy_of(p, x + first, dp_input_count(&c, i))
+                                              : NULL;
     }
     return c;
 }

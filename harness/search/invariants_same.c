@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* ---- comparing ------------------------------------------------------------------------------- */
 
@@ -101,9 +102,12 @@ static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, 
 
 static void differ(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
                    int64_t first) {
-    const double got = (*dp_result_at((dp_result *)x->got, f))[first];
-    const double want =
-        x->factor * (*dp_result_at((dp_result *)x->want, f))[first + l->skip * l->width];
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    double got, want;
+    dp_memory_get(x->got->memory, &got, a + first, 1);
+    dp_memory_get(x->want->memory, &want, b + first + l->skip * l->width, 1);
+    want *= x->factor;
     const dp_place at = place_of(w, l, x, first / l->width);
     char place[96], text[240], why[160];
     place_text(&at, place, sizeof place);
@@ -120,27 +124,52 @@ static void differ(dp_check_work *w, int f, const dp_check_pair *x, const rows_o
     }
 }
 
+/* A byte a row: is it compared? NULL: all are. */
+static uint8_t *rows_kept(const dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l) {
+    if (!x->keep) return NULL;
+    uint8_t *kept_rows = dp_alloc((size_t)l->rows, 1);
+#pragma omp parallel for if (l->rows > 1 << 16)
+    for (int64_t r = 0; r < l->rows; r++) {
+        const dp_place at = place_of(w, l, x, r);
+        kept_rows[r] = (uint8_t)kept(x, f, &at);
+    }
+    return kept_rows;
+}
+
+/* The first entry that differs, of arrays in memory of this process; -1: none does. */
+static int64_t first_host(const dp_memory_pair *x) {
+    int64_t first = INT64_MAX;
+#pragma omp parallel for reduction(min : first) if (x->rows * x->width > 1 << 22)
+    for (int64_t r = 0; r < x->rows; r++) {
+        if (first < r * x->width || (x->kept && !x->kept[r])) continue;
+        for (int64_t i = r * x->width; i < (r + 1) * x->width; i++) {
+            const double u = x->got[i], v = x->factor * x->want[i];
+            if (u == v || (isnan(u) && isnan(v)) || fabs(u - v) <= x->small) continue;
+            if (i < first) first = i;
+            break;
+        }
+    }
+    return first == INT64_MAX ? -1 : first;
+}
+
 void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     const double *a = *dp_result_at((dp_result *)x->got, f);
     const double *b = *dp_result_at((dp_result *)x->want, f);
     const rows_of l = layout(w, f, x);
     if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
-    int64_t first = INT64_MAX, compared = 0;
-#pragma omp parallel for reduction(min : first) reduction(+ : compared) \
-    if (l.rows * l.width > 1 << 22)
-    for (int64_t r = 0; r < l.rows; r++) {
-        const dp_place at = place_of(w, &l, x, r);
-        if (first < r * l.width || !kept(x, f, &at)) continue;
-        compared += l.width;
-        for (int64_t i = 0; i < l.width; i++) {
-            const double u = a[r * l.width + i], v = x->factor * b[(r + l.skip) * l.width + i];
-            if (u == v || (isnan(u) && isnan(v)) || fabs(u - v) <= x->small) continue;
-            if (r * l.width + i < first) first = r * l.width + i;
-            break;
-        }
-    }
-    w->c->compared += compared;
-    if (first != INT64_MAX) differ(w, f, x, &l, first);
+    uint8_t *kept_rows = rows_kept(w, f, x, &l);
+    const dp_memory_pair pair = {.got = a,
+                                .want = b + l.skip * l.width,
+                                .kept = kept_rows,
+                                .rows = l.rows,
+                                .width = l.width,
+                                .factor = x->factor,
+                                .small = x->small};
+    const int64_t first = (x->got->memory ? x->got->memory->first : first_host)(&pair);
+    for (int64_t r = 0; r < l.rows; r++)
+        w->c->compared += !kept_rows || kept_rows[r] ? l.width : 0;
+    free(kept_rows);
+    if (first >= 0) differ(w, f, x, &l, first);
 }
 
 void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],

@@ -231,7 +231,7 @@ DP_TEST(dplr, large_problems_have_unit_vectors_that_read_and_write) {
     char path[4096];
     snprintf(path, sizeof path, "%s/smoke-dplr.case", gt_cases());
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
-    dp_problem p = dp_large_problem(&c, 40, 3, 0, 1);
+    dp_problem p = dp_large_problem(&c, 40, 3, 0, 1, NULL);
     for (int64_t r = 0; r < p.T * p.HV; r++) {
         double a = 0, b = 0;
         for (int x = 0; x < p.K; x++) {

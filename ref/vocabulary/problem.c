@@ -79,11 +79,23 @@ double *dp_copy(const double *x, int64_t n) {
     return y;
 }
 
+double *dp_doubles_of(const dp_problem *p, int64_t n) {
+    return p->memory ? p->memory->make(n, 0) : dp_doubles(n);
+}
+
+double *dp_copy_of(const dp_problem *p, const double *x, int64_t n) {
+    return (p->memory ? p->memory->copy : dp_copy)(x, n);
+}
+
+static void free_doubles(double *x) { free(x); }
+
+void dp_free_of(const dp_problem *p, double *x) { (p->memory ? p->memory->free : free_doubles)(x); }
+
 DP_NOT_SO("-Wanalyzer-malloc-leak") /* arrays lie in the problem */
 void dp_problem_alloc(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_fields[i].role == DP_ROLE_REQUIRED && dp_input_belongs(p, i))
-            *dp_input_at(p, i) = dp_doubles(dp_input_count(p, i));
+            *dp_input_at(p, i) = dp_doubles_of(p, dp_input_count(p, i));
     if (!p->cu) {
         p->Nseq = 1;
         p->cu = dp_calloc(2, sizeof *p->cu);
@@ -114,7 +126,7 @@ int64_t dp_token_after(const dp_problem *p, int64_t t) {
 
 void dp_problem_free(dp_problem *p) {
     for (int i = 0; i < DP_NINPUTS; i++) {
-        free(*dp_input_at(p, i));
+        dp_free_of(p, *dp_input_at(p, i));
         *dp_input_at(p, i) = NULL;
     }
     free(p->cu);

@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "memory.h"
 #include "tensors.h" /* the table of these tensors */
 
 #ifdef __cplusplus
@@ -75,6 +76,10 @@ char *dp_strdup(const char *s);              /* likewise */
 void *dp_realloc(void *x, size_t bytes);     /* likewise */
 double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
+/* The same where a problem has its arrays (memory.h). */
+double *dp_doubles_of(const dp_problem *p, int64_t n);
+double *dp_copy_of(const dp_problem *p, const double *x, int64_t n);
+void dp_free_of(const dp_problem *p, double *x);
 
 /* The recurrences, a row each. Other properties (gpu/token/activate.cu) follow from these rows.
  *   one_gate    1: one gate a head, 0: one a channel
@@ -157,6 +162,7 @@ struct dp_problem {
     /* bound of the error of each row (last axis) of q, k and v, relative to its 2-norm; 0: they are
      * exact */
     double input_error;
+    const dp_memory *memory; /* where its arrays lie; NULL: memory of this process */
 };
 
 #define DP_L2_EPS 1e-6
@@ -217,6 +223,7 @@ struct dp_result {
     double *o, *final_state;
     double *dq, *dk, *dv, *dg, *dbeta, *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle,
         *dvalue3, *dvalue4, *dA_log, *ddt_bias, *ds0;
+    const dp_memory *memory; /* that of its problem */
 };
 /* NaN-filled, so that unwritten entries show */
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward);

@@ -221,21 +221,25 @@ int dp_qkv_heads(const dp_problem *p, int i) { return dp_input_heads(p, dp_qkv_i
 int dp_qkv_width(const dp_problem *p, int i) { return i == DP_QKV_V ? p->V : p->K; }
 
 void dp_result_alloc(dp_result *r, const dp_problem *p, int backward) {
-    memset(r, 0, sizeof *r);
+    *r = (dp_result){.memory = p->memory};
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
         dp_result_shape(p, i, &rows, &width);
         if (!rows || (dp_result_fields[i].backward && !backward)) continue;
-        double *x = *dp_result_at(r, i) = dp_doubles(rows * width);
+        double *x = *dp_result_at(r, i) =
+            p->memory ? p->memory->make(rows * width, NAN) : dp_doubles(rows * width);
 #pragma omp parallel for if (rows * width > 1 << 22)
-        for (int64_t j = 0; j < rows * width; j++)
+        for (int64_t j = 0; j < (p->memory ? 0 : rows * width); j++)
             x[j] = NAN;
     }
 }
 
 void dp_result_free(dp_result *r) {
     for (int i = 0; i < DP_NRESULTS; i++) {
-        free(*dp_result_at(r, i));
+        if (r->memory)
+            r->memory->free(*dp_result_at(r, i));
+        else
+            free(*dp_result_at(r, i));
         *dp_result_at(r, i) = NULL;
     }
 }

@@ -1,7 +1,7 @@
 # gpu/tests/cpu/cpu.mk - the program with its CUDA kernels translated to run on the CPU (cpu.cc),
 # for tests without a device. Needs no nvcc. Its fibers and the address sanitizer do not go
 # together: SAN=1 leaves it out, and its tests skip.
-CPU_DIRS    := plan simple token fast chain exchange conv decode truth abi
+CPU_DIRS    := plan simple token fast chain exchange conv decode truth arrays abi
 CPU_KERNELS := $(basename $(foreach d,$(CPU_DIRS),$(patsubst gpu/%,%,$(wildcard gpu/$(d)/*.cu))))
 # The compiler may use this machine's fma and vectors: nothing is contracted, so no bit depends on
 # them. A wheel's library is built with CPU_ARCH= .
@@ -13,7 +13,7 @@ CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-al
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
-    ref/chunk/conv.h ref/truth/truth_dd.h
+    ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h ref/inputs/inputs_large.h
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof

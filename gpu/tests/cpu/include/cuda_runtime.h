@@ -99,6 +99,11 @@ static inline unsigned atomicInc(unsigned *x, unsigned last) {
     *x = was >= last ? 0 : was + 1;
     return was;
 }
+static inline unsigned long long atomicMin(unsigned long long *x, unsigned long long y) {
+    const unsigned long long was = *x; /* as above */
+    *x = was < y ? was : y;
+    return was;
+}
 static inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned) {
     *x = (cudaGraphExec_t)g;
     return cudaSuccess;
