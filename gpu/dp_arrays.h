@@ -1,6 +1,6 @@
-/* gpu/dp_arrays.h - arrays of doubles on a device, C11-callable: the work of `deltaproof check` at
- * sizes whose problems stay there (ref/vocabulary/memory.h). Pointers are device memory unless stated
- * otherwise. Work goes to the default stream. */
+/* gpu/dp_arrays.h - arrays of doubles on a device, C11-callable: for `deltaproof check` of large
+ * problems (ref/vocabulary/memory.h). Pointers are device memory unless stated otherwise. Work goes
+ * to the default stream. */
 #ifndef DP_ARRAYS_H
 #define DP_ARRAYS_H
 #include "dp_gpu.h"
@@ -17,8 +17,8 @@ dp_status dpg_array_widen(const void *x, int64_t n, dpg_dtype t, double *to, dp_
 /* The law is any but DP_LARGE_LOG. */
 dp_status dpg_array_fill(double *x, const dp_large_law *law, int64_t rows, dp_err *e);
 dp_status dpg_array_edit(const dp_memory_edit *edit, dp_err *e);
-/* kept: device memory or NULL; first: one number of device memory for the call's use, then its
- * result in *entry, -1: no difference. */
+/* The first entry that differs goes to *entry; -1: none does. kept is device memory, too. The call
+ * uses one number of device memory, `first`. */
 dp_status dpg_array_first(const dp_memory_pair *x, unsigned long long *first, int64_t *entry,
                           dp_err *e);
 

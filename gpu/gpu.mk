@@ -20,7 +20,7 @@ GPU_SRC      := $(filter-out $(wildcard gpu/tests/*.cu gpu/bench/*.cu),$(wildcar
 GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
 # against ref/, harness/
-GPU_REF_TESTS := test_gpu_conv test_fast_bwd test_decode test_packed test_send
+GPU_REF_TESTS := test_arrays test_gpu_conv test_fast_bwd test_decode test_packed test_send
 GPU_BENCH    := bench_gpu bench_bwd bench_decode bench_own bench_send bench_split
 GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
@@ -32,7 +32,7 @@ $(BUILD)/gpu/%.o: gpu/%.cu $(BUILD)/gpu/flags
 	$(NVCC) -std=c++17 -I. -Igpu $(NVCC_GENCODE) $(NVCCFLAGS) $(NVCC_ALSO) -MMD -MP -Xcompiler \
 	    -fPIC,-Wall,-Wextra,-Wno-missing-field-initializers -c $< -o $@
 # Laws of inputs have the bits of the host.
-$(BUILD)/gpu/arrays/arrays.o: private NVCC_ALSO := -fmad=false
+$(BUILD)/gpu/arrays/arrays.o $(BUILD)/gpu/tests/test_arrays.o: private NVCC_ALSO := -fmad=false
 # NVCCFLAGS='-O3 -DDP_KERNEL_FAULTS': kernels with the faults of fault.cuh, to be switched on by
 # DPG_FAULT=NAME or `deltaproof museum --kernels`.
 $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh

@@ -12,8 +12,8 @@ static unsigned blocks_of(int64_t n) {
     const int64_t b = (n + THREADS - 1) / THREADS;
     return b < 1 ? 1u : b > 4096 ? 4096u : (unsigned)b;
 }
-#define EACH(i, n)                                                                         \
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n);              \
+#define EACH(i, n)                                                            \
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); \
          i += (int64_t)gridDim.x * blockDim.x)
 
 static __device__ inline uint16_t bf16_bits(float x) {
@@ -23,15 +23,15 @@ static __device__ inline uint16_t bf16_bits(float x) {
 }
 
 static __global__ void set_kernel(double *x, int64_t n, double value) {
-    EACH (i, n)
-        x[i] = value;
+    EACH(i, n)
+    x[i] = value;
 }
 static __global__ void times_kernel(double *x, int64_t n, double c) {
-    EACH (i, n)
-        x[i] *= c;
+    EACH(i, n)
+    x[i] *= c;
 }
 static __global__ void narrow_kernel(const double *x, int64_t n, int bf16, void *to) {
-    EACH (i, n) {
+    EACH(i, n) {
         if (bf16)
             ((uint16_t *)to)[i] = bf16_bits((float)x[i]);
         else
@@ -39,17 +39,17 @@ static __global__ void narrow_kernel(const double *x, int64_t n, int bf16, void 
     }
 }
 static __global__ void widen_kernel(const void *x, int64_t n, int bf16, double *to) {
-    EACH (i, n)
-        to[i] = bf16 ? __uint_as_float((unsigned)((const uint16_t *)x)[i] << 16)
-                     : ((const float *)x)[i];
+    EACH(i, n)
+    to[i] =
+        bf16 ? __uint_as_float((unsigned)((const uint16_t *)x)[i] << 16) : ((const float *)x)[i];
 }
 static __global__ void fill_kernel(double *x, dp_large_law law, int64_t rows) {
-    EACH (i, rows)
-        dp_large_row(&law, i, x + i * law.width);
+    EACH(i, rows)
+    dp_large_row(&law, i, x + i * law.width);
 }
 static __global__ void edit_kernel(dp_memory_edit e) {
     const int64_t n = e.to - e.from;
-    EACH (i, e.rows * n) {
+    EACH(i, e.rows * n) {
         const int64_t row = i / n, at = e.from + i % n;
         e.into[row * e.width + at] =
             dp_edited(e.edit, e.of[row * e.width + at], e.of[(e.rows - 1 - row) * e.width + at]);
@@ -57,7 +57,7 @@ static __global__ void edit_kernel(dp_memory_edit e) {
 }
 static __global__ void first_kernel(dp_memory_pair x, unsigned long long *first) {
     unsigned long long least = NONE;
-    EACH (i, x.rows * x.width) {
+    EACH(i, x.rows * x.width) {
         const double u = x.got[i], v = x.factor * x.want[i];
         if (u == v || (u != u && v != v) || fabs(u - v) <= x.small) continue;
         if (x.kept && !x.kept[i / x.width]) continue;

@@ -183,9 +183,10 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
         char names[256] = "";
         const char *only = of_block(o, h / block, (HV + block - 1) / block, names, sizeof names);
         printf("%s: T = %lld, heads %d to %d of %d, K = %d, V = %d, %d ranks, base %s, chain %s, "
-               "%s%s%s%s%s\n",
+               "%s%s%s%s%s%s\n",
                c.name, (long long)p.T, h, h + n - 1, HV, p.K, p.V, N, dp_base_names[o->s.base],
-               dp_formats[o->s.chain].name, who(o), o->s.variant ? ", variant " : "",
+               dp_formats[o->s.chain].name, who(o), p.memory ? ", arrays on the device" : "",
+               o->s.variant ? ", variant " : "",
                o->s.variant ? dp_cuda_variant_names[o->s.variant] : "",
                o->s.fault ? ", fault " : "", o->s.fault ? dp_faults[o->s.fault].name : "");
         fflush(stdout);

@@ -249,8 +249,8 @@ static int one_case(options *o, const char *name, json_t *list, dp_err *e) {
     int rc = 2;
     large = c;
     if (o->tokens || o->heads) {
-        large.p = dp_large_problem(&c, o->tokens, o->heads ? o->heads : c.p.HV, !o->forward, 1000,
-                                   NULL);
+        large.p =
+            dp_large_problem(&c, o->tokens, o->heads ? o->heads : c.p.HV, !o->forward, 1000, NULL);
         large.spec.keys = DP_KEYS_RANDOM; /* nothing of it is exact */
     }
     if (large.p.T % N)

@@ -12,8 +12,8 @@ static void fill_host(double *x, const dp_large_law *l, int64_t rows) {
     for (int64_t r = 0; r < rows; r++) {
         if (l->kind != DP_LARGE_LOG) dp_large_row(l, r, x + r * l->width);
         for (int64_t i = r * l->width; i < (r + 1) * l->width && l->kind == DP_LARGE_LOG; i++)
-            x[i] = dp_large_rounded(l->b * dp_log1p(-dp_large_uniform(l->seed, (uint64_t)i)),
-                                    l->bf16);
+            x[i] =
+                dp_large_rounded(l->b * dp_log1p(-dp_large_uniform(l->seed, (uint64_t)i)), l->bf16);
     }
 }
 

@@ -146,8 +146,8 @@ static int64_t first(const dp_memory_pair *x) {
 }
 
 const dp_memory *dp_cuda_memory(const dp_problem *p, dp_backend b, int N) {
-    static const dp_memory device = {make, copy, let_go, own,  put,   get,
-                                    move, times, edit,  first, fill};
+    static const dp_memory device = {make, copy,  let_go, own,   put, get,
+                                     move, times, edit,   first, fill};
     int n = 0;
     if (b != DP_BACKEND_CUDA || dp_fill_needed(p) || dp_cuda_processes(b, N)) return NULL;
     return cudaGetDeviceCount(&n) == cudaSuccess && n == 1 ? &device : NULL;

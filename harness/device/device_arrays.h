@@ -7,7 +7,7 @@
 #include "ref/vocabulary/memory.h"
 
 #define DP_ARRAY_TAG ((uintptr_t)1 << 62)
-/* Of the kernels. */
+/* The kernels take this address. */
 static inline double *dp_array_real(const double *x) {
     /* NOLINTNEXTLINE(performance-no-int-to-ptr): a tag comes off */
     return x ? (double *)((uintptr_t)x - DP_ARRAY_TAG) : NULL;

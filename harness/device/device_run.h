@@ -83,8 +83,8 @@ void dp_cuda_result_free(dp_cuda_result *r, int HV);
 /* The device as dp_truth_request.device, or NULL where there is none or it does not take these
  * shapes. */
 const dp_truth_device *dp_cuda_truth(const dp_problem *p);
-/* The device's memory for arrays of problems like p on N ranks, or NULL: without the backend, with
- * processes or several devices, or of widths that are filled up (device_fill.h). Then dp_cuda_run
- * takes them and gives results that lie there. */
+/* The device's memory for problems of this shape on N ranks: dp_cuda_run takes arrays that lie
+ * there, and leaves its results there. NULL without the backend, with processes or several devices,
+ * and for widths that are filled up (device_fill.h). */
 const dp_memory *dp_cuda_memory(const dp_problem *p, dp_backend b, int N);
 #endif

@@ -187,12 +187,12 @@ static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) 
         const int64_t width = dp_input_width(p0, i), per = width / heads;
         if (!dp_input_of(p0, i) || from >= to) continue;
         const dp_memory_edit e = {.into = dp_check_own(p, i),
-                                 .of = dp_input_of(p0, i),
-                                 .rows = dp_input_count(p0, i) / width,
-                                 .width = width,
-                                 .from = from * per,
-                                 .to = to * per,
-                                 .edit = edit_of(p0, i)};
+                                  .of = dp_input_of(p0, i),
+                                  .rows = dp_input_count(p0, i) / width,
+                                  .width = width,
+                                  .from = from * per,
+                                  .to = to * per,
+                                  .edit = edit_of(p0, i)};
         (p0->memory ? p0->memory->edit : edit_host)(&e);
     }
 }

@@ -63,9 +63,9 @@ dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const doubl
         const dp_tensor_field *f = &dp_input_fields[i];
         const int64_t first = f->kind == DP_OF_TOKENS ? a * dp_input_width(p, i) : 0;
         const double *x = i == DP_INPUT_S0 ? s0 : i == DP_INPUT_DSTATE ? dstate : dp_input_of(p, i);
-        *dp_input_at(&c, i) =
-            x && (backward || !f->backward) ? dp_copy_of(p, x + first, dp_input_count(&c, i))
-                                              : NULL;
+        *dp_input_at(&c, i) = x && (backward || !f->backward)
+                                  ? dp_copy_of(p, x + first, dp_input_count(&c, i))
+                                  : NULL;
     }
     return c;
 }

@@ -159,12 +159,12 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
     uint8_t *kept_rows = rows_kept(w, f, x, &l);
     const dp_memory_pair pair = {.got = a,
-                                .want = b + l.skip * l.width,
-                                .kept = kept_rows,
-                                .rows = l.rows,
-                                .width = l.width,
-                                .factor = x->factor,
-                                .small = x->small};
+                                 .want = b + l.skip * l.width,
+                                 .kept = kept_rows,
+                                 .rows = l.rows,
+                                 .width = l.width,
+                                 .factor = x->factor,
+                                 .small = x->small};
     const int64_t first = (x->got->memory ? x->got->memory->first : first_host)(&pair);
     for (int64_t r = 0; r < l.rows; r++)
         w->c->compared += !kept_rows || kept_rows[r] ? l.width : 0;

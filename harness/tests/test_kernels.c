@@ -1000,3 +1000,61 @@ DP_TEST(kernels, checks_without_truth_take_a_way) {
              gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--variant dh-only"), "%s", out);
 }
+
+/* ---- checks whose arrays stay on the device -------------------------------------------------- */
+
+DP_TEST(kernels, arrays_on_a_device_have_the_bits_of_the_host) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd, "'%s/test_arrays'", folder());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
+}
+
+/* The checks of a larger problem on so many devices: with one, its arrays are there. */
+static json_t *checked(const char *on, const char *args, int devices, int want) {
+    char cmd[4096], out[16384];
+    snprintf(cmd, sizeof cmd,
+             "DP_CPU_DEVICES=%d '%s' check %s --cases '%s' --backend cuda --ranks 2 --json "
+             "'%s/checks.json'",
+             devices, on, args, gt_cases(), gt_tmpdir());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == want && !strstr(out, "arrays on the device") == (devices > 1), "%s: %d: %.3000s",
+          args, rc, out);
+    snprintf(cmd, sizeof cmd, "%s/checks.json", gt_tmpdir());
+    json_t *checks = json_load_file(cmd, 0, NULL), *c;
+    size_t i;
+    json_array_foreach(checks, i, c) json_object_del(c, "seconds");
+    return checks;
+}
+
+/* Names, verdicts, numbers of entries, reasons and first differences. */
+static void both_say(const char *on, const char *args, int want, size_t n) {
+    json_t *there = checked(on, args, 1, want), *here = checked(on, args, 2, want);
+    CHECK(json_array_size(there) >= n && json_equal(there, here), "%s", args);
+    json_decref(there);
+    json_decref(here);
+}
+
+DP_TEST(kernels, checks_on_a_device_say_what_those_of_the_host_say) {
+    NEEDS_KERNELS;
+    both_say(program(), "smoke-kda --tokens 136 --heads 3 --every", 0, 18);
+    both_say(program(), "smoke-dplr --tokens 72 --heads 3 --block 2", 0, 18);
+}
+
+DP_TEST(kernels, checks_on_a_device_name_faults_as_those_of_the_host_do) {
+    NEEDS_KERNELS;
+    static const char *const F[][2] = {{"gate-head0", "--only heads"},
+                                       {"offset-wraps", "--only packed"},
+                                       {"offset-wraps", "--only sequence-order"},
+                                       {"offset-wraps", "--only exact-cp"},
+                                       {"decay-before-use", "--only ranks"},
+                                       {"bwd-next-head", "--only ranks-bound"}};
+    char args[128];
+    for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
+        setenv("DPG_FAULT", F[i][0], 1);
+        snprintf(args, sizeof args, "smoke-kda --tokens 200 --heads 3 %s", F[i][1]);
+        both_say(getenv("DP_FAULTY"), args, 1, 1);
+        unsetenv("DPG_FAULT");
+    }
+}

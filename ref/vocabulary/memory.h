@@ -22,7 +22,7 @@ typedef struct {
 
 /* How an entry is edited; all are exact in every format. */
 typedef enum { DP_EDIT_SIGN, DP_EDIT_GATE, DP_EDIT_WEAKER_GATE, DP_EDIT_MIRRORED } dp_edit;
-/* Columns [from, to) of rows [rows][width]: `to_array` gets edited entries of `of`. */
+/* Columns [from, to) of rows [rows][width]: `into` gets edited entries of `of`. */
 typedef struct {
     double *into;
     const double *of;

@@ -19,7 +19,8 @@ CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_split $(BUILD)/cpu/test_kill \
     $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed \
-    $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send $(BUILD)/cpu/libnccl.so.2
+    $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send $(BUILD)/cpu/test_arrays \
+    $(BUILD)/cpu/libnccl.so.2
 
 $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
@@ -60,7 +61,8 @@ $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
 	    mv $@.tmp $@
 $(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode \
-    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send: %: %.o \
+    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send \
+    $(BUILD)/cpu/test_arrays: %: %.o \
     $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
