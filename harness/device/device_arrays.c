@@ -57,7 +57,7 @@ static double *room(int64_t n) {
         b = &held.of[held.n++];
     }
     void *x;
-    must(cudaMalloc(&x, bytes), "an array", bytes);
+    must(dp_pool_get(bytes, &x), "an array", bytes);
     *b = (block){x, bytes, 1};
     return tagged(x);
 }
@@ -79,7 +79,7 @@ static void let_go(double *x) {
     if (!x) return;
     block *b = block_of(dp_array_real(x));
     if (--b->uses) return;
-    cudaFree(b->at);
+    dp_pool_put(b->at);
     *b = (block){0};
 }
 

@@ -16,7 +16,7 @@ typedef struct {
     dpg_problem g;
     dpg_options opt;
     int N;
-    int by_windows;
+    int by_windows, results_only;
     struct dp_in_order *order; /* of forwards by windows */
     dp_cuda_result *out;
     int shared;  /* a process: results are left where all see them (device_procs.h) */

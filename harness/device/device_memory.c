@@ -4,14 +4,87 @@
 #include "device_arrays.h"
 #include "gpu/dp_arrays.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #define LARGE (1 << 20) /* entries from which conversions use all cores */
 
+/* ---- memory that is used again --------------------------------------------------------------- */
+
+typedef struct {
+    void *at;
+    size_t bytes;
+    int used;
+} dp_block;
+static struct {
+    pthread_mutex_t lock;
+    dp_block *of;
+    int n;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* A block of the pool: a free one of so many bytes, or a new one in `at`. */
+static void *take(size_t bytes, void *at) {
+    dp_block *b = NULL;
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < pool.n && !b; i++)
+        if (at ? !pool.of[i].at : pool.of[i].at && !pool.of[i].used && pool.of[i].bytes == bytes)
+            b = &pool.of[i];
+    if (!b && at) {
+        pool.of = dp_realloc(pool.of, sizeof *b * (size_t)(pool.n + 1));
+        b = &pool.of[pool.n++];
+    }
+    if (b) *b = (dp_block){at ? at : b->at, bytes, 1};
+    void *x = b ? b->at : NULL;
+    pthread_mutex_unlock(&pool.lock);
+    return x;
+}
+
+/* Gives what nobody uses back to the device. */
+static void drain(void) {
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < pool.n; i++)
+        if (pool.of[i].at && !pool.of[i].used) {
+            cudaFree(pool.of[i].at);
+            pool.of[i] = (dp_block){0};
+        }
+    pthread_mutex_unlock(&pool.lock);
+}
+
+cudaError_t dp_pool_get(size_t bytes, void **x) {
+    *x = take(bytes, NULL);
+    if (*x) return cudaSuccess;
+    cudaError_t rc = cudaMalloc(x, bytes);
+    if (rc != cudaSuccess) {
+        cudaGetLastError();
+        drain();
+        rc = cudaMalloc(x, bytes);
+    }
+    if (rc == cudaSuccess) take(bytes, *x);
+    return rc;
+}
+
+int dp_pool_put(void *x) {
+    int found = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (int i = 0; i < pool.n && !found; i++)
+        if (x && pool.of[i].at == x) {
+            pool.of[i].used = 0;
+            found = 1;
+        }
+    pthread_mutex_unlock(&pool.lock);
+    return found;
+}
+
+/* ---- a rank's -------------------------------------------------------------------------------- */
+
 static dp_status memory(dp_device *d, size_t bytes, void **x) {
     if (d->nheld == sizeof d->held / sizeof *d->held)
         return dp_fail(&d->err, DP_EDEVICE, "rank %d: too many arrays on its device", d->rank);
-    DP_CUDA(d, cudaMalloc(x, bytes ? bytes : 1));
+    if (!bytes) bytes = 1;
+    if (d->there)
+        DP_CUDA(d, dp_pool_get(bytes, x));
+    else
+        DP_CUDA(d, cudaMalloc(x, bytes));
     d->held[d->nheld++] = *x;
     return DP_OK;
 }
@@ -63,8 +136,9 @@ dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype
 }
 
 void dp_device_close(dp_device *d) {
+    if (d->there) cudaDeviceSynchronize(); /* as cudaFree would */
     for (int i = 0; i < d->nheld; i++)
-        cudaFree(d->held[i]);
+        if (!dp_pool_put(d->held[i])) cudaFree(d->held[i]);
     if (d->stream) cudaStreamDestroy(d->stream);
     d->nheld = 0;
     d->stream = NULL;

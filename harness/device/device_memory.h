@@ -29,6 +29,11 @@ typedef struct {
                            (d)->rank, #call, cudaGetErrorString(rc_));                          \
     } while (0)
 
+/* Memory of device 0 for problems whose arrays are there. It is kept for the next array of as many
+ * bytes. By any thread. */
+cudaError_t dp_pool_get(size_t bytes, void **x);
+int dp_pool_put(void *x); /* 0: it is not the pool's */
+
 /* Bytes of n numbers. */
 static inline size_t dp_device_bytes(int64_t n, dpg_dtype t) {
     return (size_t)n * (t == DPG_BF16 ? 2 : 4);

@@ -50,7 +50,7 @@ static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_t
     const int HV = j->p->HV;
     const int64_t each = dp_rank_width(j->p, which);
     int any = 0;
-    for (int i = 0; i < x->n && dp_exchange_makes(j->opt.exchange, which); i++)
+    for (int i = 0; i < x->n && !j->results_only && dp_exchange_makes(j->opt.exchange, which); i++)
         any |= has(&x->part[i]);
     if (!any) return DP_OK;
     double **slot = j->out->rank[which], *all = dp_doubles(x->n * each * HV);
@@ -163,12 +163,20 @@ static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_ten
     return st;
 }
 
+/* The last of the parts from i on, one behind the other, that one rank owns. */
+static int end_of_run(const dp_rank_tokens *x, int i) {
+    while (i + 1 < x->table.parts && x->table.owner[i + 1] == x->table.owner[i])
+        i++;
+    return i;
+}
+
 /* A tensor of this rank, part after part, to its place in the whole one. */
 static dp_status fetch_tokens(dp_rank_job *j, const dp_rank_tokens *x, int64_t each, dpg_dtype t,
                               const char *dev, double *all) {
     dp_status st = DP_OK;
-    for (int i = 0; i < x->table.parts && !st; i++) {
-        const int64_t first = x->table.cut[i] * each, n = x->table.cut[i + 1] * each - first;
+    for (int i = 0, last; i < x->table.parts && !st; i = last + 1) {
+        last = end_of_run(x, i);
+        const int64_t first = x->table.cut[i] * each, n = x->table.cut[last + 1] * each - first;
         if (x->table.owner[i] != j->rank.dev.rank) continue;
         st = dp_device_download(&j->rank.dev, dev, n, t, all + first);
         dev += dp_device_bytes(n, t);
@@ -199,8 +207,9 @@ static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, d
     void *own = NULL;
     dp_status st = dp_device_blank(&j->rank.dev, each * x->L, d, &own);
     *dev = own;
-    for (int i = 0; i < x->table.parts && !st; i++) {
-        const int64_t first = x->table.cut[i] * each, n = x->table.cut[i + 1] * each - first;
+    for (int i = 0, last; i < x->table.parts && !st; i = last + 1) {
+        last = end_of_run(x, i);
+        const int64_t first = x->table.cut[i] * each, n = x->table.cut[last + 1] * each - first;
         if (x->table.owner[i] != j->rank.dev.rank) continue;
         st = dp_device_send(&j->rank.dev, all + first, n, d, own);
         own = (char *)own + dp_device_bytes(n, d);

@@ -263,6 +263,7 @@ dp_rank_job dp_rank_job_of(const dp_problem *q, const dp_cuda_how *how, dp_cuda_
                          .opt = options_of(q, how),
                          .N = dp_cuda_ranks(q, how->N),
                          .by_windows = dp_cuda_ranks(q, how->N) > 1 && windows,
+                         .results_only = how->results_only,
                          .out = out};
 }
 

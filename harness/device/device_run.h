@@ -37,7 +37,8 @@ typedef struct {
     dp_cuda_variant variant;
     dp_sending sending; /* as it is asked for; of no meaning on one rank */
     int bf16_inputs, backward;
-    dp_format kept; /* of a session's states between its calls; DP_FP64: not rounded */
+    int results_only; /* 1: nothing of dp_cuda_result.rank is read */
+    dp_format kept;   /* of a session's states between its calls; DP_FP64: not rounded */
 } dp_cuda_how;
 
 typedef struct {

@@ -131,7 +131,8 @@ static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N,
                              .variant = s->variant,
                              .sending = {s->merge, s->payload},
                              .bf16_inputs = s->input_dtype == DP_BF16,
-                             .backward = backward};
+                             .backward = backward,
+                             .results_only = p->own.kind != DP_OWN_EVEN};
     const dp_status st = dp_cuda_run(p, &how, &c, e);
     if (st) return st;
     o->r = c.out;
