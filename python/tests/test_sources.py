@@ -24,7 +24,7 @@ def test_every_statement_stands_there_once_and_is_counted() -> None:
     assert len(numbers) == len(set(numbers)) == 171
     stands = Counter(r[2] for r in ROWS)
     said = re.search(
-        r"(\d+) hold, in (\d+) .*?(\d+) are there in part,\s+(\d+) is missing", TEXT, re.S
+        r"(\d+) hold\. In (\d+) .*?(\d+) are there in part,\s+(\d+) is missing", TEXT, re.S
     )
     assert said
     assert [int(x) for x in said.groups()] == [

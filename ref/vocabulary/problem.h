@@ -48,7 +48,7 @@ typedef enum {
 
 typedef struct {
     dp_status code;
-    char msg[1024];
+    char msg[2048];
 } dp_err;
 
 /* Sets *e (may be NULL) with a printf message and returns code, so that `return dp_fail(e,
