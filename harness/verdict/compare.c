@@ -435,7 +435,7 @@ static void judge_draws(dp_comparison *c, power *p) {
 /* Is the truth of a row known to no better than 2^-10 of it and of a typical row of its head?
  * Inputs that are not finite make infinite radii, which do not count. */
 static int is_vague(const dp_comparison *c, const dp_measured *r, double *over) {
-    const double size = hypot(sqrt(r->want2), c->rms[r->at.head]);
+    const double rms = c->rms[r->at.head], size = sqrt(r->want2 + rms * rms);
     if (!dp_is_looked_at(r) || !(r->radius > fmax(0x1p-10 * size, c->in->tiny))) return 0;
     if (r->want2 == 0 && r->raw2 == 0) return 0;
     *over = fmax(*over, r->radius / size);
