@@ -388,10 +388,15 @@ static double *at_hand(const dp_result *r, int f, int64_t n) {
     return y;
 }
 
+typedef struct {
+    double top;   /* largest difference over the sum of both bounds */
+    int64_t left; /* rows whose bound overflowed, which are not compared */
+} held;
+
 /* Each row of the problem itself and of another run of it within the sum of both bounds; who: what
  * differs between them. */
 static void hold_rows(dp_check_work *w, int f, const dp_result *one, const double *bound_one,
-                      const double *bound_many, const char *who, double *top) {
+                      const double *bound_many, const char *who, held *all) {
     int64_t rows, width;
     dp_result_shape(w->p, f, &rows, &width);
     double *x = at_hand(one, f, rows * width), *y = at_hand(&w->base->r, f, rows * width);
@@ -400,10 +405,13 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
         for (int64_t i = r * width; i < (r + 1) * width; i++)
             d2 += (x[i] - y[i]) * (x[i] - y[i]);
         const double limit = bound_one[r] + bound_many[r];
-        if (!isfinite(limit)) continue; /* it overflowed */
+        if (!isfinite(limit)) {
+            all->left++;
+            continue;
+        }
         w->c->compared += width;
         if (sqrt(d2) <= limit || w->c->verdict == DP_FAIL) {
-            if (sqrt(d2) > *top * limit) *top = sqrt(d2) / limit;
+            if (sqrt(d2) > all->top * limit) all->top = sqrt(d2) / limit;
             continue;
         }
         char at[96];
@@ -416,16 +424,24 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
     free(y);
 }
 
-static void say_largest(dp_check_work *w, double top) {
+static void say_held(dp_check_work *w, const held *all) {
+    char left[64] = "";
     if (w->c->verdict != DP_PASS) return;
-    w->c->within_bounds = top > 0;
-    snprintf(w->c->why, sizeof w->c->why, "largest difference %.2g of the sum of both bounds", top);
+    if (all->left)
+        snprintf(left, sizeof left, "%lld rows have no bound: it overflowed", (long long)all->left);
+    if (!w->c->compared && all->left) {
+        dp_check_skip(w, left);
+        return;
+    }
+    w->c->within_bounds = all->top > 0;
+    snprintf(w->c->why, sizeof w->c->why, "largest difference %.2g of the sum of both bounds%s%s",
+             all->top, *left ? "; " : "", left);
 }
 
 dp_status dp_check_ranks_bound(dp_check_work *w) {
     dp_check_outcome one;
     char why[160], who[32];
-    double top = 0;
+    held all = {0};
     if (w->N < 2) snprintf(why, sizeof why, "one rank");
     if (w->N < 2 || !dp_check_bounded(w, why, sizeof why)) {
         dp_check_skip(w, why);
@@ -439,8 +455,8 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
     const dp_error_bound *a = dp_check_bounds_of(&v), *b = dp_check_bounds_of(w);
     snprintf(who, sizeof who, "%d ranks and one", w->N);
     for (int f = 0; f < DP_NRESULTS; f++)
-        hold_rows(w, f, &one.r, a->row[f], b->row[f], who, &top);
-    say_largest(w, top);
+        hold_rows(w, f, &one.r, a->row[f], b->row[f], who, &all);
+    say_held(w, &all);
     dp_check_outcome_free(&one);
     return DP_OK;
 }
@@ -457,7 +473,7 @@ static int other_lengths(const dp_check_work *w, char *why, size_t size) {
 }
 
 /* The problem itself beside a run with chunks of that length. */
-static dp_status hold_length(dp_check_work *w, int length, double *top) {
+static dp_status hold_length(dp_check_work *w, int length, held *all) {
     dp_check_subject s = *w->s;
     dp_check_outcome other;
     dp_error_bound bound;
@@ -469,7 +485,7 @@ static dp_status hold_length(dp_check_work *w, int length, double *top) {
     dp_check_bounds_make(&s, w->p, w->N, w->backward, NULL, &bound, NULL);
     snprintf(who, sizeof who, "chunks of %d and of %d", length, dp_check_design(w->s, w->p).chunk);
     for (int f = 0; f < DP_NRESULTS; f++)
-        hold_rows(w, f, &other.r, bound.row[f], own->row[f], who, top);
+        hold_rows(w, f, &other.r, bound.row[f], own->row[f], who, all);
     dp_error_bound_free(&bound);
     dp_check_outcome_free(&other);
     return DP_OK;
@@ -477,13 +493,13 @@ static dp_status hold_length(dp_check_work *w, int length, double *top) {
 
 dp_status dp_check_chunk_size(dp_check_work *w) {
     char why[160];
-    double top = 0;
+    held all = {0};
     dp_status st = DP_OK;
     const int lengths =
         dp_check_bounded(w, why, sizeof why) ? other_lengths(w, why, sizeof why) : 0;
     if (!lengths) dp_check_skip(w, why);
     for (int n = 8; n <= DP_CHUNK_MOST && !st && w->c->verdict == DP_PASS; n *= 2)
-        if (lengths & n) st = hold_length(w, n, &top);
-    if (!st && lengths) say_largest(w, top);
+        if (lengths & n) st = hold_length(w, n, &all);
+    if (!st && lengths) say_held(w, &all);
     return st;
 }

@@ -208,4 +208,5 @@ DP_TEST(invariants, rows_whose_bound_overflows_are_left_out) {
              gt_tmpdir(), gt_program(), gt_tmpdir(), gt_program(), gt_tmpdir());
     CHECK(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     CHECK(strstr(out, "bound inf") && !strstr(out, "nan"), "%s", out);
+    CHECK(strstr(out, " rows have no bound: it overflowed"), "%s", out);
 }
