@@ -2,6 +2,7 @@
  * the bits of the host. */
 #include "dp_arrays.h"
 #include "plan/status.cuh"
+#include "plan/values.cuh"
 #include "ref/inputs/inputs_large.h"
 
 #define THREADS 256
@@ -16,12 +17,6 @@ static unsigned blocks_of(int64_t n) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < (n); \
          i += (int64_t)gridDim.x * blockDim.x)
 
-static __device__ inline uint16_t bf16_bits(float x) {
-    const unsigned u = __float_as_uint(x);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40);
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
 static __global__ void set_kernel(double *x, int64_t n, double value) {
     EACH(i, n)
     x[i] = value;
@@ -31,17 +26,12 @@ static __global__ void times_kernel(double *x, int64_t n, double c) {
     x[i] *= c;
 }
 static __global__ void narrow_kernel(const double *x, int64_t n, int bf16, void *to) {
-    EACH(i, n) {
-        if (bf16)
-            ((uint16_t *)to)[i] = bf16_bits((float)x[i]);
-        else
-            ((float *)to)[i] = (float)x[i];
-    }
+    EACH(i, n)
+    stx(to, i, bf16, (float)x[i]);
 }
 static __global__ void widen_kernel(const void *x, int64_t n, int bf16, double *to) {
     EACH(i, n)
-    to[i] =
-        bf16 ? __uint_as_float((unsigned)((const uint16_t *)x)[i] << 16) : ((const float *)x)[i];
+    to[i] = ldx(x, i, bf16);
 }
 static __global__ void fill_kernel(double *x, dp_large_law law, int64_t rows) {
     EACH(i, rows)

@@ -163,23 +163,31 @@ static dp_status make_blank(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_ten
     return st;
 }
 
-/* The last of the parts from i on, one behind the other, that one rank owns. */
-static int end_of_run(const dp_rank_tokens *x, int i) {
-    while (i + 1 < x->table.parts && x->table.owner[i + 1] == x->table.owner[i])
-        i++;
-    return i;
+/* Tokens of this rank that lie one behind the other. */
+typedef struct {
+    int next; /* part; 0 before the first run */
+    int64_t first, n;
+} run;
+/* The next run, in numbers of which a token has `each`; 0: there is none. */
+static int next_run(const dp_rank_tokens *x, int rank, int64_t each, run *r) {
+    const dp_own_table *t = &x->table;
+    while (r->next < t->parts && t->owner[r->next] != rank)
+        r->next++;
+    if (r->next == t->parts) return 0;
+    r->first = t->cut[r->next] * each;
+    while (r->next < t->parts && t->owner[r->next] == rank)
+        r->next++;
+    r->n = t->cut[r->next] * each - r->first;
+    return 1;
 }
 
 /* A tensor of this rank, part after part, to its place in the whole one. */
 static dp_status fetch_tokens(dp_rank_job *j, const dp_rank_tokens *x, int64_t each, dpg_dtype t,
                               const char *dev, double *all) {
     dp_status st = DP_OK;
-    for (int i = 0, last; i < x->table.parts && !st; i = last + 1) {
-        last = end_of_run(x, i);
-        const int64_t first = x->table.cut[i] * each, n = x->table.cut[last + 1] * each - first;
-        if (x->table.owner[i] != j->rank.dev.rank) continue;
-        st = dp_device_download(&j->rank.dev, dev, n, t, all + first);
-        dev += dp_device_bytes(n, t);
+    for (run r = {0}; !st && next_run(x, j->rank.dev.rank, each, &r);) {
+        st = dp_device_download(&j->rank.dev, dev, r.n, t, all + r.first);
+        dev += dp_device_bytes(r.n, t);
     }
     return st;
 }
@@ -207,12 +215,9 @@ static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, d
     void *own = NULL;
     dp_status st = dp_device_blank(&j->rank.dev, each * x->L, d, &own);
     *dev = own;
-    for (int i = 0, last; i < x->table.parts && !st; i = last + 1) {
-        last = end_of_run(x, i);
-        const int64_t first = x->table.cut[i] * each, n = x->table.cut[last + 1] * each - first;
-        if (x->table.owner[i] != j->rank.dev.rank) continue;
-        st = dp_device_send(&j->rank.dev, all + first, n, d, own);
-        own = (char *)own + dp_device_bytes(n, d);
+    for (run r = {0}; !st && next_run(x, j->rank.dev.rank, each, &r);) {
+        st = dp_device_send(&j->rank.dev, all + r.first, r.n, d, own);
+        own = (char *)own + dp_device_bytes(r.n, d);
     }
     return st;
 }

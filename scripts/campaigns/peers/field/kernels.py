@@ -21,9 +21,7 @@ sys.path[:0] = [
     str(pathlib.Path(__file__).resolve().parent.parent),
 ]
 from claims import KERNELS
-from fla_dump import batched, flags, load
-
-TOKENS = ("q", "k", "v", "g", "beta", "b", "w", "do")
+from fla_dump import TOKENS, batched, flags, load
 
 
 class NotServed(Exception):
