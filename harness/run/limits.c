@@ -212,8 +212,6 @@ static void store_states(const dp_problem *p, dp_format f, const double *S, doub
     free(more);
 }
 
-/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals.
- * Results in a longer format than `bounded` get no addition. */
 static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++) {
         int64_t rows, width;
@@ -223,6 +221,8 @@ static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b)
     }
 }
 
+/* x stored is off by u |x|, |x| <= |want| + bound, or by half the spacing of its subnormals.
+ * Results in a longer format than `bounded` get no addition. */
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++) {

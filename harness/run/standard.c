@@ -134,8 +134,8 @@ static double sum2(const double *x, int64_t n, int finite) {
 
 /* The balls that verdicts ask of a truth; sum: rows over tokens. */
 #define NBALLS (DP_NRESULTS + 3)
-static dp_ball *ball_of(dp_truth *t, int i, int *sum) {
-    dp_ball *const more[] = {&t->S_cut, &t->dS_cut, &t->M_seg};
+static const dp_ball *ball_of(const dp_truth *t, int i, int *sum) {
+    const dp_ball *const more[] = {&t->S_cut, &t->dS_cut, &t->M_seg};
     *sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
     return i < DP_NRESULTS ? &t->field[i] : more[i - DP_NRESULTS];
 }
@@ -144,7 +144,7 @@ int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, doub
     double most = 0;
     for (int i = 0; i < NBALLS; i++) {
         int sum;
-        const dp_ball *b = ball_of((dp_truth *)t, i, &sum);
+        const dp_ball *b = ball_of(t, i, &sum);
         const double ulps = ulp * (sum ? sqrt((double)p->T) : 1);
         const double all = sum2(b->hi, b->rows * b->width, 1);
         for (int64_t r = 0; r < b->rows; r++) {
@@ -171,7 +171,7 @@ static int lacks_bits(const dp_case *c, const dp_truth *t) {
 /* A radius that overflowed stands for a truth that is not known, as a large one does. */
 static void cap_radii(dp_truth *t) {
     for (int i = 0, sum; i < NBALLS; i++) {
-        dp_ball *b = ball_of(t, i, &sum);
+        const dp_ball *b = ball_of(t, i, &sum);
         for (int64_t r = 0; r < b->rows; r++)
             b->rad[r] = fmin(b->rad[r], DBL_MAX);
     }
