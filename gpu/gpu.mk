@@ -50,7 +50,8 @@ $(addprefix $(BUILD)/gpu/,$(GPU_BENCH)): $(BUILD)/gpu/%: $(BUILD)/gpu/bench/%.o 
 	$(NVCC) $(NVCC_GENCODE) $^ -ldl -lpthread -o $@
 $(addprefix $(BUILD)/gpu/,$(GPU_REF_TESTS)): $(BUILD)/gpu/%: $(BUILD)/gpu/tests/%.o $(GPU_LIB) \
     $(BUILD)/libref.a
-	$(CXX) -fopenmp $(LDFLAGS) $< $(BUILD)/libref.a $(GPU_LIB) $(LIBS) $(GPU_LDLIBS) -o $@
+	$(CXX) -fopenmp $(LDFLAGS) $< -Wl,--start-group $(BUILD)/libref.a $(GPU_LIB) -Wl,--end-group \
+	    $(LIBS) $(GPU_LDLIBS) -o $@
 
 .PHONY: gpu-archs
 gpu-archs:                     ## the CUDA library for all that nvcc knows, and PTX of 80 and 120
