@@ -43,7 +43,7 @@ def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": each})
 
 
-dp_err = _struct("dp_err", ("code", c_int), ("msg", c_char * 1024))
+dp_err = _struct("dp_err", ("code", c_int), ("msg", c_char * 2048))
 dpg_owners = _struct("dpg_owners", ("parts by_part", c_int), ("cut owner", c_void_p))
 dpg_problem = _struct(
     "dpg_problem",
