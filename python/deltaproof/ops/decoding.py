@@ -184,7 +184,8 @@ def _recur(
     scale: float | None, initial_state: Tensor | None, output_final_state: bool, l2norm: bool,
     state_v_first: bool, cu_seqlens: Tensor | None, kwargs: dict[str, Any], known: Known,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    if {q.dtype, k.dtype, v.dtype} == {torch.bfloat16, torch.float32}:
+    kinds = {q.dtype, k.dtype, v.dtype}
+    if len(kinds) > 1 and kinds <= set(checks.TYPES):
         o, state = _recur(
             model, q.float(), k.float(), v.float(), g, beta, gate, form, scale, initial_state,
             output_final_state, l2norm, state_v_first, cu_seqlens, kwargs, known,
