@@ -449,3 +449,27 @@ DP_TEST(levels, a_row_whose_truth_is_not_known_is_unjudged) {
         dp_judgement_free(&j);
     }
 }
+
+/* dA_log of one token without a state: all terms are 0, and so are the bounds. */
+DP_TEST(levels, a_sum_over_tokens_that_is_zero_by_all_its_terms_is_judged) {
+    enum { ROWS = 2 };
+    const double zero[ROWS] = {0, 0}, got[][ROWS] = {{0, 0}, {0, 1e-30}};
+    for (int wrong = 0; wrong < 2; wrong++) {
+        const dp_compare_in in = {.name = "dA_log",
+                                  .N = 1,
+                                  .heads = 1,
+                                  .rows = ROWS,
+                                  .width = 1,
+                                  .got = got[wrong],
+                                  .want = zero,
+                                  .bound = zero,
+                                  .place = place_row,
+                                  .of_heads = 1,
+                                  .unit = 0x1p-24};
+        dp_judgement j;
+        dp_compare(&in, &j);
+        CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "%s %s", dp_verdict_names[j.verdict],
+              j.why);
+        dp_judgement_free(&j);
+    }
+}

@@ -493,7 +493,8 @@ static void leave_unjudged(dp_comparison *c, const power *p) {
     if (j->verdict != DP_PASS) return;
     double radius = 0;
     const int64_t open = uncovered(c, p), vague = count_vague(c, &radius);
-    const double seen = c->in->of_heads ? j->seen : j->seen_head;
+    const int sums = c->in->of_heads && !wants_zero(c);
+    const double seen = sums ? j->seen : j->seen_head;
     const int nothing = isnan(j->seen_head); /* the truth is 0, or near it, in every head */
     const int below = nothing && !c->in->may_vanish && j->seen > 2 && !wants_zero(c);
     const int whole = c->in->seen_most > 0 && !nothing && j->seen > c->in->seen_most;
