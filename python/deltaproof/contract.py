@@ -59,7 +59,7 @@ from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
 from .recurrence import Recurrence
-from .tensors import BFLOAT16, is_torch, to_numpy
+from .tensors import BFLOAT16, copy_of, is_torch, to_numpy
 from .vocabulary import (
     BETAS,
     GATES,
@@ -257,7 +257,9 @@ class Contract:
         result = self._named(self.fn(**given))
         look(given, before, result) if self.guards else look_at_inputs(given, before)
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
-            result |= self._gradients(result, given, problem, rows)
+            made = {n: copy_of(x) for n, x in result.items()}  # as the forward left them
+            result = made | self._gradients(result, given, problem, rows)
+            look_at_inputs(given, before)
         if "has_initial_state" in given and "pool" in result:
             result["pool"] = _nothing_again(problem, to_numpy(result["pool"], "pool"))
         if rows is not None:

@@ -43,6 +43,11 @@ def is_torch(x: Array) -> bool:
     return hasattr(x, "detach") and hasattr(x, "storage_offset")
 
 
+def copy_of(x: Array) -> Array:
+    """The same numbers in memory that no kernel knows, without a history."""
+    return x.detach().clone() if is_torch(x) else x
+
+
 def to_numpy(x: Array, name: str = "array") -> npt.NDArray[Any]:
     """The same numbers as a contiguous numpy array in host memory. ValueError: a dtype that no
     tensor of a kernel has, or none that has numbers in memory (sparse, meta, masked ..)."""
