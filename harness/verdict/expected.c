@@ -398,16 +398,19 @@ static dp_design of_draw(const dp_design *design, int d) {
     return mine;
 }
 
-/* One design on N ranks: opens *one when nothing did. */
+/* One design on N ranks: opens *one when nothing did. The bounds of slopes include 1 - s, too
+ * (grad_bound.c, input_bound.c). */
 static void run_design(const drawing *a, const shapes *l, const dp_design *design, reference *ref,
                        const dp_conv conv[3], int d, dp_drawn_run *one) {
     const dp_design mine = of_draw(design, d);
+    dp_problem own = ref->one.p;
+    own.rounded_slopes = 1;
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
         if (!one->N && a->rq->session)
-            dp_drawn_open_calls(one, &mine, &ref->one.p, conv, a->rq->session);
+            dp_drawn_open_calls(one, &mine, &own, conv, a->rq->session);
         else if (!one->N)
-            dp_drawn_open(one, &mine, &ref->one.p, conv, l->N, a->rq->backward);
+            dp_drawn_open(one, &mine, &own, conv, l->N, a->rq->backward);
         dp_drawn_split(one, l->N);
         dp_drawn_all(one, (dp_format)f);
         for (int i = 0; i < a->npolicy; i++) {

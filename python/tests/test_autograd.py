@@ -1,4 +1,4 @@
-"""Kernels whose backward changes what is judged."""
+"""Gradients of autograd: backwards that change what is judged, slopes of sigmoids."""
 
 from __future__ import annotations
 
@@ -86,3 +86,20 @@ def test_a_backward_cannot_change_what_run_judges(does: str) -> None:
     assert found.passed == (does == "nothing"), found.text
     said = {"writes v": "wrote into its input v", "no dbeta": "no gradient reaches `beta`"}
     assert said.get(does, "") in found.text
+
+
+@pytest.mark.parametrize("form", ["beta", "gate"])
+def test_slopes_of_saturated_sigmoids_are_rounded_as_kernels_round_them(form: str) -> None:
+    """PyTorch and FLA form s (1 - s), which cancels where s is near 1."""
+    x, far = inputs(), torch.linspace(12, 17, 40).reshape(1, 20, 2)
+    x |= {n: x[n] / x[n].norm(dim=-1, keepdim=True) for n in "qk"}
+
+    def fn(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        if form == "beta":
+            return gdn(q, k, v, g, beta.sigmoid())
+        return gdn(q, k, v, -5 * g.sigmoid(), beta)
+
+    x |= {"beta": far} if form == "beta" else {"g": far}
+    own = {"beta": "sigmoid"} if form == "beta" else {"gate": "lower_bound", "lower_bound": -5.0}
+    found = deltaproof.judge_autograd(fn, x, **FORMS | own)
+    assert found.passed, found.text

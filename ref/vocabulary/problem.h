@@ -146,8 +146,10 @@ struct dp_problem {
     /* n > 1: only every n-th token decays by its gate, from the first on. The double-double truth
      * uses it for keys that read one after another (truth_turns.c); no file has it */
     int decays_every;
-    int pairs; /* pairs of channels that angle rotates; 0: K / 2 */
-    int lag;   /* n: only every n-th token writes, so that the previous token is n back; 0: one
+    int rounded_slopes; /* 1: slopes of sigmoids are s (1 - s), which cancels where s is near 1, as
+                         * in most kernels; draws alone have it (gate.h) */
+    int pairs;          /* pairs of channels that angle rotates; 0: K / 2 */
+    int lag; /* n: only every n-th token writes, so that the previous token is n back; 0: one
                 * (harness/run/judge_files.h) */
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
