@@ -33,9 +33,17 @@ static __global__ void widen_kernel(const void *x, int64_t n, int bf16, double *
     EACH(i, n)
     to[i] = ldx(x, i, bf16);
 }
+/* A block makes THREADS rows: a thread the norm of one, then all of them entry by entry. */
 static __global__ void fill_kernel(double *x, dp_large_law law, int64_t rows) {
-    EACH(i, rows)
-    dp_large_row(&law, i, x + i * law.width);
+    __shared__ double norm[THREADS];
+    for (int64_t r = (int64_t)blockIdx.x * THREADS; r < rows; r += (int64_t)gridDim.x * THREADS) {
+        const int64_t n = rows - r < THREADS ? rows - r : THREADS;
+        if (threadIdx.x < n) norm[threadIdx.x] = dp_large_norm(&law, r + threadIdx.x);
+        __syncthreads();
+        for (int64_t i = threadIdx.x; i < n * law.width; i += THREADS)
+            x[r * law.width + i] = dp_large_entry(&law, r * law.width + i, norm[i / law.width]);
+        __syncthreads();
+    }
 }
 static __global__ void edit_kernel(dp_memory_edit e) {
     const int64_t n = e.to - e.from;

@@ -9,17 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct {
-    char *at;
-    size_t bytes;
-    int uses;
-} block;
-static struct {
-    block *of;
-    int n;
-    unsigned long long *first; /* of dpg_array_first */
-} held;
-
 static void must(cudaError_t rc, const char *what, size_t bytes) {
     if (rc == cudaSuccess) return;
     fprintf(stderr, "deltaproof: %s of %zu bytes on the device: %s\n", what, bytes,
@@ -33,11 +22,11 @@ static void done(dp_status st, const dp_err *e) {
     exit(2);
 }
 
-static block *block_of(const void *x) {
-    for (int i = 0; i < held.n; i++)
-        if ((char *)x >= held.of[i].at && (char *)x < held.of[i].at + held.of[i].bytes)
-            return &held.of[i];
-    fprintf(stderr, "deltaproof: %p is no array on the device\n", x);
+/* Adds to the uses of x; their number before. */
+static int use(const double *x, int more) {
+    const int before = dp_pool_use(dp_array_real(x), more);
+    if (before) return before;
+    fprintf(stderr, "deltaproof: %p is no array on the device\n", (const void *)x);
     exit(2);
 }
 
@@ -49,16 +38,8 @@ static double *tagged(void *x) {
 /* n numbers that hold anything. */
 static double *room(int64_t n) {
     const size_t bytes = sizeof(double) * (size_t)(n ? n : 1);
-    block *b = NULL;
-    for (int i = 0; i < held.n && !b; i++)
-        if (!held.of[i].uses) b = &held.of[i];
-    if (!b) {
-        held.of = dp_realloc(held.of, sizeof *b * (size_t)(held.n + 1));
-        b = &held.of[held.n++];
-    }
     void *x;
     must(dp_pool_get(bytes, &x), "an array", bytes);
-    *b = (block){x, bytes, 1};
     return tagged(x);
 }
 
@@ -71,16 +52,12 @@ static double *make(int64_t n, double value) {
 
 static double *copy(const double *x, int64_t n) {
     (void)n;
-    if (x) block_of(dp_array_real(x))->uses++;
+    if (x) use(x, 1);
     return (double *)x;
 }
 
 static void let_go(double *x) {
-    if (!x) return;
-    block *b = block_of(dp_array_real(x));
-    if (--b->uses) return;
-    dp_pool_put(b->at);
-    *b = (block){0};
+    if (x) use(x, -1);
 }
 
 static void copy_bytes(void *to, const void *from, int64_t n, enum cudaMemcpyKind kind) {
@@ -98,7 +75,7 @@ static void move(double *to, const double *from, int64_t n) {
 }
 
 static double *own(double *x, int64_t n) {
-    if (!x || block_of(dp_array_real(x))->uses == 1) return x;
+    if (!x || use(x, 0) == 1) return x;
     double *y = room(n);
     move(y, x, n);
     let_go(x);
@@ -128,20 +105,16 @@ static int fill(double *x, const dp_large_law *law, int64_t rows) {
 static int64_t first(const dp_memory_pair *x) {
     dp_memory_pair y = *x;
     dp_err e = {0};
-    void *kept = NULL;
     int64_t entry = -1;
-    const size_t rows = (size_t)x->rows;
-    if (!held.first)
-        must(cudaMalloc((void **)&held.first, sizeof *held.first), "a number", sizeof(double));
-    if (x->kept) {
-        must(cudaMalloc(&kept, rows), "rows", rows);
-        must(cudaMemcpy(kept, x->kept, rows, cudaMemcpyHostToDevice), "rows", rows);
-    }
-    y.kept = kept;
+    const size_t rows = (size_t)x->rows, at = (rows + 7) / 8; /* kept, then a number */
+    double *both = room((int64_t)at + 1);
+    uint8_t *kept = (uint8_t *)dp_array_real(both);
+    if (x->kept) must(cudaMemcpy(kept, x->kept, rows, cudaMemcpyHostToDevice), "rows", rows);
+    y.kept = x->kept ? kept : NULL;
     y.got = dp_array_real(x->got);
     y.want = dp_array_real(x->want);
-    done(dpg_array_first(&y, held.first, &entry, &e), &e);
-    cudaFree(kept);
+    done(dpg_array_first(&y, (unsigned long long *)(kept + 8 * at), &entry, &e), &e);
+    let_go(both);
     return entry;
 }
 

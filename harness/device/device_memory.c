@@ -12,9 +12,9 @@
 /* ---- memory that is used again --------------------------------------------------------------- */
 
 typedef struct {
-    void *at;
+    char *at;
     size_t bytes;
-    int used;
+    int uses;
 } dp_block;
 static struct {
     pthread_mutex_t lock;
@@ -27,7 +27,7 @@ static void *take(size_t bytes, void *at) {
     dp_block *b = NULL;
     pthread_mutex_lock(&pool.lock);
     for (int i = 0; i < pool.n && !b; i++)
-        if (at ? !pool.of[i].at : pool.of[i].at && !pool.of[i].used && pool.of[i].bytes == bytes)
+        if (at ? !pool.of[i].at : pool.of[i].at && !pool.of[i].uses && pool.of[i].bytes == bytes)
             b = &pool.of[i];
     if (!b && at) {
         pool.of = dp_realloc(pool.of, sizeof *b * (size_t)(pool.n + 1));
@@ -43,7 +43,7 @@ static void *take(size_t bytes, void *at) {
 static void drain(void) {
     pthread_mutex_lock(&pool.lock);
     for (int i = 0; i < pool.n; i++)
-        if (pool.of[i].at && !pool.of[i].used) {
+        if (pool.of[i].at && !pool.of[i].uses) {
             cudaFree(pool.of[i].at);
             pool.of[i] = (dp_block){0};
         }
@@ -63,24 +63,25 @@ cudaError_t dp_pool_get(size_t bytes, void **x) {
     return rc;
 }
 
-int dp_pool_put(void *x) {
-    int found = 0;
+int dp_pool_use(const void *x, int more) {
+    int before = 0;
     pthread_mutex_lock(&pool.lock);
-    for (int i = 0; i < pool.n && !found; i++)
-        if (x && pool.of[i].at == x) {
-            pool.of[i].used = 0;
-            found = 1;
-        }
+    for (int i = 0; i < pool.n && !before; i++) {
+        dp_block *b = &pool.of[i];
+        if (!b->uses || (const char *)x < b->at || (const char *)x >= b->at + b->bytes) continue;
+        before = b->uses;
+        b->uses += more;
+    }
     pthread_mutex_unlock(&pool.lock);
-    return found;
+    return before;
 }
 
 /* ---- a rank's -------------------------------------------------------------------------------- */
 
-static dp_status memory(dp_device *d, size_t bytes, void **x) {
+dp_status dp_device_room(dp_device *d, int64_t n, dpg_dtype t, void **x) {
+    const size_t bytes = n ? dp_device_bytes(n, t) : 1;
     if (d->nheld == sizeof d->held / sizeof *d->held)
         return dp_fail(&d->err, DP_EDEVICE, "rank %d: too many arrays on its device", d->rank);
-    if (!bytes) bytes = 1;
     if (d->there)
         DP_CUDA(d, dp_pool_get(bytes, x));
     else
@@ -90,7 +91,7 @@ static dp_status memory(dp_device *d, size_t bytes, void **x) {
 }
 
 dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x) {
-    const dp_status st = memory(d, dp_device_bytes(n, t), x);
+    const dp_status st = dp_device_room(d, n, t, x);
     if (!st) DP_CUDA(d, cudaMemset(*x, 0xff, dp_device_bytes(n, t)));
     return st;
 }
@@ -98,7 +99,7 @@ dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x) {
 dp_status dp_device_send(dp_device *d, const double *x, int64_t n, dpg_dtype t, void *to) {
     if (d->there) return dpg_array_narrow(dp_array_real(x), n, t, to, &d->err);
     const size_t bytes = dp_device_bytes(n, t);
-    void *host = dp_calloc(bytes, 1);
+    void *host = dp_alloc(bytes, 1);
 #pragma omp parallel for if (n > LARGE)
     for (int64_t i = 0; i < n; i++) {
         if (t == DPG_BF16)
@@ -117,7 +118,7 @@ dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t
     void *to = NULL;
     *dev = NULL;
     if (!x) return DP_OK;
-    const dp_status st = memory(d, dp_device_bytes(n, t), &to);
+    const dp_status st = dp_device_room(d, n, t, &to);
     *dev = to;
     return st ? st : dp_device_send(d, x, n, t, to);
 }
@@ -125,7 +126,7 @@ dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t
 dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to) {
     if (d->there) return dpg_array_widen(dev, n, t, dp_array_real(to), &d->err);
     const size_t bytes = dp_device_bytes(n, t);
-    void *host = dp_calloc(bytes, 1);
+    void *host = dp_alloc(bytes, 1);
     const cudaError_t rc = cudaMemcpy(host, dev, bytes, cudaMemcpyDeviceToHost);
 #pragma omp parallel for if (n > LARGE)
     for (int64_t i = 0; i < (rc == cudaSuccess ? n : 0); i++)
@@ -138,7 +139,7 @@ dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype
 void dp_device_close(dp_device *d) {
     if (d->there) cudaDeviceSynchronize(); /* as cudaFree would */
     for (int i = 0; i < d->nheld; i++)
-        if (!dp_pool_put(d->held[i])) cudaFree(d->held[i]);
+        if (!dp_pool_use(d->held[i], -1)) cudaFree(d->held[i]);
     if (d->stream) cudaStreamDestroy(d->stream);
     d->nheld = 0;
     d->stream = NULL;

@@ -29,15 +29,19 @@ typedef struct {
                            (d)->rank, #call, cudaGetErrorString(rc_));                          \
     } while (0)
 
-/* Memory of device 0 for problems whose arrays are there. It is kept for the next array of as many
- * bytes. By any thread. */
+/* Memory of device 0 for problems whose arrays are there, by any thread. A block that nobody uses
+ * is kept for the next array of as many bytes. */
 cudaError_t dp_pool_get(size_t bytes, void **x);
-int dp_pool_put(void *x); /* 0: it is not the pool's */
+/* Adds `more` to the uses of the block that x lies in; their number before. 0: it is none of the
+ * pool's. */
+int dp_pool_use(const void *x, int more);
 
 /* Bytes of n numbers. */
 static inline size_t dp_device_bytes(int64_t n, dpg_dtype t) {
     return (size_t)n * (t == DPG_BF16 ? 2 : 4);
 }
+/* n numbers that hold anything. */
+dp_status dp_device_room(dp_device *d, int64_t n, dpg_dtype t, void **x);
 /* n numbers whose bits are NaN in both formats: what is not written shows. */
 dp_status dp_device_blank(dp_device *d, int64_t n, dpg_dtype t, void **x);
 /* To memory that is there. */

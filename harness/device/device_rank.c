@@ -213,7 +213,7 @@ static dp_status send(dp_rank_job *j, const dp_rank_tokens *x, dp_input_id id, d
     if (!all || dp_input_fields[id].kind != DP_OF_TOKENS)
         return dp_device_upload(&j->rank.dev, all, dp_input_count(j->p, id), d, dev);
     void *own = NULL;
-    dp_status st = dp_device_blank(&j->rank.dev, each * x->L, d, &own);
+    dp_status st = dp_device_room(&j->rank.dev, each * x->L, d, &own);
     *dev = own;
     for (run r = {0}; !st && next_run(x, j->rank.dev.rank, each, &r);) {
         st = dp_device_send(&j->rank.dev, all + r.first, r.n, d, own);

@@ -61,23 +61,28 @@ DP_BOTH double dp_large_rounded(double x, int bf16) {
     return x;
 }
 
-/* A row of any law but DP_LARGE_LOG. */
+/* The divisor of entries of a row. */
+DP_BOTH double dp_large_norm(const dp_large_law *l, int64_t row) {
+    double n = 0;
+    if (l->kind != DP_LARGE_UNIT) return 1;
+    for (int64_t i = row * l->width; i < (row + 1) * l->width; i++) {
+        const double y = dp_large_normal(l->seed, (uint64_t)i);
+        n += y * y;
+    }
+    return sqrt(n);
+}
+
+/* Entry i of any law but DP_LARGE_LOG, in a row of that norm. */
+DP_BOTH double dp_large_entry(const dp_large_law *l, int64_t i, double norm) {
+    const double y =
+        (l->kind == DP_LARGE_UNIFORM ? dp_large_uniform : dp_large_normal)(l->seed, (uint64_t)i);
+    return dp_large_rounded(l->kind == DP_LARGE_UNIT ? y / norm : l->a + l->b * y, l->bf16);
+}
+
 DP_BOTH void dp_large_row(const dp_large_law *l, int64_t row, double *x) {
-    const uint64_t at = (uint64_t)(row * l->width);
-    double n = 1;
-    if (l->kind == DP_LARGE_UNIT) {
-        n = 0;
-        for (int64_t i = 0; i < l->width; i++) {
-            const double y = dp_large_normal(l->seed, at + (uint64_t)i);
-            n += y * y;
-        }
-        n = sqrt(n);
-    }
-    for (int64_t i = 0; i < l->width; i++) {
-        const double y = l->kind == DP_LARGE_UNIFORM ? dp_large_uniform(l->seed, at + (uint64_t)i)
-                                                     : dp_large_normal(l->seed, at + (uint64_t)i);
-        x[i] = dp_large_rounded(l->kind == DP_LARGE_UNIT ? y / n : l->a + l->b * y, l->bf16);
-    }
+    const double norm = dp_large_norm(l, row);
+    for (int64_t i = 0; i < l->width; i++)
+        x[i] = dp_large_entry(l, row * l->width + i, norm);
 }
 
 /* An entry y edited; `mirrored` is the entry that DP_EDIT_MIRRORED takes. */
