@@ -66,11 +66,12 @@ static void entries(const dp_error_bound_base *w, const double *x, int64_t row, 
     const dp_rounding *r = &w->r;
     const int K = p->K;
     double inner = 0;
-    for (int d = 0; p->l2norm && d < K; d++)
+    const int normed = dp_is_normed(p, x == p->q ? DP_INPUT_Q : DP_INPUT_K);
+    for (int d = 0; normed && d < K; d++)
         inner += dp_pw(r, x[row * K + d] * rstd) * D[d];
     for (int d = 0; d < K; d++)
         entry[row * K + d] =
-            dp_pw(r, rstd) * (D[d] + (p->l2norm ? dp_pw(r, x[row * K + d] * rstd) * inner : 0));
+            dp_pw(r, rstd) * (D[d] + (normed ? dp_pw(r, x[row * K + d] * rstd) * inner : 0));
     rest[row] = dp_pw(r, rstd) * (dp_pw(r, a) + dp_pw(r, b));
 }
 
@@ -271,7 +272,7 @@ double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t r
 
 static double factor_of(const rows_token *a, int of, int x) {
     const dp_sim *s = a->x->w->ref;
-    return dp_error_bound_factor(s->p, s->g, a->row, of, x);
+    return dp_error_bound_factor(&s->units.p, s->g, a->row, of, x);
 }
 
 /* |the product of an entry's factors but `of`| at channel x: from the entry itself where neither a
@@ -301,23 +302,25 @@ static double turning(const rows_token *a, int j) {
 }
 
 /* Error of the gradient of a factor of K channels through row j. The entry that reads counts by
- * channels, the one that writes by the largest of the others. */
-static double row_through(const rows_token *a, int j, int of) {
+ * channels, the one that writes by the largest of the others. *size: += its norm. */
+static double row_through(const rows_token *a, int j, int of, double *size) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
     const dp_token_row *row = dp_row_of(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
     const int writes = dp_entry_has(row->write, of), reads = dp_entry_has(row->read, of);
-    double sum = 0, most = writes && row->write.n == 1 ? 1 : 0;
+    double sum = 0, most = writes && row->write.n == 1 ? 1 : 0, norm = 0;
     for (int x = 0; x < p->K && reads; x++) {
         const double f = reads * others(a, row->read, j, 1, of, x);
+        norm += f * d[x] * f * d[x];
         sum += dp_pw(r, f) * D[x] + dp_pw(r, (a->in.erasing + 2 * r->u + r->us) * f * d[x]);
     }
     for (int x = 0; x < p->K && writes && row->write.n > 1; x++)
         most = fmax(most, writes * others(a, row->write, j, 0, of, x));
     const double own =
         (row->write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us) + turning(a, j);
+    *size += sqrt(norm) + most * a->x->b.ndk[i];
     return writes ? sum + dp_pw(r, most) * a->x->b.dk[i] + dp_pw(r, own * most * a->x->b.ndk[i])
                   : sum;
 }
@@ -405,16 +408,28 @@ static double value_through(const rows_token *a, int j, int of) {
     return has ? dp_pw(r, most) * a->x->b.dv[i] + dp_pw(r, own * most * a->x->b.ndv[i]) : 0;
 }
 
-/* The gradient of one factor: all rows of a token. */
+/* The relative error that a key's gradient gets from its norm; y: of entries, row: of 1/norm. */
+static double through_norm(const dp_rounding *r, int K, double y, double row) {
+    return 4 * (y + row) + 2 * dp_sum_error(r, K) + 6 * r->u + r->input;
+}
+
+/* The gradient of one factor: all rows of a token. Through its norm, if it has one, the error is
+ * multiplied by 1/norm of its own token, and has that of the norm's gradient more. */
 static double of_rows(const rows_token *a, int factor) {
-    const dp_problem *p = a->x->w->ref->p;
+    const dp_sim *s = a->x->w->ref;
+    const dp_rounding *r = &a->x->w->r;
+    const dp_problem *p = s->p;
     const int of = dp_factor_input(factor);
-    double sum = 0;
+    const int64_t t = dp_factor_token(p, factor, a->row / p->HV);
+    double sum = 0, size = 0;
     for (int j = 0; j < dp_rows(p); j++)
         sum += of == DP_INPUT_BETA || of == DP_INPUT_NUMBER ? number_through(a, j, factor)
                : dp_is_value(of)                            ? value_through(a, j, factor)
-                                                            : row_through(a, j, factor);
-    return sum;
+                                                            : row_through(a, j, factor, &size);
+    if (t < 0 || !s->units.rstd[of]) return sum;
+    const double row = dp_sum_error(r, p->K) / 2 + 4 * r->u,
+                 eps = through_norm(r, p->K, 3 * r->u + r->us, row) + r->u + r->us;
+    return dp_pw(r, s->units.rstd[of][t * p->HV + a->hv]) * (sum + dp_pw(r, eps * size));
 }
 
 /* The gradient of angles through the rotations of a token's queries and keys. An error is |x| times
@@ -445,6 +460,8 @@ static void own_rows(group_work *x, int hv, double **later) {
     const dp_problem *p = x->w->ref->p;
     const dp_rounding *r = &x->w->r;
     rows_token a = {.x = x, .in = dp_error_bound_inputs_of(x->w), .hv = hv};
+    a.in.k += a.in.qk_row; /* a product has one error for its row, too */
+    a.in.erasing += a.in.qk_row;
     for (a.t = 0; a.t < x->c; a.t++) {
         a.row = (x->gr->t0 + a.t) * p->HV + hv;
         for (int f = 0; f < DP_NRESULTS; f++) {
@@ -492,12 +509,11 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
     const dp_rounding *r = &w->r;
     const int K = p->K;
     const dp_input_error in = dp_error_bound_inputs_of(w);
-    const double eps =
-        (p->l2norm ? 4 * (in.q + in.qk_row) + 2 * dp_sum_error(r, K) + 6 * r->u + r->input : 0) +
-        r->u + r->us;
+    const int normed = dp_is_normed(p, a->qkv == DP_QKV_Q ? DP_INPUT_Q : DP_INPUT_K);
+    const double eps = (normed ? through_norm(r, K, in.q, in.qk_row) : 0) + r->u + r->us;
     for (int i = 0; i < a->rows; i++) {
         const int64_t row = ((x->gr->t0 + i / a->R) * p->H + h) * a->R + i % a->R;
-        const double moved = p->l2norm ? 8 * dp_raw_error_norm(a->x, a->raw, row, K) : 0;
+        const double moved = normed ? 8 * dp_raw_error_norm(a->x, a->raw, row, K) : 0;
         const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i];
         x->out->row[a->result][row] =
             dp_error_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));

@@ -58,8 +58,25 @@ static double most_of_gates(const dp_problem *p, double u) {
 
 typedef enum { WRITES, READS, VALUES } entry_kind;
 
-/* Largest relative error of these entries (dp_by_rows). Each factor has `entry`, exp(+-g) the error
- * of its gate and one rounding more, each product u, a stored product us. */
+/* 2-norm error of a row's 1/norm, relative. */
+static double of_norm(const dp_problem *p, const dp_rounding *r) {
+    return dp_sum_error(r, p->K) / 2 + 4 * r->u;
+}
+
+/* Norms of the rows that a score has at once: one, or those of its entry's factors. */
+static int most_norms(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int most = 1;
+    for (int i = 0; i < 2 * a->n && dp_by_rows(p); i++) {
+        const int n = dp_entry_normed(p, i % 2 ? a->row[i / 2].read : a->row[i / 2].write);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* Largest relative error of these entries (dp_by_rows). Each factor has `entry`, one with a norm 2u
+ * and us. exp(+-g) has the error of its gate and one rounding more, each product u, a stored
+ * product us. */
 static double of_products(const dp_problem *p, entry_kind kind, double entry,
                           const dp_rounding *r) {
     const dp_recurrence *a = dp_recurrence_of(p);
@@ -71,6 +88,7 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
         const int gates = dp_entry_has(e, DP_FACTOR_DECAY) + dp_entry_has(e, DP_FACTOR_GROWTH) +
                           (kind == READS && a->before && e.sign);
         double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
+        sum += dp_entry_normed(p, e) * (2 * r->u + r->us);
         if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
         if ((e.n > 1 || dp_entry_rotated(a, e) >= 0) && kind != READS) sum += r->us;
         most = fmax(most, sum);
@@ -84,12 +102,13 @@ dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp
     const double product = dp_by_gates(p)  ? entry + r->u + r->us
                            : dp_by_rows(p) ? of_products(p, READS, entry, r)
                                            : 0;
-    return (dp_input_error){.q = p->l2norm ? norm : entry + stored,
-                            .k = p->l2norm       ? norm
-                                 : dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
-                                                 : given,
+    return (dp_input_error){.q = dp_is_normed(p, DP_INPUT_Q) ? norm + (p->angle ? r->us : 0)
+                                                             : entry + stored,
+                            .k = dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
+                                 : p->l2norm   ? norm
+                                               : given,
                             .erasing = product,
-                            .qk_row = p->l2norm ? dp_sum_error(r, p->K) / 2 + 4 * r->u : 0,
+                            .qk_row = p->l2norm ? most_norms(p) * of_norm(p, r) : 0,
                             .v = dp_by_rows(p) ? of_products(p, VALUES, entry, r)
                                                : entry + (dp_by_gates(p) ? product : 0),
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,

@@ -44,7 +44,7 @@ static double of_strength(const row_place *a, dp_entry e, int of, double error) 
 
 double dp_store_row(const dp_problem *p, const dp_activated *in, int64_t at, int j,
                     dp_row_errors of, double *const *row) {
-    const row_place a = {p, in, at};
+    const row_place a = {&in->units.p, in, at};
     const dp_token_row *r = dp_row_of(p, j);
     const double *k = in->k + (at * dp_rows(p) + j) * p->K,
                  *e = in->erasing + (at * dp_rows(p) + j) * p->K;
@@ -53,7 +53,9 @@ double dp_store_row(const dp_problem *p, const dp_activated *in, int64_t at, int
         if (!row[f] || dp_result_fields[f].role != DP_ROLE_GRADIENT || dp_is_value(x) ||
             x == DP_INPUT_Q || x == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
             continue;
-        row[f][at] += through(&a, r->write, 0, x, of.write) + through(&a, r->read, 1, x, of.read);
+        const double rstd = in->units.rstd[x] ? in->units.rstd[x][at] : 1;
+        row[f][at] +=
+            rstd * (through(&a, r->write, 0, x, of.write) + through(&a, r->read, 1, x, of.read));
         if (x == DP_INPUT_BETA || x == DP_INPUT_NUMBER)
             row[f][at] += of_strength(&a, r->strength, x, of.strength);
     }

@@ -138,11 +138,14 @@ static dp_status check_gate(const dp_casefile *f, dp_err *e) {
 
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
     p->model = f->op < DP_NMODELS ? (dp_model)f->op : dp_operations[dp_casefile_op(f)].model;
-    if (dp_user_recurrence_installed()) p->model = DP_USER; /* this call's (recurrence_text.h) */
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;
     p->l2norm = (int)f->l2norm;
+    const dp_user_recurrence *own = dp_user_recurrence_installed(); /* of this call */
+    if (!own) return;
+    p->model = DP_USER;
+    if (own->rows.normed && !dp_casefile_has(f, "l2norm")) p->l2norm = 1;
 }
 
 dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {

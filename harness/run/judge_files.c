@@ -87,6 +87,12 @@ int dp_judge_recurrence(const dp_judge_options *o, const dp_tensorfile *in) {
     return model_named(o->recurrence ? o->recurrence : dp_tensorfile_meta(in, "recurrence"));
 }
 
+/* That of a user's own rows, which say so; NULL: there are none. */
+static const char *own_norm(void) {
+    const dp_user_recurrence *y = dp_user_recurrence_installed();
+    return !y ? NULL : y->rows.normed ? "yes" : "no";
+}
+
 int dp_judge_without_beta(const dp_tensorfile *in, const char *given) {
     const char *text = given ? given : dp_tensorfile_meta(in, "beta");
     return text && same_text(text, NOTHING);
@@ -198,8 +204,7 @@ void dp_judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                            : NULL;
     s->beta =
         choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2|none", BETAS, beta, all);
-    s->l2norm =
-        choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, own ? "no" : NULL, all);
+    s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, own_norm(), all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);
     s->scale = number(in, o->scale, "scale", "--scale X", all);
     s->cu = sequences(o, in, all);

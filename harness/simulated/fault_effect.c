@@ -885,7 +885,7 @@ static double *rounded(const double *x, int64_t n) {
 static void round_norms(dp_sim *s, place *at) {
     (void)at;
     const dp_problem *p = s->p;
-    if (!p->l2norm || s->base == DP_BASE_BF16) return;
+    if (!p->l2norm || dp_by_rows(p) || s->base == DP_BASE_BF16) return;
     s->norm_q = rounded(s->q, p->T * p->H * p->K);
     s->norm_k = rounded(s->k, p->T * p->H * dp_rows(p) * p->K);
     hit_all(s);

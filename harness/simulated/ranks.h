@@ -17,6 +17,7 @@
 #define DP_RANKS_H
 #include "fault.h"
 #include "ref/chunk/chunk.h"
+#include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/peers.h"
@@ -120,6 +121,7 @@ typedef struct dp_sim {
     const dp_problem *given;
     dp_problem own;
     dp_context *ctx;                            /* [N] */
+    dp_units units;                             /* of p, its norms stored as the design says */
     double *q, *k, *g, *beta, *rstd_q, *rstd_k; /* activated, all tokens */
     double *norm_q, *norm_k;                    /* inputs of the norms' backward; NULL: q and k */
     double *erasing, *values; /* erase o k (or zeros), write o v; NULL: k erases, v is written */

@@ -46,7 +46,7 @@ static void activate_writes(dp_sim *s) {
     dp_sim_replace(&s->values, NULL);
     dp_writes_new(p, &s->erasing, &s->values);
     if (!s->values) return;
-    (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(p, 0, p->T, s->k,
+    (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(&s->units.p, 0, p->T, s->k,
                                                                          s->erasing, s->values);
     if (base != DP_BASE_BF16) return;
     const dp_format f = dp_sim_design_at(s, DP_STAGE_GATE).factors;
@@ -57,16 +57,29 @@ static void activate_writes(dp_sim *s) {
         s->values[i] = dp_store(f, s->values[i]);
 }
 
+/* Rows over their norms are stored like factors in base bf16, as are those of other recurrences. */
+static void divide_by_norms(dp_sim *s, dp_base base, dp_format f) {
+    dp_units_free(&s->units);
+    s->units = (base == DP_BASE_FP64 ? dp_units_new : dp_units_new_f32)(s->p);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        for (int64_t x = 0; s->units.rstd[i] && base == DP_BASE_BF16 && x < dp_input_count(s->p, i);
+             x++)
+            (*dp_input_at(&s->units.p, i))[x] = dp_store(f, dp_input_of(&s->units.p, i)[x]);
+}
+
 void dp_sim_activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     const dp_base base = s->at[DP_STAGE_GATE];
-    dp_sim_fresh(s, DP_STAGE_GATE);
-    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(p, 0, p->T, s->q, s->k, s->g, s->beta,
-                                                           s->rstd_q, s->rstd_k);
     const dp_design design = dp_sim_design_at(s, DP_STAGE_GATE);
-    const int norms_are_stored = base == DP_BASE_BF16 && p->l2norm;
     const dp_format f = dp_design_kept(&design);
+    dp_sim_fresh(s, DP_STAGE_GATE);
+    divide_by_norms(s, base, f);
+    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(&s->units.p, 0, p->T, s->q, s->k, s->g,
+                                                           s->beta, s->rstd_q, s->rstd_k);
+    if (s->units.rstd[DP_INPUT_Q])
+        memcpy(s->rstd_q, s->units.rstd[DP_INPUT_Q], sizeof(double) * (size_t)(p->T * p->H));
+    const int norms_are_stored = base == DP_BASE_BF16 && s->units.p.l2norm;
     for (int64_t i = 0; base == DP_BASE_BF16 && p->angle && i < nq; i++)
         s->q[i] = dp_store(f, s->q[i]);
     if (design.stored_inputs || norms_are_stored) {

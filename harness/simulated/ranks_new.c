@@ -205,6 +205,7 @@ void dp_sim_free(dp_sim *s) {
             dp_chunk_free(&s->ch[i]);
     free_ranks(s);
     dp_result_free(&s->out);
+    dp_units_free(&s->units);
     for (int i = 0; i < DP_NSIM_ARRAYS; i++)
         free(*dp_sim_array(s, i));
     free(s->ch);

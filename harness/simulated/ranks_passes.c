@@ -224,8 +224,8 @@ static void writes_bwd(dp_sim *s, int r, dp_base base, double *dk, double *dg, d
     const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
     const int64_t R = dp_rows(p), first = a * p->HV * R, keys = a * p->H * R * p->K;
     (base == DP_BASE_FP64 ? dp_activate_writes_bwd : dp_activate_writes_bwd_f32)(
-        p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V, dk + keys,
-        dg + a * p->HV * dp_Kg(p), part);
+        &s->units.p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V,
+        dk + keys, dg + a * p->HV * dp_Kg(p), part);
     dp_sim_after(s, DP_AFTER_WRITES, (dp_sim_place){.at = r, .x = dk + keys});
 }
 
@@ -271,10 +271,11 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
         part.ddt_bias = sums && s->out.ddt_bias ? sums + r * n + nA : NULL;
         if (s->values) writes_bwd(s, r, base, dk, dg, &part);
         (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
-            p, a, b, q + a * p->H * p->K, k + a * p->H * dp_rows(p) * p->K, s->rstd_q + a * p->H,
-            s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
+            &s->units.p, a, b, q + a * p->H * p->K, k + a * p->H * dp_rows(p) * p->K,
+            s->rstd_q + a * p->H, s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
             dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
             &part);
+        (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, a, b, &part);
         dp_sim_after(s, DP_AFTER_ACTIVATIONS, (dp_sim_place){.at = r, .part = &part});
     }
     if (p->angle) (base == DP_BASE_FP64 ? dp_sum_angles : dp_sum_angles_f32)(p, s->out.dangle);

@@ -54,6 +54,7 @@ static void fill_problem(dp_problem *p, int Nseq, const int64_t *cu) {
         fill(*dp_input_at(p, i), dp_input_of(p, i) ? dp_input_count(p, i) : 0, -key, key);
     fill(p->v, dp_input_count(p, DP_INPUT_V), -1, 1);
     fill(p->g, dp_input_count(p, DP_INPUT_G), p->gate ? -2 : -1, p->gate ? 1 : 0.5);
+    fill(p->angle, dp_input_of(p, DP_INPUT_ANGLE) ? dp_input_count(p, DP_INPUT_ANGLE) : 0, -3, 3);
     if (p->beta) fill(p->beta, dp_input_count(p, DP_INPUT_BETA), 0, 1);
     with(p, DP_INPUT_DO, -1, 1);
     with(p, DP_INPUT_S0, -1, 1);
@@ -157,28 +158,50 @@ static void add(char *text, size_t size, const char *format, ...) {
     va_end(ap);
 }
 
-/* keys: with one at least; else values. */
-static void add_product(char *text, size_t size, const char *what, int keys, int nkeys, int nvalues,
-                        int number) {
-    const int n = 1 + below(3), at = below(n);
+/* The law of random products. rotated: the first key is; back: inputs may look back. */
+typedef struct {
+    int keys, values, number, rotated, back;
+} product_law;
+
+static void add_input(char *text, size_t size, const product_law *y, const char *name, int i) {
+    add(text, size, y->back && below(3) == 0 ? "prev(%s%d)" : "%s%d", name, i);
+}
+
+/* keys: with one at least; else values. A rotated key has numbers beside it alone. */
+static void add_product(char *text, size_t size, const char *what, int keys, const product_law *y) {
+    const int n = 1 + below(3), at = below(n),
+              turned = y->rotated && *what == 'w' && (y->keys == 1 || below(2));
     add(text, size, " %s=%s", what, below(3) ? "" : "-");
-    for (int i = 0; i < n; i++) {
-        const int kind = i == at ? 0 : below(5);
+    for (int i = 0; i < n && (!turned || i < 1 + y->number); i++) {
+        const int kind = i == at || turned ? 0 : below(5);
         if (i) add(text, size, "*");
-        if (!keys)
-            add(text, size, "v%d", below(nvalues));
+        if (turned && i)
+            add_input(text, size, y, "n", 0);
+        else if (!keys)
+            add_input(text, size, y, "v", below(y->values));
         else if (kind < 2)
-            add(text, size, "k%d", below(nkeys));
-        else if (kind == 2 && number)
-            add(text, size, "n");
+            add_input(text, size, y, "k", turned ? 0 : y->rotated + below(y->keys - y->rotated));
+        else if (kind == 2 && y->number)
+            add_input(text, size, y, "n", 0);
         else
             add(text, size, kind == 3 ? "exp(g)" : "exp(-g)");
     }
 }
 
+/* eps of norms of a random subset of q and keys. */
+static void add_norms(char *text, size_t size, int nkeys) {
+    static const char *const EPS[] = {"", " eps 1e-6", " eps 0.01", " eps 0.5"};
+    const int which = below(2 << nkeys);
+    if (which) add(text, size, "norm");
+    for (int i = 0; i <= nkeys; i++)
+        if (which >> i & 1) add(text, size, i ? " k%d" : " q", i - 1);
+    if (which) add(text, size, "%s\n", EPS[below(4)]);
+}
+
 static void random_text(char *text, size_t size) {
     const int nkeys = 1 + below(4), nvalues = 1 + below(2), number = below(2), rows = 1 + below(4);
     const int before = below(3) == 0, turns = !before && below(2);
+    const product_law law = {nkeys, nvalues, number, below(3) == 0, below(2)};
     *text = 0;
     add(text, size, "recurrence any\nquery q\ngate g per %s\nkeys", below(2) ? "head" : "channel");
     for (int i = 0; i < nkeys; i++)
@@ -186,27 +209,64 @@ static void random_text(char *text, size_t size) {
     add(text, size, "\nvalues");
     for (int i = 0; i < nvalues; i++)
         add(text, size, " v%d", i);
-    add(text, size, "\n%s%s%s", number ? "number n\n" : "", before ? "reads undecayed\n" : "",
-        turns ? "rows in turn\n" : "");
+    add(text, size, "\n%s%s", number ? "number n0\n" : "",
+        law.rotated ? "angle phi turns k0\n" : "");
+    add_norms(text, size, nkeys);
+    add(text, size, "%s%s", before ? "reads undecayed\n" : "", turns ? "rows in turn\n" : "");
     for (int j = 0; j < rows; j++) {
-        const int what = below(3); /* a read, a value, both */
+        const int what = law.rotated && nkeys == 1 ? 1 : below(3); /* a read, a value, both */
         add(text, size, "row");
-        add_product(text, size, "write", 1, nkeys, nvalues, number);
-        if (what != 1) add_product(text, size, "read", 1, nkeys, nvalues, number);
-        if (what) add_product(text, size, "value", 0, nkeys, nvalues, number);
-        if (number && below(2)) add(text, size, " strength=%sn", below(2) ? "-" : "");
+        add_product(text, size, "write", 1, &law);
+        if (what != 1) add_product(text, size, "read", 1, &law);
+        if (what) add_product(text, size, "value", 0, &law);
+        if (number && below(2)) {
+            add(text, size, " strength=%s", below(2) ? "-" : "");
+            add_input(text, size, &law, "n", 0);
+        }
         add(text, size, "\n");
     }
 }
 
 /* ---- the oracle ------------------------------------------------------------------------------ */
 
-static c128 factor_of(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
+static int64_t first_of(const dp_problem *p, int64_t t) {
+    int64_t first = 0;
+    for (int i = 0; i < p->Nseq; i++)
+        if (p->cu[i] <= t) first = p->cu[i];
+    return first;
+}
+
+/* A query or a key at channel x, over its norm where it has one. */
+static c128 vector_at(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    const double *at = dp_input_of(p, of) + row * p->K;
+    c128 sum = a->eps > 0 ? (f128)a->eps : (f128)1e-6;
+    for (int k = 0; k < p->K; k++)
+        sum += in(b, &at[k]) * in(b, &at[k]);
+    return p->l2norm && a->normed >> of & 1 ? in(b, &at[x]) / csqrtq(sum) : in(b, &at[x]);
+}
+
+/* The same, turned by the sum of the angles so far. */
+static c128 turned_at(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
+    const int64_t P = p->K / 2, t = row / p->HV;
+    const c128 y = vector_at(p, b, of, row, x);
+    c128 phi = 0;
+    if (!p->angle || x >= 2 * P) return y;
+    for (int64_t s = first_of(p, t); s <= t; s++)
+        phi += in(b, &p->angle[(s * p->HV + row % p->HV) * P + x / 2]);
+    const c128 other = vector_at(p, b, of, row, x ^ 1);
+    return y * ccosq(phi) + (x & 1 ? other : -other) * csinq(phi);
+}
+
+static c128 factor_of(const dp_problem *p, const bump *b, int factor, int64_t row, int x) {
+    const int of = factor & ~DP_PREVIOUS;
     if (of == DP_FACTOR_DECAY) return cexpq(c_gate(p, b, row, x));
     if (of == DP_FACTOR_GROWTH) return cexpq(-c_gate(p, b, row, x));
+    if (of != factor && row / p->HV == first_of(p, row / p->HV)) return 0;
+    if (of != factor) row -= p->HV;
     if (of == DP_INPUT_BETA) return in(b, &p->beta[row]);
-    const int width = of == DP_INPUT_V || of == DP_INPUT_WRITE ? p->V : p->K;
-    return in(b, &dp_input_of(p, of)[row * width + x]);
+    if (of == DP_INPUT_V || of == DP_INPUT_WRITE) return in(b, &dp_input_of(p, of)[row * p->V + x]);
+    return (dp_recurrence_of(p)->rotated >> of & 1 ? turned_at : vector_at)(p, b, of, row, x);
 }
 
 static c128 entry_of(const dp_problem *p, const bump *b, dp_entry e, int64_t row, int x) {
@@ -244,7 +304,7 @@ static void token_of(const dp_problem *p, const bump *b, int64_t row, c128 *S, c
     for (int v = 0; v < V; v++) {
         o[v] = 0;
         for (int k = 0; k < K; k++)
-            o[v] += (f128)p->scale * in(b, &p->q[row * K + k]) * S[k * V + v];
+            o[v] += (f128)p->scale * turned_at(p, b, DP_INPUT_Q, row, k) * S[k * V + v];
     }
 }
 
@@ -319,7 +379,9 @@ static void agree_inside_their_radius(int seed) {
                     .R = 1,
                     .scale = 0.7,
                     .gate = (dp_gate)(seed % 3),
-                    .lower_bound = -1};
+                    .lower_bound = -1,
+                    .l2norm = y.rows.normed != 0};
+    if (y.rows.rotated) p.K += p.K == 1;
     if (seed % 16 == 1) p.V = 17; /* two blocks of columns */
     fill_problem(&p, 3, CU);
     dp_truth t = truth_at(&p, 64), fine = truth_at(&p, 192);
@@ -371,6 +433,9 @@ DP_TEST(recurrence, errors_name_line_and_word) {
         {"recurrence a\nquery q\nkeys a a\n", "mine:3: 'a' is there already"},
         {"recurrence a\nquery do\n", "mine:2: 'do' is the name of something else in files"},
         {"recurrence a\nkeys a b c d e\n", "mine:2: 'keys' names 5 inputs, must be 1 to 4"},
+        {HEAD "norm c\n", "mine:6: 'c' is none of query and keys, which a line before must name"},
+        {HEAD "norm k eps 0\n", "mine:6: '0' is no eps: a number from 1e-30 to 1"},
+        {HEAD "norm\n", "mine:6: 'norm' must be 'norm NAME ..' or 'norm NAME .. eps X'"},
         {HEAD "rows in turn\nreads undecayed\nrow write=k*b value=v\n",
          "mine: 'rows in turn' read the decayed state"},
     };

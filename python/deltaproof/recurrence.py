@@ -35,6 +35,7 @@ class Recurrence:
       strength numbers. "prev(k)" is the previous token's k, zeros at a sequence's first token.
     - undecayed: rows read the state before its decay.
     - in_turn: each row reads the state after the rows before it.
+    - norm: the query or keys whose rows x are x / sqrt(sum x^2 + eps) first; eps: 1e-6.
     - angle: [T,HV,P], P up to K / 2. The sum of angle i over the sequence so far rotates pair i of
       channels, in the query and in the keys named in `turned`. Such a key may occur in write alone,
       with numbers and a gate per head.
@@ -60,6 +61,8 @@ class Recurrence:
     in_turn: bool = False
     angle: str | None = None
     turned: Sequence[str] = ()
+    norm: Sequence[str] = ()
+    eps: float | None = None
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -74,6 +77,7 @@ class Recurrence:
 
     def text(self) -> str:
         """As `deltaproof judge --recurrence` reads it. ValueError: a row has another entry."""
+        eps = "" if self.eps is None else f" eps {self.eps!r}"
         lines = [
             f"recurrence {self.name}",
             f"query {self.query}",
@@ -82,6 +86,7 @@ class Recurrence:
             f"values {' '.join(self.values)}",
             *([f"number {' '.join(self.numbers)}"] if self.numbers else []),
             *([f"angle {self.angle} turns {' '.join(self.turned)}"] if self.angle else []),
+            *([f"norm {' '.join(self.norm)}{eps}"] if self.norm else []),
             *(["reads undecayed"] if self.undecayed else []),
             *(["rows in turn"] if self.in_turn else []),
         ]

@@ -75,21 +75,34 @@ void dp_writes_new(const dp_problem *p, double **erasing, double **values) {
     *values = dp_by_gates(p) || dp_by_rows(p) ? dp_doubles(rows * p->V) : NULL;
 }
 
+void dp_units_free(dp_units *u) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (u->rstd[i]) free(*dp_input_at(&u->p, i));
+        free(u->rstd[i]);
+        u->rstd[i] = NULL;
+    }
+}
+
 dp_activated dp_activated_new(const dp_problem *p) {
+    dp_units u = dp_units_new(p);
     dp_activated a = {.q = dp_doubles(p->T * p->H * p->K),
                       .k = dp_doubles(p->T * p->H * dp_rows(p) * p->K),
                       .g = dp_doubles(p->T * p->HV * dp_Kg(p)),
                       .beta = dp_doubles(p->T * p->HV * dp_rows(p)),
                       .rstd_q = dp_doubles(p->T * p->H),
                       .rstd_k = dp_doubles(p->T * p->H * dp_rows(p))};
-    dp_activate(p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
+    dp_activate(&u.p, 0, p->T, a.q, a.k, a.g, a.beta, a.rstd_q, a.rstd_k);
     dp_writes_new(p, &a.erasing, &a.values);
-    dp_activate_writes(p, 0, p->T, a.k, a.erasing, a.values);
+    dp_activate_writes(&u.p, 0, p->T, a.k, a.erasing, a.values);
+    if (u.rstd[DP_INPUT_Q])
+        memcpy(a.rstd_q, u.rstd[DP_INPUT_Q], sizeof *a.rstd_q * (size_t)(p->T * p->H));
+    a.units = u;
     return a;
 }
 
 void dp_activated_free(dp_activated *a) {
     double *all[] = {a->q, a->k, a->g, a->beta, a->rstd_q, a->rstd_k, a->erasing, a->values};
+    dp_units_free(&a->units);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

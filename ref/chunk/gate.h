@@ -7,7 +7,8 @@
  *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]
  *   rstd_q [.][H]   rstd_k [.][H][R]
  *
- *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1
+ *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1.
+ *            A user's rows have norms before all else (dp_units)
  *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
  *            with x = raw + dt_bias
  *   rotation x cos - y sin, x sin + y cos; the sum of angles token by token, its cos and sin those
@@ -36,6 +37,21 @@
 extern "C" {
 #endif
 
+/* A problem whose rows' query and keys were divided by their norms (dp_is_normed), and 1/norm of
+ * each row; it has no norms itself. Other problems, and arrays without a norm, as they are. */
+typedef struct {
+    dp_problem p;
+    double *rstd[DP_NINPUTS]; /* NULL: no norm */
+} dp_units;
+/* In fp64 and in fp32 arithmetic, widened; to be freed. */
+dp_units dp_units_new(const dp_problem *p);
+dp_units dp_units_new_f32(const dp_problem *p);
+void dp_units_free(dp_units *u);
+/* After the functions below of u->p at tokens t0 .. t1-1: gradients of rows over their norms become
+ * those of the rows. */
+void dp_units_bwd(const dp_units *u, int64_t t0, int64_t t1, dp_result *out);
+void dp_units_bwd_f32(const dp_units *u, int64_t t0, int64_t t1, dp_result *out);
+
 /* In fp64; every array is written. */
 void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,
                  double *beta, double *rstd_q, double *rstd_k);
@@ -56,6 +72,7 @@ void dp_activate_writes_f32(const dp_problem *p, int64_t t0, int64_t t1, const d
  * values: NULL where v is written. */
 typedef struct {
     double *q, *k, *g, *beta, *rstd_q, *rstd_k, *erasing, *values;
+    dp_units units;
 } dp_activated;
 
 /* The keys that erase at token t in value head hv, [R][K]: the keys themselves (k, of all tokens)

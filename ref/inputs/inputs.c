@@ -233,7 +233,7 @@ static void fill_keys(dp_problem *p, const dp_inputs_spec *s) {
             for (int j = 0; j < R; j++) {
                 double *k = p->k + ((t * p->H + h) * R + j) * K;
                 draw_key(&law, &r, k);
-                if (!p->l2norm) normalise(k, K);
+                if (!dp_is_normed(p, DP_INPUT_K)) normalise(k, K);
                 round_all(k, K, s->dtype);
             }
         key_law_free(&law);
@@ -404,13 +404,17 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
             const double share = s->beta_lo + (s->beta_hi - s->beta_lo) * dp_rng_uniform(&r);
             if (roles.vector[i] && roles.like[i] == i && i) {
                 normals(&r, y, p->K);
-                normalise(y, p->K);
+                if (!dp_is_normed(p, KEYS[i])) normalise(y, p->K);
             }
             for (int k = 0; k < p->K; k++)
                 if (!roles.vector[i])
                     y[k] = s->beta_lo + (s->beta_hi - s->beta_lo) * dp_rng_uniform(&r);
                 else if (roles.like[i] != i)
-                    y[k] = share * like[j * p->K + k];
+                    y[k] = like[j * p->K + k];
+            if (!roles.vector[i] || roles.like[i] == i) continue;
+            if (dp_is_normed(p, KEYS[roles.like[i]])) normalise(y, p->K);
+            for (int k = 0; k < p->K; k++)
+                y[k] = share * y[k];
         }
     }
     for (int i = 0; i < KEYS_MOST; i++) {

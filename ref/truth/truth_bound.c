@@ -563,6 +563,13 @@ static void angle_row(const bounder *c, const seen_grads *z, grad *sum) {
         tr_up(sum->err + terms * sum->size + r->tiny);
 }
 
+/* rstd_up: NULL without a norm */
+static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
+    if (!rstd_up) return tr_up(dy.err);
+    return tr_up(rstd_up[i] *
+                 (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
+}
+
 static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
@@ -595,15 +602,12 @@ static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
             tr_up(number_grad(c, 0, DP_INPUT_NUMBER, z).err + r->tiny);
     for (int i = 0; i < DP_NRESULTS; i++)
         if (dp_result_exists(p, i) && dp_result_fields[i].role == DP_ROLE_GRADIENT &&
-            tr_is_given(dp_result_fields[i].of))
-            f[i].rad[t * p->HV + c->hv] =
-                tr_up(through_entries(c, 0, dp_result_fields[i].of, z).err + r->tiny);
-}
-
-static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
-    if (!r->p->l2norm) return tr_up(dy.err);
-    return tr_up(rstd_up[i] *
-                 (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
+            tr_is_given(dp_result_fields[i].of)) {
+            const dp_input_id of = dp_result_fields[i].of;
+            grad y = through_entries(c, 0, of, z);
+            y.err += r->tiny;
+            f[i].rad[t * p->HV + c->hv] = l2_chain(r, y, c->hd->unit[of].rstd_up, t);
+        }
 }
 
 /* The states of one head: in[t] entering each step of token t, out[t] leaving it, over all

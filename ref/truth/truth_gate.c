@@ -70,24 +70,26 @@ tr_rel tr_rel_errors(const tr_run *r) {
                     .db = plain ? 0 : tr_gamma(r, 10)};
 }
 
-/* y = x rstd (or x), its upward norm returned. tmp: 1 number. */
-static ld activate_row(const dp_problem *p, const double *x, mp_array y, mpfr_ptr rstd,
-                       mpfr_ptr tmp, ld rel) {
+ld tr_activate_row(const tr_run *r, const double *x, int normed, mp_array y, mpfr_ptr rstd,
+                   mpfr_ptr tmp) {
+    const dp_problem *p = r->p;
     double size[p->K];
-    mpfr_set_d(rstd, DP_L2_EPS, MPFR_RNDN);
+    mpfr_set_d(rstd, dp_l2_eps(p), MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
         mpfr_set_d(mp_at(y, i), x[i], MPFR_RNDN);
-        if (!p->l2norm) continue;
+        if (!normed) continue;
         mpfr_sqr(tmp, mp_at(y, i), MPFR_RNDN);
         mpfr_add(rstd, rstd, tmp, MPFR_RNDN);
     }
     mpfr_rec_sqrt(rstd, rstd, MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
-        if (p->l2norm) mpfr_mul(mp_at(y, i), mp_at(y, i), rstd, MPFR_RNDN);
+        if (normed) mpfr_mul(mp_at(y, i), mp_at(y, i), rstd, MPFR_RNDN);
         size[i] = get_up(mp_at(y, i));
     }
-    return tr_exact_up(tr_norm_up(size, p->K), rel);
+    return tr_exact_up(tr_norm_up(size, p->K), r->rel.qk);
 }
+
+ld tr_rstd_up(const tr_run *r, mpfr_srcptr rstd) { return get_up(rstd) * (1 + 2 * r->rel.rstd); }
 
 static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
 
@@ -96,8 +98,8 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     if (qk) {
         qk->q_norm = lds(T);
         qk->k_norm = lds(TR);
-        qk->rstd_q_up = r->p->l2norm ? lds(T) : NULL;
-        qk->rstd_k_up = r->p->l2norm ? lds(TR) : NULL;
+        qk->rstd_q_up = dp_is_normed(r->p, DP_INPUT_Q) ? lds(T) : NULL;
+        qk->rstd_k_up = dp_is_normed(r->p, DP_INPUT_K) ? lds(TR) : NULL;
     }
     if (!a) return;
     const int64_t n = T * dp_rows(r->p);
@@ -162,7 +164,7 @@ static void sum_angles(const tr_run *r, int h, tr_qk *a) {
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     const dp_problem *p = r->p;
     const int64_t T = p->T, K = p->K, R = p->R;
-    const ld rel = r->rel.qk;
+    const int norm_q = dp_is_normed(p, DP_INPUT_Q), norm_k = dp_is_normed(p, DP_INPUT_K);
     *a = (tr_qk){.q = mp_alloc(T * K, r->prec),
                  .k = mp_alloc(T * R * K, r->prec),
                  .rstd_q = mp_alloc(T, r->prec),
@@ -174,16 +176,17 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
         mp_array tmp = mp_alloc(2, r->prec);
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
-            a->q_norm[t] = activate_row(p, p->q + (t * p->H + h) * K, mp_from(a->q, t * K),
-                                        mp_at(a->rstd_q, t), mp_at(tmp, 0), rel);
+            a->q_norm[t] =
+                tr_activate_row(r, p->q + (t * p->H + h) * K, norm_q, mp_from(a->q, t * K),
+                                mp_at(a->rstd_q, t), mp_at(tmp, 0));
             if (p->angle) tr_turn(r, a, t, 0, mp_from(a->q, t * K), tmp);
-            if (p->l2norm) a->rstd_q_up[t] = get_up(mp_at(a->rstd_q, t)) * (1 + 2 * r->rel.rstd);
+            if (norm_q) a->rstd_q_up[t] = tr_rstd_up(r, mp_at(a->rstd_q, t));
             for (int64_t i = t * R; i < (t + 1) * R; i++)
                 a->k_norm[i] =
-                    activate_row(p, p->k + ((t * p->H + h) * R + i - t * R) * K,
-                                 mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0), rel);
-            for (int64_t i = t * R; i < (t + 1) * R && p->l2norm; i++)
-                a->rstd_k_up[i] = get_up(mp_at(a->rstd_k, i)) * (1 + 2 * r->rel.rstd);
+                    tr_activate_row(r, p->k + ((t * p->H + h) * R + i - t * R) * K, norm_k,
+                                    mp_from(a->k, i * K), mp_at(a->rstd_k, i), mp_at(tmp, 0));
+            for (int64_t i = t * R; i < (t + 1) * R && norm_k; i++)
+                a->rstd_k_up[i] = tr_rstd_up(r, mp_at(a->rstd_k, i));
         }
         mp_free(&tmp);
     }
@@ -341,8 +344,10 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < T; t++)
+        for (int64_t t = 0; t < T; t++) {
             activate_token(r, hv, t, A, a, tmp);
+            tr_rows_units(r, hv, t, a, mp_at(tmp, 0));
+        }
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < T; t++) {
             tr_row_norms(r, hv, t, a);
@@ -378,6 +383,11 @@ void tr_free_head(tr_head *a) {
         mp_free(&a->entry[e]);
         free(a->entry_norm[e]);
     }
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        mp_free(&a->unit[i].y);
+        mp_free(&a->unit[i].rstd);
+        free(a->unit[i].rstd_up);
+    }
 }
 
 static void add_rows(mp_array into, mp_array from, int64_t n) {
@@ -385,24 +395,24 @@ static void add_rows(mp_array into, mp_array from, int64_t n) {
         mpfr_add(mp_at(into, i), mp_at(into, i), mp_at(from, i), MPFR_RNDN);
 }
 
-/* dx = rstd (dy - y <y, dy>), or dy without l2norm, stored as row `row`. */
-static void chain_l2(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array dy, dp_ball *out,
-                     int64_t row, mp_array tmp) {
-    mpfr_ptr dot = mp_at(tmp, 0), x = mp_at(tmp, 1), rest = mp_at(tmp, 2);
+/* dy becomes dx = rstd (dy - y <y, dy>). */
+static void chain_l2(int K, mp_array y, mpfr_srcptr rstd, mp_array dy, mp_array tmp) {
+    mpfr_ptr dot = mp_at(tmp, 0), x = mp_at(tmp, 1);
     mpfr_set_zero(dot, 1);
-    for (int i = 0; i < p->K && p->l2norm; i++) {
+    for (int i = 0; i < K; i++) {
         mpfr_mul(x, mp_at(y, i), mp_at(dy, i), MPFR_RNDN);
         mpfr_add(dot, dot, x, MPFR_RNDN);
     }
-    for (int i = 0; i < p->K; i++) {
-        mpfr_set(x, mp_at(dy, i), MPFR_RNDN);
-        if (p->l2norm) {
-            mpfr_mul(rest, mp_at(y, i), dot, MPFR_RNDN);
-            mpfr_sub(x, x, rest, MPFR_RNDN);
-            mpfr_mul(x, x, rstd, MPFR_RNDN);
-        }
-        tr_store(out, row * p->K + i, x, rest);
+    for (int i = 0; i < K; i++) {
+        mpfr_mul(x, mp_at(y, i), dot, MPFR_RNDN);
+        mpfr_sub(x, mp_at(dy, i), x, MPFR_RNDN);
+        mpfr_mul(mp_at(dy, i), x, rstd, MPFR_RNDN);
     }
+}
+
+static void store_row(int K, mp_array x, dp_ball *out, int64_t row, mpfr_ptr tmp) {
+    for (int i = 0; i < K; i++)
+        tr_store(out, row * K + i, mp_at(x, i), tmp);
 }
 
 static void chain_product(dp_ball *out, int64_t at, mpfr_srcptr d, mpfr_srcptr slope,
@@ -447,17 +457,18 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         add_rows(mp_from(tasks->dq, i * K), mp_from(c->dq, i * K), K);
         add_rows(mp_from(tasks->dk, i * R * K), mp_from(c->dk, i * R * K), R * K);
     }
-    if (p->angle) { /* a query head for each value head */
-        tr_add_turning(r, mp_from(qk->q, t * K), mp_from(tasks->dq, i * K),
-                       mp_from(tasks->dphi, i * dp_pairs(p)), tmp);
-        tr_turn(r, qk, t, 1, mp_from(tasks->dq, i * K), tmp);
+    const mp_array dq = mp_from(tasks->dq, i * K);
+    if (p->angle) /* a query head for each value head */
+        tr_add_turning(r, mp_from(qk->q, t * K), dq, mp_from(tasks->dphi, i * dp_pairs(p)), tmp);
+    if (qk->rstd_q_up) chain_l2(p->K, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), dq, tmp);
+    if (p->angle) tr_turn(r, qk, t, 1, dq, tmp); /* which the norm's chain rule commutes with */
+    store_row(p->K, dq, &f[DP_RESULT_DQ], t * p->H + h, mp_at(tmp, 0));
+    for (int64_t j = 0; j < R; j++) {
+        const mp_array dk = mp_from(tasks->dk, (i * R + j) * K);
+        if (qk->rstd_k_up)
+            chain_l2(p->K, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j), dk, tmp);
+        store_row(p->K, dk, &f[DP_RESULT_DK], (t * p->H + h) * R + j, mp_at(tmp, 0));
     }
-    chain_l2(p, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), mp_from(tasks->dq, i * K),
-             &f[DP_RESULT_DQ], t * p->H + h, tmp);
-    for (int64_t j = 0; j < R; j++)
-        chain_l2(p, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j),
-                 mp_from(tasks->dk, (i * R + j) * K), &f[DP_RESULT_DK], (t * p->H + h) * R + j,
-                 tmp);
 }
 
 void tr_accumulate_gate(const tr_run *r, const tr_head *head, const tr_task *task,

@@ -106,9 +106,14 @@ typedef struct {
  *   beta, db = dbeta/db                      [T][R]
  *   entry      [T][R][K], mem NULL where the entry is the key itself
  *   values     [T][n][V], mem NULL where each value is v or nothing
+ *   unit       of a key but k with a norm: [T][K], rstd [T], bound of rstd [T]; else mem NULL
  *   strength   [T][n] */
 typedef struct {
     mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
+    struct {
+        mp_array y, rstd;
+        ld *rstd_up;
+    } unit[DP_NINPUTS];
     mp_array sum_dt, sum_A; /* [Kg], [1] accumulators of ddt_bias and dA_log */
     mp_array sum_angle;     /* [P] of dangle; mem NULL: no rotation */
     tr_gate_norms *norms;   /* [T] */
@@ -181,6 +186,8 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
 /* Arrays of entries, values and strengths of all tokens; bounds beside them where they are not
  * those of the keys. */
 void tr_rows_alloc(const tr_run *r, tr_head *a);
+/* Keys but k of token t over their norms; before tr_rows_token of any token. */
+void tr_rows_units(const tr_run *r, int hv, int64_t t, tr_head *a, mpfr_ptr tmp);
 /* The rows of token t, activated before; tmp: 2 numbers. */
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp);
 /* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
@@ -198,6 +205,11 @@ void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, t
 
 /* ---- activations ----------------------------------------------------------------------------- */
 
+/* y [K] = x rstd, rstd = 1/norm, where `normed`, else x. Returns >= |y|. tmp: 1 number */
+ld tr_activate_row(const tr_run *r, const double *x, int normed, mp_array y, mpfr_ptr rstd,
+                   mpfr_ptr tmp);
+/* >= the exact and the computed rstd */
+ld tr_rstd_up(const tr_run *r, mpfr_srcptr rstd);
 /* Allocates and fills *a for query head h. */
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a);
 /* The same for value head hv; qk: of its query head. */

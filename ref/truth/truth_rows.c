@@ -3,7 +3,8 @@
  *
  * A product of m factors whose relative errors are e_i has sum e_i + gamma_(2 (m - 1)), as every
  * e_i is below 2^-60. Inputs are exact but for dp_problem.input_error, which inputs without an
- * activation may have. A normalised key has rel.qk, beta rel.beta, exp(+-g) that of its token.
+ * activation may have. A key with a norm has rel.qk, and its rows a 2-norm of at most 1. beta has
+ * rel.beta, exp(+-g) that of its token.
  *
  * Step norm, nu >= |A_t|_2 (truth_bound.c):
  *   nothing reads                       1, times the largest decay
@@ -53,6 +54,11 @@ static const double *given(const dp_problem *p, int input, int hv, int64_t t) {
     return dp_input_of(p, input) + (t * p->HV + hv) * dp_input_width(p, input) / p->HV;
 }
 
+/* The same in MPFR, of a key with a norm. */
+static int has_unit(const tr_head *a, int of) {
+    return of < DP_NINPUTS && a->unit[of].y.mem != NULL;
+}
+
 /* y *= factor `of` of an entry of token t at channel k of key `key`. */
 static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, int factor,
                      int64_t now, int64_t key, int64_t k, mpfr_ptr y) {
@@ -72,6 +78,8 @@ static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a,
         mpfr_mul(y, y, mp_at(qk->k, row * p->K + k), MPFR_RNDN);
     else if (of == DP_INPUT_BETA)
         mpfr_mul(y, y, mp_at(a->beta, row), MPFR_RNDN);
+    else if (has_unit(a, of))
+        mpfr_mul(y, y, mp_at(a->unit[of].y, t * p->K + k), MPFR_RNDN);
     else
         mpfr_mul_d(y, y, given(p, of, hv, t)[of == DP_INPUT_NUMBER ? 0 : k], MPFR_RNDN);
 }
@@ -130,6 +138,12 @@ void tr_rows_alloc(const tr_run *r, tr_head *a) {
     if (any_products(p)) a->values = mp_alloc(n * p->V, r->prec);
     a->strength = mp_alloc(n, r->prec);
     a->strength_up = lds(n);
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (!tr_is_given(i) || !dp_is_normed(p, i) || !dp_input_of(p, i)) continue;
+        a->unit[i].y = mp_alloc(p->T * p->K, r->prec);
+        a->unit[i].rstd = mp_alloc(p->T, r->prec);
+        a->unit[i].rstd_up = lds(p->T);
+    }
     for (int e = 0; e < r->rows.n; e++) {
         if (dp_entry_is(r->rows.of[e], DP_INPUT_K) && !is_rotated(p, r->rows.of[e])) continue;
         a->entry[e] = mp_alloc(p->T * p->R * p->K, r->prec);
@@ -184,6 +198,15 @@ static void value_token(const tr_run *r, int hv, int64_t t, tr_head *a, int64_t 
     if (e.n > 1) a->v_norm[t * n + j] = a->v_norm[t * n + j] * (ld)(1 + 0x1p-50) + p->V * 0x1p-1074;
 }
 
+void tr_rows_units(const tr_run *r, int hv, int64_t t, tr_head *a, mpfr_ptr tmp) {
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (!has_unit(a, i)) continue;
+        tr_activate_row(r, given(r->p, i, hv, t), 1, mp_from(a->unit[i].y, t * r->p->K),
+                        mp_at(a->unit[i].rstd, t), tmp);
+        a->unit[i].rstd_up[t] = tr_rstd_up(r, mp_at(a->unit[i].rstd, t));
+    }
+}
+
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp) {
     const dp_problem *p = r->p;
     const int64_t n = dp_rows(p), Kg = dp_Kg(p);
@@ -220,9 +243,9 @@ ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t 
         if (of >= DP_NINPUTS)
             sum += e.of[m] == DP_FACTOR_GROWTH ? 2 * a->norms[t].rel + 2 * r->u : a->norms[t].rel;
         else
-            sum += of == DP_INPUT_K      ? rel.qk
-                   : of == DP_INPUT_BETA ? rel.beta
-                                         : (ld)r->p->input_error;
+            sum += of == DP_INPUT_K || has_unit(a, of) ? rel.qk
+                   : of == DP_INPUT_BETA               ? rel.beta
+                                                       : (ld)r->p->input_error;
     }
     return sum;
 }
@@ -252,6 +275,8 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
             up *= qk->k_norm[t * p->R + key];
         else if (of == DP_INPUT_BETA)
             up *= a->beta_up[t * p->R + key];
+        else if (has_unit(a, of))
+            up *= tr_exact_up(1, r->rel.qk);
         else
             up *= norm ? tr_norm_up(given(p, of, hv, t), n) : largest(given(p, of, hv, t), n);
     }
@@ -298,12 +323,14 @@ static void entry_doubles(const tr_run *r, int hv, int64_t t, const tr_qk *qk, c
         for (int m = 0; m < e.n; m++) {
             const int of = e.of[m];
             const int64_t gate = t * Kg + (Kg > 1 ? k : 0);
-            y[k] *= tr_is_given(of) ? given(r->p, of, hv, t)[k]
-                                    : mpfr_get_d(of == DP_INPUT_K        ? mp_at(qk->k, t * K + k)
-                                                 : of == DP_INPUT_BETA   ? mp_at(a->beta, t)
-                                                 : of == DP_FACTOR_DECAY ? mp_at(a->d, gate)
-                                                                         : mp_at(a->growth, gate),
-                                                 MPFR_RNDN);
+            y[k] *= tr_is_given(of) && !has_unit(a, of)
+                        ? given(r->p, of, hv, t)[k]
+                        : mpfr_get_d(of == DP_INPUT_K        ? mp_at(qk->k, t * K + k)
+                                     : of == DP_INPUT_BETA   ? mp_at(a->beta, t)
+                                     : of == DP_FACTOR_DECAY ? mp_at(a->d, gate)
+                                     : has_unit(a, of)       ? mp_at(a->unit[of].y, t * K + k)
+                                                             : mp_at(a->growth, gate),
+                                     MPFR_RNDN);
         }
     }
 }
@@ -451,6 +478,27 @@ static void sum_of(const chain *x, int input, int64_t key, int64_t k, mpfr_ptr i
     if (after >= 0) add_entries(x, input | DP_PREVIOUS, after, x->i + after - x->t, key, k, into);
 }
 
+/* dot = <y, dy>, y a key but k over its norm. */
+static void dot_of(const chain *x, int input, mpfr_ptr dot) {
+    const int64_t K = x->r->p->K;
+    mpfr_ptr dy = mp_at(x->tmp, 1);
+    mpfr_set_zero(dot, 1);
+    for (int64_t k = 0; k < K; k++) {
+        mpfr_set_zero(dy, 1);
+        sum_of(x, input, 0, k, dy);
+        mpfr_mul(dy, dy, mp_at(x->a->unit[input].y, x->t * K + k), MPFR_RNDN);
+        mpfr_add(dot, dot, dy, MPFR_RNDN);
+    }
+}
+
+/* dy at channel k becomes dx = rstd (dy - y dot). */
+static void chain_unit(const chain *x, int input, int64_t k, mpfr_srcptr dot, mpfr_ptr dy) {
+    mpfr_ptr rest = mp_at(x->tmp, 0);
+    mpfr_mul(rest, mp_at(x->a->unit[input].y, x->t * x->r->p->K + k), dot, MPFR_RNDN);
+    mpfr_sub(dy, dy, rest, MPFR_RNDN);
+    mpfr_mul(dy, dy, mp_at(x->a->unit[input].rstd, x->t), MPFR_RNDN);
+}
+
 /* += the same of strengths */
 static void add_strengths(const chain *x, int of, int64_t t, int64_t i, int64_t key,
                           mpfr_ptr into) {
@@ -524,9 +572,11 @@ void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, t
         const dp_tensor_field *f = &dp_result_fields[field];
         if (f->role != DP_ROLE_GRADIENT || !dp_result_exists(p, field) || !tr_is_given(f->of))
             continue;
+        if (has_unit(a, f->of)) dot_of(&x, f->of, mp_at(tmp, 4));
         for (int64_t k = 0; k < K; k++) {
             mpfr_set_zero(mp_at(tmp, 1), 1);
             sum_of(&x, f->of, 0, k, mp_at(tmp, 1));
+            if (has_unit(a, f->of)) chain_unit(&x, f->of, k, mp_at(tmp, 4), mp_at(tmp, 1));
             tr_store(&r->t->field[field], (t * p->HV + hv) * K + k, mp_at(tmp, 1), mp_at(tmp, 0));
         }
     }

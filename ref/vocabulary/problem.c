@@ -1,6 +1,7 @@
 /* Failures, memory, and the checks of a problem (problem.h). */
 #define _DEFAULT_SOURCE
 #include "problem.h"
+#include "recurrence.h"
 #include "tensors.h"
 #include "text.h"
 
@@ -169,7 +170,7 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
     if (dp_by_rows(p) && p->HV != p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
                        p->HV, dp_models[p->model].name, p->H);
-    if (dp_by_rows(p) && p->l2norm)
+    if (dp_by_rows(p) && p->l2norm && !dp_recurrence_of(p)->normed)
         return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_models[p->model].name);
     if (p->pairs < 0 || 2 * dp_pairs(p) > p->K)
         return dp_fail(e, DP_EINPUT, "P = %d: an angle rotates up to K / 2 = %d pairs", p->pairs,

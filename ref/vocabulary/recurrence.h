@@ -34,6 +34,8 @@ typedef struct {
 typedef struct {
     int before, n;
     unsigned rotated; /* bit i: keys of input i are */
+    unsigned normed;  /* bit i: rows of input i, the query or keys, with dp_problem.l2norm */
+    double eps;       /* of that norm; 0: DP_L2_EPS */
     dp_token_row row[DP_MAX_ROWS];
 } dp_recurrence;
 extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
@@ -48,6 +50,21 @@ static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {
 }
 static inline int64_t dp_row_key(const dp_problem *p, int64_t j) {
     return dp_recurrence_of(p)->n > 1 ? 0 : j;
+}
+/* Are rows of that input x divided by sqrt(sum x^2 + eps) before anything else? */
+static inline int dp_is_normed(const dp_problem *p, int input) {
+    if (!dp_by_rows(p)) return p->l2norm && (input == DP_INPUT_Q || input == DP_INPUT_K);
+    return p->l2norm && dp_recurrence_of(p)->normed >> input & 1;
+}
+static inline double dp_l2_eps(const dp_problem *p) {
+    return dp_recurrence_of(p)->eps > 0 ? dp_recurrence_of(p)->eps : DP_L2_EPS;
+}
+/* The number of factors of the entry that have a norm. */
+static inline int dp_entry_normed(const dp_problem *p, dp_entry e) {
+    int n = 0;
+    for (int i = 0; i < e.n; i++)
+        n += dp_is_normed(p, e.of[i] & ~DP_PREVIOUS);
+    return n;
 }
 static inline int dp_entry_same(dp_entry a, dp_entry b) {
     int same = a.sign == b.sign && a.n == b.n;

@@ -1,5 +1,6 @@
 /* The text of a user's own recurrence, and what it changes in the tables (recurrence_text.h). */
 #include "recurrence_text.h"
+#include "number.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -32,7 +33,7 @@ typedef struct {
     dp_err *e;
     int n;
     char word[WORDS_MOST][WORD_MOST];
-    int said[COUNT(INPUTS) + 3]; /* the lines of its statements; 0: not yet */
+    int said[COUNT(INPUTS) + 4]; /* the lines of its statements; 0: not yet */
 } reader;
 
 static dp_status refuse(const reader *r, const char *word, const char *format, ...)
@@ -197,17 +198,31 @@ static dp_status choose(const reader *r, int from, const char *a, const char *b,
     return *second || !strcmp(said, a) ? DP_OK : refuse(r, said, "must be %s or %s", a, b);
 }
 
-/* Names of keys, which an earlier line has. */
+/* Words i .. end - 1: names of keys, or of the query if there may be one, which an earlier line
+ * has. */
+static dp_status parse_named(reader *r, int i, int end, int query, unsigned *into) {
+    for (; i < end; i++) {
+        const int of = input_named(r->y, r->word[i], strlen(r->word[i]));
+        if (!is_of(KEYS, COUNT(KEYS), of) && !(query && of == DP_INPUT_Q))
+            return refuse(r, r->word[i], "is none of %skeys, which a line before must name",
+                          query ? "query and " : "");
+        *into |= 1U << of;
+    }
+    return DP_OK;
+}
+
 static dp_status parse_turned(reader *r) {
     if (r->n < 4 || strcmp(r->word[2], "turns"))
         return refuse(r, r->word[0], "must be 'angle NAME turns KEY ..'");
-    for (int i = 3; i < r->n; i++) {
-        const int of = input_named(r->y, r->word[i], strlen(r->word[i]));
-        if (!is_of(KEYS, COUNT(KEYS), of))
-            return refuse(r, r->word[i], "is none of keys, which a line before must name");
-        r->y->rows.rotated |= 1U << of;
-    }
-    return DP_OK;
+    return parse_named(r, 3, r->n, 0, &r->y->rows.rotated);
+}
+
+static dp_status parse_norm(reader *r) {
+    const int eps = r->n > 3 && !strcmp(r->word[r->n - 2], "eps");
+    if (r->n < 2) return refuse(r, r->word[0], "must be 'norm NAME ..' or 'norm NAME .. eps X'");
+    if (eps && dp_number_real(r->word[r->n - 1], 1e-30, 1, &r->y->rows.eps) != DP_NUMBER_OK)
+        return refuse(r, r->word[r->n - 1], "is no eps: a number from 1e-30 to 1");
+    return parse_named(r, 1, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);
 }
 
 static dp_status parse_inputs(reader *r, int which) {
@@ -231,7 +246,7 @@ static dp_status once(reader *r, int which) {
 }
 
 static dp_status parse_statement(reader *r) {
-    enum { NAMED = COUNT(INPUTS), READS, ROWS };
+    enum { NAMED = COUNT(INPUTS), READS, ROWS, NORM };
     const char *word = r->word[0];
     dp_status s;
     if (!strcmp(word, "row")) return parse_row(r);
@@ -247,10 +262,12 @@ static dp_status parse_statement(reader *r) {
         return (s = once(r, READS)) ? s : choose(r, 1, "decayed", "undecayed", &r->y->rows.before);
     if (!strcmp(word, "rows"))
         return (s = once(r, ROWS)) ? s : choose(r, 1, "together", "in turn", &r->y->in_turn);
+    if (!strcmp(word, "norm")) return (s = once(r, NORM)) ? s : parse_norm(r);
     for (int i = 0; i < COUNT(INPUTS); i++)
         if (!strcmp(word, INPUTS[i].word)) return (s = once(r, i)) ? s : parse_inputs(r, i);
     return refuse(r, word,
-                  "is no statement: recurrence query gate keys values number angle reads rows row");
+                  "is no statement: recurrence query gate keys values number angle norm reads rows "
+                  "row");
 }
 
 static dp_status split(reader *r, const char *line, size_t n) {

@@ -1,0 +1,127 @@
+"""Norms in a user's own rows. A numpy kernel shares no code with the program, with right norms and
+with wrong ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltaproof import Recurrence, assert_explained, judge, to_bf16
+
+EPS = 0.03
+NORMED = Recurrence(
+    "normed",
+    query="q",
+    gate="g",
+    keys=("k", "p"),
+    values=("v",),
+    number="beta",
+    rows=({"write": "k", "read": "p", "value": "v", "strength": "beta"},),
+    norm=("q", "k", "p"),
+    eps=EPS,
+)
+T, H, K, V = 70, 2, 16, 24
+Arrays = dict[str, np.ndarray]
+Norm = Callable[[np.ndarray, str], tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]]
+
+
+def inputs() -> Arrays:
+    rng = np.random.default_rng(9)
+    x = {n: 0.2 * rng.standard_normal((T, H, K)) for n in ("q", "k")}
+    x["p"] = x["k"] * rng.uniform(0.3, 1, (T, H, 1))
+    x["g"] = -0.1 * np.abs(rng.standard_normal((T, H, K)))
+    x["beta"] = rng.uniform(0.3, 1, (T, H))
+    x |= {n: rng.standard_normal((T, H, V)) for n in ("v", "do")}
+    return {n: to_bf16(a).astype(np.float32) for n, a in x.items()}
+
+
+def norm(x: np.ndarray, name: str, *, of: str = "qkp", chain: bool = True,
+         eps: float = EPS, outside: bool = False, stored: bool = False) -> Any:  # fmt: skip
+    """Rows over their norms, and the gradient of the rows from that of the result."""
+    if name not in of:
+        return x, lambda d: d
+    size = np.sqrt((x * x).sum(-1, keepdims=True) + (0 if outside else eps))
+    rstd = 1 / (size + (eps if outside else 0))
+    y = to_bf16(x * rstd).astype(np.float64) if stored else x * rstd
+    return y, lambda d: rstd * (d - y * (y * d).sum(-1, keepdims=True)) if chain else rstd * d
+
+
+def kernel(x: Arrays, **how: Any) -> Arrays:
+    """S <- diag(exp g) S;  S <- S + k' beta (v - p S);  q, k, p over their norms."""
+    x = {n: a.astype(np.float64) for n, a in x.items()}
+    (q, to_q), (k, to_k), (p, to_p) = (norm(x[n], n, **how) for n in ("q", "k", "p"))
+    S, states, left = np.zeros((H, K, V)), [], []
+    y = {f"d{n}": np.zeros(x[n].shape) for n in ("q", "k", "p", "v", "g", "beta")}
+    y["o"] = np.zeros((T, H, V))
+    for t in range(T):
+        S = np.exp(x["g"][t])[..., None] * S
+        states.append(S)
+        left.append(x["v"][t] - np.einsum("hk,hkv->hv", p[t], S))
+        S = S + k[t][..., None] * (x["beta"][t][:, None] * left[t])[:, None, :]
+        y["o"][t] = K**-0.5 * np.einsum("hk,hkv->hv", q[t], S)
+        states.append(S)
+    G = np.zeros_like(S)
+    for t in reversed(range(T)):
+        beta, do = x["beta"][t][:, None], x["do"][t]
+        y["dq"][t] = K**-0.5 * np.einsum("hkv,hv->hk", states[2 * t + 1], do)
+        G = G + K**-0.5 * q[t][..., None] * do[:, None, :]
+        du = np.einsum("hkv,hk->hv", G, k[t])
+        y["dk"][t] = np.einsum("hkv,hv->hk", G, beta * left[t])
+        y["dbeta"][t] = (du * left[t]).sum(-1)
+        y["dv"][t] = beta * du
+        y["dp"][t] = -np.einsum("hkv,hv->hk", states[2 * t], y["dv"][t])
+        G = G - p[t][..., None] * y["dv"][t][:, None, :]
+        y["dg"][t] = (G * states[2 * t]).sum(-1)
+        G = np.exp(x["g"][t])[..., None] * G
+    y |= {"dq": to_q(y["dq"]), "dk": to_k(y["dk"]), "dp": to_p(y["dp"])}
+    return {n: a.astype(np.float32) for n, a in y.items()}
+
+
+def verdict(base: str, **how: Any) -> Any:
+    y = kernel(inputs(), **how)
+    y = {n: to_bf16(a) for n, a in y.items()} if base == "bf16" else y
+    x = {n: to_bf16(a) if base == "bf16" else a for n, a in inputs().items()}
+    return judge(x, y, recurrence=NORMED, base=base, gate="log")
+
+
+@pytest.mark.parametrize(("base", "stored"), [("fp32", False), ("bf16", False), ("bf16", True)])
+def test_right_norms_pass_whether_stored_or_not(base: str, stored: bool) -> None:
+    found = verdict(base, stored=stored)
+    assert found.passed, found.text
+    assert {t["verdict"] for t in found.tensors.values()} == {"pass"}, found.text
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no norm": {"of": ""},
+    "q alone": {"of": "q"},
+    "k alone": {"of": "k"},
+    "p without": {"of": "qk"},
+    "no eps": {"eps": 0},
+    "eps outside the root": {"outside": True},
+    "eps of another": {"eps": 1.2 * EPS},
+}
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16"])
+@pytest.mark.parametrize("how", WRONG.values(), ids=WRONG)
+def test_a_wrong_norm_fails(base: str, how: dict[str, Any]) -> None:
+    found = verdict(base, **how)
+    assert found.status == 1, found.text
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16"])
+def test_a_gradient_that_lacks_that_of_the_norm_fails_alone(base: str) -> None:
+    found = verdict(base, chain=False)
+    failed = {n for n, t in found.tensors.items() if t["verdict"] == "fail"}
+    assert failed == {"dq", "dk", "dp"}, found.text
+
+
+def test_inputs_over_their_norms_are_judged_without() -> None:
+    x = inputs()
+    y = kernel(x)
+    units = x | {n: norm(x[n].astype(np.float64), n)[0] for n in ("q", "k", "p")}
+    own = {n: y[n] for n in ("o", "dv", "dg", "dbeta")}
+    said: dict[str, Any] = {"recurrence": NORMED, "base": "fp32", "gate": "log"}
+    assert_explained(units, own, l2norm=False, **said)
+    assert judge(x, own, l2norm=False, **said).status == 1
