@@ -1,5 +1,5 @@
 /* harness/base/backends.h - who can compute a run, and what the rest of the program asks of it: a
- * row each. Who runs it: harness/run/run_recurrence.c. */
+ * row each. Who runs it: harness/run/driver.c. */
 #ifndef DP_BACKENDS_H
 #define DP_BACKENDS_H
 

@@ -2,7 +2,7 @@
  * fields of the row, and never asks for an operation's name.
  *
  * To add an operation, add its word and its row (casefile.h, operations.c), its file beside
- * op_conv.c with the functions below, and its driver (harness/run/run.c). A recurrence is no
+ * op_conv.c with the functions below, and its subjects (harness/run/driver.c). A recurrence is no
  * operation but a row of dp_models (ref/vocabulary/problem.c).
  */
 #ifndef DP_OPERATIONS_H

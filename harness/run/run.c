@@ -190,15 +190,6 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     return DP_OK;
 }
 
-/* Who runs and judges an operation. */
-static dp_status (*const RUNS[DP_NOPS])(const dp_case *, const dp_run_options *, dp_runs *,
-                                        dp_err *) = {[DP_OP_RECURRENCE] = dp_run_recurrence,
-                                                     [DP_OP_CHAIN] = dp_run_chain,
-                                                     [DP_OP_CONV] = dp_run_conv,
-                                                     [DP_OP_STEP] = dp_run_recurrence,
-                                                     [DP_OP_SESSION] = dp_run_recurrence,
-                                                     [DP_OP_STEP_SESSION] = dp_run_recurrence};
-
 /* Backends were named, and none of them computes this. */
 static int none_computes(const dp_case *c, const dp_run_options *o) {
     for (int i = 0; i < o->nbackend; i++)
@@ -222,7 +213,7 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
     if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
         return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
     if (none_computes(c, o)) return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
-    return RUNS[c->op](c, o, out, e);
+    return dp_run_subjects(c, o, out, e);
 }
 
 /* ---- over many cases ------------------------------------------------------------------------- */

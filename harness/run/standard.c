@@ -239,7 +239,9 @@ static dp_status true_ranks(dp_sharding *sp, int boundaries, dp_err *e) {
 }
 
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e) {
-    *sp = (dp_sharding){.std = std, .c = std->c, .truth = &std->truth, .N = N};
+    *sp = (dp_sharding){.std = std, .c = std->c, .N = N};
+    if (std->other) return DP_OK;
+    sp->truth = &std->truth;
     const dp_status st = true_ranks(sp, boundaries, e);
     if (st) return st;
     sp->windows = dp_windows_of(&sp->c->p, N);
@@ -335,9 +337,10 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     dp_run *r = dp_runs_add(out, sp->c);
     r->backend = how->backend;
     r->ranks = sp->N;
-    r->own = sp->c->p.own.kind;
+    const dp_owners own = dp_op_of(sp->c)->has_conv ? sp->c->conv.own : sp->c->p.own;
+    r->own = own.kind;
     if (r->own) {
-        r->ranks = sp->c->p.own.ranks;
+        r->ranks = own.ranks;
         r->parts = sp->N;
     }
     r->base = how->base;

@@ -21,6 +21,7 @@ typedef struct {
     double radius; /* largest of a tensor, relative to its norm */
     dp_front front;
     dp_expectations expect; /* of any number of ranks */
+    void *other; /* the truth of an operation without a recurrence (subjects.h); else NULL */
 } dp_standard;
 
 /* boundaries: keep states where ranks meet, which what ranks exchange is judged by. */
@@ -49,7 +50,8 @@ typedef struct {
                                 it gets the problem as it is */
 } dp_sharding;
 
-/* boundaries: as the standard was opened. DP_EINPUT: N ranks cannot share this problem. */
+/* boundaries: as the standard was opened. DP_EINPUT: N ranks cannot share this problem. Without a
+ * recurrence it has N alone. */
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
 /* Frees what dp_sharding_open made. */
 void dp_sharding_close(dp_sharding *sp);

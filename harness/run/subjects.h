@@ -1,6 +1,8 @@
 /* harness/run/subjects.h - who computes a case: simulated ranks, in one process or several, a
- * library, the chunk solver over LAPACKE, CUDA devices. One row of SUBJECTS and one file each;
- * files of results that another program wrote are judged by dp_run_stored (judge.h).
+ * library, the chunk solver over LAPACKE, CUDA devices. Convolutions and chains of M have their
+ * own. An operation has a list of subjects (dp_subjects). One driver (driver.c) plans their runs
+ * and walks them. Files of results that another program wrote are judged by dp_run_stored
+ * (judge.h).
  */
 #ifndef DP_SUBJECTS_H
 #define DP_SUBJECTS_H
@@ -11,6 +13,7 @@
 /* ---- the plan -------------------------------------------------------------------------------- */
 
 typedef struct dp_subject_kind dp_subject_kind;
+typedef struct dp_made dp_made;
 /* A run that case and options ask for, before it is made. */
 typedef struct {
     const dp_subject_kind *kind;
@@ -21,10 +24,11 @@ typedef struct {
     dp_sending way;   /* exchange and payload that were asked for */
     int says_way;     /* 1: the record has them */
     dp_cuda_variant variant;
-    int claimed;  /* 1: its draws are made together with those of all others */
-    int stages;   /* 1: those of intermediates, too */
-    int bare;     /* 1: its record has no chain */
-    char no[256]; /* why it is not made; empty: it is */
+    int claimed;   /* 1: its draws are made together with those of all others */
+    int stages;    /* 1: those of intermediates, too */
+    int bare;      /* 1: its record has no chain */
+    char no[256];  /* why it is not made; empty: it is */
+    dp_made *made; /* its result, where it is computed already; else NULL */
 } dp_planned;
 typedef struct {
     int n, cap;
@@ -36,7 +40,7 @@ dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base 
 
 /* ---- what a subject makes of a row ----------------------------------------------------------- */
 
-typedef struct {
+struct dp_made {
     dp_outputs out;
     dp_calls_seen seen;       /* a session */
     const dp_step_run *front; /* op step: what its convolutions made */
@@ -45,13 +49,14 @@ typedef struct {
     char why[640];            /* and why; else empty */
     double from;              /* dp_now() before it */
     void *own;                /* the subject's, freed by its `free` */
-} dp_made;
+};
 
-/* A subject: which runs there are, and how one computes. The driver (run_recurrence.c) walks them:
- * truth, bounds, compute, judge, record. All but plan and compute may be NULL. */
+/* A subject: which runs there are, and how one computes. The driver walks them: truth, bounds,
+ * compute, judge, record. All but plan and compute may be NULL. */
 struct dp_subject_kind {
     dp_backend backend;
-    int absent; /* 1: a row says why it cannot run here, where it is asked for and cannot */
+    int absent;       /* 1: a row says why it cannot run here, where it is asked for and cannot */
+    int side_by_side; /* 1: threads compute its rows at once; it keeps nothing and does not fail */
     /* Appends its runs on N ranks. */
     dp_status (*plan)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
                       dp_plan *plan, dp_err *e);
@@ -61,7 +66,9 @@ struct dp_subject_kind {
     void (*close)(const dp_planned *x, const dp_case *c, void *kept); /* frees it */
     /* Adds its own words to the record; m NULL: the run is not made. */
     void (*note)(const dp_sharding *sp, const dp_made *m, dp_run *r);
-    /* After the judgement. */
+    /* Judges and closes the run; NULL: as of a recurrence (outputs.h). */
+    void (*judge)(const dp_sharding *sp, dp_made *m, dp_run *r);
+    /* After the judgement of a recurrence. */
     dp_status (*after)(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_bound_bases *bases,
                        dp_run *r, dp_err *e);
     void (*free)(const dp_case *c, dp_made *m); /* m->own, not NULL */
@@ -70,6 +77,16 @@ struct dp_subject_kind {
  * between devices. */
 extern const dp_subject_kind dp_on_simulated, dp_on_processes, dp_on_lapack, dp_on_library,
     dp_on_cuda, dp_on_nccl;
+
+/* The subjects of an operation, in the order in which they run. */
+typedef struct {
+    const dp_subject_kind *subject[8]; /* then NULL */
+    /* The truth of an operation that is no recurrence, and what frees it; NULL: dp_standard's. */
+    void *(*truth)(const dp_case *c);
+    void (*close)(void *truth);
+} dp_subjects;
+/* subject_conv.c, subject_chain.c */
+extern const dp_subjects dp_subjects_of_conv, dp_subjects_of_chain;
 
 /* The record of a row, with its ID; m NULL: it is not made. */
 dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
@@ -85,15 +102,6 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 
 /* The bases of a case that the options leave; returns their number. */
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
-/* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
-int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]);
-/* A row that says why nothing runs where ranks own their tokens so. */
-void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
-                   dp_runs *out);
-#define DP_FAULT_IS_EVEN "this fault is of ranks that own T / N tokens each" /* fault_info.even */
-/* Can T tokens not be cut so? Adds a row that says it. */
-int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,
-                    dp_runs *out);
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
 
 /* ---- a call made again (subject_library.c) ---- */

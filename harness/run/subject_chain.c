@@ -1,11 +1,11 @@
-/* op chain: P_n = M_n ... M_1 in a number format, against a product that carries its own bound,
- * judged by math.md j.3. */
-#include "harness/record/run.h"
+/* Op chain: P_n = M_n ... M_1 in a number format, against a product that carries its own bound,
+ * judged by math.md j.3 (subjects.h). */
 #include "harness/verdict/bits.h"
 #include "ref/arithmetic/dd.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/bound/bound.h"
+#include "subjects.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -108,10 +108,15 @@ static void chain_truth_free(chain_truth *t) {
  * from the chain's own products:
  *   b_1 = 0 (u_store |M_1| where even one factor is stored short),
  *   b_j = mu_j b_(j-1) + eta | |M_j||P_hat_(j-1)| |_F + 3 K^2 2^-126 */
-static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual, double *got,
-                      double *bound) {
+typedef struct {
+    double *got, *bound; /* [npoint][K][K], [npoint] */
+} chain;
+
+static chain *chain_new(const chain_truth *t, dp_format claimed, dp_format actual) {
     const int K = t->K;
     const int64_t KK = (int64_t)K * K;
+    chain *x = dp_calloc(1, sizeof *x);
+    *x = (chain){dp_doubles(t->npoint * KK), dp_doubles(t->npoint)};
     double *P = dp_copy(t->M, KK), *Q = dp_doubles(KK), *a = dp_doubles(3 * KK), *aP = a + KK,
            *L = aP + KK, b = 0;
     const double eta = dp_eta(claimed, K), tiny = claimed == DP_FP64 ? 0x1p-1022 : 0x1p-126;
@@ -125,18 +130,25 @@ static void run_chain(const chain_truth *t, dp_format claimed, dp_format actual,
             dp_mm(DP_FP64, 0, 0, K, K, K, a, aP, L);
             b = t->mu[j] * b + (1 + K * 0x1p-50) * eta * dp_norm_fro(KK, L) + 3.0 * KK * tiny;
             dp_mm(actual, 0, 0, K, K, K, M, P, Q);
-            double *x = P;
+            double *was = P;
             P = Q;
-            Q = x;
+            Q = was;
         }
         if (next < t->npoint && t->points[next] == j + 1) {
-            memcpy(got + next * KK, P, sizeof(double) * KK);
-            bound[next++] = b;
+            memcpy(x->got + next * KK, P, sizeof(double) * KK);
+            x->bound[next++] = b;
         }
     }
     free(P);
     free(Q);
     free(a);
+    return x;
+}
+
+static void chain_free(chain *x) {
+    free(x->got);
+    free(x->bound);
+    free(x);
 }
 
 static void place_length(const void *ctx, int64_t row, dp_place *at) {
@@ -210,15 +222,10 @@ static void pass_by_bits(const chain_truth *t, const double *bound, dp_run *r) {
     j->why[0] = 0;
 }
 
-/* Results [n][K][K] of another program, to be judged in place of our own. */
-static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actual,
-                        const double *given, dp_run *r) {
+static void judge_chain(const chain_truth *t, chain *x, dp_format claimed, dp_run *r) {
     const int64_t KK = (int64_t)t->K * t->K;
-    double *got = dp_doubles(t->npoint * KK), *bound = dp_doubles(t->npoint),
-           *want = dp_doubles(t->npoint * KK), *lo = dp_doubles(t->npoint * KK);
-    run_chain(t, claimed, actual, got, bound);
-    for (int i = 0; given && i < t->npoint; i++)
-        memcpy(got + i * KK, given + (t->points[i] - 1) * KK, sizeof(double) * (size_t)KK);
+    double *got = x->got, *bound = x->bound, *want = dp_doubles(t->npoint * KK),
+           *lo = dp_doubles(t->npoint * KK);
     r->point = dp_calloc((size_t)t->npoint, sizeof *r->point);
     for (int i = 0; i < t->npoint; i++) {
         memcpy(want + i * KK, t->hi[i], sizeof(double) * KK);
@@ -259,8 +266,6 @@ static void judge_chain(const chain_truth *t, dp_format claimed, dp_format actua
                               .why_unjudged = "the truth of a chain this long is fp64 itself"};
     dp_compare(&in, &r->tensor[r->ntensor++]);
     pass_by_bits(t, bound, r);
-    free(got);
-    free(bound);
     free(want);
     free(lo);
 }
@@ -293,45 +298,73 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
     r->has_chain = 1;
     describe_truth(&t, r);
     r->id = dp_run_id(r);
-    judge_chain(&t, claimed, claimed, products, r);
+    chain *x = chain_new(&t, claimed, claimed);
+    for (int i = 0; i < t.npoint; i++)
+        memcpy(x->got + i * KK, products + (t.points[i] - 1) * KK, sizeof(double) * (size_t)KK);
+    judge_chain(&t, x, claimed, r);
+    chain_free(x);
     close_run(r, dp_now() - t0);
     chain_truth_free(&t);
 }
 
-dp_status dp_run_chain(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    (void)e;
+/* ---- the subject ----------------------------------------------------------------------------- */
+
+static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *to, dp_err *e) {
     int chains[DP_NFORMATS];
-    const int nc =
+    const int n =
         dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
-    chain_truth t;
-    if (!nc) return DP_OK;
-    chain_truth_init(&t, c);
-    dp_run *made[DP_NFORMATS];
-    const int first = out->n;
-    for (int i = 0; i < nc; i++) {
-        dp_run *r = dp_runs_add(out, c);
-        r->chain = chains[i];
-        r->has_chain = 1;
-        r->fault = o->fault;
-        describe_truth(&t, r);
-        r->id = dp_run_id(r);
-    }
-    for (int i = 0; i < nc; i++)
-        made[i] = &out->run[first + i];
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < nc; i++) {
-        const double t0 = dp_now();
-        const dp_format f = chains[i];
-        judge_chain(&t, f,
-                    o->fault == DP_FAULT_CHAIN_BF16     ? DP_BF16ST
-                    : o->fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ
-                                                        : f,
-                    NULL, made[i]);
-        close_run(made[i], dp_now() - t0);
-    }
-    if (o->done)
-        for (int i = 0; i < nc; i++)
-            o->done(made[i], o->arg);
-    chain_truth_free(&t);
+    (void)e;
+    for (int i = 0; i < n; i++)
+        dp_plan_add(to, k, N, (dp_base)0, (dp_format)chains[i]);
     return DP_OK;
 }
+
+static void *open_truth(const dp_case *c) {
+    chain_truth *t = dp_calloc(1, sizeof *t);
+    chain_truth_init(t, c);
+    return t;
+}
+
+static void close_truth(void *truth) {
+    chain_truth_free(truth);
+    free(truth);
+}
+
+static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+    (void)m;
+    r->has_base = 0;
+    r->fault = sp->std->o->fault;
+    describe_truth(sp->std->other, r);
+}
+
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+    const dp_fault fault = sp->std->o->fault;
+    (void)kept;
+    (void)e;
+    m->own = chain_new(sp->std->other, x->chain,
+                       fault == DP_FAULT_CHAIN_BF16     ? DP_BF16ST
+                       : fault == DP_FAULT_CHAIN_TF32RZ ? DP_TF32RZ
+                                                        : x->chain);
+    return DP_OK;
+}
+
+static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
+    judge_chain(sp->std->other, m->own, r->chain, r);
+    close_run(r, dp_now() - m->from);
+}
+
+static void free_own(const dp_case *c, dp_made *m) {
+    (void)c;
+    chain_free(m->own);
+}
+
+static const dp_subject_kind ON_SIMULATED = {.backend = DP_BACKEND_SIM,
+                                             .side_by_side = 1,
+                                             .plan = plan,
+                                             .compute = compute,
+                                             .note = note,
+                                             .judge = judge,
+                                             .free = free_own};
+const dp_subjects dp_subjects_of_chain = {
+    {&ON_SIMULATED}, .truth = open_truth, .close = close_truth};

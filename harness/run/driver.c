@@ -1,15 +1,20 @@
-/* Every recurrence, and op step. Case and options become a plan, a row a run; the driver walks it:
- * one truth, then every subject on every number of ranks (subjects.h). */
+/* The runs of a case. Case and options become a plan, a row a run. The driver walks it: one truth,
+ * then every subject of the operation on every number of ranks (subjects.h). */
 #include "subjects.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A backend is one row here and one file; in the order in which they run. */
-static const dp_subject_kind *const SUBJECTS[] = {&dp_on_simulated, &dp_on_processes, &dp_on_lapack,
-                                                  &dp_on_library,   &dp_on_cuda,      &dp_on_nccl};
-enum { NSUBJECTS = sizeof SUBJECTS / sizeof *SUBJECTS };
+static const dp_subjects OF_RECURRENCE = {.subject = {&dp_on_simulated, &dp_on_processes,
+                                                      &dp_on_lapack, &dp_on_library, &dp_on_cuda,
+                                                      &dp_on_nccl}};
+static const dp_subjects *const SUBJECTS[DP_NOPS] = {
+    [DP_OP_RECURRENCE] = &OF_RECURRENCE, [DP_OP_STEP] = &OF_RECURRENCE,
+    [DP_OP_SESSION] = &OF_RECURRENCE,    [DP_OP_STEP_SESSION] = &OF_RECURRENCE,
+    [DP_OP_CONV] = &dp_subjects_of_conv, [DP_OP_CHAIN] = &dp_subjects_of_chain};
+
+static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op]; }
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
@@ -35,7 +40,8 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which) {
     return w;
 }
 
-int dp_owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
+/* Which rank owns which tokens: what is asked for, whatever the case says, else what it says. */
+static int owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS]) {
     const int asked = o->nown ? o->nown : c->nown;
     int n = 0;
     for (int i = 0; i < asked; i++) {
@@ -56,6 +62,7 @@ typedef struct {
     const dp_case *c;
     const dp_run_options *o;
     int n, ranks[DP_MAX_RANK_COUNTS];
+    void *truth; /* of an operation without a recurrence */
 } selection;
 
 dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base base,
@@ -72,10 +79,9 @@ dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base 
 
 static dp_status plan_of(const selection *x, dp_plan *plan, dp_err *e) {
     dp_status st = DP_OK;
-    for (int i = 0; i < x->n * NSUBJECTS && !st; i++) {
-        const dp_subject_kind *k = SUBJECTS[i % NSUBJECTS];
-        st = k->plan(k, x->c, x->o, x->ranks[i / NSUBJECTS], plan, e);
-    }
+    for (int i = 0; i < x->n; i++)
+        for (const dp_subject_kind *const *k = subjects_of(x->c)->subject; *k && !st; k++)
+            st = (*k)->plan(*k, x->c, x->o, x->ranks[i], plan, e);
     return st;
 }
 
@@ -120,12 +126,6 @@ static void expect_all(const dp_plan *plan, dp_standard *std) {
 
 /* ---- the driver ------------------------------------------------------------------------------ */
 
-/* A row that is computed already; of NULL: none. */
-typedef struct {
-    const dp_planned *of;
-    dp_made made;
-} made_before;
-
 static void free_made(const dp_planned *x, const dp_case *c, dp_made *m) {
     if (m->own) x->kind->free(c, m);
     dp_calls_seen_free(&m->seen);
@@ -136,6 +136,21 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
     const dp_status st = x->kind->compute(x, sp, kept, m, e);
     if (st) free_made(x, sp->c, m);
     return st;
+}
+
+/* Keeps the result of a row that runs later. The wait does not count as time of the run. */
+static void keep_made(dp_planned *x, const dp_made *m) {
+    x->made = dp_alloc(1, sizeof *m);
+    *x->made = *m;
+    x->made->from -= dp_now();
+}
+
+static dp_made take_made(dp_planned *x) {
+    dp_made m = *x->made;
+    free(x->made);
+    x->made = NULL;
+    m.from += dp_now();
+    return m;
 }
 
 dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
@@ -165,6 +180,10 @@ static dp_status judge(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_boun
         note_failure(m, r);
         return DP_OK;
     }
+    if (x->kind->judge) {
+        x->kind->judge(sp, m, r);
+        return DP_OK;
+    }
     sp->step = m->front;
     dp_status st = dp_judge_calls(sp, &m->out, &m->seen, bases, r, m->from, e);
     if (!st && x->kind->after) st = x->kind->after(x, sp, m, bases, r, e);
@@ -180,8 +199,7 @@ typedef struct {
     void *kept;
 } driver;
 
-static dp_status run_row(driver *d, const dp_planned *x, made_before *before, dp_runs *out,
-                         dp_err *e) {
+static dp_status run_row(driver *d, dp_planned *x, dp_runs *out, dp_err *e) {
     const dp_run_options *o = d->sp->std->o;
     dp_made m;
     dp_status st = DP_OK;
@@ -189,12 +207,11 @@ static dp_status run_row(driver *d, const dp_planned *x, made_before *before, dp
         dp_run_skip(dp_planned_record(x, d->sp, NULL, out), x->no, o);
         return DP_OK;
     }
-    if (before->of == x)
-        m = before->made;
+    if (x->made)
+        m = take_made(x);
     else
         st = compute(x, d->sp, &d->kept, &m, e);
     if (st) return st;
-    if (before->of == x) before->of = NULL;
     dp_run *r = dp_planned_record(x, d->sp, &m, out);
     st = judge(x, d->sp, &m, &d->bases, r, e);
     dp_run_done(r, o);
@@ -202,19 +219,30 @@ static dp_status run_row(driver *d, const dp_planned *x, made_before *before, dp
     return st;
 }
 
+/* Computes a row before the walk comes to it. */
+static void compute_aside(dp_planned *x, dp_sharding *sp) {
+    dp_made m;
+    if (*x->no || compute(x, sp, NULL, &m, NULL)) return;
+    keep_made(x, &m);
+}
+
 static int together(const dp_planned *a, const dp_planned *b) {
     return a->kind == b->kind && a->base == b->base;
 }
 
 /* The n rows of one number of ranks. */
-static dp_status run_on(dp_standard *std, const dp_planned *x, int n, made_before *before,
-                        dp_runs *out, dp_err *e) {
+static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp_err *e) {
     dp_sharding sp;
     dp_status st = dp_sharding_open(&sp, std, x->N, 1, e);
     for (int i = 0, k; i < n && !st; i = k) {
         driver d = {.sp = &sp};
-        for (k = i; k < n && together(&x[i], &x[k]) && !st; k++)
-            st = run_row(&d, &x[k], before, out, e);
+        for (k = i; k < n && together(&x[i], &x[k]);)
+            k++;
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int j = i; j < (x[i].kind->side_by_side ? k : i); j++)
+            compute_aside(&x[j], &sp);
+        for (int j = i; j < k && !st; j++)
+            st = run_row(&d, &x[j], out, e);
         dp_bound_bases_free(&d.bases);
         if (d.kept) x[i].kind->close(&x[i], std->c, d.kept);
     }
@@ -232,21 +260,21 @@ static int is_alone(const dp_plan *plan) {
 
 /* Computes rows, before there is a truth, until the subject serves one. 0: it serves none, the
  * records that say why are in *out, and there is nothing to judge. */
-static dp_status serves_any(dp_standard *std, const dp_plan *plan, made_before *before,
-                            dp_runs *out, int *any, dp_err *e) {
+static dp_status serves_any(dp_standard *std, const dp_plan *plan, dp_runs *out, int *any,
+                            dp_err *e) {
     unsigned char session = dp_case_session(std->c) != NULL; /* that it is one */
     dp_runs refused = {0};
     dp_status st = DP_OK;
     *any = 0;
     for (int i = 0; i < plan->n && !*any && !st; i++) {
-        const dp_planned *x = &plan->row[i];
+        dp_planned *x = &plan->row[i];
         dp_sharding sp = {
             .std = std, .c = std->c, .N = x->N, .first_of_call = session ? &session : NULL};
         dp_made m;
         if ((st = compute(x, &sp, NULL, &m, e))) break;
         *any = !*m.why || m.verdict != DP_SKIPPED;
         if (*any) {
-            *before = (made_before){x, m};
+            keep_made(x, &m);
         } else {
             note_failure(&m, dp_planned_record(x, &sp, &m, &refused));
             free_made(x, std->c, &m);
@@ -261,21 +289,31 @@ static dp_status serves_any(dp_standard *std, const dp_plan *plan, made_before *
     return st;
 }
 
-static dp_status run_plan(const selection *x, const dp_plan *plan, dp_runs *out, dp_err *e) {
-    dp_standard std = {.c = x->c, .o = x->o};
-    made_before before = {0};
-    int any = 1;
-    dp_status st = is_alone(plan) ? serves_any(&std, plan, &before, out, &any, e) : DP_OK;
-    if (st || !any) return st;
-    st = dp_standard_open(&std, x->c, x->o, 1, e);
+static dp_status open_standard(dp_standard *std, const selection *x, const dp_plan *plan,
+                               dp_err *e) {
+    if (x->truth) return DP_OK;
+    dp_status st = dp_standard_open(std, x->c, x->o, 1, e);
     if (!st) st = can_be_sharded(x, e);
-    if (!st) expect_all(plan, &std);
+    if (!st) expect_all(plan, std);
+    return st;
+}
+
+static dp_status run_plan(const selection *x, const dp_plan *plan, dp_runs *out, dp_err *e) {
+    dp_standard std = {.c = x->c, .o = x->o, .other = x->truth};
+    int any = 1;
+    dp_status st = is_alone(plan) ? serves_any(&std, plan, out, &any, e) : DP_OK;
+    if (st || !any) return st;
+    st = open_standard(&std, x, plan, e);
     for (int i = 0, k; i < plan->n && !st; i = k) {
         for (k = i; k < plan->n && plan->row[k].N == plan->row[i].N;)
             k++;
-        st = run_on(&std, &plan->row[i], k - i, &before, out, e);
+        st = run_on(&std, &plan->row[i], k - i, out, e);
     }
-    if (before.of) free_made(before.of, x->c, &before.made);
+    for (int i = 0; i < plan->n; i++)
+        if (plan->row[i].made) {
+            dp_made m = take_made(&plan->row[i]);
+            free_made(&plan->row[i], x->c, &m);
+        }
     dp_standard_close(&std);
     return st;
 }
@@ -290,8 +328,9 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
 
 /* ---- which rank owns which tokens ------------------------------------------------------------ */
 
-void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
-                   dp_runs *out) {
+/* A row that says why nothing runs where ranks own their tokens so. */
+static void skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
+                       dp_runs *out) {
     dp_run *r = dp_runs_add(out, c);
     r->backend = DP_BACKEND_SIM;
     r->own = kind;
@@ -300,13 +339,14 @@ void dp_skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const
     dp_run_skip(r, why, o);
 }
 
-int dp_owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T, int ranks,
-                    dp_runs *out) {
+/* Can T tokens not be cut so? Adds a row that says it. */
+static int owns_nothing(const dp_case *c, const dp_run_options *o, dp_own kind, int64_t T,
+                        int ranks, dp_runs *out) {
     char why[120];
     if (dp_own_parts(kind, T, ranks)) return 0;
     snprintf(why, sizeof why, "T = %lld: a part of %d ranks would have no token", (long long)T,
              ranks);
-    dp_skip_owned(c, o, kind, why, out);
+    skip_owned(c, o, kind, why, out);
     return 1;
 }
 
@@ -319,26 +359,27 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     o.nbackend = 0;
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
-    const char *why = dp_faults[o.fault].even ? DP_FAULT_IS_EVEN
+    const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
                       : dp_case_session(x->c) || dp_op_of(x->c)->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
     if (!o.nbackend) return DP_OK;
     if (why) {
-        dp_skip_owned(x->c, &o, kind, why, out);
+        skip_owned(x->c, &o, kind, why, out);
         return DP_OK;
     }
     o.backend = owns;
     o.nranks = 0;
     for (int i = 0; i < x->n && !st; i++) {
-        if (dp_owns_nothing(x->c, &o, kind, x->c->p.T, x->ranks[i], out)) continue;
-        const int parts = dp_own_parts(kind, x->c->p.T, x->ranks[i]);
+        const int64_t T = dp_case_tokens(x->c);
+        if (owns_nothing(x->c, &o, kind, T, x->ranks[i], out)) continue;
+        const int parts = dp_own_parts(kind, T, x->ranks[i]);
         dp_case c = *x->c;
-        c.p.own = (dp_owners){kind, x->ranks[i]};
+        c.p.own = c.conv.own = (dp_owners){kind, x->ranks[i]};
         c.nranks = 1;
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
-        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}};
+        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
         st = run_selection(&one, out, e);
     }
     return st;
@@ -355,15 +396,18 @@ static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, 
     dp_run_skip(r, no, o);
 }
 
-dp_status dp_run_recurrence(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
-    int own[DP_NOWNS];
-    const int nown = dp_owns_of(c, o, own);
-    selection x = {.c = c, .o = o};
-    x.n = dp_ranks_of(c, o, x.ranks);
+dp_status dp_run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    const dp_subjects *of = subjects_of(c);
+    int own[DP_NOWNS] = {DP_OWN_EVEN};
+    selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
+    const int has_ranks = dp_op_of(c)->has_ranks, nown = has_ranks ? owns_of(c, o, own) : 1;
+    if (has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
     dp_status st = DP_OK;
+    if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)
         st = own[i] ? run_owned(&x, (dp_own)own[i], out, e) : run_selection(&x, out, e);
-    for (int k = 0; k < NSUBJECTS && !st; k++)
-        if (SUBJECTS[k]->absent) say_absent(SUBJECTS[k]->backend, c, o, out);
+    for (const dp_subject_kind *const *k = of->subject; *k && !st; k++)
+        if ((*k)->absent) say_absent((*k)->backend, c, o, out);
+    if (of->close) of->close(x.truth);
     return st;
 }

@@ -1,0 +1,173 @@
+/* Op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth
+ * (subjects.h). */
+#include "harness/case/front.h"
+#include "harness/device/device_conv.h"
+#include "harness/mpi/mpi_ranks.h"
+#include "harness/simulated/fault_effect.h"
+#include "subjects.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void place_token(const void *ctx, int64_t row, dp_place *at) {
+    const dp_sharding *sp = ctx;
+    const dp_conv *v = &sp->c->conv;
+    int seq = 0;
+    while (seq < v->Nseq - 1 && v->cu[seq + 1] <= row)
+        seq++;
+    *at = (dp_place){.rank = dp_own_part_of(v->own.kind, v->T, sp->N, row),
+                     .head = 0,
+                     .sequence = seq,
+                     .chunk = (int)(row / DP_CHUNK),
+                     .token = row};
+}
+
+static void place_channel(const void *ctx, int64_t row, dp_place *at) {
+    (void)ctx;
+    (void)row;
+    *at = (dp_place){.rank = 0, .head = 0, .sequence = -1, .chunk = -1, .token = -1};
+}
+
+/* Row bounds are 2-norms of the entrywise ones. */
+static double *row_norms(const double *x, int64_t rows, int64_t width) {
+    double *r = dp_doubles(rows);
+    for (int64_t i = 0; i < rows; i++)
+        r[i] = dp_row_norm(x + i * width, width);
+    return r;
+}
+
+/* ---- what there is to run -------------------------------------------------------------------- */
+
+/* The reason why the kernels cannot run this: they read and write one format, and have no fp64. */
+static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
+    if (dp_backends[be].on_device && base == DP_BASE_BF16 && c->input_dtype != DP_BF16)
+        return "the kernels store y and dx in the format of x and dy, which is wider than bf16 "
+               "here";
+    return NULL;
+}
+
+/* Every base; the devices have no fp64. */
+static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
+                      dp_plan *to, dp_err *e) {
+    const dp_backend be = k->backend;
+    const int ranks = c->conv.own.kind ? c->conv.own.ranks : N;
+    int bases[DP_NBASES];
+    const int nb = dp_bases_of(c, o, bases);
+    (void)e;
+    if (!dp_options_want(o, be) || dp_unavailable(be, 1) || (o->fault && !dp_backends[be].faulty))
+        return DP_OK;
+    for (int i = 0; i < nb; i++) {
+        const dp_base base = (dp_base)bases[i];
+        if (dp_backends[be].on_device && base == DP_BASE_FP64) continue;
+        dp_planned *x = dp_plan_add(to, k, N, base, DP_FP32);
+        const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_unavailable(be, ranks);
+        x->bare = 1;
+        if (no) snprintf(x->no, sizeof x->no, "%s", no);
+    }
+    return DP_OK;
+}
+
+static void note(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+    (void)m;
+    r->fault = sp->std->o->fault;
+    r->truth_bits = sp->c->bits;
+}
+
+/* ---- one run --------------------------------------------------------------------------------- */
+
+/* Results, entry by entry: two of them. */
+typedef struct {
+    dp_conv_result is, radius; /* of a truth */
+} conv_truth;
+typedef struct {
+    dp_conv_result got, bound;
+} answer;
+
+static void *open_truth(const dp_case *c) {
+    conv_truth *t = dp_calloc(1, sizeof *t);
+    dp_conv_result_alloc(&t->is, &c->conv);
+    dp_conv_result_alloc(&t->radius, &c->conv);
+    dp_conv_truth(&c->conv, c->bits, &t->is, &t->radius);
+    return t;
+}
+
+static void close_truth(void *truth) {
+    conv_truth *t = truth;
+    dp_conv_result_free(&t->is);
+    dp_conv_result_free(&t->radius);
+    free(t);
+}
+
+static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
+    const dp_conv *v = &sp->c->conv;
+    const dp_backend be = x->kind->backend;
+    const int sim = dp_backends[be].simulated, N = x->N;
+    const dp_conv_policy pol = x->base == DP_BASE_FP64   ? DP_CONV_FP64
+                               : x->base == DP_BASE_FP32 ? DP_CONV_FP32
+                                                         : DP_CONV_BF16;
+    answer *y = m->own = dp_calloc(1, sizeof *y);
+    (void)kept;
+    dp_conv_result_alloc(&y->got, v);
+    dp_conv_result_alloc(&y->bound, v);
+    const dp_status st = dp_backends[be].peers ? dp_mpi_conv(v, N, pol, &y->got, e)
+                         : sim                 ? dp_conv_ranks(v, N, pol, &y->got, e)
+                               : dp_cuda_conv_run(v, x->base == DP_BASE_BF16, N, be, &y->got, e);
+    if (st) return st;
+    (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, pol, N, &y->bound);
+    dp_effect_conv(sp->std->o->fault, v, N, pol, &y->got);
+    return DP_OK;
+}
+
+/* Result i of the table, where the subject has it. */
+static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
+    conv_truth *t = sp->std->other;
+    const dp_conv *v = &sp->c->conv;
+    const dp_tensor_field *f = &dp_conv_result_fields[i];
+    const int tokens = f->kind == DP_OF_TOKENS;
+    int64_t rows;
+    int width;
+    dp_conv_result_shape(v, i, &rows, &width);
+    double *radius = row_norms(*dp_conv_result_at(&t->radius, i), rows, width);
+    double *bound = row_norms(*dp_conv_result_at(&y->bound, i), rows, width);
+    const dp_compare_in in = {.name = f->name,
+                              .N = sp->N,
+                              .heads = 1,
+                              .rows = rows,
+                              .width = width,
+                              .got = *dp_conv_result_at(&y->got, i),
+                              .want = *dp_conv_result_at(&t->is, i),
+                              .rad = radius,
+                              .bound = bound,
+                              .place = tokens ? place_token : place_channel,
+                              .ctx = sp,
+                              .tokens = tokens ? rows : 0};
+    dp_compare(&in, &r->tensor[r->ntensor++]);
+    free(radius);
+    free(bound);
+}
+
+static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
+    r->tensor = dp_calloc(DP_CONV_NRESULTS, sizeof *r->tensor);
+    for (int i = 0; i < DP_CONV_NRESULTS; i++)
+        if (dp_conv_result_exists(&sp->c->conv, i)) judge_result(sp, i, m->own, r);
+    dp_run_close(r, dp_now() - m->from);
+}
+
+static void free_answer(const dp_case *c, dp_made *m) {
+    answer *y = m->own;
+    (void)c;
+    dp_conv_result_free(&y->got);
+    dp_conv_result_free(&y->bound);
+    free(y);
+}
+
+#define CONV(BACKEND)                                                                    \
+    {                                                                                    \
+        .backend = BACKEND, .absent = 1, .plan = plan, .compute = compute, .note = note, \
+        .judge = judge, .free = free_answer                                              \
+    }
+static const dp_subject_kind ON_SIMULATED = CONV(DP_BACKEND_SIM), ON_CUDA = CONV(DP_BACKEND_CUDA),
+                             ON_NCCL = CONV(DP_BACKEND_NCCL), ON_PROCESSES = CONV(DP_BACKEND_MPI);
+const dp_subjects dp_subjects_of_conv = {
+    {&ON_SIMULATED, &ON_CUDA, &ON_NCCL, &ON_PROCESSES}, .truth = open_truth, .close = close_truth};
