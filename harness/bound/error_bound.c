@@ -1,9 +1,462 @@
 /* The error bounds of one chain format: chains, merges, passes, in the pipeline's order. */
 #include "error_bound_impl.h"
+#include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/payload.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <string.h>
+
+/* ---- arrays of a bound ----------------------------------------------------------------------- */
+
+/* Rows of a result, 0 where the problem has none. */
+static int64_t error_bound_row_count(const dp_problem *p, int field) {
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    return rows;
+}
+
+static int64_t size_of(const dp_problem *p, int field) {
+    int64_t rows, width;
+    dp_result_shape(p, field, &rows, &width);
+    return rows * width;
+}
+
+static double **rank_arrays(dp_error_bound *b, int i) {
+    double **a[] = {&b->S_in, &b->M, &b->H, &b->dS_out, &b->dM, &b->dH};
+    return a[i];
+}
+
+void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
+                          dp_error_bound *out) {
+    *out = (dp_error_bound){0};
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (error_bound_row_count(p, i) && (backward || !dp_result_fields[i].backward))
+            out->row[i] = dp_doubles(error_bound_row_count(p, i));
+    for (int i = 0; i < 6; i++)
+        *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
+    for (int i = 0; i < DP_NQKV && backward && entries; i++) {
+        out->entry[i] = dp_doubles(size_of(p, dp_qkv_gradient(i)));
+        out->rest[i] = dp_doubles(error_bound_row_count(p, dp_qkv_gradient(i)));
+    }
+}
+
+int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *part) {
+    int n = 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (b->row[i])
+            part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)error_bound_row_count(p, i)};
+    for (int i = 0; i < 6; i++)
+        part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
+    part[n++] = (dp_part){b->traj, sizeof b->traj};
+    for (int i = 0; i < DP_NQKV && b->entry[i]; i++) {
+        part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, dp_qkv_gradient(i))};
+        part[n++] = (dp_part){b->rest[i], sizeof(double) *
+                                              (size_t)error_bound_row_count(p, dp_qkv_gradient(i))};
+    }
+    return n;
+}
+
+static void smaller(double *a, const double *b, int64_t n) {
+    if (a && b)
+        for (int64_t i = 0; i < n; i++)
+            a[i] = fmin(a[i], b[i]);
+}
+
+void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b) {
+    dp_error_bound copy = *b;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        smaller(a->row[i], b->row[i], error_bound_row_count(p, i));
+    for (int i = 0; i < 6; i++)
+        smaller(*rank_arrays(a, i), *rank_arrays(&copy, i), (int64_t)N * p->HV);
+    smaller(a->traj, b->traj, DP_MAX_TRAJ);
+}
+
+static void swap(double **a, double **b) {
+    double *was = *a;
+    *a = *b;
+    *b = was;
+}
+
+void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        swap(&a->row[i], &b->row[i]);
+    for (int i = 0; i < DP_NQKV; i++) {
+        swap(&a->entry[i], &b->entry[i]);
+        swap(&a->rest[i], &b->rest[i]);
+    }
+}
+
+void dp_error_bound_free(dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        free(b->row[i]);
+    for (int i = 0; i < DP_NQKV; i++) {
+        free(b->entry[i]);
+        free(b->rest[i]);
+    }
+    free(b->S_in);
+    free(b->M);
+    free(b->H);
+    free(b->dS_out);
+    free(b->dM);
+    free(b->dH);
+    *b = (dp_error_bound){0};
+}
+
+/* ---- errors of what enters the chunks -------------------------------------------------------- */
+
+/* Errors of the activated inputs; of rotated rows entry by entry (dp_turned_errors). For q, k: y =
+ * x rstd, each entry has 2u, and us where the normalised vector is stored short; the row its
+ *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
+ *       (design inputs=stored).
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
+ *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
+ *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
+ * erase o k, write o v: both factors on entry, the product u, + us where it is stored short.
+ * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
+ *       entry: u. */
+double dp_error_bound_sigmoid(double x) {
+    return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
+}
+
+dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
+    const int Kg = dp_Kg(p);
+    const double raw = p->g[(t * p->HV + hv) * Kg + c];
+    if (p->gate == DP_GATE_LOG)
+        return (dp_gate_error){
+            .g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
+    const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0),
+                 a = p->A_log ? dp_exp(p->A_log[hv]) : 1;
+    const double s =
+        p->gate == DP_GATE_SOFTPLUS ? dp_error_bound_sigmoid(x) : dp_error_bound_sigmoid(a * x);
+    dp_gate_error e;
+    if (p->gate == DP_GATE_SOFTPLUS) {
+        e.g = -a * (x > 0 ? x + dp_log1p(dp_exp(-x)) : dp_log1p(dp_exp(x)));
+        e.dx = -a * s;
+        e.dA = e.g;
+        e.Dg = 10 * u * fabs(e.g) + u * fabs(x * e.dx);
+        e.Ddx = 10 * u + u * fabs(x);
+    } else {
+        e.g = p->lower_bound * s;
+        e.dx = p->lower_bound * s * (1 - s) * a;
+        e.dA = e.dx * x;
+        e.Dg = 8 * u * fabs(e.g) + 5 * u * fabs(x * e.dx);
+        e.Ddx = 12 * u + 5 * u * fabs(a * x) + (s < 1 ? 2 * u / (1 - s) : 0);
+    }
+    return e;
+}
+
+/* Largest error of a gate, which is the relative error that exp(-g) has of it. */
+static double most_of_gates(const dp_problem *p, double u) {
+    const int Kg = dp_Kg(p);
+    double most = 0;
+    for (int64_t i = 0; i < p->T * p->HV * Kg; i++)
+        most = fmax(
+            most,
+            dp_error_bound_gate(p, i / Kg / p->HV, (int)(i / Kg % p->HV), (int)(i % Kg), u).Dg);
+    return most;
+}
+
+typedef enum { WRITES, READS, VALUES } entry_kind;
+
+/* 2-norm error of a row's 1/norm, relative. */
+static double of_norm(const dp_problem *p, const dp_rounding *r) {
+    return dp_sum_error(r, p->K) / 2 + 4 * r->u;
+}
+
+/* Norms of the rows that a score has at once: one, or those of its entry's factors. */
+static int most_norms(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    int most = 1;
+    for (int i = 0; i < 2 * a->n && dp_by_rows(p); i++) {
+        const int n = dp_entry_normed(p, i % 2 ? a->row[i / 2].read : a->row[i / 2].write);
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* Largest relative error of these entries (dp_by_rows). Each factor has `entry`, one with a norm 2u
+ * and us. exp(+-g) has the error of its gate and one rounding more. Each product has u, a stored
+ * one us. */
+static double of_products(const dp_problem *p, entry_kind kind, double entry,
+                          const dp_rounding *r) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    double most = 0;
+    for (int j = 0; j < a->n; j++) {
+        const dp_entry e = kind == WRITES  ? a->row[j].write
+                           : kind == READS ? a->row[j].read
+                                           : a->row[j].value;
+        const int gates = dp_entry_has(e, DP_FACTOR_DECAY) + dp_entry_has(e, DP_FACTOR_GROWTH) +
+                          (kind == READS && a->before && e.sign);
+        double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
+        sum += dp_entry_normed(p, e) * (2 * r->u + r->us);
+        if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
+        if ((e.n > 1 || dp_entry_rotated(a, e) >= 0) && kind != READS) sum += r->us;
+        most = fmax(most, sum);
+    }
+    return most;
+}
+
+dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
+    const double given = entry + r->input, stored = p->angle ? fmax(r->us, r->input) : r->input;
+    const double product = dp_by_gates(p)  ? entry + r->u + r->us
+                           : dp_by_rows(p) ? of_products(p, READS, entry, r)
+                                           : 0;
+    return (dp_input_error){.q = dp_is_normed(p, DP_INPUT_Q) ? norm + (p->angle ? r->us : 0)
+                                                             : entry + stored,
+                            .k = dp_by_rows(p) ? r->input + of_products(p, WRITES, entry, r)
+                                 : p->l2norm   ? norm
+                                               : given,
+                            .erasing = product,
+                            .qk_row = p->l2norm ? most_norms(p) * of_norm(p, r) : 0,
+                            .v = dp_by_rows(p) ? of_products(p, VALUES, entry, r)
+                                               : entry + (dp_by_gates(p) ? product : 0),
+                            .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
+                            .sg = (int64_t)p->HV * dp_Kg(p),
+                            .Kg = dp_Kg(p)};
+}
+
+dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
+    return dp_error_bound_inputs(w->ref->p, w->base, &w->r);
+}
+
+static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
+
+double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const int64_t width = (int64_t)p->HV * dp_pairs(p);
+    const double entry = base == DP_BASE_FP64 ? 0 : r->u;
+    double *y = p->angle ? dp_doubles(p->T * width) : NULL;
+    for (int s = 0; s < p->Nseq && y; s++)
+        for (int64_t x = 0; x < width; x++) {
+            double sum = 0;
+            for (int64_t t = p->cu[s]; t < p->cu[s + 1]; t++) {
+                sum += fabs(p->angle[t * width + x]);
+                y[t * width + x] = (dp_sum_error(r, (int)(t + 1 - p->cu[s])) + entry) * sum;
+            }
+        }
+    return y;
+}
+
+/* Adds to the relative errors of a row's entries x those of a rotation, its angles off by dphi. An
+ * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
+static void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
+                             double *rel) {
+    for (int i = 0; i < 2 * P; i++)
+        rel[i] += relative((dphi[i / 2] + 4 * r->u) * dp_hypot(x[i & ~1], x[i | 1]), x[i]);
+}
+
+double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u) {
+    const int P = dp_pairs(p);
+    double most = 0;
+    for (int i = 0; i < P && dphi && t >= 0; i++)
+        most = fmax(most, dphi[(t * p->HV + hv) * P + i]);
+    return dphi && t >= 0 ? most + 4 * u : 0;
+}
+
+/* Error of 1/norm of a normalised row: <y, err> / |x| with |y| = 1, by squares for a probable
+ * bound. */
+static double *raw_error_rows(const dp_rounding *r, const double *x, const double *err,
+                              dp_chunk_rows at, double *row) {
+    if (!err) return NULL;
+    double *rel = dp_doubles((int64_t)at.rows * at.width);
+    for (int i = 0; i < at.rows; i++) {
+        const int64_t z = (at.first + i / at.R * at.step + i % at.R) * at.width;
+        const double n = dp_norm_fro(at.width, x + z);
+        double s = 0;
+        for (int j = 0; j < at.width; j++) {
+            rel[(int64_t)i * at.width + j] = relative(err[z + j], x[z + j]);
+            s += err[z + j] > 0 ? dp_pw(r, x[z + j] / n * err[z + j] / n) : 0;
+        }
+        if (row) *row = fmax(*row, r->p == 2 ? sqrt(s) : s);
+    }
+    return rel;
+}
+
+double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width) {
+    return err ? relative(dp_norm_fro(width, err + row * width),
+                          dp_norm_fro(width, x + row * width))
+               : 0;
+}
+
+/* ---- what no chain format changes ------------------------------------------------------------ */
+
+static void errors_of_H(dp_error_bound_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const dp_context *c = &s->ctx[r];
+    const int i = r * p->HV + hv, sub = c->nlocal - 1;
+    if (c->is_last) return;
+    double *H = dp_doubles((int64_t)p->K * p->V);
+    w->eH[i] = dp_state_error_new(w);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_bound_state(dp_error_bound_chunk(w, g, hv), H, w->eH[i], NULL);
+        dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
+    }
+    free(H);
+}
+
+static void errors_of_dH(dp_error_bound_base *w, int r, int hv) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int i = r * p->HV + hv;
+    if (s->ctx[r].is_first) return;
+    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
+    w->edH[i] = dp_state_error_new(w);
+    for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
+        dp_sim_gather_do(s, g, hv, dout);
+        dp_bound_state_bwd(dp_error_bound_chunk(w, g, hv), dout, H, w->edH[i], NULL);
+        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+    }
+    free(H);
+    free(dout);
+}
+
+void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int power,
+                              int backward) {
+    const dp_design design = dp_design_of(base);
+    dp_error_bound_base_inexact(w, ref, &design, power, backward, NULL);
+}
+
+typedef struct {
+    double gate;
+    int group;
+} chunk_gate;
+
+static int by_gate(const void *a, const void *b) {
+    const double x = ((const chunk_gate *)a)->gate, y = ((const chunk_gate *)b)->gate;
+    return (x > y) - (x < y);
+}
+
+/* held [group][HV][K]: number of chunks with the same gate as this one, of one head and channel. If
+ * the head has one gate: of all channels. A gate of 0 is exact. */
+static void count_held(dp_sim *s, int hv, int x, double *held) {
+    const int HV = s->p->HV, K = s->p->K, n = s->ngroup, alike = dp_Kg(s->p) == 1 ? K : 1;
+    chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
+    for (int g = 0; g < n; g++) {
+        const dp_chunk *ch = dp_sim_chunk(s, g, hv);
+        const double gate = ch->gcum[(int64_t)(ch->c - 1) * K + x];
+        of[g] = (chunk_gate){isnan(gate) ? 0 : gate, g}; /* what is no number is judged by nobody */
+    }
+    qsort(of, (size_t)n, sizeof *of, by_gate);
+    for (int g = 0, end; g < n; g = end) {
+        for (end = g + 1; end < n && of[end].gate == of[g].gate;)
+            end++;
+        for (int i = g * alike; i < end * alike; i++)
+            held[((int64_t)of[i / alike].group * HV + hv) * K + x + i % alike] =
+                of[g].gate == 0 ? 1 : end - g;
+    }
+    free(of);
+}
+
+/* Relative errors of a chunk's rotated queries and keys, [c][K], [c][n][K]; NULL: nothing
+ * is rotated. */
+static void turned_errors(const dp_error_bound_base *w, int g, int hv, double **rq, double **rk) {
+    const dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int P = dp_pairs(p), K = p->K, n = dp_rows(p), c = s->group[g].c;
+    if (!p->angle) return;
+    *rq = dp_doubles((int64_t)c * K);
+    *rk = dp_doubles((int64_t)c * n * K);
+    for (int i = 0; i < c * (n + 1); i++) {
+        const int64_t t = s->group[g].t0 + i / (n + 1), row = t * p->HV + hv;
+        const int j = i % (n + 1) - 1;
+        const int key = j < 0 ? 0 : dp_entry_rotated(dp_recurrence_of(p), dp_row_of(p, j)->write);
+        const int64_t at = key < 0 ? -1 : dp_factor_token(p, j < 0 ? 0 : key, t);
+        const double *x = j < 0 ? s->q + row * K : s->k + (row * n + j) * K;
+        if (at >= 0)
+            dp_turned_errors(&w->r, P, x, w->Dphi + (at * p->HV + hv) * P,
+                             j < 0 ? *rq + (int64_t)i / (n + 1) * K
+                                   : *rk + ((int64_t)i / (n + 1) * n + j) * K);
+    }
+}
+
+static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *held) {
+    dp_sim *s = w->ref;
+    const dp_problem *p = s->p;
+    const int64_t i = (int64_t)g * p->HV + hv, t0 = s->group[g].t0, h = hv / dp_G(p);
+    const int c = s->group[g].c, R = dp_rows(p);
+    const dp_chunk_rows of_q = {t0 * p->H + h, p->H, 1, c, p->K},
+                        of_k = {(t0 * p->H + h) * R, (int64_t)p->H * R, R, c * R, p->K},
+                        of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
+    dp_input_error in = dp_error_bound_inputs_of(w);
+    double row = 0, *at = p->l2norm ? &row : NULL;
+    double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
+           *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
+           *rv = raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
+    turned_errors(w, g, hv, &rq, &rk);
+    in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
+    in.held = held ? held + i * p->K : NULL;
+    in.rq = rq;
+    in.rk = rk;
+    in.rv = rv;
+    in.qk_row += row;
+    dp_chunk_inverse(&s->ch[i]);
+    dp_bound_intra(&w->b[i], &s->ch[i], w->r, &in);
+    free(rq);
+    free(rk);
+    free(rv);
+}
+
+void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
+                                 int power, int backward, const dp_raw_error *raw) {
+    const dp_problem *p = ref->p;
+    const int Kg = dp_Kg(p), nr = ref->N * p->HV;
+    *w = (dp_error_bound_base){.ref = ref,
+                               .base = design->base,
+                               .sending = design->sending,
+                               .r = dp_rounding_of_design(design, power),
+                               .entries = raw != NULL};
+    if (raw) w->raw_error = *raw;
+    w->Dg = dp_doubles(p->T * p->HV * Kg);
+    w->Dphi = dp_error_bound_angles(p, w->base, &w->r);
+    for (int64_t t = 0; t < p->T; t++)
+        for (int hv = 0; hv < p->HV; hv++)
+            for (int c = 0; c < Kg; c++)
+                w->Dg[(t * p->HV + hv) * Kg + c] = dp_error_bound_gate(p, t, hv, c, w->r.u).Dg;
+    const int64_t n = (int64_t)ref->ngroup * p->HV;
+    w->b = dp_calloc((size_t)n, sizeof *w->b);
+    w->eH = dp_calloc((size_t)nr, sizeof *w->eH);
+    w->edH = dp_calloc((size_t)nr, sizeof *w->edH);
+    double *held = power == 2 ? dp_doubles(n * p->K) : NULL; /* sums of squares alone count them */
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int z = 0; z < (held ? p->HV * Kg : 0); z++)
+        count_held(ref, z / Kg, z % Kg, held);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n; i++)
+        bound_chunk(w, (int)(i / p->HV), (int)(i % p->HV), held);
+    free(held);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < nr; i++) {
+        errors_of_H(w, i / p->HV, i % p->HV);
+        if (backward) errors_of_dH(w, i / p->HV, i % p->HV);
+    }
+}
+
+void dp_error_bound_base_free(dp_error_bound_base *w) {
+    const dp_problem *p = w->ref->p;
+    for (int64_t i = 0; i < (int64_t)w->ref->ngroup * p->HV; i++)
+        dp_bound_free(&w->b[i]);
+    for (int i = 0; i < w->ref->N * p->HV; i++) {
+        free(w->eH[i]);
+        free(w->edH[i]);
+    }
+    for (int i = 0; i < DP_NRESULTS; i++)
+        free(w->row[i]);
+    const int nr = w->ref->N * p->HV;
+    for (int i = 0; i < nr; i++) {
+        if (w->eS) free(w->eS[i]);
+        if (w->edS) free(w->edS[i]);
+    }
+    free(w->b);
+    free(w->eH);
+    free(w->edH);
+    free(w->Dg);
+    free(w->Dphi);
+    free(w->eS);
+    free(w->edS);
+    *w = (dp_error_bound_base){0};
+}
 
 /* ---- chains of M ----------------------------------------------------------------------------- */
 
@@ -205,7 +658,7 @@ static void keep(dp_error_bound_base *w, const dp_error_bound *out, double **eS,
     w->edS = edS;
     for (int i = 0; i < DP_NRESULTS; i++) {
         free(w->row[i]);
-        w->row[i] = out->row[i] ? dp_copy(out->row[i], dp_error_bound_row_count(p, i)) : NULL;
+        w->row[i] = out->row[i] ? dp_copy(out->row[i], error_bound_row_count(p, i)) : NULL;
     }
 }
 
@@ -226,7 +679,7 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
         for (int i = 0; i < DP_NRESULTS; i++)
             if (out->row[i])
                 memcpy(out->row[i], w->row[i],
-                       sizeof(double) * (size_t)dp_error_bound_row_count(p, i));
+                       sizeof(double) * (size_t)error_bound_row_count(p, i));
         dp_error_lists_free(eS, nr);
         dp_error_lists_free(edS, nr);
         return;

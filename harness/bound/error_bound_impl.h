@@ -1,11 +1,9 @@
 /* harness/bound/error_bound_impl.h - what the files of the error bounds share (error_bound.h):
- *   input_bound.c   activated inputs, and inputs that the subject computed;
- *   base_bound.c    what no chain format changes: chunks, errors of H and dH;
+ *   error_bound.c   the arrays of a bound, activated inputs, chunks, errors of H and dH; then the
+ *                   chain of M, state passes, outputs, states: all of one chain format;
  *   exchange_bound.c  the states that ranks hand to each other;
  *   grad_bound.c    gradients, through the activations;
- *   store_bound.c, store_rows.c  states that are stored in a short format;
- *   error_bound.c   the chain of M, state passes, outputs, states: all of one chain format;
- *   bound_arrays.c  the arrays of a bound: allocation, cache parts, the smaller of two. */
+ *   store_bound.c   states that are stored in a short format. */
 #ifndef DP_ERROR_BOUND_IMPL_H
 #define DP_ERROR_BOUND_IMPL_H
 #include "error_bound.h"
@@ -54,16 +52,8 @@ typedef struct {
     int64_t first, step;
     int R, rows, width;
 } dp_chunk_rows;
-/* Relative errors of the entries of a chunk's rows [rows][width], to be freed; NULL if err is NULL.
- * An upper bound of the error of 1/norm over all rows goes to *row, unless NULL. */
-double *dp_raw_error_rows(const dp_rounding *r, const double *x, const double *err,
-                          dp_chunk_rows at, double *row);
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);
-/* Adds to the relative errors of a row's entries x those of a rotation, its angles off by dphi. An
- * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
-void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
-                      double *rel);
 /* The error that a row's rotation adds, relative to its 2-norm, from the angles of token t and head
  * hv. With dphi NULL or t < 0 there is none. */
 double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u);
@@ -96,6 +86,4 @@ typedef struct {
 /* Bounds of the rows of all gradients; p = 2 alone. */
 void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *ps,
                               dp_error_bound *out);
-/* Rows of a result, 0 where the problem has none. */
-int64_t dp_error_bound_row_count(const dp_problem *p, int field);
 #endif

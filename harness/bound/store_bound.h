@@ -20,7 +20,7 @@
  *
  * Where rows are a recurrence's own (ref/vocabulary/recurrence.h), entries have errors like dk, and
  * the strength like dbeta. Products carry them to their factors, exp(+-g) among those: by the
- * largest of the other factors, for a number by the norm of those (store_rows.c). Nothing is
+ * largest of the other factors, for a number by the norm of those. Nothing is
  * derived where a factor is the previous token's, or rotated.
  *
  * Activations carry these errors to the raw inputs (math.md c). Sums over tokens and heads add
@@ -45,10 +45,6 @@ typedef struct {
 typedef struct {
     double write, read, strength;
 } dp_row_errors;
-/* Adds those of row j to the bounds of gradients of its factors; at: of tokens and heads. Returns
- * the error that log gates get through exp(+-g). */
-double dp_store_row(const dp_problem *p, const dp_activated *in, int64_t at, int j,
-                    dp_row_errors of, double *const *row);
 /* Are there bounds of gradients? */
 static inline int dp_store_has_gradients(const dp_problem *p) {
     return !dp_by_rows(p) || !dp_has_halo(p);

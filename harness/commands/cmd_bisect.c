@@ -4,10 +4,16 @@
  * need a wider format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2:
  * bad input. */
 #define _GNU_SOURCE
-#include "cmd_bisect.h"
 #include "commands.h"
+#include "harness/run/blame.h"
+#include "harness/run/judge.h"
+#include "harness/run/step.h"
 #include "harness/search/bisect.h"
+#include "harness/search/precision.h"
+#include "harness/search/step_bisect.h"
+#include "options.h"
 #include "parse.h"
+#include "ref/vocabulary/context.h"
 #include "ref/vocabulary/number.h"
 
 #include <argp.h>
@@ -15,6 +21,480 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+typedef struct {
+    dp_options of;
+    int verbose, runs, have_need;
+    dp_base from, to;
+    int chain_from, chain_to; /* -1: that of the base */
+    double need[DP_NRESULTS];
+} dp_bisect_options;
+
+/* ---- formats --------------------------------------------------------------------------------- */
+
+static const char *level_name(const dp_unit *u, int level) {
+    return u->stage == DP_NSTAGES ? dp_formats[u->format[level]].name
+                                  : dp_base_names[u->format[level]];
+}
+
+static void print_errors(const double *x, const double *need) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (!isnan(x[i]) && (!need || !isnan(need[i])))
+            printf("  %s %.2e", dp_result_fields[i].name, x[i]);
+}
+
+static void print_cost(const dp_cost *c) {
+    printf("%.4g Gflop, %.4g MB, %.3g us", c->flops / 1e9, c->bytes / 1e6, c->seconds * 1e6);
+}
+
+static void print_choice(const char *what, const dp_precision *r, const dp_choice *c,
+                         const double *need) {
+    printf("%s: %d of %d raised:", what, c->raised, r->nunit);
+    for (int u = 0; u < r->nunit; u++)
+        if (c->policy.level[u])
+            printf(" %s=%s", r->unit[u].name, level_name(&r->unit[u], c->policy.level[u]));
+    printf("\n ");
+    print_errors(c->error, need);
+    printf("\n  ");
+    print_cost(&c->cost);
+    printf(c->proven
+               ? "  (no policy before it in that order will do, if raising a stage never hurts)\n"
+               : "  (none of its stages can be lowered; --tries ran out before all policies before "
+                 "it were excluded)\n");
+}
+
+/* Errors and costs of the whole policy at one end. */
+static void print_end(const char *name, int passes, const double *error, const dp_cost *cost,
+                      const double *need) {
+    printf("\n%-28s %s ", name, passes ? "will do " : "will not");
+    print_errors(error, need);
+    printf("   ");
+    print_cost(cost);
+}
+
+static void print_question(const dp_case *c, const dp_precision_request *q, const double *need) {
+    printf("%s:ranks=%d, from base %s, chain %s to base %s, chain %s; needed:", c->name, q->N,
+           dp_base_names[q->from], dp_formats[q->chain_from].name, dp_base_names[q->to],
+           dp_formats[q->chain_to].name);
+    if (!need) printf(" every row within the bounds of the second");
+    for (int i = 0; need && i < DP_NRESULTS; i++)
+        if (!isnan(need[i])) printf("  %s <= %.3g", dp_result_fields[i].name, need[i]);
+}
+
+static void print_units(const dp_precision *r, const double *need) {
+    printf("\nwhat each costs at both ends, and the errors when it alone stays as --from:\n");
+    for (int u = 0; u < r->nunit; u++) {
+        const dp_unit *x = &r->unit[u];
+        const dp_cost *a = &x->cost[0], *b = &x->cost[x->nlevel - 1];
+        printf("  %-16s %-5s %8.4g Gflop %8.4g MB %7.3g us   %-5s %8.4g MB %7.3g us ", x->name,
+               level_name(x, 0), a->flops / 1e9, a->bytes / 1e6, a->seconds * 1e6,
+               level_name(x, x->nlevel - 1), b->bytes / 1e6, b->seconds * 1e6);
+        print_errors(x->alone, need);
+        putchar('\n');
+    }
+}
+
+static void print_answer(const dp_precision_request *q, const dp_precision *r, const double *need) {
+    if (r->from_passes)
+        printf("nothing needs to be raised\n");
+    else if (!r->to_passes)
+        printf("NOT EVEN base %s with chain %s will do\n", dp_base_names[q->to],
+               dp_formats[q->chain_to].name);
+    else {
+        print_choice("SMALLEST SET", r, &r->smallest, need);
+        print_choice("CHEAPEST POLICY", r, &r->cheapest, need);
+    }
+    printf("%d policies tried\n", r->tries);
+}
+
+static dp_format chain_of(dp_base b) {
+    return b == DP_BASE_FP64 ? DP_FP64 : b == DP_BASE_FP32 ? DP_FP32 : DP_BF16;
+}
+
+static dp_precision_request request(const dp_bisect_options *o, const dp_case *c) {
+    const dp_one_run one = dp_options_one(&o->of, c, NULL);
+    dp_precision_request q = {.p = &c->p,
+                              .N = one.ranks,
+                              .backward = c->backward,
+                              .from = o->from,
+                              .to = o->to,
+                              .merge = one.merge,
+                              .by_verdict = !o->have_need,
+                              .max_tries = o->of.tries ? o->of.tries : 2000,
+                              .progress = isatty(2)};
+    q.chain_from = o->chain_from >= 0 ? (dp_format)o->chain_from : chain_of(q.from);
+    q.chain_to = o->chain_to >= 0 ? (dp_format)o->chain_to : chain_of(q.to);
+    memcpy(q.need, o->need, sizeof q.need);
+    return q;
+}
+
+static dp_status check(const dp_precision_request *q, const dp_case *c, const double *need,
+                       dp_err *e) {
+    if (q->from < q->to)
+        return dp_fail(e, DP_EINPUT,
+                       "bisect precision: --from %s --to %s: from must be the coarser one",
+                       dp_base_names[q->from], dp_base_names[q->to]);
+    if (dp_formats[q->chain_from].u_acc < dp_formats[q->chain_to].u_acc)
+        return dp_fail(
+            e, DP_EINPUT,
+            "bisect precision: --chain-from %s --chain-to %s: from must be the coarser one",
+            dp_formats[q->chain_from].name, dp_formats[q->chain_to].name);
+    for (int i = 0; need && i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(&c->p, i, &rows, &width);
+        if (!isnan(need[i]) && (!rows || (dp_result_fields[i].backward && !c->backward)))
+            return dp_fail(e, DP_EINPUT, "bisect precision: --need %s: %s has no such tensor",
+                           dp_result_fields[i].name, c->name);
+    }
+    return DP_OK;
+}
+
+/* Which stages need a wider format. 0: nothing is wrong, 1: something, 2: *e says why not. */
+static int dp_bisect_precision(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
+    dp_precision r;
+    const dp_precision_request q = request(o, c);
+    const double *need = o->have_need ? o->need : NULL;
+    if (check(&q, c, need, e) || dp_precision_search(&q, &r, e)) return 2;
+    print_question(c, &q, need);
+    print_end("all as --from", r.from_passes, r.from_error, &r.from_cost, need);
+    print_end("all as --to", r.to_passes, r.to_error, &r.to_cost, need);
+    print_units(&r, need);
+    print_answer(&q, &r, need);
+    return !r.to_passes && !r.from_passes;
+}
+
+/* ---- simulated ranks ------------------------------------------------------------------------- */
+
+static void print_list(const char *what, const unsigned char *set, int n, int count) {
+    int printed = 0;
+    printf("; %s", what);
+    for (int i = 0; i < n && printed < 12; i++)
+        if (set[i]) {
+            printf(" %d", i);
+            printed++;
+        }
+    if (count > printed) printf(" ... (%d)", count);
+}
+
+static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_row *x) {
+    if (!x->tensor[0]) {
+        printf("  %-16s -     nothing to judge\n", name);
+        return;
+    }
+    printf("  %-16s %-5s %-11s ", name, x->fails ? "WRONG" : "ok", x->tensor);
+    if (x->expected)
+        printf("within its bound, but %.3g times what these formats make of nearby inputs (at "
+               "most %.3g times is theirs)",
+               x->ratio, x->limit);
+    else
+        printf("%.2g of its bound, %lld rows", x->ratio, (long long)x->judged);
+    if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
+    if (x->fails > x->unsteady && !x->expected) printf(", %d over", x->fails - x->unsteady);
+    if (x->unsteady) printf(", %d not as in the first run", x->unsteady);
+    if (x->nrank) print_list("ranks", x->rank, b->N, x->nrank);
+    if (x->nhead) print_list("heads", x->head, b->HV, x->nhead);
+    putchar('\n');
+}
+
+static void print_place(const dp_bisect_row *x) {
+    const dp_place *a = &x->at;
+    printf(x->expected ? "  where most: %s" : "  first wrong row: %s", x->tensor);
+    if (a->rank >= 0) printf(", rank %d", a->rank);
+    if (a->sequence >= 0) printf(", sequence %d", a->sequence);
+    if (a->head >= 0) printf(", head %d", a->head);
+    if (a->chunk >= 0) printf(", chunk %d", a->chunk);
+    if (a->token >= 0) printf(", token %lld", (long long)a->token);
+    if (x->row >= 0) printf(", row %d", x->row);
+    printf(", entry %d", x->index);
+    if (x->run) printf(", in run %d of the same inputs", x->run + 1);
+    putchar('\n');
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got,
+           x->want, x->want, x->err);
+    if (!x->expected) printf(", its bound %.3g", x->limit);
+    putchar('\n');
+}
+
+static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault fault) {
+    char *id = dp_run_id(&(dp_run){.case_name = c->name,
+                                   .backend = DP_BACKEND_SIM,
+                                   .ranks = r->ranks,
+                                   .own = own,
+                                   .has_base = 1,
+                                   .base = r->base,
+                                   .has_chain = 1,
+                                   .chain = r->chain,
+                                   .has_merge = 1,
+                                   .merge = r->merge,
+                                   .payload = r->payload,
+                                   .fault = fault});
+    printf("%s: every stage on true inputs\n", id);
+    free(id);
+}
+
+/* In the order of the pipeline, up to the first wrong one, all with --verbose. Op step: between the
+ * convolutions. */
+static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_bisect *b,
+                         const dp_bisect_row *wrong) {
+    const int step = dp_op_of(c)->has_front;
+    int go = 1;
+    if (step) {
+        print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);
+        go = o->verbose || wrong != &b->conv[0];
+    }
+    for (int i = 0; go && i < (c->backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++)
+        if (o->verbose || b->first < 0 || i <= b->first)
+            print_stage(b, dp_stage_names[i], &b->stage[i]);
+    if (step && c->backward && (o->verbose || !wrong || wrong == &b->conv[1]))
+        print_stage(b, dp_bisect_conv_names[1], &b->conv[1]);
+}
+
+/* Ranks that cannot own the tokens so, or a fault that is of none that do. */
+static int refuses(const dp_case *c, dp_own own, const dp_one_run *r, int parts, dp_fault fault,
+                   dp_err *e) {
+    if (own && dp_faults[fault].even)
+        return dp_fail(
+            e, DP_EINPUT,
+            "bisect stage: --own %s: the fault %s is of ranks that own T / N tokens each",
+            dp_own_names[own], dp_faults[fault].name);
+    if (!parts)
+        return dp_fail(e, DP_EINPUT, "%s: T = %lld tokens are too few for --own %s, --ranks %d",
+                       c->path, (long long)dp_case_tokens(c), dp_own_names[own], r->ranks);
+    return 0;
+}
+
+/* The simulated ranks, each stage on true inputs. */
+static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
+    dp_bisect b;
+    const char *name;
+    const dp_one_run r = dp_options_one(&o->of, c, NULL);
+    const dp_fault fault = o->of.fault;
+    const dp_own own = dp_fault_own(fault, o->of.nown ? o->of.own[0] : DP_OWN_EVEN);
+    dp_sim_policy how = {r.ranks, r.base, r.chain, r.merge, fault, c->backward, r.payload};
+    dp_case owned = *c;
+    owned.p = dp_bisect_owned(&c->p, own, r.ranks, &how.N);
+    if (refuses(c, own, &r, how.N, fault, e)) return 2;
+    if (dp_step_bisect(&owned, &how, o->runs, o->verbose, &b, e)) return 2;
+    print_id(c, &r, own, fault);
+    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&owned.p, &how, c->input_dtype, &b, e)) {
+        dp_bisect_free(&b);
+        return 2;
+    }
+    const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
+    print_stages(o, c, &b, wrong);
+    if (wrong) {
+        printf("WRONG STAGE: %s\n", name);
+        print_place(wrong);
+    } else
+        printf("every stage keeps to its own bound%s\n",
+               r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
+    dp_bisect_free(&b);
+    return wrong != NULL;
+}
+
+/* ---- stages that a subject shows ------------------------------------------------------------- */
+
+static void print_judged(const dp_judgement *t, dp_stage stage, void *arg) {
+    (void)arg;
+    printf("  %-16s %-8s %-11s", dp_stage_names[stage],
+           t->verdict == DP_FAIL   ? "WRONG"
+           : t->verdict == DP_PASS ? "ok"
+                                   : "unjudged",
+           t->name);
+    if (!isnan(t->ratio)) printf(" %.2g of its bound", t->ratio);
+    if (t->nover) printf(", %lld rows over", (long long)t->nover);
+    if (t->N > 1 && t->nover) {
+        printf("; ranks");
+        for (int r = 0; r < t->N; r++)
+            if (!(t->per_rank_ratio[r] <= 1) && !isnan(t->per_rank[r])) printf(" %d", r);
+    }
+    if (t->why[0] && !t->nover) printf("  (%s)", t->why);
+    putchar('\n');
+}
+
+/* States and matrices of a rank have no sequence in the verdict: the one that passes its boundary.
+ */
+static int sequence_at(const dp_case *c, int N, int rank, int stage) {
+    dp_context x;
+    if (rank < 0 || dp_context_build(c->p.cu, c->p.Nseq, N, rank, &x, NULL)) return -1;
+    const int first = stage == DP_S_IN || stage == DP_DM || stage == DP_DH,
+              seq = x.local_seq[first ? 0 : x.nlocal - 1];
+    dp_context_free(&x);
+    return seq;
+}
+
+static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
+    const dp_row *x = backward ? &t->last : &t->first;
+    const int stage = dp_stage_tensor_find(t->name),
+              matrix = (stage >= 0 && dp_stage_tensors[stage].kind != DP_PER_TOKEN) ||
+                       !strcmp(t->name, "final_state") || !strcmp(t->name, "ds0");
+    const int width = stage == DP_M || stage == DP_DM ? c->p.K : c->p.V,
+              seq = x->at.sequence >= 0 ? x->at.sequence
+                    : stage >= 0        ? sequence_at(c, t->N, x->at.rank, stage)
+                                        : -1;
+    if (!t->nover) {
+        printf("  %s: %s\n", t->name, t->why);
+        return;
+    }
+    printf("  first wrong row: %s, rank %d", t->name, x->at.rank);
+    if (seq >= 0) printf(", sequence %d", seq);
+    printf(", head %d", x->at.head);
+    if (x->at.chunk >= 0) printf(", chunk %d", x->at.chunk);
+    if (x->at.token >= 0) printf(", token %lld", (long long)x->at.token);
+    if (matrix) printf(", row %d", x->index / width);
+    printf(", entry %d\n", matrix ? x->index % width : x->index);
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g, its bound %.3g\n",
+           x->got, x->got, x->want, x->want, x->err, x->bound);
+    if (t->flaw) printf("  %s: %s\n", t->name, t->why);
+}
+
+/* ---- is it steady? --------------------------------------------------------------------------- */
+
+/* Result or stage tensor i of a run; NULL: it does not show it. */
+static const double *tensor_of(const dp_subject_result *r, int i) {
+    const int stage = i - DP_NRESULTS;
+    return stage < 0 ? *dp_result_at((dp_result *)&r->r, i) : r->stage[stage];
+}
+
+static int64_t size_of(const dp_case *c, int i) {
+    int64_t rows, width;
+    const int stage = i - DP_NRESULTS;
+    if (stage >= 0) return dp_stage_tensor_size(&c->p, c->ranks[0], stage);
+    dp_result_shape(&c->p, i, &rows, &width);
+    return rows * width;
+}
+
+/* 1, and says where, if a tensor of run b (run 1 on) differs from that of the first, a. */
+static int differs(const dp_case *c, const dp_subject_result *a, const dp_subject_result *b,
+                   int run) {
+    for (int i = 0; i < DP_NRESULTS + DP_NSTAGE_TENSORS; i++) {
+        const int stage = i - DP_NRESULTS;
+        const double *x = tensor_of(a, i), *y = tensor_of(b, i);
+        const int64_t n = x && y ? size_of(c, i) : 0;
+        for (int64_t z = 0; z < n; z++)
+            if (memcmp(&x[z], &y[z], sizeof *x)) {
+                printf("NOT STEADY: %s, entry %lld of %lld: %a in the first run, %a in run %d "
+                       "of the same inputs\n",
+                       stage < 0 ? dp_result_fields[i].name : dp_stage_tensors[stage].name,
+                       (long long)z, (long long)n, x[z], y[z], run + 1);
+                return 1;
+            }
+    }
+    return 0;
+}
+
+/* Runs of a library on the same inputs, entry by entry: 1 where one differs from the first. */
+static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subject *lib,
+                    dp_err *e) {
+    const double limit_s = o->of.limit_s > 0 ? o->of.limit_s : DP_SUBJECT_LIMIT_S;
+    dp_subject_result a = {0};
+    int found = 0;
+    for (int run = 0; run < o->runs && o->runs > 1 && !found; run++) {
+        dp_subject_result b = {0};
+        const dp_subject_call call = {.input_format = dp_formats[c->input_dtype].name,
+                                      .N = c->ranks[0],
+                                      .base = c->base[0],
+                                      .chain = c->chain[0],
+                                      .backward = c->backward,
+                                      .limit_s = limit_s};
+        if (dp_subject_run(lib, &c->p, &call, &b, e)) break;
+        if (!run) {
+            a = b;
+            continue;
+        }
+        if (b.outcome != a.outcome) {
+            printf("NOT STEADY: run %d of the same inputs %s, the first %s\n", run + 1,
+                   dp_subject_outcomes[b.outcome], dp_subject_outcomes[a.outcome]);
+            found = 1;
+        } else
+            found = differs(c, &a, &b, run);
+        dp_subject_result_free(&b);
+    }
+    dp_subject_result_free(&a);
+    return found;
+}
+
+/* ---- the one run ----------------------------------------------------------------------------- */
+
+static dp_status run_library(const dp_bisect_options *o, dp_case *c, dp_subject *lib, dp_runs *runs,
+                             dp_err *e) {
+    static const dp_backend backend[] = {DP_BACKEND_SUBJECT};
+    if (dp_options_open(&o->of, lib, e)) return e->code;
+    const dp_one_run r = dp_options_one(&o->of, c, lib);
+    if (r.ranks > lib->max_ranks)
+        return dp_fail(e, DP_EINPUT, "--ranks %d: %s takes up to %d", r.ranks, lib->name,
+                       lib->max_ranks);
+    c->ranks[0] = r.ranks;
+    c->base[0] = r.base;
+    c->chain[0] = r.chain;
+    c->nranks = c->nbase = c->nchain = 1;
+    const dp_run_options ro = {.nbackend = 1,
+                               .backend = backend,
+                               .nbase = 1,
+                               .base = c->base,
+                               .nchain = 1,
+                               .chain = c->chain,
+                               .subject = lib,
+                               .limit_s = o->of.limit_s,
+                               .cache = o->of.cache};
+    return dp_case_run(c, &ro, runs, e);
+}
+
+static dp_status judge_file(const dp_bisect_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
+    const dp_judge_options jo = {.outputs = o->of.outputs,
+                                 .state_layout = o->of.layout,
+                                 .base = o->of.nbase ? dp_base_names[o->of.base[0]] : NULL,
+                                 .claim = o->of.nchain ? dp_formats[o->of.chain[0]].name : NULL,
+                                 .design = o->of.design,
+                                 .ranks = o->of.nranks ? o->of.ranks[0] : 0,
+                                 .cache = o->of.cache};
+    return dp_judge_case(&jo, c, runs, e);
+}
+
+static void print_suspects(const dp_blame *b) {
+    printf(b->nsuspect == 1 ? "WRONG STAGE: " : "WRONG STAGE: one of ");
+    for (int i = 0, n = 0; i < DP_NSTAGES; i++)
+        if (b->suspect[i]) printf("%s%s", n++ ? " " : "", dp_stage_names[i]);
+    if (b->shows[0]) printf(" (to tell which, show %s)", b->shows);
+    putchar('\n');
+}
+
+/* The exit status that the run's verdict makes. */
+static int print_blame(const dp_case *c, const dp_run *r) {
+    const dp_blame b = dp_blame_run(r);
+    const int failed = r->verdict == DP_FAIL;
+    printf("%s: every tensor that it shows, against the truth\n", r->id);
+    dp_blame_order(r, print_judged, NULL);
+    if (b.tensor) {
+        print_suspects(&b);
+        print_row(c, b.tensor, b.backward);
+    } else if (failed || r->verdict == DP_SKIPPED)
+        printf("NO STAGE: %s\n", r->why);
+    else
+        printf("every tensor is within its bound\n");
+    return r->verdict == DP_SKIPPED ? 2 : failed;
+}
+
+/* A shared library, or tensors in a file: the stages that they show. c has the one
+ * run that is judged. */
+static int dp_bisect_shown(const dp_bisect_options *o, dp_case *c, dp_err *e) {
+    dp_subject lib = {0};
+    dp_runs runs = {0};
+    const int foreign = dp_options_foreign(&o->of);
+    int rc = 2;
+    const dp_status st = foreign ? run_library(o, c, &lib, &runs, e) : judge_file(o, c, &runs, e);
+    if (!st && runs.n) {
+        const dp_run *r = &runs.run[0];
+        rc = print_blame(c, r);
+        if (foreign && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e))
+            rc = 1;
+    }
+    dp_runs_free(&runs);
+    dp_subject_close(&lib);
+    return e->code ? 2 : rc;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
 
 enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED };
 

@@ -68,8 +68,6 @@ void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 
-/* judge_results.c: o .. ds0, row by row; sums against the addends. */
-void dp_judge_results(const dp_judging *j, dp_run *r);
 /* judge_stages.c: what ranks exchange; error of M of every rank, and of the prefixes of one
  * (problems of one head); all stages that are there. */
 void dp_judge_stages(const dp_judging *j, dp_run *r);

@@ -3,11 +3,235 @@
 
 #include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+/* Is this row what it was in the first run? */
+static int steady(dp_bisect_work *w, int n, const double *got) {
+    const uint64_t h = XXH3_64bits(got, sizeof *got * (size_t)n);
+    if (w->run)
+        return w->first[w->stage].at >= w->first[w->stage].n ||
+               w->first[w->stage].hash[w->first[w->stage].at++] == h;
+    if (w->first[w->stage].n == w->first[w->stage].cap) {
+        w->first[w->stage].cap = w->first[w->stage].cap ? 2 * w->first[w->stage].cap : 1024;
+        w->first[w->stage].hash =
+            dp_realloc(w->first[w->stage].hash, sizeof h * (size_t)w->first[w->stage].cap);
+    }
+    w->first[w->stage].hash[w->first[w->stage].n++] = h;
+    return 1;
+}
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+/* D [n]: squares of the entries' errors, NULL: none; more: on top of the row's bound. Rows come in
+ * the order of execution. */
+/* Difference of a row of n numbers: 2-norm of the error, index of the largest error. If judged = 0,
+ * the reference is not finite, and nothing is compared. */
+typedef struct {
+    double err;
+    int index, judged;
+} row_difference;
+
+static row_difference difference(int n, const double *got, const double *want, int differs) {
+    row_difference d = {0};
+    double e2 = 0, top = -1, scale = 0;
+    for (int i = 0; i < n; i++) {
+        if (!isfinite(want[i]) && !differs) return d;
+        const double e = fabs(got[i] - want[i]);
+        if (!(e <= top)) {
+            top = e;
+            d.index = i;
+        }
+        if (isnan(e)) break;
+        scale = fmax(scale, e);
+    }
+    for (int i = 0; i < n; i++)
+        e2 += scale > 0 ? ((got[i] - want[i]) / scale) * ((got[i] - want[i]) / scale) : 0;
+    d.err = isnan(top) ? NAN : scale * sqrt(e2);
+    d.judged = 1;
+    return d;
+}
+
+static double limit_of(int n, const double *D, double more) {
+    double d2 = 0;
+    for (int i = 0; i < n; i++)
+        d2 += D ? D[i] : 0;
+    return DP_LAMBDA * sqrt(d2) + more;
+}
+
+/* Notes a row of the stage's first failing tensor, the one to report. first: the report's row, if
+ * it is the stage's first failing one. */
+static void note_failure(dp_bisect_row *x, const dp_bisect_row *first, int differs) {
+    if (!x->fails) {
+        memcpy(x->tensor, first->tensor, sizeof x->tensor);
+        x->at = first->at;
+        x->row = first->row;
+        x->index = first->index;
+        x->got = first->got;
+        x->want = first->want;
+        x->err = first->err;
+        x->limit = first->limit;
+        x->ratio = first->ratio;
+        x->run = first->run;
+    }
+    x->fails++;
+    x->unsteady += differs;
+    if (!(first->ratio <= x->ratio)) x->ratio = first->ratio;
+    if (first->at.rank >= 0) x->rank[first->at.rank] = 1;
+    if (first->at.head >= 0) x->head[first->at.head] = 1;
+}
+
+static dp_bisect_tally *tally_of(dp_bisect_work *w, const char *tensor) {
+    dp_bisect_tallies *x = w->tal;
+    for (int i = x->n - 1; i >= 0; i--)
+        if (x->t[i].stage == (int)w->stage && !strcmp(x->t[i].name, tensor)) return &x->t[i];
+    assert(x->n < (int)(sizeof x->t / sizeof *x->t));
+    dp_bisect_tally *t = &x->t[x->n++];
+    *t = (dp_bisect_tally){.stage = (int)w->stage,
+                           .n = (int64_t)(w->ref.ngroup > w->ref.N ? w->ref.ngroup : w->ref.N) *
+                                w->p->HV};
+    snprintf(t->name, sizeof t->name, "%s", tensor);
+    t->e2 = dp_doubles(t->n * x->ndraw);
+    t->err2 = dp_doubles(t->n);
+    t->want2 = dp_doubles(t->n);
+    t->rows = dp_doubles(t->n);
+    t->worst = dp_calloc((size_t)t->n, sizeof *t->worst);
+    return t;
+}
+
+/* Adds a row's errors to the tally of its tensor. */
+static void bisect_count(dp_bisect_work *w, const char *tensor, const dp_place *at, int row, int n,
+                         const double *got, const double *want) {
+    dp_bisect_tally *t = tally_of(w, tensor);
+    const int64_t cell = (int64_t)(at->chunk >= 0  ? at->chunk
+                                   : at->rank >= 0 ? at->rank
+                                                   : 0) *
+                             w->p->HV +
+                         (at->head >= 0 ? at->head : 0);
+    double e2 = 0, w2 = 0, top = -1;
+    int index = 0;
+    for (int i = 0; i < n; i++) {
+        const double e = fabs(got[i] - want[i]);
+        if (!isfinite(e)) return; /* bounds have nothing to say of it, either */
+        e2 += e * e;
+        w2 += want[i] * want[i];
+        if (e > top) {
+            top = e;
+            index = i;
+        }
+    }
+    if (w->tal->draw >= 0) {
+        t->e2[w->tal->draw * t->n + cell] += e2;
+        return;
+    }
+    t->err2[cell] += e2;
+    t->want2[cell] += w2;
+    t->rows[cell]++;
+    if (t->rows[cell] == 1 || sqrt(e2) > t->worst[cell].err)
+        t->worst[cell] = (dp_bisect_worst){*at, row, index, got[index], want[index], sqrt(e2)};
+}
+
+void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row, int n,
+                     const double *got, const double *want, const double *D, double more) {
+    dp_bisect_row *x = &w->out->stage[w->stage];
+    if (w->tal) {
+        bisect_count(w, tensor, &at, row, n, got, want);
+        return;
+    }
+    const int differs = !steady(w, n, got);
+    const row_difference d = difference(n, got, want, differs);
+    const double limit = limit_of(n, D, more);
+    if (!d.judged || (isnan(limit) && !differs)) { /* beside an infinite or NaN input of its chunk:
+                                                      nothing bounds it, as in compare.h */
+        x->skipped += !w->run;
+        return;
+    }
+    const double ratio = d.err == 0 ? 0 : d.err / limit;
+    x->judged += !w->run;
+    if (!x->tensor[0]) snprintf(x->tensor, sizeof x->tensor, "%s", tensor);
+    if (x->fails && strcmp(x->tensor, tensor)) return;
+    if (d.err <= limit && !differs) {
+        if (x->fails || !(ratio >= x->ratio)) return;
+        x->ratio = ratio;
+        snprintf(x->tensor, sizeof x->tensor, "%s", tensor);
+        return;
+    }
+    dp_bisect_row now = {.at = at,
+                         .row = row,
+                         .index = d.index,
+                         .got = got[d.index],
+                         .want = want[d.index],
+                         .err = d.err,
+                         .limit = limit,
+                         .ratio = ratio,
+                         .run = w->run};
+    snprintf(now.tensor, sizeof now.tensor, "%s", tensor);
+    note_failure(x, &now, differs);
+}
+
+void dp_bisect_judge_rows(dp_bisect_work *w, const char *tensor, dp_place at, int tokens_R,
+                          int rows, int n, const double *got, const double *want, const double *D) {
+    const int64_t t0 = at.token;
+    for (int i = 0; i < rows; i++) {
+        if (tokens_R) at.token = t0 + i / tokens_R;
+        dp_bisect_judge(w, tensor, at,
+                        tokens_R == 1 ? -1
+                        : tokens_R    ? i % tokens_R
+                                      : i,
+                        n, got + (int64_t)i * n, want + (int64_t)i * n,
+                        D ? D + (int64_t)i * n : NULL, 0);
+    }
+}
+
+dp_place dp_bisect_chunk_place(const dp_bisect_work *w, int g, int hv) {
+    const dp_group *gr = &w->ref.group[g];
+    return (dp_place){.rank = gr->rank,
+                      .head = hv,
+                      .sequence = w->ref.ctx[gr->rank].local_seq[gr->sub],
+                      .chunk = g,
+                      .token = gr->t0};
+}
+
+/* A state or M of a whole rank: before (dir > 0: of its first, after: of its last) token. */
+dp_place dp_bisect_rank_place(const dp_bisect_work *w, int r, int hv, int sub) {
+    return (dp_place){
+        .rank = r, .head = hv, .sequence = w->ref.ctx[r].local_seq[sub], .chunk = -1, .token = -1};
+}
+
+/* ---- copying true values into subject and twin ----------------------------------------------- */
+
+void dp_bisect_give(dp_bisect_work *w, double *s, double *t, const double *ref, int64_t n,
+                    int how) {
+    for (int64_t i = 0; i < n; i++)
+        s[i] = t[i] = how == DP_BISECT_STORE ? dp_round_store(w->base, ref[i])
+                                             : dp_round_arith(w->base, ref[i]);
+}
+
+void dp_bisect_give_list(dp_bisect_work *w, double **s, double **t, double *const *ref, int64_t n) {
+    for (int i = 0; i < w->ref.N * w->p->HV; i++)
+        if (s[i] && t[i] && ref[i]) dp_bisect_give(w, s[i], t[i], ref[i], n, DP_BISECT_ARITH);
+}
+
+dp_bisect_chunk dp_bisect_chunk_of(dp_bisect_work *w, int g, int hv) {
+    const int64_t z = (int64_t)g * w->p->HV + hv;
+    return (dp_bisect_chunk){dp_sim_chunk(&w->s, g, hv),
+                             dp_sim_chunk(&w->t, g, hv),
+                             dp_sim_chunk(&w->ref, g, hv),
+                             &w->intra[z],
+                             &w->own[z],
+                             dp_bisect_chunk_place(w, g, hv),
+                             g,
+                             hv};
+}
 
 /* ---- all stages ------------------------------------------------------------------------------ */
 
-void dp_bisect_judge_stage(dp_bisect_work *w) {
+/* Judges w->stage, on true inputs. */
+static void bisect_judge_stage(dp_bisect_work *w) {
     switch (w->stage) {
     case DP_STAGE_GATE: dp_bisect_stage_gate(w); break;
     case DP_STAGE_INTRA: dp_bisect_stage_intra(w); break;
@@ -65,7 +289,8 @@ static int same_chunks(dp_bisect_work *w) {
     return same;
 }
 
-void dp_bisect_work_free(dp_bisect_work *w) {
+/* Frees what bisect_work_new made. */
+static void bisect_work_free(dp_bisect_work *w) {
     const int64_t n = (int64_t)w->ref.ngroup * w->p->HV;
     for (int64_t i = 0; w->own && i < n; i++) {
         dp_bound_free(&w->intra[i]);
@@ -81,8 +306,8 @@ void dp_bisect_work_free(dp_bisect_work *w) {
 }
 
 /* by_inverse: even if the fault does not ask for it. */
-dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
-                             int by_inverse, dp_err *e) {
+static dp_status bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
+                                 int by_inverse, dp_err *e) {
     const dp_exchange merge = dp_fault_exchange(how->fault, how->merge);
     const int shared = merge == DP_EXCHANGE_HEADS, N = shared ? 1 : how->N;
     w->p = p;
@@ -119,7 +344,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     const int N = how->N;
     dp_bisect_work w = {.out = out};
     *out = (dp_bisect){.first = -1, .N = N, .HV = p->HV};
-    const dp_status st = dp_bisect_work_new(&w, p, how, 0, e);
+    const dp_status st = bisect_work_new(&w, p, how, 0, e);
     if (st) return st;
     for (int i = 0; i < DP_NSTAGES; i++) {
         out->stage[i].rank = dp_calloc((size_t)N, 1);
@@ -142,7 +367,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
             w.first[i + (i == DP_STAGE_WY_BWD)].at = 0;
             dp_sim_stage(&w.s, w.stage);
             dp_sim_stage(&w.t, w.stage);
-            dp_bisect_judge_stage(&w);
+            bisect_judge_stage(&w);
         }
         if (out->stage[i].fails && !all) break;
     }
@@ -155,7 +380,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
         for (int h = 0; h < p->HV; h++)
             x->nhead += x->head[h];
     }
-    dp_bisect_work_free(&w);
+    bisect_work_free(&w);
     return DP_OK;
 }
 
@@ -179,4 +404,126 @@ void dp_bisect_free(dp_bisect *b) {
         free(b->conv[i].head);
     }
     *b = (dp_bisect){.first = -1};
+}
+
+/* ---- against draws --------------------------------------------------------------------------- */
+
+/* ---- against draws --------------------------------------------------------------------------- */
+
+static void run_tallied(dp_bisect_work *w, int backward) {
+    const int64_t nch = (int64_t)w->ref.ngroup * w->p->HV;
+    for (int i = 0; i < (backward ? DP_NSTAGES : DP_STAGE_RECOMPUTE); i++) {
+        if (i == DP_STAGE_PRE_FWD)
+            for (int64_t z = 0; z < nch; z++)
+                dp_bound_exact(&w->own[z]);
+        w->stage = i;
+        dp_sim_stage(&w->s, w->stage);
+        dp_sim_stage(&w->t, w->stage);
+        bisect_judge_stage(w);
+    }
+}
+
+/* One rounding of what stands there, and of the head's typical row: where rows cancel to nothing
+ * that is no error. */
+static double *floors(const dp_bisect_tally *t, int HV) {
+    double *f = dp_doubles(t->n);
+    for (int h = 0; h < HV; h++) {
+        double want = 0, rows = 0;
+        for (int64_t i = h; i < t->n; i += HV) {
+            want += t->want2[i];
+            rows += t->rows[i];
+        }
+        for (int64_t i = h; i < t->n; i += HV)
+            f[i] = 0x1p-48 * (t->want2[i] + (rows > 0 ? want / rows * t->rows[i] : 0)) +
+                   0x1p-200 * t->rows[i];
+    }
+    return f;
+}
+
+/* The draws of a stage's tensor: each cell is a row and a window of its own. */
+static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
+    dp_bisect_row *x = &out->stage[t->stage];
+    double *floor2 = floors(t, HV);
+    int32_t *unit = dp_calloc((size_t)t->n, sizeof *unit),
+            *window = dp_calloc((size_t)t->n, sizeof *window);
+    dp_levels_result ex;
+    for (int64_t i = 0; i < t->n; i++) {
+        unit[i] = (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV);
+        window[i] = t->rows[i] > 0 ? (int32_t)i : -1;
+    }
+    const dp_draws draws = {
+        .ndraw = ndraw, .rows = t->n, .windows = t->n, .width = 1, .err2 = t->e2};
+    const dp_levels_in in = {.draws = &draws,
+                             .err2 = t->err2,
+                             .want2 = t->want2,
+                             .floor2 = floor2,
+                             .rows = t->rows,
+                             .window = window,
+                             .unit = unit,
+                             .heads = HV,
+                             .units = out->N * HV,
+                             .allowance = {1.2, 1.2, 0}};
+    dp_levels_judge(&in, &ex);
+    if (ex.excess > 1 && !x->fails && ex.row >= 0) {
+        const dp_bisect_worst *r = &t->worst[ex.row];
+        const dp_level_result *l = &ex.at[ex.level];
+        snprintf(x->tensor, sizeof x->tensor, "%s", t->name);
+        x->fails = x->expected = 1;
+        x->ratio = l->ratio;
+        x->limit = l->limit;
+        x->at = r->at;
+        x->row = r->row;
+        x->index = r->index;
+        x->got = r->got;
+        x->want = r->want;
+        x->err = r->err;
+        if (r->at.rank >= 0) {
+            x->rank[r->at.rank] = 1;
+            x->nrank = 1;
+        }
+        if (r->at.head >= 0) {
+            x->head[r->at.head] = 1;
+            x->nhead = 1;
+        }
+    }
+    free(floor2);
+    free(unit);
+    free(window);
+}
+
+dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
+                             dp_bisect *out, dp_err *e) {
+    dp_sim_policy right = *how;
+    dp_bisect_tallies tal = {.draw = -1, .ndraw = dp_expected_count(p)};
+    dp_bisect_work w = {.out = out, .tal = &tal};
+    right.merge = dp_fault_exchange(how->fault, how->merge);
+    right.payload = dp_fault_payload(how->fault, how->payload);
+    right.fault = DP_FAULT_NONE;
+    if (how->base == DP_BASE_FP64 || out->first >= 0) return DP_OK;
+    const dp_status st = bisect_work_new(&w, p, how, 0, e);
+    if (st) return st;
+    const int by_inverse = w.s.by_inverse, same = w.s.ngroup == w.ref.ngroup;
+    if (same) run_tallied(&w, how->backward);
+    bisect_work_free(&w);
+    for (int d = 0; d < tal.ndraw && same; d++) {
+        dp_problem y = dp_nearby_problem(p, &(dp_mover){(uint64_t)d, dtype, dtype});
+        dp_bisect_work one = {.out = out, .tal = &tal};
+        tal.draw = d;
+        if (!bisect_work_new(&one, &y, &right, by_inverse, e)) {
+            run_tallied(&one, how->backward);
+            bisect_work_free(&one);
+        }
+        dp_problem_free(&y);
+    }
+    for (int i = 0; i < tal.n; i++) {
+        hold(&tal.t[i], tal.ndraw, p->HV, out);
+        free(tal.t[i].e2);
+        free(tal.t[i].err2);
+        free(tal.t[i].want2);
+        free(tal.t[i].rows);
+        free(tal.t[i].worst);
+    }
+    for (int i = DP_NSTAGES - 1; i >= 0; i--)
+        if (out->stage[i].fails) out->first = i;
+    return DP_OK;
 }

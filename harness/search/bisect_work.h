@@ -62,7 +62,7 @@ typedef struct {
 /* how a value is kept: in the base's arithmetic, or as it is stored */
 enum { DP_BISECT_ARITH, DP_BISECT_STORE };
 
-/* bisect_row.c */
+/* bisect.c */
 /* Holds a row of n numbers against its bound: D, squares of its entries' errors (NULL: 0), and
  * more, of the row as a whole. */
 void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row, int n,
@@ -81,16 +81,13 @@ void dp_bisect_give_list(dp_bisect_work *w, double **s, double **t, double *cons
 /* A chunk of subject, twin and reference, with its bounds. */
 dp_bisect_chunk dp_bisect_chunk_of(dp_bisect_work *w, int g, int hv);
 
-/* bisect_intra.c: each judges the stage of its name, as do those of bisect_state.c */
+/* bisect_stages.c: each judges the stage of its name */
 void dp_bisect_stage_gate(dp_bisect_work *w);
 void dp_bisect_stage_intra(dp_bisect_work *w);
 void dp_bisect_stage_solve(dp_bisect_work *w);
 void dp_bisect_stage_wy(dp_bisect_work *w);
 void dp_bisect_stage_gate_bwd(dp_bisect_work *w);
 
-/* bisect_state.c */
-/* A state error of zeros, to be freed. */
-double *dp_bisect_zeros_state(const dp_bisect_work *w);
 /* Judges stage pre_fwd or pre_bwd. */
 void dp_bisect_stage_pre(dp_bisect_work *w, int backward);
 /* Judges stage merge_fwd or merge_bwd. */
@@ -101,31 +98,12 @@ void dp_bisect_stage_output(dp_bisect_work *w);
 void dp_bisect_stage_dAv(dp_bisect_work *w);
 void dp_bisect_stage_state_bwd(dp_bisect_work *w);
 
-/* bisect_grads.c */
 /* The rows [T][heads][per][n] of a tensor. */
 typedef struct {
     const char *name;
     int heads, per, n;
 } dp_bisect_rows;
-/* Judges all rows of a tensor of tokens; bound: of each row, the square without DP_LAMBDA. */
-void dp_bisect_judge_tokens(dp_bisect_work *w, dp_bisect_rows x, const double *got,
-                            const double *want, const double *bound);
 /* Judges stages wy_bwd and intra_bwd. */
 void dp_bisect_stage_grads(dp_bisect_work *w);
-
-/* bisect_draws.c */
-/* Adds a row's errors to the tally of its tensor. */
-void dp_bisect_count(dp_bisect_work *w, const char *tensor, const dp_place *at, int row, int n,
-                     const double *got, const double *want);
-
-/* bisect.c */
-/* Judges w->stage, on true inputs. */
-void dp_bisect_judge_stage(dp_bisect_work *w);
-/* Frees what dp_bisect_work_new made. */
-void dp_bisect_work_free(dp_bisect_work *w);
-/* Runs subject, twin and reference and makes their bounds; by_inverse: even if the fault does not
- * ask for it. */
-dp_status dp_bisect_work_new(dp_bisect_work *w, const dp_problem *p, const dp_sim_policy *how,
-                             int by_inverse, dp_err *e);
 
 #endif

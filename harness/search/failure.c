@@ -1,7 +1,7 @@
 /* Why a case fails, as something that two cases have in common (shrink.h). */
 #include "bisect.h"
 #include "harness/run/blame.h"
-#include "shrink_work.h"
+#include "shrink.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,10 +1,510 @@
 /* The list of invariants, and all of them on one problem (invariants.h). */
+#include "harness/mpi/mpi_ranks.h"
+#include "harness/run/limits.h"
+#include "harness/verdict/stage_bound.h"
 #include "invariants_work.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 
+#include <assert.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* ---- comparing ------------------------------------------------------------------------------- */
+
+/* Where rows of one result stand, of the problem that got is of and of the one of want. */
+typedef struct {
+    int state, param, heads;
+    int64_t rows, width, per, skip;
+} rows_of;
+
+static rows_of layout(const dp_check_work *w, int f, const dp_check_pair *x) {
+    const dp_row_kind kind = dp_result_fields[f].kind;
+    rows_of r = {.state = kind == DP_OF_SEQUENCES,
+                 .param = kind == DP_OF_HEADS,
+                 .heads = dp_result_heads(x->p, f),
+                 .per = dp_result_rows_per_token(x->p, f)};
+    dp_result_shape(x->p, f, &r.rows, &r.width);
+    r.skip = r.state ? (int64_t)x->seq0 * w->p->HV : r.param ? 0 : x->t0 * r.heads * r.per;
+    return r;
+}
+
+static dp_place place_of(const dp_check_work *w, const rows_of *l, const dp_check_pair *x,
+                         int64_t row) {
+    if (l->state || l->param)
+        return (dp_place){.token = -1,
+                          .head = (int)(row % x->p->HV),
+                          .sequence = l->state ? (int)(row / x->p->HV) + x->seq0 : -1};
+    const int64_t token = row / l->per / l->heads + x->t0;
+    return (dp_place){.rank = (int)(token / (w->p->T / w->N)),
+                      .token = token,
+                      .head = (int)(row / l->per % l->heads),
+                      .sequence = dp_check_sequence_at(w->p, token)};
+}
+
+static int kept(const dp_check_pair *x, int f, const dp_place *at) {
+    return !x->keep || x->keep(x->ctx, f, at->token, at->head, at->sequence);
+}
+
+static void place_text(const dp_place *at, char *text, size_t size) {
+    if (at->token >= 0)
+        snprintf(text, size, "rank %d, head %d, token %lld", at->rank, at->head,
+                 (long long)at->token);
+    else
+        snprintf(text, size, "head %d, sequence %d", at->head, at->sequence);
+}
+
+void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size) {
+    const dp_check_pair own = {.p = w->p};
+    const rows_of l = layout(w, f, &own);
+    const dp_place at = place_of(w, &l, &own, row);
+    place_text(&at, text, size);
+}
+
+/* Among rows that differ: the one with the largest difference relative to its bounds. */
+static void hold_within_bounds(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
+                               const char *first) {
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const double *bound = dp_check_bounds_of(w)->row[f];
+    double most = -1, allowed = 0, off = 0;
+    int64_t worst = 0;
+    for (int64_t r = 0; r < (bound ? l->rows : 0); r++) {
+        const dp_place at = place_of(w, l, x, r);
+        double d2 = 0;
+        if (!kept(x, f, &at)) continue;
+        for (int64_t i = 0; i < l->width; i++) {
+            const double u = a[r * l->width + i], v = x->factor * b[(r + l->skip) * l->width + i];
+            if (u != v && !(isnan(u) && isnan(v))) d2 += (u - v) * (u - v);
+        }
+        const double limit =
+            2 * fabs(x->factor) * bound[r + l->skip] + x->small * sqrt((double)l->width);
+        const double ratio = d2 == 0 ? 0 : isnan(d2) ? INFINITY : sqrt(d2) / limit;
+        if (ratio <= most) continue;
+        most = ratio;
+        worst = r;
+        off = sqrt(d2);
+        allowed = limit;
+    }
+    if (most <= 1 && bound) {
+        w->c->within_bounds = 1;
+        if (!*w->c->why)
+            snprintf(w->c->why, sizeof w->c->why, "not bitwise (%s); within bounds, at most %.2g",
+                     first, most);
+        return;
+    }
+    char at[96];
+    const dp_place place = place_of(w, l, x, worst);
+    place_text(&place, at, sizeof at);
+    w->c->verdict = DP_FAIL;
+    if (bound)
+        snprintf(w->c->why, sizeof w->c->why,
+                 "%.16s: %s: differ by %.3g, both bounds allow %.3g (first difference: %s)",
+                 dp_result_fields[f].name, at, off, allowed, first);
+    else
+        snprintf(w->c->why, sizeof w->c->why, "%s; it has no bound", first);
+}
+
+static void differ(dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l,
+                   int64_t first) {
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    double got, want;
+    dp_memory_get(x->got->memory, &got, a + first, 1);
+    dp_memory_get(x->want->memory, &want, b + first + l->skip * l->width, 1);
+    want *= x->factor;
+    const dp_place at = place_of(w, l, x, first / l->width);
+    char place[96], text[240], why[160];
+    place_text(&at, place, sizeof place);
+    snprintf(text, sizeof text, "%.16s: %s, entry %lld: got %.9g (%a), want %.9g (%a)",
+             dp_result_fields[f].name, place, (long long)(first % l->width), got, got, want, want);
+    if (!w->s->library || w->s->bitwise) {
+        w->c->verdict = DP_FAIL;
+        snprintf(w->c->why, sizeof w->c->why, "%s", text);
+    } else if (dp_check_bounded(w, why, sizeof why)) {
+        hold_within_bounds(w, f, x, l, text);
+    } else {
+        w->c->verdict = DP_SKIPPED;
+        snprintf(w->c->why, sizeof w->c->why, "not bitwise (%s), and %s", text, why);
+    }
+}
+
+/* A byte a row: is it compared? NULL: all are. */
+static uint8_t *rows_kept(const dp_check_work *w, int f, const dp_check_pair *x, const rows_of *l) {
+    if (!x->keep) return NULL;
+    uint8_t *kept_rows = dp_alloc((size_t)l->rows, 1);
+#pragma omp parallel for if (l->rows > 1 << 16)
+    for (int64_t r = 0; r < l->rows; r++) {
+        const dp_place at = place_of(w, l, x, r);
+        kept_rows[r] = (uint8_t)kept(x, f, &at);
+    }
+    return kept_rows;
+}
+
+/* The first entry that differs, of arrays in memory of this process; -1: none does. */
+static int64_t first_host(const dp_memory_pair *x) {
+    int64_t first = INT64_MAX;
+#pragma omp parallel for reduction(min : first) if (x->rows * x->width > 1 << 22)
+    for (int64_t r = 0; r < x->rows; r++) {
+        if (first < r * x->width || (x->kept && !x->kept[r])) continue;
+        for (int64_t i = r * x->width; i < (r + 1) * x->width; i++) {
+            const double u = x->got[i], v = x->factor * x->want[i];
+            if (u == v || (isnan(u) && isnan(v)) || fabs(u - v) <= x->small) continue;
+            if (i < first) first = i;
+            break;
+        }
+    }
+    return first == INT64_MAX ? -1 : first;
+}
+
+void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
+    const double *a = *dp_result_at((dp_result *)x->got, f);
+    const double *b = *dp_result_at((dp_result *)x->want, f);
+    const rows_of l = layout(w, f, x);
+    if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
+    uint8_t *kept_rows = rows_kept(w, f, x, &l);
+    const dp_memory_pair pair = {.got = a,
+                                 .want = b + l.skip * l.width,
+                                 .kept = kept_rows,
+                                 .rows = l.rows,
+                                 .width = l.width,
+                                 .factor = x->factor,
+                                 .small = x->small};
+    const int64_t first = (x->got->memory ? x->got->memory->first : first_host)(&pair);
+    for (int64_t r = 0; r < l.rows; r++)
+        w->c->compared += !kept_rows || kept_rows[r] ? l.width : 0;
+    free(kept_rows);
+    if (first >= 0) differ(w, f, x, &l, first);
+}
+
+void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
+                   double small, dp_check_keep *keep, const void *ctx) {
+    for (int f = 0; f < DP_NRESULTS; f++)
+        if (!factor || factor[f])
+            dp_check_same_field(w, f,
+                                &(dp_check_pair){.p = w->p,
+                                                 .got = &got->r,
+                                                 .want = &w->base->r,
+                                                 .factor = factor ? factor[f] : 1,
+                                                 .small = small,
+                                                 .keep = keep,
+                                                 .ctx = ctx});
+}
+
+void dp_check_skip(dp_check_work *w, const char *why) {
+    w->c->verdict = DP_SKIPPED;
+    snprintf(w->c->why, sizeof w->c->why, "%s", why);
+}
+
+/* Kernels that cut a long sequence in segments by its length cut its parts elsewhere: then both are
+ * right and their bits differ. */
+int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b) {
+    return a->segments > 1 || b->segments > 1;
+}
+
+/* The tensor-core kernels anchor decays, and what underflows there (2^-150, of 16 pairs) is
+ * multiplied by up to 2^110 again. */
+static double check_underflow(const dp_check_work *w, double scale) {
+    return scale * (!dp_backends[w->s->backend].simulated ? 0x1p-36
+                    : w->s->base == DP_BASE_FP64          ? 0x1p-960
+                                                          : 0x1p-100);
+}
+
+/* ---- problems made from others --------------------------------------------------------------- */
+
+dp_problem dp_check_copy(const dp_problem *p, int backward) {
+    dp_problem c = *p;
+    dp_inputs_copy(&c, p, p->memory ? p->memory->copy : dp_copy);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_fields[i].backward && !backward) {
+            dp_free_of(p, *dp_input_at(&c, i));
+            *dp_input_at(&c, i) = NULL;
+        }
+    c.cu = dp_cu_copy(p);
+    return c;
+}
+
+double *dp_check_own(dp_problem *p, int i) {
+    double **x = dp_input_at(p, i);
+    if (p->memory) *x = p->memory->own(*x, dp_input_count(p, i));
+    return *x;
+}
+
+/* p with arrays in memory of this process, to be freed. */
+static dp_problem check_at_hand(const dp_problem *p) {
+    dp_problem c = *p;
+    c.memory = NULL;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const int64_t n = dp_input_count(p, i);
+        double **x = dp_input_at(&c, i);
+        if (!*x) continue;
+        *x = dp_doubles(n);
+        dp_memory_get(p->memory, *x, dp_input_of(p, i), n);
+    }
+    c.cu = dp_cu_copy(p);
+    return c;
+}
+
+void dp_check_put_away(dp_problem *p, const dp_memory *memory) {
+    p->memory = memory;
+    for (int i = 0; i < DP_NINPUTS && memory; i++) {
+        const int64_t n = dp_input_count(p, i);
+        double **x = dp_input_at(p, i), *host = *x;
+        if (!host) continue;
+        *x = memory->make(n, 0);
+        memory->put(*x, host, n);
+        free(host);
+    }
+}
+
+/* Tokens [a, b), which belong to one sequence: a problem of its own. s0, dstate: NULL, or
+ * [HV][K][V]. */
+dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,
+                          const double *dstate, int backward) {
+    dp_problem c = *p;
+    c.T = b - a;
+    c.Nseq = 1;
+    c.cu = dp_calloc(2, sizeof *c.cu);
+    c.cu[1] = c.T;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_tensor_field *f = &dp_input_fields[i];
+        const int64_t first = f->kind == DP_OF_TOKENS ? a * dp_input_width(p, i) : 0;
+        const double *x = i == DP_INPUT_S0 ? s0 : i == DP_INPUT_DSTATE ? dstate : dp_input_of(p, i);
+        *dp_input_at(&c, i) = x && (backward || !f->backward)
+                                  ? dp_copy_of(p, x + first, dp_input_count(&c, i))
+                                  : NULL;
+    }
+    return c;
+}
+
+int dp_check_sequence_at(const dp_problem *p, int64_t t) {
+    int i = 0;
+    while (i < p->Nseq - 1 && p->cu[i + 1] <= t)
+        i++;
+    return i;
+}
+
+/* ---- the subject ----------------------------------------------------------------------------- */
+
+void dp_check_outcome_free(dp_check_outcome *o) {
+    for (int i = 0; i < o->n; i++) {
+        free(o->M ? o->M[i] : NULL);
+        free(o->dM ? o->dM[i] : NULL);
+    }
+    free(o->M);
+    free(o->dM);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        free(o->stage[i]);
+    dp_result_free(&o->r);
+    *o = (dp_check_outcome){0};
+}
+
+static dp_status run_sim(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                         dp_check_outcome *o, dp_err *e) {
+    dp_sim sim;
+    const int64_t KK = (int64_t)p->K * p->K;
+    const int peers = dp_backends[s->backend].peers;
+    const int shows = s->shows && s->merge != DP_EXCHANGE_HEADS; /* else those of other tokens */
+    const dp_status st =
+        peers ? dp_mpi_sim_open(&sim, p, s->base, N, e)
+              : dp_sim_new_chunks(&sim, p, s->base, s->chunk ? s->chunk : DP_CHUNK, N, s->fault, e);
+    if (st) return st;
+    sim.payload = s->payload;
+    (peers ? dp_mpi_sim_run : dp_sim_run)(&sim, s->chain, s->merge, backward);
+    o->n = N * p->HV;
+    o->M = dp_calloc((size_t)o->n, sizeof *o->M);
+    o->dM = dp_calloc((size_t)o->n, sizeof *o->dM);
+    for (int i = 0; i < o->n; i++) {
+        o->M[i] = dp_copy(sim.M[i], KK);
+        o->dM[i] = dp_copy(sim.dM[i], KK);
+    }
+    for (int i = 0; shows && i < DP_NSTAGE_TENSORS; i++)
+        if ((backward || !dp_stage_tensors[i].backward) && (!s->like || s->like[i]) &&
+            (!peers || dp_stage_tensors[i].kind == DP_PER_RANK))
+            o->stage[i] = dp_stage_tensor_value(&sim, i);
+    o->r = sim.out;
+    sim.out = (dp_result){0};
+    (peers ? dp_mpi_sim_close : dp_sim_free)(&sim);
+    return DP_OK;
+}
+
+static dp_status run_cuda(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                          dp_check_outcome *o, dp_err *e) {
+    dp_cuda_result c;
+    const dp_cuda_how how = {.backend = s->backend,
+                             .N = N,
+                             .base = s->base,
+                             .chain = s->chain,
+                             .variant = s->variant,
+                             .sending = {s->merge, s->payload},
+                             .bf16_inputs = s->input_dtype == DP_BF16,
+                             .backward = backward,
+                             .results_only = p->own.kind != DP_OWN_EVEN};
+    const dp_status st = dp_cuda_run(p, &how, &c, e);
+    if (st) return st;
+    o->r = c.out;
+    o->M = c.rank[DP_RANK_M];
+    o->dM = c.rank[DP_RANK_DM];
+    o->n = N * p->HV;
+    o->segments = c.segments;
+    c.out = (dp_result){0};
+    c.rank[DP_RANK_M] = c.rank[DP_RANK_DM] = NULL;
+    dp_cuda_result_free(&c, p->HV);
+    return DP_OK;
+}
+
+/* DP_EINPUT: the library refuses this problem; DP_EDEVICE: it did not come to its end. */
+static dp_status run_library(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                             dp_check_outcome *o, dp_err *e) {
+    dp_subject_result r;
+    const dp_subject_call call = {.input_format = dp_formats[s->input_dtype].name,
+                                  .N = N,
+                                  .base = s->base,
+                                  .chain = s->chain,
+                                  .backward = backward,
+                                  .chunk = s->chunk,
+                                  .limit_s = s->limit_s > 0 ? s->limit_s : DP_SUBJECT_LIMIT_S};
+    dp_status st = dp_subject_run(s->library, p, &call, &r, e);
+    if (st) return st == DP_EINPUT ? st : DP_EIO;
+    if (r.outcome == DP_SUBJECT_RETURNED) {
+        o->r = r.r;
+        r.r = (dp_result){0};
+        for (int i = 0; s->shows && i < DP_NSTAGE_TENSORS; i++) {
+            o->stage[i] = r.stage[i];
+            r.stage[i] = NULL;
+        }
+    } else
+        st = r.outcome == DP_SUBJECT_REFUSED
+                 ? dp_fail(e, DP_EINPUT, "%s refuses it: %s", s->library->name, r.why)
+                 : dp_fail(e, DP_EDEVICE, "%s", r.why);
+    dp_subject_result_free(&r);
+    return st;
+}
+
+dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
+                               dp_check_outcome *o, dp_err *e) {
+    *o = (dp_check_outcome){0};
+    return (s->library                          ? run_library
+            : dp_backends[s->backend].simulated ? run_sim
+                                                : run_cuda)(s, p, N, backward && p->dout, o, e);
+}
+
+/* ---- the allowed difference ------------------------------------------------------------------ */
+
+/* Seconds of one core that the fp64 reference and its bounds take, about. */
+static double reference_seconds(const dp_problem *p) {
+    return 2e-8 * (double)p->T * p->HV * p->R * p->R * (DP_CHUNK + p->K) * (p->K + p->V);
+}
+
+#define AFFORDABLE 60 /* seconds */
+
+int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size) {
+    const dp_design design = dp_check_design(s, p);
+    const int tokens = dp_token_design_is_bounded(&design);
+    const double cost = tokens ? dp_token_bounds_seconds(p) : reference_seconds(p);
+    if (!tokens && !dp_bounds_are_derived(&design))
+        snprintf(why, size, "no bound is derived for the design of this kernel");
+    else if (cost > AFFORDABLE)
+        snprintf(why, size, "the fp64 reference that bounds are taken from would take about %.0f s",
+                 cost);
+    else
+        return 1;
+    return 0;
+}
+
+int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
+    return dp_check_bounds_there(w->s, w->p, why, size);
+}
+
+/* Largest entry of o and final_state in fp64; 0: too costly to know. */
+static double check_largest(const dp_check_work *w) {
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    dp_sim ref;
+    dp_err e = {0};
+    double most = 0;
+    if (reference_seconds(w->p) > AFFORDABLE) return 0;
+    dp_problem here = check_at_hand(w->p);
+    if (dp_sim_new_design(&ref, &here, &exact, w->N, &e)) {
+        dp_problem_free(&here);
+        return 0;
+    }
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
+        const double *x = *dp_result_at(&ref.out, f);
+        int64_t rows, width;
+        dp_result_shape(w->p, f, &rows, &width);
+        for (int64_t i = 0; x && i < rows * width; i++)
+            most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
+    }
+    dp_sim_free(&ref);
+    dp_problem_free(&here);
+    return most;
+}
+
+dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p) {
+    dp_design d = dp_design_of(s->base);
+    if (s->library && s->library->design) dp_design_parse(s->library->design, s->base, &d, NULL);
+    const dp_sending asked = {.exchange = s->merge, .payload = s->payload};
+    if (!s->library && dp_backends[s->backend].simulated)
+        d.sending = dp_sending_of(s->merge, s->payload, DP_SENDERS);
+    if (!s->library && dp_backends[s->backend].on_device)
+        d.sending = dp_cuda_sending(asked, DP_SENDERS);
+    if (!s->library && dp_backends[s->backend].on_device && dp_cuda_by_tokens(p)) d.chunk = 0;
+    d.drop = 0;
+    if (s->chunk) d.chunk = s->chunk;
+    return d;
+}
+
+/* Adds one store of each result in the format that it leaves in. */
+static void add_store(const dp_problem *p, const dp_design *bounded, const dp_design *own,
+                      dp_result *r, dp_error_bound *b) {
+    const double *want[DP_NRESULTS];
+    for (int i = 0; i < DP_NRESULTS; i++)
+        want[i] = *dp_result_at(r, i);
+    dp_bounds_store(p, bounded, own, want, b);
+}
+
+void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
+                          double *const *of, dp_error_bound *b, double **stage) {
+    dp_problem here = check_at_hand(there);
+    const dp_problem *p = &here;
+    dp_sim ref;
+    dp_error_bound_base base;
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
+    exact.chunk = design.chunk;
+    if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
+    const dp_status st = dp_sim_new_design(&ref, p, &exact, N, NULL);
+    assert(!st); /* it was run on these ranks */
+    (void)st;
+    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
+    dp_error_bound_run(&base, s->chain, backward, b);
+    for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
+        if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
+    const dp_design plain = dp_design_of(design.base);
+    add_store(p, &plain, &own, &ref.out, b);
+    dp_error_bound_base_free(&base);
+    dp_sim_free(&ref);
+    dp_problem_free(&here);
+}
+
+const dp_error_bound *dp_check_bounds_of(dp_check_work *w) {
+    const int i = w->p != w->whole;
+    dp_check_bounds *b = w->bounds;
+    if (b->made[i] && (!i || b->made[i] == w->c)) return &b->of[i];
+    if (b->made[i]) dp_error_bound_free(&b->of[i]);
+    dp_check_bounds_make(w->s, w->p, w->N, w->backward, NULL, &b->of[i], NULL);
+    b->made[i] = w->c;
+    return &b->of[i];
+}
+
+static void check_bounds_free(dp_check_bounds *b) {
+    for (int i = 0; i < 2; i++)
+        if (b->made[i]) dp_error_bound_free(&b->of[i]);
+}
 
 /* ---- factors and signs ----------------------------------------------------------------------- */
 
@@ -69,7 +569,7 @@ static void unless_it_overflows(dp_check_work *w) {
     const double room = w->s->base == DP_BASE_FP64 ? 0x1p900 : 0x1p90;
     char why[96];
     if (w->c->verdict != DP_FAIL) return;
-    const double most = dp_check_largest(w);
+    const double most = check_largest(w);
     if (most <= room) return;
     snprintf(why, sizeof why, "right results of up to %.3g may overflow when they are scaled",
              most);
@@ -91,8 +591,7 @@ static dp_status times_set(dp_check_work *w, int set, int more, double c, double
             if (dp_result_fields[f].role == DP_ROLE_GRADIENT &&
                 (int)dp_result_fields[f].of == input[i])
                 by->of[f] = own;
-    const dp_status st =
-        dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : dp_check_underflow(w, c));
+    const dp_status st = dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : check_underflow(w, c));
     if (!st && c > 1) unless_it_overflows(w);
     return st;
 }
@@ -109,7 +608,7 @@ static dp_status scale_do(dp_check_work *w) {
     factors by = all_times(8);
     by.of[DP_RESULT_O] = by.of[DP_RESULT_FINAL_STATE] = 1;
     if (!has_gradients(w)) return DP_OK;
-    return dp_check_factor(w, input, 2, 8, by.of, dp_check_underflow(w, 8));
+    return dp_check_factor(w, input, 2, 8, by.of, check_underflow(w, 8));
 }
 
 static dp_status sign_q(dp_check_work *w) {
@@ -197,7 +696,7 @@ static dp_status try_again(int i, dp_check_work w, const dp_check *c, int *diffe
         const int other = strcmp(again.why, c->why) != 0;
         *differ = again.verdict != DP_FAIL || (w.s->bitwise && other);
         more = other && !*differ;
-        dp_check_bounds_free(&bounds);
+        check_bounds_free(&bounds);
         dp_check_outcome_free(&base);
     }
     return settle(st, w.s, &(dp_check){0}, w.e);
@@ -261,7 +760,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
             fprintf(stderr, "  %s: %s, %.2f s\n", c->name,
                     st ? "cannot be run" : dp_verdict_names[c->verdict], c->seconds);
     }
-    dp_check_bounds_free(&bounds);
+    check_bounds_free(&bounds);
     dp_check_outcome_free(&base);
     return st;
 }

@@ -37,13 +37,11 @@ typedef int dp_check_keep(const void *ctx, int field, int64_t token, int head,
 #define DP_CHECK_CUT \
     "the kernels cut the sequence in segments, and its part elsewhere: not the same bits"
 
-/* invariants_run.c */
+/* invariants.c */
 /* A copy with inputs of its own. */
 dp_problem dp_check_copy(const dp_problem *p, int backward);
 /* The input i of p, to be changed: no other problem shares it from now on (memory.h). */
 double *dp_check_own(dp_problem *p, int i);
-/* p with arrays in memory of this process, to be freed. */
-dp_problem dp_check_at_hand(const dp_problem *p);
 /* Arrays of p, in memory of this process, into `memory` (NULL: they stay). */
 void dp_check_put_away(dp_problem *p, const dp_memory *memory);
 /* Tokens [a, b), which belong to one sequence, as a problem of its own; s0, dstate: NULL, or
@@ -58,7 +56,6 @@ void dp_check_outcome_free(dp_check_outcome *o);
 dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, int N, int backward,
                                dp_check_outcome *o, dp_err *e);
 
-/* invariants_same.c */
 /* A comparison of one result of two runs: got = want * factor in every row that keep accepts (NULL:
  * all). The problem of got is p; its first token and sequence in want's problem w->p are t0 and
  * seq0. */
@@ -84,8 +81,6 @@ void dp_check_skip(dp_check_work *w, const char *why);
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
 /* dp_check_bounds_there of w. */
 int dp_check_bounded(const dp_check_work *w, char *why, size_t size);
-/* Largest entry of o and final_state in fp64; 0: too costly to know. */
-double dp_check_largest(const dp_check_work *w);
 /* The design that the subject is bounded by, which the problem decides where it has kernels for
  * some recurrences that others are not computed by. */
 dp_design dp_check_design(const dp_check_subject *s, const dp_problem *p);
@@ -98,9 +93,6 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *p, int N,
 int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *why, size_t size);
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
-void dp_check_bounds_free(dp_check_bounds *b);
-/* The underflow of numbers multiplied by scale in the subject. */
-double dp_check_underflow(const dp_check_work *w, double scale);
 
 /* invariants_edits.c */
 /* The same run again gives the same bits. */

@@ -1,17 +1,398 @@
 /* Shrinks a failing case for as long as it fails for the same reason (shrink.h). Its laws come
  * first, then axes, ranks and optional parts, then numbers. */
 #define _GNU_SOURCE
+#include "shrink.h"
 #include "bisect.h"
 #include "harness/base/clock.h"
+#include "harness/case/case_inputs.h"
 #include "ref/files/output.h"
-#include "shrink_work.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    DP_SHRINK_TOK,
+    DP_SHRINK_SEQ,
+    DP_SHRINK_HEAD,
+    DP_SHRINK_GROUP,
+    DP_SHRINK_KEY,
+    DP_SHRINK_CHAN,
+    DP_SHRINK_COL,
+    DP_SHRINK_DIM,
+    DP_SHRINK_TAP,
+    DP_SHRINK_NAXES,
+    DP_SHRINK_RANK,
+    DP_SHRINK_LOCAL,
+    DP_SHRINK_NONE = -1
+}; /* value head = HEAD * G + GROUP; RANK and LOCAL are cuts of TOK */
+
+#define DP_SHRINK_MAX_AXES 5
+typedef struct {
+    const dp_tensor_field *field;
+    double **x;
+    int nax, ax[DP_SHRINK_MAX_AXES];
+} dp_shrink_tensor;
+
+/* ---- the inputs of a case as a table of tensors over named axes ------------------------------ */
+
+/* The axes here of one of the table: value heads are those of the groups. */
+static void add_axis(dp_shrink_tensor *t, dp_axis axis, int one_gate) {
+    static const int of[DP_NAXES] = {
+        [DP_AXIS_T] = DP_SHRINK_TOK,   [DP_AXIS_NSEQ] = DP_SHRINK_SEQ, [DP_AXIS_H] = DP_SHRINK_HEAD,
+        [DP_AXIS_HV] = DP_SHRINK_HEAD, [DP_AXIS_R] = DP_SHRINK_KEY,    [DP_AXIS_K] = DP_SHRINK_CHAN,
+        [DP_AXIS_V] = DP_SHRINK_COL,   [DP_AXIS_KG] = DP_SHRINK_CHAN,  [DP_AXIS_D] = DP_SHRINK_DIM,
+        [DP_AXIS_W] = DP_SHRINK_TAP};
+    t->ax[t->nax++] = axis == DP_AXIS_KG && one_gate ? DP_SHRINK_NONE : of[axis];
+    if (axis == DP_AXIS_HV) t->ax[t->nax++] = DP_SHRINK_GROUP;
+}
+
+/* t [DP_CASE_MAX_INPUTS]; returns the count. */
+static int shrink_tensors(dp_case *c, dp_shrink_tensor *t) {
+    dp_case_input s[DP_CASE_MAX_INPUTS];
+    const int n = dp_case_inputs(c, s);
+    for (int i = 0; i < n; i++) {
+        t[i] = (dp_shrink_tensor){.field = s[i].field, .x = s[i].where};
+        for (int d = 0; d < s[i].ndim; d++)
+            add_axis(&t[i], s[i].field->axis[d], dp_models[c->p.model].one_gate);
+    }
+    return n;
+}
+
+/* Length of an axis. */
+static int64_t shrink_length(const dp_case *c, int ax) {
+    const int ranks = dp_op_of(c)->has_ranks;
+    const dp_dims d = dp_op_of(c)->dims(c);
+    const int64_t H = d.of[DP_AXIS_H];
+    int64_t n = 1;
+    switch (ax) {
+    case DP_SHRINK_TOK: return d.of[ranks ? DP_AXIS_T : DP_AXIS_CHUNKS];
+    case DP_SHRINK_SEQ: n = d.of[DP_AXIS_NSEQ]; break;
+    case DP_SHRINK_HEAD: n = H; break;
+    case DP_SHRINK_GROUP: n = H ? d.of[DP_AXIS_HV] / H : 1; break;
+    case DP_SHRINK_KEY: n = d.of[DP_AXIS_R]; break;
+    case DP_SHRINK_CHAN: n = d.of[DP_AXIS_K]; break;
+    case DP_SHRINK_COL: n = d.of[DP_AXIS_V]; break;
+    case DP_SHRINK_DIM: n = d.of[DP_AXIS_D]; break;
+    case DP_SHRINK_TAP: n = d.of[DP_AXIS_W]; break;
+    case DP_SHRINK_RANK: n = ranks ? c->ranks[0] : 1; break;
+    case DP_SHRINK_LOCAL: n = ranks ? d.of[DP_AXIS_T] / c->ranks[0] : 1; break;
+    default: break;
+    }
+    return n ? n : 1;
+}
+
+/* Entries of a tensor. */
+static int64_t shrink_count(const dp_case *c, const dp_shrink_tensor *t) {
+    int64_t n = 1;
+    for (int i = 0; i < t->nax; i++)
+        n *= shrink_length(c, t->ax[i]);
+    return n;
+}
+
+int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = shrink_tensors((dp_case *)c, t);
+    int64_t all = 0, some = 0;
+    for (int i = 0; i < n; i++) {
+        const int64_t m = *t[i].x ? shrink_count(c, &t[i]) : 0;
+        all += m;
+        for (int64_t j = 0; j < m; j++)
+            some += (*t[i].x)[j] != 0;
+    }
+    if (dp_op_of(c)->has_factors) all = some = (int64_t)c->ch.n * c->ch.K * c->ch.K;
+    if (nonzero) *nonzero = some;
+    return all;
+}
+
+/* Arrays and cu are the copy's own, names the original's. */
+static dp_case shrink_copy(const dp_case *from) {
+    dp_case c = *from;
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = shrink_tensors(&c, t);
+    for (int i = 0; i < n; i++)
+        *t[i].x = dp_copy(*t[i].x, shrink_count(from, &t[i]));
+    int64_t **cu = dp_case_packing(&c).cu;
+    if (cu && *cu) {
+        int64_t *own = dp_calloc((size_t)shrink_length(from, DP_SHRINK_SEQ) + 1, sizeof *own);
+        memcpy(own, *cu, sizeof *own * (size_t)(shrink_length(from, DP_SHRINK_SEQ) + 1));
+        *cu = own;
+    }
+    return c;
+}
+
+/* Frees such a copy. */
+static void shrink_copy_free(dp_case *c) { dp_problem_free(&c->p), dp_conv_free(&c->conv); }
+
+/* ---- taking away ----------------------------------------------------------------------------- */
+
+static void gather(dp_case *c, int ax, const unsigned char *gone) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = shrink_tensors(c, t);
+    const int64_t len = shrink_length(c, ax);
+    for (int i = 0; i < n; i++) {
+        int64_t outer = 1, inner = 1, m = 0;
+        int at = -1;
+        for (int d = 0; d < t[i].nax; d++) {
+            if (t[i].ax[d] == ax)
+                at = d;
+            else
+                *(at < 0 ? &outer : &inner) *= shrink_length(c, t[i].ax[d]);
+        }
+        if (!*t[i].x || at < 0) continue;
+        for (int64_t o = 0; o < outer; o++)
+            for (int64_t j = 0; j < len; j++)
+                if (!gone[j]) {
+                    memmove(*t[i].x + m, *t[i].x + (o * len + j) * inner,
+                            sizeof(double) * (size_t)inner);
+                    m += inner;
+                }
+    }
+}
+
+static void set_length(dp_case *c, int ax, int64_t n) {
+    switch (ax) {
+    case DP_SHRINK_TOK: *dp_case_packing(c).T = n; break;
+    case DP_SHRINK_SEQ: *dp_case_packing(c).Nseq = (int)n; break;
+    case DP_SHRINK_HEAD:
+        c->p.HV = (int)(n * dp_G(&c->p));
+        c->p.H = (int)n;
+        break;
+    case DP_SHRINK_GROUP: c->p.HV = (int)(c->p.H * n); break;
+    case DP_SHRINK_KEY: c->p.R = (int)n; break;
+    case DP_SHRINK_CHAN: c->p.K = (int)n; break;
+    case DP_SHRINK_COL: c->p.V = (int)n; break;
+    case DP_SHRINK_DIM: c->conv.D = (int)n; break;
+    case DP_SHRINK_TAP: c->conv.W = (int)n; break;
+    default: assert(0);
+    }
+}
+
+static void drop_tokens(dp_case *c, const unsigned char *gone) {
+    int64_t *cu = *dp_case_packing(c).cu, T = shrink_length(c, DP_SHRINK_TOK), kept = 0;
+    const int64_t nseq = shrink_length(c, DP_SHRINK_SEQ);
+    gather(c, DP_SHRINK_TOK, gone);
+    for (int64_t t = 0, s = 0; t <= T; t++) {
+        while (s <= nseq && cu[s] == t)
+            cu[s++] = kept;
+        kept += t < T && !gone[t];
+    }
+    set_length(c, DP_SHRINK_TOK, kept);
+}
+
+/* Tokens of a sequence that goes belong to the one before it, those of the first to the next. */
+static void drop_sequences(dp_case *c, const unsigned char *gone) {
+    int64_t *cu = *dp_case_packing(c).cu, n = shrink_length(c, DP_SHRINK_SEQ), kept = 0;
+    const int64_t T = cu[n];
+    gather(c, DP_SHRINK_SEQ, gone);
+    for (int64_t s = 0; s < n; s++)
+        if (!gone[s]) {
+            cu[kept] = kept ? cu[s] : 0;
+            kept++;
+        }
+    cu[kept] = T;
+    set_length(c, DP_SHRINK_SEQ, kept);
+}
+
+/* Takes indices [at, at + len) of an axis away. */
+static void shrink_drop(dp_case *c, int ax, int64_t at, int64_t len) {
+    const int64_t n = shrink_length(c, ax), T = shrink_length(c, DP_SHRINK_TOK),
+                  L = dp_op_of(c)->has_ranks ? T / c->ranks[0] : T;
+    if (dp_op_of(c)->has_factors) {
+        *(ax == DP_SHRINK_TOK ? &c->ch.n : &c->ch.K) -= (int)len;
+        return;
+    }
+    unsigned char *gone = dp_calloc((size_t)(T > n ? T : n), 1);
+    if (ax == DP_SHRINK_RANK || ax == DP_SHRINK_LOCAL) {
+        for (int64_t t = 0; t < T; t++) {
+            const int64_t i = ax == DP_SHRINK_RANK ? t / L : t % L;
+            gone[t] = i >= at && i < at + len;
+        }
+        drop_tokens(c, gone);
+        if (ax == DP_SHRINK_RANK) c->ranks[0] -= (int)len;
+    } else {
+        memset(gone + at, 1, (size_t)len);
+        if (ax == DP_SHRINK_SEQ)
+            drop_sequences(c, gone);
+        else {
+            gather(c, ax, gone);
+            set_length(c, ax, n - len);
+        }
+    }
+    free(gone);
+}
+
+/* ---- the case as a file ---------------------------------------------------------------------- */
+
+#define TEXT_NUMBERS 600
+
+static void print_number(FILE *f, double x) {
+    char b[40];
+    snprintf(b, sizeof b, "%.9g", x);
+    if (strtod(b, NULL) == x || isnan(x))
+        fputs(b, f);
+    else
+        fprintf(f, "%a", x);
+}
+
+static int by_bits(const void *a, const void *b) { return memcmp(a, b, sizeof(double)); }
+
+/* The most frequent value of a tensor; *others: how many entries have another. */
+static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t *others) {
+    const int64_t n = shrink_count(c, t);
+    double *x = dp_copy(*t->x, n), best = 0;
+    int64_t often = 0;
+    qsort(x, (size_t)n, sizeof *x, by_bits);
+    for (int64_t i = 0, from = 0; i < n; i++) {
+        if (memcmp(&x[i], &x[from], sizeof *x)) from = i;
+        if (i - from < often) continue;
+        often = i - from + 1;
+        best = x[i];
+    }
+    free(x);
+    *others = n - often;
+    return best;
+}
+
+/* The most frequent value for all of a tensor, then every number that differs. */
+static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t, int *any) {
+    const double *x = *t->x;
+    const int64_t n = shrink_count(c, t);
+    int64_t shape[DP_SHRINK_MAX_AXES] = {0}, others;
+    int nd = 0;
+    for (int i = 0; i < t->nax; i++) {
+        const int64_t len = shrink_length(c, t->ax[i]);
+        if (t->ax[i] == DP_SHRINK_GROUP)
+            shape[nd - 1] *= len;
+        else
+            shape[nd++] = len;
+    }
+    const double best = most_frequent(c, t, &others);
+    fprintf(f, "%s%s[", (*any)++ ? ", " : "", t->field->name);
+    for (int d = 0; d < nd; d++)
+        fputs(d ? ",*" : "*", f);
+    fputs("] ", f);
+    print_number(f, best);
+    for (int64_t i = 0; i < n; i++) {
+        if (!memcmp(&x[i], &best, sizeof *x)) continue;
+        int64_t rest = n, at = i;
+        fprintf(f, ", %s[", t->field->name);
+        for (int d = 0; d < nd; d++) {
+            rest /= shape[d];
+            fprintf(f, "%s%lld", d ? "," : "", (long long)(at / rest));
+            at %= rest;
+        }
+        fputs("] ", f);
+        print_number(f, x[i]);
+    }
+}
+
+static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = shrink_tensors(c, t);
+    dp_tensorfile f = {0};
+    for (int i = 0; i < n; i++) {
+        int64_t shape[DP_SHRINK_MAX_AXES] = {0}, len;
+        int nd = 0;
+        for (int d = 0; d < t[i].nax; d++) {
+            len = shrink_length(c, t[i].ax[d]);
+            if (t[i].ax[d] == DP_SHRINK_GROUP)
+                shape[nd - 1] *= len;
+            else if (t[i].ax[d] != DP_SHRINK_KEY || len > 1)
+                shape[nd++] = len; /* one key a token: no axis for it in a file */
+        }
+        if (*t[i].x)
+            dp_tensorfile_add_format(&f, t[i].field->name,
+                                     dp_case_input_format(t[i].field, c->input_dtype), nd, shape,
+                                     *t[i].x);
+    }
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    return st;
+}
+
+static void print_settings(FILE *f, const dp_case *c) {
+    const dp_operation *op = dp_op_of(c);
+    if (op->has_ranks) fprintf(f, "T = %lld\n", (long long)shrink_length(c, DP_SHRINK_TOK));
+    op->write(c, f);
+    if (!op->has_ranks) return;
+    const int64_t *cu = *dp_case_packing((dp_case *)c).cu;
+    if (shrink_length(c, DP_SHRINK_SEQ) > 1) {
+        fprintf(f, "cu_seqlens = 0");
+        for (int64_t s = 1; s <= shrink_length(c, DP_SHRINK_SEQ); s++)
+            fprintf(f, ",%lld", (long long)cu[s]);
+        fputc('\n', f);
+    }
+    fprintf(f, "backward = %s\nranks = %d\nbase = %s\n", c->backward ? "yes" : "no", c->ranks[0],
+            dp_base_names[c->base[0]]);
+    if (c->allow_nonfinite) fputs("nonfinite = allow\n", f);
+    if (c->truth) fprintf(f, "truth = %s\n", dp_truth_pick_names[c->truth]);
+}
+
+/* Does the generator make these tensors from a case's text, so that overrides can replace their
+ * values? */
+static int shrink_fits_text(const dp_case *c) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const dp_problem *p = &c->p;
+    const int n = shrink_tensors((dp_case *)c, t);
+    int64_t differ = 0, others;
+    for (int i = 0; i < n; i++) {
+        if (!*t[i].x) continue;
+        most_frequent(c, &t[i], &others);
+        differ += others + 1;
+    }
+    return differ <= TEXT_NUMBERS && !p->A_log == !p->dt_bias;
+}
+
+static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n) {
+    int any = 0;
+    fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
+    if (dp_op_of(c)->has_conv) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
+    if (c->p.s0) fputs("s0_scale = 1\n", f);
+    if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    fputs("override = ", f);
+    for (int i = 0; i < n; i++)
+        if (*t[i].x) print_override(f, c, &t[i], &any);
+    fputc('\n', f);
+}
+
+dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
+                        dp_err *e) {
+    dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
+    const int n = shrink_tensors((dp_case *)c, t), in_text = shrink_fits_text(c);
+    const size_t len = strlen(path);
+    dp_output out;
+    char *data;
+    if (len < 6 || strcmp(path + len - 5, ".case"))
+        return dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
+    if (strstr(path, " #"))
+        return dp_fail(e, DP_EINPUT, "%s: ' #' would begin a comment where the case names its data",
+                       path);
+    if (asprintf(&data, "%.*s.safetensors", (int)(len - 5), path) < 0) abort();
+    dp_status st = dp_output_open(&out, path, e);
+    if (!st) {
+        fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name,
+                c->bits);
+        print_settings(out.f, c);
+        if (dp_op_of(c)->inputs && in_text)
+            print_tensors(out.f, c, t, n);
+        else if (dp_op_of(c)->inputs) {
+            const char *base = strrchr(data, '/');
+            fprintf(out.f, "data = %s\n", base ? base + 1 : data);
+            st = write_tensors((dp_case *)c, data, e);
+        }
+        const dp_status closed = dp_output_close(&out, st != DP_OK, e);
+        if (!st) st = closed;
+    }
+    free(data);
+    return st;
+}
+
+/* ---- shrinking ------------------------------------------------------------------------------- */
 
 typedef struct {
     const dp_shrink_options *o;
@@ -70,7 +451,7 @@ static __attribute__((format(printf, 2, 3))) void report(const work *w, const ch
 static int offer(work *w, dp_case *cand) {
     const int yes = fails_alike(w, cand);
     dp_case *loser = yes ? w->c : cand;
-    dp_shrink_copy_free(loser);
+    shrink_copy_free(loser);
     if (yes) *w->c = *cand;
     return yes;
 }
@@ -194,7 +575,7 @@ static int case_of(const dp_case *like, const char *text, dp_case *out) {
     c.conv = full.conv;
     c.backward = full.backward;
     c.ranks[0] = full.ranks[0];
-    *out = dp_shrink_copy(&c);
+    *out = shrink_copy(&c);
     dp_case_free(&full);
     return 1;
 }
@@ -227,7 +608,7 @@ static char *with_tokens(const work *w, int64_t T) {
     const int64_t *cu = *dp_case_packing(w->c).cu;
     char *text = dp_strdup(w->laws);
     set_number(&text, "T", T);
-    if (dp_shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
+    if (shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
     char *list;
     size_t size;
     FILE *f = open_memstream(&list, &size);
@@ -250,12 +631,12 @@ static char *with_length(const work *w, const char *key, int ax, int64_t n) {
 
 /* An axis shortened by half of itself, a quarter, .., down to `unit` at a time. */
 static int shorter(work *w, const char *key, int ax, int64_t unit) {
-    const int64_t before = dp_shrink_length(w->c, ax);
+    const int64_t before = shrink_length(w->c, ax);
     for (int64_t step = before / 2 / unit * unit; step >= unit && !spent(w);) {
-        const int64_t n = dp_shrink_length(w->c, ax) - step;
+        const int64_t n = shrink_length(w->c, ax) - step;
         if (n < 1 || !offer_text(w, with_length(w, key, ax, n))) step = step / 2 / unit * unit;
     }
-    const int64_t now = dp_shrink_length(w->c, ax);
+    const int64_t now = shrink_length(w->c, ax);
     if (now < before) report(w, "%s %" PRId64 " -> %" PRId64 ", by its laws", key, before, now);
     return now < before;
 }
@@ -284,7 +665,7 @@ static int shrink_by_laws(work *w) {
         w->laws = NULL;
         return 0;
     }
-    dp_shrink_copy_free(&same);
+    shrink_copy_free(&same);
     int changed = 0;
     for (int more = 1; more && !spent(w); changed |= more) {
         more = shorter(w, "T", DP_SHRINK_TOK, w->c->ranks[0]);
@@ -330,21 +711,21 @@ static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
                                          [DP_SHRINK_LOCAL] = "tokens a rank"};
 
 static int dp_shrink_axis(work *w, int ax) {
-    const int64_t before = dp_shrink_length(w->c, ax),
+    const int64_t before = shrink_length(w->c, ax),
                   least = dp_op_of(w->c)->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
     const int blind = dp_op_of(w->c)->has_factors; /* indices of what is drawn are all alike */
     for (int64_t size = before / 2; size >= 1 && !spent(w); size /= 2)
-        for (int64_t at = 0; at < dp_shrink_length(w->c, ax) && !spent(w);) {
-            const int64_t n = dp_shrink_length(w->c, ax), len = size < n - at ? size : n - at;
+        for (int64_t at = 0; at < shrink_length(w->c, ax) && !spent(w);) {
+            const int64_t n = shrink_length(w->c, ax), len = size < n - at ? size : n - at;
             if (n - len < least) break;
-            dp_case cand = dp_shrink_copy(w->c);
-            dp_shrink_drop(&cand, ax, at, len);
+            dp_case cand = shrink_copy(w->c);
+            shrink_drop(&cand, ax, at, len);
             if (!offer(w, &cand)) {
                 if (blind) break;
                 at += len;
             }
         }
-    const int64_t now = dp_shrink_length(w->c, ax);
+    const int64_t now = shrink_length(w->c, ax);
     if (now < before)
         report(w, "%s %lld -> %lld", AXIS_NAMES[ax], (long long)before, (long long)now);
     return now < before;
@@ -355,8 +736,8 @@ static int fewer_ranks(work *w) {
     const int before = w->c->ranks[0];
     for (int n = 1;
          n < before && dp_op_of(w->c)->has_ranks && w->c->ranks[0] == before && !spent(w); n++) {
-        if (dp_shrink_length(w->c, DP_SHRINK_TOK) % n) continue;
-        dp_case cand = dp_shrink_copy(w->c);
+        if (shrink_length(w->c, DP_SHRINK_TOK) % n) continue;
+        dp_case cand = shrink_copy(w->c);
         cand.ranks[0] = n;
         offer(w, &cand);
     }
@@ -371,7 +752,7 @@ static int optional_parts(work *w) {
     for (int i = 0; i < NPARTS && !spent(w); i++) {
         const part *part = &PARTS[i];
         if (!part->leave_out || !part->has(w->c)) continue;
-        dp_case cand = dp_shrink_copy(w->c);
+        dp_case cand = shrink_copy(w->c);
         part->leave_out(&cand);
         if (!offer(w, &cand)) continue;
         report(w, "%s", part->what);
@@ -411,9 +792,9 @@ static double to_power(double x) {
 static int try_values(work *w, int which, const int64_t *list, int64_t from, int64_t len,
                       double (*f)(double)) {
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
-    dp_case cand = dp_shrink_copy(w->c);
+    dp_case cand = shrink_copy(w->c);
     int changed = 0;
-    dp_shrink_tensors(&cand, t);
+    shrink_tensors(&cand, t);
     for (int64_t i = from; i < from + len; i++) {
         double *x = &(*t[which].x)[list[i]];
         if (isfinite(*x) && f(*x) != *x) {
@@ -422,16 +803,16 @@ static int try_values(work *w, int which, const int64_t *list, int64_t from, int
         }
     }
     if (changed) return offer(w, &cand);
-    dp_shrink_copy_free(&cand);
+    shrink_copy_free(&cand);
     return 0;
 }
 
 /* One tensor: all of it, then halves of it, down to single numbers as long as those are few. */
 static int64_t simplify(work *w, int which, double (*f)(double)) {
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
-    dp_shrink_tensors(w->c, t);
+    shrink_tensors(w->c, t);
     if (!*t[which].x) return 0;
-    const int64_t n = dp_shrink_count(w->c, &t[which]);
+    const int64_t n = shrink_count(w->c, &t[which]);
     int64_t *list = dp_calloc((size_t)n, sizeof *list), m = 0, taken = 0;
     for (int64_t i = 0; i < n; i++)
         if (isfinite((*t[which].x)[i]) && f((*t[which].x)[i]) != (*t[which].x)[i]) list[m++] = i;
@@ -458,7 +839,7 @@ static int simplify_all(work *w) {
     } how[] = {
         {to_zero, "set to zero"}, {to_one, "set to 1 or -1"}, {to_power, "set to powers of two"}};
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
-    const int n = dp_shrink_tensors(w->c, t);
+    const int n = shrink_tensors(w->c, t);
     int changed = 0;
     for (size_t h = 0; h < sizeof how / sizeof *how; h++)
         for (int i = 0; i < n; i++) {
@@ -480,7 +861,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
                        "%s: op = %s cannot be shrunk: shrink the recurrence or the convolution "
                        "that fails in it",
                        c->name, dp_op_of(c)->name);
-    *out = (dp_shrunk){.c = dp_shrink_copy(c), .numbers_before = dp_case_numbers(c, NULL)};
+    *out = (dp_shrunk){.c = shrink_copy(c), .numbers_before = dp_case_numbers(c, NULL)};
     dp_case *s = &out->c;
     s->ranks[0] = o->ranks;
     s->base[0] = o->base;
@@ -523,12 +904,12 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
 }
 
 void dp_shrink_free(dp_shrunk *s) {
-    dp_shrink_copy_free(&s->c);
+    shrink_copy_free(&s->c);
     free(s->laws);
     s->laws = NULL;
 }
 
-int dp_shrunk_by_laws(const dp_shrunk *s) { return s->laws && !dp_shrink_fits_text(&s->c); }
+int dp_shrunk_by_laws(const dp_shrunk *s) { return s->laws && !shrink_fits_text(&s->c); }
 
 dp_status dp_shrunk_write(const dp_shrunk *s, const char *reason, const char *source,
                           const char *path, dp_err *e) {

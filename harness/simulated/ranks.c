@@ -1,11 +1,975 @@
 /* The simulated ranks: all stages in their order, or one of them (ranks.h). */
 #include "ranks_stages.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/chunk/gate.h"
 #include "ref/chunk/payload.h"
 #include "ref/chunk/recurrent.h"
+#include "ref/vocabulary/recurrence.h"
+#include "ref/vocabulary/stored.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- stages of a chunk alone ----------------------------------------------------------------- */
+
+/* The design of a stage: the simulation's own, or the default of another base. */
+static dp_design sim_design_at(const dp_sim *s, dp_stage stage) {
+    return s->at[stage] == s->design.base ? s->design : dp_design_of(s->at[stage]);
+}
+
+/* Gives a chunk the formats of a stage. */
+static void sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage) {
+    const dp_design d = sim_design_at(s, stage);
+    dp_chunk_set_design(ch, &d);
+}
+
+/* The chunk, with the formats of a stage. */
+static dp_chunk *sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage) {
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    sim_set_design(s, ch, stage);
+    return ch;
+}
+
+/* ---- gate, intra, wy ------------------------------------------------------------------------- */
+
+static int is_computed(const dp_problem *p, dp_entry e) {
+    return e.n > 1 || dp_entry_rotated(dp_recurrence_of(p), e) >= 0;
+}
+
+/* Stores the keys that rows write along, where they are products: operands like others. */
+static void store_products(dp_sim *s, dp_format f) {
+    const dp_problem *p = s->p;
+    const int64_t n = dp_rows(p);
+    for (int64_t i = 0; dp_by_rows(p) && i < p->T * p->H * n * p->K; i++)
+        if (is_computed(p, dp_row_of(p, i / p->K % n)->write)) s->k[i] = dp_store(f, s->k[i]);
+}
+
+/* Erasing keys and values: stored like factors in base bf16, as FLA has them. */
+static void activate_writes(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const dp_base base = s->at[DP_STAGE_GATE];
+    const int64_t rows = p->T * p->HV * dp_rows(p), ne = rows * p->K, nv = rows * p->V;
+    dp_sim_replace(&s->erasing, NULL);
+    dp_sim_replace(&s->values, NULL);
+    dp_writes_new(p, &s->erasing, &s->values);
+    if (!s->values) return;
+    (base == DP_BASE_FP64 ? dp_activate_writes : dp_activate_writes_f32)(&s->units.p, 0, p->T, s->k,
+                                                                         s->erasing, s->values);
+    if (base != DP_BASE_BF16) return;
+    const dp_format f = sim_design_at(s, DP_STAGE_GATE).factors;
+    store_products(s, f);
+    for (int64_t i = 0; i < ne && !dp_by_rows(p); i++) /* -lr_a exp(-g) is no operand */
+        s->erasing[i] = dp_store(f, s->erasing[i]);
+    for (int64_t i = 0; i < nv; i++)
+        s->values[i] = dp_store(f, s->values[i]);
+}
+
+/* Rows over their norms are stored like factors in base bf16, as are those of other recurrences. */
+static void divide_by_norms(dp_sim *s, dp_base base, dp_format f) {
+    dp_units_free(&s->units);
+    s->units = (base == DP_BASE_FP64 ? dp_units_new : dp_units_new_f32)(s->p);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        for (int64_t x = 0; s->units.rstd[i] && base == DP_BASE_BF16 && x < dp_input_count(s->p, i);
+             x++)
+            (*dp_input_at(&s->units.p, i))[x] = dp_store(f, dp_input_of(&s->units.p, i)[x]);
+}
+
+/* Stage gate: activated q, k, gate and beta of all tokens. */
+static void sim_activate(dp_sim *s) {
+    const dp_problem *p = s->p;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
+    const dp_base base = s->at[DP_STAGE_GATE];
+    const dp_design design = sim_design_at(s, DP_STAGE_GATE);
+    const dp_format f = dp_design_kept(&design);
+    dp_sim_fresh(s, DP_STAGE_GATE);
+    divide_by_norms(s, base, f);
+    (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(&s->units.p, 0, p->T, s->q, s->k, s->g,
+                                                           s->beta, s->rstd_q, s->rstd_k);
+    if (s->units.rstd[DP_INPUT_Q])
+        memcpy(s->rstd_q, s->units.rstd[DP_INPUT_Q], sizeof(double) * (size_t)(p->T * p->H));
+    const int norms_are_stored = base == DP_BASE_BF16 && s->units.p.l2norm;
+    for (int64_t i = 0; base == DP_BASE_BF16 && p->angle && i < nq; i++)
+        s->q[i] = dp_store(f, s->q[i]);
+    if (design.stored_inputs || norms_are_stored) {
+        for (int64_t i = 0; i < nq; i++)
+            s->q[i] = dp_store(f, s->q[i]);
+        for (int64_t i = 0; i < nk; i++)
+            s->k[i] = dp_store(f, s->k[i]);
+    }
+    activate_writes(s);
+}
+
+/* Tokens of the chunk that begins at t. */
+static int chunk_at(const dp_sim *s, int64_t t, int64_t end) {
+    int c = 1;
+    if (end - t > s->design.chunk) end = t + s->design.chunk;
+    if (!s->first_of_call) return (int)(end - t);
+    while (t + c < end && !s->first_of_call[t + c])
+        c++;
+    return c;
+}
+
+/* Cuts every rank's local sub-sequences into chunks: s->group, s->first, s->ngroup. */
+static void sim_list_groups(dp_sim *s) {
+    int64_t cap = 0;
+    s->ngroup = 0;
+    s->first = dp_calloc((size_t)s->N, sizeof *s->first);
+    for (int r = 0; r < s->N; r++)
+        cap += s->ctx[r].L / s->design.chunk + s->ctx[r].nlocal + 1;
+    for (int64_t t = 0; s->first_of_call && t < s->p->T; t++)
+        cap += s->first_of_call[t];
+    s->group = dp_calloc((size_t)cap, sizeof *s->group);
+    for (int r = 0; r < s->N; r++) {
+        const dp_context *c = &s->ctx[r];
+        if (!dp_sim_has(s, r)) continue;
+        s->first[r] = dp_calloc((size_t)c->nlocal + 1, sizeof **s->first);
+        for (int sub = 0; sub < c->nlocal; sub++) {
+            s->first[r][sub] = s->ngroup;
+            for (int64_t t = c->a + c->local_cu[sub], end = c->a + c->local_cu[sub + 1]; t < end;
+                 t += s->group[s->ngroup++].c)
+                s->group[s->ngroup] =
+                    (dp_group){.rank = r, .sub = sub, .c = chunk_at(s, t, end), .t0 = t};
+        }
+        s->first[r][c->nlocal] = s->ngroup;
+    }
+}
+
+static dp_chunk_in chunk_in(const dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const int h = hv / dp_G(p), Kg = dp_Kg(p);
+    const int64_t t = s->group[gi].t0;
+    return (dp_chunk_in){.q = s->q + (t * p->H + h) * p->K,
+                         .k = s->k + (t * p->H + h) * dp_rows(p) * p->K,
+                         .v = dp_values_at(p, s->values, t, hv),
+                         .g = s->g + (t * p->HV + hv) * Kg,
+                         .beta = s->beta + (t * p->HV + hv) * dp_rows(p),
+                         .erasing =
+                             s->erasing ? s->erasing + (t * p->HV + hv) * dp_rows(p) * p->K : NULL,
+                         .sq = (int64_t)p->H * p->K,
+                         .sk = (int64_t)p->H * dp_rows(p) * p->K,
+                         .sv = (int64_t)p->HV * dp_rows(p) * p->V,
+                         .sg = (int64_t)p->HV * Kg,
+                         .sb = (int64_t)p->HV * dp_rows(p),
+                         .se = (int64_t)p->HV * dp_rows(p) * p->K,
+                         .Kg = Kg,
+                         .in_turn = dp_in_turn(p)};
+}
+
+/* Stage intra of one chunk: scores and decays. */
+static void sim_intra(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_chunk_in in = chunk_in(s, gi, hv);
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+    dp_chunk_free(ch);
+    dp_chunk_begin(ch, s->at[DP_STAGE_INTRA], s->group[gi].c, dp_rows(p), p->K, p->V, p->scale,
+                   &in);
+    sim_set_design(s, ch, DP_STAGE_INTRA);
+    ch->by_inverse = s->by_inverse;
+    ch->linear = s->linear;
+    dp_chunk_intra(ch, &in);
+}
+
+/* Stage solve of one chunk: the triangular system or its inverse. */
+static void sim_solve(dp_sim *s, int gi, int hv) {
+    dp_chunk_solve(sim_chunk_at(s, gi, hv, DP_STAGE_SOLVE));
+}
+
+/* Stage wy of one chunk: w and u. */
+static void sim_wy(dp_sim *s, int gi, int hv) { dp_chunk_wy(sim_chunk_at(s, gi, hv, DP_STAGE_WY)); }
+
+/* Runs a stage on every chunk and value head, in parallel. */
+static void sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f) {
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < (int64_t)s->ngroup * s->p->HV; i++)
+        f(s, (int)(i / s->p->HV), (int)(i % s->p->HV));
+}
+
+/* ---- shared by forward and backward ---------------------------------------------------------- */
+
+#define ARRAY(FIELD, STAGE, HEADS, KEYS, WIDTH, WRITES)                             \
+    {                                                                               \
+        offsetof(dp_sim, FIELD), DP_STAGE_##STAGE, DP_AXIS_##HEADS, DP_AXIS_##KEYS, \
+            DP_AXIS_##WIDTH, WRITES                                                 \
+    }
+const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS] = {
+    ARRAY(q, GATE, H, NONE, K, 0),           ARRAY(k, GATE, H, R, K, 0),
+    ARRAY(g, GATE, HV, NONE, KG, 0),         ARRAY(beta, GATE, HV, R, NONE, 0),
+    ARRAY(rstd_q, GATE, H, NONE, NONE, 0),   ARRAY(rstd_k, GATE, H, R, NONE, 0),
+    ARRAY(erasing, GATE, HV, R, K, 1),       ARRAY(values, GATE, HV, R, V, 1),
+    ARRAY(dq, INTRA_BWD, H, NONE, K, 0),     ARRAY(dk, INTRA_BWD, H, R, K, 0),
+    ARRAY(dg, INTRA_BWD, HV, NONE, KG, 0),   ARRAY(dbeta, WY_BWD, HV, R, NONE, 0),
+    ARRAY(derasing, INTRA_BWD, HV, R, K, 1), ARRAY(dvalues, WY_BWD, HV, R, V, 1),
+};
+
+int64_t dp_sim_array_width(const dp_sim *s, int i) {
+    const dp_sim_array_info *x = &dp_sim_arrays[i];
+    const int64_t rows = x->keys ? dp_rows(s->p) : 1;
+    return x->width ? rows * dp_problem_dims(s->p).of[x->width] : rows;
+}
+
+void dp_sim_fresh(dp_sim *s, dp_stage stage) {
+    const dp_problem *p = s->p;
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++) {
+        const dp_sim_array_info *x = &dp_sim_arrays[i];
+        if (x->made_by != stage || (x->writes && !s->values)) continue;
+        const int64_t heads = x->heads == DP_AXIS_H ? p->H : p->HV;
+        dp_sim_replace(dp_sim_array(s, i), dp_doubles(p->T * heads * dp_sim_array_width(s, i)));
+    }
+}
+
+static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
+    const int64_t own = s->at[stage] != s->at[DP_STAGE_PRE_FWD];
+    double **f = &s->factor[(own * s->ngroup + gi) * s->p->HV + hv];
+    if (!*f) {
+        *f = dp_doubles((int64_t)s->p->K * s->p->K);
+        dp_chunk_M(sim_chunk_at(s, gi, hv, stage), *f);
+    }
+    return *f;
+}
+
+int dp_sim_starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
+int dp_sim_ends_here(const dp_sim *s, int r, int sub) {
+    return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;
+}
+
+const double *dp_sim_start(const dp_sim *s, int r, int sub) {
+    if (!s->p->s0 || !dp_sim_starts_here(s, r, sub)) return NULL;
+    return s->p->s0 + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+const double *dp_sim_end_gradient(const dp_sim *s, int r, int sub) {
+    if (!s->p->dstate || !dp_sim_ends_here(s, r, sub)) return NULL;
+    return s->p->dstate + (int64_t)s->ctx[r].local_seq[sub] * s->p->HV * s->p->K * s->p->V;
+}
+
+void dp_sim_gather_do(const dp_sim *s, int gi, int hv, double *dout) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    for (int t = 0; t < g->c; t++)
+        memcpy(dout + (int64_t)t * p->V, p->dout + ((g->t0 + t) * p->HV + hv) * p->V,
+               sizeof(double) * p->V);
+}
+
+void dp_sim_replace(double **slot, double *x) {
+    free(*slot);
+    *slot = x;
+}
+
+void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S) {
+    const dp_design d = sim_design_at(s, stage), plain = dp_design_of(d.base);
+    const int gradient = stage == DP_STAGE_PRE_BWD || stage == DP_STAGE_STATE_BWD;
+    const dp_format f = gradient ? d.dstate : d.state;
+    if (f == (gradient ? plain.dstate : plain.state)) return;
+    dp_store_state(f, 1, s->p->K, s->p->V, S);
+}
+
+void dp_sim_round_arith_all(dp_base b, double *x, int64_t n) {
+    if (b != DP_BASE_FP64)
+        for (int64_t i = 0; i < n; i++)
+            x[i] = dp_round_arith(b, x[i]);
+}
+
+/* The chain of the factors of groups [g0, g1), first to last, from P = I (math.md g.1). P <- M_c P
+ * in the format, so the first factor is rounded like the others. trans: the adjoint chain dM <-
+ * M_c' dM, last to first. */
+static double *sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
+    const int K = s->p->K, n = g1 - g0;
+    const int64_t KK = (int64_t)K * K;
+    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    for (int x = 0; x < K; x++)
+        P[(int64_t)x * K + x] = 1;
+    for (int i = 0; i < n; i++) {
+        const double *M = factor_at(s, trans ? g1 - 1 - i : g0 + i, hv,
+                                    trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD);
+        if (trans) {
+            for (int a = 0; a < K; a++)
+                for (int b = 0; b < K; b++)
+                    Mt[(int64_t)a * K + b] = M[(int64_t)b * K + a];
+            M = Mt;
+        }
+        dp_mm_by(s->linear, f, (dp_shape){0, 0, K, K, K}, M, P, Q);
+        double *t = P;
+        P = Q;
+        Q = t;
+        if (record && (i & (i + 1)) == 0 && s->ntraj < DP_MAX_TRAJ) { /* i + 1 is a power of two */
+            dp_sim_replace(&s->traj[(int64_t)s->ntraj * s->p->HV + hv], dp_copy(P, KK));
+            s->traj_chunks[s->ntraj++] = i + 1;
+        }
+    }
+    free(Q);
+    free(Mt);
+    return P;
+}
+
+/* S <- M S + H in the accumulator of the base; S == NULL stands for zeros, which no M multiplies.
+ */
+void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
+                       double **S) {
+    const int K = s->p->K, V = s->p->V;
+    const int64_t KV = (int64_t)K * V;
+    double *x = dp_doubles(KV);
+    if (*S) {
+        dp_mm_by(s->linear, b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, (dp_shape){0, 0, K, V, K}, M, *S,
+                 x);
+        for (int64_t i = 0; i < KV; i++)
+            x[i] = dp_round_arith(b, x[i] + H[i]);
+        dp_sim_after(
+            s, DP_AFTER_MERGING,
+            (dp_sim_place){.at = r, .hv = hv, .M = (double *)M, .from = *S, .H = H, .x = x});
+    } else
+        memcpy(x, H, sizeof(double) * KV);
+    dp_sim_replace(S, x);
+}
+
+/* Are n arrays of a size the same, bit for bit, and absent alike? */
+static int sim_same(double **a, double **b, int n, int64_t size) {
+    for (int i = 0; i < n; i++) {
+        if (!a[i] != !b[i]) return 0;
+        if (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size)) return 0;
+    }
+    return 1;
+}
+
+double **dp_sim_copy_list(double **a, int n, int64_t size) {
+    double **b = dp_calloc((size_t)n, sizeof *b);
+    for (int i = 0; i < n; i++)
+        b[i] = dp_copy(a[i], size);
+    return b;
+}
+
+void dp_sim_free_list(double **a, int64_t n) {
+    if (a)
+        for (int64_t i = 0; i < n; i++)
+            free(a[i]);
+    free(a);
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain) {
+    const int i = r * s->p->HV + hv, record = r == s->traj_rank && s->p->HV == 1;
+    if (record) s->ntraj = 0;
+    dp_sim_replace(&s->M[i],
+                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, 0, record));
+    if (s->H[i]) return; /* does not depend on the chain's format */
+    s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_chunk_state(sim_chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
+        dp_sim_round_carried(s, DP_STAGE_PRE_FWD, s->H[i]);
+    }
+}
+
+void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        dp_chunk *ch = sim_chunk_at(s, g, hv, DP_STAGE_STATE_FWD);
+        memcpy(ch->h, S, sizeof(double) * KV);
+        dp_chunk_state(ch, S, ch->v_new);
+        dp_sim_round_carried(s, DP_STAGE_STATE_FWD, S);
+        dp_sim_after(s, DP_AFTER_CHUNK, (dp_sim_place){.at = g, .hv = hv, .x = S});
+    }
+}
+
+/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. */
+static void state_fwd(dp_sim *s, int r, int hv, int sub, int again) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *start = dp_sim_start(s, r, sub);
+    double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
+    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
+    if (!dp_sim_starts_here(s, r, sub)) memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
+    dp_sim_pass_fwd(s, r, hv, sub, S);
+    if (dp_sim_ends_here(s, r, sub) && !again)
+        memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
+               sizeof(double) * KV);
+    free(S);
+}
+
+/* Stage output of one chunk: its rows of o. */
+static void sim_output(dp_sim *s, int gi, int hv) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    double *o = dp_doubles((int64_t)g->c * p->V);
+    dp_chunk_output(sim_chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
+    for (int t = 0; t < g->c; t++)
+        memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V,
+               sizeof(double) * p->V);
+    free(o);
+}
+
+static void states_fwd(dp_sim *s, int again) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
+            state_fwd(s, i / HV, i % HV, sub, again);
+}
+
+/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
+static void sim_states_fwd(dp_sim *s) { states_fwd(s, 0); }
+/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
+static void sim_recompute(dp_sim *s) { states_fwd(s, 1); }
+
+/* Stage pre_fwd of all ranks: M and H. */
+static void sim_pre_fwd(dp_sim *s) {
+    s->ntraj = 0;
+    if (!dp_exchanges[s->merge].pairs) return;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        if (dp_sim_has(s, i / s->p->HV) && !s->ctx[i / s->p->HV].is_last)
+            dp_sim_pair_fwd(s, i / s->p->HV, i % s->p->HV, s->ctx[i / s->p->HV].nlocal - 1,
+                            s->chain);
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* Stage dAv of one chunk: dv_local. */
+static void sim_dAv(dp_sim *s, int gi, int hv) {
+    dp_chunk *ch = sim_chunk_at(s, gi, hv, DP_STAGE_DAV);
+    double *dout = dp_doubles((int64_t)ch->c * ch->V);
+    dp_sim_gather_do(s, gi, hv, dout);
+    dp_chunk_dAv(ch, dout);
+    free(dout);
+}
+
+/* dS over groups [g0, g1), last to first; keeps dh and dv_new in the chunks when keep. */
+static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
+    const dp_stage stage = keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD;
+    for (int g = g1 - 1; g >= g0; g--) {
+        dp_chunk *ch = sim_chunk_at(s, g, hv, stage);
+        dp_sim_gather_do(s, g, hv, dout);
+        if (keep) {
+            dp_sim_replace(&ch->dh, dp_copy(dS, KV));
+            if (!ch->dv_new) ch->dv_new = dp_doubles((int64_t)ch->n * ch->V);
+        }
+        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dv_new : NULL);
+        dp_sim_round_carried(s, stage, dS);
+    }
+    free(dout);
+}
+
+void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain) {
+    const int i = r * s->p->HV + hv;
+    dp_sim_replace(&s->dM[i],
+                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, 1, 0));
+    if (s->dH[i]) return;
+    s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
+}
+
+void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS) {
+    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
+}
+
+static void state_bwd(dp_sim *s, int r, int hv, int sub) {
+    const dp_problem *p = s->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    const double *end = dp_sim_end_gradient(s, r, sub);
+    double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
+    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
+    if (!dp_sim_ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
+    dp_sim_pass_bwd(s, r, hv, sub, dS);
+    if (dp_sim_starts_here(s, r, sub))
+        memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS,
+               sizeof(double) * KV);
+    free(dS);
+}
+
+/* Gradients of the activated inputs of one chunk position, all value heads in order. Heads of a
+ * group are summed in dq and dk. The type of dv is the inputs'. */
+static void grads(dp_sim *s, int gi) {
+    const dp_problem *p = s->p;
+    const dp_group *g = &s->group[gi];
+    const int Kg = dp_Kg(p);
+    double *dout = dp_doubles((int64_t)g->c * p->V);
+    for (int i = 0; i < p->HV; i++) {
+        const int hv = (i + s->turns * s->runs) % p->HV, h = hv / dp_G(p);
+        const dp_base b = s->at[DP_STAGE_INTRA_BWD];
+        const dp_format out = sim_design_at(s, DP_STAGE_WY_BWD).out[DP_RESULT_DV];
+        dp_chunk *ch = dp_sim_chunk(s, gi, hv);
+        dp_chunk_grad x;
+        dp_chunk_grad_alloc(&x, ch);
+        dp_sim_gather_do(s, gi, hv, dout);
+        sim_set_design(s, ch, DP_STAGE_WY_BWD);
+        dp_chunk_wy_bwd(ch, &x);
+        sim_set_design(s, ch, DP_STAGE_INTRA_BWD);
+        dp_chunk_intra_bwd(ch, dout, 0, &x);
+        dp_sim_after(s, DP_AFTER_GRADIENTS, (dp_sim_place){.at = gi, .hv = hv, .grad = &x});
+        for (int t = 0; t < g->c; t++) {
+            const int64_t tok = g->t0 + t;
+            for (int k = 0; k < p->K; k++) {
+                double *y = s->dq + (tok * p->H + h) * p->K + k;
+                *y = dp_round_arith(b, *y + x.dq[t * p->K + k]);
+                y = s->dg + (tok * p->HV + hv) * Kg + (Kg == 1 ? 0 : k);
+                *y = dp_round_arith(b, *y + x.dg[t * p->K + k]);
+            }
+            for (int64_t k = 0; k < (int64_t)dp_rows(p) * p->K; k++) {
+                double *y = s->dk + (tok * p->H + h) * dp_rows(p) * p->K + k;
+                *y = dp_round_arith(b, *y + x.dk[(int64_t)t * dp_rows(p) * p->K + k]);
+            }
+            memcpy(s->dbeta + (tok * p->HV + hv) * dp_rows(p), x.dbeta + t * dp_rows(p),
+                   sizeof(double) * dp_rows(p));
+            if (s->values) {
+                const int64_t KR = (int64_t)dp_rows(p) * p->K, VR = (int64_t)dp_rows(p) * p->V;
+                memcpy(s->derasing + (tok * p->HV + hv) * KR, x.derasing + t * KR,
+                       sizeof(double) * KR);
+                memcpy(s->dvalues + (tok * p->HV + hv) * VR, x.dv + t * VR, sizeof(double) * VR);
+                continue;
+            }
+            for (int64_t i = 0; i < (int64_t)dp_rows(p) * p->V; i++)
+                s->out.dv[(tok * p->HV + hv) * dp_rows(p) * p->V + i] =
+                    dp_store(out, x.dv[(int64_t)t * dp_rows(p) * p->V + i]);
+        }
+        dp_chunk_grad_free(&x);
+    }
+    free(dout);
+}
+
+/* Parts of one owner are added to the first of them, which of a rank's only part changes nothing.
+ */
+static void add_parts(const dp_sim *s, dp_base base, double *sums, int64_t n) {
+    const dp_owners o = s->p->own;
+    for (int i = 1; o.kind && i < s->N; i++) {
+        int first = 0;
+        while (dp_own_sum(o, s->N, first) != dp_own_sum(o, s->N, i))
+            first++;
+        for (int64_t j = 0; first < i && j < n; j++) {
+            sums[first * n + j] = dp_round_arith(base, sums[first * n + j] + sums[i * n + j]);
+            sums[i * n + j] = 0;
+        }
+    }
+}
+
+/* dA_log and ddt_bias from the sums of all ranks, in rank order. */
+static void add_sums(dp_sim *s, dp_base base, double *sums) {
+    const dp_problem *p = s->p;
+    double *A = s->out.dA_log, *B = s->out.ddt_bias;
+    const int64_t nA = A ? p->HV : 0, nB = B ? (int64_t)p->HV * dp_Kg(p) : 0;
+    if (s->peers) dp_peers_gather(s->peers, p->own, s->N, sums, nA + nB, "dA_log and ddt_bias");
+    add_parts(s, base, sums, nA + nB);
+    dp_sim_after(s, DP_AFTER_SUMS, (dp_sim_place){.x = sums});
+    if (A) memset(A, 0, sizeof(double) * (size_t)nA);
+    if (B) memset(B, 0, sizeof(double) * (size_t)nB);
+    for (int i = 0; i < s->N; i++) {
+        const double *part = sums + (i + s->turns * s->runs) % s->N * (nA + nB);
+        for (int64_t j = 0; j < nA; j++)
+            A[j] = dp_round_arith(base, A[j] + part[j]);
+        for (int64_t j = 0; j < nB; j++)
+            B[j] = dp_round_arith(base, B[j] + part[nA + j]);
+    }
+}
+
+/* Through erase o k and write o v of a rank's tokens: dk gets its share. */
+static void writes_bwd(dp_sim *s, int r, dp_base base, double *dk, double *dg, dp_result *part) {
+    const dp_problem *p = s->p;
+    const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+    const int64_t R = dp_rows(p), first = a * p->HV * R, keys = a * p->H * R * p->K;
+    (base == DP_BASE_FP64 ? dp_activate_writes_bwd : dp_activate_writes_bwd_f32)(
+        &s->units.p, a, b, s->k + keys, s->derasing + first * p->K, s->dvalues + first * p->V,
+        dk + keys, dg + a * p->HV * dp_Kg(p), part);
+    dp_sim_after(s, DP_AFTER_WRITES, (dp_sim_place){.at = r, .x = dk + keys});
+}
+
+int64_t dp_sim_numbers_of_sums(const dp_sim *s) {
+    const int64_t HV = s->p->HV;
+    return (s->out.dA_log ? HV : 0) + (s->out.ddt_bias ? HV * dp_Kg(s->p) : 0);
+}
+
+static void store_all(const dp_problem *p, int result, dp_format f, double *x) {
+    int64_t rows, width;
+    dp_result_shape(p, result, &rows, &width);
+    for (int64_t i = 0; x && i < rows * width; i++)
+        x[i] = dp_store(f, x[i]);
+}
+
+/* Gradients [n] of the rows of q or k as they reach the norm: a copy, for writes_bwd adds to it. */
+static double *gradient_of_rows(const dp_sim *s, dp_format stored, const double *x, int64_t n) {
+    const int between = sim_design_at(s, DP_STAGE_GATE_BWD).stored_inputs && s->p->l2norm;
+    double *copy = dp_copy(x, n);
+    for (int64_t i = 0; between && i < n; i++)
+        copy[i] = dp_store(stored, copy[i]);
+    return copy;
+}
+
+void dp_sim_activations_bwd(dp_sim *s, double *sums) {
+    const dp_problem *p = s->p;
+    const dp_base base = s->at[DP_STAGE_GATE_BWD];
+    const dp_design leaving = sim_design_at(s, DP_STAGE_GATE_BWD);
+    const double *dbeta = s->dbeta;
+    const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
+    double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
+    double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
+    double *dg = dp_by_rows(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
+    const int Kg = dp_Kg(p);
+    const int64_t nA = s->out.dA_log ? p->HV : 0, n = dp_sim_numbers_of_sums(s);
+    dp_sim_after(s, DP_AFTER_NORMS, (dp_sim_place){0});
+    const double *q = s->norm_q ? s->norm_q : s->q, *k = s->norm_k ? s->norm_k : s->k;
+    for (int r = 0; r < s->N; r++) {
+        const int64_t a = s->ctx[r].a, b = s->ctx[r].b;
+        if (!dp_sim_has(s, r)) continue;
+        dp_result part = s->out;
+        part.dA_log = sums && s->out.dA_log ? sums + r * n : NULL;
+        part.ddt_bias = sums && s->out.ddt_bias ? sums + r * n + nA : NULL;
+        if (s->values) writes_bwd(s, r, base, dk, dg, &part);
+        (base == DP_BASE_FP64 ? dp_activate_bwd : dp_activate_bwd_f32)(
+            &s->units.p, a, b, q + a * p->H * p->K, k + a * p->H * dp_rows(p) * p->K,
+            s->rstd_q + a * p->H, s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
+            dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
+            &part);
+        (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, a, b, &part);
+        dp_sim_after(s, DP_AFTER_ACTIVATIONS, (dp_sim_place){.at = r, .part = &part});
+    }
+    if (p->angle) (base == DP_BASE_FP64 ? dp_sum_angles : dp_sum_angles_f32)(p, s->out.dangle);
+    dp_sim_replace(&s->norm_q, NULL);
+    dp_sim_replace(&s->norm_k, NULL);
+    free(dq);
+    free(dk);
+    if (dg != s->dg) free(dg);
+    for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
+        if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
+            store_all(p, i, leaving.out[i], *dp_result_at(&s->out, i));
+}
+
+/* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
+static void sim_gate_bwd(dp_sim *s) {
+    double *sums = dp_doubles(s->N * dp_sim_numbers_of_sums(s));
+    dp_sim_activations_bwd(s, sums);
+    add_sums(s, s->at[DP_STAGE_GATE_BWD], sums);
+    free(sums);
+}
+
+/* Stages wy_bwd and intra_bwd of all chunks. */
+static void sim_all_grads(dp_sim *s) {
+    dp_sim_fresh(s, DP_STAGE_WY_BWD);
+    dp_sim_fresh(s, DP_STAGE_INTRA_BWD);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int g = 0; g < s->ngroup; g++)
+        grads(s, g);
+}
+
+/* Stage pre_bwd of all ranks: dM and dH. */
+static void sim_pre_bwd(dp_sim *s) {
+    if (!dp_exchanges[s->merge].pairs) return;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * s->p->HV; i++)
+        if (dp_sim_has(s, i / s->p->HV) && !s->ctx[i / s->p->HV].is_first)
+            dp_sim_pair_bwd(s, i / s->p->HV, i % s->p->HV, 0, s->chain);
+}
+
+/* Stage state_bwd of all ranks. */
+static void sim_states_bwd(dp_sim *s) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
+            state_bwd(s, i / HV, i % HV, sub);
+}
+
+/* ---- the table of stages --------------------------------------------------------------------- */
+
+const char *const dp_stage_names[DP_NSTAGES] = {
+    "gate",      "intra",  "solve",     "wy",      "pre_process_fwd", "merge_fwd",
+    "state_fwd", "output", "recompute", "dAv",     "pre_process_bwd", "merge_bwd",
+    "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
+
+static void merge_fwd(dp_sim *s) { dp_sim_exchange(s, 0); }
+static void merge_bwd(dp_sim *s) { dp_sim_exchange(s, 1); }
+
+/* A stage runs for each chunk and head, or once for all. */
+static const struct {
+    dp_sim_stage_fn *chunk;
+    void (*all)(dp_sim *s);
+} STAGES[DP_NSTAGES] = {
+    [DP_STAGE_GATE] = {.all = sim_activate},
+    [DP_STAGE_INTRA] = {sim_intra},
+    [DP_STAGE_SOLVE] = {sim_solve},
+    [DP_STAGE_WY] = {sim_wy},
+    [DP_STAGE_PRE_FWD] = {.all = sim_pre_fwd},
+    [DP_STAGE_MERGE_FWD] = {.all = merge_fwd},
+    [DP_STAGE_STATE_FWD] = {.all = sim_states_fwd},
+    [DP_STAGE_OUTPUT] = {sim_output},
+    [DP_STAGE_RECOMPUTE] = {.all = sim_recompute},
+    [DP_STAGE_DAV] = {sim_dAv},
+    [DP_STAGE_PRE_BWD] = {.all = sim_pre_bwd},
+    [DP_STAGE_MERGE_BWD] = {.all = merge_bwd},
+    [DP_STAGE_STATE_BWD] = {.all = sim_states_bwd},
+    [DP_STAGE_WY_BWD] = {.all = sim_all_grads},
+    [DP_STAGE_INTRA_BWD] = {0}, /* computed with wy_bwd */
+    [DP_STAGE_GATE_BWD] = {.all = sim_gate_bwd},
+};
+
+/* One stage, and what comes behind it (DP_AFTER_..). */
+static void sim_do(dp_sim *s, dp_stage stage) {
+    if (!STAGES[stage].chunk) {
+        if (STAGES[stage].all) STAGES[stage].all(s);
+        dp_sim_after(s, (int)stage, (dp_sim_place){0});
+        return;
+    }
+    sim_each_chunk(s, STAGES[stage].chunk);
+#pragma omp parallel for schedule(dynamic, 1) if (s->after[stage])
+    for (int i = 0; i < s->ngroup * s->p->HV; i++)
+        dp_sim_after(s, (int)stage, (dp_sim_place){.at = i / s->p->HV, .hv = i % s->p->HV});
+}
+
+/* ---- a simulation ---------------------------------------------------------------------------- */
+
+/* Arrays once a rank and head. */
+static void alloc_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double ***a[] = {&s->S_in, &s->M, &s->H, &s->dS_out, &s->dM, &s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        *a[i] = dp_calloc((size_t)n, sizeof **a[i]);
+    s->traj_rank = s->N >= 3 ? 1 : 0;
+    s->traj = dp_calloc((size_t)DP_MAX_TRAJ * s->p->HV, sizeof *s->traj);
+    s->hit_kept = dp_calloc((size_t)n, 1);
+    memcpy(s->hit_kept, s->hit, (size_t)n);
+}
+
+static void free_ranks(dp_sim *s) {
+    const int64_t n = (int64_t)s->N * s->p->HV;
+    double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++)
+        dp_sim_free_list(a[i], n);
+    dp_sim_free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+    if (s->first)
+        for (int r = 0; r < s->N; r++)
+            free(s->first[r]);
+    for (int r = 0; r < s->N; r++)
+        dp_context_free(&s->ctx[r]);
+    free(s->first);
+    free(s->group);
+    free(s->ctx);
+    free(s->hit);
+    free(s->hit_kept);
+}
+
+typedef struct {
+    int by_inverse;
+    const dp_linear *linear;
+    const unsigned char *first_of_call;
+    const dp_peers *peers;
+    int frame;
+    dp_fault fault;
+    dp_sim_after_fn *const *after; /* its functions; NULL: none */
+} sim_options;
+#define OWN ((sim_options){.linear = &dp_linear_own})
+
+/* Keeps the rank of this process, whose tokens are all that there are. */
+static void keep_own(dp_sim *s) {
+    int64_t t = 0;
+    for (int r = 0; r < s->N; r++) {
+        dp_context *c = &s->ctx[r];
+        if (!dp_sim_has(s, r)) continue;
+        c->a = t;
+        c->b = t += c->L;
+    }
+}
+
+/* The part that no chain format changes. */
+static void begin_chunks(dp_sim *s) {
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV;
+    s->ch = dp_calloc((size_t)nch, sizeof *s->ch);
+    s->factor = dp_calloc((size_t)(2 * nch), sizeof *s->factor);
+    sim_do(s, DP_STAGE_INTRA);
+    sim_do(s, DP_STAGE_SOLVE);
+    sim_do(s, DP_STAGE_WY);
+}
+
+/* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
+static int factors_overflow(const dp_sim *s, dp_err *e) {
+    const dp_problem *p = s->p;
+    for (int64_t i = 0; dp_by_rows(p) && dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
+        if (s->g[i] < DP_FACTORS_GATE)
+            return dp_fail(e, DP_EINPUT, "g: a log decay of %g: %s is computed down to %g", s->g[i],
+                           dp_models[p->model].name, DP_FACTORS_GATE) != DP_OK;
+    return 0;
+}
+
+static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
+                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_err *e) {
+    *s = (dp_sim){.p = p,
+                  .base = at[0],
+                  .design = *design,
+                  .N = N,
+                  .peers = o.peers,
+                  .fault = o.fault,
+                  .linear = o.linear,
+                  .first_of_call = o.first_of_call,
+                  .by_inverse = o.by_inverse,
+                  .payload = design->sending.payload,
+                  .given = p};
+    s->hit = dp_calloc((size_t)N * p->HV, 1);
+    if (o.after) memcpy(s->after, o.after, sizeof s->after);
+    memcpy(s->at, at, sizeof s->at);
+    s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
+    for (int r = 0; r < N; r++) {
+        dp_status st = dp_context_of(p, N, r, &s->ctx[r], e);
+        if (st) {
+            s->N = r;
+            dp_sim_free(s);
+            return st;
+        }
+    }
+    if (o.peers) keep_own(s);
+    dp_sim_after(s, DP_AFTER_OPENING, (dp_sim_place){0});
+    if (!o.frame) sim_do(s, DP_STAGE_GATE);
+    if (!o.frame && factors_overflow(s, e)) {
+        dp_sim_free(s);
+        return DP_EINPUT;
+    }
+    sim_list_groups(s);
+    if (!o.frame) begin_chunks(s);
+    alloc_ranks(s);
+    return DP_OK;
+}
+
+static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
+                              sim_options o, int N, dp_err *e) {
+    dp_base at[DP_NSTAGES];
+    for (int i = 0; i < DP_NSTAGES; i++)
+        at[i] = design->base;
+    o.by_inverse = design->product != 0;
+    return open_sim(s, p, design, at, o, N, e);
+}
+
+/* The problem of s on one rank, with all of its formats and its fault. */
+static void sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
+    const sim_options o = {
+        .linear = s->linear, .by_inverse = s->by_inverse, .fault = s->fault, .after = s->after};
+    const dp_status st = open_sim(whole, p, &s->design, s->at, o, 1, NULL);
+    assert(!st); /* one rank has all tokens */
+    (void)st;
+}
+
+dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
+                            dp_err *e) {
+    const dp_design design = dp_design_of(at[0]);
+    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
+    sim_options o = OWN;
+    o.by_inverse = by_inverse;
+    return open_sim(s, p, &design, at, o, N, e);
+}
+
+dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e) {
+    sim_options o = OWN;
+    o.fault = fault;
+    o.after = after;
+    return open_uniform(s, p, design, o, N, e);
+}
+
+dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e) {
+    return open_uniform(s, p, design, (sim_options){.linear = &dp_linear_lapack}, N, e);
+}
+
+dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
+                          dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    sim_options o = OWN;
+    if (dp_has_halo(part))
+        return dp_fail(e, DP_EINPUT,
+                       "%s: its ranks need more of the tokens before theirs than the state: not "
+                       "computed by processes",
+                       dp_models[part->model].name);
+    o.peers = peers;
+    const int64_t T = part->cu[part->Nseq];
+    const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
+    return open_uniform(s, part, &design, o, N, e);
+}
+
+dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
+    const dp_design design = dp_design_of(base);
+    sim_options o = OWN;
+    o.frame = 1;
+    return open_uniform(s, p, &design, o, N, e);
+}
+
+dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                            dp_err *e) {
+    assert(design->chunk > 0);
+    return open_uniform(s, p, design, OWN, N, e);
+}
+
+dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
+                           const unsigned char *first_of_call, dp_err *e) {
+    sim_options o = OWN;
+    assert(design->chunk > 0);
+    o.first_of_call = first_of_call;
+    return open_uniform(s, p, design, o, 1, e);
+}
+
+void dp_sim_free(dp_sim *s) {
+    const int64_t nch = (int64_t)s->ngroup * s->p->HV;
+    if (s->heads) {
+        dp_sim_free(&s->heads->sim);
+        if (s->peers) dp_problem_free(&s->heads->p);
+        free(s->heads);
+    }
+    dp_sim_free_list(s->factor, 2 * nch);
+    if (s->ch)
+        for (int64_t i = 0; i < nch; i++)
+            dp_chunk_free(&s->ch[i]);
+    free_ranks(s);
+    dp_result_free(&s->out);
+    dp_units_free(&s->units);
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++)
+        free(*dp_sim_array(s, i));
+    free(s->ch);
+    if (s->p != s->given) dp_problem_free(&s->own); /* inputs that a fault replaced */
+    *s = (dp_sim){0};
+}
+
+static int same_chunks(const dp_sim *a, const dp_sim *b) {
+    if (a->ngroup != b->ngroup) return 0;
+    for (int i = 0; i < a->ngroup; i++)
+        if (a->group[i].t0 != b->group[i].t0 || a->group[i].c != b->group[i].c) return 0;
+    return 1;
+}
+
+int dp_sim_split(dp_sim *s, int N) {
+    dp_sim next = {.p = s->p, .design = s->design, .N = N};
+    dp_err e;
+    assert(s->fault == DP_FAULT_NONE && s->p == s->given);
+    next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
+    next.hit = dp_calloc((size_t)N * s->p->HV, 1);
+    for (int r = 0; r < N; r++) {
+        const dp_status st = dp_context_of(s->p, N, r, &next.ctx[r], &e);
+        assert(!st); /* the caller has split the problem so already */
+        (void)st;
+    }
+    sim_list_groups(&next);
+    alloc_ranks(&next);
+    const int same = same_chunks(s, &next);
+    if (same) {
+        const dp_sim old = *s;
+        s->N = N;
+        s->ctx = next.ctx;
+        s->first = next.first;
+        s->group = next.group;
+        s->hit = next.hit;
+        s->hit_kept = next.hit_kept;
+        s->S_in = next.S_in;
+        s->M = next.M;
+        s->H = next.H;
+        s->dS_out = next.dS_out;
+        s->dM = next.dM;
+        s->dH = next.dH;
+        s->traj = next.traj;
+        s->traj_rank = next.traj_rank;
+        s->ntraj = 0;
+        s->have_forward = s->have_backward = 0;
+        next = old;
+    }
+    free_ranks(&next);
+    return same;
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 static void clear(double **a, int64_t n) {
     for (int64_t i = 0; i < n; i++)
@@ -60,14 +1024,14 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
         clear(stage == DP_STAGE_PRE_FWD ? s->M : s->dM, nr);
         clear(stage == DP_STAGE_PRE_FWD ? s->H : s->dH, nr);
     }
-    dp_sim_do(s, stage);
+    sim_do(s, stage);
     s->have_forward = s->have_backward = 0;
 }
 
 /* Results of an earlier run stay where it left what enters ranks as it is, unless faults act. */
 static int known(dp_sim *s, int have, double **before, double **now) {
     const int nr = s->N * s->p->HV;
-    const int same = dp_sim_same(before, now, nr, (int64_t)s->p->K * s->p->V);
+    const int same = sim_same(before, now, nr, (int64_t)s->p->K * s->p->V);
     dp_sim_free_list(before, nr);
     return have && same && !s->fault;
 }
@@ -75,11 +1039,11 @@ static int known(dp_sim *s, int have, double **before, double **now) {
 static void forward(dp_sim *s) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double **before = dp_sim_copy_list(s->S_in, s->N * s->p->HV, KV);
-    dp_sim_do(s, DP_STAGE_PRE_FWD);
-    dp_sim_do(s, DP_STAGE_MERGE_FWD);
+    sim_do(s, DP_STAGE_PRE_FWD);
+    sim_do(s, DP_STAGE_MERGE_FWD);
     if (known(s, s->have_forward, before, s->S_in)) return;
-    dp_sim_do(s, DP_STAGE_STATE_FWD);
-    dp_sim_do(s, DP_STAGE_OUTPUT);
+    sim_do(s, DP_STAGE_STATE_FWD);
+    sim_do(s, DP_STAGE_OUTPUT);
     dp_leave_states(s->p, &s->design, s->out.final_state);
     s->have_forward = 1;
     s->have_backward = 0;
@@ -87,21 +1051,21 @@ static void forward(dp_sim *s) {
 
 /* Stage dAv, unless the chunk has its result. */
 static void dAv_once(dp_sim *s, int gi, int hv) {
-    if (!dp_sim_chunk(s, gi, hv)->dv_local) dp_sim_dAv(s, gi, hv);
+    if (!dp_sim_chunk(s, gi, hv)->dv_local) sim_dAv(s, gi, hv);
 }
 
 static void backward(dp_sim *s) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
     double **before = dp_sim_copy_list(s->dS_out, s->N * s->p->HV, KV);
     dp_sim_after(s, DP_STAGE_RECOMPUTE, (dp_sim_place){0}); /* what it makes is there else */
-    dp_sim_each_chunk(s, dAv_once);
-    dp_sim_do(s, DP_STAGE_PRE_BWD);
-    dp_sim_do(s, DP_STAGE_MERGE_BWD);
+    sim_each_chunk(s, dAv_once);
+    sim_do(s, DP_STAGE_PRE_BWD);
+    sim_do(s, DP_STAGE_MERGE_BWD);
     if (known(s, s->have_backward, before, s->dS_out) && !s->peers) return; /* who wait for sums */
-    dp_sim_do(s, DP_STAGE_STATE_BWD);
-    dp_sim_do(s, DP_STAGE_WY_BWD);
-    dp_sim_do(s, DP_STAGE_INTRA_BWD);
-    dp_sim_do(s, DP_STAGE_GATE_BWD);
+    sim_do(s, DP_STAGE_STATE_BWD);
+    sim_do(s, DP_STAGE_WY_BWD);
+    sim_do(s, DP_STAGE_INTRA_BWD);
+    sim_do(s, DP_STAGE_GATE_BWD);
     s->have_backward = 1;
 }
 
@@ -118,7 +1082,7 @@ static void open_heads(dp_sim *s) {
     s->heads = dp_calloc(1, sizeof *s->heads);
     s->heads->p = s->peers ? dp_sim_receive_heads(s) : *s->given;
     s->heads->p.own = (dp_owners){0};
-    dp_sim_open_whole(s, &s->heads->p, &s->heads->sim);
+    sim_open_whole(s, &s->heads->p, &s->heads->sim);
     s->heads->sim.sharers = ranks_of(s);
 }
 
@@ -169,10 +1133,10 @@ void dp_sim_run(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_b
 void dp_sim_run_ranks(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_backward) {
     dp_sim_begin(s, chain_format, merge, with_backward);
     if (!dp_exchanges[s->merge].states) return;
-    dp_sim_do(s, DP_STAGE_PRE_FWD);
-    dp_sim_do(s, DP_STAGE_MERGE_FWD);
+    sim_do(s, DP_STAGE_PRE_FWD);
+    sim_do(s, DP_STAGE_MERGE_FWD);
     if (!with_backward) return;
-    dp_sim_each_chunk(s, dAv_once);
-    dp_sim_do(s, DP_STAGE_PRE_BWD);
-    dp_sim_do(s, DP_STAGE_MERGE_BWD);
+    sim_each_chunk(s, dAv_once);
+    sim_do(s, DP_STAGE_PRE_BWD);
+    sim_do(s, DP_STAGE_MERGE_BWD);
 }

@@ -6,31 +6,7 @@
 
 typedef void dp_sim_stage_fn(dp_sim *s, int gi, int hv);
 
-/* ranks_stages.c */
-/* One stage, and what comes behind it (DP_AFTER_..). */
-void dp_sim_do(dp_sim *s, dp_stage stage);
-
-/* ranks_chunks.c */
-/* The design of a stage: the simulation's own, or the default of another base. */
-dp_design dp_sim_design_at(const dp_sim *s, dp_stage stage);
-/* Gives a chunk the formats of a stage. */
-void dp_sim_set_design(const dp_sim *s, dp_chunk *ch, dp_stage stage);
-/* Chunk gi of a value head, with the formats of a stage. */
-dp_chunk *dp_sim_chunk_at(const dp_sim *s, int gi, int hv, dp_stage stage);
-/* Stage gate: activated q, k, gate and beta of all tokens. */
-void dp_sim_activate(dp_sim *s);
-/* Cuts every rank's local sub-sequences into chunks: s->group, s->first, s->ngroup. */
-void dp_sim_list_groups(dp_sim *s);
-/* Stage intra of one chunk: scores and decays. */
-void dp_sim_intra(dp_sim *s, int gi, int hv);
-/* Stage solve of one chunk: the triangular system or its inverse. */
-void dp_sim_solve(dp_sim *s, int gi, int hv);
-/* Stage wy of one chunk: w and u. */
-void dp_sim_wy(dp_sim *s, int gi, int hv);
-/* Runs a stage on every chunk and value head, in parallel. */
-void dp_sim_each_chunk(dp_sim *s, dp_sim_stage_fn *f);
-
-/* ranks_shared.c */
+/* ranks.c */
 /* The arrays of all tokens that a simulation holds, [T][heads][keys][width] each. */
 typedef struct {
     size_t at; /* in dp_sim */
@@ -59,49 +35,26 @@ void dp_sim_replace(double **slot, double *x);
 void dp_sim_round_carried(const dp_sim *s, dp_stage stage, double *S);
 /* Rounds n numbers to the arithmetic of a base. */
 void dp_sim_round_arith_all(dp_base b, double *x, int64_t n);
-/* The product of the factors of groups [g0, g1) in a format, [K][K], to be freed. With trans it is
- * the adjoint chain. With record it stores the product after 1, 2, 4 ... factors. */
-double *dp_sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record);
 /* S <- M S + H in the accumulator of the base, *S NULL standing for zeros, for rank r. */
 void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
                        double **S);
-/* Are n arrays of a size the same, bit for bit, and absent alike? */
-int dp_sim_same(double **a, double **b, int n, int64_t size);
 /* Copies n arrays of a size, NULL where one is, to be freed with dp_sim_free_list. */
 double **dp_sim_copy_list(double **a, int n, int64_t size);
 /* Frees n arrays and their list. */
 void dp_sim_free_list(double **a, int64_t n);
 
-/* ranks_passes.c */
-/* Stage output of one chunk: its rows of o. */
-void dp_sim_output(dp_sim *s, int gi, int hv);
-/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
-void dp_sim_states_fwd(dp_sim *s);
-void dp_sim_recompute(dp_sim *s);
-/* Stage pre_fwd of all ranks: M and H. */
-void dp_sim_pre_fwd(dp_sim *s);
 /* M, by a chain of that format, and H, unless it is there, of one sub-sequence, for rank r. */
 void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
 /* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. */
 void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S);
-/* Stage dAv of one chunk: dv_local. */
-void dp_sim_dAv(dp_sim *s, int gi, int hv);
-/* Stage gate_bwd: gradients of the raw inputs, and sums over ranks for parameters. */
-void dp_sim_gate_bwd(dp_sim *s);
 /* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
 void dp_sim_activations_bwd(dp_sim *s, double *sums);
-/* Stages wy_bwd and intra_bwd of all chunks. */
-void dp_sim_all_grads(dp_sim *s);
-/* Stage pre_bwd of all ranks: dM and dH. */
-void dp_sim_pre_bwd(dp_sim *s);
 /* As dp_sim_pair_fwd: dM and dH. */
 void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
 /* dA_log and ddt_bias in a row. */
 int64_t dp_sim_numbers_of_sums(const dp_sim *s);
 /* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
 void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
-/* Stage state_bwd of all ranks. */
-void dp_sim_states_bwd(dp_sim *s);
 
 /* ranks_exchange.c */
 /* One direction: its tensors, and the sender and receiver of each state. */
@@ -148,9 +101,7 @@ dp_problem dp_sim_receive_heads(dp_sim *s);
  * tokens from all. */
 void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward);
 
-/* ranks_new.c */
-/* The problem of s on one rank, with all of its formats and its fault. */
-void dp_sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole);
+/* ranks.c */
 /* The pipeline behind the exchange of heads. */
 struct dp_sim_heads {
     dp_problem p; /* owned by one rank; where ranks are processes, its own */

@@ -5,7 +5,6 @@
 #include "harness/verdict/compare.h"
 #include "harness/verdict/draws.h"
 #include "harness/verdict/levels.h"
-#include "harness/verdict/levels_impl.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>

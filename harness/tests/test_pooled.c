@@ -3,7 +3,6 @@
 #include "gt.h"
 #include "harness/record/record.h"
 #include "harness/verdict/levels.h"
-#include "harness/verdict/levels_impl.h"
 #include "ref/inputs/inputs.h"
 
 #include <math.h>

@@ -18,7 +18,7 @@ typedef struct {
     dp_row_kind_of kind;
     dp_place at;
     double err2, want2, bound, radius, limit; /* limit: bound and radius */
-    double raw2;                      /* err2 before what the row may lose was taken off */
+    double raw2;                              /* err2 before what the row may lose was taken off */
     int64_t known, wrong, lost; /* entries: truth finite; result finite where truth is not; the
                                  * reverse */
     int worst;                  /* entry */

@@ -167,4 +167,16 @@ dp_share dp_share_of_runs(int n, const dp_share *run);
 
 /* n >= 1 cases, each with the factor that it is allowed. */
 dp_pooled dp_pool(int n, const dp_share *of_case, const double *factor);
+
+/* Fisher's F distribution. A mean of `top` squares of a normal variable over a mean of `bottom`
+ * others follows F(top, bottom). With bottom infinite it is chi squared over its degrees of
+ * freedom; with top = 1 the square of Student's t. Degrees of freedom may be any positive real
+ * numbers. */
+
+/* P(F > x) for x >= 0, to about 1e-10 relative. */
+double dp_f_tail(double x, double top, double bottom);
+
+/* The x with P(F > x) = p, 1e-300 < p < 1, to 1e-9 relative; INFINITY when no x below 1e30 has it.
+ */
+double dp_f_quantile(double p, double top, double bottom);
 #endif
