@@ -9,20 +9,11 @@
 #include "case_inputs.h"
 #include "casefile.h"
 
-/* case_settings.c: everything but tensors and shapes. */
-dp_status dp_case_settings(const dp_casefile *f, dp_case *c, dp_err *e);
-/* The format of the key dtype. */
-dp_format dp_case_dtype(const dp_casefile *f);
-
-/* case_shape.c: the shapes, from the file's keys and from the data d (NULL: none is read). They
- * must agree, and fit into memory. *tokens: those of d, 0 without it. */
+/* case.c: shapes, from the file's keys and from the data. They must agree, and fit into memory. */
 #define DP_CONV_MAX_WIDTH 64 /* of a convolution, as the key W */
 /* For all tensors of a case together: 1M tokens of a head of K = V = 128 with its gradients are
  * 6.7e8. */
 #define DP_CASE_MAX_NUMBERS (1ll << 30)
-/* Fills shapes and cu of *c; the inputs stay NULL. */
-dp_status dp_case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
-                         dp_err *e);
 /* A dimension as the case states it against that of the data; 0: not stated. dflt: neither states
  * it. */
 dp_status dp_case_agree(const dp_casefile *f, const char *key, int64_t stated, int64_t found,
@@ -32,7 +23,7 @@ dp_status dp_case_set_tokens(const dp_casefile *f, int64_t found, int64_t *T, dp
 /* Length of an axis counted from the last, 1 on; 0: t is NULL or has none. */
 int64_t dp_case_dim_from_end(const dp_tensor *t, int i);
 
-/* case_data.c: a file of tensors while it is loaded. */
+/* case.c: a file of tensors while it is loaded. */
 typedef struct {
     const dp_casefile *f;
     const char *key; /* that names the file: data or conv_data */
@@ -40,26 +31,10 @@ typedef struct {
     int64_t tokens;
     dp_format widest; /* dtype of what was loaded, parameters aside; DP_BF16 at first */
 } dp_case_data;
-/* All inputs that d has; sets the case's dtype to the widest of them. */
-dp_status dp_case_load_data(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
-                            int64_t tokens, dp_err *e);
 /* Every tensor is one of the inputs s [n], once. */
 dp_status dp_case_check_names(const dp_case_data *x, const dp_case_input *s, int n, dp_err *e);
 /* Into *s->where, the first tokens that the case has. */
 dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
-
-/* case_generate.c: inputs that no data brings, by their laws. */
-void dp_case_generate(const dp_casefile *f, dp_case *c);
-/* Gradients of the outputs that data did not bring; none without backward. */
-void dp_case_generate_gradients(const dp_casefile *f, dp_case *c);
-
-/* case_override.c: the key override. */
-dp_status dp_case_override(const dp_casefile *f, dp_case *c, dp_err *e);
-
-/* case_check.c: the values. */
-dp_status dp_case_check(const dp_casefile *f, dp_case *c, dp_err *e);
-/* Appends a warning to c->warn where a step may let the state grow. */
-void dp_case_warn_expanding(dp_case *c);
 
 /* The functions of the rows of operations.h, where each is explained. op_recurrence.c: */
 dp_dims dp_recurrence_dims(const dp_case *c);
@@ -95,6 +70,6 @@ dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
 void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size);
 void dp_session_write(const dp_case *c, FILE *f);
 
-/* case_files.c: name, relative to the folder of path; to be freed. */
+/* case.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);
 #endif

@@ -15,22 +15,7 @@ typedef struct dp_tally {
 
 /* After `read` of `cases` the case at this path is loaded; NULL: none any more. */
 void dp_progress_loading(const char *path, int read, int cases);
-/* The case runs, until dp_progress_end. */
-void dp_progress_begin(dp_tally *t);
-/* dp_run_options.done; arg: the tally. */
-void dp_progress_run(const dp_run *r, void *arg);
-/* Takes the case from those that run. */
-void dp_progress_end(dp_tally *t);
 /* For dp_on_interrupt; arg: the FILE. */
 void dp_progress_say(void *file);
-
-/* `cases` of this total cost are to be run; then each that is finished. On a terminal the status
- * line says how many, for how long, and about how long the rest will take. */
-void dp_progress_expect(int cases, double cost);
-void dp_progress_finished(double cost);
-
-/* Whoever prints of a run holds this, so that lines stay whole. */
-void dp_progress_lock(void);
-void dp_progress_unlock(void);
 
 #endif

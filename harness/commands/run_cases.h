@@ -9,7 +9,7 @@ typedef struct {
     int named;          /* cases were named: one that offers no run is an error */
     int verbose;        /* a line for every run */
     FILE *table;        /* where lines go */
-    const char *resume; /* folder of finished cases (finished.h); NULL: none */
+    const char *resume; /* folder of finished cases (run_cases.c); NULL: none */
     int shared;         /* the other processes take cases, too */
 } dp_batch;
 

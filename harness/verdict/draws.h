@@ -82,16 +82,9 @@ typedef struct {
 dp_windows dp_windows_of(const dp_problem *p, int N);
 void dp_windows_free(dp_windows *w);
 
-/* Rows of tokens: [T][heads][per][width]. To be freed with dp_row_map_free, like the others. */
-dp_row_map dp_map_tokens(const dp_windows *w, int heads, int per, int width);
-/* n rows that are windows of their own. */
-dp_row_map dp_map_rows(int64_t n, int width);
 /* n states [K][V], windows of their own, looked at by their K rows. */
 dp_row_map dp_map_states(int64_t n, int K, int V);
 void dp_row_map_free(dp_row_map *m);
-
-/* The map of result field `field` (dp_result_fields); rows 0: it does not exist here. */
-dp_row_map dp_map_field(const dp_windows *w, int field);
 
 /* How many degrees of freedom the error of a row has at most, by count.
  *

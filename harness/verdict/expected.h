@@ -59,8 +59,6 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_pol
                      dp_expected *out);
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
-void dp_expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
-                       dp_expected *x);
 int dp_expected_parts(dp_expected *x, dp_part *parts);
 void dp_expected_free(dp_expected *x);
 

@@ -6,8 +6,7 @@
  *   truth_bound.c  the error radii
  *   truth_rows.c   the entries of a token's rows (recurrence.h), and the chain rule through them
  *   truth_turns.c  keys that read one after another, as tokens of one key: in double-double
- *   truth_dd.c     the run in double-double; truth_dd_batch.c, truth_dd_activate.c,
- *                  truth_dd_chain.c: its arrays, activations and chain rule;
+ *   truth_dd.c     the run in double-double: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
  *   truth_audit.c  random columns again in MPFR
  *   truth_rank.c   states and maps of a rank
