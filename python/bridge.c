@@ -9,7 +9,6 @@
  * of all others: the call has no state, and the function no gradient of it. For `about` the answer
  * is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
  */
-#define _GNU_SOURCE
 #include "harness/deltaproof_subject.h"
 
 #include <dlfcn.h>

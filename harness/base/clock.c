@@ -1,5 +1,4 @@
 /* A clock that only goes forward (clock.h). */
-#define _GNU_SOURCE
 #include "clock.h"
 
 #include <time.h>

@@ -1,7 +1,6 @@
 /* harness/base/home.c - finds the program's own source tree and the interpreter of its reports
  * (home.h).
  */
-#define _GNU_SOURCE
 #include "home.h"
 #include "ref/files/input.h"
 

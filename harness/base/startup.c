@@ -1,6 +1,5 @@
 /* harness/base/startup.c - checks of arguments, environment and limits, signals, the exit status
  * (startup.h). */
-#define _GNU_SOURCE
 #include "startup.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/text.h"

@@ -1,5 +1,4 @@
 /* harness/base/supervisor.c - groups of processes that end as a whole (supervisor.h). */
-#define _GNU_SOURCE
 #include "supervisor.h"
 
 #include <ctype.h>

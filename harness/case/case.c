@@ -1,5 +1,4 @@
 /* A case from its text: settings, shapes, inputs, checks, one after the other (case.h). */
-#define _GNU_SOURCE
 #include "case.h"
 #include "case_parts.h"
 #include "front.h"

@@ -3,7 +3,6 @@
  * one does not, 2: could not tell. The other form, deltaproof bisect precision CASE: which stages
  * need a wider format (precision.h). Exit status 0: found, 1: not even the wide policy will do, 2:
  * bad input. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/run/blame.h"
 #include "harness/run/judge.h"

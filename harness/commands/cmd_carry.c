@@ -1,7 +1,6 @@
 /* deltaproof carry CASE...: how long a session may keep its state in a short format. It prints the
  * error over steps in every format, against the bounds of storing. Exit status 0: every error is
  * within its sound bound, 1: one is not, 2: could not run. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/case/case.h"
 #include "harness/simulated/carried.h"

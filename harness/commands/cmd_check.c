@@ -3,7 +3,6 @@
  * change the size of the case's problem, with its law of inputs, for sizes that have no affordable
  * truth. Its heads are then made and checked in blocks of --block heads, so that memory holds one
  * block at a time. Foreign code is called with as many as were asked for. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"

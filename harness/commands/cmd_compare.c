@@ -5,7 +5,6 @@
  * worse; 1 something is worse; 2 they cannot be compared. The form compare --history OUT.html
  * RECORD.. runs reports/history.py over many records.
  */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/record/record_diff.h"

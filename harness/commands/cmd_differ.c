@@ -2,7 +2,6 @@
  * (harness/search/differ.h). If they differ by more than both bounds, or a bound is missing, each
  * is compared with the truth, if that is affordable. Exit status 0: the same bits, or within the
  * bounds, 1: not, 2: could not judge. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/terminal.h"
 #include "harness/record/run.h"

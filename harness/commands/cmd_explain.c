@@ -1,7 +1,6 @@
 /* deltaproof explain ID: what was compared in a run, which limit decided, how that limit was
  * derived and where. The run is made again, or found in a record. Exit status 0 explained, 2
  * not. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/terminal.h"
 #include "options.h"

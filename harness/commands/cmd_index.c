@@ -1,6 +1,5 @@
 /* deltaproof index FOLDER: FOLDER/index.html over all records below it (reports/index.py). Exit
  * status 0 made, 2 not. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/home.h"
 #include "options.h"

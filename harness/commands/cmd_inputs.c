@@ -1,6 +1,5 @@
 /* deltaproof inputs CASE -o FILE: the inputs of a case for a program that computes elsewhere. Exit
  * status 0 written, 2 not. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/run/judge.h"
 #include "options.h"

@@ -1,6 +1,5 @@
 /* deltaproof judge --inputs IN --outputs OUT: tensors that another program computed (judge.h). Exit
  * status 0 pass, 1 a verdict failed, 2 could not judge. */
-#define _GNU_SOURCE
 #include "command_line.h"
 #include "commands.h"
 #include "harness/run/hypotheses.h"

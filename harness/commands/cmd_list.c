@@ -1,7 +1,6 @@
 /* deltaproof list: the cases with their reasons, the keys of a case file, the deliberate faults,
  * the names of tensors. Also recurrences, the fields of a record, exchanges with their prices. Exit
  * status 0, 2: a case file is refused. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/record/record_schema.h"
 #include "harness/simulated/stage_tensor.h"

@@ -1,7 +1,6 @@
 /* deltaproof museum [CASE...]: every deliberate fault against the cases (museum.h). Exit status 0:
  * every fault was seen and nothing was red without one. 1: a fault was not seen, or a run without a
  * fault was red. 2: could not run. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/search/museum.h"
 #include "options.h"

@@ -1,5 +1,4 @@
 /* deltaproof report DIR: the page and figures of a record, again. Exit status 0 made, 2 not. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "options.h"
 #include "parse.h"

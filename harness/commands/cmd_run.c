@@ -1,6 +1,5 @@
 /* deltaproof run CASE...: cases on simulated ranks, kernels and libraries, judged against the
  * truth. Exit status 0 pass, 1 a verdict failed, 2 could not judge. */
-#define _GNU_SOURCE
 #include "command_line.h"
 #include "commands.h"
 #include "harness/base/startup.h"

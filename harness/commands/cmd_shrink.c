@@ -1,7 +1,6 @@
 /* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a
  * new case file. Exit status 0: written. 1: --museum: a fault is not found at its stage or its case
  * does not get 20 times smaller. 2: nothing fails, or bad input. */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/search/bisect.h"
 #include "harness/search/museum.h"

@@ -1,6 +1,5 @@
 /* deltaproof truth CASE -o FILE: the truth of a case with its radii. Exit status 0 written, 2 not.
  */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"

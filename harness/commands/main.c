@@ -1,6 +1,5 @@
 /* deltaproof COMMAND ...: the table of the commands and what they ask of the process. Exit status 0
  * pass, 1 a verdict failed, 2 could not judge (bad input, bad usage, no report). */
-#define _GNU_SOURCE
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/base/startup.h"

@@ -1,5 +1,4 @@
 /* Removes what an earlier command left (old_outputs.h). */
-#define _GNU_SOURCE
 #include "old_outputs.h"
 
 #include <stdio.h>

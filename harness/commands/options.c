@@ -1,5 +1,4 @@
 /* The options that several commands take (options.h). */
-#define _GNU_SOURCE
 #include "options.h"
 #include "command_line.h"
 #include "harness/base/home.h"

@@ -1,5 +1,4 @@
 /* Extensions of argp (parse.h). */
-#define _GNU_SOURCE
 #include "parse.h"
 #include "harness/base/suggest.h"
 

@@ -1,5 +1,4 @@
 /* Prints what was judged of a run and of its tensors (print_run.h). */
-#define _GNU_SOURCE
 #include "print_run.h"
 #include "harness/base/terminal.h"
 

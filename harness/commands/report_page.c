@@ -1,5 +1,4 @@
 /* Starts the script that makes report.html and the figures (report_page.h). */
-#define _GNU_SOURCE
 #include "report_page.h"
 #include "harness/base/home.h"
 

@@ -1,5 +1,4 @@
 /* Runs cases, the longest first, on threads of their own and in other processes (run_cases.h). */
-#define _GNU_SOURCE
 #include "run_cases.h"
 #include "commands.h"
 #include "harness/base/terminal.h"

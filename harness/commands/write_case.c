@@ -1,5 +1,4 @@
 /* Loads the case that a command writes, and writes the factors of a chain (write_case.h). */
-#define _GNU_SOURCE
 #include "write_case.h"
 #include "commands.h"
 #include "ref/files/safetensors.h"

@@ -1,5 +1,4 @@
 /* Writes the record of a command and says its verdict (write_record.h). */
-#define _GNU_SOURCE
 #include "write_record.h"
 #include "commands.h"
 #include "harness/base/terminal.h"

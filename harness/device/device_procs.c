@@ -1,6 +1,5 @@
 /* One process a rank over NCCL: start, feed, watch and end them (device_procs.h). */
 #ifdef DP_HAVE_CUDA
-#define _GNU_SOURCE /* pipe2 */
 #include "device_procs.h"
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"

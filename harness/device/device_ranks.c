@@ -1,6 +1,5 @@
 /* Ranks on devices as threads or processes (device_ranks.h). */
 #ifdef DP_HAVE_CUDA
-#define _GNU_SOURCE /* pthread_tryjoin_np */
 #include "device_ranks.h"
 #include "device_procs.h"
 #include "harness/base/clock.h"

@@ -11,7 +11,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_RUNS    ?= -1
 FUZZ_TARGETS := safetensors case judge record finished meeting
 FUZZ_LEN     := 3072
-FUZZ_CFLAGS  := -std=gnu11 -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas
+FUZZ_CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas
 FUZZ_SAN     := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 # Without the sanitizers' libraries: what is undefined traps, the heap is that of guards.c, nothing
 # is noted at comparisons (half of the time of case files).

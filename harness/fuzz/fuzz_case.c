@@ -3,7 +3,6 @@
  * Bytes up to the first NUL are a case file, what follows is the file d.safetensors beside it. Any
  * text is either refused with a message that names a file, or a case with consistent settings.
  * Small ones are loaded or generated too. */
-#define _GNU_SOURCE
 #include "harness/case/operations.h"
 #include "mutate.h"
 

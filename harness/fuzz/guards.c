@@ -3,7 +3,6 @@
  * either end, a write after free (freed blocks wait in a ring, filled) and a second free end the
  * run. An input after which more blocks live than before, three times in a row, leaks. Wrong reads
  * are left to the address sanitizer. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,4 @@
 /* harness/fuzz/mutate.c - changes that keep the form of what they change (mutate.h). */
-#define _GNU_SOURCE
 #include "mutate.h"
 #include "harness/case/case.h"
 

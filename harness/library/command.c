@@ -1,5 +1,4 @@
 /* Any program as a subject: what is called, and one call (command.h). */
-#define _GNU_SOURCE
 #include "command_parts.h"
 #include "harness/case/case.h"
 #include "ref/files/input.h"

@@ -1,6 +1,5 @@
 /* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). Its
  * processes run the code of subject_host.c. */
-#define _GNU_SOURCE
 #include "command_parts.h"
 #include "ref/vocabulary/text.h"
 #include "subject_parts.h"

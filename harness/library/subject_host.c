@@ -1,7 +1,6 @@
 /* harness/library/subject_host.c - the process that loads a library and calls it: arrays between
  * guards, faults caught and placed, the all-gather. It takes over before main in the program's own
  * file when that is started under its name (subject_shared.h). */
-#define _GNU_SOURCE
 #include "subject_shared.h"
 
 #include <dlfcn.h>

@@ -1,6 +1,5 @@
 /* Messages by MPI (carrier.h). */
 #ifdef DP_HAVE_MPI
-#define _GNU_SOURCE
 #include "carrier.h"
 #include "harness/base/clock.h"
 #include "ref/vocabulary/problem.h"

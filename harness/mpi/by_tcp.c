@@ -3,7 +3,6 @@
  * MASTER_PORT; the first process takes the next one, or DELTAPROOF_PORT. Whoever does not prove
  * that it belongs is refused (meet.h). Once a second each process says that it is alive, between
  * messages. */
-#define _GNU_SOURCE
 #include "by_tcp.h"
 #include "harness/base/clock.h"
 #include "meet.h"

@@ -1,5 +1,4 @@
 /* Connections to the first process (guests.h). */
-#define _GNU_SOURCE
 #include "guests.h"
 #include "harness/base/clock.h"
 

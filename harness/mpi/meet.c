@@ -1,5 +1,4 @@
 /* Processes meet by sockets (meet.h). */
-#define _GNU_SOURCE
 #include "meet.h"
 #include "guests.h"
 #include "harness/base/clock.h"

@@ -1,5 +1,4 @@
 /* The processes of one job: who they are, and the end of one that ends all (processes.h). */
-#define _GNU_SOURCE
 #include "carrier.h"
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"

@@ -1,5 +1,4 @@
 /* Reads records, checked by the table of their fields (record_read.h). */
-#define _GNU_SOURCE
 #include "record_read.h"
 #include "record_schema.h"
 #include "ref/files/input.h"

@@ -32,6 +32,8 @@ extern char *openblas_get_config(void);
 #define COUNT_OF(LIST) ((int)(sizeof(LIST) / sizeof *(LIST)))
 #define OBJECT(NAME, FIELDS) \
     { .name = NAME, .field = FIELDS, .n = COUNT_OF(FIELDS) }
+#define OBJECT_OF(S, NAME, FIELDS) \
+    { .name = NAME, .field = FIELDS, .n = COUNT_OF(FIELDS), .size = sizeof(S) }
 
 #define TEXT .kind = DP_KIND_TEXT
 #define NUMBER .kind = DP_KIND_NUMBER
@@ -241,7 +243,7 @@ static const dp_record_field TENSOR[] = {
      IF(dp_judgement, allowed)},
     {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, JUDGED(verdict)},
     {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), IF(dp_judgement, why[0])}};
-static const dp_object_schema TENSOR_OBJECT = OBJECT("tensor", TENSOR);
+static const dp_object_schema TENSOR_OBJECT = OBJECT_OF(dp_judgement, "tensor", TENSOR);
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
@@ -363,7 +365,7 @@ static const dp_record_field CHAIN[] = {
     {"bound", NUMBER, WRITTEN, "bound / |M|_F", POINT(bound), NONE},
     {"abs", NUMBER, WRITTEN, "|dM|_F", POINT(abs)},
     {"norm", NUMBER, WRITTEN, "|M|_F", POINT(norm)}};
-static const dp_object_schema CHAIN_OBJECT = OBJECT("chain_point", CHAIN);
+static const dp_object_schema CHAIN_OBJECT = OBJECT_OF(dp_chain_point, "chain_point", CHAIN);
 
 #define BITS(M) MEMBER(dp_bits, M)
 static json_t *like(const void *x) {
@@ -401,20 +403,8 @@ static const dp_record_field CONDITIONS[] = {
     {"ill", BOOLEAN, WRITTEN, "costs half of the digits of the base's arithmetic", GET(ill)}};
 static const dp_object_schema CONDITION_OBJECT = OBJECT("condition", CONDITIONS);
 
-static json_t *tensors(const void *x) {
-    const dp_run *r = x;
-    json_t *a = json_array();
-    for (int i = 0; i < r->ntensor; i++)
-        json_array_append_new(a, dp_schema_write(&TENSOR_OBJECT, &r->tensor[i]));
-    return a;
-}
-static json_t *points(const void *x) {
-    const dp_run *r = x;
-    json_t *a = json_array();
-    for (int i = 0; i < r->npoint; i++)
-        json_array_append_new(a, dp_schema_write(&CHAIN_OBJECT, &r->point[i]));
-    return a;
-}
+static int64_t tensors(const void *x) { return ((const dp_run *)x)->ntensor; }
+static int64_t points(const void *x) { return ((const dp_run *)x)->npoint; }
 static int has_segments(const void *x) { return ((const dp_run *)x)->segments > 1; }
 static int was_run(const void *x) { return ((const dp_run *)x)->verdict != DP_SKIPPED; }
 static int has_slope(const void *x) { return !isnan(((const dp_run *)x)->slope); }
@@ -456,8 +446,9 @@ static const dp_record_field RUNS[] = {
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
-    {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, GET(tensors)},
-    {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", GET(points)},
+    {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, RUN(tensor), .count = tensors},
+    {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", RUN(point),
+     .count = points},
     {"slope", NUMBER, .what = "op chain: 0.5 unbiased rounding, 1 biased", RUN(slope),
      WHEN(has_slope)},
     {"bits", OF(BITS_OBJECT), .what = "op chain, regime reflect: effective bits (verdict/bits.h)",
@@ -581,15 +572,9 @@ static const dp_record_field POOLS[] = {
      POOLED(is.detects)},
     {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, POOLED(verdict)},
     {"says", TEXT, WRITTEN, "that in words", GET(pooled_says)}};
-static const dp_object_schema POOL_OBJECT = OBJECT("pooled", POOLS);
+static const dp_object_schema POOL_OBJECT = OBJECT_OF(dp_pooled_row, "pooled", POOLS);
 
-static json_t *pooled(const void *x) {
-    const dp_record *r = x;
-    json_t *a = json_array();
-    for (int i = 0; i < r->npooled; i++)
-        json_array_append_new(a, dp_schema_write(&POOL_OBJECT, &r->pooled[i]));
-    return a;
-}
+static int64_t pooled(const void *x) { return ((const dp_record *)x)->npooled; }
 
 /* ---- the record ------------------------------------------------------------------------------ */
 
@@ -684,6 +669,6 @@ static const dp_record_field TOP[] = {
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
     {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)},
     {"pooled", LIST_OF(POOL_OBJECT),
-     .what = "tensors of a kernel over all its cases (verdict/levels.h)", GET(pooled),
-     IF(dp_record, npooled)}};
+     .what = "tensors of a kernel over all its cases (verdict/levels.h)", RECORD(pooled),
+     .count = pooled, IF(dp_record, npooled)}};
 const dp_object_schema dp_record_schema = OBJECT("record", TOP);

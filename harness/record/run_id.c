@@ -1,5 +1,4 @@
 /* The ID of a run, written and read by one table of its keys (run_id.h). */
-#define _GNU_SOURCE
 #include "run_id.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"

@@ -1,5 +1,4 @@
 /* Common mistakes, each as a change of what is judged (hypotheses.h). */
-#define _GNU_SOURCE
 #include "hypotheses.h"
 #include "harness/simulated/ranks.h"
 #include "judge_files.h"

@@ -1,5 +1,4 @@
 /* Files of inputs and outputs judged: settings, truth, verdict, hypotheses (judge.h). */
-#define _GNU_SOURCE
 #include "judge.h"
 #include "harness/case/case_inputs.h"
 #include "judge_files.h"

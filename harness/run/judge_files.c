@@ -1,6 +1,5 @@
 /* Files of other programs in the form of `judge` (judge_files.h). Settings come by tables of the
  * words that files have for them. Names, batches and query heads follow. */
-#define _GNU_SOURCE
 #include "judge_files.h"
 #include "harness/case/case_inputs.h"
 #include "harness/simulated/stage_tensor.h"

@@ -5,7 +5,6 @@
 #include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/stored.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -383,9 +382,7 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
     p.own = (dp_owners){0};
     exact.chunk = design->chunk;
     alone.sending = exact.sending;
-    const dp_status st = dp_sim_new_design(&ref, &p, &exact, 1, NULL);
-    assert(!st);
-    (void)st;
+    dp_must(dp_sim_new_design(&ref, &p, &exact, 1, NULL));
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
     of_reference(&ref, &alone, chain, raw, backward, &one);
     dp_error_bound_alloc(&p, sp->N, backward, raw != NULL, out);

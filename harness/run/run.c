@@ -1,7 +1,6 @@
 /* Begin and end of a run: options, tiers, the tensor that represents it (run.h). Then the runs of
  * many cases: their tensors by who computed them, each group pooled (record.h).
  */
-#define _GNU_SOURCE
 #include "harness/mpi/processes.h"
 #include "harness/record/record.h"
 #include "limits.h"

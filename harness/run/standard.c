@@ -8,7 +8,6 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/files/cache.h"
 
-#include <assert.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -279,11 +278,8 @@ dp_sim *dp_sharding_reference(dp_sharding *sp) {
 void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
     dp_design exact = dp_design_of(DP_BASE_FP64);
     exact.chunk = chunk;
-    const dp_status st = sp->first_of_call
-                             ? dp_sim_new_calls(ref, &sp->c->p, &exact, sp->first_of_call, NULL)
-                             : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL);
-    assert(!st);
-    (void)st;
+    dp_must(sp->first_of_call ? dp_sim_new_calls(ref, &sp->c->p, &exact, sp->first_of_call, NULL)
+                              : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL));
     dp_sim_run(ref, DP_FP64, DP_EXCHANGE_ALLGATHER, sp->c->backward);
 }
 

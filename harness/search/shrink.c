@@ -1,6 +1,5 @@
 /* Shrinks a failing case for as long as it fails for the same reason (shrink.h). Its laws come
  * first, then axes, ranks and optional parts, then numbers. */
-#define _GNU_SOURCE
 #include "shrink.h"
 #include "bisect.h"
 #include "harness/base/clock.h"

@@ -840,9 +840,7 @@ static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *d
 static void sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
     const sim_options o = {
         .linear = s->linear, .by_inverse = s->by_inverse, .fault = s->fault, .after = s->after};
-    const dp_status st = open_sim(whole, p, &s->design, s->at, o, 1, NULL);
-    assert(!st); /* one rank has all tokens */
-    (void)st;
+    dp_must(open_sim(whole, p, &s->design, s->at, o, 1, NULL)); /* one rank has all tokens */
 }
 
 dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
@@ -938,9 +936,8 @@ int dp_sim_split(dp_sim *s, int N) {
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
     next.hit = dp_calloc((size_t)N * s->p->HV, 1);
     for (int r = 0; r < N; r++) {
-        const dp_status st = dp_context_of(s->p, N, r, &next.ctx[r], &e);
-        assert(!st); /* the caller has split the problem so already */
-        (void)st;
+        dp_must(dp_context_of(s->p, N, r, &next.ctx[r],
+                              &e)); /* the caller has split the problem so already */
     }
     sim_list_groups(&next);
     alloc_ranks(&next);

@@ -1,5 +1,4 @@
 /* harness/tests/attack.c - what the tests `attacks*` share (attack.h). */
-#define _GNU_SOURCE
 #include "attack.h"
 
 #include <signal.h>

@@ -8,7 +8,6 @@
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/formats.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,9 +229,7 @@ static void scan(const way *w) {
 
 static dp_context context_of(const dp_problem *p, int N, int r) {
     dp_context c;
-    const dp_status st = dp_context_of(p, N, r, &c, NULL);
-    assert(!st); /* the caller has split it so */
-    (void)st;
+    dp_must(dp_context_of(p, N, r, &c, NULL)); /* the caller has split it so */
     return c;
 }
 
@@ -394,9 +391,7 @@ static void pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *
     *x = (dp_drawn_pairs){.n = N * p->HV};
     for (int r = 0; r < N && N > 1; r++) {
         dp_context c;
-        const dp_status st = dp_context_of(p, N, r, &c, NULL);
-        assert(!st); /* the caller has split it so */
-        (void)st;
+        dp_must(dp_context_of(p, N, r, &c, NULL)); /* the caller has split it so */
         pair_of(&(work){p, design, backward, &c, x});
         dp_context_free(&c);
     }
@@ -428,10 +423,8 @@ static void convolve(dp_drawn_run *x, int i, double *dy) {
     dp_conv_result_free(&x->front[i]);
     x->conv[i].dy = dy;
     dp_conv_result_alloc(&x->front[i], &x->conv[i]);
-    const dp_status st =
-        dp_conv_ranks(&x->conv[i], x->N, conv_policy(x->design.base), &x->front[i], NULL);
-    assert(!st); /* the caller has split the problem so already */
-    (void)st;
+    dp_must(dp_conv_ranks(&x->conv[i], x->N, conv_policy(x->design.base), &x->front[i],
+                          NULL)); /* the caller has split the problem so already */
 }
 
 static int has_front(const dp_drawn_run *x) { return x->conv[0].x || x->conv[1].x || x->conv[2].x; }
@@ -452,9 +445,7 @@ void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p
     *x = (dp_drawn_run){.design = *design, .N = N, .backward = backward, .p = *p};
     open_front(x, conv);
     if (!design->chunk) return;
-    const dp_status st = dp_sim_new_design(&x->sim, &x->p, design, N, NULL);
-    assert(!st);
-    (void)st;
+    dp_must(dp_sim_new_design(&x->sim, &x->p, design, N, NULL));
 }
 
 void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
@@ -545,9 +536,8 @@ static dp_status run_call(void *who, const dp_problem *call, int states, dp_call
 
 static void run_calls(dp_drawn_run *x) {
     const dp_caller by = {.run = run_call, .who = &x->design};
-    const dp_status st = dp_calls_run(&x->p, x->session, DP_FAULT_NONE, &by, &x->out, NULL, NULL);
-    assert(!st); /* one rank splits any problem */
-    (void)st;
+    dp_must(dp_calls_run(&x->p, x->session, DP_FAULT_NONE, &by, &x->out, NULL,
+                         NULL)); /* one rank splits any problem */
 }
 
 dp_result *dp_drawn_results(dp_drawn_run *x) { return has_sim(x) ? &x->sim.out : &x->out; }

@@ -8,7 +8,6 @@
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/problem.h"
 
-#include <assert.h>
 #include <float.h>
 #include <math.h>
 #include <omp.h>
@@ -214,9 +213,7 @@ dp_windows dp_windows_of(const dp_problem *p, int N) {
     dp_windows w = {.p = p, .N = N, .window_of = dp_calloc((size_t)p->T, sizeof(int))};
     for (int r = 0; r < N; r++) {
         dp_context c;
-        const dp_status st = dp_context_of(p, N, r, &c, NULL);
-        assert(!st);
-        (void)st;
+        dp_must(dp_context_of(p, N, r, &c, NULL));
         for (int s = 0; s < c.nlocal; s++) {
             const int64_t begin = c.local_cu[s];
             const int64_t end = c.local_cu[s + 1];
@@ -584,9 +581,7 @@ static void reference_split(reference *r, int N, int stages) {
         dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
         return;
     }
-    const dp_status st = dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL);
-    assert(!st);
-    (void)st;
+    dp_must(dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL));
     r->sim = &r->apart;
     if (stages)
         dp_sim_run(&r->apart, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);

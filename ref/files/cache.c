@@ -1,5 +1,4 @@
 /* Results in files named by what they follow from (cache.h). */
-#define _GNU_SOURCE
 #include "cache.h"
 #include "input.h"
 #include "output.h"

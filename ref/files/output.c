@@ -1,5 +1,4 @@
 /* ref/files/output.c - writes files whole or not at all (output.h). */
-#define _GNU_SOURCE
 #include "output.h"
 #include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"

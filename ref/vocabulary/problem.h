@@ -23,6 +23,7 @@
 
 #include "own.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -56,6 +57,12 @@ typedef struct {
  * The first error wins: a second call on the same *e does not overwrite it. */
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Around a call that cannot fail where it stands. */
+static inline void dp_must(dp_status st) {
+    assert(!st);
+    (void)st;
+}
 
 /* Silences a false report of gcc -fanalyzer in the rest of a file; the reason stands beside it. */
 #if defined __GNUC__ && __GNUC__ >= 12 && !defined __clang__ && !defined __cplusplus

@@ -1,5 +1,4 @@
 /* ref/vocabulary/text.c - which bytes are text, and how others are shown (text.h). */
-#define _GNU_SOURCE
 #include "text.h"
 
 #include <stdint.h>
