@@ -1,5 +1,6 @@
 /* harness/base/supervisor.c - groups of processes that end as a whole (supervisor.h). */
 #include "supervisor.h"
+#include "clock.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -24,12 +25,6 @@
 typedef struct {
     int which, status;
 } report;
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void nap(double seconds) {
     const struct timespec t = {.tv_nsec = (long)(seconds * 1e9)};
@@ -171,7 +166,7 @@ static int reap(watch *w) {
 }
 
 static void end_all(watch *w) {
-    for (double t0 = now(); reap(w) && now() - t0 < END_S;) {
+    for (double t0 = dp_now(); reap(w) && dp_now() - t0 < END_S;) {
         kill_below(getpid());
         nap(0.001);
     }
@@ -301,7 +296,7 @@ void dp_processes_end(dp_processes *g) {
     g->socket = -1;
     if (!g->supervisor) return;
     kill(g->supervisor, SIGCONT); /* somebody may have stopped it */
-    for (double t0 = now(); now() - t0 < END_S + 2; nap(0.0005))
+    for (double t0 = dp_now(); dp_now() - t0 < END_S + 2; nap(0.0005))
         if (waitpid(g->supervisor, &status, WNOHANG) == g->supervisor) {
             if (!WIFEXITED(status)) kill_below(g->supervisor);
             return;

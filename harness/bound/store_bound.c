@@ -243,13 +243,6 @@ static double *row_of(const adjoint *a, int field) { return a->w->b->row[field];
 static void add(const adjoint *a, int field, int64_t row, double error) {
     if (row_of(a, field)) row_of(a, field)[row] += error;
 }
-static double largest_of(const double *x, int n) {
-    double most = 0;
-    for (int i = 0; i < n; i++)
-        most = fmax(most, fabs(x[i]));
-    return most;
-}
-
 static void of_query(const adjoint *a, double off) {
     const dp_problem *p = a->w->p;
     const double *q = a->w->s.in.q + (a->t * p->H + a->hv / dp_G(p)) * p->K,
@@ -276,8 +269,8 @@ static double of_key(adjoint *a, int j, const double *dU, double off) {
         return 0;
     }
     add(a, DP_RESULT_DK, key * dp_rows(p) + j,
-        in->rstd_k[key * dp_rows(p) + j] * (write + read * (erase ? largest_of(erase, p->K) : 1)));
-    if (erase) add(a, DP_RESULT_DERASE, at, largest_of(in->k + key * p->K, p->K) * read);
+        in->rstd_k[key * dp_rows(p) + j] * (write + read * (erase ? dp_norm_max(p->K, erase) : 1)));
+    if (erase) add(a, DP_RESULT_DERASE, at, dp_norm_max(p->K, in->k + key * p->K) * read);
     if (!dp_has_beta(p)) return 0;
     double slope = 1;
     if (p->beta_form != DP_BETA_PLAIN) {
@@ -312,8 +305,8 @@ static void of_gate(const adjoint *a, double off) {
     const dp_problem *p = a->w->p;
     const int Kg = dp_Kg(p);
     const int64_t at = (a->t * p->HV + a->hv) * Kg, n = (int64_t)p->K * p->V / Kg;
-    const double dx = largest_of(a->dx + at, Kg) * a->gate,
-                 dA = largest_of(a->dA + at, Kg) * a->gate;
+    const double dx = dp_norm_max(Kg, a->dx + at) * a->gate,
+                 dA = dp_norm_max(Kg, a->dA + at) * a->gate;
     double most = 0, sum = 0;
     for (int x = 0; x < Kg; x++) {
         const double G = dp_norm_fro(n, a->G + x * n);

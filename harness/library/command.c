@@ -1,8 +1,11 @@
 /* Any program as a subject: what is called, and one call (command.h). */
-#include "command_parts.h"
+#include "command.h"
+#include "harness/base/clock.h"
+#include "harness/base/supervisor.h"
 #include "harness/case/case.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/text.h"
+#include "subject_parts.h"
 #include "tensor_files.h"
 
 #include <dirent.h>
@@ -21,6 +24,41 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#define DP_COMMAND_HOST "deltaproof-command-host" /* argv[0] of the process that becomes it */
+/* Descriptors of that process: its instructions, its output, and the two pipes between it and the
+ * program (serve alone). */
+#define DP_COMMAND_TOLD_FD DP_PROCESSES_FIRST_FD
+#define DP_COMMAND_PRINTED_FD (DP_PROCESSES_FIRST_FD + 1)
+#define DP_COMMAND_TALK_FD (DP_PROCESSES_FIRST_FD + 2)
+
+/* Its instructions: this, and after it the words, each ended by a zero. */
+typedef struct {
+    int64_t memory;
+    int serve, nword;
+    char in[4096], out[4096];
+} dp_command_told;
+
+/* The last of what it printed. */
+typedef struct {
+    int fd; /* -1: nobody writes any more */
+    size_t n;
+    char text[2048];
+} dp_command_printed;
+
+struct dp_command {
+    int serve, nword;
+    char **word;
+    int64_t memory;
+    char *folder, *in, *out;
+    int lock;              /* the folder, locked as long as it is used */
+    int seen[DP_NRESULTS]; /* results that the first OUT held */
+    int called, runs;      /* runs: the process of serve is there */
+    long ncall;
+    dp_processes processes; /* while it runs */
+    dp_command_printed printed;
+    int talk;
+};
 
 /* ---- words, without a shell ------------------------------------------------------------------ */
 
@@ -407,11 +445,11 @@ static void wait_for_news(const struct dp_command *c, double seconds) {
 
 /* To the end of the call. 1: the process is there, and may be called again. */
 static int watch(struct dp_command *c, double limit, dp_subject_ending *end) {
-    const double t0 = dp_subject_now();
+    const double t0 = dp_now();
     answer a = {0};
     for (;;) {
         int which, status;
-        const double rest = limit - (dp_subject_now() - t0);
+        const double rest = limit - (dp_now() - t0);
         const int came = dp_processes_wait(&c->processes, 0, &which, &status);
         if (came > 0)
             say_ended(c, status, end);
@@ -893,7 +931,7 @@ dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subj
                          dp_subject_result *out, dp_err *e) {
     struct dp_command *c = s->command;
     dp_subject_ending end;
-    const double t0 = dp_subject_now();
+    const double t0 = dp_now();
     dp_status st = command_write_inputs(c, p, call, e);
     if (!st) st = command_call(c, call->limit_s, &end, e);
     if (st) return st;
@@ -901,6 +939,6 @@ dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subj
     memcpy(out->why, end.why, sizeof out->why);
     if (end.outcome == DP_SUBJECT_RETURNED) command_read_outputs(c, s, p, call, out);
     command_folder_clear(c);
-    out->seconds = dp_subject_now() - t0;
+    out->seconds = dp_now() - t0;
     return DP_OK;
 }

@@ -20,7 +20,7 @@
 #define DP_SUBJECT_LIMIT_S 60.0
 #define DP_SUBJECT_MOST_CALLS 3 /* of one process */
 
-struct dp_command; /* command_parts.h */
+struct dp_command; /* command.c */
 
 typedef struct {
     struct dp_command

@@ -45,12 +45,14 @@ typedef struct {
  * is no output and no stage; the message begins with path. */
 dp_status dp_subject_read_writes(const char *path, char *writes, dp_subject *s, dp_err *e);
 
-/* subject.c */
 /* A remark on a signal beside its name, in brackets, or "". */
 const char *dp_subject_signal_hint(int sig);
 /* The file's name without its folders. */
 const char *dp_subject_base_name(const char *path);
-/* Seconds of a clock that never goes back. */
-double dp_subject_now(void);
+
+/* command.c: a program, and what closes it */
+dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
+                         dp_subject_result *out, dp_err *e);
+void dp_command_close(struct dp_command *c);
 
 #endif

@@ -73,16 +73,9 @@ static double e4m3(double x) {
     return fabs(y) > 448 ? copysign(448, y) : y;
 }
 
-static double largest(const double *x, int n) {
-    double most = 0;
-    for (int i = 0; i < n; i++)
-        most = fmax(most, fabs(x[i]));
-    return most;
-}
-
 /* One row of the state as it is stored; the square of what that can be off by is returned. */
 static double store_row(int format, double *x, double *left, const double *zero, int n, dp_rng *r) {
-    const double most = largest(x, n);
+    const double most = dp_norm_max(n, x);
     const double norm = distance(x, zero, n);
     const double scale = most > 0 ? dp_fp32(most / (format == FP8 ? 448 : 127)) : 1;
     double u = 0, spacing = 0;

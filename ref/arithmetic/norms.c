@@ -20,6 +20,13 @@ double dp_norm_fro(int64_t n, const double *A) {
     return scale * sqrt(s);
 }
 
+double dp_norm_max(int64_t n, const double *x) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs(x[i]));
+    return most;
+}
+
 double dp_norm_abs2_up(int m, int n, const double *A) {
     double inf = 0, one = 0, *col = dp_doubles(n);
     for (int i = 0; i < m; i++) {

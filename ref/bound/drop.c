@@ -271,21 +271,14 @@ static double beta_slope(const dp_problem *p, double active) {
     return p->beta_form == DP_BETA_PLAIN ? 1 : active * (1 - active / top);
 }
 
-static double largest(const double *x, int n) {
-    double most = 0;
-    for (int i = 0; i < n; i++)
-        most = fmax(most, fabs(x[i]));
-    return most;
-}
-
 /* GDN-2: the loss of the written values and of both gates, where dS k and the gradient of the
  * erasing key may lose that. */
 static void token_gates(const head *h, int64_t i, double lost_write, double lost_erase) {
     const dp_problem *p = h->a->p;
     const int64_t at = at_head(h, i);
-    add(h, DP_RESULT_DV, at, largest(p->write + at * p->V, p->V) * lost_write);
-    add(h, DP_RESULT_DWRITE, at, largest(p->v + at * p->V, p->V) * lost_write);
-    add(h, DP_RESULT_DERASE, at, largest(key(h, i), p->K) * lost_erase);
+    add(h, DP_RESULT_DV, at, dp_norm_max(p->V, p->write + at * p->V) * lost_write);
+    add(h, DP_RESULT_DWRITE, at, dp_norm_max(p->V, p->v + at * p->V) * lost_write);
+    add(h, DP_RESULT_DERASE, at, dp_norm_max(p->K, key(h, i)) * lost_erase);
 }
 
 static void token_backward(const head *h, int64_t i) {
@@ -305,7 +298,7 @@ static void token_backward(const head *h, int64_t i) {
         const double through = B * (r + e * D) + dS * e * D;                        /* of dS r */
         double read = D * h->dr[i * p->R + j], again = (before + D) * beta * k * B; /* of S' dr */
         if (dp_by_gates(p)) {
-            const double gate = largest(p->erase + at * p->K, p->K);
+            const double gate = dp_norm_max(p->K, p->erase + at * p->K);
             token_gates(h, i, k * B, read + again);
             read *= gate;
             again *= gate;
