@@ -38,7 +38,7 @@ typedef struct {
 
 /* How many runs have each verdict. */
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]);
-/* Sets r->pooled (run/run.c), which dp_over_cases_free frees; r->runs must be set. A row for every
+/* Sets r->pooled, which dp_over_cases_free frees; r->runs must be set. A row for every
  * backend, variant, base and tensor that draws expect an error of in DP_POOLED_CASES cases or more.
  * Undeclared runs and those with a fault count apart. */
 void dp_over_cases(dp_record *r);

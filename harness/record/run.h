@@ -155,9 +155,6 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
 #define DP_BITS_LACKING 1000
 int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, double least);
 
-/* Runs of a case that some backend computes, appended to *out (run/driver.c). DP_OK even if a
- * verdict failed. */
-dp_status dp_run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e);
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r, double seconds);

@@ -211,7 +211,7 @@ DP_TEST(judge, judges_ten_tensors_of_three_ranks_exactly_as_the_run_that_made_th
     simulate(WIDE, &x);
     write_inputs(&x.c.p, 3, 0, SAID);
     write_outputs(&x.c.p, &x.s.out, ALL, 3, 0, "F64");
-    REQUIRE(!dp_run_subjects(&x.c, &ro, &run, &e) && run.n == 1, "%s", e.msg);
+    REQUIRE(!dp_case_run(&x.c, &ro, &run, &e) && run.n == 1, "%s", e.msg);
     dp_judge_options o = options();
     JUDGE(&o, &j);
     CHECK(j.run->ntensor == 10, "%d tensors", j.run->ntensor);
