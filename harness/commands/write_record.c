@@ -70,9 +70,10 @@ static int write_folder(const char *dir, const dp_record *rec) {
 }
 
 /* One that says that nothing could be judged goes where its reason went. */
-static void print_verdict(const char *v, const int n[DP_NVERDICTS], int unjudged, int written,
-                          FILE *f) {
+static void print_verdict(const dp_record *rec, const int n[DP_NVERDICTS], int written, FILE *f) {
+    const char *v = dp_record_verdict(rec);
     const int pass = !strcmp(v, "pass"), fail = !strcmp(v, "fail");
+    const int unjudged = dp_record_unjudged(rec), ran = dp_record_cases_run(rec);
     fprintf(f, "VERDICT: ");
     dp_put(f,
            pass   ? DP_GOOD
@@ -85,6 +86,8 @@ static void print_verdict(const char *v, const int n[DP_NVERDICTS], int unjudged
     fprintf(f, " (%d passed, %d failed, %d skipped, %d unjudged", n[DP_PASS], n[DP_FAIL],
             n[DP_SKIPPED], n[DP_UNJUDGED]);
     if (unjudged) fprintf(f, "; %d tensor%s unjudged", unjudged, unjudged > 1 ? "s" : "");
+    if (!pass && !fail && n[DP_PASS] && 2 * ran < rec->ncase)
+        fprintf(f, "; only %d of %d cases ran", ran, rec->ncase);
     fprintf(f, ")%s\n", written ? "" : ", but not all its files were written");
 }
 
@@ -98,7 +101,7 @@ int dp_record_finish(const dp_options *o, const dp_record *rec) {
     const dp_digest d = dp_digest_of(rec->runs);
     if (d.runs) fprintf(table, "digest: %s (%d runs of simulated ranks)\n", d.hex, d.runs);
     const char *v = dp_record_verdict(rec);
-    print_verdict(v, n, dp_record_unjudged(rec), !rc, !strcmp(v, "error") ? stderr : table);
+    print_verdict(rec, n, !rc, !strcmp(v, "error") ? stderr : table);
     if (!strcmp(v, "fail")) return 1;
     return rc || !strcmp(v, "error") ? 2 : 0;
 }

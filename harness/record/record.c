@@ -19,8 +19,7 @@ int dp_record_pooled_failures(const dp_record *r) {
     return n;
 }
 
-/* Cases of which a run was judged. */
-static int cases_run(const dp_record *r) {
+int dp_record_cases_run(const dp_record *r) {
     int n = 0;
     for (int i = 0; i < r->ncase; i++) {
         int any = 0;
@@ -58,7 +57,7 @@ const char *dp_record_verdict(const dp_record *r) {
     dp_record_totals(r, n);
     if (n[DP_FAIL] || dp_record_pooled_failures(r)) return "fail";
     if (r->errors || runs_unjudged(r) || !n[DP_PASS]) return "error";
-    return 2 * cases_run(r) < r->ncase ? "error" : "pass";
+    return 2 * dp_record_cases_run(r) < r->ncase ? "error" : "pass";
 }
 
 void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size) {

@@ -47,6 +47,8 @@ void dp_over_cases_free(dp_record *r);
 int dp_record_pooled_failures(const dp_record *r);
 /* Tensors of all runs that are unjudged, those that may be among them. */
 int dp_record_unjudged(const dp_record *r);
+/* Cases of which a run was judged. */
+int dp_record_cases_run(const dp_record *r);
 /* "fail": a run, or many together. "error": a run is unjudged, a case could not be judged, or fewer
  * than half of the cases ran. Else "pass". */
 const char *dp_record_verdict(const dp_record *r);

@@ -518,6 +518,13 @@ def test_a_kernel_of_decays_is_judged_by_name() -> None:
     assert deltaproof.run(gdn, "gdn-t65", layouts=(), **own).status == 1
 
 
+def test_a_verdict_on_fewer_than_half_of_the_cases_says_so() -> None:
+    own = {"outputs": ("o", "final_state"), "base": "fp32", "layouts": ()}
+    found = deltaproof.run(kda, ("t65", "smoke-gdn", "gdn-raw"), **own)
+    assert found.status == 2
+    assert "COULD NOT JUDGE (1 passed, 0 failed, 2 skipped, 0 unjudged; only 1 of 3" in found.text
+
+
 def test_a_claim_that_would_see_more_is_told() -> None:
     own = {"outputs": ("o", "final_state"), "base": "bf16", "layouts": ()}
     found = deltaproof.run(kda, "t65", **own)
