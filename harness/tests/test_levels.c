@@ -472,3 +472,40 @@ DP_TEST(levels, a_sum_over_tokens_that_is_zero_by_all_its_terms_is_judged) {
         dp_judgement_free(&j);
     }
 }
+
+/* Squares of numbers of fp64 leave its range. */
+DP_TEST(levels, numbers_whose_squares_leave_fp64_do_not_pass_as_zeros) {
+    enum { ROWS = 4 };
+    static const struct {
+        double size, got, bound; /* got and bound relative to size */
+        dp_verdict verdict;
+    } x[] = {{1e-300, 1, 1e-15, DP_UNJUDGED}, {1e-300, 0, 1e-15, DP_UNJUDGED},
+             {1e-170, 0, 1e-15, DP_UNJUDGED}, {1e-170, 1e100, 1e-15, DP_FAIL},
+             {1e-100, 0, 1e-15, DP_FAIL},     {1e200, 1, 1e-15, DP_PASS},
+             {1e200, 1.01, 1e-15, DP_FAIL},   {1e200, 1.01, INFINITY, DP_UNJUDGED}};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
+        double want[ROWS], got[ROWS], bound[ROWS];
+        for (int z = 0; z < ROWS; z++) {
+            want[z] = x[i].size;
+            got[z] = x[i].size * x[i].got;
+            bound[z] = x[i].size * x[i].bound;
+        }
+        const dp_compare_in in = {.name = "x",
+                                  .N = 1,
+                                  .heads = 1,
+                                  .rows = ROWS,
+                                  .width = 1,
+                                  .got = got,
+                                  .want = want,
+                                  .bound = bound,
+                                  .place = place_row,
+                                  .unit = 0x1p-53,
+                                  .tiny = 0x1p-1022};
+        dp_judgement j;
+        dp_compare(&in, &j);
+        CHECK(j.verdict == x[i].verdict, "size %g, got %g of it: %s %s", x[i].size, x[i].got,
+              dp_verdict_names[j.verdict], j.why);
+        CHECK(j.verdict != DP_PASS || j.rel_fro == 0, "error %g", j.rel_fro);
+        dp_judgement_free(&j);
+    }
+}

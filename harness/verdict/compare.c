@@ -30,13 +30,37 @@ static void measure_entry(dp_measured *r, int i, double got, double want, double
 
 static void allow_loss(dp_comparison *c, int64_t z, double lost) {
     dp_measured *r = &c->row[z];
-    const double size = sqrt(r->err2);
-    if (!(lost > 0) || size == 0) return;
-    const double left = size > lost ? 1 - lost / size : 0;
+    if (!(lost > 0) || r->err == 0) return;
+    const double left = r->err > lost ? 1 - lost / r->err : 0;
     for (int i = 0; i < c->in->width; i++)
         c->err[z * c->in->width + i] *= left;
     r->err2 *= left * left;
+    r->err = r->err2 > DP_SQUARE_LEAST && isfinite(r->err2) ? sqrt(r->err2) : r->err * left;
 }
+
+/* The power of two of a number that is not 0. */
+static double power_of(double x) {
+    int e;
+    frexp(x, &e);
+    return ldexp(1, e < 1000 ? e : 1000);
+}
+
+/* The root of a sum of squares, from the n entries where those left the range of fp64. Entries
+ * without a value count nothing. */
+static double norm_of(double square, const double *x, const double *want, int64_t n) {
+    if (square > DP_SQUARE_LEAST && isfinite(square)) return sqrt(square);
+    double top = 0, sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(want[i]) && isfinite(x[i])) top = fmax(top, fabs(x[i]));
+    if (top == 0) return 0;
+    const double unit = power_of(top);
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(want[i]) && isfinite(x[i])) sum += x[i] / unit * (x[i] / unit);
+    return sqrt(sum) * unit;
+}
+
+/* The size of a row that may underflow. */
+static double smallest(const dp_compare_in *in) { return in->tiny * sqrt((double)in->width); }
 
 static void measure(dp_comparison *c, int64_t z) {
     const dp_compare_in *in = c->in;
@@ -50,10 +74,14 @@ static void measure(dp_comparison *c, int64_t z) {
         measure_entry(r, i, in->got[at], in->want[at], c->err[at]);
     }
     r->raw2 = r->err2;
+    const double *want = in->want + z * in->width;
+    r->size = norm_of(r->want2, want, want, in->width);
+    r->raw = r->err = norm_of(r->err2, c->err + z * in->width, want, in->width);
     if (in->lost) allow_loss(c, z, in->lost[z]);
     r->radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
     r->bound = in->bound ? in->bound[z] : 0;
     r->limit = r->bound + r->radius;
+    if (r->size < DP_NORM_LEAST && r->size > smallest(in)) r->limit += DP_NORM_LEAST;
 }
 
 /* Chunks and heads in which the truth is not finite: [chunks][heads], to be freed. */
@@ -82,21 +110,29 @@ static void classify(dp_comparison *c) {
         else if (beside && r->lost == r->known)
             r->kind = ROW_BESIDE;
         else if (!beside && r->lost)
-            r->err2 = r->raw2 = INFINITY;
-        if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || isinf(r->err2)))
+            r->err2 = r->raw2 = r->err = r->raw = INFINITY;
+        if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || isinf(r->err)))
             r->kind = ROW_BOUND;
     }
     free(poison);
 }
 
+/* The square of a norm in units of the comparison's scale. */
+static double square(const dp_comparison *c, double norm, double norm2) {
+    return c->scale == 1 ? norm2 : norm / c->scale * (norm / c->scale);
+}
+
 static void scale_of_heads(dp_comparison *c) {
-    double *n = dp_doubles(c->in->heads);
+    double *n = dp_doubles(c->in->heads), top = 0;
+    for (int64_t z = 0; z < c->in->rows; z++)
+        top = fmax(top, c->row[z].size);
+    c->scale = top <= smallest(c->in) || (top > DP_NORM_LEAST && top < 0x1p400) ? 1 : power_of(top);
     for (int64_t z = 0; z < c->in->rows; z++) {
-        c->rms[c->row[z].at.head] += c->row[z].want2;
+        c->rms[c->row[z].at.head] += square(c, c->row[z].size, c->row[z].want2);
         n[c->row[z].at.head]++;
     }
     for (int h = 0; h < c->in->heads; h++)
-        c->rms[h] = n[h] > 0 ? sqrt(c->rms[h] / n[h]) : 0;
+        c->rms[h] = n[h] > 0 ? c->scale * sqrt(c->rms[h] / n[h]) : 0;
     free(n);
 }
 
@@ -111,9 +147,9 @@ static dp_row row_at(const dp_comparison *c, int64_t z) {
                     .index = r->worst,
                     .got = c->in->got[at],
                     .want = c->in->want[at],
-                    .err = sqrt(r->raw2),
+                    .err = r->raw,
                     .bound = c->in->bound ? r->limit + (c->in->lost ? c->in->lost[z] : 0) : NAN,
-                    .size = sqrt(r->want2)};
+                    .size = r->size};
 }
 
 static void note_over(dp_comparison *c, int64_t z) {
@@ -136,8 +172,8 @@ static void sum_up(dp_comparison *c) {
         if (!dp_is_looked_at(r)) continue;
         const int unit[] = {r->at.rank * in->heads + r->at.head, n + r->at.rank, n + in->N};
         for (int i = 0; i < 3; i++) {
-            err[unit[i]] += r->raw2;
-            want[unit[i]] += r->want2;
+            err[unit[i]] += square(c, r->raw, r->raw2);
+            want[unit[i]] += square(c, r->size, r->want2);
             seen[unit[i]] = 1;
         }
     }
@@ -158,8 +194,7 @@ static int is_blank(const dp_comparison *c, int64_t z) {
     const dp_measured *r = &c->row[z];
     for (int64_t i = 0; i < c->in->width; i++)
         if (c->in->got[z * c->in->width + i] != 0) return 0;
-    return sqrt(r->want2) > 1e-3 * c->rms[r->at.head] ||
-           (r->kind == ROW_BOUND && sqrt(r->err2) > r->limit);
+    return r->size > 1e-3 * c->rms[r->at.head] || (r->kind == ROW_BOUND && r->err > r->limit);
 }
 
 static void worst_rows(dp_comparison *c) {
@@ -173,14 +208,13 @@ static void worst_rows(dp_comparison *c) {
         if (r->kind == ROW_WRONG_CLASS) note_over(c, z);
         if (!dp_is_looked_at(r) && r->kind != ROW_WRONG_CLASS) continue;
         j->nblank += is_blank(c, z);
-        const double rel =
-            dp_is_looked_at(r) ? quotient(sqrt(r->err2), c->rms[r->at.head]) : INFINITY;
+        const double rel = dp_is_looked_at(r) ? quotient(r->err, c->rms[r->at.head]) : INFINITY;
         if (rel > top) {
             top = j->worst_rel = rel;
             j->worst = row_at(c, z);
         }
         if (r->kind != ROW_BOUND) continue;
-        const double ratio = quotient(sqrt(r->err2), r->limit);
+        const double ratio = quotient(r->err, r->limit);
         if (!(ratio <= j->ratio)) {
             j->ratio = ratio;
             j->over = row_at(c, z);
@@ -227,8 +261,8 @@ static counts count_rows(const dp_comparison *c) {
         n.open += r->kind == ROW_OPEN;
         if (r->kind != ROW_BOUND) continue;
         n.bound++;
-        n.bound2 += r->limit * r->limit;
-        n.want2 += r->want2;
+        n.bound2 += square(c, r->limit, r->limit * r->limit);
+        n.want2 += square(c, r->size, r->want2);
     }
     return n;
 }
@@ -369,8 +403,8 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
         const dp_measured *r = &c->row[z];
         if (r->kind != ROW_BOUND) continue;
         p->covered[z] = 1;
-        if (!(r->want2 > 0)) continue;
-        const double seen = r->limit / sqrt(r->want2);
+        if (!(r->size > 0)) continue;
+        const double seen = r->limit / r->size;
         p->tensor = fmin(p->tensor, seen);
         p->head[r->at.head] = fmin(p->head[r->at.head], seen);
     }
@@ -435,9 +469,10 @@ static void judge_draws(dp_comparison *c, power *p) {
 /* Is the truth of a row known to no better than 2^-10 of it and of a typical row of its head?
  * Inputs that are not finite make infinite radii, which do not count. */
 static int is_vague(const dp_comparison *c, const dp_measured *r, double *over) {
-    const double rms = c->rms[r->at.head], size = sqrt(r->want2 + rms * rms);
+    const double rms = c->rms[r->at.head],
+                 size = c->scale == 1 ? sqrt(r->want2 + rms * rms) : fmax(r->size, rms);
     if (!dp_is_looked_at(r) || !(r->radius > fmax(0x1p-10 * size, c->in->tiny))) return 0;
-    if (r->want2 == 0 && r->raw2 == 0) return 0;
+    if (r->size == 0 && r->raw == 0) return 0;
     *over = fmax(*over, r->radius / size);
     return 1;
 }
@@ -454,7 +489,7 @@ static int64_t uncovered(const dp_comparison *c, const power *p) {
     int64_t n = 0;
     for (int64_t z = 0; z < c->in->rows; z++) {
         const dp_measured *r = &c->row[z];
-        n += dp_is_looked_at(r) && !p->covered[z] && !(r->want2 == 0 && r->raw2 == 0);
+        n += dp_is_looked_at(r) && !p->covered[z] && !(r->size == 0 && r->raw == 0);
     }
     return n;
 }
@@ -462,10 +497,9 @@ static int64_t uncovered(const dp_comparison *c, const power *p) {
 /* The power over the tensor, and over the head of which it is least. */
 static void set_power(dp_comparison *c, const power *p) {
     dp_judgement *j = c->j;
-    const double smallest = c->in->tiny * sqrt((double)c->in->width);
     j->seen = 1 + p->tensor;
     for (int h = 0; h < c->in->heads; h++) {
-        if (!(c->rms[h] > smallest) || 1 + p->head[h] <= j->seen_head) continue;
+        if (!(c->rms[h] > smallest(c->in)) || 1 + p->head[h] <= j->seen_head) continue;
         j->seen_head = 1 + p->head[h];
         j->blind_head = h;
     }
@@ -473,13 +507,13 @@ static void set_power(dp_comparison *c, const power *p) {
 
 static int wants_zero(const dp_comparison *c) {
     for (int64_t z = 0; z < c->in->rows; z++)
-        if (c->row[z].want2 > 0) return 0;
+        if (c->row[z].size > 0) return 0;
     return 1;
 }
 
 static int all_zero(const dp_comparison *c) {
     for (int64_t z = 0; z < c->in->rows; z++)
-        if (c->row[z].known < c->in->width || c->row[z].raw2 > 0) return 0;
+        if (c->row[z].known < c->in->width || c->row[z].raw > 0) return 0;
     return wants_zero(c);
 }
 
@@ -556,7 +590,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     if (in->bound) j->bound = !n.bound ? INFINITY : n.want2 > 0 ? sqrt(n.bound2 / n.want2) : 0;
     judge_bounds(&c, &n);
     see_by_bounds(&c, &p);
-    if (in->draws)
+    if (in->draws && c.scale == 1)
         judge_draws(&c, &p);
     else
         keep_limits(&c, NULL);

@@ -19,6 +19,7 @@ typedef struct {
     dp_place at;
     double err2, want2, bound, radius, limit; /* limit: bound and radius */
     double raw2;                              /* err2 before what the row may lose was taken off */
+    double err, size, raw;      /* norms: roots of err2, want2, raw2, also where those leave fp64 */
     int64_t known, wrong, lost; /* entries: truth finite; result finite where truth is not; the
                                  * reverse */
     int worst;                  /* entry */
@@ -30,8 +31,13 @@ typedef struct {
     double *err;      /* [rows][width] got - want */
     dp_measured *row; /* [rows] */
     double *rms;      /* [heads] root mean square of |truth| of a head's rows */
+    double scale;     /* a power of two that makes squares of the truth numbers of fp64; mostly 1 */
     dp_judgement *j;
 } dp_comparison;
+
+/* Below it squares lose digits; norms below it are made of those, and bounds of such norms. */
+#define DP_SQUARE_LEAST 0x1p-900
+#define DP_NORM_LEAST 0x1p-400
 
 static inline int dp_is_looked_at(const dp_measured *r) { return r->kind <= ROW_BOUND; }
 
