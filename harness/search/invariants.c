@@ -661,6 +661,47 @@ static dp_status settle(dp_status st, const dp_check_subject *s, dp_check *c, dp
     return DP_OK;
 }
 
+static int any_not_finite(const double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(x[i])) return 1;
+    return 0;
+}
+
+static int all_zero(const double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] != 0) return 0;
+    return 1;
+}
+
+static int inputs_are_finite(const dp_problem *p) {
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_of(p, i) && any_not_finite(dp_input_of(p, i), dp_input_count(p, i))) return 0;
+    return 1;
+}
+
+/* Results of foreign code that keep every property whatever else is wrong: zeros, and numbers that
+ * are none. */
+static void unless_it_says_nothing(dp_check_work *w) {
+    static const char *const never_zero[] = {"o", "dq", "dk", "dv"};
+    const dp_result *r = &w->base->r;
+    if (!w->s->library || r->memory || w->c->verdict != DP_PASS || !inputs_are_finite(w->p)) return;
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const double *x = *dp_result_at((dp_result *)r, f);
+        const char *name = dp_result_fields[f].name;
+        int64_t rows, width;
+        dp_result_shape(w->p, f, &rows, &width);
+        int zero = 0;
+        for (int i = 0; i < 4 && x; i++)
+            zero |= !strcmp(name, never_zero[i]) && all_zero(x, rows * width);
+        if (!x || !(zero || any_not_finite(x, rows * width))) continue;
+        char why[96];
+        snprintf(why, sizeof why, "%s %s", name,
+                 zero ? "is zero" : "has entries that are not finite");
+        dp_check_skip(w, why);
+        return;
+    }
+}
+
 /* The i-th check, as w is set up for it. */
 static dp_status run_check(int i, dp_check_work w, dp_check *c) {
     *c = (dp_check){.name = dp_check_names[i], .promise = CHECKS[i].promise, .verdict = DP_PASS};
@@ -668,6 +709,7 @@ static dp_status run_check(int i, dp_check_work w, dp_check *c) {
     const dp_status st = settle(CHECKS[i].run(&w), w.s, c, w.e);
     if (!st && c->verdict == DP_PASS && !c->compared)
         dp_check_skip(&w, "nothing of this problem could be compared");
+    if (!st) unless_it_says_nothing(&w);
     return st;
 }
 

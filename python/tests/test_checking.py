@@ -53,6 +53,16 @@ def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
     assert found["packed"].verdict == "skipped" and "cu_seqlens" in found["packed"].why
 
 
+@pytest.mark.parametrize(("factor", "why"), [(0, "o is zero"), (np.nan, "o has entries that")])
+def test_zeros_and_nan_keep_every_property_and_prove_nothing(factor: float, why: str) -> None:
+    def fn(q, k, v, g, beta, initial_state=None):  # noqa: ANN001, ANN202
+        return [x * np.float32(factor) for x in kda(q, k, v, g, beta, initial_state)]
+
+    with pytest.raises(RuntimeError, match=why) as raised:
+        check(fn, base="fp32", tokens=128, outputs=KEPT)
+    assert "NOTHING CHECKED" in str(raised.value)
+
+
 def test_a_kernel_without_packing_is_seen() -> None:
     found = verdicts(without_packing, tokens=160)
     assert found["packed"] == "fail" and found["causality"] == "bitwise"
