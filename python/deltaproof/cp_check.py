@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from .judging import Judgement, judge
 from .records import NOT_JUDGED
+from .tensors import copy_of
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +89,7 @@ class Ranks:
         wanted = inspect.signature(self.function).parameters
         result = self.function(**{n: t for n, t in known.items() if n in wanted})
         o = result[0] if isinstance(result, tuple) else result
-        found = {"o": o.detach()}
+        found = {"o": copy_of(o)}
         if self.backward:
             asked = [x[n] for n in x if n in wanted]
             grads = torch.autograd.grad(o, asked, do.to(o.dtype))

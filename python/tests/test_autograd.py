@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import deltaproof
+from deltaproof.cp_check import Ranks
 
 torch = pytest.importorskip("torch")
 
@@ -86,6 +87,13 @@ def test_a_backward_cannot_change_what_run_judges(does: str) -> None:
     assert found.passed == (does == "nothing"), found.text
     said = {"writes v": "wrote into its input v", "no dbeta": "no gradient reaches `beta`"}
     assert said.get(does, "") in found.text
+
+
+def test_a_backward_cannot_change_what_cp_check_judges() -> None:
+    x = inputs()
+    for does in ("nothing", "o later"):
+        one = Ranks(kernel_that(does), x, x["v"], [0, 20], "contiguous", True, None, 0, 1)
+        assert one.alone()["o"].any() == (does == "nothing")
 
 
 @pytest.mark.parametrize("form", ["beta", "gate"])
