@@ -482,7 +482,8 @@ DP_TEST(levels, numbers_whose_squares_leave_fp64_do_not_pass_as_zeros) {
     } x[] = {{1e-300, 1, 1e-15, DP_UNJUDGED}, {1e-300, 0, 1e-15, DP_UNJUDGED},
              {1e-170, 0, 1e-15, DP_UNJUDGED}, {1e-170, 1e100, 1e-15, DP_FAIL},
              {1e-100, 0, 1e-15, DP_FAIL},     {1e200, 1, 1e-15, DP_PASS},
-             {1e200, 1.01, 1e-15, DP_FAIL},   {1e200, 1.01, INFINITY, DP_UNJUDGED}};
+             {1e200, 1.01, 1e-15, DP_FAIL},   {1e200, 1.01, INFINITY, DP_UNJUDGED},
+             {1e200, 0, NAN, DP_FAIL}};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
         double want[ROWS], got[ROWS], bound[ROWS];
         for (int z = 0; z < ROWS; z++) {

@@ -98,6 +98,11 @@ static unsigned char *poisoned_chunks(const dp_comparison *c) {
     return poison;
 }
 
+/* Without a bound: has the row no value, or, as its squares overflow, is it as wrong as zeros? */
+static int is_beyond_all(const dp_measured *r) {
+    return isinf(r->err) || (isinf(r->err2) && r->err >= r->size);
+}
+
 static void classify(dp_comparison *c) {
     unsigned char *poison = poisoned_chunks(c);
     for (int64_t z = 0; z < c->in->rows; z++) {
@@ -111,7 +116,8 @@ static void classify(dp_comparison *c) {
             r->kind = ROW_BESIDE;
         else if (!beside && r->lost)
             r->err2 = r->raw2 = r->err = r->raw = INFINITY;
-        if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || isinf(r->err)))
+        if (!isfinite(r->limit)) r->limit = INFINITY;
+        if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || is_beyond_all(r)))
             r->kind = ROW_BOUND;
     }
     free(poison);
@@ -214,7 +220,7 @@ static void worst_rows(dp_comparison *c) {
             j->worst = row_at(c, z);
         }
         if (r->kind != ROW_BOUND) continue;
-        const double ratio = quotient(r->err, r->limit);
+        const double ratio = isfinite(r->limit) ? quotient(r->err, r->limit) : INFINITY;
         if (!(ratio <= j->ratio)) {
             j->ratio = ratio;
             j->over = row_at(c, z);
@@ -315,7 +321,7 @@ static void judge_bounds(dp_comparison *c, const counts *n) {
     } else if (!n->bound) {
         decide(j, n->beside + n->open ? DP_UNJUDGED : DP_PASS, n->beside + n->open ? "" : "bound");
         if (j->verdict == DP_UNJUDGED) snprintf(j->why, sizeof j->why, "no row has a useful bound");
-    } else if (j->ratio > 1 && (!in->bound_shown || isinf(j->over.err))) {
+    } else if (j->ratio > 1 && (!in->bound_shown || isinf(j->over.err) || isinf(j->over.bound))) {
         fail_by_bound(c);
     } else if (j->ratio <= 1 && j->bound >= 1 && n->want2 > 0) {
         j->verdict = DP_UNJUDGED;
