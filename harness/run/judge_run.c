@@ -486,7 +486,7 @@ static void growth_text(const dp_problem *p, char *text, size_t size) {
 /* Zeros of it would pass, or it overflowed. */
 static int has_no_size(const dp_judgement *t) {
     return (t->verdict == DP_UNJUDGED && t->seen_head > 2) ||
-           (t->verdict == DP_FAIL && !isfinite(t->rel_fro));
+           (t->verdict == DP_FAIL && (!isfinite(t->rel_fro) || isinf(t->over.bound)));
 }
 
 /* Where that is because the state grows: what the inputs would need. */

@@ -483,7 +483,7 @@ DP_TEST(levels, numbers_whose_squares_leave_fp64_do_not_pass_as_zeros) {
              {1e-170, 0, 1e-15, DP_UNJUDGED}, {1e-170, 1e100, 1e-15, DP_FAIL},
              {1e-100, 0, 1e-15, DP_FAIL},     {1e200, 1, 1e-15, DP_PASS},
              {1e200, 1.01, 1e-15, DP_FAIL},   {1e200, 1.01, INFINITY, DP_UNJUDGED},
-             {1e200, 0, NAN, DP_FAIL}};
+             {1e200, 0, NAN, DP_FAIL},        {1e-310, 1.1, 1e-15, DP_UNJUDGED}};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++) {
         double want[ROWS], got[ROWS], bound[ROWS];
         for (int z = 0; z < ROWS; z++) {

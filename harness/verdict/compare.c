@@ -81,7 +81,7 @@ static void measure(dp_comparison *c, int64_t z) {
     r->radius = in->rad && isfinite(in->rad[z]) ? in->rad[z] : 0;
     r->bound = in->bound ? in->bound[z] : 0;
     r->limit = r->bound + r->radius;
-    if (r->size < DP_NORM_LEAST && r->size > smallest(in)) r->limit += DP_NORM_LEAST;
+    if (r->size < DP_NORM_LEAST) r->limit += r->size > 0 ? DP_NORM_LEAST : 0x1p-1022;
 }
 
 /* Chunks and heads in which the truth is not finite: [chunks][heads], to be freed. */
