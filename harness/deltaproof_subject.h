@@ -84,7 +84,7 @@ typedef struct {
     const char *writes;
 } deltaproof_subject_info;
 
-typedef struct {
+typedef struct deltaproof_subject_problem {
     int32_t abi, size; /* DP_SUBJECT_ABI; bytes of this struct in the calling program */
     int32_t H, HV, K, V, R, Kg, Nseq;
     /* l2norm 1: q and each row of k are divided by sqrt(sum of squares + 1e-6) first */
@@ -152,6 +152,11 @@ typedef struct {
      * ring. Otherwise the state after the call is written. */
     const int64_t *ring_slot, *ring_tokens;
     const double *value3, *value4; /* further values [tokens][HV][V] of a user's own one, or NULL */
+    /* A call of a session, for rows that look back (prev(NAME)) or rotate: inputs of the token
+     * before the call, [Nseq] in place of [tokens]. Its keys, values and numbers have those that
+     * rows look back to, its angle the sum of angles up to that token. Zeros: the sequence begins.
+     * NULL: all do. */
+    const struct deltaproof_subject_problem *previous;
 } deltaproof_subject_problem;
 
 /* An array to write. Names, with the shapes of a call (axes R are there for R = 1 too, tokens as
@@ -236,6 +241,13 @@ static inline int deltaproof_subject_pooled(const deltaproof_subject_problem *p)
 static inline int32_t deltaproof_subject_drafts(const deltaproof_subject_problem *p) {
     const size_t known = offsetof(deltaproof_subject_problem, parent) + sizeof p->parent;
     return p->size >= (int32_t)known ? p->drafts : 0;
+}
+
+/* The tokens before the call; NULL: there are none, or a program that is older. */
+static inline const deltaproof_subject_problem *
+deltaproof_subject_previous(const deltaproof_subject_problem *p) {
+    const size_t known = offsetof(deltaproof_subject_problem, previous) + sizeof p->previous;
+    return p->size >= (int32_t)known ? p->previous : NULL;
 }
 
 /* 1: sequences have rings; 0: none, or a program that is older. */

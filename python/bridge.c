@@ -146,6 +146,29 @@ static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
     if (drafts && p->parent) say_integers(f, "parents", (int)p->tokens, p->parent);
 }
 
+enum { MOST_BEFORE = 11 };
+/* Inputs of the tokens before a call; returns their number. */
+static int arrays_before(const deltaproof_subject_problem *p, array *a) {
+    const deltaproof_subject_problem *y = deltaproof_subject_previous(p);
+    const int64_t HV = p->HV, K = p->K, V = p->V, N = p->Nseq;
+    if (!y) return 0;
+    const array all[] = {{"previous_k", y->k, 3, {N, p->H, K}},
+                         {"previous_v", y->v, 3, {N, HV, V}},
+                         {"previous_beta", y->beta, 2, {N, HV}},
+                         {"previous_b", y->erase, 3, {N, HV, K}},
+                         {"previous_w", y->write, 3, {N, HV, V}},
+                         {"previous_lr_a", y->lr_a, 3, {N, HV, K}},
+                         {"previous_lr_b", y->lr_b, 3, {N, HV, K}},
+                         {"previous_number", y->number, 2, {N, HV}},
+                         {"previous_angle", y->angle, 3, {N, HV, p->P}},
+                         {"previous_value3", y->value3, 3, {N, HV, V}},
+                         {"previous_value4", y->value4, 3, {N, HV, V}}};
+    int n = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].data) a[n++] = all[i];
+    return n;
+}
+
 /* Sends settings, names and shapes, and the inputs. */
 static void send_problem(FILE *f, const deltaproof_subject_problem *p,
                          const deltaproof_subject_call *c) {
@@ -172,15 +195,21 @@ static void send_problem(FILE *f, const deltaproof_subject_problem *p,
     const int64_t pool_shape[] = {p->nslot, HV, K, V};
     const double *pool = deltaproof_subject_find(c, "pool");
     const int n = sizeof in / sizeof *in;
+    array before[MOST_BEFORE];
+    const int nbefore = arrays_before(p, before);
     say_settings(f, p);
     for (int i = 0; i < n; i++)
         if (in[i].data) say_array(f, "in", in[i].name, in[i].ndim, in[i].shape);
+    for (int i = 0; i < nbefore; i++)
+        say_array(f, "in", before[i].name, before[i].ndim, before[i].shape);
     if (pool) say_array(f, "in", "pool", 4, pool_shape);
     for (int i = 0; i < c->count; i++)
         say_array(f, "out", c->tensor[i].name, c->tensor[i].ndim, c->tensor[i].shape);
     fputc('\n', f);
     for (int i = 0; i < n; i++)
         if (in[i].data) fwrite(in[i].data, 8, (size_t)count(in[i].ndim, in[i].shape), f);
+    for (int i = 0; i < nbefore; i++)
+        fwrite(before[i].data, 8, (size_t)count(before[i].ndim, before[i].shape), f);
     if (pool) fwrite(pool, 8, (size_t)count(4, pool_shape), f);
     fflush(f);
 }

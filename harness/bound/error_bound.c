@@ -175,9 +175,9 @@ static int most_norms(const dp_problem *p) {
     return most;
 }
 
-/* Largest relative error of these entries (dp_by_rows). Each factor has `entry`, one with a norm 2u
- * and us. exp(+-g) has the error of its gate and one rounding more. Each product has u, a stored
- * one us. */
+/* Largest relative error of these entries (dp_by_rows). A factor has `entry`, one with a norm 2u
+ * and us more. A factor exp(+-g) has the error of its gate and one rounding more. Each product has
+ * u, one that is stored us. */
 static double of_products(const dp_problem *p, entry_kind kind, double entry,
                           const dp_rounding *r) {
     const dp_recurrence *a = dp_recurrence_of(p);

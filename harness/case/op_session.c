@@ -23,12 +23,12 @@ dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case
     dp_status s = check_keys(f, e);
     if (!s) s = dp_recurrence_shape(f, d, c, tokens, e);
     if (s) return s;
-    if (dp_has_halo(&c->p))
-        return dp_casefile_refuse(f, "session", e,
-                                  "a call of %s needs more of the calls before than the state",
-                                  dp_models[c->p.model].name);
     if (dp_session_parse(f->session, &c->session, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
+    if (dp_has_halo(&c->p) && dp_session_rolls_back(&c->session))
+        return dp_casefile_refuse(f, "session", e,
+                                  "drafted tokens of %s need more of the calls before than a state",
+                                  dp_models[c->p.model].name);
     c->session.kept =
         f->session_state < 3 ? kept[f->session_state] : (dp_format)(DP_FP16 + f->session_state - 3);
     c->session.prefix = f->session_prefix;

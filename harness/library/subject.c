@@ -1,6 +1,7 @@
 /* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). Its
  * processes run the code of subject_host.c. */
 #include "harness/base/clock.h"
+#include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 #include "subject_parts.h"
 
@@ -126,7 +127,8 @@ static dp_subject_array array_of(const dp_problem *p, const dp_tensor_field *f, 
     return a;
 }
 
-/* The inputs of a problem as arrays, a [DP_NINPUTS]; returns their number. */
+/* The inputs of a problem as arrays, those of the token before a call too, a [2 * DP_NINPUTS].
+ * Returns their number. */
 static int subject_input_arrays(const dp_problem *p, int backward, dp_subject_array *a) {
     int n = 0;
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -134,6 +136,12 @@ static int subject_input_arrays(const dp_problem *p, int backward, dp_subject_ar
         if (!dp_input_of(p, i) || (f->backward && !backward)) continue;
         a[n] = array_of(p, f, dp_subject_inputs[i].name);
         a[n++].x = dp_input_of(p, i);
+    }
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (!dp_halo_of(p, i)) continue;
+        a[n] = array_of(p->before, &dp_input_fields[i], dp_subject_inputs[i].previous);
+        a[n].per_token = 0;
+        a[n++].x = dp_halo_of(p, i);
     }
     return n;
 }
@@ -152,7 +160,7 @@ static const int64_t *integers_of(const dp_subject_memory *s, const dp_problem *
 }
 
 static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, int backward, char *map) {
-    dp_subject_array a[DP_NINPUTS];
+    dp_subject_array a[2 * DP_NINPUTS];
     const int n = subject_input_arrays(p, backward, a);
     for (int r = 0; r < s->c->processes; r++)
         for (int i = 0; i < s->c->nregion; i++) {
@@ -261,7 +269,7 @@ static void lay_out_pool(dp_subject_memory *m, const dp_problem *p) {
 static void subject_lay_out(dp_subject_memory *m, const dp_subject *s, const dp_problem *p,
                             const dp_subject_call *call) {
     const int N = call->N, backward = call->backward;
-    dp_subject_array a[DP_NINPUTS] = {0};
+    dp_subject_array a[2 * DP_NINPUTS] = {0};
     int64_t shape[6] = {0};
     const int64_t states[] = {p->T, p->HV, p->K, p->V};
     const int np = m->c->processes, n = subject_input_arrays(p, backward, a);

@@ -166,29 +166,46 @@ static const void *input(const char *name) {
 }
 
 #define POINTER(NAME, FIELD) \
-    { NAME, offsetof(deltaproof_subject_problem, FIELD) }
+    { NAME, NULL, offsetof(deltaproof_subject_problem, FIELD) }
 #define SAME_NAME(FIELD) POINTER(#FIELD, FIELD)
+#define OF_ROWS(FIELD) \
+    { #FIELD, "previous_" #FIELD, offsetof(deltaproof_subject_problem, FIELD) }
 
 const dp_subject_input dp_subject_inputs[DP_NINPUTS] = {
     [DP_INPUT_Q] = SAME_NAME(q),
-    [DP_INPUT_K] = SAME_NAME(k),
-    [DP_INPUT_V] = SAME_NAME(v),
+    [DP_INPUT_K] = OF_ROWS(k),
+    [DP_INPUT_V] = OF_ROWS(v),
     [DP_INPUT_G] = SAME_NAME(g),
-    [DP_INPUT_BETA] = SAME_NAME(beta),
-    [DP_INPUT_ERASE] = SAME_NAME(erase),
-    [DP_INPUT_WRITE] = SAME_NAME(write),
-    [DP_INPUT_LR_A] = SAME_NAME(lr_a),
-    [DP_INPUT_LR_B] = SAME_NAME(lr_b),
-    [DP_INPUT_NUMBER] = SAME_NAME(number),
-    [DP_INPUT_ANGLE] = SAME_NAME(angle),
-    [DP_INPUT_VALUE3] = SAME_NAME(value3),
-    [DP_INPUT_VALUE4] = SAME_NAME(value4),
+    [DP_INPUT_BETA] = OF_ROWS(beta),
+    [DP_INPUT_ERASE] = OF_ROWS(erase),
+    [DP_INPUT_WRITE] = OF_ROWS(write),
+    [DP_INPUT_LR_A] = OF_ROWS(lr_a),
+    [DP_INPUT_LR_B] = OF_ROWS(lr_b),
+    [DP_INPUT_NUMBER] = OF_ROWS(number),
+    [DP_INPUT_ANGLE] = OF_ROWS(angle),
+    [DP_INPUT_VALUE3] = OF_ROWS(value3),
+    [DP_INPUT_VALUE4] = OF_ROWS(value4),
     [DP_INPUT_A_LOG] = SAME_NAME(A_log),
     [DP_INPUT_DT_BIAS] = SAME_NAME(dt_bias),
     [DP_INPUT_S0] = SAME_NAME(initial_state),
     [DP_INPUT_DO] = POINTER("do", dout),
     [DP_INPUT_DSTATE] = SAME_NAME(dfinal_state),
 };
+
+/* NULL: the call has none. */
+static const deltaproof_subject_problem *previous(void) {
+    static deltaproof_subject_problem p;
+    int any = 0;
+    p = host.c->p;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const dp_subject_input *x = &dp_subject_inputs[i];
+        const void *data = x->previous ? input(x->previous) : NULL;
+        *(const double **)((char *)&p + x->offset) = data;
+        any |= data != NULL;
+    }
+    p.T = p.tokens = p.Nseq;
+    return any ? &p : NULL;
+}
 
 static deltaproof_subject_problem problem(void) {
     const dp_subject_control *c = host.c;
@@ -205,6 +222,7 @@ static deltaproof_subject_problem problem(void) {
     p.parent = input("parent");
     p.ring_slot = input("ring_slot");
     p.ring_tokens = input("ring_tokens");
+    p.previous = previous();
     p.input_format = c->input_format;
     p.base = c->base;
     p.chain = c->chain;

@@ -80,7 +80,7 @@ typedef struct {
 /* Input i of the table (ref/vocabulary/tensors.h): its name in regions and messages, and where
  * deltaproof_subject_problem points to it. */
 typedef struct {
-    const char *name;
+    const char *name, *previous; /* of the token before a call; NULL: none */
     size_t offset;
 } dp_subject_input;
 extern const dp_subject_input dp_subject_inputs[DP_NINPUTS];

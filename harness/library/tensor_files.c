@@ -1,6 +1,7 @@
 /* Inputs and outputs of one call in files (tensor_files.h). */
 #include "tensor_files.h"
 #include "harness/case/case_inputs.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -126,6 +127,16 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
             f, dp_field_file_name(x),
             holding(dp_case_input_format(x, input_dtype), data, dp_input_count(p, i)), ndim, shape,
             data);
+    }
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        int64_t shape[DP_MAX_AXES];
+        char name[64];
+        const double *data = dp_halo_of(p, i);
+        if (!data) continue;
+        const int ndim = dp_file_shape(p->before, &dp_input_fields[i], shape);
+        snprintf(name, sizeof name, "previous_%s", dp_field_file_name(&dp_input_fields[i]));
+        dp_tensorfile_add_format(f, name, holding(input_dtype, data, dp_input_count(p->before, i)),
+                                 ndim, shape, data);
     }
     dp_tensorfile_add_meta(f, "recurrence", dp_models[p->model].name);
     dp_tensorfile_add_meta(f, "gate", gate[p->gate]);

@@ -234,6 +234,7 @@ static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, dp
                           .run_in = takes_pool ? run_in : NULL,
                           .drafts_in = drafts,
                           .trees = drafts && x.lib->takes_trees,
+                          .halos = 1,
                           .replays = takes_pool && !step && x.lib->writes_ring,
                           .front = step ? &seen->front : NULL,
                           .run_step = run_step};

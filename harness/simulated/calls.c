@@ -1,6 +1,7 @@
 /* A session, call by call (calls.h). */
 #include "calls.h"
 #include "ref/vocabulary/design.h"
+#include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/stored.h"
 
 #include <math.h>
@@ -118,6 +119,45 @@ static dp_problem problem_new(const dp_problem *p, int Nseq, int64_t *cu, double
     return y;
 }
 
+/* The tokens before a call, one a sequence. An angle is the sum of all so far. */
+static dp_problem *tokens_before(const dp_problem *p, const slice *take) {
+    dp_problem *y = dp_calloc(1, sizeof *y);
+    int64_t *cu = dp_calloc((size_t)p->Nseq + 1, sizeof *cu);
+    const int64_t n = p->angle ? dp_input_width(p, DP_INPUT_ANGLE) : 0;
+    for (int i = 0; i < p->Nseq; i++)
+        cu[i + 1] = i + 1;
+    *y = problem_new(p, p->Nseq, cu, NULL);
+    for (int i = 0; i < p->Nseq; i++) {
+        if (take[i].from <= p->cu[i]) continue; /* it begins, or is padding */
+        put_token(p, y, i, take[i].from - 1, 0);
+        for (int64_t t = p->cu[i]; t < take[i].from - 1; t++)
+            for (int64_t z = 0; z < n; z++)
+                y->angle[i * n + z] += row_of(p, DP_INPUT_ANGLE, t)[z];
+    }
+    return y;
+}
+
+/* A call's problem that begins with the tokens before it, to be freed. */
+static dp_problem with_halo(const dp_problem *call, unsigned char **halo) {
+    int64_t *cu = dp_calloc((size_t)call->Nseq + 1, sizeof *cu);
+    for (int i = 0; i < call->Nseq; i++) {
+        const int64_t n = call->cu[i + 1] - call->cu[i];
+        cu[i + 1] = cu[i] + n + (n > 0);
+    }
+    dp_problem y =
+        problem_new(call, call->Nseq, cu, dp_copy(call->s0, dp_input_count(call, DP_INPUT_S0)));
+    y.halo = *halo = dp_calloc((size_t)y.T + 1, 1);
+    y.before = NULL;
+    for (int i = 0; i < call->Nseq; i++) {
+        const int64_t n = call->cu[i + 1] - call->cu[i];
+        if (n) put_token(call->before, &y, cu[i], i, 0);
+        (*halo)[cu[i]] = n > 0;
+        for (int64_t t = 0; t < n; t++)
+            put_token(call, &y, cu[i] + 1 + t, call->cu[i] + t, 0);
+    }
+    return y;
+}
+
 /* The problem of one call, to be freed. */
 static dp_problem problem_of(const walk *w, const slice *take) {
     const dp_problem *p = w->p;
@@ -131,7 +171,15 @@ static dp_problem problem_of(const walk *w, const slice *take) {
             put_token(p, &y, at + place(w, take[i], j), j < take[i].n ? t : draft(p, t),
                       j >= take[i].n);
         }
+    if (dp_has_halo(p)) y.before = tokens_before(p, take);
     return y;
+}
+
+static void free_call(dp_problem *y) {
+    dp_problem *before = (dp_problem *)y->before;
+    if (before) dp_problem_free(before);
+    free(before);
+    dp_problem_free(y);
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */
@@ -356,8 +404,32 @@ static dp_status run_step(const walk *w, const dp_problem *y, const dp_state_poo
     return st;
 }
 
+/* The rows of a call's own tokens, which x has behind those before it. */
+static void drop_halo(const dp_problem *call, int64_t n, double *x) {
+    double *to = x;
+    for (int i = 0; x && i < call->Nseq; i++) {
+        const int64_t tokens = call->cu[i + 1] - call->cu[i];
+        x += tokens ? n : 0;
+        memmove(to, x, sizeof *x * (size_t)(tokens * n));
+        to += tokens * n;
+        x += tokens * n;
+    }
+}
+
+static dp_status run_with_halo(const walk *w, const dp_problem *call, dp_call_result *r,
+                               dp_err *e) {
+    unsigned char *halo;
+    dp_problem y = with_halo(call, &halo);
+    const dp_status st = w->by->run(w->by->who, &y, 0, r, e);
+    if (!st) drop_halo(call, (int64_t)y.HV * y.V, r->out.o);
+    dp_problem_free(&y);
+    free(halo);
+    return st;
+}
+
 static dp_status run(const walk *w, const dp_problem *y, const dp_state_pool *pool, int states,
                      dp_call_result *r, dp_err *e) {
+    if (y->before && !w->by->halos) return run_with_halo(w, y, r, e);
     if (w->by->front) return run_step(w, y, pool, r, e);
     if (pool && w->by->run_in) return w->by->run_in(w->by->who, y, pool, states, r, e);
     return w->by->run(w->by->who, y, states, r, e);
@@ -398,14 +470,11 @@ static void behind_front(const walk *w, const dp_call_result *r, dp_problem *y) 
 
 /* Looks for wrong states: y is the call's problem, whose q, k, v become the outputs of its
  * convolutions. */
-static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r) {
+static void compare_states(const walk *w, const dp_problem *y, const dp_call_result *r) {
     const int64_t KV = (int64_t)w->p->K * w->p->V;
     dp_states_seen *far = w->by->far;
     dp_sim s;
     dp_err e = {0};
-    if (!far || far->off > 0 || !r->out.final_state || w->rings || (w->parent && any_window(w)))
-        return;
-    behind_front(w, r, y);
     if (dp_sim_new(&s, y, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return;
     dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
@@ -418,6 +487,18 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
     dp_sim_free(&s);
 }
 
+static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r) {
+    const dp_states_seen *far = w->by->far;
+    unsigned char *halo = NULL;
+    if (!far || far->off > 0 || !r->out.final_state || w->rings || (w->parent && any_window(w)))
+        return;
+    behind_front(w, r, y);
+    dp_problem more = y->before ? with_halo(y, &halo) : (dp_problem){0};
+    compare_states(w, halo ? &more : y, r);
+    if (halo) dp_problem_free(&more);
+    free(halo);
+}
+
 static dp_status call(const walk *w, const slice *take, int states, dp_call_result *r, dp_err *e) {
     dp_problem y = problem_of(w, take);
     *r = (dp_call_result){0};
@@ -425,7 +506,7 @@ static dp_status call(const walk *w, const slice *take, int states, dp_call_resu
     const dp_status st =
         w->slots ? run_in_pool(w, &y, states, r, e) : run(w, &y, NULL, states, r, e);
     if (!st) look_at_states(w, &y, r);
-    dp_problem_free(&y);
+    free_call(&y);
     return st;
 }
 

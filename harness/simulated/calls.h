@@ -19,6 +19,8 @@
  * then padding and brings one meaningless token. A caller without pools gets the states of the
  * slots to read. The states that it returns go to the slots to write.
  *
+ * If rows look back or rotate, each call gets the token before it (dp_problem.before).
+ *
  * With convolutions before q, k and v each call also gets the last inputs of every sequence from
  * earlier calls (conv_states.h). The results of a window are kept with the outputs of the
  * convolutions as inputs.
@@ -73,6 +75,7 @@ typedef struct {
      * also in windows that are trees. */
     int drafts_in, trees;
     int replays; /* 1: from rings, where the session has them */
+    int halos;   /* 1: it takes dp_problem.before; else these are tokens before a call's own */
     /* Convolutions before q, k and v, NULL: none. Their inputs are q, k, v of p and of a call. */
     dp_conv_calls *front;
     /* Runs a call with convolutions, from their states before it. pool: NULL, or the states of the

@@ -373,7 +373,7 @@ class Contract:
     ) -> Any:
         if name in INTEGERS:
             return self._placed(name, self._on_device(x.copy()))
-        fmt = problem.input_format if name in SHORT else "fp32"
+        fmt = problem.input_format if name.removeprefix("previous_") in SHORT else "fp32"
         fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         x = np.exp(x) if name in ("g", "gv") and self._decays(problem) else x

@@ -40,7 +40,8 @@ class Recurrence:
       channels, in the query and in the keys named in `turned`. Such a key may occur in write alone,
       with numbers and a gate per head.
 
-    The text form is in harness/README.md.
+    In calls of a session a kernel takes previous_NAME. These are inputs of the token before the
+    call, [N] in place of [T], of an angle the sum so far. The text form is in harness/README.md.
 
         rwkv7 = Recurrence("rwkv7", query="r", gate="w", keys=("k", "kk", "a"), values=("v",),
                            rows=({"write": "kk*a", "read": "kk"}, {"write": "k", "value": "v"}),
@@ -105,7 +106,8 @@ class Recurrence:
         own |= dict(zip(VALUES, self.values, strict=False))
         own |= dict(zip(NUMBERS, self.numbers, strict=False))
         own |= {"angle": self.angle} if self.angle else {}
-        return own | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
+        before = {f"previous_{n}": f"previous_{x}" for n, x in own.items()}
+        return own | before | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
 
     def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """fn, whose parameters and results have names here, under those of a problem."""

@@ -1,6 +1,7 @@
 """Mamba-3, which looks back at the previous token and rotates its keys: numpy kernels, right and
 wrong (mamba3.py)."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -163,3 +164,53 @@ def test_what_cannot_turn_or_look_back_is_named(more: dict[str, Any], why: str) 
     out = {"o": np.zeros((10, 1, 4), np.float32)}
     with pytest.raises(ValueError, match=why):
         assert_explained(x, out, **(SAID | {"recurrence": own}))
+
+
+SESSION = """reason = calls that go on
+source = cases/mamba3.recurrence
+op = dplr
+T = 120
+cu_seqlens = 0,50,50,72,120
+H = 2
+K = 16
+V = 24
+g_scale = 0.05
+s0_scale = 0.5
+session = 20,1,7,4x1,9
+base = fp32
+"""
+HALO = ("previous_B", "previous_x", "previous_theta")
+
+
+def goes_on(x: Arrays, wrong: str) -> Arrays:
+    """Each sequence begins with the token before it, whose numbers and gate are 0."""
+    cu, n = x["cu_seqlens"], len(x["cu_seqlens"]) - 1
+    before = {h: np.zeros_like(x[h]) if h == wrong else x[h] for h in HALO}
+    made: dict[str, list[np.ndarray]] = {"o": [], "final_state": []}
+    for i in range(n):
+        own = {t: x[t][cu[i] : cu[i + 1]] for t in ("C", "B", "x", "g", "gamma", "beta", "theta")}
+        first = {
+            t: before.get(f"previous_{t}", np.zeros((n, *a.shape[1:])))[i] for t, a in own.items()
+        }
+        y = subject(**{t: np.concatenate([first[t][None], a]) for t, a in own.items()},
+                    initial_state=x["initial_state"][i : i + 1])  # fmt: skip
+        made["o"].append(y["o"][1:])
+        made["final_state"].append(y["final_state"])
+    return {t: np.concatenate(a) for t, a in made.items()}
+
+
+@pytest.mark.parametrize("wrong", ["", *HALO])
+def test_a_session_gives_calls_the_token_before_them(wrong: str, tmp_path: Path) -> None:
+    case = tmp_path / "goes-on.case"
+    case.write_text(SESSION)
+
+    def kernel_of_calls(
+        C: Any, B: Any, x: Any, g: Any, gamma: Any, beta: Any, theta: Any, cu_seqlens: Any,
+        initial_state: Any, previous_B: Any, previous_x: Any, previous_theta: Any,
+    ) -> Arrays:  # fmt: skip
+        return goes_on(dict(locals()), wrong)
+
+    own: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state"), "recurrence": MAMBA3}
+    found = run(kernel_of_calls, str(case), layouts=(), **own)
+    assert found.status == (1 if wrong else 0), found.text
+    assert not wrong or "times its bound" in found.text or "expected" in found.text, found.text

@@ -13,6 +13,7 @@
  *            with x = raw + dt_bias
  *   rotation x cos - y sin, x sin + y cos; the sum of angles token by token, its cos and sin those
  *            of ref/arithmetic/elementary.h, rounded to the type
+ *   halo     tokens of dp_problem.halo have g and beta 0
  *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where there is none
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
  *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is

@@ -172,6 +172,11 @@ struct dp_problem {
      * exact */
     double input_error;
     const dp_memory *memory; /* where its arrays lie; NULL: memory of this process */
+    /* of a call that goes on (dp_has_halo): one token a sequence, the last before the call. Its
+     * angles are their sums so far; zeros where a sequence begins. Elsewhere NULL */
+    const dp_problem *before;
+    const unsigned char *halo; /* [T] 1: of a token before the call, which neither decays nor
+                                * writes; NULL: of none. Only ref/chunk/gate.h knows it */
 };
 
 #define DP_L2_EPS 1e-6
