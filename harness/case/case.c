@@ -187,8 +187,8 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
         return dp_casefile_refuse(f, "beta_decades", e, "goes with beta = plain");
     if (f->g_least != 0 && f->gate != DP_GATE_LOG)
         return dp_casefile_refuse(f, "g_least", e, "goes with gate = log");
-    if (f->keys == DP_KEYS_EXACT && dp_by_rows(&c->p))
-        return dp_casefile_refuse(f, "keys", e, "exact goes with other recurrences than dplr");
+    const char *no = f->keys == DP_KEYS_EXACT ? dp_inputs_exact_refuses(&c->p) : NULL;
+    if (no) return dp_casefile_refuse(f, "keys", e, "%s has no exact inputs: %s", c->op_name, no);
     if (f->keys == DP_KEYS_MOVED && f->op != DP_KDA)
         return dp_casefile_refuse(f, "keys", e, "moved goes with op = kda");
     if (f->keys == DP_KEYS_MOVED && f->K % 2)

@@ -40,6 +40,7 @@ dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
 dp_dims dp_recurrence_dims(const dp_case *c);
 dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                               int64_t *tokens, dp_err *e);
+dp_status dp_recurrence_finish(const dp_casefile *f, dp_case *c, dp_err *e); /* exact rows fit */
 void dp_recurrence_fill(dp_case *c);
 void dp_recurrence_fill_gradients(const dp_casefile *f, dp_case *c);
 void dp_recurrence_describe(const dp_case *c, int ranks, char *out, size_t size);

@@ -1,5 +1,9 @@
 /* Ops gdn, kda, mkda, and the recurrence behind the convolutions of op step (operations.h). */
 #include "case_parts.h"
+#include "ref/chunk/recurrent.h"
+#include "ref/vocabulary/recurrence.h"
+
+#include <stdlib.h>
 
 #define MAX_HEADS 4096
 #define MAX_KEYS 4096 /* K and V */
@@ -70,6 +74,39 @@ dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_c
 }
 
 void dp_recurrence_fill(dp_case *c) { dp_inputs_fill(&c->p, &c->spec); }
+
+enum { MOST_EXACT = 1 << 26 };
+/* Rows that only write add up: is every state of an exact case a number of bf16? */
+static int states_are_short(const dp_problem *p) {
+    const int64_t n = p->T * p->HV * p->K * p->V;
+    const dp_design design = dp_design_of(DP_BASE_FP64);
+    int64_t *t = dp_calloc((size_t)p->T, sizeof *t);
+    const dp_recurrent_keep keep = {.n = (int)p->T, .t = t, .S = dp_doubles(n)};
+    dp_result r;
+    int all = 1;
+    for (int64_t i = 0; i < p->T; i++)
+        t[i] = i;
+    dp_recurrent_run_f64(p, &design, 0, &keep, &r);
+    for (int64_t i = 0; i < n && all; i++)
+        all = dp_bf16d(keep.S[i]) == keep.S[i];
+    dp_result_free(&r);
+    free(t);
+    free(keep.S);
+    return all;
+}
+
+dp_status dp_recurrence_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
+    const dp_problem *p = &c->p;
+    if (f->keys != DP_KEYS_EXACT || f->data || !dp_by_rows(p)) return DP_OK;
+    if ((double)p->T * p->HV * p->K * p->V > MOST_EXACT)
+        return dp_casefile_refuse(f, "keys", e, "exact goes with states of %d numbers in all",
+                                  MOST_EXACT);
+    return states_are_short(p) ? DP_OK
+                               : dp_casefile_refuse(f, "keys", e,
+                                                    "the states of %s need more than the 8 bits of "
+                                                    "bf16: fewer tokens, or a larger K",
+                                                    c->op_name);
+}
 
 void dp_recurrence_fill_gradients(const dp_casefile *f, dp_case *c) {
     dp_problem made = c->p;

@@ -79,7 +79,7 @@ static dp_status check_ring(const dp_casefile *f, const dp_case *c, dp_err *e) {
 
 dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e) {
     dp_err why = {0};
-    if (check_ring(f, c, e)) return DP_EINPUT;
+    if (check_ring(f, c, e) || dp_recurrence_finish(f, c, e)) return DP_EINPUT;
     if (dp_session_fits(&c->session, c->p.cu, c->p.Nseq, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
     if (dp_session_prefix_fits(&c->session, c->p.cu, c->p.Nseq, &why))

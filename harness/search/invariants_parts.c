@@ -284,7 +284,7 @@ dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
  * NULL. */
 static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x) {
     if (p->K % p->R || p->K % 4) return "K is no multiple of 4 and of R: no exact inputs";
-    if (dp_by_rows(p)) return "no exact inputs of a recurrence by factors";
+    if (dp_inputs_exact_refuses(p)) return "these rows have no exact inputs";
     *x = *p;
     x->memory = NULL;
     x->gate = DP_GATE_LOG;

@@ -298,24 +298,16 @@ static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
 
 /* ---- a user's own rows ----------------------------------------------------------------------- */
 
-enum { KEYS_MOST = 4 };
-static const dp_input_id KEYS[KEYS_MOST] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
-                                            DP_INPUT_LR_B};
+const dp_input_id dp_row_keys[DP_KEYS_MOST] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
+                                               DP_INPUT_LR_B};
 
-/* Keys that stand alone in an entry are vectors, the others numbers that multiply one. Vectors that
- * one row writes and reads along have one direction, `like`, so that a step that erases contracts.
- * Some point backwards. */
-typedef struct {
-    int vector[KEYS_MOST], like[KEYS_MOST], sign[KEYS_MOST];
-} key_roles;
-
-static void find_vectors(const dp_recurrence *a, key_roles *y) {
+static void find_vectors(const dp_recurrence *a, dp_key_roles *y) {
     for (int alone = 1; alone >= 0; alone--)
         for (int j = 0; j < 2 * a->n; j++) {
             const dp_entry e = j % 2 ? a->row[j / 2].read : a->row[j / 2].write;
             int n = 0, vectors = 0, first = -1;
-            for (int i = KEYS_MOST - 1; i >= 0; i--) {
-                if (!dp_entry_has(e, KEYS[i])) continue;
+            for (int i = DP_KEYS_MOST - 1; i >= 0; i--) {
+                if (!dp_entry_has(e, dp_row_keys[i])) continue;
                 n++;
                 first = i;
                 vectors += y->vector[i];
@@ -325,42 +317,41 @@ static void find_vectors(const dp_recurrence *a, key_roles *y) {
 }
 
 static int in_row(const dp_token_row *r, int key) {
-    return dp_entry_has(r->write, KEYS[key]) + dp_entry_has(r->read, KEYS[key]);
+    return dp_entry_has(r->write, dp_row_keys[key]) + dp_entry_has(r->read, dp_row_keys[key]);
 }
 
-static key_roles key_roles_of(const dp_recurrence *a) {
-    key_roles y = {.like = {0, 1, 2, 3}};
+dp_key_roles dp_key_roles_of(const dp_recurrence *a) {
+    dp_key_roles y = {.like = {0, 1, 2, 3}};
     int most = -1;
     find_vectors(a, &y);
-    for (int again = 0; again < KEYS_MOST; again++)
+    for (int again = 0; again < DP_KEYS_MOST; again++)
         for (int j = 0; j < a->n; j++)
-            for (int i = 0; i < KEYS_MOST * KEYS_MOST && a->row[j].read.sign; i++) {
-                int *x = &y.like[i / KEYS_MOST], *z = &y.like[i % KEYS_MOST];
-                if (y.vector[i / KEYS_MOST] && y.vector[i % KEYS_MOST] &&
-                    in_row(&a->row[j], i / KEYS_MOST) && in_row(&a->row[j], i % KEYS_MOST))
+            for (int i = 0; i < DP_KEYS_MOST * DP_KEYS_MOST && a->row[j].read.sign; i++) {
+                int *x = &y.like[i / DP_KEYS_MOST], *z = &y.like[i % DP_KEYS_MOST];
+                if (y.vector[i / DP_KEYS_MOST] && y.vector[i % DP_KEYS_MOST] &&
+                    in_row(&a->row[j], i / DP_KEYS_MOST) && in_row(&a->row[j], i % DP_KEYS_MOST))
                     *x = *z = *x < *z ? *x : *z;
             }
-    for (int turned = 0; turned < 1 << KEYS_MOST; turned += 2) { /* the first never is */
+    for (int turned = 0; turned < 1 << DP_KEYS_MOST; turned += 2) { /* the first never is */
         int contracting = 0;
         for (int j = 0; j < a->n; j++) {
             const dp_token_row *r = &a->row[j];
             int sign = r->write.sign * r->read.sign * r->strength.sign;
-            for (int i = 0; i < KEYS_MOST; i++)
+            for (int i = 0; i < DP_KEYS_MOST; i++)
                 if (y.vector[i] && turned >> i & in_row(r, i) & 1) sign = -sign;
             contracting += sign > 0;
         }
         if (contracting <= most) continue;
         most = contracting;
-        for (int i = 0; i < KEYS_MOST; i++)
+        for (int i = 0; i < DP_KEYS_MOST; i++)
             y.sign[i] = y.vector[i] && turned >> i & 1 ? -1 : 1;
     }
     return y;
 }
 
-/* Is it the only factor of some value? */
-static int is_whole_value(const dp_recurrence *a, int input) {
+int dp_is_whole_value(const dp_recurrence *a, int input) {
     for (int j = 0; j < a->n; j++)
-        if (a->row[j].value.n == 1 && a->row[j].value.of[0] == input) return 1;
+        if (a->row[j].value.n == 1 && dp_factor_input(a->row[j].value.of[0]) == input) return 1;
     return 0;
 }
 
@@ -368,11 +359,11 @@ static int is_whole_value(const dp_recurrence *a, int input) {
 static void fill_numbers_of_rows(dp_problem *p, const dp_inputs_spec *s) {
     const int64_t n = p->T * p->HV, angles = n * dp_pairs(p);
     if (p->number) {
-        fill_uniform(p->number, n, s, ST_OWN + KEYS_MOST, s->beta_lo, s->beta_hi);
+        fill_uniform(p->number, n, s, ST_OWN + DP_KEYS_MOST, s->beta_lo, s->beta_hi);
         round_all(p->number, n, s->dtype);
     }
     if (!p->angle) return;
-    fill_uniform(p->angle, angles, s, ST_OWN + KEYS_MOST + 1, -0.1, 0.3);
+    fill_uniform(p->angle, angles, s, ST_OWN + DP_KEYS_MOST + 1, -0.1, 0.3);
     round_all(p->angle, angles, s->dtype);
 }
 
@@ -381,7 +372,7 @@ static void fill_value_of_rows(dp_problem *p, const dp_inputs_spec *s, int input
     double *x = *dp_input_at(p, input);
     const int64_t n = p->T * p->HV * p->V;
     if (!x) return;
-    if (is_whole_value(dp_recurrence_of(p), input))
+    if (dp_is_whole_value(dp_recurrence_of(p), input))
         fill_normal(x, n, s, st, 0, 1, s->dtype);
     else
         fill_uniform(x, n, s, st, s->beta_lo, s->beta_hi);
@@ -391,12 +382,12 @@ static void fill_value_of_rows(dp_problem *p, const dp_inputs_spec *s, int input
 /* The first key is that of other recurrences (fill_keys). */
 static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
     const dp_recurrence *a = dp_recurrence_of(p);
-    const key_roles roles = key_roles_of(a);
+    const dp_key_roles roles = dp_key_roles_of(a);
     const int64_t rows = p->T * p->HV, n = rows * p->K;
     if (p->H != p->HV) return; /* refused by dp_problem_check */
-    for (int i = 0; i < KEYS_MOST; i++) {
-        double *x = *dp_input_at(p, KEYS[i]);
-        const double *like = dp_input_of(p, KEYS[roles.like[i]]);
+    for (int i = 0; i < DP_KEYS_MOST; i++) {
+        double *x = *dp_input_at(p, dp_row_keys[i]);
+        const double *like = dp_input_of(p, dp_row_keys[roles.like[i]]);
         dp_rng r;
         dp_rng_seed(&r, s->seed, ST_OWN + (uint64_t)i);
         for (int64_t j = 0; j < rows && x; j++) {
@@ -404,7 +395,7 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
             const double share = s->beta_lo + (s->beta_hi - s->beta_lo) * dp_rng_uniform(&r);
             if (roles.vector[i] && roles.like[i] == i && i) {
                 normals(&r, y, p->K);
-                if (!dp_is_normed(p, KEYS[i])) normalise(y, p->K);
+                if (!dp_is_normed(p, dp_row_keys[i])) normalise(y, p->K);
             }
             for (int k = 0; k < p->K; k++)
                 if (!roles.vector[i])
@@ -412,20 +403,20 @@ static void fill_own_rows(dp_problem *p, const dp_inputs_spec *s) {
                 else if (roles.like[i] != i)
                     y[k] = like[j * p->K + k];
             if (!roles.vector[i] || roles.like[i] == i) continue;
-            if (dp_is_normed(p, KEYS[roles.like[i]])) normalise(y, p->K);
+            if (dp_is_normed(p, dp_row_keys[roles.like[i]])) normalise(y, p->K);
             for (int k = 0; k < p->K; k++)
                 y[k] = share * y[k];
         }
     }
-    for (int i = 0; i < KEYS_MOST; i++) {
-        double *x = *dp_input_at(p, KEYS[i]);
+    for (int i = 0; i < DP_KEYS_MOST; i++) {
+        double *x = *dp_input_at(p, dp_row_keys[i]);
         for (int64_t j = 0; j < n && x; j++)
             x[j] = rounded(roles.sign[i] * x[j], s->dtype);
     }
     fill_numbers_of_rows(p, s);
     fill_value_of_rows(p, s, DP_INPUT_WRITE, ST_WRITE);
-    fill_value_of_rows(p, s, DP_INPUT_VALUE3, ST_OWN + KEYS_MOST + 2);
-    fill_value_of_rows(p, s, DP_INPUT_VALUE4, ST_OWN + KEYS_MOST + 3);
+    fill_value_of_rows(p, s, DP_INPUT_VALUE3, ST_OWN + DP_KEYS_MOST + 2);
+    fill_value_of_rows(p, s, DP_INPUT_VALUE4, ST_OWN + DP_KEYS_MOST + 3);
 }
 
 static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {

@@ -65,6 +65,8 @@ typedef struct {
 void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s);
 /* The same by the law of keys = exact. */
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s);
+/* Why the rows of p have no such inputs; NULL: they have. */
+const char *dp_inputs_exact_refuses(const dp_problem *p);
 #define DP_STREAM_MOVED 96 /* stream of its random numbers, beside those of inputs.c */
 void dp_inputs_move_state(dp_problem *p, uint64_t seed); /* not rounded */
 /* dout and dstate alone, the same bits. */

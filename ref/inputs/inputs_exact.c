@@ -12,6 +12,10 @@
  * beta, but for erase where the key is one channel. The others, which it does not reach, have 0,
  * 1/2, 1 or 2.
  *
+ * Rows (recurrence.h). All keys of a token that are vectors are +- one basis vector a. So a row
+ * that reads replaces s_a by its value. Other keys and numbers are 1, or 0 at once, values that
+ * multiply another +-1, angles 0. Rows that only write add small integers to s_a.
+ *
  * Decay. g is 0, or -1024 for a reset: exp is then exactly 1 or (below 2^-1074) exactly 0 in every
  * format. A reset takes the whole head (gdn), one channel of an even block, or two channels of
  * another block. The last leaves halves in four s_a. None of them is halved or reset again before
@@ -31,6 +35,7 @@
  * token has another pattern of magnitudes and signs. So the content of a wrong row names its rank,
  * head, sequence and token (harness/verdict/source.h). */
 #include "inputs.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <math.h>
@@ -134,6 +139,89 @@ static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int s
     }
 }
 
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static int vectors_of(const dp_key_roles *y, dp_entry e) {
+    int n = 0;
+    for (int i = 0; i < DP_KEYS_MOST; i++)
+        n += y->vector[i] ? dp_entry_has(e, dp_row_keys[i]) +
+                                dp_entry_has(e, (int)dp_row_keys[i] | DP_PREVIOUS)
+                          : 0;
+    return n;
+}
+
+/* Does row j replace what it reads, not add to it? */
+static int replaces(const dp_key_roles *y, const dp_token_row *r) {
+    int sign = r->write.sign * r->read.sign * r->strength.sign;
+    for (int i = 0; i < DP_KEYS_MOST; i++) {
+        const int n =
+            dp_entry_has(r->write, dp_row_keys[i]) + dp_entry_has(r->read, dp_row_keys[i]);
+        if (y->vector[i] && n & 1) sign *= y->sign[i];
+    }
+    return sign > 0;
+}
+
+const char *dp_inputs_exact_refuses(const dp_problem *p) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    const dp_key_roles y = dp_key_roles_of(a);
+    int reads = 0;
+    if (!dp_by_rows(p)) return NULL;
+    if (p->l2norm) return "norms round";
+    for (int j = 0; j < a->n; j++) {
+        const dp_token_row *r = &a->row[j];
+        if (vectors_of(&y, r->write) != 1 || (r->read.sign && vectors_of(&y, r->read) != 1))
+            return "an entry is a product of vectors";
+        if (dp_entry_looks_back(r->read) || (r->read.sign && dp_entry_looks_back(r->write)))
+            return "a row reads along a key of the token before";
+        if (r->read.sign && !replaces(&y, r)) return "a row adds to what it reads";
+        reads += r->read.sign != 0;
+    }
+    return reads > 1 && !dp_in_turn(p) ? "several rows read at once" : NULL;
+}
+
+/* Resets as above, but in blocks whose keys are single channels. */
+static void fill_row_gate(dp_problem *p, dp_rng *r, int64_t at) {
+    const int Kg = dp_Kg(p), x = draw(r, p->K), roll = draw(r, 48);
+    if (dp_has_growth(p)) return; /* exp(1024) is no number */
+    if (Kg == 1 ? !roll : roll < 6 && !rotated(p->K, x)) p->g[at * Kg + (Kg > 1 ? x : 0)] = RESET;
+}
+
+static void fill_row_keys(dp_problem *p, dp_rng *r, int64_t at, int a) {
+    static const double other[] = {0, 0.5, 1, 2};
+    const dp_key_roles y = dp_key_roles_of(dp_recurrence_of(p));
+    const double s = sign(r), on = draw(r, 8) > 0;
+    for (int i = 0; i < DP_KEYS_MOST; i++) {
+        double *to = *dp_input_at(p, dp_row_keys[i]);
+        for (int x = 0; to && x < p->K; x++)
+            to[at * p->K + x] = y.vector[i] ? s * y.sign[i] * dp_inputs_exact_basis(p->K, a, x)
+                                : x == a || rotated(p->K, a) ? on
+                                                             : other[draw(r, 4)];
+    }
+    for (int i = 0; i < 2; i++) {
+        double *to = i ? p->number : p->beta;
+        if (to) to[at] = draw(r, 8) > 0;
+    }
+}
+
+static void fill_row_values(dp_problem *p, dp_rng *r, int64_t at, int64_t t, double unit) {
+    static const dp_input_id VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3,
+                                         DP_INPUT_VALUE4};
+    for (int i = 0; i < 4; i++) {
+        double *to = *dp_input_at(p, VALUES[i]);
+        const int whole = dp_is_whole_value(dp_recurrence_of(p), VALUES[i]) || !i;
+        for (int c = 0; to && c < p->V; c++)
+            to[at * p->V + c] = sign(r) * (whole ? unit * (1 + (t >> c % 8 & 1)) : 1);
+    }
+}
+
+/* Token t of a sequence, of one head. */
+static void fill_rows(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv) {
+    const int64_t at = t * p->HV + hv;
+    fill_row_gate(p, r, at);
+    fill_row_keys(p, r, at, vector_of(p, t - first, hv, 0));
+    fill_row_values(p, r, at, t, ldexp(1, dp_inputs_exact_log2(p, seq, hv)));
+}
+
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
     assert(p->gate == DP_GATE_LOG && p->beta_form == DP_BETA_PLAIN && !p->l2norm &&
            p->K % p->R == 0);
@@ -149,6 +237,10 @@ void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
         for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
             fill_keys(p, &r, t, p->cu[i]);
             for (int hv = 0; hv < p->HV; hv++) {
+                if (dp_by_rows(p)) {
+                    fill_rows(p, &r, t, p->cu[i], i, hv);
+                    continue;
+                }
                 fill_gate(p, &r, t, hv, dirty + hv * p->K);
                 fill_write(p, &r, t, p->cu[i], i, hv, dirty + hv * p->K);
             }

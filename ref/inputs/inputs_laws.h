@@ -4,7 +4,7 @@
 #ifndef DP_INPUTS_LAWS_H
 #define DP_INPUTS_LAWS_H
 #include "ref/vocabulary/formats.h"
-#include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/recurrence.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,6 +24,20 @@ typedef struct {
  * seed alone, the same bits on every machine. */
 void dp_inputs_apply_laws(dp_problem *p, const dp_inputs_laws *laws, dp_format dtype,
                           uint64_t seed);
+
+/* ---- keys of rows (recurrence.h) ------------------------------------------------------------- */
+
+enum { DP_KEYS_MOST = 4 };
+extern const dp_input_id dp_row_keys[DP_KEYS_MOST];
+/* Keys that stand alone in an entry are vectors, the others numbers that multiply one. Vectors that
+ * one row writes and reads along have one direction, `like`, so that a step that erases contracts.
+ * Some point backwards. */
+typedef struct {
+    int vector[DP_KEYS_MOST], like[DP_KEYS_MOST], sign[DP_KEYS_MOST];
+} dp_key_roles;
+dp_key_roles dp_key_roles_of(const dp_recurrence *a);
+/* Is it the only factor of some value? */
+int dp_is_whole_value(const dp_recurrence *a, int input);
 
 #ifdef __cplusplus
 }
