@@ -125,3 +125,40 @@ def test_inputs_over_their_norms_are_judged_without() -> None:
     said: dict[str, Any] = {"recurrence": NORMED, "base": "fp32", "gate": "log"}
     assert_explained(units, own, l2norm=False, **said)
     assert judge(x, own, l2norm=False, **said).status == 1
+
+
+def of_queries(x: Arrays, n: int) -> tuple[Arrays, Arrays]:
+    """n query heads a value head: one pass each; gradients of all but queries add up."""
+    rng = np.random.default_rng(4)
+    x = x | {"q": 0.2 * rng.standard_normal((T, H * n, K)).astype(np.float32)}
+    x["do"] = rng.standard_normal((T, H * n, V)).astype(np.float32)
+    passes = [kernel(x | {s: x[s][:, j::n] for s in ("q", "do")}) for j in range(n)]
+    y = {name: sum(p[name] for p in passes) for name in passes[0]}
+    for name in ("o", "dq"):
+        rows = np.stack([p[name] for p in passes], 2)
+        y[name] = rows.reshape(T, H * n, rows.shape[-1])
+    return x, y
+
+
+def failed(found: Any) -> set[str]:
+    return {n for n, t in found.tensors.items() if t["verdict"] == "fail"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_several_query_heads_each_over_its_norm(ranks: int) -> None:
+    x, y = of_queries(inputs(), 3)
+    del y["dg"]  # of raw gates alone
+    said: dict[str, Any] = {"recurrence": NORMED, "base": "fp32", "gate": "log", "ranks": ranks}
+    assert assert_explained(x, y, **said)["dk"]["verdict"] == "pass"
+    y["dp"] = y["dp"] * np.float32(1.001)
+    assert failed(judge(x, y, **said)) == {"dp"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gates_above_0_and_one_that_clamps_them(ranks: int) -> None:
+    x = inputs()
+    x["g"] = (x["g"] + 0.08).astype(np.float32)
+    said: dict[str, Any] = {"recurrence": NORMED, "base": "fp32", "gate": "log", "ranks": ranks}
+    assert_explained(x, kernel(x), **said)
+    clamped = kernel(x | {"g": np.minimum(x["g"], 0)})
+    assert {"o", "dq", "dk", "dp", "dv", "dg"} <= failed(judge(x, clamped, **said))
