@@ -101,13 +101,19 @@ WRONG: dict[str, dict[str, Any]] = {
     "eps outside the root": {"outside": True},
     "eps of another": {"eps": 1.2 * EPS},
 }
+NAMED = {
+    "no norm": "passes without norms",
+    "p without": "passes with `norm q k eps 0.03`",
+    "no eps": "passes with `norm q k p eps 1e-12`",
+}
 
 
 @pytest.mark.parametrize("base", ["fp32", "bf16"])
-@pytest.mark.parametrize("how", WRONG.values(), ids=WRONG)
-def test_a_wrong_norm_fails(base: str, how: dict[str, Any]) -> None:
-    found = verdict(base, **how)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_norm_fails_and_is_named(base: str, name: str) -> None:
+    found = verdict(base, **WRONG[name])
     assert found.status == 1, found.text
+    assert base == "bf16" or NAMED.get(name, "") in " ".join(found.text.split()), found.text
 
 
 @pytest.mark.parametrize("base", ["fp32", "bf16"])
