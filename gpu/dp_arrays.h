@@ -16,6 +16,10 @@ dp_status dpg_array_narrow(const double *x, int64_t n, dpg_dtype t, void *to, dp
 dp_status dpg_array_widen(const void *x, int64_t n, dpg_dtype t, double *to, dp_err *e);
 /* The law is any but DP_LARGE_LOG. */
 dp_status dpg_array_fill(double *x, const dp_large_law *law, int64_t rows, dp_err *e);
+/* Token and old are device memory, too. */
+dp_status dpg_array_exact(const dp_exact *x, dp_err *e);
+/* x[at[i]] = value[i] of n entries. */
+dp_status dpg_array_put(double *x, const int64_t *at, const double *value, int64_t n, dp_err *e);
 dp_status dpg_array_edit(const dp_memory_edit *edit, dp_err *e);
 /* The first entry that differs goes to *entry; -1: none does. kept is device memory, too. The call
  * uses one number of device memory, `first`. */

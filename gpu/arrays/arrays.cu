@@ -3,6 +3,7 @@
 #include "dp_arrays.h"
 #include "plan/status.cuh"
 #include "plan/values.cuh"
+#include "ref/inputs/inputs_exact.h"
 #include "ref/inputs/inputs_large.h"
 
 #define THREADS 256
@@ -44,6 +45,14 @@ static __global__ void fill_kernel(double *x, dp_large_law law, int64_t rows) {
             x[r * law.width + i] = dp_large_entry(&law, r * law.width + i, norm[i / law.width]);
         __syncthreads();
     }
+}
+static __global__ void exact_kernel(dp_exact x) {
+    EACH(t, x.T)
+    dp_exact_make(&x, t);
+}
+static __global__ void put_kernel(double *x, const int64_t *at, const double *value, int64_t n) {
+    EACH(i, n)
+    x[at[i]] = value[i];
 }
 static __global__ void edit_kernel(dp_memory_edit e) {
     const int64_t n = e.to - e.from;
@@ -91,6 +100,18 @@ dp_status dpg_array_widen(const void *x, int64_t n, dpg_dtype t, double *to, dp_
 dp_status dpg_array_fill(double *x, const dp_large_law *law, int64_t rows, dp_err *e) {
     fill_kernel<<<blocks_of(rows), THREADS>>>(x, *law, rows);
     CK_LAUNCH(e, "fill_kernel");
+    return DP_OK;
+}
+
+dp_status dpg_array_exact(const dp_exact *x, dp_err *e) {
+    exact_kernel<<<blocks_of(x->T), THREADS>>>(*x);
+    CK_LAUNCH(e, "exact_kernel");
+    return DP_OK;
+}
+
+dp_status dpg_array_put(double *x, const int64_t *at, const double *value, int64_t n, dp_err *e) {
+    put_kernel<<<blocks_of(n), THREADS>>>(x, at, value, n);
+    CK_LAUNCH(e, "put_kernel");
     return DP_OK;
 }
 

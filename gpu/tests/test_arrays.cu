@@ -1,8 +1,10 @@
 /* gpu/tests/test_arrays.cu - arrays of doubles on a device (dp_arrays.h) against the host, bit for
- * bit. Compared are inputs of every law, formats, factors, edits, and first differences.
+ * bit. Compared are inputs of every law, exact ones, formats, factors, edits, some entries, and
+ * first differences.
  * Exit status 0, 1, or 2 (no device). */
 #include "../dp_arrays.h"
 #include "device.h"
+#include "ref/inputs/inputs_exact.h"
 #include "ref/inputs/inputs_large.h"
 
 enum { ROWS = 1001, WIDTH = 24, COUNT = ROWS * WIDTH };
@@ -52,6 +54,66 @@ static void laws() {
         fact(dp_large_rounded(x, 0) == dp_fp32(x), "%a in fp32", x);
     }
     CUDA(cudaFree(d));
+}
+
+/* Tokens of any generator, behind any others. erase: erase and write in place of beta. */
+static void exact_inputs(int erase) {
+    enum { T = 300, H = 2, HV = 4, K = 32, V = 24, R = 2 };
+    std::vector<dp_exact_token> token(T);
+    std::vector<uint16_t> old(T * HV);
+    for (uint64_t t = 0; t < T; t++) {
+        token[t] = {
+            {{dp_large_mix(t), dp_large_mix(t + T), t, 1}}, (int64_t)(t % 77), (int64_t)t % 3};
+        for (uint64_t i = 0; i < HV; i++)
+            old[t * HV + i] = (uint16_t)(dp_large_mix(t * HV + i) & 7);
+    }
+    dp_exact x = {T, H, HV, K, V, R, K, token.data(), old.data()}, y = x;
+    typedef double *(dp_exact::*Array);
+    struct {
+        size_t n;
+        Array at;
+        Doubles want;
+    } of[] = {{T * H * K, &dp_exact::q},         {T * H * R * K, &dp_exact::k},
+              {T * HV * R * V, &dp_exact::v},    {T * HV * K, &dp_exact::g},
+              {T * HV * R, &dp_exact::beta},     {T * HV * R * K, &dp_exact::erase},
+              {T * HV * R * V, &dp_exact::write}};
+    for (auto &f : of) {
+        f.want.assign(f.n, 0);
+        if (!erase && f.at == &dp_exact::erase) break;
+        x.*f.at = f.want.data();
+        y.*f.at = sent(f.want);
+    }
+    dp_err e = {};
+    y.token = (dp_exact_token *)room(T * sizeof token[0]);
+    y.old = (uint16_t *)room(T * HV * 2);
+    CUDA(cudaMemcpy((void *)y.token, token.data(), T * sizeof token[0], cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy((void *)y.old, old.data(), T * HV * 2, cudaMemcpyHostToDevice));
+    for (int t = 0; t < T; t++)
+        dp_exact_make(&x, t);
+    DP(e, dpg_array_exact(&y, &e));
+    for (auto &f : of)
+        if (y.*f.at) {
+            same(text("exact, input %zu", &f - of).c_str(), fetched(y.*f.at, f.n), f.want);
+            CUDA(cudaFree(y.*f.at));
+        }
+    CUDA(cudaFree((void *)y.token));
+    CUDA(cudaFree((void *)y.old));
+}
+
+static void entries() {
+    Doubles want(COUNT, 0), value = {1.5, -2, 3};
+    const int64_t at[] = {7, 0, COUNT - 1};
+    dp_err e = {};
+    double *d = sent(want), *v = sent(value);
+    int64_t *places = (int64_t *)room(sizeof at);
+    CUDA(cudaMemcpy(places, at, sizeof at, cudaMemcpyHostToDevice));
+    for (int i = 0; i < 3; i++)
+        want[at[i]] = value[i];
+    DP(e, dpg_array_put(d, places, v, 3, &e));
+    same("some entries", fetched(d, COUNT), want);
+    CUDA(cudaFree(d));
+    CUDA(cudaFree(v));
+    CUDA(cudaFree(places));
 }
 
 static Doubles numbers(int count, uint64_t seed) {
@@ -157,6 +219,9 @@ static void differences() {
 int main() {
     devices("test_arrays");
     laws();
+    exact_inputs(0);
+    exact_inputs(1);
+    entries();
     formats();
     edits();
     differences();

@@ -4,6 +4,7 @@
 #include "device_fill.h"
 #include "device_ranks.h"
 #include "gpu/dp_arrays.h"
+#include "ref/inputs/inputs_exact.h"
 #include "ref/inputs/inputs_large.h"
 
 #include <stdio.h>
@@ -118,9 +119,44 @@ static int64_t first(const dp_memory_pair *x) {
     return entry;
 }
 
+/* Bytes of the host in memory of the device, as doubles; let_go frees them. */
+static double *sent(const void *host, size_t bytes) {
+    double *x = room((int64_t)(bytes + 7) / 8);
+    must(cudaMemcpy(dp_array_real(x), host, bytes, cudaMemcpyHostToDevice), "a copy", bytes);
+    return x;
+}
+
+static void exact(const dp_exact *x) {
+    const size_t T = (size_t)x->T, HV = (size_t)x->HV;
+    dp_exact y = *x;
+    dp_err e = {0};
+    double *token = sent(x->token, T * sizeof *x->token),
+           *old = sent(x->old, T * HV * sizeof *x->old);
+    double **const array[] = {&y.q, &y.k, &y.v, &y.g, &y.beta, &y.erase, &y.write};
+    y.token = (const dp_exact_token *)dp_array_real(token);
+    y.old = (const uint16_t *)dp_array_real(old);
+    for (int i = 0; i < 7; i++)
+        *array[i] = dp_array_real(*array[i]);
+    done(dpg_array_exact(&y, &e), &e);
+    let_go(token);
+    let_go(old);
+}
+
+static void set(double *x, const int64_t *at, const double *value, int64_t n) {
+    const size_t bytes = sizeof(double) * (size_t)n;
+    dp_err e = {0};
+    if (!n) return;
+    double *places = sent(at, bytes), *values = sent(value, bytes);
+    done(dpg_array_put(dp_array_real(x), (const int64_t *)dp_array_real(places),
+                       dp_array_real(values), n, &e),
+         &e);
+    let_go(places);
+    let_go(values);
+}
+
 const dp_memory *dp_cuda_memory(const dp_problem *p, dp_backend b, int N) {
-    static const dp_memory device = {make, copy,  let_go, own,   put, get,
-                                     move, times, edit,   first, fill};
+    static const dp_memory device = {make,  copy, let_go, own,  put,   get, move,
+                                     times, edit, first,  fill, exact, set};
     int n = 0;
     if (b != DP_BACKEND_CUDA || dp_fill_needed(p) || dp_cuda_processes(b, N)) return NULL;
     return cudaGetDeviceCount(&n) == cudaSuccess && n == 1 ? &device : NULL;

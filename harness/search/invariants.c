@@ -172,8 +172,9 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
                                  .factor = x->factor,
                                  .small = x->small};
     const int64_t first = (x->got->memory ? x->got->memory->first : first_host)(&pair);
-    for (int64_t r = 0; r < l.rows; r++)
-        w->c->compared += !kept_rows || kept_rows[r] ? l.width : 0;
+    if (!kept_rows) w->c->compared += l.rows * l.width;
+    for (int64_t r = 0; r < (kept_rows ? l.rows : 0); r++)
+        w->c->compared += kept_rows[r] ? l.width : 0;
     free(kept_rows);
     if (first >= 0) differ(w, f, x, &l, first);
 }
@@ -244,18 +245,6 @@ static dp_problem check_at_hand(const dp_problem *p) {
     }
     c.cu = dp_cu_copy(p);
     return c;
-}
-
-void dp_check_put_away(dp_problem *p, const dp_memory *memory) {
-    p->memory = memory;
-    for (int i = 0; i < DP_NINPUTS && memory; i++) {
-        const int64_t n = dp_input_count(p, i);
-        double **x = dp_input_at(p, i), *host = *x;
-        if (!host) continue;
-        *x = memory->make(n, 0);
-        memory->put(*x, host, n);
-        free(host);
-    }
 }
 
 /* Tokens [a, b), which belong to one sequence: a problem of its own. s0, dstate: NULL, or

@@ -286,7 +286,6 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
     if (p->K % p->R || p->K % 4) return "K is no multiple of 4 and of R: no exact inputs";
     if (dp_inputs_exact_refuses(p)) return "these rows have no exact inputs";
     *x = *p;
-    x->memory = NULL;
     x->gate = DP_GATE_LOG;
     x->beta_form = DP_BETA_PLAIN;
     x->l2norm = 0;
@@ -294,13 +293,12 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
     x->A_log = x->dt_bias = x->s0 = x->dout = x->dstate = NULL;
     x->cu = dp_cu_copy(p);
     dp_problem_alloc(x);
-    if (p->s0) x->s0 = dp_doubles(dp_input_count(p, DP_INPUT_S0));
-    if (backward) x->dout = dp_doubles(dp_input_count(p, DP_INPUT_DO));
+    if (p->s0) x->s0 = dp_doubles_of(p, dp_input_count(p, DP_INPUT_S0));
+    if (backward) x->dout = dp_doubles_of(p, dp_input_count(p, DP_INPUT_DO));
     const dp_inputs_spec s = {
         .seed = 2, .dtype = DP_BF16, .keys = DP_KEYS_EXACT, .s0_scale = p->s0 ? 1 : 0};
     dp_inputs_fill_exact(x, &s);
     if (backward) dp_inputs_fill_exact_gradients(x, &s);
-    dp_check_put_away(x, p->memory);
     return NULL;
 }
 

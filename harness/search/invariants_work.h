@@ -42,8 +42,6 @@ typedef int dp_check_keep(const void *ctx, int field, int64_t token, int head,
 dp_problem dp_check_copy(const dp_problem *p, int backward);
 /* The input i of p, to be changed: no other problem shares it from now on (memory.h). */
 double *dp_check_own(dp_problem *p, int i);
-/* Arrays of p, in memory of this process, into `memory` (NULL: they stay). */
-void dp_check_put_away(dp_problem *p, const dp_memory *memory);
 /* Tokens [a, b), which belong to one sequence, as a problem of its own; s0, dstate: NULL, or
  * [HV][K][V]. */
 dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,

@@ -23,28 +23,12 @@ void dp_rng_seed(dp_rng *r, uint64_t seed, uint64_t stream) {
         r->s[i] = splitmix64(&x);
 }
 
-static uint64_t rotl(uint64_t x, int k) { return x << k | x >> (64 - k); }
-
-static uint64_t rng_next(dp_rng *r) {
-    uint64_t *s = r->s;
-    const uint64_t out = rotl(s[1] * 5, 7) * 9, t = s[1] << 17;
-    s[2] ^= s[0];
-    s[3] ^= s[1];
-    s[1] ^= s[2];
-    s[0] ^= s[3];
-    s[2] ^= t;
-    s[3] = rotl(s[3], 45);
-    return out;
-}
-
-double dp_rng_uniform(dp_rng *r) { return (double)(rng_next(r) >> 11) * 0x1p-53; }
-
 /* The sum of 12 uniforms has variance 1. Each is (i + 1/2) 2^-32: the sum is an integer below 2^36,
  * so nothing is rounded. */
 double dp_rng_normal(dp_rng *r) {
     uint64_t sum = 6;
     for (int i = 0; i < 6; i++) {
-        const uint64_t x = rng_next(r);
+        const uint64_t x = dp_rng_next(r);
         sum += (x & 0xffffffffu) + (x >> 32);
     }
     return (double)(int64_t)(sum - 6 * 0x100000000u) * 0x1p-32;

@@ -10,16 +10,13 @@
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
+#include "rng.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct {
-    uint64_t s[4];
-} dp_rng; /* xoshiro256**, seeded by splitmix64 */
 void dp_rng_seed(dp_rng *r, uint64_t seed,
                  uint64_t stream); /* stream: one per tensor, so that shapes do not shift others */
-double dp_rng_uniform(dp_rng *r);  /* [0, 1), 53 bits */
 double dp_rng_normal(dp_rng *r); /* mean 0, variance 1 (12 uniforms of 32 bits: exact arithmetic) */
 double dp_rng_exponential(dp_rng *r); /* mean 1; logarithm by our own series */
 double dp_exp_exact_bits(

@@ -34,21 +34,18 @@
  * Signature. A number read from another head or sequence has another exponent. One from another
  * token has another pattern of magnitudes and signs. So the content of a wrong row names its rank,
  * head, sequence and token (harness/verdict/source.h). */
+#include "inputs_exact.h"
 #include "inputs.h"
-#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define RESET (-1024.0)
 enum { ST_EXACT = 64, ST_EXACT_DO, ST_EXACT_DSTATE };
 
-/* Neighbours in a group of value heads differ by one power of two (dq and dk add up over a group),
- * all else by more. */
 int dp_inputs_exact_log2(const dp_problem *p, int sequence, int hv) {
-    return hv % dp_G(p) + 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3);
+    return dp_exact_log2(dp_G(p), sequence, hv);
 }
 
 /* Sums over a group (dq, dk) already have the factors of v in them: its heads share one. */
@@ -56,87 +53,68 @@ int dp_inputs_exact_log2_do(const dp_problem *p, int sequence, int hv) {
     return 3 * (hv / dp_G(p) % 3) + 9 * (sequence % 3);
 }
 
-static int rotated(int K, int a) { return a / 4 % 2 == 1 && a / 4 * 4 + 4 <= K; }
-static int draw(dp_rng *r, int n) { return (int)(dp_rng_uniform(r) * n); }
-static double sign(dp_rng *r) { return draw(r, 2) ? 1 : -1; }
+double dp_inputs_exact_basis(int K, int a, int x) { return dp_exact_basis(K, a, x); }
 
-/* Basis vector a: entry x. Row a of the 4 x 4 Hadamard matrix has the signs (-1)^popcount(a & x).
- */
-double dp_inputs_exact_basis(int K, int a, int x) {
-    if (!rotated(K, a)) return x == a;
-    return x / 4 != a / 4 ? 0 : __builtin_parity((unsigned)(a & x & 3)) ? -0.5 : 0.5;
+/* ---- the pass over tokens in their order ----------------------------------------------------- */
+
+static void skip(dp_rng *r, int n) {
+    while (n-- > 0)
+        dp_rng_next(r);
 }
 
-/* The basis vector of key j of token t of a sequence in head h. Heads step through the basis by
- * different steps, each prime to K, so that a head visits every vector. */
-static int vector_of(const dp_problem *p, int64_t t, int h, int j) {
-    static const int step[] = {1, 5, 3, 7};
-    int d = step[h % 4];
-    while (d > 1 && p->K % d == 0)
-        d -= 2;
-    return (int)((t * d + h + (int64_t)j * (p->K / p->R)) % p->K);
+/* dirty [K]: s_a may hold halves. Returns the bits of dp_exact_old. */
+static int pass_gate(const dp_exact *x, dp_rng *r, char *dirty) {
+    const int channel = dp_exact_draw(r, x->K), b = channel / 4 * 4, roll = dp_exact_draw(r, 48);
+    const dp_exact_gate kind = dp_exact_gate_of(x, channel, roll);
+    if (kind == DP_EXACT_HEAD) memset(dirty, 0, (size_t)x->K);
+    if (kind == DP_EXACT_CHANNEL) dirty[channel] = 0;
+    if (kind != DP_EXACT_PAIR) return 0;
+    if (dirty[b] | dirty[b + 1] | dirty[b + 2] | dirty[b + 3]) return DP_EXACT_NO_RESET;
+    memset(dirty + b, 1, 4);
+    return 0;
 }
 
-static void fill_keys(dp_problem *p, dp_rng *r, int64_t t, int64_t first) {
-    for (int h = 0; h < p->H; h++) {
-        double *q = p->q + (t * p->H + h) * p->K;
-        for (int i = 0; i < 2; i++)
-            q[draw(r, p->K)] = sign(r);
-        for (int j = 0; j < p->R; j++) {
-            const int a = vector_of(p, t - first, h, j);
-            const double s = sign(r);
-            for (int x = 0; x < p->K; x++)
-                p->k[((t * p->H + h) * p->R + j) * p->K + x] =
-                    s * dp_inputs_exact_basis(p->K, a, x);
+static int pass_write(const dp_exact *x, dp_rng *r, int64_t at, int hv, char *dirty) {
+    int old = 0;
+    for (int j = 0; j < x->R; j++) {
+        const int a = dp_exact_vector(x, at, hv / (x->HV / x->H), j), roll = dp_exact_draw(r, 8),
+                  rotated = dp_exact_rotated(x->K, a);
+        const double beta = dp_exact_beta(dirty[a], roll, rotated);
+        if (dirty[a]) old |= DP_EXACT_HALVES << j;
+        if (beta > 0) dirty[a] = beta < 1;
+        skip(r, x->V + (x->erase && !rotated ? x->K - 1 : 0));
+    }
+    return old;
+}
+
+/* Draws of initial states stand before those of a sequence's tokens. */
+static void draw_state(const dp_problem *p, dp_rng *r, int seq, double *s0) {
+    const int64_t n = (int64_t)p->K * p->V;
+    for (int64_t i = 0; i < p->HV * n; i++)
+        s0[i] =
+            2 * (dp_exact_draw(r, 3) - 1) * ldexp(1, dp_inputs_exact_log2(p, seq, (int)(i / n)));
+}
+
+/* Fills token, old and s0 [Nseq][HV][K][V] (NULL: none). */
+static void pass(const dp_problem *p, const dp_inputs_spec *s, const dp_exact *x,
+                 dp_exact_token *token, uint16_t *old, double *s0) {
+    char *dirty = dp_calloc((size_t)p->HV * p->K, 1);
+    dp_rng r;
+    dp_rng_seed(&r, s->seed, ST_EXACT);
+    for (int i = 0; i < p->Nseq; i++) {
+        memset(dirty, 0, (size_t)p->HV * p->K);
+        if (s0) draw_state(p, &r, i, s0 + (int64_t)i * p->HV * p->K * p->V);
+        for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
+            token[t] = (dp_exact_token){r, t - p->cu[i], i % 3};
+            skip(&r, p->H * (4 + p->R));
+            for (int hv = 0; hv < p->HV; hv++) {
+                int bits = pass_gate(x, &r, dirty + hv * p->K);
+                bits |= pass_write(x, &r, t - p->cu[i], hv, dirty + hv * p->K);
+                old[t * p->HV + hv] = (uint16_t)bits;
+            }
         }
     }
-}
-
-/* dirty [K]: s_a may hold halves. */
-static void fill_gate(dp_problem *p, dp_rng *r, int64_t t, int hv, char *dirty) {
-    const int Kg = dp_Kg(p), K = p->K, x = draw(r, K), b = x / 4 * 4, roll = draw(r, 48);
-    double *g = p->g + (t * p->HV + hv) * Kg;
-    if (Kg == 1) {
-        if (roll) return;
-        g[0] = RESET;
-        memset(dirty, 0, (size_t)K);
-    } else if (roll < 6 && rotated(K, x)) {
-        if (dirty[b] | dirty[b + 1] | dirty[b + 2] | dirty[b + 3]) return;
-        const int pair =
-            b +
-            (x & 2); /* the two channels with this bit: the projector mixes s_a and s_(a^2) only */
-        g[pair] = g[pair + 1] = RESET;
-        memset(dirty + b, 1, 4);
-    } else if (roll < 6) {
-        g[x] = RESET;
-        dirty[x] = 0;
-    }
-}
-
-/* erase and write of key a. */
-static void fill_gates(dp_problem *p, dp_rng *r, int64_t at, int a, double beta) {
-    static const double other[] = {0, 0.5, 1, 2};
-    for (int x = 0; x < p->K; x++)
-        p->erase[at * p->K + x] = x == a || rotated(p->K, a) ? beta : other[draw(r, 4)];
-    for (int x = 0; x < p->V; x++)
-        p->write[at * p->V + x] = beta;
-}
-
-static void fill_write(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv,
-                       char *dirty) {
-    const double unit = ldexp(1, dp_inputs_exact_log2(p, seq, hv));
-    for (int j = 0; j < p->R; j++) {
-        const int a = vector_of(p, t - first, hv / dp_G(p), j), roll = draw(r, 8);
-        const int64_t i = (t * p->HV + hv) * p->R + j;
-        const double beta = dirty[a] ? 1 : roll == 0 ? 0 : roll <= 2 && !rotated(p->K, a) ? 0.5 : 1;
-        if (dp_by_gates(p))
-            fill_gates(p, r, i, a, beta);
-        else if (p->beta)
-            p->beta[i] = beta;
-        if (beta > 0) dirty[a] = beta < 1;
-        for (int c = 0; c < p->V; c++)
-            p->v[i * p->V + c] = sign(r) * unit * (1 + (t >> c % 8 & 1));
-    }
+    free(dirty);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -181,25 +159,26 @@ const char *dp_inputs_exact_refuses(const dp_problem *p) {
 
 /* Resets as above, but in blocks whose keys are single channels. */
 static void fill_row_gate(dp_problem *p, dp_rng *r, int64_t at) {
-    const int Kg = dp_Kg(p), x = draw(r, p->K), roll = draw(r, 48);
+    const int Kg = dp_Kg(p), x = dp_exact_draw(r, p->K), roll = dp_exact_draw(r, 48);
     if (dp_has_growth(p)) return; /* exp(1024) is no number */
-    if (Kg == 1 ? !roll : roll < 6 && !rotated(p->K, x)) p->g[at * Kg + (Kg > 1 ? x : 0)] = RESET;
+    if (Kg == 1 ? !roll : roll < 6 && !dp_exact_rotated(p->K, x))
+        p->g[at * Kg + (Kg > 1 ? x : 0)] = DP_EXACT_RESET;
 }
 
 static void fill_row_keys(dp_problem *p, dp_rng *r, int64_t at, int a) {
     static const double other[] = {0, 0.5, 1, 2};
     const dp_key_roles y = dp_key_roles_of(dp_recurrence_of(p));
-    const double s = sign(r), on = draw(r, 8) > 0;
+    const double s = dp_exact_sign(r), on = dp_exact_draw(r, 8) > 0;
     for (int i = 0; i < DP_KEYS_MOST; i++) {
         double *to = *dp_input_at(p, dp_row_keys[i]);
         for (int x = 0; to && x < p->K; x++)
-            to[at * p->K + x] = y.vector[i] ? s * y.sign[i] * dp_inputs_exact_basis(p->K, a, x)
-                                : x == a || rotated(p->K, a) ? on
-                                                             : other[draw(r, 4)];
+            to[at * p->K + x] = y.vector[i] ? s * y.sign[i] * dp_exact_basis(p->K, a, x)
+                                : x == a || dp_exact_rotated(p->K, a) ? on
+                                                                      : other[dp_exact_draw(r, 4)];
     }
     for (int i = 0; i < 2; i++) {
         double *to = i ? p->number : p->beta;
-        if (to) to[at] = draw(r, 8) > 0;
+        if (to) to[at] = dp_exact_draw(r, 8) > 0;
     }
 }
 
@@ -210,60 +189,128 @@ static void fill_row_values(dp_problem *p, dp_rng *r, int64_t at, int64_t t, dou
         double *to = *dp_input_at(p, VALUES[i]);
         const int whole = dp_is_whole_value(dp_recurrence_of(p), VALUES[i]) || !i;
         for (int c = 0; to && c < p->V; c++)
-            to[at * p->V + c] = sign(r) * (whole ? unit * (1 + (t >> c % 8 & 1)) : 1);
+            to[at * p->V + c] = dp_exact_sign(r) * (whole ? unit * (1 + (t >> c % 8 & 1)) : 1);
     }
 }
 
-/* Token t of a sequence, of one head. */
-static void fill_rows(dp_problem *p, dp_rng *r, int64_t t, int64_t first, int seq, int hv) {
-    const int64_t at = t * p->HV + hv;
-    fill_row_gate(p, r, at);
-    fill_row_keys(p, r, at, vector_of(p, t - first, hv, 0));
-    fill_row_values(p, r, at, t, ldexp(1, dp_inputs_exact_log2(p, seq, hv)));
+/* All tokens, one after another. Where p's arrays are a device's they are made here. */
+static void fill_rows(const dp_problem *p, const dp_inputs_spec *s, dp_exact x, double *s0) {
+    dp_problem here = *p;
+    dp_rng r;
+    for (int i = 0; i < DP_NINPUTS && p->memory; i++)
+        if (dp_input_of(p, i)) *dp_input_at(&here, i) = dp_doubles(dp_input_count(p, i));
+    x.q = here.q;
+    x.k = here.k;
+    dp_rng_seed(&r, s->seed, ST_EXACT);
+    for (int i = 0; i < p->Nseq; i++) {
+        if (s0) draw_state(p, &r, i, s0 + (int64_t)i * p->HV * p->K * p->V);
+        for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
+            dp_exact_keys(&x, &r, t, t - p->cu[i]);
+            for (int hv = 0; hv < p->HV; hv++) {
+                const int64_t at = t * p->HV + hv;
+                fill_row_gate(&here, &r, at);
+                fill_row_keys(&here, &r, at, dp_exact_vector(&x, t - p->cu[i], hv, 0));
+                fill_row_values(&here, &r, at, t, ldexp(1, dp_inputs_exact_log2(p, i, hv)));
+            }
+        }
+    }
+    for (int i = 0; i < DP_NINPUTS && p->memory; i++) {
+        double *host = *dp_input_at(&here, i);
+        if (host) p->memory->put(*dp_input_at((dp_problem *)p, i), host, dp_input_count(p, i));
+        free(host);
+    }
 }
 
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
     assert(p->gate == DP_GATE_LOG && p->beta_form == DP_BETA_PLAIN && !p->l2norm &&
-           p->K % p->R == 0);
-    char *dirty = dp_calloc((size_t)p->HV * p->K, 1);
-    dp_rng r;
-    dp_rng_seed(&r, s->seed, ST_EXACT);
-    for (int i = 0; i < p->Nseq; i++) {
-        memset(dirty, 0, (size_t)p->HV * p->K);
-        for (int64_t x = 0, n = (int64_t)p->HV * p->K * p->V; p->s0 && x < n; x++)
-            p->s0[i * n + x] =
-                2 * (draw(&r, 3) - 1) *
-                ldexp(1, dp_inputs_exact_log2(p, i, (int)(x / ((int64_t)p->K * p->V))));
-        for (int64_t t = p->cu[i]; t < p->cu[i + 1]; t++) {
-            fill_keys(p, &r, t, p->cu[i]);
-            for (int hv = 0; hv < p->HV; hv++) {
-                if (dp_by_rows(p)) {
-                    fill_rows(p, &r, t, p->cu[i], i, hv);
-                    continue;
-                }
-                fill_gate(p, &r, t, hv, dirty + hv * p->K);
-                fill_write(p, &r, t, p->cu[i], i, hv, dirty + hv * p->K);
-            }
-        }
+           p->K % p->R == 0 && p->R < 15);
+    dp_exact_token *token = dp_calloc((size_t)p->T, sizeof *token);
+    uint16_t *old = dp_calloc((size_t)(p->T * p->HV), sizeof *old);
+    const int64_t states = p->s0 ? dp_input_count(p, DP_INPUT_S0) : 0;
+    double *s0 = states ? dp_doubles(states) : NULL;
+    const dp_exact x = {.T = p->T,
+                        .H = p->H,
+                        .HV = p->HV,
+                        .K = p->K,
+                        .V = p->V,
+                        .R = p->R,
+                        .Kg = dp_Kg(p),
+                        .token = token,
+                        .old = old,
+                        .q = p->q,
+                        .k = p->k,
+                        .v = p->v,
+                        .g = p->g,
+                        .beta = p->beta,
+                        .erase = dp_by_gates(p) ? p->erase : NULL,
+                        .write = p->write};
+    const int by_rows = dp_by_rows(p);
+    if (by_rows)
+        fill_rows(p, s, x, s0);
+    else
+        pass(p, s, &x, token, old, s0);
+    if (!by_rows && p->memory) p->memory->exact(&x);
+#pragma omp parallel for if (p->T * p->HV > 1 << 12)
+    for (int64_t t = 0; t < (by_rows || p->memory ? 0 : p->T); t++)
+        dp_exact_make(&x, t);
+    if (states) dp_memory_put(p->memory, p->s0, s0, states);
+    free(s0);
+    free(old);
+    free(token);
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+/* Few entries of an array of zeros. */
+typedef struct {
+    int64_t *at, n;
+    double *value;
+} few;
+static void add(few *x, int64_t at, double value) {
+    if (!(x->n & (x->n - 1))) { /* full at each power of two */
+        const size_t most = x->n ? 2 * (size_t)x->n : 1;
+        x->at = dp_realloc(x->at, most * sizeof *x->at);
+        x->value = dp_realloc(x->value, most * sizeof *x->value);
     }
-    free(dirty);
+    x->at[x->n] = at;
+    x->value[x->n++] = value;
+}
+static void set(const dp_problem *p, double *to, few *x) {
+    if (p->memory) p->memory->set(to, x->at, x->value, x->n);
+    for (int64_t i = 0; i < x->n && !p->memory; i++)
+        to[x->at[i]] = x->value[i];
+    free(x->at);
+    free(x->value);
+}
+
+static void draw_do(const dp_problem *p, dp_rng *r) {
+    few x = {0};
+    for (int64_t i = 0, seq = 0; i < p->T * p->HV; i++) {
+        /* neighbours share a column: gradients of keys and gates sum over few */
+        while (p->cu[seq + 1] <= i / p->HV)
+            seq++;
+        const int64_t column = (i / p->HV / 8 + 5 * (i % p->HV)) % p->V;
+        if (!dp_exact_draw(r, 9))
+            add(&x, i * p->V + column,
+                dp_exact_sign(r) *
+                    ldexp(1, dp_inputs_exact_log2_do(p, (int)seq, (int)(i % p->HV))));
+    }
+    set(p, p->dout, &x);
+}
+
+static void draw_dstate(const dp_problem *p, dp_rng *r) {
+    few x = {0};
+    for (int64_t i = 0, n = (int64_t)p->K * p->V; i < p->Nseq * p->HV * n; i++) {
+        const int unit = dp_inputs_exact_log2_do(p, (int)(i / n / p->HV), (int)(i / n % p->HV));
+        if (!dp_exact_draw(r, 32)) add(&x, i, 0.5 * dp_exact_sign(r) * ldexp(1, unit));
+    }
+    set(p, p->dstate, &x);
 }
 
 void dp_inputs_fill_exact_gradients(dp_problem *p, const dp_inputs_spec *s) {
     dp_rng r;
     dp_rng_seed(&r, s->seed, ST_EXACT_DO);
-    for (int64_t i = 0, seq = 0; p->dout && i < p->T * p->HV;
-         i++) { /* neighbours share a column: gradients of keys and gates sum over few */
-        while (p->cu[seq + 1] <= i / p->HV)
-            seq++;
-        if (!draw(&r, 9))
-            p->dout[i * p->V + (i / p->HV / 8 + 5 * (i % p->HV)) % p->V] =
-                sign(&r) * ldexp(1, dp_inputs_exact_log2_do(p, (int)seq, (int)(i % p->HV)));
-    }
+    if (p->dout) draw_do(p, &r);
     dp_rng_seed(&r, s->seed, ST_EXACT_DSTATE);
-    for (int64_t i = 0, n = (int64_t)p->K * p->V; p->dstate && i < p->Nseq * p->HV * n; i++)
-        p->dstate[i] = draw(&r, 32) ? 0
-                                    : 0.5 * sign(&r) *
-                                          ldexp(1, dp_inputs_exact_log2_do(p, (int)(i / n / p->HV),
-                                                                           (int)(i / n % p->HV)));
+    if (p->dstate) draw_dstate(p, &r);
 }

@@ -4,16 +4,11 @@
 #ifndef DP_INPUTS_LARGE_H
 #define DP_INPUTS_LARGE_H
 #include "ref/vocabulary/memory.h"
+#include "rng.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-#ifdef __CUDACC__
-#define DP_BOTH static __host__ __device__ inline
-#else
-#define DP_BOTH static inline
-#endif
 
 typedef enum {
     DP_LARGE_NORMAL,  /* a + b N, N nearly normal */

@@ -33,6 +33,8 @@ typedef struct {
 /* A law of inputs by number: entry i of a tensor follows from seed and i alone
  * (ref/inputs/inputs_large.h). */
 typedef struct dp_large_law dp_large_law;
+/* Inputs on which nothing rounds, token by token (ref/inputs/inputs_exact.h). */
+typedef struct dp_exact dp_exact;
 
 typedef struct dp_memory {
     double *(*make)(int64_t n, double value);
@@ -47,6 +49,8 @@ typedef struct dp_memory {
     void (*edit)(const dp_memory_edit *e);
     int64_t (*first)(const dp_memory_pair *x); /* entry of the first difference; -1: none */
     int (*fill)(double *x, const dp_large_law *law, int64_t rows); /* 0: not this law */
+    void (*exact)(const dp_exact *x); /* its plan is memory of this process */
+    void (*set)(double *x, const int64_t *at, const double *value, int64_t n); /* some entries */
 } dp_memory;
 
 /* The numbers of an array wherever it lies: to this process and back. */

@@ -13,7 +13,8 @@ CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-al
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
-    ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h ref/inputs/inputs_large.h
+    ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h \
+    $(addprefix ref/inputs/,inputs_exact.h inputs_large.h rng.h)
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
 CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
