@@ -81,6 +81,30 @@ __device__ void tile_product(const float *Mc, int ld, const float *P, int ps, in
     }
 }
 
+/* Words of a column of M_c P by IEEE FMA, in the order of k. Rows wait for M_c together. */
+#define ROWS_AT_ONCE 16
+__device__ __forceinline__ void rows_of_product(const float *Mc, int ld, const float *P, int ps,
+                                                int K, float *Q) {
+    float sum[ROWS_AT_ONCE] = {};
+#pragma unroll 2
+    for (int k = 0; k < K; k += 4) {
+        float m[ROWS_AT_ONCE][4];
+#pragma unroll
+        for (int i = 0; i < ROWS_AT_ONCE; i++)
+            *(float4 *)m[i] = *(const float4 *)(Mc + (int64_t)i * ld + k);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float p = P[(k + j) * ps];
+#pragma unroll
+            for (int i = 0; i < ROWS_AT_ONCE; i++)
+                sum[i] = fmaf(m[i][j], p, sum[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++)
+        Q[i * ps] = sum[i];
+}
+
 /* Does a product of F_0 with I leave F_0: then it is taken as it is. (By 3xTF32 it loses nothing
  * that a mean could give back.) Formats of fewer bits round it. */
 template <int F> __device__ constexpr bool keeps_first() { return F == DP_FP32 || F == DP_TF32X3; }
@@ -126,12 +150,8 @@ template <int F> __global__ void __launch_bounds__(THREADS) k_chain(Chain a) {
     for (int j = taken; j < a.n; j++) {
         const float *Mc = a.factors.p + j * a.step + hv * a.factors.stride;
         if (F == DP_FP32) {
-            for (int r = warp; r < K; r += THREADS / 32) {
-                float sum = 0.f;
-                for (int k = 0; k < K; k++)
-                    sum = fmaf(Mc[(int64_t)r * ld + k], P[k * ps + lane], sum);
-                Q[r * ps + lane] = sum;
-            }
+            for (int r = warp * ROWS_AT_ONCE; r < K; r += THREADS / 32 * ROWS_AT_ONCE)
+                rows_of_product(Mc + (int64_t)r * ld, ld, P + lane, ps, K, Q + r * ps + lane);
         } else {
             for (int m = warp; m < K / 16 * (CB / 8); m += THREADS / 32) {
                 float c[4];
