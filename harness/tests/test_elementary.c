@@ -216,6 +216,26 @@ DP_TEST(elementary, loops_over_vectors_have_the_bits_of_single_calls) {
     }
 }
 
+/* Numbers of every size, and beside the places where log1p takes another form. */
+DP_TEST(elementary, rows_of_log1p_have_the_bits_of_single_calls) {
+    enum { M = 200001 };
+    static const double edge[] = {0, 0.41, 0x1.6a09e667f3bcdp0 - 1, 1};
+    static double x[M], y[M];
+    dp_rng r;
+    dp_rng_seed(&r, 24, 1);
+    for (int i = 0; i < M; i++) {
+        const double u = dp_rng_uniform(&r);
+        x[i] = i % 4 == 0   ? u
+               : i % 4 == 1 ? ldexp(u, -(int)(1074 * dp_rng_uniform(&r)))
+                            : edge[i / 4 % 4] + (double)(i / 16 % 33 - 16) * 0x1p-53;
+        x[i] = x[i] < 0 ? 0 : x[i] > 1 ? 1 : x[i];
+    }
+    x[0] = NAN;
+    dp_log1p_row(M, x, y);
+    for (int i = 0; i < M; i++)
+        CHECK(is(y[i], dp_log1p(x[i])), "log1p(%a): %a and %a", x[i], y[i], dp_log1p(x[i]));
+}
+
 /* ---- three limbs ----------------------------------------------------------------------------- */
 
 static uint64_t any(dp_rng *r, uint64_t n) { return (uint64_t)(dp_rng_uniform(r) * (double)n); }

@@ -9,14 +9,6 @@
 double dp_exp(double x) { return dp_exp_core(x); }
 float dp_expf(float x) { return dp_expf_core(x); }
 
-#define DP_ISA_BODY "ref/arithmetic/elementary_body.inc"
-#include "isa_each.inc"
-
-typedef void row_fn(int n, const double *x, double *y);
-static row_fn *const exp_row_of[DP_NISAS] = DP_ISA_TABLE(exp_row);
-
-void dp_exp_row(int n, const double *x, double *y) { exp_row_of[dp_isa_chosen()](n, x, y); }
-
 /* n = 0: r + r^2 p, that is (y - 1) + tail, where y - 1 is exact. Else 2^n y - 1 is at least 0.29
  * in size, its error a two_sum, and 2^n tail is below 2^n 0.07. That is one rounding at full size
  * and a small rest. */
@@ -41,7 +33,7 @@ typedef struct {
     double f, s, h, R;
 } log_parts;
 
-static log_parts log_parts_of(double f) {
+DP_INLINE log_parts log_parts_of(double f) {
     const double s = f / (2 + f), z = s * s;
     double p = 2.0 / 21;
     for (int i = 19; i >= 3; i -= 2)
@@ -89,6 +81,26 @@ double dp_log1p(double x) {
 }
 
 float dp_log1pf(float x) { return (float)dp_log1p(x); }
+
+/* dp_log1p of 0 <= x <= 1 without a branch. 0 ln 2 adds nothing to log_sum's other form. */
+DP_INLINE double log1p_of_unit(double x) {
+    const double u = 1 + x, lost = x >= 1 ? 1 - (u - x) : x - (u - 1);
+    const int small = x < 0.41, large = u >= 0x1.6a09e667f3bcdp0; /* sqrt(2) */
+    const double k = !small && large ? 1 : 0, m = large ? 0.5 * u : u;
+    const double c = small ? 0 : lost / u;
+    const log_parts a = log_parts_of(small ? x : m - 1);
+    return k * DP_LN2_HI - ((a.h - (a.s * (a.h + a.R) + (k * DP_LN2_LO + c))) - a.f);
+}
+
+#define DP_ISA_BODY "ref/arithmetic/elementary_body.inc"
+#include "isa_each.inc"
+
+typedef void row_fn(int n, const double *x, double *y);
+static row_fn *const exp_row_of[DP_NISAS] = DP_ISA_TABLE(exp_row);
+static row_fn *const log1p_row_of[DP_NISAS] = DP_ISA_TABLE(log1p_row);
+
+void dp_exp_row(int n, const double *x, double *y) { exp_row_of[dp_isa_chosen()](n, x, y); }
+void dp_log1p_row(int n, const double *x, double *y) { log1p_row_of[dp_isa_chosen()](n, x, y); }
 
 /* log(1 + f) = hi + lo, hi of 26 bits; 1/ln 2 = INV_HI + INV_LO, INV_HI of 26 bits. So hi INV_HI is
  * exact, and k + hi INV_HI is a Fast2Sum, k being 0 or the larger. The rest is below 2^-24 and errs

@@ -28,6 +28,8 @@ float dp_expf(float x);
 /* cos and sin of x, |x| up to 2^20, each within 2^-51. */
 void dp_cos_sin(double x, double y[2]);
 void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may be x */
+/* y_i = dp_log1p(x_i), 0 <= x_i <= 1; y may be x */
+void dp_log1p_row(int n, const double *x, double *y);
 /* log(1 + x) in float, as dp_expf. */
 float dp_log1pf(float x);
 #endif

@@ -10,12 +10,14 @@
 #define REAL double
 #define F(name) name
 #define EXP dp_exp
+#define EXP_ROW dp_exp_row
 #define LOG1P dp_log1p
 #define SQRT sqrt
 #include "gate_fp.inc"
 #undef REAL
 #undef F
 #undef EXP
+#undef EXP_ROW
 #undef LOG1P
 #undef SQRT
 
@@ -62,9 +64,15 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
     return x >= 0 ? f.softplus / f.sigmoid : (e < 0x1p-53 ? 1 : dp_log1p(e) / e) * (1 + e);
 }
 
+static void expf_row(int n, const double *x, double *y) {
+    for (int i = 0; i < n; i++)
+        y[i] = dp_expf((float)x[i]);
+}
+
 #define REAL float
 #define F(name) name##_f32
 #define EXP dp_expf
+#define EXP_ROW expf_row
 #define LOG1P dp_log1pf
 #define SQRT sqrtf
 #include "gate_fp.inc"
