@@ -668,26 +668,24 @@ static int inputs_are_finite(const dp_problem *p) {
     return 1;
 }
 
-/* Results of foreign code that keep every property whatever else is wrong: zeros, and numbers that
- * are none. */
-static void unless_it_says_nothing(dp_check_work *w) {
-    static const char *const never_zero[] = {"o", "dq", "dk", "dv"};
-    const dp_result *r = &w->base->r;
-    if (!w->s->library || r->memory || w->c->verdict != DP_PASS || !inputs_are_finite(w->p)) return;
-    for (int f = 0; f < DP_NRESULTS; f++) {
+/* Why results of foreign code prove nothing: zeros, and numbers that are none, keep every property
+ * whatever else is wrong. "": they may. */
+static void proves_nothing(const dp_check_subject *s, const dp_problem *p, const dp_result *r,
+                           char *why, size_t size) {
+    *why = 0;
+    if (!s->library || r->memory || !inputs_are_finite(p)) return;
+    for (int f = 0; f < DP_NRESULTS && !*why; f++) {
         const double *x = *dp_result_at((dp_result *)r, f);
         const char *name = dp_result_fields[f].name;
+        const int never_zero =
+            f == DP_RESULT_O || f == DP_RESULT_DQ || f == DP_RESULT_DK || f == DP_RESULT_DV;
         int64_t rows, width;
-        dp_result_shape(w->p, f, &rows, &width);
-        int zero = 0;
-        for (int i = 0; i < 4 && x; i++)
-            zero |= !strcmp(name, never_zero[i]) && all_zero(x, rows * width);
-        if (!x || !(zero || any_not_finite(x, rows * width))) continue;
-        char why[96];
-        snprintf(why, sizeof why, "%s %s", name,
-                 zero ? "is zero" : "has entries that are not finite");
-        dp_check_skip(w, why);
-        return;
+        if (!x) continue;
+        dp_result_shape(p, f, &rows, &width);
+        if (never_zero && all_zero(x, rows * width))
+            snprintf(why, size, "%s is zero", name);
+        else if (any_not_finite(x, rows * width))
+            snprintf(why, size, "%s has entries that are not finite", name);
     }
 }
 
@@ -698,7 +696,6 @@ static dp_status run_check(int i, dp_check_work w, dp_check *c) {
     const dp_status st = settle(CHECKS[i].run(&w), w.s, c, w.e);
     if (!st && c->verdict == DP_PASS && !c->compared)
         dp_check_skip(&w, "nothing of this problem could be compared");
-    if (!st) unless_it_says_nothing(&w);
     return st;
 }
 
@@ -768,6 +765,8 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         out->c[out->n++] = (dp_check){.name = dp_check_names[0], .promise = CHECKS[0].promise};
         return settle(st, s, &out->c[0], e);
     }
+    char nothing[96] = "";
+    if (!st) proves_nothing(s, p, &base.r, nothing, sizeof nothing);
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
         const double t0 = dp_now();
         if (only && !dp_is_listed(dp_check_names[i], only, ',')) continue;
@@ -781,6 +780,10 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
                                  .bounds = &bounds,
                                  .e = e};
         st = run_check(i, w, c);
+        if (!st && c->verdict == DP_PASS && *nothing) {
+            c->verdict = DP_SKIPPED;
+            memcpy(c->why, nothing, sizeof nothing);
+        }
         if (!st && c->verdict == DP_FAIL)
             st = look_again(i, &w, c, first->name == dp_check_names[0] ? first : NULL);
         c->seconds = dp_now() - t0;

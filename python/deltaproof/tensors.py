@@ -44,7 +44,7 @@ def is_torch(x: Array) -> bool:
 
 
 def copy_of(x: Array) -> Array:
-    """The same numbers in memory that no kernel knows, without a history."""
+    """A PyTorch tensor in memory that no kernel knows, without a history; others as they are."""
     return x.detach().clone() if is_torch(x) else x
 
 
