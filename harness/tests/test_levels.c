@@ -376,6 +376,21 @@ static void place_row(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.sequence = (int)row, .chunk = -1, .token = -1};
 }
 
+/* Rows of one number, of one rank and one head. */
+static dp_compare_in rows_in(const char *name, int64_t rows, const double *got, const double *want,
+                             const double *bound) {
+    return (dp_compare_in){.name = name,
+                           .N = 1,
+                           .heads = 1,
+                           .rows = rows,
+                           .width = 1,
+                           .got = got,
+                           .want = want,
+                           .bound = bound,
+                           .place = place_row,
+                           .unit = 0x1p-24};
+}
+
 /* A row that is exactly 0 beside rows of size 1 (dg of a sequence of one token). Its error is a
  * rounding of the terms that cancel there, not of itself. */
 DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_head) {
@@ -400,18 +415,9 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
     for (int wrong = 0; wrong < 2; wrong++) {
         dp_judgement j;
         if (wrong) got[0] = 200 * unit;
-        const dp_compare_in in = {.name = "x",
-                                  .N = 1,
-                                  .heads = 1,
-                                  .rows = ROWS,
-                                  .width = 1,
-                                  .got = got,
-                                  .want = want,
-                                  .bound = bound,
-                                  .place = place_row,
-                                  .draws = &draws,
-                                  .allowance = {1.5, 1.5, 1},
-                                  .unit = unit};
+        dp_compare_in in = rows_in("x", ROWS, got, want, bound);
+        in.draws = &draws;
+        in.allowance = (dp_allowance){1.5, 1.5, 1};
         dp_compare(&in, &j);
         CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0],
               dp_verdict_names[j.verdict], j.why);
@@ -429,17 +435,8 @@ DP_TEST(levels, a_row_whose_truth_is_not_known_is_unjudged) {
     for (size_t i = 0; i < sizeof vague / sizeof *vague; i++) {
         double rad[ROWS] = {0};
         rad[2] = vague[i];
-        const dp_compare_in in = {.name = "x",
-                                  .N = 1,
-                                  .heads = 1,
-                                  .rows = ROWS,
-                                  .width = 1,
-                                  .got = one,
-                                  .want = one,
-                                  .rad = rad,
-                                  .bound = bound,
-                                  .place = place_row,
-                                  .unit = 0x1p-24};
+        dp_compare_in in = rows_in("x", ROWS, one, one, bound);
+        in.rad = rad;
         dp_judgement j;
         dp_compare(&in, &j);
         CHECK(j.verdict == (i < 2 ? DP_PASS : DP_UNJUDGED) &&
@@ -454,17 +451,8 @@ DP_TEST(levels, a_sum_over_tokens_that_is_zero_by_all_its_terms_is_judged) {
     enum { ROWS = 2 };
     const double zero[ROWS] = {0, 0}, got[][ROWS] = {{0, 0}, {0, 1e-30}};
     for (int wrong = 0; wrong < 2; wrong++) {
-        const dp_compare_in in = {.name = "dA_log",
-                                  .N = 1,
-                                  .heads = 1,
-                                  .rows = ROWS,
-                                  .width = 1,
-                                  .got = got[wrong],
-                                  .want = zero,
-                                  .bound = zero,
-                                  .place = place_row,
-                                  .of_heads = 1,
-                                  .unit = 0x1p-24};
+        dp_compare_in in = rows_in("dA_log", ROWS, got[wrong], zero, zero);
+        in.of_heads = 1;
         dp_judgement j;
         dp_compare(&in, &j);
         CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "%s %s", dp_verdict_names[j.verdict],
@@ -491,17 +479,9 @@ DP_TEST(levels, numbers_whose_squares_leave_fp64_do_not_pass_as_zeros) {
             got[z] = x[i].size * x[i].got;
             bound[z] = x[i].size * x[i].bound;
         }
-        const dp_compare_in in = {.name = "x",
-                                  .N = 1,
-                                  .heads = 1,
-                                  .rows = ROWS,
-                                  .width = 1,
-                                  .got = got,
-                                  .want = want,
-                                  .bound = bound,
-                                  .place = place_row,
-                                  .unit = 0x1p-53,
-                                  .tiny = 0x1p-1022};
+        dp_compare_in in = rows_in("x", ROWS, got, want, bound);
+        in.unit = 0x1p-53;
+        in.tiny = 0x1p-1022;
         dp_judgement j;
         dp_compare(&in, &j);
         CHECK(j.verdict == x[i].verdict, "size %g, got %g of it: %s %s", x[i].size, x[i].got,
