@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from deltaproof import Recurrence, assert_explained, check, judge, run, to_bf16
+from deltaproof.program import ran
 from mamba3 import Arrays, inputs, kernel
 
 SAID: dict[str, Any] = {"recurrence": "mamba3", "base": "fp32", "gate": "log", "why": 0}
@@ -214,3 +215,11 @@ def test_a_session_gives_calls_the_token_before_them(wrong: str, tmp_path: Path)
     found = run(kernel_of_calls, str(case), layouts=(), **own)
     assert found.status == (1 if wrong else 0), found.text
     assert not wrong or "times its bound" in found.text or "expected" in found.text, found.text
+
+
+@pytest.mark.parametrize("gate", ["log", "softplus"])
+def test_the_token_before_a_call_does_not_decay(gate: str, tmp_path: Path) -> None:
+    (tmp_path / "goes-on.case").write_text(f"{SESSION}gate = {gate}\n")
+    how = ["--recurrence", "mamba3", "--backend", "sim", "--cache", "none"]
+    done = ran("run", "goes-on", "--cases", str(tmp_path), *how)
+    assert done.returncode == 0, done.stdout + done.stderr
