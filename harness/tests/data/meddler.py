@@ -17,14 +17,15 @@ import time
 listen, port, direction, kind, *more = sys.argv[1:]
 count, new_count, field = more if len(more) == 3 else ("0", "-", "-")
 head = struct.pack("<QQ", int(kind), int(count))
+GREETING = 120 + 104 + 4 + 4  # the first rank's hello, proof and two words (meeting.h)
 
 
-def edited(data: bytes, source: socket.socket) -> bytes | None:
-    """data with the message changed, or None where it is not in it."""
+def edited(data: bytes, passed: int, source: socket.socket) -> bytes | None:
+    """data, which `passed` bytes came before, with the message changed; None: it is not in it."""
     if direction == "hello":
         return data[: int(kind)] + bytes([data[int(kind)] ^ 1]) + data[int(kind) + 1 :]
     if direction == "order":
-        at = data.find(struct.pack("<Q", 1))
+        at = data.find(struct.pack("<Q", 1), max(0, GREETING - passed))
         n = struct.unpack_from("<Q", data, at + 8)[0] if 0 <= at <= len(data) - 16 else 0
         if not 64 < n < 1 << 16:
             return None
@@ -56,6 +57,7 @@ for _ in range(200):
     except OSError:
         time.sleep(0.05)
 ways = {rank: (first, "up"), first: (rank, "down")}
+passed = {rank: 0, first: 0}
 done = False
 try:
     while True:
@@ -65,7 +67,8 @@ try:
             if not data:
                 sys.exit(0)
             mine = way == ("up" if direction == "up" else "down")
-            changed = edited(data, source) if mine and not done else None
+            changed = edited(data, passed[source], source) if mine and not done else None
+            passed[source] += len(data)
             done = done or changed is not None
             to.sendall(data if changed is None else changed)
 except OSError:
