@@ -89,21 +89,30 @@ def _pass_of(caller: str) -> str:
     return "bwd" if "bwd" in caller else "fwd"
 
 
+def _factor(k: Any, w: Any, g: Any, gk: Any) -> Any:
+    """The matrix M [K,K] of a chunk: diag(exp2 of the last gate) - k' w. Keys k [L,K] beside
+    gates gk [L,K] are decayed to the chunk's end already. Gates g [L] decay w here."""
+    torch = import_module("torch")
+    if gk is not None:
+        return torch.diag(torch.exp2(gk[-1])) - k.T @ w
+    g = k.new_zeros(len(k)) if g is None else g
+    eye = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+    return torch.exp2(g[-1]) * eye - k.T @ (torch.exp2(g[-1] - g)[:, None] * w)
+
+
 def _prefixes(form: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The chain of M of head 0. `factors` [n,K,K] of the chunks are made in fp64, rounded to fp32.
     `M` [n,K,K] is the kernel's, of the first 1 .. n of them. The first factor is the kernel's own M
-    of one chunk, from which its chain goes on. ValueError: a gate of one number a head."""
+    of one chunk, from which its chain goes on."""
     torch = import_module("torch")
-    k, w, gk, hm = (options[name] for name in ("k", "w", "gk", "hm"))
-    if gk is None:
-        raise ValueError("exchanges: chain=True takes gates of K numbers a head (KDA)")
+    hm = options["hm"]
     first, end = options["cu_seqlens"].tolist()
     chunk = options.get("chunk_size", 64)
     factors, M = [], []
     for t in range(first, end, chunk):
         last = min(t + chunk, end)
-        kg, wc = (x[0, t:last, 0].double() for x in (k, w))
-        factors.append(torch.diag(torch.exp2(gk[0, last - 1, 0].double())) - kg.T @ wc)
+        rows = (options.get(name) for name in ("k", "w", "g", "gk"))
+        factors.append(_factor(*(x if x is None else x[0, t:last, 0].double() for x in rows)))
         part = torch.zeros_like(hm)
         until = torch.tensor([first, last], dtype=torch.long, device=hm.device)
         form(**options | {"hm": part, "cu_seqlens": until})

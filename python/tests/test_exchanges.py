@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from deltaproof.exchanges import (
+    _factor,
     exchanges,
     halo_faults,
     halos,
@@ -204,6 +205,26 @@ def test_hooks_keep_what_is_handed_on_and_go_away(monkeypatch: pytest.MonkeyPatc
     assert np.array_equal(kept.rank["S_in"], kept.rank["H"])
     assert np.array_equal(kept.rank["dM"], hm[..., V:] - 1)
     assert kept.as_received()["dM"].shape == (2, *hm[..., V:].shape)
+
+
+@pytest.mark.parametrize("gates", [0, 1, K])
+def test_factors_of_a_chain_are_the_products_of_its_tokens(gates: int) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    rng = np.random.default_rng(gates)
+    L, eye = 5, np.eye(K)
+    k = rng.standard_normal((L, K)) / np.sqrt(K)
+    beta = rng.uniform(0.2, 1, (L, 1))
+    g = -rng.uniform(0, 0.5, (L, max(gates, 1))) * (gates > 0)
+    G = np.cumsum(g, axis=0)
+    want, w = eye, np.zeros((L, K))
+    for t in range(L):  # w = beta (k exp2(G) - k (what earlier tokens wrote))
+        want = (eye - beta[t] * np.outer(k[t], k[t])) @ (np.exp2(g[t])[:, None] * want)
+        seen = sum((k[t] * np.exp2(G[t] - G[j]) @ k[j] * w[j] for j in range(t)), np.zeros(K))
+        w[t] = beta[t] * (k[t] * np.exp2(G[t]) - seen)
+    kg = k * np.exp2(G[-1] - G) if gates > 1 else k
+    given = [kg, w, G[:, 0] if gates == 1 else None, G if gates > 1 else None]
+    made = _factor(*(x if x is None else torch.from_numpy(x) for x in given))
+    assert np.abs(made.numpy() - want).max() < 1e-14
 
 
 def test_two_chains_of_a_zigzag_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
