@@ -417,7 +417,7 @@ DP_TEST(levels, a_row_that_cancels_to_nothing_is_held_against_a_rounding_of_its_
         if (wrong) got[0] = 200 * unit;
         dp_compare_in in = rows_in("x", ROWS, got, want, bound);
         in.draws = &draws;
-        in.allowance = (dp_allowance){1.5, 1.5, 1};
+        in.allowance = (dp_allowance){.factor = 1.5, .local = 1.5, .lean = 1};
         dp_compare(&in, &j);
         CHECK(j.verdict == (wrong ? DP_FAIL : DP_PASS), "error %g: %s %s", got[0],
               dp_verdict_names[j.verdict], j.why);

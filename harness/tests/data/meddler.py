@@ -21,7 +21,7 @@ GREETING = 120 + 104 + 4 + 4  # the first rank's hello, proof and two words (mee
 
 
 def edited(data: bytes, passed: int, source: socket.socket) -> bytes | None:
-    """data, which `passed` bytes came before, with the message changed; None: it is not in it."""
+    """data with the message changed; None: it is not in it. passed: the number of bytes before."""
     if direction == "hello":
         return data[: int(kind)] + bytes([data[int(kind)] ^ 1]) + data[int(kind) + 1 :]
     if direction == "order":
