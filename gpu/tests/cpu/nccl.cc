@@ -23,7 +23,7 @@ struct Meeting {
     const void **send;
     Mail *mail; /* [N, N] of each sender to each receiver */
 };
-/* Processes: a file that the unique id names. */
+/* Processes: a file of memory that the unique id names, and that ends with them. */
 enum { MAX_PROCS = 16, SLOT = 16 << 20 };
 /* A message from one rank to another, processes. */
 struct Letter {
@@ -89,15 +89,14 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comm, int N, const int *) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    static int n;
-    snprintf(id->internal, sizeof id->internal, "/deltaproof-nccl-%ld-%d", (long)getpid(), n++);
-    int f = shm_open(id->internal, O_RDWR | O_CREAT | O_EXCL, 0600);
-    return f < 0 || ftruncate(f, sizeof(Shared)) || close(f) ? ncclSystemError : ncclSuccess;
+    int f = memfd_create("nccl", MFD_CLOEXEC);
+    snprintf(id->internal, sizeof id->internal, "/proc/%d/fd/%d", (int)getpid(), f);
+    return f < 0 || ftruncate(f, sizeof(Shared)) ? ncclSystemError : ncclSuccess;
 }
 
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int N, ncclUniqueId id, int rank) {
     if (rank == 0 && getenv("NCCL_DEBUG")) fprintf(stderr, "ncclCommInitRank of %d ranks\n", N);
-    int f = shm_open(id.internal, O_RDWR, 0600);
+    int f = open(id.internal, O_RDWR), own;
     void *s = f < 0 ? MAP_FAILED
                     : mmap(NULL, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                            f, 0);
@@ -108,7 +107,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int N, ncclUniqueId id, int rank
     c->s->N = N;
     c->rank = rank;
     meet(c);
-    if (rank == 0) shm_unlink(id.internal);
+    if (rank == 0 && sscanf(id.internal, "/proc/%*d/fd/%d", &own) == 1) close(own);
     *comm = c;
     return ncclSuccess;
 }
