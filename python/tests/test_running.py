@@ -4,6 +4,7 @@ the searches for what broke."""
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -194,7 +195,8 @@ def test_a_call_that_takes_too_long_fails_alone() -> None:
     before, start = signal.getsignal(signal.SIGALRM), time.monotonic()
     found = deltaproof.run(slow, cases, base="fp32", layouts=(), limit=1)
     assert list(found.verdicts().values()) == ["pass", "fail", "pass"], found.text
-    assert "TooLong: the call took 1.0 s, limit=1" in found.text
+    took = re.search(r"TooLong: the call took (\d+\.\d) s, limit=1", found.text)
+    assert took and 1 <= float(took[1]) < 25, found.text
     assert time.monotonic() - start < 25 and signal.getsignal(signal.SIGALRM) is before
 
 
