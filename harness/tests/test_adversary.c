@@ -122,8 +122,9 @@ DP_TEST(adversary, power_finds_the_size_that_fails_and_runs_nothing_twice) {
 
 /* A session has tensors that no fault is in: o of rejected tokens. */
 DP_TEST(adversary, a_session_is_searched_in_units_of_the_tensors_that_it_knows) {
-    CHECK(adversary("power --cases session-verify --designs chunk64 --faults scale.o") == 0, "%s",
-          out);
+    CHECK(adversary_in("session",
+                       "power --cases session-verify --designs chunk64 --faults scale.o") == 0,
+          "%s", out);
     CHECK(says("faults: 1 of 1 done") && !says("ended without a record"), "%s", out);
     CHECK(says("\nscale.o                     1   100%"), "%s", out);
 }
