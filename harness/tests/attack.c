@@ -58,7 +58,7 @@ int at_sh(const char *dir, int seconds, const char *fmt, ...) {
     at_write(at_text("%s/attack.sh", gt_tmpdir()), command);
     /* Into a file: what outlives the program would keep a pipe open. */
     if (asprintf(&all,
-                 "cd '%s' && P='%s' C='%s' timeout -k 2 %d bash '%s/attack.sh' </dev/null "
+                 "cd '%s' && P='%s' C='%s' timeout -k 2 %d0 bash '%s/attack.sh' </dev/null "
                  ">'%s/attack.out' 2>&1",
                  dir, gt_program(), gt_cases(), seconds, gt_tmpdir(), gt_tmpdir()) < 0)
         abort();

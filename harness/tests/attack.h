@@ -20,13 +20,16 @@ char *at_read(const char *path);
 int at_exists(const char *path); /* also for a symlink without a target */
 
 /* A shell command in `dir`, with the program as $P and the cases as $C; what it printed in at_out.
- * Ended, with all that it started, after so many seconds. */
+ * An idle machine takes fewer than so many seconds; ten times as many end all that it started. */
 extern char at_out[1 << 16];
 int at_sh(const char *dir, int seconds, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* Number of processes still alive, of those that wrote their numbers into dir/name, a line each
  * (*noted of them). They are ended, and the file is removed. */
 int at_survivors(const char *dir, const char *name, int *noted);
+/* Shell: gives them a minute to end, where a process ends them whose own end was not waited for. */
+#define AT_WAIT_FOR(name) \
+    "for k in $(seq 600); do kill -0 $(cat " name ") 2>/dev/null || break; sleep 0.1; done"
 
 /* A library of tests/data, built; its path. */
 const char *at_library(const char *source, const char *flags);

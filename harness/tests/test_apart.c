@@ -16,7 +16,7 @@ static const char *kernels(void) {
 #define NEEDS_KERNELS \
     if (!kernels()) SKIP("the kernels on the CPU are not built under SAN=1")
 
-/* `with` starts the processes; one that lets others wait does so for a minute at most. */
+/* `with` starts the processes; one that lets others wait does so for ten minutes at most. */
 static int run(const char *with, const char *args, char *out, int size) {
     static char cmd[8192];
     snprintf(cmd, sizeof cmd,
@@ -28,10 +28,10 @@ static int run(const char *with, const char *args, char *out, int size) {
 }
 
 /* As torchrun starts three, the first last. */
-#define TORCHRUN                                                                         \
-    "export WORLD_SIZE=3\n"                                                              \
-    "for r in 2 1; do RANK=$r LOCAL_RANK=$r timeout 60 $K run $A >said.$r 2>&1 & done\n" \
-    "RANK=0 LOCAL_RANK=0 timeout 60 $K run $A; rc=$?; wait; cat said.1 said.2; exit $rc"
+#define TORCHRUN                                                                          \
+    "export WORLD_SIZE=3\n"                                                               \
+    "for r in 2 1; do RANK=$r LOCAL_RANK=$r timeout 600 $K run $A >said.$r 2>&1 & done\n" \
+    "RANK=0 LOCAL_RANK=0 timeout 600 $K run $A; rc=$?; wait; cat said.1 said.2; exit $rc"
 
 /* Two hosts: each sees its own end of a cable alone. */
 #define HOSTS                                                                            \
@@ -41,8 +41,8 @@ static int run(const char *with, const char *args, char *out, int size) {
     "ip -n $a addr add 10.213.7.1/24 dev x$P; ip -n $b addr add 10.213.7.2/24 dev y$P\n" \
     "ip -n $a link set x$P up; ip -n $b link set y$P up\n"                               \
     "export MASTER_ADDR=10.213.7.1 WORLD_SIZE=2 LOCAL_RANK=0\n"                          \
-    "RANK=1 timeout 60 ip netns exec $b $K run $A >said.1 2>&1 & p=$!\n"                 \
-    "RANK=0 timeout 60 ip netns exec $a $K run $A; rc=$?; wait $p; cat said.1; exit $rc"
+    "RANK=1 timeout 600 ip netns exec $b $K run $A >said.1 2>&1 & p=$!\n"                \
+    "RANK=0 timeout 600 ip netns exec $a $K run $A; rc=$?; wait $p; cat said.1; exit $rc"
 
 static json_t *runs_of(const char *name) {
     char path[600];
@@ -185,15 +185,15 @@ DP_TEST(apart, a_rank_that_is_killed_behind_its_windows_ends_all_by_its_name) {
 DP_TEST(apart, who_does_not_belong_is_sent_away) {
     NEEDS_KERNELS;
     char out[1 << 14];
-    int rc = run("export WORLD_SIZE=2\nRANK=0 timeout 3 $K run $A >said.0 2>&1 & sleep 1\n"
-                 "RANK=1 timeout 20 $K run $A --ranks 2; rc=$?; wait; exit $rc",
+    int rc = run("export WORLD_SIZE=2\nRANK=0 timeout 600 $K run $A >said.0 2>&1 & p=$!\n"
+                 "RANK=1 timeout 600 $K run $A --ranks 2; rc=$?; kill $p; wait; exit $rc",
                  "packed-across --backend nccl", out, sizeof out);
     CHECK(rc == 2 && strstr(out, "rank 1 of 2, 127.0.0.1: rank 0 has other arguments"),
           "exit %d: %s", rc, out);
     rc = run("RANK=3 WORLD_SIZE=3 $K run $A", "packed-across --backend nccl", out, sizeof out);
     CHECK(rc == 2 && strstr(out, "RANK=3: must be 0 to 2"), "exit %d: %s", rc, out);
     /* A training's own environment is nothing to a command that did not ask for NCCL. */
-    rc = run("RANK=1 WORLD_SIZE=3 timeout 60 $K run $A",
+    rc = run("RANK=1 WORLD_SIZE=3 timeout 600 $K run $A",
              "packed-across --ranks 1 --base fp32 --backend cuda --json no-nccl", out, sizeof out);
     CHECK(rc == 0 && strstr(out, "VERDICT: PASS"), "exit %d: %s", rc, out);
 }
@@ -237,7 +237,7 @@ DP_TEST(apart, mpirun_starts_them_too) {
     "cat >bin/srun <<'END'\n"                                                               \
     "#!/bin/bash\n"                                                                         \
     "[ \"$1\" = --kill-on-bad-exit=1 ] && shift || exit 97\n"                               \
-    "for r in 2 1 0; do SLURM_PROCID=$r SLURM_LOCALID=$r timeout 60 \"$@\" & done\n"        \
+    "for r in 2 1 0; do SLURM_PROCID=$r SLURM_LOCALID=$r timeout 600 \"$@\" & done\n"       \
     "wait -n; rc=$?; wait; exit $rc\n"                                                      \
     "END\n"                                                                                 \
     "chmod +x bin/*\n"

@@ -116,8 +116,8 @@ DP_TEST(attacks_process, an_interrupted_run_says_what_is_finished) {
         const int s =
             at_sh(dir, 30,
                   ">out; env --default-signal $P run tiny.case long.case --backend sim "
-                  "--cache none --json r.json >out 2>&1 & for k in $(seq 80); do grep -q '^tiny  "
-                  "' out && break; sleep 0.1; done; sleep 0.3; "
+                  "--cache none --json r.json >out 2>&1 & until grep -q '^tiny  ' out; do "
+                  "sleep 0.1; done; sleep 0.3; "
                   "kill -%s $!; wait $!; s=$?; cat out; exit $s",
                   what[i].sig);
         EXPECT(s, what[i].status, "pass     tiny:ranks=1", "interrupted after 0 runs",
@@ -127,7 +127,6 @@ DP_TEST(attacks_process, an_interrupted_run_says_what_is_finished) {
     free((char *)dir);
 }
 
-/* The convolutions of a step are made by MPFR while its case is loaded: minutes at this size. */
 /* scripts/campaigns/attack has 20 moments of each command and signal, and Python's run, which
  * python/tests end, too. */
 DP_TEST(attacks_process, a_signal_at_any_moment_leaves_nothing_and_nothing_torn) {
@@ -138,14 +137,17 @@ DP_TEST(attacks_process, a_signal_at_any_moment_leaves_nothing_and_nothing_torn)
     CHECK(s == 0 && strstr(at_out, "ATTACKS: 19 tried, 0 found"), "%s", at_out);
 }
 
+/* The convolutions of a step are made by MPFR while its case is loaded: minutes at this size. A
+ * second of its own time tells that it is there. */
 DP_TEST(attacks_process, an_interrupted_load_says_how_far_it_came) {
     const char *dir = set_up("load");
     at_write(at_text("%s/slow.case", dir),
              "reason = r\nsource = s\nop = step\nT = 65536\nK = 64\nHV = 4\nW = 4\n");
     const int s = at_sh(dir, 30,
                         "env --default-signal $P run tiny.case slow.case --backend sim --cache "
-                        "none --json r.json >out 2>&1 & sleep 2; kill -INT $!; wait $!; s=$?; "
-                        "cat out; exit $s");
+                        "none --json r.json >out 2>&1 & until read -ra x </proc/$!/stat && "
+                        "[ ${x[13]} -ge $(getconf CLK_TCK) ]; do sleep 0.1; done; "
+                        "kill -INT $!; wait $!; s=$?; cat out; exit $s");
     EXPECT(s, 130, "slow.case: interrupted while the case was loaded: 1 of 2 loaded, none run",
            "VERDICT: INTERRUPTED (0 passed", "interrupted by SIGINT");
     CHECK(!strstr(at_out, "after 0 runs"), "a case that was not begun has no runs: %s", at_out);

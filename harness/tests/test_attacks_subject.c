@@ -52,10 +52,8 @@ DP_TEST(attacks_subject, nothing_outlives_the_program_when_a_signal_ends_it) {
         int noted;
         at_sh(dir, 30,
               "export HOSTILE=daemon-constructor HOSTILE_PIDS=$PWD/pids; (%s'%s' --limit 60 >out "
-              "2>&1; echo status $? >>out) & "
-              "for k in $(seq 100); do test -s pids && break; sleep 0.1; done; "
-              "HOSTILE=hang-before; sleep 0.5; "
-              "pkill -%s -P $! deltaproof; wait; cat out; sleep 0.5",
+              "2>&1; echo status $? >>out) & until test -s pids; do sleep 0.1; done; "
+              "pkill -%s -P $! deltaproof; wait; cat out; " AT_WAIT_FOR("pids"),
               RUN, lib, sig[i]);
         const int alive = at_survivors(dir, "pids", &noted);
         CHECK(noted > 0 && !alive, "SIG%s: %d of %d processes are still there: %.300s", sig[i],

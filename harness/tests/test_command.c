@@ -220,8 +220,8 @@ DP_TEST(command, nothing_that_it_started_outlives_its_call_its_limits_or_the_pro
         snprintf(line, sizeof line,
                  "(BAD=linger $P run small.case $O --base fp32 --run \"$B\" >out 2>&1; echo status "
                  "$? >>out) & "
-                 "for k in $(seq 100); do test -s noted && break; sleep 0.1; done; "
-                 "pkill -%s -P $! deltaproof; wait; sleep 0.5; cat out",
+                 "until test -s noted; do sleep 0.1; done; pkill -%s -P $! deltaproof; "
+                 "wait; " AT_WAIT_FOR("noted") "; cat out",
                  sig[i]);
         sh(30, "linger", line);
         alive = at_survivors(dir, "noted", &noted);

@@ -640,7 +640,7 @@ DP_TEST(kernels, windows_whose_backward_keeps_m) {
     NEEDS_KERNELS;
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd,
-             "DP_CPU_CAPABILITY=90 timeout 60 '%s' run k64-v128 --cases '%s' --backend cuda --way "
+             "DP_CPU_CAPABILITY=90 timeout 600 '%s' run k64-v128 --cases '%s' --backend cuda --way "
              "windows,windows-dh-only --ranks 3,4",
              program(), gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
@@ -677,7 +677,7 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     static const char *const how[] = {"shared 0.3 few", "nccl 0.3 few", "shared 0.6 few ring",
                                       "nccl 0.6 few ring"};
     for (int i = 0; i < 4; i++) {
-        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_kill' 3 %s", folder(),
+        snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 600 '%s/test_kill' 3 %s", folder(),
                  folder(), how[i]);
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 0 && strstr(out, i == 2   ? "did not reach hand"
@@ -691,7 +691,7 @@ DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
 DP_TEST(kernels, a_pause_of_all_ranks_is_no_rank_s_fault) {
     NEEDS_KERNELS;
     char cmd[4096], out[4096];
-    snprintf(cmd, sizeof cmd, "timeout 60 '%s/test_procs' pause 3 0.5", folder());
+    snprintf(cmd, sizeof cmd, "timeout 600 '%s/test_procs' pause 3 0.5", folder());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
@@ -702,8 +702,8 @@ DP_TEST(kernels, ranks_that_are_processes) {
     NEEDS_KERNELS;
     char cmd[16384], out[8192];
     snprintf(cmd, sizeof cmd,
-             "LD_LIBRARY_PATH='%s' timeout 60 '%s/test_procs' bits 3 2 32 && LD_LIBRARY_PATH='%s' "
-             "timeout 60 '%s/test_procs' kill 3 1 few",
+             "LD_LIBRARY_PATH='%s' timeout 600 '%s/test_procs' bits 3 2 32 && LD_LIBRARY_PATH='%s' "
+             "timeout 600 '%s/test_procs' kill 3 1 few",
              folder(), folder(), folder(), folder());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "the process of rank 1 has ended"), "%d: %s", rc, out);
@@ -796,7 +796,7 @@ DP_TEST(kernels, a_killed_process_ends_its_case_alone) {
     for (int with = 9; with <= 19; with += 10) {
         snprintf(
             cmd, sizeof cmd,
-            "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 60 '%s' run "
+            "DP_CPU_DEVICES=2 DP_CPU_NCCL_DIES='1 4 %d' LD_LIBRARY_PATH='%s' timeout 600 '%s' run "
             "smoke-kda smoke-conv --cases '%s' --cache none --backend nccl --ranks 3,4 --base fp32 "
             "--chain fp32,tf32 --limit 3",
             with, folder(), program(), gt_cases());

@@ -127,12 +127,14 @@ DP_TEST(program, output_that_cannot_be_written_is_refused_first) {
     CHECK(run(args) == 2 && strstr(out, "a.txt: the name of a case file ends in .case") &&
               !strstr(out, "tried"),
           "%s", out);
-    snprintf(dir, sizeof dir, "mkfifo '%s/pipe' && (timeout 20 cat '%s/pipe' > '%s/read' 2>&1 &)",
-             gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+    snprintf(dir, sizeof dir,
+             "cd '%s' && mkfifo pipe && ({ timeout 200 cat pipe; touch end; } >read 2>&1 &)",
+             gt_tmpdir());
     REQUIRE(!gt_run(dir, out, sizeof out), "%s", out);
     snprintf(args, sizeof args, "inputs smoke-kda -o %s/pipe", gt_tmpdir());
     CHECK(run(args) == 0, "%s", out);
-    snprintf(dir, sizeof dir, "sleep 0.2; test -p '%s/pipe' -a -s '%s/read'", gt_tmpdir(),
+    snprintf(dir, sizeof dir,
+             "cd '%s'; until test -e end; do sleep 0.05; done; test -p pipe -a -s read",
              gt_tmpdir());
     CHECK(!gt_run(dir, out, sizeof out), "a pipe was replaced by a file, or got nothing");
 }
