@@ -170,8 +170,8 @@ static void within(const std::string &what, const Shape &s, const std::vector<Co
     for (size_t i = 0; i < v.size(); i++) {
         Results ref(&v[i].c), of_ref(&v[i].c), bound(&v[i].c);
         dp_conv_run(&v[i].c, &ref.r);
-        dp_conv_bound(&v[i].c, DP_CONV_FP64, 1, &of_ref.r);
-        dp_conv_bound_sigmoid32(&v[i].c, s.dtype == DPG_BF16 ? DP_CONV_BF16 : DP_CONV_FP32, N,
+        dp_conv_bound(&v[i].c, DP_BASE_FP64, 1, &of_ref.r);
+        dp_conv_bound_sigmoid32(&v[i].c, s.dtype == DPG_BF16 ? DP_BASE_BF16 : DP_BASE_FP32, N,
                                 &bound.r);
         for (int k = 0; k < (s.bias ? RESULTS : DBIAS); k++)
             for (size_t j = 0; j < o[i].r[k].size(); j++) {

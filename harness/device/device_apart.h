@@ -12,7 +12,7 @@ int dp_cuda_apart(dp_backend b);
 /* As dp_cuda_run. */
 dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out, dp_err *e);
 
-/* The same of convolutions: dp_cuda_conv_parts, in device_conv.c. */
+/* The same of convolutions: dp_cuda_conv, in device_conv.c. */
 
 /* Jobs of the other processes for that (dp_mpi_serve); a build without CUDA kernels never asks. */
 enum { DP_MPI_DEVICE = 16, DP_MPI_DEVICE_CONV };

@@ -256,8 +256,9 @@ static dp_status run_apart(const dp_conv *const *c, int parts, int bf16, int N,
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
-                             dp_conv_result *const *r, dp_err *e) {
+dp_status dp_cuda_conv(const dp_conv *const *c, int parts, dp_base base, int N, dp_backend b,
+                       dp_conv_result *const *r, dp_err *e) {
+    const int bf16 = base == DP_BASE_BF16;
     if (c[0]->own.kind) N = c[0]->own.ranks;
     if (dp_cuda_apart(b)) return run_apart(c, parts, bf16, N, r, e);
     const int procs = dp_cuda_processes(b, N);
@@ -282,8 +283,3 @@ dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N
 }
 
 #endif
-
-dp_status dp_cuda_conv_run(const dp_conv *c, int bf16, int N, dp_backend b, dp_conv_result *r,
-                           dp_err *e) {
-    return dp_cuda_conv_parts(&c, 1, bf16, N, b, &r, e);
-}

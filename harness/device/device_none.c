@@ -23,11 +23,11 @@ const dp_memory *dp_cuda_memory(const dp_problem *p, dp_backend b, int N) {
     (void)p, (void)b, (void)N;
     return NULL;
 }
-dp_status dp_cuda_conv_parts(const dp_conv *const *c, int parts, int bf16, int N, dp_backend b,
-                             dp_conv_result *const *r, dp_err *e) {
+dp_status dp_cuda_conv(const dp_conv *const *c, int parts, dp_base base, int N, dp_backend b,
+                       dp_conv_result *const *r, dp_err *e) {
     (void)c;
     (void)parts;
-    (void)bf16;
+    (void)base;
     (void)r;
     return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(b, N));
 }

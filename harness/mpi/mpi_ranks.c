@@ -156,7 +156,7 @@ void dp_mpi_sim_close(dp_sim *s) {
 typedef struct {
     int what, N;
     double limit; /* dp_mpi_limit */
-    dp_conv_policy pol;
+    dp_base pol;
     dp_conv c; /* shapes, T of the rank; which arrays there are */
 } conv_job;
 
@@ -222,7 +222,7 @@ static void take_results(const dp_conv *c, int N, int from, const dp_conv *part,
     }
 }
 
-dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
+dp_status dp_mpi_conv(const dp_conv *c, int N, dp_base pol, dp_conv_result *r, dp_err *e) {
     const int ranks = ranks_of(c->own, N);
     const dp_peers peers = peers_of(ranks);
     conv_job j = {.what = DP_MPI_CONV, .N = ranks, .limit = dp_mpi_limit_s(), .pol = pol};

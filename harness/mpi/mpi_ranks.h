@@ -19,7 +19,7 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
 void dp_mpi_sim_close(dp_sim *s);
 
 /* As dp_conv_ranks. */
-dp_status dp_mpi_conv(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
+dp_status dp_mpi_conv(const dp_conv *c, int N, dp_base pol, dp_conv_result *r, dp_err *e);
 
 /* Jobs of the other processes for that (dp_mpi_serve). */
 enum { DP_MPI_OPEN = 1, DP_MPI_RUN, DP_MPI_CLOSE, DP_MPI_CONV, DP_MPI_SWEEP };

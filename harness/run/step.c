@@ -25,14 +25,10 @@ dp_front dp_step_front(const dp_case *c) {
 
 /* ---- the subject ----------------------------------------------------------------------------- */
 
-dp_conv_policy dp_step_policy(dp_base b) {
-    return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-}
-
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {
     (dp_backends[s->be].simulated || s->base == DP_BASE_FP64
          ? dp_conv_bound
-         : dp_conv_bound_sigmoid32)(v, dp_step_policy(s->base), s->N, b);
+         : dp_conv_bound_sigmoid32)(v, s->base, s->N, b);
 }
 
 /* Marks every row of `width` that the fault changed. */
@@ -48,21 +44,43 @@ static void mark(const dp_case *c, const dp_step_run *s, int i, const double *wa
 static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
                         dp_conv_result *r) {
     double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
-    dp_effect_conv(s->fault, v, s->N, dp_step_policy(s->base), r);
+    dp_effect_conv(s->fault, v, s->N, s->base, r);
     mark(c, s, i, y, r->y);
     mark(c, s, i, dx, r->dx);
     free(y);
     free(dx);
 }
 
-/* All of them at once, with these dy (NULL: forward only). On a device they are the parts of one
- * plan and share its messages. r[i] is allocated where there is one. */
+static dp_status by_ranks(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                          dp_conv_result *const *r, dp_err *e) {
+    dp_status st = DP_OK;
+    (void)b;
+    for (int i = 0; i < n && !st; i++)
+        st = dp_conv_ranks(c[i], N, base, r[i], e);
+    return st;
+}
+
+static dp_status by_processes(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                              dp_conv_result *const *r, dp_err *e) {
+    dp_status st = DP_OK;
+    (void)b;
+    for (int i = 0; i < n && !st; i++)
+        st = dp_mpi_conv(c[i], N, base, r[i], e);
+    return st;
+}
+
+dp_convolve_fn *const dp_convolve[DP_NBACKENDS] = {
+    [DP_BACKEND_SIM] = by_ranks,     [DP_BACKEND_LAPACK] = by_ranks,
+    [DP_BACKEND_FILE] = by_ranks,    [DP_BACKEND_SUBJECT] = by_ranks,
+    [DP_BACKEND_MPI] = by_processes, [DP_BACKEND_CUDA] = dp_cuda_conv,
+    [DP_BACKEND_NCCL] = dp_cuda_conv};
+
+/* All of them at once, with these dy (NULL: forward only). r[i] is allocated where there is one. */
 static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                           dp_conv_result r[3], dp_err *e) {
     dp_conv v[3];
     const dp_conv *part[3];
     dp_conv_result *out[3];
-    dp_status st = DP_OK;
     int n = 0;
     memset(r, 0, 3 * sizeof *r);
     for (int i = 0; i < DP_NQKV; i++) {
@@ -73,11 +91,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         part[n] = &v[i];
         out[n++] = &r[i];
     }
-    if (dp_backends[s->be].on_device)
-        return dp_cuda_conv_parts(part, n, s->base == DP_BASE_BF16, s->N, s->be, out, e);
-    for (int i = 0; i < n && !st; i++)
-        st = (dp_backends[s->be].peers ? dp_mpi_conv : dp_conv_ranks)(
-            part[i], s->N, dp_step_policy(s->base), out[i], e);
+    const dp_status st = dp_convolve[s->be](part, n, s->base, s->N, s->be, out, e);
     for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
         if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
     return st;
@@ -288,122 +302,102 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
     free(dw);
 }
 
-/* A result of the convolution's backward beside its truth, [rows][width]: radii, its own bound. By
- * row, the additions from the truth's rest and from the subject's bound of the recurrence's
- * gradient. */
-typedef struct {
-    int kind;
-    int64_t rows;
-    const double *got, *want, *rad, *own, *open, *through;
-} conv_result;
-
-static void judge_conv(const place_ctx *x, const conv_result *out, int width, dp_run *run) {
-    double *r = row_norms(out->rad, out->rows, width),
-           *bound = row_norms(out->own, out->rows, width);
-    for (int64_t z = 0; z < out->rows; z++) {
-        r[z] += out->open[z];
-        bound[z] += out->through[z];
-    }
-    judge(x, out->kind, out->rows, out->got, out->want, r, bound, run);
-    free(r);
-    free(bound);
-}
-
 /* Sums of dx, dw [W] and dbias by head, in one buffer that starts at dx. */
 static sums sums_new(int64_t rows, int W, int heads) {
     double *at = dp_doubles(rows + (int64_t)(W + 1) * heads);
     return (sums){.dx = at, .dw = at + rows, .dbias = at + rows + W * heads};
 }
 
+/* A convolution's true results, their radii, and the bound of its own errors. */
+typedef struct {
+    dp_conv v;
+    dp_conv_result is, radius, bound;
+} conv_standard;
+
+static conv_standard standard_new(const dp_case *c, const dp_step_run *s, int i, const double *dy) {
+    conv_standard x = {.v = c->step.conv[i]};
+    x.v.dy = (double *)dy;
+    dp_conv_result_alloc(&x.is, &x.v);
+    dp_conv_result_alloc(&x.radius, &x.v);
+    dp_conv_result_alloc(&x.bound, &x.v);
+    dp_conv_truth(&x.v, c->bits, &x.is, &x.radius);
+    conv_bound(&x.v, s, &x.bound);
+    return x;
+}
+
+static void standard_free(conv_standard *x) {
+    dp_conv_result_free(&x->is);
+    dp_conv_result_free(&x->radius);
+    dp_conv_result_free(&x->bound);
+}
+
+/* A result as rows of heads: dw transposed. To be freed. */
+static double *as_rows(const dp_conv *v, const dp_conv_result *r, int kind) {
+    const double *x = *dp_conv_result_at((dp_conv_result *)r, kind);
+    int64_t rows;
+    int width;
+    dp_conv_result_shape(v, kind, &rows, &width);
+    return kind == DP_CONV_DW ? transposed(x, v->D, v->W) : dp_copy(x, rows * width);
+}
+
+static const double *sum_of(const sums *s, int kind) {
+    return kind == DP_CONV_DX ? s->dx : kind == DP_CONV_DW ? s->dw : s->dbias;
+}
+
+/* A result beside its truth; returns its number of rows. By row, `through` (NULL: true inputs) adds
+ * to the radius what comes of the truth's rest. To the bound it adds what comes of the subject's
+ * bound of the recurrence's gradient. */
+static int64_t judge_result(const place_ctx *x, const conv_standard *std, int kind,
+                            const dp_conv_result *got, const sums through[2], dp_run *run) {
+    const int heads = dp_qkv_heads(&x->c->p, x->i), width = dp_qkv_width(&x->c->p, x->i);
+    const int64_t rows = kind == DP_CONV_DW      ? (int64_t)std->v.W * heads
+                         : kind == DP_CONV_DBIAS ? heads
+                                                 : std->v.T * heads;
+    double *is = as_rows(&std->v, &std->is, kind), *radius = as_rows(&std->v, &std->radius, kind),
+           *bound = as_rows(&std->v, &std->bound, kind), *made = as_rows(&std->v, got, kind);
+    double *r = row_norms(radius, rows, width), *b = row_norms(bound, rows, width);
+    for (int64_t z = 0; z < rows && through; z++) {
+        r[z] += sum_of(&through[0], kind)[z];
+        b[z] += sum_of(&through[1], kind)[z];
+    }
+    judge(x, kind, rows, made, is, r, b, run);
+    double *all[] = {is, radius, bound, made, r, b};
+    for (int i = 0; i < 6; i++)
+        free(all[i]);
+    return rows;
+}
+
 static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_step_run *s,
                            const dp_conv_result *got, const dp_error_bound *b, dp_run *run) {
-    const dp_case *c = x->c;
-    const dp_problem *p = &c->p;
-    const int i = x->i, heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i),
-              W = c->step.conv[i].W, D = heads * width;
+    const dp_problem *p = &x->c->p;
+    const int i = x->i, heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i);
     const dp_ball *t = &truth->field[dp_qkv_gradient(i)];
     const int64_t rows = p->T * heads;
-    dp_conv v = c->step.conv[i];
-    dp_conv_result want, rad, own;
-    v.dy = t->hi;
-    dp_conv_result_alloc(&want, &v);
-    dp_conv_result_alloc(&rad, &v);
-    dp_conv_result_alloc(&own, &v);
-    dp_conv_truth(&v, c->bits, &want, &rad);
-    conv_bound(&v, s, &own);
-    double *slope = slopes(&v), *open = dp_doubles(rows);
+    conv_standard std = standard_new(x->c, s, i, t->hi);
+    double *slope = slopes(&std.v), *open = dp_doubles(rows);
     /* of the truth's own rest, of the subject's bound */
-    sums through[2] = {sums_new(rows, W, heads), sums_new(rows, W, heads)};
+    sums through[2] = {sums_new(rows, std.v.W, heads), sums_new(rows, std.v.W, heads)};
     for (int64_t r = 0; r < rows; r++)
         open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
-    propagate(&v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
-    propagate(&v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
-    double *own_w = transposed(own.dw, D, W), *rad_w = transposed(rad.dw, D, W),
-           *want_w = transposed(want.dw, D, W), *got_w = transposed(got->dw, D, W);
-    const conv_result out[] = {
-        {DP_CONV_DX, rows, got->dx, want.dx, rad.dx, own.dx, through[0].dx, through[1].dx},
-        {DP_CONV_DW, (int64_t)W * heads, got_w, want_w, rad_w, own_w, through[0].dw, through[1].dw},
-        {DP_CONV_DBIAS, heads, got->dbias, want.dbias, rad.dbias, own.dbias, through[0].dbias,
-         through[1].dbias}};
-    for (int k = 0; k < 3; k++)
-        if (out[k].want) judge_conv(x, &out[k], width, run);
+    propagate(&std.v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
+    propagate(&std.v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
+    for (int k = DP_CONV_DX; k < DP_CONV_NRESULTS; k++)
+        if (dp_conv_result_exists(&std.v, k)) judge_result(x, &std, k, got, through, run);
     free(slope);
     free(open);
     free(through[0].dx);
     free(through[1].dx);
-    free(own_w);
-    free(rad_w);
-    free(want_w);
-    free(got_w);
-    dp_conv_result_free(&want);
-    dp_conv_result_free(&rad);
-    dp_conv_result_free(&own);
+    standard_free(&std);
 }
 
 /* ---- the convolutions alone, on true inputs -------------------------------------------------- */
 
 static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy,
                        const dp_conv_result *got, dp_run *run, int64_t *rows) {
-    const int i = x->i, heads = dp_qkv_heads(&x->c->p, i), width = dp_qkv_width(&x->c->p, i),
-              W = x->c->step.conv[i].W, D = heads * width;
-    dp_conv v = x->c->step.conv[i];
-    dp_conv_result want, rad, own;
-    v.dy = (double *)dy;
-    dp_conv_result_alloc(&want, &v);
-    dp_conv_result_alloc(&rad, &v);
-    dp_conv_result_alloc(&own, &v);
-    dp_conv_truth(&v, x->c->bits, &want, &rad);
-    conv_bound(&v, s, &own);
-    double *dw[4] = {NULL};
-    if (dy) {
-        dw[0] = transposed(got->dw, D, W);
-        dw[1] = transposed(want.dw, D, W);
-        dw[2] = transposed(rad.dw, D, W);
-        dw[3] = transposed(own.dw, D, W);
-    }
-    const struct {
-        int kind;
-        int64_t rows;
-        const double *got, *want, *rad, *own;
-    } out[] = {
-        {DP_CONV_Y, dy ? 0 : v.T * heads, got->y, want.y, rad.y, own.y},
-        {DP_CONV_DX, dy ? v.T * heads : 0, got->dx, want.dx, rad.dx, own.dx},
-        {DP_CONV_DW, dy ? (int64_t)W * heads : 0, dw[0], dw[1], dw[2], dw[3]},
-        {DP_CONV_DBIAS, dy && v.bias ? heads : 0, got->dbias, want.dbias, rad.dbias, own.dbias}};
-    for (int k = 0; k < 4; k++) {
-        if (!out[k].rows) continue;
-        double *r = row_norms(out[k].rad, out[k].rows, width),
-               *b = row_norms(out[k].own, out[k].rows, width);
-        judge(x, out[k].kind, out[k].rows, out[k].got, out[k].want, r, b, run);
-        *rows += out[k].rows;
-        free(r);
-        free(b);
-    }
-    for (int k = 0; k < 4; k++)
-        free(dw[k]);
-    dp_conv_result_free(&want);
-    dp_conv_result_free(&rad);
-    dp_conv_result_free(&own);
+    conv_standard std = standard_new(x->c, s, x->i, dy);
+    for (int k = dy ? DP_CONV_DX : DP_CONV_Y; k < DP_CONV_NRESULTS; k++)
+        if (dp_conv_result_exists(&std.v, k)) *rows += judge_result(x, &std, k, got, NULL, run);
+    standard_free(&std);
 }
 
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],

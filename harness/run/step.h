@@ -39,6 +39,11 @@ typedef struct {
     dp_fault fault;     /* DP_BACKEND_SIM: one of a convolution acts */
     unsigned char *hit; /* [N*HV]: where it did, after dp_step_forward and dp_step_judge */
 } dp_step_run;
+/* n convolutions on N ranks, over the same tokens, alike but for channels and data. On a device
+ * they share every message. */
+typedef dp_status dp_convolve_fn(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                                 dp_conv_result *const *r, dp_err *e);
+extern dp_convolve_fn *const dp_convolve[DP_NBACKENDS];
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);
@@ -48,8 +53,6 @@ dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
 /* As dp_step_forward on one rank, with the outputs that the calls made. */
 dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
                            const dp_conv_calls *calls, dp_step_run *s, dp_err *e);
-/* How the convolutions of a base round. */
-dp_conv_policy dp_step_policy(dp_base b);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* How the tensors of the convolutions are judged.

@@ -1,8 +1,6 @@
 /* Op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth
  * (subjects.h). */
 #include "harness/case/front.h"
-#include "harness/device/device_conv.h"
-#include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/fault_effect.h"
 #include "subjects.h"
 
@@ -102,20 +100,16 @@ static void close_truth(void *truth) {
 static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
     const dp_conv *v = &sp->c->conv;
     const dp_backend be = x->kind->backend;
-    const int sim = dp_backends[be].simulated, N = x->N;
-    const dp_conv_policy pol = x->base == DP_BASE_FP64   ? DP_CONV_FP64
-                               : x->base == DP_BASE_FP32 ? DP_CONV_FP32
-                                                         : DP_CONV_BF16;
+    const int N = x->N;
     answer *y = m->own = dp_calloc(1, sizeof *y);
     (void)kept;
     dp_conv_result_alloc(&y->got, v);
     dp_conv_result_alloc(&y->bound, v);
-    const dp_status st = dp_backends[be].peers ? dp_mpi_conv(v, N, pol, &y->got, e)
-                         : sim                 ? dp_conv_ranks(v, N, pol, &y->got, e)
-                               : dp_cuda_conv_run(v, x->base == DP_BASE_BF16, N, be, &y->got, e);
+    dp_conv_result *const got = &y->got;
+    const dp_status st = dp_convolve[be](&v, 1, x->base, N, be, &got, e);
     if (st) return st;
-    (sim ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, pol, N, &y->bound);
-    dp_effect_conv(sp->std->o->fault, v, N, pol, &y->got);
+    (dp_backends[be].simulated ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, x->base, N, &y->bound);
+    dp_effect_conv(sp->std->o->fault, v, N, x->base, &y->got);
     return DP_OK;
 }
 

@@ -145,8 +145,8 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool
     for (int i = 0; i < DP_NQKV; i++) {
         double **const q = dp_qkv_at(&y, i);
         if (!c->step.on[i]) continue;
-        dp_conv_states_run(&c->step.conv[i], dp_step_policy(x->base), *q, call->cu, before->of[i],
-                           &out->y[i], &out->conv.of[i]);
+        dp_conv_states_run(&c->step.conv[i], x->base, *q, call->cu, before->of[i], &out->y[i],
+                           &out->conv.of[i]);
         *q = out->y[i];
     }
     const dp_status st = dp_sim_new(&s, &y, x->base, 1, DP_FAULT_NONE, e);

@@ -89,8 +89,8 @@ void dp_conv_states_look(dp_conv_calls *c, const int64_t *at, int64_t call,
     c->wrong += wrong;
 }
 
-void dp_conv_states_run(const dp_conv *shape, dp_conv_policy policy, const double *x,
-                        const int64_t *cu, const double *before, double **y, double **after) {
+void dp_conv_states_run(const dp_conv *shape, dp_base policy, const double *x, const int64_t *cu,
+                        const double *before, double **y, double **after) {
     const int Nseq = shape->Nseq, m = shape->W - 1;
     const int64_t D = shape->D, n = dp_conv_state_size(shape);
     dp_conv v = *shape;

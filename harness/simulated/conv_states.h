@@ -44,6 +44,6 @@ void dp_conv_states_look(dp_conv_calls *c, const int64_t *at, int64_t call,
 
 /* Convolution i of a call: x [T][D] of its packed sequences (cu [Nseq+1]) after the states before.
  * It makes y [T][D] and the states after, to be freed. On one rank of the simulated pipeline. */
-void dp_conv_states_run(const dp_conv *shape, dp_conv_policy policy, const double *x,
-                        const int64_t *cu, const double *before, double **y, double **after);
+void dp_conv_states_run(const dp_conv *shape, dp_base policy, const double *x, const int64_t *cu,
+                        const double *before, double **y, double **after);
 #endif

@@ -940,7 +940,7 @@ static void other_order(dp_sim *s, place *at) {
 
 /* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on.
  */
-static void halo_leak(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r) {
+static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
     int64_t whole[2] = {0, c->T};
     dp_conv one = *c;
     dp_conv_result leak;
@@ -957,7 +957,7 @@ static void halo_leak(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_resul
 }
 
 /* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
-static double *own_gradient(const dp_conv *c, int N, dp_conv_policy pol, int k) {
+static double *own_gradient(const dp_conv *c, int N, dp_base pol, int k) {
     const int64_t n = c->T / N * c->D;
     dp_conv one = *c;
     dp_conv_result own;
@@ -972,8 +972,7 @@ static double *own_gradient(const dp_conv *c, int N, dp_conv_policy pol, int k) 
 
 /* The gradient that a rank's last W-1 tokens get from later ranks: nothing, or that of a token
  * W-1-L before. */
-static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
-                       dp_conv_result *r) {
+static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
     const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
     const int64_t late = fault == DP_FAULT_HALO_GRAD_LOST ? n : c->W - 1 - L;
     for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
@@ -986,8 +985,7 @@ static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_conv_policy p
     }
 }
 
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol,
-                    dp_conv_result *r) {
+void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
     if (fault == DP_FAULT_HALO_LEAK)
         halo_leak(c, N, pol, r);
     else if (fault == DP_FAULT_HALO_GRAD_LOST || fault == DP_FAULT_HALO_GRAD_SHIFTED)

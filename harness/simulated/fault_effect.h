@@ -8,5 +8,5 @@
 #include "ref/chunk/conv.h"
 
 /* After a run of the convolution. */
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r);
+void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r);
 #endif

@@ -172,7 +172,7 @@ static void against_oracle(const dp_conv *c, const char *what) {
     dp_conv_result_alloc(&t, c);
     dp_conv_result_alloc(&rad, c);
     dp_conv_run(c, &r);
-    dp_conv_bound(c, DP_CONV_FP64, 1, &b);
+    dp_conv_bound(c, DP_BASE_FP64, 1, &b);
     within(c, &r, &o, &b, NULL, what, NULL);
     dp_conv_truth(c, 128, &t, &rad);
     within(c, &o, &t, &b, NULL, what,
@@ -226,10 +226,10 @@ static void ranks_equal_unsplit(const dp_conv *c, const char *what) {
             dp_conv_result *all[] = {&one, &many, &b1, &bN};
             for (int i = 0; i < 4; i++)
                 dp_conv_result_alloc(all[i], c);
-            REQUIRE(dp_conv_ranks(c, 1, (dp_conv_policy)pol, &one, NULL) == DP_OK, "%s", what);
-            REQUIRE(dp_conv_ranks(c, N, (dp_conv_policy)pol, &many, NULL) == DP_OK, "%s", what);
-            dp_conv_bound(c, (dp_conv_policy)pol, 1, &b1);
-            dp_conv_bound(c, (dp_conv_policy)pol, N, &bN);
+            REQUIRE(dp_conv_ranks(c, 1, (dp_base)pol, &one, NULL) == DP_OK, "%s", what);
+            REQUIRE(dp_conv_ranks(c, N, (dp_base)pol, &many, NULL) == DP_OK, "%s", what);
+            dp_conv_bound(c, (dp_base)pol, 1, &b1);
+            dp_conv_bound(c, (dp_base)pol, N, &bN);
             char text[96];
             sprintf(text, "%s policy %d N %d", what, pol, N);
             within(c, &many, &one, &b1, &bN, text, NULL);
@@ -261,8 +261,8 @@ DP_TEST(conv, random_layouts_equal_the_oracle) {
         dp_conv_result_alloc(&b, &c);
         for (int N = 1; N <= T; N++) {
             if (T % N) continue;
-            REQUIRE(dp_conv_ranks(&c, N, DP_CONV_FP64, &r, NULL) == DP_OK, "layout %d", k);
-            dp_conv_bound(&c, DP_CONV_FP64, N, &b);
+            REQUIRE(dp_conv_ranks(&c, N, DP_BASE_FP64, &r, NULL) == DP_OK, "layout %d", k);
+            dp_conv_bound(&c, DP_BASE_FP64, N, &b);
             within(&c, &r, &o, &b, NULL, "random layout", NULL);
         }
         dp_conv_result_free(&o);
@@ -280,17 +280,17 @@ DP_TEST(conv, halo_spans_ranks_when_they_are_short) {
     oracle(&c, &o);
     dp_conv_result_alloc(&r, &c);
     dp_conv_result_alloc(&b, &c);
-    REQUIRE(dp_conv_ranks(&c, 8, DP_CONV_FP64, &r, NULL) == DP_OK, "L = 2, W = 7");
-    dp_conv_bound(&c, DP_CONV_FP64, 8, &b);
+    REQUIRE(dp_conv_ranks(&c, 8, DP_BASE_FP64, &r, NULL) == DP_OK, "L = 2, W = 7");
+    dp_conv_bound(&c, DP_BASE_FP64, 8, &b);
     within(&c, &r, &o, &b, NULL, "L 2 W 7", NULL);
     /* x_0 reaches y_6, three ranks on; dy_6 reaches dx_0 */
     const double y6 = r.y[6 * 2], y7 = r.y[7 * 2], dx0 = r.dx[0];
     c.x[0] += 1;
-    REQUIRE(dp_conv_ranks(&c, 8, DP_CONV_FP64, &r, NULL) == DP_OK, "run");
+    REQUIRE(dp_conv_ranks(&c, 8, DP_BASE_FP64, &r, NULL) == DP_OK, "run");
     CHECK(r.y[6 * 2] != y6 && r.y[7 * 2] == y7, "y_6 must read x_0 and y_7 must not");
     c.x[0] -= 1;
     c.dy[6 * 2] += 1;
-    REQUIRE(dp_conv_ranks(&c, 8, DP_CONV_FP64, &r, NULL) == DP_OK, "run");
+    REQUIRE(dp_conv_ranks(&c, 8, DP_BASE_FP64, &r, NULL) == DP_OK, "run");
     CHECK(r.dx[0] != dx0, "dx_0 must read dy_6");
     dp_conv_result_free(&o);
     dp_conv_result_free(&r);
@@ -310,14 +310,14 @@ DP_TEST(conv, no_leak_between_sequences) {
                 dp_conv_result before, after;
                 dp_conv_result_alloc(&before, &c);
                 dp_conv_result_alloc(&after, &c);
-                REQUIRE(dp_conv_ranks(&c, N, DP_CONV_FP32, &before, NULL) == DP_OK, "run");
+                REQUIRE(dp_conv_ranks(&c, N, DP_BASE_FP32, &before, NULL) == DP_OK, "run");
                 const int64_t from = c.cu[q] * c.D, to = c.cu[q + 1] * c.D;
                 for (int64_t i = 0; i < c.T * c.D; i++)
                     if (i < from || i >= to) {
                         c.x[i] = NAN;
                         c.dy[i] = NAN;
                     }
-                REQUIRE(dp_conv_ranks(&c, N, DP_CONV_FP32, &after, NULL) == DP_OK, "run");
+                REQUIRE(dp_conv_ranks(&c, N, DP_BASE_FP32, &after, NULL) == DP_OK, "run");
                 const size_t n = (size_t)(to - from) * sizeof(double);
                 CHECK(!memcmp(before.y + from, after.y + from, n), "layout %d sequence %d N %d: y",
                       l, q, N);
@@ -349,8 +349,8 @@ DP_TEST(conv, bounds_hold_and_are_tight_enough) {
                 dp_conv_result_alloc(all[i], &c);
             dp_conv_truth(&c, 160, &t, &rad);
             for (int N = 1; N <= 8; N *= 8) {
-                REQUIRE(dp_conv_ranks(&c, N, (dp_conv_policy)pol, &r, NULL) == DP_OK, "run");
-                dp_conv_bound(&c, (dp_conv_policy)pol, N, &b);
+                REQUIRE(dp_conv_ranks(&c, N, (dp_base)pol, &r, NULL) == DP_OK, "run");
+                dp_conv_bound(&c, (dp_base)pol, N, &b);
                 char what[64];
                 sprintf(what, "%s N %d scale %g silu %d", names[pol], N, s.scale, s.silu);
                 within(&c, &r, &t, &b, &rad, what, worst);
@@ -394,8 +394,8 @@ DP_TEST(conv, bounds_hold_at_the_edges) {
                 dp_conv_result_alloc(all[i], &c);
             dp_conv_truth(&c, 300, &t, &rad);
             for (int N = 1; N <= n; N *= 2) {
-                REQUIRE(dp_conv_ranks(&c, N, (dp_conv_policy)pol, &r, NULL) == DP_OK, "run");
-                dp_conv_bound(&c, (dp_conv_policy)pol, N, &b);
+                REQUIRE(dp_conv_ranks(&c, N, (dp_base)pol, &r, NULL) == DP_OK, "run");
+                dp_conv_bound(&c, (dp_base)pol, N, &b);
                 within(&c, &r, &t, &b, &rad, "edges", NULL);
             }
             for (int i = 0; i < n; i++)
@@ -425,8 +425,8 @@ DP_TEST(conv, bound_counts_the_rounding_of_operands) {
     dp_conv_result *all[] = {&t, &rad, &r, &b};
     for (int i = 0; i < 4; i++)
         dp_conv_result_alloc(all[i], &c);
-    REQUIRE(dp_conv_ranks(&c, 4, DP_CONV_FP32, &r, NULL) == DP_OK, "run");
-    dp_conv_bound(&c, DP_CONV_FP32, 4, &b);
+    REQUIRE(dp_conv_ranks(&c, 4, DP_BASE_FP32, &r, NULL) == DP_OK, "run");
+    dp_conv_bound(&c, DP_BASE_FP32, 4, &b);
     dp_conv_truth(&c, 128, &t, &rad);
     double largest = 0;
     within(&c, &r, &t, &b, &rad, "operands", NULL);
@@ -483,8 +483,8 @@ DP_TEST(conv, forward_only_and_refusals) {
     for (int i = 0; i < 4; i++)
         dp_conv_result_alloc(all[i], &c);
     CHECK(!r.dx && !r.dw && !r.dbias, "no gradients without dy");
-    CHECK(dp_conv_ranks(&c, 4, DP_CONV_BF16, &r, NULL) == DP_OK, "forward");
-    dp_conv_bound(&c, DP_CONV_BF16, 4, &b);
+    CHECK(dp_conv_ranks(&c, 4, DP_BASE_BF16, &r, NULL) == DP_OK, "forward");
+    dp_conv_bound(&c, DP_BASE_BF16, 4, &b);
     dp_conv_truth(&c, 100, &t, &rad);
     within(&c, &r, &t, &b, &rad, "forward only", NULL);
     for (int64_t i = 0; i < c.T * c.D; i++)
@@ -492,7 +492,7 @@ DP_TEST(conv, forward_only_and_refusals) {
     const int bad[] = {5, 48, 0, -1};
     for (int i = 0; i < 4; i++) {
         dp_err e = {0};
-        CHECK(dp_conv_ranks(&c, bad[i], DP_CONV_FP64, &r, &e) == DP_EINPUT &&
+        CHECK(dp_conv_ranks(&c, bad[i], DP_BASE_FP64, &r, &e) == DP_EINPUT &&
                   strstr(e.msg, "ranks"),
               "N = %d: '%s'", bad[i], e.msg);
     }
@@ -510,8 +510,8 @@ DP_TEST(conv, nan_stays_in_its_window) {
     dp_conv_result *all[] = {&r, &b, &t, &rad};
     for (int i = 0; i < 4; i++)
         dp_conv_result_alloc(all[i], &c);
-    REQUIRE(dp_conv_ranks(&c, 12, DP_CONV_FP32, &r, NULL) == DP_OK, "run");
-    dp_conv_bound(&c, DP_CONV_FP32, 12, &b);
+    REQUIRE(dp_conv_ranks(&c, 12, DP_BASE_FP32, &r, NULL) == DP_OK, "run");
+    dp_conv_bound(&c, DP_BASE_FP32, 12, &b);
     dp_conv_truth(&c, 100, &t, &rad);
     for (int i = 0; i < 24; i++) {
         const int y = i >= 10 && i <= 12, dx = i >= 8 && i <= 12;

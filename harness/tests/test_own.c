@@ -172,7 +172,7 @@ DP_TEST(own, convolutions_take_their_halo_from_whoever_owns_it) {
             c.own = (dp_owners){(dp_own)kind, N};
             const int parts = dp_own_parts(c.own.kind, c.T, N);
             if (!parts) continue;
-            REQUIRE(!dp_conv_ranks(&c, parts, DP_CONV_FP64, &got, NULL), "%d ranks", N);
+            REQUIRE(!dp_conv_ranks(&c, parts, DP_BASE_FP64, &got, NULL), "%d ranks", N);
             for (int f = 0; f < DP_CONV_NRESULTS; f++) {
                 int64_t rows;
                 int width;
@@ -186,7 +186,7 @@ DP_TEST(own, convolutions_take_their_halo_from_whoever_owns_it) {
     for (int N = 1; N <= 8; N++) {
         c.own = (dp_owners){DP_OWN_GRID, N};
         dp_conv_result *to = N == 1 ? &grid : &got;
-        REQUIRE(!dp_conv_ranks(&c, 6, DP_CONV_FP32, to, NULL), "%d ranks", N);
+        REQUIRE(!dp_conv_ranks(&c, 6, DP_BASE_FP32, to, NULL), "%d ranks", N);
         for (int f = 0; N > 1 && f < DP_CONV_NRESULTS; f++) {
             int64_t rows;
             int width;

@@ -217,7 +217,7 @@ DP_TEST(peers, ranks_that_own_several_parts_or_none_have_those_bits_too) {
 
 typedef struct {
     const dp_conv *c;
-    dp_conv_policy pol;
+    dp_base pol;
     dp_conv_result *of; /* [N] */
 } conv_job;
 
@@ -229,7 +229,7 @@ static void convolve(const dp_peers *peers, void *arg) {
     dp_conv_part_free(&part);
 }
 
-static void compare_conv(const dp_conv *c, int N, dp_conv_policy pol, const char *where) {
+static void compare_conv(const dp_conv *c, int N, dp_base pol, const char *where) {
     const int parts = c->own.kind ? dp_own_parts(c->own.kind, c->T, N) : N;
     dp_conv_result want, got, of[MOST];
     conv_job x = {c, pol, of};
@@ -287,7 +287,7 @@ DP_TEST(peers, a_convolution_too_with_halos_over_several_ranks) {
                            .own = {(dp_own)own, own ? N : 0}};
         snprintf(where, sizeof where, "%s, %d ranks, width %d, silu %d", dp_own_names[own], N, W,
                  k & 1);
-        compare_conv(&c, N, k % 24 < 12 ? DP_CONV_FP32 : DP_CONV_BF16, where);
+        compare_conv(&c, N, k % 24 < 12 ? DP_BASE_FP32 : DP_BASE_BF16, where);
     }
     free(w);
     free(bias);

@@ -19,10 +19,6 @@ typedef struct {
     const dp_conv *conv[DP_NQKV];
 } layer;
 
-static dp_conv_policy policy(dp_base b) {
-    return b == DP_BASE_FP64 ? DP_CONV_FP64 : b == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-}
-
 static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool *pool,
                           const dp_conv_states *before, dp_call_result *out, dp_err *e) {
     (void)pool;
@@ -32,7 +28,7 @@ static dp_status one_step(void *who, const dp_problem *call, const dp_state_pool
     for (int i = 0; i < DP_NQKV; i++) {
         double **const q = dp_qkv_at(&y, i);
         if (!x->conv[i]) continue;
-        dp_conv_states_run(x->conv[i], policy(x->base), *q, call->cu, before->of[i], &out->y[i],
+        dp_conv_states_run(x->conv[i], x->base, *q, call->cu, before->of[i], &out->y[i],
                            &out->conv.of[i]);
         *q = out->y[i];
     }
@@ -47,7 +43,7 @@ static int same_rows(const dp_conv *v, dp_base base, const double *got) {
     dp_conv_result r;
     all.dy = NULL;
     dp_conv_result_alloc(&r, &all);
-    if (dp_conv_ranks(&all, 1, policy(base), &r, NULL)) return 0;
+    if (dp_conv_ranks(&all, 1, base, &r, NULL)) return 0;
     const int same = !memcmp(r.y, got, sizeof *got * (size_t)(v->T * v->D));
     dp_conv_result_free(&r);
     return same;

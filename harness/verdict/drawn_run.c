@@ -294,16 +294,12 @@ static void arriving_states(dp_drawn_run *x) {
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-static dp_conv_policy conv_policy(dp_base base) {
-    return base == DP_BASE_FP64 ? DP_CONV_FP64 : base == DP_BASE_FP32 ? DP_CONV_FP32 : DP_CONV_BF16;
-}
-
 /* q, k or v; with dy: the gradients, too. */
 static void convolve(dp_drawn_run *x, int i, double *dy) {
     dp_conv_result_free(&x->front[i]);
     x->conv[i].dy = dy;
     dp_conv_result_alloc(&x->front[i], &x->conv[i]);
-    dp_must(dp_conv_ranks(&x->conv[i], x->N, conv_policy(x->design.base), &x->front[i],
+    dp_must(dp_conv_ranks(&x->conv[i], x->N, x->design.base, &x->front[i],
                           NULL)); /* the caller has split the problem so already */
 }
 

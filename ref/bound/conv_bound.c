@@ -59,15 +59,15 @@ typedef struct {
 
 static const double gamma4_u64 = 4 * U64 / (1 - 4 * U64) * (1 + 0x1p-50);
 
-static rule rule_of(dp_conv_policy pol) {
+static rule rule_of(dp_base pol) {
     const double es32 = (1 + gamma4_u64) * (1 + 0x1p-24) - 1 + 0x1p-52;
-    if (pol == DP_CONV_FP64) return (rule){U64, DBL_TRUE_MIN, gamma4_u64, DBL_MIN, 0};
+    if (pol == DP_BASE_FP64) return (rule){U64, DBL_TRUE_MIN, gamma4_u64, DBL_MIN, 0};
     return (rule){0x1p-24, FLT_TRUE_MIN, es32, FLT_TRUE_MIN, 1};
 }
 
 /* exp (2 u), the sum and the quotient (u each) in fp32: gamma_4(u). Where exp overflows, s is 0 and
  * was below 2^-126. */
-static rule rule_sigmoid32(dp_conv_policy pol) {
+static rule rule_sigmoid32(dp_base pol) {
     rule r = rule_of(pol);
     r.es = 4 * 0x1p-24 / (1 - 4 * 0x1p-24) * (1 + 0x1p-50);
     r.zs = FLT_MIN;
@@ -128,7 +128,7 @@ typedef struct {
 
 static act_bound act_at(const rule *r, int silu, pre_bound p) {
     if (!silu) return (act_bound){p.err, 1, 0};
-    const rule fp64 = rule_of(DP_CONV_FP64);
+    const rule fp64 = rule_of(DP_BASE_FP64);
     const double R = p.anchor_err + p.err, pm = fabs(p.anchor) + R;
     const double s = 1 / (1 + dp_exp(-p.anchor)), sm = fmin(1, s * (1 + 0x1p-50) + DBL_MIN + R / 4);
     const double slope = fabs(s * (1 + p.anchor * (1 - s))) + slope_eval(&fp64, pm, sm);
@@ -229,7 +229,7 @@ static void finish_all(const dp_conv *c, dp_conv_result *b, const dp_conv_result
 
 /* Upper bounds of |y| and |dx|: the fp64 result and its own bound. */
 static void magnitudes(const dp_conv *c, dp_conv_result *v) {
-    const rule fp64 = rule_of(DP_CONV_FP64);
+    const rule fp64 = rule_of(DP_BASE_FP64);
     dp_conv_result b;
     dp_conv_result_alloc(&b, c);
     dp_conv_result_alloc(v, c);
@@ -243,7 +243,7 @@ static void magnitudes(const dp_conv *c, dp_conv_result *v) {
     dp_conv_result_free(&b);
 }
 
-static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_conv_result *bound) {
+static void bound_of(const dp_conv *c, dp_base pol, rule r, int N, dp_conv_result *bound) {
     int64_t most = 0; /* tokens of one part */
     for (int i = 0; i < N; i++) {
         const int64_t n =
@@ -252,7 +252,7 @@ static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_con
     }
     assert(N >= 1 && (c->own.kind || c->T % N == 0));
     bound_arithmetic(c, &r, most + N - 1, bound);
-    if (pol != DP_CONV_BF16) {
+    if (pol != DP_BASE_BF16) {
         finish_all(c, bound, NULL, 0, 0, 0);
         return;
     }
@@ -262,12 +262,12 @@ static void bound_of(const dp_conv *c, dp_conv_policy pol, rule r, int N, dp_con
     dp_conv_result_free(&v);
 }
 
-void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
+void dp_conv_bound(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound) {
     bound_of(c, pol, rule_of(pol), N, bound);
 }
 
-void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound) {
-    assert(pol != DP_CONV_FP64);
+void dp_conv_bound_sigmoid32(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound) {
+    assert(pol != DP_BASE_FP64);
     bound_of(c, pol, rule_sigmoid32(pol), N, bound);
 }
 

@@ -27,7 +27,7 @@ typedef struct {
 
 typedef struct {
     const dp_conv *c;
-    dp_conv_policy pol;
+    dp_base pol;
     int N;
     conv_rank *rank; /* [N] */
     dp_conv_result *out;
@@ -69,20 +69,18 @@ void dp_conv_result_free(dp_conv_result *r) {
 /* One rounding to the format of the arithmetic. Sums and products of two floats, computed in double
  * and rounded to float, equal the float operation (53 >= 2*24 + 2). So fp32 needs no code of its
  * own. */
-static inline double rnd(dp_conv_policy pol, double x) {
-    return pol == DP_CONV_FP64 ? x : (double)(float)x;
+static inline double rnd(dp_base pol, double x) {
+    return pol == DP_BASE_FP64 ? x : (double)(float)x;
 }
-static inline double stored(dp_conv_policy pol, double x) {
-    return pol == DP_CONV_BF16 ? dp_bf16((float)x) : x;
+static inline double stored(dp_base pol, double x) {
+    return pol == DP_BASE_BF16 ? dp_bf16((float)x) : x;
 }
 
 /* Sigmoid in double, one rounding to the format; see conv_bound.c for what is assumed of exp. */
-static inline double sigmoid(dp_conv_policy pol, double p) {
-    return rnd(pol, 1 / (1 + dp_exp(-p)));
-}
+static inline double sigmoid(dp_base pol, double p) { return rnd(pol, 1 / (1 + dp_exp(-p))); }
 
 /* s (1 + p (1 - s)), every operation rounded */
-static inline double silu_slope(dp_conv_policy pol, double p, double s) {
+static inline double silu_slope(dp_base pol, double p, double s) {
     return rnd(pol, s * rnd(pol, 1 + rnd(pol, p * rnd(pol, 1 - s))));
 }
 
@@ -351,8 +349,8 @@ static void run_all(const conv_sim *s) {
         run_channels(s, d, d + 16 < D ? d + 16 : D);
 }
 
-static dp_status run(const dp_conv *c, int N, const dp_peers *peers, dp_conv_policy pol,
-                     dp_conv_result *r, dp_err *e) {
+static dp_status run(const dp_conv *c, int N, const dp_peers *peers, dp_base pol, dp_conv_result *r,
+                     dp_err *e) {
     conv_sim s = {c, pol, N, dp_calloc(N > 0 ? (size_t)N : 1, sizeof(conv_rank)), r, peers};
     dp_status st = N > 0 ? DP_OK : dp_fail(e, DP_EINPUT, "ranks = %d: must be at least 1", N);
     for (int i = 0; i < N && !st; i++)
@@ -364,19 +362,19 @@ static dp_status run(const dp_conv *c, int N, const dp_peers *peers, dp_conv_pol
     return st;
 }
 
-dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e) {
+dp_status dp_conv_ranks(const dp_conv *c, int N, dp_base pol, dp_conv_result *r, dp_err *e) {
     return run(c, N, NULL, pol, r, e);
 }
 
-dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
-                       dp_conv_result *r, dp_err *e) {
+dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_base pol, dp_conv_result *r,
+                       dp_err *e) {
     const int64_t T = part->cu[part->Nseq];
     const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
     return run(part, N, peers, pol, r, e);
 }
 
 void dp_conv_run(const dp_conv *c, dp_conv_result *r) {
-    const dp_status st = dp_conv_ranks(c, 1, DP_CONV_FP64, r, NULL);
+    const dp_status st = dp_conv_ranks(c, 1, DP_BASE_FP64, r, NULL);
     assert(st == DP_OK);
     (void)st;
 }

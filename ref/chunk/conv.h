@@ -7,6 +7,7 @@
  */
 #ifndef DP_CONV_H
 #define DP_CONV_H
+#include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/peers.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
@@ -64,24 +65,23 @@ void dp_conv_run(const dp_conv *c, dp_conv_result *r); /* fp64, unsplit */
  * ranks as it spans. Only m rows of gradient flow back; dw and dbias are summed over ranks. Any
  * local length, also L < W-1. DP_EINPUT if T % N. With another ownership (own.h): N parts. Every
  * product and sum is rounded to the format, fp64 or fp32, operands first; bf16 is fp32 arithmetic
- * that stores y and dx in bf16. Results are the same bits for any number of threads. */
-typedef enum { DP_CONV_FP64, DP_CONV_FP32, DP_CONV_BF16 } dp_conv_policy;
-/* The simulated ranks; every array of *r that exists is written. */
-dp_status dp_conv_ranks(const dp_conv *c, int N, dp_conv_policy pol, dp_conv_result *r, dp_err *e);
+ * that stores y and dx in bf16. Results are the same bits for any number of threads. Every array of
+ * *r that exists is written. */
+dp_status dp_conv_ranks(const dp_conv *c, int N, dp_base pol, dp_conv_result *r, dp_err *e);
 /* The rank of peers alone, with the same bits. `part` has its tokens (T of them) and the cu of all,
  * *r room for its tokens. Messages carry the halo, its gradient and the sums. */
-dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_conv_policy pol,
-                       dp_conv_result *r, dp_err *e);
+dp_status dp_conv_rank(const dp_conv *part, const dp_peers *peers, dp_base pol, dp_conv_result *r,
+                       dp_err *e);
 /* MPFR truth at prec >= 2 bits, rounded to double, with an error radius per entry (includes that
  * last rounding; inf: nothing proven). */
 void dp_conv_truth(const dp_conv *c, int prec, dp_conv_result *r, dp_conv_result *radius);
 /* Rigorous bound of |computed - exact| per entry for a policy without overflow, N dividing T. It
  * holds for any order of summation, with or without FMA (derivation in conv_bound.c). It is inf
  * where an input is not finite or lies beyond the format's range. */
-void dp_conv_bound(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
+void dp_conv_bound(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
 /* The same for a sigmoid whose every operation is one of fp32 (exp within 1 ulp), as CUDA kernels
  * compute it; pol fp32 or bf16. */
-void dp_conv_bound_sigmoid32(const dp_conv *c, dp_conv_policy pol, int N, dp_conv_result *bound);
+void dp_conv_bound_sigmoid32(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound);
 
 #ifdef __cplusplus
 }
