@@ -114,11 +114,10 @@ static void say_condition(const dp_judgement *bad, dp_run *r) {
         dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
 }
 
-void dp_run_close(dp_run *r, double seconds) {
+void dp_run_close(dp_run *r) {
     int n[DP_NVERDICTS] = {0};
     const dp_judgement *bad = NULL, *un = NULL;
     int open = 0; /* unjudged, and may not be */
-    r->seconds = seconds;
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         if (r->exact) judge_exactly(t);
@@ -362,7 +361,7 @@ static dp_status judge(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_boun
         return DP_OK;
     }
     sp->step = m->front;
-    dp_status st = dp_judge_calls(sp, &m->out, &m->seen, bases, r, m->from, e);
+    dp_status st = dp_judge_calls(sp, &m->out, &m->seen, bases, r, e);
     if (!st && x->kind->after) st = x->kind->after(x, sp, m, bases, r, e);
     sp->step = NULL;
     return st;
@@ -391,6 +390,7 @@ static dp_status run_row(driver *d, dp_planned *x, dp_runs *out, dp_err *e) {
     if (st) return st;
     dp_run *r = dp_planned_record(x, d->sp, &m, out);
     st = judge(x, d->sp, &m, &d->bases, r, e);
+    r->seconds = dp_now() - m.from;
     dp_run_done(r, o);
     free_made(x, d->sp->c, &m);
     return st;

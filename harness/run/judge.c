@@ -493,10 +493,10 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
 
 /* ---- the judgement of results that were computed elsewhere ----------------------------------- */
 
-static void judge(dp_sharding *sp, const dp_stored_results *g, dp_run *r, double from) {
+static void judge(dp_sharding *sp, const dp_stored_results *g, dp_run *r) {
     dp_bound_bases bases = {0};
     const dp_outputs outputs = {.results = &g->r, .stage = g->stage, .stored = g};
-    dp_judge_outputs(sp, &bases, &outputs, r, from);
+    dp_judge_outputs(sp, &bases, &outputs, r);
     dp_bound_bases_free(&bases);
 }
 
@@ -518,7 +518,8 @@ static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out,
     r->undeclared = g->explained || how.design.undeclared || (!g->design && !g->same_design);
     dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
-    judge(sp, g, r, from);
+    judge(sp, g, r);
+    r->seconds = dp_now() - from;
     dp_run_done(r, o);
 }
 

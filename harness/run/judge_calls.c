@@ -117,7 +117,6 @@ static void speak(int from, dp_run *r) {
 }
 
 dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e) {
-    const double from = dp_now();
     const int before = r->ntensor;
     r->windows = d->windows;
     if (r->fault && r->verdict == DP_FAIL) return DP_OK; /* a deliberate fault that was seen */
@@ -125,7 +124,6 @@ dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, 
     if (!st) st = judge_set(sp, &d->within, 1, r, e);
     speak(before, r);
     r->windows_judged = d->window.p.Nseq;
-    r->seconds += dp_now() - from;
     return st;
 }
 
@@ -300,14 +298,14 @@ void dp_say_far(const dp_states_seen *far, dp_run *r) {
 }
 
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
-                         dp_bound_bases *bases, dp_run *r, double from, dp_err *e) {
+                         dp_bound_bases *bases, dp_run *r, dp_err *e) {
     const int step = sp->first_of_call && dp_op_of(sp->c)->has_front;
     dp_step_run front = {0};
     dp_status st =
         step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
     if (!st) {
         if (step) sp->step = &front;
-        dp_judge_outputs(sp, bases, out, r, from);
+        dp_judge_outputs(sp, bases, out, r);
         if (step) sp->step = NULL;
         st = dp_judge_drafts(sp, &seen->drafts, r, e);
         dp_judge_pool(sp, &seen->pool, r);

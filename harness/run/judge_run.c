@@ -279,11 +279,10 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     return w;
 }
 
-static dp_allowance allowance_of(const dp_judging *j, dp_result_id field, const dp_run *run) {
+static void allow_stored(const dp_judging *j, dp_result_id field, const dp_run *run,
+                         dp_allowance *a) {
     const dp_session *s = dp_case_session(j->sp->c);
-    dp_allowance a = dp_run_allowance(run);
-    dp_allow_stored(run, s ? s->kept : DP_FP64, field, &a);
-    return a;
+    dp_allow_stored(run, s ? s->kept : DP_FP64, field, a);
 }
 
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
@@ -302,35 +301,31 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     double *freedom = dp_row_freedom_new(p, field);
     const double own = dp_own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
-    const double tiny = tiny_of(j, run, field);
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
-    const dp_compare_in in = {.name = dp_result_fields[field].name,
-                              .N = sp->N,
-                              .heads = dp_result_heads(p, field),
-                              .rows = rows,
-                              .width = width,
-                              .got = got,
-                              .want = exact ? exact : want->hi,
-                              .want_lo = want->lo,
-                              .rad = want->rad,
-                              .bound = j->bound->row[field],
-                              .lost = lost->row[field],
-                              .place = place_of_field(field),
-                              .ctx = &places,
-                              .tokens = kind == DP_OF_TOKENS ? p->T : 0,
-                              .subrows = kind == DP_OF_SEQUENCES ? p->K : 1,
-                              .draws = x && x->field[field].err2 ? &x->field[field] : NULL,
-                              .freedom = freedom,
-                              .allowance = allowance_of(j, field, run),
-                              .bound_shown = !dp_run_results_bounded(run, p),
-                              .unit = dp_base_roundoff(run->base),
-                              .store = dp_run_storing(run, u),
-                              .file_unit = u,
-                              .seen_most = seen_most(field),
-                              .cancelled = cancelled(run, field),
-                              .of_heads = kind == DP_OF_HEADS,
-                              .tiny = dp_hypot(dp_base_smallest(run->base, p->K), tiny)};
+    dp_compare_in in = dp_run_comparing(run, sp, u, tiny_of(j, run, field));
+    in.name = dp_result_fields[field].name;
+    in.heads = dp_result_heads(p, field);
+    in.rows = rows;
+    in.width = width;
+    in.got = got;
+    in.want = exact ? exact : want->hi;
+    in.want_lo = want->lo;
+    in.rad = want->rad;
+    in.bound = j->bound->row[field];
+    in.lost = lost->row[field];
+    in.place = place_of_field(field);
+    in.ctx = &places;
+    in.tokens = kind == DP_OF_TOKENS ? p->T : 0;
+    in.subrows = kind == DP_OF_SEQUENCES ? p->K : 1;
+    in.draws = x && x->field[field].err2 ? &x->field[field] : NULL;
+    in.freedom = freedom;
+    in.bound_shown = !dp_run_results_bounded(run, p);
+    in.file_unit = u;
+    in.seen_most = seen_most(field);
+    in.cancelled = cancelled(run, field);
+    in.of_heads = kind == DP_OF_HEADS;
+    allow_stored(j, field, run, &in.allowance);
     dp_judge_tensor(j, &in, run);
     free(freedom);
     free(exact);
@@ -418,8 +413,7 @@ static int inner_stages(const dp_outputs *out) {
 static void judge_step(const dp_judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
     const dp_step_expected x = {dp_sharding_expected(sp, r), sp->windows.window_of,
-                                dp_run_allowance(r), dp_base_roundoff(r->base),
-                                dp_base_smallest(r->base, sp->c->p.K)};
+                                dp_run_comparing(r, sp, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
     if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;
@@ -678,7 +672,7 @@ static void judge_by(const undeclared_run *x, const dp_error_bound *bound, dp_ru
     const dp_judging j = {x->sp, x->bases, bound, x->out};
     judge_all(&j, r);
     if (settled) settle(&j, x->stages, r);
-    dp_run_close(r, 0);
+    dp_run_close(r);
 }
 
 /* Chunks of half the length hold the longest sequence, too: the same design. */
@@ -751,8 +745,7 @@ static void try_others(const undeclared_run *x, dp_run *r) {
         dp_error_bound_free(&t[i].bound);
 }
 
-void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
-                      double from) {
+void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r) {
     const undeclared_run x = {sp, bases, out, inner_stages(out)};
     const dp_design declared = r->design;
     const dp_design *explained = out->stored ? out->stored->explained : NULL;
@@ -764,5 +757,4 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;
     if (r->undeclared) r->design = declared;
-    r->seconds = dp_now() - from;
 }

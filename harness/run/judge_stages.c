@@ -117,27 +117,23 @@ static void judge_rows(const dp_judging *j, const rank_values *x, const rows *z,
     const pair_places places = {sp->c->p.HV, z->pair};
     dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
-    const dp_compare_in in = {.name = dp_rank_name(x->which),
-                              .N = sp->N,
-                              .heads = sp->c->p.HV,
-                              .rows = z->n,
-                              .width = z->width,
-                              .got = z->got,
-                              .want = z->want,
-                              .rad = z->radius,
-                              .bound = z->bound,
-                              .place = place_pair,
-                              .ctx = &places,
-                              .subrows = sp->c->p.K,
-                              .draws = draws.err2 ? &draws : NULL,
-                              .allowance = dp_run_allowance(run),
-                              .rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0,
-                              .bound_shown = !dp_run_results_bounded(run, &sp->c->p),
-                              .unit = dp_base_roundoff(run->base),
-                              .store = dp_run_storing(run, x->u),
-                              .file_unit = x->u,
-                              .may_vanish = 1,
-                              .tiny = dp_hypot(dp_base_smallest(run->base, sp->c->p.K), x->tiny)};
+    dp_compare_in in = dp_run_comparing(run, sp, x->u, x->tiny);
+    in.name = dp_rank_name(x->which);
+    in.heads = sp->c->p.HV;
+    in.rows = z->n;
+    in.width = z->width;
+    in.got = z->got;
+    in.want = z->want;
+    in.rad = z->radius;
+    in.bound = z->bound;
+    in.place = place_pair;
+    in.ctx = &places;
+    in.subrows = sp->c->p.K;
+    in.draws = draws.err2 ? &draws : NULL;
+    in.rounding = is_product(x->which) ? dp_run_chain_rounding(run) : 0;
+    in.bound_shown = !dp_run_results_bounded(run, &sp->c->p);
+    in.file_unit = x->u;
+    in.may_vanish = 1;
     dp_judge_tensor(j, &in, run);
     dp_draws_free(&draws);
 }
@@ -360,18 +356,13 @@ static void judge_inner(const dp_judging *j, const dp_stage_errors *errors, int 
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
     const dp_expected *x = drawn ? dp_sharding_expected(sp, run) : NULL;
-    const dp_stage_judge_in in = {.stage = stage,
-                                  .got = j->out->stage[stage],
-                                  .bound = errors->bound[stage],
-                                  .rad = errors->rad[stage],
-                                  .bound_shown = x && !dp_run_bounded(run),
-                                  .draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL,
-                                  .allowance = dp_run_allowance(run),
-                                  .unit = dp_base_roundoff(run->base),
-                                  .store = dp_run_storing(run, s.u),
-                                  .tiny =
-                                      dp_hypot(dp_base_smallest(run->base, sp->c->p.K), s.tiny)};
-    dp_stage_judge(dp_sharding_reference(j->sp), &in, &run->tensor[run->ntensor++]);
+    dp_compare_in in = dp_run_comparing(run, sp, s.u, s.tiny);
+    in.got = j->out->stage[stage];
+    in.bound = errors->bound[stage];
+    in.rad = errors->rad[stage];
+    in.bound_shown = x && !dp_bounds_are_derived(&run->design);
+    in.draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL;
+    dp_stage_judge(dp_sharding_reference(j->sp), stage, in, &run->tensor[run->ntensor++]);
 }
 
 /* The stages of stage_tensor.h are those of 64-token chunks. */

@@ -2,6 +2,7 @@
  * of chunks of one token hold for kernels that have no chunks. */
 #include "limits.h"
 #include "harness/bound/store_bound.h"
+#include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/stored.h"
 
@@ -105,8 +106,6 @@ int dp_bounds_are_derived(const dp_design *design) {
     return design->chunk && dp_design_same(&d, &bounded);
 }
 
-int dp_run_bounded(const dp_run *r) { return dp_bounds_are_derived(&r->design); }
-
 #define AFFORDABLE 20 /* seconds */
 
 /* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. */
@@ -133,7 +132,8 @@ int dp_run_results_bounded(const dp_run *r, const dp_problem *p) {
 
 double dp_base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 
-double dp_base_smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+/* The smallest normal number of the base's arithmetic, times K. */
+static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
 
 double dp_own_storage(const dp_design *d, dp_result_id field) {
     if (dp_leaves(field)) return ldexp(1, -(int)dp_formats[d->out[field]].bits);
@@ -143,6 +143,14 @@ double dp_own_storage(const dp_design *d, dp_result_id field) {
 #define ROUNDING_RMS 0.42466 /* sqrt(1/(8 ln 2)), over u, of log-uniform significands (bits.h) */
 double dp_run_storing(const dp_run *r, double u) {
     return ROUNDING_RMS * u * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
+}
+
+dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, double u, double tiny) {
+    return (dp_compare_in){.N = sp->N,
+                           .allowance = dp_run_allowance(r),
+                           .unit = dp_base_roundoff(r->base),
+                           .store = dp_run_storing(r, u),
+                           .tiny = dp_hypot(smallest(r->base, sp->c->p.K), tiny)};
 }
 
 double dp_run_chain_rounding(const dp_run *r) {

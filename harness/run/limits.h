@@ -8,6 +8,7 @@
 #include "harness/bound/error_bound.h"
 #include "harness/case/session.h"
 #include "harness/record/run.h"
+#include "harness/verdict/compare.h"
 #include "harness/verdict/expectations.h"
 #include "ref/vocabulary/design.h"
 #include "standard.h"
@@ -20,8 +21,6 @@ dp_allowance dp_run_allowance(const dp_run *r);
  * wider format than the base's are within them; operands of scores may carry their decay in
  * bf16. */
 int dp_bounds_are_derived(const dp_design *design);
-/* The same of a run's design. */
-int dp_run_bounded(const dp_run *r);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
 /* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
@@ -35,9 +34,13 @@ double dp_state_far(const dp_design *design);
  * gradients of rows of their own (dp_by_rows). */
 int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
 
-/* Unit roundoff of the base's arithmetic; smallest normal number of it, times K. */
+/* The comparison of a tensor of a run, as far as the run decides: ranks, allowance, arithmetic. A
+ * file may store the tensor in a coarser format, with unit roundoff u and smallest numbers tiny
+ * apart; else both are 0. */
+dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, double u, double tiny);
+
+/* Unit roundoff of the base's arithmetic. */
 double dp_base_roundoff(dp_base b);
-double dp_base_smallest(dp_base b, int K);
 /* Unit roundoff of the design's own store of a result, which its bounds and draws have. For others
  * than o and the gradients of inputs: of its arithmetic. */
 double dp_own_storage(const dp_design *d, dp_result_id field);

@@ -36,13 +36,12 @@ typedef struct {
 
 /* Makes the bounds, judges all outputs into r and closes r. The draws of set 0 decide, and if the
  * result is marginal, the draws of set 1. On entry r has everything that dp_run_id needs, and
- * design, undeclared, other_design. The argument `from` is dp_now() of the begin of the run.
+ * design, undeclared, other_design.
  *
  * A run that does not declare its design is compared with the common designs (dp_design_common), or
  * those that its files name. The first design that explains every tensor is r->explained. If none
  * does, the nearest design gives the verdict. */
-void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r,
-                      double from);
+void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r);
 
 /* Results of the calls of a session beside o and their last state. */
 typedef struct {
@@ -55,7 +54,7 @@ typedef struct {
 void dp_calls_seen_free(dp_calls_seen *seen);
 /* dp_judge_outputs, and for a session the three functions below. */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
-                         dp_bound_bases *bases, dp_run *r, double from, dp_err *e);
+                         dp_bound_bases *bases, dp_run *r, dp_err *e);
 
 /* judge_calls.c: after dp_judge_outputs, judges the results of all tokens in a session's
  * windows. */

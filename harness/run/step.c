@@ -196,22 +196,20 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
         snprintf(name, sizeof name, "%s", dp_qkv_name(x->i));
     else
         snprintf(name, sizeof name, "%s_%s", field->name, dp_qkv_name(x->i));
-    const dp_compare_in in = {.name = name,
-                              .N = x->N,
-                              .heads = dp_qkv_heads(p, x->i),
-                              .rows = rows,
-                              .width = dp_qkv_width(p, x->i),
-                              .got = got,
-                              .want = want,
-                              .rad = rad,
-                              .bound = bound,
-                              .place = tokens ? place_token : place_head,
-                              .ctx = x,
-                              .tokens = tokens ? p->T : 0,
-                              .draws = d && d->err2 ? d : NULL,
-                              .allowance = x->x->allowance,
-                              .unit = x->x->arith,
-                              .tiny = x->x->tiny};
+    dp_compare_in in = x->x->like;
+    in.name = name;
+    in.N = x->N;
+    in.heads = dp_qkv_heads(p, x->i);
+    in.rows = rows;
+    in.width = dp_qkv_width(p, x->i);
+    in.got = got;
+    in.want = want;
+    in.rad = rad;
+    in.bound = bound;
+    in.place = tokens ? place_token : place_head;
+    in.ctx = x;
+    in.tokens = tokens ? p->T : 0;
+    in.draws = d && d->err2 ? d : NULL;
     dp_compare(&in, &run->tensor[run->ntensor++]);
 }
 

@@ -56,15 +56,13 @@ dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* How the tensors of the convolutions are judged.
- *   x           draws, NULL: none; their cells are the chunks chunk_of [T]
- *   allowance   verdict/levels.h
- *   arith       unit roundoff of the base's arithmetic; tiny: spacing of its smallest numbers */
+ *   x      draws, NULL: none; their cells are the chunks chunk_of [T]
+ *   like   what all of them have in common: allowance and arithmetic */
 #define DP_STEP_TENSORS 12
 typedef struct {
     const dp_expected *x;
     const int *chunk_of;
-    dp_allowance allowance;
-    double arith, tiny;
+    dp_compare_in like;
 } dp_step_expected;
 /* Appends judgements to run->tensor, which must have room for DP_STEP_TENSORS more. They are of q k
  * v, and, if got has dq.., of the convolution's backward on dq dk dv. */

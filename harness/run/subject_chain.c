@@ -196,9 +196,9 @@ static void read_bits(const chain_truth *t, dp_format claimed, const double *got
 
 /* A chain that has fewer bits than it claims, or a bias that its format has not, fails even within
  * the worst-case bound. */
-static void close_run(dp_run *r, double seconds) {
+static void close_run(dp_run *r) {
     char why[sizeof r->why];
-    dp_run_close(r, seconds);
+    dp_run_close(r);
     if (!r->bits.npoint || !r->bits.wrong) return;
     snprintf(why, sizeof why, "%s%s%.380s", r->bits.says, r->why[0] ? "; " : "", r->why);
     memcpy(r->why, why, sizeof why);
@@ -303,7 +303,8 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
         memcpy(x->got + i * KK, products + (t.points[i] - 1) * KK, sizeof(double) * (size_t)KK);
     judge_chain(&t, x, claimed, r);
     chain_free(x);
-    close_run(r, dp_now() - t0);
+    close_run(r);
+    r->seconds = dp_now() - t0;
     chain_truth_free(&t);
 }
 
@@ -351,7 +352,7 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
 
 static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
     judge_chain(sp->std->other, m->own, r->chain, r);
-    close_run(r, dp_now() - m->from);
+    close_run(r);
 }
 
 static void free_own(const dp_case *c, dp_made *m) {

@@ -145,7 +145,7 @@ static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {
     r->tensor = dp_calloc(DP_CONV_NRESULTS, sizeof *r->tensor);
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
         if (dp_conv_result_exists(&sp->c->conv, i)) judge_result(sp, i, m->own, r);
-    dp_run_close(r, dp_now() - m->from);
+    dp_run_close(r);
 }
 
 static void free_answer(const dp_case *c, dp_made *m) {

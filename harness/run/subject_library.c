@@ -364,7 +364,7 @@ static dp_status judge_again(const dp_planned *x, dp_sharding *sp, const dp_made
     const dp_subject_result *s = &((const answer *)m->own)->again[which];
     const dp_outputs outputs = {.results = &s->r, .stage = which ? NULL : s->stage};
     dp_run *of = dp_planned_record(x, sp, m, &own);
-    const dp_status st = dp_judge_calls(sp, &outputs, &m->seen, bases, of, m->from, e);
+    const dp_status st = dp_judge_calls(sp, &outputs, &m->seen, bases, of, e);
     if (!st && of->verdict == DP_FAIL) {
         const dp_run was = *r;
         *r = *of;

@@ -209,9 +209,8 @@ static void place(const void *ctx, int64_t row, dp_place *at) {
                      .token = t};
 }
 
-void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement *out) {
+void dp_stage_judge(const dp_sim *ref, int stage, dp_compare_in in, dp_judgement *out) {
     const dp_problem *p = ref->p;
-    const int stage = t->stage;
     const int by_chunk = dp_stage_tensors[stage].kind == DP_PER_CHUNK;
     int64_t rows, width;
     int per = 1;
@@ -222,7 +221,7 @@ void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement 
     for (int g = 0; g < ref->ngroup; g++)
         for (int i = 0; i < ref->group[g].c; i++)
             pl.group_of[ref->group[g].t0 + i] = g;
-    double *want = dp_stage_tensor_value(ref, stage), *seen = dp_copy(t->got, rows * width);
+    double *want = dp_stage_tensor_value(ref, stage), *seen = dp_copy(in.got, rows * width);
     if (stage == DP_AKK || stage == DP_AQK)
         for (int64_t r = 0; r < rows; r++) { /* what lies above the diagonal means nothing */
             const int64_t token = r / ((int64_t)p->HV * per),
@@ -230,25 +229,16 @@ void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *t, dp_judgement 
             for (int64_t i = used; i < width; i++)
                 seen[r * width + i] = 0;
         }
-    const dp_compare_in in = {.name = dp_stage_tensors[stage].name,
-                              .N = ref->N,
-                              .heads = p->HV,
-                              .rows = rows,
-                              .width = width,
-                              .got = seen,
-                              .want = want,
-                              .bound = t->bound,
-                              .rad = t->rad,
-                              .bound_shown = t->bound_shown,
-                              .place = place,
-                              .ctx = &pl,
-                              .tokens = by_chunk ? 0 : p->T,
-                              .subrows = by_chunk ? p->K : 1,
-                              .draws = t->draws,
-                              .allowance = t->allowance,
-                              .unit = t->unit,
-                              .store = t->store,
-                              .tiny = t->tiny};
+    in.name = dp_stage_tensors[stage].name;
+    in.heads = p->HV;
+    in.rows = rows;
+    in.width = width;
+    in.got = seen;
+    in.want = want;
+    in.place = place;
+    in.ctx = &pl;
+    in.tokens = by_chunk ? 0 : p->T;
+    in.subrows = by_chunk ? p->K : 1;
     dp_compare(&in, out);
     free(want);
     free(seen);

@@ -13,16 +13,7 @@
  * (dp_error_bound_run). */
 double *dp_stage_bound(const dp_error_bound_base *w, int stage);
 
-/* One stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. bound, rad:
- * [rows]; the rest as in dp_compare_in. */
-typedef struct {
-    int stage;
-    const double *got, *bound, *rad;
-    int bound_shown;
-    const dp_draws *draws;
-    dp_allowance allowance;
-    double unit, store, tiny;
-} dp_stage_judge_in;
-/* Fills *out with the judgement of one stage tensor against its bound on true inputs. */
-void dp_stage_judge(const dp_sim *ref, const dp_stage_judge_in *in, dp_judgement *out);
+/* Judges one stage of a subject, DP_PER_TOKEN or DP_PER_CHUNK, against the reference run. `in` has
+ * got, bound, rad, draws, and what the run decides. */
+void dp_stage_judge(const dp_sim *ref, int stage, dp_compare_in in, dp_judgement *out);
 #endif
