@@ -13,6 +13,28 @@ typedef struct {
     int64_t from, n, m;
 } slice;
 
+enum { NONE = -1 }; /* no slot */
+
+/* The pool of slots (slots.h). */
+typedef struct {
+    int Nseq;
+    int64_t slots, width, state; /* entries of a head's state, of all heads of a slot */
+    int64_t *own;                /* [Nseq] */
+    int64_t *planned;            /* [Nseq]: who is to write what in the present call */
+    int64_t *read, *write;       /* [Nseq] in the present run of it */
+    int64_t *right;              /* [Nseq]: what write should be */
+    int64_t drafts;              /* slots of each sequence; 0: as planned above */
+    int64_t *draft, *listed;     /* [Nseq][drafts]: those it owns, those it is told in the call */
+    int64_t *accepted, *passed;  /* [Nseq]: kept, and told in the call */
+    int64_t ring;                /* tokens of a ring; 0: none */
+    int64_t *rings;              /* [Nseq] slots */
+    int64_t *held, *told;        /* [Nseq] tokens in a ring after the call, and before it */
+    int64_t prefix;
+    int calls;
+    double *slot, *before; /* [slots] states */
+    unsigned char *taken;  /* [slots] */
+} pool;
+
 typedef struct {
     const dp_problem *p;
     const dp_session *s;
@@ -28,7 +50,7 @@ typedef struct {
     int after_rollback;  /* the call before rejected tokens */
     int waiting;         /* all but the first sequence wait for the end of the prefix */
     int continued;       /* the next call is the first behind it */
-    dp_slots *slots;     /* NULL: no pool */
+    pool *pool;          /* NULL: no pool */
     int64_t drafts;      /* slots of a sequence's window, of a caller that rolls back by himself */
     int64_t *parent;     /* [tokens of the call] of a tree; NULL: chains */
     int rings;           /* states are written in some calls alone */
@@ -275,22 +297,13 @@ static void spoil_inputs(const walk *w, dp_problem *y) {
 static void pad(const walk *w, slice *take) {
     for (int i = 0; i < w->p->Nseq; i++) {
         const int own = ended(w, i) && w->p->cu[i + 1] > w->p->cu[i];
-        if (w->slots && idle(w, i))
+        if (w->pool && idle(w, i))
             take[i] = (slice){w->p->cu[i] % w->p->T, 1, 0};
         else if (w->fault == DP_FAULT_PADDING_WRITES && own) {
             take[i] = (slice){w->p->cu[i], 1, 0};
             hit_all(w);
         }
     }
-}
-
-/* Which slots the call reads and writes. */
-static void plan_slots(const walk *w, int window) {
-    unsigned char *padding = dp_calloc((size_t)w->p->Nseq, 1);
-    for (int i = 0; i < w->p->Nseq; i++)
-        padding[i] = idle(w, i) != 0;
-    dp_slots_plan(w->slots, w->S, padding, window);
-    free(padding);
 }
 
 /* The tokens behind which the state of a sequence is taken, instead of those accepted. */
@@ -345,6 +358,333 @@ static void leave_unwritten(const walk *w, const double *before) {
     free(old);
 }
 
+/* ---- the pool -------------------------------------------------------------------------------- */
+
+static double *slot(const pool *s, int64_t i) { return s->slot + i * s->state; }
+static size_t bytes(const pool *s) { return sizeof(double) * (size_t)s->state; }
+
+static int64_t *indices(int n) {
+    int64_t *x = dp_calloc((size_t)n, sizeof *x);
+    for (int i = 0; i < n; i++)
+        x[i] = NONE;
+    return x;
+}
+
+/* Token j of sequence i lies as many slots before those of token 0 as there are sequences. */
+static void own_drafts(pool *s) {
+    for (int i = 0; i < s->Nseq; i++)
+        for (int64_t j = 0; j < s->drafts; j++)
+            s->draft[i * s->drafts + j] = s->slots - 1 - i - j * s->Nseq;
+    for (int i = 0; i < s->Nseq; i++)
+        s->accepted[i] = 1;
+}
+
+/* NULL: the session has no pool. */
+static pool *pool_new(const walk *w) {
+    if (!w->s->slots) return NULL;
+    pool *s = dp_calloc(1, sizeof *s);
+    const int n = s->Nseq = w->p->Nseq;
+    s->ring = w->rings ? w->s->ring : 0;
+    s->slots = w->s->slots + (s->ring ? n : 0);
+    s->width = (int64_t)w->p->K * w->p->V;
+    s->state = w->state;
+    s->prefix = NONE;
+    s->drafts = w->drafts;
+    int64_t **const each[] = {&s->own,   &s->planned,  &s->read,   &s->write,
+                              &s->right, &s->accepted, &s->passed, &s->rings};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++)
+        *each[i] = indices(n);
+    s->draft = indices(n * (int)(s->drafts + 1));
+    s->listed = indices(n * (int)(s->drafts + 1));
+    own_drafts(s);
+    s->held = dp_calloc((size_t)n, sizeof *s->held);
+    s->told = dp_calloc((size_t)n, sizeof *s->told);
+    s->taken = dp_calloc((size_t)s->slots, 1);
+    s->slot = dp_doubles(s->slots * s->state);
+    s->before = dp_doubles(s->slots * s->state);
+    for (int i = 0; i < (w->s->prefix ? 1 : n); i++)
+        s->own[i] = w->s->slots - 1 - i;
+    return s;
+}
+
+static void pool_free(pool *s) {
+    if (!s) return;
+    void *const all[] = {s->own,      s->planned, s->read,  s->write, s->right,
+                         s->draft,    s->listed,  s->rings, s->held,  s->told,
+                         s->accepted, s->passed,  s->taken, s->slot,  s->before};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    free(s);
+}
+
+/* The next slot behind `from` that nobody owns or is to write; `from` where there is none. */
+static int64_t next_free(const pool *s, int64_t from) {
+    for (int64_t k = 1; k < s->slots; k++)
+        if (!s->taken[(from + k) % s->slots]) return (from + k) % s->slots;
+    return from;
+}
+
+static int64_t ring_of(const pool *s, int i) { return s->slots - s->Nseq + i; }
+
+static void mark_owned(const pool *s) {
+    memset(s->taken, 0, (size_t)s->slots);
+    for (int i = 0; i < s->Nseq && s->ring; i++)
+        s->taken[ring_of(s, i)] = s->held[i] > 0;
+    if (s->prefix != NONE) s->taken[s->prefix] = 1;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] != NONE) s->taken[s->own[i]] = 1;
+}
+
+/* Every format holds NaN. */
+static void empty_unowned(const pool *s) {
+    for (int64_t i = 0; i < s->slots; i++)
+        for (int64_t z = 0; z < s->state && !s->taken[i]; z++)
+            slot(s, i)[z] = NAN;
+}
+
+/* The slots that each sequence is told; without a window its state goes to the first. */
+static void list_drafts(const walk *w) {
+    pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++) {
+        const int padding = idle(w, i);
+        s->planned[i] = padding ? NONE : s->draft[i * s->drafts];
+        s->passed[i] = padding ? 0 : s->accepted[i];
+        for (int64_t j = 0; j < s->drafts; j++)
+            s->listed[i * s->drafts + j] = padding ? NONE : s->draft[i * s->drafts + j];
+        if (!padding) s->accepted[i] = 1;
+    }
+}
+
+/* The next run of the call reads and writes what is planned. */
+static void as_planned(const pool *s) {
+    for (int i = 0; i < s->Nseq; i++) {
+        s->read[i] = s->planned[i] == NONE ? NONE : s->own[i];
+        s->write[i] = s->right[i] = s->planned[i];
+    }
+}
+
+/* In the next run of the call, sequence i neither reads nor writes. */
+static void leave_out(const pool *s, int i) { s->read[i] = s->write[i] = s->right[i] = NONE; }
+
+/* Which slots the call reads and writes. window: it rejects tokens. */
+static void plan_slots(const walk *w, int window) {
+    pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] != NONE) memcpy(slot(s, s->own[i]), w->S + i * s->state, bytes(s));
+    mark_owned(s);
+    empty_unowned(s);
+    if (s->drafts) list_drafts(w);
+    for (int i = 0; i < s->Nseq && s->ring; i++)
+        s->taken[ring_of(s, i)] = 1; /* empty or not, nobody's state goes there */
+    for (int i = 0; i < s->Nseq && !s->drafts; i++) {
+        const int shared = s->prefix != NONE && s->own[i] == s->prefix;
+        const int moves = shared || window || (s->calls + i) % 2;
+        s->planned[i] = idle(w, i) ? NONE : moves ? next_free(s, s->own[i]) : s->own[i];
+        if (!idle(w, i)) s->taken[s->planned[i]] = 1;
+    }
+    s->calls++;
+    as_planned(s);
+}
+
+/* Has each token of the sequence's call a slot, where the caller rolls back by himself? */
+static int has_slots(const walk *w, int i) {
+    return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
+}
+
+/* Tokens of sequence i in the call: all, and those that have slots. */
+static int64_t tokens_of(const walk *w, int i) { return w->take[i].n + w->take[i].m; }
+static int64_t slots_of(const walk *w, int i) { return has_slots(w, i) ? tokens_of(w, i) : 0; }
+
+/* The slots of the tokens of calls in which each has one. */
+static void plan_drafts(walk *w) {
+    const pool *s = w->pool;
+    int64_t all = 0;
+    for (int i = 0; i < w->p->Nseq; i++)
+        all += tokens_of(w, i);
+    free(w->parent);
+    w->parent = w->by->trees ? dp_calloc((size_t)all + 1, sizeof *w->parent) : NULL;
+    for (int64_t i = 0, at = 0; i < w->p->Nseq && w->parent; at += tokens_of(w, (int)i++))
+        for (int64_t j = 0; j < tokens_of(w, (int)i); j++)
+            w->parent[at + place(w, w->take[i], j)] = parent_of(w, w->take[i], j);
+    for (int i = 0; i < s->Nseq; i++)
+        if (slots_of(w, i))
+            s->write[i] = s->right[i] = s->planned[i] =
+                s->draft[i * s->drafts + slots_of(w, i) - 1];
+}
+
+/* Which sequences write their states, and which leave their tokens in rings. The state of a prefix
+ * is written. */
+static void plan_rings(const walk *w) {
+    const pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++) {
+        const int padding = s->planned[i] == NONE;
+        const int64_t end = w->waiting ? w->p->cu[i] + w->s->prefix : w->p->cu[i + 1];
+        const int64_t n = w->take[i].n, all = s->held[i] + n;
+        s->rings[i] = padding ? NONE : ring_of(s, i);
+        s->told[i] = padding ? 0 : s->held[i];
+        if (padding) continue;
+        s->held[i] = w->at[i] + n >= end || all > s->ring ? 0 : all;
+        if (!s->held[i]) continue;
+        s->planned[i] = s->own[i]; /* where it stays */
+        s->write[i] = s->right[i] = NONE;
+    }
+}
+
+/* Applies a fault to the planned slots; returns 1 if it changed them. */
+static int spoil_slots(const pool *s, dp_fault fault) {
+    int acted = 0;
+    for (int i = 0; i < s->Nseq; i++) {
+        const int padding = s->planned[i] == NONE;
+        const int64_t read = s->read[i], write = s->write[i];
+        if (padding && fault == DP_FAULT_PADDING_WRITES)
+            s->read[i] = s->write[i] = s->own[i];
+        else if (padding && fault == DP_FAULT_PADDING_LAST_SLOT)
+            s->read[i] = s->write[i] = s->slots - 1;
+        else if (!padding && fault == DP_FAULT_SLOT_NEIGHBOUR)
+            s->read[i] = (read + 1) % s->slots;
+        else if (!padding && fault == DP_FAULT_SLOT_IN_PLACE)
+            s->write[i] = read;
+        acted |= s->read[i] != read || s->write[i] != write;
+    }
+    return acted;
+}
+
+/* Begins one run of the call: keeps a copy of the pool and returns the pool. */
+static dp_state_pool begin_run(const walk *w) {
+    const pool *s = w->pool;
+    memcpy(s->before, s->slot, bytes(s) * (size_t)s->slots);
+    dp_state_pool p = {.slots = s->slots,
+                       .read = s->read,
+                       .write = s->write,
+                       .state = s->slot,
+                       .drafts = s->drafts,
+                       .parent = w->parent};
+    if (s->ring) p.ring = s->rings;
+    if (s->ring) p.held = s->told;
+    if (s->drafts) p.draft = s->listed;
+    if (s->drafts) p.accepted = s->passed;
+    return p;
+}
+
+/* [Nseq] states from those slots; 0 where there is none. */
+static void gather(const pool *s, const int64_t *from, double *states) {
+    for (int i = 0; i < s->Nseq; i++)
+        if (from[i] == NONE)
+            memset(states + i * s->state, 0, bytes(s));
+        else
+            memcpy(states + i * s->state, slot(s, from[i]), bytes(s));
+}
+
+/* The slots that are written, as a final_state: given, or else theirs. */
+static void end_run(const pool *s, double **final_state) {
+    if (!*final_state) {
+        *final_state = dp_doubles(s->Nseq * s->state);
+        gather(s, s->write, *final_state);
+        return;
+    }
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->write[i] != NONE)
+            memcpy(slot(s, s->write[i]), *final_state + i * s->state, bytes(s));
+}
+
+static int is_written(const walk *w, int64_t slot) {
+    const pool *s = w->pool;
+    int any = 0;
+    for (int i = 0; i < s->Nseq; i++) {
+        any |= s->right[i] == slot || (s->ring && s->rings[i] == slot);
+        for (int64_t j = 0; j < slots_of(w, i); j++)
+            any |= s->draft[i * s->drafts + j] == slot;
+    }
+    return any;
+}
+
+static int owner_of(const pool *s, int64_t slot) {
+    if (slot == s->prefix) return DP_SLOT_OF_PREFIX;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->own[i] == slot) return i;
+    return DP_SLOT_FREE;
+}
+
+/* Adds wrong writes of the run. */
+static void look_at_pool(const walk *w) {
+    const pool *s = w->pool;
+    dp_pool_seen *seen = w->by->pool;
+    if (!seen) return;
+    if (!seen->was)
+        *seen = (dp_pool_seen){.slots = s->slots,
+                               .width = s->width,
+                               .slot = NONE,
+                               .was = dp_copy(s->before, s->slots * s->state),
+                               .is = dp_copy(s->before, s->slots * s->state)};
+    for (int64_t i = 0; i < s->slots; i++) {
+        const double *was = s->before + i * s->state;
+        double *known = seen->was + i * s->state;
+        if (is_written(w, i) || !memcmp(was, slot(s, i), bytes(s))) continue;
+        if (memcmp(known, seen->is + i * s->state, bytes(s))) continue; /* it is known already */
+        memcpy(known, was, bytes(s));
+        memcpy(seen->is + i * s->state, slot(s, i), bytes(s));
+        if (seen->overwritten++) continue;
+        seen->slot = i;
+        seen->call = w->done;
+        seen->owner = owner_of(s, i);
+    }
+}
+
+void dp_pool_seen_free(dp_pool_seen *s) {
+    free(s->was);
+    free(s->is);
+    *s = (dp_pool_seen){0};
+}
+
+/* The states after all tokens of the call, 0 where a token has no slot, to be freed. NULL: no token
+ * has a slot. */
+static double *drafted_states(const walk *w) {
+    const pool *s = w->pool;
+    int64_t all = 0, windows = 0, at = 0;
+    for (int i = 0; i < s->Nseq; i++) {
+        all += tokens_of(w, i);
+        windows += slots_of(w, i);
+    }
+    double *states = windows ? dp_doubles(all * s->state) : NULL;
+    for (int i = 0; i < s->Nseq && windows; at += tokens_of(w, i++))
+        for (int64_t j = 0; j < slots_of(w, i); j++)
+            memcpy(states + (at + j) * s->state, slot(s, s->draft[i * s->drafts + j]), bytes(s));
+    return states;
+}
+
+/* Accepts the states that a call left in the slots of its tokens: nothing is run again. */
+static void accept_drafts(const walk *w) {
+    const pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++) {
+        if (!has_slots(w, i)) continue;
+        const int64_t last = place(w, w->take[i], w->take[i].n - 1);
+        s->planned[i] = s->draft[i * s->drafts + last];
+        s->accepted[i] = last + 1;
+    }
+}
+
+/* The state of sequence i as what the call has written. */
+static void put_state(const walk *w, int i) {
+    const pool *s = w->pool;
+    if (s->planned[i] != NONE) memcpy(slot(s, s->planned[i]), w->S + i * s->state, bytes(s));
+}
+
+/* After a call: every sequence owns the slot that it wrote. */
+static void take_states(const walk *w) {
+    const pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++) {
+        if (s->planned[i] != NONE) s->own[i] = s->planned[i];
+        if (s->own[i] != NONE) memcpy(w->S + i * s->state, slot(s, s->own[i]), bytes(s));
+    }
+}
+
+/* The slot of the first sequence becomes the prefix's, from which all sequences continue. */
+static void share_slot(pool *s) {
+    s->prefix = s->own[0];
+    for (int i = 0; i < s->Nseq; i++)
+        s->own[i] = s->prefix;
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 /* Rows of the first tokens, and the states behind them, of all convolutions. */
@@ -373,7 +713,7 @@ static void share_prefix(walk *w) {
         w->at[i] += w->s->prefix;
     }
     share_conv(w);
-    if (w->slots) dp_slots_share(w->slots);
+    if (w->pool) share_slot(w->pool);
     w->waiting = 0;
     w->continued = 1;
 }
@@ -438,16 +778,13 @@ static dp_status run(const walk *w, const dp_problem *y, const dp_state_pool *po
 /* The call where states lie in a pool. */
 static dp_status run_in_pool(const walk *w, dp_problem *y, int states, dp_call_result *r,
                              dp_err *e) {
-    const dp_state_pool pool = dp_slots_begin(w->slots);
-    dp_slots_read(w->slots, y->s0);
+    const dp_state_pool pool = begin_run(w);
+    gather(w->pool, w->pool->read, y->s0);
     spoil_inputs(w, y);
     const dp_status st = run(w, y, &pool, states, r, e);
     if (st) return st;
-    if (r->out.final_state)
-        dp_slots_write(w->slots, r->out.final_state);
-    else
-        r->out.final_state = dp_slots_written(w->slots);
-    dp_slots_look(w->slots, w->done, w->by->pool);
+    end_run(w->pool, &r->out.final_state);
+    look_at_pool(w);
     return DP_OK;
 }
 
@@ -479,9 +816,9 @@ static void compare_states(const walk *w, const dp_problem *y, const dp_call_res
     dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
         const int i = z / w->p->HV;
-        const double off = w->slots && idle(w, i) ? 0
-                                                  : off_by(r->out.final_state + z * KV,
-                                                           s.out.final_state + z * KV, KV);
+        const double off = w->pool && idle(w, i) ? 0
+                                                 : off_by(r->out.final_state + z * KV,
+                                                          s.out.final_state + z * KV, KV);
         if (off > far->from) *far = (dp_states_seen){far->from, off, w->done, i, z % w->p->HV};
     }
     dp_sim_free(&s);
@@ -502,9 +839,9 @@ static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r
 static dp_status call(const walk *w, const slice *take, int states, dp_call_result *r, dp_err *e) {
     dp_problem y = problem_of(w, take);
     *r = (dp_call_result){0};
-    if (!w->slots) spoil_inputs(w, &y);
+    if (!w->pool) spoil_inputs(w, &y);
     const dp_status st =
-        w->slots ? run_in_pool(w, &y, states, r, e) : run(w, &y, NULL, states, r, e);
+        w->pool ? run_in_pool(w, &y, states, r, e) : run(w, &y, NULL, states, r, e);
     if (!st) look_at_states(w, &y, r);
     free_call(&y);
     return st;
@@ -519,7 +856,7 @@ static void end_call(dp_call_result *r) {
 }
 
 static void keep_states(walk *w, dp_result *r) {
-    if (w->slots) return; /* they are there */
+    if (w->pool) return; /* they are there */
     free(w->S);
     w->S = r->final_state;
     r->final_state = NULL;
@@ -570,32 +907,32 @@ static void keep_conv(const walk *w, const slice *take, const dp_call_result *r)
 static void pick_states(walk *w, const double *states) {
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* the first call: zeros before */
     for (int i = 0; i < w->p->Nseq; i++) {
-        if (w->take[i].n && !(w->slots && idle(w, i)))
+        if (w->take[i].n && !(w->pool && idle(w, i)))
             memcpy(w->S + i * w->state, states + (w->take[i].n - 1) * w->state,
                    sizeof *states * (size_t)w->state);
-        if (w->slots) dp_slots_put(w->slots, i, w->S + i * w->state);
+        if (w->pool) put_state(w, i);
         states += (w->take[i].n + w->take[i].m) * w->state;
     }
 }
 
 /* In a pool: who accepted nothing keeps the state that he had, and the others alone run. */
 static void put_again(const walk *w, const slice *take) {
-    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
-    dp_slots_restore(w->slots, w->S);
-    for (int i = 0; i < w->p->Nseq; i++) {
-        tokens[i] = take[i].n + take[i].m;
-        if (!tokens[i]) dp_slots_put(w->slots, i, w->S + i * w->state);
+    const pool *s = w->pool;
+    for (int i = 0; i < s->Nseq; i++)
+        if (s->planned[i] != NONE) memcpy(slot(s, s->own[i]), w->S + i * s->state, bytes(s));
+    for (int i = 0; i < s->Nseq; i++) {
+        if (take[i].n + take[i].m) continue;
+        put_state(w, i);
+        leave_out(s, i);
     }
-    dp_slots_only(w->slots, tokens);
-    free(tokens);
 }
 
 /* The states behind the accepted tokens, by running them again. */
 static dp_status run_again(walk *w, const slice *take, dp_err *e) {
     int64_t n = 0;
-    if (w->slots) put_again(w, take);
+    if (w->pool) put_again(w, take);
     for (int i = 0; i < w->p->Nseq; i++)
-        n += w->slots && idle(w, i) ? 0 : take[i].n + take[i].m;
+        n += w->pool && idle(w, i) ? 0 : take[i].n + take[i].m;
     dp_call_result r;
     const dp_status st = n ? call(w, take, 0, &r, e) : DP_OK;
     if (n && !st) {
@@ -628,11 +965,6 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
         if (x.m) dp_drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
     }
     dp_problem_free(&y);
-}
-
-/* Has each token of the sequence's call a slot, where the caller rolls back by himself? */
-static int has_slots(const walk *w, int i) {
-    return !idle(w, i) && w->take[i].n + w->take[i].m <= w->drafts;
 }
 
 /* The token of the problem that stands for token j of a slice. */
@@ -699,11 +1031,9 @@ static slice next_tokens(const walk *w, int i) {
 
 /* In a pool: the first sequence alone runs, in the slot of the prefix. */
 static void alone_in_place(const walk *w) {
-    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
-    tokens[0] = 1;
-    dp_slots_spoil(w->slots, DP_FAULT_SLOT_IN_PLACE);
-    dp_slots_only(w->slots, tokens);
-    free(tokens);
+    spoil_slots(w->pool, DP_FAULT_SLOT_IN_PLACE);
+    for (int i = 1; i < w->p->Nseq; i++)
+        leave_out(w->pool, i);
 }
 
 /* The state of the prefix is the one that its first continuation leaves: the others begin there. */
@@ -713,9 +1043,9 @@ static dp_status overwrite_prefix(walk *w, dp_err *e) {
     if (w->fault != DP_FAULT_PREFIX_OVERWRITTEN || !w->continued) return DP_OK;
     first = dp_calloc((size_t)w->p->Nseq, sizeof *first);
     first[0] = (slice){w->take[0].from, w->take[0].n, 0};
-    if (w->slots) alone_in_place(w);
+    if (w->pool) alone_in_place(w);
     const dp_status st = call(w, first, 0, &r, e);
-    if (w->slots) dp_slots_again(w->slots);
+    if (w->pool) as_planned(w->pool);
     for (int i = 1; !st && i < w->p->Nseq; i++) {
         hit_where(w, w->S + i * w->state, r.out.final_state);
         memcpy(w->S + i * w->state, r.out.final_state, sizeof *w->S * (size_t)w->state);
@@ -723,46 +1053,6 @@ static dp_status overwrite_prefix(walk *w, dp_err *e) {
     if (!st) end_call(&r);
     free(first);
     return st;
-}
-
-/* The slots of the tokens of calls in which each has one. */
-static void plan_drafts(walk *w) {
-    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens), all = 0;
-    unsigned char *window = dp_calloc((size_t)w->p->Nseq, 1);
-    for (int i = 0; i < w->p->Nseq; i++) {
-        tokens[i] = w->take[i].n + w->take[i].m;
-        window[i] = has_slots(w, i);
-        all += tokens[i];
-    }
-    free(w->parent);
-    w->parent = w->by->trees ? dp_calloc((size_t)all + 1, sizeof *w->parent) : NULL;
-    for (int64_t i = 0, at = 0; i < w->p->Nseq && w->parent; at += tokens[i++])
-        for (int64_t j = 0; j < tokens[i]; j++)
-            w->parent[at + place(w, w->take[i], j)] = parent_of(w, w->take[i], j);
-    dp_slots_draft(w->slots, tokens, window, w->parent);
-    free(tokens);
-    free(window);
-}
-
-/* Which sequences write their states, and which leave their tokens in rings. The state of a prefix
- * is written. */
-static void plan_rings(const walk *w) {
-    int64_t *tokens = dp_calloc((size_t)w->p->Nseq, sizeof *tokens);
-    unsigned char *last = dp_calloc((size_t)w->p->Nseq, 1);
-    for (int i = 0; i < w->p->Nseq; i++) {
-        const int64_t end = w->waiting ? w->p->cu[i] + w->s->prefix : w->p->cu[i + 1];
-        tokens[i] = w->take[i].n;
-        last[i] = w->at[i] + w->take[i].n >= end;
-    }
-    dp_slots_replay(w->slots, tokens, last);
-    free(tokens);
-    free(last);
-}
-
-/* Accepts the states that a call left in the slots of its tokens: nothing is run again. */
-static void accept_drafts(const walk *w) {
-    for (int i = 0; i < w->p->Nseq; i++)
-        if (has_slots(w, i)) dp_slots_accept(w->slots, i, place(w, w->take[i], w->take[i].n - 1));
 }
 
 /* After the call: the states behind the accepted tokens. */
@@ -788,15 +1078,15 @@ static dp_status one_call(walk *w, dp_err *e) {
         w->take[i] = next_tokens(w, i);
     const int window = any_window(w);
     pad(w, w->take);
-    if (w->slots) plan_slots(w, window);
+    if (w->pool) plan_slots(w, window);
     if (w->drafts) plan_drafts(w);
     if (w->rings) plan_rings(w);
     const int same = states_at(w, kept);
     dp_status st = overwrite_prefix(w, e);
-    if (w->slots && dp_slots_spoil(w->slots, w->fault)) hit_all(w);
+    if (w->pool && spoil_slots(w->pool, w->fault)) hit_all(w);
     if (!st) st = call(w, w->take, !same && !w->drafts, &r, e);
     if (!st) {
-        if (w->drafts && !r.states) r.states = dp_slots_drafted(w->slots);
+        if (w->drafts && !r.states) r.states = drafted_states(w);
         if (w->by->drafts && window) (w->parent ? keep_trees : keep_drafts)(w, &r);
         keep_o(w, w->take, r.out.o);
         keep_y(w, &r);
@@ -804,7 +1094,7 @@ static dp_status one_call(walk *w, dp_err *e) {
         end_call(&r);
     }
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
-    if (w->slots) dp_slots_take(w->slots, w->S);
+    if (w->pool) take_states(w);
     leave_unwritten(w, before);
     free(before);
     for (int i = 0; i < w->p->Nseq; i++)
@@ -842,9 +1132,9 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     w.S = dp_copy(p->s0, p->Nseq * w.state);
     w.drafts = by->drafts_in ? dp_session_drafts(s, p->Nseq, NULL, 0) : 0;
     w.rings = s->ring && by->replays;
-    w.slots = dp_slots_new(p, s, w.drafts, w.rings);
+    w.pool = pool_new(&w);
     if (by->front) dp_conv_calls_begin(by->front, &w.conv);
-    if (w.slots && !w.S) w.S = dp_doubles(p->Nseq * w.state);
+    if (w.pool && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
     w.take = dp_calloc((size_t)p->Nseq, sizeof *w.take);
     memcpy(w.at, p->cu, sizeof *w.at * (size_t)p->Nseq);
@@ -860,7 +1150,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
         st = one_call(&w, e);
     }
     out->final_state = w.S;
-    dp_slots_free(w.slots);
+    pool_free(w.pool);
     free(w.parent);
     dp_conv_states_free(&w.conv);
     free(w.at);
