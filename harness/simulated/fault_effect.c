@@ -404,10 +404,7 @@ static void other_wy(dp_sim *s, place *at) {
 
 static void other_chain(dp_sim *s, int back, int r, int hv) {
     const dp_format f = s->fault == DP_FAULT_CHAIN_BF16 ? DP_BF16ST : DP_TF32RZ;
-    if (back)
-        dp_sim_pair_bwd(s, r, hv, 0, f);
-    else
-        dp_sim_pair_fwd(s, r, hv, s->ctx[r].nlocal - 1, f);
+    dp_sim_pair(s, back, r, hv, back ? 0 : s->ctx[r].nlocal - 1, f);
     hit(s, r, hv);
 }
 
@@ -416,7 +413,7 @@ static void other_sub(dp_sim *s, int back, int r, int hv) {
     const int i = r * s->p->HV + hv, sub = back ? s->ctx[r].nlocal - 1 : 0;
     if (s->ctx[r].nlocal < 2) return;
     dp_sim_replace(back ? &s->dH[i] : &s->H[i], NULL);
-    (back ? dp_sim_pair_bwd : dp_sim_pair_fwd)(s, r, hv, sub, s->chain);
+    dp_sim_pair(s, back, r, hv, sub, s->chain);
     hit(s, r, hv);
 }
 
@@ -720,7 +717,7 @@ static void lose_states(dp_sim *s, place *at) {
         if (!dp_sim_has(s, r) || n < 1 + (s->fault == DP_FAULT_STATE_LATE)) continue;
         if (dp_sim_starts_here(s, r, 0)) continue;
         double *S = dp_doubles(KV);
-        dp_sim_pass_fwd(s, r, i % HV, 0, S);
+        dp_sim_pass(s, 0, r, i % HV, 0, S);
         free(S);
         hit(s, r, i % HV);
     }
@@ -737,7 +734,7 @@ static void other_gate(dp_sim *s, int r, int hv) {
         ch->eC = dp_copy(dp_sim_chunk(s, head0 ? first + g : g, head0 ? 0 : hv)->eC, ch->K);
     }
     dp_sim_replace(&s->dH[r * s->p->HV + hv], NULL);
-    dp_sim_pair_bwd(s, r, hv, 0, s->chain);
+    dp_sim_pair(s, 1, r, hv, 0, s->chain);
     for (int g = 0; g < n; g++)
         dp_sim_replace(&dp_sim_chunk(s, first + g, hv)->eC, own[g]);
     free(own);

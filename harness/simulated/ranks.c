@@ -345,47 +345,98 @@ void dp_sim_free_list(double **a, int64_t n) {
     free(a);
 }
 
-/* ---- forward --------------------------------------------------------------------------------- */
+/* ---- pairs and states, forward and backward ----------------------------------------------------
+ * Backward they are gradients: dM, dH and dS, from the last chunk to the first. */
 
-void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain) {
-    const int i = r * s->p->HV + hv, record = r == s->traj_rank && s->p->HV == 1;
+/* S through a local sub-sequence. keep: chunks keep S as it enters them (h; dh) and v_new (dv_new).
+ */
+static void pass(dp_sim *s, int back, int r, int hv, int sub, int keep, double *S) {
+    const int first = s->first[r][sub], n = s->first[r][sub + 1] - first;
+    const int64_t KV = (int64_t)s->p->K * s->p->V;
+    const dp_stage stage = back   ? keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD
+                           : keep ? DP_STAGE_STATE_FWD
+                                  : DP_STAGE_PRE_FWD;
+    double *dout = back ? dp_doubles((int64_t)s->design.chunk * s->p->V) : NULL;
+    for (int i = 0; i < n; i++) {
+        const int g = back ? first + n - 1 - i : first + i;
+        dp_chunk *ch = sim_chunk_at(s, g, hv, stage);
+        if (back) {
+            dp_sim_gather_do(s, g, hv, dout);
+            if (keep) dp_sim_replace(&ch->dh, dp_copy(S, KV));
+            if (keep && !ch->dv_new) ch->dv_new = dp_doubles((int64_t)ch->n * ch->V);
+            dp_chunk_state_bwd(ch, dout, S, keep ? ch->dv_new : NULL);
+        } else {
+            if (keep) memcpy(ch->h, S, sizeof *S * (size_t)KV);
+            dp_chunk_state(ch, S, keep ? ch->v_new : NULL);
+        }
+        dp_sim_round_carried(s, stage, S);
+        if (keep && !back)
+            dp_sim_after(s, DP_AFTER_CHUNK, (dp_sim_place){.at = g, .hv = hv, .x = S});
+    }
+    free(dout);
+}
+
+void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S) {
+    pass(s, back, r, hv, sub, 1, S);
+}
+
+void dp_sim_pair(dp_sim *s, int back, int r, int hv, int sub, dp_format chain) {
+    const int i = r * s->p->HV + hv, record = !back && r == s->traj_rank && s->p->HV == 1;
+    double **M = back ? s->dM : s->M, **H = back ? s->dH : s->H;
     if (record) s->ntraj = 0;
-    dp_sim_replace(&s->M[i],
-                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, 0, record));
-    if (s->H[i]) return; /* does not depend on the chain's format */
-    s->H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
-    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
-        dp_chunk_state(sim_chunk_at(s, g, hv, DP_STAGE_PRE_FWD), s->H[i], NULL);
-        dp_sim_round_carried(s, DP_STAGE_PRE_FWD, s->H[i]);
-    }
+    dp_sim_replace(&M[i],
+                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, back, record));
+    if (H[i]) return; /* does not depend on the chain's format */
+    H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    pass(s, back, r, hv, sub, 0, H[i]);
 }
 
-void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S) {
+/* One local sub-sequence, from what enters it. again: its last state is there. */
+static void state(dp_sim *s, int back, int r, int hv, int sub, int again) {
     const dp_problem *p = s->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
-        dp_chunk *ch = sim_chunk_at(s, g, hv, DP_STAGE_STATE_FWD);
-        memcpy(ch->h, S, sizeof(double) * KV);
-        dp_chunk_state(ch, S, ch->v_new);
-        dp_sim_round_carried(s, DP_STAGE_STATE_FWD, S);
-        dp_sim_after(s, DP_AFTER_CHUNK, (dp_sim_place){.at = g, .hv = hv, .x = S});
-    }
-}
-
-/* One local sub-sequence, from its initial state; h and v_new are kept in the chunks. */
-static void state_fwd(dp_sim *s, int r, int hv, int sub, int again) {
-    const dp_problem *p = s->p;
-    const int64_t KV = (int64_t)p->K * p->V;
-    const double *start = dp_sim_start(s, r, sub);
-    double *S = start ? dp_copy(start + hv * KV, KV) : dp_doubles(KV);
-    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_FWD], S, KV);
-    if (!dp_sim_starts_here(s, r, sub)) memcpy(S, s->S_in[r * p->HV + hv], sizeof(double) * KV);
-    dp_sim_pass_fwd(s, r, hv, sub, S);
-    if (dp_sim_ends_here(s, r, sub) && !again)
-        memcpy(s->out.final_state + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
-               sizeof(double) * KV);
+    const int starts = dp_sim_starts_here(s, r, sub), ends = dp_sim_ends_here(s, r, sub);
+    const double *begin = (back ? dp_sim_end_gradient : dp_sim_start)(s, r, sub);
+    double *S = begin ? dp_copy(begin + hv * KV, KV) : dp_doubles(KV),
+           *last = back ? s->out.ds0 : s->out.final_state;
+    dp_sim_round_arith_all(s->at[back ? DP_STAGE_STATE_BWD : DP_STAGE_STATE_FWD], S, KV);
+    if (!(back ? ends : starts))
+        memcpy(S, (back ? s->dS_out : s->S_in)[r * p->HV + hv], sizeof *S * (size_t)KV);
+    pass(s, back, r, hv, sub, 1, S);
+    if ((back ? starts : ends) && !again)
+        memcpy(last + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
+               sizeof *S * (size_t)KV);
     free(S);
 }
+
+static void states(dp_sim *s, int back, int again) {
+    const int HV = s->p->HV;
+#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
+    for (int i = 0; i < s->N * HV; i++)
+        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
+            state(s, back, i / HV, i % HV, sub, again);
+}
+
+/* The pairs of all ranks that send one. */
+static void pairs(dp_sim *s, int back) {
+    const int HV = s->p->HV;
+    if (!dp_exchanges[s->merge].pairs) return;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int i = 0; i < s->N * HV; i++)
+        if (dp_sim_has(s, i / HV) && dp_sim_gets(s, !back, i / HV))
+            dp_sim_pair(s, back, i / HV, i % HV, back ? 0 : s->ctx[i / HV].nlocal - 1, s->chain);
+}
+
+static void sim_pre_fwd(dp_sim *s) {
+    s->ntraj = 0;
+    pairs(s, 0);
+}
+static void sim_pre_bwd(dp_sim *s) { pairs(s, 1); }
+static void sim_states_fwd(dp_sim *s) { states(s, 0, 0); }
+static void sim_recompute(dp_sim *s) { states(s, 0, 1); }
+static void sim_states_bwd(dp_sim *s) { states(s, 1, 0); }
+
+/* ---- forward --------------------------------------------------------------------------------- */
 
 /* Stage output of one chunk: its rows of o. */
 static void sim_output(dp_sim *s, int gi, int hv) {
@@ -399,30 +450,6 @@ static void sim_output(dp_sim *s, int gi, int hv) {
     free(o);
 }
 
-static void states_fwd(dp_sim *s, int again) {
-    const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
-    for (int i = 0; i < s->N * HV; i++)
-        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
-            state_fwd(s, i / HV, i % HV, sub, again);
-}
-
-/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
-static void sim_states_fwd(dp_sim *s) { states_fwd(s, 0); }
-/* Stage state_fwd of all ranks; recompute: the same, but for final states. */
-static void sim_recompute(dp_sim *s) { states_fwd(s, 1); }
-
-/* Stage pre_fwd of all ranks: M and H. */
-static void sim_pre_fwd(dp_sim *s) {
-    s->ntraj = 0;
-    if (!dp_exchanges[s->merge].pairs) return;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++)
-        if (dp_sim_has(s, i / s->p->HV) && !s->ctx[i / s->p->HV].is_last)
-            dp_sim_pair_fwd(s, i / s->p->HV, i % s->p->HV, s->ctx[i / s->p->HV].nlocal - 1,
-                            s->chain);
-}
-
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Stage dAv of one chunk: dv_local. */
@@ -432,51 +459,6 @@ static void sim_dAv(dp_sim *s, int gi, int hv) {
     dp_sim_gather_do(s, gi, hv, dout);
     dp_chunk_dAv(ch, dout);
     free(dout);
-}
-
-/* dS over groups [g0, g1), last to first; keeps dh and dv_new in the chunks when keep. */
-static void scan_bwd(dp_sim *s, int g0, int g1, int hv, int keep, double *dS) {
-    const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double *dout = dp_doubles((int64_t)s->design.chunk * s->p->V);
-    const dp_stage stage = keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD;
-    for (int g = g1 - 1; g >= g0; g--) {
-        dp_chunk *ch = sim_chunk_at(s, g, hv, stage);
-        dp_sim_gather_do(s, g, hv, dout);
-        if (keep) {
-            dp_sim_replace(&ch->dh, dp_copy(dS, KV));
-            if (!ch->dv_new) ch->dv_new = dp_doubles((int64_t)ch->n * ch->V);
-        }
-        dp_chunk_state_bwd(ch, dout, dS, keep ? ch->dv_new : NULL);
-        dp_sim_round_carried(s, stage, dS);
-    }
-    free(dout);
-}
-
-void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain) {
-    const int i = r * s->p->HV + hv;
-    dp_sim_replace(&s->dM[i],
-                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, 1, 0));
-    if (s->dH[i]) return;
-    s->dH[i] = dp_doubles((int64_t)s->p->K * s->p->V);
-    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 0, s->dH[i]);
-}
-
-void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS) {
-    scan_bwd(s, s->first[r][sub], s->first[r][sub + 1], hv, 1, dS);
-}
-
-static void state_bwd(dp_sim *s, int r, int hv, int sub) {
-    const dp_problem *p = s->p;
-    const int64_t KV = (int64_t)p->K * p->V;
-    const double *end = dp_sim_end_gradient(s, r, sub);
-    double *dS = end ? dp_copy(end + hv * KV, KV) : dp_doubles(KV);
-    dp_sim_round_arith_all(s->at[DP_STAGE_STATE_BWD], dS, KV);
-    if (!dp_sim_ends_here(s, r, sub)) memcpy(dS, s->dS_out[r * p->HV + hv], sizeof(double) * KV);
-    dp_sim_pass_bwd(s, r, hv, sub, dS);
-    if (dp_sim_starts_here(s, r, sub))
-        memcpy(s->out.ds0 + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, dS,
-               sizeof(double) * KV);
-    free(dS);
 }
 
 /* Gradients of the activated inputs of one chunk position, all value heads in order. Heads of a
@@ -649,24 +631,6 @@ static void sim_all_grads(dp_sim *s) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < s->ngroup; g++)
         grads(s, g);
-}
-
-/* Stage pre_bwd of all ranks: dM and dH. */
-static void sim_pre_bwd(dp_sim *s) {
-    if (!dp_exchanges[s->merge].pairs) return;
-#pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * s->p->HV; i++)
-        if (dp_sim_has(s, i / s->p->HV) && !s->ctx[i / s->p->HV].is_first)
-            dp_sim_pair_bwd(s, i / s->p->HV, i % s->p->HV, 0, s->chain);
-}
-
-/* Stage state_bwd of all ranks. */
-static void sim_states_bwd(dp_sim *s) {
-    const int HV = s->p->HV;
-#pragma omp parallel for schedule(dynamic, 1) if (!s->one_by_one)
-    for (int i = 0; i < s->N * HV; i++)
-        for (int sub = 0; dp_sim_has(s, i / HV) && sub < s->ctx[i / HV].nlocal; sub++)
-            state_bwd(s, i / HV, i % HV, sub);
 }
 
 /* ---- the table of stages --------------------------------------------------------------------- */

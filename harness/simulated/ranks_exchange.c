@@ -259,7 +259,7 @@ static void serial_step(dp_sim *s, int back, int r, int hv, double **S) {
         double *start = start_of(&w, r, hv, pass);
         dp_sim_replace(S, start ? start : dp_doubles(state_size(&w)));
     }
-    (back ? dp_sim_pass_bwd : dp_sim_pass_fwd)(s, r, hv, passed(&w, r), *S);
+    dp_sim_pass(s, back, r, hv, passed(&w, r), *S);
     send_one(&w, r, hv, 1, NULL, *S);
 }
 

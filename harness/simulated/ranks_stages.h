@@ -43,18 +43,17 @@ double **dp_sim_copy_list(double **a, int n, int64_t size);
 /* Frees n arrays and their list. */
 void dp_sim_free_list(double **a, int64_t n);
 
-/* M, by a chain of that format, and H, unless it is there, of one sub-sequence, for rank r. */
-void dp_sim_pair_fwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
-/* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. */
-void dp_sim_pass_fwd(dp_sim *s, int r, int hv, int sub, double *S);
-/* Its part by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL: without. */
+/* M, by a chain of that format, and H, unless it is there, of one sub-sequence, for rank r.
+ * Backward: dM and dH. */
+void dp_sim_pair(dp_sim *s, int back, int r, int hv, int sub, dp_format chain);
+/* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. Backward its
+ * adjoint, of dS; dh and dv_new are kept. */
+void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S);
+/* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
+ * without. */
 void dp_sim_activations_bwd(dp_sim *s, double *sums);
-/* As dp_sim_pair_fwd: dM and dH. */
-void dp_sim_pair_bwd(dp_sim *s, int r, int hv, int sub, dp_format chain);
 /* dA_log and ddt_bias in a row. */
 int64_t dp_sim_numbers_of_sums(const dp_sim *s);
-/* The adjoint of dp_sim_pass_fwd: dS; dh and dv_new are kept in the chunks. */
-void dp_sim_pass_bwd(dp_sim *s, int r, int hv, int sub, double *dS);
 
 /* ranks_exchange.c */
 /* One direction: its tensors, and the sender and receiver of each state. */
