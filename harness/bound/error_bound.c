@@ -281,32 +281,41 @@ double dp_raw_error_norm(const double *x, const double *err, int64_t row, int wi
 
 /* ---- what no chain format changes ------------------------------------------------------------ */
 
-static void errors_of_H(dp_error_bound_base *w, int r, int hv) {
-    const dp_sim *s = w->ref;
-    const dp_problem *p = s->p;
-    const dp_context *c = &s->ctx[r];
-    const int i = r * p->HV + hv, sub = c->nlocal - 1;
-    if (c->is_last) return;
-    double *H = dp_doubles((int64_t)p->K * p->V);
-    w->eH[i] = dp_state_error_new(w);
-    for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
-        dp_bound_state(dp_error_bound_chunk(w, g, hv), H, w->eH[i], NULL);
-        dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
+void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, const double *S,
+                         double *e, double *DX) {
+    const dp_chunk *ch = dp_sim_chunk(w->ref, g, hv);
+    const dp_chunk_bound *b = dp_error_bound_chunk(w, g, hv);
+    if (!back) {
+        dp_bound_state(b, S ? S : ch->h, e, DX);
+        return;
     }
-    free(H);
+    double *dout = dp_doubles((int64_t)ch->c * ch->V);
+    dp_sim_gather_do(w->ref, g, hv, dout);
+    dp_bound_state_bwd(b, dout, S ? S : ch->dh, e, DX);
+    free(dout);
 }
 
-static void errors_of_dH(dp_error_bound_base *w, int r, int hv) {
+int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i) {
+    return back ? s->first[r][sub + 1] - 1 - i : s->first[r][sub] + i;
+}
+
+/* The error of H, backward of dH, and none of a rank that sends none. */
+static void errors_of_H(dp_error_bound_base *w, int back, int r, int hv) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
-    const int i = r * p->HV + hv;
-    if (s->ctx[r].is_first) return;
+    const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub];
+    double **e = &(back ? w->edH : w->eH)[r * p->HV + hv];
+    if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return;
     double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
-    w->edH[i] = dp_state_error_new(w);
-    for (int g = s->first[r][1] - 1; g >= s->first[r][0]; g--) {
-        dp_sim_gather_do(s, g, hv, dout);
-        dp_bound_state_bwd(dp_error_bound_chunk(w, g, hv), dout, H, w->edH[i], NULL);
-        dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+    *e = dp_state_error_new(w);
+    for (int i = 0; i < n; i++) {
+        const int g = dp_error_bound_turn(s, back, r, sub, i);
+        dp_error_bound_step(w, back, g, hv, H, *e, NULL);
+        if (back) dp_sim_gather_do(s, g, hv, dout);
+        if (back)
+            dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+        else
+            dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
     }
     free(H);
     free(dout);
@@ -428,8 +437,8 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
     free(held);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
-        errors_of_H(w, i / p->HV, i % p->HV);
-        if (backward) errors_of_dH(w, i / p->HV, i % p->HV);
+        errors_of_H(w, 0, i / p->HV, i % p->HV);
+        if (backward) errors_of_H(w, 1, i / p->HV, i % p->HV);
     }
 }
 
@@ -505,54 +514,29 @@ static dp_chain_error chain_error_of(const dp_error_bound_base *w, dp_chain_span
 
 /* ---- passes ---------------------------------------------------------------------------------- */
 
-static void pass_fwd(const dp_error_bound_base *w, int r, int hv, const double *e_in,
-                     dp_pass_errors *ps, dp_error_bound *out) {
+/* From the error e_in of the state that enters the rank, backward of its gradient; NULL: none. */
+static void pass(const dp_error_bound_base *w, int back, int r, int hv, const double *e_in,
+                 dp_pass_errors *ps, dp_error_bound *out) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const dp_context *c = &s->ctx[r];
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    double *e = dp_state_error_new(w);
+    const int entered = back ? c->nlocal - 1 : 0;
+    double **enters = back ? ps->edS : ps->eS, **DX = back ? ps->DdX : ps->DX;
+    double *row = out->row[back ? DP_RESULT_DS0 : DP_RESULT_FINAL_STATE];
     for (int sub = 0; sub < c->nlocal; sub++) {
-        for (int64_t i = 0; i < size; i++)
-            e[i] = sub == 0 && e_in ? e_in[i] : 0;
-        for (int g = s->first[r][sub]; g < s->first[r][sub + 1]; g++) {
+        double *e = sub == entered && e_in ? dp_copy(e_in, size) : dp_state_error_new(w);
+        for (int i = 0; i < s->first[r][sub + 1] - s->first[r][sub]; i++) {
+            const int g = dp_error_bound_turn(s, back, r, sub, i);
             const int64_t z = (int64_t)g * p->HV + hv;
-            const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-            ps->eS[z] = dp_copy(e, size);
-            ps->DX[z] = dp_doubles((int64_t)ch->n * p->V);
-            dp_bound_state(dp_error_bound_chunk(w, g, hv), ch->h, e, ps->DX[z]);
+            enters[z] = dp_copy(e, size);
+            DX[z] = dp_doubles((int64_t)dp_sim_chunk(s, g, hv)->n * p->V);
+            dp_error_bound_step(w, back, g, hv, NULL, e, DX[z]);
         }
-        if (sub < c->nlocal - 1 || c->is_last)
-            out->row[DP_RESULT_FINAL_STATE][(int64_t)c->local_seq[sub] * p->HV + hv] =
-                dp_state_error_fro(w, e);
+        if (back ? sub > 0 || c->is_first : sub < c->nlocal - 1 || c->is_last)
+            row[(int64_t)c->local_seq[sub] * p->HV + hv] = dp_state_error_fro(w, e);
+        free(e);
     }
-    free(e);
-}
-
-static void pass_bwd(const dp_error_bound_base *w, int r, int hv, const double *e_in,
-                     dp_pass_errors *ps, dp_error_bound *out) {
-    const dp_sim *s = w->ref;
-    const dp_problem *p = s->p;
-    const dp_context *c = &s->ctx[r];
-    const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    double *e = dp_state_error_new(w), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
-    for (int sub = 0; sub < c->nlocal; sub++) {
-        for (int64_t i = 0; i < size; i++)
-            e[i] = sub == c->nlocal - 1 && e_in ? e_in[i] : 0;
-        for (int g = s->first[r][sub + 1] - 1; g >= s->first[r][sub]; g--) {
-            const int64_t z = (int64_t)g * p->HV + hv;
-            const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-            ps->edS[z] = dp_copy(e, size);
-            ps->DdX[z] = dp_doubles((int64_t)ch->n * p->V);
-            dp_sim_gather_do(s, g, hv, dout);
-            dp_bound_state_bwd(dp_error_bound_chunk(w, g, hv), dout, ch->dh, e, ps->DdX[z]);
-        }
-        if (sub > 0 || c->is_first)
-            out->row[DP_RESULT_DS0][(int64_t)c->local_seq[sub] * p->HV + hv] =
-                dp_state_error_fro(w, e);
-    }
-    free(e);
-    free(dout);
 }
 
 static void outputs(const dp_error_bound_base *w, int g, int hv, const dp_pass_errors *ps,
@@ -578,8 +562,8 @@ static void rows_of_pass(const dp_error_bound_base *w, double **eS, double **edS
         dp_calloc((size_t)ng, sizeof(double *)), dp_calloc((size_t)ng, sizeof(double *))};
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
-        pass_fwd(w, i / p->HV, i % p->HV, eS[i], &ps, out);
-        if (backward) pass_bwd(w, i / p->HV, i % p->HV, edS[i], &ps, out);
+        pass(w, 0, i / p->HV, i % p->HV, eS[i], &ps, out);
+        if (backward) pass(w, 1, i / p->HV, i % p->HV, edS[i], &ps, out);
     }
     if (w->r.p == 2) {
 #pragma omp parallel for schedule(dynamic, 1)

@@ -39,6 +39,13 @@ static inline void dp_error_lists_free(double **a, int64_t n) {
     free(a);
 }
 
+/* e, an error of the state S that enters a chunk, through that chunk; backward of its gradient from
+ * behind. S NULL: the reference's own. DX: gets the errors of its X (dX), NULL: not wanted. */
+void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, const double *S,
+                         double *e, double *DX);
+/* The i-th chunk of a local sub-sequence in the order of a pass. */
+int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
+
 /* 1 / (1 + exp(-x)), without overflow. */
 double dp_error_bound_sigmoid(double x);
 /* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */

@@ -198,20 +198,9 @@ static void scan(const way *x, int hv, double **e) {
 /* e through the pass of the sub-sequence whose state rank r sends. */
 static void pass(const way *x, int r, int hv, double *e) {
     const dp_sim *s = x->w->ref;
-    const int sub = passed(x, r), g0 = s->first[r][sub], g1 = s->first[r][sub + 1];
-    double *dout = dp_doubles((int64_t)DP_CHUNK_MOST * s->p->V);
-    for (int i = 0; i < g1 - g0; i++) {
-        const int g = x->dir > 0 ? g0 + i : g1 - 1 - i;
-        const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-        const dp_chunk_bound *b = dp_error_bound_chunk(x->w, g, hv);
-        if (x->dir > 0) {
-            dp_bound_state(b, ch->h, e, NULL);
-        } else {
-            dp_sim_gather_do(s, g, hv, dout);
-            dp_bound_state_bwd(b, dout, ch->dh, e, NULL);
-        }
-    }
-    free(dout);
+    const int sub = passed(x, r), back = x->dir < 0;
+    for (int i = 0; i < s->first[r][sub + 1] - s->first[r][sub]; i++)
+        dp_error_bound_step(x->w, back, dp_error_bound_turn(s, back, r, sub, i), hv, NULL, e, NULL);
 }
 
 static void serial(const way *x, int hv, double **e) {
