@@ -575,7 +575,7 @@ static void gather(const pool *s, const int64_t *from, double *states) {
             memcpy(states + i * s->state, slot(s, from[i]), bytes(s));
 }
 
-/* The slots that are written, as a final_state: given, or else theirs. */
+/* Writes final_state to the planned slots. NULL: allocates final_state, and reads the slots. */
 static void end_run(const pool *s, double **final_state) {
     if (!*final_state) {
         *final_state = dp_doubles(s->Nseq * s->state);

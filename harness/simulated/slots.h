@@ -1,6 +1,6 @@
 /* harness/simulated/slots.h - the pool of slots in which a server keeps the states of a session
- * (key session_slots). calls.c plans the slots that each sequence reads and writes in a call, and
- * checks that all others keep their bits.
+ * (key session_slots). The walk of calls.c plans the slots that each sequence reads and writes in a
+ * call, and checks that all others keep their bits.
  *
  * Slots are numbered from 0. Sequence i begins in the i-th slot from the end, so that no index of
  * the batch is its index in the pool. A call reads the slot that a sequence owns. It writes the
