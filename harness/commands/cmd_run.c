@@ -29,7 +29,7 @@ typedef struct {
     dp_options of;
     const char *id, *resume, *limits;
     int all, smoke, verbose;
-    int *again; /* runs of a subject that are still to be called again */
+    int *again; /* runs of a subject still to be called again: of one sequence, of packed ones */
     int nvariant;
     dp_cuda_variant variant[DP_NCUDA_VARIANTS];
     dp_subject subject; /* open where of.subject names one */
@@ -92,8 +92,9 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_OUT,
     DP_ROW_JSON,
     {"again", OPT_AGAIN, "N", 0,
-     "for --subject, --run, --serve: call the first N runs (default 2) again, with the same inputs "
-     "and with other values at the same addresses; failing runs, too; 0: none",
+     "for --subject, --run, --serve: call the first N runs (default 2) again, and N of packed "
+     "sequences, with the same inputs and with other values at the same addresses; failing runs, "
+     "too; 0: none",
      0},
     {"resume", OPT_RESUME, "DIR", 0, "keep finished cases there; the same command then skips them",
      0},
@@ -118,7 +119,9 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_ID: o->id = arg; break;
     case OPT_RESUME: o->resume = arg; break;
     case OPT_LIMITS: o->limits = arg; break;
-    case OPT_AGAIN: *o->again = (int)dp_option_number(st, "again", arg, 0, 1 << 20); break;
+    case OPT_AGAIN:
+        o->again[0] = o->again[1] = (int)dp_option_number(st, "again", arg, 0, 1 << 20);
+        break;
     case OPT_ALL: o->all = 1; break;
     case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
@@ -381,8 +384,8 @@ static const struct argp ARGP = {
            "\vExit status 0 pass, 1 a verdict failed, 2 could not judge."};
 
 int dp_cmd_run(int argc, char **argv) {
-    int again = DP_RUNS_CALLED_AGAIN;
-    options o = {.of = dp_options_new(0, 256), .again = &again};
+    int again[2] = {DP_RUNS_CALLED_AGAIN, DP_RUNS_CALLED_AGAIN};
+    options o = {.of = dp_options_new(0, 256), .again = again};
     char *command = dp_command_line(argc, argv);
     dp_old_outputs_expect(argc, argv);
     dp_parse(&ARGP, argc, argv, &o);
@@ -396,8 +399,8 @@ int dp_cmd_run(int argc, char **argv) {
 
 /* The first has understood the same arguments; cases that it could not load are left out here. */
 void dp_run_shared(int argc, char **argv, const void *message) {
-    int again = DP_RUNS_CALLED_AGAIN;
-    options o = {.of = dp_options_new(0, 256), .again = &again};
+    int again[2] = {DP_RUNS_CALLED_AGAIN, DP_RUNS_CALLED_AGAIN};
+    options o = {.of = dp_options_new(0, 256), .again = again};
     dp_err e = {0};
     dp_id id = {0};
     char **paths = NULL;

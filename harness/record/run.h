@@ -99,8 +99,8 @@ typedef struct {
     int drop; /* bits of the claimed drop, overrides the declaration; 0: as declared */
     const dp_subject *subject; /* judged, too; its name must outlive the record; NULL: none */
     double limit_s;            /* seconds of a run of the subject */
-    int *again;                /* number of its runs still to be repeated, counted down
-                   (run/subjects.h); NULL: none, nor those that fail */
+    int *again;                /* [2] its runs still to be repeated, of one sequence and of packed
+                   ones, counted down (run/subjects.h); NULL: none, nor those that fail */
     int nvariant;
     const dp_cuda_variant *variant; /* empty: plain */
     const char *unjudged;       /* names of tensors that may be unjudged, with commas; or NULL */

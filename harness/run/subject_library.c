@@ -25,8 +25,22 @@ static void turn(double *x, int64_t outer, int heads, int64_t each, int by, doub
     free(row);
 }
 
+/* The last numbers become the first of n, or (last < 0) the first become the last. */
+static void rotate(double *x, int64_t n, int64_t last) {
+    const int64_t front = last < 0 ? n + last : last;
+    double *kept = dp_copy(x + (n - front), front);
+    memmove(x + front, x, sizeof *x * (size_t)(n - front));
+    memcpy(x, kept, sizeof *x * (size_t)front);
+    free(kept);
+}
+
 static int64_t outer_of(const dp_problem *p, dp_row_kind kind) {
     return kind == DP_OF_TOKENS ? p->T : kind == DP_OF_SEQUENCES ? p->Nseq : 1;
+}
+
+/* The last sequence is packed before all others: by how many of `outer` rows a tensor moves. */
+static int64_t packed_by(const dp_problem *p, dp_row_kind kind) {
+    return kind == DP_OF_TOKENS ? p->T - p->cu[p->Nseq - 1] : kind == DP_OF_SEQUENCES ? 1 : 0;
 }
 
 /* By how many of its own heads a tensor moves where query and key heads move by one. */
@@ -46,13 +60,17 @@ dp_problem dp_other_values(const dp_problem *p) {
     dp_problem c = *p;
     dp_inputs_copy(&c, p, dp_copy);
     c.cu = dp_cu_copy(p);
+    for (int n = 0; n + 1 < p->Nseq; n++)
+        c.cu[n + 1] = p->cu[n] + packed_by(p, DP_OF_TOKENS);
     for (int i = 0; i < DP_NINPUTS; i++) {
         double *x = *dp_input_at(&c, i);
         const int heads = dp_input_heads(p, i);
-        const int64_t outer = outer_of(p, dp_input_fields[i].kind);
-        if (x && outer)
-            turn(x, outer, heads, dp_input_count(p, i) / outer / heads, step(p, heads),
-                 turns_input(p, i) ? -1 : 1);
+        const dp_row_kind kind = dp_input_fields[i].kind;
+        const int64_t outer = outer_of(p, kind);
+        if (!x || !outer) continue;
+        const int64_t each = dp_input_count(p, i) / outer;
+        turn(x, outer, heads, each / heads, step(p, heads), turns_input(p, i) ? -1 : 1);
+        rotate(x, outer * each, packed_by(p, kind) * each);
     }
     return c;
 }
@@ -61,12 +79,14 @@ void dp_other_values_undo(const dp_problem *p, dp_result *r) {
     for (int f = 0; f < DP_NRESULTS; f++) {
         double *x = *dp_result_at(r, f);
         const int heads = dp_result_heads(p, f);
-        const int64_t outer = outer_of(p, dp_result_fields[f].kind);
+        const dp_row_kind kind = dp_result_fields[f].kind;
+        const int64_t outer = outer_of(p, kind);
         int64_t rows, width;
         dp_result_shape(p, f, &rows, &width);
-        if (x && outer && rows)
-            turn(x, outer, heads, rows * width / outer / heads, -step(p, heads),
-                 turns_result(p, f) ? -1 : 1);
+        if (!x || !outer || !rows) continue;
+        const int64_t each = rows * width / outer;
+        rotate(x, outer * each, -packed_by(p, kind) * each);
+        turn(x, outer, heads, each / heads, -step(p, heads), turns_result(p, f) ? -1 : 1);
     }
 }
 
@@ -288,6 +308,9 @@ static int may_repeat(const dp_sharding *sp) {
            dp_input_count(p, DP_INPUT_V) <= MOST_AGAIN;
 }
 
+/* Packed sequences are counted by themselves. */
+static int *again_of(const dp_sharding *sp) { return sp->std->o->again + (sp->c->p.Nseq > 1); }
+
 /* One call; of the first runs that are served two more, one with the same inputs and one with
  * others. */
 static dp_status call(const dp_planned *x, const dp_sharding *sp, dp_made *m, answer *y,
@@ -297,7 +320,7 @@ static dp_status call(const dp_planned *x, const dp_sharding *sp, dp_made *m, an
     m->seen.far.from = dp_state_far(&m->design);
     if (sp->first_of_call) return run_calls(sp, &one, &m->seen, y, e);
     dp_subject_result r[DP_SUBJECT_MOST_CALLS] = {{0}};
-    const int repeats = may_repeat(sp) && *sp->std->o->again > 0;
+    const int repeats = may_repeat(sp) && *again_of(sp) > 0;
     dp_problem other = repeats ? dp_other_values(p) : (dp_problem){0};
     const dp_problem *const of[] = {p, p, &other};
     int made;
@@ -425,7 +448,7 @@ static dp_status judge_calls_again(const dp_planned *x, dp_sharding *sp, dp_made
     dp_status st = DP_OK;
     const int failed = r->verdict == DP_FAIL && !y->nagain;
     if (!may_repeat(sp)) return DP_OK;
-    if (y->nagain) --*sp->std->o->again;
+    if (y->nagain) --*again_of(sp);
     if (failed) st = call_failed_again(x, sp, y, e);
     if (!st) st = judge_same(x, sp, m, failed ? y->nagain : y->nagain > 0, bases, r, e);
     if (st || failed || r->verdict == DP_FAIL) return st;

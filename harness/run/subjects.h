@@ -108,12 +108,12 @@ int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK
 
 /* With the same inputs its results must have the same bits; with others, results that follow from
  * the first. The other inputs need no truth of their own. Each value head takes the place of the
- * next of its group, with the query and key head that it reads. The tensors q, k, v and do change
- * sign. Then o, dq, dk and dv change sign, all else stays, and every result moves with its head.
- */
+ * next of its group, with the query and key head that it reads. The last sequence is packed before
+ * all others. The tensors q, k, v and do change sign. Then o, dq, dk and dv change sign, all else
+ * stays, and every result moves with its head and sequence. */
 
-/* Runs of a command that are called again, the first that its subject serves; those that fail are,
- * too. */
+/* Runs of a command that are called again: the first of one sequence that its subject serves, and
+ * as many of packed sequences. Failing runs are, too. */
 #define DP_RUNS_CALLED_AGAIN 2
 
 /* To be freed by dp_problem_free. */

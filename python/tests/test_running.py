@@ -401,6 +401,22 @@ def test_calls_are_repeated_and_given_other_values(kind: str, status: int, says:
     assert "fits: " not in found.text or kind == "remembers"
 
 
+def test_lengths_kept_by_address_are_stale_where_others_lie() -> None:
+    """The key of the cache is the array's address, the number of sequences and that of tokens."""
+    seen: dict[Any, Any] = {}
+
+    def keeps(q: Any, k: Any, v: Any, g: Any, beta: Any, cu_seqlens: Any = None) -> Any:
+        if cu_seqlens is not None:
+            key = (cu_seqlens.__array_interface__["data"][0], len(cu_seqlens), len(q))
+            cu_seqlens = seen.setdefault(key, cu_seqlens.copy())
+        return kda(q, k, v, g, beta, cu_seqlens=cu_seqlens)
+
+    cases = ("beta-zero", "strong-uniform", "kda-packed-aligned")  # one sequence in the first two
+    found = deltaproof.run(keeps, cases, layouts=(), **OWN)
+    assert list(found.verdicts().values()) == ["pass", "pass", "fail"], found.text
+    assert "(called again with other values at the same addresses; " in found.text
+
+
 def test_what_the_function_raises_fails_the_run_and_is_kept() -> None:
     def broken(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
         raise RuntimeError("no such kernel image")
