@@ -45,6 +45,21 @@ def test_states_that_grow_leave_no_room_for_scaled_values(tmp_path: Path) -> Non
     assert found["scale-v"].verdict == "skipped" and "may overflow" in why, found
 
 
+def test_a_race_of_one_call_in_sixty_is_seen() -> None:
+    calls = 0
+
+    def races(q, k, v, g, beta):  # noqa: ANN001, ANN202
+        nonlocal calls
+        calls += 1
+        o, state = kda(q, k, v, g, beta)
+        o[:8] *= 1 + np.float32(0.3) * (calls % 60 == 59)
+        return o, state
+
+    found = check(races, base="fp32", tokens=32, outputs=KEPT)
+    assert [c.name for c in found if c.verdict == "fail"] == ["repeat"], found
+    assert "not repeatable, 1 of 58: o: " in found[0].why, found
+
+
 def test_a_kernel_that_looks_ahead_is_not_causal() -> None:
     found = {c.name: c for c in check(looks_ahead, base="fp32", tokens=128)}
     assert found["causality"].verdict == "fail", found
