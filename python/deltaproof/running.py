@@ -38,11 +38,15 @@ class Check:
     why: str = ""
 
 
+_STATUS = {"fail": FAIL, NO_CHECK: NOT_JUDGED, "not judged": NOT_JUDGED}
+
+
 @dataclass(frozen=True)
 class Run:
     """The result of the program.
 
-    - status: 0 if every judged output passed, 1 if one failed, 2 if the program could not judge
+    - status: 0 if every judged output passed, 1 if one, a layout or a check failed, 2 if the
+      program could not judge
     - record: as in harness/record/record.h
     - raised: tracebacks of the function's exceptions
     - kernels: names of the CUDA kernels that ran in the first call
@@ -61,11 +65,24 @@ class Run:
     @property
     def passed(self) -> bool:
         """Did all that was judged pass, in every layout that fn does not refuse?"""
-        layouts = [x == "pass" or x.startswith("refused: ") for x in self.layouts.values()]
-        return self.status == PASS and all(layouts) and not self._failed()
+        return self.status == PASS and not self._failed()
 
-    def _failed(self) -> list[str]:
-        return [f"{x.name}: {x.why}" for x in self.checks if x.verdict in ("fail", NO_CHECK)]
+    def _failed(self) -> list[tuple[str, int]]:
+        """Lines of the layouts and checks that did not pass, and the status of each."""
+        found = [(f"layout {n}: {x}", x.split(":")[0]) for n, x in self.layouts.items()]
+        found += [(f"{x.name}: {x.why}", x.verdict) for x in self.checks]
+        return [(line, _STATUS[verdict]) for line, verdict in found if verdict in _STATUS]
+
+    def _whole(self, tokens: int) -> Run:
+        """The same, whose status and text say what failed beside the cases."""
+        failed, of = self._failed(), {x.name for x in self.checks}
+        if not failed:
+            return self
+        lines = [f"check of {tokens} tokens: " * (x.split(":")[0] in of) + x for x, _ in failed]
+        status = FAIL if FAIL in (self.status, *dict(failed).values()) else NOT_JUDGED
+        if status != self.status:
+            lines.append(f"VERDICT: {'FAIL' if status == FAIL else 'NOT JUDGED'} (in no case)")
+        return replace(self, status=status, text=self.text + "".join(x + "\n" for x in lines))
 
     def verdicts(self) -> dict[str, str]:
         """{run ID: "pass" | "fail" | "skipped: WHY" | "unjudged"}."""
@@ -244,12 +261,8 @@ def run(
             _tell_page(folder, case, lines)
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
-    found = replace(found, layouts=tried)
-    if "large" not in cases:
-        return found
-    found = replace(found, checks=_checked(fn, tokens, limit, base, design, contract))
-    said = "".join(f"check of {tokens} tokens: {x}\n" for x in found._failed())
-    return replace(found, text=found.text + said)
+    large = _checked(fn, tokens, limit, base, design, contract) if "large" in cases else []
+    return replace(found, layouts=tried, checks=large)._whole(tokens)
 
 
 def _fresh(contract: Contract, limit: float, layouts: Sequence[str] | None, **options: Any) -> Run:
@@ -258,7 +271,7 @@ def _fresh(contract: Contract, limit: float, layouts: Sequence[str] | None, **op
     tried = [x for x in tried if x not in ("contiguous", FAR)]
     found = run_fresh(call, contract, layouts=tried, **options)
     record = {"runs": found.runs, "seed": found.seed}
-    return Run(found.status, found.text, record, call.raised, [], found.layouts)
+    return Run(found.status, found.text, record, call.raised, [], found.layouts)._whole(0)
 
 
 def _checked(

@@ -122,9 +122,10 @@ def test_a_kernel_that_ignores_strides_is_seen() -> None:
         return kda(q, k, dense, g, beta)[0]
 
     found = deltaproof.run(flat, ("beta-zero",), base="fp32")
-    assert found.status == 0, found.text
+    assert found.status == 1 and not found.passed, found.text
     assert all(x.startswith("fail") for x in found.layouts.values()) and len(found.layouts) == 4
-    assert not found.passed
+    assert list(found.verdicts().values()) == ["pass"] and "layout strided: fail" in found.text
+    assert found.text.endswith("VERDICT: FAIL (in no case)\n"), found.text
 
 
 @pytest.mark.parametrize("name", ["q", "g", "cu_seqlens"])
