@@ -223,6 +223,7 @@ static dp_batch batch_of(const options *o) {
                       .verbose = o->verbose || of->nname,
                       .table = dp_options_table(of),
                       .resume = o->resume,
+                      .kernel_commit = of->provenance.kernel_commit,
                       .shared = is_shared(o)};
 }
 

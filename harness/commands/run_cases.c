@@ -25,8 +25,9 @@
  * that the same command goes on where it was ended.
  *
  * A file a case, named by the inputs of its runs. They are this program's sources, the case with
- * its inputs, the options that choose runs, the bytes of a library. For a program (--run, --serve)
- * its command stands for the bytes. A file is JSON (harness/record/run_json.h), checked by the
+ * its inputs, the options that choose runs, the bytes of a library, --kernel-commit. The code of a
+ * program (--run, --serve) is known by --kernel-commit alone: else its cases are run again. A file
+ * is JSON (harness/record/run_json.h), checked by the
  * table of its fields and by rules that hold for every run. A file that fails is named with the
  * field, and its case is run again.
  */
@@ -87,19 +88,21 @@ static void add_options(XXH3_state_t *s, const dp_run_options *o) {
     add_text(s, o->design);
     add_text(s, dp_unavailable(DP_BACKEND_CUDA, 1));
     if (!o->subject) return;
+    add_list(s, o->again ? 2 : 0, o->again, sizeof *o->again);
     add_file(s, o->subject->path); /* of a program its command, which is no file */
     add(s, &o->subject->base, sizeof o->subject->base);
     add(s, &o->subject->chain, sizeof o->subject->chain);
 }
 
-static dp_key finished_key(const dp_case *c, const dp_run_options *o) {
+static dp_key finished_key(const dp_case *c, const dp_batch *b) {
     dp_key key;
     XXH128_canonical_t as;
     XXH3_state_t *s = XXH3_createState();
     XXH3_128bits_reset(s);
     add_text(s, dp_cache_sources(DP_CACHE_EXPECTED));
     add_case(s, c);
-    add_options(s, o);
+    add_options(s, &b->run);
+    add_text(s, b->kernel_commit);
     XXH128_canonicalFromHash(&as, XXH3_128bits_digest(s));
     memcpy(key.byte, as.digest, sizeof key.byte);
     XXH3_freeState(s);
@@ -470,10 +473,15 @@ static void finish(const work *w, job *x) {
 
 /* Reads the cases that an earlier command has finished. */
 static void resume(work *w) {
+    const dp_subject *of = w->b->run.subject;
+    const int known = !of || !of->command || w->b->kernel_commit;
+    if (w->b->resume && !known)
+        fprintf(stderr, "deltaproof: --resume: the program may have changed: without "
+                        "--kernel-commit all cases are run\n");
     for (int i = 0; i < w->n && w->b->resume; i++) {
         job *x = &w->jobs[i];
-        x->key = finished_key(x->c, &w->b->run);
-        x->done = finished_load(w->b->resume, x->key, x->c->name, &x->runs);
+        x->key = finished_key(x->c, w->b);
+        x->done = known && finished_load(w->b->resume, x->key, x->c->name, &x->runs);
         if (!x->done) continue;
         print_runs(w->b, x->c, &x->runs, 0);
         progress_finished(cost_of(x->c));

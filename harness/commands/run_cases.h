@@ -5,12 +5,13 @@
 #include "harness/record/run.h"
 
 typedef struct {
-    dp_run_options run; /* of every case; done and arg are set for each */
-    int named;          /* cases were named: one that offers no run is an error */
-    int verbose;        /* a line for every run */
-    FILE *table;        /* where lines go */
-    const char *resume; /* folder of finished cases (run_cases.c); NULL: none */
-    int shared;         /* the other processes take cases, too */
+    dp_run_options run;        /* of every case; done and arg are set for each */
+    int named;                 /* cases were named: one that offers no run is an error */
+    int verbose;               /* a line for every run */
+    FILE *table;               /* where lines go */
+    const char *resume;        /* folder of finished cases (run_cases.c); NULL: none */
+    const char *kernel_commit; /* NULL: not said */
+    int shared;                /* the other processes take cases, too */
 } dp_batch;
 
 /* Appends the runs in the order of the cases; returns how many cases could not be judged, each

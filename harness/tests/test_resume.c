@@ -29,12 +29,13 @@ static void same_end(const char *a, const char *b) {
           "%.2000s\nand then\n%.2000s", a, b);
 }
 
-/* Case smoke-mkda2 took no time: it was not run. */
-static int kept(const char *out) {
-    const char *line = after(out, "smoke-mkda2 ");
+/* The case took no time: it was not run. */
+static int kept_case(const char *out, const char *name) {
+    const char *line = after(out, name);
     const char *end = strchr(line, '\n');
     return end && end - line > 7 && !strncmp(end - 7, "(0.0 s)", 7);
 }
+static int kept(const char *out) { return kept_case(out, "smoke-mkda2 "); }
 
 /* A record without what differs from one time to the next. */
 static json_t *record_of(const char *name) {
@@ -112,6 +113,35 @@ DP_TEST(resume, other_options_and_other_inputs_are_run) {
     CHECK(run("", "smoke-mkda2 --cases . --base fp32 --ranks 1", out, sizeof out) == 0 &&
               !kept(out),
           "%.4000s", out);
+}
+
+/* A program whose code another file has: its name says nothing of that. */
+DP_TEST(resume, a_program_is_run_again_but_where_its_commit_is_named) {
+    char out[1 << 14];
+    static const struct {
+        const char *before, *with;
+        int status, kept;
+    } row[] = {
+        {"cp $E prog.py; rm -rf again;", "", 0, 0},
+        {"sed -i 's/^def forward(.*/&\\n    x = {**x, \"v\": 2 * x[\"v\"]}/' prog.py;", "", 1, 0},
+        {"cp $E prog.py;", "--kernel-commit a", 0, 0},
+        {"", "--kernel-commit a", 0, 1},
+        {"", "--kernel-commit a --again 0", 0, 0},
+        {"", "--kernel-commit b", 0, 0}};
+    if (!getenv("DP_PYTHON")) setenv("DP_PYTHON", "python3", 1);
+    if (gt_run("\"$DP_PYTHON\" -c 'import numpy'", out, sizeof out)) SKIP("numpy is not installed");
+    for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+        char cmd[4096];
+        snprintf(cmd, sizeof cmd,
+                 "cd '%s' && E='%s/../harness/subject/example_program.py' && %s echo 'import prog; "
+                 "prog.serve()' >kernel.py && '%s' run --cases '%s' smoke-kda --base fp32 "
+                 "--cache none --resume again --serve \"$DP_PYTHON kernel.py\" %s",
+                 gt_tmpdir(), gt_cases(), row[i].before, gt_program(), gt_cases(), row[i].with);
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == row[i].status && kept_case(out, "smoke-kda  ") == row[i].kept,
+              "%zu: %d: %.3000s", i, rc, out);
+        CHECK(!!strstr(out, "may have changed") == !*row[i].with, "%zu: %.3000s", i, out);
+    }
 }
 
 /* Killed after the first of three: that one is there. */
