@@ -684,6 +684,9 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                                           s[i].field->name, at, (*s[i].where)[j]);
             }
     if (!dp_op_of(c)->has_problem) return DP_OK;
+    if (dp_reads_along(&c->p) && !c->backward)
+        return dp_casefile_refuse(f, dp_case_session(c) ? "session" : "backward", e,
+                                  "o of %s reads along values, which needs gradients", c->op_name);
     dp_err inner = {0};
     if (dp_problem_check(&c->p, c->allow_nonfinite, &inner))
         return dp_fail(e, inner.code, "%s: %s", f->path, inner.msg);
@@ -768,7 +771,7 @@ static dp_status build(const dp_casefile *f, dp_case *c, int load, const dp_tens
                        dp_err *e) {
     dp_status s = case_settings(f, c, e);
     if (!s) s = open_tensors(f, c, load, given, e);
-    c->p.scale = dp_casefile_has(f, "scale") ? f->scale : c->p.K ? 1 / sqrt(c->p.K) : 0;
+    c->p.scale = dp_casefile_has(f, "scale") ? f->scale : dp_usual_scale(&c->p);
     return s;
 }
 

@@ -1,7 +1,7 @@
 /* Inputs and outputs of one call in files (tensor_files.h). */
 #include "tensor_files.h"
 #include "harness/case/case_inputs.h"
-#include "ref/vocabulary/recurrence.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -253,13 +253,18 @@ static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_compla
     dp_complain(complaints, "%s: tensor %s is not known; known:%s", out->path, t->name, all);
 }
 
+/* Is it the gradient of an input? o along the values is made like one (recurrence.h). */
+static int is_gradient(int field) {
+    const int other = field == DP_RESULT_O || field == DP_RESULT_DQ;
+    return dp_result_fields[field].backward ^ (other && dp_user_reads_along());
+}
+
 int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp_complaints *all) {
     int seen[DP_NRESULTS + DP_NSTAGE_TENSORS] = {0}, backward = 0;
     for (int i = 0; i < out->ntensor; i++) {
         const dp_tensor *t = &out->tensor[i];
         const int f = dp_result_find(t->name), stage = f < 0 ? dp_stage_tensor_find(t->name) : -1,
-                  back = f >= 0 ? dp_result_fields[f].backward
-                                : stage >= 0 && dp_stage_tensors[stage].backward;
+                  back = f >= 0 ? is_gradient(f) : stage >= 0 && dp_stage_tensors[stage].backward;
         if (is_of_truth(out, t->name)) continue;
         if (f < 0 && stage < 0) {
             unknown_name(out, t, all);
@@ -277,7 +282,7 @@ int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp
         backward |= back;
     }
     if (!out->ntensor) dp_complain(all, "%s: has no tensors", out->path);
-    return backward;
+    return backward || dp_user_reads_along();
 }
 
 static dp_status wrong_shape(const dp_tensorfile *out, const dp_tensorfile *in, const dp_tensor *t,

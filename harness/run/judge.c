@@ -72,9 +72,12 @@ static dp_model model_like(const dp_tensorfile *in, const dp_judge_options *o) {
     return dp_judge_without_beta(in, o->beta) ? DP_GLA : DP_KDA;
 }
 
+static dp_input_id query(void) { return dp_user_reads_along() ? DP_INPUT_DO : DP_INPUT_Q; }
+
 static void check_input(const dp_tensorfile *in, dp_model m, int input, dp_complaints *all) {
     const dp_tensor_field *f = &dp_input_fields[input];
-    if (dp_model_has(m, input) && f->role == DP_ROLE_REQUIRED && !dp_case_input_find(in, f))
+    const int required = input == DP_INPUT_Q ? query() == DP_INPUT_Q : f->role == DP_ROLE_REQUIRED;
+    if (dp_model_has(m, input) && (required || input == (int)query()) && !dp_case_input_find(in, f))
         dp_complain(all, "%s: tensor %s is missing", in->path, f->name);
     if (f->alias && dp_tensor_find(in, f->name) && dp_tensor_find(in, f->alias))
         dp_complain(all, "%s: has the same tensor under two names, %s and %s", in->path, f->name,
@@ -83,7 +86,7 @@ static void check_input(const dp_tensorfile *in, dp_model m, int input, dp_compl
 
 /* Has it one head, whatever axes it writes? Then beta has one number a token. */
 static int has_one_head(const dp_tensorfile *in) {
-    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q), *beta = dp_judge_input(in, DP_INPUT_BETA);
+    const dp_tensor *q = dp_judge_input(in, query()), *beta = dp_judge_input(in, DP_INPUT_BETA);
     return q && beta && q->ndim && q->ndim < 4 && beta->n && beta->n == q->shape[0];
 }
 
@@ -130,7 +133,7 @@ static void check_inputs(const dp_tensorfile *in, const dp_judge_options *o, dp_
     for (int i = 0; i < DP_NINPUTS; i++)
         check_input(in, model_like(in, o), i, all);
     if (!has_one_head(in)) check_axes(in, all);
-    const dp_tensor *q = dp_judge_input(in, DP_INPUT_Q);
+    const dp_tensor *q = dp_judge_input(in, query());
     if (q && q->ndim == 3 && q->shape[0] == 1 && q->shape[1] > 1 && o->tokens != 1)
         dp_complain(all,
                     "%s: tensor %s: shape [1,%lld,%lld] is one token of %lld heads, or %lld tokens "
@@ -387,6 +390,27 @@ static int without_gate(const dp_judge_options *o, dp_tensorfile *in, const dp_t
     return dp_judge_no_gate(in, out, o->gate, said, all);
 }
 
+enum { QUERIES_MOST = 64 }; /* query heads a value head, for which zeros are made */
+/* Along the values o needs a do, as q is needed elsewhere: zeros where there is none. */
+static void without_gradient(dp_tensorfile *in, dp_complaints *all) {
+    const dp_tensor *q = dp_judge_input(in, query()), *k = dp_judge_input(in, DP_INPUT_K);
+    const char *name = dp_input_fields[DP_INPUT_Q].name;
+    int64_t shape[8];
+    if (!q || !k || dp_judge_input(in, DP_INPUT_Q)) return;
+    const int has = q->ndim && q->n && k->ndim && k->n;
+    const int64_t V = has ? q->shape[q->ndim - 1] : 1, K = has ? k->shape[k->ndim - 1] : 1;
+    if (!has || q->n / V > k->n / K * QUERIES_MOST) {
+        dp_complain(all, "%s: tensor %s is missing, and %s and %s do not fit", in->path, name,
+                    q->name, k->name);
+        return;
+    }
+    memcpy(shape, q->shape, sizeof *shape * (size_t)q->ndim);
+    shape[q->ndim - 1] = K;
+    double *zeros = dp_doubles(q->n / V * K);
+    dp_tensorfile_add(in, name, q->dtype, q->ndim, shape, zeros);
+    free(zeros);
+}
+
 static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                             dp_case *c, dp_judge_loaded *l, dp_err *e) {
     dp_judge_settings s = {0};
@@ -398,6 +422,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
     if (!has_one_head(in)) check_axes(out, &all);
     const int backward = dp_outputs_check_names(in, out, &all);
     dp_judge_settings_read(o, in, out, &s, &all);
+    without_gradient(in, &all);
     dp_status st = dp_complaints_end(&all, e);
     if (!st) st = dp_judge_fold(in, out, &s, e);
     if (!st) st = load_case(o, in, &s, backward, c, e);
@@ -438,6 +463,7 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
         no_gate = without_gate(&o, &in, &none, &all);
         check_inputs(&in, &o, &all);
         dp_judge_settings_read(&o, &in, &none, &s, &all);
+        without_gradient(&in, &all);
         st = dp_complaints_end(&all, e);
     }
     if (!st) st = dp_judge_fold(&in, &none, &s, e);

@@ -301,7 +301,10 @@ static void token_of(const dp_problem *p, const bump *b, int64_t row, c128 *S, c
         for (int i = 0; i < K * V; i++)
             S[i] += entry_of(p, b, dp_row_of(p, j)->write, row, i / V) * U[j][i % V];
     }
-    for (int v = 0; v < V; v++) {
+    for (int i = 0; i < K * V && dp_reads_along(p); i++) /* the query lies in dout */
+        o[i / V] =
+            (i % V ? o[i / V] : 0) + (f128)p->scale * in(b, &p->dout[row * V + i % V]) * S[i];
+    for (int v = 0; v < V && !dp_reads_along(p); v++) {
         o[v] = 0;
         for (int k = 0; k < K; k++)
             o[v] += (f128)p->scale * turned_at(p, b, DP_INPUT_Q, row, k) * S[k * V + v];
@@ -310,17 +313,18 @@ static void token_of(const dp_problem *p, const bump *b, int64_t row, c128 *S, c
 
 /* o and final_state (either may be NULL) and the loss. */
 static c128 run(const dp_problem *p, const bump *b, c128 *o_out, c128 *S_out) {
-    const int KV = p->K * p->V;
-    c128 S[KV], o[p->V], loss = 0;
+    const int KV = p->K * p->V, n = dp_reads_along(p) ? p->K : p->V;
+    const double *dout = dp_reads_along(p) ? p->q : p->dout;
+    c128 S[KV], o[n], loss = 0;
     for (int64_t r = 0; r < (int64_t)p->Nseq * p->HV; r++) {
         for (int i = 0; i < KV; i++)
             S[i] = in(b, &p->s0[r * KV + i]);
         for (int64_t t = p->cu[r / p->HV]; t < p->cu[r / p->HV + 1]; t++) {
             const int64_t row = t * p->HV + r % p->HV;
             token_of(p, b, row, S, o);
-            for (int v = 0; v < p->V; v++) {
-                loss += (f128)p->dout[row * p->V + v] * o[v];
-                if (o_out) o_out[row * p->V + v] = o[v];
+            for (int i = 0; i < n; i++) {
+                loss += (f128)dout[row * n + i] * o[i];
+                if (o_out) o_out[row * n + i] = o[i];
             }
         }
         for (int i = 0; i < KV; i++) {
@@ -334,12 +338,14 @@ static c128 run(const dp_problem *p, const bump *b, c128 *o_out, c128 *S_out) {
 /* Largest error of a row over its radius, and what of the radius is above 1e-10 of the field. */
 static double over_radius(const dp_problem *p, int field, const dp_ball *y) {
     const int64_t n = y->rows * y->width;
-    const double *x = dp_input_of(p, dp_result_fields[field].of);
+    const int is_o = field == (dp_reads_along(p) ? DP_RESULT_DQ : DP_RESULT_O),
+              is_S = field == DP_RESULT_FINAL_STATE;
+    const double *x = field == DP_RESULT_O ? p->dout : dp_input_of(p, dp_result_fields[field].of);
     c128 *z = dp_calloc((size_t)n, sizeof *z);
     f128 worst = 0, size = 0;
     const bump none = {NULL, 0};
-    if (field < 2)
-        run(p, &none, field ? NULL : z, field ? z : NULL);
+    if (is_o || is_S)
+        run(p, &none, is_o ? z : NULL, is_S ? z : NULL);
     else
         for (int64_t i = 0; i < n; i++) {
             const bump b = {x + i, 1e-40Q};
@@ -360,7 +366,7 @@ static double over_radius(const dp_problem *p, int field, const dp_ball *y) {
     return (double)worst;
 }
 
-static void agree_inside_their_radius(int seed) {
+static void agree_inside_their_radius(int seed, int along) {
     static const int64_t CU[] = {0, 2, 2, 4};
     dp_user_recurrence y;
     char text[1000];
@@ -370,6 +376,8 @@ static void agree_inside_their_radius(int seed) {
         random_text(text, sizeof text);
         e = (dp_err){0};
     } while (dp_user_recurrence_parse(text, "random", &y, &e));
+    y.rows.along = along;
+    if (along && (y.rows.rotated || y.rows.normed >> DP_INPUT_Q & 1)) return;
     dp_user_recurrence_install(&y);
     dp_problem p = {.model = DP_USER,
                     .H = 1 + seed % 2,
@@ -404,12 +412,19 @@ static void agree_inside_their_radius(int seed) {
 DP_TEST(recurrence, random_rows_agree_with_complex_steps_inside_their_radius) {
     const char *many = getenv("DP_RECURRENCES");
     for (int i = 0; i < (many ? atoi(many) : 8); i++)
-        agree_inside_their_radius(i);
+        agree_inside_their_radius(i, 0);
+}
+
+DP_TEST(recurrence, rows_read_along_the_values_agree_with_complex_steps) {
+    const char *many = getenv("DP_RECURRENCES");
+    for (int i = 0; i < (many ? atoi(many) : 16); i++)
+        agree_inside_their_radius(i, 1);
 }
 
 /* ---- what is wrong in a text ----------------------------------------------------------------- */
 
 #define HEAD "recurrence a\nquery q\ngate g per head\nkeys k b\nvalues v\n"
+#define ALONG "recurrence a\nquery q along values\ngate g per head\nkeys k\nvalues v\n"
 DP_TEST(recurrence, errors_name_line_and_word) {
     static const struct {
         const char *text, *says;
@@ -435,6 +450,12 @@ DP_TEST(recurrence, errors_name_line_and_word) {
         {"recurrence a\nkeys a b c d e\n", "mine:2: 'keys' names 5 inputs, must be 1 to 4"},
         {HEAD "norm c\n", "mine:6: 'c' is none of query and keys, which a line before must name"},
         {HEAD "norm k eps 0\n", "mine:6: '0' is no eps: a number from 1e-30 to 1"},
+        {"recurrence a\nquery q along rows\n",
+         "mine:2: 'along rows' must be along keys or along values"},
+        {ALONG "norm q\nrow write=k value=v\n",
+         "mine: 'q' reads along values, so it may not have a norm"},
+        {ALONG "angle w turns k\nrow write=k value=v\n",
+         "mine: 'q' reads along values, so it may not turn by an angle"},
         {HEAD "norm\n", "mine:6: 'norm' must be 'norm NAME ..' or 'norm NAME .. eps X'"},
         {HEAD "rows in turn\nreads undecayed\nrow write=k*b value=v\n",
          "mine: 'rows in turn' read the decayed state"},

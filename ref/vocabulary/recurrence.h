@@ -12,10 +12,19 @@
  * some keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of
  * channels has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its own token's
  * phi. Rotated keys occur in writes only, with numbers and a head's gate, which commute with the
- * rotation. */
+ * rotation.
+ *
+ * Along the values the query has V channels, o has K, and o = scale S query'. With a = do, b =
+ * query, the loss do o is a (scale S b'), which is (scale S' a') b. That is the loss of a problem
+ * of the other reading, with query a and gradient b. So both have equal gradients of keys, values,
+ * gates and states, and its dq = scale S b' is o. A problem along the values is stored as the
+ * other one: q, dout, dq, o are its do, query, o, dquery (dp_user_recurrence_install). Truth,
+ * radii, bounds, draws and ranks follow. They need the backward pass. */
 #ifndef DP_RECURRENCE_H
 #define DP_RECURRENCE_H
 #include "problem.h"
+
+#include <math.h>
 
 enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, beside dp_input_id. */
@@ -33,6 +42,7 @@ typedef struct {
 } dp_token_row;
 typedef struct {
     int before, n;
+    int along;        /* 1: o reads along the values */
     unsigned rotated; /* bit i: keys of input i are */
     unsigned normed;  /* bit i: rows of input i, the query or keys, with dp_problem.l2norm */
     double eps;       /* of that norm; 0: DP_L2_EPS */
@@ -42,6 +52,12 @@ extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
 
 static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
     return &dp_recurrences[p->model];
+}
+static inline int dp_reads_along(const dp_problem *p) { return dp_recurrence_of(p)->along; }
+/* The usual scale: (channels of the query)^-1/2. */
+static inline double dp_usual_scale(const dp_problem *p) {
+    const int n = dp_reads_along(p) ? p->V : p->K;
+    return n ? 1 / sqrt(n) : 0;
 }
 /* Row j of a token, and the index of its key on the axis R. */
 static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {

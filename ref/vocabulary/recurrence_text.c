@@ -227,8 +227,9 @@ static dp_status parse_norm(reader *r) {
 
 static dp_status parse_inputs(reader *r, int which) {
     const int gate = !strcmp(INPUTS[which].word, "gate"),
-              angle = !strcmp(INPUTS[which].word, "angle");
-    const int names = (gate || angle) && r->n > 2 ? 1 : r->n - 1;
+              angle = !strcmp(INPUTS[which].word, "angle"),
+              query = !strcmp(INPUTS[which].word, "query");
+    const int names = (gate || angle || query) && r->n > 2 ? 1 : r->n - 1;
     if (names < 1 || names > INPUTS[which].most)
         return refuse(r, r->word[0], "names %d inputs, must be 1 to %d", names, INPUTS[which].most);
     for (int i = 0; i < names; i++) {
@@ -236,6 +237,7 @@ static dp_status parse_inputs(reader *r, int which) {
         if (s) return s;
     }
     if (angle) return parse_turned(r);
+    if (query && r->n > 2) return choose(r, 2, "along keys", "along values", &r->y->rows.along);
     return gate ? choose(r, 2, "per channel", "per head", &r->y->one_gate) : DP_OK;
 }
 
@@ -315,6 +317,15 @@ static dp_status check_turned(const reader *r) {
     return DP_OK;
 }
 
+/* A query along the values stands in the place of do (recurrence.h), which has neither. */
+static dp_status check_along(const reader *r) {
+    const dp_user_recurrence *y = r->y;
+    const int normed = y->rows.normed >> DP_INPUT_Q & 1;
+    if (!y->rows.along || (!normed && !y->rows.rotated)) return DP_OK;
+    return dp_fail(r->e, DP_EINPUT, "%s: '%s' reads along values, so it may not %s", r->path,
+                   y->input[DP_INPUT_Q], normed ? "have a norm" : "turn by an angle");
+}
+
 static dp_status check_all(reader *r) {
     const dp_user_recurrence *y = r->y;
     if (!*y->name) return dp_fail(r->e, DP_EINPUT, "%s: has no line 'recurrence NAME'", r->path);
@@ -329,7 +340,8 @@ static dp_status check_all(reader *r) {
     if (y->in_turn && y->rows.before)
         return dp_fail(r->e, DP_EINPUT,
                        "%s: 'rows in turn' read the decayed state, not the undecayed one", r->path);
-    return check_turned(r);
+    const dp_status s = check_along(r);
+    return s ? s : check_turned(r);
 }
 
 dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_recurrence *y,
@@ -392,4 +404,9 @@ void dp_user_recurrence_install(const dp_user_recurrence *y) {
         if (dp_input_fields[of].role == DP_ROLE_REQUIRED)
             rename_field(&dp_result_fields[i], gradient[of]);
     }
+    if (!y->rows.along) return;
+    rename_field(&dp_input_fields[DP_INPUT_DO], installed.input[DP_INPUT_Q]);
+    rename_field(&dp_input_fields[DP_INPUT_Q], "do");
+    rename_field(&dp_result_fields[DP_RESULT_O], gradient[DP_INPUT_Q]);
+    rename_field(&dp_result_fields[DP_RESULT_DQ], "o");
 }

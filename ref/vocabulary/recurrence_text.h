@@ -3,7 +3,8 @@
  * comment:
  *
  *     recurrence NAME
- *     query  NAME                     [T,H,K]
+ *     query  NAME [along values]      [T,H,K]; along the values [T,H,V], and o [T,HV,K] is
+ *                                     scale S query'
  *     gate   NAME per head|channel    [T,HV] or [T,HV,K]: the log of a step's decay, or raw
  *     keys   NAME ..                  [T,HV,K] each, 1 to 4
  *     values NAME ..                  [T,HV,V] each, 1 to 4
@@ -24,8 +25,8 @@
  * read are of keys (at least one), numbers, exp(GATE) and exp(-GATE); value is of values, strength
  * of numbers. In place of NAME, prev(NAME) is the previous token's input, zeros at the first of a
  * sequence. A rotated key stands in write alone, beside numbers and the gate of a head. An entry
- * that a row does not name is 0, strength 1; it names write, and read or value. Two recurrences of
- * FLA 0.6 are outside. Gated Oja reads along the values. The momentum rule has two states, of which
+ * that a row does not name is 0, strength 1; it names write, and read or value. A query along the
+ * values has no norm and no angle. Outside is FLA's momentum rule: it has two states, of which
  * one decays into the other. Gradients are named d and the input's name. As many query heads as
  * value heads; judge takes several a value head, too (harness/run/judge_files.h).
  *
@@ -48,9 +49,14 @@ typedef struct {
 dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_recurrence *y,
                                    dp_err *e);
 /* DP_USER becomes y: its row of dp_models and dp_recurrences, and in the table of tensors the names
- * of its inputs and gradients. NULL: everything as it was. A program has one at a time, and
+ * of its inputs and gradients. Along the values q is named do, dout the query, dq o, and o the
+ * query's gradient (recurrence.h). NULL: everything as it was. A program has one at a time, and
  * installs it before anything runs. */
 void dp_user_recurrence_install(const dp_user_recurrence *y);
 /* NULL: none is. */
 const dp_user_recurrence *dp_user_recurrence_installed(void);
+static inline int dp_user_reads_along(void) {
+    const dp_user_recurrence *y = dp_user_recurrence_installed();
+    return y && y->rows.along;
+}
 #endif
