@@ -286,7 +286,7 @@ static void try_forms(search *s) {
 
 static void try_scale(search *s) {
     char usual[40], twice[40];
-    const double own = s->c->p.scale, standard = 1 / sqrt(s->c->p.K);
+    const double own = s->c->p.scale, standard = dp_usual_scale(&s->c->p);
     snprintf(usual, sizeof usual, "%.17g", standard);
     if (own != 1) OTHER(scale, "scale", "1", "q is not multiplied by the scale");
     snprintf(twice, sizeof twice, "%.17g", own * own);
@@ -474,7 +474,8 @@ static void try_norms(search *s) {
     const dp_recurrence is = dp_user_recurrence_installed()->rows;
     if (is.normed) try_norms_of(s, 0, 0);
     for (size_t i = 0; i < sizeof OF / sizeof *OF; i++)
-        if (dp_input_of(&s->c->p, OF[i])) try_norms_of(s, is.normed ^ 1U << OF[i], is.eps);
+        if (dp_input_of(&s->c->p, OF[i]) && !(is.along && OF[i] == DP_INPUT_Q))
+            try_norms_of(s, is.normed ^ 1U << OF[i], is.eps);
     for (size_t i = 0; i < sizeof EPS / sizeof *EPS; i++)
         if (is.normed && EPS[i] != dp_l2_eps(&s->c->p)) try_norms_of(s, is.normed, EPS[i]);
 }

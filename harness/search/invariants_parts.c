@@ -226,7 +226,8 @@ dp_status dp_check_prefix(dp_check_work *w) {
         dp_check_skip(w, "its tokens need more of those before them than the state");
         return DP_OK;
     }
-    if (!dp_backends[w->s->backend].simulated) w->backward = 0;
+    const int along = dp_reads_along(w->p); /* then o needs gradients */
+    if (!dp_backends[w->s->backend].simulated && !along) w->backward = 0;
     dp_problem all = dp_check_slice(x.p, x.a, x.b, x.s0, x.dstate, w->backward),
                early = dp_check_slice(x.p, x.a, x.mid, x.s0, NULL, w->backward);
     dp_check_outcome whole, first;
@@ -235,7 +236,7 @@ dp_status dp_check_prefix(dp_check_work *w) {
     v.N = 1;
     dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
     if (!st) {
-        st = dp_check_run_problem(w->s, &early, 1, 0, &first, w->e);
+        st = dp_check_run_problem(w->s, &early, 1, along, &first, w->e);
         if (!st) {
             if (dp_check_cut(&whole, &first))
                 dp_check_skip(w, DP_CHECK_CUT);

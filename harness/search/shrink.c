@@ -5,6 +5,7 @@
 #include "harness/base/clock.h"
 #include "harness/case/case_inputs.h"
 #include "ref/files/output.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -472,7 +473,7 @@ static int packed(const dp_case *c) { return dp_case_packing((dp_case *)c).Nseq[
 static int has_dstate(const dp_case *c) { return c->p.dstate != NULL; }
 static void no_dstate(dp_case *c) { release(&c->p.dstate); }
 
-static int has_backward(const dp_case *c) { return c->backward; }
+static int has_backward(const dp_case *c) { return c->backward && !dp_reads_along(&c->p); }
 static void no_backward(dp_case *c) {
     c->backward = 0;
     release(&c->p.dout);

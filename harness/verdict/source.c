@@ -5,6 +5,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/context.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -620,7 +621,7 @@ static dp_source_kind source_kind_of(const char *t) {
              {"M", DP_DECAYS},
              {"dM", DP_DECAYS}};
     for (size_t i = 0; i < sizeof k / sizeof *k; i++)
-        if (!strcmp(t, k[i].name)) return k[i].kind;
+        if (!strcmp(t, k[i].name) && (i || !dp_user_reads_along())) return k[i].kind;
     return DP_ROWS;
 }
 

@@ -352,7 +352,8 @@ class Contract:
         ):
             if form != own and parameter not in takes:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
-        K = problem.arrays["q"].shape[-1]
+        along = self.recurrence and self.recurrence.along_values
+        K = problem.arrays["do" if along else "q"].shape[-1]
         if s["chunk"] and "chunk" not in takes:
             raise Unsupported("the function takes no `chunk`, which its design says")
         standard = abs(s["scale"] * K**0.5 - 1) < 1e-12

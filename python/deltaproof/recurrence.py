@@ -25,7 +25,8 @@ class Recurrence:
 
         S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S)
 
-    - query: [T,H,K]; gate: [T,HV,K], or [T,HV] with per_head.
+    - query: [T,H,K]; with along_values [T,H,V], and o [T,HV,K] is scale S query'.
+    - gate: [T,HV,K], or [T,HV] with per_head.
     - keys: 1 to 4 inputs [T,HV,K]; values: 1 to 4 inputs [T,HV,V].
     - number: one or two names of [T,HV], optional.
     - rows: 1 to 8 of {"write": PRODUCT, "read": .., "value": .., "strength": ..}. A missing
@@ -64,6 +65,7 @@ class Recurrence:
     turned: Sequence[str] = ()
     norm: Sequence[str] = ()
     eps: float | None = None
+    along_values: bool = False
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -81,7 +83,7 @@ class Recurrence:
         eps = "" if self.eps is None else f" eps {self.eps!r}"
         lines = [
             f"recurrence {self.name}",
-            f"query {self.query}",
+            f"query {self.query}{' along values' if self.along_values else ''}",
             f"gate {self.gate} per {'head' if self.per_head else 'channel'}",
             f"keys {' '.join(self.keys)}",
             f"values {' '.join(self.values)}",
@@ -101,13 +103,15 @@ class Recurrence:
 
     def names(self) -> dict[str, str]:
         """{name in a problem: name here} of inputs and gradients."""
+        along = {"do": self.query, "q": "do", "o": f"d{self.query}", "dq": "o"}
         own = {"q": self.query, "g": self.gate}
         own |= dict(zip(KEYS, self.keys, strict=False))
         own |= dict(zip(VALUES, self.values, strict=False))
         own |= dict(zip(NUMBERS, self.numbers, strict=False))
         own |= {"angle": self.angle} if self.angle else {}
         before = {f"previous_{n}": f"previous_{x}" for n, x in own.items()}
-        return own | before | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
+        all_of = own | before | {GRADIENTS.get(n, f"d{n}"): f"d{x}" for n, x in own.items()}
+        return all_of | (along if self.along_values else {})  # ref/vocabulary/recurrence.h
 
     def wrapped(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """fn, whose parameters and results have names here, under those of a problem."""
