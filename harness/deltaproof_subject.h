@@ -224,8 +224,9 @@ const char *deltaproof_subject_design(void);
 /* Optional. The recurrences that the library computes, with blanks between: "gdn", "kda", "mkda",
  * "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr", "own". The last is any recurrence of a user
  * (--recurrence FILE). Its keys lie in k, erase, lr_a, lr_b, its values in v, write, value3,
- * value4, its numbers in beta, number. A library without this function computes gdn, kda and mkda;
- * runs of others are skipped. */
+ * value4, its numbers in beta, number. Along the values its query lies in dout, do in q, and o has
+ * K columns. A library without this function computes gdn, kda and mkda; runs of others are
+ * skipped. */
 const char *deltaproof_subject_recurrences(void);
 /* Computes one call. Returns DP_SUBJECT_OK, DP_SUBJECT_UNSUPPORTED, or any other value for a
  * failure; c->why may then hold a message. */

@@ -81,11 +81,12 @@ enum {
     DP_OPT_SECONDS
 };
 
-#define DP_ROW_CASES                                                                               \
-    {"cases", DP_OPT_CASES, "DIR", 0, "folder of case files (default: the program's)", 0}, {       \
-        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                                \
-            "run the cases as rwkv7, comba, mamba3, or the rows of this file (harness/README.md)", \
-            0                                                                                      \
+#define DP_ROW_CASES                                                                         \
+    {"cases", DP_OPT_CASES, "DIR", 0, "folder of case files (default: the program's)", 0}, { \
+        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                          \
+            "run the cases as rwkv7, comba, mamba3, oja, or the rows of this file "          \
+            "(harness/README.md)",                                                           \
+            0                                                                                \
     }
 #define DP_ROW_CACHE                                                                             \
     {                                                                                            \
