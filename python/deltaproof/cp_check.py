@@ -20,6 +20,7 @@ Verdicts:
     rounding   near one rank's result, but beyond the limits of --base; the text names a format of
                the chain of M that would explain it
     ranks      wrong, and none of these
+    calls      the first call is right; one with the same inputs, or with v and do negated, is not
     untold     the judge could not judge
 
 Exit status 0: right; 1: any other; 2: it could not be told. Ranks on CPUs meet over gloo."""
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("contiguous", "zigzag", "sequence-zigzag")
 NAMES = ("q", "k", "v", "g", "beta")
 PARAMETERS = ("A_log", "dt_bias")  # whole on every rank; their gradients are sums over ranks
+CALLED = ("with the same inputs", "with v and do negated")
 CLAIMS = ("tf32x3", "tf32", "tf32rz", "bf16")
 NEAR = 0.05  # of the largest number: what rounding may be, and another order of tokens is not
 SAME = 0.01  # a hypothesis that holds leaves less than this, of the largest number
@@ -105,12 +107,15 @@ class Ranks:
         inputs = self.rows(at)
         return self.call(inputs, self.do[:, at], cu or self.cu, None)
 
-    def together(self) -> list[Tensors] | None:
-        """Each rank's own rows, on rank 0; every rank calls it."""
+    def together(self, sign: int = 1) -> list[Tensors] | None:
+        """Each rank's own rows, on rank 0; every rank calls it. With sign -1 v and do are negated,
+        and so are o and dv, which makes them those of sign 1."""
         import torch.distributed as dist
 
         at = places(self.cu, self.N, self.layout)[self.rank]
-        own = self.call(self.rows(at), self.do[:, at], self.cu, self.group)
+        x = self.rows(at)
+        own = self.call(x | {"v": sign * x["v"]}, sign * self.do[:, at], self.cu, self.group)
+        own |= {n: sign * own[n] for n in ("o", "dv") if n in own}
         every: list[Any] = [None] * self.N
         dist.all_gather_object(every, {n: t.cpu() for n, t in own.items()})
         return every if self.rank == 0 else None
@@ -144,10 +149,11 @@ class Finding:
 class Diagnosis:
     """On rank 0: what both results and their verdicts say."""
 
-    def __init__(self, ranks: Ranks, one: Tensors, parts: list[Tensors], said: Any) -> None:
-        self.ranks, self.one, self.parts, self.judge = ranks, one, parts, said
+    def __init__(self, ranks: Ranks, one: Tensors, calls: list[list[Tensors]], said: Any) -> None:
+        self.ranks, self.one, self.judge = ranks, one, said
+        self.parts, *self.again = calls
         self.at = places(ranks.cu, ranks.N, ranks.layout)
-        self.many = assembled(parts, self.at)
+        self.many = assembled(self.parts, self.at)
         self.owner = {t: (r, i) for r, own in enumerate(self.at) for i, t in enumerate(own)}
 
     def where(self, token: int) -> str:
@@ -172,12 +178,24 @@ class Diagnosis:
         if judged.passed and rows.max() <= NEAR:
             same = all((t == self.one[n].cpu()).all() for n, t in self.many.items())
             bits = "the bits of one rank" if same else f"{name} differs by {rows.max():.1e} at most"
-            return Finding("right", f"one rank and {self.ranks.N} pass; {bits}")
+            text = f"one rank and {self.ranks.N} pass; {bits}"
+            return self.calls() or Finding("right", text)
         token = int((rows > NEAR).nonzero()[0]) if rows.max() > NEAR else int(rows.argmax())
         place = f"{name} at {self.where(token)}, by {rows[token]:.2g} of its largest number"
         if rows.max() <= NEAR:
             return self.sums() or self.rounding(place, judged)
         return self.layout(place) or self.exchange(name, rows, place)
+
+    def calls(self) -> Finding | None:
+        """Is a further call wrong, where the first is right?"""
+        for parts, how in zip(self.again, CALLED, strict=True):
+            many = assembled(parts, self.at)
+            if all((t == self.many[n]).all() for n, t in many.items()):
+                continue
+            judged = self.judge(many, None)
+            if not judged.passed:
+                return Finding("calls", f"called again {how}: {_failures(judged)}")
+        return None
 
     def sums(self) -> Finding | None:
         """Is a parameter's gradient, summed over the ranks, another than one rank's?"""
@@ -378,12 +396,13 @@ def main(given: list[str] | None = None) -> int:
     x, do, cu = drawn(args, N, device)
     ranks = Ranks(function, x, do, cu, args.layout, not args.forward, dist.group.WORLD, rank, N)
     try:
-        parts = ranks.together()
+        calls = [ranks.together(sign) for sign in (1, 1, -1)]
     except Exception:
         print(f"cp-check: the function raised on rank {rank}", file=sys.stderr)
         raise
     status = 0
-    if parts is not None:
+    parts = [c for c in calls if c is not None]
+    if parts:
         found = Diagnosis(ranks, ranks.alone(), parts, _judge(args, x, do, cu, N)).find()
         print(f"cp-check: {found.verdict}: {found.text}", flush=True)
         status = {"right": 0, "untold": 2}.get(found.verdict, 1)

@@ -32,6 +32,8 @@ def told(function: str, *options: str, ranks: int = 2) -> subprocess.CompletedPr
         ("turned", "exchange", "first: o at rank 1, token 64 (its row 0)"),
         ("nothing", "exchange", "nothing crosses from rank to rank; first: o at rank 1, token 64"),
         ("wrong_alone", "alone", "one rank is wrong already: o, head 0"),
+        ("remembers", "calls", "called again with v and do negated: o, head 0"),
+        ("second", "calls", "again with the same inputs: o, head 1, sequence 1, token 64"),
     ],
 )
 def test_a_function_without_gradients_is_told(function: str, verdict: str, words: str) -> None:
