@@ -35,6 +35,7 @@ Results = dict[str, np.ndarray[Any, Any]]
 Law = law_files.Law | Callable[[np.random.Generator], Tensors]
 FRESH = "fresh"
 COUNT = 20
+SCALES = ("0.05", "0.31", "1")  # of every fourth pair, where the function takes one
 WORDS = ("PASS", "FAIL", "COULD NOT JUDGE")
 
 
@@ -88,7 +89,7 @@ class Caller:
 def draw(
     contract: Contract, laws: Sequence[Law], seed: int, count: int, backward: bool
 ) -> Iterator[Drawn]:
-    """`count` problems in pairs."""
+    """`count` problems in pairs of one shape. The second packs its sequences in another order."""
     if count < 1:
         raise ValueError(f"count={count!r}: must be a whole number from 1 on")
     rng = random.Random(seed)
@@ -97,13 +98,25 @@ def draw(
         keys = {}
         if isinstance(law, law_files.Law):
             keys = law.draw(rng, _form(contract, rng) | {"backward": "yes" if backward else "no"})
+        if keys and contract.takes("scale") and not pair[0] % 4:
+            keys.setdefault("scale", SCALES[pair[0] // 4 % len(SCALES)])
         for j, number in enumerate(pair[: count - i]):
             if isinstance(law, law_files.Law):
-                yield _generated(f"{law.name}-{i + j}", {**keys, "seed": str(number)}, contract)
+                own = {**keys, **(_repacked(keys) if j else {}), "seed": str(number)}
+                yield _generated(f"{law.name}-{i + j}", own, contract)
             else:
                 made = law(np.random.default_rng(number))
                 name = f"{getattr(law, '__name__', 'law')}-{i + j}"
                 yield _problem(name, made, _settings(contract), contract)
+
+
+def _repacked(keys: Mapping[str, str]) -> dict[str, str]:
+    """The last sequence before all others: a number of tokens is another sequence's."""
+    ends = [int(x) for x in keys.get("cu_seqlens", "0").split(",")]
+    if len(ends) < 3:
+        return {}
+    last = ends[-1] - ends[-2]
+    return {"cu_seqlens": ",".join(map(str, [0, *(x + last for x in ends[:-1])]))}
 
 
 def _form(contract: Contract, rng: random.Random) -> dict[str, str]:
@@ -140,8 +153,7 @@ def _generated(name: str, keys: Mapping[str, str], contract: Contract) -> Drawn:
         "l2norm": keys.get("l2norm") == "yes",
     }
     settings["beta"] = "none" if keys["op"] in ("gla", "ssd") else keys["beta"]
-    if "lower_bound" in keys:
-        settings["lower_bound"] = float(keys["lower_bound"])
+    settings |= {n: float(keys[n]) for n in ("lower_bound", "scale") if n in keys}
     return _problem(name, inputs, settings, contract, keys["op"])
 
 
@@ -201,8 +213,9 @@ class Made:
 
 
 def call_all(call: Caller, drawn: Sequence[Drawn], layouts: Sequence[str]) -> list[Made]:
-    """Every call of every problem, and of the first that is served in each layout."""
-    out, tried = [], False
+    """Every call of every problem, and of one that is served in each layout: the first of those
+    that have most arrays."""
+    out, served = [], []
     for i in range(0, len(drawn), 2):
         one, *rest = drawn[i : i + 2]
         first = call(one.problem)
@@ -213,11 +226,11 @@ def call_all(call: Caller, drawn: Sequence[Drawn], layouts: Sequence[str]) -> li
         others = [Made(x.name, x, call(x.problem)) for x in rest]
         apart = _differs(first, call(one.problem, apart=True), "called at other addresses")
         out += [Made(one.name, one, first, differs or apart), *others]
-        if not tried:
-            for x in layouts:
-                laid = call(one.problem, layout=x)
-                out.append(Made(f"{one.name}-{x}", one, laid, layout=x))
-        tried = True
+        served.append(one)
+    if served:
+        most = max(served, key=lambda x: len(x.problem.arrays))
+        laid = [(x, call(most.problem, layout=x)) for x in layouts]
+        out += [Made(f"{most.name}-{x}", most, made, layout=x) for x, made in laid]
     return out
 
 

@@ -175,17 +175,22 @@ def small_case(contract: Contract) -> str:
 
 
 def _layout(
-    contract: Contract, about: About, limit: float, layout: str, options: Sequence[str]
+    contract: Contract, about: About, limit: float, layout: str, options: Sequence[str], cache: str
 ) -> str:
-    """One small case with every array in that layout. A function refuses it by NotImplementedError
-    or Unsupported; whatever else it raises is a failure."""
-    case = small_case(contract)
+    """A small case, and one of packed sequences with states where the function takes these, with
+    every array in that layout. A function refuses it by NotImplementedError or Unsupported;
+    whatever else it raises is a failure."""
+    cases = [small_case(contract)]
+    if contract.takes("initial_state") and contract.takes("cu_seqlens"):
+        packed = f"{contract.models[0]}-packed-inside"
+        cases += [x for x in case_paths(packed, contract, cache) if os.path.isfile(x)]
     options = [*options, "--again=0"]
-    got = _one_run([case], replace(contract, memory=layout), about, limit, options)
+    got = _one_run(cases, replace(contract, memory=layout), about, limit, options)
     if got.raised:
         return "fail: " + got.raised[-1].strip().splitlines()[-1]
-    why = [v.removeprefix("skipped: ") for v in got.verdicts().values() if v.startswith("skipped")]
-    if why:
+    verdicts = list(got.verdicts().values())
+    why = [v.removeprefix("skipped: ") for v in verdicts if v.startswith("skipped")]
+    if len(why) == len(verdicts) and why:
         return f"refused: {why[0]}"
     return {PASS: "pass", FAIL: "fail"}.get(got.status, f"not judged: {got.text.strip()}")
 
@@ -223,7 +228,7 @@ def run(
     - base: formats that fn claims, "bf16" "fp16" "fp32" "fp64"; design: where it rounds.
     - contract: outputs, models, gate, beta, l2norm, autograd, device, batch, state_layout (class
       Contract). With layout "mamba" fn takes x, dt, A, B, C and returns y (mamba.py).
-    - layouts: memory layouts to try on one small case after the cases (layouts.py; None: all that
+    - layouts: memory layouts to try on two small cases after the cases (layouts.py; None: all that
       cost no memory). fn refuses one by NotImplementedError or Unsupported.
     - tokens: length of the sequence of the set large, on which `check` looks for faults beyond the
       length of any truth.
@@ -260,7 +265,9 @@ def run(
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
-    tried = {x: _layout(kernel, about, limit, x, options) for x in layouts if x != "contiguous"}
+    tried = {
+        x: _layout(kernel, about, limit, x, options, cache) for x in layouts if x != "contiguous"
+    }
     large = _checked(fn, tokens, limit, base, design, contract) if "large" in cases else []
     return replace(found, layouts=tried, checks=large)._whole(tokens)
 

@@ -194,6 +194,33 @@ def test_what_calls_may_not_do(make: Any, says: str, tmp_path: Path) -> None:
     assert found.status == 1 and says in found.text, found.text
 
 
+PACKED = (
+    "reason = r\nop = kda\nT = 40\nK = 8\nV = 8\ns0_scale = 1\ncu_seqlens = 0,9,40\nbeta = plain\n"
+)
+
+
+@pytest.mark.parametrize("fault", ["", "lengths", "scale", "strides"])
+def test_packings_scales_and_states_in_layouts_are_drawn(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "packed.law").write_text(PACKED)
+    kept: dict[Any, Any] = {}
+
+    def kernel(
+        q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any, scale: Any
+    ) -> Any:
+        if fault == "lengths":
+            cu_seqlens = kept.setdefault((len(cu_seqlens), len(q)), cu_seqlens.copy())
+        if fault == "strides":  # as if states were contiguous
+            dense = np.empty(initial_state.shape, np.float32).strides
+            initial_state = np.lib.stride_tricks.as_strided(initial_state, strides=dense)
+        own = None if fault == "scale" else scale
+        return kda(q, k, v, g, beta, initial_state, cu_seqlens, own)
+
+    own = {**OWN, "layouts": ("strided",), "seed": 5, "count": 12}
+    found = deltaproof.run(kernel, "fresh", laws=str(tmp_path), **own)
+    assert found.passed == (not fault) and found.status == bool(fault), found.text
+    assert (found.layouts["strided"] == "fail") == (fault == "strides") or fault == "scale"
+
+
 # ---- a kernel of a file -------------------------------------------------------------------------
 
 HERE = os.path.dirname(os.path.abspath(__file__))
