@@ -122,9 +122,9 @@ verify: setup                  ## set up, build, run every case, write record an
 
 test: setup                    ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
 	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) \
-	    $(CPU_TESTS) $(FAULT_PROGRAM) $(MPI_PROGRAM) $(MPI_KERNELS)
+	    $(CPU_TESTS) $(MPI_PROGRAM) $(MPI_KERNELS)
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" \
-	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" DP_FAULTY="$(abspath $(FAULT_PROGRAM))" \
+	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" \
 	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
 	    DP_MPI_KERNELS="$(abspath $(MPI_KERNELS))" \
 	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" FIRST='python.wheel*' \
@@ -155,9 +155,9 @@ selfcheck: setup               ## what a wrong kernel would pass: zeros, factors
 	    DP_CASES="$$(realpath $(CASES))" $(BUILD)/dp-test --gtest_filter='selfcheck.*'
 
 museum: setup                  ## every deliberate fault: which verdict goes red (OUT/museum.json)
-	$(build) $(PROGRAM) $(FAULT_PROGRAM)
+	$(build) $(PROGRAM) $(CPU_PROGRAM)
 	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
-	$(if $(FAULT_PROGRAM),@$(FAULT_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
+	$(if $(CPU_PROGRAM),@$(CPU_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
 
 bench: setup                   ## every benchmark; on a device our KDA kernels beside FLA's
 	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)

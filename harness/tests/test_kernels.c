@@ -868,7 +868,7 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     snprintf(cmd, sizeof cmd,
              "mkdir -p %s/kernels && '%s' museum --kernels --fault %s --cases '%s' --cache '%s' "
              "--out %s/kernels",
-             gt_tmpdir(), getenv("DP_FAULTY"), names, gt_cases(), gt_tmpdir(), gt_tmpdir());
+             gt_tmpdir(), program(), names, gt_cases(), gt_tmpdir(), gt_tmpdir());
     const int rc = gt_run(cmd, out, sizeof out);
     snprintf(names, sizeof names,
              "%d of %d faults seen, %d at the right tensor; without a fault 0 of ", n, n, n);
@@ -897,11 +897,11 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
     CHECK((page == 2 && strstr(out, "kernels.json: faults[0].what")) ||
               strstr(out, "No module named"),
           "exit status %d: %.3000s", page, out);
-    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --cases '%s'", program(), gt_cases());
+    snprintf(cmd, sizeof cmd, "'%s' museum --kernels --cases '%s'", gt_program(), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "no faults to switch on"), "%.300s",
           out);
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault halo-leak,none-such --cases '%s'",
-             getenv("DP_FAULTY"), gt_cases());
+             program(), gt_cases());
     CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--fault none-such"), "%.300s", out);
 }
 
@@ -977,7 +977,7 @@ DP_TEST(kernels, what_decode_steps_do_to_slots_is_judged) {
         snprintf(cmd, sizeof cmd,
                  "DPG_FAULT=%s '%s' run session-slots --cases '%s' --cache '%s' --base fp32 "
                  "--backend cuda 2>&1",
-                 F[i][0], getenv("DP_FAULTY"), gt_cases(), gt_tmpdir());
+                 F[i][0], program(), gt_cases(), gt_tmpdir());
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 1 && strstr(out, F[i][1]), "%s: exit status %d: %.3000s", F[i][0], rc, out);
     }
@@ -1054,7 +1054,7 @@ DP_TEST(kernels, checks_on_a_device_name_faults_as_those_of_the_host_do) {
     for (size_t i = 0; i < sizeof F / sizeof *F; i++) {
         setenv("DPG_FAULT", F[i][0], 1);
         snprintf(args, sizeof args, "smoke-kda --tokens 200 --heads 3 %s", F[i][1]);
-        both_say(getenv("DP_FAULTY"), args, 1, 1);
+        both_say(program(), args, 1, 1);
         unsetenv("DPG_FAULT");
     }
 }

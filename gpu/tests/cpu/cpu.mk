@@ -10,13 +10,15 @@ CPU_ARCH    ?= $(if $(shell grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cp
 CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-aliasing \
     -fno-extern-tls-init -Wall -Wno-unknown-pragmas -Wno-unused-variable -D__CUDACC__ \
     -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
+# With the faults of gpu/fault.cuh, none switched on: `make museum` runs them.
+CPU_FAULTY  := $(CPU_FLAGS) -DDP_KERNEL_FAULTS
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
     ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h \
     $(addprefix ref/inputs/,inputs_exact.h inputs_large.h rng.h)
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
-CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu) $(DEVICE_OBJ)
+CPU_OBJ     := $(patsubst %,$(BUILD)/cpu/%.o,$(CPU_KERNELS) cpu faults) $(DEVICE_OBJ)
 CPU_PROGRAM := $(BUILD)/cpu/deltaproof
 CPU_TESTS   := $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_split $(BUILD)/cpu/test_kill \
     $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed \
@@ -29,31 +31,22 @@ $(BUILD)/cpu/%.cc: gpu/%.cu gpu/tests/cpu/translate.py
 	    mv $@.tmp $@
 $(BUILD)/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -c $< -o $@
+	$(CXX) $(CPU_FAULTY) -c $< -o $@
 $(BUILD)/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -O3 -c $< -o $@
+	$(CXX) $(CPU_FAULTY) -O3 -c $< -o $@
 $(DEVICE_OBJ): $(BUILD)/cpu/%.o: harness/device/%.c $(CPU_HDR)
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -DDP_HAVE_CUDA -Igpu/tests/cpu/include -c $< -o $@
-# The same with the faults of gpu/fault.cuh switchable: `make museum` runs them.
-FAULT_PROGRAM := $(BUILD)/cpu/faults/deltaproof
-FAULT_OBJ     := $(patsubst %,$(BUILD)/cpu/faults/%.o,$(CPU_KERNELS) faults) $(BUILD)/cpu/cpu.o \
-    $(DEVICE_OBJ)
-$(BUILD)/cpu/faults/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
+$(BUILD)/cpu/faults.o: gpu/tests/faults.cc $(CPU_HDR)
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
-$(BUILD)/cpu/faults/faults.o: gpu/tests/faults.cc $(CPU_HDR)
-	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -DDP_KERNEL_FAULTS -c $< -o $@
-$(FAULT_PROGRAM): $(BUILD)/harness/commands/main.o $(FAULT_OBJ) $(BUILD)/libref.a
-	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+	$(CXX) $(CPU_FAULTY) -c $< -o $@
 $(CPU_PROGRAM): $(BUILD)/harness/commands/main.o $(CPU_OBJ) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
 $(BUILD)/cpu/test_segments.o $(BUILD)/cpu/test_split.o: $(BUILD)/cpu/%.o: gpu/tests/cpu/%.cc \
     $(CPU_HDR)
 	@mkdir -p $(@D)
-	$(CXX) $(CPU_FLAGS) -c $< -o $@
+	$(CXX) $(CPU_FAULTY) -c $< -o $@
 $(BUILD)/cpu/test_segments $(BUILD)/cpu/test_split: %: %.o \
     $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
@@ -71,12 +64,19 @@ $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	$(CXX) -O2 -fPIC -shared -Wall -Igpu/tests/cpu/include $< -lpthread -o $@
 .PRECIOUS: $(BUILD)/cpu/%.cc
 
-# The kernels as libraries for others to load (gpu/dp_abi.h): OPS_LIBS, what `make ops` makes.
+# The kernels as libraries for others to load (gpu/dp_abi.h), without faults: OPS_LIBS, what
+# `make ops` makes.
 OPS_LINK     := -shared -Wl,-Bsymbolic,--version-script=gpu/ops.map,-z,defs
 OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o segments.o)
-OPS_CPU_OBJ  := $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(OPS_REF)
+OPS_CPU_OBJ  := $(patsubst %,$(BUILD)/ops/cpu/%.o,$(CPU_KERNELS) cpu) $(OPS_REF)
 OPS_LIBS     := $(BUILD)/ops/libdeltaproof_cpu.so \
     $(if $(GPU_LIB),$(BUILD)/ops/libdeltaproof_cuda.so)
+$(BUILD)/ops/cpu/%.o: $(BUILD)/cpu/%.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -c $< -o $@
+$(BUILD)/ops/cpu/cpu.o: gpu/tests/cpu/cpu.cc $(CPU_HDR)
+	@mkdir -p $(@D)
+	$(CXX) $(CPU_FLAGS) -O3 -c $< -o $@
 $(OPS_REF): $(BUILD)/ops/%.o: ref/vocabulary/%.c ref/vocabulary/%.h
 	@mkdir -p $(@D)
 	$(CC) $(CPP_ALL) $(C_ALL) -fPIC -c $< -o $@
