@@ -53,7 +53,7 @@ def test_short():
     pass
 
 def test_long():
-    time.sleep(0 if os.environ.get("SHORT") else 60)
+    time.sleep(0 if os.environ.get("SHORT") else 600)
 """
 
 
@@ -113,12 +113,12 @@ def test_a_run_that_is_cut_leaves_its_table_and_no_crash(tmp_path: Path) -> None
         return (out / "table.txt").read_text().splitlines()[1].split()[1:]
 
     run = subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.DEVNULL)
-    until, results = time.monotonic() + 60, out / "results.jsonl"
+    until, results = time.monotonic() + 500, out / "results.jsonl"
     while not (results.exists() and "test_long" in results.read_text()):
         assert time.monotonic() < until and run.poll() is None
         time.sleep(0.1)
     os.killpg(run.pid, signal.SIGTERM)
-    run.wait(30)
+    run.wait(300)
     while "cut" not in results.read_text():
         assert time.monotonic() < until
         time.sleep(0.1)

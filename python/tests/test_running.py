@@ -202,7 +202,7 @@ def test_a_call_that_takes_too_long_fails_alone() -> None:
     def slow(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
         calls.append(len(q))
         if len(calls) == 4:  # the first case is called three times
-            time.sleep(30)
+            time.sleep(300)
         return kda(q, k, v, g, beta)[0]
 
     cases = ("beta-zero", "strong-uniform", "beta-decades")
@@ -210,8 +210,8 @@ def test_a_call_that_takes_too_long_fails_alone() -> None:
     found = deltaproof.run(slow, cases, base="fp32", layouts=(), limit=1)
     assert list(found.verdicts().values()) == ["pass", "fail", "pass"], found.text
     took = re.search(r"TooLong: the call took (\d+\.\d) s, limit=1", found.text)
-    assert took and 1 <= float(took[1]) < 25, found.text
-    assert time.monotonic() - start < 25 and signal.getsignal(signal.SIGALRM) is before
+    assert took and 1 <= float(took[1]) < 250, found.text
+    assert time.monotonic() - start < 250 and signal.getsignal(signal.SIGALRM) is before
 
 
 def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
@@ -220,7 +220,7 @@ def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
     def forks(q: Any, k: Any, v: Any, g: Any, beta: Any) -> np.ndarray:
         child = os.fork()
         if not child:
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         children.append(child)
         return kda(q, k, v, g, beta)[0]
@@ -230,7 +230,7 @@ def test_a_process_that_the_function_forked_keeps_nothing_waiting() -> None:
     for child in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    assert found.passed and time.monotonic() - start < 50
+    assert found.passed and time.monotonic() - start < 500
 
 
 def _marked(mark: bytes) -> list[int]:
@@ -267,13 +267,13 @@ def test_nothing_stays_of_a_run_that_a_signal_ends(
     first = start()
     time.sleep(delay)
     (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
-    assert first.wait(20) in (0, -number, 128 + number)
-    end = time.monotonic() + 10
+    assert first.wait(200) in (0, -number, 128 + number)
+    end = time.monotonic() + 100
     while _marked(mark.encode()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not _marked(mark.encode())
     assert not list(tmp_path.glob("o/*.tmp")) or number == signal.SIGKILL
-    assert start().wait(60) == 0
+    assert start().wait(600) == 0
     record = json.loads((tmp_path / "o" / "results.json").read_text())
     assert [r["verdict"] for r in record["runs"]] == ["pass"]
 
