@@ -246,7 +246,11 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
 
 
 def _serves(theme: Theme, contract: Contract) -> bool:
-    """Has the function what the theme needs?"""
+    """Has the function what the theme needs? One that knows states in slots alone is a server's of
+    these."""
+    slots = contract.takes("pool") and not contract.takes("initial_state")
+    if slots and theme.sets == ("serving",) and "session_slots" not in theme.keys:
+        return False
     has = {n: contract.takes(n) for n in ("gv", "ring_tokens")} | {"queries": contract.queries > 1}
     return (has | {"": True, "checkpoints": contract.checkpoints > 0})[theme.needs]
 

@@ -55,6 +55,21 @@ def test_names_of_themes_are_names_of_no_other_case(tmp_path: Any) -> None:
     assert case_paths(["t65", path], kernel, str(tmp_path)) == ["t65", path]
 
 
+def test_a_kernel_of_slots_alone_has_a_serving_set_that_it_computes(tmp_path: Any) -> None:
+    def slots(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any, **own: Any) -> Any:
+        raise AssertionError
+
+    def both(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any, initial_state: Any) -> Any:
+        raise AssertionError
+
+    few, all_of = (
+        case_paths("serving", Contract(fn, ("o", "pool"), ("kda",)), str(tmp_path))
+        for fn in (slots, both)
+    )
+    assert 4 <= len(few) < len(all_of) and set(few) < set(all_of)
+    assert all("session_slots" in keys_of(path) for path in few)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_right_kernel_passes_the_smoke_set_of_its_recurrence(model: str) -> None:
     found = deltaproof.run(
