@@ -127,7 +127,7 @@ test: setup                    ## set up, build, run all tests (SAN=1: sanitized
 	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" \
 	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
 	    DP_MPI_KERNELS="$(abspath $(MPI_KERNELS))" \
-	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" FIRST='python.wheel*' \
+	    DP_WHEEL_PROGRAM="$(if $(GPU_LIB),,$(abspath $(BUILD)))" FIRST='python kernels' \
 	    scripts/shards $(SHARDS) $(BUILD)/dp-test $(if $(FILTER),--gtest_filter='$(FILTER)')
 
 # Tests that find most for their time.

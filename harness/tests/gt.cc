@@ -98,6 +98,12 @@ const char *gt_tmpdir(void) {
     }
     return tmp.c_str();
 }
+const char *gt_cache(void) {
+    static const std::string of_all = env("XDG_CACHE_HOME", "");
+    static const std::string at =
+        of_all.empty() ? std::string(gt_tmpdir()) + "/cache" : of_all + "/deltaproof";
+    return at.c_str();
+}
 int gt_run(const char *command, char *out, int size) {
     std::string c = std::string("{ ") + command + "\n} 2>&1";
     FILE *f = popen(c.c_str(), "r");
@@ -148,5 +154,5 @@ int main(int argc, char **argv) {
     print_costs(10);
     printf("%d passed, %d failed, %d skipped\n", u.successful_test_count(), u.failed_test_count(),
            u.skipped_test_count());
-    return rc || (!ran && !getenv("GTEST_TOTAL_SHARDS")); /* a part of the tests may be empty */
+    return rc || !ran;
 }

@@ -17,6 +17,9 @@ void gt_fail(const char *file, int line, const char *expr, const char *fmt, ...)
 void gt_skip(const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 const char *gt_tmpdir(void); /* a folder of this test run's own, removed at its end */
+/* For truths, bounds and draws: below XDG_CACHE_HOME, where programs have theirs, else below
+ * gt_tmpdir(). scripts/shards sets one for all suites. */
+const char *gt_cache(void);
 int gt_run(const char *command, char *out,
            int out_size);     /* shell command; its stdout+stderr in out; returns the exit status */
 int gt_port(void);            /* a free port whose next one is free too, another each time */

@@ -22,8 +22,8 @@ static int run(const char *with, const char *args, char *out, int size) {
     snprintf(cmd, sizeof cmd,
              "K='%s'; C='%s'; cd '%s'; export LD_LIBRARY_PATH=${K%%/*} OMP_NUM_THREADS=1 P=%d "
              "MASTER_ADDR=127.0.0.1\n"
-             "export MASTER_PORT=$P A=\"%s --cases $C --cache cache\"\n%s",
-             kernels(), gt_cases(), gt_tmpdir(), gt_port(), args, with);
+             "export MASTER_PORT=$P A=\"%s --cases $C --cache %s\"\n%s",
+             kernels(), gt_cases(), gt_tmpdir(), gt_port(), args, gt_cache(), with);
     return gt_run(cmd, out, size);
 }
 

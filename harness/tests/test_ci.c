@@ -218,29 +218,32 @@ DP_TEST(ci, the_version_is_the_same_wherever_it_is_said) {
 DP_TEST(ci, parts_of_the_tests_are_summed_and_a_part_that_died_is_no_pass) {
     static const char part[] =
         "cat >\"$D/part\" <<'E'\n#!/bin/sh\n"
-        "echo \"[ RUN      ] a.b$GTEST_SHARD_INDEX\"; echo 'x.c:1: Failure said'\n"
-        "case $1$GTEST_SHARD_INDEX in\n"
-        "fail1) echo '[  FAILED  ] a.b1 (1 ms)'; echo '0 passed, 1 failed, 2 skipped'; exit 1;;\n"
-        "die1) kill -9 $$;;\n"
-        "leak1) echo '[       OK ] a.b1 (1 ms)'; echo '3 passed, 0 failed, 0 skipped'; "
+        "if [ $2 = --gtest_list_tests ]; then\n"
+        "    for i in 0 1 2 3 4 5; do echo \"s$i.\"; echo '  b'; echo '  c'; done; exit; fi\n"
+        "s=${2#*=}; [ \"$s\" = ${s%%.*}.b:${s%%.*}.c ] || exit 3; s=${s%%.*}\n"
+        "echo \"[ RUN      ] $s.b\"; echo 'x.c:1: Failure said'\n"
+        "case $1$s in\n"
+        "fails1) echo '[  FAILED  ] s1.b (1 ms)'; echo '0 passed, 1 failed, 2 skipped'; exit 1;;\n"
+        "dies1) kill -9 $$;;\n"
+        "leaks1) echo '[       OK ] s1.b (1 ms)'; echo '3 passed, 0 failed, 0 skipped'; "
         "echo 'ERROR: leak'; exit 1;;\n"
-        "*) echo \"[       OK ] a.b$GTEST_SHARD_INDEX (1 ms)\"; echo '3 passed, 0 failed, 0 "
-        "skipped';;\n"
-        "esac\nE\nchmod +x \"$D/part\"; \"$T/scripts/shards\" 2 \"$D/part\" ";
+        "*) echo \"[       OK ] $s.b (1 ms)\"; echo '3 passed, 0 failed, 0 skipped';;\n"
+        "esac\nE\nchmod +x \"$D/part\"; \"$T/scripts/shards\" ${N:-2} \"$D/part\" ";
     static const struct {
         const char *how, *last, *says, *hides;
         int status;
     } rows[] = {
-        {"pass", "18 passed, 0 failed, 0 skipped\n", "[       OK ] a.b1", "Failure said", 0},
-        {"fail", "15 passed, 1 failed, 2 skipped\n", "[ RUN      ] a.b1\nx.c:1: Failure said\n",
+        {"pass", "18 passed, 0 failed, 0 skipped\n", "[       OK ] s1.b", "Failure said", 0},
+        {"fail", "15 passed, 1 failed, 2 skipped\n", "[ RUN      ] s1.b\nx.c:1: Failure said\n",
          "part 1", 1},
         {"leak", "18 passed, 0 failed, 0 skipped\n", "ERROR: leak", "Failure said", 1},
-        {"die", "15 passed, 0 failed, 0 skipped\n", "part 1 did not come to its end", "a.b1 (1", 1},
+        {"die", "15 passed, 0 failed, 0 skipped\n", "part 1 did not come to its end", "s1.b (1", 1},
     };
     char line[2000];
-    /* a part of its own for FIRST: 7 parts, the same tests in 1 and in 6 */
-    snprintf(line, sizeof line, "export FIRST='x*'; %spass", part);
-    CHECK(sh(line) == 0 && strstr(out, "\n21 passed, 0 failed, 0 skipped"), "%s", out);
+    snprintf(line, sizeof line, "export N=1 FIRST='s4 none s2'; %spass", part);
+    CHECK(sh(line) == 0 &&
+              strstr(out, "OK ] s4.b (1 ms)\n[       OK ] s2.b (1 ms)\n[       OK ] s0.b"),
+          "%s", out);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         snprintf(line, sizeof line, "%s%s", part, rows[i].how);
         CHECK(sh(line) == rows[i].status, "%s: %s", rows[i].how, out);

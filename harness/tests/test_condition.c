@@ -58,7 +58,7 @@ static int run(const char *name, dp_base base, int ranks, dp_fault fault, dp_run
                               .nbackend = 1,
                               .backend = sim,
                               .fault = fault,
-                              .cache = gt_tmpdir()};
+                              .cache = gt_cache()};
     if (!gt_open_case(name, &c)) return 0;
     const int ok = !dp_case_run(&c, &o, out, &e) && out->n > 0;
     dp_case_free(&c);

@@ -231,7 +231,7 @@ static dp_verdict verdict_of(const char *name, dp_fault fault, int drop, char *w
                               .backend = &sim,
                               .fault = fault,
                               .drop = drop,
-                              .cache = gt_tmpdir()};
+                              .cache = gt_cache()};
     const dp_verdict v = dp_case_run(&c, &o, &out, &e) ? DP_NVERDICTS : out.run[0].verdict;
     for (int i = 0; v == DP_FAIL && i < out.run[0].ntensor; i++)
         if (!strcmp(out.run[0].tensor[i].name, "o"))

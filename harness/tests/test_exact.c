@@ -31,7 +31,7 @@ static int open_case(const char *name, exact_case *x) {
     int64_t *cut = dp_case_cuts(&x->c, &ncut);
     const dp_truth_request rq = {
         .bits = x->c.bits, .backward = 1, .ncut = ncut, .cut = cut, .want_M = 1};
-    const dp_status st = dp_truth_cached(&x->c.p, &rq, gt_tmpdir(), &x->t, NULL, &e);
+    const dp_status st = dp_truth_cached(&x->c.p, &rq, gt_cache(), &x->t, NULL, &e);
     free(cut);
     if (st) {
         gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
@@ -364,7 +364,7 @@ DP_TEST(exact, runs_are_judged_with_tolerance_zero) {
                                   .nbackend = 1,
                                   .backend = sim,
                                   .fault = bad ? DP_FAULT_MERGE_SCALED : DP_FAULT_NONE,
-                                  .cache = gt_tmpdir()};
+                                  .cache = gt_cache()};
         REQUIRE(!dp_case_run(&c, &o, &r, &e) && r.n > 0, "%s", e.msg);
         for (int i = 0; i < r.n; i++) {
             int fails = 0, others = 0, below = 0;
@@ -442,7 +442,7 @@ DP_TEST(exact, a_wrong_row_says_whose_data_it_holds) {
                                   .nbackend = 1,
                                   .backend = sim,
                                   .fault = SOURCES[i].fault,
-                                  .cache = gt_tmpdir()};
+                                  .cache = gt_cache()};
         snprintf(path, sizeof path, "%s/%s.case", gt_cases(), SOURCES[i].case_name);
         REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e) && r.n == 2, "%s: %s",
                 SOURCES[i].case_name, e.msg);
@@ -474,14 +474,14 @@ DP_TEST(exact, a_record_of_zeros_gives_a_page) {
     snprintf(cmd, sizeof cmd,
              "%s run exact-gdn --cases %s --cache %s --ranks 1,4 --base fp32 --out %s/zeros && "
              "grep -c 'exact-gdn: every entry of' %s/zeros/report.html",
-             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+             gt_program(), gt_cases(), gt_cache(), gt_tmpdir(), gt_tmpdir());
     const int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 || strstr(out, "No module named"), "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,
              "%s run exact-kda --cases %s --cache %s --ranks 4 --base fp32 --chain fp32 --merge "
              "allgather --fault merge-nearest-first --out %s/wrong; grep -c 'holds what "
              "rank 1, head 0 should' %s/wrong/report.html",
-             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
+             gt_program(), gt_cases(), gt_cache(), gt_tmpdir(), gt_tmpdir());
     CHECK(gt_run(cmd, out, sizeof out) == 0 || strstr(out, "No module named"), "%s", out);
 }
 

@@ -45,7 +45,7 @@ static void simulate(subject *x, dp_base base, dp_format chain) {
 /* The results of the ranks, as they are at this moment, judged as those of another program. */
 static dp_run *judged(subject *x, dp_runs *runs) {
     const dp_run_options o = {.cache =
-                                  gt_tmpdir()}; /* one truth and one set of draws for all tests */
+                                  gt_cache()}; /* one truth and one set of draws for all tests */
     dp_stored_results g = {.r = x->s.out, .same_design = 1};
     dp_err e = {0};
     *runs = (dp_runs){0};
@@ -108,7 +108,7 @@ static void judge_as(const char *problem, const dp_design *computed, const dp_de
         dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     } else
         dp_recurrent_run(&c.p, computed, 1, NULL, &out);
-    const dp_run_options o = {.cache = gt_tmpdir()};
+    const dp_run_options o = {.cache = gt_cache()};
     dp_stored_results g = {.r = computed->chunk ? s.out : out, .design = declared};
     *runs = (dp_runs){0};
     REQUIRE(!dp_run_stored(&c, &o, &g, runs, &e), "%s", e.msg);
@@ -310,7 +310,7 @@ DP_TEST(expected, small_faults_fail_where_they_are) {
 
 DP_TEST(expected, stages_are_judged_too) {
     subject x;
-    const dp_run_options o = {.cache = gt_tmpdir()};
+    const dp_run_options o = {.cache = gt_cache()};
     simulate(&x, DP_BASE_BF16, DP_FP32);
     for (int bad = 0; bad < 2; bad++) {
         dp_stored_results g = {.same_design = 1};

@@ -200,7 +200,7 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
                               .nown = own != DP_OWN_EVEN,
                               .own = &own,
                               .fault = fault,
-                              .cache = gt_tmpdir()};
+                              .cache = gt_cache()};
     const int ok = dp_case_run(&c, &o, out, &e) == DP_OK && out->n > 0;
     if (!ok) gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     dp_case_free(&c);

@@ -58,7 +58,7 @@ static int fails_in_part(const char *name, dp_base base, dp_fault fault, double 
     const dp_judge_options o = {.inputs = in,
                                 .outputs = out,
                                 .base = base == DP_BASE_BF16 ? "bf16" : "fp32",
-                                .cache = gt_tmpdir()};
+                                .cache = gt_cache()};
     if (dp_judge(&o, &c, &runs, &e)) {
         gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
     } else {

@@ -41,8 +41,8 @@ static int run_hard(const char *with, int n, const char *backend, char *out, int
     char args[1024];
     snprintf(args, sizeof args,
              "run packed-across initial-state smoke-step --base bf16,fp32 --chain fp32,tf32rz "
-             "--ranks 1,4 --cache '%s/hard' --backend %s",
-             gt_tmpdir(), backend);
+             "--ranks 1,4 --cache '%s' --backend %s",
+             gt_cache(), backend);
     return run(with, n, args, out, size);
 }
 
@@ -65,11 +65,11 @@ DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
     NEEDS_MPI;
     char out[1 << 16], args[1024], sim[40], mpi[40];
     const char *const owned = "run packed-across owned-conv --own zigzag,empty,cyclic,grid --base "
-                              "fp32 --chain fp32 --ranks 2,3 --cache '%s/own' --backend %s";
-    snprintf(args, sizeof args, owned, gt_tmpdir(), "sim");
+                              "fp32 --chain fp32 --ranks 2,3 --cache '%s' --backend %s";
+    snprintf(args, sizeof args, owned, gt_cache(), "sim");
     REQUIRE(run(gt_program(), 0, args, out, sizeof out) == 0, "%.4000s", out);
     digest(out, sim);
-    snprintf(args, sizeof args, owned, gt_tmpdir(), "mpi");
+    snprintf(args, sizeof args, owned, gt_cache(), "mpi");
     REQUIRE(run(program(), 3, args, out, sizeof out) == 0, "%.4000s", out);
     digest(out, mpi);
     CHECK(!strcmp(sim, mpi), "%s, processes have %s", sim, mpi);
@@ -85,11 +85,11 @@ DP_TEST(mpi, processes_that_share_heads_have_that_digest_too) {
         "smoke-gdn2 smoke-dplr --ranks 2 --exchange allgather,heads,ring"}; /* one by one */
     char out[1 << 16], args[1024], sim[40], mpi[40];
     for (int i = 0; i < 2; i++) {
-        const char *const heads = "run %s --base bf16 --chain fp32 --cache '%s/heads' --backend %s";
-        snprintf(args, sizeof args, heads, runs[i], gt_tmpdir(), "sim");
+        const char *const heads = "run %s --base bf16 --chain fp32 --cache '%s' --backend %s";
+        snprintf(args, sizeof args, heads, runs[i], gt_cache(), "sim");
         REQUIRE(run(gt_program(), 0, args, out, sizeof out) == 0, "%.4000s", out);
         digest(out, sim);
-        snprintf(args, sizeof args, heads, runs[i], gt_tmpdir(), "mpi");
+        snprintf(args, sizeof args, heads, runs[i], gt_cache(), "mpi");
         REQUIRE(run(program(), 4, args, out, sizeof out) == 0, "%.4000s", out);
         digest(out, mpi);
         CHECK(!strcmp(sim, mpi), "%s, processes have %s", sim, mpi);

@@ -12,7 +12,7 @@
 static int run(dp_fault only, const char *name, dp_museum *m) {
     char path[512], *p = path;
     dp_err e = {0};
-    const dp_museum_options o = {.only = only, .nlocate = 3, .cache = gt_tmpdir(), .quiet = 1};
+    const dp_museum_options o = {.only = only, .nlocate = 3, .cache = gt_cache(), .quiet = 1};
     snprintf(path, sizeof path, "%s/%s.case", gt_cases(), name);
     if (!dp_museum_run(&p, 1, &o, m, &e)) return 1;
     gt_fail(__FILE__, __LINE__, name, "%s", e.msg);
@@ -104,13 +104,13 @@ DP_TEST(museum, repeated_runs_tell_a_race_from_a_stable_run) {
 DP_TEST(museum, the_program_exits_with_one_when_a_fault_goes_unseen) {
     char cmd[2048], out[8192];
     snprintf(cmd, sizeof cmd, "%s museum --cases %s --cache %s --fault fwd-first-subseq smoke-kda",
-             gt_program(), gt_cases(), gt_tmpdir());
+             gt_program(), gt_cases(), gt_cache());
     int rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 1 && strstr(out, "NOT SEEN") && strstr(out, "0 of 1 faults seen"),
           "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,
              "%s museum --cases %s --cache %s --fault halo-leak smoke-conv --out %s/museum",
-             gt_program(), gt_cases(), gt_tmpdir(), gt_tmpdir());
+             gt_program(), gt_cases(), gt_cache(), gt_tmpdir());
     rc = gt_run(cmd, out, sizeof out);
     CHECK(rc == 0 && strstr(out, "1 of 1 faults seen"), "exit status %d: %s", rc, out);
     snprintf(cmd, sizeof cmd,
