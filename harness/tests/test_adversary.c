@@ -12,8 +12,8 @@ static int adversary_in(const char *folder, const char *arguments) {
     char cmd[2048];
     snprintf(cmd, sizeof cmd,
              "'%s/../scripts/campaigns/adversary/run' %s --program '%s' --out '%s/%s' "
-             "--cache '%s/cache'",
-             gt_cases(), arguments, gt_program(), gt_tmpdir(), folder, gt_tmpdir());
+             "--cache '%s'",
+             gt_cases(), arguments, gt_program(), gt_tmpdir(), folder, gt_cache());
     return gt_run(cmd, out, sizeof out);
 }
 static int adversary(const char *arguments) { return adversary_in("adversary", arguments); }
@@ -98,8 +98,8 @@ DP_TEST(adversary, keys_that_are_rounded_twice_pass_as_what_they_are) {
                  "ADVERSARY_DESIGN=chunk16-scored-bf16 ADVERSARY_DECLARED=0 '%s' run "
                  "field-log-survivor --cases '%s/../scripts/campaigns/peers/field/cases' "
                  "--base bf16 "
-                 "--subject '%s/adversary/libadversary.so' --design %s --cache '%s/cache'",
-                 gt_program(), gt_cases(), gt_tmpdir(), as[i].design, gt_tmpdir());
+                 "--subject '%s/adversary/libadversary.so' --design %s --cache '%s'",
+                 gt_program(), gt_cases(), gt_tmpdir(), as[i].design, gt_cache());
         gt_run(cmd, out, sizeof out);
         CHECK(says(as[i].verdict), "%s: %s", as[i].design, out);
     }
