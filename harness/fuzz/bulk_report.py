@@ -42,7 +42,7 @@ from page import page as page_module
 from read import record
 from read.checks import Malformed
 
-HANG = 20  # seconds that one execution may take
+HANG = 200  # seconds that one execution may take
 TEXT, PAGE, DRAW = 8, 40, 50  # one in so many: executions, accepted records, pages
 POOL = 2000  # records kept at most
 VARIES = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9][-+.0-9eE]*|found .*', re.DOTALL)
@@ -227,7 +227,9 @@ def faults_missed(seeds: list[Any]) -> list[str]:
     missed = []
     for name in FAULTS:
         with fault(name):
-            if not part(seeds, 2_000_000, 1, findings=1).findings:
+            # from the start again and again: what is kept on the way leads away from some
+            tried = (part(seeds, 2000, seed, findings=1) for seed in range(1, 1001))
+            if not any(x.findings for x in tried):
                 missed.append(name)
     return missed
 
