@@ -8,6 +8,7 @@
 #include "harness/device/device_run.h"
 #include "harness/search/invariants.h"
 #include "large_problem.h"
+#include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
 #include "ref/files/output.h"
@@ -218,7 +219,9 @@ int dp_cmd_check(int argc, char **argv) {
                                "status 0 everything held, 1 something did not, 2 could not run."};
     dp_err e = {0};
     int count[DP_NVERDICTS] = {0}, rc = 0;
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
+    dp_old_outputs_forget();
     if (o.of.nbackend) o.s.backend = o.of.backend[0];
     if (open_subject(&o, &e)) return refuse(&e);
     json_t *list = json_array();
@@ -232,6 +235,7 @@ int dp_cmd_check(int argc, char **argv) {
         dp_fail(&e, DP_EDEVICE, "--backend %s: %s", dp_backend_names[o.s.backend], no);
         rc = refuse(&e);
     }
+    if (!rc) dp_old_outputs_remove(NULL, o.of.json);
     for (int i = 0; i < o.of.nname && !rc; i++) {
         char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);

@@ -8,6 +8,7 @@
 #include "harness/run/judge.h"
 #include "harness/search/differ.h"
 #include "large_problem.h"
+#include "old_outputs.h"
 #include "options.h"
 #include "parse.h"
 #include "ref/files/output.h"
@@ -490,10 +491,13 @@ int dp_cmd_differ(int argc, char **argv) {
     dp_err e = {0};
     int rc = 0;
     json_t *list = json_array();
+    dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
+    dp_old_outputs_forget();
     dp_status st = dp_output_check(o.of.json, &e);
     for (int k = 0; k < 2 && !st; k++)
         st = open_side(&o, k, &e);
+    if (!st) dp_old_outputs_remove(NULL, o.of.json);
     for (int i = 0; i < o.of.nname && !st && !e.code; i++) {
         const int one = one_case(&o, o.of.name[i], list, &e);
         if (one > rc) rc = one;

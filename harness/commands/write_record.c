@@ -24,7 +24,7 @@ int dp_outputs_check(const dp_options *o) {
                                         "figures/any.png"};
     dp_err e = {0};
     if (dp_output_check(o->json, &e)) return dp_refuse(&e);
-    if (!o->out_dir) return 0;
+    if (!o->out_dir) return dp_old_outputs_remove(NULL, o->json), 0;
     char *figures = in_folder(o->out_dir, "figures");
     if (dp_make_dirs(o->out_dir))
         dp_fail(&e, DP_EIO, "--out %s: %s", o->out_dir, strerror(errno));
@@ -37,7 +37,7 @@ int dp_outputs_check(const dp_options *o) {
         free(path);
     }
     if (e.code) return dp_refuse(&e);
-    dp_old_outputs_remove(o->out_dir);
+    dp_old_outputs_remove(o->out_dir, o->json);
     return 0;
 }
 

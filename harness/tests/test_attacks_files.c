@@ -178,6 +178,31 @@ DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_verdict) {
     free((char *)dir);
 }
 
+/* The same of --json: a record or a list goes, any other file stays or becomes a record. */
+DP_TEST(attacks_files, a_command_that_ends_early_leaves_no_older_results) {
+    static const char *const command[] = {
+        "$P run tiny.case --cache none --design chnk=1 --json j",
+        "$P run nothing --json=j",
+        "$P judge --inputs none --outputs none --base bf16 --json j",
+        "$P check nothing --json j",
+        "$P check tiny.case --only none --json j",
+        "$P differ tiny.case --base bf17 --json j",
+        "$P differ nothing --backend sim --base fp32 --backend sim --base fp32 --json j"};
+    static const char *const old[] = {"{\"schema\":\"deltaproof-record\",\"OLDER\":1}",
+                                      "[\n {\n  \"case\": \"OLDER\"\n }\n]\n", "mine"};
+    const char *dir = strdup(at_dir("results"));
+    at_write(at_text("%s/tiny.case", dir), TINY);
+    for (size_t i = 0; i < sizeof command / sizeof *command; i++)
+        for (size_t k = 0; k < sizeof old / sizeof *old; k++) {
+            at_write(at_text("%s/j", dir), old[k]);
+            CHECK(at_sh(dir, 60, command[i]) != 0, "%s: %s", command[i], at_out);
+            char *is = at_exists(at_text("%s/j", dir)) ? at_read(at_text("%s/j", dir)) : NULL;
+            CHECK(is ? !strstr(is, "OLDER") : k < 2, "%s: %s", command[i], is ? is : "lost");
+            free(is);
+        }
+    free((char *)dir);
+}
+
 /* Killed at each of its calls that change the folder, and run again: whole files, and nothing else.
  */
 DP_TEST(attacks_files, kills_leave_whole_files_and_the_next_run_removes_the_rest) {
