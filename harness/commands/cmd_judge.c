@@ -52,7 +52,9 @@ static const struct argp_option OPTIONS[] = {
                    "and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh "
                    "dv_new"),
     {"ranks", DP_OPT_RANKS, "N", 0,
-     "ranks that computed OUT (default: metadata `ranks` of OUT, else 1)", 0},
+     "ranks of OUT (default: its metadata, else 1); what no rank receives, as the last M and H, "
+     "is not judged",
+     0},
     {"base", OPT_BASE, "NAME", 0,
      "formats that the kernel claims for everything but the M chain: bf16 fp16 fp32 fp64 (fp16: "
      "base bf16 with --design factors=fp16,out=fp16; judged by draws alone)",
