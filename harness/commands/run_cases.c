@@ -27,9 +27,8 @@
  * A file a case, named by the inputs of its runs. They are this program's sources, the case with
  * its inputs, the options that choose runs, the bytes of a library, --kernel-commit. The code of a
  * program (--run, --serve) is known by --kernel-commit alone: else its cases are run again. A file
- * is JSON (harness/record/run_json.h), checked by the
- * table of its fields and by rules that hold for every run. A file that fails is named with the
- * field, and its case is run again.
+ * is JSON (harness/record/run_json.h), checked by the table of its fields and by rules that hold
+ * for every run. A file that fails is named with the field, and its case is run again.
  */
 
 /* ---- what the runs of a case follow from ----------------------------------------------------- */

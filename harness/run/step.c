@@ -52,22 +52,25 @@ static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_
     free(dx);
 }
 
+static dp_status each(dp_status (*run)(const dp_conv *, int, dp_base, dp_conv_result *, dp_err *),
+                      const dp_conv *const *c, int n, dp_base base, int N, dp_conv_result *const *r,
+                      dp_err *e) {
+    dp_status st = DP_OK;
+    for (int i = 0; i < n && !st; i++)
+        st = run(c[i], N, base, r[i], e);
+    return st;
+}
+
 static dp_status by_ranks(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
                           dp_conv_result *const *r, dp_err *e) {
-    dp_status st = DP_OK;
     (void)b;
-    for (int i = 0; i < n && !st; i++)
-        st = dp_conv_ranks(c[i], N, base, r[i], e);
-    return st;
+    return each(dp_conv_ranks, c, n, base, N, r, e);
 }
 
 static dp_status by_processes(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
                               dp_conv_result *const *r, dp_err *e) {
-    dp_status st = DP_OK;
     (void)b;
-    for (int i = 0; i < n && !st; i++)
-        st = dp_mpi_conv(c[i], N, base, r[i], e);
-    return st;
+    return each(dp_mpi_conv, c, n, base, N, r, e);
 }
 
 dp_convolve_fn *const dp_convolve[DP_NBACKENDS] = {
