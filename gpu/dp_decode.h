@@ -12,7 +12,7 @@
  *             The state is read from slot[b][accepted[b] - 1]. NULL: 1.
  *   length    [B]: number of the request's tokens in this call, 0 .. T. NULL: T.
  *
- * A request is padding if the slot that it reads is below 0. No input of padding is read, its o is
+ * A request is padding if the slot that it reads is below 0. Its inputs may hold anything, its o is
  * 0, no state is written. A state is not written if its slot is below 0. No two requests may share
  * a slot that one of them writes. All reads of a request precede its writes. Tokens behind length
  * have o = 0 and write nothing.

@@ -103,20 +103,26 @@ __device__ __forceinline__ float tf32_rna(float x) {
 #else
 #define FP8_CONVERSIONS 0
 #endif
+/* Two of fp16. */
+__device__ __forceinline__ float2 of_fp16(uint32_t halves) {
+    float2 y;
+    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}"
+        : "=f"(y.x), "=f"(y.y)
+        : "r"(halves));
+    return y;
+}
 /* The low two of four codes, e5m2 or e4m3. */
 template <bool E5M2> __device__ __forceinline__ float2 of_fp8(uint32_t codes) {
-    float2 y = {0, 0};
 #if FP8_CONVERSIONS
     uint32_t halves;
     if (E5M2)
         asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
     else
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)codes));
-    asm("{\n.reg .b16 x, y;\nmov.b32 {x, y}, %2;\ncvt.f32.f16 %0, x;\ncvt.f32.f16 %1, y;\n}"
-        : "=f"(y.x), "=f"(y.y)
-        : "r"(halves));
+    return of_fp16(halves);
+#else
+    return make_float2(0, 0);
 #endif
-    return y;
 }
 /* To nearest even, at most the largest number. */
 template <bool E5M2> __device__ __forceinline__ uint32_t to_fp8(float x, float y) {
@@ -468,6 +474,22 @@ __device__ __forceinline__ void drain_wait(int lane) {
 #if DPG_BULK
     if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
+}
+
+/* fill() and drain() of n pieces, each lane some. In global memory they are neighbours, in shared
+ * memory `each` bytes apart. Before: the fences of drain(). */
+__device__ __forceinline__ void fill_pieces(void *dst, int each, const void *src, int bytes, int n,
+                                            uint64_t *b, int lane) {
+    for (int i = DPG_BULK ? lane : 0; i < n; i += DPG_BULK ? 32 : 1)
+        fill((char *)dst + i * each, (const char *)src + i * bytes, bytes, b, DPG_BULK ? 0 : lane);
+}
+/* Ends with the wait of every lane for its own. */
+__device__ __forceinline__ void drain_pieces(void *dst, int bytes, const void *src, int each, int n,
+                                             int lane) {
+    for (int i = DPG_BULK ? lane : 0; i < n; i += DPG_BULK ? 32 : 1)
+        drain((char *)dst + i * bytes, (const char *)src + i * each, bytes, DPG_BULK ? 0 : lane);
+    drain_commit(0);
+    drain_wait(0);
 }
 
 /* ---- tiles of tensors (fast/maps.cuh), by the copy engine ------------------------------------ */

@@ -128,27 +128,40 @@ template <int FORM> static __device__ uint32_t exact_code(float x, float scale) 
     return Code<FORM>::with_sign(rest > 0 || (rest == 0 && low & 1) ? high : low, x);
 }
 
-/* Few of many calls: a copy in local memory keeps its code short. */
-template <int FORM, int N>
-static __device__ void exact_codes(const float *x, float scale, uint32_t *codes) {
-    float of[N];
-    uint8_t bytes[N];
-    memcpy(of, x, sizeof of);
-#pragma unroll 1
-    for (int i = 0; i < N; i++)
-        bytes[i] = (uint8_t)exact_code<FORM>(of[i], scale);
-    memcpy(codes, bytes, N);
-}
-template <int FORM, int N>
-static __device__ void all_codes(const float *x, float scale, uint32_t *codes) {
-    const float r = rcp(scale), below = r * BELOW, above = r * ABOVE;
-    uint32_t differ = 0;
+/* x[i] of N, chosen among registers. An array that a loop reads would lie in local memory, and each
+ * store to it would go to L2. */
+template <int N, class T> static __device__ __forceinline__ T pick(const T *x, int each, int i) {
+    T y = x[0];
 #pragma unroll
-    for (int i = 0; i < N; i += 4) {
-        codes[i / 4] = Code<FORM>::codes(x + i, below);
-        differ |= codes[i / 4] ^ Code<FORM>::codes(x + i, above);
+    for (int n = 1; n < N; n++)
+        y = i == n ? x[n * each] : y;
+    return y;
+}
+
+/* N numbers, each four with a scale(i). tiny: scales may be below LEAST_SCALE. */
+template <int FORM, int N, class F>
+static __device__ __forceinline__ void all_codes(const float *x, const float below[N / 4],
+                                                 const float above[N / 4], F scale, bool tiny,
+                                                 uint32_t *codes) {
+    uint32_t differ[N / 4], any = 0;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        codes[i] = Code<FORM>::codes(x + 4 * i, below[i]);
+        differ[i] = codes[i] ^ Code<FORM>::codes(x + 4 * i, above[i]);
+        any |= differ[i];
     }
-    if (__builtin_expect(differ || scale < LEAST_SCALE, 0)) exact_codes<FORM, N>(x, scale, codes);
+    if (__builtin_expect(any || tiny, 0))
+#pragma unroll 1
+        for (int i = 0; i < N / 4; i++) {
+            uint32_t exact = 0;
+            if (!tiny && !pick<N / 4>(differ, 1, i)) continue;
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                exact |= exact_code<FORM>(pick<N / 4>(x + n, 4, i), scale(i)) << 8 * n;
+#pragma unroll
+            for (int n = 0; n < N / 4; n++)
+                codes[n] = i == n ? exact : codes[n];
+        }
 }
 
 /* a + b; of the two floats about a sum that is none, the one whose last bit is set. A rounding to
@@ -177,26 +190,48 @@ static __device__ uint32_t int8_code(float x, float more, float scale, float *re
 
 /* ---- fp16 by chance (ref/vocabulary/stored.c) ------------------------------------------------ */
 
-/* In [0, 1), of a number and its place. */
-static __device__ double chance(float x, int64_t at) {
-    uint64_t z = (uint64_t)__double_as_longlong((double)x);
-    z += 0x9e3779b97f4a7c15u * (uint64_t)(at + 1);
+#define PLACE_SALT 0x9e3779b97f4a7c15u
+/* Salt of a number's place among those of a slot; that of the next one is PLACE_SALT more. */
+static __device__ __forceinline__ uint64_t salt_of(int64_t place) {
+    return PLACE_SALT * (uint64_t)(place + 1);
+}
+/* 64 bits of a number as a double; the first 53 are a chance in [0, 1). */
+static __device__ __forceinline__ uint64_t chance(uint64_t z, uint64_t salt) {
+    z += salt;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (double)((z ^ z >> 31) >> 11) * 0x1p-53;
+    return z ^ z >> 31;
 }
-static __device__ uint32_t fp16_code(float x, int64_t at) {
+/* Any x. */
+static inline __device__ uint32_t any_fp16_code(float x, uint64_t salt) {
     const uint32_t bits = __float_as_uint(x);
     const int exponent = (int)(bits >> 23 & 0xff) - 127;
     if (exponent > 127) return bits >> 31 << 15 | (bits << 9 ? 0x7e00 : 0x7c00);
     const float spacing = power((exponent < -14 ? -14 : exponent) - 10);
     const float steps = x / spacing, down = floorf(steps);
-    const float y = (chance(x, at) < (double)(steps - down) ? down + 1 : down) * spacing;
+    const uint64_t by = chance((uint64_t)__double_as_longlong((double)x), salt);
+    const bool up = (double)(by >> 11) * 0x1p-53 < (double)(steps - down);
+    const float y = (up ? down + 1 : down) * spacing, size = fabsf(y);
     const uint32_t sign = __float_as_uint(y) >> 31 << 15;
-    const float size = fabsf(y);
     if (size > 65504.f) return sign | 0x7c00;
     if (size < 0x1p-14f) return sign | (uint32_t)(size * 0x1p24f);
     return sign | ((__float_as_uint(size) >> 13) - (112 << 10));
+}
+/* rare: set where any_fp16_code() must say it. The first 32 bits of the chance decide but for 2^-23
+ * of all numbers. Codes below 2^-14 are 2^-24 apart. */
+static __device__ __forceinline__ uint32_t fp16_code(float x, uint64_t salt, bool &rare) {
+    const uint32_t size = __float_as_uint(x) & 0x7fffffff, sign = __float_as_uint(x) >> 31;
+    const uint32_t high = ((size >> 3) + (896u << 20)) | sign << 31;
+    const uint32_t by = (uint32_t)(chance((uint64_t)high << 32 | size << 29, salt) >> 32);
+    const uint32_t exponent = size >> 23, least = exponent < 113 ? 113 : exponent;
+    const uint32_t shift = least - exponent < 31 ? least - exponent : 31;
+    const uint64_t digits = (uint64_t)((size & 0x7fffff) | 0x800000) << 19 >> shift;
+    const uint32_t whole = (uint32_t)(digits >> 32), lost = (uint32_t)digits;
+    const uint32_t sum = by + lost, off = sign ? sum : by - lost;
+    const bool further = sign ? sum < lost : by < lost;
+    rare |= off + 0x100 < 0x200 || size >= 143u << 23 || size - 1 < (82u << 23) - 1;
+    const uint32_t code = ((least - 113) << 10) + whole + further;
+    return code || !size ? sign << 15 | code : 0; /* a negative number's step up to 0 is +0 */
 }
 
 /* ---- N neighbours in memory ------------------------------------------------------------------ */
@@ -213,23 +248,71 @@ struct HeadAt {
     __device__ bf16 *left(int at) const { return (bf16 *)(codes + n + n / 8) + at; }
 };
 
+/* Words of memory that N codes take. */
+__host__ __device__ constexpr int words_of(int form, int n) {
+    return (n * code_bytes(form) + 3) / 4;
+}
+/* N numbers of codes, times `scale` where there are scales. */
 template <int FORM, int N>
-__device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x) {
-    alignas(16) uint32_t words[(N * code_bytes(FORM) + 3) / 4];
-    copy<N * code_bytes(FORM)>(words, from.codes + (int64_t)at * code_bytes(FORM));
-    const float scale = is_scaled(FORM) ? *from.scale(at) : 1.f;
+__device__ __forceinline__ void numbers_of(const uint32_t *words, float scale, float *x) {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const uint32_t word = words[i * code_bytes(FORM) / 4];
         if constexpr (FORM == IN_F32) x[i] = __uint_as_float(word);
         if constexpr (FORM == IN_BF16) x[i] = i % 2 ? unpack2(word).y : unpack2(word).x;
-        if constexpr (FORM == IN_FP16) x[i] = fp16_value(word >> i % 2 * 16 & 0xffff);
+        if constexpr (FORM == IN_FP16) x[i] = i % 2 ? of_fp16(word).y : of_fp16(word).x;
         if constexpr (is_scaled(FORM))
             if (i % 4 == 0) Code<FORM>::values(word, x + i);
     }
 #pragma unroll
     for (int i = 0; i < N && is_scaled(FORM); i++)
         x[i] *= scale;
+}
+/* Codes of forms without scales, of fours of numbers `stride` places apart; salt: of the first. */
+template <int FORM, int N>
+__device__ __forceinline__ void codes_of(const float *x, uint64_t salt, int stride,
+                                         uint32_t *words) {
+    if constexpr (FORM == IN_F32) copy<4 * N>(words, x);
+    if constexpr (FORM == IN_BF16)
+        for (int i = 0; i < N; i += 2)
+            words[i / 2] = pack2(x[i], i + 1 < N ? x[i + 1] : 0.f);
+    if constexpr (FORM == IN_FP16) {
+        const auto place = [=](int i) { return salt + PLACE_SALT * (i / 4 * stride + i % 4); };
+        bool rare = false;
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            words[i / 2] = fp16_code(x[i], place(i), rare) | fp16_code(x[i + 1], place(i + 1), rare)
+                                                                 << 16;
+        if (__builtin_expect(rare, 0))
+#pragma unroll 1
+            for (int i = 0; i < N; i += 2) {
+                const uint32_t two = any_fp16_code(pick<N / 2>(x, 2, i / 2), place(i)) |
+                                     any_fp16_code(pick<N / 2>(x + 1, 2, i / 2), place(i + 1))
+                                         << 16;
+#pragma unroll
+                for (int n = 0; n < N / 2; n++)
+                    words[n] = i == 2 * n ? two : words[n];
+            }
+    }
+}
+
+template <int FORM, int N>
+__device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x) {
+    alignas(16) uint32_t words[words_of(FORM, N)];
+    copy<N * code_bytes(FORM)>(words, from.codes + (int64_t)at * code_bytes(FORM));
+    numbers_of<FORM, N>(words, is_scaled(FORM) ? *from.scale(at) : 1.f, x);
+}
+
+/* The scale of 32 numbers up to `most`. */
+template <int FORM> __device__ __forceinline__ float unit_of(float most) {
+    /* most / MOST to nearest: one step of Newton's is, where its remainder is exact */
+    const float by = 1.f / Code<FORM>::MOST, near = most * by;
+    float unit = fmaf(fmaf(-Code<FORM>::MOST, near, most), by, near);
+    if (__builtin_expect(unit < LEAST_SCALE, 0)) {
+        unit = most / Code<FORM>::MOST;
+        if (unit == 0) unit = 1.f;
+    }
+    return unit;
 }
 
 /* The scale of a row of 32 columns, N of them each in 32 / N neighbouring lanes. */
@@ -241,29 +324,15 @@ template <int FORM, int N> __device__ __forceinline__ float scale_of(const float
 #pragma unroll
     for (int m = 1; m < SCALE_COLUMNS / N; m *= 2)
         most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
-    /* most / MOST to nearest: one step of Newton's is, where its remainder is exact */
-    const float by = 1.f / Code<FORM>::MOST, near = most * by;
-    float unit = fmaf(fmaf(-Code<FORM>::MOST, near, most), by, near);
-    if (__builtin_expect(unit < LEAST_SCALE, 0)) {
-        unit = most / Code<FORM>::MOST;
-        if (unit == 0) unit = 1.f;
-    }
-    return unit;
+    return unit_of<FORM>(most);
 }
 
 /* left: with IN_INT8_LEFT what the last store left out, pairs of bf16. */
 template <int FORM, int N>
 __device__ __forceinline__ void put_numbers(const HeadAt &to, int at, const float *x,
                                             const uint32_t *left) {
-    alignas(16) uint32_t words[(N * code_bytes(FORM) + 3) / 4];
-    if constexpr (FORM == IN_F32) copy<4 * N>(words, x);
-    if constexpr (FORM == IN_BF16)
-        for (int i = 0; i < N; i += 2)
-            words[i / 2] = pack2(x[i], i + 1 < N ? x[i + 1] : 0.f);
-    if constexpr (FORM == IN_FP16)
-        for (int i = 0; i < N; i += 2)
-            words[i / 2] = fp16_code(x[i], to.place + at + i) |
-                           fp16_code(x[i + 1], to.place + at + i + 1) << 16;
+    alignas(16) uint32_t words[words_of(FORM, N)];
+    codes_of<FORM, N>(x, salt_of(to.place + at), 4, words);
     if constexpr (is_scaled(FORM)) {
         const float scale = scale_of<FORM, N>(x);
         if constexpr (FORM == IN_INT8_LEFT) {
@@ -278,8 +347,16 @@ __device__ __forceinline__ void put_numbers(const HeadAt &to, int at, const floa
                 rests[i / 2] = pack2(rest[0], rest[1]);
             }
             copy<2 * N>(to.left(at), rests);
-        } else
-            all_codes<FORM, N>(x, scale, words);
+        } else {
+            const float r = rcp(scale);
+            float below[N / 4], above[N / 4];
+            for (int i = 0; i < N / 4; i++) {
+                below[i] = r * BELOW;
+                above[i] = r * ABOVE;
+            }
+            all_codes<FORM, N>(
+                x, below, above, [&](int) { return scale; }, scale < LEAST_SCALE, words);
+        }
         if (at % SCALE_COLUMNS == 0) *to.scale(at) = scale;
     }
     copy<N * code_bytes(FORM)>(to.codes + (int64_t)at * code_bytes(FORM), words);

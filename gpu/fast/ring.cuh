@@ -8,14 +8,17 @@
 
 /* `depth` stages lie where the caller says. full: its words have come; empty: all readers are
  * through. */
-struct Ring {
-    uint64_t full[MOST_STAGES], empty[MOST_STAGES];
+template <int N> struct RingOf {
+    static constexpr int DEPTH = N;
+    uint64_t full[N], empty[N];
 };
+using Ring = RingOf<MOST_STAGES>;
 
 /* Before a __syncthreads(). fulls: what completes a stage. */
-__device__ __forceinline__ void ring_init(Ring &r, int readers, int fulls = FULL_COUNT) {
+template <class R>
+__device__ __forceinline__ void ring_init(R &r, int readers, int fulls = FULL_COUNT) {
     if (threadIdx.x == 0) {
-        for (int i = 0; i < MOST_STAGES; i++) {
+        for (int i = 0; i < R::DEPTH; i++) {
             bar_init(&r.full[i], fulls);
             bar_init(&r.empty[i], EMPTY_COUNT(readers));
         }
@@ -37,14 +40,17 @@ struct Turn {
     __device__ __forceinline__ int before(int i) const {
         return i ? (slot + depth - 1) % depth : slot;
     }
-    __device__ __forceinline__ void wait_full(Ring &r) const { bar_wait(&r.full[slot], round & 1); }
-    __device__ __forceinline__ void wait_empty(Ring &r) const {
+    template <class R> __device__ __forceinline__ void wait_full(R &r) const {
+        bar_wait(&r.full[slot], round & 1);
+    }
+    template <class R> __device__ __forceinline__ void wait_empty(R &r) const {
         if (round) bar_wait(&r.empty[slot], (round - 1) & 1);
     }
 };
 
 /* A stage of the producer's, once its readers are through with it; bytes: all that will come. */
-__device__ __forceinline__ uint64_t *open_stage(Ring &r, const Turn &turn, int bytes, int lane) {
+template <class R>
+__device__ __forceinline__ uint64_t *open_stage(R &r, const Turn &turn, int bytes, int lane) {
     uint64_t *full = &r.full[turn.slot];
     turn.wait_empty(r);
     fill_begin(full, bytes, lane);

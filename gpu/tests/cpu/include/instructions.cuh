@@ -23,6 +23,15 @@ static inline float fma_ftz(float a, float b, float c) {
     return fabsf(y) < 0x1p-126f ? 0.f : y;
 }
 #define FP8_CONVERSIONS 0
+static inline float2 of_fp16(uint32_t halves) {
+    auto value = [](uint32_t code) {
+        const uint32_t size = (code & 0x7fff) << 13;
+        const float x = (code & 0x7c00) == 0x7c00 ? __uint_as_float(0x70000000 + size)
+                                                  : __uint_as_float(size) * 0x1p112f;
+        return code & 0x8000 ? -x : x;
+    };
+    return make_float2(value(halves & 0xffff), value(halves >> 16));
+}
 static inline void await_grid() {}
 static inline float tf32_rna(float x) { return cpu::tf32_rna(x); }
 
@@ -98,6 +107,15 @@ static inline void fill16_end_for_products(uint64_t *b, int lane) { fill16_end(b
 static inline void drain_fence() {}
 static inline void drain(void *dst, const void *src, int bytes, int lane) {
     if (lane == 0) memcpy(dst, src, bytes);
+}
+static inline void fill_pieces(void *dst, int each, const void *src, int bytes, int n, uint64_t *,
+                               int lane) {
+    for (int i = 0; i < n && lane == 0; i++)
+        memcpy((char *)dst + i * each, (const char *)src + i * bytes, bytes);
+}
+static inline void drain_pieces(void *dst, int bytes, const void *src, int each, int n, int lane) {
+    for (int i = 0; i < n && lane == 0; i++)
+        memcpy((char *)dst + i * bytes, (const char *)src + i * each, bytes);
 }
 static inline void drain_commit(int) {}
 static inline void drain_wait(int) {}
