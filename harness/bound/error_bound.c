@@ -443,27 +443,17 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
 }
 
 void dp_error_bound_base_free(dp_error_bound_base *w) {
-    const dp_problem *p = w->ref->p;
-    for (int64_t i = 0; i < (int64_t)w->ref->ngroup * p->HV; i++)
+    const int64_t HV = w->ref->p->HV, nr = w->ref->N * HV;
+    for (int64_t i = 0; i < w->ref->ngroup * HV; i++)
         dp_bound_free(&w->b[i]);
-    for (int i = 0; i < w->ref->N * p->HV; i++) {
-        free(w->eH[i]);
-        free(w->edH[i]);
-    }
     for (int i = 0; i < DP_NRESULTS; i++)
         free(w->row[i]);
-    const int nr = w->ref->N * p->HV;
-    for (int i = 0; i < nr; i++) {
-        if (w->eS) free(w->eS[i]);
-        if (w->edS) free(w->edS[i]);
-    }
+    double **const lists[] = {w->eH, w->edH, w->eS, w->edS};
+    for (int i = 0; i < 4; i++)
+        dp_free_list(lists[i], nr);
     free(w->b);
-    free(w->eH);
-    free(w->edH);
     free(w->Dg);
     free(w->Dphi);
-    free(w->eS);
-    free(w->edS);
     *w = (dp_error_bound_base){0};
 }
 
@@ -547,7 +537,7 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const dp_pass_e
     double row[DP_CHUNK_MOST];
     dp_bound_output(dp_error_bound_chunk(w, g, hv), ps->eS[z], ps->DX[z], row);
     for (int t = 0; t < gr->c; t++)
-        out->row[DP_RESULT_O][(gr->t0 + t) * p->HV + hv] = dp_error_bound_final(&w->r, row[t]);
+        out->row[DP_RESULT_O][(gr->t0 + t) * p->HV + hv] = dp_bound_final(&w->r, row[t]);
 }
 
 /* Bounds of the rows of all results, from the errors that enter each rank. */
@@ -571,10 +561,10 @@ static void rows_of_pass(const dp_error_bound_base *w, double **eS, double **edS
             outputs(w, (int)(i / p->HV), (int)(i % p->HV), &ps, out);
         if (backward) dp_error_bound_gradients(w, &ps, out);
     }
-    dp_error_lists_free(ps.eS, ng);
-    dp_error_lists_free(ps.edS, ng);
-    dp_error_lists_free(ps.DX, ng);
-    dp_error_lists_free(ps.DdX, ng);
+    dp_free_list(ps.eS, ng);
+    dp_free_list(ps.edS, ng);
+    dp_free_list(ps.DX, ng);
+    dp_free_list(ps.DdX, ng);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -636,8 +626,8 @@ static int as_before(const dp_error_bound_base *w, const dp_error_bound *out, do
 /* Keeps what entered the ranks and the row bounds for the next format. */
 static void keep(dp_error_bound_base *w, const dp_error_bound *out, double **eS, double **edS) {
     const dp_problem *p = w->ref->p;
-    dp_error_lists_free(w->eS, w->ref->N * p->HV);
-    dp_error_lists_free(w->edS, w->ref->N * p->HV);
+    dp_free_list(w->eS, w->ref->N * p->HV);
+    dp_free_list(w->edS, w->ref->N * p->HV);
     w->eS = eS;
     w->edS = edS;
     for (int i = 0; i < DP_NRESULTS; i++) {
@@ -664,8 +654,8 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
             if (out->row[i])
                 memcpy(out->row[i], w->row[i],
                        sizeof(double) * (size_t)error_bound_row_count(p, i));
-        dp_error_lists_free(eS, nr);
-        dp_error_lists_free(edS, nr);
+        dp_free_list(eS, nr);
+        dp_free_list(edS, nr);
         return;
     }
     rows_of_pass(w, eS, edS, backward, out);

@@ -11,11 +11,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* From a p-th power to the bound itself. */
-static inline double dp_error_bound_final(const dp_rounding *r, double x) {
-    return r->p == 2 ? DP_LAMBDA * sqrt(x) : x;
-}
-
 /* A zero state error (ref/bound/bound.h), to be freed. */
 static inline double *dp_state_error_new(const dp_error_bound_base *w) {
     return dp_doubles(dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
@@ -30,13 +25,6 @@ static inline double dp_state_error_fro(const dp_error_bound_base *w, const doub
 static inline const dp_chunk_bound *dp_error_bound_chunk(const dp_error_bound_base *w, int g,
                                                          int hv) {
     return &w->b[(int64_t)g * w->ref->p->HV + hv];
-}
-
-/* Frees n arrays and their list; NULL: nothing. */
-static inline void dp_error_lists_free(double **a, int64_t n) {
-    for (int64_t i = 0; a && i < n; i++)
-        free(a[i]);
-    free(a);
 }
 
 /* e, an error of the state S that enters a chunk, through that chunk; backward of its gradient from

@@ -279,7 +279,7 @@ static void gathered_free(gathered *g, int n) {
     for (int i = 0; g->bM && i < n; i++)
         free(g->bM[i].b);
     free(g->bM);
-    dp_error_lists_free(g->eH, n);
+    dp_free_list(g->eH, n);
 }
 
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,

@@ -54,7 +54,7 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
         pa->B[hv * Kg + c] += x;
         pa->Babs[hv * Kg + c] += fabs(ge.dx * v);
     }
-    out->row[DP_RESULT_DG][t * p->HV + hv] = r->p == 2 ? dp_error_bound_final(r, row) : sqrt(row);
+    out->row[DP_RESULT_DG][t * p->HV + hv] = r->p == 2 ? dp_bound_final(r, row) : sqrt(row);
 }
 
 /* One row of dq or dk entry by entry, D the errors of the gradient of the activated row. From dx_d
@@ -165,7 +165,7 @@ static void value_row(const group_work *x, int i, int64_t row) {
     const dp_rounding *r = &x->w->r;
     const int V = x->w->ref->p->V;
     const double more = dp_pw(r, (r->u + r->us) * x->b.ndv[i]);
-    x->out->row[DP_RESULT_DV][row] = dp_error_bound_final(r, x->b.dv[i] + more);
+    x->out->row[DP_RESULT_DV][row] = dp_bound_final(r, x->b.dv[i] + more);
     if (!x->each) return;
     x->out->rest[DP_QKV_V][row] = more;
     memcpy(x->out->entry[DP_QKV_V] + row * V, x->b.edv + (int64_t)i * V,
@@ -184,7 +184,7 @@ static double beta_error(const group_work *x, int i, int64_t row) {
              dp_pw(r, r->tiny);
         val *= zf * sg * (1 - sg);
     }
-    return dp_error_bound_final(r, db + dp_pw(r, r->us * val));
+    return dp_bound_final(r, db + dp_pw(r, r->us * val));
 }
 
 /* dv and dbeta of one value head. */
@@ -229,11 +229,11 @@ static void erasing_rows(group_work *x, int hv) {
         const double *erase = p->erase + row * K;
         double through = 0;
         x->out->row[DP_RESULT_DV][row] =
-            dp_error_bound_final(r, product_row(r, p->write + row * V, D, y, own, V));
+            dp_bound_final(r, product_row(r, p->write + row * V, D, y, own, V));
         x->out->row[DP_RESULT_DWRITE][row] =
-            dp_error_bound_final(r, product_row(r, p->v + row * V, D, y, own, V));
+            dp_bound_final(r, product_row(r, p->v + row * V, D, y, own, V));
         x->out->row[DP_RESULT_DERASE][row] =
-            dp_error_bound_final(r, product_row(r, key, De, e, in.k + in.qk_row + r->u + r->us, K));
+            dp_bound_final(r, product_row(r, key, De, e, in.k + in.qk_row + r->u + r->us, K));
         for (int i = 0; i < K; i++)
             through += erase[i] * e[i] * erase[i] * e[i];
         x->b.dk[t] += product_row(r, erase, De, e, entry + r->u, K);
@@ -470,11 +470,10 @@ static void own_rows(group_work *x, int hv, double **later) {
                 of == DP_INPUT_Q || of == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
                 continue;
             const int angle = of == DP_INPUT_ANGLE;
-            x->out->row[f][a.row] =
-                dp_error_bound_final(r, angle ? angles_of(&a, 0) : of_rows(&a, of));
+            x->out->row[f][a.row] = dp_bound_final(r, angle ? angles_of(&a, 0) : of_rows(&a, of));
             if (later[f])
-                later[f][a.row] = dp_error_bound_final(r, angle ? angles_of(&a, 1)
-                                                                : of_rows(&a, of | DP_PREVIOUS));
+                later[f][a.row] =
+                    dp_bound_final(r, angle ? angles_of(&a, 1) : of_rows(&a, of | DP_PREVIOUS));
         }
         for (int j = 0; j < dp_rows(p); j++)
             gate_through(&a, j);
@@ -516,7 +515,7 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
         const double moved = normed ? 8 * dp_raw_error_norm(a->x, a->raw, row, K) : 0;
         const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i];
         x->out->row[a->result][row] =
-            dp_error_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));
+            dp_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));
         if (x->each)
             entries(w, a->x, row, a->rstd[row], a->entry + ((int64_t)h * a->rows + i) * K,
                     dp_G(p) * r->u * norm, (eps + moved) * norm, x->out->entry[a->qkv],
@@ -562,7 +561,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
 static double token_sum(const dp_error_bound_base *w, double root, double absolute) {
     const int tokens = (int)fmin((double)w->ref->p->T + dp_Kg(w->ref->p) + w->ref->N, 1 << 22);
     const dp_rounding *r = &w->r;
-    return dp_error_bound_final(r, root * root + dp_pw(r, dp_sum_error(r, tokens) * absolute));
+    return dp_bound_final(r, root * root + dp_pw(r, dp_sum_error(r, tokens) * absolute));
 }
 
 /* dA_log and ddt_bias of one value head. */

@@ -844,9 +844,7 @@ dp_status dp_case_recurrence(const char *path, dp_err *e) {
 }
 
 void dp_case_free(dp_case *c) {
-    for (int i = 0; i < c->nwarn; i++)
-        free(c->warn[i]);
-    free(c->warn);
+    dp_free_list(c->warn, c->nwarn);
     free(c->name);
     free(c->path);
     free(c->text);

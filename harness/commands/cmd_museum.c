@@ -145,9 +145,7 @@ int dp_cmd_museum(int argc, char **argv) {
         else
             printf("record: %s\n", file);
     }
-    for (int i = 0; i < n; i++)
-        free(paths[i]);
-    free(paths);
+    dp_free_list(paths, n);
     free(m);
     free(file);
     return rc;

@@ -350,9 +350,7 @@ static int run(options *o, const char *command, double t0) {
     dp_provenance_file(&o->of.provenance, "subject", o->of.subject);
     const int rc =
         dp_options_cases(&o->of, &paths, &n, &e) ? dp_refuse(&e) : run_files(o, paths, n, &rec, t0);
-    for (int i = 0; i < n; i++)
-        free(paths[i]);
-    free(paths);
+    dp_free_list(paths, n);
     dp_subject_close(&o->subject);
     return rc;
 }

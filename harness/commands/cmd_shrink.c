@@ -309,9 +309,7 @@ static int museum(options *o, dp_err *e) {
         printf("%d of %d faults: found in their stage and rank, at least 20 times smaller, failing "
                "for the same reason\n",
                good, all);
-    for (int i = 0; i < n; i++)
-        free(path[i]);
-    free(path);
+    dp_free_list(path, n);
     free(list);
     return good < all;
 }

@@ -313,9 +313,7 @@ static dp_status find_case(const char *dir, const char *name, char **path, dp_er
     }
     const char *near = dp_suggest(name, names, k);
     if (near) dp_fail(e, DP_EINPUT, "%s: no such case: did you mean %s?", *path, near);
-    for (int i = 0; i < n; i++)
-        free(all[i]);
-    free(all);
+    dp_free_list(all, n);
     return e->code;
 }
 

@@ -79,12 +79,6 @@ static const char *copy_word(const char *s, char *to) {
     return quote ? NULL : s;
 }
 
-static void free_words(char **word, int n) {
-    for (int i = 0; i < n; i++)
-        free(word[i]);
-    free(word);
-}
-
 /* Splits the text; *n words, to be freed, each and all. NULL, and none: *e says what is
  * wrong with it. */
 static char **command_split(const char *text, int *n, dp_err *e) {
@@ -94,13 +88,13 @@ static char **command_split(const char *text, int *n, dp_err *e) {
         word[*n] = dp_calloc(strlen(s) + 1, 1);
         s = copy_word(s, word[(*n)++]);
         if (s) continue;
-        free_words(word, *n);
+        dp_free_list(word, *n);
         *n = 0;
         dp_fail(e, DP_EINPUT, "%.200s: a quote or a backslash has no end", text);
         return NULL;
     }
     if (*n && **word) return word;
-    free_words(word, *n);
+    dp_free_list(word, *n);
     *n = 0;
     dp_fail(e, DP_EINPUT, "names no program");
     return NULL;
@@ -919,9 +913,7 @@ dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e) {
 void dp_command_close(struct dp_command *c) {
     command_stop(c);
     command_folder_remove(c);
-    for (int i = 0; i < c->nword; i++)
-        free(c->word[i]);
-    free(c->word);
+    dp_free_list(c->word, c->nword);
     free(c);
 }
 

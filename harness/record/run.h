@@ -115,9 +115,6 @@ typedef struct {
 int dp_options_want(const dp_run_options *o, dp_backend b);
 /* The reason why this backend cannot run N ranks here; NULL: it can. */
 const char *dp_unavailable(dp_backend b, int N);
-/* The reason why a selected backend cannot run at all, for a skipped row of the record; NULL: no
- * such row. */
-const char *dp_options_absent(const dp_run_options *o, dp_backend b);
 
 typedef struct {
     int n, cap;
@@ -160,6 +157,4 @@ int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, doub
 void dp_run_close(dp_run *r);
 /* Tells o->done of a run that is judged. */
 void dp_run_done(dp_run *r, const dp_run_options *o);
-/* The same of one that was not made, for this reason. Sets its ID where it has none. */
-void dp_run_skip(dp_run *r, const char *why, const dp_run_options *o);
 #endif

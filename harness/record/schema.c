@@ -11,7 +11,7 @@
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-json_t *dp_schema_number(double x) {
+static json_t *number_of(double x) {
     if (isnan(x)) return json_string("nan");
     if (isinf(x)) return json_string(x > 0 ? "inf" : "-inf");
     return json_real(x);
@@ -23,12 +23,12 @@ double dp_schema_rounded(double x, int digits) {
     return strtod(text, NULL);
 }
 
-json_t *dp_schema_number_or_null(double x) { return isnan(x) ? json_null() : dp_schema_number(x); }
+static json_t *number_or_null(double x) { return isnan(x) ? json_null() : number_of(x); }
 
 json_t *dp_schema_numbers(const double *x, int n) {
     json_t *a = json_array();
     for (int i = 0; i < n; i++)
-        json_array_append_new(a, dp_schema_number_or_null(x[i]));
+        json_array_append_new(a, number_or_null(x[i]));
     return a;
 }
 
@@ -101,7 +101,7 @@ static json_t *member(const dp_record_field *f, const void *x) {
     case DP_KIND_NUMBER:
         memcpy(&number, at, sizeof number);
         number = f->above_1 + dp_schema_rounded(number - f->above_1, f->digits ? f->digits : 6);
-        return f->none ? dp_schema_number_or_null(number) : dp_schema_number(number);
+        return f->none ? number_or_null(number) : number_of(number);
     case DP_KIND_HEX: memcpy(&number, at, sizeof number); return hex(number);
     case DP_KIND_INTEGER:
     case DP_KIND_COUNT: return json_integer(integer_at(at, f->size));

@@ -87,9 +87,7 @@ dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, co
 /* JSON Schema, draft 2020-12, with s at its root. */
 json_t *dp_schema_describe(const dp_object_schema *s);
 
-/* A number as records have it; where NAN means that there is none, null. */
-json_t *dp_schema_number(double x);
-json_t *dp_schema_number_or_null(double x);
+/* Numbers as records have them; NAN, which means that there is none, as null. */
 json_t *dp_schema_numbers(const double *x, int n);
 /* x to so many significant digits. */
 double dp_schema_rounded(double x, int digits);

@@ -164,7 +164,9 @@ const char *dp_unavailable(dp_backend b, int N) {
     return dp_backends[b].peers ? dp_mpi_unavailable(N) : dp_cuda_unavailable(b, N);
 }
 
-const char *dp_options_absent(const dp_run_options *o, dp_backend b) {
+/* The reason why a selected backend cannot run at all, for a skipped row of the record; NULL: no
+ * such row. */
+static const char *absent(const dp_run_options *o, dp_backend b) {
     const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
     return dp_options_want(o, b) && (whole || o->nbackend) ? dp_unavailable(b, 1) : NULL;
 }
@@ -173,7 +175,8 @@ void dp_run_done(dp_run *r, const dp_run_options *o) {
     if (o->done) o->done(r, o->arg);
 }
 
-void dp_run_skip(dp_run *r, const char *why, const dp_run_options *o) {
+/* Tells of a run that was not made, for this reason. Sets its ID where it has none. */
+static void skip_run(dp_run *r, const char *why, const dp_run_options *o) {
     if (!r->id) r->id = dp_run_id(r);
     r->verdict = DP_SKIPPED;
     snprintf(r->why, sizeof r->why, "%s", why);
@@ -380,7 +383,7 @@ static dp_status run_row(driver *d, dp_planned *x, dp_runs *out, dp_err *e) {
     dp_made m;
     dp_status st = DP_OK;
     if (*x->no) {
-        dp_run_skip(dp_planned_record(x, d->sp, NULL, out), x->no, o);
+        skip_run(dp_planned_record(x, d->sp, NULL, out), x->no, o);
         return DP_OK;
     }
     if (x->made)
@@ -513,7 +516,7 @@ static void skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, c
     r->own = kind;
     r->fault = o->fault;
     r->design = dp_design_of(r->base);
-    dp_run_skip(r, why, o);
+    skip_run(r, why, o);
 }
 
 /* Can T tokens not be cut so? Adds a row that says it. */
@@ -564,13 +567,13 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
 
 /* A row that says why the backend cannot run here, where it is asked for and cannot. */
 static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, dp_runs *out) {
-    const char *no = dp_options_absent(o, b);
+    const char *no = absent(o, b);
     if (!no) return;
     dp_run *r = dp_runs_add(out, c);
     r->backend = b;
     r->ranks = 0;
     r->design = dp_design_of(r->base);
-    dp_run_skip(r, no, o);
+    skip_run(r, no, o);
 }
 
 static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
@@ -596,7 +599,7 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     dp_run *r = dp_runs_add(out, c);
     r->backend = b;
     r->path = path;
-    dp_run_skip(r, why, o);
+    skip_run(r, why, o);
     return DP_OK;
 }
 

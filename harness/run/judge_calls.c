@@ -116,7 +116,8 @@ static void speak(int from, dp_run *r) {
     }
 }
 
-dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e) {
+/* The results of all tokens in a session's windows. */
+static dp_status judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e) {
     const int before = r->ntensor;
     r->windows = d->windows;
     if (r->fault && r->verdict == DP_FAIL) return DP_OK; /* a deliberate fault that was seen */
@@ -208,7 +209,9 @@ static double *without_nan(const dp_pool_seen *s, const double *x, int heads) {
     return y;
 }
 
-void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
+/* The slots of a session's pool that were not to be written, as tensor `pool`, bit by bit. Does
+ * nothing if no pool was run. */
+static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
     const pool_rows x = {seen, sp->c->p.HV};
     if (!seen->was) return;
     double *was = without_nan(seen, seen->was, x.heads), *is = without_nan(seen, seen->is, x.heads);
@@ -288,7 +291,8 @@ void dp_calls_seen_free(dp_calls_seen *seen) {
     dp_conv_calls_free(&seen->front);
 }
 
-void dp_say_far(const dp_states_seen *far, dp_run *r) {
+/* Names, of a run that failed, the first call that left a wrong state. */
+static void say_far(const dp_states_seen *far, dp_run *r) {
     const size_t n = strlen(r->why);
     if (r->verdict != DP_FAIL || !(far->off > 0)) return;
     snprintf(r->why + n, sizeof r->why - n,
@@ -307,10 +311,10 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
         if (step) sp->step = &front;
         dp_judge_outputs(sp, bases, out, r);
         if (step) sp->step = NULL;
-        st = dp_judge_drafts(sp, &seen->drafts, r, e);
-        dp_judge_pool(sp, &seen->pool, r);
+        st = judge_drafts(sp, &seen->drafts, r, e);
+        judge_pool(sp, &seen->pool, r);
         judge_conv_states(&seen->front, r);
-        dp_say_far(&seen->far, r);
+        say_far(&seen->far, r);
     }
     if (step) dp_step_run_free(sp->c, &front);
     return st;

@@ -401,7 +401,7 @@ static int may_be_absent(const dp_sharding *sp, int stage, int rank) {
     dp_context c;
     if (stage != DP_M && stage != DP_DM) return 0;
     if (dp_context_of(p, sp->N, rank, &c, NULL)) return 0;
-    const int passes = stage == DP_M ? dp_context_passes_fwd(&c) : dp_context_passes_bwd(&c);
+    const int passes = dp_context_passes(&c);
     dp_context_free(&c);
     return !passes;
 }

@@ -52,18 +52,9 @@ typedef struct {
 } dp_calls_seen;
 /* judge_calls.c */
 void dp_calls_seen_free(dp_calls_seen *seen);
-/* dp_judge_outputs, and for a session the three functions below. */
+/* dp_judge_outputs, and whatever else a session returns. */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, dp_err *e);
-
-/* judge_calls.c: after dp_judge_outputs, judges the results of all tokens in a session's
- * windows. */
-dp_status dp_judge_drafts(const dp_sharding *sp, const dp_drafts *d, dp_run *r, dp_err *e);
-/* judge_calls.c: last, for a run that failed: names the first call that left a wrong state. */
-void dp_say_far(const dp_states_seen *far, dp_run *r);
-/* judge_calls.c: after dp_judge_outputs, judges the slots of a session's pool that were not to be
- * written, as tensor `pool`, bit by bit. Does nothing if no pool was run. */
-void dp_judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r);
 
 /* ---- the parts, in their order; each adds to r->tensor, which has room ----------------------- */
 

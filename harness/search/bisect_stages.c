@@ -596,7 +596,7 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
     for (int64_t i = 0; i < n; i++)
         free(bM[i].b);
     free(bM);
-    dp_error_lists_free(eH, n);
+    dp_free_list(eH, n);
     return e;
 }
 
@@ -619,7 +619,7 @@ void dp_bisect_stage_merge(dp_bisect_work *w, int backward) {
         dp_bisect_give_list(w, s->dS_out, t->dS_out, ref->dS_out, (int64_t)K * V);
     else
         dp_bisect_give_list(w, s->S_in, t->S_in, ref->S_in, (int64_t)K * V);
-    dp_error_lists_free(e, (int64_t)N * HV);
+    dp_free_list(e, (int64_t)N * HV);
 }
 
 /* ---- state, output --------------------------------------------------------------------------- */

@@ -331,20 +331,6 @@ static int sim_same(double **a, double **b, int n, int64_t size) {
     return 1;
 }
 
-double **dp_sim_copy_list(double **a, int n, int64_t size) {
-    double **b = dp_calloc((size_t)n, sizeof *b);
-    for (int i = 0; i < n; i++)
-        b[i] = dp_copy(a[i], size);
-    return b;
-}
-
-void dp_sim_free_list(double **a, int64_t n) {
-    if (a)
-        for (int64_t i = 0; i < n; i++)
-            free(a[i]);
-    free(a);
-}
-
 /* ---- pairs and states, forward and backward ----------------------------------------------------
  * Backward they are gradients: dM, dH and dS, from the last chunk to the first. */
 
@@ -697,8 +683,8 @@ static void free_ranks(dp_sim *s) {
     const int64_t n = (int64_t)s->N * s->p->HV;
     double **a[] = {s->S_in, s->M, s->H, s->dS_out, s->dM, s->dH};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
-        dp_sim_free_list(a[i], n);
-    dp_sim_free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
+        dp_free_list(a[i], n);
+    dp_free_list(s->traj, s->traj ? DP_MAX_TRAJ * s->p->HV : 0);
     if (s->first)
         for (int r = 0; r < s->N; r++)
             free(s->first[r]);
@@ -872,7 +858,7 @@ void dp_sim_free(dp_sim *s) {
         if (s->peers) dp_problem_free(&s->heads->p);
         free(s->heads);
     }
-    dp_sim_free_list(s->factor, 2 * nch);
+    dp_free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)
             dp_chunk_free(&s->ch[i]);
@@ -993,13 +979,13 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
 static int known(dp_sim *s, int have, double **before, double **now) {
     const int nr = s->N * s->p->HV;
     const int same = sim_same(before, now, nr, (int64_t)s->p->K * s->p->V);
-    dp_sim_free_list(before, nr);
+    dp_free_list(before, nr);
     return have && same && !s->fault;
 }
 
 static void forward(dp_sim *s) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double **before = dp_sim_copy_list(s->S_in, s->N * s->p->HV, KV);
+    double **before = dp_copy_list(s->S_in, s->N * s->p->HV, KV);
     sim_do(s, DP_STAGE_PRE_FWD);
     sim_do(s, DP_STAGE_MERGE_FWD);
     if (known(s, s->have_forward, before, s->S_in)) return;
@@ -1017,7 +1003,7 @@ static void dAv_once(dp_sim *s, int gi, int hv) {
 
 static void backward(dp_sim *s) {
     const int64_t KV = (int64_t)s->p->K * s->p->V;
-    double **before = dp_sim_copy_list(s->dS_out, s->N * s->p->HV, KV);
+    double **before = dp_copy_list(s->dS_out, s->N * s->p->HV, KV);
     dp_sim_after(s, DP_STAGE_RECOMPUTE, (dp_sim_place){0}); /* what it makes is there else */
     sim_each_chunk(s, dAv_once);
     sim_do(s, DP_STAGE_PRE_BWD);

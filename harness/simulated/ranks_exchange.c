@@ -211,8 +211,8 @@ static void send_state(const way *w, int r, int hv, double *M, double *H) {
 static void send_all(way *w) {
     const int HV = w->s->p->HV, n = w->s->N * HV;
     const int64_t K = w->s->p->K, KV = state_size(w);
-    w->M = dp_sim_copy_list(w->M, n, K * K);
-    w->H = dp_sim_copy_list(w->H, n, KV);
+    w->M = dp_copy_list(w->M, n, K * K);
+    w->H = dp_copy_list(w->H, n, KV);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < n; i++) {
         if (!w->M[i]) w->M[i] = dp_doubles(K * K);
@@ -230,8 +230,8 @@ void dp_sim_gather(dp_sim *s, int back, dp_sim_order_fn *order) {
     send_all(&w);
     for (int i = 0; i < s->N * HV; i++)
         if (dp_sim_has(s, i / HV)) fold(&w, i / HV, i % HV, order);
-    dp_sim_free_list(w.M, (int64_t)s->N * HV);
-    dp_sim_free_list(w.H, (int64_t)s->N * HV);
+    dp_free_list(w.M, (int64_t)s->N * HV);
+    dp_free_list(w.H, (int64_t)s->N * HV);
 }
 
 static void allgather(dp_sim *s, int back) { dp_sim_gather(s, back, NULL); }
@@ -332,7 +332,7 @@ static void level(const way *w, int d, double **e, dp_sim_compose_fn *compose) {
             send_one(w, r - d * w->by, hv, 1, M_of(got[r] + hv * n), H_of(w, got[r] + hv * n));
         if (got[r] && e[r][hv * n + MATTERS]) compose(w, d, r, hv, e[r] + hv * n, got[r] + hv * n);
     }
-    dp_sim_free_list(got, w->s->N);
+    dp_free_list(got, w->s->N);
 }
 
 /* The state that ends in a rank enters the next one. */
@@ -355,8 +355,8 @@ static void hand_on(const way *w, double **e) {
         send_one(w, r - w->by, hv, 1, NULL, S);
         arrives(w, r, hv, S);
     }
-    dp_sim_free_list(out, w->s->N);
-    dp_sim_free_list(got, w->s->N);
+    dp_free_list(out, w->s->N);
+    dp_free_list(got, w->s->N);
 }
 
 void dp_sim_scan(dp_sim *s, int back, dp_sim_compose_fn *compose) {
@@ -371,7 +371,7 @@ void dp_sim_scan(dp_sim *s, int back, dp_sim_compose_fn *compose) {
     for (int d = 1; d < s->N; d *= 2)
         level(&w, d, e, compose);
     hand_on(&w, e);
-    dp_sim_free_list(e, s->N);
+    dp_free_list(e, s->N);
 }
 
 static void scan(dp_sim *s, int back) { dp_sim_scan(s, back, dp_sim_compose); }

@@ -38,10 +38,6 @@ void dp_sim_round_arith_all(dp_base b, double *x, int64_t n);
 /* S <- M S + H in the accumulator of the base, *S NULL standing for zeros, for rank r. */
 void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, const double *H,
                        double **S);
-/* Copies n arrays of a size, NULL where one is, to be freed with dp_sim_free_list. */
-double **dp_sim_copy_list(double **a, int n, int64_t size);
-/* Frees n arrays and their list. */
-void dp_sim_free_list(double **a, int64_t n);
 
 /* M, by a chain of that format, and H, unless it is there, of one sub-sequence, for rank r.
  * Backward: dM and dH. */

@@ -39,12 +39,9 @@ DP_TEST(context, example_of_the_specification) {
               c.is_first, c.is_last);
         CHECK(c.pre_num_conv_tokens == w->conv, "rank %d: conv %lld", r,
               (long long)c.pre_num_conv_tokens);
-        CHECK(dp_context_runs_pre_fwd(&c) == (r != 3) && dp_context_runs_merge_fwd(&c) == (r != 0),
+        CHECK(dp_context_runs_pre_fwd(&c) == (r != 3) && dp_context_runs_pre_bwd(&c) == (r != 0),
               "rank %d", r);
-        CHECK(dp_context_runs_pre_bwd(&c) == (r != 0) && dp_context_runs_merge_bwd(&c) == (r != 3),
-              "rank %d", r);
-        CHECK(dp_context_passes_fwd(&c) == (r == 1) && dp_context_passes_bwd(&c) == (r == 1),
-              "rank %d", r);
+        CHECK(dp_context_passes(&c) == (r == 1), "rank %d", r);
         dp_context_free(&c);
     }
 }
@@ -91,8 +88,8 @@ static int agrees_with_painting(const int64_t *cu, int Nseq, int N, char *why) {
         /* a state passes through iff the tokens just before a and just at b belong to one sequence
          */
         const int passes = a > 0 && b < T && owner[a - 1] == owner[b];
-        ok = ok && dp_context_passes_fwd(&c) == passes && dp_context_passes_bwd(&c) == passes;
-        ok = ok && dp_context_runs_merge_fwd(&c) == (a > 0 && owner[a - 1] == owner[a]) &&
+        ok = ok && dp_context_passes(&c) == passes;
+        ok = ok && dp_context_runs_pre_bwd(&c) == (a > 0 && owner[a - 1] == owner[a]) &&
              dp_context_runs_pre_fwd(&c) == (b < T && owner[b - 1] == owner[b]);
         if (!ok) sprintf(why, "rank %d of %d", r, N);
         dp_context_free(&c);

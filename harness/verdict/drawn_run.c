@@ -218,7 +218,7 @@ static void sums(const work *w, int i, int tensor) {
 }
 
 static void pair_of(const work *w) {
-    dp_context_passes_fwd(w->rank) ? products(w) : first_products(w);
+    dp_context_passes(w->rank) ? products(w) : first_products(w);
     if (dp_context_runs_pre_fwd(w->rank)) sums(w, w->rank->nlocal - 1, DP_RANK_H);
     if (w->backward && dp_context_runs_pre_bwd(w->rank)) sums(w, 0, DP_RANK_DH);
 }
@@ -235,18 +235,12 @@ static void pairs_make(dp_drawn_pairs *x, const dp_problem *p, const dp_design *
     }
 }
 
-static void free_list(const dp_drawn_pairs *x, double **list) {
-    for (int i = 0; list && i < x->n; i++)
-        free(list[i]);
-    free(list);
-}
-
 /* Frees what it holds, and leaves zeros. */
 static void pairs_free(dp_drawn_pairs *x) {
     for (int k = 0; k < DP_RANK_TENSORS; k++)
-        free_list(x, x->of[k]);
+        dp_free_list(x->of[k], x->n);
     for (int back = 0; back < 2; back++)
-        free_list(x, x->begins[back]);
+        dp_free_list(x->begins[back], x->n);
     *x = (dp_drawn_pairs){0};
 }
 

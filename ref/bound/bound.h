@@ -30,6 +30,8 @@
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/design.h"
 
+#include <math.h>
+
 /* The rounding model of a base policy: relative errors, but for tiny. */
 typedef struct {
     double u;  /* of the arithmetic: 2^-53 or 2^-24 */
@@ -52,6 +54,10 @@ static inline double dp_pw(const dp_rounding *r, double x) {
     return r->p == 2 ? x * x : x < 0 ? -x : x;
 }
 #define DP_LAMBDA 6.0 /* 2 exp(-18) = 3e-8 a row */
+/* From a p-th power to the bound itself. */
+static inline double dp_bound_final(const dp_rounding *r, double x) {
+    return r->p == 2 ? DP_LAMBDA * sqrt(x) : x;
+}
 /* The rounding model of a base policy and its default design; p: 1 sound, 2 probable. */
 dp_rounding dp_rounding_of(dp_base b, int p);
 /* The rounding model of a design. With gated scores chunk_gated.h rounds both operands of a score,

@@ -34,21 +34,12 @@ void dp_context_free(dp_context *c);
 static inline int dp_context_runs_pre_fwd(const dp_context *c) {
     return !c->is_last;
 } /* on local sub-sequence nlocal-1 */
-static inline int dp_context_runs_merge_fwd(const dp_context *c) {
-    return !c->is_first;
-} /* initial state of sub-sequence 0 */
 static inline int dp_context_runs_pre_bwd(const dp_context *c) {
     return !c->is_first;
 } /* on local sub-sequence 0 */
-static inline int dp_context_runs_merge_bwd(const dp_context *c) {
-    return !c->is_last;
-} /* dS_T of sub-sequence nlocal-1 */
-/* Uniform elements of math.md g.3: does the state leaving the rank depend on the state entering it?
- * And its adjoint? */
-static inline int dp_context_passes_fwd(const dp_context *c) {
-    return c->nlocal == 1 && !c->is_first && !c->is_last;
-}
-static inline int dp_context_passes_bwd(const dp_context *c) {
+/* Uniform elements of math.md g.3: does the state leaving the rank depend on the state entering it,
+ * and so its adjoint? */
+static inline int dp_context_passes(const dp_context *c) {
     return c->nlocal == 1 && !c->is_first && !c->is_last;
 }
 #endif

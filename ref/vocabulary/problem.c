@@ -80,6 +80,22 @@ double *dp_copy(const double *x, int64_t n) {
     return y;
 }
 
+double **dp_copy_list(double *const *a, int64_t n, int64_t size) {
+    double **b = dp_calloc((size_t)n, sizeof *b);
+    for (int64_t i = 0; i < n; i++)
+        b[i] = dp_copy(a[i], size);
+    return b;
+}
+
+void dp_free_list(void *list, int64_t n) {
+    for (int64_t i = 0; list && i < n; i++) {
+        void *x;
+        memcpy(&x, (char *)list + i * (int64_t)sizeof x, sizeof x);
+        free(x);
+    }
+    free(list);
+}
+
 double *dp_doubles_of(const dp_problem *p, int64_t n) {
     return p->memory ? p->memory->make(n, 0) : dp_doubles(n);
 }
