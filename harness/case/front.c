@@ -11,6 +11,13 @@ double dp_row_norm(const double *x, int64_t n) {
     return sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
 }
 
+double *dp_row_norms(const double *x, int64_t rows, int width) {
+    double *n = dp_doubles(rows);
+    for (int64_t r = 0; r < rows; r++)
+        n[r] = dp_row_norm(x + r * width, width);
+    return n;
+}
+
 /* ---- truth of the outputs -------------------------------------------------------------------- */
 
 dp_status dp_step_build(dp_case *c, dp_err *e) {

@@ -14,4 +14,6 @@ void dp_step_free(dp_case *c);
 
 /* |x|_2, rounded up. */
 double dp_row_norm(const double *x, int64_t n);
+/* That of each row of `width`, to be freed: from bounds of entries those of rows. */
+double *dp_row_norms(const double *x, int64_t rows, int width);
 #endif

@@ -7,6 +7,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
+#include "ref/vocabulary/context.h"
 
 #include <assert.h>
 #include <math.h>
@@ -74,9 +75,7 @@ static reading reading_of(const inputs *x, int field, const dp_row *row, const d
     reading r = {.hv = row->at.head, .y = dp_doubles(p->K)};
     if (field == DP_RESULT_O) {
         const int64_t t = row->at.token;
-        int seq = 0;
-        while (p->cu[seq + 1] <= t)
-            seq++;
+        const int seq = dp_sequence_of(p->cu, p->Nseq, t);
         r.first = p->cu[seq];
         r.last = t;
         r.got = got + (t * p->HV + r.hv) * p->V;
@@ -138,13 +137,6 @@ static int lost_state_of(const dp_problem *p, int field, const dp_row *row, cons
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
 
-static int sequence_of(const dp_problem *p, int64_t t) {
-    int i = 0;
-    while (i < p->Nseq - 1 && p->cu[i + 1] <= t)
-        i++;
-    return i;
-}
-
 /* Context of place_of_field's functions. */
 typedef struct {
     const dp_problem *p;
@@ -159,7 +151,7 @@ static void token_row(const void *ctx, int64_t row, dp_place *at) {
     at->token = row / ((int64_t)x->heads * x->per);
     at->head = (int)(row / x->per % x->heads);
     at->rank = dp_own_part_of(x->p->own.kind, x->p->T, x->N, at->token);
-    at->sequence = sequence_of(x->p, at->token);
+    at->sequence = dp_sequence_of(x->p->cu, x->p->Nseq, at->token);
     at->chunk = x->chunk_of[at->token];
 }
 

@@ -5,6 +5,7 @@
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/fault_effect.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/vocabulary/context.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -166,12 +167,9 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
     const place_ctx *x = ctx;
     const dp_problem *p = &x->c->p;
     const int heads = dp_qkv_heads(p, x->i);
-    int seq = 0;
     at->token = row / heads;
     at->head = (int)(row % heads);
-    while (seq < p->Nseq - 1 && p->cu[seq + 1] <= at->token)
-        seq++;
-    at->sequence = seq;
+    at->sequence = dp_sequence_of(p->cu, p->Nseq, at->token);
     at->rank = (int)(at->token / (p->T / x->N));
     at->chunk = x->x->chunk_of[at->token];
 }
@@ -211,14 +209,6 @@ static void judge(const place_ctx *x, int kind, int64_t rows, const double *got,
     in.tokens = tokens ? p->T : 0;
     in.draws = d && d->err2 ? d : NULL;
     dp_compare(&in, &run->tensor[run->ntensor++]);
-}
-
-/* 2-norms of rows of `width`; entrywise bounds to bounds of rows. */
-static double *row_norms(const double *x, int64_t rows, int width) {
-    double *n = dp_doubles(rows);
-    for (int64_t r = 0; r < rows; r++)
-        n[r] = dp_row_norm(x + r * width, width);
-    return n;
 }
 
 static double *transposed(const double *x, int D, int W) { /* [D][W] -> [W][D] */
@@ -353,7 +343,7 @@ static int64_t judge_result(const place_ctx *x, const conv_standard *std, int ki
                                                  : std->v.T * heads;
     double *is = as_rows(&std->v, &std->is, kind), *radius = as_rows(&std->v, &std->radius, kind),
            *bound = as_rows(&std->v, &std->bound, kind), *made = as_rows(&std->v, got, kind);
-    double *r = row_norms(radius, rows, width), *b = row_norms(bound, rows, width);
+    double *r = dp_row_norms(radius, rows, width), *b = dp_row_norms(bound, rows, width);
     for (int64_t z = 0; z < rows && through; z++) {
         r[z] += sum_of(&through[0], kind)[z];
         b[z] += sum_of(&through[1], kind)[z];
@@ -429,9 +419,9 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         const place_ctx at = {c, s->N, i, x};
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
-        double *r = row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
-               *bound = row_norms(*error_of((dp_raw_error *)&s->err, i), p->T * dp_qkv_heads(p, i),
-                                  width);
+        double *r = dp_row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
+               *bound = dp_row_norms(*error_of((dp_raw_error *)&s->err, i),
+                                     p->T * dp_qkv_heads(p, i), width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
         free(r);

@@ -2,6 +2,7 @@
  * (subjects.h). */
 #include "harness/case/front.h"
 #include "harness/simulated/fault_effect.h"
+#include "ref/vocabulary/context.h"
 #include "subjects.h"
 
 #include <math.h>
@@ -11,12 +12,9 @@
 static void place_token(const void *ctx, int64_t row, dp_place *at) {
     const dp_sharding *sp = ctx;
     const dp_conv *v = &sp->c->conv;
-    int seq = 0;
-    while (seq < v->Nseq - 1 && v->cu[seq + 1] <= row)
-        seq++;
     *at = (dp_place){.rank = dp_own_part_of(v->own.kind, v->T, sp->N, row),
                      .head = 0,
-                     .sequence = seq,
+                     .sequence = dp_sequence_of(v->cu, v->Nseq, row),
                      .chunk = (int)(row / DP_CHUNK),
                      .token = row};
 }
@@ -25,14 +23,6 @@ static void place_channel(const void *ctx, int64_t row, dp_place *at) {
     (void)ctx;
     (void)row;
     *at = (dp_place){.rank = 0, .head = 0, .sequence = -1, .chunk = -1, .token = -1};
-}
-
-/* Row bounds are 2-norms of the entrywise ones. */
-static double *row_norms(const double *x, int64_t rows, int64_t width) {
-    double *r = dp_doubles(rows);
-    for (int64_t i = 0; i < rows; i++)
-        r[i] = dp_row_norm(x + i * width, width);
-    return r;
 }
 
 /* ---- what there is to run -------------------------------------------------------------------- */
@@ -122,8 +112,8 @@ static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
     int64_t rows;
     int width;
     dp_conv_result_shape(v, i, &rows, &width);
-    double *radius = row_norms(*dp_conv_result_at(&t->radius, i), rows, width);
-    double *bound = row_norms(*dp_conv_result_at(&y->bound, i), rows, width);
+    double *radius = dp_row_norms(*dp_conv_result_at(&t->radius, i), rows, width);
+    double *bound = dp_row_norms(*dp_conv_result_at(&y->bound, i), rows, width);
     const dp_compare_in in = {.name = f->name,
                               .N = sp->N,
                               .heads = 1,

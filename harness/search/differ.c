@@ -35,13 +35,13 @@ static dp_place of_token(const work *w, int64_t token, int head) {
                       .token = token,
                       .head = head,
                       .chunk = -1,
-                      .sequence = dp_check_sequence_at(w->p, token)};
+                      .sequence = dp_sequence_of(w->p->cu, w->p->Nseq, token)};
 }
 
 /* The first token of the part of a sequence on a rank that holds this token. */
 static int64_t part_begin(const work *w, int64_t token) {
     const int64_t L = w->p->T / w->N, rank = token / L * L,
-                  sequence = w->p->cu[dp_check_sequence_at(w->p, token)];
+                  sequence = w->p->cu[dp_sequence_of(w->p->cu, w->p->Nseq, token)];
     return sequence > rank ? sequence : rank;
 }
 
@@ -50,7 +50,7 @@ static int64_t chunk_begin(const work *w, int64_t chunk) {
     int64_t t = 0;
     for (int64_t left = chunk;; left--) {
         const int64_t L = w->p->T / w->N, rank_end = (t / L + 1) * L,
-                      end = w->p->cu[dp_check_sequence_at(w->p, t) + 1],
+                      end = w->p->cu[dp_sequence_of(w->p->cu, w->p->Nseq, t) + 1],
                       stop = end < rank_end ? end : rank_end;
         if (!left) return t;
         t = t + DP_CHUNK < stop ? t + DP_CHUNK : stop;

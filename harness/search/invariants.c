@@ -40,7 +40,7 @@ static dp_place place_of(const dp_check_work *w, const rows_of *l, const dp_chec
     return (dp_place){.rank = (int)(token / (w->p->T / w->N)),
                       .token = token,
                       .head = (int)(row / l->per % l->heads),
-                      .sequence = dp_check_sequence_at(w->p, token)};
+                      .sequence = dp_sequence_of(w->p->cu, w->p->Nseq, token)};
 }
 
 static int kept(const dp_check_pair *x, int f, const dp_place *at) {
@@ -265,13 +265,6 @@ dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const doubl
                                   : NULL;
     }
     return c;
-}
-
-int dp_check_sequence_at(const dp_problem *p, int64_t t) {
-    int i = 0;
-    while (i < p->Nseq - 1 && p->cu[i + 1] <= t)
-        i++;
-    return i;
 }
 
 /* ---- the subject ----------------------------------------------------------------------------- */

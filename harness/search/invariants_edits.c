@@ -59,9 +59,9 @@ enum { EDITED_TOKENS = 4 };
  * sequences and at ranks. */
 static int64_t chunk_of(const dp_check_work *w, int64_t t, int64_t *end) {
     const dp_problem *p = w->p;
-    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[dp_check_sequence_at(p, t)],
+    const int64_t L = p->T / w->N, rank = t / L * L, cu = p->cu[dp_sequence_of(p->cu, p->Nseq, t)],
                   from = rank > cu ? rank : cu, start = from + (t - from) / DP_CHUNK * DP_CHUNK;
-    int64_t stop = p->cu[dp_check_sequence_at(p, t) + 1];
+    int64_t stop = p->cu[dp_sequence_of(p->cu, p->Nseq, t) + 1];
     if (stop > rank + L) stop = rank + L;
     *end = start + DP_CHUNK < stop ? start + DP_CHUNK : stop;
     return start;
@@ -136,7 +136,8 @@ dp_status dp_check_edits(dp_check_work *w, dp_role role, dp_check_keep *keep) {
         edit(&p, role, t[i]);
         const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
         int64_t end;
-        const token_edit x = {t[i], chunk_of(w, t[i], &end), dp_check_sequence_at(w->p, t[i])};
+        const token_edit x = {t[i], chunk_of(w, t[i], &end),
+                              dp_sequence_of(w->p->cu, w->p->Nseq, t[i])};
         if (!st) {
             dp_check_same(w, &o, NULL, 0, keep, &x);
             dp_check_outcome_free(&o);

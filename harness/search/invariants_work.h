@@ -46,8 +46,6 @@ double *dp_check_own(dp_problem *p, int i);
  * [HV][K][V]. */
 dp_problem dp_check_slice(const dp_problem *p, int64_t a, int64_t b, const double *s0,
                           const double *dstate, int backward);
-/* The sequence of a token. */
-int dp_check_sequence_at(const dp_problem *p, int64_t t);
 /* Frees results and factors of a run. */
 void dp_check_outcome_free(dp_check_outcome *o);
 /* Runs the subject on a problem. */

@@ -178,13 +178,6 @@ typedef struct {
     int64_t atom[2];
 } reading; /* n 0: unread or zero */
 
-static int sequence_of(const dp_problem *p, int64_t t) {
-    int i = 0;
-    while (i < p->Nseq - 1 && p->cu[i + 1] <= t)
-        i++;
-    return i;
-}
-
 /* Rows of a state by basis vector: s_a = sum_x basis(a, x) S[x]. */
 static void to_basis(const dp_problem *p, const double *S, double *out) {
     memset(out, 0, sizeof *out * (size_t)p->K * p->V);
@@ -219,7 +212,7 @@ static dp_source_values *source_values_open(const dp_problem *p, int N) {
                             .s0 = dp_doubles(ns * p->K * p->V)};
     for (int64_t i = 0; i < nv; i++)
         w->atom[w->n++] = (atom){p->v + i * p->V, i / (p->HV * p->R), (int)(i / p->R % p->HV),
-                                 sequence_of(p, i / (p->HV * p->R))};
+                                 dp_sequence_of(p->cu, p->Nseq, i / (p->HV * p->R))};
     for (int64_t i = 0; i < ns; i++) {
         double *s = w->s0 + i * p->K * p->V;
         to_basis(p, p->s0 + i * p->K * p->V, s);

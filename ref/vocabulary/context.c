@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* First sequence that ends after token t: it contains t, and no empty sequence does. */
-static int sequence_of(const int64_t *cu, int Nseq, int64_t t) {
+int dp_sequence_of(const int64_t *cu, int Nseq, int64_t t) {
     int lo = 0, hi = Nseq - 1;
     while (lo < hi) {
         const int mid = lo + (hi - lo) / 2;
@@ -66,7 +65,7 @@ dp_status dp_context_owned(const int64_t *cu, int Nseq, dp_own own, int N, int r
     c->a = dp_own_cut(own, T, N, rank);
     c->b = dp_own_cut(own, T, N, rank + 1);
     c->L = c->b - c->a;
-    const int f = sequence_of(cu, Nseq, c->a), l = sequence_of(cu, Nseq, c->b - 1);
+    const int f = dp_sequence_of(cu, Nseq, c->a), l = dp_sequence_of(cu, Nseq, c->b - 1);
     fill_local(cu, f, l, c);
     c->pre_num_ranks = rank - dp_own_part_of(own, T, N, cu[f]);
     c->post_num_ranks = dp_own_part_of(own, T, N, cu[l + 1] - 1) - rank;

@@ -8,6 +8,9 @@
 #define DP_CONTEXT_H
 #include "problem.h"
 
+/* The sequence of token t, the first one that ends behind t; of tokens behind all, the last one. */
+int dp_sequence_of(const int64_t *cu, int Nseq, int64_t t);
+
 typedef struct {
     int rank, N;
     int64_t L, a, b;

@@ -1,6 +1,7 @@
 /* Failures, memory, and the checks of a problem (problem.h). */
 #define _DEFAULT_SOURCE
 #include "problem.h"
+#include "context.h"
 #include "recurrence.h"
 #include "tensors.h"
 #include "text.h"
@@ -120,25 +121,12 @@ void dp_problem_alloc(dp_problem *p) {
     }
 }
 
-/* The sequence of token t: the last one that begins at or before it. */
-static int sequence_of(const dp_problem *p, int64_t t) {
-    int lo = 0, hi = p->Nseq - 1;
-    while (lo < hi) {
-        const int mid = lo + (hi - lo + 1) / 2;
-        if (p->cu[mid] <= t)
-            lo = mid;
-        else
-            hi = mid - 1;
-    }
-    return lo;
-}
-
 int64_t dp_token_before(const dp_problem *p, int64_t t) {
-    return t - dp_lag(p) >= p->cu[sequence_of(p, t)] ? t - dp_lag(p) : -1;
+    return t - dp_lag(p) >= p->cu[dp_sequence_of(p->cu, p->Nseq, t)] ? t - dp_lag(p) : -1;
 }
 
 int64_t dp_token_after(const dp_problem *p, int64_t t) {
-    return t + dp_lag(p) < p->cu[sequence_of(p, t) + 1] ? t + dp_lag(p) : -1;
+    return t + dp_lag(p) < p->cu[dp_sequence_of(p->cu, p->Nseq, t) + 1] ? t + dp_lag(p) : -1;
 }
 
 void dp_problem_free(dp_problem *p) {
