@@ -22,11 +22,11 @@ static decltype(&cuTensorMapEncodeTiled) encoder() {
 }
 
 dp_status map_rows(const Call &c, CUtensorMap *map, MappedRows which, const void *x, int heads,
-                   int width) {
+                   int width, int tokens) {
     RowMaps *&kept = c.p->maps;
     const cuuint64_t size[3] = {(cuuint64_t)width, (cuuint64_t)heads, (cuuint64_t)c.p->d.L};
     const cuuint64_t stride[2] = {(cuuint64_t)width * 2, (cuuint64_t)heads * width * 2};
-    const cuuint32_t box[3] = {64, 1, DP_CHUNK}, step[3] = {1, 1, 1};
+    const cuuint32_t box[3] = {64, 1, (cuuint32_t)tokens}, step[3] = {1, 1, 1};
     if (!kept) kept = new (std::nothrow) RowMaps();
     if (!kept) return dpg_fail(c.e, DP_ENOMEM, "no memory for maps of tensors");
     if (kept->x[which] != x) {

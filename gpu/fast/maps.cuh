@@ -11,7 +11,8 @@
 enum MappedRows { ROWS_OF_K, ROWS_OF_Q, ROWS_OF_V, ROWS_OF_O, MAPPED };
 
 /* A map of x: bf16, [tokens of the rank][heads][width], width a multiple of 64; made once for each
- * address in a row. DP_EDEVICE: the driver has no such copies, or not of x. */
+ * address in a row. A tile has `tokens`, the same in all calls of a plan.
+ * DP_EDEVICE: the driver has no such copies, or not of x. */
 dp_status map_rows(const Call &c, CUtensorMap *map, MappedRows which, const void *x, int heads,
-                   int width);
+                   int width, int tokens = DP_CHUNK);
 #endif

@@ -3,6 +3,7 @@
 #include "plan/paths.cuh"
 #include "plan/wide.cuh"
 #include "ref/vocabulary/segments.h"
+#include <algorithm>
 
 static int takes_width(int n) { return n == 64 || n == 128; }
 
@@ -35,7 +36,26 @@ int fast_is_bare(const dpg_plan *pl) {
     return !pl->is_bwd && fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
 }
 
+/* Steps of 32 tokens that the longest sequence takes. */
+static int most_steps(const dpg_plan *pl) {
+    int most = 0;
+    for (int i = 0; i < pl->nrow; i++) {
+        const Seq &s = pl->seqs_h[i];
+        most = std::max(most, 2 * (s.c1 - s.c0) - (pl->chunks_h[s.c1 - 1].len <= DP_CHUNK / 2));
+    }
+    return most;
+}
+
+/* The longest head's steps take 1.77 us each, one after the other. A tile takes 0.0415 us of the
+ * two kernels on 132 multiprocessors (H200, reports/device/speed.txt). */
+int fast_is_single(const dpg_plan *pl) {
+    const Dims &d = pl->d;
+    if (!pl->bare || d.Kg > 1 || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
+    return (int64_t)d.NT * d.HV * 132 >= (int64_t)43 * most_steps(pl) * pl->device.sms;
+}
+
 static dp_status chunks(const Call &c) {
+    if (c.p->single) return DP_OK;
     return c.p->d.Kg == 1 ? fast_chunks_one(c) : fast_chunks_channels(c);
 }
 static dp_status grad(const Call &c) {
@@ -44,6 +64,7 @@ static dp_status grad(const Call &c) {
 
 static dp_status state(const Call &c) {
     if (!c.p->bare) return fast_state(c);
+    if (c.p->single) return fast_forward_one(c);
     dp_status st = c.p->d.Kg == 1 ? fast_state_bare(c) : fast_state_gated(c);
     return st || !at<int>(c, B_SPOILT) ? st : fast_spoil(c);
 }

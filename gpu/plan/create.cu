@@ -208,6 +208,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     cut_segments(pl, other_path);
     list_rows(pl);
     pl->bare = fast_is_bare(pl);
+    pl->single = fast_is_single(pl);
     layout_workspace(pl);
     pl->parts = 1;
     st = upload_tables(pl, w.p, e);

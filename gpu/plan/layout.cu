@@ -93,6 +93,8 @@ static void layout_forward(dpg_plan *pl) {
     int64_t hm = (int64_t)d.HV * d.K * (d.V + d.K);
     if (pl->opt.path == DPG_PATH_TOKEN)
         layout_tokens(pl);
+    else if (pl->single)
+        ; /* nothing lies between kernels */
     else if (pl->bare)
         layout_bare(pl);
     else

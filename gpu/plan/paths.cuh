@@ -43,6 +43,8 @@ int fast_augments(const Device *dev);
  * if there are enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
+/* Is such a forward one kernel (`fast/forward_one.cu`)? */
+int fast_is_single(const dpg_plan *pl);
 
 /* Facts of a recurrence: does only the token path have it? Does a token erase? How many keys has a
  * token on that path? */
