@@ -39,8 +39,8 @@ static dp_status launch(const Device &dev, void (*kernel)(P...), int64_t blocks,
 #ifdef __CUDACC__
 enum { COLS = 4 }; /* of a state, neighbours, in a thread */
 
-/* Group j of the four groups of rows of term n. A sum over rows is one of eight terms, two by two; a
- * term is one of four groups, two by two; a group has its rows one after another. */
+/* Group j of the four groups of rows of term n. A sum over rows adds eight terms two by two, a term
+ * its groups two by two, a group its rows one by one. */
 template <bool VK> static __device__ __forceinline__ int group_of(int n, int j) {
     return VK ? 16 * (n / 4) + n % 4 + 4 * j : 4 * n + j;
 }
