@@ -73,7 +73,6 @@ struct Dims {
     const Chunk *chunk;
     const Seq *seq;
     float scale, lower_bound;
-    dp_model model;
     int gate, beta_form, l2norm;
     int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
@@ -185,6 +184,8 @@ struct dpg_plan {
     Device device;
     const Path *path;
     char why[160];          /* the reason for the path */
+    dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
+    int erases;             /* does any read */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */
