@@ -63,7 +63,8 @@ static dp_status check_rows(const dpg_problem *p, dp_err *e) {
     NEED(r->n >= 1 && r->n <= DP_MAX_ROWS, "%d rows of a token are not 1 to %d", r->n, DP_MAX_ROWS);
     NEED(p->R == 1 && p->H == p->HV, "rows of one's own: R = %d and H = %d are not 1 and HV = %d",
          p->R, p->H, p->HV);
-    NEED(!r->rotated, "rows of one's own: no rotation by an angle");
+    NEED(!r->rotated || (p->pairs >= 1 && 2 * p->pairs <= p->K), "%d pairs are not 1 to K / 2",
+         p->pairs);
     return DP_OK;
 }
 
@@ -111,6 +112,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
     no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
+    no = dp_recurrence_looks_back(rows_of(p)) ? "inputs of the previous token"
+         : rows_of(p)->rotated                ? "sums of angles"
+                                              : NULL;
+    NEED(!no || exchanges_heads(o, N) || (N == 1 && p->own.parts <= 1),
+         "%s: a rank, or a part of its tokens, has none of the tokens before it (exchange heads: "
+         "it has)",
+         no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
     dp_payload sent = sent_as(o, sends(p, N));
     no = payloads[sent].refuses;
@@ -190,6 +198,7 @@ static Dims dims_of(const Wanted &w, dpg_path path) {
 
 static void set_rows(dpg_plan *pl, const dpg_problem *p) {
     pl->rows = *rows_of(p);
+    pl->pairs = pl->rows.rotated ? p->pairs : 0;
     if (!p->rows) pl->rows.normed = BY_QUERY;
     if (!p->l2norm) pl->rows.normed = 0;
     if (!(pl->rows.eps > 0)) pl->rows.eps = DP_L2_EPS;
@@ -354,8 +363,9 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_BETA, B_QN, B_KN,  B_L, B_AKK,  B_AQK,   B_W,     B_KG,
-                               B_QG,   B_EC, B_ODD, B_H, B_VNEW, B_DECAY, B_ERASE, B_VALUE};
+    static const int kept[] = {B_BETA, B_QN,    B_KN,    B_L,     B_AKK,    B_AQK,
+                               B_W,    B_KG,    B_QG,    B_EC,    B_ODD,    B_H,
+                               B_VNEW, B_DECAY, B_ERASE, B_VALUE, B_COS_SIN};
     if (pl->heads) return heads_kept_bytes(pl->heads);
     if (pl->wide) return dpg_kept_bytes(pl->wide->one);
     size_t sum = dpg_saved_bytes(pl);

@@ -68,6 +68,7 @@ static void layout_tokens(dpg_plan *pl) {
     add(pl, B_VALUE, keys * d.HV * d.V, 0);
     add(pl, B_BETA, keys * d.HV, 0);
     add(pl, B_DECAY, d.L * d.HV * d.Kg, 0);
+    if (pl->pairs) add(pl, B_COS_SIN, d.L * d.HV * pl->pairs * 2, 0);
     if (pl->is_bwd || saves_all(pl) || pl->opt.keep) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
@@ -153,6 +154,7 @@ static void layout_token_bwd(dpg_plan *pl) {
     if (pl->erases) add(pl, B_DKR, keys * d.K, 0);
     add(pl, B_DKW, keys * d.K, 0);
     add(pl, B_DG, heads * d.Kg, 0);
+    if (pl->pairs) add(pl, B_DANGLE, heads * pl->pairs, 0);
     add(pl, B_DBETA, keys, 0);
 }
 

@@ -89,9 +89,10 @@ enum Slot {
     B_DECAY, /* token: decay of each token; erasing keys; values */
     B_ERASE,
     B_VALUE,
-    B_L,   /* k k' with decay, strictly lower */
-    B_AKK, /* T = (I + B L)^-1 */
-    B_AQK, /* scale q k' with decay, lower */
+    B_COS_SIN, /* of sums of angles */
+    B_L,       /* k k' with decay, strictly lower */
+    B_AKK,     /* T = (I + B L)^-1 */
+    B_AQK,     /* scale q k' with decay, lower */
     B_W,
     B_U,
     B_KG,
@@ -131,9 +132,10 @@ enum Slot {
     B_DQ, /* gradients of activated q and k by value head; DKW: its part from the writes */
     B_DKR,
     B_DKW,
-    B_DG,    /* simple: gradient of the log gate; fast: terms of dA_log by channel */
-    B_DBETA, /* simple: gradient of activated beta; fast: the diagonal of dP, in fp32 */
-    B_PART,  /* terms of dA_log and ddt_bias by tile; by rank; gathered */
+    B_DG,     /* simple: gradient of the log gate; fast: terms of dA_log by channel */
+    B_DBETA,  /* simple: gradient of activated beta; fast: the diagonal of dP, in fp32 */
+    B_DANGLE, /* token: gradient of the sum of angles */
+    B_PART,   /* terms of dA_log and ddt_bias by tile; by rank; gathered */
     B_GSUM,
     B_GALL,
     B_DO,   /* fast: do by columns */
@@ -186,6 +188,7 @@ struct dpg_plan {
     char why[160];          /* the reason for the path */
     dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
     int erases;             /* does any read */
+    int pairs;              /* that angles rotate, 0: none */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */

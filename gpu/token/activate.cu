@@ -18,13 +18,31 @@ Token token_of(const Call &c) {
     a.u = at<float>(c, B_VALUE);
     a.b = at<float>(c, B_BETA);
     a.decay = at<float>(c, B_DECAY);
+    a.cos_sin = at<float>(c, B_COS_SIN);
     a.n = c.p->d.n / c.p->d.tok;
+    a.pairs = c.p->pairs;
     a.rows = c.p->rows;
+    a.looks_back = dp_recurrence_looks_back(&a.rows);
     for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
         a.in[x->id] = *(void **)((char *)c.t + x->slot);
     a.in[DP_INPUT_A_LOG] = c.t->A_log;
     a.in[DP_INPUT_DT_BIAS] = c.t->dt_bias;
     return a;
+}
+
+/* A thread a pair of channels of a value head, token by token. */
+__global__ void k_token_angles(Dims d, Token a) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, width = (int64_t)d.HV * a.pairs;
+    if (i >= d.nseq * width) return;
+    Seq seq = d.seq[i / width];
+    Chunk last = d.chunk[seq.c1 - 1];
+    float phi = 0.f;
+    for (int64_t t = d.chunk[seq.c0].t0; t < last.t0 + last.len; t++) {
+        int64_t at = t * width + i % width;
+        phi += ldx(a.in[DP_INPUT_ANGLE], at, d.g_bf16);
+        a.cos_sin[2 * at] = cosf(phi);
+        a.cos_sin[2 * at + 1] = sinf(phi);
+    }
 }
 
 __global__ void k_token_inputs(Dims d, Token a) {
@@ -33,21 +51,29 @@ __global__ void k_token_inputs(Dims d, Token a) {
     int is_first = p.hv % d.G == 0, lane = threadIdx.x % 32;
     for (int x = lane; x < d.Kg; x += 32)
         a.decay[p.head() * d.Kg + x] = expf(p.log_decay(x));
-    if (is_first) p.unit(DP_INPUT_Q, 0).store(a.q + p.query_head() * d.K, d.K);
+    if (is_first)
+        p.rotated(p.unit(DP_INPUT_Q, 0), DP_INPUT_Q).store(a.q + p.query_head() * d.K, d.K);
     for (int j = 0; j < a.n; j++) {
         const dp_token_row &row = p.row(j);
         int r = p.key_of(j);
-        if (is_first) p.product(row.write, r).store(a.k + (p.query_head() * a.n + j) * d.K, d.K);
+        if (is_first)
+            p.rotated(p.product(row.write, r), p.rotated_key(row.write))
+                .store(a.k + (p.query_head() * a.n + j) * d.K, d.K);
         if (a.e) p.product(row.read, r).store(a.e + p.entry(j) * d.K, d.K);
         for (int v = lane; v < d.V; v += 32)
-            a.u[p.entry(j) * d.V + v] = p.value(row.value, r, v);
-        if (!lane) a.b[p.entry(j)] = p.strength(row.strength, r);
+            a.u[p.entry(j) * d.V + v] = p.scalar(row.value, r, v);
+        if (!lane) a.b[p.entry(j)] = p.scalar(row.strength, r, 0);
     }
 }
 
 dp_status token_inputs(const Call &c) {
     const Dims &d = c.p->d;
-    k_token_inputs<<<places_of(d, d.HV), THREADS, 0, c.s>>>(d, token_of(c));
+    Token a = token_of(c);
+    if (a.cos_sin) {
+        k_token_angles<<<angles_of(d, a), THREADS, 0, c.s>>>(d, a);
+        CK_LAUNCH(c.e, "k_token_angles");
+    }
+    k_token_inputs<<<places_of(d, d.HV), THREADS, 0, c.s>>>(d, a);
     CK_LAUNCH(c.e, "k_token_inputs");
     return DP_OK;
 }

@@ -194,6 +194,7 @@ TokenGrads token_grads_of(const Call &c) {
     y.u = at<float>(c, B_DV_NEW);
     y.b = at<float>(c, B_DBETA);
     y.g = at<float>(c, B_DG);
+    y.angle = at<float>(c, B_DANGLE);
     for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
         y.in[x->id] = *(void **)((char *)c.g + x->grad_slot);
     return y;

@@ -12,7 +12,7 @@ template <class F> __device__ __forceinline__ void both_tokens(Place p, int inpu
     for (int back = 0; back < 2; back++) {
         for (int j = 0; j < p.a.n; j++)
             if (p.key_of(j) == r) f(p, p.row(j), j, back ? input | DP_PREVIOUS : input);
-        if (p.after < 0) return;
+        if (p.after < 0 || !p.a.looks_back) return;
         p.before = p.t;
         p.t = p.after;
     }
@@ -24,10 +24,16 @@ __device__ __forceinline__ void through_entry(const Place &p, const dp_entry &e,
     for (int m = 0; m < e.n; m++) {
         if (e.of[m] != of) continue;
         int is_gate = of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH;
-        Row c = p.product(e, r, is_gate ? -1 : m), own = Row::load(dy, p.d.K);
+        Row c = p.product(e, r, is_gate ? -1 : m),
+            own = p.rotated(Row::load(dy, p.d.K), p.rotated_key(e), 1);
         float sign = of == DP_FACTOR_GROWTH ? -1.f : 1.f;
         Row::rows(p.d.K, [&](int i, int) { sum.x[i] = fmaf(sign * c.x[i], own.x[i], sum.x[i]); });
     }
+}
+__device__ __forceinline__ void through_scalar(const Place &p, const dp_entry &e, int of, int r,
+                                               int v, float dy, float &sum) {
+    for (int m = 0; m < e.n; m++)
+        if (e.of[m] == of) sum = fmaf(p.scalar(e, r, v, m), dy, sum);
 }
 __device__ __forceinline__ void through_rows(const Place &p, const TokenGrads &y, int input, int r,
                                              Row &sum) {
@@ -44,7 +50,8 @@ __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
     int64_t to = p.at(input, r) * d.K;
     Row dy = {}, x = p.given(input, r), unit = p.unit(input, r);
     for (int i = 0; i < (is_in(BY_QUERY, input) ? d.G : 1); i++, p.hv++) {
-        if (input == DP_INPUT_Q) dy.add(Row::load(y.q + p.head() * d.K, d.K), 1.f);
+        if (input == DP_INPUT_Q)
+            dy.add(p.rotated(Row::load(y.q + p.head() * d.K, d.K), DP_INPUT_Q, 1), 1.f);
         through_rows(p, y, input, r, dy);
     }
     int normed = p.a.rows.normed >> input & 1;
@@ -60,9 +67,7 @@ __device__ void value_bwd(const Place &p, const TokenGrads &y, int input, int r)
     for (int v = threadIdx.x % 32; v < V; v += 32) {
         float sum = 0.f;
         both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
-            for (int m = 0; m < row.value.n; m++)
-                if (row.value.of[m] == of)
-                    sum = fmaf(p.value(row.value, r, v, m), y.u[p.entry(j) * V + v], sum);
+            through_scalar(p, row.value, of, r, v, y.u[p.entry(j) * V + v], sum);
         });
         stx(y.in[input], to + v, p.d.d_bf16, sum);
     }
@@ -79,9 +84,7 @@ __device__ void number_bwd(const Place &p, const TokenGrads &y, int input, int r
     through_rows(p, y, input, r, keys);
     float sum = sum_of(p.d, keys);
     both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
-        for (int m = 0; m < row.strength.n; m++)
-            if (row.strength.of[m] == of)
-                sum = fmaf(p.strength(row.strength, r, m), y.b[p.entry(j)], sum);
+        through_scalar(p, row.strength, of, r, 0, y.b[p.entry(j)], sum);
     });
     int64_t at = p.at(input, r);
     if (input == DP_INPUT_BETA) sum *= beta_slope(p.d, ldx(p.a.in[input], at, p.d.g_bf16));
@@ -102,12 +105,49 @@ __device__ void gate_bwd(const Place &p, const TokenGrads &y) {
     if (threadIdx.x % 32 == 0) *g += all;
 }
 
+/* += x1 dx2 - x2 dx1 of each pair, at its first channel: the gradient of the angle of x. */
+__device__ __forceinline__ void through_rotation(const Dims &d, const float *x, const float *dx,
+                                                 Row &sum) {
+    Row y = Row::load(x, d.K), dy = Row::load(dx, d.K);
+#pragma unroll
+    for (int i = 0; i < Row::ROWS; i += 2)
+        sum.x[i] += y.x[i] * dy.x[i + 1] - y.x[i + 1] * dy.x[i];
+}
+/* The gradient of a token's sum of angles. */
+__device__ void angle_bwd(const Place &p, const TokenGrads &y) {
+    Row sum = {};
+    int64_t K = p.d.K;
+    through_rotation(p.d, p.a.q + p.head() * K, y.q + p.head() * K, sum);
+    both_tokens(p, 0, 0, [&](const Place &p, const dp_token_row &row, int j, int of) {
+        int key = p.rotated_key(row.write);
+        if (key >= 0 && (key & DP_PREVIOUS) == (of & DP_PREVIOUS))
+            through_rotation(p.d, p.a.k + p.entry(j) * K, y.k + p.entry(j) * K, sum);
+    });
+#pragma unroll
+    for (int i = 0; i < Row::ROWS; i += 2)
+        if (Row::row(i) < 2 * p.a.pairs) y.angle[p.head() * p.a.pairs + Row::row(i) / 2] = sum.x[i];
+}
+/* Gradients of angles: sums over a token and all after it. */
+__global__ void k_token_angle_sums(Dims d, Token a, TokenGrads y) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, width = (int64_t)d.HV * a.pairs;
+    if (i >= d.nseq * width) return;
+    Seq seq = d.seq[i / width];
+    Chunk last = d.chunk[seq.c1 - 1];
+    float sum = 0.f;
+    for (int64_t t = last.t0 + last.len - 1; t >= d.chunk[seq.c0].t0; t--) {
+        sum += y.angle[t * width + i % width];
+        stx(y.in[DP_INPUT_ANGLE], t * width + i % width, d.dg_bf16, sum);
+    }
+}
+
 __global__ void k_token_input_bwd(Dims d, Token a, TokenGrads y, int input, int heads) {
     Place p(d, a, heads);
     if (p.t < 0) return;
     for (int r = 0; r < (is_in(BY_KEY, input) ? d.R : 1); r++)
         if (input == DP_INPUT_G)
             gate_bwd(p, y);
+        else if (input == DP_INPUT_ANGLE)
+            angle_bwd(p, y);
         else if (is_in(KEYS, input))
             key_bwd(p, y, input, r);
         else if (is_in(VALUES, input))
@@ -137,6 +177,10 @@ dp_status token_norm(const Call &c) {
     TokenGrads y = token_grads_of(c);
     for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
         if (y.in[x->id] && x->id != DP_INPUT_G) TRY(input_bwd(c, x->id));
+    if (!y.angle) return DP_OK;
+    Token a = token_of(c);
+    k_token_angle_sums<<<angles_of(c.p->d, a), THREADS, 0, c.s>>>(c.p->d, a, y);
+    CK_LAUNCH(c.e, "k_token_angle_sums");
     return DP_OK;
 }
 

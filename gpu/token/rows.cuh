@@ -44,10 +44,12 @@ struct Place {
         int64_t i = is_in(BY_QUERY, input) ? token * d.H + hv / d.G : token * d.HV + hv;
         return is_in(BY_KEY, input) ? i * d.R + r : i;
     }
-    __device__ __forceinline__ float number(int of, int r) const {
+    /* A number, or a value at column v. */
+    __device__ __forceinline__ float number(int of, int r, int v = 0) const {
         int64_t i = at(of, r);
         int input = of & ~DP_PREVIOUS;
         if (i < 0) return 0.f;
+        if (is_in(VALUES, input)) return ldx(a.in[input], i * d.V + v, d.in_bf16);
         float x = ldx(a.in[input], i, d.g_bf16);
         return input == DP_INPUT_BETA ? beta_value(d, x) : x;
     }
@@ -89,8 +91,8 @@ struct Place {
             y.x[j] *= expf(of == DP_FACTOR_DECAY ? log_decay(x) : -log_decay(x));
         });
     }
-    /* The product of all factors but number `but`, with its sign: of write or read, of values at
-     * column v, of a strength. */
+    /* The product of all factors but number `but`, with its sign: of write or read; of values at
+     * column v, or of a strength. */
     __device__ __forceinline__ Row product(const dp_entry &e, int r, int but = -1) const {
         Row y = {};
         Row::rows(d.K, [&](int j, int) { y.x[j] = e.sign; });
@@ -98,23 +100,39 @@ struct Place {
             if (m != but) multiply(y, e.of[m], r);
         return y;
     }
-    __device__ __forceinline__ float value(const dp_entry &e, int r, int v, int but = -1) const {
+    __device__ __forceinline__ float scalar(const dp_entry &e, int r, int v, int but = -1) const {
         float y = e.sign;
-        for (int m = 0; m < e.n; m++) {
-            int64_t i = at(e.of[m], r);
-            if (m != but)
-                y *= i < 0 ? 0.f : ldx(a.in[e.of[m] & ~DP_PREVIOUS], i * d.V + v, d.in_bf16);
+        for (int m = 0; m < e.n; m++)
+            if (m != but) y *= number(e.of[m], r, v);
+        return y;
+    }
+    /* A row of the query or of a key, rotated by the sum of its token's angles, or back. */
+    __device__ __forceinline__ Row rotated(Row y, int of, int back = 0) const {
+        int64_t token = of & DP_PREVIOUS ? before : t;
+        if (!a.cos_sin || of < 0 || token < 0) return y;
+        const float *pair = a.cos_sin + (token * d.HV + hv) * 2 * a.pairs;
+#pragma unroll
+        for (int i = 0; i < Row::ROWS; i += 2) {
+            int at = Row::row(i);
+            if (at >= 2 * a.pairs) continue;
+            float x = y.x[i], z = y.x[i + 1], s = back ? -pair[at + 1] : pair[at + 1];
+            y.x[i] = x * pair[at] - z * s;
+            y.x[i + 1] = x * s + z * pair[at];
         }
         return y;
     }
-    __device__ __forceinline__ float strength(const dp_entry &e, int r, int but = -1) const {
-        float y = e.sign;
+    /* The factor of an entry that is a rotated key; -1: none is. */
+    __device__ __forceinline__ int rotated_key(const dp_entry &e) const {
         for (int m = 0; m < e.n; m++)
-            if (m != but) y *= number(e.of[m], r);
-        return y;
+            if (a.rows.rotated >> (e.of[m] & ~DP_PREVIOUS) & 1) return e.of[m];
+        return -1;
     }
 };
 
+/* Blocks of threads that have an angle of a head and sub-sequence each. */
+static inline unsigned angles_of(const Dims &d, const Token &a) {
+    return (unsigned)(((int64_t)d.nseq * d.HV * a.pairs + THREADS - 1) / THREADS);
+}
 /* Blocks of warps that have a place each. */
 static inline unsigned places_of(const Dims &d, int heads) {
     return blocks_of((int64_t)d.NT * d.tok * heads);

@@ -34,7 +34,8 @@
 
 struct Token {
     float *q, *k, *e, *u, *b, *decay; /* e NULL: nothing is erased */
-    int n;
+    float *cos_sin; /* of sums of angles [L][HV][pairs][2]; NULL: nothing is rotated */
+    int n, pairs, looks_back;
     dp_recurrence rows;
     const void *in[DP_NINPUTS]; /* raw */
 };
@@ -43,8 +44,8 @@ Token token_of(const Call &c);
 /* Gradients of what is activated, in its shapes, but by value head: dq [L][HV][K], dk
  * [L][HV][n][K]; dg of the log gate. */
 struct TokenGrads {
-    float *q, *k, *e, *u, *b, *g;
-    void *in[DP_NINPUTS]; /* of raw inputs; NULL: not wanted */
+    float *q, *k, *e, *u, *b, *g, *angle; /* angle [L][HV][pairs]: of a token's own sum */
+    void *in[DP_NINPUTS];                 /* of raw inputs; NULL: not wanted */
 };
 TokenGrads token_grads_of(const Call &c);
 
