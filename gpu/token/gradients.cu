@@ -24,7 +24,7 @@ __device__ __forceinline__ void through_entry(const Place &p, const dp_entry &e,
     for (int m = 0; m < e.n; m++) {
         if (e.of[m] != of) continue;
         int is_gate = of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH;
-        Row c = p.product(e, r, is_gate ? -1 : m),
+        Row c = p.product(e, r, is_gate || FAULT(TOKEN_FACTOR) ? -1 : m),
             own = p.rotated(Row::load(dy, p.d.K), p.rotated_key(e), 1);
         float sign = of == DP_FACTOR_GROWTH ? -1.f : 1.f;
         Row::rows(p.d.K, [&](int i, int) { sum.x[i] = fmaf(sign * c.x[i], own.x[i], sum.x[i]); });

@@ -31,7 +31,7 @@ struct Place {
     __device__ __forceinline__ int64_t query_head() const { return t * d.H + hv / d.G; }
     /* Row j, the key that it has, and where its activated entries stand. */
     __device__ __forceinline__ const dp_token_row &row(int j) const {
-        return a.rows.row[a.rows.n > 1 ? j : 0];
+        return a.rows.row[a.rows.n > 1 && !FAULT(TOKEN_ROW) ? j : 0];
     }
     __device__ __forceinline__ int key_of(int j) const { return a.rows.n > 1 ? 0 : j; }
     __device__ __forceinline__ int64_t entry(int j) const { return head() * a.n + j; }
@@ -91,17 +91,20 @@ struct Place {
             y.x[j] *= expf(of == DP_FACTOR_DECAY ? log_decay(x) : -log_decay(x));
         });
     }
+    __device__ __forceinline__ float sign(const dp_entry &e) const {
+        return FAULT(TOKEN_SIGN) ? e.sign * e.sign : e.sign;
+    }
     /* The product of all factors but number `but`, with its sign: of write or read; of values at
      * column v, or of a strength. */
     __device__ __forceinline__ Row product(const dp_entry &e, int r, int but = -1) const {
         Row y = {};
-        Row::rows(d.K, [&](int j, int) { y.x[j] = e.sign; });
+        Row::rows(d.K, [&](int j, int) { y.x[j] = sign(e); });
         for (int m = 0; m < e.n; m++)
             if (m != but) multiply(y, e.of[m], r);
         return y;
     }
     __device__ __forceinline__ float scalar(const dp_entry &e, int r, int v, int but = -1) const {
-        float y = e.sign;
+        float y = sign(e);
         for (int m = 0; m < e.n; m++)
             if (m != but) y *= number(e.of[m], r, v);
         return y;
