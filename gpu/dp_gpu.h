@@ -18,8 +18,9 @@
  *           64 / R tokens; compute capability 8.0. fp32 q, k, v are rounded to bf16 as they are
  *           loaded; norms, dbeta and the gradient of the norms use the unrounded inputs. M by
  *           augmented columns, and with it segments, needs 9.0.
- *   token   the recurrence token by token, fp32 FMA, for any dp_model; GDN-2, GLA, SSD, Gated
- *           DeltaProduct and DPLR have no other. Chain fp32: M is the recurrence of the identity.
+ *   token   the recurrence token by token, fp32 FMA, for any rows (ref/vocabulary/recurrence.h);
+ *           GDN-2, GLA, SSD, Gated DeltaProduct, DPLR and a caller's own rows have no other. Chain
+ *           fp32: M is the recurrence of the identity.
  *           K as above, V a multiple of 8, R up to 8; compute capability 7.5.
  *
  * The first two paths share the code of the dense M chain; its format is a run-time choice
@@ -33,7 +34,7 @@
 #define DP_GPU_H
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
-#include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/recurrence.h"
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
@@ -76,6 +77,10 @@ typedef struct {
     /* parameters: of A_log, of dt_bias; backward: of their gradients */
     dpg_dtype A_dtype, bias_dtype, dA_dtype, dbias_dtype;
     dpg_owners own; /* parts = 0: T / N tokens a rank, which must divide */
+    /* rows of the caller's own in place of the model's, H = HV; NULL: the model's. Host memory,
+     * read when the plan is made */
+    const dp_recurrence *rows;
+    int pairs; /* that its angles rotate */
 } dpg_problem;
 
 typedef enum { DPG_PATH_AUTO, DPG_PATH_SIMPLE, DPG_PATH_FAST, DPG_PATH_TOKEN } dpg_path;
@@ -161,8 +166,8 @@ typedef struct {
     void *o;
     float *final_state;
     void *saved;
-    /* in place of beta: GDN-2; DPLR (ref/vocabulary/problem.h); else NULL */
-    const void *erase, *write, *lr_a, *lr_b;
+    /* beside beta, or in its place, as the rows say; else NULL */
+    const void *erase, *write, *lr_a, *lr_b, *number, *angle, *value3, *value4;
 } dpg_tensors;
 
 /* Gradients of the raw inputs, in the shapes and rows of dpg_tensors: before the gate's and beta's
@@ -178,19 +183,20 @@ typedef struct {
     void *dq, *dk, *dv, *dg, *dbeta;
     void *dA_log, *ddt_bias;
     float *ds0;
-    void *derase, *dwrite, *dlr_a, *dlr_b; /* in place of dbeta; else NULL */
+    void *derase, *dwrite, *dlr_a, *dlr_b, *dnumber, *dangle, *dvalue3, *dvalue4; /* likewise */
 } dpg_grads;
 
 /* One member of dpg_tensors or dpg_grads, for callers that loop over all of them. */
 typedef struct {
     const char *name; /* the member's, but `do` for dout */
+    int id;           /* dp_input_id, of an output dp_result_id */
     int of_backward;  /* its pointer is a member of dpg_grads, else of dpg_tensors */
     int is_output;
     int of_tokens; /* its rows are the rank's tokens; else it is as long on every rank */
     dpg_dtype type;
     size_t slot; /* offset of its pointer in the struct, bytes */
 } dpg_tensor;
-#define DPG_MOST_TENSORS 32
+#define DPG_MOST_TENSORS 36
 /* The tensors of a problem's recurrence, inputs first; returns their number. */
 int dpg_tensors_of(const dpg_problem *p, dpg_tensor list[DPG_MOST_TENSORS]);
 

@@ -91,6 +91,12 @@
       "keys of a token that read in turn all read the same state")                                 \
     X(TOKEN_ERASE, "token-erase-key", 0, "H M S_in final_state o",                                 \
       "a key erases along itself, not along erase o k (GDN-2)")                                    \
+    X(TOKEN_SIGN, "token-no-sign", 0, "H M S_in final_state o",                                    \
+      "entries of rows lose their sign (DPLR)")                                                    \
+    X(TOKEN_ROW, "token-first-row", 0, "H M S_in final_state o",                                   \
+      "every row of a token has the entries of its first (DPLR)")                                  \
+    X(TOKEN_FACTOR, "token-all-factors", 0, "dv dk derase dwrite dlr_a dlr_b dbeta",               \
+      "the gradient of a factor is multiplied by that factor, too (GDN-2)")                        \
     X(TOKEN_M_VALUES, "token-m-values", 0, "M S_in", "columns of M are written values, too")       \
     X(TOKEN_CHUNK, "token-first-chunk", 0, "dq dk dg derase dlr_a dbeta",                          \
       "the tokens of every chunk are computed again from the state before the first")              \

@@ -37,8 +37,9 @@ $(BUILD)/gpu/arrays/arrays.o $(BUILD)/gpu/tests/test_arrays.o: private NVCC_ALSO
 # DPG_FAULT=NAME or `deltaproof museum --kernels`.
 $(BUILD)/gpu/faults.o: gpu/tests/faults.cc gpu/fault.cuh
 	$(CXX) -O1 -DDP_KERNEL_FAULTS -DDPG_FAULTS_OF_DEVICE -c $< -o $@
-# ops/segments.o: plans need it, and libref.a stands before this archive where programs are linked.
-$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) $(BUILD)/ops/segments.o \
+# ops/: plans need it, and libref.a stands before this archive where programs are linked.
+$(GPU_LIB): $(patsubst gpu/%.cu,$(BUILD)/gpu/%.o,$(GPU_SRC)) \
+    $(addprefix $(BUILD)/ops/,recurrence.o segments.o) \
     $(if $(findstring -DDP_KERNEL_FAULTS,$(NVCCFLAGS)),$(BUILD)/gpu/faults.o)
 	@rm -f $@
 	$(AR) rcs $@ $^

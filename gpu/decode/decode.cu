@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     Tile<P, R, PACKED> S;
     Token raw;
     await_grid();
-    /* Warps take parts of tokens in turn, the first ones while slots are read. */
+    /* Each warp loads some parts of tokens, its first one while slots are read. */
     if (warp < staged * Token::PARTS)
         raw.load(a, b, warp / Token::PARTS, hv, first, 1 << warp % Token::PARTS);
     const int64_t from = slots.read(b);

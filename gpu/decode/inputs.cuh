@@ -126,10 +126,11 @@ static __device__ __forceinline__ void put_row(const Raw<N> &x, int is_bf16, int
         to[threadIdx.x % 32 * N + i] = x(i, is_bf16) * by;
 }
 
-/* Parts of a token that different warps may bring: q, the gates, values and beta, keys from here. */
+/* Parts of a token that different warps may load: q, gates, values and beta, keys from here on. */
 enum { PART_Q, PART_GATES, PART_VALUES, PART_KEYS };
 
-/* Token t of request b: load(), all loads at once; put(), as the recurrence takes it. parts: bits. */
+/* Token t of request b: load(), all loads at once; put(), as the recurrence takes it. Bits say
+ * which parts. */
 template <int K, int R, int C> struct RawToken {
     static constexpr int N = K / 32, PARTS = PART_KEYS + R, ALL = (1 << PARTS) - 1;
     Raw<N> q, k[R], g, bias;

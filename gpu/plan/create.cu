@@ -3,6 +3,7 @@
 #include "plan/heads.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
+#include "plan/tensors.cuh"
 #include "plan/wide.cuh"
 #include <stdarg.h>
 #include <stdio.h>
@@ -32,7 +33,7 @@ static dpg_path choose_path(const dpg_problem *p, const dpg_options *o, const De
         snprintf(why, 160, "asked for");
     else
         snprintf(why, 160, "%s", no ? no : "takes this problem on this device");
-    dpg_path slow = token_alone(p->model) ? DPG_PATH_TOKEN : DPG_PATH_SIMPLE;
+    dpg_path slow = token_alone(p) ? DPG_PATH_TOKEN : DPG_PATH_SIMPLE;
     return asked != DPG_PATH_AUTO ? asked : no ? slow : DPG_PATH_FAST;
 }
 
@@ -56,9 +57,21 @@ dp_status check_owners(const dpg_owners *o, int64_t T, int N, dp_err *e) {
     return DP_OK;
 }
 
+static dp_status check_rows(const dpg_problem *p, dp_err *e) {
+    const dp_recurrence *r = p->rows;
+    if (!r) return DP_OK;
+    NEED(r->n >= 1 && r->n <= DP_MAX_ROWS, "%d rows of a token are not 1 to %d", r->n, DP_MAX_ROWS);
+    NEED(p->R == 1 && p->H == p->HV, "rows of one's own: R = %d and H = %d are not 1 and HV = %d",
+         p->R, p->H, p->HV);
+    NEED(!r->rotated || (p->pairs >= 1 && 2 * p->pairs <= p->K), "%d pairs are not 1 to K / 2",
+         p->pairs);
+    return DP_OK;
+}
+
 static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e) {
-    NEED(p->model >= 0 && p->model < DP_NMODELS, "recurrence %d", p->model);
-    int alone = token_alone(p->model), v = alone ? 8 : 16;
+    NEED(p->rows || (p->model >= 0 && p->model < DP_NMODELS), "recurrence %d", p->model);
+    TRY(check_rows(p, e));
+    int alone = token_alone(p), v = alone ? 8 : 16;
     NEED(N >= 1 && rank >= 0 && rank < N, "rank %d of %d", rank, N);
     TRY(check_owners(&p->own, p->T, N, e));
     NEED(p->K >= 16 && p->K <= 256 && p->K % 16 == 0, "K = %d is not a multiple of 16 up to 256",
@@ -91,7 +104,7 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
              o->chain == DP_TF32RZ || o->chain == DP_BF16,
          "no such chain format on the device");
     NEED(o->path != DPG_PATH_FAST || !no, "the fast path does not take this problem: %s", no);
-    NEED((o->path != DPG_PATH_SIMPLE && o->bwd_path != DPG_PATH_SIMPLE) || !token_alone(p->model),
+    NEED((o->path != DPG_PATH_SIMPLE && o->bwd_path != DPG_PATH_SIMPLE) || !token_alone(p),
          "the simple path has no such recurrence");
     NEED(o->segment_chunks >= 0, "segments of %d chunks", o->segment_chunks);
     NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
@@ -99,6 +112,13 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
     no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
+    no = dp_recurrence_looks_back(rows_of(p)) ? "inputs of the previous token"
+         : rows_of(p)->rotated                ? "sums of angles"
+                                              : NULL;
+    NEED(!no || exchanges_heads(o, N) || (N == 1 && p->own.parts <= 1),
+         "%s: a rank, or a part of its tokens, has none of the tokens before it (exchange heads: "
+         "it has)",
+         no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
     dp_payload sent = sent_as(o, sends(p, N));
     no = payloads[sent].refuses;
@@ -153,11 +173,10 @@ static Dims dims_of(const Wanted &w, dpg_path path) {
     d.R = p->R;
     d.Kg = p->Kg;
     d.lr = p->R / 2;
-    d.model = p->model;
     d.tok = path == DPG_PATH_FAST    ? DP_CHUNK / p->R
             : path == DPG_PATH_TOKEN ? TOKEN_PATH_CHUNK
                                      : DP_CHUNK;
-    d.n = d.tok * (path == DPG_PATH_TOKEN ? token_keys(p) : p->R);
+    d.n = d.tok * (path == DPG_PATH_TOKEN ? token_rows(p) : p->R);
     d.scale = (float)p->scale;
     d.lower_bound = (float)p->lower_bound;
     d.gate = p->gate;
@@ -175,6 +194,16 @@ static Dims dims_of(const Wanted &w, dpg_path path) {
     d.dbias_type = p->dbias_dtype;
     d.rb = o->base == DP_BASE_BF16;
     return d;
+}
+
+static void set_rows(dpg_plan *pl, const dpg_problem *p) {
+    pl->rows = *rows_of(p);
+    pl->pairs = pl->rows.rotated ? p->pairs : 0;
+    if (!p->rows) pl->rows.normed = BY_QUERY;
+    if (!p->l2norm) pl->rows.normed = 0;
+    if (!(pl->rows.eps > 0)) pl->rows.eps = DP_L2_EPS;
+    for (int i = 0; i < pl->rows.n; i++)
+        pl->erases |= pl->rows.row[i].read.sign != 0;
 }
 
 static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
@@ -196,6 +225,7 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
         pl->opt.chain_how = DPG_CHAIN_DENSE;
     pl->d = dims_of(w, pl->opt.path);
+    set_rows(pl, w.p);
     pl->by_part = w.p->own.by_part;
     dp_status st = split_tokens(pl, w.p, e);
     if (st != DP_OK) {
@@ -334,8 +364,9 @@ size_t dpg_saved_bytes(const dpg_plan *pl) {
 }
 
 size_t dpg_kept_bytes(const dpg_plan *pl) {
-    static const int kept[] = {B_BETA, B_QN, B_KN,  B_L, B_AKK,  B_AQK,   B_W,     B_KG,
-                               B_QG,   B_EC, B_ODD, B_H, B_VNEW, B_DECAY, B_ERASE, B_VALUE};
+    static const int kept[] = {B_BETA, B_QN,    B_KN,    B_L,     B_AKK,    B_AQK,
+                               B_W,    B_KG,    B_QG,    B_EC,    B_ODD,    B_H,
+                               B_VNEW, B_DECAY, B_ERASE, B_VALUE, B_COS_SIN};
     if (pl->heads) return heads_kept_bytes(pl->heads);
     if (pl->wide) return dpg_kept_bytes(pl->wide->one);
     size_t sum = dpg_saved_bytes(pl);

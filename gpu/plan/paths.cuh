@@ -46,11 +46,9 @@ int fast_may_be_bare(const dpg_plan *pl);
 /* Is such a forward one kernel (`fast/forward_one.cu`)? */
 int fast_is_single(const dpg_plan *pl);
 
-/* Facts of a recurrence: does only the token path have it? Does a token erase? How many keys has a
- * token on that path? */
-int token_alone(dp_model m);
-int token_erases(dp_model m);
-int token_keys(const dpg_problem *p);
+/* Does only the token path have the recurrence? How many rows has a token there? */
+int token_alone(const dpg_problem *p);
+int token_rows(const dpg_problem *p);
 
 /* chain/: M and dM as chains of chunk factors, in B_HM and in columns of row stride ld. */
 dp_status chain_pre_m(const Call &c);

@@ -73,7 +73,6 @@ struct Dims {
     const Chunk *chunk;
     const Seq *seq;
     float scale, lower_bound;
-    dp_model model;
     int gate, beta_form, l2norm;
     int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
@@ -90,9 +89,10 @@ enum Slot {
     B_DECAY, /* token: decay of each token; erasing keys; values */
     B_ERASE,
     B_VALUE,
-    B_L,   /* k k' with decay, strictly lower */
-    B_AKK, /* T = (I + B L)^-1 */
-    B_AQK, /* scale q k' with decay, lower */
+    B_COS_SIN, /* of sums of angles */
+    B_L,       /* k k' with decay, strictly lower */
+    B_AKK,     /* T = (I + B L)^-1 */
+    B_AQK,     /* scale q k' with decay, lower */
     B_W,
     B_U,
     B_KG,
@@ -132,9 +132,10 @@ enum Slot {
     B_DQ, /* gradients of activated q and k by value head; DKW: its part from the writes */
     B_DKR,
     B_DKW,
-    B_DG,    /* simple: gradient of the log gate; fast: terms of dA_log by channel */
-    B_DBETA, /* simple: gradient of activated beta; fast: the diagonal of dP, in fp32 */
-    B_PART,  /* terms of dA_log and ddt_bias by tile; by rank; gathered */
+    B_DG,     /* simple: gradient of the log gate; fast: terms of dA_log by channel */
+    B_DBETA,  /* simple: gradient of activated beta; fast: the diagonal of dP, in fp32 */
+    B_DANGLE, /* token: gradient of the sum of angles */
+    B_PART,   /* terms of dA_log and ddt_bias by tile; by rank; gathered */
     B_GSUM,
     B_GALL,
     B_DO,   /* fast: do by columns */
@@ -185,6 +186,9 @@ struct dpg_plan {
     Device device;
     const Path *path;
     char why[160];          /* the reason for the path */
+    dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
+    int erases;             /* does any read */
+    int pairs;              /* that angles rotate, 0: none */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */

@@ -1,25 +1,14 @@
-/* gpu/token/activate.cu - the table of recurrences, and from inputs to what their tokens do
- * (math.md b, c, i). One warp a token and value head, no shared memory; what value heads share the
- * first of them writes. */
-#include "token/token.cuh"
+/* gpu/token/activate.cu - from inputs to what their tokens do (math.md b, c, i), row by row. One
+ * warp a token and value head, no shared memory; what value heads share the first of them writes.
+ */
+#include "token/rows.cuh"
 
-#define ROW(ID, NAME, ONE_GATE, MANY_KEYS, TURNS, BY) {BY, TURNS},
-static const struct {
-    dp_strength by;
-    int in_turn;
-} rows[DP_NMODELS] = {DP_RECURRENCES(ROW)};
-
-Rule token_rule(dp_model m) {
-    dp_strength by = rows[m].by;
-    Reads reads = by == DP_BY_FACTORS ? UNDECAYED : rows[m].in_turn ? IN_TURN : DECAYED;
-    return {by, reads, by == DP_BY_BETA ? 0 : by == DP_BY_FACTORS ? 2 : 1};
+int token_rows(const dpg_problem *p) { return rows_of(p)->n > 1 ? rows_of(p)->n : p->R; }
+/* The other paths have S <- D S + k' beta (v - k D S). */
+int token_alone(const dpg_problem *p) {
+    const dp_recurrence *a = rows_of(p);
+    return p->rows || a->in_turn || a->n > 1 || !dp_recurrence_uses(a, DP_INPUT_BETA);
 }
-int token_keys(const dpg_problem *p) {
-    int n = token_rule(p->model).keys;
-    return n ? n : p->R;
-}
-int token_erases(dp_model m) { return rows[m].by != DP_BY_NOTHING; }
-int token_alone(dp_model m) { return rows[m].by != DP_BY_BETA || rows[m].in_turn; }
 
 Token token_of(const Call &c) {
     Token a = {};
@@ -29,66 +18,62 @@ Token token_of(const Call &c) {
     a.u = at<float>(c, B_VALUE);
     a.b = at<float>(c, B_BETA);
     a.decay = at<float>(c, B_DECAY);
-    a.rule = token_rule(c.p->d.model);
-    a.rule.keys = c.p->d.n / c.p->d.tok;
+    a.cos_sin = at<float>(c, B_COS_SIN);
+    a.n = c.p->d.n / c.p->d.tok;
+    a.pairs = c.p->pairs;
+    a.rows = c.p->rows;
+    a.looks_back = dp_recurrence_looks_back(&a.rows);
+    for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
+        a.in[x->id] = *(void **)((char *)c.t + x->slot);
+    a.in[DP_INPUT_A_LOG] = c.t->A_log;
+    a.in[DP_INPUT_DT_BIAS] = c.t->dt_bias;
     return a;
 }
 
-/* A row of q or of a key, divided by its norm if the problem says so. */
-__device__ __forceinline__ Row unit_row(const Dims &d, const void *x, int64_t at) {
-    Row y = {};
-    Row::rows(d.K, [&](int i, int row) { y.x[i] = ldx(x, at + row, d.in_bf16); });
-    if (!d.l2norm) return y;
-    float norm = sqrtf(y.dot(y) + (float)DP_L2_EPS);
-    Row::rows(d.K, [&](int i, int) { y.x[i] /= norm; });
-    return y;
-}
-/* s times a row of an input of value heads; NULL: s itself. */
-__device__ __forceinline__ Row times(const Dims &d, Row s, const void *x, int64_t at) {
-    if (x) Row::rows(d.K, [&](int i, int row) { s.x[i] *= ldx(x, at + row, d.in_bf16); });
-    return s;
-}
-
-/* Key j of token t in value head hv: what writes, what erases, its values, its strength. */
-__device__ void activate_key(const Dims &d, const dpg_tensors &t, const Token &a, int64_t th,
-                             int64_t tq, int j, int is_first) {
-    int n = a.rule.keys, lane = threadIdx.x % 32;
-    dp_strength by = a.rule.strength;
-    int factor = by == DP_BY_FACTORS && j == 0; /* lr_b, before the key itself */
-    int64_t row = (th * n + j) * d.K, given = by == DP_BY_FACTORS ? th : th * n + j;
-    Row k = unit_row(d, factor ? t.lr_b : t.k, by == DP_BY_FACTORS ? tq * d.K : (tq * n + j) * d.K);
-    if (is_first) k.store(a.k + (tq * n + j) * d.K, d.K);
-    if (by == DP_BY_BETA) k.store(a.e + row, d.K);
-    if (by == DP_BY_GATES)
-        times(d, k, FAULT(TOKEN_ERASE) ? NULL : t.erase, th * d.K).store(a.e + row, d.K);
-    if (by == DP_BY_FACTORS)
-        Row::rows(d.K, [&](int, int x) {
-            a.e[row + x] = factor ? -ldx(t.lr_a, th * d.K + x, d.in_bf16) : 0.f;
-        });
-    for (int v = lane; v < d.V; v += 32) {
-        float w = by == DP_BY_GATES ? ldx(t.write, th * d.V + v, d.in_bf16) : 1.f;
-        a.u[(th * n + j) * d.V + v] = factor ? 0.f : w * ldx(t.v, given * d.V + v, d.in_bf16);
+/* A thread a pair of channels of a value head, token by token. */
+__global__ void k_token_angles(Dims d, Token a) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, width = (int64_t)d.HV * a.pairs;
+    if (i >= d.nseq * width) return;
+    Seq seq = d.seq[i / width];
+    Chunk last = d.chunk[seq.c1 - 1];
+    float phi = 0.f;
+    for (int64_t t = d.chunk[seq.c0].t0; t < last.t0 + last.len; t++) {
+        int64_t at = t * width + i % width;
+        phi += ldx(a.in[DP_INPUT_ANGLE], at, d.g_bf16);
+        a.cos_sin[2 * at] = cosf(phi);
+        a.cos_sin[2 * at + 1] = sinf(phi);
     }
-    if (!lane) a.b[th * n + j] = t.beta ? beta_value(d, ldx(t.beta, th * n + j, d.g_bf16)) : 1.f;
 }
 
-__global__ void k_token_inputs(Dims d, dpg_tensors t, Token a) {
-    int64_t th = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (th >= d.L * d.HV) return;
-    int hv = th % d.HV, is_first = hv % d.G == 0;
-    int64_t tq = th / d.HV * d.H + hv / d.G;
-    float A = expf(param(t.A_log, hv, d.A_type));
-    for (int x = threadIdx.x % 32; x < d.Kg; x += 32)
-        a.decay[th * d.Kg + x] = expf(gate_value(d, ldx(t.g, th * d.Kg + x, d.g_bf16), A,
-                                                 param(t.dt_bias, hv * d.Kg + x, d.bias_type)));
-    if (is_first) unit_row(d, t.q, tq * d.K).store(a.q + tq * d.K, d.K);
-    for (int j = 0; j < a.rule.keys; j++)
-        activate_key(d, t, a, th, tq, j, is_first);
+__global__ void k_token_inputs(Dims d, Token a) {
+    Place p(d, a, d.HV);
+    if (p.t < 0) return;
+    int is_first = p.hv % d.G == 0, lane = threadIdx.x % 32;
+    for (int x = lane; x < d.Kg; x += 32)
+        a.decay[p.head() * d.Kg + x] = expf(p.log_decay(x));
+    if (is_first)
+        p.rotated(p.unit(DP_INPUT_Q, 0), DP_INPUT_Q).store(a.q + p.query_head() * d.K, d.K);
+    for (int j = 0; j < a.n; j++) {
+        const dp_token_row &row = p.row(j);
+        int r = p.key_of(j);
+        if (is_first)
+            p.rotated(p.product(row.write, r), p.rotated_key(row.write))
+                .store(a.k + (p.query_head() * a.n + j) * d.K, d.K);
+        if (a.e) p.product(row.read, r).store(a.e + p.entry(j) * d.K, d.K);
+        for (int v = lane; v < d.V; v += 32)
+            a.u[p.entry(j) * d.V + v] = p.scalar(row.value, r, v);
+        if (!lane) a.b[p.entry(j)] = p.scalar(row.strength, r, 0);
+    }
 }
 
 dp_status token_inputs(const Call &c) {
     const Dims &d = c.p->d;
-    k_token_inputs<<<blocks_of(d.L * d.HV), THREADS, 0, c.s>>>(d, *c.t, token_of(c));
+    Token a = token_of(c);
+    if (a.cos_sin) {
+        k_token_angles<<<angles_of(d, a), THREADS, 0, c.s>>>(d, a);
+        CK_LAUNCH(c.e, "k_token_angles");
+    }
+    k_token_inputs<<<places_of(d, d.HV), THREADS, 0, c.s>>>(d, a);
     CK_LAUNCH(c.e, "k_token_inputs");
     return DP_OK;
 }

@@ -5,6 +5,7 @@
  *   k_token_grads     a warp a chunk and value head, a few columns after the others: states of its
  *                     tokens again from the one before it, then back from G behind it; gradients of
  *                     what is activated, summed over columns in their order */
+#include "plan/tensors.cuh"
 #include "token/token.cuh"
 
 /* scale do of token t */
@@ -111,7 +112,7 @@ template <int LANES, int N>
 __device__ __forceinline__ Column<LANES>
 state_read(const Walk<LANES, N> &w, const Words<LANES, N> &now, int64_t t, int j,
            const Column<LANES> &before, const Column<LANES> &decayed, const float *E) {
-    if (w.a.rule.reads == UNDECAYED) return before;
+    if (w.a.rows.before) return before;
     Column<LANES> s = decayed;
     for (int i = 0; w.in_turn() && i < j; i++)
         s.add(w.key(now, t, i), w.strength(now, t, i) * E[i]);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void grads_of_token(const Walk<LANES, N> &w, const dp
                                                const Column<LANES> &before, Column<LANES> &g) {
     const Dims &d = w.d;
     int64_t th = w.head(t);
-    float E[N ? N : MOST_KEYS], dout = scaled_do(w, out, t);
+    float E[N ? N : DP_MAX_ROWS], dout = scaled_do(w, out, t);
     Words<LANES, N> now = w.words(t);
     Column<LANES> s = before, decayed = before;
     w.step(now, t, s, E);
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(THREADS)
     if (tile >= (int64_t)d.NT * d.HV) return;
     Chunk chunk = d.chunk[tile / d.HV];
     Part before[TOKEN_PATH_CHUNK];
-    float E[N ? N : MOST_KEYS];
+    float E[N ? N : DP_MAX_ROWS];
     for (int v = threadIdx.x % 32 / LANES; v < d.V; v += Part::COUNT) {
         Walk<LANES, N> w = {d, a, (int)(tile % d.HV), v};
         Part s =
@@ -193,12 +194,15 @@ TokenGrads token_grads_of(const Call &c) {
     y.u = at<float>(c, B_DV_NEW);
     y.b = at<float>(c, B_DBETA);
     y.g = at<float>(c, B_DG);
+    y.angle = at<float>(c, B_DANGLE);
+    for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
+        y.in[x->id] = *(void **)((char *)c.g + x->grad_slot);
     return y;
 }
 
 static dp_status adjoint(const Call &c, const AdjointArgs &z) {
     const Dims &d = c.p->d;
-    int n = token_of(c).rule.keys;
+    int n = token_of(c).n;
     auto kernel = lanes_of(c.p) == 8 ? adjoint_of<8>(n) : adjoint_of<16>(n);
     unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
     kernel<<<blocks, THREADS, 0, c.s>>>(d, *c.g, token_of(c), z);
@@ -235,7 +239,7 @@ static dp_status state(const Call &c) {
 static dp_status nothing(const Call &) { return DP_OK; }
 
 static dp_status grads(const Call &c) {
-    int n = token_of(c).rule.keys;
+    int n = token_of(c).n;
     auto kernel = lanes_of(c.p) == 8 ? grads_of<8>(n) : grads_of<16>(n);
     kernel<<<blocks_of(tile_count(c.p)), THREADS, 0, c.s>>>(
         c.p->d, *c.g, token_of(c), token_grads_of(c), at<float>(c, B_H), at<float>(c, B_DH));

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS) k_token_state(Dims d, Token a, StateA
     Seq seq = d.seq[z.seq0 + i / groups / d.HV];
     Walk<LANES, N> w = {d, a, hv, col < d.V ? col : -1};
     Part s = first_state<LANES>(d, z, seq, hv, col);
-    float E[N ? N : MOST_KEYS];
+    float E[N ? N : DP_MAX_ROWS];
     int64_t last = d.chunk[seq.c1 - 1].t0 + d.chunk[seq.c1 - 1].len - 1;
     Words<LANES, N> next = w.words(d.chunk[seq.c0].t0);
     for (int c = seq.c0; c < seq.c1; c++) {
@@ -65,7 +65,7 @@ template <int LANES> static auto kernel_of(int keys) {
 static dp_status launch(const Call &c, const StateArgs &z) {
     const Dims &d = c.p->d;
     Token a = token_of(c);
-    auto kernel = lanes_of(c.p) == 8 ? kernel_of<8>(a.rule.keys) : kernel_of<16>(a.rule.keys);
+    auto kernel = lanes_of(c.p) == 8 ? kernel_of<8>(a.n) : kernel_of<16>(a.n);
     unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
     kernel<<<blocks, THREADS, 0, c.s>>>(d, a, z);
     CK_LAUNCH(c.e, "k_token_state");

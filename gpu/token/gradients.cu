@@ -1,80 +1,159 @@
 /* gpu/token/gradients.cu - gradients of the raw inputs from gradients of the activated ones
- * (math.md b, c, i): groups of value heads, L2 norm, factors, beta, gate. No shared memory.
+ * (math.md b, c, i), by the product rule over the rows. No shared memory.
  *
- *   k_token_rows_bwd     a warp a token and query head     dq, dk, dlr_b
- *   k_token_values_bwd   a warp a token and value head     dv, dbeta, derase, dwrite, dlr_a
+ *   k_token_input_bwd    a warp a token and head           gradient of one input; of the log gate
+ *                                                          what rows add
  *   k_token_gate_bwd     a block a chunk and value head    dg; its sums for dA_log and ddt_bias */
-#include "token/token.cuh"
+#include "token/rows.cuh"
 
-/* dy of a row of q or of a key, through the norm of its input x, to dx: (dy - y <y, dy>) / norm. */
-__device__ __forceinline__ void through_norm(const Dims &d, const Row &dy, const float *y,
-                                             const void *x, void *dx, int64_t at) {
-    Row given = {}, unit = Row::load(y, d.K);
-    Row::rows(d.K, [&](int i, int row) { given.x[i] = ldx(x, at + row, d.in_bf16); });
-    float norm = d.l2norm ? sqrtf(given.dot(given) + (float)DP_L2_EPS) : 1.f,
-          along = d.l2norm ? unit.dot(dy) : 0.f;
-    Row::rows(d.K, [&](int i, int row) {
-        stx(dx, at + row, d.qk_bf16, (dy.x[i] - unit.x[i] * along) / norm);
+/* Calls f(place, row, j, factor) for the rows of key r of a token, then for those of the token
+ * after it. Factor: the one that the first token's input is in the row. */
+template <class F> __device__ __forceinline__ void both_tokens(Place p, int input, int r, F f) {
+    for (int back = 0; back < 2; back++) {
+        for (int j = 0; j < p.a.n; j++)
+            if (p.key_of(j) == r) f(p, p.row(j), j, back ? input | DP_PREVIOUS : input);
+        if (p.after < 0 || !p.a.looks_back) return;
+        p.before = p.t;
+        p.t = p.after;
+    }
+}
+
+/* += the gradient of factor `of` through an entry whose gradient is dy. */
+__device__ __forceinline__ void through_entry(const Place &p, const dp_entry &e, int of, int r,
+                                              const float *dy, Row &sum) {
+    for (int m = 0; m < e.n; m++) {
+        if (e.of[m] != of) continue;
+        int is_gate = of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH;
+        Row c = p.product(e, r, is_gate || FAULT(TOKEN_FACTOR) ? -1 : m),
+            own = p.rotated(Row::load(dy, p.d.K), p.rotated_key(e), 1);
+        float sign = of == DP_FACTOR_GROWTH ? -1.f : 1.f;
+        Row::rows(p.d.K, [&](int i, int) { sum.x[i] = fmaf(sign * c.x[i], own.x[i], sum.x[i]); });
+    }
+}
+__device__ __forceinline__ void through_scalar(const Place &p, const dp_entry &e, int of, int r,
+                                               int v, float dy, float &sum) {
+    for (int m = 0; m < e.n; m++)
+        if (e.of[m] == of) sum = fmaf(p.scalar(e, r, v, m), dy, sum);
+}
+__device__ __forceinline__ void through_rows(const Place &p, const TokenGrads &y, int input, int r,
+                                             Row &sum) {
+    both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
+        through_entry(p, row.write, of, r, y.k + p.entry(j) * p.d.K, sum);
+        through_entry(p, row.read, of, r, y.e + p.entry(j) * p.d.K, sum);
     });
 }
 
-/* Key j over the value heads from th on: the part of the write, and of the erasing key where that
- * is made of it. */
-__device__ __forceinline__ Row of_key(const Dims &d, const dpg_tensors &t, const Token &a,
-                                      const TokenGrads &y, int64_t th, int j) {
+/* Rows of the query or of keys, over the value heads of a group, through the norm of the input:
+ * (dy - unit <unit, dy>) / norm. */
+__device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
+    const Dims &d = p.d;
+    int64_t to = p.at(input, r) * d.K;
+    Row dy = {}, x = p.given(input, r), unit = p.unit(input, r);
+    for (int i = 0; i < (is_in(BY_QUERY, input) ? d.G : 1); i++, p.hv++) {
+        if (input == DP_INPUT_Q)
+            dy.add(p.rotated(Row::load(y.q + p.head() * d.K, d.K), DP_INPUT_Q, 1), 1.f);
+        through_rows(p, y, input, r, dy);
+    }
+    int normed = p.a.rows.normed >> input & 1;
+    float norm = p.norm(input, x), along = normed ? unit.dot(dy) : 0.f;
+    Row::rows(d.K, [&](int i, int row) {
+        stx(y.in[input], to + row, is_in(BY_QUERY, input) ? d.qk_bf16 : d.d_bf16,
+            normed ? (dy.x[i] - unit.x[i] * along) / norm : dy.x[i]);
+    });
+}
+
+__device__ void value_bwd(const Place &p, const TokenGrads &y, int input, int r) {
+    int64_t V = p.d.V, to = p.at(input, r) * V;
+    for (int v = threadIdx.x % 32; v < V; v += 32) {
+        float sum = 0.f;
+        both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
+            through_scalar(p, row.value, of, r, v, y.u[p.entry(j) * V + v], sum);
+        });
+        stx(y.in[input], to + v, p.d.d_bf16, sum);
+    }
+}
+
+__device__ __forceinline__ float sum_of(const Dims &d, const Row &x) {
+    Row one = {};
+    Row::rows(d.K, [&](int i, int) { one.x[i] = 1.f; });
+    return x.dot(one);
+}
+
+__device__ void number_bwd(const Place &p, const TokenGrads &y, int input, int r) {
+    Row keys = {};
+    through_rows(p, y, input, r, keys);
+    float sum = sum_of(p.d, keys);
+    both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
+        through_scalar(p, row.strength, of, r, 0, y.b[p.entry(j)], sum);
+    });
+    int64_t at = p.at(input, r);
+    if (input == DP_INPUT_BETA) sum *= beta_slope(p.d, ldx(p.a.in[input], at, p.d.g_bf16));
+    if (threadIdx.x % 32 == 0) stx(y.in[input], at, p.d.dg_bf16, sum);
+}
+
+/* Adds what entries with exp(g) and exp(-g) say of the log gate. */
+__device__ void gate_bwd(const Place &p, const TokenGrads &y) {
     Row sum = {};
-    for (int m = 0; m < d.G; m++) {
-        int64_t row = ((th + m) * a.rule.keys + j) * d.K;
-        sum.add(Row::load(y.k + row, d.K), 1.f);
-        if (a.rule.strength == DP_BY_BETA) sum.add(Row::load(y.e + row, d.K), 1.f);
-        if (a.rule.strength == DP_BY_GATES)
-            Row::rows(d.K, [&](int i, int x) {
-                float e = ldx(t.erase, (th + m) * d.K + x, d.in_bf16);
-                sum.x[i] = fmaf(e, y.e[row + x], sum.x[i]);
-            });
+    float *g = y.g + p.head() * p.d.Kg;
+    through_rows(p, y, DP_FACTOR_DECAY, 0, sum);
+    through_rows(p, y, DP_FACTOR_GROWTH, 0, sum);
+    if (p.d.Kg > 1) {
+        sum.add(Row::load(g, p.d.K), 1.f);
+        return sum.store(g, p.d.K);
     }
-    return sum;
+    float all = sum_of(p.d, sum);
+    if (threadIdx.x % 32 == 0) *g += all;
 }
 
-__global__ void k_token_rows_bwd(Dims d, dpg_tensors t, dpg_grads g, Token a, TokenGrads y) {
-    int64_t tq = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32,
-            th = tq / d.H * d.HV + tq % d.H * d.G;
-    if (tq >= d.L * d.H) return;
-    int n = a.rule.keys;
-    Row dq = {};
-    for (int m = 0; m < d.G; m++)
-        dq.add(Row::load(y.q + (th + m) * d.K, d.K), 1.f);
-    through_norm(d, dq, a.q + tq * d.K, t.q, g.dq, tq * d.K);
-    for (int j = 0; j < n; j++) {
-        Row dk = of_key(d, t, a, y, th, j);
-        const float *k = a.k + (tq * n + j) * d.K;
-        if (a.rule.strength != DP_BY_FACTORS)
-            through_norm(d, dk, k, t.k, g.dk, (tq * n + j) * d.K);
+/* += x1 dx2 - x2 dx1 of each pair, at its first channel: the gradient of the angle of x. */
+__device__ __forceinline__ void through_rotation(const Dims &d, const float *x, const float *dx,
+                                                 Row &sum) {
+    Row y = Row::load(x, d.K), dy = Row::load(dx, d.K);
+#pragma unroll
+    for (int i = 0; i < Row::ROWS; i += 2)
+        sum.x[i] += y.x[i] * dy.x[i + 1] - y.x[i + 1] * dy.x[i];
+}
+/* The gradient of a token's sum of angles. */
+__device__ void angle_bwd(const Place &p, const TokenGrads &y) {
+    Row sum = {};
+    int64_t K = p.d.K;
+    through_rotation(p.d, p.a.q + p.head() * K, y.q + p.head() * K, sum);
+    both_tokens(p, 0, 0, [&](const Place &p, const dp_token_row &row, int j, int of) {
+        int key = p.rotated_key(row.write);
+        if (key >= 0 && (key & DP_PREVIOUS) == (of & DP_PREVIOUS))
+            through_rotation(p.d, p.a.k + p.entry(j) * K, y.k + p.entry(j) * K, sum);
+    });
+#pragma unroll
+    for (int i = 0; i < Row::ROWS; i += 2)
+        if (Row::row(i) < 2 * p.a.pairs) y.angle[p.head() * p.a.pairs + Row::row(i) / 2] = sum.x[i];
+}
+/* Gradients of angles: sums over a token and all after it. */
+__global__ void k_token_angle_sums(Dims d, Token a, TokenGrads y) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, width = (int64_t)d.HV * a.pairs;
+    if (i >= d.nseq * width) return;
+    Seq seq = d.seq[i / width];
+    Chunk last = d.chunk[seq.c1 - 1];
+    float sum = 0.f;
+    for (int64_t t = last.t0 + last.len - 1; t >= d.chunk[seq.c0].t0; t--) {
+        sum += y.angle[t * width + i % width];
+        stx(y.in[DP_INPUT_ANGLE], t * width + i % width, d.dg_bf16, sum);
+    }
+}
+
+__global__ void k_token_input_bwd(Dims d, Token a, TokenGrads y, int input, int heads) {
+    Place p(d, a, heads);
+    if (p.t < 0) return;
+    for (int r = 0; r < (is_in(BY_KEY, input) ? d.R : 1); r++)
+        if (input == DP_INPUT_G)
+            gate_bwd(p, y);
+        else if (input == DP_INPUT_ANGLE)
+            angle_bwd(p, y);
+        else if (is_in(KEYS, input))
+            key_bwd(p, y, input, r);
+        else if (is_in(VALUES, input))
+            value_bwd(p, y, input, r);
         else
-            through_norm(d, dk, k, j ? t.k : t.lr_b, j ? g.dk : g.dlr_b, tq * d.K);
-    }
-}
-
-__global__ void k_token_values_bwd(Dims d, dpg_tensors t, dpg_grads g, Token a, TokenGrads y) {
-    int64_t th = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
-    if (th >= d.L * d.HV) return;
-    int n = a.rule.keys, lane = threadIdx.x % 32, factors = a.rule.strength == DP_BY_FACTORS;
-    int64_t tq = th / d.HV * d.H + th % d.HV / d.G;
-    const float *du = y.u + (th * n + factors) * d.V, *de = y.e + th * n * d.K;
-    for (int i = lane; i < (n - factors) * d.V; i += 32) {
-        int64_t at = th * (n - factors) * d.V + i;
-        float w = a.rule.strength == DP_BY_GATES ? ldx(t.write, at, d.in_bf16) : 1.f;
-        stx(g.dv, at, d.d_bf16, w * du[i]);
-        if (g.dwrite) stx(g.dwrite, at, d.d_bf16, ldx(t.v, at, d.in_bf16) * du[i]);
-    }
-    for (int x = lane; x < d.K; x += 32) {
-        if (g.derase) stx(g.derase, th * d.K + x, d.d_bf16, a.k[tq * d.K + x] * de[x]);
-        if (g.dlr_a) stx(g.dlr_a, th * d.K + x, d.d_bf16, -de[x]);
-    }
-    if (g.dbeta && lane < n) {
-        float slope = beta_slope(d, ldx(t.beta, th * n + lane, d.g_bf16));
-        stx(g.dbeta, th * n + lane, d.dg_bf16, y.b[th * n + lane] * slope);
-    }
+            number_bwd(p, y, input, r);
 }
 
 __global__ void k_token_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, const float *dg, float *part) {
@@ -85,18 +164,30 @@ __global__ void k_token_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, const float
     });
 }
 
-dp_status token_norm(const Call &c) {
+static dp_status input_bwd(const Call &c, int input) {
     const Dims &d = c.p->d;
-    Token a = token_of(c);
+    int heads = is_in(BY_QUERY, input) ? d.H : d.HV;
+    k_token_input_bwd<<<places_of(d, heads), THREADS, 0, c.s>>>(d, token_of(c), token_grads_of(c),
+                                                                input, heads);
+    CK_LAUNCH(c.e, "k_token_input_bwd");
+    return DP_OK;
+}
+
+dp_status token_norm(const Call &c) {
     TokenGrads y = token_grads_of(c);
-    k_token_rows_bwd<<<blocks_of(d.L * d.H), THREADS, 0, c.s>>>(d, *c.t, *c.g, a, y);
-    CK_LAUNCH(c.e, "k_token_rows_bwd");
-    k_token_values_bwd<<<blocks_of(d.L * d.HV), THREADS, 0, c.s>>>(d, *c.t, *c.g, a, y);
-    CK_LAUNCH(c.e, "k_token_values_bwd");
+    for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
+        if (y.in[x->id] && x->id != DP_INPUT_G) TRY(input_bwd(c, x->id));
+    if (!y.angle) return DP_OK;
+    Token a = token_of(c);
+    k_token_angle_sums<<<angles_of(c.p->d, a), THREADS, 0, c.s>>>(c.p->d, a, y);
+    CK_LAUNCH(c.e, "k_token_angle_sums");
     return DP_OK;
 }
 
 dp_status token_sums(const Call &c) {
+    const dp_recurrence *a = &c.p->rows;
+    if (dp_recurrence_has(a, DP_FACTOR_DECAY) || dp_recurrence_has(a, DP_FACTOR_GROWTH))
+        TRY(input_bwd(c, DP_INPUT_G));
     k_token_gate_bwd<<<tile_count(c.p), THREADS, 0, c.s>>>(c.p->d, *c.t, *c.g, token_grads_of(c).g,
                                                            at<float>(c, B_PART));
     CK_LAUNCH(c.e, "k_token_gate_bwd");

@@ -1,11 +1,11 @@
 /* gpu/token/token.cuh - what a token does to the state of a value head, in one form for every
  * recurrence (math.md b, i):
  *
- *     E_j = u_j - e_j' S_j             [V]   S_j: the state that key j reads (Reads)
+ *     E_j = u_j - e_j' S_j             [V]   S_j: the state that row j reads
  *     S  <- D S + sum_j k_j (b_j E_j)'       D = diag(decay), once a token
  *     o   = scale q' S
  *
- * so that the transition of a token is its decay plus a term of rank one for each of its keys. M of
+ * so that the transition of a token is its decay plus a term of rank one for each of its rows. M of
  * a rank is what becomes of the identity if all u are 0, H what becomes of zeros.
  *
  * Activated inputs of a rank's L tokens, fp32, n keys a token:
@@ -31,39 +31,21 @@
 
 #define WARPS 4
 #define THREADS (32 * WARPS)
-#define MOST_KEYS 8 /* of a token */
-
-/* The state that a key of a token reads. */
-enum Reads {
-    DECAYED,  /* D S, whatever other keys of the token write */
-    IN_TURN,  /* D S and what the keys before it wrote */
-    UNDECAYED /* S: the decay of the token comes between what it reads and what it writes */
-};
-
-/* A recurrence: how strongly it erases and writes, what its keys read, how many a token has (0: R).
- *
- *                  k           e                       u               b
- *   DP_BY_BETA     k           k                       v               beta
- *   DP_BY_GATES    k           erase o k               write o v       1
- *   DP_BY_NOTHING  k           none                    v               1
- *   DP_BY_FACTORS  lr_b, k     -lr_a, 0                0, v            1 */
-struct Rule {
-    dp_strength strength;
-    Reads reads;
-    int keys;
-};
-Rule token_rule(dp_model m);
 
 struct Token {
     float *q, *k, *e, *u, *b, *decay; /* e NULL: nothing is erased */
-    Rule rule;                        /* keys: n */
+    float *cos_sin; /* of sums of angles [L][HV][pairs][2]; NULL: nothing is rotated */
+    int n, pairs, looks_back;
+    dp_recurrence rows;
+    const void *in[DP_NINPUTS]; /* raw */
 };
 /* Where the plan keeps what is activated. */
 Token token_of(const Call &c);
 /* Gradients of what is activated, in its shapes, but by value head: dq [L][HV][K], dk
  * [L][HV][n][K]; dg of the log gate. */
 struct TokenGrads {
-    float *q, *k, *e, *u, *b, *g;
+    float *q, *k, *e, *u, *b, *g, *angle; /* angle [L][HV][pairs]: of a token's own sum */
+    void *in[DP_NINPUTS];                 /* of raw inputs; NULL: not wanted */
 };
 TokenGrads token_grads_of(const Call &c);
 
@@ -185,7 +167,7 @@ template <int LANES, int N> struct Walk {
     const Token &a;
     int hv, v;
 
-    __device__ __forceinline__ int keys() const { return N ? N : a.rule.keys; }
+    __device__ __forceinline__ int keys() const { return N ? N : a.n; }
     __device__ __forceinline__ int64_t head(int64_t t) const { return t * d.HV + hv; }
     __device__ __forceinline__ int64_t query_head(int64_t t) const { return t * d.H + hv / d.G; }
     __device__ __forceinline__ int64_t key_row(int64_t t, int j) const {
@@ -236,11 +218,11 @@ template <int LANES, int N> struct Walk {
     __device__ __forceinline__ float error(const Now &w, int64_t t, int j, const Part &s) const {
         return value(w, t, j) - (a.e ? erasing(w, t, j).dot(s) : 0.f);
     }
-    __device__ __forceinline__ bool in_turn() const { return a.rule.reads == IN_TURN; }
+    __device__ __forceinline__ bool in_turn() const { return a.rows.in_turn; }
 
     /* S from before token t to after it; E [n]. */
     __device__ __forceinline__ void step(const Now &w, int64_t t, Part &s, float *E) const {
-        bool late = a.rule.reads == UNDECAYED && !FAULT(TOKEN_DECAYED);
+        bool late = a.rows.before && !FAULT(TOKEN_DECAYED);
         if (!late) s.times(w.decay);
         if (in_turn() && !FAULT(TOKEN_AT_ONCE)) {
 #pragma unroll
@@ -263,8 +245,8 @@ template <int LANES, int N> struct Walk {
      * each key before its own term is subtracted, and decays() before G decays. */
     template <class F, class D>
     __device__ __forceinline__ void back(const Now &w, int64_t t, Part &g, F seen, D decays) const {
-        bool late = a.rule.reads == UNDECAYED;
-        float dE[N ? N : MOST_KEYS];
+        bool late = a.rows.before;
+        float dE[N ? N : DP_MAX_ROWS];
 #pragma unroll
         for (int j = keys() - 1; j >= 0; j--) {
             float dX = key(w, t, j).dot(g);

@@ -353,12 +353,12 @@ static void put_formula(FILE *f, dp_model m) {
     const int keys = dp_models[m].many_keys;
     fprintf(f, "  S <- %s S", dp_models[m].one_gate ? "exp(g)" : "diag(exp g)");
     if (!r->before) fputs("\n  S <- S + ", f);
-    if (keys && !dp_models[m].in_turn) fputs("sum over j = 1 .. R of ", f);
+    if (keys && !r->in_turn) fputs("sum over j = 1 .. R of ", f);
     for (int i = 0; i < r->n; i++) {
         if (i || r->before) fputs(" + ", f);
         put_row(f, &r->row[i], keys);
     }
-    fputs(dp_models[m].in_turn ? "   for j = 1 .. R in turn\n" : "\n", f);
+    fputs(r->in_turn ? "   for j = 1 .. R in turn\n" : "\n", f);
     fputs("  o = scale S' q\n", f);
 }
 

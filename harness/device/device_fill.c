@@ -48,6 +48,7 @@ dp_problem dp_fill_problem(const dp_problem *p) {
     dp_problem wide = *p;
     wide.K = up(p->K, 16);
     wide.V = up(p->V, 16);
+    wide.pairs = dp_pairs(p);
     wide.cu = dp_cu_copy(p);
     for (int i = 0; i < DP_NINPUTS; i++) {
         double *x = *dp_input_at((dp_problem *)p, i);

@@ -141,7 +141,7 @@ static void **pointer_of(dp_rank_tensors *d, const dpg_tensor *x) {
 
 /* Is it a result of one row a token: which; -1: it is not, or not of this run. */
 static int token_result(const dp_rank_job *j, const dpg_tensor *x) {
-    const int id = x->of_tokens ? dp_result_find(x->name) : -1;
+    const int id = x->of_tokens ? x->id : -1;
     return id >= 0 && *dp_result_at(&j->out->out, id) ? id : -1;
 }
 static int64_t words_of_token(const dp_rank_job *j, int id) {
@@ -227,9 +227,7 @@ static dp_status send_inputs(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_te
     const tensor_list l = list_of(j, backward, 0);
     dp_status st = DP_OK;
     for (int i = 0; i < l.n && !st; i++) {
-        const char *name = l.x[i].name;
-        const int id = strcmp(name, "dfinal_state") ? dp_input_find(name) : DP_INPUT_DSTATE;
-        if (id < 0) return dp_fail(&j->rank.dev.err, DP_EINPUT, "no input is named %s", name);
+        const dp_input_id id = (dp_input_id)l.x[i].id;
         st = send(j, x, id, l.x[i].type, (const void **)pointer_of(d, &l.x[i]));
     }
     return st;

@@ -72,6 +72,8 @@ static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base 
                          .Kg = dp_Kg(p),
                          .Nseq = p->Nseq,
                          .model = p->model,
+                         .rows = p->model == DP_USER ? dp_recurrence_of(p) : NULL,
+                         .pairs = dp_pairs(p),
                          .cu = p->cu,
                          .scale = p->scale,
                          .gate = p->gate,

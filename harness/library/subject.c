@@ -662,7 +662,7 @@ static dp_status read_recurrences(const char *path, char *words, dp_subject *s, 
     char *save;
     s->has[DP_USER] = 0;
     for (int i = 0; i < DP_NMODELS; i++)
-        s->has[i] = !*words && dp_models[i].strength == DP_BY_BETA && !dp_models[i].in_turn;
+        s->has[i] = !*words && dp_models[i].strength == DP_BY_BETA && !dp_recurrences[i].in_turn;
     for (char *t = strtok_r(words, " ,", &save); t; t = strtok_r(NULL, " ,", &save)) {
         int m = 0;
         while (m < DP_NMODELS && strcmp(t, dp_models[m].name))

@@ -185,8 +185,11 @@ static dp_status run_kernels(const dp_planned *x, const dp_sharding *sp, dp_call
     const char *no = dp_cuda_unavailable(be, dp_cuda_ranks(&c->p, x->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
-    if (c->p.model == DP_USER)
-        return dp_fail(why, DP_EINPUT, "the CUDA kernels have no recurrence of a user's own");
+    if (sp->first_of_call && dp_has_halo(&c->p))
+        return dp_fail(why, DP_EINPUT,
+                       "the CUDA kernels take no inputs of the token before a call, which the rows "
+                       "of %s need",
+                       dp_models[c->p.model].name);
     if (dp_gates_above_0(&c->p))
         return dp_fail(why, DP_EINPUT,
                        "log decays g above 0: the CUDA kernels are built for decays");

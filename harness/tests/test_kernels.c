@@ -445,6 +445,60 @@ DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
            9, names);
 }
 
+/* Norms; rows one after the other, with both factors of the gate and the token before. */
+static void write_rows(const char *recurrence, const char *problem) {
+    FILE *f = fopen(recurrence, "w");
+    fprintf(f, "recurrence two\nquery q\ngate g per channel\nkeys a b\nvalues v u\nnumber c m\n"
+               "norm q a eps 0.01\nrows in turn\nrow write=a*m read=a*exp(-g) value=v strength=-c\n"
+               "row write=-b*exp(g) read=a*b value=u*v\nrow write=prev(b) value=prev(v)*u\n");
+    fclose(f);
+    f = fopen(problem, "w");
+    fprintf(f, "reason = r\nsource = s\nop = dplr\nT = 90\nH = 2\nK = 16\nV = 24\nl2norm = yes\n"
+               "gate = softplus\ns0_scale = 1\ndstate = yes\ncu_seqlens = 0,37,37,90\n"
+               "ranks = 1,2\nbase = fp32,bf16\nchain = fp32\n");
+    fclose(f);
+}
+
+/* Recurrences of a user's own: packed, from initial states, on ranks, forward and backward. Ranks
+ * have no token before theirs but where they exchange heads. */
+DP_TEST(kernels, recurrences_of_ones_own) {
+    NEEDS_KERNELS;
+    static const struct {
+        const char *args;
+        size_t n;
+        const char *names[10];
+    } rows[] = {
+        {"dplr-weak --recurrence rwkv7 --base fp32,bf16 --ranks 3 --way dh-only",
+         2,
+         {"o", "dr", "dw", "dk", "dkk", "da", "dv", "S_in", "dS_out"}},
+        {"smoke-dplr --recurrence comba --base fp32,bf16 --ranks 4",
+         2,
+         {"o", "dq", "dg", "dk", "dp", "dv", "dbeta", "M", "ds0"}},
+        {"smoke-dplr --recurrence oja --base fp32 --ranks 1,2 --exchange ring",
+         2,
+         {"o", "dq", "dgv", "dv", "dk", "dbeta", "final_state"}},
+        {"dplr-weak smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 1 --way save-all",
+         4,
+         {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "ds0"}},
+        {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --exchange heads",
+         1,
+         {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}},
+        {NULL, 2, {"o", "dq", "dg", "da", "db", "dv", "du", "dc", "dm"}},
+    };
+    char path[2][600], own[1400];
+    for (int i = 0; i < 2; i++)
+        snprintf(path[i], sizeof path[i], "%s/%s", gt_tmpdir(), i ? "two.case" : "two.recurrence");
+    snprintf(own, sizeof own, "%s --recurrence %s --ranks 1", path[1], path[0]);
+    write_rows(path[0], path[1]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        judges(rows[i].args ? rows[i].args : own, rows[i].n, rows[i].names);
+    json_t *j = judged("smoke-dplr --recurrence mamba3 --base fp32 --ranks 2", 2),
+           *r = j ? json_array_get(json_object_get(j, "runs"), 0) : NULL;
+    const char *why = r ? json_string_value(json_object_get(r, "why")) : "no run";
+    CHECK(why && strstr(why, "inputs of the previous token"), "%s", why ? why : "none");
+    json_decref(j);
+}
+
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
 DP_TEST(kernels, a_training_step) {
     NEEDS_KERNELS;
@@ -880,6 +934,9 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
              {"link-neighbour-m", "own=zigzag"},
              {"halo-range", "own=zigzag"},
              {"token-read-decayed", "smoke-dplr"},
+             {"token-no-sign", "smoke-dplr"},
+             {"token-first-row", "smoke-dplr"},
+             {"token-all-factors", "dk"},
              {"token-column-short", "dq"},
              {"slot-neighbour", "session-slots"},
              {"sent-less-i", "payload=m-i"},

@@ -91,20 +91,18 @@ double *dp_doubles_of(const dp_problem *p, int64_t n);
 double *dp_copy_of(const dp_problem *p, const double *x, int64_t n);
 void dp_free_of(const dp_problem *p, double *x);
 
-/* The recurrences, a row each. Other properties (gpu/token/activate.cu) follow from these rows.
+/* The recurrences. Other properties are those of their rows (recurrence.h).
  *   one_gate    1: one gate a head, 0: one a channel
- *   many_keys   1: R keys a token, 0: one
- *   in_turn     1: each key of a token reads the state that the keys before it have written,
- *               0: all keys of a token read one state */
-#define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, in_turn, strength) */ \
-    X(DP_GDN, "gdn", 1, 0, 0, DP_BY_BETA)                                           \
-    X(DP_KDA, "kda", 0, 0, 0, DP_BY_BETA)                                           \
-    X(DP_MKDA, "mkda", 0, 1, 0, DP_BY_BETA)                                         \
-    X(DP_GDN2, "gdn2", 0, 0, 0, DP_BY_GATES)                                        \
-    X(DP_GLA, "gla", 0, 0, 0, DP_BY_NOTHING)                                        \
-    X(DP_SSD, "ssd", 1, 0, 0, DP_BY_NOTHING)                                        \
-    X(DP_DELTAPRODUCT, "gated-deltaproduct", 1, 1, 1, DP_BY_BETA)                   \
-    X(DP_DPLR, "dplr", 0, 0, 0, DP_BY_FACTORS)
+ *   many_keys   1: R keys a token, 0: one */
+#define DP_RECURRENCES(X) /* X(id, name, one_gate, many_keys, strength) */ \
+    X(DP_GDN, "gdn", 1, 0, DP_BY_BETA)                                     \
+    X(DP_KDA, "kda", 0, 0, DP_BY_BETA)                                     \
+    X(DP_MKDA, "mkda", 0, 1, DP_BY_BETA)                                   \
+    X(DP_GDN2, "gdn2", 0, 0, DP_BY_GATES)                                  \
+    X(DP_GLA, "gla", 0, 0, DP_BY_NOTHING)                                  \
+    X(DP_SSD, "ssd", 1, 0, DP_BY_NOTHING)                                  \
+    X(DP_DELTAPRODUCT, "gated-deltaproduct", 1, 1, DP_BY_BETA)             \
+    X(DP_DPLR, "dplr", 0, 0, DP_BY_FACTORS)
 typedef enum {
 #define DP_ID(ID, ...) ID,
     DP_RECURRENCES(DP_ID)
@@ -124,7 +122,7 @@ typedef enum {
 } dp_strength;
 typedef struct {
     const char *name;
-    int one_gate, many_keys, in_turn;
+    int one_gate, many_keys;
     dp_strength strength;
     int rows; /* that a token has beside one for each of its R keys (recurrence.h); 0: these */
 } dp_model_info;
@@ -201,7 +199,7 @@ static inline int dp_has_beta(const dp_problem *p) {
 }
 
 /* Does each key of a token read the state after the keys before it? */
-static inline int dp_in_turn(const dp_problem *p) { return dp_models[p->model].in_turn; }
+int dp_in_turn(const dp_problem *p); /* recurrence.c */
 
 /* Does the recurrence have erase and write instead of beta? */
 static inline int dp_by_gates(const dp_problem *p) {

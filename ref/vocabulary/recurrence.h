@@ -42,6 +42,7 @@ typedef struct {
 } dp_token_row;
 typedef struct {
     int before, n;
+    int in_turn;      /* 1: each row reads the state that the rows before it have written */
     int along;        /* 1: o reads along the values */
     unsigned rotated; /* bit i: keys of input i are */
     unsigned normed;  /* bit i: rows of input i, the query or keys, with dp_problem.l2norm */

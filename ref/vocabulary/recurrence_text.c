@@ -263,7 +263,7 @@ static dp_status parse_statement(reader *r) {
     if (!strcmp(word, "reads"))
         return (s = once(r, READS)) ? s : choose(r, 1, "decayed", "undecayed", &r->y->rows.before);
     if (!strcmp(word, "rows"))
-        return (s = once(r, ROWS)) ? s : choose(r, 1, "together", "in turn", &r->y->in_turn);
+        return (s = once(r, ROWS)) ? s : choose(r, 1, "together", "in turn", &r->y->rows.in_turn);
     if (!strcmp(word, "norm")) return (s = once(r, NORM)) ? s : parse_norm(r);
     for (int i = 0; i < COUNT(INPUTS); i++)
         if (!strcmp(word, INPUTS[i].word)) return (s = once(r, i)) ? s : parse_inputs(r, i);
@@ -337,7 +337,7 @@ static dp_status check_all(reader *r) {
         if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !dp_recurrence_uses(&y->rows, i))
             return dp_fail(r->e, DP_EINPUT, "%s: input '%s' stands in no row", r->path,
                            y->input[i]);
-    if (y->in_turn && y->rows.before)
+    if (y->rows.in_turn && y->rows.before)
         return dp_fail(r->e, DP_EINPUT,
                        "%s: 'rows in turn' read the decayed state, not the undecayed one", r->path);
     const dp_status s = check_along(r);
@@ -387,11 +387,8 @@ void dp_user_recurrence_install(const dp_user_recurrence *y) {
     memcpy(input_before, dp_input_fields, sizeof input_before);
     memcpy(result_before, dp_result_fields, sizeof result_before);
     dp_recurrences[DP_USER] = y->rows;
-    dp_models[DP_USER] = (dp_model_info){.name = installed.name,
-                                         .one_gate = y->one_gate,
-                                         .in_turn = y->in_turn,
-                                         .strength = DP_BY_ROWS,
-                                         .rows = y->rows.n};
+    dp_models[DP_USER] = (dp_model_info){
+        .name = installed.name, .one_gate = y->one_gate, .strength = DP_BY_ROWS, .rows = y->rows.n};
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int is_there = *y->input[i] != 0;
         if (dp_input_fields[i].role != DP_ROLE_REQUIRED) continue;

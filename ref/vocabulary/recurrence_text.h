@@ -41,7 +41,7 @@ enum { DP_NAME_MOST = 24 };
 typedef struct {
     char name[DP_NAME_MOST + 1];
     char input[DP_NINPUTS][DP_NAME_MOST + 1]; /* "": it has no such */
-    int one_gate, in_turn;
+    int one_gate;
     dp_recurrence rows;
 } dp_user_recurrence;
 

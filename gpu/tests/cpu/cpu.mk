@@ -14,7 +14,7 @@ CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-al
 CPU_FAULTY  := $(CPU_FLAGS) -DDP_KERNEL_FAULTS
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
-    ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h segments.h) \
+    ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h recurrence.h segments.h) \
     ref/chunk/conv.h ref/truth/truth_dd.h ref/vocabulary/memory.h \
     $(addprefix ref/inputs/,inputs_exact.h inputs_large.h rng.h)
 DEVICE_OBJ  := $(patsubst harness/device/%.c,$(BUILD)/cpu/%.o,$(wildcard harness/device/*.c))
@@ -67,7 +67,7 @@ $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 # The kernels as libraries for others to load (gpu/dp_abi.h), without faults: OPS_LIBS, what
 # `make ops` makes.
 OPS_LINK     := -shared -Wl,-Bsymbolic,--version-script=gpu/ops.map,-z,defs
-OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o segments.o)
+OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o recurrence.o segments.o)
 OPS_CPU_OBJ  := $(patsubst %,$(BUILD)/ops/cpu/%.o,$(CPU_KERNELS) cpu) $(OPS_REF)
 OPS_LIBS     := $(BUILD)/ops/libdeltaproof_cpu.so \
     $(if $(GPU_LIB),$(BUILD)/ops/libdeltaproof_cuda.so)

@@ -56,6 +56,8 @@ dpg_problem = _struct(
     ("beta_form l2norm dtype gdtype odtype ddtype dgdtype", c_int),
     ("A_dtype bias_dtype dA_dtype dbias_dtype", c_int),
     ("own", dpg_owners),
+    ("rows", c_void_p),
+    ("pairs", c_int),
 )
 dpg_options = _struct(
     "dpg_options",
@@ -64,12 +66,13 @@ dpg_options = _struct(
 )
 dpg_tensors = _struct(
     "dpg_tensors",
-    ("q k v g beta A_log dt_bias s0 o final_state saved erase write lr_a lr_b", c_void_p),
+    ("q k v g beta A_log dt_bias s0 o final_state saved", c_void_p),
+    ("erase write lr_a lr_b number angle value3 value4", c_void_p),
 )
 dpg_grads = _struct(
     "dpg_grads",
     ("dout dfinal_state dq dk dv dg dbeta dA_log ddt_bias ds0", c_void_p),
-    ("derase dwrite dlr_a dlr_b", c_void_p),
+    ("derase dwrite dlr_a dlr_b dnumber dangle dvalue3 dvalue4", c_void_p),
 )
 dpg_decode = _struct(
     "dpg_decode",

@@ -1,0 +1,144 @@
+/* gpu/token/rows.cuh - entries of a token's rows, products of its inputs
+ * (ref/vocabulary/recurrence.h). A warp has a token of a head. */
+#ifndef DPG_ROWS_CUH
+#define DPG_ROWS_CUH
+#include "plan/tensors.cuh"
+#include "token/token.cuh"
+
+#ifdef __CUDACC__
+/* A token of a value head. */
+struct Place {
+    const Dims &d;
+    const Token &a;
+    int64_t t, before, after; /* in its sequence; -1: there is none */
+    int hv;
+
+    /* That of this warp, of `heads` a token; t = -1: there is none. */
+    __device__ __forceinline__ Place(const Dims &d, const Token &a, int heads)
+        : d(d), a(a), t(-1), before(-1), after(-1) {
+        int64_t warp = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, slot = warp / heads;
+        hv = warp % heads * (d.HV / heads);
+        if (slot >= (int64_t)d.NT * d.tok) return;
+        Chunk chunk = d.chunk[slot / d.tok];
+        if (slot % d.tok >= chunk.len) return;
+        Seq seq = d.seq[chunk.seq];
+        Chunk last = d.chunk[seq.c1 - 1];
+        t = chunk.t0 + slot % d.tok;
+        if (t > d.chunk[seq.c0].t0) before = t - 1;
+        if (t < last.t0 + last.len - 1) after = t + 1;
+    }
+    __device__ __forceinline__ int64_t head() const { return t * d.HV + hv; }
+    __device__ __forceinline__ int64_t query_head() const { return t * d.H + hv / d.G; }
+    /* Row j, the key that it has, and where its activated entries stand. */
+    __device__ __forceinline__ const dp_token_row &row(int j) const {
+        return a.rows.row[a.rows.n > 1 && !FAULT(TOKEN_ROW) ? j : 0];
+    }
+    __device__ __forceinline__ int key_of(int j) const { return a.rows.n > 1 ? 0 : j; }
+    __device__ __forceinline__ int64_t entry(int j) const { return head() * a.n + j; }
+
+    /* The row of a factor's input, of key r; -1: there is none. */
+    __device__ __forceinline__ int64_t at(int of, int r) const {
+        int input = of & ~DP_PREVIOUS;
+        int64_t token = of & DP_PREVIOUS ? before : t;
+        if (token < 0) return -1;
+        int64_t i = is_in(BY_QUERY, input) ? token * d.H + hv / d.G : token * d.HV + hv;
+        return is_in(BY_KEY, input) ? i * d.R + r : i;
+    }
+    /* A number, or a value at column v. */
+    __device__ __forceinline__ float number(int of, int r, int v = 0) const {
+        int64_t i = at(of, r);
+        int input = of & ~DP_PREVIOUS;
+        if (i < 0) return 0.f;
+        if (is_in(VALUES, input)) return ldx(a.in[input], i * d.V + v, d.in_bf16);
+        float x = ldx(a.in[input], i, d.g_bf16);
+        return input == DP_INPUT_BETA ? beta_value(d, x) : x;
+    }
+    __device__ __forceinline__ float log_decay(int x) const {
+        int channel = hv * d.Kg + (d.Kg > 1 ? x : 0);
+        return gate_value(d, ldx(a.in[DP_INPUT_G], t * d.HV * d.Kg + channel, d.g_bf16),
+                          expf(param(a.in[DP_INPUT_A_LOG], hv, d.A_type)),
+                          param(a.in[DP_INPUT_DT_BIAS], channel, d.bias_type));
+    }
+    /* A raw row of the query or of keys, and its norm; 1: it has none. */
+    __device__ __forceinline__ Row given(int of, int r) const {
+        int64_t i = at(of, r);
+        Row y = {};
+        if (i >= 0)
+            Row::rows(d.K, [&](int j, int x) {
+                y.x[j] = ldx(a.in[of & ~DP_PREVIOUS], i * d.K + x, d.in_bf16);
+            });
+        return y;
+    }
+    __device__ __forceinline__ float norm(int of, const Row &x) const {
+        if (!(a.rows.normed >> (of & ~DP_PREVIOUS) & 1)) return 1.f;
+        return sqrtf(x.dot(x) + (float)a.rows.eps);
+    }
+    __device__ __forceinline__ Row unit(int of, int r) const {
+        Row y = given(of, r);
+        float length = norm(of, y);
+        Row::rows(d.K, [&](int j, int) { y.x[j] /= length; });
+        return y;
+    }
+    /* y times a factor of write or read, of key r. */
+    __device__ __forceinline__ void multiply(Row &y, int of, int r) const {
+        if (FAULT(TOKEN_ERASE) && of == DP_INPUT_ERASE) return;
+        if (is_in(KEYS, of & ~DP_PREVIOUS)) return y.times(unit(of, r));
+        if (of < DP_FACTOR_DECAY || of & DP_PREVIOUS) {
+            float c = number(of, r);
+            return Row::rows(d.K, [&](int j, int) { y.x[j] *= c; });
+        }
+        Row::rows(d.K, [&](int j, int x) {
+            y.x[j] *= expf(of == DP_FACTOR_DECAY ? log_decay(x) : -log_decay(x));
+        });
+    }
+    __device__ __forceinline__ float sign(const dp_entry &e) const {
+        return FAULT(TOKEN_SIGN) ? e.sign * e.sign : e.sign;
+    }
+    /* The product of all factors but number `but`, with its sign: of write or read; of values at
+     * column v, or of a strength. */
+    __device__ __forceinline__ Row product(const dp_entry &e, int r, int but = -1) const {
+        Row y = {};
+        Row::rows(d.K, [&](int j, int) { y.x[j] = sign(e); });
+        for (int m = 0; m < e.n; m++)
+            if (m != but) multiply(y, e.of[m], r);
+        return y;
+    }
+    __device__ __forceinline__ float scalar(const dp_entry &e, int r, int v, int but = -1) const {
+        float y = sign(e);
+        for (int m = 0; m < e.n; m++)
+            if (m != but) y *= number(e.of[m], r, v);
+        return y;
+    }
+    /* A row of the query or of a key, rotated by the sum of its token's angles, or back. */
+    __device__ __forceinline__ Row rotated(Row y, int of, int back = 0) const {
+        int64_t token = of & DP_PREVIOUS ? before : t;
+        if (!a.cos_sin || of < 0 || token < 0) return y;
+        const float *pair = a.cos_sin + (token * d.HV + hv) * 2 * a.pairs;
+#pragma unroll
+        for (int i = 0; i < Row::ROWS; i += 2) {
+            int at = Row::row(i);
+            if (at >= 2 * a.pairs) continue;
+            float x = y.x[i], z = y.x[i + 1], s = back ? -pair[at + 1] : pair[at + 1];
+            y.x[i] = x * pair[at] - z * s;
+            y.x[i + 1] = x * s + z * pair[at];
+        }
+        return y;
+    }
+    /* The factor of an entry that is a rotated key; -1: none is. */
+    __device__ __forceinline__ int rotated_key(const dp_entry &e) const {
+        for (int m = 0; m < e.n; m++)
+            if (a.rows.rotated >> (e.of[m] & ~DP_PREVIOUS) & 1) return e.of[m];
+        return -1;
+    }
+};
+
+/* Blocks of threads that have an angle of a head and sub-sequence each. */
+static inline unsigned angles_of(const Dims &d, const Token &a) {
+    return (unsigned)(((int64_t)d.nseq * d.HV * a.pairs + THREADS - 1) / THREADS);
+}
+/* Blocks of warps that have a place each. */
+static inline unsigned places_of(const Dims &d, int heads) {
+    return blocks_of((int64_t)d.NT * d.tok * heads);
+}
+#endif
+#endif
