@@ -48,9 +48,11 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     Tile<P, R, PACKED> S;
     Token raw;
     await_grid();
-    /* Each warp loads some parts of tokens, its first one while slots are read. */
-    if (warp < staged * Token::PARTS)
-        raw.load(a, b, warp / Token::PARTS, hv, first, 1 << warp % Token::PARTS);
+    /* A warp loads a part of a token, or a token where there are more parts than warps: the first
+     * ones while slots are read. */
+    const int parts = staged * Token::PARTS <= DECODE_WARPS ? Token::PARTS : 1;
+    const int mine = warp / parts, part = parts > 1 ? 1 << warp % parts : Token::ALL;
+    if (mine < staged) raw.load(a, b, mine, hv, first, part);
     const int64_t from = slots.read(b);
     const int n = from < 0 ? 0 : slots.tokens(b), form = form_of(d);
     if (warp == 0) clear_rest<C>(a, b, n, hv, first);
@@ -64,10 +66,9 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
         if (t % staged == 0) {
             const int here = n - t < staged ? n - t : staged;
             if (t) __syncthreads();
-            for (int i = warp; i < here * Token::PARTS; i += DECODE_WARPS) {
-                const int part = 1 << i % Token::PARTS;
-                if (t || i != warp) raw.load(a, b, t + i / Token::PARTS, hv, first, part);
-                raw.put(a, in[i / Token::PARTS], part);
+            if (mine < here) {
+                if (t) raw.load(a, b, t + mine, hv, first, part);
+                raw.put(a, in[mine], part);
             }
             __syncthreads();
         }
