@@ -6,7 +6,7 @@
  * token:
  *
  *   S <- diag(exp g) S, terms of k S to shared memory                       barrier ([K][V] alone)
- *   w = beta (v - k S), S += k' w, terms of S' q; S to its slot             barrier
+ *   o of the token before; w = beta (v - k S), S += k' w, terms of S' q; S to its slot
  *
  * Many heads of 128 x 128 take the kernel of heads.cu, with the same bits. */
 #include "decode/tile.cuh"
@@ -32,6 +32,15 @@ template <bool PACKED, class F> static __device__ __forceinline__ void by_form(i
 }
 
 #define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
+/* A row of o from its terms, by a warp. */
+static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms &terms, int first) {
+    const int col = COLS * (threadIdx.x % 32);
+    float y[COLS];
+    if (col >= 8 * COLS) return;
+    add_terms<false>(y, terms);
+    put_columns(a, row * a.d.V + first + col, y);
+}
+
 template <int K, bool VK, int R, bool PACKED>
 __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     k_decode(DecodeArgs a, int staged) {
@@ -39,11 +48,12 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     using P = Place<K, VK>;
     using Token = RawToken<K, R, C>;
     extern __shared__ __align__(16) char room[];
-    __shared__ Terms terms[R + 1];
+    __shared__ Terms terms[2][R + 1]; /* of tokens in turn; the last of each: S' q */
     Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
     const int tiles = d.V / C, first = (int)(blockIdx.x % tiles) * C, warp = threadIdx.x / 32;
     const int hv = (int)(blockIdx.x / tiles % d.HV), b = (int)(blockIdx.x / tiles / d.HV);
+    const int64_t row = (int64_t)b * d.T * d.HV + hv; /* of o, of the first token */
     const Slots slots = slots_of(a);
     Tile<P, R, PACKED> S;
     Token raw;
@@ -73,13 +83,16 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
             __syncthreads();
         }
         const int64_t to = slots.write(b, t, n);
+        Terms *now = terms[t % 2], *last = terms[(t + 1) % 2];
         alignas(16) float w[R][COLS], y[COLS];
         S.decay(x, w);
         for (int r = 0; r < R; r++)
-            add_lanes<VK>(w[r], terms[r]);
+            add_lanes<VK>(w[r], now[r]);
         if (!VK) __syncthreads();
+        if (!VK && t && warp == DECODE_WARPS - 1)
+            put_terms(a, row + (t - 1) * d.HV, last[R], first);
         for (int r = 0; r < R; r++) {
-            add_terms<VK>(w[r], terms[r]);
+            add_terms<VK>(w[r], now[r]);
             for (int j = 0; j < COLS; j++)
                 w[r][j] = x.beta[r] * (x.v[r][P::col(j)] - w[r][j]);
         }
@@ -89,13 +102,12 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
                 constexpr int FORM = decltype(f)::value;
                 S.template store<K, VK, FORM>(head_at(a, FORM, to, hv, K * d.V), d.V, first);
             });
-        add_lanes<VK>(y, terms[R]);
-        if (!VK) __syncthreads();
-        if (VK ? threadIdx.x % 32 == 0 : threadIdx.x < 8) {
-            add_terms<VK>(y, terms[R]);
-            put_columns(a, x.row * d.V + first + P::col(0), y);
-        }
+        add_lanes<VK>(y, now[R]);
+        if (VK && threadIdx.x % 32 == 0)
+            put_columns(a, (row + t * d.HV) * d.V + first + P::col(0), y);
     }
+    if (!VK) __syncthreads();
+    if (!VK && warp == 0) put_terms(a, row + (n - 1) * d.HV, terms[(n - 1) % 2][R], first);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
