@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     using P = Place<K, VK>;
     using Token = RawToken<K, R, C>;
     extern __shared__ __align__(16) char room[];
-    __shared__ Terms terms[2][R + 1]; /* of tokens in turn; the last of each: S' q */
+    __shared__ Terms terms[2][R + 1]; /* of this token and the one before */
     Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
     const int tiles = d.V / C, first = (int)(blockIdx.x % tiles) * C, warp = threadIdx.x / 32;
