@@ -70,6 +70,13 @@ void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
 int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *parts);
 /* Bounds of results of the one for those of the other. */
 void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b);
-/* The smaller of the two bounds, entry by entry, into a. */
-void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b);
+
+/* The sound and the probable one, of which a bound is the smaller, entry by entry. */
+typedef struct {
+    dp_error_bound_base sound, probable;
+} dp_error_bounds;
+void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *design, int backward,
+                          const dp_raw_error *raw); /* NULL: none */
+void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out);
+void dp_error_bounds_free(dp_error_bounds *w);
 #endif

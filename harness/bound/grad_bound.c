@@ -538,8 +538,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
         dp_sim_gather_do(s, g, hv, dout);
-        dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
-                       ps->DdX[z], &x.b);
+        dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
         if (dp_by_rows(p)) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);

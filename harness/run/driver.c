@@ -342,7 +342,6 @@ dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_m
     r->has_merge = x->says_way;
     r->has_chain = !x->bare;
     if (x->kind->note) x->kind->note(sp, m, r);
-    if (sp->truth) dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     return r;
 }
@@ -442,7 +441,7 @@ static int is_alone(const dp_plan *plan) {
  * records that say why are in *out, and there is nothing to judge. */
 static dp_status serves_any(dp_standard *std, const dp_plan *plan, dp_runs *out, int *any,
                             dp_err *e) {
-    unsigned char session = dp_case_session(std->c) != NULL; /* that it is one */
+    unsigned char session = std->c->session.text != NULL; /* that it is one */
     dp_runs refused = {0};
     dp_status st = DP_OK;
     *any = 0;
@@ -540,7 +539,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
-                      : dp_case_session(x->c) || dp_op_of(x->c)->has_front
+                      : x->c->session.text || dp_op_of(x->c)->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
     if (!o.nbackend) return DP_OK;

@@ -218,8 +218,8 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
 /* Where o failed in a session, its verdict says in which call. */
 static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     dp_judgement *t = &run->tensor[run->ntensor - 1];
-    const dp_session *s = dp_case_session(c);
-    if (!s || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
+    const dp_session *s = &c->session;
+    if (!s->text || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
     const int64_t call = dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence]);
     const dp_session_call x = dp_session_at(s, call);
     const size_t n = strlen(t->why);
@@ -273,8 +273,8 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
 
 static void allow_stored(const dp_judging *j, dp_result_id field, const dp_run *run,
                          dp_allowance *a) {
-    const dp_session *s = dp_case_session(j->sp->c);
-    dp_allow_stored(run, s ? s->kept : DP_FP64, field, a);
+    const dp_session *s = &j->sp->c->session;
+    dp_allow_stored(run, s->text ? s->kept : DP_FP64, field, a);
 }
 
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
@@ -282,7 +282,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     const dp_problem *p = &sp->c->p;
     const dp_ball *want = &sp->truth->field[field];
     const dp_stored_results *stored = j->out->stored;
-    const dp_expected *x = dp_sharding_expected(sp, run);
+    const dp_expected *x = j->expected;
     const dp_row_kind kind = dp_result_fields[field].kind;
     const double *got = *dp_result_at((dp_result *)j->out->results, field);
     int64_t rows, width;
@@ -404,8 +404,7 @@ static int inner_stages(const dp_outputs *out) {
 
 static void judge_step(const dp_judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
-    const dp_step_expected x = {dp_sharding_expected(sp, r), sp->windows.window_of,
-                                dp_run_comparing(r, sp, 0, 0)};
+    const dp_step_expected x = {j->expected, sp->windows.window_of, dp_run_comparing(r, sp, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
     if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;
@@ -490,14 +489,15 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     }
 }
 
-static void judge_all(const dp_judging *j, dp_run *r) {
+static void judge_all(const dp_judging *of, dp_run *r) {
+    const dp_judging j = {of->sp, of->bases, of->bound, of->out, dp_sharding_expected(of->sp, r)};
     const int most = DP_NRESULTS + DP_STEP_TENSORS + DP_RANK_TENSORS + DP_NSTAGE_TENSORS;
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
-    judge_results(j, r);
-    judge_step(j, r);
-    dp_judge_stages(j, r);
-    if (j->out->stage) name_flaws(j, r);
-    say_growth(&j->sp->c->p, r);
+    judge_results(&j, r);
+    judge_step(&j, r);
+    dp_judge_stages(&j, r);
+    if (j.out->stage) name_flaws(&j, r);
+    say_growth(&j.sp->c->p, r);
 }
 
 static void forget(dp_run *r) {
@@ -661,7 +661,7 @@ static const dp_error_bound *bounds_kept(const undeclared_run *x, const dp_run *
 
 /* Judges r by these bounds, and by its draws where they are known. */
 static void judge_by(const undeclared_run *x, const dp_error_bound *bound, dp_run *r, int settled) {
-    const dp_judging j = {x->sp, x->bases, bound, x->out};
+    const dp_judging j = {x->sp, x->bases, bound, x->out, NULL};
     judge_all(&j, r);
     if (settled) settle(&j, x->stages, r);
     dp_run_close(r);

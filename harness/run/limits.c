@@ -24,12 +24,6 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
     [UNDECLARED] = {{2.1, 4, 0.6}, {1.25, 2, 0.3}},
 };
 
-dp_claim dp_run_claim(const dp_run *r) {
-    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, 0};
-    c.design.drop = 0; /* draws drop nothing */
-    return c;
-}
-
 static who who_computes(const dp_run *r) {
     /* one that names a format of its own for factors (fp16) says how it rounds, if not in what
      * order */
@@ -287,10 +281,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 /* ---- bounds of all results, and their cache -------------------------------------------------- */
 
 void dp_bound_bases_free(dp_bound_bases *w) {
-    if (w->ready) {
-        dp_error_bound_base_free(&w->sound);
-        dp_error_bound_base_free(&w->probable);
-    }
+    if (w->ready) dp_error_bounds_free(&w->of);
     if (w->bounded) dp_error_bound_free(&w->bound);
 }
 
@@ -359,15 +350,10 @@ static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
 /* From a reference that serves no other design; freed here. */
 static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
                          const dp_raw_error *raw, int backward, dp_error_bound *out) {
-    dp_error_bound worst;
-    for (int p = 2; p >= 1; p--) {
-        dp_error_bound_base w;
-        dp_error_bound_base_inexact(&w, ref, design, p, backward, raw);
-        dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
-        dp_error_bound_base_free(&w);
-    }
-    dp_error_bound_min(ref->p, ref->N, out, &worst);
-    dp_error_bound_free(&worst);
+    dp_error_bounds w;
+    dp_error_bounds_init(&w, ref, design, backward, raw);
+    dp_error_bounds_run(&w, chain, backward, out);
+    dp_error_bounds_free(&w);
     dp_sim_free(ref);
 }
 
@@ -390,7 +376,7 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
     p.own = (dp_owners){0};
     exact.chunk = design->chunk;
     alone.sending = exact.sending;
-    dp_must(dp_sim_new_design(&ref, &p, &exact, 1, NULL));
+    dp_must(dp_sim_open(&ref, &p, &exact, 1, NULL, NULL));
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
     of_reference(&ref, &alone, chain, raw, backward, &one);
     dp_error_bound_alloc(&p, sp->N, backward, raw != NULL, out);
@@ -401,18 +387,10 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
 static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
                             const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
     const int backward = sp->c->backward;
-    dp_error_bound worst;
-    dp_sim *ref = dp_sharding_reference(sp);
-    if (!w->ready) {
-        dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
-        dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
-        w->ready = 1;
-    }
-    w->sound.sending = w->probable.sending = design->sending;
-    dp_error_bound_run(&w->probable, chain, backward, out);
-    dp_error_bound_run(&w->sound, chain, backward, &worst);
-    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
-    dp_error_bound_free(&worst);
+    if (!w->ready) dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, backward, raw);
+    w->ready = 1;
+    w->of.sound.sending = w->of.probable.sending = design->sending;
+    dp_error_bounds_run(&w->of, chain, backward, out);
 }
 
 /* Adds one store of each result in the format that it leaves in. */

@@ -13,8 +13,6 @@
 #include "ref/vocabulary/design.h"
 #include "standard.h"
 
-/* Without intermediates. */
-dp_claim dp_run_claim(const dp_run *r);
 dp_allowance dp_run_allowance(const dp_run *r);
 
 /* Are the bounds of error_bound.h those of this design? Chunks may have any length. Outputs in a
@@ -76,7 +74,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
  * format changes. The last run's are kept (judge_run.c). Starts as zeros. */
 typedef struct {
     int ready;
-    dp_error_bound_base sound, probable;
+    dp_error_bounds of;
     int bounded;
     dp_design design;
     dp_format chain;
@@ -89,14 +87,5 @@ void dp_bound_bases_free(dp_bound_bases *w);
  * (dp_run_results_bounded). */
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out);
-
-/* [rows] of every stage of tokens and chunks that is there, else NULL: bounds of the subject's
- * errors, and of those of the fp64 reference. */
-typedef struct {
-    double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
-} dp_stage_errors;
-
-/* Is stage i there, and not one that ranks exchange? */
-int dp_stage_is_inner(double *const *stage, int i);
 
 #endif

@@ -410,7 +410,7 @@ static double check_largest(const dp_check_work *w) {
     double most = 0;
     if (reference_seconds(w->p) > AFFORDABLE) return 0;
     dp_problem here = check_at_hand(w->p);
-    if (dp_sim_new_design(&ref, &here, &exact, w->N, &e)) {
+    if (dp_sim_open(&ref, &here, &exact, w->N, NULL, &e)) {
         dp_problem_free(&here);
         return 0;
     }
@@ -460,7 +460,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, in
     const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
     exact.chunk = design.chunk;
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
-    dp_must(dp_sim_new_design(&ref, p, &exact, N, NULL));    /* it was run on these ranks */
+    dp_must(dp_sim_open(&ref, p, &exact, N, NULL, NULL));    /* it was run on these ranks */
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
     dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
     dp_error_bound_run(&base, s->chain, backward, b);

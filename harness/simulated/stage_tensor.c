@@ -15,6 +15,7 @@
 #define SHORT .stored_short = 1
 #define BACKWARD .backward = 1
 #define STATE .state = 1
+#define CARRIED .carried = 1
 
 const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
     [DP_GCUM] = {"gcum",
@@ -84,6 +85,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                   {NULL},
                   CHUNKS,
                   BY(STATE_FWD),
+                  CARRIED,
                   STATE,
                   SHORT,
                   IN_CHUNK(h),
@@ -92,6 +94,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                   {NULL},
                   TOKENS(DP_AXIS_R, DP_AXIS_V),
                   BY(STATE_FWD),
+                  CARRIED,
                   SHORT,
                   IN_CHUNK(v_new),
                   .what = "u - w h"},
@@ -129,6 +132,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    {NULL},
                    CHUNKS,
                    BY(STATE_BWD),
+                   CARRIED,
                    STATE,
                    SHORT,
                    BACKWARD,
@@ -138,6 +142,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    {"du", "dv2"},
                    TOKENS(DP_AXIS_R, DP_AXIS_V),
                    BY(STATE_BWD),
+                   CARRIED,
                    SHORT,
                    BACKWARD,
                    IN_CHUNK(dv_new),
@@ -152,11 +157,6 @@ int dp_rank_of_stage(int stage) {
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         if ((int)dp_rank_stages[i] == stage) return i;
     return -1;
-}
-
-int dp_stage_tensor_carried(int stage) {
-    const dp_stage by = dp_stage_tensors[stage].made_by;
-    return by == DP_STAGE_STATE_FWD || by == DP_STAGE_STATE_BWD;
 }
 
 int dp_stage_tensor_find(const char *name) {

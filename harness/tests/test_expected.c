@@ -104,7 +104,7 @@ static void judge_as(const char *problem, const dp_design *computed, const dp_de
              problem);
     REQUIRE(!dp_case_parse(text, strlen(text), "x.case", 1, &c, &e), "%s", e.msg);
     if (computed->chunk) {
-        REQUIRE(!dp_sim_new_design(&s, &c.p, computed, 1, &e), "%s", e.msg);
+        REQUIRE(!dp_sim_open(&s, &c.p, computed, 1, NULL, &e), "%s", e.msg);
         dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     } else
         dp_recurrent_run(&c.p, computed, 1, NULL, &out);

@@ -561,7 +561,7 @@ static void reference_open(reference *r, const dp_problem *y, const dp_conv conv
     const dp_design exact = dp_design_of(DP_BASE_FP64);
     const int64_t n = y->T * y->HV * dp_Kg(y);
     *r = (reference){.sim = &r->one.sim};
-    dp_drawn_open(&r->one, &exact, y, conv, 1, backward);
+    dp_drawn_open(&r->one, &exact, y, conv, NULL, 1, backward);
     dp_drawn_all(&r->one, DP_FP64);
     if (!backward) return;
     for (int i = 0; i < 2; i++)
@@ -581,7 +581,7 @@ static void reference_split(reference *r, int N, int stages) {
         dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
         return;
     }
-    dp_must(dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL));
+    dp_must(dp_sim_open(&r->apart, &r->one.p, &r->one.design, N, NULL, NULL));
     r->sim = &r->apart;
     if (stages)
         dp_sim_run(&r->apart, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
@@ -672,10 +672,7 @@ static void run_design(const drawing *a, const shapes *l, const dp_design *desig
     own.rounded_slopes = 1;
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
-        if (!one->N && a->rq->session)
-            dp_drawn_open_calls(one, &mine, &own, conv, a->rq->session);
-        else if (!one->N)
-            dp_drawn_open(one, &mine, &own, conv, l->N, a->rq->backward);
+        if (!one->N) dp_drawn_open(one, &mine, &own, conv, a->rq->session, l->N, a->rq->backward);
         dp_drawn_split(one, l->N);
         dp_drawn_all(one, (dp_format)f);
         for (int i = 0; i < a->npolicy; i++) {
