@@ -15,6 +15,14 @@
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
 
+/* An entry that is off: row in a matrix (-1: none), index in that row. Error and bound are the
+ * row's. */
+typedef struct {
+    dp_place at;
+    int row, index;
+    double got, want, err, limit;
+} dp_bisect_entry;
+
 typedef struct {
     char tensor[16]; /* "" : no tensor of this stage was there to judge */
     int fails,
@@ -25,10 +33,9 @@ typedef struct {
     int64_t judged,
         skipped;  /* rows; skipped: the truth, or an input of the row's chunk, is not finite */
     double ratio; /* largest error / bound of a row */
-    dp_place at; /* fails > 0: the first failing row in the order of execution, of the stage's first
-                    failing tensor; chunk: counted over all */
-    int row, index; /* row in a matrix (-1: none), entry with the largest error in that row */
-    double got, want, err, limit; /* that entry, and the row's error and bound */
+    /* fails > 0: the largest error in the first failing row in the order of execution, of the
+     * stage's first failing tensor. Its chunk is counted over all */
+    dp_bisect_entry first;
     int nrank, nhead;
     unsigned char *rank, *head; /* [N], [HV]: 1 where this tensor fails */
 } dp_bisect_row;
