@@ -216,6 +216,8 @@ enum {
 dp_options dp_options_new(int one, int most);
 /* ARGP_ERR_UNKNOWN: none of these options. */
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);
+/* The parser of a command without options of its own, whose input are dp_options. */
+error_t dp_option_alone(int key, char *arg, struct argp_state *st);
 
 /* Values of options, refused as above. */
 int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
@@ -244,6 +246,9 @@ char *dp_options_again_text(const dp_options *o, int foreign);
 /* " DIR/results.json" or the file of --json, quoted for a shell; NULL: no file gets the record. To
  * be freed. */
 char *dp_options_record(const dp_options *o);
+/* argv[0] as it is and the arguments as a shell takes them; before argp changes their order. To be
+ * freed. */
+char *dp_command_line(int argc, char *const *argv);
 /* The folder of the case files. */
 const char *dp_options_folder(const dp_options *o);
 
