@@ -22,32 +22,29 @@ static int64_t size_of(const dp_problem *p, int field) {
     return rows * width;
 }
 
-static double **rank_arrays(dp_error_bound *b, int i) {
-    double **a[] = {&b->S_in, &b->M, &b->H, &b->dS_out, &b->dM, &b->dH};
-    return a[i];
-}
-
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out) {
     *out = (dp_error_bound){0};
     for (int i = 0; i < DP_NRESULTS; i++)
         if (error_bound_row_count(p, i) && (backward || !dp_result_fields[i].backward))
             out->row[i] = dp_doubles(error_bound_row_count(p, i));
-    for (int i = 0; i < 6; i++)
-        *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        out->rank[i] = dp_doubles((int64_t)N * p->HV);
     for (int i = 0; i < DP_NQKV && backward && entries; i++) {
         out->entry[i] = dp_doubles(size_of(p, dp_qkv_gradient(i)));
         out->rest[i] = dp_doubles(error_bound_row_count(p, dp_qkv_gradient(i)));
     }
 }
 
-int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *part) {
+#define PARTS 24
+/* Its arrays as parts of the cache; returns their number. */
+static int parts_of(const dp_problem *p, int N, dp_error_bound *b, dp_part part[PARTS]) {
     int n = 0;
     for (int i = 0; i < DP_NRESULTS; i++)
         if (b->row[i])
             part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)error_bound_row_count(p, i)};
-    for (int i = 0; i < 6; i++)
-        part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        part[n++] = (dp_part){b->rank[i], sizeof(double) * (size_t)N * p->HV};
     part[n++] = (dp_part){b->traj, sizeof b->traj};
     for (int i = 0; i < DP_NQKV && b->entry[i]; i++) {
         part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, dp_qkv_gradient(i))};
@@ -57,21 +54,6 @@ int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part 
     return n;
 }
 
-static void swap(double **a, double **b) {
-    double *was = *a;
-    *a = *b;
-    *b = was;
-}
-
-void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        swap(&a->row[i], &b->row[i]);
-    for (int i = 0; i < DP_NQKV; i++) {
-        swap(&a->entry[i], &b->entry[i]);
-        swap(&a->rest[i], &b->rest[i]);
-    }
-}
-
 void dp_error_bound_free(dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++)
         free(b->row[i]);
@@ -79,9 +61,34 @@ void dp_error_bound_free(dp_error_bound *b) {
         free(b->entry[i]);
         free(b->rest[i]);
     }
-    for (int i = 0; i < 6; i++)
-        free(*rank_arrays(b, i));
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        free(b->rank[i]);
     *b = (dp_error_bound){0};
+}
+
+int dp_error_bound_load(const char *cache, dp_key key, const dp_problem *p, int N, int backward,
+                        int entries, dp_error_bound *out) {
+    dp_part part[PARTS];
+    dp_error_bound_alloc(p, N, backward, entries, out);
+    const int n = parts_of(p, N, out, part);
+    if (dp_cache_load(cache, DP_CACHE_BOUND, key, part, n)) return 1;
+    dp_error_bound_free(out);
+    return 0;
+}
+
+void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int N,
+                         dp_error_bound *b) {
+    dp_part part[PARTS];
+    const int n = parts_of(p, N, b, part);
+    dp_cache_save(cache, DP_CACHE_BOUND, key, part, n);
+}
+
+void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
+    for (int i = 0; i < DP_RANK_TENSORS; i++) {
+        free(one->rank[i]);
+        one->rank[i] = dp_doubles((int64_t)N * p->HV);
+    }
+    memset(one->traj, 0, sizeof one->traj);
 }
 
 /* ---- errors of what enters the chunks -------------------------------------------------------- */
@@ -196,10 +203,6 @@ dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp
                             .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};
-}
-
-dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
-    return dp_error_bound_inputs(w->ref->p, w->base, &w->r);
 }
 
 static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
@@ -368,7 +371,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
     const dp_chunk_rows of_q = {t0 * p->H + h, p->H, 1, c, p->K},
                         of_k = {(t0 * p->H + h) * R, (int64_t)p->H * R, R, c * R, p->K},
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
-    dp_input_error in = dp_error_bound_inputs_of(w);
+    dp_input_error in = w->in;
     double row = 0, *at = p->l2norm ? &row : NULL;
     double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
            *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
@@ -397,6 +400,7 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
                                .r = dp_rounding_of_design(design, power),
                                .entries = raw != NULL};
     if (raw) w->raw_error = *raw;
+    w->in = dp_error_bound_inputs(p, w->base, &w->r);
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     w->Dphi = dp_error_bound_angles(p, w->base, &w->r);
     for (int64_t t = 0; t < p->T; t++)
@@ -554,21 +558,19 @@ static void chain_errors(const dp_error_bound_base *w, dp_format chain, int back
     const int HV = s->p->HV, K = s->p->K, V = s->p->V;
     chain = dp_chain_format(s->p, w->base, chain);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * HV; i++) {
-        const int r = i / HV, hv = i % HV, last = s->ctx[r].nlocal - 1;
-        const dp_chain_span fwd = {s->first[r][last], s->first[r][last + 1], hv, 0, chain},
-                            bwd = {s->first[r][0], s->first[r][1], hv, 1, chain};
-        if (!s->ctx[r].is_last) {
-            bM[i] = dp_chain_error_of(w, fwd, r == s->traj_rank && HV == 1 ? out->traj : NULL);
-            out->M[i] = bM[i].fro;
-            out->H[i] = dp_state_error_norm(&w->r, K, V, w->eH[i]);
+    for (int i = 0; i < s->N * HV; i++)
+        for (int back = 0; back <= (backward != 0); back++) {
+            const int r = i / HV, sub = back ? 0 : s->ctx[r].nlocal - 1;
+            const dp_chain_span span = {s->first[r][sub], s->first[r][sub + 1], i % HV, back,
+                                        chain};
+            dp_chain_error *x = &(back ? bdM : bM)[i];
+            if (back ? s->ctx[r].is_first : s->ctx[r].is_last) continue;
+            *x = dp_chain_error_of(w, span,
+                                   !back && r == s->traj_rank && HV == 1 ? out->traj : NULL);
+            out->rank[back ? DP_RANK_DM : DP_RANK_M][i] = x->fro;
+            out->rank[back ? DP_RANK_DH : DP_RANK_H][i] =
+                dp_state_error_norm(&w->r, K, V, (back ? w->edH : w->eH)[i]);
         }
-        if (backward && !s->ctx[r].is_first) {
-            bdM[i] = dp_chain_error_of(w, bwd, NULL);
-            out->dM[i] = bdM[i].fro;
-            out->dH[i] = dp_state_error_norm(&w->r, K, V, w->edH[i]);
-        }
-    }
 }
 
 static void chain_errors_free(dp_chain_error *a, int n) {
@@ -617,8 +619,10 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     dp_error_bound_alloc(p, w->ref->N, backward, w->entries, out);
     if (w->r.p == 1) drop_rows(out);
     chain_errors(w, chain, backward, bM, bdM, out);
-    double **eS = dp_exchange_errors(w, 1, chain, bM, w->eH, out->S_in),
-           **edS = backward ? dp_exchange_errors(w, -1, chain, bdM, w->edH, out->dS_out) : NULL;
+    double **eS = dp_exchange_errors(w, 1, chain, bM, w->eH, out->rank[DP_RANK_S_IN]),
+           **edS = backward
+                       ? dp_exchange_errors(w, -1, chain, bdM, w->edH, out->rank[DP_RANK_DS_OUT])
+                       : NULL;
     chain_errors_free(bM, nr);
     chain_errors_free(bdM, nr);
     if (as_before(w, out, eS, edS)) {
@@ -646,8 +650,8 @@ static void smaller(double *a, const double *b, int64_t n) {
 static void smaller_of(const dp_problem *p, int N, dp_error_bound *a, dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++)
         smaller(a->row[i], b->row[i], error_bound_row_count(p, i));
-    for (int i = 0; i < 6; i++)
-        smaller(*rank_arrays(a, i), *rank_arrays(b, i), (int64_t)N * p->HV);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        smaller(a->rank[i], b->rank[i], (int64_t)N * p->HV);
     smaller(a->traj, b->traj, DP_MAX_TRAJ);
 }
 
@@ -668,4 +672,12 @@ void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_e
 void dp_error_bounds_free(dp_error_bounds *w) {
     dp_error_bound_base_free(&w->sound);
     dp_error_bound_base_free(&w->probable);
+}
+
+void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,
+                          const dp_raw_error *raw, dp_error_bound *out) {
+    dp_error_bounds w;
+    dp_error_bounds_init(&w, ref, design, backward, raw);
+    dp_error_bounds_run(&w, chain, backward, out);
+    dp_error_bounds_free(&w);
 }

@@ -24,8 +24,6 @@ int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 double dp_error_bound_sigmoid(double x);
 /* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
 double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
-/* dp_error_bound_inputs of the base's own problem and policy. */
-dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w);
 
 /* Rows of a chunk in a tensor [token][.][R] of that width: the first row, the distance between
  * tokens, R, and the number of rows. */

@@ -1,5 +1,4 @@
 /* The judgement of one run: its parts in order, and a second set of draws where it is marginal. */
-#include "harness/verdict/draws.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"
@@ -271,12 +270,6 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     return w;
 }
 
-static void allow_stored(const dp_judging *j, dp_result_id field, const dp_run *run,
-                         dp_allowance *a) {
-    const dp_session *s = &j->sp->c->session;
-    dp_allow_stored(run, s->text ? s->kept : DP_FP64, field, a);
-}
-
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
@@ -295,7 +288,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
-    dp_compare_in in = dp_run_comparing(run, sp, u, tiny_of(j, run, field));
+    dp_compare_in in = dp_run_comparing(run, sp, (int)field, u, tiny_of(j, run, field));
     in.name = dp_result_fields[field].name;
     in.heads = dp_result_heads(p, field);
     in.rows = rows;
@@ -317,7 +310,6 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     in.seen_most = seen_most(field);
     in.cancelled = cancelled(run, field);
     in.of_heads = kind == DP_OF_HEADS;
-    allow_stored(j, field, run, &in.allowance);
     dp_judge_tensor(j, &in, run);
     free(freedom);
     free(exact);
@@ -404,7 +396,8 @@ static int inner_stages(const dp_outputs *out) {
 
 static void judge_step(const dp_judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
-    const dp_step_expected x = {j->expected, sp->windows.window_of, dp_run_comparing(r, sp, 0, 0)};
+    const dp_step_expected x = {j->expected, sp->windows.window_of,
+                                dp_run_comparing(r, sp, -1, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
     if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;

@@ -14,16 +14,15 @@
 
 /* ---- what ranks exchange --------------------------------------------------------------------- */
 
-/* Where each lies in the structs of truth and bounds; pairs: M, H and their gradients belong to
+/* Where each lies in the struct of truth; pairs: M, H and their gradients belong to
  * neighbours, S_in and dS_out to one rank. */
-#define ROW(FIELD, HAS, PAIRS)                                                                 \
-    {                                                                                          \
-        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD),          \
-        .rad = offsetof(dp_truth_rank, FIELD##_rad), .bound = offsetof(dp_error_bound, FIELD), \
-        .pairs = PAIRS,                                                                        \
+#define ROW(FIELD, HAS, PAIRS)                                                        \
+    {                                                                                 \
+        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD), \
+        .rad = offsetof(dp_truth_rank, FIELD##_rad), .pairs = PAIRS,                  \
     }
 static const struct {
-    size_t has, value, rad, bound;
+    size_t has, value, rad;
     int pairs;
 } ROWS[DP_RANK_TENSORS] = {
     [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
@@ -31,10 +30,6 @@ static const struct {
     [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dH, 1)};
 
 static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
-
-const double *dp_rank_bound(const dp_error_bound *b, int which) {
-    return *(double *const *)((const char *)b + ROWS[which].bound);
-}
 
 /* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
  * has none. */
@@ -117,7 +112,7 @@ static void judge_rows(const dp_judging *j, const rank_values *x, const rows *z,
     const pair_places places = {sp->c->p.HV, z->pair};
     dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
-    dp_compare_in in = dp_run_comparing(run, sp, x->u, x->tiny);
+    dp_compare_in in = dp_run_comparing(run, sp, -1, x->u, x->tiny);
     in.name = dp_rank_name(x->which);
     in.heads = sp->c->p.HV;
     in.rows = z->n;
@@ -157,7 +152,7 @@ static void judge_ranks(const dp_judging *j, dp_run *run) {
     for (int i = 0; i < DP_RANK_TENSORS; i++) {
         const rank_values x = {.which = i,
                                .got = j->out->rank[i],
-                               .bound = dp_rank_bound(j->bound, i),
+                               .bound = j->bound->rank[i],
                                .absent_fails = !ROWS[i].pairs || j->out->forms_all_pairs};
         if (x.got) judge_rank_tensor(j, &x, run);
     }
@@ -234,7 +229,7 @@ static void judge_growth(const dp_judging *j, dp_run *run) {
     if (j->out->sim) add_prefixes(j, run);
     for (int r = 0; r < sp->N; r++) {
         if (!sp->at[r].has_MH || !M[r]) continue;
-        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->M[r]};
+        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->rank[DP_RANK_M][r]};
         if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
     }
 }
@@ -355,7 +350,7 @@ static void judge_inner(const dp_judging *j, const stage_errors *errors, int sta
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
     const dp_expected *x = drawn ? j->expected : NULL;
-    dp_compare_in in = dp_run_comparing(run, sp, s.u, s.tiny);
+    dp_compare_in in = dp_run_comparing(run, sp, -1, s.u, s.tiny);
     in.got = j->out->stage[stage];
     in.bound = errors->bound[stage];
     in.rad = errors->rad[stage];
@@ -416,7 +411,7 @@ static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
     const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_rank_of_stage(stage);
     const storage s = storage_of(j, run->base, stage);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
-    double *bound = dp_copy(dp_rank_bound(j->bound, which), pairs);
+    double *bound = dp_copy(j->bound->rank[which], pairs);
     for (int i = 0; i < pairs; i++) {
         int64_t width;
         double radius;

@@ -9,7 +9,7 @@
 #include "harness/case/session.h"
 #include "harness/record/run.h"
 #include "harness/verdict/compare.h"
-#include "harness/verdict/expectations.h"
+#include "harness/verdict/expected.h"
 #include "ref/vocabulary/design.h"
 #include "standard.h"
 
@@ -21,9 +21,6 @@ dp_allowance dp_run_allowance(const dp_run *r);
 int dp_bounds_are_derived(const dp_design *design);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
-/* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
- * session keeps its state. */
-void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a);
 /* The share of a state that no rounding of one call comes near: 0.005, of operands in bf16 or fp16
  * 0.05. At least twice the unit roundoff of a state that leaves shorter. */
 double dp_state_far(const dp_design *design);
@@ -32,10 +29,11 @@ double dp_state_far(const dp_design *design);
  * gradients of rows of their own (dp_by_rows). */
 int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
 
-/* The comparison of a tensor of a run, as far as the run decides: ranks, allowance, arithmetic. A
- * file may store the tensor in a coarser format, with unit roundoff u and smallest numbers tiny
- * apart; else both are 0. */
-dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, double u, double tiny);
+/* The comparison of a result (field; -1: of another tensor) of a run, as far as the run decides:
+ * ranks, allowance, arithmetic. A file may store the tensor in a coarser format, with unit roundoff
+ * u and smallest numbers tiny apart; else both are 0. */
+dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, int field, double u,
+                               double tiny);
 
 /* Unit roundoff of the base's arithmetic. */
 double dp_base_roundoff(dp_base b);

@@ -67,7 +67,5 @@ void dp_judge_stages(const dp_judging *j, dp_run *r);
 void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r);
 /* Is stage i there, and not one that ranks exchange? */
 int dp_stage_is_inner(double *const *stage, int i);
-/* [N*HV] bounds of one tensor that ranks exchange, DP_RANK_S_IN .. */
-const double *dp_rank_bound(const dp_error_bound *b, int which);
 
 #endif

@@ -85,7 +85,7 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
     s->radius = largest_radius(&s->truth);
     s->expect = (dp_expectations){.request = {.p = &c->p,
                                               .front = &s->front,
-                                              .session = dp_case_session(c),
+                                              .session = c->session.text ? &c->session : NULL,
                                               .dtype = c->input_dtype,
                                               .backward = c->backward},
                                   .cache = o->cache};

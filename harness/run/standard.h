@@ -9,8 +9,7 @@
 #define DP_STANDARD_H
 #include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
-#include "harness/verdict/draws.h"
-#include "harness/verdict/expectations.h"
+#include "harness/verdict/expected.h"
 #include "step.h"
 
 typedef struct {

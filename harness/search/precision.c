@@ -413,11 +413,8 @@ static void units(search *q) {
 
 static void bounds(search *q) {
     const dp_design design = dp_design_of(q->rq->to);
-    dp_error_bounds w;
-    if (!q->rq->by_verdict) return;
-    dp_error_bounds_init(&w, &q->ref, &design, q->rq->backward, NULL);
-    dp_error_bounds_run(&w, q->rq->chain_to, q->rq->backward, &q->bound);
-    dp_error_bounds_free(&w);
+    if (q->rq->by_verdict)
+        dp_error_bounds_once(&q->ref, &design, q->rq->chain_to, q->rq->backward, NULL, &q->bound);
 }
 
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e) {

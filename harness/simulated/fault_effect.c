@@ -1,5 +1,4 @@
-/* The deliberate faults (fault_effect.h); a row of ACTS at the end says where each acts. */
-#include "fault_effect.h"
+/* The deliberate faults (fault.h); a row of ACTS at the end says where each acts. */
 #include "ranks_stages.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/low_rank.h"

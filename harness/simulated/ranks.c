@@ -214,6 +214,10 @@ const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS] = {
     ARRAY(derasing, INTRA_BWD, HV, R, K, 1), ARRAY(dvalues, WY_BWD, HV, R, V, 1),
 };
 
+double **dp_sim_array(const dp_sim *s, int i) {
+    return (double **)((char *)s + dp_sim_arrays[i].at);
+}
+
 int64_t dp_sim_array_width(const dp_sim *s, int i) {
     const dp_sim_array_info *x = &dp_sim_arrays[i];
     const int64_t rows = x->keys ? dp_rows(s->p) : 1;
@@ -240,6 +244,9 @@ static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
     return *f;
 }
 
+int dp_sim_gets(const dp_sim *s, int back, int r) {
+    return back ? !s->ctx[r].is_last : !s->ctx[r].is_first;
+}
 int dp_sim_starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
 int dp_sim_ends_here(const dp_sim *s, int r, int sub) {
     return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;

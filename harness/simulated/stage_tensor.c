@@ -153,6 +153,8 @@ const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
     [DP_RANK_S_IN] = DP_S_IN,     [DP_RANK_M] = DP_M,   [DP_RANK_H] = DP_H,
     [DP_RANK_DS_OUT] = DP_DS_OUT, [DP_RANK_DM] = DP_DM, [DP_RANK_DH] = DP_DH};
 
+const char *dp_rank_name(int which) { return dp_stage_tensors[dp_rank_stages[which]].name; }
+
 int dp_rank_of_stage(int stage) {
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         if ((int)dp_rank_stages[i] == stage) return i;

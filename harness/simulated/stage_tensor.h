@@ -60,9 +60,7 @@ enum {
 };
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 /* Its name in files and records. */
-static inline const char *dp_rank_name(int which) {
-    return dp_stage_tensors[dp_rank_stages[which]].name;
-}
+const char *dp_rank_name(int which);
 int dp_rank_of_stage(int stage);                 /* -1: of no rank */
 int dp_exchange_makes(dp_exchange x, int which); /* do ranks that exchange so make it? */
 /* Entries of one, K K or K V. */
