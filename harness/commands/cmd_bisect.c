@@ -9,9 +9,7 @@
 #include "harness/run/step.h"
 #include "harness/search/bisect.h"
 #include "harness/search/precision.h"
-#include "harness/search/step_bisect.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/number.h"
 

@@ -9,7 +9,6 @@
 #include "harness/search/invariants.h"
 #include "large_problem.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
 #include "write_record.h"
 

@@ -5,7 +5,6 @@
 #include "harness/run/judge.h"
 #include "harness/verdict/limits_out.h"
 #include "options.h"
-#include "parse.h"
 #include "print_failures.h"
 #include "print_run.h"
 #include "write_record.h"

@@ -3,7 +3,6 @@
 #include "commands.h"
 #include "harness/base/home.h"
 #include "options.h"
-#include "parse.h"
 
 #include <argp.h>
 #include <errno.h>

@@ -9,7 +9,6 @@
 #include "harness/run/subjects.h"
 #include "harness/verdict/limits_out.h"
 #include "options.h"
-#include "parse.h"
 #include "print_failures.h"
 #include "ref/files/output.h"
 #include "run_cases.h"

@@ -6,7 +6,6 @@
 #include "harness/record/run.h"
 #include "harness/run/judge.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
 #include "ref/files/safetensors.h"
 #include "ref/inputs/inputs.h"

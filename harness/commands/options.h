@@ -273,4 +273,17 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
+
+/* parse.c: argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
+ */
+
+/* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */
+void dp_parse_examples(const char *lines);
+
+/* The examples; "" before any were set. */
+const char *dp_examples(void);
+
+/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status
+ * 2. */
+void dp_parse(const struct argp *a, int argc, char **argv, void *input);
 #endif

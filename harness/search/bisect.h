@@ -12,6 +12,7 @@
  */
 #ifndef DP_BISECT_H
 #define DP_BISECT_H
+#include "harness/case/case.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
 
@@ -67,4 +68,21 @@ void dp_bisect_free(dp_bisect *b);
  * formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
                              dp_bisect *out, dp_err *e);
+
+/* step_bisect.c: as dp_bisect_sim, of recurrences and steps. The convolutions of a step are stages,
+ * too, with x and the true gradients of their outputs. */
+dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
+                         dp_bisect *out, dp_err *e);
+
+/* repeat.c: a run compared bit for bit with the run before. Races and orders that change show
+ * nowhere else. */
+typedef struct {
+    int runs, differ; /* differ: runs unlike the first */
+    dp_stage stage;   /* the first such place in the order of stages */
+    int rank, head;
+    unsigned char *hit; /* [N*HV]: where a fault acted (ranks.h); free it */
+} dp_repeat;
+/* The same run `runs` times; *out says where bits differ first. out->hit is to be freed. */
+dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
+                        dp_err *e);
 #endif

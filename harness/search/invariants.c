@@ -179,23 +179,31 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     if (first >= 0) differ(w, f, x, &l, first);
 }
 
-void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
-                   double small, dp_check_keep *keep, const void *ctx) {
+void dp_check_same(dp_check_work *w, const dp_check_pair *of) {
     for (int f = 0; f < DP_NRESULTS; f++)
-        if (!factor || factor[f])
-            dp_check_same_field(w, f,
-                                &(dp_check_pair){.p = w->p,
-                                                 .got = &got->r,
-                                                 .want = &w->base->r,
-                                                 .factor = factor ? factor[f] : 1,
-                                                 .small = small,
-                                                 .keep = keep,
-                                                 .ctx = ctx});
+        dp_check_same_field(w, f, of);
 }
 
-void dp_check_skip(dp_check_work *w, const char *why) {
+dp_status dp_check_changed(dp_check_work *w, dp_problem *p, const double factor[DP_NRESULTS],
+                           double small, dp_check_keep *keep, const void *ctx) {
+    dp_check_outcome o;
+    const dp_status st = dp_check_run_problem(w->s, p, w->N, w->backward, &o, w->e);
+    dp_check_pair x = {.p = w->p, .small = small, .keep = keep, .ctx = ctx};
+    for (int f = 0; f < DP_NRESULTS && !st; f++) {
+        x.got = &o.r;
+        x.want = &w->base->r;
+        x.factor = factor ? factor[f] : 1;
+        if (x.factor) dp_check_same_field(w, f, &x);
+    }
+    if (!st) dp_check_outcome_free(&o);
+    dp_problem_free(p);
+    return st;
+}
+
+dp_status dp_check_skip(dp_check_work *w, const char *why) {
     w->c->verdict = DP_SKIPPED;
     snprintf(w->c->why, sizeof w->c->why, "%s", why);
+    return DP_OK;
 }
 
 /* Kernels that cut a long sequence in segments by its length cut its parts elsewhere: then both are
@@ -561,10 +569,7 @@ static void unless_it_overflows(dp_check_work *w) {
 /* Inputs of the set times c, and more of them; their gradients are as `by` has them, times own. */
 static dp_status times_set(dp_check_work *w, int set, int more, double c, double own, factors *by) {
     int input[NROWS_OF + 1], n = 0;
-    if (!set) {
-        dp_check_skip(w, "the rows of this recurrence have no such inputs");
-        return DP_OK;
-    }
+    if (!set) return dp_check_skip(w, "the rows of this recurrence have no such inputs");
     for (int i = 0; i < NROWS_OF; i++)
         if (set >> i & 1) input[n++] = ROWS_OF[i];
     if (more >= 0) input[n++] = more;

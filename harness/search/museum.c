@@ -4,10 +4,8 @@
 #include "harness/record/run_id.h"
 #include "harness/run/blame.h"
 #include "harness/run/step.h"
-#include "harness/search/step_bisect.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/text.h"
-#include "repeat.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,5 +1,5 @@
-/* Which stage of a step is wrong: the convolutions are stages, too (step_bisect.h). */
-#include "step_bisect.h"
+/* Which stage of a step is wrong: the convolutions are stages, too (bisect.h). */
+#include "bisect.h"
 #include "harness/run/step.h"
 
 #include <stdio.h>

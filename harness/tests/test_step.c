@@ -2,7 +2,7 @@
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/run/step.h"
-#include "harness/search/step_bisect.h"
+#include "harness/search/bisect.h"
 #include "oracle.h"
 #include "runs.h"
 
