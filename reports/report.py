@@ -29,7 +29,7 @@ from read.checks import Malformed
 
 def remove_old(folder: str, page: str) -> None:
     """An earlier page and the figures that it shows, before anything is read: nothing else in the
-    folder is this program's (harness/commands/old_outputs.h)."""
+    folder is this program's (harness/commands/write_record.h)."""
     text = files.remove_page(page)
     for name in re.findall(r'href="figures/([A-Za-z0-9._-]+\.(?:png|pdf))"', text):
         with contextlib.suppress(OSError):

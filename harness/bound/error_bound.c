@@ -22,32 +22,29 @@ static int64_t size_of(const dp_problem *p, int field) {
     return rows * width;
 }
 
-static double **rank_arrays(dp_error_bound *b, int i) {
-    double **a[] = {&b->S_in, &b->M, &b->H, &b->dS_out, &b->dM, &b->dH};
-    return a[i];
-}
-
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out) {
     *out = (dp_error_bound){0};
     for (int i = 0; i < DP_NRESULTS; i++)
         if (error_bound_row_count(p, i) && (backward || !dp_result_fields[i].backward))
             out->row[i] = dp_doubles(error_bound_row_count(p, i));
-    for (int i = 0; i < 6; i++)
-        *rank_arrays(out, i) = dp_doubles((int64_t)N * p->HV);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        out->rank[i] = dp_doubles((int64_t)N * p->HV);
     for (int i = 0; i < DP_NQKV && backward && entries; i++) {
         out->entry[i] = dp_doubles(size_of(p, dp_qkv_gradient(i)));
         out->rest[i] = dp_doubles(error_bound_row_count(p, dp_qkv_gradient(i)));
     }
 }
 
-int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *part) {
+#define PARTS 24
+/* Its arrays as parts of the cache; returns their number. */
+static int parts_of(const dp_problem *p, int N, dp_error_bound *b, dp_part part[PARTS]) {
     int n = 0;
     for (int i = 0; i < DP_NRESULTS; i++)
         if (b->row[i])
             part[n++] = (dp_part){b->row[i], sizeof(double) * (size_t)error_bound_row_count(p, i)};
-    for (int i = 0; i < 6; i++)
-        part[n++] = (dp_part){*rank_arrays(b, i), sizeof(double) * (size_t)N * p->HV};
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        part[n++] = (dp_part){b->rank[i], sizeof(double) * (size_t)N * p->HV};
     part[n++] = (dp_part){b->traj, sizeof b->traj};
     for (int i = 0; i < DP_NQKV && b->entry[i]; i++) {
         part[n++] = (dp_part){b->entry[i], sizeof(double) * (size_t)size_of(p, dp_qkv_gradient(i))};
@@ -57,36 +54,6 @@ int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part 
     return n;
 }
 
-static void smaller(double *a, const double *b, int64_t n) {
-    if (a && b)
-        for (int64_t i = 0; i < n; i++)
-            a[i] = fmin(a[i], b[i]);
-}
-
-void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b) {
-    dp_error_bound copy = *b;
-    for (int i = 0; i < DP_NRESULTS; i++)
-        smaller(a->row[i], b->row[i], error_bound_row_count(p, i));
-    for (int i = 0; i < 6; i++)
-        smaller(*rank_arrays(a, i), *rank_arrays(&copy, i), (int64_t)N * p->HV);
-    smaller(a->traj, b->traj, DP_MAX_TRAJ);
-}
-
-static void swap(double **a, double **b) {
-    double *was = *a;
-    *a = *b;
-    *b = was;
-}
-
-void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        swap(&a->row[i], &b->row[i]);
-    for (int i = 0; i < DP_NQKV; i++) {
-        swap(&a->entry[i], &b->entry[i]);
-        swap(&a->rest[i], &b->rest[i]);
-    }
-}
-
 void dp_error_bound_free(dp_error_bound *b) {
     for (int i = 0; i < DP_NRESULTS; i++)
         free(b->row[i]);
@@ -94,13 +61,34 @@ void dp_error_bound_free(dp_error_bound *b) {
         free(b->entry[i]);
         free(b->rest[i]);
     }
-    free(b->S_in);
-    free(b->M);
-    free(b->H);
-    free(b->dS_out);
-    free(b->dM);
-    free(b->dH);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        free(b->rank[i]);
     *b = (dp_error_bound){0};
+}
+
+int dp_error_bound_load(const char *cache, dp_key key, const dp_problem *p, int N, int backward,
+                        int entries, dp_error_bound *out) {
+    dp_part part[PARTS];
+    dp_error_bound_alloc(p, N, backward, entries, out);
+    const int n = parts_of(p, N, out, part);
+    if (dp_cache_load(cache, DP_CACHE_BOUND, key, part, n)) return 1;
+    dp_error_bound_free(out);
+    return 0;
+}
+
+void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int N,
+                         dp_error_bound *b) {
+    dp_part part[PARTS];
+    const int n = parts_of(p, N, b, part);
+    dp_cache_save(cache, DP_CACHE_BOUND, key, part, n);
+}
+
+void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
+    for (int i = 0; i < DP_RANK_TENSORS; i++) {
+        free(one->rank[i]);
+        one->rank[i] = dp_doubles((int64_t)N * p->HV);
+    }
+    memset(one->traj, 0, sizeof one->traj);
 }
 
 /* ---- errors of what enters the chunks -------------------------------------------------------- */
@@ -217,10 +205,6 @@ dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp
                             .Kg = dp_Kg(p)};
 }
 
-dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w) {
-    return dp_error_bound_inputs(w->ref->p, w->base, &w->r);
-}
-
 static double relative(double err, double x) { return err > 0 ? err / fabs(x) : 0; }
 
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r) {
@@ -283,8 +267,8 @@ double dp_raw_error_norm(const double *x, const double *err, int64_t row, int wi
 
 void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, const double *S,
                          double *e, double *DX) {
-    const dp_chunk *ch = dp_sim_chunk(w->ref, g, hv);
-    const dp_chunk_bound *b = dp_error_bound_chunk(w, g, hv);
+    const dp_chunk_bound *b = &w->b[(int64_t)g * w->ref->p->HV + hv];
+    const dp_chunk *ch = b->ch;
     if (!back) {
         dp_bound_state(b, S ? S : ch->h, e, DX);
         return;
@@ -299,18 +283,16 @@ int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i) {
     return back ? s->first[r][sub + 1] - 1 - i : s->first[r][sub] + i;
 }
 
-/* The error of H, backward of dH, and none of a rank that sends none. */
-static void errors_of_H(dp_error_bound_base *w, int back, int r, int hv) {
+double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
     const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub];
-    double **e = &(back ? w->edH : w->eH)[r * p->HV + hv];
-    if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return;
+    if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return NULL;
     double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
-    *e = dp_state_error_new(w);
+    double *e = dp_doubles(dp_state_error_size(&w->r, p->K, p->V));
     for (int i = 0; i < n; i++) {
         const int g = dp_error_bound_turn(s, back, r, sub, i);
-        dp_error_bound_step(w, back, g, hv, H, *e, NULL);
+        dp_error_bound_step(w, back, g, hv, H, e, NULL);
         if (back) dp_sim_gather_do(s, g, hv, dout);
         if (back)
             dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
@@ -319,6 +301,7 @@ static void errors_of_H(dp_error_bound_base *w, int back, int r, int hv) {
     }
     free(H);
     free(dout);
+    return e;
 }
 
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int power,
@@ -388,7 +371,7 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
     const dp_chunk_rows of_q = {t0 * p->H + h, p->H, 1, c, p->K},
                         of_k = {(t0 * p->H + h) * R, (int64_t)p->H * R, R, c * R, p->K},
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
-    dp_input_error in = dp_error_bound_inputs_of(w);
+    dp_input_error in = w->in;
     double row = 0, *at = p->l2norm ? &row : NULL;
     double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
            *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
@@ -417,6 +400,7 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
                                .r = dp_rounding_of_design(design, power),
                                .entries = raw != NULL};
     if (raw) w->raw_error = *raw;
+    w->in = dp_error_bound_inputs(p, w->base, &w->r);
     w->Dg = dp_doubles(p->T * p->HV * Kg);
     w->Dphi = dp_error_bound_angles(p, w->base, &w->r);
     for (int64_t t = 0; t < p->T; t++)
@@ -437,8 +421,8 @@ void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_d
     free(held);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int i = 0; i < nr; i++) {
-        errors_of_H(w, 0, i / p->HV, i % p->HV);
-        if (backward) errors_of_H(w, 1, i / p->HV, i % p->HV);
+        w->eH[i] = dp_error_bound_H(w, 0, i / p->HV, i % p->HV);
+        if (backward) w->edH[i] = dp_error_bound_H(w, 1, i / p->HV, i % p->HV);
     }
 }
 
@@ -469,10 +453,7 @@ static void chain_factor(const dp_chunk_bound *cb, int K, int trans, double *M, 
         }
 }
 
-/* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
- * factors. */
-static dp_chain_error chain_error_of(const dp_error_bound_base *w, dp_chain_span span,
-                                     double *traj) {
+dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj) {
     const int K = w->ref->p->K, n = span.g1 - span.g0;
     const int64_t KK = (int64_t)K * K;
     dp_chain_error e = {.b = dp_doubles(dp_chain_error_size(&w->r, K))};
@@ -482,8 +463,8 @@ static dp_chain_error chain_error_of(const dp_error_bound_base *w, dp_chain_span
     for (int x = 0; x < K; x++)
         P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
-        const dp_chunk_bound *cb =
-            dp_error_bound_chunk(w, span.trans ? span.g1 - 1 - i : span.g0 + i, span.hv);
+        const int g = span.trans ? span.g1 - 1 - i : span.g0 + i;
+        const dp_chunk_bound *cb = &w->b[(int64_t)g * w->ref->p->HV + span.hv];
         chain_factor(cb, K, span.trans, M, D);
         const dp_factor_error x = dp_factor_error_of(cb, span.trans);
         dp_bound_chain_step(&w->r, span.format, K, M, D, &x, cb->mu, P, e.b, &bias);
@@ -515,16 +496,17 @@ static void pass(const dp_error_bound_base *w, int back, int r, int hv, const do
     double **enters = back ? ps->edS : ps->eS, **DX = back ? ps->DdX : ps->DX;
     double *row = out->row[back ? DP_RESULT_DS0 : DP_RESULT_FINAL_STATE];
     for (int sub = 0; sub < c->nlocal; sub++) {
-        double *e = sub == entered && e_in ? dp_copy(e_in, size) : dp_state_error_new(w);
+        double *e = sub == entered && e_in ? dp_copy(e_in, size) : dp_doubles(size);
         for (int i = 0; i < s->first[r][sub + 1] - s->first[r][sub]; i++) {
             const int g = dp_error_bound_turn(s, back, r, sub, i);
             const int64_t z = (int64_t)g * p->HV + hv;
             enters[z] = dp_copy(e, size);
-            DX[z] = dp_doubles((int64_t)dp_sim_chunk(s, g, hv)->n * p->V);
+            DX[z] = dp_doubles((int64_t)w->b[z].ch->n * p->V);
             dp_error_bound_step(w, back, g, hv, NULL, e, DX[z]);
         }
         if (back ? sub > 0 || c->is_first : sub < c->nlocal - 1 || c->is_last)
-            row[(int64_t)c->local_seq[sub] * p->HV + hv] = dp_state_error_fro(w, e);
+            row[(int64_t)c->local_seq[sub] * p->HV + hv] =
+                dp_state_error_norm(&w->r, p->K, p->V, e);
         free(e);
     }
 }
@@ -535,7 +517,7 @@ static void outputs(const dp_error_bound_base *w, int g, int hv, const dp_pass_e
     const dp_group *gr = &w->ref->group[g];
     const int64_t z = (int64_t)g * p->HV + hv;
     double row[DP_CHUNK_MOST];
-    dp_bound_output(dp_error_bound_chunk(w, g, hv), ps->eS[z], ps->DX[z], row);
+    dp_bound_output(&w->b[z], ps->eS[z], ps->DX[z], row);
     for (int t = 0; t < gr->c; t++)
         out->row[DP_RESULT_O][(gr->t0 + t) * p->HV + hv] = dp_bound_final(&w->r, row[t]);
 }
@@ -569,35 +551,26 @@ static void rows_of_pass(const dp_error_bound_base *w, double **eS, double **edS
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static int same(double **a, double **b, int n, int64_t size) {
-    if (!a || !b) return a == b;
-    for (int i = 0; i < n; i++)
-        if (!a[i] != !b[i] || (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size))) return 0;
-    return 1;
-}
-
 /* Errors of the chains of all ranks, forward and backward [N*HV], and bounds of M, H, dM, dH. */
 static void chain_errors(const dp_error_bound_base *w, dp_format chain, int backward,
                          dp_chain_error *bM, dp_chain_error *bdM, dp_error_bound *out) {
     const dp_sim *s = w->ref;
-    const int HV = s->p->HV;
+    const int HV = s->p->HV, K = s->p->K, V = s->p->V;
     chain = dp_chain_format(s->p, w->base, chain);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int i = 0; i < s->N * HV; i++) {
-        const int r = i / HV, hv = i % HV, last = s->ctx[r].nlocal - 1;
-        const dp_chain_span fwd = {s->first[r][last], s->first[r][last + 1], hv, 0, chain},
-                            bwd = {s->first[r][0], s->first[r][1], hv, 1, chain};
-        if (!s->ctx[r].is_last) {
-            bM[i] = chain_error_of(w, fwd, r == s->traj_rank && HV == 1 ? out->traj : NULL);
-            out->M[i] = bM[i].fro;
-            out->H[i] = dp_state_error_fro(w, w->eH[i]);
+    for (int i = 0; i < s->N * HV; i++)
+        for (int back = 0; back <= (backward != 0); back++) {
+            const int r = i / HV, sub = back ? 0 : s->ctx[r].nlocal - 1;
+            const dp_chain_span span = {s->first[r][sub], s->first[r][sub + 1], i % HV, back,
+                                        chain};
+            dp_chain_error *x = &(back ? bdM : bM)[i];
+            if (back ? s->ctx[r].is_first : s->ctx[r].is_last) continue;
+            *x = dp_chain_error_of(w, span,
+                                   !back && r == s->traj_rank && HV == 1 ? out->traj : NULL);
+            out->rank[back ? DP_RANK_DM : DP_RANK_M][i] = x->fro;
+            out->rank[back ? DP_RANK_DH : DP_RANK_H][i] =
+                dp_state_error_norm(&w->r, K, V, (back ? w->edH : w->eH)[i]);
         }
-        if (backward && !s->ctx[r].is_first) {
-            bdM[i] = chain_error_of(w, bwd, NULL);
-            out->dM[i] = bdM[i].fro;
-            out->dH[i] = dp_state_error_fro(w, w->edH[i]);
-        }
-    }
 }
 
 static void chain_errors_free(dp_chain_error *a, int n) {
@@ -620,7 +593,8 @@ static int as_before(const dp_error_bound_base *w, const dp_error_bound *out, do
                      double **edS) {
     const int n = w->ref->N * w->ref->p->HV;
     const int64_t size = dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V);
-    return w->eS && !out->entry[DP_QKV_Q] && same(eS, w->eS, n, size) && same(edS, w->edS, n, size);
+    return w->eS && !out->entry[DP_QKV_Q] && dp_same_list(eS, w->eS, n, size) &&
+           dp_same_list(edS, w->edS, n, size);
 }
 
 /* Keeps what entered the ranks and the row bounds for the next format. */
@@ -645,8 +619,10 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     dp_error_bound_alloc(p, w->ref->N, backward, w->entries, out);
     if (w->r.p == 1) drop_rows(out);
     chain_errors(w, chain, backward, bM, bdM, out);
-    double **eS = dp_exchange_errors(w, 1, chain, bM, w->eH, out->S_in),
-           **edS = backward ? dp_exchange_errors(w, -1, chain, bdM, w->edH, out->dS_out) : NULL;
+    double **eS = dp_exchange_errors(w, 1, chain, bM, w->eH, out->rank[DP_RANK_S_IN]),
+           **edS = backward
+                       ? dp_exchange_errors(w, -1, chain, bdM, w->edH, out->rank[DP_RANK_DS_OUT])
+                       : NULL;
     chain_errors_free(bM, nr);
     chain_errors_free(bdM, nr);
     if (as_before(w, out, eS, edS)) {
@@ -660,4 +636,48 @@ void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward,
     }
     rows_of_pass(w, eS, edS, backward, out);
     keep(w, out, eS, edS);
+}
+
+/* ---- the smaller of two ---------------------------------------------------------------------- */
+
+static void smaller(double *a, const double *b, int64_t n) {
+    if (a && b)
+        for (int64_t i = 0; i < n; i++)
+            a[i] = fmin(a[i], b[i]);
+}
+
+/* The smaller of the two bounds, entry by entry, into a. */
+static void smaller_of(const dp_problem *p, int N, dp_error_bound *a, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        smaller(a->row[i], b->row[i], error_bound_row_count(p, i));
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        smaller(a->rank[i], b->rank[i], (int64_t)N * p->HV);
+    smaller(a->traj, b->traj, DP_MAX_TRAJ);
+}
+
+void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *design, int backward,
+                          const dp_raw_error *raw) {
+    dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
+    dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
+}
+
+void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out) {
+    dp_error_bound worst;
+    dp_error_bound_run(&w->probable, chain, backward, out);
+    dp_error_bound_run(&w->sound, chain, backward, &worst);
+    smaller_of(w->sound.ref->p, w->sound.ref->N, out, &worst);
+    dp_error_bound_free(&worst);
+}
+
+void dp_error_bounds_free(dp_error_bounds *w) {
+    dp_error_bound_base_free(&w->sound);
+    dp_error_bound_base_free(&w->probable);
+}
+
+void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,
+                          const dp_raw_error *raw, dp_error_bound *out) {
+    dp_error_bounds w;
+    dp_error_bounds_init(&w, ref, design, backward, raw);
+    dp_error_bounds_run(&w, chain, backward, out);
+    dp_error_bounds_free(&w);
 }

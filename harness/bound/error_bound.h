@@ -8,7 +8,7 @@
  */
 #ifndef DP_ERROR_BOUND_H
 #define DP_ERROR_BOUND_H
-#include "harness/simulated/ranks.h"
+#include "harness/simulated/stage_tensor.h"
 #include "ref/bound/bound.h"
 #include "ref/files/cache.h"
 
@@ -35,6 +35,7 @@ typedef struct {
     dp_base base;
     dp_sending sending; /* that of the design; may be changed between runs */
     dp_rounding r;
+    dp_input_error in;      /* of the activated inputs; those of a chunk are set there */
     dp_chunk_bound *b;      /* [ngroup][HV] */
     double **eH, **edH;     /* [N*HV] -> state error (ref/bound/bound.h); NULL where absent */
     double *Dg;             /* [T][HV][Kg] error of the log decay */
@@ -53,8 +54,8 @@ void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {
     double *row[DP_NRESULTS]; /* per dp_result_fields: [rows], NULL when absent or not bounded */
-    double *S_in, *M, *H, *dS_out, *dM, *dH; /* [N*HV] Frobenius bounds; 0 where absent */
-    double traj[DP_MAX_TRAJ];                /* M of ref->traj_rank (HV = 1) */
+    double *rank[DP_RANK_TENSORS]; /* [N*HV] Frobenius bounds; 0 where absent */
+    double traj[DP_MAX_TRAJ];      /* M of ref->traj_rank (HV = 1) */
     /* Squares of the probable errors of dq, dk, dv without DP_LAMBDA: of every entry, and in
      * addition of a row as a whole. NULL unless the base got errors of q, k or v (op step) */
     double *entry[DP_NQKV], *rest[DP_NQKV];
@@ -62,14 +63,27 @@ typedef struct {
 /* Allocates and fills *out; *w keeps what the next format may share. */
 void dp_error_bound_run(dp_error_bound_base *w, dp_format chain, int backward, dp_error_bound *out);
 void dp_error_bound_free(dp_error_bound *b);
-/* Allocates *out for p split over N ranks (entries: entry and rest too). Its arrays become cache
- * parts (ref/files/cache.h). Returns their number, at most DP_ERROR_BOUND_PARTS. */
-#define DP_ERROR_BOUND_PARTS 24
+/* Allocates *out for p split over N ranks (entries: entry and rest too). */
 void dp_error_bound_alloc(const dp_problem *p, int N, int backward, int entries,
                           dp_error_bound *out);
-int dp_error_bound_parts(const dp_problem *p, int N, dp_error_bound *b, dp_part *parts);
-/* Bounds of results of the one for those of the other. */
-void dp_error_bound_swap_rows(dp_error_bound *a, dp_error_bound *b);
-/* The smaller of the two bounds, entry by entry, into a. */
-void dp_error_bound_min(const dp_problem *p, int N, dp_error_bound *a, const dp_error_bound *b);
+/* The same, filled from the cache; 0: it has none, and *out is nothing. */
+int dp_error_bound_load(const char *cache, dp_key key, const dp_problem *p, int N, int backward,
+                        int entries, dp_error_bound *out);
+void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int N,
+                         dp_error_bound *b);
+/* Bounds of one rank become those of N ranks, of which each computes as one does: nothing is
+ * exchanged. */
+void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one);
+
+/* The sound and the probable one, of which a bound is the smaller, entry by entry. */
+typedef struct {
+    dp_error_bound_base sound, probable;
+} dp_error_bounds;
+void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *design, int backward,
+                          const dp_raw_error *raw); /* NULL: none */
+void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out);
+void dp_error_bounds_free(dp_error_bounds *w);
+/* All three, for one format. */
+void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,
+                          const dp_raw_error *raw, dp_error_bound *out);
 #endif

@@ -11,26 +11,12 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* A zero state error (ref/bound/bound.h), to be freed. */
-static inline double *dp_state_error_new(const dp_error_bound_base *w) {
-    return dp_doubles(dp_state_error_size(&w->r, w->ref->p->K, w->ref->p->V));
-}
-
-/* Frobenius bound of a state error. */
-static inline double dp_state_error_fro(const dp_error_bound_base *w, const double *e) {
-    return dp_state_error_norm(&w->r, w->ref->p->K, w->ref->p->V, e);
-}
-
-/* Bounds of one chunk and head. */
-static inline const dp_chunk_bound *dp_error_bound_chunk(const dp_error_bound_base *w, int g,
-                                                         int hv) {
-    return &w->b[(int64_t)g * w->ref->p->HV + hv];
-}
-
 /* e, an error of the state S that enters a chunk, through that chunk; backward of its gradient from
  * behind. S NULL: the reference's own. DX: gets the errors of its X (dX), NULL: not wanted. */
 void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, const double *S,
                          double *e, double *DX);
+/* The error of H, backward of dH, to be freed; NULL of a rank that sends none. */
+double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv);
 /* The i-th chunk of a local sub-sequence in the order of a pass. */
 int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 
@@ -38,8 +24,6 @@ int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 double dp_error_bound_sigmoid(double x);
 /* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
 double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
-/* dp_error_bound_inputs of the base's own problem and policy. */
-dp_input_error dp_error_bound_inputs_of(const dp_error_bound_base *w);
 
 /* Rows of a chunk in a tensor [token][.][R] of that width: the first row, the distance between
  * tokens, R, and the number of rows. */
@@ -66,6 +50,9 @@ typedef struct {
     int g0, g1, hv, trans;
     dp_format format;
 } dp_chain_span;
+/* Error of the chain's product; traj (NULL: not wanted): Frobenius bounds after 1, 2, 4 ...
+ * factors. */
+dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span span, double *traj);
 /* Errors of S_in of every rank (dir = +1) or dS_out (dir = -1) by the exchange of w. Returns
  * [N*HV] state errors, NULL where no state arrives, to be freed.
  *   chain   format of products of M

@@ -82,7 +82,7 @@ static void fold(const way *x, int hv, double **e) {
     for (int r = 0; r < s->N; r++) {
         if (!gets(x, r)) continue;
         const int far = farthest(x, r), i = r * HV + hv;
-        e[i] = dp_state_error_new(x->w);
+        e[i] = dp_doubles(error_size(x));
         for (int j = far; j != r; j += x->dir) {
             const double *S = j != far ? x->in[j * HV + hv] : NULL;
             const double *start = x->w->sending.begins ? NULL : start_of(x, far, hv);
@@ -106,7 +106,7 @@ static element element_of(const way *x, int r, int hv) {
     const int64_t K = p->K, KV = K * p->V;
     const int z = r * p->HV + hv;
     if (!gives(x, r)) return (element){0};
-    element a = {.H = dp_doubles(KV), .e = dp_state_error_new(x->w)};
+    element a = {.H = dp_doubles(KV), .e = dp_doubles(error_size(x))};
     if (begins(x, r)) {
         const double *S = start_of(x, r, hv);
         step(x, r, hv, S, a.e);
@@ -210,7 +210,7 @@ static void serial(const way *x, int hv, double **e) {
         const int r = x->dir > 0 ? i : s->N - 1 - i, from = r - x->dir;
         if (!gets(x, r)) continue;
         double *was = begins(x, from) ? NULL : e[from * HV + hv];
-        e[r * HV + hv] = was ? dp_copy(was, error_size(x)) : dp_state_error_new(x->w);
+        e[r * HV + hv] = was ? dp_copy(was, error_size(x)) : dp_doubles(error_size(x));
         pass(x, from, hv, e[r * HV + hv]);
         sent(x, r, hv, e[r * HV + hv]);
     }
@@ -301,7 +301,7 @@ double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format cha
     for (int hv = 0; hv < HV; hv++)
         OF[w->sending.exchange](&x, hv, e);
     for (int i = 0; i < n && fro; i++)
-        if (e[i]) fro[i] = dp_state_error_fro(w, e[i]);
+        if (e[i]) fro[i] = dp_state_error_norm(&w->r, K, w->ref->p->V, e[i]);
     free(x.mu);
     gathered_free(&g, n);
     return e;

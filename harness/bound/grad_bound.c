@@ -218,7 +218,7 @@ static void erasing_rows(group_work *x, int hv) {
     const dp_sim *s = x->w->ref;
     const dp_problem *p = s->p;
     const dp_rounding *r = &x->w->r;
-    const dp_input_error in = dp_error_bound_inputs_of(x->w);
+    const dp_input_error in = x->w->in;
     const int K = p->K, V = p->V;
     const double entry = x->w->base == DP_BASE_FP64 ? 0 : r->u, own = entry + r->u + r->us;
     for (int t = 0; t < x->c; t++) {
@@ -459,7 +459,7 @@ static double angles_of(const rows_token *a, int previous) {
 static void own_rows(group_work *x, int hv, double **later) {
     const dp_problem *p = x->w->ref->p;
     const dp_rounding *r = &x->w->r;
-    rows_token a = {.x = x, .in = dp_error_bound_inputs_of(x->w), .hv = hv};
+    rows_token a = {.x = x, .in = x->w->in, .hv = hv};
     a.in.k += a.in.qk_row; /* a product has one error for its row, too */
     a.in.erasing += a.in.qk_row;
     for (a.t = 0; a.t < x->c; a.t++) {
@@ -507,7 +507,7 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
     const dp_problem *p = w->ref->p;
     const dp_rounding *r = &w->r;
     const int K = p->K;
-    const dp_input_error in = dp_error_bound_inputs_of(w);
+    const dp_input_error in = w->in;
     const int normed = dp_is_normed(p, a->qkv == DP_QKV_Q ? DP_INPUT_Q : DP_INPUT_K);
     const double eps = (normed ? through_norm(r, K, in.q, in.qk_row) : 0) + r->u + r->us;
     for (int i = 0; i < a->rows; i++) {
@@ -538,8 +538,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
         dp_sim_gather_do(s, g, hv, dout);
-        dp_bound_grads(dp_error_bound_chunk(w, g, hv), dout, ps->eS[z], ps->edS[z], ps->DX[z],
-                       ps->DdX[z], &x.b);
+        dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
         if (dp_by_rows(p)) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);

@@ -5,7 +5,6 @@
 #include "ref/chunk/state.h"
 #include "ref/vocabulary/stored.h"
 
-#include <assert.h>
 #include <string.h>
 
 /* ---- gradients of a row's factors ------------------------------------------------------------ */
@@ -165,10 +164,10 @@ static void rank_ends(work *w, int r) {
         if (w->pairs) {
             const double M = w->M.off[h], H = w->H.off[h];
             *off = fmax(*off, (w->grown[h] + M) * w->entered[h] + M * w->size[h] + H);
-            w->b->H[r * HV + h] += H;
-            w->b->M[r * HV + h] += M;
+            w->b->rank[DP_RANK_H][r * HV + h] += H;
+            w->b->rank[DP_RANK_M][r * HV + h] += M;
         }
-        w->b->S_in[(r + 1) * HV + h] += *off;
+        w->b->rank[DP_RANK_S_IN][(r + 1) * HV + h] += *off;
     }
 }
 
@@ -349,11 +348,12 @@ static void backward_pass(const work *w) {
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
+int dp_store_has_gradients(const dp_problem *p) { return !dp_by_rows(p) || !dp_has_halo(p); }
+
 void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
                      int backward, dp_error_bound *b) {
     const int64_t widest = (int64_t)dp_rows(p) * (p->K > p->V ? p->K : p->V);
     work w = {.p = p, .N = N, .n = n, .at = at, .square = *p, .b = b};
-    assert(!backward || dp_store_has_gradients(p));
     if (sending.exchange == DP_EXCHANGE_HEADS) w.N = 1;
     w.pairs = w.N > 1 && dp_exchanges[sending.exchange].pairs;
     w.s = (dp_carried_head){.p = p, .in = dp_activated_new(p)};
@@ -368,7 +368,7 @@ void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, cons
         *of_heads[i] = dp_doubles(p->HV);
     for (int i = 0; i < p->Nseq; i++)
         sequence(&w, i);
-    if (backward) backward_pass(&w);
+    if (backward && dp_store_has_gradients(p)) backward_pass(&w);
     for (int i = 0; i < 4; i++)
         free(*of_heads[i]);
     free(w.square.v);

@@ -46,9 +46,7 @@ typedef struct {
     double write, read, strength;
 } dp_row_errors;
 /* Are there bounds of gradients? */
-static inline int dp_store_has_gradients(const dp_problem *p) {
-    return !dp_by_rows(p) || !dp_has_halo(p);
-}
+int dp_store_has_gradients(const dp_problem *p);
 
 /* Adds the errors of all stores to the bounds b, of p over N ranks and their exchange. backward:
  * gradients, too, where dp_store_has_gradients. */

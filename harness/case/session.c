@@ -107,6 +107,10 @@ dp_status dp_session_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_e
     return DP_OK;
 }
 
+dp_session_call dp_session_at(const dp_session *s, int64_t i) {
+    return s->call[i < s->n ? i : s->n - 1];
+}
+
 dp_status dp_session_prefix_fits(const dp_session *s, const int64_t *cu, int Nseq, dp_err *e) {
     int64_t done = 0;
     if (!s->prefix) return DP_OK;

@@ -59,9 +59,7 @@ dp_status dp_session_slots_fit(const dp_session *s, int Nseq, dp_err *e);
 const char *dp_session_kept(const dp_session *s);
 
 /* Call i, 0 on. */
-static inline dp_session_call dp_session_at(const dp_session *s, int64_t i) {
-    return s->call[i < s->n ? i : s->n - 1];
-}
+dp_session_call dp_session_at(const dp_session *s, int64_t i);
 /* Slots a sequence for who rolls back by himself: the tokens of the longest window, 1 where there
  * is none. 0: the session is none for him (why says so): it has a prefix, a window of which nothing
  * is accepted, or too few slots. */

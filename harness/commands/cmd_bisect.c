@@ -9,9 +9,7 @@
 #include "harness/run/step.h"
 #include "harness/search/bisect.h"
 #include "harness/search/precision.h"
-#include "harness/search/step_bisect.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/number.h"
 
@@ -185,7 +183,7 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
     if (x->expected)
         printf("within its bound, but %.3g times what these formats make of nearby inputs (at "
                "most %.3g times is theirs)",
-               x->ratio, x->limit);
+               x->ratio, x->first.limit);
     else
         printf("%.2g of its bound, %lld rows", x->ratio, (long long)x->judged);
     if (x->skipped) printf(", %lld skipped (not finite)", (long long)x->skipped);
@@ -197,20 +195,21 @@ static void print_stage(const dp_bisect *b, const char *name, const dp_bisect_ro
 }
 
 static void print_place(const dp_bisect_row *x) {
-    const dp_place *a = &x->at;
+    const dp_bisect_entry *f = &x->first;
+    const dp_place *a = &f->at;
     printf(x->expected ? "  where most: %s" : "  first wrong row: %s", x->tensor);
     if (a->rank >= 0) printf(", rank %d", a->rank);
     if (a->sequence >= 0) printf(", sequence %d", a->sequence);
     if (a->head >= 0) printf(", head %d", a->head);
     if (a->chunk >= 0) printf(", chunk %d", a->chunk);
     if (a->token >= 0) printf(", token %lld", (long long)a->token);
-    if (x->row >= 0) printf(", row %d", x->row);
-    printf(", entry %d", x->index);
+    if (f->row >= 0) printf(", row %d", f->row);
+    printf(", entry %d", f->index);
     if (x->run) printf(", in run %d of the same inputs", x->run + 1);
     putchar('\n');
-    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", x->got, x->got,
-           x->want, x->want, x->err);
-    if (!x->expected) printf(", its bound %.3g", x->limit);
+    printf("  got   %-24a %.9g\n  truth %-24a %.9g\n  error of the row %.3g", f->got, f->got,
+           f->want, f->want, f->err);
+    if (!x->expected) printf(", its bound %.3g", f->limit);
     putchar('\n');
 }
 

@@ -5,7 +5,6 @@
 #include "harness/case/case.h"
 #include "harness/simulated/carried.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/number.h"

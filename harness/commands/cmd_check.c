@@ -8,10 +8,9 @@
 #include "harness/device/device_run.h"
 #include "harness/search/invariants.h"
 #include "large_problem.h"
-#include "old_outputs.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
+#include "write_record.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/record/record_diff.h"
-#include "parse.h"
+#include "options.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/number.h"
 

@@ -8,10 +8,9 @@
 #include "harness/run/judge.h"
 #include "harness/search/differ.h"
 #include "large_problem.h"
-#include "old_outputs.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
+#include "write_record.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -4,7 +4,6 @@
 #include "commands.h"
 #include "harness/base/terminal.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/input.h"
 
 #include <argp.h>

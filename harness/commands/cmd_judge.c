@@ -1,13 +1,10 @@
 /* deltaproof judge --inputs IN --outputs OUT: tensors that another program computed (judge.h). Exit
  * status 0 pass, 1 a verdict failed, 2 could not judge. */
-#include "command_line.h"
 #include "commands.h"
 #include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
 #include "harness/verdict/limits_out.h"
-#include "old_outputs.h"
 #include "options.h"
-#include "parse.h"
 #include "print_failures.h"
 #include "print_run.h"
 #include "write_record.h"

@@ -5,7 +5,6 @@
 #include "harness/record/record_schema.h"
 #include "harness/simulated/stage_tensor.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/chunk/exchange_price.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/number.h"

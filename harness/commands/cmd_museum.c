@@ -4,7 +4,6 @@
 #include "commands.h"
 #include "harness/search/museum.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/cache.h"
 #include "ref/files/output.h"
 

@@ -1,30 +1,83 @@
-/* deltaproof report DIR: the page and figures of a record, again. Exit status 0 made, 2 not. */
+/* deltaproof report DIR: the page and figures of a record, again. deltaproof index FOLDER:
+ * FOLDER/index.html over all records below it (reports/index.py). Exit status 0 made, 2 not. */
 #include "commands.h"
+#include "harness/base/home.h"
 #include "options.h"
-#include "parse.h"
-#include "report_page.h"
 
 #include <argp.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-static const struct argp_option OPTIONS[] = {{0}};
+/* Becomes the script, which gets one folder, behind -- where its name begins with -. */
+static int become(const char *script, const char *folder) {
+    const char *python = dp_python(), *first = *folder == '-' ? "--" : folder;
+    execlp(python, python, DP_PYTHON_ISOLATED, script, first, first == folder ? NULL : folder,
+           (char *)NULL);
+    fprintf(stderr, "deltaproof: cannot start %s: %s\n", python, strerror(errno));
+    return 2;
+}
 
-static error_t parse(int key, char *arg, struct argp_state *st) {
-    return dp_option(key, arg, st, st->input);
+/* In the child: the script ends with this program, also where that has ended before it was asked
+ * to. Ctrl-C is this program's: an interpreter that starts, or imports, would answer it with a
+ * traceback. */
+static void become_child(const char *script, const char *folder, pid_t parent) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(2);
+    signal(SIGINT, SIG_IGN);
+    _exit(become(script, folder));
+}
+
+int dp_report_page(const char *folder) {
+    const char *own = getenv("DP_REPORT");
+    const char *script = own && *own ? own : dp_home("reports/report.py");
+    char *path = realpath(folder, NULL);
+    if (!path) {
+        fprintf(stderr, "deltaproof: %s: %s\n", folder, strerror(errno));
+        return 2;
+    }
+    fflush(stdout);
+    const pid_t self = getpid(), pid = fork();
+    if (pid == 0) become_child(script, path, self);
+    int status = 0;
+    free(path);
+    if (pid < 0 || waitpid(pid, &status, 0) < 0) return 2;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+}
+
+/* The folder that a command names; NULL after a message. */
+static const char *folder_of(int argc, char **argv, const char *args, const char *doc,
+                             const char *wants) {
+    static const struct argp_option none[] = {{0}};
+    dp_options o = dp_options_new(1, 1);
+    const struct argp a = {
+        .options = none, .parser = dp_option_alone, .args_doc = args, .doc = doc};
+    dp_parse(&a, argc, argv, &o);
+    if (o.nname == 1) return o.name[0];
+    fprintf(stderr, "deltaproof: %s\n", wants);
+    return NULL;
 }
 
 int dp_cmd_report(int argc, char **argv) {
-    dp_options o = dp_options_new(1, 1);
-    const struct argp a = {.options = OPTIONS,
-                           .parser = parse,
-                           .args_doc = "DIR",
-                           .doc = "Make DIR/report.html and figures from DIR/results.json."};
-    dp_parse(&a, argc, argv, &o);
-    if (o.nname != 1) {
-        fprintf(stderr, "deltaproof: report: name the folder of one record\n");
-        return 2;
-    }
-    if (dp_report_page(o.name[0])) return 2;
-    printf("report: %s/report.html\n", o.name[0]);
+    const char *folder =
+        folder_of(argc, argv, "DIR", "Make DIR/report.html and figures from DIR/results.json.",
+                  "report: name the folder of one record");
+    if (!folder || dp_report_page(folder)) return 2;
+    printf("report: %s/report.html\n", folder);
     return 0;
+}
+
+int dp_cmd_index(int argc, char **argv) {
+    const char *folder =
+        folder_of(argc, argv, "FOLDER",
+                  "Make FOLDER/index.html, a page over every results.json below "
+                  "FOLDER: by kernel and machine, with verdicts, trends and links.",
+                  "index: name one folder");
+    fflush(stdout);
+    return folder ? become(dp_home("reports/index.py"), folder) : 2;
 }

@@ -1,6 +1,5 @@
 /* deltaproof run CASE...: cases on simulated ranks, kernels and libraries, judged against the
  * truth. Exit status 0 pass, 1 a verdict failed, 2 could not judge. */
-#include "command_line.h"
 #include "commands.h"
 #include "harness/base/startup.h"
 #include "harness/device/device_run.h"
@@ -9,11 +8,8 @@
 #include "harness/record/run_id.h"
 #include "harness/run/subjects.h"
 #include "harness/verdict/limits_out.h"
-#include "old_outputs.h"
 #include "options.h"
-#include "parse.h"
 #include "print_failures.h"
-#include "progress.h"
 #include "ref/files/output.h"
 #include "run_cases.h"
 #include "write_record.h"

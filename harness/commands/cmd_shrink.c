@@ -6,7 +6,6 @@
 #include "harness/search/museum.h"
 #include "harness/search/shrink.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
 
 #include <errno.h>

@@ -1,20 +1,89 @@
-/* deltaproof truth CASE -o FILE: the truth of a case with its radii. Exit status 0 written, 2 not.
- */
+/* The commands that write one case as one file, with exit status 0 written, 2 not.
+ *   deltaproof truth CASE -o FILE    its truth with radii
+ *   deltaproof inputs CASE -o FILE   its inputs, for a program that computes elsewhere */
 #include "commands.h"
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
 #include "harness/run/judge.h"
 #include "options.h"
-#include "parse.h"
 #include "ref/files/output.h"
 #include "ref/files/safetensors.h"
+#include "ref/inputs/inputs.h"
 #include "ref/truth/truth.h"
-#include "write_case.h"
 
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+/* ---- one case, written as one file ----------------------------------------------------------- */
+
+/* The factors of a chain of M. */
+static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
+    const int64_t shape[3] = {c->ch.n, c->ch.K, c->ch.K}, n = shape[0] * shape[1] * shape[2];
+    dp_tensorfile f = {0};
+    float *m = dp_calloc((size_t)n, sizeof *m);
+    double *x = dp_doubles(n), *mu = dp_doubles(c->ch.n);
+    dp_inputs_chain(c->ch.regime, c->ch.n, c->ch.K, c->spec.seed, m, mu);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = m[i];
+    dp_tensorfile_add(&f, "factors", "F32", 3, shape, x);
+    dp_tensorfile_add_meta(&f, "case", c->name);
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    free(m);
+    free(x);
+    free(mu);
+    return st;
+}
+
+/* Loads the case that is named and has it written. Op chain: the factors, fp32, for a kernel that
+ * multiplies them elsewhere; a recurrence by `write`; other ops are refused. The exit status. */
+static int write_case(const char *command, const dp_options *o,
+                      dp_status (*write)(const dp_case *c, void *arg, dp_err *e), void *arg) {
+    dp_err e = {0};
+    dp_case c;
+    if (o->nname != 1 || !o->output) {
+        fprintf(stderr, "deltaproof: %s: name one case and an output file (-o FILE.safetensors)\n",
+                command);
+        return 2;
+    }
+    if (dp_output_check(o->output, &e)) return dp_refuse(&e);
+    char *path = dp_case_path(dp_options_folder(o), o->name[0]);
+    if (!dp_case_load(path, &c, &e)) {
+        if (dp_op_of(&c)->has_factors)
+            write_factors(&c, o->output, &e);
+        else if (!dp_op_of(&c)->is_recurrence)
+            dp_fail(&e, DP_EINPUT, "%s: %s: op = %s has no recurrence", command, path, c.op_name);
+        else
+            write(&c, arg, &e);
+        dp_case_free(&c);
+    }
+    free(path);
+    return e.code ? dp_refuse(&e) : 0;
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static dp_status write_inputs(const dp_case *c, void *arg, dp_err *e) {
+    const dp_options *o = arg;
+    return dp_judge_write_inputs(c, o->output, e);
+}
+
+int dp_cmd_inputs(int argc, char **argv) {
+    static const struct argp_option rows[] = {DP_ROW_CASES, DP_ROW_SAFETENSORS, {0}};
+    dp_options o = dp_options_new(1, 1);
+    const struct argp a = {
+        .options = rows,
+        .parser = dp_option_alone,
+        .args_doc = "CASE -o FILE",
+        .doc = "Write the inputs of a case as `judge --inputs` reads them, for a program that "
+               "computes elsewhere. Op chain: its factors, fp32."};
+    dp_parse(&a, argc, argv, &o);
+    return write_case("inputs", &o, write_inputs, &o);
+}
+
+/* ---- truth ----------------------------------------------------------------------------------- */
 
 typedef struct {
     dp_options of;
@@ -127,7 +196,6 @@ static int of_inputs(options *o) {
 
 int dp_cmd_truth(int argc, char **argv) {
     options o = {.of = dp_options_new(1, 1)};
-    dp_err e = {0};
     const struct argp a = {
         .options = OPTIONS,
         .parser = parse,
@@ -138,7 +206,5 @@ int dp_cmd_truth(int argc, char **argv) {
             "Op chain: its factors, fp32."};
     dp_parse(&a, argc, argv, &o);
     if (o.judge.inputs) return of_inputs(&o);
-    if (dp_write_case_usage("truth", &o.of)) return 2;
-    if (dp_output_check(o.of.output, &e)) return dp_refuse(&e);
-    return dp_write_case("truth", &o.of, write_truth, &o);
+    return write_case("truth", &o.of, write_truth, &o);
 }

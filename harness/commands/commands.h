@@ -1,4 +1,4 @@
-/* harness/commands/commands.h - the commands of the program, one file each. argv[0] is what
+/* harness/commands/commands.h - the commands of the program. argv[0] is what
  * messages begin with, `deltaproof NAME`; each returns the exit status. */
 #ifndef DP_COMMANDS_H
 #define DP_COMMANDS_H
@@ -14,18 +14,23 @@ int dp_cmd_museum(int argc, char **argv);  /* cmd_museum.c */
 int dp_cmd_bisect(int argc, char **argv);  /* cmd_bisect.c */
 int dp_cmd_shrink(int argc, char **argv);  /* cmd_shrink.c */
 int dp_cmd_compare(int argc, char **argv); /* cmd_compare.c */
-int dp_cmd_inputs(int argc, char **argv);  /* cmd_inputs.c */
+int dp_cmd_inputs(int argc, char **argv);  /* cmd_truth.c */
 int dp_cmd_differ(int argc, char **argv);  /* cmd_differ.c */
 int dp_cmd_truth(int argc, char **argv);   /* cmd_truth.c */
-int dp_cmd_index(int argc, char **argv);   /* cmd_index.c */
 int dp_cmd_report(int argc, char **argv);  /* cmd_report.c */
+int dp_cmd_index(int argc, char **argv);   /* cmd_report.c */
 
 /* cmd_run.c, in another process of mpirun than the first: runs the cases that this gives it;
  * message: what it was called with (DP_MPI_SWEEP). */
 enum { DP_SWEEP_BYTES = 2 * sizeof(int) };
 void dp_run_shared(int argc, char **argv, const void *message);
 
-/* Says on standard error why, and returns the exit status 2. */
+/* options.c: says on standard error why, and returns the exit status 2. */
 int dp_refuse(const dp_err *e);
+
+/* cmd_report.c: runs reports/report.py, or the script that DP_REPORT names, on the folder of a
+ * record. Returns its exit status, 2 where it cannot be run or is killed. Errors are printed on
+ * standard error. */
+int dp_report_page(const char *folder);
 
 #endif

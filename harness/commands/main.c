@@ -6,7 +6,7 @@
 #include "harness/base/suggest.h"
 #include "harness/device/device_apart.h"
 #include "harness/mpi/mpi_ranks.h"
-#include "parse.h"
+#include "options.h"
 #include "ref/arithmetic/isa.h"
 
 #include <argp.h>

@@ -1,6 +1,6 @@
-/* The options that several commands take (options.h). */
+/* The options that several commands take, and the command line as a record has it (options.h). */
 #include "options.h"
-#include "command_line.h"
+#include "commands.h"
 #include "harness/base/home.h"
 #include "harness/base/suggest.h"
 #include "harness/library/command.h"
@@ -11,6 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+int dp_refuse(const dp_err *e) {
+    fprintf(stderr, "deltaproof: %s\n", e->msg);
+    return 2;
+}
 
 dp_options dp_options_new(int one, int most) {
     return (dp_options){.cache = dp_home_cache(), .one = one, .most = most};
@@ -236,6 +241,10 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     return 0;
 }
 
+error_t dp_option_alone(int key, char *arg, struct argp_state *st) {
+    return dp_option(key, arg, st, st->input);
+}
+
 int dp_options_foreign(const dp_options *o) {
     return o->subject || o->command || o->serve || o->writes;
 }
@@ -357,4 +366,29 @@ dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens
         snprintf(where, sizeof where, "%s: T = %lld", c->path, (long long)T);
     return dp_fail(e, DP_EINPUT, "%s: must be a multiple of %s%d", where,
                    o->nranks ? "--ranks " : "its largest number of ranks, ", N);
+}
+
+/* ---- the command line, quoted for a shell ---------------------------------------------------- */
+
+#define PLAIN "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-@%"
+
+/* Appends one argument; returns the end of the text. */
+static char *append(char *at, const char *arg) {
+    const int plain = *arg && !arg[strspn(arg, PLAIN)];
+    at += sprintf(at, plain ? " " : " '");
+    for (const char *c = arg; *c; c++)
+        at += *c == '\'' ? sprintf(at, "'\\''") : sprintf(at, "%c", *c);
+    if (!plain) at += sprintf(at, "'");
+    return at;
+}
+
+char *dp_command_line(int argc, char *const *argv) {
+    size_t size = strlen(argv[0]) + 1;
+    for (int i = 1; i < argc; i++)
+        size += 4 * strlen(argv[i]) + 3;
+    char *text = dp_calloc(size, 1);
+    char *at = text + sprintf(text, "%s", argv[0]);
+    for (int i = 1; i < argc; i++)
+        at = append(at, argv[i]);
+    return text;
 }

@@ -216,6 +216,8 @@ enum {
 dp_options dp_options_new(int one, int most);
 /* ARGP_ERR_UNKNOWN: none of these options. */
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o);
+/* The parser of a command without options of its own, whose input are dp_options. */
+error_t dp_option_alone(int key, char *arg, struct argp_state *st);
 
 /* Values of options, refused as above. */
 int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg, int64_t least,
@@ -244,6 +246,9 @@ char *dp_options_again_text(const dp_options *o, int foreign);
 /* " DIR/results.json" or the file of --json, quoted for a shell; NULL: no file gets the record. To
  * be freed. */
 char *dp_options_record(const dp_options *o);
+/* argv[0] as it is and the arguments as a shell takes them; before argp changes their order. To be
+ * freed. */
+char *dp_command_line(int argc, char *const *argv);
 /* The folder of the case files. */
 const char *dp_options_folder(const dp_options *o);
 
@@ -268,4 +273,17 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
 /* Do `tokens` tokens of the case (0: all of its own) split over --ranks? DP_EINPUT names the case's
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
+
+/* parse.c: argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
+ */
+
+/* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */
+void dp_parse_examples(const char *lines);
+
+/* The examples; "" before any were set. */
+const char *dp_examples(void);
+
+/* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status
+ * 2. */
+void dp_parse(const struct argp *a, int argc, char **argv, void *input);
 #endif

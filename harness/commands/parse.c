@@ -1,6 +1,6 @@
-/* Extensions of argp (parse.h). */
-#include "parse.h"
+/* Extensions of argp (options.h). */
 #include "harness/base/suggest.h"
+#include "options.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 #include "harness/record/schema.h"
 #include "harness/search/museum.h"
 #include "print_run.h"
-#include "progress.h"
 #include "ref/files/cache.h"
 #include "ref/files/input.h"
 #include "ref/files/output.h"

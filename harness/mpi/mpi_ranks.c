@@ -105,7 +105,9 @@ static void send_part(int to, const dp_problem *part, sim_job *j) {
 }
 
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
-    const dp_status st = dp_sim_new_frame(s, p, base, N, e);
+    const dp_design design = dp_design_of(base);
+    const dp_sim_options frame = {.frame = 1};
+    const dp_status st = dp_sim_open(s, p, &design, N, &frame, e);
     if (st) return st;
     const int ranks = ranks_of(p->own, N);
     sim_job j = {.what = DP_MPI_OPEN, .N = ranks, .limit = dp_mpi_limit_s(), .base = base};

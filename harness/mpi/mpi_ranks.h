@@ -12,7 +12,7 @@
 #include "processes.h"
 #include "ref/chunk/conv.h"
 
-/* *s: a frame (dp_sim_new_frame) that dp_mpi_sim_run fills as dp_sim_run would. One at a time. */
+/* *s: a frame (dp_sim_options) that dp_mpi_sim_run fills as dp_sim_run would. One at a time. */
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
 void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 /* Frees what it and the processes hold; the struct is the caller's. */

@@ -138,17 +138,15 @@ void dp_run_close(dp_run *r) {
     const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
     r->tier = bad ? bad->tier : "";
     r->speaks = bad ? (int)(bad - r->tensor) : -1;
+    char sequence[32] = "", token[32] = "";
+    if (bad && at->sequence >= 0)
+        snprintf(sequence, sizeof sequence, "sequence %d, ", at->sequence);
+    if (bad && at->token >= 0) snprintf(token, sizeof token, "token %lld, ", (long long)at->token);
     if (source)
         snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why); /* names the place itself */
-    else if (bad && at->token >= 0)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, token %lld, head %d)",
-                 bad->name, bad->why, at->rank, at->sequence, (long long)at->token, at->head);
-    else if (bad && at->sequence >= 0)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, sequence %d, head %d)", bad->name,
-                 bad->why, at->rank, at->sequence, at->head);
     else if (bad)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, head %d)", bad->name, bad->why, at->rank,
-                 at->head);
+        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, %s%shead %d)", bad->name, bad->why,
+                 at->rank, sequence, token, at->head);
     else if (un)
         say_unjudged(un, n[DP_UNJUDGED], r);
     say_condition(bad, r);
@@ -239,6 +237,7 @@ int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK
 /* A case with the numbers of ranks that are asked for. */
 typedef struct {
     const dp_case *c;
+    const dp_operation *op;
     const dp_run_options *o;
     int n, ranks[DP_MAX_RANK_COUNTS];
     void *truth; /* of an operation without a recurrence */
@@ -342,7 +341,6 @@ dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_m
     r->has_merge = x->says_way;
     r->has_chain = !x->bare;
     if (x->kind->note) x->kind->note(sp, m, r);
-    if (sp->truth) dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     return r;
 }
@@ -442,7 +440,7 @@ static int is_alone(const dp_plan *plan) {
  * records that say why are in *out, and there is nothing to judge. */
 static dp_status serves_any(dp_standard *std, const dp_plan *plan, dp_runs *out, int *any,
                             dp_err *e) {
-    unsigned char session = dp_case_session(std->c) != NULL; /* that it is one */
+    unsigned char session = std->c->session.text != NULL; /* that it is one */
     dp_runs refused = {0};
     dp_status st = DP_OK;
     *any = 0;
@@ -540,7 +538,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
-                      : dp_case_session(x->c) || dp_op_of(x->c)->has_front
+                      : x->c->session.text || x->op->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
     if (!o.nbackend) return DP_OK;
@@ -559,7 +557,8 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
         c.nranks = 1;
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
-        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
+        const selection one = {
+            .c = &c, .op = x->op, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
         st = run_selection(&one, out, e);
     }
     return st;
@@ -576,12 +575,13 @@ static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, 
     skip_run(r, no, o);
 }
 
-static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+static dp_status run_subjects(const dp_case *c, const dp_operation *op, const dp_run_options *o,
+                              dp_runs *out, dp_err *e) {
     const dp_subjects *of = subjects_of(c);
     int own[DP_NOWNS] = {DP_OWN_EVEN};
-    selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
-    const int has_ranks = dp_op_of(c)->has_ranks, nown = has_ranks ? owns_of(c, o, own) : 1;
-    if (has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
+    selection x = {.c = c, .op = op, .o = o, .n = 1, .ranks = {1}};
+    const int nown = op->has_ranks ? owns_of(c, o, own) : 1;
+    if (op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
     dp_status st = DP_OK;
     if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)
@@ -604,14 +604,13 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
 }
 
 /* Backends were named, and none of them computes this. */
-static int none_computes(const dp_case *c, const dp_run_options *o) {
+static int none_computes(const dp_operation *op, const dp_run_options *o) {
     for (int i = 0; i < o->nbackend; i++)
-        if (dp_case_on(c, o->backend[i])) return 0;
+        if (dp_op_on(op, o->backend[i])) return 0;
     return o->nbackend > 0;
 }
 
-static const char *why_none(const dp_case *c, const dp_run_options *o) {
-    const dp_operation *op = dp_op_of(c);
+static const char *why_none(const dp_operation *op, const dp_run_options *o) {
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
     return lapack || !op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
@@ -625,6 +624,6 @@ dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, d
              c->op_name);
     if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
         return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
-    if (none_computes(c, o)) return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
-    return run_subjects(c, o, out, e);
+    if (none_computes(op, o)) return skip_case(c, o, o->backend[0], NULL, why_none(op, o), out);
+    return run_subjects(c, op, o, out, e);
 }

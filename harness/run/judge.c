@@ -542,7 +542,6 @@ static void run_given(dp_sharding *sp, const dp_stored_results *g, dp_runs *out,
     dp_run *r = dp_sharding_record(sp, &how, out);
     r->other_design = !g->same_design;
     r->undeclared = g->explained || how.design.undeclared || (!g->design && !g->same_design);
-    dp_sharding_note_truth(sp, r);
     r->id = dp_run_id(r);
     judge(sp, g, r);
     r->seconds = dp_now() - from;

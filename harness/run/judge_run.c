@@ -1,5 +1,4 @@
 /* The judgement of one run: its parts in order, and a second set of draws where it is marginal. */
-#include "harness/verdict/draws.h"
 #include "harness/verdict/source.h"
 #include "harness/verdict/sums.h"
 #include "limits.h"
@@ -218,8 +217,8 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
 /* Where o failed in a session, its verdict says in which call. */
 static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     dp_judgement *t = &run->tensor[run->ntensor - 1];
-    const dp_session *s = dp_case_session(c);
-    if (!s || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
+    const dp_session *s = &c->session;
+    if (!s->text || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
     const int64_t call = dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence]);
     const dp_session_call x = dp_session_at(s, call);
     const size_t n = strlen(t->why);
@@ -271,18 +270,12 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     return w;
 }
 
-static void allow_stored(const dp_judging *j, dp_result_id field, const dp_run *run,
-                         dp_allowance *a) {
-    const dp_session *s = dp_case_session(j->sp->c);
-    dp_allow_stored(run, s ? s->kept : DP_FP64, field, a);
-}
-
 static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
     const dp_ball *want = &sp->truth->field[field];
     const dp_stored_results *stored = j->out->stored;
-    const dp_expected *x = dp_sharding_expected(sp, run);
+    const dp_expected *x = j->expected;
     const dp_row_kind kind = dp_result_fields[field].kind;
     const double *got = *dp_result_at((dp_result *)j->out->results, field);
     int64_t rows, width;
@@ -295,7 +288,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
-    dp_compare_in in = dp_run_comparing(run, sp, u, tiny_of(j, run, field));
+    dp_compare_in in = dp_run_comparing(run, sp, (int)field, u, tiny_of(j, run, field));
     in.name = dp_result_fields[field].name;
     in.heads = dp_result_heads(p, field);
     in.rows = rows;
@@ -317,7 +310,6 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     in.seen_most = seen_most(field);
     in.cancelled = cancelled(run, field);
     in.of_heads = kind == DP_OF_HEADS;
-    allow_stored(j, field, run, &in.allowance);
     dp_judge_tensor(j, &in, run);
     free(freedom);
     free(exact);
@@ -404,8 +396,8 @@ static int inner_stages(const dp_outputs *out) {
 
 static void judge_step(const dp_judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
-    const dp_step_expected x = {dp_sharding_expected(sp, r), sp->windows.window_of,
-                                dp_run_comparing(r, sp, 0, 0)};
+    const dp_step_expected x = {j->expected, sp->windows.window_of,
+                                dp_run_comparing(r, sp, -1, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
     if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;
@@ -490,14 +482,15 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     }
 }
 
-static void judge_all(const dp_judging *j, dp_run *r) {
+static void judge_all(const dp_judging *of, dp_run *r) {
+    const dp_judging j = {of->sp, of->bases, of->bound, of->out, dp_sharding_expected(of->sp, r)};
     const int most = DP_NRESULTS + DP_STEP_TENSORS + DP_RANK_TENSORS + DP_NSTAGE_TENSORS;
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
-    judge_results(j, r);
-    judge_step(j, r);
-    dp_judge_stages(j, r);
-    if (j->out->stage) name_flaws(j, r);
-    say_growth(&j->sp->c->p, r);
+    judge_results(&j, r);
+    judge_step(&j, r);
+    dp_judge_stages(&j, r);
+    if (j.out->stage) name_flaws(&j, r);
+    say_growth(&j.sp->c->p, r);
 }
 
 static void forget(dp_run *r) {
@@ -661,7 +654,7 @@ static const dp_error_bound *bounds_kept(const undeclared_run *x, const dp_run *
 
 /* Judges r by these bounds, and by its draws where they are known. */
 static void judge_by(const undeclared_run *x, const dp_error_bound *bound, dp_run *r, int settled) {
-    const dp_judging j = {x->sp, x->bases, bound, x->out};
+    const dp_judging j = {x->sp, x->bases, bound, x->out, NULL};
     judge_all(&j, r);
     if (settled) settle(&j, x->stages, r);
     dp_run_close(r);

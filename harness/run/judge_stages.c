@@ -14,16 +14,15 @@
 
 /* ---- what ranks exchange --------------------------------------------------------------------- */
 
-/* Where each lies in the structs of truth and bounds; pairs: M, H and their gradients belong to
+/* Where each lies in the struct of truth; pairs: M, H and their gradients belong to
  * neighbours, S_in and dS_out to one rank. */
-#define ROW(FIELD, HAS, PAIRS)                                                                 \
-    {                                                                                          \
-        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD),          \
-        .rad = offsetof(dp_truth_rank, FIELD##_rad), .bound = offsetof(dp_error_bound, FIELD), \
-        .pairs = PAIRS,                                                                        \
+#define ROW(FIELD, HAS, PAIRS)                                                        \
+    {                                                                                 \
+        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD), \
+        .rad = offsetof(dp_truth_rank, FIELD##_rad), .pairs = PAIRS,                  \
     }
 static const struct {
-    size_t has, value, rad, bound;
+    size_t has, value, rad;
     int pairs;
 } ROWS[DP_RANK_TENSORS] = {
     [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
@@ -31,10 +30,6 @@ static const struct {
     [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dH, 1)};
 
 static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
-
-const double *dp_rank_bound(const dp_error_bound *b, int which) {
-    return *(double *const *)((const char *)b + ROWS[which].bound);
-}
 
 /* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
  * has none. */
@@ -113,11 +108,11 @@ static void rows_add(rows *x, int pair, const double *got, const double *want, d
 
 static void judge_rows(const dp_judging *j, const rank_values *x, const rows *z, dp_run *run) {
     const dp_sharding *sp = j->sp;
-    const dp_expected *e = dp_sharding_expected(sp, run);
+    const dp_expected *e = j->expected;
     const pair_places places = {sp->c->p.HV, z->pair};
     dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
-    dp_compare_in in = dp_run_comparing(run, sp, x->u, x->tiny);
+    dp_compare_in in = dp_run_comparing(run, sp, -1, x->u, x->tiny);
     in.name = dp_rank_name(x->which);
     in.heads = sp->c->p.HV;
     in.rows = z->n;
@@ -157,7 +152,7 @@ static void judge_ranks(const dp_judging *j, dp_run *run) {
     for (int i = 0; i < DP_RANK_TENSORS; i++) {
         const rank_values x = {.which = i,
                                .got = j->out->rank[i],
-                               .bound = dp_rank_bound(j->bound, i),
+                               .bound = j->bound->rank[i],
                                .absent_fails = !ROWS[i].pairs || j->out->forms_all_pairs};
         if (x.got) judge_rank_tensor(j, &x, run);
     }
@@ -234,7 +229,7 @@ static void judge_growth(const dp_judging *j, dp_run *run) {
     if (j->out->sim) add_prefixes(j, run);
     for (int r = 0; r < sp->N; r++) {
         if (!sp->at[r].has_MH || !M[r]) continue;
-        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->M[r]};
+        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->rank[DP_RANK_M][r]};
         if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
     }
 }
@@ -245,34 +240,31 @@ int dp_stage_is_inner(double *const *stage, int i) {
     return stage[i] && dp_stage_tensors[i].kind != DP_PER_RANK;
 }
 
+/* Rows of the stages of tokens and chunks that are there, else 0. Bounds [rows] of the subject's
+ * errors, and of those of the fp64 reference. */
+typedef struct {
+    int64_t rows[DP_NSTAGE_TENSORS], width[DP_NSTAGE_TENSORS];
+    double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
+} stage_errors;
+
 static double *bound_of(dp_error_bound_base *w, dp_format chain, int backward, int stage) {
     dp_error_bound b;
-    if (dp_stage_tensor_carried(stage)) { /* errors that enter the ranks */
+    if (dp_stage_tensors[stage].carried) { /* errors that enter the ranks */
         dp_error_bound_run(w, chain, backward, &b);
         dp_error_bound_free(&b);
     }
     return dp_stage_bound(w, stage);
 }
 
-static void ready(dp_sharding *sp, dp_base base, dp_bound_bases *w) {
-    dp_sim *ref = dp_sharding_reference(sp);
-    if (w->ready) return;
-    dp_error_bound_base_init(&w->sound, ref, base, 1, sp->c->backward);
-    dp_error_bound_base_init(&w->probable, ref, base, 2, sp->c->backward);
-    w->ready = 1;
-}
-
 static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int stage,
-                     dp_stage_errors *x) {
+                     stage_errors *x) {
     const int back = sp->c->backward;
-    int64_t rows, width;
-    double *probable = bound_of(&w->probable, chain, back, stage);
-    double *sound = bound_of(&w->sound, chain, back, stage);
+    double *probable = bound_of(&w->of.probable, chain, back, stage);
+    double *sound = bound_of(&w->of.sound, chain, back, stage);
     double *rad = bound_of(dp_sharding_fp64(sp), DP_FP64, back, stage);
-    dp_stage_tensor_rows(&sp->c->p, sp->N, stage, &rows, &width);
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; r < x->rows[stage]; r++)
         x->bound[stage][r] = fmin(probable[r], sound[r]);
-    memcpy(x->rad[stage], rad, sizeof *rad * (size_t)rows);
+    memcpy(x->rad[stage], rad, sizeof *rad * (size_t)x->rows[stage]);
     free(probable);
     free(sound);
     free(rad);
@@ -280,34 +272,36 @@ static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int st
 
 /* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
 static void stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,
-                              dp_bound_bases *w, dp_stage_errors *x) {
+                              dp_bound_bases *w, stage_errors *x) {
     enum { SETTINGS = 5, STAGE_ERRORS = 0x73746167 /* no other key of this length has it */ };
     const char *cache = sp->std->o->cache;
     int32_t what[SETTINGS + DP_NSTAGE_TENSORS] = {sp->N, run->base, run->chain, sp->c->backward,
                                                   STAGE_ERRORS};
     dp_part part[2 * DP_NSTAGE_TENSORS];
     int n = 0;
-    *x = (dp_stage_errors){{NULL}, {NULL}};
+    *x = (stage_errors){.rows = {0}};
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        int64_t rows, width;
         if (!dp_stage_is_inner(stage, i)) continue;
-        dp_stage_tensor_rows(&sp->c->p, sp->N, i, &rows, &width);
+        dp_stage_tensor_rows(&sp->c->p, sp->N, i, &x->rows[i], &x->width[i]);
         what[SETTINGS + i] = 1;
-        x->bound[i] = dp_doubles(rows);
-        x->rad[i] = dp_doubles(rows);
-        part[n++] = (dp_part){x->bound[i], sizeof(double) * (size_t)rows};
-        part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)rows};
+        x->bound[i] = dp_doubles(x->rows[i]);
+        x->rad[i] = dp_doubles(x->rows[i]);
+        part[n++] = (dp_part){x->bound[i], sizeof(double) * (size_t)x->rows[i]};
+        part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)x->rows[i]};
     }
     const dp_key key = cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
     if (!n || (cache && dp_cache_load(cache, DP_CACHE_STAGES, key, part, n))) return;
-    ready(sp, run->base, w);
+    const dp_design plain = dp_design_of(run->base);
+    if (!w->ready)
+        dp_error_bounds_init(&w->of, dp_sharding_reference(sp), &plain, sp->c->backward, NULL);
+    w->ready = 1;
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (dp_stage_is_inner(stage, i)) make_one(sp, run->chain, w, i, x);
     if (cache) dp_cache_save(cache, DP_CACHE_STAGES, key, part, n);
 }
 
 /* Frees what it holds; the struct is the caller's. */
-static void stage_errors_free(dp_stage_errors *x) {
+static void stage_errors_free(stage_errors *x) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         free(x->bound[i]);
         free(x->rad[i]);
@@ -336,33 +330,33 @@ static storage storage_of(const dp_judging *j, dp_base base, int stage) {
 
 /* ---- stages of tokens and chunks ------------------------------------------------------------- */
 
-static void widen(const dp_judging *j, storage s, int stage, double *bound) {
-    int64_t rows, width;
+static void widen(dp_sim *ref, storage s, int stage, const stage_errors *x) {
+    const int64_t width = x->width[stage];
+    double *bound = x->bound[stage];
     if (!(s.u > 0 || s.tiny > 0)) return;
-    double *want = dp_stage_tensor_value(dp_sharding_reference(j->sp), stage);
-    dp_stage_tensor_rows(&j->sp->c->p, j->sp->N, stage, &rows, &width);
-    for (int64_t i = 0; i < rows; i++)
+    double *want = dp_stage_tensor_value(ref, stage);
+    for (int64_t i = 0; i < x->rows[stage]; i++)
         bound[i] +=
             s.u * (dp_norm_fro(width, want + i * width) + bound[i]) + sqrt((double)width) * s.tiny;
     free(want);
 }
 
-static void judge_inner(const dp_judging *j, const dp_stage_errors *errors, int stage,
-                        dp_run *run) {
+static void judge_inner(const dp_judging *j, const stage_errors *errors, int stage, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const storage s = storage_of(j, run->base, stage);
-    widen(j, s, stage, errors->bound[stage]);
+    dp_sim *ref = dp_sharding_reference(j->sp);
+    widen(ref, s, stage, errors);
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
-    const dp_expected *x = drawn ? dp_sharding_expected(sp, run) : NULL;
-    dp_compare_in in = dp_run_comparing(run, sp, s.u, s.tiny);
+    const dp_expected *x = drawn ? j->expected : NULL;
+    dp_compare_in in = dp_run_comparing(run, sp, -1, s.u, s.tiny);
     in.got = j->out->stage[stage];
     in.bound = errors->bound[stage];
     in.rad = errors->rad[stage];
     in.bound_shown = x && !dp_bounds_are_derived(&run->design);
     in.draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL;
-    dp_stage_judge(dp_sharding_reference(j->sp), stage, in, &run->tensor[run->ntensor++]);
+    dp_stage_judge(ref, stage, in, &run->tensor[run->ntensor++]);
 }
 
 /* The stages of stage_tensor.h are those of 64-token chunks. */
@@ -417,7 +411,7 @@ static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
     const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_rank_of_stage(stage);
     const storage s = storage_of(j, run->base, stage);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
-    double *bound = dp_copy(dp_rank_bound(j->bound, which), pairs);
+    double *bound = dp_copy(j->bound->rank[which], pairs);
     for (int i = 0; i < pairs; i++) {
         int64_t width;
         double radius;
@@ -435,7 +429,7 @@ static void judge_exchanged(const dp_judging *j, int stage, dp_run *run) {
 
 /* All that are there, those of ranks included. */
 static void judge_shown(const dp_judging *j, dp_run *run) {
-    dp_stage_errors errors;
+    stage_errors errors;
     stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!j->out->stage[i]) continue;

@@ -24,12 +24,6 @@ static const dp_allowance ALLOWANCE[NWHO][2] = {
     [UNDECLARED] = {{2.1, 4, 0.6}, {1.25, 2, 0.3}},
 };
 
-dp_claim dp_run_claim(const dp_run *r) {
-    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, 0};
-    c.design.drop = 0; /* draws drop nothing */
-    return c;
-}
-
 static who who_computes(const dp_run *r) {
     /* one that names a format of its own for factors (fp16) says how it rounds, if not in what
      * order */
@@ -56,7 +50,9 @@ dp_allowance dp_run_allowance(const dp_run *r) {
  * state, bf16 0.17%, fp16 0.02%. */
 #define FROM 0.125
 
-void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a) {
+/* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
+ * session keeps its state. */
+static void allow_stored(const dp_run *r, dp_format kept, int field, dp_allowance *a) {
     const dp_format f[] = {kept, r->design.final_state, r->design.state};
     const int has_part = field != DP_RESULT_DV && field != DP_RESULT_DWRITE &&
                          field != DP_RESULT_DVALUE3 && field != DP_RESULT_DVALUE4 &&
@@ -145,12 +141,16 @@ double dp_run_storing(const dp_run *r, double u) {
     return ROUNDING_RMS * u * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
 }
 
-dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, double u, double tiny) {
-    return (dp_compare_in){.N = sp->N,
-                           .allowance = dp_run_allowance(r),
-                           .unit = dp_base_roundoff(r->base),
-                           .store = dp_run_storing(r, u),
-                           .tiny = dp_hypot(smallest(r->base, sp->c->p.K), tiny)};
+dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, int field, double u,
+                               double tiny) {
+    const dp_session *session = &sp->c->session;
+    dp_compare_in in = {.N = sp->N,
+                        .allowance = dp_run_allowance(r),
+                        .unit = dp_base_roundoff(r->base),
+                        .store = dp_run_storing(r, u),
+                        .tiny = dp_hypot(smallest(r->base, sp->c->p.K), tiny)};
+    if (field >= 0) allow_stored(r, session->text ? session->kept : DP_FP64, field, &in.allowance);
+    return in;
 }
 
 double dp_run_chain_rounding(const dp_run *r) {
@@ -263,7 +263,7 @@ static void mark_chunks(const dp_problem *p, int N, const unsigned char *first_o
 
 void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
                     const dp_session *session, const dp_design *design, dp_error_bound *b) {
-    const int own = design->state != dp_design_of(design->base).state, gradients = p->dout != NULL;
+    const int own = design->state != dp_design_of(design->base).state;
     unsigned char *mark[3] = {dp_calloc((size_t)p->T + 1, 1), dp_calloc((size_t)p->Nseq, 1),
                               dp_calloc((size_t)p->Nseq, 1)};
     dp_stores at[3];
@@ -279,7 +279,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
         at[n++] =
             (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk, design->read_kept};
     }
-    if (n) dp_store_bounds(p, N, design->sending, n, at, gradients && dp_store_has_gradients(p), b);
+    if (n) dp_store_bounds(p, N, design->sending, n, at, p->dout != NULL, b);
     for (int i = 0; i < 3; i++)
         free(mark[i]);
 }
@@ -287,10 +287,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 /* ---- bounds of all results, and their cache -------------------------------------------------- */
 
 void dp_bound_bases_free(dp_bound_bases *w) {
-    if (w->ready) {
-        dp_error_bound_base_free(&w->sound);
-        dp_error_bound_base_free(&w->probable);
-    }
+    if (w->ready) dp_error_bounds_free(&w->of);
     if (w->bounded) dp_error_bound_free(&w->bound);
 }
 
@@ -337,37 +334,12 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
     return key;
 }
 
-/* 1: *out holds what the cache has. */
-static int load(const dp_sharding *sp, dp_key key, int entries, dp_error_bound *out) {
-    dp_part part[DP_ERROR_BOUND_PARTS];
-    const dp_problem *p = &sp->c->p;
-    dp_error_bound_alloc(p, sp->N, sp->c->backward, entries, out);
-    const int n = dp_error_bound_parts(p, sp->N, out, part);
-    if (dp_cache_load(sp->std->o->cache, DP_CACHE_BOUND, key, part, n)) return 1;
-    dp_error_bound_free(out);
-    return 0;
-}
-
-static void save(const dp_sharding *sp, dp_key key, dp_error_bound *b) {
-    dp_part part[DP_ERROR_BOUND_PARTS];
-    const int n = dp_error_bound_parts(&sp->c->p, sp->N, b, part);
-    dp_cache_save(sp->std->o->cache, DP_CACHE_BOUND, key, part, n);
-}
-
 /* ---- making them ----------------------------------------------------------------------------- */
 
 /* From a reference that serves no other design; freed here. */
 static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
                          const dp_raw_error *raw, int backward, dp_error_bound *out) {
-    dp_error_bound worst;
-    for (int p = 2; p >= 1; p--) {
-        dp_error_bound_base w;
-        dp_error_bound_base_inexact(&w, ref, design, p, backward, raw);
-        dp_error_bound_run(&w, chain, backward, p == 2 ? out : &worst);
-        dp_error_bound_base_free(&w);
-    }
-    dp_error_bound_min(ref->p, ref->N, out, &worst);
-    dp_error_bound_free(&worst);
+    dp_error_bounds_once(ref, design, chain, backward, raw, out);
     dp_sim_free(ref);
 }
 
@@ -386,33 +358,22 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
     dp_problem p = sp->c->p;
     dp_design exact = dp_design_of(DP_BASE_FP64), alone = *design;
     dp_sim ref;
-    dp_error_bound one;
     p.own = (dp_owners){0};
     exact.chunk = design->chunk;
     alone.sending = exact.sending;
-    dp_must(dp_sim_new_design(&ref, &p, &exact, 1, NULL));
+    dp_must(dp_sim_open(&ref, &p, &exact, 1, NULL, NULL));
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
-    of_reference(&ref, &alone, chain, raw, backward, &one);
-    dp_error_bound_alloc(&p, sp->N, backward, raw != NULL, out);
-    dp_error_bound_swap_rows(out, &one);
-    dp_error_bound_free(&one);
+    of_reference(&ref, &alone, chain, raw, backward, out);
+    dp_error_bound_spread(&p, sp->N, out);
 }
 
 static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
                             const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
     const int backward = sp->c->backward;
-    dp_error_bound worst;
-    dp_sim *ref = dp_sharding_reference(sp);
-    if (!w->ready) {
-        dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
-        dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
-        w->ready = 1;
-    }
-    w->sound.sending = w->probable.sending = design->sending;
-    dp_error_bound_run(&w->probable, chain, backward, out);
-    dp_error_bound_run(&w->sound, chain, backward, &worst);
-    dp_error_bound_min(&sp->c->p, sp->N, out, &worst);
-    dp_error_bound_free(&worst);
+    if (!w->ready) dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, backward, raw);
+    w->ready = 1;
+    w->of.sound.sending = w->of.probable.sending = design->sending;
+    dp_error_bounds_run(&w->of, chain, backward, out);
 }
 
 /* Adds one store of each result in the format that it leaves in. */
@@ -443,16 +404,18 @@ static int is_plain(const dp_design *design) {
 static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                       dp_error_bound *out) {
     const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
-    const int cached = sp->std->o->cache != NULL;
-    const dp_key key = cached ? key_of(sp, design, chain, raw) : (dp_key){{0}};
-    if (cached && load(sp, key, raw != NULL, out)) return;
+    const dp_problem *p = &sp->c->p;
+    const char *cache = sp->std->o->cache;
+    const dp_key key = cache ? key_of(sp, design, chain, raw) : (dp_key){{0}};
+    if (cache && dp_error_bound_load(cache, key, p, sp->N, sp->c->backward, raw != NULL, out))
+        return;
     if (design->sending.exchange == DP_EXCHANGE_HEADS)
         of_one_rank(sp, design, chain, raw, out);
     else if (!is_plain(design))
         of_other_chunks(sp, design, chain, raw, out);
     else
         of_plain_chunks(sp, design, chain, raw, w, out);
-    if (cached) save(sp, key, out);
+    if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
 }
 
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,

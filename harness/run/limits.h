@@ -9,12 +9,10 @@
 #include "harness/case/session.h"
 #include "harness/record/run.h"
 #include "harness/verdict/compare.h"
-#include "harness/verdict/expectations.h"
+#include "harness/verdict/expected.h"
 #include "ref/vocabulary/design.h"
 #include "standard.h"
 
-/* Without intermediates. */
-dp_claim dp_run_claim(const dp_run *r);
 dp_allowance dp_run_allowance(const dp_run *r);
 
 /* Are the bounds of error_bound.h those of this design? Chunks may have any length. Outputs in a
@@ -23,9 +21,6 @@ dp_allowance dp_run_allowance(const dp_run *r);
 int dp_bounds_are_derived(const dp_design *design);
 /* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
 int dp_run_results_bounded(const dp_run *r, const dp_problem *p);
-/* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
- * session keeps its state. */
-void dp_allow_stored(const dp_run *r, dp_format kept, dp_result_id field, dp_allowance *a);
 /* The share of a state that no rounding of one call comes near: 0.005, of operands in bf16 or fp16
  * 0.05. At least twice the unit roundoff of a state that leaves shorter. */
 double dp_state_far(const dp_design *design);
@@ -34,10 +29,11 @@ double dp_state_far(const dp_design *design);
  * gradients of rows of their own (dp_by_rows). */
 int dp_tokens_are_bounded(const dp_design *design, const dp_problem *p);
 
-/* The comparison of a tensor of a run, as far as the run decides: ranks, allowance, arithmetic. A
- * file may store the tensor in a coarser format, with unit roundoff u and smallest numbers tiny
- * apart; else both are 0. */
-dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, double u, double tiny);
+/* The comparison of a result (field; -1: of another tensor) of a run, as far as the run decides:
+ * ranks, allowance, arithmetic. A file may store the tensor in a coarser format, with unit roundoff
+ * u and smallest numbers tiny apart; else both are 0. */
+dp_compare_in dp_run_comparing(const dp_run *r, const dp_sharding *sp, int field, double u,
+                               double tiny);
 
 /* Unit roundoff of the base's arithmetic. */
 double dp_base_roundoff(dp_base b);
@@ -76,7 +72,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
  * format changes. The last run's are kept (judge_run.c). Starts as zeros. */
 typedef struct {
     int ready;
-    dp_error_bound_base sound, probable;
+    dp_error_bounds of;
     int bounded;
     dp_design design;
     dp_format chain;
@@ -89,14 +85,5 @@ void dp_bound_bases_free(dp_bound_bases *w);
  * (dp_run_results_bounded). */
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out);
-
-/* [rows] of every stage of tokens and chunks that is there, else NULL: bounds of the subject's
- * errors, and of those of the fp64 reference. */
-typedef struct {
-    double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
-} dp_stage_errors;
-
-/* Is stage i there, and not one that ranks exchange? */
-int dp_stage_is_inner(double *const *stage, int i);
 
 #endif

@@ -32,6 +32,7 @@ typedef struct {
     dp_bound_bases *bases;
     const dp_error_bound *bound;
     const dp_outputs *out;
+    const dp_expected *expected; /* the draws of the run; NULL: none */
 } dp_judging;
 
 /* Makes the bounds, judges all outputs into r and closes r. The draws of set 0 decide, and if the
@@ -64,7 +65,7 @@ void dp_judge_stages(const dp_judging *j, dp_run *r);
 
 /* Adds the judgement of one tensor; exact cases: whose data stands there instead. */
 void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r);
-/* [N*HV] bounds of one tensor that ranks exchange, DP_RANK_S_IN .. */
-const double *dp_rank_bound(const dp_error_bound *b, int which);
+/* Is stage i there, and not one that ranks exchange? */
+int dp_stage_is_inner(double *const *stage, int i);
 
 #endif

@@ -85,7 +85,7 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
     s->radius = largest_radius(&s->truth);
     s->expect = (dp_expectations){.request = {.p = &c->p,
                                               .front = &s->front,
-                                              .session = dp_case_session(c),
+                                              .session = c->session.text ? &c->session : NULL,
                                               .dtype = c->input_dtype,
                                               .backward = c->backward},
                                   .cache = o->cache};
@@ -244,10 +244,9 @@ dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundar
     const dp_status st = true_ranks(sp, boundaries, e);
     if (st) return st;
     sp->windows = dp_windows_of(&sp->c->p, N);
-    const dp_session *session = dp_case_session(sp->c);
-    if (session) {
+    if (sp->c->session.text) {
         sp->first_of_call = dp_calloc((size_t)sp->c->p.T, 1);
-        dp_session_firsts(session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
+        dp_session_firsts(&sp->c->session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
         return DP_OK; /* the systems of its chunks are none of those that the condition is of */
     }
     return dp_condition_cached(&sp->c->p, N, NULL, std->o->cache, &sp->cond, e);
@@ -278,8 +277,8 @@ dp_sim *dp_sharding_reference(dp_sharding *sp) {
 void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
     dp_design exact = dp_design_of(DP_BASE_FP64);
     exact.chunk = chunk;
-    dp_must(sp->first_of_call ? dp_sim_new_calls(ref, &sp->c->p, &exact, sp->first_of_call, NULL)
-                              : dp_sim_new_design(ref, &sp->c->p, &exact, sp->N, NULL));
+    const dp_sim_options o = {.first_of_call = sp->first_of_call};
+    dp_must(dp_sim_open(ref, &sp->c->p, &exact, sp->first_of_call ? 1 : sp->N, &o, NULL));
     dp_sim_run(ref, DP_FP64, DP_EXCHANGE_ALLGATHER, sp->c->backward);
 }
 
@@ -318,6 +317,12 @@ void dp_sharding_prefixes(dp_sharding *sp) {
 
 /* ---- runs on it ------------------------------------------------------------------------------ */
 
+dp_claim dp_run_claim(const dp_run *r) {
+    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, 0};
+    c.design.drop = 0; /* draws drop nothing */
+    return c;
+}
+
 void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r) {
     dp_claim claim = dp_run_claim(r);
     claim.stages = stages;
@@ -327,6 +332,18 @@ void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r) {
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) {
     const dp_claim claim = dp_run_claim(r);
     return dp_expectations_find(&sp->std->expect, &claim, r->set);
+}
+
+/* Says in the record which truth judges it. */
+static void note_truth(const dp_sharding *sp, dp_run *r) {
+    const dp_truth_note *note = &sp->std->note;
+    r->truth_kind = dp_truth_kind_names[sp->truth->kind];
+    r->truth_bits = sp->truth->bits;
+    r->truth_cached = note->cached;
+    r->truth_device = note->device;
+    r->truth_audit = note->audit;
+    r->truth_radius = sp->std->radius;
+    r->cond = sp->cond;
 }
 
 dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *out) {
@@ -347,16 +364,6 @@ dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *ou
     r->has_base = r->has_chain = 1;
     if (sp->first_of_call && dp_session_rolls_back(&sp->c->session))
         r->rollback = "accepted tokens run again";
+    if (sp->truth) note_truth(sp, r);
     return r;
-}
-
-void dp_sharding_note_truth(const dp_sharding *sp, dp_run *r) {
-    const dp_truth_note *note = &sp->std->note;
-    r->truth_kind = dp_truth_kind_names[sp->truth->kind];
-    r->truth_bits = sp->truth->bits;
-    r->truth_cached = note->cached;
-    r->truth_device = note->device;
-    r->truth_audit = note->audit;
-    r->truth_radius = sp->std->radius;
-    r->cond = sp->cond;
 }

@@ -9,8 +9,7 @@
 #define DP_STANDARD_H
 #include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
-#include "harness/verdict/draws.h"
-#include "harness/verdict/expectations.h"
+#include "harness/verdict/expected.h"
 #include "step.h"
 
 typedef struct {
@@ -66,6 +65,8 @@ dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
+/* Without intermediates. */
+dp_claim dp_run_claim(const dp_run *r);
 /* Draws of a run's own claim; stages: 1 where intermediates are judged, too. */
 void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r);
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);
@@ -77,9 +78,7 @@ typedef struct {
     dp_format chain;
     dp_design design;
 } dp_how;
-/* A record of a run on sp, added to out, but for its ID. */
+/* A record of a run on sp and the truth that judges it, added to out, but for its ID. */
 dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *out);
-/* Says in the record which truth judges it. */
-void dp_sharding_note_truth(const dp_sharding *sp, dp_run *r);
 
 #endif

@@ -3,7 +3,6 @@
 #include "harness/case/front.h"
 #include "harness/device/device_conv.h"
 #include "harness/mpi/mpi_ranks.h"
-#include "harness/simulated/fault_effect.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/vocabulary/context.h"
 
@@ -52,32 +51,18 @@ static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_
     free(dx);
 }
 
-static dp_status each(dp_status (*run)(const dp_conv *, int, dp_base, dp_conv_result *, dp_err *),
-                      const dp_conv *const *c, int n, dp_base base, int N, dp_conv_result *const *r,
-                      dp_err *e) {
+static dp_status on_cpu(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                        dp_conv_result *const *r, dp_err *e) {
     dp_status st = DP_OK;
     for (int i = 0; i < n && !st; i++)
-        st = run(c[i], N, base, r[i], e);
+        st = (dp_backends[b].peers ? dp_mpi_conv : dp_conv_ranks)(c[i], N, base, r[i], e);
     return st;
 }
 
-static dp_status by_ranks(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
-                          dp_conv_result *const *r, dp_err *e) {
-    (void)b;
-    return each(dp_conv_ranks, c, n, base, N, r, e);
+dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                      dp_conv_result *const *r, dp_err *e) {
+    return (dp_backends[b].on_device ? dp_cuda_conv : on_cpu)(c, n, base, N, b, r, e);
 }
-
-static dp_status by_processes(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
-                              dp_conv_result *const *r, dp_err *e) {
-    (void)b;
-    return each(dp_mpi_conv, c, n, base, N, r, e);
-}
-
-dp_convolve_fn *const dp_convolve[DP_NBACKENDS] = {
-    [DP_BACKEND_SIM] = by_ranks,     [DP_BACKEND_LAPACK] = by_ranks,
-    [DP_BACKEND_FILE] = by_ranks,    [DP_BACKEND_SUBJECT] = by_ranks,
-    [DP_BACKEND_MPI] = by_processes, [DP_BACKEND_CUDA] = dp_cuda_conv,
-    [DP_BACKEND_NCCL] = dp_cuda_conv};
 
 /* All of them at once, with these dy (NULL: forward only). r[i] is allocated where there is one. */
 static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *const dy[3],
@@ -95,7 +80,7 @@ static dp_status convolve(const dp_case *c, const dp_step_run *s, const double *
         part[n] = &v[i];
         out[n++] = &r[i];
     }
-    const dp_status st = dp_convolve[s->be](part, n, s->base, s->N, s->be, out, e);
+    const dp_status st = dp_convolve(part, n, s->base, s->N, s->be, out, e);
     for (int i = 0; i < DP_NQKV && !st && dp_fault_of_conv(s->fault); i++)
         if (c->step.on[i]) apply_fault(c, s, i, &v[i], &r[i]);
     return st;

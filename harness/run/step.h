@@ -41,9 +41,8 @@ typedef struct {
 } dp_step_run;
 /* n convolutions on N ranks, over the same tokens, alike but for channels and data. On a device
  * they share every message. */
-typedef dp_status dp_convolve_fn(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
-                                 dp_conv_result *const *r, dp_err *e);
-extern dp_convolve_fn *const dp_convolve[DP_NBACKENDS];
+dp_status dp_convolve(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
+                      dp_conv_result *const *r, dp_err *e);
 /* Convolutions over N ranks; *s holds their outputs and the problem behind them. */
 dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, dp_fault fault,
                           dp_step_run *s, dp_err *e);

@@ -1,7 +1,6 @@
 /* Op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth
  * (subjects.h). */
 #include "harness/case/front.h"
-#include "harness/simulated/fault_effect.h"
 #include "ref/vocabulary/context.h"
 #include "subjects.h"
 
@@ -96,7 +95,7 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
     dp_conv_result_alloc(&y->got, v);
     dp_conv_result_alloc(&y->bound, v);
     dp_conv_result *const got = &y->got;
-    const dp_status st = dp_convolve[be](&v, 1, x->base, N, be, &got, e);
+    const dp_status st = dp_convolve(&v, 1, x->base, N, be, &got, e);
     if (st) return st;
     (dp_backends[be].simulated ? dp_conv_bound : dp_conv_bound_sigmoid32)(v, x->base, N, &y->bound);
     dp_effect_conv(sp->std->o->fault, v, N, x->base, &y->got);

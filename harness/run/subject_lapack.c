@@ -79,9 +79,11 @@ typedef struct {
     dp_result got; /* a session */
 } made;
 
+static const dp_sim_options OVER_LAPACK = {.linear = &dp_linear_lapack};
+
 static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_err *e) {
     made *w = dp_calloc(1, sizeof *w);
-    const dp_status st = dp_sim_new_lapack(&w->s, &sp->c->p, &x->design, x->N, e);
+    const dp_status st = dp_sim_open(&w->s, &sp->c->p, &x->design, x->N, &OVER_LAPACK, e);
     if (st) {
         free(w);
         return st;
@@ -99,7 +101,7 @@ static dp_status one_call(void *who, const dp_problem *call, int states, dp_call
                           dp_err *e) {
     (void)states;
     dp_sim s;
-    const dp_status st = dp_sim_new_lapack(&s, call, who, 1, e);
+    const dp_status st = dp_sim_open(&s, call, who, 1, &OVER_LAPACK, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }

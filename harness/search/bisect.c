@@ -25,10 +25,6 @@ static int steady(dp_bisect_work *w, int n, const double *got) {
     return 1;
 }
 
-/* ---- one row --------------------------------------------------------------------------------- */
-
-/* D [n]: squares of the entries' errors, NULL: none; more: on top of the row's bound. Rows come in
- * the order of execution. */
 /* Difference of a row of n numbers: 2-norm of the error, index of the largest error. If judged = 0,
  * the reference is not finite, and nothing is compared. */
 typedef struct {
@@ -63,26 +59,19 @@ static double limit_of(int n, const double *D, double more) {
     return DP_LAMBDA * sqrt(d2) + more;
 }
 
-/* Notes a row of the stage's first failing tensor, the one to report. first: the report's row, if
- * it is the stage's first failing one. */
-static void note_failure(dp_bisect_row *x, const dp_bisect_row *first, int differs) {
+/* Notes a failing row of the stage's first failing tensor, the one to report. */
+static void note_failure(dp_bisect_row *x, const dp_bisect_row *now, int differs) {
     if (!x->fails) {
-        memcpy(x->tensor, first->tensor, sizeof x->tensor);
-        x->at = first->at;
-        x->row = first->row;
-        x->index = first->index;
-        x->got = first->got;
-        x->want = first->want;
-        x->err = first->err;
-        x->limit = first->limit;
-        x->ratio = first->ratio;
-        x->run = first->run;
+        memcpy(x->tensor, now->tensor, sizeof x->tensor);
+        x->first = now->first;
+        x->ratio = now->ratio;
+        x->run = now->run;
     }
     x->fails++;
     x->unsteady += differs;
-    if (!(first->ratio <= x->ratio)) x->ratio = first->ratio;
-    if (first->at.rank >= 0) x->rank[first->at.rank] = 1;
-    if (first->at.head >= 0) x->head[first->at.head] = 1;
+    if (!(now->ratio <= x->ratio)) x->ratio = now->ratio;
+    if (now->first.at.rank >= 0) x->rank[now->first.at.rank] = 1;
+    if (now->first.at.head >= 0) x->head[now->first.at.head] = 1;
 }
 
 static dp_bisect_tally *tally_of(dp_bisect_work *w, const char *tensor) {
@@ -132,7 +121,7 @@ static void bisect_count(dp_bisect_work *w, const char *tensor, const dp_place *
     t->want2[cell] += w2;
     t->rows[cell]++;
     if (t->rows[cell] == 1 || sqrt(e2) > t->worst[cell].err)
-        t->worst[cell] = (dp_bisect_worst){*at, row, index, got[index], want[index], sqrt(e2)};
+        t->worst[cell] = (dp_bisect_entry){*at, row, index, got[index], want[index], sqrt(e2), 0};
 }
 
 void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row, int n,
@@ -160,13 +149,7 @@ void dp_bisect_judge(dp_bisect_work *w, const char *tensor, dp_place at, int row
         snprintf(x->tensor, sizeof x->tensor, "%s", tensor);
         return;
     }
-    dp_bisect_row now = {.at = at,
-                         .row = row,
-                         .index = d.index,
-                         .got = got[d.index],
-                         .want = want[d.index],
-                         .err = d.err,
-                         .limit = limit,
+    dp_bisect_row now = {.first = {at, row, d.index, got[d.index], want[d.index], d.err, limit},
                          .ratio = ratio,
                          .run = w->run};
     snprintf(now.tensor, sizeof now.tensor, "%s", tensor);
@@ -239,13 +222,13 @@ static void bisect_judge_stage(dp_bisect_work *w) {
     case DP_STAGE_WY: dp_bisect_stage_wy(w); break;
     case DP_STAGE_PRE_FWD: dp_bisect_stage_pre(w, 0); break;
     case DP_STAGE_MERGE_FWD: dp_bisect_stage_merge(w, 0); break;
-    case DP_STAGE_STATE_FWD: dp_bisect_stage_state(w, 0); break;
+    case DP_STAGE_STATE_FWD: dp_bisect_stage_state(w, 0, 0); break;
     case DP_STAGE_OUTPUT: dp_bisect_stage_output(w); break;
-    case DP_STAGE_RECOMPUTE: dp_bisect_stage_state(w, 1); break;
+    case DP_STAGE_RECOMPUTE: dp_bisect_stage_state(w, 0, 1); break;
     case DP_STAGE_DAV: dp_bisect_stage_dAv(w); break;
     case DP_STAGE_PRE_BWD: dp_bisect_stage_pre(w, 1); break;
     case DP_STAGE_MERGE_BWD: dp_bisect_stage_merge(w, 1); break;
-    case DP_STAGE_STATE_BWD: dp_bisect_stage_state_bwd(w); break;
+    case DP_STAGE_STATE_BWD: dp_bisect_stage_state(w, 1, 0); break;
     case DP_STAGE_WY_BWD: dp_bisect_stage_grads(w); break;
     case DP_STAGE_INTRA_BWD: break; /* computed with wy_bwd */
     case DP_STAGE_GATE_BWD: dp_bisect_stage_gate_bwd(w); break;
@@ -374,7 +357,7 @@ dp_status dp_bisect_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
     for (int i = DP_NSTAGES - 1; i >= 0; i--) {
         dp_bisect_row *x = &out->stage[i];
         if (x->fails) out->first = i;
-        if (w.s.sharers) x->at.rank = -1; /* who has a head, not who has a token */
+        if (w.s.sharers) x->first.at.rank = -1; /* who has a head, not who has a token */
         for (int r = 0; r < N; r++)
             x->nrank += x->rank[r];
         for (int h = 0; h < p->HV; h++)
@@ -405,8 +388,6 @@ void dp_bisect_free(dp_bisect *b) {
     }
     *b = (dp_bisect){.first = -1};
 }
-
-/* ---- against draws --------------------------------------------------------------------------- */
 
 /* ---- against draws --------------------------------------------------------------------------- */
 
@@ -465,18 +446,13 @@ static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
                              .allowance = {1.2, 1.2, 0}};
     dp_levels_judge(&in, &ex);
     if (ex.excess > 1 && !x->fails && ex.row >= 0) {
-        const dp_bisect_worst *r = &t->worst[ex.row];
+        const dp_bisect_entry *r = &t->worst[ex.row];
         const dp_level_result *l = &ex.at[ex.level];
         snprintf(x->tensor, sizeof x->tensor, "%s", t->name);
         x->fails = x->expected = 1;
         x->ratio = l->ratio;
-        x->limit = l->limit;
-        x->at = r->at;
-        x->row = r->row;
-        x->index = r->index;
-        x->got = r->got;
-        x->want = r->want;
-        x->err = r->err;
+        x->first = *r;
+        x->first.limit = l->limit;
         if (r->at.rank >= 0) {
             x->rank[r->at.rank] = 1;
             x->nrank = 1;

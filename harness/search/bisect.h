@@ -12,8 +12,17 @@
  */
 #ifndef DP_BISECT_H
 #define DP_BISECT_H
+#include "harness/case/case.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
+
+/* An entry that is off: row in a matrix (-1: none), index in that row. Error and bound are the
+ * row's. */
+typedef struct {
+    dp_place at;
+    int row, index;
+    double got, want, err, limit;
+} dp_bisect_entry;
 
 typedef struct {
     char tensor[16]; /* "" : no tensor of this stage was there to judge */
@@ -25,10 +34,9 @@ typedef struct {
     int64_t judged,
         skipped;  /* rows; skipped: the truth, or an input of the row's chunk, is not finite */
     double ratio; /* largest error / bound of a row */
-    dp_place at; /* fails > 0: the first failing row in the order of execution, of the stage's first
-                    failing tensor; chunk: counted over all */
-    int row, index; /* row in a matrix (-1: none), entry with the largest error in that row */
-    double got, want, err, limit; /* that entry, and the row's error and bound */
+    /* fails > 0: the largest error in the first failing row in the order of execution, of the
+     * stage's first failing tensor. Its chunk is counted over all */
+    dp_bisect_entry first;
     int nrank, nhead;
     unsigned char *rank, *head; /* [N], [HV]: 1 where this tensor fails */
 } dp_bisect_row;
@@ -60,4 +68,21 @@ void dp_bisect_free(dp_bisect *b);
  * formats explain becomes out->first. dtype: format of the inputs. Not for base fp64. */
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,
                              dp_bisect *out, dp_err *e);
+
+/* step_bisect.c: as dp_bisect_sim, of recurrences and steps. The convolutions of a step are stages,
+ * too, with x and the true gradients of their outputs. */
+dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
+                         dp_bisect *out, dp_err *e);
+
+/* repeat.c: a run compared bit for bit with the run before. Races and orders that change show
+ * nowhere else. */
+typedef struct {
+    int runs, differ; /* differ: runs unlike the first */
+    dp_stage stage;   /* the first such place in the order of stages */
+    int rank, head;
+    unsigned char *hit; /* [N*HV]: where a fault acted (ranks.h); free it */
+} dp_repeat;
+/* The same run `runs` times; *out says where bits differ first. out->hit is to be freed. */
+dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
+                        dp_err *e);
 #endif

@@ -8,16 +8,11 @@
 
 /* Errors of one tensor by cell: a chunk and head, a rank and head, a head. */
 typedef struct {
-    dp_place at;
-    int row, index;
-    double got, want, err;
-} dp_bisect_worst;
-typedef struct {
     char name[16];
     int stage;
     int64_t n;
     double *e2, *err2, *want2, *rows;
-    dp_bisect_worst *worst;
+    dp_bisect_entry *worst;
 } dp_bisect_tally; /* e2 [draws][n] */
 typedef struct {
     int draw, ndraw, n;
@@ -48,16 +43,13 @@ typedef struct {
     int g, hv;
 } dp_bisect_chunk;
 
-#define FOR_CHUNKS(C)                                                                    \
-    for (int g_ = 0; g_ < w->ref.ngroup; g_++)                                           \
-        for (int hv_ = 0; hv_ < w->p->HV; hv_++)                                         \
-            for (dp_bisect_chunk C = dp_bisect_chunk_of(w, g_, hv_), *once_ = &C; once_; \
-                 once_ = NULL)
-#define FOR_CHUNKS_BACK(C)                                                               \
-    for (int g_ = w->ref.ngroup - 1; g_ >= 0; g_--)                                      \
-        for (int hv_ = 0; hv_ < w->p->HV; hv_++)                                         \
-            for (dp_bisect_chunk C = dp_bisect_chunk_of(w, g_, hv_), *once_ = &C; once_; \
-                 once_ = NULL)
+#define FOR_CHUNKS_IN(C, BACK)                                                              \
+    for (int g_ = 0, n_ = w->ref.ngroup; g_ < n_; g_++)                                     \
+        for (int hv_ = 0; hv_ < w->p->HV; hv_++)                                            \
+            for (dp_bisect_chunk C = dp_bisect_chunk_of(w, (BACK) ? n_ - 1 - g_ : g_, hv_), \
+                                 *once_ = &C;                                               \
+                 once_; once_ = NULL)
+#define FOR_CHUNKS(C) FOR_CHUNKS_IN(C, 0)
 
 /* how a value is kept: in the base's arithmetic, or as it is stored */
 enum { DP_BISECT_ARITH, DP_BISECT_STORE };
@@ -92,11 +84,10 @@ void dp_bisect_stage_gate_bwd(dp_bisect_work *w);
 void dp_bisect_stage_pre(dp_bisect_work *w, int backward);
 /* Judges stage merge_fwd or merge_bwd. */
 void dp_bisect_stage_merge(dp_bisect_work *w, int backward);
-/* Judges stage state_fwd, or its recomputation in the backward. */
-void dp_bisect_stage_state(dp_bisect_work *w, int recompute);
+/* Judges stage state_fwd, its recomputation in the backward, or state_bwd. */
+void dp_bisect_stage_state(dp_bisect_work *w, int backward, int recompute);
 void dp_bisect_stage_output(dp_bisect_work *w);
 void dp_bisect_stage_dAv(dp_bisect_work *w);
-void dp_bisect_stage_state_bwd(dp_bisect_work *w);
 
 /* The rows [T][heads][per][n] of a tensor. */
 typedef struct {

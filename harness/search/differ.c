@@ -199,9 +199,7 @@ static void add_stage(const work *w, int stage) {
     dp_stage_tensor_rows(w->p, w->N, stage, &x.rows, &x.width);
     for (int k = 0; k < 2; k++) {
         x.x[k] = w->got[k].stage[stage];
-        x.bound[k] = !w->bounded  ? NULL
-                     : which >= 0 ? dp_rank_bound(&w->bound[k], which)
-                                  : w->stage[k][stage];
+        x.bound[k] = !w->bounded ? NULL : which >= 0 ? w->bound[k].rank[which] : w->stage[k][stage];
     }
     if (x.x[0] && x.x[1]) add(&x, dp_stage_tensors[stage].name);
 }

@@ -102,13 +102,13 @@ static dp_status from_bisect(const dp_case *c, dp_fault fault, int runs, dp_fail
     if (st) return st;
     if (b.first >= 0) {
         const dp_bisect_row *x = &b.stage[b.first];
-        f->kind = x->unsteady == x->fails          ? DP_FAILS_UNSTEADY
-                  : isnan(x->got) || isinf(x->got) ? DP_FAILS_NOT_FINITE
-                                                   : DP_FAILS_OVER;
+        f->kind = x->unsteady == x->fails                      ? DP_FAILS_UNSTEADY
+                  : isnan(x->first.got) || isinf(x->first.got) ? DP_FAILS_NOT_FINITE
+                                                               : DP_FAILS_OVER;
         f->stage = dp_stage_names[b.first];
         f->ratio = x->ratio;
-        f->rank = x->at.rank;
-        f->head = x->at.head;
+        f->rank = x->first.at.rank;
+        f->head = x->first.at.head;
         snprintf(f->tensor, sizeof f->tensor, "%s", x->tensor);
     }
     dp_bisect_free(&b);

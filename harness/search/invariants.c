@@ -179,23 +179,31 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     if (first >= 0) differ(w, f, x, &l, first);
 }
 
-void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
-                   double small, dp_check_keep *keep, const void *ctx) {
+void dp_check_same(dp_check_work *w, const dp_check_pair *of) {
     for (int f = 0; f < DP_NRESULTS; f++)
-        if (!factor || factor[f])
-            dp_check_same_field(w, f,
-                                &(dp_check_pair){.p = w->p,
-                                                 .got = &got->r,
-                                                 .want = &w->base->r,
-                                                 .factor = factor ? factor[f] : 1,
-                                                 .small = small,
-                                                 .keep = keep,
-                                                 .ctx = ctx});
+        dp_check_same_field(w, f, of);
 }
 
-void dp_check_skip(dp_check_work *w, const char *why) {
+dp_status dp_check_changed(dp_check_work *w, dp_problem *p, const double factor[DP_NRESULTS],
+                           double small, dp_check_keep *keep, const void *ctx) {
+    dp_check_outcome o;
+    const dp_status st = dp_check_run_problem(w->s, p, w->N, w->backward, &o, w->e);
+    dp_check_pair x = {.p = w->p, .small = small, .keep = keep, .ctx = ctx};
+    for (int f = 0; f < DP_NRESULTS && !st; f++) {
+        x.got = &o.r;
+        x.want = &w->base->r;
+        x.factor = factor ? factor[f] : 1;
+        if (x.factor) dp_check_same_field(w, f, &x);
+    }
+    if (!st) dp_check_outcome_free(&o);
+    dp_problem_free(p);
+    return st;
+}
+
+dp_status dp_check_skip(dp_check_work *w, const char *why) {
     w->c->verdict = DP_SKIPPED;
     snprintf(w->c->why, sizeof w->c->why, "%s", why);
+    return DP_OK;
 }
 
 /* Kernels that cut a long sequence in segments by its length cut its parts elsewhere: then both are
@@ -410,7 +418,7 @@ static double check_largest(const dp_check_work *w) {
     double most = 0;
     if (reference_seconds(w->p) > AFFORDABLE) return 0;
     dp_problem here = check_at_hand(w->p);
-    if (dp_sim_new_design(&ref, &here, &exact, w->N, &e)) {
+    if (dp_sim_open(&ref, &here, &exact, w->N, NULL, &e)) {
         dp_problem_free(&here);
         return 0;
     }
@@ -460,7 +468,7 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, in
     const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
     exact.chunk = design.chunk;
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
-    dp_must(dp_sim_new_design(&ref, p, &exact, N, NULL));    /* it was run on these ranks */
+    dp_must(dp_sim_open(&ref, p, &exact, N, NULL, NULL));    /* it was run on these ranks */
     dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
     dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
     dp_error_bound_run(&base, s->chain, backward, b);
@@ -561,10 +569,7 @@ static void unless_it_overflows(dp_check_work *w) {
 /* Inputs of the set times c, and more of them; their gradients are as `by` has them, times own. */
 static dp_status times_set(dp_check_work *w, int set, int more, double c, double own, factors *by) {
     int input[NROWS_OF + 1], n = 0;
-    if (!set) {
-        dp_check_skip(w, "the rows of this recurrence have no such inputs");
-        return DP_OK;
-    }
+    if (!set) return dp_check_skip(w, "the rows of this recurrence have no such inputs");
     for (int i = 0; i < NROWS_OF; i++)
         if (set >> i & 1) input[n++] = ROWS_OF[i];
     if (more >= 0) input[n++] = more;

@@ -1,7 +1,7 @@
 /* Checks by changing inputs: tokens, chunks, heads (invariants_work.h). */
+#include "bisect.h"
 #include "invariants_work.h"
 #include "ref/inputs/inputs_large.h"
-#include "repeat.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,8 @@ static dp_status repeat_runs(dp_check_work *w) {
         dp_check_outcome o;
         const dp_status st = dp_check_run_problem(w->s, w->p, w->N, w->backward, &o, w->e);
         if (st) return st;
-        dp_check_same(w, &o, NULL, 0, NULL, NULL);
+        dp_check_same(w,
+                      &(dp_check_pair){.p = w->p, .got = &o.r, .want = &w->base->r, .factor = 1});
         dp_check_outcome_free(&o);
         if (w->c->verdict != DP_FAIL) continue;
         if (!differ++) memcpy(why, w->c->why, sizeof why);
@@ -127,31 +128,27 @@ int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int se
            (f != DP_RESULT_DS0 && (f == DP_RESULT_DQ ? token != x->t : token > x->t));
 }
 
+/* Adds to a failure which tokens or heads were changed. */
+static void say_changed(dp_check_work *w, const char *what, int64_t n, const char *which) {
+    const size_t used = strnlen(w->c->why, 260);
+    if (w->c->verdict == DP_FAIL)
+        snprintf(w->c->why + used, sizeof w->c->why - used, ", after %s %lld%s changed", what,
+                 (long long)n, which);
+}
+
 dp_status dp_check_edits(dp_check_work *w, dp_role role, dp_check_keep *keep) {
-    int64_t t[EDITED_TOKENS];
+    int64_t t[EDITED_TOKENS], end;
+    dp_status st = DP_OK;
     edited_tokens(w, t);
-    for (int i = 0; i < EDITED_TOKENS && w->c->verdict == DP_PASS; i++) {
+    for (int i = 0; i < EDITED_TOKENS && !st && w->c->verdict == DP_PASS; i++) {
         dp_problem p = dp_check_copy(w->p, w->backward);
-        dp_check_outcome o;
-        edit(&p, role, t[i]);
-        const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
-        int64_t end;
         const token_edit x = {t[i], chunk_of(w, t[i], &end),
                               dp_sequence_of(w->p->cu, w->p->Nseq, t[i])};
-        if (!st) {
-            dp_check_same(w, &o, NULL, 0, keep, &x);
-            dp_check_outcome_free(&o);
-        }
-        if (w->c->verdict == DP_FAIL) {
-            char why[sizeof w->c->why];
-            snprintf(why, sizeof why, "%.260s, after token %lld changed", w->c->why,
-                     (long long)t[i]);
-            memcpy(w->c->why, why, sizeof why);
-        }
-        dp_problem_free(&p);
-        if (st) return st;
+        edit(&p, role, t[i]);
+        st = dp_check_changed(w, &p, NULL, 0, keep, &x);
+        say_changed(w, "token", t[i], "");
     }
-    return DP_OK;
+    return st;
 }
 
 /* Value heads [from, to) are changed, and all of q and k that no other head reads. */
@@ -204,31 +201,16 @@ static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) 
 /* The first head alone, the last one alone, all but the first. */
 dp_status dp_check_heads(dp_check_work *w) {
     const dp_problem *p0 = w->p;
-    if (p0->HV < 2) {
-        w->c->verdict = DP_SKIPPED;
-        snprintf(w->c->why, sizeof w->c->why, "one head");
-        return DP_OK;
-    }
-    for (int z = 0; z < 3 && w->c->verdict == DP_PASS; z++) {
+    dp_status st = DP_OK;
+    if (p0->HV < 2) return dp_check_skip(w, "one head");
+    for (int z = 0; z < 3 && !st && w->c->verdict == DP_PASS; z++) {
         const head_edit x = {z == 0 ? 0 : z == 1 ? p0->HV - 1 : 1, z ? p0->HV : 1, dp_G(p0)};
         dp_problem p = dp_check_copy(p0, w->backward);
-        dp_check_outcome o;
         edit_heads(p0, &p, &x);
-        const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
-        if (!st) {
-            dp_check_same(w, &o, NULL, 0, keep_others, &x);
-            dp_check_outcome_free(&o);
-        }
-        if (w->c->verdict == DP_FAIL) {
-            char why[sizeof w->c->why];
-            snprintf(why, sizeof why, "%.250s, after head%s %d%s changed", w->c->why,
-                     z == 2 ? "s" : "", x.from, z == 2 ? " and up" : "");
-            memcpy(w->c->why, why, sizeof why);
-        }
-        dp_problem_free(&p);
-        if (st) return st;
+        st = dp_check_changed(w, &p, NULL, 0, keep_others, &x);
+        say_changed(w, z == 2 ? "heads" : "head", x.from, z == 2 ? " and up" : "");
     }
-    return DP_OK;
+    return st;
 }
 
 /* Runs the chunk of the first edited token as a sequence of its own, on one rank. Each run edits
@@ -237,10 +219,7 @@ dp_status dp_check_chunk(dp_check_work *w) {
     int64_t t[EDITED_TOKENS], end;
     edited_tokens(w, t);
     const int64_t start = chunk_of(w, t[0], &end);
-    if (end - start < 2) {
-        dp_check_skip(w, "the chunk has one token");
-        return DP_OK;
-    }
+    if (end - start < 2) return dp_check_skip(w, "the chunk has one token");
     dp_problem a = dp_check_slice(w->p, start, end, NULL, NULL, w->backward);
     dp_check_outcome x;
     dp_check_work v = *w;
@@ -255,21 +234,16 @@ dp_status dp_check_chunk(dp_check_work *w) {
         z.chunk = z.t;
         edit(&b, DP_ROLE_REQUIRED, z.t);
         st = dp_check_run_problem(w->s, &b, 1, w->backward, &y, w->e);
-        for (int f = 0; f < DP_NRESULTS && !st; f++)
-            dp_check_same_field(&v, f,
-                                &(dp_check_pair){.p = &a,
-                                                 .got = &y.r,
-                                                 .want = &x.r,
-                                                 .factor = 1,
-                                                 .keep = dp_check_keep_before,
-                                                 .ctx = &z});
-        if (!st) dp_check_outcome_free(&y);
-        if (w->c->verdict == DP_FAIL) {
-            char why[sizeof w->c->why];
-            snprintf(why, sizeof why, "%.240s, after token %lld of its chunk changed", w->c->why,
-                     (long long)z.t);
-            memcpy(w->c->why, why, sizeof why);
+        if (!st) {
+            dp_check_same(&v, &(dp_check_pair){.p = &a,
+                                               .got = &y.r,
+                                               .want = &x.r,
+                                               .factor = 1,
+                                               .keep = dp_check_keep_before,
+                                               .ctx = &z});
+            dp_check_outcome_free(&y);
         }
+        say_changed(w, "token", z.t, " of its chunk");
         dp_problem_free(&b);
     }
     if (ran) dp_check_outcome_free(&x);
@@ -288,9 +262,9 @@ dp_status dp_check_no_state(dp_check_work *w) {
     dp_check_outcome want = {0}, got = {0};
     dp_status st = dp_check_run_problem(w->s, &none, w->N, w->backward, &want, w->e);
     if (!st) st = dp_check_run_problem(w->s, &zeros, w->N, w->backward, &got, w->e);
-    for (int f = 0; f < DP_NRESULTS && !st; f++)
-        dp_check_same_field(
-            &v, f, &(dp_check_pair){.p = &zeros, .got = &got.r, .want = &want.r, .factor = 1});
+    if (!st)
+        dp_check_same(&v,
+                      &(dp_check_pair){.p = &zeros, .got = &got.r, .want = &want.r, .factor = 1});
     dp_check_outcome_free(&want);
     dp_check_outcome_free(&got);
     dp_problem_free(&zeros);

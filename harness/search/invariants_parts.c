@@ -54,16 +54,16 @@ dp_status dp_check_packed(dp_check_work *w) {
                            all.dstate ? all.dstate + i * n : NULL, w->backward);
         dp_check_outcome o;
         st = dp_check_run_problem(w->s, &one, 1, w->backward, &o, w->e);
-        for (int f = 0; f < DP_NRESULTS && !st && !dp_check_cut(&o, &whole); f++)
-            dp_check_same_field(&v, f,
-                                &(dp_check_pair){.p = &one,
-                                                 .got = &o.r,
-                                                 .want = &whole.r,
-                                                 .t0 = all.cu[i],
-                                                 .seq0 = i,
-                                                 .factor = 1,
-                                                 .keep = not_sums});
-        if (!st && dp_check_cut(&o, &whole)) elsewhere = 1;
+        if (!st && dp_check_cut(&o, &whole))
+            elsewhere = 1;
+        else if (!st)
+            dp_check_same(&v, &(dp_check_pair){.p = &one,
+                                               .got = &o.r,
+                                               .want = &whole.r,
+                                               .t0 = all.cu[i],
+                                               .seq0 = i,
+                                               .factor = 1,
+                                               .keep = not_sums});
         if (!st) dp_check_outcome_free(&o);
         dp_problem_free(&one);
     }
@@ -124,15 +124,13 @@ static void hold_sequence(dp_check_work *w, int i, dp_result *whole, const dp_pr
     one.Nseq = 1;
     one.cu = cu;
     const dp_result part = results_of(turned, got, (i + 1) % all->Nseq);
-    for (int f = 0; f < DP_NRESULTS; f++)
-        dp_check_same_field(w, f,
-                            &(dp_check_pair){.p = &one,
-                                             .got = &part,
-                                             .want = whole,
-                                             .t0 = all->cu[i],
-                                             .seq0 = i,
-                                             .factor = 1,
-                                             .keep = not_sums});
+    dp_check_same(w, &(dp_check_pair){.p = &one,
+                                      .got = &part,
+                                      .want = whole,
+                                      .t0 = all->cu[i],
+                                      .seq0 = i,
+                                      .factor = 1,
+                                      .keep = not_sums});
 }
 
 dp_status dp_check_sequence_order(dp_check_work *w) {
@@ -217,15 +215,9 @@ static dp_status check_parts(dp_check_work *w, const cut_sequence *x, dp_problem
 
 dp_status dp_check_prefix(dp_check_work *w) {
     cut_sequence x;
-    if (!cut_in_the_middle(w->p, &x)) {
-        w->c->verdict = DP_SKIPPED;
-        snprintf(w->c->why, sizeof w->c->why, "no sequence of more than one chunk");
-        return DP_OK;
-    }
-    if (dp_has_halo(w->p)) {
-        dp_check_skip(w, "its tokens need more of those before them than the state");
-        return DP_OK;
-    }
+    if (!cut_in_the_middle(w->p, &x)) return dp_check_skip(w, "no sequence of more than one chunk");
+    if (dp_has_halo(w->p))
+        return dp_check_skip(w, "its tokens need more of those before them than the state");
     const int along = dp_reads_along(w->p); /* then o needs gradients */
     if (!dp_backends[w->s->backend].simulated && !along) w->backward = 0;
     dp_problem all = dp_check_slice(x.p, x.a, x.b, x.s0, x.dstate, w->backward),
@@ -269,16 +261,9 @@ static void times(dp_problem *p, int i, double c) {
 dp_status dp_check_factor(dp_check_work *w, const int *input, int n, double c,
                           const double factor[DP_NRESULTS], double small) {
     dp_problem p = dp_check_copy(w->p, w->backward);
-    dp_check_outcome o;
     for (int i = 0; i < n; i++)
         times(&p, input[i], c);
-    const dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &o, w->e);
-    if (!st) {
-        dp_check_same(w, &o, factor, small, NULL, NULL);
-        dp_check_outcome_free(&o);
-    }
-    dp_problem_free(&p);
-    return st;
+    return dp_check_changed(w, &p, factor, small, NULL, NULL);
 }
 
 /* The shape and packing of the problem with inputs on which nothing rounds; why it has none, or
@@ -306,22 +291,15 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
 dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     dp_problem p;
     dp_check_outcome one = {0}, many;
-    if (w->N < 2) {
-        dp_check_skip(w, "one rank");
-        return DP_OK;
-    }
+    if (w->N < 2) return dp_check_skip(w, "one rank");
     const char *none = exact_inputs(w->p, w->backward, &p);
-    if (none) {
-        dp_check_skip(w, none);
-        return DP_OK;
-    }
+    if (none) return dp_check_skip(w, none);
     dp_check_work v = *w;
     v.p = &p;
     dp_status st = dp_check_run_problem(w->s, &p, w->N, w->backward, &many, w->e);
     if (!st && !transpose) st = dp_check_run_problem(w->s, &p, 1, w->backward, &one, w->e);
-    for (int f = 0; f < DP_NRESULTS && !st && !transpose; f++)
-        dp_check_same_field(&v, f,
-                            &(dp_check_pair){.p = &p, .got = &many.r, .want = &one.r, .factor = 1});
+    if (!st && !transpose)
+        dp_check_same(&v, &(dp_check_pair){.p = &p, .got = &many.r, .want = &one.r, .factor = 1});
     for (int i = 0; transpose && !st && i < many.n; i++) {
         const int K = p.K;
         dp_context c; /* M is of the last local sub-sequence, dM of the first */
@@ -354,14 +332,9 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
 dp_status dp_check_exact_cp(dp_check_work *w) {
     dp_problem one = *w->p, many = *w->p;
     dp_check_outcome want = {0}, got = {0};
-    if (w->s->library || !dp_backends[w->s->backend].owns) {
-        dp_check_skip(w, "it cannot be told who owns which tokens");
-        return DP_OK;
-    }
-    if (w->N < 2) {
-        dp_check_skip(w, "one rank");
-        return DP_OK;
-    }
+    if (w->s->library || !dp_backends[w->s->backend].owns)
+        return dp_check_skip(w, "it cannot be told who owns which tokens");
+    if (w->N < 2) return dp_check_skip(w, "one rank");
     one.own = (dp_owners){DP_OWN_GRID, 1};
     many.own = (dp_owners){DP_OWN_GRID, w->N};
     const int parts = dp_own_parts(DP_OWN_GRID, one.T, 1);
@@ -369,9 +342,9 @@ dp_status dp_check_exact_cp(dp_check_work *w) {
     v.p = &many;
     dp_status st = dp_check_run_problem(w->s, &one, parts, w->backward, &want, w->e);
     if (!st) st = dp_check_run_problem(w->s, &many, parts, w->backward, &got, w->e);
-    for (int f = 0; f < DP_NRESULTS && !st; f++)
-        dp_check_same_field(
-            &v, f, &(dp_check_pair){.p = &many, .got = &got.r, .want = &want.r, .factor = 1});
+    if (!st)
+        dp_check_same(&v,
+                      &(dp_check_pair){.p = &many, .got = &got.r, .want = &want.r, .factor = 1});
     dp_check_outcome_free(&want);
     dp_check_outcome_free(&got);
     return st;
@@ -441,11 +414,8 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
     dp_check_outcome one;
     char why[160], who[32];
     held all = {0};
-    if (w->N < 2) snprintf(why, sizeof why, "one rank");
-    if (w->N < 2 || !dp_check_bounded(w, why, sizeof why)) {
-        dp_check_skip(w, why);
-        return DP_OK;
-    }
+    if (w->N < 2) return dp_check_skip(w, "one rank");
+    if (!dp_check_bounded(w, why, sizeof why)) return dp_check_skip(w, why);
     const dp_status st = dp_check_run_problem(w->s, w->p, 1, w->backward, &one, w->e);
     if (st) return st;
     dp_check_work v = *w;

@@ -66,13 +66,16 @@ typedef struct {
 } dp_check_pair;
 /* Counts what was compared, and notes the first row that differs. */
 void dp_check_same_field(dp_check_work *w, int field, const dp_check_pair *x);
-/* The same for all results, against the problem itself; factor NULL: 1. */
-void dp_check_same(dp_check_work *w, dp_check_outcome *got, const double factor[DP_NRESULTS],
-                   double small, dp_check_keep *keep, const void *ctx);
+/* The same for all results. */
+void dp_check_same(dp_check_work *w, const dp_check_pair *x);
+/* Runs p, which is freed, and compares all results with the problem itself. factor NULL: 1; a
+ * result with factor 0 is left out. */
+dp_status dp_check_changed(dp_check_work *w, dp_problem *p, const double factor[DP_NRESULTS],
+                           double small, dp_check_keep *keep, const void *ctx);
 /* "rank 0, head 1, token 5": where a row of a result of w->p stands. */
 void dp_check_row_text(const dp_check_work *w, int f, int64_t row, char *text, size_t size);
-/* Notes why a check does not apply. */
-void dp_check_skip(dp_check_work *w, const char *why);
+/* Notes why a check does not apply. DP_OK. */
+dp_status dp_check_skip(dp_check_work *w, const char *why);
 /* Did either run cut a sequence in segments, so that parts of it may differ in bits? */
 int dp_check_cut(const dp_check_outcome *a, const dp_check_outcome *b);
 /* dp_check_bounds_there of w. */

@@ -4,10 +4,8 @@
 #include "harness/record/run_id.h"
 #include "harness/run/blame.h"
 #include "harness/run/step.h"
-#include "harness/search/step_bisect.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/text.h"
-#include "repeat.h"
 
 #include <math.h>
 #include <omp.h>
@@ -85,8 +83,8 @@ static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
         dp_bisect_expected(&c->p, how, c->input_dtype, &b, NULL);
     const dp_bisect_row *x = dp_bisect_first(&b, &at.stage);
     if (x) {
-        at.rank = x->at.rank;
-        at.head = x->at.head;
+        at.rank = x->first.at.rank;
+        at.head = x->first.at.head;
         snprintf(at.tensor, sizeof at.tensor, "%s", x->tensor);
         at.right = dp_fault_lives_in(f, at.stage) &&
                    (!hit || dp_fault_acted(&c->p, hit, how->N, at.rank, at.head, x->tensor));

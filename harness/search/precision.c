@@ -205,7 +205,9 @@ static int ask(search *q, const dp_policy *pol) {
             at[o->unit[u].stage] = f;
     }
     at[DP_STAGE_RECOMPUTE] = at[DP_STAGE_STATE_FWD];
-    dp_must(dp_sim_new_policy(&s, rq->p, at, rq->N, NULL));
+    const dp_design design = dp_design_of(at[0]);
+    const dp_sim_options stages = {.at = at};
+    dp_must(dp_sim_open(&s, rq->p, &design, rq->N, &stages, NULL));
     dp_sim_run(&s, chain, rq->merge, rq->backward);
     const int pass = judge(q, &s);
     dp_sim_free(&s);
@@ -410,16 +412,9 @@ static void units(search *q) {
 }
 
 static void bounds(search *q) {
-    dp_error_bound_base w;
-    dp_error_bound worst;
-    if (!q->rq->by_verdict) return;
-    for (int p = 2; p >= 1; p--) {
-        dp_error_bound_base_init(&w, &q->ref, q->rq->to, p, q->rq->backward);
-        dp_error_bound_run(&w, q->rq->chain_to, q->rq->backward, p == 2 ? &q->bound : &worst);
-        dp_error_bound_base_free(&w);
-    }
-    dp_error_bound_min(q->rq->p, q->rq->N, &q->bound, &worst);
-    dp_error_bound_free(&worst);
+    const dp_design design = dp_design_of(q->rq->to);
+    if (q->rq->by_verdict)
+        dp_error_bounds_once(&q->ref, &design, q->rq->chain_to, q->rq->backward, NULL, &q->bound);
 }
 
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e) {

@@ -1,5 +1,5 @@
-/* Runs compared bit for bit with the run before (repeat.h). */
-#include "repeat.h"
+/* Runs compared bit for bit with the run before (bisect.h). */
+#include "bisect.h"
 #include "harness/simulated/ranks_stages.h"
 #include "harness/simulated/stage_tensor.h"
 

@@ -1,5 +1,5 @@
-/* Which stage of a step is wrong: the convolutions are stages, too (step_bisect.h). */
-#include "step_bisect.h"
+/* Which stage of a step is wrong: the convolutions are stages, too (bisect.h). */
+#include "bisect.h"
 #include "harness/run/step.h"
 
 #include <stdio.h>
@@ -13,21 +13,17 @@ static void row_of(const dp_run *run, int backward, dp_bisect_row *x) {
         if (x->fails || (!t->nover && t->ratio <= x->ratio)) continue;
         snprintf(x->tensor, sizeof x->tensor, "%.15s", t->name);
         x->ratio = t->ratio;
-        x->row = -1;
+        x->first.row = -1;
         if (!t->nover) continue;
         x->fails = (int)t->nover;
-        x->at = first->at;
-        x->index = first->index;
-        x->got = first->got;
-        x->want = first->want;
-        x->err = first->err;
-        x->limit = first->bound;
-        if (x->at.token < 0) x->at.rank = -1; /* sums over ranks */
-        for (int r = 0; x->at.rank >= 0 && r < t->N; r++) {
+        x->first = (dp_bisect_entry){first->at,   -1,         first->index, first->got,
+                                     first->want, first->err, first->bound};
+        if (first->at.token < 0) x->first.at.rank = -1; /* sums over ranks */
+        for (int r = 0; x->first.at.rank >= 0 && r < t->N; r++) {
             x->rank[r] = t->per_rank_ratio[r] > 1;
             x->nrank += x->rank[r];
         }
-        x->head[x->at.head] = 1;
+        x->head[first->at.head] = 1;
         x->nhead = 1;
     }
 }

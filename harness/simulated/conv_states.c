@@ -19,6 +19,7 @@ void dp_conv_calls_free(dp_conv_calls *c) {
     dp_conv_states_free(&c->want);
 }
 
+int64_t dp_conv_state_size(const dp_conv *c) { return (int64_t)(c->W - 1) * c->D; }
 static int64_t all_of(const dp_conv *v) { return v->Nseq * dp_conv_state_size(v); }
 
 void dp_conv_calls_begin(dp_conv_calls *c, dp_conv_states *first) {

@@ -34,7 +34,7 @@ void dp_conv_calls_free(dp_conv_calls *c);
 void dp_conv_calls_begin(dp_conv_calls *c, dp_conv_states *first);
 
 /* Numbers of a state: of one sequence, of all. */
-static inline int64_t dp_conv_state_size(const dp_conv *c) { return (int64_t)(c->W - 1) * c->D; }
+int64_t dp_conv_state_size(const dp_conv *c);
 /* The states that a call gets instead of `before`; 1: they differ. at: as above. */
 int dp_conv_states_spoil(const dp_conv_calls *c, dp_fault fault, const int64_t *at,
                          dp_conv_states *before);

@@ -6,6 +6,7 @@
  * calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
+#include "ref/chunk/conv.h"
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/own.h"
 
@@ -142,4 +143,9 @@ typedef struct {
 #define DP_BUGS_OF_THREADS 37
 #define DP_NBUGS 60
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
+
+/* fault_effect.c: what a fault does to a convolution, after its run. Effects on simulated ranks are
+ * functions there that dp_sim_new adds to the simulation, which calls them after its stages
+ * (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that rank and head. */
+void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r);
 #endif

@@ -1,5 +1,4 @@
-/* The deliberate faults (fault_effect.h); a row of ACTS at the end says where each acts. */
-#include "fault_effect.h"
+/* The deliberate faults (fault.h); a row of ACTS at the end says where each acts. */
 #include "ranks_stages.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/low_rank.h"
@@ -1065,20 +1064,16 @@ static const struct {
 };
 #undef F
 
-static dp_status open_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                             dp_fault fault, dp_err *e) {
+dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
+                            dp_fault fault, dp_err *e) {
     dp_sim_after_fn *after[DP_NAFTER] = {[DP_AFTER_BEGINNING] = fault ? begins : NULL};
+    const dp_sim_options o = {.fault = fault, .after = after};
+    dp_design design = dp_design_of(base);
+    design.chunk = chunk;
     for (size_t i = 0; i < sizeof ACTS / sizeof *ACTS; i++)
         for (int k = 0; k < 8 && ACTS[i].of[k]; k++)
             if (ACTS[i].of[k] == fault) after[ACTS[i].where] = ACTS[i].f;
-    return dp_sim_new_faulty(s, p, design, N, fault, after, e);
-}
-
-dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
-                            dp_fault fault, dp_err *e) {
-    dp_design design = dp_design_of(base);
-    design.chunk = chunk;
-    return open_faulty(s, p, &design, N, fault, e);
+    return dp_sim_open(s, p, &design, N, &o, e);
 }
 
 dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fault fault,

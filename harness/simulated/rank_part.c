@@ -85,7 +85,7 @@ static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg)
 }
 
 /* The lists of a rank's results, in the same order in its own process (dp_sim_new_rank) and in the
- * frame of all ranks (dp_sim_new_frame). Both must have called dp_sim_begin with the same backward.
+ * frame of all ranks (dp_sim_options). Both must have called dp_sim_begin with the same backward.
  * Makes room in a frame that has none yet. */
 static void rank_each_list(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
     dp_rank_each_result(s->p, &s->out, &s->ctx[rank], backward, f, arg);

@@ -11,6 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- parts of a simulation ------------------------------------------------------------------- */
+
+int dp_sim_has(const dp_sim *s, int r) { return dp_peers_have(s->peers, s->p->own, s->N, r); }
+
+dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
+    return &s->ch[(int64_t)group * s->p->HV + hv];
+}
+
+void dp_sim_after(dp_sim *s, int event, dp_sim_place place) {
+    if (s->after[event]) s->after[event](s, &place);
+}
+
 /* ---- stages of a chunk alone ----------------------------------------------------------------- */
 
 /* The design of a stage: the simulation's own, or the default of another base. */
@@ -202,6 +214,10 @@ const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS] = {
     ARRAY(derasing, INTRA_BWD, HV, R, K, 1), ARRAY(dvalues, WY_BWD, HV, R, V, 1),
 };
 
+double **dp_sim_array(const dp_sim *s, int i) {
+    return (double **)((char *)s + dp_sim_arrays[i].at);
+}
+
 int64_t dp_sim_array_width(const dp_sim *s, int i) {
     const dp_sim_array_info *x = &dp_sim_arrays[i];
     const int64_t rows = x->keys ? dp_rows(s->p) : 1;
@@ -228,6 +244,9 @@ static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
     return *f;
 }
 
+int dp_sim_gets(const dp_sim *s, int back, int r) {
+    return back ? !s->ctx[r].is_last : !s->ctx[r].is_first;
+}
 int dp_sim_starts_here(const dp_sim *s, int r, int sub) { return sub > 0 || s->ctx[r].is_first; }
 int dp_sim_ends_here(const dp_sim *s, int r, int sub) {
     return sub < s->ctx[r].nlocal - 1 || s->ctx[r].is_last;
@@ -320,15 +339,6 @@ void dp_sim_merge_step(dp_sim *s, int r, int hv, dp_base b, const double *M, con
     } else
         memcpy(x, H, sizeof(double) * KV);
     dp_sim_replace(S, x);
-}
-
-/* Are n arrays of a size the same, bit for bit, and absent alike? */
-static int sim_same(double **a, double **b, int n, int64_t size) {
-    for (int i = 0; i < n; i++) {
-        if (!a[i] != !b[i]) return 0;
-        if (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size)) return 0;
-    }
-    return 1;
 }
 
 /* ---- pairs and states, forward and backward ----------------------------------------------------
@@ -697,17 +707,6 @@ static void free_ranks(dp_sim *s) {
     free(s->hit_kept);
 }
 
-typedef struct {
-    int by_inverse;
-    const dp_linear *linear;
-    const unsigned char *first_of_call;
-    const dp_peers *peers;
-    int frame;
-    dp_fault fault;
-    dp_sim_after_fn *const *after; /* its functions; NULL: none */
-} sim_options;
-#define OWN ((sim_options){.linear = &dp_linear_own})
-
 /* Keeps the rank of this process, whose tokens are all that there are. */
 static void keep_own(dp_sim *s) {
     int64_t t = 0;
@@ -730,125 +729,75 @@ static void begin_chunks(dp_sim *s) {
 }
 
 /* exp(-g) of a gate has to be a number of every base (ref/chunk/gate.h). */
-static int factors_overflow(const dp_sim *s, dp_err *e) {
+static dp_status factors_overflow(const dp_sim *s, dp_err *e) {
     const dp_problem *p = s->p;
     for (int64_t i = 0; dp_by_rows(p) && dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
         if (s->g[i] < DP_FACTORS_GATE)
             return dp_fail(e, DP_EINPUT, "g: a log decay of %g: %s is computed down to %g", s->g[i],
-                           dp_models[p->model].name, DP_FACTORS_GATE) != DP_OK;
-    return 0;
+                           dp_models[p->model].name, DP_FACTORS_GATE);
+    return DP_OK;
 }
 
-static dp_status open_sim(dp_sim *s, const dp_problem *p, const dp_design *design,
-                          const dp_base at[DP_NSTAGES], sim_options o, int N, dp_err *e) {
+dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                      const dp_sim_options *o, dp_err *e) {
+    static const dp_sim_options none = {0};
+    dp_status st = DP_OK;
+    if (!o) o = &none;
+    assert(design->chunk > 0);
     *s = (dp_sim){.p = p,
-                  .base = at[0],
+                  .base = design->base,
                   .design = *design,
-                  .N = N,
-                  .peers = o.peers,
-                  .fault = o.fault,
-                  .linear = o.linear,
-                  .first_of_call = o.first_of_call,
-                  .by_inverse = o.by_inverse,
+                  .peers = o->peers,
+                  .fault = o->fault,
+                  .linear = o->linear ? o->linear : &dp_linear_own,
+                  .first_of_call = o->first_of_call,
                   .payload = design->sending.payload,
                   .given = p};
+    for (int i = 0; i < DP_NSTAGES; i++)
+        s->at[i] = o->at ? o->at[i] : design->base;
+    s->by_inverse = o->by_inverse || sim_design_at(s, DP_STAGE_SOLVE).product ||
+                    sim_design_at(s, DP_STAGE_WY).product;
     s->hit = dp_calloc((size_t)N * p->HV, 1);
-    if (o.after) memcpy(s->after, o.after, sizeof s->after);
-    memcpy(s->at, at, sizeof s->at);
+    if (o->after) memcpy(s->after, o->after, sizeof s->after);
     s->ctx = dp_calloc((size_t)N, sizeof *s->ctx);
-    for (int r = 0; r < N; r++) {
-        dp_status st = dp_context_of(p, N, r, &s->ctx[r], e);
-        if (st) {
-            s->N = r;
-            dp_sim_free(s);
-            return st;
-        }
-    }
-    if (o.peers) keep_own(s);
-    dp_sim_after(s, DP_AFTER_OPENING, (dp_sim_place){0});
-    if (!o.frame) sim_do(s, DP_STAGE_GATE);
-    if (!o.frame && factors_overflow(s, e)) {
+    while (s->N < N && !st)
+        if (!(st = dp_context_of(p, N, s->N, &s->ctx[s->N], e))) s->N++;
+    if (!st && o->peers) keep_own(s);
+    if (!st) dp_sim_after(s, DP_AFTER_OPENING, (dp_sim_place){0});
+    if (!st && !o->frame) sim_do(s, DP_STAGE_GATE);
+    if (!st && !o->frame) st = factors_overflow(s, e);
+    if (st) {
         dp_sim_free(s);
-        return DP_EINPUT;
+        return st;
     }
     sim_list_groups(s);
-    if (!o.frame) begin_chunks(s);
+    if (!o->frame) begin_chunks(s);
     alloc_ranks(s);
     return DP_OK;
 }
 
-static dp_status open_uniform(dp_sim *s, const dp_problem *p, const dp_design *design,
-                              sim_options o, int N, dp_err *e) {
-    dp_base at[DP_NSTAGES];
-    for (int i = 0; i < DP_NSTAGES; i++)
-        at[i] = design->base;
-    o.by_inverse = design->product != 0;
-    return open_sim(s, p, design, at, o, N, e);
-}
-
 /* The problem of s on one rank, with all of its formats and its fault. */
 static void sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
-    const sim_options o = {
-        .linear = s->linear, .by_inverse = s->by_inverse, .fault = s->fault, .after = s->after};
-    dp_must(open_sim(whole, p, &s->design, s->at, o, 1, NULL)); /* one rank has all tokens */
-}
-
-dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
-                            dp_err *e) {
-    const dp_design design = dp_design_of(at[0]);
-    const int by_inverse = at[DP_STAGE_SOLVE] == DP_BASE_BF16 || at[DP_STAGE_WY] == DP_BASE_BF16;
-    sim_options o = OWN;
-    o.by_inverse = by_inverse;
-    return open_sim(s, p, &design, at, o, N, e);
-}
-
-dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e) {
-    sim_options o = OWN;
-    o.fault = fault;
-    o.after = after;
-    return open_uniform(s, p, design, o, N, e);
-}
-
-dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_err *e) {
-    return open_uniform(s, p, design, (sim_options){.linear = &dp_linear_lapack}, N, e);
+    const dp_sim_options o = {.at = s->at,
+                              .linear = s->linear,
+                              .by_inverse = s->by_inverse,
+                              .fault = s->fault,
+                              .after = s->after};
+    dp_must(dp_sim_open(whole, p, &s->design, 1, &o, NULL)); /* one rank has all tokens */
 }
 
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e) {
     const dp_design design = dp_design_of(base);
-    sim_options o = OWN;
+    const dp_sim_options o = {.peers = peers};
     if (dp_has_halo(part))
         return dp_fail(e, DP_EINPUT,
                        "%s: its ranks need more of the tokens before theirs than the state: not "
                        "computed by processes",
                        dp_models[part->model].name);
-    o.peers = peers;
     const int64_t T = part->cu[part->Nseq];
     const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
-    return open_uniform(s, part, &design, o, N, e);
-}
-
-dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e) {
-    const dp_design design = dp_design_of(base);
-    sim_options o = OWN;
-    o.frame = 1;
-    return open_uniform(s, p, &design, o, N, e);
-}
-
-dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_err *e) {
-    assert(design->chunk > 0);
-    return open_uniform(s, p, design, OWN, N, e);
-}
-
-dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
-                           const unsigned char *first_of_call, dp_err *e) {
-    sim_options o = OWN;
-    assert(design->chunk > 0);
-    o.first_of_call = first_of_call;
-    return open_uniform(s, p, design, o, 1, e);
+    return dp_sim_open(s, part, &design, N, &o, e);
 }
 
 void dp_sim_free(dp_sim *s) {
@@ -880,36 +829,20 @@ static int same_chunks(const dp_sim *a, const dp_sim *b) {
 }
 
 int dp_sim_split(dp_sim *s, int N) {
-    dp_sim next = {.p = s->p, .design = s->design, .N = N};
-    dp_err e;
+    dp_sim next = *s;
     assert(s->fault == DP_FAULT_NONE && s->p == s->given);
+    next.N = N;
+    next.ntraj = next.have_forward = next.have_backward = 0;
     next.ctx = dp_calloc((size_t)N, sizeof *next.ctx);
     next.hit = dp_calloc((size_t)N * s->p->HV, 1);
-    for (int r = 0; r < N; r++) {
-        dp_must(dp_context_of(s->p, N, r, &next.ctx[r],
-                              &e)); /* the caller has split the problem so already */
-    }
+    for (int r = 0; r < N; r++) /* the caller has split the problem so already */
+        dp_must(dp_context_of(s->p, N, r, &next.ctx[r], NULL));
     sim_list_groups(&next);
     alloc_ranks(&next);
     const int same = same_chunks(s, &next);
     if (same) {
         const dp_sim old = *s;
-        s->N = N;
-        s->ctx = next.ctx;
-        s->first = next.first;
-        s->group = next.group;
-        s->hit = next.hit;
-        s->hit_kept = next.hit_kept;
-        s->S_in = next.S_in;
-        s->M = next.M;
-        s->H = next.H;
-        s->dS_out = next.dS_out;
-        s->dM = next.dM;
-        s->dH = next.dH;
-        s->traj = next.traj;
-        s->traj_rank = next.traj_rank;
-        s->ntraj = 0;
-        s->have_forward = s->have_backward = 0;
+        *s = next;
         next = old;
     }
     free_ranks(&next);
@@ -978,7 +911,7 @@ void dp_sim_stage(dp_sim *s, dp_stage stage) {
 /* Results of an earlier run stay where it left what enters ranks as it is, unless faults act. */
 static int known(dp_sim *s, int have, double **before, double **now) {
     const int nr = s->N * s->p->HV;
-    const int same = sim_same(before, now, nr, (int64_t)s->p->K * s->p->V);
+    const int same = dp_same_list(before, now, nr, (int64_t)s->p->K * s->p->V);
     dp_free_list(before, nr);
     return have && same && !s->fault;
 }

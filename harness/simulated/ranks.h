@@ -10,7 +10,7 @@
  *               -> wy_bwd, intra_bwd -> gate_bwd
  * The merge accumulates in the base's accumulator format (fp32 for bf16). Chunks restart at every
  * local sub-sequence.
- * Results are bitwise the same for any number of threads, and, but for dp_sim_new_lapack, on every
+ * Results are bitwise the same for any number of threads, and, but for dp_linear_lapack, on every
  * machine.
  */
 #ifndef DP_RANKS_H
@@ -101,7 +101,7 @@ typedef struct dp_sim {
     dp_base base;
     /* of the simulation; bases of stages that differ from its own use their defaults */
     dp_design design;
-    /* the base policy of each stage: all `base`, unless made by dp_sim_new_policy */
+    /* the base policy of each stage: all `base`, unless dp_sim_options has others */
     dp_base at[DP_NSTAGES];
     /* [T] 1: a chunk begins at this token whatever was before; NULL: chunks are cut by length */
     const unsigned char *first_of_call;
@@ -156,32 +156,29 @@ dp_status dp_sim_new(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_fau
 /* Likewise with chunks of `chunk` tokens. */
 dp_status dp_sim_new_chunks(dp_sim *s, const dp_problem *p, dp_base base, int chunk, int N,
                             dp_fault fault, dp_err *e);
-/* A chunk design (chunk > 0) without faults. */
-dp_status dp_sim_new_design(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_err *e);
-/* A chunk design on one rank; chunks begin anew at every marked token. The marks [T] are borrowed.
- * This is the computation of a session's calls with exact states between them. */
-dp_status dp_sim_new_calls(dp_sim *s, const dp_problem *p, const dp_design *design,
-                           const unsigned char *first_of_call, dp_err *e);
-/* A chunk design over CBLAS and LAPACKE, with the machine's orders of summation. */
-dp_status dp_sim_new_lapack(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_err *e);
+/* The options of a simulation beside its design; NULL and 0: none. */
+typedef struct {
+    const dp_base *at;       /* [DP_NSTAGES]: a base of its own for every stage */
+    const dp_linear *linear; /* dp_linear_lapack: with the machine's orders of summation */
+    int by_inverse;          /* as in dp_chunk, even if no design asks for it */
+    /* [T], borrowed: chunks begin anew at every marked token. On one rank this is the computation
+     * of a session's calls with exact states between them. */
+    const unsigned char *first_of_call;
+    const dp_peers *peers;
+    int frame; /* 1: nothing is computed here, ranks are elsewhere. There are contexts, places of
+                  chunks and, by dp_sim_begin, arrays for results */
+    dp_fault fault;
+    dp_sim_after_fn *const *after; /* [DP_NAFTER]: the fault's functions (fault_effect.c) */
+} dp_sim_options;
+/* A chunk design (chunk > 0) on N ranks; o NULL: nothing beside it. */
+dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
+                      const dp_sim_options *o, dp_err *e);
 /* One rank of N alone, the rank of peers. `part` has the rank's T tokens (its parts one after the
  * other) and cu and states of the whole problem. Results are of its tokens and of the sequences
  * that begin or end in them, in arrays of all ranks. Sums dA_log and ddt_bias are over all ranks.
  * Borrows part and peers. */
 dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const dp_peers *peers,
                           dp_err *e);
-/* A simulation without computation, for ranks that are computed elsewhere: contexts, places of
- * chunks and, by dp_sim_begin, arrays for results. */
-dp_status dp_sim_new_frame(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);
-/* With a base of its own for every stage. */
-dp_status dp_sim_new_policy(dp_sim *s, const dp_problem *p, const dp_base at[DP_NSTAGES], int N,
-                            dp_err *e);
-/* A chunk design with a fault's functions; dp_sim_new and dp_sim_new_chunks (fault_effect.c) call
- * it. */
-dp_status dp_sim_new_faulty(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
-                            dp_fault fault, dp_sim_after_fn *const after[DP_NAFTER], dp_err *e);
 /* Splits the problem over another number of ranks, without faults. Returns 1 if the chunks do not
  * change: their results are kept, and s->out until the next run. Returns 0 if they do; *s is then
  * unchanged. */
@@ -199,17 +196,11 @@ void dp_sim_begin(dp_sim *s, dp_format chain, dp_exchange merge, int backward);
 void dp_sim_stage(dp_sim *s, dp_stage stage);
 
 /* Calls the function of an event, if there is one. */
-static inline void dp_sim_after(dp_sim *s, int event, dp_sim_place place) {
-    if (s->after[event]) s->after[event](s, &place);
-}
+void dp_sim_after(dp_sim *s, int event, dp_sim_place place);
 /* Is rank r (part r) computed here? */
-static inline int dp_sim_has(const dp_sim *s, int r) {
-    return dp_peers_have(s->peers, s->p->own, s->N, r);
-}
+int dp_sim_has(const dp_sim *s, int r);
 /* The chunk of a group of tokens and a value head. */
-static inline dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv) {
-    return &s->ch[(int64_t)group * s->p->HV + hv];
-}
+dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv);
 /* State before local sub-sequence sub of a rank without the merge: s0 if the sequence starts here,
  * else zeros. */
 const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */

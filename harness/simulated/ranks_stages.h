@@ -16,9 +16,7 @@ typedef struct {
 } dp_sim_array_info;
 #define DP_NSIM_ARRAYS 14
 extern const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS];
-static inline double **dp_sim_array(const dp_sim *s, int i) {
-    return (double **)((char *)s + dp_sim_arrays[i].at);
-}
+double **dp_sim_array(const dp_sim *s, int i);
 /* Numbers of a token and head. */
 int64_t dp_sim_array_width(const dp_sim *s, int i);
 /* Zeros for what a stage makes. */
@@ -60,9 +58,7 @@ typedef struct dp_sim_way {
     double **M, **H, **in;
 } dp_sim_way;
 /* Does a state come to rank r in that direction? */
-static inline int dp_sim_gets(const dp_sim *s, int back, int r) {
-    return back ? !s->ctx[r].is_last : !s->ctx[r].is_first;
-}
+int dp_sim_gets(const dp_sim *s, int back, int r);
 /* Does the sub-sequence whose state rank r sends begin there? */
 int dp_sim_begins(const dp_sim_way *w, int r);
 /* Stage merge_fwd, or merge_bwd, of all ranks: S_in, or dS_out, by the exchange that was asked for.

@@ -15,6 +15,7 @@
 #define SHORT .stored_short = 1
 #define BACKWARD .backward = 1
 #define STATE .state = 1
+#define CARRIED .carried = 1
 
 const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
     [DP_GCUM] = {"gcum",
@@ -84,6 +85,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                   {NULL},
                   CHUNKS,
                   BY(STATE_FWD),
+                  CARRIED,
                   STATE,
                   SHORT,
                   IN_CHUNK(h),
@@ -92,6 +94,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                   {NULL},
                   TOKENS(DP_AXIS_R, DP_AXIS_V),
                   BY(STATE_FWD),
+                  CARRIED,
                   SHORT,
                   IN_CHUNK(v_new),
                   .what = "u - w h"},
@@ -129,6 +132,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    {NULL},
                    CHUNKS,
                    BY(STATE_BWD),
+                   CARRIED,
                    STATE,
                    SHORT,
                    BACKWARD,
@@ -138,6 +142,7 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    {"du", "dv2"},
                    TOKENS(DP_AXIS_R, DP_AXIS_V),
                    BY(STATE_BWD),
+                   CARRIED,
                    SHORT,
                    BACKWARD,
                    IN_CHUNK(dv_new),
@@ -148,15 +153,12 @@ const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
     [DP_RANK_S_IN] = DP_S_IN,     [DP_RANK_M] = DP_M,   [DP_RANK_H] = DP_H,
     [DP_RANK_DS_OUT] = DP_DS_OUT, [DP_RANK_DM] = DP_DM, [DP_RANK_DH] = DP_DH};
 
+const char *dp_rank_name(int which) { return dp_stage_tensors[dp_rank_stages[which]].name; }
+
 int dp_rank_of_stage(int stage) {
     for (int i = 0; i < DP_RANK_TENSORS; i++)
         if ((int)dp_rank_stages[i] == stage) return i;
     return -1;
-}
-
-int dp_stage_tensor_carried(int stage) {
-    const dp_stage by = dp_stage_tensors[stage].made_by;
-    return by == DP_STAGE_STATE_FWD || by == DP_STAGE_STATE_BWD;
 }
 
 int dp_stage_tensor_find(const char *name) {

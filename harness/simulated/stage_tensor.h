@@ -40,15 +40,13 @@ typedef struct {
     dp_stage made_by;
     int backward;
     int state;        /* 1: laid out [..,V,K] by those who lay states out so */
+    int carried;      /* 1: the state that enters a chunk decides over it */
     int stored_short; /* base bf16 stores it in bf16, or a kernel may */
     size_t offset;    /* of its array in dp_chunk; of a rank's: of its list in dp_sim */
     const char *what; /* what it is, from what */
 } dp_stage_tensor_info;
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
 int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
-
-/* Does the state that enters a chunk decide over it? */
-int dp_stage_tensor_carried(int stage);
 
 /* The stages that ranks exchange, in the order of records; gradients from DP_RANK_DS_OUT on. */
 enum {
@@ -62,9 +60,7 @@ enum {
 };
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 /* Its name in files and records. */
-static inline const char *dp_rank_name(int which) {
-    return dp_stage_tensors[dp_rank_stages[which]].name;
-}
+const char *dp_rank_name(int which);
 int dp_rank_of_stage(int stage);                 /* -1: of no rank */
 int dp_exchange_makes(dp_exchange x, int which); /* do ranks that exchange so make it? */
 /* Entries of one, K K or K V. */

@@ -141,9 +141,9 @@ static void check_found(const found *f, dp_own own) {
               dp_faults[f->fault].stage);
         CHECK(!strcmp(x->tensor, f->tensor), "%s on %s: %s, not %s", name, c.name, x->tensor,
               f->tensor);
-        CHECK(acts(&p, &how, &x->at),
+        CHECK(acts(&p, &how, &x->first.at),
               "%s on %s: reported at rank %d head %d, where it does not act", name, c.name,
-              x->at.rank, x->at.head);
+              x->first.at.rank, x->first.at.head);
     }
     dp_bisect_free(&b);
     dp_case_free(&c);
@@ -215,7 +215,7 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
                 CHECK(!x->fails,
                       "%s, base %s: %s: %s is at %.3g of its bound (rank %d, head %d, token %lld)",
                       c.name, dp_base_names[base], dp_stage_names[s], x->tensor, x->ratio,
-                      x->at.rank, x->at.head, (long long)x->at.token);
+                      x->first.at.rank, x->first.at.head, (long long)x->first.at.token);
                 CHECK(x->judged || s == DP_STAGE_SOLVE ||
                           (c.ranks[c.nranks - 1] == 1 &&
                            (s == DP_STAGE_PRE_FWD || s == DP_STAGE_MERGE_FWD ||

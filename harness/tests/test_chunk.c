@@ -26,6 +26,14 @@ static double *random_array(int64_t n, double a) {
     return x;
 }
 
+static void prepare(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
+                    const dp_chunk_in *in) {
+    dp_chunk_begin(ch, base, c, R, K, V, scale, in);
+    dp_chunk_intra(ch, in);
+    dp_chunk_solve(ch);
+    dp_chunk_wy(ch);
+}
+
 /* A chunk of c tokens with unit keys and decay of about g a step. */
 static void make_chunk(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double g) {
     double *q = random_array((int64_t)c * K, 1), *k = random_array((int64_t)c * R * K, 1),
@@ -52,7 +60,7 @@ static void make_chunk(dp_chunk *ch, dp_base base, int c, int R, int K, int V, d
                             .sg = K,
                             .sb = R,
                             .Kg = K};
-    dp_chunk_prep(ch, base, c, R, K, V, 0.3, &in);
+    prepare(ch, base, c, R, K, V, 0.3, &in);
     free(q);
     free(k);
     free(v);
@@ -254,7 +262,7 @@ DP_TEST(chunk, error_stays_within_the_condition_number) {
                                 .sb = R,
                                 .Kg = K};
         dp_chunk ch;
-        dp_chunk_prep(&ch, DP_BASE_FP64, c, R, K, V, 1, &in);
+        prepare(&ch, DP_BASE_FP64, c, R, K, V, 1, &in);
         dp_chunk_inverse(&ch);
         long double err = 0, top = 0, cond = 0, *x = dp_calloc((size_t)n * V, sizeof *x);
         for (int i = 0; i < n; i++) { /* forward substitution in long double */

@@ -179,13 +179,13 @@ static void check_drawn(const dp_problem *p, int begins, int N) {
     dp_design design = dp_design_of(DP_BASE_FP64);
     dp_sim s;
     design.sending = (dp_sending){DP_EXCHANGE_ALLGATHER, DP_PAYLOAD_BF16, begins};
-    REQUIRE(!dp_sim_new_design(&s, p, &design, N, NULL), "simulated ranks");
+    REQUIRE(!dp_sim_open(&s, p, &design, N, NULL, NULL), "simulated ranks");
     s.payload = DP_PAYLOAD_BF16;
     dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
     dp_design by_token;
     REQUIRE(!dp_design_parse("recurrent", DP_BASE_FP32, &by_token, NULL), "design");
     by_token.sending = design.sending;
-    dp_drawn_open(&drawn, &by_token, p, (dp_conv[3]){0}, N, 1);
+    dp_drawn_open(&drawn, &by_token, p, (dp_conv[3]){0}, NULL, N, 1);
     dp_drawn_all(&drawn, DP_FP32);
     static const int of[] = {DP_RANK_S_IN, DP_RANK_DS_OUT};
     for (int back = 0; back < 2; back++) {

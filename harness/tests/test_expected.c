@@ -104,7 +104,7 @@ static void judge_as(const char *problem, const dp_design *computed, const dp_de
              problem);
     REQUIRE(!dp_case_parse(text, strlen(text), "x.case", 1, &c, &e), "%s", e.msg);
     if (computed->chunk) {
-        REQUIRE(!dp_sim_new_design(&s, &c.p, computed, 1, &e), "%s", e.msg);
+        REQUIRE(!dp_sim_open(&s, &c.p, computed, 1, NULL, &e), "%s", e.msg);
         dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     } else
         dp_recurrent_run(&c.p, computed, 1, NULL, &out);
@@ -340,9 +340,9 @@ DP_TEST(expected, stages_are_judged_too) {
 }
 
 DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
-    const dp_expected_policy policy[] = {{4, dp_design_of(DP_BASE_BF16), DP_TF32RZ, 0},
-                                         {4, dp_design_of(DP_BASE_FP64), DP_BF16, 0},
-                                         {2, dp_design_of(DP_BASE_BF16), DP_BF16, 0}};
+    const dp_claim policy[] = {{4, dp_design_of(DP_BASE_BF16), DP_TF32RZ, 0},
+                               {4, dp_design_of(DP_BASE_FP64), DP_BF16, 0},
+                               {2, dp_design_of(DP_BASE_BF16), DP_BF16, 0}};
     dp_expected all[3], one;
     dp_part a[DP_EXPECTED_PARTS], b[DP_EXPECTED_PARTS];
     subject x;
@@ -369,7 +369,7 @@ DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     subject x;
     simulate(&x, DP_BASE_BF16, DP_FP32);
     dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .backward = 1};
-    const dp_expected_policy policy = {4, dp_design_of(DP_BASE_BF16), DP_FP32, 0};
+    const dp_claim policy = {4, dp_design_of(DP_BASE_BF16), DP_FP32, 0};
     dp_expected_run(&rq, 1, &policy, &one);
     rq.set = 1;
     dp_expected_run(&rq, 1, &policy, &other);

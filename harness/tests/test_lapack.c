@@ -75,8 +75,9 @@ DP_TEST(lapack, sums_in_another_order_than_the_simulated_ranks) {
     dp_sim own, other;
     dp_err e = {0};
     const dp_design design = dp_design_of(DP_BASE_FP32);
+    const dp_sim_options lapack = {.linear = &dp_linear_lapack};
     REQUIRE(!dp_sim_new(&own, &c.p, DP_BASE_FP32, 4, DP_FAULT_NONE, &e) &&
-                !dp_sim_new_lapack(&other, &c.p, &design, 4, &e),
+                !dp_sim_open(&other, &c.p, &design, 4, &lapack, &e),
             "%s", e.msg);
     dp_sim_run(&own, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
     dp_sim_run(&other, DP_FP32, DP_EXCHANGE_ALLGATHER, 1);

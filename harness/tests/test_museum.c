@@ -1,8 +1,8 @@
 /* The museum's counting: what is red, where it points, what is not seen, what FLA's thresholds see.
  */
 #include "gt.h"
+#include "harness/search/bisect.h"
 #include "harness/search/museum.h"
-#include "harness/search/repeat.h"
 
 #include <math.h>
 #include <stdio.h>

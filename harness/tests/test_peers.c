@@ -143,7 +143,9 @@ static void compare(job *x, int ranks, const char *where) {
     const int N = o.kind ? dp_own_parts(o.kind, x->p->T, ranks) : ranks;
     dp_sim all, frame;
     REQUIRE(!dp_sim_new(&all, x->p, x->base, N, DP_FAULT_NONE, NULL), "%s", where);
-    REQUIRE(!dp_sim_new_frame(&frame, x->p, x->base, N, NULL), "%s", where);
+    const dp_design design = dp_design_of(x->base);
+    const dp_sim_options elsewhere = {.frame = 1};
+    REQUIRE(!dp_sim_open(&frame, x->p, &design, N, &elsewhere, NULL), "%s", where);
     all.payload = x->payload;
     dp_sim_run(&all, x->chain, x->merge, x->backward);
     on_threads(ranks, compute_rank, x);

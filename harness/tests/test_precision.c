@@ -25,7 +25,9 @@ static double error_of_o(const dp_problem *p, const double *want, const dp_preci
         else
             at[r->unit[u].stage] = top;
     }
-    if (dp_sim_new_policy(&s, p, at, N, NULL)) return NAN;
+    const dp_design design = dp_design_of(at[0]);
+    const dp_sim_options stages = {.at = at};
+    if (dp_sim_open(&s, p, &design, N, &stages, NULL)) return NAN;
     dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 0);
     for (int64_t i = 0; i < p->T * p->HV * p->V; i++) {
         d += (s.out.o[i] - want[i]) * (s.out.o[i] - want[i]);

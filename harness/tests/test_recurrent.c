@@ -178,7 +178,7 @@ static int ratios_of(dp_case c, int N, const dp_design *bounded, const dp_design
     }
     dp_bound_bases w = {0};
     dp_run_bounds(&sp, bounded, DP_FP32, &w, &b);
-    dp_drawn_open(&x, computed, &c.p, none, N, c.backward);
+    dp_drawn_open(&x, computed, &c.p, none, NULL, N, c.backward);
     dp_drawn_all(&x, DP_FP32);
     over_bounds(sp.truth, dp_drawn_results(&x), &b, most);
     dp_drawn_close(&x);

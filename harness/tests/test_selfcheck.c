@@ -160,7 +160,7 @@ static void judge_kernel(dp_case *x, const kernel *k, table *t) {
     x->base[0] = k->base;
     x->chain[0] = DP_FP32;
     REQUIRE(!dp_design_parse(k->words, k->base, &design, &e), "%s", e.msg);
-    REQUIRE(!dp_sim_new_design(&s, &x->p, &design, 1, &e), "%s", e.msg);
+    REQUIRE(!dp_sim_open(&s, &x->p, &design, 1, NULL, &e), "%s", e.msg);
     dp_sim_run(&s, DP_FP32, DP_EXCHANGE_ALLGATHER, x->backward);
     for (int c = 0; c < NCHANGES && all_finite(&x->p, &s.out); c++)
         judge_change(x, k, &s.out, (change)c, t);

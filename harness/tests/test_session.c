@@ -196,8 +196,9 @@ DP_TEST(session, the_pipeline_of_the_bounds_has_the_bits_of_the_calls) {
                          HEAD "T = 180\ncu_seqlens = 0,100,100,180\nbackward = no\n%s", OPS[k]);
                 if (!gt_parse_case(text, &c)) return;
                 unsigned char *first = dp_calloc((size_t)c.p.T, 1);
+                const dp_sim_options calls = {.first_of_call = first};
                 dp_session_firsts(&s, c.p.cu, c.p.Nseq, first);
-                REQUIRE(!dp_sim_new_calls(&ref, &c.p, &design, first, NULL), "ref");
+                REQUIRE(!dp_sim_open(&ref, &c.p, &design, 1, &calls, NULL), "ref");
                 dp_sim_run(&ref, DP_FP32, DP_EXCHANGE_ALLGATHER, 0);
                 REQUIRE(!dp_calls_run(&c.p, &s, DP_FAULT_NONE, &by, &got, NULL, NULL), "calls");
                 CHECK(same_results(&c.p, &got, &ref.out), "%s, session %s, base %s: other bits",

@@ -2,7 +2,7 @@
 #include "harness/case/case.h"
 #include "harness/record/run.h"
 #include "harness/run/step.h"
-#include "harness/search/step_bisect.h"
+#include "harness/search/bisect.h"
 #include "oracle.h"
 #include "runs.h"
 
@@ -109,13 +109,14 @@ DP_TEST(step, bisect_finds_the_stage_and_the_rank) {
             CHECK(!x == !F[i].stage && (!x || !strcmp(stage, F[i].stage)), "%s: %s",
                   dp_faults[F[i].fault].name, x ? stage : "no stage");
             if (x && F[i].fault == DP_FAULT_HALO_LEAK)
-                CHECK(x->at.rank == 1 && x->at.token == 50, "rank %d, token %lld", x->at.rank,
-                      (long long)x->at.token); /* sequence 1 starts there */
+                CHECK(x->first.at.rank == 1 && x->first.at.token == 50, "rank %d, token %lld",
+                      x->first.at.rank, (long long)x->first.at.token); /* sequence 1 starts there */
             if (x && F[i].fault == DP_FAULT_MERGE_SCALED)
-                CHECK(x->at.rank == 3, "rank %d", x->at.rank);
+                CHECK(x->first.at.rank == 3, "rank %d", x->first.at.rank);
             if (x && F[i].fault == DP_FAULT_HALO_GRAD_LOST)
-                CHECK(x->at.rank == 2 && x->at.token == 89 && !x->rank[3], "rank %d, token %lld",
-                      x->at.rank, (long long)x->at.token); /* its last */
+                CHECK(x->first.at.rank == 2 && x->first.at.token == 89 && !x->rank[3],
+                      "rank %d, token %lld", x->first.at.rank,
+                      (long long)x->first.at.token); /* its last */
             dp_bisect_free(&b);
         }
     dp_case_free(&c);

@@ -147,7 +147,7 @@ static void within_bounds(const char *kept, const char *words, const char *op) {
     REQUIRE(!dp_design_parse(words, DP_BASE_FP32, &d, &e), "%s", e.msg);
     const dp_truth_request rq = {.bits = 128};
     REQUIRE(!dp_truth_run(&c.p, &rq, &t, &e), "%s", e.msg);
-    dp_drawn_open_calls(&x, &d, &c.p, none, &c.session);
+    dp_drawn_open(&x, &d, &c.p, none, &c.session, 1, 0);
     dp_drawn_all(&x, DP_FP32);
     unsigned char *first = dp_calloc((size_t)c.p.T, 1);
     dp_session_firsts(&c.session, c.p.cu, c.p.Nseq, first);

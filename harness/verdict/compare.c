@@ -175,7 +175,7 @@ static void sum_up(dp_comparison *c) {
     int *seen = dp_calloc((size_t)(n + in->N + 1), sizeof *seen);
     for (int64_t z = 0; z < in->rows; z++) {
         const dp_measured *r = &c->row[z];
-        if (!dp_is_looked_at(r)) continue;
+        if (r->kind > ROW_BOUND) continue;
         const int unit[] = {r->at.rank * in->heads + r->at.head, n + r->at.rank, n + in->N};
         for (int i = 0; i < 3; i++) {
             err[unit[i]] += square(c, r->raw, r->raw2);
@@ -212,9 +212,9 @@ static void worst_rows(dp_comparison *c) {
     for (int64_t z = 0; z < c->in->rows; z++) {
         const dp_measured *r = &c->row[z];
         if (r->kind == ROW_WRONG_CLASS) note_over(c, z);
-        if (!dp_is_looked_at(r) && r->kind != ROW_WRONG_CLASS) continue;
+        if (r->kind > ROW_BOUND && r->kind != ROW_WRONG_CLASS) continue;
         j->nblank += is_blank(c, z);
-        const double rel = dp_is_looked_at(r) ? quotient(r->err, c->rms[r->at.head]) : INFINITY;
+        const double rel = r->kind <= ROW_BOUND ? quotient(r->err, c->rms[r->at.head]) : INFINITY;
         if (rel > top) {
             top = j->worst_rel = rel;
             j->worst = row_at(c, z);
@@ -477,7 +477,7 @@ static void judge_draws(dp_comparison *c, power *p) {
 static int is_vague(const dp_comparison *c, const dp_measured *r, double *over) {
     const double rms = c->rms[r->at.head],
                  size = c->scale == 1 ? sqrt(r->want2 + rms * rms) : fmax(r->size, rms);
-    if (!dp_is_looked_at(r) || !(r->radius > fmax(0x1p-10 * size, c->in->tiny))) return 0;
+    if (r->kind > ROW_BOUND || !(r->radius > fmax(0x1p-10 * size, c->in->tiny))) return 0;
     if (r->size == 0 && r->raw == 0) return 0;
     *over = fmax(*over, r->radius / size);
     return 1;
@@ -495,7 +495,7 @@ static int64_t uncovered(const dp_comparison *c, const power *p) {
     int64_t n = 0;
     for (int64_t z = 0; z < c->in->rows; z++) {
         const dp_measured *r = &c->row[z];
-        n += dp_is_looked_at(r) && !p->covered[z] && !(r->size == 0 && r->raw == 0);
+        n += r->kind <= ROW_BOUND && !p->covered[z] && !(r->size == 0 && r->raw == 0);
     }
     return n;
 }

@@ -8,7 +8,7 @@
 
 typedef enum {
     ROW_OPEN,          /* measured; no bound, or none that is finite */
-    ROW_BOUND,         /* held against its bound */
+    ROW_BOUND,         /* held against its bound; rows up to here are looked at */
     ROW_WITHOUT_TRUTH, /* neither is finite */
     ROW_BESIDE,        /* no value, in a chunk whose truth is not finite */
     ROW_WRONG_CLASS    /* finite where the truth is not */
@@ -38,8 +38,6 @@ typedef struct {
 /* Below it squares lose digits; norms below it are made of those, and bounds of such norms. */
 #define DP_SQUARE_LEAST 0x1p-900
 #define DP_NORM_LEAST 0x1p-400
-
-static inline int dp_is_looked_at(const dp_measured *r) { return r->kind <= ROW_BOUND; }
 
 typedef struct {
     dp_row_map map;

@@ -268,11 +268,13 @@ static void put_pairs(const dp_drawn_run *x, dp_sim *s, int back) {
 static void arriving_states(dp_drawn_run *x) {
     const dp_sending sending = x->design.sending;
     const int64_t HV = x->p.HV, KV = (int64_t)x->p.K * x->p.V;
+    const dp_design fp32 = dp_design_of(DP_BASE_FP32);
+    const dp_sim_options frame = {.frame = 1};
     dp_problem p = x->p;
     dp_sim s;
     if (!from_pair(&p, sending, 0)) p.s0 = NULL;
     if (!from_pair(&p, sending, 1)) p.dstate = NULL;
-    dp_must(dp_sim_new_frame(&s, &p, DP_BASE_FP32, x->N, NULL)); /* the caller has split it so */
+    dp_must(dp_sim_open(&s, &p, &fp32, x->N, &frame, NULL)); /* the caller has split it so */
     s.chain = DP_FP32;
     s.payload = sending.payload;
     s.merge = sending.exchange == DP_EXCHANGE_SERIAL ? DP_EXCHANGE_RING : sending.exchange;
@@ -310,22 +312,16 @@ static void open_front(dp_drawn_run *x, const dp_conv conv[3]) {
     }
 }
 
-void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                   const dp_conv conv[3], int N, int backward) {
-    *x = (dp_drawn_run){.design = *design, .N = N, .backward = backward, .p = *p};
-    open_front(x, conv);
-    if (!design->chunk) return;
-    dp_must(dp_sim_new_design(&x->sim, &x->p, design, N, NULL));
-}
-
-void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                         const dp_conv conv[3], const dp_session *session) {
-    *x = (dp_drawn_run){.design = *design, .N = 1, .p = *p, .session = session};
-    open_front(x, conv);
-}
-
 /* Is there a pipeline that stays between runs? */
 static int has_sim(const dp_drawn_run *x) { return x->design.chunk && !x->session; }
+
+void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
+                   const dp_conv conv[3], const dp_session *session, int N, int backward) {
+    *x = (dp_drawn_run){
+        .design = *design, .N = N, .backward = backward, .p = *p, .session = session};
+    open_front(x, conv);
+    if (has_sim(x)) dp_must(dp_sim_open(&x->sim, &x->p, design, N, NULL, NULL));
+}
 
 static void forget_recurrent(dp_drawn_run *x) {
     dp_result_free(&x->out);
@@ -363,9 +359,10 @@ void dp_drawn_split(dp_drawn_run *x, int N) {
     }
     const dp_problem p = x->p; /* q, k, v behind a convolution are made anew */
     const dp_conv conv[3] = {x->conv[0], x->conv[1], x->conv[2]};
+    const dp_session *session = x->session;
     const int backward = x->backward;
     dp_drawn_close(x);
-    dp_drawn_open(x, &design, &p, conv, N, backward);
+    dp_drawn_open(x, &design, &p, conv, session, N, backward);
 }
 
 static void run_recurrent(dp_drawn_run *x) {
@@ -399,7 +396,7 @@ static dp_status run_call(void *who, const dp_problem *call, int states, dp_call
         dp_recurrent_run(call, design, 0, NULL, &out->out);
         return DP_OK;
     }
-    const dp_status st = dp_sim_new_design(&s, call, design, 1, e);
+    const dp_status st = dp_sim_open(&s, call, design, 1, NULL, e);
     if (!st) dp_calls_of_sim(&s, out);
     return st;
 }

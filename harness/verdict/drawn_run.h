@@ -63,12 +63,10 @@ typedef struct {
     dp_drawn_pairs pairs; /* of a recurrent design */
 } dp_drawn_run;
 
-/* p and conv are borrowed. q, k, v of p are not read where a convolution precedes them. */
+/* p and conv are borrowed. q, k, v of p are not read where a convolution precedes them. In the
+ * calls of a session (NULL: none) one rank makes results alone, forward. */
 void dp_drawn_open(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                   const dp_conv conv[3], int N, int backward);
-/* The same in the calls of a session: one rank, forward, results alone. */
-void dp_drawn_open_calls(dp_drawn_run *x, const dp_design *design, const dp_problem *p,
-                         const dp_conv conv[3], const dp_session *session);
+                   const dp_conv conv[3], const dp_session *session, int N, int backward);
 void dp_drawn_split(dp_drawn_run *x, int N);
 /* All results; chain: the format of the M chain, which a recurrent design has not. */
 void dp_drawn_all(dp_drawn_run *x, dp_format chain);

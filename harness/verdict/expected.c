@@ -1,7 +1,5 @@
 /* Draws: nearby problems, run by the design and by the fp64 reference (expected.h). */
 #include "expected.h"
-#include "draws.h"
-#include "expectations.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/chunk_gated.h"
 #include "ref/chunk/gate.h"
@@ -350,7 +348,7 @@ static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts
     if (map->rows) dp_draws_alloc(d, D, map, parts);
 }
 
-static void shapes_alloc(const shapes *l, const dp_expected_policy *policy, dp_expected *x) {
+static void shapes_alloc(const shapes *l, const dp_claim *policy, dp_expected *x) {
     const int D = dp_expected_count(l->rq->p);
     *x = (dp_expected){0};
     for (int i = 0; i < DP_NRESULTS; i++)
@@ -364,8 +362,7 @@ static void shapes_alloc(const shapes *l, const dp_expected_policy *policy, dp_e
 }
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
-static void expected_alloc(const dp_expected_request *rq, const dp_expected_policy *policy,
-                           dp_expected *x) {
+static void expected_alloc(const dp_expected_request *rq, const dp_claim *policy, dp_expected *x) {
     shapes l = shapes_of(rq, policy->N);
     shapes_alloc(&l, policy, x);
     shapes_free(&l);
@@ -561,7 +558,7 @@ static void reference_open(reference *r, const dp_problem *y, const dp_conv conv
     const dp_design exact = dp_design_of(DP_BASE_FP64);
     const int64_t n = y->T * y->HV * dp_Kg(y);
     *r = (reference){.sim = &r->one.sim};
-    dp_drawn_open(&r->one, &exact, y, conv, 1, backward);
+    dp_drawn_open(&r->one, &exact, y, conv, NULL, 1, backward);
     dp_drawn_all(&r->one, DP_FP64);
     if (!backward) return;
     for (int i = 0; i < 2; i++)
@@ -581,7 +578,7 @@ static void reference_split(reference *r, int N, int stages) {
         dp_sim_run_ranks(&r->one.sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
         return;
     }
-    dp_must(dp_sim_new_design(&r->apart, &r->one.p, &r->one.design, N, NULL));
+    dp_must(dp_sim_open(&r->apart, &r->one.p, &r->one.design, N, NULL, NULL));
     r->sim = &r->apart;
     if (stages)
         dp_sim_run(&r->apart, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
@@ -613,7 +610,7 @@ static dp_design in_fp32(dp_design d) {
 typedef struct {
     const dp_expected_request *rq;
     int npolicy, nlayout, ndesign;
-    const dp_expected_policy *policy;
+    const dp_claim *policy;
     dp_expected *out;
     shapes *layout; /* by number of ranks */
     dp_design *design;
@@ -641,7 +638,7 @@ static const shapes *layout_at(const drawing *a, int N) {
 /* Is this run part of what a policy is made of, and how much does its error count? A design in fp64
  * is its own reference. Its roundings are drawn in fp32 and scaled, and added to those of another
  * format of the chain. 0: no part. */
-static double part_of(const dp_expected_policy *y, const dp_design *design, dp_format chain) {
+static double part_of(const dp_claim *y, const dp_design *design, dp_format chain) {
     const int exact = y->design.base == DP_BASE_FP64;
     const dp_design narrow = in_fp32(y->design);
     if (exact && chain == DP_FP32 && dp_design_same(&narrow, design)) return FP32_FOR_FP64;
@@ -672,10 +669,7 @@ static void run_design(const drawing *a, const shapes *l, const dp_design *desig
     own.rounded_slopes = 1;
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
-        if (!one->N && a->rq->session)
-            dp_drawn_open_calls(one, &mine, &own, conv, a->rq->session);
-        else if (!one->N)
-            dp_drawn_open(one, &mine, &own, conv, l->N, a->rq->backward);
+        if (!one->N) dp_drawn_open(one, &mine, &own, conv, a->rq->session, l->N, a->rq->backward);
         dp_drawn_split(one, l->N);
         dp_drawn_all(one, (dp_format)f);
         for (int i = 0; i < a->npolicy; i++) {
@@ -733,7 +727,7 @@ static int draws_at_once(const drawing *a) {
     return most;
 }
 
-void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
+void dp_expected_run(const dp_expected_request *rq, int n, const dp_claim *policy,
                      dp_expected *out) {
     drawing a = {.rq = rq, .npolicy = n, .policy = policy, .out = out};
     a.layout = dp_calloc((size_t)n, sizeof *a.layout);
@@ -851,13 +845,15 @@ static dp_expected_request request_of(const dp_expectations *e, int set) {
     return rq;
 }
 
-static dp_expected_policy policy_of(const dp_claim *c) {
-    return (dp_expected_policy){c->N, c->design, chain_of(c), c->stages};
+static dp_claim policy_of(const dp_claim *c) {
+    dp_claim x = *c;
+    x.chain = chain_of(c);
+    return x;
 }
 
 static int load(dp_expectations *e, const dp_claim *c, int set) {
     const dp_expected_request rq = request_of(e, set);
-    const dp_expected_policy policy = policy_of(c);
+    const dp_claim policy = policy_of(c);
     dp_part part[DP_EXPECTED_PARTS];
     dp_expected x;
     if (!e->cache) return 0;
@@ -884,7 +880,7 @@ static void save(const dp_expectations *e, dp_expectation *k) {
 
 void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim) {
     const dp_expected_request rq = request_of(e, set);
-    dp_expected_policy *policy = dp_calloc((size_t)n, sizeof *policy);
+    dp_claim *policy = dp_calloc((size_t)n, sizeof *policy);
     dp_expected *made = dp_calloc((size_t)n, sizeof *made);
     const int first = e->n;
     int missing = 0;

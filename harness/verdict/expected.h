@@ -33,12 +33,13 @@ typedef struct {
     int set; /* 0, 1, ..: each an independent set of draws */
 } dp_expected_request;
 
+/* How a subject computes, or may. */
 typedef struct {
     int N; /* ranks */
     dp_design design;
     dp_format chain; /* of the M chain; a recurrent design has none */
     int stages;      /* 1: intermediates, too; chunk designs of DP_CHUNK tokens only */
-} dp_expected_policy;
+} dp_claim;
 
 typedef struct {
     dp_draws field[DP_NRESULTS];        /* by dp_result_fields */
@@ -53,10 +54,9 @@ typedef struct {
 /* Draws of one set: at least 6. */
 int dp_expected_count(const dp_problem *p);
 
-/* All n policies at once: what they share is computed once a draw, and draws run side by side.
- * Results of a policy do not depend on the others. out [n] is allocated. */
-void dp_expected_run(const dp_expected_request *rq, int n, const dp_expected_policy *policy,
-                     dp_expected *out);
+/* All n claims at once: what they share is computed once a draw, and draws run side by side.
+ * Results of a claim do not depend on the others. out [n] is allocated. */
+void dp_expected_run(const dp_expected_request *rq, int n, const dp_claim *claim, dp_expected *out);
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
 int dp_expected_parts(dp_expected *x, dp_part *parts);
@@ -64,4 +64,31 @@ void dp_expected_free(dp_expected *x);
 
 /* Rows of a tensor of states that not every rank and head has: the draws of rows row[0 .. n). */
 dp_draws dp_draws_of_rows(const dp_draws *d, int n, const int *row);
+
+/* ---- the draws of one problem, made once and kept -------------------------------------------- */
+
+/* Sets of draws are numbered: set 0 judges; set 1 decides where set 0 left a verdict marginal.
+ * Missing draws are read from the cache or drawn, all claims and numbers of ranks together. */
+
+typedef struct {
+    dp_claim claim;
+    int set;
+    dp_expected x;
+} dp_expectation;
+
+typedef struct {
+    dp_expected_request
+        request;       /* its set and stages are not used; what it points to is borrowed */
+    const char *cache; /* a folder; NULL: none */
+    int n;
+    dp_expectation *known;
+} dp_expectations;
+
+/* Draws what is not known yet of n claims. */
+void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim);
+
+/* NULL: not wanted before. */
+const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);
+
+void dp_expectations_free(dp_expectations *e);
 #endif

@@ -1,5 +1,6 @@
 /* Bounds of the errors of stage tensors, and their judgement (stage_bound.h). */
 #include "stage_bound.h"
+#include "harness/bound/error_bound_impl.h"
 
 #include <assert.h>
 #include <math.h>
@@ -14,10 +15,6 @@
  *               base bf16 may store them in bf16: 2^-8 |h|
  *   v_new       DX + w e     dv_new   DdX + kg e     columns of e by their 2-norms for p = 1
  *   dv_local    DAqk' |do| + (uo |Aqk'||do|, sum_error(c) |Aqk|'|do|) + (u + us) |dv_local| */
-
-static double finish(const dp_rounding *r, const double *D, int64_t n) {
-    return dp_error_fro(r, D, n);
-}
 
 static double *inverse_error(const dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
@@ -89,7 +86,7 @@ static double *local_gradient_error(const dp_chunk_bound *b, const double *dout)
 static void put_rows(const dp_error_bound_base *w, int g, int hv, int stage, const double *D,
                      double *out) {
     const dp_problem *p = w->ref->p;
-    const dp_chunk *ch = dp_sim_chunk(w->ref, g, hv);
+    const dp_chunk *ch = w->b[(int64_t)g * p->HV + hv].ch;
     int per;
     int64_t width, stride, used;
     dp_stage_tensor_token_row(p, stage, &per, &width);
@@ -97,7 +94,7 @@ static void put_rows(const dp_error_bound_base *w, int g, int hv, int stage, con
         for (int j = 0; j < per; j++) {
             dp_stage_tensor_columns(ch, stage, t, width, &stride, &used);
             out[((w->ref->group[g].t0 + t) * p->HV + hv) * per + j] =
-                finish(&w->r, D + (t * per + j) * stride, used);
+                dp_error_fro(&w->r, D + (t * per + j) * stride, used);
         }
 }
 
@@ -131,11 +128,9 @@ static void pass(const dp_error_bound_base *w, int stage, int r, int sub, int hv
     const dp_problem *p = s->p;
     const int back = dp_stage_tensors[stage].backward, n = s->first[r][sub + 1] - s->first[r][sub];
     const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
-    double *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     for (int i = 0; i < n; i++) {
-        const int g = back ? s->first[r][sub + 1] - 1 - i : s->first[r][sub] + i;
-        const dp_chunk *ch = dp_sim_chunk(s, g, hv);
-        const dp_chunk_bound *b = &w->b[(int64_t)g * p->HV + hv];
+        const int g = dp_error_bound_turn(s, back, r, sub, i);
+        const dp_chunk *ch = w->b[(int64_t)g * p->HV + hv].ch;
         double *before = dp_copy(e, size), *D = dp_doubles((int64_t)ch->n * p->V);
         if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
             out[(int64_t)g * p->HV + hv] =
@@ -143,19 +138,12 @@ static void pass(const dp_error_bound_base *w, int stage, int r, int sub, int hv
                 (w->base == DP_BASE_BF16 ? 0x1p-8 * dp_norm_fro((int64_t)p->K * p->V,
                                                                 dp_stage_tensor_in_chunk(ch, stage))
                                          : 0);
-        if (back) {
-            dp_sim_gather_do(s, g, hv, dout);
-            dp_bound_state_bwd(b, dout, ch->dh, e, D);
-            through(&w->r, ch->kg, ch->n, p->K, p->V, before, D);
-        } else {
-            dp_bound_state(b, ch->h, e, D);
-            through(&w->r, ch->w, ch->n, p->K, p->V, before, D);
-        }
+        dp_error_bound_step(w, back, g, hv, NULL, e, D);
+        through(&w->r, back ? ch->kg : ch->w, ch->n, p->K, p->V, before, D);
         if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) put_rows(w, g, hv, stage, D, out);
         free(before);
         free(D);
     }
-    free(dout);
 }
 
 static void carried_stage(const dp_error_bound_base *w, int stage, int r, int hv, double *out) {
@@ -177,7 +165,7 @@ double *dp_stage_bound(const dp_error_bound_base *w, int stage) {
     assert(dp_stage_tensors[stage].kind != DP_PER_RANK);
     dp_stage_tensor_rows(p, w->ref->N, stage, &rows, &width);
     double *out = dp_doubles(rows);
-    if (dp_stage_tensor_carried(stage)) {
+    if (dp_stage_tensors[stage].carried) {
 #pragma omp parallel for schedule(dynamic, 1)
         for (int i = 0; i < w->ref->N * p->HV; i++)
             carried_stage(w, stage, i / p->HV, i % p->HV, out);
@@ -213,9 +201,8 @@ void dp_stage_judge(const dp_sim *ref, int stage, dp_compare_in in, dp_judgement
     const dp_problem *p = ref->p;
     const int by_chunk = dp_stage_tensors[stage].kind == DP_PER_CHUNK;
     int64_t rows, width;
-    int per = 1;
-    if (!by_chunk) dp_stage_tensor_token_row(p, stage, &per, &width);
     dp_stage_tensor_rows(p, ref->N, stage, &rows, &width);
+    const int per = by_chunk ? 1 : (int)(rows / (p->T * p->HV));
     places pl = {
         .s = ref, .group_of = dp_calloc((size_t)p->T, sizeof(int)), .per = per, .chunk = by_chunk};
     for (int g = 0; g < ref->ngroup; g++)

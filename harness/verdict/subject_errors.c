@@ -174,7 +174,7 @@ static void set_row(const dp_comparison *c, int64_t z, dp_subject_errors *x) {
     const int subrows = x->map.subrows;
     x->window[z] = window_of(in, r, z);
     assert(x->window[z] < d->windows);
-    const int looked_at = dp_is_looked_at(r) && is_drawn(d, r, z * subrows, subrows);
+    const int looked_at = r->kind <= ROW_BOUND && is_drawn(d, r, z * subrows, subrows);
     if (looked_at) x->unit[x->window[z]] = r->at.rank * in->heads + r->at.head;
     for (int64_t i = z * subrows; i < (z + 1) * subrows; i++) {
         x->window_of_part[i] = looked_at ? x->window[z] : -1;

@@ -351,14 +351,6 @@ void dp_chunk_wy(dp_chunk *ch) {
     wy(ch);
 }
 
-void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
-                   const dp_chunk_in *in) {
-    dp_chunk_begin(ch, base, c, R, K, V, scale, in);
-    dp_chunk_intra(ch, in);
-    dp_chunk_solve(ch);
-    dp_chunk_wy(ch);
-}
-
 void dp_chunk_free(dp_chunk *ch) {
     double **a[] = {&ch->q,    &ch->k,      &ch->v,      &ch->beta,  &ch->gcum, &ch->L,
                     &ch->Akk,  &ch->Aqk,    &ch->kgam,   &ch->w,     &ch->u,    &ch->kg,

@@ -67,12 +67,9 @@ typedef struct {
     int Kg;
     int in_turn; /* each key of a token reads those before it */
 } dp_chunk_in;
-/* Runs all stages below; *ch needs no initial value. */
-void dp_chunk_prep(dp_chunk *ch, dp_base base, int c, int R, int K, int V, double scale,
-                   const dp_chunk_in *in);
 /* Sets the design that later stages compute by. */
 void dp_chunk_set_design(dp_chunk *ch, const dp_design *design);
-/* The stages of dp_chunk_prep, each in the formats of ch->base at the time of the call.
+/* The stages, each in the formats of ch->base at the time of the call. *ch needs no initial value.
  *   begin   allocates, copies the inputs, zeroes the other arrays
  *   intra   writes gcum, L, Aqk
  *   solve   writes Akk, if by_inverse

@@ -88,6 +88,13 @@ double **dp_copy_list(double *const *a, int64_t n, int64_t size) {
     return b;
 }
 
+int dp_same_list(double *const *a, double *const *b, int64_t n, int64_t size) {
+    if (!a || !b) return a == b;
+    for (int64_t i = 0; i < n; i++)
+        if (!a[i] != !b[i] || (a[i] && memcmp(a[i], b[i], sizeof(double) * (size_t)size))) return 0;
+    return 1;
+}
+
 void dp_free_list(void *list, int64_t n) {
     for (int64_t i = 0; list && i < n; i++) {
         void *x;

@@ -85,6 +85,8 @@ double *dp_doubles(int64_t n);               /* n zeros */
 double *dp_copy(const double *x, int64_t n); /* NULL for NULL */
 /* Copies n arrays of a size, NULL where one is, to be freed with dp_free_list. */
 double **dp_copy_list(double *const *a, int64_t n, int64_t size);
+/* Do two lists have the same bits, NULL at the same places? A list may be NULL, too. */
+int dp_same_list(double *const *a, double *const *b, int64_t n, int64_t size);
 void dp_free_list(void *list, int64_t n); /* n pointers, and the list of them; NULL: nothing */
 /* The same where a problem has its arrays (memory.h). */
 double *dp_doubles_of(const dp_problem *p, int64_t n);
