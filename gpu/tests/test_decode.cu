@@ -467,6 +467,32 @@ static void test_shapes(int small) {
     printf("%d shapes, %d steps each: largest error %.3f of its bound\n", shapes, steps, largest);
 }
 
+/* Heads of 128 x 128, several for each block that a device runs at a time; value heads that share a
+ * key. */
+static void test_many_heads(int small) {
+    int fill = 0;
+    double largest = 0;
+    dp_rng g;
+    CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+    dp_rng_seed(&g, 6, 0);
+    for (int i = 0; i < (small ? 4 : 8); i++) {
+        Shape s = shape_of(&g, 0);
+        s.H = 2;
+        s.HV = 2 << i % 2;
+        s.K = s.V = 128;
+        s.Kg = s.Kg > 1 ? 128 : 1;
+        s.R = 1;
+        s.B = 6 * fill / s.HV + 1;
+        s.T = 1 + i % 4;
+        s.kept = i / 2 % 2 ? s.T : 1;
+        const Margin m = serve(s, 2, 300 + i, RIGHT);
+        fact(m.beyond == 0, "%s: %lld numbers beyond their bounds, the worst %.3g times",
+             name_of(s).c_str(), (long long)m.beyond, m.largest);
+        largest = fmax(largest, m.largest);
+    }
+    printf("many heads: largest error %.3f of its bound\n", largest);
+}
+
 static const Shape WINDOWS = {
     4, 4, 1, 2, 64, 64, 1, 64, DP_GATE_LOG, DP_BETA_PLAIN, 1, DPG_F32, DPG_F32, DPG_STATE_KV, 4};
 
@@ -766,6 +792,7 @@ int main(int argc, char **argv) {
         return verdict();
     }
     test_shapes(what == "small");
+    test_many_heads(what == "small");
     test_wrong_calls();
     test_cuts(DPG_STATE_KV);
     test_cuts(DPG_STATE_VK);

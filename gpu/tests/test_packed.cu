@@ -250,8 +250,10 @@ static void test_formats(int small) {
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
     for (const Format &f : FORMATS) {
         /* more heads than the device takes at a time */
-        if (f.of_state != DP_FP64)
+        if (f.of_state != DP_FP64) {
             test_format(f, Serving(2 * fill + 3, 1, 1, 128, 128, 1, 1, 5), 2);
+            test_format(f, Serving(2 * fill, 3, 2, 128, 128, 1, 3, 6), 2);
+        }
         test_format(f, Serving(3, 4, 2, 32, 64, 1, 4, 1), small ? 3 : 8);
         test_format(f, Serving(2, 1, 1, 64, 96, 2, 1, 2), small ? 3 : 8);
         if (small) continue;
