@@ -35,11 +35,11 @@ typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K
 /* States of 8 or 16 bits a number, layout [K][V]. With 8 bits each row of 32 columns has a scale:
  * its largest number over 448 (fp8 e4m3), 57344 (e5m2) or 127 (int8). These are e4m3-block,
  * e5m2-block and int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then
- * K V / 32 scales in fp32. With feedback K V numbers in bf16 follow, the rounding error of the
- * store. The next call that reads the slot adds them to the state. The errors of these formats in
- * a session are in harness/simulated/carried.h. A state in fp16 has no scales; its stochastic
- * rounding gives the bits of fp16sr (stored.h). Scales of a whole row, head or tensor are not
- * offered: they need numbers of other blocks of the kernel. */
+ * K V / 32 scales in fp32; a NaN makes its row NaN. With feedback K V numbers in bf16 follow, the
+ * rounding error of the store. The next call that reads the slot adds them to the state. The errors
+ * of these formats in a session are in harness/simulated/carried.h. A state in fp16 has no scales;
+ * its stochastic rounding gives the bits of fp16sr (stored.h). Scales of a whole row, head or
+ * tensor are not offered: they need numbers of other blocks of the kernel. */
 typedef enum {
     DPG_UNPACKED,
     DPG_E4M3,

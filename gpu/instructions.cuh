@@ -75,7 +75,7 @@ __device__ __forceinline__ float rcp(float x) {
 /* The larger one; NaN if one of them is. */
 __device__ __forceinline__ float max_or_nan(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    return a < b ? b : a;
+    return a < b || b != b ? b : a;
 #else
     float y;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));

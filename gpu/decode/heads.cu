@@ -166,7 +166,7 @@ template <int FORM, bool VK> struct Strip {
         for (int i = 0; i < N; i++) {
             const float mine = upper ? most[i + N] : most[i];
             const float other = upper ? most[i] : most[i + N];
-            most[i] = fmaxf(mine, __shfl_xor_sync(~0u, other, MASK));
+            most[i] = max_or_nan(mine, __shfl_xor_sync(~0u, other, MASK));
         }
         if constexpr (MASK > 1) exchange<N / 2, MASK / 2>(most);
     }
@@ -177,8 +177,8 @@ template <int FORM, bool VK> struct Strip {
         float most[ROWS];
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
-            most[i] =
-                fmaxf(fmaxf(fabsf(s[i][0]), fabsf(s[i][1])), fmaxf(fabsf(s[i][2]), fabsf(s[i][3])));
+            most[i] = max_or_nan(max_or_nan(fabsf(s[i][0]), fabsf(s[i][1])),
+                                 max_or_nan(fabsf(s[i][2]), fabsf(s[i][3])));
         exchange<ROWS / 2, 4>(most);
         const int first = ROWS / 8 * part, row = 16 * term(first / 16) + first % 16;
         bool tiny = false;

@@ -303,7 +303,7 @@ __device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x
     numbers_of<FORM, N>(words, is_scaled(FORM) ? *from.scale(at) : 1.f, x);
 }
 
-/* The scale of 32 numbers up to `most`. */
+/* The scale of 32 numbers up to `most`, NaN if one is. */
 template <int FORM> __device__ __forceinline__ float unit_of(float most) {
     /* most / MOST to nearest: one step of Newton's is, where its remainder is exact */
     const float by = 1.f / Code<FORM>::MOST, near = most * by;
@@ -320,10 +320,10 @@ template <int FORM, int N> __device__ __forceinline__ float scale_of(const float
     float most = 0;
 #pragma unroll
     for (int i = 0; i < N; i++)
-        most = fmaxf(most, fabsf(x[i]));
+        most = max_or_nan(most, fabsf(x[i]));
 #pragma unroll
     for (int m = 1; m < SCALE_COLUMNS / N; m *= 2)
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, m));
+        most = max_or_nan(most, __shfl_xor_sync(~0u, most, m));
     return unit_of<FORM>(most);
 }
 

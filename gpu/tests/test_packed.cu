@@ -45,6 +45,7 @@ struct Serving {
     dp_rng g;
     Vec q, k, v, gate, beta;
     std::vector<int32_t> slot, accepted, length;
+    double size = 1; /* of values */
 
     Serving(int B, int T, int HV, int K, int V, int R, int kept, uint64_t seed) {
         d.B = B;
@@ -80,6 +81,8 @@ struct Serving {
         fill(beta, tokens * d.HV * d.R);
         for (double &x : gate)
             x = dp_bf16d(-forget * fabs(x));
+        for (double &x : v)
+            x *= size;
         for (double &x : beta)
             x = dp_bf16d(fmin(fabs(x), 1) / d.R);
         slot.clear();
@@ -150,8 +153,11 @@ static double float_of(int code, int bits, int fraction, int bias) {
 }
 static double value_of(dpg_packed packed, const char *raw, int64_t i) {
     const int code = raw[i] & 0xff;
-    if (packed == DPG_FP16_BY_CHANCE)
-        return float_of((raw[2 * i] & 0xff) | (raw[2 * i + 1] & 0xff) << 8, 16, 10, 15);
+    if (packed == DPG_FP16_BY_CHANCE) {
+        const int half = (raw[2 * i] & 0xff) | (raw[2 * i + 1] & 0xff) << 8, size = half & 0x7fff;
+        if (size >= 0x7c00) return size > 0x7c00 ? NAN : half >> 15 ? -INFINITY : INFINITY;
+        return float_of(half, 16, 10, 15);
+    }
     if (packed == DPG_E4M3) return float_of(code, 8, 3, 7);
     return packed == DPG_E5M2 ? float_of(code, 8, 2, 15) : (signed char)raw[i];
 }
@@ -260,6 +266,41 @@ static void test_formats(int small) {
         test_format(f, Serving(5, 8, 2, 128, 128, 1, 8, 3), 6);
         test_format(f, Serving(3, 3, 1, 256, 32, 4, 3, 4), 6);
     }
+}
+
+/* Scales that have no reciprocal, numbers beyond and below those of fp16, in both kernels. */
+static void test_sizes() {
+    int fill = 0;
+    CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+    for (const Format &f : FORMATS)
+        for (int exponent : {-96, -16, 20}) {
+            if (f.of_state == DP_FP64) continue;
+            Serving few(1, 1, 1, 64, 32, 1, 1, 15), many(fill, 1, 1, 128, 128, 1, 1, 16);
+            few.size = many.size = ldexp(1, exponent);
+            test_format(f, few, exponent > 0 ? 1 : 2);
+            test_format(f, many, exponent > 0 ? 1 : 2);
+        }
+}
+
+/* A number that is none makes its row of 32 columns none, and no other. */
+static void test_nan(dpg_packed packed, Serving x) {
+    const int64_t heads = x.d.slots * x.d.HV;
+    Memory m;
+    void *states = m.filled(heads * DPG_PACKED_BYTES(packed, x.head()), 0);
+    x.next(0.01);
+    x.v[37] = NAN;
+    run(x, packed, states);
+    int64_t wrong = 0;
+    const int64_t bad = x.to(0, 0), columns = packed == DPG_FP16_BY_CHANCE ? 1 : TILE;
+    for (int64_t h = 0; h < heads; h++) {
+        const Vec S = Stored(x.d, packed, states, h).x;
+        for (size_t i = 0; i < S.size(); i++)
+            wrong +=
+                std::isnan(S[i]) != (h == bad && (int64_t)(i % x.d.V) / columns == 37 / columns);
+    }
+    fact(wrong == 0, "format %d, K %d V %d: a NaN in %lld numbers too many or too few", packed,
+         x.d.K, x.d.V, (long long)wrong);
+    m.release();
 }
 
 /* x + more in steps of scale. x: the code, more: what it leaves out. */
@@ -463,6 +504,13 @@ int main(int argc, char **argv) {
     }
     test_formats(what == "small");
     test_feedback();
+    test_sizes();
+    for (const Format &f : FORMATS) {
+        int fill = 0;
+        CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+        test_nan(f.packed, Serving(1, 1, 1, 64, 64, 1, 1, 17));
+        test_nan(f.packed, Serving(fill, 1, 1, 128, 128, 1, 1, 18));
+    }
     for (dpg_packed packed : {DPG_UNPACKED, DPG_INT8, DPG_INT8_FEEDBACK}) {
         int fill = 0;
         CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));

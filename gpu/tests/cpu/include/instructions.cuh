@@ -17,7 +17,7 @@ static inline float ex2(float x) {
     return y < 0x1p-126f ? 0.f : y;
 }
 static inline float rcp(float x) { return 1.f / x; }
-static inline float max_or_nan(float a, float b) { return a < b ? b : a; }
+static inline float max_or_nan(float a, float b) { return a < b || b != b ? b : a; }
 static inline float fma_ftz(float a, float b, float c) {
     float y = fmaf(a, b, c);
     return fabsf(y) < 0x1p-126f ? 0.f : y;
