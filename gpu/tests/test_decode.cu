@@ -573,6 +573,33 @@ static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype,
     fact(serve(all, 1, 14, RIGHT).beyond == 0, "%s: beyond its bounds", name_of(all).c_str());
 }
 
+/* Slots that the pool has not and counts outside their range: padding, or the nearest length. */
+static void test_odd_requests(int B, int K) {
+    Shape s = {
+        B, 3, 1, 2, K, K, 1, K, DP_GATE_LOG, DP_BETA_PLAIN, 1, DPG_F32, DPG_F32, DPG_STATE_KV, 3};
+    Batch b(s, 21);
+    Reference ref(b);
+    const int32_t none[] = {-1, (int32_t)b.slots, INT32_MAX}, accepted[] = {0, 4, -7},
+                  length[][2] = {{-3, 0}, {9, 3}};
+    for (int i = 0; i < 8; i++) {
+        Device odd(ref), plain(ref);
+        Step x = b.step();
+        for (int t = 0; t < 3; t++)
+            x.slot[t] = t;
+        Step y = x;
+        if (i < 6) y.slot[0] = y.slot[1] = y.slot[2] = -1;
+        if (i < 3) x.slot[0] = x.slot[1] = x.slot[2] = none[i];
+        if (i < 3) x.accepted[0] = y.accepted[0] = 1;
+        if (i >= 3 && i < 6) x.accepted[0] = accepted[i - 3];
+        if (i >= 6) x.length[0] = length[i - 6][0];
+        if (i >= 6) y.length[0] = length[i - 6][1];
+        fact(same_bits(odd.run(x), plain.run(y)), "%d requests, odd one %d: o", B, i);
+        for (int h = 0; h < b.slots * s.HV; h++)
+            fact(same_bits(odd.state_of(h), plain.state_of(h)), "%d requests, odd one %d: head %d",
+                 B, i, h);
+    }
+}
+
 /* ---- the convolution ------------------------------------------------------------------------- */
 
 /* The convolution of three requests of four tokens, in plain C++: its rows are kept behind every
@@ -800,6 +827,10 @@ int main(int argc, char **argv) {
     test_batches(1, 1, DPG_BF16, DPG_BF16, DPG_STATE_KV);
     test_batches(128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
     test_batches(128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
+    int fill = 0;
+    CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
+    test_odd_requests(2, 64);
+    test_odd_requests(fill, 128);
     for (int W : {2, 4, 8})
         for (int silu : {0, 1})
             test_conv(20 + W, W, silu, silu ? DPG_BF16 : DPG_F32);
