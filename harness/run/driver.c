@@ -29,6 +29,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .truth_kind = "mpfr",
                   .truth_radius = NAN,
                   .slope = NAN,
+                  .speaks = -1,
                   .may_unjudged = c->unjudged};
     x->exact = dp_case_is_exact(c);
     if (dp_op_of(c)->is_recurrence)

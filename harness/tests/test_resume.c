@@ -96,6 +96,20 @@ DP_TEST(resume, finished_cases_are_not_run_again) {
     REQUIRE(run("", both, out, sizeof out) == 0 && kept(out), "%.4000s", out);
 }
 
+/* Runs that no backend made are kept like others. */
+DP_TEST(resume, a_case_with_skipped_runs_is_not_run_again) {
+    char cmd[4096], out[1 << 14];
+    snprintf(cmd, sizeof cmd,
+             "cd '%s' && '%s' run --cases '%s' smoke-kda --base fp32 --chain fp32 --ranks 1 "
+             "--backend sim,cuda --cache none --resume skipped",
+             gt_tmpdir(), gt_program(), gt_cases());
+    for (int i = 0; i < 2; i++) {
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(rc == 0 && kept_case(out, "smoke-kda ") == i && !strstr(out, "is run again"),
+              "%d: %.4000s", rc, out);
+    }
+}
+
 DP_TEST(resume, other_options_and_other_inputs_are_run) {
     char out[1 << 14], cmd[2048];
     REQUIRE(run("rm -rf again;", "smoke-mkda2 --base fp32 --ranks 1", out, sizeof out) == 0 &&
