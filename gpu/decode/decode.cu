@@ -31,7 +31,6 @@ template <bool PACKED, class F> static __device__ __forceinline__ void by_form(i
         }
 }
 
-#define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
 /* A row of o from its terms, by a warp. */
 static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms &terms, int first) {
     const int col = COLS * (threadIdx.x % 32);
@@ -142,6 +141,8 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
         return dpg_fail(e, DP_EINPUT, "dpg_decode: a tensor that every call needs is NULL");
     return DP_OK;
 }
+
+#define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
 
 template <int K, bool VK, int R, bool PACKED>
 static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
