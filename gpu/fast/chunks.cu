@@ -122,16 +122,6 @@ __device__ __forceinline__ void fetch_gates(ChunkSmem<K, AFTER> &sm, const Dims 
         put_gates(sm, own, i, g[i]);
 }
 
-/* Shared by all rows' gates, as it stands in memory. */
-template <int E> struct GateOf {
-    uint32_t A_log, bias[E];
-    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, int hv, int lane) {
-        A_log = param_word(t.A_log, hv, d.A_type);
-#pragma unroll
-        for (int e = 0; e < E; e++)
-            bias[e] = param_word(t.dt_bias, hv * (E * 32) + lane * E + e, d.bias_type);
-    }
-};
 /* From raw gates to their sums from the warp's first row on, log2 units. A row behind the end, or
  * of a key that is not its token's first, adds nothing. */
 template <int GATE, bool COPIED, int K, class AFTER>

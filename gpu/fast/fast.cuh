@@ -14,8 +14,9 @@ dp_status fast_chunks_one(const Call &c);
 dp_status fast_state(const Call &c);
 /* state_bare.cu */
 dp_status fast_state_bare(const Call &c);
-/* forward_one.cu: all of it, where the plan is `single` */
+/* forward_one.cu, forward_gated.cu: all of it, where the plan is `single` */
 dp_status fast_forward_one(const Call &c);
+dp_status fast_forward_gated(const Call &c);
 /* state_gated.cu */
 dp_status fast_state_gated(const Call &c);
 /* spoil.cu; behind either of both, where B_SPOILT is */

@@ -46,12 +46,14 @@ static int most_steps(const dpg_plan *pl) {
     return most;
 }
 
-/* The longest head's steps take 1.77 us each, one after the other. A tile takes 0.0415 us of the
- * two kernels on 132 multiprocessors (H200, reports/device/speed.txt). */
+/* The longest head's steps take 1.77 us each, one after the other; 3.4 with a gate a channel. Two
+ * kernels take 0.0415 us a tile on 132 multiprocessors, or 0.06 (reports/device/speed.txt). With a
+ * gate a channel neither is faster between 60 and 80. */
 int fast_is_single(const dpg_plan *pl) {
     const Dims &d = pl->d;
-    if (!pl->bare || d.Kg > 1 || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
-    return (int64_t)d.NT * d.HV * 132 >= (int64_t)43 * most_steps(pl) * pl->device.sms;
+    if (!pl->bare || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
+    const int64_t least = d.Kg == 1 ? 43 : 80;
+    return (int64_t)d.NT * d.HV * 132 >= least * most_steps(pl) * pl->device.sms;
 }
 
 static dp_status chunks(const Call &c) {
@@ -64,7 +66,7 @@ static dp_status grad(const Call &c) {
 
 static dp_status state(const Call &c) {
     if (!c.p->bare) return fast_state(c);
-    if (c.p->single) return fast_forward_one(c);
+    if (c.p->single) return c.p->d.Kg == 1 ? fast_forward_one(c) : fast_forward_gated(c);
     dp_status st = c.p->d.Kg == 1 ? fast_state_bare(c) : fast_state_gated(c);
     return st || !at<int>(c, B_SPOILT) ? st : fast_spoil(c);
 }

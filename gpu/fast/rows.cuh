@@ -314,6 +314,16 @@ template <int E> __device__ __forceinline__ void put_words(float *x, const float
         *(float2 *)(x + e) = make_float2(y[e], y[e + 1]);
 }
 
+/* Parameters of the gates of a lane's E channels, as they stand in memory. */
+template <int E> struct GateOf {
+    uint32_t A_log, bias[E];
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, int hv, int lane) {
+        A_log = param_word(t.A_log, hv, d.A_type);
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            bias[e] = param_word(t.dt_bias, hv * (E * 32) + lane * E + e, d.bias_type);
+    }
+};
 /* One gate a head: a lane's rows 2 lane, 2 lane + 1. */
 struct HeadGate {
     RawWord raw[2];
