@@ -5,6 +5,7 @@
 #include "ref/vocabulary/own.h"
 #include "tests/rank.h"
 #include <algorithm>
+#include <atomic>
 #include <cuda_bf16.h>
 #include <functional>
 
@@ -135,14 +136,16 @@ static inline double median(std::vector<float> &x) {
     return x[x.size() / 2];
 }
 
-/* Pairs of events around what a stream does, ms of each run after 3 to warm up. */
-static inline std::vector<float> times_of(cudaStream_t s, int runs,
-                                          const std::function<void()> &f) {
+/* Pairs of events around what a stream does, ms of each run after 3 to warm up; `before` each. */
+static inline std::vector<float> times_of(
+    cudaStream_t s, int runs, const std::function<void()> &f,
+    const std::function<void()> &before = [] {}) {
     std::vector<float> ms(runs);
     cudaEvent_t a, b;
     CUDA(cudaEventCreate(&a));
     CUDA(cudaEventCreate(&b));
     for (int i = -3; i < runs; i++) {
+        before();
         CUDA(cudaEventRecord(a, s));
         f();
         CUDA(cudaEventRecord(b, s));
@@ -154,10 +157,26 @@ static inline std::vector<float> times_of(cudaStream_t s, int runs,
     return ms;
 }
 /* Median of `runs` calls behind a warm-up, in ms. */
-static inline double time_of(cudaStream_t s, int runs, const std::function<void()> &f) {
-    std::vector<float> ms = times_of(s, runs, f);
+static inline double time_of(
+    cudaStream_t s, int runs, const std::function<void()> &f,
+    const std::function<void()> &before = [] {}) {
+    std::vector<float> ms = times_of(s, runs, f, before);
     return median(ms);
 }
+
+/* Host threads of N ranks begin a run together, so that waiting for another rank counts in full.
+ * Else a rank whose work ends early is ahead of the others, up to three forwards (plan/window.cuh),
+ * and those find its states there. */
+struct Together {
+    const int N;
+    std::atomic<int> here{0};
+    explicit Together(int N) : N(N) {}
+    void meet() {
+        const int mine = here++, round = mine / N + 1;
+        while (here < round * N)
+            ;
+    }
+};
 
 /* The largest element; 0 if there is none. */
 static inline double largest(const std::vector<double> &x) {

@@ -8,7 +8,7 @@
  *   table [runs]     the rows that speed is told by, step by step: KDA with many heads and with
  *                    few, GDN, KDA whose gates forget at once; each with everything recomputed,
  *                    then with nothing (save all)
- *   forward [runs]   the forward alone, KDA and GDN by number of heads, with both its steps
+ *   forward [runs]   the forward alone, KDA and GDN by number of tokens and heads, with both steps
  *   shapes [runs]    forward and backward of K and V in {64, 128}, and of fp32 q, k, v
  *   wide [runs]      V of 256, beside as many heads of 128 (two calls of which are its columns) and
  *                    twice as many; with few heads on the simple path, too
@@ -328,10 +328,10 @@ static void mode_table(int, int runs) {
 }
 
 static void mode_forward(int, int runs) {
-    for (bool one_gate : {false, true})
-        for (float bias : {SLOW, FAST})
-            for (int HV : {64, 48, 32, 24, 16}) {
-                Shape s = {8192, HV, bias, 1, 128, 128, one_gate};
+    for (int64_t T : {8192, 65536})
+        for (bool one_gate : {false, true})
+            for (int HV : {64, 48, 40, 32, 24, 16}) {
+                Shape s = {T, HV, SLOW, 1, 128, 128, one_gate};
                 Both k(s, 0, 1);
                 double all = k.time_forward(NULL, runs);
                 auto step = [&](int steps) {

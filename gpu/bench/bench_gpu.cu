@@ -97,24 +97,32 @@ static void speed_table(int runs) {
 
 /* ---- N GPUs ---------------------------------------------------------------------------------- */
 
-/* Elements stored into windows, gathered by NCCL, by a dense chain. */
-enum Exchange { WINDOWS, GATHERED, DENSE };
-static const char *const exchanges[] = {"windows", "NCCL", "dense tf32x3"};
+/* Elements stored into windows, gathered by NCCL, by a dense chain; through windows, and ranks are
+ * whole: the first leads. */
+enum Exchange { WINDOWS, GATHERED, DENSE, WHOLE };
+static const char *const exchanges[] = {"windows", "NCCL", "dense tf32x3", "whole"};
 
 /* Times of every rank. */
 struct CpTimes {
-    std::vector<double> alone, all, pre, gather, merge, state;
-    explicit CpTimes(int N) : alone(N), all(N), pre(N), gather(N), merge(N), state(N) {}
+    std::vector<double> alone, all, at_once, pre, gather, merge, state;
+    Together ranks;
+    explicit CpTimes(int N)
+        : alone(N), all(N), at_once(N), pre(N), gather(N), merge(N), state(N), ranks(N) {}
 
     void rank(const Shape &s, int i, int N, dpg_comm *comm, Exchange how, int runs) {
         CUDA(cudaSetDevice(i));
         dpg_chain_how chain = how == DENSE ? DPG_CHAIN_DENSE : DPG_CHAIN_AUGMENTED;
         dpg_options o = options_of(DPG_PATH_FAST, DP_TF32X3, 0, chain);
-        BenchRank single(s.part(N), 0, 1, o), r(s, i, N, o); /* no memory is asked for later */
-        if (how == WINDOWS) r.connect(comm);
+        BenchRank single(s.part(N), 0, 1, o);
+        o.segments = how == WHOLE;
+        BenchRank r(s, i, N, o); /* no memory is asked for later */
+        if (how == WINDOWS || how == WHOLE) r.connect(comm);
         alone[i] = time_steps(single, DPG_STEP_ALL, runs);
         all[i] = time_steps(r, DPG_STEP_ALL, runs, comm);
-        if (how == WINDOWS) { /* one transfer of states */
+        r.wait_all(comm);
+        at_once[i] = time_of(
+            r.stream, runs, [&] { r.forward_steps(comm, DPG_STEP_ALL); }, [&] { ranks.meet(); });
+        if (how == WINDOWS || how == WHOLE) { /* one transfer of states */
             pre[i] = time_steps(r, DPG_STEP_PRE | DPG_STEP_GATHER | DPG_STEP_MERGE, runs, comm);
         } else {
             pre[i] = time_steps(r, DPG_STEP_PRE, runs, comm);
@@ -129,18 +137,20 @@ struct CpTimes {
 static void cp_shape(const Shape &s, int N, Comms &comm, Exchange how, int runs) {
     CpTimes x(N);
     on_ranks(N, [&](int i) { x.rank(s, i, N, &comm[i], how, runs); });
-    double alone = largest(x.alone), all = largest(x.all);
+    double alone = largest(x.alone), all = largest(x.all), at_once = largest(x.at_once);
     printf("cp N=%d T=%-7lld HV=%d %s gates %-12s T/N on one GPU %7.3f ms  CP %7.3f ms  overhead "
-           "%5.1f%%  %s %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+           "%5.1f%%  from a common start %7.3f ms %+5.1f%%  %s %6.3f  gather %6.3f  merge %6.3f  "
+           "state %6.3f ms\n",
            N, (long long)s.T, s.HV, s.gates(), exchanges[how], alone, all, percent_more(all, alone),
-           how == WINDOWS ? "pre to merge" : "pre", largest(x.pre), largest(x.gather),
-           largest(x.merge), largest(x.state));
+           at_once, percent_more(at_once, alone),
+           how == WINDOWS || how == WHOLE ? "pre to merge" : "pre", largest(x.pre),
+           largest(x.gather), largest(x.merge), largest(x.state));
 }
 
 static void cp(int N, int runs) {
     Comms comm(Comms::NCCL, N, 20);
     for (const Shape &s : long_and_short)
-        for (Exchange how : {WINDOWS, GATHERED, DENSE})
+        for (Exchange how : {WINDOWS, WHOLE, GATHERED, DENSE})
             if (how != DENSE || s.bias > -10) cp_shape(s, N, comm, how, runs);
 }
 
