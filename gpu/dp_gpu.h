@@ -115,7 +115,9 @@ typedef struct {
     dpg_path path;
     dpg_chain_how chain_how;
     /* fast path, augmented: parts that the last local sub-sequence is cut in, all others whole; 0:
-     * on several ranks by shape, on one segment_chunks says */
+     * on several ranks by shape, on one segment_chunks says. 1 on several ranks: the first rank of
+     * a sequence sends the state that its pass ends with, and two ranks form no M. Forwards that
+     * follow each other then take the time of one rank. A single one takes two passes in a row. */
     int segments;
     int keep;     /* 1: also store h and v_new, and w u kg qg, when a path would not */
     int backward; /* 1: dpg_backward follows */
@@ -332,7 +334,8 @@ size_t dpg_kept_bytes(const dpg_plan *plan);
 dp_status dpg_forward(dpg_plan *plan, const dpg_tensors *t, void *ws, dpg_comm *comm, void *stream,
                       dp_err *e);
 /* The steps of a forward, for timing and for harnesses that stop between stages. dpg_forward runs
- * all, in this order:
+ * all, in this order. Where the pass makes the sent H, state comes before gather. A pass may run
+ * beside the chunks behind it.
  *   chunks   all work that needs no other rank
  *   pre      M, H
  *   gather

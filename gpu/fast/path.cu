@@ -36,6 +36,15 @@ int fast_is_bare(const dpg_plan *pl) {
     return !pl->is_bwd && fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
 }
 
+/* A pass over few heads leaves multiprocessors to the chunk kernel. With fewer chunks the launches
+ * take what that saves (reports/device/cp-windows.txt). */
+int fast_spans(const dpg_plan *pl) {
+    const int64_t blocks = (int64_t)pl->d.HV * (pl->d.V / 64);
+    const int takes = pl->bare && !pl->single && pl->nrow == 1 && pl->d.NT >= 192;
+    const int has_pre = pl->N > 1 && !pl->leads && !pl->is_last;
+    return takes && !has_pre && 3 * blocks <= 2 * pl->device.sms ? SPANS : 0;
+}
+
 /* Steps of 32 tokens that the longest sequence takes. */
 static int most_steps(const dpg_plan *pl) {
     int most = 0;

@@ -408,7 +408,7 @@ template <int K, int V> struct Pass {
                                    : launch_scan<K, V, OUT, KEEP>(c, a, nseq);
     }
     static dp_status run(const Call &c, StateArgs a, int nseq) {
-        if (a.hm) return launch<false, false>(c, a, nseq);
+        if (a.hm && !a.o) return launch<false, false>(c, a, nseq);
         if (!a.o) return launch<false, true>(c, a, nseq);
         return a.states ? launch<true, true>(c, a, nseq) : launch<true, false>(c, a, nseq);
     }

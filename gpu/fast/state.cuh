@@ -24,6 +24,7 @@ struct StateArgs {
     float *end;                  /* [Nseq][HV][K][V]: final_state, ds0 */
     bf16 *states, *news;         /* h and X, or dh and dv_new, SLICES */
     float *hm;                   /* the last state of a segment, for H or dH: rows of `row` words */
+    bool goes_on;                /* hm: not of sequences that end there */
     const int *reach;            /* backward, for dH of parts: of how many first chunks; or NULL */
     int *spoilt;                 /* B_SPOILT of a plan without w and u; or NULL */
     int row, seq0, parts; /* seq0: the first row of Dims.seq; parts: segments of all that are cut,
@@ -226,7 +227,8 @@ __device__ __forceinline__ void last_state(const Dims &d, const StateArgs &a, co
                                            int k, int v, float s) {
     if (a.end && (BACK ? r.starts : r.ends))
         a.end[(((int64_t)r.gseq * d.HV + hv) * d.K + k) * d.V + v] = s;
-    if (a.hm) a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
+    if (a.hm && !(a.goes_on && r.ends))
+        a.hm[(((int64_t)r.part * d.HV + hv) * d.K + k) * a.row + v] = s;
 }
 
 /* Stages lie behind what else a block keeps in shared memory, on a multiple of what products of
@@ -313,9 +315,19 @@ static inline StateArgs start_args(const Call &c) {
     return a;
 }
 static inline StateArgs forward_args(const Call &c) {
+    const dpg_plan *p = c.p;
     StateArgs a = start_args(c);
     a.o = c.t->o;
     a.end = c.t->final_state;
+    a.goes_on = true;
+    if (p->span) a.seq0 = p->span0 + p->span - 1;
+    if (p->span && p->span < p->spans) { /* what the next span starts from */
+        a.hm = at<float>(c, B_SIN);
+        a.row = p->d.V;
+    } else if (p->leads) {
+        a.hm = at<float>(c, B_HM);
+        a.row = p->d.V + p->d.K;
+    }
     return a;
 }
 

@@ -206,6 +206,14 @@ static void set_rows(dpg_plan *pl, const dpg_problem *p) {
         pl->erases |= pl->rows.row[i].read.sign != 0;
 }
 
+/* Does the rank send what its pass ends with: the first one of a sequence, where the caller wants
+ * no segments. No token is read twice, and later ranks wait for the pass. */
+static int leads(const dpg_plan *pl) {
+    const int first = pl->is_first && !pl->is_last && !pl->owned && !pl->is_bwd;
+    return first && pl->N > 1 && pl->opt.segments == 1 &&
+           pl->opt.chain_how == DPG_CHAIN_AUGMENTED && !hands_on(&pl->opt, pl->sends);
+}
+
 static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e) {
     char why[160];
     dpg_plan *pl = (dpg_plan *)calloc(1, sizeof *pl);
@@ -236,13 +244,14 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     /* the forward leaves the states of its own segments */
     int other_path = is_bwd && choose_path(w.p, w.opt, &w.device, 0, why) != pl->opt.path;
     cut_segments(pl, other_path);
-    list_rows(pl);
     pl->bare = fast_is_bare(pl);
     pl->single = fast_is_single(pl);
-    layout_workspace(pl);
     pl->parts = 1;
+    pl->leads = leads(pl);
+    list_rows(pl);
+    layout_workspace(pl);
     st = upload_tables(pl, w.p, e);
-    if (st == DP_OK && is_bwd && w.N > 1) st = side_stream(pl, e);
+    if (st == DP_OK && ((is_bwd && w.N > 1) || pl->spans)) st = side_stream(pl, e);
     if (st != DP_OK)
         dpg_plan_destroy(pl);
     else

@@ -43,6 +43,9 @@ int fast_augments(const Device *dev);
  * if there are enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
+/* Is its pass cut in spans, and in how many? */
+#define SPANS 3
+int fast_spans(const dpg_plan *pl);
 /* Is such a forward one kernel (`fast/forward_one.cu`)? */
 int fast_is_single(const dpg_plan *pl);
 

@@ -115,7 +115,7 @@ enum Slot {
     B_HAND, /* state, or its gradient, for the next rank */
     B_SEG,
     B_PREFIX,
-    B_SIN,      /* state that the last local sub-sequence, or each of its segments, starts from */
+    B_SIN,      /* state that the last local sub-sequence, its segments or a span start from */
     B_MC,       /* factors M_c of the dense chain */
     B_DV_LOCAL, /* backward: Aqk' do */
     B_DV_NEW,   /* gradient of v_new */
@@ -213,7 +213,11 @@ struct dpg_plan {
     int ncut, nseg;
     Cut *cuts_h;
     const Cut *cuts;
-    int bare;             /* fast: chunks make no w and u */
+    int bare;  /* fast: chunks make no w and u */
+    int leads; /* H of the rank comes from its ordinary pass, which waits for no rank */
+    /* The pass over a span runs beside the chunk kernel of the next; 0: behind it. Rows of d.seq
+     * from span0 on are spans. span: of a copy of the plan, 1 the first. */
+    int spans, span0, span;
     int pass_blocks;      /* of its pass, 0: none ran */
     int whole;            /* does the last local sub-sequence start on this rank */
     int mc_batch;         /* chunks whose M_c are formed at once */
@@ -228,7 +232,7 @@ struct dpg_plan {
     int64_t saved_states, saved_ms, saved_parts;
     int parts, m_part; /* backward: parts that run side by side, 1: sub-sequences are whole; the
                         * first whose M is kept */
-    cudaStream_t side; /* backward, N > 1: of steps that wait for other ranks */
+    cudaStream_t side; /* of steps that wait for other ranks, of a pass in spans; or NULL */
     cudaEvent_t forked, joined;
     RankWindow window;
     void *window_memory, **windows_at; /* of all ranks, as this process has them */

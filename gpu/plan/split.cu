@@ -219,6 +219,17 @@ void cut_segments(dpg_plan *pl, int whole) {
 
 /* ---- rows beside the sub-sequences ----------------------------------------------------------- */
 
+/* Span i. A later one's chunks, on fewer multiprocessors, take about as long as the pass before
+ * them. */
+static Seq span_of(const Seq &whole, int i) {
+    static const int NINTHS[SPANS + 1] = {0, 4, 7, 9};
+    const int64_t n = whole.c1 - whole.c0;
+    Seq q = segment_of(whole, i, SPANS);
+    q.c0 = whole.c0 + (int)(n * NINTHS[i] / 9);
+    q.c1 = whole.c0 + (int)(n * NINTHS[i + 1] / 9);
+    return q;
+}
+
 void list_rows(dpg_plan *pl) {
     Seq *q = pl->seqs_h;
     const Link *l = pl->links_h;
@@ -231,6 +242,10 @@ void list_rows(dpg_plan *pl) {
     for (int i = 0; pl->owned && i < pl->nlink; i++)
         if (l[i].pre) q[n++] = q[l[i].first];
     pl->nbwd = pl->owned ? n - pl->bwd0 : 1;
+    pl->spans = fast_spans(pl);
+    pl->span0 = n;
+    for (int i = 0; i < pl->spans; i++)
+        q[n++] = span_of(q[0], i);
     pl->run0 = n;
     for (int i = 0; pl->by_part && i < pl->nlink; i++, n++) {
         q[n].c0 = q[l[i].first].c0;

@@ -12,7 +12,38 @@ float *came(const Call &c) {
 /* A stage over the rank's tokens, if it has any. */
 static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c) : DP_OK; }
 
+/* Steps that wait for other ranks, or for chunks, go on a stream of the plan beside the caller's.
+ * A plan without such a stream has the caller's alone. */
+static Call beside(const Call &c) {
+    Call side = c;
+    if (c.p->side) side.s = c.p->side;
+    return side;
+}
+
+/* The side stream goes on behind what the caller's has by now; the caller's behind what the side
+ * stream has by now. */
+static dp_status fork(const Call &c) {
+    if (!c.p->side) return DP_OK;
+    CK(c.e, cudaEventRecord(c.p->forked, c.s));
+    CK(c.e, cudaStreamWaitEvent(c.p->side, c.p->forked, 0));
+    return DP_OK;
+}
+static dp_status join(const Call &c) {
+    if (!c.p->side) return DP_OK;
+    CK(c.e, cudaEventRecord(c.p->joined, c.p->side));
+    CK(c.e, cudaStreamWaitEvent(c.s, c.p->joined, 0));
+    return DP_OK;
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
+
+/* Zeros in an element of which every word is sent, and some are not made. */
+static dp_status clear_element(const Call &c) {
+    const dpg_plan *pl = c.p;
+    if (pl->N > 1 && !pl->needs_m && !pl->window.mine)
+        CK(c.e, cudaMemsetAsync(at<float>(c, B_HM), 0, pl->buf[B_HM].bytes, c.s));
+    return DP_OK;
+}
 
 /* (M, H) of the last local sub-sequence as the uniform element of math.md g.3. It is (0, 0) if no
  * later rank continues the sequence. M = 0 if the state that leaves the rank does not depend on the
@@ -20,9 +51,7 @@ static dp_status over_tokens(step_fn f, const Call &c) { return c.p->d.NT ? f(c)
  * needs it. */
 static dp_status pre_process(const Call &c) {
     dpg_plan *pl = c.p;
-    /* else every word of it that anybody reads is made */
-    if (pl->N > 1 && !pl->needs_m && !pl->window.mine)
-        CK(c.e, cudaMemsetAsync(at<float>(c, B_HM), 0, pl->buf[B_HM].bytes, c.s));
+    TRY(clear_element(c));
     if (pl->is_last && pl->nseg == 1) return DP_OK;
     TRY(pl->path->pre(c));
     int dense = pl->opt.chain_how == DPG_CHAIN_DENSE && !pl->path->makes_m;
@@ -85,6 +114,38 @@ static dp_status exchange(const Call &c, dpg_comm *comm, int steps) {
     return save(c);
 }
 
+/* The chunk kernel over span i. */
+static dp_status chunks_of_span(const Call &c, int i) {
+    dpg_plan part = *c.p;
+    const Seq &span = part.seqs_h[part.span0 + i];
+    for (int slot : {B_AQK, B_TB, B_ODD, B_FACTORS, B_KGAM, B_KG, B_QG, B_EC})
+        part.buf[slot].off += part.buf[slot].bytes / part.d.NT * span.c0;
+    part.d.chunk += span.c0;
+    part.d.NT = span.c1 - span.c0;
+    Call x = c;
+    x.p = &part;
+    return part.path->chunks(x);
+}
+static dp_status state_of_span(const Call &c, int i) {
+    dpg_plan part = *c.p;
+    part.span = 1 + i;
+    Call x = c;
+    x.p = &part;
+    TRY(part.path->state(x));
+    c.p->maps = part.maps;
+    c.p->pass_blocks = part.pass_blocks;
+    return DP_OK;
+}
+/* The pass, and the chunk kernel over all spans but the first. */
+static dp_status in_spans(const Call &c) {
+    for (int i = 0; i < c.p->spans; i++) {
+        if (i) TRY(chunks_of_span(c, i));
+        TRY(fork(c));
+        TRY(state_of_span(beside(c), i));
+    }
+    return join(c);
+}
+
 dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_comm *comm,
                             void *stream, int steps, dp_err *e) {
     Call c = {pl, t, NULL, ws, (cudaStream_t)stream, e};
@@ -92,12 +153,22 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
         return dpg_fail(e, DP_EINPUT, "dpg_forward: %d ranks and no communicator", pl->N);
     if (pl->heads) return heads_forward(c, comm, steps);
     if (pl->wide) return wide_forward(c, comm, steps);
-    if (steps & DPG_STEP_CHUNKS) TRY(over_tokens(pl->path->chunks, c));
-    if (pl->N > 1 || pl->nseg > 1 || pl->owned) TRY(exchange(c, comm, steps));
+    const int whole = DPG_STEP_CHUNKS | DPG_STEP_PRE | DPG_STEP_STATE,
+              all = (steps & whole) == whole, spans = all ? pl->spans : 0, leads = all && pl->leads;
+    if (spans)
+        TRY(chunks_of_span(c, 0));
+    else if (steps & DPG_STEP_CHUNKS)
+        TRY(over_tokens(pl->path->chunks, c));
+    if (spans) TRY(fork(c));
+    if (leads)
+        TRY(clear_element(c));
+    else if (pl->N > 1 || pl->nseg > 1 || pl->owned)
+        TRY(exchange(spans ? beside(c) : c, comm, steps));
     if (steps & DPG_STEP_STATE) {
-        TRY(over_tokens(pl->path->state, c));
+        TRY(spans ? in_spans(c) : over_tokens(pl->path->state, c));
         pl->left_in = ws;
     }
+    if (leads) TRY(exchange(c, comm, (steps & ~DPG_STEP_PRE) | DPG_STEP_COMPOSE));
     return pl->window.mine && steps & DPG_STEP_STATE ? window_keep(c) : DP_OK;
 }
 
@@ -135,29 +206,6 @@ static dp_status pre_process_bwd(const Call &c) {
     if (b->parts > 1 && !b->is_first) TRY(chain_compose_bwd(c));
     int dense = !b->opt.send_dh_only && !b->path->makes_m;
     return b->needs_m && dense ? chain_pre_dm(c, dhm + b->d.V, dh_row(b)) : DP_OK;
-}
-
-/* Steps that wait for other ranks go on a stream of the plan beside the caller's; one rank has the
- * caller's alone. */
-static Call beside(const Call &c) {
-    Call side = c;
-    if (c.p->N > 1) side.s = c.p->side;
-    return side;
-}
-
-/* The side stream goes on behind what the caller's has by now; the caller's behind what the side
- * stream has by now. */
-static dp_status fork(const Call &c) {
-    if (c.p->N == 1) return DP_OK;
-    CK(c.e, cudaEventRecord(c.p->forked, c.s));
-    CK(c.e, cudaStreamWaitEvent(c.p->side, c.p->forked, 0));
-    return DP_OK;
-}
-static dp_status join(const Call &c) {
-    if (c.p->N == 1) return DP_OK;
-    CK(c.e, cudaEventRecord(c.p->joined, c.p->side));
-    CK(c.e, cudaStreamWaitEvent(c.s, c.p->joined, 0));
-    return DP_OK;
 }
 
 /* dq and dk beside the sums over ranks. */

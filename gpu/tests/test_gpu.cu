@@ -14,6 +14,7 @@
  *   cases PATTERN  the cases of `all` whose names match (fast*x*), alone
  *   head [FILE]    a recorded head on 1, 2, 4, 8 ranks of one GPU, every chain format, against
  *                  FLA's figures
+ *   spans          a pass beside the chunk kernel alone
  *   windows [M [CASE]]  states through windows, 2, 3, 4, 8 ranks on as many GPUs as there are,
  *                  shared if need be: the bits of ranks that gather, M runs alike (10)
  *   nccl N [M]     N GPUs: bitwise equality with N ranks on one GPU, M runs alike (10), a rank that
@@ -23,6 +24,7 @@
  * status 0, 1, or 2 (no device). */
 #include "case_rank.h"
 #include "graph.h"
+#include "plan/plan.cuh"
 #include "truth64.h"
 #include <atomic>
 #include <fnmatch.h>
@@ -91,12 +93,14 @@ struct ForwardRank : Rank {
     StageMap out; /* stages and o */
     Vec final_state;
     Graph graph;
+    int spans = 0;
 
     void setup(const Case &c, const Inputs &x, const Policy &p, int rank, int N,
                dpg_dtype results) {
         dpg_options o = {p.base, p.chain, p.path, p.how, p.segments, p.stages};
         open(problem_of(c, x, results), o, rank, N,
              [&](const Share &s) { return copy_share(memory, *input_of(x, s.name), s); });
+        spans = plan->spans;
     }
     void collect() {
         for (int i = 0; dpg_stage_names[i]; i++) {
@@ -110,13 +114,13 @@ struct ForwardRank : Rank {
 
 /* comm: of N ranks, NULL: shared on device 0. die: this rank never reaches the gather. repeat:
  * forwards that follow each other without a wait. With windows and `replays` every other one is the
- * replay of a graph. */
+ * replay of a graph. by_step: the chunks of a rank end before its pass begins. */
 struct How {
     dpg_comm *comm = NULL;
     int die = -1;
     dpg_dtype results = DPG_F32;
     int repeat = 1;
-    bool replays = false;
+    bool replays = false, by_step = false;
 };
 
 /* Shared by the ranks of a run. Ranks in windows enqueue one after another on one stream of a
@@ -168,7 +172,9 @@ struct Run {
     }
     void forwards(int r) {
         ForwardRank &k = ranks[r];
-        for (int i = 0; i < how.repeat && k.st == DP_OK; i++)
+        for (int step = 1; how.by_step && step < DPG_STEP_ALL && k.st == DP_OK; step *= 2)
+            k.st = dpg_forward_steps(k.plan, &k.t, k.ws, &comm[r], k.stream, step, &k.err);
+        for (int i = how.by_step; i < how.repeat && k.st == DP_OK; i++)
             p.windows ? forward_in_turn(r, i) : k.forward(&comm[r]);
         if (k.st != DP_OK) return;
         if (p.windows) k.st = comm[r].wait(&comm[r], streams[comm[r].device], &k.err);
@@ -295,7 +301,9 @@ static std::vector<Policy> policies(const Case &c, bool small, int N) {
     if (takes_fast(c)) {
         p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_DENSE});
         p.push_back(best_policy(c, DP_FP32, false));
-        if (N > 1) p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED});
+        for (int segments : {0, 1})
+            if (N > 1)
+                p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, segments});
         p.push_back({DP_BASE_BF16, DP_FP32, DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 3});
     }
     for (dp_format f : {DP_TF32X3, DP_TF32, DP_TF32RZ, DP_BF16})
@@ -359,6 +367,36 @@ static void test_repeat(int times) {
             fact(alike == times - 1, "bitwise repeatability: %s %s: %d of %d runs", c.name,
                  name_of(p).c_str(), alike, times - 1);
         }
+    }
+}
+
+/* Few heads of many chunks, whose pass runs beside the chunk kernel. The bits are those of one
+ * behind the other. Two ranks, of which the first leads, err like one. */
+static void test_spans() {
+    for (int one_gate : {0, 1}) {
+        Case c = {"spans", 1, 48, 64, 64, 1, one_gate, {0, 24640}, DP_GATE_LOWER_BOUND, 0.05};
+        c.beta = DP_BETA_SIGMOID;
+        c.l2norm = c.s0 = 1;
+        c.dtype = DPG_BF16;
+        c.seed = 77;
+        if (!takes_fast(c)) continue;
+        Inputs x = make_inputs(c);
+        Policy p = best_policy(c, DP_FP32, true);
+        How by_step;
+        p.segments = 1;
+        by_step.by_step = true;
+        std::vector<ForwardRank> one = run(c, x, p, 1), stepped = run(c, x, p, 1, by_step),
+                                 two = run(c, x, p, 2);
+        fact(one[0].st == DP_OK && two[1].st == DP_OK, "spans: %s %s", one[0].err.msg,
+             two[1].err.msg);
+        fact(one[0].spans && two[0].spans && two[1].spans, "spans: %d, %d, %d", one[0].spans,
+             two[0].spans, two[1].spans);
+        fact(same_bits(one, stepped) && same_bits(one[0].final_state, stepped[0].final_state),
+             "spans have the bits of steps, %d gates", one_gate ? 1 : c.K);
+        judge("spans", "o of two ranks against one", rel_fro(join(two, "o"), join(one, "o")),
+              2 * bound_of(c, p, "o", 1));
+        judge("spans", "final_state likewise", rel_fro(two[1].final_state, one[0].final_state),
+              2 * bound_of(c, p, "final_state", 1));
     }
 }
 
@@ -683,7 +721,7 @@ static void test_windows(int ndev, int times, const char *only) {
         double t0 = seconds();
         for (const Case &c : chosen(false)) {
             if (c.T() % N || !takes_fast(c) || (only && fnmatch(only, c.name, 0))) continue;
-            for (int segments : {0, 3}) {
+            for (int segments : {0, 1, 3}) {
                 alike += windows_of_case(c, comm, N, segments, times);
                 runs += times - 1;
             }
@@ -827,6 +865,7 @@ static void test_all(const std::string &mode, const char *only, int number) {
     test_chain(128, 1024);
     test_repeat(number);
     test_graph();
+    test_spans();
     test_dead_rank(NULL, 3, "rank 1 did not reach all_gather");
 }
 
@@ -852,6 +891,8 @@ int main(int argc, char **argv) {
         test_graph();
     } else if (mode == "head")
         test_head(word ? word : "cases/data/kda-lm-layer3-long.safetensors");
+    else if (mode == "spans")
+        test_spans();
     else if (mode == "windows")
         test_windows(ndev, number(2, 10), argc > 3 ? argv[3] : NULL);
     else if (mode == "nccl")

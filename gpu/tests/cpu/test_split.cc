@@ -1,7 +1,9 @@
 /* gpu/tests/cpu/test_split.cc - the rule that cuts the sequences of a batch on one rank
- * (ref/vocabulary/segments.h): what it decides, its limits, and that plans follow it.
+ * (ref/vocabulary/segments.h): what it decides, its limits, and that plans follow it. A pass beside
+ * the chunk kernel has the bits of one behind it.
  * Exit status 0: all held. */
 #include "device.h"
+#include "plan/paths.cuh"
 #include "rank.h"
 #include "ref/vocabulary/segments.h"
 
@@ -20,7 +22,7 @@ static const struct {
     const char *name;
     Chunks chunks;
     int most[4];
-} ROWS[] = {
+} BATCHES[] = {
     {"8k", {8 * K1}, {0, 0, 10, 0}},
     {"16k", {16 * K1}, {16, 0, 16, 32}},
     {"32k", {32 * K1}, {32, 32, 32, 32}},
@@ -47,7 +49,7 @@ static int split_piece(const dp_segments_case &c, const Chunks &chunks) {
 
 /* The same answer for the same numbers, on every machine. */
 static void decides() {
-    for (auto &r : ROWS)
+    for (auto &r : BATCHES)
         for (int i = 0; i < 4; i++) {
             int most = split_piece(case_of(i % 2 ? 8 : 4, i > 1), r.chunks);
             fact(most == r.most[i], "%s, %d heads%s: segments of %d chunks, expected %d", r.name,
@@ -142,7 +144,7 @@ static int planned(const Chunks &chunks, int HV, bool backward, int segment_chun
 
 /* A plan cuts every sequence that the rule cuts, wherever it lies. */
 static void is_followed() {
-    for (auto &r : ROWS)
+    for (auto &r : BATCHES)
         for (bool backward : {false, true}) {
             int most = split_piece(case_of(4, backward), r.chunks), want = 0;
             for (int n : r.chunks)
@@ -154,6 +156,54 @@ static void is_followed() {
     fact(planned({8, 20, 3, 9}, 2, true, 8) == 3 + 2, "20 and 9 chunks in segments of 8");
 }
 
+/* o, then the last states, of a forward in one call or by steps. */
+static Vec results(Rank &r, bool by_step) {
+    Vec all;
+    r.clear_outputs();
+    r.clear_workspace();
+    for (int step = 1; by_step && step < DPG_STEP_ALL; step *= 2)
+        DP(r.err, dpg_forward_steps(r.plan, &r.t, r.ws, NULL, r.stream, step, &r.err));
+    if (!by_step) DP(r.err, r.forward(NULL));
+    for (const Share &x : r.shares)
+        if (x.is_output) {
+            const Vec y = r.read(x);
+            all.insert(all.end(), y.begin(), y.end());
+        }
+    return all;
+}
+
+/* Two heads of 193 chunks, the last of 12 tokens; the pass has 2 of 6 multiprocessors. */
+static void runs_in_spans() {
+    setenv("DP_CPU_MULTIPROCESSORS", "6", 1);
+    for (int Kg : {1, 64}) {
+        const std::vector<int64_t> cu = {0, 192 * 64 + 12};
+        dpg_problem p = sized(cu, 1, 2, 64, 64, 1, Kg, DPG_BF16);
+        dpg_options o = {};
+        uint32_t seed = 7;
+        Rank r;
+        p.gate = DP_GATE_LOWER_BOUND;
+        p.lower_bound = -0.01;
+        o.base = DP_BASE_BF16;
+        o.chain = DP_FP32;
+        o.path = DPG_PATH_FAST;
+        o.chain_how = DPG_CHAIN_AUGMENTED;
+        r.open(p, o, 0, 1, [&](const Share &x) {
+            char *at = (char *)r.memory.room(x.bytes());
+            for (int64_t i = 0; i < x.n; i++) {
+                const float z = ((seed = seed * 1664525u + 1013904223u) >> 8) * 0x1p-23f - 1;
+                if (x.type == DPG_F32)
+                    ((float *)at)[i] = z;
+                else
+                    memcpy(at + 2 * i, (const char *)&z + 2, 2);
+            }
+            return at;
+        });
+        fact(r.plan->spans == SPANS, "%d gates: %d spans", Kg, r.plan->spans);
+        fact(same_bits(results(r, false), results(r, true)), "%d gates: other bits in spans", Kg);
+        r.close();
+    }
+}
+
 int main() {
     setenv("DP_CPU_CAPABILITY", "90", 1);
     setenv("DP_CPU_MULTIPROCESSORS", "132", 1);
@@ -161,5 +211,6 @@ int main() {
     keeps_to_its_limits();
     is_monotone();
     is_followed();
+    runs_in_spans();
     return verdict();
 }
