@@ -1,6 +1,7 @@
 /* Ranks that are processes: their tokens go out, their results come back (mpi_ranks.h). */
 #include "mpi_ranks.h"
 #include "harness/simulated/rank_part.h"
+#include "ref/vocabulary/recurrence_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,8 @@ typedef struct {
     dp_payload payload;
     int backward;
     dp_problem p; /* shapes, T of the rank; which arrays there are */
+    int by_user;  /* 1: of these rows */
+    dp_user_recurrence rows;
 } sim_job;
 
 static struct {
@@ -68,6 +71,7 @@ static void work_open(const void *message, size_t bytes) {
     memcpy(&j, message, bytes);
     dp_problem *p = &own.part;
     dp_mpi_limit(j.limit);
+    dp_user_recurrence_install(j.by_user ? &j.rows : NULL);
     *p = j.p;
     p->cu = dp_mpi_receive_cu(p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -110,7 +114,13 @@ dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, d
     const dp_status st = dp_sim_open(s, p, &design, N, &frame, e);
     if (st) return st;
     const int ranks = ranks_of(p->own, N);
-    sim_job j = {.what = DP_MPI_OPEN, .N = ranks, .limit = dp_mpi_limit_s(), .base = base};
+    const dp_user_recurrence *rows = dp_user_recurrence_installed();
+    sim_job j = {.what = DP_MPI_OPEN,
+                 .N = ranks,
+                 .limit = dp_mpi_limit_s(),
+                 .base = base,
+                 .by_user = rows != NULL};
+    if (rows) j.rows = *rows;
     for (int r = 1; r < ranks; r++) {
         dp_problem part = dp_rank_part(p, ranks, r);
         send_part(r, &part, &j);

@@ -129,29 +129,50 @@ typedef struct {
     int64_t rows, width;
     int of_query; /* value heads of a query head are added */
 } made;
-enum { OF_TOKENS = -1, MOST_MADE = 11 };
+enum { OF_TOKENS = -1, MOST_MADE = DP_NRESULTS };
 
-/* All of them, in one order. After o and final_state stand gradients: of activated inputs, from
- * which their owner continues, and sums over tokens, of which it has a share alone. */
+/* All results. */
+static int list_results(const dp_sim *s, int backward, made list[MOST_MADE]) {
+    int n = 0;
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_tensor_field *f = &dp_result_fields[i];
+        int64_t shape[DP_MAX_AXES], width = f->kind == DP_OF_HEADS ? s->p->HV : 1;
+        double *x = *dp_result_at((dp_result *)&s->out, i);
+        for (int axis = dp_result_axes(s->p, i, shape) - 1; axis > 0; axis--)
+            width *= shape[axis];
+        if (x && (backward || !f->backward))
+            list[n++] = (made){x,
+                               f->kind == DP_OF_TOKENS      ? OF_TOKENS
+                               : f->kind == DP_OF_SEQUENCES ? s->p->Nseq
+                                                            : 1,
+                               width, 0};
+    }
+    return n;
+}
+
+/* All of them, in one order: results where every value head has a query head. Elsewhere gradients
+ * stand after o and final_state. They are of activated inputs, from which their owner continues,
+ * and sums over tokens. */
 static int list_made(const dp_sim *s, int backward, made list[MOST_MADE]) {
+    if (dp_by_rows(s->p)) return list_results(s, backward, list);
     const dp_problem *p = s->p;
     const dp_result *out = &s->out;
     const int R = dp_rows(p), HV = p->HV;
     const int64_t state = (int64_t)HV * p->K * p->V;
-    const made all[MOST_MADE] = {{out->o, OF_TOKENS, (int64_t)HV * p->V, 0},
-                                 {out->final_state, p->Nseq, state, 0},
-                                 {s->dq, OF_TOKENS, (int64_t)p->H * p->K, 1},
-                                 {s->dk, OF_TOKENS, (int64_t)p->H * R * p->K, 1},
-                                 {s->dg, OF_TOKENS, (int64_t)HV * dp_Kg(p), 0},
-                                 {s->dbeta, OF_TOKENS, (int64_t)HV * R, 0},
-                                 {s->values ? s->derasing : out->dv, OF_TOKENS,
-                                  (int64_t)HV * R * (s->values ? p->K : p->V), 0},
-                                 {s->dvalues, OF_TOKENS, s->values ? (int64_t)HV * R * p->V : 0, 0},
-                                 {out->ds0, p->Nseq, state, 0},
-                                 {out->dA_log, 1, p->A_log ? HV : 0, 0},
-                                 {out->ddt_bias, 1, p->dt_bias ? (int64_t)HV * dp_Kg(p) : 0, 0}};
+    const made all[] = {{out->o, OF_TOKENS, (int64_t)HV * p->V, 0},
+                        {out->final_state, p->Nseq, state, 0},
+                        {s->dq, OF_TOKENS, (int64_t)p->H * p->K, 1},
+                        {s->dk, OF_TOKENS, (int64_t)p->H * R * p->K, 1},
+                        {s->dg, OF_TOKENS, (int64_t)HV * dp_Kg(p), 0},
+                        {s->dbeta, OF_TOKENS, (int64_t)HV * R, 0},
+                        {s->values ? s->derasing : out->dv, OF_TOKENS,
+                         (int64_t)HV * R * (s->values ? p->K : p->V), 0},
+                        {s->dvalues, OF_TOKENS, s->values ? (int64_t)HV * R * p->V : 0, 0},
+                        {out->ds0, p->Nseq, state, 0},
+                        {out->dA_log, 1, p->A_log ? HV : 0, 0},
+                        {out->ddt_bias, 1, p->dt_bias ? (int64_t)HV * dp_Kg(p) : 0, 0}};
     int n = 0;
-    for (int i = 0; i < (backward ? MOST_MADE : 2); i++)
+    for (int i = 0; i < (backward ? (int)(sizeof all / sizeof *all) : 2); i++)
         if (all[i].width) list[n++] = all[i];
     return n;
 }
@@ -234,5 +255,5 @@ void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward) {
         unpack_made(s, backward, from, message);
     }
     free(message);
-    if (backward) dp_sim_activations_bwd(s, NULL);
+    if (backward && !dp_by_rows(s->p)) dp_sim_activations_bwd(s, NULL);
 }

@@ -78,7 +78,10 @@ static void activate_writes(dp_sim *s) {
 }
 
 /* Rows over their norms are stored like factors in base bf16, as are those of other recurrences. */
-static void divide_by_norms(dp_sim *s, dp_base base, dp_format f) {
+static void divide_by_norms(dp_sim *s) {
+    const dp_base base = s->at[DP_STAGE_GATE];
+    const dp_design design = sim_design_at(s, DP_STAGE_GATE);
+    const dp_format f = dp_design_kept(&design);
     dp_units_free(&s->units);
     s->units = (base == DP_BASE_FP64 ? dp_units_new : dp_units_new_f32)(s->p);
     for (int i = 0; i < DP_NINPUTS; i++)
@@ -87,15 +90,15 @@ static void divide_by_norms(dp_sim *s, dp_base base, dp_format f) {
             (*dp_input_at(&s->units.p, i))[x] = dp_store(f, dp_input_of(&s->units.p, i)[x]);
 }
 
-/* Stage gate: activated q, k, gate and beta of all tokens. */
-static void sim_activate(dp_sim *s) {
+/* Activated q, k, gate and beta of all tokens. */
+static void activate(dp_sim *s) {
     const dp_problem *p = s->p;
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
     const dp_base base = s->at[DP_STAGE_GATE];
     const dp_design design = sim_design_at(s, DP_STAGE_GATE);
     const dp_format f = dp_design_kept(&design);
     dp_sim_fresh(s, DP_STAGE_GATE);
-    divide_by_norms(s, base, f);
+    divide_by_norms(s);
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(&s->units.p, 0, p->T, s->q, s->k, s->g,
                                                            s->beta, s->rstd_q, s->rstd_k);
     if (s->units.rstd[DP_INPUT_Q])
@@ -110,6 +113,19 @@ static void sim_activate(dp_sim *s) {
             s->k[i] = dp_store(f, s->k[i]);
     }
     activate_writes(s);
+}
+
+/* Stage gate. */
+static void sim_activate(dp_sim *s) {
+    if (!dp_sim_needs_halos(s)) {
+        activate(s);
+        return;
+    }
+    dp_sim_fetch_halos(s);
+    dp_sim all = dp_sim_open_halos(s, 0);
+    activate(&all);
+    dp_sim_close_halos(s, &all, 0);
+    divide_by_norms(s);
 }
 
 /* Tokens of the chunk that begins at t. */
@@ -573,7 +589,7 @@ static double *gradient_of_rows(const dp_sim *s, dp_format stored, const double 
     return copy;
 }
 
-void dp_sim_activations_bwd(dp_sim *s, double *sums) {
+static void activations_bwd(dp_sim *s, double *sums) {
     const dp_problem *p = s->p;
     const dp_base base = s->at[DP_STAGE_GATE_BWD];
     const dp_design leaving = sim_design_at(s, DP_STAGE_GATE_BWD);
@@ -598,10 +614,10 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
             s->rstd_q + a * p->H, s->rstd_k + a * p->H * dp_rows(p), dq + a * p->H * p->K,
             dk + a * p->H * dp_rows(p) * p->K, dg + a * p->HV * Kg, dbeta + a * p->HV * dp_rows(p),
             &part);
-        (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, a, b, &part);
         dp_sim_after(s, DP_AFTER_ACTIVATIONS, (dp_sim_place){.at = r, .part = &part});
     }
-    if (p->angle) (base == DP_BASE_FP64 ? dp_sum_angles : dp_sum_angles_f32)(p, s->out.dangle);
+    dp_sim_return_halos(s, base);
+    (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, 0, p->T, &s->out);
     dp_sim_replace(&s->norm_q, NULL);
     dp_sim_replace(&s->norm_k, NULL);
     free(dq);
@@ -610,6 +626,16 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
             store_all(p, i, leaving.out[i], *dp_result_at(&s->out, i));
+}
+
+void dp_sim_activations_bwd(dp_sim *s, double *sums) {
+    if (!s->halos) {
+        activations_bwd(s, sums);
+        return;
+    }
+    dp_sim all = dp_sim_open_halos(s, 1);
+    activations_bwd(&all, sums);
+    dp_sim_close_halos(s, &all, 1);
 }
 
 /* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
@@ -790,11 +816,6 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
                           dp_err *e) {
     const dp_design design = dp_design_of(base);
     const dp_sim_options o = {.peers = peers};
-    if (dp_has_halo(part))
-        return dp_fail(e, DP_EINPUT,
-                       "%s: its ranks need more of the tokens before theirs than the state: not "
-                       "computed by processes",
-                       dp_models[part->model].name);
     const int64_t T = part->cu[part->Nseq];
     const int N = part->own.kind ? dp_own_parts(part->own.kind, T, part->own.ranks) : peers->N;
     return dp_sim_open(s, part, &design, N, &o, e);
@@ -807,6 +828,7 @@ void dp_sim_free(dp_sim *s) {
         if (s->peers) dp_problem_free(&s->heads->p);
         free(s->heads);
     }
+    dp_sim_free_halos(s);
     dp_free_list(s->factor, 2 * nch);
     if (s->ch)
         for (int64_t i = 0; i < nch; i++)
@@ -839,7 +861,7 @@ int dp_sim_split(dp_sim *s, int N) {
         dp_must(dp_context_of(s->p, N, r, &next.ctx[r], NULL));
     sim_list_groups(&next);
     alloc_ranks(&next);
-    const int same = same_chunks(s, &next);
+    const int same = same_chunks(s, &next) && !dp_has_halo(s->p);
     if (same) {
         const dp_sim old = *s;
         *s = next;

@@ -13,6 +13,7 @@
 
 #include "complex_step.h"
 #include "gt.h"
+#include "harness/simulated/ranks.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/recurrence_text.h"
 
@@ -366,16 +367,21 @@ static double over_radius(const dp_problem *p, int field, const dp_ball *y) {
     return (double)worst;
 }
 
-static void agree_inside_their_radius(int seed, int along) {
-    static const int64_t CU[] = {0, 2, 2, 4};
+static dp_user_recurrence random_rows(int seed, char text[1000]) {
     dp_user_recurrence y;
-    char text[1000];
     dp_err e;
     state = 0x5eed + (uint64_t)seed * 7919;
     do { /* an input that no row uses is refused */
-        random_text(text, sizeof text);
+        random_text(text, 1000);
         e = (dp_err){0};
     } while (dp_user_recurrence_parse(text, "random", &y, &e));
+    return y;
+}
+
+static void agree_inside_their_radius(int seed, int along) {
+    static const int64_t CU[] = {0, 2, 2, 4};
+    char text[1000];
+    dp_user_recurrence y = random_rows(seed, text);
     y.rows.along = along;
     if (along && (y.rows.rotated || y.rows.normed >> DP_INPUT_Q & 1)) return;
     dp_user_recurrence_install(&y);
@@ -419,6 +425,59 @@ DP_TEST(recurrence, rows_read_along_the_values_agree_with_complex_steps) {
     const char *many = getenv("DP_RECURRENCES");
     for (int i = 0; i < (many ? atoi(many) : 16); i++)
         agree_inside_their_radius(i, 1);
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* The distance of two results, over the norm of b. */
+static double distance(const dp_problem *p, int field, const double *a, const double *b) {
+    int64_t rows, width;
+    double off = 0, all = 0;
+    dp_result_shape(p, field, &rows, &width);
+    for (int64_t i = 0; i < rows * width; i++) {
+        off += (a[i] - b[i]) * (a[i] - b[i]);
+        all += b[i] * b[i];
+    }
+    return off > 0 || isnan(off) ? sqrt(off / all) : 0;
+}
+
+/* The rows of a seed on ranks: inputs of the token before, and sums of angles, cross to the next
+ * one, their gradients come back. */
+static void same_on_ranks(int seed, int N, dp_own own, int *halos) {
+    static const int64_t CU[] = {0,  9,  9,
+                                 12, 31, 36}; /* begin at a rank's first token, and inside */
+    char text[1000];
+    const dp_user_recurrence y = random_rows(seed, text);
+    dp_user_recurrence_install(&y);
+    dp_problem p = {.model = DP_USER, .H = 2, .HV = 2, .K = 4, .V = 3, .R = 1, .scale = 0.7};
+    dp_sim one, all;
+    dp_err e = {0};
+    p.l2norm = y.rows.normed != 0;
+    fill_problem(&p, 5, CU);
+    *halos += dp_has_halo(&p);
+    REQUIRE(!dp_sim_new(&one, &p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
+    if (own) p.own = (dp_owners){own, N};
+    const int parts = own ? dp_own_parts(own, p.T, N) : N;
+    REQUIRE(!dp_sim_new(&all, &p, DP_BASE_FP64, parts, DP_FAULT_NONE, &e), "%s", e.msg);
+    dp_sim_run(&one, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
+    dp_sim_run(&all, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const double *a = *dp_result_at(&all.out, f), *b = *dp_result_at(&one.out, f);
+        const double off = b ? distance(&p, f, a, b) : 0;
+        CHECK(off < 1e-11, "seed %d, %d ranks, %s: %s is off by %g\n%s", seed, N, dp_own_names[own],
+              dp_result_fields[f].name, off, text);
+    }
+    dp_sim_free(&one);
+    dp_sim_free(&all);
+    dp_problem_free(&p);
+    dp_user_recurrence_install(NULL);
+}
+
+DP_TEST(recurrence, ranks_hand_on_what_random_rows_look_back_to) {
+    int halos = 0;
+    for (int i = 0; i < 40; i++)
+        same_on_ranks(i, 2 + i % 3, (dp_own)(i % DP_OWN_CYCLIC), &halos);
+    CHECK(halos >= 16, "%d of 40 look back or rotate", halos);
 }
 
 /* ---- what is wrong in a text ----------------------------------------------------------------- */

@@ -174,12 +174,14 @@ static inline int dp_has_halo(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     return a->rotated || dp_recurrence_looks_back(a);
 }
+/* Is that input one that it needs? The sum of angles is. */
+static inline int dp_in_halo(const dp_problem *p, int input) {
+    const dp_recurrence *a = dp_recurrence_of(p);
+    return dp_recurrence_has(a, input | DP_PREVIOUS) || (input == DP_INPUT_ANGLE && a->rotated);
+}
 /* An input of the token before a call that goes on; NULL: the call needs no such. */
 static inline const double *dp_halo_of(const dp_problem *p, int input) {
-    const dp_recurrence *a = dp_recurrence_of(p);
-    const int needs =
-        dp_recurrence_has(a, input | DP_PREVIOUS) || (input == DP_INPUT_ANGLE && a->rotated);
-    return p->before && needs ? dp_input_of(p->before, input) : NULL;
+    return p->before && dp_in_halo(p, input) ? dp_input_of(p->before, input) : NULL;
 }
 /* Has the recurrence an exp(-g), or reads before the decay, which are an exp(-g) in chunk form? */
 static inline int dp_has_growth(const dp_problem *p) {
