@@ -253,18 +253,13 @@ static void unknown_name(const dp_tensorfile *out, const dp_tensor *t, dp_compla
     dp_complain(complaints, "%s: tensor %s is not known; known:%s", out->path, t->name, all);
 }
 
-/* Is it the gradient of an input? o along the values is made like one (recurrence.h). */
-static int is_gradient(int field) {
-    const int other = field == DP_RESULT_O || field == DP_RESULT_DQ;
-    return dp_result_fields[field].backward ^ (other && dp_user_reads_along());
-}
-
 int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp_complaints *all) {
     int seen[DP_NRESULTS + DP_NSTAGE_TENSORS] = {0}, backward = 0;
     for (int i = 0; i < out->ntensor; i++) {
         const dp_tensor *t = &out->tensor[i];
         const int f = dp_result_find(t->name), stage = f < 0 ? dp_stage_tensor_find(t->name) : -1,
-                  back = f >= 0 ? is_gradient(f) : stage >= 0 && dp_stage_tensors[stage].backward;
+                  back = f >= 0 ? dp_result_fields[f].said == DP_ROLE_GRADIENT
+                                : stage >= 0 && dp_stage_tensors[stage].backward;
         if (is_of_truth(out, t->name)) continue;
         if (f < 0 && stage < 0) {
             unknown_name(out, t, all);

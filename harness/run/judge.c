@@ -72,12 +72,14 @@ static dp_model model_like(const dp_tensorfile *in, const dp_judge_options *o) {
     return dp_judge_without_beta(in, o->beta) ? DP_GLA : DP_KDA;
 }
 
-static dp_input_id query(void) { return dp_user_reads_along() ? DP_INPUT_DO : DP_INPUT_Q; }
+static dp_input_id query(void) {
+    return dp_input_fields[DP_INPUT_DO].said == DP_ROLE_REQUIRED ? DP_INPUT_DO : DP_INPUT_Q;
+}
 
 static void check_input(const dp_tensorfile *in, dp_model m, int input, dp_complaints *all) {
     const dp_tensor_field *f = &dp_input_fields[input];
-    const int required = input == DP_INPUT_Q ? query() == DP_INPUT_Q : f->role == DP_ROLE_REQUIRED;
-    if (dp_model_has(m, input) && (required || input == (int)query()) && !dp_case_input_find(in, f))
+    const int required = f->said == DP_ROLE_REQUIRED && dp_model_has(m, input);
+    if (required && !dp_case_input_find(in, f))
         dp_complain(all, "%s: tensor %s is missing", in->path, f->name);
     if (f->alias && dp_tensor_find(in, f->name) && dp_tensor_find(in, f->alias))
         dp_complain(all, "%s: has the same tensor under two names, %s and %s", in->path, f->name,

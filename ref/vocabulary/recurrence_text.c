@@ -375,6 +375,16 @@ static void rename_field(dp_tensor_field *f, const char *name) {
     f->alias = f->inner = NULL;
 }
 
+/* Names, and what they say. */
+static void exchange_names(dp_tensor_field *a, dp_tensor_field *b) {
+    const char *name = a->name;
+    const dp_role said = a->said;
+    rename_field(a, b->name);
+    rename_field(b, name);
+    a->said = b->said;
+    b->said = said;
+}
+
 void dp_user_recurrence_install(const dp_user_recurrence *y) {
     if (is_installed) {
         memcpy(dp_input_fields, input_before, sizeof input_before);
@@ -402,8 +412,6 @@ void dp_user_recurrence_install(const dp_user_recurrence *y) {
             rename_field(&dp_result_fields[i], gradient[of]);
     }
     if (!y->rows.along) return;
-    rename_field(&dp_input_fields[DP_INPUT_DO], installed.input[DP_INPUT_Q]);
-    rename_field(&dp_input_fields[DP_INPUT_Q], "do");
-    rename_field(&dp_result_fields[DP_RESULT_O], gradient[DP_INPUT_Q]);
-    rename_field(&dp_result_fields[DP_RESULT_DQ], "o");
+    exchange_names(&dp_input_fields[DP_INPUT_Q], &dp_input_fields[DP_INPUT_DO]);
+    exchange_names(&dp_result_fields[DP_RESULT_DQ], &dp_result_fields[DP_RESULT_O]);
 }

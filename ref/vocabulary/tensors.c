@@ -54,7 +54,8 @@ void dp_axes_text(const dp_axis axis[DP_MAX_AXES], char *out, size_t size) {
 #define ANGLE TOKENS(DP_AXIS_HV, DP_AXIS_P)
 #define OUTPUT TOKENS(DP_AXIS_HV, DP_AXIS_V)
 
-#define INPUT(NAME, FIELD, ROLE) .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE
+#define INPUT(NAME, FIELD, ROLE) \
+    .name = NAME, .offset = offsetof(dp_problem, FIELD), .role = ROLE, .said = ROLE
 #define REQUIRED(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_REQUIRED)
 #define PARAMETER(FIELD) INPUT(#FIELD, FIELD, DP_ROLE_GATE), .parameter = 1
 #define INCOMING(NAME, FIELD) INPUT(NAME, FIELD, DP_ROLE_INCOMING), .backward = 1
@@ -81,7 +82,8 @@ dp_tensor_field dp_input_fields[DP_NINPUTS] = {
     [DP_INPUT_DSTATE] = {INCOMING("dstate", dstate), STATES, .parameter = 1, .alias = "dht"},
 };
 
-#define RESULT(FIELD, ROLE) .name = #FIELD, .offset = offsetof(dp_result, FIELD), .role = ROLE
+#define RESULT(FIELD, ROLE) \
+    .name = #FIELD, .offset = offsetof(dp_result, FIELD), .role = ROLE, .said = ROLE
 #define MADE(FIELD) RESULT(FIELD, DP_ROLE_OUTPUT)
 #define GRADIENT(FIELD, OF) RESULT(FIELD, DP_ROLE_GRADIENT), .backward = 1, .of = DP_INPUT_##OF
 #define SHORT .stored_short = 1

@@ -107,7 +107,8 @@ typedef enum {
 typedef struct {
     const char *name, *alias; /* FLA's own name where it is another; NULL: the same */
     const char *inner;        /* its name inside FLA's functions, which judge takes, too; or NULL */
-    dp_role role;
+    dp_role role;             /* in a problem */
+    dp_role said;  /* of its name in a formula: another where o reads along values (recurrence.h) */
     size_t offset; /* of its array in dp_problem or dp_result */
     dp_row_kind kind;
     dp_axis axis[DP_MAX_AXES]; /* slowest first, DP_AXIS_NONE after the last */
