@@ -69,6 +69,9 @@ static void layout_tokens(dpg_plan *pl) {
     add(pl, B_BETA, keys * d.HV, 0);
     add(pl, B_DECAY, d.L * d.HV * d.Kg, 0);
     if (pl->pairs) add(pl, B_COS_SIN, d.L * d.HV * pl->pairs * 2, 0);
+    if (pl->halo)
+        for (int slot : {B_HALO, B_HALOIN, B_HALOALL})
+            add(pl, slot, (int64_t)pl->halo * (slot == B_HALOALL ? pl->N : 1), 0);
     if (pl->is_bwd || saves_all(pl) || pl->opt.keep) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
@@ -157,6 +160,8 @@ static void layout_token_bwd(dpg_plan *pl) {
     add(pl, B_DKW, keys * d.K, 0);
     add(pl, B_DG, heads * d.Kg, 0);
     if (pl->pairs) add(pl, B_DANGLE, heads * pl->pairs, 0);
+    if (pl->halo) add(pl, B_DHALO, pl->halo, 0);
+    if (pl->halo) add(pl, B_DHALOALL, (int64_t)pl->halo * pl->N, 0);
     add(pl, B_DBETA, keys, 0);
 }
 

@@ -25,6 +25,9 @@ struct Path {
     step_fn bwd_sums;  /* of this rank for dA_log and ddt_bias, to B_GSUM: [HV], [HV][Kg] */
     step_fn bwd_norm;  /* dq and dk: groups summed, L2 norm; reads nothing of bwd_sums */
     int makes_m;       /* pre makes M of the rank, too, bwd_pre dM: no chain of factors */
+    /* If dpg_plan.halo is set: words for the next rank, to B_HALO; those of the rank before, to
+     * B_HALOIN; their gradient, to B_DHALO. */
+    step_fn halo, halo_came, halo_bwd;
 };
 extern const Path simple_path, fast_path, token_path;
 
@@ -52,6 +55,8 @@ int fast_is_single(const dpg_plan *pl);
 /* Does only the token path have the recurrence? How many rows has a token there? */
 int token_alone(const dpg_problem *p);
 int token_rows(const dpg_problem *p);
+/* Words of a halo of these rows. */
+int token_halo(const dpg_plan *pl);
 
 /* chain/: M and dM as chains of chunk factors, in B_HM and in columns of row stride ld. */
 dp_status chain_pre_m(const Call &c);

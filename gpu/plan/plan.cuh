@@ -90,9 +90,15 @@ enum Slot {
     B_ERASE,
     B_VALUE,
     B_COS_SIN, /* of sums of angles */
-    B_L,       /* k k' with decay, strictly lower */
-    B_AKK,     /* T = (I + B L)^-1 */
-    B_AQK,     /* scale q k' with decay, lower */
+    B_HALO,    /* token: what the next rank needs of this one's last token; gathered; what this one
+                * got (token/halo.cu). Backward their gradients, gathered */
+    B_HALOALL,
+    B_HALOIN,
+    B_DHALO,
+    B_DHALOALL,
+    B_L,   /* k k' with decay, strictly lower */
+    B_AKK, /* T = (I + B L)^-1 */
+    B_AQK, /* scale q k' with decay, lower */
     B_W,
     B_U,
     B_KG,
@@ -189,6 +195,7 @@ struct dpg_plan {
     dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
     int erases;             /* does any read */
     int pairs;              /* that angles rotate, 0: none */
+    int halo;               /* words of a halo, 0: ranks need none */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */

@@ -35,6 +35,18 @@ static dp_status join(const Call &c) {
     return DP_OK;
 }
 
+/* From inputs, for which the ranks of the token path may need those of the token before. */
+static dp_status from_inputs(const Call &c, dpg_comm *comm, step_fn chunks) {
+    const dpg_plan *pl = c.p;
+    if (pl->halo) {
+        TRY(pl->path->halo(c));
+        TRY(comm->all_gather(comm, at<float>(c, B_HALO), at<float>(c, B_HALOALL), pl->halo, c.s,
+                             c.e));
+        TRY(pl->path->halo_came(c));
+    }
+    return over_tokens(chunks, c);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* Zeros in an element of which every word is sent, and some are not made. */
@@ -158,7 +170,7 @@ dp_status dpg_forward_steps(dpg_plan *pl, const dpg_tensors *t, void *ws, dpg_co
     if (spans)
         TRY(chunks_of_span(c, 0));
     else if (steps & DPG_STEP_CHUNKS)
-        TRY(over_tokens(pl->path->chunks, c));
+        TRY(from_inputs(c, comm, pl->path->chunks));
     if (spans) TRY(fork(c));
     if (leads)
         TRY(clear_element(c));
@@ -215,6 +227,11 @@ static dp_status finish(const Call &c, dpg_comm *comm) {
     if (!b->d.NT) CK(c.e, cudaMemsetAsync(at<float>(c, B_GSUM), 0, b->buf[B_GSUM].bytes, c.s));
     const int sums = c.g->dA_log || c.g->ddt_bias;
     TRY(over_tokens(b->path->bwd_sums, c));
+    if (b->halo) {
+        TRY(b->path->halo_bwd(c));
+        TRY(comm->all_gather(comm, at<float>(c, B_DHALO), at<float>(c, B_DHALOALL), b->halo, c.s,
+                             c.e));
+    }
     if (sums) TRY(fork(c)); /* what is forked is joined: a graph must end on one stream */
     TRY(over_tokens(b->path->bwd_norm, c));
     if (!sums) return DP_OK;
@@ -242,7 +259,7 @@ static dp_status backward_steps(const Call &c, dpg_comm *comm, int steps) {
     int recompute = steps & DPG_BWD_RECOMPUTE && !saves_all(b);
     if (recompute) {
         TRY(restore(c));
-        TRY(over_tokens(b->path->bwd_chunks, c));
+        TRY(from_inputs(c, comm, b->path->bwd_chunks));
     }
     if (steps & DPG_BWD_DAV) TRY(over_tokens(b->path->bwd_dv_local, c));
     int pre = (b->N > 1 || b->parts > 1 || b->owned) && !passes_on(&b->opt, b->sends);

@@ -27,6 +27,7 @@ Token token_of(const Call &c) {
         a.in[x->id] = *(void **)((char *)c.t + x->slot);
     a.in[DP_INPUT_A_LOG] = c.t->A_log;
     a.in[DP_INPUT_DT_BIAS] = c.t->dt_bias;
+    if (c.p->halo) set_halo(c, &a);
     return a;
 }
 
@@ -36,7 +37,7 @@ __global__ void k_token_angles(Dims d, Token a) {
     if (i >= d.nseq * width) return;
     Seq seq = d.seq[i / width];
     Chunk last = d.chunk[seq.c1 - 1];
-    float phi = 0.f;
+    float phi = seq.starts || !a.halo ? 0.f : a.halo[a.halo_at[DP_INPUT_ANGLE] + i % width];
     for (int64_t t = d.chunk[seq.c0].t0; t < last.t0 + last.len; t++) {
         int64_t at = t * width + i % width;
         phi += ldx(a.in[DP_INPUT_ANGLE], at, d.g_bf16);

@@ -249,4 +249,5 @@ static dp_status grads(const Call &c) {
 
 extern const Path token_path = {"token",     token_inputs, token_pre, token_state, token_inputs,
                                 token_state, nothing,      pre,       state,       grads,
-                                token_sums,  token_norm,   1};
+                                token_sums,  token_norm,   1,         halo_give,   halo_take,
+                                halo_grads};

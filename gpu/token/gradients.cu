@@ -8,14 +8,19 @@
 
 /* Calls f(place, row, j, factor) for the rows of key r of a token, then for those of the token
  * after it. Factor: the one that the first token's input is in the row. */
-template <class F> __device__ __forceinline__ void both_tokens(Place p, int input, int r, F f) {
-    for (int back = 0; back < 2; back++) {
+template <class F>
+__device__ __forceinline__ void both_tokens(Place p, int input, int r, F f, int back = 0) {
+    for (; back < 2; back++) {
         for (int j = 0; j < p.a.n; j++)
             if (p.key_of(j) == r) f(p, p.row(j), j, back ? input | DP_PREVIOUS : input);
         if (p.after < 0 || !p.a.looks_back) return;
         p.before = p.t;
         p.t = p.after;
     }
+}
+/* Does the gradient of an input get a part from the next rank? */
+__device__ __forceinline__ bool comes(const Place &p, int input) {
+    return p.came && p.a.halo_at[input] >= 0;
 }
 
 /* += the gradient of factor `of` through an entry whose gradient is dy. */
@@ -36,11 +41,30 @@ __device__ __forceinline__ void through_scalar(const Place &p, const dp_entry &e
         if (e.of[m] == of) sum = fmaf(p.scalar(e, r, v, m), dy, sum);
 }
 __device__ __forceinline__ void through_rows(const Place &p, const TokenGrads &y, int input, int r,
-                                             Row &sum) {
-    both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
+                                             Row &sum, int back = 0) {
+    auto f = [&](const Place &p, const dp_token_row &row, int j, int of) {
         through_entry(p, row.write, of, r, y.k + p.entry(j) * p.d.K, sum);
         through_entry(p, row.read, of, r, y.e + p.entry(j) * p.d.K, sum);
-    });
+    };
+    both_tokens(p, input, r, f, back);
+}
+/* The gradient of a value at column v; of a number, through strengths. */
+__device__ __forceinline__ float through_values(const Place &p, const TokenGrads &y, int input,
+                                                int r, int v, int back = 0) {
+    float sum = 0.f;
+    auto f = [&](const Place &p, const dp_token_row &row, int j, int of) {
+        through_scalar(p, row.value, of, r, v, y.u[p.entry(j) * p.d.V + v], sum);
+    };
+    both_tokens(p, input, r, f, back);
+    return sum;
+}
+__device__ __forceinline__ float through_strengths(const Place &p, const TokenGrads &y, int input,
+                                                   int r, float sum, int back = 0) {
+    auto f = [&](const Place &p, const dp_token_row &row, int j, int of) {
+        through_scalar(p, row.strength, of, r, 0, y.b[p.entry(j)], sum);
+    };
+    both_tokens(p, input, r, f, back);
+    return sum;
 }
 
 /* Rows of the query or of keys, over the value heads of a group, through the norm of the input:
@@ -53,6 +77,8 @@ __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
         if (input == DP_INPUT_Q)
             dy.add(p.rotated(Row::load(y.q + p.head() * d.K, d.K), DP_INPUT_Q, 1), 1.f);
         through_rows(p, y, input, r, dy);
+        if (comes(p, input))
+            Row::rows(d.K, [&](int i, int x) { dy.x[i] += p.halo_word(p.came, input, d.K, x); });
     }
     int normed = p.a.rows.normed >> input & 1;
     float norm = p.norm(input, x), along = normed ? unit.dot(dy) : 0.f;
@@ -65,10 +91,8 @@ __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
 __device__ void value_bwd(const Place &p, const TokenGrads &y, int input, int r) {
     int64_t V = p.d.V, to = p.at(input, r) * V;
     for (int v = threadIdx.x % 32; v < V; v += 32) {
-        float sum = 0.f;
-        both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
-            through_scalar(p, row.value, of, r, v, y.u[p.entry(j) * V + v], sum);
-        });
+        float sum = through_values(p, y, input, r, v);
+        if (comes(p, input)) sum += p.halo_word(p.came, input, p.d.V, v);
         stx(y.in[input], to + v, p.d.d_bf16, sum);
     }
 }
@@ -82,10 +106,8 @@ __device__ __forceinline__ float sum_of(const Dims &d, const Row &x) {
 __device__ void number_bwd(const Place &p, const TokenGrads &y, int input, int r) {
     Row keys = {};
     through_rows(p, y, input, r, keys);
-    float sum = sum_of(p.d, keys);
-    both_tokens(p, input, r, [&](const Place &p, const dp_token_row &row, int j, int of) {
-        through_scalar(p, row.strength, of, r, 0, y.b[p.entry(j)], sum);
-    });
+    float sum = through_strengths(p, y, input, r, sum_of(p.d, keys));
+    if (comes(p, input)) sum += p.halo_word(p.came, input, 1, 0);
     int64_t at = p.at(input, r);
     if (input == DP_INPUT_BETA) sum *= beta_slope(p.d, ldx(p.a.in[input], at, p.d.g_bf16));
     if (threadIdx.x % 32 == 0) stx(y.in[input], at, p.d.dg_bf16, sum);
@@ -113,16 +135,21 @@ __device__ __forceinline__ void through_rotation(const Dims &d, const float *x, 
     for (int i = 0; i < Row::ROWS; i += 2)
         sum.x[i] += y.x[i] * dy.x[i + 1] - y.x[i + 1] * dy.x[i];
 }
+__device__ __forceinline__ void through_turned_keys(const Place &p, const TokenGrads &y, Row &sum,
+                                                    int back = 0) {
+    auto f = [&](const Place &p, const dp_token_row &row, int j, int of) {
+        int key = p.rotated_key(row.write);
+        if (key >= 0 && (key & DP_PREVIOUS) == (of & DP_PREVIOUS))
+            through_rotation(p.d, p.a.k + p.entry(j) * p.d.K, y.k + p.entry(j) * p.d.K, sum);
+    };
+    both_tokens(p, 0, 0, f, back);
+}
 /* The gradient of a token's sum of angles. */
 __device__ void angle_bwd(const Place &p, const TokenGrads &y) {
     Row sum = {};
     int64_t K = p.d.K;
     through_rotation(p.d, p.a.q + p.head() * K, y.q + p.head() * K, sum);
-    both_tokens(p, 0, 0, [&](const Place &p, const dp_token_row &row, int j, int of) {
-        int key = p.rotated_key(row.write);
-        if (key >= 0 && (key & DP_PREVIOUS) == (of & DP_PREVIOUS))
-            through_rotation(p.d, p.a.k + p.entry(j) * K, y.k + p.entry(j) * K, sum);
-    });
+    through_turned_keys(p, y, sum);
 #pragma unroll
     for (int i = 0; i < Row::ROWS; i += 2)
         if (Row::row(i) < 2 * p.a.pairs) y.angle[p.head() * p.a.pairs + Row::row(i) / 2] = sum.x[i];
@@ -134,6 +161,8 @@ __global__ void k_token_angle_sums(Dims d, Token a, TokenGrads y) {
     Seq seq = d.seq[i / width];
     Chunk last = d.chunk[seq.c1 - 1];
     float sum = 0.f;
+    for (int r = a.next; r < a.end && a.dhalo && !seq.ends; r++)
+        sum += a.dhalo[(int64_t)r * a.halo_words + a.halo_at[DP_INPUT_ANGLE] + i % width];
     for (int64_t t = last.t0 + last.len - 1; t >= d.chunk[seq.c0].t0; t--) {
         sum += y.angle[t * width + i % width];
         stx(y.in[DP_INPUT_ANGLE], t * width + i % width, d.dg_bf16, sum);
@@ -156,6 +185,43 @@ __global__ void k_token_input_bwd(Dims d, Token a, TokenGrads y, int input, int 
             number_bwd(p, y, input, r);
 }
 
+/* The gradient of what the rank got of the token before its first. That of the angles' sum is over
+ * all of the rank's tokens in that sequence. */
+__global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
+    Place p = Place::first(d, a);
+    if (p.t < 0) return;
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        Row sum = {};
+        if (a.halo_at[i] < 0) continue;
+        if (i == DP_INPUT_ANGLE)
+            through_turned_keys(p, y, sum, 1);
+        else if (!is_in(VALUES, i))
+            through_rows(p, y, i, 0, sum, 1);
+        float *out = to + a.halo_at[i];
+        if (is_in(KEYS, i)) {
+            sum.store(out + p.hv * d.K, d.K);
+        } else if (is_in(VALUES, i)) {
+            for (int v = lane; v < d.V; v += 32)
+                out[p.hv * d.V + v] = through_values(p, y, i, 0, v, 1);
+        } else if (i != DP_INPUT_ANGLE) {
+            float one = through_strengths(p, y, i, 0, sum_of(d, sum), 1);
+            if (!lane) out[p.hv] = one;
+        } else {
+            Seq seq = d.seq[d.chunk[0].seq];
+            Chunk last = d.chunk[seq.c1 - 1];
+#pragma unroll
+            for (int j = 0; j < Row::ROWS; j += 2) {
+                int pair = Row::row(j) / 2;
+                if (pair >= a.pairs) continue;
+                for (int64_t t = last.t0 + last.len - 1; t >= 0; t--)
+                    sum.x[j] += y.angle[(t * d.HV + p.hv) * a.pairs + pair];
+                out[p.hv * a.pairs + pair] = sum.x[j];
+            }
+        }
+    }
+}
+
 __global__ void k_token_gate_bwd(Dims d, dpg_tensors t, dpg_grads g, const float *dg, float *part) {
     int64_t tile = blockIdx.x;
     Chunk c = d.chunk[tile / d.HV];
@@ -170,6 +236,19 @@ static dp_status input_bwd(const Call &c, int input) {
     k_token_input_bwd<<<places_of(d, heads), THREADS, 0, c.s>>>(d, token_of(c), token_grads_of(c),
                                                                 input, heads);
     CK_LAUNCH(c.e, "k_token_input_bwd");
+    return DP_OK;
+}
+
+dp_status halo_grads(const Call &c) {
+    TokenGrads y = token_grads_of(c);
+    float *to = at<float>(c, B_DHALO);
+    if (c.p->is_first) {
+        CK(c.e, cudaMemsetAsync(to, 0, c.p->buf[B_DHALO].bytes, c.s));
+        return DP_OK;
+    }
+    if (y.angle) TRY(input_bwd(c, DP_INPUT_ANGLE));
+    k_token_halo_bwd<<<blocks_of(c.p->d.HV), THREADS, 0, c.s>>>(c.p->d, token_of(c), y, to);
+    CK_LAUNCH(c.e, "k_token_halo_bwd");
     return DP_OK;
 }
 

@@ -6,16 +6,20 @@
 #include "token/token.cuh"
 
 #ifdef __CUDACC__
+/* As a token: the one before the rank's first. */
+enum { HALO = -2 };
+
 /* A token of a value head. */
 struct Place {
     const Dims &d;
     const Token &a;
     int64_t t, before, after; /* in its sequence; -1: there is none */
     int hv;
+    const float *came; /* gradients from the next rank, where that has the token after; or NULL */
 
     /* That of this warp, of `heads` a token; t = -1: there is none. */
     __device__ __forceinline__ Place(const Dims &d, const Token &a, int heads)
-        : d(d), a(a), t(-1), before(-1), after(-1) {
+        : d(d), a(a), t(-1), before(-1), after(-1), came(NULL) {
         int64_t warp = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, slot = warp / heads;
         hv = warp % heads * (d.HV / heads);
         if (slot >= (int64_t)d.NT * d.tok) return;
@@ -24,8 +28,32 @@ struct Place {
         Seq seq = d.seq[chunk.seq];
         Chunk last = d.chunk[seq.c1 - 1];
         t = chunk.t0 + slot % d.tok;
-        if (t > d.chunk[seq.c0].t0) before = t - 1;
-        if (t < last.t0 + last.len - 1) after = t + 1;
+        if (t > d.chunk[seq.c0].t0)
+            before = t - 1;
+        else if (!seq.starts && a.halo)
+            before = HALO;
+        if (t < last.t0 + last.len - 1)
+            after = t + 1;
+        else if (!seq.ends && a.dhalo)
+            came = a.dhalo + (int64_t)a.next * a.halo_words;
+    }
+    /* The rank's first token, at each head a warp; t = -1: there is none. */
+    __device__ __forceinline__ static Place first(const Dims &d, const Token &a) {
+        Place p(d, a);
+        p.hv = blockIdx.x * WARPS + threadIdx.x / 32;
+        p.t = p.hv < d.HV ? 0 : -1;
+        p.before = HALO;
+        return p;
+    }
+    __device__ __forceinline__ Place(const Dims &d, const Token &a)
+        : d(d), a(a), t(-1), before(-1), after(-1), hv(0), came(NULL) {}
+    /* Number x of an input in a halo, or its gradient, of `width` numbers a head. */
+    __device__ __forceinline__ float halo_word(const float *halo, int input, int width,
+                                               int x) const {
+        return halo[a.halo_at[input] + hv * width + x];
+    }
+    __device__ __forceinline__ bool in_halo(int of) const {
+        return of & DP_PREVIOUS && before == HALO;
     }
     __device__ __forceinline__ int64_t head() const { return t * d.HV + hv; }
     __device__ __forceinline__ int64_t query_head() const { return t * d.H + hv / d.G; }
@@ -48,6 +76,9 @@ struct Place {
     __device__ __forceinline__ float number(int of, int r, int v = 0) const {
         int64_t i = at(of, r);
         int input = of & ~DP_PREVIOUS;
+        if (in_halo(of))
+            return is_in(VALUES, input) ? halo_word(a.halo, input, d.V, v)
+                                        : halo_word(a.halo, input, 1, 0);
         if (i < 0) return 0.f;
         if (is_in(VALUES, input)) return ldx(a.in[input], i * d.V + v, d.in_bf16);
         float x = ldx(a.in[input], i, d.g_bf16);
@@ -63,7 +94,10 @@ struct Place {
     __device__ __forceinline__ Row given(int of, int r) const {
         int64_t i = at(of, r);
         Row y = {};
-        if (i >= 0)
+        if (in_halo(of))
+            Row::rows(d.K,
+                      [&](int j, int x) { y.x[j] = halo_word(a.halo, of & ~DP_PREVIOUS, d.K, x); });
+        else if (i >= 0)
             Row::rows(d.K, [&](int j, int x) {
                 y.x[j] = ldx(a.in[of & ~DP_PREVIOUS], i * d.K + x, d.in_bf16);
             });
@@ -112,15 +146,18 @@ struct Place {
     /* A row of the query or of a key, rotated by the sum of its token's angles, or back. */
     __device__ __forceinline__ Row rotated(Row y, int of, int back = 0) const {
         int64_t token = of & DP_PREVIOUS ? before : t;
-        if (!a.cos_sin || of < 0 || token < 0) return y;
+        if (!a.cos_sin || of < 0 || token == -1) return y;
         const float *pair = a.cos_sin + (token * d.HV + hv) * 2 * a.pairs;
 #pragma unroll
         for (int i = 0; i < Row::ROWS; i += 2) {
             int at = Row::row(i);
             if (at >= 2 * a.pairs) continue;
-            float x = y.x[i], z = y.x[i + 1], s = back ? -pair[at + 1] : pair[at + 1];
-            y.x[i] = x * pair[at] - z * s;
-            y.x[i + 1] = x * s + z * pair[at];
+            float phi = in_halo(of) ? halo_word(a.halo, DP_INPUT_ANGLE, a.pairs, at / 2) : 0.f,
+                  c = in_halo(of) ? cosf(phi) : pair[at],
+                  s = in_halo(of) ? sinf(phi) : pair[at + 1], x = y.x[i], z = y.x[i + 1];
+            if (back) s = -s;
+            y.x[i] = x * c - z * s;
+            y.x[i + 1] = x * s + z * c;
         }
         return y;
     }

@@ -38,6 +38,11 @@ struct Token {
     int n, pairs, looks_back;
     dp_recurrence rows;
     const void *in[DP_NINPUTS]; /* raw */
+    /* of the token before the rank's first one, NULL: none; its gradients, of all ranks. Words
+     * [HV][numbers of a head] of an input lie from halo_at on, -1: none do */
+    const float *halo, *dhalo;
+    int halo_at[DP_NINPUTS], halo_words;
+    int next, end; /* ranks next .. end - 1 share the sequence of the last token */
 };
 /* Where the plan keeps what is activated. */
 Token token_of(const Call &c);
@@ -54,7 +59,12 @@ dp_status token_inputs(const Call &c);
 /* forward.cu */
 dp_status token_pre(const Call &c);
 dp_status token_state(const Call &c); /* backward: h alone */
+/* halo.cu */
+void set_halo(const Call &c, Token *a);
+dp_status halo_give(const Call &c);
+dp_status halo_take(const Call &c);
 /* gradients.cu */
+dp_status halo_grads(const Call &c);
 dp_status token_sums(const Call &c);
 dp_status token_norm(const Call &c);
 

@@ -455,12 +455,12 @@ static void write_rows(const char *recurrence, const char *problem) {
     f = fopen(problem, "w");
     fprintf(f, "reason = r\nsource = s\nop = dplr\nT = 90\nH = 2\nK = 16\nV = 24\nl2norm = yes\n"
                "gate = softplus\ns0_scale = 1\ndstate = yes\ncu_seqlens = 0,37,37,90\n"
-               "ranks = 1,2\nbase = fp32,bf16\nchain = fp32\n");
+               "ranks = 1,2,3\nbase = fp32,bf16\nchain = fp32\n");
     fclose(f);
 }
 
 /* Recurrences of a user's own: packed, from initial states, on ranks, forward and backward. Ranks
- * have no token before theirs but where they exchange heads. */
+ * get the halo of the rank before them. */
 DP_TEST(kernels, recurrences_of_ones_own) {
     NEEDS_KERNELS;
     static const struct {
@@ -480,19 +480,22 @@ DP_TEST(kernels, recurrences_of_ones_own) {
         {"dplr-weak smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 1 --way save-all",
          4,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "ds0"}},
-        {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --exchange heads",
-         1,
+        {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --exchange heads,serial",
+         2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}},
-        {NULL, 2, {"o", "dq", "dg", "da", "db", "dv", "du", "dc", "dm"}},
+        {"dplr-weak smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 2,4",
+         8,
+         {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "S_in"}},
+        {NULL, 6, {"o", "dq", "dg", "da", "db", "dv", "du", "dc", "dm"}},
     };
     char path[2][600], own[1400];
     for (int i = 0; i < 2; i++)
         snprintf(path[i], sizeof path[i], "%s/%s", gt_tmpdir(), i ? "two.case" : "two.recurrence");
-    snprintf(own, sizeof own, "%s --recurrence %s --ranks 1", path[1], path[0]);
+    snprintf(own, sizeof own, "%s --recurrence %s --ranks 1,2,3", path[1], path[0]);
     write_rows(path[0], path[1]);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         judges(rows[i].args ? rows[i].args : own, rows[i].n, rows[i].names);
-    json_t *j = judged("smoke-dplr --recurrence mamba3 --base fp32 --ranks 2", 2),
+    json_t *j = judged("smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --own zigzag", 2),
            *r = j ? json_array_get(json_object_get(j, "runs"), 0) : NULL;
     const char *why = r ? json_string_value(json_object_get(r, "why")) : "no run";
     CHECK(why && strstr(why, "inputs of the previous token"), "%s", why ? why : "none");
