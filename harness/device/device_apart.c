@@ -14,6 +14,7 @@ const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, 0, nothing},
 #include "apart_rank.h"
 #include "device_job.h"
 #include "device_own.h"
+#include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/rank_part.h"
 #include "ref/vocabulary/context.h"
 
@@ -27,6 +28,7 @@ typedef struct {
     dp_ticket ticket;
     dp_cuda_how how;
     dp_problem p;
+    dp_mpi_rows rows;
 } order;
 
 /* Its message after a run without an error, before its results. */
@@ -126,7 +128,9 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_
 static void receive_shapes(order *o) {
     dp_problem *p = &o->p;
     dp_err e = {0};
-    if ((int)p->model < 0 || p->model >= DP_NMODELS) dp_mpi_refuse(0, "a recurrence", p->model);
+    dp_mpi_install(&o->rows);
+    if ((int)p->model < 0 || p->model >= DP_NMODELS + (o->rows.there != 0))
+        dp_mpi_refuse(0, "a recurrence", p->model);
     if (p->Nseq < 1) dp_mpi_refuse(0, "a number of sequences", p->Nseq);
     p->cu = dp_mpi_receive_cu(p->Nseq);
     const int N = dp_cuda_ranks(p, o->how.N);
@@ -225,7 +229,7 @@ static dp_status run_all(order *o, const dp_problem *p, dp_rank_job *job, dp_cud
 dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out,
                        dp_err *e) {
     const int N = dp_cuda_ranks(p, how->N);
-    order o = {.what = DP_MPI_DEVICE, .how = *how};
+    order o = {.what = DP_MPI_DEVICE, .how = *how, .rows = dp_mpi_rows_here()};
     dp_err own = {0};
     dp_cuda_result_alloc(out, p, how->N, how->backward);
     dp_rank_job *job = dp_calloc((size_t)N, sizeof *job);

@@ -1,7 +1,6 @@
 /* Ranks that are processes: their tokens go out, their results come back (mpi_ranks.h). */
 #include "mpi_ranks.h"
 #include "harness/simulated/rank_part.h"
-#include "ref/vocabulary/recurrence_text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +25,19 @@ static dp_peers peers_of(int N) {
 /* Processes of N ranks, or of N parts that they own. */
 static int ranks_of(dp_owners o, int N) { return o.kind ? o.ranks : N; }
 
+/* ---- a user's own rows ----------------------------------------------------------------------- */
+
+dp_mpi_rows dp_mpi_rows_here(void) {
+    const dp_user_recurrence *y = dp_user_recurrence_installed();
+    return y ? (dp_mpi_rows){1, *y} : (dp_mpi_rows){0};
+}
+
+void dp_mpi_install(const dp_mpi_rows *x) {
+    const int n = x->rows.rows.n;
+    if (x->there && (n < 1 || n > DP_MAX_ROWS)) dp_mpi_refuse(0, "a recurrence of rows", n);
+    dp_user_recurrence_install(x->there ? &x->rows : NULL);
+}
+
 /* ---- the rank of this process ---------------------------------------------------------------- */
 
 typedef struct {
@@ -37,8 +49,7 @@ typedef struct {
     dp_payload payload;
     int backward;
     dp_problem p; /* shapes, T of the rank; which arrays there are */
-    int by_user;  /* 1: of these rows */
-    dp_user_recurrence rows;
+    dp_mpi_rows rows;
 } sim_job;
 
 static struct {
@@ -71,7 +82,7 @@ static void work_open(const void *message, size_t bytes) {
     memcpy(&j, message, bytes);
     dp_problem *p = &own.part;
     dp_mpi_limit(j.limit);
-    dp_user_recurrence_install(j.by_user ? &j.rows : NULL);
+    dp_mpi_install(&j.rows);
     *p = j.p;
     p->cu = dp_mpi_receive_cu(p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -114,13 +125,11 @@ dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, d
     const dp_status st = dp_sim_open(s, p, &design, N, &frame, e);
     if (st) return st;
     const int ranks = ranks_of(p->own, N);
-    const dp_user_recurrence *rows = dp_user_recurrence_installed();
     sim_job j = {.what = DP_MPI_OPEN,
                  .N = ranks,
                  .limit = dp_mpi_limit_s(),
                  .base = base,
-                 .by_user = rows != NULL};
-    if (rows) j.rows = *rows;
+                 .rows = dp_mpi_rows_here()};
     for (int r = 1; r < ranks; r++) {
         dp_problem part = dp_rank_part(p, ranks, r);
         send_part(r, &part, &j);

@@ -11,6 +11,16 @@
 #include "harness/simulated/ranks.h"
 #include "processes.h"
 #include "ref/chunk/conv.h"
+#include "ref/vocabulary/recurrence_text.h"
+
+/* The rows of a user's own recurrence in a job; there 0: none are installed. */
+typedef struct {
+    int there;
+    dp_user_recurrence rows;
+} dp_mpi_rows;
+dp_mpi_rows dp_mpi_rows_here(void);
+/* In the process that got the job. */
+void dp_mpi_install(const dp_mpi_rows *x);
 
 /* *s: a frame (dp_sim_options) that dp_mpi_sim_run fills as dp_sim_run would. One at a time. */
 dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, dp_err *e);

@@ -76,6 +76,8 @@ static void same_numbers(const char *a, const char *b, size_t n) {
 
 #define CASES "packed-across smoke-step smoke-conv --base fp32,bf16 --chain fp32 "
 
+#define OWN "dplr-weak --recurrence mamba3 --ranks 2,3 --base fp32 --chain fp32 --backend "
+
 DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
     NEEDS_KERNELS;
     char out[1 << 14];
@@ -106,6 +108,9 @@ DP_TEST(apart, processes_of_torchrun_have_the_numbers_of_threads) {
                 out, sizeof out) == 0,
             "%.4000s", out);
     same_numbers("threads", "apart", 1);
+    REQUIRE(run("$K run $A", OWN "cuda --json threads", out, sizeof out) == 0, "%.4000s", out);
+    REQUIRE(run(TORCHRUN, OWN "nccl --json apart", out, sizeof out) == 0, "%.4000s", out);
+    same_numbers("threads", "apart", 2);
     REQUIRE(run(TORCHRUN,
                 "packed-across --ranks 3,8 --base fp32 --chain fp32 --backend nccl --way "
                 "plain,windows --exchange allgather",
