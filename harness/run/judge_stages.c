@@ -14,33 +14,17 @@
 
 /* ---- what ranks exchange --------------------------------------------------------------------- */
 
-/* Where each lies in the struct of truth; pairs: M, H and their gradients belong to
- * neighbours, S_in and dS_out to one rank. */
-#define ROW(FIELD, HAS, PAIRS)                                                        \
-    {                                                                                 \
-        .has = offsetof(dp_truth_rank, HAS), .value = offsetof(dp_truth_rank, FIELD), \
-        .rad = offsetof(dp_truth_rank, FIELD##_rad), .pairs = PAIRS,                  \
-    }
-static const struct {
-    size_t has, value, rad;
-    int pairs;
-} ROWS[DP_RANK_TENSORS] = {
-    [DP_RANK_S_IN] = ROW(S_in, has_S_in, 0), [DP_RANK_M] = ROW(M, has_MH, 1),
-    [DP_RANK_H] = ROW(H, has_H, 1),          [DP_RANK_DS_OUT] = ROW(dS_out, has_dS_out, 0),
-    [DP_RANK_DM] = ROW(dM, has_dMH, 1),      [DP_RANK_DH] = ROW(dH, has_dH, 1)};
-
 static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
 
 /* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
  * has none. */
 static const double *true_value(const dp_sharding *sp, int which, int pair, int64_t *width,
                                 double *radius) {
-    const char *at = (const char *)&sp->at[pair];
+    const dp_truth_rank_tensor *t = &sp->at[pair].of[which];
     *width = dp_rank_width(&sp->c->p, which);
-    if (!*(const int *)(at + ROWS[which].has)) return NULL;
-    const double *value = *(double *const *)(at + ROWS[which].value);
-    *radius = *(const double *)(at + ROWS[which].rad);
-    return value;
+    if (!t->there) return NULL;
+    *radius = t->rad;
+    return t->x;
 }
 
 /* ---- one tensor of ranks --------------------------------------------------------------------- */
@@ -153,7 +137,7 @@ static void judge_ranks(const dp_judging *j, dp_run *run) {
         const rank_values x = {.which = i,
                                .got = j->out->rank[i],
                                .bound = j->bound->rank[i],
-                               .absent_fails = !ROWS[i].pairs || j->out->forms_all_pairs};
+                               .absent_fails = dp_rank_is_state(i) || j->out->forms_all_pairs};
         if (x.got) judge_rank_tensor(j, &x, run);
     }
 }
@@ -183,7 +167,7 @@ static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
     for (int64_t i = 0; i < KK; i++)
         d[i] = m->got[i] - m->want[i];
     const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, m->want);
-    const dp_truth_rank *t = &sp->at[m->rank * p->HV];
+    const dp_truth_rank_tensor *S_in = &sp->at[m->rank * p->HV].of[DP_RANK_S_IN];
     run->point = dp_realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
     run->point[run->npoint++] =
         (dp_chain_point){.rank = m->rank,
@@ -192,7 +176,7 @@ static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
                          .abs = err,
                          .norm = norm,
                          .bound = norm > 0 ? m->bound / norm : NAN,
-                         .effect = t->has_S_in ? effect(d, t->S_in, p->K, p->V) : NAN};
+                         .effect = S_in->there ? effect(d, S_in->x, p->K, p->V) : NAN};
     free(d);
 }
 
@@ -228,8 +212,9 @@ static void judge_growth(const dp_judging *j, dp_run *run) {
     if (sp->c->p.HV != 1 || !M) return;
     if (j->out->sim) add_prefixes(j, run);
     for (int r = 0; r < sp->N; r++) {
-        if (!sp->at[r].has_MH || !M[r]) continue;
-        const product m = {r, chunks_of(j, r), M[r], sp->at[r].M, j->bound->rank[DP_RANK_M][r]};
+        const dp_truth_rank_tensor *want = &sp->at[r].of[DP_RANK_M];
+        if (!want->there || !M[r]) continue;
+        const product m = {r, chunks_of(j, r), M[r], want->x, j->bound->rank[DP_RANK_M][r]};
         if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
     }
 }

@@ -51,9 +51,8 @@ void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *
 static int has(const dp_sim *s, int rank, int which) {
     const dp_context *c = &s->ctx[rank];
     const dp_exchange_info *x = &dp_exchanges[s->merge];
-    const int state = which == DP_RANK_S_IN || which == DP_RANK_DS_OUT;
     const int first = which == DP_RANK_S_IN || which == DP_RANK_DM || which == DP_RANK_DH;
-    if (!(state ? x->states : x->pairs)) return 0;
+    if (!(dp_rank_is_state(which) ? x->states : x->pairs)) return 0;
     return first ? !c->is_first : !c->is_last;
 }
 

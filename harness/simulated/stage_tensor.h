@@ -48,16 +48,7 @@ typedef struct {
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
 int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
 
-/* The stages that ranks exchange, in the order of records; gradients from DP_RANK_DS_OUT on. */
-enum {
-    DP_RANK_S_IN,
-    DP_RANK_M,
-    DP_RANK_H,
-    DP_RANK_DS_OUT,
-    DP_RANK_DM,
-    DP_RANK_DH,
-    DP_RANK_TENSORS
-};
+/* The stages that ranks exchange (ref/vocabulary/context.h). */
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 /* Its name in files and records. */
 const char *dp_rank_name(int which);

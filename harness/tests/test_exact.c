@@ -86,23 +86,16 @@ static void compare(const char *name, int rank, int head, const double *got, con
 
 static outcome check(exact_case *x, dp_sim *s) {
     const dp_problem *p = &x->c.p;
-    const int64_t KK = (int64_t)p->K * p->K, KV = (int64_t)p->K * p->V;
     const dp_truth_rank *at = at_ranks(x, s->N);
     const int pairs = dp_exchanges[s->merge].pairs, states = dp_exchanges[s->merge].states;
     outcome o = {0};
     for (int i = 0; i < s->N * p->HV; i++) {
         const int r = i / p->HV, h = i % p->HV;
         const dp_truth_rank *w = &at[i];
-        if (w->has_MH && pairs) {
-            compare("H", r, h, s->H[i], w->H, KV, &o);
-            compare("M", r, h, s->M[i], w->M, KK, &o);
-        }
-        if (w->has_S_in && states) compare("S_in", r, h, s->S_in[i], w->S_in, KV, &o);
-        if (w->has_dMH && pairs) {
-            compare("dH", r, h, s->dH[i], w->dH, KV, &o);
-            compare("dM", r, h, s->dM[i], w->dM, KK, &o);
-        }
-        if (w->has_dS_out && states) compare("dS_out", r, h, s->dS_out[i], w->dS_out, KV, &o);
+        for (int z = 0; z < DP_RANK_TENSORS; z++)
+            if (w->of[z].there && (dp_rank_is_state(z) ? states : pairs))
+                compare(dp_rank_name(z), r, h, dp_sim_rank_list(s, z)[i], w->of[z].x,
+                        dp_rank_width(p, z), &o);
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &x->t.field[i];

@@ -902,39 +902,44 @@ DP_TEST(truth, rank_view_satisfies_its_affine_map) {
             for (int r = 0; r < N; r++) {
                 REQUIRE(dp_context_build(p.cu, p.Nseq, N, r, &ctx[r], NULL) == DP_OK, "context");
                 dp_truth_at_rank(&t, &p, &ctx[r], hv, &rank[r]);
-                CHECK(rank[r].has_S_in == !ctx[r].is_first && rank[r].has_MH == !ctx[r].is_last,
+                CHECK(rank[r].of[DP_RANK_S_IN].there == !ctx[r].is_first &&
+                          rank[r].of[DP_RANK_M].there == !ctx[r].is_last,
                       "N=%d rank %d: has", N, r);
-                CHECK(rank[r].has_dS_out == !ctx[r].is_last && rank[r].has_dMH == !ctx[r].is_first,
+                CHECK(rank[r].of[DP_RANK_DS_OUT].there == !ctx[r].is_last &&
+                          rank[r].of[DP_RANK_DM].there == !ctx[r].is_first,
                       "N=%d rank %d: has", N, r);
             }
             const int64_t KV = (int64_t)p.K * p.V;
             for (int r = 0; r + 1 < N; r++) {
-                if (!rank[r].has_MH) continue;
+                if (!rank[r].of[DP_RANK_M].there) continue;
                 const int starts =
-                    !rank[r].has_S_in ||
+                    !rank[r].of[DP_RANK_S_IN].there ||
                     ctx[r].nlocal > 1; /* last local sub-sequence starts in this rank */
                 const int seq = ctx[r].local_seq[ctx[r].nlocal - 1];
-                f128 *S = apply(&p, rank[r].M,
-                                starts ? p.s0 + (seq * p.HV + hv) * KV : rank[r].S_in, rank[r].H);
+                f128 *S = apply(&p, rank[r].of[DP_RANK_M].x,
+                                starts ? p.s0 + (seq * p.HV + hv) * KV : rank[r].of[DP_RANK_S_IN].x,
+                                rank[r].of[DP_RANK_H].x);
                 f128 worst = 0;
                 for (int64_t i = 0; i < KV; i++)
-                    worst = fmaxq(worst, fabsq(S[i] - rank[r + 1].S_in[i]));
+                    worst = fmaxq(worst, fabsq(S[i] - rank[r + 1].of[DP_RANK_S_IN].x[i]));
                 CHECK(worst <= 1e-14Q, "N=%d rank %d: M S_in + H is off by %g", N, r,
                       (double)worst);
-                CHECK(rank[r].M_rad <= 1e-15 && rank[r].H_rad <= 1e-14 && rank[r].M_rad > 0,
-                      "N=%d rank %d: radii %g %g", N, r, rank[r].M_rad, rank[r].H_rad);
+                CHECK(rank[r].of[DP_RANK_M].rad <= 1e-15 && rank[r].of[DP_RANK_H].rad <= 1e-14 &&
+                          rank[r].of[DP_RANK_M].rad > 0,
+                      "N=%d rank %d: radii %g %g", N, r, rank[r].of[DP_RANK_M].rad,
+                      rank[r].of[DP_RANK_H].rad);
                 free(S);
             }
             for (int r = N - 1; r > 0; r--) {
-                if (!rank[r].has_dMH) continue;
-                const int ends = !rank[r].has_dS_out || ctx[r].nlocal > 1;
-                f128 *S =
-                    apply(&p, rank[r].dM,
-                          ends ? p.dstate + (ctx[r].local_seq[0] * p.HV + hv) * KV : rank[r].dS_out,
-                          rank[r].dH);
+                if (!rank[r].of[DP_RANK_DM].there) continue;
+                const int ends = !rank[r].of[DP_RANK_DS_OUT].there || ctx[r].nlocal > 1;
+                f128 *S = apply(&p, rank[r].of[DP_RANK_DM].x,
+                                ends ? p.dstate + (ctx[r].local_seq[0] * p.HV + hv) * KV
+                                     : rank[r].of[DP_RANK_DS_OUT].x,
+                                rank[r].of[DP_RANK_DH].x);
                 f128 worst = 0;
                 for (int64_t i = 0; i < KV; i++)
-                    worst = fmaxq(worst, fabsq(S[i] - rank[r - 1].dS_out[i]));
+                    worst = fmaxq(worst, fabsq(S[i] - rank[r - 1].of[DP_RANK_DS_OUT].x[i]));
                 CHECK(worst <= 1e-14Q, "N=%d rank %d: dM dS_out + dH is off by %g", N, r,
                       (double)worst);
                 free(S);
@@ -969,12 +974,13 @@ DP_TEST(truth, rank_H_is_the_final_state_from_zero) {
     dp_truth_at_rank(&t, &p, &ctx, 0, &r);
     double H = 0, dH = 0;
     for (int64_t i = 0; i < (int64_t)p.K * p.V; i++) {
-        H = fmax(H, fabs(r.H[i] - u.field[DP_RESULT_FINAL_STATE].hi[i]));
-        dH = fmax(dH, fabs(r.dH[i] - u.field[DP_RESULT_DS0].hi[i]));
+        H = fmax(H, fabs(r.of[DP_RANK_H].x[i] - u.field[DP_RESULT_FINAL_STATE].hi[i]));
+        dH = fmax(dH, fabs(r.of[DP_RANK_DH].x[i] - u.field[DP_RESULT_DS0].hi[i]));
     }
-    CHECK(H <= r.H_rad + u.field[DP_RESULT_FINAL_STATE].rad[0] &&
-              dH <= r.dH_rad + u.field[DP_RESULT_DS0].rad[0],
-          "H off by %g (radius %g), dH by %g (radius %g)", H, r.H_rad, dH, r.dH_rad);
+    CHECK(H <= r.of[DP_RANK_H].rad + u.field[DP_RESULT_FINAL_STATE].rad[0] &&
+              dH <= r.of[DP_RANK_DH].rad + u.field[DP_RESULT_DS0].rad[0],
+          "H off by %g (radius %g), dH by %g (radius %g)", H, r.of[DP_RANK_H].rad, dH,
+          r.of[DP_RANK_DH].rad);
     dp_truth_rank_free(&r);
     dp_context_free(&ctx);
     dp_truth_free(&t);

@@ -93,9 +93,8 @@ typedef struct {
 dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_t seed, int columns,
                                  int64_t tokens, dp_truth_audit *a, dp_err *e);
 
-/* States and maps that rank c must see, composed from the snapshots in binary128 with the radius
- * carried along. Each is [K][V] or [K][K] doubles, *_rad a Frobenius bound. has_*: 0 when that rank
- * has no such quantity (math.md g.2).
+/* States and maps that rank c must see, by DP_RANK_S_IN and so on (math.md g.2). They are composed
+ * from the snapshots in binary128 with the radius carried along: [K][V] or [K][K] doubles.
  *   S_in: state entering the rank (is_first: absent).
  *   M, H: of the LAST local sub-sequence, when not is_last.
  *   dS_out: gradient of the state leaving the rank (is_last: absent).
@@ -103,10 +102,13 @@ dp_status dp_truth_audit_columns(const dp_problem *p, const dp_truth *t, uint64_
  * Every rank boundary of c must be among the cuts. Without want_M there is no M, H, dM, dH; without
  * a backward truth no dS_out, dM, dH. */
 typedef struct {
-    int has_S_in, has_MH, has_dS_out, has_dMH;
-    int has_H, has_dH; /* not behind (before) a state that is not finite: H = S_out - M S_in */
-    double *S_in, *M, *H, *dS_out, *dM, *dH;
-    double S_in_rad, M_rad, H_rad, dS_out_rad, dM_rad, dH_rad;
+    double *x, rad; /* a Frobenius bound */
+    /* 0: the rank has none, or it is an H behind (before) a state that is not finite, for H = S_out
+     * - M S_in */
+    int there;
+} dp_truth_rank_tensor;
+typedef struct {
+    dp_truth_rank_tensor of[DP_RANK_TENSORS];
 } dp_truth_rank;
 /* Allocates the arrays of *out that rank c has, for value head hv. */
 void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,

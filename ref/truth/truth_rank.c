@@ -98,13 +98,15 @@ static matrix transposed(const matrix *a) {
     return c;
 }
 
-static double *to_doubles(const matrix *m, double *rad) {
-    const int64_t n = (int64_t)m->rows * m->cols;
-    double *x = dp_doubles(n);
+/* Frees the matrix. */
+static dp_truth_rank_tensor to_doubles(matrix m, int there) {
+    const int64_t n = (int64_t)m.rows * m.cols;
+    dp_truth_rank_tensor y = {.x = dp_doubles(n), .there = there};
     for (int64_t i = 0; i < n; i++)
-        x[i] = (double)m->x[i];
-    *rad = tr_up(m->rad + 0x1p-53 * norm(m) + 0x1p-1074 * tr_sqrt(n));
-    return x;
+        y.x[i] = (double)m.x[i];
+    y.rad = tr_up(m.rad + 0x1p-53 * norm(&m) + 0x1p-1074 * tr_sqrt(n));
+    free(m.x);
+    return y;
 }
 
 static int index_of(const int64_t *x, int n, int64_t v) {
@@ -168,13 +170,10 @@ static void forward_pair(const dp_truth *t, const dp_problem *p, const dp_contex
     const int64_t from = c->a + c->local_cu[c->nlocal - 1];
     matrix M = M_between(t, p, from, c->b, hv);
     matrix S = state_at(t, p, &t->S_cut, from, seq, from == p->cu[seq], p->s0, hv);
-    out->has_MH = 1;
-    out->has_H = is_finite(&S);
+    const int finite = is_finite(&S);
     matrix H = remainder_of(state_at(t, p, &t->S_cut, c->b, seq, 0, NULL, hv), &M, S);
-    out->M = to_doubles(&M, &out->M_rad);
-    out->H = to_doubles(&H, &out->H_rad);
-    free(M.x);
-    free(H.x);
+    out->of[DP_RANK_M] = to_doubles(M, 1);
+    out->of[DP_RANK_H] = to_doubles(H, finite);
 }
 
 static void backward_pair(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,
@@ -183,39 +182,27 @@ static void backward_pair(const dp_truth *t, const dp_problem *p, const dp_conte
     const int64_t until = c->a + c->local_cu[1];
     matrix M = M_between(t, p, c->a, until, hv), dM = transposed(&M);
     matrix dS = state_at(t, p, &t->dS_cut, until, seq, until == p->cu[seq + 1], p->dstate, hv);
-    out->has_dMH = 1;
-    out->has_dH = is_finite(&dS);
+    const int finite = is_finite(&dS);
     matrix dH = remainder_of(state_at(t, p, &t->dS_cut, c->a, seq, 0, NULL, hv), &dM, dS);
-    out->dM = to_doubles(&dM, &out->dM_rad);
-    out->dH = to_doubles(&dH, &out->dH_rad);
+    out->of[DP_RANK_DM] = to_doubles(dM, 1);
+    out->of[DP_RANK_DH] = to_doubles(dH, finite);
     free(M.x);
-    free(dM.x);
-    free(dH.x);
-}
-
-static double *snapshot(const dp_truth *t, const dp_problem *p, const dp_ball *cuts, int64_t at,
-                        int hv, double *rad) {
-    matrix S = state_at(t, p, cuts, at, 0, 0, NULL, hv);
-    double *x = to_doubles(&S, rad);
-    free(S.x);
-    return x;
 }
 
 void dp_truth_at_rank(const dp_truth *t, const dp_problem *p, const dp_context *c, int hv,
                       dp_truth_rank *out) {
     *out = (dp_truth_rank){0};
-    out->has_S_in = !c->is_first;
-    if (out->has_S_in) out->S_in = snapshot(t, p, &t->S_cut, c->a, hv, &out->S_in_rad);
-    out->has_dS_out = !c->is_last && t->backward;
-    if (out->has_dS_out) out->dS_out = snapshot(t, p, &t->dS_cut, c->b, hv, &out->dS_out_rad);
+    if (!c->is_first)
+        out->of[DP_RANK_S_IN] = to_doubles(state_at(t, p, &t->S_cut, c->a, 0, 0, NULL, hv), 1);
+    if (!c->is_last && t->backward)
+        out->of[DP_RANK_DS_OUT] = to_doubles(state_at(t, p, &t->dS_cut, c->b, 0, 0, NULL, hv), 1);
     if (!t->M_seg.rows) return;
     if (!c->is_last) forward_pair(t, p, c, hv, out);
     if (!c->is_first && t->backward) backward_pair(t, p, c, hv, out);
 }
 
 void dp_truth_rank_free(dp_truth_rank *r) {
-    double *x[] = {r->S_in, r->M, r->H, r->dS_out, r->dM, r->dH};
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
-        free(x[i]);
+    for (int i = 0; i < DP_RANK_TENSORS; i++)
+        free(r->of[i].x);
     *r = (dp_truth_rank){0};
 }

@@ -32,6 +32,21 @@ dp_status dp_context_owned(const int64_t *cu, int Nseq, dp_own own, int N, int r
                            dp_err *e);
 void dp_context_free(dp_context *c);
 
+/* The tensors that ranks exchange, in the order of records; gradients from DP_RANK_DS_OUT on. */
+enum {
+    DP_RANK_S_IN,
+    DP_RANK_M,
+    DP_RANK_H,
+    DP_RANK_DS_OUT,
+    DP_RANK_DM,
+    DP_RANK_DH,
+    DP_RANK_TENSORS
+};
+/* Is it a state of one rank? Else it is of a pair (M, H), or (dM, dH). */
+static inline int dp_rank_is_state(int which) {
+    return which == DP_RANK_S_IN || which == DP_RANK_DS_OUT;
+}
+
 /* Who takes part. A rank that does not run a pre-process contributes zeros to the all-gather, which
  * every rank enters. */
 static inline int dp_context_runs_pre_fwd(const dp_context *c) {
