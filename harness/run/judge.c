@@ -413,25 +413,34 @@ static void without_gradient(dp_tensorfile *in, dp_complaints *all) {
     free(zeros);
 }
 
-static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
-                            dp_case *c, dp_judge_loaded *l, dp_err *e) {
-    dp_judge_settings s = {0};
+/* The case of IN; judged: OUT says whether there are gradients, else IN. */
+static dp_status load_inputs(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
+                             int judged, dp_judge_settings *s, dp_case *c, dp_err *e) {
     dp_complaints all = {0};
     if (!dp_user_recurrence_installed()) rename_tensors(o, in, out, &all);
     if (o->change) o->change(in, out, o->change_arg);
     const int no_gate = without_gate(o, in, out, &all);
     check_inputs(in, o, &all);
     if (!has_one_head(in)) check_axes(out, &all);
-    const int backward = dp_outputs_check_names(in, out, &all);
-    dp_judge_settings_read(o, in, out, &s, &all);
+    const int backward =
+        judged ? dp_outputs_check_names(in, out, &all) : dp_tensor_find(in, "do") != NULL;
+    dp_judge_settings_read(o, in, out, s, &all);
     without_gradient(in, &all);
     dp_status st = dp_complaints_end(&all, e);
-    if (!st) st = dp_judge_fold(in, out, &s, e);
-    if (!st) st = load_case(o, in, &s, backward, c, e);
-    free(s.folded);
+    if (!st) st = dp_judge_fold(in, out, s, e);
+    if (!st) st = load_case(o, in, s, backward, c, e);
+    free(s->folded);
     if (st) return st;
     name_case(o, c);
-    warn_of_inputs(c, no_gate, s.queries);
+    warn_of_inputs(c, no_gate, s->queries);
+    return DP_OK;
+}
+
+static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
+                            dp_case *c, dp_judge_loaded *l, dp_err *e) {
+    dp_judge_settings s = {0};
+    dp_status st = load_inputs(o, in, out, 1, &s, c, e);
+    if (st) return st;
     if (s.batch) say_batch(o, s.batch, c->p.T / s.batch);
     if (s.decays)
         take_log_gradient(in, out);
@@ -455,24 +464,10 @@ dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err
     o.base = o.claim = "fp32";
     dp_tensorfile in = {0}, none = {.path = (char *)o.inputs};
     dp_judge_settings s = {0};
-    dp_complaints all = {0};
-    int no_gate = 0;
     memset(c, 0, sizeof *c);
     dp_status st = install(o.recurrence, e);
     if (!st) st = dp_safetensors_read(o.inputs, &in, e);
-    if (!st) {
-        if (!dp_user_recurrence_installed()) rename_tensors(&o, &in, &none, &all);
-        no_gate = without_gate(&o, &in, &none, &all);
-        check_inputs(&in, &o, &all);
-        dp_judge_settings_read(&o, &in, &none, &s, &all);
-        without_gradient(&in, &all);
-        st = dp_complaints_end(&all, e);
-    }
-    if (!st) st = dp_judge_fold(&in, &none, &s, e);
-    if (!st) st = load_case(&o, &in, &s, dp_tensor_find(&in, "do") != NULL, c, e);
-    if (!st) name_case(&o, c);
-    if (!st) warn_of_inputs(c, no_gate, s.queries);
-    free(s.folded);
+    if (!st) st = load_inputs(&o, &in, &none, 0, &s, c, e);
     dp_tensorfile_free(&in);
     return st;
 }
