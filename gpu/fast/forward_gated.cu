@@ -381,7 +381,7 @@ template <class SLOT> struct Rows {
     }
     __device__ __forceinline__ void all(SLOT *slots, int depth) const {
         Turn turn(depth), gate(GATE_STEPS);
-        GateOf<E> of;
+        GateOf<E> of = {};
         int hv = -1; /* whose `of` is */
         for (int odd = 0;; odd ^= 1, turn.next(), gate.next()) {
             Gates<K> &g = sm.gates[gate.slot];
