@@ -62,7 +62,7 @@ int fast_is_single(const dpg_plan *pl) {
     const Dims &d = pl->d;
     if (!pl->bare || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
     const int64_t least = d.Kg == 1 ? 43 : 80;
-    return (int64_t)d.NT * d.HV * 132 >= least * most_steps(pl) * pl->device.sms;
+    return (int64_t)d.NT * pl->all_heads * 132 >= least * most_steps(pl) * pl->device.sms;
 }
 
 static dp_status chunks(const Call &c) {
