@@ -239,6 +239,13 @@ static double cancelled(const dp_run *run, dp_result_id field) {
     return sums && run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
 }
 
+/* One rounding of the arithmetic over a bound, where rows of the recurrence cancel. There fused
+ * kernels and those with other orders of summation made up to 1/12 of their bound. */
+static double terms(const dp_run *run, const dp_problem *p) {
+    const int wide = run->base != DP_BASE_BF16 || dp_tokens_are_bounded(&run->design, p);
+    return dp_rows_cancel(dp_recurrence_of(p)) ? (wide ? 1 : 0x1p-16) / 32 : 0;
+}
+
 /* Loss of a number near zero by its file's format or, in fp16, by its own. */
 static double tiny_of(const dp_judging *j, const dp_run *run, dp_result_id field) {
     const double file = j->out->stored ? j->out->stored->tiny[field] : 0;
@@ -309,6 +316,7 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     in.file_unit = u;
     in.seen_most = seen_most(field);
     in.cancelled = cancelled(run, field);
+    in.terms = terms(run, p);
     in.of_heads = kind == DP_OF_HEADS;
     dp_judge_tensor(j, &in, run);
     free(freedom);

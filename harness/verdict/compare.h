@@ -64,6 +64,7 @@ typedef struct {
     /* One rounding of an operand, for rows whose truth is 0, or 2^-126 of their head's, as terms
      * cancel. 0 where a result has none. */
     double cancelled;
+    double terms;     /* one rounding of a row's terms over its bound; 0: they do not cancel */
     double seen_most; /* unjudged unless the tensor times this factor would fail; 0: any factor */
     int may_vanish;   /* 1: below tiny in every head, zeros are right */
     int of_heads;    /* rows are sums of one head over all tokens: a power is of the whole tensor */

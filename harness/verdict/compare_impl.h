@@ -43,6 +43,7 @@ typedef struct {
     dp_row_map map;
     int32_t *window, *window_of_part, *unit, *position, *column_head;
     double *err2, *want2, *floor2, *along, *length2;
+    double *terms2; /* [draws->rows] the part of floor2 that is of terms that cancel */
     double *column2, *want_column2, *floor_column2, *column_rows;
     double stored[DP_NDIRECTIONS];
 } dp_subject_errors;

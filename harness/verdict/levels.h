@@ -14,8 +14,8 @@
  * Quadratic levels (row to tensor, position, channel). Units of one head on one rank are a family
  * (positions and channels: of one head). A family whose draws scatter DP_ERRATIC times more than
  * those of the median family is erratic: its draws set no limit of another family. A unit has the
- * error e, D draws d_k, the size w and a floor f. The floor is one rounding of the result, and the
- * radius of the truth.
+ * error e, D draws d_k, the size w and a floor f. The floor is one rounding of the result,
+ * one of terms that cancel, and the radius of the truth.
  *
  *   nu     degrees of freedom of |e|^2: 2 mean^2 / variance of the draws, pooled over units, less
  *          the uncertainty of that estimate. A unit has fewer if its own draws differ more. Upper

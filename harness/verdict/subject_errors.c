@@ -33,15 +33,27 @@ static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) 
     return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
 }
 
+/* The mean square of a row's draws. */
+static double drawn2(const dp_draws *d, int64_t i) {
+    double drawn = 0;
+    for (int k = 0; k < d->ndraw; k++)
+        drawn += d->err2[k * d->rows + i] / d->ndraw;
+    return drawn;
+}
+
 /* The part of one rounding that the draws of a row miss. Numbers that the draws leave unchanged, as
  * the diagonal of an M that hardly differs from I, are rounded alike in all draws. Their error is
  * tiny if they lie near a number of the format. */
 static double missing2(const dp_compare_in *in, int64_t i, double want2) {
-    const dp_draws *d = in->draws;
-    double drawn = 0;
-    for (int k = 0; k < d->ndraw; k++)
-        drawn += d->err2[k * d->rows + i] / d->ndraw;
-    return fmax(0, in->rounding * in->rounding * want2 - drawn);
+    return fmax(0, in->rounding * in->rounding * want2 - drawn2(in->draws, i));
+}
+
+/* The same of one rounding of the terms of row z, part i, where these cancel. Draws that subtract
+ * equal products make none. A kernel that fuses them, or adds in another order, does. The bound
+ * alone knows their size. One entry may have all of it. */
+static double terms2(const dp_comparison *c, int64_t z, int64_t i) {
+    const double terms = isfinite(c->row[z].bound) ? c->in->terms * c->row[z].bound : 0;
+    return terms > 0 ? fmax(0, terms * terms - drawn2(c->in->draws, i)) : 0;
 }
 
 /* Where draws have errors of other entries than the subject, nothing is expected. */
@@ -71,6 +83,7 @@ static dp_subject_errors errors_new(const dp_comparison *c, int subrows) {
     x.err2 = dp_doubles(d->rows);
     x.want2 = dp_doubles(d->rows);
     x.floor2 = dp_doubles(d->rows);
+    x.terms2 = dp_doubles(d->rows);
     x.along = dp_doubles(DP_NDIRECTIONS * d->windows);
     x.length2 = dp_doubles(DP_NDIRECTIONS * d->windows);
     if (!groups) return x;
@@ -86,7 +99,7 @@ void dp_subject_errors_free(dp_subject_errors *x) {
     void *const all[] = {x->window,        x->window_of_part, x->unit,    x->position,
                          x->column_head,   x->err2,           x->want2,   x->floor2,
                          x->along,         x->length2,        x->column2, x->want_column2,
-                         x->floor_column2, x->column_rows};
+                         x->floor_column2, x->column_rows,    x->terms2};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -117,7 +130,8 @@ static void add_columns(const dp_comparison *c, int64_t z, int64_t group, dp_sub
         const double err = isfinite(c->err[at]) ? c->err[at] : 0;
         x->column2[column] += err * err;
         x->want_column2[column] += want * want;
-        x->floor_column2[column] += x->floor2[z * subrows + i / part] / part;
+        const int64_t row = z * subrows + i / part;
+        x->floor_column2[column] += (x->floor2[row] - x->terms2[row]) / part + x->terms2[row];
         x->floor_column2[column] += in->store * in->store * want * want;
     }
 }
@@ -144,23 +158,26 @@ double dp_rounding_error(double x, double u) {
 
 /* Rounding the result into its file's format adds at most this along each direction. Roundings are
  * independent, as those of numbers that differ are, or those of the truth itself: equal numbers
- * round alike. */
+ * round alike. So are those of terms that cancel. */
 static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
     const dp_compare_in *in = c->in;
+    const int part = in->draws->width;
     double sum[DP_NDIRECTIONS] = {0}, length2[DP_NDIRECTIONS] = {0}, alike[DP_NDIRECTIONS] = {0};
-    for (int64_t i = 0; i < in->rows * in->width && in->store > 0; i++) {
+    for (int64_t i = 0; i < in->rows * in->width && (in->store > 0 || in->terms > 0); i++) {
         const double want = in->want[i];
-        if (x->window_of_part[i / in->width * x->map.subrows] < 0 || !isfinite(want)) continue;
+        const int64_t z = i / in->width;
+        if (x->window_of_part[z * x->map.subrows] < 0 || !isfinite(want)) continue;
         const double rounding = dp_rounding_error(want, in->file_unit);
+        const double rms2 = in->store * in->store * want * want + x->terms2[i / part];
         for (int d = 0; d < DP_NDIRECTIONS; d++) {
             const double e = dp_direction_entry((dp_direction)d, want);
-            sum[d] += want * want * e * e;
+            sum[d] += rms2 * e * e;
             length2[d] += e * e;
             alike[d] += rounding * e;
         }
     }
     for (int d = 0; d < DP_NDIRECTIONS; d++) {
-        const double rms = in->store * sqrt(sum[d]);
+        const double rms = sqrt(sum[d]);
         if (length2[d] > 0)
             x->stored[d] = fmax(DP_STORED_MOST * rms, fabs(alike[d]) + rms) / sqrt(length2[d]);
     }
@@ -182,7 +199,8 @@ static void set_row(const dp_comparison *c, int64_t z, dp_subject_errors *x) {
             const double want = in->want[i * d->width + k];
             if (isfinite(want)) x->want2[i] += want * want;
         }
-        x->floor2[i] = floor2(c, r, subrows) + missing2(in, i, x->want2[i]);
+        x->terms2[i] = terms2(c, z, i);
+        x->floor2[i] = floor2(c, r, subrows) + missing2(in, i, x->want2[i]) + x->terms2[i];
     }
 }
 

@@ -1,6 +1,8 @@
 /* The rows of each recurrence (recurrence.h). */
 #include "recurrence.h"
 
+#include <string.h>
+
 #define ENTRY(SIGN, N, ...)      \
     {                            \
         SIGN, N, { __VA_ARGS__ } \
@@ -31,3 +33,30 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
 };
 
 int dp_in_turn(const dp_problem *p) { return dp_recurrence_of(p)->in_turn; }
+
+/* The product that a row adds by its value or its read: its sign, and in n its factors. */
+static int product_of(const dp_token_row *r, dp_entry with, int n[DP_PREVIOUS]) {
+    const dp_entry e[] = {r->write, r->strength, with};
+    int sign = 1;
+    for (int i = 0; i < 3; i++) {
+        sign *= e[i].sign;
+        for (int m = 0; m < e[i].n; m++)
+            n[dp_factor_input(e[i].of[m])]++;
+    }
+    return sign;
+}
+
+static int are_opposite(const dp_token_row *a, const dp_token_row *b, int kind) {
+    int n[2][DP_PREVIOUS] = {{0}};
+    const int sign =
+        product_of(a, dp_entry_of(a, kind), n[0]) * product_of(b, dp_entry_of(b, kind), n[1]);
+    return sign < 0 && !memcmp(n[0], n[1], sizeof n[0]);
+}
+
+int dp_rows_cancel(const dp_recurrence *a) {
+    for (int i = 0; i < a->n * a->n; i++)
+        if (are_opposite(&a->row[i / a->n], &a->row[i % a->n], DP_ENTRY_VALUE) ||
+            are_opposite(&a->row[i / a->n], &a->row[i % a->n], DP_ENTRY_READ))
+            return 1;
+    return 0;
+}

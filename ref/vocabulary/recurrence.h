@@ -183,6 +183,8 @@ static inline int dp_in_halo(const dp_problem *p, int input) {
 static inline const double *dp_halo_of(const dp_problem *p, int input) {
     return p->before && dp_in_halo(p, input) ? dp_input_of(p->before, input) : NULL;
 }
+/* Do two rows add products of equal factors with opposite signs, of this or the previous token? */
+int dp_rows_cancel(const dp_recurrence *a);
 /* Has the recurrence an exp(-g), or reads before the decay, which are an exp(-g) in chunk form? */
 static inline int dp_has_growth(const dp_problem *p) {
     const dp_recurrence *r = dp_recurrence_of(p);
