@@ -3,8 +3,8 @@
  * not. */
 #include "commands.h"
 #include "harness/base/terminal.h"
+#include "harness/record/record_read.h"
 #include "options.h"
-#include "ref/files/input.h"
 
 #include <argp.h>
 #include <jansson.h>
@@ -254,13 +254,10 @@ static int explain_run(const options *o, const json_t *rec, const json_t *run) {
 /* ---- the record ------------------------------------------------------------------------------ */
 
 static json_t *read_record(const char *path, dp_err *e) {
-    char *bytes = NULL;
-    size_t n;
-    json_error_t at;
-    if (dp_input_read(path, dp_input_most(), &bytes, &n, e)) return NULL;
-    json_t *rec = json_loadb(bytes, n, 0, &at);
-    free(bytes);
-    if (!rec) dp_fail(e, DP_EINPUT, "%s: line %d: %s", path, at.line, at.text);
+    dp_old_record r;
+    if (dp_old_record_read(path, &r, e)) return NULL;
+    json_t *rec = json_incref(r.root);
+    dp_old_record_free(&r);
     return rec;
 }
 

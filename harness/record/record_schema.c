@@ -446,7 +446,7 @@ static const dp_record_field RUNS[] = {
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
-    {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, RUN(tensor), .count = tensors},
+    {"tensors", LIST_OF(TENSOR_OBJECT), REQUIRED, NULL, RUN(tensor), .count = tensors},
     {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", RUN(point),
      .count = points},
     {"slope", NUMBER, .what = "op chain: 0.5 unbiased rounding, 1 biased", RUN(slope),

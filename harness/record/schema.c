@@ -134,13 +134,29 @@ json_t *dp_schema_write(const dp_object_schema *s, const void *x) {
 
 /* ---- checking -------------------------------------------------------------------------------- */
 
+#define FOUND 60 /* bytes of a value in a message */
 typedef struct {
     const char *path, *where;
     dp_err *e;
 } place;
 
-static dp_status refuse(const place *p, const char *field, const char *why) {
-    return dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s", p->path, p->where, field, why);
+/* x: the value that is found there; NULL: none. */
+static dp_status refuse(const place *p, const char *field, const json_t *x, const char *why) {
+    char *text = x ? json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    const size_t n = text ? dp_text_good(text, strlen(text), 0) : 0;
+    const dp_status st = dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s%s%.*s%s", p->path, p->where, field,
+                                 why, n ? ", found " : "", n > FOUND ? FOUND - 3 : (int)n,
+                                 n ? text : "", n > FOUND ? "..." : "");
+    free(text);
+    return st;
+}
+
+/* Its name is where its members are, without the dot. */
+static dp_status no_object(const place *p, const json_t *x) {
+    char name[160] = "record";
+    const size_t n = strlen(p->where);
+    if (n) snprintf(name, sizeof name, "%.*s", (int)n - 1, p->where);
+    return refuse(&(place){p->path, "", p->e}, name, x, "must be an object");
 }
 
 static int is_number(const json_t *x) {
@@ -150,10 +166,11 @@ static int is_number(const json_t *x) {
 }
 
 static dp_status check_text(const place *p, const char *field, const json_t *x) {
-    if (!json_is_string(x)) return refuse(p, field, "must be a text");
+    if (!json_is_string(x)) return refuse(p, field, x, "must be a text");
     const size_t n = json_string_length(x);
-    return dp_text_good(json_string_value(x), n, 0) < n ? refuse(p, field, "a control character")
-                                                        : DP_OK;
+    return dp_text_good(json_string_value(x), n, 0) < n
+               ? refuse(p, field, NULL, "a control character")
+               : DP_OK;
 }
 
 static dp_status check_word(const place *p, const dp_record_field *f, const json_t *x) {
@@ -166,7 +183,7 @@ static dp_status check_word(const place *p, const dp_record_field *f, const json
         if (n < (int)sizeof why)
             n += snprintf(why + n, sizeof why - (size_t)n, "%s%s", i ? ", " : "", f->words[i]);
     }
-    return refuse(p, f->name, why);
+    return refuse(p, f->name, x, why);
 }
 
 static dp_status check_object(const place *p, const dp_record_field *f, const json_t *x,
@@ -177,15 +194,16 @@ static dp_status check_object(const place *p, const dp_record_field *f, const js
 static dp_status check_item(const place *p, const dp_record_field *f, const json_t *x, size_t i) {
     char at[160];
     switch (f->kind) {
-    case DP_KIND_NUMBERS: return is_number(x) ? DP_OK : refuse(p, f->name, "must hold numbers");
+    case DP_KIND_NUMBERS: return is_number(x) ? DP_OK : refuse(p, f->name, x, "must hold numbers");
     case DP_KIND_ROWS:
         for (size_t k = 0; k < json_array_size(x); k++)
-            if (!is_number(json_array_get(x, k))) return refuse(p, f->name, "must hold numbers");
-        return json_is_array(x) || json_is_null(x) ? DP_OK : refuse(p, f->name, "must hold lists");
+            if (!is_number(json_array_get(x, k))) return refuse(p, f->name, x, "must hold numbers");
+        return json_is_array(x) || json_is_null(x) ? DP_OK
+                                                   : refuse(p, f->name, x, "must hold lists");
     case DP_KIND_HEXES:
     case DP_KIND_TEXTS: return check_text(p, f->name, x);
     case DP_KIND_INTEGERS:
-        return json_is_integer(x) ? DP_OK : refuse(p, f->name, "must hold integers");
+        return json_is_integer(x) ? DP_OK : refuse(p, f->name, x, "must hold integers");
     default:
         snprintf(at, sizeof at, "%s%s[%zu].", p->where, f->name, i);
         return check_object(p, f, x, at);
@@ -195,10 +213,10 @@ static dp_status check_item(const place *p, const dp_record_field *f, const json
 static dp_status check_list(const place *p, const dp_record_field *f, const json_t *x) {
     char why[60];
     dp_status st = DP_OK;
-    if (!json_is_array(x)) return refuse(p, f->name, "must be a list");
+    if (!json_is_array(x)) return refuse(p, f->name, x, "must be a list");
     snprintf(why, sizeof why, "has over %lld entries", (long long)f->most);
     if (f->most && json_array_size(x) > (size_t)f->most && f->kind != DP_KIND_INTEGERS)
-        return refuse(p, f->name, why);
+        return refuse(p, f->name, NULL, why);
     for (size_t i = 0; i < json_array_size(x) && !st; i++)
         st = check_item(p, f, json_array_get(x, i), i);
     return st;
@@ -207,7 +225,7 @@ static dp_status check_list(const place *p, const dp_record_field *f, const json
 static dp_status check_map(const place *p, const dp_record_field *f, json_t *x) {
     const char *key;
     json_t *v;
-    if (!json_is_object(x)) return refuse(p, f->name, "must be an object");
+    if (!json_is_object(x)) return refuse(p, f->name, x, "must be an object");
     json_object_foreach(x, key, v) if (check_text(p, f->name, v)) return p->e->code;
     return DP_OK;
 }
@@ -219,15 +237,15 @@ static dp_status check_value(const place *p, const dp_record_field *f, json_t *x
     case DP_KIND_FLAGS:
     case DP_KIND_HEX: return check_text(p, f->name, x);
     case DP_KIND_WORD: return check_word(p, f, x);
-    case DP_KIND_NUMBER: return is_number(x) ? DP_OK : refuse(p, f->name, "must be a number");
+    case DP_KIND_NUMBER: return is_number(x) ? DP_OK : refuse(p, f->name, x, "must be a number");
     case DP_KIND_INTEGER:
-        return json_is_integer(x) ? DP_OK : refuse(p, f->name, "must be an integer");
+        return json_is_integer(x) ? DP_OK : refuse(p, f->name, x, "must be an integer");
     case DP_KIND_COUNT:
         return json_is_integer(x) && json_integer_value(x) >= 0
                    ? DP_OK
-                   : refuse(p, f->name, "must be a number from 0 on");
+                   : refuse(p, f->name, x, "must be a number from 0 on");
     case DP_KIND_BOOLEAN:
-        return json_is_boolean(x) ? DP_OK : refuse(p, f->name, "must be true or false");
+        return json_is_boolean(x) ? DP_OK : refuse(p, f->name, x, "must be true or false");
     case DP_KIND_OBJECT:
         snprintf(at, sizeof at, "%s%s.", p->where, f->name);
         return check_object(p, f, x, at);
@@ -236,13 +254,17 @@ static dp_status check_value(const place *p, const dp_record_field *f, json_t *x
     }
 }
 
+static int may_be_null(const dp_record_field *f) {
+    return f->none || f->kind == DP_KIND_NUMBER || f->kind == DP_KIND_FLAGS;
+}
+
 static dp_status check_each(const place *p, const dp_object_schema *s, const json_t *o) {
     dp_status st = DP_OK;
     for (int i = 0; i < s->neach && !st; i++) {
         const json_t *x = json_object_get(o, s->each_name[i]);
         char at[160];
         snprintf(at, sizeof at, "%s%s.", p->where, s->each_name[i]);
-        if (x && !json_is_null(x)) st = dp_schema_check(s->each, x, p->path, at, p->e);
+        if (x) st = dp_schema_check(s->each, x, p->path, at, p->e);
     }
     return st;
 }
@@ -251,14 +273,14 @@ dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char
                           const char *where, dp_err *e) {
     dp_err own = {0};
     const place p = {path, where, e ? e : &own};
-    dp_status st = json_is_object(o) ? DP_OK : refuse(&p, "", "must be an object");
+    dp_status st = json_is_object(o) ? DP_OK : no_object(&p, o);
     for (int i = 0; i < s->n && !st; i++) {
         const dp_record_field *f = &s->field[i];
         json_t *x = json_object_get(o, f->name);
-        if (x && !json_is_null(x))
+        if ((!x || json_is_null(x)) && f->need == DP_FIELD_REQUIRED)
+            st = refuse(&p, f->name, x, "missing");
+        else if (x && !(json_is_null(x) && may_be_null(f)))
             st = check_value(&p, f, x);
-        else if (f->need == DP_FIELD_REQUIRED)
-            st = refuse(&p, f->name, "missing");
     }
     return st ? st : check_each(&p, s, o);
 }
@@ -308,7 +330,7 @@ static json_t *value_type(const dp_record_field *f, json_t *defs) {
     case DP_KIND_INTEGERS: return list_of(type("integer"), 0);
     case DP_KIND_MAP:
         return json_pack("{ssso}", "type", "object", "additionalProperties", type("string"));
-    default: return type("string");
+    default: return f->none ? json_pack("{s[ss]}", "type", "string", "null") : type("string");
     }
 }
 

@@ -294,6 +294,12 @@ DP_TEST(report, malformed_records_are_refused_by_file_and_field) {
          "runs[0].tensors[0]: expected an object, found 17"},
         {"\"cases\"", "\"K\": 32", "\"K\": 3.5", "cases[0].K: expected an integer >= 0, found 3.5"},
         {"\"totals\"", "\"skipped\": 1", "\"skipped\": null", "totals.skipped: missing"},
+        {"\"cases\"", "\"K\": 32", "\"K\": null",
+         "cases[0].K: expected an integer >= 0, found null"},
+        {"\"runs\"", "\"policy\": {\"chain\": \"fp32\"}", "\"policy\": null",
+         "runs[0].policy: expected an object, found null"},
+        {"\"runs\"", "\"tensors\": [", "\"tensors\": null, \"later\": [",
+         "runs[0].tensors: missing"},
         {"{", "\"seconds\": 6.5", "\"seconds\": NaN", "not JSON: NaN is not JSON"},
         {"{", "\"cases\": [", "\"cases\": ", "not JSON"}};
     char *record = slurp(RECORD), dir[512], out[4096];

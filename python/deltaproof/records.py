@@ -60,11 +60,22 @@ def own_record(path: str, call: str) -> dict[str, Any] | None:
     """The record at `path` if it is whole and of this call."""
     try:
         with open(path, encoding="utf-8") as f:
-            record = json.load(f)
+            record: dict[str, Any] = json.load(f, parse_constant=_refuse)
+        whole = [_is_whole(run) for run in record["runs"]]
         said = record["provenance"]["notes"]["call"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record if said == call else None
+    return record if said == call and all(whole) else None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_whole(run: dict[str, Any]) -> bool:
+    """Has the run a verdict, and tensors with name and verdict?"""
+    of = [run["verdict"], *(t[n] for t in run["tensors"] for n in ("name", "verdict"))]
+    return all(isinstance(x, str) for x in of)
 
 
 def ended(status: int) -> str:

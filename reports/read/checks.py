@@ -95,7 +95,11 @@ def list_of(check: Check, hole: bool = False, most: int | None = None) -> Check:
     return run
 
 
-def object_of(fields: dict[str, Check], required: tuple[str, ...] = ()) -> Check:
+def object_of(
+    fields: dict[str, Check],
+    required: tuple[str, ...] = (),
+    never_null: frozenset[str] = frozenset(),
+) -> Check:
     def run(x: Any, f: str) -> Any:
         if not isinstance(x, dict):
             raise Reject(f or "record", f"expected an object, found {_show(x)}")
@@ -104,8 +108,10 @@ def object_of(fields: dict[str, Check], required: tuple[str, ...] = ()) -> Check
             if x.get(k) is None:
                 raise Reject(dot + k, "missing")
         return {
-            k: fields[k](v, dot + k) if k in fields else v for k, v in x.items() if v is not None
-        }  # null is absent
+            k: fields[k](v, dot + k) if k in fields else v
+            for k, v in x.items()
+            if v is not None or k in never_null
+        }  # any other null is absent
 
     return run
 
@@ -123,7 +129,7 @@ def texts(x: Any, f: str) -> dict[str, str]:
     """policy: names to names."""
     if not isinstance(x, dict):
         raise Reject(f, f"expected an object, found {_show(x)}")
-    return {text(k, f): text(v, f"{f}.{k}") for k, v in x.items() if v is not None}
+    return {text(k, f): text(v, f"{f}.{k}") for k, v in x.items()}
 
 
 positive = integer_from(1, MOST)

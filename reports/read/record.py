@@ -4,9 +4,9 @@ schema (record.schema.json). Nothing is judged here.
     load(path) -> Record      raises Malformed, whose text names file and field
 
 A loaded record guarantees: every number is a float or an int ("nan", "inf", "-inf" are floats
-already). Entries of a list have the right kind, or are None. An absent optional field is absent,
-also where the file says null. Fields that the schema does not name are kept and ignored, so that a
-later writer does not break this reader.
+already). Entries of a list have the right kind, or are None. A number that is null is absent, and
+so is a word that may be null. Other nulls are refused. Fields that the schema does not name are
+kept and ignored, so that a later writer does not break this reader.
 """
 
 import json
@@ -32,7 +32,7 @@ NEED = {
     "record": ("schema", "schema_version", "totals", "verdict", "cases", "runs"),
     "totals": VERDICTS,
     "case": ("name", "op"),
-    "run": ("id", "case", "op", "verdict"),
+    "run": ("id", "case", "op", "tensors", "verdict"),
     "exchange": ("bytes", "buffer_bytes", "share"),
     "truth": ("kind",),
     "audit": ("columns", "worst"),
@@ -91,7 +91,7 @@ class Record:
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):
             r["n"], r["ranks"] = n, r.get("ranks") or 1
-            for k, empty in (("policy", {}), ("truth", {}), ("tensors", []), ("chain", [])):
+            for k, empty in (("policy", {}), ("truth", {}), ("chain", [])):
                 r[k] = r.get(k) or empty
             for x in r["chain"]:
                 x.setdefault("rel", None)

@@ -25,6 +25,10 @@ from read.checks import (
 Checks = dict[str, Check]
 
 
+def may_be_null(kind: dict[str, Any]) -> bool:
+    return "anyOf" in kind or None in kind.get("enum", ()) or "null" in kind.get("type", ())
+
+
 def of(schema: dict[str, Any], need: dict[str, tuple[str, ...]], own: Checks) -> Checks:
     checks: Checks = {}
 
@@ -45,9 +49,11 @@ def of(schema: dict[str, Any], need: dict[str, tuple[str, ...]], own: Checks) ->
             entry = kind["items"]
             hole = "anyOf" in entry or entry.get("type") == "array"
             return list_of(value(entry, False), hole, kind.get("maxItems"))
-        return {"string": text, "boolean": boolean, "object": texts}[kind["type"]]
+        of_type = {"string": text, "boolean": boolean, "object": texts}
+        return of_type["string" if may_be_null(kind) else kind["type"]]
 
     for name, described in {schema["title"]: schema, **schema["$defs"]}.items():
         fields = {k: value(v, k == "verdict") for k, v in described["properties"].items()}
-        checks[name] = object_of(fields, need.get(name, ()))
+        never_null = {k for k, v in described["properties"].items() if not may_be_null(v)}
+        checks[name] = object_of(fields, need.get(name, ()), frozenset(never_null))
     return checks
