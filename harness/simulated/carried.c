@@ -4,6 +4,7 @@
 #include "ref/bound/bound.h"
 #include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
+#include "ref/vocabulary/stored.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -77,7 +78,7 @@ static double e4m3(double x) {
 static double store_row(int format, double *x, double *left, const double *zero, int n, dp_rng *r) {
     const double most = dp_norm_max(n, x);
     const double norm = distance(x, zero, n);
-    const double scale = most > 0 ? dp_fp32(most / (format == FP8 ? 448 : 127)) : 1;
+    const double scale = dp_stored_scale(most, format == FP8 ? 448 : 127);
     double u = 0, spacing = 0;
     for (int i = 0; i < n; i++)
         switch (format) {
@@ -87,7 +88,7 @@ static double store_row(int format, double *x, double *left, const double *zero,
         case BF16_RZ: x[i] = bf16_truncated(x[i]); break;
         case BF16_SR: x[i] = bf16_drawn(x[i], r); break;
         case FP8: x[i] = scale * e4m3(x[i] / scale); break;
-        case INT8: x[i] = scale * nearbyint(x[i] / scale); break;
+        case INT8: x[i] = scale * fmax(-127, fmin(127, nearbyint(x[i] / scale))); break;
         default: {
             const double want = x[i] + left[i];
             x[i] = scale * fmax(-127, fmin(127, nearbyint(want / scale)));

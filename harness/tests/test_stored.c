@@ -79,6 +79,44 @@ DP_TEST(stored, a_number_is_the_nearest_of_its_format_and_stays_when_stored_agai
     }
 }
 
+/* |x| over the scale s, to the nearest number; of two the one of even code. */
+static double coded(const double *numbers, int n, double s, double x) {
+    int best = 0;
+    for (int i = 1; i < n; i++) {
+        const double more = fabs(x) / s - numbers[i], less = fabs(x) / s - numbers[best];
+        if (fabs(more) < fabs(less) || (fabs(more) == fabs(less) && i % 2 == 0)) best = i;
+    }
+    return copysign(dp_fp32(s * numbers[best]), x);
+}
+
+/* gpu/decode/packed.cuh has these numbers, too: no state near its normal ones stays as it was. */
+DP_TEST(stored, scales_below_the_normal_numbers_of_fp32_are_those_of_kernels) {
+    uint64_t seed = 4;
+    for (int f = DP_E4M3_TENSOR; f < DP_NSTORED; f++)
+        for (int e = -160; e < -110; e++) {
+            double numbers[256], S[N], x[N], off[HEADS] = {0}, d = 0, all = 0;
+            const int n = numbers_of(dp_formats[f].name, numbers);
+            fill(&seed, S);
+            for (int i = 0; i < N; i++)
+                S[i] = x[i] = dp_fp32(ldexp(S[i], e));
+            dp_store_state((dp_format)f, HEADS, K, V, x);
+            for (int i = 0, from, to; i < N; i++) {
+                double most = 0;
+                share_of(dp_formats[f].name, i, &from, &to);
+                for (int j = from; j < to; j++)
+                    most = fmax(most, fabs(S[j]));
+                const double s = dp_fp32(most / numbers[n - 1]);
+                const double y = s > 0 ? coded(numbers, n, s, S[i]) : 0;
+                CHECK(x[i] == y, "%s: 2^%d: %a as %a, not %a", dp_formats[f].name, e, S[i], x[i],
+                      y);
+                d += (x[i] - S[i]) * (x[i] - S[i]);
+            }
+            for (int h = 0; h < HEADS; h++)
+                all += pow(dp_stored_error((dp_format)f, HEADS, K, V, S, off, h), 2);
+            CHECK(d <= all, "%s: 2^%d: %a, bound %a", dp_formats[f].name, e, sqrt(d), sqrt(all));
+        }
+}
+
 DP_TEST(stored, chance_rounds_to_a_neighbour_and_to_the_number_in_the_mean) {
     double S[N], sum = 0, by = 0;
     uint64_t seed = 2;

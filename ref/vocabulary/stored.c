@@ -75,12 +75,18 @@ static int is_stored(element e, double s, const double *x, int64_t n) {
     return 1;
 }
 
+double dp_stored_scale(double most, double number) {
+    const double s = dp_fp32(most / number);
+    return s == 0 ? 1 : s;
+}
+
 static void store_share(element e, double *x, int64_t n) {
-    const double most = largest(x, n), s = dp_fp32(most / OF[e].most);
-    if (!(most < INFINITY) || !(s > 0)) return;
-    /* reading rounds the largest number, from which the scale may come out one off */
-    if (is_stored(e, s, x, n) || is_stored(e, nextafterf((float)s, 0), x, n) ||
-        is_stored(e, nextafterf((float)s, INFINITY), x, n))
+    const double most = largest(x, n), s = dp_stored_scale(most, OF[e].most);
+    if (!(most < INFINITY)) return;
+    /* reading rounds the largest number, from which the scale may come out one off, by little if
+     * it is normal */
+    if (is_stored(e, s, x, n) || (s >= 0x1p-125 && is_stored(e, nextafterf((float)s, 0), x, n)) ||
+        (s >= 0x1p-125 && is_stored(e, nextafterf((float)s, INFINITY), x, n)))
         return;
     for (int64_t i = 0; i < n; i++)
         x[i] = dp_fp32(s * rounded(e, x[i] / s));
@@ -145,7 +151,8 @@ double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, co
     if (is_scaled(f)) {
         const element e = element_of(f);
         const double u = e == INT8 ? 0 : ldexp(1, -OF[e].fraction - 1);
-        return (u + 0x1p-22) * size + of_spacing(f, heads, K, V, S, off, h);
+        return (u + 0x1p-22) * size + of_spacing(f, heads, K, V, S, off, h) +
+               all * (OF[e].most + 1) * 0x1p-150;
     }
     if (f == DP_FP16 || f == DP_FP16SR) {
         const double u = f == DP_FP16 ? 0x1p-11 : 0x1p-10;

@@ -12,8 +12,9 @@
  *      head         one head
  *      row          the V entries of a row, one channel of a key
  *      block        32 columns of a row
- * A state that is stored once stays as it is when it is stored again. A share that is not finite
- * stays.
+ * A state that is stored once stays as it is when it is stored again, if its scales are normal
+ * numbers of fp32. Smaller ones lose bits, and numbers beyond the largest of F become that. A scale
+ * that would be 0 is 1, so that its share becomes zeros. A share that is not finite stays.
  */
 #ifndef DP_STORED_H
 #define DP_STORED_H
@@ -25,6 +26,9 @@ extern "C" {
 /* Stores a state S [heads][K][V]; f may be any format of storage, DP_FP64 leaves it. */
 void dp_store_state(dp_format f, int heads, int K, int V, double *S);
 
+/* The scale of a share whose largest number is `most`, `number` that of the format. */
+double dp_stored_scale(double most, double number);
+
 /* Is its scale that of all heads? */
 int dp_stored_by_tensor(dp_format f);
 
@@ -34,7 +38,8 @@ int dp_stored_by_tensor(dp_format f);
  * scale multiplies t: c times the largest entry of the share.
  * For a state S + E the norm of a share of n entries is at most
  *     u (|S| + |E|) + sqrt(n) c (max |S| + |E|)
- * and shares add in squares. u is 2^-22 larger: scale, quotient and product round in fp32. */
+ * and shares add in squares. u is 2^-22 larger: scale, quotient and product round in fp32. A
+ * subnormal scale is off by 2^-150 at most, times the largest number of F. */
 double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, const double *off,
                        int h);
 
