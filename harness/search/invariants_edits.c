@@ -186,7 +186,7 @@ static void edit_heads(const dp_problem *p0, dp_problem *p, const head_edit *x) 
         const int heads = dp_input_heads(p0, i), group = p0->HV / heads;
         const int from = (x->from + group - 1) / group, to = x->to / group;
         const int64_t width = dp_input_width(p0, i), per = width / heads;
-        if (!dp_input_of(p0, i) || from >= to) continue;
+        if (!dp_input_of(p, i) || from >= to) continue; /* p: gradients come in backward alone */
         const dp_memory_edit e = {.into = dp_check_own(p, i),
                                   .of = dp_input_of(p0, i),
                                   .rows = dp_input_count(p0, i) / width,

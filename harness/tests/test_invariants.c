@@ -210,3 +210,13 @@ DP_TEST(invariants, rows_whose_bound_overflows_are_left_out) {
     CHECK(strstr(out, "rows lie under no limit") && !strstr(out, "nan"), "%s", out);
     CHECK(strstr(out, " rows have no bound: it overflowed"), "%s", out);
 }
+
+/* The case has gradients, the check leaves them out. */
+DP_TEST(invariants, a_case_with_gradients_is_checked_forward) {
+    char cmd[2048], out[16384];
+    snprintf(cmd, sizeof cmd, "'%s' check smoke-kda --cases '%s' --forward", gt_program(),
+             gt_cases());
+    CHECK(gt_run(cmd, out, sizeof out) == 0 && strstr(out, "\npass     heads ") &&
+              strstr(out, "(15 held, 0 did not, 3 skipped)"),
+          "%s", out);
+}
