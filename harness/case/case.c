@@ -830,19 +830,28 @@ dp_status dp_case_load(const char *path, dp_case *c, dp_err *e) {
     return dp_case_open(path, 1, c, e);
 }
 
-dp_status dp_case_recurrence(const char *path, dp_err *e) {
+/* DIR/NAME.recurrence, to be freed; NULL: there is none. */
+static char *kept_recurrence(const char *dir, const char *name) {
+    char *path;
+    if (asprintf(&path, "%s/%s.recurrence", dir, name) < 0) abort();
+    if (!access(path, F_OK)) return path;
+    free(path);
+    return NULL;
+}
+
+dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e) {
+    const int is_file = strchr(name, '/') || !access(name, F_OK);
     dp_user_recurrence y;
-    char *text;
-    char name[80];
+    char *text, *kept = is_file || !dir ? NULL : kept_recurrence(dir, name);
     size_t n;
-    snprintf(name, sizeof name, "cases/%.48s.recurrence", path);
-    const char *ours = dp_home(name);
-    if (!strchr(path, '/') && access(path, F_OK) && !access(ours, F_OK)) path = ours;
-    dp_status s = dp_input_read(path, 1 << 16, &text, &n, e);
-    if (s) return s;
-    s = dp_user_recurrence_parse(text, path, &y, e);
-    free(text);
+    if (!is_file && !kept) kept = kept_recurrence(dp_home("cases"), name);
+    dp_status s = dp_input_read(kept ? kept : name, 1 << 16, &text, &n, e);
+    if (!s) {
+        s = dp_user_recurrence_parse(text, kept ? kept : name, &y, e);
+        free(text);
+    }
     if (!s) dp_user_recurrence_install(&y);
+    free(kept);
     return s;
 }
 

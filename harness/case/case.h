@@ -84,9 +84,10 @@ static inline const dp_session *dp_case_session(const dp_case *c) {
 int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
-/* The file is a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or the name of one
- * among the cases. From then on every case of a recurrence is of that one, whatever its op. */
-dp_status dp_case_recurrence(const char *path, dp_err *e);
+/* A file of a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or its name in folder
+ * dir (NULL: none) or among the program's cases. From then on every case of a recurrence is of that
+ * one, whatever its op. */
+dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e);
 /* Opens a case file. With `load_inputs` = 0 it reads settings only, no tensors and no data file
  * (for `list`). Then p and conv have the shapes that the case file states, 0 for all others. */
 dp_status dp_case_open(const char *path, int load_inputs, dp_case *c, dp_err *e);

@@ -116,6 +116,7 @@ static void add_note(struct argp_state *st, const char *arg, dp_provenance *p) {
 static const char **text_of(dp_options *o, int key) {
     switch (key) {
     case DP_OPT_CASES: return &o->cases_dir;
+    case DP_OPT_RECURRENCE: return &o->recurrence;
     case DP_OPT_SUBJECT: return &o->subject;
     case DP_OPT_RUN: return &o->command;
     case DP_OPT_SERVE: return &o->serve;
@@ -194,6 +195,13 @@ static void repeat(dp_options *o, int key, const char *arg) {
     o->again[i + 1] = arg;
 }
 
+/* All options are known. */
+static void install(const struct argp_state *st, const dp_options *o) {
+    dp_err e = {0};
+    if (o->recurrence && dp_case_recurrence(o->recurrence, o->cases_dir, &e))
+        argp_error(st, "--recurrence: %s", e.msg);
+}
+
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
     repeat(o, key, arg);
     if (text_of(o, key)) {
@@ -212,11 +220,6 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
             argp_error(st, "--claim-drop %s: must be a number below 1, or bits from 1 to %d", arg,
                        DP_DROP_BITS_MOST);
         break;
-    case DP_OPT_RECURRENCE: {
-        dp_err e = {0};
-        if (dp_case_recurrence(arg, &e)) argp_error(st, "--recurrence: %s", e.msg);
-        break;
-    }
     case DP_OPT_NOTE: add_note(st, arg, &o->provenance); break;
     case DP_OPT_TRIES: o->tries = (int)dp_option_number(st, "tries", arg, 1, INT32_MAX); break;
     case DP_OPT_SECONDS: o->seconds = seconds(st, "seconds", arg); break;
@@ -236,6 +239,7 @@ error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
         o->fault = (dp_fault)dp_fault_find(arg);
         break;
     case ARGP_KEY_ARG: take_case(arg, st, o); break;
+    case ARGP_KEY_SUCCESS: install(st, o); break;
     default: return ARGP_ERR_UNKNOWN;
     }
     return 0;

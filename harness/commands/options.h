@@ -14,6 +14,7 @@
 
 enum { DP_AGAIN_WORDS = 20 };
 typedef struct {
+    const char *recurrence;                /* a name or a file; NULL: none */
     const char *cases_dir, *cache;         /* cases_dir NULL: the program's; cache NULL: none */
     const char *subject, *command, *serve; /* a library, a program; one of them at most */
     const char *writes;                    /* by the program; NULL: o */

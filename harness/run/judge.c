@@ -455,7 +455,7 @@ static dp_status load_files(const dp_judge_options *o, dp_tensorfile *in, dp_ten
 
 /* The recurrence of this call, where the options name a file of one. */
 static dp_status install(const char *path, dp_err *e) {
-    return !path || dp_judge_is_recurrence(path) ? DP_OK : dp_case_recurrence(path, e);
+    return !path || dp_judge_is_recurrence(path) ? DP_OK : dp_case_recurrence(path, NULL, e);
 }
 
 dp_status dp_judge_load_inputs(const dp_judge_options *given, dp_case *c, dp_err *e) {

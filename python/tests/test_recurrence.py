@@ -302,6 +302,20 @@ def test_the_smoke_set_of_a_recurrence_of_one_s_own_and_its_checks() -> None:
     assert {x.name: x.verdict for x in checks}["sign-kv"] == "bitwise"
 
 
+@pytest.mark.parametrize("first", ["cases", "recurrence"])
+def test_a_name_is_looked_for_in_the_folder_of_cases(first: str, tmp_path: Path) -> None:
+    (tmp_path / "kept.recurrence").write_text(RWKV7.text())
+    case = tmp_path / "small.case"
+    case.write_text("reason = small\nsource = here\nop = dplr\nT = 70\nH = 2\nK = 16\nV = 24\n")
+    said = {"cases": [f"--cases={tmp_path}"], "recurrence": ["--recurrence=kept"]}
+    words = ["check", str(case), "--only=repeat", "--ranks=1", *said.pop(first), *said.popitem()[1]]
+    done = subprocess.run([program(), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 held" in done.stdout, done.stdout + done.stderr
+    (tmp_path / "kept.recurrence").unlink()
+    gone = subprocess.run([program(), *words], capture_output=True, text=True, check=False)
+    assert gone.returncode == 2 and "--recurrence: kept: " in gone.stderr, gone.stderr
+
+
 @pytest.mark.parametrize("name", ["rwkv7", "comba", "mamba3"])
 def test_bisect_of_the_simulated_ranks_finds_what_is_wrong_alone(name: str) -> None:
     said = ["bisect", "stage", "dplr-weak", "--recurrence", name, "--ranks", "3", "--base", "fp32"]
