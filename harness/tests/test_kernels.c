@@ -502,6 +502,20 @@ DP_TEST(kernels, recurrences_of_ones_own) {
     json_decref(j);
 }
 
+/* Ranks take such a recurrence, parts of a grid do not: their check is skipped. */
+DP_TEST(kernels, checks_of_rows_that_look_back_run_on_ranks) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[16384];
+    snprintf(cmd, sizeof cmd,
+             "'%s' check smoke-dplr --recurrence mamba3 --backend cuda --base fp32 --forward",
+             program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(!rc && strstr(out, "\npass     repeat") && strstr(out, "\nskipped  exact-cp ") &&
+              strstr(out, "inputs of the previous token") && strstr(out, "\npass     ranks ") &&
+              strstr(out, "\npass     ranks-bound"),
+          "%d: %s", rc, out);
+}
+
 /* Convolutions of q, k and v in one message, the layer, and back through both. */
 DP_TEST(kernels, a_training_step) {
     NEEDS_KERNELS;
