@@ -473,6 +473,7 @@ static dp_status open_standard(dp_standard *std, const selection *x, const dp_pl
     if (x->truth) return DP_OK;
     dp_status st = dp_standard_open(std, x->c, x->o, 1, e);
     if (!st) st = can_be_sharded(x, e);
+    if (!st) st = dp_sim_takes(&x->c->p, e);
     if (!st) expect_all(plan, std);
     return st;
 }

@@ -802,6 +802,19 @@ dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, i
     return DP_OK;
 }
 
+dp_status dp_sim_takes(const dp_problem *p, dp_err *e) {
+    const dp_design design = dp_design_of(DP_BASE_FP64);
+    const dp_sim_options frame = {.frame = 1};
+    dp_sim s;
+    if (!dp_by_rows(p) || !dp_has_growth(p)) return DP_OK;
+    dp_status st = dp_sim_open(&s, p, &design, 1, &frame, e);
+    if (st) return st;
+    sim_do(&s, DP_STAGE_GATE);
+    st = factors_overflow(&s, e);
+    dp_sim_free(&s);
+    return st;
+}
+
 /* The problem of s on one rank, with all of its formats and its fault. */
 static void sim_open_whole(const dp_sim *s, const dp_problem *p, dp_sim *whole) {
     const dp_sim_options o = {.at = s->at,

@@ -174,6 +174,8 @@ typedef struct {
 /* A chunk design (chunk > 0) on N ranks; o NULL: nothing beside it. */
 dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                       const dp_sim_options *o, dp_err *e);
+/* DP_EINPUT where a gate is so strong that simulated ranks, and with them limits, overflow. */
+dp_status dp_sim_takes(const dp_problem *p, dp_err *e);
 /* One rank of N alone, the rank of peers. `part` has the rank's T tokens (its parts one after the
  * other) and cu and states of the whole problem. Results are of its tokens and of the sequences
  * that begin or end in them, in arrays of all ranks. Sums dA_log and ddt_bias are over all ranks.

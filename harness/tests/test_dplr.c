@@ -210,6 +210,18 @@ DP_TEST(dplr, what_is_not_there_is_refused_with_the_reason) {
     dp_case_free(&c);
 }
 
+/* Before limits are drawn, too: the program ends with the reason. */
+DP_TEST(dplr, gates_that_overflow_are_refused_by_a_run) {
+    char path[1024], cmd[2048], out[4096];
+    snprintf(path, sizeof path, "%s/steep-dplr.case", gt_tmpdir());
+    FILE *f = fopen(path, "w");
+    fprintf(f, "%sg_scale = 300\n", CASE);
+    fclose(f);
+    snprintf(cmd, sizeof cmd, "'%s' run '%s'", gt_program(), path);
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 2 && strstr(out, "dplr is computed down to -80"), "%d: %s", rc, out);
+}
+
 DP_TEST(dplr, grouped_heads_and_norms_are_refused) {
     dp_problem kda = kda_problem(1), two = dplr_of(&kda);
     dp_err e = {0};
