@@ -220,6 +220,7 @@ template <class SLOT> struct Rows {
         load_sums<E>(run, g.row[row0()] + ch());
         put_sums(sm.first[odd] + ch(), run);
     }
+
     /* A lane's factors of its channels, the same in all rows; gates in log2 units. */
     struct Factors {
         float here[E];     /* gate from the block's anchor to the row before the warp's */
@@ -392,7 +393,6 @@ template <class SLOT> struct Rows {
             hv = s.hv;
             float least[E] = {};
             sums(g, of, s, odd, least);
-            bar_wait(&sm.bars.loaded[turn.slot], turn.round & 1);
             bar_wait(&sm.bars.loaded[turn.slot], turn.round & 1);
             bar_wait(&sm.normed[turn.slot], turn.round & 1);
             sync_part(ROWS_BARRIER, ROW_WARPS * 32);
