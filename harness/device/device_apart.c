@@ -27,8 +27,8 @@ typedef struct {
     int what;
     dp_ticket ticket;
     dp_cuda_how how;
-    dp_problem p;
     dp_mpi_rows rows;
+    dp_problem p; /* last, where a test changes it */
 } order;
 
 /* Its message after a run without an error, before its results. */
