@@ -92,7 +92,7 @@ static void *watch(void *arg) {
     fflush(stdout);
     fprintf(stderr, "deltaproof: interrupted by SIG%s: what was not finished is not written\n",
             sigabbrev_np(sig));
-    dp_output_abandon();
+    dp_output_end();
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
     die(sig);

@@ -27,12 +27,11 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static dp_output *open_list;
 static int at_exit;
 
+/* By whoever has the lock. */
 static void remember(dp_output *o) {
-    pthread_mutex_lock(&lock);
     if (!at_exit) at_exit = !atexit(dp_output_abandon);
     o->next = open_list;
     open_list = o;
-    pthread_mutex_unlock(&lock);
 }
 
 static void forget(dp_output *o) {
@@ -45,11 +44,15 @@ static void forget(dp_output *o) {
     pthread_mutex_unlock(&lock);
 }
 
-void dp_output_abandon(void) {
+void dp_output_end(void) {
     pthread_mutex_lock(&lock);
     for (dp_output *o = open_list; o; o = o->next)
         if (o->temp[0]) unlinkat(o->folder, o->temp, 0);
     open_list = NULL;
+}
+
+void dp_output_abandon(void) {
+    dp_output_end();
     pthread_mutex_unlock(&lock);
 }
 
@@ -175,12 +178,12 @@ static dp_status open_temp(dp_output *o, dp_err *e) {
         errno = EISDIR;
     else if (o->folder >= 0) {
         sweep(o->folder);
+        pthread_mutex_lock(&lock); /* a program that ends here knows the file, or there is none */
         fd = create(o);
+        if (fd >= 0 && (o->f = fdopen(fd, "wb"))) remember(o);
+        pthread_mutex_unlock(&lock);
     }
-    if (fd >= 0 && (o->f = fdopen(fd, "wb"))) {
-        remember(o);
-        return DP_OK;
-    }
+    if (o->f) return DP_OK;
     const dp_status s = io_error(o->path, e);
     if (fd >= 0) {
         close(fd);

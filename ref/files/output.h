@@ -36,6 +36,8 @@ dp_status dp_output_close(dp_output *o, int bad, dp_err *e);
 
 /* Removes incomplete files; to be called before an exit. */
 void dp_output_abandon(void);
+/* The same, and who opens one afterwards waits for ever: to be called before a signal ends all. */
+void dp_output_end(void);
 
 /* A text of a record: as it is, or with what is no text as \xNN (text.h). Never NULL. */
 json_t *dp_json_text(const char *s);
