@@ -751,19 +751,22 @@ def test_a_convolution_of_few_tokens_has_the_bits_of_longer_strips(
 
 @on_a_cpu
 @pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
+@pytest.mark.parametrize("longest, few", ((96, "1"), (2500, "8")))
 def test_heads_in_turn_in_a_block_have_the_bits_of_a_block_each(
-    op: str, monkeypatch: pytest.MonkeyPatch
+    op: str, longest: int, few: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short sequences with states in and out, on devices that run 1 and 24 heads at once."""
+    """Short sequences with states in and out, on devices that run few and 24 heads at once. One
+    kernel does it, or two where one sequence is long."""
     monkeypatch.setenv("DP_CPU_CAPABILITY", "90")
     made = torch.Generator().manual_seed(5)
-    cu = torch.tensor([0, 16, 80, 208, 209, 301, 429])
-    q, k, v = (torch.randn(1, 429, 4, 64, generator=made).bfloat16() for _ in range(3))
+    cu = torch.tensor([0, 80, 150, 151, 241, 307, 307 + longest])
+    T = int(cu[-1])
+    q, k, v = (torch.randn(1, T, 4, 64, generator=made).bfloat16() for _ in range(3))
     of_gate = (64,) if op == "chunk_kda" else ()
-    g = -torch.rand(1, 429, 4, *of_gate, generator=made) / 8
-    beta, h0 = torch.rand(1, 429, 4, generator=made), torch.randn(6, 4, 64, 64, generator=made)
+    g = -torch.rand(1, T, 4, *of_gate, generator=made) / 8
+    beta, h0 = torch.rand(1, T, 4, generator=made), torch.randn(6, 4, 64, 64, generator=made)
     found = []
-    for at_once in ("24", "1"):
+    for at_once in ("24", few):
         monkeypatch.setenv("DP_CPU_MULTIPROCESSORS", at_once)
         ops.clear_plans()
         o, s = getattr(ops, op)(
