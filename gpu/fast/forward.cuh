@@ -55,6 +55,7 @@ struct SingleArgs {
  *   v         ROWS of 32
  *   TB, Aqk   triangles
  *   step      its tokens
+ *   await_rows(bars, turn)            waits until kq is such operands
  *   times_keys(z), times_queries(o)   what kq leaves out of Z', of S' q'
  *   of_update(x, xa, to)              X' as an operand of the update: xa, or made in `to`
  *   update_rows(j)                    the update's other operand, channels 64 j ..
@@ -213,6 +214,24 @@ template <class SLOT> struct Maker {
     }
     __device__ __forceinline__ void no_second_half(Lower &to, int len) const {
         if (len <= 16) to.block[1][lane] = to.block[2][lane] = make_uint4(0, 0, 0, 0);
+    }
+    /* T B of a strictly lower A with rows TS apart, in whose place T comes. */
+    __device__ __forceinline__ void invert(Lower &TB, float *A, const float *beta, int len) const {
+        if (len > 16)
+            invert_half(A, 0, lane);
+        else
+            substitute(A + lane / 16 * (16 * TS + 16), lane % 16);
+        __syncwarp();
+        EACH_BLOCK(b, len) {
+            float x[2][4];
+            pairs(b, [&](int half, int n, int s, int i) {
+                float2 y = *(const float2 *)(A + s * TS + i), z = *(const float2 *)(beta + i);
+                x[n][2 * half] = y.x * z.x;
+                x[n][2 * half + 1] = y.y * z.y;
+            });
+            keep(TB, b, x);
+        }
+        no_second_half(TB, len);
     }
 };
 

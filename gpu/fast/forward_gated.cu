@@ -517,8 +517,8 @@ template <class SLOT> struct Keys : Triangle<SLOT> {
         float *beta = sm.beta[number], *A = sm.A + number * STEP;
         RawWord raw;
         raw.load(t.beta, (s.t0 + (lane < s.len ? lane : 0)) * d.HV + s.hv, d.g_bf16);
-        float c[2][4];
         EACH_BLOCK(b, s.len) {
+            float c[2][4];
             this->block(c, slot, g, b, 0);
             if (b == 0) {
                 beta[lane] = lane < s.len ? beta_value(d, raw.get(d.g_bf16)) : 0.f;
@@ -532,20 +532,7 @@ template <class SLOT> struct Keys : Triangle<SLOT> {
         }
         __syncwarp();
         if (slot.any_far()) far(slot, s, A, beta);
-        if (s.len > 16)
-            invert_half(A, 0, lane);
-        else
-            substitute(A + lane / 16 * (16 * TS + 16), lane % 16);
-        __syncwarp();
-        EACH_BLOCK(b, s.len) {
-            this->pairs(b, [&](int half, int n, int y, int i) {
-                float2 x = *(const float2 *)(A + y * TS + i), z = *(const float2 *)(beta + i);
-                c[n][2 * half] = x.x * z.x;
-                c[n][2 * half + 1] = x.y * z.y;
-            });
-            this->keep(slot.TB, b, c);
-        }
-        this->no_second_half(slot.TB, s.len);
+        this->invert(slot.TB, A, beta, s.len);
     }
 };
 

@@ -136,21 +136,7 @@ template <class SLOT> struct Keys : Maker<SLOT> {
                             i + 1 >= s ? 0.f : x.y * (left[s] * f.y));
         });
         __syncwarp();
-        if (s.len > 16)
-            invert_half(A, 0, lane);
-        else
-            substitute(A + lane / 16 * (16 * TS + 16), lane % 16);
-        __syncwarp();
-        EACH_BLOCK(b, s.len) {
-            float x[2][4];
-            this->pairs(b, [&](int half, int n, int s, int i) {
-                float2 y = *(const float2 *)(A + s * TS + i), z = *(const float2 *)(beta + i);
-                x[n][2 * half] = y.x * z.x;
-                x[n][2 * half + 1] = y.y * z.y;
-            });
-            this->keep(slot.TB, b, x);
-        }
-        this->no_second_half(slot.TB, s.len);
+        this->invert(slot.TB, A, beta, s.len);
     }
 };
 

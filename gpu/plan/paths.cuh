@@ -49,7 +49,7 @@ int fast_may_be_bare(const dpg_plan *pl);
 /* Is its pass cut in spans, and in how many? */
 #define SPANS 3
 int fast_spans(const dpg_plan *pl);
-/* Is such a forward one kernel (`fast/forward_one.cu`)? */
+/* Is such a forward one kernel (`fast/forward.cuh`)? */
 int fast_is_single(const dpg_plan *pl);
 
 /* Does only the token path have the recurrence? How many rows has a token there? */
