@@ -11,13 +11,14 @@
 extern "C" {
 #endif
 
-#define DPG_TRUTH_MAX_R 4
+#define DPG_TRUTH_MAX 4 /* rows of a token, entries of a token */
 
 typedef struct dpg_truth dpg_truth;
-/* Kp, K rounded up to a multiple of 8, one of 8 16 24 32 64 128, R <= DPG_TRUTH_MAX_R. */
-int dpg_truth_takes(int64_t Kp, int64_t R);
-/* W state columns of Kp, R keys a token, at most len tokens a call. */
-dp_status dpg_truth_open(dpg_truth **t, int64_t Kp, int64_t R, int64_t W, int64_t len, dp_err *e);
+/* Kp, K rounded up to a multiple of 8, one of 8 16 24 32 64 128. */
+int dpg_truth_takes(int64_t Kp, int rows, int entries);
+/* W state columns of Kp, tokens of as many rows and entries (tr_dd_rows), at most len a call. */
+dp_status dpg_truth_open(dpg_truth **t, int64_t Kp, int rows, int entries, int64_t W, int64_t len,
+                         dp_err *e);
 void dpg_truth_close(dpg_truth *t);
 /* Their state, [W][2][Kp]. */
 dp_status dpg_truth_set(dpg_truth *t, const double *S, dp_err *e);

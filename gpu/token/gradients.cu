@@ -28,11 +28,11 @@ __device__ __forceinline__ void through_entry(const Place &p, const dp_entry &e,
                                               const float *dy, Row &sum) {
     for (int m = 0; m < e.n; m++) {
         if (e.of[m] != of) continue;
-        int is_gate = of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH;
-        Row c = p.product(e, r, is_gate || FAULT(TOKEN_FACTOR) ? -1 : m),
+        float rate = DP_FACTOR_RATE(of);
+        Row c = p.product(e, r, rate != 0.f || FAULT(TOKEN_FACTOR) ? -1 : m),
             own = p.rotated(Row::load(dy, p.d.K), p.rotated_key(e), 1);
-        float sign = of == DP_FACTOR_GROWTH ? -1.f : 1.f;
-        Row::rows(p.d.K, [&](int i, int) { sum.x[i] = fmaf(sign * c.x[i], own.x[i], sum.x[i]); });
+        if (rate == 0.f) rate = 1.f;
+        Row::rows(p.d.K, [&](int i, int) { sum.x[i] = fmaf(rate * c.x[i], own.x[i], sum.x[i]); });
     }
 }
 __device__ __forceinline__ void through_scalar(const Place &p, const dp_entry &e, int of, int r,
@@ -113,12 +113,12 @@ __device__ void number_bwd(const Place &p, const TokenGrads &y, int input, int r
     if (threadIdx.x % 32 == 0) stx(y.in[input], at, p.d.dg_bf16, sum);
 }
 
-/* Adds what entries with exp(g) and exp(-g) say of the log gate. */
+/* Adds what entries with factors of the gate say of its log. */
 __device__ void gate_bwd(const Place &p, const TokenGrads &y) {
     Row sum = {};
     float *g = y.g + p.head() * p.d.Kg;
-    through_rows(p, y, DP_FACTOR_DECAY, 0, sum);
-    through_rows(p, y, DP_FACTOR_GROWTH, 0, sum);
+    for (int f = DP_NINPUTS; f < DP_FACTORS_END; f++)
+        through_rows(p, y, f, 0, sum);
     if (p.d.Kg > 1) {
         sum.add(Row::load(g, p.d.K), 1.f);
         return sum.store(g, p.d.K);
@@ -265,8 +265,7 @@ dp_status token_norm(const Call &c) {
 
 dp_status token_sums(const Call &c) {
     const dp_recurrence *a = &c.p->rows;
-    if (dp_recurrence_has(a, DP_FACTOR_DECAY) || dp_recurrence_has(a, DP_FACTOR_GROWTH))
-        TRY(input_bwd(c, DP_INPUT_G));
+    if (dp_recurrence_has_gates(a)) TRY(input_bwd(c, DP_INPUT_G));
     k_token_gate_bwd<<<tile_count(c.p), THREADS, 0, c.s>>>(c.p->d, *c.t, *c.g, token_grads_of(c).g,
                                                            at<float>(c, B_PART));
     CK_LAUNCH(c.e, "k_token_gate_bwd");

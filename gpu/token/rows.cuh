@@ -117,13 +117,11 @@ struct Place {
     __device__ __forceinline__ void multiply(Row &y, int of, int r) const {
         if (FAULT(TOKEN_ERASE) && of == DP_INPUT_ERASE) return;
         if (is_in(KEYS, of & ~DP_PREVIOUS)) return y.times(unit(of, r));
-        if (of < DP_FACTOR_DECAY || of & DP_PREVIOUS) {
+        if (DP_FACTOR_RATE(of) == 0.f) {
             float c = number(of, r);
             return Row::rows(d.K, [&](int j, int) { y.x[j] *= c; });
         }
-        Row::rows(d.K, [&](int j, int x) {
-            y.x[j] *= expf(of == DP_FACTOR_DECAY ? log_decay(x) : -log_decay(x));
-        });
+        Row::rows(d.K, [&](int j, int x) { y.x[j] *= expf(DP_FACTOR_RATE(of) * log_decay(x)); });
     }
     __device__ __forceinline__ float sign(const dp_entry &e) const {
         return FAULT(TOKEN_SIGN) ? e.sign * e.sign : e.sign;

@@ -2,12 +2,13 @@
  * of the state in registers, row k in lane k mod 8. Products are written __dmul_rn, so that the
  * compiler cannot fuse them into additions.
  *
- * Phases of a token, and what shared memory holds (two buffers of a token's rows q, d, k):
+ * Phases of a token, and what shared memory holds (two buffers of q, d, entries of a token):
  *
- *   fetch     the next token's rows on their way to registers     this token's rows
- *   keys      U_j = beta_j (v_j - k_j' D S), 3 shuffles each      this token's rows
- *   output    S += k_j U_j, o = scale q' S                        this token's rows
- *   keep      the next token's rows, then a barrier               both buffers */
+ *   fetch     the next token's rows on their way to registers         this token's rows
+ *   rows      of a group, U_j = strength_j (value_j - read_j D S),    this token's rows
+ *             3 shuffles each, then S += write_j U_j
+ *   output    o = scale q' S                                          this token's rows
+ *   keep      the next token's rows, then a barrier                   both buffers */
 #include "dp_truth_gpu.h"
 #include "plan/status.cuh"
 
@@ -61,26 +62,26 @@ static __device__ __forceinline__ dd reduce(dd a) {
 
 struct Args {
     int64_t n, W;
-    int R;
+    int rows, entries, at_once, before, write[DPG_TRUTH_MAX], read[DPG_TRUTH_MAX];
     double scale;
-    const double *q, *k, *d, *beta;
-    const double *v; /* [n][R][W] or NULL */
-    double *S;       /* [W][2][8 NK] */
-    double *oh, *ol; /* [n][W] or NULL */
+    const double *q, *k, *d, *strength; /* k [n][entries] rows, strength [n][rows][2] */
+    const double *v;                    /* [n][rows][2][W] or NULL */
+    double *S;                          /* [W][2][8 NK] */
+    double *oh, *ol;                    /* [n][W] or NULL */
 };
 
 /* A lane of a column. A token's rows pass through shared memory. The next token's are loaded into
- * registers meanwhile: a warp has an SM to itself and nothing else to hide the latency. R <=
- * MAX_R. */
-template <int NK, int MAX_R> struct Lane {
-    static const int K = 8 * NK, ROW = 2 * K, SIZE = (2 + MAX_R) * ROW, EACH = (SIZE + 31) / 32;
+ * registers meanwhile: a warp has an SM to itself and nothing else to hide the latency. Rows and
+ * entries <= MAX. */
+template <int NK, int MAX> struct Lane {
+    static const int K = 8 * NK, ROW = 2 * K, SIZE = (2 + MAX) * ROW, EACH = (SIZE + 31) / 32;
     const Args &a;
     int lane;
     int64_t col;
     bool in;
     dd s[NK];
-    double next[EACH], v_next[MAX_R] = {};
-    dd b_next[MAX_R] = {};
+    double next[EACH];
+    dd v_next[MAX] = {}, b_next[MAX] = {};
 
     __device__ __forceinline__ Lane(const Args &a)
         : a(a), lane(threadIdx.x % 8), col((int64_t)blockIdx.x * COLUMNS + threadIdx.x / 8),
@@ -102,53 +103,65 @@ template <int NK, int MAX_R> struct Lane {
 #pragma unroll
         for (int u = 0; u < EACH; u++) {
             int x = threadIdx.x + 32 * u;
-            if (x < (2 + a.R) * ROW)
+            if (x < (2 + a.entries) * ROW)
                 next[u] = x < ROW       ? a.q[i * ROW + x]
                           : x < 2 * ROW ? a.d[i * ROW + x - ROW]
-                                        : a.k[i * a.R * ROW + x - 2 * ROW];
+                                        : a.k[i * a.entries * ROW + x - 2 * ROW];
         }
 #pragma unroll
-        for (int j = 0; j < MAX_R; j++)
-            if (j < a.R) {
-                v_next[j] = in && a.v ? a.v[(i * a.R + j) * a.W + col] : 0.;
-                b_next[j] = {a.beta[(i * a.R + j) * 2], a.beta[(i * a.R + j) * 2 + 1]};
+        for (int j = 0; j < MAX; j++)
+            if (j < a.rows) {
+                const int64_t at = (i * a.rows + j) * 2;
+                if (in && a.v) v_next[j] = {a.v[at * a.W + col], a.v[(at + 1) * a.W + col]};
+                b_next[j] = {a.strength[at], a.strength[at + 1]};
             }
     }
     __device__ __forceinline__ void keep(double *rows) const {
 #pragma unroll
         for (int u = 0; u < EACH; u++)
-            if (threadIdx.x + 32 * u < (unsigned)((2 + a.R) * ROW))
+            if (threadIdx.x + 32 * u < (unsigned)((2 + a.entries) * ROW))
                 rows[threadIdx.x + 32 * u] = next[u];
         __syncthreads();
     }
-    /* The state decays; U_j, which key j writes. d, k: the lane's entries of the rows. */
-    __device__ __forceinline__ void keys(const double *d, const double *k, const double *v,
-                                         const dd *b, dd *U) {
+    __device__ __forceinline__ void decay(const double *d) {
 #pragma unroll
-        for (int j = 0; j < MAX_R; j++) {
-            if (j >= a.R) break;
-            dd acc = {0, 0};
-#pragma unroll
-            for (int x = 0; x < NK; x++) {
-                if (j == 0) s[x] = mul({d[8 * x], d[K + 8 * x]}, s[x]);
-                acc = dot(acc, {k[j * ROW + 8 * x], k[j * ROW + K + 8 * x]}, s[x]);
-            }
-            dd D = reduce(acc), e = two_sum(v[j], -D.h);
-            U[j] = mul(quick(e.h, e.l - D.l), b[j]);
-        }
+        for (int x = 0; x < NK; x++)
+            s[x] = mul({d[8 * x], d[K + 8 * x]}, s[x]);
     }
-    __device__ __forceinline__ void output(const double *q, const double *k, const dd *U,
-                                           int64_t i) {
+    __device__ __forceinline__ dd read(const double *k) const {
         dd acc = {0, 0};
 #pragma unroll
-        for (int x = 0; x < NK; x++) {
+        for (int x = 0; x < NK; x++)
+            acc = dot(acc, {k[8 * x], k[K + 8 * x]}, s[x]);
+        return reduce(acc);
+    }
+    __device__ __forceinline__ void write(const double *k, dd U) {
 #pragma unroll
-            for (int j = 0; j < MAX_R; j++)
-                if (j < a.R)
-                    s[x] = fma_dd(s[x], {k[j * ROW + 8 * x], k[j * ROW + K + 8 * x]}, U[j]);
-            acc = dot(acc, {q[8 * x], q[K + 8 * x]}, s[x]);
+        for (int x = 0; x < NK; x++)
+            s[x] = fma_dd(s[x], {k[8 * x], k[K + 8 * x]}, U);
+    }
+    /* A token's rows, group by group: it reads, then it writes. The state decays first, or
+     * (`before`) after the first group has read. d, k: the lane's numbers. */
+    __device__ __forceinline__ void all_rows(const double *d, const double *k, const dd *v,
+                                             const dd *b) {
+        dd U[MAX] = {};
+        if (!a.before) decay(d);
+#pragma unroll
+        for (int j = 0; j < MAX; j++) {
+            if (j >= a.rows) break;
+            dd D = {0, 0};
+            if (a.read[j] >= 0) D = read(k + a.read[j] * ROW);
+            dd e = two_sum(v[j].h, -D.h);
+            U[j] = mul(quick(e.h, e.l + (v[j].l - D.l)), b[j]);
+            if ((j + 1) % a.at_once) continue;
+            if (a.before) decay(d);
+#pragma unroll
+            for (int i = 0; i <= j; i++)
+                if (i > j - a.at_once) write(k + a.write[i] * ROW, U[i]);
         }
-        dd o = reduce(acc), p = two_prod(o.h, a.scale);
+    }
+    __device__ __forceinline__ void output(const double *q, int64_t i) {
+        dd o = read(q), p = two_prod(o.h, a.scale);
         o = quick(p.h, p.l + __dmul_rn(o.l, a.scale));
         if (a.oh && in && lane == 0) {
             a.oh[i * a.W + col] = o.h;
@@ -157,22 +170,21 @@ template <int NK, int MAX_R> struct Lane {
     }
     __device__ __forceinline__ void token(int64_t i, const double *rows) {
         const double *q = rows + lane, *d = q + ROW, *k = d + ROW;
-        double v[MAX_R];
-        dd b[MAX_R], U[MAX_R] = {};
+        dd v[MAX], b[MAX];
 #pragma unroll
-        for (int j = 0; j < MAX_R; j++) {
+        for (int j = 0; j < MAX; j++) {
             v[j] = v_next[j];
             b[j] = b_next[j];
         }
         if (i + 1 < a.n) fetch(i + 1);
-        keys(d, k, v, b, U);
-        output(q, k, U, i);
+        all_rows(d, k, v, b);
+        output(q, i);
     }
 };
 
-template <int NK, int MAX_R>
+template <int NK, int MAX>
 __global__ void __launch_bounds__(32) truth_forward(const __grid_constant__ Args a) {
-    typedef Lane<NK, MAX_R> Own;
+    typedef Lane<NK, MAX> Own;
     __shared__ double rows[2][Own::SIZE];
     Own own(a);
     own.fetch(0);
@@ -185,37 +197,45 @@ __global__ void __launch_bounds__(32) truth_forward(const __grid_constant__ Args
 }
 
 struct dpg_truth {
-    int64_t Kp, R, W, len;
+    int64_t Kp, rows, entries, W, len;
     cudaStream_t stream;
-    double *q, *k, *d, *beta, *v, *S, *oh, *ol;
+    double *q, *k, *d, *strength, *v, *S, *oh, *ol;
 };
 
 static dp_status allocate(dpg_truth *t, dp_err *e) {
     struct {
         double **at;
         int64_t n;
-    } a[] = {{&t->q, t->len * 2 * t->Kp},   {&t->k, t->len * t->R * 2 * t->Kp},
-             {&t->d, t->len * 2 * t->Kp},   {&t->beta, t->len * t->R * 2},
-             {&t->v, t->len * t->R * t->W}, {&t->S, t->W * 2 * t->Kp},
-             {&t->oh, t->len * t->W},       {&t->ol, t->len * t->W}};
+    } a[] = {{&t->q, t->len * 2 * t->Kp},
+             {&t->k, t->len * t->entries * 2 * t->Kp},
+             {&t->d, t->len * 2 * t->Kp},
+             {&t->strength, t->len * t->rows * 2},
+             {&t->v, t->len * t->rows * 2 * t->W},
+             {&t->S, t->W * 2 * t->Kp},
+             {&t->oh, t->len * t->W},
+             {&t->ol, t->len * t->W}};
     CK(e, cudaStreamCreate(&t->stream));
     for (auto &x : a)
         CK(e, cudaMalloc(x.at, (size_t)x.n * sizeof(double)));
+    CK(e, cudaMemset(t->v, 0, (size_t)(t->len * t->rows * 2 * t->W) * sizeof(double)));
     return DP_OK;
 }
 
-extern "C" int dpg_truth_takes(int64_t Kp, int64_t R) {
-    return Kp % 8 == 0 && ((Kp >= 8 && Kp <= 32) || Kp == 64 || Kp == 128) && R <= DPG_TRUTH_MAX_R;
+extern "C" int dpg_truth_takes(int64_t Kp, int rows, int entries) {
+    return Kp % 8 == 0 && ((Kp >= 8 && Kp <= 32) || Kp == 64 || Kp == 128) &&
+           rows <= DPG_TRUTH_MAX && entries <= DPG_TRUTH_MAX;
 }
 
-extern "C" dp_status dpg_truth_open(dpg_truth **out, int64_t Kp, int64_t R, int64_t W, int64_t len,
-                                    dp_err *e) {
-    if (!dpg_truth_takes(Kp, R))
-        return dpg_fail(e, DP_EINPUT, "the truth on a device has no kernel for K = %d, R = %d",
-                        (int)Kp, (int)R);
+extern "C" dp_status dpg_truth_open(dpg_truth **out, int64_t Kp, int rows, int entries, int64_t W,
+                                    int64_t len, dp_err *e) {
+    if (!dpg_truth_takes(Kp, rows, entries))
+        return dpg_fail(e, DP_EINPUT,
+                        "the truth on a device has no kernel for K = %d, %d rows, %d entries",
+                        (int)Kp, rows, entries);
     dpg_truth *t = (dpg_truth *)calloc(1, sizeof *t);
     t->Kp = Kp;
-    t->R = R;
+    t->rows = rows;
+    t->entries = entries;
     t->W = W;
     t->len = len;
     dp_status st = allocate(t, e);
@@ -229,7 +249,7 @@ extern "C" dp_status dpg_truth_open(dpg_truth **out, int64_t Kp, int64_t R, int6
 
 extern "C" void dpg_truth_close(dpg_truth *t) {
     if (!t) return;
-    double *x[] = {t->q, t->k, t->d, t->beta, t->v, t->S, t->oh, t->ol};
+    double *x[] = {t->q, t->k, t->d, t->strength, t->v, t->S, t->oh, t->ol};
     for (double *p : x)
         cudaFree(p);
     cudaStreamDestroy(t->stream);
@@ -248,10 +268,10 @@ extern "C" dp_status dpg_truth_get(dpg_truth *t, double *S, dp_err *e) {
 
 template <int NK> static void launch_width(const dpg_truth *t, const Args &a) {
     const unsigned blocks = (unsigned)((t->W + COLUMNS - 1) / COLUMNS);
-    if (t->R == 1)
+    if (t->rows == 1 && t->entries == 1)
         truth_forward<NK, 1><<<blocks, 32, 0, t->stream>>>(a);
     else
-        truth_forward<NK, DPG_TRUTH_MAX_R><<<blocks, 32, 0, t->stream>>>(a);
+        truth_forward<NK, DPG_TRUTH_MAX><<<blocks, 32, 0, t->stream>>>(a);
 }
 
 static void launch(const dpg_truth *t, const Args &a) {
@@ -265,19 +285,51 @@ static void launch(const dpg_truth *t, const Args &a) {
     }
 }
 
+/* n rows of `width` doubles, ld apart, to rows that are step apart. NULL: they stay zeros. */
+static cudaError_t copy_rows(const dpg_truth *t, double *to, int64_t step, const double *from,
+                             int64_t ld, int64_t width, int64_t n) {
+    const size_t D = sizeof(double);
+    if (!from) return cudaSuccess;
+    return cudaMemcpy2DAsync(to, (size_t)step * D, from, (size_t)ld * D, (size_t)width * D,
+                             (size_t)n, cudaMemcpyHostToDevice, t->stream);
+}
+
 extern "C" dp_status dpg_truth_forward(dpg_truth *t, const tr_dd_rows *b, const tr_dd_cols *c,
                                        dp_err *e) {
-    const size_t D = sizeof(double), row = (size_t)(2 * t->Kp) * D, n = (size_t)b->n,
-                 R = (size_t)t->R, W = (size_t)t->W;
-    CK(e, cudaMemcpyAsync(t->q, b->q, n * row, cudaMemcpyHostToDevice, t->stream));
-    CK(e, cudaMemcpyAsync(t->k, b->k, n * R * row, cudaMemcpyHostToDevice, t->stream));
-    CK(e, cudaMemcpyAsync(t->d, b->d, n * row, cudaMemcpyHostToDevice, t->stream));
-    CK(e, cudaMemcpyAsync(t->beta, b->beta, n * R * 2 * D, cudaMemcpyHostToDevice, t->stream));
-    if (c->v) /* rows of one token lie together: keys are V apart, and V = W */
-        CK(e, cudaMemcpy2DAsync(t->v, R * W * D, c->v, (size_t)c->ldv * D, R * W * D, n,
-                                cudaMemcpyHostToDevice, t->stream));
-    launch(t, {b->n, t->W, (int)t->R, c->scale, t->q, t->k, t->d, t->beta, c->v ? t->v : NULL, t->S,
-               c->oh ? t->oh : NULL, c->oh ? t->ol : NULL});
+    const size_t D = sizeof(double), W = (size_t)t->W, n = (size_t)b->n;
+    const int64_t row = 2 * t->Kp, wide = t->rows * 2 * t->W;
+    Args a = {b->n,
+              t->W,
+              b->rows,
+              b->entries,
+              b->at_once,
+              b->before,
+              {},
+              {},
+              c->scale,
+              t->q,
+              t->k,
+              t->d,
+              t->strength,
+              c->oh ? t->v : NULL,
+              t->S,
+              c->oh ? t->oh : NULL,
+              c->oh ? t->ol : NULL};
+    CK(e, copy_rows(t, t->q, row, b->q, row, row, b->n));
+    CK(e, copy_rows(t, t->d, row, b->d, row, row, b->n));
+    CK(e, copy_rows(t, t->strength, t->rows * 2, b->strength, t->rows * 2, t->rows * 2, b->n));
+    for (int i = 0; i < b->entries; i++)
+        CK(e, copy_rows(t, t->k + i * row, t->entries * row, b->entry[i], b->ld, row, b->n));
+    for (int j = 0; j < b->rows; j++) {
+        const tr_dd_value *v = &c->value[j];
+        double *to = t->v + j * 2 * t->W;
+        a.write[j] = b->write[j];
+        a.read[j] = b->read[j];
+        if (!c->oh) continue;
+        CK(e, copy_rows(t, to, wide, v->h, v->ld, t->W, b->n));
+        CK(e, copy_rows(t, to + t->W, wide, v->l, v->ld, t->W, b->n));
+    }
+    launch(t, a);
     CK_LAUNCH(e, "truth_forward");
     if (c->oh) {
         CK(e, cudaMemcpy2DAsync(c->oh, (size_t)c->ldo * D, t->oh, W * D, W * D, n,

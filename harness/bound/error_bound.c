@@ -174,8 +174,7 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
         const dp_entry e = kind == WRITES  ? a->row[j].write
                            : kind == READS ? a->row[j].read
                                            : a->row[j].value;
-        const int gates = dp_entry_has(e, DP_FACTOR_DECAY) + dp_entry_has(e, DP_FACTOR_GROWTH) +
-                          (kind == READS && a->before && e.sign);
+        const int gates = dp_entry_gate_factors(e) + (kind == READS && a->before && e.sign);
         double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
         sum += dp_entry_normed(p, e) * (2 * r->u + r->us);
         if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;

@@ -261,8 +261,7 @@ double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t r
     const int hv = (int)(row % p->HV);
     const int64_t t = dp_factor_token(p, of, row / p->HV), at = t * p->HV + hv;
     const double g = gates[row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
-    if (of == DP_FACTOR_DECAY || of == DP_FACTOR_GROWTH)
-        return dp_exp(of == DP_FACTOR_DECAY ? g : -g);
+    if (DP_FACTOR_RATE(of) != 0) return dp_exp(DP_FACTOR_RATE(of) * g);
     if (t < 0) return 0;
     of = dp_factor_input(of);
     return of == DP_INPUT_BETA     ? p->beta[at]
@@ -367,16 +366,17 @@ static void gate_through(const rows_token *a, int j) {
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = x->b.ederasing + i * p->K, *d = x->b.vderasing + i * p->K,
                  *e = entry_of(a, j, 1), *k = entry_of(a, j, 0);
-    const int writes = dp_entry_gates(row->write),
-              reads = row->read.sign ? dp_entry_gates(row->read) - dp_recurrence_of(p)->before : 0;
-    for (int c = 0; c < p->K && (reads || writes); c++) {
+    const double writes = dp_entry_gates(row->write),
+                 reads =
+                     row->read.sign ? dp_entry_gates(row->read) - dp_recurrence_of(p)->before : 0;
+    for (int c = 0; c < p->K && (reads != 0 || writes != 0); c++) {
         const int64_t at = (int64_t)a->t * p->K + c;
-        if (reads) {
+        if (reads != 0) {
             x->b.dg[at] += dp_pw(r, reads * e[c]) * D[c] +
                            dp_pw(r, reads * (a->in.erasing + 3 * r->u) * e[c] * d[c]);
             x->b.vdg[at] += reads * e[c] * d[c];
         }
-        if (writes)
+        if (writes != 0)
             x->b.dg[at] += dp_pw(r, writes * k[c]) * x->b.dk[i] +
                            dp_pw(r, writes * (a->in.k + 4 * r->u) * k[c] * x->b.ndk[i]);
         x->b.dg[at] += dp_pw(r, r->u * x->b.vdg[at]);

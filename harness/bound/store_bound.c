@@ -68,9 +68,9 @@ static double store_row(const dp_problem *p, const dp_activated *in, int64_t at,
         if (x == DP_INPUT_BETA || x == DP_INPUT_NUMBER)
             row[f][at] += of_strength(&a, r->strength, x, of.strength);
     }
-    const int reads = r->read.sign ? dp_entry_gates(r->read) - dp_recurrence_of(p)->before : 0;
-    return abs(dp_entry_gates(r->write)) * dp_norm_fro(p->K, k) * of.write +
-           abs(reads) * dp_norm_fro(p->K, e) * of.read;
+    const double reads = r->read.sign ? dp_entry_gates(r->read) - dp_recurrence_of(p)->before : 0;
+    return fabs(dp_entry_gates(r->write)) * dp_norm_fro(p->K, k) * of.write +
+           fabs(reads) * dp_norm_fro(p->K, e) * of.read;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */

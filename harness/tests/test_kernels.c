@@ -931,7 +931,10 @@ DP_TEST(kernels, truth_on_a_device_is_that_of_the_cpu) {
         "op = kda\nT = 90\nH = 1\nHV = 2\nK = 30\nV = 10\ns0_scale = 1\ncu_seqlens = "
         "0,40,40,90\nranks = 2\n",
         "op = mkda\nT = 66\nR = 3\nK = 64\nV = 5\nbeta_hi = 0.4\ngate = softplus\nl2norm = yes\n",
-        "op = gdn\nT = 70\nK = 128\nV = 6\n"};
+        "op = gdn\nT = 70\nK = 128\nV = 6\n",
+        "op = gdn2\nT = 70\nH = 1\nHV = 2\nK = 16\nV = 6\n",
+        "op = dplr\nT = 70\nK = 16\nV = 6\nranks = 2\n",
+        "op = gated-deltaproduct\nT = 70\nR = 3\nK = 24\nV = 6\nranks = 2\n"};
     for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
         char cmd[4096], out[4096], path[512];
         snprintf(path, sizeof path, "%s/device.case", gt_tmpdir());

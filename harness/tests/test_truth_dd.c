@@ -71,9 +71,26 @@ static const shape shapes[] = {
      1,
      2,
      {0, 70, 100}},
+    {"gdn2", DP_GDN2, 90, 1, 2, 12, 10, 1, DP_GATE_SOFTPLUS, DP_BETA_PLAIN, 1, 1, 2, {0, 66, 90}},
+    {"gla", DP_GLA, 90, 1, 2, 12, 10, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 2, {0, 66, 90}},
+    {"dplr", DP_DPLR, 90, 2, 2, 12, 10, 1, DP_GATE_LOG, DP_BETA_PLAIN, 0, 1, 2, {0, 66, 90}},
+    {"in-turn",
+     DP_DELTAPRODUCT,
+     90,
+     1,
+     2,
+     12,
+     10,
+     3,
+     DP_GATE_SOFTPLUS,
+     DP_BETA_SIGMOID2,
+     1,
+     1,
+     2,
+     {0, 66, 90}},
     {"one-token", DP_KDA, 1, 1, 1, 3, 2, 1, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID, 1, 1, 1, {0, 1}},
 };
-enum { NSHAPES = sizeof shapes / sizeof *shapes, NBALLS = 13 };
+enum { NSHAPES = sizeof shapes / sizeof *shapes, NBALLS = DP_NRESULTS + 3 };
 
 static dp_problem problem_of(const shape *s, uint64_t seed) {
     dp_problem p = {.model = s->model,
@@ -394,7 +411,7 @@ DP_TEST(truth_dd, rows_of_unit_norm) {
             mpfr_add(s, s, t, MPFR_RNDN);
         }
         mpfr_rec_sqrt(s, s, MPFR_RNDN);
-        op->l2(FN, x, y, rstd);
+        op->l2(FN, DP_L2_EPS, x, y, rstd);
         worst = fmax(worst, error_log2(rstd[0], rstd[1], s));
         mpfr_mul_d(s, s, x[3], MPFR_RNDN);
         worst = fmax(worst, error_log2(y[3], y[FN + 3], s));

@@ -274,7 +274,6 @@ static void pass_empty_sequences(const dp_problem *p, dp_truth *t) {
 }
 
 dp_status dp_truth_run(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e) {
-    if (dp_in_turn(p) && rq->kind == DP_TRUTH_DD) return tr_truth_in_turn(p, rq, t, e);
     const dp_status s = tr_truth_alloc(p, rq, t, e);
     if (s) return s;
     const int is_dd = rq->kind == DP_TRUTH_DD, on_device = is_dd && rq->device && !t->backward,

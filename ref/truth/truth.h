@@ -29,12 +29,17 @@ extern const char *const dp_truth_kind_names[DP_NTRUTHS]; /* "mpfr", "double-dou
  * NULL. */
 const char *dp_truth_dd_refuses(const dp_problem *p);
 
+/* The entries of K channels that a token's rows read and write along (recurrence.h), each once a
+ * key. */
+int dp_truth_entries(const dp_problem *p);
+
 /* A device that runs the forward recurrence of the double-double truth, with the same bits
  * (gpu/dp_truth_gpu.h). */
 struct tr_dd_rows;
 struct tr_dd_cols;
 typedef struct {
-    dp_status (*open)(void **s, int64_t Kp, int64_t R, int64_t W, int64_t len, dp_err *e);
+    dp_status (*open)(void **s, int64_t Kp, int rows, int entries, int64_t W, int64_t len,
+                      dp_err *e);
     void (*close)(void *s);
     dp_status (*set)(void *s, const double *S, dp_err *e);
     dp_status (*get)(void *s, double *S, dp_err *e);

@@ -6,6 +6,7 @@
  * part: for these the same arithmetic runs on the column's own problem. Backward quantities need
  * the sequence to its end: where the audit stops before, they are compared on the problem that ends
  * there. */
+#include "ref/vocabulary/recurrence.h"
 #include "truth_impl.h"
 
 #include <math.h>
@@ -40,29 +41,40 @@ static double *slice(const double *x, int64_t first, int64_t rows, int64_t step,
     return y;
 }
 
+/* Column `col` of rows of V numbers: `own` of n tokens from t0 on, from row `first` of a token's
+ * `rows` on; NULL stays. */
+static double *column(const double *x, int64_t t0, int64_t n, int64_t rows, int64_t first,
+                      int64_t own, int64_t V, int64_t col) {
+    if (!x) return NULL;
+    double *y = dp_doubles(n * own);
+    for (int64_t i = 0; i < n * own; i++)
+        y[i] = x[((t0 + i / own) * rows + first + i % own) * V + col];
+    return y;
+}
+
 static void column_problem(audit *u) {
     const dp_problem *p = u->p;
-    const int64_t K = p->K, V = p->V, R = p->R, Kg = dp_Kg(p), HV = p->HV, H = p->H, hv = u->hv,
-                  h = hv / dp_G(p), t0 = p->cu[u->seq], n = u->n, row = u->seq * HV + hv;
+    const int64_t K = p->K, V = p->V, hv = u->hv, t0 = p->cu[u->seq], n = u->n,
+                  row = u->seq * p->HV + hv;
     const int whole = t0 + n == p->cu[u->seq + 1];
     u->y = *p;
     u->y.T = n;
     u->y.H = u->y.HV = u->y.V = u->y.Nseq = 1;
     u->y.cu = dp_calloc(2, sizeof *u->y.cu);
     u->y.cu[1] = n;
-    u->y.q = slice(p->q, (t0 * H + h) * K, n, H * K, K);
-    u->y.k = slice(p->k, (t0 * H + h) * R * K, n, H * R * K, R * K);
-    u->y.v = dp_doubles(n * R);
-    for (int64_t t = 0; t < n; t++)
-        for (int64_t j = 0; j < R; j++)
-            u->y.v[t * R + j] = p->v[(((t0 + t) * HV + hv) * R + j) * V + u->col];
-    u->y.g = slice(p->g, (t0 * HV + hv) * Kg, n, HV * Kg, Kg);
-    u->y.beta = slice(p->beta, (t0 * HV + hv) * R, n, HV * R, R);
-    u->y.A_log = slice(p->A_log, hv, 1, 1, 1);
-    u->y.dt_bias = slice(p->dt_bias, hv * Kg, 1, Kg, Kg);
-    u->y.s0 = slice(p->s0, row * K * V + u->col, K, V, 1);
-    u->y.dout = u->t->backward ? slice(p->dout, (t0 * HV + hv) * V + u->col, n, HV * V, 1) : NULL;
-    u->y.dstate = whole && u->t->backward ? slice(p->dstate, row * K * V + u->col, K, V, 1) : NULL;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        const double *x = dp_input_of(p, i);
+        const int64_t heads = dp_input_heads(p, i), head = heads == p->H ? hv / dp_G(p) : hv,
+                      width = dp_input_width(p, i), each = width / heads;
+        *dp_input_at(&u->y, i) =
+            (i == DP_INPUT_DO || i == DP_INPUT_DSTATE) && !u->t->backward ? NULL
+            : i == DP_INPUT_DSTATE && !whole                              ? NULL
+            : i == DP_INPUT_S0 || i == DP_INPUT_DSTATE ? slice(x, row * K * V + u->col, K, V, 1)
+            : dp_input_fields[i].kind == DP_OF_HEADS   ? slice(x, hv * each, 1, each, each)
+            : dp_is_value(i) || i == DP_INPUT_DO
+                ? column(x, t0, n, width / V, hv * each / V, each / V, V, u->col)
+                : slice(x, t0 * width + head * each, n, width, each);
+    }
 }
 
 /* One number against one of MPFR, both with their radii. */
@@ -95,10 +107,14 @@ static dp_status hold_column(audit *u) {
     for (int64_t t = 0; t < u->n && !st; t++) {
         st = hold(u, "o", &f[DP_RESULT_O], ((t0 + t) * p->HV + u->hv) * p->V + u->col,
                   &g[DP_RESULT_O], t, t0 + t);
-        for (int64_t j = 0; j < p->R && !st && whole && u->t->backward; j++)
-            st = hold(u, "dv", &f[DP_RESULT_DV],
-                      (((t0 + t) * p->HV + u->hv) * p->R + j) * p->V + u->col, &g[DP_RESULT_DV],
-                      t * p->R + j, t0 + t);
+        for (int i = 0; i < DP_NRESULTS && whole; i++) {
+            const int64_t n = dp_result_rows_per_token(p, i);
+            if (!dp_is_value(dp_result_fields[i].of)) continue;
+            for (int64_t j = 0; j < n && !st && f[i].rows; j++)
+                st = hold(u, dp_result_fields[i].name, &f[i],
+                          (((t0 + t) * p->HV + u->hv) * n + j) * p->V + u->col, &g[i], t * n + j,
+                          t0 + t);
+        }
     }
     for (int64_t k = 0; k < p->K && !st && whole; k++) {
         const int64_t at = (row * p->K + k) * p->V + u->col;

@@ -10,7 +10,7 @@
  * Larger ones overflow in the end and give inf. NaN becomes inf.
  *
  * Notation. Exact quantities are plain, computed ones carry ~, u = 2^-prec (double-double: 2^-98,
- * tiny = 2^-960; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
+ * tiny = 2^-860; truth_dd.h says why), gamma_n = n u / (1 - n u). Norms: 2-norm of vectors,
  * Frobenius of matrices, spectral for the step maps. Each bound on a size (n_, e_, ..) holds for
  * the exact and the computed value alike. Inner products of m terms, with rounded products and
  * rounded additions in any order, satisfy
@@ -71,7 +71,7 @@
  * and eps_r (0: it reads nothing). It is k_j in E, in dE (forward), in dSbar, and in dread, the
  * second part of dk. The row's strength is beta_j, its value v_j. A product of m numbers puts (m -
  * 1) u |v| into F2. An entry that does both has the sum of both gradients; each goes on to its
- * factors by the product rule (truth_rows.c).
+ * factors by the product rule (truth_rows.c). If n > 4 rows use an entry, gamma is gamma_(V+C+n).
  *     nu           of a row that erases along e and writes along k: I - k'e is the identity but on
  *                  the plane of k and e; the two singular values there have the product |1 - d|,
  *                  d = <k, e>, and squares that add up to 2 - 2d + ac, a = |k|^2, c = |e|^2, so the
@@ -270,7 +270,7 @@ static row_bounds bounds_of_row(const bounder *c, int64_t t, int64_t j, ld n, ld
     const int write = tr_write_of(r, j), read = tr_read_of(r, j);
     const ld in = p->input_error;
     row_bounds y = {.kap = tr_entry_norms(c->qk, c->hd, write)[key],
-                    .be = c->hd->strength_up ? c->hd->strength_up[at] : c->hd->beta_up[key],
+                    .be = tr_strength_up(r, c->hd, t, j),
                     .v = c->is_M ? 0 : c->hd->v_norm[at] * (1 + 2 * in),
                     .rel_w = tr_entry_rel(r, c->hd, row->write, -1, t),
                     .rel_s = tr_entry_rel(r, c->hd, row->strength, -1, t)};
@@ -326,7 +326,7 @@ static norm_error forward_bound(bounder *c, int64_t t, int64_t i, norm_error in)
     }
     const int64_t rows = k->end - k->first;
     return measured(
-        c->is_M ? NULL : c->hd->S_up, t,
+        c->is_M ? NULL : c->hd->S_up, t * c->steps + i,
         (norm_error){k->mu * in.N + k->push, k->mu * in.b + l + tr_gamma(c->r, rows + 2) * sum});
 }
 
@@ -350,6 +350,13 @@ static void add_grad(grad *to, ld err, ld size) {
     to->size += size;
 }
 
+/* The gradient of entry e sums V terms, C column blocks and all rows that use the entry. */
+static ld sum_gamma(const bounder *c, int e) {
+    const tr_run *r = c->r;
+    const int uses = r->rows.uses[e];
+    return tr_gamma(r, r->p->V + r->ncb + (uses > 4 ? uses : 4));
+}
+
 /* Adds the gradients of row j to *y, and the row's error and size to l and n2 of dSbar. G1 has
  * n1, b1; `in` is the state before. */
 static void row_backward(const bounder *c, int64_t j, norm_error in, ld n1, ld b1, ld *l, ld *n2,
@@ -368,12 +375,14 @@ static void row_backward(const bounder *c, int64_t j, norm_error in, ld n1, ld b
              dU = x->be * dE + eb * x->be * x->e;
     y->strength[j] = (grad){x->e * f_all + dE * tau + gam * x->e * tau, x->e * tau * (1 + gam)};
     y->values[j] = (grad){h_all, eta};
-    grad *write = &y->entry[tr_write_of(r, j) * p->R + dp_row_key(p, j)];
-    add_grad(write, x->w * b1 + dU * n1 + gam * x->w * n1, x->w * n1 * (1 + 2 * gam));
+    const int w = tr_write_of(r, j), key = (int)dp_row_key(p, j);
+    const ld gw = sum_gamma(c, w);
+    add_grad(&y->entry[w * p->R + key], x->w * b1 + dU * n1 + gw * x->w * n1,
+             x->w * n1 * (1 + 2 * gw));
     if (read < 0) return;
-    const ld lost = before ? 0 : (k->g.d_err + 2 * u * d) * eta * n;
-    add_grad(&y->entry[read * p->R + dp_row_key(p, j)],
-             d * (eta * in.b + h_all * n + gam * eta * n) + lost, d * eta * n * (1 + 2 * gam));
+    const ld gr = sum_gamma(c, read), lost = before ? 0 : (k->g.d_err + 2 * u * d) * eta * n;
+    add_grad(&y->entry[read * p->R + key], d * (eta * in.b + h_all * n + gr * eta * n) + lost,
+             d * eta * n * (1 + 2 * gr));
     *l += x->rel_r * x->era * eta + x->era * h;
     *n2 += x->era * eta;
 }
@@ -400,7 +409,7 @@ static norm_error backward_bound(bounder *c, int64_t t, int64_t i, norm_error in
     if (before) l += off * n1;
     l += tr_gamma(r, k->end - k->first + 2) * n2;
     const ld b = before ? k->mu * b1 + l + r->tiny : k->mu * b1 + d * l + off * (n2 + l) + r->tiny;
-    const norm_error to = measured(c->hd->G_up, t, (norm_error){k->mu * N1, b});
+    const norm_error to = measured(c->hd->G_up, t * c->steps + i, (norm_error){k->mu * N1, b});
     const norm_error decayed = before
                                    ? (norm_error){d * (1 + 2 * u) * n1, d * b1 + off * n1 + r->tiny}
                                    : (norm_error){to.N + to.b, to.b};
@@ -480,8 +489,8 @@ static void add_gates(const bounder *c, int64_t t, token_grads *y) {
     const ld more = 2 * r->u + tr_gamma(r, p->K + 4);
     for (int e = 0; e < r->rows.n; e++) {
         const dp_entry x = r->rows.of[e];
-        const int times = dp_entry_has(x, DP_FACTOR_DECAY) + dp_entry_has(x, DP_FACTOR_GROWTH);
-        for (int64_t key = 0; key < p->R && times; key++) {
+        const ld times = dp_entry_gate_sizes(x);
+        for (int64_t key = 0; key < p->R && times > 0; key++) {
             const grad g = y->entry[e * p->R + key];
             const ld up = times * tr_entry_norms(c->qk, c->hd, e)[t * p->R + key],
                      rel = tr_entry_rel(r, c->hd, x, -1, t) + more;
@@ -490,14 +499,14 @@ static void add_gates(const bounder *c, int64_t t, token_grads *y) {
     }
     for (int64_t j = 0; j < dp_rows(p); j++) {
         const dp_entry x = dp_row_of(p, j)->strength;
-        const int times = dp_entry_has(x, DP_FACTOR_DECAY) + dp_entry_has(x, DP_FACTOR_GROWTH);
-        if (!times) continue;
-        const ld up = times * c->hd->strength_up[t * dp_rows(p) + j],
+        const ld times = dp_entry_gate_sizes(x);
+        if (times == 0) continue;
+        const ld up = times * tr_strength_up(r, c->hd, t, j),
                  rel = tr_entry_rel(r, c->hd, x, -1, t) + more;
         add_grad(&y->g, up * (y->strength[j].err + rel * y->strength[j].size),
                  up * y->strength[j].size * (1 + rel));
     }
-    if (tr_has_gate_factors(r)) y->g.err += more * y->g.size;
+    if (dp_recurrence_has_gates(dp_recurrence_of(p))) y->g.err += more * y->g.size;
 }
 
 /* Sums over tokens of one head: error and size of ddt_bias and dA_log. */

@@ -15,25 +15,32 @@
 
 #define TR_DD_SLACK (1 + 0x1p-30) /* norms of activated rows are taken in double */
 
-/* One value head in one block. dx, dA, db: NULL forward only. */
+/* One value head in one block: [all], the block's tokens and b->pad more on both sides. unit: rows
+ * of keys but k, over their norm. An entry k, and a strength beta, has no array. dx, dA, db: NULL
+ * forward only. */
 typedef struct {
     tr_head norms;
     double *d, *dx, *dA, *beta, *db;
-    double *sum_dt, *sum_A; /* rows */
-    double a[2];            /* exp(A_log) */
+    double *unit[DP_NINPUTS], *rstd[DP_NINPUTS], *factor[DP_NFACTORS]; /* of the gate */
+    double *entry[DP_MAX_ENTRIES], *strength, *values; /* [all][n][2], [all][n][2][V] */
+    double *sum_dt, *sum_A, *sum_angle;                /* rows; [P][2] */
+    double a[2];                                       /* exp(A_log) */
 } tr_dd_head;
 
 /* One q/k head in one block. */
 typedef struct {
     tr_qk norms;
-    double *q, *k, *rstd_q, *rstd_k;
+    double *q, *k, *rstd_q, *rstd_k, *turn; /* rotations [T][P][4] */
 } tr_dd_qk;
 
-/* Columns v0 .. v0+w-1 of a value head. */
+/* Columns v0 .. v0+w-1 of a value head. Behind gradients of a block's tokens stand those of the pad
+ * tokens after it. */
 typedef struct {
     int head, v0, w, is_M; /* head: index in the batch */
-    double *S, *ckpt, *tape, *E, *S2,
-        *G2; /* S2, G2 [T]: squares of the state after each token and of the adjoint before it */
+    /* S2, G2 [T][G]: squares of the state after each of a token's G groups of rows and of the
+     * adjoint before it */
+    double *S, *ckpt, *tape, *E, *S2, *G2;
+    double *dphi; /* [len][P][2] of a head's first task */
     void *device; /* holds the state while it is not NULL */
     tr_dd_grads y;
 } tr_dd_task;
@@ -42,13 +49,39 @@ typedef struct {
 typedef struct {
     tr_run *r;
     const tr_dd_lanes *op;
-    int h0, n, ncb, ntask, nM;
-    int64_t Kp, row, len; /* row = 2 Kp */
-    double *bias, *in;    /* [HV][Kp], [Kp] */
-    tr_dd_qk *qk;         /* [n] */
-    tr_dd_head *head;     /* [n][G] */
-    tr_dd_task *task;     /* [n][G][ncb], then the columns of M: [n][G][column blocks of K] */
+    int h0, n, ncb, ntask, nM, rows, entries, groups; /* of a token; entries: one a key */
+    int64_t Kp, row, len, pad, all;                   /* row = 2 Kp, all = len + 2 pad */
+    double *bias, *in;                                /* [HV][Kp], [Kp] */
+    int in_entries[DP_NINPUTS];                       /* is the input a factor of any? */
+    tr_dd_qk *qk;                                     /* [n] */
+    tr_dd_head *head;                                 /* [n][G] */
+    tr_dd_task *task; /* [n][G][ncb], then the columns of M: [n][G][column blocks of K] */
 } tr_dd_batch;
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+typedef struct {
+    double h, l;
+} num;
+
+static num plus(num a, num b) {
+    const double s = a.h + b.h, z = s - a.h, t = ((a.h - (s - z)) + (b.h - z)) + (a.l + b.l),
+                 h = s + t;
+    return (num){h, t - (h - s)};
+}
+static num times(num a, num b) {
+    const double p = a.h * b.h;
+    return plus((num){0, 0}, (num){p, __builtin_fma(a.h, b.h, -p) + (a.h * b.l + a.l * b.h)});
+}
+static num channel(const double *x, int64_t Kp, int64_t k) { return (num){x[k], x[Kp + k]}; }
+static void set_channel(double *x, int64_t Kp, int64_t k, num y) {
+    x[k] = y.h;
+    x[Kp + k] = y.l;
+}
+static void fill_row(double *x, int64_t Kp, num y) {
+    for (int64_t k = 0; k < Kp; k++)
+        set_channel(x, Kp, k, y);
+}
 
 /* ---- heads at once --------------------------------------------------------------------------- */
 
@@ -73,36 +106,70 @@ static void exp_of(double x, double *h, double *l) {
     mpfr_clear(y);
 }
 
+static int has_gradient_rows(const tr_run *r, int e) { /* an entry with an array of its own */
+    const dp_entry x = r->rows.of[e];
+    return !dp_entry_is(x, DP_INPUT_K) || dp_entry_rotated(dp_recurrence_of(r->p), x) >= 0;
+}
+
+static void rows_open(const tr_dd_batch *b, tr_dd_head *a) {
+    const tr_run *r = b->r;
+    const dp_recurrence *of = dp_recurrence_of(r->p);
+    const int64_t n = r->p->T * b->rows;
+    for (int i = 0; i < DP_NINPUTS; i++) {
+        if (!tr_is_given(i) || !dp_input_of(r->p, i)) continue;
+        a->unit[i] = rows_alloc(b->all * b->row);
+        a->rstd[i] = rows_alloc(b->all * 2);
+        if (dp_is_normed(r->p, i))
+            a->norms.unit[i].rstd_up = dp_calloc((size_t)r->p->T, sizeof(ld));
+    }
+    for (int f = 0; f < DP_NFACTORS; f++)
+        if (tr_has_factor(r->p, f)) a->factor[f] = rows_alloc(b->all * b->row);
+    for (int e = 0; e < r->rows.n; e++) {
+        if (!has_gradient_rows(r, e)) continue;
+        a->entry[e] = rows_alloc(b->all * r->p->R * b->row);
+        a->norms.entry_norm[e] = dp_calloc((size_t)(r->p->T * r->p->R), sizeof(ld));
+    }
+    if (tr_has_products(r->p)) a->values = rows_alloc(b->all * b->rows * 2 * r->p->V);
+    if (of->n == 1 && dp_entry_is(of->row[0].strength, DP_INPUT_BETA)) return;
+    a->strength = rows_alloc(b->all * b->rows * 2);
+    a->norms.strength_up = dp_calloc((size_t)n, sizeof(ld));
+}
+
 static void head_open(const tr_dd_batch *b, int hv, tr_dd_head *a) {
     const dp_problem *p = b->r->p;
     const int backward = b->r->t->backward;
-    *a = (tr_dd_head){.d = rows_alloc(b->len * b->row), .beta = rows_alloc(b->len * p->R * 2)};
+    *a = (tr_dd_head){.d = rows_alloc(b->all * b->row), .beta = rows_alloc(b->all * p->R * 2)};
     tr_norms_alloc(b->r, NULL, &a->norms);
+    rows_open(b, a);
     exp_of(p->A_log ? p->A_log[hv] : 0, &a->a[0], &a->a[1]);
     if (!backward) return;
-    a->dx = rows_alloc(b->len * b->row);
-    a->dA = rows_alloc(b->len * b->row);
-    a->db = rows_alloc(b->len * p->R * 2);
+    a->dx = rows_alloc(b->all * b->row);
+    a->dA = rows_alloc(b->all * b->row);
+    a->db = rows_alloc(b->all * p->R * 2);
     a->sum_dt = rows_alloc(b->row);
     a->sum_A = rows_alloc(b->row);
+    if (p->angle) a->sum_angle = rows_alloc((int64_t)dp_pairs(p) * 2);
 }
 
 static void task_open(const tr_dd_batch *b, tr_dd_task *c) {
     tr_run *r = b->r;
-    const int64_t size = TR_DD_COLS * b->row, R = r->p->R;
+    const int64_t size = TR_DD_COLS * b->row, n = b->len + b->pad;
     c->S = rows_alloc(r->device ? c->w * b->row : size);
     if (r->device && !r->status)
-        r->status = r->device->open(&c->device, b->Kp, R, c->w, b->len, &b->r->err);
+        r->status =
+            r->device->open(&c->device, b->Kp, b->rows, b->entries, c->w, b->len, &b->r->err);
     if (!r->t->backward || c->is_M) return;
-    c->S2 = rows_alloc(r->p->T);
-    c->G2 = rows_alloc(r->p->T);
+    c->S2 = rows_alloc(r->p->T * b->groups);
+    c->G2 = rows_alloc(r->p->T * b->groups);
     c->ckpt = rows_alloc(r->nblock * size);
-    c->tape = rows_alloc((b->len + 1) * size);
-    c->E = rows_alloc(b->len * R * 2 * TR_DD_COLS);
+    c->tape = rows_alloc((b->len * b->groups + 1) * size);
+    c->E = rows_alloc(b->len * b->rows * 2 * TR_DD_COLS);
+    if (r->p->angle && !c->v0) c->dphi = rows_alloc(b->len * dp_pairs(r->p) * 2);
     c->y = (tr_dd_grads){.dq = rows_alloc(b->len * b->row),
-                         .dk = rows_alloc(b->len * R * b->row),
                          .dg = rows_alloc(b->len * b->row),
-                         .dbeta = rows_alloc(b->len * R * 2)};
+                         .dentry = rows_alloc(n * b->entries * b->row),
+                         .dstrength = rows_alloc(n * b->rows * 2),
+                         .dvalue = rows_alloc(n * b->rows * 2 * TR_DD_COLS)};
 }
 
 /* Allocates n heads of q and k from h0 on, everything zero; a device's failure goes to the run. */
@@ -117,9 +184,18 @@ static tr_dd_batch dd_batch_open(tr_run *r, const tr_dd_lanes *op, int h0, int n
                      .ncb = ncb,
                      .ntask = n * G * ncb,
                      .nM = r->want_M ? n * G * nMcb : 0,
-                     .len = r->len};
+                     .rows = dp_rows(p),
+                     .entries = r->rows.n * p->R,
+                     .groups = dp_rows(p) / dp_keys_at_once(p),
+                     .len = r->len,
+                     .pad = dp_recurrence_looks_back(dp_recurrence_of(p)) ? dp_lag(p) : 0};
     b.Kp = (p->K + TR_DD_LANES - 1) / TR_DD_LANES * TR_DD_LANES;
     b.row = 2 * b.Kp;
+    b.all = b.len + 2 * b.pad;
+    for (int e = 0; e < r->rows.n; e++)
+        for (int m = 0; m < r->rows.of[e].n; m++)
+            if (dp_factor_input(r->rows.of[e].of[m]) < DP_NINPUTS)
+                b.in_entries[dp_factor_input(r->rows.of[e].of[m])] = 1;
     b.bias = rows_alloc(p->HV * b.Kp);
     b.in = rows_alloc(b.Kp);
     for (int k = 0; k < p->K; k++) {
@@ -131,11 +207,14 @@ static tr_dd_batch dd_batch_open(tr_run *r, const tr_dd_lanes *op, int h0, int n
     b.head = dp_calloc((size_t)(n * G), sizeof *b.head);
     b.task = dp_calloc((size_t)(b.ntask + b.nM), sizeof *b.task);
     for (int i = 0; i < n; i++) {
-        b.qk[i] = (tr_dd_qk){.q = rows_alloc(b.len * b.row),
-                             .k = rows_alloc(b.len * p->R * b.row),
-                             .rstd_q = rows_alloc(b.len * 2),
-                             .rstd_k = rows_alloc(b.len * p->R * 2)};
+        b.qk[i] = (tr_dd_qk){.q = rows_alloc(b.all * b.row),
+                             .k = rows_alloc(b.all * p->R * b.row),
+                             .rstd_q = rows_alloc(b.all * 2),
+                             .rstd_k = rows_alloc(b.all * p->R * 2)};
         tr_norms_alloc(r, &b.qk[i].norms, NULL);
+        if (!p->angle) continue;
+        b.qk[i].turn = rows_alloc(p->T * dp_pairs(p) * 4);
+        tr_sum_angles(r, h0 + i, NULL, b.qk[i].turn);
     }
     for (int i = 0; i < n * G; i++)
         head_open(&b, h0 * G + i, &b.head[i]);
@@ -149,27 +228,33 @@ static tr_dd_batch dd_batch_open(tr_run *r, const tr_dd_lanes *op, int h0, int n
     return b;
 }
 
+static void free_all(double *const *x, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        free(x[i]);
+}
+#define FREE_ALL(...) \
+    free_all((double *[]){__VA_ARGS__}, sizeof(double *[]){__VA_ARGS__} / sizeof(double *))
+
 /* Frees them. */
 static void dd_batch_close(tr_dd_batch *b) {
     for (int i = 0; i < b->ntask + b->nM; i++) {
         tr_dd_task *c = &b->task[i];
         if (c->device) b->r->device->close(c->device);
-        double *x[] = {c->S, c->S2,   c->G2,   c->ckpt, c->tape,
-                       c->E, c->y.dq, c->y.dk, c->y.dg, c->y.dbeta};
-        for (size_t j = 0; j < sizeof x / sizeof *x; j++)
-            free(x[j]);
+        FREE_ALL(c->S, c->S2, c->G2, c->ckpt, c->tape, c->E, c->dphi, c->y.dq, c->y.dg, c->y.dentry,
+                 c->y.dstrength, c->y.dvalue);
     }
     for (int i = 0; i < b->n; i++) {
-        double *x[] = {b->qk[i].q, b->qk[i].k, b->qk[i].rstd_q, b->qk[i].rstd_k};
-        for (size_t j = 0; j < sizeof x / sizeof *x; j++)
-            free(x[j]);
+        FREE_ALL(b->qk[i].q, b->qk[i].k, b->qk[i].rstd_q, b->qk[i].rstd_k, b->qk[i].turn);
         tr_free_qk(&b->qk[i].norms);
     }
     for (int i = 0; i < b->n * dp_G(b->r->p); i++) {
         tr_dd_head *a = &b->head[i];
-        double *x[] = {a->d, a->dx, a->dA, a->beta, a->db, a->sum_dt, a->sum_A};
-        for (size_t j = 0; j < sizeof x / sizeof *x; j++)
-            free(x[j]);
+        FREE_ALL(a->d, a->dx, a->dA, a->beta, a->db, a->strength, a->values, a->sum_dt, a->sum_A,
+                 a->sum_angle);
+        free_all(a->unit, DP_NINPUTS);
+        free_all(a->factor, DP_NFACTORS);
+        free_all(a->rstd, DP_NINPUTS);
+        free_all(a->entry, DP_MAX_ENTRIES);
         tr_free_head(&a->norms);
     }
     free(b->bias);
@@ -181,42 +266,67 @@ static void dd_batch_close(tr_dd_batch *b) {
 
 /* ---- activated rows -------------------------------------------------------------------------- */
 
+/* The place of token t in the arrays of a block that begins at t0. */
+static int64_t place(const tr_dd_batch *b, int64_t t0, int64_t t) { return t - t0 + b->pad; }
+
+/* >= the 2-norm of K numbers, which are good to 2^-40. */
+static ld row_norm(int K, const double *y) {
+    double ss = 0;
+    for (int i = 0; i < K; i++)
+        ss += y[i] * y[i];
+    return sqrt(ss) * TR_DD_SLACK + 0x1p-500; /* squares that underflowed */
+}
+
+/* rstd_up: NULL: no norm */
 static void activate_row(const tr_dd_batch *b, const double *x, double *y, double *rstd, ld *norm,
                          ld *rstd_up) {
     const dp_problem *p = b->r->p;
-    double in[b->Kp] __attribute__((aligned(64))), ss = 0;
+    double in[b->Kp] __attribute__((aligned(64)));
     memset(in, 0, sizeof in);
     memcpy(in, x, sizeof *x * (size_t)p->K);
-    if (p->l2norm) {
-        b->op->l2(b->Kp, in, y, rstd);
+    if (rstd_up) {
+        b->op->l2(b->Kp, dp_l2_eps(p), in, y, rstd);
         *rstd_up = rstd[0] * TR_DD_SLACK;
     } else {
         memcpy(y, in, sizeof in);
         memset(y + b->Kp, 0, sizeof in);
     }
-    for (int i = 0; i < p->K; i++)
-        ss += y[i] * y[i];
-    *norm = sqrt(ss) * TR_DD_SLACK + 0x1p-500; /* squares that underflowed */
+    *norm = row_norm(p->K, y);
+}
+
+/* Rotates a row by the angles of token t, or back. */
+static void turn_row(const tr_dd_batch *b, const tr_dd_qk *a, int64_t t, int back, double *row) {
+    const int64_t P = dp_pairs(b->r->p);
+    for (int64_t i = 0; i < P; i++) {
+        const double *at = a->turn + (t * P + i) * 4;
+        const num x = channel(row, b->Kp, 2 * i), y = channel(row, b->Kp, 2 * i + 1),
+                  c = {at[0], at[1]}, s = {back ? -at[2] : at[2], back ? -at[3] : at[3]},
+                  ys = times(y, s);
+        set_channel(row, b->Kp, 2 * i, plus(times(x, c), (num){-ys.h, -ys.l}));
+        set_channel(row, b->Kp, 2 * i + 1, plus(times(x, s), times(y, c)));
+    }
 }
 
 static void activate_qk(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     const dp_problem *p = b->r->p;
     tr_dd_qk *a = &b->qk[i];
-    const int64_t h = b->h0 + i, R = p->R, at = t - t0, K = p->K;
-    ld none;
+    tr_qk *n = &a->norms;
+    const int64_t h = b->h0 + i, R = p->R, at = place(b, t0, t), K = p->K;
     activate_row(b, p->q + (t * p->H + h) * K, a->q + at * b->row, a->rstd_q + at * 2,
-                 &a->norms.q_norm[t], p->l2norm ? &a->norms.rstd_q_up[t] : &none);
+                 &n->q_norm[t], n->rstd_q_up ? &n->rstd_q_up[t] : NULL);
+    if (a->turn) turn_row(b, a, t, 0, a->q + at * b->row);
     for (int64_t j = 0; j < R; j++)
         activate_row(b, p->k + ((t * p->H + h) * R + j) * K, a->k + (at * R + j) * b->row,
-                     a->rstd_k + (at * R + j) * 2, &a->norms.k_norm[t * R + j],
-                     p->l2norm ? &a->norms.rstd_k_up[t * R + j] : &none);
+                     a->rstd_k + (at * R + j) * 2, &n->k_norm[t * R + j],
+                     n->rstd_k_up ? &n->rstd_k_up[t * R + j] : NULL);
 }
 
 static void activate_beta(const tr_dd_batch *b, int hv, tr_dd_head *a, int64_t t, int64_t at) {
     const dp_problem *p = b->r->p;
     const int64_t R = p->R;
-    const double *raw = p->beta + (t * p->HV + hv) * R,
-                 z = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1;
+    const double z = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1;
+    if (!p->beta) return;
+    const double *raw = p->beta + (t * p->HV + hv) * R;
     for (int64_t j = 0; j < R; j += TR_DD_LANES) {
         double x[TR_DD_LANES] __attribute__((aligned(64))) = {0},
                               y[2][2 * TR_DD_LANES] __attribute__((aligned(64)));
@@ -236,16 +346,22 @@ static void activate_beta(const tr_dd_batch *b, int hv, tr_dd_head *a, int64_t t
     }
 }
 
-/* A token that does not decay: 1, and nothing for its gate. */
-static void no_gate(const tr_dd_batch *b, tr_dd_head *a, tr_gate_norms *n, int64_t at) {
-    const size_t size = sizeof(double) * (size_t)b->row;
-    for (int64_t k = 0; k < b->Kp; k++) {
-        a->d[at * b->row + k] = 1;
-        a->d[at * b->row + b->Kp + k] = 0;
+/* Factors of the gate. One that could underflow has no relative error, one above 2^30 no bound. */
+static void gate_factors(const tr_dd_batch *b, const tr_dd_head *a, int64_t at, ld eg,
+                         tr_gate_norms *n, const tr_dd_gate *gate) {
+    const int K = b->r->p->K;
+    double most_of_d = 0;
+    for (int k = 0; k < K; k++)
+        most_of_d = fmax(most_of_d, fabs(log(gate->d[k])));
+    const double g = most_of_d * TR_DD_SLACK;
+    n->rel = g <= 300 ? tr_rho(g * tr_rho(eg)) + tr_gamma(b->r, 2) : INFINITY;
+    for (int f = 0; f < DP_NFACTORS; f++) {
+        double *row = a->factor[f] ? a->factor[f] + at * b->row : gate->d, most = 0;
+        if (a->factor[f]) b->op->power(gate, DP_FACTOR_RATE(DP_NINPUTS + f), row);
+        for (int k = 0; k < K; k++)
+            most = fmax(most, row[k]);
+        n->factor[f] = most <= 0x1p30 ? most * TR_DD_SLACK : INFINITY;
     }
-    if (a->dx) memset(a->dx + at * b->row, 0, size);
-    if (a->dA) memset(a->dA + at * b->row, 0, size);
-    *n = (tr_gate_norms){.d = 1};
 }
 
 static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
@@ -253,7 +369,7 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     const dp_problem *p = r->p;
     tr_dd_head *a = &b->head[i];
     const int hv = b->h0 * dp_G(p) + i;
-    const int64_t at = t - t0, Kg = dp_Kg(p), R = p->R;
+    const int64_t at = place(b, t0, t), Kg = dp_Kg(p);
     double raw[b->Kp] __attribute__((aligned(64)));
     memset(raw, 0, sizeof raw);
     for (int64_t k = 0; k < p->K; k++)
@@ -292,29 +408,165 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
     n->x_err = n->x * ex + TR_DD_TINY;
     n->a = tr_exact_up(A, ea);
     n->a_err = n->a * ea + TR_DD_TINY;
-    if (!tr_decays(p, t)) no_gate(b, a, n, at);
+    if (dp_recurrence_has_gates(dp_recurrence_of(p))) gate_factors(b, a, at, eg, n, &g);
     activate_beta(b, hv, a, t, at);
-    const tr_dd_qk *q = &b->qk[i / dp_G(p)];
-    /* NOLINTNEXTLINE(clang-analyzer-core.VLASize): R is 1 to 64 */
-    double beta[R];
-    for (int64_t j = 0; j < R; j++)
-        beta[j] = a->beta[(at * R + j) * 2];
-    a->norms.nu[t] = tr_step_norm(r, (int)R, q->k + at * R * b->row, b->row,
-                                  q->norms.k_norm + t * R, beta, a->norms.beta_up + t * R);
-    tr_row_norms(r, hv, t, &a->norms);
+    for (int in = 0; in < DP_NINPUTS; in++) {
+        ld none, *up = a->norms.unit[in].rstd_up;
+        if (a->unit[in])
+            activate_row(b, dp_input_of(p, in) + (t * p->HV + hv) * p->K, a->unit[in] + at * b->row,
+                         a->rstd[in] + at * 2, &none, up ? &up[t] : NULL);
+    }
 }
 
-/* Activates a block's tokens for all heads, with their norms; inside a parallel region. */
-static void dd_activate_block(const tr_dd_batch *b, const tr_block *k) {
+/* ---- the rows of a token --------------------------------------------------------------------- */
+
+/* A token of a head: what makes its rows, and the chain rule from them. */
+typedef struct {
+    const tr_dd_batch *b;
+    const tr_dd_qk *qk;
+    const tr_dd_head *a;
+    const tr_dd_task *c; /* of the gradients */
+    int64_t hv, t0;      /* where the block begins */
+} rows_of_head;
+
+static rows_of_head head_at(const tr_dd_batch *b, int i, int64_t t0) {
     const int G = dp_G(b->r->p);
+    return (rows_of_head){
+        b, &b->qk[i / G], &b->head[i], b->task + (int64_t)i * b->ncb, (int64_t)b->h0 * G + i, t0};
+}
+
+/* The row that a factor of K channels is at token t; NULL: it is a number. */
+static const double *factor_row(const rows_of_head *x, int of, int64_t t, int64_t key) {
+    const int64_t at = place(x->b, x->t0, t), row = x->b->row;
+    const int f = of - DP_NINPUTS;
+    return f >= 0             ? (x->a->factor[f] ? x->a->factor[f] : x->a->d) + at * row
+           : of == DP_INPUT_K ? x->qk->k + (at * x->b->r->p->R + key) * row
+           : tr_is_given(of)  ? x->a->unit[of] + at * row
+                              : NULL;
+}
+
+/* A factor of an entry of token `now` at channel 0. */
+static num factor_number(const rows_of_head *x, int factor, int64_t now, int64_t key) {
+    const dp_problem *p = x->b->r->p;
+    const int64_t t = dp_factor_token(p, factor, now);
+    const int of = dp_factor_input(factor);
+    if (t < 0) return (num){0, 0};
+    const double *row = factor_row(x, of, t, key);
+    if (row) return channel(row, x->b->Kp, 0);
+    if (of == DP_INPUT_NUMBER) return (num){p->number[t * p->HV + x->hv], 0};
+    const double *beta = x->a->beta + (place(x->b, x->t0, t) * p->R + key) * 2;
+    return (num){beta[0], beta[1]};
+}
+
+/* The product of an entry's factors at channel 0 but number `but` (-1: with all). */
+static num product_number(const rows_of_head *x, dp_entry e, int but, int64_t t, int64_t key) {
+    num y = {e.sign, 0};
+    for (int m = 0; m < e.n; m++)
+        if (m != but) y = times(y, factor_number(x, e.of[m], t, key));
+    return y;
+}
+
+/* The same as a row. */
+static void product_row(const rows_of_head *x, dp_entry e, int but, int64_t t, int64_t key,
+                        double *y) {
+    const tr_dd_batch *b = x->b;
+    double number[b->row] __attribute__((aligned(64)));
+    fill_row(y, b->Kp, (num){e.sign, 0});
+    for (int m = 0; m < e.n; m++) {
+        const int64_t now = dp_factor_token(b->r->p, e.of[m], t);
+        const double *row = now < 0 ? NULL : factor_row(x, dp_factor_input(e.of[m]), now, key);
+        if (m == but) continue;
+        if (!row) fill_row(number, b->Kp, factor_number(x, e.of[m], t, key));
+        b->op->mul_rows(b->Kp, y, y, row ? row : number);
+    }
+    for (int64_t k = b->r->p->K; k < b->Kp; k++)
+        set_channel(y, b->Kp, k, (num){0, 0});
+}
+
+/* The token of the angles that rotate entry e of token t; -1: it is not rotated. */
+static int64_t turned_at(const dp_problem *p, dp_entry e, int64_t t) {
+    const int key = dp_entry_rotated(dp_recurrence_of(p), e);
+    return key < 0 ? -1 : dp_factor_token(p, key, t);
+}
+
+static void make_entry(const rows_of_head *x, int e, int64_t t, int64_t key) {
+    const tr_run *r = x->b->r;
+    const int64_t R = r->p->R, at = place(x->b, x->t0, t), turn = turned_at(r->p, r->rows.of[e], t);
+    double *y = x->a->entry[e] + (at * R + key) * x->b->row;
+    product_row(x, r->rows.of[e], -1, t, key, y);
+    x->a->norms.entry_norm[e][t * R + key] =
+        tr_exact_up(row_norm(r->p->K, y), tr_entry_rel(r, &x->a->norms, r->rows.of[e], -1, t));
+    if (turn >= 0) turn_row(x->b, x->qk, turn, 0, y);
+}
+
+/* dst = the products of the values of row j of token t but number `but`, w columns from v0 on. */
+static void make_value(const rows_of_head *x, int64_t j, int64_t t, double *h, double *l) {
+    const dp_problem *p = x->b->r->p;
+    const dp_entry e = dp_row_of(p, j)->value;
+    for (int v = 0; v < p->V; v++) {
+        num y = {e.sign, 0};
+        for (int m = 0; m < e.n; m++)
+            y = times(y, (num){tr_value_of(p, (int)x->hv, t, j, e.of[m], v), 0});
+        h[v] = y.h;
+        l[v] = y.l;
+    }
+}
+
+/* Entries, values and strengths of token t, with their bounds. room: tr_step_room numbers */
+static void make_rows(const rows_of_head *x, int64_t t, double *room) {
+    const tr_dd_batch *b = x->b;
+    const tr_run *r = b->r;
+    const int64_t R = r->p->R, n = b->rows, at = place(b, x->t0, t);
+    tr_head *norms = (tr_head *)&x->a->norms;
+    /* NOLINTNEXTLINE(clang-analyzer-core.VLASize): a token has 1 to 64 rows */
+    double strength[n];
+    tr_step s = {.ld = b->row, .strength = strength, .d = x->a->d + at * b->row};
+    for (int e = 0; e < r->rows.n; e++) {
+        for (int64_t key = 0; key < R && x->a->entry[e]; key++)
+            make_entry(x, e, t, key);
+        s.entry[e] = (x->a->entry[e] ? x->a->entry[e] : x->qk->k) + at * R * b->row;
+    }
+    for (int64_t j = 0; j < n; j++) {
+        const dp_entry of = dp_row_of(r->p, j)->strength;
+        const num y = product_number(x, of, -1, t, dp_row_key(r->p, j));
+        strength[j] = y.h;
+        if (x->a->values)
+            make_value(x, j, t, x->a->values + (at * n + j) * 2 * r->p->V,
+                       x->a->values + ((at * n + j) * 2 + 1) * r->p->V);
+        if (!x->a->strength) continue;
+        x->a->strength[(at * n + j) * 2] = y.h;
+        x->a->strength[(at * n + j) * 2 + 1] = y.l;
+        norms->strength_up[t * n + j] =
+            tr_exact_up(fabs(y.h) * TR_DD_SLACK, tr_entry_rel(r, norms, of, -1, t));
+    }
+    if (norms->nu[t * b->groups] > 0) return; /* of the pass before */
+    tr_row_norms(r, (int)x->hv, t, norms);
+    tr_step_norms(r, t, &x->qk->norms, norms, &s, room);
+}
+
+/* Activates a block's tokens for all heads, with their norms; inside a parallel region. Tokens
+ * around the block are activated, too, where rows look back to them or they to the block. */
+static void dd_activate_block(const tr_dd_batch *b, const tr_block *k) {
+    const dp_problem *p = b->r->p;
+    const int G = dp_G(p);
+    const int64_t begin = p->cu[k->seq], end = p->cu[k->seq + 1],
+                  from = k->t0 - b->pad < begin ? begin : k->t0 - b->pad,
+                  to = k->t1 + b->pad > end ? end : k->t1 + b->pad;
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < (k->t1 - k->t0) * b->n; i++) {
+    for (int64_t i = 0; i < (to - from) * b->n; i++) {
         const int h = (int)(i % b->n);
-        const int64_t t = k->t0 + i / b->n;
+        const int64_t t = from + i / b->n;
         activate_qk(b, h, k->t0, t);
         for (int g = 0; g < G; g++)
             activate_head(b, h * G + g, k->t0, t);
     }
+    double *room = rows_alloc(tr_step_room(b->r));
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < (to - k->t0) * b->n * G; i++) {
+        const rows_of_head x = head_at(b, (int)(i % (b->n * G)), k->t0);
+        make_rows(&x, k->t0 + i / (b->n * G), room);
+    }
+    free(room);
 }
 
 /* ---- chain rule ------------------------------------------------------------------------------ */
@@ -326,86 +578,240 @@ static void dd_put(dp_ball *b, int64_t at, double h, double l) {
     b->lo[at] = isfinite(s) ? (h - (s - z)) + (l - z) : 0;
 }
 
-static void add(double *h, double *l, double bh, double bl) {
-    const double s = *h + bh, z = s - *h, t = ((*h - (s - z)) + (bh - z)) + (*l + bl);
-    *h = s + t;
-    *l = t - (*h - s);
-}
-
 static void put_row(const tr_dd_batch *b, dp_ball *to, int64_t row, const double *x) {
     for (int64_t k = 0; k < to->width; k++)
         dd_put(to, row * to->width + k, x[k], x[b->Kp + k]);
 }
 
-/* Gradients of token `at` of a block by the raw inputs of head i, from the sums of its tasks. */
-static void dd_chain_token(const tr_dd_batch *b, int i, const tr_block *k, int64_t at) {
+static num sum_channels(const tr_dd_batch *b, const double *x) {
+    num sum = channel(x, b->Kp, 0);
+    for (int64_t k = 1; k < b->r->p->K; k++)
+        sum = plus(sum, channel(x, b->Kp, k));
+    return sum;
+}
+
+/* The gradient of entry e of key `key` of token t. */
+static const double *entry_gradient(const rows_of_head *x, int e, int64_t t, int64_t key) {
+    return x->c->y.dentry + ((t - x->t0) * x->b->entries + e * x->b->r->p->R + key) * x->b->row;
+}
+static const double *entry_row(const rows_of_head *x, int e, int64_t t, int64_t key) {
+    const double *from = x->a->entry[e] ? x->a->entry[e] : x->qk->k;
+    return from + (place(x->b, x->t0, t) * x->b->r->p->R + key) * x->b->row;
+}
+
+/* The gradient of `input` of a key of token t, a row: all that the entries say of it, those of the
+ * token after too. A single product is kept bit for bit. */
+static void sum_of(const rows_of_head *x, int input, int64_t t, int64_t key, double *sum) {
+    const tr_dd_batch *b = x->b;
     const tr_run *r = b->r;
-    const dp_problem *p = r->p;
-    const int G = dp_G(p);
-    const int64_t R = p->R, row = b->row, Kp = b->Kp, t = k->t0 + at, h = b->h0 + i;
-    dp_ball *f = r->t->field;
-    tr_dd_task *first = b->task + (int64_t)i * G * b->ncb;
-    double *dq = first->y.dq + at * row, *dk = first->y.dk + at * R * row,
-           raw[row] __attribute__((aligned(64)));
-    for (int gv = 0; gv < G; gv++) {
-        const int64_t hv = h * G + gv;
-        tr_dd_task *c = first + gv * b->ncb;
-        double *dg = c->y.dg + at * row, *dbeta = c->y.dbeta + at * R * 2;
-        for (int m = 1; m < b->ncb; m++) {
-            b->op->add_rows(Kp, c->y.dq + at * row, c[m].y.dq + at * row);
-            b->op->add_rows(Kp, dg, c[m].y.dg + at * row);
-            for (int64_t j = 0; j < R; j++) {
-                b->op->add_rows(Kp, c->y.dk + (at * R + j) * row, c[m].y.dk + (at * R + j) * row);
-                add(&dbeta[2 * j], &dbeta[2 * j + 1], c[m].y.dbeta[(at * R + j) * 2],
-                    c[m].y.dbeta[(at * R + j) * 2 + 1]);
+    const size_t size = sizeof(double) * (size_t)b->row;
+    double d[b->row] __attribute__((aligned(64))), others[b->row] __attribute__((aligned(64)));
+    int terms = 0;
+    for (int back = 0; back < 2; back++) {
+        const int64_t now = back ? b->pad ? dp_token_after(r->p, t) : -1 : t;
+        const int of = back ? input | DP_PREVIOUS : input;
+        for (int e = 0; e < r->rows.n && now >= 0; e++)
+            for (int m = 0; m < r->rows.of[e].n; m++) {
+                if (r->rows.of[e].of[m] != of) continue;
+                const int64_t turn = turned_at(r->p, r->rows.of[e], now);
+                memcpy(d, entry_gradient(x, e, now, key), size);
+                if (turn >= 0) turn_row(b, x->qk, turn, 1, d);
+                product_row(x, r->rows.of[e], m, now, key, others);
+                b->op->mul_rows(b->Kp, d, d, others);
+                if (terms++)
+                    b->op->add_rows(b->Kp, sum, d);
+                else
+                    memcpy(sum, d, size);
             }
-        }
-        if (dp_Kg(p) == 1) { /* one gate: the sum over channels; padding is zero */
-            for (int64_t x = 1; x < p->K; x++)
-                add(&dg[0], &dg[Kp], dg[x], dg[Kp + x]);
-            for (int64_t x = 1; x < Kp; x++)
-                dg[x] = dg[Kp + x] = 0;
-        }
-        b->op->mul_rows(Kp, raw, dg, b->head[i * G + gv].dx + at * row);
-        put_row(b, &f[DP_RESULT_DG], t * p->HV + hv, raw);
-        for (int64_t j = 0; j < R; j++) {
-            const double *db = b->head[i * G + gv].db + (at * R + j) * 2;
-            double x[2] = {dbeta[2 * j], dbeta[2 * j + 1]}, y[2] = {0, 0}, e[2];
-            /* (x0 + x1)(db0 + db1), by the exact product of the leading parts */
-            e[0] = x[0] * db[0];
-            e[1] = __builtin_fma(x[0], db[0], -e[0]);
-            e[1] += x[0] * db[1] + x[1] * db[0];
-            add(&y[0], &y[1], e[0], e[1]);
-            dd_put(&f[DP_RESULT_DBETA], (t * p->HV + hv) * R + j, y[0], y[1]);
-        }
-        if (!gv) continue;
-        b->op->add_rows(Kp, dq, c->y.dq + at * row);
-        for (int64_t j = 0; j < R; j++)
-            b->op->add_rows(Kp, dk + j * row, c->y.dk + (at * R + j) * row);
     }
-    const tr_dd_qk *q = &b->qk[i];
-    if (p->l2norm) b->op->chain_l2(Kp, q->q + at * row, q->rstd_q + at * 2, dq);
-    put_row(b, &f[DP_RESULT_DQ], t * p->H + h, dq);
-    for (int64_t j = 0; j < R; j++) {
-        if (p->l2norm)
-            b->op->chain_l2(Kp, q->k + (at * R + j) * row, q->rstd_k + (at * R + j) * 2,
-                            dk + j * row);
-        put_row(b, &f[DP_RESULT_DK], (t * p->H + h) * R + j, dk + j * row);
+    if (!terms) memset(sum, 0, size);
+}
+
+/* The gradient of a number of a key: through strengths, and all channels of entries. */
+static num sum_of_number(const rows_of_head *x, int input, int64_t t, int64_t key) {
+    const tr_dd_batch *b = x->b;
+    const dp_problem *p = b->r->p;
+    double row[b->row] __attribute__((aligned(64)));
+    num sum = {0, 0};
+    for (int back = 0; back < 2; back++) {
+        const int64_t now = back ? b->pad ? dp_token_after(p, t) : -1 : t;
+        for (int64_t j = 0; j < b->rows && now >= 0; j++) {
+            const dp_entry s = dp_row_of(p, j)->strength;
+            const double *d = x->c->y.dstrength + ((now - x->t0) * b->rows + j) * 2;
+            for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++)
+                if (s.of[m] == (back ? input | DP_PREVIOUS : input))
+                    sum = plus(sum, times((num){d[0], d[1]}, product_number(x, s, m, now, key)));
+        }
+    }
+    if (!b->in_entries[input]) return sum;
+    sum_of(x, input, t, key, row);
+    return plus(sum, sum_channels(b, row));
+}
+
+/* dg += +-E dE of entries and strengths with exp(+-g). */
+static void add_gates(const rows_of_head *x, int64_t t, double *dg) {
+    const tr_dd_batch *b = x->b;
+    const tr_run *r = b->r;
+    double y[b->row] __attribute__((aligned(64))), n[b->row] __attribute__((aligned(64)));
+    for (int e = 0; e < r->rows.n; e++)
+        for (int64_t key = 0; key < r->p->R && dp_entry_gates(r->rows.of[e]) != 0; key++) {
+            fill_row(n, b->Kp, (num){dp_entry_gates(r->rows.of[e]), 0});
+            b->op->mul_rows(b->Kp, y, entry_row(x, e, t, key), entry_gradient(x, e, t, key));
+            b->op->mul_rows(b->Kp, y, y, n);
+            b->op->add_rows(b->Kp, dg, y);
+        }
+    for (int64_t j = 0; j < b->rows; j++) {
+        const dp_entry s = dp_row_of(r->p, j)->strength;
+        const double *d = x->c->y.dstrength + ((t - x->t0) * b->rows + j) * 2;
+        if (dp_entry_gates(s) == 0) continue;
+        const num y =
+            times(times((num){d[0], d[1]}, product_number(x, s, -1, t, dp_row_key(r->p, j))),
+                  (num){dp_entry_gates(s), 0});
+        set_channel(dg, b->Kp, 0, plus(channel(dg, b->Kp, 0), y));
     }
 }
 
-/* Adds a block's tokens, last to first, to value head i's ddt_bias and dA_log. */
+/* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
+static void add_turning(const tr_dd_batch *b, const double *x, const double *d, double *dphi) {
+    for (int64_t i = 0; i < dp_pairs(b->r->p); i++) {
+        const num back = times(channel(x, b->Kp, 2 * i + 1), channel(d, b->Kp, 2 * i)),
+                  y = plus(times(channel(x, b->Kp, 2 * i), channel(d, b->Kp, 2 * i + 1)),
+                           (num){-back.h, -back.l}),
+                  sum = plus((num){dphi[2 * i], dphi[2 * i + 1]}, y);
+        dphi[2 * i] = sum.h;
+        dphi[2 * i + 1] = sum.l;
+    }
+}
+
+/* The gradient of the angles of token t, through its query, its rotated entries and those of the
+ * token after. */
+static void chain_angles(const rows_of_head *x, int64_t t, const double *dq) {
+    const tr_dd_batch *b = x->b;
+    const tr_run *r = b->r;
+    const int64_t size = (int64_t)dp_pairs(r->p) * 2;
+    double *to = x->c->dphi + (t - x->t0) * size;
+    memset(to, 0, sizeof *to * (size_t)size);
+    for (int e = 0; e < r->rows.n; e++) {
+        const int key = dp_entry_rotated(dp_recurrence_of(r->p), r->rows.of[e]);
+        const int64_t now = key >= 0 && key & DP_PREVIOUS ? dp_token_after(r->p, t) : t;
+        if (key >= 0 && now >= 0)
+            add_turning(b, entry_row(x, e, now, 0), entry_gradient(x, e, now, 0), to);
+    }
+    add_turning(b, x->qk->q + place(b, x->t0, t) * b->row, dq, to);
+}
+
+/* Sums of token `at` over a head's tasks, in the first of them. */
+static void dd_sum_tasks(const tr_dd_batch *b, int i, int64_t at) {
+    tr_dd_task *c = b->task + (int64_t)i * b->ncb;
+    const int64_t Kp = b->Kp, row = b->row;
+    for (int m = 1; m < b->ncb; m++) {
+        b->op->add_rows(Kp, c->y.dq + at * row, c[m].y.dq + at * row);
+        b->op->add_rows(Kp, c->y.dg + at * row, c[m].y.dg + at * row);
+        for (int64_t e = at * b->entries; e < (at + 1) * b->entries; e++)
+            b->op->add_rows(Kp, c->y.dentry + e * row, c[m].y.dentry + e * row);
+        for (int64_t j = at * b->rows; j < (at + 1) * b->rows; j++) {
+            double *to = c->y.dstrength + 2 * j, *from = c[m].y.dstrength + 2 * j;
+            const num sum = plus((num){to[0], to[1]}, (num){from[0], from[1]});
+            to[0] = sum.h;
+            to[1] = sum.l;
+        }
+    }
+}
+
+/* Gradients of what value head x alone has. */
+static void chain_head(const rows_of_head *x, int64_t t) {
+    const tr_dd_batch *b = x->b;
+    const dp_problem *p = b->r->p;
+    dp_ball *f = b->r->t->field;
+    const int64_t row = b->row, Kp = b->Kp, at = place(b, x->t0, t);
+    double *dg = x->c->y.dg + (t - x->t0) * row, y[row] __attribute__((aligned(64)));
+    add_gates(x, t, dg);
+    if (dp_Kg(p) == 1) { /* one gate: the sum over channels */
+        const num sum = sum_channels(b, dg);
+        memset(dg, 0, sizeof *dg * (size_t)row);
+        set_channel(dg, Kp, 0, sum);
+    }
+    b->op->mul_rows(Kp, y, dg, x->a->dx + at * row);
+    put_row(b, &f[DP_RESULT_DG], t * p->HV + x->hv, y);
+    for (int64_t j = 0; j < p->R && p->beta; j++) {
+        const double *db = x->a->db + (at * p->R + j) * 2;
+        const num d = times(sum_of_number(x, DP_INPUT_BETA, t, j), (num){db[0], db[1]});
+        dd_put(&f[DP_RESULT_DBETA], (t * p->HV + x->hv) * p->R + j, d.h, d.l);
+    }
+    if (p->number) {
+        const num d = sum_of_number(x, DP_INPUT_NUMBER, t, 0);
+        dd_put(&f[DP_RESULT_DNUMBER], t * p->HV + x->hv, d.h, d.l);
+    }
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_input_id of = dp_result_fields[i].of;
+        if (dp_result_fields[i].role != DP_ROLE_GRADIENT || !f[i].rows || !tr_is_given(of))
+            continue;
+        sum_of(x, of, t, 0, y);
+        if (dp_is_normed(p, of))
+            b->op->chain_l2(Kp, x->a->unit[of] + at * row, x->a->rstd[of] + at * 2, y);
+        put_row(b, &f[i], t * p->HV + x->hv, y);
+    }
+}
+
+/* Gradients of token t by the raw inputs of query head i, from the sums of its tasks. */
+static void dd_chain_token(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
+    const tr_run *r = b->r;
+    const dp_problem *p = r->p;
+    const int G = dp_G(p);
+    const int64_t R = p->R, row = b->row, Kp = b->Kp, at = place(b, t0, t), h = b->h0 + i;
+    const tr_dd_qk *q = &b->qk[i];
+    double dq[row] __attribute__((aligned(64))), dk[row] __attribute__((aligned(64))),
+        more[row] __attribute__((aligned(64)));
+    for (int g = 0; g < G; g++) {
+        const rows_of_head x = head_at(b, i * G + g, t0);
+        chain_head(&x, t);
+        if (g)
+            b->op->add_rows(Kp, dq, x.c->y.dq + (t - t0) * row);
+        else
+            memcpy(dq, x.c->y.dq + (t - t0) * row, sizeof dq);
+        if (p->angle) chain_angles(&x, t, dq); /* a query head for each value head */
+    }
+    if (q->norms.rstd_q_up) b->op->chain_l2(Kp, q->q + at * row, q->rstd_q + at * 2, dq);
+    if (q->turn) turn_row(b, q, t, 1, dq);
+    put_row(b, &r->t->field[DP_RESULT_DQ], t * p->H + h, dq);
+    for (int64_t j = 0; j < R; j++) {
+        for (int g = 0; g < G; g++) {
+            const rows_of_head x = head_at(b, i * G + g, t0);
+            sum_of(&x, DP_INPUT_K, t, j, g ? more : dk);
+            if (g) b->op->add_rows(Kp, dk, more);
+        }
+        if (q->norms.rstd_k_up)
+            b->op->chain_l2(Kp, q->k + (at * R + j) * row, q->rstd_k + (at * R + j) * 2, dk);
+        put_row(b, &r->t->field[DP_RESULT_DK], (t * p->H + h) * R + j, dk);
+    }
+}
+
+/* Adds a block's tokens, last to first, to a head's ddt_bias and dA_log, and stores dangle. */
 static void dd_accumulate_gate(const tr_dd_batch *b, int i, const tr_block *k) {
+    const dp_problem *p = b->r->p;
     tr_dd_head *a = &b->head[i];
     const tr_dd_task *c = &b->task[(int64_t)i * b->ncb];
     double x[b->row] __attribute__((aligned(64)));
-    if (b->r->p->gate == DP_GATE_LOG) return;
-    for (int64_t at = k->t1 - k->t0 - 1; at >= 0; at--) {
-        b->op->mul_rows(b->Kp, x, c->y.dg + at * b->row, a->dx + at * b->row);
+    for (int64_t t = k->t1 - 1; t >= k->t0 && p->gate != DP_GATE_LOG; t--) {
+        const double *dg = c->y.dg + (t - k->t0) * b->row;
+        const int64_t at = place(b, k->t0, t) * b->row;
+        b->op->mul_rows(b->Kp, x, dg, a->dx + at);
         b->op->add_rows(b->Kp, a->sum_dt, x);
-        b->op->mul_rows(b->Kp, x, c->y.dg + at * b->row, a->dA + at * b->row);
+        b->op->mul_rows(b->Kp, x, dg, a->dA + at);
         b->op->add_rows(b->Kp, a->sum_A, x);
     }
+    const int64_t P = dp_pairs(p), hv = (int64_t)b->h0 * dp_G(p) + i;
+    if (k->last_of_seq && p->angle) memset(a->sum_angle, 0, sizeof *a->sum_angle * (size_t)(2 * P));
+    for (int64_t t = k->t1 - 1; t >= k->t0 && p->angle; t--)
+        for (int64_t j = 0; j < P; j++) {
+            double *sum = a->sum_angle + 2 * j, *d = c->dphi + ((t - k->t0) * P + j) * 2;
+            const int reads = t % dp_lag(p) != 0; /* it only reads */
+            const num y = plus((num){sum[0], sum[1]}, (num){d[0], d[1]});
+            sum[0] = y.h;
+            sum[1] = y.l;
+            dd_put(&b->r->t->field[DP_RESULT_DANGLE], (t * p->HV + hv) * P + j, reads ? 0 : y.h,
+                   reads ? 0 : y.l);
+        }
 }
 
 /* Stores ddt_bias and dA_log of all heads. */
@@ -415,10 +821,10 @@ static void dd_store_gate_sums(const tr_dd_batch *b) {
     for (int i = 0; i < b->n * dp_G(p); i++) {
         const tr_dd_head *a = &b->head[i];
         const int64_t hv = (int64_t)b->h0 * dp_G(p) + i;
-        double h = 0, l = 0;
+        num sum = {0, 0};
         for (int64_t c = 0; c < Kg; c++)
-            add(&h, &l, a->sum_A[c], a->sum_A[b->Kp + c]);
-        if (p->A_log) dd_put(&b->r->t->field[DP_RESULT_DA_LOG], hv, h, l);
+            sum = plus(sum, channel(a->sum_A, b->Kp, c));
+        if (p->A_log) dd_put(&b->r->t->field[DP_RESULT_DA_LOG], hv, sum.h, sum.l);
         for (int64_t c = 0; c < Kg && p->dt_bias; c++)
             dd_put(&b->r->t->field[DP_RESULT_DDT_BIAS], hv * Kg + c, a->sum_dt[c],
                    a->sum_dt[b->Kp + c]);
@@ -430,9 +836,10 @@ static void dd_store_gate_sums(const tr_dd_batch *b) {
 static void dd_measured_norms(const tr_dd_batch *b, int i) {
     const tr_dd_task *c = &b->task[(int64_t)i * b->ncb];
     tr_head *a = &b->head[i].norms;
-    a->S_up = dp_calloc((size_t)b->r->p->T, sizeof(ld));
-    a->G_up = dp_calloc((size_t)b->r->p->T, sizeof(ld));
-    for (int64_t t = 0; t < b->r->p->T; t++) {
+    const int64_t n = b->r->p->T * b->groups;
+    a->S_up = dp_calloc((size_t)n, sizeof(ld));
+    a->G_up = dp_calloc((size_t)n, sizeof(ld));
+    for (int64_t t = 0; t < n; t++) {
         double s = 0, g = 0;
         for (int m = 0; m < b->ncb; m++) {
             s += c[m].S2[t];
@@ -448,26 +855,50 @@ static void dd_measured_norms(const tr_dd_batch *b, int i) {
 const char *tr_dd_only;
 
 static tr_dd_rows rows_of(const tr_dd_batch *b, int i, const tr_block *k) {
-    const tr_dd_qk *q = &b->qk[i / dp_G(b->r->p)];
+    const tr_run *r = b->r;
+    const int R = r->p->R;
     const tr_dd_head *a = &b->head[i];
-    return (tr_dd_rows){b->Kp, b->r->p->R, k->t1 - k->t0, q->q, q->k, a->d, a->beta};
+    const tr_dd_qk *q = &b->qk[i / dp_G(r->p)];
+    tr_dd_rows y = {.Kp = b->Kp,
+                    .n = k->t1 - k->t0,
+                    .ld = R * b->row,
+                    .rows = b->rows,
+                    .entries = b->entries,
+                    .at_once = dp_keys_at_once(r->p),
+                    .before = dp_recurrence_of(r->p)->before,
+                    .q = q->q + b->pad * b->row,
+                    .d = a->d + b->pad * b->row,
+                    .strength = (a->strength ? a->strength : a->beta) + b->pad * b->rows * 2};
+    for (int j = 0; j < b->rows; j++) {
+        const int key = (int)dp_row_key(r->p, j), read = tr_read_of(r, j);
+        y.write[j] = tr_write_of(r, j) * R + key;
+        y.read[j] = read < 0 ? -1 : read * R + key;
+    }
+    for (int e = 0; e < b->entries; e++)
+        y.entry[e] = (a->entry[e / R] ? a->entry[e / R] : q->k) + (b->pad * R + e % R) * b->row;
+    return y;
 }
 
 static tr_dd_cols cols_of(const tr_dd_batch *b, const tr_dd_task *c, const tr_block *k) {
     const dp_problem *p = b->r->p;
     const dp_ball *o = &b->r->t->field[DP_RESULT_O];
+    const tr_dd_head *a = &b->head[c->head];
     const int64_t hv = b->h0 * dp_G(p) + c->head, at = (k->t0 * p->HV + hv) * p->V + c->v0;
-    tr_dd_cols y = {.w = c->w,
-                    .scale = p->scale,
-                    .S = c->S,
-                    .V = p->V,
-                    .ldv = (int64_t)p->HV * p->R * p->V,
-                    .ldo = (int64_t)p->HV * p->V};
-    if (!c->is_M) {
-        y.v = p->v + (k->t0 * p->HV + hv) * p->R * p->V + c->v0;
-        y.oh = o->hi + at;
-        y.ol = o->lo + at;
+    tr_dd_cols y = {.w = c->w, .scale = p->scale, .S = c->S, .ldo = (int64_t)p->HV * p->V};
+    if (c->is_M) return y;
+    for (int64_t j = 0; j < b->rows; j++) {
+        const dp_entry value = dp_row_of(p, j)->value;
+        if (dp_entry_is(value, DP_INPUT_V)) {
+            const double *v =
+                p->v + ((k->t0 * p->HV + hv) * p->R + dp_row_key(p, j)) * p->V + c->v0;
+            y.value[j] = (tr_dd_value){v, NULL, (int64_t)p->HV * p->R * p->V};
+        } else if (value.sign) {
+            const double *v = a->values + (b->pad * b->rows + j) * 2 * p->V + c->v0;
+            y.value[j] = (tr_dd_value){v, v + p->V, (int64_t)b->rows * 2 * p->V};
+        }
     }
+    y.oh = o->hi + at;
+    y.ol = o->lo + at;
     return y;
 }
 
@@ -533,25 +964,88 @@ static void forward_task(const tr_dd_batch *b, tr_dd_task *c, int at) {
     if (k->last_of_seq) store_state(b, c, &r->t->field[DP_RESULT_FINAL_STATE], state_row);
 }
 
+/* Gradients of the pad tokens after the block, from where the block after left them. */
+static void keep_later(const tr_dd_batch *b, tr_dd_task *c, int64_t n) {
+    const struct {
+        double *x;
+        int64_t size;
+    } each[] = {{c->y.dentry, b->entries * b->row},
+                {c->y.dstrength, b->rows * 2},
+                {c->y.dvalue, (int64_t)b->rows * 2 * TR_DD_COLS}};
+    for (int64_t i = b->pad - 1; i >= 0; i--)
+        for (int a = 0; a < 3; a++)
+            memcpy(each[a].x + (n + i) * each[a].size, each[a].x + i * each[a].size,
+                   sizeof(double) * (size_t)each[a].size);
+}
+
+/* += the gradient of column v of factor `of` through row j of token t, from its dE. */
+static num add_value_gradient(const tr_dd_batch *b, const tr_dd_task *c, int64_t hv, int64_t t,
+                              int64_t j, int of, int v, const double *dE, num sum) {
+    const dp_problem *p = b->r->p;
+    const dp_entry e = dp_row_of(p, j)->value;
+    const int left = dp_entry_has(e, of);
+    num x = {dE[v], dE[TR_DD_COLS + v]};
+    if (!left) return sum;
+    x = times(x, (num){e.sign * left, 0});
+    for (int m = 0, own = 1; m < e.n; m++)
+        if (own && e.of[m] == of)
+            own = 0;
+        else
+            x = times(x, (num){tr_value_of(p, (int)hv, t, j, e.of[m], c->v0 + v), 0});
+    return plus(sum, x);
+}
+
+/* Gradients of what the values of token t are products of, each summed over its rows, and those of
+ * the token after that look back. */
+static void store_value_gradients(const tr_dd_batch *b, const tr_dd_task *c, int64_t t0,
+                                  int64_t t) {
+    const dp_problem *p = b->r->p;
+    const int64_t hv = b->h0 * dp_G(p) + c->head, after = b->pad ? dp_token_after(p, t) : -1;
+    const int alone =
+        dp_recurrence_of(p)->n == 1 && dp_entry_is(dp_row_of(p, 0)->value, DP_INPUT_V);
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        dp_ball *to = &b->r->t->field[f];
+        const int of = dp_result_fields[f].of;
+        if (dp_result_fields[f].role != DP_ROLE_GRADIENT || !to->rows || !dp_is_value(of)) continue;
+        for (int64_t i = 0; i < p->R * c->w; i++) {
+            const int v = (int)(i % c->w);
+            const int64_t key = i / c->w;
+            num sum = {0, 0};
+            for (int64_t j = 0; j < b->rows; j++) {
+                const double *dE = c->y.dvalue + ((t - t0) * b->rows + j) * 2 * TR_DD_COLS,
+                             *later = c->y.dvalue + ((after - t0) * b->rows + j) * 2 * TR_DD_COLS;
+                if (dp_row_key(p, j) != key) continue;
+                if (alone)
+                    sum = (num){dE[v], dE[TR_DD_COLS + v]};
+                else
+                    sum = add_value_gradient(b, c, hv, t, j, of, v, dE, sum);
+                if (after >= 0)
+                    sum = add_value_gradient(b, c, hv, after, j, of | DP_PREVIOUS, v, later, sum);
+            }
+            dd_put(to, ((t * p->HV + hv) * p->R + key) * p->V + c->v0 + v, sum.h, sum.l);
+        }
+    }
+}
+
 static void backward_task(const tr_dd_batch *b, tr_dd_task *c, int at) {
     const tr_run *r = b->r;
     const dp_problem *p = r->p;
     const tr_block *k = &r->block[at];
     const int64_t hv = b->h0 * dp_G(p) + c->head, state_row = (int64_t)k->seq * p->HV + hv,
-                  size = TR_DD_COLS * b->row;
-    const int64_t at_v = (k->t0 * p->HV + hv) * p->R * p->V + c->v0;
+                  size = TR_DD_COLS * b->row, n = (k->t1 - k->t0) * b->groups;
     const tr_dd_rows rows = rows_of(b, c->head, k);
     const tr_dd_cols cols = cols_of(b, c, k);
     memcpy(c->tape, c->ckpt + at * size, sizeof(double) * (size_t)size);
     b->op->rebuild(&rows, &cols, c->tape, c->E);
-    for (int64_t i = 0; i < rows.n; i++)
-        c->S2[k->t0 + i] = b->op->squares(b->Kp, c->w, c->tape + (i + 1) * size);
-    c->y.G2 = c->G2 + k->t0;
+    for (int64_t i = 0; i < n; i++)
+        c->S2[k->t0 * b->groups + i] = b->op->squares(b->Kp, c->w, c->tape + (i + 1) * size);
+    keep_later(b, c, k->t1 - k->t0);
+    c->y.G2 = c->G2 + k->t0 * b->groups;
     if (k->last_of_seq) load_state(b, c, p->dstate, state_row);
-    c->y.dv_hi = r->t->field[DP_RESULT_DV].hi + at_v;
-    c->y.dv_lo = r->t->field[DP_RESULT_DV].lo + at_v;
     b->op->backward(&rows, &cols, c->tape, c->E, p->dout + (k->t0 * p->HV + hv) * p->V + c->v0,
                     &c->y);
+    for (int64_t t = k->t0; t < k->t1; t++)
+        store_value_gradients(b, c, k->t0, t);
     if (k->cut >= 0) store_state(b, c, &r->t->dS_cut, (int64_t)k->cut * p->HV + hv);
     if (k->first_of_seq) store_state(b, c, &r->t->field[DP_RESULT_DS0], state_row);
 }
@@ -578,8 +1072,11 @@ static void run_batch(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
                 tr_progress(r, 3.0 * (double)len * b.task[i].w);
             }
 #pragma omp for schedule(static)
+            for (int64_t i = 0; i < len * n * G; i++)
+                dd_sum_tasks(&b, (int)(i / len), i % len);
+#pragma omp for schedule(static)
             for (int64_t i = 0; i < len * n; i++)
-                dd_chain_token(&b, (int)(i / len), &r->block[k], i % len);
+                dd_chain_token(&b, (int)(i / len), r->block[k].t0, r->block[k].t0 + i % len);
 #pragma omp for schedule(static)
             for (int i = 0; i < n * G; i++)
                 dd_accumulate_gate(&b, i, &r->block[k]);
@@ -622,11 +1119,7 @@ static int too_large(const double *x, int64_t n) {
 
 const char *dp_truth_dd_refuses(const dp_problem *p) {
     static const char LARGE[] = "a number is not finite or above 2^30";
-    if (dp_by_gates(p)) return "erase and write stand in place of beta";
-    if (dp_by_rows(p))
-        return p->model == DP_DPLR ? "lr_a and lr_b stand in place of beta"
-                                   : "a token has rows of its own in place of keys";
-    if (!dp_erases(p)) return "nothing is erased";
+    if (dp_rows(p) > TR_DD_MAX_ROWS) return "a token has more than 64 rows";
     if (p->K > TR_DD_MAX_K || (int64_t)p->K * p->V > 1 << 20) return "K or V is too large for it";
     for (int i = 0; i < DP_NINPUTS; i++) /* A_log has a limit of its own */
         if (i != DP_INPUT_A_LOG && too_large(dp_input_of(p, i), dp_input_count(p, i))) return LARGE;

@@ -27,6 +27,8 @@
  *              three joins 2 u (m + 6) u A each.
  *              In all <= (m^2/2 + 10m + 48) u^2 A with m = K/8 <= 128:
  *              below 256 (K + 1) u^2 A for every K <= 1024; over 8 columns in lanes: m = 1
+ *              over w <= 8 columns of up to 8 rows of a token, which share an entry: m <= 8 w, no
+ *              joins: <= (32 w^2 + 80 w + 48) u^2 A, below 256 (w + 5) u^2 A
  *     div      q + correction, correction <= 2u |q| with relative error 4u               <= 10 u^2
  *     expm1(s 2^n), |s| <= 0.0014, n <= 9:
  *              Taylor to s^10/10! leaves 2^-120 of s, the part in double is below 2^-57 of s
@@ -43,8 +45,9 @@
  *              4 u^2, sum of squares as dot
  * Tests measure each against MPFR (harness/tests/test_truth_dd.c): exp 2^-102. Underflow: an
  * operation loses at most 2^-1072 more. Inputs are refused above TR_DD_MAX = 2^30. A step therefore
- * loses less than 2^-980 (K V <= 2^20 entries, factors k, beta, q, d below 2^30 three deep).
- * TR_DD_TINY = 2^-960 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
+ * loses less than 2^-868. A loss of 2^-1072 meets K V <= 2^20 numbers, 2^4 rows and two products of
+ * three factors below 2^30 each. (A radius is infinite where exp(-g) is above it.)
+ * TR_DD_TINY = 2^-860 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
  */
 #ifndef DP_TRUTH_DD_H
 #define DP_TRUTH_DD_H
@@ -60,7 +63,8 @@ extern "C" {
 #define TR_DD_U 0x1p-98
 #define TR_DD_MAX 0x1p30
 #define TR_DD_MAX_K 1024
-#define TR_DD_TINY 0x1p-960
+#define TR_DD_MAX_ROWS 64 /* of a token; of its entries, too */
+#define TR_DD_TINY 0x1p-860
 #define TR_DD_FLOOR 0x1p-900
 
 /* One token's gates: raw, bias, in (1 for a channel, 0 for padding) [Kp] doubles; d = exp(g), dx =
@@ -76,35 +80,46 @@ typedef struct {
     double top[4];
 } tr_dd_gate;
 
-/* Activated tokens of one head: q, d [n] rows; k [n][R] rows; beta [n][R][2]. */
+/* n tokens of one head, of `rows` rows each (recurrence.h): q, d [n] rows of K numbers; strength
+ * [n][rows][2]. Row j writes along entry write[j] and reads along read[j] (-1: nothing), entry e of
+ * token i is the row entry[e] + i ld. Rows read and write together in groups of at_once. */
 typedef struct tr_dd_rows {
-    int64_t Kp, R, n;
-    const double *q, *k, *d, *beta;
+    int64_t Kp, n, ld;
+    int rows, entries, at_once, before;
+    int write[TR_DD_MAX_ROWS], read[TR_DD_MAX_ROWS];
+    const double *q, *d, *strength, *entry[TR_DD_MAX_ROWS];
 } tr_dd_rows;
 
-/* w <= TR_DD_COLS columns. S: their state (later the adjoint), TR_DD_COLS rows. v, oh, ol point at
- * the first column of the first token; NULL: v = 0, no output. V: from key to key of a token, ldv:
- * from token to token; ldo the same for o. */
+/* Values of a row, ld from token to token. h NULL: zeros. l NULL: doubles. */
+typedef struct {
+    const double *h, *l;
+    int64_t ld;
+} tr_dd_value;
+
+/* w <= TR_DD_COLS columns. S: their state (later the adjoint), TR_DD_COLS rows. oh, ol: the first
+ * column of the first token, ldo from token to token. NULL: no output. */
 typedef struct tr_dd_cols {
     int w;
     double scale, *S;
-    const double *v;
+    tr_dd_value value[TR_DD_MAX_ROWS];
     double *oh, *ol;
-    int64_t V, ldv, ldo;
+    int64_t ldo;
 } tr_dd_cols;
 
-/* Sums over the task's columns: dq, dg [n] rows, dk [n][R] rows, dbeta [n][R][2]; dv as v above. */
+/* Sums over the task's columns: dq, dg [n] rows, dentry [n][entries] rows, dstrength [n][rows][2].
+ * Columns of the values' gradients: dvalue [n][rows][2][TR_DD_COLS]. */
 typedef struct {
-    double *dq, *dk, *dg, *dbeta, *dv_hi, *dv_lo, *G2;
-} tr_dd_grads; /* G2 [n]: squares (below) of the adjoint before each token */
+    double *dq, *dg, *dentry, *dstrength, *dvalue, *G2;
+} tr_dd_grads; /* G2: squares (below) of the adjoint before each group of rows */
 
 typedef struct {
     const char *name; /* avx512, avx2, plain; wide: plain, as wide as avx512 */
-    void (*l2)(int64_t Kp, const double *x, double *y, double *rstd);
+    void (*l2)(int64_t Kp, double eps, const double *x, double *y, double *rstd);
     void (*gate)(tr_dd_gate *a);
+    void (*power)(const tr_dd_gate *a, double rate, double *out); /* exp(rate g) */
     void (*sigmoid8)(const double *x, double *sig, double *dsig);
     void (*forward)(const tr_dd_rows *b, const tr_dd_cols *c);
-    /* tape [n+1][COLS] rows, E [n][R][2][COLS] */
+    /* tape [n G + 1][COLS] rows, states before each of a token's G groups; E [n][rows][2][COLS] */
     void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape, double *E);
     void (*backward)(const tr_dd_rows *b, const tr_dd_cols *c, const double *tape, const double *E,
                      const double *dout, const tr_dd_grads *y);

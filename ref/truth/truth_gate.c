@@ -111,13 +111,6 @@ void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a) {
     a->do_norm = r->p->dout ? lds(T) : NULL;
 }
 
-void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
-    const dp_problem *p = r->p;
-    for (int64_t j = 0; j < p->R && !a->strength_up; j++)
-        a->v_norm[t * p->R + j] = tr_norm_up(p->v + ((t * p->HV + hv) * p->R + j) * p->V, p->V);
-    if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
-}
-
 void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp) {
     const int64_t P = dp_pairs(r->p);
     mpfr_ptr a = mp_at(tmp, 0), b = mp_at(tmp, 1);
@@ -142,23 +135,38 @@ void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_a
     }
 }
 
-/* sin and cos of the sums of a head's angles; a sequence begins at 0. */
-static void sum_angles(const tr_run *r, int h, tr_qk *a) {
+static void store_pair(mpfr_ptr x, double *to) {
+    to[0] = mpfr_get_d(x, MPFR_RNDN);
+    mpfr_sub_d(x, x, to[0], MPFR_RNDN);
+    to[1] = mpfr_get_d(x, MPFR_RNDN);
+}
+
+void tr_sum_angles(const tr_run *r, int h, tr_qk *a, double *dd) {
     const dp_problem *p = r->p;
     const int64_t P = dp_pairs(p);
-    mp_array phi = mp_alloc(P, r->prec);
-    a->cos = mp_alloc(p->T * P, r->prec);
-    a->sin = mp_alloc(p->T * P, r->prec);
-    for (int64_t t = 0, seq = 0; t < p->T; t++) {
-        for (; t == p->cu[seq]; seq++)
-            mp_zero(phi, P);
-        for (int64_t i = 0; i < P; i++) {
-            mpfr_add_d(mp_at(phi, i), mp_at(phi, i), p->angle[(t * p->HV + h) * P + i], MPFR_RNDN);
-            mpfr_sin_cos(mp_at(a->sin, t * P + i), mp_at(a->cos, t * P + i), mp_at(phi, i),
-                         MPFR_RNDN);
-        }
+    const mpfr_prec_t prec = a ? r->prec : 192;
+    if (a) {
+        a->cos = mp_alloc(p->T * P, prec);
+        a->sin = mp_alloc(p->T * P, prec);
     }
-    mp_free(&phi);
+#pragma omp parallel for schedule(static) num_threads(r->threads)
+    for (int64_t i = 0; i < P; i++) {
+        mp_array tmp = mp_alloc(3, prec);
+        mpfr_ptr phi = mp_at(tmp, 0);
+        for (int64_t t = 0, seq = 0; t < p->T; t++) {
+            for (; t == p->cu[seq]; seq++)
+                mpfr_set_zero(phi, 1);
+            mpfr_ptr s = a ? mp_at(a->sin, t * P + i) : mp_at(tmp, 1),
+                     c = a ? mp_at(a->cos, t * P + i) : mp_at(tmp, 2);
+            mpfr_add_d(phi, phi, p->angle[(t * p->HV + h) * P + i], MPFR_RNDN);
+            mpfr_sin_cos(s, c, phi, MPFR_RNDN);
+            if (!dd) continue;
+            store_pair(c, dd + (t * P + i) * 4);
+            store_pair(s, dd + (t * P + i) * 4 + 2);
+        }
+        mp_free(&tmp);
+        mpfr_free_cache();
+    }
 }
 
 void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
@@ -169,7 +177,7 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
                  .k = mp_alloc(T * R * K, r->prec),
                  .rstd_q = mp_alloc(T, r->prec),
                  .rstd_k = mp_alloc(T * R, r->prec)};
-    if (p->angle) sum_angles(r, h, a);
+    if (p->angle) tr_sum_angles(r, h, a, NULL);
     tr_norms_alloc(r, a, NULL);
 #pragma omp parallel num_threads(r->threads)
     {
@@ -296,11 +304,7 @@ static void activate_token(const tr_run *r, int hv, int64_t t, mpfr_srcptr A, tr
     const dp_problem *p = r->p;
     const int64_t Kg = dp_Kg(p), R = p->R;
     tr_gate_norms *n = &a->norms[t];
-    const int decays = tr_decays(p, t);
-    for (int c = 0; c < Kg && !decays; c++) /* dx and dA are zeros */
-        mpfr_set_ui(mp_at(a->d, t * Kg + c), 1, MPFR_RNDN);
-    if (!decays) n->d = 1;
-    for (int c = 0; c < Kg && decays; c++) {
+    for (int c = 0; c < Kg; c++) {
         const int64_t i = t * Kg + c;
         const double bias = p->dt_bias ? p->dt_bias[hv * Kg + c] : 0;
         const gate_rel e = gate_value(r, p->g[(t * p->HV + hv) * Kg + c], bias, A, mp_at(a->d, i),
@@ -340,7 +344,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     {
         mp_array tmp = mp_alloc(5, b);
         mpfr_ptr A = mp_at(tmp, 4);
-        double *x = dp_doubles((R + 2) * (p->K + 1) + (tr_step_has_decay(p) ? 2 * p->K * p->K : 0));
+        double *x = dp_doubles(tr_rows_room(r));
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);
 #pragma omp for schedule(static)
@@ -352,7 +356,7 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
         for (int64_t t = 0; t < T; t++) {
             tr_row_norms(r, hv, t, a);
             tr_rows_token(r, hv, t, qk, a, tmp);
-            tr_rows_step_norm(r, hv, t, qk, a, x);
+            tr_rows_step_norm(r, t, qk, a, x);
         }
         free(x);
         mp_free(&tmp);
@@ -370,8 +374,8 @@ void tr_free_qk(tr_qk *a) {
 }
 
 void tr_free_head(tr_head *a) {
-    mp_array *m[] = {&a->d,      &a->growth, &a->dx,     &a->dA,       &a->beta,     &a->db,
-                     &a->sum_dt, &a->sum_A,  &a->values, &a->strength, &a->sum_angle};
+    mp_array *m[] = {&a->d,      &a->dx,    &a->dA,     &a->beta,     &a->db,
+                     &a->sum_dt, &a->sum_A, &a->values, &a->strength, &a->sum_angle};
     for (size_t i = 0; i < sizeof m / sizeof *m; i++)
         mp_free(m[i]);
     free(a->norms);
@@ -379,6 +383,8 @@ void tr_free_head(tr_head *a) {
                a->do_norm, a->S_up,  a->G_up, a->strength_up};
     for (size_t i = 0; i < sizeof x / sizeof *x; i++)
         free(x[i]);
+    for (int f = 0; f < DP_NFACTORS; f++)
+        mp_free(&a->factor[f]);
     for (int e = 0; e < DP_MAX_ENTRIES; e++) {
         mp_free(&a->entry[e]);
         free(a->entry_norm[e]);

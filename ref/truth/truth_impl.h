@@ -5,8 +5,7 @@
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
  *   truth_rows.c   the entries of a token's rows (recurrence.h), and the chain rule through them
- *   truth_turns.c  keys that read one after another, as tokens of one key: in double-double
- *   truth_dd.c     the run in double-double: its arrays, activations and chain rule;
+ *   truth_dd.c     the run in double-double: its arrays, activations, rows and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
  *   truth_audit.c  random columns again in MPFR
  *   truth_rank.c   states and maps of a rank
@@ -52,9 +51,10 @@ typedef struct {
 } tr_block;
 
 /* The entries with K channels of a recurrence's rows, each once, so that an entry that reads and
- * writes has one gradient. Row j reads along entry read[j] and writes along write[j]; -1: none. */
+ * writes has one gradient. Row j reads along entry read[j] and writes along write[j]; -1: none.
+ * uses[e]: how often entry e stands there. */
 typedef struct {
-    int n, read[DP_MAX_ROWS], write[DP_MAX_ROWS];
+    int n, read[DP_MAX_ROWS], write[DP_MAX_ROWS], uses[DP_MAX_ENTRIES];
     dp_entry of[DP_MAX_ENTRIES];
 } tr_rows;
 
@@ -87,10 +87,10 @@ typedef struct {
 /* Upper bounds for the error analysis, a token each. Every value bounds both the exact and the
  * computed quantity. */
 typedef struct {
-    ld d, d_err;    /* max over channels of exp(g); of its error */
-    ld x, x_err;    /* the same of dg/dx */
-    ld a, a_err;    /* 2-norm over channels of dg/dA_log; of its error */
-    ld growth, rel; /* max of exp(-g); relative error of exp(g) and exp(-g) */
+    ld d, d_err;                 /* max over channels of exp(g); of its error */
+    ld x, x_err;                 /* the same of dg/dx */
+    ld a, a_err;                 /* 2-norm over channels of dg/dA_log; of its error */
+    ld rel, factor[DP_NFACTORS]; /* relative error of exp(g); max of each factor of the gate */
 } tr_gate_norms;
 
 /* One q/k head: activated q [T][K], k [T][R][K], rstd [T], [T][R]; norms of q [T] and of the key
@@ -108,7 +108,8 @@ typedef struct {
  *   unit       of a key but k with a norm: [T][K], rstd [T], bound of rstd [T]; else mem NULL
  *   strength   [T][n] */
 typedef struct {
-    mp_array d, growth, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
+    mp_array d, dx, dA, beta, db, entry[DP_MAX_ENTRIES], values, strength;
+    mp_array factor[DP_NFACTORS]; /* of the gate [T][Kg]; mem NULL: no row has it, or it is d */
     struct {
         mp_array y, rstd;
         ld *rstd_up;
@@ -123,7 +124,8 @@ typedef struct {
     ld *v_norm, *do_norm;           /* [T][n] >= |value|, [T] >= |do| (NULL: forward only) */
     ld *entry_norm[DP_MAX_ENTRIES]; /* [T][R] >= |entry|; NULL: the keys' norms */
     ld *strength_up;                /* [T][n]; NULL: beta_up */
-    /* [T] >= |computed state after a token|, |computed adjoint before it|; NULL: not measured */
+    /* [T], of keys one after another [T][n]: >= |computed state after them|, |computed adjoint
+     * before them|; NULL: not measured */
     ld *S_up, *G_up;
 } tr_head;
 
@@ -170,10 +172,18 @@ static inline mp_array tr_entry_rows(const tr_run *r, const tr_qk *qk, const tr_
 static inline const ld *tr_entry_norms(const tr_qk *qk, const tr_head *a, int e) {
     return a->entry_norm[e] ? a->entry_norm[e] : qk->k_norm;
 }
+/* >= the strength of row j of token t */
+static inline ld tr_strength_up(const tr_run *r, const tr_head *a, int64_t t, int64_t j) {
+    return a->strength_up ? a->strength_up[t * dp_rows(r->p) + j]
+                          : a->beta_up[t * r->p->R + dp_row_key(r->p, j)];
+}
 /* Relative error at token t of a product without its factor number `but` (-1: with all). */
 ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry x, int but, int64_t t);
-/* Does a value of its rows look back? */
+/* Does a value of its rows look back? Is one not v itself? */
 int tr_values_look_back(const dp_problem *p);
+int tr_has_products(const dp_problem *p);
+/* A factor of the value of row j of token `now` at column v. */
+double tr_value_of(const dp_problem *p, int hv, int64_t now, int64_t j, int of, int64_t v);
 /* Rotates a row of K numbers by the angles of token t, or back. tmp: 2 numbers */
 void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row, mp_array tmp);
 /* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
@@ -189,13 +199,32 @@ void tr_rows_alloc(const tr_run *r, tr_head *a);
 void tr_rows_units(const tr_run *r, int hv, int64_t t, tr_head *a, mpfr_ptr tmp);
 /* The rows of token t, activated before; tmp: 2 numbers. */
 void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, mp_array tmp);
-/* nu of token t; x: 2 K K + 2 K doubles, and (R + 2) (K + 1) */
-void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x);
+/* The rows of a token, each number rounded to double: entries [R] of K numbers, ld apart, strengths
+ * [n], decays [K]. */
+typedef struct {
+    const double *entry[DP_MAX_ENTRIES], *strength, *d;
+    int64_t ld;
+} tr_step;
+/* nu of token t from them; room: tr_step_room doubles */
+void tr_step_norms(const tr_run *r, int64_t t, const tr_qk *qk, tr_head *a, const tr_step *s,
+                   double *room);
+int64_t tr_step_room(const tr_run *r);
+/* The same of rows in MPFR; room: tr_rows_room doubles */
+void tr_rows_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, tr_head *a, double *room);
+int64_t tr_rows_room(const tr_run *r);
 /* Is the input one of K channels without an activation? */
 int tr_is_given(int input);
-/* Does any entry or strength have exp(g) or exp(-g)? */
-int tr_has_gate_factors(const tr_run *r);
-/* Does nu include the decay? */
+/* Does any row have that factor of the gate, and is it not d itself? */
+static inline int tr_has_factor(const dp_problem *p, int f) {
+    return DP_FACTOR_RATE(DP_NINPUTS + f) != 1 &&
+           dp_recurrence_has(dp_recurrence_of(p), DP_NINPUTS + f);
+}
+/* Relative error of factor `of` of the gate, where exp(g) has rel: d^rate. */
+static inline ld tr_factor_rel(const tr_run *r, int of, ld rel) {
+    const ld rate = tr_abs(DP_FACTOR_RATE(of));
+    return DP_FACTOR_RATE(of) == 1 ? rel : 2 * (rate > 1 ? rate : 1) * rel + 2 * r->u;
+}
+/* Does nu include the decay? If not, rows read the decayed state. */
 int tr_step_has_decay(const dp_problem *p);
 /* From gradients of entries and strengths (row i of a block) to dk, dbeta, dg, dphi and further
  * results. */
@@ -220,6 +249,9 @@ void tr_free_head(tr_head *a);
 /* the bounds of either; the other NULL */
 void tr_norms_alloc(const tr_run *r, tr_qk *qk, tr_head *a);
 void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a); /* v_norm, do_norm of token t */
+/* cos and sin of the sums of a head's angles, in *a or (a NULL) in double-double [T][P][4]. A
+ * sequence begins at 0. */
+void tr_sum_angles(const tr_run *r, int h, tr_qk *a, double *dd);
 /* nu of R keys that erase along themselves: rounded to double, `ld_k` doubles apart; norms and
  * betas as above, beta rounded to double. */
 ld tr_step_norm(const tr_run *r, int R, const double *k, int64_t ld_k, const ld *k_norm,
@@ -265,13 +297,6 @@ void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
 void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
 /* Adds to the finished work, and shows it on a terminal; any thread may call it. */
 void tr_progress(tr_run *r, double token_columns);
-
-/* Does token t decay by its gate? (dp_problem.decays_every) */
-static inline int tr_decays(const dp_problem *p, int64_t t) {
-    return p->decays_every <= 1 || t % p->decays_every == 0;
-}
-/* dp_truth_run where dp_in_turn, in double-double. */
-dp_status tr_truth_in_turn(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);

@@ -25,6 +25,7 @@
 #include "truth_impl.h"
 
 #include <math.h>
+#include <string.h>
 
 static inline double get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }
 
@@ -34,6 +35,7 @@ static int intern(tr_rows *y, dp_entry e) {
     while (i < y->n && !dp_entry_same(y->of[i], e))
         i++;
     if (i == y->n) y->of[y->n++] = e;
+    y->uses[i]++;
     return i;
 }
 
@@ -47,6 +49,8 @@ tr_rows tr_rows_of(const dp_problem *p) {
     return y;
 }
 
+int dp_truth_entries(const dp_problem *p) { return tr_rows_of(p).n * p->R; }
+
 /* ---- values ---------------------------------------------------------------------------------- */
 
 /* An input of which each value head has its own: [T][HV], K channels but for beta. */
@@ -54,9 +58,9 @@ static const double *given(const dp_problem *p, int input, int hv, int64_t t) {
     return dp_input_of(p, input) + (t * p->HV + hv) * dp_input_width(p, input) / p->HV;
 }
 
-/* The same in MPFR, of a key with a norm. */
+/* Is it a key with a norm? */
 static int has_unit(const tr_head *a, int of) {
-    return of < DP_NINPUTS && a->unit[of].y.mem != NULL;
+    return of < DP_NINPUTS && a->unit[of].rstd_up != NULL;
 }
 
 /* y *= factor `of` of an entry of token t at channel k of key `key`. */
@@ -70,10 +74,10 @@ static void multiply(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a,
         return;
     }
     const int64_t gate = t * dp_Kg(p) + (dp_Kg(p) > 1 ? k : 0), row = t * p->R + key;
-    if (of == DP_FACTOR_DECAY)
-        mpfr_mul(y, y, mp_at(a->d, gate), MPFR_RNDN);
-    else if (of == DP_FACTOR_GROWTH)
-        mpfr_mul(y, y, mp_at(a->growth, gate), MPFR_RNDN);
+    if (of >= DP_NINPUTS)
+        mpfr_mul(y, y,
+                 mp_at(a->factor[of - DP_NINPUTS].mem ? a->factor[of - DP_NINPUTS] : a->d, gate),
+                 MPFR_RNDN);
     else if (of == DP_INPUT_K)
         mpfr_mul(y, y, mp_at(qk->k, row * p->K + k), MPFR_RNDN);
     else if (of == DP_INPUT_BETA)
@@ -92,19 +96,6 @@ static void product(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, 
         if (m != but) multiply(r, hv, qk, a, e.of[m], t, key, k, y);
 }
 
-static int any_factor(const dp_problem *p, int factor) {
-    const dp_recurrence *a = dp_recurrence_of(p);
-    int any = 0;
-    for (int j = 0; j < a->n; j++)
-        any |= dp_entry_has(a->row[j].write, factor) || dp_entry_has(a->row[j].read, factor) ||
-               dp_entry_has(a->row[j].strength, factor);
-    return any;
-}
-
-int tr_has_gate_factors(const tr_run *r) {
-    return any_factor(r->p, DP_FACTOR_DECAY) || any_factor(r->p, DP_FACTOR_GROWTH);
-}
-
 int tr_values_look_back(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     int any = 0;
@@ -113,7 +104,7 @@ int tr_values_look_back(const dp_problem *p) {
     return any;
 }
 
-static int any_products(const dp_problem *p) {
+int tr_has_products(const dp_problem *p) {
     const dp_recurrence *a = dp_recurrence_of(p);
     int any = 0;
     for (int j = 0; j < a->n; j++)
@@ -134,8 +125,9 @@ static ld *lds(int64_t n) { return dp_calloc((size_t)n, sizeof(ld)); }
 void tr_rows_alloc(const tr_run *r, tr_head *a) {
     const dp_problem *p = r->p;
     const int64_t n = p->T * dp_rows(p);
-    if (any_factor(p, DP_FACTOR_GROWTH)) a->growth = mp_alloc(p->T * dp_Kg(p), r->prec);
-    if (any_products(p)) a->values = mp_alloc(n * p->V, r->prec);
+    for (int f = 0; f < DP_NFACTORS; f++)
+        if (tr_has_factor(p, f)) a->factor[f] = mp_alloc(p->T * dp_Kg(p), r->prec);
+    if (tr_has_products(p)) a->values = mp_alloc(n * p->V, r->prec);
     a->strength = mp_alloc(n, r->prec);
     a->strength_up = lds(n);
     for (int i = 0; i < DP_NINPUTS; i++) {
@@ -169,8 +161,7 @@ static void entry_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_
     }
 }
 
-/* A factor of the value of row j at column v. */
-static double value_of(const dp_problem *p, int hv, int64_t now, int64_t j, int of, int64_t v) {
+double tr_value_of(const dp_problem *p, int hv, int64_t now, int64_t j, int of, int64_t v) {
     const int64_t t = dp_factor_token(p, of, now);
     if (t < 0) return 0;
     return dp_input_of(
@@ -181,21 +172,32 @@ static void value_token(const tr_run *r, int hv, int64_t t, tr_head *a, int64_t 
     const dp_problem *p = r->p;
     const dp_entry e = dp_row_of(p, j)->value;
     const int64_t n = dp_rows(p);
-    /* NOLINTNEXTLINE(*VLASize): V is 1 to 65,536 */
-    double size[p->V];
     for (int v = 0; v < p->V && a->values.mem; v++) {
         mpfr_ptr y = mp_at(a->values, (t * n + j) * p->V + v);
         mpfr_set_si(y, e.sign, MPFR_RNDN);
         for (int m = 0; m < e.n; m++)
-            mpfr_mul_d(y, y, value_of(p, hv, t, j, e.of[m], v), MPFR_RNDN);
+            mpfr_mul_d(y, y, tr_value_of(p, hv, t, j, e.of[m], v), MPFR_RNDN);
     }
-    for (int v = 0; v < p->V; v++) {
-        size[v] = e.sign;
-        for (int m = 0; m < e.n; m++)
-            size[v] *= value_of(p, hv, t, j, e.of[m], v);
+}
+
+/* Each product of a value is within 2^-53 of it, or 2^-1075. */
+void tr_row_norms(const tr_run *r, int hv, int64_t t, tr_head *a) {
+    const dp_problem *p = r->p;
+    const int64_t n = dp_rows(p);
+    /* NOLINTNEXTLINE(*VLASize): V is 1 to 65,536 */
+    double size[p->V];
+    for (int64_t j = 0; j < n; j++) {
+        const dp_entry e = dp_row_of(p, j)->value;
+        ld *norm = &a->v_norm[t * n + j];
+        for (int v = 0; v < p->V; v++) {
+            size[v] = e.sign;
+            for (int m = 0; m < e.n; m++)
+                size[v] *= tr_value_of(p, hv, t, j, e.of[m], v);
+        }
+        *norm = tr_norm_up(size, p->V);
+        if (e.n > 1) *norm = *norm * (ld)(1 + 0x1p-50) + p->V * 0x1p-1074;
     }
-    a->v_norm[t * n + j] = tr_norm_up(size, p->V); /* each product within 2^-53 of it, or 2^-1075 */
-    if (e.n > 1) a->v_norm[t * n + j] = a->v_norm[t * n + j] * (ld)(1 + 0x1p-50) + p->V * 0x1p-1074;
+    if (p->dout) a->do_norm[t] = tr_norm_up(p->dout + (t * p->HV + hv) * p->V, p->V);
 }
 
 void tr_rows_units(const tr_run *r, int hv, int64_t t, tr_head *a, mpfr_ptr tmp) {
@@ -211,11 +213,19 @@ void tr_rows_token(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head 
     const dp_problem *p = r->p;
     const int64_t n = dp_rows(p), Kg = dp_Kg(p);
     tr_gate_norms *g = &a->norms[t];
-    for (int64_t c = 0; c < Kg && a->growth.mem; c++) {
-        const double raw = p->g[(t * p->HV + hv) * Kg + c];
-        mpfr_ui_div(mp_at(a->growth, t * Kg + c), 1, mp_at(a->d, t * Kg + c), MPFR_RNDN);
-        const ld up = tr_exact_up(get_up(mp_at(a->growth, t * Kg + c)), 2 * g->rel);
-        if (!(up <= g->growth)) g->growth = up != up || !isfinite(raw) ? INFINITY : up;
+    const int gates = dp_recurrence_has_gates(dp_recurrence_of(p)) ? DP_NFACTORS : 0;
+    for (int64_t i = 0; i < gates * Kg; i++) {
+        const int f = (int)(i / Kg), of = DP_NINPUTS + f;
+        const int64_t at = t * Kg + i % Kg;
+        mpfr_srcptr y = mp_at(a->d, at);
+        if (a->factor[f].mem) {
+            mpfr_set_d(mp_at(tmp, 0), DP_FACTOR_RATE(of), MPFR_RNDN);
+            mpfr_pow(mp_at(a->factor[f], at), y, mp_at(tmp, 0), MPFR_RNDN);
+            y = mp_at(a->factor[f], at);
+        }
+        const ld up = tr_exact_up(get_up(y), tr_factor_rel(r, of, g->rel));
+        const int finite = isfinite(p->g[(t * p->HV + hv) * Kg + i % Kg]);
+        if (!(up <= g->factor[f])) g->factor[f] = up != up || !finite ? INFINITY : up;
     }
     for (int e = 0; e < r->rows.n; e++)
         if (a->entry[e].mem) entry_token(r, hv, t, qk, a, e, tmp);
@@ -241,7 +251,7 @@ ld tr_entry_rel(const tr_run *r, const tr_head *a, dp_entry e, int but, int64_t 
         const int of = dp_factor_input(e.of[m]);
         if (m == but) continue;
         if (of >= DP_NINPUTS)
-            sum += e.of[m] == DP_FACTOR_GROWTH ? 2 * a->norms[t].rel + 2 * r->u : a->norms[t].rel;
+            sum += tr_factor_rel(r, of, a->norms[t].rel);
         else
             sum += of == DP_INPUT_K || has_unit(a, of) ? rel.qk
                    : of == DP_INPUT_BETA               ? rel.beta
@@ -267,10 +277,8 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
         if (i == m) continue;
         if (t < 0)
             up = 0;
-        else if (of == DP_FACTOR_DECAY)
-            up *= a->norms[t].d;
-        else if (of == DP_FACTOR_GROWTH)
-            up *= a->norms[t].growth;
+        else if (of >= DP_NINPUTS)
+            up *= a->norms[t].factor[of - DP_NINPUTS];
         else if (of == DP_INPUT_K)
             up *= qk->k_norm[t * p->R + key];
         else if (of == DP_INPUT_BETA)
@@ -309,114 +317,102 @@ int tr_is_given(int input) {
     return input == DP_INPUT_ERASE || input == DP_INPUT_LR_A || input == DP_INPUT_LR_B;
 }
 
-static void to_doubles(mp_array x, int64_t at, int64_t n, double *y) {
-    for (int64_t i = 0; i < n; i++)
-        y[i] = mpfr_get_d(mp_at(x, at + i), MPFR_RNDN);
-}
-
-/* The same of an entry, each factor rounded to double, and each product. */
-static void entry_doubles(const tr_run *r, int hv, int64_t t, const tr_qk *qk, const tr_head *a,
-                          dp_entry e, double *y) {
-    const int64_t K = r->p->K, Kg = dp_Kg(r->p);
-    for (int64_t k = 0; k < K; k++) {
-        y[k] = e.sign;
-        for (int m = 0; m < e.n; m++) {
-            const int of = e.of[m];
-            const int64_t gate = t * Kg + (Kg > 1 ? k : 0);
-            y[k] *= tr_is_given(of) && !has_unit(a, of)
-                        ? given(r->p, of, hv, t)[k]
-                        : mpfr_get_d(of == DP_INPUT_K        ? mp_at(qk->k, t * K + k)
-                                     : of == DP_INPUT_BETA   ? mp_at(a->beta, t)
-                                     : of == DP_FACTOR_DECAY ? mp_at(a->d, gate)
-                                     : has_unit(a, of)       ? mp_at(a->unit[of].y, t * K + k)
-                                                             : mp_at(a->growth, gate),
-                                     MPFR_RNDN);
-        }
-    }
-}
-
 /* >= the 2-norm of a whole step; of keys one after another that of `group`, of which the first
  * alone has the decay. Entries are within 2^-48 of the sums of their terms, squares within (K + 16)
- * 2^-52 of theirs. x: 2 K K + 2 K doubles */
+ * 2^-52 of theirs. */
 static ld whole_step_norm(const tr_run *r, int64_t t, int64_t group, const tr_qk *qk,
-                          const tr_head *a, double *x) {
+                          const tr_head *a, const tr_step *step, double *M) {
     const dp_problem *p = r->p;
-    const int64_t K = p->K, n = dp_rows(p);
+    const int64_t K = p->K, each = dp_keys_at_once(p);
     const int before = dp_recurrence_of(p)->before;
-    double *M = x, *G = x + K * K, *key = G + K * K, square = 0;
-    const int64_t each = dp_keys_at_once(p);
+    double *G = M + K * K, square = 0;
     const ld d_most = group ? 1 : a->norms[t].d, d_err = group ? 0 : a->norms[t].d_err;
     ld off = d_most;
     for (int64_t i = 0; i < K * K; i++)
-        M[i] = i % (K + 1) ? 0 : 1;
-    if (before)
-        for (int64_t i = 0; i < K; i++)
-            M[i * K + i] =
-                mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + (dp_Kg(p) > 1 ? i : 0)), MPFR_RNDN);
+        M[i] = i % (K + 1) ? 0 : before ? step->d[i % K] : 1;
     for (int64_t j = group * each; j < (group + 1) * each; j++) {
         const int read = tr_read_of(r, j), write = tr_write_of(r, j);
-        const int64_t row = t * p->R + dp_row_key(p, j);
-        const double s = mpfr_get_d(mp_at(a->strength, t * n + j), MPFR_RNDN);
+        const int64_t row = t * p->R + dp_row_key(p, j), key = dp_row_key(p, j) * step->ld;
         if (read < 0) continue;
-        to_doubles(tr_entry_rows(r, qk, a, write), row * K, K, key);
-        to_doubles(tr_entry_rows(r, qk, a, read), row * K, K, key + K);
+        const double *w = step->entry[write] + key, *e = step->entry[read] + key;
         for (int64_t i = 0; i < K; i++)
             for (int64_t k = 0; k < K; k++)
-                M[i * K + k] -= s * key[i] * key[K + k];
-        off += (before ? 1 : d_most) * a->strength_up[t * n + j] *
+                M[i * K + k] -= step->strength[j] * w[i] * e[k];
+        off += (before ? 1 : d_most) * tr_strength_up(r, a, t, j) *
                tr_entry_norms(qk, a, write)[row] * tr_entry_norms(qk, a, read)[row] *
                (1 + (tr_entry_rel(r, a, r->rows.of[read], -1, t) +
                      tr_entry_rel(r, a, r->rows.of[write], -1, t)) *
                         0x1p48);
     }
     for (int64_t i = 0; i < K * K; i++) {
-        const int64_t c = dp_Kg(p) > 1 ? i % K : 0;
-        if (!before && !group) M[i] *= mpfr_get_d(mp_at(a->d, t * dp_Kg(p) + c), MPFR_RNDN);
+        if (!before && !group) M[i] *= step->d[i % K];
         square += M[i] * M[i];
     }
     if (!isfinite(square)) return INFINITY;
-    for (int64_t i = 0; i < K; i++)
-        for (int64_t j = 0; j <= i; j++) {
-            double s = 0;
-            for (int64_t m = 0; m < K; m++)
-                s += M[m * K + i] * M[m * K + j];
-            G[i * K + j] = G[j * K + i] = s;
-        }
+    memset(G, 0, sizeof *G * (size_t)(K * K));
+    for (int64_t m = 0; m < K; m++)
+        for (int64_t i = 0; i < K; i++)
+            for (int64_t j = 0; j <= i; j++)
+                G[i * K + j] += M[m * K + i] * M[m * K + j];
+    for (int64_t i = 0; i < K * K; i++)
+        if (i % K > i / K) G[i] = G[i % K * K + i / K];
     const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square,
              fine = p->model == DP_DPLR ? 0x1p-50 : 0x1p-48; /* one product a term, or three */
     return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + d_err + K * 0x1p-1000;
 }
 
-void tr_rows_step_norm(const tr_run *r, int hv, int64_t t, const tr_qk *qk, tr_head *a, double *x) {
+int64_t tr_step_room(const tr_run *r) {
+    return tr_step_has_decay(r->p) ? 2 * (int64_t)r->p->K * r->p->K : 0;
+}
+
+void tr_step_norms(const tr_run *r, int64_t t, const tr_qk *qk, tr_head *a, const tr_step *s,
+                   double *room) {
     const dp_problem *p = r->p;
-    const int64_t K = p->K, R = p->R, n = dp_rows(p) / dp_keys_at_once(p),
-                  each = dp_keys_at_once(p);
+    const int64_t n = dp_rows(p) / dp_keys_at_once(p), each = dp_keys_at_once(p);
     const reads_kind kind = reads_of(p);
+    const int read = r->rows.read[0], write = r->rows.write[0];
     for (int64_t g = 0; g < n; g++) {
-        const int64_t first = t * R + g * each;
-        ld *nu = &a->nu[t * n + g];
-        *nu = 1;
-        if (kind == READS_ANY) {
-            *nu = whole_step_norm(r, t, g, qk, a, x);
-        } else if (kind == READS_ANOTHER) {
-            const int read = r->rows.read[0], write = r->rows.write[0];
-            const dp_entry e = r->rows.of[read];
-            to_doubles(tr_entry_rows(r, qk, a, write), t * K, K, x);
-            if (dp_entry_looks_back(e) || dp_entry_has(e, DP_INPUT_NUMBER))
-                to_doubles(tr_entry_rows(r, qk, a, read), t * K, K, x + K);
-            else
-                entry_doubles(r, hv, t, qk, a, r->rows.of[read], x + K);
-            *nu = tr_gated_step_norm(r, x, x + K, tr_entry_norms(qk, a, write)[t],
+        const int64_t first = g * each, key = t * p->R + first;
+        a->nu[t * n + g] =
+            kind == READS_ANY ? whole_step_norm(r, t, g, qk, a, s, room)
+            : kind == READS_ANOTHER
+                ? tr_gated_step_norm(r, s->entry[write], s->entry[read],
+                                     tr_entry_norms(qk, a, write)[t],
                                      tr_entry_norms(qk, a, read)[t],
                                      tr_entry_rel(r, a, r->rows.of[read], -1, t) +
-                                         tr_entry_rel(r, a, r->rows.of[write], -1, t));
-        } else if (kind == READS_ITSELF) {
-            if (each > 1) to_doubles(qk->k, first * K, each * K, x);
-            to_doubles(a->beta, first, each, x + each * K);
-            *nu = tr_step_norm(r, (int)each, x, K, qk->k_norm + first, x + each * K,
-                               a->beta_up + first);
-        }
+                                         tr_entry_rel(r, a, r->rows.of[write], -1, t))
+            : kind == READS_ITSELF
+                ? tr_step_norm(r, (int)each, s->entry[0] + first * s->ld, s->ld, qk->k_norm + key,
+                               s->strength + first, a->beta_up + key)
+                : 1;
     }
+}
+
+int64_t tr_rows_room(const tr_run *r) {
+    const int64_t K = r->p->K;
+    return tr_step_room(r) + ((int64_t)r->rows.n * r->p->R + 1) * K + dp_rows(r->p);
+}
+
+static const double *to_doubles(mp_array x, int64_t at, int64_t n, double **room) {
+    double *y = *room;
+    for (int64_t i = 0; i < n; i++)
+        y[i] = mpfr_get_d(mp_at(x, at + i), MPFR_RNDN);
+    *room += n;
+    return y;
+}
+
+void tr_rows_step_norm(const tr_run *r, int64_t t, const tr_qk *qk, tr_head *a, double *room) {
+    const dp_problem *p = r->p;
+    const int64_t K = p->K, Kg = dp_Kg(p), n = dp_rows(p);
+    double *at = room + tr_step_room(r), *d = at;
+    tr_step s = {.ld = K, .d = d};
+    for (int64_t k = 0; k < K; k++)
+        d[k] = mpfr_get_d(mp_at(a->d, t * Kg + (Kg > 1 ? k : 0)), MPFR_RNDN);
+    at += K;
+    s.strength = to_doubles(a->strength, t * n, n, &at);
+    for (int e = 0; e < r->rows.n; e++)
+        s.entry[e] = to_doubles(tr_entry_rows(r, qk, a, e), t * p->R * K, p->R * K, &at);
+    tr_step_norms(r, t, qk, a, &s, room);
 }
 
 /* ---- chain rule ------------------------------------------------------------------------------ */
@@ -523,12 +519,12 @@ static void chain_number(const chain *x, int input, int64_t key, mpfr_ptr into) 
         sum_of(x, input, key, k, into);
 }
 
-/* += +-E dE of an entry with exp(+-g), for each such factor */
+/* += rate E dE of an entry, for each factor of the gate */
 static void add_gate(dp_entry e, mpfr_srcptr value, mpfr_srcptr d, mpfr_ptr dg, mp_array tmp) {
-    const int n = dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
-    if (!n) return;
+    const double n = dp_entry_gates(e);
+    if (n == 0) return;
     mpfr_mul(mp_at(tmp, 0), value, d, MPFR_RNDN);
-    mpfr_mul_si(mp_at(tmp, 0), mp_at(tmp, 0), n, MPFR_RNDN);
+    mpfr_mul_d(mp_at(tmp, 0), mp_at(tmp, 0), n, MPFR_RNDN);
     mpfr_add(dg, dg, mp_at(tmp, 0), MPFR_RNDN);
 }
 

@@ -27,8 +27,22 @@
 #include <math.h>
 
 enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
-/* Factors that are no inputs, beside dp_input_id. */
-enum { DP_FACTOR_DECAY = DP_NINPUTS, DP_FACTOR_GROWTH /* exp(g), exp(-g) */ };
+/* Factors that are no inputs, exp(rate g): id, rate, the text before and after the gate's name. All
+ * that a factor of a gate is stands in this table. */
+#define DP_GATE_FACTORS(X, A)               \
+    X(A, DP_FACTOR_DECAY, 1.f, "exp(", ")") \
+    X(A, DP_FACTOR_GROWTH, -1.f, "exp(-", ")")
+enum { /* beside dp_input_id */
+       DP_FACTORS = DP_NINPUTS - 1,
+#define DP_ID(A, ID, ...) ID,
+       DP_GATE_FACTORS(DP_ID, )
+#undef DP_ID
+           DP_FACTORS_END,
+       DP_NFACTORS = DP_FACTORS_END - DP_NINPUTS
+};
+/* The rate of a factor; 0: it is an input. */
+#define DP_RATE_IF(A, ID, RATE, ...) (A) == (ID) ? (RATE):
+#define DP_FACTOR_RATE(A) (DP_GATE_FACTORS(DP_RATE_IF, A) 0.f)
 /* Added to an input: the previous token's. */
 enum { DP_PREVIOUS = 64 };
 
@@ -164,9 +178,31 @@ static inline int dp_recurrence_looks_back(const dp_recurrence *a) {
 /* Does a recurrence have such an input: q, g, and the inputs of its rows? States, parameters of the
  * gate and incoming gradients are always allowed. */
 int dp_model_has(dp_model m, int input); /* tensors.c */
-/* The exponent of exp(g) in the entry. */
-static inline int dp_entry_gates(dp_entry e) {
-    return dp_entry_has(e, DP_FACTOR_DECAY) - dp_entry_has(e, DP_FACTOR_GROWTH);
+/* The exponent of exp(g) in the entry; the factors that have one. */
+static inline double dp_entry_gates(dp_entry e) {
+    double sum = 0;
+    for (int i = 0; i < e.n; i++)
+        sum += DP_FACTOR_RATE(e.of[i]);
+    return sum;
+}
+static inline double dp_entry_gate_sizes(dp_entry e) { /* sum of |rate| */
+    double sum = 0;
+    for (int i = 0; i < e.n; i++)
+        sum += fabs(DP_FACTOR_RATE(e.of[i]));
+    return sum;
+}
+static inline int dp_entry_gate_factors(dp_entry e) {
+    int n = 0;
+    for (int i = 0; i < e.n; i++)
+        n += DP_FACTOR_RATE(e.of[i]) != 0;
+    return n;
+}
+/* Does any row have a factor of the gate? */
+static inline int dp_recurrence_has_gates(const dp_recurrence *a) {
+    int n = 0;
+    for (int f = DP_NINPUTS; f < DP_FACTORS_END; f++)
+        n += dp_recurrence_has(a, f);
+    return n > 0;
 }
 /* Does a token need more of earlier tokens than the state: the previous token's inputs, or the sum
  * of angles? */
@@ -189,9 +225,8 @@ int dp_rows_cancel(const dp_recurrence *a);
 static inline int dp_has_growth(const dp_problem *p) {
     const dp_recurrence *r = dp_recurrence_of(p);
     int any = r->before;
-    for (int j = 0; j < r->n; j++)
-        any |= dp_entry_has(r->row[j].write, DP_FACTOR_GROWTH) ||
-               dp_entry_has(r->row[j].read, DP_FACTOR_GROWTH);
+    for (int f = DP_NINPUTS; f < DP_FACTORS_END; f++)
+        any |= DP_FACTOR_RATE(f) < 0 && dp_recurrence_has(r, f);
     return any;
 }
 #endif

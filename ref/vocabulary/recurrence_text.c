@@ -81,13 +81,23 @@ static dp_status add_name(reader *r, const char *name, dp_input_id at) {
     return DP_OK;
 }
 
+static const struct {
+    const char *begin, *end;
+} FACTORS[DP_NFACTORS] = {
+#define ROW(A, ID, RATE, BEGIN, END) {BEGIN, END},
+    DP_GATE_FACTORS(ROW, )
+#undef ROW
+};
+
 static void known_names(const dp_user_recurrence *y, char *out, size_t size) {
     size_t n = 0;
     *out = 0;
-    for (int i = 0; i < DP_NINPUTS && n < size; i++)
-        if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_ANGLE)
-            n += (size_t)snprintf(out + n, size - n, i == DP_INPUT_G ? " exp(%s) exp(-%s)" : " %s",
-                                  y->input[i], y->input[i]);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        for (int f = 0; f < (i == DP_INPUT_G ? DP_NFACTORS : 1) && n < size; f++)
+            if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_ANGLE)
+                n += (size_t)snprintf(out + n, size - n, " %s%s%s",
+                                      i == DP_INPUT_G ? FACTORS[f].begin : "", y->input[i],
+                                      i == DP_INPUT_G ? FACTORS[f].end : "");
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -100,18 +110,20 @@ static int is_of(const dp_input_id *list, int n, int input) {
     return 0;
 }
 
-/* exp(NAME), exp(-NAME), prev(NAME) or NAME of n letters; -1: neither. */
+/* prev(NAME), NAME, or a factor of the gate of n letters; -1: neither. */
 static int factor_named(const dp_user_recurrence *y, const char *s, size_t n) {
-    const int grows = n > 5 && !strncmp(s, "exp(-", 5);
     if (n > 6 && !strncmp(s, "prev(", 5) && s[n - 1] == ')') {
         const int of = input_named(y, s + 5, n - 6);
         return of < 0 ? -1 : of | DP_PREVIOUS;
     }
-    if (n < 6 || strncmp(s, "exp(", 4) || s[n - 1] != ')') return input_named(y, s, n);
-    const size_t skip = grows ? 5 : 4;
-    return input_named(y, s + skip, n - skip - 1) != DP_INPUT_G ? -1
-           : grows                                              ? DP_FACTOR_GROWTH
-                                                                : DP_FACTOR_DECAY;
+    for (int f = 0; f < DP_NFACTORS; f++) {
+        const size_t a = strlen(FACTORS[f].begin), z = strlen(FACTORS[f].end);
+        if (n > a + z && !strncmp(s, FACTORS[f].begin, a) &&
+            !strncmp(s + n - z, FACTORS[f].end, z) &&
+            input_named(y, s + a, n - a - z) == DP_INPUT_G)
+            return DP_NINPUTS + f;
+    }
+    return input_named(y, s, n);
 }
 
 static dp_status add_factor(reader *r, const char *word, dp_entry_kind kind, const char *s,
