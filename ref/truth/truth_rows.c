@@ -21,11 +21,11 @@
  * additional error `rel.turn` relative to that norm. Other factors of a rotated key are numbers,
  * which commute with R. An input of the previous token gets its gradient from the token after.
  */
+#include "ref/arithmetic/product.h"
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
 
 #include <math.h>
-#include <string.h>
 
 static inline double get_up(mpfr_srcptr x) { return fabs(mpfr_get_d(x, MPFR_RNDA)); }
 
@@ -349,13 +349,7 @@ static ld whole_step_norm(const tr_run *r, int64_t t, int64_t group, const tr_qk
         square += M[i] * M[i];
     }
     if (!isfinite(square)) return INFINITY;
-    memset(G, 0, sizeof *G * (size_t)(K * K));
-    for (int64_t m = 0; m < K; m++)
-        for (int64_t i = 0; i < K; i++)
-            for (int64_t j = 0; j <= i; j++)
-                G[i * K + j] += M[m * K + i] * M[m * K + j];
-    for (int64_t i = 0; i < K * K; i++)
-        if (i % K > i / K) G[i] = G[i % K * K + i / K];
+    dp_mul_f64((dp_shape){1, 0, (int)K, (int)K, (int)K}, M, M, G);
     const ld top = dp_eigenvalue_up((int)K, G) + (K + 16) * 0x1p-51 * (ld)square,
              fine = p->model == DP_DPLR ? 0x1p-50 : 0x1p-48; /* one product a term, or three */
     return tr_sqrt(top) * (1 + 0x1p-40) + K * fine * off + d_err + K * 0x1p-1000;
