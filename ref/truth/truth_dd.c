@@ -281,6 +281,7 @@ static ld row_norm(int K, const double *y) {
 static void activate_row(const tr_dd_batch *b, const double *x, double *y, double *rstd, ld *norm,
                          ld *rstd_up) {
     const dp_problem *p = b->r->p;
+    /* NOLINTNEXTLINE(clang-analyzer-core.VLASize): Kp is 8 to 1,024 */
     double in[b->Kp] __attribute__((aligned(64)));
     memset(in, 0, sizeof in);
     memcpy(in, x, sizeof *x * (size_t)p->K);
@@ -580,6 +581,7 @@ static void dd_put(dp_ball *b, int64_t at, double h, double l) {
 
 static void put_row(const tr_dd_batch *b, dp_ball *to, int64_t row, const double *x) {
     for (int64_t k = 0; k < to->width; k++)
+        /* NOLINTNEXTLINE(clang-analyzer-core.CallAndMessage): a group has one head or more */
         dd_put(to, row * to->width + k, x[k], x[b->Kp + k]);
 }
 
