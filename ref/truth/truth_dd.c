@@ -6,6 +6,7 @@
  * rows are made block by block and never kept for a whole sequence. truth_bound.c proves the radii,
  * with u = TR_DD_U. */
 #include "truth_dd.h"
+#include "ref/arithmetic/elementary.h"
 #include "truth_impl.h"
 
 #include <math.h>
@@ -353,7 +354,7 @@ static void gate_factors(const tr_dd_batch *b, const tr_dd_head *a, int64_t at, 
     const int K = b->r->p->K;
     double most_of_d = 0;
     for (int k = 0; k < K; k++)
-        most_of_d = fmax(most_of_d, fabs(log(gate->d[k])));
+        most_of_d = fmax(most_of_d, fabs(dp_log(gate->d[k])));
     const double g = most_of_d * TR_DD_SLACK;
     n->rel = g <= 300 ? tr_rho(g * tr_rho(eg)) + tr_gamma(b->r, 2) : INFINITY;
     for (int f = 0; f < DP_NFACTORS; f++) {
