@@ -523,8 +523,8 @@ static dp_run fresh(const dp_run *r, const dp_design *design) {
 
 /* ---- settling what is marginal --------------------------------------------------------------- */
 
-/* Does fp32 round the sum of gates x of a channel over a chunk of n tokens? */
-static int sums_round(const double *x, int64_t n, int64_t step) {
+/* Does fp32 round the sum of n numbers x? */
+static int sum_rounds(const double *x, int64_t n, int64_t step) {
     float sum = 0;
     for (int64_t t = 0; t < n; t++) {
         const double next = sum + x[t * step];
@@ -534,21 +534,27 @@ static int sums_round(const double *x, int64_t n, int64_t step) {
     return 0;
 }
 
-/* Log gates of a short format: fp32 rounds few of their sums and holds the others exactly. Draws
- * that keep the format seldom round the same ones. */
+/* Does it round one over a chunk of so many tokens (0: none), of x [T][width]? */
+static int sums_round(const dp_problem *p, const double *x, int64_t width, int64_t chunk) {
+    for (int s = 0; x && chunk && s < p->Nseq; s++)
+        for (int64_t t = p->cu[s]; t < p->cu[s + 1]; t += chunk) {
+            const int64_t left = p->cu[s + 1] - t, n = left < chunk ? left : chunk;
+            for (int64_t i = 0; i < width; i++)
+                if (sum_rounds(x + t * width + i, n, width)) return 1;
+        }
+    return 0;
+}
+
+/* Log gates and angles of a short format: fp32 rounds few of their sums and holds the others
+ * exactly. Draws that keep the format seldom round the same ones. Angles add up over sequences. */
 static int has_ties(const dp_run *r, const dp_case *c) {
     const dp_problem *p = &c->p;
-    const int64_t width = (int64_t)p->HV * dp_Kg(p), chunk = r->design.chunk;
-    if (r->design.base == DP_BASE_BF16 || p->gate != DP_GATE_LOG || !chunk || !p->g ||
+    const double *gates = p->gate == DP_GATE_LOG ? p->g : NULL;
+    if (r->design.base == DP_BASE_BF16 ||
         dp_formats[c->input_dtype].u_op <= dp_formats[DP_FP32].u_op)
         return 0;
-    for (int s = 0; s < p->Nseq; s++)
-        for (int64_t t = p->cu[s]; t < p->cu[s + 1]; t += chunk)
-            for (int64_t x = 0; x < width; x++) {
-                const int64_t left = p->cu[s + 1] - t;
-                if (sums_round(p->g + t * width + x, left < chunk ? left : chunk, width)) return 1;
-            }
-    return 0;
+    return sums_round(p, gates, (int64_t)p->HV * dp_Kg(p), r->design.chunk) ||
+           sums_round(p, p->angle, p->angle ? dp_input_width(p, DP_INPUT_ANGLE) : 0, p->T);
 }
 
 /* Does the run fail by draws alone, in each tensor so that other draws may say otherwise? */
@@ -576,8 +582,8 @@ static void replace_failures(dp_run *r, dp_run *again) {
     }
 }
 
-/* A run may fail by draws alone, each time within DP_MARGIN of its limit or by gates whose sums
- * tie. Then a second, independent set of draws decides. Both stay in the record. */
+/* A run may fail by draws alone, each time within DP_MARGIN of its limit or by gates or angles
+ * whose sums tie. Then a second, independent set of draws decides. Both stay in the record. */
 static void settle(const dp_judging *j, int stages, dp_run *r) {
     const int ties = has_ties(r, j->sp->c);
     if (r->exact || !may_settle(r, ties)) return;

@@ -80,9 +80,9 @@ dp_problem dp_nearby_problem(const dp_problem *p, const dp_mover *m) {
     dp_problem y = *p;
     y.cu = dp_cu_copy(p);
     for (int i = 0; i < DP_NINPUTS; i++) {
-        const dp_format f = dp_input_fields[i].parameter ? wide
-                            : i == DP_INPUT_G            ? m->gates
-                                                         : m->dtype;
+        const dp_format f = dp_input_fields[i].parameter             ? wide
+                            : i == DP_INPUT_G || i == DP_INPUT_ANGLE ? m->summed
+                                                                     : m->dtype;
         *dp_input_at(&y, i) = moved(m, dp_input_of(p, i), dp_input_count(p, i), f, STREAM[i]);
     }
     for (int64_t i = 0;

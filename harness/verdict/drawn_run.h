@@ -8,8 +8,8 @@
  * may cancel to the last bit in one order of summation only. Zeros, infinities and NaN stay; beta
  * of a contraction stays at most 2.
  *
- * fp32 holds the sums of log gates of a short format exactly, but for ties, which few draws meet.
- * `gates` of a wider format takes them off that lattice: every sum is rounded then.
+ * fp32 holds the sums of log gates, or angles, of a short format exactly, but for ties. Few draws
+ * meet these. `summed` of a wider format takes them off that lattice: every sum is rounded then.
  *
  * A design is the pipeline of simulated ranks, or the token recurrence. A training step includes
  * its convolutions. A session runs each call by itself, with the state stored as the session says.
@@ -24,9 +24,9 @@
 #include "ref/vocabulary/problem.h"
 
 typedef struct {
-    uint64_t draw;   /* 0, 1, ..: each other numbers */
-    dp_format dtype; /* of the inputs */
-    dp_format gates; /* of g: dtype, or a wider one */
+    uint64_t draw;    /* 0, 1, ..: each other numbers */
+    dp_format dtype;  /* of the inputs */
+    dp_format summed; /* of g and angles: dtype, or a wider one */
 } dp_mover;
 
 /* The convolutions before q, k and v in a training step, without dy; NULL: none. */

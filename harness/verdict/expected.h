@@ -22,7 +22,7 @@
 #include "ref/files/cache.h"
 #include "ref/vocabulary/design.h"
 
-#define DP_SET_OFF_LATTICE 2 /* the set whose log gates leave the lattice of their format */
+#define DP_SET_OFF_LATTICE 2 /* the set whose gates and angles leave the lattice of their format */
 
 typedef struct {
     const dp_problem *p;

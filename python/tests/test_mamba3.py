@@ -223,3 +223,12 @@ def test_the_token_before_a_call_does_not_decay(gate: str, tmp_path: Path) -> No
     how = ["--recurrence", "mamba3", "--backend", "sim", "--cache", "none"]
     done = ran("run", "goes-on", "--cases", str(tmp_path), *how)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("fault", ["", "decay-bf16"])
+def test_sums_of_angles_that_tie_are_no_fault(fault: str) -> None:
+    """fp32 holds the sums of these bf16 angles, but for one half of a unit in rank 4."""
+    how = ["--recurrence", "mamba3", "--ranks", "4", "--own", "zigzag", "--base", "fp32"]
+    more = ["--chain", "fp32", "--backend", "sim", *(["--fault", fault] if fault else [])]
+    done = ran("run", "dplr-weak", *how, *more)
+    assert done.returncode == (1 if fault else 0), done.stdout + done.stderr
