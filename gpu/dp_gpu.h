@@ -322,6 +322,8 @@ const char *
 dpg_plan_why(const dpg_plan *plan); /* the reason: asked for, or why not the fast path */
 /* parts of all sub-sequences that are cut, 1: all are whole */
 int dpg_plan_segments(const dpg_plan *plan);
+/* tokens of a chunk of the forward: 64 / R, or 32 where one kernel is all of it */
+int dpg_plan_chunk(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
 size_t dpg_workspace_bytes(const dpg_plan *plan); /* of forward and backward, which share it */
 /* of dpg_tensors.saved; 0 without options.backward */

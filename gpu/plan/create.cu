@@ -356,6 +356,10 @@ static const dpg_plan *worker(const dpg_plan *pl) {
 dpg_path dpg_plan_path(const dpg_plan *pl) { return worker(pl)->opt.path; }
 const char *dpg_plan_why(const dpg_plan *pl) { return worker(pl)->why; }
 int dpg_plan_segments(const dpg_plan *pl) { return worker(pl)->nseg; }
+int dpg_plan_chunk(const dpg_plan *pl) {
+    const dpg_plan *one = worker(pl);
+    return one->single ? DP_CHUNK / 2 : DP_CHUNK / one->d.R;
+}
 dpg_path dpg_plan_bwd_path(const dpg_plan *pl) {
     const dpg_plan *b = worker(pl)->bwd;
     return b ? b->opt.path : DPG_PATH_AUTO;

@@ -34,7 +34,7 @@ typedef struct {
 /* Its message after a run without an error, before its results. */
 typedef struct {
     char path[32];
-    int segments, fast, tokens;
+    int segments, fast, tokens, chunk;
     size_t saved, kept;
 } report;
 
@@ -109,6 +109,7 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_
     report r = {.segments = job->segments,
                 .fast = job->fast,
                 .tokens = job->tokens,
+                .chunk = job->chunk,
                 .saved = job->saved,
                 .kept = job->kept};
     dp_apart_say(&job->rank);
@@ -193,6 +194,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     job->segments = got.segments;
     job->fast = got.fast;
     job->tokens = got.tokens;
+    job->chunk = got.chunk;
     job->saved = got.saved;
     job->kept = got.kept;
     rank_parts x = parts_of(p, job->N, r);

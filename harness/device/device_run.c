@@ -210,6 +210,7 @@ static void note_jobs(const dp_rank_job *job, int N, dp_cuda_result *out) {
         out->path = job[r].path;
         out->fast = job[r].fast;
         out->tokens = job[r].tokens;
+        out->chunk = job[r].chunk;
     }
 }
 

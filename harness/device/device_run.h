@@ -51,6 +51,7 @@ typedef struct {
     int fast;     /* 1: gpu/fast, forward or backward */
     int tokens;   /* 1: gpu/token */
     int segments; /* most that a rank cut its sub-sequences in, 1: none */
+    int chunk;    /* tokens of a chunk of the forward */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
                            forward and backward */
 } dp_cuda_result;

@@ -71,6 +71,8 @@ static int inputs_are_bf16(const dp_case *c, dp_base base) {
 }
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse.
+ * Where one kernel is all of a forward, chunks have 32. A run with a backward has chunks of both,
+ * but gradients of 64 alone.
  * Rows of fp32 are rounded to bf16 as they are read. One of the two directions suffices. gpu/token:
  * no chunks, results in the formats of the base. Neither's exponential is rounded correctly. */
 static dp_design design_of_kernels(const dp_case *c, const dp_planned *x,
@@ -82,7 +84,7 @@ static dp_design design_of_kernels(const dp_case *c, const dp_planned *x,
     if (!res->fast) return d;
     d.gated = DP_SCORES_PAIRED;
     d.fold_beta = 1;
-    d.chunk = DP_CHUNK / c->p.R;
+    d.chunk = res->out.dq ? DP_CHUNK / c->p.R : res->chunk;
     d.stored_inputs = !inputs_are_bf16(c, x->base);
     return d;
 }
@@ -127,6 +129,7 @@ static dp_status call_in(void *who, const dp_problem *call, const dp_state_pool 
     x->all->fast |= res.fast;
     x->all->tokens |= res.tokens;
     if (res.segments > x->all->segments) x->all->segments = res.segments;
+    if (!x->all->chunk || res.chunk < x->all->chunk) x->all->chunk = res.chunk;
     out->out = res.out;
     res.out = (dp_result){0};
     if (other) dp_result_free(&out->out);

@@ -608,6 +608,28 @@ DP_TEST(kernels, short_sequences_in_one_kernel) {
     }
 }
 
+/* Keys that are nearly parallel, erased by betas near 2: chunks of 64 make other errors than 32. */
+DP_TEST(kernels, a_forward_in_one_kernel_says_its_chunks) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "mkdir -p '%s/near' && cd '%s/near' && printf 'reason = r\\nsource = s\\nop = kda\\n"
+             "seed = 3049\\nT = 120\\nH = 1\\nK = 128\\nV = 128\\ngate = softplus\\ng_mean = -4\\n"
+             "backward = no\\nbase = bf16\\ncu_seqlens = 0,40,80,120\\nbeta = sigmoid2\\n"
+             "keys = correlated\\nbeta_lo = 4\\nbeta_hi = 2\\ns0_scale = 0.3\\n' >near.case",
+             gt_tmpdir(), gt_tmpdir());
+    REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
+    for (int sms = 1; sms <= 132; sms += 131) {
+        snprintf(
+            cmd, sizeof cmd,
+            "cd '%s/near' && DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d '%s' run near.case "
+            "--backend cuda --cache none --json r.json && grep design r.json",
+            gt_tmpdir(), sms, program());
+        const int rc = gt_run(cmd, out, sizeof out);
+        CHECK(!rc && !strstr(out, "chunk=32") == (sms > 1), "%.3000s", out);
+    }
+}
+
 /* Sequences of a batch that are cut in segments: each as it is alone, and what is judged. */
 DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
     NEEDS_KERNELS;
