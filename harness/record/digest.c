@@ -90,11 +90,11 @@ static int by_text(const void *a, const void *b) {
     return order ? order : x->peers - y->peers;
 }
 
-/* A run of processes that was not made is none; of one and the same in simulated ranks, too, one
- * counts. */
+/* A run without its processes is none, and has no chain. Runs that simulated ranks refuse, too,
+ * count as theirs. A run in both counts once. */
 static int covered(const dp_run *r) {
     const dp_backend_traits *t = &dp_backends[r->backend];
-    return t->simulated && (!t->peers || r->verdict != DP_SKIPPED);
+    return t->simulated && (!t->peers || r->verdict != DP_SKIPPED || r->has_chain);
 }
 
 dp_digest dp_digest_of(const dp_runs *r) {

@@ -99,6 +99,23 @@ DP_TEST(mpi, processes_that_share_heads_or_hand_on_halos_have_that_digest_too) {
     }
 }
 
+/* Four heads do not divide among five ranks, simulated or not. */
+DP_TEST(mpi, refused_heads_count_in_both_digests) {
+    NEEDS_MPI;
+    char out[1 << 16], args[1024], hex[2][40];
+    for (int i = 0; i < 2; i++) {
+        snprintf(args, sizeof args,
+                 "run exchange-kda --ranks 2,5 --exchange heads --base bf16 --chain fp32 "
+                 "--cache '%s' --backend %s",
+                 gt_cache(), i ? "mpi" : "sim");
+        REQUIRE(run(i ? program() : gt_program(), i ? 5 : 0, args, out, sizeof out) == 0, "%.4000s",
+                out);
+        digest(out, hex[i]);
+        CHECK(strstr(out, "(1 passed, 0 failed, 1 skipped, 0 unjudged)"), "%.4000s", out);
+    }
+    CHECK(!strcmp(hex[0], hex[1]), "%s, processes have %s", hex[0], hex[1]);
+}
+
 DP_TEST(mpi, kernels_and_processes_are_compared_and_checked) {
     NEEDS_MPI;
     char out[1 << 16];
