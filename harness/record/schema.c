@@ -162,8 +162,10 @@ static dp_status no_object(const place *p, const json_t *x) {
 static int is_number(const json_t *x) {
     const char *s = json_string_value(x);
     if (s) return !strcmp(s, "nan") || !strcmp(s, "inf") || !strcmp(s, "-inf");
-    return json_is_null(x) || json_is_number(x);
+    return json_is_number(x);
 }
+/* Entries of a list may be null. */
+static int may_stand(const json_t *x) { return json_is_null(x) || is_number(x); }
 
 static dp_status check_text(const place *p, const char *field, const json_t *x) {
     if (!json_is_string(x)) return refuse(p, field, x, "must be a text");
@@ -194,10 +196,10 @@ static dp_status check_object(const place *p, const dp_record_field *f, const js
 static dp_status check_item(const place *p, const dp_record_field *f, const json_t *x, size_t i) {
     char at[160];
     switch (f->kind) {
-    case DP_KIND_NUMBERS: return is_number(x) ? DP_OK : refuse(p, f->name, x, "must hold numbers");
+    case DP_KIND_NUMBERS: return may_stand(x) ? DP_OK : refuse(p, f->name, x, "must hold numbers");
     case DP_KIND_ROWS:
         for (size_t k = 0; k < json_array_size(x); k++)
-            if (!is_number(json_array_get(x, k))) return refuse(p, f->name, x, "must hold numbers");
+            if (!may_stand(json_array_get(x, k))) return refuse(p, f->name, x, "must hold numbers");
         return json_is_array(x) || json_is_null(x) ? DP_OK
                                                    : refuse(p, f->name, x, "must hold lists");
     case DP_KIND_HEXES:
@@ -254,9 +256,7 @@ static dp_status check_value(const place *p, const dp_record_field *f, json_t *x
     }
 }
 
-static int may_be_null(const dp_record_field *f) {
-    return f->none || f->kind == DP_KIND_NUMBER || f->kind == DP_KIND_FLAGS;
-}
+static int may_be_null(const dp_record_field *f) { return f->none || f->kind == DP_KIND_FLAGS; }
 
 static dp_status check_each(const place *p, const dp_object_schema *s, const json_t *o) {
     dp_status st = DP_OK;
@@ -288,9 +288,10 @@ dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char
 /* ---- describing ------------------------------------------------------------------------------ */
 
 static json_t *type(const char *name) { return json_pack("{ss}", "type", name); }
-static json_t *number_type(void) {
-    return json_pack("{s[{ss},{s[sss]},{ss}]}", "anyOf", "type", "number", "enum", "nan", "inf",
-                     "-inf", "type", "null");
+static json_t *number_type(int none) {
+    json_t *of = json_pack("[{ss},{s[sss]}]", "type", "number", "enum", "nan", "inf", "-inf");
+    if (none) json_array_append_new(of, type("null"));
+    return json_pack("{so}", "anyOf", of);
 }
 /* of which there are at most so many; 0: no limit */
 static json_t *list_of(json_t *item, int64_t most) {
@@ -317,14 +318,14 @@ static json_t *value_type(const dp_record_field *f, json_t *defs) {
             json_array_append_new(words, json_string(f->words[i]));
         if (f->none) json_array_append_new(words, json_null());
         return json_pack("{so}", "enum", words);
-    case DP_KIND_NUMBER: return number_type();
+    case DP_KIND_NUMBER: return number_type(f->none);
     case DP_KIND_INTEGER:
     case DP_KIND_COUNT: return integer_type(f);
     case DP_KIND_BOOLEAN: return type("boolean");
     case DP_KIND_OBJECT: return reference(f->of, defs);
     case DP_KIND_OBJECTS: return list_of(reference(f->of, defs), f->most);
-    case DP_KIND_NUMBERS: return list_of(number_type(), f->most);
-    case DP_KIND_ROWS: return list_of(list_of(number_type(), 0), f->most);
+    case DP_KIND_NUMBERS: return list_of(number_type(1), f->most);
+    case DP_KIND_ROWS: return list_of(list_of(number_type(1), 0), f->most);
     case DP_KIND_HEXES:
     case DP_KIND_TEXTS: return list_of(type("string"), f->most);
     case DP_KIND_INTEGERS: return list_of(type("integer"), 0);

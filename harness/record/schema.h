@@ -2,7 +2,7 @@
  * reading, and describes it as JSON Schema.
  *
  * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
- * know. A number, or a member that may have none, is null where it has none.
+ * know. A member that may have none, or an entry of a list of numbers, is null where it has none.
  */
 #ifndef DP_SCHEMA_H
 #define DP_SCHEMA_H

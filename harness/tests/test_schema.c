@@ -87,6 +87,10 @@ DP_TEST(schema, a_field_of_another_kind_is_refused_by_its_place) {
         {"\"tensors\": [], \"op\": null", "r.json: runs[0].op: must be a text, found null"},
         {"\"tensors\": [], \"ranks\": null",
          "r.json: runs[0].ranks: must be a number from 0 on, found null"},
+        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"rel_fro\": null}]",
+         "r.json: runs[0].tensors[0].rel_fro: must be a number, found null"},
+        {"\"tensors\": [], \"seconds\": null",
+         "r.json: runs[0].seconds: must be a number, found null"},
         {"\"tensors\": [], \"seconds\": NaN", "r.json:1: not JSON"}};
     const char *dir = strdup(at_dir("kinds"));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -4,8 +4,8 @@ schema (record.schema.json). Nothing is judged here.
     load(path) -> Record      raises Malformed, whose text names file and field
 
 A loaded record guarantees: every number is a float or an int ("nan", "inf", "-inf" are floats
-already). Entries of a list have the right kind, or are None. A number that is null is absent, and
-so is a word that may be null. Other nulls are refused. Fields that the schema does not name are
+already). Entries of a list have the right kind, or are None. A number or word that may be null is
+absent where it is. Other nulls are refused. Fields that the schema does not name are
 kept and ignored, so that a later writer does not break this reader.
 """
 

@@ -26,7 +26,8 @@ Checks = dict[str, Check]
 
 
 def may_be_null(kind: dict[str, Any]) -> bool:
-    return "anyOf" in kind or None in kind.get("enum", ()) or "null" in kind.get("type", ())
+    kinds = [x.get("type", ()) for x in kind.get("anyOf", (kind,))]
+    return None in kind.get("enum", ()) or any("null" in x for x in kinds)
 
 
 def of(schema: dict[str, Any], need: dict[str, tuple[str, ...]], own: Checks) -> Checks:
@@ -47,7 +48,7 @@ def of(schema: dict[str, Any], need: dict[str, tuple[str, ...]], own: Checks) ->
             return integer_from(kind.get("minimum", -MOST), kind.get("maximum", MOST))
         if kind["type"] == "array":
             entry = kind["items"]
-            hole = "anyOf" in entry or entry.get("type") == "array"
+            hole = may_be_null(entry) or entry.get("type") == "array"
             return list_of(value(entry, False), hole, kind.get("maxItems"))
         of_type = {"string": text, "boolean": boolean, "object": texts}
         return of_type["string" if may_be_null(kind) else kind["type"]]
