@@ -200,7 +200,7 @@ __global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
             through_rows(p, y, i, 0, sum, 1);
         float *out = to + a.halo_at[i];
         if (is_in(KEYS, i)) {
-            sum.store(out + p.hv * d.K, d.K);
+            sum.store(out + p.hv * d.K, d.K, 1); /* what precedes it may be numbers */
         } else if (is_in(VALUES, i)) {
             for (int v = lane; v < d.V; v += 32)
                 out[p.hv * d.V + v] = through_values(p, y, i, 0, v, 1);

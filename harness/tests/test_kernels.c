@@ -450,7 +450,8 @@ static void write_rows(const char *recurrence, const char *problem) {
     FILE *f = fopen(recurrence, "w");
     fprintf(f, "recurrence two\nquery q\ngate g per channel\nkeys a b\nvalues v u\nnumber c m\n"
                "norm q a eps 0.01\nrows in turn\nrow write=a*m read=a*exp(-g) value=v strength=-c\n"
-               "row write=-b*exp(g) read=a*b value=u*v\nrow write=prev(b) value=prev(v)*u\n");
+               "row write=-b*exp(g) read=a*b value=u*v\n"
+               "row write=prev(b) value=prev(v)*u strength=prev(c)\n");
     fclose(f);
     f = fopen(problem, "w");
     fprintf(f, "reason = r\nsource = s\nop = dplr\nT = 90\nH = 2\nK = 16\nV = 24\nl2norm = yes\n"
