@@ -579,18 +579,20 @@ static void write_short(int i, const char *op, int gate) {
     snprintf(path, sizeof path, "%s/short/%s-%d.case", gt_tmpdir(), op, i);
     FILE *f = fopen(path, "w");
     fprintf(f,
-            "reason = r\nsource = s\nop = %s\nT = 214\nHV = 4\nH = %d\nK = %d\nV = %d\n"
+            "reason = r\nsource = s\nop = %s\nT = 247\nHV = 4\nH = %d\nK = %d\nV = %d\n"
             "gate = %s\nbeta = sigmoid\nl2norm = %s\ns0_scale = %s\n"
-            "cu_seqlens = 0,1,17,17,49,66,97,161,166,182,214\nbase = bf16\nchain = fp32\n",
+            "cu_seqlens = 0,1,17,17,49,66,97,161,166,182,214,247\nbase = bf16\nchain = fp32\n",
             op, 1 + i % 2, i & 1 ? 64 : 128, i & 2 ? 64 : 128, gates[gate], i & 2 ? "no" : "yes",
             i == 1 ? "0" : "0.3");
     fclose(f);
 }
 
 /* Lengths around steps of 16 and 32 tokens, all widths. On one multiprocessor one kernel makes o
- * and the last states, more heads than a warp has lanes. On 60 two kernels do. */
+ * and the last states, more heads than a warp has lanes. So it does on 16, whose blocks go from the
+ * last sequence to the first: what one writes behind its end stays. On 60 two kernels do. */
 DP_TEST(kernels, short_sequences_in_one_kernel) {
     NEEDS_KERNELS;
+    static const char *const on[] = {"1", "16 DP_CPU_ORDER=reverse", "60"};
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd, "mkdir -p '%s/short'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
@@ -598,11 +600,11 @@ DP_TEST(kernels, short_sequences_in_one_kernel) {
         write_short(i, "gdn", i & 1);
     for (int i = 0; i < 8; i++)
         write_short(i, "kda", (i + i / 4) % 4);
-    for (int sms = 1; sms <= 60; sms += 59) {
+    for (int i = 0; i < 3; i++) {
         snprintf(cmd, sizeof cmd,
-                 "cd '%s/short' && DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%d '%s' run *.case "
+                 "cd '%s/short' && DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%s '%s' run *.case "
                  "--backend cuda --ranks 1 --cache ../cache-of-short | grep -v ^pass",
-                 gt_tmpdir(), sms, program());
+                 gt_tmpdir(), on[i], program());
         const int rc = gt_run(cmd, out, sizeof out);
         CHECK(rc == 0 && strstr(out, "PASS (12 passed, 0 failed, 0 skipped, 0 unjudged"), "%.3000s",
               out);
