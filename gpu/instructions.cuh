@@ -497,6 +497,18 @@ __device__ __forceinline__ void drain_pieces(void *dst, int bytes, const void *s
 /* Does it do them here; else lanes do. */
 #define MAPPED_TILES DPG_BULK
 
+/* One lane of a warp, all of which come here. The compiler then knows that no other does what
+ * follows, and asks for a copy without a loop over lanes. */
+__device__ __forceinline__ bool elected(int lane) {
+#if DPG_BULK
+    uint32_t is;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(is));
+    return is;
+#else
+    return lane == 0;
+#endif
+}
 /* 64 tokens from `token` on of 64 columns of a head to ROWS on a multiple of 1,024 bytes. They are
  * part of the bytes that `b` waits for. */
 __device__ __forceinline__ void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column,

@@ -44,18 +44,24 @@ struct SlotBars {
         bar_init_end();
     }
 };
+/* Rows of a tensor: a step's, or half of them, by one copy of 64 columns. */
+struct Mapped {
+    const bf16 *x;
+    CUtensorMap step, half;
+};
 struct SingleArgs {
     StateArgs a;
-    const bf16 *k, *q, *v;
-    CUtensorMap k_map, q_map, v_map;
+    Mapped k, q, v;
 };
 
 /* A kernel's SLOT has K, V, its widths, and
  *   kq        rows of k over rows of q, ROWS; operands of Z and S q' at last
  *   v         ROWS of 32
+ *   HALVES_OF_O    rows of o in a warp's stage, by 16
  *   TB, Aqk   triangles
  *   step      its tokens
  *   await_rows(bars, turn)            waits until kq is such operands
+ *   Factors f                         of a lane's tokens, once all operands are made
  *   times_keys(z), times_queries(o)   what kq leaves out of Z', of S' q'
  *   of_update(x, xa, to)              X' as an operand of the update: xa, or made in `to`
  *   update_rows(j)                    the update's other operand, channels 64 j ..
@@ -75,17 +81,23 @@ template <class SLOT, class MORE> struct Loader {
     int lane;
     Turn turn;
 
-    /* A half of the step's rows of W numbers to a tile, from row `row0` on. The copy engine moves
-     * whole halves. */
+    /* Rows of W numbers to a tile. The copy engine brings a whole step, or a half of it. */
     template <int W, int ROWS>
-    __device__ __forceinline__ void rows(bf16 *to, int row0, const CUtensorMap &map,
-                                         const bf16 *from, int heads, int head, const Step &s,
-                                         int half, bool whole, uint64_t *full) {
+    __device__ __forceinline__ void step(bf16 *to, const Mapped &from, int head, const Step &s,
+                                         uint64_t *full) {
+#pragma unroll
+        for (int x = 0; x < W; x += 64)
+            fill_tile(to + x * ROWS, from.step, x, head, s.t0, full, 0);
+    }
+    template <int W, int ROWS>
+    __device__ __forceinline__ void half(bf16 *to, int row0, const Mapped &from, int heads,
+                                         int head, const Step &s, int half, bool whole,
+                                         uint64_t *full) {
         row0 += half * 16;
         if (whole) {
 #pragma unroll 1
             for (int x = 0; x < W; x += 64)
-                fill_tile(to + (x / 64 * ROWS + row0) * 64, map, x, head, s.t0 + half * 16, full,
+                fill_tile(to + x * ROWS + row0 * 64, from.half, x, head, s.t0 + half * 16, full,
                           lane);
             return;
         }
@@ -95,7 +107,7 @@ template <class SLOT, class MORE> struct Loader {
             int row = row0 + i, token = half * 16 + i, p = lane % PIECES;
             bool here = token < s.len;
             fill16(to + ((p / 8 * ROWS + row) * 8 + (p % 8 ^ (row & 7))) * 8,
-                   from + ((s.t0 + (here ? token : 0)) * heads + head) * W + p * 8, here);
+                   from.x + ((s.t0 + (here ? token : 0)) * heads + head) * W + p * 8, here);
         }
     }
     __device__ __forceinline__ void load(const Step &s) {
@@ -105,18 +117,25 @@ template <class SLOT, class MORE> struct Loader {
         if (turn.round) bar_wait(&bars.empty[turn.slot], (turn.round - 1) & 1);
         int whole = MAPPED_TILES ? max(s.len, 0) / 16 : 0, h = s.hv / d.G;
         if (lane == 0) slot.step = s;
+        if (whole == 2) {
+            if (elected(lane)) {
+                fill_begin(full, STEP * (2 * K + V) * 2, 0);
+                step<K, 2 * STEP>(slot.kq, a.k, h, s, full);
+                step<K, 2 * STEP>(slot.kq + STEP * 64, a.q, h, s, full);
+                step<V, STEP>(slot.v, a.v, s.hv, s, full);
+            }
+            fill16_end(full, lane); /* no lane copies any of these rows */
+            return turn.next();
+        }
         fill_begin(full, whole * 16 * (2 * K + V) * 2, lane);
 #pragma unroll 1
-        for (int half = 0; half < 2 && s.len >= 0; half++) {
-            bool all = half < whole;
-            rows<K, 2 * STEP>(slot.kq, 0, a.k_map, a.k, d.H, h, s, half, all, full);
-            rows<K, 2 * STEP>(slot.kq, STEP, a.q_map, a.q, d.H, h, s, half, all, full);
-            rows<V, STEP>(slot.v, 0, a.v_map, a.v, d.HV, s.hv, s, half, all, full);
+        for (int i = 0; i < 2 && s.len >= 0; i++) {
+            bool all = i < whole;
+            half<K, 2 * STEP>(slot.kq, 0, a.k, d.H, h, s, i, all, full);
+            half<K, 2 * STEP>(slot.kq, STEP, a.q, d.H, h, s, i, all, full);
+            half<V, STEP>(slot.v, 0, a.v, d.HV, s.hv, s, i, all, full);
         }
-        if (whole == 2) /* no lane copies any of these rows */
-            fill16_end(full, lane);
-        else
-            fill16_end_for_products(full, lane);
+        fill16_end_for_products(full, lane);
         turn.next();
     }
     /* The tokens of 32 heads of the block at once, one a lane. */
@@ -194,6 +213,27 @@ template <class SLOT> struct Maker {
             two(c[0], c[1], x, y);
         }
     }
+    /* The first N blocks of rows `left` and `right` on of a tile, side by side. */
+    template <int N>
+    __device__ __forceinline__ void products(float c[N][2][4], const bf16 *tile, int left,
+                                             int right) const {
+        const int HALVES = N > 1 ? 2 : 1;
+        uint32_t x[HALVES][4], y[HALVES][4];
+#pragma unroll
+        for (int i = 0; i < N * 8; i++)
+            c[i / 8][i / 4 % 2][i % 4] = 0.f;
+#pragma unroll
+        for (int j = 0; j < K / 16; j++) {
+#pragma unroll
+            for (int h = 0; h < HALVES; h++) {
+                ldsm4(x[h], walk_down(tile, left + 16 * h, lane).at(j));
+                ldsm4(y[h], walk_across(tile, right + 16 * h, lane).at(j));
+            }
+#pragma unroll
+            for (int b = 0; b < N; b++)
+                two(c[b][0], c[b][1], x[row_of_block(b) / 16], y[column_of_block(b) / 16]);
+        }
+    }
     /* f(half, n, row, column) of a lane's pairs of a block. */
     template <class F> __device__ __forceinline__ void pairs(int b, F f) const {
 #pragma unroll
@@ -215,38 +255,52 @@ template <class SLOT> struct Maker {
     __device__ __forceinline__ void no_second_half(Lower &to, int len) const {
         if (len <= 16) to.block[1][lane] = to.block[2][lane] = make_uint4(0, 0, 0, 0);
     }
-    /* T B of a strictly lower A with rows TS apart, in whose place T comes. */
-    __device__ __forceinline__ void invert(Lower &TB, float *A, const float *beta, int len) const {
+    /* The diagonal of a block of squares. */
+    __device__ __forceinline__ void diagonal(const float c[2][4], float *to) const {
+        bool odd = lane / 4 % 2;
+        if (!KeyNorms::is_here(lane)) return;
+        to[lane / 4] = odd ? c[0][1] : c[0][0];
+        to[8 + lane / 4] = odd ? c[1][3] : c[1][2];
+    }
+    /* T of a strictly lower A with rows TS apart, in its place. */
+    __device__ __forceinline__ void invert(float *A, int len) const {
         if (len > 16)
             invert_half(A, 0, lane);
         else
             substitute(A + lane / 16 * (16 * TS + 16), lane % 16);
         __syncwarp();
-        EACH_BLOCK(b, len) {
-            float x[2][4];
-            pairs(b, [&](int half, int n, int s, int i) {
-                float2 y = *(const float2 *)(A + s * TS + i), z = *(const float2 *)(beta + i);
-                x[n][2 * half] = y.x * z.x;
-                x[n][2 * half + 1] = y.y * z.y;
-            });
-            keep(TB, b, x);
-        }
-        no_second_half(TB, len);
+    }
+    /* A block of T B. */
+    __device__ __forceinline__ void keep_T(Lower &TB, int b, const float *T,
+                                           const float *beta) const {
+        float x[2][4];
+        pairs(b, [&](int half, int n, int s, int i) {
+            float2 y = *(const float2 *)(T + s * TS + i), z = *(const float2 *)(beta + i);
+            x[n][2 * half] = y.x * z.x;
+            x[n][2 * half + 1] = y.y * z.y;
+        });
+        keep(TB, b, x);
     }
 };
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
 /* Factors of a lane's tokens of 32, which are columns of X'. */
-__device__ __forceinline__ void times_tokens(float x[4][4], const float *f, int lane) {
+struct OfTokens {
+    float2 y[4];
+    __device__ __forceinline__ OfTokens(const float *f, int lane) {
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        float2 y = *(const float2 *)(f + n * 8 + lane % 4 * 2);
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            x[n][e] *= e % 2 ? y.y : y.x;
+        for (int n = 0; n < 4; n++)
+            y[n] = *(const float2 *)(f + n * 8 + lane % 4 * 2);
     }
-}
+    __device__ __forceinline__ void times(float x[4][4]) const {
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[n][e] *= e % 2 ? y[n].y : y[n].x;
+    }
+};
 /* x' += a' B' of a lower triangle. */
 __device__ __forceinline__ void times_lower(float x[4][4], const uint32_t a[2][4], const Lower &b,
                                             int lane) {
@@ -265,7 +319,7 @@ template <class SLOT> struct Columns {
     const Dims &d;
     const SingleArgs &a;
     SlotBars &bars;
-    bf16 *stage;    /* [16][16], the warp's */
+    bf16 *stage;    /* [16 HALVES_OF_O][16], the warp's */
     int warp, lane; /* of these warps */
 
     /* 64 channels of X' k. */
@@ -275,8 +329,11 @@ template <class SLOT> struct Columns {
         wg_mul<1>(y, xe[1], rows + HALF / 4, false);
         wg_commit();
     }
-    __device__ __forceinline__ void step(float S[K / 8][4], const SLOT &slot, const Step &s,
-                                         const Turn &turn) {
+    /* Returns the step that follows: its words come while products are made. */
+    __device__ __forceinline__ Step step(float S[K / 8][4], const SLOT *slots, const Step &s,
+                                         Turn &turn) {
+        const SLOT &slot = slots[turn.slot];
+        uint64_t *empty = &bars.empty[turn.slot];
         uint32_t sa[K / 16][4], ra[2][4], xa[2][4], of_update[2][4];
         float z[8][4], x[4][4] = {}, y[8][4], (*o)[4] = z + 4; /* S' k', S' q' */
         round_state<K>(sa, S);
@@ -288,7 +345,8 @@ template <class SLOT> struct Columns {
         ldsm4t(ra[1], v.at(warp, 1));
         bar_wait(&bars.made[turn.slot], turn.round & 1);
         wg_wait<0>(z);
-        slot.times_keys(z, lane);
+        const typename SLOT::Factors f(slot, lane);
+        f.times_keys(z);
 #pragma unroll
         for (int p = 0; p < 2; p++) {
             take_from(z + 2 * p, ra[p]);
@@ -298,32 +356,41 @@ template <class SLOT> struct Columns {
 #pragma unroll
         for (int p = 0; p < 2; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
-        const uint32_t(*xe)[4] = slot.of_update(x, xa, of_update, lane);
+        const uint32_t(*xe)[4] = f.of_update(x, xa, of_update);
         times_k(y, xe, slot.update_rows(0));
-        slot.times_queries(o, lane);
+        f.times_queries(o);
         times_lower(o, xa, slot.Aqk, lane);
         wg_wait<0>(y);
-        slot.decay(S, y, 0, lane);
+        f.decay(slot, S, y, 0, lane);
         if (K > 64) times_k(y, xe, slot.update_rows(1));
+        turn.next();
+        const Step after = next(slots, turn);
         store(o, s);
         if (K > 64) wg_wait<0>(y);
-        if (K > 64) slot.decay(S + K / 8 - 8, y, 1, lane);
+        if (K > 64) f.decay(slot, S + K / 8 - 8, y, 1, lane);
         __syncwarp();
-        bar_arrive_warp(&bars.empty[turn.slot], lane);
+        bar_arrive_warp(empty, lane);
+        return after;
     }
-    /* 16 columns of o through shared memory, 16 tokens at a time. */
+    /* 16 columns of o through shared memory. A barrier of the warp follows. */
     __device__ __forceinline__ void store(float o[4][4], const Step &s) {
+        const int AT_ONCE = SLOT::HALVES_OF_O;
         bf16 *to = (bf16 *)a.a.o + ((s.t0 + lane / 2) * d.HV + s.hv) * V + warp * 16 + lane % 2 * 8;
 #pragma unroll
-        for (int n = 0; n < 2; n++) {
-            uint32_t r[4];
-            fragment(r, o[2 * n], o[2 * n + 1]);
-            keep_fragment(stage, 0, r, lane);
+        for (int first = 0; first < 2; first += AT_ONCE) {
+            if (first) __syncwarp();
+#pragma unroll
+            for (int n = first; n < first + AT_ONCE; n++) {
+                uint32_t r[4];
+                fragment(r, o[2 * n], o[2 * n + 1]);
+                keep_fragment(stage + n % AT_ONCE * 256, 0, r, lane);
+            }
             __syncwarp();
-            if (n * 16 + lane / 2 < s.len)
-                *(uint4 *)(to + n * 16 * d.HV * V) =
-                    *(const uint4 *)(stage + piece_at(C, 0, lane / 2, lane % 2));
-            __syncwarp();
+            const bf16 *from = stage + piece_at(C, 0, lane / 2, lane % 2);
+            const uint4 one = *(const uint4 *)from;
+            const uint4 two = *(const uint4 *)(from + (AT_ONCE - 1) * 256);
+            if (first * 16 + lane / 2 < s.len) *(uint4 *)(to + first * 16 * d.HV * V) = one;
+            if (AT_ONCE > 1 && 16 + lane / 2 < s.len) *(uint4 *)(to + 16 * d.HV * V) = two;
         }
     }
     /* The tokens of a slot, once they are loaded. */
@@ -335,14 +402,13 @@ template <class SLOT> struct Columns {
         const int v0 = warp * 16;
         float S[K / 8][4];
         Turn turn(a.a.depth);
-        for (Step s = next(slots, turn); s.len >= 0; s = next(slots, turn)) {
+        for (Step s = next(slots, turn); s.len >= 0;) {
             const int64_t head = ((int64_t)s.gseq * d.HV + s.hv) * K * V + v0;
             const float *init = a.a.given ? a.a.given + head : NULL;
             each<K / 8>(S, lane, [&](int k, int v, float &y) { y = init ? init[k * V + v] : 0.f; });
-            for (;; s = next(slots, turn)) {
-                step(S, slots[turn.slot], s, turn);
-                turn.next();
-                if (s.last) break;
+            for (bool last = false; !last;) {
+                last = s.last;
+                s = step(S, slots, s, turn);
             }
             if (!a.a.end) continue;
             each<K / 8>(S, lane, [&](int k, int v, float &y) { a.a.end[head + k * V + v] = y; });
@@ -352,16 +418,19 @@ template <class SLOT> struct Columns {
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
+static inline dp_status mapped(const Call &c, Mapped *to, MappedRows which, const void *x,
+                               int heads, int width) {
+    to->x = (const bf16 *)x;
+    TRY(map_rows(c, &to->step, which, x, heads, width, STEP));
+    return map_rows(c, &to->half, (MappedRows)(which + HALVES), x, heads, width, STEP / 2);
+}
 static inline dp_status single_args(const Call &c, SingleArgs *a) {
     const Dims &d = c.p->d;
     *a = SingleArgs();
     a->a = forward_args(c);
-    a->k = (const bf16 *)c.t->k;
-    a->q = (const bf16 *)c.t->q;
-    a->v = (const bf16 *)c.t->v;
-    TRY(map_rows(c, &a->k_map, ROWS_OF_K, c.t->k, d.H, d.K, 16));
-    TRY(map_rows(c, &a->q_map, ROWS_OF_Q, c.t->q, d.H, d.K, 16));
-    return map_rows(c, &a->v_map, ROWS_OF_V, c.t->v, d.HV, d.V, 16);
+    TRY(mapped(c, &a->k, ROWS_OF_K, c.t->k, d.H, d.K));
+    TRY(mapped(c, &a->q, ROWS_OF_Q, c.t->q, d.H, d.K));
+    return mapped(c, &a->v, ROWS_OF_V, c.t->v, d.HV, d.V);
 }
 /* Blocks of a kernel, and bytes of each: as many slots of SLOT as stand behind a SMEM. */
 template <class SMEM, class SLOT>

@@ -29,7 +29,7 @@ namespace {
 #define GATE_STEPS 3
 
 template <int KEYS, int VALUES> struct alignas(1024) Slot {
-    static const int K = KEYS, V = VALUES;
+    static const int K = KEYS, V = VALUES, HALVES_OF_O = 1;
     bf16 kq[2 * STEP * K], kg[STEP * K], v[STEP * V];
     Lower TB, Aqk;
     float all[K];       /* the step's decay */
@@ -41,23 +41,26 @@ template <int KEYS, int VALUES> struct alignas(1024) Slot {
     __device__ __forceinline__ void await_rows(SlotBars &bars, const Turn &turn) const {
         bar_wait(&bars.scaled[turn.slot], turn.round & 1);
     }
-    __device__ __forceinline__ void times_keys(float (*)[4], int) const {}
-    __device__ __forceinline__ void times_queries(float (*)[4], int) const {}
-    __device__ __forceinline__ const uint32_t (*of_update(float (*)[4], const uint32_t (*xa)[4],
-                                                          uint32_t (*)[4], int) const)[4] {
-        return xa;
-    }
+    struct Factors { /* kq has them */
+        __device__ __forceinline__ Factors(const Slot &, int) {}
+        __device__ __forceinline__ void times_keys(float (*)[4]) const {}
+        __device__ __forceinline__ void times_queries(float (*)[4]) const {}
+        __device__ __forceinline__ const uint32_t (*of_update(float (*)[4], const uint32_t (*xa)[4],
+                                                              uint32_t (*)[4]) const)[4] {
+            return xa;
+        }
+        __device__ __forceinline__ void decay(const Slot &slot, float (*S)[4], const float y[8][4],
+                                              int j, int lane) const {
+            float2 e[8];
+            take_decays<8>(e, slot.all + j * 64, lane);
+#pragma unroll
+            for (int n = 0; n < 8 && FAULT(BARE_DECAY); n++)
+                e[n] = make_float2(1.f, 1.f);
+            decay_and_add<8>(S, y, e);
+        }
+    };
     __device__ __forceinline__ uint64_t update_rows(int j) const {
         return rows_desc(kg, 64) + j * (HALF / 2);
-    }
-    __device__ __forceinline__ void decay(float (*S)[4], const float y[8][4], int j,
-                                          int lane) const {
-        float2 e[8];
-        take_decays<8>(e, all + j * 64, lane);
-#pragma unroll
-        for (int n = 0; n < 8 && FAULT(BARE_DECAY); n++)
-            e[n] = make_float2(1.f, 1.f);
-        decay_and_add<8>(S, y, e);
     }
     __device__ __forceinline__ bool any_far() const {
         return first_far(0) < 16 || first_far(1) < 16;
@@ -532,7 +535,10 @@ template <class SLOT> struct Keys : Triangle<SLOT> {
         }
         __syncwarp();
         if (slot.any_far()) far(slot, s, A, beta);
-        this->invert(slot.TB, A, beta, s.len);
+        this->invert(A, s.len);
+        EACH_BLOCK(b, s.len)
+        this->keep_T(slot.TB, b, A, beta);
+        this->no_second_half(slot.TB, s.len);
     }
 };
 

@@ -15,42 +15,45 @@ namespace {
 #define SINGLE_THREADS(V) ((FIRST_COLUMNS + (V) / 16) * 32)
 
 template <int KEYS, int VALUES> struct alignas(1024) Slot {
-    static const int K = KEYS, V = VALUES;
+    static const int K = KEYS, V = VALUES, HALVES_OF_O = 2;
     bf16 kq[2 * STEP * K], v[STEP * V];
     Lower TB, Aqk;
     float of_k[STEP], to_end[STEP], of_q[STEP], gam[STEP], rk[STEP], all;
     Step step;
 
     __device__ __forceinline__ void await_rows(SlotBars &, const Turn &) const {}
-    __device__ __forceinline__ void times_keys(float z[4][4], int lane) const {
-        times_tokens(z, of_k, lane);
-    }
-    __device__ __forceinline__ void times_queries(float o[4][4], int lane) const {
-        times_tokens(o, of_q, lane);
-    }
-    __device__ __forceinline__ const uint32_t (*of_update(float x[4][4], const uint32_t (*)[4],
-                                                          uint32_t to[2][4], int lane) const)[4] {
-        times_tokens(x, to_end, lane);
+    struct Factors {
+        OfTokens k, end, q;
+        float by;
+        __device__ __forceinline__ Factors(const Slot &slot, int lane)
+            : k(slot.of_k, lane), end(slot.to_end, lane), q(slot.of_q, lane),
+              by(FAULT(BARE_DECAY) ? 1.f : slot.all) {}
+        __device__ __forceinline__ void times_keys(float z[4][4]) const { k.times(z); }
+        __device__ __forceinline__ void times_queries(float o[4][4]) const { q.times(o); }
+        __device__ __forceinline__ const uint32_t (*of_update(float x[4][4], const uint32_t (*)[4],
+                                                              uint32_t to[2][4]) const)[4] {
+            end.times(x);
 #pragma unroll
-        for (int p = 0; p < 2; p++)
-            fragment(to[p], x[2 * p], x[2 * p + 1]);
-        return to;
-    }
+            for (int p = 0; p < 2; p++)
+                fragment(to[p], x[2 * p], x[2 * p + 1]);
+            return to;
+        }
+        __device__ __forceinline__ void decay(const Slot &, float (*S)[4], const float y[8][4], int,
+                                              int) const {
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    S[n][e] = fmaf(by, S[n][e], y[n][e]);
+        }
+    };
     __device__ __forceinline__ uint64_t update_rows(int j) const {
         return rows_desc(kq, 64) + j * HALF;
-    }
-    __device__ __forceinline__ void decay(float (*S)[4], const float y[8][4], int, int) const {
-        float by = FAULT(BARE_DECAY) ? 1.f : all;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                S[n][e] = fmaf(by, S[n][e], y[n][e]);
     }
 };
 struct SingleSmem {
     SlotBars bars;
-    alignas(16) bf16 o[8][16 * 16];
+    alignas(16) bf16 o[8][16 * 2 * 16];
     float by_row[KEY_WARPS + QUERY_WARPS][2][STEP];      /* of a maker: beta, factors of rows */
     alignas(16) float A[(KEY_WARPS + 1) / 2][STEP * TS]; /* of two makers, side by side; then T */
 };
@@ -113,30 +116,35 @@ template <class SLOT> struct Keys : Maker<SLOT> {
         sm.by_row[number][0][lane] = beta;
         sm.by_row[number][1][lane] = beta * rk;
     }
+    /* N: blocks with tokens. */
+    template <int N>
     __device__ __forceinline__ void make(SLOT &slot, const Step &s, const Turn &turn) {
-        const float *beta = sm.by_row[number][0], *left = sm.by_row[number][1];
+        float *beta = sm.by_row[number][0], *left = sm.by_row[number][1];
         float *A = sm.A[number / 2] + number % 2 * STEP;
+        float c[N][2][4];
         Raw raw = ask(s);
-        EACH_BLOCK(b, s.len) {
-            float c[2][4];
-            this->product(c, walk_down(slot.kq, row_of_block(b), lane),
-                          walk_across(slot.kq, column_of_block(b), lane));
-            this->pairs(b, [&](int half, int n, int s, int i) {
-                *(float2 *)(A + s * TS + i) = make_float2(c[n][2 * half], c[n][2 * half + 1]);
-            });
-        }
+        this->template products<N>(c, slot.kq, 0, 0);
+#pragma unroll
+        for (int b = 0; b < N; b += 2)
+            this->diagonal(c[b], left + row_of_block(b));
         __syncwarp();
-        factors(slot, raw, s.len, lane < 16 || s.len > 16 ? A[lane * TS + lane] : 0.f);
+        factors(slot, raw, s.len, lane < 16 || N > 1 ? left[lane] : 0.f);
         __syncwarp();
         bar_arrive_warp(&sm.bars.scaled[turn.slot], lane);
-        EACH_BLOCK(b, s.len)
-        this->pairs(b, [&](int, int, int s, int i) {
-            float2 f = decays(slot, s, i), &x = *(float2 *)(A + s * TS + i);
-            x = make_float2(i >= s ? 0.f : x.x * (left[s] * f.x),
-                            i + 1 >= s ? 0.f : x.y * (left[s] * f.y));
-        });
+#pragma unroll
+        for (int b = 0; b < N; b++)
+            this->pairs(b, [&](int half, int n, int s, int i) {
+                float2 f = decays(slot, s, i);
+                *(float2 *)(A + s * TS + i) =
+                    make_float2(i >= s ? 0.f : c[b][n][2 * half] * (left[s] * f.x),
+                                i + 1 >= s ? 0.f : c[b][n][2 * half + 1] * (left[s] * f.y));
+            });
         __syncwarp();
-        this->invert(slot.TB, A, beta, s.len);
+        this->invert(A, s.len);
+#pragma unroll
+        for (int b = 0; b < N; b++)
+            this->keep_T(slot.TB, b, A, beta);
+        this->no_second_half(slot.TB, s.len);
     }
 };
 
@@ -148,34 +156,31 @@ template <class SLOT> struct Queries : Maker<SLOT> {
     __device__ __forceinline__ Queries(const Dims &d, SingleSmem &sm, int number, int lane)
         : Maker<SLOT>{d, sm.bars, number, lane}, sm(sm) {}
 
+    template <int N>
     __device__ __forceinline__ void make(SLOT &slot, const Step &s, const Turn &turn) {
         float *left = sm.by_row[KEY_WARPS + number][0];
+        float c[N][2][4];
 #pragma unroll 1
         for (int row0 = 0; row0 < STEP; row0 += 16) {
-            float c[2][4];
-            this->product(c, walk_down(slot.kq, STEP + row0, lane),
+            this->product(c[0], walk_down(slot.kq, STEP + row0, lane),
                           walk_across(slot.kq, STEP + row0, lane));
-            if (!KeyNorms::is_here(lane)) continue;
-            bool odd = lane / 4 % 2;
-            left[row0 + lane / 4] = odd ? c[0][1] : c[0][0];
-            left[row0 + 8 + lane / 4] = odd ? c[1][3] : c[1][2];
+            this->diagonal(c[0], left + row0);
         }
+        this->template products<N>(c, slot.kq, STEP, 0);
         __syncwarp();
         bar_wait(&sm.bars.scaled[turn.slot], turn.round & 1);
         float rq = d.scale * norm(d, left[lane]);
         slot.of_q[lane] = rq * ex2(slot.gam[lane]);
         left[lane] = rq;
         __syncwarp();
-        EACH_BLOCK(b, s.len) {
-            float c[2][4];
-            this->product(c, walk_down(slot.kq, STEP + row_of_block(b), lane),
-                          walk_across(slot.kq, column_of_block(b), lane));
+#pragma unroll
+        for (int b = 0; b < N; b++) {
             this->pairs(b, [&](int half, int n, int s, int i) {
                 float2 f = decays(slot, s, i);
-                c[n][2 * half] *= left[s] * f.x;
-                c[n][2 * half + 1] *= left[s] * f.y;
+                c[b][n][2 * half] *= left[s] * f.x;
+                c[b][n][2 * half + 1] *= left[s] * f.y;
             });
-            this->keep(slot.Aqk, b, c);
+            this->keep(slot.Aqk, b, c[b]);
         }
         this->no_second_half(slot.Aqk, s.len);
     }
@@ -201,7 +206,10 @@ __global__ void __launch_bounds__(SINGLE_THREADS(V), 1)
     if (V > 64) give_registers<104>();
     auto make = [&](auto &&x, int by) {
         x.each_step(slots, depth, by, [&](auto &slot, const Step &s, const Turn &turn, int) {
-            x.make(slot, s, turn);
+            if (s.len > STEP / 2)
+                x.template make<3>(slot, s, turn);
+            else
+                x.template make<1>(slot, s, turn);
         });
     };
     if (warp == 0) {

@@ -7,8 +7,8 @@
 #include "plan/paths.cuh"
 #include <cuda.h>
 
-/* Which tensors of a call. */
-enum MappedRows { ROWS_OF_K, ROWS_OF_Q, ROWS_OF_V, ROWS_OF_O, MAPPED };
+/* Which tensors of a call; HALVES more than one: in tiles of half as many tokens. */
+enum MappedRows { ROWS_OF_K, ROWS_OF_Q, ROWS_OF_V, ROWS_OF_O, HALVES, MAPPED = 2 * HALVES };
 
 /* A map of x: bf16, [tokens of the rank][heads][width], width a multiple of 64; made once for each
  * address in a row. A tile has `tokens`, the same in all calls of a plan.

@@ -130,6 +130,7 @@ static inline void by_pieces(const CUtensorMap &map, int column, int head, int64
             f(map.at + (token + r) * map.stride[1] + head * map.stride[0] + column * 2 + p * 16,
               (r * 8 + (p ^ (r & 7))) * 16);
 }
+static inline bool elected(int lane) { return lane == 0; }
 static inline void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column, int head,
                              int64_t token, uint64_t *, int lane) {
     if (lane) return;
