@@ -38,7 +38,7 @@ typedef struct {
     int64_t prefix;  /* tokens; 0: none */
     int64_t stagger; /* sequence i begins so many calls after the one before; 0: all at once */
     int64_t ring;    /* tokens since the last written state that a kernel replays; 0: none */
-    int64_t slots;   /* of the pool that holds the states (harness/simulated/slots.h); 0: no pool */
+    int64_t slots;   /* of the pool that holds the states (harness/simulated/calls.h); 0: no pool */
 } dp_session;
 
 /* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */

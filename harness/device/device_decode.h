@@ -4,7 +4,7 @@
 #ifndef DP_DEVICE_DECODE_H
 #define DP_DEVICE_DECODE_H
 #include "device_run.h"
-#include "harness/simulated/slots.h"
+#include "harness/simulated/calls.h"
 
 /* Do the kernels take a call like this one? Each sequence is a request of the batch, one without
  * tokens a request of length 0. */

@@ -4,8 +4,7 @@
 #ifndef DP_TENSOR_FILES_H
 #define DP_TENSOR_FILES_H
 #include "harness/base/complaints.h"
-#include "harness/simulated/conv_states.h"
-#include "harness/simulated/slots.h"
+#include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"

@@ -152,6 +152,13 @@ static dp_judgement *judge_bits(const dp_compare_in *in, int64_t first, dp_run *
     return t;
 }
 
+/* The first entry that is another; -1: none. */
+static int64_t first_other(const double *got, const double *want, int64_t n) {
+    for (int64_t z = 0; z < n; z++)
+        if (memcmp(got + z, want + z, sizeof *got)) return z;
+    return -1;
+}
+
 /* ---- pools ----------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -170,15 +177,6 @@ static const char *whose(int owner, char text[64]) {
     if (owner == DP_SLOT_OF_PREFIX) return "which holds the shared prefix";
     snprintf(text, 64, "which sequence %d owns", owner);
     return text;
-}
-
-/* The first entry that is another of the first slot that was overwritten; -1: none was. */
-static int64_t first_wrong(const dp_pool_seen *s, int heads) {
-    int64_t z = s->slot * heads * s->width;
-    if (!s->overwritten) return -1;
-    while (!memcmp(s->was + z, s->is + z, sizeof *s->was))
-        z++;
-    return z;
 }
 
 static void say(const dp_pool_seen *s, dp_judgement *t) {
@@ -214,6 +212,9 @@ static double *without_nan(const dp_pool_seen *s, const double *x, int heads) {
 static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *r) {
     const pool_rows x = {seen, sp->c->p.HV};
     if (!seen->was) return;
+    const int64_t entries = x.heads * seen->width, from = seen->slot * entries;
+    const int64_t wrong =
+        seen->overwritten ? from + first_other(seen->was + from, seen->is + from, entries) : -1;
     double *was = without_nan(seen, seen->was, x.heads), *is = without_nan(seen, seen->is, x.heads);
     const dp_compare_in in = {.name = "pool",
                               .N = 1,
@@ -224,7 +225,7 @@ static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *
                               .want = was,
                               .place = pool_place,
                               .ctx = &x};
-    dp_judgement *t = judge_bits(&in, first_wrong(seen, x.heads), r);
+    dp_judgement *t = judge_bits(&in, wrong, r);
     free(was);
     free(is);
     if (t->verdict != DP_FAIL) {
@@ -242,24 +243,17 @@ static void conv_place(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){0, 0, (int)(row / each), -1, -1};
 }
 
-/* The first entry that is another; -1: none. */
-static int64_t first_wrong_input(const dp_conv_calls *c, int i) {
-    const int64_t n = c->conv[i]->Nseq * dp_conv_state_size(c->conv[i]);
-    for (int64_t z = 0; z < n; z++)
-        if (memcmp(c->got.of[i] + z, c->want.of[i] + z, sizeof(double))) return z;
-    return -1;
-}
-
 static void judge_conv(const dp_conv_calls *c, int i, dp_run *r) {
     const dp_conv *v = c->conv[i];
     const int each = v->W - 1;
-    const int64_t wrong = first_wrong_input(c, i);
+    const int64_t rows = (int64_t)v->Nseq * each;
+    const int64_t wrong = first_other(c->got.of[i], c->want.of[i], rows * v->D);
     char name[24];
     snprintf(name, sizeof name, "conv_state_%s", dp_qkv_name(i));
     const dp_compare_in in = {.name = name,
                               .N = 1,
                               .heads = 1,
-                              .rows = (int64_t)v->Nseq * each,
+                              .rows = rows,
                               .width = v->D,
                               .got = c->got.of[i],
                               .want = c->want.of[i],
@@ -280,16 +274,10 @@ static void judge_conv(const dp_conv_calls *c, int i, dp_run *r) {
  * without convolutions. */
 static void judge_conv_states(const dp_conv_calls *c, dp_run *r) {
     for (int i = DP_NQKV - 1; i >= 0; i--)
-        if (c->conv[i] && dp_conv_state_size(c->conv[i]) && c->got.of[i]) judge_conv(c, i, r);
+        if (c->conv[i] && c->conv[i]->W > 1 && c->got.of[i]) judge_conv(c, i, r);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
-
-void dp_calls_seen_free(dp_calls_seen *seen) {
-    dp_drafts_free(&seen->drafts);
-    dp_pool_seen_free(&seen->pool);
-    dp_conv_calls_free(&seen->front);
-}
 
 /* Names, of a run that failed, the first call that left a wrong state. */
 static void say_far(const dp_states_seen *far, dp_run *r) {

@@ -6,9 +6,7 @@
  */
 #ifndef DP_OUTPUTS_H
 #define DP_OUTPUTS_H
-#include "harness/simulated/conv_states.h"
-#include "harness/simulated/drafts.h"
-#include "harness/simulated/slots.h"
+#include "harness/simulated/calls.h"
 #include "judge.h"
 #include "limits.h"
 
@@ -44,16 +42,7 @@ typedef struct {
  * does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r);
 
-/* Results of the calls of a session beside o and their last state. */
-typedef struct {
-    dp_drafts drafts;
-    dp_pool_seen pool;
-    dp_states_seen far;
-    dp_conv_calls front;
-} dp_calls_seen;
-/* judge_calls.c */
-void dp_calls_seen_free(dp_calls_seen *seen);
-/* dp_judge_outputs, and whatever else a session returns. */
+/* dp_judge_outputs, and whatever else a session returns (judge_calls.c). */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, dp_err *e);
 

@@ -24,7 +24,7 @@
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
 #include "harness/record/run.h"
-#include "harness/simulated/conv_states.h"
+#include "harness/simulated/calls.h"
 #include "harness/verdict/expected.h"
 #include "ref/truth/truth.h"
 

@@ -276,7 +276,7 @@ DP_TEST(session, windows_are_problems_that_begin_from_the_state_they_were_handed
     CHECK(d.window.place[3].slot == 2 && d.window.place[3].from == c.p.cu[2] + 9 &&
               d.window.place[3].call == 2 && d.window.place[3].passed == 0,
           "slot %d, from %lld", d.window.place[3].slot, (long long)d.window.place[3].from);
-    dp_drafts_free(&d);
+    dp_calls_seen_free(&(dp_calls_seen){.drafts = d});
     dp_result_free(&got);
     dp_session_free(&s);
     dp_case_free(&c);
