@@ -148,7 +148,7 @@ typedef struct dp_sim {
     int have_forward, have_backward;
     int sharers; /* number of ranks that have all tokens of some heads; 0: ranks split tokens */
     struct dp_sim_heads *heads; /* of the exchange heads: ranks.c */
-    struct dp_sim_halos *halos; /* of rows that look back, and of angles: halo.c; NULL: none */
+    struct dp_sim_halos *halos; /* of rows that look back, and of angles: ranks.c; NULL: none */
 } dp_sim;
 
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
