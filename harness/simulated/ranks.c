@@ -13,8 +13,8 @@
 
 /* ---- halos of the tokens before a rank's own ------------------------------------------------- */
 
-/* What ranks need of the tokens before theirs, beside the state: inputs that rows look back to,
- * sums of angles. Activations run on a problem in which a rank's tokens stand behind its halo, and
+/* Beside the state, ranks need of the tokens before theirs inputs that rows look back to, and sums
+ * of angles. Activations run on a problem in which a rank's tokens stand behind its halo, and
  * every local sub-sequence is a sequence. A halo neither decays nor writes (dp_problem.halo). Its
  * angles are their sums so far, so that those of all ranks have one order of summation, from rank
  * to rank. Gradients are sent in the arithmetic of the base, before their norm. */

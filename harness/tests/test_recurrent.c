@@ -4,7 +4,7 @@
 #include "cases.h"
 #include "harness/case/case.h"
 #include "harness/run/limits.h"
-#include "harness/verdict/drawn_run.h"
+#include "harness/verdict/expected.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
