@@ -2,7 +2,7 @@
 #include "judge.h"
 #include "harness/case/case_inputs.h"
 #include "judge_files.h"
-#include "limits.h"
+#include "outputs.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/input.h"

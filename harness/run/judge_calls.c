@@ -1,5 +1,4 @@
 /* A session judged: its results, and what its calls handed on (outputs.h). */
-#include "limits.h"
 #include "outputs.h"
 
 #include <math.h>

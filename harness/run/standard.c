@@ -3,7 +3,7 @@
  */
 #include "standard.h"
 #include "harness/record/run.h"
-#include "limits.h"
+#include "outputs.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/files/cache.h"

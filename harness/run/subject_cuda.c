@@ -1,7 +1,7 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
 #include "harness/device/device_decode.h"
 #include "harness/simulated/calls.h"
-#include "limits.h"
+#include "outputs.h"
 #include "ref/chunk/gate.h"
 #include "subjects.h"
 

@@ -2,7 +2,7 @@
  * again, with the same values and with others (subjects.h).
  */
 #include "harness/simulated/calls.h"
-#include "limits.h"
+#include "outputs.h"
 #include "subjects.h"
 
 #include <math.h>

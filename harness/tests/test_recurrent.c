@@ -3,7 +3,7 @@
  */
 #include "cases.h"
 #include "harness/case/case.h"
-#include "harness/run/limits.h"
+#include "harness/run/outputs.h"
 #include "harness/verdict/expected.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"

@@ -1,7 +1,7 @@
 /* harness/verdict/expected.h - draws: what error a correct kernel of a design makes on a problem,
  * by trying it. A Monte-Carlo model of rounding beside the derived bounds, from the inputs only.
  *
- * A draw runs the design on a nearby problem (dp_drawn_run) and subtracts the fp64 reference of that
+ * A draw runs the design on a nearby problem (dp_drawn_run). It subtracts the fp64 reference of the
  * same nearby problem, which runs on one rank. All roundings fall out anew, those of correlated
  * operands and of truncation included, while the problem stays what it is. The problem itself is
  * never drawn: a subject that is the simulated ranks is judged by other problems than its own. Base
