@@ -3,7 +3,6 @@
 #include "commands.h"
 #include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
-#include "harness/verdict/limits_out.h"
 #include "options.h"
 #include "print_failures.h"
 #include "print_run.h"
@@ -91,7 +90,7 @@ static const struct argp_option OPTIONS[] = {
     {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
     {"limits", OPT_LIMITS, "FILE", 0,
      "write the limits of rows, windows, heads and tensors as safetensors "
-     "(harness/verdict/limits_out.h)",
+     "(harness/verdict/compare.h)",
      0},
     {"why", OPT_WHY, "SECONDS", 0,
      "if a tensor fails, try common mistakes for so many seconds and print those that fit "

@@ -7,7 +7,6 @@
 #include "harness/record/record.h"
 #include "harness/record/run_id.h"
 #include "harness/run/subjects.h"
-#include "harness/verdict/limits_out.h"
 #include "options.h"
 #include "print_failures.h"
 #include "ref/files/output.h"
@@ -40,7 +39,7 @@ static const struct argp_option OPTIONS[] = {
     {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
     {"limits", OPT_LIMITS, "FILE", 0,
      "write results, truth and limits of the last run as safetensors "
-     "(harness/verdict/limits_out.h)",
+     "(harness/verdict/compare.h)",
      0},
     {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
     {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},

@@ -131,4 +131,22 @@ const dp_row *dp_judgement_row(const dp_judgement *j);
 
 /* x rounded to nearest at roundoff u, a power of 2, less x; u 0: 0. */
 double dp_rounding_error(double x, double u);
+
+/* ---- limits as numbers for others ------------------------------------------------------------ */
+
+/* An error can be held against these: for truth packs (python/deltaproof/packs.py).
+ *
+ * Limits of a tensor: rows, their bound and radius together, [rows]; and the parts that draws see,
+ * subrows of a row each. For these it has the largest |error|_2 that passes: of each part, each
+ * window of parts, each head on a rank, and the whole tensor. Infinity: no limit. Limits of other
+ * levels (levels.h) are along directions or over places, and are left out.
+ */
+
+/* From here on dp_compare keeps limits, the last ones of each tensor by name. With results it
+ * keeps also what it compared, NAME.result, .truth and .truth_lo, in the order of the rows. One
+ * thread. */
+void dp_limits_keep(int results);
+/* Writes and frees them: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
+ * all F64. */
+dp_status dp_limits_write(const char *path, dp_err *e);
 #endif
