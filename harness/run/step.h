@@ -14,7 +14,7 @@
  *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and
  *            channels d
  *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors
- *            themselves from there on (as dA_log, grad_bound.c); dbias likewise
+ *            themselves from there on (as dA_log, error_bound.c); dbias likewise
  * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
  * First order.
  */

@@ -266,13 +266,13 @@ static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     free(bound);
 }
 
-/* Through the activations, as in grad_bound.c with exact inputs (worst case). From dx = rstd (dy -
+/* Through the activations, as in error_bound.c with exact inputs (worst case). From dx = rstd (dy -
  * y <y, dy>): rstd (2 gamma_K + 6u) |dy|. Raw gate |dg/dx| (relative error of the derivative + u)
  * |dg|; beta 6u z s (1 - s) |dbeta|. Sums over tokens: gamma_T of the sum of absolute values. Each
  * is stored with u + us. */
 void dp_bisect_stage_gate_bwd(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    if (p->model == DP_USER) return; /* grad_bound.c alone bounds the gradients of its inputs */
+    if (p->model == DP_USER) return; /* error_bound.c alone bounds the gradients of its inputs */
     const dp_rounding r = dp_rounding_of(w->base, 1);
     const int Kg = dp_Kg(p), H = p->H, HV = p->HV, R = p->R, K = p->K;
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,

@@ -1089,7 +1089,7 @@ static dp_design of_draw(const dp_design *design, int d) {
 }
 
 /* One design on N ranks: opens *one when nothing did. The bounds of slopes include 1 - s, too
- * (grad_bound.c, error_bound.c). */
+ * (error_bound.c). */
 static void run_design(const drawing *a, const shapes *l, const dp_design *design, reference *ref,
                        const dp_conv conv[3], int d, dp_drawn_run *one) {
     const dp_design mine = of_draw(design, d);
