@@ -1,5 +1,5 @@
-/* The error bounds of one chain format, in the pipeline's order: activated inputs, chunks, gradients
- * through the activations, chains, passes. */
+/* The error bounds of one chain format, in the order of the pipeline: activated inputs, chunks,
+ * gradients through the activations, chains, passes. */
 #include "error_bound_impl.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
