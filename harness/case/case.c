@@ -1,7 +1,6 @@
 /* A case from its text: settings, shapes, inputs, checks, one after the other (case.h). */
 #include "case.h"
 #include "case_parts.h"
-#include "front.h"
 #include "harness/base/home.h"
 #include "operations.h"
 #include "ref/arithmetic/elementary.h"
@@ -866,7 +865,10 @@ void dp_case_free(dp_case *c) {
     free(c->data);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
-    dp_step_free(c);
+    for (int i = 0; i < DP_NQKV; i++) {
+        dp_conv_free(&c->step.conv[i]);
+        dp_conv_result_free(&c->step.rad[i]);
+    }
     dp_session_free(&c->session);
     memset(c, 0, sizeof *c);
 }

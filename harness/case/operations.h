@@ -1,8 +1,8 @@
 /* harness/case/operations.h - the operations of a case, a row each. The rest of the program reads
  * fields of the row, and never asks for an operation's name.
  *
- * To add an operation, add its word and its row (casefile.h, operations.c), its file beside
- * op_conv.c with the functions below, and its subjects (harness/run/driver.c). A recurrence is no
+ * To add an operation, add its word (casefile.h), its row and its functions (operations.c), and its
+ * subjects (harness/run/driver.c). A recurrence is no
  * operation but a row of dp_models (ref/vocabulary/problem.c).
  */
 #ifndef DP_OPERATIONS_H

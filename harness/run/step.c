@@ -1,9 +1,9 @@
 /* Convolutions before a recurrence, judged end to end over N ranks (step.h). */
 #include "step.h"
-#include "harness/case/front.h"
 #include "harness/device/device_conv.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/context.h"
 
 #include <math.h>
@@ -331,7 +331,7 @@ static int64_t judge_result(const place_ctx *x, const conv_standard *std, int ki
                                                  : std->v.T * heads;
     double *is = as_rows(&std->v, &std->is, kind), *radius = as_rows(&std->v, &std->radius, kind),
            *bound = as_rows(&std->v, &std->bound, kind), *made = as_rows(&std->v, got, kind);
-    double *r = dp_row_norms(radius, rows, width), *b = dp_row_norms(bound, rows, width);
+    double *r = dp_norms_up(radius, rows, width), *b = dp_norms_up(bound, rows, width);
     for (int64_t z = 0; z < rows && through; z++) {
         r[z] += sum_of(&through[0], kind)[z];
         b[z] += sum_of(&through[1], kind)[z];
@@ -354,7 +354,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     /* of the truth's own rest, of the subject's bound */
     sums through[2] = {sums_new(rows, std.v.W, heads), sums_new(rows, std.v.W, heads)};
     for (int64_t r = 0; r < rows; r++)
-        open[r] = t->rad[r] + dp_row_norm(t->lo + r * width, width);
+        open[r] = t->rad[r] + dp_norm_up(width, t->lo + r * width);
     propagate(&std.v, slope, (row_errors){NULL, open}, heads, width, &through[0]);
     propagate(&std.v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     for (int k = DP_CONV_DX; k < DP_CONV_NRESULTS; k++)
@@ -407,9 +407,9 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         const place_ctx at = {c, s->N, i, x};
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
-        double *r = dp_row_norms(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
-               *bound = dp_row_norms(*error_of((dp_raw_error *)&s->err, i),
-                                     p->T * dp_qkv_heads(p, i), width);
+        double *r = dp_norms_up(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
+               *bound = dp_norms_up(*error_of((dp_raw_error *)&s->err, i),
+                                    p->T * dp_qkv_heads(p, i), width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
         free(r);
