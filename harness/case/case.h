@@ -30,8 +30,8 @@ typedef struct {
     char *path;
     char *text; /* of its file; NULL: the caller set its tensors */
     char *reason, *source;
-    char *unjudged; /* "NAMES: REASON" of tensors that may be; NULL: none */
-    dp_op op;       /* its row: case/operations.c */
+    char *unjudged;                /* "NAMES: REASON" of tensors that may be; NULL: none */
+    const struct dp_operation *op; /* its row: case/operations.h */
     const char *op_name;
     int smoke; /* 1: part of the smoke set */
     int nranks;

@@ -591,7 +591,7 @@ const dp_operation dp_operations[DP_NOPS] = {
 };
 
 dp_packing dp_case_packing(dp_case *c) {
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     char *at = (char *)c;
     if (!op->has_ranks) return (dp_packing){0};
     return (dp_packing){.T = (int64_t *)(at + op->T),
@@ -600,6 +600,6 @@ dp_packing dp_case_packing(dp_case *c) {
 }
 
 int64_t dp_case_tokens(const dp_case *c) {
-    const dp_dims d = dp_op_of(c)->dims(c);
-    return dp_op_of(c)->has_ranks ? d.of[DP_AXIS_T] : d.of[DP_AXIS_CHUNKS] * DP_CHUNK;
+    const dp_dims d = c->op->dims(c);
+    return c->op->has_ranks ? d.of[DP_AXIS_T] : d.of[DP_AXIS_CHUNKS] * DP_CHUNK;
 }

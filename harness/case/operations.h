@@ -19,7 +19,7 @@ enum {
     DP_FAULTS_OF_CALLS = 16,  /* data that the calls of a session pass on */
 };
 
-typedef struct {
+typedef struct dp_operation {
     const char *name; /* the word of the key op, where models are not; in `list --keys` */
     const char *what; /* as the key op explains it (list --keys) */
     int bit, keys;    /* of DP_CF_*: its own, and all keys that it takes */
@@ -58,12 +58,8 @@ typedef struct {
 } dp_operation;
 extern const dp_operation dp_operations[DP_NOPS];
 
-/* The row of a case. */
-static inline const dp_operation *dp_op_of(const dp_case *c) { return &dp_operations[c->op]; }
-/* Does the backend compute it? */
-static inline int dp_op_on(const dp_operation *op, dp_backend b) { return op->backends >> b & 1; }
 /* Does the backend compute the case? */
-static inline int dp_case_on(const dp_case *c, dp_backend b) { return dp_op_on(dp_op_of(c), b); }
+static inline int dp_case_on(const dp_case *c, dp_backend b) { return c->op->backends >> b & 1; }
 
 /* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
 typedef struct {

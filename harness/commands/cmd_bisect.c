@@ -234,7 +234,7 @@ static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault
  * convolutions. */
 static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_bisect *b,
                          const dp_bisect_row *wrong) {
-    const int step = dp_op_of(c)->has_front;
+    const int step = c->op->has_front;
     int go = 1;
     if (step) {
         print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);
@@ -605,7 +605,7 @@ static int usage(int argc, char **argv) {
 /* The question about a case that is loaded; path: its file. */
 static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *path, dp_err *e) {
     const int shown = dp_options_foreign(&o->of) || o->of.outputs;
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     if (!op->has_stages || (op->has_front && (!stage || shown)))
         dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, op->name);
     else if (stage && dp_options_foreign(&o->of) + !!o->of.outputs + (o->of.fault > 0) > 1)

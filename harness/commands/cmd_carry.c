@@ -148,7 +148,7 @@ static dp_status carry_file(const char *path, const options *o, json_t *list, in
     dp_case c;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    if (!dp_op_of(&c)->is_recurrence)
+    if (!c.op->is_recurrence)
         st = dp_fail(e, DP_EINPUT, "%s: op = %s: only a recurrence carries a state", path,
                      c.op_name);
     else if (c.allow_nonfinite)

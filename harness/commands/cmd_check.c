@@ -150,7 +150,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     const int resized = o->tokens || o->heads;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    if (!dp_op_of(&c)->is_recurrence)
+    if (!c.op->is_recurrence)
         st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path,
                      c.op_name);
     else if (c.allow_nonfinite)

@@ -446,9 +446,8 @@ static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e)
     char *path = dp_case_path(dp_options_folder(&o->of), name);
     dp_status st = dp_case_load(path, c, e);
     free(path);
-    if (st || dp_op_of(c)->is_recurrence) return st;
-    st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name,
-                 dp_op_of(c)->name);
+    if (st || c->op->is_recurrence) return st;
+    st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name, c->op->name);
     dp_case_free(c);
     return st;
 }

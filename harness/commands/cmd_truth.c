@@ -51,9 +51,9 @@ static int write_case(const char *command, const dp_options *o,
     if (dp_output_check(o->output, &e)) return dp_refuse(&e);
     char *path = dp_case_path(dp_options_folder(o), o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
-        if (dp_op_of(&c)->has_factors)
+        if (c.op->has_factors)
             write_factors(&c, o->output, &e);
-        else if (!dp_op_of(&c)->is_recurrence)
+        else if (!c.op->is_recurrence)
             dp_fail(&e, DP_EINPUT, "%s: %s: op = %s has no recurrence", command, path, c.op_name);
         else
             write(&c, arg, &e);

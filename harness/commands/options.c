@@ -362,7 +362,7 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e) {
     char where[1200];
     const int N = o->nranks ? o->ranks[0] : tokens ? dp_case_most_ranks(c, INT_MAX) : 1;
-    const int64_t T = tokens ? tokens : dp_op_of(c)->has_ranks ? dp_case_tokens(c) : N;
+    const int64_t T = tokens ? tokens : c->op->has_ranks ? dp_case_tokens(c) : N;
     if (T % N == 0) return DP_OK;
     if (tokens)
         snprintf(where, sizeof where, "%s: --tokens %lld", c->path, (long long)T);

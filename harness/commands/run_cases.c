@@ -61,12 +61,12 @@ static void add_case(XXH3_state_t *s, const dp_case *c) {
     dp_case *x = (dp_case *)c;
     add_text(s, c->name);
     add_file(s, c->path);
-    if (dp_op_of(c)->has_problem) {
+    if (c->op->has_problem) {
         const dp_key key = dp_problem_key(&c->p, NULL, 0);
         add(s, &key, sizeof key);
     }
-    if (dp_op_of(c)->has_conv) add_conv(s, &x->conv);
-    for (int i = 0; dp_op_of(c)->has_front && i < DP_NQKV; i++)
+    if (c->op->has_conv) add_conv(s, &x->conv);
+    for (int i = 0; c->op->has_front && i < DP_NQKV; i++)
         if (c->step.on[i]) add_conv(s, &x->step.conv[i]);
 }
 
@@ -365,7 +365,7 @@ static void print_case(const dp_case *c, const dp_tally *t, double seconds) {
 static void print_warnings(const dp_case *c, dp_fault fault) {
     for (int i = 0; i < c->nwarn; i++)
         fprintf(stderr, "deltaproof: warning: %s\n", c->warn[i]);
-    if (fault && !dp_fault_shows(fault, dp_op_of(c)->faults))
+    if (fault && !dp_fault_shows(fault, c->op->faults))
         fprintf(stderr, "deltaproof: warning: %s: the fault %s cannot show in op = %s\n", c->path,
                 dp_faults[fault].name, c->op_name);
 }

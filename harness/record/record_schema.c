@@ -467,13 +467,14 @@ const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 #define CASE(M) MEMBER(dp_case, M)
-static int has_problem(const void *x) { return dp_op_of(x)->has_problem; }
-static int has_factors(const void *x) { return dp_op_of(x)->has_factors; }
-static int has_conv(const void *x) { return dp_op_of(x)->has_conv; }
+static const dp_operation *op_of(const void *x) { return ((const dp_case *)x)->op; }
+static int has_problem(const void *x) { return op_of(x)->has_problem; }
+static int has_factors(const void *x) { return op_of(x)->has_factors; }
+static int has_conv(const void *x) { return op_of(x)->has_conv; }
 
 /* NULL: this operation has no such axis. */
 static json_t *axis(const void *x, dp_axis a) {
-    const int64_t n = dp_op_of(x)->dims(x).of[a];
+    const int64_t n = op_of(x)->dims(x).of[a];
     return n ? json_integer(n) : NULL;
 }
 static json_t *tokens(const void *x) { return axis(x, DP_AXIS_T); }

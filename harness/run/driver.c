@@ -339,7 +339,7 @@ const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) 
 /* ---- begin and end of a run ------------------------------------------------------------------ */
 
 int dp_case_is_exact(const dp_case *c) {
-    return dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
+    return c->op->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
 }
 
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
@@ -358,7 +358,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .speaks = -1,
                   .may_unjudged = c->unjudged};
     x->exact = dp_case_is_exact(c);
-    if (dp_op_of(c)->is_recurrence)
+    if (c->op->is_recurrence)
         x->sized = (dp_exchange_size){.HV = c->p.HV, .K = c->p.K, .V = c->p.V, .L = c->p.T};
     return x;
 }
@@ -522,7 +522,7 @@ static const dp_subjects *const SUBJECTS[DP_NOPS] = {
     [DP_OP_SESSION] = &OF_RECURRENCE,    [DP_OP_STEP_SESSION] = &OF_RECURRENCE,
     [DP_OP_CONV] = &dp_subjects_of_conv, [DP_OP_CHAIN] = &dp_subjects_of_chain};
 
-static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op]; }
+static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op - dp_operations]; }
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
@@ -568,7 +568,6 @@ int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK
 /* A case with the numbers of ranks that are asked for. */
 typedef struct {
     const dp_case *c;
-    const dp_operation *op;
     const dp_run_options *o;
     int n, ranks[DP_MAX_RANK_COUNTS];
     void *truth; /* of an operation without a recurrence */
@@ -934,7 +933,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
-                      : x->c->session.text || x->op->has_front
+                      : x->c->session.text || x->c->op->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
     if (!o.nbackend) return DP_OK;
@@ -953,8 +952,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
         c.nranks = 1;
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
-        const selection one = {
-            .c = &c, .op = x->op, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
+        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
         st = run_selection(&one, out, e);
     }
     return st;
@@ -971,13 +969,12 @@ static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, 
     skip_run(r, no, o);
 }
 
-static dp_status run_subjects(const dp_case *c, const dp_operation *op, const dp_run_options *o,
-                              dp_runs *out, dp_err *e) {
+static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     const dp_subjects *of = subjects_of(c);
     int own[DP_NOWNS] = {DP_OWN_EVEN};
-    selection x = {.c = c, .op = op, .o = o, .n = 1, .ranks = {1}};
-    const int nown = op->has_ranks ? owns_of(c, o, own) : 1;
-    if (op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
+    selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
+    const int nown = c->op->has_ranks ? owns_of(c, o, own) : 1;
+    if (c->op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
     dp_status st = DP_OK;
     if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)
@@ -999,27 +996,28 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     return DP_OK;
 }
 
-/* Backends were named, and none of them computes this. */
-static int none_computes(const dp_operation *op, const dp_run_options *o) {
-    for (int i = 0; i < o->nbackend; i++)
-        if (dp_op_on(op, o->backend[i])) return 0;
-    return o->nbackend > 0;
+/* n backends were named, and none of them computes this. */
+static int none_computes(const dp_case *c, int n, const dp_backend *b) {
+    for (int i = 0; i < n; i++)
+        if (dp_case_on(c, b[i])) return 0;
+    return n > 0;
 }
 
-static const char *why_none(const dp_operation *op, const dp_run_options *o) {
+static const char *why_none(const dp_case *c, const dp_run_options *o) {
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
-    return lapack || !op->why_none
+    return lapack || !c->op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
-               : op->why_none;
+               : c->op->why_none;
 }
 
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    static const dp_backend subject = DP_BACKEND_SUBJECT;
     char why[128];
-    const dp_operation *op = dp_op_of(c);
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
              c->op_name);
-    if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
-        return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
-    if (none_computes(op, o)) return skip_case(c, o, o->backend[0], NULL, why_none(op, o), out);
-    return run_subjects(c, op, o, out, e);
+    if (o->subject && none_computes(c, 1, &subject))
+        return skip_case(c, o, subject, o->subject->name, why, out);
+    if (none_computes(c, o->nbackend, o->backend))
+        return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
+    return run_subjects(c, o, out, e);
 }

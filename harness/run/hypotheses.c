@@ -730,7 +730,7 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
     search s = {.o = o, .c = c, .failed = failed, .until = dp_now() + seconds};
     const int own =
         dp_user_recurrence_installed() != NULL; /* mistakes know inputs by other names */
-    if (!dp_op_of(c)->is_recurrence) return s.count;
+    if (!c->op->is_recurrence) return s.count;
     if (!all_finite(&s)) {
         if (!own && only_truth_overflows(&s)) try_forms(&s);
         say_fits(&s, fits, arg);

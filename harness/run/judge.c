@@ -326,7 +326,7 @@ static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_ten
                            (long long)i);
     const char *claim = dp_judge_claim(out, o->claim, DP_JUDGE_CLAIM, NULL, &all);
     if (dp_complaints_end(&all, e)) return DP_EINPUT;
-    *c = (dp_case){.op = DP_OP_CHAIN,
+    *c = (dp_case){.op = &dp_operations[DP_OP_CHAIN],
                    .op_name = dp_operations[DP_OP_CHAIN].name,
                    .reason = dp_strdup("A chain of M that another program multiplied."),
                    .path = dp_strdup(o->outputs),

@@ -21,7 +21,7 @@ static const char *name_of(const char *result, int within) {
 /* The set as a case of the recurrence; it borrows all. */
 static dp_case case_of(const dp_case *c, const dp_draft_set *s, const dp_run *r) {
     dp_case x = *c;
-    x.op = DP_OP_RECURRENCE;
+    x.op = &dp_operations[DP_OP_RECURRENCE];
     x.session = (dp_session){0};
     x.p = s->p;
     x.nbase = x.nchain = 1;
@@ -290,7 +290,7 @@ static void say_far(const dp_states_seen *far, dp_run *r) {
 
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, dp_err *e) {
-    const int step = sp->first_of_call && dp_op_of(sp->c)->has_front;
+    const int step = sp->first_of_call && sp->c->op->has_front;
     dp_step_run front = {0};
     dp_status st =
         step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;

@@ -45,7 +45,7 @@ static dp_status bisect_convs(const dp_case *c, const dp_sim_policy *how, const 
 dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
                          dp_bisect *out, dp_err *e) {
     dp_status st = dp_bisect_sim(&c->p, how, runs, all, out, e);
-    if (st || !dp_op_of(c)->has_front) return st;
+    if (st || !c->op->has_front) return st;
     st = bisect_convs(c, how, NULL, &out->conv[0], e);
     if (!st && how->backward) {
         dp_sim ref;

@@ -183,7 +183,7 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
-    if (dp_op_of(&c)->has_ranks) { /* also what the case file does not list */
+    if (c.op->has_ranks) { /* also what the case file does not list */
         c.nranks = 1;
         c.ranks[0] = ranks;
         c.nbase = 1;
