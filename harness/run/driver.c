@@ -251,7 +251,7 @@ dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e) 
         dp_session_firsts(&sp->c->session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
         return DP_OK; /* the systems of its chunks are none of those that the condition is of */
     }
-    return dp_condition_cached(&sp->c->p, N, NULL, std->o->cache, &sp->cond, e);
+    return dp_condition_cached(&sp->c->p, N, std->o->cache, &sp->cond, e);
 }
 
 void dp_sharding_close(dp_sharding *sp) {

@@ -3,7 +3,6 @@
  * chunks of one rank, stages. Last a second set of draws where it is marginal. */
 #include "harness/bound/store_bound.h"
 #include "harness/verdict/source.h"
-#include "harness/verdict/stage_bound.h"
 #include "harness/verdict/sums.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
@@ -907,26 +906,14 @@ typedef struct {
     double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
 } stage_errors;
 
-static double *bound_of(dp_error_bound_base *w, dp_format chain, int backward, int stage) {
-    dp_error_bound b;
-    if (dp_stage_tensors[stage].carried) { /* errors that enter the ranks */
-        dp_error_bound_run(w, chain, backward, &b);
-        dp_error_bound_free(&b);
-    }
-    return dp_stage_bound(w, stage);
-}
-
 static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int stage,
                      stage_errors *x) {
-    const int back = sp->c->backward;
-    double *probable = bound_of(&w->of.probable, chain, back, stage);
-    double *sound = bound_of(&w->of.sound, chain, back, stage);
-    double *rad = bound_of(dp_sharding_fp64(sp), DP_FP64, back, stage);
-    for (int64_t r = 0; r < x->rows[stage]; r++)
-        x->bound[stage][r] = fmin(probable[r], sound[r]);
-    memcpy(x->rad[stage], rad, sizeof *rad * (size_t)x->rows[stage]);
-    free(probable);
-    free(sound);
+    const size_t size = sizeof(double) * (size_t)x->rows[stage];
+    double *bound = dp_error_bounds_stage(&w->of, chain, sp->c->backward, stage);
+    double *rad = dp_error_bound_stage(dp_sharding_fp64(sp), DP_FP64, sp->c->backward, stage);
+    memcpy(x->bound[stage], bound, size);
+    memcpy(x->rad[stage], rad, size);
+    free(bound);
     free(rad);
 }
 
@@ -987,26 +974,76 @@ static storage storage_of(const judging *j, dp_base base, int stage) {
 
 /* ---- stages of tokens and chunks ------------------------------------------------------------- */
 
-static void judge_inner(const judging *j, const stage_errors *errors, int stage, dp_run *run) {
-    const dp_sharding *sp = j->sp;
-    const storage s = storage_of(j, run->base, stage);
-    dp_sim *ref = dp_sharding_reference(j->sp);
-    if (s.u > 0 || s.tiny > 0) {
-        double *want = dp_stage_tensor_value(ref, stage);
-        widen(errors->bound[stage], want, errors->rows[stage], errors->width[stage], s.u, s.tiny);
-        free(want);
+typedef struct {
+    const dp_sim *s;
+    int *group_of, per, chunk;
+} stage_places; /* group_of [T] */
+
+static void stage_place(const void *ctx, int64_t row, dp_place *at) {
+    const stage_places *x = ctx;
+    const int HV = x->s->p->HV;
+    const int64_t t = x->chunk ? x->s->group[row / HV].t0 : row / ((int64_t)HV * x->per);
+    const int g = x->chunk ? (int)(row / HV) : x->group_of[t];
+    const dp_group *gr = &x->s->group[g];
+    *at = (dp_place){.rank = gr->rank,
+                     .head = (int)(x->chunk ? row % HV : row / x->per % HV),
+                     .sequence = x->s->ctx[gr->rank].local_seq[gr->sub],
+                     .chunk = g,
+                     .token = t};
+}
+
+/* got, with zeros where it means nothing: above the diagonal of a chunk. To be freed. */
+static double *meant(const stage_places *x, int stage, int64_t rows, int64_t width,
+                     const double *got) {
+    double *seen = dp_copy(got, rows * width);
+    for (int64_t r = 0; r < rows && (stage == DP_AKK || stage == DP_AQK); r++) {
+        const int64_t token = r / ((int64_t)x->s->p->HV * x->per);
+        for (int64_t i = (token - x->s->group[x->group_of[token]].t0 + 1) * dp_rows(x->s->p);
+             i < width; i++)
+            seen[r * width + i] = 0;
     }
+    return seen;
+}
+
+static void judge_inner(const judging *j, const stage_errors *errors, int stage, dp_run *run) {
+    const dp_sim *ref = dp_sharding_reference(j->sp);
+    const dp_problem *p = ref->p;
+    const int64_t rows = errors->rows[stage], width = errors->width[stage];
+    const int by_chunk = dp_stage_tensors[stage].kind == DP_PER_CHUNK;
+    const storage s = storage_of(j, run->base, stage);
+    stage_places places = {.s = ref,
+                           .group_of = dp_calloc((size_t)p->T, sizeof(int)),
+                           .per = by_chunk ? 1 : (int)(rows / (p->T * p->HV)),
+                           .chunk = by_chunk};
+    for (int g = 0; g < ref->ngroup; g++)
+        for (int i = 0; i < ref->group[g].c; i++)
+            places.group_of[ref->group[g].t0 + i] = g;
+    double *want = dp_stage_tensor_value(ref, stage);
+    if (s.u > 0 || s.tiny > 0) widen(errors->bound[stage], want, rows, width, s.u, s.tiny);
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
     const dp_expected *x = drawn ? j->expected : NULL;
-    dp_compare_in in = comparing(run, sp, -1, s.u, s.tiny);
-    in.got = j->out->stage[stage];
+    double *seen = meant(&places, stage, rows, width, j->out->stage[stage]);
+    dp_compare_in in = comparing(run, j->sp, -1, s.u, s.tiny);
+    in.name = dp_stage_tensors[stage].name;
+    in.heads = p->HV;
+    in.rows = rows;
+    in.width = width;
+    in.got = seen;
+    in.want = want;
     in.bound = errors->bound[stage];
     in.rad = errors->rad[stage];
     in.bound_shown = x && !dp_bounds_are_derived(&run->design);
     in.draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL;
-    dp_stage_judge(ref, stage, in, &run->tensor[run->ntensor++]);
+    in.place = stage_place;
+    in.ctx = &places;
+    in.tokens = by_chunk ? 0 : p->T;
+    in.subrows = by_chunk ? p->K : 1;
+    dp_compare(&in, &run->tensor[run->ntensor++]);
+    free(want);
+    free(seen);
+    free(places.group_of);
 }
 
 /* The stages of stage_tensor.h are those of 64-token chunks. */
@@ -1161,62 +1198,6 @@ static void judge_step(const judging *j, dp_run *r) {
     exit(2); /* the convolution ran before: a device that died since */
 }
 
-/* The sum over the keys of token t of strength times |k| |erasing key|, largest of its heads. A
- * step contracts where that is at most 2. */
-static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
-    double most = 0;
-    for (int hv = 0; hv < p->HV; hv++) {
-        double sum = 0;
-        for (int r = 0; r < p->R; r++) {
-            const double *e = dp_erasing_at(p, a->k, a->erasing, t, hv) + (int64_t)r * p->K,
-                         *k = dp_erasing_at(p, a->k, NULL, t, hv) + (int64_t)r * p->K;
-            double ee = 0, kk = 0;
-            for (int x = 0; x < p->K; x++) {
-                ee += e[x] * e[x];
-                kk += k[x] * k[x];
-            }
-            sum += fabs(a->beta ? a->beta[(t * p->HV + hv) * p->R + r] : 1) * sqrt(ee * kk);
-        }
-        most = fmax(most, sum);
-    }
-    return most;
-}
-
-/* "; the state grows: .." where keys or gates make it grow, or "". */
-static void growth_text(const dp_problem *p, char *text, size_t size) {
-    dp_activated a = dp_activated_new(p);
-    int64_t at = 0;
-    int head = 0;
-    double most = 0, sum = 0;
-    const int keys = dp_has_beta(p) || dp_by_gates(p);
-    *text = 0;
-    for (int64_t t = 0; t < p->T && keys; t++) {
-        const double x = strength_of(p, &a, t);
-        if (!(x > most)) continue;
-        most = x;
-        at = t;
-    }
-    for (int h = 0; h < p->HV; h++) {
-        double grown = 0;
-        for (int64_t t = 0; t < p->T; t++)
-            grown += fmax(0, dp_largest_gate(p, a.g + (t * p->HV + h) * dp_Kg(p)));
-        if (!(grown > sum)) continue;
-        sum = grown;
-        head = h;
-    }
-    dp_activated_free(&a);
-    if (most > 2.01) /* what rounding adds to 2 */
-        snprintf(text, size,
-                 "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 contracts: "
-                 "normalise keys",
-                 most, (long long)at);
-    else if (sum > 0)
-        snprintf(
-            text, size,
-            "; the state grows: log decays above 0 add up to %.3g in head %d (fp32 ends at 88)",
-            sum, head);
-}
-
 /* Zeros of it would pass, or it overflowed. */
 static int has_no_size(const dp_judgement *t) {
     return (t->verdict == DP_UNJUDGED && t->seen_head > 2) ||
@@ -1230,7 +1211,7 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     for (int i = 0; i < r->ntensor; i++)
         any |= has_no_size(&r->tensor[i]);
     if (!any) return;
-    growth_text(p, text, sizeof text);
+    dp_growth_explain(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         const size_t n = strlen(t->why);

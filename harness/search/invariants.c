@@ -1,7 +1,6 @@
 /* The list of invariants, and all of them on one problem (invariants.h). */
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/run/outputs.h"
-#include "harness/verdict/stage_bound.h"
 #include "invariants_work.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
