@@ -269,6 +269,13 @@ static double raw_error_norm(const double *x, const double *err, int64_t row, in
 
 /* ---- what no chain format changes ------------------------------------------------------------ */
 
+/* do [c][V] of a chunk's tokens, to be freed. */
+static double *do_of(const dp_error_bound_base *w, int g, int hv) {
+    double *dout = dp_doubles((int64_t)w->ref->group[g].c * w->ref->p->V);
+    dp_sim_gather_do(w->ref, g, hv, dout);
+    return dout;
+}
+
 void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, const double *S,
                          double *e, double *DX) {
     const dp_chunk_bound *b = &w->b[(int64_t)g * w->ref->p->HV + hv];
@@ -277,8 +284,7 @@ void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, 
         dp_bound_state(b, S ? S : ch->h, e, DX);
         return;
     }
-    double *dout = dp_doubles((int64_t)ch->c * ch->V);
-    dp_sim_gather_do(w->ref, g, hv, dout);
+    double *dout = do_of(w, g, hv);
     dp_bound_state_bwd(b, dout, S ? S : ch->dh, e, DX);
     free(dout);
 }
@@ -292,19 +298,20 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv) 
     const dp_problem *p = s->p;
     const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub];
     if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return NULL;
-    double *H = dp_doubles((int64_t)p->K * p->V), *dout = dp_doubles((int64_t)DP_CHUNK_MOST * p->V);
+    double *H = dp_doubles((int64_t)p->K * p->V);
     double *e = dp_doubles(dp_state_error_size(&w->r, p->K, p->V));
     for (int i = 0; i < n; i++) {
         const int g = dp_error_bound_turn(s, back, r, sub, i);
         dp_error_bound_step(w, back, g, hv, H, e, NULL);
-        if (back) dp_sim_gather_do(s, g, hv, dout);
+        dp_chunk *ch = &s->ch[(int64_t)g * p->HV + hv];
+        double *dout = back ? do_of(w, g, hv) : NULL;
         if (back)
-            dp_chunk_state_bwd(dp_sim_chunk(s, g, hv), dout, H, NULL);
+            dp_chunk_state_bwd(ch, dout, H, NULL);
         else
-            dp_chunk_state(dp_sim_chunk(s, g, hv), H, NULL);
+            dp_chunk_state(ch, H, NULL);
+        free(dout);
     }
     free(H);
-    free(dout);
     return e;
 }
 
@@ -330,7 +337,7 @@ static void count_held(dp_sim *s, int hv, int x, double *held) {
     const int HV = s->p->HV, K = s->p->K, n = s->ngroup, alike = dp_Kg(s->p) == 1 ? K : 1;
     chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
     for (int g = 0; g < n; g++) {
-        const dp_chunk *ch = dp_sim_chunk(s, g, hv);
+        const dp_chunk *ch = &s->ch[(int64_t)g * HV + hv];
         const double gate = ch->gcum[(int64_t)(ch->c - 1) * K + x];
         of[g] = (chunk_gate){isnan(gate) ? 0 : gate, g}; /* what is no number is judged by nobody */
     }
@@ -981,12 +988,12 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
                     .c = s->group[g].c,
                     .n = s->group[g].c * dp_rows(p),
                     .each = out->entry[DP_QKV_Q] != NULL};
-    double *dout = dp_doubles((int64_t)x.c * p->V);
     group_open(&x);
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
-        dp_sim_gather_do(s, g, hv, dout);
+        double *dout = do_of(w, g, hv);
         dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
+        free(dout);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
         if (dp_by_rows(p)) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
@@ -1001,7 +1008,6 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         if (!dp_by_rows(p)) key_rows(&x, &x.k, h);
     }
     group_close(&x);
-    free(dout);
 }
 
 /* A sum over tokens of one entry: sums over chunks of errors and of absolute values. */
@@ -1358,8 +1364,7 @@ static void intra_stage(const dp_error_bound_base *w, int stage, int g, int hv, 
     double *own = NULL, *dout = NULL;
     if (stage == DP_AKK && !b->DT) own = inverse_error(b);
     if (stage == DP_DV_LOCAL) {
-        dout = dp_doubles((int64_t)b->ch->c * b->ch->V);
-        dp_sim_gather_do(w->ref, g, hv, dout);
+        dout = do_of(w, g, hv);
         own = local_gradient_error(b, dout);
     }
     put_rows(w, g, hv, stage,

@@ -390,7 +390,7 @@ static dp_status session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_
     if (s) return s;
     if (dp_session_parse(f->session, &c->session, &why))
         return dp_casefile_refuse(f, "session", e, "%s", why.msg);
-    if (dp_has_halo(&c->p) && dp_session_rolls_back(&c->session))
+    if (dp_has_halo(&c->p) && c->session.rolls_back)
         return dp_casefile_refuse(f, "session", e,
                                   "drafted tokens of %s need more of the calls before than a state",
                                   dp_models[c->p.model].name);
@@ -437,7 +437,7 @@ static dp_status check_ring(const dp_casefile *f, const dp_case *c, dp_err *e) {
     if (s->ring && !s->slots)
         return dp_casefile_refuse(f, "session_ring", e,
                                   "session_slots is missing: rings lie there");
-    if (s->ring && dp_session_rolls_back(s))
+    if (s->ring && s->rolls_back)
         return dp_casefile_refuse(f, "session_ring", e, "beside drafted tokens");
     return DP_OK;
 }

@@ -277,11 +277,8 @@ dp_sim *dp_sharding_reference(dp_sharding *sp) {
 }
 
 void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
-    dp_design exact = dp_design_of(DP_BASE_FP64);
-    exact.chunk = chunk;
-    const dp_sim_options o = {.first_of_call = sp->first_of_call};
-    dp_must(dp_sim_open(ref, &sp->c->p, &exact, sp->first_of_call ? 1 : sp->N, &o, NULL));
-    dp_sim_run(ref, DP_FP64, DP_EXCHANGE_ALLGATHER, sp->c->backward);
+    dp_must(dp_sim_reference(ref, &sp->c->p, chunk, sp->first_of_call ? 1 : sp->N,
+                             sp->first_of_call, sp->c->backward, NULL));
 }
 
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
@@ -688,8 +685,7 @@ dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_m
     r->design = m ? m->design : x->design;
     if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
     r->let_unjudged = sp->std->o->unjudged;
-    if (sp->first_of_call && dp_session_rolls_back(&sp->c->session))
-        r->rollback = "accepted tokens run again";
+    if (sp->first_of_call && sp->c->session.rolls_back) r->rollback = "accepted tokens run again";
     r->variant = x->variant;
     r->merge = x->way.exchange;
     r->payload = x->way.payload;

@@ -166,8 +166,7 @@ static int could_pass(const search *s, const dp_case *c, const dp_stored_results
     int could = 1, backward = 0;
     for (int f = 0; f < DP_NRESULTS; f++)
         backward |= *dp_result_at((dp_result *)&g->r, f) && dp_result_fields[f].backward;
-    if (dp_sim_new(&sim, &c->p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return 1;
-    dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    if (dp_sim_reference(&sim, &c->p, DP_CHUNK, 1, NULL, backward, &e)) return 1;
     for (int f = 0; f < DP_NRESULTS && could; f++) {
         const double *x = *dp_result_at((dp_result *)&g->r, f), *y = *dp_result_at(&sim.out, f);
         double failed, limit;

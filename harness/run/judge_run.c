@@ -383,13 +383,11 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
                         const dp_raw_error *raw, dp_error_bound *out) {
     const int backward = sp->c->backward;
     dp_problem p = sp->c->p;
-    dp_design exact = dp_design_of(DP_BASE_FP64), alone = *design;
+    dp_design alone = *design;
     dp_sim ref;
     p.own = (dp_owners){0};
-    exact.chunk = design->chunk;
-    alone.sending = exact.sending;
-    dp_must(dp_sim_open(&ref, &p, &exact, 1, NULL, NULL));
-    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    alone.sending = (dp_sending){0};
+    dp_must(dp_sim_reference(&ref, &p, design->chunk, 1, NULL, backward, NULL));
     of_reference(&ref, &alone, chain, raw, backward, out);
     dp_error_bound_spread(&p, sp->N, out);
 }
@@ -552,13 +550,14 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     dp_judgement *t = &run->tensor[run->ntensor - 1];
     const dp_session *s = &c->session;
     if (!s->text || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
-    const int64_t call = dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence]);
-    const dp_session_call x = dp_session_at(s, call);
+    dp_session_call x;
+    const int64_t call =
+        dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence], &x);
     const size_t n = strlen(t->why);
     snprintf(t->why + n, sizeof t->why - n,
              "; in call %lld of its sequence: %lld drafted, %lld accepted%s", (long long)call + 1,
              (long long)x.drafted, (long long)x.accepted,
-             s->prefix && call == dp_session_call_of(s, s->prefix)
+             s->prefix && call == dp_session_call_of(s, s->prefix, NULL)
                  ? ", the first behind the shared prefix"
                  : "");
 }

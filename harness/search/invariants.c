@@ -411,17 +411,15 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
 
 /* Largest entry of o and final_state in fp64; 0: too costly to know. */
 static double check_largest(const dp_check_work *w) {
-    dp_design exact = dp_design_of(DP_BASE_FP64);
     dp_sim ref;
     dp_err e = {0};
     double most = 0;
     if (reference_seconds(w->p) > AFFORDABLE) return 0;
     dp_problem here = check_at_hand(w->p);
-    if (dp_sim_open(&ref, &here, &exact, w->N, NULL, &e)) {
+    if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) {
         dp_problem_free(&here);
         return 0;
     }
-    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
         const double *x = *dp_result_at(&ref.out, f);
         int64_t rows, width;
@@ -463,12 +461,10 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, in
     const dp_problem *p = &here;
     dp_sim ref;
     dp_error_bound_base base;
-    dp_design exact = dp_design_of(DP_BASE_FP64);
     const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
-    exact.chunk = design.chunk;
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
-    dp_must(dp_sim_open(&ref, p, &exact, N, NULL, NULL));    /* it was run on these ranks */
-    dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    dp_must(dp_sim_reference(&ref, p, design.chunk, N, NULL, backward,
+                             NULL)); /* it was run on these ranks */
     dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
     dp_error_bound_run(&base, s->chain, backward, b);
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)

@@ -49,9 +49,8 @@ dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, i
     st = bisect_convs(c, how, NULL, &out->conv[0], e);
     if (!st && how->backward) {
         dp_sim ref;
-        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
+        st = dp_sim_reference(&ref, &c->p, DP_CHUNK, how->N, NULL, 1, e);
         if (!st) {
-            dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
             const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
             st = bisect_convs(c, how, dy, &out->conv[1], e);
             dp_sim_free(&ref);

@@ -923,8 +923,7 @@ static void compare_states(const walk *w, const dp_problem *y, const dp_call_res
     dp_states_seen *far = w->by->far;
     dp_sim s;
     dp_err e = {0};
-    if (dp_sim_new(&s, y, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return;
-    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    if (dp_sim_reference(&s, y, DP_CHUNK, 1, NULL, 0, &e)) return;
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
         const int i = z / w->p->HV;
         const double off = w->pool && idle(w, i) ? 0

@@ -1299,6 +1299,16 @@ void dp_sim_run(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_b
     dp_sim_after(s, DP_AFTER_RUN, (dp_sim_place){0});
 }
 
+dp_status dp_sim_reference(dp_sim *s, const dp_problem *p, int chunk, int N,
+                           const unsigned char *first_of_call, int backward, dp_err *e) {
+    const dp_sim_options o = {.first_of_call = first_of_call};
+    dp_design exact = dp_design_of(DP_BASE_FP64);
+    exact.chunk = chunk;
+    const dp_status st = dp_sim_open(s, p, &exact, N, &o, e);
+    if (!st) dp_sim_run(s, DP_FP64, DP_EXCHANGE_ALLGATHER, backward);
+    return st;
+}
+
 void dp_sim_run_ranks(dp_sim *s, dp_format chain_format, dp_exchange merge, int with_backward) {
     dp_sim_begin(s, chain_format, merge, with_backward);
     if (!dp_exchanges[s->merge].states) return;
