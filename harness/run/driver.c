@@ -101,7 +101,7 @@ void dp_standard_close(dp_standard *s) {
 /* Inputs on which nothing rounds have no draws. */
 static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXACT && !c->data; }
 
-void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim) {
+static void standard_expect(dp_standard *s, int set, int n, const dp_claim *claim) {
     if (!nothing_rounds(s->c)) dp_expectations_want(&s->expect, set, n, claim);
 }
 
@@ -316,20 +316,25 @@ void dp_sharding_prefixes(dp_sharding *sp) {
 
 /* ---- runs on it ------------------------------------------------------------------------------ */
 
-dp_claim dp_run_claim(const dp_run *r) {
-    dp_claim c = {r->parts ? r->parts : r->ranks, r->design, r->chain, 0};
+/* Without intermediates. */
+static dp_claim claim_of(const dp_run *r, const dp_design *design) {
+    dp_claim c = {r->parts ? r->parts : r->ranks, *design, r->chain, 0};
     c.design.drop = 0; /* draws drop nothing */
     return c;
 }
 
-void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r) {
-    dp_claim claim = dp_run_claim(r);
-    claim.stages = stages;
-    dp_standard_expect(sp->std, r->set, 1, &claim);
+void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
+                        const dp_design *design) {
+    dp_claim claim[DP_COMMON_DESIGNS];
+    for (int i = 0; i < n; i++) {
+        claim[i] = claim_of(r, &design[i]);
+        claim[i].stages = stages;
+    }
+    if (n) standard_expect(sp->std, r->set, n, claim);
 }
 
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) {
-    const dp_claim claim = dp_run_claim(r);
+    const dp_claim claim = claim_of(r, &r->design);
     return dp_expectations_find(&sp->std->expect, &claim, r->set);
 }
 
@@ -625,7 +630,7 @@ static void expect_all(const dp_plan *plan, dp_standard *std) {
         const dp_claim claim = {x->N, x->design, x->chain, x->stages};
         if (x->claimed) n = add_claim(&claim, list, n);
     }
-    dp_standard_expect(std, 0, n, list);
+    standard_expect(std, 0, n, list);
     free(list);
 }
 

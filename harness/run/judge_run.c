@@ -315,7 +315,11 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 
 void dp_bound_bases_free(dp_bound_bases *w) {
     if (w->ready) dp_error_bounds_free(&w->of);
-    if (w->bounded) dp_error_bound_free(&w->bound);
+    for (int i = 0; i < w->n; i++) {
+        dp_error_bound_free(&w->known[i]->bound);
+        free(w->known[i]);
+    }
+    free(w->known);
 }
 
 /* ---- their cache ----------------------------------------------------------------------------- */
@@ -392,13 +396,20 @@ static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_forma
     dp_error_bound_spread(&p, sp->N, out);
 }
 
+/* The part that no chain format changes, of a plain design. */
+static dp_error_bounds *ready(dp_sharding *sp, const dp_design *design, const dp_raw_error *raw,
+                              dp_bound_bases *w) {
+    if (!w->ready)
+        dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, sp->c->backward, raw);
+    w->ready = 1;
+    return &w->of;
+}
+
 static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
                             const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
-    const int backward = sp->c->backward;
-    if (!w->ready) dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, backward, raw);
-    w->ready = 1;
-    w->of.sound.sending = w->of.probable.sending = design->sending;
-    dp_error_bounds_run(&w->of, chain, backward, out);
+    dp_error_bounds *of = ready(sp, design, raw, w);
+    of->sound.sending = of->probable.sending = design->sending;
+    dp_error_bounds_run(of, chain, sp->c->backward, out);
 }
 
 /* Adds one store of each result in the format that it leaves in. */
@@ -938,9 +949,7 @@ static void stage_errors_make(dp_sharding *sp, const dp_run *run, double *const 
     const dp_key key = cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
     if (!n || (cache && dp_cache_load(cache, DP_CACHE_STAGES, key, part, n))) return;
     const dp_design plain = dp_design_of(run->base);
-    if (!w->ready)
-        dp_error_bounds_init(&w->of, dp_sharding_reference(sp), &plain, sp->c->backward, NULL);
-    w->ready = 1;
+    ready(sp, &plain, NULL, w);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         if (stage_is_inner(stage, i)) make_one(sp, run->chain, w, i, x);
     if (cache) dp_cache_save(cache, DP_CACHE_STAGES, key, part, n);
@@ -1312,7 +1321,7 @@ static void settle(const judging *j, dp_run *r) {
     if (r->exact || !may_settle(r, ties)) return;
     dp_run again = fresh(r, &r->design);
     again.set = ties ? DP_SET_OFF_LATTICE : 1;
-    dp_sharding_expect(j->sp, j->stages, &again);
+    dp_sharding_expect(j->sp, &again, j->stages, 1, &again.design);
     judge_all(j, &again);
     replace_failures(r, &again);
     forget(&again);
@@ -1355,31 +1364,26 @@ static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const d
     }
 }
 
-/* Bounds of r's design, to be freed. */
-static dp_error_bound bounds_of(const judging *x, const dp_run *r) {
-    dp_error_bound bound;
-    dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
-    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
-    return bound;
-}
-
-/* The same, but of the run before where those are r's. */
-static const dp_error_bound *bounds_kept(const judging *x, const dp_run *r) {
+/* Bounds of r's design, made once. */
+static const dp_error_bound *bounds_of(const judging *x, const dp_run *r) {
     dp_bound_bases *w = x->bases;
-    if (w->bounded && w->chain == r->chain && dp_design_same(&w->design, &r->design))
-        return &w->bound;
-    if (w->bounded) dp_error_bound_free(&w->bound);
-    w->bound = bounds_of(x, r);
-    w->design = r->design;
-    w->chain = r->chain;
-    w->bounded = 1;
-    return &w->bound;
+    for (int i = 0; i < w->n; i++)
+        if (w->known[i]->chain == r->chain && dp_design_same(&w->known[i]->design, &r->design))
+            return &w->known[i]->bound;
+    dp_known_bound *k = dp_alloc(1, sizeof *k);
+    k->design = r->design;
+    k->chain = r->chain;
+    dp_run_bounds(x->sp, &r->design, r->chain, w, &k->bound);
+    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &k->bound);
+    w->known = dp_realloc(w->known, sizeof *w->known * (size_t)(w->n + 1));
+    w->known[w->n++] = k;
+    return &k->bound;
 }
 
-/* Judges r by these bounds, and by its draws where they are known. */
-static void judge_by(const judging *x, const dp_error_bound *bound, dp_run *r, int settled) {
+/* Judges r by its bounds, and by its draws where they are known. */
+static void judge_by(const judging *x, dp_run *r, int settled) {
     judging j = *x;
-    j.bound = bound;
+    j.bound = bounds_of(x, r);
     judge_all(&j, r);
     if (settled) settle(&j, r);
     dp_run_close(r);
@@ -1395,33 +1399,20 @@ static int is_another(const judging *x, const dp_design *d) {
     return d->chunk <= 16 || d->chunk / 2 < longest;
 }
 
-/* A design that may explain it, and its bounds. */
-typedef struct {
-    dp_design design;
-    dp_error_bound bound;
-} trial;
-
 /* The common designs but for the first whose bounds hold all of it; their draws are made. Returns
  * their number. */
-static int trials_of(const judging *x, const dp_run *r, trial t[DP_COMMON_DESIGNS]) {
+static int trials_of(const judging *x, const dp_run *r, dp_design t[DP_COMMON_DESIGNS]) {
     dp_design all[DP_COMMON_DESIGNS];
-    dp_claim claim[DP_COMMON_DESIGNS];
     const int most = dp_design_common(&r->design, all);
     int n = 0;
     for (int i = 1; i < most; i++) {
         if (!is_another(x, &all[i])) continue;
         dp_run bounded = fresh(r, &all[i]);
-        t[n] = (trial){all[i], bounds_of(x, &bounded)};
-        judge_by(x, &t[n].bound, &bounded, 0);
-        if (bounded.verdict == DP_FAIL) {
-            dp_error_bound_free(&t[n].bound);
-        } else {
-            claim[n] = dp_run_claim(&bounded);
-            claim[n++].stages = x->stages;
-        }
+        judge_by(x, &bounded, 0);
+        if (bounded.verdict != DP_FAIL) t[n++] = all[i];
         forget(&bounded);
     }
-    if (n) dp_standard_expect(x->sp->std, r->set, n, claim);
+    dp_sharding_expect(x->sp, r, x->stages, n, t);
     return n;
 }
 
@@ -1441,18 +1432,16 @@ static int may_be_explained(const dp_run *r) {
 
 /* One after the other until one passes. */
 static void try_others(const judging *x, dp_run *r) {
-    trial t[DP_COMMON_DESIGNS];
+    dp_design t[DP_COMMON_DESIGNS];
     const int n = trials_of(x, r, t);
     for (int i = 0; i < n && r->verdict != DP_PASS; i++) {
-        dp_run other = fresh(r, &t[i].design);
-        judge_by(x, &t[i].bound, &other, 1);
+        dp_run other = fresh(r, &t[i]);
+        judge_by(x, &other, 1);
         if (explains_more(r, &other))
             take(r, &other);
         else
             forget(&other);
     }
-    for (int i = 0; i < n; i++)
-        dp_error_bound_free(&t[i].bound);
 }
 
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r) {
@@ -1462,8 +1451,8 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     dp_design common[DP_COMMON_DESIGNS];
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
-    dp_sharding_expect(sp, x.stages, r);
-    judge_by(&x, bounds_kept(&x, r), r, 1);
+    dp_sharding_expect(sp, r, x.stages, 1, &r->design);
+    judge_by(&x, r, 1);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;
     if (r->undeclared) r->design = declared;

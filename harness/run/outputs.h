@@ -59,14 +59,16 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 /* ---- bounds of all results ------------------------------------------------------------------- */
 
 /* Bounds of one base on one sharding. The first that is not cached fills the part that no chain
- * format changes. The last run's are kept (judge_run.c). Starts as zeros. */
+ * format changes. Those of runs are kept (judge_run.c). Starts as zeros. */
 typedef struct {
-    int ready;
-    dp_error_bounds of;
-    int bounded;
     dp_design design;
     dp_format chain;
     dp_error_bound bound;
+} dp_known_bound;
+typedef struct {
+    int ready, n;
+    dp_error_bounds of;
+    dp_known_bound **known;
 } dp_bound_bases;
 void dp_bound_bases_free(dp_bound_bases *w);
 

@@ -29,9 +29,6 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
                            int boundaries, dp_err *e);
 /* Frees what dp_standard_open made. */
 void dp_standard_close(dp_standard *s);
-/* Draws for n claims, once each; none where nothing rounds (keys = exact). */
-void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim);
-
 typedef struct {
     dp_standard *std;
     const dp_case *c;      /* std's */
@@ -65,10 +62,10 @@ dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
-/* Without intermediates. */
-dp_claim dp_run_claim(const dp_run *r);
-/* Draws of a run's own claim; stages: 1 where intermediates are judged, too. */
-void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r);
+/* Draws of a run in n designs of DP_COMMON_DESIGNS at most, once each; none where nothing rounds
+ * (keys = exact). stages: 1 where intermediates are judged, too. */
+void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
+                        const dp_design *design);
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);
 
 #endif

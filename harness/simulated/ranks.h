@@ -174,8 +174,8 @@ typedef struct {
 /* A chunk design (chunk > 0) on N ranks; o NULL: nothing beside it. */
 dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                       const dp_sim_options *o, dp_err *e);
-/* The fp64 reference in chunks of that many tokens: opened, and run by all-gather. first_of_call: as
- * above, NULL: none. */
+/* The fp64 reference in chunks of that many tokens: opened, and run by all-gather. first_of_call:
+ * as above, NULL: none. */
 dp_status dp_sim_reference(dp_sim *s, const dp_problem *p, int chunk, int N,
                            const unsigned char *first_of_call, int backward, dp_err *e);
 /* DP_EINPUT where a gate is so strong that simulated ranks, and with them limits, overflow. */
