@@ -59,7 +59,7 @@ typedef struct dp_operation {
 extern const dp_operation dp_operations[DP_NOPS];
 
 /* Does the backend compute the case? */
-static inline int dp_case_on(const dp_case *c, dp_backend b) { return c->op->backends >> b & 1; }
+int dp_case_on(const dp_case *c, dp_backend b);
 
 /* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
 typedef struct {

@@ -1103,7 +1103,7 @@ static int blank(const double *x, int64_t n) {
 
 static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     const dp_sharding *sp = j->sp;
-    const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_rank_of_stage(stage);
+    const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_stage_tensors[stage].rank;
     const storage s = storage_of(j, run->base, stage);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
     double *bound = dp_copy(j->bound->rank[which], pairs);

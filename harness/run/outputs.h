@@ -59,7 +59,7 @@ void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_ca
 /* ---- bounds of all results ------------------------------------------------------------------- */
 
 /* Bounds of one base on one sharding. The first that is not cached fills the part that no chain
- * format changes. Those of runs are kept (judge_run.c). Starts as zeros. */
+ * format changes. The bounds of runs are kept. Starts as zeros. */
 typedef struct {
     dp_design design;
     dp_format chain;
@@ -102,7 +102,7 @@ typedef struct {
  * does, the nearest design gives the verdict. */
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r);
 
-/* dp_judge_outputs, and whatever else a session returns (judge_calls.c). */
+/* dp_judge_outputs, and whatever else a session returns (step.c). */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, dp_err *e);
 #endif

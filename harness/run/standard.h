@@ -62,8 +62,8 @@ dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
-/* Draws of a run in n designs of DP_COMMON_DESIGNS at most, once each; none where nothing rounds
- * (keys = exact). stages: 1 where intermediates are judged, too. */
+/* Draws of a run in n designs, of DP_COMMON_DESIGNS at most, once each. There are none where
+ * nothing rounds (keys = exact). stages: 1 where intermediates are judged, too. */
 void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
                         const dp_design *design);
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
-#define IN_RANK(FIELD) .offset = offsetof(dp_sim, FIELD)
+#define IN_RANK(FIELD, WHICH) .offset = offsetof(dp_sim, FIELD), .rank = DP_RANK_##WHICH
 #define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
 #define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
 #define RANKS(LAST) .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, LAST}
@@ -70,16 +70,16 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
               {NULL},
               RANKS(DP_AXIS_K),
               BY(PRE_FWD),
-              IN_RANK(M),
+              IN_RANK(M, M),
               .what = "transition over the rank's last sub-sequence"},
     [DP_H] =
-        {"H", {NULL}, RANKS(DP_AXIS_V), BY(PRE_FWD), IN_RANK(H), .what = "its state from zeros"},
+        {"H", {NULL}, RANKS(DP_AXIS_V), BY(PRE_FWD), IN_RANK(H, H), .what = "its state from zeros"},
     [DP_S_IN] = {"S_in",
                  {NULL},
                  RANKS(DP_AXIS_V),
                  BY(MERGE_FWD),
                  STATE,
-                 IN_RANK(S_in),
+                 IN_RANK(S_in, S_IN),
                  .what = "state that enters the rank"},
     [DP_STATE] = {"h",
                   {NULL},
@@ -112,21 +112,21 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    BY(MERGE_BWD),
                    STATE,
                    BACKWARD,
-                   IN_RANK(dS_out),
+                   IN_RANK(dS_out, DS_OUT),
                    .what = "gradient of the state that leaves the rank"},
     [DP_DM] = {"dM",
                {NULL},
                RANKS(DP_AXIS_K),
                BY(PRE_BWD),
                BACKWARD,
-               IN_RANK(dM),
+               IN_RANK(dM, DM),
                .what = "adjoint transition over the rank's first sub-sequence"},
     [DP_DH] = {"dH",
                {NULL},
                RANKS(DP_AXIS_V),
                BY(PRE_BWD),
                BACKWARD,
-               IN_RANK(dH),
+               IN_RANK(dH, DH),
                .what = "its gradient from zeros"},
     [DP_DSTATE] = {"dh",
                    {NULL},
@@ -154,12 +154,6 @@ const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
     [DP_RANK_DS_OUT] = DP_DS_OUT, [DP_RANK_DM] = DP_DM, [DP_RANK_DH] = DP_DH};
 
 const char *dp_rank_name(int which) { return dp_stage_tensors[dp_rank_stages[which]].name; }
-
-int dp_rank_of_stage(int stage) {
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        if ((int)dp_rank_stages[i] == stage) return i;
-    return -1;
-}
 
 int dp_stage_tensor_find(const char *name) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
@@ -312,8 +306,9 @@ double *dp_stage_tensor_value(const dp_sim *s, int stage) {
     int64_t rows, width;
     if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) return per_token(s, stage);
     dp_stage_tensor_rows(p, s->N, stage, &rows, &width);
-    const int which = dp_rank_of_stage(stage);
-    double *x = dp_doubles(rows * width), **list = which < 0 ? NULL : dp_sim_rank_list(s, which);
+    const dp_stage_tensor_info *of = &dp_stage_tensors[stage];
+    double *x = dp_doubles(rows * width),
+           **list = of->kind == DP_PER_RANK ? dp_sim_rank_list(s, of->rank) : NULL;
     for (int64_t i = 0; i < rows; i++) {
         const double *from = list ? list[i] : dp_stage_tensor_in_chunk(&s->ch[i], stage);
         if (from)

@@ -38,6 +38,7 @@ typedef struct {
     dp_stage_tensor_kind kind;
     dp_axis axis[DP_MAX_AXES]; /* as of the inputs and results (ref/vocabulary/tensors.h) */
     dp_stage made_by;
+    int rank; /* DP_PER_RANK: DP_RANK_S_IN .. */
     int backward;
     int state;        /* 1: laid out [..,V,K] by those who lay states out so */
     int carried;      /* 1: the state that enters a chunk decides over it */
@@ -52,7 +53,6 @@ int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 /* Its name in files and records. */
 const char *dp_rank_name(int which);
-int dp_rank_of_stage(int stage);                 /* -1: of no rank */
 int dp_exchange_makes(dp_exchange x, int which); /* do ranks that exchange so make it? */
 /* Entries of one, K K or K V. */
 int64_t dp_rank_width(const dp_problem *p, int which);
