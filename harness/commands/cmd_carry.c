@@ -25,13 +25,14 @@ enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"steps", OPT_STEPS, "N", 0,
-     "tokens to compute (default: 100000); after the case's last token comes its first again", 0},
-    {"every", OPT_EVERY, "N", 0, "steps of one call: the state is stored after each (default: 1)",
-     0},
-    {"need", OPT_NEED, "E", 0,
-     "largest error of o, relative to the rms of its rows so far (default: 0.01)", 0},
-    {"head", OPT_HEAD, "N", 0, "one head (default: the worst of all)", 0},
+    DP_ROW(
+        "steps", OPT_STEPS, "N",
+        "tokens to compute (default: 100000); after the case's last token comes its first again"),
+    DP_ROW("every", OPT_EVERY, "N",
+           "steps of one call: the state is stored after each (default: 1)"),
+    DP_ROW("need", OPT_NEED, "E",
+           "largest error of o, relative to the rms of its rows so far (default: 0.01)"),
+    DP_ROW("head", OPT_HEAD, "N", "one head (default: the worst of all)"),
     DP_ROW_JSON_OF("write all points of all heads there"),
     {0}};
 

@@ -71,25 +71,25 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), mpi, cuda or nccl", 0},
+    DP_ROW("backend", DP_OPT_BACKEND, "NAME", "sim (default), mpi, cuda or nccl"),
     DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ must be within the bounds of its design"),
     DP_ROWS_PROGRAM,
-    {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: the kernel claims equal bits",
-     0},
+    DP_ROW("bitwise", OPT_BITWISE, 0,
+           "with --subject, --run, --serve: the kernel claims equal bits"),
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
-    {"variant", OPT_VARIANT, "NAME", 0, "which CUDA kernels (default plain; run --help)", 0},
+    DP_ROW("variant", OPT_VARIANT, "NAME", "which CUDA kernels (default plain; run --help)"),
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
-    {"only", OPT_ONLY, "CHECK", 0, "one check:" DP_CHECK_WORDS, 0},
-    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
-    {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
-    {"heads", OPT_HEADS, "HV", 0,
-     "that many heads (R and the law of inputs as in the case, H = HV)", 0},
-    {"block", OPT_BLOCK, "N", 0,
-     "with --tokens or --heads: heads checked at a time (default: all of a subject's; else so many "
-     "that each block gets one check, at least 2)",
-     0},
-    {"every", OPT_EVERY, 0, 0, "every check on every block of heads (default: on one)", 0},
+    DP_ROW("only", OPT_ONLY, "CHECK", "one check:" DP_CHECK_WORDS),
+    DP_ROW("forward", OPT_FORWARD, 0, "forward only, no gradients"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),
+    DP_ROW("heads", OPT_HEADS, "HV",
+           "that many heads (R and the law of inputs as in the case, H = HV)"),
+    DP_ROW("block", OPT_BLOCK, "N",
+           "with --tokens or --heads: heads checked at a time (default: all of a subject's; else "
+           "so many "
+           "that each block gets one check, at least 2)"),
+    DP_ROW("every", OPT_EVERY, 0, "every check on every block of heads (default: on one)"),
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 

@@ -273,7 +273,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROW_SUBJECT(DP_LIBRARY),
     DP_ROWS_PROGRAM,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim: the simulated ranks; mpi, cuda or nccl", 0},
+    DP_ROW("backend", DP_OPT_BACKEND, "NAME", "sim: the simulated ranks; mpi, cuda or nccl"),
     DP_ROW_BASE,
     DP_ROW_CHAIN,
     DP_ROW_DESIGN,
@@ -285,15 +285,15 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"bitwise", OPT_BITWISE, 0, 0, "both kernels claim equal bits: any difference fails", 0},
-    {"truth", DP_OPT_TRUTH, "KIND", 0,
-     "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it takes "
-     "about a minute)",
-     0},
-    {"no-truth", OPT_NO_TRUTH, 0, 0, "make no truth to decide whose bound is broken", 0},
-    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
-    {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
-    {"heads", OPT_HEADS, "HV", 0, "that many heads (the law of inputs as in the case, H = HV)", 0},
+    DP_ROW("bitwise", OPT_BITWISE, 0, "both kernels claim equal bits: any difference fails"),
+    DP_ROW("truth", DP_OPT_TRUTH, "KIND",
+           "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it "
+           "takes "
+           "about a minute)"),
+    DP_ROW("no-truth", OPT_NO_TRUTH, 0, "make no truth to decide whose bound is broken"),
+    DP_ROW("forward", OPT_FORWARD, 0, "forward only, no gradients"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),
+    DP_ROW("heads", OPT_HEADS, "HV", "that many heads (the law of inputs as in the case, H = HV)"),
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 

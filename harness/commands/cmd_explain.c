@@ -23,11 +23,12 @@ typedef struct {
 enum { OPT_RECORD = 256, OPT_TENSOR };
 
 static const struct argp_option OPTIONS[] = {
-    {"record", OPT_RECORD, "FILE", 0,
-     "take the run from this results.json instead of running it again; needed for judged files", 0},
-    {"tensor", OPT_TENSOR, "NAME", 0,
-     "explain this tensor (default: those that failed, else the one nearest to its limit)", 0},
-    {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, if the ID is of a library's run", 0},
+    DP_ROW(
+        "record", OPT_RECORD, "FILE",
+        "take the run from this results.json instead of running it again; needed for judged files"),
+    DP_ROW("tensor", OPT_TENSOR, "NAME",
+           "explain this tensor (default: those that failed, else the one nearest to its limit)"),
+    DP_ROW("subject", DP_OPT_SUBJECT, "LIB", "the library, if the ID is of a library's run"),
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,

@@ -413,29 +413,30 @@ enum {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0},
-    {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
-    {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
-    {"recurrences", OPT_RECURRENCES, 0, 0,
-     "print the formula of each recurrence, and its inputs with their shapes", 0},
-    {"exchanges", OPT_EXCHANGES, 0, 0,
-     "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
-    {"pieces", OPT_PIECES, "T,..", 0,
-     "print into how many pieces a card cuts sequences of so many tokens, by cuLA's guards and "
-     "by our kernels' rule",
-     0},
-    {"tokens", OPT_TOKENS, "T", 0, "for --exchanges: tokens of a rank (default 8192)", 0},
-    {"ranks", DP_OPT_RANKS, "N,..", 0, "for --exchanges: numbers of ranks (default 2,4,8,64,1024)",
-     0},
-    {"heads", OPT_HEADS, "HV", 0, "value heads (default 32 for --exchanges, 8 for --pieces)", 0},
-    {"K", OPT_K, "K", 0, "channels of a key (default 128)", 0},
-    {"V", OPT_V, "V", 0, "channels of a value (default 128)", 0},
-    {"device", OPT_DEVICE, "NAME", 0,
-     "for --pieces: a card, " DP_DEVICE_WORDS ", or its number of multiprocessors (default h200)",
-     0},
-    {"one-gate", OPT_ONE_GATE, 0, 0, "for --pieces: one gate a head (GDN), not one a channel", 0},
+    DP_ROW("keys", OPT_KEYS, 0, "print the keys of a case file"),
+    DP_ROW("faults", OPT_FAULTS, 0, "print the deliberate faults"),
+    DP_ROW("tensors", OPT_TENSORS, 0, "print the names of inputs, results and stages"),
+    DP_ROW("recurrences", OPT_RECURRENCES, 0,
+           "print the formula of each recurrence, and its inputs with their shapes"),
+    DP_ROW(
+        "exchanges", OPT_EXCHANGES, 0,
+        "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp"),
+    DP_ROW(
+        "pieces", OPT_PIECES, "T,..",
+        "print into how many pieces a card cuts sequences of so many tokens, by cuLA's guards and "
+        "by our kernels' rule"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "for --exchanges: tokens of a rank (default 8192)"),
+    DP_ROW("ranks", DP_OPT_RANKS, "N,..",
+           "for --exchanges: numbers of ranks (default 2,4,8,64,1024)"),
+    DP_ROW("heads", OPT_HEADS, "HV", "value heads (default 32 for --exchanges, 8 for --pieces)"),
+    DP_ROW("K", OPT_K, "K", "channels of a key (default 128)"),
+    DP_ROW("V", OPT_V, "V", "channels of a value (default 128)"),
+    DP_ROW("device", OPT_DEVICE, "NAME",
+           "for --pieces: a card, " DP_DEVICE_WORDS
+           ", or its number of multiprocessors (default h200)"),
+    DP_ROW("one-gate", OPT_ONE_GATE, 0, "for --pieces: one gate a head (GDN), not one a channel"),
     DP_ROW_JSON_OF("for --exchanges and --pieces: write the numbers there; - for standard output"),
-    {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
+    DP_ROW("schema", OPT_SCHEMA, 0, "print the fields of a record as JSON Schema"),
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {

@@ -50,18 +50,18 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"all", OPT_ALL, 0, 0,
-     "every case, base, chain and merge order, every red run located (hours); default: generated "
-     "cases, bases fp32 and bf16",
-     0},
-    {"kernels", OPT_KERNELS, 0, 0,
-     "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
-     "writes kernels.json",
-     0},
-    {"fault", OPT_FAULT, "NAME,..", 0, "these faults only", 0},
-    {"locate", OPT_LOCATE, "CASES", 0,
-     "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
-    {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
+    DP_ROW("all", OPT_ALL, 0,
+           "every case, base, chain and merge order, every red run located (hours); default: "
+           "generated "
+           "cases, bases fp32 and bf16"),
+    DP_ROW(
+        "kernels", OPT_KERNELS, 0,
+        "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
+        "writes kernels.json"),
+    DP_ROW("fault", OPT_FAULT, "NAME,..", "these faults only"),
+    DP_ROW("locate", OPT_LOCATE, "CASES",
+           "cases in which a red run of each fault is localised (default 3; 0: every case)"),
+    DP_ROW("out", OPT_OUT, "DIR", "write museum.json there; `deltaproof report DIR` then shows it"),
     DP_ROW_CACHE,
     {0}};
 

@@ -34,34 +34,35 @@ enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME, OPT_AGAIN, OPT
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"all", OPT_ALL, 0, 0, "run every case", 0},
-    {"smoke", OPT_SMOKE, 0, 0, "run the smoke cases", 0},
-    {"id", OPT_ID, "ID", 0, "reproduce one run of a record, bit for bit", 0},
-    {"limits", OPT_LIMITS, "FILE", 0,
-     "write results, truth and limits of the last run as safetensors "
-     "(harness/verdict/compare.h)",
-     0},
-    {"ranks", DP_OPT_RANKS, "LIST", 0, "only these rank counts, e.g. 1,2,4", 0},
-    {"chain", DP_OPT_CHAIN, "LIST", 0, "only these formats of the M chain: " DP_FORMAT_WORDS, 0},
-    {"base", DP_OPT_BASE, "LIST", 0, "only these base policies: " DP_BASE_WORDS, 0},
-    {"exchange", DP_OPT_MERGE, "LIST", 0,
-     "exchange of states between ranks, in place of the case's: " DP_EXCHANGE_WORDS
-     " (ref/vocabulary/exchange.h)",
-     0},
+    DP_ROW("all", OPT_ALL, 0, "run every case"),
+    DP_ROW("smoke", OPT_SMOKE, 0, "run the smoke cases"),
+    DP_ROW("id", OPT_ID, "ID", "reproduce one run of a record, bit for bit"),
+    DP_ROW("limits", OPT_LIMITS, "FILE",
+           "write results, truth and limits of the last run as safetensors "
+           "(harness/verdict/compare.h)"),
+    DP_ROW("ranks", DP_OPT_RANKS, "LIST", "only these rank counts, e.g. 1,2,4"),
+    DP_ROW("chain", DP_OPT_CHAIN, "LIST", "only these formats of the M chain: " DP_FORMAT_WORDS),
+    DP_ROW("base", DP_OPT_BASE, "LIST", "only these base policies: " DP_BASE_WORDS),
+    DP_ROW("exchange", DP_OPT_MERGE, "LIST",
+           "exchange of states between ranks, in place of the case's: " DP_EXCHANGE_WORDS
+           " (ref/vocabulary/exchange.h)"),
     {"merge", 0, 0, OPTION_ALIAS, 0, 0},
-    {"payload", DP_OPT_PAYLOAD, "LIST", 0,
-     "format in which pairs and states are sent, in place of the case's: " DP_PAYLOAD_WORDS, 0},
-    {"own", DP_OPT_OWN, "LIST", 0,
-     "which rank owns which tokens, in place of the case's: " DP_OWN_WORDS, 0},
-    {"exact-cp", DP_OPT_EXACT_CP, 0, 0, "--own grid: the bits do not depend on the number of ranks",
-     0},
-    {"backend", DP_OPT_BACKEND, "LIST", 0,
-     "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, also "
-     "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one device; "
-     "nccl: a device a rank, processes that share devices, or processes of torchrun or mpirun on "
-     "any hosts; mpi: simulated ranks, processes of `mpirun -np N deltaproof run ..` (default: "
-     "sim, lapack, and cuda where it can run)",
-     0},
+    DP_ROW("payload", DP_OPT_PAYLOAD, "LIST",
+           "format in which pairs and states are sent, in place of the case's: " DP_PAYLOAD_WORDS),
+    DP_ROW("own", DP_OPT_OWN, "LIST",
+           "which rank owns which tokens, in place of the case's: " DP_OWN_WORDS),
+    DP_ROW("exact-cp", DP_OPT_EXACT_CP, 0,
+           "--own grid: the bits do not depend on the number of ranks"),
+    DP_ROW(
+        "backend", DP_OPT_BACKEND, "LIST",
+        "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, "
+        "also "
+        "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one "
+        "device; "
+        "nccl: a device a rank, processes that share devices, or processes of torchrun or mpirun "
+        "on "
+        "any hosts; mpi: simulated ranks, processes of `mpirun -np N deltaproof run ..` (default: "
+        "sim, lapack, and cuda where it can run)"),
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "
                    "sim"),
@@ -76,27 +77,28 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_UNJUDGED,
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
-    {"variant", OPT_VARIANT, "LIST", 0,
-     "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg (dg "
-     "without cancellation), save-all (nothing recomputed), segments (M by the state pass, a "
-     "rank's sequence cut in parts), windows (the same, ranks store states into each other's "
-     "memory); both also with -dh-only or -save-all",
-     0},
+    DP_ROW("variant", OPT_VARIANT, "LIST",
+           "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg "
+           "(dg "
+           "without cancellation), save-all (nothing recomputed), segments (M by the state pass, a "
+           "rank's sequence cut in parts), windows (the same, ranks store states into each other's "
+           "memory); both also with -dh-only or -save-all"),
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     DP_ROW_FAULT,
     DP_ROW_OUT,
     DP_ROW_JSON,
-    {"again", OPT_AGAIN, "N", 0,
-     "for --subject, --run, --serve: call the first N runs (default 2) again, and N of packed "
-     "sequences, with the same inputs and with other values at the same addresses; failing runs, "
-     "too; 0: none",
-     0},
-    {"resume", OPT_RESUME, "DIR", 0, "keep finished cases there; the same command then skips them",
-     0},
+    DP_ROW(
+        "again", OPT_AGAIN, "N",
+        "for --subject, --run, --serve: call the first N runs (default 2) again, and N of packed "
+        "sequences, with the same inputs and with other values at the same addresses; failing "
+        "runs, "
+        "too; 0: none"),
+    DP_ROW("resume", OPT_RESUME, "DIR",
+           "keep finished cases there; the same command then skips them"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     DP_ROWS_PROVENANCE,
-    {"verbose", 'v', 0, 0, "print every run", 0},
+    DP_ROW("verbose", 'v', 0, "print every run"),
     {0}};
 
 /* It takes designs, too (run/subject_lapack.c). */

@@ -33,7 +33,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_DESIGN,
     DP_ROW_TRIES("stop after so many tried problems (default: 20000)"),
     DP_ROW_SECONDS("stop after so many seconds, and write the smallest so far"),
-    {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
+    DP_ROW("output", DP_OPT_OUTPUT, "FILE", "case file to write (default: CASE.min.case here)"),
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
      "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
      "write the cases to DIR)",

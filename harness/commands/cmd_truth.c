@@ -96,9 +96,9 @@ enum { OPT_BITS = 256, OPT_INPUTS, OPT_GATE };
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_SAFETENSORS,
-    {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
-    {"inputs", OPT_INPUTS, "IN", 0, "safetensors file of inputs, in place of a case", 0},
-    {"gate", OPT_GATE, "FORM", 0, "with --inputs: log, softplus or lower_bound", 0},
+    DP_ROW("bits", OPT_BITS, "N", "MPFR precision (default: the case's)"),
+    DP_ROW("inputs", OPT_INPUTS, "IN", "safetensors file of inputs, in place of a case"),
+    DP_ROW("gate", OPT_GATE, "FORM", "with --inputs: log, softplus or lower_bound"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};
