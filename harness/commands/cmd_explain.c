@@ -65,7 +65,7 @@ static const struct {
      "an allowance for other orders of summation",
      "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
     {"sum", "the error that draws make in a head's sum over all its tokens",
-     "harness/verdict/sums.c"},
+     "harness/verdict/compare.c"},
 };
 
 static const char *text(const json_t *o, const char *key) {

@@ -526,6 +526,26 @@ static const dp_subjects *const SUBJECTS[DP_NOPS] = {
 
 static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op - dp_operations]; }
 
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
+    int n = 0;
+    for (int i = 0; i < ncase; i++) {
+        int keep = nwant == 0;
+        for (int j = 0; j < nwant; j++)
+            keep |= want[j] == in_case[i];
+        if (keep) out[n++] = in_case[i];
+    }
+    return n;
+}
+
+int dp_chains_of(const dp_case *c, const dp_run_options *o, int N, int chains[DP_NFORMATS]) {
+    const int n =
+        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    int all = o->nchain > 0; /* who asks for one gets it */
+    for (int i = 0; i < c->nranks; i++)
+        all |= c->ranks[i] == N && c->all_chains[i];
+    return n > 1 && (N == 1 || !all) ? 1 : n;
+}
+
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
 }
@@ -555,7 +575,8 @@ static int owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS])
     const int asked = o->nown ? o->nown : c->nown;
     int n = 0;
     for (int i = 0; i < asked; i++) {
-        own[n] = (int)dp_fault_own(o->fault, o->nown ? o->own[i] : c->own[i]);
+        const dp_own kind = o->nown ? o->own[i] : c->own[i];
+        own[n] = (int)(kind ? kind : dp_faults[o->fault].own);
         if (!n || own[n] != own[n - 1]) n++;
     }
     return n;

@@ -2,8 +2,8 @@
  * and their cache. Then the parts in their order: results, tensors that ranks exchange, M along the
  * chunks of one rank, stages. Last a second set of draws where it is marginal. */
 #include "harness/bound/store_bound.h"
+#include "harness/verdict/compare.h"
 #include "harness/verdict/source.h"
-#include "harness/verdict/sums.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"

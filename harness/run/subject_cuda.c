@@ -47,7 +47,7 @@ static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_o
                       dp_plan *to, dp_err *e) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const int nb = dp_bases_of(c, o, bases);
-    const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
+    const int nc = dp_chains_of(c, o, N, chains);
     (void)e;
     if (o->fault || !dp_case_on(c, k->backend) || !dp_options_want(o, k->backend) ||
         dp_cuda_unavailable(k->backend, 1))

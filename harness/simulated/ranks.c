@@ -344,6 +344,17 @@ static void divide_by_norms(dp_sim *s) {
             (*dp_input_at(&s->units.p, i))[x] = dp_store(f, dp_input_of(&s->units.p, i)[x]);
 }
 
+/* Zeros for what a stage makes. */
+static void fresh(dp_sim *s, dp_stage stage) {
+    const dp_problem *p = s->p;
+    for (int i = 0; i < DP_NSIM_ARRAYS; i++) {
+        const dp_sim_array_info *x = &dp_sim_arrays[i];
+        if (x->made_by != stage || (x->writes && !s->values)) continue;
+        const int64_t heads = x->heads == DP_AXIS_H ? p->H : p->HV;
+        dp_sim_replace(dp_sim_array(s, i), dp_doubles(p->T * heads * dp_sim_array_width(s, i)));
+    }
+}
+
 /* Activated q, k, gate and beta of all tokens. */
 static void activate(dp_sim *s) {
     const dp_problem *p = s->p;
@@ -351,7 +362,7 @@ static void activate(dp_sim *s) {
     const dp_base base = s->at[DP_STAGE_GATE];
     const dp_design design = sim_design_at(s, DP_STAGE_GATE);
     const dp_format f = dp_design_kept(&design);
-    dp_sim_fresh(s, DP_STAGE_GATE);
+    fresh(s, DP_STAGE_GATE);
     divide_by_norms(s);
     (base == DP_BASE_FP64 ? dp_activate : dp_activate_f32)(&s->units.p, 0, p->T, s->q, s->k, s->g,
                                                            s->beta, s->rstd_q, s->rstd_k);
@@ -492,16 +503,6 @@ int64_t dp_sim_array_width(const dp_sim *s, int i) {
     const dp_sim_array_info *x = &dp_sim_arrays[i];
     const int64_t rows = x->keys ? dp_rows(s->p) : 1;
     return x->width ? rows * dp_problem_dims(s->p).of[x->width] : rows;
-}
-
-void dp_sim_fresh(dp_sim *s, dp_stage stage) {
-    const dp_problem *p = s->p;
-    for (int i = 0; i < DP_NSIM_ARRAYS; i++) {
-        const dp_sim_array_info *x = &dp_sim_arrays[i];
-        if (x->made_by != stage || (x->writes && !s->values)) continue;
-        const int64_t heads = x->heads == DP_AXIS_H ? p->H : p->HV;
-        dp_sim_replace(dp_sim_array(s, i), dp_doubles(p->T * heads * dp_sim_array_width(s, i)));
-    }
 }
 
 static const double *factor_at(dp_sim *s, int gi, int hv, dp_stage stage) {
@@ -882,7 +883,9 @@ static void activations_bwd(dp_sim *s, double *sums) {
             store_all(p, i, leaving.out[i], *dp_result_at(&s->out, i));
 }
 
-void dp_sim_activations_bwd(dp_sim *s, double *sums) {
+/* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
+ * without. */
+static void all_activations_bwd(dp_sim *s, double *sums) {
     if (!s->halos) {
         activations_bwd(s, sums);
         return;
@@ -895,15 +898,15 @@ void dp_sim_activations_bwd(dp_sim *s, double *sums) {
 /* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
 static void sim_gate_bwd(dp_sim *s) {
     double *sums = dp_doubles(s->N * dp_sim_numbers_of_sums(s));
-    dp_sim_activations_bwd(s, sums);
+    all_activations_bwd(s, sums);
     add_sums(s, s->at[DP_STAGE_GATE_BWD], sums);
     free(sums);
 }
 
 /* Stages wy_bwd and intra_bwd of all chunks. */
 static void sim_all_grads(dp_sim *s) {
-    dp_sim_fresh(s, DP_STAGE_WY_BWD);
-    dp_sim_fresh(s, DP_STAGE_INTRA_BWD);
+    fresh(s, DP_STAGE_WY_BWD);
+    fresh(s, DP_STAGE_INTRA_BWD);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int g = 0; g < s->ngroup; g++)
         grads(s, g);
@@ -1277,10 +1280,15 @@ static void take_results(dp_sim *s, int backward) {
 static void run_heads(dp_sim *s, int backward) {
     if (!s->heads) open_heads(s);
     dp_sim_run(&s->heads->sim, s->chain, DP_EXCHANGE_ALLGATHER, backward);
+    if (s->peers && backward) {
+        fresh(s, DP_STAGE_WY_BWD);
+        fresh(s, DP_STAGE_INTRA_BWD);
+    }
     if (s->peers)
         dp_sim_return_heads(s, &s->heads->sim, backward);
     else
         take_results(s, backward);
+    if (s->peers && backward && !dp_by_rows(s->p)) all_activations_bwd(s, NULL);
     s->have_forward = s->have_backward = 0; /* results of other exchanges are no longer there */
     s->runs++;
 }

@@ -621,8 +621,6 @@ static void unpack_made(dp_sim *s, int backward, int from, const double *message
 void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward) {
     const dp_peers *peers = s->peers;
     const int me = peers->rank;
-    if (backward) dp_sim_fresh(s, DP_STAGE_WY_BWD);
-    if (backward) dp_sim_fresh(s, DP_STAGE_INTRA_BWD);
     for (int k = 1; k < peers->N; k++) {
         const int to = (me + k) % peers->N;
         const int64_t n = numbers_made(heads, backward, tokens_of(s, to));
@@ -641,5 +639,4 @@ void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward) {
         unpack_made(s, backward, from, message);
     }
     free(message);
-    if (backward && !dp_by_rows(s->p)) dp_sim_activations_bwd(s, NULL);
 }

@@ -19,8 +19,6 @@ extern const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS];
 double **dp_sim_array(const dp_sim *s, int i);
 /* Numbers of a token and head. */
 int64_t dp_sim_array_width(const dp_sim *s, int i);
-/* Zeros for what a stage makes. */
-void dp_sim_fresh(dp_sim *s, dp_stage stage);
 /* Does local sub-sequence sub of rank r begin with its sequence's first token? */
 int dp_sim_starts_here(const dp_sim *s, int r, int sub);
 /* Does it end with its sequence's last token? */
@@ -43,9 +41,6 @@ void dp_sim_pair(dp_sim *s, int back, int r, int hv, int sub, dp_format chain);
 /* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. Backward its
  * adjoint, of dS; dh and dv_new are kept. */
 void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S);
-/* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
- * without. */
-void dp_sim_activations_bwd(dp_sim *s, double *sums);
 /* dA_log and ddt_bias in a row. */
 int64_t dp_sim_numbers_of_sums(const dp_sim *s);
 
