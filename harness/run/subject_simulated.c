@@ -110,7 +110,7 @@ static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, void **kept
     m->front = sp->c->op->has_front ? &w->front : NULL;
     m->out = (dp_outputs){.results = &w->s.out, .forms_all_pairs = 1, .sim = &w->s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = dp_sim_rank_list(&w->s, i);
+        if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = w->s.rank[i];
     return DP_OK;
 }
 

@@ -142,7 +142,12 @@ typedef struct dp_sim {
     dp_payload payload; /* of later runs; the design's until it is set */
     dp_traffic sent;    /* by all ranks in the last run, where all are here */
     dp_result out;
-    double **S_in, **M, **H, **dS_out, **dM, **dH;
+    union {
+        struct {
+            double **S_in, **M, **H, **dS_out, **dM, **dH;
+        };
+        double **rank[DP_RANK_TENSORS]; /* by DP_RANK_S_IN .. */
+    };
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
     double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
-#define IN_RANK(FIELD, WHICH) .offset = offsetof(dp_sim, FIELD), .rank = DP_RANK_##WHICH
 #define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
 #define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
 #define RANKS(LAST) .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, LAST}
@@ -70,16 +69,20 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
               {NULL},
               RANKS(DP_AXIS_K),
               BY(PRE_FWD),
-              IN_RANK(M, M),
+              .rank = DP_RANK_M,
               .what = "transition over the rank's last sub-sequence"},
-    [DP_H] =
-        {"H", {NULL}, RANKS(DP_AXIS_V), BY(PRE_FWD), IN_RANK(H, H), .what = "its state from zeros"},
+    [DP_H] = {"H",
+              {NULL},
+              RANKS(DP_AXIS_V),
+              BY(PRE_FWD),
+              .rank = DP_RANK_H,
+              .what = "its state from zeros"},
     [DP_S_IN] = {"S_in",
                  {NULL},
                  RANKS(DP_AXIS_V),
                  BY(MERGE_FWD),
                  STATE,
-                 IN_RANK(S_in, S_IN),
+                 .rank = DP_RANK_S_IN,
                  .what = "state that enters the rank"},
     [DP_STATE] = {"h",
                   {NULL},
@@ -112,21 +115,21 @@ const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
                    BY(MERGE_BWD),
                    STATE,
                    BACKWARD,
-                   IN_RANK(dS_out, DS_OUT),
+                   .rank = DP_RANK_DS_OUT,
                    .what = "gradient of the state that leaves the rank"},
     [DP_DM] = {"dM",
                {NULL},
                RANKS(DP_AXIS_K),
                BY(PRE_BWD),
                BACKWARD,
-               IN_RANK(dM, DM),
+               .rank = DP_RANK_DM,
                .what = "adjoint transition over the rank's first sub-sequence"},
     [DP_DH] = {"dH",
                {NULL},
                RANKS(DP_AXIS_V),
                BY(PRE_BWD),
                BACKWARD,
-               IN_RANK(dH, DH),
+               .rank = DP_RANK_DH,
                .what = "its gradient from zeros"},
     [DP_DSTATE] = {"dh",
                    {NULL},
@@ -252,10 +255,6 @@ const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage) {
     return *(double *const *)((const char *)ch + dp_stage_tensors[stage].offset);
 }
 
-double **dp_sim_rank_list(const dp_sim *s, int which) {
-    return *(double **const *)((const char *)s + dp_stage_tensors[dp_rank_stages[which]].offset);
-}
-
 /* Columns of row (token s of the chunk) in the chunk's own array, and how many of them count: up to
  * the block diagonal. */
 void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int s, int64_t width, int64_t *stride,
@@ -308,7 +307,7 @@ double *dp_stage_tensor_value(const dp_sim *s, int stage) {
     dp_stage_tensor_rows(p, s->N, stage, &rows, &width);
     const dp_stage_tensor_info *of = &dp_stage_tensors[stage];
     double *x = dp_doubles(rows * width),
-           **list = of->kind == DP_PER_RANK ? dp_sim_rank_list(s, of->rank) : NULL;
+           **list = of->kind == DP_PER_RANK ? s->rank[of->rank] : NULL;
     for (int64_t i = 0; i < rows; i++) {
         const double *from = list ? list[i] : dp_stage_tensor_in_chunk(&s->ch[i], stage);
         if (from)

@@ -94,8 +94,7 @@ static outcome check(exact_case *x, dp_sim *s) {
         const dp_truth_rank *w = &at[i];
         for (int z = 0; z < DP_RANK_TENSORS; z++)
             if (w->of[z].there && (dp_rank_is_state(z) ? states : pairs))
-                compare(dp_rank_name(z), r, h, dp_sim_rank_list(s, z)[i], w->of[z].x,
-                        dp_rank_width(p, z), &o);
+                compare(dp_rank_name(z), r, h, s->rank[z][i], w->of[z].x, dp_rank_width(p, z), &o);
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &x->t.field[i];

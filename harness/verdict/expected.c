@@ -431,7 +431,7 @@ const double *dp_drawn_rank_value(const dp_drawn_run *x, int tensor, int64_t z) 
     const int64_t KV = (int64_t)x->p.K * x->p.V;
     const int64_t HV = x->p.HV;
     if (x->session) return NULL;
-    if (x->design.chunk) return dp_sim_rank_list(&x->sim, tensor)[z];
+    if (x->design.chunk) return x->sim.rank[tensor][z];
     if (tensor == DP_RANK_S_IN) return x->S + z * KV;
     if (tensor == DP_RANK_DS_OUT) return z / HV + 1 < x->N ? x->dS + (z + HV) * KV : NULL;
     return x->pairs.of[tensor] ? x->pairs.of[tensor][z] : NULL;
@@ -893,7 +893,7 @@ static void add_ranks(const drawn_pair *a, int tensor) {
     double *want = dp_doubles(map->rows * map->width);
     for (int64_t z = 0; z < map->rows; z++) {
         const double *g = dp_drawn_rank_value(a->one, tensor, z);
-        const double *w = dp_sim_rank_list(a->ref->sim, tensor)[z];
+        const double *w = a->ref->sim->rank[tensor][z];
         if (!g || !w) continue;
         memcpy(got + z * map->width, g, sizeof *got * (size_t)map->width);
         memcpy(want + z * map->width, w, sizeof *want * (size_t)map->width);
