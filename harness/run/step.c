@@ -1,7 +1,7 @@
 /* Judges the surroundings of a recurrence. First the convolutions of a training step, end to end
  * over N ranks (step.h). Then the calls of a session, with all that they passed on (outputs.h). */
 #include "step.h"
-#include "harness/device/device_conv.h"
+#include "harness/device/device_run.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"

@@ -1,5 +1,5 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
-#include "harness/device/device_decode.h"
+#include "harness/device/device_run.h"
 #include "harness/simulated/calls.h"
 #include "outputs.h"
 #include "ref/chunk/gate.h"
