@@ -21,27 +21,11 @@ typedef struct {
     const char *limits; /* NULL: not asked for */
 } options;
 
-enum {
-    OPT_INPUTS = 256,
-    OPT_CLAIM,
-    OPT_BASE,
-    OPT_GATE,
-    OPT_GATE_DTYPE,
-    OPT_LOWER_BOUND,
-    OPT_BETA,
-    OPT_L2NORM,
-    OPT_SCALE,
-    OPT_CU_SEQLENS,
-    OPT_LAYOUT,
-    OPT_RECURRENCE,
-    OPT_TOKENS,
-    OPT_WHY,
-    OPT_LIMITS
-};
+enum { OPT_TOKENS = 256, OPT_WHY };
 
 static const struct argp_option OPTIONS[] = {
-    DP_ROW(
-        "inputs", OPT_INPUTS, "IN",
+    DP_TEXT(
+        "inputs", judge.inputs, "IN",
         "safetensors file: q k v g beta (without g nothing decays), and optionally A_log dt_bias "
         "initial_state do dht cu_seqlens"),
     DP_ROW_OUTPUTS("safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, "
@@ -51,45 +35,46 @@ static const struct argp_option OPTIONS[] = {
         "ranks", DP_OPT_RANKS, "N",
         "ranks of OUT (default: its metadata, else 1); what no rank receives, as the last M and H, "
         "is not judged"),
-    DP_ROW(
-        "base", OPT_BASE, "NAME",
+    DP_TEXT(
+        "base", judge.base, "NAME",
         "formats that the kernel claims for everything but the M chain: bf16 fp16 fp32 fp64 (fp16: "
         "base bf16 with --design factors=fp16,out=fp16; judged by draws alone)"),
-    DP_ROW("claim", OPT_CLAIM, "FORMAT",
-           "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on"),
+    DP_TEXT("claim", judge.claim, "FORMAT",
+            "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on"),
     DP_ROW_DESIGN_OF(DP_DESIGN),
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
-    DP_ROW(
-        "gate", OPT_GATE, "FORM",
+    DP_TEXT(
+        "gate", judge.gate, "FORM",
         "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
         "+ dt_bias); lower_bound: X "
         "sigmoid(exp(A_log) (g + dt_bias))"),
-    DP_ROW("gate-dtype", OPT_GATE_DTYPE, "FORMAT",
-           "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it "
-           "once"),
-    DP_ROW("lower-bound", OPT_LOWER_BOUND, "X", "the bound X of gate lower_bound"),
-    DP_ROW("beta", OPT_BETA, "FORM",
-           "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased "
-           "(GLA, SSD)"),
-    DP_ROW("l2norm", OPT_L2NORM, "0|1", "1: the kernel normalises q and k itself"),
-    DP_ROW("scale", OPT_SCALE, "X", "factor of q in the output (default: K^-1/2)"),
-    DP_ROW("cu-seqlens", OPT_CU_SEQLENS, "LIST",
-           "first tokens of packed sequences, then T (default: tensor or metadata of IN, else one "
-           "sequence)"),
+    DP_TEXT(
+        "gate-dtype", judge.gate_dtype, "FORMAT",
+        "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it "
+        "once"),
+    DP_TEXT("lower-bound", judge.lower_bound, "X", "the bound X of gate lower_bound"),
+    DP_TEXT("beta", judge.beta, "FORM",
+            "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased "
+            "(GLA, SSD)"),
+    DP_TEXT("l2norm", judge.l2norm, "0|1", "1: the kernel normalises q and k itself"),
+    DP_TEXT("scale", judge.scale, "X", "factor of q in the output (default: K^-1/2)"),
+    DP_TEXT("cu-seqlens", judge.cu_seqlens, "LIST",
+            "first tokens of packed sequences, then T (default: tensor or metadata of IN, else one "
+            "sequence)"),
     DP_ROW_STATE_LAYOUT("both files"),
-    DP_ROW(
-        "layout", OPT_LAYOUT, "fla|mamba",
+    DP_TEXT(
+        "layout", judge.layout, "fla|mamba",
         "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
         "(harness/run/judge.h)"),
-    DP_ROW("recurrence", OPT_RECURRENCE, "NAME|FILE",
-           DP_MODEL_WORDS
-           " (default: metadata, else as the shapes say), or a file of your own: rows as "
-           "text, with the names that its inputs have in both files (harness/README.md)"),
+    DP_TEXT("recurrence", judge.recurrence, "NAME|FILE",
+            DP_MODEL_WORDS
+            " (default: metadata, else as the shapes say), or a file of your own: rows as "
+            "text, with the names that its inputs have in both files (harness/README.md)"),
     DP_ROW("tokens", OPT_TOKENS, "T", "judge OUT as the result of the first T tokens of IN"),
-    DP_ROW("limits", OPT_LIMITS, "FILE",
-           "write the limits of rows, windows, heads and tensors as safetensors "
-           "(harness/verdict/compare.h)"),
+    DP_TEXT("limits", limits, "FILE",
+            "write the limits of rows, windows, heads and tensors as safetensors "
+            "(harness/verdict/compare.h)"),
     DP_ROW("why", OPT_WHY, "SECONDS",
            "if a tensor fails, try common mistakes for so many seconds and print those that fit "
            "(default: 20; 0: none)"),
@@ -103,20 +88,7 @@ static const struct argp_option OPTIONS[] = {
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_CLAIM: o->judge.claim = arg; break;
-    case OPT_BASE: o->judge.base = arg; break;
-    case OPT_GATE: o->judge.gate = arg; break;
-    case OPT_GATE_DTYPE: o->judge.gate_dtype = arg; break;
-    case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
-    case OPT_BETA: o->judge.beta = arg; break;
-    case OPT_L2NORM: o->judge.l2norm = arg; break;
-    case OPT_SCALE: o->judge.scale = arg; break;
-    case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
-    case OPT_LAYOUT: o->judge.layout = arg; break;
-    case OPT_RECURRENCE: o->judge.recurrence = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
-    case OPT_LIMITS: o->limits = arg; break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);
     }

@@ -30,16 +30,16 @@ typedef struct {
     dp_subject subject; /* open where of.subject names one */
 } options;
 
-enum { OPT_ALL = 256, OPT_SMOKE, OPT_ID, OPT_VARIANT, OPT_RESUME, OPT_AGAIN, OPT_LIMITS };
+enum { OPT_VARIANT = 256, OPT_AGAIN };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    DP_ROW("all", OPT_ALL, 0, "run every case"),
-    DP_ROW("smoke", OPT_SMOKE, 0, "run the smoke cases"),
-    DP_ROW("id", OPT_ID, "ID", "reproduce one run of a record, bit for bit"),
-    DP_ROW("limits", OPT_LIMITS, "FILE",
-           "write results, truth and limits of the last run as safetensors "
-           "(harness/verdict/compare.h)"),
+    DP_FLAG("all", all, "run every case"),
+    DP_FLAG("smoke", smoke, "run the smoke cases"),
+    DP_TEXT("id", id, "ID", "reproduce one run of a record, bit for bit"),
+    DP_TEXT("limits", limits, "FILE",
+            "write results, truth and limits of the last run as safetensors "
+            "(harness/verdict/compare.h)"),
     DP_ROW("ranks", DP_OPT_RANKS, "LIST", "only these rank counts, e.g. 1,2,4"),
     DP_ROW("chain", DP_OPT_CHAIN, "LIST", "only these formats of the M chain: " DP_FORMAT_WORDS),
     DP_ROW("base", DP_OPT_BASE, "LIST", "only these base policies: " DP_BASE_WORDS),
@@ -93,8 +93,7 @@ static const struct argp_option OPTIONS[] = {
         "sequences, with the same inputs and with other values at the same addresses; failing "
         "runs, "
         "too; 0: none"),
-    DP_ROW("resume", OPT_RESUME, "DIR",
-           "keep finished cases there; the same command then skips them"),
+    DP_TEXT("resume", resume, "DIR", "keep finished cases there; the same command then skips them"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     DP_ROWS_PROVENANCE,
@@ -113,14 +112,9 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         dp_option_list(st, "variant", arg, dp_cuda_variant_names, DP_NCUDA_VARIANTS,
                        (int *)o->variant, &o->nvariant);
         break;
-    case OPT_ID: o->id = arg; break;
-    case OPT_RESUME: o->resume = arg; break;
-    case OPT_LIMITS: o->limits = arg; break;
     case OPT_AGAIN:
         o->again[0] = o->again[1] = (int)dp_option_number(st, "again", arg, 0, 1 << 20);
         break;
-    case OPT_ALL: o->all = 1; break;
-    case OPT_SMOKE: o->smoke = 1; break;
     case 'v': o->verbose = 1; break;
     case ARGP_KEY_END:
         if (dp_options_idle_design(&o->of) && !solver_alone(&o->of)) argp_error(st, DP_IDLE_DESIGN);

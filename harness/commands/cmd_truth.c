@@ -91,14 +91,14 @@ typedef struct {
     dp_judge_options judge; /* of files of inputs: where they are, and their settings */
 } options;
 
-enum { OPT_BITS = 256, OPT_INPUTS, OPT_GATE };
+enum { OPT_BITS = 256 };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_SAFETENSORS,
     DP_ROW("bits", OPT_BITS, "N", "MPFR precision (default: the case's)"),
-    DP_ROW("inputs", OPT_INPUTS, "IN", "safetensors file of inputs, in place of a case"),
-    DP_ROW("gate", OPT_GATE, "FORM", "with --inputs: log, softplus or lower_bound"),
+    DP_TEXT("inputs", judge.inputs, "IN", "safetensors file of inputs, in place of a case"),
+    DP_TEXT("gate", judge.gate, "FORM", "with --inputs: log, softplus or lower_bound"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};
@@ -107,8 +107,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
     case OPT_BITS: o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096); break;
-    case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_GATE: o->judge.gate = arg; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;

@@ -203,6 +203,14 @@ static void install(const struct argp_state *st, const dp_options *o) {
 }
 
 error_t dp_option(int key, char *arg, struct argp_state *st, dp_options *o) {
+    char *own = st->input;
+    if (key >= DP_OPT_TEXT && key < 2 * DP_OPT_FLAG) {
+        if (key < DP_OPT_FLAG)
+            *(const char **)(own + key - DP_OPT_TEXT) = arg;
+        else
+            *(int *)(own + key - DP_OPT_FLAG) = 1;
+        return 0;
+    }
     repeat(o, key, arg);
     if (text_of(o, key)) {
         *text_of(o, key) = arg;

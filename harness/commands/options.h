@@ -79,12 +79,19 @@ enum {
     DP_OPT_OUTPUTS,
     DP_OPT_STATE_LAYOUT,
     DP_OPT_TRIES,
-    DP_OPT_SECONDS
+    DP_OPT_SECONDS,
+    DP_OPT_TEXT = 1 << 20, /* and up: rows of DP_TEXT, DP_FLAG */
+    DP_OPT_FLAG = 1 << 21
 };
 
 /* A row of a command's table of options. */
 #define DP_ROW(NAME, KEY, VALUE, WHAT) \
     { NAME, KEY, VALUE, 0, WHAT, 0 }
+/* One that is taken as it stands, or sets 1: a field of the command's own struct `options`. */
+#define DP_TEXT(NAME, FIELD, VALUE, WHAT) \
+    DP_ROW(NAME, DP_OPT_TEXT + (int)offsetof(options, FIELD), VALUE, WHAT)
+#define DP_FLAG(NAME, FIELD, WHAT) \
+    DP_ROW(NAME, DP_OPT_FLAG + (int)offsetof(options, FIELD), 0, WHAT)
 #define DP_ROW_CASES                                                                       \
     DP_ROW("cases", DP_OPT_CASES, "DIR", "folder of case files (default: the program's)"), \
         DP_ROW("recurrence", DP_OPT_RECURRENCE, "FILE",                                    \
