@@ -223,7 +223,7 @@ $(BUILD)/flags: FORCE
 	    "$$($(CC) --version | head -n 1)")
 
 $(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o \
-    $(BUILD)/harness/record/junit.o $(BUILD)/harness/search/museum.o \
+    $(BUILD)/harness/record/record.o $(BUILD)/harness/search/museum.o \
     $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h \
     -include $(BUILD)/sources.h

@@ -5,7 +5,6 @@
 #include "operations.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/input.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
 

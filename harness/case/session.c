@@ -1,6 +1,6 @@
 /* The schedule of a session, read and walked (session.h). */
 #include "session.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

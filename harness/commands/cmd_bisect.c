@@ -11,7 +11,7 @@
 #include "harness/search/precision.h"
 #include "options.h"
 #include "ref/vocabulary/context.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <math.h>

@@ -7,7 +7,7 @@
 #include "options.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <jansson.h>
 #include <math.h>

@@ -10,7 +10,7 @@
 #include "harness/record/record_diff.h"
 #include "options.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <errno.h>

@@ -7,11 +7,11 @@
 #include "options.h"
 #include "ref/chunk/exchange_price.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/pieces.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/segments.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <jansson.h>

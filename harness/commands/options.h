@@ -7,7 +7,7 @@
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
-#include "harness/record/provenance.h"
+#include "harness/record/record.h"
 #include "harness/record/run.h"
 #include "ref/vocabulary/text.h"
 #include <argp.h>
@@ -236,7 +236,7 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
 
-/* parse.c: argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
+/* argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
  */
 
 /* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */

@@ -3,7 +3,7 @@
  * harness/run/judge.h. */
 #ifndef DP_TENSOR_FILES_H
 #define DP_TENSOR_FILES_H
-#include "harness/base/complaints.h"
+#include "harness/base/terminal.h"
 #include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"

@@ -1,7 +1,7 @@
 /* The fields of a record, one row each: what it is called, what it is, where it comes from
  * (record_schema.h). `deltaproof list --schema` prints them as JSON Schema. */
 #include "record_schema.h"
-#include "digest.h"
+#include "record.h"
 #include "ref/files/output.h"
 
 #include <cblas.h>
@@ -661,7 +661,7 @@ static const dp_record_field TOP[] = {
     {"created", TEXT, WRITTEN, "2026-11-20T19:00:00Z", GET(created)},
     {"seconds", NUMBER, WRITTEN, NULL, RECORD(seconds)},
     {"digest", OF(DIGEST_OBJECT),
-     .what = "of all results of simulated ranks (record/digest.h), the same on every machine",
+     .what = "of all results of simulated ranks (record/record.h), the same on every machine",
      GET(digest)},
     {"provenance", OF(dp_provenance_schema), .what = "whence the numbers come", GET(provenance)},
     {"totals", OF(TOTALS_OBJECT), WRITTEN, "runs by verdict", GET(totals)},

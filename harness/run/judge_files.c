@@ -4,9 +4,9 @@
 #include "harness/case/case_inputs.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/design.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/tensors.h"
+#include "ref/vocabulary/text.h"
 
 #include <ctype.h>
 #include <math.h>

@@ -6,7 +6,7 @@
  */
 #ifndef DP_JUDGE_FILES_H
 #define DP_JUDGE_FILES_H
-#include "harness/base/complaints.h"
+#include "harness/base/terminal.h"
 #include "judge.h"
 #include "ref/files/safetensors.h"
 

@@ -20,7 +20,7 @@
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
-#include "ref/vocabulary/peers.h"
+#include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
 
 #define DP_MAX_TRAJ 16
