@@ -69,7 +69,9 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
     int ncut;
     int64_t *cut = dp_case_cuts(c, &ncut);
     if (!boundaries) ncut = 0;
-    *s = (dp_standard){.c = c, .o = o, .boundaries = boundaries, .front = dp_step_front(c)};
+    *s = (dp_standard){.c = c, .o = o, .boundaries = boundaries};
+    for (int i = 0; i < DP_NQKV; i++)
+        s->front.conv[i] = c->step.on[i] ? &c->step.conv[i] : NULL;
     const dp_truth_request rq = {.bits = c->bits,
                                  .backward = c->backward,
                                  .ncut = ncut,

@@ -18,13 +18,6 @@ static double **error_of(dp_raw_error *e, int i) {
     return at[i];
 }
 
-dp_front dp_step_front(const dp_case *c) {
-    dp_front f = {{NULL}};
-    for (int i = 0; i < DP_NQKV; i++)
-        if (c->step.on[i]) f.conv[i] = &c->step.conv[i];
-    return f;
-}
-
 /* ---- the subject ----------------------------------------------------------------------------- */
 
 static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b) {

@@ -72,6 +72,4 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
  * into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                               dp_run *run, int64_t *rows, dp_err *e);
-/* The convolutions of a step, as draws take them; all NULL where c is none. */
-dp_front dp_step_front(const dp_case *c);
 #endif
