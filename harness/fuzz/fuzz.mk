@@ -29,7 +29,7 @@ FUZZ_CASE          := $(wildcard harness/case/*.c)
 FUZZ_OF_safetensors := $(FUZZ_READ) ref/files/output.c ref/files/input.c
 FUZZ_OF_case        := $(FUZZ_CASE) $(FUZZ_READ) $(wildcard ref/inputs/*.c) ref/vocabulary/problem.c
 FUZZ_OF_judge       := \
-    $(addprefix harness/run/,judge.c judge_files.c) \
+    harness/run/judge.c \
     harness/base/terminal.c $(FUZZ_CASE) $(FUZZ_READ) \
     $(addprefix ref/vocabulary/,problem.c tensors.c design.c formats.c)
 FUZZ_OF_record      := \

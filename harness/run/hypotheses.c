@@ -1,7 +1,7 @@
 /* Common mistakes, each as a change of what is judged (hypotheses.h). */
 #include "hypotheses.h"
 #include "harness/simulated/ranks.h"
-#include "judge_files.h"
+#include "judge.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/recurrence_text.h"
