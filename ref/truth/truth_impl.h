@@ -1,11 +1,11 @@
 /* ref/truth/truth_impl.h - internal header of the truth; no other folder includes it.
  *
- *   truth.c        the run: blocks, batches of heads, the order of the passes, snapshots
+ *   truth.c        the run: blocks, batches of heads, the order of the passes, snapshots; keys that
+ *                  read one after another, as tokens of one key: in double-double
  *   truth_gate.c   activations and their chain rule in MPFR
  *   truth_step.c   the recurrence and its adjoint on a block of state columns
  *   truth_bound.c  the error radii
  *   truth_rows.c   the entries of a token's rows (recurrence.h), and the chain rule through them
- *   truth_turns.c  keys that read one after another, as tokens of one key: in double-double
  *   truth_dd.c     the run in double-double: its arrays, activations and chain rule;
  *                  truth_dd_lanes.inc: its arithmetic on vectors, one file a width of them
  *   truth_audit.c  random columns again in MPFR

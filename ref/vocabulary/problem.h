@@ -154,7 +154,7 @@ struct dp_problem {
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
     /* n > 1: only every n-th token decays by its gate, from the first on. The double-double truth
-     * uses it for keys that read one after another (truth_turns.c); no file has it */
+     * uses it for keys that read one after another (ref/truth/truth.c); no file has it */
     int decays_every;
     int rounded_slopes; /* 1: slopes of sigmoids are s (1 - s), which cancels where s is near 1, as
                          * in most kernels; draws alone have it (gate.h) */
