@@ -33,7 +33,9 @@ static void destroy_kept(void) {
         destroy(N, kept[N]);
 }
 
-dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
+/* c[N], or NULL with one rank. NCCL's take 1.5 s to make. Every later call of as many ranks returns
+ * the same ones, unless a run on them failed. */
+static dp_status cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
     const int nccl = b == DP_BACKEND_NCCL;
     int devices[DP_PROCS_MOST];
     *c = NULL;
@@ -60,7 +62,7 @@ dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e) {
     return st;
 }
 
-void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed) {
+static void cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed) {
     if (!c || b != DP_BACKEND_NCCL || failed) {
         destroy(N, c);
         return;
@@ -200,7 +202,7 @@ static dp_status first_failure(const dp_ranks *r, dp_err *e) {
 
 dp_status dp_ranks_run(const dp_ranks *r, int *left, dp_err *e) {
     dpg_comm *comm = NULL;
-    dp_status st = r->procs ? DP_OK : dp_cuda_comms(r->backend, r->N, &comm, e);
+    dp_status st = r->procs ? DP_OK : cuda_comms(r->backend, r->N, &comm, e);
     *left = -1;
     if (st) return st;
     dp_ranks *own = dp_calloc(1, sizeof *own); /* outlives this call where a thread does */
@@ -219,7 +221,7 @@ dp_status dp_ranks_run(const dp_ranks *r, int *left, dp_err *e) {
     if (!st) st = first_failure(r, e);
     if (*left >= 0 && !r->procs) return st; /* its thread still uses what would be freed below */
     if (*left >= 0 && !st) st = dp_fail(e, DP_EDEVICE, "rank %d: its process has ended", *left);
-    dp_cuda_comms_end(r->backend, r->N, comm, st != DP_OK);
+    cuda_comms_end(r->backend, r->N, comm, st != DP_OK);
     free(state);
     free(own);
     return st;

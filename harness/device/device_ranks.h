@@ -37,10 +37,6 @@ void dp_ranks_free(int procs, void *jobs, int failed);
 /* Are these ranks processes (device_procs.h): more over NCCL than there are devices. */
 int dp_cuda_processes(dp_backend b, int N);
 double dp_cuda_limit_s(void); /* of dp_cuda_limit */
-/* c[N], or NULL with one rank. NCCL's take 1.5 s to make. Every later call of as many ranks returns
- * the same ones, unless a run on them failed. */
-dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e);
-void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed);
 
 /* Which rank on a device owns which tokens, as a table for the kernels: of dp_owners, or T / N
  * tokens a rank. */

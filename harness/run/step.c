@@ -128,8 +128,9 @@ dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls) {
     return p;
 }
 
-dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
-                           const dp_conv_calls *calls, dp_step_run *s, dp_err *e) {
+/* As dp_step_forward on one rank, with the outputs that the calls made. */
+static dp_status step_of_calls(const dp_case *c, dp_backend be, dp_base base,
+                               const dp_conv_calls *calls, dp_step_run *s, dp_err *e) {
     const dp_status st = dp_step_forward(c, be, 1, base, DP_FAULT_NONE, s, e);
     for (int i = 0; i < DP_NQKV && !st; i++)
         if (c->step.on[i])
@@ -703,7 +704,7 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
     const int step = sp->first_of_call && sp->c->op->has_front;
     dp_step_run front = {0};
     dp_status st =
-        step ? dp_step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
+        step ? step_of_calls(sp->c, r->backend, r->base, &seen->front, &front, e) : DP_OK;
     if (!st) {
         if (step) sp->step = &front;
         dp_judge_outputs(sp, bases, out, r);

@@ -49,9 +49,6 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
 /* For the calls of a session: returns the problem with the inputs of the convolutions as q, k and
  * v. Fills *calls (conv NULL: no convolutions). Both borrow all arrays. */
 dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
-/* As dp_step_forward on one rank, with the outputs that the calls made. */
-dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
-                           const dp_conv_calls *calls, dp_step_run *s, dp_err *e);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* How the tensors of the convolutions are judged.

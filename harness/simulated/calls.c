@@ -796,6 +796,105 @@ static void share_slot(pool *s) {
         s->own[i] = s->prefix;
 }
 
+/* ---- windows of a session as problems of their own ------------------------------------------- */
+
+#define MOST_STEPS 1e6 /* entries of states that the truth of a set passes through: 0.5 s in MPFR */
+#define MOST_CHUNKS 64 /* of all heads, each a bound: 1 s where K = V = 32 */
+
+/* n more numbers behind the first `have`; from NULL: zeros. */
+static void append_numbers(double **x, int64_t have, const double *from, int64_t n) {
+    *x = dp_realloc(*x, sizeof **x * (size_t)(have + n));
+    if (from)
+        memcpy(*x + have, from, sizeof **x * (size_t)n);
+    else
+        memset(*x + have, 0, sizeof **x * (size_t)n);
+}
+
+/* Shapes, forms and parameters of a call; no tokens yet. */
+static void begin_set(dp_draft_set *s, const dp_problem *call) {
+    s->p = *call;
+    s->p.T = 0;
+    s->p.Nseq = 0;
+    s->p.cu = dp_calloc(1, sizeof *s->p.cu);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        *dp_input_at(&s->p, i) = dp_input_fields[i].kind == DP_OF_HEADS
+                                     ? dp_copy(dp_input_of(call, i), dp_input_count(call, i))
+                                     : NULL;
+}
+
+/* Sequences of n tokens in all. */
+static int affordable(const dp_draft_set *s, const dp_problem *call, int64_t sequences, int64_t n) {
+    const double most = MOST_STEPS / ((double)call->HV * call->K * call->V);
+    if (!s->p.Nseq) return 1;
+    return (double)(s->p.T + n) <= most && (s->p.Nseq + sequences) * call->HV <= MOST_CHUNKS;
+}
+
+/* The first n tokens of sequence i of a call, the state after them, and o where it is there. */
+static void add_window(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const double *o,
+                       const double *state, const dp_draft_place *at) {
+    const int64_t S = (int64_t)call->HV * call->K * call->V, rows = (int64_t)call->HV * call->V;
+    if (!s->p.cu) begin_set(s, call);
+    dp_problem *p = &s->p;
+    for (int f = 0; f < DP_NINPUTS; f++) {
+        const int64_t w = of_tokens(call, f) ? dp_input_width(call, f) : 0;
+        if (w)
+            append_numbers(dp_input_at(p, f), p->T * w, dp_input_of(call, f) + call->cu[i] * w,
+                           n * w);
+    }
+    append_numbers(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);
+    append_numbers(&s->out.final_state, p->Nseq * S, state, S);
+    if (o) append_numbers(&s->out.o, p->T * rows, o + call->cu[i] * rows, n * rows);
+    s->place = dp_realloc(s->place, sizeof *s->place * ((size_t)p->Nseq + 1));
+    p->cu = dp_realloc(p->cu, sizeof *p->cu * ((size_t)p->Nseq + 2));
+    s->place[p->Nseq] = *at;
+    s->place[p->Nseq++].tokens = n;
+    p->T += n;
+    p->cu[p->Nseq] = p->T;
+}
+
+/* A subject's state may be anything; a problem has finite numbers. */
+static int all_finite(const double *x, int64_t n) {
+    int all = 1;
+    for (int64_t z = 0; x && z < n; z++)
+        all &= isfinite(x[z]) != 0;
+    return all;
+}
+
+/* Adds sequence i of a call to `window` and, with states [T][HV][K][V], to `within`. The problem
+ * `call` has the right states. If o or states is NULL, it must be NULL in every call. */
+static void drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
+                        const dp_result *made, const double *states) {
+    const int64_t S = (int64_t)call->HV * call->K * call->V, n = call->cu[i + 1] - call->cu[i];
+    d->windows++;
+    if (!all_finite(call->s0 ? call->s0 + i * S : NULL, S)) return;
+    if (!affordable(&d->window, call, 1, n)) return;
+    add_window(&d->window, call, i, n, made->o, made->final_state + i * S, at);
+    if (!states) return;
+    /* the last of them is judged already where it is the final state */
+    const double *last = states + (call->cu[i + 1] - 1) * S, *final = made->final_state + i * S;
+    const int64_t m = memcmp(last, final, sizeof *last * (size_t)S) ? n : n - 1;
+    if (!affordable(&d->within, call, m, m * (m + 1) / 2)) return;
+    for (int64_t j = 1; j <= m; j++)
+        add_window(&d->within, call, i, j, NULL, states + (call->cu[i] + j - 1) * S, at);
+}
+
+static void free_set(dp_draft_set *s) {
+    dp_problem_free(&s->p);
+    dp_result_free(&s->out);
+    free(s->place);
+}
+
+void dp_calls_seen_free(dp_calls_seen *seen) {
+    free_set(&seen->drafts.window);
+    free_set(&seen->drafts.within);
+    dp_pool_seen_free(&seen->pool);
+    for (int i = 0; i < DP_NQKV; i++)
+        free(seen->front.y[i]);
+    dp_conv_states_free(&seen->front.got);
+    dp_conv_states_free(&seen->front.want);
+    *seen = (dp_calls_seen){0};
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 /* Rows of the first tokens, and the states behind them, of all convolutions. */
@@ -1072,7 +1171,7 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
         const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};
-        if (x.m) dp_drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
+        if (x.m) drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
     }
     dp_problem_free(&y);
 }
@@ -1114,7 +1213,7 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
                sizeof *made.o * (size_t)rows);
     made.final_state = dp_copy(r->states + (first + way[n - 1]) * w->state, w->state);
     const dp_draft_place at = {i, w->done, x.from, n, x.n};
-    dp_drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
+    drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
     dp_result_free(&made);
     dp_problem_free(&y);
     free(way);
@@ -1274,101 +1373,4 @@ void dp_calls_of_sim(dp_sim *s, dp_call_result *out) {
     out->out = s->out;
     s->out = (dp_result){0};
     dp_sim_free(s);
-}
-
-/* ---- windows of a session as problems of their own ------------------------------------------- */
-
-#define MOST_STEPS 1e6 /* entries of states that the truth of a set passes through: 0.5 s in MPFR */
-#define MOST_CHUNKS 64 /* of all heads, each a bound: 1 s where K = V = 32 */
-
-/* n more numbers behind the first `have`; from NULL: zeros. */
-static void append_numbers(double **x, int64_t have, const double *from, int64_t n) {
-    *x = dp_realloc(*x, sizeof **x * (size_t)(have + n));
-    if (from)
-        memcpy(*x + have, from, sizeof **x * (size_t)n);
-    else
-        memset(*x + have, 0, sizeof **x * (size_t)n);
-}
-
-/* Shapes, forms and parameters of a call; no tokens yet. */
-static void begin_set(dp_draft_set *s, const dp_problem *call) {
-    s->p = *call;
-    s->p.T = 0;
-    s->p.Nseq = 0;
-    s->p.cu = dp_calloc(1, sizeof *s->p.cu);
-    for (int i = 0; i < DP_NINPUTS; i++)
-        *dp_input_at(&s->p, i) = dp_input_fields[i].kind == DP_OF_HEADS
-                                     ? dp_copy(dp_input_of(call, i), dp_input_count(call, i))
-                                     : NULL;
-}
-
-/* Sequences of n tokens in all. */
-static int affordable(const dp_draft_set *s, const dp_problem *call, int64_t sequences, int64_t n) {
-    const double most = MOST_STEPS / ((double)call->HV * call->K * call->V);
-    if (!s->p.Nseq) return 1;
-    return (double)(s->p.T + n) <= most && (s->p.Nseq + sequences) * call->HV <= MOST_CHUNKS;
-}
-
-/* The first n tokens of sequence i of a call, the state after them, and o where it is there. */
-static void add_window(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const double *o,
-                       const double *state, const dp_draft_place *at) {
-    const int64_t S = (int64_t)call->HV * call->K * call->V, rows = (int64_t)call->HV * call->V;
-    if (!s->p.cu) begin_set(s, call);
-    dp_problem *p = &s->p;
-    for (int f = 0; f < DP_NINPUTS; f++) {
-        const int64_t w = of_tokens(call, f) ? dp_input_width(call, f) : 0;
-        if (w)
-            append_numbers(dp_input_at(p, f), p->T * w, dp_input_of(call, f) + call->cu[i] * w,
-                           n * w);
-    }
-    append_numbers(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);
-    append_numbers(&s->out.final_state, p->Nseq * S, state, S);
-    if (o) append_numbers(&s->out.o, p->T * rows, o + call->cu[i] * rows, n * rows);
-    s->place = dp_realloc(s->place, sizeof *s->place * ((size_t)p->Nseq + 1));
-    p->cu = dp_realloc(p->cu, sizeof *p->cu * ((size_t)p->Nseq + 2));
-    s->place[p->Nseq] = *at;
-    s->place[p->Nseq++].tokens = n;
-    p->T += n;
-    p->cu[p->Nseq] = p->T;
-}
-
-/* A subject's state may be anything; a problem has finite numbers. */
-static int all_finite(const double *x, int64_t n) {
-    int all = 1;
-    for (int64_t z = 0; x && z < n; z++)
-        all &= isfinite(x[z]) != 0;
-    return all;
-}
-
-void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
-                    const dp_result *made, const double *states) {
-    const int64_t S = (int64_t)call->HV * call->K * call->V, n = call->cu[i + 1] - call->cu[i];
-    d->windows++;
-    if (!all_finite(call->s0 ? call->s0 + i * S : NULL, S)) return;
-    if (!affordable(&d->window, call, 1, n)) return;
-    add_window(&d->window, call, i, n, made->o, made->final_state + i * S, at);
-    if (!states) return;
-    /* the last of them is judged already where it is the final state */
-    const double *last = states + (call->cu[i + 1] - 1) * S, *final = made->final_state + i * S;
-    const int64_t m = memcmp(last, final, sizeof *last * (size_t)S) ? n : n - 1;
-    if (!affordable(&d->within, call, m, m * (m + 1) / 2)) return;
-    for (int64_t j = 1; j <= m; j++)
-        add_window(&d->within, call, i, j, NULL, states + (call->cu[i] + j - 1) * S, at);
-}
-
-static void free_set(dp_draft_set *s) {
-    dp_problem_free(&s->p);
-    dp_result_free(&s->out);
-    free(s->place);
-}
-
-void dp_calls_seen_free(dp_calls_seen *seen) {
-    free_set(&seen->drafts.window);
-    free_set(&seen->drafts.within);
-    dp_pool_seen_free(&seen->pool);
-    for (int i = 0; i < DP_NQKV; i++)
-        free(seen->front.y[i]);
-    dp_conv_states_free(&seen->front.got);
-    dp_conv_states_free(&seen->front.want);
-    *seen = (dp_calls_seen){0};
 }

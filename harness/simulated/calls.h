@@ -67,11 +67,6 @@ typedef struct {
     int windows; /* of the session; those beyond what is affordable are left out of both */
 } dp_drafts;
 
-/* Adds sequence i of a call to `window` and, with states [T][HV][K][V], to `within`. The problem
- * `call` has the right states. If o or states is NULL, it must be NULL in every call. */
-void dp_drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
-                    const dp_result *made, const double *states);
-
 /* The convolutions before q, k and v in the calls of a session.
  * Beside the recurrence's state a call gets and returns the last W-1 inputs of every sequence,
  * zeros before its first. Nothing is computed for them: they must have the bits of the inputs,

@@ -136,7 +136,6 @@ unsigned dp_fault_kind(dp_fault f) {
     return dp_faults[f].kind ? dp_faults[f].kind : DP_FAULTS_OF_STAGES;
 }
 
-int dp_fault_of_conv(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CONV; }
 int dp_fault_by_run(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_REPEATS; }
 int dp_fault_of_calls(dp_fault f) { return dp_fault_kind(f) == DP_FAULTS_OF_CALLS; }
 

@@ -39,7 +39,6 @@ unsigned dp_fault_kind(dp_fault f);
 static inline int dp_fault_shows(dp_fault f, unsigned kinds) {
     return (kinds & dp_fault_kind(f)) != 0;
 }
-int dp_fault_of_conv(dp_fault f);  /* of a convolution, not of the recurrence */
 int dp_fault_by_run(dp_fault f);   /* shows between runs of the same inputs alone */
 int dp_fault_of_calls(dp_fault f); /* of data that the calls of a session pass on */
 int dp_fault_lives_in(

@@ -299,7 +299,8 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
         char first[256] = "";
         for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++)
             if ((int)BLIND[i].fault == f) why = BLIND[i].why;
-        const int elsewhere = dp_fault_of_calls((dp_fault)f) || dp_fault_of_conv((dp_fault)f);
+        const int elsewhere =
+            dp_fault_of_calls((dp_fault)f) || dp_fault_kind((dp_fault)f) == DP_FAULTS_OF_CONV;
         if (dp_fault_of_calls((dp_fault)f)) why = "a fault of the calls of a session";
         if (dp_faults[f].own)
             why = "a fault of parts of any length, and every rank owns T / N tokens";

@@ -279,7 +279,7 @@ DP_TEST(faults, a_fault_of_even_ranks_is_skipped_elsewhere_with_the_reason) {
         dp_runs r = {0};
         if (!dp_faults[f].even) continue;
         n++;
-        const int of_conv = dp_fault_of_conv((dp_fault)f);
+        const int of_conv = dp_fault_kind((dp_fault)f) == DP_FAULTS_OF_CONV;
         if (!run_by(of_conv ? "owned-conv" : "weak-heads", (dp_fault)f, 2, DP_BASE_FP32, DP_FP32,
                     &(dp_sending){0}, DP_OWN_ZIGZAG, &r))
             continue;
