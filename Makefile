@@ -212,7 +212,8 @@ $(BUILD)/commit.h: FORCE
 hash      = $$({ echo '$(CC) $(C_ALL) $(CPPFLAGS)'; $(CC) --version | \
     head -n 1; sha256sum $(1); } | sha256sum | cut -c 1-32)
 SOURCES_REF := $(sort $(wildcard $(REF_DIRS:=/*.[ch]) $(REF_DIRS:=/*.inc)))
-SOURCES_ALL := $(SOURCES_REF) $(sort $(wildcard harness/*.h $(HARNESS_DIRS:=/*.[ch])))
+SOURCES_ALL := $(SOURCES_REF) $(sort $(wildcard harness/*.h $(HARNESS_DIRS:=/*.[ch]) \
+    $(HARNESS_DIRS:=/*.inc)))
 HASH_REF  = $(call hash,$(SOURCES_REF))
 HASH_ALL  = $(call hash,$(SOURCES_ALL))
 $(BUILD)/sources.h: FORCE
@@ -222,7 +223,7 @@ $(BUILD)/flags: FORCE
 	    "$$($(CC) --version | head -n 1)")
 
 $(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o \
-    $(BUILD)/harness/record/junit.o $(BUILD)/harness/search/museum.o \
+    $(BUILD)/harness/record/record.o $(BUILD)/harness/search/museum.o \
     $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h \
     -include $(BUILD)/sources.h

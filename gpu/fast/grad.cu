@@ -20,7 +20,7 @@
  * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
  * product of rounded operands. So a pair leaves no more than the fp32 sums between tokens that see
  * both, however slow the gates. Every operand of a product is rounded to bf16 once (what
- * harness/bound/grad_bound.c counts), everything is summed in fp32. No atomics.
+ * harness/bound/error_bound.c counts), everything is summed in fp32. No atomics.
  *
  * Warpgroups, where a device has them, form Kgam S_0, dP, dL and the products with states, straight
  * from shared memory and beside other work. Elsewhere mma.sync does.

@@ -1,7 +1,8 @@
-/* harness/base/terminal.h - what is different where a person watches: colour and a line that says
- * how far the work has come. Colour is never the only sign of anything. */
+/* harness/base/terminal.h - texts for a person. A terminal shows colour, and a line that says how
+ * far the work has come. Colour is never the only sign of anything. */
 #ifndef DP_TERMINAL_H
 #define DP_TERMINAL_H
+#include "ref/vocabulary/problem.h"
 #include <stdio.h>
 
 typedef enum { DP_PLAIN, DP_GOOD, DP_BAD, DP_DOUBTFUL } dp_paint;
@@ -19,4 +20,26 @@ void dp_put_line(FILE *f, int indent, const char *text);
 /* Replaces the status line on standard error; "": takes it away. Nothing where that is no terminal.
  */
 void dp_status_line(const char *text);
+
+/* "Did you mean": the known name that a mistyped word is nearest to. Edits that make b of a, in any
+ * case: letters changed, left out, put in, or exchanged with their neighbour. 64 where a word has
+ * more than 63. */
+int dp_word_distance(const char *a, const char *b);
+
+/* The nearest name, at a distance of at most a third of the word's letters. Else the first that
+ * begins with the word; NULL: none is near. */
+const char *dp_suggest(const char *word, const char *const *names, int n);
+
+/* Everything that is wrong with an input, gathered into one message, so that it need not be learned
+ * attempt by attempt. */
+typedef struct {
+    int n;
+    char text[sizeof((dp_err *)0)->msg]; /* one a line */
+} dp_complaints;
+
+/* Adds a printf message; control characters in it are made printable. */
+void dp_complain(dp_complaints *all, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* DP_OK without complaints; else DP_EINPUT: one complaint is the message, several are its lines. */
+dp_status dp_complaints_end(const dp_complaints *all, dp_err *e);
 #endif

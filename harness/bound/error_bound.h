@@ -75,6 +75,12 @@ void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int
  * exchanged. */
 void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one);
 
+/* Bounds [rows] of the 2-norm of each row's error in a stage tensor that is not DP_PER_RANK, all
+ * stages before it included, to be freed. From a bound that has been run; or of a format, run
+ * first. */
+double *dp_stage_bound(const dp_error_bound_base *w, int stage);
+double *dp_error_bound_stage(dp_error_bound_base *w, dp_format chain, int backward, int stage);
+
 /* The sound and the probable one, of which a bound is the smaller, entry by entry. */
 typedef struct {
     dp_error_bound_base sound, probable;
@@ -82,6 +88,7 @@ typedef struct {
 void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *design, int backward,
                           const dp_raw_error *raw); /* NULL: none */
 void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out);
+double *dp_error_bounds_stage(dp_error_bounds *w, dp_format chain, int backward, int stage);
 void dp_error_bounds_free(dp_error_bounds *w);
 /* All three, for one format. */
 void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,

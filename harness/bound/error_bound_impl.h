@@ -1,8 +1,8 @@
 /* harness/bound/error_bound_impl.h - what the files of the error bounds share (error_bound.h):
- *   error_bound.c   the arrays of a bound, activated inputs, chunks, errors of H and dH; then the
- *                   chain of M, state passes, outputs, states: all of one chain format;
+ *   error_bound.c   the arrays of a bound, activated inputs, chunks, errors of H and dH; gradients,
+ *                   through the activations; then the chain of M, state passes, outputs, states:
+ *                   all of one chain format;
  *   exchange_bound.c  the states that ranks hand to each other;
- *   grad_bound.c    gradients, through the activations;
  *   store_bound.c   states that are stored in a short format. */
 #ifndef DP_ERROR_BOUND_IMPL_H
 #define DP_ERROR_BOUND_IMPL_H
@@ -25,20 +25,11 @@ double dp_error_bound_sigmoid(double x);
 /* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
 double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
 
-/* Rows of a chunk in a tensor [token][.][R] of that width: the first row, the distance between
- * tokens, R, and the number of rows. */
-typedef struct {
-    int64_t first, step;
-    int R, rows, width;
-} dp_chunk_rows;
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);
 /* The error that a row's rotation adds, relative to its 2-norm, from the angles of token t and head
  * hv. With dphi NULL or t < 0 there is none. */
 double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u);
-/* |err| / |x| of one row; err NULL: 0. */
-double dp_raw_error_norm(const double *x, const double *err, int64_t row, int width);
-
 /* Error of M after a chain. Truncation adds a worst case to a probable bound: bias is divided by
  * lambda, since everything is multiplied by it at the end. */
 typedef struct {
@@ -60,12 +51,4 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
                             const dp_chain_error *bM, double **eH, double *fro);
 
-/* State errors that enter each chunk, forward and backward, and errors of X and dv_new without
- * them: [ngroup*HV]. */
-typedef struct {
-    double **eS, **edS, **DX, **DdX;
-} dp_pass_errors;
-/* Bounds of the rows of all gradients; p = 2 alone. */
-void dp_error_bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *ps,
-                              dp_error_bound *out);
 #endif

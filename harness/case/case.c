@@ -1,12 +1,10 @@
 /* A case from its text: settings, shapes, inputs, checks, one after the other (case.h). */
 #include "case.h"
 #include "case_parts.h"
-#include "front.h"
 #include "harness/base/home.h"
 #include "operations.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/input.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
 
@@ -75,25 +73,6 @@ dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e) {
 }
 
 /* ---- the selected runs of a case ------------------------------------------------------------- */
-
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
-    int n = 0;
-    for (int i = 0; i < ncase; i++) {
-        int keep = nwant == 0;
-        for (int j = 0; j < nwant; j++)
-            keep |= want[j] == in_case[i];
-        if (keep) out[n++] = in_case[i];
-    }
-    return n;
-}
-
-int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]) {
-    const int n = dp_select(c->nchain, (const int *)c->chain, nwant, want, out);
-    int all = nwant > 0; /* who asks for one gets it */
-    for (int i = 0; i < c->nranks; i++)
-        all |= c->ranks[i] == N && c->all_chains[i];
-    return n > 1 && (N == 1 || !all) ? 1 : n;
-}
 
 int dp_case_most_ranks(const dp_case *c, int most) {
     int n = 1;
@@ -249,7 +228,7 @@ static dp_status case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->reason = dp_strdup(f->reason);
     c->source = dp_strdup(f->source);
     if (f->unjudged) c->unjudged = dp_strdup(f->unjudged);
-    c->op = dp_casefile_op(f);
+    c->op = &dp_operations[dp_casefile_op(f)];
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;
     c->backward = (int)f->backward;
@@ -257,7 +236,7 @@ static dp_status case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->truth = (dp_truth_pick)f->truth;
     c->allow_nonfinite = (int)f->nonfinite;
     c->spec = spec_of(f);
-    c->input_dtype = dp_op_of(c)->has_factors ? DP_FP32 : c->spec.dtype;
+    c->input_dtype = c->op->has_factors ? DP_FP32 : c->spec.dtype;
     copy_lists(f, c);
     recurrence_settings(f, &c->p);
     dp_status s = check_inputs(f, c, e);
@@ -394,7 +373,7 @@ static dp_status check_size(const dp_casefile *f, dp_case *c, dp_err *e) {
 /* Fills shapes and cu of *c; the inputs stay NULL. */
 static dp_status case_shapes(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
                              int64_t *tokens, dp_err *e) {
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     const dp_packing x = dp_case_packing(c);
     const dp_tensor *cu = d ? dp_tensor_find(d, "cu_seqlens") : NULL;
     *tokens = 0;
@@ -527,12 +506,12 @@ static void case_generate(const dp_casefile *f, dp_case *c) {
     const int n = dp_case_inputs(c, s);
     for (int i = 0; i < n; i++)
         if (wanted(f, &s[i]) && !*s[i].where) *s[i].where = dp_doubles(dp_case_input_count(&s[i]));
-    dp_op_of(c)->fill(c);
+    c->op->fill(c);
 }
 
 /* Gradients of the outputs: those that data did not bring. */
 static void case_generate_gradients(const dp_casefile *f, dp_case *c) {
-    if (c->backward) dp_op_of(c)->fill_gradients(f, c);
+    if (c->backward) c->op->fill_gradients(f, c);
 }
 
 /* ---- the key override ------------------------------------------------------------------------ */
@@ -683,7 +662,7 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
                                           "%s%s = %g: not finite, and nonfinite = allow is not set",
                                           s[i].field->name, at, (*s[i].where)[j]);
             }
-    if (!dp_op_of(c)->has_problem) return DP_OK;
+    if (!c->op->has_problem) return DP_OK;
     if (dp_reads_along(&c->p) && !c->backward)
         return dp_casefile_refuse(f, dp_case_session(c) ? "session" : "backward", e,
                                   "o of %s reads along values, which needs gradients", c->op_name);
@@ -749,7 +728,7 @@ static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfi
     if (!s) case_generate_gradients(f, c);
     if (!s) s = case_override(f, c, e);
     if (!s) s = case_check(f, c, e);
-    if (!s && dp_op_of(c)->finish) s = dp_op_of(c)->finish(f, c, e);
+    if (!s && c->op->finish) s = c->op->finish(f, c, e);
     if (!s) case_warn_expanding(c);
     return s;
 }
@@ -762,7 +741,7 @@ static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load,
     int64_t tokens = 0;
     dp_status s = have == &d ? dp_safetensors_read(c->data, &d, e) : DP_OK;
     if (!s) s = case_shapes(f, have, c, &tokens, e);
-    if (!s && load && dp_op_of(c)->inputs) s = make_inputs(f, c, have, tokens, e);
+    if (!s && load && c->op->inputs) s = make_inputs(f, c, have, tokens, e);
     dp_tensorfile_free(&d);
     return s;
 }
@@ -866,7 +845,10 @@ void dp_case_free(dp_case *c) {
     free(c->data);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
-    dp_step_free(c);
+    for (int i = 0; i < DP_NQKV; i++) {
+        dp_conv_free(&c->step.conv[i]);
+        dp_conv_result_free(&c->step.rad[i]);
+    }
     dp_session_free(&c->session);
     memset(c, 0, sizeof *c);
 }

@@ -30,8 +30,8 @@ typedef struct {
     char *path;
     char *text; /* of its file; NULL: the caller set its tensors */
     char *reason, *source;
-    char *unjudged; /* "NAMES: REASON" of tensors that may be; NULL: none */
-    dp_op op;       /* its row: case/operations.c */
+    char *unjudged;                /* "NAMES: REASON" of tensors that may be; NULL: none */
+    const struct dp_operation *op; /* its row: case/operations.h */
     const char *op_name;
     int smoke; /* 1: part of the smoke set */
     int nranks;
@@ -80,8 +80,6 @@ typedef struct {
 static inline const dp_session *dp_case_session(const dp_case *c) {
     return c->session.text ? &c->session : NULL;
 }
-/* The formats of the chain on that many ranks of the case: one rank forms no M. */
-int dp_case_chains(const dp_case *c, int N, int nwant, const int *want, int out[DP_NFORMATS]);
 /* Reads and checks the file, generates or loads the inputs. */
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e);
 /* A file of a recurrence of a user's own (ref/vocabulary/recurrence_text.h), or its name in folder
@@ -113,8 +111,4 @@ int dp_case_most_ranks(const dp_case *c, int most);
 /* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one.
  * DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
-
-/* The selection of one list: what the case offers, cut down to what the options name; returns the
- * count. */
-int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
 #endif

@@ -25,7 +25,7 @@ int dp_conv_inputs(dp_conv *c, dp_case_input *s) {
 }
 
 int dp_case_inputs(dp_case *c, dp_case_input *s) {
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     const dp_dims d = op->dims(c);
     return inputs_of(op->inputs, op->ninputs, (char *)c + op->base, op->has_problem ? &c->p : NULL,
                      &d, s);

@@ -36,41 +36,6 @@ dp_status dp_case_check_names(const dp_case_data *x, const dp_case_input *s, int
 /* Into *s->where, the first tokens that the case has. */
 dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
 
-/* The functions of the rows of operations.h, where each is explained. op_recurrence.c: */
-dp_dims dp_recurrence_dims(const dp_case *c);
-dp_status dp_recurrence_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
-                              int64_t *tokens, dp_err *e);
-dp_status dp_recurrence_finish(const dp_casefile *f, dp_case *c, dp_err *e); /* exact rows fit */
-void dp_recurrence_fill(dp_case *c);
-void dp_recurrence_fill_gradients(const dp_casefile *f, dp_case *c);
-void dp_recurrence_describe(const dp_case *c, int ranks, char *out, size_t size);
-void dp_recurrence_write(const dp_case *c, FILE *f);
-/* op_chain.c: */
-dp_dims dp_chain_dims(const dp_case *c);
-dp_status dp_chain_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c, int64_t *tokens,
-                         dp_err *e);
-void dp_chain_describe(const dp_case *c, int ranks, char *out, size_t size);
-void dp_chain_write(const dp_case *c, FILE *f);
-/* op_conv.c: */
-dp_dims dp_convolution_dims(const dp_case *c);
-dp_status dp_convolution_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
-                               int64_t *tokens, dp_err *e);
-void dp_convolution_fill(dp_case *c);
-void dp_convolution_fill_gradients(const dp_casefile *f, dp_case *c);
-void dp_convolution_describe(const dp_case *c, int ranks, char *out, size_t size);
-void dp_convolution_write(const dp_case *c, FILE *f);
-/* op_step.c: the convolutions before a complete recurrence. */
-dp_status dp_step_finish(const dp_casefile *f, dp_case *c, dp_err *e);
-
-/* op_session.c: a recurrence in calls. */
-dp_status dp_session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_case *c,
-                           int64_t *tokens, dp_err *e);
-dp_status dp_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
-/* The same with the convolutions of a step. */
-dp_status dp_step_session_finish(const dp_casefile *f, dp_case *c, dp_err *e);
-void dp_session_describe(const dp_case *c, int ranks, char *out, size_t size);
-void dp_session_write(const dp_case *c, FILE *f);
-
 /* case.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);
 #endif

@@ -1,9 +1,8 @@
 /* The table of keys of a case file, and the parser that fills it (casefile.h). */
 #include "casefile.h"
-#include "harness/base/suggest.h"
+#include "harness/base/terminal.h"
 #include "operations.h"
 #include "ref/vocabulary/formats.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
 

@@ -1,8 +1,8 @@
 /* harness/case/operations.h - the operations of a case, a row each. The rest of the program reads
  * fields of the row, and never asks for an operation's name.
  *
- * To add an operation, add its word and its row (casefile.h, operations.c), its file beside
- * op_conv.c with the functions below, and its subjects (harness/run/driver.c). A recurrence is no
+ * To add an operation, add its word (casefile.h), its row and its functions (operations.c), and its
+ * subjects (harness/run/driver.c). A recurrence is no
  * operation but a row of dp_models (ref/vocabulary/problem.c).
  */
 #ifndef DP_OPERATIONS_H
@@ -19,7 +19,7 @@ enum {
     DP_FAULTS_OF_CALLS = 16,  /* data that the calls of a session pass on */
 };
 
-typedef struct {
+typedef struct dp_operation {
     const char *name; /* the word of the key op, where models are not; in `list --keys` */
     const char *what; /* as the key op explains it (list --keys) */
     int bit, keys;    /* of DP_CF_*: its own, and all keys that it takes */
@@ -58,12 +58,8 @@ typedef struct {
 } dp_operation;
 extern const dp_operation dp_operations[DP_NOPS];
 
-/* The row of a case. */
-static inline const dp_operation *dp_op_of(const dp_case *c) { return &dp_operations[c->op]; }
-/* Does the backend compute it? */
-static inline int dp_op_on(const dp_operation *op, dp_backend b) { return op->backends >> b & 1; }
 /* Does the backend compute the case? */
-static inline int dp_case_on(const dp_case *c, dp_backend b) { return dp_op_on(dp_op_of(c), b); }
+int dp_case_on(const dp_case *c, dp_backend b);
 
 /* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
 typedef struct {

@@ -1,6 +1,6 @@
 /* The schedule of a session, read and walked (session.h). */
 #include "session.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -49,6 +49,7 @@ static dp_status add(dp_session *s, int64_t times, dp_session_call c, dp_err *e)
     s->call = dp_realloc(s->call, sizeof *s->call * (size_t)(s->n + times));
     for (int64_t i = 0; i < times; i++)
         s->call[s->n++] = c;
+    s->rolls_back |= times && c.accepted < c.drafted;
     return DP_OK;
 }
 
@@ -158,17 +159,11 @@ int64_t dp_session_drafts(const dp_session *s, int Nseq, char *why, size_t size)
     return 0;
 }
 
-int dp_session_rolls_back(const dp_session *s) {
-    int any = 0;
-    for (int i = 0; i < s->n; i++)
-        any |= s->call[i].accepted < s->call[i].drafted;
-    return any;
-}
-
-int64_t dp_session_call_of(const dp_session *s, int64_t token) {
+int64_t dp_session_call_of(const dp_session *s, int64_t token, dp_session_call *c) {
     int64_t i = 0;
     for (int64_t done = dp_session_at(s, 0).accepted; done <= token;)
         done += dp_session_at(s, ++i).accepted;
+    if (c) *c = dp_session_at(s, i);
     return i;
 }
 
@@ -180,7 +175,8 @@ void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigne
 }
 
 static int64_t last_call(const dp_session *s, const int64_t *cu, int i) {
-    return cu[i + 1] > cu[i] ? i * s->stagger + dp_session_call_of(s, cu[i + 1] - cu[i] - 1) : 0;
+    return cu[i + 1] > cu[i] ? i * s->stagger + dp_session_call_of(s, cu[i + 1] - cu[i] - 1, NULL)
+                             : 0;
 }
 
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended) {

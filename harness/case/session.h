@@ -30,15 +30,16 @@ typedef struct {
 } dp_session_call;
 
 typedef struct {
-    char *text; /* the key's; NULL: no session */
-    int n;      /* calls before the last is repeated */
+    char *text;     /* the key's; NULL: no session */
+    int n;          /* calls before the last is repeated */
+    int rolls_back; /* 1: a token is drafted in vain */
     dp_session_call *call;
     dp_format kept;  /* the state is rounded to it between calls; DP_FP64: it stays as the subject
                        returned it */
     int64_t prefix;  /* tokens; 0: none */
     int64_t stagger; /* sequence i begins so many calls after the one before; 0: all at once */
     int64_t ring;    /* tokens since the last written state that a kernel replays; 0: none */
-    int64_t slots;   /* of the pool that holds the states (harness/simulated/slots.h); 0: no pool */
+    int64_t slots;   /* of the pool that holds the states (harness/simulated/calls.h); 0: no pool */
 } dp_session;
 
 /* DP_EINPUT says which call is wrong. On failure nothing needs freeing. */
@@ -64,10 +65,9 @@ dp_session_call dp_session_at(const dp_session *s, int64_t i);
  * is none. 0: the session is none for him (why says so): it has a prefix, a window of which nothing
  * is accepted, or too few slots. */
 int64_t dp_session_drafts(const dp_session *s, int Nseq, char *why, size_t size);
-/* Is any token drafted in vain? */
-int dp_session_rolls_back(const dp_session *s);
-/* The call in which a token of its sequence is accepted, counted from the sequence's first. */
-int64_t dp_session_call_of(const dp_session *s, int64_t token);
+/* The call in which a token of its sequence is accepted, counted from the sequence's first; c (may
+ * be NULL) is that one. */
+int64_t dp_session_call_of(const dp_session *s, int64_t token, dp_session_call *c);
 /* Marks in first [cu[Nseq]] with 1 every token that is the first accepted one of a call. */
 void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *first);
 /* Marks in ended [Nseq] with 1 every sequence whose state passes unchanged through later calls. It

@@ -11,7 +11,7 @@
 #include "harness/search/precision.h"
 #include "options.h"
 #include "ref/vocabulary/context.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <math.h>
@@ -234,7 +234,7 @@ static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault
  * convolutions. */
 static void print_stages(const dp_bisect_options *o, const dp_case *c, const dp_bisect *b,
                          const dp_bisect_row *wrong) {
-    const int step = dp_op_of(c)->has_front;
+    const int step = c->op->has_front;
     int go = 1;
     if (step) {
         print_stage(b, dp_bisect_conv_names[0], &b->conv[0]);
@@ -498,8 +498,8 @@ enum { OPT_RUNS = 256, OPT_FROM, OPT_TO, OPT_CHAIN_FROM, OPT_CHAIN_TO, OPT_NEED 
 
 static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROWS_ONE_RUN,
-    {"own", DP_OPT_OWN, "NAME", 0,
-     "which of the simulated ranks owns which tokens: " DP_OWN_WORDS " (default: even)", 0},
+    DP_ROW("own", DP_OPT_OWN, "NAME",
+           "which of the simulated ranks owns which tokens: " DP_OWN_WORDS " (default: even)"),
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
     DP_ROW_SUBJECT(DP_LIBRARY " instead of the simulated ranks; base and chain: what it claims"),
@@ -508,25 +508,25 @@ static const struct argp_option STAGE_OPTIONS[] = {
     DP_ROW_OUTPUTS("tensors that another program computed from the case's inputs (deltaproof "
                    "inputs CASE -o IN): results and stages as in `judge`"),
     DP_ROW_STATE_LAYOUT("OUT"),
-    {"runs", OPT_RUNS, "N", 0,
-     "how often each stage, or the subject, runs on the same inputs (default: 3)", 0},
-    {"verbose", 'v', 0, 0, "try every stage, not only up to the first wrong one", 0},
+    DP_ROW("runs", OPT_RUNS, "N",
+           "how often each stage, or the subject, runs on the same inputs (default: 3)"),
+    DP_ROW("verbose", 'v', 0, "try every stage, not only up to the first wrong one"),
     {0}};
 
 static const struct argp_option PRECISION_OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_RANKS,
     DP_ROW_MERGE,
-    {"from", OPT_FROM, "NAME", 0, "base policy that is too coarse: bf16 (default), fp32", 0},
-    {"to", OPT_TO, "NAME", 0, "base policy that stages may be raised to: fp32 (default), fp64", 0},
-    {"chain-from", OPT_CHAIN_FROM, "FORMAT", 0,
-     "format of the M chain with it (default: that of --from)", 0},
-    {"chain-to", OPT_CHAIN_TO, "FORMAT", 0,
-     "format that the M chain may be raised to (default: that of --to)", 0},
-    {"need", OPT_NEED, "LIST", 0,
-     "what is needed: TENSOR=ERROR,..., relative errors of whole tensors, e.g. o=1e-3,dk=5e-3 "
-     "(default: every row within the bound of the policy --to)",
-     0},
+    DP_ROW("from", OPT_FROM, "NAME", "base policy that is too coarse: bf16 (default), fp32"),
+    DP_ROW("to", OPT_TO, "NAME", "base policy that stages may be raised to: fp32 (default), fp64"),
+    DP_ROW("chain-from", OPT_CHAIN_FROM, "FORMAT",
+           "format of the M chain with it (default: that of --from)"),
+    DP_ROW("chain-to", OPT_CHAIN_TO, "FORMAT",
+           "format that the M chain may be raised to (default: that of --to)"),
+    DP_ROW(
+        "need", OPT_NEED, "LIST",
+        "what is needed: TENSOR=ERROR,..., relative errors of whole tensors, e.g. o=1e-3,dk=5e-3 "
+        "(default: every row within the bound of the policy --to)"),
     DP_ROW_TRIES("policies to try at most in each search for a better one (default: 2000)"),
     {0}};
 
@@ -605,7 +605,7 @@ static int usage(int argc, char **argv) {
 /* The question about a case that is loaded; path: its file. */
 static int ask(const dp_bisect_options *o, int stage, dp_case *c, const char *path, dp_err *e) {
     const int shown = dp_options_foreign(&o->of) || o->of.outputs;
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     if (!op->has_stages || (op->has_front && (!stage || shown)))
         dp_fail(e, DP_EINPUT, "bisect: %s: op = %s has no stages", path, op->name);
     else if (stage && dp_options_foreign(&o->of) + !!o->of.outputs + (o->of.fault > 0) > 1)

@@ -7,7 +7,7 @@
 #include "options.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -25,13 +25,14 @@ enum { OPT_STEPS = 256, OPT_EVERY, OPT_NEED, OPT_HEAD };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"steps", OPT_STEPS, "N", 0,
-     "tokens to compute (default: 100000); after the case's last token comes its first again", 0},
-    {"every", OPT_EVERY, "N", 0, "steps of one call: the state is stored after each (default: 1)",
-     0},
-    {"need", OPT_NEED, "E", 0,
-     "largest error of o, relative to the rms of its rows so far (default: 0.01)", 0},
-    {"head", OPT_HEAD, "N", 0, "one head (default: the worst of all)", 0},
+    DP_ROW(
+        "steps", OPT_STEPS, "N",
+        "tokens to compute (default: 100000); after the case's last token comes its first again"),
+    DP_ROW("every", OPT_EVERY, "N",
+           "steps of one call: the state is stored after each (default: 1)"),
+    DP_ROW("need", OPT_NEED, "E",
+           "largest error of o, relative to the rms of its rows so far (default: 0.01)"),
+    DP_ROW("head", OPT_HEAD, "N", "one head (default: the worst of all)"),
     DP_ROW_JSON_OF("write all points of all heads there"),
     {0}};
 
@@ -148,7 +149,7 @@ static dp_status carry_file(const char *path, const options *o, json_t *list, in
     dp_case c;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    if (!dp_op_of(&c)->is_recurrence)
+    if (!c.op->is_recurrence)
         st = dp_fail(e, DP_EINPUT, "%s: op = %s: only a recurrence carries a state", path,
                      c.op_name);
     else if (c.allow_nonfinite)

@@ -25,16 +25,7 @@ typedef struct {
     dp_check_subject s;
 } options;
 
-enum {
-    OPT_TOKENS = 256,
-    OPT_HEADS,
-    OPT_BLOCK,
-    OPT_ONLY,
-    OPT_FORWARD,
-    OPT_EVERY,
-    OPT_BITWISE,
-    OPT_VARIANT
-};
+enum { OPT_TOKENS = 256, OPT_HEADS, OPT_BLOCK, OPT_ONLY, OPT_VARIANT };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
@@ -48,9 +39,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_ONLY:
         o->only = dp_check_names[dp_option_name(st, "only", arg, dp_check_names, DP_NCHECKS)];
         break;
-    case OPT_EVERY: o->every = 1; break;
-    case OPT_BITWISE: o->s.bitwise = 1; break;
-    case OPT_FORWARD: o->forward = 1; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
         if (dp_options_foreign(&o->of) && (o->of.nbackend || o->of.fault))
@@ -71,25 +59,24 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim (default), mpi, cuda or nccl", 0},
+    DP_ROW("backend", DP_OPT_BACKEND, "NAME", "sim (default), mpi, cuda or nccl"),
     DP_ROW_SUBJECT(DP_LIBRARY ": rows whose bits differ must be within the bounds of its design"),
     DP_ROWS_PROGRAM,
-    {"bitwise", OPT_BITWISE, 0, 0, "with --subject, --run, --serve: the kernel claims equal bits",
-     0},
+    DP_FLAG("bitwise", s.bitwise, "with --subject, --run, --serve: the kernel claims equal bits"),
     DP_ROW_DESIGN,
     DP_ROW_MEMORY,
-    {"variant", OPT_VARIANT, "NAME", 0, "which CUDA kernels (default plain; run --help)", 0},
+    DP_ROW("variant", OPT_VARIANT, "NAME", "which CUDA kernels (default plain; run --help)"),
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
-    {"only", OPT_ONLY, "CHECK", 0, "one check:" DP_CHECK_WORDS, 0},
-    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
-    {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
-    {"heads", OPT_HEADS, "HV", 0,
-     "that many heads (R and the law of inputs as in the case, H = HV)", 0},
-    {"block", OPT_BLOCK, "N", 0,
-     "with --tokens or --heads: heads checked at a time (default: all of a subject's; else so many "
-     "that each block gets one check, at least 2)",
-     0},
-    {"every", OPT_EVERY, 0, 0, "every check on every block of heads (default: on one)", 0},
+    DP_ROW("only", OPT_ONLY, "CHECK", "one check:" DP_CHECK_WORDS),
+    DP_FLAG("forward", forward, "forward only, no gradients"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),
+    DP_ROW("heads", OPT_HEADS, "HV",
+           "that many heads (R and the law of inputs as in the case, H = HV)"),
+    DP_ROW("block", OPT_BLOCK, "N",
+           "with --tokens or --heads: heads checked at a time (default: all of a subject's; else "
+           "so many "
+           "that each block gets one check, at least 2)"),
+    DP_FLAG("every", every, "every check on every block of heads (default: on one)"),
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 
@@ -150,7 +137,7 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
     const int resized = o->tokens || o->heads;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
-    if (!dp_op_of(&c)->is_recurrence)
+    if (!c.op->is_recurrence)
         st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences have these checks", path,
                      c.op_name);
     else if (c.allow_nonfinite)

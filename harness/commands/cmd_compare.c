@@ -10,7 +10,7 @@
 #include "harness/record/record_diff.h"
 #include "options.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -78,16 +78,16 @@ static int history(const options *o) {
 
 enum { OPT_AGAIN = 256, OPT_WORSE, OPT_JSON, OPT_HISTORY };
 static const struct argp_option OPTIONS[] = {
-    {"again", OPT_AGAIN, "RECORD", 0,
-     "a further record of OLD's kernel, for the noise from run to run; may be repeated", 0},
-    {"worse", OPT_WORSE, "X", 0,
-     "an error that grows by more than this factor, and by more than its noise, makes the exit "
-     "status 1 (default: 1.25)",
-     0},
-    {"verbose", 'v', 0, 0, "print every error that moved, not only the 20 that moved most", 0},
-    {"json", OPT_JSON, "FILE", 0, "write the comparison there; - for standard output", 0},
-    {"history", OPT_HISTORY, "OUT.html", 0,
-     "draw the errors of all RECORDs, or of all below a folder, over their dates", 0},
+    DP_ROW("again", OPT_AGAIN, "RECORD",
+           "a further record of OLD's kernel, for the noise from run to run; may be repeated"),
+    DP_ROW(
+        "worse", OPT_WORSE, "X",
+        "an error that grows by more than this factor, and by more than its noise, makes the exit "
+        "status 1 (default: 1.25)"),
+    DP_ROW("verbose", 'v', 0, "print every error that moved, not only the 20 that moved most"),
+    DP_ROW("json", OPT_JSON, "FILE", "write the comparison there; - for standard output"),
+    DP_ROW("history", OPT_HISTORY, "OUT.html",
+           "draw the errors of all RECORDs, or of all below a folder, over their dates"),
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {

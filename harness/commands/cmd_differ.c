@@ -235,7 +235,7 @@ typedef struct {
     int64_t tokens;
 } options;
 
-enum { OPT_TOKENS = 256, OPT_HEADS, OPT_FORWARD, OPT_BITWISE, OPT_NO_TRUTH };
+enum { OPT_TOKENS = 256, OPT_HEADS };
 
 /* Options that begin a subject, and those that belong to the one before them. */
 static int begins(int key) {
@@ -257,9 +257,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case OPT_TOKENS: o->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     case OPT_HEADS: o->heads = (int)dp_option_number(st, "heads", arg, 1, 1 << 20); break;
-    case OPT_FORWARD: o->forward = 1; break;
-    case OPT_BITWISE: o->bitwise = 1; break;
-    case OPT_NO_TRUTH: o->no_truth = 1; break;
     case ARGP_KEY_END:
         if (!o->of.nname) argp_error(st, "name a case");
         if (o->n < 2)
@@ -273,7 +270,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 static const struct argp_option OPTIONS[] = {
     DP_ROW_SUBJECT(DP_LIBRARY),
     DP_ROWS_PROGRAM,
-    {"backend", DP_OPT_BACKEND, "NAME", 0, "sim: the simulated ranks; mpi, cuda or nccl", 0},
+    DP_ROW("backend", DP_OPT_BACKEND, "NAME", "sim: the simulated ranks; mpi, cuda or nccl"),
     DP_ROW_BASE,
     DP_ROW_CHAIN,
     DP_ROW_DESIGN,
@@ -285,15 +282,15 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_LIMIT,
     DP_ROW_MEMORY,
     DP_ROW_CACHE,
-    {"bitwise", OPT_BITWISE, 0, 0, "both kernels claim equal bits: any difference fails", 0},
-    {"truth", DP_OPT_TRUTH, "KIND", 0,
-     "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it takes "
-     "about a minute)",
-     0},
-    {"no-truth", OPT_NO_TRUTH, 0, 0, "make no truth to decide whose bound is broken", 0},
-    {"forward", OPT_FORWARD, 0, 0, "forward only, no gradients", 0},
-    {"tokens", OPT_TOKENS, "T", 0, "that many tokens instead of the case's, one sequence", 0},
-    {"heads", OPT_HEADS, "HV", 0, "that many heads (the law of inputs as in the case, H = HV)", 0},
+    DP_FLAG("bitwise", bitwise, "both kernels claim equal bits: any difference fails"),
+    DP_ROW("truth", DP_OPT_TRUTH, "KIND",
+           "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it "
+           "takes "
+           "about a minute)"),
+    DP_FLAG("no-truth", no_truth, "make no truth to decide whose bound is broken"),
+    DP_FLAG("forward", forward, "forward only, no gradients"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),
+    DP_ROW("heads", OPT_HEADS, "HV", "that many heads (the law of inputs as in the case, H = HV)"),
     DP_ROW_JSON_OF("write the results there"),
     {0}};
 
@@ -446,9 +443,8 @@ static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e)
     char *path = dp_case_path(dp_options_folder(&o->of), name);
     dp_status st = dp_case_load(path, c, e);
     free(path);
-    if (st || dp_op_of(c)->is_recurrence) return st;
-    st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name,
-                 dp_op_of(c)->name);
+    if (st || c->op->is_recurrence) return st;
+    st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name, c->op->name);
     dp_case_free(c);
     return st;
 }

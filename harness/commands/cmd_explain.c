@@ -20,14 +20,13 @@ typedef struct {
     const char *record, *tensor;
 } options;
 
-enum { OPT_RECORD = 256, OPT_TENSOR };
-
 static const struct argp_option OPTIONS[] = {
-    {"record", OPT_RECORD, "FILE", 0,
-     "take the run from this results.json instead of running it again; needed for judged files", 0},
-    {"tensor", OPT_TENSOR, "NAME", 0,
-     "explain this tensor (default: those that failed, else the one nearest to its limit)", 0},
-    {"subject", DP_OPT_SUBJECT, "LIB", 0, "the library, if the ID is of a library's run", 0},
+    DP_TEXT(
+        "record", record, "FILE",
+        "take the run from this results.json instead of running it again; needed for judged files"),
+    DP_TEXT("tensor", tensor, "NAME",
+            "explain this tensor (default: those that failed, else the one nearest to its limit)"),
+    DP_ROW("subject", DP_OPT_SUBJECT, "LIB", "the library, if the ID is of a library's run"),
     DP_ROWS_PROGRAM,
     DP_ROW_DESIGN,
     DP_ROW_CLAIM_DROP,
@@ -37,16 +36,6 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};
-
-static error_t parse(int key, char *arg, struct argp_state *st) {
-    options *o = st->input;
-    switch (key) {
-    case OPT_RECORD: o->record = arg; break;
-    case OPT_TENSOR: o->tensor = arg; break;
-    default: return dp_option(key, arg, st, &o->of);
-    }
-    return 0;
-}
 
 /* ---- what limits are ------------------------------------------------------------------------- */
 
@@ -64,7 +53,7 @@ static const struct {
      "an allowance for other orders of summation",
      "harness/verdict/levels.h; ref/METHOD.md; reports/verdicts.md"},
     {"sum", "the error that draws make in a head's sum over all its tokens",
-     "harness/verdict/sums.c"},
+     "harness/verdict/compare.c"},
 };
 
 static const char *text(const json_t *o, const char *key) {
@@ -307,7 +296,7 @@ int dp_cmd_explain(int argc, char **argv) {
     dp_err e = {0};
     const struct argp a = {
         .options = OPTIONS,
-        .parser = parse,
+        .parser = dp_option_alone,
         .args_doc = "ID",
         .doc = "Explain the verdict of one run: what was compared, which limit decided, how it was "
                "derived, where.\vExit status 0 explained, 2 could not explain."};

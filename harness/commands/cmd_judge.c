@@ -3,7 +3,6 @@
 #include "commands.h"
 #include "harness/run/hypotheses.h"
 #include "harness/run/judge.h"
-#include "harness/verdict/limits_out.h"
 #include "options.h"
 #include "print_failures.h"
 #include "print_run.h"
@@ -22,81 +21,63 @@ typedef struct {
     const char *limits; /* NULL: not asked for */
 } options;
 
-enum {
-    OPT_INPUTS = 256,
-    OPT_CLAIM,
-    OPT_BASE,
-    OPT_GATE,
-    OPT_GATE_DTYPE,
-    OPT_LOWER_BOUND,
-    OPT_BETA,
-    OPT_L2NORM,
-    OPT_SCALE,
-    OPT_CU_SEQLENS,
-    OPT_LAYOUT,
-    OPT_RECURRENCE,
-    OPT_TOKENS,
-    OPT_WHY,
-    OPT_LIMITS
-};
+enum { OPT_TOKENS = 256, OPT_WHY };
 
 static const struct argp_option OPTIONS[] = {
-    {"inputs", OPT_INPUTS, "IN", 0,
-     "safetensors file: q k v g beta (without g nothing decays), and optionally A_log dt_bias "
-     "initial_state do dht cu_seqlens",
-     0},
+    DP_TEXT(
+        "inputs", judge.inputs, "IN",
+        "safetensors file: q k v g beta (without g nothing decays), and optionally A_log dt_bias "
+        "initial_state do dht cu_seqlens"),
     DP_ROW_OUTPUTS("safetensors file: any of o final_state dq dk dv dg dbeta dA_log ddt_bias ds0, "
                    "and stages: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local dS_out dM dH dh "
                    "dv_new"),
-    {"ranks", DP_OPT_RANKS, "N", 0,
-     "ranks of OUT (default: its metadata, else 1); what no rank receives, as the last M and H, "
-     "is not judged",
-     0},
-    {"base", OPT_BASE, "NAME", 0,
-     "formats that the kernel claims for everything but the M chain: bf16 fp16 fp32 fp64 (fp16: "
-     "base bf16 with --design factors=fp16,out=fp16; judged by draws alone)",
-     0},
-    {"claim", OPT_CLAIM, "FORMAT", 0,
-     "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on", 0},
+    DP_ROW(
+        "ranks", DP_OPT_RANKS, "N",
+        "ranks of OUT (default: its metadata, else 1); what no rank receives, as the last M and H, "
+        "is not judged"),
+    DP_TEXT(
+        "base", judge.base, "NAME",
+        "formats that the kernel claims for everything but the M chain: bf16 fp16 fp32 fp64 (fp16: "
+        "base bf16 with --design factors=fp16,out=fp16; judged by draws alone)"),
+    DP_TEXT("claim", judge.claim, "FORMAT",
+            "format that it claims for the M chain: " DP_FORMAT_WORDS "; needed from 3 ranks on"),
     DP_ROW_DESIGN_OF(DP_DESIGN),
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
-    {"gate", OPT_GATE, "FORM", 0,
-     "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
-     "+ dt_bias); lower_bound: X "
-     "sigmoid(exp(A_log) (g + dt_bias))",
-     0},
-    {"gate-dtype", OPT_GATE_DTYPE, "FORMAT", 0,
-     "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it once",
-     0},
-    {"lower-bound", OPT_LOWER_BOUND, "X", 0, "the bound X of gate lower_bound", 0},
-    {"beta", OPT_BETA, "FORM", 0,
-     "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased (GLA, SSD)",
-     0},
-    {"l2norm", OPT_L2NORM, "0|1", 0, "1: the kernel normalises q and k itself", 0},
-    {"scale", OPT_SCALE, "X", 0, "factor of q in the output (default: K^-1/2)", 0},
-    {"cu-seqlens", OPT_CU_SEQLENS, "LIST", 0,
-     "first tokens of packed sequences, then T (default: tensor or metadata of IN, else one "
-     "sequence)",
-     0},
+    DP_TEXT(
+        "gate", judge.gate, "FORM",
+        "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
+        "+ dt_bias); lower_bound: X "
+        "sigmoid(exp(A_log) (g + dt_bias))"),
+    DP_TEXT(
+        "gate-dtype", judge.gate_dtype, "FORMAT",
+        "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it "
+        "once"),
+    DP_TEXT("lower-bound", judge.lower_bound, "X", "the bound X of gate lower_bound"),
+    DP_TEXT("beta", judge.beta, "FORM",
+            "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased "
+            "(GLA, SSD)"),
+    DP_TEXT("l2norm", judge.l2norm, "0|1", "1: the kernel normalises q and k itself"),
+    DP_TEXT("scale", judge.scale, "X", "factor of q in the output (default: K^-1/2)"),
+    DP_TEXT("cu-seqlens", judge.cu_seqlens, "LIST",
+            "first tokens of packed sequences, then T (default: tensor or metadata of IN, else one "
+            "sequence)"),
     DP_ROW_STATE_LAYOUT("both files"),
-    {"layout", OPT_LAYOUT, "fla|mamba", 0,
-     "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
-     "(harness/run/judge.h)",
-     0},
-    {"recurrence", OPT_RECURRENCE, "NAME|FILE", 0,
-     DP_MODEL_WORDS " (default: metadata, else as the shapes say), or a file of your own: rows as "
-                    "text, with the names that its inputs have in both files (harness/README.md)",
-     0},
-    {"tokens", OPT_TOKENS, "T", 0, "judge OUT as the result of the first T tokens of IN", 0},
-    {"limits", OPT_LIMITS, "FILE", 0,
-     "write the limits of rows, windows, heads and tensors as safetensors "
-     "(harness/verdict/limits_out.h)",
-     0},
-    {"why", OPT_WHY, "SECONDS", 0,
-     "if a tensor fails, try common mistakes for so many seconds and print those that fit "
-     "(default: 20; 0: none)",
-     0},
+    DP_TEXT(
+        "layout", judge.layout, "fla|mamba",
+        "names of tensors (default: metadata, else fla); mamba: x dt A B C, out or y, final_states "
+        "(harness/run/judge.h)"),
+    DP_TEXT("recurrence", judge.recurrence, "NAME|FILE",
+            DP_MODEL_WORDS
+            " (default: metadata, else as the shapes say), or a file of your own: rows as "
+            "text, with the names that its inputs have in both files (harness/README.md)"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "judge OUT as the result of the first T tokens of IN"),
+    DP_TEXT("limits", limits, "FILE",
+            "write the limits of rows, windows, heads and tensors as safetensors "
+            "(harness/verdict/compare.h)"),
+    DP_ROW("why", OPT_WHY, "SECONDS",
+           "if a tensor fails, try common mistakes for so many seconds and print those that fit "
+           "(default: 20; 0: none)"),
     DP_ROW_OUT,
     DP_ROW_JSON,
     DP_ROW_TRUTH,
@@ -107,20 +88,7 @@ static const struct argp_option OPTIONS[] = {
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
-    case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_CLAIM: o->judge.claim = arg; break;
-    case OPT_BASE: o->judge.base = arg; break;
-    case OPT_GATE: o->judge.gate = arg; break;
-    case OPT_GATE_DTYPE: o->judge.gate_dtype = arg; break;
-    case OPT_LOWER_BOUND: o->judge.lower_bound = arg; break;
-    case OPT_BETA: o->judge.beta = arg; break;
-    case OPT_L2NORM: o->judge.l2norm = arg; break;
-    case OPT_SCALE: o->judge.scale = arg; break;
-    case OPT_CU_SEQLENS: o->judge.cu_seqlens = arg; break;
-    case OPT_LAYOUT: o->judge.layout = arg; break;
-    case OPT_RECURRENCE: o->judge.recurrence = arg; break;
     case OPT_TOKENS: o->judge.tokens = dp_option_number(st, "tokens", arg, 1, 1 << 24); break;
-    case OPT_LIMITS: o->limits = arg; break;
     case OPT_WHY: o->why_s = (double)dp_option_number(st, "why", arg, 0, 86400); break;
     default: return dp_option(key, arg, st, &o->of);
     }

@@ -7,11 +7,11 @@
 #include "options.h"
 #include "ref/chunk/exchange_price.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/pieces.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/segments.h"
+#include "ref/vocabulary/text.h"
 
 #include <argp.h>
 #include <jansson.h>
@@ -395,66 +395,44 @@ typedef struct {
     dp_priced of_what;
 } options;
 
-enum {
-    OPT_KEYS = 256,
-    OPT_FAULTS,
-    OPT_TENSORS,
-    OPT_RECURRENCES,
-    OPT_SCHEMA,
-    OPT_EXCHANGES,
-    OPT_PIECES,
-    OPT_TOKENS,
-    OPT_HEADS,
-    OPT_K,
-    OPT_V,
-    OPT_DEVICE,
-    OPT_ONE_GATE
-};
+enum { OPT_TOKENS = 256, OPT_HEADS, OPT_K, OPT_V };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"keys", OPT_KEYS, 0, 0, "print the keys of a case file", 0},
-    {"faults", OPT_FAULTS, 0, 0, "print the deliberate faults", 0},
-    {"tensors", OPT_TENSORS, 0, 0, "print the names of inputs, results and stages", 0},
-    {"recurrences", OPT_RECURRENCES, 0, 0,
-     "print the formula of each recurrence, and its inputs with their shapes", 0},
-    {"exchanges", OPT_EXCHANGES, 0, 0,
-     "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp", 0},
-    {"pieces", OPT_PIECES, "T,..", 0,
-     "print into how many pieces a card cuts sequences of so many tokens, by cuLA's guards and "
-     "by our kernels' rule",
-     0},
-    {"tokens", OPT_TOKENS, "T", 0, "for --exchanges: tokens of a rank (default 8192)", 0},
-    {"ranks", DP_OPT_RANKS, "N,..", 0, "for --exchanges: numbers of ranks (default 2,4,8,64,1024)",
-     0},
-    {"heads", OPT_HEADS, "HV", 0, "value heads (default 32 for --exchanges, 8 for --pieces)", 0},
-    {"K", OPT_K, "K", 0, "channels of a key (default 128)", 0},
-    {"V", OPT_V, "V", 0, "channels of a value (default 128)", 0},
-    {"device", OPT_DEVICE, "NAME", 0,
-     "for --pieces: a card, " DP_DEVICE_WORDS ", or its number of multiprocessors (default h200)",
-     0},
-    {"one-gate", OPT_ONE_GATE, 0, 0, "for --pieces: one gate a head (GDN), not one a channel", 0},
+    DP_FLAG("keys", keys, "print the keys of a case file"),
+    DP_FLAG("faults", faults, "print the deliberate faults"),
+    DP_FLAG("tensors", tensors, "print the names of inputs, results and stages"),
+    DP_FLAG("recurrences", recurrences,
+            "print the formula of each recurrence, and its inputs with their shapes"),
+    DP_FLAG(
+        "exchanges", exchanges,
+        "print what each exchange costs: messages, bytes, buffers, time, and cp against cp x tp"),
+    DP_TEXT(
+        "pieces", of_what.lengths, "T,..",
+        "print into how many pieces a card cuts sequences of so many tokens, by cuLA's guards and "
+        "by our kernels' rule"),
+    DP_ROW("tokens", OPT_TOKENS, "T", "for --exchanges: tokens of a rank (default 8192)"),
+    DP_ROW("ranks", DP_OPT_RANKS, "N,..",
+           "for --exchanges: numbers of ranks (default 2,4,8,64,1024)"),
+    DP_ROW("heads", OPT_HEADS, "HV", "value heads (default 32 for --exchanges, 8 for --pieces)"),
+    DP_ROW("K", OPT_K, "K", "channels of a key (default 128)"),
+    DP_ROW("V", OPT_V, "V", "channels of a value (default 128)"),
+    DP_TEXT("device", of_what.device, "NAME",
+            "for --pieces: a card, " DP_DEVICE_WORDS
+            ", or its number of multiprocessors (default h200)"),
+    DP_FLAG("one-gate", of_what.one_gate, "for --pieces: one gate a head (GDN), not one a channel"),
     DP_ROW_JSON_OF("for --exchanges and --pieces: write the numbers there; - for standard output"),
-    {"schema", OPT_SCHEMA, 0, 0, "print the fields of a record as JSON Schema", 0},
+    DP_FLAG("schema", schema, "print the fields of a record as JSON Schema"),
     {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     dp_priced *x = &o->of_what;
     switch (key) {
-    case OPT_KEYS: o->keys = 1; break;
-    case OPT_FAULTS: o->faults = 1; break;
-    case OPT_TENSORS: o->tensors = 1; break;
-    case OPT_RECURRENCES: o->recurrences = 1; break;
-    case OPT_SCHEMA: o->schema = 1; break;
-    case OPT_EXCHANGES: o->exchanges = 1; break;
-    case OPT_PIECES: o->of_what.lengths = arg; break;
     case OPT_TOKENS: x->tokens = dp_option_number(st, "tokens", arg, 1, (int64_t)1 << 30); break;
     case OPT_HEADS: x->HV = (int)dp_option_number(st, "heads", arg, 1, 4096); break;
     case OPT_K: x->K = (int)dp_option_number(st, "K", arg, 1, 256); break;
     case OPT_V: x->V = (int)dp_option_number(st, "V", arg, 1, 256); break;
-    case OPT_DEVICE: x->device = arg; break;
-    case OPT_ONE_GATE: x->one_gate = 1; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;

@@ -20,7 +20,7 @@ typedef struct {
     dp_museum_options o;
 } options;
 
-enum { OPT_ALL = 256, OPT_FAULT, OPT_LOCATE, OPT_KERNELS, OPT_OUT };
+enum { OPT_ALL = 256, OPT_LOCATE };
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
@@ -29,13 +29,10 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         o->o.all = 1;
         o->o.nlocate = -1;
         break;
-    case OPT_FAULT: o->fault = arg; break;
-    case OPT_KERNELS: o->kernels = 1; break;
     case OPT_LOCATE:
         o->o.nlocate = (int)dp_option_number(st, "locate", arg, 0, 1000000);
         o->o.nlocate = o->o.nlocate ? o->o.nlocate : -1;
         break;
-    case OPT_OUT: o->out = arg; break;
     case ARGP_KEY_END:
         if (o->kernels && (o->of.nname || o->o.all))
             argp_error(st, "--kernels has a list of problems of its own");
@@ -50,18 +47,18 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
-    {"all", OPT_ALL, 0, 0,
-     "every case, base, chain and merge order, every red run located (hours); default: generated "
-     "cases, bases fp32 and bf16",
-     0},
-    {"kernels", OPT_KERNELS, 0, 0,
-     "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
-     "writes kernels.json",
-     0},
-    {"fault", OPT_FAULT, "NAME,..", 0, "these faults only", 0},
-    {"locate", OPT_LOCATE, "CASES", 0,
-     "cases in which a red run of each fault is localised (default 3; 0: every case)", 0},
-    {"out", OPT_OUT, "DIR", 0, "write museum.json there; `deltaproof report DIR` then shows it", 0},
+    DP_ROW("all", OPT_ALL, 0,
+           "every case, base, chain and merge order, every red run located (hours); default: "
+           "generated "
+           "cases, bases fp32 and bf16"),
+    DP_FLAG(
+        "kernels", kernels,
+        "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "
+        "writes kernels.json"),
+    DP_TEXT("fault", fault, "NAME,..", "these faults only"),
+    DP_ROW("locate", OPT_LOCATE, "CASES",
+           "cases in which a red run of each fault is localised (default 3; 0: every case)"),
+    DP_TEXT("out", out, "DIR", "write museum.json there; `deltaproof report DIR` then shows it"),
     DP_ROW_CACHE,
     {0}};
 

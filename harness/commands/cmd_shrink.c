@@ -33,7 +33,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_DESIGN,
     DP_ROW_TRIES("stop after so many tried problems (default: 20000)"),
     DP_ROW_SECONDS("stop after so many seconds, and write the smallest so far"),
-    {"output", DP_OPT_OUTPUT, "FILE", 0, "case file to write (default: CASE.min.case here)", 0},
+    DP_ROW("output", DP_OPT_OUTPUT, "FILE", "case file to write (default: CASE.min.case here)"),
     {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
      "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
      "write the cases to DIR)",
@@ -149,12 +149,12 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
         return 2;
     }
     o->log = stdout;
-    if (!dp_op_of(c)->shrinks) {
+    if (!c->op->shrinks) {
         dp_shrink(c, &r, &s, e);
         free(path);
         return 2;
     }
-    dp_op_of(c)->describe(c, r.ranks, text, sizeof text);
+    c->op->describe(c, r.ranks, text, sizeof text);
     printf("%s: %s, base %s, chain %s%s%s: %lld numbers\n", c->name, text, dp_base_names[r.base],
            dp_formats[r.chain].name, r.fault ? ", fault " : "",
            r.fault ? dp_faults[r.fault].name : "", (long long)dp_case_numbers(c, NULL));
@@ -162,7 +162,7 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     dp_status st = dp_shrink(c, &r, &s, e);
     if (!st) {
         st = write_and_check(o, c, &r, &s, path, e);
-        dp_op_of(c)->describe(&s.c, s.c.ranks[0], text, sizeof text);
+        c->op->describe(&s.c, s.c.ranks[0], text, sizeof text);
         if (!st)
             printf("%s\n%lld numbers, %lld of them not zero: %.4gx smaller, %d problems tried\n",
                    text, (long long)s.numbers, (long long)s.nonzero,
@@ -187,7 +187,7 @@ static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     dp_sim s;
     int N;
     const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &N);
-    if (!dp_op_of(c)->has_stages) return 1; /* one stage, no ranks that matter to it */
+    if (!c->op->has_stages) return 1; /* one stage, no ranks that matter to it */
     if (!dp_fault_lives_in(fault, f->stage) || dp_sim_new(&s, &p, c->base[0], N, fault, NULL))
         return 0;
     s.payload = c->payload[0];
@@ -210,7 +210,7 @@ static int larger_first(const void *a, const void *b) {
 /* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where
  * faults show most. */
 static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_options *r) {
-    if (!dp_fault_shows(fault, dp_op_of(c)->faults)) return 0;
+    if (!dp_fault_shows(fault, c->op->faults)) return 0;
     *r = request(o, c, NULL);
     r->fault = fault;
     r->base = DP_BASE_FP32;
@@ -235,7 +235,7 @@ static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_o
 static void print_row(const char *name, dp_fault fault, const dp_shrunk *s, int right, int same,
                       double seconds) {
     char shape[128];
-    dp_op_of(&s->c)->describe(&s->c, s->c.ranks[0], shape, sizeof shape);
+    s->c.op->describe(&s->c, s->c.ranks[0], shape, sizeof shape);
     printf("%-21s %-16s %-16s %-8s %4d  %-5s %-4s %9lld %6lld %7.0fx  %s  (%.1f s)\n",
            dp_faults[fault].name, name, s->after.stage, s->after.tensor, s->after.rank,
            right ? "yes" : "NO", same ? "yes" : "NO", (long long)s->numbers_before,
@@ -290,8 +290,8 @@ static int museum(options *o, dp_err *e) {
     candidate *list = dp_calloc((size_t)n, sizeof *list);
     for (int i = 0; i < n; i++) {
         dp_case c;
-        if (!dp_case_load(path[i], &c, e) && !c.data && dp_op_of(&c)->shrinks &&
-            dp_op_of(&c)->inputs && dp_case_numbers(&c, NULL) <= 400000)
+        if (!dp_case_load(path[i], &c, e) && !c.data && c.op->shrinks && c.op->inputs &&
+            dp_case_numbers(&c, NULL) <= 400000)
             list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
         if (e->code) return 2;
         dp_case_free(&c);

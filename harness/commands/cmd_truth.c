@@ -51,9 +51,9 @@ static int write_case(const char *command, const dp_options *o,
     if (dp_output_check(o->output, &e)) return dp_refuse(&e);
     char *path = dp_case_path(dp_options_folder(o), o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
-        if (dp_op_of(&c)->has_factors)
+        if (c.op->has_factors)
             write_factors(&c, o->output, &e);
-        else if (!dp_op_of(&c)->is_recurrence)
+        else if (!c.op->is_recurrence)
             dp_fail(&e, DP_EINPUT, "%s: %s: op = %s has no recurrence", command, path, c.op_name);
         else
             write(&c, arg, &e);
@@ -91,14 +91,14 @@ typedef struct {
     dp_judge_options judge; /* of files of inputs: where they are, and their settings */
 } options;
 
-enum { OPT_BITS = 256, OPT_INPUTS, OPT_GATE };
+enum { OPT_BITS = 256 };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW_SAFETENSORS,
-    {"bits", OPT_BITS, "N", 0, "MPFR precision (default: the case's)", 0},
-    {"inputs", OPT_INPUTS, "IN", 0, "safetensors file of inputs, in place of a case", 0},
-    {"gate", OPT_GATE, "FORM", 0, "with --inputs: log, softplus or lower_bound", 0},
+    DP_ROW("bits", OPT_BITS, "N", "MPFR precision (default: the case's)"),
+    DP_TEXT("inputs", judge.inputs, "IN", "safetensors file of inputs, in place of a case"),
+    DP_TEXT("gate", judge.gate, "FORM", "with --inputs: log, softplus or lower_bound"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};
@@ -107,8 +107,6 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     options *o = st->input;
     switch (key) {
     case OPT_BITS: o->bits = (int)dp_option_number(st, "bits", arg, 64, 4096); break;
-    case OPT_INPUTS: o->judge.inputs = arg; break;
-    case OPT_GATE: o->judge.gate = arg; break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;

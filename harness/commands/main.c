@@ -3,7 +3,7 @@
 #include "commands.h"
 #include "harness/base/home.h"
 #include "harness/base/startup.h"
-#include "harness/base/suggest.h"
+#include "harness/base/terminal.h"
 #include "harness/device/device_apart.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "options.h"

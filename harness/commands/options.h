@@ -7,7 +7,7 @@
  */
 #ifndef DP_OPTIONS_H
 #define DP_OPTIONS_H
-#include "harness/record/provenance.h"
+#include "harness/record/record.h"
 #include "harness/record/run.h"
 #include "ref/vocabulary/text.h"
 #include <argp.h>
@@ -79,136 +79,97 @@ enum {
     DP_OPT_OUTPUTS,
     DP_OPT_STATE_LAYOUT,
     DP_OPT_TRIES,
-    DP_OPT_SECONDS
+    DP_OPT_SECONDS,
+    DP_OPT_TEXT = 1 << 20, /* and up: rows of DP_TEXT, DP_FLAG */
+    DP_OPT_FLAG = 1 << 21
 };
 
-#define DP_ROW_CASES                                                                         \
-    {"cases", DP_OPT_CASES, "DIR", 0, "folder of case files (default: the program's)", 0}, { \
-        "recurrence", DP_OPT_RECURRENCE, "FILE", 0,                                          \
-            "run the cases as rwkv7, comba, mamba3, oja, or the rows of this file "          \
-            "(harness/README.md)",                                                           \
-            0                                                                                \
-    }
-#define DP_ROW_CACHE                                                                             \
-    {                                                                                            \
-        "cache", DP_OPT_CACHE, "DIR", 0,                                                         \
-            "folder of truths (default: build/cache, installed ~/.cache/deltaproof), or none", 0 \
-    }
+/* A row of a command's table of options. */
+#define DP_ROW(NAME, KEY, VALUE, WHAT) \
+    { NAME, KEY, VALUE, 0, WHAT, 0 }
+/* One that is taken as it stands, or sets 1: a field of the command's own struct `options`. */
+#define DP_TEXT(NAME, FIELD, VALUE, WHAT) \
+    DP_ROW(NAME, DP_OPT_TEXT + (int)offsetof(options, FIELD), VALUE, WHAT)
+#define DP_FLAG(NAME, FIELD, WHAT) \
+    DP_ROW(NAME, DP_OPT_FLAG + (int)offsetof(options, FIELD), 0, WHAT)
+#define DP_ROW_CASES                                                                       \
+    DP_ROW("cases", DP_OPT_CASES, "DIR", "folder of case files (default: the program's)"), \
+        DP_ROW("recurrence", DP_OPT_RECURRENCE, "FILE",                                    \
+               "run the cases as rwkv7, comba, mamba3, oja, or the rows of this file "     \
+               "(harness/README.md)")
+#define DP_ROW_CACHE                     \
+    DP_ROW("cache", DP_OPT_CACHE, "DIR", \
+           "folder of truths (default: build/cache, installed ~/.cache/deltaproof), or none")
 /* These options differ from command to command in their text; their name and value do not. */
-#define DP_ROW_SUBJECT(WHAT) \
-    { "subject", DP_OPT_SUBJECT, "LIB", 0, WHAT, 0 }
-#define DP_ROW_OUTPUTS(WHAT) \
-    { "outputs", DP_OPT_OUTPUTS, "OUT", 0, WHAT, 0 }
-#define DP_ROW_STATE_LAYOUT(WHERE)                                             \
-    {                                                                          \
-        "state-layout", DP_OPT_STATE_LAYOUT, "kv|vk", 0,                       \
-            "last axes of states in " WHERE " (default: metadata, else kv)", 0 \
-    }
-#define DP_ROW_TRIES(WHAT) \
-    { "tries", DP_OPT_TRIES, "N", 0, WHAT, 0 }
-#define DP_ROW_SECONDS(WHAT) \
-    { "seconds", DP_OPT_SECONDS, "S", 0, WHAT, 0 }
-#define DP_ROW_JSON_OF(WHAT) \
-    { "json", DP_OPT_JSON, "FILE", 0, WHAT, 0 }
+#define DP_ROW_SUBJECT(WHAT) DP_ROW("subject", DP_OPT_SUBJECT, "LIB", WHAT)
+#define DP_ROW_OUTPUTS(WHAT) DP_ROW("outputs", DP_OPT_OUTPUTS, "OUT", WHAT)
+#define DP_ROW_STATE_LAYOUT(WHERE)                       \
+    DP_ROW("state-layout", DP_OPT_STATE_LAYOUT, "kv|vk", \
+           "last axes of states in " WHERE " (default: metadata, else kv)")
+#define DP_ROW_TRIES(WHAT) DP_ROW("tries", DP_OPT_TRIES, "N", WHAT)
+#define DP_ROW_SECONDS(WHAT) DP_ROW("seconds", DP_OPT_SECONDS, "S", WHAT)
+#define DP_ROW_JSON_OF(WHAT) DP_ROW("json", DP_OPT_JSON, "FILE", WHAT)
 #define DP_LIBRARY "a kernel in a shared library (harness/deltaproof_subject.h)"
-#define DP_ROW_FAULT                                                       \
-    {                                                                      \
-        "fault", DP_OPT_FAULT, "NAME", 0,                                  \
-            "a deliberate fault in the simulated ranks (list --faults)", 0 \
-    }
-#define DP_ROWS_PROGRAM_OF(RUN, SERVE)                                                            \
-    {"run", DP_OPT_RUN, "COMMAND", 0, RUN, 0}, {"serve", DP_OPT_SERVE, "COMMAND", 0, SERVE, 0}, { \
-        "writes", DP_OPT_WRITES, "NAMES", 0,                                                      \
-            "outputs and stages that every OUT must hold (default: o)", 0                         \
-    }
+#define DP_ROW_FAULT                      \
+    DP_ROW("fault", DP_OPT_FAULT, "NAME", \
+           "a deliberate fault in the simulated ranks (list --faults)")
+#define DP_ROWS_PROGRAM_OF(RUN, SERVE)                                                          \
+    DP_ROW("run", DP_OPT_RUN, "COMMAND", RUN), DP_ROW("serve", DP_OPT_SERVE, "COMMAND", SERVE), \
+        DP_ROW("writes", DP_OPT_WRITES, "NAMES",                                                \
+               "outputs and stages that every OUT must hold (default: o)")
 /* `run --help` explains both, and the words of a design. */
 #define DP_ROWS_PROGRAM \
     DP_ROWS_PROGRAM_OF("a program, started for each call (run --help)", "a program, started once")
-#define DP_ROW_LIMIT                                                                         \
-    {                                                                                        \
-        "limit", DP_OPT_LIMIT, "SECONDS", 0,                                                 \
-            "most seconds of a run of the subject, or of loading it (default: 60); on CUDA " \
-            "devices, of a rank's silence (default: 8)",                                     \
-            0                                                                                \
-    }
-#define DP_ROW_MEMORY                                                                     \
-    {                                                                                     \
-        "memory", DP_OPT_MEMORY, "GIB", 0,                                                \
-            "most private memory of a process of the subject (default: the machine's)", 0 \
-    }
+#define DP_ROW_LIMIT                                                                        \
+    DP_ROW("limit", DP_OPT_LIMIT, "SECONDS",                                                \
+           "most seconds of a run of the subject, or of loading it (default: 60); on CUDA " \
+           "devices, of a rank's silence (default: 8)")
+#define DP_ROW_MEMORY                      \
+    DP_ROW("memory", DP_OPT_MEMORY, "GIB", \
+           "most private memory of a process of the subject (default: the machine's)")
 #define DP_ROW_RANKS \
-    { "ranks", DP_OPT_RANKS, "N", 0, "ranks (default: the case's largest number)", 0 }
-#define DP_ROW_MERGE                                                                        \
-    {"exchange",                                                                            \
-     DP_OPT_MERGE,                                                                          \
-     "NAME",                                                                                \
-     0,                                                                                     \
-     "how states get from rank to rank: " DP_EXCHANGE_WORDS " (default: the case's first)", \
-     0},                                                                                    \
-    {                                                                                       \
-        "merge", 0, 0, OPTION_ALIAS, 0, 0                                                   \
-    }
-#define DP_ROW_PAYLOAD                                                                             \
+    DP_ROW("ranks", DP_OPT_RANKS, "N", "ranks (default: the case's largest number)")
+#define DP_ROW_MERGE                                                                               \
+    DP_ROW("exchange", DP_OPT_MERGE, "NAME",                                                       \
+           "how states get from rank to rank: " DP_EXCHANGE_WORDS " (default: the case's first)"), \
     {                                                                                              \
-        "payload", DP_OPT_PAYLOAD, "NAME", 0,                                                      \
-            "format of sent pairs and states: " DP_PAYLOAD_WORDS " (default: the case's first)", 0 \
+        "merge", 0, 0, OPTION_ALIAS, 0, 0                                                          \
     }
-#define DP_ROW_BASE                                                                                \
-    {                                                                                              \
-        "base", DP_OPT_BASE, "NAME", 0,                                                            \
-            "base policy: fp64 fp32 bf16 (default: the case's first; with --subject its claim)", 0 \
-    }
-#define DP_ROW_CHAIN                                                  \
-    {                                                                 \
-        "chain", DP_OPT_CHAIN, "FORMAT", 0,                           \
-            "format of the M chain: " DP_FORMAT_WORDS                 \
-            " (default: the case's first; with --subject its claim)", \
-            0                                                         \
-    }
-#define DP_ROW_TRUTH                                                                               \
-    {                                                                                              \
-        "truth", DP_OPT_TRUTH, "KIND", 0,                                                          \
-            "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where " \
-            "cheap (default: the case's)",                                                         \
-            0                                                                                      \
-    }
-#define DP_ROW_OUT                                                            \
-    {                                                                         \
-        "out", DP_OPT_OUT, "DIR", 0,                                          \
-            "write results.json, junit.xml, summary.md, report.html there", 0 \
-    }
+#define DP_ROW_PAYLOAD                        \
+    DP_ROW("payload", DP_OPT_PAYLOAD, "NAME", \
+           "format of sent pairs and states: " DP_PAYLOAD_WORDS " (default: the case's first)")
+#define DP_ROW_BASE                     \
+    DP_ROW("base", DP_OPT_BASE, "NAME", \
+           "base policy: fp64 fp32 bf16 (default: the case's first; with --subject its claim)")
+#define DP_ROW_CHAIN                                 \
+    DP_ROW("chain", DP_OPT_CHAIN, "FORMAT",          \
+           "format of the M chain: " DP_FORMAT_WORDS \
+           " (default: the case's first; with --subject its claim)")
+#define DP_ROW_TRUTH                                                                              \
+    DP_ROW("truth", DP_OPT_TRUTH, "KIND",                                                         \
+           "arithmetic of the truth: mpfr; dd: double-double, audited by MPFR; auto: MPFR where " \
+           "cheap (default: the case's)")
+#define DP_ROW_OUT \
+    DP_ROW("out", DP_OPT_OUT, "DIR", "write results.json, junit.xml, summary.md, report.html there")
 #define DP_ROW_JSON DP_ROW_JSON_OF("write the record there; - for standard output")
-#define DP_ROW_DESIGN_OF(WHAT) \
-    { "design", DP_OPT_DESIGN, "WORDS", 0, WHAT, 0 }
+#define DP_ROW_DESIGN_OF(WHAT) DP_ROW("design", DP_OPT_DESIGN, "WORDS", WHAT)
 #define DP_DESIGN                                                                             \
     "how the kernel computes, if not as its base does (ref/vocabulary/design.h), words with " \
     "commas between: " DP_DESIGN_WORDS
 #define DP_ROW_DESIGN DP_ROW_DESIGN_OF("how the kernel computes (words: run --help)")
-#define DP_ROW_CLAIM_DROP                                                                       \
-    {                                                                                           \
-        "claim-drop", DP_OPT_CLAIM_DROP, "E", 0,                                                \
-            "the kernel drops states that gates have attenuated below E: a number below 1, or " \
-            "bits (20 is 2^-20; ref/bound/drop.h)",                                             \
-            0                                                                                   \
-    }
-#define DP_ROW_UNJUDGED                                                              \
-    {                                                                                \
-        "unjudged", DP_OPT_UNJUDGED, "NAMES", 0,                                     \
-            "tensors that may be unjudged; any other one makes the exit status 2", 0 \
-    }
-#define DP_ROWS_PROVENANCE                                                                     \
-    {"label", DP_OPT_LABEL, "TEXT", 0, "written into the record", 0},                          \
-        {"kernel-commit",                                                                      \
-         DP_OPT_KERNEL_COMMIT,                                                                 \
-         "ID",                                                                                 \
-         0,                                                                                    \
-         "commit of the kernel that is judged, for the record",                                \
-         0},                                                                                   \
-    {                                                                                          \
-        "note", DP_OPT_NOTE, "KEY=VALUE", 0, "anything else for the record, up to 64 times", 0 \
-    }
-#define DP_ROW_SAFETENSORS \
-    { "output", DP_OPT_OUTPUT, "FILE", 0, "safetensors file to write", 0 }
+#define DP_ROW_CLAIM_DROP                                                                      \
+    DP_ROW("claim-drop", DP_OPT_CLAIM_DROP, "E",                                               \
+           "the kernel drops states that gates have attenuated below E: a number below 1, or " \
+           "bits (20 is 2^-20; ref/bound/drop.h)")
+#define DP_ROW_UNJUDGED                          \
+    DP_ROW("unjudged", DP_OPT_UNJUDGED, "NAMES", \
+           "tensors that may be unjudged; any other one makes the exit status 2")
+#define DP_ROWS_PROVENANCE                                             \
+    DP_ROW("label", DP_OPT_LABEL, "TEXT", "written into the record"),  \
+        DP_ROW("kernel-commit", DP_OPT_KERNEL_COMMIT, "ID",            \
+               "commit of the kernel that is judged, for the record"), \
+        DP_ROW("note", DP_OPT_NOTE, "KEY=VALUE", "anything else for the record, up to 64 times")
+#define DP_ROW_SAFETENSORS DP_ROW("output", DP_OPT_OUTPUT, "FILE", "safetensors file to write")
 #define DP_ROWS_ONE_RUN                                                                  \
     DP_ROW_CASES, DP_ROW_RANKS, DP_ROW_BASE, DP_ROW_CHAIN, DP_ROW_MERGE, DP_ROW_PAYLOAD, \
         DP_ROW_FAULT, DP_ROW_LIMIT
@@ -275,7 +236,7 @@ dp_one_run dp_options_one(const dp_options *o, const dp_case *c, const dp_subjec
  * file, or --tokens. */
 dp_status dp_options_split(const dp_options *o, const dp_case *c, int64_t tokens, dp_err *e);
 
-/* parse.c: argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
+/* argp, with -h, examples at the end of --help, and the nearest name of an unknown option.
  */
 
 /* Lines of the form "  deltaproof ..", printed at the end of --help by the next dp_parse. */

@@ -2,7 +2,7 @@
 #include "write_record.h"
 #include "commands.h"
 #include "harness/base/terminal.h"
-#include "harness/record/digest.h"
+#include "harness/record/record.h"
 #include "print_failures.h"
 #include "ref/files/output.h"
 

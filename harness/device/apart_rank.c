@@ -1,7 +1,7 @@
 /* One of the ranks that are processes: its communicator, its run, its end (apart_rank.h). */
 #ifdef DP_HAVE_CUDA
 #include "apart_rank.h"
-#include "ref/vocabulary/number.h"
+#include "ref/vocabulary/text.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -13,7 +13,7 @@ const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, 0, nothing},
 
 #include "apart_rank.h"
 #include "device_job.h"
-#include "device_own.h"
+#include "device_ranks.h"
 #include "harness/mpi/mpi_ranks.h"
 #include "harness/simulated/rank_part.h"
 #include "ref/vocabulary/context.h"

@@ -1,10 +1,9 @@
-/* The convolutions of gpu/ as a subject (device_conv.h). */
-#include "device_conv.h"
+/* The convolutions of gpu/ as a subject (device_run.h). */
+#include "device_run.h"
 
 #ifdef DP_HAVE_CUDA
 #include "apart_rank.h"
 #include "device_apart.h"
-#include "device_own.h"
 #include "device_procs.h"
 #include "device_ranks.h"
 #include "gpu/dp_conv.h"

@@ -1,5 +1,5 @@
-/* The decode kernels of gpu/ as a subject (device_decode.h). */
-#include "device_decode.h"
+/* The decode kernels of gpu/ as a subject (device_run.h). */
+#include "device_run.h"
 
 #ifdef DP_HAVE_CUDA
 #include "device_memory.h"

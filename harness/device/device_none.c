@@ -1,5 +1,5 @@
 /* The devices of a build without CUDA kernels: why there are none. */
-#include "device_conv.h"
+#include "device_run.h"
 
 #ifndef DP_HAVE_CUDA
 

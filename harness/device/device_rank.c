@@ -1,7 +1,7 @@
 /* One rank on a device: inputs up, forward, backward, results and stages down (device_job.h). */
 #ifdef DP_HAVE_CUDA
 #include "device_job.h"
-#include "device_own.h"
+#include "device_ranks.h"
 #include "ref/vocabulary/context.h"
 
 #include <stdlib.h>

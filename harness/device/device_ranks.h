@@ -4,6 +4,8 @@
 #define DP_CUDA_RANKS_H
 #include "device_memory.h"
 #include "device_run.h"
+#include "gpu/dp_gpu.h"
+#include "ref/vocabulary/own.h"
 
 typedef enum { DP_RANK_RUNS, DP_RANK_ENDED, DP_RANK_FAILED } dp_rank_state;
 
@@ -35,8 +37,23 @@ void dp_ranks_free(int procs, void *jobs, int failed);
 /* Are these ranks processes (device_procs.h): more over NCCL than there are devices. */
 int dp_cuda_processes(dp_backend b, int N);
 double dp_cuda_limit_s(void); /* of dp_cuda_limit */
-/* c[N], or NULL with one rank. NCCL's take 1.5 s to make. Every later call of as many ranks returns
- * the same ones, unless a run on them failed. */
-dp_status dp_cuda_comms(dp_backend b, int N, dpg_comm **c, dp_err *e);
-void dp_cuda_comms_end(dp_backend b, int N, dpg_comm *c, int failed);
+
+/* Which rank on a device owns which tokens, as a table for the kernels: of dp_owners, or T / N
+ * tokens a rank. */
+typedef struct {
+    int parts;
+    int64_t *cut;
+    int *owner;
+    dp_owners of; /* what both are of */
+} dp_own_table;
+
+/* To be freed; of a T that N does not divide it has no part. */
+dp_own_table dp_own_table_of(dp_owners o, int64_t T, int N);
+void dp_own_table_free(dp_own_table *t);
+/* The kernels' form of the table; borrows it. */
+dpg_owners dp_own_for_kernels(const dp_own_table *t, dp_owners o);
+int64_t dp_own_tokens(const dp_own_table *t, int rank);
+/* Copies the rank's tokens, `each` numbers a token, from `all` to `own`, one part after the other;
+ * back: from `own` to `all`. */
+void dp_own_copy(const dp_own_table *t, int rank, int64_t each, double *all, double *own, int back);
 #endif

@@ -6,7 +6,9 @@
 #ifndef DP_CUDA_H
 #define DP_CUDA_H
 #include "harness/base/backends.h"
+#include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
+#include "ref/chunk/conv.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
@@ -87,6 +89,42 @@ void dp_cuda_result_free(dp_cuda_result *r, int HV);
 const dp_truth_device *dp_cuda_truth(const dp_problem *p);
 /* The device's memory for problems of this shape on N ranks: dp_cuda_run takes arrays that lie
  * there, and leaves its results there. NULL without the backend, with processes or several devices,
- * and for widths that are filled up (device_fill.h). */
+ * and for widths that are filled up (device_arrays.h). */
 const dp_memory *dp_cuda_memory(const dp_problem *p, dp_backend b, int N);
+
+/* The convolution of gpu/ as a subject: forward and backward on N
+ * ranks, one host thread each (device_run.h). */
+
+/* `parts` convolutions (at most 4) over the same tokens, alike but for their channels and data,
+ * which share every message (gpu/dp_conv.h).
+ *   N      ranks; parts, where c->own says which rank has them
+ *   base   bf16: x, dy, y and dx are bf16 in device memory, else fp32
+ * Fills y and, with dy, dx, dw, dbias of r (allocated by the caller). DP_EINPUT: the kernels do not
+ * take this problem (the message says why). */
+dp_status dp_cuda_conv(const dp_conv *const *c, int parts, dp_base base, int N, dp_backend b,
+                       dp_conv_result *const *r, dp_err *e);
+
+/* A call of a session through the decode kernels of gpu/
+ * (gpu/dp_decode.h): up to DPG_DECODE_TOKENS tokens of each sequence, states fp32 [K][V] in slots.
+ */
+
+/* Do the kernels take a call like this one? Each sequence is a request of the batch, one without
+ * tokens a request of length 0. */
+int dp_cuda_decodes(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool);
+
+/* Do the kernels keep the states of a call in the format how->kept of its session? They have e4m3,
+ * e5m2 and int8 by blocks, and fp16 by chance. The states that come in must be numbers of the
+ * format. A pool and the states of all tokens stay in fp32. */
+int dp_cuda_keeps(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
+                  int states);
+
+/* Forward of that call on device 0.
+ *   out      o and final_state, to be freed
+ *   states   NULL, or gets the state after every token [T][HV][K][V], to be freed; each state is
+ *            then written to a slot of its own
+ *   pool     NULL, or the pool of states. The kernel gets the whole pool, with the slots to read
+ *            and write, and updates it; out then has no final_state. A call in a pool has one token
+ *            less, as the kernel reads and writes the slots of one list */
+dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
+                         dp_result *out, double **states, dp_err *e);
 #endif

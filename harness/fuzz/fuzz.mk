@@ -24,24 +24,24 @@ FUZZ_DIR     := $(BUILD)/fuzz
 
 # The code under test: what these files read is checked in them. What they call beyond comes from
 # the library as it is.
-FUZZ_READ          := ref/files/safetensors.c $(addprefix ref/vocabulary/,text.c number.c)
+FUZZ_READ          := ref/files/safetensors.c ref/vocabulary/text.c
 FUZZ_CASE          := $(wildcard harness/case/*.c)
 FUZZ_OF_safetensors := $(FUZZ_READ) ref/files/output.c ref/files/input.c
 FUZZ_OF_case        := $(FUZZ_CASE) $(FUZZ_READ) $(wildcard ref/inputs/*.c) ref/vocabulary/problem.c
 FUZZ_OF_judge       := \
-    $(addprefix harness/run/,judge.c judge_files.c) \
-    harness/base/complaints.c $(FUZZ_CASE) $(FUZZ_READ) \
+    harness/run/judge.c \
+    harness/base/terminal.c $(FUZZ_CASE) $(FUZZ_READ) \
     $(addprefix ref/vocabulary/,problem.c tensors.c design.c formats.c)
 FUZZ_OF_record      := \
     $(addprefix harness/record/,record_read.c record_diff.c record_schema.c schema.c) \
     ref/vocabulary/text.c
 
 FUZZ_OF_finished    := \
-    $(addprefix harness/record/,run_json.c schema_read.c schema.c record_schema.c digest.c) \
+    $(addprefix harness/record/,run_json.c schema_read.c schema.c record_schema.c record.c) \
     harness/commands/print_run.c ref/vocabulary/text.c
 
 FUZZ_OF_meeting     := \
-    $(addprefix harness/mpi/,meeting.c guests.c meet.c by_tcp.c) ref/vocabulary/text.c
+    $(addprefix harness/mpi/,guests.c meet.c by_tcp.c) ref/vocabulary/text.c
 
 FUZZ_PROGRAMS := $(FUZZ_TARGETS:%=$(BUILD)/fuzz_%)
 FUZZ_FAST     := $(FUZZ_TARGETS:%=$(FUZZ_DIR)/bulk_%) $(FUZZ_DIR)/bulk_faults

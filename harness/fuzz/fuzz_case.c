@@ -50,7 +50,7 @@ static void check_refusal(const dp_err *e, const uint8_t *bytes, size_t n) {
 }
 
 static int small(const dp_case *c) {
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     if (op->has_factors) return 0;
     if (c->data) return 1; /* the tensors are those of a small file */
     if (op->has_conv) return c->conv.T * c->conv.D < 1 << 11;
@@ -80,7 +80,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
         check_refusal(&e, bytes, n);
         return 0;
     }
-    if (dp_op_of(&c)->has_problem)
+    if (c.op->has_problem)
         must(!dp_problem_check(&c.p, c.allow_nonfinite, &e), "inconsistent problem", e.msg);
     dp_case_free(&c);
     return 0;

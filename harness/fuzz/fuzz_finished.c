@@ -4,7 +4,7 @@
  * with a message that names the file, or read. Runs that are read are written and read again, and
  * every text about them is made. */
 #include "harness/commands/print_run.h"
-#include "harness/record/digest.h"
+#include "harness/record/record.h"
 #include "harness/record/record_schema.h"
 #include "harness/record/run_json.h"
 #include "mutate.h"

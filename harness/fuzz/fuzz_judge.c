@@ -73,7 +73,7 @@ static void check_case(const dp_case *c, const dp_judge_options *o, const dp_jud
     dp_err e = {0};
     int any = l->factors != NULL;
     must(l->drop >= 0 && l->drop <= DP_DROP_BITS_MOST, "drops bits out of range", "");
-    if (dp_op_of(c)->has_factors) {
+    if (c->op->has_factors) {
         must(l->factors && l->products && c->ch.n > 0 && c->ch.K > 0, "a chain without", "M");
         return;
     }

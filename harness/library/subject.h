@@ -11,8 +11,7 @@
  */
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
-#include "harness/simulated/conv_states.h"
-#include "harness/simulated/slots.h"
+#include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/vocabulary/design.h"
 

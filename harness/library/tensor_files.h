@@ -3,9 +3,8 @@
  * harness/run/judge.h. */
 #ifndef DP_TENSOR_FILES_H
 #define DP_TENSOR_FILES_H
-#include "harness/base/complaints.h"
-#include "harness/simulated/conv_states.h"
-#include "harness/simulated/slots.h"
+#include "harness/base/terminal.h"
+#include "harness/simulated/calls.h"
 #include "harness/simulated/stage_tensor.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"

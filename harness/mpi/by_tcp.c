@@ -6,9 +6,8 @@
 #include "by_tcp.h"
 #include "harness/base/clock.h"
 #include "meet.h"
-#include "meeting.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/text.h"
 
 #include <errno.h>
 #include <linux/sockios.h>

@@ -1,9 +1,9 @@
 /* harness/mpi/guests.h - connections to the first process, side by side, until each has proved
- * which rank it is (meeting.h), or is sent away.
+ * which rank it is (meet.h), or is sent away.
  */
 #ifndef DP_GUESTS_H
 #define DP_GUESTS_H
-#include "meeting.h"
+#include "meet.h"
 
 enum { DP_MOST_GUESTS = 256, DP_CONNECTION_S = 10 };
 

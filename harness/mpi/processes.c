@@ -3,7 +3,6 @@
 #include "harness/base/clock.h"
 #include "harness/base/startup.h"
 #include "ref/files/cache.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/text.h"
 

@@ -1,10 +1,15 @@
 /* Totals and verdict of a record, and the record as JSON (record.h). */
 #include "record.h"
 #include "record_schema.h"
+#include "ref/files/input.h"
 #include "ref/files/output.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <xxhash.h>
 
 void dp_record_totals(const dp_record *r, int n[DP_NVERDICTS]) {
     memset(n, 0, sizeof(int) * DP_NVERDICTS);
@@ -74,4 +79,330 @@ void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size) {
 
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e) {
     return dp_json_write_compact(dp_schema_write(&dp_record_schema, r), path, e);
+}
+
+/* ---- the digest ------------------------------------------------------------------------------ */
+
+static void put(FILE *f, double x) {
+    uint64_t bits;
+    const double y = x == 0 ? 0 : x;
+    memcpy(&bits, &y, sizeof bits);
+    if (isnan(x))
+        fputs(" nan", f);
+    else
+        fprintf(f, " %016llx", (unsigned long long)bits);
+}
+
+static void put_tensor(FILE *f, const dp_judgement *t) {
+    const dp_levels_result *e = &t->expected;
+    fprintf(f, "tensor %s %s %s", t->name, dp_verdict_names[t->verdict],
+            t->tier && *t->tier ? t->tier : "-");
+    const double x[] = {t->rel_fro, t->bound, t->ratio, t->worst_rel, e->expected, e->excess};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        put(f, x[i]);
+    for (int l = 0; l < DP_NLEVELS && !isnan(e->excess); l++) {
+        const dp_level_result *y = &e->at[l];
+        const double z[] = {y->ratio, y->median, y->limit, y->freedom, y->draw};
+        for (size_t i = 0; i < sizeof z / sizeof *z; i++)
+            put(f, z[i]);
+    }
+    fputs("\nranks", f);
+    for (int i = 0; i < t->N; i++)
+        put(f, t->per_rank[i]);
+    fputc('\n', f);
+}
+
+static void put_point(FILE *f, const dp_chain_point *p) {
+    const double x[] = {p->rel, p->effect, p->bound, p->abs, p->norm};
+    fprintf(f, "point %d %d", p->rank, p->chunks);
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        put(f, x[i]);
+    fputc('\n', f);
+}
+
+static void put_run(FILE *f, const dp_run *r) {
+    fprintf(f, "run %s %s %s %d", r->id, dp_verdict_names[r->verdict], r->truth_kind,
+            r->truth_bits);
+    const double audit = r->truth_audit.columns ? r->truth_audit.worst : NAN;
+    const double x[] = {r->truth_radius, audit,         r->cond.condition,
+                        r->cond.inverse, r->cond.entry, r->slope};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        put(f, x[i]);
+    fputc('\n', f);
+    for (int i = 0; i < r->ntensor; i++)
+        put_tensor(f, &r->tensor[i]);
+    for (int i = 0; i < r->npoint; i++)
+        put_point(f, &r->point[i]);
+    if (!r->bits.npoint) return;
+    fputs("bits", f);
+    for (int m = 0; m < DP_NBITMODELS; m++)
+        put(f, r->bits.bits[m]);
+    put(f, r->bits.truncated);
+    fputc('\n', f);
+}
+
+char *dp_digest_text(const dp_run *r) {
+    char *text = NULL;
+    size_t size;
+    FILE *f = open_memstream(&text, &size);
+    dp_run as = *r;
+    if (!f) abort();
+    if (dp_backends[r->backend].peers) as.backend = DP_BACKEND_SIM; /* whose bits it must have */
+    as.id = dp_run_id(&as);
+    put_run(f, &as);
+    free(as.id);
+    fclose(f);
+    return text;
+}
+
+typedef struct {
+    char *text;
+    int peers;
+} line;
+
+static int by_text(const void *a, const void *b) {
+    const line *x = a, *y = b;
+    const int order = strcmp(x->text, y->text);
+    return order ? order : x->peers - y->peers;
+}
+
+/* A run without its processes is none, and has no chain. Runs that simulated ranks refuse, too,
+ * count as theirs. A run in both counts once. */
+static int covered(const dp_run *r) {
+    const dp_backend_traits *t = &dp_backends[r->backend];
+    return t->simulated && (!t->peers || r->verdict != DP_SKIPPED || r->has_chain);
+}
+
+dp_digest dp_digest_of(const dp_runs *r) {
+    dp_digest d = {.runs = 0};
+    line *lines = dp_calloc((size_t)r->n + 1, sizeof *lines);
+    XXH3_state_t *s = XXH3_createState();
+    XXH128_canonical_t c;
+    int n = 0;
+    for (int i = 0; i < r->n; i++)
+        if (covered(&r->run[i]))
+            lines[n++] = (line){dp_digest_text(&r->run[i]), dp_backends[r->run[i].backend].peers};
+    qsort(lines, (size_t)n, sizeof *lines, by_text);
+    XXH3_128bits_reset(s);
+    for (int i = 0; i < n; i++) {
+        if (i && lines[i].peers && !strcmp(lines[i].text, lines[i - 1].text)) continue;
+        XXH3_128bits_update(s, lines[i].text, strlen(lines[i].text));
+        d.runs++;
+    }
+    XXH128_canonicalFromHash(&c, XXH3_128bits_digest(s));
+    for (int i = 0; i < 16; i++)
+        snprintf(d.hex + 2 * i, 3, "%02x", c.digest[i]);
+    XXH3_freeState(s);
+    for (int i = 0; i < n; i++)
+        free(lines[i].text);
+    free(lines);
+    return d;
+}
+
+/* ---- provenance ------------------------------------------------------------------------------ */
+
+enum { PIECE = 1 << 20 };
+
+static void hash(FILE *f, char hex[33]) {
+    XXH3_state_t *state = XXH3_createState();
+    char *piece = dp_calloc(PIECE, 1);
+    if (!state) abort();
+    XXH3_128bits_reset(state);
+    for (size_t n; (n = fread(piece, 1, PIECE, f)) > 0;)
+        XXH3_128bits_update(state, piece, n);
+    XXH128_canonical_t bytes;
+    XXH128_canonicalFromHash(&bytes, XXH3_128bits_digest(state));
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", bytes.digest[i]);
+    XXH3_freeState(state);
+    free(piece);
+}
+
+void dp_provenance_file(dp_provenance *p, const char *role, const char *path) {
+    const int most = sizeof p->file / sizeof *p->file, i = p->nfile;
+    int64_t bytes;
+    FILE *f = path && i < most ? dp_input_open(path, dp_input_most(), &bytes, NULL) : NULL;
+    if (!f) return;
+    p->file[i].role = role;
+    p->file[i].path = path;
+    p->file[i].bytes = bytes;
+    hash(f, p->file[i].xxh128);
+    fclose(f);
+    p->nfile++;
+}
+
+static json_t *files(const dp_provenance *p) {
+    json_t *list = json_array();
+    for (int i = 0; i < p->nfile; i++) {
+        json_t *x = json_pack("{ss sI ss}", "role", p->file[i].role, "bytes",
+                              (json_int_t)p->file[i].bytes, "xxh128", p->file[i].xxh128);
+        json_object_set_new(x, "path", dp_json_text(p->file[i].path));
+        json_array_append_new(list, x);
+    }
+    return list;
+}
+
+const char *dp_provenance_note(const dp_provenance *p, const char *key) {
+    const size_t n = strlen(key);
+    for (int i = 0; i < p->nnote; i++)
+        if (!strncmp(p->note[i], key, n) && p->note[i][n] == '=') return p->note[i] + n + 1;
+    return NULL;
+}
+
+DP_NOT_SO("-Wanalyzer-null-dereference") /* a note has a = */
+static json_t *notes(const dp_provenance *p) {
+    json_t *o = json_object();
+    for (int i = 0; i < p->nnote; i++) {
+        char *key = dp_strdup(p->note[i]), *value = strchr(key, '=');
+        *value++ = 0;
+        json_object_set_new(o, key, dp_json_text(value));
+        free(key);
+    }
+    return o;
+}
+
+json_t *dp_provenance_json(const dp_provenance *p) {
+    if (!p || (!p->label && !p->kernel_commit && !p->nfile && !p->nnote)) return NULL;
+    json_t *o = json_object();
+    if (p->label) json_object_set_new(o, "label", dp_json_text(p->label));
+    if (p->kernel_commit) json_object_set_new(o, "kernel_commit", dp_json_text(p->kernel_commit));
+    if (p->nfile) json_object_set_new(o, "files", files(p));
+    if (p->nnote) json_object_set_new(o, "notes", notes(p));
+    return o;
+}
+
+/* ---- its fields ------------------------------------------------------------------------------ */
+
+static const dp_record_field FILES[] = {
+    {"role", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN, .what = "inputs, outputs, subject"},
+    {"path", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN},
+    {"bytes", .kind = DP_KIND_COUNT, .need = DP_FIELD_WRITTEN},
+    {"xxh128", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN, .what = "as xxh128sum prints it"}};
+static const dp_object_schema FILES_OBJECT = {.name = "file", .field = FILES, .n = 4};
+
+static const dp_record_field PROVENANCE[] = {
+    {"label", .kind = DP_KIND_TEXT},
+    {"kernel_commit", .kind = DP_KIND_TEXT},
+    {"files", .kind = DP_KIND_OBJECTS, .of = &FILES_OBJECT, .what = "by their hashes"},
+    {"notes", .kind = DP_KIND_MAP, .what = "of --note KEY=VALUE"}};
+const dp_object_schema dp_provenance_schema = {.name = "provenance", .field = PROVENANCE, .n = 4};
+
+/* ---- JUnit ----------------------------------------------------------------------------------- */
+
+#ifndef DP_COMMIT
+#define DP_COMMIT "unknown"
+#endif
+
+static void xml(FILE *f, const char *s) {
+    for (; *s; s++) {
+        if (*s == '&')
+            fputs("&amp;", f);
+        else if (*s == '<')
+            fputs("&lt;", f);
+        else if (*s == '>')
+            fputs("&gt;", f);
+        else if (*s == '"')
+            fputs("&quot;", f);
+        else if ((unsigned char)*s >= 32)
+            fputc(*s, f);
+    }
+}
+
+static void property(FILE *f, const char *name, const char *value) {
+    if (!value || !*value) return;
+    fprintf(f, "    <property name=\"%s\" value=\"", name);
+    xml(f, value);
+    fputs("\"/>\n", f);
+}
+
+static void junit_properties(FILE *f, const dp_record *r) {
+    const dp_provenance *p = r->provenance;
+    fputs("  <properties>\n", f);
+    property(f, "version", DP_VERSION);
+    property(f, "commit", DP_COMMIT);
+    property(f, "device", dp_cuda_device());
+    property(f, "command", r->command);
+    property(f, "verdict", dp_record_verdict(r));
+    property(f, "label", p ? p->label : NULL);
+    property(f, "kernel_commit", p ? p->kernel_commit : NULL);
+    fputs("  </properties>\n", f);
+}
+
+/* The text that a CI system shows of a failure: every failed tensor, and the command. */
+static void junit_body(FILE *f, const dp_run *x) {
+    for (int i = 0; i < x->ntensor; i++) {
+        const dp_judgement *t = &x->tensor[i];
+        if (t->verdict != DP_FAIL) continue;
+        xml(f, t->name);
+        fputs(": ", f);
+        xml(f, t->why);
+        fputc('\n', f);
+    }
+    fputs("deltaproof run --id &apos;", f);
+    xml(f, x->id);
+    fputs("&apos;\n", f);
+}
+
+static void junit_case(FILE *f, const dp_run *x) {
+    fputs("  <testcase classname=\"", f);
+    xml(f, x->case_name);
+    fputs("\" name=\"", f);
+    xml(f, x->id);
+    fprintf(f, "\" time=\"%.3f\"", x->seconds);
+    if (x->verdict == DP_PASS) {
+        fputs("/>\n", f);
+        return;
+    }
+    fprintf(f, "><%s", x->verdict == DP_FAIL ? "failure" : "skipped");
+    if (x->verdict == DP_FAIL && x->tier && *x->tier) fprintf(f, " type=\"%s\"", x->tier);
+    fputs(" message=\"", f);
+    if (x->verdict == DP_UNJUDGED) fputs("unjudged: ", f);
+    xml(f, x->why);
+    if (x->verdict != DP_FAIL) {
+        fputs("\"/></testcase>\n", f);
+        return;
+    }
+    fputs("\">", f);
+    junit_body(f, x);
+    fputs("</failure></testcase>\n", f);
+}
+
+static void junit_pooled(FILE *f, const dp_pooled_row *row) {
+    char text[400];
+    dp_pooled_text(row, text, sizeof text);
+    fprintf(f, "  <testcase classname=\"all cases together\" name=\"%s %s %s\"><failure message=\"",
+            row->tensor, dp_backend_names[row->backend], dp_base_names[row->base]);
+    xml(f, text);
+    fputs("\"/></testcase>\n", f);
+}
+
+dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e) {
+    dp_output out;
+    int n[DP_NVERDICTS];
+    char when[40];
+    const time_t now = time(NULL);
+    dp_status st = dp_output_open(&out, path, e);
+    if (st) return st;
+    FILE *const f = out.f;
+    dp_record_totals(r, n);
+    const int together = dp_record_pooled_failures(r);
+    strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%S", gmtime(&now));
+    fprintf(f,
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"deltaproof\" "
+            "tests=\"%d\" failures=\"%d\" errors=\"%d\" skipped=\"%d\" time=\"%.3f\" "
+            "timestamp=\"%s\">\n",
+            r->runs->n + together + !!r->errors, n[DP_FAIL] + together, !!r->errors,
+            n[DP_SKIPPED] + n[DP_UNJUDGED], r->seconds, when);
+    junit_properties(f, r);
+    for (int i = 0; i < r->runs->n; i++)
+        junit_case(f, &r->runs->run[i]);
+    for (int i = 0; i < r->npooled; i++)
+        if (r->pooled[i].verdict == DP_FAIL) junit_pooled(f, &r->pooled[i]);
+    if (r->errors)
+        fprintf(f,
+                "  <testcase classname=\"deltaproof\" name=\"all can be judged\"><error "
+                "message=\"%d could not be judged: see the log\"/></testcase>\n",
+                r->errors);
+    fputs("</testsuite>\n", f);
+    return dp_output_close(&out, 0, e);
 }

@@ -9,8 +9,40 @@
 #ifndef DP_RECORD_H
 #define DP_RECORD_H
 #include "harness/verdict/levels.h"
-#include "provenance.h"
+#include "ref/vocabulary/problem.h"
 #include "run.h"
+#include "schema.h"
+#include <jansson.h>
+
+/* ---- provenance ------------------------------------------------------------------------------ */
+
+/* The sources of a record's numbers: files by their hashes, the kernel's commit, a label, and a
+ * caller's description of its surroundings. */
+#define DP_MAX_NOTES 64
+typedef struct {
+    const char *label, *kernel_commit; /* NULL: not said */
+    int nnote;
+    const char *note[DP_MAX_NOTES]; /* KEY=VALUE, KEY not empty */
+    int nfile;
+    struct {
+        const char *role, *path;
+        int64_t bytes;
+        char xxh128[33];
+    } file[3];
+} dp_provenance;
+
+/* Hashes the file as it is now. path NULL, or a file that cannot be read (which its reader says):
+ * nothing is added. */
+void dp_provenance_file(dp_provenance *p, const char *role, const char *path);
+
+/* The value of the note KEY; NULL: there is none. */
+const char *dp_provenance_note(const dp_provenance *p, const char *key);
+
+/* NULL: there is nothing to say. */
+json_t *dp_provenance_json(const dp_provenance *p);
+extern const dp_object_schema dp_provenance_schema; /* what it says */
+
+/* ---- the record ------------------------------------------------------------------------------ */
 
 /* One tensor of one kernel over all its cases (dp_over_cases). */
 typedef struct {
@@ -57,4 +89,33 @@ void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);
 /* "-": stdout; else by rename */
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);
 dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);
+
+/* ---- the digest ------------------------------------------------------------------------------ */
+
+/* One number for all results that are the same on every machine.
+ *
+ * The digest covers runs of simulated ranks: recurrences, chains, convolutions, training steps.
+ * They run in one process (backend sim) or each in one of its own (backend mpi, written as backend
+ * sim: the same bits). Kernels, libraries, files and the chunk solver over LAPACKE have the bits of
+ * their machine, and are left out. The digest is XXH3-128 of one text a run, sorted:
+ *
+ *     run ID VERDICT TRUTH BITS radius audit condition inverse entry slope
+ *     tensor NAME VERDICT TIER error bound ratio worst expected excess, then ratio median limit
+ *         freedom draw of each level of verdict/levels.h
+ *     ranks error of each rank
+ *     point rank chunks error effect bound abs norm
+ *     bits store operand accumulate truncated
+ *
+ * Numbers are the 16 digits of their encoding as a double, -0 as 0, every NaN as `nan`. So it does
+ * not depend on the order of execution, threads, time, or the cache.
+ */
+
+typedef struct {
+    char hex[33];
+    int runs; /* covered; 0: there is no digest */
+} dp_digest;
+/* The digest of those runs that are covered. */
+dp_digest dp_digest_of(const dp_runs *r);
+/* The text of one run; to be freed. */
+char *dp_digest_text(const dp_run *r);
 #endif

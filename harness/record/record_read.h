@@ -14,7 +14,7 @@ typedef struct {
     json_t *root;
     json_t *runs;        /* object: ID -> run; ID#2, ID#3 .. for those that come again */
     const char *commit;  /* "": not said */
-    const char *digest;  /* of all results of simulated ranks (digest.h); "": it has none */
+    const char *digest;  /* of all results of simulated ranks (record.h); "": it has none */
     const char *verdict; /* "pass", "fail", "error" */
     int64_t errors;      /* cases that could not be judged */
 } dp_old_record;

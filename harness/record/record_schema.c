@@ -1,7 +1,7 @@
 /* The fields of a record, one row each: what it is called, what it is, where it comes from
  * (record_schema.h). `deltaproof list --schema` prints them as JSON Schema. */
 #include "record_schema.h"
-#include "digest.h"
+#include "record.h"
 #include "ref/files/output.h"
 
 #include <cblas.h>
@@ -467,13 +467,14 @@ const dp_object_schema dp_record_run_schema = OBJECT("run", RUNS);
 /* ---- cases ----------------------------------------------------------------------------------- */
 
 #define CASE(M) MEMBER(dp_case, M)
-static int has_problem(const void *x) { return dp_op_of(x)->has_problem; }
-static int has_factors(const void *x) { return dp_op_of(x)->has_factors; }
-static int has_conv(const void *x) { return dp_op_of(x)->has_conv; }
+static const dp_operation *op_of(const void *x) { return ((const dp_case *)x)->op; }
+static int has_problem(const void *x) { return op_of(x)->has_problem; }
+static int has_factors(const void *x) { return op_of(x)->has_factors; }
+static int has_conv(const void *x) { return op_of(x)->has_conv; }
 
 /* NULL: this operation has no such axis. */
 static json_t *axis(const void *x, dp_axis a) {
-    const int64_t n = dp_op_of(x)->dims(x).of[a];
+    const int64_t n = op_of(x)->dims(x).of[a];
     return n ? json_integer(n) : NULL;
 }
 static json_t *tokens(const void *x) { return axis(x, DP_AXIS_T); }
@@ -660,7 +661,7 @@ static const dp_record_field TOP[] = {
     {"created", TEXT, WRITTEN, "2026-11-20T19:00:00Z", GET(created)},
     {"seconds", NUMBER, WRITTEN, NULL, RECORD(seconds)},
     {"digest", OF(DIGEST_OBJECT),
-     .what = "of all results of simulated ranks (record/digest.h), the same on every machine",
+     .what = "of all results of simulated ranks (record/record.h), the same on every machine",
      GET(digest)},
     {"provenance", OF(dp_provenance_schema), .what = "whence the numbers come", GET(provenance)},
     {"totals", OF(TOTALS_OBJECT), WRITTEN, "runs by verdict", GET(totals)},

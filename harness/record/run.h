@@ -155,6 +155,4 @@ int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, doub
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r);
-/* Tells o->done of a run that is judged. */
-void dp_run_done(dp_run *r, const dp_run_options *o);
 #endif

@@ -1,6 +1,5 @@
 /* The ID of a run, written and read by one table of its keys (run_id.h). */
 #include "run_id.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"
 
 #include <stdio.h>

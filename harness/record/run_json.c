@@ -11,6 +11,7 @@
 /* Rows of the struct S. */
 #define IN(M) .offset = offsetof(S, M), .size = sizeof(((S *)0)->M)
 #define REQUIRED .need = DP_FIELD_REQUIRED
+#define FIELDS(NAME, ...) static const dp_record_field NAME[] = {__VA_ARGS__}
 #define ROW(M, KIND) #M, .kind = DP_KIND_##KIND, REQUIRED, IN(M)
 #define REAL(M) \
     { ROW(M, HEX) }
@@ -51,48 +52,32 @@ static const char *const ROLLBACKS[] = {"accepted tokens run again", "states of 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
 #define S dp_place
-static const dp_record_field PLACE[] = {INTEGER(rank, DP_MAX_RANKS), INTEGER(head, MOST_HEADS),
-                                        INTEGER(sequence, MOST_SMALL), INTEGER(chunk, MOST_SMALL),
-                                        INTEGER(token, MOST_PLACES)};
+FIELDS(PLACE, INTEGER(rank, DP_MAX_RANKS), INTEGER(head, MOST_HEADS), INTEGER(sequence, MOST_SMALL),
+       INTEGER(chunk, MOST_SMALL), INTEGER(token, MOST_PLACES));
 static const dp_object_schema PLACE_OF = SCHEMA("place", PLACE);
 
 #undef S
 #define S dp_row
-static const dp_record_field LINE[] = {OBJECT(at, PLACE_OF),
-                                       INTEGER(index, MOST_SMALL),
-                                       REAL(got),
-                                       REAL(want),
-                                       REAL(err),
-                                       REAL(bound),
-                                       REAL(size)};
+FIELDS(LINE, OBJECT(at, PLACE_OF), INTEGER(index, MOST_SMALL), REAL(got), REAL(want), REAL(err),
+       REAL(bound), REAL(size));
 static const dp_object_schema LINE_OF = SCHEMA("row", LINE);
 
 #undef S
 #define S dp_level_result
-static const dp_record_field LEVEL[] = {REAL(ratio),
-                                        REAL(median),
-                                        REAL(limit),
-                                        REAL(freedom),
-                                        REAL(draw),
-                                        REAL(seen),
-                                        INTEGER(units, MOST_PLACES),
-                                        INTEGER(at, MOST_PLACES)};
+FIELDS(LEVEL, REAL(ratio), REAL(median), REAL(limit), REAL(freedom), REAL(draw), REAL(seen),
+       INTEGER(units, MOST_PLACES), INTEGER(at, MOST_PLACES));
 static const dp_object_schema LEVEL_OF = SCHEMA("level", LEVEL);
 
 #undef S
 #define S dp_share
-static const dp_record_field SHARE[] = {REAL(square), REAL(top), REAL(bottom)};
+FIELDS(SHARE, REAL(square), REAL(top), REAL(bottom));
 static const dp_object_schema SHARE_OF = SCHEMA("share", SHARE);
 
 #undef S
 #define S dp_levels_result
-static const dp_record_field LEVELS[] = {REAL(expected),
-                                         REAL(excess),
-                                         REAL(seen),
-                                         ONE_OF(level, DP_NLEVELS),
-                                         INTEGER(row, MOST_PLACES),
-                                         FIXED(at, OBJECTS, DP_NLEVELS, .of = &LEVEL_OF),
-                                         OBJECT(share, SHARE_OF)};
+FIELDS(LEVELS, REAL(expected), REAL(excess), REAL(seen), ONE_OF(level, DP_NLEVELS),
+       INTEGER(row, MOST_PLACES), FIXED(at, OBJECTS, DP_NLEVELS, .of = &LEVEL_OF),
+       OBJECT(share, SHARE_OF));
 static const dp_object_schema LEVELS_OF = SCHEMA("levels", LEVELS);
 
 static int64_t ranks_of(const void *x) { return ((const dp_judgement *)x)->N; }
@@ -104,122 +89,67 @@ static int64_t windows_of(const void *x) { return ((const dp_judgement *)x)->nwi
 
 #undef S
 #define S dp_judgement
-static const dp_record_field TENSOR[] = {TEXT(name),
-                                         COUNT(N, DP_MAX_RANKS),
-                                         COUNT(heads, MOST_HEADS),
-                                         REAL(rel_fro),
-                                         REAL(bound),
-                                         REAL(ratio),
-                                         NUMBERS(per_rank, ranks_of),
-                                         NUMBERS(per_head, heads_of),
-                                         NUMBERS(per_rank_ratio, ranks_of),
-                                         REAL(scale),
-                                         OBJECT(worst, LINE_OF),
-                                         REAL(worst_rel),
-                                         OBJECT(over, LINE_OF),
-                                         INTEGER(nover, MOST_PLACES),
-                                         OBJECT(first, LINE_OF),
-                                         OBJECT(last, LINE_OF),
-                                         INTEGER(nblank, MOST_PLACES),
-                                         OBJECT(failed, LINE_OF),
-                                         COUNT(nwindow, MOST_SMALL),
-                                         NUMBERS(window, windows_of),
-                                         OBJECT(expected, LEVELS_OF),
-                                         OBJECT(before, LEVELS_OF),
-                                         ONE_WORD(tier, TIERS, 6),
-                                         REAL(times),
-                                         ONE_OF(verdict, DP_NVERDICTS),
-                                         ONE_OF(flaw, DP_FLAW_NOT_FINITE + 1),
-                                         REAL(seen),
-                                         REAL(seen_head),
-                                         INTEGER(blind_head, MOST_HEADS),
-                                         FLAG(allowed),
-                                         TEXT(why),
-                                         TEXT(source)};
+FIELDS(TENSOR, TEXT(name), COUNT(N, DP_MAX_RANKS), COUNT(heads, MOST_HEADS), REAL(rel_fro),
+       REAL(bound), REAL(ratio), NUMBERS(per_rank, ranks_of), NUMBERS(per_head, heads_of),
+       NUMBERS(per_rank_ratio, ranks_of), REAL(scale), OBJECT(worst, LINE_OF), REAL(worst_rel),
+       OBJECT(over, LINE_OF), INTEGER(nover, MOST_PLACES), OBJECT(first, LINE_OF),
+       OBJECT(last, LINE_OF), INTEGER(nblank, MOST_PLACES), OBJECT(failed, LINE_OF),
+       COUNT(nwindow, MOST_SMALL), NUMBERS(window, windows_of), OBJECT(expected, LEVELS_OF),
+       OBJECT(before, LEVELS_OF), ONE_WORD(tier, TIERS, 6), REAL(times),
+       ONE_OF(verdict, DP_NVERDICTS), ONE_OF(flaw, DP_FLAW_NOT_FINITE + 1), REAL(seen),
+       REAL(seen_head), INTEGER(blind_head, MOST_HEADS), FLAG(allowed), TEXT(why), TEXT(source));
 static const dp_object_schema TENSOR_OF = SCHEMA("tensor", TENSOR);
 
 /* ---- the rest of a run ----------------------------------------------------------------------- */
 
 #undef S
 #define S dp_sending
-static const dp_record_field SENDING[] = {ONE_OF(exchange, DP_NEXCHANGES),
-                                          ONE_OF(payload, DP_NPAYLOADS), FLAG(begins)};
+FIELDS(SENDING, ONE_OF(exchange, DP_NEXCHANGES), ONE_OF(payload, DP_NPAYLOADS), FLAG(begins));
 static const dp_object_schema SENDING_OF = SCHEMA("sending", SENDING);
 
 #undef S
 #define S dp_design
-static const dp_record_field DESIGN[] = {ONE_OF(base, DP_NBASES),
-                                         COUNT(chunk, DP_CHUNK_MOST),
-                                         ONE_OF(factors, DP_FP16 + 1),
-                                         ONE_OF(state, DP_NSTORED),
-                                         ONE_OF(dstate, DP_FP16 + 1),
-                                         FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16),
-                                         ONE_OF(decays, DP_FP16 + 1),
-                                         ONE_OF(final_state, DP_NSTORED),
-                                         COUNT(gated, DP_NSCORES - 1),
-                                         FLAG(scored),
-                                         ONE_OF(anchor, DP_ANCHORS),
-                                         COUNT(product, DP_INVERSE_MERGED),
-                                         FLAG(read_kept),
-                                         FLAG(fast_decays),
-                                         FLAG(stored_inputs),
-                                         FLAG(fold_beta),
-                                         OBJECT(sending, SENDING_OF),
-                                         COUNT(drop, DP_DROP_BITS_MOST),
-                                         COUNT(chunks, 2 * DP_CHUNK_MOST),
-                                         FLAG(undeclared)};
+FIELDS(DESIGN, ONE_OF(base, DP_NBASES), COUNT(chunk, DP_CHUNK_MOST), ONE_OF(factors, DP_FP16 + 1),
+       ONE_OF(state, DP_NSTORED), ONE_OF(dstate, DP_FP16 + 1),
+       FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16), ONE_OF(decays, DP_FP16 + 1),
+       ONE_OF(final_state, DP_NSTORED), COUNT(gated, DP_NSCORES - 1), FLAG(scored),
+       ONE_OF(anchor, DP_ANCHORS), COUNT(product, DP_INVERSE_MERGED), FLAG(read_kept),
+       FLAG(fast_decays), FLAG(stored_inputs), FLAG(fold_beta), OBJECT(sending, SENDING_OF),
+       COUNT(drop, DP_DROP_BITS_MOST), COUNT(chunks, 2 * DP_CHUNK_MOST), FLAG(undeclared));
 static const dp_object_schema DESIGN_OF = SCHEMA("design", DESIGN);
 
 #undef S
 #define S dp_exchange_size
-static const dp_record_field SIZED[] = {COUNT(N, DP_MAX_RANKS), COUNT(HV, MOST_HEADS),
-                                        COUNT(K, MOST_SMALL),   COUNT(V, MOST_SMALL),
-                                        COUNT(L, MOST_PLACES),  ONE_OF(payload, DP_NPAYLOADS),
-                                        COUNT(rank, MOST_SMALL)};
+FIELDS(SIZED, COUNT(N, DP_MAX_RANKS), COUNT(HV, MOST_HEADS), COUNT(K, MOST_SMALL),
+       COUNT(V, MOST_SMALL), COUNT(L, MOST_PLACES), ONE_OF(payload, DP_NPAYLOADS),
+       COUNT(rank, MOST_SMALL));
 static const dp_object_schema SIZED_OF = SCHEMA("sized", SIZED);
 
 #undef S
 #define S dp_truth_audit
-static const dp_record_field AUDIT[] = {
-    COUNT(columns, MOST_SMALL), INTEGER(tokens, MOST_PLACES), {ROW(seed, INTEGER)}, REAL(worst)};
+FIELDS(AUDIT, COUNT(columns, MOST_SMALL), INTEGER(tokens, MOST_PLACES), {ROW(seed, INTEGER)},
+       REAL(worst));
 static const dp_object_schema AUDIT_OF = SCHEMA("audit", AUDIT);
 
 #undef S
 #define S dp_chain_point
-static const dp_record_field POINT[] = {COUNT(rank, DP_MAX_RANKS),
-                                        COUNT(chunks, MOST_SMALL),
-                                        REAL(rel),
-                                        REAL(effect),
-                                        REAL(bound),
-                                        REAL(abs),
-                                        REAL(norm)};
+FIELDS(POINT, COUNT(rank, DP_MAX_RANKS), COUNT(chunks, MOST_SMALL), REAL(rel), REAL(effect),
+       REAL(bound), REAL(abs), REAL(norm));
 static const dp_object_schema POINT_OF = SCHEMA("point", POINT);
 
 #undef S
 #define S dp_bits
-static const dp_record_field BITS[] = {COUNT(npoint, DP_BITS_POINTS),
-                                       FIXED(chunks, INTEGERS, DP_BITS_POINTS, .most = MOST_SMALL),
-                                       FIXED(at, HEXES, DP_BITS_POINTS *DP_NBITMODELS),
-                                       FIXED(bits, HEXES, DP_NBITMODELS),
-                                       REAL(truncated),
-                                       COUNT(width, 1024),
-                                       REAL(slope),
-                                       FLAG(biased),
-                                       ONE_OF(model, DP_NBITMODELS),
-                                       REAL(effective),
-                                       INTEGER(like, DP_FP16),
-                                       FLAG(wrong),
-                                       TEXT(says)};
+FIELDS(BITS, COUNT(npoint, DP_BITS_POINTS),
+       FIXED(chunks, INTEGERS, DP_BITS_POINTS, .most = MOST_SMALL),
+       FIXED(at, HEXES, DP_BITS_POINTS *DP_NBITMODELS), FIXED(bits, HEXES, DP_NBITMODELS),
+       REAL(truncated), COUNT(width, 1024), REAL(slope), FLAG(biased), ONE_OF(model, DP_NBITMODELS),
+       REAL(effective), INTEGER(like, DP_FP16), FLAG(wrong), TEXT(says));
 static const dp_object_schema BITS_OF = SCHEMA("bits", BITS);
 
 #undef S
 #define S dp_condition
-static const dp_record_field CONDITION[] = {REAL(inverse),
-                                            REAL(entry),
-                                            REAL(condition),
-                                            INTEGER(rank, DP_MAX_RANKS),
-                                            INTEGER(head, MOST_HEADS),
-                                            INTEGER(token, MOST_PLACES)};
+FIELDS(CONDITION, REAL(inverse), REAL(entry), REAL(condition), INTEGER(rank, DP_MAX_RANKS),
+       INTEGER(head, MOST_HEADS), INTEGER(token, MOST_PLACES));
 static const dp_object_schema CONDITION_OF = SCHEMA("condition", CONDITION);
 
 static int64_t hits_of(const void *x) {
@@ -231,61 +161,25 @@ static int64_t points_of(const void *x) { return ((const dp_run *)x)->npoint; }
 
 #undef S
 #define S dp_run
-static const dp_record_field RUN[] = {OWN_TEXT(id),
-                                      OWN_TEXT(case_name),
-                                      WORD_OR_NONE(op),
-                                      ONE_OF(backend, DP_NBACKENDS),
-                                      WORD_OR_NONE(path),
-                                      ONE_WORD(outcome, dp_subject_outcomes, DP_SUBJECT_NOUTCOMES),
-                                      ONE_OF(variant, DP_NCUDA_VARIANTS),
-                                      COUNT(segments, MOST_SMALL),
-                                      COUNT(saved, INT64_MAX),
-                                      COUNT(kept, INT64_MAX),
-                                      COUNT(ranks, DP_MAX_RANKS),
-                                      OBJECT(sized, SIZED_OF),
-                                      ONE_OF(own, DP_NOWNS),
-                                      COUNT(parts, MOST_SMALL),
-                                      ONE_OF(base, DP_NBASES),
-                                      FLAG(has_chain),
-                                      FLAG(has_base),
-                                      FLAG(has_merge),
-                                      ONE_OF(chain, DP_FP16 + 1),
-                                      ONE_OF(merge, DP_NEXCHANGES),
-                                      ONE_OF(payload, DP_NPAYLOADS),
-                                      ONE_OF(fault, DP_NFAULTS),
-                                      COUNT(nhit, (int64_t)DP_MAX_RANKS *MOST_HEADS),
-                                      {"hit", .kind = DP_KIND_FLAGS, IN(hit), .count = hits_of},
-                                      OBJECT(design, DESIGN_OF),
-                                      FLAG(undeclared),
-                                      OBJECT(explained, DESIGN_OF),
-                                      FLAG(other_design),
-                                      FLAG(set),
-                                      FLAG(settled),
-
-                                      ONE_WORD(rollback, ROLLBACKS, 2),
-                                      COUNT(windows, MOST_SMALL),
-                                      COUNT(windows_judged, MOST_SMALL),
-                                      FLAG(exact),
-                                      ONE_WORD(truth_kind, TRUTHS, 3),
-                                      COUNT(truth_bits, MOST_SMALL),
-                                      FLAG(truth_cached),
-                                      WORD_OR_NONE(truth_device),
-                                      OBJECT(truth_audit, AUDIT_OF),
-                                      REAL(truth_radius),
-                                      COUNT(ntensor, MOST_TENSORS),
-                                      OBJECTS(tensor, tensors_of, TENSOR_OF),
-                                      COUNT(npoint, MOST_SMALL),
-                                      OBJECTS(point, points_of, POINT_OF),
-                                      REAL(slope),
-                                      OBJECT(bits, BITS_OF),
-                                      OBJECT(cond, CONDITION_OF),
-                                      WORD_OR_NONE(may_unjudged),
-                                      WORD_OR_NONE(let_unjudged),
-                                      ONE_OF(verdict, DP_NVERDICTS),
-                                      INTEGER(speaks, MOST_TENSORS - 1),
-                                      ONE_WORD(tier, TIERS, 6),
-                                      TEXT(why),
-                                      REAL(seconds)};
+FIELDS(RUN, OWN_TEXT(id), OWN_TEXT(case_name), WORD_OR_NONE(op), ONE_OF(backend, DP_NBACKENDS),
+       WORD_OR_NONE(path), ONE_WORD(outcome, dp_subject_outcomes, DP_SUBJECT_NOUTCOMES),
+       ONE_OF(variant, DP_NCUDA_VARIANTS), COUNT(segments, MOST_SMALL), COUNT(saved, INT64_MAX),
+       COUNT(kept, INT64_MAX), COUNT(ranks, DP_MAX_RANKS), OBJECT(sized, SIZED_OF),
+       ONE_OF(own, DP_NOWNS), COUNT(parts, MOST_SMALL), ONE_OF(base, DP_NBASES), FLAG(has_chain),
+       FLAG(has_base), FLAG(has_merge), ONE_OF(chain, DP_FP16 + 1), ONE_OF(merge, DP_NEXCHANGES),
+       ONE_OF(payload, DP_NPAYLOADS), ONE_OF(fault, DP_NFAULTS),
+       COUNT(nhit, (int64_t)DP_MAX_RANKS *MOST_HEADS),
+       {"hit", .kind = DP_KIND_FLAGS, IN(hit), .count = hits_of}, OBJECT(design, DESIGN_OF),
+       FLAG(undeclared), OBJECT(explained, DESIGN_OF), FLAG(other_design), FLAG(set), FLAG(settled),
+       ONE_WORD(rollback, ROLLBACKS, 2), COUNT(windows, MOST_SMALL),
+       COUNT(windows_judged, MOST_SMALL), FLAG(exact), ONE_WORD(truth_kind, TRUTHS, 3),
+       COUNT(truth_bits, MOST_SMALL), FLAG(truth_cached), WORD_OR_NONE(truth_device),
+       OBJECT(truth_audit, AUDIT_OF), REAL(truth_radius), COUNT(ntensor, MOST_TENSORS),
+       OBJECTS(tensor, tensors_of, TENSOR_OF), COUNT(npoint, MOST_SMALL),
+       OBJECTS(point, points_of, POINT_OF), REAL(slope), OBJECT(bits, BITS_OF),
+       OBJECT(cond, CONDITION_OF), WORD_OR_NONE(may_unjudged), WORD_OR_NONE(let_unjudged),
+       ONE_OF(verdict, DP_NVERDICTS), INTEGER(speaks, MOST_TENSORS - 1), ONE_WORD(tier, TIERS, 6),
+       TEXT(why), REAL(seconds));
 const dp_object_schema dp_run_members = SCHEMA("run", RUN);
 
 /* ---- what holds of every run ----------------------------------------------------------------- */

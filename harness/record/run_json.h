@@ -1,5 +1,5 @@
 /* harness/record/run_json.h - runs as JSON that the same program reads again, whole: for another
- * process of it, and for a later one (harness/commands/run_cases.c).
+ * process of it, and for a later one (harness/commands/cmd_run.c).
  *
  * Every member of dp_run is a row of a table (schema.h). Numbers are hexadecimal texts, so that a
  * reader gets them bit for bit. A reader checks the table, and then rules that hold for every run:

@@ -1,19 +1,349 @@
 /* The runs of a case. Case and options become a plan, a row a run. The driver walks it: one truth,
- * then every subject of the operation on every number of ranks (subjects.h). The begin and the end
- * of a run come first: options, tiers, the tensor that represents it (run.h). */
+ * then every subject of the operation on every number of ranks (subjects.h). First comes the
+ * standard of a case (standard.h): its truth, draws, and what each rank must see. Then the begin
+ * and the end of a run: options, tiers, the tensor that represents it (run.h). */
 #include "harness/mpi/processes.h"
+#include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/files/cache.h"
 #include "ref/vocabulary/text.h"
 #include "subjects.h"
 
+#include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- which tokens the truth keeps states at -------------------------------------------------- */
+
+static int compare_i64(const void *a, const void *b) {
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Boundaries of N ranks, and prefixes of the chain of the rank that dp_sim records. */
+static int add_cuts(const dp_problem *p, int N, int64_t *x) {
+    const int64_t L = p->T / N, a = N >= 3 ? L : 0;
+    int n = 0;
+    if (N == 1 || (!p->own.kind && p->T % N)) return 0;
+    for (int r = 1; r < N; r++)
+        x[n++] = dp_own_cut(p->own.kind, p->T, N, r);
+    if (p->Nseq == 1 && p->HV == 1 && !p->own.kind)
+        for (int64_t s = DP_CHUNK; s < L; s *= 2)
+            x[n++] = a + s;
+    return n;
+}
+
+int64_t *dp_case_cuts(const dp_case *c, int *n) {
+    const dp_problem *p = &c->p;
+    int cap = 64, m = 0;
+    for (int i = 0; i < c->nranks; i++)
+        cap += c->ranks[i] + 64;
+    int64_t *x = dp_calloc((size_t)cap, sizeof *x);
+    for (int i = 0; i < c->nranks; i++)
+        m += add_cuts(p, c->ranks[i], x + m);
+    qsort(x, (size_t)m, sizeof *x, compare_i64);
+    *n = 0;
+    for (int i = 0; i < m; i++)
+        if (x[i] > 0 && x[i] < p->T && (*n == 0 || x[i] != x[*n - 1])) x[(*n)++] = x[i];
+    return x;
+}
+
+/* ---- the standard ---------------------------------------------------------------------------- */
+
+static double largest_radius(const dp_truth *t) {
+    double top = 0;
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_ball *b = &t->field[i];
+        if (!b->rows) continue;
+        const double n = dp_norm_fro(b->rows * b->width, b->hi), r = dp_norm_fro(b->rows, b->rad);
+        if (n > 0 && !(r / n <= top)) top = r / n;
+    }
+    return top;
+}
+
+dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_options *o,
+                           int boundaries, dp_err *e) {
+    int ncut;
+    int64_t *cut = dp_case_cuts(c, &ncut);
+    if (!boundaries) ncut = 0;
+    *s = (dp_standard){.c = c, .o = o, .boundaries = boundaries};
+    for (int i = 0; i < DP_NQKV; i++)
+        s->front.conv[i] = c->step.on[i] ? &c->step.conv[i] : NULL;
+    const dp_truth_request rq = {.bits = c->bits,
+                                 .backward = c->backward,
+                                 .ncut = ncut,
+                                 .cut = cut,
+                                 .want_M = ncut > 0,
+                                 .progress = o->progress};
+    const dp_status st =
+        dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &s->truth, &s->note, e);
+    free(cut);
+    if (st) {
+        s->truth = (dp_truth){0};
+        return st;
+    }
+    s->radius = largest_radius(&s->truth);
+    s->expect = (dp_expectations){.request = {.p = &c->p,
+                                              .front = &s->front,
+                                              .session = c->session.text ? &c->session : NULL,
+                                              .dtype = c->input_dtype,
+                                              .backward = c->backward},
+                                  .cache = o->cache};
+    return DP_OK;
+}
+
+void dp_standard_close(dp_standard *s) {
+    dp_expectations_free(&s->expect);
+    dp_truth_free(&s->truth);
+}
+
+/* Inputs on which nothing rounds have no draws. */
+static int nothing_rounds(const dp_case *c) { return c->spec.keys == DP_KEYS_EXACT && !c->data; }
+
+static void standard_expect(dp_standard *s, int set, int n, const dp_claim *claim) {
+    if (!nothing_rounds(s->c)) dp_expectations_want(&s->expect, set, n, claim);
+}
+
+/* ---- truth ----------------------------------------------------------------------------------- */
+
+const char *const dp_truth_pick_names[DP_NTRUTH_PICKS] = {"auto", "mpfr", "dd"};
+
+/* Entries of states that the recurrence passes through, an adjoint step counted as three more. MPFR
+ * does about 4e6 a second on a core. */
+static double steps(const dp_problem *p, const dp_truth_request *rq) {
+    return (double)p->T * p->HV * p->K *
+           (p->V * (rq->backward ? 4.0 : 1.0) + (rq->want_M ? p->K : 0));
+}
+#define MPFR_STEPS 1e7 /* auto: MPFR up to here, some 2.5 seconds of one core */
+#define MPFR_MOST 1e11 /* steps times bits, where radii ask for more: minutes of one core */
+#define BITS_MOST 8192
+
+static int judges_fp64(const dp_case *c) {
+    for (int i = 0; i < c->nbase; i++)
+        if (c->base[i] == DP_BASE_FP64) return 1;
+    return 0;
+}
+/* Squares of n numbers, or of the finite ones alone. */
+static double sum2(const double *x, int64_t n, int finite) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += !finite || isfinite(x[i]) ? x[i] * x[i] : 0;
+    return sum;
+}
+
+/* The balls that verdicts ask of a truth; sum: rows over tokens. */
+#define NBALLS (DP_NRESULTS + 3)
+static const dp_ball *ball_of(const dp_truth *t, int i, int *sum) {
+    const dp_ball *const more[] = {&t->S_cut, &t->dS_cut, &t->M_seg};
+    *sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
+    return i < DP_NRESULTS ? &t->field[i] : more[i - DP_NRESULTS];
+}
+
+int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, double least) {
+    double most = 0;
+    for (int i = 0; i < NBALLS; i++) {
+        int sum;
+        const dp_ball *b = ball_of(t, i, &sum);
+        const double ulps = ulp * (sum ? sqrt((double)p->T) : 1);
+        const double all = sum2(b->hi, b->rows * b->width, 1);
+        for (int64_t r = 0; r < b->rows; r++) {
+            const double row = sum2(b->hi + r * b->width, b->width, 0);
+            const double fine = fmax(least, ulps * sqrt(row + all / (double)b->rows));
+            if (isfinite(row) && !(b->rad[r] <= fine))
+                most = fmax(most, isfinite(b->rad[r]) ? b->rad[r] / fine : INFINITY);
+        }
+    }
+    return most <= 1 ? 0 : most < 0x1p1000 ? ilogb(most) + 1 : DP_BITS_LACKING;
+}
+
+/* Radii at most an eighth of a rounding of fp64, or 2^-6 of one of fp32. Radii of inputs that are
+ * not finite, or that convolutions make, stay: fp64 takes MPFR then. */
+static int lacks_bits(const dp_case *c, const dp_truth *t) {
+    const int fp64 = judges_fp64(c), *on = c->step.on;
+    const int stays = c->allow_nonfinite || on[0] || on[1] || on[2];
+    if (stays && !(fp64 && t->kind == DP_TRUTH_DD)) return 0;
+    const int lacks = fp64 ? dp_truth_lacks_bits(&c->p, t, 0x1p-58, 0x1p-1000)
+                           : dp_truth_lacks_bits(&c->p, t, 0x1p-30, 0x1p-190);
+    return stays && lacks ? 1 : lacks;
+}
+
+/* A radius that overflowed stands for a truth that is not known, as a large one does. */
+static void cap_radii(dp_truth *t) {
+    for (int i = 0, sum; i < NBALLS; i++) {
+        const dp_ball *b = ball_of(t, i, &sum);
+        for (int64_t r = 0; r < b->rows; r++)
+            b->rad[r] = fmin(b->rad[r], DBL_MAX);
+    }
+}
+#define AUDIT_COLUMNS 2
+#define AUDIT_TOKENS 512 /* of each at most: a second on one core */
+
+static dp_status audited(const dp_case *c, const dp_truth_request *rq, const char *cache,
+                         const dp_truth *t, dp_truth_audit *a, dp_err *e) {
+    const int64_t what[4] = {rq->kind, rq->backward, AUDIT_COLUMNS, AUDIT_TOKENS};
+    const dp_key key = dp_problem_key(&c->p, what, sizeof what);
+    dp_part part = {a, sizeof *a};
+    uint64_t seed;
+    memcpy(&seed, key.byte, sizeof seed);
+    if (cache && dp_cache_load(cache, DP_CACHE_AUDIT, key, &part, 1)) return DP_OK;
+    const dp_status st = dp_truth_audit_columns(&c->p, t, seed, AUDIT_COLUMNS, AUDIT_TOKENS, a, e);
+    if (!st && cache) dp_cache_save(cache, DP_CACHE_AUDIT, key, &part, 1);
+    return st;
+}
+
+dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
+                        const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
+    *note = (dp_truth_note){0};
+    if (pick == DP_PICK_DD) rq.kind = DP_TRUTH_DD;
+    if (pick == DP_PICK_AUTO)
+        rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD
+                                                                                : DP_TRUTH_MPFR;
+    if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
+    dp_err why = {0};
+    dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
+    for (int lacks, before = INT_MAX; !st && pick != DP_PICK_DD; before = lacks) {
+        lacks = lacks_bits(c, t);
+        if (!lacks || (lacks >= before && lacks < DP_BITS_LACKING)) break;
+        const int bits = (t->bits + lacks + 63) / 64 * 64;
+        if (steps(&c->p, &rq) * bits > MPFR_MOST || bits > BITS_MOST) break;
+        dp_truth_free(t);
+        rq.kind = DP_TRUTH_MPFR;
+        rq.bits = bits > c->bits ? bits : c->bits;
+        rq.device = NULL;
+        st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
+    }
+    if (!st && !c->allow_nonfinite) cap_radii(t);
+    if (!st && rq.kind == DP_TRUTH_DD) {
+        note->device = rq.device && !note->cached ? dp_cuda_device() : NULL;
+        st = audited(c, &rq, cache, t, &note->audit, &why);
+        if (st) dp_truth_free(t);
+    }
+    return st ? dp_fail(e, st, "%s: %s", c->path, why.msg) : DP_OK;
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static dp_status true_ranks(dp_sharding *sp, dp_err *e) {
+    const dp_problem *p = &sp->c->p;
+    const int boundaries = sp->std->boundaries;
+    if (boundaries) sp->at = dp_calloc((size_t)sp->N * p->HV, sizeof *sp->at);
+    for (int r = 0; r < sp->N; r++) {
+        dp_context c;
+        const dp_status st = dp_context_of(p, sp->N, r, &c, e);
+        if (st) return st;
+        for (int hv = 0; boundaries && hv < p->HV; hv++)
+            dp_truth_at_rank(sp->truth, p, &c, hv, &sp->at[r * p->HV + hv]);
+        dp_context_free(&c);
+    }
+    return DP_OK;
+}
+
+dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e) {
+    *sp = (dp_sharding){.std = std, .c = std->c, .N = N};
+    if (std->other) return DP_OK;
+    sp->truth = &std->truth;
+    const dp_status st = true_ranks(sp, e);
+    if (st) return st;
+    sp->windows = dp_windows_of(&sp->c->p, N);
+    if (sp->c->session.text) {
+        sp->first_of_call = dp_calloc((size_t)sp->c->p.T, 1);
+        dp_session_firsts(&sp->c->session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
+        return DP_OK; /* the systems of its chunks are none of those that the condition is of */
+    }
+    return dp_condition_cached(&sp->c->p, N, std->o->cache, &sp->cond, e);
+}
+
+void dp_sharding_close(dp_sharding *sp) {
+    for (int i = 0; sp->at && i < sp->N * sp->c->p.HV; i++)
+        dp_truth_rank_free(&sp->at[i]);
+    for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++)
+        free(sp->traj[i]);
+    if (sp->have_fp64) dp_error_bound_base_free(&sp->fp64);
+    if (sp->have_ref) dp_sim_free(&sp->ref);
+    dp_windows_free(&sp->windows);
+    free(sp->at);
+    free(sp->traj);
+    free(sp->first_of_call);
+}
+
+/* ---- the fp64 reference ---------------------------------------------------------------------- */
+
+dp_sim *dp_sharding_reference(dp_sharding *sp) {
+    if (sp->have_ref) return &sp->ref;
+    dp_sharding_reference_of(sp, DP_CHUNK, &sp->ref);
+    sp->have_ref = 1;
+    return &sp->ref;
+}
+
+void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
+    dp_must(dp_sim_reference(ref, &sp->c->p, chunk, sp->first_of_call ? 1 : sp->N,
+                             sp->first_of_call, sp->c->backward, NULL));
+}
+
+dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
+    if (!sp->have_fp64)
+        dp_error_bound_base_init(&sp->fp64, dp_sharding_reference(sp), DP_BASE_FP64, 1,
+                                 sp->c->backward);
+    sp->have_fp64 = 1;
+    return &sp->fp64;
+}
+
+void dp_sharding_prefixes(dp_sharding *sp) {
+    const dp_truth *t = sp->truth;
+    const dp_problem *p = &sp->c->p;
+    if (sp->traj || p->own.kind || p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
+    const int64_t KK = (int64_t)p->K * p->K, L = p->T / sp->N, a = sp->N >= 3 ? L : 0;
+    double *P = NULL, *Q = dp_doubles(KK);
+    sp->traj = dp_calloc(DP_MAX_TRAJ, sizeof *sp->traj);
+    for (int i = 0; i + 1 < t->nmark; i++) {
+        const double *segment = t->M_seg.hi + (int64_t)i * KK;
+        if (t->mark[i] < a || t->mark[i] >= a + L) continue;
+        if (P) {
+            dp_mm(DP_FP64, 0, 0, p->K, p->K, p->K, segment, P, Q);
+            double *was = P;
+            P = Q;
+            Q = was;
+        } else {
+            P = dp_copy(segment, KK);
+        }
+        for (int x = 0; x < DP_MAX_TRAJ; x++)
+            if (a + ((int64_t)DP_CHUNK << x) == t->mark[i + 1]) sp->traj[x] = dp_copy(P, KK);
+    }
+    free(P);
+    free(Q);
+}
+
+/* ---- runs on it ------------------------------------------------------------------------------ */
+
+/* Without intermediates. */
+static dp_claim claim_of(const dp_run *r, const dp_design *design) {
+    dp_claim c = {r->parts ? r->parts : r->ranks, *design, r->chain, 0};
+    c.design.drop = 0; /* draws drop nothing */
+    return c;
+}
+
+void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
+                        const dp_design *design) {
+    dp_claim claim[DP_COMMON_DESIGNS];
+    for (int i = 0; i < n; i++) {
+        claim[i] = claim_of(r, &design[i]);
+        claim[i].stages = stages;
+    }
+    if (n) standard_expect(sp->std, r->set, n, claim);
+}
+
+const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) {
+    const dp_claim claim = claim_of(r, &r->design);
+    return dp_expectations_find(&sp->std->expect, &claim, r->set);
+}
+
 /* ---- begin and end of a run ------------------------------------------------------------------ */
 
 int dp_case_is_exact(const dp_case *c) {
-    return dp_op_of(c)->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
+    return c->op->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
 }
 
 dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
@@ -32,7 +362,7 @@ dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
                   .speaks = -1,
                   .may_unjudged = c->unjudged};
     x->exact = dp_case_is_exact(c);
-    if (dp_op_of(c)->is_recurrence)
+    if (c->op->is_recurrence)
         x->sized = (dp_exchange_size){.HV = c->p.HV, .K = c->p.K, .V = c->p.V, .L = c->p.T};
     return x;
 }
@@ -170,16 +500,20 @@ static const char *absent(const dp_run_options *o, dp_backend b) {
     return dp_options_want(o, b) && (whole || o->nbackend) ? dp_unavailable(b, 1) : NULL;
 }
 
-void dp_run_done(dp_run *r, const dp_run_options *o) {
+static void identify(dp_run *r) {
+    if (!r->id) r->id = dp_run_id(r);
+}
+
+static void run_done(dp_run *r, const dp_run_options *o) {
     if (o->done) o->done(r, o->arg);
 }
 
 /* Tells of a run that was not made, for this reason. Sets its ID where it has none. */
 static void skip_run(dp_run *r, const char *why, const dp_run_options *o) {
-    if (!r->id) r->id = dp_run_id(r);
+    identify(r);
     r->verdict = DP_SKIPPED;
     snprintf(r->why, sizeof r->why, "%s", why);
-    dp_run_done(r, o);
+    run_done(r, o);
 }
 
 /* ---- the subjects of an operation ------------------------------------------------------------ */
@@ -192,7 +526,27 @@ static const dp_subjects *const SUBJECTS[DP_NOPS] = {
     [DP_OP_SESSION] = &OF_RECURRENCE,    [DP_OP_STEP_SESSION] = &OF_RECURRENCE,
     [DP_OP_CONV] = &dp_subjects_of_conv, [DP_OP_CHAIN] = &dp_subjects_of_chain};
 
-static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op]; }
+static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op - dp_operations]; }
+
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
+    int n = 0;
+    for (int i = 0; i < ncase; i++) {
+        int keep = nwant == 0;
+        for (int j = 0; j < nwant; j++)
+            keep |= want[j] == in_case[i];
+        if (keep) out[n++] = in_case[i];
+    }
+    return n;
+}
+
+int dp_chains_of(const dp_case *c, const dp_run_options *o, int N, int chains[DP_NFORMATS]) {
+    const int n =
+        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+    int all = o->nchain > 0; /* who asks for one gets it */
+    for (int i = 0; i < c->nranks; i++)
+        all |= c->ranks[i] == N && c->all_chains[i];
+    return n > 1 && (N == 1 || !all) ? 1 : n;
+}
 
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
     return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
@@ -223,7 +577,8 @@ static int owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS])
     const int asked = o->nown ? o->nown : c->nown;
     int n = 0;
     for (int i = 0; i < asked; i++) {
-        own[n] = (int)dp_fault_own(o->fault, o->nown ? o->own[i] : c->own[i]);
+        const dp_own kind = o->nown ? o->own[i] : c->own[i];
+        own[n] = (int)(kind ? kind : dp_faults[o->fault].own);
         if (!n || own[n] != own[n - 1]) n++;
     }
     return n;
@@ -238,7 +593,6 @@ int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK
 /* A case with the numbers of ranks that are asked for. */
 typedef struct {
     const dp_case *c;
-    const dp_operation *op;
     const dp_run_options *o;
     int n, ranks[DP_MAX_RANK_COUNTS];
     void *truth; /* of an operation without a recurrence */
@@ -299,11 +653,13 @@ static void expect_all(const dp_plan *plan, dp_standard *std) {
         const dp_claim claim = {x->N, x->design, x->chain, x->stages};
         if (x->claimed) n = add_claim(&claim, list, n);
     }
-    dp_standard_expect(std, 0, n, list);
+    standard_expect(std, 0, n, list);
     free(list);
 }
 
 /* ---- the driver ------------------------------------------------------------------------------ */
+
+static double since(double from) { return dp_now() - from; }
 
 static void free_made(const dp_planned *x, const dp_case *c, dp_made *m) {
     if (m->own) x->kind->free(c, m);
@@ -311,7 +667,7 @@ static void free_made(const dp_planned *x, const dp_case *c, dp_made *m) {
 }
 
 static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e) {
-    *m = (dp_made){.design = x->design, .from = dp_now()};
+    *m = (dp_made){.design = x->design, .from = since(0)};
     const dp_status st = x->kind->compute(x, sp, kept, m, e);
     if (st) free_made(x, sp->c, m);
     return st;
@@ -321,34 +677,58 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
 static void keep_made(dp_planned *x, const dp_made *m) {
     x->made = dp_alloc(1, sizeof *m);
     *x->made = *m;
-    x->made->from -= dp_now();
+    x->made->from = since(m->from); /* its time so far */
 }
 
 static dp_made take_made(dp_planned *x) {
     dp_made m = *x->made;
     free(x->made);
     x->made = NULL;
-    m.from += dp_now();
+    m.from = since(m.from);
     return m;
+}
+
+/* Says in the record which truth judges it. */
+static void note_truth(const dp_sharding *sp, dp_run *r) {
+    const dp_truth_note *note = &sp->std->note;
+    r->truth_kind = dp_truth_kind_names[sp->truth->kind];
+    r->truth_bits = sp->truth->bits;
+    r->truth_cached = note->cached;
+    r->truth_device = note->device;
+    r->truth_audit = note->audit;
+    r->truth_radius = sp->std->radius;
+    r->cond = sp->cond;
 }
 
 dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
                           dp_runs *out) {
-    const dp_how how = {x->kind->backend, x->base, x->chain, m ? m->design : x->design};
-    dp_run *r = dp_sharding_record(sp, &how, out);
+    const dp_owners own = sp->c->p.own;
+    dp_run *r = dp_runs_add(out, sp->c);
+    r->backend = x->kind->backend;
+    r->own = own.kind;
+    r->ranks = own.kind ? own.ranks : sp->N;
+    r->parts = own.kind ? sp->N : 0;
+    r->base = x->base;
+    r->chain = x->chain;
+    r->design = m ? m->design : x->design;
+    if (sp->std->o->drop) r->design.drop = sp->std->o->drop;
+    r->let_unjudged = sp->std->o->unjudged;
+    if (sp->first_of_call && sp->c->session.rolls_back) r->rollback = "accepted tokens run again";
     r->variant = x->variant;
     r->merge = x->way.exchange;
     r->payload = x->way.payload;
+    r->has_base = 1;
     r->has_merge = x->says_way;
     r->has_chain = !x->bare;
+    if (sp->truth) note_truth(sp, r);
     if (x->kind->note) x->kind->note(sp, m, r);
-    r->id = dp_run_id(r);
+    identify(r);
     return r;
 }
 
 static void note_failure(const dp_made *m, dp_run *r) {
     r->verdict = m->verdict;
-    r->seconds = dp_now() - m->from;
+    r->seconds = since(m->from);
     snprintf(r->why, sizeof r->why, "%s", m->why);
 }
 
@@ -392,8 +772,8 @@ static dp_status run_row(driver *d, dp_planned *x, dp_runs *out, dp_err *e) {
     if (st) return st;
     dp_run *r = dp_planned_record(x, d->sp, &m, out);
     st = judge(x, d->sp, &m, &d->bases, r, e);
-    r->seconds = dp_now() - m.from;
-    dp_run_done(r, o);
+    r->seconds = since(m.from);
+    run_done(r, o);
     free_made(x, d->sp->c, &m);
     return st;
 }
@@ -412,7 +792,7 @@ static int together(const dp_planned *a, const dp_planned *b) {
 /* The n rows of one number of ranks. */
 static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp_err *e) {
     dp_sharding sp;
-    dp_status st = dp_sharding_open(&sp, std, x->N, 1, e);
+    dp_status st = dp_sharding_open(&sp, std, x->N, e);
     for (int i = 0, k; i < n && !st; i = k) {
         driver d = {.sp = &sp};
         for (k = i; k < n && together(&x[i], &x[k]);)
@@ -428,6 +808,43 @@ static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp
     dp_sharding_close(&sp);
     return st;
 }
+
+/* ---- results that were computed elsewhere ---------------------------------------------------- */
+
+static void note_given(const dp_sharding *sp, const dp_made *m, dp_run *r) {
+    const dp_stored_results *g = m->out.stored;
+    (void)sp;
+    r->other_design = !g->same_design;
+    r->undeclared = g->explained || m->design.undeclared || (!g->design && !g->same_design);
+}
+
+static const dp_subject_kind OF_FILES = {.backend = DP_BACKEND_FILE, .note = note_given};
+
+/* Is anything there that ranks exchange? */
+static int exchanged(const dp_stored_results *g) {
+    int any = 0;
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        any |= g->stage[i] && dp_stage_tensors[i].kind == DP_PER_RANK;
+    return any;
+}
+
+dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stored_results *g,
+                        dp_runs *out, dp_err *e) {
+    dp_planned row = {
+        .kind = &OF_FILES, .N = c->ranks[0], .base = c->base[0], .chain = c->chain[0]};
+    const dp_made m = {.out = {.results = &g->r, .stage = g->stage, .stored = g},
+                       .design = g->design ? *g->design : dp_design_of(row.base),
+                       .from = since(0)};
+    dp_standard std;
+    keep_made(&row, &m);
+    dp_status st = dp_standard_open(&std, c, o, exchanged(g), e);
+    if (!st) st = run_on(&std, &row, 1, out, e);
+    if (row.made) take_made(&row);
+    dp_standard_close(&std);
+    return st;
+}
+
+/* ---- all subjects ---------------------------------------------------------------------------- */
 
 /* Does the subject alone compute here? */
 static int is_alone(const dp_plan *plan) {
@@ -460,7 +877,7 @@ static dp_status serves_any(dp_standard *std, const dp_plan *plan, dp_runs *out,
         }
     }
     for (int i = 0; i < refused.n && !*any && !st; i++)
-        dp_run_done(&refused.run[i], std->o);
+        run_done(&refused.run[i], std->o);
     if (*any || st)
         dp_runs_free(&refused);
     else
@@ -540,7 +957,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     for (int b = 0; b < DP_NBACKENDS; b++)
         if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
-                      : x->c->session.text || x->op->has_front
+                      : x->c->session.text || x->c->op->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
                           : NULL;
     if (!o.nbackend) return DP_OK;
@@ -559,8 +976,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
         c.nranks = 1;
         c.ranks[0] = parts;
         c.all_chains[0] = 1;
-        const selection one = {
-            .c = &c, .op = x->op, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
+        const selection one = {.c = &c, .o = &o, .n = 1, .ranks = {parts}, .truth = x->truth};
         st = run_selection(&one, out, e);
     }
     return st;
@@ -577,13 +993,12 @@ static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, 
     skip_run(r, no, o);
 }
 
-static dp_status run_subjects(const dp_case *c, const dp_operation *op, const dp_run_options *o,
-                              dp_runs *out, dp_err *e) {
+static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
     const dp_subjects *of = subjects_of(c);
     int own[DP_NOWNS] = {DP_OWN_EVEN};
-    selection x = {.c = c, .op = op, .o = o, .n = 1, .ranks = {1}};
-    const int nown = op->has_ranks ? owns_of(c, o, own) : 1;
-    if (op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
+    selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
+    const int nown = c->op->has_ranks ? owns_of(c, o, own) : 1;
+    if (c->op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
     dp_status st = DP_OK;
     if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)
@@ -605,27 +1020,28 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
     return DP_OK;
 }
 
-/* Backends were named, and none of them computes this. */
-static int none_computes(const dp_operation *op, const dp_run_options *o) {
-    for (int i = 0; i < o->nbackend; i++)
-        if (dp_op_on(op, o->backend[i])) return 0;
-    return o->nbackend > 0;
+/* n backends were named, and none of them computes this. */
+static int none_computes(const dp_case *c, int n, const dp_backend *b) {
+    for (int i = 0; i < n; i++)
+        if (dp_case_on(c, b[i])) return 0;
+    return n > 0;
 }
 
-static const char *why_none(const dp_operation *op, const dp_run_options *o) {
+static const char *why_none(const dp_case *c, const dp_run_options *o) {
     const int lapack = o->nbackend == 1 && o->backend[0] == DP_BACKEND_LAPACK;
-    return lapack || !op->why_none
+    return lapack || !c->op->why_none
                ? "the chunk solver over LAPACKE computes the recurrence, and no more"
-               : op->why_none;
+               : c->op->why_none;
 }
 
 dp_status dp_case_run(const dp_case *c, const dp_run_options *o, dp_runs *out, dp_err *e) {
+    static const dp_backend subject = DP_BACKEND_SUBJECT;
     char why[128];
-    const dp_operation *op = dp_op_of(c);
     snprintf(why, sizeof why, "a subject computes the recurrence, this case is op = %s",
              c->op_name);
-    if (o->subject && !dp_op_on(op, DP_BACKEND_SUBJECT))
-        return skip_case(c, o, DP_BACKEND_SUBJECT, o->subject->name, why, out);
-    if (none_computes(op, o)) return skip_case(c, o, o->backend[0], NULL, why_none(op, o), out);
-    return run_subjects(c, op, o, out, e);
+    if (o->subject && none_computes(c, 1, &subject))
+        return skip_case(c, o, subject, o->subject->name, why, out);
+    if (none_computes(c, o->nbackend, o->backend))
+        return skip_case(c, o, o->backend[0], NULL, why_none(c, o), out);
+    return run_subjects(c, o, out, e);
 }

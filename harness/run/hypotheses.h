@@ -9,7 +9,7 @@
  * zero. Outputs: one tensor by a common factor, one token late. If none of these fits, but for a
  * coarser base: products of operands in tf32.
  *
- * mistakes.c has a row for each misreading of inputs. Inputs become those that such a kernel reads.
+ * A table has a row for each misreading of inputs. Inputs become those that such a kernel reads.
  * Truth, bounds and gradients are then those of its problem. Before a truth is paid for, fp64 of
  * the changed problem must be nearer to what failed than a tenth of the failure.
  *
@@ -37,31 +37,4 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
 /* passed: the run of these options. Returns 1 if an error is below a thousandth of its claim's
  * expectation, and a claim that sees smaller errors would also pass. The text names that claim. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);
-
-/* ---- misreadings of inputs, each as a change of the files (mistakes.c) ----------------------- */
-
-typedef struct {
-    const char *text;                    /* what goes behind "fits: " */
-    int forward;                         /* concerns o and final_state alone */
-    int activated;                       /* judged with gate = log: `change` activates g */
-    int plain_beta;                      /* with beta = plain: `change` activates beta */
-    int one_sequence;                    /* with cu_seqlens = 0,T */
-    const char *explains;                /* a result that it explains whatever it is; or NULL */
-    int (*applies)(const dp_problem *p); /* can it show in this problem? */
-    const char *input;                   /* each number of it goes through `map` */
-    double (*map)(double x);
-    double (*divisor)(double sum, int K); /* q and k are normalised so; judged with l2norm = 0 */
-    void (*change)(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p); /* or NULL */
-} dp_mistake;
-
-extern const dp_mistake dp_mistakes[];
-extern const int dp_nmistakes;
-
-/* Changes the files as the row says. */
-void dp_mistake_change(const dp_mistake *m, dp_tensorfile *in, dp_tensorfile *out,
-                       const dp_problem *p);
-
-/* The input under its name or alias, NULL: absent; and taken out of the file. */
-dp_tensor *dp_file_input(dp_tensorfile *f, const char *name);
-void dp_file_drop(dp_tensorfile *f, int tensor);
 #endif

@@ -19,7 +19,7 @@
  *   taken for a single head. A batch [B,T,..] is judged as B packed sequences: token t of batch b
  *   is token b T + t of sequence b.
  *   Several query heads a value head, q [T,HV n,K] and o [T,HV n,V] beside k [T,HV,K], as ONNX's
- *   LinearAttention has them, are judged as tokens that only read (judge_files.h).
+ *   LinearAttention has them, are judged as tokens that only read (judge.c).
  * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.
@@ -69,6 +69,7 @@
  */
 #ifndef DP_JUDGE_H
 #define DP_JUDGE_H
+#include "harness/base/terminal.h"
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
 #include "ref/files/safetensors.h"
@@ -131,4 +132,7 @@ typedef struct {
 /* DP_EINPUT names the file, and all settings that are missing. */
 dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
                         dp_case *c, dp_judge_loaded *l, dp_err *e);
+
+/* Are the states of a file laid out [V,K], by its option or metadata? */
+int dp_judge_state_vk(const dp_tensorfile *f, const char *given, dp_complaints *all);
 #endif

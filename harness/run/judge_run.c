@@ -1,12 +1,17 @@
-/* The judgement of one run: its parts in order, and a second set of draws where it is marginal. */
+/* The judgement of one run (outputs.h). First its limits by its design: claim and allowance, bounds
+ * and their cache. Then the parts in their order: results, tensors that ranks exchange, M along the
+ * chunks of one rank, stages. Last a second set of draws where it is marginal. */
+#include "harness/bound/store_bound.h"
+#include "harness/verdict/compare.h"
 #include "harness/verdict/source.h"
-#include "harness/verdict/sums.h"
-#include "limits.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/arithmetic/mm.h"
+#include "ref/arithmetic/norms.h"
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
+#include "ref/vocabulary/stored.h"
 
 #include <assert.h>
 #include <math.h>
@@ -14,124 +19,450 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the state that a row lacks -------------------------------------------------------------- */
+/* ---- claim, allowance, whether bounds are derived -------------------------------------------- */
 
-#define EXPLAINED 0.1 /* of the error may stay */
+/* The kind of subject, and its allowance for errors that draws cannot show (reports/verdicts.md).
+ * Kinds: the pipeline that was drawn; the same with other orders of summation; kernels that declare
+ * their design; others. */
+typedef enum { DRAWN, OTHER_SUMS, DECLARED, UNDECLARED, NWHO } who;
+static const dp_allowance ALLOWANCE[NWHO][2] = {
+    /* arithmetic fp32 or fp64; bf16 */
+    [DRAWN] = {{1.2, 1.2, 0.1}, {1.2, 1.2, 0.1}},
+    [OTHER_SUMS] = {{1.5, 1.5, 0.15}, {1.4, 1.4, 0.1}},
+    [DECLARED] = {{2.1, 2.1, 0.3}, {1.25, 1.4, 0.15}},
+    [UNDECLARED] = {{2.1, 4, 0.6}, {1.25, 2, 0.3}},
+};
 
-/* A problem and its inputs after their activations. */
-typedef struct {
-    const dp_problem *p;
-    dp_activated in;
-} inputs;
+static who who_computes(const dp_run *r) {
+    /* one that names a format of its own for factors (fp16) says how it rounds, if not in what
+     * order */
+    const int says_factors = r->design.factors != dp_design_of(r->base).factors;
+    if (r->undeclared && !says_factors) return UNDECLARED;
+    if (r->other_design || r->backend == DP_BACKEND_LAPACK)
+        return DECLARED; /* its solves, too, have another order */
+    return dp_backends[r->backend].simulated && r->base != DP_BASE_FP64 ? DRAWN : OTHER_SUMS;
+}
 
-/* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one
- * before. */
-static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
-    const dp_problem *p = x->p;
-    const int Kg = dp_Kg(p);
-    const int64_t at = t * p->HV + hv;
-    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
-    const double *erasing = dp_erasing_at(p, x->in.k, x->in.erasing, t, hv);
-    const double *values = dp_values_at(p, x->in.values, t, hv);
-    double *through = dp_doubles(dp_rows(p));
-    for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
-        for (int j = first; j < first + n; j++) {
-            for (int i = 0; i < p->K; i++)
-                through[j] += k[(int64_t)j * p->K + i] * y[i];
-            through[j] *= x->in.beta[at * dp_rows(p) + j];
-            for (int v = 0; v < p->V; v++)
-                sum[v] += through[j] * values[j * p->V + v];
+/* Powers that make an inverse cancel, in fp32 by more than they do in another order. */
+#define PRODUCT_MORE 1.15
+
+dp_allowance dp_run_allowance(const dp_run *r) {
+    dp_allowance a = ALLOWANCE[who_computes(r)][r->base == DP_BASE_BF16];
+    if (r->design.product && r->base != DP_BASE_BF16) {
+        a.factor *= PRODUCT_MORE;
+        a.local *= PRODUCT_MORE;
+    }
+    return a;
+}
+
+/* A short state makes errors from this share of its unit roundoff on. Measured: e4m3 2.3% of a
+ * state, bf16 0.17%, fp16 0.02%. */
+#define FROM 0.125
+
+/* Adds to a the allowance of units whose error a short state makes. kept: the format in which a
+ * session keeps its state. */
+static void allow_stored(const dp_run *r, dp_format kept, int field, dp_allowance *a) {
+    const dp_format f[] = {kept, r->design.final_state, r->design.state};
+    const int has_part = field != DP_RESULT_DV && field != DP_RESULT_DWRITE &&
+                         field != DP_RESULT_DVALUE3 && field != DP_RESULT_DVALUE4 &&
+                         field != DP_RESULT_DS0; /* store_bound.h */
+    double u = 0;
+    for (int i = 0; i < 3; i++)
+        if (dp_formats[f[i]].bits <= 11) u = fmax(u, ldexp(1, -(int)dp_formats[f[i]].bits));
+    if (!u || !has_part || r->base == DP_BASE_BF16) return;
+    const dp_allowance *as_bf16 = &ALLOWANCE[who_computes(r)][1];
+    a->stored = FROM * u;
+    a->stored_factor = fmin(a->factor, as_bf16->factor);
+    a->stored_local = fmin(a->local, as_bf16->local);
+}
+
+double dp_state_far(const dp_design *d) {
+    const dp_format f[] = {d->final_state, d->state};
+    double far = dp_formats[d->factors].bits < 24 ? 0.05 : 0.005;
+    for (int i = 0; i < 2; i++)
+        far = fmax(far, ldexp(2, -(int)dp_formats[f[i]].bits));
+    return far;
+}
+
+/* The words of a design that bounds read, all else the default of its base. Designs that agree in
+ * them have the same bounds. */
+static dp_design bound_design(const dp_design *design) {
+    dp_design d = dp_design_of(design->base);
+    d.chunk = design->chunk;
+    d.sending = design->sending;
+    if (design->gated == DP_SCORES_FACTORED) d.gated = design->gated;
+    if (design->base == DP_BASE_BF16) {
+        d.stored_inputs = design->stored_inputs;
+        d.gated = design->gated;
+        d.scored = design->scored;
+        d.decays = design->decays;
+    }
+    return d;
+}
+
+int dp_bounds_are_derived(const dp_design *design) {
+    const dp_design bounded = bound_design(design);
+    dp_design d = *design;
+    d.fast_decays = bounded.fast_decays;
+    d.final_state = bounded.final_state; /* dp_bounds_store, dp_bounds_keep */
+    if (design->base == DP_BASE_BF16) d.fold_beta = bounded.fold_beta;
+    for (int i = 0; i < DP_NRESULTS; i++) /* dp_bounds_store adds them */
+        if (d.out[i] != DP_FP16) d.out[i] = bounded.out[i];
+    return design->chunk && dp_design_same(&d, &bounded);
+}
+
+#define AFFORDABLE 20 /* seconds */
+
+/* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. */
+static dp_design long_state(const dp_design *d, const dp_problem *p) {
+    dp_design x = *d;
+    if (!p->dout || dp_store_has_gradients(p)) x.state = dp_design_of(d->base).state;
+    return x;
+}
+
+int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
+    const dp_design x = long_state(d, p);
+    return dp_token_design_is_bounded(&x) && dp_token_bounds_seconds(p) <= AFFORDABLE;
+}
+
+/* Has it bounds of chunks? */
+static int chunks_are_bounded(const dp_design *d, const dp_problem *p) {
+    const dp_design x = long_state(d, p);
+    return dp_bounds_are_derived(&x);
+}
+
+/* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
+static int results_bounded(const dp_run *r, const dp_problem *p) {
+    return chunks_are_bounded(&r->design, p) || dp_tokens_are_bounded(&r->design, p);
+}
+
+/* Unit roundoff of the base's arithmetic. */
+static double base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
+
+/* The smallest normal number of the base's arithmetic, times K. */
+static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
+
+/* Unit roundoff of the design's own store of a result, which its bounds and draws have. For others
+ * than o and the gradients of inputs: of its arithmetic. */
+static double own_storage(const dp_design *d, dp_result_id field) {
+    if (dp_leaves(field)) return ldexp(1, -(int)dp_formats[d->out[field]].bits);
+    return base_roundoff(d->base);
+}
+
+#define ROUNDING_RMS 0.42466 /* sqrt(1/(8 ln 2)), over u, of log-uniform significands (bits.h) */
+/* The rms of one rounding that a result in a coarser format (u: its unit roundoff) adds to every
+ * error. That is known, so nobody is allowed more of it than the pipeline that was drawn: limits
+ * grow with the allowance, this does not. */
+static double storing(const dp_run *r, double u) {
+    return ROUNDING_RMS * u * ALLOWANCE[DRAWN][0].factor / dp_run_allowance(r).factor;
+}
+
+/* The comparison of a result (field; -1: of another tensor) of a run, as far as the run decides:
+ * ranks, allowance, arithmetic. A file may store the tensor in a coarser format, with unit roundoff
+ * u and smallest numbers tiny apart; else both are 0. */
+static dp_compare_in comparing(const dp_run *r, const dp_sharding *sp, int field, double u,
+                               double tiny) {
+    const dp_session *session = &sp->c->session;
+    dp_compare_in in = {.N = sp->N,
+                        .allowance = dp_run_allowance(r),
+                        .unit = base_roundoff(r->base),
+                        .store = storing(r, u),
+                        .tiny = dp_hypot(smallest(r->base, sp->c->p.K), tiny)};
+    if (field >= 0) allow_stored(r, session->text ? session->kept : DP_FP64, field, &in.allowance);
+    return in;
+}
+
+/* The rms of one rounding of a number of size 1 in the format of the chain of M. */
+static double chain_rounding(const dp_run *r) {
+    const dp_format_info *f = &dp_formats[r->chain];
+    return r->has_chain ? fmax(f->u_op, f->u_store) / sqrt(12) : 0;
+}
+
+/* ---- kernels that go token by token ---------------------------------------------------------- */
+
+int dp_token_design_is_bounded(const dp_design *d) {
+    int fp16 = 0;
+    for (int i = 0; i < DP_NRESULTS; i++)
+        fp16 |= d->out[i] == DP_FP16; /* it may leave its range */
+    return !d->chunk && d->base != DP_BASE_FP64 && !d->stored_inputs && d->state == DP_FP32 &&
+           d->dstate == DP_FP32 && !fp16;
+}
+
+/* Every token squares the entries of its transition into those of a state and of a product. */
+double dp_token_bounds_seconds(const dp_problem *p) {
+    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
+}
+
+/* A recurrent kernel is the chunk machine in fp32 with one token a chunk. There gcum = g, e the
+ * keys that erase,
+ *
+ *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
+ *
+ * with Aqk = scale q k', and for several keys that read one after another the solve with their
+ * mask. Token by token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o =
+ * scale q S. Each rounding of the latter has one of the former beside it, of no smaller absolute
+ * value:
+ *
+ *     exp(g), b, norms of q, k   the same
+ *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
+ *     e (exp(g) S), v - ..       gamma_K |e||exp(g) S|  w S, a sum of K terms, taken from u
+ *     b E                        u |b E|                b in w and u
+ *     exp(g) S + k X             2 u                    a sum of n + 1 products
+ *     q S, S as rounded          gamma_K |q||S|         both sums of o: |S| is at most
+ *                                                       |exp(g) S| + |k||X|
+ *
+ * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
+ * factor over exp(g), which adds a rounding. M is the recurrence of the identity. The bound has the
+ * product of factors exp(g) - k w. Their diagonal may cancel; there the rounding of k w stands for
+ * that of products. The adjoint makes the same operations backwards. The row sum of dS o exp(g) S
+ * in dg is that of dS, scale q do' and e dE, in three sums there. Ranks round the sent M, H and
+ * states as the payload says, and multiply, as there. Results in a shorter format are rounded once
+ * more. */
+dp_design dp_token_design(const dp_design *recurrent) {
+    dp_design d = dp_design_of(DP_BASE_FP32);
+    d.chunk = 1;
+    d.sending = recurrent->sending;
+    return d;
+}
+
+/* Adds the last store of each sequence's state. */
+static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
+    const int64_t n = (int64_t)p->HV * p->K * p->V;
+    double *more = dp_doubles(p->HV);
+    for (int i = 0; S && bound && f != DP_FP64 && i < p->Nseq; i++) {
+        double *off = bound + (int64_t)i * p->HV;
+        for (int h = 0; h < p->HV; h++)
+            more[h] = dp_stored_error(f, p->HV, p->K, p->V, S + i * n, off, h);
+        for (int h = 0; h < p->HV; h++)
+            off[h] += more[h];
+    }
+    free(more);
+}
+
+static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        for (int64_t r = 0; b->row[i] && r < rows; r++)
+            if (isnan(b->row[i][r])) b->row[i][r] = INFINITY;
+    }
+}
+
+/* Results [rows][width] are within `bound` of `want`. Stored with unit roundoff u and spacing 2
+ * tiny among subnormals they are off by u |x| + tiny an entry. The value before is x, |x| <= |want|
+ * + bound. */
+static void widen(double *bound, const double *want, int64_t rows, int64_t width, double u,
+                  double tiny) {
+    for (int64_t r = 0; r < rows; r++)
+        bound[r] +=
+            u * (dp_norm_fro(width, want + r * width) + bound[r]) + sqrt((double)width) * tiny;
+}
+
+/* Results in a longer format than `bounded` get no addition. */
+void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
+                     const double *const want[DP_NRESULTS], dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++) {
+        const dp_format f = design->out[i];
+        const double u = ldexp(1, -(int)dp_formats[f].bits),
+                     tiny = f == DP_BF16 ? 0x1p-134 : 0x1p-150;
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
+        if (!dp_leaves(i) || dp_formats[f].bits >= dp_formats[bounded->out[i]].bits) continue;
+        if (b->row[i] && want[i]) widen(b->row[i], want[i], rows, width, u, tiny);
+    }
+    store_states(p, design->final_state, want[DP_RESULT_FINAL_STATE],
+                 b->row[DP_RESULT_FINAL_STATE]);
+    no_bound_where_it_overflowed(p, b);
+}
+
+/* Marks in first [T] with 1 every token that a chunk of `chunk` tokens begins with. */
+static void mark_chunks(const dp_problem *p, int N, const unsigned char *first_of_call, int chunk,
+                        unsigned char *first) {
+    for (int i = 0; i < p->Nseq; i++)
+        for (int64_t t = p->cu[i], n = 0; t < p->cu[i + 1]; t++, n++) {
+            const int other_rank = N > 1 && t &&
+                                   dp_own_part_of(p->own.kind, p->T, N, t) !=
+                                       dp_own_part_of(p->own.kind, p->T, N, t - 1);
+            if (other_rank || (first_of_call && first_of_call[t])) n = 0;
+            first[t] = n % chunk == 0;
         }
-        for (int j = first; j < first + n; j++)
-            for (int i = 0; i < p->K; i++)
-                y[i] -= through[j] * erasing[(int64_t)j * p->K + i];
-    }
-    for (int i = 0; i < p->K; i++)
-        y[i] *= dp_exp(x->in.g[at * Kg + (Kg == 1 ? 0 : i)]);
-    free(through);
 }
 
-/* |a - b|; b NULL: |a| */
-static double distance(const double *a, const double *b, int n) {
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        const double d = b ? a[i] - b[i] : a[i];
-        sum += d * d;
+void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
+                    const dp_session *session, const dp_design *design, dp_error_bound *b) {
+    const int own = design->state != dp_design_of(design->base).state;
+    unsigned char *mark[3] = {dp_calloc((size_t)p->T + 1, 1), dp_calloc((size_t)p->Nseq, 1),
+                              dp_calloc((size_t)p->Nseq, 1)};
+    dp_stores at[3];
+    int n = 0;
+    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, mark[1]);
+    const dp_format of_calls[2] = {session->kept, design->final_state};
+    for (int i = 0; i < 2 && first_of_call; i++)
+        if (of_calls[i] != DP_FP64)
+            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0, 0};
+    if (own) {
+        mark_chunks(p, N, first_of_call, design->chunk ? design->chunk : 1, mark[0]);
+        memset(mark[2], 1, (size_t)p->Nseq);
+        at[n++] =
+            (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk, design->read_kept};
     }
-    return sqrt(sum);
+    if (n) dp_store_bounds(p, N, design->sending, n, at, p->dout != NULL, b);
+    for (int i = 0; i < 3; i++)
+        free(mark[i]);
 }
 
-/* One row of V numbers that a vector y reads from the state after token `last`. */
-typedef struct {
-    int64_t first, last;
-    int hv;
-    const double *got;
-    double *y;
-} reading;
+/* ---- bounds of all results, and their cache -------------------------------------------------- */
 
-static reading reading_of(const inputs *x, int field, const dp_row *row, const double *got) {
-    const dp_problem *p = x->p;
-    reading r = {.hv = row->at.head, .y = dp_doubles(p->K)};
-    if (field == DP_RESULT_O) {
-        const int64_t t = row->at.token;
-        const int seq = dp_sequence_of(p->cu, p->Nseq, t);
-        r.first = p->cu[seq];
-        r.last = t;
-        r.got = got + (t * p->HV + r.hv) * p->V;
-        for (int i = 0; i < p->K; i++)
-            r.y[i] = p->scale * x->in.q[(t * p->H + r.hv / dp_G(p)) * p->K + i];
-    } else {
-        const int channel = row->index / p->V;
-        const int64_t state = (int64_t)row->at.sequence * p->HV + r.hv;
-        r.first = p->cu[row->at.sequence];
-        r.last = p->cu[row->at.sequence + 1] - 1;
-        r.got = got + (state * p->K + channel) * p->V;
-        r.y[channel] = 1;
+void dp_bound_bases_free(dp_bound_bases *w) {
+    if (w->ready) dp_error_bounds_free(&w->of);
+    for (int i = 0; i < w->n; i++) {
+        dp_error_bound_free(&w->known[i]->bound);
+        free(w->known[i]);
     }
-    return r;
+    free(w->known);
 }
 
-/* A power of two, for one decimal: never -0.0. */
-static double shown(double power) { return round(10 * power) / 10 + 0.0; }
+/* ---- their cache ----------------------------------------------------------------------------- */
 
-/* field: DP_RESULT_O or DP_RESULT_FINAL_STATE; row: the failed one; got: the whole tensor. drop:
- * bits that are claimed, 0: none. Writes text and returns 1 where a missing state explains nine
- * tenths of the row's error, else 0. */
-static int lost_state_of(const dp_problem *p, int field, const dp_row *row, const double *got,
-                         int drop, char *text, size_t size) {
-    inputs x = {.p = p, .in = dp_activated_new(p)};
-    reading r = reading_of(&x, field, row, got);
-    double *sum = dp_doubles(p->V), best = INFINITY;
-    int64_t cut = r.first;
-    for (int64_t c = r.last; c >= r.first; c--) {
-        step_back(&x, c, r.hv, r.y, sum);
-        const double off = distance(r.got, sum, p->V);
-        if ((c == r.first && !p->s0) || !(off < best)) continue;
-        best = off;
-        cut = c;
+/* n bytes of `what`, then the input errors: all that bounds depend on besides the problem. */
+static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
+                            size_t *size) {
+    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
+    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
+                          sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
+                          sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
+    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
+    memcpy(all, what, n);
+    *size = n;
+    for (int i = 0; g && i < 3; i++) {
+        all[(*size)++] = part[i] != NULL;
+        if (part[i]) {
+            memcpy(all + *size, part[i], len[i]);
+            *size += len[i];
+        }
     }
-    for (int i = 0; p->s0 && i < p->K; i++)
-        for (int v = 0; v < p->V; v++)
-            sum[v] += r.y[i] * p->s0[((int64_t)row->at.sequence * p->HV + r.hv) * p->K * p->V +
-                                     (int64_t)i * p->V + v];
-    const double error = distance(r.got, sum, p->V);
-    const int found = error > 0 && isfinite(error) && best <= EXPLAINED * error;
-    if (found) {
-        const dp_attenuation a = dp_attenuation_of(p, &x.in, r.hv, cut, r.last + 1);
-        int n = snprintf(
-            text, size,
-            "lacks the state before token %lld (%lld tokens back), %.2g of the row: "
-            "at most 2^%.1f of a state is left from there, by the largest gate of each "
-            "token (the largest channel sum, which bounds nothing, says 2^%.1f)",
-            (long long)cut, (long long)(r.last - cut),
-            error / fmax(distance(sum, NULL, p->V), 1e-300), shown(a.bound), shown(a.channel));
-        if (drop && n > 0 && (size_t)n < size)
-            snprintf(text + n, size - (size_t)n, "; 2^-%d is claimed", drop);
+    return all;
+}
+
+static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                     const dp_raw_error *raw) {
+    const dp_design bounded = bound_design(design);
+    struct {
+        int32_t N, base, chain, backward;
+        char design[DP_DESIGN_TEXT];
+    } what = {sp->N, (int32_t)design->base, (int32_t)chain, sp->c->backward, ""};
+    dp_design_text(&bounded, what.design);
+    size_t size;
+    char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
+    if (sp->first_of_call) { /* cuts chunks */
+        const size_t T = (size_t)sp->c->p.T;
+        all = dp_realloc(all, size + T);
+        memcpy(all + size, sp->first_of_call, T);
+        size += T;
     }
-    dp_activated_free(&x.in);
-    free(r.y);
-    free(sum);
-    return found;
+    const dp_key key = dp_problem_key(&sp->c->p, all, size);
+    free(all);
+    return key;
+}
+
+/* ---- making them ----------------------------------------------------------------------------- */
+
+/* From a reference that serves no other design; freed here. */
+static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
+                         const dp_raw_error *raw, int backward, dp_error_bound *out) {
+    dp_error_bounds_once(ref, design, chain, backward, raw, out);
+    dp_sim_free(ref);
+}
+
+/* The same pipeline in chunks of another length. */
+static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_raw_error *raw, dp_error_bound *out) {
+    dp_sim ref;
+    dp_sharding_reference_of(sp, design->chunk, &ref);
+    of_reference(&ref, design, chain, raw, sp->c->backward, out);
+}
+
+/* A rank that has all tokens of its heads computes as one rank does. */
+static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                        const dp_raw_error *raw, dp_error_bound *out) {
+    const int backward = sp->c->backward;
+    dp_problem p = sp->c->p;
+    dp_design alone = *design;
+    dp_sim ref;
+    p.own = (dp_owners){0};
+    alone.sending = (dp_sending){0};
+    dp_must(dp_sim_reference(&ref, &p, design->chunk, 1, NULL, backward, NULL));
+    of_reference(&ref, &alone, chain, raw, backward, out);
+    dp_error_bound_spread(&p, sp->N, out);
+}
+
+/* The part that no chain format changes, of a plain design. */
+static dp_error_bounds *ready(dp_sharding *sp, const dp_design *design, const dp_raw_error *raw,
+                              dp_bound_bases *w) {
+    if (!w->ready)
+        dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, sp->c->backward, raw);
+    w->ready = 1;
+    return &w->of;
+}
+
+static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
+                            const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
+    dp_error_bounds *of = ready(sp, design, raw, w);
+    of->sound.sending = of->probable.sending = design->sending;
+    dp_error_bounds_run(of, chain, sp->c->backward, out);
+}
+
+/* Adds one store of each result in the format that it leaves in. */
+static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
+                  dp_error_bound *out) {
+    const double *want[DP_NRESULTS];
+    dp_bounds_keep(&sp->c->p, sp->N, sp->first_of_call, &sp->c->session, design, out);
+    for (int i = 0; i < DP_NRESULTS; i++)
+        want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
+    dp_bounds_store(&sp->c->p, bounded, design, want, out);
+}
+
+static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
+    const dp_design tokens = dp_token_design(design);
+    dp_run_bounds(sp, &tokens, chain, w, out);
+    store(sp, &tokens, design, out);
+}
+
+/* Are its bounds those of the base's default but for what it sends? */
+static int is_plain(const dp_design *design) {
+    const dp_design plain = dp_design_of(design->base);
+    dp_design d = bound_design(design);
+    d.sending = plain.sending;
+    return dp_design_same(&d, &plain);
+}
+
+static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                      dp_error_bound *out) {
+    const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
+    const dp_problem *p = &sp->c->p;
+    const char *cache = sp->std->o->cache;
+    const dp_key key = cache ? key_of(sp, design, chain, raw) : (dp_key){{0}};
+    if (cache && dp_error_bound_load(cache, key, p, sp->N, sp->c->backward, raw != NULL, out))
+        return;
+    if (design->sending.exchange == DP_EXCHANGE_HEADS)
+        of_one_rank(sp, design, chain, raw, out);
+    else if (!is_plain(design))
+        of_other_chunks(sp, design, chain, raw, out);
+    else
+        of_plain_chunks(sp, design, chain, raw, w, out);
+    if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
+}
+
+void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                   dp_error_bound *out) {
+    const dp_design plain = dp_design_of(design->base);
+    if (dp_tokens_are_bounded(design, &sp->c->p)) {
+        of_tokens(sp, design, chain, w, out);
+        return;
+    }
+    of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
+    store(sp, &plain, design, out);
 }
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
@@ -193,7 +524,18 @@ static dp_place_fn *place_of_field(dp_result_id field) {
 
 /* ---- judgement ------------------------------------------------------------------------------- */
 
-void dp_judge_tensor(const dp_judging *j, const dp_compare_in *in, dp_run *r) {
+/* Arguments of a judgement. */
+typedef struct {
+    dp_sharding *sp;
+    dp_bound_bases *bases;
+    const dp_error_bound *bound;
+    const dp_outputs *out;
+    const dp_expected *expected; /* the draws of the run; NULL: none */
+    int stages;                  /* 1: intermediates are judged, too */
+} judging;
+
+/* Adds the judgement of one tensor; exact cases: whose data stands there instead. */
+static void judge_tensor(const judging *j, const dp_compare_in *in, dp_run *r) {
     dp_judgement *t = &r->tensor[r->ntensor++];
     dp_source s;
     dp_compare(in, t);
@@ -209,7 +551,7 @@ static void name_lost_state(const dp_problem *p, dp_result_id field, const doubl
     const int reads_state = field == DP_RESULT_O || field == DP_RESULT_FINAL_STATE;
     char text[320];
     if (!reads_state || t->verdict != DP_FAIL || run->exact || t->failed.at.rank < 0) return;
-    if (!lost_state_of(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
+    if (!dp_lost_state(p, field, &t->failed, got, run->design.drop, text, sizeof text)) return;
     const size_t n = strlen(t->why);
     snprintf(t->why + n, sizeof t->why - n, "; %s", text);
 }
@@ -219,13 +561,14 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
     dp_judgement *t = &run->tensor[run->ntensor - 1];
     const dp_session *s = &c->session;
     if (!s->text || field != DP_RESULT_O || t->verdict != DP_FAIL || t->failed.at.token < 0) return;
-    const int64_t call = dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence]);
-    const dp_session_call x = dp_session_at(s, call);
+    dp_session_call x;
+    const int64_t call =
+        dp_session_call_of(s, t->failed.at.token - c->p.cu[t->failed.at.sequence], &x);
     const size_t n = strlen(t->why);
     snprintf(t->why + n, sizeof t->why - n,
              "; in call %lld of its sequence: %lld drafted, %lld accepted%s", (long long)call + 1,
              (long long)x.drafted, (long long)x.accepted,
-             s->prefix && call == dp_session_call_of(s, s->prefix)
+             s->prefix && call == dp_session_call_of(s, s->prefix, NULL)
                  ? ", the first behind the shared prefix"
                  : "");
 }
@@ -236,7 +579,7 @@ static void name_call(const dp_case *c, dp_result_id field, dp_run *run) {
 static double cancelled(const dp_run *run, dp_result_id field) {
     const int sums =
         field == DP_RESULT_DG || field == DP_RESULT_DA_LOG || field == DP_RESULT_DDT_BIAS;
-    return sums && run->base == DP_BASE_BF16 ? dp_run_storing(run, 0x1p-8) : 0;
+    return sums && run->base == DP_BASE_BF16 ? storing(run, 0x1p-8) : 0;
 }
 
 /* One rounding of the arithmetic over a bound, where rows of the recurrence cancel. There fused
@@ -247,7 +590,7 @@ static double terms(const dp_run *run, const dp_problem *p) {
 }
 
 /* Loss of a number near zero by its file's format or, in fp16, by its own. */
-static double tiny_of(const dp_judging *j, const dp_run *run, dp_result_id field) {
+static double tiny_of(const judging *j, const dp_run *run, dp_result_id field) {
     const double file = j->out->stored ? j->out->stored->tiny[field] : 0;
     return run->design.out[field] == DP_FP16 ? fmax(file, 0x1p-25) : file;
 }
@@ -277,7 +620,7 @@ static double *truth_as_stored(const dp_ball *want, const double *got, double u)
     return w;
 }
 
-static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
+static void judge_field(const judging *j, dp_result_id field, const dp_drop *lost, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_problem *p = &sp->c->p;
     const dp_ball *want = &sp->truth->field[field];
@@ -291,11 +634,11 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     assert(want->rows == rows && want->width == width);
     const field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
     double *freedom = dp_row_freedom_new(p, field);
-    const double own = dp_own_storage(&run->design, field);
+    const double own = own_storage(&run->design, field);
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
-    dp_compare_in in = dp_run_comparing(run, sp, (int)field, u, tiny_of(j, run, field));
+    dp_compare_in in = comparing(run, sp, (int)field, u, tiny_of(j, run, field));
     in.name = dp_result_fields[field].name;
     in.heads = dp_result_heads(p, field);
     in.rows = rows;
@@ -312,13 +655,13 @@ static void judge_field(const dp_judging *j, dp_result_id field, const dp_drop *
     in.subrows = kind == DP_OF_SEQUENCES ? p->K : 1;
     in.draws = x && x->field[field].err2 ? &x->field[field] : NULL;
     in.freedom = freedom;
-    in.bound_shown = !dp_run_results_bounded(run, p);
+    in.bound_shown = !results_bounded(run, p);
     in.file_unit = u;
     in.seen_most = seen_most(field);
     in.cancelled = cancelled(run, field);
     in.terms = terms(run, p);
     in.of_heads = kind == DP_OF_HEADS;
-    dp_judge_tensor(j, &in, run);
+    judge_tensor(j, &in, run);
     free(freedom);
     free(exact);
     name_lost_state(p, field, got, run);
@@ -332,7 +675,7 @@ static dp_judgement *judgement_of(const dp_run *run, dp_result_id field) {
 }
 
 /* o .. ds0, row by row; sums against the addends. */
-static void judge_results(const dp_judging *j, dp_run *run) {
+static void judge_results(const judging *j, dp_run *run) {
     dp_drop lost = {{NULL}};
     const dp_case *c = j->sp->c;
     if (run->design.drop) dp_drop_allowance(&c->p, run->design.drop, c->backward, &lost);
@@ -342,7 +685,7 @@ static void judge_results(const dp_judging *j, dp_run *run) {
     if (run->exact) return;
     const dp_sums_in in = {.p = &j->sp->c->p,
                            .got = j->out->results,
-                           .arithmetic = dp_base_roundoff(run->base),
+                           .arithmetic = base_roundoff(run->base),
                            .tiny_dg = tiny_of(j, run, DP_RESULT_DG),
                            .tiny_dA_log = tiny_of(j, run, DP_RESULT_DA_LOG),
                            .tiny_ddt_bias = tiny_of(j, run, DP_RESULT_DDT_BIAS),
@@ -350,6 +693,457 @@ static void judge_results(const dp_judging *j, dp_run *run) {
                            .dA_log = judgement_of(run, DP_RESULT_DA_LOG),
                            .ddt_bias = judgement_of(run, DP_RESULT_DDT_BIAS)};
     dp_sums_judge(&in);
+}
+
+/* ---- what ranks exchange --------------------------------------------------------------------- */
+
+static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
+
+/* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
+ * has none. */
+static const double *true_value(const dp_sharding *sp, int which, int pair, int64_t *width,
+                                double *radius) {
+    const dp_truth_rank_tensor *t = &sp->at[pair].of[which];
+    *width = dp_rank_width(&sp->c->p, which);
+    if (!t->there) return NULL;
+    *radius = t->rad;
+    return t->x;
+}
+
+/* ---- one tensor of ranks --------------------------------------------------------------------- */
+
+/* One tensor that ranks exchange. */
+typedef struct {
+    int which;           /* DP_RANK_S_IN .. */
+    double *const *got;  /* [N*HV] */
+    const double *bound; /* [N*HV] */
+    int absent_fails;    /* 1: a pair without a value counts as NaN; 0: it is left out */
+    double u, tiny;      /* unit roundoff and half spacing of the format it lies in, where that is
+                            coarser than the base's own; else 0 */
+} rank_values;
+
+/* The pairs of rank and head that have it, one a row. */
+typedef struct {
+    int n, *pair;
+    int64_t width;
+    double *got, *want, *radius, *bound;
+} rows;
+
+/* Rows that are some of the (rank, head) pairs: which pair each row is. */
+typedef struct {
+    int HV;
+    const int *pair; /* [rows]: rank * HV + head */
+} pair_places;
+
+static void place_pair(const void *ctx, int64_t row, dp_place *at) {
+    const pair_places *x = ctx;
+    *at = (dp_place){.rank = x->pair[row] / x->HV,
+                     .head = x->pair[row] % x->HV,
+                     .sequence = -1,
+                     .chunk = -1,
+                     .token = -1};
+}
+
+static rows rows_new(int64_t most, int64_t width) {
+    return (rows){.pair = dp_calloc((size_t)most, sizeof(int)),
+                  .width = width,
+                  .got = dp_doubles(most * width),
+                  .want = dp_doubles(most * width),
+                  .radius = dp_doubles(most),
+                  .bound = dp_doubles(most)};
+}
+
+static void rows_free(rows *x) {
+    free(x->pair);
+    free(x->got);
+    free(x->want);
+    free(x->radius);
+    free(x->bound);
+}
+
+/* got NULL: not a number. radius: of want, before it was rounded to double. */
+static void rows_add(rows *x, int pair, const double *got, const double *want, double radius,
+                     double bound) {
+    double *row = x->got + x->n * x->width;
+    for (int64_t i = 0; i < x->width; i++)
+        row[i] = got ? got[i] : NAN;
+    memcpy(x->want + x->n * x->width, want, sizeof(double) * (size_t)x->width);
+    x->radius[x->n] = radius + 0x1p-53 * dp_norm_fro(x->width, want);
+    x->bound[x->n] = bound;
+    x->pair[x->n++] = pair;
+}
+
+static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    const dp_expected *e = j->expected;
+    const pair_places places = {sp->c->p.HV, z->pair};
+    dp_draws draws = {0};
+    if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
+    dp_compare_in in = comparing(run, sp, -1, x->u, x->tiny);
+    in.name = dp_rank_name(x->which);
+    in.heads = sp->c->p.HV;
+    in.rows = z->n;
+    in.width = z->width;
+    in.got = z->got;
+    in.want = z->want;
+    in.rad = z->radius;
+    in.bound = z->bound;
+    in.place = place_pair;
+    in.ctx = &places;
+    in.subrows = sp->c->p.K;
+    in.draws = draws.err2 ? &draws : NULL;
+    in.rounding = is_product(x->which) ? chain_rounding(run) : 0;
+    in.bound_shown = !results_bounded(run, &sp->c->p);
+    in.file_unit = x->u;
+    in.may_vanish = 1;
+    judge_tensor(j, &in, run);
+    dp_draws_free(&draws);
+}
+
+static void judge_rank_tensor(const judging *j, const rank_values *x, dp_run *run) {
+    const int pairs = j->sp->N * j->sp->c->p.HV;
+    int64_t width;
+    double radius;
+    true_value(j->sp, x->which, 0, &width, &radius);
+    rows z = rows_new(pairs, width);
+    for (int i = 0; i < pairs; i++) {
+        const double *want = true_value(j->sp, x->which, i, &width, &radius);
+        if (want && (x->got[i] || x->absent_fails))
+            rows_add(&z, i, x->got[i], want, radius, x->bound[i]);
+    }
+    if (z.n) judge_rows(j, x, &z, run);
+    rows_free(&z);
+}
+
+static void judge_ranks(const judging *j, dp_run *run) {
+    for (int i = 0; i < DP_RANK_TENSORS; i++) {
+        const rank_values x = {.which = i,
+                               .got = j->out->rank[i],
+                               .bound = j->bound->rank[i],
+                               .absent_fails = dp_rank_is_state(i) || j->out->forms_all_pairs};
+        if (x.got) judge_rank_tensor(j, &x, run);
+    }
+}
+
+/* ---- M of every rank, and along the prefixes of one rank's chain ----------------------------- */
+
+/* M of `chunks` chunks of a rank: got and true [K][K], bound of the error. */
+typedef struct {
+    int rank, chunks;
+    const double *got, *want;
+    double bound;
+} product;
+
+/* |dM S|_F / |S|_F */
+static double effect(const double *dM, const double *S, int K, int V) {
+    double *x = dp_doubles((int64_t)K * V);
+    dp_mm(DP_FP64, 0, 0, K, V, K, dM, S, x);
+    const double e = dp_norm_fro((int64_t)K * V, x), n = dp_norm_fro((int64_t)K * V, S);
+    free(x);
+    return n > 0 ? e / n : NAN;
+}
+
+static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
+    const dp_problem *p = &sp->c->p;
+    const int64_t KK = (int64_t)p->K * p->K;
+    double *d = dp_doubles(KK);
+    for (int64_t i = 0; i < KK; i++)
+        d[i] = m->got[i] - m->want[i];
+    const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, m->want);
+    const dp_truth_rank_tensor *S_in = &sp->at[m->rank * p->HV].of[DP_RANK_S_IN];
+    run->point = dp_realloc(run->point, sizeof *run->point * (size_t)(run->npoint + 1));
+    run->point[run->npoint++] =
+        (dp_chain_point){.rank = m->rank,
+                         .chunks = m->chunks,
+                         .rel = norm > 0 ? err / norm : NAN,
+                         .abs = err,
+                         .norm = norm,
+                         .bound = norm > 0 ? m->bound / norm : NAN,
+                         .effect = S_in->there ? effect(d, S_in->x, p->K, p->V) : NAN};
+    free(d);
+}
+
+static void add_prefixes(const judging *j, dp_run *run) {
+    const dp_sim *s = j->out->sim;
+    const dp_sharding *sp = j->sp;
+    for (int i = 0; sp->traj && i < s->ntraj; i++) {
+        const product m = {s->traj_rank, s->traj_chunks[i], s->traj[i], sp->traj[i],
+                           j->bound->traj[i]};
+        if (m.want) add_point(sp, &m, run);
+    }
+}
+
+/* Chunks that M of a rank runs over: simulated ranks count those of the last sub-sequence, the
+ * kernels' record those of all its tokens. */
+static int chunks_of(const judging *j, int rank) {
+    const dp_sim *s = j->out->sim;
+    if (!s) return (int)((j->sp->c->p.T / j->sp->N + DP_CHUNK - 1) / DP_CHUNK);
+    const int n = s->ctx[rank].nlocal;
+    return s->first[rank][n] - s->first[rank][n - 1];
+}
+
+static int known(const dp_run *run, int rank, int chunks) {
+    int have = 0;
+    for (int i = 0; i < run->npoint; i++)
+        have |= run->point[i].rank == rank && run->point[i].chunks == chunks;
+    return have;
+}
+
+static void judge_growth(const judging *j, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    double *const *M = j->out->rank[DP_RANK_M];
+    if (sp->c->p.HV != 1 || !M) return;
+    if (j->out->sim) add_prefixes(j, run);
+    for (int r = 0; r < sp->N; r++) {
+        const dp_truth_rank_tensor *want = &sp->at[r].of[DP_RANK_M];
+        if (!want->there || !M[r]) continue;
+        const product m = {r, chunks_of(j, r), M[r], want->x, j->bound->rank[DP_RANK_M][r]};
+        if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
+    }
+}
+
+/* ---- bounds of stages ------------------------------------------------------------------------ */
+
+/* Is stage i there, and not one that ranks exchange? */
+static int stage_is_inner(double *const *stage, int i) {
+    return stage[i] && dp_stage_tensors[i].kind != DP_PER_RANK;
+}
+
+/* Rows of the stages of tokens and chunks that are there, else 0. Bounds [rows] of the subject's
+ * errors, and of those of the fp64 reference. */
+typedef struct {
+    int64_t rows[DP_NSTAGE_TENSORS], width[DP_NSTAGE_TENSORS];
+    double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
+} stage_errors;
+
+static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int stage,
+                     stage_errors *x) {
+    const size_t size = sizeof(double) * (size_t)x->rows[stage];
+    double *bound = dp_error_bounds_stage(&w->of, chain, sp->c->backward, stage);
+    double *rad = dp_error_bound_stage(dp_sharding_fp64(sp), DP_FP64, sp->c->backward, stage);
+    memcpy(x->bound[stage], bound, size);
+    memcpy(x->rad[stage], rad, size);
+    free(bound);
+    free(rad);
+}
+
+/* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
+static void stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,
+                              dp_bound_bases *w, stage_errors *x) {
+    enum { SETTINGS = 5, STAGE_ERRORS = 0x73746167 /* no other key of this length has it */ };
+    const char *cache = sp->std->o->cache;
+    int32_t what[SETTINGS + DP_NSTAGE_TENSORS] = {sp->N, run->base, run->chain, sp->c->backward,
+                                                  STAGE_ERRORS};
+    dp_part part[2 * DP_NSTAGE_TENSORS];
+    int n = 0;
+    *x = (stage_errors){.rows = {0}};
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        if (!stage_is_inner(stage, i)) continue;
+        dp_stage_tensor_rows(&sp->c->p, sp->N, i, &x->rows[i], &x->width[i]);
+        what[SETTINGS + i] = 1;
+        x->bound[i] = dp_doubles(x->rows[i]);
+        x->rad[i] = dp_doubles(x->rows[i]);
+        part[n++] = (dp_part){x->bound[i], sizeof(double) * (size_t)x->rows[i]};
+        part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)x->rows[i]};
+    }
+    const dp_key key = cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
+    if (!n || (cache && dp_cache_load(cache, DP_CACHE_STAGES, key, part, n))) return;
+    const dp_design plain = dp_design_of(run->base);
+    ready(sp, &plain, NULL, w);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
+        if (stage_is_inner(stage, i)) make_one(sp, run->chain, w, i, x);
+    if (cache) dp_cache_save(cache, DP_CACHE_STAGES, key, part, n);
+}
+
+/* Frees what it holds; the struct is the caller's. */
+static void stage_errors_free(stage_errors *x) {
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        free(x->bound[i]);
+        free(x->rad[i]);
+    }
+}
+
+/* ---- formats of stages ----------------------------------------------------------------------- */
+
+/* Format that stage i lies in: u 0 where it is none coarser than the base's own store, which is in
+ * the bound. */
+typedef struct {
+    double u, tiny;
+} storage;
+
+static storage storage_of(const judging *j, dp_base base, int stage) {
+    const dp_stored_results *stored = j->out->stored;
+    if (!stored) return (storage){0, 0};
+    const double u = stored->stage_u[stage];
+    const int is_short = base == DP_BASE_BF16 && dp_stage_tensors[stage].stored_short;
+    return (storage){u > (is_short ? 0x1p-8 : base_roundoff(base)) ? u : 0,
+                     stored->stage_tiny[stage]};
+}
+
+/* ---- stages of tokens and chunks ------------------------------------------------------------- */
+
+typedef struct {
+    const dp_sim *s;
+    int *group_of, per, chunk;
+} stage_places; /* group_of [T] */
+
+static void stage_place(const void *ctx, int64_t row, dp_place *at) {
+    const stage_places *x = ctx;
+    const int HV = x->s->p->HV;
+    const int64_t t = x->chunk ? x->s->group[row / HV].t0 : row / ((int64_t)HV * x->per);
+    const int g = x->chunk ? (int)(row / HV) : x->group_of[t];
+    const dp_group *gr = &x->s->group[g];
+    *at = (dp_place){.rank = gr->rank,
+                     .head = (int)(x->chunk ? row % HV : row / x->per % HV),
+                     .sequence = x->s->ctx[gr->rank].local_seq[gr->sub],
+                     .chunk = g,
+                     .token = t};
+}
+
+/* got, with zeros where it means nothing: above the diagonal of a chunk. To be freed. */
+static double *meant(const stage_places *x, int stage, int64_t rows, int64_t width,
+                     const double *got) {
+    double *seen = dp_copy(got, rows * width);
+    for (int64_t r = 0; r < rows && (stage == DP_AKK || stage == DP_AQK); r++) {
+        const int64_t token = r / ((int64_t)x->s->p->HV * x->per);
+        for (int64_t i = (token - x->s->group[x->group_of[token]].t0 + 1) * dp_rows(x->s->p);
+             i < width; i++)
+            seen[r * width + i] = 0;
+    }
+    return seen;
+}
+
+static void judge_inner(const judging *j, const stage_errors *errors, int stage, dp_run *run) {
+    const dp_sim *ref = dp_sharding_reference(j->sp);
+    const dp_problem *p = ref->p;
+    const int64_t rows = errors->rows[stage], width = errors->width[stage];
+    const int by_chunk = dp_stage_tensors[stage].kind == DP_PER_CHUNK;
+    const storage s = storage_of(j, run->base, stage);
+    stage_places places = {.s = ref,
+                           .group_of = dp_calloc((size_t)p->T, sizeof(int)),
+                           .per = by_chunk ? 1 : (int)(rows / (p->T * p->HV)),
+                           .chunk = by_chunk};
+    for (int g = 0; g < ref->ngroup; g++)
+        for (int i = 0; i < ref->group[g].c; i++)
+            places.group_of[ref->group[g].t0 + i] = g;
+    double *want = dp_stage_tensor_value(ref, stage);
+    if (s.u > 0 || s.tiny > 0) widen(errors->bound[stage], want, rows, width, s.u, s.tiny);
+    /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an
+     * inverse in fp64 */
+    const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
+    const dp_expected *x = drawn ? j->expected : NULL;
+    double *seen = meant(&places, stage, rows, width, j->out->stage[stage]);
+    dp_compare_in in = comparing(run, j->sp, -1, s.u, s.tiny);
+    in.name = dp_stage_tensors[stage].name;
+    in.heads = p->HV;
+    in.rows = rows;
+    in.width = width;
+    in.got = seen;
+    in.want = want;
+    in.bound = errors->bound[stage];
+    in.rad = errors->rad[stage];
+    in.bound_shown = x && !dp_bounds_are_derived(&run->design);
+    in.draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL;
+    in.place = stage_place;
+    in.ctx = &places;
+    in.tokens = by_chunk ? 0 : p->T;
+    in.subrows = by_chunk ? p->K : 1;
+    dp_compare(&in, &run->tensor[run->ntensor++]);
+    free(want);
+    free(seen);
+    free(places.group_of);
+}
+
+/* The stages of stage_tensor.h are those of 64-token chunks. */
+static int other_chunks(const dp_run *run) {
+    return !run->undeclared && run->design.chunk != DP_CHUNK;
+}
+
+static void unjudged(const judging *j, int stage, dp_run *run) {
+    const int N = j->sp->N, HV = j->sp->c->p.HV;
+    dp_judgement *t = &run->tensor[run->ntensor++];
+    *t = (dp_judgement){.N = N,
+                        .heads = HV,
+                        .rel_fro = NAN,
+                        .bound = NAN,
+                        .ratio = NAN,
+                        .times = NAN,
+                        .tier = "",
+                        .verdict = DP_UNJUDGED,
+                        .expected = {.excess = NAN},
+                        .before = {.excess = NAN},
+                        .worst.at.rank = -1,
+                        .over.at.rank = -1,
+                        .failed.at.rank = -1};
+    snprintf(t->name, sizeof t->name, "%s", dp_stage_tensors[stage].name);
+    snprintf(t->why, sizeof t->why,
+             "stages are those of chunks of %d tokens, this design has others", DP_CHUNK);
+    t->per_rank = dp_doubles(N);
+    t->per_head = dp_doubles((int64_t)N * HV);
+}
+
+/* ---- stages of ranks ------------------------------------------------------------------------- */
+
+/* M and dM may be left unwritten (NaN) where no state passes through the rank (math.md g.1). */
+static int may_be_absent(const dp_sharding *sp, int stage, int rank) {
+    const dp_problem *p = &sp->c->p;
+    dp_context c;
+    if (stage != DP_M && stage != DP_DM) return 0;
+    if (dp_context_of(p, sp->N, rank, &c, NULL)) return 0;
+    const int passes = dp_context_passes(&c);
+    dp_context_free(&c);
+    return !passes;
+}
+
+static int blank(const double *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isnan(x[i])) return 0;
+    return 1;
+}
+
+static void judge_exchanged(const judging *j, int stage, dp_run *run) {
+    const dp_sharding *sp = j->sp;
+    const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_stage_tensors[stage].rank;
+    const storage s = storage_of(j, run->base, stage);
+    double **got = dp_calloc((size_t)pairs, sizeof *got);
+    double *bound = dp_copy(j->bound->rank[which], pairs);
+    for (int i = 0; i < pairs; i++) {
+        int64_t width;
+        double radius;
+        const double *want = true_value(sp, which, i, &width, &radius);
+        got[i] = j->out->stage[stage] + i * width;
+        if (blank(got[i], width) && may_be_absent(sp, stage, i / HV)) got[i] = NULL;
+        if (want) bound[i] += s.u * (dp_norm_fro(width, want) + bound[i]);
+        if (want) bound[i] += sqrt((double)width) * s.tiny;
+    }
+    const rank_values x = {.which = which, .got = got, .bound = bound, .u = s.u, .tiny = s.tiny};
+    judge_rank_tensor(j, &x, run);
+    free(got);
+    free(bound);
+}
+
+/* All that are there, those of ranks included. */
+static void judge_shown(const judging *j, dp_run *run) {
+    stage_errors errors;
+    stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
+    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
+        if (!j->out->stage[i]) continue;
+        if (dp_stage_tensors[i].kind == DP_PER_RANK)
+            judge_exchanged(j, i, run);
+        else if (other_chunks(run))
+            unjudged(j, i, run);
+        else
+            judge_inner(j, &errors, i, run);
+    }
+    stage_errors_free(&errors);
+}
+
+/* Tensors that ranks exchange; error of M of every rank, and of the prefixes of one
+ * (problems of one head); all stages that are there. */
+static void judge_stages(const judging *j, dp_run *run) {
+    judge_ranks(j, run);
+    judge_growth(j, run);
+    if (j->out->stage) judge_shown(j, run);
 }
 
 /* ---- one run --------------------------------------------------------------------------------- */
@@ -362,7 +1156,7 @@ typedef struct {
     int partial;
 } content;
 
-static content content_of(const dp_judging *j, const char *name) {
+static content content_of(const judging *j, const char *name) {
     const dp_problem *p = &j->sp->c->p;
     const int field = dp_result_find(name);
     if (field >= 0) {
@@ -377,7 +1171,7 @@ static content content_of(const dp_judging *j, const char *name) {
                          dp_stage_tensors[stage].kind == DP_PER_RANK};
 }
 
-static void name_flaws(const dp_judging *j, dp_run *run) {
+static void name_flaws(const judging *j, dp_run *run) {
     for (int i = 0; i < run->ntensor; i++) {
         dp_judgement *t = &run->tensor[i];
         const content c = content_of(j, t->name);
@@ -398,75 +1192,18 @@ static void name_flaws(const dp_judging *j, dp_run *run) {
 static int inner_stages(const dp_outputs *out) {
     int any = 0;
     for (int i = 0; out->stage && i < DP_NSTAGE_TENSORS; i++)
-        any |= dp_stage_is_inner(out->stage, i);
+        any |= stage_is_inner(out->stage, i);
     return any;
 }
 
-static void judge_step(const dp_judging *j, dp_run *r) {
+static void judge_step(const judging *j, dp_run *r) {
     const dp_sharding *sp = j->sp;
-    const dp_step_expected x = {j->expected, sp->windows.window_of,
-                                dp_run_comparing(r, sp, -1, 0, 0)};
+    const dp_step_expected x = {j->expected, sp->windows.window_of, comparing(r, sp, -1, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
     if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;
     fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg);
     exit(2); /* the convolution ran before: a device that died since */
-}
-
-/* The sum over the keys of token t of strength times |k| |erasing key|, largest of its heads. A
- * step contracts where that is at most 2. */
-static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
-    double most = 0;
-    for (int hv = 0; hv < p->HV; hv++) {
-        double sum = 0;
-        for (int r = 0; r < p->R; r++) {
-            const double *e = dp_erasing_at(p, a->k, a->erasing, t, hv) + (int64_t)r * p->K,
-                         *k = dp_erasing_at(p, a->k, NULL, t, hv) + (int64_t)r * p->K;
-            double ee = 0, kk = 0;
-            for (int x = 0; x < p->K; x++) {
-                ee += e[x] * e[x];
-                kk += k[x] * k[x];
-            }
-            sum += fabs(a->beta ? a->beta[(t * p->HV + hv) * p->R + r] : 1) * sqrt(ee * kk);
-        }
-        most = fmax(most, sum);
-    }
-    return most;
-}
-
-/* "; the state grows: .." where keys or gates make it grow, or "". */
-static void growth_text(const dp_problem *p, char *text, size_t size) {
-    dp_activated a = dp_activated_new(p);
-    int64_t at = 0;
-    int head = 0;
-    double most = 0, sum = 0;
-    const int keys = dp_has_beta(p) || dp_by_gates(p);
-    *text = 0;
-    for (int64_t t = 0; t < p->T && keys; t++) {
-        const double x = strength_of(p, &a, t);
-        if (!(x > most)) continue;
-        most = x;
-        at = t;
-    }
-    for (int h = 0; h < p->HV; h++) {
-        double grown = 0;
-        for (int64_t t = 0; t < p->T; t++)
-            grown += fmax(0, dp_largest_gate(p, a.g + (t * p->HV + h) * dp_Kg(p)));
-        if (!(grown > sum)) continue;
-        sum = grown;
-        head = h;
-    }
-    dp_activated_free(&a);
-    if (most > 2.01) /* what rounding adds to 2 */
-        snprintf(text, size,
-                 "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 contracts: "
-                 "normalise keys",
-                 most, (long long)at);
-    else if (sum > 0)
-        snprintf(
-            text, size,
-            "; the state grows: log decays above 0 add up to %.3g in head %d (fp32 ends at 88)",
-            sum, head);
 }
 
 /* Zeros of it would pass, or it overflowed. */
@@ -482,7 +1219,7 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     for (int i = 0; i < r->ntensor; i++)
         any |= has_no_size(&r->tensor[i]);
     if (!any) return;
-    growth_text(p, text, sizeof text);
+    dp_growth_explain(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         const size_t n = strlen(t->why);
@@ -490,13 +1227,14 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     }
 }
 
-static void judge_all(const dp_judging *of, dp_run *r) {
-    const dp_judging j = {of->sp, of->bases, of->bound, of->out, dp_sharding_expected(of->sp, r)};
+static void judge_all(const judging *of, dp_run *r) {
+    judging j = *of;
+    j.expected = dp_sharding_expected(of->sp, r);
     const int most = DP_NRESULTS + DP_STEP_TENSORS + DP_RANK_TENSORS + DP_NSTAGE_TENSORS;
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
     judge_results(&j, r);
     judge_step(&j, r);
-    dp_judge_stages(&j, r);
+    judge_stages(&j, r);
     if (j.out->stage) name_flaws(&j, r);
     say_growth(&j.sp->c->p, r);
 }
@@ -584,12 +1322,12 @@ static void replace_failures(dp_run *r, dp_run *again) {
 
 /* A run may fail by draws alone, each time within DP_MARGIN of its limit or by gates or angles
  * whose sums tie. Then a second, independent set of draws decides. Both stay in the record. */
-static void settle(const dp_judging *j, int stages, dp_run *r) {
+static void settle(const judging *j, dp_run *r) {
     const int ties = has_ties(r, j->sp->c);
     if (r->exact || !may_settle(r, ties)) return;
     dp_run again = fresh(r, &r->design);
     again.set = ties ? DP_SET_OFF_LATTICE : 1;
-    dp_sharding_expect(j->sp, stages, &again);
+    dp_sharding_expect(j->sp, &again, j->stages, 1, &again.design);
     judge_all(j, &again);
     replace_failures(r, &again);
     forget(&again);
@@ -620,62 +1358,45 @@ static int explains_more(const dp_run *a, const dp_run *b) {
     return failed_b != failed_a ? failed_b < failed_a : worst_b < worst_a;
 }
 
-typedef struct {
-    dp_sharding *sp;
-    dp_bound_bases *bases;
-    const dp_outputs *out;
-    int stages;
-} undeclared_run;
-
-/* A result may be stored in a format with unit roundoff u and spacing 2 tiny among its subnormals.
- * It is then off by u |x| + tiny an entry, x the value before: |x| <= |want| + bound for the row.
- * Only a format coarser than the base's own adds to it. */
+/* Only a format coarser than the base's own adds to bounds. */
 static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
                               dp_error_bound *b) {
-    const dp_problem *p = &sp->c->p;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        const double u = g->u[i] > dp_own_storage(d, i) ? g->u[i] : 0;
-        const double *want = sp->truth->field[i].hi;
+        const double u = g->u[i] > own_storage(d, i) ? g->u[i] : 0;
         int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
-        if (!b->row[i] || !*dp_result_at((dp_result *)&g->r, i)) continue;
-        for (int64_t r = 0; r < rows; r++)
-            b->row[i][r] += u * (dp_norm_fro(width, want + r * width) + b->row[i][r]) +
-                            sqrt((double)width) * g->tiny[i];
+        dp_result_shape(&sp->c->p, i, &rows, &width);
+        if (b->row[i] && *dp_result_at((dp_result *)&g->r, i))
+            widen(b->row[i], sp->truth->field[i].hi, rows, width, u, g->tiny[i]);
     }
 }
 
-/* Bounds of r's design, to be freed. */
-static dp_error_bound bounds_of(const undeclared_run *x, const dp_run *r) {
-    dp_error_bound bound;
-    dp_run_bounds(x->sp, &r->design, r->chain, x->bases, &bound);
-    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &bound);
-    return bound;
-}
-
-/* The same, but of the run before where those are r's. */
-static const dp_error_bound *bounds_kept(const undeclared_run *x, const dp_run *r) {
+/* Bounds of r's design, made once. */
+static const dp_error_bound *bounds_of(const judging *x, const dp_run *r) {
     dp_bound_bases *w = x->bases;
-    if (w->bounded && w->chain == r->chain && dp_design_same(&w->design, &r->design))
-        return &w->bound;
-    if (w->bounded) dp_error_bound_free(&w->bound);
-    w->bound = bounds_of(x, r);
-    w->design = r->design;
-    w->chain = r->chain;
-    w->bounded = 1;
-    return &w->bound;
+    for (int i = 0; i < w->n; i++)
+        if (w->known[i]->chain == r->chain && dp_design_same(&w->known[i]->design, &r->design))
+            return &w->known[i]->bound;
+    dp_known_bound *k = dp_alloc(1, sizeof *k);
+    k->design = r->design;
+    k->chain = r->chain;
+    dp_run_bounds(x->sp, &r->design, r->chain, w, &k->bound);
+    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &k->bound);
+    w->known = dp_realloc(w->known, sizeof *w->known * (size_t)(w->n + 1));
+    w->known[w->n++] = k;
+    return &k->bound;
 }
 
-/* Judges r by these bounds, and by its draws where they are known. */
-static void judge_by(const undeclared_run *x, const dp_error_bound *bound, dp_run *r, int settled) {
-    const dp_judging j = {x->sp, x->bases, bound, x->out, NULL};
+/* Judges r by its bounds, and by its draws where they are known. */
+static void judge_by(const judging *x, dp_run *r, int settled) {
+    judging j = *x;
+    j.bound = bounds_of(x, r);
     judge_all(&j, r);
-    if (settled) settle(&j, x->stages, r);
+    if (settled) settle(&j, r);
     dp_run_close(r);
 }
 
 /* Chunks of half the length hold the longest sequence, too: the same design. */
-static int is_another(const undeclared_run *x, const dp_design *d) {
+static int is_another(const judging *x, const dp_design *d) {
     const dp_problem *p = &x->sp->c->p;
     int64_t longest = 0;
     for (int s = 0; s < p->Nseq; s++)
@@ -684,33 +1405,20 @@ static int is_another(const undeclared_run *x, const dp_design *d) {
     return d->chunk <= 16 || d->chunk / 2 < longest;
 }
 
-/* A design that may explain it, and its bounds. */
-typedef struct {
-    dp_design design;
-    dp_error_bound bound;
-} trial;
-
 /* The common designs but for the first whose bounds hold all of it; their draws are made. Returns
  * their number. */
-static int trials_of(const undeclared_run *x, const dp_run *r, trial t[DP_COMMON_DESIGNS]) {
+static int trials_of(const judging *x, const dp_run *r, dp_design t[DP_COMMON_DESIGNS]) {
     dp_design all[DP_COMMON_DESIGNS];
-    dp_claim claim[DP_COMMON_DESIGNS];
     const int most = dp_design_common(&r->design, all);
     int n = 0;
     for (int i = 1; i < most; i++) {
         if (!is_another(x, &all[i])) continue;
         dp_run bounded = fresh(r, &all[i]);
-        t[n] = (trial){all[i], bounds_of(x, &bounded)};
-        judge_by(x, &t[n].bound, &bounded, 0);
-        if (bounded.verdict == DP_FAIL) {
-            dp_error_bound_free(&t[n].bound);
-        } else {
-            claim[n] = dp_run_claim(&bounded);
-            claim[n++].stages = x->stages;
-        }
+        judge_by(x, &bounded, 0);
+        if (bounded.verdict != DP_FAIL) t[n++] = all[i];
         forget(&bounded);
     }
-    if (n) dp_standard_expect(x->sp->std, r->set, n, claim);
+    dp_sharding_expect(x->sp, r, x->stages, n, t);
     return n;
 }
 
@@ -729,30 +1437,28 @@ static int may_be_explained(const dp_run *r) {
 }
 
 /* One after the other until one passes. */
-static void try_others(const undeclared_run *x, dp_run *r) {
-    trial t[DP_COMMON_DESIGNS];
+static void try_others(const judging *x, dp_run *r) {
+    dp_design t[DP_COMMON_DESIGNS];
     const int n = trials_of(x, r, t);
     for (int i = 0; i < n && r->verdict != DP_PASS; i++) {
-        dp_run other = fresh(r, &t[i].design);
-        judge_by(x, &t[i].bound, &other, 1);
+        dp_run other = fresh(r, &t[i]);
+        judge_by(x, &other, 1);
         if (explains_more(r, &other))
             take(r, &other);
         else
             forget(&other);
     }
-    for (int i = 0; i < n; i++)
-        dp_error_bound_free(&t[i].bound);
 }
 
 void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *out, dp_run *r) {
-    const undeclared_run x = {sp, bases, out, inner_stages(out)};
+    const judging x = {.sp = sp, .bases = bases, .out = out, .stages = inner_stages(out)};
     const dp_design declared = r->design;
     const dp_design *explained = out->stored ? out->stored->explained : NULL;
     dp_design common[DP_COMMON_DESIGNS];
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
-    dp_sharding_expect(sp, x.stages, r);
-    judge_by(&x, bounds_kept(&x, r), r, 1);
+    dp_sharding_expect(sp, r, x.stages, 1, &r->design);
+    judge_by(&x, r, 1);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;
     if (r->undeclared) r->design = declared;

@@ -1,6 +1,6 @@
 /* The runs of many cases: their tensors by who computed them, each group pooled (record.h). */
 #include "harness/record/record.h"
-#include "limits.h"
+#include "outputs.h"
 
 #include <math.h>
 #include <stdlib.h>

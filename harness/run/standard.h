@@ -1,5 +1,5 @@
 /* harness/run/standard.h - the data that judge every result of a case: its truth, the truth's
- * radius, the expected errors of its number formats (standard.c). The second struct
+ * radius, the expected errors of its number formats (driver.c). The second struct
  * holds them for N ranks, with the fp64 reference for bounds.
  *
  * Both structs must stay at their address between open and close. They borrow case and options.
@@ -15,6 +15,7 @@
 typedef struct {
     const dp_case *c;
     const dp_run_options *o;
+    int boundaries; /* 1: it keeps states where ranks meet */
     dp_truth truth;
     dp_truth_note note;
     double radius; /* largest of a tensor, relative to its norm */
@@ -28,9 +29,6 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
                            int boundaries, dp_err *e);
 /* Frees what dp_standard_open made. */
 void dp_standard_close(dp_standard *s);
-/* Draws for n claims, once each; none where nothing rounds (keys = exact). */
-void dp_standard_expect(dp_standard *s, int set, int n, const dp_claim *claim);
-
 typedef struct {
     dp_standard *std;
     const dp_case *c;      /* std's */
@@ -49,9 +47,8 @@ typedef struct {
                                 it gets the problem as it is */
 } dp_sharding;
 
-/* boundaries: as the standard was opened. DP_EINPUT: N ranks cannot share this problem. Without a
- * recurrence it has N alone. */
-dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, int boundaries, dp_err *e);
+/* DP_EINPUT: N ranks cannot share this problem. Without a recurrence it has N alone. */
+dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e);
 /* Frees what dp_sharding_open made. */
 void dp_sharding_close(dp_sharding *sp);
 /* The fp64 run of the chunk pipeline; in a session chunks begin anew where its calls do. The first
@@ -65,20 +62,10 @@ dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
-/* Without intermediates. */
-dp_claim dp_run_claim(const dp_run *r);
-/* Draws of a run's own claim; stages: 1 where intermediates are judged, too. */
-void dp_sharding_expect(dp_sharding *sp, int stages, const dp_run *r);
+/* Draws of a run in n designs, of DP_COMMON_DESIGNS at most, once each. There are none where
+ * nothing rounds (keys = exact). stages: 1 where intermediates are judged, too. */
+void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
+                        const dp_design *design);
 const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);
-
-/* How a subject computes: what a record needs to know of it before it runs. */
-typedef struct {
-    dp_backend backend;
-    dp_base base;
-    dp_format chain;
-    dp_design design;
-} dp_how;
-/* A record of a run on sp and the truth that judges it, added to out, but for its ID. */
-dp_run *dp_sharding_record(const dp_sharding *sp, const dp_how *how, dp_runs *out);
 
 #endif

@@ -14,7 +14,7 @@
  *     dx_t   squares of w_dj silu'(pre) times the error at t + W-1-j, summed over taps j and
  *            channels d
  *     dw_j   squares of x silu'(pre) times the error, summed over channels and 64 tokens, errors
- *            themselves from there on (as dA_log, grad_bound.c); dbias likewise
+ *            themselves from there on (as dA_log, error_bound.c); dbias likewise
  * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
  * First order.
  */
@@ -24,7 +24,7 @@
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
 #include "harness/record/run.h"
-#include "harness/simulated/conv_states.h"
+#include "harness/simulated/calls.h"
 #include "harness/verdict/expected.h"
 #include "ref/truth/truth.h"
 
@@ -49,9 +49,6 @@ dp_status dp_step_forward(const dp_case *c, dp_backend be, int N, dp_base base, 
 /* For the calls of a session: returns the problem with the inputs of the convolutions as q, k and
  * v. Fills *calls (conv NULL: no convolutions). Both borrow all arrays. */
 dp_problem dp_step_before(const dp_case *c, dp_conv_calls *calls);
-/* As dp_step_forward on one rank, with the outputs that the calls made. */
-dp_status dp_step_of_calls(const dp_case *c, dp_backend be, dp_base base,
-                           const dp_conv_calls *calls, dp_step_run *s, dp_err *e);
 void dp_step_run_free(const dp_case *c, dp_step_run *s);
 
 /* How the tensors of the convolutions are judged.
@@ -72,6 +69,4 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
  * into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                               dp_run *run, int64_t *rows, dp_err *e);
-/* The convolutions of a step, as draws take them; all NULL where c is none. */
-dp_front dp_step_front(const dp_case *c);
 #endif

@@ -1,6 +1,6 @@
 /* Op conv: causal conv1d over simulated ranks, and the CUDA kernels, against its MPFR truth
  * (subjects.h). */
-#include "harness/case/front.h"
+#include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/context.h"
 #include "subjects.h"
 
@@ -111,8 +111,8 @@ static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
     int64_t rows;
     int width;
     dp_conv_result_shape(v, i, &rows, &width);
-    double *radius = dp_row_norms(*dp_conv_result_at(&t->radius, i), rows, width);
-    double *bound = dp_row_norms(*dp_conv_result_at(&y->bound, i), rows, width);
+    double *radius = dp_norms_up(*dp_conv_result_at(&t->radius, i), rows, width);
+    double *bound = dp_norms_up(*dp_conv_result_at(&y->bound, i), rows, width);
     const dp_compare_in in = {.name = f->name,
                               .N = sp->N,
                               .heads = 1,

@@ -1,7 +1,7 @@
 /* The CUDA kernels: all ranks on one device, or one a device with NCCL between them. */
-#include "harness/device/device_decode.h"
+#include "harness/device/device_run.h"
 #include "harness/simulated/calls.h"
-#include "limits.h"
+#include "outputs.h"
 #include "ref/chunk/gate.h"
 #include "subjects.h"
 
@@ -47,7 +47,7 @@ static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_o
                       dp_plan *to, dp_err *e) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const int nb = dp_bases_of(c, o, bases);
-    const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
+    const int nc = dp_chains_of(c, o, N, chains);
     (void)e;
     if (o->fault || !dp_case_on(c, k->backend) || !dp_options_want(o, k->backend) ||
         dp_cuda_unavailable(k->backend, 1))
@@ -67,7 +67,7 @@ static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_o
 /* The format of the kernels' q, k and v: those of a step are outputs of convolutions in the
  * base. */
 static int inputs_are_bf16(const dp_case *c, dp_base base) {
-    return dp_op_of(c)->has_front ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
+    return c->op->has_front ? base == DP_BASE_BF16 : c->input_dtype == DP_BF16;
 }
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse.
@@ -184,7 +184,7 @@ static dp_status run_kernels(const dp_planned *x, const dp_sharding *sp, dp_call
                              answer *y, dp_err *why) {
     const dp_case *c = sp->c;
     const dp_backend be = x->kind->backend;
-    const int step = dp_op_of(c)->has_front;
+    const int step = c->op->has_front;
     const char *no = dp_cuda_unavailable(be, dp_cuda_ranks(&c->p, x->N));
     dp_status st = DP_OK;
     if (no) return dp_fail(why, DP_EINPUT, "%s", no);
@@ -214,7 +214,7 @@ static dp_status run_kernels(const dp_planned *x, const dp_sharding *sp, dp_call
 static void note_outputs(const dp_sharding *sp, answer *y, dp_made *m) {
     const int backward = y->res.out.dq != NULL;
     m->out.results = &y->res.out;
-    m->front = dp_op_of(sp->c)->has_front ? &y->front : NULL;
+    m->front = sp->c->op->has_front ? &y->front : NULL;
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
         if (dp_exchange_makes(m->design.sending.exchange, i)) m->out.rank[i] = y->res.rank[i];
 }

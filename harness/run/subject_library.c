@@ -2,7 +2,7 @@
  * again, with the same values and with others (subjects.h).
  */
 #include "harness/simulated/calls.h"
-#include "limits.h"
+#include "outputs.h"
 #include "subjects.h"
 
 #include <math.h>
@@ -230,7 +230,7 @@ typedef struct {
 static dp_status run_calls(const dp_sharding *sp, const dp_subject_call *how, dp_calls_seen *seen,
                            answer *y, dp_err *e) {
     dp_subject_result *s = &y->s;
-    const int step = dp_op_of(sp->c)->has_front;
+    const int step = sp->c->op->has_front;
     in_calls x = {.lib = sp->std->o->subject, .how = how, .last = s};
     const int takes_pool = x.lib->writes_pool;
     if (step && !x.lib->command) {
@@ -304,7 +304,7 @@ enum { MOST_AGAIN = 1 << 24 }; /* numbers of v, of a problem that is called agai
 /* Sessions are not: their calls have other inputs each. */
 static int may_repeat(const dp_sharding *sp) {
     const dp_problem *p = &sp->c->p;
-    return sp->std->o->again && !sp->first_of_call && !dp_op_of(sp->c)->has_front &&
+    return sp->std->o->again && !sp->first_of_call && !sp->c->op->has_front &&
            dp_input_count(p, DP_INPUT_V) <= MOST_AGAIN;
 }
 

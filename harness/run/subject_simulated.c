@@ -46,7 +46,7 @@ static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_o
                       dp_plan *to, dp_err *e) {
     int bases[DP_NBASES], chains[DP_NFORMATS];
     const int nb = dp_bases_of(c, o, bases);
-    const int nc = dp_case_chains(c, N, o->nchain, (const int *)o->chain, chains);
+    const int nc = dp_chains_of(c, o, N, chains);
     (void)e;
     if (!dp_options_want(o, k->backend) || !dp_case_on(c, k->backend) || !nb ||
         (o->fault && !dp_backends[k->backend].faulty) || dp_unavailable(k->backend, 1))
@@ -73,7 +73,7 @@ static dp_status open_ranks(const dp_planned *x, const dp_sharding *sp, ranks *w
     const dp_case *c = sp->c;
     const dp_backend be = x->kind->backend;
     const dp_fault fault = sp->std->o->fault;
-    const int step = dp_op_of(c)->has_front;
+    const int step = c->op->has_front;
     dp_status st = step ? dp_step_forward(c, be, x->N, x->base, fault, &w->front, e) : DP_OK;
     const dp_problem *p = step ? &w->front.p : &c->p;
     if (!st)
@@ -86,7 +86,7 @@ static dp_status open_ranks(const dp_planned *x, const dp_sharding *sp, ranks *w
 static void close_ranks(const dp_planned *x, const dp_case *c, void *kept) {
     ranks *w = kept;
     (dp_backends[x->kind->backend].peers ? dp_mpi_sim_close : dp_sim_free)(&w->s);
-    if (dp_op_of(c)->has_front) dp_step_run_free(c, &w->front);
+    if (c->op->has_front) dp_step_run_free(c, &w->front);
     free(w);
 }
 
@@ -107,10 +107,10 @@ static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, void **kept
     w->s.payload = x->way.payload;
     (dp_backends[x->kind->backend].peers ? dp_mpi_sim_run : dp_sim_run)(&w->s, x->chain,
                                                                         x->way.exchange, backward);
-    m->front = dp_op_of(sp->c)->has_front ? &w->front : NULL;
+    m->front = sp->c->op->has_front ? &w->front : NULL;
     m->out = (dp_outputs){.results = &w->s.out, .forms_all_pairs = 1, .sim = &w->s};
     for (int i = 0; i < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); i++)
-        if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = dp_sim_rank_list(&w->s, i);
+        if (dp_exchange_makes(x->way.exchange, i)) m->out.rank[i] = w->s.rank[i];
     return DP_OK;
 }
 
@@ -162,7 +162,7 @@ static dp_status compute_calls(const dp_planned *x, dp_sharding *sp, dp_made *m,
                           .who = w,
                           .drafts = &m->seen.drafts,
                           .pool = &m->seen.pool,
-                          .front = dp_op_of(c)->has_front ? &m->seen.front : NULL,
+                          .front = c->op->has_front ? &m->seen.front : NULL,
                           .run_step = one_step};
     const dp_problem p = dp_step_before(c, &m->seen.front);
     *w = (in_calls){.c = c, .base = x->base, .hit = dp_calloc((size_t)c->p.HV, 1)};

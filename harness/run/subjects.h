@@ -100,6 +100,11 @@ typedef struct {
 } dp_ways;
 dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 
+/* The selection of one list: what the case offers, cut down to what the options name; returns the
+ * count. */
+int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
+/* The formats of the chain on that many ranks of the case: one rank forms no M. */
+int dp_chains_of(const dp_case *c, const dp_run_options *o, int N, int chains[DP_NFORMATS]);
 /* The bases of a case that the options leave; returns their number. */
 int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
 int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);

@@ -195,13 +195,14 @@ static void add_result(const work *w, int field) {
 
 static void add_stage(const work *w, int stage) {
     pair x = {.w = w, .field = -1, .stage = stage};
-    const int which = dp_rank_of_stage(stage);
+    const dp_stage_tensor_info *of = &dp_stage_tensors[stage];
+    const int of_rank = of->kind == DP_PER_RANK;
     dp_stage_tensor_rows(w->p, w->N, stage, &x.rows, &x.width);
     for (int k = 0; k < 2; k++) {
         x.x[k] = w->got[k].stage[stage];
-        x.bound[k] = !w->bounded ? NULL : which >= 0 ? w->bound[k].rank[which] : w->stage[k][stage];
+        x.bound[k] = !w->bounded ? NULL : of_rank ? w->bound[k].rank[of->rank] : w->stage[k][stage];
     }
-    if (x.x[0] && x.x[1]) add(&x, dp_stage_tensors[stage].name);
+    if (x.x[0] && x.x[1]) add(&x, of->name);
 }
 
 /* Why there is no bound of the subject; "": there is. */

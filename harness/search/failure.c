@@ -119,7 +119,7 @@ static dp_status failure_of(const dp_case *c, const dp_shrink_options *o, int ru
                             dp_failure *f, dp_err *e) {
     dp_runs all = {0};
     *f = (dp_failure){.stage = "", .rank = -1, .head = -1, .ratio = NAN};
-    if (dp_op_of(c)->has_stages && !o->subject) {
+    if (c->op->has_stages && !o->subject) {
         dp_status st = from_bisect(c, o->fault, runs, f, e);
         if (st || !red || !f->kind) return st;
         st = one_run(c, o, o->fault, o->cache, &all, e);

@@ -96,15 +96,15 @@ typedef struct {
 /* Every check, in the order in which they run: its name, its promise, its function
  * (invariants.c). */
 #define DP_CHECKS(X)                                   \
-    X("repeat", BITS, dp_check_repeat)                 \
+    X("repeat", BITS, check_repeat)                    \
     X("causality", BITS, causality)                    \
-    X("causality-chunk", BITS, dp_check_chunk)         \
+    X("causality-chunk", BITS, check_chunk)            \
     X("anticausality", BITS, anticausality)            \
-    X("heads", BITS, dp_check_heads)                   \
+    X("heads", BITS, check_heads)                      \
     X("packed", BITS, dp_check_packed)                 \
     X("sequence-order", BITS, dp_check_sequence_order) \
     X("prefix", BITS, dp_check_prefix)                 \
-    X("no-state", BITS, dp_check_no_state)             \
+    X("no-state", BITS, check_no_state)                \
     X("scale-v", BITS_BUT_UNDERFLOW, scale_v)          \
     X("scale-do", BITS_BUT_UNDERFLOW, scale_do)        \
     X("sign-q", BITS, sign_q)                          \

@@ -93,23 +93,6 @@ int dp_check_bounds_there(const dp_check_subject *s, const dp_problem *p, char *
 /* Bounds of w->p on w->N ranks; to be freed by dp_check_bounds_free, all together. */
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w);
 
-/* invariants_edits.c */
-/* The same run again gives the same bits. */
-dp_status dp_check_repeat(dp_check_work *w);
-/* Rows that an edited token comes after. */
-int dp_check_keep_before(const void *ctx, int f, int64_t token, int head, int seq);
-/* Rows that an edited token's gradients do not reach. */
-int dp_check_keep_behind(const void *ctx, int f, int64_t token, int head, int seq);
-/* Edits, at some tokens, of the inputs of that role leave the rows of keep as they are. */
-dp_status dp_check_edits(dp_check_work *w, dp_role role, dp_check_keep *keep);
-/* The first head alone, the last one alone and all but the first give the same bits. */
-dp_status dp_check_heads(dp_check_work *w);
-/* Edits inside a chunk that is a sequence of its own leave other rows as they are. */
-dp_status dp_check_chunk(dp_check_work *w);
-
-/* No initial state and one of zeros give the same bits. */
-dp_status dp_check_no_state(dp_check_work *w);
-
 /* invariants_parts.c */
 /* Sequences packed together give the bits that each gives alone. */
 dp_status dp_check_packed(dp_check_work *w);

@@ -97,7 +97,7 @@ static dp_museum_place locate_run(const dp_case *c, const dp_run *r) {
     dp_sim_policy how = policy_of(c, r, r->fault);
     dp_case owned = *c;
     owned.p = dp_bisect_owned(&c->p, r->own, r->ranks, &how.N);
-    if (dp_op_of(c)->has_stages) return locate(&owned, &how, r->hit);
+    if (c->op->has_stages) return locate(&owned, &how, r->hit);
     dp_museum_place at = by_verdict(r); /* one stage, no ranks that matter to it */
     if (dp_case_session(c) && at.stage) at.stage = "calls";
     at.right = dp_fault_lives_in(r->fault, at.stage);
@@ -170,7 +170,7 @@ static void judge_runs(const dp_case *c, const dp_runs *runs, const dp_runs *cle
         if (!first) first = r;
         if (!most || r->ranks > most->ranks) most = r;
         if (!row->ranks || r->ranks < row->ranks) row->ranks = r->ranks;
-        if (dp_op_of(c)->is_recurrence && without && !fla_red(without)) {
+        if (c->op->is_recurrence && without && !fla_red(without)) {
             row->fla_of++;
             row->fla_red += fla_red(r);
         }
@@ -227,7 +227,7 @@ static dp_status repeat_case(const dp_case *c, const dp_runs *clean, int locatio
 /* Small enough for a look of minutes: generated, no long sequence, no chain of thousands of
  * factors. */
 static int small(const dp_case *c) {
-    return !c->data && dp_case_tokens(c) <= (dp_op_of(c)->has_factors ? 64 * DP_CHUNK : 8192);
+    return !c->data && dp_case_tokens(c) <= (c->op->has_factors ? 64 * DP_CHUNK : 8192);
 }
 
 static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museum *m, dp_err *e) {
@@ -261,7 +261,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         dp_run_options fo = ro;
         fo.fault = (dp_fault)f;
         if (st || !clean.n || (o->only && (int)o->only != f) ||
-            !dp_fault_shows((dp_fault)f, dp_op_of(c)->faults))
+            !dp_fault_shows((dp_fault)f, c->op->faults))
             continue;
         dp_status fs = dp_fault_by_run((dp_fault)f)
                            ? repeat_case(c, &clean, o->nlocate, &m->row[f], &fe)

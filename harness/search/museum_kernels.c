@@ -29,47 +29,38 @@ typedef struct {
     dp_exchange exchange;
     dp_payload payload;
 } problem;
-#define EVEN DP_OWN_EVEN
-#define GATHER DP_EXCHANGE_ALLGATHER
-#define FULL DP_PAYLOAD_FULL
+#define ON(NAME, RANKS, ...) \
+    { .name = NAME, .ranks = RANKS, ##__VA_ARGS__ }
 #define ZIGZAG DP_OWN_ZIGZAG
-static const problem FAST[] = {{"strong-wide", 1, 0, EVEN, GATHER, FULL},
-                               {"strong-keys", 1, 0, EVEN, GATHER, FULL},
-                               {"gdn-wide", 1, 0, EVEN, GATHER, FULL},
-                               {"mkda2-wide", 1, 0, EVEN, GATHER, FULL},
-                               {"mkda4-wide", 1, 0, EVEN, GATHER, FULL},
-                               {"k64-v128", 2, 0, EVEN, GATHER, FULL},
-                               {"k128-v64", 3, 0, EVEN, GATHER, FULL},
-                               {"wide-values-gdn", 1, 0, EVEN, GATHER, FULL},
-                               {"segments", 3, 1, EVEN, GATHER, FULL},
+static const problem FAST[] = {ON("strong-wide", 1), ON("strong-keys", 1), ON("gdn-wide", 1),
+                               ON("mkda2-wide", 1), ON("mkda4-wide", 1), ON("k64-v128", 2),
+                               ON("k128-v64", 3), ON("wide-values-gdn", 1),
+                               ON("segments", 3, .segments = 1),
                                /* enough heads for plans without w and u (`gpu/fast/bare.cuh`) */
-                               {"many-heads-wide", 3, 1, EVEN, GATHER, FULL},
-                               {"many-heads-gdn", 3, 1, EVEN, GATHER, FULL}},
-                     PROBLEM[] = {{"smoke-kda", 1, 0, EVEN, GATHER, FULL},
-                                  {"smoke-gdn", 1, 0, EVEN, GATHER, FULL},
-                                  {"smoke-mkda2", 1, 0, EVEN, GATHER, FULL},
-                                  {"smoke-kda", 2, 0, EVEN, GATHER, FULL},
-                                  {"smoke-kda", 4, 0, EVEN, GATHER, FULL},
-                                  {"exact-packed", 2, 0, EVEN, GATHER, FULL},
-                                  {"exact-kda", 2, 0, ZIGZAG, GATHER, FULL},
-                                  {"smoke-kda", 2, 0, ZIGZAG, GATHER, FULL}},
-                     SENT[] = {{"smoke-kda", 4, 0, EVEN, GATHER, DP_PAYLOAD_LESS_I},
-                               {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_RING, FULL},
-                               {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SCAN, FULL},
-                               {"smoke-kda", 4, 0, EVEN, DP_EXCHANGE_SERIAL, FULL},
-                               {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_RING, FULL},
-                               {"smoke-kda", 2, 0, ZIGZAG, DP_EXCHANGE_SCAN, FULL},
-                               {"smoke-kda", 2, 0, EVEN, DP_EXCHANGE_HEADS, FULL},
+                               ON("many-heads-wide", 3, .segments = 1),
+                               ON("many-heads-gdn", 3, .segments = 1)},
+                     PROBLEM[] = {ON("smoke-kda", 1),
+                                  ON("smoke-gdn", 1),
+                                  ON("smoke-mkda2", 1),
+                                  ON("smoke-kda", 2),
+                                  ON("smoke-kda", 4),
+                                  ON("exact-packed", 2),
+                                  ON("exact-kda", 2, .own = ZIGZAG),
+                                  ON("smoke-kda", 2, .own = ZIGZAG)},
+                     SENT[] = {ON("smoke-kda", 4, .payload = DP_PAYLOAD_LESS_I),
+                               ON("smoke-kda", 4, .exchange = DP_EXCHANGE_RING),
+                               ON("smoke-kda", 4, .exchange = DP_EXCHANGE_SCAN),
+                               ON("smoke-kda", 4, .exchange = DP_EXCHANGE_SERIAL),
+                               ON("smoke-kda", 2, .own = ZIGZAG, .exchange = DP_EXCHANGE_RING),
+                               ON("smoke-kda", 2, .own = ZIGZAG, .exchange = DP_EXCHANGE_SCAN),
+                               ON("smoke-kda", 2, .exchange = DP_EXCHANGE_HEADS),
                                /* value heads of one query head on both ranks */
-                               {"initial-state", 2, 0, EVEN, DP_EXCHANGE_HEADS, FULL}},
-                     CONV[] = {{"smoke-conv", 1, 0, EVEN, GATHER, FULL},
-                               {"smoke-conv", 3, 0, EVEN, GATHER, FULL},
-                               {"smoke-conv", 2, 0, ZIGZAG, GATHER, FULL}},
-                     SLOTS[] = {{"session-slots", 1, 0, EVEN, GATHER, FULL}},
-                     TOKENS[] = {{"smoke-gdn2", 1, 0, EVEN, GATHER, FULL},
-                                 {"smoke-dplr", 1, 0, EVEN, GATHER, FULL},
-                                 {"smoke-deltaproduct", 1, 0, EVEN, GATHER, FULL},
-                                 {"smoke-gla", 4, 0, EVEN, GATHER, FULL}};
+                               ON("initial-state", 2, .exchange = DP_EXCHANGE_HEADS)},
+                     CONV[] = {ON("smoke-conv", 1), ON("smoke-conv", 3),
+                               ON("smoke-conv", 2, .own = ZIGZAG)},
+                     SLOTS[] = {ON("session-slots", 1)},
+                     TOKENS[] = {ON("smoke-gdn2", 1), ON("smoke-dplr", 1),
+                                 ON("smoke-deltaproduct", 1), ON("smoke-gla", 4)};
 /* causality-chunk on one rank; results in fp32 and many heads show what bf16 rounds away */
 static const char *const BITS[] = {"strong-wide",    "strong-keys", "k64-v128",
                                    "mkda2-wide",     "k64-fp32",    "exchange-heads-wide",

@@ -68,8 +68,8 @@ static uint64_t *fingerprint(const dp_sim *s) {
         const int hv = (int)(i % HV);
         token_stages(s, (int)(i / HV), hv, h + i, step);
         for (int x = 0; x < DP_RANK_TENSORS; x++)
-            mix(&h[dp_stage_tensors[dp_rank_stages[x]].made_by * step + i],
-                dp_sim_rank_list(s, x)[i], dp_rank_width(p, x));
+            mix(&h[dp_stage_tensors[dp_rank_stages[x]].made_by * step + i], s->rank[x][i],
+                dp_rank_width(p, x));
         if (i < HV && s->out.dA_log) mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.dA_log + hv, 1);
         if (i < HV && s->out.ddt_bias)
             mix(&h[DP_STAGE_GATE_BWD * step + i], s->out.ddt_bias + hv * Kg, Kg);

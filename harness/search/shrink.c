@@ -65,8 +65,8 @@ static int shrink_tensors(dp_case *c, dp_shrink_tensor *t) {
 
 /* Length of an axis. */
 static int64_t shrink_length(const dp_case *c, int ax) {
-    const int ranks = dp_op_of(c)->has_ranks;
-    const dp_dims d = dp_op_of(c)->dims(c);
+    const int ranks = c->op->has_ranks;
+    const dp_dims d = c->op->dims(c);
     const int64_t H = d.of[DP_AXIS_H];
     int64_t n = 1;
     switch (ax) {
@@ -104,7 +104,7 @@ int64_t dp_case_numbers(const dp_case *c, int64_t *nonzero) {
         for (int64_t j = 0; j < m; j++)
             some += (*t[i].x)[j] != 0;
     }
-    if (dp_op_of(c)->has_factors) all = some = (int64_t)c->ch.n * c->ch.K * c->ch.K;
+    if (c->op->has_factors) all = some = (int64_t)c->ch.n * c->ch.K * c->ch.K;
     if (nonzero) *nonzero = some;
     return all;
 }
@@ -201,8 +201,8 @@ static void drop_sequences(dp_case *c, const unsigned char *gone) {
 /* Takes indices [at, at + len) of an axis away. */
 static void shrink_drop(dp_case *c, int ax, int64_t at, int64_t len) {
     const int64_t n = shrink_length(c, ax), T = shrink_length(c, DP_SHRINK_TOK),
-                  L = dp_op_of(c)->has_ranks ? T / c->ranks[0] : T;
-    if (dp_op_of(c)->has_factors) {
+                  L = c->op->has_ranks ? T / c->ranks[0] : T;
+    if (c->op->has_factors) {
         *(ax == DP_SHRINK_TOK ? &c->ch.n : &c->ch.K) -= (int)len;
         return;
     }
@@ -316,7 +316,7 @@ static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
 }
 
 static void print_settings(FILE *f, const dp_case *c) {
-    const dp_operation *op = dp_op_of(c);
+    const dp_operation *op = c->op;
     if (op->has_ranks) fprintf(f, "T = %lld\n", (long long)shrink_length(c, DP_SHRINK_TOK));
     op->write(c, f);
     if (!op->has_ranks) return;
@@ -351,7 +351,7 @@ static int shrink_fits_text(const dp_case *c) {
 static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n) {
     int any = 0;
     fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
-    if (dp_op_of(c)->has_conv) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
+    if (c->op->has_conv) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
     if (c->p.s0) fputs("s0_scale = 1\n", f);
     if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
     fputs("override = ", f);
@@ -378,9 +378,9 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
         fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name,
                 c->bits);
         print_settings(out.f, c);
-        if (dp_op_of(c)->inputs && in_text)
+        if (c->op->inputs && in_text)
             print_tensors(out.f, c, t, n);
-        else if (dp_op_of(c)->inputs) {
+        else if (c->op->inputs) {
             const char *base = strrchr(data, '/');
             fprintf(out.f, "data = %s\n", base ? base + 1 : data);
             st = write_tensors((dp_case *)c, data, e);
@@ -420,17 +420,17 @@ static int fails_alike(work *w, const dp_case *c) {
     dp_failure f;
     dp_err e = {0};
     w->tries++;
-    if (dp_op_of(c)->has_problem && dp_problem_check(&c->p, c->allow_nonfinite, &e)) return 0;
+    if (c->op->has_problem && dp_problem_check(&c->p, c->allow_nonfinite, &e)) return 0;
     if (dp_failure_of(c, &w->small, w->runs, 0, &f, &e))
         return 0; /* a library may leave a run out: no failure */
-    if (w->want->red && !f.red && dp_op_of(c)->has_stages && !w->o->subject) {
+    if (w->want->red && !f.red && c->op->has_stages && !w->o->subject) {
         dp_failure g = f;
         g.red = 1;
         if (!dp_failure_same(w->want, &g) || dp_failure_of(c, &w->small, w->runs, 1, &f, &e))
             return 0;
     }
     if (!dp_failure_same(w->want, &f)) return 0;
-    if (!w->o->fault || !dp_op_of(c)->has_stages) return 1;
+    if (!w->o->fault || !c->op->has_stages) return 1;
     dp_failure clean = {.stage = ""};
     const dp_shrink_options none = {0};
     return !dp_failure_of(c, &none, 1, 0, &clean, &e) && !clean.kind;
@@ -490,7 +490,7 @@ static void no_norm(dp_case *c) { c->p.l2norm = 0; }
 static int has_params(const dp_case *c) { return c->p.A_log || c->p.dt_bias; }
 static void no_params(dp_case *c) { release(&c->p.A_log), release(&c->p.dt_bias); }
 
-static int has_scale(const dp_case *c) { return dp_op_of(c)->has_problem && c->p.scale != 1; }
+static int has_scale(const dp_case *c) { return c->op->has_problem && c->p.scale != 1; }
 static void unit_scale(dp_case *c) { c->p.scale = 1; }
 
 static int has_bias(const dp_case *c) { return c->conv.bias != NULL; }
@@ -554,7 +554,7 @@ static void set_number(char **text, const char *key, int64_t value) {
 static void set_run(char **text, const dp_case *c) {
     set_number(text, "ranks", c->ranks[0]);
     set(text, "base", dp_base_names[c->base[0]]);
-    if (dp_op_of(c)->has_problem) {
+    if (c->op->has_problem) {
         set(text, "chain", dp_formats[c->chain[0]].name);
         set(text, "merge", dp_exchange_names[c->merge[0]]);
         set(text, "payload", c->payload[0] ? dp_payload_names[c->payload[0]] : NULL);
@@ -669,7 +669,7 @@ static int shrink_by_laws(work *w) {
     int changed = 0;
     for (int more = 1; more && !spent(w); changed |= more) {
         more = shorter(w, "T", DP_SHRINK_TOK, w->c->ranks[0]);
-        if (!dp_op_of(w->c)->has_problem) {
+        if (!w->c->op->has_problem) {
             more |= shorter(w, "D", DP_SHRINK_DIM, 1);
             continue;
         }
@@ -712,8 +712,8 @@ static const char *const AXIS_NAMES[] = {[DP_SHRINK_TOK] = "chunks",
 
 static int dp_shrink_axis(work *w, int ax) {
     const int64_t before = shrink_length(w->c, ax),
-                  least = dp_op_of(w->c)->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
-    const int blind = dp_op_of(w->c)->has_factors; /* indices of what is drawn are all alike */
+                  least = w->c->op->has_factors && ax == DP_SHRINK_TOK ? 2 : 1;
+    const int blind = w->c->op->has_factors; /* indices of what is drawn are all alike */
     for (int64_t size = before / 2; size >= 1 && !spent(w); size /= 2)
         for (int64_t at = 0; at < shrink_length(w->c, ax) && !spent(w);) {
             const int64_t n = shrink_length(w->c, ax), len = size < n - at ? size : n - at;
@@ -734,8 +734,8 @@ static int dp_shrink_axis(work *w, int ax) {
 /* The same tokens over fewer ranks. */
 static int fewer_ranks(work *w) {
     const int before = w->c->ranks[0];
-    for (int n = 1;
-         n < before && dp_op_of(w->c)->has_ranks && w->c->ranks[0] == before && !spent(w); n++) {
+    for (int n = 1; n < before && w->c->op->has_ranks && w->c->ranks[0] == before && !spent(w);
+         n++) {
         if (shrink_length(w->c, DP_SHRINK_TOK) % n) continue;
         dp_case cand = shrink_copy(w->c);
         cand.ranks[0] = n;
@@ -748,7 +748,7 @@ static int fewer_ranks(work *w) {
 
 static int optional_parts(work *w) {
     int n = 0;
-    if (!dp_op_of(w->c)->inputs) return 0;
+    if (!w->c->op->inputs) return 0;
     for (int i = 0; i < NPARTS && !spent(w); i++) {
         const part *part = &PARTS[i];
         if (!part->leave_out || !part->has(w->c)) continue;
@@ -767,7 +767,7 @@ static int shrink_shape(work *w) {
                                 DP_SHRINK_RANK, DP_SHRINK_LOCAL, DP_SHRINK_SEQ, DP_SHRINK_KEY,
                                 DP_SHRINK_DIM,  DP_SHRINK_TAP};
     int changed = optional_parts(w);
-    if (!dp_op_of(w->c)->has_ranks) {
+    if (!w->c->op->has_ranks) {
         changed |= dp_shrink_axis(w, DP_SHRINK_TOK);
         return changed;
     }
@@ -856,11 +856,11 @@ static int simplify_all(work *w) {
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out, dp_err *e) {
-    if (!dp_op_of(c)->shrinks)
+    if (!c->op->shrinks)
         return dp_fail(e, DP_EINPUT,
                        "%s: op = %s cannot be shrunk: shrink the recurrence or the convolution "
                        "that fails in it",
-                       c->name, dp_op_of(c)->name);
+                       c->name, c->op->name);
     *out = (dp_shrunk){.c = shrink_copy(c), .numbers_before = dp_case_numbers(c, NULL)};
     dp_case *s = &out->c;
     s->ranks[0] = o->ranks;
@@ -885,10 +885,10 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
     else if (!w.st && !out->before.kind)
         w.st = dp_fail(
             e, DP_EINPUT, "%s: %s with %d ranks, base %s, chain %s: there is nothing to shrink",
-            c->name, dp_op_of(c)->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
+            c->name, c->op->has_stages && !o->subject ? "no stage is wrong" : "nothing fails",
             o->ranks, dp_base_names[o->base], dp_formats[o->chain].name);
     if (out->before.kind != DP_FAILS_UNSTEADY) w.runs = 1;
-    if (!w.st && dp_op_of(c)->has_ranks && !c->data && c->text) w.laws = dp_strdup(c->text);
+    if (!w.st && c->op->has_ranks && !c->data && c->text) w.laws = dp_strdup(c->text);
     shrink_by_laws(&w);
     out->laws = w.laws;
     out->law_numbers = dp_case_numbers(s, NULL);

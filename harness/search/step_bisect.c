@@ -45,13 +45,12 @@ static dp_status bisect_convs(const dp_case *c, const dp_sim_policy *how, const 
 dp_status dp_step_bisect(const dp_case *c, const dp_sim_policy *how, int runs, int all,
                          dp_bisect *out, dp_err *e) {
     dp_status st = dp_bisect_sim(&c->p, how, runs, all, out, e);
-    if (st || !dp_op_of(c)->has_front) return st;
+    if (st || !c->op->has_front) return st;
     st = bisect_convs(c, how, NULL, &out->conv[0], e);
     if (!st && how->backward) {
         dp_sim ref;
-        st = dp_sim_new(&ref, &c->p, DP_BASE_FP64, how->N, DP_FAULT_NONE, e);
+        st = dp_sim_reference(&ref, &c->p, DP_CHUNK, how->N, NULL, 1, e);
         if (!st) {
-            dp_sim_run(&ref, DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
             const double *const dy[3] = {ref.out.dq, ref.out.dk, ref.out.dv};
             st = bisect_convs(c, how, dy, &out->conv[1], e);
             dp_sim_free(&ref);

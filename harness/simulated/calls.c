@@ -8,6 +8,117 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- convolutions in the calls of a session -------------------------------------------------- */
+
+static size_t bytes_of(int64_t n) { return sizeof(double) * (size_t)n; }
+
+void dp_conv_states_free(dp_conv_states *s) {
+    for (int i = 0; i < DP_NQKV; i++)
+        free(s->of[i]);
+    *s = (dp_conv_states){{NULL}};
+}
+
+int64_t dp_conv_state_size(const dp_conv *c) { return (int64_t)(c->W - 1) * c->D; }
+static int64_t all_of(const dp_conv *v) { return v->Nseq * dp_conv_state_size(v); }
+
+/* Room for y; states before the first token. */
+static void conv_begin(dp_conv_calls *c, dp_conv_states *first) {
+    *first = (dp_conv_states){{NULL}};
+    for (int i = 0; i < DP_NQKV; i++) {
+        const dp_conv *v = c->conv[i];
+        if (!v) continue;
+        c->y[i] = dp_doubles(v->T * v->D);
+        first->of[i] = dp_doubles(all_of(v));
+    }
+}
+
+/* The state of one sequence behind its token `at`, which may lie before its first. */
+static void true_state(const dp_conv *v, int seq, int64_t at, double *to) {
+    for (int j = 0; j < v->W - 1; j++, to += v->D) {
+        const int64_t t = at - (v->W - 1) + j;
+        if (t >= v->cu[seq])
+            memcpy(to, v->x + t * v->D, bytes_of(v->D));
+        else
+            memset(to, 0, bytes_of(v->D));
+    }
+}
+
+/* The true states where sequence i has tokens up to at[i]. */
+static void conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_states *s) {
+    for (int i = 0; i < DP_NQKV; i++)
+        for (int q = 0; c->conv[i] && q < c->conv[i]->Nseq; q++)
+            true_state(c->conv[i], q, at[q], s->of[i] + q * dp_conv_state_size(c->conv[i]));
+}
+
+static int spoil_one(const dp_conv *v, dp_fault fault, const int64_t *at, double *before) {
+    const int64_t n = dp_conv_state_size(v);
+    double *was = dp_copy(before, all_of(v));
+    for (int q = 0; q < v->Nseq; q++) {
+        double *own = before + q * n;
+        if (fault == DP_FAULT_CONV_OF_OTHER) memcpy(own, was + (q + 1) % v->Nseq * n, bytes_of(n));
+        if (fault == DP_FAULT_CONV_ZEROED) memset(own, 0, bytes_of(n));
+        if (fault == DP_FAULT_CONV_LATE) true_state(v, q, at[q] - 1, own);
+    }
+    const int differs = n && memcmp(was, before, bytes_of(all_of(v))) != 0;
+    free(was);
+    return differs;
+}
+
+/* The states that a call gets instead of `before`; 1: they differ. at: as above. */
+static int conv_spoil(const dp_conv_calls *c, dp_fault fault, const int64_t *at,
+                      dp_conv_states *before) {
+    int any = 0;
+    for (int i = 0; i < DP_NQKV; i++)
+        if (c->conv[i]) any |= spoil_one(c->conv[i], fault, at, before->of[i]);
+    return any;
+}
+
+/* States after a call whose sequences have tokens up to at[i]. */
+static void conv_look(dp_conv_calls *c, const int64_t *at, int64_t call,
+                      const dp_conv_states *after) {
+    int wrong = 0;
+    for (int i = 0; i < DP_NQKV; i++) {
+        const dp_conv *v = c->conv[i];
+        if (!v || c->wrong) continue;
+        if (!c->got.of[i]) c->got.of[i] = dp_doubles(all_of(v));
+        if (!c->want.of[i]) c->want.of[i] = dp_doubles(all_of(v));
+        if (all_of(v)) memcpy(c->got.of[i], after->of[i], bytes_of(all_of(v)));
+    }
+    if (!c->wrong) conv_states_true(c, at, &c->want);
+    for (int i = 0; i < DP_NQKV && !c->wrong; i++)
+        wrong |= c->conv[i] && all_of(c->conv[i]) &&
+                 memcmp(c->got.of[i], c->want.of[i], bytes_of(all_of(c->conv[i])));
+    if (wrong) c->call = call;
+    c->wrong += wrong;
+}
+
+void dp_conv_states_run(const dp_conv *shape, dp_base policy, const double *x, const int64_t *cu,
+                        const double *before, double **y, double **after) {
+    const int Nseq = shape->Nseq, m = shape->W - 1;
+    const int64_t D = shape->D, n = dp_conv_state_size(shape);
+    dp_conv v = *shape;
+    dp_conv_result r;
+    v.T = cu[Nseq] + (int64_t)Nseq * m;
+    v.dy = NULL;
+    v.x = dp_doubles(v.T * D);
+    v.cu = dp_calloc((size_t)Nseq + 1, sizeof *v.cu);
+    *y = dp_doubles(cu[Nseq] * D);
+    *after = dp_doubles(Nseq * n);
+    for (int q = 0; q < Nseq; q++) {
+        v.cu[q + 1] = cu[q + 1] + (int64_t)(q + 1) * m;
+        if (n) memcpy(v.x + v.cu[q] * D, before + q * n, bytes_of(n));
+        memcpy(v.x + (v.cu[q] + m) * D, x + cu[q] * D, bytes_of((cu[q + 1] - cu[q]) * D));
+        if (n) memcpy(*after + q * n, v.x + (v.cu[q + 1] - m) * D, bytes_of(n));
+    }
+    dp_conv_result_alloc(&r, &v);
+    dp_must(dp_conv_ranks(&v, 1, policy, &r, NULL)); /* one rank splits anything */
+    for (int q = 0; q < Nseq; q++)
+        memcpy(*y + cu[q] * D, r.y + (v.cu[q] + m) * D, bytes_of((cu[q + 1] - cu[q]) * D));
+    dp_conv_result_free(&r);
+    free(v.x);
+    free(v.cu);
+}
+
 /* Tokens of a sequence in one call: n accepted ones from token `from` on, then m rejected ones. */
 typedef struct {
     int64_t from, n, m;
@@ -15,7 +126,7 @@ typedef struct {
 
 enum { NONE = -1 }; /* no slot */
 
-/* The pool of slots (slots.h). */
+/* The pool of slots (dp_state_pool). */
 typedef struct {
     int Nseq;
     int64_t slots, width, state; /* entries of a head's state, of all heads of a slot */
@@ -685,6 +796,105 @@ static void share_slot(pool *s) {
         s->own[i] = s->prefix;
 }
 
+/* ---- windows of a session as problems of their own ------------------------------------------- */
+
+#define MOST_STEPS 1e6 /* entries of states that the truth of a set passes through: 0.5 s in MPFR */
+#define MOST_CHUNKS 64 /* of all heads, each a bound: 1 s where K = V = 32 */
+
+/* n more numbers behind the first `have`; from NULL: zeros. */
+static void append_numbers(double **x, int64_t have, const double *from, int64_t n) {
+    *x = dp_realloc(*x, sizeof **x * (size_t)(have + n));
+    if (from)
+        memcpy(*x + have, from, sizeof **x * (size_t)n);
+    else
+        memset(*x + have, 0, sizeof **x * (size_t)n);
+}
+
+/* Shapes, forms and parameters of a call; no tokens yet. */
+static void begin_set(dp_draft_set *s, const dp_problem *call) {
+    s->p = *call;
+    s->p.T = 0;
+    s->p.Nseq = 0;
+    s->p.cu = dp_calloc(1, sizeof *s->p.cu);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        *dp_input_at(&s->p, i) = dp_input_fields[i].kind == DP_OF_HEADS
+                                     ? dp_copy(dp_input_of(call, i), dp_input_count(call, i))
+                                     : NULL;
+}
+
+/* Sequences of n tokens in all. */
+static int affordable(const dp_draft_set *s, const dp_problem *call, int64_t sequences, int64_t n) {
+    const double most = MOST_STEPS / ((double)call->HV * call->K * call->V);
+    if (!s->p.Nseq) return 1;
+    return (double)(s->p.T + n) <= most && (s->p.Nseq + sequences) * call->HV <= MOST_CHUNKS;
+}
+
+/* The first n tokens of sequence i of a call, the state after them, and o where it is there. */
+static void add_window(dp_draft_set *s, const dp_problem *call, int i, int64_t n, const double *o,
+                       const double *state, const dp_draft_place *at) {
+    const int64_t S = (int64_t)call->HV * call->K * call->V, rows = (int64_t)call->HV * call->V;
+    if (!s->p.cu) begin_set(s, call);
+    dp_problem *p = &s->p;
+    for (int f = 0; f < DP_NINPUTS; f++) {
+        const int64_t w = of_tokens(call, f) ? dp_input_width(call, f) : 0;
+        if (w)
+            append_numbers(dp_input_at(p, f), p->T * w, dp_input_of(call, f) + call->cu[i] * w,
+                           n * w);
+    }
+    append_numbers(&p->s0, p->Nseq * S, call->s0 ? call->s0 + i * S : NULL, S);
+    append_numbers(&s->out.final_state, p->Nseq * S, state, S);
+    if (o) append_numbers(&s->out.o, p->T * rows, o + call->cu[i] * rows, n * rows);
+    s->place = dp_realloc(s->place, sizeof *s->place * ((size_t)p->Nseq + 1));
+    p->cu = dp_realloc(p->cu, sizeof *p->cu * ((size_t)p->Nseq + 2));
+    s->place[p->Nseq] = *at;
+    s->place[p->Nseq++].tokens = n;
+    p->T += n;
+    p->cu[p->Nseq] = p->T;
+}
+
+/* A subject's state may be anything; a problem has finite numbers. */
+static int all_finite(const double *x, int64_t n) {
+    int all = 1;
+    for (int64_t z = 0; x && z < n; z++)
+        all &= isfinite(x[z]) != 0;
+    return all;
+}
+
+/* Adds sequence i of a call to `window` and, with states [T][HV][K][V], to `within`. The problem
+ * `call` has the right states. If o or states is NULL, it must be NULL in every call. */
+static void drafts_take(dp_drafts *d, const dp_problem *call, int i, const dp_draft_place *at,
+                        const dp_result *made, const double *states) {
+    const int64_t S = (int64_t)call->HV * call->K * call->V, n = call->cu[i + 1] - call->cu[i];
+    d->windows++;
+    if (!all_finite(call->s0 ? call->s0 + i * S : NULL, S)) return;
+    if (!affordable(&d->window, call, 1, n)) return;
+    add_window(&d->window, call, i, n, made->o, made->final_state + i * S, at);
+    if (!states) return;
+    /* the last of them is judged already where it is the final state */
+    const double *last = states + (call->cu[i + 1] - 1) * S, *final = made->final_state + i * S;
+    const int64_t m = memcmp(last, final, sizeof *last * (size_t)S) ? n : n - 1;
+    if (!affordable(&d->within, call, m, m * (m + 1) / 2)) return;
+    for (int64_t j = 1; j <= m; j++)
+        add_window(&d->within, call, i, j, NULL, states + (call->cu[i] + j - 1) * S, at);
+}
+
+static void free_set(dp_draft_set *s) {
+    dp_problem_free(&s->p);
+    dp_result_free(&s->out);
+    free(s->place);
+}
+
+void dp_calls_seen_free(dp_calls_seen *seen) {
+    free_set(&seen->drafts.window);
+    free_set(&seen->drafts.within);
+    dp_pool_seen_free(&seen->pool);
+    for (int i = 0; i < DP_NQKV; i++)
+        free(seen->front.y[i]);
+    dp_conv_states_free(&seen->front.got);
+    dp_conv_states_free(&seen->front.want);
+    *seen = (dp_calls_seen){0};
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 /* Rows of the first tokens, and the states behind them, of all convolutions. */
@@ -732,7 +942,7 @@ static dp_conv_states conv_before(const walk *w) {
         const dp_conv *v = w->by->front->conv[i];
         if (v) s.of[i] = dp_copy(w->conv.of[i], v->Nseq * dp_conv_state_size(v));
     }
-    if (w->done && dp_conv_states_spoil(w->by->front, w->fault, w->at, &s)) hit_all(w);
+    if (w->done && conv_spoil(w->by->front, w->fault, w->at, &s)) hit_all(w);
     return s;
 }
 
@@ -812,8 +1022,7 @@ static void compare_states(const walk *w, const dp_problem *y, const dp_call_res
     dp_states_seen *far = w->by->far;
     dp_sim s;
     dp_err e = {0};
-    if (dp_sim_new(&s, y, DP_BASE_FP64, 1, DP_FAULT_NONE, &e)) return;
-    dp_sim_run(&s, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
+    if (dp_sim_reference(&s, y, DP_CHUNK, 1, NULL, 0, &e)) return;
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
         const int i = z / w->p->HV;
         const double off = w->pool && idle(w, i) ? 0
@@ -962,7 +1171,7 @@ static void keep_drafts(const walk *w, const dp_call_result *r) {
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
         const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};
-        if (x.m) dp_drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
+        if (x.m) drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
     }
     dp_problem_free(&y);
 }
@@ -1004,7 +1213,7 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
                sizeof *made.o * (size_t)rows);
     made.final_state = dp_copy(r->states + (first + way[n - 1]) * w->state, w->state);
     const dp_draft_place at = {i, w->done, x.from, n, x.n};
-    dp_drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
+    drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
     dp_result_free(&made);
     dp_problem_free(&y);
     free(way);
@@ -1099,7 +1308,7 @@ static dp_status one_call(walk *w, dp_err *e) {
     free(before);
     for (int i = 0; i < w->p->Nseq; i++)
         if (!idle(w, i)) w->at[i] += w->take[i].n;
-    if (w->by->front) dp_conv_states_look(w->by->front, w->at, w->done, &w->conv);
+    if (w->by->front) conv_look(w->by->front, w->at, w->done, &w->conv);
     w->after_rollback = window;
     w->continued = 0;
     w->done++;
@@ -1133,7 +1342,7 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
     w.drafts = by->drafts_in ? dp_session_drafts(s, p->Nseq, NULL, 0) : 0;
     w.rings = s->ring && by->replays;
     w.pool = pool_new(&w);
-    if (by->front) dp_conv_calls_begin(by->front, &w.conv);
+    if (by->front) conv_begin(by->front, &w.conv);
     if (w.pool && !w.S) w.S = dp_doubles(p->Nseq * w.state);
     w.at = dp_calloc((size_t)p->Nseq, sizeof *w.at);
     w.take = dp_calloc((size_t)p->Nseq, sizeof *w.take);

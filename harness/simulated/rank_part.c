@@ -58,7 +58,7 @@ static int has(const dp_sim *s, int rank, int which) {
 
 static void each_of_rank(dp_sim *s, int rank, int backward, dp_rank_list_fn *f, void *arg) {
     for (int which = 0; which < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); which++) {
-        double **list = dp_sim_rank_list(s, which);
+        double **list = s->rank[which];
         const int64_t n = dp_rank_width(s->p, which);
         for (int hv = 0; has(s, rank, which) && hv < s->p->HV; hv++) {
             double **x = &list[rank * s->p->HV + hv];

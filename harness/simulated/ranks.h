@@ -20,7 +20,7 @@
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
-#include "ref/vocabulary/peers.h"
+#include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
 
 #define DP_MAX_TRAJ 16
@@ -142,13 +142,18 @@ typedef struct dp_sim {
     dp_payload payload; /* of later runs; the design's until it is set */
     dp_traffic sent;    /* by all ranks in the last run, where all are here */
     dp_result out;
-    double **S_in, **M, **H, **dS_out, **dM, **dH;
+    union {
+        struct {
+            double **S_in, **M, **H, **dS_out, **dM, **dH;
+        };
+        double **rank[DP_RANK_TENSORS]; /* by DP_RANK_S_IN .. */
+    };
     int traj_rank, ntraj, traj_chunks[DP_MAX_TRAJ];
     double **traj; /* [ntraj*HV]: M of traj_rank after that many chunks */
     int have_forward, have_backward;
     int sharers; /* number of ranks that have all tokens of some heads; 0: ranks split tokens */
     struct dp_sim_heads *heads; /* of the exchange heads: ranks.c */
-    struct dp_sim_halos *halos; /* of rows that look back, and of angles: halo.c; NULL: none */
+    struct dp_sim_halos *halos; /* of rows that look back, and of angles: ranks.c; NULL: none */
 } dp_sim;
 
 /* Base policy everywhere, its default design. DP_EINPUT: T does not split over N ranks. */
@@ -174,6 +179,10 @@ typedef struct {
 /* A chunk design (chunk > 0) on N ranks; o NULL: nothing beside it. */
 dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, int N,
                       const dp_sim_options *o, dp_err *e);
+/* The fp64 reference in chunks of that many tokens: opened, and run by all-gather. first_of_call:
+ * as above, NULL: none. */
+dp_status dp_sim_reference(dp_sim *s, const dp_problem *p, int chunk, int N,
+                           const unsigned char *first_of_call, int backward, dp_err *e);
 /* DP_EINPUT where a gate is so strong that simulated ranks, and with them limits, overflow. */
 dp_status dp_sim_takes(const dp_problem *p, dp_err *e);
 /* One rank of N alone, the rank of peers. `part` has the rank's T tokens (its parts one after the

@@ -19,8 +19,6 @@ extern const dp_sim_array_info dp_sim_arrays[DP_NSIM_ARRAYS];
 double **dp_sim_array(const dp_sim *s, int i);
 /* Numbers of a token and head. */
 int64_t dp_sim_array_width(const dp_sim *s, int i);
-/* Zeros for what a stage makes. */
-void dp_sim_fresh(dp_sim *s, dp_stage stage);
 /* Does local sub-sequence sub of rank r begin with its sequence's first token? */
 int dp_sim_starts_here(const dp_sim *s, int r, int sub);
 /* Does it end with its sequence's last token? */
@@ -43,9 +41,6 @@ void dp_sim_pair(dp_sim *s, int back, int r, int hv, int sub, dp_format chain);
 /* The state pass of one local sub-sequence, of S; h and v_new are kept in the chunks. Backward its
  * adjoint, of dS; dh and dv_new are kept. */
 void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S);
-/* The part of gate_bwd by token. sums [N]: gets dA_log and ddt_bias of each rank's tokens; NULL:
- * without. */
-void dp_sim_activations_bwd(dp_sim *s, double *sums);
 /* dA_log and ddt_bias in a row. */
 int64_t dp_sim_numbers_of_sums(const dp_sim *s);
 
@@ -84,22 +79,7 @@ dp_sim_compose_fn dp_sim_compose;
 static inline int dp_sim_matters(const double *element) { return element[1] != 0; }
 void dp_sim_scan(dp_sim *s, int backward, dp_sim_compose_fn *compose);
 
-/* halo.c: what ranks need of the tokens before theirs, beside the state: inputs that rows look back
- * to, sums of angles. A rank gets them of the rank before it, and returns their gradients. */
-/* Do tokens here need them? */
-int dp_sim_needs_halos(const dp_sim *s);
-/* s->halos anew. */
-void dp_sim_fetch_halos(dp_sim *s);
-void dp_sim_free_halos(dp_sim *s);
-/* The simulation of own tokens, each rank's behind its halo, where s->halos is: arrays of own, with
- * zeros for halos. Backward it has room for results, else no arrays. */
-dp_sim dp_sim_open_halos(const dp_sim *s, int backward);
-/* Takes the rows of own tokens from all: arrays of stage gate, or backward results. */
-void dp_sim_close_halos(dp_sim *s, dp_sim *all, int backward);
-/* From gradients by token to those of all ranks: halos return, angles are summed. */
-void dp_sim_return_halos(dp_sim *s, dp_base base);
-
-/* heads_sent.c: where ranks are processes, among which HV divides */
+/* ranks_exchange.c: where ranks are processes, among which HV divides */
 /* All tokens of the value heads that this process's rank has, from their owners, each with a query
  * head of its own; to be freed. */
 dp_problem dp_sim_receive_heads(dp_sim *s);

@@ -7,146 +7,49 @@
 #include <string.h>
 
 #define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
-#define IN_RANK(FIELD) .offset = offsetof(dp_sim, FIELD)
 #define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
 #define CHUNKS .kind = DP_PER_CHUNK, .axis = {DP_AXIS_CHUNKS, DP_AXIS_HV, DP_AXIS_K, DP_AXIS_V}
 #define RANKS(LAST) .kind = DP_PER_RANK, .axis = {DP_AXIS_RANKS, DP_AXIS_HV, DP_AXIS_K, LAST}
-#define BY(STAGE) .made_by = DP_STAGE_##STAGE
 #define SHORT .stored_short = 1
 #define BACKWARD .backward = 1
 #define STATE .state = 1
 #define CARRIED .carried = 1
+#define OF_RANK(WHICH) .rank = DP_RANK_##WHICH
+#define ROW(ID, NAME, STAGE, WHAT, ...) \
+    [DP_##ID] = {.name = NAME, .made_by = DP_STAGE_##STAGE, .what = WHAT, __VA_ARGS__}
 
 const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS] = {
-    [DP_GCUM] = {"gcum",
-                 {"g_cumsum", "gk_cumsum"},
-                 TOKENS(DP_AXIS_KG),
-                 BY(INTRA),
-                 IN_CHUNK(gcum),
-                 .what = "sum of the log decay from the chunk's first token, natural logarithm"},
-    [DP_AKK] = {"Akk",
-                {"A_inv"},
-                TOKENS(DP_AXIS_R, DP_AXIS_KEYS),
-                BY(SOLVE),
-                SHORT,
-                IN_CHUNK(Akk),
-                .what = "(I + B L)^-1"},
-    [DP_AQK] = {"Aqk",
-                {NULL},
-                TOKENS(DP_AXIS_KEYS),
-                BY(INTRA),
-                SHORT,
-                IN_CHUNK(Aqk),
-                .what = "q against keys of its chunk, scale and decay included"},
-    [DP_W] = {"w",
-              {NULL},
-              TOKENS(DP_AXIS_R, DP_AXIS_K),
-              BY(WY),
-              SHORT,
-              IN_CHUNK(w),
-              .what = "Akk (beta exp(gcum) k)"},
-    [DP_U] = {"u",
-              {NULL},
-              TOKENS(DP_AXIS_R, DP_AXIS_V),
-              BY(WY),
-              SHORT,
-              IN_CHUNK(u),
-              .what = "Akk (beta v)"},
-    [DP_KG] = {"kg",
-               {NULL},
-               TOKENS(DP_AXIS_R, DP_AXIS_K),
-               BY(WY),
-               SHORT,
-               IN_CHUNK(kg),
-               .what = "k decayed to the chunk's end"},
-    [DP_QG] = {"qg",
-               {NULL},
-               TOKENS(DP_AXIS_K),
-               BY(WY),
-               SHORT,
-               IN_CHUNK(qg),
-               .what = "q exp(gcum), without scale"},
-    [DP_M] = {"M",
-              {NULL},
-              RANKS(DP_AXIS_K),
-              BY(PRE_FWD),
-              IN_RANK(M),
-              .what = "transition over the rank's last sub-sequence"},
-    [DP_H] =
-        {"H", {NULL}, RANKS(DP_AXIS_V), BY(PRE_FWD), IN_RANK(H), .what = "its state from zeros"},
-    [DP_S_IN] = {"S_in",
-                 {NULL},
-                 RANKS(DP_AXIS_V),
-                 BY(MERGE_FWD),
-                 STATE,
-                 IN_RANK(S_in),
-                 .what = "state that enters the rank"},
-    [DP_STATE] = {"h",
-                  {NULL},
-                  CHUNKS,
-                  BY(STATE_FWD),
-                  CARRIED,
-                  STATE,
-                  SHORT,
-                  IN_CHUNK(h),
-                  .what = "state before each chunk"},
-    [DP_V_NEW] = {"v_new",
-                  {NULL},
-                  TOKENS(DP_AXIS_R, DP_AXIS_V),
-                  BY(STATE_FWD),
-                  CARRIED,
-                  SHORT,
-                  IN_CHUNK(v_new),
-                  .what = "u - w h"},
-    [DP_DV_LOCAL] = {"dv_local",
-                     {"dAv"},
-                     TOKENS(DP_AXIS_R, DP_AXIS_V),
-                     BY(DAV),
-                     SHORT,
-                     BACKWARD,
-                     IN_CHUNK(dv_local),
-                     .what = "Aqk' do"},
-    [DP_DS_OUT] = {"dS_out",
-                   {NULL},
-                   RANKS(DP_AXIS_V),
-                   BY(MERGE_BWD),
-                   STATE,
-                   BACKWARD,
-                   IN_RANK(dS_out),
-                   .what = "gradient of the state that leaves the rank"},
-    [DP_DM] = {"dM",
-               {NULL},
-               RANKS(DP_AXIS_K),
-               BY(PRE_BWD),
-               BACKWARD,
-               IN_RANK(dM),
-               .what = "adjoint transition over the rank's first sub-sequence"},
-    [DP_DH] = {"dH",
-               {NULL},
-               RANKS(DP_AXIS_V),
-               BY(PRE_BWD),
-               BACKWARD,
-               IN_RANK(dH),
-               .what = "its gradient from zeros"},
-    [DP_DSTATE] = {"dh",
-                   {NULL},
-                   CHUNKS,
-                   BY(STATE_BWD),
-                   CARRIED,
-                   STATE,
-                   SHORT,
-                   BACKWARD,
-                   IN_CHUNK(dh),
-                   .what = "gradient of the state after each chunk"},
-    [DP_DV_NEW] = {"dv_new",
-                   {"du", "dv2"},
-                   TOKENS(DP_AXIS_R, DP_AXIS_V),
-                   BY(STATE_BWD),
-                   CARRIED,
-                   SHORT,
-                   BACKWARD,
-                   IN_CHUNK(dv_new),
-                   .what = "dv_local + kg dh"},
+    ROW(GCUM, "gcum", INTRA, "sum of the log decay from the chunk's first token, natural logarithm",
+        .alias = {"g_cumsum", "gk_cumsum"}, TOKENS(DP_AXIS_KG), IN_CHUNK(gcum)),
+    ROW(AKK, "Akk", SOLVE, "(I + B L)^-1", .alias = {"A_inv"}, TOKENS(DP_AXIS_R, DP_AXIS_KEYS),
+        SHORT, IN_CHUNK(Akk)),
+    ROW(AQK, "Aqk", INTRA, "q against keys of its chunk, scale and decay included",
+        TOKENS(DP_AXIS_KEYS), SHORT, IN_CHUNK(Aqk)),
+    ROW(W, "w", WY, "Akk (beta exp(gcum) k)", TOKENS(DP_AXIS_R, DP_AXIS_K), SHORT, IN_CHUNK(w)),
+    ROW(U, "u", WY, "Akk (beta v)", TOKENS(DP_AXIS_R, DP_AXIS_V), SHORT, IN_CHUNK(u)),
+    ROW(KG, "kg", WY, "k decayed to the chunk's end", TOKENS(DP_AXIS_R, DP_AXIS_K), SHORT,
+        IN_CHUNK(kg)),
+    ROW(QG, "qg", WY, "q exp(gcum), without scale", TOKENS(DP_AXIS_K), SHORT, IN_CHUNK(qg)),
+    ROW(M, "M", PRE_FWD, "transition over the rank's last sub-sequence", RANKS(DP_AXIS_K),
+        OF_RANK(M)),
+    ROW(H, "H", PRE_FWD, "its state from zeros", RANKS(DP_AXIS_V), OF_RANK(H)),
+    ROW(S_IN, "S_in", MERGE_FWD, "state that enters the rank", RANKS(DP_AXIS_V), STATE,
+        OF_RANK(S_IN)),
+    ROW(STATE, "h", STATE_FWD, "state before each chunk", CHUNKS, CARRIED, STATE, SHORT,
+        IN_CHUNK(h)),
+    ROW(V_NEW, "v_new", STATE_FWD, "u - w h", TOKENS(DP_AXIS_R, DP_AXIS_V), CARRIED, SHORT,
+        IN_CHUNK(v_new)),
+    ROW(DV_LOCAL, "dv_local", DAV, "Aqk' do", .alias = {"dAv"}, TOKENS(DP_AXIS_R, DP_AXIS_V), SHORT,
+        BACKWARD, IN_CHUNK(dv_local)),
+    ROW(DS_OUT, "dS_out", MERGE_BWD, "gradient of the state that leaves the rank", RANKS(DP_AXIS_V),
+        STATE, BACKWARD, OF_RANK(DS_OUT)),
+    ROW(DM, "dM", PRE_BWD, "adjoint transition over the rank's first sub-sequence",
+        RANKS(DP_AXIS_K), BACKWARD, OF_RANK(DM)),
+    ROW(DH, "dH", PRE_BWD, "its gradient from zeros", RANKS(DP_AXIS_V), BACKWARD, OF_RANK(DH)),
+    ROW(DSTATE, "dh", STATE_BWD, "gradient of the state after each chunk", CHUNKS, CARRIED, STATE,
+        SHORT, BACKWARD, IN_CHUNK(dh)),
+    ROW(DV_NEW, "dv_new", STATE_BWD, "dv_local + kg dh", .alias = {"du", "dv2"},
+        TOKENS(DP_AXIS_R, DP_AXIS_V), CARRIED, SHORT, BACKWARD, IN_CHUNK(dv_new)),
 };
 
 const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
@@ -154,12 +57,6 @@ const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS] = {
     [DP_RANK_DS_OUT] = DP_DS_OUT, [DP_RANK_DM] = DP_DM, [DP_RANK_DH] = DP_DH};
 
 const char *dp_rank_name(int which) { return dp_stage_tensors[dp_rank_stages[which]].name; }
-
-int dp_rank_of_stage(int stage) {
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        if ((int)dp_rank_stages[i] == stage) return i;
-    return -1;
-}
 
 int dp_stage_tensor_find(const char *name) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
@@ -258,10 +155,6 @@ const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage) {
     return *(double *const *)((const char *)ch + dp_stage_tensors[stage].offset);
 }
 
-double **dp_sim_rank_list(const dp_sim *s, int which) {
-    return *(double **const *)((const char *)s + dp_stage_tensors[dp_rank_stages[which]].offset);
-}
-
 /* Columns of row (token s of the chunk) in the chunk's own array, and how many of them count: up to
  * the block diagonal. */
 void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int s, int64_t width, int64_t *stride,
@@ -312,8 +205,9 @@ double *dp_stage_tensor_value(const dp_sim *s, int stage) {
     int64_t rows, width;
     if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) return per_token(s, stage);
     dp_stage_tensor_rows(p, s->N, stage, &rows, &width);
-    const int which = dp_rank_of_stage(stage);
-    double *x = dp_doubles(rows * width), **list = which < 0 ? NULL : dp_sim_rank_list(s, which);
+    const dp_stage_tensor_info *of = &dp_stage_tensors[stage];
+    double *x = dp_doubles(rows * width),
+           **list = of->kind == DP_PER_RANK ? s->rank[of->rank] : NULL;
     for (int64_t i = 0; i < rows; i++) {
         const double *from = list ? list[i] : dp_stage_tensor_in_chunk(&s->ch[i], stage);
         if (from)

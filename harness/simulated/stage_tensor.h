@@ -38,11 +38,12 @@ typedef struct {
     dp_stage_tensor_kind kind;
     dp_axis axis[DP_MAX_AXES]; /* as of the inputs and results (ref/vocabulary/tensors.h) */
     dp_stage made_by;
+    int rank; /* DP_PER_RANK: DP_RANK_S_IN .. */
     int backward;
     int state;        /* 1: laid out [..,V,K] by those who lay states out so */
     int carried;      /* 1: the state that enters a chunk decides over it */
     int stored_short; /* base bf16 stores it in bf16, or a kernel may */
-    size_t offset;    /* of its array in dp_chunk; of a rank's: of its list in dp_sim */
+    size_t offset;    /* of its array in dp_chunk */
     const char *what; /* what it is, from what */
 } dp_stage_tensor_info;
 extern const dp_stage_tensor_info dp_stage_tensors[DP_NSTAGE_TENSORS];
@@ -52,12 +53,9 @@ int dp_stage_tensor_find(const char *name); /* name or alias; -1 */
 extern const dp_stage_tensor dp_rank_stages[DP_RANK_TENSORS];
 /* Its name in files and records. */
 const char *dp_rank_name(int which);
-int dp_rank_of_stage(int stage);                 /* -1: of no rank */
 int dp_exchange_makes(dp_exchange x, int which); /* do ranks that exchange so make it? */
 /* Entries of one, K K or K V. */
 int64_t dp_rank_width(const dp_problem *p, int which);
-/* [N*HV], by rank * HV + head; NULL where one has none. */
-double **dp_sim_rank_list(const dp_sim *s, int which);
 
 int dp_stage_tensor_chunks(const dp_problem *p, int N,
                            int rank); /* of that rank, -1: of all; T % N == 0 */

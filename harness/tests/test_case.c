@@ -199,8 +199,8 @@ DP_TEST(case, settings_reach_the_problem) {
     CHECK(!strcmp(c.reason, "why") && !strcmp(c.source, "fla#1115") && !strcmp(c.name, "x") &&
               !strcmp(c.op_name, "mkda"),
           "%s | %s | %s", c.reason, c.source, c.name);
-    CHECK(dp_op_of(&c)->is_recurrence && c.p.model == DP_MKDA && c.smoke && c.bits == 256 &&
-              c.backward && c.spec.seed == 77,
+    CHECK(c.op->is_recurrence && c.p.model == DP_MKDA && c.smoke && c.bits == 256 && c.backward &&
+              c.spec.seed == 77,
           "flags");
     CHECK(c.p.T == 12 && c.p.H == 2 && c.p.HV == 4 && c.p.K == 4 && c.p.V == 6 && c.p.R == 2 &&
               c.p.Nseq == 3 && c.p.cu[1] == 0 && c.p.cu[2] == 5,
@@ -254,15 +254,15 @@ DP_TEST(case, choices_are_the_enums) {
 DP_TEST(case, chain_and_conv) {
     dp_case c;
     ACCEPT(HEAD "op = chain\nregime = corr\nchunks = 9\nK = 7\nseed = 5\n", &c);
-    CHECK(dp_op_of(&c)->has_factors && c.ch.regime == DP_REGIME_CORR && c.ch.n == 9 &&
-              c.ch.K == 7 && c.spec.seed == 5,
+    CHECK(c.op->has_factors && c.ch.regime == DP_REGIME_CORR && c.ch.n == 9 && c.ch.K == 7 &&
+              c.spec.seed == 5,
           "chain");
     dp_case_free(&c);
     ACCEPT(HEAD "op = conv\nT = 12\nD = 3\nW = 2\nbias = yes\nactivation = none\nranks = "
                 "1,4\ncu_seqlens = 0,4,12\n",
            &c);
-    CHECK(dp_op_of(&c)->has_conv && c.conv.T == 12 && c.conv.D == 3 && c.conv.W == 2 &&
-              c.conv.Nseq == 2 && !c.conv.silu,
+    CHECK(c.op->has_conv && c.conv.T == 12 && c.conv.D == 3 && c.conv.W == 2 && c.conv.Nseq == 2 &&
+              !c.conv.silu,
           "conv");
     CHECK(c.conv.x && c.conv.w && c.conv.bias && c.conv.dy && c.conv.bias[0] != 0 &&
               c.conv.dy[35] != 0,

@@ -149,7 +149,7 @@ DP_TEST(ci, jobs_make_every_target_and_take_others_work_by_hash) {
     if (sh("/usr/bin/python3 -c 'import yaml'")) SKIP("no Python here has PyYAML");
     CHECK(sh("/usr/bin/python3 \"$T/scripts/ci/check\" 2>&1") == 0, "%s", out);
     static const char *const says[] = {
-        "make -n fuzz: make: *** No rule to make target 'harness/base/complaints.c'",
+        "make -n fuzz: make: *** No rule to make target 'harness/base/terminal.c'",
         "make tsan: no job makes it",
         "action.yml: in a shell line: ${{ inputs.python }}",
         "action.yml: not a commit with its tag: actions/cache/restore@v4",
@@ -157,7 +157,7 @@ DP_TEST(ci, jobs_make_every_target_and_take_others_work_by_hash) {
     };
     CHECK(sh("rm -rf \"$D/tree\" && mkdir \"$D/tree\" && cd \"$D/tree\" && for x in \"$T\"/* "
              "\"$T\"/.github \"$T\"/.ci \"$T\"/.devcontainer; do case $x in */build) ;; *) cp -rs "
-             "\"$x\" .;; esac; done && rm harness/base/complaints.c && sed -i 's/make tsan/true/' "
+             "\"$x\" .;; esac; done && rm harness/base/terminal.c && sed -i 's/make tsan/true/' "
              ".github/workflows/weekly.yml && sed -i 's/\"$PYTHON\"/${{ inputs.python }}/; "
              "s/@[0-9a-f]* "
              "# v/@v/' action.yml && sed -i 's/@sha256:.*//' Containerfile && env -u MAKELEVEL "

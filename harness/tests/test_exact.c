@@ -94,8 +94,7 @@ static outcome check(exact_case *x, dp_sim *s) {
         const dp_truth_rank *w = &at[i];
         for (int z = 0; z < DP_RANK_TENSORS; z++)
             if (w->of[z].there && (dp_rank_is_state(z) ? states : pairs))
-                compare(dp_rank_name(z), r, h, dp_sim_rank_list(s, z)[i], w->of[z].x,
-                        dp_rank_width(p, z), &o);
+                compare(dp_rank_name(z), r, h, s->rank[z][i], w->of[z].x, dp_rank_width(p, z), &o);
     }
     for (int i = 0; i < DP_NRESULTS; i++) {
         const dp_ball *b = &x->t.field[i];
@@ -300,7 +299,8 @@ DP_TEST(exact, every_fault_of_indexing_or_order_shows) {
         char first[256] = "";
         for (size_t i = 0; i < sizeof BLIND / sizeof *BLIND; i++)
             if ((int)BLIND[i].fault == f) why = BLIND[i].why;
-        const int elsewhere = dp_fault_of_calls((dp_fault)f) || dp_fault_of_conv((dp_fault)f);
+        const int elsewhere =
+            dp_fault_of_calls((dp_fault)f) || dp_fault_kind((dp_fault)f) == DP_FAULTS_OF_CONV;
         if (dp_fault_of_calls((dp_fault)f)) why = "a fault of the calls of a session";
         if (dp_faults[f].own)
             why = "a fault of parts of any length, and every rank owns T / N tokens";

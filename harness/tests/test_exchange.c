@@ -2,7 +2,7 @@
  * are those of the table of prices. A shorter payload changes only its own numbers. */
 #include "cases.h"
 #include "harness/simulated/ranks.h"
-#include "harness/verdict/drawn_run.h"
+#include "harness/verdict/expected.h"
 #include "oracle.h"
 #include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/norms.h"

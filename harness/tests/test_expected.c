@@ -2,7 +2,6 @@
  * error is small beside their bounds fail, with the place. Its statistics raise no alarm on errors
  * of the kind that they assume. */
 #include "harness/run/judge.h"
-#include "harness/verdict/drawn_run.h"
 #include "harness/verdict/expected.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/inputs/inputs.h"

@@ -183,7 +183,7 @@ static int run_by(const char *name, dp_fault fault, int ranks, dp_base base, dp_
     dp_case c;
     dp_err e = {0};
     if (!gt_open_case(name, &c)) return 0;
-    if (dp_op_of(&c)->has_ranks) { /* also what the case file does not list */
+    if (c.op->has_ranks) { /* also what the case file does not list */
         c.nranks = 1;
         c.ranks[0] = ranks;
         c.nbase = 1;
@@ -279,7 +279,7 @@ DP_TEST(faults, a_fault_of_even_ranks_is_skipped_elsewhere_with_the_reason) {
         dp_runs r = {0};
         if (!dp_faults[f].even) continue;
         n++;
-        const int of_conv = dp_fault_of_conv((dp_fault)f);
+        const int of_conv = dp_fault_kind((dp_fault)f) == DP_FAULTS_OF_CONV;
         if (!run_by(of_conv ? "owned-conv" : "weak-heads", (dp_fault)f, 2, DP_BASE_FP32, DP_FP32,
                     &(dp_sending){0}, DP_OWN_ZIGZAG, &r))
             continue;

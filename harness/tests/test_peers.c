@@ -126,7 +126,7 @@ static void compute_rank(const dp_peers *peers, void *arg) {
 static void same_lists(const dp_sim *a, const dp_sim *b, int backward, const char *where) {
     for (int w = 0; w < (backward ? DP_RANK_TENSORS : DP_RANK_DS_OUT); w++)
         for (int i = 0; i < a->N * a->p->HV; i++) {
-            const double *x = dp_sim_rank_list(a, w)[i], *y = dp_sim_rank_list(b, w)[i];
+            const double *x = a->rank[w][i], *y = b->rank[w][i];
             CHECK(!x == !y && (!x || !memcmp(x, y, sizeof *x * (size_t)dp_rank_width(a->p, w))),
                   "%s: %s of rank %d", where, dp_rank_name(w), i / a->p->HV);
         }

@@ -3,8 +3,8 @@
  */
 #include "cases.h"
 #include "harness/case/case.h"
-#include "harness/run/limits.h"
-#include "harness/verdict/drawn_run.h"
+#include "harness/run/outputs.h"
+#include "harness/verdict/expected.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/recurrent.h"
 #include "ref/truth/truth.h"
@@ -172,7 +172,7 @@ static int ratios_of(dp_case c, int N, const dp_design *bounded, const dp_design
     dp_err e = {0};
     const dp_conv none[3] = {{0}};
     const dp_run_options o = {.cache = gt_tmpdir()};
-    if (dp_standard_open(&std, &c, &o, N, &e) || dp_sharding_open(&sp, &std, N, N, &e)) {
+    if (dp_standard_open(&std, &c, &o, N, &e) || dp_sharding_open(&sp, &std, N, &e)) {
         gt_fail(__FILE__, __LINE__, c.name, "%s", e.msg);
         return 0;
     }

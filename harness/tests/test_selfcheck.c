@@ -204,7 +204,7 @@ static void judge_case(const char *path, int kernels, table *t) {
     dp_case c;
     dp_err e = {0};
     REQUIRE(!dp_case_load(path, &c, &e), "%s", e.msg);
-    if (c.op == DP_OP_RECURRENCE && !dp_case_is_exact(&c) && !c.allow_nonfinite)
+    if (c.op == &dp_operations[DP_OP_RECURRENCE] && !dp_case_is_exact(&c) && !c.allow_nonfinite)
         for (int k = 0; k < kernels; k++)
             judge_kernel(&c, &KERNELS[k], t);
     dp_case_free(&c);

@@ -64,8 +64,8 @@ DP_TEST(session, a_schedule_says_where_calls_begin) {
     REQUIRE(!dp_session_parse("4, 3-0 ,5-2,2x2,1", &s, &e), "%s", e.msg);
     dp_session_firsts(&s, cu, 3, first);
     CHECK(!memcmp(first, FIRST, 17), "calls begin elsewhere");
-    CHECK(s.n == 6 && dp_session_rolls_back(&s) && dp_session_call_of(&s, 3) == 0 &&
-              dp_session_call_of(&s, 4) == 2 && dp_session_call_of(&s, 10) == 5,
+    CHECK(s.n == 6 && s.rolls_back && dp_session_call_of(&s, 3, NULL) == 0 &&
+              dp_session_call_of(&s, 4, NULL) == 2 && dp_session_call_of(&s, 10, NULL) == 5,
           "%d calls", s.n);
     CHECK(!dp_session_fits(&s, cu, 3, &e), "%s", e.msg);
     dp_session_free(&s);
@@ -276,7 +276,7 @@ DP_TEST(session, windows_are_problems_that_begin_from_the_state_they_were_handed
     CHECK(d.window.place[3].slot == 2 && d.window.place[3].from == c.p.cu[2] + 9 &&
               d.window.place[3].call == 2 && d.window.place[3].passed == 0,
           "slot %d, from %lld", d.window.place[3].slot, (long long)d.window.place[3].from);
-    dp_drafts_free(&d);
+    dp_calls_seen_free(&(dp_calls_seen){.drafts = d});
     dp_result_free(&got);
     dp_session_free(&s);
     dp_case_free(&c);

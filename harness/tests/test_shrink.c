@@ -252,7 +252,7 @@ DP_TEST(shrink, cases_of_any_size_are_written_as_they_are) {
         CHECK(dp_case_numbers(&c, &a) == dp_case_numbers(&d, &b) && a == b,
               "%s: %lld numbers, %lld when read again", NAME[i],
               (long long)dp_case_numbers(&c, NULL), (long long)dp_case_numbers(&d, NULL));
-        if (dp_op_of(&c)->has_problem) {
+        if (c.op->has_problem) {
             const int64_t n = c.p.T * c.p.HV * c.p.R * c.p.V, m = c.p.T * c.p.HV * dp_Kg(&c.p);
             CHECK(!memcmp(c.p.v, d.p.v, sizeof(double) * (size_t)n) &&
                       !memcmp(c.p.g, d.p.g, sizeof(double) * (size_t)m),

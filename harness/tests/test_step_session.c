@@ -67,7 +67,7 @@ static void check_bits(const dp_case *c, dp_base base, const char *text) {
         CHECK(!x.conv[i] || same_rows(x.conv[i], base, front.y[i]), "%s, base %s: other %s", text,
               dp_base_names[base], dp_qkv_name(i));
     dp_result_free(&got);
-    dp_conv_calls_free(&front);
+    dp_calls_seen_free(&(dp_calls_seen){.front = front});
 }
 
 DP_TEST(step_session, calls_have_the_bits_of_the_whole_convolution) {

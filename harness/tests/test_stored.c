@@ -1,7 +1,7 @@
 /* Formats of stored states (ref/vocabulary/stored.h) against the numbers that they have, listed one
  * by one, and their bounds against what stores make; sessions against theirs. */
-#include "harness/run/limits.h"
-#include "harness/verdict/drawn_run.h"
+#include "harness/run/outputs.h"
+#include "harness/verdict/expected.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/stored.h"
 #include "runs.h"

@@ -1,7 +1,7 @@
 /* dA_log and ddt_bias against the sums of the dg beside them: numbers that underflow are explained,
  * and larger differences are not. */
 #include "gt.h"
-#include "harness/verdict/sums.h"
+#include "harness/verdict/compare.h"
 #include "oracle.h"
 
 #include <math.h>

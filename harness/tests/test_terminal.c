@@ -1,6 +1,6 @@
 /* The program's texts for people: help, suggestions, explanations, causes, colour, streams. */
 #include "gt.h"
-#include "harness/base/suggest.h"
+#include "harness/base/terminal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,14 @@
 /* The verdict on one tensor: rows are measured once, then held against their bounds, then against
  * draws of the design.
  */
-#include "compare_impl.h"
-#include "limits_out.h"
+#include "compare.h"
+#include "ref/bound/bound.h"
+#include "ref/chunk/gate.h"
+#include "ref/files/safetensors.h"
+#include "ref/vocabulary/design.h"
+#include "ref/vocabulary/problem.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +17,48 @@
 #define WINDOW 64
 
 const char *const dp_verdict_names[DP_NVERDICTS] = {"pass", "fail", "skipped", "unjudged"};
+
+typedef enum {
+    ROW_OPEN,          /* measured; no bound, or none that is finite */
+    ROW_BOUND,         /* held against its bound; rows up to here are looked at */
+    ROW_WITHOUT_TRUTH, /* neither is finite */
+    ROW_BESIDE,        /* no value, in a chunk whose truth is not finite */
+    ROW_WRONG_CLASS    /* finite where the truth is not */
+} dp_row_kind_of;
+
+typedef struct {
+    dp_row_kind_of kind;
+    dp_place at;
+    double err2, want2, bound, radius, limit; /* limit: bound and radius */
+    double raw2;                              /* err2 before what the row may lose was taken off */
+    double err, size, raw;      /* norms: roots of err2, want2, raw2, also where those leave fp64 */
+    int64_t known, wrong, lost; /* entries: truth finite; result finite where truth is not; the
+                                 * reverse */
+    int worst;                  /* entry */
+    double worst_err;
+} dp_measured;
+
+typedef struct {
+    const dp_compare_in *in;
+    double *err;      /* [rows][width] got - want */
+    dp_measured *row; /* [rows] */
+    double *rms;      /* [heads] root mean square of |truth| of a head's rows */
+    double scale;     /* a power of two that makes squares of the truth numbers of fp64; mostly 1 */
+    dp_judgement *j;
+} dp_comparison;
+
+/* Below it squares lose digits; norms below it are made of those, and bounds of such norms. */
+#define DP_SQUARE_LEAST 0x1p-900
+#define DP_NORM_LEAST 0x1p-400
+
+typedef struct {
+    dp_row_map map;
+    int32_t *window, *window_of_part, *unit, *position, *column_head;
+    double *err2, *want2, *floor2, *along, *length2;
+    double *terms2; /* [draws->rows] the part of floor2 that is of terms that cancel */
+    double *column2, *want_column2, *floor_column2, *column_rows;
+    double stored[DP_NDIRECTIONS];
+} dp_subject_errors;
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
@@ -341,6 +388,383 @@ static void judge_bounds(dp_comparison *c, const counts *n) {
     }
 }
 
+/* ---- the subject's errors in the shape of the draws ------------------------------------------ */
+
+#define DP_STORED_MOST 6.0 /* standard deviations of roundings that add up at random */
+
+static int32_t window_of(const dp_compare_in *in, const dp_measured *r, int64_t z) {
+    return (int32_t)(r->at.chunk >= 0 ? (int64_t)r->at.chunk * in->heads + r->at.head : z);
+}
+
+static int every_head_is_zero(const dp_comparison *c) {
+    for (int h = 0; h < c->in->heads; h++)
+        if (c->rms[h] > 0) return 0;
+    return 1;
+}
+
+/* One rounding of the result, of its row and of its head's typical row. Where a row cancels beside
+ * the others, a rounding of their size is no error. And the truth's radius. Where all rows of a
+ * tensor cancel, only the bound contains the size of their terms. The floor is then 2^-8 of a
+ * rounding in the bound, a rounding of fp32. */
+static double floor2(const dp_comparison *c, const dp_measured *r, int subrows) {
+    const dp_compare_in *in = c->in;
+    const double radius = isfinite(r->bound) ? r->limit - r->bound : 0;
+    const double rms = c->rms[r->at.head];
+    const int nothing = r->want2 <= 0x1p-252 * rms * rms; /* fp32 underflows */
+    const double unit = nothing ? fmax(in->unit, in->cancelled) : in->unit;
+    const int none = rms == 0 && isfinite(r->bound) && every_head_is_zero(c);
+    const double terms = none ? 0x1p-8 * in->cancelled * r->bound : 0;
+    const double row2 = unit * unit * (r->want2 + rms * rms) + radius * radius + terms * terms;
+    return (row2 + in->tiny * in->tiny * (double)in->width) / subrows;
+}
+
+/* The mean square of a row's draws. */
+static double drawn2(const dp_draws *d, int64_t i) {
+    double drawn = 0;
+    for (int k = 0; k < d->ndraw; k++)
+        drawn += d->err2[k * d->rows + i] / d->ndraw;
+    return drawn;
+}
+
+/* The part of one rounding that the draws of a row miss. Numbers that the draws leave unchanged, as
+ * the diagonal of an M that hardly differs from I, are rounded alike in all draws. Their error is
+ * tiny if they lie near a number of the format. */
+static double missing2(const dp_compare_in *in, int64_t i, double want2) {
+    return fmax(0, in->rounding * in->rounding * want2 - drawn2(in->draws, i));
+}
+
+/* The same of one rounding of the terms of row z, part i, where these cancel. Draws that subtract
+ * equal products make none. A kernel that fuses them, or adds in another order, does. The bound
+ * alone knows their size. One entry may have all of it. */
+static double terms2(const dp_comparison *c, int64_t z, int64_t i) {
+    const double terms = isfinite(c->row[z].bound) ? c->in->terms * c->row[z].bound : 0;
+    return terms > 0 ? fmax(0, terms * terms - drawn2(c->in->draws, i)) : 0;
+}
+
+/* Where draws have errors of other entries than the subject, nothing is expected. */
+static int is_drawn(const dp_draws *d, const dp_measured *r, int64_t first, int n) {
+    for (int64_t k = 0; k < d->ndraw; k++) {
+        double compared = (double)n * d->width;
+        for (int64_t i = k * d->rows + first; i < k * d->rows + first + n; i++) {
+            compared -= d->blank ? d->blank[i] : 0;
+            if (!isfinite(d->err2[i])) return 0;
+        }
+        if (compared != (double)(r->known - r->lost)) return 0;
+    }
+    return 1;
+}
+
+static dp_subject_errors errors_new(const dp_comparison *c, int subrows) {
+    const dp_compare_in *in = c->in;
+    const dp_draws *d = in->draws;
+    const int64_t groups = d->columns / d->width;
+    dp_subject_errors x = {
+        .map = {
+            .rows = in->rows, .windows = d->windows, .width = (int)in->width, .subrows = subrows}};
+    x.window = dp_calloc((size_t)in->rows, sizeof *x.window);
+    x.window_of_part = dp_calloc((size_t)d->rows, sizeof *x.window);
+    x.unit = dp_calloc((size_t)d->windows, sizeof *x.unit);
+    x.map.window = x.window;
+    x.err2 = dp_doubles(d->rows);
+    x.want2 = dp_doubles(d->rows);
+    x.floor2 = dp_doubles(d->rows);
+    x.terms2 = dp_doubles(d->rows);
+    x.along = dp_doubles(DP_NDIRECTIONS * d->windows);
+    x.length2 = dp_doubles(DP_NDIRECTIONS * d->windows);
+    if (!groups) return x;
+    x.column2 = dp_doubles(d->columns);
+    x.want_column2 = dp_doubles(d->columns);
+    x.floor_column2 = dp_doubles(d->columns);
+    x.column_rows = dp_doubles(groups);
+    x.column_head = dp_calloc((size_t)groups, sizeof *x.column_head);
+    return x;
+}
+
+static void subject_errors_free(dp_subject_errors *x) {
+    void *const all[] = {x->window,        x->window_of_part, x->unit,    x->position,
+                         x->column_head,   x->err2,           x->want2,   x->floor2,
+                         x->along,         x->length2,        x->column2, x->want_column2,
+                         x->floor_column2, x->column_rows,    x->terms2};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+/* The place of every row in its window; none where a head has one window only. */
+static void set_positions(const dp_comparison *c, dp_subject_errors *x) {
+    const dp_compare_in *in = c->in;
+    const int64_t windows = in->draws->windows;
+    if (in->tokens <= 0 || windows <= in->heads) return;
+    int64_t *first = dp_calloc((size_t)windows, sizeof *first);
+    x->position = dp_calloc((size_t)in->rows, sizeof *x->position);
+    for (int64_t w = 0; w < windows; w++)
+        first[w] = INT64_MAX;
+    for (int64_t z = 0; z < in->rows; z++)
+        if (c->row[z].at.token < first[x->window[z]]) first[x->window[z]] = c->row[z].at.token;
+    for (int64_t z = 0; z < in->rows; z++)
+        x->position[z] = (int32_t)((c->row[z].at.token - first[x->window[z]]) % DP_POSITIONS);
+    free(first);
+}
+
+/* The entries of one row, added to the columns of its group. */
+static void add_columns(const dp_comparison *c, int64_t z, int64_t group, dp_subject_errors *x) {
+    const dp_compare_in *in = c->in;
+    const int part = in->draws->width, subrows = x->map.subrows;
+    for (int64_t i = 0; i < in->width; i++) {
+        const int64_t at = z * in->width + i, column = group * part + i % part;
+        const double want = isfinite(in->want[at]) ? in->want[at] : 0;
+        const double err = isfinite(c->err[at]) ? c->err[at] : 0;
+        x->column2[column] += err * err;
+        x->want_column2[column] += want * want;
+        const int64_t row = z * subrows + i / part;
+        x->floor_column2[column] += (x->floor2[row] - x->terms2[row]) / part + x->terms2[row];
+        x->floor_column2[column] += in->store * in->store * want * want;
+    }
+}
+
+/* Rows of tokens have their heads as groups, states are groups of their own. A group of which a row
+ * that has a truth is not looked at has no columns. */
+static void set_columns(const dp_comparison *c, dp_subject_errors *x) {
+    const dp_compare_in *in = c->in;
+    for (int64_t z = 0; z < in->rows && x->column2; z++) {
+        const dp_measured *r = &c->row[z];
+        const int64_t group = in->tokens > 0 ? r->at.head : z;
+        const int looked_at = x->window_of_part[z * x->map.subrows] >= 0;
+        x->column_head[group] = r->at.head;
+        if (looked_at) add_columns(c, z, group, x);
+        x->column_rows[group] += looked_at ? x->map.subrows : r->known ? -INFINITY : 0;
+    }
+}
+
+double dp_rounding_error(double x, double u) {
+    int e;
+    const double m = frexp(x, &e);
+    return u > 0 ? ldexp(u * rint(m / u) - m, e) : 0;
+}
+
+/* Rounding the result into its file's format adds at most this along each direction. Roundings are
+ * independent, as those of numbers that differ are, or those of the truth itself: equal numbers
+ * round alike. So are those of terms that cancel. */
+static void set_stored(const dp_comparison *c, dp_subject_errors *x) {
+    const dp_compare_in *in = c->in;
+    const int part = in->draws->width;
+    double sum[DP_NDIRECTIONS] = {0}, length2[DP_NDIRECTIONS] = {0}, alike[DP_NDIRECTIONS] = {0};
+    for (int64_t i = 0; i < in->rows * in->width && (in->store > 0 || in->terms > 0); i++) {
+        const double want = in->want[i];
+        const int64_t z = i / in->width;
+        if (x->window_of_part[z * x->map.subrows] < 0 || !isfinite(want)) continue;
+        const double rounding = dp_rounding_error(want, in->file_unit);
+        const double rms2 = in->store * in->store * want * want + x->terms2[i / part];
+        for (int d = 0; d < DP_NDIRECTIONS; d++) {
+            const double e = dp_direction_entry((dp_direction)d, want);
+            sum[d] += rms2 * e * e;
+            length2[d] += e * e;
+            alike[d] += rounding * e;
+        }
+    }
+    for (int d = 0; d < DP_NDIRECTIONS; d++) {
+        const double rms = sqrt(sum[d]);
+        if (length2[d] > 0)
+            x->stored[d] = fmax(DP_STORED_MOST * rms, fabs(alike[d]) + rms) / sqrt(length2[d]);
+    }
+}
+
+/* One row, in its parts. */
+static void set_row(const dp_comparison *c, int64_t z, dp_subject_errors *x) {
+    const dp_compare_in *in = c->in;
+    const dp_draws *d = in->draws;
+    const dp_measured *r = &c->row[z];
+    const int subrows = x->map.subrows;
+    x->window[z] = window_of(in, r, z);
+    assert(x->window[z] < d->windows);
+    const int looked_at = r->kind <= ROW_BOUND && is_drawn(d, r, z * subrows, subrows);
+    if (looked_at) x->unit[x->window[z]] = r->at.rank * in->heads + r->at.head;
+    for (int64_t i = z * subrows; i < (z + 1) * subrows; i++) {
+        x->window_of_part[i] = looked_at ? x->window[z] : -1;
+        for (int k = 0; k < d->width; k++) {
+            const double want = in->want[i * d->width + k];
+            if (isfinite(want)) x->want2[i] += want * want;
+        }
+        x->terms2[i] = terms2(c, z, i);
+        x->floor2[i] = floor2(c, r, subrows) + missing2(in, i, x->want2[i]) + x->terms2[i];
+    }
+}
+
+/* The errors of a comparison that has draws, to be freed. */
+static dp_subject_errors subject_errors_of(const dp_comparison *c) {
+    const dp_compare_in *in = c->in;
+    const dp_draws *d = in->draws;
+    dp_subject_errors x = errors_new(c, in->subrows ? in->subrows : 1);
+    assert(in->rows * x.map.subrows == d->rows && in->width == (int64_t)d->width * x.map.subrows);
+    for (int64_t w = 0; w < d->windows; w++)
+        x.unit[w] = -1;
+    for (int64_t z = 0; z < in->rows; z++)
+        set_row(c, z, &x);
+    set_positions(c, &x);
+    set_columns(c, &x);
+    set_stored(c, &x);
+    for (int64_t i = 0; i < d->rows; i++)
+        x.floor2[i] += in->store * in->store * x.want2[i];
+    const dp_error_sums to = {.err2 = x.err2, .along = x.along, .length2 = x.length2};
+    dp_sum_errors(&x.map, c->err, in->want, &to);
+    return x;
+}
+
+/* ---- limits as numbers for others ------------------------------------------------------------ */
+
+enum { MOST_KEPT = 64 };
+typedef enum {
+    KEPT_BOUND,
+    KEPT_ROW,
+    KEPT_WINDOW,
+    KEPT_WINDOW_MOST,
+    KEPT_UNIT,
+    KEPT_UNIT_MOST,
+    KEPT_TENSOR_MOST,
+    KEPT_RESULT,
+    KEPT_TRUTH,
+    KEPT_TRUTH_LO,
+    NKEPT
+} kept_array;
+static const char *const SUFFIX[NKEPT] = {"bound", "row",       "window",      "window_most",
+                                          "unit",  "unit_most", "tensor_most", "result",
+                                          "truth", "truth_lo"};
+
+typedef struct {
+    char name[24];
+    int64_t n[NKEPT];
+    double *x[NKEPT];
+} limits;
+
+static struct {
+    int keeps, results, n;
+    limits of[MOST_KEPT];
+} kept;
+
+void dp_limits_keep(int results) {
+    kept.keeps = 1;
+    kept.results = results;
+}
+
+static void limits_free(limits *t) {
+    for (int k = 0; k < NKEPT; k++)
+        free(t->x[k]);
+    memset(t, 0, sizeof *t);
+}
+
+static double *filled(limits *t, kept_array k, int64_t n, double x) {
+    t->n[k] = n;
+    t->x[k] = malloc((size_t)(n > 0 ? n : 1) * sizeof(double));
+    for (int64_t i = 0; t->x[k] && i < n; i++)
+        t->x[k][i] = x;
+    return t->x[k];
+}
+
+/* The largest |error| of a unit of that level: an error there alone says its E and its limit. */
+static double most_error(dp_levels_in *l, dp_level level, const double *err2) {
+    dp_levels_result out;
+    l->err2 = err2;
+    dp_levels_judge(l, &out);
+    const dp_level_result *r = &out.at[level];
+    return r->ratio > 0 && isfinite(r->limit) ? r->limit / r->ratio : INFINITY;
+}
+
+/* Parts of group `at` share an error of length 1. */
+static double most_of(dp_levels_in *l, dp_level level, const double *group, int64_t at, double *e) {
+    const int64_t parts = l->draws->rows;
+    int64_t n = 0;
+    for (int64_t i = 0; i < parts; i++)
+        n += group[i] == (double)at;
+    for (int64_t i = 0; i < parts; i++)
+        e[i] = group[i] == (double)at ? 1.0 / (double)n : 0;
+    return n ? most_error(l, level, e) : INFINITY;
+}
+
+static void keep_levels(limits *t, const dp_levels_in *given) {
+    dp_levels_in l = *given;
+    const int64_t parts = l.draws->rows, windows = l.draws->windows;
+    double *e = calloc((size_t)parts, sizeof *e), *head_seen = l.head_seen;
+    l.head_seen = NULL;
+    memset(l.along, 0, sizeof l.along);
+    double *row = filled(t, KEPT_ROW, parts, INFINITY), *window = filled(t, KEPT_WINDOW, parts, -1);
+    double *unit = filled(t, KEPT_UNIT, parts, -1),
+           *of = filled(t, KEPT_WINDOW_MOST, windows, INFINITY);
+    double *of_unit = filled(t, KEPT_UNIT_MOST, l.units, INFINITY),
+           *all = filled(t, KEPT_TENSOR_MOST, 1, 0);
+    for (int64_t i = 0; i < parts; i++) {
+        if (l.window[i] < 0) continue;
+        window[i] = l.window[i];
+        unit[i] = l.unit[l.window[i]];
+    }
+    for (int64_t i = 0; i < parts && l.by_token; i++) {
+        e[i] = 1;
+        if (window[i] >= 0) row[i] = most_error(&l, DP_LEVEL_ROW, e);
+        e[i] = 0;
+    }
+    for (int64_t w = 0; w < windows; w++)
+        of[w] = most_of(&l, DP_LEVEL_WINDOW, window, w, e);
+    for (int64_t u = 0; u < l.units; u++)
+        of_unit[u] = most_of(&l, DP_LEVEL_RANK, unit, u, e);
+    for (int64_t i = 0; i < parts; i++)
+        e[i] = window[i] >= 0 ? 1.0 / (double)parts : 0;
+    const double whole = most_error(&l, DP_LEVEL_TENSOR, e);
+    double length2 = 0;
+    for (int64_t i = 0; i < parts; i++)
+        length2 += e[i];
+    all[0] = whole * sqrt(length2);
+    l.head_seen = head_seen;
+    free(e);
+}
+
+static limits *limits_of(const char *name) {
+    for (int i = 0; i < kept.n; i++)
+        if (!strcmp(kept.of[i].name, name)) return &kept.of[i];
+    return kept.n < MOST_KEPT ? &kept.of[kept.n++] : NULL;
+}
+
+static void keep_results(limits *t, const dp_compare_in *in) {
+    const int64_t n = in->rows * in->width;
+    double *to[3] = {filled(t, KEPT_RESULT, n, 0), filled(t, KEPT_TRUTH, n, 0),
+                     filled(t, KEPT_TRUTH_LO, n, 0)};
+    const double *from[3] = {in->got, in->want, in->want_lo};
+    for (int k = 0; k < 3; k++)
+        if (to[k] && from[k] && n) memcpy(to[k], from[k], (size_t)n * sizeof *to[k]);
+}
+
+/* Keeps the limits of a comparison, where somebody asked. l NULL: no draws. */
+static void keep_limits(const dp_comparison *c, const dp_levels_in *l) {
+    const dp_compare_in *in = c->in;
+    limits *t = kept.keeps ? limits_of(in->name) : NULL;
+    if (!t) return;
+    limits_free(t);
+    snprintf(t->name, sizeof t->name, "%s", in->name);
+    double *b = filled(t, KEPT_BOUND, in->rows, INFINITY);
+    for (int64_t z = 0; b && z < in->rows && !in->bound_shown; z++)
+        if (c->row[z].kind == ROW_BOUND) b[z] = c->row[z].limit;
+    if (l) keep_levels(t, l);
+    if (kept.results) keep_results(t, in);
+}
+
+static void forget_limits(void) {
+    for (int i = 0; i < kept.n; i++)
+        limits_free(&kept.of[i]);
+    memset(&kept, 0, sizeof kept);
+}
+
+dp_status dp_limits_write(const char *path, dp_err *e) {
+    dp_tensorfile f = {0};
+    for (int i = 0; i < kept.n; i++)
+        for (int k = 0; k < NKEPT; k++) {
+            limits *t = &kept.of[i];
+            char name[48];
+            snprintf(name, sizeof name, "%s.%s", t->name, SUFFIX[k]);
+            if (t->x[k]) dp_tensorfile_add(&f, name, "F64", 1, &t->n[k], t->x[k]);
+        }
+    const dp_status st = dp_safetensors_write(path, &f, e);
+    dp_tensorfile_free(&f);
+    forget_limits();
+    return st;
+}
+
 /* ---- the expected tier ----------------------------------------------------------------------- */
 
 /* Which of a head's places or channels, where one decided. */
@@ -416,14 +840,6 @@ static void see_by_bounds(const dp_comparison *c, power *p) {
     }
 }
 
-static void keep_limits(const dp_comparison *c, const dp_levels_in *l) {
-    double *bound = malloc((size_t)c->in->rows * sizeof *bound);
-    for (int64_t z = 0; bound && z < c->in->rows; z++)
-        bound[z] = c->row[z].kind == ROW_BOUND ? c->row[z].limit : INFINITY;
-    if (bound) dp_limits_add(c->in, bound, l);
-    free(bound);
-}
-
 static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, power *p) {
     const dp_compare_in *in = c->in;
     dp_levels_in l = {.draws = in->draws,
@@ -454,13 +870,13 @@ static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, pow
 
 static void judge_draws(dp_comparison *c, power *p) {
     dp_judgement *j = c->j;
-    dp_subject_errors x = dp_subject_errors_of(c);
+    dp_subject_errors x = subject_errors_of(c);
     judge_levels(c, &x, p);
     const int judged = isfinite(j->expected.expected) && !isnan(j->expected.excess);
     if (judged) p->tensor = fmin(p->tensor, j->expected.seen);
     for (int64_t z = 0; z < c->in->rows && judged; z++)
         p->covered[z] |= x.window_of_part[z * x.map.subrows] >= 0;
-    dp_subject_errors_free(&x);
+    subject_errors_free(&x);
     if (j->verdict == DP_FAIL || isnan(j->expected.excess)) return;
     if (j->expected.excess > 1) {
         fail_by_draws(c);
@@ -631,4 +1047,134 @@ void dp_judgement_free(dp_judgement *j) {
     free(j->per_rank_ratio);
     free(j->window);
     j->per_rank = j->per_head = j->per_rank_ratio = j->window = NULL;
+}
+
+/* ---- dA_log and ddt_bias as sums of the subject's own dg ------------------------------------- */
+
+/* A sum to about twice fp64's precision (Neumaier), and what its rounding in other arithmetic may
+ * be. */
+typedef struct {
+    double sum, rest;
+    double terms2, running2; /* sums of squares of terms and of running sums */
+    double lost;             /* what may be gone of terms below what their format holds in full */
+} running_sum;
+
+static void add_to_sum(running_sum *s, double y, double lost) {
+    s->lost += lost;
+    const double t = s->sum + y;
+    s->rest += fabs(s->sum) >= fabs(y) ? (s->sum - t) + y : (y - t) + s->sum;
+    s->sum = t;
+    s->terms2 += y * y;
+    s->running2 += t * t;
+}
+
+/* own: what storing the sum itself may take, relative. */
+static double limit_of_sum(const running_sum *s, double u, double own, double a) {
+    const double each = u + 8 * a;
+    const double random = sqrt(each * each * s->terms2 + a * a * s->running2);
+    return DP_LAMBDA * random + (16 * a + own) * fabs(s->sum) + s->lost;
+}
+
+/* A format that numbers are stored in: its unit roundoff, and the loss of a number below those that
+ * it holds in full. The loss comes from rounding or, where fp32 is flushed to zero, from that. */
+typedef struct {
+    dp_format format;
+    double u, tiny;
+} store;
+
+/* The narrowest one that holds every number. */
+static store storage(const double *x, int64_t n) {
+    static const store stores[] = {
+        {DP_BF16, 0x1p-8, 0x1p-126}, {DP_FP16, 0x1p-11, 0x1p-25}, {DP_FP32, 0x1p-24, 0x1p-126}};
+    for (size_t i = 0; i < sizeof stores / sizeof *stores; i++) {
+        int64_t at = 0;
+        while (at < n && (isnan(x[at]) || dp_store(stores[i].format, x[at]) == x[at]))
+            at++;
+        if (at == n) return stores[i];
+    }
+    return (store){DP_FP64, 0x1p-53, 0x1p-1022};
+}
+
+typedef struct {
+    double over; /* |difference| over its limit */
+    double got, want, off, limit;
+    int64_t row;         /* a head, or a head and channel */
+    double limit2, sum2; /* over all sums */
+} worst_sum;
+
+static void hold_sum(const running_sum *s, double got, double u, double own, double a, int64_t row,
+                     worst_sum *w) {
+    const double off = fabs((got - s->sum) - s->rest);
+    const double limit = limit_of_sum(s, u, own, a);
+    const double over = off == 0 ? 0 : off / limit;
+    w->limit2 += limit * limit;
+    w->sum2 += s->sum * s->sum;
+    if (!isfinite(s->sum) || !isfinite(got) || over <= w->over) return;
+    *w = (worst_sum){over, got, s->sum + s->rest, off, limit, row, w->limit2, w->sum2};
+}
+
+/* A sum that no other limit sees passes as the sum of terms that were judged. */
+static void pass_sum(dp_judgement *j, const worst_sum *w) {
+    if (!j || j->verdict != DP_UNJUDGED || !(4 * w->limit2 < w->sum2)) return;
+    j->verdict = DP_PASS;
+    j->tier = "sum";
+    j->times = w->over;
+    j->seen = 1 + sqrt(w->limit2 / w->sum2);
+    j->why[0] = 0;
+}
+
+static void fail_sum(dp_judgement *j, const worst_sum *w, int channels) {
+    if (!j || j->verdict == DP_FAIL || !(w->over > 1)) return;
+    j->verdict = DP_FAIL;
+    j->tier = "sum";
+    j->times = w->over;
+    j->failed = (dp_row){.at = {.rank = 0,
+                                .head = (int)(w->row / channels),
+                                .sequence = -1,
+                                .chunk = -1,
+                                .token = -1},
+                         .index = (int)(w->row % channels),
+                         .got = w->got,
+                         .want = w->want,
+                         .err = w->off,
+                         .bound = w->limit,
+                         .size = fabs(w->want)};
+    snprintf(j->why, sizeof j->why,
+             "not the sum of the dg beside it: the difference is %.3g, rounding explains %.3g",
+             w->off, w->limit);
+}
+
+void dp_sums_judge(const dp_sums_in *in) {
+    const dp_problem *p = in->p;
+    const double *x = in->got->dg;
+    const int Kg = dp_Kg(p);
+    if (!in->dg || in->dg->verdict != DP_PASS || p->gate == DP_GATE_LOG) return;
+    const store held = storage(x, p->T * p->HV * Kg);
+    const double tiny = fmax(held.tiny, in->tiny_dg);
+    const double u = held.u;
+    const double a = in->arithmetic;
+    const double own_bias = in->ddt_bias ? storage(in->got->ddt_bias, (int64_t)p->HV * Kg).u : 0;
+    const double own_A = in->dA_log ? storage(in->got->dA_log, p->HV).u : 0;
+    worst_sum A = {.over = 0};
+    worst_sum bias = {.over = 0};
+    for (int hv = 0; hv < p->HV; hv++) {
+        running_sum all = {.lost = in->tiny_dA_log};
+        for (int c = 0; c < Kg; c++) {
+            running_sum channel = {.lost = in->tiny_ddt_bias};
+            for (int64_t t = 0; t < p->T; t++) {
+                const int64_t at = (t * p->HV + hv) * Kg + c;
+                const double ratio = dp_gate_ratio(p, at);
+                add_to_sum(&channel, x[at], tiny);
+                add_to_sum(&all, x[at] * ratio, tiny * fabs(ratio));
+            }
+            if (in->ddt_bias)
+                hold_sum(&channel, in->got->ddt_bias[hv * Kg + c], u, own_bias, a,
+                         (int64_t)hv * Kg + c, &bias);
+        }
+        if (in->dA_log) hold_sum(&all, in->got->dA_log[hv], u, own_A, a, hv, &A);
+    }
+    fail_sum(in->ddt_bias, &bias, Kg);
+    fail_sum(in->dA_log, &A, 1);
+    pass_sum(in->ddt_bias, &bias);
+    pass_sum(in->dA_log, &A);
 }

@@ -21,6 +21,7 @@
 #ifndef DP_COMPARE_H
 #define DP_COMPARE_H
 #include "levels.h"
+#include "ref/vocabulary/problem.h"
 
 typedef enum { DP_PASS, DP_FAIL, DP_SKIPPED, DP_UNJUDGED, DP_NVERDICTS } dp_verdict;
 extern const char *const dp_verdict_names[DP_NVERDICTS];
@@ -131,4 +132,61 @@ const dp_row *dp_judgement_row(const dp_judgement *j);
 
 /* x rounded to nearest at roundoff u, a power of 2, less x; u 0: 0. */
 double dp_rounding_error(double x, double u);
+
+/* ---- limits as numbers for others ------------------------------------------------------------ */
+
+/* An error can be held against these: for truth packs (python/deltaproof/packs.py).
+ *
+ * Limits of a tensor: rows, their bound and radius together, [rows]; and the parts that draws see,
+ * subrows of a row each. For these it has the largest |error|_2 that passes: of each part, each
+ * window of parts, each head on a rank, and the whole tensor. Infinity: no limit. Limits of other
+ * levels (levels.h) are along directions or over places, and are left out.
+ */
+
+/* From here on dp_compare keeps limits, the last ones of each tensor by name. With results it
+ * keeps also what it compared, NAME.result, .truth and .truth_lo, in the order of the rows. One
+ * thread. */
+void dp_limits_keep(int results);
+/* Writes and frees them: NAME.bound, .row, .window, .window_most, .unit, .unit_most, .tensor_most,
+ * all F64. */
+dp_status dp_limits_write(const char *path, dp_err *e);
+
+/* ---- dA_log and ddt_bias as sums ------------------------------------------------------------- */
+
+/* Are dA_log and ddt_bias the sums of the dg beside them?
+ *
+ * With x = dg of the raw gate, as the subject returned it (math.md c):
+ *     ddt_bias[h,c] = sum_t x[t,h,c]          dA_log[h] = sum_(t,c) x[t,h,c] r[t,h,c]
+ * r = (dg/dA_log) / (dg/dx) of the gate, from the inputs in fp64; r = 1 for ddt_bias. Earlier
+ * errors of dg are in the sum, too, so only the roundings of the last stage count:
+ *
+ *     limit = lambda sqrt(sum ((u + 8 a) y)^2 + sum (a P)^2) + 16 a |sum y| + sum tiny |r| + tiny'
+ *
+ *   y       the terms: x, or x r
+ *   P       the running sums
+ *   u       unit roundoff of the narrowest format that holds every x
+ *   a       unit roundoff of the arithmetic
+ *   tiny    least number that dg's format holds in full (fp16: half its last place), which each
+ *           term may lose by underflow or flush to zero; at least the loss in dg's file
+ *   tiny'   the loss in the sum's own file
+ *
+ * Terms one by one: dg was rounded when it was stored, and its slopes err by 8 a each,
+ * mean-independent (Azuma; DP_LAMBDA = 6 standard deviations). Additions follow. An error of
+ * exp(A_log) is common to all terms. So one number a head is judged as sharply as thousands of
+ * terms allow.
+ */
+
+/* Judgements of tensors `dA_log`, `ddt_bias` and `dg` of a subject; NULL: was not judged. If dg
+ * passes, the other two fail (tier "sum") for wrong sums. A tensor that is otherwise unjudged
+ * passes as sums of the judged dg, unless rounding explains half of it or more. The arithmetic has
+ * unit roundoff `arithmetic`. */
+typedef struct {
+    const dp_problem *p;
+    const dp_result *got;
+    double arithmetic;
+    double tiny_dg, tiny_dA_log, tiny_ddt_bias; /* what their files may take of a number */
+    dp_judgement *dg, *dA_log, *ddt_bias;
+} dp_sums_in;
+/* Changes dA_log and ddt_bias alone. */
+void dp_sums_judge(const dp_sums_in *in);
 #endif

@@ -20,11 +20,13 @@ typedef struct {
 
 /* ref: the problem's simulated ranks in base fp64, as dp_sim_new makes them. */
 void dp_condition_of(const dp_sim *ref, dp_condition *c);
-/* cache: folder, NULL: none. Makes the reference itself when nothing is cached and ref is NULL. */
-dp_status dp_condition_cached(const dp_problem *p, int N, const dp_sim *ref, const char *cache,
-                              dp_condition *c, dp_err *e);
+/* cache: folder, NULL: none. Makes the reference itself when nothing is cached. */
+dp_status dp_condition_cached(const dp_problem *p, int N, const char *cache, dp_condition *c,
+                              dp_err *e);
 int dp_ill_conditioned(const dp_condition *c, dp_base b);
 /* Appends to why [size] what the condition says about a verdict: that the problem is
  * ill-conditioned, or that it does not explain a failure. */
 void dp_condition_explain(const dp_condition *c, dp_base b, dp_verdict v, char *why, size_t size);
+/* "; the state grows: .." where keys or gates make it grow, or "". */
+void dp_growth_explain(const dp_problem *p, char *text, size_t size);
 #endif

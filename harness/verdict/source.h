@@ -31,4 +31,13 @@ typedef struct {
 } dp_source;
 /* in: as compared; p: a problem of exact inputs. */
 void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out);
+
+/* The state that a row lacks, of any case. Writes text and returns 1 where a missing state explains
+ * nine tenths of the row's error, else 0.
+ *   field   DP_RESULT_O or DP_RESULT_FINAL_STATE
+ *   row     the failed one
+ *   got     the whole tensor
+ *   drop    bits that are claimed, 0: none */
+int dp_lost_state(const dp_problem *p, int field, const dp_row *row, const double *got, int drop,
+                  char *text, size_t size);
 #endif

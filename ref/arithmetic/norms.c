@@ -20,6 +20,20 @@ double dp_norm_fro(int64_t n, const double *A) {
     return scale * sqrt(s);
 }
 
+double dp_norm_up(int64_t n, const double *x) {
+    double s = 0;
+    for (int64_t i = 0; i < n; i++)
+        s += x[i] * x[i];
+    return sqrt(s) * (1 + (double)(n + 4) * 0x1p-52);
+}
+
+double *dp_norms_up(const double *x, int64_t rows, int width) {
+    double *n = dp_doubles(rows);
+    for (int64_t r = 0; r < rows; r++)
+        n[r] = dp_norm_up(width, x + r * width);
+    return n;
+}
+
 double dp_norm_max(int64_t n, const double *x) {
     double most = 0;
     for (int64_t i = 0; i < n; i++)

@@ -6,6 +6,10 @@
 /* Norm of n numbers, none of whose squares overflows or is lost. If one is not finite: that
  * number's size. */
 double dp_norm_fro(int64_t n, const double *A);
+/* |x|_2 of n numbers, rounded up. */
+double dp_norm_up(int64_t n, const double *x);
+/* The same of each row of `width`, to be freed: from bounds of entries those of rows. */
+double *dp_norms_up(const double *x, int64_t rows, int width);
 /* max |x_i| of n numbers; 0 of none, and NaN counts as 0 */
 double dp_norm_max(int64_t n, const double *x);
 /* Upper bound of the spectral norm, proven (spectral.h): at most 2 (n + 2)^2 2^-52

@@ -8,7 +8,7 @@
 #ifndef DP_CONV_H
 #define DP_CONV_H
 #include "ref/vocabulary/formats.h"
-#include "ref/vocabulary/peers.h"
+#include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
 #ifdef __cplusplus
 extern "C" {

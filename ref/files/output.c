@@ -1,6 +1,5 @@
 /* ref/files/output.c - writes files whole or not at all (output.h). */
 #include "output.h"
-#include "ref/vocabulary/number.h"
 #include "ref/vocabulary/text.h"
 
 #include <dirent.h>

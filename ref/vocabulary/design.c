@@ -1,8 +1,8 @@
 /* Designs as text, by one table of words. */
 #include "design.h"
 #include "formats_core.h"
-#include "number.h"
 #include "stored.h"
+#include "text.h"
 
 #include <math.h>
 #include <stddef.h>

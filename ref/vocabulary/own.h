@@ -14,6 +14,7 @@
  */
 #ifndef DP_OWN_H
 #define DP_OWN_H
+#include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
@@ -54,6 +55,33 @@ int64_t dp_own_count(dp_owners o, int64_t T, int parts, int rank);
  * rank, part behind part. Forward from `all` to `own`; back: from `own` to `all`. */
 void dp_own_move(dp_owners o, int64_t T, int parts, int rank, int64_t each, double *all,
                  double *own, int back);
+
+/* Messages of numbers between ranks that are processes. If a message cannot be delivered, the
+ * transport (harness/mpi/) ends the program. */
+
+typedef struct {
+    int rank, N; /* of this process, of all */
+    void *who;
+    /* Sends n numbers. Returns before they are received; x may then be changed. */
+    void (*send)(void *who, int to, const double *x, int64_t n);
+    /* Waits for n numbers of rank `from`, in the order in which it sent them. An error message
+     * calls them `what`. */
+    void (*receive)(void *who, int from, double *x, int64_t n, const char *what);
+} dp_peers;
+
+/* The process that has part i of `parts`, and whether this process has it. p NULL: all parts are
+ * here. */
+static inline int dp_peers_owner(const dp_peers *p, dp_owners o, int parts, int i) {
+    return p ? dp_own_rank(o, parts, i) : 0;
+}
+static inline int dp_peers_have(const dp_peers *p, dp_owners o, int parts, int i) {
+    return !p || dp_own_rank(o, parts, i) == p->rank;
+}
+
+/* Gathers `all`, a block of n numbers for every part. The blocks of this rank are set on entry, all
+ * blocks on return. */
+void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int64_t n,
+                     const char *what);
 
 #ifdef __cplusplus
 }

@@ -157,7 +157,7 @@ struct dp_problem {
                          * in most kernels; draws alone have it (gate.h) */
     int pairs;          /* pairs of channels that angle rotates; 0: K / 2 */
     int lag; /* n: only every n-th token writes, so that the previous token is n back; 0: one
-                * (harness/run/judge_files.h) */
+                * (harness/run/judge.c) */
     double *q, *k, *v, *g;
     double *beta;            /* DP_BY_BETA, else NULL */
     double *erase, *write;   /* DP_BY_GATES, else NULL */

@@ -1,6 +1,6 @@
 /* The text of a user's own recurrence, and what it changes in the tables (recurrence_text.h). */
 #include "recurrence_text.h"
-#include "number.h"
+#include "text.h"
 
 #include <ctype.h>
 #include <stdarg.h>

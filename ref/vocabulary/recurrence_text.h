@@ -28,7 +28,7 @@
  * that a row does not name is 0, strength 1; it names write, and read or value. A query along the
  * values has no norm and no angle. Outside is FLA's momentum rule: it has two states, of which
  * one decays into the other. Gradients are named d and the input's name. As many query heads as
- * value heads; judge takes several a value head, too (harness/run/judge_files.h).
+ * value heads; judge takes several a value head, too (harness/run/judge.c).
  *
  * The inputs take the place of other recurrences' inputs in a problem, in this order. Query and
  * gate: q, g; keys: k, erase, lr_a, lr_b; values: v, write, value3, value4; numbers: beta, number;

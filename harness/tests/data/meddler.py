@@ -17,7 +17,7 @@ import time
 listen, port, direction, kind, *more = sys.argv[1:]
 count, new_count, field = more if len(more) == 3 else ("0", "-", "-")
 head = struct.pack("<QQ", int(kind), int(count))
-GREETING = 120 + 104 + 4 + 4  # the first rank's hello, proof and two words (meeting.h)
+GREETING = 120 + 104 + 4 + 4  # the first rank's hello, proof and two words (meet.h)
 
 
 def edited(data: bytes, passed: int, source: socket.socket) -> bytes | None:
