@@ -15,7 +15,7 @@ import pytest
 import deltaproof
 from deltaproof.vocabulary import RECURRENCES
 
-TREE = Path(__file__).parent.parent.parent
+TREE = Path(os.environ.get("DELTAPROOF_TREE") or Path(__file__).resolve().parents[2])
 pytestmark = pytest.mark.skipif(not (TREE / "scripts/site").is_file(), reason="no source tree here")
 material = pytest.mark.skipif(not importlib.util.find_spec("material"), reason="no MkDocs Material")
 
