@@ -40,4 +40,23 @@ static inline BareOut bare_out(const Call &c) {
     return BareOut{at<bf16>(c, B_TB), at<bf16>(c, B_AQK), at<BareFactors>(c, B_FACTORS),
                    at<int>(c, B_ODD)};
 }
+
+#ifdef __CUDACC__
+/* Factors of a lane's tokens of 8 N, which are columns of a result's transpose. */
+template <int N> struct OfTokens {
+    float2 y[N];
+    __device__ __forceinline__ OfTokens(const float *f, int lane) {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+            y[n] = *(const float2 *)(f + n * 8 + lane % 4 * 2);
+    }
+    __device__ __forceinline__ void times(float x[N][4]) const {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[n][e] *= e % 2 ? y[n].y : y[n].x;
+    }
+};
+#endif
 #endif

@@ -57,7 +57,7 @@ struct SingleArgs {
 /* A kernel's SLOT has K, V, its widths, and
  *   kq        rows of k over rows of q, ROWS; operands of Z and S q' at last
  *   v         ROWS of 32
- *   HALVES_OF_O    rows of o in a warp's stage, by 16
+ *   HALVES_OF_O                       of 16 tokens, that o passes through shared memory at once
  *   TB, Aqk   triangles
  *   step      its tokens
  *   await_rows(bars, turn)            waits until kq is such operands
@@ -83,16 +83,16 @@ template <class SLOT, class MORE> struct Loader {
 
     /* Rows of W numbers to a tile. The copy engine brings a whole step, or a half of it. */
     template <int W, int ROWS>
-    __device__ __forceinline__ void step(bf16 *to, const Mapped &from, int head, const Step &s,
-                                         uint64_t *full) {
+    __device__ __forceinline__ void load_step(bf16 *to, const Mapped &from, int head, const Step &s,
+                                              uint64_t *full) {
 #pragma unroll
         for (int x = 0; x < W; x += 64)
             fill_tile(to + x * ROWS, from.step, x, head, s.t0, full, 0);
     }
     template <int W, int ROWS>
-    __device__ __forceinline__ void half(bf16 *to, int row0, const Mapped &from, int heads,
-                                         int head, const Step &s, int half, bool whole,
-                                         uint64_t *full) {
+    __device__ __forceinline__ void load_half(bf16 *to, int row0, const Mapped &from, int heads,
+                                              int head, const Step &s, int half, bool whole,
+                                              uint64_t *full) {
         row0 += half * 16;
         if (whole) {
 #pragma unroll 1
@@ -120,9 +120,9 @@ template <class SLOT, class MORE> struct Loader {
         if (whole == 2) {
             if (elected(lane)) {
                 fill_begin(full, STEP * (2 * K + V) * 2, 0);
-                step<K, 2 * STEP>(slot.kq, a.k, h, s, full);
-                step<K, 2 * STEP>(slot.kq + STEP * 64, a.q, h, s, full);
-                step<V, STEP>(slot.v, a.v, s.hv, s, full);
+                load_step<K, 2 * STEP>(slot.kq, a.k, h, s, full);
+                load_step<K, 2 * STEP>(slot.kq + STEP * 64, a.q, h, s, full);
+                load_step<V, STEP>(slot.v, a.v, s.hv, s, full);
             }
             fill16_end(full, lane); /* no lane copies any of these rows */
             return turn.next();
@@ -131,9 +131,9 @@ template <class SLOT, class MORE> struct Loader {
 #pragma unroll 1
         for (int i = 0; i < 2 && s.len >= 0; i++) {
             bool all = i < whole;
-            half<K, 2 * STEP>(slot.kq, 0, a.k, d.H, h, s, i, all, full);
-            half<K, 2 * STEP>(slot.kq, STEP, a.q, d.H, h, s, i, all, full);
-            half<V, STEP>(slot.v, 0, a.v, d.HV, s.hv, s, i, all, full);
+            load_half<K, 2 * STEP>(slot.kq, 0, a.k, d.H, h, s, i, all, full);
+            load_half<K, 2 * STEP>(slot.kq, STEP, a.q, d.H, h, s, i, all, full);
+            load_half<V, STEP>(slot.v, 0, a.v, d.HV, s.hv, s, i, all, full);
         }
         fill16_end_for_products(full, lane);
         turn.next();
@@ -285,22 +285,6 @@ template <class SLOT> struct Maker {
 
 /* ---- states ---------------------------------------------------------------------------------- */
 
-/* Factors of a lane's tokens of 32, which are columns of X'. */
-struct OfTokens {
-    float2 y[4];
-    __device__ __forceinline__ OfTokens(const float *f, int lane) {
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            y[n] = *(const float2 *)(f + n * 8 + lane % 4 * 2);
-    }
-    __device__ __forceinline__ void times(float x[4][4]) const {
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[n][e] *= e % 2 ? y[n].y : y[n].x;
-    }
-};
 /* x' += a' B' of a lower triangle. */
 __device__ __forceinline__ void times_lower(float x[4][4], const uint32_t a[2][4], const Lower &b,
                                             int lane) {
@@ -387,10 +371,10 @@ template <class SLOT> struct Columns {
             }
             __syncwarp();
             const bf16 *from = stage + piece_at(C, 0, lane / 2, lane % 2);
-            const uint4 one = *(const uint4 *)from;
-            const uint4 two = *(const uint4 *)(from + (AT_ONCE - 1) * 256);
-            if (first * 16 + lane / 2 < s.len) *(uint4 *)(to + first * 16 * d.HV * V) = one;
-            if (AT_ONCE > 1 && 16 + lane / 2 < s.len) *(uint4 *)(to + 16 * d.HV * V) = two;
+            const uint4 upper = *(const uint4 *)from;
+            const uint4 lower = *(const uint4 *)(from + (AT_ONCE - 1) * 256);
+            if (first * 16 + lane / 2 < s.len) *(uint4 *)(to + first * 16 * d.HV * V) = upper;
+            if (AT_ONCE > 1 && 16 + lane / 2 < s.len) *(uint4 *)(to + 16 * d.HV * V) = lower;
         }
     }
     /* The tokens of a slot, once they are loaded. */

@@ -23,7 +23,7 @@ template <int KEYS, int VALUES> struct alignas(1024) Slot {
 
     __device__ __forceinline__ void await_rows(SlotBars &, const Turn &) const {}
     struct Factors {
-        OfTokens k, end, q;
+        OfTokens<STEP / 8> k, end, q;
         float by;
         __device__ __forceinline__ Factors(const Slot &slot, int lane)
             : k(slot.of_k, lane), end(slot.to_end, lane), q(slot.of_q, lane),

@@ -89,23 +89,6 @@ __device__ __forceinline__ void produce_outs(BareSmem &sm, OutStage *out, const 
 
 /* ---- the warps of 16 columns ----------------------------------------------------------------- */
 
-/* Factors of a lane's tokens of 64, which are columns of X'. */
-struct ByToken {
-    float2 f[8];
-    __device__ __forceinline__ ByToken(const float *from, int lane) {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            f[j] = *(const float2 *)(from + j * 8 + lane % 4 * 2);
-    }
-    __device__ __forceinline__ void times(float x[8][4]) const {
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                x[j][e] *= e % 2 ? f[j].y : f[j].x;
-    }
-};
-
 /* A warp's 16 columns, of either warpgroup. */
 template <int K, int V, bool SEVERAL> struct BareWarp {
     const Dims &d;
@@ -131,7 +114,7 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
         if (i >= 2) bar_wait(&sm.taken[buf], (i / 2 - 1) & 1);
         Walk<> v(st.v, across_row(lane), across_p(lane));
         float decay = FAULT(BARE_DECAY) ? sm.factors[turn.before(i)].chunk[0] : f.chunk[0];
-        ByToken of_k(f.of_k, lane), to_end(f.to_end, lane);
+        OfTokens<8> of_k(f.of_k, lane), to_end(f.to_end, lane);
 #pragma unroll
         for (int p = 0; p < 4; p++)
             ldsm4t(ra[p], v.at(warp, p));
@@ -209,7 +192,7 @@ template <int K, int V, bool SEVERAL> struct BareWarp {
         uint32_t xa[4][4];
         float o[8][4];
         turn.wait_full(sm.out);
-        ByToken of_q(sm.of_q[turn.slot], lane);
+        OfTokens<8> of_q(sm.of_q[turn.slot], lane);
         bar_wait(&sm.ready[buf], i / 2 & 1);
         take_sums(o, sm.O[buf], thread);
         take<4>(xa, sm.X[buf], thread);
