@@ -74,6 +74,13 @@ static num times(num a, num b) {
     const double p = a.h * b.h;
     return plus((num){0, 0}, (num){p, __builtin_fma(a.h, b.h, -p) + (a.h * b.l + a.l * b.h)});
 }
+static num minus(num a, num b) { return plus(a, (num){-b.h, -b.l}); }
+static num pair(const double *x) { return (num){x[0], x[1]}; }
+static void add_pair(double *to, num y) {
+    const num sum = plus(pair(to), y);
+    to[0] = sum.h;
+    to[1] = sum.l;
+}
 static num channel(const double *x, int64_t Kp, int64_t k) { return (num){x[k], x[Kp + k]}; }
 static void set_channel(double *x, int64_t Kp, int64_t k, num y) {
     x[k] = y.h;
@@ -301,10 +308,9 @@ static void turn_row(const tr_dd_batch *b, const tr_dd_qk *a, int64_t t, int bac
     const int64_t P = dp_pairs(b->r->p);
     for (int64_t i = 0; i < P; i++) {
         const double *at = a->turn + (t * P + i) * 4;
-        const num x = channel(row, b->Kp, 2 * i), y = channel(row, b->Kp, 2 * i + 1),
-                  c = {at[0], at[1]}, s = {back ? -at[2] : at[2], back ? -at[3] : at[3]},
-                  ys = times(y, s);
-        set_channel(row, b->Kp, 2 * i, plus(times(x, c), (num){-ys.h, -ys.l}));
+        const num x = channel(row, b->Kp, 2 * i), y = channel(row, b->Kp, 2 * i + 1), c = pair(at),
+                  s = {back ? -at[2] : at[2], back ? -at[3] : at[3]};
+        set_channel(row, b->Kp, 2 * i, minus(times(x, c), times(y, s)));
         set_channel(row, b->Kp, 2 * i + 1, plus(times(x, s), times(y, c)));
     }
 }
@@ -426,7 +432,7 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
 typedef struct {
     const tr_dd_batch *b;
     const tr_dd_qk *qk;
-    const tr_dd_head *a;
+    tr_dd_head *a;
     const tr_dd_task *c; /* of the gradients */
     int64_t hv, t0;      /* where the block begins */
 } rows_of_head;
@@ -456,8 +462,7 @@ static num factor_number(const rows_of_head *x, int factor, int64_t now, int64_t
     const double *row = factor_row(x, of, t, key);
     if (row) return channel(row, x->b->Kp, 0);
     if (of == DP_INPUT_NUMBER) return (num){p->number[t * p->HV + x->hv], 0};
-    const double *beta = x->a->beta + (place(x->b, x->t0, t) * p->R + key) * 2;
-    return (num){beta[0], beta[1]};
+    return pair(x->a->beta + (place(x->b, x->t0, t) * p->R + key) * 2);
 }
 
 /* The product of an entry's factors at channel 0 but number `but` (-1: with all). */
@@ -485,6 +490,11 @@ static void product_row(const rows_of_head *x, dp_entry e, int but, int64_t t, i
         set_channel(y, b->Kp, k, (num){0, 0});
 }
 
+/* The next token of the sequence, if any row looks back to t; -1: none. */
+static int64_t after(const tr_dd_batch *b, int64_t t) {
+    return b->pad ? dp_token_after(b->r->p, t) : -1;
+}
+
 /* The token of the angles that rotate entry e of token t; -1: it is not rotated. */
 static int64_t turned_at(const dp_problem *p, dp_entry e, int64_t t) {
     const int key = dp_entry_rotated(dp_recurrence_of(p), e);
@@ -501,7 +511,7 @@ static void make_entry(const rows_of_head *x, int e, int64_t t, int64_t key) {
     if (turn >= 0) turn_row(x->b, x->qk, turn, 0, y);
 }
 
-/* dst = the products of the values of row j of token t but number `but`, w columns from v0 on. */
+/* The products of the values of row j of token t. */
 static void make_value(const rows_of_head *x, int64_t j, int64_t t, double *h, double *l) {
     const dp_problem *p = x->b->r->p;
     const dp_entry e = dp_row_of(p, j)->value;
@@ -519,7 +529,7 @@ static void make_rows(const rows_of_head *x, int64_t t, double *room) {
     const tr_dd_batch *b = x->b;
     const tr_run *r = b->r;
     const int64_t R = r->p->R, n = b->rows, at = place(b, x->t0, t);
-    tr_head *norms = (tr_head *)&x->a->norms;
+    tr_head *norms = &x->a->norms;
     /* NOLINTNEXTLINE(clang-analyzer-core.VLASize): a token has 1 to 64 rows */
     double strength[n];
     tr_step s = {.ld = b->row, .strength = strength, .d = x->a->d + at * b->row};
@@ -611,7 +621,7 @@ static void sum_of(const rows_of_head *x, int input, int64_t t, int64_t key, dou
     double d[b->row] __attribute__((aligned(64))), others[b->row] __attribute__((aligned(64)));
     int terms = 0;
     for (int back = 0; back < 2; back++) {
-        const int64_t now = back ? b->pad ? dp_token_after(r->p, t) : -1 : t;
+        const int64_t now = back ? after(b, t) : t;
         const int of = back ? input | DP_PREVIOUS : input;
         for (int e = 0; e < r->rows.n && now >= 0; e++)
             for (int m = 0; m < r->rows.of[e].n; m++) {
@@ -637,13 +647,13 @@ static num sum_of_number(const rows_of_head *x, int input, int64_t t, int64_t ke
     double row[b->row] __attribute__((aligned(64)));
     num sum = {0, 0};
     for (int back = 0; back < 2; back++) {
-        const int64_t now = back ? b->pad ? dp_token_after(p, t) : -1 : t;
+        const int64_t now = back ? after(b, t) : t;
         for (int64_t j = 0; j < b->rows && now >= 0; j++) {
             const dp_entry s = dp_row_of(p, j)->strength;
             const double *d = x->c->y.dstrength + ((now - x->t0) * b->rows + j) * 2;
             for (int m = 0; m < s.n && dp_row_key(p, j) == key; m++)
                 if (s.of[m] == (back ? input | DP_PREVIOUS : input))
-                    sum = plus(sum, times((num){d[0], d[1]}, product_number(x, s, m, now, key)));
+                    sum = plus(sum, times(pair(d), product_number(x, s, m, now, key)));
         }
     }
     if (!b->in_entries[input]) return sum;
@@ -667,9 +677,8 @@ static void add_gates(const rows_of_head *x, int64_t t, double *dg) {
         const dp_entry s = dp_row_of(r->p, j)->strength;
         const double *d = x->c->y.dstrength + ((t - x->t0) * b->rows + j) * 2;
         if (dp_entry_gates(s) == 0) continue;
-        const num y =
-            times(times((num){d[0], d[1]}, product_number(x, s, -1, t, dp_row_key(r->p, j))),
-                  (num){dp_entry_gates(s), 0});
+        const num y = times(times(pair(d), product_number(x, s, -1, t, dp_row_key(r->p, j))),
+                            (num){dp_entry_gates(s), 0});
         set_channel(dg, b->Kp, 0, plus(channel(dg, b->Kp, 0), y));
     }
 }
@@ -677,12 +686,9 @@ static void add_gates(const rows_of_head *x, int64_t t, double *dg) {
 /* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
 static void add_turning(const tr_dd_batch *b, const double *x, const double *d, double *dphi) {
     for (int64_t i = 0; i < dp_pairs(b->r->p); i++) {
-        const num back = times(channel(x, b->Kp, 2 * i + 1), channel(d, b->Kp, 2 * i)),
-                  y = plus(times(channel(x, b->Kp, 2 * i), channel(d, b->Kp, 2 * i + 1)),
-                           (num){-back.h, -back.l}),
-                  sum = plus((num){dphi[2 * i], dphi[2 * i + 1]}, y);
-        dphi[2 * i] = sum.h;
-        dphi[2 * i + 1] = sum.l;
+        const int64_t Kp = b->Kp, u = 2 * i, v = 2 * i + 1;
+        add_pair(dphi + 2 * i, minus(times(channel(x, Kp, u), channel(d, Kp, v)),
+                                     times(channel(x, Kp, v), channel(d, Kp, u))));
     }
 }
 
@@ -696,7 +702,7 @@ static void chain_angles(const rows_of_head *x, int64_t t, const double *dq) {
     memset(to, 0, sizeof *to * (size_t)size);
     for (int e = 0; e < r->rows.n; e++) {
         const int key = dp_entry_rotated(dp_recurrence_of(r->p), r->rows.of[e]);
-        const int64_t now = key >= 0 && key & DP_PREVIOUS ? dp_token_after(r->p, t) : t;
+        const int64_t now = key >= 0 && key & DP_PREVIOUS ? after(b, t) : t;
         if (key >= 0 && now >= 0)
             add_turning(b, entry_row(x, e, now, 0), entry_gradient(x, e, now, 0), to);
     }
@@ -712,12 +718,8 @@ static void dd_sum_tasks(const tr_dd_batch *b, int i, int64_t at) {
         b->op->add_rows(Kp, c->y.dg + at * row, c[m].y.dg + at * row);
         for (int64_t e = at * b->entries; e < (at + 1) * b->entries; e++)
             b->op->add_rows(Kp, c->y.dentry + e * row, c[m].y.dentry + e * row);
-        for (int64_t j = at * b->rows; j < (at + 1) * b->rows; j++) {
-            double *to = c->y.dstrength + 2 * j, *from = c[m].y.dstrength + 2 * j;
-            const num sum = plus((num){to[0], to[1]}, (num){from[0], from[1]});
-            to[0] = sum.h;
-            to[1] = sum.l;
-        }
+        for (int64_t j = at * b->rows; j < (at + 1) * b->rows; j++)
+            add_pair(c->y.dstrength + 2 * j, pair(c[m].y.dstrength + 2 * j));
     }
 }
 
@@ -738,7 +740,7 @@ static void chain_head(const rows_of_head *x, int64_t t) {
     put_row(b, &f[DP_RESULT_DG], t * p->HV + x->hv, y);
     for (int64_t j = 0; j < p->R && p->beta; j++) {
         const double *db = x->a->db + (at * p->R + j) * 2;
-        const num d = times(sum_of_number(x, DP_INPUT_BETA, t, j), (num){db[0], db[1]});
+        const num d = times(sum_of_number(x, DP_INPUT_BETA, t, j), pair(db));
         dd_put(&f[DP_RESULT_DBETA], (t * p->HV + x->hv) * p->R + j, d.h, d.l);
     }
     if (p->number) {
@@ -809,11 +811,9 @@ static void dd_accumulate_gate(const tr_dd_batch *b, int i, const tr_block *k) {
         for (int64_t j = 0; j < P; j++) {
             double *sum = a->sum_angle + 2 * j, *d = c->dphi + ((t - k->t0) * P + j) * 2;
             const int reads = t % dp_lag(p) != 0; /* it only reads */
-            const num y = plus((num){sum[0], sum[1]}, (num){d[0], d[1]});
-            sum[0] = y.h;
-            sum[1] = y.l;
-            dd_put(&b->r->t->field[DP_RESULT_DANGLE], (t * p->HV + hv) * P + j, reads ? 0 : y.h,
-                   reads ? 0 : y.l);
+            add_pair(sum, pair(d));
+            dd_put(&b->r->t->field[DP_RESULT_DANGLE], (t * p->HV + hv) * P + j, reads ? 0 : sum[0],
+                   reads ? 0 : sum[1]);
         }
 }
 
@@ -1003,7 +1003,7 @@ static num add_value_gradient(const tr_dd_batch *b, const tr_dd_task *c, int64_t
 static void store_value_gradients(const tr_dd_batch *b, const tr_dd_task *c, int64_t t0,
                                   int64_t t) {
     const dp_problem *p = b->r->p;
-    const int64_t hv = b->h0 * dp_G(p) + c->head, after = b->pad ? dp_token_after(p, t) : -1;
+    const int64_t hv = b->h0 * dp_G(p) + c->head, next = after(b, t);
     const int alone =
         dp_recurrence_of(p)->n == 1 && dp_entry_is(dp_row_of(p, 0)->value, DP_INPUT_V);
     for (int f = 0; f < DP_NRESULTS; f++) {
@@ -1016,14 +1016,14 @@ static void store_value_gradients(const tr_dd_batch *b, const tr_dd_task *c, int
             num sum = {0, 0};
             for (int64_t j = 0; j < b->rows; j++) {
                 const double *dE = c->y.dvalue + ((t - t0) * b->rows + j) * 2 * TR_DD_COLS,
-                             *later = c->y.dvalue + ((after - t0) * b->rows + j) * 2 * TR_DD_COLS;
+                             *later = c->y.dvalue + ((next - t0) * b->rows + j) * 2 * TR_DD_COLS;
                 if (dp_row_key(p, j) != key) continue;
                 if (alone)
                     sum = (num){dE[v], dE[TR_DD_COLS + v]};
                 else
                     sum = add_value_gradient(b, c, hv, t, j, of, v, dE, sum);
-                if (after >= 0)
-                    sum = add_value_gradient(b, c, hv, after, j, of | DP_PREVIOUS, v, later, sum);
+                if (next >= 0)
+                    sum = add_value_gradient(b, c, hv, next, j, of | DP_PREVIOUS, v, later, sum);
             }
             dd_put(to, ((t * p->HV + hv) * p->R + key) * p->V + c->v0 + v, sum.h, sum.l);
         }
