@@ -74,8 +74,7 @@ static const struct argp_option OPTIONS[] = {
            "that many heads (R and the law of inputs as in the case, H = HV)"),
     DP_ROW("block", OPT_BLOCK, "N",
            "with --tokens or --heads: heads checked at a time (default: all of a subject's; else "
-           "so many "
-           "that each block gets one check, at least 2)"),
+           "so many that each block gets one check, at least 2)"),
     DP_FLAG("every", every, "every check on every block of heads (default: on one)"),
     DP_ROW_JSON_OF("write the results there"),
     {0}};

@@ -285,8 +285,7 @@ static const struct argp_option OPTIONS[] = {
     DP_FLAG("bitwise", bitwise, "both kernels claim equal bits: any difference fails"),
     DP_ROW("truth", DP_OPT_TRUTH, "KIND",
            "arithmetic of that truth: mpfr, dd or auto, whatever it costs (default: auto where it "
-           "takes "
-           "about a minute)"),
+           "takes about a minute)"),
     DP_FLAG("no-truth", no_truth, "make no truth to decide whose bound is broken"),
     DP_FLAG("forward", forward, "forward only, no gradients"),
     DP_ROW("tokens", OPT_TOKENS, "T", "that many tokens instead of the case's, one sequence"),

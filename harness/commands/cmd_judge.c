@@ -47,8 +47,7 @@ static const struct argp_option OPTIONS[] = {
     DP_TEXT(
         "gate", judge.gate, "FORM",
         "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
-        "+ dt_bias); lower_bound: X "
-        "sigmoid(exp(A_log) (g + dt_bias))"),
+        "+ dt_bias); lower_bound: X sigmoid(exp(A_log) (g + dt_bias))"),
     DP_TEXT(
         "gate-dtype", judge.gate_dtype, "FORMAT",
         "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it "

@@ -49,8 +49,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
     DP_ROW("all", OPT_ALL, 0,
            "every case, base, chain and merge order, every red run located (hours); default: "
-           "generated "
-           "cases, bases fp32 and bf16"),
+           "generated cases, bases fp32 and bf16"),
     DP_FLAG(
         "kernels", kernels,
         "the faults of the CUDA kernels instead (gpu/fault.cuh), in a build that has them; --out "

@@ -695,13 +695,10 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW(
         "backend", DP_OPT_BACKEND, "LIST",
         "sim: simulated ranks; lapack: the same over CBLAS and LAPACKE, in bases fp64 and fp32, "
-        "also "
-        "with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one "
-        "device; "
-        "nccl: a device a rank, processes that share devices, or processes of torchrun or mpirun "
-        "on "
-        "any hosts; mpi: simulated ranks, processes of `mpirun -np N deltaproof run ..` (default: "
-        "sim, lapack, and cuda where it can run)"),
+        "also with --design scores=factored or chunk=N; cuda: the CUDA kernels, ranks sharing one "
+        "device; nccl: a device a rank, processes that share devices, or processes of torchrun or "
+        "mpirun on any hosts; mpi: simulated ranks, processes of `mpirun -np N deltaproof run ..` "
+        "(default: sim, lapack, and cuda where it can run)"),
     DP_ROW_SUBJECT("judge " DP_LIBRARY
                    " instead of the simulated ranks; beside them with --backend "
                    "sim"),
@@ -718,10 +715,9 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_MEMORY,
     DP_ROW("variant", OPT_VARIANT, "LIST",
            "how the CUDA kernels make gradients: plain, dh-only (M of the forward reused), pair-dg "
-           "(dg "
-           "without cancellation), save-all (nothing recomputed), segments (M by the state pass, a "
-           "rank's sequence cut in parts), windows (the same, ranks store states into each other's "
-           "memory); both also with -dh-only or -save-all"),
+           "(dg without cancellation), save-all (nothing recomputed), segments (M by the state "
+           "pass, a rank's sequence cut in parts), windows (the same, ranks store states into each "
+           "other's memory); both also with -dh-only or -save-all"),
     {"way", 0, 0, OPTION_ALIAS, 0, 0},
     DP_ROW_FAULT,
     DP_ROW_OUT,
@@ -730,8 +726,7 @@ static const struct argp_option OPTIONS[] = {
         "again", OPT_AGAIN, "N",
         "for --subject, --run, --serve: call the first N runs (default 2) again, and N of packed "
         "sequences, with the same inputs and with other values at the same addresses; failing "
-        "runs, "
-        "too; 0: none"),
+        "runs, too; 0: none"),
     DP_TEXT("resume", resume, "DIR", "keep finished cases there; the same command then skips them"),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
