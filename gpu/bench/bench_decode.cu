@@ -5,7 +5,8 @@
  *                          K = V = 128, 32 heads, lower-bound gate, sigmoid, norms in the kernel;
  *                          a gate a channel and, of one token, one a head (gdn); one token of B
  *                          requests, and windows of 4 and 8 tokens that keep every state; states of
- *                          all formats (all), larger than L2 where B >= 128; STATES, T, B alone
+ *                          all formats (all), larger than L2 where B >= 128, vk: [V][K]; STATES,
+ *                          T, B alone
  *
  * Medians of RUNS (default 50) of a CUDA graph of CALLS calls on slots of their own, as far as ROOM
  * has them. A line: B T states us GB/s (bytes: states read and written, inputs, o). */
@@ -20,12 +21,17 @@ struct States {
     dpg_dtype type;
     dpg_packed packed;
     double bytes; /* of a number */
+    dpg_state_layout layout;
 };
-static const States STATES[] = {
-    {"fp32", DPG_F32, DPG_UNPACKED, 4},      {"bf16", DPG_BF16, DPG_UNPACKED, 2},
-    {"fp8", DPG_F32, DPG_E4M3, 1.125},       {"e5m2", DPG_F32, DPG_E5M2, 1.125},
-    {"int8", DPG_F32, DPG_INT8, 1.125},      {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125},
-    {"fp16", DPG_F32, DPG_FP16_BY_CHANCE, 2}};
+static const States STATES[] = {{"fp32", DPG_F32, DPG_UNPACKED, 4},
+                                {"bf16", DPG_BF16, DPG_UNPACKED, 2},
+                                {"fp32vk", DPG_F32, DPG_UNPACKED, 4, DPG_STATE_VK},
+                                {"bf16vk", DPG_BF16, DPG_UNPACKED, 2, DPG_STATE_VK},
+                                {"fp8", DPG_F32, DPG_E4M3, 1.125},
+                                {"e5m2", DPG_F32, DPG_E5M2, 1.125},
+                                {"int8", DPG_F32, DPG_INT8, 1.125},
+                                {"int8ef", DPG_F32, DPG_INT8_FEEDBACK, 3.125},
+                                {"fp16", DPG_F32, DPG_FP16_BY_CHANCE, 2}};
 
 /* A call of B requests, T tokens. */
 struct Serving {
@@ -52,6 +58,7 @@ struct Serving {
         d.dtype = d.gdtype = d.odtype = DPG_BF16;
         d.sdtype = kind.type;
         d.packed = kind.packed;
+        d.layout = kind.layout;
         d.slots = (int64_t)B * kept * own;
         d.kept = kept;
         std::vector<int32_t> slot((size_t)d.slots);

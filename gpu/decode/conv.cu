@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(THREADS) k_decode_conv(dpg_decode_conv c) {
     if (x >= (int64_t)c.B * c.D) return;
     const int b = (int)(x / c.D), channel = (int)(x % c.D), old = c.W - 1;
     const Slots slots = {c.T, c.kept, c.slots, c.slot, c.accepted, c.length};
-    const int64_t from = slots.read(b);
+    const int64_t from = slots.read(slots.named(b));
     const int n = from < 0 ? 0 : slots.tokens(b), bf = c.dtype == DPG_BF16;
     float rows[WIDTH];
     for (int i = 0; i < old && n; i++)

@@ -5,10 +5,11 @@
  * k_decode: a block has 32 columns of a request's head in its registers (tile.cuh). With every
  * token:
  *
- *   S <- diag(exp g) S, terms of k S to shared memory                       barrier ([K][V] alone)
+ *   S <- diag(exp g) S, terms of k S to shared memory                       barrier
  *   o of the token before; w = beta (v - k S), S += k' w, terms of S' q; S to its slot
  *
- * Many heads of 128 x 128 take the kernel of heads.cu, with the same bits. */
+ * Many heads of 128 x 128 take the kernel of heads.cu, with the same bits. States [V][K] take that
+ * of columns.cu. */
 #include "decode/tile.cuh"
 #include <type_traits>
 
@@ -36,22 +37,22 @@ static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms &
     const int col = COLS * (threadIdx.x % 32);
     float y[COLS];
     if (col >= 8 * COLS) return;
-    add_terms<false>(y, terms);
+    add_terms(y, terms);
     put_columns(a, row * a.d.V + first + col, y);
 }
 
-template <int K, bool VK, int R, bool PACKED>
+template <int K, int R, bool PACKED>
 __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     k_decode(DecodeArgs a, int staged) {
     constexpr int C = 8 * COLS;
-    using P = Place<K, VK>;
-    using Token = RawToken<K, R, C>;
+    using P = Place<K>;
+    using Token = RawToken<K, R, C / 32>;
     extern __shared__ __align__(16) char room[];
     __shared__ Terms terms[2][R + 1]; /* of this token and the one before */
     Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
-    const int tiles = d.V / C, first = (int)(blockIdx.x % tiles) * C, warp = threadIdx.x / 32;
-    const int hv = (int)(blockIdx.x / tiles % d.HV), b = (int)(blockIdx.x / tiles / d.HV);
+    const int b = blockIdx.x, hv = blockIdx.y, h = key_head(a, hv), first = blockIdx.z * C;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t row = (int64_t)b * d.T * d.HV + hv; /* of o, of the first token */
     const Slots slots = slots_of(a);
     Tile<P, R, PACKED> S;
@@ -61,14 +62,15 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
      * ones while slots are read. */
     const int parts = staged * Token::PARTS <= DECODE_WARPS ? Token::PARTS : 1;
     const int mine = warp / parts, part = parts > 1 ? 1 << warp % parts : Token::ALL;
-    if (mine < staged) raw.load(a, b, mine, hv, first, part);
-    const int64_t from = slots.read(b);
+    const int32_t slot = slots.named(b);
+    if (mine < staged) raw.load(a, b, mine, h, hv, first + lane, part);
+    const int64_t from = slots.read(slot);
     const int n = from < 0 ? 0 : slots.tokens(b), form = form_of(d);
-    if (warp == 0) clear_rest<C>(a, b, n, hv, first);
+    if (warp == 0 && n < d.T) clear_rest<C>(a, b, n, hv, first);
     if (n == 0) return;
     by_form<PACKED>(form, [&](auto f) {
         constexpr int FORM = decltype(f)::value;
-        S.template load<K, VK, FORM>(start_at(a, FORM, from, hv, K * d.V), d.V, first);
+        S.template load<FORM>(start_at(a, FORM, from, hv, K * d.V), d.V, first);
     });
     for (int t = 0; t < n; t++) {
         const Input<K, R, C> &x = in[t % staged];
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
             const int here = n - t < staged ? n - t : staged;
             if (t) __syncthreads();
             if (mine < here) {
-                if (t) raw.load(a, b, t + mine, hv, first, part);
+                if (t) raw.load(a, b, t + mine, h, hv, first + lane, part);
                 raw.put(a, in[mine], part);
             }
             __syncthreads();
@@ -86,12 +88,11 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
         alignas(16) float w[R][COLS], y[COLS];
         S.decay(x, w);
         for (int r = 0; r < R; r++)
-            add_lanes<VK>(w[r], now[r]);
-        if (!VK) __syncthreads();
-        if (!VK && t && warp == DECODE_WARPS - 1)
-            put_terms(a, row + (t - 1) * d.HV, last[R], first);
+            add_lanes(w[r], now[r]);
+        __syncthreads();
+        if (t && warp == DECODE_WARPS - 1) put_terms(a, row + (t - 1) * d.HV, last[R], first);
         for (int r = 0; r < R; r++) {
-            add_terms<VK>(w[r], now[r]);
+            add_terms(w[r], now[r]);
             for (int j = 0; j < COLS; j++)
                 w[r][j] = x.beta[r] * (x.v[r][P::col(j)] - w[r][j]);
         }
@@ -99,14 +100,12 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
         if (to >= 0)
             by_form<PACKED>(form, [&](auto f) {
                 constexpr int FORM = decltype(f)::value;
-                S.template store<K, VK, FORM>(head_at(a, FORM, to, hv, K * d.V), d.V, first);
+                S.template store<FORM>(head_at(a, FORM, to, hv, K * d.V), d.V, first);
             });
-        add_lanes<VK>(y, now[R]);
-        if (VK && threadIdx.x % 32 == 0)
-            put_columns(a, (row + t * d.HV) * d.V + first + P::col(0), y);
+        add_lanes(y, now[R]);
     }
-    if (!VK) __syncthreads();
-    if (!VK && warp == 0) put_terms(a, row + (n - 1) * d.HV, terms[(n - 1) % 2][R], first);
+    __syncthreads();
+    if (warp == 0) put_terms(a, row + (n - 1) * d.HV, terms[(n - 1) % 2][R], first);
 }
 
 /* ---- the call -------------------------------------------------------------------------------- */
@@ -124,7 +123,7 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
         what = "V";
     else if (d->R != 1 && d->R != 2 && d->R != 4)
         what = "R";
-    else if (d->H < 1 || d->HV % d->H)
+    else if (d->H < 1 || d->HV % d->H || d->HV > 65535)
         what = "HV";
     else if (d->Kg != 1 && d->Kg != d->K)
         what = "Kg";
@@ -144,30 +143,28 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
 
 #define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
 
-template <int K, bool VK, int R, bool PACKED>
+template <int K, int R, bool PACKED>
 static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const int each = (int)sizeof(Input<K, R, 32>), fit = INPUT_BYTES / each;
     const int staged = a.d.T < fit ? a.d.T : fit;
-    return launch(dev, k_decode<K, VK, R, PACKED>, (int64_t)a.d.B * a.d.HV * (a.d.V / 32), THREADS,
-                  (size_t)staged * each, s, e, a, staged);
+    return launch(dev, k_decode<K, R, PACKED>, tiles_of(a.d), THREADS, (size_t)staged * each, s, e,
+                  a, staged);
 }
-template <int K, bool VK, bool PACKED>
+template <int K, bool PACKED>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.R == 1   ? launch_tiles<K, VK, 1, PACKED>(dev, a, s, e)
-           : a.d.R == 2 ? launch_tiles<K, VK, 2, PACKED>(dev, a, s, e)
-                        : launch_tiles<K, VK, 4, PACKED>(dev, a, s, e);
+    return a.d.R == 1   ? launch_tiles<K, 1, PACKED>(dev, a, s, e)
+           : a.d.R == 2 ? launch_tiles<K, 2, PACKED>(dev, a, s, e)
+                        : launch_tiles<K, 4, PACKED>(dev, a, s, e);
 }
 template <int K>
 static dp_status launch_of(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.packed                   ? launch_keys<K, false, true>(dev, a, s, e)
-           : a.d.layout == DPG_STATE_VK ? launch_keys<K, true, false>(dev, a, s, e)
-                                        : launch_keys<K, false, false>(dev, a, s, e);
+    return a.d.packed ? launch_keys<K, true>(dev, a, s, e) : launch_keys<K, false>(dev, a, s, e);
 }
 
 extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensors *t, void *stream,
                                     dp_err *e) {
     TRY(check(d, t, e));
-    DecodeArgs a = {*d, *t, {}};
+    DecodeArgs a = {*d, *t, {}, (float)d->H / d->HV};
     Device dev = {};
     cudaStream_t s = (cudaStream_t)stream;
     a.gates.gate = d->gate;
@@ -177,6 +174,7 @@ extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensor
     TRY(ask_device(&dev, e));
     FAULT_TO_DEVICE(e, s);
     if (dpg_takes_heads(dev, *d)) return dpg_decode_heads(dev, a, s, e);
+    if (d->layout == DPG_STATE_VK) return dpg_decode_columns(dev, a, s, e);
     switch (d->K) {
     case 32: return launch_of<32>(dev, a, s, e);
     case 64: return launch_of<64>(dev, a, s, e);

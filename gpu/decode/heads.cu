@@ -140,7 +140,7 @@ template <int FORM, bool VK> struct Strip {
     /* S <- diag(decay) S; k S. */
     __device__ void decay(const Input<SIDE, 1, SIDE> &in, float (*other)[SIDE], float y[COLS]) {
         sum_up(
-            in.decay, in.k[0], other,
+            in.decay, in.of[1], other,
             [](float &number, float d, float k, int, float &sum) {
                 number *= d;
                 sum = fmaf(k, number, sum);
@@ -151,7 +151,7 @@ template <int FORM, bool VK> struct Strip {
     __device__ void write(const Input<SIDE, 1, SIDE> &in, const float w[COLS], float (*other)[SIDE],
                           float y[COLS]) {
         sum_up(
-            in.k[0], in.q, other,
+            in.of[1], in.of[0], other,
             [&](float &number, float k, float q, int n, float &sum) {
                 number = fmaf(k, w[n], number);
                 sum = fmaf(q, number, sum);
@@ -230,7 +230,7 @@ template <class F> static __device__ __forceinline__ void each_head(const Decode
     const Slots slots = slots_of(a);
     for (unsigned x = blockIdx.x; x < (unsigned)a.d.B * a.d.HV; x += gridDim.x) {
         const int b = (int)(x / a.d.HV);
-        const int64_t from = slots.read(b);
+        const int64_t from = slots.read(slots.named(b));
         f(b, (int)(x % a.d.HV), from, from < 0 ? 0 : slots.tokens(b));
     }
 }
@@ -299,8 +299,8 @@ static __device__ void feed(const DecodeArgs &a, Room<FORM, VK> &room, Rings &ri
         for (int t = 0; t < tokens; t++, turn.next()) {
             if (turns++ % FEEDERS != mine) continue;
             Input<SIDE, 1, SIDE> &in = room.in[turn.slot];
-            RawToken<SIDE, 1, SIDE> raw;
-            raw.load(a, b, t, hv, 0);
+            RawToken<SIDE, 1, SIDE / 32> raw;
+            raw.load(a, b, t, key_head(a, hv), hv, threadIdx.x % 32 * (SIDE / 32));
             const int64_t to = slots.write(b, t, tokens);
             turn.wait_empty(rings.inputs);
             raw.put(a, in);
@@ -390,8 +390,8 @@ template <int FORM, bool VK>
 static dp_status launch_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const int64_t heads = (int64_t)a.d.B * a.d.HV, most = Plan<FORM, VK>::BLOCKS * dev.sms;
     CK(e, allow_shared(k_heads<FORM, VK>, (int)sizeof(Room<FORM, VK>)));
-    return launch(dev, k_heads<FORM, VK>, heads < most ? heads : most, Plan<FORM, VK>::THREADS,
-                  sizeof(Room<FORM, VK>), s, e, a);
+    return launch(dev, k_heads<FORM, VK>, dim3((unsigned)(heads < most ? heads : most)),
+                  Plan<FORM, VK>::THREADS, sizeof(Room<FORM, VK>), s, e, a);
 }
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const bool vk = a.d.layout == DPG_STATE_VK;

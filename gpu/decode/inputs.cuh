@@ -11,7 +11,8 @@
 struct DecodeArgs {
     dpg_decode d;
     dpg_decode_tensors t;
-    Dims gates; /* what gate_value and beta_value read */
+    Dims gates;  /* what gate_value and beta_value read */
+    float share; /* H / HV */
 };
 
 static inline __host__ __device__ int form_of(const dpg_decode &d) {
@@ -21,19 +22,25 @@ static inline __host__ __device__ int form_of(const dpg_decode &d) {
 /* heads.cu: whole heads of 128 x 128 one by one. */
 bool dpg_takes_heads(const Device &dev, const dpg_decode &d);
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
+/* columns.cu: states [V][K]. */
+dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
 
 /* Blocks may start while the kernel before ends: await_grid() waits for its stores. */
 template <class... P>
-static dp_status launch(const Device &dev, void (*kernel)(P...), int64_t blocks, int threads,
+static dp_status launch(const Device &dev, void (*kernel)(P...), dim3 blocks, int threads,
                         size_t shared, cudaStream_t stream, dp_err *e, P... args) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    const cudaLaunchConfig_t c = {
-        dim3((unsigned)blocks), dim3((unsigned)threads), shared, stream, &early, dev.major >= 9};
-    if (blocks > INT32_MAX) return dpg_fail(e, DP_EINPUT, "dpg_decode: too many requests");
+    const cudaLaunchConfig_t c = {blocks, dim3((unsigned)threads), shared, stream,
+                                  &early, dev.major >= 9};
     CK(e, cudaLaunchKernelEx(&c, kernel, args...));
     return DP_OK;
+}
+
+/* Requests, heads and 32 columns each. */
+static inline dim3 tiles_of(const dpg_decode &d) {
+    return dim3((unsigned)d.B, (unsigned)d.HV, (unsigned)(d.V / 32));
 }
 
 #ifdef __CUDACC__
@@ -43,6 +50,10 @@ enum { COLS = 4 }; /* of a state, neighbours, in a thread */
  * its groups two by two, a group its rows one by one. */
 template <bool VK> static __device__ __forceinline__ int group_of(int n, int j) {
     return VK ? 16 * (n / 4) + n % 4 + 4 * j : 4 * n + j;
+}
+/* The key head of head hv < 65,536: a product is less than 1 / (2 HV / H) away. */
+static __device__ __forceinline__ int key_head(const DecodeArgs &a, int hv) {
+    return (int)((hv + 0.5f) * a.share);
 }
 /* scale y to four columns of o from `at` on. */
 static __device__ __forceinline__ void put_columns(const DecodeArgs &a, int64_t at,
@@ -81,7 +92,7 @@ static __device__ void clear_rest(const DecodeArgs &a, int b, int n, int hv, int
 
 /* A token as the recurrence takes it, C of its values. */
 template <int K, int R, int C> struct alignas(16) Input {
-    alignas(16) float q[K], k[R][K], decay[K], v[R][C], beta[4];
+    alignas(16) float of[1 + R][K], decay[K], v[R][C], beta[4]; /* of: q, keys */
     int64_t row;   /* of o [B][T][HV]; -1: no more tokens */
     int64_t slot;  /* to which the state goes; -1: none */
     int hv, loads; /* loads: the state comes from memory */
@@ -89,19 +100,32 @@ template <int K, int R, int C> struct alignas(16) Input {
 
 /* ---- inputs of a token, by one warp ---------------------------------------------------------- */
 
-/* N neighbours for each lane, as they lie in memory: their loads wait for none. */
+/* 1 / sqrt(x) of x > 0 to one unit of the last place: a step of Newton's behind the device's. */
+static __device__ __forceinline__ float rsqrt_of(float x) {
+    const float y = rsqrtf(x), off = fmaf(-x * y, y, 1.f);
+    return y > 0.f ? fmaf(0.5f * y, off, y) : y;
+}
+
+/* N neighbours, as they lie in memory: their loads wait for none. */
 template <int N> struct Raw {
     alignas(16) uint32_t words[N] = {};
 
     __device__ __forceinline__ void load(const void *x, int64_t at, int is_bf16) {
-        at += threadIdx.x % 32 * N;
         if (is_bf16)
             copy<2 * N>(words, (const bf16 *)x + at);
         else
             copy<4 * N>(words, (const float *)x + at);
     }
-    __device__ __forceinline__ uint32_t word(int i, int type) const {
-        return type == DPG_F32 ? words[i] : words[i / 2] >> i % 2 * 16 & 0xffff;
+    /* Numbers of a parameter, whose type may be fp16. */
+    __device__ __forceinline__ void values(int type, float *to) const {
+        if (type == DPG_F16)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                to[i] = fp16_value(words[i / 2] >> i % 2 * 16 & 0xffff);
+        else
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                to[i] = (*this)(i, type == DPG_BF16);
     }
     __device__ __forceinline__ float operator()(int i, int is_bf16) const {
         return !is_bf16 ? __uint_as_float(words[i])
@@ -110,88 +134,117 @@ template <int N> struct Raw {
     }
 };
 
-/* Normed if norm, to a row in shared memory. */
-template <int N>
-static __device__ __forceinline__ void put_row(const Raw<N> &x, int is_bf16, int norm, float *to) {
-    float squares = 0.f;
+/* A lane's N numbers of M rows that a warp has, normed if norm. */
+template <int M, int N>
+static __device__ __forceinline__ void rows_of(const Raw<N> *x, int is_bf16, int norm,
+                                               float (*to)[N]) {
+    float squares[M] = {};
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        squares = fmaf(x(i, is_bf16), x(i, is_bf16), squares);
+    for (int r = 0; r < M; r++)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            to[r][i] = x[r](i, is_bf16);
+            squares[r] = fmaf(to[r][i], to[r][i], squares[r]);
+        }
+    if (!norm) return;
 #pragma unroll
     for (int m = 16; m; m /= 2)
-        squares += __shfl_xor_sync(~0u, squares, m);
-    const float by = norm ? 1.f / sqrtf(squares + (float)DP_L2_EPS) : 1.f;
 #pragma unroll
-    for (int i = 0; i < N; i++)
-        to[threadIdx.x % 32 * N + i] = x(i, is_bf16) * by;
+        for (int r = 0; r < M; r++)
+            squares[r] += __shfl_xor_sync(~0u, squares[r], m);
+#pragma unroll
+    for (int r = 0; r < M; r++) {
+        const float by = rsqrt_of(squares[r] + (float)DP_L2_EPS);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[r][i] *= by;
+    }
 }
 
-/* Parts of a token that different warps may load: q, gates, values and beta, keys from here on. */
-enum { PART_Q, PART_GATES, PART_VALUES, PART_KEYS };
+/* Parts of a token that different warps may load: gates, values and beta, q and keys from here. */
+enum { PART_GATES, PART_VALUES, PART_ROWS };
 
 /* Token t of request b: load(), all loads at once; put(), as the recurrence takes it. Bits say
- * which parts. */
+ * which parts. A lane has C of the values from `first` on. */
 template <int K, int R, int C> struct RawToken {
-    static constexpr int N = K / 32, PARTS = PART_KEYS + R, ALL = (1 << PARTS) - 1;
-    Raw<N> q, k[R], g, bias;
-    Raw<C / 32> v[R];
+    static constexpr int N = K / 32, PARTS = PART_ROWS + 1 + R, ALL = (1 << PARTS) - 1;
+    Raw<N> of[1 + R], g, bias; /* of: q, keys */
+    Raw<C> v[R];
     uint32_t A_log, one_bias;
     float one, beta;
     int64_t row;
 
-    __device__ __forceinline__ void load(const DecodeArgs &a, int b, int t, int hv, int first,
-                                         int parts = ALL) {
+    /* h: the head's key head. */
+    __device__ __forceinline__ void load(const DecodeArgs &a, int b, int t, int h, int hv,
+                                         int first, int parts = ALL) {
         const dpg_decode &d = a.d;
         const int lane = threadIdx.x % 32, bf = d.dtype == DPG_BF16, gbf = d.gdtype == DPG_BF16;
         const int64_t token = (int64_t)b * d.T + t;
-        const int64_t key = token * d.H + hv / (d.HV / d.H);
+        const int64_t key = token * d.H + h;
         const bool each = d.Kg > 1;
+        const int mine = lane * N;
         row = token * d.HV + hv;
         if (parts >> PART_GATES & 1) {
             A_log = param_word(a.t.A_log, hv, d.A_dtype);
             one_bias = param_word(each ? NULL : a.t.dt_bias, hv, d.bias_dtype);
-            if (each) g.load(a.t.g, row * K, gbf);
+            if (each) g.load(a.t.g, row * K + mine, gbf);
             if (each && a.t.dt_bias)
-                bias.load(a.t.dt_bias, (int64_t)hv * K, d.bias_dtype != DPG_F32);
+                bias.load(a.t.dt_bias, (int64_t)hv * K + mine, d.bias_dtype != DPG_F32);
             one = each ? 0.f : ldx(a.t.g, row, gbf);
         }
-        if (parts >> PART_Q & 1) q.load(a.t.q, key * K, bf);
+        if (parts >> PART_ROWS & 1) of[0].load(a.t.q, key * K + mine, bf);
 #pragma unroll
         for (int r = 0; r < R; r++)
-            if (parts >> (PART_KEYS + r) & 1) k[r].load(a.t.k, (key * R + r) * K, bf);
+            if (parts >> (PART_ROWS + 1 + r) & 1)
+                of[1 + r].load(a.t.k, (key * R + r) * K + mine, bf);
         if (parts >> PART_VALUES & 1) {
 #pragma unroll
             for (int r = 0; r < R; r++)
                 v[r].load(a.t.v, (row * R + r) * d.V + first, bf);
-            beta = lane < R ? ldx(a.t.beta, row * R + lane, gbf) : 0.f;
+            beta = ldx(a.t.beta, row * R + lane % R, gbf);
         }
     }
-    __device__ __forceinline__ void put(const DecodeArgs &a, Input<K, R, C> &to,
+    /* Decays of the lane's rows. */
+    __device__ __forceinline__ void decays(const DecodeArgs &a, float *to) const {
+        switch (a.d.gate) {
+        case DP_GATE_LOG: return decays_of<DP_GATE_LOG>(a.d, to);
+        case DP_GATE_SOFTPLUS: return decays_of<DP_GATE_SOFTPLUS>(a.d, to);
+        default: return decays_of<DP_GATE_LOWER_BOUND>(a.d, to);
+        }
+    }
+    template <int GATE>
+    __device__ __forceinline__ void decays_of(const dpg_decode &d, float *to) const {
+        const float A = expf(param_value(A_log, d.A_dtype)), lower = d.lower_bound * LOG2E;
+        const auto decay = [&](float x, float more) {
+            return GATE == DP_GATE_LOG ? expf(x) : ex2(gate_fast<GATE>(x + more, A, 0.f, lower));
+        };
+        if (d.Kg == 1) {
+            const float same = decay(one, param_value(one_bias, d.bias_dtype));
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                to[i] = same;
+            return;
+        }
+        float biases[N];
+        bias.values(d.bias_dtype, biases);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[i] = decay(g(i, d.gdtype == DPG_BF16), biases[i]);
+    }
+    __device__ __forceinline__ void put(const DecodeArgs &a, Input<K, R, 32 * C> &to,
                                         int parts = ALL) const {
         const dpg_decode &d = a.d;
-        const int lane = threadIdx.x % 32, bf = d.dtype == DPG_BF16, gbf = d.gdtype == DPG_BF16;
-        const bool each = d.Kg > 1;
-        if (parts >> PART_GATES & 1) {
-            const float A = expf(param_value(A_log, d.A_dtype));
-            float gate = 0.f;
+        const int lane = threadIdx.x % 32, bf = d.dtype == DPG_BF16;
+        if (parts >> PART_GATES & 1) decays(a, to.decay + lane * N);
 #pragma unroll
-            for (int i = 0; i < N; i++) {
-                if (each || i == 0)
-                    gate = expf(gate_value(
-                        a.gates, each ? g(i, gbf) : one, A,
-                        param_value(each ? bias.word(i, d.bias_dtype) : one_bias, d.bias_dtype)));
-                to.decay[lane * N + i] = gate;
-            }
-        }
-        if (parts >> PART_Q & 1) put_row(q, bf, d.l2norm, to.q);
-#pragma unroll
-        for (int r = 0; r < R; r++)
-            if (parts >> (PART_KEYS + r) & 1) put_row(k[r], bf, d.l2norm, to.k[r]);
+        for (int r = 0; r <= R; r++)
+            if (parts >> (PART_ROWS + r) & 1)
+                rows_of<1>(of + r, bf, d.l2norm, (float(*)[N])(to.of[r] + lane * N));
         if (parts >> PART_VALUES & 1) {
 #pragma unroll
             for (int r = 0; r < R; r++)
-                for (int i = 0; i < C / 32; i++)
-                    to.v[r][lane * (C / 32) + i] = v[r](i, bf);
+                for (int i = 0; i < C; i++)
+                    to.v[r][lane * C + i] = v[r](i, bf);
             if (lane < R) to.beta[lane] = beta_value(a.gates, beta);
             if (lane == 0) to.row = row;
         }

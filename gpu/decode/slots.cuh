@@ -12,20 +12,24 @@ struct Slots {
     int64_t slots;
     const int32_t *slot, *accepted, *length;
 
-    /* -1: none */
-    __device__ int64_t at(int b, int i) const {
-        const int32_t s = slot[(int64_t)b * kept + i];
+    /* A slot that is there; -1: none. */
+    __device__ int64_t valid(int32_t s) const {
         if (FAULT(SLOT_PADDING) && s < 0) return slots - 1;
         return s < 0 || s >= slots ? -1 : s;
     }
-    __device__ int64_t read(int b) const {
+    __device__ int64_t at(int b, int i) const { return valid(slot[(int64_t)b * kept + i]); }
+    /* The slot to read as it is named, whose load nothing waits for; the slot of that name. */
+    __device__ int32_t named(int b) const {
         const int n = kept > 1 && accepted ? accepted[b] : 1;
-        const int64_t s = n < 1 || n > kept ? -1 : at(b, n - 1);
+        return n < 1 || n > kept ? -1 : slot[(int64_t)b * kept + n - 1];
+    }
+    __device__ int64_t read(int32_t name) const {
+        const int64_t s = valid(name);
         return FAULT(SLOT_NEIGHBOUR) && s >= 0 ? (s + 1) % slots : s;
     }
     /* After token t of n. */
     __device__ int64_t write(int b, int t, int n) const {
-        if (FAULT(SLOT_IN_PLACE)) return t == n - 1 ? read(b) : -1;
+        if (FAULT(SLOT_IN_PLACE)) return t == n - 1 ? read(named(b)) : -1;
         return kept > 1 ? at(b, t) : t == n - 1 ? at(b, 0) : -1;
     }
     __device__ int tokens(int b) const {

@@ -9,16 +9,15 @@
 #define GROUPS (THREADS / 8)
 
 #ifdef __CUDACC__
-/* Which numbers a thread has: some rows of COLS columns. A warp has the groups of a term, or with
- * layout [V][K] all groups of its columns. */
-template <int K, bool VK> struct Place {
+/* Which numbers a thread has: some rows of COLS columns. A warp has the groups of a term. */
+template <int K> struct Place {
     static constexpr int ROWS = K / GROUPS, QUAD = ROWS < 4 ? ROWS : 4;
     static_assert(ROWS > 0, "columns of a thread");
 
-    static __device__ int group() { return VK ? threadIdx.x % GROUPS : threadIdx.x / 8; }
-    static __device__ int part() { return VK ? threadIdx.x / GROUPS : threadIdx.x % 8; }
-    static __device__ int row(int i) { return QUAD * (group() + GROUPS * (i / QUAD)) + i % QUAD; }
-    static __device__ int col(int j) { return COLS * part() + j; }
+    static __device__ int row(int i) {
+        return QUAD * (threadIdx.x / 8 + GROUPS * (i / QUAD)) + i % QUAD;
+    }
+    static __device__ int col(int j) { return COLS * (threadIdx.x % 8) + j; }
     /* A thread's rows of a vector in shared memory. */
     static __device__ void rows(const float *x, float *y) {
 #pragma unroll
@@ -32,30 +31,26 @@ struct alignas(16) Terms {
     float of[8][8 * COLS];
 };
 
-/* Sums over rows of a thread's columns, as far as its warp has them: all, or a term. */
-template <bool VK> static __device__ __forceinline__ void add_lanes(float y[COLS], Terms &terms) {
-    constexpr int MASK[5] = {VK ? 4 : 8, VK ? 8 : 16, 1, 2, 16};
+/* A term of the sums over rows of a thread's columns. */
+static __device__ __forceinline__ void add_lanes(float y[COLS], Terms &terms) {
 #pragma unroll
-    for (int i = 0; i < (VK ? 5 : 2); i++)
+    for (int m = 8; m <= 16; m *= 2)
 #pragma unroll
         for (int n = 0; n < COLS; n++)
-            y[n] += __shfl_xor_sync(~0u, y[n], MASK[i]);
-    if (!VK && threadIdx.x % 32 < 8)
+            y[n] += __shfl_xor_sync(~0u, y[n], m);
+    if (threadIdx.x % 32 < 8)
         copy<4 * COLS>(&terms.of[threadIdx.x / 32][COLS * (threadIdx.x % 8)], y);
 }
 /* The rest, behind a barrier of the block. */
-template <bool VK>
 static __device__ __forceinline__ void add_terms(float y[COLS], const Terms &terms) {
-    if constexpr (!VK) {
-        alignas(16) float x[8][COLS];
+    alignas(16) float x[8][COLS];
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            copy<4 * COLS>(x[i], &terms.of[i][COLS * (threadIdx.x % 8)]);
+    for (int i = 0; i < 8; i++)
+        copy<4 * COLS>(x[i], &terms.of[i][COLS * (threadIdx.x % 8)]);
 #pragma unroll
-        for (int n = 0; n < COLS; n++)
-            y[n] = ((x[0][n] + x[1][n]) + (x[2][n] + x[3][n])) +
-                   ((x[4][n] + x[5][n]) + (x[6][n] + x[7][n]));
-    }
+    for (int n = 0; n < COLS; n++)
+        y[n] = ((x[0][n] + x[1][n]) + (x[2][n] + x[3][n])) +
+               ((x[4][n] + x[5][n]) + (x[6][n] + x[7][n]));
 }
 
 template <class P, int R, bool LEFT> struct Tile {
@@ -63,45 +58,20 @@ template <class P, int R, bool LEFT> struct Tile {
     alignas(16) uint32_t left[LEFT ? P::ROWS : 1][COLS / 2];
 
     /* first: column of the tile in a state of V. */
-    template <int K, bool VK, int FORM>
-    __device__ __forceinline__ void load(const HeadAt &from, int V, int first) {
-        if constexpr (VK) {
+    template <int FORM> __device__ __forceinline__ void load(const HeadAt &from, int V, int first) {
 #pragma unroll
-            for (int j = 0; j < COLS; j++)
-#pragma unroll
-                for (int i = 0; i < P::ROWS; i += P::QUAD) {
-                    alignas(16) float x[P::QUAD];
-                    get_numbers<FORM, P::QUAD>(from, (first + P::col(j)) * K + P::row(i), x);
-                    for (int n = 0; n < P::QUAD; n++)
-                        s[i + n][j] = x[n];
-                }
-        } else {
-#pragma unroll
-            for (int i = 0; i < P::ROWS; i++) {
-                const int at = P::row(i) * V + first + P::col(0);
-                get_numbers<FORM, COLS>(from, at, s[i]);
-                if constexpr (FORM == IN_INT8_LEFT) copy<2 * COLS>(left[i], from.left(at));
-            }
+        for (int i = 0; i < P::ROWS; i++) {
+            const int at = P::row(i) * V + first + P::col(0);
+            get_numbers<FORM, COLS>(from, at, s[i]);
+            if constexpr (FORM == IN_INT8_LEFT) copy<2 * COLS>(left[i], from.left(at));
         }
     }
-    template <int K, bool VK, int FORM>
+    template <int FORM>
     __device__ __forceinline__ void store(const HeadAt &to, int V, int first) const {
-        if constexpr (VK) {
 #pragma unroll
-            for (int j = 0; j < COLS; j++)
-#pragma unroll
-                for (int i = 0; i < P::ROWS; i += P::QUAD) {
-                    alignas(16) float x[P::QUAD];
-                    for (int n = 0; n < P::QUAD; n++)
-                        x[n] = s[i + n][j];
-                    put_numbers<FORM, P::QUAD>(to, (first + P::col(j)) * K + P::row(i), x, NULL);
-                }
-        } else {
-#pragma unroll
-            for (int i = 0; i < P::ROWS; i++)
-                put_numbers<FORM, COLS>(to, P::row(i) * V + first + P::col(0), s[i],
-                                        left[LEFT ? i : 0]);
-        }
+        for (int i = 0; i < P::ROWS; i++)
+            put_numbers<FORM, COLS>(to, P::row(i) * V + first + P::col(0), s[i],
+                                    left[LEFT ? i : 0]);
     }
 
     /* S <- diag(decay) S; a thread's share of k S. */
@@ -109,7 +79,7 @@ template <class P, int R, bool LEFT> struct Tile {
         alignas(16) float d[P::ROWS], k[R][P::ROWS];
         P::rows(in.decay, d);
         for (int r = 0; r < R; r++)
-            P::rows(in.k[r], k[r]);
+            P::rows(in.of[1 + r], k[r]);
 #pragma unroll
         for (int i = 0; i < P::ROWS; i++)
 #pragma unroll
@@ -123,9 +93,9 @@ template <class P, int R, bool LEFT> struct Tile {
     template <class In>
     __device__ __forceinline__ void write(const In &in, const float w[R][COLS], float y[COLS]) {
         alignas(16) float q[P::ROWS], k[R][P::ROWS];
-        P::rows(in.q, q);
+        P::rows(in.of[0], q);
         for (int r = 0; r < R; r++)
-            P::rows(in.k[r], k[r]);
+            P::rows(in.of[1 + r], k[r]);
 #pragma unroll
         for (int i = 0; i < P::ROWS; i++)
 #pragma unroll

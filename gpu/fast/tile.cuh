@@ -6,7 +6,6 @@
 #include "plan/values.cuh"
 
 #define C DP_CHUNK
-#define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
 
 __device__ __forceinline__ uint32_t lds32(const bf16 *p) { return *(const uint32_t *)p; }
