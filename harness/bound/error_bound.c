@@ -79,6 +79,23 @@ void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int
     dp_cache_save(cache, DP_CACHE_BOUND, key, part, n);
 }
 
+static void swap(double **a, double **b) {
+    double *was = *a;
+    *a = *b;
+    *b = was;
+}
+
+void dp_error_bound_swap_backward(dp_error_bound *a, dp_error_bound *b) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (dp_result_fields[i].backward) swap(&a->row[i], &b->row[i]);
+    for (int i = DP_RANK_DS_OUT; i < DP_RANK_TENSORS; i++)
+        swap(&a->rank[i], &b->rank[i]);
+    for (int i = 0; i < DP_NQKV; i++) {
+        swap(&a->entry[i], &b->entry[i]);
+        swap(&a->rest[i], &b->rest[i]);
+    }
+}
+
 void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
     for (int i = 0; i < DP_RANK_TENSORS; i++) {
         free(one->rank[i]);

@@ -71,6 +71,8 @@ int dp_error_bound_load(const char *cache, dp_key key, const dp_problem *p, int 
                         int entries, dp_error_bound *out);
 void dp_error_bound_save(const char *cache, dp_key key, const dp_problem *p, int N,
                          dp_error_bound *b);
+/* Exchanges with b what the backward makes. */
+void dp_error_bound_swap_backward(dp_error_bound *a, dp_error_bound *b);
 /* Bounds of one rank become those of N ranks, of which each computes as one does: nothing is
  * exchanged. */
 void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one);

@@ -89,6 +89,7 @@ double dp_state_far(const dp_design *d) {
 static dp_design bound_design(const dp_design *design) {
     dp_design d = dp_design_of(design->base);
     d.chunk = design->chunk;
+    d.chunk_backward = design->chunk_backward;
     d.sending = design->sending;
     if (design->gated == DP_SCORES_FACTORED) d.gated = design->gated;
     if (design->base == DP_BASE_BF16) {
@@ -454,8 +455,8 @@ static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
     if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
 }
 
-void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                   dp_error_bound *out) {
+static void of_pass(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                    dp_error_bound *out) {
     const dp_design plain = dp_design_of(design->base);
     if (dp_tokens_are_bounded(design, &sp->c->p)) {
         of_tokens(sp, design, chain, w, out);
@@ -463,6 +464,17 @@ void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp
     }
     of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
     store(sp, &plain, design, out);
+}
+
+void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
+                   dp_error_bound *out) {
+    const dp_design pass[2] = {dp_design_of_pass(design, 0), dp_design_of_pass(design, 1)};
+    dp_error_bound back;
+    of_pass(sp, &pass[0], chain, w, out);
+    if (!sp->c->backward || dp_design_same(&pass[0], &pass[1])) return;
+    of_pass(sp, &pass[1], chain, w, &back);
+    dp_error_bound_swap_backward(out, &back);
+    dp_error_bound_free(&back);
 }
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
@@ -1055,8 +1067,9 @@ static void judge_inner(const judging *j, const stage_errors *errors, int stage,
 }
 
 /* The stages of stage_tensor.h are those of 64-token chunks. */
-static int other_chunks(const dp_run *run) {
-    return !run->undeclared && run->design.chunk != DP_CHUNK;
+static int other_chunks(const dp_run *run, int stage) {
+    return !run->undeclared &&
+           dp_design_of_pass(&run->design, dp_stage_tensors[stage].backward).chunk != DP_CHUNK;
 }
 
 static void unjudged(const judging *j, int stage, dp_run *run) {
@@ -1130,7 +1143,7 @@ static void judge_shown(const judging *j, dp_run *run) {
         if (!j->out->stage[i]) continue;
         if (dp_stage_tensors[i].kind == DP_PER_RANK)
             judge_exchanged(j, i, run);
-        else if (other_chunks(run))
+        else if (other_chunks(run, i))
             unjudged(j, i, run);
         else
             judge_inner(j, &errors, i, run);
@@ -1291,7 +1304,9 @@ static int has_ties(const dp_run *r, const dp_case *c) {
     if (r->design.base == DP_BASE_BF16 ||
         dp_formats[c->input_dtype].u_op <= dp_formats[DP_FP32].u_op)
         return 0;
-    return sums_round(p, gates, (int64_t)p->HV * dp_Kg(p), r->design.chunk) ||
+    const int64_t width = (int64_t)p->HV * dp_Kg(p);
+    return sums_round(p, gates, width, r->design.chunk) ||
+           sums_round(p, gates, width, r->design.chunk_backward) ||
            sums_round(p, p->angle, p->angle ? dp_input_width(p, DP_INPUT_ANGLE) : 0, p->T);
 }
 

@@ -71,10 +71,9 @@ static int inputs_are_bf16(const dp_case *c, dp_base base) {
 }
 
 /* gpu/fast: chunks of 64 rows, scores from operands that carry their decay, beta in the inverse.
- * Where one kernel is all of a forward, chunks have 32. A run with a backward has chunks of both,
- * but gradients of 64 alone.
- * Rows of fp32 are rounded to bf16 as they are read. One of the two directions suffices. gpu/token:
- * no chunks, results in the formats of the base. Neither's exponential is rounded correctly. */
+ * Where one kernel is all of a forward, its chunks have 32. Rows of fp32 are rounded to bf16 as
+ * they are read. One of the two directions suffices. gpu/token: no chunks, results in the formats
+ * of the base. Neither's exponential is rounded correctly. */
 static dp_design design_of_kernels(const dp_case *c, const dp_planned *x,
                                    const dp_cuda_result *res) {
     dp_design d = x->design;
@@ -84,7 +83,9 @@ static dp_design design_of_kernels(const dp_case *c, const dp_planned *x,
     if (!res->fast) return d;
     d.gated = DP_SCORES_PAIRED;
     d.fold_beta = 1;
-    d.chunk = res->out.dq ? DP_CHUNK / c->p.R : res->chunk;
+    d.chunk = res->chunk;
+    const int backward = DP_CHUNK / c->p.R;
+    if (res->out.dq && res->chunk != backward) d.chunk_backward = backward;
     d.stored_inputs = !inputs_are_bf16(c, x->base);
     return d;
 }

@@ -217,6 +217,11 @@ static void find_why(const work *w, int k, char *why, size_t size) {
         dp_check_bounds_there(s, w->p, why, size);
 }
 
+static int has_stages(const work *w, int k) {
+    const dp_design d = dp_check_design(&w->s[k], w->p);
+    return d.chunk == DP_CHUNK && !d.chunk_backward;
+}
+
 /* Stages whose bound is asked for: those that both show, in chunks of 64 tokens. */
 static void make_bounds(work *w) {
     const double t0 = dp_now();
@@ -224,8 +229,7 @@ static void make_bounds(work *w) {
     for (int k = 0; k < 2; k++)
         find_why(w, k, w->out->unbounded[k], sizeof w->out->unbounded[k]);
     w->bounded = !*w->out->unbounded[0] && !*w->out->unbounded[1];
-    const int plain = dp_check_design(&w->s[0], w->p).chunk == DP_CHUNK &&
-                      dp_check_design(&w->s[1], w->p).chunk == DP_CHUNK;
+    const int plain = has_stages(w, 0) && has_stages(w, 1);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
         both[i] = plain && w->got[0].stage[i] ? w->got[1].stage[i] : NULL;
     for (int k = 0; k < 2 && w->bounded; k++)

@@ -457,13 +457,12 @@ static void add_store(const dp_problem *p, const dp_design *bounded, const dp_de
     dp_bounds_store(p, bounded, own, want, b);
 }
 
-void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
-                          double *const *of, dp_error_bound *b, double **stage) {
-    dp_problem here = check_at_hand(there);
-    const dp_problem *p = &here;
+static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const dp_design *own,
+                         int N, int backward, double *const *of, dp_error_bound *b,
+                         double **stage) {
     dp_sim ref;
     dp_error_bound_base base;
-    const dp_design own = dp_check_design(s, p), design = own.chunk ? own : dp_token_design(&own);
+    const dp_design design = own->chunk ? *own : dp_token_design(own);
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
     dp_must(dp_sim_reference(&ref, p, design.chunk, N, NULL, backward,
                              NULL)); /* it was run on these ranks */
@@ -472,9 +471,24 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, in
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
     const dp_design plain = dp_design_of(design.base);
-    add_store(p, &plain, &own, &ref.out, b);
+    add_store(p, &plain, own, &ref.out, b);
     dp_error_bound_base_free(&base);
     dp_sim_free(&ref);
+}
+
+void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
+                          double *const *of, dp_error_bound *b, double **stage) {
+    dp_problem here = check_at_hand(there);
+    const dp_design own = dp_check_design(s, &here);
+    const dp_design pass[2] = {dp_design_of_pass(&own, 0), dp_design_of_pass(&own, 1)};
+    const int two = backward && !dp_design_same(&pass[0], &pass[1]);
+    dp_error_bound gradients;
+    make_of_pass(s, &here, &pass[0], N, backward, of, b, stage);
+    if (two) {
+        make_of_pass(s, &here, &pass[1], N, backward, NULL, &gradients, NULL);
+        dp_error_bound_swap_backward(b, &gradients);
+        dp_error_bound_free(&gradients);
+    }
     dp_problem_free(&here);
 }
 

@@ -1026,7 +1026,7 @@ dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, i
     static const dp_sim_options none = {0};
     dp_status st = DP_OK;
     if (!o) o = &none;
-    assert(design->chunk > 0);
+    assert(design->chunk > 0 && !design->chunk_backward); /* that is of two runs */
     *s = (dp_sim){.p = p,
                   .base = design->base,
                   .design = *design,

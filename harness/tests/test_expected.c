@@ -363,6 +363,41 @@ DP_TEST(expected, draws_are_the_same_for_any_order_of_policies) {
     forget(&x);
 }
 
+static void same_draws(const char *what, const dp_draws *a, const dp_draws *b) {
+    const size_t n = (size_t)(a->ndraw * a->rows);
+    CHECK(a->ndraw == b->ndraw && a->rows == b->rows && n, "%s: shapes", what);
+    for (size_t i = 0; i < n; i++)
+        if (a->err2[i] != b->err2[i]) {
+            gt_fail(__FILE__, __LINE__, what, "square %zu differs", i);
+            return;
+        }
+}
+
+/* The draws of each pass are those of a design that has its chunks in both. */
+DP_TEST(expected, each_pass_is_drawn_in_its_own_chunks) {
+    subject x;
+    simulate(&x, DP_BASE_BF16, DP_FP32);
+    const dp_expected_request rq = {.p = &x.c.p, .dtype = x.c.input_dtype, .backward = 1};
+    for (dp_base base = DP_BASE_FP64; base <= DP_BASE_BF16; base += DP_BASE_BF16 - DP_BASE_FP64) {
+        dp_claim two = {2, dp_design_of(base), DP_FP32, 0}, of[2] = {two, two};
+        dp_expected one, other[2];
+        two.design.chunk = of[0].design.chunk = 16;
+        two.design.chunk_backward = of[1].design.chunk = 32;
+        dp_expected_run(&rq, 1, &two, &one);
+        dp_expected_run(&rq, 2, of, other);
+        for (int i = 0; i < DP_NRESULTS; i++)
+            if (one.field[i].err2)
+                same_draws(dp_result_fields[i].name, &one.field[i],
+                           &other[dp_result_fields[i].backward].field[i]);
+        for (int i = 0; i < DP_RANK_TENSORS; i++)
+            same_draws(dp_rank_name(i), &one.rank[i], &other[i >= DP_RANK_DS_OUT].rank[i]);
+        dp_expected_free(&one);
+        dp_expected_free(&other[0]);
+        dp_expected_free(&other[1]);
+    }
+    forget(&x);
+}
+
 DP_TEST(expected, sets_of_draws_differ_and_every_problem_gets_six) {
     dp_expected one, other;
     subject x;

@@ -98,7 +98,9 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                        "undeclared",
                                        "undeclared,out=fp32",
                                        "undeclared,o=fp32,dv=fp64",
-                                       "chunk=16,chunks=8:16:512"};
+                                       "chunk=16,chunks=8:16:512",
+                                       "chunk=32,chunk_backward=64",
+                                       "chunk_backward=16"};
     static const char *const wrong[] = {"chunk=7",
                                         "chunk=x",
                                         "chunk",
@@ -127,7 +129,10 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
                                         "chunk=1000",
                                         "chunks=16:24",
                                         "chunks=",
-                                        "chunks=1024"};
+                                        "chunks=1024",
+                                        "chunk_backward=4",
+                                        "recurrent,chunk_backward=64",
+                                        "chunk_backward=16,chunks=16:32"};
     dp_design d;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
         char back[DP_DESIGN_TEXT];
@@ -136,6 +141,8 @@ DP_TEST(recurrent, designs_are_read_written_and_refused) {
         dp_design_text(&d, back);
         CHECK(!strcmp(back, text[i]), "'%s' comes back as '%s'", text[i], back);
     }
+    REQUIRE(!dp_design_parse("chunk=32,chunk_backward=32", DP_BASE_BF16, &d, NULL), "equal");
+    CHECK(d.chunk == 32 && !d.chunk_backward, "equal chunks are one length");
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         dp_err e = {0};
         CHECK(dp_design_parse(wrong[i], DP_BASE_BF16, &d, &e) == DP_EINPUT &&

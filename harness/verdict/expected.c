@@ -871,6 +871,7 @@ typedef struct {
     dp_drawn_run *one;
     reference *ref;
     double scale;
+    int pass[2]; /* does it stand for what the forward makes, for what the backward makes */
     int draw;
     dp_expected *x;
 } drawn_pair;
@@ -917,8 +918,8 @@ static void add_front(const drawn_pair *a, int i) {
     const dp_conv_result *w = &a->ref->one.front[i];
     const dp_conv *v = &a->one->conv[i];
     if (!v->x) return;
-    add(a, &a->l->step[DP_CONV_Y][i], g->y, w->y, &a->x->step[DP_CONV_Y][i]);
-    if (!a->l->rq->backward) return;
+    if (a->pass[0]) add(a, &a->l->step[DP_CONV_Y][i], g->y, w->y, &a->x->step[DP_CONV_Y][i]);
+    if (!a->pass[1] || !a->l->rq->backward) return;
     double *dw = by_tap(v, g->dw);
     double *want = by_tap(v, w->dw);
     add(a, &a->l->step[DP_CONV_DX][i], g->dx, w->dx, &a->x->step[DP_CONV_DX][i]);
@@ -953,7 +954,7 @@ static void add_sums(const drawn_pair *a) {
 
 static void add_stages(const drawn_pair *a) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        if (!a->x->stage[i].err2) continue;
+        if (!a->x->stage[i].err2 || !a->pass[dp_stage_tensors[i].backward]) continue;
         double *got = dp_stage_tensor_value(&a->one->sim, i);
         double *want = dp_stage_tensor_value(a->ref->sim, i);
         add(a, &a->l->stage[i], got, want, &a->x->stage[i]);
@@ -965,14 +966,14 @@ static void add_stages(const drawn_pair *a) {
 /* Adds the errors of a run to the draws of its policy. */
 static void add_drawn(const drawn_pair *a) {
     for (int i = 0; i < DP_NRESULTS; i++)
-        if (a->x->field[i].err2)
+        if (a->x->field[i].err2 && a->pass[dp_result_fields[i].backward])
             add(a, &a->l->field[i], *dp_result_at(dp_drawn_results(a->one), i),
                 *dp_result_at(dp_drawn_results(&a->ref->one), i), &a->x->field[i]);
     for (int i = 0; i < DP_RANK_TENSORS; i++)
-        if (a->x->rank[i].err2) add_ranks(a, i);
+        if (a->x->rank[i].err2 && a->pass[i >= DP_RANK_DS_OUT]) add_ranks(a, i);
     for (int i = 0; i < 3; i++)
         add_front(a, i);
-    if (a->l->rq->backward) add_sums(a);
+    if (a->pass[1] && a->l->rq->backward) add_sums(a);
     if (a->one->design.chunk == DP_CHUNK && a->one->design.sending.exchange != DP_EXCHANGE_HEADS)
         add_stages(a);
 }
@@ -1033,8 +1034,8 @@ static dp_design in_fp32(dp_design d) {
     return d;
 }
 
-/* All that is asked for. Every design runs once a draw and number of ranks for each format of the
- * chain that some policy has. Designs in fp64 also run in fp32. */
+/* All that is asked for. Every design of a pass (dp_design_of_pass) runs once a draw and number of
+ * ranks for each format of the chain that some policy has. Designs in fp64 also run in fp32. */
 typedef struct {
     const dp_expected_request *rq;
     int npolicy, nlayout, ndesign;
@@ -1042,12 +1043,24 @@ typedef struct {
     dp_expected *out;
     shapes *layout; /* by number of ranks */
     dp_design *design;
+    int *backward; /* of each design: is it that of some backward */
 } drawing;
 
-static void add_design(drawing *a, dp_design d) {
-    for (int i = 0; i < a->ndesign; i++)
-        if (dp_design_same(&a->design[i], &d)) return;
-    a->design[a->ndesign++] = d;
+static void add_design(drawing *a, dp_design d, int backward) {
+    int i = 0;
+    while (i < a->ndesign && !dp_design_same(&a->design[i], &d))
+        i++;
+    a->design[i] = d;
+    a->backward[i] |= backward;
+    if (i == a->ndesign) a->ndesign++;
+}
+
+static void add_designs(drawing *a, const dp_design *of) {
+    for (int back = 0; back <= a->rq->backward; back++) {
+        const dp_design d = dp_design_of_pass(of, back);
+        add_design(a, d, back);
+        if (of->base == DP_BASE_FP64) add_design(a, in_fp32(d), back);
+    }
 }
 
 static void add_layout(drawing *a, int N) {
@@ -1063,20 +1076,32 @@ static const shapes *layout_at(const drawing *a, int N) {
     return &a->layout[i];
 }
 
-/* Is this run part of what a policy is made of, and how much does its error count? A design in fp64
- * is its own reference. Its roundings are drawn in fp32 and scaled, and added to those of another
- * format of the chain. 0: no part. */
-static double part_of(const dp_claim *y, const dp_design *design, dp_format chain) {
-    const int exact = y->design.base == DP_BASE_FP64;
-    const dp_design narrow = in_fp32(y->design);
+/* Is this run part of what a policy's pass is made of, and how much does its error count? A design
+ * in fp64 is its own reference. Its roundings are drawn in fp32 and scaled, and added to those of
+ * another format of the chain. 0: no part. */
+static double part_of_pass(const dp_claim *y, int back, const dp_design *design, dp_format chain) {
+    const dp_design own = dp_design_of_pass(&y->design, back), narrow = in_fp32(own);
+    const int exact = own.base == DP_BASE_FP64;
     if (exact && chain == DP_FP32 && dp_design_same(&narrow, design)) return FP32_FOR_FP64;
-    if (exact && chain == DP_FP64 && !y->design.sending.payload) return 0;
-    return y->chain == chain && dp_design_same(&y->design, design);
+    if (exact && chain == DP_FP64 && !own.sending.payload) return 0;
+    return y->chain == chain && dp_design_same(&own, design);
+}
+
+/* Sets pass: which of the policy's passes it is part of, all with one weight. */
+static double part_of(const dp_claim *y, const dp_design *design, dp_format chain, int pass[2]) {
+    double scale = 0;
+    for (int back = 0; back < 2; back++) {
+        const double of = part_of_pass(y, back, design, chain);
+        pass[back] = of != 0;
+        if (of != 0) scale = of;
+    }
+    return scale;
 }
 
 static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_format chain) {
+    int pass[2];
     for (int i = 0; i < a->npolicy; i++)
-        if (a->policy[i].N == N && part_of(&a->policy[i], design, chain)) return 1;
+        if (a->policy[i].N == N && part_of(&a->policy[i], design, chain, pass) != 0) return 1;
     return 0;
 }
 
@@ -1090,20 +1115,21 @@ static dp_design of_draw(const dp_design *design, int d) {
 
 /* One design on N ranks: opens *one when nothing did. The bounds of slopes include 1 - s, too
  * (error_bound.c). */
-static void run_design(const drawing *a, const shapes *l, const dp_design *design, reference *ref,
+static void run_design(const drawing *a, const shapes *l, int k, reference *ref,
                        const dp_conv conv[3], int d, dp_drawn_run *one) {
+    const dp_design *design = &a->design[k];
     const dp_design mine = of_draw(design, d);
     dp_problem own = ref->one.p;
     own.rounded_slopes = 1;
     for (int f = 0; f < DP_NFORMATS; f++) {
         if (!is_asked_for(a, l->N, design, (dp_format)f)) continue;
-        if (!one->N) dp_drawn_open(one, &mine, &own, conv, a->rq->session, l->N, a->rq->backward);
+        if (!one->N) dp_drawn_open(one, &mine, &own, conv, a->rq->session, l->N, a->backward[k]);
         drawn_split(one, l->N);
         dp_drawn_all(one, (dp_format)f);
         for (int i = 0; i < a->npolicy; i++) {
-            const double scale = part_of(&a->policy[i], design, (dp_format)f);
-            if (a->policy[i].N != l->N || scale == 0) continue;
-            add_drawn(&(drawn_pair){l, one, ref, scale, d, &a->out[i]});
+            drawn_pair x = {.l = l, .one = one, .ref = ref, .draw = d, .x = &a->out[i]};
+            x.scale = part_of(&a->policy[i], design, (dp_format)f, x.pass);
+            if (a->policy[i].N == l->N && x.scale != 0) add_drawn(&x);
         }
     }
 }
@@ -1129,7 +1155,7 @@ static void one_draw(const drawing *a, int d) {
     for (int i = 0; i < a->nlayout; i++) {
         reference_split(&ref, a->layout[i].N, wants_stages(a, a->layout[i].N));
         for (int k = 0; k < a->ndesign; k++)
-            run_design(a, &a->layout[i], &a->design[k], &ref, conv, d, &one[k]);
+            run_design(a, &a->layout[i], k, &ref, conv, d, &one[k]);
     }
     for (int k = 0; k < a->ndesign; k++)
         if (one[k].N) dp_drawn_close(&one[k]);
@@ -1159,11 +1185,11 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_claim *polic
                      dp_expected *out) {
     drawing a = {.rq = rq, .npolicy = n, .policy = policy, .out = out};
     a.layout = dp_calloc((size_t)n, sizeof *a.layout);
-    a.design = dp_calloc(2 * (size_t)n, sizeof *a.design);
+    a.design = dp_calloc(4 * (size_t)n, sizeof *a.design);
+    a.backward = dp_calloc(4 * (size_t)n, sizeof *a.backward);
     for (int i = 0; i < n; i++) {
         add_layout(&a, policy[i].N);
-        add_design(&a, policy[i].design);
-        if (policy[i].design.base == DP_BASE_FP64) add_design(&a, in_fp32(policy[i].design));
+        add_designs(&a, &policy[i].design);
         shapes_alloc(layout_at(&a, policy[i].N), &policy[i], &out[i]);
     }
     const int D = dp_expected_count(rq->p);
@@ -1180,6 +1206,7 @@ void dp_expected_run(const dp_expected_request *rq, int n, const dp_claim *polic
         shapes_free(&a.layout[i]);
     free(a.layout);
     free(a.design);
+    free(a.backward);
 }
 
 /* ---- what is the same ------------------------------------------------------------------------ */

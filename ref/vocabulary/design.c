@@ -43,6 +43,7 @@ typedef struct {
 #define STATES "fp64, fp32, bf16, fp16 or one of " DP_STATE_WORDS
 static const setting SETTINGS[] = {
     {"chunk", "8 to 512", A_NUMBER, offsetof(dp_design, chunk), NULL, 0},
+    {"chunk_backward", "8 to 512", A_NUMBER, offsetof(dp_design, chunk_backward), NULL, 0},
     {"factors", "fp64, fp32, bf16, fp16, tf32 or tf32rz", AN_OPERAND, offsetof(dp_design, factors),
      NULL, 0},
     {"state", STATES, A_STATE, offsetof(dp_design, state), NULL, 0},
@@ -317,7 +318,7 @@ void dp_design_text(const dp_design *d, char text[DP_DESIGN_TEXT]) {
         char word[32];
         if (s->kind == ALL_THAT_LEAVES && !leaves_alike(d)) continue;
         if (value_at(d, s) == value_at(&plain, s)) continue;
-        if (s->kind == A_NUMBER && !d->chunk)
+        if (s->at == offsetof(dp_design, chunk) && !d->chunk)
             snprintf(word, sizeof word, RECURRENT);
         else
             word_of(d, s, word, sizeof word);
@@ -356,6 +357,10 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
                        "design: undeclared: only factors, out, final_state and names of tensors "
                        "may stand beside "
                        "it");
+    if (!st && d->chunk_backward && (!d->chunk || d->chunks))
+        return dp_fail(e, DP_EINPUT, "design: chunk_backward=%d: does not go with %s",
+                       d->chunk_backward, d->chunk ? "chunks=N:N" : RECURRENT);
+    if (d->chunk_backward == d->chunk) d->chunk_backward = 0;
     if (!st && d->read_kept && d->chunk)
         return dp_fail(e, DP_EINPUT, "design: read=kept: goes with " RECURRENT);
     if (!st && d->fold_beta && !(d->product && d->chunk))
@@ -364,6 +369,13 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
                        "one is",
                        d->chunk ? "inverse=solve" : RECURRENT);
     return st;
+}
+
+dp_design dp_design_of_pass(const dp_design *d, int backward) {
+    dp_design x = *d;
+    if (backward && d->chunk_backward) x.chunk = d->chunk_backward;
+    x.chunk_backward = 0;
+    return x;
 }
 
 int dp_design_same(const dp_design *a, const dp_design *b) {

@@ -4,6 +4,8 @@
  * words with commas between, each of which changes one setting of the default:
  *
  *   chunk=N            N tokens a chunk, 8 to 512; 64
+ *   chunk_backward=N   the same of the pass that makes gradients; as chunk. Not beside recurrent,
+ *                      nor chunks=N:N, which asks both passes for one length
  *   recurrent          no chunks: the state goes from token to token
  *   factors=FORMAT     w u kg qg Akk Aqk v_new as stored and as operands: fp32, bf16, fp16; tf32,
  *                      tf32rz (truncated): as operands alone, stored as fp32
@@ -67,13 +69,13 @@
 #include "problem.h"
 
 /* The words as above, for help texts (F: a format). */
-#define DP_DESIGN_WORDS                                                                    \
-    "recurrent chunk=N factors=F state=F read=computed|kept dstate=F final_state=F out=F " \
-    "decays=F "                                                                            \
-    "exp=exact|fast "                                                                      \
-    "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored "      \
-    "inverse=solve|product|merged "                                                        \
-    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS           \
+#define DP_DESIGN_WORDS                                                                 \
+    "recurrent chunk=N chunk_backward=N factors=F state=F read=computed|kept dstate=F " \
+    "final_state=F out=F decays=F "                                                     \
+    "exp=exact|fast "                                                                   \
+    "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored "   \
+    "inverse=solve|product|merged "                                                     \
+    "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS        \
     " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
@@ -90,7 +92,8 @@ enum {
 
 typedef struct {
     dp_base base;
-    int chunk; /* tokens; 0: recurrent */
+    int chunk;          /* tokens; 0: recurrent */
+    int chunk_backward; /* 0: chunk */
     dp_format factors, state, dstate, decays;
     int read_kept;              /* read=kept */
     dp_format final_state;      /* DP_FP64: as it was computed */
@@ -131,6 +134,10 @@ int dp_design_common(const dp_design *undeclared, dp_design d[DP_COMMON_DESIGNS]
 
 /* Is it a result that leaves in a format of its own? The others leave as they were computed. */
 static inline int dp_leaves(int result) { return dp_result_fields[result].stored_short; }
+
+/* One pass as a design of its own, with chunks of one length. backward: the pass that makes
+ * gradients. */
+dp_design dp_design_of_pass(const dp_design *d, int backward);
 
 /* Do they round alike? Their drop= and chunks= do not count. */
 int dp_design_same(const dp_design *a, const dp_design *b);
