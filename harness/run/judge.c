@@ -551,7 +551,9 @@ static int64_t query_heads(const dp_tensorfile *in, const dp_tensor *q, const dp
 }
 
 /* Tokens that only read are the further queries of the token before them: they have neither key nor
- * value, and do not decay. A raw gate is so far below 0 that nothing is left of its exp. */
+ * value, and do not decay. A raw gate is so far below 0 that nothing is left of its exp, whatever
+ * A_log of fp32 multiplies it by. */
+#define NO_DECAY_RAW (-1e30) /* finite in fp32 and bf16 */
 static dp_status unfold_queries(dp_tensorfile *in, dp_tensorfile *out, judge_settings *s,
                                 dp_err *e) {
     const dp_tensor *q = judge_input(in, DP_INPUT_Q);
@@ -571,7 +573,7 @@ static dp_status unfold_queries(dp_tensorfile *in, dp_tensorfile *out, judge_set
                            "is judged of raw gates alone: leave it out",
                            out->path, name);
     }
-    dp_status st = regroup_file(in, at, n, s->decays ? 1 : log ? 0 : -6e4, e);
+    dp_status st = regroup_file(in, at, n, s->decays ? 1 : log ? 0 : NO_DECAY_RAW, e);
     if (!st) st = regroup_file(out, at, n, 0, e);
     dp_tensor *cu = find(in, "cu_seqlens");
     for (int64_t i = 0; cu && i < cu->n; i++)

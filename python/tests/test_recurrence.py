@@ -195,7 +195,7 @@ def test_what_is_wrong_in_rows_is_named() -> None:
 
 def comba_queries(gate: str, n: int = 3) -> tuple[Arrays, Arrays]:
     """n query heads a value head, of a log gate or a raw one: one pass a query head; what is no
-    query's adds up."""
+    query's adds up. The raw gate with a lower bound has a rate of e^-9."""
     x = comba_inputs()
     rng = np.random.default_rng(8)
     x |= made(rng, q=(T, H * n, K), do=(T, H * n, V))
@@ -204,6 +204,10 @@ def comba_queries(gate: str, n: int = 3) -> tuple[Arrays, Arrays]:
         x["g"] = made(rng, g=(T, H))["g"]
         own["g"] = -np.log1p(np.exp(x["g"].astype(np.float64)))
         slope = -1 / (1 + np.exp(-x["g"].astype(np.float64)))
+    if gate == "lower_bound":
+        x |= {"g": made(rng, g=(T, H))["g"], "A_log": np.full(H, -9, np.float32)}
+        s = 1 / (1 + np.exp(-np.exp(-9) * x["g"].astype(np.float64)))
+        own["g"], slope = -2 * s, -2 * np.exp(-9) * s * (1 - s)
     passes = [comba(own | {s: x[s][:, j::n] for s in ("q", "do")}) for j in range(n)]
     y = {}
     for name in passes[0]:
@@ -216,10 +220,12 @@ def comba_queries(gate: str, n: int = 3) -> tuple[Arrays, Arrays]:
     return x, y
 
 
-@pytest.mark.parametrize("gate", ["log", "softplus"])
+@pytest.mark.parametrize("gate", ["log", "softplus", "lower_bound"])
 def test_several_query_heads_a_value_head_forward_and_backward(gate: str) -> None:
     x, y = comba_queries(gate)
     said = {"recurrence": COMBA, "base": "fp32", "gate": gate}
+    if gate == "lower_bound":
+        said["lower_bound"] = -2
     if gate == "log":
         with pytest.raises(ValueError, match="dg is judged of raw gates alone"):
             assert_explained(x, y, **said)
