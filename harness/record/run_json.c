@@ -109,7 +109,8 @@ static const dp_object_schema SENDING_OF = SCHEMA("sending", SENDING);
 
 #undef S
 #define S dp_design
-FIELDS(DESIGN, ONE_OF(base, DP_NBASES), COUNT(chunk, DP_CHUNK_MOST), ONE_OF(factors, DP_FP16 + 1),
+FIELDS(DESIGN, ONE_OF(base, DP_NBASES), COUNT(chunk, DP_CHUNK_MOST),
+       COUNT(chunk_backward, DP_CHUNK_MOST), ONE_OF(factors, DP_FP16 + 1),
        ONE_OF(state, DP_NSTORED), ONE_OF(dstate, DP_FP16 + 1),
        FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16), ONE_OF(decays, DP_FP16 + 1),
        ONE_OF(final_state, DP_NSTORED), COUNT(gated, DP_NSCORES - 1), FLAG(scored),
