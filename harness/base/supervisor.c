@@ -1,11 +1,11 @@
 /* harness/base/supervisor.c - groups of processes that end as a whole (supervisor.h). */
 #include "supervisor.h"
-#include "clock.h"
 
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <omp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -166,7 +166,7 @@ static int reap(watch *w) {
 }
 
 static void end_all(watch *w) {
-    for (double t0 = dp_now(); reap(w) && dp_now() - t0 < END_S;) {
+    for (double t0 = omp_get_wtime(); reap(w) && omp_get_wtime() - t0 < END_S;) {
         kill_below(getpid());
         nap(0.001);
     }
@@ -296,7 +296,7 @@ void dp_processes_end(dp_processes *g) {
     g->socket = -1;
     if (!g->supervisor) return;
     kill(g->supervisor, SIGCONT); /* somebody may have stopped it */
-    for (double t0 = dp_now(); dp_now() - t0 < END_S + 2; nap(0.0005))
+    for (double t0 = omp_get_wtime(); omp_get_wtime() - t0 < END_S + 2; nap(0.0005))
         if (waitpid(g->supervisor, &status, WNOHANG) == g->supervisor) {
             if (!WIFEXITED(status)) kill_below(g->supervisor);
             return;

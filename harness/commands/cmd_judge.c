@@ -9,6 +9,7 @@
 #include "write_record.h"
 
 #include <argp.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,7 +176,7 @@ static int judge(options *o, const char *command) {
         .runs = &runs, .cases = cases, .command = command, .provenance = &o->of.provenance};
     const dp_judge_options q = request(o);
     fits said = {0};
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     dp_provenance_file(&o->of.provenance, "inputs", q.inputs);
     dp_provenance_file(&o->of.provenance, "outputs", q.outputs);
     if (o->limits) dp_limits_keep(0);
@@ -187,7 +188,7 @@ static int judge(options *o, const char *command) {
         print_judged(&c, &runs.run[0], dp_options_table(&o->of));
         say_why(o, &q, &c, &runs.run[0], &said);
     }
-    rec.seconds = dp_now() - t0;
+    rec.seconds = omp_get_wtime() - t0;
     const int rc = dp_record_finish(&o->of, &rec);
     if (rec.ncase) dp_case_free(&c);
     dp_runs_free(&runs);

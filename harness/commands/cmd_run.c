@@ -278,7 +278,7 @@ static void duration(double s, char *out, size_t size) {
 static void show(void) {
     char text[120], spent[20], left[20];
     if (so_far.to_run < 2 || so_far.run == so_far.to_run) return;
-    const double s = dp_now() - so_far.began, share = so_far.cost / so_far.of_cost;
+    const double s = omp_get_wtime() - so_far.began, share = so_far.cost / so_far.of_cost;
     duration(s, spent, sizeof spent);
     duration(share > 0 ? s * (1 - share) / share : 0, left, sizeof left);
     snprintf(text, sizeof text, "%d of %d cases, %s%s%s%s", so_far.run, so_far.to_run, spent,
@@ -304,7 +304,7 @@ static void progress_expect(int cases, double cost) {
     progress_lock();
     so_far.to_run = cases;
     so_far.of_cost = cost;
-    so_far.began = dp_now();
+    so_far.began = omp_get_wtime();
     progress_unlock();
 }
 
@@ -413,7 +413,7 @@ static int run_case(const dp_batch *b, const dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     dp_tally t = {.case_name = c->name, .table = b->table, .verbose = b->verbose};
     dp_run_options o = b->run;
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     const int before = runs->n;
     o.done = progress_run;
     o.arg = &t;
@@ -423,7 +423,7 @@ static int run_case(const dp_batch *b, const dp_case *c, dp_runs *runs) {
     progress_end(&t);
     if (st) return dp_refuse(&e);
     if (runs->n == before && b->named) return say_no_run(c);
-    print_case(c, &t, dp_now() - t0);
+    print_case(c, &t, omp_get_wtime() - t0);
     return 0;
 }
 
@@ -534,9 +534,9 @@ static void run_on_threads(work *w, next_fn *next) {
         omp_set_num_threads(inner > 0 ? inner : 1);
         for (int i = next(w, NULL, 0); i >= 0;) {
             job *x = &w->jobs[i];
-            const double from = dp_now();
+            const double from = omp_get_wtime();
             x->error = run_case(w->b, x->c, &x->runs);
-            i = next(w, x, dp_now() - from);
+            i = next(w, x, omp_get_wtime() - from);
         }
     }
 }
@@ -932,7 +932,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     progress_loading(NULL, n, n);
     if (batch.shared) call_others(rec->ncase);
     rec->errors += run_cases(&batch, rec->ncase, cases, &runs);
-    rec->seconds = dp_now() - t0;
+    rec->seconds = omp_get_wtime() - t0;
     dp_over_cases(rec);
     if (n > 1 || runs.n > 5)
         print_failures(o, &runs, batch.table);
@@ -988,7 +988,7 @@ static int run_options(options *o, const char *command) {
         fprintf(stderr, "deltaproof: --resume %s: %s\n", o->resume, strerror(errno));
         return 2;
     }
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     if (!o->all && !o->smoke && !o->of.nname && !o->id) {
         fprintf(stderr, "deltaproof: run: name a case, or --all, --smoke or --id ID\n");
         return 2;

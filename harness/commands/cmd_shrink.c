@@ -9,6 +9,7 @@
 #include "ref/files/output.h"
 
 #include <errno.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -252,7 +253,7 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
         char *path;
         if (dp_case_load(list[i].path, &c, e)) return -1;
         if (shows(o, fault, &c, &r)) {
-            const double t0 = dp_now();
+            const double t0 = omp_get_wtime();
             dp_status st = dp_shrink(&c, &r, &s, e);
             if (st) {
                 dp_case_free(&c);
@@ -264,7 +265,7 @@ static int museum_row(const options *o, dp_fault fault, const candidate *list, i
             const int right = found_right(&s.c, fault, &s.after),
                       same = dp_failure_same(&s.before, &s.after),
                       good = s.numbers * 20 <= s.numbers_before;
-            print_row(c.name, fault, &s, right, same, dp_now() - t0);
+            print_row(c.name, fault, &s, right, same, omp_get_wtime() - t0);
             dp_shrink_free(&s);
             dp_case_free(&c);
             return st ? -1 : good && right && same;

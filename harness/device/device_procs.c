@@ -1,7 +1,6 @@
 /* One process a rank over NCCL: start, feed, watch and end them (device_procs.h). */
 #ifdef DP_HAVE_CUDA
 #include "device_procs.h"
-#include "harness/base/clock.h"
 #include "harness/base/startup.h"
 #include "harness/mpi/processes.h"
 
@@ -111,7 +110,7 @@ static void serve(int from) {
 
 static int command(int n) {
     if (write(to_server, &n, sizeof n) != sizeof n) return 0;
-    for (const double t0 = dp_now(); b->ranks != n && dp_now() - t0 < END_S;)
+    for (const double t0 = omp_get_wtime(); b->ranks != n && omp_get_wtime() - t0 < END_S;)
         usleep(100);
     return b->ranks == n;
 }
@@ -192,8 +191,8 @@ dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_s
                 gone = r;
         }
         *left = gone >= 0 ? gone : busy;
-        if ((wrong || gone >= 0) && !since) since = dp_now();
-        if (busy < 0 || (since && dp_now() - since > LEAVE_S)) break;
+        if ((wrong || gone >= 0) && !since) since = omp_get_wtime();
+        if (busy < 0 || (since && omp_get_wtime() - since > LEAVE_S)) break;
     }
     return DP_OK;
 }

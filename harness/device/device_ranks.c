@@ -7,10 +7,10 @@ void dp_cuda_limit(double seconds) { limit_s = seconds; }
 #ifdef DP_HAVE_CUDA
 #include "device_procs.h"
 #include "device_ranks.h"
-#include "harness/base/clock.h"
 #include "ref/vocabulary/problem.h"
 
 #include <errno.h>
+#include <omp.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -164,8 +164,8 @@ static int join(const pthread_t *thread, volatile dp_rank_state *const *state, i
     for (int r = 0; r < N; r++)
         while (pthread_tryjoin_np(thread[r], NULL) == EBUSY) {
             for (int i = 0; i < N && !since; i++)
-                if (*state[i] == DP_RANK_FAILED) since = dp_now();
-            if (since && dp_now() - since > LEAVE_S) return r;
+                if (*state[i] == DP_RANK_FAILED) since = omp_get_wtime();
+            if (since && omp_get_wtime() - since > LEAVE_S) return r;
             usleep(100);
         }
     return -1;

@@ -1,6 +1,5 @@
 /* Any program as a subject: what is called, and one call (command.h). */
 #include "command.h"
-#include "harness/base/clock.h"
 #include "harness/base/supervisor.h"
 #include "harness/case/case.h"
 #include "ref/files/input.h"
@@ -13,6 +12,7 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <math.h>
+#include <omp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -439,11 +439,11 @@ static void wait_for_news(const struct dp_command *c, double seconds) {
 
 /* To the end of the call. 1: the process is there, and may be called again. */
 static int watch(struct dp_command *c, double limit, dp_subject_ending *end) {
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     answer a = {0};
     for (;;) {
         int which, status;
-        const double rest = limit - (dp_now() - t0);
+        const double rest = limit - (omp_get_wtime() - t0);
         const int came = dp_processes_wait(&c->processes, 0, &which, &status);
         if (came > 0)
             say_ended(c, status, end);
@@ -923,7 +923,7 @@ dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subj
                          dp_subject_result *out, dp_err *e) {
     struct dp_command *c = s->command;
     dp_subject_ending end;
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     dp_status st = command_write_inputs(c, p, call, e);
     if (!st) st = command_call(c, call->limit_s, &end, e);
     if (st) return st;
@@ -931,6 +931,6 @@ dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subj
     memcpy(out->why, end.why, sizeof out->why);
     if (end.outcome == DP_SUBJECT_RETURNED) command_read_outputs(c, s, p, call, out);
     command_folder_clear(c);
-    out->seconds = dp_now() - t0;
+    out->seconds = omp_get_wtime() - t0;
     return DP_OK;
 }

@@ -1,6 +1,5 @@
 /* A kernel in a shared library as a subject: what it says of itself, and one run (subject.h). Its
  * processes run the code of subject_host.c. */
-#include "harness/base/clock.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"
 #include "subject_parts.h"
@@ -8,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <omp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -589,7 +589,7 @@ static void say_unwatched(int status, dp_subject_ending *end) {
 static dp_status subject_run_processes(const dp_subject_memory *s, double limit,
                                        dp_subject_ending *end, dp_err *e) {
     const int n = s->c->processes, fd[] = {s->given, s->made};
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     char alive[DP_SUBJECT_MAX_RANKS];
     dp_processes group;
     int left = n, stop = 0, r, status;
@@ -598,7 +598,7 @@ static dp_status subject_run_processes(const dp_subject_memory *s, double limit,
     if (st) return st;
     memset(alive, 1, sizeof alive);
     while (left && !stop) {
-        const double rest = limit - (dp_now() - t0);
+        const double rest = limit - (omp_get_wtime() - t0);
         const int came = dp_processes_wait(&group, rest < 0.02 ? rest : 0.02, &r, &status);
         if (came < 0) {
             say_unwatched(status, end);
@@ -768,7 +768,7 @@ static dp_status run_library(const dp_subject *s, int n, const dp_problem *const
     const int N = call->N;
     dp_subject_memory m;
     dp_subject_ending end;
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     subject_shared_new(&m, s, N, s->per_rank ? N : 1);
     m.pool = call->pool;
     subject_describe(m.c, p[0], call);
@@ -779,7 +779,7 @@ static dp_status run_library(const dp_subject *s, int n, const dp_problem *const
     const int returned = !st && end.outcome == DP_SUBJECT_RETURNED ? n - 1 : st ? -1 : end.call;
     for (m.call = 0; m.call <= returned; m.call++) {
         look_at_call(&m, p[m.call], &end, &out[m.call]);
-        out[m.call].seconds = (dp_now() - t0) / (returned + 1);
+        out[m.call].seconds = (omp_get_wtime() - t0) / (returned + 1);
         ++*made;
         if (out[m.call].outcome != DP_SUBJECT_RETURNED) break;
     }

@@ -1,7 +1,6 @@
 /* Processes meet by sockets (meet.h). */
 #include "meet.h"
 #include "guests.h"
-#include "harness/base/clock.h"
 #include "ref/files/cache.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/problem.h"
@@ -11,6 +10,7 @@
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <omp.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -104,9 +104,9 @@ static void refuse(const char *what, const char *why) {
 int dp_socket_move(int fd, void *x, size_t n, int out, double limit, _Atomic unsigned *pieces,
                    int *late) {
     char *at = x;
-    for (double since = dp_now(); n;) {
+    for (double since = omp_get_wtime(); n;) {
         struct pollfd f = {.fd = fd, .events = out ? POLLOUT : POLLIN};
-        *late = dp_now() - since > limit;
+        *late = omp_get_wtime() - since > limit;
         if (*late) return 0;
         if (poll(&f, 1, 200) <= 0) continue;
         const ssize_t k =
@@ -116,7 +116,7 @@ int dp_socket_move(int fd, void *x, size_t n, int out, double limit, _Atomic uns
         at += k;
         n -= (size_t)k;
         if (!pieces) continue;
-        since = dp_now();
+        since = omp_get_wtime();
         ++*pieces;
     }
     *late = 0;
@@ -287,8 +287,8 @@ static void wait_for_others(const dp_party *party, const char *where, const char
     h->party = *party;
     h->here = 1;
     h->socket_of = socket_of;
-    for (const double t0 = dp_now(); h->here < job->size;) {
-        if (dp_now() - t0 > DP_START_S) too_late(h);
+    for (const double t0 = omp_get_wtime(); h->here < job->size;) {
+        if (omp_get_wtime() - t0 > DP_START_S) too_late(h);
         look_around(h, door);
     }
     close(door);
@@ -366,13 +366,13 @@ static int join_first(dp_party *own, const char *where, const char *port) {
     const char *why = "";
     char what[300];
     int got = 0;
-    for (const double t0 = dp_now();; usleep(50000)) {
+    for (const double t0 = omp_get_wtime();; usleep(50000)) {
         const int fd = try_connect(where, port);
         got = fd >= 0 ? introduce(fd, own, &job->all[0], &why) : 0;
         if (got > 0) return wait_for_begin(fd, where);
         if (fd >= 0) close(fd);
         dp_party_renew(own);
-        if (got < 0 || dp_now() - t0 > DP_START_S) break;
+        if (got < 0 || omp_get_wtime() - t0 > DP_START_S) break;
     }
     snprintf(what, sizeof what, "%s%s", got < 0 ? "rank 0 has " : "",
              *why ? why : "rank 0 does not listen there");

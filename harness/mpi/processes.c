@@ -1,6 +1,5 @@
 /* The processes of one job: who they are, and the end of one that ends all (processes.h). */
 #include "carrier.h"
-#include "harness/base/clock.h"
 #include "harness/base/startup.h"
 #include "ref/files/cache.h"
 #include "ref/vocabulary/problem.h"
@@ -137,14 +136,14 @@ static void end_with_silent(unsigned most) {
 static pthread_mutex_t ticking = PTHREAD_MUTEX_INITIALIZER;
 static void *watch(void *arg) {
     const unsigned most = *(unsigned *)arg;
-    for (double last = dp_now(); !job->ending;) {
+    for (double last = omp_get_wtime(); !job->ending;) {
         const int some = job->rank ? poll(NULL, 0, 200) : poll(job->gone, (nfds_t)job->size, 200);
         if (some > 0 && dp_mpi_say_gone()) {
             raise(SIGTERM);
             break;
         }
-        const int whole = dp_now() - last >= 1;
-        if (whole) last = dp_now();
+        const int whole = omp_get_wtime() - last >= 1;
+        if (whole) last = omp_get_wtime();
         pthread_mutex_lock(&ticking);
         if (!job->ending) by->tick(whole);
         pthread_mutex_unlock(&ticking);

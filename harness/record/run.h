@@ -6,7 +6,6 @@
  */
 #ifndef DP_RUN_H
 #define DP_RUN_H
-#include "harness/base/clock.h"
 #include "harness/case/operations.h"
 #include "harness/device/device_run.h"
 #include "harness/library/subject.h"

@@ -8,6 +8,7 @@
 #include "subjects.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,7 +280,7 @@ static void describe_truth(const chain_truth *t, dp_run *r) {
 
 void dp_run_stored_chain(const dp_case *c, const double *factors, const double *products,
                          dp_format claimed, dp_runs *out) {
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     const int K = c->ch.K, n = c->ch.n;
     const int64_t KK = (int64_t)K * K;
     chain_truth t;
@@ -304,7 +305,7 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
     judge_chain(&t, x, claimed, r);
     chain_free(x);
     close_run(r);
-    r->seconds = dp_now() - t0;
+    r->seconds = omp_get_wtime() - t0;
     chain_truth_free(&t);
 }
 

@@ -47,7 +47,7 @@ struct dp_made {
     dp_design design;         /* as it computed; at first that of the plan */
     dp_verdict verdict;       /* where there is nothing to judge: skipped or failed, */
     char why[640];            /* and why; else empty */
-    double from;              /* dp_now() before it */
+    double from;              /* omp_get_wtime() before it */
     void *own;                /* the subject's, freed by its `free` */
 };
 

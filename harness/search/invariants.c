@@ -8,6 +8,7 @@
 #include "ref/vocabulary/text.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -634,10 +635,11 @@ static const double REPEATED_S = 5;
 
 static dp_status repeat_runs(dp_check_work *w) {
     char why[sizeof w->c->why] = "";
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     const int most = w->s->library ? MOST_REPETITIONS : LEAST_REPETITIONS;
     int differ = 0, i;
-    for (i = 0; i < LEAST_REPETITIONS || (i < most && !differ && dp_now() - t0 < REPEATED_S); i++) {
+    for (i = 0; i < LEAST_REPETITIONS || (i < most && !differ && omp_get_wtime() - t0 < REPEATED_S);
+         i++) {
         dp_check_outcome o;
         const dp_status st = dp_check_run_problem(w->s, w->p, w->N, w->backward, &o, w->e);
         if (st) return st;
@@ -1052,7 +1054,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
     char nothing[96] = "";
     if (!st) proves_nothing(s, p, &base.r, nothing, sizeof nothing);
     for (int i = 0; i < DP_NCHECKS && !st; i++) {
-        const double t0 = dp_now();
+        const double t0 = omp_get_wtime();
         if (only && !dp_is_listed(dp_check_names[i], only, ',')) continue;
         dp_check *c = &out->c[out->n++], *first = &out->c[0];
         const dp_check_work w = {.p = p,
@@ -1070,7 +1072,7 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
         }
         if (!st && c->verdict == DP_FAIL)
             st = look_again(i, &w, c, first->name == dp_check_names[0] ? first : NULL);
-        c->seconds = dp_now() - t0;
+        c->seconds = omp_get_wtime() - t0;
         if (s->progress)
             fprintf(stderr, "  %s: %s, %.2f s\n", c->name,
                     st ? "cannot be run" : dp_verdict_names[c->verdict], c->seconds);

@@ -295,7 +295,7 @@ static dp_status finish(pid_t pid, int from, int f, dp_kernel_row *row, dp_err *
 
 dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *only,
                                dp_kernel_museum *m, dp_err *e) {
-    const double t0 = dp_now();
+    const double t0 = omp_get_wtime();
     enum { MAX = 16 };
     pid_t pid[DP_MOST_KERNEL_FAULTS];
     int from[DP_MOST_KERNEL_FAULTS];
@@ -328,7 +328,7 @@ dp_status dp_kernel_museum_run(const char *dir, const char *cache, const char *o
             if (s) st = s;
         }
     }
-    m->seconds = dp_now() - t0;
+    m->seconds = omp_get_wtime() - t0;
     return st;
 }
 

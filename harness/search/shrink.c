@@ -2,7 +2,6 @@
  * first, then axes, ranks and optional parts, then numbers. */
 #include "shrink.h"
 #include "bisect.h"
-#include "harness/base/clock.h"
 #include "harness/case/case_inputs.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/recurrence.h"
@@ -10,6 +9,7 @@
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
+#include <omp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -400,7 +400,7 @@ typedef struct {
     dp_case *c;
     const dp_failure *want;
     int runs, tries;
-    double start; /* dp_now */
+    double start; /* omp_get_wtime */
     char *laws;   /* text of a case file that makes c, as it was before its values were touched;
                      NULL: there is none */
     dp_err *e;
@@ -412,7 +412,7 @@ typedef struct {
 /* Is there an error, or no try left? */
 static int spent(const work *w) {
     return w->st || (w->o->max_tries && w->tries >= w->o->max_tries) ||
-           (w->o->max_s && dp_now() - w->start >= w->o->max_s);
+           (w->o->max_s && omp_get_wtime() - w->start >= w->o->max_s);
 }
 
 /* Does it fail for the same reason, and not without the fault? */
@@ -874,7 +874,7 @@ dp_status dp_shrink(const dp_case *c, const dp_shrink_options *o, dp_shrunk *out
               .c = s,
               .want = &out->before,
               .runs = DP_BISECT_RUNS,
-              .start = dp_now(),
+              .start = omp_get_wtime(),
               .e = e};
     w.small.cache = NULL;
     w.st = dp_failure_of(s, o, DP_BISECT_RUNS, 1, &out->before, e);

@@ -25,7 +25,7 @@ DP_TEST(layers, what_goes_up_or_round_is_not_there_or_empty_is_named) {
     snprintf(cmd, sizeof cmd,
              "cd '%s' && mkdir -p tree/scripts && cp -r '%s/../Makefile' '%s/../ref' "
              "'%s/../harness' '%s/../gpu' tree && cp '%s/../scripts/layers' tree/scripts && "
-             "echo '#include \"harness/base/clock.h\"' >>tree/ref/chunk/gate.h && "
+             "echo '#include \"harness/base/home.h\"' >>tree/ref/chunk/gate.h && "
              "echo '#include \"exchange/group.cuh\"' >>tree/gpu/plan/plan.cuh && "
              ": >tree/harness/tests/test_own.c && "
              "echo '#include \"problem.h\"' >>tree/ref/vocabulary/tensors.h && "
@@ -34,7 +34,7 @@ DP_TEST(layers, what_goes_up_or_round_is_not_there_or_empty_is_named) {
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     snprintf(cmd, sizeof cmd, "%s/tree", gt_tmpdir());
     CHECK(layers(cmd) == 1, "%s", out);
-    CHECK(strstr(out, "ref/chunk/gate.h includes harness/base/clock.h, which comes after it") &&
+    CHECK(strstr(out, "ref/chunk/gate.h includes harness/base/home.h, which comes after it") &&
               strstr(out, "ref/README.md names chunk/no_such_file.c, which is not there") &&
               strstr(out, "gpu/plan/plan.cuh includes gpu/exchange/group.cuh, which comes") &&
               strstr(out, "ref/vocabulary/problem.h includes ref/vocabulary/tensors.h includes "
