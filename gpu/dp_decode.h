@@ -37,7 +37,7 @@ typedef enum { DPG_STATE_KV, DPG_STATE_VK } dpg_state_layout; /* [K][V] or [V][K
  * e5m2-block and int8-block of ref/vocabulary/stored.h. A head of a slot is K V codes, then
  * K V / 32 scales in fp32; a NaN makes its row NaN. With feedback K V numbers in bf16 follow, the
  * rounding error of the store. The next call that reads the slot adds them to the state. The errors
- * of these formats in a session are in harness/simulated/carried.h. A state in fp16 has no scales;
+ * of these formats in a session are in ref/bound/carried.h. A state in fp16 has no scales;
  * its stochastic rounding gives the bits of fp16sr (stored.h). Scales of a whole row, head or
  * tensor are not offered: they need numbers of other blocks of the kernel. */
 typedef enum {

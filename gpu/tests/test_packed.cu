@@ -1,6 +1,6 @@
 /* gpu/tests/test_packed.cu - states of 8 or 16 bits a number (dpg_packed of dp_decode.h) in the
  * decode kernel. They are compared with the same kernel on fp32 states and with the formats of
- * harness/simulated/carried.h and ref/vocabulary/stored.h.
+ * ref/bound/carried.h and ref/vocabulary/stored.h.
  *
  *   [small]      random windows, slots, accepted counts and padding: o has the bits of fp32 states
  *                that hold the same numbers, and every slot the codes and scales that the simulated
@@ -13,7 +13,7 @@
 #include "../dp_decode.h"
 #include "decode/packed.cuh"
 #include "device.h"
-#include "harness/simulated/carried.h"
+#include "ref/bound/carried.h"
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/stored.h"
 

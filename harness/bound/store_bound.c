@@ -1,7 +1,7 @@
 /* Errors of stored states, forward, between ranks and backward (store_bound.h). */
 #include "store_bound.h"
 #include "error_bound_impl.h"
-#include "harness/simulated/carried.h"
+#include "ref/bound/carried.h"
 #include "ref/chunk/state.h"
 #include "ref/vocabulary/stored.h"
 

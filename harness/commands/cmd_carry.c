@@ -3,9 +3,9 @@
  * within its sound bound, 1: one is not, 2: could not run. */
 #include "commands.h"
 #include "harness/case/case.h"
-#include "harness/simulated/carried.h"
 #include "options.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/bound/carried.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/text.h"
 
@@ -170,7 +170,7 @@ int dp_cmd_carry(int argc, char **argv) {
         .args_doc = "CASE...",
         .doc = "How long may a session keep its state in a short format? The recurrence runs token "
                "by token, beside copies of its state that are stored in fp32, bf16, fp16, fp8 or "
-               "int8 between calls (harness/simulated/carried.h).\vExit status 0 every error is "
+               "int8 between calls (ref/bound/carried.h).\vExit status 0 every error is "
                "within its sound bound, 1 one is not, 2 could not run."};
     dp_err e = {0};
     int rc = 0, broken = 0;

@@ -1,7 +1,7 @@
 /* States that are kept in short formats between calls: the bounds hold, and each format errs as its
  * rounding says. */
 #include "cases.h"
-#include "harness/simulated/carried.h"
+#include "ref/bound/carried.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* harness/simulated/carried.h - a state that is kept in a short format between the calls of a
- * session: how its error grows over steps.
+/* ref/bound/carried.h - a state that is kept in a short format between the calls of a session:
+ * how its error grows over steps.
  *
  * The recurrence (math.md b) runs in fp64, one token a step, over the tokens of a problem, again
  * from the first after the last. Beside the state runs one copy for each format, rounded to that
