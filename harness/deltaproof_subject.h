@@ -170,7 +170,7 @@ typedef struct deltaproof_subject_problem {
  *   pool [nslot][HV][K][V], read and written in place: for a session that keeps states in slots; a
  *       library without it gets the states of its slots as initial_state
  *   drafts, trees, ring: no arrays; beside pool they announce the fields drafts, parent, ring_slot
- * stages, judged where written (harness/verdict/stage_tensor.h; C = 64 R):
+ * stages, judged where written (ref/chunk/stages.h; C = 64 R):
  *   gcum [tokens][HV][Kg]   Akk [tokens][HV][R][C]   Aqk [tokens][HV][C]
  *   w kg [tokens][HV][R][K]   qg [tokens][HV][K]   u v_new dv_local dv_new [tokens][HV][R][V]
  *   h dh [chunks][HV][K][V]: chunks of 64 tokens, which restart at every sequence and rank

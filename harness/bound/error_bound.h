@@ -8,7 +8,7 @@
  */
 #ifndef DP_ERROR_BOUND_H
 #define DP_ERROR_BOUND_H
-#include "harness/simulated/stage_tensor.h"
+#include "harness/simulated/ranks.h"
 #include "ref/bound/bound.h"
 #include "ref/files/cache.h"
 

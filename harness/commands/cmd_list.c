@@ -3,9 +3,9 @@
  * status 0, 2: a case file is refused. */
 #include "commands.h"
 #include "harness/record/record_schema.h"
-#include "harness/simulated/stage_tensor.h"
 #include "options.h"
 #include "ref/chunk/exchange_price.h"
+#include "ref/chunk/stages.h"
 #include "ref/files/output.h"
 #include "ref/vocabulary/pieces.h"
 #include "ref/vocabulary/problem.h"

@@ -7,8 +7,8 @@
 #define DP_CUDA_H
 #include "harness/base/backends.h"
 #include "harness/simulated/calls.h"
-#include "harness/simulated/stage_tensor.h"
 #include "ref/chunk/conv.h"
+#include "ref/chunk/stages.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"

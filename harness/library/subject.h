@@ -12,7 +12,7 @@
 #ifndef DP_SUBJECT_H
 #define DP_SUBJECT_H
 #include "harness/simulated/calls.h"
-#include "harness/simulated/stage_tensor.h"
+#include "ref/chunk/stages.h"
 #include "ref/vocabulary/design.h"
 
 #define DP_SUBJECT_MAX_RANKS 64

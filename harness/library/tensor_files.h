@@ -5,7 +5,7 @@
 #define DP_TENSOR_FILES_H
 #include "harness/base/terminal.h"
 #include "harness/simulated/calls.h"
-#include "harness/simulated/stage_tensor.h"
+#include "ref/chunk/stages.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"
 

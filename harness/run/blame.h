@@ -2,7 +2,7 @@
  * serves shared libraries and files of other programs, whose stages cannot be run one by one.
  *
  * Every tensor was judged against what exact arithmetic makes of the inputs, by the bound of all
- * stages up to it (stage_tensor.h, compare.h). The first failing tensor in the order of the
+ * stages up to it (stages.h, compare.h). The first failing tensor in the order of the
  * pipeline is blamed on its own stage and on earlier stages that nothing clears. A tensor that
  * passes clears its sources. So the more stages a program shows, the fewer are suspects.
  */

@@ -1,7 +1,6 @@
 /* Files of inputs and outputs judged: settings, truth, verdict, hypotheses (judge.h). */
 #include "judge.h"
 #include "harness/case/case_inputs.h"
-#include "harness/simulated/stage_tensor.h"
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"

@@ -4,7 +4,7 @@
  * IN.safetensors   q k v g beta, and where there are any A_log dt_bias initial_state (s0) do dht
  *                  (dstate) cu_seqlens; any other name is refused.
  * OUT.safetensors  any of o final_state (ht) dq dk dv dg dbeta dA_log ddt_bias ds0 (dh0), and of
- *                  the stages of stage_tensor.h: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local
+ *                  the stages of stages.h: gcum Akk Aqk w u kg qg M H S_in h v_new dv_local
  *                  dS_out dM dH dh dv_new; any other name is refused. Gradients need `do` in IN.
  *                  Also FLA's inner names: h0 db dA dbias.
  * Layouts are FLA's:
@@ -20,7 +20,7 @@
  *   is token b T + t of sequence b.
  *   Several query heads a value head, q [T,HV n,K] and o [T,HV n,V] beside k [T,HV,K], as ONNX's
  *   LinearAttention has them, are judged as tokens that only read (judge.c).
- * Stages: shapes in stage_tensor.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
+ * Stages: shapes in stages.h; states h, dh, S_in, dS_out follow the layout of states, M, H,
  *   dM, dH are [N,HV,K,..] always. Each is judged against what the inputs of IN make of it, by the
  *   bound of all stages up to it.
  * --recurrence NAME (metadata `recurrence`) says which of the eight it is. Where nobody says, the

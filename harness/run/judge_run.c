@@ -1066,7 +1066,7 @@ static void judge_inner(const judging *j, const stage_errors *errors, int stage,
     free(places.group_of);
 }
 
-/* The stages of stage_tensor.h are those of 64-token chunks. */
+/* The stages of stages.h are those of 64-token chunks. */
 static int other_chunks(const dp_run *run, int stage) {
     return !run->undeclared &&
            dp_design_of_pass(&run->design, dp_stage_tensors[stage].backward).chunk != DP_CHUNK;

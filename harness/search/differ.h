@@ -11,7 +11,7 @@
  *   unbounded  others, and a bound is missing: of a design without one, where it would take too
  *              long, of a stage in chunks of other than 64 tokens
  * A stage is compared if both show it; columns of Akk and Aqk up to the diagonal. Tensors that a
- * rank does not have (stage_tensor.h) are skipped. The first tensor beyond, in the order of the
+ * rank does not have (stages.h) are skipped. The first tensor beyond, in the order of the
  * pipeline, is where to look.
  */
 #ifndef DP_DIFFER_H

@@ -1,7 +1,6 @@
 /* Runs compared bit for bit with the run before (bisect.h). */
 #include "bisect.h"
 #include "harness/simulated/ranks_stages.h"
-#include "harness/simulated/stage_tensor.h"
 
 #include <stdlib.h>
 #include <xxhash.h>

@@ -18,36 +18,13 @@
 #include "fault.h"
 #include "ref/chunk/chunk.h"
 #include "ref/chunk/gate.h"
+#include "ref/chunk/stages.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
 
 #define DP_MAX_TRAJ 16
-
-/* The stages in the order in which they run. Stage all_gather has no code of its own here: the
- * merges read the pairs of other ranks. Stage recompute repeats state_fwd for the backward (only
- * where a fault makes that differ). Stages wy_bwd and intra_bwd run together. */
-typedef enum {
-    DP_STAGE_GATE,
-    DP_STAGE_INTRA,
-    DP_STAGE_SOLVE,
-    DP_STAGE_WY,
-    DP_STAGE_PRE_FWD,
-    DP_STAGE_MERGE_FWD,
-    DP_STAGE_STATE_FWD,
-    DP_STAGE_OUTPUT,
-    DP_STAGE_RECOMPUTE,
-    DP_STAGE_DAV,
-    DP_STAGE_PRE_BWD,
-    DP_STAGE_MERGE_BWD,
-    DP_STAGE_STATE_BWD,
-    DP_STAGE_WY_BWD,
-    DP_STAGE_INTRA_BWD,
-    DP_STAGE_GATE_BWD,
-    DP_NSTAGES
-} dp_stage;
-extern const char *const dp_stage_names[DP_NSTAGES];
 
 typedef struct {
     int64_t messages, bytes;
@@ -211,6 +188,9 @@ void dp_sim_stage(dp_sim *s, dp_stage stage);
 void dp_sim_after(dp_sim *s, int event, dp_sim_place place);
 /* Is rank r (part r) computed here? */
 int dp_sim_has(const dp_sim *s, int r);
+/* The value of a stage tensor, in its shape (ref/chunk/stages.h), to be freed; NAN where a rank has
+ * none. Backward stages need a backward run. */
+double *dp_stage_tensor_value(const dp_sim *s, int stage);
 /* The chunk of a group of tokens and a value head. */
 dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv);
 /* State before local sub-sequence sub of a rank without the merge: s0 if the sequence starts here,

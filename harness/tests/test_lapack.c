@@ -1,8 +1,6 @@
 /* The backend lapack. The chunk solver over LAPACKE and CBLAS is a subject of its own, every result
  * and every intermediate by name. It is another arithmetic than that of the simulated ranks. */
 #include "harness/record/run.h"
-#include "harness/simulated/ranks.h"
-#include "harness/simulated/stage_tensor.h"
 #include "ref/arithmetic/linear.h"
 #include "runs.h"
 

@@ -2,7 +2,7 @@
  * threads). They have the bits of the simulated ranks, in every result and in exchanged data. */
 #include "gt.h"
 #include "harness/simulated/rank_part.h"
-#include "harness/simulated/stage_tensor.h"
+#include "harness/simulated/ranks.h"
 #include "oracle.h"
 #include "ref/chunk/conv.h"
 

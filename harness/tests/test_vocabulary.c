@@ -2,7 +2,7 @@
  * and axes where they are said. */
 #include "gt.h"
 #include "harness/case/operations.h"
-#include "harness/simulated/stage_tensor.h"
+#include "ref/chunk/stages.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/text.h"

@@ -17,7 +17,7 @@
 #define DP_EXPECTED_H
 #include "draws.h"
 #include "harness/simulated/calls.h"
-#include "harness/simulated/stage_tensor.h"
+#include "harness/simulated/ranks.h"
 #include "ref/chunk/conv.h"
 #include "ref/files/cache.h"
 #include "ref/vocabulary/design.h"

@@ -2,7 +2,7 @@
  * here alone, so that no loop need name them.
  *
  * Two lists of rows of one type: inputs lie in a dp_problem, results in a dp_result. The stages
- * between them have rows of the same axes (harness/simulated/stage_tensor.h), and so do the tensors
+ * between them have rows of the same axes (ref/chunk/stages.h), and so do the tensors
  * of a convolution (harness/case/case_inputs.c).
  */
 #ifndef DP_TENSORS_H

@@ -1,10 +1,15 @@
-/* The table of stage tensors, their shapes, and their values in a run (stage_tensor.h). */
-#include "stage_tensor.h"
+/* The stages, the table of their tensors, and the shapes of these (stages.h). */
+#include "stages.h"
+#include "ref/vocabulary/own.h"
 
 #include <assert.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+const char *const dp_stage_names[DP_NSTAGES] = {
+    "gate",      "intra",  "solve",     "wy",      "pre_process_fwd", "merge_fwd",
+    "state_fwd", "output", "recompute", "dAv",     "pre_process_bwd", "merge_bwd",
+    "state_bwd", "wy_bwd", "intra_bwd", "gate_bwd"};
 
 #define IN_CHUNK(FIELD) .offset = offsetof(dp_chunk, FIELD)
 #define TOKENS(...) .kind = DP_PER_TOKEN, .axis = {DP_AXIS_T, DP_AXIS_HV, __VA_ARGS__}
@@ -162,59 +167,4 @@ void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int s, int64_t width
     const int square = stage == DP_AKK || stage == DP_AQK;
     *stride = square ? ch->n : stage == DP_GCUM ? ch->K : width;
     *used = square ? (int64_t)(s + 1) * ch->R : width;
-}
-
-/* The chunk solver raises steps far below its floor, where exp is 0. The stage tensor gcum must
- * not contain the raised steps: rows after such a step are summed again. */
-static void sum_again(const dp_sim *s, int g, int hv, int t, int Kg, double *row) {
-    for (int x = 0; x < Kg; x++) {
-        double sum = 0, lowest = 0;
-        for (int i = 0; i <= t; i++) {
-            const double step = s->g[((s->group[g].t0 + i) * s->p->HV + hv) * Kg + x];
-            sum = dp_round_arith(s->base, sum + step);
-            lowest = fmin(lowest, step);
-        }
-        if (lowest < dp_gate_floor(s->base)) row[x] = sum;
-    }
-}
-
-static double *per_token(const dp_sim *s, int stage) {
-    const dp_problem *p = s->p;
-    int per;
-    int64_t width, stride, used;
-    dp_stage_tensor_token_row(p, stage, &per, &width);
-    double *x = dp_doubles(p->T * p->HV * per * width);
-    for (int g = 0; g < s->ngroup; g++)
-        for (int hv = 0; hv < p->HV; hv++) {
-            dp_chunk *ch = dp_sim_chunk(s, g, hv);
-            if (stage == DP_AKK) dp_chunk_inverse(ch);
-            for (int t = 0; t < ch->c; t++)
-                for (int j = 0; j < per; j++) {
-                    dp_stage_tensor_columns(ch, stage, t, width, &stride, &used);
-                    double *row = x + (((s->group[g].t0 + t) * p->HV + hv) * per + j) * width;
-                    memcpy(row, dp_stage_tensor_in_chunk(ch, stage) + (t * per + j) * stride,
-                           sizeof(double) * (size_t)used);
-                    if (stage == DP_GCUM) sum_again(s, g, hv, t, (int)width, row);
-                }
-        }
-    return x;
-}
-
-double *dp_stage_tensor_value(const dp_sim *s, int stage) {
-    const dp_problem *p = s->p;
-    int64_t rows, width;
-    if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) return per_token(s, stage);
-    dp_stage_tensor_rows(p, s->N, stage, &rows, &width);
-    const dp_stage_tensor_info *of = &dp_stage_tensors[stage];
-    double *x = dp_doubles(rows * width),
-           **list = of->kind == DP_PER_RANK ? s->rank[of->rank] : NULL;
-    for (int64_t i = 0; i < rows; i++) {
-        const double *from = list ? list[i] : dp_stage_tensor_in_chunk(&s->ch[i], stage);
-        if (from)
-            memcpy(x + i * width, from, sizeof(double) * (size_t)width);
-        else
-            for (int64_t z = 0; z < width; z++)
-                x[i * width + z] = NAN;
-    }
-    return x;
 }

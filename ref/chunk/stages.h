@@ -1,4 +1,4 @@
-/* harness/simulated/stage_tensor.h - intermediates of the pipeline under the names that the field
+/* ref/chunk/stages.h - the stages of the pipeline, and intermediates under the names that the field
  * uses, laid out as FLA lays them out.
  *
  * Akk and Aqk have C = 64 R columns: column i R + j is key j of token i of the row's chunk. They
@@ -7,9 +7,36 @@
  * dp_stage_tensor_chunks entries, with one rank FLA's own. Rank tensors: what a rank does not have
  * (M, H of the last, S_in of the first, and so on, math.md g.2) is not judged.
  */
-#ifndef DP_STAGE_TENSOR_H
-#define DP_STAGE_TENSOR_H
-#include "ranks.h"
+#ifndef DP_STAGES_H
+#define DP_STAGES_H
+#include "chunk.h"
+#include "ref/vocabulary/context.h"
+#include "ref/vocabulary/exchange.h"
+#include "ref/vocabulary/tensors.h"
+
+/* The stages in the order in which they run. Stage all_gather has no code of its own here: the
+ * merges read the pairs of other ranks. Stage recompute repeats state_fwd for the backward (only
+ * where a fault makes that differ). Stages wy_bwd and intra_bwd run together. */
+typedef enum {
+    DP_STAGE_GATE,
+    DP_STAGE_INTRA,
+    DP_STAGE_SOLVE,
+    DP_STAGE_WY,
+    DP_STAGE_PRE_FWD,
+    DP_STAGE_MERGE_FWD,
+    DP_STAGE_STATE_FWD,
+    DP_STAGE_OUTPUT,
+    DP_STAGE_RECOMPUTE,
+    DP_STAGE_DAV,
+    DP_STAGE_PRE_BWD,
+    DP_STAGE_MERGE_BWD,
+    DP_STAGE_STATE_BWD,
+    DP_STAGE_WY_BWD,
+    DP_STAGE_INTRA_BWD,
+    DP_STAGE_GATE_BWD,
+    DP_NSTAGES
+} dp_stage;
+extern const char *const dp_stage_names[DP_NSTAGES];
 
 typedef enum {
     DP_GCUM,
@@ -64,10 +91,6 @@ int dp_stage_tensor_shape(const dp_problem *p, int N, int stage,
 int64_t dp_stage_tensor_size(const dp_problem *p, int N, int stage); /* product of the shape */
 /* Its rows, and the entries of one; both 0 where no rank has it. */
 void dp_stage_tensor_rows(const dp_problem *p, int N, int stage, int64_t *rows, int64_t *width);
-
-/* The value in a run of the simulated ranks, in that shape (to be freed); NAN where a rank has
- * none. Backward stages need a backward run. */
-double *dp_stage_tensor_value(const dp_sim *s, int stage);
 
 int dp_stage_tensor_keyed(int stage); /* does each key of a token have a row of its own? */
 /* A stage of tokens: rows a token and head, and their width. */
