@@ -25,9 +25,6 @@ static void subject_on_rank(const dp_subject_memory *s, int r, char *text, size_
         *text = 0;
 }
 
-/* is x the NaN that outputs are filled with? */
-static int subject_unwritten(double x) { return !memcmp(&x, &DP_SUBJECT_UNWRITTEN, sizeof x); }
-
 /* ---- shared memory --------------------------------------------------------------------------- */
 
 static dp_status memory_error(dp_err *e) {
@@ -388,7 +385,7 @@ static int left_out(const dp_subject_memory *m, const dp_problem *p, int field) 
     for (int r = 0; r < m->c->processes; r++) {
         const dp_subject_region *g = subject_find_array(m, r, dp_result_fields[field].name);
         for (int64_t z = 0; z < g->n; z++)
-            if (!subject_unwritten(subject_data_of(m, g)[z])) return 0;
+            if (memcmp(&subject_data_of(m, g)[z], &DP_SUBJECT_UNWRITTEN, 8)) return 0;
     }
     return 1;
 }
@@ -835,24 +832,4 @@ void dp_subject_result_free(dp_subject_result *r) {
         free(r->y[i]);
     dp_conv_states_free(&r->conv);
     *r = (dp_subject_result){0};
-}
-
-int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size) {
-    int64_t unwritten = 0, wild = 0, first = -1, odd = -1;
-    *text = 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (subject_unwritten(x[i]))
-            first = unwritten++ ? first : i;
-        else if (!isfinite(x[i]))
-            odd = wild++ ? odd : i;
-    }
-    if (unwritten == n)
-        snprintf(text, size, "was never written");
-    else if (unwritten)
-        snprintf(text, size, "%lld of %lld entries were never written, the first is entry %lld",
-                 (long long)unwritten, (long long)n, (long long)first);
-    else if (wild)
-        snprintf(text, size, "%lld of %lld entries are NaN or Inf, the first is entry %lld",
-                 (long long)wild, (long long)n, (long long)odd);
-    return unwritten;
 }

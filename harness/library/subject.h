@@ -102,7 +102,6 @@ dp_status dp_subject_run_calls(const dp_subject *s, int n, const dp_problem *con
                                dp_err *e);
 void dp_subject_result_free(dp_subject_result *r);
 
-/* Writes "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or
- * Inf, ..", or "". Returns the number of unwritten entries. */
-int64_t dp_subject_flaws(const double *x, int64_t n, char *text, size_t size);
+/* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
+static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 #endif

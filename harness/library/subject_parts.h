@@ -11,8 +11,6 @@
 #define DP_SUBJECT_DRAFTS "drafts"
 #define DP_SUBJECT_TREES "trees"
 #define DP_SUBJECT_RING "ring"
-/* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
-static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
 
 /* c is this program's own copy. The two files are `inputs` and `made` with their sizes; map is
  * `made`.

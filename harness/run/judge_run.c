@@ -1184,13 +1184,35 @@ static content content_of(const judging *j, const char *name) {
                          dp_stage_tensors[stage].kind == DP_PER_RANK};
 }
 
+/* Writes "12 of 96 entries were never written, the first is entry 5", "3 of 96 entries are NaN or
+ * Inf, ..", or "". Returns the number of unwritten entries. */
+static int64_t flaws_of(const double *x, int64_t n, char *text, size_t size) {
+    int64_t unwritten = 0, wild = 0, first = -1, odd = -1;
+    *text = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (!memcmp(&x[i], &DP_SUBJECT_UNWRITTEN, sizeof *x))
+            first = unwritten++ ? first : i;
+        else if (!isfinite(x[i]))
+            odd = wild++ ? odd : i;
+    }
+    if (unwritten == n)
+        snprintf(text, size, "was never written");
+    else if (unwritten)
+        snprintf(text, size, "%lld of %lld entries were never written, the first is entry %lld",
+                 (long long)unwritten, (long long)n, (long long)first);
+    else if (wild)
+        snprintf(text, size, "%lld of %lld entries are NaN or Inf, the first is entry %lld",
+                 (long long)wild, (long long)n, (long long)odd);
+    return unwritten;
+}
+
 static void name_flaws(const judging *j, dp_run *run) {
     for (int i = 0; i < run->ntensor; i++) {
         dp_judgement *t = &run->tensor[i];
         const content c = content_of(j, t->name);
         char text[sizeof t->why];
         if (!c.x) continue;
-        const int64_t unwritten = dp_subject_flaws(c.x, c.n, text, sizeof text);
+        const int64_t unwritten = flaws_of(c.x, c.n, text, sizeof text);
         if (!*text) continue;
         if (t->verdict != DP_FAIL && (c.partial || !unwritten)) continue;
         t->verdict = DP_FAIL;
