@@ -26,6 +26,62 @@ static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b
          : dp_conv_bound_sigmoid32)(v, s->base, s->N, b);
 }
 
+/* ---- its faults ------------------------------------------------------------------------------ */
+
+/* The first W-1 tokens of a sequence that starts inside a rank as if the sequence before went on.
+ */
+static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
+    int64_t whole[2] = {0, c->T};
+    dp_conv one = *c;
+    dp_conv_result leak;
+    one.cu = whole;
+    one.Nseq = 1;
+    one.dy = NULL;
+    dp_conv_result_alloc(&leak, &one);
+    if (!dp_conv_ranks(&one, N, pol, &leak, NULL))
+        for (int i = 0; i < c->Nseq; i++)
+            for (int64_t t = c->cu[i];
+                 c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
+                memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
+    dp_conv_result_free(&leak);
+}
+
+/* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
+static double *own_gradient(const dp_conv *c, int N, dp_base pol, int k) {
+    const int64_t n = c->T / N * c->D;
+    dp_conv one = *c;
+    dp_conv_result own;
+    one.dy = dp_doubles(c->T * c->D);
+    memcpy(one.dy + k * n, c->dy + k * n, sizeof(double) * (size_t)n);
+    dp_conv_result_alloc(&own, &one);
+    double *dx = dp_conv_ranks(&one, N, pol, &own, NULL) ? NULL : dp_copy(own.dx, c->T * c->D);
+    dp_conv_result_free(&own);
+    free(one.dy);
+    return dx;
+}
+
+/* The gradient that a rank's last W-1 tokens get from later ranks: nothing, or that of a token
+ * W-1-L before. */
+static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
+    const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
+    const int64_t late = fault == DP_FAULT_HALO_GRAD_LOST ? n : c->W - 1 - L;
+    for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
+        double *own = own_gradient(c, N, pol, k), *dx = r->dx + (k + 1) * L * D;
+        for (int64_t i = -1; own && i >= -n * D; i--) {
+            const double *from = own + (k + 1) * L * D, *right = dx + i - late * D;
+            dx[i] = from[i] + (i - late * D >= -n * D ? *right - from[i - late * D] : 0);
+        }
+        free(own);
+    }
+}
+
+void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
+    if (fault == DP_FAULT_HALO_LEAK)
+        halo_leak(c, N, pol, r);
+    else if (fault == DP_FAULT_HALO_GRAD_LOST || fault == DP_FAULT_HALO_GRAD_SHIFTED)
+        spoil_halo(fault, c, N, pol, r);
+}
+
 /* Marks every row of `width` that the fault changed. */
 static void mark(const dp_case *c, const dp_step_run *s, int i, const double *was,
                  const double *is) {

@@ -2,10 +2,12 @@
  * switched on by name (`deltaproof run --fault NAME`, `deltaproof museum`). They exist to prove
  * that verdicts go red; DP_FAULT_NONE is what every other run uses. Most stand for a fault that
  * reached users of such kernels: `bug` is its number in the museum of those faults (dp_bugs).
- * Effects on stages are in fault_effect.c, those between the calls of a session in calls.c. */
+ * Effects on stages are functions in fault_effect.c that dp_sim_new adds to the simulation, which
+ * calls them after its stages (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that
+ * rank and head. Effects on convolutions are in run/step.c, those between the calls of a session in
+ * calls.c. */
 #ifndef DP_FAULT_H
 #define DP_FAULT_H
-#include "ref/chunk/conv.h"
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/own.h"
 
@@ -54,9 +56,4 @@ typedef struct {
 #define DP_BUGS_OF_THREADS 37
 #define DP_NBUGS 60
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
-
-/* fault_effect.c: what a fault does to a convolution, after its run. Effects on simulated ranks are
- * functions there that dp_sim_new adds to the simulation, which calls them after its stages
- * (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that rank and head. */
-void dp_effect_conv(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_conv_result *r);
 #endif
