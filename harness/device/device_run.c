@@ -340,8 +340,8 @@ static dp_status truth_forward(void *s, const tr_dd_rows *b, const tr_dd_cols *c
 }
 
 const dp_truth_device *dp_cuda_truth(const dp_problem *p) {
-    static const dp_truth_device device = {truth_open, truth_close, truth_set, truth_get,
-                                           truth_forward};
+    static const dp_truth_device device = {truth_open, truth_close,   truth_set,
+                                           truth_get,  truth_forward, dp_cuda_device};
     return dpg_truth_takes((p->K + TR_DD_LANES - 1) / TR_DD_LANES * TR_DD_LANES, dp_rows(p),
                            dp_truth_entries(p)) &&
                    !dp_cuda_unavailable(DP_BACKEND_CUDA, 1)

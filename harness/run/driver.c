@@ -17,6 +17,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* ---- the subjects of an operation ------------------------------------------------------------ */
+
+static const dp_subjects OF_RECURRENCE = {.subject = {&dp_on_simulated, &dp_on_processes,
+                                                      &dp_on_lapack, &dp_on_library, &dp_on_cuda,
+                                                      &dp_on_nccl}};
+static const dp_subjects *const SUBJECTS[DP_NOPS] = {
+    [DP_OP_RECURRENCE] = &OF_RECURRENCE, [DP_OP_STEP] = &OF_RECURRENCE,
+    [DP_OP_SESSION] = &OF_RECURRENCE,    [DP_OP_STEP_SESSION] = &OF_RECURRENCE,
+    [DP_OP_CONV] = &dp_subjects_of_conv, [DP_OP_CHAIN] = &dp_subjects_of_chain};
+
+static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op - dp_operations]; }
+
 /* ---- which tokens the truth keeps states at -------------------------------------------------- */
 
 static int compare_i64(const void *a, const void *b) {
@@ -195,6 +207,14 @@ static dp_status audited(const dp_case *c, const dp_truth_request *rq, const cha
     return st;
 }
 
+/* The first that a subject offers. */
+static const dp_truth_device *device_of(const dp_problem *p) {
+    const dp_truth_device *d = NULL;
+    for (const dp_subject_kind *const *k = OF_RECURRENCE.subject; *k && !d; k++)
+        if ((*k)->truth) d = (*k)->truth(p);
+    return d;
+}
+
 dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pick,
                         const char *cache, dp_truth *t, dp_truth_note *note, dp_err *e) {
     *note = (dp_truth_note){0};
@@ -202,7 +222,7 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
     if (pick == DP_PICK_AUTO)
         rq.kind = steps(&c->p, &rq) > MPFR_STEPS && !dp_truth_dd_refuses(&c->p) ? DP_TRUTH_DD
                                                                                 : DP_TRUTH_MPFR;
-    if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = dp_cuda_truth(&c->p);
+    if (rq.kind == DP_TRUTH_DD && !rq.backward) rq.device = device_of(&c->p);
     dp_err why = {0};
     dp_status st = dp_truth_cached(&c->p, &rq, cache, t, &note->cached, &why);
     for (int lacks, before = INT_MAX; !st && pick != DP_PICK_DD; before = lacks) {
@@ -218,7 +238,7 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
     }
     if (!st && !c->allow_nonfinite) cap_radii(t);
     if (!st && rq.kind == DP_TRUTH_DD) {
-        note->device = rq.device && !note->cached ? dp_cuda_device() : NULL;
+        note->device = rq.device && !note->cached ? rq.device->name() : NULL;
         st = audited(c, &rq, cache, t, &note->audit, &why);
         if (st) dp_truth_free(t);
     }
@@ -494,13 +514,6 @@ const char *dp_unavailable(dp_backend b, int N) {
     return dp_backends[b].peers ? dp_mpi_unavailable(N) : dp_cuda_unavailable(b, N);
 }
 
-/* The reason why a selected backend cannot run at all, for a skipped row of the record; NULL: no
- * such row. */
-static const char *absent(const dp_run_options *o, dp_backend b) {
-    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-    return dp_options_want(o, b) && (whole || o->nbackend) ? dp_unavailable(b, 1) : NULL;
-}
-
 static void identify(dp_run *r) {
     if (!r->id) r->id = dp_run_id(r);
 }
@@ -517,17 +530,7 @@ static void skip_run(dp_run *r, const char *why, const dp_run_options *o) {
     run_done(r, o);
 }
 
-/* ---- the subjects of an operation ------------------------------------------------------------ */
-
-static const dp_subjects OF_RECURRENCE = {.subject = {&dp_on_simulated, &dp_on_processes,
-                                                      &dp_on_lapack, &dp_on_library, &dp_on_cuda,
-                                                      &dp_on_nccl}};
-static const dp_subjects *const SUBJECTS[DP_NOPS] = {
-    [DP_OP_RECURRENCE] = &OF_RECURRENCE, [DP_OP_STEP] = &OF_RECURRENCE,
-    [DP_OP_SESSION] = &OF_RECURRENCE,    [DP_OP_STEP_SESSION] = &OF_RECURRENCE,
-    [DP_OP_CONV] = &dp_subjects_of_conv, [DP_OP_CHAIN] = &dp_subjects_of_chain};
-
-static const dp_subjects *subjects_of(const dp_case *c) { return SUBJECTS[c->op - dp_operations]; }
+/* ---- what options leave of a case ------------------------------------------------------------ */
 
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
     int n = 0;
@@ -969,7 +972,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     o.backend = owns;
     o.nranks = 0;
     for (int i = 0; i < x->n && !st; i++) {
-        const int64_t T = dp_case_tokens(x->c);
+        const int64_t T = x->c->op->dims(x->c).of[DP_AXIS_T]; /* it has ranks */
         if (owns_nothing(x->c, &o, kind, T, x->ranks[i], out)) continue;
         const int parts = dp_own_parts(kind, T, x->ranks[i]);
         dp_case c = *x->c;
@@ -983,12 +986,15 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     return st;
 }
 
-/* A row that says why the backend cannot run here, where it is asked for and cannot. */
-static void say_absent(dp_backend b, const dp_case *c, const dp_run_options *o, dp_runs *out) {
-    const char *no = absent(o, b);
+/* A row that says why the subject cannot run here, where it is asked for and cannot. */
+static void say_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
+                       dp_runs *out) {
+    const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
+    if (!k->absent || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    const char *no = k->absent(k->backend, 1);
     if (!no) return;
     dp_run *r = dp_runs_add(out, c);
-    r->backend = b;
+    r->backend = k->backend;
     r->ranks = 0;
     r->design = dp_design_of(r->base);
     skip_run(r, no, o);
@@ -1005,7 +1011,7 @@ static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs
     for (int i = 0; i < nown && !st; i++)
         st = own[i] ? run_owned(&x, (dp_own)own[i], out, e) : run_selection(&x, out, e);
     for (const dp_subject_kind *const *k = of->subject; *k && !st; k++)
-        if ((*k)->absent) say_absent((*k)->backend, c, o, out);
+        say_absent(*k, c, o, out);
     if (of->close) of->close(x.truth);
     return st;
 }
@@ -1023,9 +1029,10 @@ static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend
 
 /* n backends were named, and none of them computes this. */
 static int none_computes(const dp_case *c, int n, const dp_backend *b) {
+    unsigned named = 0;
     for (int i = 0; i < n; i++)
-        if (dp_case_on(c, b[i])) return 0;
-    return n > 0;
+        named |= 1U << b[i];
+    return named && !(named & c->op->backends);
 }
 
 static const char *why_none(const dp_case *c, const dp_run_options *o) {

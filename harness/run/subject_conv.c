@@ -145,10 +145,10 @@ static void free_answer(const dp_case *c, dp_made *m) {
     free(y);
 }
 
-#define CONV(BACKEND)                                                                    \
-    {                                                                                    \
-        .backend = BACKEND, .absent = 1, .plan = plan, .compute = compute, .note = note, \
-        .judge = judge, .free = free_answer                                              \
+#define CONV(BACKEND)                                                                   \
+    {                                                                                   \
+        .backend = BACKEND, .absent = dp_unavailable, .plan = plan, .compute = compute, \
+        .note = note, .judge = judge, .free = free_answer                               \
     }
 static const dp_subject_kind ON_SIMULATED = CONV(DP_BACKEND_SIM), ON_CUDA = CONV(DP_BACKEND_CUDA),
                              ON_NCCL = CONV(DP_BACKEND_NCCL), ON_PROCESSES = CONV(DP_BACKEND_MPI);

@@ -257,8 +257,8 @@ static void free_answer(const dp_case *c, dp_made *m) {
     free(y);
 }
 
-#define KERNELS(BACKEND)                                                             \
-    .backend = BACKEND, .absent = 1, .plan = plan, .compute = compute, .note = note, \
+#define KERNELS(BACKEND)                                                                          \
+    .backend = BACKEND, .absent = dp_unavailable, .plan = plan, .compute = compute, .note = note, \
     .free = free_answer
-const dp_subject_kind dp_on_cuda = {KERNELS(DP_BACKEND_CUDA)};
+const dp_subject_kind dp_on_cuda = {KERNELS(DP_BACKEND_CUDA), .truth = dp_cuda_truth};
 const dp_subject_kind dp_on_nccl = {KERNELS(DP_BACKEND_NCCL)};

@@ -209,4 +209,4 @@ static dp_status note_hits(const dp_planned *x, dp_sharding *sp, dp_made *m, dp_
     .backend = BACKEND, .plan = plan, .compute = compute, .close = close_ranks, .note = note, \
     .after = note_hits, .free = free_calls
 const dp_subject_kind dp_on_simulated = {RANKS(DP_BACKEND_SIM)};
-const dp_subject_kind dp_on_processes = {RANKS(DP_BACKEND_MPI), .absent = 1};
+const dp_subject_kind dp_on_processes = {RANKS(DP_BACKEND_MPI), .absent = dp_unavailable};

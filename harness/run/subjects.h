@@ -55,8 +55,11 @@ struct dp_made {
  * compute, judge, record. All but plan and compute may be NULL. */
 struct dp_subject_kind {
     dp_backend backend;
-    int absent;       /* 1: a row says why it cannot run here, where it is asked for and cannot */
     int side_by_side; /* 1: threads compute its rows at once; it keeps nothing and does not fail */
+    /* Why N ranks of it cannot run here, or NULL: a row says so where it is asked for. */
+    const char *(*absent)(dp_backend b, int N);
+    /* The device that it offers for the truth of a problem, or NULL. */
+    const dp_truth_device *(*truth)(const dp_problem *p);
     /* Appends its runs on N ranks. */
     dp_status (*plan)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
                       dp_plan *plan, dp_err *e);

@@ -45,6 +45,7 @@ typedef struct {
     dp_status (*get)(void *s, double *S, dp_err *e);
     dp_status (*forward)(void *s, const struct tr_dd_rows *b, const struct tr_dd_cols *c,
                          dp_err *e);
+    const char *(*name)(void); /* for the record */
 } dp_truth_device;
 
 typedef struct {
