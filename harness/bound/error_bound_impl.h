@@ -2,8 +2,7 @@
  *   error_bound.c   the arrays of a bound, activated inputs, chunks, errors of H and dH; gradients,
  *                   through the activations; then the chain of M, state passes, outputs, states:
  *                   all of one chain format;
- *   exchange_bound.c  the states that ranks hand to each other;
- *   store_bound.c   states that are stored in a short format. */
+ *   state_bound.c   states that ranks hand to each other, or that are stored in a short format. */
 #ifndef DP_ERROR_BOUND_IMPL_H
 #define DP_ERROR_BOUND_IMPL_H
 #include "error_bound.h"

@@ -1,7 +1,7 @@
 /* The judgement of one run (outputs.h). First its limits by its design: claim and allowance, bounds
  * and their cache. Then the parts in their order: results, tensors that ranks exchange, M along the
  * chunks of one rank, stages. Last a second set of draws where it is marginal. */
-#include "harness/bound/store_bound.h"
+#include "harness/bound/state_bound.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/source.h"
 #include "outputs.h"
@@ -65,7 +65,7 @@ static void allow_stored(const dp_run *r, dp_format kept, int field, dp_allowanc
     const dp_format f[] = {kept, r->design.final_state, r->design.state};
     const int has_part = field != DP_RESULT_DV && field != DP_RESULT_DWRITE &&
                          field != DP_RESULT_DVALUE3 && field != DP_RESULT_DVALUE4 &&
-                         field != DP_RESULT_DS0; /* store_bound.h */
+                         field != DP_RESULT_DS0; /* state_bound.h */
     double u = 0;
     for (int i = 0; i < 3; i++)
         if (dp_formats[f[i]].bits <= 11) u = fmax(u, ldexp(1, -(int)dp_formats[f[i]].bits));

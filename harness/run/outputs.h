@@ -50,7 +50,7 @@ dp_design dp_token_design(const dp_design *recurrent);
 void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
                      const double *const want[DP_NRESULTS], dp_error_bound *b);
 
-/* Adds the errors of stored states (store_bound.h), between calls of a session and between chunks
+/* Adds the errors of stored states (state_bound.h), between calls of a session and between chunks
  * or tokens of the design. `first_of_call` [T] may be NULL: no session. A sequence that ends
  * early is stored behind its end. The last store of final_state is dp_bounds_store's. */
 void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,

@@ -1,4 +1,4 @@
-/* harness/bound/store_bound.h - errors of states that are stored in a short format
+/* harness/bound/state_bound.h - errors of states that are stored in a short format
  * (ref/vocabulary/stored.h) between calls, chunks or tokens.
  *
  * All norms are Frobenius norms, and nothing is assumed of the errors. A token lengthens an error
@@ -26,8 +26,8 @@
  * Activations carry these errors to the raw inputs (math.md c). Sums over tokens and heads add
  * them. All results are linear in S, so no terms of second order are dropped.
  */
-#ifndef DP_STORE_BOUND_H
-#define DP_STORE_BOUND_H
+#ifndef DP_STATE_BOUND_H
+#define DP_STATE_BOUND_H
 #include "error_bound.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/recurrence.h"
