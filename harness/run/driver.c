@@ -294,14 +294,10 @@ void dp_sharding_close(dp_sharding *sp) {
 
 dp_sim *dp_sharding_reference(dp_sharding *sp) {
     if (sp->have_ref) return &sp->ref;
-    dp_sharding_reference_of(sp, DP_CHUNK, &sp->ref);
+    dp_must(dp_sim_reference(&sp->ref, &sp->c->p, DP_CHUNK, sp->first_of_call ? 1 : sp->N,
+                             sp->first_of_call, sp->c->backward, NULL));
     sp->have_ref = 1;
     return &sp->ref;
-}
-
-void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref) {
-    dp_must(dp_sim_reference(ref, &sp->c->p, chunk, sp->first_of_call ? 1 : sp->N,
-                             sp->first_of_call, sp->c->backward, NULL));
 }
 
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
@@ -339,9 +335,8 @@ void dp_sharding_prefixes(dp_sharding *sp) {
 
 /* ---- runs on it ------------------------------------------------------------------------------ */
 
-/* Without intermediates. */
-static dp_claim claim_of(const dp_run *r, const dp_design *design) {
-    dp_claim c = {r->parts ? r->parts : r->ranks, *design, r->chain, 0};
+static dp_claim claim_of(const dp_run *r, const dp_design *design, int stages) {
+    dp_claim c = {r->parts ? r->parts : r->ranks, *design, r->chain, stages};
     c.design.drop = 0; /* draws drop nothing */
     return c;
 }
@@ -349,15 +344,14 @@ static dp_claim claim_of(const dp_run *r, const dp_design *design) {
 void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
                         const dp_design *design) {
     dp_claim claim[DP_COMMON_DESIGNS];
-    for (int i = 0; i < n; i++) {
-        claim[i] = claim_of(r, &design[i]);
-        claim[i].stages = stages;
-    }
+    for (int i = 0; i < n; i++)
+        claim[i] = claim_of(r, &design[i], stages);
     if (n) standard_expect(sp->std, r->set, n, claim);
 }
 
-const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r) {
-    const dp_claim claim = claim_of(r, &r->design);
+const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int stages, int draw) {
+    const dp_claim claim = claim_of(r, &r->design, stages);
+    if (draw) standard_expect(sp->std, r->set, 1, &claim);
     return dp_expectations_find(&sp->std->expect, &claim, r->set);
 }
 

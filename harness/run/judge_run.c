@@ -368,33 +368,24 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
 
 /* ---- making them ----------------------------------------------------------------------------- */
 
-/* From a reference that serves no other design; freed here. */
-static void of_reference(dp_sim *ref, const dp_design *design, dp_format chain,
-                         const dp_raw_error *raw, int backward, dp_error_bound *out) {
-    dp_error_bounds_once(ref, design, chain, backward, raw, out);
-    dp_sim_free(ref);
-}
-
-/* The same pipeline in chunks of another length. */
-static void of_other_chunks(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_raw_error *raw, dp_error_bound *out) {
-    dp_sim ref;
-    dp_sharding_reference_of(sp, design->chunk, &ref);
-    of_reference(&ref, design, chain, raw, sp->c->backward, out);
-}
-
-/* A rank that has all tokens of its heads computes as one rank does. */
-static void of_one_rank(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                        const dp_raw_error *raw, dp_error_bound *out) {
-    const int backward = sp->c->backward;
+/* From a reference that serves no other design, in chunks of its length. A rank that has all tokens
+ * of its heads computes as one rank does. */
+static void of_own_reference(const dp_sharding *sp, const dp_design *design, dp_format chain,
+                             const dp_raw_error *raw, dp_error_bound *out) {
+    const int heads = design->sending.exchange == DP_EXCHANGE_HEADS, backward = sp->c->backward;
+    const unsigned char *first_of_call = heads ? NULL : sp->first_of_call;
     dp_problem p = sp->c->p;
-    dp_design alone = *design;
+    dp_design d = *design;
     dp_sim ref;
-    p.own = (dp_owners){0};
-    alone.sending = (dp_sending){0};
-    dp_must(dp_sim_reference(&ref, &p, design->chunk, 1, NULL, backward, NULL));
-    of_reference(&ref, &alone, chain, raw, backward, out);
-    dp_error_bound_spread(&p, sp->N, out);
+    if (heads) {
+        p.own = (dp_owners){0};
+        d.sending = (dp_sending){0};
+    }
+    dp_must(dp_sim_reference(&ref, &p, d.chunk, heads || first_of_call ? 1 : sp->N, first_of_call,
+                             backward, NULL));
+    dp_error_bounds_once(&ref, &d, chain, backward, raw, out);
+    dp_sim_free(&ref);
+    if (heads) dp_error_bound_spread(&p, sp->N, out);
 }
 
 /* The part that no chain format changes, of a plain design. */
@@ -446,10 +437,8 @@ static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
     const dp_key key = cache ? key_of(sp, design, chain, raw) : (dp_key){{0}};
     if (cache && dp_error_bound_load(cache, key, p, sp->N, sp->c->backward, raw != NULL, out))
         return;
-    if (design->sending.exchange == DP_EXCHANGE_HEADS)
-        of_one_rank(sp, design, chain, raw, out);
-    else if (!is_plain(design))
-        of_other_chunks(sp, design, chain, raw, out);
+    if (design->sending.exchange == DP_EXCHANGE_HEADS || !is_plain(design))
+        of_own_reference(sp, design, chain, raw, out);
     else
         of_plain_chunks(sp, design, chain, raw, w, out);
     if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
@@ -544,6 +533,7 @@ typedef struct {
     const dp_outputs *out;
     const dp_expected *expected; /* the draws of the run; NULL: none */
     int stages;                  /* 1: intermediates are judged, too */
+    int draw;                    /* 1: draws that are not known are made */
 } judging;
 
 /* Adds the judgement of one tensor; exact cases: whose data stands there instead. */
@@ -1264,7 +1254,7 @@ static void say_growth(const dp_problem *p, dp_run *r) {
 
 static void judge_all(const judging *of, dp_run *r) {
     judging j = *of;
-    j.expected = dp_sharding_expected(of->sp, r);
+    j.expected = dp_sharding_expected(of->sp, r, of->stages, of->draw);
     const int most = DP_NRESULTS + DP_STEP_TENSORS + DP_RANK_TENSORS + DP_NSTAGE_TENSORS;
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
     judge_results(&j, r);
@@ -1364,7 +1354,6 @@ static void settle(const judging *j, dp_run *r) {
     if (r->exact || !may_settle(r, ties)) return;
     dp_run again = fresh(r, &r->design);
     again.set = ties ? DP_SET_OFF_LATTICE : 1;
-    dp_sharding_expect(j->sp, &again, j->stages, 1, &again.design);
     judge_all(j, &again);
     replace_failures(r, &again);
     forget(&again);
@@ -1423,12 +1412,13 @@ static const dp_error_bound *bounds_of(const judging *x, const dp_run *r) {
     return &k->bound;
 }
 
-/* Judges r by its bounds, and by its draws where they are known. */
-static void judge_by(const judging *x, dp_run *r, int settled) {
+/* Judges r by its bounds, and by its draws: all that it needs, or those that are known. */
+static void judge_by(const judging *x, dp_run *r, int draw) {
     judging j = *x;
     j.bound = bounds_of(x, r);
+    j.draw = draw;
     judge_all(&j, r);
-    if (settled) settle(&j, r);
+    if (draw) settle(&j, r);
     dp_run_close(r);
 }
 
@@ -1494,7 +1484,6 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
     dp_design common[DP_COMMON_DESIGNS];
     dp_design_common(&declared, common);
     if (r->undeclared) r->design = explained ? *explained : common[0];
-    dp_sharding_expect(sp, r, x.stages, 1, &r->design);
     judge_by(&x, r, 1);
     if (r->undeclared && !explained && !r->exact && may_be_explained(r)) try_others(&x, r);
     r->explained = r->design;

@@ -54,18 +54,17 @@ void dp_sharding_close(dp_sharding *sp);
 /* The fp64 run of the chunk pipeline; in a session chunks begin anew where its calls do. The first
  * bound that is not cached makes it. */
 dp_sim *dp_sharding_reference(dp_sharding *sp);
-/* The same in chunks of another length, to be freed. */
-void dp_sharding_reference_of(const dp_sharding *sp, int chunk, dp_sim *ref);
 /* Worst case of that reference itself, for stages, which have no other truth. */
 dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
 /* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments.
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
 void dp_sharding_prefixes(dp_sharding *sp);
-/* Draws of a run in n designs, of DP_COMMON_DESIGNS at most, once each. There are none where
- * nothing rounds (keys = exact). stages: 1 where intermediates are judged, too. */
+/* Makes the draws of a run in n designs, of DP_COMMON_DESIGNS at most, side by side. There are none
+ * where nothing rounds (keys = exact). stages: 1 where intermediates are judged, too. */
 void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
                         const dp_design *design);
-const dp_expected *dp_sharding_expected(const dp_sharding *sp, const dp_run *r);
+/* The draws of a run in its design; draw: made where they are not known. NULL: none. */
+const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int stages, int draw);
 
 #endif
