@@ -12,7 +12,7 @@
 #include "harness/simulated/fault.h"
 #include "harness/verdict/bits.h"
 #include "harness/verdict/compare.h"
-#include "harness/verdict/condition.h"
+#include "ref/chunk/condition.h"
 #include "ref/chunk/exchange_price.h"
 #include "ref/truth/truth.h"
 #include "ref/vocabulary/design.h"
@@ -151,6 +151,8 @@ dp_status dp_case_truth(const dp_case *c, dp_truth_request rq, dp_truth_pick pic
 #define DP_BITS_LACKING 1000
 int dp_truth_lacks_bits(const dp_problem *p, const dp_truth *t, double ulp, double least);
 
+/* Is half of the digits of this base gone? */
+int dp_ill_conditioned(const dp_condition *c, dp_base b);
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r);

@@ -1,5 +1,5 @@
 /* harness/record/run_id.h - the ID of a run: one text for everything that chooses the run. It is
- * enough to repeat the run bit for bit. Only run_id.c knows its syntax.
+ * enough to repeat the run bit for bit. Only run.c knows its syntax.
  *
  * The form is
  * `NAME:ranks=4,base=bf16,chain=tf32,merge=allgather[,payload=bf16][,own=zigzag][,fault=F]`. Op

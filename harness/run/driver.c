@@ -262,6 +262,48 @@ static dp_status true_ranks(dp_sharding *sp, dp_err *e) {
     return DP_OK;
 }
 
+void dp_condition_of(const dp_sim *ref, dp_condition *c) {
+    const int HV = ref->p->HV;
+    const int64_t n = (int64_t)ref->ngroup * HV;
+    dp_condition *s = dp_calloc((size_t)n, sizeof *s);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t i = 0; i < n; i++)
+        s[i] = dp_chunk_condition(&ref->ch[i]);
+    *c = (dp_condition){1, 1, 0, -1, -1, -1};
+    for (int64_t i = 0; i < n; i++) {
+        c->inverse = fmax(c->inverse, s[i].inverse);
+        c->entry = fmax(c->entry, s[i].entry);
+        if (!(s[i].condition > c->condition)) continue;
+        const dp_group *g = &ref->group[i / HV];
+        c->condition = s[i].condition;
+        c->rank = g->rank;
+        c->head = (int)(i % HV);
+        c->token = g->t0;
+    }
+    free(s);
+}
+
+/* Makes the reference where nothing is cached. */
+static dp_status condition_cached(const dp_problem *p, int N, const char *cache, dp_condition *c,
+                                  dp_err *e) {
+    const int32_t what[] = {N, 0x636f6e64};
+    dp_part part[] = {{c, sizeof *c}};
+    dp_key key = {{0}};
+    memset(c, 0, sizeof *c); /* padding, too, is part of a cache entry */
+    if (cache) {
+        key = dp_problem_key(p, what, sizeof what);
+        if (dp_cache_load(cache, DP_CACHE_CONDITION, key, part, 1)) return DP_OK;
+    }
+    const dp_design exact = dp_design_of(DP_BASE_FP64);
+    dp_sim s;
+    const dp_status st = dp_sim_open(&s, p, &exact, N, NULL, e);
+    if (st) return st;
+    dp_condition_of(&s, c);
+    dp_sim_free(&s);
+    if (cache) dp_cache_save(cache, DP_CACHE_CONDITION, key, part, 1);
+    return DP_OK;
+}
+
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e) {
     *sp = (dp_sharding){.std = std, .c = std->c, .N = N};
     if (std->other) return DP_OK;
@@ -274,7 +316,7 @@ dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e) 
         dp_session_firsts(&sp->c->session, sp->c->p.cu, sp->c->p.Nseq, sp->first_of_call);
         return DP_OK; /* the systems of its chunks are none of those that the condition is of */
     }
-    return dp_condition_cached(&sp->c->p, N, std->o->cache, &sp->cond, e);
+    return condition_cached(&sp->c->p, N, std->o->cache, &sp->cond, e);
 }
 
 void dp_sharding_close(dp_sharding *sp) {
@@ -355,148 +397,7 @@ const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int st
     return dp_expectations_find(&sp->std->expect, &claim, r->set);
 }
 
-/* ---- begin and end of a run ------------------------------------------------------------------ */
-
-int dp_case_is_exact(const dp_case *c) {
-    return c->op->is_recurrence && c->spec.keys == DP_KEYS_EXACT && !c->data;
-}
-
-dp_run *dp_runs_add(dp_runs *r, const dp_case *c) {
-    if (r->n == r->cap) {
-        r->cap = r->cap ? 2 * r->cap : 16;
-        r->run = dp_realloc(r->run, sizeof *r->run * (size_t)r->cap);
-    }
-    dp_run *x = &r->run[r->n++];
-    *x = (dp_run){.case_name = dp_strdup(c->name),
-                  .op = c->op_name,
-                  .backend = DP_BACKEND_SIM,
-                  .ranks = 1,
-                  .truth_kind = "mpfr",
-                  .truth_radius = NAN,
-                  .slope = NAN,
-                  .speaks = -1,
-                  .may_unjudged = c->unjudged};
-    x->exact = dp_case_is_exact(c);
-    if (c->op->is_recurrence)
-        x->sized = (dp_exchange_size){.HV = c->p.HV, .K = c->p.K, .V = c->p.V, .L = c->p.T};
-    return x;
-}
-
-void dp_runs_move(dp_runs *to, dp_runs *from) {
-    if (to->n + from->n > to->cap) {
-        to->cap = 2 * (to->n + from->n);
-        to->run = dp_realloc(to->run, sizeof *to->run * (size_t)to->cap);
-    }
-    if (from->n) memcpy(to->run + to->n, from->run, sizeof *to->run * (size_t)from->n);
-    to->n += from->n;
-    free(from->run);
-    *from = (dp_runs){0};
-}
-
-void dp_runs_free(dp_runs *r) {
-    for (int i = 0; i < r->n; i++) {
-        dp_run *x = &r->run[i];
-        for (int j = 0; j < x->ntensor; j++)
-            dp_judgement_free(&x->tensor[j]);
-        free(x->hit);
-        free(x->tensor);
-        free(x->point);
-        free(x->id);
-        free(x->case_name);
-    }
-    free(r->run);
-    *r = (dp_runs){0};
-}
-
-/* Inputs on which nothing rounds: bounds play no part, an error of 0 passes and any other fails. */
-static void judge_exactly(dp_judgement *t) {
-    t->verdict = t->rel_fro == 0 ? DP_PASS : DP_FAIL;
-    t->tier = "exact";
-    t->failed = t->worst;
-    t->why[0] = 0;
-    if (t->verdict == DP_FAIL)
-        snprintf(t->why, sizeof t->why,
-                 "nothing rounds in this case, but the error is %.3g: got %g, want %g%s%s",
-                 t->rel_fro, t->worst.got, t->worst.want, *t->source ? "; " : "", t->source);
-}
-
-/* The failing tensor that says whose data it holds, the earliest in the pipeline; NULL: none does.
- */
-static const dp_judgement *with_source(const dp_run *r) {
-    static const char *const order[] = {"H", "M", "S_in", "dH", "dM", "dS_out", "final_state", "o"};
-    const dp_judgement *any = NULL;
-    for (size_t k = 0; k < sizeof order / sizeof *order; k++)
-        for (int i = 0; i < r->ntensor; i++) {
-            const dp_judgement *t = &r->tensor[i];
-            if (t->verdict != DP_FAIL || !*t->source) continue;
-            if (!strcmp(t->name, order[k])) return t;
-            if (!any) any = t;
-        }
-    return any;
-}
-
-static int is_listed(const char *list, const char *name) {
-    char one[64];
-    while ((list = dp_next_name(list, one, sizeof one)))
-        if (!strcmp(one, name)) return 1;
-    return 0;
-}
-
-/* Says how many tensors are unjudged, and why the first of them is. */
-static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
-    snprintf(r->why, sizeof r->why, "%d tensor%s unjudged%s, %s: %s", n, n > 1 ? "s" : "",
-             un->allowed ? ", as may be" : "", un->name, un->why);
-}
-
-/* The condition of the problem, which explains no entry that was never written. */
-static void say_condition(const dp_judgement *bad, dp_run *r) {
-    const size_t n = strlen(r->why);
-    if (r->exact || (r->verdict != DP_PASS && r->verdict != DP_FAIL)) return;
-    if (bad && bad->flaw != DP_FLAW_NONE) return;
-    if (bad && bad->nblank)
-        snprintf(r->why + n, sizeof r->why - n, "; rows of 0, as if never written: %lld",
-                 (long long)bad->nblank);
-    else if (r->cond.condition > 0)
-        dp_condition_explain(&r->cond, r->base, r->verdict, r->why, sizeof r->why);
-}
-
-void dp_run_close(dp_run *r) {
-    int n[DP_NVERDICTS] = {0};
-    const dp_judgement *bad = NULL, *un = NULL;
-    int open = 0; /* unjudged, and may not be */
-    for (int i = 0; i < r->ntensor; i++) {
-        dp_judgement *t = &r->tensor[i];
-        if (r->exact) judge_exactly(t);
-        n[t->verdict]++;
-        if (t->verdict == DP_FAIL && dp_judgement_says_more(bad, t)) bad = t;
-        if (t->verdict != DP_UNJUDGED) continue;
-        t->allowed = is_listed(r->may_unjudged, t->name) || is_listed(r->let_unjudged, t->name);
-        open += !t->allowed;
-        if (!un || un->allowed > t->allowed) un = t;
-    }
-    r->verdict = n[DP_FAIL]       ? DP_FAIL
-                 : open           ? DP_UNJUDGED
-                 : n[DP_PASS]     ? DP_PASS
-                 : n[DP_UNJUDGED] ? DP_UNJUDGED
-                                  : DP_SKIPPED;
-    const dp_judgement *source = r->exact ? with_source(r) : NULL;
-    if (source) bad = source;
-    const dp_place *at = bad ? &dp_judgement_row(bad)->at : NULL;
-    r->tier = bad ? bad->tier : "";
-    r->speaks = bad ? (int)(bad - r->tensor) : -1;
-    char sequence[32] = "", token[32] = "";
-    if (bad && at->sequence >= 0)
-        snprintf(sequence, sizeof sequence, "sequence %d, ", at->sequence);
-    if (bad && at->token >= 0) snprintf(token, sizeof token, "token %lld, ", (long long)at->token);
-    if (source)
-        snprintf(r->why, sizeof r->why, "%s: %s", bad->name, bad->why); /* names the place itself */
-    else if (bad)
-        snprintf(r->why, sizeof r->why, "%s: %s (rank %d, %s%shead %d)", bad->name, bad->why,
-                 at->rank, sequence, token, at->head);
-    else if (un)
-        say_unjudged(un, n[DP_UNJUDGED], r);
-    say_condition(bad, r);
-}
+/* ---- what options leave of a case ------------------------------------------------------------ */
 
 int dp_options_want(const dp_run_options *o, dp_backend b) {
     for (int i = 0; i < o->nbackend; i++)
@@ -506,6 +407,12 @@ int dp_options_want(const dp_run_options *o, dp_backend b) {
 
 const char *dp_unavailable(dp_backend b, int N) {
     return dp_backends[b].peers ? dp_mpi_unavailable(N) : dp_cuda_unavailable(b, N);
+}
+
+static dp_run *add_run(const dp_case *c, dp_backend b, dp_runs *out) {
+    dp_run *r = dp_runs_add(out, c);
+    r->backend = b;
+    return r;
 }
 
 static void identify(dp_run *r) {
@@ -523,8 +430,6 @@ static void skip_run(dp_run *r, const char *why, const dp_run_options *o) {
     snprintf(r->why, sizeof r->why, "%s", why);
     run_done(r, o);
 }
-
-/* ---- what options leave of a case ------------------------------------------------------------ */
 
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out) {
     int n = 0;
@@ -701,8 +606,7 @@ static void note_truth(const dp_sharding *sp, dp_run *r) {
 dp_run *dp_planned_record(const dp_planned *x, const dp_sharding *sp, const dp_made *m,
                           dp_runs *out) {
     const dp_owners own = sp->c->p.own;
-    dp_run *r = dp_runs_add(out, sp->c);
-    r->backend = x->kind->backend;
+    dp_run *r = add_run(sp->c, x->kind->backend, out);
     r->own = own.kind;
     r->ranks = own.kind ? own.ranks : sp->N;
     r->parts = own.kind ? sp->N : 0;
@@ -926,8 +830,7 @@ static dp_status run_selection(const selection *x, dp_runs *out, dp_err *e) {
 /* A row that says why nothing runs where ranks own their tokens so. */
 static void skip_owned(const dp_case *c, const dp_run_options *o, dp_own kind, const char *why,
                        dp_runs *out) {
-    dp_run *r = dp_runs_add(out, c);
-    r->backend = DP_BACKEND_SIM;
+    dp_run *r = add_run(c, DP_BACKEND_SIM, out);
     r->own = kind;
     r->fault = o->fault;
     r->design = dp_design_of(r->base);
@@ -987,8 +890,7 @@ static void say_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_
     if (!k->absent || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
     const char *no = k->absent(k->backend, 1);
     if (!no) return;
-    dp_run *r = dp_runs_add(out, c);
-    r->backend = k->backend;
+    dp_run *r = add_run(c, k->backend, out);
     r->ranks = 0;
     r->design = dp_design_of(r->base);
     skip_run(r, no, o);
@@ -1014,8 +916,7 @@ static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs
 
 static dp_status skip_case(const dp_case *c, const dp_run_options *o, dp_backend b,
                            const char *path, const char *why, dp_runs *out) {
-    dp_run *r = dp_runs_add(out, c);
-    r->backend = b;
+    dp_run *r = add_run(c, b, out);
     r->path = path;
     skip_run(r, why, o);
     return DP_OK;

@@ -8,6 +8,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/arithmetic/norms.h"
+#include "ref/bound/carried.h"
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
@@ -1237,6 +1238,22 @@ static int has_no_size(const dp_judgement *t) {
            (t->verdict == DP_FAIL && (!isfinite(t->rel_fro) || isinf(t->over.bound)));
 }
 
+/* "; the state grows: .." where keys or gates make it grow, or "". */
+static void explain_growth(const dp_problem *p, char *text, size_t size) {
+    const dp_growth of = dp_growth_of(p);
+    *text = 0;
+    if (of.strength > 2.01) /* what rounding adds to 2 */
+        snprintf(text, size,
+                 "; the state grows: sum of beta |k|^2 is %.3g at token %lld, at most 2 contracts: "
+                 "normalise keys",
+                 of.strength, (long long)of.token);
+    else if (of.gates > 0)
+        snprintf(
+            text, size,
+            "; the state grows: log decays above 0 add up to %.3g in head %d (fp32 ends at 88)",
+            of.gates, of.head);
+}
+
 /* Where that is because the state grows: what the inputs would need. */
 static void say_growth(const dp_problem *p, dp_run *r) {
     int any = 0;
@@ -1244,7 +1261,7 @@ static void say_growth(const dp_problem *p, dp_run *r) {
     for (int i = 0; i < r->ntensor; i++)
         any |= has_no_size(&r->tensor[i]);
     if (!any) return;
-    dp_growth_explain(p, text, sizeof text);
+    explain_growth(p, text, sizeof text);
     for (int i = 0; i < r->ntensor; i++) {
         dp_judgement *t = &r->tensor[i];
         const size_t n = strlen(t->why);

@@ -47,6 +47,8 @@ typedef struct {
                                 it gets the problem as it is */
 } dp_sharding;
 
+/* ref: simulated ranks in base fp64, as dp_sim_new makes them. */
+void dp_condition_of(const dp_sim *ref, dp_condition *c);
 /* DP_EINPUT: N ranks cannot share this problem. Without a recurrence it has N alone. */
 dp_status dp_sharding_open(dp_sharding *sp, dp_standard *std, int N, dp_err *e);
 /* Frees what dp_sharding_open made. */

@@ -3,7 +3,7 @@
 #include "cases.h"
 #include "harness/case/case.h"
 #include "harness/record/run.h"
-#include "harness/verdict/condition.h"
+#include "harness/run/standard.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -230,6 +230,51 @@ static step_norms norms_of(const session *s, int64_t t) {
 
 double dp_carried_grows(const session *s, int64_t t) { return norms_of(s, t).grows; }
 
+/* ---- a state that grows ---------------------------------------------------------------------- */
+
+/* The sum over the keys of token t of strength times |k| |erasing key|, largest of its heads. A
+ * step contracts where that is at most 2. */
+static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t) {
+    double most = 0;
+    for (int hv = 0; hv < p->HV; hv++) {
+        double sum = 0;
+        for (int r = 0; r < p->R; r++) {
+            const double *e = dp_erasing_at(p, a->k, a->erasing, t, hv) + (int64_t)r * p->K,
+                         *k = dp_erasing_at(p, a->k, NULL, t, hv) + (int64_t)r * p->K;
+            double ee = 0, kk = 0;
+            for (int x = 0; x < p->K; x++) {
+                ee += e[x] * e[x];
+                kk += k[x] * k[x];
+            }
+            sum += fabs(a->beta ? a->beta[(t * p->HV + hv) * p->R + r] : 1) * sqrt(ee * kk);
+        }
+        most = fmax(most, sum);
+    }
+    return most;
+}
+
+dp_growth dp_growth_of(const dp_problem *p) {
+    dp_activated a = dp_activated_new(p);
+    dp_growth of = {0};
+    const int keys = dp_has_beta(p) || dp_by_gates(p);
+    for (int64_t t = 0; t < p->T && keys; t++) {
+        const double x = strength_of(p, &a, t);
+        if (!(x > of.strength)) continue;
+        of.strength = x;
+        of.token = t;
+    }
+    for (int h = 0; h < p->HV; h++) {
+        double grown = 0;
+        for (int64_t t = 0; t < p->T; t++)
+            grown += fmax(0, dp_largest_gate(p, a.g + (t * p->HV + h) * dp_Kg(p)));
+        if (!(grown > of.gates)) continue;
+        of.gates = grown;
+        of.head = h;
+    }
+    dp_activated_free(&a);
+    return of;
+}
+
 /* ---- a session ------------------------------------------------------------------------------ */
 
 /* Bounds of the error of a carried state. */

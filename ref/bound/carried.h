@@ -76,6 +76,15 @@ typedef struct {
 void dp_carried_advance(const dp_carried_head *s, int64_t t, double *S, double *o, double *write);
 /* How much that lengthens the error of a state at most: a of the bounds above. */
 double dp_carried_grows(const dp_carried_head *s, int64_t t);
+/* Two reasons why a state grows. Strength: the largest sum over a token's keys of strength times
+ * |k| |erasing key|; a step contracts up to 2. Gates: a head's sum of its largest log decays above
+ * 0. */
+typedef struct {
+    double strength, gates;
+    int64_t token;
+    int head;
+} dp_growth;
+dp_growth dp_growth_of(const dp_problem *p);
 
 /* Stores a row of n numbers, rounded to nearest, and replaces x by the numbers that a reader gets.
  * With feedback left [n] holds the remainder, before and after; else it is unchanged. */
