@@ -1453,13 +1453,18 @@ double *dp_stage_bound(const dp_error_bound_base *w, int stage) {
     return out;
 }
 
-double *dp_error_bound_stage(dp_error_bound_base *w, dp_format chain, int backward, int stage) {
+static double *bound_of_stage(dp_error_bound_base *w, dp_format chain, int backward, int stage) {
     dp_error_bound b;
     if (dp_stage_tensors[stage].carried) { /* errors that enter the ranks */
         dp_error_bound_run(w, chain, backward, &b);
         dp_error_bound_free(&b);
     }
     return dp_stage_bound(w, stage);
+}
+
+double *dp_error_bound_of_reference(dp_error_bound_base *w, dp_sim *ref, int backward, int stage) {
+    if (!w->ref) dp_error_bound_base_init(w, ref, DP_BASE_FP64, 1, backward);
+    return bound_of_stage(w, DP_FP64, backward, stage);
 }
 
 /* ---- the smaller of two ---------------------------------------------------------------------- */
@@ -1495,8 +1500,8 @@ void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_e
 
 double *dp_error_bounds_stage(dp_error_bounds *w, dp_format chain, int backward, int stage) {
     int64_t rows, width;
-    double *bound = dp_error_bound_stage(&w->probable, chain, backward, stage),
-           *sound = dp_error_bound_stage(&w->sound, chain, backward, stage);
+    double *bound = bound_of_stage(&w->probable, chain, backward, stage),
+           *sound = bound_of_stage(&w->sound, chain, backward, stage);
     dp_stage_tensor_rows(w->sound.ref->p, w->sound.ref->N, stage, &rows, &width);
     smaller(bound, sound, rows);
     free(sound);

@@ -78,10 +78,11 @@ void dp_error_bound_swap_backward(dp_error_bound *a, dp_error_bound *b);
 void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one);
 
 /* Bounds [rows] of the 2-norm of each row's error in a stage tensor that is not DP_PER_RANK, all
- * stages before it included, to be freed. From a bound that has been run; or of a format, run
- * first. */
+ * stages before it included, to be freed. From a bound that has been run. */
 double *dp_stage_bound(const dp_error_bound_base *w, int stage);
-double *dp_error_bound_stage(dp_error_bound_base *w, dp_format chain, int backward, int stage);
+/* The worst case of the fp64 reference itself, which stages have for a truth. w is zeros before the
+ * first call. */
+double *dp_error_bound_of_reference(dp_error_bound_base *w, dp_sim *ref, int backward, int stage);
 
 /* The sound and the probable one, of which a bound is the smaller, entry by entry. */
 typedef struct {

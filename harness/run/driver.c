@@ -324,7 +324,7 @@ void dp_sharding_close(dp_sharding *sp) {
         dp_truth_rank_free(&sp->at[i]);
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++)
         free(sp->traj[i]);
-    if (sp->have_fp64) dp_error_bound_base_free(&sp->fp64);
+    if (sp->fp64.ref) dp_error_bound_base_free(&sp->fp64);
     if (sp->have_ref) dp_sim_free(&sp->ref);
     dp_windows_free(&sp->windows);
     free(sp->at);
@@ -340,14 +340,6 @@ dp_sim *dp_sharding_reference(dp_sharding *sp) {
                              sp->first_of_call, sp->c->backward, NULL));
     sp->have_ref = 1;
     return &sp->ref;
-}
-
-dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp) {
-    if (!sp->have_fp64)
-        dp_error_bound_base_init(&sp->fp64, dp_sharding_reference(sp), DP_BASE_FP64, 1,
-                                 sp->c->backward);
-    sp->have_fp64 = 1;
-    return &sp->fp64;
 }
 
 void dp_sharding_prefixes(dp_sharding *sp) {

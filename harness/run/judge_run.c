@@ -1,7 +1,6 @@
 /* The judgement of one run (outputs.h). First its limits by its design: claim and allowance, bounds
  * and their cache. Then the parts in their order: results, tensors that ranks exchange, M along the
  * chunks of one rank, stages. Last a second set of draws where it is marginal. */
-#include "harness/bound/state_bound.h"
 #include "harness/verdict/compare.h"
 #include "harness/verdict/source.h"
 #include "outputs.h"
@@ -85,71 +84,11 @@ double dp_state_far(const dp_design *d) {
     return far;
 }
 
-/* The words of a design that bounds read, all else the default of its base. Designs that agree in
- * them have the same bounds. */
-static dp_design bound_design(const dp_design *design) {
-    dp_design d = dp_design_of(design->base);
-    d.chunk = design->chunk;
-    d.chunk_backward = design->chunk_backward;
-    d.sending = design->sending;
-    if (design->gated == DP_SCORES_FACTORED) d.gated = design->gated;
-    if (design->base == DP_BASE_BF16) {
-        d.stored_inputs = design->stored_inputs;
-        d.gated = design->gated;
-        d.scored = design->scored;
-        d.decays = design->decays;
-    }
-    return d;
-}
-
-int dp_bounds_are_derived(const dp_design *design) {
-    const dp_design bounded = bound_design(design);
-    dp_design d = *design;
-    d.fast_decays = bounded.fast_decays;
-    d.final_state = bounded.final_state; /* dp_bounds_store, dp_bounds_keep */
-    if (design->base == DP_BASE_BF16) d.fold_beta = bounded.fold_beta;
-    for (int i = 0; i < DP_NRESULTS; i++) /* dp_bounds_store adds them */
-        if (d.out[i] != DP_FP16) d.out[i] = bounded.out[i];
-    return design->chunk && dp_design_same(&d, &bounded);
-}
-
-#define AFFORDABLE 20 /* seconds */
-
-/* The design with a state in the base's format: dp_bounds_keep adds the errors of a short one. */
-static dp_design long_state(const dp_design *d, const dp_problem *p) {
-    dp_design x = *d;
-    if (!p->dout || dp_store_has_gradients(p)) x.state = dp_design_of(d->base).state;
-    return x;
-}
-
-int dp_tokens_are_bounded(const dp_design *d, const dp_problem *p) {
-    const dp_design x = long_state(d, p);
-    return dp_token_design_is_bounded(&x) && dp_token_bounds_seconds(p) <= AFFORDABLE;
-}
-
-/* Has it bounds of chunks? */
-static int chunks_are_bounded(const dp_design *d, const dp_problem *p) {
-    const dp_design x = long_state(d, p);
-    return dp_bounds_are_derived(&x);
-}
-
-/* The same of results and of what ranks exchange, where a recurrent design has bounds, too. */
-static int results_bounded(const dp_run *r, const dp_problem *p) {
-    return chunks_are_bounded(&r->design, p) || dp_tokens_are_bounded(&r->design, p);
-}
-
 /* Unit roundoff of the base's arithmetic. */
 static double base_roundoff(dp_base b) { return b == DP_BASE_FP64 ? 0x1p-53 : 0x1p-24; }
 
 /* The smallest normal number of the base's arithmetic, times K. */
 static double smallest(dp_base b, int K) { return K * (b == DP_BASE_FP64 ? 0x1p-1022 : 0x1p-126); }
-
-/* Unit roundoff of the design's own store of a result, which its bounds and draws have. For others
- * than o and the gradients of inputs: of its arithmetic. */
-static double own_storage(const dp_design *d, dp_result_id field) {
-    if (dp_leaves(field)) return ldexp(1, -(int)dp_formats[d->out[field]].bits);
-    return base_roundoff(d->base);
-}
 
 #define ROUNDING_RMS 0.42466 /* sqrt(1/(8 ln 2)), over u, of log-uniform significands (bits.h) */
 /* The rms of one rounding that a result in a coarser format (u: its unit roundoff) adds to every
@@ -178,293 +117,6 @@ static dp_compare_in comparing(const dp_run *r, const dp_sharding *sp, int field
 static double chain_rounding(const dp_run *r) {
     const dp_format_info *f = &dp_formats[r->chain];
     return r->has_chain ? fmax(f->u_op, f->u_store) / sqrt(12) : 0;
-}
-
-/* ---- kernels that go token by token ---------------------------------------------------------- */
-
-int dp_token_design_is_bounded(const dp_design *d) {
-    int fp16 = 0;
-    for (int i = 0; i < DP_NRESULTS; i++)
-        fp16 |= d->out[i] == DP_FP16; /* it may leave its range */
-    return !d->chunk && d->base != DP_BASE_FP64 && !d->stored_inputs && d->state == DP_FP32 &&
-           d->dstate == DP_FP32 && !fp16;
-}
-
-/* Every token squares the entries of its transition into those of a state and of a product. */
-double dp_token_bounds_seconds(const dp_problem *p) {
-    return 4e-9 * (double)p->T * p->HV * p->K * p->K * (p->K + p->V);
-}
-
-/* A recurrent kernel is the chunk machine in fp32 with one token a chunk. There gcum = g, e the
- * keys that erase,
- *
- *     w = b e exp(g)   u = b v   X = u - w S   S <- exp(g) S + k X   o = (scale q exp(g)) S + Aqk X
- *
- * with Aqk = scale q k', and for several keys that read one after another the solve with their
- * mask. Token by token (math.md b, i) it is E = v - e (exp(g) S), X = b E, S <- exp(g) S + k X, o =
- * scale q S. Each rounding of the latter has one of the former beside it, of no smaller absolute
- * value:
- *
- *     exp(g), b, norms of q, k   the same
- *     exp(g) S                   u |exp(g) S|           w: e exp(g), and S's own term of its sum
- *     e (exp(g) S), v - ..       gamma_K |e||exp(g) S|  w S, a sum of K terms, taken from u
- *     b E                        u |b E|                b in w and u
- *     exp(g) S + k X             2 u                    a sum of n + 1 products
- *     q S, S as rounded          gamma_K |q||S|         both sums of o: |S| is at most
- *                                                       |exp(g) S| + |k||X|
- *
- * gamma_n holds for sums in any order, fused or not. DPLR reads S before its decay; there e is its
- * factor over exp(g), which adds a rounding. M is the recurrence of the identity. The bound has the
- * product of factors exp(g) - k w. Their diagonal may cancel; there the rounding of k w stands for
- * that of products. The adjoint makes the same operations backwards. The row sum of dS o exp(g) S
- * in dg is that of dS, scale q do' and e dE, in three sums there. Ranks round the sent M, H and
- * states as the payload says, and multiply, as there. Results in a shorter format are rounded once
- * more. */
-dp_design dp_token_design(const dp_design *recurrent) {
-    dp_design d = dp_design_of(DP_BASE_FP32);
-    d.chunk = 1;
-    d.sending = recurrent->sending;
-    return d;
-}
-
-/* Adds the last store of each sequence's state. */
-static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
-    const int64_t n = (int64_t)p->HV * p->K * p->V;
-    double *more = dp_doubles(p->HV);
-    for (int i = 0; S && bound && f != DP_FP64 && i < p->Nseq; i++) {
-        double *off = bound + (int64_t)i * p->HV;
-        for (int h = 0; h < p->HV; h++)
-            more[h] = dp_stored_error(f, p->HV, p->K, p->V, S + i * n, off, h);
-        for (int h = 0; h < p->HV; h++)
-            off[h] += more[h];
-    }
-    free(more);
-}
-
-static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b) {
-    for (int i = 0; i < DP_NRESULTS; i++) {
-        int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
-        for (int64_t r = 0; b->row[i] && r < rows; r++)
-            if (isnan(b->row[i][r])) b->row[i][r] = INFINITY;
-    }
-}
-
-/* Results [rows][width] are within `bound` of `want`. Stored with unit roundoff u and spacing 2
- * tiny among subnormals they are off by u |x| + tiny an entry. The value before is x, |x| <= |want|
- * + bound. */
-static void widen(double *bound, const double *want, int64_t rows, int64_t width, double u,
-                  double tiny) {
-    for (int64_t r = 0; r < rows; r++)
-        bound[r] +=
-            u * (dp_norm_fro(width, want + r * width) + bound[r]) + sqrt((double)width) * tiny;
-}
-
-/* Results in a longer format than `bounded` get no addition. */
-void dp_bounds_store(const dp_problem *p, const dp_design *bounded, const dp_design *design,
-                     const double *const want[DP_NRESULTS], dp_error_bound *b) {
-    for (int i = 0; i < DP_NRESULTS; i++) {
-        const dp_format f = design->out[i];
-        const double u = ldexp(1, -(int)dp_formats[f].bits),
-                     tiny = f == DP_BF16 ? 0x1p-134 : 0x1p-150;
-        int64_t rows, width;
-        dp_result_shape(p, i, &rows, &width);
-        if (!dp_leaves(i) || dp_formats[f].bits >= dp_formats[bounded->out[i]].bits) continue;
-        if (b->row[i] && want[i]) widen(b->row[i], want[i], rows, width, u, tiny);
-    }
-    store_states(p, design->final_state, want[DP_RESULT_FINAL_STATE],
-                 b->row[DP_RESULT_FINAL_STATE]);
-    no_bound_where_it_overflowed(p, b);
-}
-
-/* Marks in first [T] with 1 every token that a chunk of `chunk` tokens begins with. */
-static void mark_chunks(const dp_problem *p, int N, const unsigned char *first_of_call, int chunk,
-                        unsigned char *first) {
-    for (int i = 0; i < p->Nseq; i++)
-        for (int64_t t = p->cu[i], n = 0; t < p->cu[i + 1]; t++, n++) {
-            const int other_rank = N > 1 && t &&
-                                   dp_own_part_of(p->own.kind, p->T, N, t) !=
-                                       dp_own_part_of(p->own.kind, p->T, N, t - 1);
-            if (other_rank || (first_of_call && first_of_call[t])) n = 0;
-            first[t] = n % chunk == 0;
-        }
-}
-
-void dp_bounds_keep(const dp_problem *p, int N, const unsigned char *first_of_call,
-                    const dp_session *session, const dp_design *design, dp_error_bound *b) {
-    const int own = design->state != dp_design_of(design->base).state;
-    unsigned char *mark[3] = {dp_calloc((size_t)p->T + 1, 1), dp_calloc((size_t)p->Nseq, 1),
-                              dp_calloc((size_t)p->Nseq, 1)};
-    dp_stores at[3];
-    int n = 0;
-    if (first_of_call) dp_session_ended(session, p->cu, p->Nseq, mark[1]);
-    const dp_format of_calls[2] = {session->kept, design->final_state};
-    for (int i = 0; i < 2 && first_of_call; i++)
-        if (of_calls[i] != DP_FP64)
-            at[n++] = (dp_stores){of_calls[i], first_of_call, mark[1], 0, 0, 0};
-    if (own) {
-        mark_chunks(p, N, first_of_call, design->chunk ? design->chunk : 1, mark[0]);
-        memset(mark[2], 1, (size_t)p->Nseq);
-        at[n++] =
-            (dp_stores){design->state, mark[0], mark[2], 1, !design->chunk, design->read_kept};
-    }
-    if (n) dp_store_bounds(p, N, design->sending, n, at, p->dout != NULL, b);
-    for (int i = 0; i < 3; i++)
-        free(mark[i]);
-}
-
-/* ---- bounds of all results, and their cache -------------------------------------------------- */
-
-void dp_bound_bases_free(dp_bound_bases *w) {
-    if (w->ready) dp_error_bounds_free(&w->of);
-    for (int i = 0; i < w->n; i++) {
-        dp_error_bound_free(&w->known[i]->bound);
-        free(w->known[i]);
-    }
-    free(w->known);
-}
-
-/* ---- their cache ----------------------------------------------------------------------------- */
-
-/* n bytes of `what`, then the input errors: all that bounds depend on besides the problem. */
-static void *with_raw_error(const void *what, size_t n, const dp_problem *p, const dp_raw_error *g,
-                            size_t *size) {
-    const double *part[] = {g ? g->q : NULL, g ? g->k : NULL, g ? g->v : NULL};
-    const size_t len[] = {sizeof(double) * (size_t)(p->T * p->H * p->K),
-                          sizeof(double) * (size_t)(p->T * p->H * p->R * p->K),
-                          sizeof(double) * (size_t)(p->T * p->HV * p->R * p->V)};
-    char *all = dp_calloc(n + len[0] + len[1] + len[2] + 3, 1);
-    memcpy(all, what, n);
-    *size = n;
-    for (int i = 0; g && i < 3; i++) {
-        all[(*size)++] = part[i] != NULL;
-        if (part[i]) {
-            memcpy(all + *size, part[i], len[i]);
-            *size += len[i];
-        }
-    }
-    return all;
-}
-
-static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                     const dp_raw_error *raw) {
-    const dp_design bounded = bound_design(design);
-    struct {
-        int32_t N, base, chain, backward;
-        char design[DP_DESIGN_TEXT];
-    } what = {sp->N, (int32_t)design->base, (int32_t)chain, sp->c->backward, ""};
-    dp_design_text(&bounded, what.design);
-    size_t size;
-    char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
-    if (sp->first_of_call) { /* cuts chunks */
-        const size_t T = (size_t)sp->c->p.T;
-        all = dp_realloc(all, size + T);
-        memcpy(all + size, sp->first_of_call, T);
-        size += T;
-    }
-    const dp_key key = dp_problem_key(&sp->c->p, all, size);
-    free(all);
-    return key;
-}
-
-/* ---- making them ----------------------------------------------------------------------------- */
-
-/* From a reference that serves no other design, in chunks of its length. A rank that has all tokens
- * of its heads computes as one rank does. */
-static void of_own_reference(const dp_sharding *sp, const dp_design *design, dp_format chain,
-                             const dp_raw_error *raw, dp_error_bound *out) {
-    const int heads = design->sending.exchange == DP_EXCHANGE_HEADS, backward = sp->c->backward;
-    const unsigned char *first_of_call = heads ? NULL : sp->first_of_call;
-    dp_problem p = sp->c->p;
-    dp_design d = *design;
-    dp_sim ref;
-    if (heads) {
-        p.own = (dp_owners){0};
-        d.sending = (dp_sending){0};
-    }
-    dp_must(dp_sim_reference(&ref, &p, d.chunk, heads || first_of_call ? 1 : sp->N, first_of_call,
-                             backward, NULL));
-    dp_error_bounds_once(&ref, &d, chain, backward, raw, out);
-    dp_sim_free(&ref);
-    if (heads) dp_error_bound_spread(&p, sp->N, out);
-}
-
-/* The part that no chain format changes, of a plain design. */
-static dp_error_bounds *ready(dp_sharding *sp, const dp_design *design, const dp_raw_error *raw,
-                              dp_bound_bases *w) {
-    if (!w->ready)
-        dp_error_bounds_init(&w->of, dp_sharding_reference(sp), design, sp->c->backward, raw);
-    w->ready = 1;
-    return &w->of;
-}
-
-static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
-    dp_error_bounds *of = ready(sp, design, raw, w);
-    of->sound.sending = of->probable.sending = design->sending;
-    dp_error_bounds_run(of, chain, sp->c->backward, out);
-}
-
-/* Adds one store of each result in the format that it leaves in. */
-static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
-                  dp_error_bound *out) {
-    const double *want[DP_NRESULTS];
-    dp_bounds_keep(&sp->c->p, sp->N, sp->first_of_call, &sp->c->session, design, out);
-    for (int i = 0; i < DP_NRESULTS; i++)
-        want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
-    dp_bounds_store(&sp->c->p, bounded, design, want, out);
-}
-
-static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                      dp_error_bound *out) {
-    const dp_design tokens = dp_token_design(design);
-    dp_run_bounds(sp, &tokens, chain, w, out);
-    store(sp, &tokens, design, out);
-}
-
-/* Are its bounds those of the base's default but for what it sends? */
-static int is_plain(const dp_design *design) {
-    const dp_design plain = dp_design_of(design->base);
-    dp_design d = bound_design(design);
-    d.sending = plain.sending;
-    return dp_design_same(&d, &plain);
-}
-
-static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                      dp_error_bound *out) {
-    const dp_raw_error *raw = sp->step ? &sp->step->err : NULL;
-    const dp_problem *p = &sp->c->p;
-    const char *cache = sp->std->o->cache;
-    const dp_key key = cache ? key_of(sp, design, chain, raw) : (dp_key){{0}};
-    if (cache && dp_error_bound_load(cache, key, p, sp->N, sp->c->backward, raw != NULL, out))
-        return;
-    if (design->sending.exchange == DP_EXCHANGE_HEADS || !is_plain(design))
-        of_own_reference(sp, design, chain, raw, out);
-    else
-        of_plain_chunks(sp, design, chain, raw, w, out);
-    if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
-}
-
-static void of_pass(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                    dp_error_bound *out) {
-    const dp_design plain = dp_design_of(design->base);
-    if (dp_tokens_are_bounded(design, &sp->c->p)) {
-        of_tokens(sp, design, chain, w, out);
-        return;
-    }
-    of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
-    store(sp, &plain, design, out);
-}
-
-void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                   dp_error_bound *out) {
-    const dp_design pass[2] = {dp_design_of_pass(design, 0), dp_design_of_pass(design, 1)};
-    dp_error_bound back;
-    of_pass(sp, &pass[0], chain, w, out);
-    if (!sp->c->backward || dp_design_same(&pass[0], &pass[1])) return;
-    of_pass(sp, &pass[1], chain, w, &back);
-    dp_error_bound_swap_backward(out, &back);
-    dp_error_bound_free(&back);
 }
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
@@ -530,7 +182,7 @@ static dp_place_fn *place_of_field(dp_result_id field) {
 typedef struct {
     dp_sharding *sp;
     dp_bound_bases *bases;
-    const dp_error_bound *bound;
+    const dp_known_bound *known;
     const dp_outputs *out;
     const dp_expected *expected; /* the draws of the run; NULL: none */
     int stages;                  /* 1: intermediates are judged, too */
@@ -587,9 +239,9 @@ static double cancelled(const dp_run *run, dp_result_id field) {
 
 /* One rounding of the arithmetic over a bound, where rows of the recurrence cancel. There fused
  * kernels and those with other orders of summation made up to 1/12 of their bound. */
-static double terms(const dp_run *run, const dp_problem *p) {
-    const int wide = run->base != DP_BASE_BF16 || dp_tokens_are_bounded(&run->design, p);
-    return dp_rows_cancel(dp_recurrence_of(p)) ? (wide ? 1 : 0x1p-16) / 32 : 0;
+static double terms(const judging *j, const dp_run *run) {
+    const int wide = run->base != DP_BASE_BF16 || j->known->by_tokens;
+    return dp_rows_cancel(dp_recurrence_of(&j->sp->c->p)) ? (wide ? 1 : 0x1p-16) / 32 : 0;
 }
 
 /* Loss of a number near zero by its file's format or, in fp16, by its own. */
@@ -637,7 +289,7 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     assert(want->rows == rows && want->width == width);
     const field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
     double *freedom = dp_row_freedom_new(p, field);
-    const double own = own_storage(&run->design, field);
+    const double own = j->known->storage[field];
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
@@ -650,7 +302,7 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     in.want = exact ? exact : want->hi;
     in.want_lo = want->lo;
     in.rad = want->rad;
-    in.bound = j->bound->row[field];
+    in.bound = j->known->bound.row[field];
     in.lost = lost->row[field];
     in.place = place_of_field(field);
     in.ctx = &places;
@@ -658,11 +310,11 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     in.subrows = kind == DP_OF_SEQUENCES ? p->K : 1;
     in.draws = x && x->field[field].err2 ? &x->field[field] : NULL;
     in.freedom = freedom;
-    in.bound_shown = !results_bounded(run, p);
+    in.bound_shown = !j->known->decides;
     in.file_unit = u;
     in.seen_most = seen_most(field);
     in.cancelled = cancelled(run, field);
-    in.terms = terms(run, p);
+    in.terms = terms(j, run);
     in.of_heads = kind == DP_OF_HEADS;
     judge_tensor(j, &in, run);
     free(freedom);
@@ -796,7 +448,7 @@ static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp
     in.subrows = sp->c->p.K;
     in.draws = draws.err2 ? &draws : NULL;
     in.rounding = is_product(x->which) ? chain_rounding(run) : 0;
-    in.bound_shown = !results_bounded(run, &sp->c->p);
+    in.bound_shown = !j->known->decides;
     in.file_unit = x->u;
     in.may_vanish = 1;
     judge_tensor(j, &in, run);
@@ -822,7 +474,7 @@ static void judge_ranks(const judging *j, dp_run *run) {
     for (int i = 0; i < DP_RANK_TENSORS; i++) {
         const rank_values x = {.which = i,
                                .got = j->out->rank[i],
-                               .bound = j->bound->rank[i],
+                               .bound = j->known->bound.rank[i],
                                .absent_fails = dp_rank_is_state(i) || j->out->forms_all_pairs};
         if (x.got) judge_rank_tensor(j, &x, run);
     }
@@ -871,7 +523,7 @@ static void add_prefixes(const judging *j, dp_run *run) {
     const dp_sharding *sp = j->sp;
     for (int i = 0; sp->traj && i < s->ntraj; i++) {
         const product m = {s->traj_rank, s->traj_chunks[i], s->traj[i], sp->traj[i],
-                           j->bound->traj[i]};
+                           j->known->bound.traj[i]};
         if (m.want) add_point(sp, &m, run);
     }
 }
@@ -900,69 +552,8 @@ static void judge_growth(const judging *j, dp_run *run) {
     for (int r = 0; r < sp->N; r++) {
         const dp_truth_rank_tensor *want = &sp->at[r].of[DP_RANK_M];
         if (!want->there || !M[r]) continue;
-        const product m = {r, chunks_of(j, r), M[r], want->x, j->bound->rank[DP_RANK_M][r]};
+        const product m = {r, chunks_of(j, r), M[r], want->x, j->known->bound.rank[DP_RANK_M][r]};
         if (!known(run, m.rank, m.chunks)) add_point(sp, &m, run);
-    }
-}
-
-/* ---- bounds of stages ------------------------------------------------------------------------ */
-
-/* Is stage i there, and not one that ranks exchange? */
-static int stage_is_inner(double *const *stage, int i) {
-    return stage[i] && dp_stage_tensors[i].kind != DP_PER_RANK;
-}
-
-/* Rows of the stages of tokens and chunks that are there, else 0. Bounds [rows] of the subject's
- * errors, and of those of the fp64 reference. */
-typedef struct {
-    int64_t rows[DP_NSTAGE_TENSORS], width[DP_NSTAGE_TENSORS];
-    double *bound[DP_NSTAGE_TENSORS], *rad[DP_NSTAGE_TENSORS];
-} stage_errors;
-
-static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int stage,
-                     stage_errors *x) {
-    const size_t size = sizeof(double) * (size_t)x->rows[stage];
-    double *bound = dp_error_bounds_stage(&w->of, chain, sp->c->backward, stage);
-    double *rad = dp_error_bound_stage(dp_sharding_fp64(sp), DP_FP64, sp->c->backward, stage);
-    memcpy(x->bound[stage], bound, size);
-    memcpy(x->rad[stage], rad, size);
-    free(bound);
-    free(rad);
-}
-
-/* stage [DP_NSTAGE_TENSORS]: not NULL where it is there. */
-static void stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,
-                              dp_bound_bases *w, stage_errors *x) {
-    enum { SETTINGS = 5, STAGE_ERRORS = 0x73746167 /* no other key of this length has it */ };
-    const char *cache = sp->std->o->cache;
-    int32_t what[SETTINGS + DP_NSTAGE_TENSORS] = {sp->N, run->base, run->chain, sp->c->backward,
-                                                  STAGE_ERRORS};
-    dp_part part[2 * DP_NSTAGE_TENSORS];
-    int n = 0;
-    *x = (stage_errors){.rows = {0}};
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        if (!stage_is_inner(stage, i)) continue;
-        dp_stage_tensor_rows(&sp->c->p, sp->N, i, &x->rows[i], &x->width[i]);
-        what[SETTINGS + i] = 1;
-        x->bound[i] = dp_doubles(x->rows[i]);
-        x->rad[i] = dp_doubles(x->rows[i]);
-        part[n++] = (dp_part){x->bound[i], sizeof(double) * (size_t)x->rows[i]};
-        part[n++] = (dp_part){x->rad[i], sizeof(double) * (size_t)x->rows[i]};
-    }
-    const dp_key key = cache ? dp_problem_key(&sp->c->p, what, sizeof what) : (dp_key){{0}};
-    if (!n || (cache && dp_cache_load(cache, DP_CACHE_STAGES, key, part, n))) return;
-    const dp_design plain = dp_design_of(run->base);
-    ready(sp, &plain, NULL, w);
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        if (stage_is_inner(stage, i)) make_one(sp, run->chain, w, i, x);
-    if (cache) dp_cache_save(cache, DP_CACHE_STAGES, key, part, n);
-}
-
-/* Frees what it holds; the struct is the caller's. */
-static void stage_errors_free(stage_errors *x) {
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
-        free(x->bound[i]);
-        free(x->rad[i]);
     }
 }
 
@@ -1016,7 +607,7 @@ static double *meant(const stage_places *x, int stage, int64_t rows, int64_t wid
     return seen;
 }
 
-static void judge_inner(const judging *j, const stage_errors *errors, int stage, dp_run *run) {
+static void judge_inner(const judging *j, const dp_stage_errors *errors, int stage, dp_run *run) {
     const dp_sim *ref = dp_sharding_reference(j->sp);
     const dp_problem *p = ref->p;
     const int64_t rows = errors->rows[stage], width = errors->width[stage];
@@ -1030,7 +621,7 @@ static void judge_inner(const judging *j, const stage_errors *errors, int stage,
         for (int i = 0; i < ref->group[g].c; i++)
             places.group_of[ref->group[g].t0 + i] = g;
     double *want = dp_stage_tensor_value(ref, stage);
-    if (s.u > 0 || s.tiny > 0) widen(errors->bound[stage], want, rows, width, s.u, s.tiny);
+    if (s.u > 0 || s.tiny > 0) dp_bound_widen(errors->bound[stage], want, rows, width, s.u, s.tiny);
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
@@ -1045,7 +636,7 @@ static void judge_inner(const judging *j, const stage_errors *errors, int stage,
     in.want = want;
     in.bound = errors->bound[stage];
     in.rad = errors->rad[stage];
-    in.bound_shown = x && !dp_bounds_are_derived(&run->design);
+    in.bound_shown = x && !j->known->derived;
     in.draws = x && x->stage[stage].err2 ? &x->stage[stage] : NULL;
     in.place = stage_place;
     in.ctx = &places;
@@ -1110,7 +701,7 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_stage_tensors[stage].rank;
     const storage s = storage_of(j, run->base, stage);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
-    double *bound = dp_copy(j->bound->rank[which], pairs);
+    double *bound = dp_copy(j->known->bound.rank[which], pairs);
     for (int i = 0; i < pairs; i++) {
         int64_t width;
         double radius;
@@ -1128,8 +719,8 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
 
 /* All that are there, those of ranks included. */
 static void judge_shown(const judging *j, dp_run *run) {
-    stage_errors errors;
-    stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
+    dp_stage_errors errors;
+    dp_stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!j->out->stage[i]) continue;
         if (dp_stage_tensors[i].kind == DP_PER_RANK)
@@ -1139,7 +730,7 @@ static void judge_shown(const judging *j, dp_run *run) {
         else
             judge_inner(j, &errors, i, run);
     }
-    stage_errors_free(&errors);
+    dp_stage_errors_free(&errors);
 }
 
 /* Tensors that ranks exchange; error of M of every rank, and of the prefixes of one
@@ -1218,7 +809,7 @@ static void name_flaws(const judging *j, dp_run *run) {
 static int inner_stages(const dp_outputs *out) {
     int any = 0;
     for (int i = 0; out->stage && i < DP_NSTAGE_TENSORS; i++)
-        any |= stage_is_inner(out->stage, i);
+        any |= out->stage[i] && dp_stage_tensors[i].kind != DP_PER_RANK;
     return any;
 }
 
@@ -1227,7 +818,8 @@ static void judge_step(const judging *j, dp_run *r) {
     const dp_step_expected x = {j->expected, sp->windows.window_of, comparing(r, sp, -1, 0, 0)};
     dp_err e = {0};
     if (!sp->step) return;
-    if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, j->bound, &x, r, &e)) return;
+    if (!dp_step_judge(sp->c, sp->truth, sp->step, j->out->results, &j->known->bound, &x, r, &e))
+        return;
     fprintf(stderr, "deltaproof: %s: %s\n", sp->c->name, e.msg);
     exit(2); /* the convolution ran before: a device that died since */
 }
@@ -1401,38 +993,10 @@ static int explains_more(const dp_run *a, const dp_run *b) {
     return failed_b != failed_a ? failed_b < failed_a : worst_b < worst_a;
 }
 
-/* Only a format coarser than the base's own adds to bounds. */
-static void widen_for_storage(const dp_sharding *sp, const dp_design *d, const dp_stored_results *g,
-                              dp_error_bound *b) {
-    for (int i = 0; i < DP_NRESULTS; i++) {
-        const double u = g->u[i] > own_storage(d, i) ? g->u[i] : 0;
-        int64_t rows, width;
-        dp_result_shape(&sp->c->p, i, &rows, &width);
-        if (b->row[i] && *dp_result_at((dp_result *)&g->r, i))
-            widen(b->row[i], sp->truth->field[i].hi, rows, width, u, g->tiny[i]);
-    }
-}
-
-/* Bounds of r's design, made once. */
-static const dp_error_bound *bounds_of(const judging *x, const dp_run *r) {
-    dp_bound_bases *w = x->bases;
-    for (int i = 0; i < w->n; i++)
-        if (w->known[i]->chain == r->chain && dp_design_same(&w->known[i]->design, &r->design))
-            return &w->known[i]->bound;
-    dp_known_bound *k = dp_alloc(1, sizeof *k);
-    k->design = r->design;
-    k->chain = r->chain;
-    dp_run_bounds(x->sp, &r->design, r->chain, w, &k->bound);
-    if (x->out->stored) widen_for_storage(x->sp, &r->design, x->out->stored, &k->bound);
-    w->known = dp_realloc(w->known, sizeof *w->known * (size_t)(w->n + 1));
-    w->known[w->n++] = k;
-    return &k->bound;
-}
-
 /* Judges r by its bounds, and by its draws: all that it needs, or those that are known. */
 static void judge_by(const judging *x, dp_run *r, int draw) {
     judging j = *x;
-    j.bound = bounds_of(x, r);
+    j.known = dp_bounds_of_run(x->sp, x->bases, r, x->out->stored);
     j.draw = draw;
     judge_all(&j, r);
     if (draw) settle(&j, r);

@@ -40,8 +40,7 @@ typedef struct {
     dp_condition cond;
     dp_sim ref; /* dp_sharding_reference */
     int have_ref;
-    dp_error_bound_base fp64; /* dp_sharding_fp64 */
-    int have_fp64;
+    dp_error_bound_base fp64;     /* its own worst case, once a stage asks for it */
     unsigned char *first_of_call; /* [T] of a session: 1 where a call begins; NULL: no session */
     const dp_step_run *step; /* op step: what the subject's convolutions made of the inputs; NULL:
                                 it gets the problem as it is */
@@ -56,8 +55,6 @@ void dp_sharding_close(dp_sharding *sp);
 /* The fp64 run of the chunk pipeline; in a session chunks begin anew where its calls do. The first
  * bound that is not cached makes it. */
 dp_sim *dp_sharding_reference(dp_sharding *sp);
-/* Worst case of that reference itself, for stages, which have no other truth. */
-dp_error_bound_base *dp_sharding_fp64(dp_sharding *sp);
 /* sp->traj: M over the first 2^i chunks of the rank that dp_sim records, from the truth's segments.
  * They are products in fp64 of truths: exact to 1e-15. NULL where the truth keeps no such state.
  * One head, one sequence. */
