@@ -110,16 +110,12 @@ void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
  * x rstd, each entry has 2u, and us where the normalised vector is stored short; the row its
  *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
  *       (design inputs=stored).
- * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_error_bound_sigmoid(x);
+ * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_sigmoid(x);
  *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
  * erase o k, write o v: both factors on entry, the product u, + us where it is stored short.
  * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
  *       entry: u. */
-double dp_error_bound_sigmoid(double x) {
-    return x >= 0 ? 1 / (1 + dp_exp(-x)) : dp_exp(x) / (1 + dp_exp(x));
-}
-
 dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
     const int Kg = dp_Kg(p);
     const double raw = p->g[(t * p->HV + hv) * Kg + c];
@@ -128,8 +124,7 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
             .g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
     const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0),
                  a = p->A_log ? dp_exp(p->A_log[hv]) : 1;
-    const double s =
-        p->gate == DP_GATE_SOFTPLUS ? dp_error_bound_sigmoid(x) : dp_error_bound_sigmoid(a * x);
+    const double s = p->gate == DP_GATE_SOFTPLUS ? dp_sigmoid(x) : dp_sigmoid(a * x);
     dp_gate_error e;
     if (p->gate == DP_GATE_SOFTPLUS) {
         e.g = -a * (x > 0 ? x + dp_log1p(dp_exp(-x)) : dp_log1p(dp_exp(x)));
@@ -331,12 +326,6 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv) 
     return e;
 }
 
-void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int power,
-                              int backward) {
-    const dp_design design = dp_design_of(base);
-    dp_error_bound_base_inexact(w, ref, &design, power, backward, NULL);
-}
-
 typedef struct {
     double gate;
     int group;
@@ -417,8 +406,8 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
     free(rv);
 }
 
-void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
-                                 int power, int backward, const dp_raw_error *raw) {
+void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
+                              int power, int backward, const dp_raw_error *raw) {
     const dp_problem *p = ref->p;
     const int Kg = dp_Kg(p), nr = ref->N * p->HV;
     *w = (dp_error_bound_base){.ref = ref,
@@ -649,8 +638,7 @@ static double beta_error(const group_work *x, int i, int64_t row) {
     const dp_rounding *r = &x->w->r;
     double db = x->b.dbeta[i], val = fabs(x->b.vdbeta[i]);
     if (p->beta_form != DP_BETA_PLAIN) {
-        const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1,
-                     sg = dp_error_bound_sigmoid(p->beta[row]);
+        const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = dp_sigmoid(p->beta[row]);
         db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val) +
              dp_pw(r, r->tiny);
         val *= zf * sg * (1 - sg);
@@ -1463,7 +1451,8 @@ static double *bound_of_stage(dp_error_bound_base *w, dp_format chain, int backw
 }
 
 double *dp_error_bound_of_reference(dp_error_bound_base *w, dp_sim *ref, int backward, int stage) {
-    if (!w->ref) dp_error_bound_base_init(w, ref, DP_BASE_FP64, 1, backward);
+    const dp_design exact = dp_design_of(DP_BASE_FP64);
+    if (!w->ref) dp_error_bound_base_init(w, ref, &exact, 1, backward, NULL);
     return bound_of_stage(w, DP_FP64, backward, stage);
 }
 
@@ -1486,8 +1475,8 @@ static void smaller_of(const dp_problem *p, int N, dp_error_bound *a, dp_error_b
 
 void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *design, int backward,
                           const dp_raw_error *raw) {
-    dp_error_bound_base_inexact(&w->sound, ref, design, 1, backward, raw);
-    dp_error_bound_base_inexact(&w->probable, ref, design, 2, backward, raw);
+    dp_error_bound_base_init(&w->sound, ref, design, 1, backward, raw);
+    dp_error_bound_base_init(&w->probable, ref, design, 2, backward, raw);
 }
 
 void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out) {

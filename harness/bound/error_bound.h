@@ -45,11 +45,9 @@ typedef struct {
     double **eS, **edS, *row[DP_NRESULTS]; /* errors entering the ranks and row bounds of the last
                                      run: often the same for the next format */
 } dp_error_bound_base;
-/* Fills *w from the reference, which must outlive it; p: 1 sound, 2 probable. */
-void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, dp_base base, int p,
-                              int backward);
-void dp_error_bound_base_inexact(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
-                                 int p, int backward, const dp_raw_error *raw); /* NULL: none */
+/* Fills *w from the reference, which must outlive it; p: 1 sound, 2 probable; raw NULL: none. */
+void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, const dp_design *design, int p,
+                              int backward, const dp_raw_error *raw);
 void dp_error_bound_base_free(dp_error_bound_base *w);
 
 typedef struct {

@@ -19,8 +19,6 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv);
 /* The i-th chunk of a local sub-sequence in the order of a pass. */
 int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 
-/* 1 / (1 + exp(-x)), without overflow. */
-double dp_error_bound_sigmoid(double x);
 /* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
 double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
 

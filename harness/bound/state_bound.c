@@ -578,7 +578,7 @@ static double of_key(adjoint *a, int j, const double *dU, double off) {
     if (!dp_has_beta(p)) return 0;
     double slope = 1;
     if (p->beta_form != DP_BETA_PLAIN) {
-        const double s = dp_error_bound_sigmoid(p->beta[at * p->R + j]);
+        const double s = dp_sigmoid(p->beta[at * p->R + j]);
         slope = (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) * s * (1 - s);
     }
     const double d = slope * dp_norm_fro(p->V, dU) * ne;

@@ -325,7 +325,7 @@ void dp_sharding_close(dp_sharding *sp) {
     for (int i = 0; sp->traj && i < DP_MAX_TRAJ; i++)
         free(sp->traj[i]);
     if (sp->fp64.ref) dp_error_bound_base_free(&sp->fp64);
-    if (sp->have_ref) dp_sim_free(&sp->ref);
+    if (sp->ref.p) dp_sim_free(&sp->ref);
     dp_windows_free(&sp->windows);
     free(sp->at);
     free(sp->traj);
@@ -335,10 +335,9 @@ void dp_sharding_close(dp_sharding *sp) {
 /* ---- the fp64 reference ---------------------------------------------------------------------- */
 
 dp_sim *dp_sharding_reference(dp_sharding *sp) {
-    if (sp->have_ref) return &sp->ref;
+    if (sp->ref.p) return &sp->ref;
     dp_must(dp_sim_reference(&sp->ref, &sp->c->p, DP_CHUNK, sp->first_of_call ? 1 : sp->N,
                              sp->first_of_call, sp->c->backward, NULL));
-    sp->have_ref = 1;
     return &sp->ref;
 }
 

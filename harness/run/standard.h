@@ -38,8 +38,7 @@ typedef struct {
     double **traj;     /* [DP_MAX_TRAJ] true M over 2^i chunks of the recorded rank; NULL: none */
     dp_windows windows;
     dp_condition cond;
-    dp_sim ref; /* dp_sharding_reference */
-    int have_ref;
+    dp_sim ref;                   /* dp_sharding_reference, once it is asked for */
     dp_error_bound_base fp64;     /* its own worst case, once a stage asks for it */
     unsigned char *first_of_call; /* [T] of a session: 1 where a call begins; NULL: no session */
     const dp_step_run *step; /* op step: what the subject's convolutions made of the inputs; NULL:

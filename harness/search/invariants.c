@@ -467,7 +467,7 @@ static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const d
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
     dp_must(dp_sim_reference(&ref, p, design.chunk, N, NULL, backward,
                              NULL)); /* it was run on these ranks */
-    dp_error_bound_base_inexact(&base, &ref, &design, 2, backward, NULL);
+    dp_error_bound_base_init(&base, &ref, &design, 2, backward, NULL);
     dp_error_bound_run(&base, s->chain, backward, b);
     for (int i = 0; of && i < DP_NSTAGE_TENSORS; i++)
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);

@@ -85,12 +85,13 @@ static void compare_ranks(const dp_problem *p, const dp_problem *q, dp_base base
     dp_error_bound_base w[2];
     dp_error_bound b[2];
     const dp_format chain = base == DP_BASE_BF16 ? DP_BF16 : DP_FP32;
+    const dp_design design = dp_design_of(base);
     for (int i = 0; i < 2; i++) {
         REQUIRE(!dp_sim_new(&ref[i], problem[i], DP_BASE_FP64, 3, DP_FAULT_NONE, NULL), "ref");
         dp_sim_run(&ref[i], DP_FP64, DP_EXCHANGE_ALLGATHER, 1);
         REQUIRE(!dp_sim_new(&s[i], problem[i], base, 3, DP_FAULT_NONE, NULL), "sim");
         dp_sim_run(&s[i], chain, DP_EXCHANGE_ALLGATHER, 1);
-        dp_error_bound_base_init(&w[i], &ref[i], base, 2, 1);
+        dp_error_bound_base_init(&w[i], &ref[i], &design, 2, 1, NULL);
         dp_error_bound_run(&w[i], chain, 1, &b[i]);
     }
     for (int f = 0; f < DP_NRESULTS; f++) {
