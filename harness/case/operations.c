@@ -546,8 +546,6 @@ const dp_operation dp_operations[DP_NOPS] = {
         .describe = session_describe, .write = session_write, .finish = step_session_finish),
 };
 
-int dp_case_on(const dp_case *c, dp_backend b) { return c->op->backends >> b & 1; }
-
 dp_packing dp_case_packing(dp_case *c) {
     const dp_operation *op = c->op;
     char *at = (char *)c;

@@ -58,9 +58,6 @@ typedef struct dp_operation {
 } dp_operation;
 extern const dp_operation dp_operations[DP_NOPS];
 
-/* Does the backend compute the case? */
-int dp_case_on(const dp_case *c, dp_backend b);
-
 /* Where a case has its tokens and packed sequences; NULL: without ranks it has none. */
 typedef struct {
     int64_t *T, **cu;

@@ -110,8 +110,6 @@ typedef struct {
     void *arg;
 } dp_run_options;
 
-/* Do the options select the backend? NCCL only by name, since it takes a device a rank. */
-int dp_options_want(const dp_run_options *o, dp_backend b);
 /* The reason why this backend cannot run N ranks here; NULL: it can. */
 const char *dp_unavailable(dp_backend b, int N);
 

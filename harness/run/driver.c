@@ -390,7 +390,8 @@ const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int st
 
 /* ---- what options leave of a case ------------------------------------------------------------ */
 
-int dp_options_want(const dp_run_options *o, dp_backend b) {
+/* Do the options select the backend? NCCL only by name, since it takes a device a rank. */
+static int options_want(const dp_run_options *o, dp_backend b) {
     for (int i = 0; i < o->nbackend; i++)
         if (o->backend[i] == b) return 1;
     return !o->nbackend && dp_backends[b].by_default;
@@ -433,17 +434,37 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
     return n;
 }
 
-int dp_chains_of(const dp_case *c, const dp_run_options *o, int N, int chains[DP_NFORMATS]) {
-    const int n =
-        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+/* A case with the numbers of ranks that are asked for. */
+typedef struct {
+    const dp_case *c;
+    const dp_run_options *o;
+    int n, ranks[DP_MAX_RANK_COUNTS];
+    void *truth; /* of an operation without a recurrence */
+} selection;
+
+static dp_asked asked_on(const selection *x, int N) {
+    const dp_case *c = x->c;
+    const dp_run_options *o = x->o;
+    dp_asked a = {.c = c, .o = o, .N = N, .most = N};
     int all = o->nchain > 0; /* who asks for one gets it */
+    a.nbase =
+        dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, (int *)a.base);
+    a.nchain = dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain,
+                         (int *)a.chain);
     for (int i = 0; i < c->nranks; i++)
         all |= c->ranks[i] == N && c->all_chains[i];
-    return n > 1 && (N == 1 || !all) ? 1 : n;
+    for (int i = 0; i < x->n; i++)
+        if (x->ranks[i] > a.most) a.most = x->ranks[i];
+    a.few = a.nchain > 1 && (N == 1 || !all) ? 1 : a.nchain;
+    return a;
 }
 
-int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]) {
-    return dp_select(c->nbase, (const int *)c->base, o->nbase, (const int *)o->base, bases);
+/* A library is the caller's own: it is there where the options have one. */
+static int is_asked_for(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o) {
+    const dp_backend b = k->backend;
+    return b >= DP_NCHOSEN_BACKENDS ||
+           (options_want(o, b) && c->op->backends >> b & 1 &&
+            (!o->fault || dp_backends[b].faulty) && !(k->absent && k->absent(b, 1)));
 }
 
 dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which) {
@@ -478,19 +499,7 @@ static int owns_of(const dp_case *c, const dp_run_options *o, int own[DP_NOWNS])
     return n;
 }
 
-int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]) {
-    return dp_select(c->nranks, c->ranks, o->nranks, o->ranks, ranks);
-}
-
 /* ---- the plan -------------------------------------------------------------------------------- */
-
-/* A case with the numbers of ranks that are asked for. */
-typedef struct {
-    const dp_case *c;
-    const dp_run_options *o;
-    int n, ranks[DP_MAX_RANK_COUNTS];
-    void *truth; /* of an operation without a recurrence */
-} selection;
 
 dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base base,
                         dp_format chain) {
@@ -506,9 +515,11 @@ dp_planned *dp_plan_add(dp_plan *plan, const dp_subject_kind *k, int N, dp_base 
 
 static dp_status plan_of(const selection *x, dp_plan *plan, dp_err *e) {
     dp_status st = DP_OK;
-    for (int i = 0; i < x->n; i++)
+    for (int i = 0; i < x->n; i++) {
+        const dp_asked a = asked_on(x, x->ranks[i]);
         for (const dp_subject_kind *const *k = subjects_of(x->c)->subject; *k && !st; k++)
-            st = (*k)->plan(*k, x->c, x->o, x->ranks[i], plan, e);
+            if (is_asked_for(*k, x->c, x->o)) st = (*k)->plan(*k, &a, plan, e);
+    }
     return st;
 }
 
@@ -847,7 +858,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
     dp_status st = DP_OK;
     o.nbackend = 0;
     for (int b = 0; b < DP_NBACKENDS; b++)
-        if (dp_backends[b].owns && dp_options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
+        if (dp_backends[b].owns && options_want(x->o, b)) owns[o.nbackend++] = (dp_backend)b;
     const char *why = dp_faults[o.fault].even ? "this fault is of ranks that own T / N tokens each"
                       : x->c->session.text || x->c->op->has_front
                           ? "ranks of a session, and of a whole step, own T / N tokens each"
@@ -878,7 +889,7 @@ static dp_status run_owned(const selection *x, dp_own kind, dp_runs *out, dp_err
 static void say_absent(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o,
                        dp_runs *out) {
     const int whole = !o->nranks && !o->nbase && !o->nchain && !o->nmerge && !o->fault;
-    if (!k->absent || !dp_options_want(o, k->backend) || !(whole || o->nbackend)) return;
+    if (!k->absent || !options_want(o, k->backend) || !(whole || o->nbackend)) return;
     const char *no = k->absent(k->backend, 1);
     if (!no) return;
     dp_run *r = add_run(c, k->backend, out);
@@ -892,7 +903,7 @@ static dp_status run_subjects(const dp_case *c, const dp_run_options *o, dp_runs
     int own[DP_NOWNS] = {DP_OWN_EVEN};
     selection x = {.c = c, .o = o, .n = 1, .ranks = {1}};
     const int nown = c->op->has_ranks ? owns_of(c, o, own) : 1;
-    if (c->op->has_ranks) x.n = dp_ranks_of(c, o, x.ranks);
+    if (c->op->has_ranks) x.n = dp_select(c->nranks, c->ranks, o->nranks, o->ranks, x.ranks);
     dp_status st = DP_OK;
     if (of->truth) x.truth = of->truth(c);
     for (int i = 0; i < nown && !st; i++)

@@ -311,14 +311,10 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
 
 /* ---- the subject ----------------------------------------------------------------------------- */
 
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
-    int chains[DP_NFORMATS];
-    const int n =
-        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
     (void)e;
-    for (int i = 0; i < n; i++)
-        dp_plan_add(to, k, N, (dp_base)0, (dp_format)chains[i]);
+    for (int i = 0; i < a->nchain; i++)
+        dp_plan_add(to, k, a->N, (dp_base)0, a->chain[i]);
     return DP_OK;
 }
 

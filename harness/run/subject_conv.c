@@ -35,19 +35,15 @@ static const char *unfit(const dp_case *c, dp_backend be, dp_base base) {
 }
 
 /* Every base; the devices have no fp64. */
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+    const dp_case *c = a->c;
     const dp_backend be = k->backend;
-    const int ranks = c->conv.own.kind ? c->conv.own.ranks : N;
-    int bases[DP_NBASES];
-    const int nb = dp_bases_of(c, o, bases);
+    const int ranks = c->conv.own.kind ? c->conv.own.ranks : a->N;
     (void)e;
-    if (!dp_options_want(o, be) || dp_unavailable(be, 1) || (o->fault && !dp_backends[be].faulty))
-        return DP_OK;
-    for (int i = 0; i < nb; i++) {
-        const dp_base base = (dp_base)bases[i];
+    for (int i = 0; i < a->nbase; i++) {
+        const dp_base base = a->base[i];
         if (dp_backends[be].on_device && base == DP_BASE_FP64) continue;
-        dp_planned *x = dp_plan_add(to, k, N, base, DP_FP32);
+        dp_planned *x = dp_plan_add(to, k, a->N, base, DP_FP32);
         const char *no = unfit(c, be, base) ? unfit(c, be, base) : dp_unavailable(be, ranks);
         x->bare = 1;
         if (no) snprintf(x->no, sizeof x->no, "%s", no);

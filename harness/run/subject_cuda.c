@@ -28,8 +28,11 @@ static dp_sending as_sent(const dp_problem *p, dp_sending x, int N) {
 }
 
 /* Appends every exchange and variant; where nothing is sent, one exchange. */
-static void add_ways(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                     dp_base base, dp_format chain, int which, dp_plan *to) {
+static void add_ways(const dp_subject_kind *k, const dp_asked *a, dp_base base, dp_format chain,
+                     int which, dp_plan *to) {
+    const dp_case *c = a->c;
+    const dp_run_options *o = a->o;
+    const int N = a->N;
     const dp_cuda_variant plain = DP_CUDA_PLAIN, *variants = o->nvariant ? o->variant : &plain;
     const int nvariant = o->nvariant ? o->nvariant : 1, sent = sends(c, N);
     const dp_ways one = {.n = 1}, w = sent ? dp_ways_of(c, o, which) : one;
@@ -43,21 +46,14 @@ static void add_ways(const dp_subject_kind *k, const dp_case *c, const dp_run_op
 }
 
 /* Every base and chain that the kernels have. */
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
-    int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = dp_bases_of(c, o, bases);
-    const int nc = dp_chains_of(c, o, N, chains);
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
     (void)e;
-    if (o->fault || !dp_case_on(c, k->backend) || !dp_options_want(o, k->backend) ||
-        dp_cuda_unavailable(k->backend, 1))
-        return DP_OK;
-    for (int i = 0; i < nb; i++)
-        for (int j = 0, which = 0; j < nc; j++) {
-            const dp_format f = N == 1 ? DP_FP32 : (dp_format)chains[j];
-            if (has_base((dp_base)bases[i]) && has_chain(f) &&
-                (f == DP_FP32 || !dp_cuda_by_tokens(&c->p)))
-                add_ways(k, c, o, N, (dp_base)bases[i], f, which++, to);
+    for (int i = 0; i < a->nbase; i++)
+        for (int j = 0, which = 0; j < a->few; j++) {
+            const dp_format f = a->N == 1 ? DP_FP32 : a->chain[j];
+            if (has_base(a->base[i]) && has_chain(f) &&
+                (f == DP_FP32 || !dp_cuda_by_tokens(&a->c->p)))
+                add_ways(k, a, a->base[i], f, which++, to);
         }
     return DP_OK;
 }

@@ -9,30 +9,12 @@
 
 extern char *openblas_get_corename(void);
 
-/* Recurrences alone, no faults, fp32 and fp64; and unless it is asked for on the largest number of
- * ranks. Returns how many bases are left. */
-static int bases_of(const dp_case *c, const dp_run_options *o, int N, int bases[DP_NBASES]) {
-    int all[DP_NBASES], ranks[DP_MAX_RANK_COUNTS], n = 0;
-    const int nr = dp_ranks_of(c, o, ranks), nb = dp_bases_of(c, o, all);
-    if (!dp_case_on(c, DP_BACKEND_LAPACK) || o->fault || !dp_options_want(o, DP_BACKEND_LAPACK))
-        return 0;
-    for (int i = 0; i < nr; i++)
-        if (!o->nbackend && ranks[i] > N) return 0;
-    for (int i = 0; i < nb; i++)
-        if (all[i] != DP_BASE_BF16) bases[n++] = all[i];
-    return n;
-}
-
-/* One chain format is enough, the widest of the case: what is looked at is the solver. DP_NFORMATS:
- * none is left. */
-static dp_format widest_chain(const dp_case *c, const dp_run_options *o) {
-    int chains[DP_NFORMATS];
-    const int n =
-        dp_select(c->nchain, (const int *)c->chain, o->nchain, (const int *)o->chain, chains);
-    int widest = DP_NFORMATS;
-    for (int i = 0; i < n; i++)
-        if (chains[i] < widest) widest = chains[i];
-    return (dp_format)widest;
+/* One chain format is enough, the widest of the case: what is looked at is the solver. */
+static dp_format widest_chain(const dp_asked *a) {
+    dp_format widest = a->chain[0];
+    for (int i = 1; i < a->nchain; i++)
+        if (a->chain[i] < widest) widest = a->chain[i];
+    return widest;
 }
 
 /* The default of the base, or what --design says: scores=factored, chunk=N. */
@@ -50,19 +32,19 @@ static dp_status design_of(const dp_run_options *o, dp_base base, dp_design *d, 
                    o->design);
 }
 
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
-    int bases[DP_NBASES];
-    const dp_format chain = widest_chain(c, o);
-    const int n = chain == DP_NFORMATS ? 0 : bases_of(c, o, N, bases);
+/* fp32 and fp64, and unless it is asked for on the largest number of ranks. */
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+    const dp_case *c = a->c;
+    const int none = !a->nchain || (!a->o->nbackend && a->most > a->N);
     dp_status st = DP_OK;
-    for (int i = 0; i < n && !st; i++) {
-        dp_planned *x = dp_plan_add(to, k, N, (dp_base)bases[i], chain);
-        st = design_of(o, x->base, &x->design, e);
+    for (int i = 0; i < a->nbase && !none && !st; i++) {
+        if (a->base[i] == DP_BASE_BF16) continue;
+        dp_planned *x = dp_plan_add(to, k, a->N, a->base[i], widest_chain(a));
+        st = design_of(a->o, x->base, &x->design, e);
         x->claimed = 1;
         x->stages = !dp_case_session(c);
         if (!c->session.slots || !dp_case_session(c)) continue;
-        x = dp_plan_add(to, k, N, (dp_base)bases[i], chain);
+        x = dp_plan_add(to, k, a->N, a->base[i], widest_chain(a));
         x->bare = 1;
         snprintf(x->no, sizeof x->no,
                  "pool: the solver over LAPACKE keeps no states in slots; it was given those of "

@@ -134,14 +134,13 @@ int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *
 /* ---- the library ----------------------------------------------------------------------------- */
 
 /* The claims of the options, else of the library. One rank forms no M: one chain format will do. */
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+    const dp_run_options *o = a->o;
     const dp_subject *lib = o->subject;
-    const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && N > 1 ? o->nchain : 1;
-    (void)c;
+    const int nb = o->nbase ? o->nbase : 1, nc = o->nchain && a->N > 1 ? o->nchain : 1;
     (void)e;
-    for (int i = 0; lib && N <= lib->max_ranks && i < nb * nc; i++)
-        dp_plan_add(to, k, N, o->nbase ? o->base[i / nc] : lib->base,
+    for (int i = 0; lib && a->N <= lib->max_ranks && i < nb * nc; i++)
+        dp_plan_add(to, k, a->N, o->nbase ? o->base[i / nc] : lib->base,
                     o->nchain ? o->chain[i % nc] : lib->chain);
     return DP_OK;
 }

@@ -42,21 +42,16 @@ static dp_ways way_of_calls(const dp_case *c, const dp_run_options *o) {
 }
 
 /* Every base, chain format and merge order of a case. */
-static dp_status plan(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *to, dp_err *e) {
-    int bases[DP_NBASES], chains[DP_NFORMATS];
-    const int nb = dp_bases_of(c, o, bases);
-    const int nc = dp_chains_of(c, o, N, chains);
+static dp_status plan(const dp_subject_kind *k, const dp_asked *a, dp_plan *to, dp_err *e) {
+    const dp_case *c = a->c;
+    const char *no = dp_unavailable(k->backend, ranks_of(c, a->N));
     (void)e;
-    if (!dp_options_want(o, k->backend) || !dp_case_on(c, k->backend) || !nb ||
-        (o->fault && !dp_backends[k->backend].faulty) || dp_unavailable(k->backend, 1))
-        return DP_OK;
-    const char *no = dp_unavailable(k->backend, ranks_of(c, N));
-    if (no) add_unavailable(k, N, (dp_base)bases[0], no, to);
-    for (int i = 0; i < nb * nc && !no; i++) {
-        const dp_ways w = dp_case_session(c) ? way_of_calls(c, o) : dp_ways_of(c, o, i % nc);
+    if (no && a->nbase) add_unavailable(k, a->N, a->base[0], no, to);
+    for (int i = 0; i < a->nbase * a->few && !no; i++) {
+        const int f = i % a->few;
+        const dp_ways w = dp_case_session(c) ? way_of_calls(c, a->o) : dp_ways_of(c, a->o, f);
         for (int z = 0; z < w.n; z++)
-            add(k, c, N, (dp_base)bases[i / nc], (dp_format)chains[i % nc], w.way[z], to);
+            add(k, c, a->N, a->base[i / a->few], a->chain[f], w.way[z], to);
     }
     return DP_OK;
 }

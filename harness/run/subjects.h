@@ -14,6 +14,16 @@
 
 typedef struct dp_subject_kind dp_subject_kind;
 typedef struct dp_made dp_made;
+/* A case as far as options leave it, on one number of ranks. */
+typedef struct {
+    const dp_case *c;
+    const dp_run_options *o;
+    int N, most; /* ranks; the most that are asked for */
+    int nbase, nchain;
+    int few; /* formats of the chain that run on N ranks: one rank forms no M */
+    dp_base base[DP_NBASES];
+    dp_format chain[DP_NFORMATS];
+} dp_asked;
 /* A run that case and options ask for, before it is made. */
 typedef struct {
     const dp_subject_kind *kind;
@@ -60,9 +70,8 @@ struct dp_subject_kind {
     const char *(*absent)(dp_backend b, int N);
     /* The device that it offers for the truth of a problem, or NULL. */
     const dp_truth_device *(*truth)(const dp_problem *p);
-    /* Appends its runs on N ranks. */
-    dp_status (*plan)(const dp_subject_kind *k, const dp_case *c, const dp_run_options *o, int N,
-                      dp_plan *plan, dp_err *e);
+    /* Appends its runs of a case that it computes, where it is asked for and can run. */
+    dp_status (*plan)(const dp_subject_kind *k, const dp_asked *a, dp_plan *plan, dp_err *e);
     /* *kept: what it keeps between runs of one N and base, NULL before the first. m is freed by
      * the caller whatever it returns. */
     dp_status (*compute)(const dp_planned *x, dp_sharding *sp, void **kept, dp_made *m, dp_err *e);
@@ -106,11 +115,6 @@ dp_ways dp_ways_of(const dp_case *c, const dp_run_options *o, int which);
 /* The selection of one list: what the case offers, cut down to what the options name; returns the
  * count. */
 int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *out);
-/* The formats of the chain on that many ranks of the case: one rank forms no M. */
-int dp_chains_of(const dp_case *c, const dp_run_options *o, int N, int chains[DP_NFORMATS]);
-/* The bases of a case that the options leave; returns their number. */
-int dp_bases_of(const dp_case *c, const dp_run_options *o, int bases[DP_NBASES]);
-int dp_ranks_of(const dp_case *c, const dp_run_options *o, int ranks[DP_MAX_RANK_COUNTS]);
 
 /* ---- a call made again (subject_library.c) ---- */
 
