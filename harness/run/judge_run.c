@@ -121,7 +121,7 @@ static double chain_rounding(const dp_run *r) {
 
 /* ---- where a row stands ---------------------------------------------------------------------- */
 
-/* Context of place_of_field's functions. */
+/* Context of PLACES. */
 typedef struct {
     const dp_problem *p;
     dp_result_id field;
@@ -159,22 +159,9 @@ static void head_row(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){.rank = 0, .head = (int)row, .sequence = -1, .chunk = -1, .token = -1};
 }
 
-static field_places field_places_of(const dp_problem *p, int N, dp_result_id field,
-                                    const int *chunk_of) {
-    return (field_places){.p = p,
-                          .field = field,
-                          .heads = dp_result_heads(p, field),
-                          .per = dp_result_rows_per_token(p, field),
-                          .N = N,
-                          .chunk_of = chunk_of};
-}
-
-/* The function that maps a row of the result to rank, head, sequence and token. */
-static dp_place_fn *place_of_field(dp_result_id field) {
-    static dp_place_fn *const of[] = {
-        [DP_OF_TOKENS] = token_row, [DP_OF_SEQUENCES] = state_row, [DP_OF_HEADS] = head_row};
-    return of[dp_result_fields[field].kind];
-}
+/* They map a row of a result to rank, head, sequence and token. */
+static dp_place_fn *const PLACES[] = {
+    [DP_OF_TOKENS] = token_row, [DP_OF_SEQUENCES] = state_row, [DP_OF_HEADS] = head_row};
 
 /* ---- judgement ------------------------------------------------------------------------------- */
 
@@ -287,7 +274,12 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     dp_result_shape(p, field, &rows, &width);
     if (!rows || !got || !want->rows) return;
     assert(want->rows == rows && want->width == width);
-    const field_places places = field_places_of(p, sp->N, field, sp->windows.window_of);
+    const field_places places = {.p = p,
+                                 .field = field,
+                                 .heads = dp_result_heads(p, field),
+                                 .per = dp_result_rows_per_token(p, field),
+                                 .N = sp->N,
+                                 .chunk_of = sp->windows.window_of};
     double *freedom = dp_row_freedom_new(p, field);
     const double own = j->known->storage[field];
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
@@ -295,7 +287,7 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
     dp_compare_in in = comparing(run, sp, (int)field, u, tiny_of(j, run, field));
     in.name = dp_result_fields[field].name;
-    in.heads = dp_result_heads(p, field);
+    in.heads = places.heads;
     in.rows = rows;
     in.width = width;
     in.got = got;
@@ -304,7 +296,7 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     in.rad = want->rad;
     in.bound = j->known->bound.row[field];
     in.lost = lost->row[field];
-    in.place = place_of_field(field);
+    in.place = PLACES[kind];
     in.ctx = &places;
     in.tokens = kind == DP_OF_TOKENS ? p->T : 0;
     in.subrows = kind == DP_OF_SEQUENCES ? p->K : 1;
@@ -354,17 +346,6 @@ static void judge_results(const judging *j, dp_run *run) {
 
 static int is_product(int which) { return which == DP_RANK_M || which == DP_RANK_DM; }
 
-/* The value that rank * HV + head has in truth, with its width and a bound of its error; NULL: it
- * has none. */
-static const double *true_value(const dp_sharding *sp, int which, int pair, int64_t *width,
-                                double *radius) {
-    const dp_truth_rank_tensor *t = &sp->at[pair].of[which];
-    *width = dp_rank_width(&sp->c->p, which);
-    if (!t->there) return NULL;
-    *radius = t->rad;
-    return t->x;
-}
-
 /* ---- one tensor of ranks --------------------------------------------------------------------- */
 
 /* One tensor that ranks exchange. */
@@ -377,21 +358,15 @@ typedef struct {
                             coarser than the base's own; else 0 */
 } rank_values;
 
-/* The pairs of rank and head that have it, one a row. */
+/* The pairs of rank and head that have it, one a row. pair: rank * HV + head. */
 typedef struct {
-    int n, *pair;
+    int HV, n, *pair;
     int64_t width;
     double *got, *want, *radius, *bound;
 } rows;
 
-/* Rows that are some of the (rank, head) pairs: which pair each row is. */
-typedef struct {
-    int HV;
-    const int *pair; /* [rows]: rank * HV + head */
-} pair_places;
-
 static void place_pair(const void *ctx, int64_t row, dp_place *at) {
-    const pair_places *x = ctx;
+    const rows *x = ctx;
     *at = (dp_place){.rank = x->pair[row] / x->HV,
                      .head = x->pair[row] % x->HV,
                      .sequence = -1,
@@ -399,8 +374,9 @@ static void place_pair(const void *ctx, int64_t row, dp_place *at) {
                      .token = -1};
 }
 
-static rows rows_new(int64_t most, int64_t width) {
-    return (rows){.pair = dp_calloc((size_t)most, sizeof(int)),
+static rows rows_new(int HV, int64_t most, int64_t width) {
+    return (rows){.HV = HV,
+                  .pair = dp_calloc((size_t)most, sizeof(int)),
                   .width = width,
                   .got = dp_doubles(most * width),
                   .want = dp_doubles(most * width),
@@ -416,14 +392,14 @@ static void rows_free(rows *x) {
     free(x->bound);
 }
 
-/* got NULL: not a number. radius: of want, before it was rounded to double. */
-static void rows_add(rows *x, int pair, const double *got, const double *want, double radius,
+/* got NULL: not a number. */
+static void rows_add(rows *x, int pair, const double *got, const dp_truth_rank_tensor *want,
                      double bound) {
     double *row = x->got + x->n * x->width;
     for (int64_t i = 0; i < x->width; i++)
         row[i] = got ? got[i] : NAN;
-    memcpy(x->want + x->n * x->width, want, sizeof(double) * (size_t)x->width);
-    x->radius[x->n] = radius + 0x1p-53 * dp_norm_fro(x->width, want);
+    memcpy(x->want + x->n * x->width, want->x, sizeof(double) * (size_t)x->width);
+    x->radius[x->n] = want->rad + 0x1p-53 * dp_norm_fro(x->width, want->x); /* of a double */
     x->bound[x->n] = bound;
     x->pair[x->n++] = pair;
 }
@@ -431,7 +407,6 @@ static void rows_add(rows *x, int pair, const double *got, const double *want, d
 static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_expected *e = j->expected;
-    const pair_places places = {sp->c->p.HV, z->pair};
     dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
     dp_compare_in in = comparing(run, sp, -1, x->u, x->tiny);
@@ -444,7 +419,7 @@ static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp
     in.rad = z->radius;
     in.bound = z->bound;
     in.place = place_pair;
-    in.ctx = &places;
+    in.ctx = z;
     in.subrows = sp->c->p.K;
     in.draws = draws.err2 ? &draws : NULL;
     in.rounding = is_product(x->which) ? chain_rounding(run) : 0;
@@ -456,15 +431,13 @@ static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp
 }
 
 static void judge_rank_tensor(const judging *j, const rank_values *x, dp_run *run) {
-    const int pairs = j->sp->N * j->sp->c->p.HV;
-    int64_t width;
-    double radius;
-    true_value(j->sp, x->which, 0, &width, &radius);
-    rows z = rows_new(pairs, width);
+    const dp_problem *p = &j->sp->c->p;
+    const int pairs = j->sp->N * p->HV;
+    rows z = rows_new(p->HV, pairs, dp_rank_width(p, x->which));
     for (int i = 0; i < pairs; i++) {
-        const double *want = true_value(j->sp, x->which, i, &width, &radius);
-        if (want && (x->got[i] || x->absent_fails))
-            rows_add(&z, i, x->got[i], want, radius, x->bound[i]);
+        const dp_truth_rank_tensor *want = &j->sp->at[i].of[x->which];
+        if (want->there && (x->got[i] || x->absent_fails))
+            rows_add(&z, i, x->got[i], want, x->bound[i]);
     }
     if (z.n) judge_rows(j, x, &z, run);
     rows_free(&z);
@@ -700,16 +673,16 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_stage_tensors[stage].rank;
     const storage s = storage_of(j, run->base, stage);
+    const int64_t width = dp_rank_width(&sp->c->p, which);
     double **got = dp_calloc((size_t)pairs, sizeof *got);
     double *bound = dp_copy(j->known->bound.rank[which], pairs);
     for (int i = 0; i < pairs; i++) {
-        int64_t width;
-        double radius;
-        const double *want = true_value(sp, which, i, &width, &radius);
+        const dp_truth_rank_tensor *want = &sp->at[i].of[which];
         got[i] = j->out->stage[stage] + i * width;
         if (blank(got[i], width) && may_be_absent(sp, stage, i / HV)) got[i] = NULL;
-        if (want) bound[i] += s.u * (dp_norm_fro(width, want) + bound[i]);
-        if (want) bound[i] += sqrt((double)width) * s.tiny;
+        if (!want->there) continue;
+        bound[i] += s.u * (dp_norm_fro(width, want->x) + bound[i]);
+        bound[i] += sqrt((double)width) * s.tiny;
     }
     const rank_values x = {.which = which, .got = got, .bound = bound, .u = s.u, .tiny = s.tiny};
     judge_rank_tensor(j, &x, run);

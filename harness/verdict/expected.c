@@ -757,36 +757,43 @@ static shapes shapes_of(const dp_expected_request *rq, int N) {
     return l;
 }
 
+/* The list of tensor i of all: results, ranks, steps, stages; i becomes its number there. */
+static int list_of(int *i) {
+    static const int n[] = {DP_NRESULTS, DP_RANK_TENSORS, 3 * DP_CONV_NRESULTS, DP_NSTAGE_TENSORS};
+    int k = 0;
+    while (*i >= n[k])
+        *i -= n[k++];
+    return k;
+}
+
+static dp_draws *tensor_of(dp_expected *x, int i) {
+    dp_draws *const list[] = {x->field, x->rank, x->step[0], x->stage};
+    const int k = list_of(&i);
+    return &list[k][i];
+}
+
+static dp_row_map *map_of(shapes *l, int i) {
+    dp_row_map *const list[] = {l->field, l->rank, l->step[0], l->stage};
+    const int k = list_of(&i);
+    return &list[k][i];
+}
+
 static void shapes_free(shapes *l) {
-    for (int i = 0; i < DP_NRESULTS; i++)
-        dp_row_map_free(&l->field[i]);
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        dp_row_map_free(&l->rank[i]);
-    for (int i = 0; i < 3 * DP_CONV_NRESULTS; i++)
-        dp_row_map_free(&l->step[i / 3][i % 3]);
-    for (int i = 0; i < DP_NSTAGE_TENSORS; i++)
-        dp_row_map_free(&l->stage[i]);
+    for (int i = 0; i < DP_EXPECTED_TENSORS; i++)
+        dp_row_map_free(map_of(l, i));
     dp_windows_free(&l->windows);
 }
 
-static int is_sum(int i) { return dp_result_fields[i].kind == DP_OF_HEADS; }
-
-static void draws_alloc(dp_draws *d, int D, const dp_row_map *map, int64_t parts) {
-    *d = (dp_draws){0};
-    if (map->rows) dp_draws_alloc(d, D, map, parts);
-}
-
-static void shapes_alloc(const shapes *l, const dp_claim *policy, dp_expected *x) {
-    const int D = dp_expected_count(l->rq->p);
+static void shapes_alloc(shapes *l, const dp_claim *policy, dp_expected *x) {
+    const int stages = DP_EXPECTED_TENSORS - DP_NSTAGE_TENSORS;
     *x = (dp_expected){0};
-    for (int i = 0; i < DP_NRESULTS; i++)
-        draws_alloc(&x->field[i], D, &l->field[i], is_sum(i) ? l->windows.windows : 0);
-    for (int i = 0; i < DP_RANK_TENSORS; i++)
-        draws_alloc(&x->rank[i], D, &l->rank[i], 0);
-    for (int i = 0; i < 3 * DP_CONV_NRESULTS; i++)
-        draws_alloc(&x->step[i / 3][i % 3], D, &l->step[i / 3][i % 3], 0);
-    for (int i = 0; policy->stages && i < DP_NSTAGE_TENSORS; i++)
-        draws_alloc(&x->stage[i], D, &l->stage[i], 0);
+    for (int i = 0; i < (policy->stages ? DP_EXPECTED_TENSORS : stages); i++) {
+        const dp_row_map *map = map_of(l, i);
+        const int sum = i < DP_NRESULTS && dp_result_fields[i].kind == DP_OF_HEADS;
+        if (map->rows)
+            dp_draws_alloc(tensor_of(x, i), dp_expected_count(l->rq->p), map,
+                           sum ? l->windows.windows : 0);
+    }
 }
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
@@ -794,15 +801,6 @@ static void expected_alloc(const dp_expected_request *rq, const dp_claim *policy
     shapes l = shapes_of(rq, policy->N);
     shapes_alloc(&l, policy, x);
     shapes_free(&l);
-}
-
-static dp_draws *tensor_of(dp_expected *x, int i) {
-    dp_draws *const list[] = {x->field, x->rank, x->step[0], x->stage};
-    const int n[] = {DP_NRESULTS, DP_RANK_TENSORS, 3 * DP_CONV_NRESULTS, DP_NSTAGE_TENSORS};
-    int k = 0;
-    while (i >= n[k])
-        i -= n[k++];
-    return &list[k][i];
 }
 
 int dp_expected_parts(dp_expected *x, dp_part *part) {
@@ -1069,7 +1067,7 @@ static void add_layout(drawing *a, int N) {
     a->layout[a->nlayout++] = shapes_of(a->rq, N);
 }
 
-static const shapes *layout_at(const drawing *a, int N) {
+static shapes *layout_at(const drawing *a, int N) {
     int i = 0;
     while (a->layout[i].N != N)
         i++;
