@@ -4,7 +4,6 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/payload.h"
-#include "ref/vocabulary/recurrence.h"
 
 #include <assert.h>
 #include <string.h>
@@ -716,7 +715,7 @@ static const double *entry_of(const rows_token *a, int j, int reads) {
     return (reads ? s->erasing : s->k) + (a->row * dp_rows(s->p) + j) * s->p->K;
 }
 
-double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x) {
+static double factor_at(const dp_problem *p, const double *gates, int64_t row, int of, int x) {
     const int hv = (int)(row % p->HV);
     const int64_t t = dp_factor_token(p, of, row / p->HV), at = t * p->HV + hv;
     const double g = gates[row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
@@ -728,26 +727,28 @@ double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t r
                                    : dp_input_of(p, of)[at * p->K + x];
 }
 
-static double factor_of(const rows_token *a, int of, int x) {
-    const dp_sim *s = a->x->w->ref;
-    return dp_error_bound_factor(&s->units.p, s->g, a->row, of, x);
-}
-
-/* |the product of an entry's factors but `of`| at channel x: from the entry itself where neither a
- * rotation nor another token is in it. */
-static double others(const rows_token *a, dp_entry e, int j, int reads, int of, int x) {
-    const dp_problem *p = a->x->w->ref->p;
-    const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
-    const double given = factor_of(a, of, x);
+double dp_error_bound_beside(const dp_problem *p, const double *gates, int64_t row, dp_entry e,
+                             int reads, int of, int x) {
     double y = 1;
-    if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
     for (int m = 0, own = 1; m < e.n; m++) {
         if (own && e.of[m] == of)
             own = 0;
         else
-            y *= factor_of(a, e.of[m], x);
+            y *= factor_at(p, gates, row, e.of[m], x);
     }
-    return fabs(reads && dp_recurrence_of(p)->before ? y * factor_of(a, DP_FACTOR_GROWTH, x) : y);
+    return reads && dp_recurrence_of(p)->before ? y * factor_at(p, gates, row, DP_FACTOR_GROWTH, x)
+                                                : y;
+}
+
+/* The same without sign, of an entry that reads or writes: from the entry itself where neither a
+ * rotation nor another token is in it. */
+static double others(const rows_token *a, dp_entry e, int j, int reads, int of, int x) {
+    const dp_sim *s = a->x->w->ref;
+    const dp_problem *p = &s->units.p;
+    const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
+    const double given = factor_at(p, s->g, a->row, of, x);
+    if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
+    return fabs(dp_error_bound_beside(p, s->g, a->row, e, reads, of, x));
 }
 
 /* The relative error that row j's gradient gets from its key's rotation, of its 2-norm. */
@@ -791,7 +792,10 @@ static double number_through(const rows_token *a, int j, int of) {
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
     const int in_strength = dp_entry_has(row->strength, of);
-    double write = 0, read = 0, error = 0, size = 0, beside = 1;
+    const dp_sim *s = a->x->w->ref;
+    const double beside =
+        in_strength ? dp_error_bound_beside(&s->units.p, s->g, a->row, row->strength, 0, of, 0) : 1;
+    double write = 0, read = 0, error = 0, size = 0;
     for (int x = 0; x < p->K; x++) {
         const double w = dp_entry_has(row->write, of) ? others(a, row->write, j, 0, of, x) : 0,
                      e = dp_entry_has(row->read, of) ? others(a, row->read, j, 1, of, x) : 0;
@@ -799,12 +803,6 @@ static double number_through(const rows_token *a, int j, int of) {
         read += e * e;
         error += D[x];
         size += d[x] * d[x];
-    }
-    for (int m = 0, own = 1; m < row->strength.n && in_strength; m++) {
-        if (own && row->strength.of[m] == of)
-            own = 0;
-        else
-            beside *= factor_of(a, row->strength.of[m], 0);
     }
     const double eps = a->in.k + a->in.erasing + (p->K + 4) * r->u + r->us + turning(a, j);
     double sum = dp_pw(r, sqrt(write)) * a->x->b.dk[i] +

@@ -6,6 +6,7 @@
 #ifndef DP_ERROR_BOUND_IMPL_H
 #define DP_ERROR_BOUND_IMPL_H
 #include "error_bound.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -19,8 +20,10 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv);
 /* The i-th chunk of a local sub-sequence in the order of a pass. */
 int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 
-/* A factor of an entry at channel x; gates: activated [T][HV][Kg], row: of tokens and heads. */
-double dp_error_bound_factor(const dp_problem *p, const double *gates, int64_t row, int of, int x);
+/* The product of an entry's factors but one `of`, at channel x. Entries that read before the decay
+ * read the decayed state by exp(-g) more. gates: activated [T][HV][Kg]; row: of tokens and heads. */
+double dp_error_bound_beside(const dp_problem *p, const double *gates, int64_t row, dp_entry e,
+                             int reads, int of, int x);
 
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);

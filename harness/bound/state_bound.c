@@ -321,19 +321,8 @@ typedef struct {
     int64_t at;
 } row_place;
 
-/* |the product of an entry's factors but one `of`| at channel x. A read before the decay reads the
- * decayed state by exp(-g) more. */
 static double beside(const row_place *a, dp_entry e, int reads, int of, int x) {
-    double y = 1;
-    for (int m = 0, own = 1; m < e.n; m++) {
-        if (own && e.of[m] == of)
-            own = 0;
-        else
-            y *= dp_error_bound_factor(a->p, a->in->g, a->at, e.of[m], x);
-    }
-    if (reads && dp_recurrence_of(a->p)->before)
-        y *= dp_error_bound_factor(a->p, a->in->g, a->at, DP_FACTOR_GROWTH, x);
-    return fabs(y);
+    return fabs(dp_error_bound_beside(a->p, a->in->g, a->at, e, reads, of, x));
 }
 
 /* The error of an entry's factor `of`: of K channels, or of a number, which adds channels up. */
