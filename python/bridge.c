@@ -10,6 +10,7 @@
  * is four lines: name, base, chain, writes, and a fifth, the design, or `-`: not declared.
  */
 #include "harness/deltaproof_subject.h"
+#include "ref/vocabulary/activations.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -123,8 +124,8 @@ static void say_integers(FILE *f, const char *name, int n, const int64_t *x) {
 }
 
 static void say_settings(FILE *f, const deltaproof_subject_problem *p) {
-    static const char *const gate[] = {"log", "softplus", "lower_bound"};
-    static const char *const beta[] = {"plain", "sigmoid", "sigmoid2"};
+#define WORD(ID, WORD, ...) WORD,
+    static const char *const gate[] = {DP_GATES(WORD)}, *const beta[] = {DP_BETAS(WORD)};
     const char *form = p->beta || p->erase || p->lr_a ? beta[p->beta_form] : "none";
     fprintf(f, "run\ngate %s\nbeta_form %s\nl2norm %d\nbackward %d\n", gate[p->gate_form], form,
             p->l2norm, p->backward);

@@ -10,6 +10,7 @@ static int takes_width(int n) { return n == 64 || n == 128; }
 const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Device *dev,
                          int backward) {
     if (token_alone(p)) return "has no such recurrence";
+    if (p->gate > DP_GATE_LOWER_BOUND) return "has no such gate";
     if (dev->major < 8) return "needs compute capability 8.0, for bf16 tensor cores";
     if (o->base != DP_BASE_BF16) return "takes base bf16";
     const int V = fast_columns_of(p->V);

@@ -83,7 +83,7 @@ static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e)
     NEED(p->H >= 1 && p->HV >= p->H && p->HV % p->H == 0, "HV = %d is not a multiple of H = %d",
          p->HV, p->H);
     NEED(p->Kg == 1 || p->Kg == p->K, "Kg = %d is neither 1 nor K", p->Kg);
-    NEED(p->gate != DP_GATE_LOWER_BOUND || p->lower_bound < 0, "lower_bound = %g is not negative",
+    NEED(!dp_gates[p->gate].inside || p->lower_bound < 0, "lower_bound = %g is not negative",
          p->lower_bound);
     NEED(p->Nseq >= 1 && p->cu && p->cu[0] == 0 && p->cu[p->Nseq] == p->T,
          "cu does not run from 0 to T");

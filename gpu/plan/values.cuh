@@ -81,12 +81,40 @@ __device__ __forceinline__ void put_param(void *p, int64_t i, int type, float x)
 #define GATE_FLOOR -104.f
 __device__ __forceinline__ float gate_floor(float g) { return g < GATE_FLOOR ? GATE_FLOOR : g; }
 
+/* Operations of ref/vocabulary/activations.h, and its functions. */
+__device__ __forceinline__ float inverse_1p(float e) { return 1.f / (1.f + e); }
+__device__ __forceinline__ float small_exp(float x) { return expf(-fabsf(x)); }
+#define DP_SIGMOID(x) ((x) < 0 ? small_exp(x) * inverse_1p(small_exp(x)) : inverse_1p(small_exp(x)))
+#define DP_DSIGMOID(x) (small_exp(x) * inverse_1p(small_exp(x)) * inverse_1p(small_exp(x)))
+#define DP_SOFTPLUS(x) (fmaxf(x, 0.f) + log1pf(small_exp(x)))
+__device__ __forceinline__ float curve_at(dp_curve curve, float x) {
+#define VALUE(ID, F, ...) \
+    if (curve == ID) return F;
+    DP_CURVES(VALUE)
+#undef VALUE
+    return x;
+}
+__device__ __forceinline__ float curve_slope(dp_curve curve, float x) {
+#define SLOPE(ID, F, SLOPE, ...) \
+    if (curve == ID) return SLOPE;
+    DP_CURVES(SLOPE)
+#undef SLOPE
+    return x;
+}
+/* Forms up to these have code of their own below, and on the fast path. */
+static const int OWN_GATES = DP_GATE_LOWER_BOUND, OWN_BETAS = DP_BETA_SIGMOID2;
+
 /* Log decay of one step from the raw gate, natural log; a = exp(A_log). log1p: softplus through
  * log(1 + e^x) loses slow gates. */
 __device__ __forceinline__ float gate_value(const Dims &d, float graw, float a, float bias) {
     if (d.gate == DP_GATE_LOG) return graw;
     float x = graw + bias;
     if (d.gate == DP_GATE_SOFTPLUS) return -a * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))));
+#define FORM(ID, WORD, SAID, CURVE, INSIDE, ...) \
+    if (ID > OWN_GATES && d.gate == ID)          \
+        return INSIDE ? d.lower_bound * curve_at(CURVE, a * x) : -a * curve_at(CURVE, x);
+    DP_GATES(FORM)
+#undef FORM
     return d.lower_bound / (1.f + expf(-a * x));
 }
 
@@ -141,6 +169,13 @@ __device__ __forceinline__ GateGrad gate_grad(const Dims &d, float dg, float gra
         y.raw = dg * (d.lower_bound * (e / (1.f + e) / (1.f + e)) * a);
         y.dA_log = y.raw * x;
     }
+#define FORM(ID, WORD, SAID, CURVE, INSIDE, ...)                                                   \
+    if (ID > OWN_GATES && d.gate == ID) {                                                          \
+        y.raw = dg * a * (INSIDE ? d.lower_bound : -1.f) * curve_slope(CURVE, INSIDE ? a * x : x); \
+        y.dA_log = INSIDE ? y.raw * x : -dg * a * curve_at(CURVE, x);                              \
+    }
+    DP_GATES(FORM)
+#undef FORM
     if (d.gate != DP_GATE_LOG) y.ddt_bias = y.raw;
     return y;
 }
@@ -171,11 +206,19 @@ __device__ __forceinline__ void gate_grads_of_tile(const Dims &d, const dpg_tens
 
 __device__ __forceinline__ float beta_value(const Dims &d, float b) {
     if (d.beta_form == DP_BETA_PLAIN) return b;
+#define FORM(ID, WORD, SAID, CURVE, TIMES) \
+    if (ID > OWN_BETAS && d.beta_form == ID) return TIMES * curve_at(CURVE, b);
+    DP_BETAS(FORM)
+#undef FORM
     return (d.beta_form == DP_BETA_SIGMOID ? 1.f : 2.f) / (1.f + expf(-b));
 }
 /* d beta / d raw beta. */
 __device__ __forceinline__ float beta_slope(const Dims &d, float b) {
     if (d.beta_form == DP_BETA_PLAIN) return 1.f;
+#define FORM(ID, WORD, SAID, CURVE, TIMES) \
+    if (ID > OWN_BETAS && d.beta_form == ID) return TIMES * curve_slope(CURVE, b);
+    DP_BETAS(FORM)
+#undef FORM
     float e = expf(-fabsf(b));
     return (d.beta_form == DP_BETA_SIGMOID ? 1.f : 2.f) * (e / (1.f + e) / (1.f + e));
 }

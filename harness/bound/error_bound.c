@@ -109,12 +109,19 @@ void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
  * x rstd, each entry has 2u, and us where the normalised vector is stored short; the row its
  *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
  *       (design inputs=stored).
- * gate: softplus form  |Dg| <= 10 u |g| + u |x| a dp_sigmoid(x);
- *       lower bound  |Dg| <= 8 u |g| + 5 u |a x| |lb| s (1 - s)
+ * gate: of the roundings n of F (activations.h) |Dg| <= (n + 2) u |g| + u |x dg/dx|, inside 5 u
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
  * erase o k, write o v: both factors on entry, the product u, + us where it is stored short.
- * beta: sigmoid, 6 u relative. Inputs wider than the base's arithmetic are rounded once on
+ * beta: n u relative. Inputs wider than the base's arithmetic are rounded once on
  *       entry: u. */
+dp_slope dp_error_bound_beta(const dp_problem *p, double raw) {
+    const dp_beta_info *form = &dp_betas[p->beta_form];
+    const double y = dp_curve_at(form->curve, raw), slope = dp_beta_slope(p, raw);
+    const int n = dp_curves[form->curve].rounded[0];
+    return (dp_slope){slope,
+                      n * fabs(dp_curve_ratio(form->curve, y) < 0 ? slope : form->times * y)};
+}
+
 dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c, double u) {
     const int Kg = dp_Kg(p);
     const double raw = p->g[(t * p->HV + hv) * Kg + c];
@@ -123,21 +130,17 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
             .g = raw, .dx = 1, .Dg = u > 0x1p-53 && (double)(float)raw != raw ? u * fabs(raw) : 0};
     const double x = raw + (p->dt_bias ? p->dt_bias[hv * Kg + c] : 0),
                  a = p->A_log ? dp_exp(p->A_log[hv]) : 1;
-    const double s = p->gate == DP_GATE_SOFTPLUS ? dp_sigmoid(x) : dp_sigmoid(a * x);
-    dp_gate_error e;
-    if (p->gate == DP_GATE_SOFTPLUS) {
-        e.g = -a * (x > 0 ? x + dp_log1p(dp_exp(-x)) : dp_log1p(dp_exp(x)));
-        e.dx = -a * s;
-        e.dA = e.g;
-        e.Dg = 10 * u * fabs(e.g) + u * fabs(x * e.dx);
-        e.Ddx = 10 * u + u * fabs(x);
-    } else {
-        e.g = p->lower_bound * s;
-        e.dx = p->lower_bound * s * (1 - s) * a;
-        e.dA = e.dx * x;
-        e.Dg = 8 * u * fabs(e.g) + 5 * u * fabs(x * e.dx);
-        e.Ddx = 12 * u + 5 * u * fabs(a * x) + (s < 1 ? 2 * u / (1 - s) : 0);
-    }
+    const dp_curve curve = dp_gates[p->gate].curve;
+    const dp_curve_info *f = &dp_curves[curve];
+    const int inside = dp_gate_inside(p), once = inside ? 5 : 1;
+    const double z = inside ? a * x : x, by = inside ? p->lower_bound : -a,
+                 y = dp_curve_at(curve, z), ratio = dp_curve_ratio(curve, y);
+    const double slope = ratio < 0 ? by * dp_curve_slope(curve, z) : by * y * ratio;
+    dp_gate_error e = {.g = by * y, .dx = inside ? slope * a : slope};
+    e.dA = inside ? e.dx * x : e.g;
+    e.Dg = (f->rounded[0] + 2) * u * fabs(e.g) + once * u * fabs(x * e.dx);
+    e.Ddx =
+        (f->rounded[1] + 2) * u + once * u * f->steep * fabs(z) + (ratio > 0 ? 2 * u / ratio : 0);
     return e;
 }
 
@@ -192,6 +195,7 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
 }
 
 dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp_rounding *r) {
+    const dp_curve_info *form = &dp_curves[dp_betas[p->beta_form].curve];
     const double entry = base == DP_BASE_FP64 ? 0 : r->u, norm = 2 * r->u + r->us;
     const double given = entry + r->input, stored = p->angle ? fmax(r->us, r->input) : r->input;
     const double product = dp_by_gates(p)  ? entry + r->u + r->us
@@ -206,7 +210,7 @@ dp_input_error dp_error_bound_inputs(const dp_problem *p, dp_base base, const dp
                             .qk_row = p->l2norm ? most_norms(p) * of_norm(p, r) : 0,
                             .v = dp_by_rows(p) ? of_products(p, VALUES, entry, r)
                                                : entry + (dp_by_gates(p) ? product : 0),
-                            .beta = p->beta_form == DP_BETA_PLAIN ? entry : 6 * r->u,
+                            .beta = p->beta_form == DP_BETA_PLAIN ? entry : form->rounded[0] * r->u,
                             .sg = (int64_t)p->HV * dp_Kg(p),
                             .Kg = dp_Kg(p)};
 }
@@ -504,8 +508,7 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
         const double x =
             dp_pw(r, ge.dx) * d + dp_pw(r, ge.dx * (ge.Ddx + r->u) * v) + dp_pw(r, r->tiny);
         const double y = dp_pw(r, ge.dA) * d + dp_pw(r, ge.dA * (ge.Ddx + 3 * r->u) * v) +
-                         (p->gate == DP_GATE_SOFTPLUS ? dp_pw(r, ge.Dg * v) : 0) +
-                         dp_pw(r, r->tiny);
+                         (dp_gate_inside(p) ? 0 : dp_pw(r, ge.Dg * v)) + dp_pw(r, r->tiny);
         const double z = x + dp_pw(r, r->us * ge.dx * v);
         row += r->p == 2 ? z : z * z;
         pa->A[hv] += y;
@@ -637,10 +640,9 @@ static double beta_error(const group_work *x, int i, int64_t row) {
     const dp_rounding *r = &x->w->r;
     double db = x->b.dbeta[i], val = fabs(x->b.vdbeta[i]);
     if (p->beta_form != DP_BETA_PLAIN) {
-        const double zf = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1, sg = dp_sigmoid(p->beta[row]);
-        db = dp_pw(r, zf * sg * (1 - sg)) * db + dp_pw(r, 6 * r->u * zf * sg * val) +
-             dp_pw(r, r->tiny);
-        val *= zf * sg * (1 - sg);
+        const dp_slope s = dp_error_bound_beta(p, p->beta[row]);
+        db = dp_pw(r, s.slope) * db + dp_pw(r, s.error * r->u * val) + dp_pw(r, r->tiny);
+        val *= s.slope;
     }
     return dp_bound_final(r, db + dp_pw(r, r->us * val));
 }

@@ -20,6 +20,11 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv);
 /* The i-th chunk of a local sub-sequence in the order of a pass. */
 int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i);
 
+/* The slope of beta at a raw one, and its error in units of u, as kernels compute it. */
+typedef struct {
+    double slope, error;
+} dp_slope;
+dp_slope dp_error_bound_beta(const dp_problem *p, double raw);
 /* The product of an entry's factors but one `of`, at channel x. Entries that read before the decay
  * read the decayed state by exp(-g) more. gates: activated [T][HV][Kg]; row: of tokens and heads. */
 double dp_error_bound_beside(const dp_problem *p, const double *gates, int64_t row, dp_entry e,

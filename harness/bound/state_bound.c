@@ -565,12 +565,8 @@ static double of_key(adjoint *a, int j, const double *dU, double off) {
         in->rstd_k[key * dp_rows(p) + j] * (write + read * (erase ? dp_norm_max(p->K, erase) : 1)));
     if (erase) add(a, DP_RESULT_DERASE, at, dp_norm_max(p->K, in->k + key * p->K) * read);
     if (!dp_has_beta(p)) return 0;
-    double slope = 1;
-    if (p->beta_form != DP_BETA_PLAIN) {
-        const double s = dp_sigmoid(p->beta[at * p->R + j]);
-        slope = (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) * s * (1 - s);
-    }
-    const double d = slope * dp_norm_fro(p->V, dU) * ne;
+    const double d =
+        dp_error_bound_beta(p, p->beta[at * p->R + j]).slope * dp_norm_fro(p->V, dU) * ne;
     return d * d;
 }
 

@@ -4,6 +4,7 @@
 #include "harness/base/home.h"
 #include "operations.h"
 #include "ref/arithmetic/elementary.h"
+#include "ref/chunk/gate.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/recurrence_text.h"
 #include "ref/vocabulary/text.h"
@@ -200,7 +201,7 @@ static dp_status check_unjudged(const dp_casefile *f, dp_err *e) {
 }
 
 static dp_status check_gate(const dp_casefile *f, dp_err *e) {
-    if ((f->gate == DP_GATE_LOWER_BOUND) != dp_casefile_has(f, "lower_bound"))
+    if (dp_gates[f->gate].inside != dp_casefile_has(f, "lower_bound"))
         return dp_casefile_refuse(f, "lower_bound", e,
                                   dp_casefile_has(f, "lower_bound")
                                       ? "goes with gate = lower_bound only"
@@ -672,21 +673,16 @@ static dp_status case_check(const dp_casefile *f, dp_case *c, dp_err *e) {
     return DP_OK;
 }
 
-static double active_beta(const dp_problem *p, double b) {
-    return p->beta_form == DP_BETA_PLAIN
-               ? b
-               : (p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1) / (1 + dp_exp(-b));
-}
-
 /* sum_j beta_j |k_j|^2 as the step sees it. */
 static double active_write(const dp_problem *p, int64_t t, int hv) {
+    const dp_beta_info *form = &dp_betas[p->beta_form];
     double sum = 0;
     for (int j = 0; j < p->R; j++) {
         const double *k = p->k + ((t * p->H + hv / dp_G(p)) * p->R + j) * p->K;
         double n = 0;
         for (int i = 0; i < p->K; i++)
             n += k[i] * k[i];
-        sum += active_beta(p, p->beta[(t * p->HV + hv) * p->R + j]) *
+        sum += form->times * dp_curve_at(form->curve, p->beta[(t * p->HV + hv) * p->R + j]) *
                (p->l2norm ? n / (n + DP_L2_EPS) : n);
     }
     return sum;

@@ -131,15 +131,13 @@ static void recurrence_describe(const dp_case *c, int ranks, char *out, size_t s
 }
 
 static void recurrence_write(const dp_case *c, FILE *f) {
-    static const char *const gates[] = {"log", "softplus", "lower_bound"};
-    static const char *const betas[] = {"plain", "sigmoid", "sigmoid2"};
     const dp_problem *p = &c->p;
     fprintf(f,
             "H = %d\nHV = %d\nK = %d\nV = %d\nR = %d\nscale = %.17g\ngate = %s\nbeta = "
             "%s\nl2norm = %s\n",
-            p->H, p->HV, p->K, p->V, p->R, p->scale, gates[p->gate], betas[p->beta_form],
-            p->l2norm ? "yes" : "no");
-    if (p->gate == DP_GATE_LOWER_BOUND) fprintf(f, "lower_bound = %.17g\n", p->lower_bound);
+            p->H, p->HV, p->K, p->V, p->R, p->scale, dp_gates[p->gate].word,
+            dp_betas[p->beta_form].word, p->l2norm ? "yes" : "no");
+    if (dp_gate_inside(p)) fprintf(f, "lower_bound = %.17g\n", p->lower_bound);
     fprintf(f, "chain = %s\nmerge = %s\n", dp_formats[c->chain[0]].name,
             dp_exchange_names[c->merge[0]]);
     if (c->payload[0]) fprintf(f, "payload = %s\n", dp_payload_names[c->payload[0]]);

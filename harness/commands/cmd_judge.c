@@ -45,18 +45,13 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_DESIGN_OF(DP_DESIGN),
     DP_ROW_CLAIM_DROP,
     DP_ROW_UNJUDGED,
-    DP_TEXT(
-        "gate", judge.gate, "FORM",
-        "log: g is the log decay; exp: g is the decay, 0 or more; softplus: -exp(A_log) softplus(g "
-        "+ dt_bias); lower_bound: X sigmoid(exp(A_log) (g + dt_bias))"),
+    DP_TEXT("gate", judge.gate, "FORM", DP_GATES(DP_FORM) "exp: g is the decay, 0 or more"),
     DP_TEXT(
         "gate-dtype", judge.gate_dtype, "FORMAT",
         "format in which the kernel reads g: fp32 bf16 fp16 (default: IN's); g is rounded to it "
         "once"),
-    DP_TEXT("lower-bound", judge.lower_bound, "X", "the bound X of gate lower_bound"),
-    DP_TEXT("beta", judge.beta, "FORM",
-            "plain; sigmoid: sigmoid(beta); sigmoid2: 2 sigmoid(beta); none: nothing is erased "
-            "(GLA, SSD)"),
+    DP_TEXT("lower-bound", judge.lower_bound, "X", "the lower_bound of a gate"),
+    DP_TEXT("beta", judge.beta, "FORM", DP_BETAS(DP_FORM) "none: nothing is erased (GLA, SSD)"),
     DP_TEXT("l2norm", judge.l2norm, "0|1", "1: the kernel normalises q and k itself"),
     DP_TEXT("scale", judge.scale, "X", "factor of q in the output (default: K^-1/2)"),
     DP_TEXT("cu-seqlens", judge.cu_seqlens, "LIST",

@@ -98,7 +98,7 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_SAFETENSORS,
     DP_ROW("bits", OPT_BITS, "N", "MPFR precision (default: the case's)"),
     DP_TEXT("inputs", judge.inputs, "IN", "safetensors file of inputs, in place of a case"),
-    DP_TEXT("gate", judge.gate, "FORM", "with --inputs: log, softplus or lower_bound"),
+    DP_TEXT("gate", judge.gate, "FORM", "with --inputs: " DP_GATE_WORDS),
     DP_ROW_TRUTH,
     DP_ROW_CACHE,
     {0}};

@@ -114,9 +114,6 @@ static void add_number(dp_tensorfile *f, const char *key, double x) {
 }
 
 void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype, int backward) {
-    static const char *const gate[] = {"log", "softplus", "lower_bound"}, *const beta[] = {
-                                                                              "plain", "sigmoid",
-                                                                              "sigmoid2"};
     for (int i = 0; i < DP_NINPUTS; i++) {
         int64_t shape[DP_MAX_AXES];
         const dp_tensor_field *x = &dp_input_fields[i];
@@ -139,11 +136,11 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
                                  ndim, shape, data);
     }
     dp_tensorfile_add_meta(f, "recurrence", dp_models[p->model].name);
-    dp_tensorfile_add_meta(f, "gate", gate[p->gate]);
-    dp_tensorfile_add_meta(f, "beta", dp_erases(p) ? beta[p->beta_form] : "none");
+    dp_tensorfile_add_meta(f, "gate", dp_gates[p->gate].word);
+    dp_tensorfile_add_meta(f, "beta", dp_erases(p) ? dp_betas[p->beta_form].word : "none");
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");
     add_number(f, "scale", p->scale);
-    if (p->gate == DP_GATE_LOWER_BOUND) add_number(f, "lower_bound", p->lower_bound);
+    if (dp_gate_inside(p)) add_number(f, "lower_bound", p->lower_bound);
     if (p->Nseq > 1) add_integers(f, "cu_seqlens", p->Nseq + 1, p->cu);
 }
 

@@ -500,10 +500,11 @@ static json_t *warnings(const void *x) {
         json_array_append_new(a, dp_json_text(c->warn[i]));
     return a;
 }
-static const char *const GATES[] = {"log", "softplus", "lower_bound"};
+#define WORD(ID, WORD, ...) WORD,
+static const char *const GATES[] = {DP_GATES(WORD)};
+#undef WORD
 static json_t *beta_form(const void *x) {
-    static const char *const forms[] = {"plain", "sigmoid", "sigmoid2"};
-    return json_string(forms[((const dp_case *)x)->p.beta_form]);
+    return json_string(dp_betas[((const dp_case *)x)->p.beta_form].word);
 }
 static int has_beta(const void *x) { return has_problem(x) && ((const dp_case *)x)->p.beta; }
 static json_t *inputs(const void *x) {
@@ -523,7 +524,7 @@ static const dp_record_field CASES[] = {
     {"R", COUNT, .what = "keys a token", CASE(p.R), WHEN(has_problem)},
     {"inputs", TEXT, .what = "the widest format of q k v g beta do", GET(inputs),
      WHEN(has_problem)},
-    {"gate", WORDS(GATES, 3), .what = "form of g", CASE(p.gate), WHEN(has_problem)},
+    {"gate", WORDS(GATES, DP_NGATES), .what = "form of g", CASE(p.gate), WHEN(has_problem)},
     {"beta", TEXT, .what = "its form", GET(beta_form), WHEN(has_beta)},
     {"l2norm", BOOLEAN, .what = "q and k are normalised", CASE(p.l2norm), WHEN(has_problem)},
     {"scale", NUMBER, .what = "of q in o", CASE(p.scale), .digits = 9, WHEN(has_problem)},

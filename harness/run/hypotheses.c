@@ -570,11 +570,11 @@ static void try_layout(search *s) {
 
 static void try_forms(search *s) {
     const dp_problem *p = &s->c->p;
-    if (p->beta && p->beta_form != DP_BETA_PLAIN)
-        OTHER(beta, "beta", "plain", "as if beta were not sigmoided");
-    if (p->beta && p->beta_form != DP_BETA_SIGMOID)
-        OTHER(beta, "beta", "sigmoid", "as if beta were sigmoided once");
-    if (p->beta && p->beta_form != DP_BETA_SIGMOID2) OTHER(beta, "beta", "sigmoid2", "");
+    static const char *const meaning[DP_NBETAS] = {"as if beta were not sigmoided",
+                                                   "as if beta were sigmoided once"};
+    for (int i = 0; i < DP_NBETAS && p->beta; i++)
+        if (i != (int)p->beta_form)
+            OTHER(beta, "beta", dp_betas[i].word, meaning[i] ? meaning[i] : "");
     OTHER(l2norm, "l2norm", p->l2norm ? "0" : "1",
           p->l2norm ? "as if q and k were not normalised" : "as if q and k were normalised");
     if (p->gate != DP_GATE_LOG) {

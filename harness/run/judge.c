@@ -49,18 +49,10 @@ typedef struct {
     const char *text, *value;
 } word;              /* how metadata may say it; value as a case file has it */
 #define DECAYS "exp" /* g is exp of the log decay */
-static const word GATES[] = {{"log", "log"},
-                             {DECAYS, DECAYS},
-                             {"softplus", "softplus"},
-                             {"-exp(A_log)*softplus(g+dt_bias)", "softplus"},
-                             {"lower_bound", "lower_bound"},
-                             {"lower_bound*sigmoid(exp(A_log)*(g+dt_bias))", "lower_bound"},
-                             {0}};
+#define FORM(ID, WORD, SAID, ...) {WORD, WORD}, {SAID, WORD},
+static const word GATES[] = {DP_GATES(FORM){DECAYS, DECAYS}, {0}};
 #define NOTHING "none" /* is erased: there is no beta */
-static const word BETAS[] = {{"plain", "plain"},       {"beta", "plain"},
-                             {"sigmoid", "sigmoid"},   {"sigmoid(beta)", "sigmoid"},
-                             {"sigmoid2", "sigmoid2"}, {"2*sigmoid(beta)", "sigmoid2"},
-                             {NOTHING, "plain"},       {0}};
+static const word BETAS[] = {DP_BETAS(FORM){NOTHING, "plain"}, {0}};
 static const word NORMS[] = {
     {"0", "no"}, {"1", "yes"}, {"no", "no"}, {"yes", "yes"}, {"l2norm inside kernel", "yes"}, {0}};
 /* The format of g as the kernel reads it; "": the file's. */
@@ -219,7 +211,7 @@ static const char *sequences(const dp_judge_options *o, const dp_tensorfile *in,
 /* All of them; what is missing or not understood is added to *all. */
 static void judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                                 const dp_tensorfile *out, judge_settings *s, dp_complaints *all) {
-    const char *gate = "--gate log|exp|softplus|lower_bound (and --gate-dtype " JUDGE_GATE_DTYPES
+    const char *gate = "--gate " DP_GATE_WORDS "|" DECAYS " (and --gate-dtype " JUDGE_GATE_DTYPES
                        ", where the kernel reads g in a coarser format than this file holds)";
     s->gate = choose(in, o->gate, "gate", NULL, gate, GATES, NULL, all);
     s->decays = !strcmp(s->gate, DECAYS);
@@ -236,7 +228,7 @@ static void judge_settings_read(const dp_judge_options *o, const dp_tensorfile *
                            ? "plain"
                            : NULL;
     s->beta =
-        choose(in, o->beta, "beta", NULL, "--beta plain|sigmoid|sigmoid2|none", BETAS, beta, all);
+        choose(in, o->beta, "beta", NULL, "--beta " DP_BETA_WORDS "|" NOTHING, BETAS, beta, all);
     s->l2norm = choose(in, o->l2norm, "l2norm", "qk", "--l2norm 0|1", NORMS, own_norm(), all);
     s->lower_bound = lower_bound(o, in, !strcmp(s->gate, "lower_bound"), all);
     s->scale = number(in, o->scale, "scale", "--scale X", all);

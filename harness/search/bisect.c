@@ -527,7 +527,9 @@ static double gate_gradient(const dp_bisect_work *w, int64_t i, const dp_roundin
 
 static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     const dp_problem *p = w->p;
-    const double eps = p->beta_form == DP_BETA_PLAIN ? r->u + r->us : 8 * r->u + r->us;
+    const int plain = p->beta_form == DP_BETA_PLAIN;
+    const int n = plain ? 1 : dp_curves[dp_betas[p->beta_form].curve].rounded[0] + 2;
+    const double eps = n * r->u + r->us;
     const dp_bisect_rows rows = {"dbeta", p->HV, p->R, 1};
     double *bound = dp_doubles(p->T * p->HV * p->R);
     for (int64_t i = 0; i < p->T * p->HV * p->R; i++)
@@ -568,7 +570,7 @@ static void bisect_stage_gate_bwd(dp_bisect_work *w) {
             row += d * d;
             B[(i % HV) * Kg + c] += (ge.Ddx + r.u + sums) * x + fabs(ge.dx) * D + r.tiny;
             A[i % HV] += (ge.Ddx + 3 * r.u + sums) * y + fabs(ge.dA) * D +
-                         (p->gate == DP_GATE_SOFTPLUS ? ge.Dg * v : 0) + r.tiny;
+                         (dp_gate_inside(p) ? 0 : ge.Dg * v) + r.tiny;
         }
         g[i] = row / (DP_LAMBDA * DP_LAMBDA);
     }

@@ -250,6 +250,8 @@ static const char *format_name(int i) { return dp_formats[i].name; }
 static const char *base_name(int i) { return dp_base_names[i]; }
 static const char *merge_name(int i) { return dp_exchange_names[i]; }
 static const char *model_name(int i) { return dp_models[i].name; }
+static const char *gate_word(int i) { return dp_gates[i].word; }
+static const char *beta_word(int i) { return dp_betas[i].word; }
 
 /* Case files and help texts use the names of the tables. */
 DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
@@ -257,6 +259,8 @@ DP_TEST(formats, names_in_texts_are_those_of_the_tables) {
     check_words("bases", DP_BASE_WORDS, base_name, DP_NBASES);
     check_words("merges", DP_EXCHANGE_WORDS, merge_name, DP_NRUN_EXCHANGES);
     check_words("models", DP_MODEL_WORDS, model_name, DP_NMODELS);
+    check_words("gates", DP_GATE_WORDS, gate_word, DP_NGATES);
+    check_words("betas", DP_BETA_WORDS, beta_word, DP_NBETAS);
     dp_design d;
     dp_err e = {0};
     CHECK(dp_design_parse("?", DP_BASE_FP32, &d, &e) == DP_EINPUT &&

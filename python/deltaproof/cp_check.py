@@ -42,6 +42,7 @@ from typing import TYPE_CHECKING, Any
 from .judging import Judgement, judge
 from .records import NOT_JUDGED
 from .tensors import copy_of
+from .vocabulary import BETAS, GATES
 
 if TYPE_CHECKING:
     import torch
@@ -358,10 +359,10 @@ def arguments(given: list[str] | None) -> argparse.Namespace:
     a.add_argument("--claim", choices=CLAIMS, help="format of the chain of M")
     a.add_argument("--model", choices=("kda", "gdn"), default="kda",
                    help="kda: g [T,HV,K]; gdn: g [T,HV]")  # fmt: skip
-    a.add_argument("--gate", choices=("log", "softplus", "lower_bound"), default="log",
+    a.add_argument("--gate", choices=GATES, default="log",
                    help="log: g is the log decay; else the kernel activates g")  # fmt: skip
     a.add_argument("--lower-bound", type=float, default=-5.0, help="of gate lower_bound")
-    a.add_argument("--beta", choices=("plain", "sigmoid", "sigmoid2"), default="plain",
+    a.add_argument("--beta", choices=BETAS[:-1], default="plain",
                    help="the kernel's activation of beta")  # fmt: skip
     a.add_argument("--l2norm", action="store_true", help="the kernel normalises q and k")
     a.add_argument("--tokens", type=int, default=64, help="tokens of a rank")

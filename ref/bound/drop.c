@@ -266,11 +266,6 @@ static void token_gate(const head *h, int64_t i, double lost) {
     add(h, DP_RESULT_DA_LOG, h->hv, lost * norm(slope_A, Kg));
 }
 
-static double beta_slope(const dp_problem *p, double active) {
-    const double top = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1;
-    return p->beta_form == DP_BETA_PLAIN ? 1 : active * (1 - active / top);
-}
-
 /* GDN-2: the loss of the written values and of both gates, where dS k and the gradient of the
  * erasing key may lose that. */
 static void token_gates(const head *h, int64_t i, double lost_write, double lost_erase) {
@@ -304,7 +299,9 @@ static void token_backward(const head *h, int64_t i) {
             again *= gate;
         } else {
             add(h, DP_RESULT_DV, at * p->R + j, beta * k * B);
-            add(h, DP_RESULT_DBETA, at, k * through * fabs(beta_slope(p, beta)));
+            if (p->beta)
+                add(h, DP_RESULT_DBETA, at,
+                    k * through * fabs(dp_beta_slope(p, p->beta[at * p->R + j])));
         }
         if (!dp_erases(p)) read = again = 0;
         add(h, DP_RESULT_DK, qk * p->R + j, norm_k * (beta * through + read + again));

@@ -7,6 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Operations of activations.h. */
+#define DP_SIGMOID(x) F(unary_at)(x).sigmoid
+#define DP_DSIGMOID(x) F(unary_at)(x).dsigmoid
+#define DP_SOFTPLUS(x) F(unary_at)(x).softplus
 #define REAL double
 #define F(name) name
 #define EXP dp_exp
@@ -20,6 +24,12 @@
 #undef EXP_ROW
 #undef LOG1P
 #undef SQRT
+
+double dp_beta_slope(const dp_problem *p, double raw) {
+    const dp_beta_info *form = &dp_betas[p->beta_form];
+    const double y = dp_curve_at(form->curve, raw), ratio = dp_curve_ratio(form->curve, y);
+    return form->times * (ratio < 0 ? dp_curve_slope(form->curve, raw) : y * ratio);
+}
 
 double dp_fast_decay_error(double g) {
     const float x = (float)g;
@@ -60,7 +70,9 @@ double dp_gate_ratio(const dp_problem *p, int64_t at) {
     const int Kg = dp_Kg(p);
     const int hv = (int)(at / Kg % p->HV);
     const double x = p->g[at] + (p->dt_bias ? p->dt_bias[(int64_t)hv * Kg + at % Kg] : 0);
-    if (p->gate == DP_GATE_LOWER_BOUND) return x;
+    if (dp_gate_inside(p)) return x;
+    if (dp_gates[p->gate].curve != DP_SOFT)
+        return dp_curve_at(dp_gates[p->gate].curve, x) / dp_curve_slope(dp_gates[p->gate].curve, x);
     const unary f = unary_at(x);
     const double e = dp_exp(-fabs(x));
     return x >= 0 ? f.softplus / f.sigmoid : (e < 0x1p-53 ? 1 : dp_log1p(e) / e) * (1 + e);

@@ -9,12 +9,11 @@
  *
  *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1.
  *            A user's rows have norms before all else (dp_units)
- *   gate     g = raw, or -exp(A_log) softplus(x), or lower_bound sigmoid(exp(A_log) x),
- *            with x = raw + dt_bias
+ *   gate     raw, or of x = raw + dt_bias (ref/vocabulary/activations.h)
  *   rotation x cos - y sin, x sin + y cos; the sum of angles token by token, its cos and sin those
  *            of ref/arithmetic/elementary.h, rounded to the type
  *   halo     tokens of dp_problem.halo have g and beta 0
- *   beta     raw, sigmoid(b) or 2 sigmoid(b); 1 where there is none
+ *   beta     a form of activations.h; 1 where there is none
  *   erasing  [.][HV][K] erase o k, values [.][HV][V] write o v: a token of such a recurrence is one
  *            of keys k, erasing keys, values and beta = 1 (dp_activate_writes). Where nothing is
  *            erased the erasing keys are zeros and the values v.
@@ -52,6 +51,17 @@ void dp_units_free(dp_units *u);
  * those of the rows. */
 void dp_units_bwd(const dp_units *u, int64_t t0, int64_t t1, dp_result *out);
 void dp_units_bwd_f32(const dp_units *u, int64_t t0, int64_t t1, dp_result *out);
+
+/* F, its slope, and F' / F of y = F(x) (ref/vocabulary/activations.h). */
+double dp_curve_at(dp_curve curve, double x);
+double dp_curve_slope(dp_curve curve, double x);
+double dp_curve_ratio(dp_curve curve, double y);
+float dp_curve_at_f32(dp_curve curve, float x);
+float dp_curve_slope_f32(dp_curve curve, float x);
+float dp_curve_ratio_f32(dp_curve curve, float y);
+
+/* The slope of beta at a raw one, as kernels compute it. */
+double dp_beta_slope(const dp_problem *p, double raw);
 
 /* In fp64; every array is written. */
 void dp_activate(const dp_problem *p, int64_t t0, int64_t t1, double *q, double *k, double *g,

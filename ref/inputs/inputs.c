@@ -251,17 +251,17 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
 }
 
 static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
-    const int soft = p->gate == DP_GATE_SOFTPLUS;
+    const dp_gate_info *law = &dp_gates[p->gate];
     const int64_t row = (int64_t)p->HV * dp_Kg(p);
     fill_normal(p->g, p->T * row, s, ST_G, s->g_mean, s->g_scale, s->dtype);
     if (p->A_log) {
-        fill_uniform(p->A_log, p->HV, s, ST_A_LOG, soft ? 1 : 0.5, soft ? 16 : 2);
+        fill_uniform(p->A_log, p->HV, s, ST_A_LOG, law->a_lo, law->a_hi);
         for (int h = 0; h < p->HV; h++)
             p->A_log[h] = dp_log_exact_bits(p->A_log[h] * head_rate(s, h));
         round_all(p->A_log, p->HV, param_dtype(s));
     }
     if (p->dt_bias) {
-        fill_uniform(p->dt_bias, row, s, ST_DT_BIAS, soft ? -6.9 : -1, soft ? -2.3 : 1);
+        fill_uniform(p->dt_bias, row, s, ST_DT_BIAS, law->bias_lo, law->bias_hi);
         round_all(p->dt_bias, row, param_dtype(s));
     }
 }

@@ -332,7 +332,7 @@ static void activate_qk(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
 static void activate_beta(const tr_dd_batch *b, int hv, tr_dd_head *a, int64_t t, int64_t at) {
     const dp_problem *p = b->r->p;
     const int64_t R = p->R;
-    const double z = p->beta_form == DP_BETA_SIGMOID2 ? 2 : 1;
+    const dp_beta_info *form = &dp_betas[p->beta_form];
     if (!p->beta) return;
     const double *raw = p->beta + (t * p->HV + hv) * R;
     for (int64_t j = 0; j < R; j += TR_DD_LANES) {
@@ -340,16 +340,15 @@ static void activate_beta(const tr_dd_batch *b, int hv, tr_dd_head *a, int64_t t
                               y[2][2 * TR_DD_LANES] __attribute__((aligned(64)));
         for (int64_t i = j; i < R && i < j + TR_DD_LANES; i++)
             x[i - j] = raw[i];
-        if (p->beta_form != DP_BETA_PLAIN) b->op->sigmoid8(x, y[0], y[1]);
+        b->op->curve8(form->curve, x, y[0], y[1]);
         for (int64_t i = j; i < R && i < j + TR_DD_LANES; i++) {
-            double v[4] = {raw[i], 0, 1, 0};
-            if (p->beta_form != DP_BETA_PLAIN)
-                for (int m = 0; m < 4; m++)
-                    v[m] = z * y[m / 2][m % 2 * TR_DD_LANES + i - j];
+            double v[4];
+            for (int m = 0; m < 4; m++)
+                v[m] = form->times * y[m / 2][m % 2 * TR_DD_LANES + i - j];
             memcpy(a->beta + (at * R + i) * 2, v, 2 * sizeof *v);
             if (a->db) memcpy(a->db + (at * R + i) * 2, v + 2, 2 * sizeof *v);
             a->norms.beta_up[t * R + i] = fabs(v[0]) * TR_DD_SLACK;
-            a->norms.db_up[t * R + i] = v[2] * TR_DD_SLACK;
+            a->norms.db_up[t * R + i] = fabs(v[2]) * TR_DD_SLACK;
         }
     }
 }
@@ -393,19 +392,17 @@ static void activate_head(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
                     .dx = a->dx ? a->dx + at * b->row : NULL,
                     .dA = a->dA ? a->dA + at * b->row : NULL};
     b->op->gate(&g);
-    /* eps_x of truth_gate.c; the sum raw + dt_bias is exact here. Lower bound: |y| = |a x| <= |a|
+    /* eps_x of truth_gate.c; the sum raw + dt_bias is exact here. Inside: |y| = |a x| <= |a|
      * |raw + bias| */
-    ld eg = 0, ex = 0, ea = 0;
-    if (p->gate == DP_GATE_SOFTPLUS) eg = ex = ea = tr_gamma(r, 10);
-    if (p->gate == DP_GATE_LOWER_BOUND) {
-        double top = 0;
-        for (int64_t k = 0; k < p->K; k++)
-            top = fmax(top, fabs(raw[k] + g.bias[k]));
-        const ld dy = tr_rho(a->a[0] * top * TR_DD_SLACK * tr_gamma(r, 3));
-        eg = dy + tr_gamma(r, 10);
-        ex = dy + tr_gamma(r, 12);
-        ea = dy + tr_gamma(r, 14);
-    }
+    const dp_curve_info *f = &dp_curves[dp_gates[p->gate].curve];
+    const int inside = dp_gate_inside(p), raw_gate = p->gate != DP_GATE_LOG;
+    double top = 0;
+    for (int64_t k = 0; k < p->K && inside; k++)
+        top = fmax(top, fabs(raw[k] + g.bias[k]));
+    const ld dy = tr_rho(f->steep * a->a[0] * top * TR_DD_SLACK * tr_gamma(r, 3)),
+             eg = raw_gate ? dy + tr_gamma(r, f->exact[0] + 4) : 0,
+             ex = raw_gate ? dy + tr_gamma(r, f->exact[1] + (inside ? 2 : 4)) : 0,
+             ea = raw_gate ? dy + tr_gamma(r, f->exact[inside] + 4) : 0;
     tr_gate_norms *n = &a->norms.norms[t];
     const ld d = g.top[0] * TR_DD_SLACK, x = g.top[2] * TR_DD_SLACK,
              A = sqrt(g.top[3] / (Kg > 1 ? 1 : p->K)) * TR_DD_SLACK + 0x1p-500;

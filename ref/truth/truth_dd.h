@@ -51,6 +51,7 @@
  */
 #ifndef DP_TRUTH_DD_H
 #define DP_TRUTH_DD_H
+#define DP_OWN_OPERATIONS /* of ref/vocabulary/activations.h */
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
 #ifdef __cplusplus
@@ -117,7 +118,7 @@ typedef struct {
     void (*l2)(int64_t Kp, double eps, const double *x, double *y, double *rstd);
     void (*gate)(tr_dd_gate *a);
     void (*power)(const tr_dd_gate *a, double rate, double *out); /* exp(rate g) */
-    void (*sigmoid8)(const double *x, double *sig, double *dsig);
+    void (*curve8)(dp_curve curve, const double *x, double *y, double *slope);
     void (*forward)(const tr_dd_rows *b, const tr_dd_cols *c);
     /* tape [n G + 1][COLS] rows, states before each of a token's G groups; E [n][rows][2][COLS] */
     void (*rebuild)(const tr_dd_rows *b, const tr_dd_cols *c, double *tape, double *E);

@@ -31,9 +31,11 @@
  *                (gamma_n sum |angle| + 4u) |pair|, a row by sqrt(2) of that       turn
  * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
  */
+#define DP_OWN_OPERATIONS
 #include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
 
+#include <assert.h>
 #include <math.h>
 
 static inline double get_up(mpfr_srcptr x) {
@@ -61,13 +63,13 @@ tr_rel tr_rel_errors(const tr_run *r) {
     const dp_problem *p = r->p;
     const ld turn =
         p->angle ? 2 * (tr_gamma(r, (ld)p->T + 1) * most_turned(p) + tr_gamma(r, 8)) : 0;
-    const int plain = p->beta_form == DP_BETA_PLAIN;
+    const dp_curve_info *f = &dp_curves[dp_betas[p->beta_form].curve];
     const ld in = p->input_error;
     return (tr_rel){.qk = (p->l2norm ? tr_gamma(r, p->K + 6) + 4 * in : in) + turn,
                     .turn = turn,
                     .rstd = p->l2norm ? tr_gamma(r, p->K + 4) + 2 * in : 0,
-                    .beta = plain ? 0 : tr_gamma(r, 6),
-                    .db = plain ? 0 : tr_gamma(r, 10)};
+                    .beta = tr_gamma(r, f->exact[0]),
+                    .db = tr_gamma(r, f->exact[1])};
 }
 
 ld tr_activate_row(const tr_run *r, const double *x, int normed, mp_array y, mpfr_ptr rstd,
@@ -200,35 +202,107 @@ void tr_activate_qk(const tr_run *r, int h, tr_qk *a) {
     }
 }
 
-/* sig = sigmoid(x), dsig = sigmoid'(x), soft = softplus(x); any may be NULL. tmp: 2 numbers. */
-static void unary(mpfr_srcptr x, mpfr_ptr sig, mpfr_ptr dsig, mpfr_ptr soft, mp_array tmp) {
-    mpfr_ptr e = mp_at(tmp, 0), one_e = mp_at(tmp, 1);
+/* ---- operations of activations.h ------------------------------------------------------------- */
+
+typedef struct {
+    mp_array tmp; /* each operation takes the n-th number of it */
+    int n;
+    mpfr_srcptr of, e, one_e; /* exp(-|x|) and 1 + it of x = *of; NULL: of none yet */
+} curve;
+enum { CURVE_ROOM = 16 };
+
+static mpfr_ptr next(curve *w) {
+    assert(w->n < CURVE_ROOM);
+    return mp_at(w->tmp, w->n++);
+}
+static void exponentials(curve *w, mpfr_srcptr x) {
+    if (w->of == x) return;
+    mpfr_ptr e = next(w), one_e = next(w);
     mpfr_abs(e, x, MPFR_RNDN);
     mpfr_neg(e, e, MPFR_RNDN);
     mpfr_exp(e, e, MPFR_RNDN);
     mpfr_add_ui(one_e, e, 1, MPFR_RNDN);
-    if (soft) {
-        mpfr_log1p(soft, e, MPFR_RNDN);
-        if (mpfr_sgn(x) > 0) mpfr_add(soft, soft, x, MPFR_RNDN);
+    w->of = x;
+    w->e = e;
+    w->one_e = one_e;
+}
+static mpfr_srcptr sigmoid(curve *w, mpfr_srcptr x) {
+    mpfr_ptr y = next(w);
+    exponentials(w, x);
+    if (mpfr_sgn(x) < 0)
+        mpfr_div(y, w->e, w->one_e, MPFR_RNDN);
+    else
+        mpfr_ui_div(y, 1, w->one_e, MPFR_RNDN);
+    return y;
+}
+static mpfr_srcptr dsigmoid(curve *w, mpfr_srcptr x) {
+    mpfr_ptr y = next(w);
+    exponentials(w, x);
+    mpfr_div(y, w->e, w->one_e, MPFR_RNDN);
+    mpfr_div(y, y, w->one_e, MPFR_RNDN);
+    return y;
+}
+static mpfr_srcptr softplus(curve *w, mpfr_srcptr x) {
+    mpfr_ptr y = next(w);
+    exponentials(w, x);
+    mpfr_log1p(y, w->e, MPFR_RNDN);
+    if (mpfr_sgn(x) > 0) mpfr_add(y, y, x, MPFR_RNDN);
+    return y;
+}
+static mpfr_srcptr constant(curve *w, double x) {
+    mpfr_ptr y = next(w);
+    mpfr_set_d(y, x, MPFR_RNDN);
+    return y;
+}
+static inline mpfr_srcptr of_one(curve *w, int (*f)(mpfr_ptr, mpfr_srcptr, mpfr_rnd_t),
+                                 mpfr_srcptr x) {
+    mpfr_ptr y = next(w);
+    f(y, x, MPFR_RNDN);
+    return y;
+}
+static inline mpfr_srcptr of_two(curve *w, int (*f)(mpfr_ptr, mpfr_srcptr, mpfr_srcptr, mpfr_rnd_t),
+                                 mpfr_srcptr a, mpfr_srcptr b) {
+    mpfr_ptr y = next(w);
+    f(y, a, b, MPFR_RNDN);
+    return y;
+}
+#define DP_SIGMOID(x) sigmoid(w, x)
+#define DP_DSIGMOID(x) dsigmoid(w, x)
+#define DP_SOFTPLUS(x) softplus(w, x)
+#define DP_CONST(x) constant(w, x)
+#define DP_ABS(x) of_one(w, mpfr_abs, x)
+#define DP_NEG(x) of_one(w, mpfr_neg, x)
+#define DP_ADD(a, b) of_two(w, mpfr_add, a, b)
+#define DP_SUB(a, b) of_two(w, mpfr_sub, a, b)
+#define DP_MUL(a, b) of_two(w, mpfr_mul, a, b)
+#define DP_DIV(a, b) of_two(w, mpfr_div, a, b)
+
+/* y = F(x), dy = F'(x). tmp: CURVE_ROOM numbers, of which x is none. */
+static void curve_at(dp_curve of, mpfr_srcptr x, mpfr_ptr y, mpfr_ptr dy, mp_array tmp) {
+    curve at = {.tmp = tmp}, *w = &at;
+    switch (of) {
+#define CASE(ID, F, SLOPE, ...)         \
+    case ID:                            \
+        mpfr_set(y, F, MPFR_RNDN);      \
+        mpfr_set(dy, SLOPE, MPFR_RNDN); \
+        break;
+        DP_CURVES(CASE)
+#undef CASE
+    default: assert(0);
     }
-    if (sig && mpfr_sgn(x) < 0)
-        mpfr_div(sig, e, one_e, MPFR_RNDN);
-    else if (sig)
-        mpfr_ui_div(sig, 1, one_e, MPFR_RNDN);
-    if (!dsig) return;
-    mpfr_div(dsig, e, one_e, MPFR_RNDN);
-    mpfr_div(dsig, dsig, one_e, MPFR_RNDN);
 }
 
 typedef struct {
     ld g, x, a;
 } gate_rel; /* relative errors of g, dg/dx, dg/dA_log */
 
-/* g (left in d), dg/dx, dg/dA_log of one raw gate. a = exp(A_log). tmp: 4 numbers. */
+/* g (left in d), dg/dx, dg/dA_log of one raw gate. a = exp(A_log). tmp: CURVE_ROOM + 2 numbers. */
 static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr a, mpfr_ptr d,
                            mpfr_ptr dx, mpfr_ptr dA, mp_array tmp) {
     const dp_problem *p = r->p;
-    mpfr_ptr x = mp_at(tmp, 2), y = mp_at(tmp, 3);
+    const dp_curve of = dp_gates[p->gate].curve;
+    const dp_curve_info *f = &dp_curves[of];
+    mpfr_ptr x = mp_at(tmp, CURVE_ROOM), y = mp_at(tmp, CURVE_ROOM + 1);
     mpfr_set_d(x, raw, MPFR_RNDN);
     if (p->gate == DP_GATE_LOG) {
         mpfr_set(d, x, MPFR_RNDN);
@@ -237,26 +311,26 @@ static gate_rel gate_value(const tr_run *r, double raw, double bias, mpfr_srcptr
         return (gate_rel){0, 0, 0};
     }
     const int inexact = mpfr_add_d(x, x, bias, MPFR_RNDN);
-    const ld dx_rel = inexact ? r->u : 0, dx_abs = inexact ? r->u * get_up(x) : 0;
-    if (p->gate == DP_GATE_SOFTPLUS) {
-        unary(x, dx, NULL, d, tmp);
+    const ld dx_rel = inexact ? r->u : 0, dx_abs = inexact ? f->steep * r->u * get_up(x) : 0;
+    if (!dp_gate_inside(p)) {
+        curve_at(of, x, d, dx, tmp);
         mpfr_mul(d, d, a, MPFR_RNDN);
         mpfr_neg(d, d, MPFR_RNDN);
         mpfr_mul(dx, dx, a, MPFR_RNDN);
         mpfr_neg(dx, dx, MPFR_RNDN);
         mpfr_set(dA, d, MPFR_RNDN);
-        const ld e = tr_rho(dx_abs) + tr_gamma(r, 10);
-        return (gate_rel){e, e, e};
+        const ld e = tr_rho(dx_abs) + tr_gamma(r, f->exact[0] + 4);
+        return (gate_rel){e, tr_rho(dx_abs) + tr_gamma(r, f->exact[1] + 4), e};
     }
     mpfr_mul(y, x, a, MPFR_RNDN);
-    unary(y, d, dx, NULL, tmp);
+    curve_at(of, y, d, dx, tmp);
     mpfr_mul_d(d, d, p->lower_bound, MPFR_RNDN);
     mpfr_mul_d(dx, dx, p->lower_bound, MPFR_RNDN);
     mpfr_mul(dx, dx, a, MPFR_RNDN);
     mpfr_mul(dA, dx, x, MPFR_RNDN);
-    const ld dy = tr_rho(get_up(y) * (tr_gamma(r, 3) + 2 * dx_rel));
-    return (gate_rel){dy + tr_gamma(r, 10), dy + tr_gamma(r, 12),
-                      dy + tr_gamma(r, 14) + 2 * dx_rel};
+    const ld dy = tr_rho(f->steep * get_up(y) * (tr_gamma(r, 3) + 2 * dx_rel));
+    return (gate_rel){dy + tr_gamma(r, f->exact[0] + 4), dy + tr_gamma(r, f->exact[1] + 2),
+                      dy + tr_gamma(r, f->exact[1] + 4) + 2 * dx_rel};
 }
 
 /* d = exp(g) and the norms of one channel merged into n. */
@@ -279,18 +353,12 @@ static void activate_beta(const tr_run *r, double b, mpfr_ptr beta, mpfr_ptr db,
                           ld *db_up, mp_array tmp) {
     const dp_problem *p = r->p;
     const tr_rel rel = r->rel;
-    mpfr_ptr x = mp_at(tmp, 2);
+    const dp_beta_info *form = &dp_betas[p->beta_form];
+    mpfr_ptr x = mp_at(tmp, CURVE_ROOM);
     mpfr_set_d(x, b, MPFR_RNDN);
-    if (p->beta_form == DP_BETA_PLAIN) {
-        mpfr_set(beta, x, MPFR_RNDN);
-        mpfr_set_ui(db, 1, MPFR_RNDN);
-    } else {
-        unary(x, beta, db, NULL, tmp);
-    }
-    if (p->beta_form == DP_BETA_SIGMOID2) {
-        mpfr_mul_2ui(beta, beta, 1, MPFR_RNDN);
-        mpfr_mul_2ui(db, db, 1, MPFR_RNDN);
-    }
+    curve_at(form->curve, x, beta, db, tmp);
+    mpfr_mul_d(beta, beta, form->times, MPFR_RNDN);
+    mpfr_mul_d(db, db, form->times, MPFR_RNDN);
     if (!isfinite(b)) { /* sigmoid(inf) = 1 is a limit, not a value: nothing is proven about it */
         *beta_up = *db_up = INFINITY;
         return;
@@ -342,8 +410,8 @@ void tr_activate_head(const tr_run *r, int hv, const tr_qk *qk, tr_head *a) {
     tr_rows_alloc(r, a);
 #pragma omp parallel num_threads(r->threads)
     {
-        mp_array tmp = mp_alloc(5, b);
-        mpfr_ptr A = mp_at(tmp, 4);
+        mp_array tmp = mp_alloc(CURVE_ROOM + 3, b);
+        mpfr_ptr A = mp_at(tmp, CURVE_ROOM + 2);
         double *x = dp_doubles(tr_rows_room(r));
         mpfr_set_d(A, p->A_log ? p->A_log[hv] : 0, MPFR_RNDN);
         mpfr_exp(A, A, MPFR_RNDN);

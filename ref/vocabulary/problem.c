@@ -19,6 +19,13 @@ dp_model_info dp_models[DP_NMODELS + 1] = {
 #define ROW(ID, ...) [ID] = {__VA_ARGS__},
     DP_RECURRENCES(ROW)[DP_DPLR].rows = 2};
 
+const dp_curve_info dp_curves[DP_NCURVES] = {
+#define CURVE(ID, F, SLOPE, RATIO, EF, ES, RF, RS, STEEP) [ID] = {{EF, ES}, {RF, RS}, STEEP},
+    DP_CURVES(CURVE)};
+#define INFO(ID, ...) [ID] = {__VA_ARGS__},
+const dp_gate_info dp_gates[DP_NGATES] = {DP_GATES(INFO)};
+const dp_beta_info dp_betas[DP_NBETAS] = {DP_BETAS(INFO)};
+
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {
     if (!e || e->code != DP_OK) return code;
     char text[sizeof e->msg];
@@ -189,7 +196,7 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
     if (p->angle && !dp_pairs(p))
         return dp_fail(e, DP_EINPUT, "K = %d: an angle rotates pairs of channels", p->K);
     if (!isfinite(p->scale)) return dp_fail(e, DP_EINPUT, "scale = %g: must be finite", p->scale);
-    if (p->gate == DP_GATE_LOWER_BOUND && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
+    if (dp_gate_inside(p) && !(p->lower_bound < 0 && isfinite(p->lower_bound)))
         return dp_fail(e, DP_EINPUT, "lower_bound = %g: must be finite and below 0",
                        p->lower_bound);
     if (p->cu[0] != 0)

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "activations.h"
 #include "memory.h"
 #include "tensors.h" /* the table of these tensors */
 
@@ -129,17 +130,6 @@ typedef struct {
     int rows; /* that a token has beside one for each of its R keys (recurrence.h); 0: these */
 } dp_model_info;
 extern dp_model_info dp_models[DP_NMODELS + 1];
-typedef enum {
-    DP_GATE_LOG,      /* g is the natural-log decay itself; above 0 a step grows */
-    DP_GATE_SOFTPLUS, /* g = -exp(A_log) * softplus(g_raw + dt_bias)               math.md c */
-    /* g = lower_bound * sigmoid(exp(A_log) * (g_raw + dt_bias)), lower_bound < 0 */
-    DP_GATE_LOWER_BOUND
-} dp_gate;
-typedef enum {
-    DP_BETA_PLAIN,   /* beta itself */
-    DP_BETA_SIGMOID, /* beta = sigmoid(b) */
-    DP_BETA_SIGMOID2 /* beta = 2 sigmoid(b) */
-} dp_beta;
 
 struct dp_problem {
     dp_model model;
@@ -150,7 +140,7 @@ struct dp_problem {
     dp_owners own;
     double scale; /* multiplies q in the output; K^(-1/2) by default */
     dp_gate gate;
-    double lower_bound; /* DP_GATE_LOWER_BOUND only */
+    double lower_bound; /* below 0; of gates that have F inside (activations.h) */
     dp_beta beta_form;
     int l2norm; /* 1: q and each key row are divided by sqrt(sum x^2 + 1e-6) first (math.md c) */
     int rounded_slopes; /* 1: slopes of sigmoids are s (1 - s), which cancels where s is near 1, as
@@ -193,6 +183,8 @@ static inline int dp_lag(const dp_problem *p) { return p->lag ? p->lag : 1; }
 int64_t dp_token_before(const dp_problem *p, int64_t t);
 int64_t dp_token_after(const dp_problem *p, int64_t t);
 
+/* Is the gate lower_bound F(a x)? If not, it is -a F(x), or g itself. */
+static inline int dp_gate_inside(const dp_problem *p) { return dp_gates[p->gate].inside; }
 static inline int dp_has_beta(const dp_problem *p) {
     return dp_models[p->model].strength == DP_BY_BETA;
 }

@@ -23,6 +23,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..vocabulary import BETAS, GATES  # noqa: F401 - dp_beta and dp_gate, in their order
+
 F32, BF16, F16 = 0, 1, 2  # dpg_dtype
 BASE_FP32, BASE_BF16 = 1, 2  # dp_base
 CHAIN_FP32 = 1  # dp_format
@@ -32,8 +34,6 @@ KV, VK = 0, 1  # dpg_state_layout
 OK, BAD_INPUT, DEVICE = 0, 1, 4  # dp_status
 COMM_ID = 128  # DPG_COMM_ID
 MODELS = ("gdn", "kda", "mkda", "gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")  # dp_model
-GATES = ("log", "softplus", "lower_bound")  # dp_gate
-BETAS = ("plain", "sigmoid", "sigmoid2")  # dp_beta
 DECODE_TOKENS, CONV_PARTS = 8, 4
 
 
