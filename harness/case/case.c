@@ -213,16 +213,33 @@ static dp_status check_gate(const dp_casefile *f, dp_err *e) {
     return DP_OK;
 }
 
+static dp_status read_recurrence(const char *name, const char *dir, dp_user_recurrence *y,
+                                 dp_err *e);
+
+/* The problem gets the case's own recurrence, or the installed one. */
+static dp_status own_recurrence(const dp_casefile *f, dp_case *c, dp_err *e) {
+    const dp_user_recurrence *all = dp_user_recurrence_installed();
+    if (f->recurrence && !all) {
+        char *dir = dp_case_sibling(f->path, ".");
+        c->rows = dp_calloc(1, sizeof *c->rows);
+        const dp_status s = read_recurrence(f->recurrence, dir, c->rows, e);
+        free(dir);
+        if (s) return s;
+        dp_user_recurrence_set(c->rows, &c->p);
+        c->op_name = c->rows->name;
+    }
+    if (all) c->p.model = DP_USER;
+    if ((all && all->rows.normed) || (c->rows && c->rows->rows.normed))
+        c->p.l2norm = dp_casefile_has(f, "l2norm") ? (int)f->l2norm : 1;
+    return DP_OK;
+}
+
 static void recurrence_settings(const dp_casefile *f, dp_problem *p) {
     p->model = f->op < DP_NMODELS ? (dp_model)f->op : dp_operations[dp_casefile_op(f)].model;
     p->gate = (dp_gate)f->gate;
     p->lower_bound = f->lower_bound;
     p->beta_form = (dp_beta)f->beta;
     p->l2norm = (int)f->l2norm;
-    const dp_user_recurrence *own = dp_user_recurrence_installed(); /* of this call */
-    if (!own) return;
-    p->model = DP_USER;
-    if (own->rows.normed && !dp_casefile_has(f, "l2norm")) p->l2norm = 1;
 }
 
 static dp_status case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
@@ -240,7 +257,8 @@ static dp_status case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->input_dtype = c->op->has_factors ? DP_FP32 : c->spec.dtype;
     copy_lists(f, c);
     recurrence_settings(f, &c->p);
-    dp_status s = check_inputs(f, c, e);
+    dp_status s = own_recurrence(f, c, e);
+    if (!s) s = check_inputs(f, c, e);
     if (!s) s = check_unjudged(f, e);
     return s ? s : check_gate(f, e);
 }
@@ -814,19 +832,25 @@ static char *kept_recurrence(const char *dir, const char *name) {
     return NULL;
 }
 
-dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e) {
+static dp_status read_recurrence(const char *name, const char *dir, dp_user_recurrence *y,
+                                 dp_err *e) {
     const int is_file = strchr(name, '/') || !access(name, F_OK);
-    dp_user_recurrence y;
     char *text, *kept = is_file || !dir ? NULL : kept_recurrence(dir, name);
     size_t n;
     if (!is_file && !kept) kept = kept_recurrence(dp_home("cases"), name);
     dp_status s = dp_input_read(kept ? kept : name, 1 << 16, &text, &n, e);
     if (!s) {
-        s = dp_user_recurrence_parse(text, kept ? kept : name, &y, e);
+        s = dp_user_recurrence_parse(text, kept ? kept : name, y, e);
         free(text);
     }
-    if (!s) dp_user_recurrence_install(&y);
     free(kept);
+    return s;
+}
+
+dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e) {
+    dp_user_recurrence y;
+    const dp_status s = read_recurrence(name, dir, &y, e);
+    if (!s) dp_user_recurrence_install(&y);
     return s;
 }
 
@@ -839,6 +863,7 @@ void dp_case_free(dp_case *c) {
     free(c->source);
     free(c->unjudged);
     free(c->data);
+    free(c->rows);
     dp_problem_free(&c->p);
     dp_conv_free(&c->conv);
     for (int i = 0; i < DP_NQKV; i++) {

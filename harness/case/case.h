@@ -15,7 +15,7 @@
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
-#include "ref/vocabulary/problem.h"
+#include "ref/vocabulary/recurrence_text.h"
 #include "session.h"
 #include <stdio.h>
 
@@ -33,7 +33,8 @@ typedef struct {
     char *unjudged;                /* "NAMES: REASON" of tensors that may be; NULL: none */
     const struct dp_operation *op; /* its row: case/operations.h */
     const char *op_name;
-    int smoke; /* 1: part of the smoke set */
+    dp_user_recurrence *rows; /* of the key recurrence, or NULL */
+    int smoke;                /* 1: part of the smoke set */
     int nranks;
     int ranks[16]; /* lists that the op has no use for hold their one default */
     int nbase;

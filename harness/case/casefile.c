@@ -62,6 +62,9 @@ static const key KEYS[] = {
     {"K", INT, REC | CHAIN, AT(K), "(required, or as in data)", 1, 4096, NULL, "key width"},
     {"V", INT, REC, AT(V), "(K, or as in data)", 1, 4096, NULL, "value width"},
     {"R", INT, REC, AT(R), "1", 1, 64, NULL, "keys per token (mkda, gated-deltaproduct)"},
+    {"recurrence", TEXT, REC, AT(recurrence), "(none)", 0, 0, NULL,
+     "rows of a token in place of the op's: a file beside the case, or a name that the program "
+     "has"},
     {"cu_seqlens", INTS, REC | CONV, AT(cu_seqlens), "(0,T)", 0, 1 << 24, NULL,
      "where packed sequences begin, then T; equal neighbours are an empty sequence"},
     {"scale", REAL, REC, AT(scale), "(K^-1/2)", -1e300, 1e300, NULL, "factor of q in the output"},

@@ -41,7 +41,7 @@ typedef struct {
                                          file */
     int line[DP_CASEFILE_MAX_KEYS];
     /* choices are indices into their list of names, in the order of the enum they stand for */
-    char *reason, *source, *unjudged, *data, *override, *conv_data, *session;
+    char *reason, *source, *unjudged, *data, *override, *conv_data, *session, *recurrence;
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits,
         truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;

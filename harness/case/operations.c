@@ -391,7 +391,7 @@ static dp_status session_shape(const dp_casefile *f, const dp_tensorfile *d, dp_
     if (dp_has_halo(&c->p) && c->session.rolls_back)
         return dp_casefile_refuse(f, "session", e,
                                   "drafted tokens of %s need more of the calls before than a state",
-                                  dp_models[c->p.model].name);
+                                  dp_model_of(&c->p)->name);
     c->session.kept =
         f->session_state < 3 ? kept[f->session_state] : (dp_format)(DP_FP16 + f->session_state - 3);
     c->session.prefix = f->session_prefix;

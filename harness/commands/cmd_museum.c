@@ -104,6 +104,21 @@ static int kernels(const options *o) {
     return rc;
 }
 
+/* The command's cases, or all, with those of folder museum, which other commands leave out. */
+static void find_cases(const options *o, char ***paths, int *n, dp_err *e) {
+    char *folder = NULL, **more = NULL;
+    int k = 0;
+    if (dp_options_cases(&o->of, paths, n, e) || o->of.nname) return;
+    if (asprintf(&folder, "%s/museum", dp_options_folder(&o->of)) < 0) abort();
+    if (!access(folder, F_OK) && !dp_case_find_all(folder, &more, &k, e)) {
+        *paths = dp_realloc(*paths, sizeof **paths * (size_t)(*n + k));
+        memcpy(*paths + *n, more, sizeof *more * (size_t)k);
+        *n += k;
+        free(more);
+    }
+    free(folder);
+}
+
 int dp_cmd_museum(int argc, char **argv) {
     options o = {.of = dp_options_new(0, 256), .o = {.nlocate = 3, .quiet = !isatty(2)}};
     const struct argp a = {.options = OPTIONS,
@@ -125,7 +140,7 @@ int dp_cmd_museum(int argc, char **argv) {
     if (o.kernels) return kernels(&o);
     file = file_of(&o, "museum.json");
     if (file) dp_output_check(file, &e);
-    if (!e.code) dp_options_cases(&o.of, &paths, &n, &e);
+    if (!e.code) find_cases(&o, &paths, &n, &e);
     if (e.code) {
         free(file);
         return refuse(&e);

@@ -130,6 +130,7 @@ static void receive_shapes(order *o) {
     dp_problem *p = &o->p;
     dp_err e = {0};
     dp_mpi_install(&o->rows);
+    p->user = NULL; /* it is the installed one here */
     if ((int)p->model < 0 || p->model >= DP_NMODELS + (o->rows.there != 0))
         dp_mpi_refuse(0, "a recurrence", p->model);
     if (p->Nseq < 1) dp_mpi_refuse(0, "a number of sequences", p->Nseq);
@@ -231,7 +232,7 @@ static dp_status run_all(order *o, const dp_problem *p, dp_rank_job *job, dp_cud
 dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_result *out,
                        dp_err *e) {
     const int N = dp_cuda_ranks(p, how->N);
-    order o = {.what = DP_MPI_DEVICE, .how = *how, .rows = dp_mpi_rows_here()};
+    order o = {.what = DP_MPI_DEVICE, .how = *how, .rows = dp_mpi_rows_here(p)};
     dp_err own = {0};
     dp_cuda_result_alloc(out, p, how->N, how->backward);
     dp_rank_job *job = dp_calloc((size_t)N, sizeof *job);

@@ -323,7 +323,7 @@ static void subject_describe(dp_subject_control *c, const dp_problem *p,
     snprintf(c->input_format, sizeof c->input_format, "%s", call->input_format);
     snprintf(c->base, sizeof c->base, "%s", dp_base_names[call->base]);
     snprintf(c->chain, sizeof c->chain, "%s", dp_formats[call->chain].name);
-    snprintf(c->recurrence, sizeof c->recurrence, "%s", dp_models[p->model].name);
+    snprintf(c->recurrence, sizeof c->recurrence, "%s", dp_model_of(p)->name);
 }
 
 /* The rest of the pages around each output must be unchanged (inputs cannot be written at all).

@@ -135,7 +135,7 @@ void dp_inputs_add(dp_tensorfile *f, const dp_problem *p, dp_format input_dtype,
         dp_tensorfile_add_format(f, name, holding(input_dtype, data, dp_input_count(p->before, i)),
                                  ndim, shape, data);
     }
-    dp_tensorfile_add_meta(f, "recurrence", dp_models[p->model].name);
+    dp_tensorfile_add_meta(f, "recurrence", dp_model_of(p)->name);
     dp_tensorfile_add_meta(f, "gate", dp_gates[p->gate].word);
     dp_tensorfile_add_meta(f, "beta", dp_erases(p) ? dp_betas[p->beta_form].word : "none");
     dp_tensorfile_add_meta(f, "l2norm", p->l2norm ? "1" : "0");

@@ -27,7 +27,8 @@ static int ranks_of(dp_owners o, int N) { return o.kind ? o.ranks : N; }
 
 /* ---- a user's own rows ----------------------------------------------------------------------- */
 
-dp_mpi_rows dp_mpi_rows_here(void) {
+dp_mpi_rows dp_mpi_rows_here(const dp_problem *p) {
+    if (p->user) return (dp_mpi_rows){1, dp_user_recurrence_of(p)};
     const dp_user_recurrence *y = dp_user_recurrence_installed();
     return y ? (dp_mpi_rows){1, *y} : (dp_mpi_rows){0};
 }
@@ -84,6 +85,7 @@ static void work_open(const void *message, size_t bytes) {
     dp_mpi_limit(j.limit);
     dp_mpi_install(&j.rows);
     *p = j.p;
+    p->user = NULL; /* it is the installed one here */
     p->cu = dp_mpi_receive_cu(p->Nseq);
     for (int i = 0; i < DP_NINPUTS; i++) {
         if (!dp_input_of(p, i)) continue;
@@ -129,7 +131,7 @@ dp_status dp_mpi_sim_open(dp_sim *s, const dp_problem *p, dp_base base, int N, d
                  .N = ranks,
                  .limit = dp_mpi_limit_s(),
                  .base = base,
-                 .rows = dp_mpi_rows_here()};
+                 .rows = dp_mpi_rows_here(p)};
     for (int r = 1; r < ranks; r++) {
         dp_problem part = dp_rank_part(p, ranks, r);
         send_part(r, &part, &j);

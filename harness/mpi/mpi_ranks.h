@@ -18,7 +18,7 @@ typedef struct {
     int there;
     dp_user_recurrence rows;
 } dp_mpi_rows;
-dp_mpi_rows dp_mpi_rows_here(void);
+dp_mpi_rows dp_mpi_rows_here(const dp_problem *p);
 /* In the process that got the job. */
 void dp_mpi_install(const dp_mpi_rows *x);
 

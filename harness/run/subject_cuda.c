@@ -189,7 +189,7 @@ static dp_status run_kernels(const dp_planned *x, const dp_sharding *sp, dp_call
         return dp_fail(why, DP_EINPUT,
                        "the CUDA kernels take no inputs of the token before a call, which the rows "
                        "of %s need",
-                       dp_models[c->p.model].name);
+                       dp_model_of(&c->p)->name);
     if (dp_gates_above_0(&c->p))
         return dp_fail(why, DP_EINPUT,
                        "log decays g above 0: the CUDA kernels are built for decays");

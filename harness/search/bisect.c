@@ -629,7 +629,7 @@ static double *array_of(const dp_sim *s, const grad_row *g) {
 }
 
 static int is_of(const dp_problem *p, const grad_row *g) {
-    return !g->only || g->only >> dp_models[p->model].strength & 1;
+    return !g->only || g->only >> dp_model_of(p)->strength & 1;
 }
 
 /* rows of [T][heads][per][n] */

@@ -379,7 +379,7 @@ dp_status dp_check_run_problem(const dp_check_subject *s, const dp_problem *p, i
     *o = (dp_check_outcome){0};
     if (dp_reads_along(p) && !(backward && p->dout))
         return dp_fail(e, DP_EINPUT, "--forward: o of %s reads along values, which needs gradients",
-                       dp_models[p->model].name);
+                       dp_model_of(p)->name);
     return (s->library                          ? run_library
             : dp_backends[s->backend].simulated ? run_sim
                                                 : run_cuda)(s, p, N, backward && p->dout, o, e);

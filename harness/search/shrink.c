@@ -58,7 +58,7 @@ static int shrink_tensors(dp_case *c, dp_shrink_tensor *t) {
     for (int i = 0; i < n; i++) {
         t[i] = (dp_shrink_tensor){.field = s[i].field, .x = s[i].where};
         for (int d = 0; d < s[i].ndim; d++)
-            add_axis(&t[i], s[i].field->axis[d], dp_models[c->p.model].one_gate);
+            add_axis(&t[i], s[i].field->axis[d], dp_model_of(&c->p)->one_gate);
     }
     return n;
 }
@@ -375,8 +375,9 @@ dp_status dp_case_write(const dp_case *c, const char *reason, const char *source
     if (asprintf(&data, "%.*s.safetensors", (int)(len - 5), path) < 0) abort();
     dp_status st = dp_output_open(&out, path, e);
     if (!st) {
-        fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source, c->op_name,
-                c->bits);
+        fprintf(out.f, "reason = %s\nsource = %s\nop = %s\nbits = %d\n", reason, source,
+                c->rows ? dp_models[DP_DPLR].name : c->op_name, c->bits);
+        if (c->rows) fprintf(out.f, "recurrence = %s\n", c->op_name);
         print_settings(out.f, c);
         if (c->op->inputs && in_text)
             print_tensors(out.f, c, t, n);

@@ -5,6 +5,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/chunk/gate.h"
 #include "ref/chunk/payload.h"
+#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -932,6 +933,42 @@ static void other_order(dp_sim *s, place *at) {
     hit_all(s);
 }
 
+/* ---- halos ----------------------------------------------------------------------------------- */
+
+static void first_halo(dp_sim *s, place *at) {
+    (void)at;
+    const dp_context *c = s->halos ? s->halos->ctx : NULL;
+    for (int r = 2; c && r < s->N; r++) {
+        if (s->ctx[1].is_first || s->ctx[r].is_first) continue;
+        for (int i = 0; i < DP_NINPUTS; i++) {
+            const int64_t n = dp_input_width(s->p, i) * dp_lag(s->p);
+            double *x = *dp_input_at(&s->halos->p, i);
+            if (dp_in_halo(s->p, i)) memcpy(x + c[r].a * n, x + c[1].a * n, sizeof *x * (size_t)n);
+        }
+        hit_rank(s, r);
+    }
+}
+
+/* A rank's tokens, one sequence. */
+static void packed_halo(dp_sim *s, place *at) {
+    (void)at;
+    for (int r = 0, k = 0; s->halos && r < s->N; r++) {
+        const dp_context *c = &s->halos->ctx[r];
+        for (int i = 1; i < c->nlocal; i++)
+            s->halos->p.cu[k + i] = c->a;
+        k += c->nlocal;
+        if (c->nlocal > 1) hit_rank(s, r);
+    }
+}
+
+static void lose_halo_grad(dp_sim *s, place *at) {
+    int64_t n = 0;
+    for (int i = 0; i < DP_NINPUTS; i++)
+        n += dp_in_halo(s->p, i) ? dp_input_width(s->p, i) * dp_lag(s->p) : 0;
+    memset(at->x, 0, sizeof *at->x * (size_t)n);
+    hit_rank(s, at->at);
+}
+
 /* ---- who acts where -------------------------------------------------------------------------- */
 
 #define EACH_PAIR(NAME, F, BACK, GETS)                                         \
@@ -955,6 +992,9 @@ static const struct {
     {DP_AFTER_RUN, zigzag_results, {F(ZIGZAG)}},
     {DP_AFTER_OPENING, divide_cu, {F(CU_DIVIDED)}},
     {DP_STAGE_GATE, mean_erase, {F(ERASE_MEAN)}},
+    {DP_AFTER_HALOS, first_halo, {F(BEFORE_FIRST)}},
+    {DP_AFTER_HALOS, packed_halo, {F(BEFORE_PACKED)}},
+    {DP_AFTER_HALO_BWD, lose_halo_grad, {F(BEFORE_GRAD_LOST)}},
     {DP_STAGE_GATE, read_decayed, {F(READ_DECAYED)}},
     {DP_STAGE_GATE, read_undecayed, {F(READ_UNDECAYED)}},
     {DP_AFTER_GRADIENTS,

@@ -14,17 +14,6 @@
 
 /* ---- halos of the tokens before a rank's own ------------------------------------------------- */
 
-/* Beside the state, ranks need of the tokens before theirs inputs that rows look back to, and sums
- * of angles. Activations run on a problem in which a rank's tokens stand behind its halo, and
- * every local sub-sequence is a sequence. A halo neither decays nor writes (dp_problem.halo). Its
- * angles are their sums so far, so that those of all ranks have one order of summation, from rank
- * to rank. Gradients are sent in the arithmetic of the base, before their norm. */
-struct dp_sim_halos {
-    dp_problem p;    /* its inputs of tokens, cu and halo are its own */
-    dp_context *ctx; /* [N]: where ranks that are here lie in it */
-    dp_units units;
-};
-
 static int64_t length_of_halo(const dp_sim *s, int r) {
     return s->ctx[r].is_first ? 0 : dp_lag(s->p);
 }
@@ -175,6 +164,7 @@ static void fetch_halos(dp_sim *s) {
         send_halo(s, r + 1, x, n);
     }
     free(x);
+    dp_sim_after(s, DP_AFTER_HALOS, (dp_sim_place){0});
 }
 
 /* Gradients of the angles of rank r's own tokens, then of its halo: sums over all tokens from each
@@ -206,6 +196,7 @@ static void return_halos(dp_sim *s, dp_base base) {
         if (!dp_sim_has(s, r)) continue;
         if (!c->is_last) {
             receive_halo(s, r + 1, x, n, "the gradient of its last tokens");
+            dp_sim_after(s, DP_AFTER_HALO_BWD, (dp_sim_place){.at = r, .x = x});
             each_number(p, &s->out, c->b - dp_lag(p), ADD, base, x);
         }
         if (p->angle) sum_angles(s, r, base);
@@ -1013,7 +1004,7 @@ static dp_status factors_overflow(const dp_sim *s, dp_err *e) {
     for (int64_t i = 0; dp_by_rows(p) && dp_has_growth(p) && i < p->T * p->HV * dp_Kg(p); i++)
         if (s->g[i] < DP_FACTORS_GATE)
             return dp_fail(e, DP_EINPUT, "g: a log decay of %g: %s is computed down to %g", s->g[i],
-                           dp_models[p->model].name, DP_FACTORS_GATE);
+                           dp_model_of(p)->name, DP_FACTORS_GATE);
     return DP_OK;
 }
 

@@ -58,6 +58,8 @@ enum {
     DP_AFTER_NORMS,       /* norm_q and norm_k may be set, for the backward through them */
     DP_AFTER_WRITES,      /* of a rank's gradients through erase o k and write o v: dk in x */
     DP_AFTER_ACTIVATIONS, /* of a rank's gradients through activations: part */
+    DP_AFTER_HALOS,       /* dp_sim.halos are there */
+    DP_AFTER_HALO_BWD,    /* x is the gradient of the tokens that rank `at` gave */
     DP_AFTER_SUMS,        /* of parameters' gradients by rank, before they are added: x */
     DP_AFTER_RUN,
     DP_NAFTER

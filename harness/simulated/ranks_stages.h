@@ -7,6 +7,16 @@
 typedef void dp_sim_stage_fn(dp_sim *s, int gi, int hv);
 
 /* ranks.c */
+/* Beside the state, ranks need of the tokens before theirs inputs that rows look back to, and sums
+ * of angles. Activations run on a problem in which a rank's tokens stand behind its halo, and
+ * every local sub-sequence is a sequence. A halo neither decays nor writes (dp_problem.halo). Its
+ * angles are their sums so far, so that those of all ranks have one order of summation, from rank
+ * to rank. Gradients are sent in the arithmetic of the base, before their norm. */
+struct dp_sim_halos {
+    dp_problem p;    /* its inputs of tokens, cu and halo are its own */
+    dp_context *ctx; /* [N]: where ranks that are here lie in it */
+    dp_units units;
+};
 /* The arrays of all tokens that a simulation holds, [T][heads][keys][width] each. */
 typedef struct {
     size_t at; /* in dp_sim */

@@ -25,6 +25,9 @@ typedef struct {
 
 static const expectation EXPECT[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_FP32, DP_FP32, "S_in", "M", -1},
+    {DP_FAULT_BEFORE_FIRST, "museum/halo", 4, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_BEFORE_PACKED, "museum/halo", 2, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
+    {DP_FAULT_BEFORE_GRAD_LOST, "museum/halo", 4, DP_BASE_FP32, DP_FP32, "dk", "o", -1},
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "dS_out", "dH", -1},
     {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "H", "dH", -1},
     {DP_FAULT_BWD_LAST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "dH", "o", -1},

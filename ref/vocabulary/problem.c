@@ -173,23 +173,22 @@ dp_status dp_problem_check(const dp_problem *p, int allow_nonfinite, dp_err *e) 
                            (long long)dims[i].v);
     if (p->HV % p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: must be a multiple of H = %d", p->HV, p->H);
-    if (!dp_models[p->model].many_keys && p->R != 1)
-        return dp_fail(e, DP_EINPUT, "R = %d: %s has one key a token", p->R,
-                       dp_models[p->model].name);
+    if (!dp_model_of(p)->many_keys && p->R != 1)
+        return dp_fail(e, DP_EINPUT, "R = %d: %s has one key a token", p->R, dp_model_of(p)->name);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && !dp_input_belongs(p, i))
             return dp_fail(e, DP_EINPUT, "%s: %s has no such input", dp_input_fields[i].name,
-                           dp_models[p->model].name);
+                           dp_model_of(p)->name);
     if (!dp_has_beta(p) && p->beta_form != DP_BETA_PLAIN)
-        return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_models[p->model].name,
+        return dp_fail(e, DP_EINPUT, "beta: %s has %s", dp_model_of(p)->name,
                        dp_by_gates(p)  ? "erase and write in its place, as given"
                        : dp_by_rows(p) ? "what its rows say in its place, as given"
                                        : "none");
     if (dp_by_rows(p) && p->HV != p->H)
         return dp_fail(e, DP_EINPUT, "HV = %d: %s has a query head for each value head, H = %d",
-                       p->HV, dp_models[p->model].name, p->H);
+                       p->HV, dp_model_of(p)->name, p->H);
     if (dp_by_rows(p) && p->l2norm && !dp_recurrence_of(p)->normed)
-        return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_models[p->model].name);
+        return dp_fail(e, DP_EINPUT, "l2norm: %s takes q and k as given", dp_model_of(p)->name);
     if (p->pairs < 0 || 2 * dp_pairs(p) > p->K)
         return dp_fail(e, DP_EINPUT, "P = %d: an angle rotates up to K / 2 = %d pairs", p->pairs,
                        p->K / 2);

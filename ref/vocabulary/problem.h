@@ -128,11 +128,13 @@ typedef struct {
     int one_gate, many_keys;
     dp_strength strength;
     int rows; /* that a token has beside one for each of its R keys (recurrence.h); 0: these */
+    const struct dp_recurrence *of_token; /* of DP_USER: its rows */
 } dp_model_info;
 extern dp_model_info dp_models[DP_NMODELS + 1];
 
 struct dp_problem {
     dp_model model;
+    const dp_model_info *user; /* of DP_USER, a case's; NULL: dp_models has it */
     int64_t T;
     int H, HV, K, V, R, Nseq;
     int64_t *cu; /* [Nseq+1], cu[0] = 0, not decreasing, cu[Nseq] = T */
@@ -173,8 +175,11 @@ struct dp_problem {
 
 /* Value heads that share a query head. */
 static inline int dp_G(const dp_problem *p) { return p->HV / p->H; }
+static inline const dp_model_info *dp_model_of(const dp_problem *p) {
+    return p->user ? p->user : &dp_models[p->model];
+}
 /* Width of the gate: 1 where a head has one gate, else K. */
-static inline int dp_Kg(const dp_problem *p) { return dp_models[p->model].one_gate ? 1 : p->K; }
+static inline int dp_Kg(const dp_problem *p) { return dp_model_of(p)->one_gate ? 1 : p->K; }
 
 /* Pairs of channels that an angle rotates: 2 i and 2 i + 1 of pair i. */
 static inline int dp_pairs(const dp_problem *p) { return p->pairs ? p->pairs : p->K / 2; }
@@ -186,7 +191,7 @@ int64_t dp_token_after(const dp_problem *p, int64_t t);
 /* Is the gate lower_bound F(a x)? If not, it is -a F(x), or g itself. */
 static inline int dp_gate_inside(const dp_problem *p) { return dp_gates[p->gate].inside; }
 static inline int dp_has_beta(const dp_problem *p) {
-    return dp_models[p->model].strength == DP_BY_BETA;
+    return dp_model_of(p)->strength == DP_BY_BETA;
 }
 
 /* Does each key of a token read the state after the keys before it? */
@@ -194,24 +199,24 @@ int dp_in_turn(const dp_problem *p); /* recurrence.c */
 
 /* Does the recurrence have erase and write instead of beta? */
 static inline int dp_by_gates(const dp_problem *p) {
-    return dp_models[p->model].strength == DP_BY_GATES;
+    return dp_model_of(p)->strength == DP_BY_GATES;
 }
 
 /* Has a token other rows than its keys (recurrence.h; DPLR: two rows)? */
 static inline int dp_by_rows(const dp_problem *p) {
-    return dp_models[p->model].strength >= DP_BY_FACTORS;
+    return dp_model_of(p)->strength >= DP_BY_FACTORS;
 }
 
 /* Number of rows of a token in the pipeline: its R keys, or more (recurrence.h). */
 static inline int dp_rows(const dp_problem *p) {
-    return dp_models[p->model].rows ? dp_models[p->model].rows : p->R;
+    return dp_model_of(p)->rows ? dp_model_of(p)->rows : p->R;
 }
 /* Number of keys of a token that read one state before they write to it: all, or one. */
 static inline int dp_keys_at_once(const dp_problem *p) { return dp_in_turn(p) ? 1 : dp_rows(p); }
 
 /* Does a token erase? If not, M of any tokens is the diagonal matrix of their decays. */
 static inline int dp_erases(const dp_problem *p) {
-    return dp_models[p->model].strength != DP_BY_NOTHING;
+    return dp_model_of(p)->strength != DP_BY_NOTHING;
 }
 
 /* Allocates q, k, v, g, beta or erase and write (zeros) and cu (one sequence) for the shapes

@@ -54,7 +54,7 @@ typedef struct {
 typedef struct {
     dp_entry write, read, value, strength;
 } dp_token_row;
-typedef struct {
+typedef struct dp_recurrence {
     int before, n;
     int in_turn;      /* 1: each row reads the state that the rows before it have written */
     int along;        /* 1: o reads along the values */
@@ -66,7 +66,7 @@ typedef struct {
 extern dp_recurrence dp_recurrences[DP_NMODELS + 1];
 
 static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
-    return &dp_recurrences[p->model];
+    return p->user ? p->user->of_token : &dp_recurrences[p->model];
 }
 static inline int dp_reads_along(const dp_problem *p) { return dp_recurrence_of(p)->along; }
 /* The usual scale: (channels of the query)^-1/2. */

@@ -397,6 +397,29 @@ static void exchange_names(dp_tensor_field *a, dp_tensor_field *b) {
     b->said = said;
 }
 
+static dp_model_info model_of(const dp_user_recurrence *y, const dp_recurrence *rows) {
+    return (dp_model_info){.name = y->name,
+                           .one_gate = y->one_gate,
+                           .strength = DP_BY_ROWS,
+                           .rows = rows->n,
+                           .of_token = rows};
+}
+
+void dp_user_recurrence_set(dp_user_recurrence *y, dp_problem *p) {
+    y->model = model_of(y, &y->rows);
+    p->model = DP_USER;
+    p->user = &y->model;
+}
+
+dp_user_recurrence dp_user_recurrence_of(const dp_problem *p) {
+    dp_user_recurrence y = {.one_gate = p->user->one_gate, .rows = *p->user->of_token};
+    snprintf(y.name, sizeof y.name, "%s", p->user->name);
+    for (int i = 0; i < DP_NINPUTS; i++)
+        if (dp_input_fields[i].role == DP_ROLE_REQUIRED && dp_input_belongs(p, i))
+            snprintf(y.input[i], sizeof y.input[i], "%s", dp_input_fields[i].name);
+    return y;
+}
+
 void dp_user_recurrence_install(const dp_user_recurrence *y) {
     if (is_installed) {
         memcpy(dp_input_fields, input_before, sizeof input_before);
@@ -409,8 +432,7 @@ void dp_user_recurrence_install(const dp_user_recurrence *y) {
     memcpy(input_before, dp_input_fields, sizeof input_before);
     memcpy(result_before, dp_result_fields, sizeof result_before);
     dp_recurrences[DP_USER] = y->rows;
-    dp_models[DP_USER] = (dp_model_info){
-        .name = installed.name, .one_gate = y->one_gate, .strength = DP_BY_ROWS, .rows = y->rows.n};
+    dp_models[DP_USER] = model_of(&installed, &dp_recurrences[DP_USER]);
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int is_there = *y->input[i] != 0;
         if (dp_input_fields[i].role != DP_ROLE_REQUIRED) continue;

@@ -43,6 +43,7 @@ typedef struct {
     char input[DP_NINPUTS][DP_NAME_MOST + 1]; /* "": it has no such */
     int one_gate;
     dp_recurrence rows;
+    dp_model_info model; /* dp_user_recurrence_set */
 } dp_user_recurrence;
 
 /* DP_EINPUT: the message names path, line and word. */
@@ -53,6 +54,10 @@ dp_status dp_user_recurrence_parse(const char *text, const char *path, dp_user_r
  * query's gradient (recurrence.h). NULL: everything as it was. A program has one at a time, and
  * installs it before anything runs. */
 void dp_user_recurrence_install(const dp_user_recurrence *y);
+/* p becomes a problem of y, which lives as long. Its inputs have the names of their places. */
+void dp_user_recurrence_set(dp_user_recurrence *y, dp_problem *p);
+/* The recurrence of p, by the names of places. */
+dp_user_recurrence dp_user_recurrence_of(const dp_problem *p);
 /* NULL: none is. */
 const dp_user_recurrence *dp_user_recurrence_installed(void);
 static inline int dp_user_reads_along(void) {

@@ -138,13 +138,15 @@ static int has_axis(const dp_tensor_field *f, dp_axis axis) {
 
 int dp_input_find(const char *name) { return find(dp_input_fields, DP_NINPUTS, name); }
 
-int dp_model_has(dp_model m, int input) {
+int dp_input_belongs(const dp_problem *p, int input) {
     if (dp_input_fields[input].role != DP_ROLE_REQUIRED) return 1;
     return input == DP_INPUT_Q || input == DP_INPUT_G ||
-           dp_recurrence_uses(&dp_recurrences[m], input);
+           dp_recurrence_uses(dp_recurrence_of(p), input);
 }
 
-int dp_input_belongs(const dp_problem *p, int input) { return dp_model_has(p->model, input); }
+int dp_model_has(dp_model m, int input) {
+    return dp_input_belongs(&(dp_problem){.model = m}, input);
+}
 
 /* Product of the axes from the one at `from` on. */
 static int64_t entries(const dp_problem *p, int input, int from) {
