@@ -112,12 +112,6 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
     no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
     NEED(!no, "exchange %s: %s", dp_exchange_names[o->exchange], no);
-    no = dp_recurrence_looks_back(rows_of(p)) ? "inputs of the previous token"
-         : rows_of(p)->rotated                ? "sums of angles"
-                                              : NULL;
-    NEED(!no || exchanges_heads(o, N) || !p->own.parts || (N == 1 && p->own.parts == 1),
-         "%s: a part of a rank's tokens has none of the tokens before it (exchange heads: it has)",
-         no);
     NEED(o->payload >= 0 && o->payload < DP_NPAYLOADS, "payload %d", o->payload);
     dp_payload sent = sent_as(o, sends(p, N));
     no = payloads[sent].refuses;
@@ -203,7 +197,7 @@ static void set_rows(dpg_plan *pl, const dpg_problem *p) {
     if (!(pl->rows.eps > 0)) pl->rows.eps = DP_L2_EPS;
     for (int i = 0; i < pl->rows.n; i++)
         pl->erases |= pl->rows.row[i].read.sign != 0;
-    pl->halo = pl->N > 1 ? token_halo(pl) : 0;
+    pl->halo = pl->N > 1 || p->own.parts > 1 ? token_halo(pl) : 0;
 }
 
 /* Does the rank send what its pass ends with: the first one of a sequence, where the caller wants

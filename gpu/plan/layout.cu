@@ -58,6 +58,11 @@ static void layout_chunks(dpg_plan *pl) {
     if (fast) layout_marks(pl);
 }
 
+/* Words of the halos of a rank's parts; gathered: of all ranks, if there are several. */
+static int64_t halo_words(const dpg_plan *pl, int gathered) {
+    return (int64_t)pl->halo * pl->slots * (!gathered ? 1 : pl->N > 1 ? pl->N : 0);
+}
+
 /* Buffers of the token path, likewise. */
 static void layout_tokens(dpg_plan *pl) {
     const Dims &d = pl->d;
@@ -71,7 +76,7 @@ static void layout_tokens(dpg_plan *pl) {
     if (pl->pairs) add(pl, B_COS_SIN, d.L * d.HV * pl->pairs * 2, 0);
     if (pl->halo)
         for (int slot : {B_HALO, B_HALOIN, B_HALOALL})
-            add(pl, slot, (int64_t)pl->halo * (slot == B_HALOALL ? pl->N : 1), 0);
+            add(pl, slot, halo_words(pl, slot == B_HALOALL), 0);
     if (pl->is_bwd || saves_all(pl) || pl->opt.keep) add(pl, B_H, tiles * d.K * d.V, 0);
 }
 
@@ -160,8 +165,9 @@ static void layout_token_bwd(dpg_plan *pl) {
     add(pl, B_DKW, keys * d.K, 0);
     add(pl, B_DG, heads * d.Kg, 0);
     if (pl->pairs) add(pl, B_DANGLE, heads * pl->pairs, 0);
-    if (pl->halo) add(pl, B_DHALO, pl->halo, 0);
-    if (pl->halo) add(pl, B_DHALOALL, (int64_t)pl->halo * pl->N, 0);
+    if (pl->halo)
+        for (int slot : {B_DHALO, B_DHALOALL})
+            add(pl, slot, halo_words(pl, slot == B_DHALOALL), 0);
     add(pl, B_DBETA, keys, 0);
 }
 

@@ -195,15 +195,17 @@ struct dpg_plan {
     dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
     int erases;             /* does any read */
     int pairs;              /* that angles rotate, 0: none */
-    int halo;               /* words of a halo, 0: ranks need none */
+    int halo;               /* words of a halo of a part, 0: parts need none */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */
     int is_first, is_last;
     int needs_m; /* this rank's M can matter (math.md g.1) */
     /* With a table of owners: `all` parts, of which this rank owns `nlink` and any rank at most
-     * `slots`. The fields pre, post, is_first, is_last and whole are then unused. */
+     * `slots`. The fields pre, post, is_first, is_last and whole are then unused. Without a table
+     * each rank owns one part. */
     int owned, by_part, all, nlink, slots;
     int sends; /* plan/sending.cuh */
     Link *links_h;
+    const Link *links;
     Folds folds, folds_bwd;
     Hop *hops_h; /* all messages, in the plan's direction */
     int nhop;

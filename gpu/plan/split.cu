@@ -276,11 +276,11 @@ dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     if (pl->owned) {
         fwd = folds_of(pl, 1);
         bwd = folds_of(pl, -1);
-        for (int i = 0; i < pl->all; i++) {
-            int r = parts.owner(i), at = given[r]++;
-            place.push_back(r * pl->slots + at);
-            link.push_back(r == pl->rank ? at : -1);
-        }
+    }
+    for (int i = 0; i < pl->all; i++) {
+        int r = parts.owner(i), at = given[r]++;
+        place.push_back(r * pl->slots + at);
+        link.push_back(r == pl->rank ? at : -1);
     }
     const struct {
         const void *from;
@@ -289,6 +289,7 @@ dp_status upload_tables(dpg_plan *pl, const dpg_problem *p, dp_err *e) {
     } t[] = {{pl->chunks_h, pl->d.NT * sizeof(Chunk), (const void **)&pl->d.chunk},
              {pl->seqs_h, (pl->run0 + pl->nrun) * sizeof(Seq), (const void **)&pl->d.seq},
              {pl->cuts_h, pl->ncut * sizeof(Cut), (const void **)&pl->cuts},
+             {pl->links_h, pl->nlink * sizeof(Link), (const void **)&pl->links},
              {fwd.data(), fwd.size() * sizeof(Fold), (const void **)&pl->folds.fold},
              {bwd.data(), bwd.size() * sizeof(Fold), (const void **)&pl->folds_bwd.fold},
              {place.data(), place.size() * sizeof(int), (const void **)&pl->folds.place},

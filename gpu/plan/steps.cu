@@ -35,13 +35,19 @@ static dp_status join(const Call &c) {
     return DP_OK;
 }
 
+/* Halos, or their gradients, of all parts to all ranks. */
+static dp_status gather_halos(const Call &c, dpg_comm *comm, int own, int all) {
+    if (c.p->N == 1) return DP_OK;
+    return comm->all_gather(comm, at<float>(c, own), at<float>(c, all), c.p->buf[own].bytes / 4,
+                            c.s, c.e);
+}
+
 /* From inputs, for which the ranks of the token path may need those of the token before. */
 static dp_status from_inputs(const Call &c, dpg_comm *comm, step_fn chunks) {
     const dpg_plan *pl = c.p;
     if (pl->halo) {
         TRY(pl->path->halo(c));
-        TRY(comm->all_gather(comm, at<float>(c, B_HALO), at<float>(c, B_HALOALL), pl->halo, c.s,
-                             c.e));
+        TRY(gather_halos(c, comm, B_HALO, B_HALOALL));
         TRY(pl->path->halo_came(c));
     }
     return over_tokens(chunks, c);
@@ -229,8 +235,7 @@ static dp_status finish(const Call &c, dpg_comm *comm) {
     TRY(over_tokens(b->path->bwd_sums, c));
     if (b->halo) {
         TRY(b->path->halo_bwd(c));
-        TRY(comm->all_gather(comm, at<float>(c, B_DHALO), at<float>(c, B_DHALOALL), b->halo, c.s,
-                             c.e));
+        TRY(gather_halos(c, comm, B_DHALO, B_DHALOALL));
     }
     if (sums) TRY(fork(c)); /* what is forked is joined: a graph must end on one stream */
     TRY(over_tokens(b->path->bwd_norm, c));

@@ -37,7 +37,8 @@ __global__ void k_token_angles(Dims d, Token a) {
     if (i >= d.nseq * width) return;
     Seq seq = d.seq[i / width];
     Chunk last = d.chunk[seq.c1 - 1];
-    float phi = seq.starts || !a.halo ? 0.f : a.halo[a.halo_at[DP_INPUT_ANGLE] + i % width];
+    int64_t halo = (int64_t)seq.part * a.halo_words + a.halo_at[DP_INPUT_ANGLE] + i % width;
+    float phi = seq.starts || !a.halo ? 0.f : a.halo[halo];
     for (int64_t t = d.chunk[seq.c0].t0; t < last.t0 + last.len; t++) {
         int64_t at = t * width + i % width;
         phi += ldx(a.in[DP_INPUT_ANGLE], at, d.g_bf16);

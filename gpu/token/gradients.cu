@@ -161,8 +161,12 @@ __global__ void k_token_angle_sums(Dims d, Token a, TokenGrads y) {
     Seq seq = d.seq[i / width];
     Chunk last = d.chunk[seq.c1 - 1];
     float sum = 0.f;
-    for (int r = a.next; r < a.end && a.dhalo && !seq.ends; r++)
-        sum += a.dhalo[(int64_t)r * a.halo_words + a.halo_at[DP_INPUT_ANGLE] + i % width];
+    if (a.dhalo && !seq.ends) {
+        Link l = a.link[seq.part];
+        for (int r = l.part + 1; r <= l.part + l.post; r++)
+            sum +=
+                a.dhalo[(int64_t)a.place[r] * a.halo_words + a.halo_at[DP_INPUT_ANGLE] + i % width];
+    }
     for (int64_t t = last.t0 + last.len - 1; t >= d.chunk[seq.c0].t0; t--) {
         sum += y.angle[t * width + i % width];
         stx(y.in[DP_INPUT_ANGLE], t * width + i % width, d.dg_bf16, sum);
@@ -185,12 +189,13 @@ __global__ void k_token_input_bwd(Dims d, Token a, TokenGrads y, int input, int 
             number_bwd(p, y, input, r);
 }
 
-/* The gradient of what the rank got of the token before its first. That of the angles' sum is over
- * all of the rank's tokens in that sequence. */
+/* The gradient of what a part got of the token before its first. That of the angles' sum is over
+ * all of the part's tokens in that sequence. */
 __global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
     Place p = Place::first(d, a);
     if (p.t < 0) return;
     int lane = threadIdx.x % 32;
+    to += (int64_t)blockIdx.y * a.halo_words;
     for (int i = 0; i < DP_NINPUTS; i++) {
         Row sum = {};
         if (a.halo_at[i] < 0) continue;
@@ -208,13 +213,13 @@ __global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
             float one = through_strengths(p, y, i, 0, sum_of(d, sum), 1);
             if (!lane) out[p.hv] = one;
         } else {
-            Seq seq = d.seq[d.chunk[0].seq];
+            Seq seq = d.seq[a.link[blockIdx.y].first];
             Chunk last = d.chunk[seq.c1 - 1];
 #pragma unroll
             for (int j = 0; j < Row::ROWS; j += 2) {
                 int pair = Row::row(j) / 2;
                 if (pair >= a.pairs) continue;
-                for (int64_t t = last.t0 + last.len - 1; t >= 0; t--)
+                for (int64_t t = last.t0 + last.len - 1; t >= p.t; t--)
                     sum.x[j] += y.angle[(t * d.HV + p.hv) * a.pairs + pair];
                 out[p.hv * a.pairs + pair] = sum.x[j];
             }
@@ -242,12 +247,11 @@ static dp_status input_bwd(const Call &c, int input) {
 dp_status halo_grads(const Call &c) {
     TokenGrads y = token_grads_of(c);
     float *to = at<float>(c, B_DHALO);
-    if (c.p->is_first) {
-        CK(c.e, cudaMemsetAsync(to, 0, c.p->buf[B_DHALO].bytes, c.s));
-        return DP_OK;
-    }
+    CK(c.e, cudaMemsetAsync(to, 0, c.p->buf[B_DHALO].bytes, c.s));
+    if (c.p->is_first || !c.p->nlink) return DP_OK;
     if (y.angle) TRY(input_bwd(c, DP_INPUT_ANGLE));
-    k_token_halo_bwd<<<blocks_of(c.p->d.HV), THREADS, 0, c.s>>>(c.p->d, token_of(c), y, to);
+    k_token_halo_bwd<<<dim3(blocks_of(c.p->d.HV), c.p->nlink), THREADS, 0, c.s>>>(
+        c.p->d, token_of(c), y, to);
     CK_LAUNCH(c.e, "k_token_halo_bwd");
     return DP_OK;
 }

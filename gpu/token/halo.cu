@@ -1,7 +1,7 @@
-/* gpu/token/halo.cu - a rank's halo, of the token before its first. It has the inputs to which rows
- * look back, in fp32, and the sum of angles so far. Each rank gives those of its last token, and
- * the sum of angles of its last sequence. A rank adds the sums of ranks that share its first
- * sequence, in their order. */
+/* gpu/token/halo.cu - the halo of a part of a rank's tokens, of the token before its first. It has
+ * the inputs to which rows look back, in fp32, and the sum of angles so far. Each part gives those
+ * of its last token, and the sum of angles of its last sequence. It gets the sums of parts that
+ * share its first sequence, added in their order. */
 #include "token/rows.cuh"
 
 static __host__ __device__ int width_of(const Dims &d, int pairs, int id) {
@@ -24,10 +24,10 @@ void set_halo(const Call &c, Token *a) {
         a->halo_at[i] = is_needed(pl, i) ? a->halo_words : -1;
         a->halo_words += is_needed(pl, i) ? pl->d.HV * width_of(pl->d, pl->pairs, i) : 0;
     }
-    a->halo = pl->is_first ? NULL : at<float>(c, B_HALOIN);
-    a->dhalo = at<float>(c, B_DHALOALL);
-    a->next = pl->rank + 1;
-    a->end = a->next + pl->post;
+    a->halo = at<float>(c, B_HALOIN);
+    a->dhalo = pl->is_bwd ? gathered(c, B_DHALO, B_DHALOALL) : NULL;
+    a->link = pl->links;
+    a->place = pl->folds.place;
 }
 
 /* The input of a word, and which of its numbers the word is. */
@@ -43,37 +43,42 @@ __global__ void k_halo_give(Dims d, Token a, float *to) {
     int word = blockIdx.x * THREADS + threadIdx.x, x;
     if (word >= a.halo_words) return;
     int input = input_of(a, word, &x), is_long = is_in(KEYS | VALUES, input);
-    int64_t width = (int64_t)d.HV * width_of(d, a.pairs, input), t = d.L - 1;
-    if (input == DP_INPUT_ANGLE) t = d.chunk[d.seq[d.chunk[d.NT - 1].seq].c0].t0;
+    Seq seq = d.seq[a.link[blockIdx.y].last];
+    Chunk last = d.chunk[seq.c1 - 1];
+    int64_t width = (int64_t)d.HV * width_of(d, a.pairs, input), end = last.t0 + last.len;
     float sum = 0.f;
-    for (; t < d.L; t++)
+    for (int64_t t = input == DP_INPUT_ANGLE ? d.chunk[seq.c0].t0 : end - 1; t < end; t++)
         sum += ldx(a.in[input], t * width + x, is_long ? d.in_bf16 : d.g_bf16);
-    to[word] = sum;
+    to[(int64_t)blockIdx.y * a.halo_words + word] = sum;
 }
 
-__global__ void k_halo_take(Token a, int rank, int pre, const float *all, float *to) {
+__global__ void k_halo_take(Token a, const float *all, float *to) {
     int word = blockIdx.x * THREADS + threadIdx.x, x;
-    if (word >= a.halo_words) return;
+    Link l = a.link[blockIdx.y];
+    if (word >= a.halo_words || !l.pre) return;
     float sum = 0.f;
-    for (int r = input_of(a, word, &x) == DP_INPUT_ANGLE ? rank - pre : rank - 1; r < rank; r++)
-        sum += all[(int64_t)r * a.halo_words + word];
-    to[word] = sum;
+    for (int i = input_of(a, word, &x) == DP_INPUT_ANGLE ? l.part - l.pre : l.part - 1; i < l.part;
+         i++)
+        sum += all[(int64_t)a.place[i] * a.halo_words + word];
+    to[(int64_t)blockIdx.y * a.halo_words + word] = sum;
 }
 
-static unsigned blocks_of_words(const Call &c) {
-    return (unsigned)((c.p->halo + THREADS - 1) / THREADS);
+/* Blocks that have a word of a part each. */
+static dim3 blocks_of_words(const Call &c) {
+    return dim3((c.p->halo + THREADS - 1) / THREADS, c.p->nlink);
 }
 
 dp_status halo_give(const Call &c) {
+    if (!c.p->nlink) return DP_OK;
     k_halo_give<<<blocks_of_words(c), THREADS, 0, c.s>>>(c.p->d, token_of(c), at<float>(c, B_HALO));
     CK_LAUNCH(c.e, "k_halo_give");
     return DP_OK;
 }
 
 dp_status halo_take(const Call &c) {
-    if (c.p->is_first) return DP_OK;
+    if (c.p->is_first || !c.p->nlink) return DP_OK;
     k_halo_take<<<blocks_of_words(c), THREADS, 0, c.s>>>(
-        token_of(c), c.p->rank, c.p->pre, at<float>(c, B_HALOALL), at<float>(c, B_HALOIN));
+        token_of(c), gathered(c, B_HALO, B_HALOALL), at<float>(c, B_HALOIN));
     CK_LAUNCH(c.e, "k_halo_take");
     return DP_OK;
 }

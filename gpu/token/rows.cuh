@@ -15,11 +15,11 @@ struct Place {
     const Token &a;
     int64_t t, before, after; /* in its sequence; -1: there is none */
     int hv;
-    const float *came; /* gradients from the next rank, where that has the token after; or NULL */
+    const float *halo; /* of its part */
+    const float *came; /* gradients from the next part, where that has the token after; or NULL */
 
     /* That of this warp, of `heads` a token; t = -1: there is none. */
-    __device__ __forceinline__ Place(const Dims &d, const Token &a, int heads)
-        : d(d), a(a), t(-1), before(-1), after(-1), came(NULL) {
+    __device__ __forceinline__ Place(const Dims &d, const Token &a, int heads) : Place(d, a) {
         int64_t warp = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32, slot = warp / heads;
         hv = warp % heads * (d.HV / heads);
         if (slot >= (int64_t)d.NT * d.tok) return;
@@ -32,21 +32,24 @@ struct Place {
             before = t - 1;
         else if (!seq.starts && a.halo)
             before = HALO;
+        if (a.halo) halo = a.halo + (int64_t)seq.part * a.halo_words;
         if (t < last.t0 + last.len - 1)
             after = t + 1;
         else if (!seq.ends && a.dhalo)
-            came = a.dhalo + (int64_t)a.next * a.halo_words;
+            came = a.dhalo + (int64_t)a.place[a.link[seq.part].part + 1] * a.halo_words;
     }
-    /* The rank's first token, at each head a warp; t = -1: there is none. */
+    /* The first token of part blockIdx.y, at each head a warp; t = -1: nothing is before it. */
     __device__ __forceinline__ static Place first(const Dims &d, const Token &a) {
         Place p(d, a);
         p.hv = blockIdx.x * WARPS + threadIdx.x / 32;
-        p.t = p.hv < d.HV ? 0 : -1;
+        p.t = p.hv < d.HV && a.link[blockIdx.y].pre ? d.chunk[d.seq[a.link[blockIdx.y].first].c0].t0
+                                                    : -1;
         p.before = HALO;
+        p.halo = a.halo + (int64_t)blockIdx.y * a.halo_words;
         return p;
     }
     __device__ __forceinline__ Place(const Dims &d, const Token &a)
-        : d(d), a(a), t(-1), before(-1), after(-1), hv(0), came(NULL) {}
+        : d(d), a(a), t(-1), before(-1), after(-1), hv(0), halo(NULL), came(NULL) {}
     /* Number x of an input in a halo, or its gradient, of `width` numbers a head. */
     __device__ __forceinline__ float halo_word(const float *halo, int input, int width,
                                                int x) const {
@@ -77,8 +80,8 @@ struct Place {
         int64_t i = at(of, r);
         int input = of & ~DP_PREVIOUS;
         if (in_halo(of))
-            return is_in(VALUES, input) ? halo_word(a.halo, input, d.V, v)
-                                        : halo_word(a.halo, input, 1, 0);
+            return is_in(VALUES, input) ? halo_word(halo, input, d.V, v)
+                                        : halo_word(halo, input, 1, 0);
         if (i < 0) return 0.f;
         if (is_in(VALUES, input)) return ldx(a.in[input], i * d.V + v, d.in_bf16);
         float x = ldx(a.in[input], i, d.g_bf16);
@@ -96,7 +99,7 @@ struct Place {
         Row y = {};
         if (in_halo(of))
             Row::rows(d.K,
-                      [&](int j, int x) { y.x[j] = halo_word(a.halo, of & ~DP_PREVIOUS, d.K, x); });
+                      [&](int j, int x) { y.x[j] = halo_word(halo, of & ~DP_PREVIOUS, d.K, x); });
         else if (i >= 0)
             Row::rows(d.K, [&](int j, int x) {
                 y.x[j] = ldx(a.in[of & ~DP_PREVIOUS], i * d.K + x, d.in_bf16);
@@ -150,7 +153,7 @@ struct Place {
         for (int i = 0; i < Row::ROWS; i += 2) {
             int at = Row::row(i);
             if (at >= 2 * a.pairs) continue;
-            float phi = in_halo(of) ? halo_word(a.halo, DP_INPUT_ANGLE, a.pairs, at / 2) : 0.f,
+            float phi = in_halo(of) ? halo_word(halo, DP_INPUT_ANGLE, a.pairs, at / 2) : 0.f,
                   c = in_halo(of) ? cosf(phi) : pair[at],
                   s = in_halo(of) ? sinf(phi) : pair[at + 1], x = y.x[i], z = y.x[i + 1];
             if (back) s = -s;

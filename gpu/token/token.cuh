@@ -38,11 +38,12 @@ struct Token {
     int n, pairs, looks_back;
     dp_recurrence rows;
     const void *in[DP_NINPUTS]; /* raw */
-    /* of the token before the rank's first one, NULL: none; its gradients, of all ranks. Words
-     * [HV][numbers of a head] of an input lie from halo_at on, -1: none do */
+    /* of the token before the first one of each of the rank's parts, NULL: none; its gradients, of
+     * all parts. Words [HV][numbers of a head] of an input lie from halo_at on, -1: none do */
     const float *halo, *dhalo;
     int halo_at[DP_NINPUTS], halo_words;
-    int next, end; /* ranks next .. end - 1 share the sequence of the last token */
+    const Link *link; /* the rank's parts */
+    const int *place; /* of a part among the gathered */
 };
 /* Where the plan keeps what is activated. */
 Token token_of(const Call &c);

@@ -209,7 +209,7 @@ typedef struct {
     int n;
     mpfr_srcptr of, e, one_e; /* exp(-|x|) and 1 + it of x = *of; NULL: of none yet */
 } curve;
-enum { CURVE_ROOM = 16 };
+enum { CURVE_ROOM = 32 };
 
 static mpfr_ptr next(curve *w) {
     assert(w->n < CURVE_ROOM);
