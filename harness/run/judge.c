@@ -211,8 +211,9 @@ static const char *sequences(const dp_judge_options *o, const dp_tensorfile *in,
 /* All of them; what is missing or not understood is added to *all. */
 static void judge_settings_read(const dp_judge_options *o, const dp_tensorfile *in,
                                 const dp_tensorfile *out, judge_settings *s, dp_complaints *all) {
-    const char *gate = "--gate " DP_GATE_WORDS "|" DECAYS " (and --gate-dtype " JUDGE_GATE_DTYPES
-                       ", where the kernel reads g in a coarser format than this file holds)";
+    const char *gate =
+        "--gate log|" DECAYS "|" DP_RAW_GATE_WORDS " (and --gate-dtype " JUDGE_GATE_DTYPES
+        ", where the kernel reads g in a coarser format than this file holds)";
     s->gate = choose(in, o->gate, "gate", NULL, gate, GATES, NULL, all);
     s->decays = !strcmp(s->gate, DECAYS);
     if (s->decays) s->gate = "log";

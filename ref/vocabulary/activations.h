@@ -24,7 +24,8 @@
       -2.3)                                                                                     \
     X(DP_GATE_LOWER_BOUND, "lower_bound", "lower_bound*sigmoid(exp(A_log)*(g+dt_bias))",        \
       DP_LOGISTIC, 1, 0.5, 2, -1, 1)
-#define DP_GATE_WORDS "log|softplus|lower_bound"
+#define DP_RAW_GATE_WORDS "softplus|lower_bound"
+#define DP_GATE_WORDS "log|" DP_RAW_GATE_WORDS
 /* Betas: id, word, the same as metadata says it, F and its factor, a power of 2. */
 #define DP_BETAS(X)                                                \
     X(DP_BETA_PLAIN, "plain", "beta", DP_IDENTITY, 1)              \
