@@ -50,8 +50,6 @@ void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA) {
     }
 }
 
-double dp_sigmoid(double x) { return unary_at(x).sigmoid; }
-
 int64_t dp_gates_above_0(const dp_problem *p) {
     int64_t n = 0;
     for (int64_t i = 0; p->gate == DP_GATE_LOG && i < dp_input_count(p, DP_INPUT_G); i++)

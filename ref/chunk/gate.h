@@ -153,8 +153,6 @@ double dp_fast_decay_error(double g);
 
 /* dg/dx and dg/dA_log of every gate, [T][HV][Kg] each, in fp64. */
 void dp_gate_slopes(const dp_problem *p, double *dg_dx, double *dg_dA);
-/* 1 / (1 + exp(-x)), without overflow. */
-double dp_sigmoid(double x);
 
 /* Number of log decays above 0, with which a state grows. */
 int64_t dp_gates_above_0(const dp_problem *p);
