@@ -134,13 +134,12 @@ dp_gate_error dp_error_bound_gate(const dp_problem *p, int64_t t, int hv, int c,
     const dp_curve_info *f = &dp_curves[curve];
     const int inside = dp_gate_inside(p), once = inside ? 5 : 1;
     const double z = inside ? a * x : x, by = inside ? p->lower_bound : -a,
-                 y = dp_curve_at(curve, z), ratio = dp_curve_ratio(curve, y);
-    const double slope = ratio < 0 ? by * dp_curve_slope(curve, z) : by * y * ratio;
+                 y = dp_curve_at(curve, z), left = dp_curve_left(curve, z, y);
+    const double slope = left < 0 ? by * dp_curve_slope(curve, z) : by * y * left;
     dp_gate_error e = {.g = by * y, .dx = inside ? slope * a : slope};
     e.dA = inside ? e.dx * x : e.g;
     e.Dg = (f->rounded[0] + 2) * u * fabs(e.g) + once * u * fabs(x * e.dx);
-    e.Ddx =
-        (f->rounded[1] + 2) * u + once * u * f->steep * fabs(z) + (ratio > 0 ? 2 * u / ratio : 0);
+    e.Ddx = (f->rounded[1] + 2) * u + once * u * f->steep * fabs(z) + (left > 0 ? 2 * u / left : 0);
     return e;
 }
 

@@ -213,6 +213,26 @@ DP_TEST(expected, ties_of_gates_are_no_fault) {
     }
 }
 
+/* A sigmoid of 37 and more has the slope s (1 - s), whose 1 - s double loses, too. */
+DP_TEST(expected, slopes_of_saturated_gates_and_betas_are_no_fault) {
+    static const char *const texts[] = {
+        "reason = r\nsource = s\nop = kda\nseed = 5\nT = 30\nH = 1\nK = 32\nV = 16\n"
+        "gate = lower_bound\nlower_bound = -5\nA_log = 6\nbase = fp32\n",
+        "reason = r\nsource = s\nop = kda\nseed = 5\nT = 30\nH = 1\nK = 32\nV = 16\n"
+        "beta = sigmoid\nbeta_lo = 36\nbeta_hi = 44\nbase = fp32\n"};
+    for (int i = 0; i < 3; i++) {
+        dp_case c;
+        dp_runs runs;
+        const dp_fault fault = i == 2 ? DP_FAULT_SATURATED_NAN : DP_FAULT_NONE;
+        if (!gt_judge_case(texts[i % 2], fault, NULL, &c, &runs)) continue;
+        for (int k = 0; k < runs.n; k++)
+            CHECK(runs.run[k].verdict == (fault ? DP_FAIL : DP_PASS), "%s: %s", runs.run[k].id,
+                  runs.run[k].why);
+        dp_runs_free(&runs);
+        dp_case_free(&c);
+    }
+}
+
 /* A rounding that some kernels make and others do not, or make elsewhere, is expected where it is
  * declared. */
 DP_TEST(expected, draws_round_where_the_design_does) {

@@ -25,10 +25,15 @@
 #undef LOG1P
 #undef SQRT
 
+double dp_curve_left(dp_curve curve, double x, double y) {
+    const double left = dp_curve_ratio(curve, y);
+    return left < 0 || left > 0x1p-30 ? left : dp_curve_slope(curve, x) / y;
+}
+
 double dp_beta_slope(const dp_problem *p, double raw) {
     const dp_beta_info *form = &dp_betas[p->beta_form];
-    const double y = dp_curve_at(form->curve, raw), ratio = dp_curve_ratio(form->curve, y);
-    return form->times * (ratio < 0 ? dp_curve_slope(form->curve, raw) : y * ratio);
+    const double y = dp_curve_at(form->curve, raw), left = dp_curve_left(form->curve, raw, y);
+    return form->times * (left < 0 ? dp_curve_slope(form->curve, raw) : y * left);
 }
 
 double dp_fast_decay_error(double g) {

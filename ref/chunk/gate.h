@@ -59,8 +59,10 @@ double dp_curve_ratio(dp_curve curve, double y);
 float dp_curve_at_f32(dp_curve curve, float x);
 float dp_curve_slope_f32(dp_curve curve, float x);
 float dp_curve_ratio_f32(dp_curve curve, float y);
+/* F' / F at x, y = F(x), with the digits that 1 - y lacks where y is near 1; -1: as above. */
+double dp_curve_left(dp_curve curve, double x, double y);
 
-/* The slope of beta at a raw one, as kernels compute it. */
+/* The slope of beta at a raw one. */
 double dp_beta_slope(const dp_problem *p, double raw);
 
 /* In fp64; every array is written. */
