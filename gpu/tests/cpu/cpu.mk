@@ -54,11 +54,15 @@ $(BUILD)/cpu/test_%.cc: gpu/tests/test_%.cu gpu/tests/cpu/translate.py
 	@mkdir -p $(@D)
 	"$$(cat $(BASE)/python 2>/dev/null || echo python3)" gpu/tests/cpu/translate.py $< >$@.tmp && \
 	    mv $@.tmp $@
-$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs $(BUILD)/cpu/test_decode \
-    $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd $(BUILD)/cpu/test_send \
-    $(BUILD)/cpu/test_arrays: %: %.o \
+$(BUILD)/cpu/test_decode $(BUILD)/cpu/test_packed $(BUILD)/cpu/test_fast_bwd \
+    $(BUILD)/cpu/test_send $(BUILD)/cpu/test_arrays: %: %.o \
     $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(BUILD)/libref.a
 	$(CXX) -fopenmp $(LDFLAGS) $^ $(LIBS) -ldl -o $@
+# As programs with kernels alone are linked, and OPS_LIBS: without libref.a.
+OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o recurrence.o segments.o)
+$(BUILD)/cpu/test_kill $(BUILD)/cpu/test_procs: %: %.o \
+    $(filter-out $(DEVICE_OBJ),$(CPU_OBJ)) $(OPS_REF)
+	$(CXX) $(LDFLAGS) $^ -ldl -lpthread -o $@
 $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 	@mkdir -p $(@D)
 	$(CXX) -O2 -fPIC -shared -Wall -Igpu/tests/cpu/include $< -lpthread -o $@
@@ -67,7 +71,6 @@ $(BUILD)/cpu/libnccl.so.2: gpu/tests/cpu/nccl.cc gpu/tests/cpu/include/nccl.h
 # The kernels as libraries for others to load (gpu/dp_abi.h), without faults: OPS_LIBS, what
 # `make ops` makes.
 OPS_LINK     := -shared -Wl,-Bsymbolic,--version-script=gpu/ops.map,-z,defs
-OPS_REF      := $(addprefix $(BUILD)/ops/,exchange.o recurrence.o segments.o)
 OPS_CPU_OBJ  := $(patsubst %,$(BUILD)/ops/cpu/%.o,$(CPU_KERNELS) cpu) $(OPS_REF)
 OPS_LIBS     := $(BUILD)/ops/libdeltaproof_cpu.so \
     $(if $(GPU_LIB),$(BUILD)/ops/libdeltaproof_cuda.so)
