@@ -68,7 +68,7 @@ static dp_status check_rows(const dpg_problem *p, dp_err *e) {
     return DP_OK;
 }
 
-/* Of the table, not of dp_gates: a program with kernels alone has no libref.a. */
+/* Programs with kernels alone have no libref.a, and so no dp_gates. */
 static bool gate_inside(dp_gate gate) {
 #define INSIDE(ID, WORD, SAID, CURVE, INSIDE, ...) \
     if (gate == ID) return INSIDE;

@@ -229,6 +229,7 @@ static dp_status compute(const dp_planned *x, dp_sharding *sp, void **kept, dp_m
                        x->N, why.msg);
     m->design = design_of_kernels(c, x, &y->res);
     if (y->packed) m->design.final_state = c->session.kept;
+    if (y->decoded) m->design.fast_decays = 1;
     note_outputs(sp, y, m);
     m->verdict = DP_SKIPPED;
     if (st) snprintf(m->why, sizeof m->why, "%.639s", why.msg);

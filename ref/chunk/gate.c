@@ -42,7 +42,7 @@ double dp_fast_decay_error(double g) {
     memcpy(&bits, &x, sizeof bits);
     uint64_t mixed = (bits + 1ull) * 0x9e3779b97f4a7c15u;
     mixed = (mixed ^ mixed >> 29) * 0xbf58476d1ce4e5b9u;
-    const double u = (double)(mixed >> 11) * 0x1p-52 - 1; /* in -1 .. 1 */
+    const double u = (double)(mixed >> 11) * 0x1p-52 - 1.2; /* in -1.2 .. 0.8 */
     return x == 0 ? 1 : 1 + u * 0x1p-23;
 }
 
