@@ -164,15 +164,6 @@ __device__ __forceinline__ void load_v(bf16 *to, const Dims &d, const dpg_tensor
     cp_commit();
 }
 
-/* n threads of a block meet at its barrier `id`. In plain builds all of them do: after barriers of
- * a part of a block racecheck no longer recognises those of the whole block. */
-__device__ __forceinline__ void meet_part(int id, int n) {
-#ifdef DPG_PLAIN_LOADS
-    __syncthreads();
-#else
-    sync_part(id, n);
-#endif
-}
 /* The warps of m = 0 meet, MEETINGS times in invert(). In plain builds those of m = 1 come, too. */
 #define MEETINGS 3
 __device__ __forceinline__ void meet_keys() { meet_part(1, CHUNK_THREADS / 2); }

@@ -13,9 +13,9 @@
  *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'
  *            dP, dL for T, L
  *   pairs    dP and dL with ka qa kb kd
- *            gates for kgam; X do dv_new h dh of the next tile
+ *            gates for kgam, rows of q and k for X and do; h dh of the next tile
  *   ends     dq, dk through the L2 norm, dg through the gate
- *            dq dk dg for ka qa kb; then T L of the next tile
+ *            X do dv_new T L of the next tile; dq dk dg for ka qa kb
  *
  * dg is a reverse sum in which a pair of tokens s > i counts +c at s and -c at i. Both are the same
  * product of rounded operands. So a pair leaves no more than the fp32 sums between tokens that see
@@ -53,15 +53,19 @@ template <int K, int V> struct Apart<K, V, true> {
     __device__ __forceinline__ Decayed<K> &rows() { return r; }
 };
 
-#define GAM_STRIDE(K) ((K) + 8)
+/* SLICES; dE: dv_new when it comes. */
+template <int V> struct Operands { bf16 X[C * V], dos[C * V], dE[C * V]; };
+
 template <int K, int V, bool TIGHT> struct GradSmem {
-    static const int N = 512 / K; /* rows of a warp in the phase `rows` */
     Apart<K, V, TIGHT> big;
-    bf16 X[C * V], dos[C * V], dE[C * V]; /* SLICES; dE: dv_new when it comes */
-    bf16 T[C * C], L[C * C];              /* ROWS; then dP and dL */
+    union {
+        Operands<V> o;
+        uint4 given[4][GRAD_THREADS(K)]; /* rows of k and q while pairs are summed */
+    };
+    bf16 T[C * C], L[C * C]; /* ROWS; then dP and dL */
     union {
         bf16 kgam[C * K];
-        Anchors<K, N> anchors;
+        float group[K / 8][K];             /* gates of the rows of a warp in the phase `rows` */
         float gam[16 * K];                 /* far.cuh */
         float4 parked[3][GRAD_THREADS(K)]; /* gates while pairs are summed */
         struct {
@@ -70,47 +74,60 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     } x;
     float anchor[5][K]; /* of the blocks, from the chunk's start; the chunk's end */
     float z[K];
-    float total[4][K],
-        written[4][K]; /* dg of a block's rows; its part from what the chunk writes */
+    union {
+        struct { /* dg of a block's rows; its part from what the chunk writes */
+            float total[4][K], written[4][K];
+        } dg;
+        struct { /* gates of a block's rows; of its first one */
+            float all[4][K], first[4][K];
+        } gate;
+    } of_block;
     float rk[C], rq[C], beta[C], own[C];
     RawWord raw_beta[C];
     union {
         float db[K / 32][C];     /* solve */
         float dot[2][K / 32][C]; /* ends */
     } of_row;
-    int wide[4][K / 32];
-    Place place[2]; /* of this tile and the next */
-    uint64_t came[3];
+    int wide[4];            /* have blocks sums over pairs (far.cuh) */
+    Place place[2];         /* of this tile and the next */
+    uint64_t came[3], left; /* left: all warps have read what a tile wrote */
 };
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* By warp 0. 0: dv_new, T; 1: h, X, L; 2: do, dh. Data for the place where the phase `pairs` still
- * works are loaded with `late`. */
+/* By three warps, each with its own barrier. 0: dv_new, T; 1: h, X, L; 2: do, dh. `late` loads what
+ * lies where the phase `pairs` still works. */
 template <int K, int V, bool TIGHT> struct Loader {
     GradSmem<K, V, TIGHT> &sm;
     const GradArgs &a;
-    int lane;
+    int warp, lane;
     __device__ __forceinline__ void early(int64_t tile) {
-        fill_begin(&sm.came[0], C * V * 2 + C * C * 2, lane);
-        fill_begin(&sm.came[1], K * V * 2 + C * V * 2 + C * C * 2, lane);
-        fill_begin(&sm.came[2], C * V * 2 + K * V * 2, lane);
-        fill(sm.dE, a.dv_new + tile * C * V, C * V * 2, &sm.came[0], lane);
-        fill(sm.X, a.X + tile * C * V, C * V * 2, &sm.came[1], lane);
-        fill(sm.dos, a.dos + tile * C * V, C * V * 2, &sm.came[2], lane);
+        const int bytes[3] = {C * V * 2 + C * C * 2, K * V * 2 + C * V * 2 + C * C * 2,
+                              C * V * 2 + K * V * 2};
+#pragma unroll
+        for (int i = 0; i < 3; i++)
+            if (warp == i) fill_begin(&sm.came[i], bytes[i], lane);
         if (!TIGHT) states(tile);
     }
     __device__ __forceinline__ void states(int64_t tile) {
-        fill(sm.big.states().h, a.h + tile * K * V, K * V * 2, &sm.came[1], lane);
-        fill(sm.big.states().dh, a.dh + tile * K * V, K * V * 2, &sm.came[2], lane);
+        States<K, V> &s = sm.big.states();
+        if (warp == 1) fill(s.h, a.h + tile * K * V, K * V * 2, &sm.came[1], lane);
+        if (warp == 2) fill(s.dh, a.dh + tile * K * V, K * V * 2, &sm.came[2], lane);
     }
     __device__ __forceinline__ void late(int64_t tile) {
-        fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
-        fill_end(&sm.came[0], lane);
-        fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
         if (TIGHT) states(tile);
-        fill_end(&sm.came[1], lane);
-        fill_end(&sm.came[2], lane);
+        if (warp == 0) {
+            fill(sm.T, a.T + tile * C * C, C * C * 2, &sm.came[0], lane);
+            fill(sm.o.dE, a.dv_new + tile * C * V, C * V * 2, &sm.came[0], lane);
+            fill_end(&sm.came[0], lane);
+        } else if (warp == 1) {
+            fill(sm.o.X, a.X + tile * C * V, C * V * 2, &sm.came[1], lane);
+            fill(sm.L, a.L + tile * C * C, C * C * 2, &sm.came[1], lane);
+            fill_end(&sm.came[1], lane);
+        } else if (warp == 2) {
+            fill(sm.o.dos, a.dos + tile * C * V, C * V * 2, &sm.came[2], lane);
+            fill_end(&sm.came[2], lane);
+        }
     }
 };
 
@@ -144,17 +161,21 @@ template <int K> struct Ahead {
     RawWord beta;
     __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
                                           const Lane &l) {
-        x.fetch(d, t, p, l.warp * N, l.lane * E);
-        g.fetch(d, t, p, l.warp * N, l.lane * E);
+        x.fetch(d, t, p, 16 * l.I + N * l.cq, l.lane * E);
+        g.fetch(d, t, p, 16 * l.I + N * l.cq, l.lane * E);
         beta = load_beta(d, t, p, threadIdx.x);
     }
 };
 
-/* Zeros for what ka, qa and kd leave to far_terms, of a lane's channels of a row at `offset`. */
+/* Zeros for what ka, qa and kd leave to far_terms, of a lane's channels of a row at `offset`. It
+ * makes kb again, since 2^-gam may be no number. */
 template <int K>
-__device__ __forceinline__ void leave_far(Decayed<K> &out, const float gam[K / 32], int offset) {
+__device__ __forceinline__ void leave_far(Decayed<K> &out, const float k[K / 32],
+                                          const float gam[K / 32], const float next[K / 32],
+                                          int offset) {
 #pragma unroll
     for (int e = 0; e < K / 32; e++) {
+        out.kb[offset + e] = __float2bfloat16_rn(k[e] * ex2(next[e] - gam[e]));
         if (is_far(gam[e])) out.kd[offset + e] = __float2bfloat16_rn(0.f);
         if (is_low(gam[e])) out.ka[offset + e] = out.qa[offset + e] = __float2bfloat16_rn(0.f);
     }
@@ -167,41 +188,58 @@ __device__ __forceinline__ void leave_far(Decayed<K> &out, const float gam[K / 3
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &ahead,
                                            const Place &p, int row0, int ch, const float *before,
-                                           const float *next, bool first) {
+                                           const float *next, bool wide, bool first) {
     const int E = K / 32, N = 512 / K;
     Decayed<K> &out = sm.big.rows();
     GateRows<K, N> &g = ahead.g;
-    bool wide = is_wide<K / 32>(sm.wide[row0 / 16]);
+    float start[E], step[E];
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        start[e] = ex2(before[e]);
+        step[e] = ex2(next[e]);
+    }
 #pragma unroll
     for (int i = 0; i < N; i++) {
         int r = row0 + i, offset = rows_at(r, ch / 8) + ch % 8;
-        float k[E], q[E], down[E], up[E], on[E];
-        uint32_t y[E / 2];
+        float k[E], q[E], f[E], y[E];
+        uint32_t w[E / 2];
         ahead.x.normed(k, q, i, p.zero);
-        if (!TIGHT || first) {
-#pragma unroll
-            for (int e = 0; e < E; e++)
-                up[e] = ex2(g.sum[i][e] + before[e]);
-            scaled<E>(y, k, up);
-            store_pairs<E>(sm.x.kgam + offset, y);
-        }
-        if (TIGHT && first) continue;
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            down[e] = ex2(g.sum[i][e]);
-            up[e] = ex2(-g.sum[i][e]);
-            on[e] = ex2(next[e] - g.sum[i][e]);
+            f[e] = ex2(g.sum[i][e]);
+            y[e] = f[e] * start[e];
         }
-        scaled<E>(y, k, down);
-        store_pairs<E>(out.ka + offset, y);
-        scaled<E>(y, q, down);
-        store_pairs<E>(out.qa + offset, y);
-        scaled<E>(y, k, on);
-        store_pairs<E>(out.kb + offset, y);
-        scaled<E>(y, k, up);
-        store_pairs<E>(out.kd + offset, y);
-        if (wide) leave_far<K>(out, g.sum[i], offset);
+        if (!TIGHT || first) {
+            scaled<E>(w, k, y);
+            store_pairs<E>(sm.x.kgam + offset, w);
+        }
+        if (TIGHT && first) continue;
+        scaled<E>(w, k, f);
+        store_pairs<E>(out.ka + offset, w);
+        scaled<E>(w, q, f);
+        store_pairs<E>(out.qa + offset, w);
+#pragma unroll
+        for (int e = 0; e < E; e++) {
+            f[e] = ex2(-g.sum[i][e]);
+            y[e] = f[e] * step[e];
+        }
+        scaled<E>(w, k, y);
+        store_pairs<E>(out.kb + offset, w);
+        scaled<E>(w, k, f);
+        store_pairs<E>(out.kd + offset, w);
+        if (wide) leave_far<K>(out, k, g.sum[i], next, offset);
     }
+}
+
+/* Channel ch of the gates of row r on their path to fragments, in place of the row's kb and kd. The
+ * pieces of 16 bytes are permuted: neither rows nor fragments have a bank twice. */
+template <int K> __device__ __forceinline__ float *gate_at(Decayed<K> &rows, int r, int ch) {
+    return (float *)rows.kb + (ch / 32 * C + r) * 32 + (ch % 32 ^ r % 4 * 8);
+}
+
+/* The warps of a 16 x K block meet. */
+template <int K> __device__ __forceinline__ void meet_block(const Lane &l) {
+    meet_part(1 + l.I, K);
 }
 
 /* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
@@ -209,11 +247,11 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                           const dpg_tensors &t, const GradArgs &a, const Place &p,
-                                          Ahead<K> &ahead, bool first, Gates gam) {
-    const int E = K / 32, N = 512 / K;
+                                          Ahead<K> &ahead, bool first, Gates gam, int phase) {
+    const int E = K / 32, N = 512 / K, GROUPS = 16 / N;
     Lane l;
-    int row0 = l.warp * N, ch = l.lane * E, I = row0 / 16;
-    float *gates = (float *)&sm.big.rows(); /* [C][K + 8] until they are fragments */
+    int row0 = 16 * l.I + N * l.cq, ch = l.lane * E;
+    auto &of = sm.of_block.gate;
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
     if (threadIdx.x < C) {
@@ -221,8 +259,10 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
         sm.raw_beta[threadIdx.x] = ahead.beta;
     }
     g.finish(d, p, row0);
+    if (first) bar_wait(&sm.left, phase ^ 1);
+    put_words<E>(sm.x.group[row0 / N] + ch, g.sum[N - 1]);
+    if (l.cq == 0) put_words<E>(of.first[l.I] + ch, g.sum[0]);
     x.finish(d, p, row0, l.lane);
-    g.publish(sm.x.anchors, row0, ch);
     if (l.lane % (32 / N) == 0) {
         int r = row0 + l.lane / (32 / N);
         sm.rk[r] = x.rk;
@@ -230,30 +270,62 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
         if (a.norm) a.norm[p.tile * 2 * C + r] = x.rk;
         if (a.norm) a.norm[p.tile * 2 * C + C + r] = x.rq;
     }
-    __syncthreads();
-    if (threadIdx.x < K)
-        sm.anchor[4][threadIdx.x] = solve_anchors(sm.x.anchors, sm.anchor, sm.wide, threadIdx.x);
-    __syncthreads();
-    float before[E], next[E], here[E];
-    load_words<E>(before, sm.anchor[I] + ch);
-    load_words<E>(next, sm.x.anchors.next[I] + ch);
-    load_words<E>(here, sm.x.anchors.here[l.warp] + ch);
+    meet_block<K>(l);
+    float here[E] = {}, all[E] = {}, one[E], two[E];
+    load_words<E>(one, of.first[l.I] + ch);
 #pragma unroll
-    for (int i = 0; i < N; i++)
+    for (int n = 0; n < GROUPS; n++) {
+        load_words<E>(two, sm.x.group[l.I * GROUPS + n] + ch);
 #pragma unroll
         for (int e = 0; e < E; e++) {
-            g.sum[i][e] += here[e];
-            gates[(row0 + i) * GAM_STRIDE(K) + ch + e] = g.sum[i][e];
+            if (n == l.cq) here[e] = all[e] - one[e];
+            all[e] += two[e];
         }
+    }
+    if (FAULT(GATE_BACK))
+        for (int e = 0; e < E; e++)
+            here[e] = all[e] - (all[e] - (here[e] + one[e])) - one[e];
+    if (l.cq == 0) put_words<E>(of.all[l.I] + ch, all);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            g.sum[i][e] += here[e];
+        put_words<E>(gate_at(sm.big.rows(), row0 + i, ch), g.sum[i]);
+    }
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
             *(float2 *)(gam[n] + 2 * r) =
-                *(const float2 *)(gates + l.row(r) * GAM_STRIDE(K) + 32 * l.cq + 8 * n + 2 * l.tc);
-    __syncthreads();
-    write_rows(sm, ahead, p, row0, ch, before, next, first);
+                *(const float2 *)gate_at(sm.big.rows(), l.row(r), 32 * l.cq + 8 * n + 2 * l.tc);
+    float before[E] = {}, next[E] = {};
+    bool wide = false;
+    for (int b = 0; b < l.I; b++) {
+        load_words<E>(two, of.all[b] + ch);
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            before[e] += two[e];
+    }
+    if (l.I < 3) load_words<E>(next, of.first[l.I + 1] + ch);
+    float end[E];
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        end[e] = before[e] + all[e];
+        before[e] += one[e];
+        float in = all[e] - one[e];
+        next[e] += in;
+        wide |= is_far(in) || is_lost(next[e]);
+    }
+    wide = __any_sync(~0u, wide);
+    if (l.cq == 0) {
+        put_words<E>(sm.anchor[l.I] + ch, before);
+        if (l.I == 3) put_words<E>(sm.anchor[4] + ch, end);
+        if (l.lane == 0) sm.wide[l.I] = wide;
+    }
+    meet_block<K>(l);
+    write_rows(sm, ahead, p, row0, ch, before, next, wide, first);
 }
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
@@ -384,7 +456,7 @@ struct Carried {
     float dq[4][4], dk[4][4], dg[4][4];
 };
 /* Its raw rows of k and q, pairs of channels. */
-struct Given {
+struct alignas(16) Given {
     uint32_t k[4][2], q[4][2];
 };
 
@@ -416,10 +488,31 @@ __device__ __forceinline__ void load_given(Given &c, const Dims &d, const dpg_te
 }
 /* Rows behind the end read the last one. */
 __device__ __forceinline__ void end_given(Given &c, const Place &p, const Lane &l) {
+    if (p.rows == C) return;
 #pragma unroll
     for (int x = 0; x < 8; x++)
         if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
 }
+
+/* They lie in shared memory while sums of pairs need the registers. */
+template <int K> struct Kept {
+    uint4 (*at)[GRAD_THREADS(K)];
+    __device__ __forceinline__ void put(const Given &x) {
+        const uint32_t *w = x.k[0];
+        unsigned thread = thread_again();
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            at[n][thread] = make_uint4(w[4 * n], w[4 * n + 1], w[4 * n + 2], w[4 * n + 3]);
+    }
+    __device__ __forceinline__ void get(Given &x) const {
+        compiler_fence();
+        uint32_t *w = x.k[0];
+        unsigned thread = thread_again();
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            *(uint4 *)(w + 4 * n) = at[n][thread];
+    }
+};
 
 /* From the plain products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg. Also the column
  * sums of the chunk's writes. */
@@ -449,7 +542,7 @@ __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &
     }
     column_sums<8>(written, l.lane);
     int at = column_sums_at<8>(l.gr);
-    sm.written[l.I][32 * l.cq + 8 * (at / 2) + 2 * l.tc + at % 2] = written[0];
+    sm.of_block.dg.written[l.I][32 * l.cq + 8 * (at / 2) + 2 * l.tc + at % 2] = written[0];
 }
 
 /* Adds the parts of pairs: of what a row reads; of what it writes. */
@@ -457,50 +550,52 @@ template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c, float sq[4][4],
                                          float sr[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
-    if (is_wide<K / 32>(sm.wide[l.I]))
+    if (sm.wide[l.I])
 #pragma unroll
         for (int x = 0; x < 16; x++)
             if (is_low(c.gam[x / 4][x % 4])) sq[x / 4][x % 4] = sr[x / 4][x % 4] = 0.f;
 #pragma unroll
-    for (int n = 0; n < 4; n++)
+    for (int h = 0; h < 2; h++) {
+        uint32_t ka[4], qa[4];
+        own_rows(ka, b.ka, h, l);
+        own_rows(qa, b.qa, h, l);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int at = rows_at(l.row(r), (32 * l.cq + 8 * n) / 8) + 2 * l.tc;
-            float2 ka = unpack2(lds32(b.ka + at)), qa = unpack2(lds32(b.qa + at));
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int i = 2 * r + e;
-                float down = ex2(c.gam[n][i]);
-                c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
-                c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
-                c.dg[n][i] += (e ? qa.y : qa.x) * sq[n][i] + (e ? ka.y : ka.x) * sr[n][i];
-            }
+        for (int x = 0; x < 8; x++) {
+            int n = 2 * h + x / 4, i = x % 4;
+            float down = ex2(c.gam[n][i]);
+            c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
+            c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
+            c.dg[n][i] += own_word(qa, x) * sq[n][i] + own_word(ka, x) * sr[n][i];
         }
+    }
 }
-template <int K, int V, bool TIGHT>
+/* WIDE: the block has decays whose inverse is no number. */
+template <bool WIDE, int K, int V, bool TIGHT>
 __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
                                           const float sw[4][4], float sx[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
-    if (is_wide<K / 32>(sm.wide[l.I]))
+    if (WIDE)
 #pragma unroll
         for (int x = 0; x < 16; x++)
             if (is_far(c.gam[x / 4][x % 4])) sx[x / 4][x % 4] = 0.f;
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
-        float2 an = *(const float2 *)(sm.anchor[l.I] + ch);
-        float2 to = *(const float2 *)(sm.anchor[l.I + 1] + ch);
+    for (int h = 0; h < 2; h++) {
+        uint32_t kb[4], kd[4];
+        own_rows(kb, b.kb, h, l);
+        own_rows(kd, b.kd, h, l);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int at = rows_at(l.row(r), ch / 8) + ch % 8;
-            float2 kb = unpack2(lds32(b.kb + at)), kd = unpack2(lds32(b.kd + at));
+        for (int m = 0; m < 2; m++) {
+            int n = 2 * h + m, ch = 32 * l.cq + 8 * n + 2 * l.tc;
+            float2 an = *(const float2 *)(sm.anchor[l.I] + ch);
+            float2 to = *(const float2 *)(sm.anchor[l.I + 1] + ch);
+            float next[2] = {to.x - an.x, to.y - an.y}, step[2] = {ex2(next[0]), ex2(next[1])};
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int i = 2 * r + e;
-                float g = c.gam[n][i], up = ex2(fminf(-g, NEAR));
-                float on = ex2((e ? to.y - an.y : to.x - an.x) - g);
+            for (int i = 0; i < 4; i++) {
+                float g = c.gam[n][i], up = ex2(WIDE ? fminf(-g, NEAR) : -g);
+                float on = WIDE ? ex2(next[i % 2] - g) : up * step[i % 2];
                 c.dk[n][i] += fmaf(on, sw[n][i], up * sx[n][i]);
-                c.dg[n][i] -= (e ? kb.y : kb.x) * sw[n][i] + (e ? kd.y : kd.x) * sx[n][i];
+                c.dg[n][i] -=
+                    own_word(kb, 4 * m + i) * sw[n][i] + own_word(kd, 4 * m + i) * sx[n][i];
             }
         }
     }
@@ -563,7 +658,7 @@ __device__ __forceinline__ void sum_dg(GradSmem<K, V, TIGHT> &sm, Carried &c, co
             lo += __shfl_sync(~0u, hi, l.tc);
             c.dg[n][e] = lo;
             c.dg[n][2 + e] = hi;
-            if (l.gr == 0) sm.total[l.I][32 * l.cq + 8 * n + 2 * l.tc + e] = lo;
+            if (l.gr == 0) sm.of_block.dg.total[l.I][32 * l.cq + 8 * n + 2 * l.tc + e] = lo;
         }
 }
 
@@ -599,11 +694,12 @@ __device__ __forceinline__ void through_norm(float dx[4][4], const uint32_t give
 #pragma unroll
         for (int i = 0; i < K / 32; i++)
             sum += dot[i][l.row(r)];
+        sum *= -n1;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             float2 x = unpack2(given[n][r]);
-            dx[n][2 * r] = (dx[n][2 * r] - x.x * n1 * sum) * n1;
-            dx[n][2 * r + 1] = (dx[n][2 * r + 1] - x.y * n1 * sum) * n1;
+            dx[n][2 * r] = fmaf(x.x, sum, dx[n][2 * r]) * n1;
+            dx[n][2 * r + 1] = fmaf(x.y, sum, dx[n][2 * r + 1]) * n1;
         }
     }
 }
@@ -661,7 +757,7 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
         const float2 bias = raw.bias[n].get(d.bias_type);
         float2 from = *(const float2 *)(sm.z + ch); /* with those of the later blocks */
         for (int M = 3; M > l.I; M--) {
-            float2 later = *(const float2 *)(sm.total[M] + ch);
+            float2 later = *(const float2 *)(sm.of_block.dg.total[M] + ch);
             from.x += later.x;
             from.y += later.y;
         }
@@ -670,12 +766,12 @@ __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Di
             float2 x = raw.g[n][r].get(d.g_bf16);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
+                float dg = mine[r] ? c.dg[n][2 * r + e] + (e ? from.y : from.x) : 0.f;
                 GateGrad y =
-                    gate_grad_fast<GATE>(c.dg[n][2 * r + e] + (e ? from.y : from.x), e ? x.y : x.x,
-                                         a, e ? bias.y : bias.x, d.lower_bound);
+                    gate_grad_fast<GATE>(dg, e ? x.y : x.x, a, e ? bias.y : bias.x, d.lower_bound);
                 c.dg[n][2 * r + e] = y.raw;
-                sums[2 * n + e] += mine[r] ? y.dA_log : 0.f;
-                sums[8 + 2 * n + e] += mine[r] ? y.ddt_bias : 0.f;
+                sums[2 * n + e] += y.dA_log;
+                sums[8 + 2 * n + e] += y.ddt_bias;
             }
         }
     }
@@ -691,8 +787,8 @@ template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm) {
     int ch = thread_again();
     if (ch < K)
-        sm.z[ch] +=
-            (sm.written[0][ch] + sm.written[1][ch]) + (sm.written[2][ch] + sm.written[3][ch]);
+        sm.z[ch] += (sm.of_block.dg.written[0][ch] + sm.of_block.dg.written[1][ch]) +
+                    (sm.of_block.dg.written[2][ch] + sm.of_block.dg.written[3][ch]);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
@@ -717,12 +813,12 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         float dZ[NT][4] = {}, E[NT][4] = {};
         bar_wait(&sm.came[0], phase);
         bar_wait(&sm.came[1], phase);
-        Solved s = {sm.T, sm.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.X};
+        Solved s = {sm.T, sm.o.dE, sm.x.kgam, sm.big.states().h, sm.L, sm.o.X};
         solve_back<K, NT, !TIGHT>(dZ, E, s, l.I, l.cq * NT / 2, l.lane, [] {});
+        meet_part(5 + l.cq, 128); /* who reads these columns of dv_new */
+        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.o.dE, sm.of_row.db[0]);
         __syncthreads();
-        finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.of_row.db[0]);
-        __syncthreads();
-        store_dv<K, V>(d, sm.raw_beta, g, p, sm.dE, sm.of_row.db[0]);
+        store_dv<K, V>(d, sm.raw_beta, g, p, sm.o.dE, sm.of_row.db[0]);
     }
     /* dP over T, dL over L. */
     __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
@@ -735,37 +831,36 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
                 pack2(i < end ? acc[n][2 * r] : 0.f, i + 1 < end ? acc[n][2 * r + 1] : 0.f);
         }
     }
-    __device__ __forceinline__ void states(Carried &c, int phase) {
+    __device__ __forceinline__ void states(Carried &c, Given &x, int phase) {
         Lane l;
         Place p = place(phase);
         float dr[4][4] = {}, dw[4][4] = {};
         States<K, V> &s = sm.big.states();
 #pragma unroll
-        for (int x = 0; x < 16; x++)
-            c.dq[x / 4][x % 4] = 0.f;
-        Given x;
+        for (int y = 0; y < 16; y++)
+            c.dq[y / 4][y % 4] = 0.f;
         auto pairs = [&](const Block &x, const float(*acc)[4]) {
             own_pairs(sm.own, p.lr, x, acc, l);
             store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc, l);
         };
         if (!TIGHT && has_warpgroups()) {
             bar_wait(&sm.came[2], phase);
-            wg_states<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, d.scale, l, pairs);
+            wg_states<K, V>(c.dq, dr, dw, sm.o.dos, sm.o.dE, sm.o.X, s.h, s.dh, d.scale, l, pairs);
             load_given<K>(x, d, t, p, l);
             /* by the warps that had fewer blocks of pairs */
             int part = K == 64 ? l.cq - 1 : l.cq % 2 ? l.cq / 2 : -1;
-            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], part * 128 + l.I * 32 + l.lane);
+            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], part * 4 + l.I, l.lane);
             wg_state_wait(c.dq, dr, dw);
         } else {
             load_given<K>(x, d, t, p, l);
             bar_wait(&sm.came[2], phase);
             for (int i = l.warp; i < 20; i += K / 8) {
                 float acc[2][4] = {};
-                pair_block<V>(acc, sm.dos, sm.dE, sm.X, Block(i), d.scale, l.lane);
+                pair_block<V>(acc, sm.o.dos, sm.o.dE, sm.o.X, Block(i), d.scale, l.lane);
                 pairs(Block(i), acc);
             }
-            state_products<K, V>(c.dq, dr, dw, sm.dos, sm.dE, sm.X, s.h, s.dh, l);
-            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp * 32 + l.lane - 2 * K);
+            state_products<K, V>(c.dq, dr, dw, sm.o.dos, sm.o.dE, sm.o.X, s.h, s.dh, l);
+            state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp - K / 16, l.lane);
         }
         end_given(x, p, l);
         states_part(sm, c, x, dr, dw, d.scale, l);
@@ -783,13 +878,17 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         float sw[4][4] = {}, sx[4][4] = {};
         write_pairs(sm, l, sw, sx);
         parked.get(c.gam);
-        add_write(sm, c, sw, sx, l);
+        if (sm.wide[l.I])
+            add_write<true>(sm, c, sw, sx, l);
+        else
+            add_write<false>(sm, c, sw, sx, l);
     }
-    __device__ __forceinline__ void far(const Place &p, Carried &c, Given &x, const Lane &l) {
-        if (!is_wide<K / 8>(sm.wide[0])) return;
-        end_given(x, p, l);
+    __device__ __forceinline__ void far(const Place &p, Carried &c, const Lane &l) {
+        if (!is_wide<4>(sm.wide)) return;
+        Given x;
+        Kept<K>{sm.given}.get(x);
         for (int b = 0; b < 4; b++) {
-            if (!is_wide<K / 32>(sm.wide[b])) continue;
+            if (!sm.wide[b]) continue;
             far_terms(sm, plan, t, p, b);
             if (b == l.I) add_far(sm, c, x, l);
         }
@@ -799,18 +898,21 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
                                          const Lane &l) {
         through_gate<GATE>(sm, d, p, c, raw, l);
     }
-    __device__ __forceinline__ void ends(const Place &p, Carried &c, Given &x, Ahead<K> &ahead,
+    __device__ __forceinline__ void ends(const Place &p, Carried &c, Ahead<K> &ahead, int64_t next,
                                          int phase) {
         Lane l;
         GateRow row = {d, p, K};
         Decayed<K> &out = sm.big.rows();
         RawGates raw;
-        sum_dg(sm, c, l); /* while the rows of k and q come */
         load_raw<K>(raw, d, t, p, l);
-        end_given(x, p, l);
+        sum_dg(sm, c, l); /* while they come */
+        Given x;
+        Kept<K>{sm.given}.get(x);
         add_own(sm, c, x, l);
         if (a.whole) sum_dots(sm, c, x, l);
+        drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
+        if (!TIGHT && next >= 0) Loader<K, V, TIGHT>{sm, a, l.warp, l.lane}.late(next);
         if (a.whole && d.l2norm) {
             through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
             through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
@@ -828,10 +930,13 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             send_tile<K>(out.kb,
                          [&](int r) { return row.here(r) ? (bf16 *)g.dg + row.at(r) : NULL; });
         int ch = threadIdx.x % K, b = threadIdx.x / K;
-        if (b >= 2) return;
-        float(*s)[K] = b ? sm.x.sum.b : sm.x.sum.a;
-        float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
-        a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
+        if (b < 2) {
+            float(*s)[K] = b ? sm.x.sum.b : sm.x.sum.a;
+            float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
+            a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
+        }
+        __syncwarp();
+        bar_arrive_warp(&sm.left, l.lane);
     }
     /* next: -1 behind the last. */
     __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase, Ahead<K> &ahead) {
@@ -840,43 +945,46 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             Place p = place(phase);
             Values<V, NT> v;
             Lane l;
-            Loader<K, V, TIGHT> load = {sm, a, l.lane};
+            Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
             if (TIGHT) ahead.fetch(d, t, p, l);
             v.load(d, t, p, l);
-            make_rows(sm, d, t, a, p, ahead, true, c.gam);
+            make_rows(sm, d, t, a, p, ahead, true, c.gam, phase);
             if (TIGHT) {
                 drain_fence(); /* gates for fragments lay where the states are loaded */
                 __syncthreads();
-                if (l.warp == 0) load.early(i);
-                if (l.warp == 0) load.late(i);
+                load.early(i);
+                load.late(i);
             }
             drain_fence(); /* kgam */
             __syncthreads();
             solve(v, phase);
         }
         if (threadIdx.x == 0) sm.place[phase ^ 1] = place_of(d, next < 0 ? i : next);
-        states(c, phase);
+        Given x;
+        states(c, x, phase);
         drain_fence(); /* dP and dL lie where T and L come */
         __syncthreads();
         Lane l;
-        Loader<K, V, TIGHT> load = {sm, a, l.lane};
+        Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
         if (TIGHT) {
             Place p = place(phase);
             ahead.fetch(d, t, p, l);
-            make_rows(sm, d, t, a, p, ahead, false, c.gam);
+            sum_written(sm);
+            __syncthreads(); /* what it has read is written anew */
+            make_rows(sm, d, t, a, p, ahead, false, c.gam, phase);
             __syncthreads();
-        } else if (next >= 0 && l.warp == 0)
+        } else if (next >= 0)
             load.early(next);
-        sum_written(sm);
+        Kept<K>{sm.given}.put(x);
+        if (!TIGHT) sum_written(sm);
         pairs(c);
         Place p = place(phase);
-        Given x;
-        load_given<K>(x, d, t, p, l);
-        far(p, c, x, l);
-        ends(p, c, x, ahead, phase);
-        drain_fence();
-        __syncthreads();
-        if (!TIGHT && next >= 0 && l.warp == 0) load.late(next);
+        far(p, c, l);
+        ends(p, c, ahead, next, phase);
+        if (TIGHT) {
+            drain_fence();
+            __syncthreads();
+        }
     }
 };
 
@@ -894,12 +1002,13 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 3; i++)
             bar_init(&sm.came[i], FULL_COUNT);
+        bar_init(&sm.left, EMPTY_COUNT(K / 8));
         bar_init_end();
     }
     __syncthreads();
     Lane l;
-    Loader<K, V, TIGHT> load = {sm, a, l.lane};
-    if (!TIGHT && l.warp == 0) {
+    Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
+    if (!TIGHT) {
         load.early(blockIdx.x);
         load.late(blockIdx.x);
     }

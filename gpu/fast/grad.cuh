@@ -34,6 +34,27 @@ struct Lane {
     __device__ __forceinline__ int row(int r) const { return 16 * I + gr + 8 * r; }
 };
 
+/* The warp's rows of a tile in shared memory (ROWS), its channels 16 h .. The lane's word x is
+ * [n][row half, e]. */
+__device__ __forceinline__ void own_rows(uint32_t y[4], const bf16 *tile, int h, const Lane &l) {
+    ldsm4(y, walk_across(tile, 16 * l.I, l.lane).at(2 * l.cq + h));
+}
+__device__ __forceinline__ float own_word(const uint32_t y[4], int x) {
+    float2 f = unpack2(y[x / 4 + x % 4 / 2 * 2]);
+    return x % 2 ? f.y : f.x;
+}
+/* All of its channels; at(): the lane's of n-tile n, row half r. */
+struct OwnRows {
+    uint32_t y[2][4];
+    __device__ __forceinline__ OwnRows(const bf16 *tile, const Lane &l) {
+        own_rows(y[0], tile, 0, l);
+        own_rows(y[1], tile, 1, l);
+    }
+    __device__ __forceinline__ float2 at(int n, int r) const {
+        return unpack2(y[n / 2][n % 2 + 2 * r]);
+    }
+};
+
 /* N (8 or 16) values of the 8 lanes that share columns: their sums over these lanes, N / 8 of them
  * in each. Lane gr gets those from column_sums_at<N>(gr) on: each step halves what a lane still
  * holds. */
@@ -73,13 +94,13 @@ __device__ __forceinline__ GateGrad gate_grad_fast(float dg, float graw, float a
                                                    float lower) {
     GateGrad y = {dg, 0.f, 0.f};
     if (GATE == DP_GATE_LOG) return y;
-    float x = graw + bias, z = GATE == DP_GATE_SOFTPLUS ? x : a * x;
-    float e = ex2(-fabsf(z) * LOG2E), over = rcp(1.f + e);
+    float x = graw + bias, z = GATE == DP_GATE_SOFTPLUS ? x * LOG2E : x * (a * LOG2E);
+    float e = ex2(-fabsf(z)), over = rcp(1.f + e);
     if (GATE == DP_GATE_SOFTPLUS) {
         y.raw = -dg * a * (x < 0 ? e * over : over);
         y.dA_log = -dg * a * fmaf(e * LN2, log2_1p_over(e), fmaxf(x, 0.f));
     } else {
-        y.raw = dg * (lower * e * over * over * a);
+        y.raw = dg * (e * over * over * (lower * a));
         y.dA_log = y.raw * x;
     }
     y.ddt_bias = y.raw;
@@ -242,8 +263,8 @@ __device__ __forceinline__ void send_pieces(W which, F from, T to) {
 template <int K, int V>
 __device__ __forceinline__ void store_dv(const Dims &d, const RawWord *beta, const dpg_grads &g,
                                          const Place &p, const bf16 *dE, const float *db) {
-    int s = thread_again();
-    if (s < p.rows) {
+    unsigned s = thread_again();
+    if ((int)s < p.rows) {
         int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr);
         float sum = 0.f;
         for (int i = 0; i < K / 32; i++)
@@ -253,8 +274,8 @@ __device__ __forceinline__ void store_dv(const Dims &d, const RawWord *beta, con
     if (!d.d_bf16) return;
     send_pieces<C * V / 8 / GRAD_THREADS(K)>(
         [&](int i) { return s + i * GRAD_THREADS(K); },
-        [&](int x) { return dE + piece_at(C, x % (V / 8) / 2, x / (V / 8), x % 2); },
-        [&](int x) {
+        [&](unsigned x) { return dE + piece_at(C, x % (V / 8) / 2, x / (V / 8), x % 2); },
+        [&](unsigned x) {
             int r = x / (V / 8);
             return row_here(d, p, r)
                        ? (bf16 *)g.dv + row_at(p.c.t0, d.HV, p.hv, r, p.lr) * V + x % (V / 8) * 8
@@ -304,13 +325,13 @@ template <int K> struct PairPart {
     template <int V>
     __device__ __forceinline__ void products(float acc[N][4][4], const bf16 *dos, const bf16 *dE,
                                              const bf16 *X) const {
-        const bf16 *left = is_L ? dE : dos;
+        uint64_t left = slice_desc(is_L ? dE : dos, 0, C), right = slice_desc(X, 16 * J, C);
 #pragma unroll
         for (int v = 0; v < V / 16; v++)
 #pragma unroll
             for (int n = 0; n < N; n++)
-                wg_mul_32<0>(acc[n], slice_desc(left + v * C * 16, 0, C),
-                             slice_desc(X + v * C * 16, 16 * J + 32 * n, C), v == 0);
+                wg_mul_32<0>(acc[n], desc_at(left, v * C * 2), desc_at(right, v * C * 2 + n * 64),
+                             v == 0);
     }
     /* f(block, its sums) of the warp's blocks. */
     template <class F>
@@ -350,11 +371,33 @@ __device__ __forceinline__ void own_pairs(float *own, int lr, const Block &x, co
     }
 }
 
-/* Sum of S_0 o dS_c over piece x of their tiles: channel x % K, 8 columns. */
+/* exp2(total) o rowsum(S_0 o dS_c) of the 16 channels of `block`, none if it is < 0, by a warp. It
+ * is the diagonal of a product, whose terms are exact. */
 template <int K, int V>
-__device__ __forceinline__ float state_piece(const bf16 *h, const bf16 *dh, int x) {
-    int ch = x % K, col = x / K, at = piece_at(K, col / 2, ch, col % 2);
-    uint4 y = *(const uint4 *)(h + at), w = *(const uint4 *)(dh + at);
+__device__ __forceinline__ void state_sums(float *z, const bf16 *h, const bf16 *dh,
+                                           const float *total, int block, int lane) {
+    if (block < 0) return;
+    uint32_t h_at = slice_down(h, 16 * block, lane), dh_at = slice_across(dh, 16 * block, lane);
+    float acc[2][2][4] = {}; /* two chains of half the length */
+#pragma unroll
+    for (int v = 0; v < V / 16; v++) {
+        uint32_t a[4], b[4];
+        ldsm4(a, h_at + v * K * 32);
+        ldsm4(b, dh_at + v * K * 32);
+        two(acc[v % 2][0], acc[v % 2][1], a, b);
+    }
+    int gr = lane / 4;
+    if (lane % 4 != gr / 2) return;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const float *x = acc[0][n] + 2 * n, *y = acc[1][n] + 2 * n;
+        int ch = 16 * block + 8 * n + gr;
+        z[ch] = ex2(total[ch]) * (gr % 2 ? x[1] + y[1] : x[0] + y[0]);
+    }
+}
+/* Sum of S_0 o dS_c over 8 columns of a channel. */
+__device__ __forceinline__ float piece_sum(const bf16 *h, const bf16 *dh) {
+    uint4 y = *(const uint4 *)h, w = *(const uint4 *)dh;
     const uint32_t *ys = (const uint32_t *)&y, *ws = (const uint32_t *)&w;
     float sum = 0.f;
 #pragma unroll
@@ -363,19 +406,6 @@ __device__ __forceinline__ float state_piece(const bf16 *h, const bf16 *dh, int 
         sum = fmaf(a.x, b.x, fmaf(a.y, b.y, sum));
     }
     return sum;
-}
-/* exp2(total) o rowsum(S_0 o dS_c) of a channel, 2 threads a channel: those from 0 on. */
-template <int K, int V>
-__device__ __forceinline__ void state_sums(float *z, const bf16 *h, const bf16 *dh,
-                                           const float *total, int thread) {
-    if (thread < 0) return;
-    int ch = thread / 2, part = thread % 2;
-    float sum = 0.f;
-#pragma unroll 4
-    for (int x = part; x < V / 8; x += 2)
-        sum += state_piece<K, V>(h, dh, x * K + ch);
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    if (part == 0) z[ch] = ex2(total[ch]) * sum;
 }
 
 /* Products over V of rows 16 I .. with channels 32 cq ..: dq += do S_0', dr += dE S_0', dw += X
@@ -408,14 +438,14 @@ __device__ __forceinline__ void state_products(float dq[4][4], float dr[4][4], f
 template <int K, int V>
 __device__ __forceinline__ void wg_state_products(float dq[4][4], float dr[4][4], float dw[4][4],
                                                   const bf16 *dos, const bf16 *dE, const bf16 *X,
-                                                  const bf16 *h, const bf16 *dh, const Lane &l) {
+                                                  const bf16 *h, const bf16 *dh, int cq) {
+    uint64_t od = slice_desc(dos, 0, C), ed = slice_desc(dE, 0, C), xd = slice_desc(X, 0, C);
+    uint64_t hd = slice_desc(h, 32 * cq, K), dhd = slice_desc(dh, 32 * cq, K);
 #pragma unroll
     for (int v = 0; v < V / 16; v++) {
-        uint64_t hd = slice_desc(h + v * K * 16, 32 * l.cq, K);
-        uint64_t dhd = slice_desc(dh + v * K * 16, 32 * l.cq, K);
-        wg_mul_32<0>(dq, slice_desc(dos + v * C * 16, 0, C), hd, v == 0);
-        wg_mul_32<0>(dr, slice_desc(dE + v * C * 16, 0, C), hd, v == 0);
-        wg_mul_32<0>(dw, slice_desc(X + v * C * 16, 0, C), dhd, v == 0);
+        wg_mul_32<0>(dq, desc_at(od, v * C * 2), desc_at(hd, v * K * 2), v == 0);
+        wg_mul_32<0>(dr, desc_at(ed, v * C * 2), desc_at(hd, v * K * 2), v == 0);
+        wg_mul_32<0>(dw, desc_at(xd, v * C * 2), desc_at(dhd, v * K * 2), v == 0);
     }
 }
 /* Waits for them. */
@@ -431,12 +461,13 @@ template <int K, int V, class F>
 __device__ __forceinline__ void
 wg_states(float dq[4][4], float dr[4][4], float dw[4][4], const bf16 *dos, const bf16 *dE,
           const bf16 *X, const bf16 *h, const bf16 *dh, float scale, const Lane &l, F f) {
-    PairPart<K> part(l.cq);
+    int cq = __shfl_sync(~0u, l.cq, 0); /* alike in all lanes, as descriptors are */
+    PairPart<K> part(cq);
     float acc[PairPart<K>::N][4][4] = {};
     wg_fence();
     part.template products<V>(acc, dos, dE, X);
     wg_commit();
-    wg_state_products<K, V>(dq, dr, dw, dos, dE, X, h, dh, l);
+    wg_state_products<K, V>(dq, dr, dw, dos, dE, X, h, dh, cq);
     wg_commit();
     wg_wait<1>();
 #pragma unroll
@@ -467,11 +498,11 @@ __device__ __forceinline__ void stage(bf16 *tile, const float x[4][4], const Lan
     store_16x16(to.at(2 * l.cq + 1), x[2], x[3]);
 }
 template <int K, class F> __device__ __forceinline__ void send_tile(const bf16 *tile, F row) {
-    int thread = thread_again();
+    unsigned thread = thread_again();
     send_pieces<C * K / 8 / GRAD_THREADS(K)>(
         [&](int i) { return thread + i * GRAD_THREADS(K); },
-        [&](int x) { return tile + rows_at(x / (K / 8), x % (K / 8)); },
-        [&](int x) {
+        [&](unsigned x) { return tile + rows_at(x / (K / 8), x % (K / 8)); },
+        [&](unsigned x) {
             bf16 *to = row(x / (K / 8));
             return to ? to + x % (K / 8) * 8 : NULL;
         });

@@ -160,6 +160,7 @@ template <int K, int V>
 __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
                                             const float dw[4][4], float scale, float &all,
                                             const Lane &l) {
+    OwnRows ks(sm.k, l), qs(sm.q, l);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
@@ -167,8 +168,7 @@ __device__ __forceinline__ void states_part(OneSmem<K, V> &sm, float dq[4][4], f
         float q_sum = 0.f, k_sum = 0.f, w_sum = 0.f;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            int at = rows_at(s, 4 * l.cq + n) + 2 * l.tc;
-            float2 k = unpack2(lds32(sm.k + at)), q = unpack2(lds32(sm.q + at));
+            float2 k = ks.at(n, r), q = qs.at(n, r);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
@@ -222,14 +222,14 @@ __device__ __forceinline__ void pairs_part(OneSmem<K, V> &sm, float dq[4][4], fl
 template <int K, int V>
 __device__ __forceinline__ void own_and_dots(OneSmem<K, V> &sm, float dq[4][4], float dk[4][4],
                                              const Lane &l) {
+    OwnRows ks(sm.k, l), qs(sm.q, l);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
         float rk = sm.rk[s], rq = sm.rq[s], own = sm.own[s], dot_q = 0.f, dot_k = 0.f;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            int at = rows_at(s, 4 * l.cq + n) + 2 * l.tc;
-            float2 k = unpack2(lds32(sm.k + at)), q = unpack2(lds32(sm.q + at));
+            float2 k = ks.at(n, r), q = qs.at(n, r);
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int i = 2 * r + e;
@@ -251,17 +251,19 @@ __device__ __forceinline__ void own_and_dots(OneSmem<K, V> &sm, float dq[4][4], 
 template <int K>
 __device__ __forceinline__ void through_norm(float dx[4][4], const bf16 *x, const float dot[][C],
                                              const float *norm, const Lane &l) {
+    OwnRows ys(x, l);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int s = l.row(r);
         float sum = 0.f, n1 = norm[s];
         for (int i = 0; i < K / 32; i++)
             sum += dot[i][s];
+        sum *= -n1;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            float2 y = unpack2(lds32(x + rows_at(s, 4 * l.cq + n) + 2 * l.tc));
-            dx[n][2 * r] = (dx[n][2 * r] - y.x * n1 * sum) * n1;
-            dx[n][2 * r + 1] = (dx[n][2 * r + 1] - y.y * n1 * sum) * n1;
+            float2 y = ys.at(n, r);
+            dx[n][2 * r] = fmaf(y.x, sum, dx[n][2 * r]) * n1;
+            dx[n][2 * r + 1] = fmaf(y.y, sum, dx[n][2 * r + 1]) * n1;
         }
     }
 }
@@ -379,7 +381,7 @@ template <int K, int V> struct GradOne {
                 E[i / 4][i % 4] *= sm.rk[row] * ex2(sm.gam[row]);
             }
         });
-        __syncthreads();
+        meet_part(1 + l.cq, 128); /* who reads these columns of dv_new */
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
         __syncthreads();
         store_dv<K, V>(d, sm.raw_beta, g, p, sm.dE, sm.db[0]);
@@ -410,7 +412,7 @@ template <int K, int V> struct GradOne {
             store_weights(sm, b, p.lr, acc, b.is_L ? 1.f : 1.f / d.scale, l);
         };
         /* S_0 o dS_c, by the warps that had fewer blocks of pairs */
-        auto piece = [&](int x) { all += state_piece<K, V>(sm.h, sm.dh, x); };
+        auto piece = [&](int x) { all += piece_sum(sm.h + 8 * x, sm.dh + 8 * x); };
         bar_wait(&sm.came[1], phase);
         if (has_warpgroups()) {
             wg_states<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, d.scale, l, pairs);

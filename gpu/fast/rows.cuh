@@ -155,13 +155,6 @@ template <int K, int N> struct GateRows {
         else
             activate<DP_GATE_LOWER_BOUND>(d, p, row0);
     }
-    __device__ __forceinline__ void publish(Anchors<K, N> &t, int row0, int ch) const {
-#pragma unroll
-        for (int e = 0; e < E; e++) {
-            t.here[row0 / N][ch + e] = sum[N - 1][e];
-            if (row0 % 16 == 0) t.first[row0 / 16][ch + e] = sum[0][e];
-        }
-    }
 };
 
 /* A lane's channels of N rows of k and q, rounded to bf16, and 1/norms of the rows. */

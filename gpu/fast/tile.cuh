@@ -74,6 +74,21 @@ __device__ __forceinline__ uint64_t slice_desc(const bf16 *slice, int row0, int 
            (uint64_t)16 << 32 | (uint64_t)3 << 62;
 }
 
+/* The operand 16 n bytes further on. */
+__device__ __forceinline__ uint64_t desc_at(uint64_t desc, int n) {
+    return desc >> 32 << 32 | ((uint32_t)desc + n);
+}
+
+/* n threads of a block meet at its barrier `id`. In plain builds all of them do: after barriers of
+ * a part of a block racecheck no longer recognises those of the whole block. */
+__device__ __forceinline__ void meet_part(int id, int n) {
+#ifdef DPG_PLAIN_LOADS
+    __syncthreads();
+#else
+    sync_part(id, n);
+#endif
+}
+
 /* Two n-tiles. */
 __device__ __forceinline__ void two(float c0[4], float c1[4], const uint32_t a[4],
                                     const uint32_t b[4]) {
