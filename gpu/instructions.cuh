@@ -279,6 +279,19 @@ __device__ __forceinline__ void wg_mul_16(float (*d)[4], const uint32_t a[4], ui
 #endif
 }
 
+/* The same of 32 columns. */
+template <int T>
+__device__ __forceinline__ void wg_mul_32(float (*d)[4], const uint32_t a[4], uint64_t b,
+                                          bool first) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %22, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,"
+                 "%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, p, 1, 1, %21;\n}"
+                 : R4(d[0]), R4(d[1]), R4(d[2]), R4(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
+#endif
+}
+
 /* A warpgroup asks for registers that others of its block have released, so that it has N a
  * thread. */
 template <int N> __device__ __forceinline__ void take_registers() {
@@ -507,6 +520,12 @@ __device__ __forceinline__ bool elected(int lane) {
     return is;
 #else
     return lane == 0;
+#endif
+}
+/* Fetches the map of later copies. */
+__device__ __forceinline__ void ask_for_map(const CUtensorMap &map) {
+#if DPG_BULK
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 #endif
 }
 /* 64 tokens from `token` on of 64 columns of a head to ROWS on a multiple of 1,024 bytes. They are

@@ -5,6 +5,7 @@
 #include "decode/packed.cuh"
 #include "decode/slots.cuh"
 #include "dp_decode.h"
+#include "plan/launch.cuh"
 #include "plan/paths.cuh"
 #include "plan/shared.cuh"
 
@@ -24,19 +25,6 @@ bool dpg_takes_heads(const Device &dev, const dpg_decode &d);
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
 /* columns.cu: states [V][K]. */
 dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
-
-/* Blocks may start while the kernel before ends: await_grid() waits for its stores. */
-template <class... P>
-static dp_status launch(const Device &dev, void (*kernel)(P...), dim3 blocks, int threads,
-                        size_t shared, cudaStream_t stream, dp_err *e, P... args) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    const cudaLaunchConfig_t c = {blocks, dim3((unsigned)threads), shared, stream,
-                                  &early, dev.major >= 9};
-    CK(e, cudaLaunchKernelEx(&c, kernel, args...));
-    return DP_OK;
-}
 
 /* Requests, heads and 32 columns each. */
 static inline dim3 tiles_of(const dpg_decode &d) {

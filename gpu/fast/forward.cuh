@@ -1,7 +1,8 @@
 /* gpu/fast/forward.cuh - a forward in one kernel, where whole sequences and heads fill the device.
  * It reads rows once, and writes o and the last states alone.
  *
- * A block has a sequence and head, then the next. A step is 32 tokens, its data a slot of a ring.
+ * A block has a sequence and head, or 64 columns of one, then the next. A step is 32 tokens, its
+ * data a slot of a ring.
  * One warp loads rows and says which tokens of which head they are. Makers compute operands of
  * the states from them. Every other warp has 16 columns of a state:
  *
@@ -52,17 +53,24 @@ struct Mapped {
 struct SingleArgs {
     StateArgs a;
     Mapped k, q, v;
+    __device__ __forceinline__ void ask_for_maps() const {
+        ask_for_map(k.step);
+        ask_for_map(q.step);
+        ask_for_map(v.step);
+    }
 };
 
-/* A kernel's SLOT has K, V, its widths, and
+/* A kernel's SLOT has K and V, its widths, of the OF columns of a head, and
  *   kq        rows of k over rows of q, ROWS; operands of Z and S q' at last
  *   v         ROWS of 32
  *   HALVES_OF_O                       of 16 tokens, that o passes through shared memory at once
+ *   ROOMY                             registers of both halves of an update at once
  *   TB, Aqk   triangles
  *   step      its tokens
  *   await_rows(bars, turn)            waits until kq is such operands
  *   Factors f                         of a lane's tokens, once all operands are made
- *   times_keys(z), times_queries(o)   what kq leaves out of Z', of S' q'
+ *   times_keys(z)                     what kq leaves out of Z'
+ *   times_queries(slot, o, lane)      likewise of S' q'
  *   of_update(x, xa, to)              X' as an operand of the update: xa, or made in `to`
  *   update_rows(j)                    the update's other operand, channels 64 j ..
  *   decay(S, y, j)                    S <- decay S + y, the same channels */
@@ -71,7 +79,7 @@ struct SingleArgs {
 
 /* more.load(step, lane) loads what else a step has. Steps without tokens end each role: `ends`. */
 template <class SLOT, class MORE> struct Loader {
-    static const int K = SLOT::K, V = SLOT::V;
+    static const int K = SLOT::K, V = SLOT::V, PARTS = SLOT::OF / V;
     const Dims &d;
     const SingleArgs &a;
     SlotBars &bars;
@@ -83,22 +91,22 @@ template <class SLOT, class MORE> struct Loader {
 
     /* Rows of W numbers to a tile. The copy engine brings a whole step, or a half of it. */
     template <int W, int ROWS>
-    __device__ __forceinline__ void load_step(bf16 *to, const Mapped &from, int head, const Step &s,
-                                              uint64_t *full) {
+    __device__ __forceinline__ void load_step(bf16 *to, const Mapped &from, int x0, int head,
+                                              const Step &s, uint64_t *full) {
 #pragma unroll
         for (int x = 0; x < W; x += 64)
-            fill_tile(to + x * ROWS, from.step, x, head, s.t0, full, 0);
+            fill_tile(to + x * ROWS, from.step, x0 + x, head, s.t0, full, 0);
     }
     template <int W, int ROWS>
-    __device__ __forceinline__ void load_half(bf16 *to, int row0, const Mapped &from, int heads,
-                                              int head, const Step &s, int half, bool whole,
-                                              uint64_t *full) {
+    __device__ __forceinline__ void load_half(bf16 *to, int row0, const Mapped &from, int x0,
+                                              int width, int heads, int head, const Step &s,
+                                              int half, bool whole, uint64_t *full) {
         row0 += half * 16;
         if (whole) {
 #pragma unroll 1
             for (int x = 0; x < W; x += 64)
-                fill_tile(to + x * ROWS + row0 * 64, from.half, x, head, s.t0 + half * 16, full,
-                          lane);
+                fill_tile(to + x * ROWS + row0 * 64, from.half, x0 + x, head, s.t0 + half * 16,
+                          full, lane);
             return;
         }
         const int PIECES = W / 8, AT_ONCE = 32 / PIECES;
@@ -107,7 +115,8 @@ template <class SLOT, class MORE> struct Loader {
             int row = row0 + i, token = half * 16 + i, p = lane % PIECES;
             bool here = token < s.len;
             fill16(to + ((p / 8 * ROWS + row) * 8 + (p % 8 ^ (row & 7))) * 8,
-                   from.x + ((s.t0 + (here ? token : 0)) * heads + head) * W + p * 8, here);
+                   from.x + ((s.t0 + (here ? token : 0)) * heads + head) * width + x0 + p * 8,
+                   here);
         }
     }
     __device__ __forceinline__ void load(const Step &s) {
@@ -116,13 +125,14 @@ template <class SLOT, class MORE> struct Loader {
         more.load(s, lane);
         if (turn.round) bar_wait(&bars.empty[turn.slot], (turn.round - 1) & 1);
         int whole = MAPPED_TILES ? max(s.len, 0) / 16 : 0, h = s.hv / d.G;
+        const int v0 = blockIdx.x % PARTS * V;
         if (lane == 0) slot.step = s;
         if (whole == 2) {
             if (elected(lane)) {
                 fill_begin(full, STEP * (2 * K + V) * 2, 0);
-                load_step<K, 2 * STEP>(slot.kq, a.k, h, s, full);
-                load_step<K, 2 * STEP>(slot.kq + STEP * 64, a.q, h, s, full);
-                load_step<V, STEP>(slot.v, a.v, s.hv, s, full);
+                load_step<K, 2 * STEP>(slot.kq, a.k, 0, h, s, full);
+                load_step<K, 2 * STEP>(slot.kq + STEP * 64, a.q, 0, h, s, full);
+                load_step<V, STEP>(slot.v, a.v, v0, s.hv, s, full);
             }
             fill16_end(full, lane); /* no lane copies any of these rows */
             return turn.next();
@@ -131,17 +141,17 @@ template <class SLOT, class MORE> struct Loader {
 #pragma unroll 1
         for (int i = 0; i < 2 && s.len >= 0; i++) {
             bool all = i < whole;
-            load_half<K, 2 * STEP>(slot.kq, 0, a.k, d.H, h, s, i, all, full);
-            load_half<K, 2 * STEP>(slot.kq, STEP, a.q, d.H, h, s, i, all, full);
-            load_half<V, STEP>(slot.v, 0, a.v, d.HV, s.hv, s, i, all, full);
+            load_half<K, 2 * STEP>(slot.kq, 0, a.k, 0, K, d.H, h, s, i, all, full);
+            load_half<K, 2 * STEP>(slot.kq, STEP, a.q, 0, K, d.H, h, s, i, all, full);
+            load_half<V, STEP>(slot.v, 0, a.v, v0, SLOT::OF, d.HV, s.hv, s, i, all, full);
         }
         fill16_end_for_products(full, lane);
         turn.next();
     }
     /* The tokens of 32 heads of the block at once, one a lane. */
     __device__ __forceinline__ void all() {
-        const int by = gridDim.x;
-        for (int item = blockIdx.x; item < a.a.heads; item += 32 * by) {
+        const int by = gridDim.x / PARTS;
+        for (int item = blockIdx.x / PARTS; item < a.a.heads; item += 32 * by) {
             int mine = min(item + lane * by, a.a.heads - 1);
             Seq seq = d.seq[a.a.seq0 + mine / d.HV];
             Chunk last = d.chunk[seq.c1 - 1];
@@ -271,15 +281,13 @@ template <class SLOT> struct Maker {
         __syncwarp();
     }
     /* A block of T B. */
-    __device__ __forceinline__ void keep_T(Lower &TB, int b, const float *T,
-                                           const float *beta) const {
-        float x[2][4];
+    __device__ __forceinline__ void take_TB(float x[2][4], int b, const float *T,
+                                            const float *beta) const {
         pairs(b, [&](int half, int n, int s, int i) {
             float2 y = *(const float2 *)(T + s * TS + i), z = *(const float2 *)(beta + i);
             x[n][2 * half] = y.x * z.x;
             x[n][2 * half + 1] = y.y * z.y;
         });
-        keep(TB, b, x);
     }
 };
 
@@ -299,16 +307,25 @@ __device__ __forceinline__ void times_lower(float x[4][4], const uint32_t a[2][4
 }
 
 template <class SLOT> struct Columns {
-    static const int K = SLOT::K, V = SLOT::V;
+    static const int K = SLOT::K, V = SLOT::OF; /* of the tensors */
+    static const bool ROOMY = SLOT::ROOMY;
     const Dims &d;
     const SingleArgs &a;
     SlotBars &bars;
     bf16 *stage;    /* [16 HALVES_OF_O][16], the warp's */
     int warp, lane; /* of these warps */
+    int v0;         /* the warp's first column of the head */
 
+    /* S' rows' of 32 rows. */
+    __device__ __forceinline__ void times_step(float z[4][4], const uint32_t sa[K / 16][4],
+                                               uint64_t rows) {
+#pragma unroll
+        for (int j = 0; j < K / 16; j++)
+            wg_mul_32<0>(z, sa[j], rows + j / 4 * HALF + j % 4 * 2, j == 0);
+        wg_commit();
+    }
     /* 64 channels of X' k. */
     __device__ __forceinline__ void times_k(float y[8][4], const uint32_t (*xe)[4], uint64_t rows) {
-        wg_fence();
         wg_mul<1>(y, xe[0], rows, true);
         wg_mul<1>(y, xe[1], rows + HALF / 4, false);
         wg_commit();
@@ -316,19 +333,27 @@ template <class SLOT> struct Columns {
     /* Returns the step that follows: its words come while products are made. */
     __device__ __forceinline__ Step step(float S[K / 8][4], const SLOT *slots, const Step &s,
                                          Turn &turn) {
+        const int HALVES = K / 64, AT_ONCE = ROOMY ? HALVES : 1;
         const SLOT &slot = slots[turn.slot];
         uint64_t *empty = &bars.empty[turn.slot];
         uint32_t sa[K / 16][4], ra[2][4], xa[2][4], of_update[2][4];
-        float z[8][4], x[4][4] = {}, y[8][4], (*o)[4] = z + 4; /* S' k', S' q' */
+        float z[8][4], x[4][4] = {}, y[AT_ONCE][8][4], (*o)[4] = z + 4; /* S' k', S' q' */
         round_state<K>(sa, S);
         slot.await_rows(bars, turn);
         wg_fence();
-        wg_times_rows<K>(z, sa, rows_desc(slot.kq, 1));
+        if (ROOMY) {
+            times_step(z, sa, rows_desc(slot.kq, 1));
+            times_step(o, sa, rows_desc(slot.kq, 1) + HALF / 2);
+        } else {
+            wg_times_rows<K>(z, sa, rows_desc(slot.kq, 1));
+        }
         Walk<STEP> v(slot.v, across_row(lane), across_p(lane));
         ldsm4t(ra[0], v.at(warp, 0));
         ldsm4t(ra[1], v.at(warp, 1));
         bar_wait(&bars.made[turn.slot], turn.round & 1);
-        wg_wait<0>(z);
+        wg_wait<ROOMY>();
+        wg_done(z);
+        if (!ROOMY) wg_done(o);
         const typename SLOT::Factors f(slot, lane);
         f.times_keys(z);
 #pragma unroll
@@ -341,17 +366,29 @@ template <class SLOT> struct Columns {
         for (int p = 0; p < 2; p++)
             fragment(xa[p], x[2 * p], x[2 * p + 1]);
         const uint32_t(*xe)[4] = f.of_update(x, xa, of_update);
-        times_k(y, xe, slot.update_rows(0));
-        f.times_queries(o);
+        wg_fence();
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            times_k(y[j], xe, slot.update_rows(j));
+        if (ROOMY) {
+            wg_wait<AT_ONCE>();
+            wg_done(o);
+        }
+        f.times_queries(slot, o, lane);
         times_lower(o, xa, slot.Aqk, lane);
-        wg_wait<0>(y);
-        f.decay(slot, S, y, 0, lane);
-        if (K > 64) times_k(y, xe, slot.update_rows(1));
+        wg_wait<AT_ONCE - 1>(y[0]);
+        f.decay(slot, S, y[0], 0, lane);
+        if (HALVES > AT_ONCE) {
+            wg_fence();
+            times_k(y[0], xe, slot.update_rows(1));
+        }
         turn.next();
         const Step after = next(slots, turn);
         store(o, s);
-        if (K > 64) wg_wait<0>(y);
-        if (K > 64) f.decay(slot, S + K / 8 - 8, y, 1, lane);
+        if (HALVES > 1) {
+            wg_wait<0>(y[AT_ONCE - 1]);
+            f.decay(slot, S + K / 8 - 8, y[AT_ONCE - 1], 1, lane);
+        }
         __syncwarp();
         bar_arrive_warp(empty, lane);
         return after;
@@ -359,7 +396,7 @@ template <class SLOT> struct Columns {
     /* 16 columns of o through shared memory. A barrier of the warp follows. */
     __device__ __forceinline__ void store(float o[4][4], const Step &s) {
         const int AT_ONCE = SLOT::HALVES_OF_O;
-        bf16 *to = (bf16 *)a.a.o + ((s.t0 + lane / 2) * d.HV + s.hv) * V + warp * 16 + lane % 2 * 8;
+        bf16 *to = (bf16 *)a.a.o + ((s.t0 + lane / 2) * d.HV + s.hv) * V + v0 + lane % 2 * 8;
 #pragma unroll
         for (int first = 0; first < 2; first += AT_ONCE) {
             if (first) __syncwarp();
@@ -383,7 +420,6 @@ template <class SLOT> struct Columns {
         return slots[turn.slot].step;
     }
     __device__ __forceinline__ void all(const SLOT *slots) {
-        const int v0 = warp * 16;
         float S[K / 8][4];
         Turn turn(a.a.depth);
         for (Step s = next(slots, turn); s.len >= 0;) {
@@ -416,12 +452,16 @@ static inline dp_status single_args(const Call &c, SingleArgs *a) {
     TRY(mapped(c, &a->q, ROWS_OF_Q, c.t->q, d.H, d.K));
     return mapped(c, &a->v, ROWS_OF_V, c.t->v, d.HV, d.V);
 }
+/* The first column of a head that a warp of columns has. */
+template <class SLOT> __device__ __forceinline__ int first_column(int warp) {
+    return blockIdx.x % (SLOT::OF / SLOT::V) * SLOT::V + warp * 16;
+}
 /* Blocks of a kernel, and bytes of each: as many slots of SLOT as stand behind a SMEM. */
 template <class SMEM, class SLOT>
 static inline unsigned single_blocks(const Call &c, SingleArgs *a, int *bytes) {
     const size_t rest = (sizeof(SMEM) + STAGES_AT - 1) / STAGES_AT * STAGES_AT;
     a->a.depth = std::min((int)((c.p->device.shared - rest) / sizeof(SLOT)), MOST_SLOTS);
     *bytes = (int)(rest + a->a.depth * sizeof(SLOT));
-    return pass_blocks(c.p, &a->a, 1);
+    return pass_blocks(c.p, &a->a, SLOT::OF / SLOT::V);
 }
 #endif

@@ -29,7 +29,8 @@ namespace {
 #define GATE_STEPS 3
 
 template <int KEYS, int VALUES> struct alignas(1024) Slot {
-    static const int K = KEYS, V = VALUES, HALVES_OF_O = 1;
+    static const int K = KEYS, V = VALUES, OF = V, HALVES_OF_O = 1;
+    static const bool ROOMY = false;
     bf16 kq[2 * STEP * K], kg[STEP * K], v[STEP * V];
     Lower TB, Aqk;
     float all[K];       /* the step's decay */
@@ -44,7 +45,7 @@ template <int KEYS, int VALUES> struct alignas(1024) Slot {
     struct Factors { /* kq has them */
         __device__ __forceinline__ Factors(const Slot &, int) {}
         __device__ __forceinline__ void times_keys(float (*)[4]) const {}
-        __device__ __forceinline__ void times_queries(float (*)[4]) const {}
+        __device__ __forceinline__ void times_queries(const Slot &, float (*)[4], int) const {}
         __device__ __forceinline__ const uint32_t (*of_update(float (*)[4], const uint32_t (*xa)[4],
                                                               uint32_t (*)[4]) const)[4] {
             return xa;
@@ -536,8 +537,11 @@ template <class SLOT> struct Keys : Triangle<SLOT> {
         __syncwarp();
         if (slot.any_far()) far(slot, s, A, beta);
         this->invert(A, s.len);
-        EACH_BLOCK(b, s.len)
-        this->keep_T(slot.TB, b, A, beta);
+        EACH_BLOCK(b, s.len) {
+            float x[2][4];
+            this->take_TB(x, b, A, beta);
+            this->keep(slot.TB, b, x);
+        }
         this->no_second_half(slot.TB, s.len);
     }
 };
@@ -608,7 +612,8 @@ __global__ void __launch_bounds__(GATED_THREADS(V), 1)
     __syncthreads();
     if (warp >= FIRST_COLUMNS) {
         if (V > 64) take_registers<152>();
-        Columns<S> x = {d, a, sm.bars, sm.o[warp - FIRST_COLUMNS], warp - FIRST_COLUMNS, lane};
+        const int mine = warp - FIRST_COLUMNS;
+        Columns<S> x = {d, a, sm.bars, sm.o[mine], mine, lane, mine * 16};
         return x.all(slots);
     }
     if (V > 64) give_registers<104>();

@@ -4,8 +4,12 @@
  *   keys      4 warps, a step each     T B as an operand, factors of rows
  *   queries   3 warps, a step each     Aqk likewise
  *
+ * Heads that leave half of the device idle are two blocks each. A block of 64 columns has registers
+ * for both halves of an update at once.
+ *
  * Rows of k and q stay as they are. Factors of rows multiply products with them. */
 #include "fast/forward.cuh"
+#include "plan/launch.cuh"
 
 namespace {
 
@@ -14,8 +18,9 @@ namespace {
 #define FIRST_COLUMNS (1 + KEY_WARPS + QUERY_WARPS)
 #define SINGLE_THREADS(V) ((FIRST_COLUMNS + (V) / 16) * 32)
 
-template <int KEYS, int VALUES> struct alignas(1024) Slot {
-    static const int K = KEYS, V = VALUES, HALVES_OF_O = 2;
+template <int KEYS, int VALUES, int OF_ALL> struct alignas(1024) Slot {
+    static const int K = KEYS, V = VALUES, OF = OF_ALL, HALVES_OF_O = 2;
+    static const bool ROOMY = V <= 64;
     bf16 kq[2 * STEP * K], v[STEP * V];
     Lower TB, Aqk;
     float of_k[STEP], to_end[STEP], of_q[STEP], gam[STEP], rk[STEP], all;
@@ -23,13 +28,15 @@ template <int KEYS, int VALUES> struct alignas(1024) Slot {
 
     __device__ __forceinline__ void await_rows(SlotBars &, const Turn &) const {}
     struct Factors {
-        OfTokens<STEP / 8> k, end, q;
+        OfTokens<STEP / 8> k, end;
         float by;
         __device__ __forceinline__ Factors(const Slot &slot, int lane)
-            : k(slot.of_k, lane), end(slot.to_end, lane), q(slot.of_q, lane),
-              by(FAULT(BARE_DECAY) ? 1.f : slot.all) {}
+            : k(slot.of_k, lane), end(slot.to_end, lane), by(FAULT(BARE_DECAY) ? 1.f : slot.all) {}
         __device__ __forceinline__ void times_keys(float z[4][4]) const { k.times(z); }
-        __device__ __forceinline__ void times_queries(float o[4][4]) const { q.times(o); }
+        __device__ __forceinline__ void times_queries(const Slot &slot, float o[4][4],
+                                                      int lane) const {
+            OfTokens<STEP / 8>(slot.of_q, lane).times(o);
+        }
         __device__ __forceinline__ const uint32_t (*of_update(float x[4][4], const uint32_t (*)[4],
                                                               uint32_t to[2][4]) const)[4] {
             end.times(x);
@@ -70,6 +77,19 @@ template <class SLOT> __device__ __forceinline__ float2 decays(const SLOT &slot,
     float2 g = *(const float2 *)(slot.gam + i), rk = *(const float2 *)(slot.rk + i);
     float gam = slot.gam[s];
     return make_float2(rk.x * ex2(fminf(gam - g.x, 0.f)), rk.y * ex2(fminf(gam - g.y, 0.f)));
+}
+
+/* N blocks of products; left: factors of the rows. Loads of all precede whatever is stored. */
+template <int N, class SLOT>
+__device__ __forceinline__ void decay(const Maker<SLOT> &m, float c[N][2][4], const SLOT &slot,
+                                      const float *left) {
+#pragma unroll
+    for (int b = 0; b < N; b++)
+        m.pairs(b, [&](int half, int n, int s, int i) {
+            float2 f = decays(slot, s, i);
+            c[b][n][2 * half] *= left[s] * f.x;
+            c[b][n][2 * half + 1] *= left[s] * f.y;
+        });
 }
 
 template <class SLOT> struct Keys : Maker<SLOT> {
@@ -131,19 +151,22 @@ template <class SLOT> struct Keys : Maker<SLOT> {
         factors(slot, raw, s.len, lane < 16 || N > 1 ? left[lane] : 0.f);
         __syncwarp();
         bar_arrive_warp(&sm.bars.scaled[turn.slot], lane);
+        decay<N>(*this, c, slot, left);
 #pragma unroll
         for (int b = 0; b < N; b++)
             this->pairs(b, [&](int half, int n, int s, int i) {
-                float2 f = decays(slot, s, i);
+                const float *x = &c[b][n][2 * half];
                 *(float2 *)(A + s * TS + i) =
-                    make_float2(i >= s ? 0.f : c[b][n][2 * half] * (left[s] * f.x),
-                                i + 1 >= s ? 0.f : c[b][n][2 * half + 1] * (left[s] * f.y));
+                    make_float2(i >= s ? 0.f : x[0], i + 1 >= s ? 0.f : x[1]);
             });
         __syncwarp();
         this->invert(A, s.len);
 #pragma unroll
         for (int b = 0; b < N; b++)
-            this->keep_T(slot.TB, b, A, beta);
+            this->take_TB(c[b], b, A, beta);
+#pragma unroll
+        for (int b = 0; b < N; b++)
+            this->keep(slot.TB, b, c[b]);
         this->no_second_half(slot.TB, s.len);
     }
 };
@@ -173,37 +196,37 @@ template <class SLOT> struct Queries : Maker<SLOT> {
         slot.of_q[lane] = rq * ex2(slot.gam[lane]);
         left[lane] = rq;
         __syncwarp();
+        decay<N>(*this, c, slot, left);
 #pragma unroll
-        for (int b = 0; b < N; b++) {
-            this->pairs(b, [&](int half, int n, int s, int i) {
-                float2 f = decays(slot, s, i);
-                c[b][n][2 * half] *= left[s] * f.x;
-                c[b][n][2 * half + 1] *= left[s] * f.y;
-            });
+        for (int b = 0; b < N; b++)
             this->keep(slot.Aqk, b, c[b]);
-        }
         this->no_second_half(slot.Aqk, s.len);
     }
 };
 
-template <int K, int V>
+template <int K, int V, int OF>
 __global__ void __launch_bounds__(SINGLE_THREADS(V), 1)
     k_forward_one(const __grid_constant__ Dims d, const __grid_constant__ dpg_tensors t,
                   const __grid_constant__ SingleArgs a) {
+    typedef Slot<K, V, OF> S;
     extern __shared__ __align__(1024) char raw[];
     SingleSmem &sm = *(SingleSmem *)raw;
-    auto *slots = stages_behind<Slot<K, V>>(raw, sm);
+    auto *slots = stages_behind<S>(raw, sm);
     const int depth = a.a.depth;
     int warp = threadIdx.x / 32, lane = kept_lane();
-    if (threadIdx.x == 0) sm.bars.init(depth, 1, V / 16);
+    if (threadIdx.x == 0) {
+        a.ask_for_maps();
+        sm.bars.init(depth, 1, V / 16);
+    }
+    await_grid();
     __syncthreads();
     if (warp >= FIRST_COLUMNS) {
-        if (V > 64) take_registers<152>();
-        Columns<Slot<K, V>> x = {d,   a, sm.bars, sm.o[warp - FIRST_COLUMNS], warp - FIRST_COLUMNS,
-                                 lane};
+        take_registers<(S::ROOMY ? 240 : 152)>();
+        const int mine = warp - FIRST_COLUMNS;
+        Columns<S> x = {d, a, sm.bars, sm.o[mine], mine, lane, first_column<S>(mine)};
         return x.all(slots);
     }
-    if (V > 64) give_registers<104>();
+    give_registers<(S::ROOMY ? 120 : 104)>();
     auto make = [&](auto &&x, int by) {
         x.each_step(slots, depth, by, [&](auto &slot, const Step &s, const Turn &turn, int) {
             if (s.len > STEP / 2)
@@ -214,24 +237,26 @@ __global__ void __launch_bounds__(SINGLE_THREADS(V), 1)
     };
     if (warp == 0) {
         NothingMore nothing;
-        Loader<Slot<K, V>, NothingMore> x = {d,       a,         sm.bars, slots,
-                                             nothing, KEY_WARPS, lane,    Turn(depth)};
+        Loader<S, NothingMore> x = {d, a, sm.bars, slots, nothing, KEY_WARPS, lane, Turn(depth)};
         x.all();
     } else if (warp <= KEY_WARPS) {
-        make(Keys<Slot<K, V>>(d, t, sm, warp - 1, lane), KEY_WARPS);
+        make(Keys<S>(d, t, sm, warp - 1, lane), KEY_WARPS);
     } else {
-        make(Queries<Slot<K, V>>(d, sm, warp - 1 - KEY_WARPS, lane), QUERY_WARPS);
+        make(Queries<S>(d, sm, warp - 1 - KEY_WARPS, lane), QUERY_WARPS);
     }
 }
 
+template <int K, int V, int OF> static dp_status run_blocks(const Call &c, SingleArgs a) {
+    typedef Slot<K, V, OF> S;
+    int bytes;
+    unsigned blocks = single_blocks<SingleSmem, S>(c, &a, &bytes);
+    CK(c.e, allow_shared(k_forward_one<K, V, OF>, bytes));
+    return launch(c.p->device, k_forward_one<K, V, OF>, dim3(blocks), SINGLE_THREADS(V),
+                  (size_t)bytes, c.s, c.e, c.p->d, *c.t, a);
+}
 template <int K, int V> struct Single {
     static dp_status run(const Call &c, SingleArgs a) {
-        int bytes;
-        unsigned blocks = single_blocks<SingleSmem, Slot<K, V>>(c, &a, &bytes);
-        CK(c.e, allow_shared(k_forward_one<K, V>, bytes));
-        k_forward_one<K, V><<<blocks, SINGLE_THREADS(V), bytes, c.s>>>(c.p->d, *c.t, a);
-        CK_LAUNCH(c.e, "k_forward_one");
-        return DP_OK;
+        return c.p->single > 1 ? run_blocks<K, 64, V>(c, a) : run_blocks<K, V, V>(c, a);
     }
 };
 

@@ -56,14 +56,18 @@ static int most_steps(const dpg_plan *pl) {
     return most;
 }
 
-/* The longest head's steps take 1.77 us each, one after the other; 3.4 with a gate a channel. Two
- * kernels take 0.0415 us a tile on 132 multiprocessors, or 0.06 (reports/device/speed.txt). With a
- * gate a channel neither is faster between 60 and 80. */
+/* The longest head's steps follow one another: 1.6 us each, 1.0 in blocks of 64 columns, 3.4 with a
+ * gate a channel. Two kernels take 0.0415 us a tile on 132 multiprocessors, or 0.06, and 10 besides
+ * with one gate a head (reports/device/speed.txt). With a gate a channel neither is faster between
+ * 60 and 80. */
 int fast_is_single(const dpg_plan *pl) {
     const Dims &d = pl->d;
     if (!pl->bare || !d.o_bf16 || pl->N > 1 || pl->nseg > 1) return 0;
-    const int64_t least = d.Kg == 1 ? 43 : 80;
-    return (int64_t)d.NT * pl->all_heads * 132 >= least * most_steps(pl) * pl->device.sms;
+    const int64_t heads = (int64_t)pl->nrow * pl->all_heads;
+    const int one = d.Kg == 1, halves = one && d.V == 128 && 2 * heads <= pl->device.sms;
+    const int64_t tiles = (int64_t)d.NT * pl->all_heads * 132 / pl->device.sms;
+    if (tiles + (one ? 250 : 0) < (halves ? 24 : one ? 39 : 80) * (int64_t)most_steps(pl)) return 0;
+    return halves ? 2 : 1;
 }
 
 static dp_status chunks(const Call &c) {

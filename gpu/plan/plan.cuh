@@ -256,7 +256,8 @@ struct dpg_plan {
     const void *left_in; /* the workspace of the last whole forward */
     Wide *wide;          /* values are wider than the kernels (plan/wide.cuh): another plan does all
                           * work; or NULL */
-    int single;          /* one kernel (fast/forward.cuh) is the forward, in the step of states */
+    int single;          /* one kernel (fast/forward.cuh) is the forward, in the step of states; 2:
+                          * of two blocks a head */
 };
 
 /* Arguments of one step of a plan. g is NULL in the forward. */

@@ -751,7 +751,7 @@ def test_a_convolution_of_few_tokens_has_the_bits_of_longer_strips(
 
 @on_a_cpu
 @pytest.mark.parametrize("op", ("chunk_gated_delta_rule", "chunk_kda"))
-@pytest.mark.parametrize("longest, few", ((96, "1"), (2500, "8")))
+@pytest.mark.parametrize("longest, few", ((96, "1"), (2500, "12")))
 def test_heads_in_turn_in_a_block_have_the_bits_of_a_block_each(
     op: str, longest: int, few: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ static inline void by_pieces(const CUtensorMap &map, int column, int head, int64
             f(map.at + (token + r) * map.stride[1] + head * map.stride[0] + column * 2 + p * 16,
               (r * 8 + (p ^ (r & 7))) * 16);
 }
+static inline void ask_for_map(const CUtensorMap &) {}
 static inline bool elected(int lane) { return lane == 0; }
 static inline void fill_tile(__nv_bfloat16 *dst, const CUtensorMap &map, int column, int head,
                              int64_t token, uint64_t *, int lane) {
@@ -166,6 +167,11 @@ static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool f
 template <int T>
 static inline void wg_mul_16(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
     cpu::Wgmma x = {d, a, 0, b, 16, 0, T, first};
+    cpu::warp(cpu::warpgroup, &x);
+}
+template <int T>
+static inline void wg_mul_32(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
+    cpu::Wgmma x = {d, a, 0, b, 32, 0, T, first};
     cpu::warp(cpu::warpgroup, &x);
 }
 template <int T> static inline void wg_mul_32(float (*d)[4], uint64_t a, uint64_t b, bool first) {
