@@ -182,7 +182,13 @@ def deltaproof(r):
     return fla_like(r, chunk[r.op])
 
 
-def deltaproof_decode(r):
+def deltaproof_vk(r):
+    """States [V][K], as FlashInfer has them."""
+    served(r.part == "decode", "decode alone: forwards have states [K][V]")
+    return deltaproof_decode(r, v_first=True)
+
+
+def deltaproof_decode(r, v_first=False):
     import torch
 
     from deltaproof import ops
@@ -193,12 +199,15 @@ def deltaproof_decode(r):
     f = ops.fused_recurrent_kda if kda else ops.fused_recurrent_gated_delta_rule
     more = {**INSIDE, "use_beta_sigmoid_in_kernel": True}
     more |= {"lower_bound": LOWER} if kda else {}
+    more["state_v_first"] = v_first
 
     def step(x, s):
         with torch.no_grad():
             return f(**x, **gate, **more, initial_state=states, ssm_state_indices=s)
 
-    return [lambda x=x, s=s: step(x, s) for x, s in zip(batches, slots, strict=True)], IN_PLACE
+    return [lambda x=x, s=s: step(x, s) for x, s in zip(batches, slots, strict=True)], (
+        IN_PLACE + (" [V][K]" if v_first else "")
+    )
 
 
 def fla(r):
@@ -456,6 +465,7 @@ def mamba(r):
 
 PEERS = {
     "deltaproof": deltaproof,
+    "deltaproof-vk": deltaproof_vk,
     "flashinfer": flashinfer,
     "flashinfer-cp": flashinfer_cp,
     "cudnn-hopper": cudnn,
@@ -471,6 +481,7 @@ PEERS = {
 COMPILED = {"fla": ("kda", "gdn", "ssd"), "flashqla": ("gdn",), "mamba-ssm": ("ssd",)}
 WHEELS = {
     "deltaproof": "deltaproof",
+    "deltaproof-vk": "deltaproof",
     "flashinfer": "flashinfer-python",
     "flashinfer-cp": "flashinfer-python",
     "cudnn-hopper": "nvidia-cudnn-frontend",
