@@ -22,6 +22,7 @@ Token token_of(const Call &c) {
     a.n = c.p->d.n / c.p->d.tok;
     a.pairs = c.p->pairs;
     a.rows = c.p->rows;
+    a.norm = dp_norms[a.rows.norm];
     a.looks_back = dp_recurrence_looks_back(&a.rows);
     for (const Input *x = inputs_of_tokens; x->id >= 0; x++)
         a.in[x->id] = *(void **)((char *)c.t + x->slot);

@@ -68,11 +68,11 @@ __device__ __forceinline__ float through_strengths(const Place &p, const TokenGr
 }
 
 /* Rows of the query or of keys, over the value heads of a group, through the norm of the input:
- * (dy - unit <unit, dy>) / norm. */
+ * (dy - slope <unit, dy>) / norm. */
 __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
     const Dims &d = p.d;
     int64_t to = p.at(input, r) * d.K;
-    Row dy = {}, x = p.given(input, r), unit = p.unit(input, r);
+    Row dy = {}, x = p.given(input, r), unit = p.unit(input, r), slope = p.norm_slope(unit);
     for (int i = 0; i < (is_in(BY_QUERY, input) ? d.G : 1); i++, p.hv++) {
         if (input == DP_INPUT_Q)
             dy.add(p.rotated(Row::load(y.q + p.head() * d.K, d.K), DP_INPUT_Q, 1), 1.f);
@@ -84,7 +84,7 @@ __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
     float norm = p.norm(input, x), along = normed ? unit.dot(dy) : 0.f;
     Row::rows(d.K, [&](int i, int row) {
         stx(y.in[input], to + row, is_in(BY_QUERY, input) ? d.qk_bf16 : d.d_bf16,
-            normed ? (dy.x[i] - unit.x[i] * along) / norm : dy.x[i]);
+            normed ? (dy.x[i] - slope.x[i] * along) / norm : dy.x[i]);
     });
 }
 

@@ -108,7 +108,16 @@ struct Place {
     }
     __device__ __forceinline__ float norm(int of, const Row &x) const {
         if (!(a.rows.normed >> (of & ~DP_PREVIOUS) & 1)) return 1.f;
-        return sqrtf(x.dot(x) + (float)a.rows.eps);
+        float sum = x.dot(norm_slope(x)) + (float)a.rows.eps;
+        return a.norm.power == 2 ? sqrtf(sum) : sum;
+    }
+    /* The slope of the norm by y (ref/vocabulary/recurrence.h). */
+    __device__ __forceinline__ Row norm_slope(Row y) const {
+        float mean = a.norm.mean ? 1.f / d.K : 1.f;
+        Row::rows(d.K, [&](int i, int) {
+            y.x[i] = (a.norm.power == 2 ? y.x[i] : (y.x[i] > 0.f) - (y.x[i] < 0.f)) * mean;
+        });
+        return y;
     }
     __device__ __forceinline__ Row unit(int of, int r) const {
         Row y = given(of, r);

@@ -37,6 +37,7 @@ struct Token {
     float *cos_sin; /* of sums of angles [L][HV][pairs][2]; NULL: nothing is rotated */
     int n, pairs, looks_back;
     dp_recurrence rows;
+    dp_norm_info norm;          /* that of its rows */
     const void *in[DP_NINPUTS]; /* raw */
     /* of the token before the first one of each of the rank's parts, NULL: none; its gradients, of
      * all parts. Words [HV][numbers of a head] of an input lie from halo_at on, -1: none do */

@@ -107,7 +107,7 @@ void dp_error_bound_spread(const dp_problem *p, int N, dp_error_bound *one) {
 
 /* Errors of the activated inputs; of rotated rows entry by entry (dp_turned_errors). For q, k: y =
  * x rstd, each entry has 2u, and us where the normalised vector is stored short; the row its
- *       rstd, sum_error(K) / 2 + 4u. Without the norm us where they are stored as they come in
+ *       rstd, sum_error(K) / power + 4u. Without the norm us where they are stored as they come in
  *       (design inputs=stored).
  * gate: of the roundings n of F (activations.h) |Dg| <= (n + 2) u |g| + u |x dg/dx|, inside 5 u
  *       (x = raw + bias is rounded once, a = exp(A_log) and the functions are good to 2 u each).
@@ -158,7 +158,7 @@ typedef enum { WRITES, READS, VALUES } entry_kind;
 
 /* 2-norm error of a row's 1/norm, relative. */
 static double of_norm(const dp_problem *p, const dp_rounding *r) {
-    return dp_sum_error(r, p->K) / 2 + 4 * r->u;
+    return dp_sum_error(r, p->K) / dp_norm_of(p)->power + 4 * r->u;
 }
 
 /* Norms of the rows that a score has at once: one, or those of its entry's factors. */
@@ -468,8 +468,8 @@ typedef struct {
 } dp_pass_errors;
 
 /* Through the activations (math.md c):
- *   L2 norm  dx = rstd (dy - y <y, dy>): the projection does not lengthen, so
- *              |error| <= rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|), where dy is
+ *   norm     dx = rstd (dy - w <y, dy>): the projection lengthens by a (dp_norm_across), so
+ *              |error| <= a rstd (|error of dy| + (4 e_y + 2 gamma_K + 6u) |dy|), where dy is
  *            stored between two kernels (design inputs=stored) its rounding more;
  *            where the row x was itself computed, its y and rstd are each off by at most
  *              |error of x| / |x| more: 8 times that
@@ -519,7 +519,7 @@ static void raw_gate(const dp_error_bound_base *w, int64_t t, int hv, const doub
 }
 
 /* One row of dq or dk entry by entry, D the errors of the gradient of the activated row. From dx_d
- * = rstd (dy_d - y_d <y, dy>) follow each D_d and y_d times those of the inner product. Errors
+ * = rstd (dy_d - w_d <y, dy>) follow each D_d and w_d times those of the inner product. Errors
  * known for the row as a whole, a and b, stay so. */
 static void entries(const dp_error_bound_base *w, const double *x, int64_t row, double rstd,
                     const double *D, double a, double b, double *entry, double *rest) {
@@ -527,12 +527,15 @@ static void entries(const dp_error_bound_base *w, const double *x, int64_t row, 
     const dp_rounding *r = &w->r;
     const int K = p->K;
     double inner = 0;
-    const int normed = dp_is_normed(p, x == p->q ? DP_INPUT_Q : DP_INPUT_K);
+    const int normed = dp_is_normed(p, x == p->q ? DP_INPUT_Q : DP_INPUT_K),
+              linear = dp_norm_of(p)->power == 2;
     for (int d = 0; normed && d < K; d++)
         inner += dp_pw(r, x[row * K + d] * rstd) * D[d];
-    for (int d = 0; d < K; d++)
-        entry[row * K + d] =
-            dp_pw(r, rstd) * (D[d] + (normed ? dp_pw(r, x[row * K + d] * rstd) * inner : 0));
+    for (int d = 0; d < K; d++) {
+        const double w = (linear ? x[row * K + d] * rstd : 1) / dp_norm_mean(p);
+        entry[row * K + d] = dp_pw(r, rstd) * (D[d] + (normed ? dp_pw(r, w) * inner : 0));
+    }
+    if (normed) rstd *= dp_norm_across(p);
     rest[row] = dp_pw(r, rstd) * (dp_pw(r, a) + dp_pw(r, b));
 }
 
@@ -885,9 +888,9 @@ static double of_rows(const rows_token *a, int factor) {
                : dp_is_value(of)                            ? value_through(a, j, factor)
                                                             : row_through(a, j, factor, &size);
     if (t < 0 || !s->units.rstd[of]) return sum;
-    const double row = dp_sum_error(r, p->K) / 2 + 4 * r->u,
-                 eps = through_norm(r, p->K, 3 * r->u + r->us, row) + r->u + r->us;
-    return dp_pw(r, s->units.rstd[of][t * p->HV + a->hv]) * (sum + dp_pw(r, eps * size));
+    const double eps = through_norm(r, p->K, 3 * r->u + r->us, of_norm(p, r)) + r->u + r->us;
+    return dp_pw(r, dp_norm_across(p) * s->units.rstd[of][t * p->HV + a->hv]) *
+           (sum + dp_pw(r, eps * size));
 }
 
 /* The gradient of angles through the rotations of a token's queries and keys. An error is |x| times
@@ -971,9 +974,10 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
     for (int i = 0; i < a->rows; i++) {
         const int64_t row = ((x->gr->t0 + i / a->R) * p->H + h) * a->R + i % a->R;
         const double moved = normed ? 8 * raw_error_norm(a->x, a->raw, row, K) : 0;
-        const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i];
+        const double D = a->sum[(h * 2) * a->rows + i], norm = a->sum[(h * 2 + 1) * a->rows + i],
+                     by = normed ? a->rstd[row] * dp_norm_across(p) : a->rstd[row];
         x->out->row[a->result][row] =
-            dp_bound_final(r, dp_pw(r, a->rstd[row]) * (D + dp_pw(r, (eps + moved) * norm)));
+            dp_bound_final(r, dp_pw(r, by) * (D + dp_pw(r, (eps + moved) * norm)));
         if (x->each)
             entries(w, a->x, row, a->rstd[row], a->entry + ((int64_t)h * a->rows + i) * K,
                     dp_G(p) * r->u * norm, (eps + moved) * norm, x->out->entry[a->qkv],

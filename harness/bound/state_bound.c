@@ -356,7 +356,7 @@ static double store_row(const dp_problem *p, const dp_activated *in, int64_t at,
         if (!row[f] || dp_result_fields[f].role != DP_ROLE_GRADIENT || dp_is_value(x) ||
             x == DP_INPUT_Q || x == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
             continue;
-        const double rstd = in->units.rstd[x] ? in->units.rstd[x][at] : 1;
+        const double rstd = in->units.rstd[x] ? in->units.rstd[x][at] * dp_norm_across(p) : 1;
         row[f][at] +=
             rstd * (through(&a, r->write, 0, x, of.write) + through(&a, r->read, 1, x, of.read));
         if (x == DP_INPUT_BETA || x == DP_INPUT_NUMBER)
@@ -541,8 +541,9 @@ static void of_query(const adjoint *a, double off) {
     const double *q = a->w->s.in.q + (a->t * p->H + a->hv / dp_G(p)) * p->K,
                  *dout = p->dout + (a->t * p->HV + a->hv) * p->V;
     const int64_t row = a->t * p->H + a->hv / dp_G(p);
+    const double across = dp_is_normed(p, DP_INPUT_Q) ? dp_norm_across(p) : 1;
     add(a, DP_RESULT_DQ, row,
-        a->w->s.in.rstd_q[row] * fabs(p->scale) * dp_norm_fro(p->V, dout) * off);
+        across * a->w->s.in.rstd_q[row] * fabs(p->scale) * dp_norm_fro(p->V, dout) * off);
     dp_state_write(p, p->scale, q, dout, a->G);
 }
 

@@ -753,35 +753,40 @@ static void try_rows(search *s) {
 }
 
 /* Passes with these norms? The rows that are installed stay. */
-static void try_norms_of(search *s, unsigned normed, double eps) {
+static void try_norms_of(search *s, short norm, unsigned normed, double eps) {
     const dp_user_recurrence is = *dp_user_recurrence_installed();
     dp_user_recurrence other = is;
     char text[200] = "passes without norms";
     int n = 0;
+    other.rows.norm = norm;
     other.rows.normed = normed;
     other.rows.eps = eps;
+    if (normed)
+        n = snprintf(text, sizeof text, norm ? "passes with `norm %s" : "passes with `norm",
+                     dp_norms[norm].word);
     for (int i = 0; i < DP_NINPUTS; i++)
-        if (normed >> i & 1)
-            n += snprintf(text + n, sizeof text - (size_t)n, n ? " %s" : "passes with `norm %s",
-                          is.input[i]);
+        if (normed >> i & 1) n += snprintf(text + n, sizeof text - (size_t)n, " %s", is.input[i]);
     if (n) snprintf(text + n, sizeof text - (size_t)n, eps > 0 ? " eps %g`" : "`", eps);
     dp_user_recurrence_install(&other);
     attempt(s, *s->o, nothing(s), text);
     dp_user_recurrence_install(&is);
 }
 
-/* Norms of one's own rows: none, those of one input more or less, another eps. */
+/* Norms of one's own rows: none, those of one input more or less, another norm, another eps. */
 static void try_norms(search *s) {
     static const dp_input_id OF[] = {DP_INPUT_Q, DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
                                      DP_INPUT_LR_B};
     static const double EPS[] = {1e-12, 1e-6, 1e-5};
     const dp_recurrence is = dp_user_recurrence_installed()->rows;
-    if (is.normed) try_norms_of(s, 0, 0);
+    if (is.normed) try_norms_of(s, is.norm, 0, 0);
     for (size_t i = 0; i < sizeof OF / sizeof *OF; i++)
         if (dp_input_of(&s->c->p, OF[i]) && !(is.along && OF[i] == DP_INPUT_Q))
-            try_norms_of(s, is.normed ^ 1U << OF[i], is.eps);
+            try_norms_of(s, is.norm, is.normed ^ 1U << OF[i], is.eps);
+    for (short norm = 0; norm < DP_NNORMS && is.normed; norm++)
+        if (norm != is.norm) try_norms_of(s, norm, is.normed, is.eps);
     for (size_t i = 0; i < sizeof EPS / sizeof *EPS; i++)
-        if (is.normed && EPS[i] != dp_l2_eps(&s->c->p)) try_norms_of(s, is.normed, EPS[i]);
+        if (is.normed && EPS[i] != dp_norm_eps(&s->c->p))
+            try_norms_of(s, is.norm, is.normed, EPS[i]);
 }
 
 static int fits_format(const dp_problem *p, dp_format f) {

@@ -190,11 +190,13 @@ static void add_product(char *text, size_t size, const char *what, int keys, con
     }
 }
 
-/* eps of norms of a random subset of q and keys. */
+/* A norm of a random subset of q and keys, its eps. */
 static void add_norms(char *text, size_t size, int nkeys) {
-    static const char *const EPS[] = {"", " eps 1e-6", " eps 0.01", " eps 0.5"};
+    static const char *const EPS[] = {"", " eps 1e-6", " eps 0.01", " eps 0.5"}, *const WORD[] = {
+                                                                                     "", " l2",
+                                                                                     " rms", " l1"};
     const int which = below(2 << nkeys);
-    if (which) add(text, size, "norm");
+    if (which) add(text, size, "norm%s", WORD[which % 4]);
     for (int i = 0; i <= nkeys; i++)
         if (which >> i & 1) add(text, size, i ? " k%d" : " q", i - 1);
     if (which) add(text, size, "%s\n", EPS[below(4)]);
@@ -242,10 +244,17 @@ static int64_t first_of(const dp_problem *p, int64_t t) {
 static c128 vector_at(const dp_problem *p, const bump *b, int of, int64_t row, int x) {
     const dp_recurrence *a = dp_recurrence_of(p);
     const double *at = dp_input_of(p, of) + row * p->K;
-    c128 sum = a->eps > 0 ? (f128)a->eps : (f128)1e-6;
-    for (int k = 0; k < p->K; k++)
-        sum += in(b, &at[k]) * in(b, &at[k]);
-    return p->l2norm && a->normed >> of & 1 ? in(b, &at[x]) / csqrtq(sum) : in(b, &at[x]);
+    const f128 eps = a->eps > 0 ? (f128)a->eps : (f128)1e-6;
+    c128 squares = 0, sizes = 0;
+    if (!p->l2norm || !(a->normed >> of & 1)) return in(b, &at[x]);
+    for (int k = 0; k < p->K; k++) {
+        const c128 square = in(b, &at[k]) * in(b, &at[k]);
+        squares += square;
+        sizes += csqrtq(square);
+    }
+    return in(b, &at[x]) / (a->norm == DP_NORM_L1    ? sizes + eps
+                            : a->norm == DP_NORM_RMS ? csqrtq(squares / p->K + eps)
+                                                     : csqrtq(squares + eps));
 }
 
 /* The same, turned by the sum of the angles so far. */

@@ -2,6 +2,7 @@
 with wrong ones."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,18 @@ def inputs() -> Arrays:
 
 
 def norm(x: np.ndarray, name: str, *, of: str = "qkp", chain: bool = True,
-         eps: float = EPS, outside: bool = False, stored: bool = False) -> Any:  # fmt: skip
+         eps: float = EPS, outside: bool = False, stored: bool = False,
+         which: str = "l2") -> Any:  # fmt: skip
     """Rows over their norms, and the gradient of the rows from that of the result."""
     if name not in of:
         return x, lambda d: d
-    size = np.sqrt((x * x).sum(-1, keepdims=True) + (0 if outside else eps))
+    n, l1 = (K if which == "rms" else 1), which == "l1"
+    total = (np.abs(x) if l1 else x * x / n).sum(-1, keepdims=True) + (0 if outside else eps)
+    size = total if l1 else np.sqrt(total)
     rstd = 1 / (size + (eps if outside else 0))
     y = to_bf16(x * rstd).astype(np.float64) if stored else x * rstd
-    return y, lambda d: rstd * (d - y * (y * d).sum(-1, keepdims=True)) if chain else rstd * d
+    slope = np.sign(y) if l1 else y / n
+    return y, lambda d: rstd * (d - slope * (y * d).sum(-1, keepdims=True)) if chain else rstd * d
 
 
 def kernel(x: Arrays, **how: Any) -> Arrays:
@@ -78,11 +83,11 @@ def kernel(x: Arrays, **how: Any) -> Arrays:
     return {n: a.astype(np.float32) for n, a in y.items()}
 
 
-def verdict(base: str, **how: Any) -> Any:
+def verdict(base: str, claimed: Recurrence = NORMED, **how: Any) -> Any:
     y = kernel(inputs(), **how)
     y = {n: to_bf16(a) for n, a in y.items()} if base == "bf16" else y
     x = {n: to_bf16(a) if base == "bf16" else a for n, a in inputs().items()}
-    return judge(x, y, recurrence=NORMED, base=base, gate="log")
+    return judge(x, y, recurrence=claimed, base=base, gate="log")
 
 
 @pytest.mark.parametrize(("base", "stored"), [("fp32", False), ("bf16", False), ("bf16", True)])
@@ -114,6 +119,19 @@ def test_a_wrong_norm_fails_and_is_named(base: str, name: str) -> None:
     found = verdict(base, **WRONG[name])
     assert found.status == 1, found.text
     assert base == "bf16" or NAMED.get(name, "") in " ".join(found.text.split()), found.text
+
+
+@pytest.mark.parametrize("base", ["fp32", "bf16"])
+@pytest.mark.parametrize(("which", "of"), [("rms", "q"), ("l1", "qkp")])
+def test_other_norms_pass_where_they_are_claimed_and_are_named(
+    base: str, which: str, of: str
+) -> None:
+    how: dict[str, Any] = {"which": which, "of": of, "stored": base == "bf16"}
+    assert verdict(base, replace(NORMED, norm=(which, *of)), **how).passed
+    found = verdict(base, replace(NORMED, norm=tuple(of)), **how)
+    assert found.status == 1, found.text
+    said = f"passes with `norm {which} {' '.join(of)} eps 0.03`"
+    assert base == "bf16" or said in " ".join(found.text.split()), found.text
 
 
 @pytest.mark.parametrize("base", ["fp32", "bf16"])

@@ -7,7 +7,7 @@
  *   q [.][H][K]   k [.][H][R][K]   g [.][HV][Kg]   beta [.][HV][R]
  *   rstd_q [.][H]   rstd_k [.][H][R]
  *
- *   l2norm   y = x * rstd, rstd = 1/sqrt(sum x^2 + 1e-6);  without l2norm y = x and rstd = 1.
+ *   l2norm   y = x * rstd, rstd = 1/norm (recurrence.h);  without l2norm y = x and rstd = 1.
  *            A user's rows have norms before all else (dp_units)
  *   gate     raw, or of x = raw + dt_bias (ref/vocabulary/activations.h)
  *   rotation x cos - y sin, x sin + y cos; the sum of angles token by token, its cos and sin those

@@ -205,7 +205,7 @@ static void batch_backward(tr_run *r, batch *b) {
     const int G = dp_G(r->p);
 #pragma omp parallel num_threads(r->threads)
     {
-        mp_array tmp = mp_alloc(6, r->prec);
+        mp_array tmp = mp_alloc(6 + r->p->K, r->prec);
         for (int k = r->nblock - 1; k >= 0; k--) {
             const int64_t t0 = r->block[k].t0, n = r->block[k].t1 - t0;
 #pragma omp for schedule(dynamic, 1)

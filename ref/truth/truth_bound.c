@@ -86,9 +86,9 @@
  *
  * CHAIN. delta, m: error and size of the gradient of the activated value, value heads of a group
  * summed (gamma_G sum m more).
- *     L2     f = rstd (I - y y') dy with |y| <= 1, so |I - y y'| <= 1:
- *            error rstd (delta + 9 gamma_(K+8) m):
- *            y~ in <y,dy> and in y<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product
+ *     norm   f = rstd (I - w y') dy with |w||y| and |I - w y'| up to a (dp_norm_across; L2: 1):
+ *            error rstd a (delta + 9 gamma_(K+8) m):
+ *            y~ in <y,dy> and in w<y,dy> 2.1 eps_y m, rstd 2.1 (eps_r + 2u) m, inner product
  *            1.1 gamma_(K+2) m, last two operations 4.2u m; eps_y and eps_r hold 4 and 2
  *            input_error, 13 of them in all
  *     slope  raw = x dact:         x delta + (x_err + 2u x) m
@@ -573,9 +573,9 @@ static void angle_row(const bounder *c, const seen_grads *z, grad *sum) {
 }
 
 /* rstd_up: NULL without a norm */
-static double l2_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
+static double norm_chain(const tr_run *r, grad dy, const ld *rstd_up, int64_t i) {
     if (!rstd_up) return tr_up(dy.err);
-    return tr_up(rstd_up[i] *
+    return tr_up(rstd_up[i] * dp_norm_across(r->p) *
                  (dy.err + (9 * tr_gamma(r, r->p->K + 8) + 13 * (ld)r->p->input_error) * dy.size));
 }
 
@@ -615,7 +615,7 @@ static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
             const dp_input_id of = dp_result_fields[i].of;
             grad y = through_entries(c, 0, of, z);
             y.err += r->tiny;
-            f[i].rad[t * p->HV + c->hv] = l2_chain(r, y, c->hd->unit[of].rstd_up, t);
+            f[i].rad[t * p->HV + c->hv] = norm_chain(r, y, c->hd->unit[of].rstd_up, t);
         }
 }
 
@@ -740,9 +740,9 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         const ld gam = tr_gamma(r, G);
         if (i % p->R == 0)
             r->t->field[DP_RESULT_DQ].rad[t * p->H + h] =
-                l2_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
+                norm_chain(r, (grad){dq[t].err + gam * dq[t].size, dq[t].size}, qk->rstd_q_up, t);
         r->t->field[DP_RESULT_DK].rad[(t * p->H + h) * p->R + i % p->R] =
-            l2_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
+            norm_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
     }
     free(in);
     free(out);

@@ -50,6 +50,7 @@ typedef struct {
 typedef struct {
     tr_run *r;
     const tr_dd_lanes *op;
+    tr_dd_norm norm;
     int h0, n, ncb, ntask, nM, rows, entries, groups; /* of a token; entries: one a key */
     int64_t Kp, row, len, pad, all;                   /* row = 2 Kp, all = len + 2 pad */
     double *bias, *in;                                /* [HV][Kp], [Kp] */
@@ -196,6 +197,7 @@ static tr_dd_batch dd_batch_open(tr_run *r, const tr_dd_lanes *op, int h0, int n
                      .entries = r->rows.n * p->R,
                      .groups = dp_rows(p) / dp_keys_at_once(p),
                      .len = r->len,
+                     .norm = {dp_norm_of(p)->power, dp_norm_mean(p), dp_norm_eps(p)},
                      .pad = dp_recurrence_looks_back(dp_recurrence_of(p)) ? dp_lag(p) : 0};
     b.Kp = (p->K + TR_DD_LANES - 1) / TR_DD_LANES * TR_DD_LANES;
     b.row = 2 * b.Kp;
@@ -294,7 +296,7 @@ static void activate_row(const tr_dd_batch *b, const double *x, double *y, doubl
     memset(in, 0, sizeof in);
     memcpy(in, x, sizeof *x * (size_t)p->K);
     if (rstd_up) {
-        b->op->l2(b->Kp, dp_l2_eps(p), in, y, rstd);
+        b->op->over_norm(b->Kp, &b->norm, in, y, rstd);
         *rstd_up = rstd[0] * TR_DD_SLACK;
     } else {
         memcpy(y, in, sizeof in);
@@ -750,7 +752,7 @@ static void chain_head(const rows_of_head *x, int64_t t) {
             continue;
         sum_of(x, of, t, 0, y);
         if (dp_is_normed(p, of))
-            b->op->chain_l2(Kp, x->a->unit[of] + at * row, x->a->rstd[of] + at * 2, y);
+            b->op->chain_norm(Kp, &b->norm, x->a->unit[of] + at * row, x->a->rstd[of] + at * 2, y);
         put_row(b, &f[i], t * p->HV + x->hv, y);
     }
 }
@@ -773,8 +775,10 @@ static void dd_chain_token(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
             memcpy(dq, x.c->y.dq + (t - t0) * row, sizeof dq);
         if (p->angle) chain_angles(&x, t, dq); /* a query head for each value head */
     }
-    if (q->norms.rstd_q_up) b->op->chain_l2(Kp, q->q + at * row, q->rstd_q + at * 2, dq);
+    memcpy(more, q->q + at * row, sizeof more);
     if (q->turn) turn_row(b, q, t, 1, dq);
+    if (q->turn) turn_row(b, q, t, 1, more);
+    if (q->norms.rstd_q_up) b->op->chain_norm(Kp, &b->norm, more, q->rstd_q + at * 2, dq);
     put_row(b, &r->t->field[DP_RESULT_DQ], t * p->H + h, dq);
     for (int64_t j = 0; j < R; j++) {
         for (int g = 0; g < G; g++) {
@@ -783,7 +787,8 @@ static void dd_chain_token(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
             if (g) b->op->add_rows(Kp, dk, more);
         }
         if (q->norms.rstd_k_up)
-            b->op->chain_l2(Kp, q->k + (at * R + j) * row, q->rstd_k + (at * R + j) * 2, dk);
+            b->op->chain_norm(Kp, &b->norm, q->k + (at * R + j) * row, q->rstd_k + (at * R + j) * 2,
+                              dk);
         put_row(b, &r->t->field[DP_RESULT_DK], (t * p->H + h) * R + j, dk);
     }
 }

@@ -81,6 +81,12 @@ typedef struct {
     double top[4];
 } tr_dd_gate;
 
+/* A norm of rows (recurrence.h). */
+typedef struct {
+    int power;
+    double mean, eps; /* mean: its number m */
+} tr_dd_norm;
+
 /* n tokens of one head, of `rows` rows each (recurrence.h): q, d [n] rows of K numbers; strength
  * [n][rows][2]. Row j writes along entry write[j] and reads along read[j] (-1: nothing), entry e of
  * token i is the row entry[e] + i ld. Rows read and write together in groups of at_once. */
@@ -115,7 +121,7 @@ typedef struct {
 
 typedef struct {
     const char *name; /* avx512, avx2, plain; wide: plain, as wide as avx512 */
-    void (*l2)(int64_t Kp, double eps, const double *x, double *y, double *rstd);
+    void (*over_norm)(int64_t Kp, const tr_dd_norm *n, const double *x, double *y, double *rstd);
     void (*gate)(tr_dd_gate *a);
     void (*power)(const tr_dd_gate *a, double rate, double *out); /* exp(rate g) */
     void (*curve8)(dp_curve curve, const double *x, double *y, double *slope);
@@ -126,7 +132,8 @@ typedef struct {
                      const double *dout, const tr_dd_grads *y);
     void (*add_rows)(int64_t Kp, double *into, const double *from);
     void (*mul_rows)(int64_t Kp, double *out, const double *a, const double *b);
-    void (*chain_l2)(int64_t Kp, const double *y, const double *rstd, double *dy);
+    void (*chain_norm)(int64_t Kp, const tr_dd_norm *n, const double *y, const double *rstd,
+                       double *dy);
     /* of the leading parts of w rows, summed in a fixed order */
     double (*squares)(int64_t Kp, int w, const double *x);
 } tr_dd_lanes;

@@ -3,12 +3,13 @@
  *
  * Relative errors, u = 2^-prec, every operation rounded to nearest (relative error <= u unless it
  * underflows). An underflow of MPFR is below 2^-2^29, absorbed by tiny in truth_bound.c. Inputs are
- * exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v. Such an error moves
- * rstd by at most in / (1 - in) <= 2 in. It moves y = x rstd by at most in + 2 in + .. <= 4 in of
- * the norm of y. Define rho(x) := x / (1 - x) >= exp(x) - 1.
+ * exact but for dp_problem.input_error, in < 2^-20, of the rows of q, k and v (power 2). Such an
+ * error moves rstd by at most in / (1 - in) <= 2 in. It moves y = x rstd by at most in + 2 in + ..
+ * <= 4 in of the norm of y. Define rho(x) := x / (1 - x) >= exp(x) - 1.
  *
  *   rstd        K squares, K adds (all terms positive), 1/sqrt:
- *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4)
+ *               relative error <= (K+1) u / 2 + u + second order <= gamma_(K+4);
+ *               a mean: u / 2 more; of |x| (no squares, no root): (K+2) u
  *   y = x rstd                                                           gamma_(K+6)
  *   beta        e = exp(-|b|): u;  1 + e: 2u;
  *               quotient: 4u (second order included); z exact            gamma_6
@@ -72,18 +73,31 @@ tr_rel tr_rel_errors(const tr_run *r) {
                     .db = tr_gamma(r, f->exact[1])};
 }
 
+/* The slope w of the norm by y; of x itself <w, x> is its power without eps. */
+static void norm_slope(const dp_problem *p, mpfr_srcptr y, mpfr_ptr w) {
+    if (dp_norm_of(p)->power == 2)
+        mpfr_set(w, y, MPFR_RNDN);
+    else
+        mpfr_set_si(w, mpfr_sgn(y), MPFR_RNDN);
+    mpfr_div_si(w, w, dp_norm_mean(p), MPFR_RNDN);
+}
+
 ld tr_activate_row(const tr_run *r, const double *x, int normed, mp_array y, mpfr_ptr rstd,
                    mpfr_ptr tmp) {
     const dp_problem *p = r->p;
     double size[p->K];
-    mpfr_set_d(rstd, dp_l2_eps(p), MPFR_RNDN);
+    mpfr_set_d(rstd, dp_norm_eps(p), MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
         mpfr_set_d(mp_at(y, i), x[i], MPFR_RNDN);
         if (!normed) continue;
-        mpfr_sqr(tmp, mp_at(y, i), MPFR_RNDN);
+        norm_slope(p, mp_at(y, i), tmp);
+        mpfr_mul(tmp, tmp, mp_at(y, i), MPFR_RNDN);
         mpfr_add(rstd, rstd, tmp, MPFR_RNDN);
     }
-    mpfr_rec_sqrt(rstd, rstd, MPFR_RNDN);
+    if (dp_norm_of(p)->power == 2)
+        mpfr_rec_sqrt(rstd, rstd, MPFR_RNDN);
+    else
+        mpfr_ui_div(rstd, 1, rstd, MPFR_RNDN);
     for (int i = 0; i < p->K; i++) {
         if (normed) mpfr_mul(mp_at(y, i), mp_at(y, i), rstd, MPFR_RNDN);
         size[i] = get_up(mp_at(y, i));
@@ -469,22 +483,22 @@ static void add_rows(mp_array into, mp_array from, int64_t n) {
         mpfr_add(mp_at(into, i), mp_at(into, i), mp_at(from, i), MPFR_RNDN);
 }
 
-/* dy becomes dx = rstd (dy - y <y, dy>). */
-static void chain_l2(int K, mp_array y, mpfr_srcptr rstd, mp_array dy, mp_array tmp) {
+void tr_chain_norm(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array dy, mp_array tmp) {
     mpfr_ptr dot = mp_at(tmp, 0), x = mp_at(tmp, 1);
     mpfr_set_zero(dot, 1);
-    for (int i = 0; i < K; i++) {
+    for (int i = 0; i < p->K; i++) {
         mpfr_mul(x, mp_at(y, i), mp_at(dy, i), MPFR_RNDN);
         mpfr_add(dot, dot, x, MPFR_RNDN);
     }
-    for (int i = 0; i < K; i++) {
-        mpfr_mul(x, mp_at(y, i), dot, MPFR_RNDN);
+    for (int i = 0; i < p->K; i++) {
+        norm_slope(p, mp_at(y, i), x);
+        mpfr_mul(x, x, dot, MPFR_RNDN);
         mpfr_sub(x, mp_at(dy, i), x, MPFR_RNDN);
         mpfr_mul(mp_at(dy, i), x, rstd, MPFR_RNDN);
     }
 }
 
-static void store_row(int K, mp_array x, dp_ball *out, int64_t row, mpfr_ptr tmp) {
+void tr_store_row(int K, mp_array x, dp_ball *out, int64_t row, mpfr_ptr tmp) {
     for (int i = 0; i < K; i++)
         tr_store(out, row * K + i, mp_at(x, i), tmp);
 }
@@ -531,17 +545,23 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         add_rows(mp_from(tasks->dq, i * K), mp_from(c->dq, i * K), K);
         add_rows(mp_from(tasks->dk, i * R * K), mp_from(c->dk, i * R * K), R * K);
     }
-    const mp_array dq = mp_from(tasks->dq, i * K);
+    const mp_array dq = mp_from(tasks->dq, i * K), unit = mp_from(tmp, 6);
     if (p->angle) /* a query head for each value head */
         tr_add_turning(r, mp_from(qk->q, t * K), dq, mp_from(tasks->dphi, i * dp_pairs(p)), tmp);
-    if (qk->rstd_q_up) chain_l2(p->K, mp_from(qk->q, t * K), mp_at(qk->rstd_q, t), dq, tmp);
-    if (p->angle) tr_turn(r, qk, t, 1, dq, tmp); /* which the norm's chain rule commutes with */
-    store_row(p->K, dq, &f[DP_RESULT_DQ], t * p->H + h, mp_at(tmp, 0));
+    if (p->angle) tr_turn(r, qk, t, 1, dq, tmp);
+    if (qk->rstd_q_up) {
+        for (int64_t x = 0; x < K; x++)
+            mpfr_set(mp_at(unit, x), mp_at(qk->q, t * K + x), MPFR_RNDN);
+        if (p->angle) tr_turn(r, qk, t, 1, unit, tmp);
+        tr_chain_norm(p, unit, mp_at(qk->rstd_q, t), dq, tmp);
+    }
+    tr_store_row(p->K, dq, &f[DP_RESULT_DQ], t * p->H + h, mp_at(tmp, 0));
     for (int64_t j = 0; j < R; j++) {
         const mp_array dk = mp_from(tasks->dk, (i * R + j) * K);
         if (qk->rstd_k_up)
-            chain_l2(p->K, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j), dk, tmp);
-        store_row(p->K, dk, &f[DP_RESULT_DK], (t * p->H + h) * R + j, mp_at(tmp, 0));
+            tr_chain_norm(p, mp_from(qk->k, (t * R + j) * K), mp_at(qk->rstd_k, t * R + j), dk,
+                          tmp);
+        tr_store_row(p->K, dk, &f[DP_RESULT_DK], (t * p->H + h) * R + j, mp_at(tmp, 0));
     }
 }
 

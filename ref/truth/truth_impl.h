@@ -236,6 +236,8 @@ void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, t
 /* y [K] = x rstd, rstd = 1/norm, where `normed`, else x. Returns >= |y|. tmp: 1 number */
 ld tr_activate_row(const tr_run *r, const double *x, int normed, mp_array y, mpfr_ptr rstd,
                    mpfr_ptr tmp);
+/* dy becomes dx = rstd (dy - w <y, dy>), w of recurrence.h. tmp: 2 numbers */
+void tr_chain_norm(const dp_problem *p, mp_array y, mpfr_srcptr rstd, mp_array dy, mp_array tmp);
 /* >= the exact and the computed rstd */
 ld tr_rstd_up(const tr_run *r, mpfr_srcptr rstd);
 /* Allocates and fills *a for query head h. */
@@ -276,7 +278,7 @@ void tr_backward_block(tr_task *c, int b);
 void tr_M_segment(tr_task *c, int seg);
 
 /* Rows of token t (i = t - block start) from the per-task sums of one q/k head's tasks [G][ncb];
- * tmp: 6 numbers. */
+ * tmp: 6 + K numbers. */
 void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads, tr_task *tasks,
                     int64_t t, int64_t i, mp_array tmp);
 /* Before it, of all tokens of the block: the sums over a head's tasks, in the first of them. */
@@ -293,6 +295,8 @@ double tr_up(ld x);              /* bound -> double, rounded up; NaN becomes inf
 
 /* hi = nearest double, lo = nearest double to the rest; tmp is overwritten. */
 void tr_store(dp_ball *b, int64_t i, mpfr_srcptr x, mpfr_ptr tmp);
+/* The same of row `row` of K numbers. */
+void tr_store_row(int K, mp_array x, dp_ball *out, int64_t row, mpfr_ptr tmp);
 
 void tr_run_dd(tr_run *r); /* fills r->t but for what dp_truth_run adds */
 /* Adds to the finished work, and shows it on a terminal; any thread may call it. */

@@ -3,7 +3,7 @@
  *
  * A product of m factors whose relative errors are e_i has sum e_i + gamma_(2 (m - 1)), as every
  * e_i is below 2^-60. Inputs are exact but for dp_problem.input_error, which inputs without an
- * activation may have. A key with a norm has rel.qk, and its rows a 2-norm of at most 1. beta has
+ * activation may have. A key with a norm has rel.qk, and rows up to dp_norm_most. beta has
  * rel.beta, exp(+-g) that of its token.
  *
  * Step norm, nu >= |A_t|_2 (truth_bound.c):
@@ -284,7 +284,7 @@ ld tr_others_up(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, dp_e
         else if (of == DP_INPUT_BETA)
             up *= a->beta_up[t * p->R + key];
         else if (has_unit(a, of))
-            up *= tr_exact_up(1, r->rel.qk);
+            up *= tr_exact_up(dp_norm_most(p), r->rel.qk);
         else
             up *= norm ? tr_norm_up(given(p, of, hv, t), n) : largest(given(p, of, hv, t), n);
     }
@@ -468,25 +468,12 @@ static void sum_of(const chain *x, int input, int64_t key, int64_t k, mpfr_ptr i
     if (after >= 0) add_entries(x, input | DP_PREVIOUS, after, x->i + after - x->t, key, k, into);
 }
 
-/* dot = <y, dy>, y a key but k over its norm. */
-static void dot_of(const chain *x, int input, mpfr_ptr dot) {
-    const int64_t K = x->r->p->K;
-    mpfr_ptr dy = mp_at(x->tmp, 1);
-    mpfr_set_zero(dot, 1);
-    for (int64_t k = 0; k < K; k++) {
-        mpfr_set_zero(dy, 1);
-        sum_of(x, input, 0, k, dy);
-        mpfr_mul(dy, dy, mp_at(x->a->unit[input].y, x->t * K + k), MPFR_RNDN);
-        mpfr_add(dot, dot, dy, MPFR_RNDN);
+/* The gradients of a key, all channels. */
+static void sum_of_row(const chain *x, int input, int64_t key, mp_array into) {
+    for (int64_t k = 0; k < x->r->p->K; k++) {
+        mpfr_set_zero(mp_at(into, k), 1);
+        sum_of(x, input, key, k, mp_at(into, k));
     }
-}
-
-/* dy at channel k becomes dx = rstd (dy - y dot). */
-static void chain_unit(const chain *x, int input, int64_t k, mpfr_srcptr dot, mpfr_ptr dy) {
-    mpfr_ptr rest = mp_at(x->tmp, 0);
-    mpfr_mul(rest, mp_at(x->a->unit[input].y, x->t * x->r->p->K + k), dot, MPFR_RNDN);
-    mpfr_sub(dy, dy, rest, MPFR_RNDN);
-    mpfr_mul(dy, dy, mp_at(x->a->unit[input].rstd, x->t), MPFR_RNDN);
 }
 
 /* += the same of strengths */
@@ -562,19 +549,15 @@ void tr_rows_chain(const tr_run *r, int hv, const tr_qk *qk, const tr_head *a, t
         const dp_tensor_field *f = &dp_result_fields[field];
         if (f->role != DP_ROLE_GRADIENT || !dp_result_exists(p, field) || !tr_is_given(f->of))
             continue;
-        if (has_unit(a, f->of)) dot_of(&x, f->of, mp_at(tmp, 4));
-        for (int64_t k = 0; k < K; k++) {
-            mpfr_set_zero(mp_at(tmp, 1), 1);
-            sum_of(&x, f->of, 0, k, mp_at(tmp, 1));
-            if (has_unit(a, f->of)) chain_unit(&x, f->of, k, mp_at(tmp, 4), mp_at(tmp, 1));
-            tr_store(&r->t->field[field], (t * p->HV + hv) * K + k, mp_at(tmp, 1), mp_at(tmp, 0));
-        }
+        const mp_array d = mp_from(c->dk, i * p->R * K); /* dk itself comes later */
+        sum_of_row(&x, f->of, 0, d);
+        if (has_unit(a, f->of))
+            tr_chain_norm(p, mp_from(a->unit[f->of].y, t * K), mp_at(a->unit[f->of].rstd, t), d,
+                          tmp);
+        tr_store_row(p->K, d, &r->t->field[field], t * p->HV + hv, mp_at(tmp, 0));
     }
-    for (int64_t z = 0; z < p->R * K; z++) {
-        mpfr_ptr into = mp_at(c->dk, i * p->R * K + z);
-        mpfr_set_zero(into, 1);
-        sum_of(&x, DP_INPUT_K, z / K, z % K, into);
-    }
+    for (int64_t key = 0; key < p->R; key++)
+        sum_of_row(&x, DP_INPUT_K, key, mp_from(c->dk, (i * p->R + key) * K));
     for (int64_t key = 0; key < p->R; key++)
         chain_number(&x, DP_INPUT_BETA, key, mp_at(c->dbeta, i * p->R + key));
     if (p->number) {

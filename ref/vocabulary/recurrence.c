@@ -32,6 +32,12 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
                  .row = {{OF(LR_B), MINUS(LR_A), NONE, ONE}, {OF(K), NONE, OF(V), ONE}}},
 };
 
+const dp_norm_info dp_norms[DP_NNORMS] = {
+#define NORM(ID, WORD, POWER, MEAN) [ID] = {WORD, POWER, MEAN},
+    DP_NORMS(NORM)
+#undef NORM
+};
+
 int dp_in_turn(const dp_problem *p) { return dp_recurrence_of(p)->in_turn; }
 
 /* The product that a row adds by its value or its read: its sign, and in n its factors. */

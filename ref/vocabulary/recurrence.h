@@ -43,6 +43,22 @@ enum { /* beside dp_input_id */
 /* The rate of a factor; 0: it is an input. */
 #define DP_RATE_IF(A, ID, RATE, ...) (A) == (ID) ? (RATE):
 #define DP_FACTOR_RATE(A) (DP_GATE_FACTORS(DP_RATE_IF, A) 0.f)
+/* Norms of rows: id, word, power p, mean.
+ *     N^p = eps + sum |x|^p / m,  y = x / N;    m: n numbers if mean, else 1
+ *     dx  = (dy - w <y, dy>) / N,  w = dN/dx = y / m for p = 2, sign(y) / m for p = 1
+ * Each arithmetic computes these from the row, and bounds follow. */
+#define DP_NORMS(X)             \
+    X(DP_NORM_L2, "l2", 2, 0)   \
+    X(DP_NORM_RMS, "rms", 2, 1) \
+    X(DP_NORM_L1, "l1", 1, 0)
+#define DP_ID(ID, ...) ID,
+typedef enum { DP_NORMS(DP_ID) DP_NNORMS } dp_norm;
+#undef DP_ID
+typedef struct {
+    const char *word;
+    int power, mean;
+} dp_norm_info;
+extern const dp_norm_info dp_norms[DP_NNORMS];
 /* Added to an input: the previous token's. */
 enum { DP_PREVIOUS = 64 };
 
@@ -55,7 +71,8 @@ typedef struct {
     dp_entry write, read, value, strength;
 } dp_token_row;
 typedef struct dp_recurrence {
-    int before, n;
+    int before;
+    short n, norm;    /* which norm: dp_norm */
     int in_turn;      /* 1: each row reads the state that the rows before it have written */
     int along;        /* 1: o reads along the values */
     unsigned rotated; /* bit i: keys of input i are */
@@ -82,12 +99,25 @@ static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {
 static inline int64_t dp_row_key(const dp_problem *p, int64_t j) {
     return dp_recurrence_of(p)->n > 1 ? 0 : j;
 }
-/* Are rows of that input x divided by sqrt(sum x^2 + eps) before anything else? */
+/* Are rows of that input divided by their norm before anything else? */
 static inline int dp_is_normed(const dp_problem *p, int input) {
     if (!dp_by_rows(p)) return p->l2norm && (input == DP_INPUT_Q || input == DP_INPUT_K);
     return p->l2norm && dp_recurrence_of(p)->normed >> input & 1;
 }
-static inline double dp_l2_eps(const dp_problem *p) {
+static inline const dp_norm_info *dp_norm_of(const dp_problem *p) {
+    return &dp_norms[dp_recurrence_of(p)->norm];
+}
+/* The number m of that norm. */
+static inline int dp_norm_mean(const dp_problem *p) { return dp_norm_of(p)->mean ? p->K : 1; }
+/* >= |y|_2; >= |w|_2 |y|_2 and |I - w y'|_2, which is a projection where p is 2. */
+static inline double dp_norm_most(const dp_problem *p) {
+    const double m = dp_norm_mean(p);
+    return (dp_norm_of(p)->power == 2 ? sqrt(m) : m) * (1 + 0x1p-50 * (m > 1));
+}
+static inline double dp_norm_across(const dp_problem *p) {
+    return dp_norm_of(p)->power == 2 ? 1 : (1 + sqrt(p->K)) * (1 + 0x1p-50);
+}
+static inline double dp_norm_eps(const dp_problem *p) {
     return dp_recurrence_of(p)->eps > 0 ? dp_recurrence_of(p)->eps : DP_L2_EPS;
 }
 /* The number of factors of the entry that have a norm. */

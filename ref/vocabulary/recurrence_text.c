@@ -229,12 +229,22 @@ static dp_status parse_turned(reader *r) {
     return parse_named(r, 3, r->n, 0, &r->y->rows.rotated);
 }
 
+/* The norm of that word, unless an input has its name; -1: none. */
+static int norm_named(const reader *r, const char *word) {
+    int i = DP_NNORMS - 1;
+    while (i >= 0 && strcmp(dp_norms[i].word, word))
+        i--;
+    return input_named(r->y, word, strlen(word)) < 0 ? i : -1;
+}
+
 static dp_status parse_norm(reader *r) {
-    const int eps = r->n > 3 && !strcmp(r->word[r->n - 2], "eps");
+    const int eps = r->n > 3 && !strcmp(r->word[r->n - 2], "eps"),
+              norm = r->n > 2 ? norm_named(r, r->word[1]) : -1;
     if (r->n < 2) return refuse(r, r->word[0], "must be 'norm NAME ..' or 'norm NAME .. eps X'");
+    if (norm >= 0) r->y->rows.norm = (short)norm;
     if (eps && dp_number_real(r->word[r->n - 1], 1e-30, 1, &r->y->rows.eps) != DP_NUMBER_OK)
         return refuse(r, r->word[r->n - 1], "is no eps: a number from 1e-30 to 1");
-    return parse_named(r, 1, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);
+    return parse_named(r, norm < 0 ? 1 : 2, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);
 }
 
 static dp_status parse_inputs(reader *r, int which) {

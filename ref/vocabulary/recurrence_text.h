@@ -12,8 +12,10 @@
  *     angle  NAME turns NAME ..       [T,HV,P], P up to K / 2, where there is one: the query and
  *                                     these keys turn by its sum over the sequence so far, pairs
  *                                     of channels (2 i, 2 i + 1) by angle i (recurrence.h)
- *     norm   NAME .. [eps X]          rows x of the query or of keys become x / sqrt(sum x^2 + X)
- *                                     before anything else; X: 1e-6. Gradients are those of x
+ *     norm   [l2|rms|l1] NAME .. [eps X]
+ *                                     rows x of the query or of keys become x / sqrt(sum x^2 + X),
+ *                                     x / sqrt(mean x^2 + X) or x / (sum |x| + X) before anything
+ *                                     else; X: 1e-6. Gradients are those of x
  *     reads  decayed|undecayed        the state that rows read; default: decayed
  *     rows   together|in turn         of several rows; in turn each reads what those before it left
  *     row    write=PRODUCT read=PRODUCT value=PRODUCT strength=PRODUCT
