@@ -719,40 +719,15 @@ static const double *entry_of(const rows_token *a, int j, int reads) {
     return (reads ? s->erasing : s->k) + (a->row * dp_rows(s->p) + j) * s->p->K;
 }
 
-static double factor_at(const dp_problem *p, const double *gates, int64_t row, int of, int x) {
-    const int hv = (int)(row % p->HV);
-    const int64_t t = dp_factor_token(p, of, row / p->HV), at = t * p->HV + hv;
-    const double g = gates[row * dp_Kg(p) + (dp_Kg(p) > 1 ? x : 0)];
-    if (DP_FACTOR_RATE(of) != 0) return dp_exp(DP_FACTOR_RATE(of) * g);
-    if (t < 0) return 0;
-    of = dp_factor_input(of);
-    return of == DP_INPUT_BETA     ? p->beta[at]
-           : of == DP_INPUT_NUMBER ? p->number[at]
-                                   : dp_input_of(p, of)[at * p->K + x];
-}
-
-double dp_error_bound_beside(const dp_problem *p, const double *gates, int64_t row, dp_entry e,
-                             int reads, int of, int x) {
-    double y = 1;
-    for (int m = 0, own = 1; m < e.n; m++) {
-        if (own && e.of[m] == of)
-            own = 0;
-        else
-            y *= factor_at(p, gates, row, e.of[m], x);
-    }
-    return reads && dp_recurrence_of(p)->before ? y * factor_at(p, gates, row, DP_FACTOR_GROWTH, x)
-                                                : y;
-}
-
-/* The same without sign, of an entry that reads or writes: from the entry itself where neither a
- * rotation nor another token is in it. */
+/* dp_entry_beside without sign, of an entry that reads or writes: from the entry itself where
+ * neither a rotation nor another token is in it. */
 static double others(const rows_token *a, dp_entry e, int j, int reads, int of, int x) {
     const dp_sim *s = a->x->w->ref;
     const dp_problem *p = &s->units.p;
     const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
-    const double given = factor_at(p, s->g, a->row, of, x);
+    const double given = dp_factor_at(p, of, a->row, x);
     if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
-    return fabs(dp_error_bound_beside(p, s->g, a->row, e, reads, of, x));
+    return fabs(dp_entry_beside(p, e, reads, of, a->row, x));
 }
 
 /* The relative error that row j's gradient gets from its key's rotation, of its 2-norm. */
@@ -798,7 +773,7 @@ static double number_through(const rows_token *a, int j, int of) {
     const int in_strength = dp_entry_has(row->strength, of);
     const dp_sim *s = a->x->w->ref;
     const double beside =
-        in_strength ? dp_error_bound_beside(&s->units.p, s->g, a->row, row->strength, 0, of, 0) : 1;
+        in_strength ? dp_entry_beside(&s->units.p, row->strength, 0, of, a->row, 0) : 1;
     double write = 0, read = 0, error = 0, size = 0;
     for (int x = 0; x < p->K; x++) {
         const double w = dp_entry_has(row->write, of) ? others(a, row->write, j, 0, of, x) : 0,

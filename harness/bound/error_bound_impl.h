@@ -25,11 +25,6 @@ typedef struct {
     double slope, error;
 } dp_slope;
 dp_slope dp_error_bound_beta(const dp_problem *p, double raw);
-/* The product of an entry's factors but one `of`, at channel x. Entries that read before the decay
- * read the decayed state by exp(-g) more. gates: activated [T][HV][Kg]; row: of tokens and heads.
- */
-double dp_error_bound_beside(const dp_problem *p, const double *gates, int64_t row, dp_entry e,
-                             int reads, int of, int x);
 
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);

@@ -322,7 +322,7 @@ typedef struct {
 } row_place;
 
 static double beside(const row_place *a, dp_entry e, int reads, int of, int x) {
-    return fabs(dp_error_bound_beside(a->p, a->in->g, a->at, e, reads, of, x));
+    return fabs(dp_entry_beside(a->p, e, reads, of, a->at, x));
 }
 
 /* The error of an entry's factor `of`: of K channels, or of a number, which adds channels up. */

@@ -1,7 +1,6 @@
 /* Gate, beta and L2 norm in fp64 and, from the same text, in fp32 (gate.h). */
 #include "gate.h"
 #include "ref/arithmetic/elementary.h"
-#include "ref/vocabulary/recurrence.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -28,6 +27,17 @@
 double dp_curve_left(dp_curve curve, double x, double y) {
     const double left = dp_curve_ratio(curve, y);
     return left < 0 || left > 0x1p-30 ? left : dp_curve_slope(curve, x) / y;
+}
+
+double dp_factor_at(const dp_problem *p, int of, int64_t at, int x) {
+    return factor_at(p, of, at, x);
+}
+
+double dp_entry_beside(const dp_problem *p, dp_entry e, int reads, int of, int64_t at, int x) {
+    int but = 0;
+    while (but < e.n && e.of[but] != of)
+        but++;
+    return (reads ? reads_at : times_entry)(p, e, but, at, x, 1);
 }
 
 double dp_beta_slope(const dp_problem *p, double raw) {
