@@ -127,32 +127,39 @@ __device__ void gate_bwd(const Place &p, const TokenGrads &y) {
     if (threadIdx.x % 32 == 0) *g += all;
 }
 
-/* += x1 dx2 - x2 dx1 of each pair, at its first channel: the gradient of the angle of x. */
-__device__ __forceinline__ void through_rotation(const Dims &d, const float *x, const float *dx,
-                                                 Row &sum) {
-    Row y = Row::load(x, d.K), dy = Row::load(dx, d.K);
+/* Pairs of channels: a lane has every 32nd. */
+struct Pairs {
+    static const int MOST = 4; /* K up to 256 */
+    float x[MOST];
+    template <class F> __device__ __forceinline__ static void each(int pairs, F f) {
 #pragma unroll
-    for (int i = 0; i < Row::ROWS; i += 2)
-        sum.x[i] += y.x[i] * dy.x[i + 1] - y.x[i + 1] * dy.x[i];
+        for (int j = 0; j < MOST; j++)
+            if (int(threadIdx.x % 32) + 32 * j < pairs) f(j, threadIdx.x % 32 + 32 * j);
+    }
+};
+/* += x1 dx2 - x2 dx1 of each pair: the gradient of the angle of x. */
+__device__ __forceinline__ void through_rotation(const Place &p, const float *x, const float *dx,
+                                                 Pairs &sum) {
+    Pairs::each(p.a.pairs, [&](int j, int pair) {
+        dp_pair z = dp_pair_of(p.a.rows.rotation, p.a.pairs, pair, 0);
+        sum.x[j] += x[z.first] * dx[z.second] - x[z.second] * dx[z.first];
+    });
 }
-__device__ __forceinline__ void through_turned_keys(const Place &p, const TokenGrads &y, Row &sum,
+__device__ __forceinline__ void through_turned_keys(const Place &p, const TokenGrads &y, Pairs &sum,
                                                     int back = 0) {
     auto f = [&](const Place &p, const dp_token_row &row, int j, int of) {
         int key = p.rotated_key(row.write);
         if (key >= 0 && (key & DP_PREVIOUS) == (of & DP_PREVIOUS))
-            through_rotation(p.d, p.a.k + p.entry(j) * p.d.K, y.k + p.entry(j) * p.d.K, sum);
+            through_rotation(p, p.a.k + p.entry(j) * p.d.K, y.k + p.entry(j) * p.d.K, sum);
     };
     both_tokens(p, 0, 0, f, back);
 }
 /* The gradient of a token's sum of angles. */
 __device__ void angle_bwd(const Place &p, const TokenGrads &y) {
-    Row sum = {};
-    int64_t K = p.d.K;
-    through_rotation(p.d, p.a.q + p.head() * K, y.q + p.head() * K, sum);
+    Pairs sum = {};
+    through_rotation(p, p.a.q + p.head() * p.d.K, y.q + p.head() * p.d.K, sum);
     through_turned_keys(p, y, sum);
-#pragma unroll
-    for (int i = 0; i < Row::ROWS; i += 2)
-        if (Row::row(i) < 2 * p.a.pairs) y.angle[p.head() * p.a.pairs + Row::row(i) / 2] = sum.x[i];
+    Pairs::each(p.a.pairs, [&](int j, int i) { y.angle[p.head() * p.a.pairs + i] = sum.x[j]; });
 }
 /* Gradients of angles: sums over a token and all after it. */
 __global__ void k_token_angle_sums(Dims d, Token a, TokenGrads y) {
@@ -198,9 +205,10 @@ __global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
     to += (int64_t)blockIdx.y * a.halo_words;
     for (int i = 0; i < DP_NINPUTS; i++) {
         Row sum = {};
+        Pairs angles = {};
         if (a.halo_at[i] < 0) continue;
         if (i == DP_INPUT_ANGLE)
-            through_turned_keys(p, y, sum, 1);
+            through_turned_keys(p, y, angles, 1);
         else if (!is_in(VALUES, i))
             through_rows(p, y, i, 0, sum, 1);
         float *out = to + a.halo_at[i];
@@ -215,14 +223,11 @@ __global__ void k_token_halo_bwd(Dims d, Token a, TokenGrads y, float *to) {
         } else {
             Seq seq = d.seq[a.link[blockIdx.y].first];
             Chunk last = d.chunk[seq.c1 - 1];
-#pragma unroll
-            for (int j = 0; j < Row::ROWS; j += 2) {
-                int pair = Row::row(j) / 2;
-                if (pair >= a.pairs) continue;
+            Pairs::each(a.pairs, [&](int j, int pair) {
                 for (int64_t t = last.t0 + last.len - 1; t >= p.t; t--)
-                    sum.x[j] += y.angle[(t * d.HV + p.hv) * a.pairs + pair];
-                out[p.hv * a.pairs + pair] = sum.x[j];
-            }
+                    angles.x[j] += y.angle[(t * d.HV + p.hv) * a.pairs + pair];
+                out[p.hv * a.pairs + pair] = angles.x[j];
+            });
         }
     }
 }

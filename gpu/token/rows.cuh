@@ -158,18 +158,22 @@ struct Place {
         int64_t token = of & DP_PREVIOUS ? before : t;
         if (!a.cos_sin || of < 0 || token == -1) return y;
         const float *pair = a.cos_sin + (token * d.HV + hv) * 2 * a.pairs;
+        Row out = y;
 #pragma unroll
-        for (int i = 0; i < Row::ROWS; i += 2) {
-            int at = Row::row(i);
-            if (at >= 2 * a.pairs) continue;
-            float phi = in_halo(of) ? halo_word(halo, DP_INPUT_ANGLE, a.pairs, at / 2) : 0.f,
-                  c = in_halo(of) ? cosf(phi) : pair[at],
-                  s = in_halo(of) ? sinf(phi) : pair[at + 1], x = y.x[i], z = y.x[i + 1];
+        for (int i = 0; i < Row::ROWS; i++) {
+            int x = Row::row(i);
+            bool turns = x < 2 * a.pairs;
+            dp_pair at = dp_pair_of(a.rows.rotation, a.pairs, -1, turns ? x : 0);
+            float other =
+                a.rows.rotation == DP_ROTATE_PAIRS ? y.x[i ^ 1] : y.at(at.first + at.second - x);
+            if (!turns) continue;
+            float phi = in_halo(of) ? halo_word(halo, DP_INPUT_ANGLE, a.pairs, at.i) : 0.f,
+                  c = in_halo(of) ? cosf(phi) : pair[2 * at.i],
+                  s = in_halo(of) ? sinf(phi) : pair[2 * at.i + 1];
             if (back) s = -s;
-            y.x[i] = x * c - z * s;
-            y.x[i + 1] = x * s + z * c;
+            out.x[i] = x == at.first ? y.x[i] * c - other * s : other * s + y.x[i] * c;
         }
-        return y;
+        return out;
     }
     /* The factor of an entry that is a rotated key; -1: none is. */
     __device__ __forceinline__ int rotated_key(const dp_entry &e) const {

@@ -118,6 +118,16 @@ template <int LANES> struct Column {
     __device__ __forceinline__ void store(float *p, int K, int stride) const {
         rows(K, [&](int i, int row) { p[(int64_t)row * stride] = x[i]; });
     }
+    /* Row r, another one in each lane; all lanes of the warp ask. */
+    __device__ __forceinline__ float at(int r) const {
+        float y = 0.f;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            float z = __shfl_sync(~0u, x[i], threadIdx.x % 32 / LANES * LANES + r / 4 % LANES);
+            if (i == r / 4 / LANES * 4 + r % 4) y = z;
+        }
+        return y;
+    }
     /* Over the rows; the same in all lanes of a column. */
     __device__ __forceinline__ float dot(const Column &b) const {
         float part[4] = {}; /* short chains: a warp waits for nothing else */

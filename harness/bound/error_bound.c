@@ -233,10 +233,14 @@ double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_roundi
 
 /* Adds to the relative errors of a row's entries x those of a rotation, its angles off by dphi. An
  * entry is off by its pair's size times dphi + 4 u (products and sum, cos and sin). */
-static void dp_turned_errors(const dp_rounding *r, int P, const double *x, const double *dphi,
-                             double *rel) {
-    for (int i = 0; i < 2 * P; i++)
-        rel[i] += relative((dphi[i / 2] + 4 * r->u) * dp_hypot(x[i & ~1], x[i | 1]), x[i]);
+static void dp_turned_errors(const dp_rounding *r, const dp_problem *p, const double *x,
+                             const double *dphi, double *rel) {
+    for (int i = 0; i < dp_pairs(p); i++) {
+        const dp_pair z = dp_pair_at(p, i);
+        const double off = (dphi[i] + 4 * r->u) * dp_hypot(x[z.first], x[z.second]);
+        rel[z.first] += relative(off, x[z.first]);
+        rel[z.second] += relative(off, x[z.second]);
+    }
 }
 
 double dp_turned_norm(const dp_problem *p, const double *dphi, int64_t t, int hv, double u) {
@@ -375,7 +379,7 @@ static void turned_errors(const dp_error_bound_base *w, int g, int hv, double **
         const int64_t at = key < 0 ? -1 : dp_factor_token(p, j < 0 ? 0 : key, t);
         const double *x = j < 0 ? s->q + row * K : s->k + (row * n + j) * K;
         if (at >= 0)
-            dp_turned_errors(&w->r, P, x, w->Dphi + (at * p->HV + hv) * P,
+            dp_turned_errors(&w->r, p, x, w->Dphi + (at * p->HV + hv) * P,
                              j < 0 ? *rq + (int64_t)i / (n + 1) * K
                                    : *rk + ((int64_t)i / (n + 1) * n + j) * K);
     }

@@ -753,7 +753,7 @@ static void try_rows(search *s) {
 }
 
 /* Passes with these norms? The rows that are installed stay. */
-static void try_norms_of(search *s, short norm, unsigned normed, double eps) {
+static void try_norms_of(search *s, signed char norm, unsigned normed, double eps) {
     const dp_user_recurrence is = *dp_user_recurrence_installed();
     dp_user_recurrence other = is;
     char text[200] = "passes without norms";
@@ -782,7 +782,7 @@ static void try_norms(search *s) {
     for (size_t i = 0; i < sizeof OF / sizeof *OF; i++)
         if (dp_input_of(&s->c->p, OF[i]) && !(is.along && OF[i] == DP_INPUT_Q))
             try_norms_of(s, is.norm, is.normed ^ 1U << OF[i], is.eps);
-    for (short norm = 0; norm < DP_NNORMS && is.normed; norm++)
+    for (signed char norm = 0; norm < DP_NNORMS && is.normed; norm++)
         if (norm != is.norm) try_norms_of(s, norm, is.normed, is.eps);
     for (size_t i = 0; i < sizeof EPS / sizeof *EPS; i++)
         if (is.normed && EPS[i] != dp_norm_eps(&s->c->p))

@@ -214,7 +214,7 @@ static void random_text(char *text, size_t size) {
     for (int i = 0; i < nvalues; i++)
         add(text, size, " v%d", i);
     add(text, size, "\n%s%s", number ? "number n0\n" : "",
-        law.rotated ? "angle phi turns k0\n" : "");
+        law.rotated ? (nvalues > 1 ? "angle phi turns k0 halves\n" : "angle phi turns k0\n") : "");
     add_norms(text, size, nkeys);
     add(text, size, "%s%s", before ? "reads undecayed\n" : "", turns ? "rows in turn\n" : "");
     for (int j = 0; j < rows; j++) {
@@ -263,10 +263,12 @@ static c128 turned_at(const dp_problem *p, const bump *b, int of, int64_t row, i
     const c128 y = vector_at(p, b, of, row, x);
     c128 phi = 0;
     if (!p->angle || x >= 2 * P) return y;
+    const int halves = dp_recurrence_of(p)->rotation == DP_ROTATE_HALVES,
+              second = halves ? x >= P : x & 1, pair = (int)(halves ? x % P : x / 2);
     for (int64_t s = first_of(p, t); s <= t; s++)
-        phi += in(b, &p->angle[(s * p->HV + row % p->HV) * P + x / 2]);
-    const c128 other = vector_at(p, b, of, row, x ^ 1);
-    return y * ccosq(phi) + (x & 1 ? other : -other) * csinq(phi);
+        phi += in(b, &p->angle[(s * p->HV + row % p->HV) * P + pair]);
+    const c128 other = vector_at(p, b, of, row, (int)(halves ? (x + P) % (2 * P) : x ^ 1));
+    return y * ccosq(phi) + (second ? other : -other) * csinq(phi);
 }
 
 static c128 factor_of(const dp_problem *p, const bump *b, int factor, int64_t row, int x) {

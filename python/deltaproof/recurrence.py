@@ -39,7 +39,8 @@ class Recurrence:
     - norm: the query or keys whose rows x are x / sqrt(sum x^2 + eps) first; eps: 1e-6. Before
       them "rms" (mean x^2) or "l1" (x / (sum |x| + eps)).
     - angle: [T,HV,P], P up to K / 2. The sum of angle i over the sequence so far rotates pair i of
-      channels, in the query and in the keys named in `turned`. Such a key may occur in write alone,
+      channels, in the query and in the keys named in `turned`. A last "halves" in `turned` makes
+      them channels i and i + P. Such a key may occur in write alone,
       with numbers and a gate per head.
 
     In calls of a session a kernel takes previous_NAME. These are inputs of the token before the

@@ -81,8 +81,8 @@ void dp_activate_writes(const dp_problem *p, int64_t t0, int64_t t1, const doubl
 void dp_activate_writes_f32(const dp_problem *p, int64_t t0, int64_t t1, const double *k,
                             double *erasing, double *values);
 
-/* A factor of row `at` of tokens and heads at channel x (ref/vocabulary/recurrence.h), and the product
- * of an entry's factors but one `of`. Entries that read before the decay have exp(-g) more. */
+/* A factor of row `at` of tokens and heads at channel x (recurrence.h), and the product of an
+ * entry's factors but one `of`. Entries that read before the decay have exp(-g) more. */
 double dp_factor_at(const dp_problem *p, int of, int64_t at, int x);
 double dp_entry_beside(const dp_problem *p, dp_entry e, int reads, int of, int64_t at, int x);
 

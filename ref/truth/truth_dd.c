@@ -310,10 +310,11 @@ static void turn_row(const tr_dd_batch *b, const tr_dd_qk *a, int64_t t, int bac
     const int64_t P = dp_pairs(b->r->p);
     for (int64_t i = 0; i < P; i++) {
         const double *at = a->turn + (t * P + i) * 4;
-        const num x = channel(row, b->Kp, 2 * i), y = channel(row, b->Kp, 2 * i + 1), c = pair(at),
+        const dp_pair z = dp_pair_at(b->r->p, i);
+        const num x = channel(row, b->Kp, z.first), y = channel(row, b->Kp, z.second), c = pair(at),
                   s = {back ? -at[2] : at[2], back ? -at[3] : at[3]};
-        set_channel(row, b->Kp, 2 * i, minus(times(x, c), times(y, s)));
-        set_channel(row, b->Kp, 2 * i + 1, plus(times(x, s), times(y, c)));
+        set_channel(row, b->Kp, z.first, minus(times(x, c), times(y, s)));
+        set_channel(row, b->Kp, z.second, plus(times(x, s), times(y, c)));
     }
 }
 
@@ -685,7 +686,8 @@ static void add_gates(const rows_of_head *x, int64_t t, double *dg) {
 /* dphi += the gradient of the angles by which row x was turned, from d, that of x. */
 static void add_turning(const tr_dd_batch *b, const double *x, const double *d, double *dphi) {
     for (int64_t i = 0; i < dp_pairs(b->r->p); i++) {
-        const int64_t Kp = b->Kp, u = 2 * i, v = 2 * i + 1;
+        const dp_pair z = dp_pair_at(b->r->p, i);
+        const int64_t Kp = b->Kp, u = z.first, v = z.second;
         add_pair(dphi + 2 * i, minus(times(channel(x, Kp, u), channel(d, Kp, v)),
                                      times(channel(x, Kp, v), channel(d, Kp, u))));
     }

@@ -131,7 +131,8 @@ void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row
     const int64_t P = dp_pairs(r->p);
     mpfr_ptr a = mp_at(tmp, 0), b = mp_at(tmp, 1);
     for (int64_t i = 0; i < P; i++) {
-        mpfr_ptr x = mp_at(row, 2 * i), y = mp_at(row, 2 * i + 1);
+        const dp_pair z = dp_pair_at(r->p, i);
+        mpfr_ptr x = mp_at(row, z.first), y = mp_at(row, z.second);
         mpfr_srcptr c = mp_at(qk->cos, t * P + i), s = mp_at(qk->sin, t * P + i);
         mpfr_mul(a, x, s, MPFR_RNDN);
         mpfr_mul(b, y, s, MPFR_RNDN);
@@ -144,8 +145,9 @@ void tr_turn(const tr_run *r, const tr_qk *qk, int64_t t, int back, mp_array row
 
 void tr_add_turning(const tr_run *r, mp_array x, mp_array d, mp_array dphi, mp_array tmp) {
     for (int64_t i = 0; i < dp_pairs(r->p); i++) {
-        mpfr_mul(mp_at(tmp, 0), mp_at(x, 2 * i), mp_at(d, 2 * i + 1), MPFR_RNDN);
-        mpfr_mul(mp_at(tmp, 1), mp_at(x, 2 * i + 1), mp_at(d, 2 * i), MPFR_RNDN);
+        const dp_pair z = dp_pair_at(r->p, i);
+        mpfr_mul(mp_at(tmp, 0), mp_at(x, z.first), mp_at(d, z.second), MPFR_RNDN);
+        mpfr_mul(mp_at(tmp, 1), mp_at(x, z.second), mp_at(d, z.first), MPFR_RNDN);
         mpfr_sub(mp_at(tmp, 0), mp_at(tmp, 0), mp_at(tmp, 1), MPFR_RNDN);
         mpfr_add(mp_at(dphi, i), mp_at(dphi, i), mp_at(tmp, 0), MPFR_RNDN);
     }

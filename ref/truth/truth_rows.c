@@ -431,10 +431,11 @@ static mpfr_srcptr unturned(const tr_run *r, const tr_qk *qk, const tr_task *c, 
     const int64_t at =
         is_rotated(p, r->rows.of[e]) && k < 2 * P ? turned_at(p, r->rows.of[e], t) : -1;
     if (at < 0) return mp_at(d, k);
+    const dp_pair z = dp_pair_with(p, k);
     mpfr_ptr x = mp_at(tmp, 2), y = mp_at(tmp, 3);
-    mpfr_mul(x, mp_at(d, k), mp_at(qk->cos, at * P + k / 2), MPFR_RNDN);
-    mpfr_mul(y, mp_at(d, k ^ 1), mp_at(qk->sin, at * P + k / 2), MPFR_RNDN);
-    (k & 1 ? mpfr_sub : mpfr_add)(x, x, y, MPFR_RNDN);
+    mpfr_mul(x, mp_at(d, k), mp_at(qk->cos, at * P + z.i), MPFR_RNDN);
+    mpfr_mul(y, mp_at(d, z.first + z.second - k), mp_at(qk->sin, at * P + z.i), MPFR_RNDN);
+    (k == z.second ? mpfr_sub : mpfr_add)(x, x, y, MPFR_RNDN);
     return x;
 }
 

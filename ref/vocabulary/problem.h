@@ -181,7 +181,7 @@ static inline const dp_model_info *dp_model_of(const dp_problem *p) {
 /* Width of the gate: 1 where a head has one gate, else K. */
 static inline int dp_Kg(const dp_problem *p) { return dp_model_of(p)->one_gate ? 1 : p->K; }
 
-/* Pairs of channels that an angle rotates: 2 i and 2 i + 1 of pair i. */
+/* The number of pairs of channels that an angle rotates (dp_pair_of). */
 static inline int dp_pairs(const dp_problem *p) { return p->pairs ? p->pairs : p->K / 2; }
 static inline int dp_lag(const dp_problem *p) { return p->lag ? p->lag : 1; }
 /* The token before t in its sequence, and the one after it; -1: there is none. */

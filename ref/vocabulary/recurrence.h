@@ -10,9 +10,9 @@
  *
  * A factor may be the previous token's input, zeros at the first token of a sequence. The query and
  * some keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of
- * channels has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its own token's
- * phi. Rotated keys occur in writes only, with numbers and a head's gate, which commute with the
- * rotation.
+ * channels (dp_pair_of) has phi_i: (x, y) -> (x cos - y sin, x sin + y cos). A previous key has its
+ * own token's phi. Rotated keys occur in writes only, with numbers and a head's gate, which commute
+ * with the rotation.
  *
  * Along the values the query has V channels, o has K, and o = scale S query'. With a = do, b =
  * query, the loss do o is a (scale S b'), which is (scale S' a') b. That is the loss of a problem
@@ -59,6 +59,35 @@ typedef struct {
     int power, mean;
 } dp_norm_info;
 extern const dp_norm_info dp_norms[DP_NNORMS];
+/* Rotations: id, word, first channel of pair i of P, distance of the second one, pair of channel x.
+ */
+#define DP_ROTATIONS(X)                          \
+    X(DP_ROTATE_PAIRS, "pairs", 2 * i, 1, x / 2) \
+    X(DP_ROTATE_HALVES, "halves", i, P, x % P)
+#define DP_ID(ID, ...) ID,
+typedef enum { DP_ROTATIONS(DP_ID) DP_NROTATIONS } dp_rotation;
+#undef DP_ID
+typedef struct {
+    int i, first, second;
+} dp_pair;
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#define DP_ANYWHERE __host__ __device__
+#else
+#define DP_ANYWHERE
+#endif
+/* Pair i; that of channel x where i is -1. */
+DP_ANYWHERE static inline dp_pair dp_pair_of(int rotation, int P, int i, int x) {
+    dp_pair y = {i, 0, 0};
+#define DP_PAIR(ID, WORD, FIRST, APART, OF)     \
+    if (rotation == ID) {                       \
+        y.i = i = i < 0 ? OF : i;               \
+        y.second = (y.first = FIRST) + (APART); \
+    }
+    DP_ROTATIONS(DP_PAIR)
+#undef DP_PAIR
+    return y;
+}
 /* Added to an input: the previous token's. */
 enum { DP_PREVIOUS = 64 };
 
@@ -72,7 +101,8 @@ typedef struct {
 } dp_token_row;
 typedef struct dp_recurrence {
     int before;
-    short n, norm;    /* which norm: dp_norm */
+    signed char norm, rotation; /* dp_norm, dp_rotation */
+    short n;
     int in_turn;      /* 1: each row reads the state that the rows before it have written */
     int along;        /* 1: o reads along the values */
     unsigned rotated; /* bit i: keys of input i are */
@@ -86,6 +116,13 @@ static inline const dp_recurrence *dp_recurrence_of(const dp_problem *p) {
     return p->user ? p->user->of_token : &dp_recurrences[p->model];
 }
 static inline int dp_reads_along(const dp_problem *p) { return dp_recurrence_of(p)->along; }
+/* Pair i of channels, and that of channel x < 2 dp_pairs. */
+static inline dp_pair dp_pair_at(const dp_problem *p, int64_t i) {
+    return dp_pair_of(dp_recurrence_of(p)->rotation, dp_pairs(p), (int)i, 0);
+}
+static inline dp_pair dp_pair_with(const dp_problem *p, int64_t x) {
+    return dp_pair_of(dp_recurrence_of(p)->rotation, dp_pairs(p), -1, (int)x);
+}
 /* The usual scale: (channels of the query)^-1/2. */
 static inline double dp_usual_scale(const dp_problem *p) {
     const int n = dp_reads_along(p) ? p->V : p->K;

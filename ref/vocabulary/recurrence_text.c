@@ -226,6 +226,17 @@ static dp_status parse_named(reader *r, int i, int end, int query, unsigned *int
 static dp_status parse_turned(reader *r) {
     if (r->n < 4 || strcmp(r->word[2], "turns"))
         return refuse(r, r->word[0], "must be 'angle NAME turns KEY ..'");
+    static const char *const WORD[] = {
+#define ROTATION(ID, WORD, ...) WORD,
+        DP_ROTATIONS(ROTATION)
+#undef ROTATION
+    };
+    int n = r->n - (r->n > 4);
+    for (int i = 0; i < DP_NROTATIONS && r->n > 4; i++)
+        if (!strcmp(r->word[n], WORD[i]) && input_named(r->y, WORD[i], strlen(WORD[i])) < 0) {
+            r->y->rows.rotation = (signed char)i;
+            return parse_named(r, 3, n, 0, &r->y->rows.rotated);
+        }
     return parse_named(r, 3, r->n, 0, &r->y->rows.rotated);
 }
 
@@ -241,7 +252,7 @@ static dp_status parse_norm(reader *r) {
     const int eps = r->n > 3 && !strcmp(r->word[r->n - 2], "eps"),
               norm = r->n > 2 ? norm_named(r, r->word[1]) : -1;
     if (r->n < 2) return refuse(r, r->word[0], "must be 'norm NAME ..' or 'norm NAME .. eps X'");
-    if (norm >= 0) r->y->rows.norm = (short)norm;
+    if (norm >= 0) r->y->rows.norm = (signed char)norm;
     if (eps && dp_number_real(r->word[r->n - 1], 1e-30, 1, &r->y->rows.eps) != DP_NUMBER_OK)
         return refuse(r, r->word[r->n - 1], "is no eps: a number from 1e-30 to 1");
     return parse_named(r, norm < 0 ? 1 : 2, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);

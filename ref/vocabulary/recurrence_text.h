@@ -9,9 +9,10 @@
  *     keys   NAME ..                  [T,HV,K] each, 1 to 4
  *     values NAME ..                  [T,HV,V] each, 1 to 4
  *     number NAME ..                  [T,HV] each, 1 or 2, where there are some
- *     angle  NAME turns NAME ..       [T,HV,P], P up to K / 2, where there is one: the query and
+ *     angle  NAME turns NAME .. [halves]
+ *                                     [T,HV,P], P up to K / 2, where there is one: the query and
  *                                     these keys turn by its sum over the sequence so far, pairs
- *                                     of channels (2 i, 2 i + 1) by angle i (recurrence.h)
+ *                                     of channels (2 i, 2 i + 1) by angle i; halves: (i, i + P)
  *     norm   [l2|rms|l1] NAME .. [eps X]
  *                                     rows x of the query or of keys become x / sqrt(sum x^2 + X),
  *                                     x / sqrt(mean x^2 + X) or x / (sum |x| + X) before anything
