@@ -151,6 +151,11 @@ static dp_status check_inputs(const dp_casefile *f, const dp_case *c, dp_err *e)
     if (f->v_ties && c->spec.dtype == DP_BF16)
         return dp_casefile_refuse(
             f, "v_ties", e, "bf16 inputs cannot lie between numbers of bf16: set dtype = fp32");
+    if (c->op->has_front && dp_by_rows(&c->p))
+        return dp_casefile_refuse(f, "op", e,
+                                  "convolutions go before kda alone: no bound carries their "
+                                  "errors through the rows of %s",
+                                  c->op_name);
     if (!dp_has_beta(&c->p) && f->beta != DP_BETA_PLAIN)
         return dp_casefile_refuse(f, "beta", e, "op = %s has %s", c->op_name,
                                   dp_by_gates(&c->p)  ? "erase and write in place of beta"

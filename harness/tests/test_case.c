@@ -123,6 +123,8 @@ DP_TEST(case, refuses_settings_that_contradict) {
     REFUSE(KDA "cu_seqlens = 1,12\n", "x.case:6:", "must begin with 0, not 1");
     REFUSE(KDA "cu_seqlens = 0\n", "x.case:6: cu_seqlens = 0", "at least 0,T");
     REFUSE(KDA "lower_bound = -5\n", "x.case:6: lower_bound = -5", "goes with gate = lower_bound");
+    REFUSE(HEAD "op = step\nT = 12\nK = 4\nW = 2\nrecurrence = comba\n", "x.case:3: op = step",
+           "no bound carries their errors through the rows of comba");
     REFUSE(KDA "gate_params = no\n", "x.case:6: gate_params", "gate = log");
     REFUSE(KDA "beta_lo = 0.5\nbeta_hi = 0.4\n", "x.case:7: beta_hi = 0.4", "below beta_lo");
     REFUSE(KDA "backward = no\ndstate = yes\n", "x.case:7: dstate", "backward");
