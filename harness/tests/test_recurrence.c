@@ -66,6 +66,14 @@ static void fill_problem(dp_problem *p, int Nseq, const int64_t *cu) {
     with(p, DP_INPUT_DT_BIAS, -1, 1);
 }
 
+/* Zeros of queries and keys, where |x| has no slope (0 here), and rows of nothing else. */
+static void some_zeros(dp_problem *p) {
+    double *const x[] = {p->q, p->k, p->erase, p->lr_a, p->lr_b};
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        for (int64_t z = 0; x[i] && z < p->T * p->HV * p->K; z++)
+            if (z % 5 == (int64_t)i || z / p->K % 7 == (int64_t)i) x[i][z] = z % 2 ? 0 : -0.0;
+}
+
 static dp_truth truth_at(const dp_problem *p, int bits) {
     dp_truth t = {0};
     dp_err e = {0};
@@ -390,8 +398,28 @@ static dp_user_recurrence random_rows(int seed, char text[1000]) {
     return y;
 }
 
-static void agree_inside_their_radius(int seed, int along) {
+/* p: of the installed rows, shapes and forms set. */
+static void problem_agrees(dp_problem *p, int seed, const char *text) {
     static const int64_t CU[] = {0, 2, 2, 4};
+    fill_problem(p, 3, CU);
+    dp_truth t = truth_at(p, 64), fine = truth_at(p, 192);
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        if (!t.field[f].rows) continue;
+        const double over = over_radius(p, f, &t.field[f]);
+        CHECK(over <= 1, "seed %d: %s: error %g of the radius\n%s", seed, dp_result_fields[f].name,
+              over, text);
+        for (int64_t r = 0; r < t.field[f].rows; r++)
+            CHECK(t.field[f].rad[r] < 1e-9 && fine.field[f].rad[r] < 1e-25,
+                  "seed %d: %s: radius %g at 64 bits, %g at 192\n%s", seed,
+                  dp_result_fields[f].name, t.field[f].rad[r], fine.field[f].rad[r], text);
+    }
+    dp_truth_free(&t);
+    dp_truth_free(&fine);
+    dp_problem_free(p);
+    dp_user_recurrence_install(NULL);
+}
+
+static void agree_inside_their_radius(int seed, int along) {
     char text[1000];
     dp_user_recurrence y = random_rows(seed, text);
     y.rows.along = along;
@@ -409,22 +437,25 @@ static void agree_inside_their_radius(int seed, int along) {
                     .l2norm = y.rows.normed != 0};
     if (y.rows.rotated) p.K += p.K == 1;
     if (seed % 16 == 1) p.V = 17; /* two blocks of columns */
-    fill_problem(&p, 3, CU);
-    dp_truth t = truth_at(&p, 64), fine = truth_at(&p, 192);
-    for (int f = 0; f < DP_NRESULTS; f++) {
-        if (!t.field[f].rows) continue;
-        const double over = over_radius(&p, f, &t.field[f]);
-        CHECK(over <= 1, "seed %d: %s: error %g of the radius\n%s", seed, dp_result_fields[f].name,
-              over, text);
-        for (int64_t r = 0; r < t.field[f].rows; r++)
-            CHECK(t.field[f].rad[r] < 1e-9 && fine.field[f].rad[r] < 1e-25,
-                  "seed %d: %s: radius %g at 64 bits, %g at 192\n%s", seed,
-                  dp_result_fields[f].name, t.field[f].rad[r], fine.field[f].rad[r], text);
+    problem_agrees(&p, seed, text);
+}
+
+/* Three pairs, and a channel without: partners and signs are those of no other rotation. */
+DP_TEST(recurrence, each_rotation_of_seven_channels_agrees_with_complex_steps) {
+    static const char *const WORD[DP_NROTATIONS] = {
+        [DP_ROTATE_PAIRS] = "", [DP_ROTATE_HALVES] = "halves"};
+    for (int i = 0; i < DP_NROTATIONS; i++) {
+        char text[400] = "";
+        add(text, sizeof text,
+            "recurrence a\n" NAMES "head\nkeys k b\nvalues v\nangle w turns k %s\nnorm l1 q k\n"
+            "row write=k*exp(g) read=b\nrow write=prev(k) value=v\n",
+            WORD[i]);
+        install(text);
+        state = 7;
+        dp_problem p = {.model = DP_USER, .H = 1, .HV = 1, .K = 7, .V = 2, .R = 1, .scale = 0.7};
+        p.l2norm = 1;
+        problem_agrees(&p, i, text);
     }
-    dp_truth_free(&t);
-    dp_truth_free(&fine);
-    dp_problem_free(&p);
-    dp_user_recurrence_install(NULL);
 }
 
 DP_TEST(recurrence, random_rows_agree_with_complex_steps_inside_their_radius) {
@@ -466,6 +497,7 @@ static void both_arithmetics(int seed) {
     p.lag = 1 + seed % 2;
     fill_problem(&p, 3, CU);
     fill(p.g, dp_input_count(&p, DP_INPUT_G), -0.9, -0.4);
+    if (seed % 3 == 0) some_zeros(&p);
     dp_truth t[3];
     for (int i = 0; i < 3; i++) {
         const dp_truth_request rq = {.kind = i ? DP_TRUTH_DD : DP_TRUTH_MPFR,
@@ -536,6 +568,7 @@ static void same_on_ranks(int seed, int N, dp_own own, int *halos) {
     dp_err e = {0};
     p.l2norm = y.rows.normed != 0;
     fill_problem(&p, 5, CU);
+    if (seed % 3 == 0) some_zeros(&p);
     *halos += dp_has_halo(&p);
     REQUIRE(!dp_sim_new(&one, &p, DP_BASE_FP64, 1, DP_FAULT_NONE, &e), "%s", e.msg);
     if (own) p.own = (dp_owners){own, N};
@@ -597,6 +630,15 @@ DP_TEST(recurrence, errors_name_line_and_word) {
          "mine: 'q' reads along values, so it may not have a norm"},
         {ALONG "angle w turns k\nrow write=k value=v\n",
          "mine: 'q' reads along values, so it may not turn by an angle"},
+        {HEAD "norm l3 k\n", "mine:6: 'l3' is none of query and keys, which a line before must"},
+        {HEAD "norm l1\n", "mine:6: 'l1' is none of query and keys"},
+        {HEAD "norm l1 eps 0.1\n", "mine:6: 'l1' is of no NAME"},
+        {HEAD "norm l1 k\nnorm rms b\n", "mine:7: 'norm' stands in line 6 already"},
+        {HEAD "norm k q k\n", "mine:6: 'k' stands twice in this line"},
+        {HEAD "norm l1 rms k\n", "mine:6: 'rms' is none of query and keys"},
+        {HEAD "angle w turns k b k halves\n", "mine:6: 'k' stands twice in this line"},
+        {HEAD "angle w turns k halves halves\n", "mine:6: 'halves' is none of keys"},
+        {HEAD "angle w turns halves\n", "mine:6: 'halves' is none of keys"},
         {HEAD "norm\n", "mine:6: 'norm' must be 'norm NAME ..' or 'norm NAME .. eps X'"},
         {HEAD "rows in turn\nreads undecayed\nrow write=k*b value=v\n",
          "mine: 'rows in turn' read the decayed state"},

@@ -218,6 +218,7 @@ static dp_status parse_named(reader *r, int i, int end, int query, unsigned *int
         if (!is_of(KEYS, COUNT(KEYS), of) && !(query && of == DP_INPUT_Q))
             return refuse(r, r->word[i], "is none of %skeys, which a line before must name",
                           query ? "query and " : "");
+        if (*into >> of & 1) return refuse(r, r->word[i], "stands twice in this line");
         *into |= 1U << of;
     }
     return DP_OK;
@@ -253,6 +254,7 @@ static dp_status parse_norm(reader *r) {
               norm = r->n > 2 ? norm_named(r, r->word[1]) : -1;
     if (r->n < 2) return refuse(r, r->word[0], "must be 'norm NAME ..' or 'norm NAME .. eps X'");
     if (norm >= 0) r->y->rows.norm = (signed char)norm;
+    if (r->n - 2 * eps < 2 + (norm >= 0)) return refuse(r, r->word[1], "is of no NAME");
     if (eps && dp_number_real(r->word[r->n - 1], 1e-30, 1, &r->y->rows.eps) != DP_NUMBER_OK)
         return refuse(r, r->word[r->n - 1], "is no eps: a number from 1e-30 to 1");
     return parse_named(r, norm < 0 ? 1 : 2, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);
