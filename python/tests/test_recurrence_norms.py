@@ -39,8 +39,9 @@ def inputs() -> Arrays:
 
 def norm(x: np.ndarray, name: str, *, of: str = "qkp", chain: bool = True,
          eps: float = EPS, outside: bool = False, stored: bool = False,
-         which: str = "l2") -> Any:  # fmt: skip
-    """Rows over their norms, and the gradient of the rows from that of the result."""
+         which: str = "l2", at0: float = 0) -> Any:  # fmt: skip
+    """Rows over their norms, and the gradient of the rows from that of the result. at0: the slope
+    of |x| at 0."""
     if name not in of:
         return x, lambda d: d
     n, l1 = (K if which == "rms" else 1), which == "l1"
@@ -48,7 +49,7 @@ def norm(x: np.ndarray, name: str, *, of: str = "qkp", chain: bool = True,
     size = total if l1 else np.sqrt(total)
     rstd = 1 / (size + (eps if outside else 0))
     y = to_bf16(x * rstd).astype(np.float64) if stored else x * rstd
-    slope = np.sign(y) if l1 else y / n
+    slope = np.where(y == 0, at0, np.sign(y)) if l1 else y / n
     return y, lambda d: rstd * (d - slope * (y * d).sum(-1, keepdims=True)) if chain else rstd * d
 
 
@@ -88,6 +89,10 @@ def verdict(base: str, claimed: Recurrence = NORMED, **how: Any) -> Any:
     y = {n: to_bf16(a) for n, a in y.items()} if base == "bf16" else y
     x = {n: to_bf16(a) if base == "bf16" else a for n, a in inputs().items()}
     return judge(x, y, recurrence=claimed, base=base, gate="log")
+
+
+def failed(found: Any) -> set[str]:
+    return {n for n, t in found.tensors.items() if t["verdict"] == "fail"}
 
 
 @pytest.mark.parametrize(("base", "stored"), [("fp32", False), ("bf16", False), ("bf16", True)])
@@ -134,6 +139,18 @@ def test_other_norms_pass_where_they_are_claimed_and_are_named(
     assert base == "bf16" or said in " ".join(found.text.split()), found.text
 
 
+@pytest.mark.parametrize("which", ["l1", "rms", "l2"])
+def test_zeros_and_rows_of_zeros_have_their_gradients(which: str) -> None:
+    x = inputs()
+    for n in ("q", "k", "p"):
+        x[n][5, :, ::3], x[n][9, 0], x[n][11, 1] = 0, 0, -0.0
+    claimed = replace(NORMED, norm=(which, "q", "k", "p"))
+    said: dict[str, Any] = {"recurrence": claimed, "base": "fp32", "gate": "log", "ranks": 2}
+    assert_explained(x, kernel(x, which=which), **said)
+    if which == "l1":  # |x| has the slope 0 at 0
+        assert failed(judge(x, kernel(x, which=which, at0=1), **said)) == {"dq", "dk", "dp"}
+
+
 @pytest.mark.parametrize("base", ["fp32", "bf16"])
 def test_a_gradient_that_lacks_that_of_the_norm_fails_alone(base: str) -> None:
     found = verdict(base, chain=False)
@@ -162,10 +179,6 @@ def of_queries(x: Arrays, n: int) -> tuple[Arrays, Arrays]:
         rows = np.stack([p[name] for p in passes], 2)
         y[name] = rows.reshape(T, H * n, rows.shape[-1])
     return x, y
-
-
-def failed(found: Any) -> set[str]:
-    return {n for n, t in found.tensors.items() if t["verdict"] == "fail"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -16,7 +16,8 @@
  *     norm   [l2|rms|l1] NAME .. [eps X]
  *                                     rows x of the query or of keys become x / sqrt(sum x^2 + X),
  *                                     x / sqrt(mean x^2 + X) or x / (sum |x| + X) before anything
- *                                     else; X: 1e-6. Gradients are those of x
+ *                                     else; X: 1e-6. Gradients are those of x, with the slope 0
+ *                                     of |x| at 0
  *     reads  decayed|undecayed        the state that rows read; default: decayed
  *     rows   together|in turn         of several rows; in turn each reads what those before it left
  *     row    write=PRODUCT read=PRODUCT value=PRODUCT strength=PRODUCT
