@@ -595,6 +595,41 @@ DP_TEST(recurrence, ranks_hand_on_what_random_rows_look_back_to) {
     CHECK(halos >= 16, "%d of 40 look back or rotate", halos);
 }
 
+/* Under L1 a gradient has the sign of its entry, however small that is. */
+DP_TEST(recurrence, signs_of_subnormal_entries_stay_under_norms_by_sizes) {
+    static const int64_t CU[] = {0, 9};
+    dp_problem p = {.model = DP_USER, .H = 1, .HV = 1, .K = 4, .V = 3, .R = 1, .scale = 0.7};
+    dp_sim of[2];
+    dp_err e = {0};
+    install("recurrence a\n" NAMES "head\nkeys k b\nvalues v\nnorm l1 q k b\n"
+            "row write=k read=b value=v\n");
+    p.l2norm = 1;
+    state = 3;
+    fill_problem(&p, 1, CU);
+    for (int i = 0; i < 9 * p.K; i++) { /* norms above 2: a small entry over them is 0 in fp32 */
+        p.q[i] += p.q[i] < 0 ? -4 : 4;
+        p.k[i] += p.k[i] < 0 ? -4 : 4;
+        p.erase[i] += p.erase[i] < 0 ? -4 : 4;
+    }
+    for (int i = 0; i < 9; i++)
+        p.q[i * p.K + i % p.K] = p.k[i * p.K + i % 3] = p.erase[i * p.K] =
+            i % 2 ? 0x1p-149 : -0x1p-149;
+    for (int i = 0; i < 2; i++) {
+        REQUIRE(!dp_sim_new(&of[i], &p, i ? DP_BASE_FP64 : DP_BASE_FP32, 1, DP_FAULT_NONE, &e),
+                "%s", e.msg);
+        dp_sim_run(&of[i], DP_FP32, DP_EXCHANGE_ALLGATHER, 1);
+    }
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const double *a = *dp_result_at(&of[0].out, f), *b = *dp_result_at(&of[1].out, f);
+        CHECK(!b || distance(&p, f, a, b) < 1e-5, "%s is off by %g", dp_result_fields[f].name,
+              distance(&p, f, a, b));
+    }
+    dp_sim_free(&of[0]);
+    dp_sim_free(&of[1]);
+    dp_problem_free(&p);
+    dp_user_recurrence_install(NULL);
+}
+
 /* ---- what is wrong in a text ----------------------------------------------------------------- */
 
 #define HEAD "recurrence a\nquery q\ngate g per head\nkeys k b\nvalues v\n"
