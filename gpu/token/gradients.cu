@@ -72,7 +72,8 @@ __device__ __forceinline__ float through_strengths(const Place &p, const TokenGr
 __device__ void key_bwd(Place p, const TokenGrads &y, int input, int r) {
     const Dims &d = p.d;
     int64_t to = p.at(input, r) * d.K;
-    Row dy = {}, x = p.given(input, r), unit = p.unit(input, r), slope = p.norm_slope(unit);
+    Row dy = {}, x = p.given(input, r), unit = p.unit(input, r),
+        slope = p.norm_slope(p.a.norm.power == 2 ? unit : x); /* a small x over its norm may be 0 */
     for (int i = 0; i < (is_in(BY_QUERY, input) ? d.G : 1); i++, p.hv++) {
         if (input == DP_INPUT_Q)
             dy.add(p.rotated(Row::load(y.q + p.head() * d.K, d.K), DP_INPUT_Q, 1), 1.f);
