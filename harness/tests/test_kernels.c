@@ -446,12 +446,19 @@ DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
 }
 
 /* Norms; rows one after the other, with both factors of the gate and the token before. */
-static void write_rows(const char *recurrence, const char *problem) {
+static const char TWO[] =
+    "recurrence two\nquery q\ngate g per channel\nkeys a b\nvalues v u\nnumber c m\n"
+    "norm q a eps 0.01\nrows in turn\nrow write=a*m read=a*exp(-g) value=v strength=-c\n"
+    "row write=-b*exp(g) read=a*b value=u*v\n"
+    "row write=prev(b) value=prev(v)*u strength=prev(c)\n";
+/* Halves of channels, below norms that do not commute with rotations. */
+static const char TURNED[] =
+    "recurrence turned\nquery q\ngate g per channel\nkeys a b\nvalues v\nangle w turns a halves\n"
+    "norm l1 q a\nrow write=a read=b value=v\n";
+
+static void write_rows(const char *recurrence, const char *text, const char *problem) {
     FILE *f = fopen(recurrence, "w");
-    fprintf(f, "recurrence two\nquery q\ngate g per channel\nkeys a b\nvalues v u\nnumber c m\n"
-               "norm q a eps 0.01\nrows in turn\nrow write=a*m read=a*exp(-g) value=v strength=-c\n"
-               "row write=-b*exp(g) read=a*b value=u*v\n"
-               "row write=prev(b) value=prev(v)*u strength=prev(c)\n");
+    fputs(text, f);
     fclose(f);
     f = fopen(problem, "w");
     fprintf(f, "reason = r\nsource = s\nop = dplr\nT = 90\nH = 2\nK = 16\nV = 24\nl2norm = yes\n"
@@ -499,9 +506,13 @@ DP_TEST(kernels, recurrences_of_ones_own) {
     for (int i = 0; i < 2; i++)
         snprintf(path[i], sizeof path[i], "%s/%s", gt_tmpdir(), i ? "two.case" : "two.recurrence");
     snprintf(own, sizeof own, "%s --recurrence %s --ranks 1,2,3", path[1], path[0]);
-    write_rows(path[0], path[1]);
+    write_rows(path[0], TWO, path[1]);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         judges(rows[i].args ? rows[i].args : own, rows[i].n, rows[i].names);
+    static const char *const turned[] = {"o", "dq", "dg", "da", "db", "dv", "dw", NULL};
+    write_rows(path[0], TURNED, path[1]);
+    snprintf(own, sizeof own, "%s --recurrence %s --base fp32 --ranks 1,3", path[1], path[0]);
+    judges(own, 2, turned);
 }
 
 /* Ranks, and parts of a grid, get what they look back to. */
