@@ -68,15 +68,6 @@ static dp_status check_rows(const dpg_problem *p, dp_err *e) {
     return DP_OK;
 }
 
-/* Programs with kernels alone have no libref.a, and so no dp_gates. */
-static bool gate_inside(dp_gate gate) {
-#define INSIDE(ID, WORD, SAID, CURVE, INSIDE, ...) \
-    if (gate == ID) return INSIDE;
-    DP_GATES(INSIDE)
-#undef INSIDE
-    return false;
-}
-
 static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e) {
     NEED(p->rows || (p->model >= 0 && p->model < DP_NMODELS), "recurrence %d", p->model);
     TRY(check_rows(p, e));
@@ -92,7 +83,7 @@ static dp_status check_problem(const dpg_problem *p, int rank, int N, dp_err *e)
     NEED(p->H >= 1 && p->HV >= p->H && p->HV % p->H == 0, "HV = %d is not a multiple of H = %d",
          p->HV, p->H);
     NEED(p->Kg == 1 || p->Kg == p->K, "Kg = %d is neither 1 nor K", p->Kg);
-    NEED(!gate_inside(p->gate) || p->lower_bound < 0, "lower_bound = %g is not negative",
+    NEED(!dp_gate_has_inside(p->gate) || p->lower_bound < 0, "lower_bound = %g is not negative",
          p->lower_bound);
     NEED(p->Nseq >= 1 && p->cu && p->cu[0] == 0 && p->cu[p->Nseq] == p->T,
          "cu does not run from 0 to T");

@@ -206,7 +206,7 @@ static dp_status check_unjudged(const dp_casefile *f, dp_err *e) {
 }
 
 static dp_status check_gate(const dp_casefile *f, dp_err *e) {
-    if (dp_gates[f->gate].inside != dp_casefile_has(f, "lower_bound"))
+    if (dp_gate_has_inside((dp_gate)f->gate) != dp_casefile_has(f, "lower_bound"))
         return dp_casefile_refuse(f, "lower_bound", e,
                                   dp_casefile_has(f, "lower_bound")
                                       ? "goes with gate = lower_bound only"

@@ -51,6 +51,11 @@ typedef enum { DP_GATES(DP_ID) DP_NGATES } dp_gate;
 typedef enum { DP_BETAS(DP_ID) DP_NBETAS } dp_beta;
 #undef DP_ID
 
+/* Is F inside? Programs with kernels alone have no libref.a, and so no dp_gates. */
+#define DP_INSIDE(ID, WORD, SAID, CURVE, INSIDE, ...) gate == ID ? INSIDE:
+static inline int dp_gate_has_inside(dp_gate gate) { return DP_GATES(DP_INSIDE) 0; }
+#undef DP_INSIDE
+
 typedef struct {
     int exact[2], rounded[2]; /* roundings of F and F' */
     double steep;
@@ -58,7 +63,6 @@ typedef struct {
 typedef struct {
     const char *word, *said;
     dp_curve curve;
-    int inside;
     double a_lo, a_hi, bias_lo, bias_hi;
 } dp_gate_info;
 typedef struct {

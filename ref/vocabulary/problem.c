@@ -22,8 +22,9 @@ dp_model_info dp_models[DP_NMODELS + 1] = {
 const dp_curve_info dp_curves[DP_NCURVES] = {
 #define CURVE(ID, F, SLOPE, RATIO, EF, ES, RF, RS, STEEP) [ID] = {{EF, ES}, {RF, RS}, STEEP},
     DP_CURVES(CURVE)};
+#define GATE(ID, WORD, SAID, CURVE, INSIDE, ...) [ID] = {WORD, SAID, CURVE, __VA_ARGS__},
+const dp_gate_info dp_gates[DP_NGATES] = {DP_GATES(GATE)};
 #define INFO(ID, ...) [ID] = {__VA_ARGS__},
-const dp_gate_info dp_gates[DP_NGATES] = {DP_GATES(INFO)};
 const dp_beta_info dp_betas[DP_NBETAS] = {DP_BETAS(INFO)};
 
 dp_status dp_fail(dp_err *e, dp_status code, const char *fmt, ...) {

@@ -189,7 +189,7 @@ int64_t dp_token_before(const dp_problem *p, int64_t t);
 int64_t dp_token_after(const dp_problem *p, int64_t t);
 
 /* Is the gate lower_bound F(a x)? If not, it is -a F(x), or g itself. */
-static inline int dp_gate_inside(const dp_problem *p) { return dp_gates[p->gate].inside; }
+static inline int dp_gate_inside(const dp_problem *p) { return dp_gate_has_inside(p->gate); }
 static inline int dp_has_beta(const dp_problem *p) {
     return dp_model_of(p)->strength == DP_BY_BETA;
 }

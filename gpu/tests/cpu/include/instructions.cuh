@@ -15,12 +15,13 @@ static inline int kept_lane() { return threadIdx.x % 32; }
 /* Errs as an H200's does (reports/device/decode.txt). Whole x are exact. Elsewhere the error is
  * -0.3 units of the last place in the mean, at most 1.1 before the rounding. */
 static inline float ex2(float x) {
-    const float y = exp2f(x);
+    const double exact = exp2((double)x);
+    const float y = (float)exact;
     if (!(fabsf(x) < 126) || x == rintf(x)) return y < 0x1p-126f ? 0.f : y;
     const unsigned mixed = (__float_as_uint(x) + 1) * 0x9e3779b1u;
     const float off = (float)(mixed >> 8) * 0x1.9999ap-24f - 1.1f; /* in -1.1 .. 0.5 */
     const float unit = __uint_as_float(__float_as_uint(y) & 0x7f800000) * 0x1p-23f;
-    return (float)(exp2((double)x) + (double)(off * unit));
+    return (float)(exact + (double)(off * unit));
 }
 static inline float rcp(float x) { return 1.f / x; }
 static inline float max_or_nan(float a, float b) { return a < b || b != b ? b : a; }
