@@ -111,6 +111,7 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
                                                                      : 0.9,
                             .s0_scale = f->s0_scale,
                             .laws = {.qk_decades = f->qk_decades,
+                                     .k_scale = f->k_scale,
                                      .beta_decades = f->beta_decades,
                                      .v_from_k = f->v_from_k,
                                      .g_hold = (int)f->g_hold,

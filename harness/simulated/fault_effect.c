@@ -63,18 +63,39 @@ static void permute_tokens(const dp_sim *s, const double *from, int64_t width, i
     }
 }
 
+/* The ranks get inputs of their own, equal to the problem's. */
+static void own_inputs(dp_sim *s) {
+    const dp_problem *p = s->p;
+    s->own = *p;
+    dp_inputs_copy(&s->own, p, dp_copy);
+    s->own.cu = dp_cu_copy(p);
+    s->p = &s->own;
+    hit_all(s);
+}
+
+static void norm_keys(dp_sim *s, place *at) {
+    (void)at;
+    if (dp_is_normed(s->p, DP_INPUT_K)) return;
+    own_inputs(s);
+    const int K = s->p->K;
+    const int64_t rows = s->p->T * s->p->H * s->p->R;
+    for (int64_t i = 0; i < rows; i++) {
+        double *k = s->own.k + i * K, sum = 0x1p-1000;
+        for (int c = 0; c < K; c++)
+            sum += k[c] * k[c];
+        for (int c = 0; c < K; c++)
+            k[c] /= sqrt(sum);
+    }
+}
+
 static void zigzag_inputs(dp_sim *s, place *at) {
     (void)at;
     const dp_problem *p = s->p;
     if (s->N < 2 || p->T % (2 * s->N)) return;
-    s->own = *p;
-    dp_inputs_copy(&s->own, p, dp_copy);
+    own_inputs(s);
     for (int i = 0; i < DP_NINPUTS; i++)
         if (dp_input_of(p, i) && dp_input_fields[i].kind == DP_OF_TOKENS)
             permute_tokens(s, dp_input_of(p, i), dp_input_width(p, i), 0, *dp_input_at(&s->own, i));
-    s->own.cu = dp_cu_copy(p);
-    s->p = &s->own;
-    hit_all(s);
 }
 
 static void zigzag_results(dp_sim *s, place *at) {
@@ -990,6 +1011,7 @@ static const struct {
 } ACTS[] = {
     {DP_AFTER_OPENING, zigzag_inputs, {F(ZIGZAG)}},
     {DP_AFTER_RUN, zigzag_results, {F(ZIGZAG)}},
+    {DP_AFTER_OPENING, norm_keys, {F(KEYS_NORMED)}},
     {DP_AFTER_OPENING, divide_cu, {F(CU_DIVIDED)}},
     {DP_STAGE_GATE, mean_erase, {F(ERASE_MEAN)}},
     {DP_AFTER_HALOS, first_halo, {F(BEFORE_FIRST)}},

@@ -70,6 +70,7 @@ static const expectation EXPECT[] = {
     {DP_FAULT_DROP_HORIZON, "dropped-gdn", 2, DP_BASE_FP32, DP_FP32, "final_state", "S_in", -1},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_DIAGONAL_TF32, "strong-raw", 2, DP_BASE_FP32, DP_FP32, "dA_log", "dk", -1},
+    {DP_FAULT_KEYS_NORMED, "key-norms", 2, DP_BASE_BF16, DP_FP32, "o", NULL, -1},
     {DP_FAULT_GATE_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "o", NULL, -1},
     {DP_FAULT_GATE_BF16, "strong-raw", 1, DP_BASE_FP32, DP_FP32, "dg", NULL, -1},
     {DP_FAULT_BETA_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "dv", NULL, -1},

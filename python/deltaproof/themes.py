@@ -136,6 +136,8 @@ THEMES: tuple[Theme, ...] = (
           _t(128, qk_decades=5), form={"l2norm": "yes"}, sets=BOTH),
     Theme("tiny-norms", "rows far below eps, and rows of zeros",
           _t(96, qk_decades=9, override="q[5,*,*] 0, k[40,*,*,*] 0"), form={"l2norm": "yes"}),
+    Theme("key-norms", "keys as they are, of norms up to 1.4", _t(130, k_scale=1.4),
+          form={"l2norm": "no"}, sets=BOTH),
     Theme("correlated", "keys that are nearly equal, erased by nearly all", _t(128,
           keys="correlated"), "slow", betas="one"),
     Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow"),

@@ -65,6 +65,7 @@ REPORTS = (
     Report("beta in bf16", "beta-bf16", "gdn-t65", "beta were rounded to bf16"),
     Report("eps of a norm", "l2-eps", "gdn-small-norms", "eps = 1e-5 in the norm"),
     Report("eps of a norm", "l2-outside", "gdn-tiny-norms", "eps = 1e-6 outside the root"),
+    Report("keys normed unasked", "keys-normed", "gdn-key-norms", "dbeta at token 0", "grads"),
     Report("a state not read", "s0-ignored", "kda-states", "initial state were ignored"),
     Report("flashinfer#3145", "slot-wraps-4", "gdn-slots", "pool: slot", "pool", "serving"),
     Report("vllm-ascend#17003", "first-call", "gdn-smoke", "token 159"),

@@ -24,6 +24,8 @@ class Inputs:
         self.T, self.H, self.K = q.shape
         self.HV, self.V = v.shape[1:]
         self.rq, self.rk = (self._norm(y) if x["l2norm"] else F4(1) for y in (q, k))
+        if fault == "keys-normed":
+            self.rk = self._norm(k)
         head = np.arange(self.HV)
         head = head % self.H if fault == "heads-tiled" else head // (self.HV // self.H)
         self.q, self.k, self.v = (q * self.rq)[:, head], (k * self.rk)[:, head], v

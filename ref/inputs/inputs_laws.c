@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { STREAM_Q = 101, STREAM_K, STREAM_BETA };
+enum { STREAM_Q = 101, STREAM_K, STREAM_BETA, STREAM_K_SCALE };
 
 #define LN_10 0x1.26bb1bbb55516p1
 
@@ -22,14 +22,18 @@ static double shrink(dp_rng *r, double decades) {
     return dp_exp_exact_bits(-decades * LN_10 * dp_rng_uniform(r));
 }
 
-static void shrink_rows(const matrix *m, double decades, dp_format dtype, uint64_t seed,
-                        int stream) {
+/* most * u, u uniform in [0, 1) */
+static double stretch(dp_rng *r, double most) { return most * dp_rng_uniform(r); }
+
+/* Each row times a factor of its own, by(setting); a setting of 0 changes nothing. */
+static void scale_rows(const matrix *m, double (*by)(dp_rng *, double), double setting,
+                       dp_format dtype, uint64_t seed, int stream) {
     dp_rng r;
     dp_rng_seed(&r, seed, (uint64_t)stream);
-    for (int64_t i = 0; i < m->rows && decades > 0; i++) {
-        const double by = shrink(&r, decades);
+    for (int64_t i = 0; i < m->rows && setting > 0; i++) {
+        const double factor = by(&r, setting);
         for (int k = 0; k < m->n; k++)
-            m->x[i * m->n + k] = dp_store(dtype, m->x[i * m->n + k] * by);
+            m->x[i * m->n + k] = dp_store(dtype, m->x[i * m->n + k] * factor);
     }
 }
 
@@ -65,9 +69,10 @@ void dp_inputs_apply_laws(dp_problem *p, const dp_inputs_laws *laws, dp_format d
     const matrix q = {p->q, p->T * p->H, p->K};
     const matrix k = {p->k, p->T * p->H * p->R, p->K};
     const matrix beta = {p->beta, p->T * p->HV * p->R, 1};
-    shrink_rows(&q, laws->qk_decades, dtype, seed, STREAM_Q);
-    shrink_rows(&k, laws->qk_decades, dtype, seed, STREAM_K);
-    shrink_rows(&beta, laws->beta_decades, dtype, seed, STREAM_BETA);
+    scale_rows(&q, shrink, laws->qk_decades, dtype, seed, STREAM_Q);
+    scale_rows(&k, shrink, laws->qk_decades, dtype, seed, STREAM_K);
+    scale_rows(&k, stretch, laws->k_scale, dtype, seed, STREAM_K_SCALE);
+    scale_rows(&beta, shrink, laws->beta_decades, dtype, seed, STREAM_BETA);
     values_from_keys(p, laws->v_from_k, dtype);
     hold(p->g, p->T, (int64_t)p->HV * dp_Kg(p), laws->g_hold);
     hold(p->k, p->T, (int64_t)p->H * p->R * p->K, laws->repeat);
