@@ -582,7 +582,7 @@ DP_TEST(kernels, packed_sequences_keep_to_themselves) {
         }
 }
 
-/* A case of the test below. Gates 2 and 3 are so strong that pairs are summed one by one. */
+/* A case of the test below; every third has a backward. Gates 2 and 3 are so strong that pairs are summed one by one. */
 static void write_short(int i, const char *op, int gate) {
     static const char *const gates[] = {"softplus", "log", "lower_bound\nlower_bound = -30",
                                         "log\ng_mean = -9\ng_scale = 9"};
@@ -592,9 +592,10 @@ static void write_short(int i, const char *op, int gate) {
     fprintf(f,
             "reason = r\nsource = s\nop = %s\nT = 247\nHV = 4\nH = %d\nK = %d\nV = %d\n"
             "gate = %s\nbeta = sigmoid\nl2norm = %s\ns0_scale = %s\n"
-            "cu_seqlens = 0,1,17,17,49,66,97,161,166,182,214,247\nbase = bf16\nchain = fp32\n",
+            "cu_seqlens = 0,1,17,17,49,66,97,161,166,182,214,247\nbase = bf16\nchain = fp32\n"
+            "backward = %s\n",
             op, 1 + i % 2, i & 1 ? 64 : 128, i & 2 ? 64 : 128, gates[gate], i & 2 ? "no" : "yes",
-            i == 1 ? "0" : "0.3");
+            i == 1 ? "0" : "0.3", i % 3 ? "no" : "yes");
     fclose(f);
 }
 
