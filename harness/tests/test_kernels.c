@@ -582,7 +582,8 @@ DP_TEST(kernels, packed_sequences_keep_to_themselves) {
         }
 }
 
-/* A case of the test below; every third has a backward. Gates 2 and 3 are so strong that pairs are summed one by one. */
+/* A case of the test below; every third has a backward. Gates 2 and 3 are so strong that pairs are
+ * summed one by one. */
 static void write_short(int i, const char *op, int gate) {
     static const char *const gates[] = {"softplus", "log", "lower_bound\nlower_bound = -30",
                                         "log\ng_mean = -9\ng_scale = 9"};
