@@ -46,11 +46,18 @@
 /* Earlier stores are read again after it, not kept in a register. */
 __device__ __forceinline__ void compiler_fence() { asm volatile("" ::: "memory"); }
 
-/* threadIdx.x read again, where what follows from it would otherwise stay in registers for long. */
-__device__ __forceinline__ unsigned thread_again() {
-    unsigned x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+/* The same number, where what follows from it would otherwise stay in registers for long. */
+__device__ __forceinline__ unsigned made_number(unsigned x) {
+    asm volatile("" : "+r"(x));
     return x;
+}
+
+/* The same address in global memory. The compiler does not know how it was made, and so adds a
+ * distance to it in one instruction. */
+__device__ __forceinline__ const char *made_address(const char *p) {
+    asm("" : "+l"(p));
+    __builtin_assume(__isGlobal(p));
+    return p;
 }
 
 /* The thread's lane, so that the compiler keeps it: it would read it again wherever it needs it,
@@ -59,6 +66,8 @@ __device__ __forceinline__ int kept_lane() {
     int lane = threadIdx.x % 32;
     return __shfl_sync(~0u, lane, lane);
 }
+/* The thread's warp, which the compiler knows to be that of all lanes. */
+__device__ __forceinline__ int kept_warp() { return __shfl_sync(~0u, threadIdx.x / 32, 0); }
 
 /* ---- arithmetic ------------------------------------------------------------------------------ */
 

@@ -6,14 +6,14 @@
  * this one's gradients are written (Ahead). A warp (I, cq) has rows 16 I .. and channels 32 cq ..
  * (of v: its part of the columns). Phases, and what shared memory holds:
  *
- *   rows     decayed rows of q and k, gates to fragments
+ *   rows     decayed rows of q and k; gates, q and k to fragments
  *            ka qa kb kd kgam; X do dv_new h dh T L on their way
  *   solve    dZ = T' dv_new, E = V - Kgam S_0 - L X, dE = B dZ, dv, dbeta
  *            dE for dv_new
  *   states   dP = scale do X', dL = -dE X'; do S_0', dE S_0', X dS_c'
- *            dP, dL for T, L
+ *            dP, dL for T, L; gates for kgam
  *   pairs    dP and dL with ka qa kb kd
- *            gates for kgam, rows of q and k for X and do; h dh of the next tile
+ *            rows of q and k for X and do; h dh of the next tile
  *   ends     dq, dk through the L2 norm, dg through the gate
  *            X do dv_new T L of the next tile; dq dk dg for ka qa kb
  *
@@ -60,7 +60,7 @@ template <int K, int V, bool TIGHT> struct GradSmem {
     Apart<K, V, TIGHT> big;
     union {
         Operands<V> o;
-        uint4 given[4][GRAD_THREADS(K)]; /* rows of k and q while pairs are summed */
+        uint4 given[K / 8][4][32]; /* by warp: rows of k and q while pairs are summed, then dg */
     };
     bf16 T[C * C], L[C * C]; /* ROWS; then dP and dL */
     union {
@@ -101,6 +101,9 @@ template <int K, int V, bool TIGHT> struct Loader {
     GradSmem<K, V, TIGHT> &sm;
     const GradArgs &a;
     int warp, lane;
+    /* warp: made again, since the compiler would keep what is asked of it in local memory. */
+    __device__ __forceinline__ Loader(GradSmem<K, V, TIGHT> &sm, const GradArgs &a, const Lane &l)
+        : sm(sm), a(a), warp(made_number(l.warp)), lane(l.lane) {}
     __device__ __forceinline__ void early(int64_t tile) {
         const int bytes[3] = {C * V * 2 + C * C * 2, K * V * 2 + C * V * 2 + C * C * 2,
                               C * V * 2 + K * V * 2};
@@ -136,20 +139,21 @@ template <int K, int V, bool TIGHT> struct Loader {
 /* A lane's gates, 16 rows by 32 channels of its warp, from the block's anchor; log2 units. */
 typedef float Gates[4][4];
 
-/* Most of them lie in shared memory while sums of pairs need the registers. The compiler's own
- * spills go to local memory, past the little L1 that is left beside 226 KB. */
+/* Most of them lie in shared memory while products and sums of pairs need the registers. The
+ * compiler's own spills go to local memory, past the little L1 that is left beside 226 KB. */
 template <int K> struct Parked {
     float4 (*at)[GRAD_THREADS(K)];
+    int thread;
     __device__ __forceinline__ void put(const Gates g) {
 #pragma unroll
         for (int n = 0; n < 3; n++)
-            at[n][threadIdx.x] = make_float4(g[n][0], g[n][1], g[n][2], g[n][3]);
+            at[n][thread] = make_float4(g[n][0], g[n][1], g[n][2], g[n][3]);
     }
-    __device__ __forceinline__ void get(Gates g) const {
+    /* Reads those of n-tile n, one by one as registers allow. */
+    __device__ __forceinline__ void get(Gates g, int n) const {
+        if (n == 3) return;
         compiler_fence();
-#pragma unroll
-        for (int n = 0; n < 3; n++)
-            *(float4 *)g[n] = at[n][threadIdx.x];
+        *(float4 *)g[n] = at[n][thread];
     }
 };
 
@@ -163,7 +167,7 @@ template <int K> struct Ahead {
                                           const Lane &l) {
         x.fetch(d, t, p, 16 * l.I + N * l.cq, l.lane * E);
         g.fetch(d, t, p, 16 * l.I + N * l.cq, l.lane * E);
-        beta = load_beta(d, t, p, threadIdx.x);
+        beta = load_beta(d, t, p, l.thread());
     }
 };
 
@@ -231,32 +235,47 @@ __device__ __forceinline__ void write_rows(GradSmem<K, V, TIGHT> &sm, Ahead<K> &
     }
 }
 
-/* Channel ch of the gates of row r on their path to fragments, in place of the row's kb and kd. The
- * pieces of 16 bytes are permuted: neither rows nor fragments have a bank twice. */
-template <int K> __device__ __forceinline__ float *gate_at(Decayed<K> &rows, int r, int ch) {
-    return (float *)rows.kb + (ch / 32 * C + r) * 32 + (ch % 32 ^ r % 4 * 8);
+/* Place of channel ch of row r in rows of 32 words between rows and fragments. The pieces of 16
+ * bytes are permuted: neither have a bank twice. */
+__device__ __forceinline__ unsigned mixed_at(unsigned r, unsigned ch) {
+    return r * 32 + (ch ^ r % 4 * 8);
 }
+/* Where gates of 32 channels from ch on become fragments, in place of kb and kd. */
+template <int K> __device__ __forceinline__ float *gate_at(Decayed<K> &rows, unsigned ch) {
+    return (float *)rows.kb + ch / 32 * (C * 32);
+}
+
+/* A lane's raw rows of k and q, pairs of channels of its fragments. */
+struct alignas(16) Given {
+    uint32_t k[4][2], q[4][2];
+    static __device__ __forceinline__ void read(uint32_t y[4][2], const bf16 *tile, const Lane &l) {
+        OwnRows rows(tile, l);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            y[i / 2][i % 2] = rows.y[i / 4][i / 2 % 2 + i % 2 * 2];
+    }
+};
 
 /* The warps of a 16 x K block meet. */
 template <int K> __device__ __forceinline__ void meet_block(const Lane &l) {
     meet_part(1 + l.I, K);
 }
 
-/* The decayed rows, or (TIGHT, first) kgam alone; gates to fragments. Begins and ends with all
- * warps together. */
+/* The decayed rows, or (TIGHT, first) kgam alone; gates and, first, rows of k and q to fragments.
+ * Begins and ends with all warps together. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                           const dpg_tensors &t, const GradArgs &a, const Place &p,
-                                          Ahead<K> &ahead, bool first, Gates gam, int phase) {
+                                          const Lane &l, Ahead<K> &ahead, bool first, Gates gam,
+                                          Given &given, int phase) {
     const int E = K / 32, N = 512 / K, GROUPS = 16 / N;
-    Lane l;
     int row0 = 16 * l.I + N * l.cq, ch = l.lane * E;
     auto &of = sm.of_block.gate;
     GateRows<K, N> &g = ahead.g;
     KeyRows<K, N> &x = ahead.x;
-    if (threadIdx.x < C) {
-        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p, threadIdx.x);
-        sm.raw_beta[threadIdx.x] = ahead.beta;
+    if (l.thread() < C) {
+        sm.beta[l.thread()] = beta_of(d, ahead.beta, p, l.thread());
+        sm.raw_beta[l.thread()] = ahead.beta;
     }
     g.finish(d, p, row0);
     if (first) bar_wait(&sm.left, phase ^ 1);
@@ -291,15 +310,22 @@ __device__ __forceinline__ void make_rows(GradSmem<K, V, TIGHT> &sm, const Dims 
 #pragma unroll
         for (int e = 0; e < E; e++)
             g.sum[i][e] += here[e];
-        put_words<E>(gate_at(sm.big.rows(), row0 + i, ch), g.sum[i]);
+        put_words<E>(gate_at(sm.big.rows(), ch) + mixed_at(row0 + i, ch % 32), g.sum[i]);
+        if (!first) continue;
+        int at = rows_at(row0 + i, ch / 8) + ch % 8;
+        store_pairs<E>(sm.big.rows().ka + at, x.k[i]);
+        store_pairs<E>(sm.big.rows().qa + at, x.q[i]);
     }
     __syncthreads();
+    unsigned at = mixed_at(l.row(0), 2 * l.tc);
 #pragma unroll
     for (int n = 0; n < 4; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
             *(float2 *)(gam[n] + 2 * r) =
-                *(const float2 *)gate_at(sm.big.rows(), l.row(r), 32 * l.cq + 8 * n + 2 * l.tc);
+                *(const float2 *)(gate_at(sm.big.rows(), 32 * l.cq) + (at ^ 8 * n) + 256 * r);
+    if (first) Given::read(given.k, sm.big.rows().ka, l);
+    if (first) Given::read(given.q, sm.big.rows().qa, l);
     float before[E] = {}, next[E] = {};
     bool wide = false;
     for (int b = 0; b < l.I; b++) {
@@ -369,13 +395,13 @@ __device__ __forceinline__ void read_pairs(GradSmem<K, V, TIGHT> &sm, const Lane
             move_anchor<K>(sq, sm.anchor[J], sm.anchor[J + 1], l);
             move_anchor<K>(sr, sm.anchor[J], sm.anchor[J + 1], l);
         }
-        ldsm4(fp, P.at(J));
-        ldsm4(fl, L.at(J));
+        ldsm4(fp, P.of_64(J));
+        ldsm4(fl, L.of_64(J));
         add_columns(sq, fp, kb, J, l);
         add_columns(sr, fl, kb, J, l);
     }
-    ldsm4(fp, P.at(l.I));
-    ldsm4(fl, L.at(l.I));
+    ldsm4(fp, P.of_64(l.I));
+    ldsm4(fl, L.of_64(l.I));
     add_columns(sq, fp, kd, l.I, l);
     add_columns(sr, fl, kd, l.I, l);
 }
@@ -391,13 +417,13 @@ __device__ __forceinline__ void write_pairs(GradSmem<K, V, TIGHT> &sm, const Lan
     uint32_t fp[4], fl[4];
     for (int M = 3; M > l.I; M--) {
         if (M < 3) move_anchor<K>(sw, sm.anchor[M], sm.anchor[M + 1], l);
-        ldsm4t(fp, P.at(l.I, M));
-        ldsm4t(fl, L.at(l.I, M));
+        ldsm4t(fp, P.of_64(l.I, M));
+        ldsm4t(fl, L.of_64(l.I, M));
         add_columns(sw, fp, qa, M, l);
         add_columns(sw, fl, ka, M, l);
     }
-    ldsm4t(fp, P.at(l.I, l.I));
-    ldsm4t(fl, L.at(l.I, l.I));
+    ldsm4t(fp, P.of_64(l.I, l.I));
+    ldsm4t(fl, L.of_64(l.I, l.I));
     add_columns(sx, fp, qa, l.I, l);
     add_columns(sx, fl, ka, l.I, l);
 }
@@ -455,76 +481,38 @@ struct Carried {
     Gates gam; /* from the block's anchor */
     float dq[4][4], dk[4][4], dg[4][4];
 };
-/* Its raw rows of k and q, pairs of channels. */
-struct alignas(16) Given {
-    uint32_t k[4][2], q[4][2];
-};
-
-template <int K, int BF16>
-__device__ __forceinline__ void read_given(Given &c, const Dims &d, const dpg_tensors &t,
-                                           const Place &p, const Lane &l) {
-    float unused = 0.f;
-    int ch = 32 * l.cq + 2 * l.tc;
-    int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
-    int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int s = min(l.row(r), p.rows - 1);
-        int64_t kr = k0 + row_in(d.H, s, p.lr) * K, qr = q0 + row_in(d.H, s >> p.lr, 0) * K;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            load_pairs<2>(&c.k[n][r], t.k, kr + 8 * n, BF16, unused);
-            load_pairs<2>(&c.q[n][r], t.q, qr + 8 * n, BF16, unused);
-        }
-    }
-}
-template <int K>
-__device__ __forceinline__ void load_given(Given &c, const Dims &d, const dpg_tensors &t,
-                                           const Place &p, const Lane &l) {
-    if (d.in_bf16)
-        read_given<K, 1>(c, d, t, p, l);
-    else
-        read_given<K, 0>(c, d, t, p, l);
-}
-/* Rows behind the end read the last one. */
-__device__ __forceinline__ void end_given(Given &c, const Place &p, const Lane &l) {
-    if (p.rows == C) return;
-#pragma unroll
-    for (int x = 0; x < 8; x++)
-        if (l.row(x % 2) >= p.rows) c.k[x / 2][x % 2] = c.q[x / 2][x % 2] = 0;
-}
-
 /* They lie in shared memory while sums of pairs need the registers. */
-template <int K> struct Kept {
-    uint4 (*at)[GRAD_THREADS(K)];
-    __device__ __forceinline__ void put(const Given &x) {
+struct Kept {
+    uint4 (*given)[4][32];
+    __device__ __forceinline__ void put(const Given &x, const Lane &l) {
         const uint32_t *w = x.k[0];
-        unsigned thread = thread_again();
+        uint4 *to = given[l.warp][0] + l.lane;
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            at[n][thread] = make_uint4(w[4 * n], w[4 * n + 1], w[4 * n + 2], w[4 * n + 3]);
+            to[32 * n] = make_uint4(w[4 * n], w[4 * n + 1], w[4 * n + 2], w[4 * n + 3]);
     }
-    __device__ __forceinline__ void get(Given &x) const {
+    __device__ __forceinline__ void get(Given &x, const Lane &l) const {
         compiler_fence();
         uint32_t *w = x.k[0];
-        unsigned thread = thread_again();
+        const uint4 *from = given[l.warp][0] + l.lane;
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            *(uint4 *)(w + 4 * n) = at[n][thread];
+            *(uint4 *)(w + 4 * n) = from[32 * n];
     }
 };
 
 /* From the plain products S_0 do, S_0 dE, dS_c X to the states' part of dq, dk, dg. Also the column
  * sums of the chunk's writes. */
 template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Given &x,
-                                            const float dr[4][4], const float dw[4][4], float scale,
-                                            const Lane &l) {
+__device__ __forceinline__ void
+states_part(GradSmem<K, V, TIGHT> &sm, Carried &c, const Parked<K> &parked, const Given &x,
+            const float dr[4][4], const float dw[4][4], float scale, const Lane &l) {
     float rk[2] = {sm.rk[l.row(0)], sm.rk[l.row(1)]}, rq[2] = {sm.rq[l.row(0)], sm.rq[l.row(1)]};
     float written[8] = {}; /* [n][e] */
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         int ch = 32 * l.cq + 8 * n + 2 * l.tc;
+        parked.get(c.gam, n);
         float2 an = *(const float2 *)(sm.anchor[l.I] + ch),
                end = *(const float2 *)(sm.anchor[4] + ch);
 #pragma unroll
@@ -547,13 +535,16 @@ __device__ __forceinline__ void states_part(GradSmem<K, V, TIGHT> &sm, Carried &
 
 /* Adds the parts of pairs: of what a row reads; of what it writes. */
 template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c, float sq[4][4],
-                                         float sr[4][4], const Lane &l) {
+__device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c,
+                                         const Parked<K> &parked, float sq[4][4], float sr[4][4],
+                                         const Lane &l) {
     Decayed<K> &b = sm.big.rows();
     if (sm.wide[l.I])
 #pragma unroll
-        for (int x = 0; x < 16; x++)
+        for (int x = 0; x < 16; x++) {
+            if (x % 4 == 0) parked.get(c.gam, x / 4);
             if (is_low(c.gam[x / 4][x % 4])) sq[x / 4][x % 4] = sr[x / 4][x % 4] = 0.f;
+        }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t ka[4], qa[4];
@@ -562,6 +553,7 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c, 
 #pragma unroll
         for (int x = 0; x < 8; x++) {
             int n = 2 * h + x / 4, i = x % 4;
+            if (i == 0) parked.get(c.gam, n);
             float down = ex2(c.gam[n][i]);
             c.dq[n][i] = fmaf(down, sq[n][i], c.dq[n][i]);
             c.dk[n][i] = fmaf(down, sr[n][i], c.dk[n][i]);
@@ -572,12 +564,9 @@ __device__ __forceinline__ void add_read(GradSmem<K, V, TIGHT> &sm, Carried &c, 
 /* WIDE: the block has decays whose inverse is no number. */
 template <bool WIDE, int K, int V, bool TIGHT>
 __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
-                                          const float sw[4][4], float sx[4][4], const Lane &l) {
+                                          const Parked<K> &parked, const float sw[4][4],
+                                          float sx[4][4], const Lane &l) {
     Decayed<K> &b = sm.big.rows();
-    if (WIDE)
-#pragma unroll
-        for (int x = 0; x < 16; x++)
-            if (is_far(c.gam[x / 4][x % 4])) sx[x / 4][x % 4] = 0.f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         uint32_t kb[4], kd[4];
@@ -586,12 +575,15 @@ __device__ __forceinline__ void add_write(GradSmem<K, V, TIGHT> &sm, Carried &c,
 #pragma unroll
         for (int m = 0; m < 2; m++) {
             int n = 2 * h + m, ch = 32 * l.cq + 8 * n + 2 * l.tc;
+            parked.get(c.gam, n);
             float2 an = *(const float2 *)(sm.anchor[l.I] + ch);
             float2 to = *(const float2 *)(sm.anchor[l.I + 1] + ch);
             float next[2] = {to.x - an.x, to.y - an.y}, step[2] = {ex2(next[0]), ex2(next[1])};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float g = c.gam[n][i], up = ex2(WIDE ? fminf(-g, NEAR) : -g);
+                float g = c.gam[n][i];
+                if (WIDE && is_far(g)) sx[n][i] = 0.f;
+                float up = ex2(WIDE ? fminf(-g, NEAR) : -g);
                 float on = WIDE ? ex2(next[i % 2] - g) : up * step[i % 2];
                 c.dk[n][i] += fmaf(on, sw[n][i], up * sx[n][i]);
                 c.dg[n][i] -=
@@ -639,27 +631,46 @@ __device__ __forceinline__ void add_own(GradSmem<K, V, TIGHT> &sm, Carried &c, c
     }
 }
 
-/* Sums of dg over the rows from each on, inside the warp's 16, and its total. */
+/* Where a lane stands once dg lies by rows: its 4 rows and 4 channels of the warp's 16 x 32. */
+struct RowLane {
+    int part, row0, ch; /* rows row0 .. of the tile are part `part` of the warp's */
+    __device__ __forceinline__ explicit RowLane(const Lane &l)
+        : part(l.lane / 8), row0(16 * l.I + 4 * part), ch(32 * l.cq + l.lane % 8 * 4) {}
+};
+/* dg to [row][channel] of RowLane. Sums of it over the rows from each on, inside the warp's 16, and
+ * their total. */
 template <int K, int V, bool TIGHT>
 __device__ __forceinline__ void sum_dg(GradSmem<K, V, TIGHT> &sm, Carried &c, const Lane &l) {
+    RowLane at(l);
+    float *mixed = (float *)sm.given[l.warp];
+    __syncwarp(); /* all have read their rows of k and q */
+    unsigned to = mixed_at(l.gr, 2 * l.tc), from = mixed_at(4 * at.part, at.ch % 32);
 #pragma unroll
-    for (int n = 0; n < 4; n++)
+    for (int r = 0; r < 2; r++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float lo = c.dg[n][e], hi = c.dg[n][2 + e];
+        for (int n = 0; n < 4; n++)
+            *(float2 *)(mixed + (to ^ 8 * n) + 256 * r) =
+                make_float2(c.dg[n][2 * r], c.dg[n][2 * r + 1]);
+    __syncwarp();
 #pragma unroll
-            for (int m = 4; m < 32; m *= 2) {
-                float x = __shfl_down_sync(~0u, lo, m), y = __shfl_down_sync(~0u, hi, m);
-                if (l.lane + m < 32) {
-                    lo += x;
-                    hi += y;
-                }
-            }
-            lo += __shfl_sync(~0u, hi, l.tc);
-            c.dg[n][e] = lo;
-            c.dg[n][2 + e] = hi;
-            if (l.gr == 0) sm.of_block.dg.total[l.I][32 * l.cq + 8 * n + 2 * l.tc + e] = lo;
-        }
+    for (int i = 0; i < 4; i++)
+        *(float4 *)c.dg[i] = *(const float4 *)(mixed + (from ^ 8 * i) + 32 * i);
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+#pragma unroll
+        for (int i = 2; i >= 0; i--)
+            c.dg[i][e] += c.dg[i + 1][e];
+        float one = __shfl_down_sync(~0u, c.dg[0][e], 8);
+        if (at.part == 3) one = 0.f;
+        float two = __shfl_down_sync(~0u, c.dg[0][e] + one, 16);
+        if (at.part > 1) two = 0.f;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c.dg[i][e] += one + two;
+    }
+    if (at.part == 0)
+        *(float4 *)(sm.of_block.dg.total[l.I] + at.ch) =
+            make_float4(c.dg[0][0], c.dg[0][1], c.dg[0][2], c.dg[0][3]);
 }
 
 /* Terms of <y, dy> of the rows of q and k over the lane's columns, summed over its warp's. */
@@ -704,7 +715,7 @@ __device__ __forceinline__ void through_norm(float dx[4][4], const uint32_t give
     }
 }
 
-/* Where row r of dg goes, in elements. */
+/* Which rows of gates are a token's. */
 struct GateRow {
     const Dims &d;
     const Place &p;
@@ -713,79 +724,106 @@ struct GateRow {
         bool tail = FAULT(DG_TAIL) && r >> p.lr == p.c.len && p.c.t0 + p.c.len < d.L;
         return (r < p.rows || tail) && ((r >> p.lr << p.lr) == r || FAULT(DG_KEYS));
     }
-    __device__ __forceinline__ int64_t at(int r) const {
-        return row_at(p.c.t0, d.HV, p.hv, r >> p.lr, 0) * K;
+    /* Number `at` of rows of x, raw gates or their gradients. */
+    __device__ __forceinline__ TileRows of(const void *x, int at, int is_bf16) const {
+        return TileRows(x, p.at_hv, d.HV, 0, K, at, is_bf16);
     }
 };
 
+/* Four neighbouring numbers of an input as they stand in memory. */
+struct RawFour {
+    RawPair x[2];
+    __device__ __forceinline__ void load(const void *from, int is_bf16) {
+        if (is_bf16)
+            *(uint2 *)x[0].w = *(const uint2 *)from;
+        else
+            for (int i = 0; i < 2; i++)
+                x[i].load(from, 2 * i, false);
+    }
+    __device__ __forceinline__ float get(int e, int is_bf16) const {
+        float2 y = is_bf16 ? unpack2(x[0].w[e / 2]) : x[e / 2].get(false);
+        return e % 2 ? y.y : y.x;
+    }
+};
 /* A lane's raw gates and their parameters, asked for before the sums that they wait for anyway. */
 struct RawGates {
-    RawPair g[4][2];
-    ParamPair bias[4];
+    RawFour g[4];
+    ParamPair bias[2];
     uint32_t A_log;
 };
 template <int K>
 __device__ __forceinline__ void load_raw(RawGates &raw, const Dims &d, const dpg_tensors &t,
-                                         const Place &p, const Lane &l) {
+                                         const Place &p, const RowLane &l) {
     GateRow row = {d, p, K};
-    int ch = 32 * l.cq + 2 * l.tc;
-    int64_t first = row.at(0) + ch;
+    TileRows rows = row.of(t.g, l.ch, d.g_bf16);
     raw.A_log = param_word(t.A_log, p.hv, d.A_type);
 #pragma unroll
-    for (int n = 0; n < 4; n++)
-        raw.bias[n].load(t.dt_bias, p.hv * K + ch + 8 * n, d.bias_type);
+    for (int i = 0; i < 2; i++)
+        raw.bias[i].load(t.dt_bias, p.hv * K + l.ch + 2 * i, d.bias_type);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int s = row.here(l.row(r)) ? l.row(r) : 0;
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            raw.g[n][r].load(t.g, first + row_in(d.HV, s >> p.lr, 0) * K + 8 * n, d.g_bf16);
+    for (int i = 0; i < 4; i++) {
+        int s = row.here(l.row0 + i) ? l.row0 + i : 0;
+        raw.g[i].load(rows[s >> p.lr], d.g_bf16);
     }
 }
 
-/* dg of the log gate to that of the raw one; terms of dA_log and ddt_bias of the block's rows. */
+/* dg of the log gate to that of the raw one, to memory; terms of dA_log and ddt_bias of the block's
+ * rows. */
 template <int GATE, int K, int V, bool TIGHT>
 __device__ __forceinline__ void through_gate(GradSmem<K, V, TIGHT> &sm, const Dims &d,
                                              const Place &p, Carried &c, const RawGates &raw,
                                              const Lane &l) {
-    float a = expf(param_value(raw.A_log, d.A_type)), sums[16] = {}; /* [dA_log, ddt_bias][n][e] */
+    RowLane at(l);
+    float a = expf(param_value(raw.A_log, d.A_type)), sums[8] = {}; /* [dA_log, ddt_bias][e] */
     GateRow row = {d, p, K};
-    bool mine[2] = {row.here(l.row(0)), row.here(l.row(1))};
+    float4 from = *(const float4 *)(sm.z + at.ch); /* with those of the later blocks */
+    for (int M = 3; M > l.I; M--) {
+        float4 later = *(const float4 *)(sm.of_block.dg.total[M] + at.ch);
+        from = make_float4(from.x + later.x, from.y + later.y, from.z + later.z, from.w + later.w);
+    }
+    const float after[4] = {from.x, from.y, from.z, from.w};
+    const float2 b[2] = {raw.bias[0].get(d.bias_type), raw.bias[1].get(d.bias_type)};
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
-        int ch = 32 * l.cq + 8 * n + 2 * l.tc;
-        const float2 bias = raw.bias[n].get(d.bias_type);
-        float2 from = *(const float2 *)(sm.z + ch); /* with those of the later blocks */
-        for (int M = 3; M > l.I; M--) {
-            float2 later = *(const float2 *)(sm.of_block.dg.total[M] + ch);
-            from.x += later.x;
-            from.y += later.y;
-        }
+    for (int i = 0; i < 4; i++) {
+        bool mine = row.here(at.row0 + i);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float2 x = raw.g[n][r].get(d.g_bf16);
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float dg = mine[r] ? c.dg[n][2 * r + e] + (e ? from.y : from.x) : 0.f;
-                GateGrad y =
-                    gate_grad_fast<GATE>(dg, e ? x.y : x.x, a, e ? bias.y : bias.x, d.lower_bound);
-                c.dg[n][2 * r + e] = y.raw;
-                sums[2 * n + e] += y.dA_log;
-                sums[8 + 2 * n + e] += y.ddt_bias;
-            }
+        for (int e = 0; e < 4; e++) {
+            float dg = mine ? c.dg[i][e] + after[e] : 0.f;
+            GateGrad y = gate_grad_fast<GATE>(dg, raw.g[i].get(e, d.g_bf16), a,
+                                              e % 2 ? b[e / 2].y : b[e / 2].x, d.lower_bound);
+            c.dg[i][e] = y.raw;
+            sums[e] += y.dA_log;
+            sums[4 + e] += y.ddt_bias;
         }
     }
     if (GATE == DP_GATE_LOG) return;
-    column_sums<16>(sums, l.lane);
-    int at = column_sums_at<16>(l.gr); /* of both e */
-    float *to = at < 8 ? sm.x.sum.a[l.I] : sm.x.sum.b[l.I];
-    *(float2 *)(to + 32 * l.cq + 8 * (at / 2 % 4) + 2 * l.tc) = make_float2(sums[0], sums[1]);
+    halve_sums<4>(sums, l.lane, 16);
+    halve_sums<2>(sums, l.lane, 8);
+    float *to = l.lane & 16 ? sm.x.sum.b[l.I] : sm.x.sum.a[l.I];
+    *(float2 *)(to + at.ch + at.part % 2 * 2) = make_float2(sums[0], sums[1]);
+}
+template <int K>
+__device__ __forceinline__ void store_dg(const Carried &c, const Dims &d, const dpg_grads &g,
+                                         const Place &p, const RowLane &l) {
+    GateRow row = {d, p, K};
+    TileRows rows = row.of(g.dg, l.ch, d.dg_bf16);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float *y = c.dg[i];
+        int r = l.row0 + i;
+        if (!row.here(r)) continue;
+        float2 *to = (float2 *)rows[r >> p.lr];
+        if (d.dg_bf16)
+            *(uint2 *)to = make_uint2(pack2(y[0], y[1]), pack2(y[2], y[3]));
+        else
+            for (int e = 0; e < 4; e += 2)
+                to[e / 2] = make_float2(y[e], y[e + 1]);
+    }
 }
 
 /* rowsum(dS_c o S_c) of every channel: with what the chunk writes, which all of its tokens see. */
 template <int K, int V, bool TIGHT>
-__device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm) {
-    int ch = thread_again();
+__device__ __forceinline__ void sum_written(GradSmem<K, V, TIGHT> &sm, int ch) {
     if (ch < K)
         sm.z[ch] += (sm.of_block.dg.written[0][ch] + sm.of_block.dg.written[1][ch]) +
                     (sm.of_block.dg.written[2][ch] + sm.of_block.dg.written[3][ch]);
@@ -799,6 +837,8 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
     const dpg_tensors &t;
     const dpg_grads &g;
     const GradArgs &a;
+    const Thread thread;
+    const unsigned tiles;
     static const int NT = V / (K / 32) / 8;
 
     /* The place of this tile, or (phase ^ 1) of the next. */
@@ -808,7 +848,7 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         return p;
     }
     __device__ __forceinline__ void solve(const Values<V, NT> &v, int phase) {
-        Lane l;
+        Lane l(thread);
         Place p = place(phase);
         float dZ[NT][4] = {}, E[NT][4] = {};
         bar_wait(&sm.came[0], phase);
@@ -818,23 +858,26 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         meet_part(5 + l.cq, 128); /* who reads these columns of dv_new */
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.o.dE, sm.of_row.db[0]);
         __syncthreads();
-        store_dv<K, V>(d, sm.raw_beta, g, p, sm.o.dE, sm.of_row.db[0]);
+        store_dv<K, V>(d, g, p, sm.o.dE, l);
     }
     /* dP over T, dL over L. */
     __device__ __forceinline__ void store_pairs_block(bf16 *to, const Block &x, int lr,
                                                       const float acc[2][4], const Lane &l) {
+        float y[2][4];
 #pragma unroll
-        for (int y = 0; y < 4; y++) {
-            int n = y / 2, r = y % 2, s = 16 * x.I + l.gr + 8 * r, i = 16 * x.J + 8 * n + 2 * l.tc;
-            int end = pairs_end(s, lr);
-            *(uint32_t *)(to + rows_at(s, i / 8) + i % 8) =
-                pack2(i < end ? acc[n][2 * r] : 0.f, i + 1 < end ? acc[n][2 * r + 1] : 0.f);
+        for (int e = 0; e < 8; e++) {
+            int s = 16 * x.I + l.gr + e % 4 / 2 * 8, i = 16 * x.J + e / 4 * 8 + 2 * l.tc + e % 2;
+            y[e / 4][e % 4] = i < pairs_end(s, lr) ? acc[e / 4][e % 4] : 0.f;
         }
+        store_16x16(walk_across(to, 16 * x.I, l.lane).of_64(x.J), y[0], y[1]);
     }
-    __device__ __forceinline__ void states(Carried &c, Given &x, int phase) {
-        Lane l;
+    /* next: the tile whose place is sought */
+    __device__ __forceinline__ void states(Carried &c, const Given &x, unsigned next, int phase) {
+        Lane l(thread);
         Place p = place(phase);
         float dr[4][4] = {}, dw[4][4] = {};
+        Parked<K> parked = {sm.x.parked, thread.warp * 32 + thread.lane};
+        parked.put(c.gam);
         States<K, V> &s = sm.big.states();
 #pragma unroll
         for (int y = 0; y < 16; y++)
@@ -843,16 +886,21 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             own_pairs(sm.own, p.lr, x, acc, l);
             store_pairs_block(x.is_L ? sm.L : sm.T, x, p.lr, acc, l);
         };
+        /* By warps that have few pairs, while products go on. */
+        auto little = [&] {
+            store_dbeta<K>(d, sm.raw_beta, g, p, sm.of_row.db[0], l);
+            if (l.warp == K / 8 - 3 && l.lane == 0) sm.place[phase ^ 1] = place_of(d, next);
+        };
         if (!TIGHT && has_warpgroups()) {
             bar_wait(&sm.came[2], phase);
             wg_states<K, V>(c.dq, dr, dw, sm.o.dos, sm.o.dE, sm.o.X, s.h, s.dh, d.scale, l, pairs);
-            load_given<K>(x, d, t, p, l);
+            little();
             /* by the warps that had fewer blocks of pairs */
             int part = K == 64 ? l.cq - 1 : l.cq % 2 ? l.cq / 2 : -1;
             state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], part * 4 + l.I, l.lane);
             wg_state_wait(c.dq, dr, dw);
         } else {
-            load_given<K>(x, d, t, p, l);
+            little();
             bar_wait(&sm.came[2], phase);
             for (int i = l.warp; i < 20; i += K / 8) {
                 float acc[2][4] = {};
@@ -862,31 +910,30 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             state_products<K, V>(c.dq, dr, dw, sm.o.dos, sm.o.dE, sm.o.X, s.h, s.dh, l);
             state_sums<K, V>(sm.z, s.h, s.dh, sm.anchor[4], l.warp - K / 16, l.lane);
         }
-        end_given(x, p, l);
-        states_part(sm, c, x, dr, dw, d.scale, l);
+        states_part(sm, c, parked, x, dr, dw, d.scale, l);
     }
     __device__ __forceinline__ void pairs(Carried &c) {
-        Lane l;
-        Parked<K> parked = {sm.x.parked};
-        parked.put(c.gam);
+        Parked<K> parked = {sm.x.parked, thread.warp * 32 + thread.lane};
+        if (TIGHT) parked.put(c.gam);
         {
+            Lane l(thread);
             float sq[4][4] = {}, sr[4][4] = {};
             read_pairs(sm, l, sq, sr);
-            parked.get(c.gam);
-            add_read(sm, c, sq, sr, l);
+            add_read(sm, c, parked, sq, sr, l);
         }
+        Lane l(thread);
         float sw[4][4] = {}, sx[4][4] = {};
         write_pairs(sm, l, sw, sx);
-        parked.get(c.gam);
         if (sm.wide[l.I])
-            add_write<true>(sm, c, sw, sx, l);
+            add_write<true>(sm, c, parked, sw, sx, l);
         else
-            add_write<false>(sm, c, sw, sx, l);
+            add_write<false>(sm, c, parked, sw, sx, l);
     }
-    __device__ __forceinline__ void far(const Place &p, Carried &c, const Lane &l) {
-        if (!is_wide<4>(sm.wide)) return;
+    __device__ __forceinline__ void far(Carried &c, int phase) {
+        Lane l(thread);
+        Place p = place(phase);
         Given x;
-        Kept<K>{sm.given}.get(x);
+        Kept{sm.given}.get(x, l);
         for (int b = 0; b < 4; b++) {
             if (!sm.wide[b]) continue;
             far_terms(sm, plan, t, p, b);
@@ -894,61 +941,56 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         }
     }
     template <int GATE>
-    __device__ __forceinline__ void gate(const Place &p, Carried &c, const RawGates &raw,
+    __device__ __forceinline__ void gate(Carried &c, const RawGates &raw, int phase,
                                          const Lane &l) {
-        through_gate<GATE>(sm, d, p, c, raw, l);
+        through_gate<GATE>(sm, d, place(phase), c, raw, l);
     }
-    __device__ __forceinline__ void ends(const Place &p, Carried &c, Ahead<K> &ahead, int64_t next,
-                                         int phase) {
-        Lane l;
-        GateRow row = {d, p, K};
+    __device__ __forceinline__ void ends(Carried &c, Ahead<K> &ahead, unsigned next, int phase) {
+        Lane l(thread);
         Decayed<K> &out = sm.big.rows();
-        RawGates raw;
-        load_raw<K>(raw, d, t, p, l);
-        sum_dg(sm, c, l); /* while they come */
         Given x;
-        Kept<K>{sm.given}.get(x);
+        Kept{sm.given}.get(x, l);
+        sum_dg(sm, c, l);
         add_own(sm, c, x, l);
         if (a.whole) sum_dots(sm, c, x, l);
         drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
-        if (!TIGHT && next >= 0) Loader<K, V, TIGHT>{sm, a, l.warp, l.lane}.late(next);
+        RawGates raw;
+        load_raw<K>(raw, d, t, place(phase), RowLane(l));
+        if (!TIGHT && next < tiles) Loader<K, V, TIGHT>(sm, a, l).late(next);
         if (a.whole && d.l2norm) {
             through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
             through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
         }
-        FOR_GATE(d, gate, p, c, raw, l);
-        if (d.dg_bf16)
-            stage(out.kb, c.dg, l);
-        else
-            store_words(c.dg, l,
-                        [&](int r) { return row.here(r) ? (float *)g.dg + row.at(r) : NULL; });
-        store_q_and_k<K>(d, g, a, p, c.dq, c.dk, out.ka, out.qa, l, [&] {
-            if (!TIGHT) ahead.fetch(d, t, place(phase ^ 1), Lane());
-        });
-        if (d.dg_bf16)
-            send_tile<K>(out.kb,
-                         [&](int r) { return row.here(r) ? (bf16 *)g.dg + row.at(r) : NULL; });
-        int ch = threadIdx.x % K, b = threadIdx.x / K;
+        FOR_GATE(d, gate, c, raw, phase, l);
+        l = Lane(thread);
+        store_dg<K>(c, d, g, place(phase), RowLane(l));
+        store_q_and_k<K>(
+            d, g, a, [&] { return place(phase); }, c.dq, c.dk, out.ka, out.qa, l,
+            [&] {
+                if (!TIGHT) ahead.fetch(d, t, place(phase ^ 1), l);
+            });
+        int ch = l.thread() % K, b = l.thread() / K;
         if (b < 2) {
             float(*s)[K] = b ? sm.x.sum.b : sm.x.sum.a;
             float sum = (s[0][ch] + s[1][ch]) + (s[2][ch] + s[3][ch]);
-            a.part[(p.tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
+            a.part[(place(phase).tile * 2 + b) * K + ch] = d.gate == DP_GATE_LOG ? 0.f : sum;
         }
         __syncwarp();
         bar_arrive_warp(&sm.left, l.lane);
     }
-    /* next: -1 behind the last. */
-    __device__ __forceinline__ void tile(unsigned i, int64_t next, int phase, Ahead<K> &ahead) {
+    /* next: `tiles` or more behind the last. */
+    __device__ __forceinline__ void tile(unsigned i, unsigned next, int phase, Ahead<K> &ahead) {
         Carried c;
+        Given x;
         {
             Place p = place(phase);
             Values<V, NT> v;
-            Lane l;
-            Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
+            Lane l(thread);
+            Loader<K, V, TIGHT> load(sm, a, l);
             if (TIGHT) ahead.fetch(d, t, p, l);
             v.load(d, t, p, l);
-            make_rows(sm, d, t, a, p, ahead, true, c.gam, phase);
+            make_rows(sm, d, t, a, p, l, ahead, true, c.gam, x, phase);
             if (TIGHT) {
                 drain_fence(); /* gates for fragments lay where the states are loaded */
                 __syncthreads();
@@ -959,28 +1001,25 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
             __syncthreads();
             solve(v, phase);
         }
-        if (threadIdx.x == 0) sm.place[phase ^ 1] = place_of(d, next < 0 ? i : next);
-        Given x;
-        states(c, x, phase);
+        states(c, x, next < tiles ? next : i, phase);
         drain_fence(); /* dP and dL lie where T and L come */
         __syncthreads();
-        Lane l;
-        Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
+        Lane l(thread);
+        Loader<K, V, TIGHT> load(sm, a, l);
         if (TIGHT) {
             Place p = place(phase);
             ahead.fetch(d, t, p, l);
-            sum_written(sm);
+            sum_written(sm, l.thread());
             __syncthreads(); /* what it has read is written anew */
-            make_rows(sm, d, t, a, p, ahead, false, c.gam, phase);
+            make_rows(sm, d, t, a, p, l, ahead, false, c.gam, x, phase);
             __syncthreads();
-        } else if (next >= 0)
+        } else if (next < tiles)
             load.early(next);
-        Kept<K>{sm.given}.put(x);
-        if (!TIGHT) sum_written(sm);
+        Kept{sm.given}.put(x, l);
+        if (!TIGHT) sum_written(sm, l.thread());
         pairs(c);
-        Place p = place(phase);
-        far(p, c, l);
-        ends(p, c, ahead, next, phase);
+        if (is_wide<4>(sm.wide)) far(c, phase);
+        ends(c, ahead, next, phase);
         if (TIGHT) {
             drain_fence();
             __syncthreads();
@@ -997,7 +1036,7 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     extern __shared__ __align__(1024) char raw[];
     GradSmem<K, V, TIGHT> &sm = *(GradSmem<K, V, TIGHT> *)raw;
     const Dims d = known_bwd<F>(plan);
-    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a};
+    Grad<K, V, TIGHT, F> grad = {sm, d, plan, t, g, a, {kept_warp(), kept_lane()}, tiles};
     if (threadIdx.x == 0) {
         sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 3; i++)
@@ -1006,8 +1045,8 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
         bar_init_end();
     }
     __syncthreads();
-    Lane l;
-    Loader<K, V, TIGHT> load = {sm, a, l.warp, l.lane};
+    Lane l(grad.thread);
+    Loader<K, V, TIGHT> load(sm, a, l);
     if (!TIGHT) {
         load.early(blockIdx.x);
         load.late(blockIdx.x);
@@ -1015,10 +1054,8 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     Ahead<K> ahead;
     if (!TIGHT) ahead.fetch(d, t, grad.place(0), l);
     int phase = 0;
-    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
-        unsigned next = i + gridDim.x;
-        grad.tile(i, next < tiles ? (int64_t)next : -1, phase, ahead);
-    }
+    for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1)
+        grad.tile(i, i + gridDim.x, phase, ahead);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

@@ -19,18 +19,21 @@ struct GradArgs {
 /* Where the plan keeps what the gradients of a tile read and write. */
 GradArgs grad_args(const Call &c);
 
-/* Where a lane stands in its warp's tiles; made again by every phase, in no register between. */
-struct Lane {
-    int warp, lane, I, cq, gr, tc;
-    __device__ __forceinline__ Lane() {
-        unsigned thread = thread_again();
-        warp = thread / 32;
-        lane = thread % 32;
+/* Where a lane stands in its warp's tiles. Every phase makes it again from two numbers, which alone
+ * are in registers between. */
+struct Thread {
+    int warp, lane;
+};
+struct Lane : Thread {
+    int I, cq, gr, tc;
+    __device__ __forceinline__ explicit Lane(const Thread &t) : Thread(t) {
+        lane = made_number(lane) % 32;
         I = warp % 4;
         cq = warp / 4;
         gr = lane / 4;
         tc = lane % 4;
     }
+    __device__ __forceinline__ unsigned thread() const { return warp * 32 + lane; }
     __device__ __forceinline__ int row(int r) const { return 16 * I + gr + 8 * r; }
 };
 
@@ -157,7 +160,7 @@ __device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], cons
     const bool wg = WG && NT % 4 == 0 && has_warpgroups();
     if (wg) wg_left<K, NT>(E, s, slice);
     for (int M = I; M < 4; M++) { /* dZ_i = sum over m >= i of T[m][i] dv_new_m */
-        ldsm4t(a, t.at(I, M));
+        ldsm4t(a, t.of_64(I, M));
 #pragma unroll
         for (int n = 0; n < NT / 2; n++) {
             ldsm4t(b, dv_at + n * C * 32 + M * 512);
@@ -178,7 +181,7 @@ __device__ __forceinline__ void solve_back(float dZ[NT][4], float E[NT][4], cons
     }
     between();
     for (int J = 0; J <= I; J++) {
-        ldsm4(a, l.at(J));
+        ldsm4(a, l.of_64(J));
 #pragma unroll
         for (int n = 0; n < NT / 2; n++) {
             ldsm4t(b, x_at + n * C * 32 + J * 512);
@@ -198,13 +201,13 @@ template <int V, int NT> struct Values {
     RawPair x[2][NT];
     __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
                                          const Lane &l) {
-        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, p.lr) * V + l.cq * NT * 8 + 2 * l.tc;
+        TileRows rows(t.v, p.at_hv << p.lr, d.HV, p.lr, V, l.cq * NT * 8 + 2 * l.tc, d.in_bf16);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            int s = row_here(d, p, l.row(r)) ? l.row(r) : 0;
+            const char *from = rows[row_here(d, p, l.row(r)) ? l.row(r) : 0];
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                x[r][n].load(t.v, first + row_in(d.HV, s, p.lr) * V + n * 8, d.in_bf16);
+                x[r][n].load(from, n * 8, d.in_bf16);
         }
     }
 };
@@ -243,44 +246,47 @@ finish_dE(const Dims &d, const Values<V, NT> &v, const dpg_grads &g, const Place
     drain_fence();
 }
 
-/* Copies N pieces of a thread, which(i), from shared memory to to(x), unless that is NULL. All
- * pieces are read before the first is written, so that no read waits for a store. A call of which()
- * computes its address anew: addresses kept from tile to tile would be spilled. */
-template <int N, class W, class F, class T>
-__device__ __forceinline__ void send_pieces(W which, F from, T to) {
+/* Rows of W bf16 of a tile in shared memory to those rows of x for which here(r), by all 4 K
+ * threads. Piece p of row r lies at from(r, p). All pieces are read before the first is written, so
+ * that no read waits for a store. */
+template <int K, int W, class F, class H>
+__device__ __forceinline__ void send_rows(void *x, int64_t first, int heads, int lr,
+                                          unsigned thread, F from, H here) {
+    const int PIECES = W / 8, STEP = GRAD_THREADS(K) / PIECES, N = C / STEP;
+    int row = thread / PIECES, p = thread % PIECES;
     uint4 y[N];
 #pragma unroll
     for (int i = 0; i < N; i++)
-        y[i] = *(const uint4 *)from(which(i));
+        y[i] = *(const uint4 *)from(row + i * STEP, p);
+    TileRows to(x, first, heads, lr, W, p * 8, true);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        bf16 *at = to(which(i));
-        if (at) *(uint4 *)at = y[i];
-    }
+    for (int i = 0; i < N; i++)
+        if (here(row + i * STEP)) *(uint4 *)to[row + i * STEP] = y[i];
 }
 
-/* dbeta from its terms, dv in token order from dE; beta: raw. */
+/* dbeta from its terms, by the warps of I = 0; beta: raw. */
+template <int K>
+__device__ __forceinline__ void store_dbeta(const Dims &d, const RawWord *beta, const dpg_grads &g,
+                                            const Place &p, const float *db, const Lane &l) {
+    const int ROWS = 2048 / K; /* of a warp */
+    int s = l.cq * ROWS + l.lane;
+    if (l.I || l.lane >= ROWS || s >= p.rows) return;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < K / 32; i++)
+        sum += db[i * C + s];
+    stx(g.dbeta, row_at(p.c.t0, d.HV, p.hv, s, p.lr), d.dg_bf16,
+        sum * beta_slope(d, beta[s].get(d.g_bf16)));
+}
+/* dv in token order from dE. */
 template <int K, int V>
-__device__ __forceinline__ void store_dv(const Dims &d, const RawWord *beta, const dpg_grads &g,
-                                         const Place &p, const bf16 *dE, const float *db) {
-    unsigned s = thread_again();
-    if ((int)s < p.rows) {
-        int64_t at = row_at(p.c.t0, d.HV, p.hv, s, p.lr);
-        float sum = 0.f;
-        for (int i = 0; i < K / 32; i++)
-            sum += db[i * C + s];
-        stx(g.dbeta, at, d.dg_bf16, sum * beta_slope(d, beta[s].get(d.g_bf16)));
-    }
+__device__ __forceinline__ void store_dv(const Dims &d, const dpg_grads &g, const Place &p,
+                                         const bf16 *dE, const Lane &l) {
     if (!d.d_bf16) return;
-    send_pieces<C * V / 8 / GRAD_THREADS(K)>(
-        [&](int i) { return s + i * GRAD_THREADS(K); },
-        [&](unsigned x) { return dE + piece_at(C, x % (V / 8) / 2, x / (V / 8), x % 2); },
-        [&](unsigned x) {
-            int r = x / (V / 8);
-            return row_here(d, p, r)
-                       ? (bf16 *)g.dv + row_at(p.c.t0, d.HV, p.hv, r, p.lr) * V + x % (V / 8) * 8
-                       : NULL;
-        });
+    send_rows<K, V>(
+        g.dv, p.at_hv << p.lr, d.HV, p.lr, l.thread(),
+        [&](int r, int x) { return dE + piece_at(C, x / 2, r, x % 2); },
+        [&](int r) { return row_here(d, p, r); });
 }
 
 /* A warp's block of the 20 of dP = scale do X' (0 .. 9) and dL = -dE X' (10 .. 19) one, by a
@@ -322,10 +328,11 @@ template <int K> struct PairPart {
     int is_L, J;                  /* the first block of columns */
     __device__ __forceinline__ explicit PairPart(int cq)
         : is_L(cq * N / 2), J(N == 2 ? 0 : cq % 2 * 2) {}
+    /* dE: C V numbers behind dos */
     template <int V>
-    __device__ __forceinline__ void products(float acc[N][4][4], const bf16 *dos, const bf16 *dE,
+    __device__ __forceinline__ void products(float acc[N][4][4], const bf16 *dos,
                                              const bf16 *X) const {
-        uint64_t left = slice_desc(is_L ? dE : dos, 0, C), right = slice_desc(X, 16 * J, C);
+        uint64_t left = slice_desc(dos + is_L * C * V, 0, C), right = slice_desc(X, 16 * J, C);
 #pragma unroll
         for (int v = 0; v < V / 16; v++)
 #pragma unroll
@@ -461,13 +468,12 @@ template <int K, int V, class F>
 __device__ __forceinline__ void
 wg_states(float dq[4][4], float dr[4][4], float dw[4][4], const bf16 *dos, const bf16 *dE,
           const bf16 *X, const bf16 *h, const bf16 *dh, float scale, const Lane &l, F f) {
-    int cq = __shfl_sync(~0u, l.cq, 0); /* alike in all lanes, as descriptors are */
-    PairPart<K> part(cq);
+    PairPart<K> part(l.cq);
     float acc[PairPart<K>::N][4][4] = {};
     wg_fence();
-    part.template products<V>(acc, dos, dE, X);
+    part.template products<V>(acc, dos, X);
     wg_commit();
-    wg_state_products<K, V>(dq, dr, dw, dos, dE, X, h, dh, cq);
+    wg_state_products<K, V>(dq, dr, dw, dos, dE, X, h, dh, l.cq);
     wg_commit();
     wg_wait<1>();
 #pragma unroll
@@ -491,43 +497,34 @@ __device__ __forceinline__ void store_words(const float x[4][4], const Lane &l, 
                 make_float2(x[n][2 * r], x[n][2 * r + 1]);
     }
 }
-/* The warp's 16 x 32 to a tile in shared memory (ROWS), rounded; the tile's rows from there. */
+/* The warp's 16 x 32 to a tile in shared memory (ROWS), rounded. */
 __device__ __forceinline__ void stage(bf16 *tile, const float x[4][4], const Lane &l) {
     Walk<> to = walk_across(tile, 16 * l.I, l.lane);
     store_16x16(to.at(2 * l.cq), x[0], x[1]);
     store_16x16(to.at(2 * l.cq + 1), x[2], x[3]);
 }
-template <int K, class F> __device__ __forceinline__ void send_tile(const bf16 *tile, F row) {
-    unsigned thread = thread_again();
-    send_pieces<C * K / 8 / GRAD_THREADS(K)>(
-        [&](int i) { return thread + i * GRAD_THREADS(K); },
-        [&](unsigned x) { return tile + rows_at(x / (K / 8), x % (K / 8)); },
-        [&](unsigned x) {
-            bf16 *to = row(x / (K / 8));
-            return to ? to + x % (K / 8) * 8 : NULL;
-        });
-}
 
 /* dq and dk: by value head to what sums groups and keys behind the tiles, or whole to the caller.
- * One barrier; staged(): behind the last use of dq and dk, before the barrier. */
-template <int K, class F>
-__device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g, const GradArgs &a,
-                                              const Place &p, const float dq[4][4],
-                                              const float dk[4][4], bf16 *stage_q, bf16 *stage_k,
-                                              const Lane &l, F staged) {
-    int64_t first = row_at(p.c.t0, d.H, p.h, 0, 0) * K;
-    int rows = p.rows, heads = d.H;
-    auto own_row = [=](void *x, int bytes) {
-        char *to = (char *)x + first * bytes;
-        return [=](int r) { return r < rows ? to + r * heads * K * bytes : NULL; };
+ * where(): the tile's place. One barrier; staged(): behind the last use of dq and dk, before it. */
+template <int K, class W, class F>
+__device__ __forceinline__ void
+store_q_and_k(const Dims &d, const dpg_grads &g, const GradArgs &a, W where, const float dq[4][4],
+              const float dk[4][4], bf16 *stage_q, bf16 *stage_k, const Lane &l, F staged) {
+    auto own_row = [&](void *x) {
+        return [&, x](int r) {
+            Place p = where();
+            return r < p.rows ? (float *)x + row_at(p.c.t0 + r, d.H, p.h, 0, 0) * K : NULL;
+        };
+    };
+    auto head_row = [&](float *x) {
+        return [&, x](int r) { return x + (where().tile * C + r) * K; };
     };
     if (!a.whole) {
-        store_words(dq, l, [&](int r) { return a.dq + (p.tile * C + r) * K; });
-        store_words(dk, l, [&](int r) { return a.dk + (p.tile * C + r) * K; });
+        store_words(dq, l, head_row(a.dq));
+        store_words(dk, l, head_row(a.dk));
     } else if (!d.d_bf16) {
-        auto q = own_row(g.dq, 4), k = own_row(g.dk, 4);
-        store_words(dq, l, [&](int r) { return (float *)q(r); });
-        store_words(dk, l, [&](int r) { return (float *)k(r); });
+        store_words(dq, l, own_row(g.dq));
+        store_words(dk, l, own_row(g.dk));
     } else {
         stage(stage_q, dq, l);
         stage(stage_k, dk, l);
@@ -535,8 +532,13 @@ __device__ __forceinline__ void store_q_and_k(const Dims &d, const dpg_grads &g,
     staged();
     __syncthreads();
     if (!a.whole || !d.d_bf16) return;
-    auto q = own_row(g.dq, 2), k = own_row(g.dk, 2);
-    send_tile<K>(stage_q, [&](int r) { return (bf16 *)q(r); });
-    send_tile<K>(stage_k, [&](int r) { return (bf16 *)k(r); });
+    Place p = where();
+    auto send = [&](const bf16 *tile, void *to) {
+        send_rows<K, K>(
+            to, p.at_h, d.H, 0, l.thread(), [&](int r, int x) { return tile + rows_at(r, x); },
+            [&](int r) { return r < p.rows; });
+    };
+    send(stage_q, g.dq);
+    send(stage_k, g.dk);
 }
 #endif

@@ -45,6 +45,7 @@ template <int K, int V> struct OneSmem {
     float of_row[2][4][C], of_col[2][4][C]; /* pairs: sums of a block (I, J) of dP, dL, by J and
                                              * row;  by I and column */
     float sum[C];                           /* dg of a row by itself */
+    Place place[3];                         /* of this tile, of those before and behind it */
     uint64_t came[2];
 };
 
@@ -68,31 +69,28 @@ __device__ __forceinline__ void load(OneSmem<K, V> &sm, const GradArgs &a, int64
 
 /* Requests for the next tile while this one ends. */
 template <int K> struct Ahead {
-    Place p;
     KeyRows<K, 512 / K> x;
     HeadGate gate; /* warp 1 */
     RawWord beta;
-    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &place,
+    __device__ __forceinline__ void load(const Dims &d, const dpg_tensors &t, const Place &p,
                                          const Lane &l) {
-        p = place;
         x.fetch(d, t, p, l.warp * (512 / K), l.lane * (K / 32));
         gate = {};
         if (l.warp == 1) gate.load(d, t, p, l.lane);
-        beta = load_beta(d, t, p, threadIdx.x);
+        beta = load_beta(d, t, p, l.thread());
     }
 };
 
 /* Rows of k and q to shared memory, their norms; beta, the gate's sums. */
 template <int K, int V>
 __device__ __forceinline__ void make_rows(OneSmem<K, V> &sm, const Dims &d, const GradArgs &a,
-                                          Ahead<K> &ahead, const Lane &l) {
+                                          const Place &p, Ahead<K> &ahead, const Lane &l) {
     const int E = K / 32, N = 512 / K;
     int row0 = l.warp * N, ch = l.lane * E;
-    const Place &p = ahead.p;
     KeyRows<K, N> &x = ahead.x;
-    if (threadIdx.x < C) {
-        sm.beta[threadIdx.x] = beta_of(d, ahead.beta, p, threadIdx.x);
-        sm.raw_beta[threadIdx.x] = ahead.beta;
+    if (l.thread() < C) {
+        sm.beta[l.thread()] = beta_of(d, ahead.beta, p, l.thread());
+        sm.raw_beta[l.thread()] = ahead.beta;
     }
     if (l.warp == 1) *(float2 *)(sm.gam + l.lane * 2) = ahead.gate.sums(d, p, l.lane);
     x.finish(d, p, row0, l.lane);
@@ -118,11 +116,11 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
                                               const Lane &l) {
     int is_L = block.is_L, I = block.I, J = block.J;
     Weights &w = sm.x.w;
-    bf16 *read = is_L ? w.L_read : w.P_read, *write = is_L ? w.L_write : w.P_write;
-    float row[2] = {0.f, 0.f};
+    float row[2] = {0.f, 0.f}, col[4] = {0.f, 0.f, 0.f, 0.f};
+    uint32_t entries[4], read[4], write[4]; /* [row half][n] */
+    ldsm4(entries, walk_across(is_L ? sm.L : sm.Aqk, 16 * I, l.lane).of_64(J));
 #pragma unroll
     for (int n = 0; n < 2; n++) {
-        float col[2] = {0.f, 0.f};
         int i = 16 * J + 8 * n + 2 * l.tc;
         float2 gi = *(const float2 *)(sm.gam + i), rk = *(const float2 *)(sm.rk + i);
 #pragma unroll
@@ -131,27 +129,25 @@ __device__ __forceinline__ void store_weights(OneSmem<K, V> &sm, const Block &bl
             float x = i < end ? acc[n][2 * r] : 0.f, y = i + 1 < end ? acc[n][2 * r + 1] : 0.f;
             float gs = sm.gam[s], by = is_L ? sm.rk[s] : sm.rq[s];
             float ex = x * ex2(fminf(gs - gi.x, 0.f)), ey = y * ex2(fminf(gs - gi.y, 0.f));
-            int at = rows_at(s, i / 8) + i % 8;
-            *(uint32_t *)(read + at) = pack2(ex * rk.x, ey * rk.y);
-            *(uint32_t *)(write + at) = pack2(ex * by, ey * by);
-            float2 m = unpack2(lds32((is_L ? sm.L : sm.Aqk) + at));
-            m.x *= by_entry;
-            m.y *= by_entry;
-            row[r] += fmaf(x, m.x, y * m.y);
-            col[0] = fmaf(x, m.x, col[0]);
-            col[1] = fmaf(y, m.y, col[1]);
-        }
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float sum = column_sum(col[e]);
-            if (l.gr == 0) sm.of_col[is_L][I][i + e] = sum;
+            read[2 * r + n] = pack2(ex * rk.x, ey * rk.y);
+            write[2 * r + n] = pack2(ex * by, ey * by);
+            float2 m = unpack2(entries[2 * r + n]);
+            x *= m.x * by_entry;
+            y *= m.y * by_entry;
+            row[r] += x + y;
+            col[2 * n] += x;
+            col[2 * n + 1] += y;
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = row_sum(row[r]);
-        if (l.tc == 0) sm.of_row[is_L][J][16 * I + l.gr + 8 * r] = sum;
-    }
+    stsm4(walk_across(is_L ? w.L_read : w.P_read, 16 * I, l.lane).of_64(J), read);
+    stsm4(walk_across(is_L ? w.L_write : w.P_write, 16 * I, l.lane).of_64(J), write);
+    halve_sums<2>(col, l.lane, 4);
+    halve_sums<1>(col, l.lane, 8);
+    col[0] += __shfl_xor_sync(~0u, col[0], 16);
+    halve_sums<1>(row, l.lane, 1);
+    row[0] += __shfl_xor_sync(~0u, row[0], 2);
+    if (l.gr < 4) sm.of_col[is_L][I][16 * J + 8 * (l.gr % 2) + 2 * l.tc + l.gr / 2] = col[0];
+    if (l.tc < 2) sm.of_row[is_L][J][16 * I + l.gr + 8 * l.tc] = row[0];
 }
 
 /* The states' part of dq and dk from plain products, and their terms of dg. Adds to `all` the
@@ -359,18 +355,19 @@ template <int K, int V> struct GradOne {
     const dpg_tensors &t;
     const dpg_grads &g;
     const GradArgs &a;
+    const Thread thread;
 
-    /* before: of the tile before, if there is one. */
-    __device__ __forceinline__ void rows(Ahead<K> &ahead, const GateSum<K> &gate,
-                                         const Place &before, bool first) {
-        Lane l;
-        make_rows(sm, d, a, ahead, l);
-        if (l.warp == GATE_WARP && !first) gate.run(sm, d, g, a, before, l.lane);
+    /* before: of the tile before, NULL if there is none. */
+    __device__ __forceinline__ void rows(const Place &p, Ahead<K> &ahead, const GateSum<K> &gate,
+                                         const Place *before) {
+        Lane l(thread);
+        make_rows(sm, d, a, p, ahead, l);
+        if (before && l.warp == GATE_WARP) gate.run(sm, d, g, a, *before, l.lane);
         drain_fence(); /* k */
         __syncthreads();
     }
     __device__ __forceinline__ void solve(const Place &p, const Values<V, NT> &v, int phase) {
-        Lane l;
+        Lane l(thread);
         float dZ[NT][4] = {}, E[NT][4] = {};
         bar_wait(&sm.came[0], phase);
         Solved s = {sm.T, sm.dE, sm.k, sm.h, sm.L, sm.X};
@@ -384,7 +381,7 @@ template <int K, int V> struct GradOne {
         meet_part(1 + l.cq, 128); /* who reads these columns of dv_new */
         finish_dE<V, NT>(d, v, g, p, l, dZ, E, sm.beta, sm.dE, sm.db[0]);
         __syncthreads();
-        store_dv<K, V>(d, sm.raw_beta, g, p, sm.dE, sm.db[0]);
+        store_dv<K, V>(d, g, p, sm.dE, l);
     }
     /* f of the lane's pieces of the states where warpgroups have the pairs. K = 128: of 32 parts of
      * a half of them a warp with no block takes 10, with one 6, with two none. */
@@ -402,9 +399,10 @@ template <int K, int V> struct GradOne {
         for (int x = first + at; x < end; x += step)
             f(x);
     }
+    /* next: a place for that of tile `after`. */
     __device__ __forceinline__ void states(const Place &p, float dq[4][4], float dk[4][4],
-                                           int phase) {
-        Lane l;
+                                           Place *next, unsigned after, int phase) {
+        Lane l(thread);
         float dw[4][4] = {}, all = 0.f;
         auto pairs = [&](const Block &b, const float(*acc)[4]) {
             own_pairs(sm.own, p.lr, b, acc, l);
@@ -413,12 +411,18 @@ template <int K, int V> struct GradOne {
         };
         /* S_0 o dS_c, by the warps that had fewer blocks of pairs */
         auto piece = [&](int x) { all += piece_sum(sm.h + 8 * x, sm.dh + 8 * x); };
+        auto little = [&] {
+            store_dbeta<K>(d, sm.raw_beta, g, p, sm.db[0], l);
+            if (l.warp == K / 8 - 1 && l.lane == 0) *next = place_of(d, after);
+        };
         bar_wait(&sm.came[1], phase);
         if (has_warpgroups()) {
             wg_states<K, V>(dq, dk, dw, sm.dos, sm.dE, sm.X, sm.h, sm.dh, d.scale, l, pairs);
             each_piece(l, piece);
+            little();
             wg_state_wait(dq, dk, dw);
         } else {
+            little();
             for (int x = l.warp; x < 20; x += K / 8) {
                 float acc[2][4] = {};
                 pair_block<V>(acc, sm.dos, sm.dE, sm.X, Block(x), d.scale, l.lane);
@@ -440,7 +444,7 @@ template <int K, int V> struct GradOne {
      * and raw gates of dg for the phase `rows` of the next tile. */
     __device__ __forceinline__ void ends(const Place &p, float dq[4][4], float dk[4][4],
                                          GateSum<K> &gate) {
-        Lane l;
+        Lane l(thread);
         gate = {};
         if (l.warp == GATE_WARP) gate.load(d, t, p, l.lane);
         RowSums<K> sums;
@@ -453,7 +457,8 @@ template <int K, int V> struct GradOne {
             through_norm<K>(dq, sm.q, sm.dot[0], sm.rq, l);
             through_norm<K>(dk, sm.k, sm.dot[1], sm.rk, l);
         }
-        store_q_and_k<K>(d, g, a, p, dq, dk, sm.x.out.dq, sm.x.out.dk, l, [] {});
+        store_q_and_k<K>(
+            d, g, a, [&] { return p; }, dq, dk, sm.x.out.dq, sm.x.out.dk, l, [] {});
     }
 };
 
@@ -465,9 +470,10 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     extern __shared__ __align__(1024) char raw[];
     OneSmem<K, V> &sm = *(OneSmem<K, V> *)raw;
     const Dims d = known_bwd<F>(plan);
-    GradOne<K, V> grad = {sm, d, t, g, a};
-    Lane l;
+    GradOne<K, V> grad = {sm, d, t, g, a, {kept_warp(), kept_lane()}};
+    Lane l(grad.thread);
     if (threadIdx.x == 0) {
+        sm.place[0] = place_of(d, blockIdx.x);
         for (int i = 0; i < 2; i++)
             bar_init(&sm.came[i], FULL_COUNT);
         bar_init_end();
@@ -475,29 +481,31 @@ __global__ void __launch_bounds__(GRAD_THREADS(K), 1)
     __syncthreads();
     if (l.warp == 0) load(sm, a, blockIdx.x, l.lane);
     Ahead<K> ahead;
-    ahead.load(d, t, place_of(d, blockIdx.x), l);
+    ahead.load(d, t, sm.place[0], l);
     GateSum<K> gate = {};
-    Place before = ahead.p;
+    Place *now = sm.place, *next = now + 1, *before = NULL;
     int phase = 0;
     for (unsigned i = blockIdx.x; i < tiles; i += gridDim.x, phase ^= 1) {
         float dq[4][4] = {}, dk[4][4] = {};
         unsigned after = i + gridDim.x;
-        Place p = ahead.p;
+        Place p = *now;
         Values<V, GradOne<K, V>::NT> v;
         v.load(d, t, p, l);
-        grad.rows(ahead, gate, before, i == blockIdx.x);
+        grad.rows(p, ahead, gate, before);
         grad.solve(p, v, phase);
-        Place next = place_of(d, after < tiles ? after : i);
-        grad.states(p, dq, dk, phase);
+        grad.states(p, dq, dk, next, after < tiles ? after : i, phase);
         drain_fence(); /* dE lies where dv_new comes */
         __syncthreads();
         if (l.warp == 0 && after < tiles) load(sm, a, after, l.lane);
-        ahead.load(d, t, next, l);
+        ahead.load(d, t, *next, l);
         grad.ends(p, dq, dk, gate);
-        before = p;
+        Place *free = before ? before : sm.place + 2;
+        before = now;
+        now = next;
+        next = free;
         __syncthreads();
     }
-    if (l.warp == GATE_WARP) gate.run(sm, d, g, a, before, l.lane);
+    if (l.warp == GATE_WARP) gate.run(sm, d, g, a, *before, l.lane);
 }
 
 /* ---- host ------------------------------------------------------------------------------------ */

@@ -14,6 +14,7 @@ struct Place {
     unsigned zero;       /* 0, but not to the compiler */
     int hv, h, lr, rows; /* value head, query head, log2 R, rows that are not padding */
     Chunk c;
+    int64_t at_h, at_hv; /* its first token among rows of query heads, of value heads */
 };
 __device__ __forceinline__ Place place_of(const Dims &d, unsigned chunk, unsigned hv) {
     Place p;
@@ -24,6 +25,8 @@ __device__ __forceinline__ Place place_of(const Dims &d, unsigned chunk, unsigne
     p.c = d.chunk[chunk];
     p.rows = p.c.len << p.lr;
     p.zero = (unsigned)p.rows >> 31;
+    p.at_h = p.c.t0 * d.H + p.h;
+    p.at_hv = p.c.t0 * d.HV + p.hv;
     return p;
 }
 
@@ -125,20 +128,20 @@ template <int K, int N> struct GateRows {
      * waits for them here. */
     __device__ __forceinline__ void fetch(const Dims &d, const dpg_tensors &t, const Place &p,
                                           int row0, int ch) {
-        int64_t first = row_at(p.c.t0, d.HV, p.hv, 0, 0) * K + ch;
+        TileRows rows(t.g, p.at_hv, d.HV, 0, K, ch, d.g_bf16);
         A_log = param_word(t.A_log, p.hv, d.A_type);
 #pragma unroll
         for (int e = 0; e < E; e++)
             bias[e] = param_word(t.dt_bias, p.hv * K + ch + e, d.bias_type);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            int64_t at = first + row_in(d.HV, min(row0 + i, p.rows - 1) >> p.lr, 0) * K;
+            const char *g = rows[min(row0 + i, p.rows - 1) >> p.lr];
             if (!d.g_bf16)
-                load_values<E>(sum[i], t.g, at, false);
+                load_values<E>(sum[i], g, 0, false);
             else if (E == 4)
-                *(float2 *)sum[i] = *(const float2 *)((const bf16 *)t.g + at);
+                *(float2 *)sum[i] = *(const float2 *)g;
             else
-                sum[i][0] = *(const float *)((const bf16 *)t.g + at);
+                sum[i][0] = *(const float *)g;
         }
     }
     __device__ __forceinline__ void finish(const Dims &d, const Place &p, int row0) {
@@ -168,14 +171,14 @@ template <int K, int N> struct KeyRows {
     template <int BF16>
     __device__ __forceinline__ void read(const Dims &d, const dpg_tensors &t, const Place &p,
                                          int row0, int ch) {
-        int64_t k0 = row_at(p.c.t0, d.H, p.h, 0, p.lr) * K + ch;
-        int64_t q0 = row_at(p.c.t0, d.H, p.h, 0, 0) * K + ch;
+        TileRows ks(t.k, p.at_h << p.lr, d.H, p.lr, K, ch, BF16);
+        TileRows qs(t.q, p.at_h, d.H, 0, K, ch, BF16);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int r = min(row0 + i, p.rows - 1);
             sk[i] = sq[i] = 0.f;
-            load_pairs<E>(k[i], t.k, k0 + row_in(d.H, r, p.lr) * K, BF16, sk[i]);
-            load_pairs<E>(q[i], t.q, q0 + row_in(d.H, r >> p.lr, 0) * K, BF16, sq[i]);
+            load_pairs<E>(k[i], ks[r], 0, BF16, sk[i]);
+            load_pairs<E>(q[i], qs[r >> p.lr], 0, BF16, sq[i]);
             if (BF16) sk[i] = sq[i] = 0.f; /* finish() adds them: nothing here waits for a load */
         }
     }

@@ -42,8 +42,12 @@ template <int ROWS_OF_TILE = C> struct Walk {
     uint32_t a;
     __device__ __forceinline__ Walk(const bf16 *tile, int row, int p)
         : a(saddr(tile) + row * 128 + ((p ^ (row & 7)) << 4)) {}
-    __device__ __forceinline__ uint32_t at(int j, int i = 0) const {
+    __device__ __forceinline__ uint32_t at(unsigned j, unsigned i = 0) const {
         return (a ^ (j % 4 * 32)) + j / 4 * (ROWS_OF_TILE * 128) + i * 2048;
+    }
+    /* The same of a tile of 64 columns. */
+    __device__ __forceinline__ uint32_t of_64(unsigned j, unsigned i = 0) const {
+        return (a ^ j * 32) + i * 2048;
     }
 };
 __device__ __forceinline__ Walk<> walk_down(const bf16 *tile, int row0, int lane) {
@@ -124,6 +128,23 @@ __device__ __forceinline__ int64_t row_at(int64_t t0, int heads, int head, int r
 __device__ __forceinline__ unsigned row_in(int heads, int r, int lr) {
     return (((unsigned)(r >> lr) * heads) << lr) + (r & ((1 << lr) - 1));
 }
+
+/* Addresses in the rows of a tile, of `width` numbers each: number `at` of row r. Row 0 is row
+ * `first` of x. */
+struct TileRows {
+    const char *row0;
+    unsigned token, row;
+    int lr;
+    __device__ __forceinline__ TileRows(const void *x, int64_t first, int heads, int lr, int width,
+                                        int at, int is_bf16)
+        : row(width * (is_bf16 ? 2 : 4)), lr(lr) {
+        token = (heads << lr) * row;
+        row0 = made_address((const char *)x + first * row + at * (is_bf16 ? 2 : 4));
+    }
+    __device__ __forceinline__ const char *operator[](int r) const {
+        return row0 + (uint64_t)(unsigned)(r >> lr) * token + (r & ((1 << lr) - 1)) * row;
+    }
+};
 
 /* N (2 or 4) numbers of an input, bf16 or fp32, from element `at` on, rounded to bf16. Adds the
  * squares of the unrounded numbers to ss. */
