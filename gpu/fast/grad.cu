@@ -955,13 +955,12 @@ template <int K, int V, bool TIGHT, Formats F> struct Grad {
         if (a.whole) sum_dots(sm, c, x, l);
         drain_fence(); /* rows of k and q lie where operands come */
         __syncthreads();
+        if (!TIGHT && next < tiles) Loader<K, V, TIGHT>(sm, a, l).late(next);
+        if (a.whole && d.l2norm) through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
+        compiler_fence(); /* only now are there registers */
         RawGates raw;
         load_raw<K>(raw, d, t, place(phase), RowLane(l));
-        if (!TIGHT && next < tiles) Loader<K, V, TIGHT>(sm, a, l).late(next);
-        if (a.whole && d.l2norm) {
-            through_norm<K>(c.dq, x.q, sm.of_row.dot[0], sm.rq, l);
-            through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
-        }
+        if (a.whole && d.l2norm) through_norm<K>(c.dk, x.k, sm.of_row.dot[1], sm.rk, l);
         FOR_GATE(d, gate, c, raw, phase, l);
         l = Lane(thread);
         store_dg<K>(c, d, g, place(phase), RowLane(l));
