@@ -54,7 +54,8 @@ typedef enum {
          ? 2 * (n)                  \
          : (n) + (n) / 8 + ((packed) == DPG_INT8_FEEDBACK ? 2 * (n) : 0))
 
-/* K in {32, 64, 128, 256}, V a multiple of 32, R in {1, 2, 4}, HV a multiple of H up to 65,535. */
+/* K in {32, 64, 128, 256}, V a multiple of 32, R in {1, 2, 4}, HV a multiple of H. B and HV are at
+ * most 65,535. */
 typedef struct {
     int B, T, H, HV, K, V, R, Kg; /* Kg = K (KDA, MKDA) or 1 (GDN) */
     float scale;

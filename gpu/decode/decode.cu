@@ -41,9 +41,11 @@ static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms &
     put_columns(a, row * a.d.V + first + col, y);
 }
 
-template <int K, int R, bool PACKED>
+template <int K, int R, bool PACKED, class Known>
 __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     k_decode(DecodeArgs a, int staged) {
+    Known::tell(a);
+    if (Known::TOKENS == 1) staged = 1;
     constexpr int C = 8 * COLS;
     using P = Place<K>;
     using Token = RawToken<K, R, C / 32>;
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
     __shared__ Terms terms[2][R + 1]; /* of this token and the one before */
     Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
-    const int b = blockIdx.x, hv = blockIdx.y, h = key_head(a, hv), first = blockIdx.z * C;
+    const int b = blockIdx.z, hv = blockIdx.y, h = key_head(a, hv), first = blockIdx.x * C;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t row = (int64_t)b * d.T * d.HV + hv; /* of o, of the first token */
     const Slots slots = slots_of(a);
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
 static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err *e) {
     const int known = d->K == 32 || d->K == 64 || d->K == 128 || d->K == 256;
     const char *what = NULL;
-    if (d->B < 0)
+    if (d->B < 0 || d->B > 65535)
         what = "B";
     else if (d->T < 1 || d->T > DPG_DECODE_TOKENS)
         what = "T";
@@ -143,18 +145,24 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
 
 #define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
 
-template <int K, int R, bool PACKED>
+template <int K, int R, bool PACKED, class Known = AnyCall>
 static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     const int each = (int)sizeof(Input<K, R, 32>), fit = INPUT_BYTES / each;
     const int staged = a.d.T < fit ? a.d.T : fit;
-    return launch(dev, k_decode<K, R, PACKED>, tiles_of(a.d), THREADS, (size_t)staged * each, s, e,
-                  a, staged);
+    return launch(dev, k_decode<K, R, PACKED, Known>, tiles_of(a.d), THREADS, (size_t)staged * each,
+                  s, e, a, staged);
 }
 template <int K, bool PACKED>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     return a.d.R == 1   ? launch_tiles<K, 1, PACKED>(dev, a, s, e)
            : a.d.R == 2 ? launch_tiles<K, 2, PACKED>(dev, a, s, e)
                         : launch_tiles<K, 4, PACKED>(dev, a, s, e);
+}
+template <bool PACKED>
+static dp_status launch_one(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
+    return with_one_token(a.d, [&](auto known) {
+        return launch_tiles<128, 1, PACKED, decltype(known)>(dev, a, s, e);
+    });
 }
 template <int K>
 static dp_status launch_of(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
@@ -173,8 +181,10 @@ extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensor
     if (d->B == 0) return DP_OK;
     TRY(ask_device(&dev, e));
     FAULT_TO_DEVICE(e, s);
+    if (dpg_takes_columns(dev, a)) return dpg_decode_columns(dev, a, s, e);
     if (dpg_takes_heads(dev, *d)) return dpg_decode_heads(dev, a, s, e);
-    if (d->layout == DPG_STATE_VK) return dpg_decode_columns(dev, a, s, e);
+    if (is_one_token(a))
+        return d->packed ? launch_one<true>(dev, a, s, e) : launch_one<false>(dev, a, s, e);
     switch (d->K) {
     case 32: return launch_of<32>(dev, a, s, e);
     case 64: return launch_of<64>(dev, a, s, e);

@@ -24,11 +24,47 @@ static inline __host__ __device__ int form_of(const dpg_decode &d) {
 bool dpg_takes_heads(const Device &dev, const dpg_decode &d);
 dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
 /* columns.cu: states [V][K]. */
+bool dpg_takes_columns(const Device &dev, const DecodeArgs &a);
 dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
 
-/* Requests, heads and 32 columns each. */
+/* 32 columns, heads, requests: in the order of memory (reports/device/decode.txt). */
 static inline dim3 tiles_of(const dpg_decode &d) {
-    return dim3((unsigned)d.B, (unsigned)d.HV, (unsigned)(d.V / 32));
+    return dim3((unsigned)(d.V / 32), (unsigned)d.HV, (unsigned)d.B);
+}
+
+/* Facts of a call that its kernel knows. OneToken: one token of a layer in bf16, 128 x 128. Its
+ * kernels have half of the instructions. */
+struct AnyCall {
+    enum { TOKENS = DPG_DECODE_TOKENS };
+    static __host__ __device__ void tell(DecodeArgs &) {}
+};
+template <dp_gate GATE, int KG> struct OneToken {
+    enum { TOKENS = 1 };
+    static __host__ __device__ void tell(DecodeArgs &a) {
+        dpg_decode &d = a.d;
+        d.T = d.kept = d.R = d.l2norm = 1;
+        d.K = d.V = 128;
+        d.Kg = KG;
+        d.gate = GATE;
+        d.dtype = d.gdtype = d.odtype = DPG_BF16;
+        d.A_dtype = d.bias_dtype = DPG_F32;
+        a.gates.beta_form = DP_BETA_SIGMOID;
+        a.t.accepted = a.t.length = NULL;
+    }
+};
+static inline bool is_one_token(const DecodeArgs &a) {
+    const dpg_decode &d = a.d;
+    return d.T == 1 && d.R == 1 && d.l2norm && d.K == 128 && d.V == 128 &&
+           (d.gate == DP_GATE_SOFTPLUS || d.gate == DP_GATE_LOWER_BOUND) && d.dtype == DPG_BF16 &&
+           d.gdtype == DPG_BF16 && d.odtype == DPG_BF16 && d.A_dtype == DPG_F32 &&
+           d.bias_dtype == DPG_F32 && d.beta_form == DP_BETA_SIGMOID && !a.t.length;
+}
+/* f(what is known) of a call of one token. */
+template <class F> static dp_status with_one_token(const dpg_decode &d, F f) {
+    if (d.gate == DP_GATE_SOFTPLUS)
+        return d.Kg > 1 ? f(OneToken<DP_GATE_SOFTPLUS, 128>()) : f(OneToken<DP_GATE_SOFTPLUS, 1>());
+    return d.Kg > 1 ? f(OneToken<DP_GATE_LOWER_BOUND, 128>())
+                    : f(OneToken<DP_GATE_LOWER_BOUND, 1>());
 }
 
 #ifdef __CUDACC__

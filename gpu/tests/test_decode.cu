@@ -20,6 +20,7 @@
 #include "../dp_decode.h"
 #include "device.h"
 #include "ref/inputs/inputs.h"
+#include <algorithm>
 
 static const double U = 0x1p-24, SAFETY = 1.02;
 
@@ -78,6 +79,7 @@ struct Batch {
 
     Step step() {
         const int64_t tokens = (int64_t)s.B * s.T;
+        const bool whole = below(2); /* all tokens of all requests */
         Step x;
         fill(x.q, tokens * s.H * s.K, 1, s.dtype);
         fill(x.k, tokens * s.H * s.R * s.K, s.l2norm ? 1 : 1 / sqrt(s.K), s.dtype);
@@ -94,7 +96,7 @@ struct Batch {
             for (int i = 0; i < s.kept; i++)
                 x.slot.push_back(padding ? -1 : b * s.kept + (i + turn) % s.kept);
             x.accepted.push_back(1 + below(s.kept));
-            x.length.push_back(below(3) ? s.T : below(s.T + 1));
+            x.length.push_back(whole || below(3) ? s.T : below(s.T + 1));
         }
         return x;
     }
@@ -368,6 +370,8 @@ struct Device {
         dpg_decode d = call();
         dp_err e = {DP_OK, ""};
         spoil(x, d, wrong);
+        const bool whole = std::all_of(x.length.begin(), x.length.end(),
+                                       [&](int32_t length) { return length == d.T; });
         auto in = [&](const Vec &y, dpg_dtype t) { return m.copy(y, 0, (int64_t)y.size(), t); };
         const dpg_decode_tensors t = {in(x.q, s.dtype),
                                       in(x.k, s.dtype),
@@ -380,7 +384,7 @@ struct Device {
                                       states,
                                       indices(m, x.slot),
                                       indices(m, x.accepted),
-                                      indices(m, x.length)};
+                                      whole ? NULL : indices(m, x.length)};
         DP(e, dpg_decode_run(&d, &t, NULL, &e));
         CUDA(cudaDeviceSynchronize());
         const Vec o = from_device(t.o, n, s.dtype);
@@ -513,8 +517,8 @@ template <class X> static X part(const X &x, int T, int t0, int n) {
 }
 
 /* Four tokens in one call, and in four: the same bits of o and of the state. */
-static void test_cuts(dpg_state_layout layout) {
-    Shape whole = {1, 4,        2,       4,      128, 96, 2, 128, DP_GATE_SOFTPLUS, DP_BETA_SIGMOID,
+static void test_cuts(dpg_state_layout layout, int V, int R, int Kg, dp_gate gate) {
+    Shape whole = {1, 4,        2,       4,      128, V, R, Kg, gate, DP_BETA_SIGMOID,
                    1, DPG_BF16, DPG_F32, layout, 1};
     Shape one = whole;
     one.T = 1;
@@ -546,18 +550,19 @@ static void test_cuts(dpg_state_layout layout) {
 }
 
 /* Two requests a multiprocessor, in one call and in parts, one of one request: the same bits. */
-static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype,
+static void test_batches(int T, int HV, int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype,
                          dpg_state_layout layout) {
     int fill = 0;
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
     const int B = 2 * fill + 2, cuts[] = {0, 1, fill + 1, B};
-    Shape all = {B, 3,     1,      1,      128, 128, 1, Kg, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID,
+    Shape all = {B, T,     1,      HV,     128, 128, 1, Kg, DP_GATE_LOWER_BOUND, DP_BETA_SIGMOID,
                  1, dtype, sdtype, layout, kept};
     Batch b(all, 13), c(all, 13);
     Reference ref(b), again(c);
     again.state = ref.state;
     Device whole(ref), parts(again);
     Step x = b.step();
+    if (T == 1) x.length.assign(B, 1);
     const Vec o = whole.run(x);
     for (int i = 0; i < 3; i++) {
         const int at = cuts[i], n = cuts[i + 1] - at;
@@ -567,9 +572,8 @@ static void test_batches(int Kg, int kept, dpg_dtype dtype, dpg_dtype sdtype,
         c.s.B = n;
         fact(same_bits(parts.run(y), rows(o)), "o of part %d depends on the batch", i);
     }
-    for (int slot = 0; slot < b.slots; slot++)
-        fact(same_bits(parts.state_of(slot), whole.state_of(slot)), "slot %d depends on the batch",
-             slot);
+    for (int i = 0; i < b.slots * HV; i++)
+        fact(same_bits(parts.state_of(i), whole.state_of(i)), "state %d depends on the batch", i);
     fact(serve(all, 1, 14, RIGHT).beyond == 0, "%s: beyond its bounds", name_of(all).c_str());
 }
 
@@ -714,6 +718,9 @@ static void test_refusals() {
     d.T = 1;
     d.K = 48;
     refused(d, "K = 48");
+    d.K = 64;
+    d.B = 65536;
+    refused(d, "B = 65536");
 }
 
 /* ---- many steps ------------------------------------------------------------------------------ */
@@ -821,12 +828,17 @@ int main(int argc, char **argv) {
     test_shapes(what == "small");
     test_many_heads(what == "small");
     test_wrong_calls();
-    test_cuts(DPG_STATE_KV);
-    test_cuts(DPG_STATE_VK);
-    test_batches(128, 3, DPG_F32, DPG_F32, DPG_STATE_KV);
-    test_batches(1, 1, DPG_BF16, DPG_BF16, DPG_STATE_KV);
-    test_batches(128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
-    test_batches(128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
+    for (dpg_state_layout layout : {DPG_STATE_KV, DPG_STATE_VK}) {
+        test_cuts(layout, 96, 2, 128, DP_GATE_SOFTPLUS);
+        test_cuts(layout, 128, 1, 1, DP_GATE_SOFTPLUS);
+        test_cuts(layout, 128, 1, 128, DP_GATE_LOWER_BOUND);
+    }
+    test_batches(3, 1, 128, 3, DPG_F32, DPG_F32, DPG_STATE_KV);
+    test_batches(3, 1, 1, 1, DPG_BF16, DPG_BF16, DPG_STATE_KV);
+    test_batches(3, 1, 128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
+    test_batches(3, 1, 128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
+    for (dpg_dtype states : {DPG_F32, DPG_BF16})
+        test_batches(1, 2, 1, 1, DPG_BF16, states, DPG_STATE_VK);
     int fill = 0;
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
     test_odd_requests(2, 64);
