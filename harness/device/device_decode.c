@@ -260,17 +260,19 @@ static dp_status send_lists(batch *b) {
     int32_t *slot = dp_calloc((size_t)n, sizeof *slot), *length = slot + B * kept,
             *from = length + B;
     void *on_device = NULL;
+    int whole = 1; /* all requests have all tokens of the call */
     list_slots(b, slot);
     for (int i = 0; i < B; i++) {
         length[i] = (int32_t)of_request(b, i);
         from[i] = kept;
+        whole = whole && length[i] == b->d.T;
     }
     dp_status st = dp_device_blank(&b->dev, n, DPG_F32, &on_device);
     if (!st && cudaMemcpy(on_device, slot, sizeof *slot * (size_t)n, cudaMemcpyHostToDevice))
         st = dp_fail(&b->dev.err, DP_EDEVICE, "slots: not copied");
     b->t.slot = on_device;
-    b->t.length = (const int32_t *)on_device + B * kept;
-    if (b->pool) b->t.accepted = b->t.length + B;
+    if (!whole) b->t.length = (const int32_t *)on_device + B * kept;
+    if (b->pool) b->t.accepted = (const int32_t *)on_device + B * (kept + 1);
     free(slot);
     return st;
 }
