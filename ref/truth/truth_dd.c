@@ -777,10 +777,14 @@ static void dd_chain_token(const tr_dd_batch *b, int i, int64_t t0, int64_t t) {
             memcpy(dq, x.c->y.dq + (t - t0) * row, sizeof dq);
         if (p->angle) chain_angles(&x, t, dq); /* a query head for each value head */
     }
-    memcpy(more, q->q + at * row, sizeof more);
     if (q->turn) turn_row(b, q, t, 1, dq);
-    if (q->turn) turn_row(b, q, t, 1, more);
-    if (q->norms.rstd_q_up) b->op->chain_norm(Kp, &b->norm, more, q->rstd_q + at * 2, dq);
+    if (q->norms.rstd_q_up) {
+        double rstd[2];
+        ld norm, rstd_up;
+        if (q->turn) /* from q itself: rotated back, a zero of it would have a sign */
+            activate_row(b, p->q + (t * p->H + h) * p->K, more, rstd, &norm, &rstd_up);
+        b->op->chain_norm(Kp, &b->norm, q->turn ? more : q->q + at * row, q->rstd_q + at * 2, dq);
+    }
     put_row(b, &r->t->field[DP_RESULT_DQ], t * p->H + h, dq);
     for (int64_t j = 0; j < R; j++) {
         for (int g = 0; g < G; g++) {

@@ -551,10 +551,10 @@ void tr_chain_token(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
     if (p->angle) /* a query head for each value head */
         tr_add_turning(r, mp_from(qk->q, t * K), dq, mp_from(tasks->dphi, i * dp_pairs(p)), tmp);
     if (p->angle) tr_turn(r, qk, t, 1, dq, tmp);
-    if (qk->rstd_q_up) {
+    if (qk->rstd_q_up) { /* from q itself: rotated back, a zero of it would have a sign */
         for (int64_t x = 0; x < K; x++)
-            mpfr_set(mp_at(unit, x), mp_at(qk->q, t * K + x), MPFR_RNDN);
-        if (p->angle) tr_turn(r, qk, t, 1, unit, tmp);
+            mpfr_mul_d(mp_at(unit, x), mp_at(qk->rstd_q, t), p->q[(t * p->H + h) * K + x],
+                       MPFR_RNDN);
         tr_chain_norm(p, unit, mp_at(qk->rstd_q, t), dq, tmp);
     }
     tr_store_row(p->K, dq, &f[DP_RESULT_DQ], t * p->H + h, mp_at(tmp, 0));
