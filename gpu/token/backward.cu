@@ -112,7 +112,7 @@ template <int LANES, int N>
 __device__ __forceinline__ Column<LANES>
 state_read(const Walk<LANES, N> &w, const Words<LANES, N> &now, int64_t t, int j,
            const Column<LANES> &before, const Column<LANES> &decayed, const float *E) {
-    if (w.a.rows.before) return before;
+    if (w.undecayed(j)) return before;
     Column<LANES> s = decayed;
     for (int i = 0; w.in_turn() && i < j; i++)
         s.add(w.key(now, t, i), w.strength(now, t, i) * E[i]);

@@ -241,6 +241,7 @@ template <int LANES, int N> struct Walk {
         return value(w, t, j) - (a.e ? erasing(w, t, j).dot(s) : 0.f);
     }
     __device__ __forceinline__ bool in_turn() const { return a.rows.in_turn; }
+    __device__ __forceinline__ bool undecayed(int j) const { return dp_row_undecayed(&a.rows, j); }
 
     /* S from before token t to after it; E [n]. */
     __device__ __forceinline__ void step(const Now &w, int64_t t, Part &s, float *E) const {
@@ -250,6 +251,7 @@ template <int LANES, int N> struct Walk {
 #pragma unroll
             for (int j = 0; j < keys(); j++) {
                 E[j] = error(w, t, j, s);
+                if (late && !j) s.times(w.decay);
                 s.add(key(w, t, j), strength(w, t, j) * E[j]);
             }
             return;
@@ -274,14 +276,14 @@ template <int LANES, int N> struct Walk {
             float dX = key(w, t, j).dot(g);
             dE[j] = strength(w, t, j) * dX;
             seen(j, dX);
-            if (in_turn() && a.e) g.add(erasing(w, t, j), -dE[j]);
+            if (in_turn() && a.e && !undecayed(j)) g.add(erasing(w, t, j), -dE[j]);
         }
         if (late) decays();
         if (late && !FAULT(TOKEN_ADJOINT)) g.times(w.decay);
-        if (!in_turn() && a.e)
+        if (a.e)
 #pragma unroll
             for (int j = 0; j < keys(); j++)
-                g.add(erasing(w, t, j), -dE[j]);
+                if (!in_turn() || undecayed(j)) g.add(erasing(w, t, j), -dE[j]);
         if (!late) decays();
         if (!late || FAULT(TOKEN_ADJOINT)) g.times(w.decay);
     }

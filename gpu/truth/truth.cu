@@ -154,7 +154,7 @@ template <int NK, int MAX> struct Lane {
             dd e = two_sum(v[j].h, -D.h);
             U[j] = mul(quick(e.h, e.l + (v[j].l - D.l)), b[j]);
             if ((j + 1) % a.at_once) continue;
-            if (a.before) decay(d);
+            if (a.before && j < a.at_once) decay(d);
 #pragma unroll
             for (int i = 0; i <= j; i++)
                 if (i > j - a.at_once) write(k + a.write[i] * ROW, U[i]);

@@ -183,7 +183,8 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
         const dp_entry e = kind == WRITES  ? a->row[j].write
                            : kind == READS ? a->row[j].read
                                            : a->row[j].value;
-        const int gates = dp_entry_gate_factors(e) + (kind == READS && a->before && e.sign);
+        const int gates =
+            dp_entry_gate_factors(e) + (kind == READS && dp_row_undecayed(a, j) && e.sign);
         double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
         sum += dp_entry_normed(p, e) * (2 * r->u + r->us);
         if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
@@ -731,7 +732,8 @@ static double others(const rows_token *a, dp_entry e, int j, int reads, int of, 
     const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
     const double given = dp_factor_at(p, of, a->row, x);
     if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
-    return fabs(dp_entry_beside(p, e, reads, of, a->row, x));
+    const int undecayed = reads && dp_row_undecayed(dp_recurrence_of(p), j);
+    return fabs(dp_entry_beside(p, e, undecayed, of, a->row, x));
 }
 
 /* The relative error that row j's gradient gets from its key's rotation, of its 2-norm. */
@@ -806,9 +808,7 @@ static void gate_through(const rows_token *a, int j) {
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = x->b.ederasing + i * p->K, *d = x->b.vderasing + i * p->K,
                  *e = entry_of(a, j, 1), *k = entry_of(a, j, 0);
-    const double writes = dp_entry_gates(row->write),
-                 reads =
-                     row->read.sign ? dp_entry_gates(row->read) - dp_recurrence_of(p)->before : 0;
+    const double writes = dp_entry_gates(row->write), reads = dp_read_gates(dp_recurrence_of(p), j);
     for (int c = 0; c < p->K && (reads != 0 || writes != 0); c++) {
         const int64_t at = (int64_t)a->t * p->K + c;
         if (reads != 0) {

@@ -743,7 +743,7 @@ static void try_rows(search *s) {
     int reads = 0;
     for (int i = 0; i < is.rows.n; i++)
         reads |= is.rows.row[i].read.sign;
-    if (!reads || is.rows.in_turn) return;
+    if (!reads) return;
     other.rows.before = !is.rows.before;
     dp_user_recurrence_install(&other);
     attempt(s, *s->o, nothing(s),

@@ -448,7 +448,8 @@ DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
 /* Norms; rows one after the other, with both factors of the gate and the token before. */
 static const char TWO[] =
     "recurrence two\nquery q\ngate g per channel\nkeys a b\nvalues v u\nnumber c m\n"
-    "norm q a eps 0.01\nrows in turn\nrow write=a*m read=a*exp(-g) value=v strength=-c\n"
+    "norm q a eps 0.01\nreads undecayed\nrows in turn\nrow write=a*m read=a*exp(-g) value=v "
+    "strength=-c\n"
     "row write=-b*exp(g) read=a*b value=u*v\n"
     "row write=prev(b) value=prev(v)*u strength=prev(c)\n";
 /* Halves of channels, below norms that do not commute with rotations. */

@@ -35,7 +35,7 @@ class Recurrence:
       write and read are keys, numbers, exp(gate), exp(-gate). Factors of value are values, of
       strength numbers. "prev(k)" is the previous token's k, zeros at a sequence's first token.
     - undecayed: rows read the state before its decay.
-    - in_turn: each row reads the state after the rows before it.
+    - in_turn: each row reads the state after the rows before it; undecayed is of the first one.
     - norm: the query or keys whose rows x are x / sqrt(sum x^2 + eps) first; eps: 1e-6. Before
       them "rms" (mean x^2) or "l1" (x / (sum |x| + eps)).
     - angle: [T,HV,P], P up to K / 2. The sum of angle i over the sequence so far rotates pair i of

@@ -324,7 +324,7 @@ static ld whole_step_norm(const tr_run *r, int64_t t, int64_t group, const tr_qk
                           const tr_head *a, const tr_step *step, double *M) {
     const dp_problem *p = r->p;
     const int64_t K = p->K, each = dp_keys_at_once(p);
-    const int before = dp_recurrence_of(p)->before;
+    const int before = dp_row_undecayed(dp_recurrence_of(p), group);
     double *G = M + K * K, square = 0;
     const ld d_most = group ? 1 : a->norms[t].d, d_err = group ? 0 : a->norms[t].d_err;
     ld off = d_most;

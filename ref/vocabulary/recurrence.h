@@ -3,10 +3,11 @@
  *   S <- diag(exp g) S,   then for each row at once (or in turn)   S <- S + write' U,
  *   U = strength (value - read S),   and   o = scale S' q
  *
- * With `before` the rows read the state before its decay. Every entry is a signed product of at
- * most three factors: inputs, exp(g), exp(-g). Write and read have K channels, value has V,
- * strength is a number. If a recurrence has one row and a token has R keys, the row applies to each
- * key. These rows determine the truth, its gradients and its radii (ref/truth).
+ * With `before` the rows read the state before its decay, of rows one after another the first
+ * alone. Every entry is a signed product of at most three factors: inputs, exp(g), exp(-g). Write
+ * and read have K channels, value has V, strength is a number. If a recurrence has one row and a
+ * token has R keys, the row applies to each key. These rows determine the truth, its gradients and
+ * its radii (ref/truth).
  *
  * A factor may be the previous token's input, zeros at the first token of a sequence. The query and
  * some keys are rotated by phi, the sum of a head's angles over its sequence so far. Pair i of
@@ -136,6 +137,10 @@ static inline const dp_token_row *dp_row_of(const dp_problem *p, int64_t j) {
 static inline int64_t dp_row_key(const dp_problem *p, int64_t j) {
     return dp_recurrence_of(p)->n > 1 ? 0 : j;
 }
+/* Does row j of a token read the state before its decay? */
+DP_ANYWHERE static inline int dp_row_undecayed(const dp_recurrence *a, int64_t j) {
+    return a->before && !(a->in_turn && j);
+}
 /* Are rows of that input divided by their norm before anything else? */
 static inline int dp_is_normed(const dp_problem *p, int input) {
     if (!dp_by_rows(p)) return p->l2norm && (input == DP_INPUT_Q || input == DP_INPUT_K);
@@ -251,6 +256,11 @@ static inline double dp_entry_gates(dp_entry e) {
     for (int i = 0; i < e.n; i++)
         sum += DP_FACTOR_RATE(e.of[i]);
     return sum;
+}
+/* The same of what row j reads along in chunk form, which reads the decayed state. */
+static inline double dp_read_gates(const dp_recurrence *a, int64_t j) {
+    const dp_entry e = a->row[a->n > 1 ? j : 0].read;
+    return e.sign ? dp_entry_gates(e) - dp_row_undecayed(a, j) : 0;
 }
 static inline double dp_entry_gate_sizes(dp_entry e) { /* sum of |rate| */
     double sum = 0;

@@ -372,9 +372,6 @@ static dp_status check_all(reader *r) {
         if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !dp_recurrence_uses(&y->rows, i))
             return dp_fail(r->e, DP_EINPUT, "%s: input '%s' stands in no row", r->path,
                            y->input[i]);
-    if (y->rows.in_turn && y->rows.before)
-        return dp_fail(r->e, DP_EINPUT,
-                       "%s: 'rows in turn' read the decayed state, not the undecayed one", r->path);
     const dp_status s = check_along(r);
     return s ? s : check_turned(r);
 }

@@ -19,7 +19,8 @@
  *                                     else; X: 1e-6. Gradients are those of x, with the slope 0
  *                                     of |x| at 0
  *     reads  decayed|undecayed        the state that rows read; default: decayed
- *     rows   together|in turn         of several rows; in turn each reads what those before it left
+ *     rows   together|in turn         of several rows; in turn each reads what those before it
+ *                                     left: the undecayed state is for the first one
  *     row    write=PRODUCT read=PRODUCT value=PRODUCT strength=PRODUCT
  *
  *     S <- diag(exp gate) S;   for each row   S <- S + write' strength (value - read S);
@@ -33,6 +34,10 @@
  * values has no norm and no angle. Outside is FLA's momentum rule: it has two states, of which
  * one decays into the other. Gradients are named d and the input's name. As many query heads as
  * value heads; judge takes several a value head, too (harness/run/judge.c).
+ *
+ * A query that reads the state before its token's writes is the same with rows of the token before:
+ * `reads undecayed`, `row write=prev(k)*exp(g) read=prev(k) value=prev(v) strength=prev(beta)`.
+ * There final_state lacks the last token's writes.
  *
  * The inputs take the place of other recurrences' inputs in a problem, in this order. Query and
  * gate: q, g; keys: k, erase, lr_a, lr_b; values: v, write, value3, value4; numbers: beta, number;
