@@ -964,6 +964,23 @@ static void key_rows(const group_work *x, const key_side *a, int h) {
     }
 }
 
+/* Gradients of activated inputs without errors, but for strengths. */
+static void without_errors(const group_work *x) {
+    const dp_problem *p = x->w->ref->p;
+    const struct {
+        double *D;
+        int64_t n;
+    } part[] = {{x->b.dq, x->c},
+                {x->b.dk, x->n},
+                {x->b.dv, x->n},
+                {x->b.dg, (int64_t)x->c * p->K},
+                {x->b.ederasing, (int64_t)x->n * p->K},
+                {x->b.edv, (int64_t)x->n * p->V}};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        if (part[i].D) memset(part[i].D, 0, sizeof(double) * (size_t)part[i].n);
+}
+
+/* ps NULL: of the activations alone. */
 static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors *ps,
                       dp_error_bound *out, gate_sums *sums, double **later) {
     const dp_sim *s = w->ref;
@@ -975,11 +992,17 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
                     .n = s->group[g].c * dp_rows(p),
                     .each = out->entry[DP_QKV_Q] != NULL};
     group_open(&x);
+    double *none =
+        dp_doubles(ps ? 0 : dp_state_error_size(&w->r, p->K, p->V) + (int64_t)x.n * p->V);
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
         double *dout = do_of(w, g, hv);
-        dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
+        if (ps)
+            dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
+        else
+            dp_bound_grads(&w->b[z], dout, none, none, none, none, &x.b);
         free(dout);
+        if (!ps) without_errors(&x);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
         if (dp_by_rows(p)) own_rows(&x, hv, later);
         add_head(&x, &x.q, hv, x.b.dq, x.b.ndq, x.b.edq);
@@ -993,6 +1016,7 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         key_rows(&x, &x.q, h);
         if (!dp_by_rows(p)) key_rows(&x, &x.k, h);
     }
+    free(none);
     group_close(&x);
 }
 
@@ -1056,6 +1080,11 @@ static void bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *
         free(a[g].Babs);
     }
     free(a);
+}
+
+void dp_error_bound_activations(const dp_error_bound_base *w, dp_error_bound *out) {
+    dp_error_bound_alloc(w->ref->p, w->ref->N, 1, 0, out);
+    bound_gradients(w, NULL, out);
 }
 
 /* ---- chains of M ----------------------------------------------------------------------------- */

@@ -26,6 +26,10 @@ typedef struct {
 } dp_slope;
 dp_slope dp_error_bound_beta(const dp_problem *p, double raw);
 
+/* Row bounds of gradients where those of activated inputs are exact, but for strengths. Allocates
+ * and fills *out. It reads b, in and Dphi of w. */
+void dp_error_bound_activations(const dp_error_bound_base *w, dp_error_bound *out);
+
 /* Errors of the sums of angles, [T][HV][P]: each angle on entry, then their sum. */
 double *dp_error_bound_angles(const dp_problem *p, dp_base base, const dp_rounding *r);
 /* The error that a row's rotation adds, relative to its 2-norm, from the angles of token t and head

@@ -538,13 +538,56 @@ static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     free(bound);
 }
 
+/* Bounds of single stages, whose inputs are without error. */
+static dp_error_bound_base own_bounds(const dp_bisect_work *w) {
+    return (dp_error_bound_base){.ref = (dp_sim *)&w->ref,
+                                 .base = w->base,
+                                 .sending = {w->s.merge, w->s.payload},
+                                 .r = w->r,
+                                 .b = w->own};
+}
+
+/* All gradients of a user's rows. Gradients of strengths have the errors of wy_bwd, too, which
+ * nobody judges there. */
+static void judge_rows_bwd(dp_bisect_work *w) {
+    const dp_problem *p = w->p;
+    dp_error_bound_base own = own_bounds(w);
+    dp_error_bound b;
+    own.in = dp_error_bound_inputs(p, w->base, &w->r);
+    own.Dphi = dp_error_bound_angles(p, w->base, &w->r);
+    dp_error_bound_activations(&own, &b);
+    for (int f = 0; f < DP_NRESULTS; f++) {
+        const dp_tensor_field *x = &dp_result_fields[f];
+        const double *got = *dp_result_at(&w->s.out, f), *want = *dp_result_at(&w->t.out, f);
+        int64_t rows, width;
+        dp_result_shape(p, f, &rows, &width);
+        if (!got || !b.row[f] || x->role != DP_ROLE_GRADIENT || x->kind == DP_OF_SEQUENCES)
+            continue;
+        for (int64_t i = 0; i < rows && x->kind == DP_OF_TOKENS; i++)
+            b.row[f][i] *= b.row[f][i] / (DP_LAMBDA * DP_LAMBDA);
+        if (x->kind == DP_OF_TOKENS)
+            bisect_judge_tokens(w, (dp_bisect_rows){x->name, p->HV, 1, (int)width}, got, want,
+                                b.row[f]);
+        for (int hv = 0; hv < p->HV && x->kind != DP_OF_TOKENS; hv++)
+            bisect_judge(
+                w, x->name,
+                (dp_place){.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1}, -1,
+                (int)width, got + hv * width, want + hv * width, NULL, b.row[f][hv]);
+    }
+    dp_error_bound_free(&b);
+    free(own.Dphi);
+}
+
 /* Through the activations, as in error_bound.c with exact inputs (worst case). From dx = rstd (dy -
  * y <y, dy>): rstd (2 gamma_K + 6u) |dy|. Raw gate |dg/dx| (relative error of the derivative + u)
  * |dg|; beta 6u z s (1 - s) |dbeta|. Sums over tokens: gamma_T of the sum of absolute values. Each
  * is stored with u + us. */
 static void bisect_stage_gate_bwd(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    if (p->model == DP_USER) return; /* error_bound.c alone bounds the gradients of its inputs */
+    if (p->model == DP_USER) {
+        judge_rows_bwd(w);
+        return;
+    }
     const dp_rounding r = dp_rounding_of(w->base, 1);
     const int Kg = dp_Kg(p), H = p->H, HV = p->HV, R = p->R, K = p->K;
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,
@@ -762,15 +805,6 @@ static const double *entries(const dp_bisect_work *w, double *e) {
         e[KV + i] = 0;
     }
     return e;
-}
-
-/* Bounds of single stages, whose inputs are without error. */
-static dp_error_bound_base own_bounds(const dp_bisect_work *w) {
-    return (dp_error_bound_base){.ref = (dp_sim *)&w->ref,
-                                 .base = w->base,
-                                 .sending = {w->s.merge, w->s.payload},
-                                 .r = w->r,
-                                 .b = w->own};
 }
 
 static void judge_M(dp_bisect_work *w, int back, int r, int hv, int sub, const double *got,

@@ -20,6 +20,7 @@ static const found STAGE[] = {
     {DP_FAULT_MERGE_NEAREST_FIRST, "weak-heads", 4, DP_BASE_BF16, DP_BF16ST, "S_in"},
     {DP_FAULT_BEFORE_FIRST, "museum/halo", 4, DP_BASE_FP32, DP_FP32, "q"},
     {DP_FAULT_BEFORE_PACKED, "museum/halo", 2, DP_BASE_FP32, DP_FP32, "q"},
+    {DP_FAULT_BEFORE_GRAD_LOST, "museum/halo", 2, DP_BASE_FP32, DP_FP32, "dk"},
     {DP_FAULT_FWD_FIRST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "M"},
     {DP_FAULT_BWD_LAST_SUBSEQ, "packed-across", 4, DP_BASE_FP32, DP_FP32, "dM"},
     {DP_FAULT_DECAY_BEFORE_USE, "weak-heads", 3, DP_BASE_BF16, DP_FP32, "v_new"},
@@ -166,7 +167,6 @@ DP_TEST(bisect, every_fault_of_the_pipeline_is_tested) {
         int n = !strncmp(dp_faults[f].stage, "conv_", 5); /* test_step.c */
         n += dp_fault_of_calls((dp_fault)f);              /* test_session.c */
         n += f == DP_FAULT_PAYLOAD_TRUNCATED;             /* within every bound, below */
-        n += f == DP_FAULT_BEFORE_GRAD_LOST; /* stages do not judge gradients of such rows */
         for (size_t i = 0; i < sizeof STAGE / sizeof *STAGE; i++)
             n += (int)STAGE[i].fault == f;
         CHECK(n > 0, "%s", dp_faults[f].name);
@@ -192,7 +192,8 @@ DP_TEST(bisect, no_stage_is_blamed_without_a_fault) {
                                        "smoke-deltaproduct",
                                        "smoke-dplr",
                                        "dplr-weak",
-                                       "dplr-strong"};
+                                       "dplr-strong",
+                                       "museum/halo"};
     static const dp_format CHAIN[] = {DP_FP64, DP_TF32RZ, DP_BF16ST};
     static const dp_payload PAYLOAD[] = {DP_PAYLOAD_FULL, DP_PAYLOAD_BF16X2, DP_PAYLOAD_LESS_I,
                                          DP_PAYLOAD_LOW_RANK, DP_PAYLOAD_BF16};
