@@ -63,8 +63,8 @@ dp_allowance dp_run_allowance(const dp_run *r) {
  * session keeps its state. */
 static void allow_stored(const dp_run *r, dp_format kept, int field, dp_allowance *a) {
     const dp_format f[] = {kept, r->design.final_state, r->design.state};
-    const int has_part = field != DP_RESULT_DV && field != DP_RESULT_DWRITE &&
-                         field != DP_RESULT_DVALUE3 && field != DP_RESULT_DVALUE4 &&
+    const dp_tensor_field *x = &dp_result_fields[field];
+    const int has_part = !(x->role == DP_ROLE_GRADIENT && dp_is_value(x->of)) &&
                          field != DP_RESULT_DS0; /* state_bound.h */
     double u = 0;
     for (int i = 0; i < 3; i++)

@@ -585,11 +585,8 @@ static dp_status times_set(dp_check_work *w, int set, int more, double c, double
     for (int i = 0; i < NROWS_OF; i++)
         if (set >> i & 1) input[n++] = ROWS_OF[i];
     if (more >= 0) input[n++] = more;
-    for (int f = 0; f < DP_NRESULTS; f++)
-        for (int i = 0; i < n; i++)
-            if (dp_result_fields[f].role == DP_ROLE_GRADIENT &&
-                (int)dp_result_fields[f].of == input[i])
-                by->of[f] = own;
+    for (int i = 0; i < n; i++)
+        if (dp_gradient_of(input[i]) >= 0) by->of[dp_gradient_of(input[i])] = own;
     const dp_status st = dp_check_factor(w, input, n, c, by->of, c < 0 ? 0 : check_underflow(w, c));
     if (!st && c > 1) unless_it_overflows(w);
     return st;

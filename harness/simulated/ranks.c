@@ -88,13 +88,6 @@ static void free_halos(dp_sim *s) {
 
 enum { TAKE, PUT, ADD };
 
-static int gradient_of(int input) {
-    int f = 0;
-    while (dp_result_fields[f].role != DP_ROLE_GRADIENT || (int)dp_result_fields[f].of != input)
-        f++;
-    return f;
-}
-
 /* A halo's inputs, or their gradients, of the tokens from t on: to x, from there, or added in a
  * base. Returns how many numbers. */
 static int64_t each_number(const dp_problem *p, dp_result *gradients, int64_t t, int how,
@@ -103,8 +96,8 @@ static int64_t each_number(const dp_problem *p, dp_result *gradients, int64_t t,
     for (int i = 0; i < DP_NINPUTS; i++) {
         const int64_t width = dp_input_width(p, i), n = width * dp_lag(p);
         if (!dp_in_halo(p, i)) continue;
-        double *at =
-            gradients ? *dp_result_at(gradients, gradient_of(i)) : *dp_input_at((dp_problem *)p, i);
+        double *at = gradients ? *dp_result_at(gradients, dp_gradient_of(i))
+                               : *dp_input_at((dp_problem *)p, i);
         for (int64_t z = 0; x && z < n; z++, x++) {
             double *y = at + t * width + z;
             if (how == TAKE)

@@ -282,9 +282,6 @@ static void fill_factors(dp_problem *p, const dp_inputs_spec *s) {
 
 /* ---- a user's own rows ----------------------------------------------------------------------- */
 
-const dp_input_id dp_row_keys[DP_KEYS_MOST] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A,
-                                               DP_INPUT_LR_B};
-
 static void find_vectors(const dp_recurrence *a, dp_key_roles *y) {
     for (int alone = 1; alone >= 0; alone--)
         for (int j = 0; j < 2 * a->n; j++) {

@@ -183,11 +183,9 @@ static void fill_row_keys(dp_problem *p, dp_rng *r, int64_t at, int a) {
 }
 
 static void fill_row_values(dp_problem *p, dp_rng *r, int64_t at, int64_t t, double unit) {
-    static const dp_input_id VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3,
-                                         DP_INPUT_VALUE4};
-    for (int i = 0; i < 4; i++) {
-        double *to = *dp_input_at(p, VALUES[i]);
-        const int whole = dp_is_whole_value(dp_recurrence_of(p), VALUES[i]) || !i;
+    for (int i = 0; i < DP_VALUES_MOST; i++) {
+        double *to = *dp_input_at(p, dp_row_values[i]);
+        const int whole = dp_is_whole_value(dp_recurrence_of(p), dp_row_values[i]) || !i;
         for (int c = 0; to && c < p->V; c++)
             to[at * p->V + c] = dp_exact_sign(r) * (whole ? unit * (1 + (t >> c % 8 & 1)) : 1);
     }

@@ -28,8 +28,6 @@ void dp_inputs_apply_laws(dp_problem *p, const dp_inputs_laws *laws, dp_format d
 
 /* ---- keys of rows (recurrence.h) ------------------------------------------------------------- */
 
-enum { DP_KEYS_MOST = 4 };
-extern const dp_input_id dp_row_keys[DP_KEYS_MOST];
 /* Keys that stand alone in an entry are vectors, the others numbers that multiply one. Vectors that
  * one row writes and reads along have one direction, `like`, so that a step that erases contracts.
  * Some point backwards. */

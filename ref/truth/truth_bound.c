@@ -516,7 +516,7 @@ typedef struct {
 
 /* Row `row` of the gradient of v or write: through rows whose values have it, times the factors
  * beside it. */
-static void value_rows(const bounder *c, int64_t key, int input, int field, const seen_grads *s) {
+static void value_rows(const bounder *c, int64_t key, int input, const seen_grads *s) {
     const tr_run *r = c->r;
     const dp_problem *p = r->p;
     const ld u2 = 2 * r->u;
@@ -546,7 +546,7 @@ static void value_rows(const bounder *c, int64_t key, int input, int field, cons
         terms++;
     }
     if (terms > 1) err += tr_gamma(r, terms) * size;
-    r->t->field[field].rad[(s->t[0] * p->HV + c->hv) * p->R + key] =
+    r->t->field[dp_gradient_of(input)].rad[(s->t[0] * p->HV + c->hv) * p->R + key] =
         tr_up(err + (products ? r->tiny : 0));
 }
 
@@ -596,10 +596,8 @@ static void head_rows(bounder *c, const seen_grads *z, gate_sums *s) {
     s->A.size += g.a * y->g.size;
     ld ss = 0;
     for (int64_t key = 0; key < p->R; key++) {
-        value_rows(c, key, DP_INPUT_V, DP_RESULT_DV, z);
-        if (p->write) value_rows(c, key, DP_INPUT_WRITE, DP_RESULT_DWRITE, z);
-        if (p->value3) value_rows(c, key, DP_INPUT_VALUE3, DP_RESULT_DVALUE3, z);
-        if (p->value4) value_rows(c, key, DP_INPUT_VALUE4, DP_RESULT_DVALUE4, z);
+        for (int i = 0; i < DP_VALUES_MOST; i++)
+            if (dp_input_of(p, dp_row_values[i])) value_rows(c, key, dp_row_values[i], z);
         if (!p->beta) continue;
         const grad b = number_grad(c, key, DP_INPUT_BETA, z);
         const ld x = c->hd->db_up[t * p->R + key], e = x * b.err + (c->rel.db + u2) * x * b.size;

@@ -233,31 +233,24 @@ static void add_value_gradient(const tr_task *c, int64_t t, int64_t j, int of, i
 /* Gradients of what the values of a token are products of, each summed over its rows, and those of
  * the token after that look back. */
 static void store_value_gradients(const tr_task *c, int64_t t) {
-    static const struct {
-        dp_input_id input;
-        dp_result_id result;
-    } OF[] = {{DP_INPUT_V, DP_RESULT_DV},
-              {DP_INPUT_WRITE, DP_RESULT_DWRITE},
-              {DP_INPUT_VALUE3, DP_RESULT_DVALUE3},
-              {DP_INPUT_VALUE4, DP_RESULT_DVALUE4}};
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0), sum = mp_at(c->tmp, 1), x = mp_at(c->tmp, 2);
     const int64_t nw = dp_rows(p) * (int64_t)c->w, after = c->later.mem ? dp_token_after(p, t) : -1;
     mp_array later = c->later;
     if (later.mem) later = mp_from(later, t % dp_lag(p) * nw);
-    for (int i = 0; i < 4; i++)
-        for (int64_t key = 0; key < p->R && dp_input_of(p, OF[i].input); key++)
+    for (int i = 0; i < DP_VALUES_MOST; i++)
+        for (int64_t key = 0; key < p->R && dp_input_of(p, dp_row_values[i]); key++)
             for (int v = 0; v < c->w; v++) {
                 const int64_t at = value_row(c, t, key) * p->V + c->v0 + v;
                 mpfr_set_zero(sum, 1);
                 for (int64_t j = 0; j < dp_rows(p); j++) {
                     if (dp_row_key(p, j) != key) continue;
-                    add_value_gradient(c, t, j, OF[i].input, v, c->dE, x, sum);
+                    add_value_gradient(c, t, j, dp_row_values[i], v, c->dE, x, sum);
                     if (after >= 0)
-                        add_value_gradient(c, after, j, OF[i].input | DP_PREVIOUS, v, later, x,
+                        add_value_gradient(c, after, j, dp_row_values[i] | DP_PREVIOUS, v, later, x,
                                            sum);
                 }
-                tr_store(&c->run->t->field[OF[i].result], at, sum, tmp);
+                tr_store(&c->run->t->field[dp_gradient_of(dp_row_values[i])], at, sum, tmp);
             }
     if (c->later.mem) mp_copy(later, c->dE, nw);
 }

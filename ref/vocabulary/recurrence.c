@@ -32,6 +32,9 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
                  .row = {{OF(LR_B), MINUS(LR_A), NONE, ONE}, {OF(K), NONE, OF(V), ONE}}},
 };
 
+const dp_input_id dp_row_keys[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
+                  dp_row_values[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3, DP_INPUT_VALUE4};
+
 const dp_norm_info dp_norms[DP_NNORMS] = {
 #define NORM(ID, WORD, POWER, MEAN) [ID] = {WORD, POWER, MEAN},
     DP_NORMS(NORM)

@@ -189,6 +189,9 @@ static inline int dp_entry_has(dp_entry e, int factor) {
     return n;
 }
 
+/* Inputs of a token's rows with K channels, and with V. */
+enum { DP_KEYS_MOST = 4, DP_VALUES_MOST = 4 };
+extern const dp_input_id dp_row_keys[DP_KEYS_MOST], dp_row_values[DP_VALUES_MOST];
 /* Has the input V columns? */
 static inline int dp_is_value(int input) {
     return input == DP_INPUT_V || input == DP_INPUT_WRITE || input == DP_INPUT_VALUE3 ||

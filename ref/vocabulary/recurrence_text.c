@@ -11,17 +11,15 @@
 
 /* Where inputs lie, in the order in which a statement names them. */
 static const dp_input_id QUERY[] = {DP_INPUT_Q}, GATE[] = {DP_INPUT_G}, ANGLE[] = {DP_INPUT_ANGLE},
-                         NUMBERS[] = {DP_INPUT_BETA, DP_INPUT_NUMBER},
-                         KEYS[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
-                         VALUES[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3, DP_INPUT_VALUE4};
+                         NUMBERS[] = {DP_INPUT_BETA, DP_INPUT_NUMBER};
 static const struct {
     const char *word;
     const dp_input_id *of;
     int least, most;
 } INPUTS[] = {{"query", QUERY, 1, 1},
               {"gate", GATE, 1, 1},
-              {"keys", KEYS, 1, COUNT(KEYS)},
-              {"values", VALUES, 1, COUNT(VALUES)},
+              {"keys", dp_row_keys, 1, DP_KEYS_MOST},
+              {"values", dp_row_values, 1, DP_VALUES_MOST},
               {"number", NUMBERS, 0, COUNT(NUMBERS)},
               {"angle", ANGLE, 0, 1}};
 enum { WORDS_MOST = 16, WORD_MOST = 200 };
@@ -136,9 +134,9 @@ static dp_status add_factor(reader *r, const char *word, dp_entry_kind kind, con
         known_names(r->y, known, sizeof known);
         return refuse(r, word, "has '%s', which is no factor; known:%s", name, known);
     }
-    const int fits = kind == DP_ENTRY_VALUE      ? is_of(VALUES, COUNT(VALUES), of)
+    const int fits = kind == DP_ENTRY_VALUE      ? is_of(dp_row_values, DP_VALUES_MOST, of)
                      : kind == DP_ENTRY_STRENGTH ? is_of(NUMBERS, COUNT(NUMBERS), of)
-                                                 : !is_of(VALUES, COUNT(VALUES), of);
+                                                 : !is_of(dp_row_values, DP_VALUES_MOST, of);
     if (!fits)
         return refuse(r, word, "has '%s', which is not of %s", name,
                       kind == DP_ENTRY_VALUE      ? "values"
@@ -166,7 +164,7 @@ static dp_status parse_product(reader *r, const char *word, dp_entry_kind kind, 
         if (!*text) break;
     }
     for (int i = 0; i < y->n; i++)
-        keys += is_of(KEYS, COUNT(KEYS), dp_factor_input(y->of[i]));
+        keys += is_of(dp_row_keys, DP_KEYS_MOST, dp_factor_input(y->of[i]));
     if (!s && kind < DP_ENTRY_VALUE && !keys)
         return refuse(r, word, "has no key: one of keys must be in it");
     return s;
@@ -215,7 +213,7 @@ static dp_status choose(const reader *r, int from, const char *a, const char *b,
 static dp_status parse_named(reader *r, int i, int end, int query, unsigned *into) {
     for (; i < end; i++) {
         const int of = input_named(r->y, r->word[i], strlen(r->word[i]));
-        if (!is_of(KEYS, COUNT(KEYS), of) && !(query && of == DP_INPUT_Q))
+        if (!is_of(dp_row_keys, DP_KEYS_MOST, of) && !(query && of == DP_INPUT_Q))
             return refuse(r, r->word[i], "is none of %skeys, which a line before must name",
                           query ? "query and " : "");
         if (*into >> of & 1) return refuse(r, r->word[i], "stands twice in this line");
@@ -337,7 +335,7 @@ static dp_status check_turned(const reader *r) {
         int others = 0;
         if (key < 0) continue;
         for (int m = 0; m < e.n; m++)
-            others += is_of(KEYS, COUNT(KEYS), dp_factor_input(e.of[m])) ||
+            others += is_of(dp_row_keys, DP_KEYS_MOST, dp_factor_input(e.of[m])) ||
                       (e.of[m] >= DP_NINPUTS && e.of[m] < DP_PREVIOUS && !y->one_gate);
         const char *name = y->input[dp_factor_input(key)];
         if (kind != DP_ENTRY_WRITE)

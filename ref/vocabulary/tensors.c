@@ -207,6 +207,13 @@ void dp_result_shape(const dp_problem *p, int field, int64_t *rows, int64_t *wid
         *(i < row_axes ? rows : width) *= shape[i];
 }
 
+int dp_gradient_of(int input) {
+    for (int i = 0; i < DP_NRESULTS; i++)
+        if (dp_result_fields[i].role == DP_ROLE_GRADIENT && (int)dp_result_fields[i].of == input)
+            return i;
+    return -1;
+}
+
 int dp_result_heads(const dp_problem *p, int field) {
     return has_axis(&dp_result_fields[field], DP_AXIS_H) ? p->H : p->HV;
 }

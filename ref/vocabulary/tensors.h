@@ -159,6 +159,8 @@ static inline double **dp_result_at(dp_result *r, int field) {
 }
 /* -1: no result has that name or alias. */
 int dp_result_find(const char *name);
+/* The gradient of an input; -1: it has none. */
+int dp_gradient_of(int input);
 /* Does it exist for this problem (dA_log without A_log, dbeta without beta do not)? */
 int dp_result_exists(const dp_problem *p, int field);
 /* Lengths of its axes, the number of which is returned; unused ones are 0. */
