@@ -169,7 +169,8 @@ typedef struct {
 } step_norms;
 
 /* |I - k' e|, e = beta erase o k, as truth_bound.c derives it, and |k||e|, both within 2^-40. It is
- * for rows one after another, for one that reads alone, or for a sum. */
+ * for rows one after another, for one that reads alone, or for a sum. With e = beta k that is
+ * max(1, beta |k|^2 - 1), or 1 - beta |k|^2 of beta < 0. */
 static step_norms erasing_norms(const session *s, int64_t t) {
     const dp_problem *p = s->p;
     step_norms a = {1, 0};
@@ -187,20 +188,6 @@ static step_norms erasing_norms(const session *s, int64_t t) {
     }
     if (reading > 1 && !dp_in_turn(p)) a.grows = 1 + a.moves;
     return (step_norms){a.grows * (1 + 0x1p-40), a.moves * (1 + 0x1p-40)};
-}
-
-/* For the product of I - beta_j k_j k_j', without the decay. */
-static step_norms in_turn_norms(const session *s, int64_t t) {
-    const dp_problem *p = s->p;
-    step_norms a = {1, 0};
-    for (int j = 0; j < dp_rows(p); j++) {
-        const double size = dp_norm_fro(p->K, key_of(s, t, j));
-        const double beta = s->in.beta[((s->first + t) * p->HV + s->hv) * dp_rows(p) + j];
-        const double weight = fabs(beta) * size * size;
-        a.moves += weight * a.grows;
-        a.grows *= beta < 0 ? 1 + weight : fmax(1, weight - 1);
-    }
-    return a;
 }
 
 static step_norms norms_of(const session *s, int64_t t) {
@@ -221,7 +208,7 @@ static step_norms norms_of(const session *s, int64_t t) {
     }
     const double decay = dp_exp(most), turned = fmax(fabs(1 - dp_exp(least)), fabs(1 - decay));
     if (s->in.erasing || dp_in_turn(p)) {
-        const step_norms a = s->in.erasing ? erasing_norms(s, t) : in_turn_norms(s, t);
+        const step_norms a = erasing_norms(s, t);
         return (step_norms){decay * a.grows, turned + decay * a.moves};
     }
     return (step_norms){decay * (expands ? 1 + weight : fmax(1, weight - 1)),
