@@ -218,24 +218,14 @@ static void other_decay(dp_sim *s, place *at) {
     hit_all(s);
 }
 
-/* kg (and for the tail eC too) with another end of the chunk. */
-static void last_index(dp_chunk *ch) {
+/* kg of other keys, or with another token as the end of the chunk. */
+static void other_kg(dp_chunk *ch, const double *k, int end) {
     const int K = ch->K;
     for (int i = 0; i < ch->n; i++)
         for (int x = 0; x < K; x++)
             ch->kg[(int64_t)i * K + x] = dp_round_store(
-                ch->base, ch->k[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 2) * K + x] -
-                                                             ch->gcum[(i / ch->R) * K + x]));
-}
-
-/* kg of the keys that erase. */
-static void erase_writes(dp_chunk *ch) {
-    const int K = ch->K;
-    for (int i = 0; i < ch->n; i++)
-        for (int x = 0; x < K; x++)
-            ch->kg[(int64_t)i * K + x] = dp_round_store(
-                ch->base, ch->erasing[(int64_t)i * K + x] * dp_exp(ch->gcum[(ch->c - 1) * K + x] -
-                                                                   ch->gcum[(i / ch->R) * K + x]));
+                ch->base, k[(int64_t)i * K + x] *
+                              dp_exp(ch->gcum[end * K + x] - ch->gcum[(i / ch->R) * K + x]));
 }
 
 static void tail_unmasked(dp_sim *s, int gi, int hv) { /* the decay runs on over the next tokens */
@@ -410,10 +400,11 @@ static void wrong_values(dp_sim *s, place *at) {
 static void other_wy(dp_sim *s, place *at) {
     const int gi = at->at, hv = at->hv;
     const dp_group *gr = &s->group[gi];
+    dp_chunk *ch = dp_sim_chunk(s, gi, hv);
     if (s->fault == DP_FAULT_LAST_INDEX && gr->c > 1)
-        last_index(dp_sim_chunk(s, gi, hv));
+        other_kg(ch, ch->k, ch->c - 2);
     else if (s->fault == DP_FAULT_ERASE_WRITES && dp_by_gates(s->p))
-        erase_writes(dp_sim_chunk(s, gi, hv));
+        other_kg(ch, ch->erasing, ch->c - 1);
     else if (s->fault == DP_FAULT_TAIL_UNMASKED && gr->c < DP_CHUNK && gr->t0 + gr->c < s->p->T)
         tail_unmasked(s, gi, hv);
     else
