@@ -559,8 +559,8 @@ typedef struct {
     dp_error_bound *out;
     int c, n, each; /* each: entries are wanted too */
     key_side q, k;
-    dp_grad_bound b;         /* of one value head, in buf and one */
-    double *buf, *one, *two; /* two: of erasing keys */
+    dp_grad_bound b; /* of one value head, in buf */
+    double *buf;
 } group_work;
 
 static key_side side_of(const group_work *x, int qkv, int R) {
@@ -581,36 +581,14 @@ static key_side side_of(const group_work *x, int qkv, int R) {
 
 static void group_open(group_work *x) {
     const dp_problem *p = x->w->ref->p;
-    const int64_t c = x->c, n = x->n, K = p->K;
     x->q = side_of(x, DP_QKV_Q, 1);
     x->k = side_of(x, DP_QKV_K, dp_rows(p));
-    double *buf = x->buf = dp_doubles(2 * c + 6 * n + 2 * c * K);
-    x->b = (dp_grad_bound){.dq = buf,
-                           .ndq = buf + c,
-                           .dk = buf + 2 * c,
-                           .ndk = buf + 2 * c + n,
-                           .dv = buf + 2 * c + 2 * n,
-                           .ndv = buf + 2 * c + 3 * n,
-                           .dbeta = buf + 2 * c + 4 * n,
-                           .vdbeta = buf + 2 * c + 5 * n,
-                           .dg = buf + 2 * c + 6 * n,
-                           .vdg = buf + 2 * c + 6 * n + c * K};
-    if (dp_by_gates(p) || dp_by_rows(p)) {
-        x->two = dp_doubles(2 * n * K + 2 * n * p->V);
-        x->b.ederasing = x->two;
-        x->b.vderasing = x->two + n * K;
-        x->b.edv = x->two + 2 * n * K;
-        x->b.vdv = x->two + 2 * n * K + n * p->V;
-    }
-    x->one = dp_doubles(x->each ? c * K + n * (K + p->V) : 0);
-    if (!x->each) return;
-    x->b.edq = x->one;
-    x->b.edk = x->one + c * K;
-    x->b.edv = x->one + (c + n) * K;
+    x->b = dp_grad_bound_new(x->c, x->n, p->K, p->V, x->each, dp_by_gates(p) || dp_by_rows(p),
+                             &x->buf);
 }
 
 static void group_close(group_work *x) {
-    double *a[] = {x->buf, x->one, x->two, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
+    double *a[] = {x->buf, x->q.sum, x->q.entry, x->k.sum, x->k.entry};
     for (size_t i = 0; i < sizeof a / sizeof *a; i++)
         free(a[i]);
 }

@@ -688,33 +688,6 @@ static dp_bisect_rows rows_of(const dp_problem *p, const grad_row *g) {
                             (int)width};
 }
 
-/* The bounds of one chunk, as dp_bound_grads fills them; *all: to be freed. */
-static dp_grad_bound grad_bound_new(int m, int n, int K, int own_writes, double **all) {
-    dp_grad_bound b = {0};
-    const struct {
-        double **x;
-        int64_t n;
-    } part[] = {{&b.dq, m},
-                {&b.ndq, m},
-                {&b.dk, n},
-                {&b.ndk, n},
-                {&b.dv, n},
-                {&b.ndv, n},
-                {&b.dbeta, n},
-                {&b.vdbeta, n},
-                {&b.dg, (int64_t)m * K},
-                {&b.vdg, (int64_t)m * K},
-                {&b.ederasing, (int64_t)n * K}};
-    int64_t at = 0;
-    *all = dp_doubles(2 * m + 6 * (int64_t)n + 2 * (int64_t)m * K + (int64_t)n * K);
-    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
-        *part[i].x = *all + at;
-        at += part[i].n;
-    }
-    if (!own_writes) b.ederasing = NULL;
-    return b;
-}
-
 /* dg of one token, from its channels. */
 static double dg_bound(const dp_bisect_work *w, const double *dg, const double *vdg) {
     const dp_rounding *r = &w->r;
@@ -759,7 +732,8 @@ static void grad_bounds(dp_bisect_work *w, double *const *o) {
            *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     FOR_CHUNKS(c) {
         double *all;
-        dp_grad_bound b = grad_bound_new(c.ref->c, c.ref->n, p->K, w->ref.values != NULL, &all);
+        dp_grad_bound b =
+            dp_grad_bound_new(c.ref->c, c.ref->n, p->K, p->V, 0, w->ref.values != NULL, &all);
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         dp_bound_grads(c.own, dout, e, e, DX, DX, &b);
         add_chunk(w, &c, &b, o);

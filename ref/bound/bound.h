@@ -147,6 +147,9 @@ typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *ndq, *ndk, *ndv, *vdg, *vdbeta, *edq, *edk, *edv;
     double *ederasing, *vderasing, *vdv;
 } dp_grad_bound;
+/* Its arrays for c tokens with n rows lie in *all, to be freed. `each` adds edq, edk, edv;
+ * `erasing` adds edv, vdv and those of erasing keys. */
+dp_grad_bound dp_grad_bound_new(int c, int n, int K, int V, int each, int erasing, double **all);
 /* eS, edS are errors of h and dh; DX, DdX are the errors of v_new and dv_new that do not come
  * through them. */
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,

@@ -560,6 +560,39 @@ static void reference_values(const dp_chunk *ch, const dp_chunk_grad *val, dp_gr
     if (out->vdv) memcpy(out->vdv, val->dv, sizeof(double) * (size_t)ch->n * V);
 }
 
+dp_grad_bound dp_grad_bound_new(int c, int n, int K, int V, int each, int erasing, double **all) {
+    dp_grad_bound b = {0};
+    const int64_t cK = (int64_t)c * K, nK = (int64_t)n * K, nV = (int64_t)n * V;
+    const struct {
+        double **x;
+        int64_t n;
+    } part[] = {{&b.dq, c},
+                {&b.ndq, c},
+                {&b.dk, n},
+                {&b.ndk, n},
+                {&b.dv, n},
+                {&b.ndv, n},
+                {&b.dbeta, n},
+                {&b.vdbeta, n},
+                {&b.dg, cK},
+                {&b.vdg, cK},
+                {&b.edq, each ? cK : 0},
+                {&b.edk, each ? nK : 0},
+                {&b.edv, each || erasing ? nV : 0},
+                {&b.vdv, erasing ? nV : 0},
+                {&b.ederasing, erasing ? nK : 0},
+                {&b.vderasing, erasing ? nK : 0}};
+    int64_t size = 0;
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++)
+        size += part[i].n;
+    double *at = *all = dp_doubles(size);
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        *part[i].x = part[i].n ? at : NULL;
+        at += part[i].n;
+    }
+    return b;
+}
+
 void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *eS,
                     const double *edS, const double *DX, const double *DdX, dp_grad_bound *out) {
     const dp_chunk *ch = b->ch;
