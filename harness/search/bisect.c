@@ -452,28 +452,30 @@ static void bisect_stage_wy(dp_bisect_work *w) {
     }
 }
 
+/* A gradient of one row a token, stored with a relative error of eps. */
+static void judge_stored(dp_bisect_work *w, const dp_rounding *r, dp_result_id id, double eps) {
+    const double *got = *dp_result_at(&w->s.out, id), *want = *dp_result_at(&w->t.out, id);
+    int64_t rows, width;
+    dp_result_shape(w->p, id, &rows, &width);
+    double *bound = dp_doubles(rows);
+    for (int64_t i = 0; i < rows; i++)
+        bound[i] =
+            dp_pw(&w->r, (eps * dp_norm_fro(width, want + i * width) + (double)width * r->tiny) /
+                             DP_LAMBDA);
+    bisect_judge_tokens(
+        w, (dp_bisect_rows){dp_result_fields[id].name, dp_result_heads(w->p, id), 1, (int)width},
+        got, want, bound);
+    free(bound);
+}
+
 /* dv, dwrite and derase: one product, rounded and stored. To k, the bounds of dk, it adds the part
  * through the erasing keys: G products and sums. */
 static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps, double *k) {
     const dp_problem *p = w->p;
     const int HV = p->HV, G = dp_G(p);
-    const struct {
-        dp_result_id id;
-        int n;
-        double *got, *want;
-    } a[] = {{DP_RESULT_DV, p->V, w->s.out.dv, w->t.out.dv},
-             {DP_RESULT_DWRITE, p->V, w->s.out.dwrite, w->t.out.dwrite},
-             {DP_RESULT_DERASE, p->K, w->s.out.derase, w->t.out.derase}};
-    double *bound = dp_doubles(p->T * HV);
-    for (int z = 0; z < 3; z++) {
-        for (int64_t i = 0; i < p->T * HV; i++)
-            bound[i] =
-                dp_pw(&w->r, ((2 * r->u + r->us) * dp_norm_fro(a[z].n, a[z].want + i * a[z].n) +
-                              a[z].n * r->tiny) /
-                                 DP_LAMBDA);
-        bisect_judge_tokens(w, (dp_bisect_rows){dp_result_fields[a[z].id].name, HV, 1, a[z].n},
-                            a[z].got, a[z].want, bound);
-    }
+    judge_stored(w, r, DP_RESULT_DV, 2 * r->u + r->us);
+    judge_stored(w, r, DP_RESULT_DWRITE, 2 * r->u + r->us);
+    judge_stored(w, r, DP_RESULT_DERASE, 2 * r->u + r->us);
     for (int64_t i = 0; i < p->T * HV; i++) {
         const int64_t key = i / HV * p->H + i % HV / G;
         double size = 0;
@@ -482,34 +484,16 @@ static void judge_writes_bwd(dp_bisect_work *w, const dp_rounding *r, double eps
         size += dp_norm_fro(p->K, w->ref.dk + key * p->K);
         k[key] += dp_pw(&w->r, w->ref.rstd_k[key] * (eps + (G + 3) * r->u) * size / DP_LAMBDA);
     }
-    free(bound);
 }
 
 /* dv, dlr_b and dk: stored without a change. dlr_a = -exp(-g) times the erasing key's gradient:
  * exp(-g) has the error of its gate and 3 roundings. */
 static void judge_factors_bwd(dp_bisect_work *w, const dp_rounding *r) {
-    const dp_problem *p = w->p;
-    const int64_t n = p->T * p->HV;
-    const int K = p->K;
-    const dp_input_error in = dp_error_bound_inputs(p, w->base, r);
-    const struct {
-        dp_result_id id;
-        int n;
-        double *got, *want, eps;
-    } a[] = {{DP_RESULT_DV, p->V, w->s.out.dv, w->t.out.dv, r->u + r->us},
-             {DP_RESULT_DLR_B, K, w->s.out.dlr_b, w->t.out.dlr_b, r->u + r->us},
-             {DP_RESULT_DK, K, w->s.out.dk, w->t.out.dk, r->u + r->us},
-             {DP_RESULT_DLR_A, K, w->s.out.dlr_a, w->t.out.dlr_a, in.erasing + 3 * r->u + r->us}};
-    double *bound = dp_doubles(n);
-    for (size_t z = 0; z < sizeof a / sizeof *a; z++) {
-        for (int64_t i = 0; i < n; i++)
-            bound[i] = dp_pw(
-                &w->r, (a[z].eps * dp_norm_fro(a[z].n, a[z].want + i * a[z].n) + a[z].n * r->tiny) /
-                           DP_LAMBDA);
-        bisect_judge_tokens(w, (dp_bisect_rows){dp_result_fields[a[z].id].name, p->HV, 1, a[z].n},
-                            a[z].got, a[z].want, bound);
-    }
-    free(bound);
+    const double erasing = dp_error_bound_inputs(w->p, w->base, r).erasing;
+    judge_stored(w, r, DP_RESULT_DV, r->u + r->us);
+    judge_stored(w, r, DP_RESULT_DLR_B, r->u + r->us);
+    judge_stored(w, r, DP_RESULT_DK, r->u + r->us);
+    judge_stored(w, r, DP_RESULT_DLR_A, erasing + 3 * r->u + r->us);
 }
 
 /* The gradient of a gate after the activation. With factors it has the part through exp(-g): lr_a
