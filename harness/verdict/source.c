@@ -5,6 +5,7 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
+#include "ref/chunk/state.h"
 #include "ref/inputs/inputs.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/recurrence_text.h"
@@ -399,105 +400,73 @@ typedef struct {
 } factors; /* of c chunks: F [c][K][K], e [c][K] decay to the chunk's end, what it adds to S and dS
               [c][K][V] */
 
-/* X [K][n] <- X minus k' (erase o k) X, one key a token; back: its transpose. */
-static void project_gated(const dp_problem *p, int64_t t, int hv, int n, int back, double *X) {
-    const int K = p->K;
-    const double *k = p->k + (t * p->H + hv / dp_G(p)) * K,
-                 *erase = p->erase + (t * p->HV + hv) * K;
-    for (int j = 0; j < n; j++) {
-        double y = 0;
-        for (int x = 0; x < K; x++)
-            y += k[x] * (back ? 1 : erase[x]) * X[(int64_t)x * n + j];
-        for (int x = 0; x < K; x++)
-            X[(int64_t)x * n + j] -= k[x] * (back ? erase[x] : 1) * y;
-    }
+/* A problem and its inputs after their activations. */
+typedef struct {
+    const dp_problem *p;
+    dp_activated in;
+} inputs;
+
+/* The rows of a token and value head. */
+typedef struct {
+    const double *g, *k, *erasing, *values, *beta;
+} token_rows;
+static token_rows rows_of(const inputs *x, int64_t t, int hv) {
+    const dp_problem *p = x->p;
+    const int64_t at = t * p->HV + hv;
+    return (token_rows){x->in.g + at * dp_Kg(p),
+                        x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K,
+                        dp_erasing_at(p, x->in.k, x->in.erasing, t, hv),
+                        dp_values_at(p, x->in.values, t, hv), x->in.beta + at * dp_rows(p)};
 }
 
-/* The value v that a token writes, as a factor. */
-static double written(const dp_problem *p, int64_t t, int hv, int r, int v) {
-    if (!dp_erases(p)) return 1;
-    return p->beta ? p->beta[(t * p->HV + hv) * p->R + r] : p->write[(t * p->HV + hv) * p->V + v];
-}
-
-/* X [K][n] <- X minus the part along keys first .. end-1 of a token, times beta; they do not see
- * each other. */
-static void project(const dp_problem *p, int64_t t, int hv, int first, int end, int n, int back,
+/* X [K][p->V] <- X minus what rows first .. end-1 of a token erase of it; they do not see each
+ * other. back: its transpose. */
+static void project(const dp_problem *p, const token_rows *r, int first, int end, int back,
                     double *X) {
-    const int K = p->K, R = p->R;
-    if (!dp_erases(p)) return;
-    if (!p->beta) {
-        project_gated(p, t, hv, n, back, X);
-        return;
-    }
-    double *D = dp_doubles((int64_t)K * n), *y = dp_doubles(n);
-    for (int r = first; r < end; r++) {
-        const double *k = p->k + ((t * p->H + hv / dp_G(p)) * R + r) * K,
-                     beta = p->beta[(t * p->HV + hv) * R + r];
-        memset(y, 0, sizeof *y * (size_t)n);
-        for (int x = 0; x < K; x++)
-            for (int j = 0; j < n && k[x] != 0; j++)
-                y[j] += k[x] * X[(int64_t)x * n + j];
-        for (int x = 0; x < K; x++)
-            for (int j = 0; j < n && k[x] != 0; j++)
-                D[(int64_t)x * n + j] += beta * k[x] * y[j];
-    }
-    for (int64_t z = 0; z < (int64_t)K * n; z++)
-        X[z] -= D[z];
-    free(D);
+    const double *read = back ? r->k : r->erasing, *write = back ? r->erasing : r->k;
+    double *y = dp_doubles((int64_t)end * p->V);
+    for (int j = first; j < end; j++)
+        dp_state_read(p, X, read + (int64_t)j * p->K, y + (int64_t)j * p->V);
+    for (int j = first; j < end; j++)
+        dp_state_write(p, -r->beta[j], write + (int64_t)j * p->K, y + (int64_t)j * p->V, X);
     free(y);
 }
 
-static double decay(const dp_problem *p, int64_t t, int hv, int x) {
-    return dp_exp(p->g[(t * p->HV + hv) * dp_Kg(p) + (dp_Kg(p) == 1 ? 0 : x)]);
-}
-
-static void scale_rows(const dp_problem *p, int64_t t, int hv, int n, double *X) {
-    for (int x = 0; x < p->K; x++)
-        for (int j = 0; j < n; j++)
-            X[(int64_t)x * n + j] *= decay(p, t, hv, x);
-}
-
-/* H [K][V] += what keys first .. end-1 of a token write. */
-static void write_keys(const dp_problem *p, int64_t t, int hv, int first, int end, double *H) {
-    const int K = p->K, V = p->V, R = p->R;
-    for (int r = first; r < end; r++)
-        for (int x = 0; x < K; x++)
-            for (int v = 0; v < V; v++)
-                H[(int64_t)x * V + v] += written(p, t, hv, r, v) *
-                                         p->k[((t * p->H + hv / dp_G(p)) * R + r) * K + x] *
-                                         p->v[((t * p->HV + hv) * R + r) * V + v];
-}
-
-static void one_chunk(const dp_problem *p, int64_t t0, int64_t t1, int hv, double *F, double *e,
+static void one_chunk(const inputs *x, int64_t t0, int64_t t1, int hv, double *F, double *e,
                       double *H, double *dH) {
-    const int K = p->K, V = p->V, R = p->R;
-    for (int x = 0; x < K; x++)
-        F[(int64_t)x * K + x] = e[x] = 1;
+    const dp_problem *p = x->p;
+    const int K = p->K, V = p->V, n = dp_keys_at_once(p);
+    dp_problem square = *p;
+    square.V = K;
+    for (int c = 0; c < K; c++)
+        F[(int64_t)c * K + c] = e[c] = 1;
     for (int64_t t = t0; t < t1; t++) {
-        for (int x = 0; x < K; x++)
-            e[x] *= decay(p, t, hv, x);
-        scale_rows(p, t, hv, K, F);
-        scale_rows(p, t, hv, V, H);
-        for (int r = 0, n = dp_keys_at_once(p); r < R; r += n) {
-            project(p, t, hv, r, r + n, K, 0, F);
-            project(p, t, hv, r, r + n, V, 0, H);
-            write_keys(p, t, hv, r, r + n, H);
+        const token_rows r = rows_of(x, t, hv);
+        for (int c = 0; c < K; c++)
+            e[c] *= dp_exp(r.g[dp_Kg(p) == 1 ? 0 : c]);
+        dp_state_decay(&square, r.g, F);
+        dp_state_decay(p, r.g, H);
+        for (int first = 0; first < dp_rows(p); first += n) {
+            project(&square, &r, first, first + n, 0, F);
+            project(p, &r, first, first + n, 0, H);
+            for (int j = first; j < first + n; j++)
+                dp_state_write(p, r.beta[j], r.k + (int64_t)j * K, r.values + (int64_t)j * V, H);
         }
     }
     for (int64_t t = t1 - 1; t >= t0 && p->dout; t--) {
-        for (int x = 0; x < K; x++)
-            for (int v = 0; v < V; v++)
-                dH[(int64_t)x * V + v] += p->scale * p->q[(t * p->H + hv / dp_G(p)) * K + x] *
-                                          p->dout[(t * p->HV + hv) * V + v];
-        for (int n = dp_keys_at_once(p), r = R - n; r >= 0; r -= n)
-            project(p, t, hv, r, r + n, V, 1, dH);
-        scale_rows(p, t, hv, V, dH);
+        const token_rows r = rows_of(x, t, hv);
+        dp_state_write(p, p->scale, x->in.q + (t * p->H + hv / dp_G(p)) * K,
+                       p->dout + (t * p->HV + hv) * V, dH);
+        for (int first = dp_rows(p) - n; first >= 0; first -= n)
+            project(p, &r, first, first + n, 1, dH);
+        dp_state_decay(p, r.g, dH);
     }
 }
 
 /* Chunks of a rank's local sub-sequences sub0 .. sub1-1, from the step recurrence; every operation
  * is exact here. */
-static factors chunk_factors(const dp_problem *p, const dp_context *c, int sub0, int sub1, int hv) {
+static factors chunk_factors(const inputs *x, const dp_context *c, int sub0, int sub1, int hv) {
+    const dp_problem *p = x->p;
     factors f = {.K = p->K, .V = p->V};
     int i = 0;
     for (int s = sub0; s < sub1; s++)
@@ -510,7 +479,7 @@ static factors chunk_factors(const dp_problem *p, const dp_context *c, int sub0,
     for (int s = sub0; s < sub1; s++)
         for (int64_t t = c->a + c->local_cu[s], end = c->a + c->local_cu[s + 1]; t < end;
              t += DP_CHUNK, i++)
-            one_chunk(p, t, t + DP_CHUNK < end ? t + DP_CHUNK : end, hv, f.F + i * KK,
+            one_chunk(x, t, t + DP_CHUNK < end ? t + DP_CHUNK : end, hv, f.F + i * KK,
                       f.e + (int64_t)i * p->K, f.H + i * KV, f.dH + i * KV);
     return f;
 }
@@ -559,7 +528,8 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     char also[128] = "";
     int found = 0, n = 0;
     if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
-    factors own = chunk_factors(p, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
+    inputs y = {.p = p, .in = dp_activated_new(p)};
+    factors own = chunk_factors(&y, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
     double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
     for (int step = 0; step < 3;
          step++) /* heads of this rank, this head of other ranks, the others */
@@ -571,7 +541,7 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
                                         : 2) ||
                 dp_context_of(p, in->N, r, &d, NULL))
                 continue;
-            factors other = chunk_factors(p, &d, back ? 0 : d.nlocal - 1, d.nlocal, h);
+            factors other = chunk_factors(&y, &d, back ? 0 : d.nlocal - 1, d.nlocal, h);
             if (other.c >= own.c) {
                 product(&own, other.e, back, state, X);
                 if (source_equal(X, in->got + x->row[0] * in->width, in->width) &&
@@ -586,6 +556,7 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
         }
     dp_context_free(&c);
     factors_free(&own);
+    dp_activated_free(&y.in);
     free(X);
     if (found < 1 || found > limit) return 0;
     x->out->at = at;
@@ -819,36 +790,26 @@ void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out
 
 #define EXPLAINED 0.1 /* of the error may stay */
 
-/* A problem and its inputs after their activations. */
-typedef struct {
-    const dp_problem *p;
-    dp_activated in;
-} inputs;
-
 /* sum [V] += what token t wrote, as y [K] reads the state after it; y <- as it reads the one
  * before. */
 static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
     const dp_problem *p = x->p;
-    const int Kg = dp_Kg(p);
-    const int64_t at = t * p->HV + hv;
-    const double *k = x->in.k + (t * p->H + hv / dp_G(p)) * dp_rows(p) * p->K;
-    const double *erasing = dp_erasing_at(p, x->in.k, x->in.erasing, t, hv);
-    const double *values = dp_values_at(p, x->in.values, t, hv);
+    const token_rows r = rows_of(x, t, hv);
     double *through = dp_doubles(dp_rows(p));
     for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
         for (int j = first; j < first + n; j++) {
             for (int i = 0; i < p->K; i++)
-                through[j] += k[(int64_t)j * p->K + i] * y[i];
-            through[j] *= x->in.beta[at * dp_rows(p) + j];
+                through[j] += r.k[(int64_t)j * p->K + i] * y[i];
+            through[j] *= r.beta[j];
             for (int v = 0; v < p->V; v++)
-                sum[v] += through[j] * values[j * p->V + v];
+                sum[v] += through[j] * r.values[j * p->V + v];
         }
         for (int j = first; j < first + n; j++)
             for (int i = 0; i < p->K; i++)
-                y[i] -= through[j] * erasing[(int64_t)j * p->K + i];
+                y[i] -= through[j] * r.erasing[(int64_t)j * p->K + i];
     }
     for (int i = 0; i < p->K; i++)
-        y[i] *= dp_exp(x->in.g[at * Kg + (Kg == 1 ? 0 : i)]);
+        y[i] *= dp_exp(r.g[dp_Kg(p) == 1 ? 0 : i]);
     free(through);
 }
 
