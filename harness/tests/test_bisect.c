@@ -60,6 +60,7 @@ static const found STAGE[] = {
     {DP_FAULT_DROP_CHANNEL_SUM, "dropped-moved", 2, DP_BASE_FP32, DP_FP32, "h"},
     {DP_FAULT_DROP_HORIZON, "dropped-gdn", 2, DP_BASE_FP32, DP_FP32, "h"},
     {DP_FAULT_ANCHOR_LEAK, "lower-bound", 2, DP_BASE_FP32, DP_FP32, "L"},
+    {DP_FAULT_KEYS_NORMED, "key-norms", 2, DP_BASE_BF16, DP_FP32, "k"},
     {DP_FAULT_GATE_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "g"},
     {DP_FAULT_BETA_BF16, "smoke-kda", 2, DP_BASE_FP32, DP_FP32, "beta"},
     {DP_FAULT_SHORT_NAN, "t63", 1, DP_BASE_BF16, DP_FP32, "Aqk"},

@@ -274,6 +274,7 @@ static const struct {
     {DP_FAULT_DROP_HORIZON, "gates are 0 or wipe all that is dropped"},
     {DP_FAULT_RACE, "every third run only"},
     {DP_FAULT_ORDER_BY_RUN, "sums are exact in any order"},
+    {DP_FAULT_KEYS_NORMED, "keys are of norm 1"},
     {DP_FAULT_GATE_BF16, "gates are exact in bf16"},
     {DP_FAULT_BETA_BF16, "beta has no sigmoid"},
     {DP_FAULT_RESIDUAL_BF16, "what a key reads is exact in bf16; exact-residual has what is not"},
