@@ -112,6 +112,7 @@ static dp_inputs_spec spec_of(const dp_casefile *f) {
                             .s0_scale = f->s0_scale,
                             .laws = {.qk_decades = f->qk_decades,
                                      .k_scale = f->k_scale,
+                                     .v_scale = f->v_scale,
                                      .beta_decades = f->beta_decades,
                                      .v_from_k = f->v_from_k,
                                      .g_hold = (int)f->g_hold,

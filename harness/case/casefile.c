@@ -106,6 +106,8 @@ static const key KEYS[] = {
      "rows of q and k are multiplied by 10^-u, u uniform up to this"},
     {"k_scale", REAL, REC | GEN, AT(k_scale), "0", 0, 1e3, NULL,
      "above 0: rows of k are multiplied by u, uniform up to this"},
+    {"v_scale", REAL, REC | GEN, AT(v_scale), "0", 0, 1e9, NULL,
+     "above 0: v, s0, do and dstate are multiplied by this"},
     {"beta_decades", REAL, REC | GEN, AT(beta_decades), "0", 0, 30, NULL, "plain betas likewise"},
     {"v_from_k", REAL, REC | GEN, AT(v_from_k), "0", 0, 1e3, NULL,
      "above 0: v = key + this * v, which makes states nearly symmetric where K = V"},
@@ -400,9 +402,9 @@ static dp_status check_exact(const dp_casefile *f, dp_err *e) {
         return dp_casefile_refuse(f, "K", e, "keys = exact needs a multiple of R = %lld",
                                   (long long)f->R);
     static const char *const unused[] = {
-        "g_scale",          "g_mean",   "g_least", "g_uniform",  "g_head_spread",
-        "g_channel_spread", "beta_lo",  "beta_hi", "qk_decades", "k_scale",
-        "beta_decades",     "v_from_k", "g_hold",  "repeat",     "v_ties"};
+        "g_scale",  "g_mean",  "g_least",    "g_uniform", "g_head_spread", "g_channel_spread",
+        "beta_lo",  "beta_hi", "qk_decades", "k_scale",   "v_scale",       "beta_decades",
+        "v_from_k", "g_hold",  "repeat",     "v_ties"};
     for (size_t i = 0; i < sizeof unused / sizeof *unused; i++)
         if (dp_casefile_has(f, unused[i]))
             return dp_casefile_refuse(f, unused[i], e,

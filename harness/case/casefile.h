@@ -46,7 +46,7 @@ typedef struct {
         truth, keys, gate_params, nonfinite;
     int64_t regime, chunks, D, W, activation, bias;
     double scale, lower_bound, g_scale, g_mean, g_least, g_uniform, g_head_spread, g_channel_spread,
-        beta_lo, beta_hi, s0_scale, qk_decades, k_scale, beta_decades, v_from_k, A_log;
+        beta_lo, beta_hi, s0_scale, qk_decades, k_scale, v_scale, beta_decades, v_from_k, A_log;
     int64_t g_hold, repeat, v_ties, session_state, session_prefix, session_slots, session_stagger,
         session_ring;
     dp_ints cu_seqlens, ranks, base, chain, chain_ranks, merge, payload, own, conv;

@@ -40,7 +40,8 @@ MADE = {
 }
 OF_LAW = frozenset(  # keys of a case that say how inputs are drawn
     ("g_scale", "g_uniform", "g_mean", "g_head_spread", "g_hold", "keys", "s0_scale", "dstate")
-    + ("v_from_k", "repeat", "qk_decades", "k_scale", "override", "seed", "scale")
+    + ("v_from_k", "repeat", "qk_decades", "k_scale", "v_scale", "override", "seed", "scale")
+    + ("dtype",)
 )
 
 Array = npt.NDArray[Any]

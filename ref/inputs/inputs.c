@@ -428,8 +428,9 @@ void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
         dp_inputs_fill_exact_gradients(p, s);
         return;
     }
-    fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, 1, s->dtype);
-    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, 1,
+    const double scale = s->laws.v_scale > 0 ? s->laws.v_scale : 1;
+    fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, scale, s->dtype);
+    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, scale,
                 param_dtype(s));
 }
 
