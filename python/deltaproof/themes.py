@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .contract import Contract
+from .contract import WIDE, Contract
 from .mamba import exact_case
 from .prefixes import NAME, nested
 from .program import put
@@ -27,7 +27,7 @@ DECAYS: dict[str, tuple[dict[str, object], float]] = {
     "weak": ({"g_scale": 0.02}, -4),
     "mild": ({"g_scale": 0.1}, -2),
     "strong": ({"g_uniform": 5}, 2),
-    "killing": ({"g_uniform": 20}, 8),
+    "killing": ({"g_uniform": 20}, 5),
 }
 RAW = {"gate": "softplus", "beta": "sigmoid", "l2norm": "yes"}  # as models are served
 LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
@@ -89,7 +89,8 @@ THEMES: tuple[Theme, ...] = (
     Theme("t1", "one token", _t(1), sets=("smoke", "standard")),
     Theme("t63", "one token less than a chunk", _t(63), raw=True),
     Theme("t64", "one chunk", _t(64)),
-    Theme("t65", "one token more than a chunk", _t(65), raw=True, sets=("smoke", *BOTH)),
+    Theme("t65", "one token more than a chunk; inputs of the base's format",
+          _t(65, dtype="base"), raw=True, sets=("smoke", *BOTH)),
     Theme("t129", "two chunks and a token, with a state", _states(_t(129))),
     Theme("long", "sixteen chunks that remember", _t(1024, HV=1, K=16, V=16), "slow", sets=BOTH),
     # widths and heads
@@ -111,36 +112,42 @@ THEMES: tuple[Theme, ...] = (
     Theme("packed-mixed", "decode rows beside prefill rows, with states and without tokens",
           _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=32, V=48)), raw=True),
     # states
-    Theme("states", "a state that outlives chunks, V > K", _states(_t(150, K=16, V=48)), "slow",
-          sets=BOTH),
-    Theme("states-raw", "the same of raw gates and normed keys", _states(_t(150, K=32, V=16)),
-          "slow", raw=True, sets=BOTH),
+    Theme("states", "a state that outlives chunks, V > K; inputs of the base's format",
+          _states(_t(150, K=16, V=48, dtype="base")), "slow", sets=BOTH),
+    Theme("states-raw", "the same of raw gates and normed keys; values and gradients near 1e-6",
+          _states(_t(150, K=32, V=16, v_scale=1e-6)), "slow", raw=True, sets=BOTH),
     Theme("symmetric", "values near the keys: a state stored [V,K] and read [K,V]",
           _t(128, v_from_k=0.01)),
     # gates
     Theme("no-decay", "gates that forget nothing", _t(130), "none"),
-    Theme("mild", "gates of common strength", _t(130), "mild", sets=BOTH),
+    Theme("mild", "gates of common strength; values and gradients beyond the range of fp16",
+          _t(130, v_scale=1e5), "mild", sets=BOTH),
     Theme("strong", "log gates in (-5, 0]", _t(130), "strong", sets=BOTH),
     Theme("killing", "log gates in (-20, 0]", _t(96), "killing"),
     Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow"),
     Theme("softplus", "raw gates with A_log and dt_bias", _t(130), raw=True, form=RAW, sets=BOTH),
     Theme("softplus-ends", "raw gates around -9, times a large rate",
           _t(130, g_mean=-9, g_scale=2, A_log=7), form=RAW),
-    Theme("softplus-rates", "heads whose A_log differ by far",
-          _t(96, HV=4, K=16, g_mean=-3, g_head_spread=4), form=RAW, sets=BOTH),
+    Theme("softplus-rates", "A_log from 2.8 down to -8, raw gates on either side of 0",
+          _t(96, HV=4, K=16, g_mean=8, g_scale=4, g_head_spread=1 / 16), form=RAW, sets=BOTH),
     Theme("softplus-bare", "raw gates without parameters", _t(96, gate_params="no"),
           form={"gate": "softplus"}),
-    Theme("lower-bound", "a bounded gate", _t(96), form={"gate": "lower_bound"}, sets=BOTH),
+    Theme("lower-bound", "a bounded gate, of another bound where the function takes it",
+          _t(96, lower_bound=-3), form={"gate": "lower_bound"}, sets=BOTH),
     # keys and betas
     Theme("small-norms", "rows whose squared norms are about that of eps",
           _t(128, qk_decades=5), form={"l2norm": "yes"}, sets=BOTH),
-    Theme("tiny-norms", "rows far below eps, and rows of zeros",
-          _t(96, qk_decades=9, override="q[5,*,*] 0, k[40,*,*,*] 0"), form={"l2norm": "yes"}),
+    Theme("tiny-norms", "rows far below eps, rows of zeros, keys of norms up to 5,000",
+          _t(96, qk_decades=9, k_scale=1000, override="q[5,*,*] 0, k[40,*,*,*] 0"),
+          form={"l2norm": "yes"}),
     Theme("key-norms", "keys as they are, of norms up to 1.4", _t(130, k_scale=1.4),
           form={"l2norm": "no"}, sets=BOTH),
     Theme("correlated", "keys that are nearly equal, erased by nearly all", _t(128,
           keys="correlated"), "slow", betas="one"),
-    Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow"),
+    Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow",
+          models=tuple(m for m in MODELS if m != "kda")),
+    Theme("moved", "keys move the state out of the half of the channels that is killed next",
+          _t(128, keys="moved", s0_scale=1), "", betas="one", models=("kda",)),
     Theme("repeated", "every token four times: what is read before the decay differs",
           _t(128, repeat=4), betas="one"),
     Theme("small-betas", "betas over many decades", _t(96), betas="small"),
@@ -232,6 +239,15 @@ def _beta_keys(betas: str, op: str, form: str) -> dict[str, object] | None:
     return {"beta_lo": lo, "beta_hi": hi}
 
 
+def _claimed(keys: dict[str, object], contract: Contract) -> dict[str, object]:
+    """The keys that fit the function's claim and parameters."""
+    left_out = {"dtype"} if contract.base not in WIDE else set()
+    left_out |= {"v_scale"} if contract.base == "fp16" else set()
+    own = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
+    own |= {"dtype": contract.base}
+    return {n: own.get(n, x) for n, x in keys.items() if n not in left_out}
+
+
 def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     """The gate, beta and norm of the case: what the theme is about, else the function's one, else
     the theme's choice."""
@@ -274,6 +290,7 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
     keys |= {} if "V" in theme.keys else {"V": theme.keys.get("K", 32)}
     keys |= theme.keys
+    keys = _claimed(keys, contract)
     if theme.needs == "checkpoints":  # shapes and laws are those of its data
         keys = {**form, "data": NAME, "backward": "no"}
         keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
@@ -285,6 +302,8 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     if "session" in keys or not set(GRADIENT_OF) & set(contract.writes()):
         keys |= {} if "session" in keys else {"backward": "no"}
         keys.pop("dstate", None)
+    if contract.base == "fp16" and form["gate"] != "log" and theme.decay == "none":
+        keys |= {"unjudged": "dg, dA_log, ddt_bias: fp16 has no numbers so small"}
     lines = {"reason": theme.reason, "source": f"python/deltaproof/themes.py: {theme.name}"}
     return "".join(f"{n} = {x}\n" for n, x in {**lines, "op": op, **keys}.items())
 

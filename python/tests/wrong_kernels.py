@@ -13,13 +13,32 @@ from recurrences import log_decay, sigmoid, softplus
 
 F4 = np.float32
 EPS = F4(1e-6)
+FORMATS = {"bf16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+def _rounded(x: Any, form: str) -> Any:
+    with np.errstate(over="ignore"):
+        return x.astype(FORMATS[form]).astype(F4)
+
+
+def _read(fault: str, x: dict[str, Any]) -> dict[str, Any]:
+    """The inputs as a wrong kernel reads them."""
+    name, _, form = fault.partition("-")
+    if form in FORMATS and name in ("q", "v", "do") and name in x:
+        return x | {name: _rounded(x[name], form)}
+    if fault == "bound-5":
+        return x | {"lower_bound": -5}
+    if fault == "a-log-above-0" and "A_log" in x:
+        return x | {"A_log": np.maximum(x["A_log"], 0)}
+    return x
 
 
 class Inputs:
     """The inputs of a call, activated: q, k, v [T,HV,..], lg [T,HV,K or 1], b [T,HV], S0, cu."""
 
     def __init__(self, fault: str, last: Any, x: dict[str, Any]) -> None:
-        self.x, self.fault = x, fault
+        self.x, self.fault = _read(fault, x), fault
+        x = self.x
         q, k, v = (x[n].astype(F4) for n in ("q", "k", "v"))
         self.T, self.H, self.K = q.shape
         self.HV, self.V = v.shape[1:]
@@ -45,6 +64,8 @@ class Inputs:
 
     def _norm(self, y: Any) -> Any:
         squares = (y * y).sum(-1, keepdims=True)
+        if self.fault == "l2-float16":
+            squares = _rounded(squares, "float16")
         if self.fault == "l2-clamp":
             return 1 / np.maximum(np.sqrt(squares), EPS)
         if self.fault == "l2-outside":
@@ -135,6 +156,8 @@ def _states_lost(c: Inputs, final: Any) -> Any:
             S = c.S0[n] * np.exp(c.lg[t])[..., None]
             read = np.einsum("hk,hkv->hv", c.k[t], S)
             final[n] = S + c.k[t][..., None] * (c.b[t][:, None] * (c.v[t] - read))[:, None]
+        if c.fault == "channels-dead" and m and (c.lg[c.cu[n] : c.cu[n] + m].sum(0) < -20).all():
+            final[n] = 0
         if c.fault == "mixed-decode-lost" and m == 1 and max(lengths) > 1:
             final[n] = c.S0[n]
     return final.swapaxes(-1, -2).copy() if c.fault == "final-turned" else final
