@@ -245,6 +245,8 @@ def _claimed(keys: dict[str, object], contract: Contract) -> dict[str, object]:
     left_out |= {"v_scale"} if contract.base == "fp16" else set()
     own = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
     own |= {"dtype": contract.base}
+    if keys["gate"] == "lower_bound":  # a sigmoid of -100 is no number of fp32
+        own |= {"g_head_spread": 1.3}
     return {n: own.get(n, x) for n, x in keys.items() if n not in left_out}
 
 
@@ -302,7 +304,7 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     if "session" in keys or not set(GRADIENT_OF) & set(contract.writes()):
         keys |= {} if "session" in keys else {"backward": "no"}
         keys.pop("dstate", None)
-    if contract.base == "fp16" and form["gate"] != "log" and theme.decay == "none":
+    if contract.base == "fp16" and form["gate"] != "log" and theme.decay in ("none", ""):
         keys |= {"unjudged": "dg, dA_log, ddt_bias: fp16 has no numbers so small"}
     lines = {"reason": theme.reason, "source": f"python/deltaproof/themes.py: {theme.name}"}
     return "".join(f"{n} = {x}\n" for n, x in {**lines, "op": op, **keys}.items())

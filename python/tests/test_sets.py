@@ -9,6 +9,7 @@ import deltaproof
 from deltaproof.contract import Contract
 from deltaproof.themes import LOWER_BOUND, SETS, THEMES, case_paths
 from recurrences import MODELS, right
+from wrong_kernels import make
 
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -96,3 +97,20 @@ def test_a_right_kernel_passes_the_standard_and_the_serving_set() -> None:
         )
         assert found.passed, found.text
         assert all(x == "pass" for x in found.verdicts().values())
+
+
+@pytest.mark.parametrize("gate", ["softplus", "lower_bound"])
+@pytest.mark.parametrize("base", ["fp16", "fp32"])
+def test_gradients_of_a_right_kernel_of_raw_gates_are_judged(gate: str, base: str) -> None:
+    """Where gates kill, hold or spread, they neither vanish unallowed nor underflow."""
+    form: dict[str, Any] = {"gate": gate, "beta": "sigmoid", "l2norm": True}
+
+    def kernel(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: float, **more: Any) -> Any:
+        said = {"gate": gate, "beta_form": "sigmoid", "l2norm": True, "lower_bound": LOWER_BOUND}
+        return make()(q, k, v, g, beta, scale, **said, **more)
+
+    outputs = ("o", "dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias")
+    own: dict[str, Any] = {"base": base, "models": ("gdn",), "outputs": outputs, "layouts": ()}
+    names = ["gdn-killing", "gdn-no-decay", "gdn-heads"]
+    found = deltaproof.run(kernel, names, **form, **own)
+    assert found.passed, found.text
