@@ -390,7 +390,8 @@ class Contract:
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
         if name in (*TOKENS, "gv") and self._has_batch():
             y = y[None] if rows is None else _in_rows(name, y, rows)
-        t = self._placed(name, arrange(self._on_device(y), self.memory))
+        apart = 2 if name in ("k", "v") else 1
+        t = self._placed(name, arrange(self._on_device(y), self.memory, apart))
         if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
         return t

@@ -2,7 +2,8 @@
 NaN, so that an entry which is read from outside of it shows in the results.
 
     contiguous   row-major, at an aligned address, NaN behind the end
-    strided      heads are slices of a wider tensor, as q k v of one projection are
+    strided      heads are slices of wider heads; of k and v, all heads of a token are a slice of
+                 a wider token, as q k v of one projection are
     offset       the array begins one row behind the begin of its memory
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
 
@@ -43,8 +44,8 @@ def layouts_of(device: str | None, cases: Sequence[str]) -> tuple[str, ...]:
     return (*LAYOUTS, FAR) if device in (None, "cpu") or large else LAYOUTS
 
 
-def _strides(shape: tuple[int, ...], layout: str) -> list[int]:
-    """In entries. strided: between rows of the last axis three times what they need."""
+def _strides(shape: tuple[int, ...], layout: str, apart: int) -> list[int]:
+    """In entries. strided: between rows of the last `apart` axes three times what they need."""
     wide = 3 if layout == "strided" and len(shape) > 1 else 1
     out, step = [1] * len(shape), 1
     longest = next((i for i, n in enumerate(shape) if n > 1), None)
@@ -52,7 +53,7 @@ def _strides(shape: tuple[int, ...], layout: str) -> list[int]:
         out[i] = step
         if layout == FAR and i == longest:
             out[i] = max(step, WRAPS // (shape[i] - 1) + 1)
-        step *= shape[i] * (wide if i == len(shape) - 1 else 1)
+        step *= shape[i] * (wide if i == len(shape) - apart else 1)
     return out
 
 
@@ -63,8 +64,8 @@ def _first(shape: tuple[int, ...], layout: str) -> int:
     return 1 if layout == "unaligned" else 0
 
 
-def arrange(x: Any, layout: str) -> Any:
-    """The same numbers in that layout, on the same device."""
+def arrange(x: Any, layout: str, apart: int = 1) -> Any:
+    """The same numbers in that layout, on the same device. apart: axes of a row (strided)."""
     known = (*LAYOUTS, GUARDED, FAR)
     if layout not in known:
         raise ValueError(f"layout {layout}: must be one of {' '.join(known)}")
@@ -73,7 +74,7 @@ def arrange(x: Any, layout: str) -> Any:
         return x
     if layout == GUARDED:
         return _guarded(x, shape)
-    strides, first = _strides(shape, layout), _first(shape, layout)
+    strides, first = _strides(shape, layout, apart), _first(shape, layout)
     size = first + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
     if layout == FAR and (not is_torch(x) or x.device.type == "cpu"):
         return _reserved(x, shape, strides)

@@ -141,6 +141,19 @@ def test_a_kernel_that_ignores_strides_of_states_is_seen() -> None:
     assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
 
 
+@pytest.mark.parametrize("fault", ["strides of q", "dense tokens"])
+def test_a_kernel_that_computes_strides_of_keys_is_seen(fault: str) -> None:
+    """From those of q, or from its own between heads."""
+
+    def guesses(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        head, entry = k.strides[1:]
+        own = q.strides if fault == "strides of q" else (k.shape[1] * head, head, entry)
+        return kda(q, np.lib.stride_tricks.as_strided(k, strides=own), v, g, beta)[0]
+
+    found = deltaproof.run(guesses, "beta-zero", base="fp32", layouts=("strided", "offset"))
+    assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
+
+
 @pytest.mark.parametrize("name", ["q", "g", "cu_seqlens"])
 def test_a_kernel_that_writes_into_its_inputs_fails(name: str) -> None:
     def spoils(
