@@ -3,6 +3,7 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/mm.h"
+#include "ref/arithmetic/norms.h"
 #include "ref/chunk/gate.h"
 #include "ref/chunk/payload.h"
 #include "ref/vocabulary/recurrence.h"
@@ -80,11 +81,10 @@ static void norm_keys(dp_sim *s, place *at) {
     const int K = s->p->K;
     const int64_t rows = s->p->T * s->p->H * s->p->R;
     for (int64_t i = 0; i < rows; i++) {
-        double *k = s->own.k + i * K, sum = 0x1p-1000;
-        for (int c = 0; c < K; c++)
-            sum += k[c] * k[c];
-        for (int c = 0; c < K; c++)
-            k[c] /= sqrt(sum);
+        double *k = s->own.k + i * K;
+        const double norm = dp_norm_fro(K, k);
+        for (int c = 0; c < K && norm > 0; c++)
+            k[c] /= norm;
     }
 }
 

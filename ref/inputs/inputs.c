@@ -423,14 +423,18 @@ static void fill_beta(dp_problem *p, const dp_inputs_spec *s) {
     round_all(p->beta, n, s->dtype);
 }
 
+/* The scale of v, s0, do and dstate. */
+static double value_scale(const dp_inputs_spec *s) {
+    return s->laws.v_scale > 0 ? s->laws.v_scale : 1;
+}
+
 void dp_inputs_fill_gradients(dp_problem *p, const dp_inputs_spec *s) {
     if (s->keys == DP_KEYS_EXACT) {
         dp_inputs_fill_exact_gradients(p, s);
         return;
     }
-    const double scale = s->laws.v_scale > 0 ? s->laws.v_scale : 1;
-    fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, scale, s->dtype);
-    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, scale,
+    fill_normal(p->dout, p->T * p->HV * p->V, s, ST_DO, 0, value_scale(s), s->dtype);
+    fill_normal(p->dstate, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_DSTATE, 0, value_scale(s),
                 param_dtype(s));
 }
 
@@ -449,14 +453,14 @@ void dp_inputs_fill(dp_problem *p, const dp_inputs_spec *s) {
     }
     fill_normal(p->q, p->T * p->H * p->K, s, ST_Q, 0, 1, s->dtype);
     fill_keys(p, s);
-    fill_normal(p->v, p->T * p->HV * p->R * p->V, s, ST_V, 0, 1, s->dtype);
+    fill_normal(p->v, p->T * p->HV * p->R * p->V, s, ST_V, 0, value_scale(s), s->dtype);
     if (p->gate == DP_GATE_LOG)
         fill_log_gate(p, s);
     else
         fill_raw_gate(p, s);
     fill_beta(p, s);
-    fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0, s->s0_scale,
-                param_dtype(s));
+    fill_normal(p->s0, (int64_t)p->Nseq * p->HV * p->K * p->V, s, ST_S0, 0,
+                s->s0_scale * value_scale(s), param_dtype(s));
     if (s->keys == DP_KEYS_MOVED) fill_moved(p, s);
     dp_inputs_apply_laws(p, &s->laws, s->dtype, s->seed);
     dp_inputs_fill_gradients(p, s);

@@ -25,8 +25,6 @@ static double shrink(dp_rng *r, double decades) {
 /* most * u, u uniform in [0, 1) */
 static double stretch(dp_rng *r, double most) { return most * dp_rng_uniform(r); }
 
-static double constant(dp_rng *r, double factor) { return (void)r, factor; }
-
 /* Each row times a factor of its own, by(setting); a setting of 0 changes nothing. */
 static void scale_rows(const matrix *m, double (*by)(dp_rng *, double), double setting,
                        dp_format dtype, uint64_t seed, int stream) {
@@ -70,14 +68,10 @@ void dp_inputs_apply_laws(dp_problem *p, const dp_inputs_laws *laws, dp_format d
                           uint64_t seed) {
     const matrix q = {p->q, p->T * p->H, p->K};
     const matrix k = {p->k, p->T * p->H * p->R, p->K};
-    const matrix v = {p->v, p->T * p->HV * p->R, p->V};
-    const matrix s0 = {p->s0, p->s0 ? (int64_t)p->Nseq * p->HV * p->K : 0, p->V};
     const matrix beta = {p->beta, p->T * p->HV * p->R, 1};
     scale_rows(&q, shrink, laws->qk_decades, dtype, seed, STREAM_Q);
     scale_rows(&k, shrink, laws->qk_decades, dtype, seed, STREAM_K);
     scale_rows(&k, stretch, laws->k_scale, dtype, seed, STREAM_K_SCALE);
-    scale_rows(&v, constant, laws->v_scale, dtype, seed, 0);
-    scale_rows(&s0, constant, laws->v_scale, dtype == DP_FP64 ? DP_FP64 : DP_FP32, seed, 0);
     scale_rows(&beta, shrink, laws->beta_decades, dtype, seed, STREAM_BETA);
     values_from_keys(p, laws->v_from_k, dtype);
     hold(p->g, p->T, (int64_t)p->HV * dp_Kg(p), laws->g_hold);

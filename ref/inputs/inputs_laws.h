@@ -12,7 +12,7 @@ extern "C" {
 typedef struct {
     double qk_decades; /* > 0: each row of q and k is multiplied by 10^-u, u uniform in [0, this) */
     double k_scale;    /* > 0: each row of k is multiplied by u, uniform in [0, this) */
-    double v_scale;    /* > 0: v, s0, do and dstate are multiplied by this */
+    double v_scale;    /* > 0: v, s0, do and dstate are drawn times this */
     double beta_decades; /* > 0: each plain beta likewise */
     double v_from_k; /* > 0: v = its token's key + this * v: states nearly symmetric where K = V */
     int g_hold;      /* > 1: a token's gates are those of the first of so many tokens */
