@@ -1103,11 +1103,12 @@ static int is_asked_for(const drawing *a, int N, const dp_design *design, dp_for
     return 0;
 }
 
-/* Where kernels anchor the decays of a block is nothing that they declare: every draw has another.
- */
-static dp_design of_draw(const dp_design *design, int d) {
+/* Where kernels anchor the decays of a block, and which operand of a state they decay, is nothing
+ * that they declare: every draw has another. */
+static dp_design of_draw(const dp_problem *p, const dp_design *design, int d) {
     dp_design mine = *design;
     mine.anchor = d % DP_ANCHORS;
+    mine.late = d % 2 && design->gated != DP_SCORES_FACTORED && dp_Kg(p) == 1 && !dp_erases(p);
     return mine;
 }
 
@@ -1116,7 +1117,7 @@ static dp_design of_draw(const dp_design *design, int d) {
 static void run_design(const drawing *a, const shapes *l, int k, reference *ref,
                        const dp_conv conv[3], int d, dp_drawn_run *one) {
     const dp_design *design = &a->design[k];
-    const dp_design mine = of_draw(design, d);
+    const dp_design mine = of_draw(a->rq->p, design, d);
     dp_problem own = ref->one.p;
     own.rounded_slopes = 1;
     for (int f = 0; f < DP_NFORMATS; f++) {

@@ -200,7 +200,8 @@ static void decayed_key(dp_chunk *ch, int t, int i, const double *end) {
             left = ch->eC[x];
         }
         if (ch->design.scored) operand = dp_gated_key(ch, t, x, k[x], &left);
-        kg[x] = dp_store(ch->kept, dp_round_arith(b, left * operand));
+        kg[x] = dp_round_arith(b, left * operand);
+        if (!ch->design.late) kg[x] = dp_store(ch->kept, kg[x]);
     }
 }
 
@@ -365,6 +366,18 @@ void dp_chunk_free(dp_chunk *ch) {
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+/* d = k' X, X rounded with the decay to the chunk's end, which all channels share. */
+static void write_late(const dp_chunk *ch, double *X, double *d) {
+    double *e = dp_doubles(2 * (int64_t)ch->K), *end = e + ch->K;
+    for (int t = 0; t < ch->c; t++) {
+        decays_at(ch, t, e, end);
+        for (int64_t i = (int64_t)t * ch->R * ch->V; i < (int64_t)(t + 1) * ch->R * ch->V; i++)
+            X[i] = dp_store(ch->kept, dp_round_arith(ch->base, end[0] * X[i]));
+    }
+    mul(ch, 1, 0, ch->K, ch->V, ch->n, ch->k, X, d);
+    free(e);
+}
+
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
@@ -373,7 +386,11 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         x[i] = dp_store(ch->kept, dp_round_arith(b, ch->u[i] - x[i]));
     double *minus = dp_is_factored(ch) ? dp_factored_minus(ch) : NULL;
-    mul(ch, 1, 0, K, V, n, minus ? minus : ch->kg, x, d);
+    if (X) memcpy(X, x, sizeof(double) * n * V);
+    if (ch->design.late)
+        write_late(ch, x, d);
+    else
+        mul(ch, 1, 0, K, V, n, minus ? minus : ch->kg, x, d);
     for (int i = 0; i < K; i++)
         for (int j = 0; j < V; j++) {
             double *s = S + (int64_t)i * V + j;
@@ -382,7 +399,6 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
                        : dp_round_arith(b, dp_round_arith(b, ch->eC[i] * *s) + write);
         }
     free(minus);
-    if (X) memcpy(X, x, sizeof(double) * n * V);
     free(x);
     free(d);
 }

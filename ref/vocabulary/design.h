@@ -100,8 +100,9 @@ typedef struct {
     dp_format out[DP_NRESULTS]; /* of o and the gradients of inputs (dp_leaves) */
     int gated;                  /* scores: DP_SCORES_.. */
     int scored;
-    int anchor;         /* of gated scores, which no word says (ref/chunk/chunk_gated.h) */
-    int product;        /* 0: solves; 1: the inverse; DP_INVERSE_MERGED */
+    int anchor;  /* of gated scores, which no word says (ref/chunk/chunk_gated.h) */
+    int late;    /* nor this: X takes the decay to a chunk's end, not the keys (one gate a head) */
+    int product; /* 0: solves; 1: the inverse; DP_INVERSE_MERGED */
     int fast_decays;    /* exp=fast */
     int stored_inputs;  /* inputs=stored */
     int fold_beta;      /* beta=inverse */
