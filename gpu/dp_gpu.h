@@ -19,8 +19,8 @@
  *           loaded; norms, dbeta and the gradient of the norms use the unrounded inputs. M by
  *           augmented columns, and with it segments, needs 9.0.
  *   token   the recurrence token by token, fp32 FMA, for any rows (ref/vocabulary/recurrence.h);
- *           GDN-2, GLA, SSD, Gated DeltaProduct, DPLR and a caller's own rows have no other. Chain
- *           fp32: M is the recurrence of the identity.
+ *           GDN-2, Gated DeltaProduct, DPLR and a caller's own rows have no other, GLA and SSD none
+ *           for a backward or kept stages. Chain fp32: M is the recurrence of the identity.
  *           K as above, V a multiple of 8, R up to 8; compute capability 7.5.
  *
  * The first two paths share the code of the dense M chain; its format is a run-time choice

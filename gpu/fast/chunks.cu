@@ -474,16 +474,17 @@ __device__ __forceinline__ void add_far(ChunkSmem<K, AFTER> &sm, const Dims &d,
 
 /* ---- w and u --------------------------------------------------------------------------------- */
 
-/* From anchors to the decay between them, a thread of m = 1 a channel. */
+/* From anchors to the decay between them, a thread of m = 1 a channel. The first one multiplies all
+ * of w, and is 0 where nothing is erased. */
 template <int K, int V>
-__device__ __forceinline__ void step_anchors(ChunkSmem<K, Solve<K, V>> &sm) {
+__device__ __forceinline__ void step_anchors(ChunkSmem<K, Solve<K, V>> &sm, const Dims &d) {
     int ch = threadIdx.x - CHUNK_THREADS / 2;
     if (ch >= K) return;
     float from = 0.f;
 #pragma unroll
     for (int J = 0; J < 4; J++) {
         float to = sm.before[J][ch];
-        sm.before[J][ch] = ex2(to - from);
+        sm.before[J][ch] = J || d.erases ? ex2(to - from) : 0.f;
         from = to;
     }
 }
@@ -548,7 +549,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     if (m) {
         load_v<V>(sm.x.s.v, d, t, p);
         if (betas.row[0] < C) sm.x.s.beta[betas.row[0]] = betas.get(d, p, 0);
-        step_anchors(sm);
+        step_anchors(sm, d);
         emit_queries(sm.x.s.TB, o.Aqk + p.tile * C * C, sm.own, d.scale, p.lr, I, lane, z,
                      [&](int, int, float &, float &) {});
         drain_wait(lane);

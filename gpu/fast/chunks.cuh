@@ -210,14 +210,17 @@ struct Betas {
     }
 };
 
-/* B L to where A is inverted, L to memory if it is kept, by the warps of m = 0; f as of
- * emit_queries. */
+/* B L to where A is inverted, zeros where nothing is erased. By the warps of m = 0, which keep L if
+ * it is asked for; f as of emit_queries. */
 template <class F>
 __device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const ChunkOut &o,
                                           const Place &p, const Betas &betas, int I, int lane,
                                           const float z[4][2][4], F f) {
     bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
-    float beta[2] = {betas.get(d, p, 0), betas.get(d, p, 1)};
+    float beta[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2 && d.erases; r++)
+        beta[r] = betas.get(d, p, r);
     emit_rows(I, lane, Mask{p.lr, 0}, z, [&](int s, int i, float a, float b, bool, int y) {
         float by = beta[y % 4 / 2];
         f(s, i, a, b);

@@ -166,15 +166,16 @@ __device__ __forceinline__ void decay_pair(const RowScalars &rows, const float *
     b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
 }
 
-/* T B again, each column with 1/norm of its key and the decay from the chunk's start to it. */
+/* T B again, each column with 1/norm of its key and the decay from the chunk's start to it; zeros
+ * where nothing is erased. */
 template <int K, int V>
-__device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, int warp, int lane) {
+__device__ __forceinline__ void round_TG(OneSmem<K, V> &sm, const Dims &d, int warp, int lane) {
     int i = lane * 2;
     Solve<K, V> &s = sm.x.after.s;
     float2 b = *(const float2 *)(s.beta + i), rk = *(const float2 *)(sm.rows.rk + i);
     float2 g = *(const float2 *)(sm.rows.gam + i);
-    b.x *= rk.x * ex2(g.x);
-    b.y *= rk.y * ex2(g.y);
+    b.x *= d.erases * rk.x * ex2(g.x);
+    b.y *= d.erases * rk.y * ex2(g.y);
 #pragma unroll
     for (int r = 0; r < 8; r++) {
         int row = warp * 8 + r;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     }
     __syncthreads();
     round_T(after, o.T ? o.T + p.tile * C * C : NULL, warp, lane);
-    round_TG(sm, warp, lane);
+    round_TG(sm, d, warp, lane);
     __syncthreads();
     auto nothing = [](int, float(*)[4]) {};
     Odd odd = {o.odd && I == 3, 0.f};
@@ -269,11 +270,11 @@ template <int K> struct TriangleSmem {
 };
 
 /* Factors of the sums in fast/state_bare.cu, a thread a row. */
-__device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars &rows, float scale,
-                                              int r) {
+__device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars &rows,
+                                              const Dims &d, int r) {
     float all = rows.gam[C - 1], gam = rows.gam[r], from_start = ex2(gam);
-    to.state.of_k[r] = rows.rk[r] * from_start;
-    to.of_q[r] = scale * rows.rq[r] * from_start;
+    to.state.of_k[r] = d.erases * rows.rk[r] * from_start;
+    to.of_q[r] = d.scale * rows.rq[r] * from_start;
     to.state.to_end[r] = rows.rk[r] * ex2(all - gam);
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
@@ -315,7 +316,7 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     if (m) {
         if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
         if (threadIdx.x < CHUNK_THREADS / 2 + C)
-            leave_factors(o.factors[p.tile], sm.rows, d.scale, threadIdx.x % C);
+            leave_factors(o.factors[p.tile], sm.rows, d, threadIdx.x % C);
         emit_queries(
             after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
             [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });

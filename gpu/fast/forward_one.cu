@@ -111,7 +111,8 @@ template <class SLOT> struct Keys : Maker<SLOT> {
         Raw x;
         int64_t at = (s.t0 + (lane < s.len ? lane : 0)) * d.HV + s.hv;
         x.g.load(t.g, at, d.g_bf16);
-        x.beta.load(t.beta, at, d.g_bf16);
+        x.beta = {};
+        if (d.erases) x.beta.load(t.beta, at, d.g_bf16);
         x.A_log = param_word(t.A_log, s.hv, d.A_type);
         x.bias = param_word(t.dt_bias, s.hv, d.bias_type);
         return x;
@@ -119,7 +120,7 @@ template <class SLOT> struct Keys : Maker<SLOT> {
     /* Factors of rows, a row a lane. */
     __device__ __forceinline__ void factors(SLOT &slot, const Raw &x, int len, float square) {
         float a = expf(param_value(x.A_log, d.A_type)), b = param_value(x.bias, d.bias_type);
-        float raw = x.g.get(d.g_bf16), beta = x.beta.get(d.g_bf16);
+        float raw = x.g.get(d.g_bf16);
         float gam = lane < len ? gate_floor(gate_value(d, raw, a, b)) * LOG2E : 0.f;
 #pragma unroll
         for (int m = 1; m < 32; m *= 2) {
@@ -127,14 +128,14 @@ template <class SLOT> struct Keys : Maker<SLOT> {
             if (lane >= m) gam += y;
         }
         float all = __shfl_sync(~0u, gam, 31), rk = norm(d, square);
-        beta = lane < len ? beta_value(d, beta) : 0.f;
+        const float beta = lane >= len ? 0.f : d.erases ? beta_value(d, x.beta.get(d.g_bf16)) : 1.f;
         slot.gam[lane] = gam;
         slot.rk[lane] = rk;
-        slot.of_k[lane] = rk * ex2(gam);
+        slot.of_k[lane] = d.erases * rk * ex2(gam);
         slot.to_end[lane] = rk * ex2(all - gam);
         if (lane == 0) slot.all = ex2(all);
         sm.by_row[number][0][lane] = beta;
-        sm.by_row[number][1][lane] = beta * rk;
+        sm.by_row[number][1][lane] = d.erases * beta * rk;
     }
     /* N: blocks with tokens. */
     template <int N>

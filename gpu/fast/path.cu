@@ -9,7 +9,8 @@ static int takes_width(int n) { return n == 64 || n == 128; }
 
 const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Device *dev,
                          int backward) {
-    if (token_alone(p)) return "has no such recurrence";
+    const int forward = !backward && !o->backward && !o->keep;
+    if (token_alone(p) && !(forward && token_adds(p))) return "has no such recurrence";
     if (p->gate > DP_GATE_LOWER_BOUND) return "has no such gate";
     if (dev->major < 8) return "needs compute capability 8.0, for bf16 tensor cores";
     if (o->base != DP_BASE_BF16) return "takes base bf16";
@@ -25,7 +26,7 @@ const char *fast_refuses(const dpg_problem *p, const dpg_options *o, const Devic
 int fast_may_be_bare(const dpg_plan *pl) {
     const Dims &d = pl->d;
     int o_alone = !pl->opt.keep && !saves_all(pl);
-    int takes = d.R == 1 && d.in_bf16;
+    int takes = d.R == 1 && d.in_bf16 && (d.erases || d.Kg == 1);
     return pl->opt.path == DPG_PATH_FAST && takes && o_alone && fast_augments(&pl->device) &&
            !pl->owned && !pl->by_part &&
            (pl->N == 1 || pl->opt.chain_how == DPG_CHAIN_AUGMENTED); /* factors need w */

@@ -358,14 +358,16 @@ struct HeadGate {
     }
 };
 
-/* beta of row r of a tile, 0 behind the end. */
+/* beta of row r of a tile, 1 where nothing is erased; 0 behind the end. */
 __device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p,
                                              int r) {
     RawWord beta = {};
-    if (r < C) beta.load(t.beta, row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr), d.g_bf16);
+    const int64_t row = row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr);
+    if (r < C && d.erases) beta.load(t.beta, row, d.g_bf16);
     return beta;
 }
 __device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p, int r) {
-    return r < p.rows ? beta_value(d, beta.get(d.g_bf16)) : 0.f;
+    if (r >= p.rows) return 0.f;
+    return d.erases ? beta_value(d, beta.get(d.g_bf16)) : 1.f;
 }
 #endif

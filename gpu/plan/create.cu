@@ -196,7 +196,7 @@ static void set_rows(dpg_plan *pl, const dpg_problem *p) {
     if (!p->l2norm) pl->rows.normed = 0;
     if (!(pl->rows.eps > 0)) pl->rows.eps = DP_L2_EPS;
     for (int i = 0; i < pl->rows.n; i++)
-        pl->erases |= pl->rows.row[i].read.sign != 0;
+        pl->d.erases |= pl->rows.row[i].read.sign != 0;
     pl->halo = pl->N > 1 || p->own.parts > 1 ? token_halo(pl) : 0;
 }
 

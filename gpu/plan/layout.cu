@@ -69,7 +69,7 @@ static void layout_tokens(dpg_plan *pl) {
     int64_t keys = d.L * (d.n / d.tok), tiles = (int64_t)d.NT * d.HV;
     add(pl, B_QN, d.L * d.H * d.K, 0);
     add(pl, B_KN, keys * d.H * d.K, 0);
-    if (pl->erases) add(pl, B_ERASE, keys * d.HV * d.K, 0);
+    if (d.erases) add(pl, B_ERASE, keys * d.HV * d.K, 0);
     add(pl, B_VALUE, keys * d.HV * d.V, 0);
     add(pl, B_BETA, keys * d.HV, 0);
     add(pl, B_DECAY, d.L * d.HV * d.Kg, 0);
@@ -161,7 +161,7 @@ static void layout_token_bwd(dpg_plan *pl) {
     add(pl, B_DV_NEW, keys * d.V, 0);
     add(pl, B_DH, (int64_t)d.NT * d.HV * d.K * d.V, 0);
     add(pl, B_DQ, heads * d.K, 0);
-    if (pl->erases) add(pl, B_DKR, keys * d.K, 0);
+    if (d.erases) add(pl, B_DKR, keys * d.K, 0);
     add(pl, B_DKW, keys * d.K, 0);
     add(pl, B_DG, heads * d.Kg, 0);
     if (pl->pairs) add(pl, B_DANGLE, heads * pl->pairs, 0);

@@ -54,6 +54,8 @@ int fast_is_single(const dpg_plan *pl);
 
 /* Does only the token path have the recurrence? How many rows has a token there? */
 int token_alone(const dpg_problem *p);
+/* Is a step S <- D S + k' v (GLA, SSD). */
+int token_adds(const dpg_problem *p);
 int token_rows(const dpg_problem *p);
 /* Words of a halo of these rows. */
 int token_halo(const dpg_plan *pl);

@@ -74,6 +74,7 @@ struct Dims {
     const Seq *seq;
     float scale, lower_bound;
     int gate, beta_form, l2norm;
+    int erases; /* does any row of a token read the state */
     int in_bf16, g_bf16, o_bf16, d_bf16, qk_bf16,
         dg_bf16; /* types of q k v, g beta, o, do dv, dq dk, dg dbeta */
     int A_type, bias_type, dA_type, dbias_type; /* dpg_dtype of parameters, of their gradients */
@@ -193,7 +194,6 @@ struct dpg_plan {
     const Path *path;
     char why[160];          /* the reason for the path */
     dp_recurrence rows;     /* of a token; normed: what has a norm in this problem */
-    int erases;             /* does any read */
     int pairs;              /* that angles rotate, 0: none */
     int halo;               /* words of a halo of a part, 0: parts need none */
     int rank, N, pre, post; /* ranks before and behind that share a sequence with this one */

@@ -2,12 +2,17 @@
  * warp a token and value head, no shared memory; what value heads share the first of them writes.
  */
 #include "token/rows.cuh"
+#include <string.h>
 
 int token_rows(const dpg_problem *p) { return rows_of(p)->n > 1 ? rows_of(p)->n : p->R; }
-/* The other paths have S <- D S + k' beta (v - k D S). */
+/* The other paths have S <- D S + k' beta (v - k D S). Forwards of the fast path also take what
+ * token_adds says. */
 int token_alone(const dpg_problem *p) {
     const dp_recurrence *a = rows_of(p);
     return p->rows || a->in_turn || a->n > 1 || !dp_recurrence_uses(a, DP_INPUT_BETA);
+}
+int token_adds(const dpg_problem *p) {
+    return !p->rows && !memcmp(rows_of(p), &dp_recurrences[DP_GLA], sizeof *rows_of(p));
 }
 
 Token token_of(const Call &c) {

@@ -419,6 +419,29 @@ DP_TEST(kernels, every_recurrence_token_by_token) {
     json_decref(j);
 }
 
+/* Forwards of GLA and SSD by kernels of a chunk, which store w or not, and in one kernel. */
+DP_TEST(kernels, nothing_is_erased_by_tensor_cores) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "final_state", NULL}, *const on[][2] = {{"90", "1"},
+                                                                                     {"90", "132"},
+                                                                                     {"80", "16"}};
+    for (size_t at = 0; at < sizeof on / sizeof *on; at++) {
+        setenv("DP_CPU_CAPABILITY", on[at][0], 1);
+        setenv("DP_CPU_MULTIPROCESSORS", on[at][1], 1);
+        json_t *j = judged("ssd-wide gla-wide", 0), *r;
+        size_t i;
+        if (j) all_judged(j, 4, names);
+        json_array_foreach(json_object_get(j, "runs"), i, r) {
+            const json_t *design = json_object_get(json_object_get(r, "policy"), "design");
+            CHECK(strstr(json_string_value(design), "beta=inverse"), "%s",
+                  json_string_value(design));
+        }
+        json_decref(j);
+    }
+    unsetenv("DP_CPU_CAPABILITY");
+    unsetenv("DP_CPU_MULTIPROCESSORS");
+}
+
 /* Three keys a token on three ranks; gradients alone between ranks; what the forward left. */
 DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
     NEEDS_KERNELS;

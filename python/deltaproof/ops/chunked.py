@@ -158,9 +158,9 @@ def run(
     s0 = state_in(initial_state, state_v_first, N, HV, K, V)
     every = _whole_rows((q, k, v, g, s1, s2, A_log, dt_bias, s0), h, K, V)
     wanted = needs_gradients(*every)
-    alone = model in ("gdn2", "gla", "ssd", "gated-deltaproduct", "dplr")
+    alone = ("gdn2", "gated-deltaproduct", "dplr") + (("gla", "ssd") if wanted else ())
     h = h._replace(
-        R=R, backward=int(wanted), path=c.TOKEN if by_tokens or alone else c.AUTO,
+        R=R, backward=int(wanted), path=c.TOKEN if by_tokens or model in alone else c.AUTO,
         states=states * (1 + state_v_first),
     )  # fmt: skip
     o, final, kept = chunk(
@@ -396,7 +396,8 @@ def chunk_gla(
     cu_seqlens: torch.LongTensor | None = None,
     cu_seqlens_cpu: torch.LongTensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gated linear attention, token by token in fp32: g [B,T,H,K]."""
+    """Gated linear attention: g [B,T,H,K]. In bf16 a call without gradients takes
+    tensor cores if K is 64 or 128 and V a multiple of 64. Else it runs token by token in fp32."""
     return run(
         "gla", q, k, v, g, scale=scale, initial_state=initial_state,
         output_final_state=output_final_state, state_v_first=state_v_first, cu_seqlens=cu_seqlens,
@@ -418,8 +419,8 @@ def chunk_simple_gla(
     cu_seqlens_cpu: torch.LongTensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Linear attention with a decay a head (Mamba-2's SSD), token by token in fp32: g [B,T,H],
-    None: no decay."""
+    """Linear attention with a decay a head (Mamba-2's SSD), computed as chunk_gla: g [B,T,H], None:
+    no decay."""
     state_v_first = checks.old_names(kwargs, state_v_first)
     kwargs.pop("chunk_size", None)
     checks.none_left(kwargs)
