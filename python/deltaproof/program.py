@@ -66,9 +66,9 @@ def _draws() -> bool:
 def environment() -> dict[str, str]:
     """This process's environment, with this interpreter as the one that makes the report, if it
     can; else the program finds its own. A program that a rank of a training starts is one process,
-    no part of its job."""
+    no part of its job, and ends with this one."""
     own = {"DP_PYTHON": sys.executable} if _draws() else {}
-    return own | dict(os.environ) | {"DELTAPROOF_ALONE": "1"}
+    return own | dict(os.environ) | {"DELTAPROOF_ALONE": str(os.getpid())}
 
 
 def ran(*arguments: str) -> subprocess.CompletedProcess[str]:

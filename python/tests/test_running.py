@@ -291,6 +291,30 @@ def test_nothing_stays_of_a_run_that_a_signal_ends(
     assert [r["verdict"] for r in record["runs"]] == ["pass"]
 
 
+def test_the_program_ends_with_the_process_that_called_it(tmp_path: Path) -> None:
+    """It is killed a second after the program has asked it, which then computes for a minute."""
+    (tmp_path / "long.case").write_text(
+        "reason = r\nsource = s\nop = kda\nT = 16384\nHV = 2\nK = 64\nV = 64\n"
+    )
+    script = (
+        "import os, threading, deltaproof, kernels\n"
+        "from deltaproof.server import Server\n"
+        "about, kill = Server._about, lambda: os.kill(os.getpid(), 9)\n"
+        "Server._about = lambda self: threading.Timer(1, kill).start() or about(self)\n"
+        "deltaproof.run(kernels.kda, 'long.case', base='fp32', layouts=(), cache='c')\n"
+    )
+    mark = f"DELTAPROOF_TEST={os.getpid()}-killed"
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONPATH": path, **dict([mark.split("=")])}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, check=False)
+    end = time.monotonic() + 10
+    while (left := _marked(mark.encode())) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL and not left
+
+
 class _Mute(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
