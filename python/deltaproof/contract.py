@@ -54,7 +54,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import mamba
-from .guards import inputs_of, look, look_at_inputs
+from .guards import inputs_of, kept_of, look, look_at_inputs, look_at_kept
 from .heads import by_columns, by_queries, has_columns
 from .layouts import arrange
 from .prefixes import by_checkpoints
@@ -135,7 +135,7 @@ class Contract:
       and l2norm are not used.
 
     An array has the address of the previous call's, if it has its name, shape and dtype. So a
-    kernel that caches by address reads stale values.
+    kernel that caches by address reads stale values. Results of a call must outlive the next one.
     """
 
     fn: Callable[..., Any]
@@ -157,6 +157,7 @@ class Contract:
     guards: bool = False
     recurrence: Recurrence | None = None
     _memory: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: list[Any] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -255,11 +256,13 @@ class Contract:
         given = self._arguments(problem, rows)
         before = inputs_of(given, self.guards)
         result = self._named(self.fn(**given))
-        look(given, before, result) if self.guards else look_at_inputs(given, before)
+        returned = dict(result)
+        look_at_kept(self._kept)
+        look(given, before, result) if self.guards else look_at_inputs(given, before, result)
         if self.autograd and any(n in GRADIENT_OF for n in problem.wanted):
             made = {n: copy_of(x) for n, x in result.items()}  # as the forward left them
             result = made | self._gradients(result, given, problem, rows)
-            look_at_inputs(given, before)
+            look_at_inputs(given, before, result)
         if "has_initial_state" in given and "pool" in result:
             result["pool"] = _nothing_again(problem, to_numpy(result["pool"], "pool"))
         if rows is not None:
@@ -268,6 +271,7 @@ class Contract:
         if self.autograd and "ds0" not in result and "initial_state" not in problem.arrays:
             wanted.pop("ds0", None)
         made = {n: self._fit(n, result, shape) for n, shape in wanted.items()}
+        self._kept[:] = kept_of(given, {n: x for n, x in returned.items() if n in made})
         if "dg" in made and self._decays(problem):  # of the log, not of the decay
             g = problem.arrays["gv" if "gv" in problem.arrays else "g"]
             made["dg"] = made["dg"] * np.exp(g).reshape(made["dg"].shape)

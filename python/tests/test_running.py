@@ -154,13 +154,13 @@ def test_a_kernel_that_computes_strides_of_keys_is_seen(fault: str) -> None:
     assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
 
 
-@pytest.mark.parametrize("name", ["q", "g", "cu_seqlens"])
+@pytest.mark.parametrize("name", ["q", "g", "cu_seqlens", "initial_state"])
 def test_a_kernel_that_writes_into_its_inputs_fails(name: str) -> None:
     def spoils(
         q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None, cu_seqlens: Any = None
     ) -> Any:
         made = kda(q, k, v, g, beta, initial_state, cu_seqlens)
-        given = {"q": q, "g": g, "cu_seqlens": cu_seqlens}[name]
+        given = {"q": q, "g": g, "cu_seqlens": cu_seqlens, "initial_state": initial_state}[name]
         if given is not None:
             given[-1] = 0
         return made
@@ -430,6 +430,7 @@ def test_the_first_call_is_judged_on_a_device_too(monkeypatch: pytest.MonkeyPatc
         ("bit", 0, "(not repeatable, 1 of 1 call with the same inputs: 1 of 3072 entries of o"),
         ("raises", 1, "(called again with the same inputs: failed: returned 1: RuntimeError"),
         ("remembers", 1, "(called again with other values at the same addresses; "),
+        ("buffer", 1, "Broken: o of the call before changed in this call: both are in one memory"),
     ],
 )
 def test_calls_are_repeated_and_given_other_values(kind: str, status: int, says: str) -> None:
@@ -445,7 +446,11 @@ def test_calls_are_repeated_and_given_other_values(kind: str, status: int, says:
         if kind == "raises" and len(calls) == 2:
             raise RuntimeError("no slot is left")
         wrong = {"first": 1, "second": 2}.get(kind)
-        return o * np.float32(1 + (len(calls) == wrong))
+        o = o * np.float32(1 + (len(calls) == wrong))
+        if kind == "buffer":
+            seen.setdefault(0, o)[...] = o
+            return seen[0]
+        return o
 
     found = deltaproof.run(fn, "beta-zero", base="fp32", layouts=())
     assert found.status == status and says in found.text, found.text
