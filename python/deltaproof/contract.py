@@ -93,6 +93,7 @@ STATES = ("initial_state", "dht", "pool", "final_state", "ds0", "checkpoints")
 READ_WRITE = ("read_slot", "write_slot")
 OPTIONAL = (*INTEGERS, "pool", "chunk")
 OUTPUTS = (*RESULTS, "pool", "states", "checkpoints", *STAGES)
+FORMATS = {"bf16": BFLOAT16, "fp16": np.float16, "fp32": np.float32, "fp64": np.float64}
 SETTINGS = ("scale", "lower_bound", "gate", "beta_form", "l2norm", "backward")
 
 
@@ -118,8 +119,9 @@ class Contract:
       returns the gradient of the decay.
     - autograd: PyTorch computes the gradients of the results.
     - device: None for numpy arrays (bf16 inputs are float32 of equal value), else "cpu", "cuda", ..
-      for PyTorch tensors, q k v do in the case's own format, all others float32. With autograd and
-      a base wider than bf16 all are float32: PyTorch gives a gradient the dtype of its tensor.
+      for PyTorch tensors, q k v do in the case's own format (base fp16: that), others float32.
+      With autograd and a base wider than bf16 all are float32: PyTorch gives a gradient the dtype
+      of its tensor.
     - batch: all arrays with tokens begin with a batch axis (default: with PyTorch). Its length is 1
       except for sequences of one length, and with attention_mask.
     - masked: "any" ignores results where the mask is 0; "zero" requires zeros there.
@@ -380,6 +382,7 @@ class Contract:
             return self._placed(name, self._on_device(x.copy()))
         fmt = problem.input_format if name.removeprefix("previous_") in SHORT else "fp32"
         fmt = "fp32" if fmt == "bf16" and self.autograd and self.base in WIDE else fmt
+        fmt = "fp16" if fmt == "bf16" and self.base == "fp16" and self.device is not None else fmt
         fmt = "fp64" if problem.input_format == "fp64" or not _holds(name, x) else fmt
         x = np.exp(x) if name in ("g", "gv") and self._decays(problem) else x
         # the shapes of the head of this file: no axis R where there is one key, no Kg in GDN
@@ -388,7 +391,7 @@ class Contract:
         sizes = {"R": problem.settings["R"], "Kg": problem.settings["Kg"] if one_gate else 0}
         units = unit_axes(name, sizes) if name in INPUTS else ()
         x = x.squeeze(tuple(a for a in units if x.shape[a : a + 1] == (1,)))
-        dtype = {"bf16": BFLOAT16, "fp32": np.float32, "fp64": np.float64}[fmt]
+        dtype = FORMATS[fmt]
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         if self._turned(name):
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))

@@ -244,6 +244,8 @@ def _claimed(keys: dict[str, object], contract: Contract) -> dict[str, object]:
     left_out |= {"v_scale"} if contract.base == "fp16" else set()
     own = {} if contract.takes("lower_bound") else {"lower_bound": LOWER_BOUND}
     own |= {"dtype": contract.base}
+    if contract.base == "fp16" and "qk_decades" in keys:  # in which smaller rows have few bits
+        own |= {"qk_decades": 3}
     if keys["gate"] == "lower_bound":  # a sigmoid of -100 is no number of fp32
         own |= {"g_head_spread": 1.3}
     return {n: own.get(n, x) for n, x in keys.items() if n not in left_out}

@@ -29,6 +29,7 @@ from kernels import (
     without_packing,
     wrong_at_70,
 )
+from recurrences import unit
 
 CASES = ("t65", "packed-ones", "initial-state", "smoke-kda")
 OWN: dict[str, Any] = {"base": "fp32", "outputs": ("o", "final_state")}
@@ -564,6 +565,14 @@ def test_gradients_of_a_wider_claim_and_of_a_state_that_is_not_used() -> None:
         assert found.record is not None
         judged = {t["name"] for t in found.record["runs"][0]["tensors"]}
         assert "dq" in judged and ("ds0" in judged) == (fn is takes)
+    given = set()
+
+    def half(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any) -> Any:
+        given.add((q.dtype, v.dtype, g.dtype))
+        return gdn(q, k, v, g, beta, scale)
+
+    found = deltaproof.run(half, "gdn-t1", layouts=(), **own | {"base": "fp16"})
+    assert found.passed and given == {(torch.float16, torch.float16, torch.float32)}, found.text
     found = deltaproof.run(ignores, "gdn-states", layouts=(), **own)
     assert "ds0: no gradient reaches `initial_state`" in found.text
 
@@ -662,6 +671,13 @@ def test_a_kernel_of_fp16_is_claimed_by_that_name() -> None:
     own: dict[str, Any] = {"base": "fp16", "outputs": ("o", "final_state"), "layouts": ()}
     assert deltaproof.run(short, "t65", **own).passed
     assert deltaproof.run(shorter, "t65", **own).status == 1
+
+    def read(q: Any, k: Any, v: Any, g: Any, beta: Any, l2norm: bool) -> Any:
+        q, k, v = (x.astype(np.float16).astype(np.float32) for x in (q, k, v))
+        return short(*(unit(x) if l2norm else x for x in (q, k)), v, g, beta)
+
+    found = deltaproof.run(read, ("kda-small-norms", "kda-tiny-norms"), **own)
+    assert list(found.verdicts().values()) == ["pass", "pass"], found.text
     with pytest.raises(ValueError, match="base='bf17': must be bf16, fp16, fp32 or fp64"):
         deltaproof.run(short, "t65", base="bf17")
 
