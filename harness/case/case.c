@@ -516,10 +516,14 @@ static dp_status case_load_data(const dp_casefile *f, const dp_tensorfile *d, dp
 
 /* ---- inputs by their laws -------------------------------------------------------------------- */
 
+enum { BOTH_PARAMS = 1 }; /* of gate_params: no, yes, rates */
+
 static int wanted(const dp_casefile *f, const dp_case_input *s) {
     switch (s->field->role) {
     case DP_ROLE_REQUIRED: return 1;
-    case DP_ROLE_GATE: return f->gate != DP_GATE_LOG && f->gate_params;
+    case DP_ROLE_GATE:
+        return f->gate != DP_GATE_LOG && f->gate_params &&
+               (f->gate_params == BOTH_PARAMS || !strcmp(s->field->name, "A_log"));
     case DP_ROLE_BIAS: return f->bias != 0;
     case DP_ROLE_STATE: return f->s0_scale > 0;
     default: return 0; /* gradients come after, with those that data did not bring */

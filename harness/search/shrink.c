@@ -353,7 +353,8 @@ static void print_tensors(FILE *f, const dp_case *c, dp_shrink_tensor *t, int n)
     fprintf(f, "dtype = %s\n", dp_formats[c->input_dtype].name);
     if (c->op->has_conv) fprintf(f, "bias = %s\n", c->conv.bias ? "yes" : "no");
     if (c->p.s0) fputs("s0_scale = 1\n", f);
-    if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", c->p.A_log ? "yes" : "no");
+    const char *params = !c->p.A_log ? "no" : c->p.dt_bias ? "yes" : "rates";
+    if (c->p.gate != DP_GATE_LOG) fprintf(f, "gate_params = %s\n", params);
     fputs("override = ", f);
     for (int i = 0; i < n; i++)
         if (*t[i].x) print_override(f, c, &t[i], &any);
