@@ -449,12 +449,17 @@ class Contract:
             raise ValueError(f"{name} is not 0 where attention_mask is")
         return y[rows >= 0]
 
-    def _incoming(
-        self, name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any] | None
-    ) -> npt.NDArray[Any]:
+    def _seed(self, name: str, x: npt.NDArray[Any], rows: npt.NDArray[Any] | None, of: Any) -> Any:
+        """The gradient of a result, in its shape and the layout of memory. Equal numbers have
+        strides of 0, as behind a sum."""
         y = np.swapaxes(x, -1, -2) if self._turned(name) else x
         y = _in_rows(name, y, rows) if rows is not None and name in TOKENS else y
-        return np.ascontiguousarray(y, np.float32)
+        t = self._on_device(np.ascontiguousarray(y, np.float32)).reshape(of.shape).to(of.dtype)
+        if y.size and (y == y.flat[0]).all():
+            memory = t.new_full((t.numel(),), float("nan"))
+            memory[0] = t.flatten()[0]
+            return memory[0].expand(t.shape)
+        return arrange(t, self.memory)
 
     def _fit(
         self, name: str, result: Mapping[str, Any], shape: tuple[int, ...]
@@ -473,16 +478,10 @@ class Contract:
         import torch
 
         heads = {n: d for d, n in INCOMING.items() if d in problem.arrays and n in result}
-        seeds = [
-            self._on_device(self._incoming(d, problem.arrays[d], rows)).reshape(result[n].shape)
-            for n, d in heads.items()
-        ]
+        seeds = [self._seed(d, problem.arrays[d], rows, result[n]) for n, d in heads.items()]
         if "dht" in problem.arrays and "final_state" not in result:
             raise Unsupported("the gradient of a final state that the function does not return")
-        torch.autograd.backward(
-            [result[n] for n in heads],
-            [x.to(result[n].dtype) for n, x in zip(heads, seeds, strict=True)],
-        )
+        torch.autograd.backward([result[n] for n in heads], seeds)
         of = {d: n for d, n in GRADIENT_OF.items() if n in given}
         for d, n in of.items():
             if d in problem.wanted and n in problem.arrays and given[n].grad is None:

@@ -79,7 +79,7 @@ def _readers(tokens: int, *ends: int) -> dict[str, object]:
     return _packed(*ends, H=2, HV=2, K=16, s0_scale=0.5, override=off)
 
 
-BOTH, TRAINED = ("standard", "training"), ("training",)
+BOTH = ("standard", "training")
 THEMES: tuple[Theme, ...] = (
     # lengths
     Theme(
@@ -87,6 +87,8 @@ THEMES: tuple[Theme, ...] = (
         sets=("smoke", *BOTH),
     ),
     Theme("t1", "one token", _t(1), sets=("smoke", "standard")),
+    Theme("short", "fewer tokens than a tile has, with a state; K = 96 and V = 80",
+          _states(_t(13, K=96, V=80, HV=1)), raw=True, sets=BOTH),
     Theme("t63", "one token less than a chunk", _t(63), raw=True),
     Theme("t64", "one chunk", _t(64)),
     Theme("t65", "one token more than a chunk; inputs of the base's format",
@@ -97,20 +99,23 @@ THEMES: tuple[Theme, ...] = (
     Theme("heads", "six value heads of two, each with rates of its own",
           _t(96, H=2, HV=6, K=16, V=16, g_head_spread=3), raw=True, sets=BOTH),
     Theme("tails", "widths that no power of two divides", _t(80, K=40, V=20), raw=True, sets=BOTH),
-    Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=24)),
-    Theme("v256", "values of more channels than 128", _t(70, HV=1, K=24, V=256), raw=True),
+    Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=16)),
+    Theme("v256", "values of more channels than 128", _t(70, HV=1, K=16, V=256), raw=True),
+    Theme("wide", "widths of tensor cores", _t(96, HV=1, K=64, V=64), raw=True, sets=BOTH),
+    Theme("model", "heads as most models have them", _t(66, HV=1, K=128, V=128), raw=True),
     # packings
     Theme("packed-inside", "sequences that begin and end inside chunks",
           _states(_packed(37, 91, 104, 180, K=16)), sets=BOTH),
-    Theme("packed-aligned", "sequences that begin where chunks do", _packed(64, 192, 256, K=16)),
+    Theme("packed-aligned", "sequences that begin where chunks do, one of three chunks",
+          _packed(64, 256, K=16)),
     Theme("rows", "sequences of one length: rows of a batch, where the function has that axis",
-          _states(_packed(70, 140, 210, K=16)), raw=True, sets=BOTH),
+          _states(_packed(70, 140, 210, H=2, HV=4, K=16)), raw=True, sets=BOTH),
     Theme("packed-empty", "empty sequences first, last and between, whose states must stay",
           _states(_packed(0, 50, 50, 50, 114, 180, 180, K=16, V=48)), raw=True, sets=BOTH),
-    Theme("packed-ones", "sequences of one token, as a batch of decode steps",
-          _states(_packed(1, 2, 3, 4, 5, 6, 7, 8, K=16)), raw=True),
+    Theme("packed-ones", "sequences of one token, as a batch of decode steps, of many heads",
+          _states(_packed(*range(1, 12), H=4, HV=20, K=16)), raw=True),
     Theme("packed-mixed", "decode rows beside prefill rows, with states and without tokens",
-          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=32, V=48)), raw=True),
+          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=16, V=24)), raw=True),
     # states
     Theme("states", "a state that outlives chunks, V > K; inputs of the base's format",
           _states(_t(150, K=16, V=48, dtype="base")), "slow", sets=BOTH),
@@ -125,13 +130,16 @@ THEMES: tuple[Theme, ...] = (
     Theme("strong", "log gates in (-5, 0]", _t(130), "strong", sets=BOTH),
     Theme("killing", "log gates in (-20, 0]", _t(96), "killing"),
     Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow"),
-    Theme("softplus", "raw gates with A_log and dt_bias", _t(130), raw=True, form=RAW, sets=BOTH),
+    Theme("softplus", "raw gates with A_log and dt_bias; dstate without a first state",
+          _t(130, dstate="yes"), raw=True, form=RAW, sets=BOTH),
     Theme("softplus-ends", "raw gates around -9, times a large rate",
           _t(130, g_mean=-9, g_scale=2, A_log=7), form=RAW),
     Theme("softplus-rates", "A_log from 2.8 down to -8, raw gates on either side of 0",
           _t(96, HV=4, K=16, g_mean=8, g_scale=4, g_head_spread=1 / 16), form=RAW, sets=BOTH),
     Theme("softplus-bare", "raw gates without parameters", _t(96, gate_params="no"),
           form={"gate": "softplus"}),
+    Theme("no-bias", "raw gates with A_log alone", _t(72, K=16, gate_params="rates"), raw=True,
+          sets=BOTH),
     Theme("lower-bound", "a bounded gate, of another bound where the function takes it",
           _t(96, lower_bound=-3), form={"gate": "lower_bound"}, sets=BOTH),
     # keys and betas
@@ -149,9 +157,11 @@ THEMES: tuple[Theme, ...] = (
           _t(128, keys="moved", s0_scale=1), "", betas="one", models=("kda",)),
     Theme("repeated", "every token four times: what is read before the decay differs",
           _t(128, repeat=4), betas="one"),
-    Theme("small-betas", "betas over many decades", _t(96), betas="small"),
-    Theme("reflected", "betas up to 2", _t(96), betas="two", sets=BOTH),
-    Theme("scaled", "another scale than K^-1/2", _t(80, scale=0.31), raw=True),
+    Theme("small-betas", "betas over many decades", _t(40, H=3, HV=3), betas="small"),
+    Theme("reflected", "betas up to 2; a gradient as behind a sum: PyTorch's has strides of 0",
+          _t(96, override="do[*,*,*] 1"), raw=True, betas="two", sets=BOTH),
+    Theme("scaled", "another scale than K^-1/2, in the shape of t65", _t(65, scale=0.31),
+          raw=True),
     # heads of other layouts
     Theme("value-gates", "a gate per value channel: heads of one channel", _columns(90, 24),
           form=LOG, needs="gv", models=("gdn",)),
@@ -204,8 +214,6 @@ THEMES: tuple[Theme, ...] = (
           needs="ring_tokens", sets=("serving",)),
     Theme("batch-decode", "a batch of decode rows beside prefill rows", _packed(1, 2, 3, 68, 69,
           134, HV=4, K=16, s0_scale=0.5), raw=True, sets=("serving",)),
-    # training
-    Theme("wide", "widths of tensor cores", _t(128, HV=1, K=64, V=64), raw=True, sets=TRAINED),
     # devices
     Theme("model-head", "heads as models have them", _states(_t(512, H=2, HV=4, K=128, V=128)),
           raw=True, sets=("large",)),
@@ -301,9 +309,11 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     if op == "dplr":
         keys["H"] = keys["HV"]
     if form["gate"] == "log":
-        keys.pop("g_mean", None)
+        keys = {n: x for n, x in keys.items() if n not in ("g_mean", "gate_params")}
     if "session" in keys or not set(GRADIENT_OF) & set(contract.writes()):
         keys |= {} if "session" in keys else {"backward": "no"}
+        keys = {n: x for n, x in keys.items() if n != "dstate" and not str(x).startswith("do[")}
+    if contract.autograd and "final_state" not in contract.outputs:
         keys.pop("dstate", None)
     if contract.base == "fp16" and form["gate"] != "log" and theme.decay in ("none", ""):
         keys |= {"unjudged": "dg, dA_log, ddt_bias: fp16 has no numbers so small"}

@@ -524,6 +524,25 @@ def test_gradients_of_autograd_are_judged() -> None:
     assert found.record is not None
     names = {t["name"] for t in found.record["runs"][0]["tensors"]}
     assert {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta"} <= names
+
+    class Dense(torch.autograd.Function):  # type: ignore[misc]
+        """Reads its gradient as if that were contiguous."""
+
+        @staticmethod
+        def forward(ctx: Any, o: Any) -> Any:
+            return o.clone()
+
+        @staticmethod
+        def backward(ctx: Any, do: Any) -> Any:
+            return do.as_strided(do.shape, torch.empty(do.shape).stride(), do.storage_offset())
+
+    def dense(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any = None) -> Any:
+        o, S = kernel(q, k, v, g, beta, initial_state)
+        return Dense.apply(o), S
+
+    found = deltaproof.run(dense, ("kda-t1", "kda-reflected"), **own)
+    assert list(found.verdicts().values()) == ["pass", "fail"], found.text
+    assert found.layouts == {"strided": "fail"}, found.layouts
     rng = np.random.default_rng(3)
     x = {n: torch.tensor(rng.normal(size=(1, 65, 1, 8)) / 3).float() for n in "qkv"}
     x["g"], x["beta"] = -torch.rand(1, 65, 1, 8) / 9, torch.rand(1, 65, 1)

@@ -1,6 +1,8 @@
 """The sets of cases that `run` knows by name: enough of them for every recurrence, in the form that
 a function computes. Right kernels pass them."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +47,51 @@ def test_a_standard_set_has_25_cases_of_the_form_that_a_function_computes(
             if "/" in path and all(keys_of(path)[n] == x for n, x in own.items())
         ]
         assert len(served) >= 25, (form, len(served))
+
+
+SHAPES: dict[str, Callable[[Any], bool]] = {
+    "more than one token, less than a tile": lambda x: 1 < x.T < 16,
+    "less than a chunk": lambda x: 16 < x.T < 63,
+    "a state before few tokens": lambda x: 1 < x.T < 63 and x.state,
+    "one head": lambda x: x.HV == 1,
+    "as many heads, an odd number": lambda x: x.H == x.HV == 3,
+    "five value heads a key head, more than 16": lambda x: x.HV == 5 * x.H > 16,
+    "rows of a batch of grouped heads": lambda x: x.HV > x.H > 1 and {*x.lengths} == {70},
+    "more sequences than 9": lambda x: len(x.lengths) > 9,
+    "a packed sequence of several chunks": lambda x: len(x.lengths) > 1 and max(x.lengths) > 128,
+    "K = V = 64": lambda x: x.K == x.V == 64 < x.T,
+    "K = V = 128": lambda x: x.K == x.V == 128 and x.T > 64,
+    "K and V between 64 and 128, no powers of 2": lambda x: 64 < x.K < 128 and 64 < x.V < 128,
+    "V > K": lambda x: x.V > x.K,
+    "a gradient of a state without a first": lambda x: x.dstate and not x.state,
+    "one of few tokens": lambda x: x.dstate and x.T < 64,
+    "one of grouped heads": lambda x: x.dstate and x.HV > x.H > 1,
+    "gradients of several chunks, all equal": lambda x: x.T > 64 and "do[*,*,*] 1" in x.override,
+    "gradients of A_log without dt_bias": lambda x: x.rates,
+    "scales of one shape": lambda x: (x.T, x.HV, x.K, x.V) == (65, 2, 32, 32) and x.scale,
+}
+
+
+def shape_of(path: str) -> SimpleNamespace:
+    x = keys_of(path)
+    ends = [int(n) for n in x.get("cu_seqlens", f"0,{x['T']}").split(",")]
+    sizes = {n: int(x[n]) for n in ("T", "H", "HV", "K", "V")}
+    more = {"state": "s0_scale" in x, "dstate": x.get("dstate") == "yes", "scale": "scale" in x}
+    more["rates"] = x.get("gate_params") == "rates"
+    lengths = [e - a for a, e in zip(ends, ends[1:], strict=False)]
+    return SimpleNamespace(**sizes, **more, lengths=lengths, override=x.get("override", ""))
+
+
+@pytest.mark.parametrize("own", ["standard", "training"])
+def test_faults_of_common_shapes_show_in_a_case(own: str, tmp_path: Any) -> None:
+    """A kernel that is wrong in one of these shapes alone had passed."""
+    outputs = ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta")
+    for model in ("gdn", "kda"):
+        paths = case_paths(own, Contract(make(), outputs, (model,), base="fp32"), str(tmp_path))
+        shapes = [shape_of(x) for x in paths if "/" in x]
+        unseen = {n for n, has in SHAPES.items() if not any(map(has, shapes))}
+        assert own == "training" or not unseen, unseen
+        assert not {n for n in unseen if "gradient" in n or n.startswith("one of")}, unseen
 
 
 def test_names_of_themes_are_names_of_no_other_case(tmp_path: Any) -> None:
