@@ -15,8 +15,9 @@ A state that the function requires (it has no default), or whose gradient autogr
 where a case has none. If no gradient reaches such zeros, none is judged. Another array that it
 requires skips the case.
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
-"sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). Where `check` asks for a length that
-the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
+"sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). A scale that is None by default is
+left out where it is K^-1/2 (but of SSD and of rows of one's own). Where `check` asks for a length
+that the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
 A function with "pool" among its outputs gets a pool in place of initial_state, in a session whose
 states lie in slots (cases/README.md, Sessions). The arrays are pool [slots,HV,K,V], read_slot [N],
 write_slot [N] (-1: padding, for which nothing may be written). Slots that no sequence owns are NaN.
@@ -330,6 +331,9 @@ class Contract:
             elif name not in INCOMING:
                 raise Unsupported(f"the function takes no `{name}`")
         settings = {n: problem.settings[n] for n in SETTINGS}
+        usual = not self.recurrence and problem.settings["recurrence"] != "ssd"
+        if usual and self._standard(problem) and _default(self.fn, "scale") is None:
+            del settings["scale"]
         settings |= {"gate": "exp"} if self._decays(problem) else {}
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
         out |= asked | {n: x for n, x in settings.items() if n in takes}
@@ -358,13 +362,16 @@ class Contract:
         ):
             if form != own and parameter not in takes:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
-        along = self.recurrence and self.recurrence.along_values
-        K = problem.arrays["do" if along else "q"].shape[-1]
         if s["chunk"] and "chunk" not in takes:
             raise Unsupported("the function takes no `chunk`, which its design says")
-        standard = abs(s["scale"] * K**0.5 - 1) < 1e-12
-        if not standard and not anything and "scale" not in takes:
+        if not self._standard(problem) and not anything and "scale" not in takes:
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
+
+    def _standard(self, problem: Problem) -> bool:
+        """Is the scale K^-1/2?"""
+        along = self.recurrence and self.recurrence.along_values
+        K = problem.arrays["do" if along else "q"].shape[-1]
+        return bool(abs(problem.settings["scale"] * K**0.5 - 1) < 1e-12)
 
     def _beta(self, settings: Mapping[str, Any]) -> str:
         if self.recurrence:
@@ -579,6 +586,12 @@ def _required(fn: Callable[..., Any]) -> list[str]:
     own = inspect.signature(fn).parameters.values()
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [p.name for p in own if p.kind in named and p.default is p.empty]
+
+
+def _default(fn: Callable[..., Any], name: str) -> Any:
+    """The default of a parameter, its name where it has none."""
+    p = inspect.signature(fn).parameters.get(name)
+    return name if p is None or p.default is p.empty else p.default
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[list[str], bool]:

@@ -182,6 +182,21 @@ def test_a_kernel_may_leave_its_state_in_place_of_the_initial_one() -> None:
     assert found.passed, found.text
 
 
+def test_a_scale_that_is_none_is_that_of_k() -> None:
+    """A kernel that fills K up to a power of 2 took that for K."""
+    given = set()
+
+    def filled(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: Any = None) -> Any:
+        given.add(scale)
+        K = 1 << (q.shape[-1] - 1).bit_length()
+        return kda(q, k, v, g, beta, scale=K**-0.5 if scale is None else scale)[0]
+
+    cases = ("kda-t1", "kda-tails", "kda-scaled")
+    found = deltaproof.run(filled, cases, base="fp32", layouts=())
+    assert list(found.verdicts().values()) == ["pass", "fail", "pass"], found.text
+    assert given == {None, 0.31}
+
+
 def test_a_session_in_slots_is_judged_by_the_pool() -> None:
     takes: dict[str, Any] = {"base": "fp32", "outputs": ("o", "pool"), "layouts": ()}
     found = deltaproof.run(in_slots, "session-slots", **takes)
