@@ -51,6 +51,7 @@ static int write_case(const char *command, const dp_options *o,
     if (dp_output_check(o->output, &e)) return dp_refuse(&e);
     char *path = dp_case_path(dp_options_folder(o), o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
+        if (c.rows) dp_user_recurrence_install(c.rows); /* its names are the file's */
         if (c.op->has_factors)
             write_factors(&c, o->output, &e);
         else if (!c.op->is_recurrence)

@@ -349,3 +349,13 @@ def test_gradients_of_one_s_own_names_run_and_shrink(tmp_path: Path) -> None:
     assert found.status == 1 and "dkk" in found.text
     small = shrink(lacks, "dplr-t65", output=str(tmp_path / "small.case"), tries=60, **own)
     assert small.status == 0 and (tmp_path / "small.case").exists(), small.text
+
+
+def test_inputs_of_a_case_with_rows_of_its_own_have_their_names(tmp_path: Path) -> None:
+    case = "reason = a\nsource = b\nop = dplr\nT = 2\nK = 2\nV = 3\nrecurrence = oja\n"
+    (tmp_path / "own.case").write_text(case)
+    files = [tmp_path / "said", tmp_path / "read"]
+    for path, said in zip(files, (["--recurrence", "oja"], []), strict=True):
+        words = ["inputs", "own", "--cases", str(tmp_path), "-o", str(path), *said]
+        subprocess.run([program(), *words], check=True)
+    assert files[0].read_bytes() == files[1].read_bytes()
