@@ -11,6 +11,10 @@ import pathlib
 import subprocess
 import sys
 
+from claims import KERNELS
+
+OPS = {k.op for k in KERNELS}
+
 
 def settings(path):
     """key = value of a case file."""
@@ -24,7 +28,7 @@ def settings(path):
 
 def left_out(s):
     """Why no public kernel is asked, or ''."""
-    if s["op"] not in ("kda", "gdn", "gdn2"):
+    if s["op"] not in OPS:
         return f"op = {s['op']}"
     if s.get("dtype", "bf16") != "bf16":
         return f"inputs in {s['dtype']}"
@@ -46,7 +50,8 @@ def main():
         if why := left_out(s):
             out[name] = why
             continue
-        asked[name] = s["op"]
+        own = s.get("recurrence")
+        asked[name] = own or s["op"]
         p = subprocess.run(
             [
                 args.program,
@@ -56,6 +61,7 @@ def main():
                 str(path.parent),
                 "-o",
                 str(args.folder / "in" / f"{name}.safetensors"),
+                *(["--recurrence", own] if own else []),
             ],
             capture_output=True,
             text=True,

@@ -35,13 +35,14 @@ GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dA_log", "ddt_bias", "ds0")
 
 
 def tokens_of(path):
-    """Axis 0 of q: a file with one token of two heads reads like two tokens of one, so `judge` is
-    told."""
+    """Axis 0 of the query: a file with one token of two heads reads like two tokens of one, so
+    `judge` is told."""
     data = path.read_bytes()
-    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])["q"]["shape"][0]
+    head = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+    return head["r" if "r" in head else "q"]["shape"][0]
 
 
-def judge(args, kernel, case):
+def judge(args, kernel, op, case):
     given = args.folder / "in" / f"{case}.safetensors"
     out = args.folder / "judged" / f"{kernel}.{case}.json"
     if not out.is_file():
@@ -54,6 +55,8 @@ def judge(args, kernel, case):
                 str(given),
                 "--tokens",
                 str(tokens_of(given)),
+                "--recurrence",
+                op,
                 "--outputs",
                 str(args.folder / "out" / kernel / f"{case}.safetensors"),
                 "--cache",
@@ -204,14 +207,16 @@ def page(table, speed, notes, left_out):
         "    scripts/campaigns/peers/run_field.sh --out build/field && "
         "scripts/campaigns/peers/run_field.sh --judge build/field",
         "",
-        "| kernel | version | declared | served | passed | failed | not judged | o: bits / error "
-        "over expected | gradients | T 8,192 HV 64: forward / backward ms | T 131,072 HV 8 |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| kernel | version | judged | declared | served | passed | failed | not judged | o: bits "
+        "/ error over expected | gradients | T 8,192 HV 64: forward / backward ms "
+        "| T 131,072 HV 8 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for k in table:
         s = k["speed"]
         lines.append(
-            f"| {k['kernel']} | {k['version']} | {k['declared']} | {k['served']} | {k['passed']} "
+            f"| {k['kernel']} | {k['version']} | {k['date']} | {k['declared']} | {k['served']} "
+            f"| {k['passed']} "
             f"| {len(k['failed'])} | {k['served'] - k['passed'] - len(k['failed'])} | "
             f"{numbers(k['judged'], ('o',))} | {numbers(k['judged'], GRADIENTS)} | {s['8192']} | "
             f"{s['131072']} |"
@@ -263,10 +268,11 @@ def shrunk(kernel, case):
 def row_of(args, pool, kernel, speed):
     info = json.loads((args.folder / "out" / f"{kernel.name}.json").read_text())
     served = [c for c, (status, _) in info["cases"].items() if status == "served"]
-    judged = list(pool.map(lambda c: judge(args, kernel.name, c), served))
+    judged = list(pool.map(lambda c: judge(args, kernel.name, kernel.op, c), served))
     return {
         "kernel": kernel.name,
         "version": f"{kernel.project} {info['version']}",
+        "date": f"{datetime.date.today()}",
         "declared": ", ".join(w for c in kernel.claims.values() for w in c.split(",")),
         "served": len(served),
         "judged": judged,
@@ -331,13 +337,7 @@ def main():
     if ours := list(of_ours(args.folder).values()):
         table.append(row_of_ours(ours, speed))
     every = kept(table, have, bool(timed))
-    left_out = read_json(args.folder / "left_out.json")
-    if len(every) > len(table):
-        named = ", ".join(k["kernel"] for k in table)
-        where = have["speed"].get("where", "one run")
-        speed["where"] = f"{where}. Verdicts of {named}: {datetime.date.today()}"
-        left_out = have["left_out"] | left_out
-    write(args, every, speed, left_out)
+    write(args, every, speed, read_json(args.folder / "left_out.json"))
     return 0
 
 
@@ -345,6 +345,7 @@ def row_of_ours(ours, speed):
     return {
         "kernel": "deltaproof-kda",
         "version": "this repository (gpu/)",
+        "date": f"{datetime.date.today()}",
         "declared": "bf16",
         "served": len(ours),
         "judged": ours,

@@ -28,15 +28,18 @@ class NotServed(Exception):
     pass
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # naive.py runs without one
+
+
 class Inputs:
     """Tensors of a case on the device, and its settings. tokens first: q [T,H,K], g [T,HV,K]."""
 
     def __init__(self, path):
         x, self.meta = load(path)
-        self.x = {n: t.cuda() for n, t in x.items()}
-        self.T, self.H, self.K = self.x["q"].shape
-        self.HV, self.V = self.x["v"].shape[-2:]
-        self.cu = self.x.pop("cu_seqlens", torch.tensor([0, self.T], device="cuda")).long()
+        self.x = {n: t.to(DEVICE) for n, t in x.items()}
+        self.T, self.H, self.K = self.x["r" if "r" in x else "q"].shape
+        self.HV, self.V = self.x["v"].shape[1], self.x["v"].shape[-1]
+        self.cu = self.x.pop("cu_seqlens", torch.tensor([0, self.T], device=DEVICE)).long()
         self.scale = float(self.meta["scale"])
         self.gate, self.beta, self.l2norm = (
             self.meta["gate"],
@@ -56,7 +59,7 @@ class Inputs:
 class Kernel:
     name: str
     project: str
-    op: str  # which recurrence: kda, gdn or gdn2
+    op: str  # which recurrence, by the word of case files
     claims: dict  # metadata of the output file: base, design
     call: typing.Callable
     version: typing.Callable
@@ -156,6 +159,202 @@ def fla_recurrent_gdn2(x):
     settings.pop("safe_gate", None)
     with torch.no_grad():
         return fla_run(fused_recurrent_gdn2, x, fla_inputs(x), False, **settings)
+
+
+# ---- FLA's functions that take what the caller has made: log gates, betas, unit rows
+# --------------------------------------------------------------------------------------------------
+
+GATES = ("g", "w", "gv")
+
+
+def caller(x, rows, gradients):
+    """Leaves of a case, and what the caller makes of them: {name: tensor} twice. Unit rows have
+    the format `rows`, by default that of their inputs."""
+    leaves = {
+        n: t.clone().requires_grad_(gradients) for n, t in x.x.items() if n not in ("do", "dht")
+    }
+    made = dict(leaves)
+    gate = next(n for n in GATES if n in made)
+    if x.gate != "log":
+        raw = made[gate].float() + made["dt_bias"].reshape(made[gate].shape[1:])
+        rate = made["A_log"].exp().reshape(-1, *[1] * (raw.dim() - 2))
+        made[gate] = (
+            -rate * torch.nn.functional.softplus(raw)
+            if x.gate == "softplus"
+            else float(x.meta["lower_bound"]) * (rate * raw).sigmoid()
+        )
+    if x.beta.startswith("sigmoid"):
+        made["beta"] = (1 + (x.beta == "sigmoid2")) * made["beta"].float().sigmoid()
+    for n in ("q", "k") if x.l2norm else ():
+        y = made[n].float()
+        y = y * (y.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+        made[n] = y.to(rows or made[n].dtype)
+    return leaves, made
+
+
+def fla_made(x, f, arguments, gradients=True, rows=None, turned=False, **settings):
+    """f on arguments(made), which lack their batch axis; {name: tensor}. turned: its states are
+    transposed."""
+    gradients = gradients and x.backward
+    leaves, made = caller(x, rows, gradients)
+    turn = vk if turned else lambda state: state
+    with torch.set_grad_enabled(gradients):
+        o, state = f(
+            **{n: t.unsqueeze(0).contiguous() for n, t in arguments(made).items()},
+            initial_state=turn(leaves.get("initial_state")),
+            scale=x.scale,
+            cu_seqlens=x.cu,
+            output_final_state=True,
+            **settings,
+        )
+        state = turn(state)
+    out = {"o": o, "final_state": state}
+    if gradients:
+        dht = torch.zeros_like(state) if x["dht"] is None else x["dht"]
+        torch.autograd.backward((o, state), (x["do"].unsqueeze(0).to(o.dtype), dht))
+        out |= {
+            "dh0" if n == "initial_state" else f"d{n}": t.grad
+            for n, t in leaves.items()
+            if t.grad is not None
+        }
+    return {n: t.detach() for n, t in out.items()}
+
+
+def of_each(x, made, *names, rows=None, **also):
+    """Queries and keys once for each value head, as these functions want them. In the format `rows`
+    nothing rounds their gradients before they are added up."""
+    heads = {
+        n: made[n].to(rows or made[n].dtype).repeat_interleave(x.HV // x.H, 1) for n in ("q", "k")
+    }
+    return heads | {n: made[n] for n in names} | {n: made[m] for n, m in also.items()}
+
+
+def fla_chunk_dplr(x, **settings):
+    from fla.ops.generalized_delta_rule import chunk_dplr_delta_rule
+
+    return fla_made(x, chunk_dplr_delta_rule, lambda t: dplr(x, t), **settings)
+
+
+def dplr(x, t):
+    return of_each(x, t, "v", a="lr_a", b="lr_b", gk="g")
+
+
+def least_gate(x):
+    return min(caller(x, None, False)[1][n].min().item() for n in GATES if n in x.x)
+
+
+def fla_chunk_dplr_safe(x):
+    least = least_gate(x)
+    unless(least >= -5, f"log gates to {least:.3g} (safe_gate: -5 or more)")
+    return fla_chunk_dplr(x, safe_gate=True)
+
+
+def fla_recurrent_dplr(x):
+    from fla.ops.generalized_delta_rule import fused_recurrent_dplr_delta_rule as f
+
+    return fla_made(x, f, lambda t: dplr(x, t), False, torch.float32)
+
+
+RWKV7_LEAST = -0.6065306597126334  # of a log gate, and the settings of FLA's layer
+
+
+def fla_chunk_rwkv7(x):
+    from fla.ops.rwkv7 import chunk_rwkv7
+
+    least = least_gate(x)
+    unless(least >= RWKV7_LEAST, f"log gates to {least:.3g} (its layer has -0.607 or more)")
+
+    def arguments(t):
+        return {n: t[n] for n in "rwkv"} | {"a": -t["kk"], "b": t["kk"] * t["a"]}
+
+    safe = {"safe_gate": True, "lower_bound": RWKV7_LEAST, "chunk_size": 64}
+    return fla_made(x, chunk_rwkv7, arguments, **safe)
+
+
+def fla_recurrent_rwkv7(x):
+    from fla.ops.rwkv7 import fused_mul_recurrent_rwkv7 as f
+
+    names = ("r", "w", "k", "v", "kk", "a")
+    return fla_made(x, f, lambda t: {n: t[n] for n in names}, False)
+
+
+def comba(t):
+    return {n: t[n] for n in ("q", "k", "v", "p", "g", "beta")}
+
+
+def fla_chunk_comba(x):
+    from fla.ops.comba import chunk_comba
+
+    return fla_made(x, chunk_comba, comba, False)
+
+
+def fla_recurrent_comba(x):
+    from fla.ops.comba import fused_recurrent_comba
+
+    return fla_made(x, fused_recurrent_comba, comba, False)
+
+
+def oja(t):
+    return {n: t[n] for n in ("q", "k", "v", "gv", "beta")}
+
+
+def fla_chunk_oja(x):
+    from fla.ops.gated_oja_rule import chunk_gated_oja_rule
+
+    return fla_made(x, chunk_gated_oja_rule, oja, turned=True)
+
+
+def fla_recurrent_oja(x):
+    from fla.ops.gated_oja_rule import fused_recurrent_gated_oja_rule as f
+
+    return fla_made(x, f, oja, False, turned=True)
+
+
+def fla_chunk_gla(x):
+    from fla.ops.gla import chunk_gla
+
+    return fla_made(x, chunk_gla, lambda t: of_each(x, t, "v", "g"))
+
+
+def fla_recurrent_gla(x):
+    from fla.ops.gla import fused_recurrent_gla as f
+
+    rows = torch.float32
+    return fla_made(x, f, lambda t: of_each(x, t, "v", rows=rows, gk="g"), True, rows)
+
+
+def fla_chunk_ssd(x):
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    return fla_made(x, chunk_simple_gla, lambda t: of_each(x, t, "v", "g"), False)
+
+
+def fla_recurrent_ssd(x):
+    from fla.ops.simple_gla import fused_recurrent_simple_gla as f
+
+    rows = torch.float32
+    return fla_made(x, f, lambda t: of_each(x, t, "v", "g", rows=rows), True, rows)
+
+
+def fla_chunk_deltaproduct(x):
+    from fla.ops.gated_delta_product import chunk_gated_delta_product
+
+    R = x["k"].shape[2]
+
+    def in_turn(t):  # [T,H,R,..] -> [T R,H,..]
+        return t.transpose(1, 2).flatten(0, 1)
+
+    def arguments(t):
+        heads = of_each(x, t, "g")
+        return heads | {"k": in_turn(heads["k"])} | {n: in_turn(t[n]) for n in ("v", "beta")}
+
+    return fla_made(x, chunk_gated_delta_product, arguments, False, num_householder=R)
+
+
+def fla_recurrent_gdn(x):
+    from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule as f
+
+    return fla_made(x, f, lambda t: of_each(x, t, "v", "g", "beta"), False, torch.float32)
 
 
 # ---- FlashQLA
@@ -414,8 +613,23 @@ CALLS = {
     "fla-fused-recurrent-kda": (fla_recurrent_kda, FLA),
     "fla-chunk-gdn": (fla_chunk_gdn, FLA),
     "fla-chunk-gdn-forward": (fla_chunk_gdn_forward, FLA),
+    "fla-fused-recurrent-gdn": (fla_recurrent_gdn, FLA),
     "fla-chunk-gdn2": (fla_chunk_gdn2, FLA),
     "fla-fused-recurrent-gdn2": (fla_recurrent_gdn2, FLA),
+    "fla-chunk-dplr": (fla_chunk_dplr, FLA),
+    "fla-chunk-dplr-safe": (fla_chunk_dplr_safe, FLA),
+    "fla-fused-recurrent-dplr": (fla_recurrent_dplr, FLA),
+    "fla-chunk-rwkv7": (fla_chunk_rwkv7, FLA),
+    "fla-fused-recurrent-rwkv7": (fla_recurrent_rwkv7, FLA),
+    "fla-chunk-comba-forward": (fla_chunk_comba, FLA),
+    "fla-fused-recurrent-comba": (fla_recurrent_comba, FLA),
+    "fla-chunk-oja": (fla_chunk_oja, FLA),
+    "fla-fused-recurrent-oja": (fla_recurrent_oja, FLA),
+    "fla-chunk-gla": (fla_chunk_gla, FLA),
+    "fla-fused-recurrent-gla": (fla_recurrent_gla, FLA),
+    "fla-chunk-ssd-forward": (fla_chunk_ssd, FLA),
+    "fla-fused-recurrent-ssd": (fla_recurrent_ssd, FLA),
+    "fla-chunk-deltaproduct-forward": (fla_chunk_deltaproduct, FLA),
     "flashqla-gdn": (flashqla_gdn, flashqla_version),
     "flashqla-gdn-forward": (flashqla_gdn_forward, flashqla_version),
     "cudnn-hopper-forward": (cudnn_forward, CUDNN),

@@ -132,7 +132,8 @@ def main():
     for name in names:
         (args.folder / "out" / name).mkdir(parents=True, exist_ok=True)
         cases = [c for c, op in ops.items() if op == BY_NAME[name].op]
-        parts = max(1, args.jobs // 2) if name.startswith(COMPILED) else 1
+        compiled = name.startswith(COMPILED)
+        parts = max(1, min(args.jobs // 2, len(cases) // 6)) if compiled else 1
         jobs += [(name, cases[i::parts]) for i in range(parts)]
     done = {n: {} for n in names}
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
