@@ -442,6 +442,13 @@ __device__ __forceinline__ void fill_end(uint64_t *b, int lane) {
 #endif
 }
 
+/* L2 fetches what somebody will read; bytes: a multiple of 16. By one thread. */
+__device__ __forceinline__ void fetch_to_L2(const void *src, int bytes) {
+#if DPG_BULK
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+#endif
+}
+
 /* The same barrier where all lanes of some warps copy 16 bytes each as well, of FULL_COUNT_16. The
  * first of these warps does the work of fill(). */
 #define FULL_COUNT_16(warps) (DPG_BULK + 32 * (warps))

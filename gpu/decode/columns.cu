@@ -3,20 +3,46 @@
  * No warp waits for another. */
 #include "decode/inputs.cuh"
 
-/* Sums over the lanes of a warp, in the order of group_of<true>. */
-template <int N> static __device__ __forceinline__ void sum_lanes(float *y) {
-    constexpr int MASK[5] = {4, 8, 1, 2, 16};
+/* Lanes that add their sums, one step behind the other, in the order of group_of<true>. */
+static __host__ __device__ constexpr int mask_of(int step) {
+    return step == 0 ? 4 : step == 1 ? 8 : step == 4 ? 16 : step - 1;
+}
+/* Sums of C columns over the lanes of a warp: each lane ends with one, of column_of<C>(). A lane
+ * keeps half of its columns with every step, the other lane the other half. */
+template <int C, int STEP = 0> static __device__ __forceinline__ float sum_lanes(float *y) {
+    if constexpr (STEP == 5)
+        return y[0];
+    else {
+        constexpr int M = mask_of(STEP), HALF = C / 2;
+        if constexpr (C == 1) y[0] += __shfl_xor_sync(~0u, y[0], M);
 #pragma unroll
-    for (int i = 0; i < 5; i++)
+        for (int n = 0; n < HALF; n++) {
+            const bool upper = threadIdx.x & M;
+            const float mine = upper ? y[n + HALF] : y[n], other = upper ? y[n] : y[n + HALF];
+            y[n] = mine + __shfl_xor_sync(~0u, other, M);
+        }
+        return sum_lanes < C == 1 ? 1 : HALF, STEP + 1 > (y);
+    }
+}
+template <int C, int STEP = 0> static __device__ __forceinline__ int column_of() {
+    if constexpr (C == 1)
+        return 0;
+    else
+        return (threadIdx.x & mask_of(STEP) ? C / 2 : 0) + column_of<C / 2, STEP + 1>();
+}
+/* The first lane of a column. */
+template <int C> static __device__ __forceinline__ bool first_of_column() {
+    int others = 0;
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            y[n] += __shfl_xor_sync(~0u, y[n], MASK[i]);
+    for (int step = 0; step < 5; step++)
+        if (C >> step <= 1) others |= mask_of(step);
+    return !(threadIdx.x & others);
 }
 
 /* A lane's rows of C columns from `first` on. */
 template <int K, int FORM, int C> struct Columns {
     static constexpr int N = K / 32, QUAD = N < 4 ? N : 4;
-    float s[C][N];
+    alignas(16) float s[C][N];
 
     /* f(column, row) */
     template <class F> static __device__ __forceinline__ void each(F f) {
@@ -32,7 +58,14 @@ template <int K, int FORM, int C> struct Columns {
         for (int j = 0; j < C; j++)
 #pragma unroll
             for (int i = 0; i < N; i += QUAD)
-                get_numbers<FORM, QUAD>(from, first * K + at(j, i), s[j] + i);
+                get_raw<FORM, QUAD>(from, first * K + at(j, i), s[j] + i);
+    }
+    __device__ __forceinline__ void open() {
+#pragma unroll
+        for (int j = 0; j < C; j++)
+#pragma unroll
+            for (int i = 0; i < N && FORM == IN_BF16; i += QUAD)
+                open_bf16<QUAD>(s[j] + i);
     }
     __device__ __forceinline__ void store(const HeadAt &to, int first) const {
 #pragma unroll
@@ -43,77 +76,82 @@ template <int K, int FORM, int C> struct Columns {
     }
 };
 
-/* Blocks of 32 columns. */
-template <int K, int FORM, int R, int C, class Known>
-__global__ void __launch_bounds__(1024 / C) k_columns(DecodeArgs a) {
+template <int K, int FORM, int R, int C, int WARPS, class Known>
+__global__ void __launch_bounds__(32 * WARPS) k_columns(DecodeArgs a, int ahead) {
     constexpr int N = K / 32;
+    struct alignas(16) Writes {
+        float of[R][C];
+    };
+    __shared__ Writes writes[WARPS]; /* w, from the lanes of a column to all */
     Known::tell(a);
     const dpg_decode &d = a.d;
-    const int b = blockIdx.z, hv = blockIdx.y;
-    const int h = key_head(a, hv), first = 32 * blockIdx.x + C * (threadIdx.x / 32);
+    const int b = blockIdx.z, hv = blockIdx.y, warp = threadIdx.x / 32;
+    const int h = key_head(a, hv), first = C * (WARPS * blockIdx.x + warp);
+    const int mine = column_of<C>();
     const Slots slots = slots_of(a);
     Columns<K, FORM, C> S;
-    RawToken<K, R, C> raw;
+    RawToken<K, R, 1> raw;
     await_grid();
     const int32_t slot = slots.named(b);
-    raw.load(a, b, 0, h, hv, first);
+    raw.load(a, b, 0, h, hv, first + mine);
     const int64_t from = slots.read(slot);
-    const int n = from < 0 ? 0 : slots.tokens(b);
-    if (n < d.T) clear_rest<C>(a, b, n, hv, first);
-    if (n == 0) return;
+    const int all = from < 0 ? 0 : slots.tokens(b), n = Known::TOKENS == 1 ? 1 : all;
+    if (all < d.T) clear_rest<C>(a, b, all, hv, first);
+    if (all == 0) return;
     S.load(start_at(a, FORM, from, hv, K * d.V), first);
+    if (threadIdx.x == 0) ask_ahead(a, FORM, C * WARPS, ahead);
     for (int t = 0; t < n; t++) {
         const int64_t to = slots.write(b, t, n), row = raw.row;
-        float x[1 + R][N], decay[N], w[R][C], y[C] = {}, e[R][C] = {};
+        float x[1 + R][N], decay[N], y[C] = {}, e[R][C] = {};
+        alignas(16) float w[R][C];
         rows_of<1 + R>(raw.of, d.dtype == DPG_BF16, d.l2norm, x);
         raw.decays(a, decay);
         const float beta = beta_value(a.gates, raw.beta);
+        if (t == 0) S.open();
         S.each([&](int j, int i) {
             S.s[j][i] *= decay[i];
             for (int r = 0; r < R; r++)
                 e[r][j] = fmaf(x[1 + r][i], S.s[j][i], e[r][j]);
         });
-        sum_lanes<R * C>(e[0]);
         for (int r = 0; r < R; r++)
-            for (int j = 0; j < C; j++)
-                w[r][j] = (R > 1 ? __shfl_sync(~0u, beta, r) : beta) *
-                          (raw.v[r](j, d.dtype == DPG_BF16) - e[r][j]);
-        if (t + 1 < n) raw.load(a, b, t + 1, h, hv, first);
+            writes[warp].of[r][mine] = (R > 1 ? __shfl_sync(~0u, beta, r) : beta) *
+                                       (raw.v[r](0, d.dtype == DPG_BF16) - sum_lanes<C>(e[r]));
+        __syncwarp();
+        for (int r = 0; r < R; r++)
+            copy<4 * C>(w[r], writes[warp].of[r]);
+        __syncwarp();
+        if (t + 1 < n) raw.load(a, b, t + 1, h, hv, first + mine);
         S.each([&](int j, int i) {
             for (int r = 0; r < R; r++)
                 S.s[j][i] = fmaf(x[1 + r][i], w[r][j], S.s[j][i]);
             y[j] = fmaf(x[0][i], S.s[j][i], y[j]);
         });
         if (to >= 0) S.store(head_at(a, FORM, to, hv, K * d.V), first);
-        sum_lanes<C>(y);
-        for (int j = 0; j < C && threadIdx.x % 32 == 0; j += COLS)
-            put_columns(a, row * d.V + first + j, y + j);
+        const float o = d.scale * sum_lanes<C>(y);
+        if (first_of_column<C>()) stx(a.t.o, row * d.V + first + mine, d.odtype == DPG_BF16, o);
     }
 }
 
-template <int K, int FORM, int R, int C, class Known = AnyCall>
+template <int K, int FORM, int R, int C, int WARPS, class Known = AnyCall>
 static dp_status launch_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return launch(dev, k_columns<K, FORM, R, C, Known>, tiles_of(a.d), 1024 / C, 0, s, e, a);
-}
-template <int FORM, int C>
-static dp_status launch_one(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return with_one_token(a.d, [&](auto known) {
-        return launch_columns<128, FORM, 1, C, decltype(known)>(dev, a, s, e);
-    });
+    const dim3 tiles = tiles_of(a.d, C * WARPS);
+    const int ahead = blocks_ahead(dev, tiles.x * heads_of(a.d), C * WARPS * K * code_bytes(FORM));
+    return launch(dev, k_columns<K, FORM, R, C, WARPS, Known>, tiles, 32 * WARPS, 0, s, e, a,
+                  ahead);
 }
 template <int K, int FORM>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    return a.d.R == 1   ? launch_columns<K, FORM, 1, COLS>(dev, a, s, e)
-           : a.d.R == 2 ? launch_columns<K, FORM, 2, COLS>(dev, a, s, e)
-                        : launch_columns<K, FORM, 4, COLS>(dev, a, s, e);
+    return a.d.R == 1   ? launch_columns<K, FORM, 1, 4, 8>(dev, a, s, e)
+           : a.d.R == 2 ? launch_columns<K, FORM, 2, 4, 8>(dev, a, s, e)
+                        : launch_columns<K, FORM, 4, 4, 8>(dev, a, s, e);
 }
 template <int FORM>
 static dp_status launch_form(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    constexpr int MANY = FORM == IN_F32 ? 8 : 16; /* columns of a warp where heads are many */
-    const int64_t heads = (int64_t)a.d.B * a.d.HV, few = (FORM == IN_F32 ? 4 : 1) * dev.sms;
     if (is_one_token(a))
-        return heads < few ? launch_one<FORM, COLS>(dev, a, s, e)
-                           : launch_one<FORM, MANY>(dev, a, s, e);
+        return with_one_token(a.d, [&](auto known) {
+            constexpr int WARPS = FORM == IN_F32 ? 2 : 4;
+            return launch_columns<128, FORM, 1, 16, WARPS, decltype(known)>(dev, a, s, e);
+        });
     switch (a.d.K) {
     case 32: return launch_keys<32, FORM>(dev, a, s, e);
     case 64: return launch_keys<64, FORM>(dev, a, s, e);
@@ -122,10 +160,7 @@ static dp_status launch_form(const Device &dev, const DecodeArgs &a, cudaStream_
     }
 }
 bool dpg_takes_columns(const Device &dev, const DecodeArgs &a) {
-    const dpg_decode &d = a.d;
-    const bool one =
-        is_one_token(a) && (form_of(d) == IN_F32 || (int64_t)d.B * d.HV < (int64_t)48 * dev.sms);
-    return d.layout == DPG_STATE_VK && (one || !dpg_takes_heads(dev, d));
+    return a.d.layout == DPG_STATE_VK && (is_one_token(a) || !dpg_takes_heads(dev, a.d));
 }
 dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     return form_of(a.d) == IN_F32 ? launch_form<IN_F32>(dev, a, s, e)

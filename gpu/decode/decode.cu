@@ -2,18 +2,18 @@
  * over the state in memory, whatever T is. Columns of the delta rule do not meet, so that blocks
  * need not.
  *
- * k_decode: a block has 32 columns of a request's head in its registers (tile.cuh). With every
- * token:
+ * k_decode: a block has C columns of a request's head in its registers (tile.cuh): 32, or all
+ * where one token comes to many heads. With every token:
  *
  *   S <- diag(exp g) S, terms of k S to shared memory                       barrier
  *   o of the token before; w = beta (v - k S), S += k' w, terms of S' q; S to its slot
  *
- * Many heads of 128 x 128 take the kernel of heads.cu, with the same bits. States [V][K] take that
- * of columns.cu. */
+ * Windows and packed states of many heads of 128 x 128 take the kernel of heads.cu, with the same
+ * bits. States [V][K] take that of columns.cu. */
 #include "decode/tile.cuh"
 #include <type_traits>
 
-/* ---- 32 columns a block ---------------------------------------------------------------------- */
+/* ---- columns of a block ---------------------------------------------------------------------- */
 
 /* f(form) with the form as a constant. */
 template <bool PACKED, class F> static __device__ __forceinline__ void by_form(int form, F f) {
@@ -32,25 +32,47 @@ template <bool PACKED, class F> static __device__ __forceinline__ void by_form(i
         }
 }
 
+/* w of a thread's columns, from terms of k S. A thread adds those of its columns, or of one alone
+ * where a block has many, and then all ask for theirs. */
+template <int R, int C, class In>
+static __device__ __forceinline__ void residuals(const In &x, Terms<C> *terms, int first,
+                                                 float w[R][COLS]) {
+    constexpr int N = C > 32 ? 1 : COLS;
+    const int col = C > 32 ? (int)threadIdx.x : first;
+    for (int r = 0; r < R && col < C; r++) {
+        add_terms<N>(w[r], terms[r], col);
+        for (int j = 0; j < N; j++)
+            w[r][j] = x.beta[r] * (x.v[r][col + j] - w[r][j]);
+        if (C > 32) terms[r].of[0][col] = w[r][0];
+    }
+    if (C == 32) return;
+    __syncthreads();
+    for (int r = 0; r < R; r++)
+        copy<4 * COLS>(w[r], &terms[r].of[0][first]);
+}
+
 /* A row of o from its terms, by a warp. */
-static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms &terms, int first) {
+template <int C>
+static __device__ void put_terms(const DecodeArgs &a, int64_t row, const Terms<C> &terms,
+                                 int first) {
     const int col = COLS * (threadIdx.x % 32);
     float y[COLS];
-    if (col >= 8 * COLS) return;
-    add_terms(y, terms);
+    if (col >= C) return;
+    add_terms<COLS>(y, terms, col);
     put_columns(a, row * a.d.V + first + col, y);
 }
 
-template <int K, int R, bool PACKED, class Known>
-__global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
-    k_decode(DecodeArgs a, int staged) {
+template <int K, int R, bool PACKED, class Known, int C>
+__global__ void __launch_bounds__(THREADS, C > 32               ? 2
+                                           : K <= 128 && R == 1 ? 3
+                                                                : 1)
+    k_decode(DecodeArgs a, int staged, int ahead) {
     Known::tell(a);
     if (Known::TOKENS == 1) staged = 1;
-    constexpr int C = 8 * COLS;
-    using P = Place<K>;
+    using P = Place<K, C>;
     using Token = RawToken<K, R, C / 32>;
     extern __shared__ __align__(16) char room[];
-    __shared__ Terms terms[2][R + 1]; /* of this token and the one before */
+    __shared__ Terms<C> terms[2][R + 1]; /* of this token and the one before */
     Input<K, R, C> *in = (Input<K, R, C> *)room;
     const dpg_decode &d = a.d;
     const int b = blockIdx.z, hv = blockIdx.y, h = key_head(a, hv), first = blockIdx.x * C;
@@ -64,40 +86,40 @@ __global__ void __launch_bounds__(THREADS, K <= 128 && R == 1 ? 3 : 1)
      * ones while slots are read. */
     const int parts = staged * Token::PARTS <= DECODE_WARPS ? Token::PARTS : 1;
     const int mine = warp / parts, part = parts > 1 ? 1 << warp % parts : Token::ALL;
+    const int value = first + lane * (C / 32);
     const int32_t slot = slots.named(b);
-    if (mine < staged) raw.load(a, b, mine, h, hv, first + lane, part);
+    if (mine < staged) raw.load(a, b, mine, h, hv, value, part);
     const int64_t from = slots.read(slot);
-    const int n = from < 0 ? 0 : slots.tokens(b), form = form_of(d);
-    if (warp == 0 && n < d.T) clear_rest<C>(a, b, n, hv, first);
-    if (n == 0) return;
+    const int all = from < 0 ? 0 : slots.tokens(b), n = Known::TOKENS == 1 ? 1 : all;
+    const int form = form_of(d);
+    if (warp == 0 && all < d.T) clear_rest<C>(a, b, all, hv, first);
+    if (all == 0) return;
     by_form<PACKED>(form, [&](auto f) {
         constexpr int FORM = decltype(f)::value;
         S.template load<FORM>(start_at(a, FORM, from, hv, K * d.V), d.V, first);
     });
+    if (C > 32 && threadIdx.x == THREADS - 1) ask_ahead(a, form, C, ahead);
     for (int t = 0; t < n; t++) {
         const Input<K, R, C> &x = in[t % staged];
         if (t % staged == 0) {
             const int here = n - t < staged ? n - t : staged;
             if (t) __syncthreads();
             if (mine < here) {
-                if (t) raw.load(a, b, t + mine, h, hv, first + lane, part);
+                if (t) raw.load(a, b, t + mine, h, hv, value, part);
                 raw.put(a, in[mine], part);
             }
             __syncthreads();
         }
+        if (t == 0 && form == IN_BF16) S.open();
         const int64_t to = slots.write(b, t, n);
-        Terms *now = terms[t % 2], *last = terms[(t + 1) % 2];
+        Terms<C> *now = terms[t % 2], *last = terms[(t + 1) % 2];
         alignas(16) float w[R][COLS], y[COLS];
         S.decay(x, w);
         for (int r = 0; r < R; r++)
             add_lanes(w[r], now[r]);
         __syncthreads();
         if (t && warp == DECODE_WARPS - 1) put_terms(a, row + (t - 1) * d.HV, last[R], first);
-        for (int r = 0; r < R; r++) {
-            add_terms(w[r], now[r]);
-            for (int j = 0; j < COLS; j++)
-                w[r][j] = x.beta[r] * (x.v[r][P::col(j)] - w[r][j]);
-        }
+        residuals<R>(x, now, P::col(0), w);
         S.write(x, w, y);
         if (to >= 0)
             by_form<PACKED>(form, [&](auto f) {
@@ -145,12 +167,13 @@ static dp_status check(const dpg_decode *d, const dpg_decode_tensors *t, dp_err 
 
 #define INPUT_BYTES 24576 /* in shared memory, as many tokens as fit */
 
-template <int K, int R, bool PACKED, class Known = AnyCall>
+template <int K, int R, bool PACKED, class Known = AnyCall, int C = 32>
 static dp_status launch_tiles(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    const int each = (int)sizeof(Input<K, R, 32>), fit = INPUT_BYTES / each;
+    const int each = (int)sizeof(Input<K, R, C>), fit = INPUT_BYTES / each;
     const int staged = a.d.T < fit ? a.d.T : fit;
-    return launch(dev, k_decode<K, R, PACKED, Known>, tiles_of(a.d), THREADS, (size_t)staged * each,
-                  s, e, a, staged);
+    const int ahead = blocks_ahead(dev, heads_of(a.d), K * C * code_bytes(form_of(a.d)));
+    return launch(dev, k_decode<K, R, PACKED, Known, C>, tiles_of(a.d, C), THREADS,
+                  (size_t)staged * each, s, e, a, staged, ahead);
 }
 template <int K, bool PACKED>
 static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
@@ -161,7 +184,10 @@ static dp_status launch_keys(const Device &dev, const DecodeArgs &a, cudaStream_
 template <bool PACKED>
 static dp_status launch_one(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
     return with_one_token(a.d, [&](auto known) {
-        return launch_tiles<128, 1, PACKED, decltype(known)>(dev, a, s, e);
+        using Known = decltype(known);
+        if (!PACKED && heads_of(a.d) >= dev.sms)
+            return launch_tiles<128, 1, false, Known, 128>(dev, a, s, e);
+        return launch_tiles<128, 1, PACKED, Known>(dev, a, s, e);
     });
 }
 template <int K>
@@ -182,9 +208,9 @@ extern "C" dp_status dpg_decode_run(const dpg_decode *d, const dpg_decode_tensor
     TRY(ask_device(&dev, e));
     FAULT_TO_DEVICE(e, s);
     if (dpg_takes_columns(dev, a)) return dpg_decode_columns(dev, a, s, e);
+    if (is_one_token(a) && !d->packed) return launch_one<false>(dev, a, s, e);
     if (dpg_takes_heads(dev, *d)) return dpg_decode_heads(dev, a, s, e);
-    if (is_one_token(a))
-        return d->packed ? launch_one<true>(dev, a, s, e) : launch_one<false>(dev, a, s, e);
+    if (is_one_token(a)) return launch_one<true>(dev, a, s, e);
     switch (d->K) {
     case 32: return launch_of<32>(dev, a, s, e);
     case 64: return launch_of<64>(dev, a, s, e);

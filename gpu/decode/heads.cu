@@ -384,11 +384,11 @@ __global__ void __launch_bounds__(Plan<FORM, VK>::THREADS, Plan<FORM, VK>::BLOCK
 /* Blocks fit a multiprocessor of compute capability 9.0 alone. */
 bool dpg_takes_heads(const Device &dev, const dpg_decode &d) {
     return d.K == SIDE && d.V == SIDE && d.R == 1 && form_of(d) != IN_INT8_LEFT &&
-           dev.shared >= 200 << 10 && (int64_t)d.B * d.HV >= dev.sms;
+           dev.shared >= 200 << 10 && heads_of(d) >= dev.sms;
 }
 template <int FORM, bool VK>
 static dp_status launch_heads(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e) {
-    const int64_t heads = (int64_t)a.d.B * a.d.HV, most = Plan<FORM, VK>::BLOCKS * dev.sms;
+    const int64_t heads = heads_of(a.d), most = Plan<FORM, VK>::BLOCKS * dev.sms;
     CK(e, allow_shared(k_heads<FORM, VK>, (int)sizeof(Room<FORM, VK>)));
     return launch(dev, k_heads<FORM, VK>, dim3((unsigned)(heads < most ? heads : most)),
                   Plan<FORM, VK>::THREADS, sizeof(Room<FORM, VK>), s, e, a);

@@ -27,9 +27,17 @@ dp_status dpg_decode_heads(const Device &dev, const DecodeArgs &a, cudaStream_t 
 bool dpg_takes_columns(const Device &dev, const DecodeArgs &a);
 dp_status dpg_decode_columns(const Device &dev, const DecodeArgs &a, cudaStream_t s, dp_err *e);
 
-/* 32 columns, heads, requests: in the order of memory (reports/device/decode.txt). */
-static inline dim3 tiles_of(const dpg_decode &d) {
-    return dim3((unsigned)(d.V / 32), (unsigned)d.HV, (unsigned)d.B);
+static inline int64_t heads_of(const dpg_decode &d) { return (int64_t)d.B * d.HV; }
+/* Columns of a block, heads, requests: in the order of memory (reports/device/decode.txt). */
+static inline dim3 tiles_of(const dpg_decode &d, int columns) {
+    return dim3((unsigned)(d.V / columns), (unsigned)d.HV, (unsigned)d.B);
+}
+
+/* Blocks later than a block that asks L2 for their states: as many as have 32 KB a multiprocessor.
+ * bytes: of a block's state. 0: none, as the device holds most blocks at once. */
+static inline int blocks_ahead(const Device &dev, int64_t blocks, int bytes) {
+    const int ahead = dev.sms * (32 << 10) / bytes;
+    return dev.major >= 9 && blocks > 6 * ahead ? ahead : 0;
 }
 
 /* Facts of a call that its kernel knows. OneToken: one token of a layer in bf16, 128 x 128. Its
@@ -105,9 +113,27 @@ static __device__ HeadAt start_at(DecodeArgs a, int form, int64_t slot, int hv, 
     if (a.t.start) a.t.states = (void *)a.t.start;
     return head_at(a, form, slot, hv, n);
 }
+/* Asks for the state of a later block of a grid as tiles_of(), whose blocks have neighbours in
+ * memory, by one thread. So DRAM reads whole rows of them, in order. */
+static __device__ __forceinline__ void ask_ahead(const DecodeArgs &a, int form, int columns,
+                                                 int ahead) {
+    if (ahead == 0) return;
+    const unsigned parts = a.d.V / columns, heads = a.d.HV;
+    const unsigned block = blockIdx.x + parts * (blockIdx.y + heads * blockIdx.z) + ahead;
+    const unsigned head = block / parts, b = head / heads;
+    if (b >= gridDim.z) return;
+    const Slots slots = slots_of(a);
+    const int64_t from = slots.read(slots.named((int)b));
+    if (from < 0) return;
+    const int bytes = a.d.K * columns * code_bytes(form);
+    fetch_to_L2(start_at(a, form, from, (int)(head % heads), a.d.K * a.d.V).codes +
+                    (int)(block % parts) * bytes,
+                bytes);
+}
 /* o of tokens that are none, by a warp. */
 template <int C>
 static __device__ void clear_rest(const DecodeArgs &a, int b, int n, int hv, int first) {
+#pragma unroll 1
     for (int t = n; t < a.d.T; t++)
         for (int c = threadIdx.x % 32; c < C; c += 32)
             stx(a.t.o, (((int64_t)b * a.d.T + t) * a.d.HV + hv) * a.d.V + first + c,

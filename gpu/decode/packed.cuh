@@ -303,6 +303,22 @@ __device__ __forceinline__ void get_numbers(const HeadAt &from, int at, float *x
     numbers_of<FORM, N>(words, is_scaled(FORM) ? *from.scale(at) : 1.f, x);
 }
 
+/* The same, bf16 as it lies in memory, so that nothing waits for it; then as numbers. */
+template <int FORM, int N>
+__device__ __forceinline__ void get_raw(const HeadAt &from, int at, float *x) {
+    if constexpr (FORM == IN_BF16)
+        copy<2 * N>(x, (const bf16 *)from.codes + at);
+    else
+        get_numbers<FORM, N>(from, at, x);
+}
+template <int N> __device__ __forceinline__ void open_bf16(float *x) {
+#pragma unroll
+    for (int i = N - 1; i >= 0; i--) {
+        const float2 two = unpack2(__float_as_uint(x[i / 2]));
+        x[i] = i % 2 ? two.y : two.x;
+    }
+}
+
 /* The scale of 32 numbers up to `most`, NaN if one is. */
 template <int FORM> __device__ __forceinline__ float unit_of(float most) {
     /* most / MOST to nearest: one step of Newton's is, where its remainder is exact */

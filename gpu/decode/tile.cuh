@@ -9,15 +9,19 @@
 #define GROUPS (THREADS / 8)
 
 #ifdef __CUDACC__
-/* Which numbers a thread has: some rows of COLS columns. A warp has the groups of a term. */
-template <int K> struct Place {
-    static constexpr int ROWS = K / GROUPS, QUAD = ROWS < 4 ? ROWS : 4;
-    static_assert(ROWS > 0, "columns of a thread");
+/* Which numbers of C columns a thread has: some rows of COLS columns. A warp has the groups of a
+ * term, a lane EACH of them. */
+template <int K, int C> struct Place {
+    static constexpr int LANES = C / COLS, EACH = LANES / 8; /* LANES: of a row */
+    static constexpr int ROWS = K / GROUPS * EACH, QUAD = ROWS < 4 ? ROWS : 4;
+    static_assert(ROWS > 0 && (EACH == 1 || EACH == 4), "columns of a thread");
 
     static __device__ int row(int i) {
-        return QUAD * (threadIdx.x / 8 + GROUPS * (i / QUAD)) + i % QUAD;
+        const int quad = i / QUAD;
+        return QUAD * (threadIdx.x / LANES * EACH + quad % EACH + GROUPS * (quad / EACH)) +
+               i % QUAD;
     }
-    static __device__ int col(int j) { return COLS * (threadIdx.x % 8) + j; }
+    static __device__ int col(int j) { return COLS * (threadIdx.x % LANES) + j; }
     /* A thread's rows of a vector in shared memory. */
     static __device__ void rows(const float *x, float *y) {
 #pragma unroll
@@ -27,28 +31,28 @@ template <int K> struct Place {
 };
 
 /* Terms of the sums of a block's columns. */
-struct alignas(16) Terms {
-    float of[8][8 * COLS];
-};
+template <int C> struct alignas(16) Terms { float of[8][C]; };
 
 /* A term of the sums over rows of a thread's columns. */
-static __device__ __forceinline__ void add_lanes(float y[COLS], Terms &terms) {
+template <int C> static __device__ __forceinline__ void add_lanes(float y[COLS], Terms<C> &terms) {
+    constexpr int LANES = C / COLS;
 #pragma unroll
-    for (int m = 8; m <= 16; m *= 2)
+    for (int m = LANES; m <= 16; m *= 2)
 #pragma unroll
         for (int n = 0; n < COLS; n++)
             y[n] += __shfl_xor_sync(~0u, y[n], m);
-    if (threadIdx.x % 32 < 8)
-        copy<4 * COLS>(&terms.of[threadIdx.x / 32][COLS * (threadIdx.x % 8)], y);
+    if (threadIdx.x % 32 < LANES)
+        copy<4 * COLS>(&terms.of[threadIdx.x / 32][COLS * (threadIdx.x % LANES)], y);
 }
-/* The rest, behind a barrier of the block. */
-static __device__ __forceinline__ void add_terms(float y[COLS], const Terms &terms) {
-    alignas(16) float x[8][COLS];
+/* The rest of N neighbours from column `first` on, behind a barrier of the block. */
+template <int N, int C>
+static __device__ __forceinline__ void add_terms(float y[N], const Terms<C> &terms, int first) {
+    alignas(16) float x[8][N];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        copy<4 * COLS>(x[i], &terms.of[i][COLS * (threadIdx.x % 8)]);
+        copy<4 * N>(x[i], &terms.of[i][first]);
 #pragma unroll
-    for (int n = 0; n < COLS; n++)
+    for (int n = 0; n < N; n++)
         y[n] = ((x[0][n] + x[1][n]) + (x[2][n] + x[3][n])) +
                ((x[4][n] + x[5][n]) + (x[6][n] + x[7][n]));
 }
@@ -62,9 +66,14 @@ template <class P, int R, bool LEFT> struct Tile {
 #pragma unroll
         for (int i = 0; i < P::ROWS; i++) {
             const int at = P::row(i) * V + first + P::col(0);
-            get_numbers<FORM, COLS>(from, at, s[i]);
+            get_raw<FORM, COLS>(from, at, s[i]);
             if constexpr (FORM == IN_INT8_LEFT) copy<2 * COLS>(left[i], from.left(at));
         }
+    }
+    __device__ __forceinline__ void open() {
+#pragma unroll
+        for (int i = 0; i < P::ROWS; i++)
+            open_bf16<COLS>(s[i]);
     }
     template <int FORM>
     __device__ __forceinline__ void store(const HeadAt &to, int V, int first) const {
@@ -74,9 +83,24 @@ template <class P, int R, bool LEFT> struct Tile {
                                     left[LEFT ? i : 0]);
     }
 
+    /* x s to the sum of its group; the sums of a lane's groups, two by two. */
+    using Sums = float[P::EACH][COLS];
+    static __device__ __forceinline__ void add(Sums &sums, int i, int j, float x, float s) {
+        float &sum = sums[i / P::QUAD % P::EACH][j];
+        sum = fmaf(x, s, i % P::QUAD || i / P::QUAD >= P::EACH ? sum : 0.f);
+    }
+    static __device__ __forceinline__ void end(const Sums &sums, float y[COLS]) {
+#pragma unroll
+        for (int j = 0; j < COLS; j++) {
+            y[j] = sums[0][j];
+            if constexpr (P::EACH == 4)
+                y[j] = (sums[0][j] + sums[1][j]) + (sums[2][j] + sums[3][j]);
+        }
+    }
     /* S <- diag(decay) S; a thread's share of k S. */
     template <class In> __device__ __forceinline__ void decay(const In &in, float y[R][COLS]) {
         alignas(16) float d[P::ROWS], k[R][P::ROWS];
+        Sums sums[R];
         P::rows(in.decay, d);
         for (int r = 0; r < R; r++)
             P::rows(in.of[1 + r], k[r]);
@@ -86,13 +110,16 @@ template <class P, int R, bool LEFT> struct Tile {
             for (int j = 0; j < COLS; j++) {
                 s[i][j] *= d[i];
                 for (int r = 0; r < R; r++)
-                    y[r][j] = fmaf(k[r][i], s[i][j], i ? y[r][j] : 0.f);
+                    add(sums[r], i, j, k[r][i], s[i][j]);
             }
+        for (int r = 0; r < R; r++)
+            end(sums[r], y[r]);
     }
     /* S += k' w; its share of S' q. */
     template <class In>
     __device__ __forceinline__ void write(const In &in, const float w[R][COLS], float y[COLS]) {
         alignas(16) float q[P::ROWS], k[R][P::ROWS];
+        Sums sums;
         P::rows(in.of[0], q);
         for (int r = 0; r < R; r++)
             P::rows(in.of[1 + r], k[r]);
@@ -102,8 +129,9 @@ template <class P, int R, bool LEFT> struct Tile {
             for (int j = 0; j < COLS; j++) {
                 for (int r = 0; r < R; r++)
                     s[i][j] = fmaf(k[r][i], w[r][j], s[i][j]);
-                y[j] = fmaf(q[i], s[i][j], i ? y[j] : 0.f);
+                add(sums, i, j, q[i], s[i][j]);
             }
+        end(sums, y);
     }
 };
 #endif

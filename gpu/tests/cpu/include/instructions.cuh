@@ -114,6 +114,7 @@ static inline void fill16_end(uint64_t *b, int lane) {
 }
 static inline void fill16_end_for_products(uint64_t *b, int lane) { fill16_end(b, lane); }
 static inline void drain_fence() {}
+static inline void fetch_to_L2(const void *, int) {}
 static inline void drain(void *dst, const void *src, int bytes, int lane) {
     if (lane == 0) memcpy(dst, src, bytes);
 }
