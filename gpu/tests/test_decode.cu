@@ -834,11 +834,12 @@ int main(int argc, char **argv) {
         test_cuts(layout, 128, 1, 128, DP_GATE_LOWER_BOUND);
     }
     test_batches(3, 1, 128, 3, DPG_F32, DPG_F32, DPG_STATE_KV);
-    test_batches(3, 1, 1, 1, DPG_BF16, DPG_BF16, DPG_STATE_KV);
     test_batches(3, 1, 128, 1, DPG_BF16, DPG_F32, DPG_STATE_VK);
     test_batches(3, 1, 128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
-    for (dpg_dtype states : {DPG_F32, DPG_BF16})
+    for (dpg_dtype states : {DPG_F32, DPG_BF16}) {
+        test_batches(3, 1, 1, 1, DPG_BF16, states, DPG_STATE_KV);
         test_batches(1, 2, 1, 1, DPG_BF16, states, DPG_STATE_VK);
+    }
     int fill = 0;
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
     test_odd_requests(2, 64);
