@@ -114,7 +114,7 @@ FIELDS(DESIGN, ONE_OF(base, DP_NBASES), COUNT(chunk, DP_CHUNK_MOST),
        ONE_OF(state, DP_NSTORED), ONE_OF(dstate, DP_FP16 + 1),
        FIXED(out, INTEGERS, DP_NRESULTS, .most = DP_FP16), ONE_OF(decays, DP_FP16 + 1),
        ONE_OF(final_state, DP_NSTORED), COUNT(gated, DP_NSCORES - 1), FLAG(scored), FLAG(late),
-       ONE_OF(anchor, DP_ANCHORS), COUNT(product, DP_INVERSE_MERGED), FLAG(read_kept),
+       FLAG(summed), ONE_OF(anchor, DP_ANCHORS), COUNT(product, DP_INVERSE_MERGED), FLAG(read_kept),
        FLAG(fast_decays), FLAG(stored_inputs), FLAG(fold_beta), OBJECT(sending, SENDING_OF),
        COUNT(drop, DP_DROP_BITS_MOST), COUNT(chunks, 2 * DP_CHUNK_MOST), FLAG(undeclared));
 static const dp_object_schema DESIGN_OF = SCHEMA("design", DESIGN);

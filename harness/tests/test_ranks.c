@@ -118,6 +118,8 @@ DP_TEST(ranks, base_fp32_and_bf16_are_as_wrong_as_their_formats) {
                            : k < 3 + DP_ANCHORS ? DP_SCORES_TF32
                                                 : DP_SCORES_PAIRED;
             design.anchor = k < 2 ? 0 : (k - 2) % DP_ANCHORS;
+            design.late = k % 2 && dp_Kg(&p) == 1 && !dp_erases(&p);
+            design.summed = k % 2;
             REQUIRE(dp_sim_open(&s, &p, &design, 3, NULL, NULL) == DP_OK, "%s", SPECS[i].name);
             dp_sim_run(&s, chain, DP_EXCHANGE_ALLGATHER, 1);
             dp_error_bound_base_init(&w, &ref, &design, 2, 1, NULL);

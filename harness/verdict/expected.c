@@ -1109,6 +1109,8 @@ static dp_design of_draw(const dp_problem *p, const dp_design *design, int d) {
     dp_design mine = *design;
     mine.anchor = d % DP_ANCHORS;
     mine.late = d % 2 && design->gated != DP_SCORES_FACTORED && dp_Kg(p) == 1 && !dp_erases(p);
+    mine.summed = d / 2 % 2 && design->base == DP_BASE_BF16 && design->product &&
+                  !design->fold_beta && design->gated != DP_SCORES_FACTORED;
     return mine;
 }
 

@@ -493,6 +493,42 @@ static double sum_stored(dp_base b, dp_format f, const double *x, const double *
     return s;
 }
 
+/* d[i] = sum of row i of A o B, [n][m]. */
+static void add_rows(dp_base b, int n, int m, const double *A, const double *B, double *d) {
+    for (int i = 0; i < n; i++)
+        d[i] = dp_round_arith(b, d[i] + sum_arith(b, A + (int64_t)i * m, B + (int64_t)i * m, m));
+}
+
+/* dbeta as FLA sums it, from dZ = A^(-T) dv_new, dw = -dv_new S_0' and dA = dv_new V' + dw Kgam':
+ *   dbeta = rowsum(dZ o V) + rowsum(A^(-T) dw o Kgam) - rowsum(A^(-T) dA B A^(-T) o L)
+ * Terms that cancel in E are multiplied first. */
+static void sum_dbeta(const dp_chunk *ch, const double *dZ, double *dbeta) {
+    const int n = ch->n, K = ch->K, V = ch->V;
+    const int64_t nK = (int64_t)n * K, nn = (int64_t)n * n;
+    double *all = dp_doubles(2 * nK + 3 * nn), *dw = all, *y = dw + nK, *dA = y + nK, *x = dA + nn,
+           *back = x + nn;
+    mul(ch, 0, 1, n, K, V, ch->dv_new, ch->h, dw);
+    for (int64_t i = 0; i < nK; i++)
+        dw[i] = dp_store(ch->kept, -dw[i]);
+    mul(ch, 1, 0, n, K, n, ch->Akk, dw, y);
+    memset(dbeta, 0, sizeof *dbeta * (size_t)n);
+    add_rows(ch->base, n, V, dZ, ch->v, dbeta);
+    add_rows(ch->base, n, K, y, ch->kgam, dbeta);
+    mul(ch, 0, 1, n, n, V, ch->dv_new, ch->v, dA);
+    memcpy(y, ch->kgam, sizeof *y * (size_t)nK);
+    store(ch->kept, y, nK);
+    mul(ch, 0, 1, n, n, K, dw, y, x);
+    for (int64_t i = 0; i < nn; i++)
+        dA[i] = dp_store(ch->kept, dp_round_arith(ch->base, dA[i] + x[i]) * ch->beta[i % n]);
+    mul(ch, 0, 1, n, n, n, dA, ch->Akk, x);
+    store(ch->kept, x, nn);
+    mul(ch, 1, 0, n, n, n, ch->Akk, x, back);
+    for (int64_t i = 0; i < nn; i++)
+        back[i] = -back[i];
+    add_rows(ch->base, n, n, back, ch->L, dbeta);
+    free(all);
+}
+
 /* dZ = A^(-T) dv_new; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
@@ -518,6 +554,7 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
         for (int x = 0; x < V; x++)
             g->dv[(int64_t)i * V + x] = dp_round_arith(b, ch->beta[i] * dZ[(int64_t)i * V + x]);
     }
+    if (ch->design.summed) sum_dbeta(ch, dZ, g->dbeta);
     free(dZ);
     free(E);
     free(LX);
