@@ -173,7 +173,7 @@ static int most_norms(const dp_problem *p) {
 }
 
 /* Largest relative error of these entries (dp_by_rows). A factor has `entry`, one with a norm 2u
- * and us more. A factor exp(+-g) has the error of its gate and one rounding more. Each product has
+ * and us more. A factor exp(+-g) has the error of its gate and two roundings. Each product has
  * u, one that is stored us. */
 static double of_products(const dp_problem *p, entry_kind kind, double entry,
                           const dp_rounding *r) {
@@ -181,13 +181,12 @@ static double of_products(const dp_problem *p, entry_kind kind, double entry,
     double most = 0;
     for (int j = 0; j < a->n; j++) {
         const dp_entry e = kind == WRITES  ? a->row[j].write
-                           : kind == READS ? a->row[j].read
+                           : kind == READS ? dp_chunk_read(p, j)
                                            : a->row[j].value;
-        const int gates =
-            dp_entry_gate_factors(e) + (kind == READS && dp_row_undecayed(a, j) && e.sign);
-        double sum = e.n ? e.n * entry + (e.n - 1) * r->u : 0;
+        const int gates = dp_entry_gate_factors(e);
+        double sum = e.n ? (e.n - gates) * entry + (e.n - 1) * r->u : 0;
         sum += dp_entry_normed(p, e) * (2 * r->u + r->us);
-        if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u)) + r->u;
+        if (gates) sum += gates * (2 * r->u + most_of_gates(p, r->u));
         if ((e.n > 1 || dp_entry_rotated(a, e) >= 0) && kind != READS) sum += r->us;
         most = fmax(most, sum);
     }
@@ -710,8 +709,7 @@ static double others(const rows_token *a, dp_entry e, int j, int reads, int of, 
     const int itself = dp_entry_rotated(dp_recurrence_of(p), e) < 0 && !dp_entry_looks_back(e);
     const double given = dp_factor_at(p, of, a->row, x);
     if (given != 0 && itself) return fabs(entry_of(a, j, reads)[x] / given);
-    const int undecayed = reads && dp_row_undecayed(dp_recurrence_of(p), j);
-    return fabs(dp_entry_beside(p, e, undecayed, of, a->row, x));
+    return fabs(dp_entry_beside(p, e, of, a->row, x));
 }
 
 /* The relative error that row j's gradient gets from its key's rotation, of its 2-norm. */
@@ -728,20 +726,19 @@ static double turning(const rows_token *a, int j) {
 static double row_through(const rows_token *a, int j, int of, double *size) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
-    const dp_token_row *row = dp_row_of(p, j);
+    const dp_entry write = dp_row_of(p, j)->write, read = dp_chunk_read(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
-    const int writes = dp_entry_has(row->write, of), reads = dp_entry_has(row->read, of);
-    double sum = 0, most = writes && row->write.n == 1 ? 1 : 0, norm = 0;
+    const int writes = dp_entry_has(write, of), reads = dp_entry_has(read, of);
+    double sum = 0, most = writes && write.n == 1 ? 1 : 0, norm = 0;
     for (int x = 0; x < p->K && reads; x++) {
-        const double f = reads * others(a, row->read, j, 1, of, x);
+        const double f = reads * others(a, read, j, 1, of, x);
         norm += f * d[x] * f * d[x];
         sum += dp_pw(r, f) * D[x] + dp_pw(r, (a->in.erasing + 2 * r->u + r->us) * f * d[x]);
     }
-    for (int x = 0; x < p->K && writes && row->write.n > 1; x++)
-        most = fmax(most, writes * others(a, row->write, j, 0, of, x));
-    const double own =
-        (row->write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us) + turning(a, j);
+    for (int x = 0; x < p->K && writes && write.n > 1; x++)
+        most = fmax(most, writes * others(a, write, j, 0, of, x));
+    const double own = (write.n > 1 ? a->in.k + 2 * r->u + r->us : r->u + r->us) + turning(a, j);
     *size += sqrt(norm) + most * a->x->b.ndk[i];
     return writes ? sum + dp_pw(r, most) * a->x->b.dk[i] + dp_pw(r, own * most * a->x->b.ndk[i])
                   : sum;
@@ -752,16 +749,17 @@ static double number_through(const rows_token *a, int j, int of) {
     const dp_rounding *r = &a->x->w->r;
     const dp_problem *p = a->x->w->ref->p;
     const dp_token_row *row = dp_row_of(p, j);
+    const dp_entry read_along = dp_chunk_read(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = a->x->b.ederasing + i * p->K, *d = a->x->b.vderasing + i * p->K;
     const int in_strength = dp_entry_has(row->strength, of);
     const dp_sim *s = a->x->w->ref;
     const double beside =
-        in_strength ? dp_entry_beside(&s->units.p, row->strength, 0, of, a->row, 0) : 1;
+        in_strength ? dp_entry_beside(&s->units.p, row->strength, of, a->row, 0) : 1;
     double write = 0, read = 0, error = 0, size = 0;
     for (int x = 0; x < p->K; x++) {
         const double w = dp_entry_has(row->write, of) ? others(a, row->write, j, 0, of, x) : 0,
-                     e = dp_entry_has(row->read, of) ? others(a, row->read, j, 1, of, x) : 0;
+                     e = dp_entry_has(read_along, of) ? others(a, read_along, j, 1, of, x) : 0;
         write += w * w;
         read += e * e;
         error += D[x];
@@ -782,11 +780,11 @@ static void gate_through(const rows_token *a, int j) {
     group_work *x = a->x;
     const dp_rounding *r = &x->w->r;
     const dp_problem *p = x->w->ref->p;
-    const dp_token_row *row = dp_row_of(p, j);
     const int64_t i = (int64_t)a->t * dp_rows(p) + j;
     const double *D = x->b.ederasing + i * p->K, *d = x->b.vderasing + i * p->K,
                  *e = entry_of(a, j, 1), *k = entry_of(a, j, 0);
-    const double writes = dp_entry_gates(row->write), reads = dp_read_gates(dp_recurrence_of(p), j);
+    const double writes = dp_entry_gates(dp_row_of(p, j)->write),
+                 reads = dp_entry_gates(dp_chunk_read(p, j));
     for (int c = 0; c < p->K && (reads != 0 || writes != 0); c++) {
         const int64_t at = (int64_t)a->t * p->K + c;
         if (reads != 0) {

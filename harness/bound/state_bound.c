@@ -321,17 +321,17 @@ typedef struct {
     int64_t at;
 } row_place;
 
-static double beside(const row_place *a, dp_entry e, int undecayed, int of, int x) {
-    return fabs(dp_entry_beside(a->p, e, undecayed, of, a->at, x));
+static double beside(const row_place *a, dp_entry e, int of, int x) {
+    return fabs(dp_entry_beside(a->p, e, of, a->at, x));
 }
 
 /* The error of an entry's factor `of`: of K channels, or of a number, which adds channels up. */
-static double through(const row_place *a, dp_entry e, int undecayed, int of, double error) {
+static double through(const row_place *a, dp_entry e, int of, double error) {
     const int has = e.sign ? dp_entry_has(e, of) : 0,
               number = of == DP_INPUT_BETA || of == DP_INPUT_NUMBER;
     double most = 0, sum = 0;
     for (int x = 0; x < a->p->K && has; x++) {
-        const double y = beside(a, e, undecayed, of, x);
+        const double y = beside(a, e, of, x);
         most = fmax(most, y);
         sum += y * y;
     }
@@ -340,7 +340,7 @@ static double through(const row_place *a, dp_entry e, int undecayed, int of, dou
 
 static double of_strength(const row_place *a, dp_entry e, int of, double error) {
     const int has = dp_entry_has(e, of);
-    return has ? has * beside(a, e, 0, of, 0) * error : 0;
+    return has ? has * beside(a, e, of, 0) * error : 0;
 }
 
 /* Adds those of row j to the bounds of gradients of its factors; at: of tokens and heads. Returns
@@ -349,7 +349,7 @@ static double store_row(const dp_problem *p, const dp_activated *in, int64_t at,
                         dp_row_errors of, double *const *row) {
     const row_place a = {&in->units.p, in, at};
     const dp_token_row *r = dp_row_of(p, j);
-    const int undecayed = dp_row_undecayed(dp_recurrence_of(p), j);
+    const dp_entry read = dp_chunk_read(p, j);
     const double *k = in->k + (at * dp_rows(p) + j) * p->K,
                  *e = in->erasing + (at * dp_rows(p) + j) * p->K;
     for (int f = 0; f < DP_NRESULTS; f++) {
@@ -358,14 +358,12 @@ static double store_row(const dp_problem *p, const dp_activated *in, int64_t at,
             x == DP_INPUT_Q || x == DP_INPUT_G || dp_result_fields[f].kind != DP_OF_TOKENS)
             continue;
         const double rstd = in->units.rstd[x] ? in->units.rstd[x][at] * dp_norm_across(p) : 1;
-        row[f][at] += rstd * (through(&a, r->write, 0, x, of.write) +
-                              through(&a, r->read, undecayed, x, of.read));
+        row[f][at] += rstd * (through(&a, r->write, x, of.write) + through(&a, read, x, of.read));
         if (x == DP_INPUT_BETA || x == DP_INPUT_NUMBER)
             row[f][at] += of_strength(&a, r->strength, x, of.strength);
     }
-    const double reads = dp_read_gates(dp_recurrence_of(p), j);
     return fabs(dp_entry_gates(r->write)) * dp_norm_fro(p->K, k) * of.write +
-           fabs(reads) * dp_norm_fro(p->K, e) * of.read;
+           fabs(dp_entry_gates(read)) * dp_norm_fro(p->K, e) * of.read;
 }
 
 /* ---- states ---------------------------------------------------------------------------------- */

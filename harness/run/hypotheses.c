@@ -736,19 +736,22 @@ static void try_operands(search *s) {
     OTHER(design, "design", words, "its state is kept in bf16 from chunk to chunk");
 }
 
-/* Rows of one's own read the state before its decay, or after. */
+/* Rows of one's own read another state. */
 static void try_rows(search *s) {
     const dp_user_recurrence is = *dp_user_recurrence_installed();
-    dp_user_recurrence other = is;
+    char text[200];
     int reads = 0;
     for (int i = 0; i < is.rows.n; i++)
         reads |= is.rows.row[i].read.sign;
-    if (!reads) return;
-    other.rows.before = !is.rows.before;
-    dp_user_recurrence_install(&other);
-    attempt(s, *s->o, nothing(s),
-            other.rows.before ? "passes with `reads undecayed`: the state before its decay"
-                              : "passes with `reads decayed`: the state after its decay");
+    for (int i = 0; i < DP_NREADINGS && reads; i++) {
+        dp_user_recurrence other = is;
+        if (i == is.rows.reading) continue;
+        dp_recurrence_reads(&other.rows, (dp_reading)i);
+        dp_user_recurrence_install(&other);
+        snprintf(text, sizeof text, "passes with `reads %s`: %s", dp_readings[i].word,
+                 dp_readings[i].state);
+        attempt(s, *s->o, nothing(s), text);
+    }
     dp_user_recurrence_install(&is);
 }
 

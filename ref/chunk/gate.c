@@ -33,12 +33,11 @@ double dp_factor_at(const dp_problem *p, int of, int64_t at, int x) {
     return factor_at(p, of, at, x);
 }
 
-double dp_entry_beside(const dp_problem *p, dp_entry e, int undecayed, int of, int64_t at, int x) {
+double dp_entry_beside(const dp_problem *p, dp_entry e, int of, int64_t at, int x) {
     int but = 0;
     while (but < e.n && e.of[but] != of)
         but++;
-    const double y = times_entry(p, e, but, at, x, 1);
-    return undecayed ? y * factor_at(p, DP_FACTOR_GROWTH, at, x) : y;
+    return times_entry(p, e, but, at, x, 1);
 }
 
 double dp_beta_slope(const dp_problem *p, double raw) {

@@ -82,9 +82,9 @@ void dp_activate_writes_f32(const dp_problem *p, int64_t t0, int64_t t1, const d
                             double *erasing, double *values);
 
 /* A factor of row `at` of tokens and heads at channel x (recurrence.h), and the product of an
- * entry's factors but one `of`. With `undecayed` that has exp(-g) more. */
+ * entry's factors but one `of`. */
 double dp_factor_at(const dp_problem *p, int of, int64_t at, int x);
-double dp_entry_beside(const dp_problem *p, dp_entry e, int undecayed, int of, int64_t at, int x);
+double dp_entry_beside(const dp_problem *p, dp_entry e, int of, int64_t at, int x);
 
 /* All tokens of p after dp_activate, in the arrays named above; erasing: NULL where the keys erase,
  * values: NULL where v is written. */

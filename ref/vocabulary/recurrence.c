@@ -28,12 +28,30 @@ dp_recurrence dp_recurrences[DP_NMODELS + 1] = {
     [DP_GDN2] = {.n = 1, .row = {{OF(K), TIMES(ERASE, K), TIMES(WRITE, V), ONE}}},
     /* S <- diag(exp g) S + lr_b' (lr_a S) + k' v */
     [DP_DPLR] = {.before = 1,
+                 .reading = DP_READ_UNDECAYED,
                  .n = 2,
                  .row = {{OF(LR_B), MINUS(LR_A), NONE, ONE}, {OF(K), NONE, OF(V), ONE}}},
 };
 
 const dp_input_id dp_row_keys[] = {DP_INPUT_K, DP_INPUT_ERASE, DP_INPUT_LR_A, DP_INPUT_LR_B},
                   dp_row_values[] = {DP_INPUT_V, DP_INPUT_WRITE, DP_INPUT_VALUE3, DP_INPUT_VALUE4};
+
+const dp_reading_info dp_readings[DP_NREADINGS] = {
+#define READING(ID, ...) [ID] = {__VA_ARGS__},
+    DP_READINGS(READING)
+#undef READING
+};
+
+void dp_recurrence_reads(dp_recurrence *a, dp_reading to) {
+    const dp_reading_info *is = &dp_readings[a->reading], *now = &dp_readings[to];
+    for (int j = 0; j < (a->in_turn ? 1 : a->n); j++) {
+        dp_entry *e = &a->row[j].read;
+        if (e->sign && is->factor) e->n--;
+        if (e->sign && now->factor) e->of[e->n++] = (unsigned char)now->factor;
+    }
+    a->reading = (signed char)to;
+    a->before = now->before;
+}
 
 const dp_norm_info dp_norms[DP_NNORMS] = {
 #define NORM(ID, WORD, POWER, MEAN) [ID] = {WORD, POWER, MEAN},

@@ -3,8 +3,8 @@
  *   S <- diag(exp g) S,   then for each row at once (or in turn)   S <- S + write' U,
  *   U = strength (value - read S),   and   o = scale S' q
  *
- * With `before` the rows read the state before its decay, of rows one after another the first
- * alone. Every entry is a signed product of at most three factors: inputs, exp(g), exp(-g). Write
+ * DP_READINGS says which state rows read; of rows one after another the first alone has a
+ * choice. Every entry is a signed product of at most three factors: inputs, exp(g), exp(-g). Write
  * and read have K channels, value has V, strength is a number. If a recurrence has one row and a
  * token has R keys, the row applies to each key. These rows determine the truth, its gradients and
  * its radii (ref/truth).
@@ -27,7 +27,7 @@
 
 #include <math.h>
 
-enum { DP_MAX_FACTORS = 3, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
+enum { DP_MAX_FACTORS = 3, DP_ALL_FACTORS = 5, DP_MAX_ROWS = 8, DP_MAX_ENTRIES = 2 * DP_MAX_ROWS };
 /* Factors that are no inputs, exp(rate g): id, rate, the text before and after the gate's name. All
  * that a factor of a gate is stands in this table. */
 #define DP_GATE_FACTORS(X, A)               \
@@ -44,6 +44,20 @@ enum { /* beside dp_input_id */
 /* The rate of a factor; 0: it is an input. */
 #define DP_RATE_IF(A, ID, RATE, ...) (A) == (ID) ? (RATE):
 #define DP_FACTOR_RATE(A) (DP_GATE_FACTORS(DP_RATE_IF, A) 0.f)
+/* The state that rows read: id, word, 1 for the state before the decay, a factor, the state's name
+ * in messages. Each read is multiplied by the factor, which is one of the gate (0: none). */
+#define DP_READINGS(X)                                               \
+    X(DP_READ_DECAYED, "decayed", 0, 0, "the state after its decay") \
+    X(DP_READ_UNDECAYED, "undecayed", 1, 0, "the state before its decay")
+#define DP_ID(ID, ...) ID,
+typedef enum { DP_READINGS(DP_ID) DP_NREADINGS } dp_reading;
+#undef DP_ID
+typedef struct {
+    const char *word;
+    int before, factor;
+    const char *state;
+} dp_reading_info;
+extern const dp_reading_info dp_readings[DP_NREADINGS];
 /* Norms of rows: id, word, power p, mean.
  *     N^p = eps + sum |x|^p / m,  y = x / N;    m: n numbers if mean, else 1
  *     dx  = (dy - w <y, dy>) / N,  w = dN/dx = y / m for p = 2, sign(y) / m for p = 1
@@ -92,17 +106,18 @@ DP_ANYWHERE static inline dp_pair dp_pair_of(int rotation, int P, int i, int x) 
 /* Added to an input: the previous token's. */
 enum { DP_PREVIOUS = 64 };
 
-/* A signed product of n factors. sign = 0: the entry is 0; n = 0: it is 1 or -1. */
+/* A signed product of n factors. sign = 0: the entry is 0; n = 0: it is 1 or -1. Text has up to
+ * DP_MAX_FACTORS; a reading and the chunk form add one each. */
 typedef struct {
     signed char sign;
-    unsigned char n, of[DP_MAX_FACTORS];
+    unsigned char n, of[DP_ALL_FACTORS];
 } dp_entry;
 typedef struct {
     dp_entry write, read, value, strength;
 } dp_token_row;
 typedef struct dp_recurrence {
-    int before;
-    signed char norm, rotation; /* dp_norm, dp_rotation */
+    int before;                          /* of its reading (dp_recurrence_reads) */
+    signed char reading, norm, rotation; /* dp_reading, dp_norm, dp_rotation */
     short n;
     int in_turn;      /* 1: each row reads the state that the rows before it have written */
     int along;        /* 1: o reads along the values */
@@ -141,6 +156,14 @@ static inline int64_t dp_row_key(const dp_problem *p, int64_t j) {
 DP_ANYWHERE static inline int dp_row_undecayed(const dp_recurrence *a, int64_t j) {
     return a->before && !(a->in_turn && j);
 }
+/* The read entry of row j in chunk form, where all rows read the decayed state. */
+static inline dp_entry dp_chunk_read(const dp_problem *p, int64_t j) {
+    dp_entry e = dp_row_of(p, j)->read;
+    if (e.sign && dp_row_undecayed(dp_recurrence_of(p), j)) e.of[e.n++] = DP_FACTOR_GROWTH;
+    return e;
+}
+/* Gives the rows another reading than they have. */
+void dp_recurrence_reads(dp_recurrence *a, dp_reading to);
 /* Are rows of that input divided by their norm before anything else? */
 static inline int dp_is_normed(const dp_problem *p, int input) {
     if (!dp_by_rows(p)) return p->l2norm && (input == DP_INPUT_Q || input == DP_INPUT_K);
@@ -259,11 +282,6 @@ static inline double dp_entry_gates(dp_entry e) {
     for (int i = 0; i < e.n; i++)
         sum += DP_FACTOR_RATE(e.of[i]);
     return sum;
-}
-/* The same of what row j reads along in chunk form, which reads the decayed state. */
-static inline double dp_read_gates(const dp_recurrence *a, int64_t j) {
-    const dp_entry e = a->row[a->n > 1 ? j : 0].read;
-    return e.sign ? dp_entry_gates(e) - dp_row_undecayed(a, j) : 0;
 }
 static inline double dp_entry_gate_sizes(dp_entry e) { /* sum of |rate| */
     double sum = 0;

@@ -32,6 +32,7 @@ typedef struct {
     int n;
     char word[WORDS_MOST][WORD_MOST];
     int said[COUNT(INPUTS) + 4]; /* the lines of its statements; 0: not yet */
+    dp_reading reading;
 } reader;
 
 static dp_status refuse(const reader *r, const char *word, const char *format, ...)
@@ -258,6 +259,17 @@ static dp_status parse_norm(reader *r) {
     return parse_named(r, norm < 0 ? 1 : 2, eps ? r->n - 2 : r->n, 1, &r->y->rows.normed);
 }
 
+static dp_status parse_reads(reader *r) {
+    int i = r->n == 2 ? 0 : DP_NREADINGS;
+    while (i < DP_NREADINGS && strcmp(r->word[1], dp_readings[i].word))
+        i++;
+    r->reading = (dp_reading)i;
+#define OR(ID, WORD, ...) " or " WORD
+    return i < DP_NREADINGS ? DP_OK
+                            : refuse(r, r->word[r->n > 1], "must be%s", DP_READINGS(OR) + 3);
+#undef OR
+}
+
 static dp_status parse_inputs(reader *r, int which) {
     const int gate = !strcmp(INPUTS[which].word, "gate"),
               angle = !strcmp(INPUTS[which].word, "angle"),
@@ -293,8 +305,7 @@ static dp_status parse_statement(reader *r) {
         strcpy(r->y->name, r->word[1]);
         return DP_OK;
     }
-    if (!strcmp(word, "reads"))
-        return (s = once(r, READS)) ? s : choose(r, 1, "decayed", "undecayed", &r->y->rows.before);
+    if (!strcmp(word, "reads")) return (s = once(r, READS)) ? s : parse_reads(r);
     if (!strcmp(word, "rows"))
         return (s = once(r, ROWS)) ? s : choose(r, 1, "together", "in turn", &r->y->rows.in_turn);
     if (!strcmp(word, "norm")) return (s = once(r, NORM)) ? s : parse_norm(r);
@@ -370,6 +381,7 @@ static dp_status check_all(reader *r) {
         if (*y->input[i] && i != DP_INPUT_Q && i != DP_INPUT_G && !dp_recurrence_uses(&y->rows, i))
             return dp_fail(r->e, DP_EINPUT, "%s: input '%s' stands in no row", r->path,
                            y->input[i]);
+    dp_recurrence_reads(&r->y->rows, r->reading);
     const dp_status s = check_along(r);
     return s ? s : check_turned(r);
 }
