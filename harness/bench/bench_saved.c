@@ -131,14 +131,13 @@ static void print_maps(const dp_sim *s, int K) {
     printf("\nM - I of ranks 0, 1, .., head 0: |M - I| / |M|; entries above 1e-2 and 1e-4 of the "
            "largest;\nsingular values above 1e-2 and 1e-4 of |M - I|, of M itself\n");
     for (int i = 0; i < (s->N - 1) * s->p->HV; i += s->p->HV) {
-        double *D = dp_copy(s->M[i], n);
+        DP_OWN double *D = dp_copy(s->M[i], n);
         const int own[] = {rank_of(D, K, 1e-2), rank_of(D, K, 1e-4)};
         for (int k = 0; k < K; k++)
             D[k * K + k] -= 1;
         printf("  %.2e  %3.0f%% %3.0f%%  %d %d, %d %d of %d\n", norm(D, n) / norm(s->M[i], n),
                entries(D, K, 1e-2), entries(D, K, 1e-4), rank_of(D, K, 1e-2), rank_of(D, K, 1e-4),
                own[0], own[1], K);
-        free(D);
     }
 }
 
@@ -151,7 +150,8 @@ static void add_rank(const dp_sim *s, const form *f, int r, kept *x) {
     const dp_problem *p = s->p;
     const int K = p->K, HV = p->HV;
     const int64_t n = (int64_t)K * K, L = p->T / s->N;
-    double *S0 = dp_doubles(n * HV), *S1 = dp_doubles(n * HV), *dS = dp_doubles(n * HV), away[HV];
+    DP_OWN double *S0 = dp_doubles(n * HV), *S1 = dp_doubles(n * HV), *dS = dp_doubles(n * HV);
+    double away[HV];
     for (int h = 0; h < HV; h++) {
         const int i = r * HV + h;
         const double none = 0;
@@ -179,9 +179,6 @@ static void add_rank(const dp_sim *s, const form *f, int r, kept *x) {
     dp_result_free(&want);
     dp_result_free(&got);
     dp_problem_free(&rank);
-    free(S0);
-    free(S1);
-    free(dS);
 }
 
 int main(int argc, char **argv) {

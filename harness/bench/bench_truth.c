@@ -100,7 +100,8 @@ static int same_prefix(const dp_truth *a,
 static double audit(const dp_problem *p, const dp_truth *t, int64_t T) {
     dp_problem c = *p;
     const int64_t cu[2] = {0, T};
-    double *v = dp_doubles(2 * T), seconds, worst = 0;
+    DP_OWN double *v = dp_doubles(2 * T);
+    double seconds, worst = 0;
     for (int64_t i = 0; i < T; i++) {
         v[2 * i] = p->v[i * 128];
         v[2 * i + 1] = p->v[i * 128 + 127];
@@ -119,7 +120,6 @@ static double audit(const dp_problem *p, const dp_truth *t, int64_t T) {
                                                 m.field[DP_RESULT_O].rad[i / 2]));
     }
     dp_truth_free(&m);
-    free(v);
     return worst;
 }
 

@@ -301,9 +301,8 @@ void dp_error_bound_step(const dp_error_bound_base *w, int back, int g, int hv, 
         dp_bound_state(b, S ? S : ch->h, e, DX);
         return;
     }
-    double *dout = do_of(w, g, hv);
+    DP_OWN double *dout = do_of(w, g, hv);
     dp_bound_state_bwd(b, dout, S ? S : ch->dh, e, DX);
-    free(dout);
 }
 
 int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i) {
@@ -315,20 +314,18 @@ double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv) 
     const dp_problem *p = s->p;
     const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub];
     if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return NULL;
-    double *H = dp_doubles((int64_t)p->K * p->V);
+    DP_OWN double *H = dp_doubles((int64_t)p->K * p->V);
     double *e = dp_doubles(dp_state_error_size(&w->r, p->K, p->V));
     for (int i = 0; i < n; i++) {
         const int g = dp_error_bound_turn(s, back, r, sub, i);
         dp_error_bound_step(w, back, g, hv, H, e, NULL);
         dp_chunk *ch = &s->ch[(int64_t)g * p->HV + hv];
-        double *dout = back ? do_of(w, g, hv) : NULL;
+        DP_OWN double *dout = back ? do_of(w, g, hv) : NULL;
         if (back)
             dp_chunk_state_bwd(ch, dout, H, NULL);
         else
             dp_chunk_state(ch, H, NULL);
-        free(dout);
     }
-    free(H);
     return e;
 }
 
@@ -346,7 +343,7 @@ static int by_gate(const void *a, const void *b) {
  * the head has one gate: of all channels. A gate of 0 is exact. */
 static void count_held(dp_sim *s, int hv, int x, double *held) {
     const int HV = s->p->HV, K = s->p->K, n = s->ngroup, alike = dp_Kg(s->p) == 1 ? K : 1;
-    chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
+    DP_OWN chunk_gate *of = dp_alloc((size_t)n, sizeof *of);
     for (int g = 0; g < n; g++) {
         const dp_chunk *ch = &s->ch[(int64_t)g * HV + hv];
         const double gate = ch->gcum[(int64_t)(ch->c - 1) * K + x];
@@ -360,7 +357,6 @@ static void count_held(dp_sim *s, int hv, int x, double *held) {
             held[((int64_t)of[i / alike].group * HV + hv) * K + x + i % alike] =
                 of[g].gate == 0 ? 1 : end - g;
     }
-    free(of);
 }
 
 /* Relative errors of a chunk's rotated queries and keys, [c][K], [c][n][K]; NULL: nothing
@@ -395,9 +391,9 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
                         of_v = {(t0 * p->HV + hv) * R, (int64_t)p->HV * R, R, c * R, p->V};
     dp_input_error in = w->in;
     double row = 0, *at = p->l2norm ? &row : NULL;
-    double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
-           *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
-           *rv = raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
+    DP_OWN double *rq = raw_error_rows(&w->r, p->q, w->raw_error.q, of_q, at),
+                  *rk = raw_error_rows(&w->r, p->k, w->raw_error.k, of_k, at),
+                  *rv = raw_error_rows(&w->r, p->v, w->raw_error.v, of_v, NULL);
     turned_errors(w, g, hv, &rq, &rk);
     in.g = w->Dg + (t0 * p->HV + hv) * dp_Kg(p);
     in.held = held ? held + i * p->K : NULL;
@@ -407,9 +403,6 @@ static void bound_chunk(dp_error_bound_base *w, int g, int hv, const double *hel
     in.qk_row += row;
     dp_chunk_inverse(&s->ch[i]);
     dp_bound_intra(&w->b[i], &s->ch[i], w->r, &in);
-    free(rq);
-    free(rk);
-    free(rv);
 }
 
 void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, const dp_design *design,
@@ -968,16 +961,15 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
                     .n = s->group[g].c * dp_rows(p),
                     .each = out->entry[DP_QKV_Q] != NULL};
     group_open(&x);
-    double *none =
+    DP_OWN double *none =
         dp_doubles(ps ? 0 : dp_state_error_size(&w->r, p->K, p->V) + (int64_t)x.n * p->V);
     for (int hv = 0; hv < p->HV; hv++) {
         const int64_t z = (int64_t)g * p->HV + hv;
-        double *dout = do_of(w, g, hv);
+        DP_OWN double *dout = do_of(w, g, hv);
         if (ps)
             dp_bound_grads(&w->b[z], dout, ps->eS[z], ps->edS[z], ps->DX[z], ps->DdX[z], &x.b);
         else
             dp_bound_grads(&w->b[z], dout, none, none, none, none, &x.b);
-        free(dout);
         if (!ps) without_errors(&x);
         if (dp_by_gates(p)) erasing_rows(&x, hv);
         if (dp_by_rows(p)) own_rows(&x, hv, later);
@@ -992,7 +984,6 @@ static void gradients(const dp_error_bound_base *w, int g, const dp_pass_errors 
         key_rows(&x, &x.q, h);
         if (!dp_by_rows(p)) key_rows(&x, &x.k, h);
     }
-    free(none);
     group_close(&x);
 }
 
@@ -1079,8 +1070,9 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
     const int K = w->ref->p->K, n = span.g1 - span.g0;
     const int64_t KK = (int64_t)K * K;
     dp_chain_error e = {.b = dp_doubles(dp_chain_error_size(&w->r, K))};
-    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK), *D = dp_doubles(KK),
-           bias = 0;
+    DP_OWN double *P = dp_doubles(KK), *Q = dp_doubles(KK), *M = dp_doubles(KK),
+                  *D = dp_doubles(KK);
+    double bias = 0;
     /* the chain starts at I: its first factor is rounded too */
     for (int x = 0; x < K; x++)
         P[(int64_t)x * K + x] = 1;
@@ -1098,10 +1090,6 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
         if (traj && (i & (i + 1)) == 0) *traj++ = e.fro;
     }
     e.bias = bias / DP_LAMBDA;
-    free(P);
-    free(Q);
-    free(M);
-    free(D);
     return e;
 }
 
@@ -1118,7 +1106,7 @@ static void pass(const dp_error_bound_base *w, int back, int r, int hv, const do
     double **enters = back ? ps->edS : ps->eS, **DX = back ? ps->DdX : ps->DX;
     double *row = out->row[back ? DP_RESULT_DS0 : DP_RESULT_FINAL_STATE];
     for (int sub = 0; sub < c->nlocal; sub++) {
-        double *e = sub == entered && e_in ? dp_copy(e_in, size) : dp_doubles(size);
+        DP_OWN double *e = sub == entered && e_in ? dp_copy(e_in, size) : dp_doubles(size);
         for (int i = 0; i < s->first[r][sub + 1] - s->first[r][sub]; i++) {
             const int g = dp_error_bound_turn(s, back, r, sub, i);
             const int64_t z = (int64_t)g * p->HV + hv;
@@ -1129,7 +1117,6 @@ static void pass(const dp_error_bound_base *w, int back, int r, int hv, const do
         if (back ? sub > 0 || c->is_first : sub < c->nlocal - 1 || c->is_last)
             row[(int64_t)c->local_seq[sub] * p->HV + hv] =
                 dp_state_error_norm(&w->r, p->K, p->V, e);
-        free(e);
     }
 }
 
@@ -1273,7 +1260,8 @@ static double *inverse_error(const dp_chunk_bound *b) {
     const dp_rounding *r = &b->r;
     const int n = ch->n;
     const double gn = dp_sum_error(r, n + 1);
-    double *D = dp_doubles((int64_t)n * n), *E = dp_doubles((int64_t)n * n);
+    DP_OWN double *E = dp_doubles((int64_t)n * n);
+    double *D = dp_doubles((int64_t)n * n);
     for (int i = 0; i < n; i++) /* E = |T| (DA + ..) */
         for (int k = 0; k <= i; k++) {
             const double t = dp_pw(r, ch->Akk[(int64_t)i * n + k]);
@@ -1290,7 +1278,6 @@ static double *inverse_error(const dp_chunk_bound *b) {
                     E[(int64_t)i * n + k] * dp_pw(r, ch->Akk[(int64_t)k * n + j]);
     for (int64_t i = 0; i < (int64_t)n * n; i++)
         D[i] += dp_pw(r, (r->u + r->us) * ch->Akk[i]);
-    free(E);
     return D;
 }
 
@@ -1316,7 +1303,8 @@ static double *local_gradient_error(const dp_chunk_bound *b, const double *dout)
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, V = ch->V;
-    double *D = dp_doubles((int64_t)n * V), *sum = dp_doubles(V);
+    DP_OWN double *sum = dp_doubles(V);
+    double *D = dp_doubles((int64_t)n * V);
     for (int i = 0; i < n; i++) {
         memset(sum, 0, sizeof(double) * (size_t)V);
         for (int t = i / ch->R; t < ch->c; t++)
@@ -1331,7 +1319,6 @@ static double *local_gradient_error(const dp_chunk_bound *b, const double *dout)
                                      dp_pw(r, (r->u + r->us) * ch->dv_local[(int64_t)i * V + v]) +
                                      dp_pw(r, ch->c * r->tiny);
     }
-    free(sum);
     return D;
 }
 
@@ -1352,7 +1339,7 @@ static void put_rows(const dp_error_bound_base *w, int g, int hv, int stage, con
 
 static void intra_stage(const dp_error_bound_base *w, int stage, int g, int hv, double *out) {
     const dp_chunk_bound *b = &w->b[(int64_t)g * w->ref->p->HV + hv];
-    double *own = NULL, *dout = NULL;
+    DP_OWN double *own = NULL, *dout = NULL;
     if (stage == DP_AKK && !b->DT) own = inverse_error(b);
     if (stage == DP_DV_LOCAL) {
         dout = do_of(w, g, hv);
@@ -1368,8 +1355,6 @@ static void intra_stage(const dp_error_bound_base *w, int stage, int g, int hv, 
              : stage == DP_KG   ? b->Dkg
                                 : b->Dqg,
              out);
-    free(own);
-    free(dout);
 }
 
 /* The state pass of one local sub-sequence, forward or backward, with e carried along. */
@@ -1382,7 +1367,7 @@ static void stage_pass(const dp_error_bound_base *w, int stage, int r, int sub, 
     for (int i = 0; i < n; i++) {
         const int g = dp_error_bound_turn(s, back, r, sub, i);
         const dp_chunk *ch = w->b[(int64_t)g * p->HV + hv].ch;
-        double *before = dp_copy(e, size), *D = dp_doubles((int64_t)ch->n * p->V);
+        DP_OWN double *before = dp_copy(e, size), *D = dp_doubles((int64_t)ch->n * p->V);
         if (dp_stage_tensors[stage].kind == DP_PER_CHUNK)
             out[(int64_t)g * p->HV + hv] =
                 dp_state_error_norm(&w->r, p->K, p->V, e) +
@@ -1392,8 +1377,6 @@ static void stage_pass(const dp_error_bound_base *w, int stage, int r, int sub, 
         dp_error_bound_step(w, back, g, hv, NULL, e, D);
         through(&w->r, back ? ch->kg : ch->w, ch->n, p->K, p->V, before, D);
         if (dp_stage_tensors[stage].kind == DP_PER_TOKEN) put_rows(w, g, hv, stage, D, out);
-        free(before);
-        free(D);
     }
 }
 
@@ -1403,10 +1386,9 @@ static void carried_stage(const dp_error_bound_base *w, int stage, int r, int hv
     double **enter = back ? w->edS : w->eS, *entering = enter ? enter[r * s->p->HV + hv] : NULL;
     const int64_t size = dp_state_error_size(&w->r, s->p->K, s->p->V);
     for (int sub = 0; sub < n; sub++) {
-        double *e =
+        DP_OWN double *e =
             sub == (back ? n - 1 : 0) && entering ? dp_copy(entering, size) : dp_doubles(size);
         stage_pass(w, stage, r, sub, hv, e, out);
-        free(e);
     }
 }
 
@@ -1476,11 +1458,10 @@ void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_e
 
 double *dp_error_bounds_stage(dp_error_bounds *w, dp_format chain, int backward, int stage) {
     int64_t rows, width;
-    double *bound = bound_of_stage(&w->probable, chain, backward, stage),
-           *sound = bound_of_stage(&w->sound, chain, backward, stage);
+    DP_OWN double *sound = bound_of_stage(&w->sound, chain, backward, stage);
+    double *bound = bound_of_stage(&w->probable, chain, backward, stage);
     dp_stage_tensor_rows(w->sound.ref->p, w->sound.ref->N, stage, &rows, &width);
     smaller(bound, sound, rows);
-    free(sound);
     return bound;
 }
 

@@ -175,7 +175,7 @@ static element composed(const way *x, const element *later, const element *earli
 static void scan(const way *x, int hv, double **e) {
     const dp_sim *s = x->w->ref;
     const int N = s->N, HV = s->p->HV;
-    element *a = dp_calloc((size_t)N, sizeof *a);
+    DP_OWN element *a = dp_calloc((size_t)N, sizeof *a);
     for (int r = 0; r < N; r++)
         a[r] = element_of(x, r, hv);
     for (int d = 1; d < N; d *= 2)
@@ -195,7 +195,6 @@ static void scan(const way *x, int hv, double **e) {
         }
     for (int r = 0; r < N; r++)
         element_free(&a[r]);
-    free(a);
 }
 
 /* ---- serial ---------------------------------------------------------------------------------- */
@@ -271,9 +270,8 @@ static gathered gather(way *x) {
         g.bM[i].b = dp_copy(x->bM[i].b, dp_chain_error_size(r, p->K));
         g.eH[i] = dp_copy(x->eH[i], error_size(x));
         dp_bound_sent_M(r, payload, p->K, x->M[i], g.bM[i].b);
-        double *H = sent_H(x, i, g.eH[i]);
+        DP_OWN double *H = sent_H(x, i, g.eH[i]);
         dp_bound_sent_state(r, dp_payloads[payload].state, p->K, p->V, H, g.eH[i]);
-        free(H);
     }
     x->bM = g.bM;
     x->eH = g.eH;
@@ -627,13 +625,11 @@ static void head_back(const work *w, int i, int hv, const double *dx, const doub
 static void backward_pass(const work *w) {
     const dp_problem *p = w->p;
     const int64_t n = p->T * p->HV * dp_Kg(p);
-    double *dx = dp_doubles(n), *dA = dp_doubles(n);
+    DP_OWN double *dx = dp_doubles(n), *dA = dp_doubles(n);
     dp_gate_slopes(p, dx, dA);
     for (int i = 0; i < p->Nseq; i++)
         for (int hv = 0; hv < p->HV; hv++)
             head_back(w, i, hv, dx, dA);
-    free(dx);
-    free(dA);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */

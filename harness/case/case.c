@@ -227,10 +227,9 @@ static dp_status read_recurrence(const char *name, const char *dir, dp_user_recu
 static dp_status own_recurrence(const dp_casefile *f, dp_case *c, dp_err *e) {
     const dp_user_recurrence *all = dp_user_recurrence_installed();
     if (f->recurrence && !all) {
-        char *dir = dp_case_sibling(f->path, ".");
+        DP_OWN char *dir = dp_case_sibling(f->path, ".");
         c->rows = dp_calloc(1, sizeof *c->rows);
         const dp_status s = read_recurrence(f->recurrence, dir, c->rows, e);
-        free(dir);
         if (s) return s;
         dp_user_recurrence_set(c->rows, &c->p);
         c->op_name = c->rows->name;
@@ -846,7 +845,8 @@ static char *kept_recurrence(const char *dir, const char *name) {
 static dp_status read_recurrence(const char *name, const char *dir, dp_user_recurrence *y,
                                  dp_err *e) {
     const int is_file = strchr(name, '/') || !access(name, F_OK);
-    char *text, *kept = is_file || !dir ? NULL : kept_recurrence(dir, name);
+    DP_OWN char *kept = is_file || !dir ? NULL : kept_recurrence(dir, name);
+    char *text;
     size_t n;
     if (!is_file && !kept) kept = kept_recurrence(dp_home("cases"), name);
     dp_status s = dp_input_read(kept ? kept : name, 1 << 16, &text, &n, e);
@@ -854,7 +854,6 @@ static dp_status read_recurrence(const char *name, const char *dir, dp_user_recu
         s = dp_user_recurrence_parse(text, kept ? kept : name, y, e);
         free(text);
     }
-    free(kept);
     return s;
 }
 

@@ -269,7 +269,7 @@ static char *trim(char *s) {
 }
 
 static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints *out, dp_err *e) {
-    char *copy = dp_strdup(s);
+    DP_OWN char *copy = dp_strdup(s);
     dp_status st = DP_OK;
     free(out->v);
     *out = (dp_ints){0, dp_calloc(strlen(s) + 1, sizeof(int64_t))};
@@ -287,7 +287,6 @@ static dp_status list(const dp_casefile *f, const key *k, const char *s, dp_ints
             if (out->v[i] == *x)
                 st = dp_casefile_refuse(f, k->name, e, "'%s' is given twice", trim(p));
     }
-    free(copy);
     return st;
 }
 
@@ -356,7 +355,7 @@ static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err 
                        (size_t)((const char *)memchr(text, 0, len) - text));
     const size_t good = dp_text_good(text, len, 1);
     if (good < len) return not_text(f, text, good, e);
-    char *copy = dp_calloc(len + 1, 1);
+    DP_OWN char *copy = dp_calloc(len + 1, 1);
     memcpy(copy, text, len);
     dp_status s = DP_OK;
     int line = 1;
@@ -365,7 +364,6 @@ static dp_status take_text(dp_casefile *f, const char *text, size_t len, dp_err 
         if (next) *next++ = 0;
         s = take_line(f, line, p, e);
     }
-    free(copy);
     return s;
 }
 

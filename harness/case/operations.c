@@ -86,7 +86,7 @@ enum { MOST_EXACT = 1 << 26 };
 static int states_are_short(const dp_problem *p) {
     const int64_t n = p->T * p->HV * p->K * p->V;
     const dp_design design = dp_design_of(DP_BASE_FP64);
-    int64_t *t = dp_calloc((size_t)p->T, sizeof *t);
+    DP_OWN int64_t *t = dp_calloc((size_t)p->T, sizeof *t);
     const dp_recurrent_keep keep = {.n = (int)p->T, .t = t, .S = dp_doubles(n)};
     dp_result r;
     int all = 1;
@@ -96,7 +96,6 @@ static int states_are_short(const dp_problem *p) {
     for (int64_t i = 0; i < n && all; i++)
         all = dp_bf16d(keep.S[i]) == keep.S[i];
     dp_result_free(&r);
-    free(t);
     free(keep.S);
     return all;
 }
@@ -266,9 +265,8 @@ static dp_status load_conv(dp_case_data *x, dp_conv *v, dp_err *e) {
 static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, dp_conv *v, dp_err *e) {
     dp_tensorfile d;
     dp_conv read = {.T = v->T, .D = v->D};
-    char *path = dp_case_sibling(c->path, f->conv_data);
+    DP_OWN char *path = dp_case_sibling(c->path, f->conv_data);
     dp_status st = dp_safetensors_read(path, &d, e);
-    free(path);
     if (st) return st;
     dp_case_data data = {.f = f, .key = "conv_data", .d = &d, .widest = c->input_dtype};
     st = load_conv(&data, &read, e);

@@ -61,7 +61,7 @@ static char *trim(char *s) {
 }
 
 dp_status dp_session_parse(const char *text, dp_session *s, dp_err *e) {
-    char *copy = dp_strdup(text);
+    DP_OWN char *copy = dp_strdup(text);
     dp_status st = DP_OK;
     *s = (dp_session){.text = dp_strdup(text), .kept = DP_FP64};
     for (char *p = copy, *next; p && !st; p = next) {
@@ -72,7 +72,6 @@ dp_status dp_session_parse(const char *text, dp_session *s, dp_err *e) {
         st = read_call(trim(p), &times, &c, e);
         if (!st) st = add(s, times, c, e);
     }
-    free(copy);
     if (st) dp_session_free(s);
     return st;
 }

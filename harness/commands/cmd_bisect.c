@@ -214,20 +214,19 @@ static void print_place(const dp_bisect_row *x) {
 }
 
 static void print_id(const dp_case *c, const dp_one_run *r, dp_own own, dp_fault fault) {
-    char *id = dp_run_id(&(dp_run){.case_name = c->name,
-                                   .backend = DP_BACKEND_SIM,
-                                   .ranks = r->ranks,
-                                   .own = own,
-                                   .has_base = 1,
-                                   .base = r->base,
-                                   .has_chain = 1,
-                                   .chain = r->chain,
-                                   .has_merge = 1,
-                                   .merge = r->merge,
-                                   .payload = r->payload,
-                                   .fault = fault});
+    DP_OWN char *id = dp_run_id(&(dp_run){.case_name = c->name,
+                                          .backend = DP_BACKEND_SIM,
+                                          .ranks = r->ranks,
+                                          .own = own,
+                                          .has_base = 1,
+                                          .base = r->base,
+                                          .has_chain = 1,
+                                          .chain = r->chain,
+                                          .has_merge = 1,
+                                          .merge = r->merge,
+                                          .payload = r->payload,
+                                          .fault = fault});
     printf("%s: every stage on true inputs\n", id);
-    free(id);
 }
 
 /* In the order of the pipeline, up to the first wrong one, all with --verbose. Op step: between the
@@ -531,7 +530,8 @@ static const struct argp_option PRECISION_OPTIONS[] = {
     {0}};
 
 static void parse_need(struct argp_state *st, const char *text, dp_bisect_options *o) {
-    char *copy = dp_strdup(text), *save;
+    DP_OWN char *copy = dp_strdup(text);
+    char *save;
     for (int i = 0; i < DP_NRESULTS; i++)
         o->need[i] = NAN;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
@@ -547,7 +547,6 @@ static void parse_need(struct argp_state *st, const char *text, dp_bisect_option
         o->have_need = 1;
     }
     if (!o->have_need) argp_error(st, "--need: the list is empty");
-    free(copy);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *st) {
@@ -636,11 +635,10 @@ int dp_cmd_bisect(int argc, char **argv) {
     if (!stage && (argc < 2 || strcmp(argv[1], "precision"))) return usage(argc, argv);
     argv[1] = (char *)(stage ? "deltaproof bisect stage" : "deltaproof bisect precision");
     dp_parse(stage ? &STAGE : &PRECISION, argc - 1, argv + 1, &o);
-    char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
+    DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
     if (!dp_case_load(path, &c, &e)) {
         rc = ask(&o, stage, &c, path, &e);
         dp_case_free(&c);
     }
-    free(path);
     return e.code ? dp_refuse(&e) : rc;
 }

@@ -178,9 +178,8 @@ int dp_cmd_carry(int argc, char **argv) {
     if (dp_output_check(o.of.json, &e)) return dp_refuse(&e);
     json_t *list = json_array();
     for (int i = 0; i < o.of.nname && !rc; i++) {
-        char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
+        DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (carry_file(path, &o, list, &broken, &e)) rc = dp_refuse(&e);
-        free(path);
     }
     if (!o.of.json)
         json_decref(list);

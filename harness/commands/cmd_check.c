@@ -222,9 +222,8 @@ int dp_cmd_check(int argc, char **argv) {
     }
     if (!rc) dp_old_outputs_remove(NULL, o.of.json);
     for (int i = 0; i < o.of.nname && !rc; i++) {
-        char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
+        DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
-        free(path);
     }
     if (!o.of.json)
         json_decref(list);

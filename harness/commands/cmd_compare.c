@@ -46,7 +46,8 @@ static int compare(const options *o, const dp_old_record *a, const dp_old_record
 }
 
 static int compare_files(const options *o) {
-    dp_old_record a = {0}, b = {0}, *again = dp_calloc((size_t)o->nagain + 1, sizeof *again);
+    DP_OWN dp_old_record *again = dp_calloc((size_t)o->nagain + 1, sizeof *again);
+    dp_old_record a = {0}, b = {0};
     dp_err e = {0};
     dp_output_check(o->json, &e);
     if (!e.code) dp_old_record_read(o->path[0], &a, &e);
@@ -58,7 +59,6 @@ static int compare_files(const options *o) {
     dp_old_record_free(&b);
     for (int i = 0; i < o->nagain; i++)
         dp_old_record_free(&again[i]);
-    free(again);
     return rc;
 }
 

@@ -411,7 +411,7 @@ static int say_no_end(const options *o, const dp_case *c, dp_status st, int who,
 static int differ(options *o, const dp_case *c, int N, json_t *list, dp_err *e) {
     const int backward = c->backward && !o->forward && c->p.dout;
     dp_runs runs[2] = {{0}, {0}};
-    dp_differ *d = dp_calloc(1, sizeof *d);
+    DP_OWN dp_differ *d = dp_calloc(1, sizeof *d);
     dp_differ_answer a = {.case_name = c->name, .p = &c->p, .N = N, .s = o->s, .d = d};
     dp_err why = {0};
     int who, rc = 2;
@@ -427,7 +427,6 @@ static int differ(options *o, const dp_case *c, int N, json_t *list, dp_err *e) 
     }
     dp_runs_free(&runs[0]);
     dp_runs_free(&runs[1]);
-    free(d);
     return rc;
 }
 
@@ -439,9 +438,8 @@ static int is_file(const char *name) {
 /* A case, or inputs in a file as `judge --inputs` reads them. */
 static dp_status load(const options *o, const char *name, dp_case *c, dp_err *e) {
     if (is_file(name)) return dp_judge_load_inputs(&(dp_judge_options){.inputs = name}, c, e);
-    char *path = dp_case_path(dp_options_folder(&o->of), name);
+    DP_OWN char *path = dp_case_path(dp_options_folder(&o->of), name);
     dp_status st = dp_case_load(path, c, e);
-    free(path);
     if (st || c->op->is_recurrence) return st;
     st = dp_fail(e, DP_EINPUT, "%s: op = %s: only recurrences are compared", name, c->op->name);
     dp_case_free(c);

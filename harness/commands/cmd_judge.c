@@ -158,9 +158,8 @@ static void say_why(options *o, const dp_judge_options *q, const dp_case *c, con
     if (n.left)
         fprintf(table, "of %d common mistakes %d were tried in %g s (--why SECONDS), %d fit\n",
                 n.tried + n.left, n.tried, o->why_s, n.fit);
-    char *record = dp_options_record(&o->of);
+    DP_OWN char *record = dp_options_record(&o->of);
     if (record) dp_print_explain(r->id, record, "", table);
-    free(record);
 }
 
 static int judge(options *o, const char *command) {
@@ -200,11 +199,9 @@ int dp_cmd_judge(int argc, char **argv) {
         .doc = "Judge tensors that another program computed; both files in safetensors, FLA's "
                "layouts.\vSettings without an option come from the files' metadata. Exit status 0 "
                "pass, 1 a verdict failed, 2 could not judge."};
-    char *command = dp_command_line(argc, argv);
+    DP_OWN char *command = dp_command_line(argc, argv);
     dp_old_outputs_expect(argc, argv);
     dp_parse(&a, argc, argv, &o);
     dp_old_outputs_forget();
-    const int rc = dp_outputs_check(&o.of) || check_usage(&o) ? 2 : judge(&o, command);
-    free(command);
-    return rc;
+    return dp_outputs_check(&o.of) || check_usage(&o) ? 2 : judge(&o, command);
 }

@@ -185,7 +185,8 @@ static int multiprocessors(const char *device) {
 
 /* "16384,1024": returns how many. */
 static dp_status lengths_of(const char *text, int64_t *length, int *n, dp_err *e) {
-    char *all = dp_strdup(text), *rest = all, *word;
+    DP_OWN char *all = dp_strdup(text);
+    char *rest = all, *word;
     dp_status st = DP_OK;
     *n = 0;
     while ((word = strsep(&rest, ",")) && !st) {
@@ -197,7 +198,6 @@ static dp_status lengths_of(const char *text, int64_t *length, int *n, dp_err *e
         else
             ++*n;
     }
-    free(all);
     return st;
 }
 
@@ -252,8 +252,9 @@ static json_t *json_of(const ruled *r) {
 
 static dp_status list_pieces(const dp_priced *x, dp_err *e) {
     const int sms = multiprocessors(x->device);
-    int64_t *length = dp_calloc(MOST_SEQUENCES, sizeof *length);
-    int *chunks = dp_calloc(MOST_SEQUENCES, sizeof *chunks), n = 0;
+    DP_OWN int64_t *length = dp_calloc(MOST_SEQUENCES, sizeof *length);
+    DP_OWN int *chunks = dp_calloc(MOST_SEQUENCES, sizeof *chunks);
+    int n = 0;
     dp_status st = lengths_of(x->lengths, length, &n, e);
     if (!st && !sms)
         st = dp_fail(e, DP_EINPUT,
@@ -297,8 +298,6 @@ static dp_status list_pieces(const dp_priced *x, dp_err *e) {
                               "difference", differ ? DIFFERENCE[guards.why] : ""),
                     x->json, e);
     }
-    free(length);
-    free(chunks);
     return st;
 }
 
@@ -494,16 +493,14 @@ static int print_schema(void) {
     const char *name, *before = "";
     defs = json_incref(json_object_get(schema, "$defs"));
     json_object_del(schema, "$defs");
-    char *root = json_dumps(schema, 0);
+    DP_OWN char *root = json_dumps(schema, 0);
     printf("%.*s, \"$defs\": {\n", (int)strlen(root) - 1, root);
     json_object_foreach(defs, name, x) {
-        char *one = json_dumps(x, 0);
+        DP_OWN char *one = json_dumps(x, 0);
         printf("%s\"%s\": %s", before, name, one);
         before = ",\n";
-        free(one);
     }
     puts("}}");
-    free(root);
     json_decref(defs);
     json_decref(schema);
     return 0;

@@ -145,7 +145,7 @@ int dp_cmd_museum(int argc, char **argv) {
         free(file);
         return refuse(&e);
     }
-    dp_museum *m = dp_calloc(1, sizeof *m);
+    DP_OWN dp_museum *m = dp_calloc(1, sizeof *m);
     dp_status st = dp_museum_run(paths, n, &o.o, m, &e);
     int rc = st ? refuse(&e) : status(&o, m);
     if (!st) dp_museum_print(m, &o.o, stdout);
@@ -156,7 +156,6 @@ int dp_cmd_museum(int argc, char **argv) {
             printf("record: %s\n", file);
     }
     dp_free_list(paths, n);
-    free(m);
     free(file);
     return rc;
 }

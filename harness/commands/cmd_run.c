@@ -171,11 +171,10 @@ static void hex_of(const unsigned char byte[16], char hex[33]) {
 }
 
 static void check_of(const json_t *runs, char hex[33]) {
-    char *text = json_dumps(runs, JSON_COMPACT);
+    DP_OWN char *text = json_dumps(runs, JSON_COMPACT);
     XXH128_canonical_t as;
     XXH128_canonicalFromHash(&as, XXH3_128bits(text ? text : "", text ? strlen(text) : 0));
     hex_of(as.digest, hex);
-    free(text);
 }
 
 static char *path_of(const char *dir, const char *key) {
@@ -229,11 +228,10 @@ static int finished_load(const char *dir, dp_key key, const char *case_name, dp_
     char hex[33];
     dp_err e = {0};
     hex_of(key.byte, hex);
-    char *path = path_of(dir, hex);
+    DP_OWN char *path = path_of(dir, hex);
     const int there = !access(path, F_OK);
     if (there && load(path, hex, case_name, runs, &e))
         fprintf(stderr, "deltaproof: --resume: %s; its case is run again\n", e.msg);
-    free(path);
     return there && !e.code;
 }
 
@@ -243,7 +241,7 @@ static void finished_save(const char *dir, dp_key key, const char *case_name, co
     dp_err e = {0};
     dp_output out;
     hex_of(key.byte, hex);
-    char *path = path_of(dir, hex);
+    DP_OWN char *path = path_of(dir, hex);
     json_t *list = dp_runs_json(runs);
     check_of(list, check);
     const head h = {SCHEMA, dp_cache_sources(DP_CACHE_EXPECTED), hex, case_name, check, VERSION};
@@ -253,7 +251,6 @@ static void finished_save(const char *dir, dp_key key, const char *case_name, co
         dp_output_close(&out, json_dumpf(all, out.f, JSON_INDENT(1)) != 0, &e);
     if (e.code) fprintf(stderr, "deltaproof: --resume: %s\n", e.msg);
     json_decref(all);
-    free(path);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -574,17 +571,17 @@ static void receive_case(work *w, int from, const answer *a, const char *runs, s
 /* A thread of the first process: gives the others cases, until all have left. */
 static void *serve(void *arg) {
     work *w = arg;
-    char *has_left = dp_calloc((size_t)dp_mpi_size(), 1);
+    DP_OWN char *has_left = dp_calloc((size_t)dp_mpi_size(), 1);
     for (int left = dp_mpi_size() - 1; left > 0;) {
         int from;
         size_t bytes;
         answer a;
-        char *message = dp_mpi_receive_any(DP_MPI_CASE, sizeof a, LONGEST_RUNS, &from, &bytes);
+        DP_OWN char *message =
+            dp_mpi_receive_any(DP_MPI_CASE, sizeof a, LONGEST_RUNS, &from, &bytes);
         memcpy(&a, message, sizeof a);
         if (has_left[from]) dp_mpi_refuse(from, "more than its last message, case", a.index);
         if (a.index != NOTHING && a.index != LEAVES)
             receive_case(w, from, &a, message + sizeof a, bytes - sizeof a);
-        free(message);
         if (a.index == LEAVES) {
             has_left[from] = 1;
             left--;
@@ -594,20 +591,17 @@ static void *serve(void *arg) {
         if (next >= 0) w->jobs[next].given = from;
         dp_mpi_send(from, DP_MPI_CASE, &next, sizeof next);
     }
-    free(has_left);
     return NULL;
 }
 
 DP_NOT_SO("-Wanalyzer-null-argument") /* n is 0 without runs */
 static void send_answer(const job *last, answer a) {
     size_t n = 0;
-    char *runs = last ? dp_runs_pack(&last->runs, &n) : NULL;
-    char *message = dp_alloc(1, sizeof a + n);
+    DP_OWN char *runs = last ? dp_runs_pack(&last->runs, &n) : NULL;
+    DP_OWN char *message = dp_alloc(1, sizeof a + n);
     memcpy(message, &a, sizeof a);
     if (n) memcpy(message + sizeof a, runs, n);
     dp_mpi_send(0, DP_MPI_CASE, message, sizeof a + n);
-    free(message);
-    free(runs);
 }
 
 static int next_given(work *w, const job *last, double seconds) {
@@ -893,28 +887,24 @@ static void call_others(int n) {
 
 /* Few runs say the rest in their own lines; the first failed one is explained. */
 static void print_begins(const options *o, const dp_runs *runs, FILE *table) {
-    char *record = dp_options_record(&o->of);
+    DP_OWN char *record = dp_options_record(&o->of);
     int explained = 0;
     for (int i = 0; i < runs->n; i++) {
         const dp_run *r = &runs->run[i];
         if (r->ntensor && r->speaks >= 0) dp_print_begins(&r->tensor[r->speaks], 4, table);
         if (r->verdict != DP_FAIL || !r->ntensor || explained++) continue;
-        char *again = dp_options_again_text(&o->of, r->backend == DP_BACKEND_SUBJECT);
+        DP_OWN char *again = dp_options_again_text(&o->of, r->backend == DP_BACKEND_SUBJECT);
         fputs("    ", table);
         dp_print_explain(r->id, record, again, table);
-        free(again);
     }
-    free(record);
 }
 
 static void print_failures(const options *o, const dp_runs *runs, FILE *table) {
-    char *own = dp_options_again_text(&o->of, 0), *subject = dp_options_again_text(&o->of, 1);
-    char *record = dp_options_record(&o->of);
+    DP_OWN char *own = dp_options_again_text(&o->of, 0),
+                *subject = dp_options_again_text(&o->of, 1);
+    DP_OWN char *record = dp_options_record(&o->of);
     const dp_again again = {own, subject, record, dp_provenance_note(&o->of.provenance, "again")};
     dp_print_failures(runs, &again, table);
-    free(own);
-    free(subject);
-    free(record);
 }
 
 /* Loads, runs and judges the cases of these files, and writes the record. */
@@ -1010,13 +1000,11 @@ static const struct argp ARGP = {
 int dp_cmd_run(int argc, char **argv) {
     int again[2] = {DP_RUNS_CALLED_AGAIN, DP_RUNS_CALLED_AGAIN};
     options o = {.of = dp_options_new(0, 256), .again = again};
-    char *command = dp_command_line(argc, argv);
+    DP_OWN char *command = dp_command_line(argc, argv);
     dp_old_outputs_expect(argc, argv);
     dp_parse(&ARGP, argc, argv, &o);
     dp_old_outputs_forget();
-    const int rc = run_options(&o, command);
-    free(command);
-    return rc;
+    return run_options(&o, command);
 }
 
 /* ---- in another process than the first ------------------------------------------------------- */
@@ -1027,7 +1015,7 @@ void dp_run_shared(int argc, char **argv, const void *message) {
     options o = {.of = dp_options_new(0, 256), .again = again};
     dp_err e = {0};
     dp_id id = {0};
-    char **paths = NULL;
+    DP_OWN char **paths = NULL;
     int n = 0, ncase = 0, errors = 0;
     sweep s;
     memcpy(&s, message, sizeof s);
@@ -1051,7 +1039,6 @@ void dp_run_shared(int argc, char **argv, const void *message) {
     run_given_cases(&b, ncase, cases);
     fclose(b.table);
     free_cases(cases, ncase);
-    free(paths);
     free(id.case_name);
     dp_subject_close(&o.subject);
 }

@@ -98,7 +98,8 @@ static dp_shrink_options request(const options *o, const dp_case *c, const dp_su
 }
 
 static char *command_of(const options *o, const dp_case *c, const dp_shrink_options *r) {
-    char *text, *subject = dp_options_again_text(&o->of, 1);
+    DP_OWN char *subject = dp_options_again_text(&o->of, 1);
+    char *text;
     if (asprintf(&text,
                  "deltaproof shrink %s --ranks %d --base %s --chain %s --exchange %s"
                  "%s%s%s%s%s",
@@ -107,14 +108,14 @@ static char *command_of(const options *o, const dp_case *c, const dp_shrink_opti
                  r->payload ? dp_payload_names[r->payload] : "", r->fault ? " --fault " : "",
                  r->fault ? dp_faults[r->fault].name : "", subject) < 0)
         abort();
-    free(subject);
     return text;
 }
 
 /* The written file is read again and must fail for the same reason. */
 static dp_status write_and_check(const options *o, const dp_case *c, const dp_shrink_options *r,
                                  dp_shrunk *s, const char *path, dp_err *e) {
-    char why[256], reason[1024], *source = command_of(o, c, r);
+    DP_OWN char *source = command_of(o, c, r);
+    char why[256], reason[1024];
     dp_failure f;
     dp_case again;
     dp_failure_text(&s->after, why, sizeof why);
@@ -124,7 +125,6 @@ static dp_status write_and_check(const options *o, const dp_case *c, const dp_sh
              c->name, (long long)(dp_shrunk_by_laws(s) ? s->law_numbers : s->numbers),
              (long long)s->numbers_before, why);
     dp_status st = dp_shrunk_write(s, reason, source, path, e);
-    free(source);
     if (st || (st = dp_case_load(path, &again, e))) return st;
     const dp_shrink_options now = {.fault = r->fault, .subject = r->subject, .limit_s = r->limit_s};
     st = dp_failure_of(&again, &now, s->before.kind == DP_FAILS_UNSTEADY ? DP_BISECT_RUNS : 1, 1,
@@ -334,13 +334,12 @@ int dp_cmd_shrink(int argc, char **argv) {
     if (o.want_museum)
         rc = museum(&o, &e);
     else if (!foreign || !dp_options_open(&o.of, &lib, &e)) {
-        char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
+        DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
         if (!dp_case_load(path, &c, &e)) {
             rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, foreign ? &lib : NULL, &e);
             dp_case_free(&c);
         }
         if (foreign) dp_subject_close(&lib);
-        free(path);
     }
     if (e.code) fprintf(stderr, "deltaproof: %s\n", e.msg);
     return e.code ? 2 : rc;

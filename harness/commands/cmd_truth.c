@@ -22,8 +22,8 @@
 static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
     const int64_t shape[3] = {c->ch.n, c->ch.K, c->ch.K}, n = shape[0] * shape[1] * shape[2];
     dp_tensorfile f = {0};
-    float *m = dp_calloc((size_t)n, sizeof *m);
-    double *x = dp_doubles(n), *mu = dp_doubles(c->ch.n);
+    DP_OWN float *m = dp_calloc((size_t)n, sizeof *m);
+    DP_OWN double *x = dp_doubles(n), *mu = dp_doubles(c->ch.n);
     dp_inputs_chain(c->ch.regime, c->ch.n, c->ch.K, c->spec.seed, m, mu);
     for (int64_t i = 0; i < n; i++)
         x[i] = m[i];
@@ -31,9 +31,6 @@ static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
     dp_tensorfile_add_meta(&f, "case", c->name);
     const dp_status st = dp_safetensors_write(path, &f, e);
     dp_tensorfile_free(&f);
-    free(m);
-    free(x);
-    free(mu);
     return st;
 }
 
@@ -49,7 +46,7 @@ static int write_case(const char *command, const dp_options *o,
         return 2;
     }
     if (dp_output_check(o->output, &e)) return dp_refuse(&e);
-    char *path = dp_case_path(dp_options_folder(o), o->name[0]);
+    DP_OWN char *path = dp_case_path(dp_options_folder(o), o->name[0]);
     if (!dp_case_load(path, &c, &e)) {
         if (c.rows) dp_user_recurrence_install(c.rows); /* its names are the file's */
         if (c.op->has_factors)
@@ -60,7 +57,6 @@ static int write_case(const char *command, const dp_options *o,
             write(&c, arg, &e);
         dp_case_free(&c);
     }
-    free(path);
     return e.code ? dp_refuse(&e) : 0;
 }
 
@@ -162,7 +158,7 @@ static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {
     dp_truth t;
     dp_truth_note note;
     int ncut;
-    int64_t *cut = dp_case_cuts(c, &ncut);
+    DP_OWN int64_t *cut = dp_case_cuts(c, &ncut);
     const dp_truth_request rq = {.bits = o->bits ? o->bits : c->bits,
                                  .backward = c->backward,
                                  .ncut = ncut,
@@ -170,7 +166,6 @@ static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {
                                  .want_M = ncut > 0,
                                  .progress = isatty(2)};
     dp_status st = dp_case_truth(c, rq, pick, o->of.cache, &t, &note, e);
-    free(cut);
     if (st) return st;
     print_note(&t, &note);
     st = write_tensors(c, &t, o->of.output, e);

@@ -70,11 +70,10 @@ static void fill_factors(const dp_case *c, const dp_problem *p, uint64_t seed) {
 /* first + step (i mod every). NULL: p has none. */
 static void fill_steps(const dp_problem *p, double *x, int64_t n, double first, double step,
                        int every) {
-    double *host = dp_doubles(n);
+    DP_OWN double *host = dp_doubles(n);
     for (int64_t i = 0; i < n; i++)
         host[i] = dp_fp32(first + step * (double)(i % every));
     if (x) dp_memory_put(p->memory, x, host, n);
-    free(host);
 }
 
 /* Inputs of a large problem: unit keys and queries unless the kernel normalises them, gates and

@@ -70,7 +70,8 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
 /* names NULL: numbers of ranks. */
 static void list_of(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n, int most) {
-    char *copy = dp_strdup(arg), *save;
+    DP_OWN char *copy = dp_strdup(arg);
+    char *save;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t; t = strtok_r(NULL, ",", &save)) {
         const int v = names ? dp_find_name(t, names, nnames) : dp_find_ranks(t);
@@ -85,7 +86,6 @@ static void list_of(struct argp_state *st, const char *opt, const char *arg,
         out[(*n)++] = v;
     }
     if (!*n) argp_error(st, "--%s: the list is empty", opt);
-    free(copy);
 }
 
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
@@ -458,11 +458,10 @@ static void refuse_unknown(const struct argp *a, int argc, char **argv) {
             i += !word[len] && takes_value(a, word);
             continue;
         }
-        char *name = strndup(word, len);
+        DP_OWN char *name = strndup(word, len);
         const char *near = dp_suggest(name, names, n);
         fprintf(stderr, "%s: --%s is not an option%s%s%s; --help lists them\n", argv[0], name,
                 near ? ": did you mean --" : "", near ? near : "", near ? "?" : "");
-        free(name);
         exit(argp_err_exit_status);
     }
 }

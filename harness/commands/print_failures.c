@@ -95,7 +95,7 @@ static void print_cause(const cause *c, const dp_again *again, FILE *f) {
 }
 
 void dp_print_failures(const dp_runs *runs, const dp_again *again, FILE *f) {
-    cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
+    DP_OWN cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
     const int n = gather(runs, causes);
     if (n) {
         dp_put(f, DP_BAD, "FAILURES", 0);
@@ -103,7 +103,6 @@ void dp_print_failures(const dp_runs *runs, const dp_again *again, FILE *f) {
     }
     for (int i = 0; i < n; i++)
         print_cause(&causes[i], again, f);
-    free(causes);
 }
 
 void dp_print_pooled(const dp_record *rec, FILE *f) {
@@ -168,7 +167,7 @@ void dp_write_summary(const dp_record *rec, FILE *f) {
     const dp_runs *runs = rec->runs;
     int totals[DP_NVERDICTS];
     dp_record_totals(rec, totals);
-    cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
+    DP_OWN cause *causes = dp_calloc((size_t)runs->n + 1, sizeof *causes);
     const int n = gather(runs, causes);
     fprintf(f, "## deltaproof: %s\n\n%d passed, %d failed, %d skipped, %d unjudged\n",
             dp_record_verdict(rec), totals[DP_PASS], totals[DP_FAIL], totals[DP_SKIPPED],
@@ -185,5 +184,4 @@ void dp_write_summary(const dp_record *rec, FILE *f) {
     }
     write_pooled(rec, f);
     write_not_judged(runs, f);
-    free(causes);
 }

@@ -50,7 +50,7 @@ static void print_verdict(dp_verdict v, FILE *f) {
 
 /* Verdict, and behind it what `put` writes of x. */
 static void print_line(dp_verdict v, void (*put)(const void *x, FILE *f), const void *x, FILE *f) {
-    char *text = NULL;
+    DP_OWN char *text = NULL;
     size_t size;
     FILE *line = open_memstream(&text, &size);
     if (!line) abort();
@@ -59,7 +59,6 @@ static void print_line(dp_verdict v, void (*put)(const void *x, FILE *f), const 
     print_verdict(v, f);
     fputc(' ', f);
     dp_put_line(f, 9, text);
-    free(text);
 }
 
 static void put_run(const void *x, FILE *f) {

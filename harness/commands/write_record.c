@@ -24,16 +24,15 @@ static char *in_folder(const char *dir, const char *name) {
 enum { LONGEST_PAGE = 1 << 28 };
 
 static void remove_file(const char *folder, const char *name) {
-    char *path = in_folder(folder, name);
+    DP_OWN char *path = in_folder(folder, name);
     unlink(path);
-    free(path);
 }
 
 /* NULL: there is none, or not of this program. */
 static char *read_page(const char *folder) {
-    char *path = in_folder(folder, "report.html"), *text = NULL;
+    DP_OWN char *path = in_folder(folder, "report.html");
+    char *text = NULL;
     FILE *f = fopen(path, "re");
-    free(path);
     if (!f) return NULL;
     if (!fseek(f, 0, SEEK_END) && ftell(f) > 0 && ftell(f) < LONGEST_PAGE) {
         const size_t n = (size_t)ftell(f);
@@ -65,9 +64,8 @@ static void remove_figures(const char *folder, char *page) {
 static void remove_folder(const char *folder) {
     static const char *const name[] = {"results.json", "results.json.gz", "junit.xml", "summary.md",
                                        "report.html"};
-    char *page = read_page(folder);
+    DP_OWN char *page = read_page(folder);
     if (page) remove_figures(folder, page);
-    free(page);
     for (size_t i = 0; i < sizeof name / sizeof *name; i++)
         remove_file(folder, name[i]);
 }
@@ -129,16 +127,14 @@ int dp_outputs_check(const dp_options *o) {
     dp_err e = {0};
     if (dp_output_check(o->json, &e)) return dp_refuse(&e);
     if (!o->out_dir) return dp_old_outputs_remove(NULL, o->json), 0;
-    char *figures = in_folder(o->out_dir, "figures");
+    DP_OWN char *figures = in_folder(o->out_dir, "figures");
     if (dp_make_dirs(o->out_dir))
         dp_fail(&e, DP_EIO, "--out %s: %s", o->out_dir, strerror(errno));
     else if (dp_make_dirs(figures))
         dp_fail(&e, DP_EIO, "--out %s: %s: %s", o->out_dir, figures, strerror(errno));
-    free(figures);
     for (size_t i = 0; i < sizeof files / sizeof *files && !e.code; i++) {
-        char *path = in_folder(o->out_dir, files[i]);
+        DP_OWN char *path = in_folder(o->out_dir, files[i]);
         dp_output_check(path, &e);
-        free(path);
     }
     if (e.code) return dp_refuse(&e);
     dp_old_outputs_remove(o->out_dir, o->json);
@@ -147,22 +143,19 @@ int dp_outputs_check(const dp_options *o) {
 
 static void write_summary(const dp_record *rec, const char *dir, dp_err *e) {
     dp_output out;
-    char *path = in_folder(dir, "summary.md");
+    DP_OWN char *path = in_folder(dir, "summary.md");
     if (!dp_output_open(&out, path, e)) {
         dp_write_summary(rec, out.f);
         dp_output_close(&out, 0, e);
     }
-    free(path);
 }
 
 /* Record, junit.xml, summary.md, page and figures; 0, or 2 after a message. */
 static int write_folder(const char *dir, const dp_record *rec) {
     dp_err e = {0};
-    char *json = in_folder(dir, "results.json"), *junit = in_folder(dir, "junit.xml");
+    DP_OWN char *json = in_folder(dir, "results.json"), *junit = in_folder(dir, "junit.xml");
     if (!dp_record_write_json(rec, json, &e)) dp_record_write_junit(rec, junit, &e);
     if (!e.code) write_summary(rec, dir, &e);
-    free(json);
-    free(junit);
     if (e.code) return dp_refuse(&e);
     if (dp_report_page(dir)) {
         fprintf(stderr, "deltaproof: %s/report.html could not be made; the record is complete\n",

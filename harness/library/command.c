@@ -115,14 +115,14 @@ static int may_run(const char *path) {
 static int command_is_there(const char *word) {
     const char *path = getenv("PATH");
     if (strchr(word, '/')) return may_run(word);
-    char *list = dp_strdup(path ? path : "/bin:/usr/bin"), *rest = list, *file;
+    DP_OWN char *list = dp_strdup(path ? path : "/bin:/usr/bin");
+    char *rest = list, *file;
     int found = 0;
     for (const char *dir; !found && (dir = strsep(&rest, ":"));) {
         if (asprintf(&file, "%s/%s", *dir ? dir : ".", word) < 0) abort();
         found = may_run(file);
         free(file);
     }
-    free(list);
     return found;
 }
 
@@ -624,7 +624,7 @@ static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_su
     snprintf(name, sizeof name, "conv_pool_%s", dp_qkv_name(i));
     double *is = take_data(f, name, 3, shape, all);
     if (!is) return NULL;
-    double *was = dp_conv_pool(pool, p->Nseq, n, call->front->before->of[i]);
+    DP_OWN double *was = dp_conv_pool(pool, p->Nseq, n, call->front->before->of[i]);
     double *states = dp_copy(call->front->before->of[i], p->Nseq * n);
     for (int q = 0; q < p->Nseq; q++)
         if (pool->write[q] >= 0) {
@@ -639,7 +639,6 @@ static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_su
                         name, (long long)(z / n), (long long)(z % n), was[z], is[z]);
             break;
         }
-    free(was);
     free(is);
     return states;
 }
@@ -822,7 +821,7 @@ static dp_status check_words(const struct dp_command *c, int *appended, dp_err *
 /* ---- what it claims -------------------------------------------------------------------------- */
 
 static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e) {
-    char *writes = dp_strdup(q->writes ? q->writes : "o");
+    DP_OWN char *writes = dp_strdup(q->writes ? q->writes : "o");
     s->memory = q->memory > 0 ? q->memory : dp_memory_bytes();
     s->base = q->base;
     s->chain = q->chain;
@@ -834,7 +833,6 @@ static dp_status read_claim(const dp_command_claim *q, dp_subject *s, dp_err *e)
         st = dp_fail(e, DP_EINPUT,
                      "--writes: states of every token are taken from a library alone; a session "
                      "runs the accepted tokens of a program again");
-    free(writes);
     return st;
 }
 

@@ -38,11 +38,10 @@ static dp_format holding(dp_format format, const double *x, int64_t n) {
 static void add_rows(dp_tensorfile *f, const char *name, int64_t rows, int64_t n,
                      const int64_t *x) {
     const int64_t shape[] = {rows, n};
-    double *as = dp_doubles(rows * n);
+    DP_OWN double *as = dp_doubles(rows * n);
     for (int64_t i = 0; i < rows * n; i++)
         as[i] = (double)x[i];
     dp_tensorfile_add(f, name, "I64", n > 1 ? 2 : 1, shape, as);
-    free(as);
 }
 
 static void add_integers(dp_tensorfile *f, const char *name, int64_t n, const int64_t *x) {
@@ -96,12 +95,11 @@ void dp_front_add(dp_tensorfile *f, const dp_problem *p, const dp_conv_front *fr
         add_of(f, "x", i, input_dtype, 2, x, dp_input_of(p, dp_qkv_input(i)));
         add_of(f, "w", i, DP_FP32, 2, w, v->w);
         add_of(f, "bias", i, DP_FP32, 1, w, v->bias);
-        double *slots = pool && v->W > 1 ? dp_conv_pool(pool, p->Nseq, dp_conv_state_size(v),
-                                                        front->before->of[i])
-                                         : NULL;
+        DP_OWN double *slots = pool && v->W > 1 ? dp_conv_pool(pool, p->Nseq, dp_conv_state_size(v),
+                                                               front->before->of[i])
+                                                : NULL;
         add_of(f, pool ? "conv_pool" : "conv_state", i, input_dtype, 3, state,
                pool ? slots : front->before->of[i]);
-        free(slots);
         silu = v->silu;
     }
     dp_tensorfile_add_meta(f, "activation", silu ? "silu" : "none");
@@ -184,13 +182,12 @@ void dp_factors_rename(dp_tensorfile *in, dp_tensorfile *out) {
 void dp_states_transpose(dp_tensor *t, int64_t K, int64_t V) {
     int64_t *a = t->ndim >= 2 ? &t->shape[t->ndim - 2] : NULL;
     if (K < 1 || V < 1 || t->n % (K * V)) return;
-    double *x = dp_doubles(t->n);
+    DP_OWN double *x = dp_doubles(t->n);
     for (int64_t m = 0; m < t->n / (K * V); m++)
         for (int64_t v = 0; v < V; v++)
             for (int64_t k = 0; k < K; k++)
                 x[m * K * V + k * V + v] = t->data[m * K * V + v * K + k];
     memcpy(t->data, x, sizeof *x * (size_t)t->n);
-    free(x);
     if (a && a[0] == V && a[1] == K) {
         a[0] = K;
         a[1] = V;
@@ -206,13 +203,12 @@ static const dp_tensor_field *field_of(const char *name) {
 /* Axis `at` counts R keys a token; R becomes the axis behind the next one. */
 static void move_keys(dp_tensor *t, int at, int64_t R) {
     const int64_t heads = t->shape[at + 1], width = at + 2 < t->ndim ? t->shape[at + 2] : 1;
-    double *x = dp_doubles(t->n);
+    DP_OWN double *x = dp_doubles(t->n);
     for (int64_t i = 0; i < t->n; i++) {
         const int64_t h = i / width % heads, key = i / width / heads;
         x[((key / R * heads + h) * R + key % R) * width + i % width] = t->data[i];
     }
     memcpy(t->data, x, sizeof *x * (size_t)t->n);
-    free(x);
     t->shape[at] /= R;
     if (at + 2 < t->ndim) t->shape[at + 3] = width;
     t->shape[at + 2] = R;

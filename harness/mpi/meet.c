@@ -156,11 +156,10 @@ static char *secret_of(size_t *n) {
 static dp_party party_of(const dp_process *own) {
     dp_party p;
     size_t n;
-    char *secret = secret_of(&n);
+    DP_OWN char *secret = secret_of(&n);
     if (!dp_party_make(&p, own, job->rank, job->size, secret, n))
         refuse("libsodium", "has no random numbers here");
     explicit_bzero(secret, n);
-    free(secret);
     return p;
 }
 
@@ -282,7 +281,7 @@ static void begin(int fd) {
 static void wait_for_others(const dp_party *party, const char *where, const char *port,
                             int *socket_of) {
     if (job->size == 1) return;
-    dp_guests *h = dp_calloc(1, sizeof *h);
+    DP_OWN dp_guests *h = dp_calloc(1, sizeof *h);
     const int door = listen_at(where, port, (int)party->hello.secret);
     h->party = *party;
     h->here = 1;
@@ -296,7 +295,6 @@ static void wait_for_others(const dp_party *party, const char *where, const char
         begin(socket_of[r]);
     dp_guests_close(h);
     explicit_bzero(h, sizeof *h);
-    free(h);
 }
 
 /* ---- another process ------------------------------------------------------------------------- */

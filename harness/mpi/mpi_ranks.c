@@ -69,10 +69,9 @@ static void return_own(int backward) {
     for (int r = 0; r < own.sim.N; r++) {
         if (!dp_sim_has(&own.sim, r)) continue;
         const int64_t n = dp_rank_size(&own.sim, r, backward);
-        double *all = dp_doubles(n);
+        DP_OWN double *all = dp_doubles(n);
         dp_rank_pack(&own.sim, r, backward, all);
         dp_mpi_send_numbers(0, all, n);
-        free(all);
     }
 }
 
@@ -155,13 +154,12 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
     dp_sim_begin(s, chain, merge, backward);
     for (int r = 0; r < s->N; r++) {
         const int64_t n = dp_rank_size(s, r, backward);
-        double *all = dp_doubles(n);
+        DP_OWN double *all = dp_doubles(n);
         if (dp_sim_has(&own.sim, r))
             dp_rank_pack(&own.sim, r, backward, all);
         else
             dp_mpi_receive_numbers(dp_own_rank(s->p->own, s->N, r), all, n, "the results");
         dp_rank_unpack(s, r, backward, all);
-        free(all);
     }
 }
 

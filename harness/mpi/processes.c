@@ -201,13 +201,13 @@ static const dp_mpi_worker *worker_of(const dp_mpi_worker *w, int n, int what) {
 void dp_mpi_serve(const dp_mpi_worker *w, int n) {
     for (int what = -1, from; what != END;) {
         size_t bytes;
-        char *message = dp_mpi_receive_any(DP_MPI_JOB, sizeof what, LONGEST_JOB, &from, &bytes);
+        DP_OWN char *message =
+            dp_mpi_receive_any(DP_MPI_JOB, sizeof what, LONGEST_JOB, &from, &bytes);
         memcpy(&what, message, sizeof what);
         const dp_mpi_worker *x = worker_of(w, n, what);
         if (!x || from) dp_mpi_refuse(from, "a job that nobody does here, number", what);
         if (bytes != x->bytes) dp_job_wrong_length(from, "a job", bytes, x->bytes);
         x->work(message, bytes);
-        free(message);
     }
 }
 

@@ -175,7 +175,7 @@ static int covered(const dp_run *r) {
 
 dp_digest dp_digest_of(const dp_runs *r) {
     dp_digest d = {.runs = 0};
-    line *lines = dp_calloc((size_t)r->n + 1, sizeof *lines);
+    DP_OWN line *lines = dp_calloc((size_t)r->n + 1, sizeof *lines);
     XXH3_state_t *s = XXH3_createState();
     XXH128_canonical_t c;
     int n = 0;
@@ -195,7 +195,6 @@ dp_digest dp_digest_of(const dp_runs *r) {
     XXH3_freeState(s);
     for (int i = 0; i < n; i++)
         free(lines[i].text);
-    free(lines);
     return d;
 }
 
@@ -205,7 +204,7 @@ enum { PIECE = 1 << 20 };
 
 static void hash(FILE *f, char hex[33]) {
     XXH3_state_t *state = XXH3_createState();
-    char *piece = dp_calloc(PIECE, 1);
+    DP_OWN char *piece = dp_calloc(PIECE, 1);
     if (!state) abort();
     XXH3_128bits_reset(state);
     for (size_t n; (n = fread(piece, 1, PIECE, f)) > 0;)
@@ -215,7 +214,6 @@ static void hash(FILE *f, char hex[33]) {
     for (int i = 0; i < 16; i++)
         snprintf(hex + 2 * i, 3, "%02x", bytes.digest[i]);
     XXH3_freeState(state);
-    free(piece);
 }
 
 void dp_provenance_file(dp_provenance *p, const char *role, const char *path) {
@@ -253,10 +251,10 @@ DP_NOT_SO("-Wanalyzer-null-dereference") /* a note has a = */
 static json_t *notes(const dp_provenance *p) {
     json_t *o = json_object();
     for (int i = 0; i < p->nnote; i++) {
-        char *key = dp_strdup(p->note[i]), *value = strchr(key, '=');
+        DP_OWN char *key = dp_strdup(p->note[i]);
+        char *value = strchr(key, '=');
         *value++ = 0;
         json_object_set_new(o, key, dp_json_text(value));
-        free(key);
     }
     return o;
 }

@@ -50,12 +50,10 @@ extern char *openblas_get_config(void);
 
 /* Numbers of a picture or a table, to so many digits. */
 static json_t *numbers_of(const double *x, int n, int digits) {
-    double *y = dp_calloc((size_t)n + 1, sizeof *y);
+    DP_OWN double *y = dp_calloc((size_t)n + 1, sizeof *y);
     for (int i = 0; i < n; i++)
         y[i] = dp_schema_rounded(x[i], digits);
-    json_t *a = dp_schema_numbers(y, n);
-    free(y);
-    return a;
+    return dp_schema_numbers(y, n);
 }
 
 /* Within its limit ratio and limit say it all. */

@@ -78,12 +78,10 @@ static json_t *flags(const dp_record_field *f, const void *x, const char *at) {
     const unsigned char *from;
     memcpy(&from, at, sizeof from);
     if (!from) return json_null();
-    char *text = dp_calloc((size_t)n + 1, 1);
+    DP_OWN char *text = dp_calloc((size_t)n + 1, 1);
     for (int64_t i = 0; i < n; i++)
         text[i] = from[i] ? '1' : '0';
-    json_t *j = json_string(text);
-    free(text);
-    return j;
+    return json_string(text);
 }
 
 /* A member of the struct x. */
@@ -142,13 +140,11 @@ typedef struct {
 
 /* x: the value that is found there; NULL: none. */
 static dp_status refuse(const place *p, const char *field, const json_t *x, const char *why) {
-    char *text = x ? json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
+    DP_OWN char *text = x ? json_dumps(x, JSON_ENCODE_ANY | JSON_COMPACT) : NULL;
     const size_t n = text ? dp_text_good(text, strlen(text), 0) : 0;
-    const dp_status st = dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s%s%.*s%s", p->path, p->where, field,
-                                 why, n ? ", found " : "", n > FOUND ? FOUND - 3 : (int)n,
-                                 n ? text : "", n > FOUND ? "..." : "");
-    free(text);
-    return st;
+    return dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s%s%.*s%s", p->path, p->where, field, why,
+                   n ? ", found " : "", n > FOUND ? FOUND - 3 : (int)n, n ? text : "",
+                   n > FOUND ? "..." : "");
 }
 
 /* Its name is where its members are, without the dot. */

@@ -80,7 +80,7 @@ static double largest_radius(const dp_truth *t) {
 dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_options *o,
                            int boundaries, dp_err *e) {
     int ncut;
-    int64_t *cut = dp_case_cuts(c, &ncut);
+    DP_OWN int64_t *cut = dp_case_cuts(c, &ncut);
     if (!boundaries) ncut = 0;
     *s = (dp_standard){.c = c, .o = o, .boundaries = boundaries};
     for (int i = 0; i < DP_NQKV; i++)
@@ -93,7 +93,6 @@ dp_status dp_standard_open(dp_standard *s, const dp_case *c, const dp_run_option
                                  .progress = o->progress};
     const dp_status st =
         dp_case_truth(c, rq, o->truth ? *o->truth : c->truth, o->cache, &s->truth, &s->note, e);
-    free(cut);
     if (st) {
         s->truth = (dp_truth){0};
         return st;
@@ -346,7 +345,7 @@ void dp_sharding_prefixes(dp_sharding *sp) {
     const dp_problem *p = &sp->c->p;
     if (sp->traj || p->own.kind || p->HV != 1 || p->Nseq != 1 || !t->M_seg.rows) return;
     const int64_t KK = (int64_t)p->K * p->K, L = p->T / sp->N, a = sp->N >= 3 ? L : 0;
-    double *P = NULL, *Q = dp_doubles(KK);
+    DP_OWN double *P = NULL, *Q = dp_doubles(KK);
     sp->traj = dp_calloc(DP_MAX_TRAJ, sizeof *sp->traj);
     for (int i = 0; i + 1 < t->nmark; i++) {
         const double *segment = t->M_seg.hi + (int64_t)i * KK;
@@ -362,8 +361,6 @@ void dp_sharding_prefixes(dp_sharding *sp) {
         for (int x = 0; x < DP_MAX_TRAJ; x++)
             if (a + ((int64_t)DP_CHUNK << x) == t->mark[i + 1]) sp->traj[x] = dp_copy(P, KK);
     }
-    free(P);
-    free(Q);
 }
 
 /* ---- runs on it ------------------------------------------------------------------------------ */
@@ -551,7 +548,7 @@ static int add_claim(const dp_claim *claim, dp_claim *list, int n) {
 
 /* Claims that are known before: asked for at once, so that every draw is made once. */
 static void expect_all(const dp_plan *plan, dp_standard *std) {
-    dp_claim *list = dp_calloc((size_t)plan->n, sizeof *list);
+    DP_OWN dp_claim *list = dp_calloc((size_t)plan->n, sizeof *list);
     int n = 0;
     for (int i = 0; i < plan->n; i++) {
         const dp_planned *x = &plan->row[i];
@@ -559,7 +556,6 @@ static void expect_all(const dp_plan *plan, dp_standard *std) {
         if (x->claimed) n = add_claim(&claim, list, n);
     }
     standard_expect(std, 0, n, list);
-    free(list);
 }
 
 /* ---- the driver ------------------------------------------------------------------------------ */

@@ -83,18 +83,17 @@ static void reorder(dp_tensor *t, const dp_tensor_field *f, const dp_problem *p,
     for (int i = at + 1; i < n; i++)
         inner *= shape[i];
     if (at == n || t->n != outer * p->HV * inner) return;
-    double *x = dp_copy(t->data, t->n);
+    DP_OWN double *x = dp_copy(t->data, t->n);
     for (int64_t i = 0; i < outer; i++)
         for (int h = 0; h < p->HV; h++)
             memcpy(t->data + (i * p->HV + h) * inner, x + (i * p->HV + from[h]) * inner,
                    sizeof *x * (size_t)inner);
-    free(x);
 }
 
 /* So that head p / G of q and k meets the value heads that it meets where they are tiled. */
 static void tile_heads(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     const int G = dp_G(p);
-    int *from = dp_calloc((size_t)p->HV, sizeof *from);
+    DP_OWN int *from = dp_calloc((size_t)p->HV, sizeof *from);
     for (int h = 0; h < p->HV; h++)
         from[h] = h / G + p->H * (h % G);
     for (int i = 0; i < in->ntensor; i++) {
@@ -105,7 +104,6 @@ static void tile_heads(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *
         const int f = dp_result_find(out->tensor[i].name);
         if (f >= 0) reorder(&out->tensor[i], &dp_result_fields[f], p, from);
     }
-    free(from);
 }
 
 static int has_groups(const dp_problem *p) { return p->H > 1 && p->HV > p->H && p->R == 1; }
@@ -178,11 +176,10 @@ static double nought(double x) { return 0 * x; }
 static void bias_of_heads(dp_tensorfile *in, const dp_problem *p, int step) {
     dp_tensor *t = file_input(in, "dt_bias");
     if (!t || t->n != (int64_t)p->HV * p->K) return;
-    double *x = dp_copy(t->data, t->n);
+    DP_OWN double *x = dp_copy(t->data, t->n);
     for (int h = 0; h < p->HV; h++)
         for (int c = 0; c < p->K; c++)
             t->data[h * p->K + c] = x[h * step];
-    free(x);
 }
 static void bias_by_head(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out;
@@ -623,15 +620,14 @@ static int follows_the_decay(const search *s) {
     q.note = NULL;
     if (!dp_safetensors_read(q.inputs, &in, &e) && !dp_safetensors_read(q.outputs, &out, &e) &&
         !dp_judge_load(&q, &in, &out, &c, &l, &e)) {
-        double *right = o_with(&c.p, DP_FAULT_NONE), *wrong = o_with(&c.p, DP_FAULT_READ_UNDECAYED);
+        DP_OWN double *right = o_with(&c.p, DP_FAULT_NONE),
+                      *wrong = o_with(&c.p, DP_FAULT_READ_UNDECAYED);
         for (int64_t i = 0; i < dp_input_count(&c.p, DP_INPUT_DO); i++) {
             const double x = l.stored.r.o[i] - right[i], y = wrong[i] - right[i];
             both += x * y;
             error += x * x;
             fault += y * y;
         }
-        free(right);
-        free(wrong);
         dp_case_free(&c);
     }
     dp_tensorfile_free(&in);

@@ -399,9 +399,8 @@ static int judge_no_gate(dp_tensorfile *in, const dp_tensorfile *out, const char
     if (said >= 0 && !dp_models[said].one_gate) shape[ndim++] = q->shape[q->ndim - 1];
     for (int i = 0; i < ndim; i++)
         n *= shape[i];
-    double *zeros = dp_doubles(n);
+    DP_OWN double *zeros = dp_doubles(n);
     dp_tensorfile_add(in, dp_input_fields[DP_INPUT_G].name, q->dtype, ndim, shape, zeros);
-    free(zeros);
     say(in, "gate", "log");
     return 1;
 }
@@ -781,7 +780,7 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const j
     round_gates(in, s->gate_dtype);
     if (s->decays && take_logs(in, e)) return DP_EINPUT;
     const size_t size = 1024 + (s->cu ? strlen(s->cu) : 0);
-    char *text = dp_calloc(size, 1);
+    DP_OWN char *text = dp_calloc(size, 1);
     n = snprintf(
         text, size,
         "reason = Tensors that another program wrote.\nsource = two files\nop = %s\nR = %d\ngate = "
@@ -799,7 +798,6 @@ static dp_status load_case(const dp_judge_options *o, dp_tensorfile *in, const j
     if (s->cu) snprintf(text + n, size - (size_t)n, "cu_seqlens = %s\n", s->cu);
     const dp_status st = dp_case_from_tensors(text, in, c, e);
     if (!st && s->queries && c->p.model == DP_USER) c->p.lag = (int)s->queries;
-    free(text);
     return st;
 }
 
@@ -980,9 +978,8 @@ static void without_gradient(dp_tensorfile *in, dp_complaints *all) {
     }
     memcpy(shape, q->shape, sizeof *shape * (size_t)q->ndim);
     shape[q->ndim - 1] = K;
-    double *zeros = dp_doubles(q->n / V * K);
+    DP_OWN double *zeros = dp_doubles(q->n / V * K);
     dp_tensorfile_add(in, name, q->dtype, q->ndim, shape, zeros);
-    free(zeros);
 }
 
 /* The case of IN; judged: OUT says whether there are gradients, else IN. */

@@ -280,11 +280,11 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
                                  .per = dp_result_rows_per_token(p, field),
                                  .N = sp->N,
                                  .chunk_of = sp->windows.window_of};
-    double *freedom = dp_row_freedom_new(p, field);
+    DP_OWN double *freedom = dp_row_freedom_new(p, field);
     const double own = j->known->storage[field];
     const double u = stored && stored->u[field] > own ? stored->u[field] : 0;
     const int wide = kind != DP_OF_TOKENS && !run->design.out[field]; /* fp32 unless declared */
-    double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
+    DP_OWN double *exact = run->exact ? truth_as_stored(want, got, wide ? u : fmax(u, own)) : NULL;
     dp_compare_in in = comparing(run, sp, (int)field, u, tiny_of(j, run, field));
     in.name = dp_result_fields[field].name;
     in.heads = places.heads;
@@ -309,8 +309,6 @@ static void judge_field(const judging *j, dp_result_id field, const dp_drop *los
     in.terms = terms(j, run);
     in.of_heads = kind == DP_OF_HEADS;
     judge_tensor(j, &in, run);
-    free(freedom);
-    free(exact);
     name_lost_state(p, field, got, run);
     name_call(sp->c, field, run);
 }
@@ -464,17 +462,16 @@ typedef struct {
 
 /* |dM S|_F / |S|_F */
 static double effect(const double *dM, const double *S, int K, int V) {
-    double *x = dp_doubles((int64_t)K * V);
+    DP_OWN double *x = dp_doubles((int64_t)K * V);
     dp_mm(DP_FP64, 0, 0, K, V, K, dM, S, x);
     const double e = dp_norm_fro((int64_t)K * V, x), n = dp_norm_fro((int64_t)K * V, S);
-    free(x);
     return n > 0 ? e / n : NAN;
 }
 
 static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
     const dp_problem *p = &sp->c->p;
     const int64_t KK = (int64_t)p->K * p->K;
-    double *d = dp_doubles(KK);
+    DP_OWN double *d = dp_doubles(KK);
     for (int64_t i = 0; i < KK; i++)
         d[i] = m->got[i] - m->want[i];
     const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, m->want);
@@ -488,7 +485,6 @@ static void add_point(const dp_sharding *sp, const product *m, dp_run *run) {
                          .norm = norm,
                          .bound = norm > 0 ? m->bound / norm : NAN,
                          .effect = S_in->there ? effect(d, S_in->x, p->K, p->V) : NAN};
-    free(d);
 }
 
 static void add_prefixes(const judging *j, dp_run *run) {
@@ -593,13 +589,13 @@ static void judge_inner(const judging *j, const dp_stage_errors *errors, int sta
     for (int g = 0; g < ref->ngroup; g++)
         for (int i = 0; i < ref->group[g].c; i++)
             places.group_of[ref->group[g].t0 + i] = g;
-    double *want = dp_stage_tensor_value(ref, stage);
+    DP_OWN double *want = dp_stage_tensor_value(ref, stage);
     if (s.u > 0 || s.tiny > 0) dp_bound_widen(errors->bound[stage], want, rows, width, s.u, s.tiny);
     /* the simulated ranks form Akk in base bf16 alone: elsewhere its draws would be those of an
      * inverse in fp64 */
     const int drawn = stage != DP_AKK || run->base == DP_BASE_BF16;
     const dp_expected *x = drawn ? j->expected : NULL;
-    double *seen = meant(&places, stage, rows, width, j->out->stage[stage]);
+    DP_OWN double *seen = meant(&places, stage, rows, width, j->out->stage[stage]);
     dp_compare_in in = comparing(run, j->sp, -1, s.u, s.tiny);
     in.name = dp_stage_tensors[stage].name;
     in.heads = p->HV;
@@ -616,8 +612,6 @@ static void judge_inner(const judging *j, const dp_stage_errors *errors, int sta
     in.tokens = by_chunk ? 0 : p->T;
     in.subrows = by_chunk ? p->K : 1;
     dp_compare(&in, &run->tensor[run->ntensor++]);
-    free(want);
-    free(seen);
     free(places.group_of);
 }
 
@@ -674,8 +668,8 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     const int HV = sp->c->p.HV, pairs = sp->N * HV, which = dp_stage_tensors[stage].rank;
     const storage s = storage_of(j, run->base, stage);
     const int64_t width = dp_rank_width(&sp->c->p, which);
-    double **got = dp_calloc((size_t)pairs, sizeof *got);
-    double *bound = dp_copy(j->known->bound.rank[which], pairs);
+    DP_OWN double **got = dp_calloc((size_t)pairs, sizeof *got);
+    DP_OWN double *bound = dp_copy(j->known->bound.rank[which], pairs);
     for (int i = 0; i < pairs; i++) {
         const dp_truth_rank_tensor *want = &sp->at[i].of[which];
         got[i] = j->out->stage[stage] + i * width;
@@ -686,8 +680,6 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     }
     const rank_values x = {.which = which, .got = got, .bound = bound, .u = s.u, .tiny = s.tiny};
     judge_rank_tensor(j, &x, run);
-    free(got);
-    free(bound);
 }
 
 /* All that are there, those of ranks included. */

@@ -56,12 +56,11 @@ static int items_of(const dp_runs *runs, item *items) {
 
 /* The runs of one case at items[0..]: how many; their share. */
 static int one_case(const item *items, int n, dp_share *of_case) {
-    dp_share *each = dp_calloc((size_t)n, sizeof *each);
+    DP_OWN dp_share *each = dp_calloc((size_t)n, sizeof *each);
     int k = 0;
     for (; k < n && !by_case(items, items + k); k++)
         each[k] = items[k].tensor->expected.share;
     *of_case = dp_share_of_runs(k, each);
-    free(each);
     return k;
 }
 
@@ -75,8 +74,8 @@ static dp_pooled_row row_of(const item *items, int n) {
                          .fault = r->fault,
                          .tensor = items->tensor->name,
                          .verdict = DP_UNJUDGED};
-    dp_share *shares = dp_calloc((size_t)n, sizeof *shares);
-    double *factor = dp_doubles(n);
+    DP_OWN dp_share *shares = dp_calloc((size_t)n, sizeof *shares);
+    DP_OWN double *factor = dp_doubles(n);
     int cases = 0;
     for (int i = 0; i < n; cases++) {
         factor[cases] = dp_run_allowance(items[i].run).factor;
@@ -86,14 +85,12 @@ static dp_pooled_row row_of(const item *items, int n) {
         row.is = dp_pool(cases, shares, factor);
         row.verdict = row.is.chance > DP_ALARM ? DP_PASS : DP_FAIL;
     }
-    free(shares);
-    free(factor);
     return row;
 }
 
 void dp_over_cases(dp_record *r) {
     const int n = items_of(r->runs, NULL);
-    item *items = dp_calloc((size_t)n + 1, sizeof *items);
+    DP_OWN item *items = dp_calloc((size_t)n + 1, sizeof *items);
     items_of(r->runs, items);
     qsort(items, (size_t)n, sizeof *items, in_order);
     r->pooled = dp_calloc((size_t)n + 1, sizeof *r->pooled);
@@ -104,7 +101,6 @@ void dp_over_cases(dp_record *r) {
         r->pooled[r->npooled] = row_of(&items[i], k);
         r->npooled += r->pooled[r->npooled].verdict != DP_UNJUDGED;
     }
-    free(items);
 }
 
 void dp_over_cases_free(dp_record *r) {

@@ -110,7 +110,7 @@ dp_design dp_token_design(const dp_design *recurrent) {
 /* Adds the last store of each sequence's state. */
 static void store_states(const dp_problem *p, dp_format f, const double *S, double *bound) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
-    double *more = dp_doubles(p->HV);
+    DP_OWN double *more = dp_doubles(p->HV);
     for (int i = 0; S && bound && f != DP_FP64 && i < p->Nseq; i++) {
         double *off = bound + (int64_t)i * p->HV;
         for (int h = 0; h < p->HV; h++)
@@ -118,7 +118,6 @@ static void store_states(const dp_problem *p, dp_format f, const double *S, doub
         for (int h = 0; h < p->HV; h++)
             off[h] += more[h];
     }
-    free(more);
 }
 
 static void no_bound_where_it_overflowed(const dp_problem *p, dp_error_bound *b) {
@@ -230,16 +229,14 @@ static dp_key key_of(const dp_sharding *sp, const dp_design *design, dp_format c
     } what = {sp->N, (int32_t)design->base, (int32_t)chain, sp->c->backward, ""};
     dp_design_text(&bounded, what.design);
     size_t size;
-    char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
+    DP_OWN char *all = with_raw_error(&what, sizeof what, &sp->c->p, raw, &size);
     if (sp->first_of_call) { /* cuts chunks */
         const size_t T = (size_t)sp->c->p.T;
         all = dp_realloc(all, size + T);
         memcpy(all + size, sp->first_of_call, T);
         size += T;
     }
-    const dp_key key = dp_problem_key(&sp->c->p, all, size);
-    free(all);
-    return key;
+    return dp_problem_key(&sp->c->p, all, size);
 }
 
 /* ---- making them ----------------------------------------------------------------------------- */
@@ -393,12 +390,11 @@ static int is_inner(double *const *stage, int i) {
 static void make_one(dp_sharding *sp, dp_format chain, dp_bound_bases *w, int stage,
                      dp_stage_errors *x) {
     const size_t size = sizeof(double) * (size_t)x->rows[stage];
-    double *bound = dp_error_bounds_stage(&w->of, chain, sp->c->backward, stage);
-    double *rad = dp_error_bound_of_reference(&sp->fp64, w->of.sound.ref, sp->c->backward, stage);
+    DP_OWN double *bound = dp_error_bounds_stage(&w->of, chain, sp->c->backward, stage);
+    DP_OWN double *rad =
+        dp_error_bound_of_reference(&sp->fp64, w->of.sound.ref, sp->c->backward, stage);
     memcpy(x->bound[stage], bound, size);
     memcpy(x->rad[stage], rad, size);
-    free(bound);
-    free(rad);
 }
 
 void dp_stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *stage,

@@ -66,12 +66,12 @@ static void spoil_halo(dp_fault fault, const dp_conv *c, int N, dp_base pol, dp_
     const int64_t L = c->T / N, n = L < c->W - 1 ? L : c->W - 1, D = c->D;
     const int64_t late = fault == DP_FAULT_HALO_GRAD_LOST ? n : c->W - 1 - L;
     for (int k = 0; k < N - 1 && c->dy && late > 0; k++) {
-        double *own = own_gradient(c, N, pol, k), *dx = r->dx + (k + 1) * L * D;
+        DP_OWN double *own = own_gradient(c, N, pol, k);
+        double *dx = r->dx + (k + 1) * L * D;
         for (int64_t i = -1; own && i >= -n * D; i--) {
             const double *from = own + (k + 1) * L * D, *right = dx + i - late * D;
             dx[i] = from[i] + (i - late * D >= -n * D ? *right - from[i - late * D] : 0);
         }
-        free(own);
     }
 }
 
@@ -94,12 +94,10 @@ static void mark(const dp_case *c, const dp_step_run *s, int i, const double *wa
 
 static void apply_fault(const dp_case *c, const dp_step_run *s, int i, const dp_conv *v,
                         dp_conv_result *r) {
-    double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
+    DP_OWN double *y = dp_copy(r->y, v->T * v->D), *dx = r->dx ? dp_copy(r->dx, v->T * v->D) : NULL;
     dp_effect_conv(s->fault, v, s->N, s->base, r);
     mark(c, s, i, y, r->y);
     mark(c, s, i, dx, r->dx);
-    free(y);
-    free(dx);
 }
 
 static dp_status on_cpu(const dp_conv *const *c, int n, dp_base base, int N, dp_backend b,
@@ -303,7 +301,8 @@ typedef struct {
 static void propagate(const dp_conv *v, const double *slope, row_errors e, int heads, int width,
                       sums *to) {
     const int W = v->W;
-    double *dw = dp_doubles((int64_t)(W + 1) * heads), one = 1;
+    DP_OWN double *dw = dp_doubles((int64_t)(W + 1) * heads);
+    double one = 1;
     for (int q = 0; q < v->Nseq; q++)
         for (int64_t t = v->cu[q], n = 0; t < v->cu[q + 1]; t++) {
             for (int h = 0; h < heads; h++) {
@@ -327,7 +326,6 @@ static void propagate(const dp_conv *v, const double *slope, row_errors e, int h
         }
     for (int64_t i = 0; e.E && i < v->T * heads; i++)
         to->dx[i] = DP_LAMBDA * sqrt(to->dx[i]);
-    free(dw);
 }
 
 /* Sums of dx, dw [W] and dbias by head, in one buffer that starts at dx. */
@@ -402,7 +400,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     const dp_ball *t = &truth->field[dp_qkv_gradient(i)];
     const int64_t rows = p->T * heads;
     conv_standard std = standard_new(x->c, s, i, t->hi);
-    double *slope = slopes(&std.v), *open = dp_doubles(rows);
+    DP_OWN double *slope = slopes(&std.v), *open = dp_doubles(rows);
     /* of the truth's own rest, of the subject's bound */
     sums through[2] = {sums_new(rows, std.v.W, heads), sums_new(rows, std.v.W, heads)};
     for (int64_t r = 0; r < rows; r++)
@@ -411,8 +409,6 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     propagate(&std.v, slope, (row_errors){b->entry[i], b->rest[i]}, heads, width, &through[1]);
     for (int k = DP_CONV_DX; k < DP_CONV_NRESULTS; k++)
         if (dp_conv_result_exists(&std.v, k)) judge_result(x, &std, k, got, through, run);
-    free(slope);
-    free(open);
     free(through[0].dx);
     free(through[1].dx);
     standard_free(&std);
@@ -430,7 +426,7 @@ static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *d
 
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                               dp_run *run, int64_t *rows, dp_err *e) {
-    int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
+    DP_OWN int *chunk_of = dp_calloc((size_t)c->p.T, sizeof *chunk_of);
     const dp_step_expected none = {.chunk_of = chunk_of};
     dp_conv_result got[3];
     for (int64_t t = 0; t < c->p.T; t++)
@@ -441,7 +437,6 @@ dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const doub
         if (c->step.on[i]) conv_alone(&at, s, dy ? dy[i] : NULL, &got[i], run, rows);
         dp_conv_result_free(&got[i]);
     }
-    free(chunk_of);
     return st;
 }
 
@@ -459,13 +454,11 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
         const place_ctx at = {c, s->N, i, x};
         const int width = dp_qkv_width(p, i);
         if (!c->step.on[i]) continue;
-        double *r = dp_norms_up(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
-               *bound = dp_norms_up(*error_of((dp_raw_error *)&s->err, i),
-                                    p->T * dp_qkv_heads(p, i), width);
+        DP_OWN double *r = dp_norms_up(c->step.rad[i].y, p->T * dp_qkv_heads(p, i), width),
+                      *bound = dp_norms_up(*error_of((dp_raw_error *)&s->err, i),
+                                           p->T * dp_qkv_heads(p, i), width);
         judge(&at, DP_CONV_Y, p->T * dp_qkv_heads(p, i), *dp_qkv_at((dp_problem *)&s->p, i),
               *dp_qkv_at((dp_problem *)p, i), r, bound, run);
-        free(r);
-        free(bound);
         if (back) judge_backward(&at, truth, s, &d[i], b, run);
     }
     for (int i = 0; i < DP_NQKV; i++)
@@ -681,7 +674,8 @@ static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *
     const int64_t entries = x.heads * seen->width, from = seen->slot * entries;
     const int64_t wrong =
         seen->overwritten ? from + first_other(seen->was + from, seen->is + from, entries) : -1;
-    double *was = without_nan(seen, seen->was, x.heads), *is = without_nan(seen, seen->is, x.heads);
+    DP_OWN double *was = without_nan(seen, seen->was, x.heads),
+                  *is = without_nan(seen, seen->is, x.heads);
     const dp_compare_in in = {.name = "pool",
                               .N = 1,
                               .heads = x.heads,
@@ -692,8 +686,6 @@ static void judge_pool(const dp_sharding *sp, const dp_pool_seen *seen, dp_run *
                               .place = pool_place,
                               .ctx = &x};
     dp_judgement *t = judge_bits(&in, wrong, r);
-    free(was);
-    free(is);
     if (t->verdict != DP_FAIL) {
         say_unowned(sp, r);
         return;

@@ -28,7 +28,8 @@ typedef struct {
 static double radius_step(int K, const double *M, const double *P, double mu, double eta,
                           double r) {
     const int64_t KK = (int64_t)K * K;
-    double *a = dp_doubles(3 * KK), *b = a + KK, *c = b + KK;
+    DP_OWN double *a = dp_doubles(3 * KK);
+    double *b = a + KK, *c = b + KK;
     for (int64_t i = 0; i < KK; i++) {
         a[i] = fabs(M[i]);
         b[i] = fabs(P[i]);
@@ -36,7 +37,6 @@ static double radius_step(int K, const double *M, const double *P, double mu, do
     dp_mm(DP_FP64, 0, 0, K, K, K, a, b, c);
     r = (mu + eta * dp_norm_abs2_up(K, K, M)) * r + eta * dp_norm_fro(KK, c) * (1 + K * 0x1p-50) +
         3.0 * KK * 0x1p-1022;
-    free(a);
     return r * (1 + 0x1p-50);
 }
 
@@ -52,8 +52,9 @@ static void multiply(chain_truth *t) { /* from M and mu: the products */
     const int K = t->K, n = t->n;
     const int64_t KK = (int64_t)K * K;
     const double eta = t->dd ? DP_DD_ETA(K) : dp_eta(DP_FP64, K);
-    double *h = dp_copy(t->M, KK), *l = dp_doubles(KK), *h2 = dp_doubles(KK), *l2 = dp_doubles(KK),
-           r = 0;
+    DP_OWN double *h = dp_copy(t->M, KK), *l = dp_doubles(KK), *h2 = dp_doubles(KK),
+                  *l2 = dp_doubles(KK);
+    double r = 0;
     for (int j = 0; j < n; j++) {
         const double *M = t->M + j * KK;
         if (j > 0) {
@@ -77,20 +78,15 @@ static void multiply(chain_truth *t) { /* from M and mu: the products */
             t->lo[i] = dp_copy(l, KK);
         }
     }
-    free(h);
-    free(l);
-    free(h2);
-    free(l2);
 }
 
 static void chain_truth_init(chain_truth *t, const dp_case *c) {
     const int K = c->ch.K, n = c->ch.n;
-    float *f = dp_calloc((size_t)n * K * K, sizeof *f);
+    DP_OWN float *f = dp_calloc((size_t)n * K * K, sizeof *f);
     chain_truth_alloc(t, n, K);
     dp_inputs_chain(c->ch.regime, n, K, c->spec.seed, f, t->mu);
     for (int64_t i = 0; i < (int64_t)n * K * K; i++)
         t->M[i] = f[i];
-    free(f);
     multiply(t);
     if (c->ch.regime == DP_REGIME_REFLECT) dp_bits_scale_init(&t->bits, n, K, t->M);
 }
@@ -118,8 +114,8 @@ static chain *chain_new(const chain_truth *t, dp_format claimed, dp_format actua
     const int64_t KK = (int64_t)K * K;
     chain *x = dp_calloc(1, sizeof *x);
     *x = (chain){dp_doubles(t->npoint * KK), dp_doubles(t->npoint)};
-    double *P = dp_copy(t->M, KK), *Q = dp_doubles(KK), *a = dp_doubles(3 * KK), *aP = a + KK,
-           *L = aP + KK, b = 0;
+    DP_OWN double *P = dp_copy(t->M, KK), *Q = dp_doubles(KK), *a = dp_doubles(3 * KK);
+    double *aP = a + KK, *L = aP + KK, b = 0;
     const double eta = dp_eta(claimed, K), tiny = claimed == DP_FP64 ? 0x1p-1022 : 0x1p-126;
     for (int j = 0, next = 0; j < t->n; j++) {
         if (j > 0) {
@@ -140,9 +136,6 @@ static chain *chain_new(const chain_truth *t, dp_format claimed, dp_format actua
             x->bound[next++] = b;
         }
     }
-    free(P);
-    free(Q);
-    free(a);
     return x;
 }
 
@@ -184,7 +177,8 @@ static void read_bits(const chain_truth *t, dp_format claimed, const double *got
     const dp_bits_scale *s = &t->bits;
     const int64_t KK = (int64_t)t->K * t->K;
     if (!s->npoint || (claimed == DP_FP64 && !t->dd)) return;
-    double *err = dp_doubles(2 * s->npoint * KK), *at = err + s->npoint * KK;
+    DP_OWN double *err = dp_doubles(2 * s->npoint * KK);
+    double *at = err + s->npoint * KK;
     for (int i = 0, k = 0; i < t->npoint && k < s->npoint; i++) {
         if (t->points[i] != s->chunks[k]) continue;
         for (int64_t x = 0; x < KK; x++)
@@ -192,7 +186,6 @@ static void read_bits(const chain_truth *t, dp_format claimed, const double *got
         memcpy(at + k++ * KK, got + i * KK, sizeof(double) * (size_t)KK);
     }
     dp_bits_read(s, err, at, claimed, &r->bits);
-    free(err);
 }
 
 /* A chain that has fewer bits than it claims, or a bias that its format has not, fails even within
@@ -225,17 +218,16 @@ static void pass_by_bits(const chain_truth *t, const double *bound, dp_run *r) {
 
 static void judge_chain(const chain_truth *t, chain *x, dp_format claimed, dp_run *r) {
     const int64_t KK = (int64_t)t->K * t->K;
-    double *got = x->got, *bound = x->bound, *want = dp_doubles(t->npoint * KK),
-           *lo = dp_doubles(t->npoint * KK);
+    DP_OWN double *want = dp_doubles(t->npoint * KK), *lo = dp_doubles(t->npoint * KK);
+    double *got = x->got, *bound = x->bound;
     r->point = dp_calloc((size_t)t->npoint, sizeof *r->point);
     for (int i = 0; i < t->npoint; i++) {
         memcpy(want + i * KK, t->hi[i], sizeof(double) * KK);
         memcpy(lo + i * KK, t->lo[i], sizeof(double) * KK);
-        double *d = dp_doubles(KK);
+        DP_OWN double *d = dp_doubles(KK);
         for (int64_t x = 0; x < KK; x++)
             d[x] = (got[i * KK + x] - want[i * KK + x]) - lo[i * KK + x];
         const double err = dp_norm_fro(KK, d), norm = dp_norm_fro(KK, want + i * KK);
-        free(d);
         /* relative to a product that has vanished (math.md j.5, below 1e-30) an error means nothing
          */
         r->point[r->npoint++] = (dp_chain_point){.chunks = t->points[i],
@@ -267,8 +259,6 @@ static void judge_chain(const chain_truth *t, chain *x, dp_format claimed, dp_ru
                               .why_unjudged = "the truth of a chain this long is fp64 itself"};
     dp_compare(&in, &r->tensor[r->ntensor++]);
     pass_by_bits(t, bound, r);
-    free(want);
-    free(lo);
 }
 
 static void describe_truth(const chain_truth *t, dp_run *r) {

@@ -107,8 +107,8 @@ static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
     int64_t rows;
     int width;
     dp_conv_result_shape(v, i, &rows, &width);
-    double *radius = dp_norms_up(*dp_conv_result_at(&t->radius, i), rows, width);
-    double *bound = dp_norms_up(*dp_conv_result_at(&y->bound, i), rows, width);
+    DP_OWN double *radius = dp_norms_up(*dp_conv_result_at(&t->radius, i), rows, width);
+    DP_OWN double *bound = dp_norms_up(*dp_conv_result_at(&y->bound, i), rows, width);
     const dp_compare_in in = {.name = f->name,
                               .N = sp->N,
                               .heads = 1,
@@ -122,8 +122,6 @@ static void judge_result(const dp_sharding *sp, int i, answer *y, dp_run *r) {
                               .ctx = sp,
                               .tokens = tokens ? rows : 0};
     dp_compare(&in, &r->tensor[r->ntensor++]);
-    free(radius);
-    free(bound);
 }
 
 static void judge(const dp_sharding *sp, dp_made *m, dp_run *r) {

@@ -14,7 +14,7 @@
 
 /* x [outer][heads][each]: head h takes the place of h + by, and all change sign. */
 static void turn(double *x, int64_t outer, int heads, int64_t each, int by, double sign) {
-    double *row = dp_doubles(heads * each);
+    DP_OWN double *row = dp_doubles(heads * each);
     for (int64_t i = 0; i < outer; i++) {
         double *at = x + i * heads * each;
         for (int h = 0; h < heads; h++)
@@ -22,16 +22,14 @@ static void turn(double *x, int64_t outer, int heads, int64_t each, int by, doub
                 row[(h + by + heads) % heads * each + z] = sign * at[h * each + z];
         memcpy(at, row, sizeof *row * (size_t)(heads * each));
     }
-    free(row);
 }
 
 /* The last numbers become the first of n, or (last < 0) the first become the last. */
 static void rotate(double *x, int64_t n, int64_t last) {
     const int64_t front = last < 0 ? n + last : last;
-    double *kept = dp_copy(x + (n - front), front);
+    DP_OWN double *kept = dp_copy(x + (n - front), front);
     memmove(x + front, x, sizeof *x * (size_t)(n - front));
     memcpy(x, kept, sizeof *x * (size_t)front);
-    free(kept);
 }
 
 static int64_t outer_of(const dp_problem *p, dp_row_kind kind) {

@@ -327,66 +327,81 @@ static double turned_key(const dp_problem *p, const double *dphi, int64_t t, int
     return dp_turned_norm(p, dphi, key < 0 ? -1 : dp_factor_token(p, key, t), hv, u);
 }
 
+/* Errors of the activations. */
+typedef struct {
+    dp_rounding r;
+    dp_input_error in;
+    const double *dphi; /* of the angles; NULL: no rotation */
+} gate_errors;
+
+/* q and k of a query head of token `at`. */
+static void judge_query_head(dp_bisect_work *w, const gate_errors *e, dp_place at) {
+    const dp_problem *p = w->p;
+    const int R = dp_rows(p), K = p->K;
+    const int64_t q = (at.token * p->H + at.head) * K;
+    const double turned = dp_turned_norm(p, e->dphi, at.token, at.head, e->r.u);
+    bisect_judge(w, "q", at, -1, K, w->s.q + q, w->t.q + q, NULL,
+                 (e->in.q + e->in.qk_row + turned) * dp_norm_fro(K, w->t.q + q) + K * e->r.tiny);
+    for (int j = 0; j < R; j++) {
+        const int64_t k = q * R + (int64_t)j * K;
+        const double of_row = turned > 0 ? turned_key(p, e->dphi, at.token, at.head, j, e->r.u) : 0;
+        bisect_judge(w, "k", at, R > 1 ? j : -1, K, w->s.k + k, w->t.k + k, NULL,
+                     (e->in.k + e->in.qk_row + of_row) * dp_norm_fro(K, w->t.k + k) +
+                         K * e->r.tiny);
+    }
+}
+
+/* g and beta of a value head of token `at`, or the entries that stand in place of beta. */
+static void judge_value_head(dp_bisect_work *w, const gate_errors *e, dp_place at) {
+    const dp_problem *p = w->p;
+    const int Kg = dp_Kg(p), R = p->R;
+    const int64_t row = at.token * p->HV + at.head, g = row * Kg, b = row * R;
+    DP_OWN double *bound = dp_doubles(Kg);
+    for (int c = 0; c < Kg; c++)
+        bound[c] = dp_error_bound_gate(p, at.token, at.head, c, e->r.u).Dg + e->r.tiny;
+    bisect_judge(w, "g", at, -1, Kg, w->s.g + g, w->t.g + g, NULL, dp_norm_fro(Kg, bound));
+    if (w->ref.values)
+        judge_writes(w, at, row, &e->in, e->r.tiny);
+    else if (p->beta)
+        bisect_judge(w, "beta", at, -1, R, w->s.beta + b, w->t.beta + b, NULL,
+                     e->in.beta * dp_norm_fro(R, w->t.beta + b) + R * e->r.tiny);
+}
+
+static void give_activations(dp_bisect_work *w) {
+    const dp_problem *p = w->p;
+    const int R = dp_rows(p), rounded = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH,
+              normed = p->l2norm ? rounded : DP_BISECT_ARITH;
+    const int64_t rows = p->T * p->HV * R;
+    if (w->ref.values) {
+        bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, rows * p->K,
+                    dp_by_rows(p) ? DP_BISECT_ARITH : rounded);
+        bisect_give(w, w->s.values, w->t.values, w->ref.values, rows * p->V, rounded);
+    }
+    bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, normed);
+    bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * R * p->K, normed);
+    bisect_give(w, w->s.g, w->t.g, w->ref.g, p->T * p->HV * dp_Kg(p), DP_BISECT_ARITH);
+    bisect_give(w, w->s.beta, w->t.beta, w->ref.beta, rows, DP_BISECT_ARITH);
+    bisect_give(w, w->s.rstd_q, w->t.rstd_q, w->ref.rstd_q, p->T * p->H, DP_BISECT_ARITH);
+    bisect_give(w, w->s.rstd_k, w->t.rstd_k, w->ref.rstd_k, p->T * p->H * R, DP_BISECT_ARITH);
+}
+
 static void bisect_stage_gate(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const dp_rounding r = dp_rounding_of(w->base, 1);
-    const dp_input_error in = dp_error_bound_inputs(p, w->base, &r);
-    const int Kg = dp_Kg(p), R = dp_rows(p),
-              store = p->l2norm && w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
     const int64_t L = p->T / w->ref.N;
-    double *bound = dp_doubles(Kg), *dphi = dp_error_bound_angles(p, w->base, &r);
-    for (int r_ = 0, g = 0; r_ < w->ref.N; r_++)
-        for (int64_t t = r_ * L; t < (r_ + 1) * L; t++) {
-            while (g + 1 < w->ref.ngroup && w->ref.group[g + 1].t0 <= t)
-                g++;
-            dp_place at = bisect_chunk_place(w, g, 0);
-            at.token = t;
-            for (int h = 0; h < p->H; h++) {
-                const int64_t iq = (t * p->H + h) * p->K;
-                at.head = h;
-                const double turned = dp_turned_norm(p, dphi, t, h, r.u);
-                bisect_judge(w, "q", at, -1, p->K, w->s.q + iq, w->t.q + iq, NULL,
-                             (in.q + in.qk_row + turned) * dp_norm_fro(p->K, w->t.q + iq) +
-                                 p->K * r.tiny);
-                for (int j = 0; j < R; j++) {
-                    const int64_t ik = iq * R + (int64_t)j * p->K;
-                    const double of_row = turned > 0 ? turned_key(p, dphi, t, h, j, r.u) : 0;
-                    bisect_judge(w, "k", at, R > 1 ? j : -1, p->K, w->s.k + ik, w->t.k + ik, NULL,
-                                 (in.k + in.qk_row + of_row) * dp_norm_fro(p->K, w->t.k + ik) +
-                                     p->K * r.tiny);
-                }
-            }
-            for (int hv = 0; hv < p->HV; hv++) {
-                const int64_t ig = (t * p->HV + hv) * Kg, ib = (t * p->HV + hv) * p->R;
-                at.head = hv;
-                for (int c = 0; c < Kg; c++)
-                    bound[c] = dp_error_bound_gate(p, t, hv, c, r.u).Dg + r.tiny;
-                bisect_judge(w, "g", at, -1, Kg, w->s.g + ig, w->t.g + ig, NULL,
-                             dp_norm_fro(Kg, bound));
-                if (w->ref.values) {
-                    judge_writes(w, at, t * p->HV + hv, &in, r.tiny);
-                    continue;
-                }
-                if (!p->beta) continue;
-                bisect_judge(w, "beta", at, -1, p->R, w->s.beta + ib, w->t.beta + ib, NULL,
-                             in.beta * dp_norm_fro(p->R, w->t.beta + ib) + p->R * r.tiny);
-            }
-        }
-    free(bound);
-    free(dphi);
-    if (w->ref.values) {
-        const int how = w->base == DP_BASE_BF16 ? DP_BISECT_STORE : DP_BISECT_ARITH;
-        const int64_t rows = p->T * p->HV * R;
-        bisect_give(w, w->s.erasing, w->t.erasing, w->ref.erasing, rows * p->K,
-                    dp_by_rows(p) ? DP_BISECT_ARITH : how);
-        bisect_give(w, w->s.values, w->t.values, w->ref.values, rows * p->V, how);
+    DP_OWN double *dphi = dp_error_bound_angles(p, w->base, &r);
+    const gate_errors e = {r, dp_error_bound_inputs(p, w->base, &r), dphi};
+    for (int64_t t = 0, g = 0; t < L * w->ref.N; t++) {
+        while (g + 1 < w->ref.ngroup && w->ref.group[g + 1].t0 <= t)
+            g++;
+        dp_place at = bisect_chunk_place(w, (int)g, 0);
+        at.token = t;
+        for (at.head = 0; at.head < p->H; at.head++)
+            judge_query_head(w, &e, at);
+        for (at.head = 0; at.head < p->HV; at.head++)
+            judge_value_head(w, &e, at);
     }
-    bisect_give(w, w->s.q, w->t.q, w->ref.q, p->T * p->H * p->K, store);
-    bisect_give(w, w->s.k, w->t.k, w->ref.k, p->T * p->H * R * p->K, store);
-    bisect_give(w, w->s.g, w->t.g, w->ref.g, p->T * p->HV * Kg, DP_BISECT_ARITH);
-    bisect_give(w, w->s.beta, w->t.beta, w->ref.beta, p->T * p->HV * R, DP_BISECT_ARITH);
-    bisect_give(w, w->s.rstd_q, w->t.rstd_q, w->ref.rstd_q, p->T * p->H, DP_BISECT_ARITH);
-    bisect_give(w, w->s.rstd_k, w->t.rstd_k, w->ref.rstd_k, p->T * p->H * R, DP_BISECT_ARITH);
+    give_activations(w);
 }
 
 /* ---- intra, solve, wy ------------------------------------------------------------------------ */
@@ -396,7 +411,8 @@ static void bisect_stage_gate(dp_bisect_work *w) {
 static void judge_gcum(dp_bisect_work *w, const dp_bisect_chunk *c) {
     const double floor = dp_gate_floor(w->base);
     const int K = w->p->K;
-    double *a = dp_doubles(2 * K), *b = a + K;
+    DP_OWN double *a = dp_doubles(2 * K);
+    double *b = a + K;
     for (int t = 0; t < c->ref->c; t++) {
         dp_place at = c->at;
         at.token += t;
@@ -407,7 +423,6 @@ static void judge_gcum(dp_bisect_work *w, const dp_bisect_chunk *c) {
         }
         bisect_judge(w, "gcum", at, -1, K, a, b, c->intra->Dcum + t * K, 0);
     }
-    free(a);
 }
 
 static void bisect_stage_intra(dp_bisect_work *w) {
@@ -457,7 +472,7 @@ static void judge_stored(dp_bisect_work *w, const dp_rounding *r, dp_result_id i
     const double *got = *dp_result_at(&w->s.out, id), *want = *dp_result_at(&w->t.out, id);
     int64_t rows, width;
     dp_result_shape(w->p, id, &rows, &width);
-    double *bound = dp_doubles(rows);
+    DP_OWN double *bound = dp_doubles(rows);
     for (int64_t i = 0; i < rows; i++)
         bound[i] =
             dp_pw(&w->r, (eps * dp_norm_fro(width, want + i * width) + (double)width * r->tiny) /
@@ -465,7 +480,6 @@ static void judge_stored(dp_bisect_work *w, const dp_rounding *r, dp_result_id i
     bisect_judge_tokens(
         w, (dp_bisect_rows){dp_result_fields[id].name, dp_result_heads(w->p, id), 1, (int)width},
         got, want, bound);
-    free(bound);
 }
 
 /* dv, dwrite and derase: one product, rounded and stored. To k, the bounds of dk, it adds the part
@@ -515,11 +529,10 @@ static void judge_beta_bwd(dp_bisect_work *w, const dp_rounding *r) {
     const int n = plain ? 1 : dp_curves[dp_betas[p->beta_form].curve].rounded[0] + 2;
     const double eps = n * r->u + r->us;
     const dp_bisect_rows rows = {"dbeta", p->HV, p->R, 1};
-    double *bound = dp_doubles(p->T * p->HV * p->R);
+    DP_OWN double *bound = dp_doubles(p->T * p->HV * p->R);
     for (int64_t i = 0; i < p->T * p->HV * p->R; i++)
         bound[i] = dp_pw(&w->r, (eps * fabs(w->t.out.dbeta[i]) + r->tiny) / DP_LAMBDA);
     bisect_judge_tokens(w, rows, w->s.out.dbeta, w->t.out.dbeta, bound);
-    free(bound);
 }
 
 /* Bounds of single stages, whose inputs are without error. */
@@ -562,6 +575,29 @@ static void judge_rows_bwd(dp_bisect_work *w) {
     free(own.Dphi);
 }
 
+/* Bounds of gradients of rows with a norm, each of relative error eps before it. */
+static void through_norms(const dp_bisect_work *w, double eps, int64_t rows, const double *rstd,
+                          const double *d, double *bound) {
+    const int K = w->p->K;
+    const double tiny = dp_rounding_of(w->base, 1).tiny;
+    for (int64_t i = 0; i < rows; i++)
+        bound[i] = dp_pw(&w->r, (eps * rstd[i] * dp_norm_fro(K, d + i * K) + K * tiny) / DP_LAMBDA);
+}
+
+/* dA_log and ddt_bias; A [HV] and B [HV][Kg] bound their errors. */
+static void judge_head_sums(dp_bisect_work *w, const double *A, const double *B) {
+    const dp_result *got = &w->s.out, *want = &w->t.out;
+    const int Kg = dp_Kg(w->p);
+    for (int hv = 0; hv < w->p->HV; hv++) {
+        const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
+        if (got->dA_log)
+            bisect_judge(w, "dA_log", at, -1, 1, got->dA_log + hv, want->dA_log + hv, NULL, A[hv]);
+        if (got->ddt_bias)
+            bisect_judge(w, "ddt_bias", at, -1, Kg, got->ddt_bias + hv * Kg,
+                         want->ddt_bias + hv * Kg, NULL, dp_norm_fro(Kg, B + hv * Kg));
+    }
+}
+
 /* Through the activations, as in error_bound.c with exact inputs (worst case). From dx = rstd (dy -
  * y <y, dy>): rstd (2 gamma_K + 6u) |dy|. Raw gate |dg/dx| (relative error of the derivative + u)
  * |dg|; beta 6u z s (1 - s) |dbeta|. Sums over tokens: gamma_T of the sum of absolute values. Each
@@ -577,16 +613,11 @@ static void bisect_stage_gate_bwd(dp_bisect_work *w) {
     const double eps = (p->l2norm ? 2 * dp_gamma(K, r.u) + 6 * r.u : 0) + r.u + r.us,
                  sums = dp_gamma((int)fmin((double)p->T + Kg + w->ref.N, 1 << 22), r.u),
                  erasing = dp_error_bound_inputs(p, w->base, &r).erasing;
-    double *q = dp_doubles(p->T * H), *k = dp_doubles(p->T * H * R), *g = dp_doubles(p->T * HV),
-           *A = dp_doubles(HV), *B = dp_doubles((int64_t)HV * Kg);
-    for (int64_t i = 0; i < p->T * H; i++)
-        q[i] =
-            dp_pw(&w->r, (eps * w->ref.rstd_q[i] * dp_norm_fro(K, w->ref.dq + i * K) + K * r.tiny) /
-                             DP_LAMBDA);
-    for (int64_t i = 0; i < p->T * H * R; i++)
-        k[i] =
-            dp_pw(&w->r, (eps * w->ref.rstd_k[i] * dp_norm_fro(K, w->ref.dk + i * K) + K * r.tiny) /
-                             DP_LAMBDA);
+    DP_OWN double *q = dp_doubles(p->T * H), *k = dp_doubles(p->T * H * R),
+                  *g = dp_doubles(p->T * HV), *A = dp_doubles(HV),
+                  *B = dp_doubles((int64_t)HV * Kg);
+    through_norms(w, eps, p->T * H, w->ref.rstd_q, w->ref.dq, q);
+    through_norms(w, eps, p->T * H * R, w->ref.rstd_k, w->ref.dk, k);
     for (int64_t i = 0; i < p->T * HV; i++) {
         double row = 0, D;
         for (int c = 0; c < Kg; c++) {
@@ -608,20 +639,7 @@ static void bisect_stage_gate_bwd(dp_bisect_work *w) {
         bisect_judge_tokens(w, (dp_bisect_rows){"dk", H, R, K}, w->s.out.dk, w->t.out.dk, k);
     bisect_judge_tokens(w, (dp_bisect_rows){"dg", HV, 1, Kg}, w->s.out.dg, w->t.out.dg, g);
     if (p->beta) judge_beta_bwd(w, &r);
-    for (int hv = 0; hv < HV; hv++) {
-        const dp_place at = {.rank = -1, .head = hv, .sequence = -1, .chunk = -1, .token = -1};
-        if (w->s.out.dA_log)
-            bisect_judge(w, "dA_log", at, -1, 1, w->s.out.dA_log + hv, w->t.out.dA_log + hv, NULL,
-                         A[hv]);
-        if (w->s.out.ddt_bias)
-            bisect_judge(w, "ddt_bias", at, -1, Kg, w->s.out.ddt_bias + hv * Kg,
-                         w->t.out.ddt_bias + hv * Kg, NULL, dp_norm_fro(Kg, B + hv * Kg));
-    }
-    free(q);
-    free(k);
-    free(g);
-    free(A);
-    free(B);
+    judge_head_sums(w, A, B);
 }
 
 /* ---- gradients of a chunk -------------------------------------------------------------------- */
@@ -712,8 +730,9 @@ static void add_chunk(const dp_bisect_work *w, const dp_bisect_chunk *c, const d
 
 static void grad_bounds(dp_bisect_work *w, double *const *o) {
     const dp_problem *p = w->p;
-    double *e = bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V),
-           *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
+    DP_OWN double *e = bisect_zeros_state(w),
+                  *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V),
+                  *dout = dp_doubles((int64_t)DP_CHUNK * p->V);
     FOR_CHUNKS(c) {
         double *all;
         dp_grad_bound b =
@@ -723,9 +742,6 @@ static void grad_bounds(dp_bisect_work *w, double *const *o) {
         add_chunk(w, &c, &b, o);
         free(all);
     }
-    free(e);
-    free(DX);
-    free(dout);
 }
 
 /* Judges stages wy_bwd and intra_bwd. */
@@ -781,10 +797,9 @@ static void judge_M(dp_bisect_work *w, int back, int r, int hv, int sub, const d
 static void judge_H(dp_bisect_work *w, int back, int r, int hv, int sub, const double *got,
                     const double *want) {
     const dp_error_bound_base own = own_bounds(w);
-    double *e = dp_error_bound_H(&own, back, r, hv);
+    DP_OWN double *e = dp_error_bound_H(&own, back, r, hv);
     bisect_judge_rows(w, back ? "dH" : "H", bisect_rank_place(w, r, hv, sub), 0, w->p->K, w->p->V,
                       got, want, entries(w, e));
-    free(e);
 }
 
 /* Judges stage pre_fwd or pre_bwd. */
@@ -812,7 +827,7 @@ static void bisect_stage_pre(dp_bisect_work *w, int backward) {
 /* The roundings of the exchange itself: pairs, and the inputs of passes, are without error. */
 static double **exchange_errors(const dp_bisect_work *w, int dir) {
     const int64_t n = (int64_t)w->ref.N * w->p->HV;
-    dp_chain_error *bM = dp_calloc((size_t)n, sizeof *bM);
+    DP_OWN dp_chain_error *bM = dp_calloc((size_t)n, sizeof *bM);
     double **eH = dp_calloc((size_t)n, sizeof *eH);
     const dp_error_bound_base own = own_bounds(w);
     for (int64_t i = 0; i < n; i++) {
@@ -822,7 +837,6 @@ static double **exchange_errors(const dp_bisect_work *w, int dir) {
     double **e = dp_exchange_errors(&own, dir, w->s.chain, bM, eH, NULL);
     for (int64_t i = 0; i < n; i++)
         free(bM[i].b);
-    free(bM);
     dp_free_list(eH, n);
     return e;
 }
@@ -867,12 +881,12 @@ static void bisect_stage_state(dp_bisect_work *w, int back, int recompute) {
     const dp_error_bound_base own = own_bounds(w);
     const double *last_s = back ? w->s.out.ds0 : w->s.out.final_state,
                  *last_t = back ? w->t.out.ds0 : w->t.out.final_state;
-    double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * size);
+    DP_OWN double *all = dp_doubles((int64_t)w->ref.ngroup * p->HV * size);
     FOR_CHUNKS_IN(c, back) { /* the error that enters each chunk, and behind the last one */
         const int r = c.at.rank, sub = w->ref.group[c.g].sub, next_g = c.g + (back ? -1 : 1);
         const int inside = next_g >= w->ref.first[r][sub] && next_g < w->ref.first[r][sub + 1];
-        double *e = all + ((int64_t)c.g * p->HV + c.hv) * size, *next = dp_copy(e, size),
-               *DX = dp_doubles((int64_t)c.ref->n * V);
+        double *e = all + ((int64_t)c.g * p->HV + c.hv) * size;
+        DP_OWN double *next = dp_copy(e, size), *DX = dp_doubles((int64_t)c.ref->n * V);
         bisect_judge_rows(w, back ? "dh" : "h", c.at, 0, K, V, back ? c.s->dh : c.s->h,
                           back ? c.t->dh : c.t->h, entries(w, e));
         dp_error_bound_step(&own, back, c.g, c.hv, NULL, next, DX);
@@ -888,8 +902,6 @@ static void bisect_stage_state(dp_bisect_work *w, int back, int recompute) {
             bisect_judge_rows(w, back ? "ds0" : "final_state", c.at, 0, K, V, last_s + z,
                               last_t + z, entries(w, next));
         }
-        free(next);
-        free(DX);
     }
     FOR_CHUNKS(c) {
         bisect_give(w, back ? c.s->dh : c.s->h, back ? c.t->dh : c.t->h,
@@ -897,13 +909,13 @@ static void bisect_stage_state(dp_bisect_work *w, int back, int recompute) {
         bisect_give(w, back ? c.s->dv_new : c.s->v_new, back ? c.t->dv_new : c.t->v_new,
                     back ? c.ref->dv_new : c.ref->v_new, (int64_t)c.ref->n * V, DP_BISECT_STORE);
     }
-    free(all);
 }
 
 static void bisect_stage_output(dp_bisect_work *w) {
     const dp_problem *p = w->p;
-    double *e = bisect_zeros_state(w), *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V),
-           row[DP_CHUNK];
+    DP_OWN double *e = bisect_zeros_state(w),
+                  *DX = dp_doubles((int64_t)DP_CHUNK * dp_rows(p) * p->V);
+    double row[DP_CHUNK];
     FOR_CHUNKS(c) {
         dp_bound_output(c.own, e, DX, row);
         for (int t = 0; t < c.ref->c; t++) {
@@ -914,8 +926,6 @@ static void bisect_stage_output(dp_bisect_work *w) {
                          DP_LAMBDA * sqrt(row[t]));
         }
     }
-    free(e);
-    free(DX);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -924,10 +934,10 @@ static void bisect_stage_output(dp_bisect_work *w) {
 static void bisect_stage_dAv(dp_bisect_work *w) {
     const dp_problem *p = w->p;
     const int V = p->V;
-    double *dout = dp_doubles((int64_t)DP_CHUNK * V);
+    DP_OWN double *dout = dp_doubles((int64_t)DP_CHUNK * V);
     FOR_CHUNKS(c) {
         const int n = c.ref->n, m = c.ref->c;
-        double *D = dp_doubles((int64_t)n * V);
+        DP_OWN double *D = dp_doubles((int64_t)n * V);
         dp_sim_gather_do(&w->ref, c.g, c.hv, dout);
         for (int i = 0; i < n; i++)
             for (int v = 0; v < V; v++) {
@@ -945,12 +955,10 @@ static void bisect_stage_dAv(dp_bisect_work *w) {
                     w->r.uo * w->r.uo * sq + sum * sum + store * store + tiny * tiny;
             }
         bisect_judge_rows(w, "dv_local", c.at, dp_rows(p), n, V, c.s->dv_local, c.t->dv_local, D);
-        free(D);
     }
     FOR_CHUNKS(c)
     bisect_give(w, c.s->dv_local, c.t->dv_local, c.ref->dv_local, (int64_t)c.ref->n * V,
                 DP_BISECT_STORE);
-    free(dout);
 }
 
 /* Judges w->stage, on true inputs. */
@@ -1164,9 +1172,9 @@ static double *floors(const dp_bisect_tally *t, int HV) {
 /* The draws of a stage's tensor: each cell is a row and a window of its own. */
 static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
     dp_bisect_row *x = &out->stage[t->stage];
-    double *floor2 = floors(t, HV);
-    int32_t *unit = dp_calloc((size_t)t->n, sizeof *unit),
-            *window = dp_calloc((size_t)t->n, sizeof *window);
+    DP_OWN double *floor2 = floors(t, HV);
+    DP_OWN int32_t *unit = dp_calloc((size_t)t->n, sizeof *unit),
+                   *window = dp_calloc((size_t)t->n, sizeof *window);
     dp_levels_result ex;
     for (int64_t i = 0; i < t->n; i++) {
         unit[i] = (t->worst[i].at.rank > 0 ? t->worst[i].at.rank : 0) * HV + (int)(i % HV);
@@ -1202,9 +1210,6 @@ static void hold(const dp_bisect_tally *t, int ndraw, int HV, dp_bisect *out) {
             x->nhead = 1;
         }
     }
-    free(floor2);
-    free(unit);
-    free(window);
 }
 
 dp_status dp_bisect_expected(const dp_problem *p, const dp_sim_policy *how, dp_format dtype,

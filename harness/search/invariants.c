@@ -165,7 +165,7 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     const double *b = *dp_result_at((dp_result *)x->want, f);
     const rows_of l = layout(w, f, x);
     if (!l.rows || !a || !b || w->c->verdict != DP_PASS) return;
-    uint8_t *kept_rows = rows_kept(w, f, x, &l);
+    DP_OWN uint8_t *kept_rows = rows_kept(w, f, x, &l);
     const dp_memory_pair pair = {.got = a,
                                  .want = b + l.skip * l.width,
                                  .kept = kept_rows,
@@ -177,7 +177,6 @@ void dp_check_same_field(dp_check_work *w, int f, const dp_check_pair *x) {
     if (!kept_rows) w->c->compared += l.rows * l.width;
     for (int64_t r = 0; r < (kept_rows ? l.rows : 0); r++)
         w->c->compared += kept_rows[r] ? l.width : 0;
-    free(kept_rows);
     if (first >= 0) differ(w, f, x, &l, first);
 }
 
@@ -715,14 +714,14 @@ static void edit(dp_problem *p, dp_role role, int64_t t) {
         const int64_t n = dp_input_width(p, i);
         const dp_tensor_field *f = &dp_input_fields[i];
         if (!dp_input_of(p, i) || f->role != role || f->kind != DP_OF_TOKENS) continue;
-        double *x = dp_check_own(p, i), *row = dp_doubles(n);
+        DP_OWN double *row = dp_doubles(n);
+        double *x = dp_check_own(p, i);
         dp_memory_get(p->memory, row, x + (i == DP_INPUT_G ? t : other) * n, n);
         for (int64_t z = 0; i == DP_INPUT_G && z < n; z++)
             row[z] = dp_edited(edit_of_gate(p), row[z], 0);
         for (int64_t z = 0; i == DP_INPUT_DO && z < n; z++)
             row[z] *= 4;
         dp_memory_put(p->memory, x + t * n, row, n);
-        free(row);
     }
 }
 

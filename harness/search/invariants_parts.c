@@ -376,7 +376,7 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
                       const double *bound_many, const char *who, held *all) {
     int64_t rows, width;
     dp_result_shape(w->p, f, &rows, &width);
-    double *x = at_hand(one, f, rows * width), *y = at_hand(&w->base->r, f, rows * width);
+    DP_OWN double *x = at_hand(one, f, rows * width), *y = at_hand(&w->base->r, f, rows * width);
     for (int64_t r = 0; x && y && bound_one && bound_many && r < rows; r++) {
         double d2 = 0;
         for (int64_t i = r * width; i < (r + 1) * width; i++)
@@ -397,8 +397,6 @@ static void hold_rows(dp_check_work *w, int f, const dp_result *one, const doubl
         snprintf(w->c->why, sizeof w->c->why, "%s: %s: %s differ by %.3g, both bounds allow %.3g",
                  dp_result_fields[f].name, at, who, sqrt(d2), limit);
     }
-    free(x);
-    free(y);
 }
 
 static void say_held(dp_check_work *w, const held *all) {

@@ -174,7 +174,7 @@ static int judge(search *q, dp_sim *s) {
         const double *got = *dp_result_at(&s->out, i), *want = *dp_result_at(&q->ref.out, i);
         q->error[i] = NAN;
         if (!rows || !got || !want) continue;
-        double *d = dp_doubles(rows * width);
+        DP_OWN double *d = dp_doubles(rows * width);
         for (int64_t x = 0; x < rows * width; x++)
             d[x] = isfinite(want[x]) ? got[x] - want[x] : 0;
         const double norm = dp_norm_fro(rows * width, want);
@@ -184,7 +184,6 @@ static int judge(search *q, dp_sim *s) {
         else
             for (int64_t r = 0; q->bound.row[i] && r < rows && pass; r++)
                 pass = dp_norm_fro(width, d + r * width) <= q->bound.row[i][r];
-        free(d);
     }
     return pass;
 }
@@ -357,7 +356,7 @@ static void best(search *q, int by_size, dp_choice *out) {
     }
     const double top = cost(o, &p).seconds;
     lower_all(q, &p);
-    candidate *c = dp_calloc(total, sizeof *c);
+    DP_OWN candidate *c = dp_calloc(total, sizeof *c);
     uint32_t n = 0;
     const double limit = key(o, &p, by_size, top);
     for (uint32_t code = 0; code < total; code++) {
@@ -367,7 +366,6 @@ static void best(search *q, int by_size, dp_choice *out) {
     }
     qsort(c, n, sizeof *c, compare);
     const int proven = prove(q, c, n, &p);
-    free(c);
     finish(q, &p, proven, out);
 }
 

@@ -206,7 +206,7 @@ static void shrink_drop(dp_case *c, int ax, int64_t at, int64_t len) {
         *(ax == DP_SHRINK_TOK ? &c->ch.n : &c->ch.K) -= (int)len;
         return;
     }
-    unsigned char *gone = dp_calloc((size_t)(T > n ? T : n), 1);
+    DP_OWN unsigned char *gone = dp_calloc((size_t)(T > n ? T : n), 1);
     if (ax == DP_SHRINK_RANK || ax == DP_SHRINK_LOCAL) {
         for (int64_t t = 0; t < T; t++) {
             const int64_t i = ax == DP_SHRINK_RANK ? t / L : t % L;
@@ -223,7 +223,6 @@ static void shrink_drop(dp_case *c, int ax, int64_t at, int64_t len) {
             set_length(c, ax, n - len);
         }
     }
-    free(gone);
 }
 
 /* ---- the case as a file ---------------------------------------------------------------------- */
@@ -244,7 +243,8 @@ static int by_bits(const void *a, const void *b) { return memcmp(a, b, sizeof(do
 /* The most frequent value of a tensor; *others: how many entries have another. */
 static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t *others) {
     const int64_t n = shrink_count(c, t);
-    double *x = dp_copy(*t->x, n), best = 0;
+    DP_OWN double *x = dp_copy(*t->x, n);
+    double best = 0;
     int64_t often = 0;
     qsort(x, (size_t)n, sizeof *x, by_bits);
     for (int64_t i = 0, from = 0; i < n; i++) {
@@ -253,7 +253,6 @@ static double most_frequent(const dp_case *c, const dp_shrink_tensor *t, int64_t
         often = i - from + 1;
         best = x[i];
     }
-    free(x);
     *others = n - often;
     return best;
 }
@@ -815,7 +814,8 @@ static int64_t simplify(work *w, int which, double (*f)(double)) {
     shrink_tensors(w->c, t);
     if (!*t[which].x) return 0;
     const int64_t n = shrink_count(w->c, &t[which]);
-    int64_t *list = dp_calloc((size_t)n, sizeof *list), m = 0, taken = 0;
+    DP_OWN int64_t *list = dp_calloc((size_t)n, sizeof *list);
+    int64_t m = 0, taken = 0;
     for (int64_t i = 0; i < n; i++)
         if (isfinite((*t[which].x)[i]) && f((*t[which].x)[i]) != (*t[which].x)[i]) list[m++] = i;
     for (int64_t size = m; size >= 1 && m > 0 && m / size <= 512 && !spent(w);
@@ -829,7 +829,6 @@ static int64_t simplify(work *w, int which, double (*f)(double)) {
             } else
                 at += len;
         }
-    free(list);
     return taken;
 }
 

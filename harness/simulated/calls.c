@@ -52,16 +52,14 @@ static void conv_states_true(const dp_conv_calls *c, const int64_t *at, dp_conv_
 
 static int spoil_one(const dp_conv *v, dp_fault fault, const int64_t *at, double *before) {
     const int64_t n = dp_conv_state_size(v);
-    double *was = dp_copy(before, all_of(v));
+    DP_OWN double *was = dp_copy(before, all_of(v));
     for (int q = 0; q < v->Nseq; q++) {
         double *own = before + q * n;
         if (fault == DP_FAULT_CONV_OF_OTHER) memcpy(own, was + (q + 1) % v->Nseq * n, bytes_of(n));
         if (fault == DP_FAULT_CONV_ZEROED) memset(own, 0, bytes_of(n));
         if (fault == DP_FAULT_CONV_LATE) true_state(v, q, at[q] - 1, own);
     }
-    const int differs = n && memcmp(was, before, bytes_of(all_of(v))) != 0;
-    free(was);
-    return differs;
+    return n && memcmp(was, before, bytes_of(all_of(v))) != 0;
 }
 
 /* The states that a call gets instead of `before`; 1: they differ. at: as above. */
@@ -438,7 +436,7 @@ static void spoil_kept(const walk *w) {
     const int V = w->p->V;
     const int64_t rows = w->p->Nseq * w->state / V;
     if (!w->done || (w->fault != DP_FAULT_KEPT_BF16 && w->fault != DP_FAULT_KEPT_INT8)) return;
-    double *before = copy_states(w);
+    DP_OWN double *before = copy_states(w);
     for (int64_t x = 0; x < rows; x++) {
         double *row = w->S + x * V, most = 0;
         for (int v = 0; v < V; v++)
@@ -449,7 +447,6 @@ static void spoil_kept(const walk *w) {
     }
     for (int i = 0; i < w->p->Nseq; i++)
         hit_where(w, w->S + i * w->state, before + i * w->state);
-    free(before);
 }
 
 /* The last of the sequences that go on, where there are several, keeps the state before the call.
@@ -463,10 +460,10 @@ static void leave_unwritten(const walk *w, const double *before) {
         }
     if (w->fault != DP_FAULT_SLOT_UNWRITTEN || going < 2) return;
     double *own = w->S + last * w->state;
-    double *old = before ? dp_copy(before + last * w->state, w->state) : dp_doubles(w->state);
+    DP_OWN double *old =
+        before ? dp_copy(before + last * w->state, w->state) : dp_doubles(w->state);
     hit_where(w, own, old);
     memcpy(own, old, sizeof *own * (size_t)w->state);
-    free(old);
 }
 
 /* ---- the pool -------------------------------------------------------------------------------- */
@@ -1199,7 +1196,7 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
     const dp_problem *p = w->p;
     const slice x = w->take[i];
     const int64_t rows = (int64_t)p->HV * p->V;
-    int64_t *way = dp_calloc((size_t)(x.n + x.m), sizeof *way);
+    DP_OWN int64_t *way = dp_calloc((size_t)(x.n + x.m), sizeof *way);
     const int64_t n = way_to(w, x, first, j, way);
     dp_result made = {.o = r->out.o ? dp_doubles(n * rows) : NULL};
     int64_t *cu = dp_calloc(2, sizeof *cu);
@@ -1216,7 +1213,6 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
     drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
     dp_result_free(&made);
     dp_problem_free(&y);
-    free(way);
 }
 
 /* The same of every rejected token of the call: states have slots of their own. */
@@ -1280,8 +1276,8 @@ static dp_status go_back(walk *w, const slice *kept, int same, dp_call_result *r
 }
 
 static dp_status one_call(walk *w, dp_err *e) {
-    slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
-    double *before = copy_states(w);
+    DP_OWN slice *kept = dp_calloc((size_t)w->p->Nseq, sizeof *kept);
+    DP_OWN double *before = copy_states(w);
     dp_call_result r;
     for (int i = 0; i < w->p->Nseq; i++)
         w->take[i] = next_tokens(w, i);
@@ -1305,14 +1301,12 @@ static dp_status one_call(walk *w, dp_err *e) {
     if (!w->S) w->S = dp_doubles(w->p->Nseq * w->state); /* nothing accepted yet */
     if (w->pool) take_states(w);
     leave_unwritten(w, before);
-    free(before);
     for (int i = 0; i < w->p->Nseq; i++)
         if (!idle(w, i)) w->at[i] += w->take[i].n;
     if (w->by->front) conv_look(w->by->front, w->at, w->done, &w->conv);
     w->after_rollback = window;
     w->continued = 0;
     w->done++;
-    free(kept);
     return st;
 }
 

@@ -266,7 +266,8 @@ static double *identity(int n) {
 static double *series_inverse(const dp_chunk *ch, int doubling) {
     const int n = ch->n;
     const int64_t nn = (int64_t)n * n;
-    double *P = strict_part(ch), *T = identity(n), *X = dp_doubles(nn), *N = dp_doubles(nn);
+    DP_OWN double *P = strict_part(ch), *X = dp_doubles(nn), *N = dp_doubles(nn);
+    double *T = identity(n);
     for (int64_t i = 0; i < nn; i++)
         N[i] = P[i] = -P[i];
     for (int j = 1; j < n; j = doubling ? 2 * j : j + 1) {
@@ -281,9 +282,6 @@ static double *series_inverse(const dp_chunk *ch, int doubling) {
         dp_mm(DP_FP32, 0, 0, n, n, n, N, P, X);
         memcpy(P, X, sizeof(double) * (size_t)nn);
     }
-    free(P);
-    free(X);
-    free(N);
     return T;
 }
 
@@ -728,9 +726,8 @@ static void lose_states(dp_sim *s, place *at) {
         const int r = i / HV, n = s->ctx[r].nlocal;
         if (!dp_sim_has(s, r) || n < 1 + (s->fault == DP_FAULT_STATE_LATE)) continue;
         if (dp_sim_starts_here(s, r, 0)) continue;
-        double *S = dp_doubles(KV);
+        DP_OWN double *S = dp_doubles(KV);
         dp_sim_pass(s, 0, r, i % HV, 0, S);
-        free(S);
         hit(s, r, i % HV);
     }
 }
@@ -739,7 +736,7 @@ static void lose_states(dp_sim *s, place *at) {
 static void other_gate(dp_sim *s, int r, int hv) {
     const int first = s->first[r][0], n = s->first[r][1] - first,
               head0 = s->fault == DP_FAULT_GATE_OF_HEAD0;
-    double **own = dp_calloc((size_t)n, sizeof *own);
+    DP_OWN double **own = dp_calloc((size_t)n, sizeof *own);
     for (int g = 0; g < n; g++) {
         dp_chunk *ch = dp_sim_chunk(s, first + g, hv);
         own[g] = ch->eC;
@@ -749,7 +746,6 @@ static void other_gate(dp_sim *s, int r, int hv) {
     dp_sim_pair(s, 1, r, hv, 0, s->chain);
     for (int g = 0; g < n; g++)
         dp_sim_replace(&dp_sim_chunk(s, first + g, hv)->eC, own[g]);
-    free(own);
     hit(s, r, hv);
 }
 
@@ -778,7 +774,7 @@ static void no_boundary(const dp_chunk *ch, dp_chunk_grad *x) {
  * is not, and dg adds it up from the end. */
 static void diagonal_tf32(const dp_sim *s, int gi, int hv, const dp_chunk *ch, dp_chunk_grad *g) {
     const int c = ch->c, R = ch->R, K = ch->K, V = ch->V;
-    double *dout = dp_doubles((int64_t)c * V), *sum = dp_doubles(K);
+    DP_OWN double *dout = dp_doubles((int64_t)c * V), *sum = dp_doubles(K);
     dp_sim_gather_do(s, gi, hv, dout);
     for (int t = c - 1; t >= 0; t--)
         for (int j = 0; j < R; j++) {
@@ -793,8 +789,6 @@ static void diagonal_tf32(const dp_sim *s, int gi, int hv, const dp_chunk *ch, d
                     g->dg[t * K + x] = dp_round_arith(ch->base, g->dg[t * K + x] + sum[x]);
             }
         }
-    free(dout);
-    free(sum);
 }
 
 /* Tokens t >= from take the rows of tokens t - by. */
@@ -813,7 +807,7 @@ static int no_gate(const dp_problem *p) {
 static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
     const dp_chunk *ch = dp_sim_chunk(s, gi, hv), *old = dp_sim_chunk(s, gi - 1, hv);
     dp_chunk_grad x;
-    double *dout = dp_doubles((int64_t)old->c * old->V);
+    DP_OWN double *dout = dp_doubles((int64_t)old->c * old->V);
     dp_sim_gather_do(s, gi - 1, hv, dout);
     dp_chunk_grad_alloc(&x, old);
     dp_chunk_grads(old, dout, 0, &x);
@@ -823,7 +817,6 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
     for (int i = 0; i < n; i++)
         g->dbeta[i] = dp_round_arith(ch->base, g->dbeta[i] + x.dbeta[i]);
     dp_chunk_grad_free(&x);
-    free(dout);
 }
 
 /* From gradients of keys that read undecayed states to those of keys and gates. */

@@ -142,7 +142,7 @@ static void fetch_halos(dp_sim *s) {
     new_halos(s);
     dp_problem *p = &s->halos->p;
     const int64_t n = each_number(p, NULL, 0, TAKE, s->base, NULL);
-    double *x = dp_doubles(n);
+    DP_OWN double *x = dp_doubles(n);
     for (int r = 0; r < s->N; r++) {
         const dp_context *c = &s->halos->ctx[r];
         const int64_t last = c->b - dp_lag(p);
@@ -156,7 +156,6 @@ static void fetch_halos(dp_sim *s) {
         sum_so_far(s, r, last, x);
         send_halo(s, r + 1, x, n);
     }
-    free(x);
     dp_sim_after(s, DP_AFTER_HALOS, (dp_sim_place){0});
 }
 
@@ -167,7 +166,7 @@ static void sum_angles(dp_sim *s, int r, dp_base base) {
     const int64_t n = dp_input_width(s->p, DP_INPUT_ANGLE), m = s->halos ? length_of_halo(s, r) : 0;
     dp_problem own = *s->p;
     double *d = s->out.dangle + (c->a + m) * n;
-    int64_t *cu = own.cu = dp_calloc((size_t)c->nlocal + 1, sizeof *cu);
+    DP_OWN int64_t *cu = own.cu = dp_calloc((size_t)c->nlocal + 1, sizeof *cu);
     own.T = c->L - m;
     own.Nseq = c->nlocal;
     for (int i = 1; i <= c->nlocal; i++)
@@ -175,7 +174,6 @@ static void sum_angles(dp_sim *s, int r, dp_base base) {
     (base == DP_BASE_FP64 ? dp_sum_angles : dp_sum_angles_f32)(&own, d);
     for (int64_t i = 0; i < n && m; i++)
         d[i - n] = dp_round_arith(base, d[i - n] + d[i]);
-    free(cu);
 }
 
 /* From gradients by token to those of all ranks: halos return, angles are summed. */
@@ -183,7 +181,7 @@ static void return_halos(dp_sim *s, dp_base base) {
     const dp_problem *p = s->p;
     if (!dp_has_halo(p)) return;
     const int64_t n = each_number(p, &s->out, 0, TAKE, base, NULL);
-    double *x = dp_doubles(n);
+    DP_OWN double *x = dp_doubles(n);
     for (int r = s->N - 1; r >= 0; r--) {
         const dp_context *c = &s->ctx[r];
         if (!dp_sim_has(s, r)) continue;
@@ -197,7 +195,6 @@ static void return_halos(dp_sim *s, dp_base base) {
         each_number(p, &s->out, c->a, TAKE, base, x);
         send_halo(s, r - 1, x, n);
     }
-    free(x);
 }
 
 /* ---- halos: simulations ---------------------------------------------------------------------- */
@@ -551,7 +548,8 @@ void dp_sim_round_arith_all(dp_base b, double *x, int64_t n) {
 static double *sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int trans, int record) {
     const int K = s->p->K, n = g1 - g0;
     const int64_t KK = (int64_t)K * K;
-    double *P = dp_doubles(KK), *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    DP_OWN double *Q = dp_doubles(KK), *Mt = dp_doubles(KK);
+    double *P = dp_doubles(KK);
     for (int x = 0; x < K; x++)
         P[(int64_t)x * K + x] = 1;
     for (int i = 0; i < n; i++) {
@@ -572,8 +570,6 @@ static double *sim_chain(dp_sim *s, int g0, int g1, int hv, dp_format f, int tra
             s->traj_chunks[s->ntraj++] = i + 1;
         }
     }
-    free(Q);
-    free(Mt);
     return P;
 }
 
@@ -608,7 +604,7 @@ static void pass(dp_sim *s, int back, int r, int hv, int sub, int keep, double *
     const dp_stage stage = back   ? keep ? DP_STAGE_STATE_BWD : DP_STAGE_PRE_BWD
                            : keep ? DP_STAGE_STATE_FWD
                                   : DP_STAGE_PRE_FWD;
-    double *dout = back ? dp_doubles((int64_t)s->design.chunk * s->p->V) : NULL;
+    DP_OWN double *dout = back ? dp_doubles((int64_t)s->design.chunk * s->p->V) : NULL;
     for (int i = 0; i < n; i++) {
         const int g = back ? first + n - 1 - i : first + i;
         dp_chunk *ch = sim_chunk_at(s, g, hv, stage);
@@ -625,7 +621,6 @@ static void pass(dp_sim *s, int back, int r, int hv, int sub, int keep, double *
         if (keep && !back)
             dp_sim_after(s, DP_AFTER_CHUNK, (dp_sim_place){.at = g, .hv = hv, .x = S});
     }
-    free(dout);
 }
 
 void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S) {
@@ -649,8 +644,8 @@ static void state(dp_sim *s, int back, int r, int hv, int sub, int again) {
     const int64_t KV = (int64_t)p->K * p->V;
     const int starts = dp_sim_starts_here(s, r, sub), ends = dp_sim_ends_here(s, r, sub);
     const double *begin = (back ? dp_sim_end_gradient : dp_sim_start)(s, r, sub);
-    double *S = begin ? dp_copy(begin + hv * KV, KV) : dp_doubles(KV),
-           *last = back ? s->out.ds0 : s->out.final_state;
+    DP_OWN double *S = begin ? dp_copy(begin + hv * KV, KV) : dp_doubles(KV);
+    double *last = back ? s->out.ds0 : s->out.final_state;
     dp_sim_round_arith_all(s->at[back ? DP_STAGE_STATE_BWD : DP_STAGE_STATE_FWD], S, KV);
     if (!(back ? ends : starts))
         memcpy(S, (back ? s->dS_out : s->S_in)[r * p->HV + hv], sizeof *S * (size_t)KV);
@@ -658,7 +653,6 @@ static void state(dp_sim *s, int back, int r, int hv, int sub, int again) {
     if ((back ? starts : ends) && !again)
         memcpy(last + (s->ctx[r].local_seq[sub] * (int64_t)p->HV + hv) * KV, S,
                sizeof *S * (size_t)KV);
-    free(S);
 }
 
 static void states(dp_sim *s, int back, int again) {
@@ -694,12 +688,11 @@ static void sim_states_bwd(dp_sim *s) { states(s, 1, 0); }
 static void sim_output(dp_sim *s, int gi, int hv) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
-    double *o = dp_doubles((int64_t)g->c * p->V);
+    DP_OWN double *o = dp_doubles((int64_t)g->c * p->V);
     dp_chunk_output(sim_chunk_at(s, gi, hv, DP_STAGE_OUTPUT), o);
     for (int t = 0; t < g->c; t++)
         memcpy(s->out.o + ((g->t0 + t) * p->HV + hv) * p->V, o + (int64_t)t * p->V,
                sizeof(double) * p->V);
-    free(o);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -707,10 +700,9 @@ static void sim_output(dp_sim *s, int gi, int hv) {
 /* Stage dAv of one chunk: dv_local. */
 static void sim_dAv(dp_sim *s, int gi, int hv) {
     dp_chunk *ch = sim_chunk_at(s, gi, hv, DP_STAGE_DAV);
-    double *dout = dp_doubles((int64_t)ch->c * ch->V);
+    DP_OWN double *dout = dp_doubles((int64_t)ch->c * ch->V);
     dp_sim_gather_do(s, gi, hv, dout);
     dp_chunk_dAv(ch, dout);
-    free(dout);
 }
 
 /* Gradients of the activated inputs of one chunk position, all value heads in order. Heads of a
@@ -719,7 +711,7 @@ static void grads(dp_sim *s, int gi) {
     const dp_problem *p = s->p;
     const dp_group *g = &s->group[gi];
     const int Kg = dp_Kg(p);
-    double *dout = dp_doubles((int64_t)g->c * p->V);
+    DP_OWN double *dout = dp_doubles((int64_t)g->c * p->V);
     for (int i = 0; i < p->HV; i++) {
         const int hv = (i + s->turns * s->runs) % p->HV, h = hv / dp_G(p);
         const dp_base b = s->at[DP_STAGE_INTRA_BWD];
@@ -760,7 +752,6 @@ static void grads(dp_sim *s, int gi) {
         }
         dp_chunk_grad_free(&x);
     }
-    free(dout);
 }
 
 /* Parts of one owner are added to the first of them, which of a rank's only part changes nothing.
@@ -835,8 +826,8 @@ static void activations_bwd(dp_sim *s, double *sums) {
     const dp_design leaving = sim_design_at(s, DP_STAGE_GATE_BWD);
     const double *dbeta = s->dbeta;
     const int64_t nq = p->T * p->H * p->K, nk = nq * dp_rows(p);
-    double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
-    double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
+    DP_OWN double *dq = gradient_of_rows(s, leaving.out[DP_RESULT_DQ], s->dq, nq);
+    DP_OWN double *dk = gradient_of_rows(s, leaving.out[DP_RESULT_DK], s->dk, nk);
     double *dg = dp_by_rows(p) ? dp_copy(s->dg, p->T * p->HV * dp_Kg(p)) : s->dg;
     const int Kg = dp_Kg(p);
     const int64_t nA = s->out.dA_log ? p->HV : 0, n = dp_sim_numbers_of_sums(s);
@@ -860,8 +851,6 @@ static void activations_bwd(dp_sim *s, double *sums) {
     (base == DP_BASE_FP64 ? dp_units_bwd : dp_units_bwd_f32)(&s->units, 0, p->T, &s->out);
     dp_sim_replace(&s->norm_q, NULL);
     dp_sim_replace(&s->norm_k, NULL);
-    free(dq);
-    free(dk);
     if (dg != s->dg) free(dg);
     for (int i = 0; i < DP_NRESULTS; i++) /* dv without s->values left before */
         if (dp_leaves(i) && dp_result_fields[i].backward && (i != DP_RESULT_DV || s->values))
@@ -882,10 +871,9 @@ static void all_activations_bwd(dp_sim *s, double *sums) {
 
 /* Rank by rank; dA_log and ddt_bias are per-rank partial sums, then all-reduced in rank order. */
 static void sim_gate_bwd(dp_sim *s) {
-    double *sums = dp_doubles(s->N * dp_sim_numbers_of_sums(s));
+    DP_OWN double *sums = dp_doubles(s->N * dp_sim_numbers_of_sums(s));
     all_activations_bwd(s, sums);
     add_sums(s, s->at[DP_STAGE_GATE_BWD], sums);
-    free(sums);
 }
 
 /* Stages wy_bwd and intra_bwd of all chunks. */

@@ -21,10 +21,9 @@ typedef void dp_sim_ring_fn(dp_sim *s, int backward, int r, int hv, double **S);
 static void ring_here(dp_sim *s, int backward, dp_sim_ring_fn *step) {
 #pragma omp parallel for schedule(dynamic, 1)
     for (int hv = 0; hv < s->p->HV; hv++) {
-        double *S = NULL;
+        DP_OWN double *S = NULL;
         for (int i = 0; i < s->N; i++)
             step(s, backward, backward ? s->N - 1 - i : i, hv, &S);
-        free(S);
     }
 }
 
@@ -44,23 +43,21 @@ static void ring_message(dp_sim *s, int backward, int r, double *all, dp_sim_rin
         s->peers->receive(s->peers->who, process_of(s, r - by), all, HV * KV,
                           backward ? "the gradient of its state" : "its state");
     for (int hv = 0; hv < HV; hv++) {
-        double *S = comes ? dp_copy(all + hv * KV, KV) : NULL;
+        DP_OWN double *S = comes ? dp_copy(all + hv * KV, KV) : NULL;
         step(s, backward, r, hv, &S);
         /* NOLINTNEXTLINE(*NonNullParamChecker): a step leaves a state */
         if (goes) memcpy(all + hv * KV, S, sizeof(double) * (size_t)KV);
-        free(S);
     }
     if (goes && !dp_sim_has(s, r + by))
         s->peers->send(s->peers->who, process_of(s, r + by), all, HV * KV);
 }
 
 static void ring_by_messages(dp_sim *s, int backward, dp_sim_ring_fn *step) {
-    double *all = dp_doubles((int64_t)s->p->HV * s->p->K * s->p->V);
+    DP_OWN double *all = dp_doubles((int64_t)s->p->HV * s->p->K * s->p->V);
     for (int i = 0; i < s->N; i++) {
         const int r = backward ? s->N - 1 - i : i;
         if (dp_sim_has(s, r)) ring_message(s, backward, r, all, step);
     }
-    free(all);
 }
 
 /* Sends states from rank to rank, forward or backward. */
@@ -186,7 +183,7 @@ static void fold(const way *w, int r, int hv, dp_sim_order_fn *order) {
     const dp_context *c = &w->s->ctx[r];
     const int far = w->back ? r + c->post_num_ranks : r - c->pre_num_ranks, n = abs(r - far);
     if (!gets(w, r)) return;
-    dp_sim_part *part = dp_calloc((size_t)w->s->N, sizeof *part);
+    DP_OWN dp_sim_part *part = dp_calloc((size_t)w->s->N, sizeof *part);
     for (int i = 0; i < n; i++)
         part[i].H = part[i].M = far + i * w->by;
     double *S = w->s->design.sending.begins ? NULL : start_of(w, far, hv, w->stage);
@@ -194,17 +191,15 @@ static void fold(const way *w, int r, int hv, dp_sim_order_fn *order) {
     for (int i = 0; i < n; i++)
         step(w, part[i].M, part[i].H, r, hv, &S);
     arrives(w, r, hv, S);
-    free(part);
 }
 
 /* M = 0 and the state that leaves rank r, where the sequence begins in it. */
 static void send_state(const way *w, int r, int hv, double *M, double *H) {
     const int64_t K = w->s->p->K;
-    double *S = start_of(w, r, hv, w->stage);
+    DP_OWN double *S = start_of(w, r, hv, w->stage);
     step(w, r, r, r + w->by, hv, &S);
     memcpy(H, S, sizeof *S * (size_t)state_size(w));
     memset(M, 0, sizeof *M * (size_t)(K * K));
-    free(S);
 }
 
 /* All pairs as they arrive, in place of those of w; a rank that has none sends zeros. */
@@ -295,17 +290,16 @@ static void begin_element(const way *w, int r, int hv, double *e) {
         memcpy(H_of(w, e), w->H[i], sizeof *e * (size_t)KV);
         return;
     }
-    double *S = start_of(w, r, hv, w->stage);
+    DP_OWN double *S = start_of(w, r, hv, w->stage);
     step(w, r, r, r + w->by, hv, &S);
     memcpy(H_of(w, e), S, sizeof *e * (size_t)KV);
-    free(S);
 }
 
 void dp_sim_compose(const way *w, int d, int r, int hv, double *later, double *earlier) {
     (void)d;
     const int K = w->s->p->K;
     const int64_t KK = (int64_t)K * K, KV = state_size(w);
-    double *S = dp_copy(H_of(w, earlier), KV), *M = dp_doubles(KK);
+    DP_OWN double *S = dp_copy(H_of(w, earlier), KV), *M = dp_doubles(KK);
     dp_sim_merge_step(w->s, r + w->by, hv, w->s->at[w->stage], M_of(later), H_of(w, later), &S);
     memcpy(H_of(w, later), S, sizeof *S * (size_t)KV);
     later[MATTERS] = earlier[MATTERS];
@@ -314,8 +308,6 @@ void dp_sim_compose(const way *w, int d, int r, int hv, double *later, double *e
                  M);
         memcpy(M_of(later), M, sizeof *M * (size_t)KK);
     }
-    free(S);
-    free(M);
 }
 
 /* Every rank combines with what ends distance d before it; e [N]: of the ranks that are here. */
@@ -489,7 +481,7 @@ dp_problem dp_sim_receive_heads(dp_sim *s) {
     heads.cu = dp_cu_copy(&heads);
     open_inputs(s, &heads);
     const int64_t each = numbers_of_token(&heads);
-    double *message = dp_doubles(heads.T * each);
+    DP_OWN double *message = dp_doubles(heads.T * each);
     for (int k = 1; k < peers->N; k++) { /* not all to the same one at once */
         const int to = (me + k) % peers->N;
         pack_inputs(s, to, message);
@@ -503,7 +495,6 @@ dp_problem dp_sim_receive_heads(dp_sim *s) {
                            "its tokens of these heads");
         unpack_inputs(s, from, message, &heads);
     }
-    free(message);
     return heads;
 }
 
@@ -624,13 +615,12 @@ void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward) {
     for (int k = 1; k < peers->N; k++) {
         const int to = (me + k) % peers->N;
         const int64_t n = numbers_made(heads, backward, tokens_of(s, to));
-        double *message = dp_doubles(n);
+        DP_OWN double *message = dp_doubles(n);
         pack_made(s, heads, backward, to, message);
         peers->send(peers->who, to, message, n);
-        free(message);
     }
     const int64_t n = numbers_made(heads, backward, tokens_of(s, me));
-    double *message = dp_doubles(n);
+    DP_OWN double *message = dp_doubles(n);
     for (int from = 0; from < peers->N; from++) {
         if (from == me)
             pack_made(s, heads, backward, me, message);
@@ -638,5 +628,4 @@ void dp_sim_return_heads(dp_sim *s, const dp_sim *heads, int backward) {
             peers->receive(peers->who, from, message, n, "what its heads made");
         unpack_made(s, backward, from, message);
     }
-    free(message);
 }

@@ -37,7 +37,7 @@ static void column_squares(int K, const double *W, double *c) {
 /* Row sums of Q = sum over k of (partial sum up to k)^2, terms taken in order with FMA: math.md
  * j.4, accumulate. */
 static void partial_squares(int K, const double *M, const double *P, double *q) {
-    double *s = dp_doubles(K);
+    DP_OWN double *s = dp_doubles(K);
     for (int i = 0; i < K; i++) {
         memset(s, 0, sizeof(double) * (size_t)K);
         q[i] = 0;
@@ -47,7 +47,6 @@ static void partial_squares(int K, const double *M, const double *P, double *q) 
                 q[i] += s[j] * s[j];
             }
     }
-    free(s);
 }
 
 static double dot(int K, const double *a, const double *b) {
@@ -69,8 +68,8 @@ typedef struct {
  *   accumulate  c(W_j) . q_j,   j = 2..n, W_n = I, W_(j-1) = W_j M_j. */
 static void yardsticks(int n, int K, const double *M, const row_sums *s, double A[DP_NBITMODELS]) {
     const int64_t KK = (int64_t)K * K;
-    double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K), *d = c + K,
-           V[DP_NBITMODELS] = {0};
+    DP_OWN double *W = dp_doubles(KK), *X = dp_doubles(KK), *c = dp_doubles(2 * K);
+    double *d = c + K, V[DP_NBITMODELS] = {0};
     for (int i = 0; i < K; i++)
         W[i * K + i] = 1;
     for (int j = n - 1; j >= 1; j--) {
@@ -86,9 +85,6 @@ static void yardsticks(int n, int K, const double *M, const row_sums *s, double 
     }
     for (int m = 0; m < DP_NBITMODELS; m++)
         A[m] = sqrt(V[m]);
-    free(W);
-    free(X);
-    free(c);
 }
 
 void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
@@ -96,7 +92,7 @@ void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
     const int top = n < LAST ? n : LAST;
     *s = (dp_bits_scale){.K = K};
     if (n < FIRST) return;
-    double *P = dp_copy(M, KK), *Q = dp_doubles(KK), *buf = dp_doubles(3 * (int64_t)top * K);
+    DP_OWN double *P = dp_copy(M, KK), *Q = dp_doubles(KK), *buf = dp_doubles(3 * (int64_t)top * K);
     const row_sums r = {buf, buf + (int64_t)top * K, buf + 2 * (int64_t)top * K};
     row_squares(K, P, r.rP);
     for (int j = 1; j < top; j++) {
@@ -115,9 +111,6 @@ void dp_bits_scale_init(dp_bits_scale *s, int n, int K, const double *M) {
         s->P[s->npoint] = dp_copy(P, KK);
         yardsticks(j + 1, K, M, &r, s->A[s->npoint++]);
     }
-    free(P);
-    free(Q);
-    free(buf);
 }
 
 void dp_bits_scale_free(dp_bits_scale *s) {

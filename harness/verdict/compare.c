@@ -151,7 +151,7 @@ static int is_beyond_all(const dp_measured *r) {
 }
 
 static void classify(dp_comparison *c) {
-    unsigned char *poison = poisoned_chunks(c);
+    DP_OWN unsigned char *poison = poisoned_chunks(c);
     for (int64_t z = 0; z < c->in->rows; z++) {
         dp_measured *r = &c->row[z];
         const int beside = r->at.chunk >= 0 && poison[r->at.chunk * c->in->heads + r->at.head];
@@ -167,7 +167,6 @@ static void classify(dp_comparison *c) {
         if (r->kind == ROW_OPEN && c->in->bound && (isfinite(r->limit) || is_beyond_all(r)))
             r->kind = ROW_BOUND;
     }
-    free(poison);
 }
 
 /* The square of a norm in units of the comparison's scale. */
@@ -176,7 +175,8 @@ static double square(const dp_comparison *c, double norm, double norm2) {
 }
 
 static void scale_of_heads(dp_comparison *c) {
-    double *n = dp_doubles(c->in->heads), top = 0;
+    DP_OWN double *n = dp_doubles(c->in->heads);
+    double top = 0;
     for (int64_t z = 0; z < c->in->rows; z++)
         top = fmax(top, c->row[z].size);
     c->scale = top <= smallest(c->in) || (top > DP_NORM_LEAST && top < 0x1p400) ? 1 : power_of(top);
@@ -186,7 +186,6 @@ static void scale_of_heads(dp_comparison *c) {
     }
     for (int h = 0; h < c->in->heads; h++)
         c->rms[h] = n[h] > 0 ? c->scale * sqrt(c->rms[h] / n[h]) : 0;
-    free(n);
 }
 
 static double quotient(double err, double size) {
@@ -217,9 +216,9 @@ static void sum_up(dp_comparison *c) {
     const dp_compare_in *in = c->in;
     dp_judgement *j = c->j;
     const int n = in->N * in->heads;
-    double *err = dp_doubles(n + in->N + 1);
-    double *want = dp_doubles(n + in->N + 1);
-    int *seen = dp_calloc((size_t)(n + in->N + 1), sizeof *seen);
+    DP_OWN double *err = dp_doubles(n + in->N + 1);
+    DP_OWN double *want = dp_doubles(n + in->N + 1);
+    DP_OWN int *seen = dp_calloc((size_t)(n + in->N + 1), sizeof *seen);
     for (int64_t z = 0; z < in->rows; z++) {
         const dp_measured *r = &c->row[z];
         if (r->kind > ROW_BOUND) continue;
@@ -237,9 +236,6 @@ static void sum_up(dp_comparison *c) {
     for (int r = 0; r < in->N; r++)
         j->per_rank[r] = seen[n + r] ? quotient(sqrt(err[n + r]), sqrt(want[n + r])) : NAN;
     j->rel_fro = quotient(sqrt(err[n + in->N]), sqrt(want[n + in->N]));
-    free(err);
-    free(want);
-    free(seen);
 }
 
 /* Is the row 0, and the truth about as large as rows of its head, or beyond the bound? */
@@ -281,8 +277,8 @@ static void worst_rows(dp_comparison *c) {
 static void windows(dp_comparison *c) {
     const dp_compare_in *in = c->in;
     const int n = (int)((in->tokens + WINDOW - 1) / WINDOW);
-    double *err = dp_doubles((int64_t)n * in->heads);
-    double *want = dp_doubles((int64_t)n * in->heads);
+    DP_OWN double *err = dp_doubles((int64_t)n * in->heads);
+    DP_OWN double *want = dp_doubles((int64_t)n * in->heads);
     for (int64_t z = 0; z < in->rows; z++) {
         const dp_measured *r = &c->row[z];
         err[r->at.token / WINDOW * in->heads + r->at.head] += r->raw2;
@@ -294,8 +290,6 @@ static void windows(dp_comparison *c) {
         const double x = want[z] > 0 ? sqrt(err[z] / want[z]) : 0;
         if (x > c->j->window[z / in->heads]) c->j->window[z / in->heads] = x;
     }
-    free(err);
-    free(want);
 }
 
 /* ---- the bound tier -------------------------------------------------------------------------- */
@@ -494,7 +488,7 @@ static void set_positions(const dp_comparison *c, dp_subject_errors *x) {
     const dp_compare_in *in = c->in;
     const int64_t windows = in->draws->windows;
     if (in->tokens <= 0 || windows <= in->heads) return;
-    int64_t *first = dp_calloc((size_t)windows, sizeof *first);
+    DP_OWN int64_t *first = dp_calloc((size_t)windows, sizeof *first);
     x->position = dp_calloc((size_t)in->rows, sizeof *x->position);
     for (int64_t w = 0; w < windows; w++)
         first[w] = INT64_MAX;
@@ -502,7 +496,6 @@ static void set_positions(const dp_comparison *c, dp_subject_errors *x) {
         if (c->row[z].at.token < first[x->window[z]]) first[x->window[z]] = c->row[z].at.token;
     for (int64_t z = 0; z < in->rows; z++)
         x->position[z] = (int32_t)((c->row[z].at.token - first[x->window[z]]) % DP_POSITIONS);
-    free(first);
 }
 
 /* The entries of one row, added to the columns of its group. */
@@ -682,7 +675,8 @@ static double most_of(dp_levels_in *l, dp_level level, const double *group, int6
 static void keep_levels(limits *t, const dp_levels_in *given) {
     dp_levels_in l = *given;
     const int64_t parts = l.draws->rows, windows = l.draws->windows;
-    double *e = calloc((size_t)parts, sizeof *e), *head_seen = l.head_seen;
+    DP_OWN double *e = calloc((size_t)parts, sizeof *e);
+    double *head_seen = l.head_seen;
     l.head_seen = NULL;
     memset(l.along, 0, sizeof l.along);
     double *row = filled(t, KEPT_ROW, parts, INFINITY), *window = filled(t, KEPT_WINDOW, parts, -1);
@@ -712,7 +706,6 @@ static void keep_levels(limits *t, const dp_levels_in *given) {
         length2 += e[i];
     all[0] = whole * sqrt(length2);
     l.head_seen = head_seen;
-    free(e);
 }
 
 static limits *limits_of(const char *name) {

@@ -376,7 +376,7 @@ static void run_recurrent(dp_drawn_run *x) {
     const dp_problem *p = &x->p;
     const int64_t KV = (int64_t)p->K * p->V;
     const int N = x->N;
-    int64_t *cut = dp_calloc((size_t)N, sizeof *cut);
+    DP_OWN int64_t *cut = dp_calloc((size_t)N, sizeof *cut);
     for (int r = 1; r < N; r++)
         cut[r] = dp_own_cut(p->own.kind, p->T, N, r);
     x->S = dp_doubles(N * p->HV * KV);
@@ -391,7 +391,6 @@ static void run_recurrent(dp_drawn_run *x) {
         dp_result_free(&x->out);
         dp_recurrent_run(p, &x->design, x->backward, &sent, &x->out);
     }
-    free(cut);
 }
 
 static dp_status run_call(void *who, const dp_problem *call, int states, dp_call_result *out,
@@ -878,18 +877,17 @@ typedef struct {
 static void add(const drawn_pair *a, const dp_row_map *map, const double *got, const double *want,
                 dp_draws *d) {
     const int64_t n = map->rows * map->width;
-    double *err = dp_doubles(n);
+    DP_OWN double *err = dp_doubles(n);
     for (int64_t i = 0; i < n; i++)
         err[i] = a->scale * (got[i] - want[i]);
     const dp_error_sums to = dp_draws_at(d, a->draw);
     dp_sum_errors(map, err, want, &to);
-    free(err);
 }
 
 static void add_ranks(const drawn_pair *a, int tensor) {
     const dp_row_map *map = &a->l->rank[tensor];
-    double *got = dp_doubles(map->rows * map->width);
-    double *want = dp_doubles(map->rows * map->width);
+    DP_OWN double *got = dp_doubles(map->rows * map->width);
+    DP_OWN double *want = dp_doubles(map->rows * map->width);
     for (int64_t z = 0; z < map->rows; z++) {
         const double *g = dp_drawn_rank_value(a->one, tensor, z);
         const double *w = a->ref->sim->rank[tensor][z];
@@ -898,8 +896,6 @@ static void add_ranks(const drawn_pair *a, int tensor) {
         memcpy(want + z * map->width, w, sizeof *want * (size_t)map->width);
     }
     add(a, map, got, want, &a->x->rank[tensor]);
-    free(got);
-    free(want);
 }
 
 /* dw [D][W] as rows of a tap and head: [W][D]. */
@@ -918,14 +914,12 @@ static void add_front(const drawn_pair *a, int i) {
     if (!v->x) return;
     if (a->pass[0]) add(a, &a->l->step[DP_CONV_Y][i], g->y, w->y, &a->x->step[DP_CONV_Y][i]);
     if (!a->pass[1] || !a->l->rq->backward) return;
-    double *dw = by_tap(v, g->dw);
-    double *want = by_tap(v, w->dw);
+    DP_OWN double *dw = by_tap(v, g->dw);
+    DP_OWN double *want = by_tap(v, w->dw);
     add(a, &a->l->step[DP_CONV_DX][i], g->dx, w->dx, &a->x->step[DP_CONV_DX][i]);
     add(a, &a->l->step[DP_CONV_DW][i], dw, want, &a->x->step[DP_CONV_DW][i]);
     if (v->bias)
         add(a, &a->l->step[DP_CONV_DBIAS][i], g->dbias, w->dbias, &a->x->step[DP_CONV_DBIAS][i]);
-    free(dw);
-    free(want);
 }
 
 /* Each window's share in the errors of dA_log (slope dg/dA_log) or ddt_bias (dg/dx). */
@@ -953,11 +947,9 @@ static void add_sums(const drawn_pair *a) {
 static void add_stages(const drawn_pair *a) {
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!a->x->stage[i].err2 || !a->pass[dp_stage_tensors[i].backward]) continue;
-        double *got = dp_stage_tensor_value(&a->one->sim, i);
-        double *want = dp_stage_tensor_value(a->ref->sim, i);
+        DP_OWN double *got = dp_stage_tensor_value(&a->one->sim, i);
+        DP_OWN double *want = dp_stage_tensor_value(a->ref->sim, i);
         add(a, &a->l->stage[i], got, want, &a->x->stage[i]);
-        free(got);
-        free(want);
     }
 }
 
@@ -1148,7 +1140,7 @@ static void one_draw(const drawing *a, int d) {
     const dp_mover m = {(uint64_t)(rq->set * D + d), rq->dtype,
                         rq->set == DP_SET_OFF_LATTICE ? wide : rq->dtype};
     dp_problem y = dp_nearby_problem(rq->p, &m);
-    dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
+    DP_OWN dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
     dp_conv conv[3];
     reference ref;
     nearby_front(rq->front, &m, conv);
@@ -1160,7 +1152,6 @@ static void one_draw(const drawing *a, int d) {
     }
     for (int k = 0; k < a->ndesign; k++)
         if (one[k].N) dp_drawn_close(&one[k]);
-    free(one);
     reference_close(&ref);
     for (int i = 0; i < 3; i++)
         dp_conv_free(&conv[i]);
@@ -1336,8 +1327,8 @@ static void save(const dp_expectations *e, dp_expectation *k) {
 
 void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *claim) {
     const dp_expected_request rq = request_of(e, set);
-    dp_claim *policy = dp_calloc((size_t)n, sizeof *policy);
-    dp_expected *made = dp_calloc((size_t)n, sizeof *made);
+    DP_OWN dp_claim *policy = dp_calloc((size_t)n, sizeof *policy);
+    DP_OWN dp_expected *made = dp_calloc((size_t)n, sizeof *made);
     const int first = e->n;
     int missing = 0;
     for (int i = 0; i < n; i++) {
@@ -1356,8 +1347,6 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
         k->x = made[m++];
         save(e, k);
     }
-    free(policy);
-    free(made);
 }
 
 void dp_expectations_free(dp_expectations *e) {

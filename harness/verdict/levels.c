@@ -303,7 +303,7 @@ typedef struct {
 /* The expectation that units of a finer level give for the n units of the next coarser one. */
 static dp_presumption presume(const dp_levels_in *in, dp_level fine, const dp_unit_list *u,
                               int64_t n) {
-    family *coarse = dp_calloc((size_t)n, sizeof *coarse);
+    DP_OWN family *coarse = dp_calloc((size_t)n, sizeof *coarse);
     double cv2 = 0;
     double draws = 0;
     double units = 0;
@@ -326,7 +326,6 @@ static dp_presumption presume(const dp_levels_in *in, dp_level fine, const dp_un
         unknown += u->presumed.unknown / count;
         units++;
     }
-    free(coarse);
     if (units == 0) return DP_NOTHING_KNOWN;
     const double finer = fmin(DP_FROM_FINER, draws / units);
     const double rest = unknown / units;
@@ -339,7 +338,7 @@ static dp_presumption presume(const dp_levels_in *in, dp_level fine, const dp_un
 static double *freedom_of_windows(const dp_levels_in *in, const dp_unit_list *windows) {
     const double of[2] = {typical_freedom(windows, 0), typical_freedom(windows, 1)};
     double *most = dp_doubles(in->units);
-    double *square = dp_doubles(in->units);
+    DP_OWN double *square = dp_doubles(in->units);
     for (int64_t i = 0; i < windows->n; i++) {
         const int32_t z = in->unit[i];
         const double m = mean_draw(windows, i, -1);
@@ -349,7 +348,6 @@ static double *freedom_of_windows(const dp_levels_in *in, const dp_unit_list *wi
     }
     for (int z = 0; z < in->units; z++)
         most[z] = square[z] > 0 ? most[z] * most[z] / square[z] : INFINITY;
-    free(square);
     return most;
 }
 
@@ -381,8 +379,9 @@ static int has_rate(const level_view *v, int64_t i, double *mean) {
  * geometric mean: one that is erratic does not outweigh the others. */
 static void set_rates(level_view *v) {
     const dp_unit_list *u = v->u;
-    double *want = dp_doubles(u->families), *err = dp_doubles(u->families), logs = 0, n = 0, mean;
-    int *units = dp_calloc((size_t)u->families, sizeof *units);
+    DP_OWN double *want = dp_doubles(u->families), *err = dp_doubles(u->families);
+    double logs = 0, n = 0, mean;
+    DP_OWN int *units = dp_calloc((size_t)u->families, sizeof *units);
     for (int64_t i = 0; i < u->n; i++) {
         if (!has_rate(v, i, &mean)) continue;
         err[u->family[i]] += mean;
@@ -397,9 +396,6 @@ static void set_rates(level_view *v) {
     }
     for (int f = 0; f < u->families && n > 0; f++)
         if (units[f] == 1) v->rate[f] = dp_exp(logs / n);
-    free(want);
-    free(err);
-    free(units);
 }
 
 /* d0 by moments: the draws' means relative to the prior have the variance 2 / (D nu) from their own
@@ -472,7 +468,7 @@ static double median_of(double *x, int64_t n) {
  * the erratic ones. */
 static void set_draws(level_view *v) {
     const dp_unit_list *u = v->u;
-    double *known = dp_doubles(u->families);
+    DP_OWN double *known = dp_doubles(u->families);
     int64_t n = 0;
     for (int f = 0; f < u->families; f++)
         v->draw[f] = NAN;
@@ -488,7 +484,6 @@ static void set_draws(level_view *v) {
     const double usual = DP_ERRATIC * median_of(known, n);
     for (int f = 0; f < u->families; f++)
         if (v->draw[f] <= usual && !(v->draw[f] <= v->common)) v->common = v->draw[f];
-    free(known);
 }
 
 static level_view view_new(const dp_unit_list *u, dp_level_factor factor, int small) {
@@ -537,7 +532,7 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
     r.freedom = v.nu;
     const double p = DP_ALARM / fmax(1, (double)r.units);
     quantiles with = {p, u->ndraw, v.prior, {0}}, without = {p, u->ndraw, 0, {0}};
-    double *ratio = dp_doubles(r.units);
+    DP_OWN double *ratio = dp_doubles(r.units);
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
         if (!counts(&v, i)) continue;
@@ -559,7 +554,6 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
         r.at = i;
     }
     r.median = median_of(ratio, n);
-    free(ratio);
     view_free(&v);
     return r;
 }
@@ -656,7 +650,7 @@ static double length_of(const dp_levels_in *in, int draw, dp_direction d) {
 
 static components components_of(const dp_levels_in *in, dp_direction d) {
     const dp_draws *x = in->draws;
-    double *length = dp_doubles(x->ndraw);
+    DP_OWN double *length = dp_doubles(x->ndraw);
     for (int k = 0; k < x->ndraw; k++)
         length[k] = length_of(in, k, d);
     components c = {.D = x->ndraw, .heads = in->heads, .total = dp_doubles(x->ndraw * in->heads)};
@@ -670,7 +664,6 @@ static components components_of(const dp_levels_in *in, dp_direction d) {
             c.windows2 += s * s / c.D;
         }
     }
-    free(length);
     return c;
 }
 
@@ -834,7 +827,7 @@ static dp_level_factor factor_of(const dp_levels_in *in, dp_level l) {
 static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
     const dp_level first = has_rows(in) ? DP_LEVEL_ROW : DP_LEVEL_WINDOW;
     dp_presumption presumed = DP_NOTHING_KNOWN;
-    double *of_rows = freedom_of_rows(in), *of_windows = NULL;
+    DP_OWN double *of_rows = freedom_of_rows(in), *of_windows = NULL;
     out->at[DP_LEVEL_ROW] = level_none();
     for (dp_level l = first; l <= DP_LEVEL_TENSOR; l++) {
         dp_unit_list u = unit_list_of(in, l);
@@ -854,8 +847,6 @@ static void judge_units(const dp_levels_in *in, dp_levels_result *out) {
             out->expected = sqrt(mean_draw(&u, 0, -1) / u.want2[0]);
         unit_list_free(&u);
     }
-    free(of_rows);
-    free(of_windows);
 }
 
 static void judge_across(const dp_levels_in *in, dp_levels_result *out) {

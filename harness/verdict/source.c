@@ -339,15 +339,28 @@ static dp_source_place place_of(const dp_source_values *w, const atom *a) {
                              a->token};
 }
 
+static void say_values(const dp_wrong_rows *x, const dp_source_candidate *c) {
+    char a[96], b[96], of_token[48] = " (initial state)", instead[96] = "";
+    source_place_text(a, sizeof a, x->p, x->out->at);
+    source_place_text(b, sizeof b, x->p, c->from);
+    if (c->from.token >= 0)
+        snprintf(of_token, sizeof of_token, " (token %lld)", (long long)c->from.token);
+    if (c->for_token >= 0)
+        snprintf(instead, sizeof instead, " where rank %d, head %d (token %lld) should stand",
+                 c->for_rank, c->for_head, (long long)c->for_token);
+    snprintf(x->out->says, sizeof x->out->says,
+             "%s of %s holds values of %s%s%s (%d of %d wrong rows)", x->in->name, a, b, of_token,
+             instead, x->out->rows, x->out->of);
+}
+
 /* Rows of v or of the initial state that stand in rows of o, or (states) in states. */
 static int source_whose_values(const dp_wrong_rows *x, const dp_source_values *w, int states) {
     const dp_compare_in *in = x->in;
     const dp_problem *p = x->p;
     const int per = states ? p->K : 1;
-    double *got = dp_doubles((int64_t)p->K * p->V), *want = dp_doubles((int64_t)p->K * p->V);
+    DP_OWN double *got = dp_doubles((int64_t)p->K * p->V), *want = dp_doubles((int64_t)p->K * p->V);
     dp_source_tally t = {0};
     int of = 0;
-    char a[96], b[96], of_token[48] = "", instead[96] = "";
     for (int i = 0; i < x->n && of < DP_SOURCE_LOOK; i++) {
         const double *g = in->got + x->row[i] * in->width, *r = in->want + x->row[i] * in->width;
         if (states) {
@@ -369,26 +382,13 @@ static int source_whose_values(const dp_wrong_rows *x, const dp_source_values *w
                          0, 0);
         }
     }
-    free(got);
-    free(want);
     const dp_source_candidate *c = source_most(&t);
     if (!c || !source_enough(c->rows, of)) return 0;
     x->out->at = source_place_at(in, x->row[0]);
     x->out->from = c->from;
     x->out->rows = c->rows;
     x->out->of = of;
-    source_place_text(a, sizeof a, p, x->out->at);
-    source_place_text(b, sizeof b, p, c->from);
-    if (c->from.token >= 0)
-        snprintf(of_token, sizeof of_token, " (token %lld)", (long long)c->from.token);
-    else
-        snprintf(of_token, sizeof of_token, " (initial state)");
-    if (c->for_token >= 0)
-        snprintf(instead, sizeof instead, " where rank %d, head %d (token %lld) should stand",
-                 c->for_rank, c->for_head, (long long)c->for_token);
-    snprintf(x->out->says, sizeof x->out->says,
-             "%s of %s holds values of %s%s%s (%d of %d wrong rows)", in->name, a, b, of_token,
-             instead, c->rows, of);
+    say_values(x, c);
     return 1;
 }
 
@@ -424,12 +424,11 @@ static token_rows rows_of(const inputs *x, int64_t t, int hv) {
 static void project(const dp_problem *p, const token_rows *r, int first, int end, int back,
                     double *X) {
     const double *read = back ? r->k : r->erasing, *write = back ? r->erasing : r->k;
-    double *y = dp_doubles((int64_t)end * p->V);
+    DP_OWN double *y = dp_doubles((int64_t)end * p->V);
     for (int j = first; j < end; j++)
         dp_state_read(p, X, read + (int64_t)j * p->K, y + (int64_t)j * p->V);
     for (int j = first; j < end; j++)
         dp_state_write(p, -r->beta[j], write + (int64_t)j * p->K, y + (int64_t)j * p->V, X);
-    free(y);
 }
 
 static void one_chunk(const inputs *x, int64_t t0, int64_t t1, int hv, double *F, double *e,
@@ -496,7 +495,7 @@ static void factors_free(factors *f) {
 static void product(const factors *f, const double *e, int back, int state, double *X) {
     const int K = f->K, n = state ? f->V : K;
     const int64_t KK = (int64_t)K * K, Kn = (int64_t)K * n;
-    double *F = dp_doubles(KK), *P = dp_doubles(Kn);
+    DP_OWN double *F = dp_doubles(KK), *P = dp_doubles(Kn);
     memset(X, 0, sizeof *X * (size_t)Kn);
     for (int x = 0; x < K && !state; x++)
         X[(int64_t)x * K + x] = 1;
@@ -510,8 +509,6 @@ static void product(const factors *f, const double *e, int back, int state, doub
         for (int64_t y = 0; y < Kn && state; y++)
             X[y] += (back ? f->dH : f->H)[i * Kn + y];
     }
-    free(F);
-    free(P);
 }
 
 /* Does M, H, dM or dH contain the decays of another rank or head? The sources go
@@ -530,9 +527,9 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
     inputs y = {.p = p, .in = dp_activated_new(p)};
     factors own = chunk_factors(&y, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
-    double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
-    for (int step = 0; step < 3;
-         step++) /* heads of this rank, this head of other ranks, the others */
+    DP_OWN double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
+    /* heads of this rank, this head of other ranks, the others */
+    for (int step = 0; step < 3; step++)
         for (int i = 0; i < in->N * p->HV; i++) {
             const int r = i / p->HV, h = i % p->HV;
             if ((r == at.rank && h == at.head) ||
@@ -557,7 +554,6 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     dp_context_free(&c);
     factors_free(&own);
     dp_activated_free(&y.in);
-    free(X);
     if (found < 1 || found > limit) return 0;
     x->out->at = at;
     x->out->from = from;
@@ -772,7 +768,7 @@ static void read_place(reading_work *w, const dp_wrong_rows *x, int step) {
 
 void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out) {
     const dp_source_place none = {-1, -1, -1, -1};
-    wrong_place *at = dp_calloc(PLACES, sizeof *at);
+    DP_OWN wrong_place *at = dp_calloc(PLACES, sizeof *at);
     const int places = wrong_places(in, at);
     *out = (dp_source){.at = none, .from = none};
     if (places) {
@@ -783,7 +779,6 @@ void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out
         source_values_close(w.values);
         free(w.truth.at);
     }
-    free(at);
 }
 
 /* ---- the state that a row lacks -------------------------------------------------------------- */
@@ -795,7 +790,7 @@ void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out
 static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum) {
     const dp_problem *p = x->p;
     const token_rows r = rows_of(x, t, hv);
-    double *through = dp_doubles(dp_rows(p));
+    DP_OWN double *through = dp_doubles(dp_rows(p));
     for (int n = dp_keys_at_once(p), first = dp_rows(p) - n; first >= 0; first -= n) {
         for (int j = first; j < first + n; j++) {
             for (int i = 0; i < p->K; i++)
@@ -810,7 +805,6 @@ static void step_back(const inputs *x, int64_t t, int hv, double *y, double *sum
     }
     for (int i = 0; i < p->K; i++)
         y[i] *= dp_exp(r.g[dp_Kg(p) == 1 ? 0 : i]);
-    free(through);
 }
 
 /* |a - b|; b NULL: |a| */
@@ -860,7 +854,8 @@ int dp_lost_state(const dp_problem *p, int field, const dp_row *row, const doubl
                   char *text, size_t size) {
     inputs x = {.p = p, .in = dp_activated_new(p)};
     lost_row r = lost_row_of(&x, field, row, got);
-    double *sum = dp_doubles(p->V), best = INFINITY;
+    DP_OWN double *sum = dp_doubles(p->V);
+    double best = INFINITY;
     int64_t cut = r.first;
     for (int64_t c = r.last; c >= r.first; c--) {
         step_back(&x, c, r.hv, r.y, sum);
@@ -889,6 +884,5 @@ int dp_lost_state(const dp_problem *p, int field, const dp_row *row, const doubl
     }
     dp_activated_free(&x.in);
     free(r.y);
-    free(sum);
     return found;
 }

@@ -37,7 +37,7 @@ static void orthogonalise(double *A, double *Q, int K) {
 }
 
 int dp_low_rank(const double *M, int K, double tolerance, double **U, double **W) {
-    double *A = dp_copy(M, (int64_t)K * K), *Q = dp_doubles((int64_t)K * K);
+    DP_OWN double *A = dp_copy(M, (int64_t)K * K), *Q = dp_doubles((int64_t)K * K);
     int keep[K], r = 0;
     for (int i = 0; i < K; i++)
         Q[i * K + i] = 1;
@@ -55,7 +55,5 @@ int dp_low_rank(const double *M, int K, double tolerance, double **U, double **W
             (*U)[i * r + z] = A[i * K + keep[z]];
             (*W)[z * K + i] = Q[keep[z] * K + i];
         }
-    free(A);
-    free(Q);
     return r;
 }

@@ -41,24 +41,23 @@ static void round_operand(dp_format f, const double *x, int64_t n, float *hi, fl
  * small terms stay inside dp_eta. */
 static void mul_x3(const dp_linear *by, dp_shape s, const double *A, const double *B, float *c) {
     const int64_t na = (int64_t)s.m * s.k, nb = (int64_t)s.k * s.n;
-    float *a = dp_alloc((size_t)(2 * (na + nb)), sizeof *a), *al = a + na, *b = al + na,
-          *bl = b + nb;
+    DP_OWN float *a = dp_alloc((size_t)(2 * (na + nb)), sizeof *a);
+    float *al = a + na, *b = al + na, *bl = b + nb;
     round_operand(DP_TF32X3, A, na, a, al);
     round_operand(DP_TF32X3, B, nb, b, bl);
     by->mul_f32(s, al, b, c);
     by->add_mul_f32(s, 1, a, bl, c);
     by->add_mul_f32(s, 1, a, b, c);
-    free(a);
 }
 
 static void mul_rounded(const dp_linear *by, dp_format f, dp_shape s, const double *A,
                         const double *B, float *c) {
     const int64_t na = (int64_t)s.m * s.k, nb = (int64_t)s.k * s.n;
-    float *a = dp_alloc((size_t)(na + nb), sizeof *a), *b = a + na;
+    DP_OWN float *a = dp_alloc((size_t)(na + nb), sizeof *a);
+    float *b = a + na;
     round_operand(f, A, na, a, NULL);
     round_operand(f, B, nb, b, NULL);
     by->mul_f32(s, a, b, c);
-    free(a);
 }
 
 void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, const double *B,
@@ -68,14 +67,13 @@ void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, con
         return;
     }
     const int64_t n = (int64_t)s.m * s.n;
-    float *c = dp_alloc((size_t)n, sizeof *c);
+    DP_OWN float *c = dp_alloc((size_t)n, sizeof *c);
     if (f == DP_TF32X3)
         mul_x3(by, s, A, B, c);
     else
         mul_rounded(by, f, s, A, B, c);
     for (int64_t i = 0; i < n; i++)
         C[i] = f == DP_BF16ST ? dp_bf16_core(c[i]) : c[i];
-    free(c);
 }
 
 void dp_mm(dp_format f, int ta, int tb, int m, int n, int k, const double *A, const double *B,

@@ -42,7 +42,8 @@ double dp_norm_max(int64_t n, const double *x) {
 }
 
 double dp_norm_abs2_up(int m, int n, const double *A) {
-    double inf = 0, one = 0, *col = dp_doubles(n);
+    DP_OWN double *col = dp_doubles(n);
+    double inf = 0, one = 0;
     for (int i = 0; i < m; i++) {
         double s = 0;
         for (int j = 0; j < n; j++) {
@@ -53,7 +54,6 @@ double dp_norm_abs2_up(int m, int n, const double *A) {
     }
     for (int j = 0; j < n; j++)
         one = fmax(one, col[j]);
-    free(col);
     return sqrt(inf * one) * (1 + 0x1p-40);
 }
 
@@ -65,14 +65,12 @@ double dp_norm2_up(int m, int n, const double *A) {
     if (!isfinite(f) || f == 0) return f;
     int exponent;
     frexp(f, &exponent);
-    double *As = dp_copy(A, (int64_t)m * n), *G = dp_doubles((int64_t)n * n);
+    DP_OWN double *As = dp_copy(A, (int64_t)m * n), *G = dp_doubles((int64_t)n * n);
     for (int64_t i = 0; i < (int64_t)m * n; i++)
         As[i] = ldexp(As[i], -exponent);
     dp_mul_f64((dp_shape){1, 0, n, n, m}, As, As, G);
     const double fro2 =
         ldexp(f, -exponent) * ldexp(f, -exponent) * (1 + 2 * dp_gamma(m * n + 8, 0x1p-53));
     const double top = fmin(fro2, dp_eigenvalue_up(n, G) + dp_gamma(m + 2, 0x1p-53) * fro2);
-    free(As);
-    free(G);
     return ldexp(sqrt(top) * (1 + 0x1p-48), exponent);
 }

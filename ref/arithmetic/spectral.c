@@ -52,7 +52,8 @@ static double row_sum_max(int n, const double *G) {
 
 /* The largest eigenvalue to about n 2^-53 of the largest entry's size; A is destroyed. */
 static double estimate(int n, double *A, double top) {
-    double *d = dp_doubles(4 * (int64_t)n), *e = d + n, low = -top, high = top;
+    DP_OWN double *d = dp_doubles(4 * (int64_t)n);
+    double *e = d + n, low = -top, high = top;
     tridiagonal_of[dp_isa_chosen()](n, A, d, e, e + n);
     for (int i = 0; i < 80 && high - low > 0x1p-53 * top; i++) {
         const double x = 0.5 * (low + high);
@@ -61,7 +62,6 @@ static double estimate(int n, double *A, double top) {
         else
             low = x;
     }
-    free(d);
     return high;
 }
 
@@ -89,7 +89,8 @@ double dp_eigenvalue_up(int n, const double *G) {
     }
     if (most == 0) return 0;
     frexp(most, &exponent);
-    double *S = dp_doubles(2 * (int64_t)n * n), *B = S + (int64_t)n * n, up = INFINITY;
+    DP_OWN double *S = dp_doubles(2 * (int64_t)n * n);
+    double *B = S + (int64_t)n * n, up = INFINITY;
     for (int64_t i = 0; i < (int64_t)n * n; i++)
         S[i] = ldexp(G[i], -exponent);
     memcpy(B, S, sizeof *B * (size_t)n * (size_t)n);
@@ -97,6 +98,5 @@ double dp_eigenvalue_up(int n, const double *G) {
     /* NOLINTNEXTLINE(cert-flp30-c): powers of 2 */
     for (double slack = (n + 2) * 0x1p-52; isinf(up) && slack < 1; slack *= 4)
         up = proven(n, S, fabs(guess) * (1 + slack) + (n + 2) * 0x1p-60, B);
-    free(S);
     return ldexp(fmin(up, top), exponent);
 }

@@ -117,9 +117,8 @@ void dp_bound_add_scaled(const dp_rounding *r, double a, const double *x, int64_
 /* D += (a |A||B|)^p: what summation costs */
 void dp_bound_add_sum(const dp_rounding *r, double a, int ta, int tb, int m, int n, int k,
                       const double *aA, const double *aB, double *D) {
-    double *S = dp_bound_product(ta, tb, m, n, k, aA, aB);
+    DP_OWN double *S = dp_bound_product(ta, tb, m, n, k, aA, aB);
     dp_bound_add_scaled(r, a, S, (int64_t)m * n, D);
-    free(S);
 }
 
 void dp_bound_add_const(double a, int64_t n, double *D) {

@@ -25,17 +25,15 @@ static double *row_squares(int n, int width, const double *x) {
 void dp_bound_covariance(int K, int trans, const double *M, int n, const double *A, const double *s,
                          const double *d, double *C) {
     const int64_t KK = (int64_t)K * K;
-    double *MC = dp_bound_product(trans, 0, K, K, K, M, C),
-           *next = dp_bound_product(0, !trans, K, K, K, MC, M), *sA = dp_doubles((int64_t)n * K);
+    DP_OWN double *MC = dp_bound_product(trans, 0, K, K, K, M, C),
+                  *next = dp_bound_product(0, !trans, K, K, K, MC, M),
+                  *sA = dp_doubles((int64_t)n * K);
     for (int64_t i = 0; i < (int64_t)n * K; i++)
         sA[i] = s[i / K] * A[i];
     if (n) dp_bound_addmm(1, 1, 0, K, K, n, A, sA, next);
     for (int x = 0; x < K; x++)
         next[(int64_t)x * K + x] += d[x];
     memcpy(C, next, sizeof(double) * KK);
-    free(MC);
-    free(next);
-    free(sA);
 }
 
 /* (M + dM)(P + dP) with dM = dD - dA' B - A' dB. Its sources are the entries of dA, dB and the
@@ -43,8 +41,8 @@ void dp_bound_covariance(int K, int trans, const double *M, int n, const double 
  * to each row; changed. */
 static void chain_covariance(int K, const double *M, const dp_factor_error *x, const double *P,
                              double *d, double *C) {
-    double *P2 = row_squares(K, K, P), *BP = dp_bound_product(0, 0, x->n, K, K, x->B, P),
-           *BP2 = row_squares(x->n, K, BP), *s = dp_doubles(x->n);
+    DP_OWN double *P2 = row_squares(K, K, P), *BP = dp_bound_product(0, 0, x->n, K, K, x->B, P),
+                  *BP2 = row_squares(x->n, K, BP), *s = dp_doubles(x->n);
     for (int m = 0; m < x->n; m++)
         for (int k = 0; k < K; k++) {
             s[m] += x->DB[(int64_t)m * K + k] * P2[k];
@@ -54,10 +52,6 @@ static void chain_covariance(int K, const double *M, const dp_factor_error *x, c
         for (int k = 0; k < K; k++)
             d[i] += x->DF[x->trans ? (int64_t)k * K + i : (int64_t)i * K + k] * P2[k];
     dp_bound_covariance(K, 0, M, x->n, x->A, s, d, C);
-    free(P2);
-    free(BP);
-    free(BP2);
-    free(s);
 }
 
 static void sound_step(dp_format f, int K, const double *M, const double *DM, double mu,
@@ -65,13 +59,10 @@ static void sound_step(dp_format f, int K, const double *M, const double *DM, do
     const int64_t KK = (int64_t)K * K;
     const double tiny = f == DP_FP64 ? 0x1p-1022 : 0x1p-126, eta = dp_eta(f, K),
                  grow = *b > 0 ? eta * dp_norm_abs2_up(K, K, M) + dp_norm_fro(KK, DM) : 0;
-    double *E = dp_doubles(KK), *aP = dp_bound_absof(P, KK), *aM = dp_bound_absof(M, KK);
+    DP_OWN double *E = dp_doubles(KK), *aP = dp_bound_absof(P, KK), *aM = dp_bound_absof(M, KK);
     dp_bound_addmm(1, 0, 0, K, K, K, DM, aP, E);
     dp_bound_addmm(eta, 0, 0, K, K, K, aM, aP, E);
     *b = (mu + grow) * *b + dp_norm_fro(KK, E) + 3.0 * K * K * tiny;
-    free(E);
-    free(aP);
-    free(aM);
 }
 
 /* [K][K] squares of what rounding the product M P costs; truncation's worst case into *bias. */
@@ -84,21 +75,16 @@ static double *product_rounding(const dp_rounding *r, dp_format f, int K, const 
                       : fi->two_parts ? 3 * 0x1p-23
                                       : fi->u_op,
                  sum = sqrt(K / 3.0 + 1) * fi->u_acc;
-    double *E = dp_doubles(KK), *aP = dp_bound_absof(P, KK), *aM = dp_bound_absof(M, KK),
-           *pP = dp_bound_pwof(r, P, KK), *pM = dp_bound_pwof(r, M, KK),
-           *S = dp_bound_product(0, 0, K, K, K, aM, aP),
-           *MP = dp_bound_product(0, 0, K, K, K, M, P);
+    DP_OWN double *aP = dp_bound_absof(P, KK), *aM = dp_bound_absof(M, KK),
+                  *pP = dp_bound_pwof(r, P, KK), *pM = dp_bound_pwof(r, M, KK),
+                  *S = dp_bound_product(0, 0, K, K, K, aM, aP),
+                  *MP = dp_bound_product(0, 0, K, K, K, M, P);
+    double *E = dp_doubles(KK);
     dp_bound_addmm(2 * op * op, 0, 0, K, K, K, pM, pP, E);
     dp_bound_add_scaled(r, sum, S, KK, E);
     dp_bound_add_scaled(r, fi->u_store, MP, KK, E);
     dp_bound_add_const(dp_pw(r, 3.0 * K * tiny), KK, E);
     if (fi->truncates) *bias = mu * *bias + 2 * fi->u_op * dp_norm_fro(KK, S);
-    free(aP);
-    free(aM);
-    free(pP);
-    free(pM);
-    free(S);
-    free(MP);
     return E;
 }
 
@@ -106,19 +92,15 @@ static void probable_step(const dp_rounding *r, dp_format f, int K, const double
                           const double *DM, const dp_factor_error *x, double mu, const double *P,
                           double *b, double *bias) {
     const int64_t KK = (int64_t)K * K;
-    double *E = product_rounding(r, f, K, M, mu, P, bias), *d = dp_doubles(K),
-           *pP = dp_bound_pwof(r, P, KK), *pM = dp_bound_pwof(r, M, KK), *old = dp_copy(b, KK);
+    DP_OWN double *E = product_rounding(r, f, K, M, mu, P, bias), *d = dp_doubles(K),
+                  *pP = dp_bound_pwof(r, P, KK), *pM = dp_bound_pwof(r, M, KK),
+                  *old = dp_copy(b, KK);
     for (int64_t i = 0; i < KK; i++)
         d[i / K] += E[i];
     chain_covariance(K, M, x, P, d, b + KK);
     dp_bound_addmm(1, 0, 0, K, K, K, DM, pP, E);
     memcpy(b, E, sizeof(double) * KK);
     dp_bound_addmm(1, 0, 0, K, K, K, pM, old, b);
-    free(E);
-    free(d);
-    free(pP);
-    free(pM);
-    free(old);
 }
 
 void dp_bound_chain_step(const dp_rounding *r, dp_format f, int K, const double *M,
@@ -134,22 +116,20 @@ static void sound_compose(dp_format f, int K, const dp_computed_product *M, cons
                           double *b) {
     const int64_t KK = (int64_t)K * K;
     const double tiny = f == DP_FP64 ? 0x1p-1022 : 0x1p-126, eta = dp_eta(f, K), dM = *M->b;
-    double *aM = dp_bound_absof(M->M, KK), *aP = dp_bound_absof(P, KK),
-           *MP = dp_bound_product(0, 0, K, K, K, aM, aP);
+    DP_OWN double *aM = dp_bound_absof(M->M, KK), *aP = dp_bound_absof(P, KK),
+                  *MP = dp_bound_product(0, 0, K, K, K, aM, aP);
     const double rounded = dp_norm_fro(KK, MP) + dp_norm_abs2_up(K, K, M->M) * *b +
                            dp_norm_abs2_up(K, K, P) * dM + dM * *b;
     *b = (M->mu + dM) * *b + dp_norm2_up(K, K, P) * dM + eta * rounded + 3.0 * K * K * tiny;
-    free(aM);
-    free(aP);
-    free(MP);
 }
 
 static void probable_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
                              const double *P, double *b, double *bias) {
     const int64_t KK = (int64_t)K * K;
     const double P2 = dp_norm2_up(K, K, P);
-    double *E = product_rounding(r, f, K, M->M, M->mu, P, bias), *d = dp_doubles(K),
-           *pM = dp_bound_pwof(r, M->M, KK), *pP = dp_bound_pwof(r, P, KK), *old = dp_copy(b, KK);
+    DP_OWN double *E = product_rounding(r, f, K, M->M, M->mu, P, bias), *d = dp_doubles(K),
+                  *pM = dp_bound_pwof(r, M->M, KK), *pP = dp_bound_pwof(r, P, KK),
+                  *old = dp_copy(b, KK);
     if (!dp_formats[f].truncates) *bias *= M->mu; /* else product_rounding did */
     *bias += P2 * M->bias;
     for (int64_t i = 0; i < KK; i++)
@@ -160,11 +140,6 @@ static void probable_compose(const dp_rounding *r, dp_format f, int K, const dp_
     memcpy(b, E, sizeof(double) * KK);
     dp_bound_addmm(1, 0, 0, K, K, K, pM, old, b);
     dp_bound_addmm(1, 0, 0, K, K, K, M->b, pP, b);
-    free(E);
-    free(d);
-    free(pM);
-    free(pP);
-    free(old);
 }
 
 void dp_bound_compose(const dp_rounding *r, dp_format f, int K, const dp_computed_product *M,
@@ -192,9 +167,10 @@ static void probable_merge(const dp_rounding *r, int K, int V, const double *M, 
                            const double *MS, double *e) {
     const int64_t KK = (int64_t)K * K, KV = (int64_t)K * V;
     const double S2 = dp_norm2_up(K, V, S);
-    double *pM = dp_bound_pwof(r, M, KK), *pS = dp_bound_pwof(r, S, KV),
-           *L = merge_rounding(r, K, V, MS, H), *old = dp_copy(e, 2 * KV), *shared = e + KV,
-           *C = e + 2 * KV, *d = dp_doubles(K);
+    DP_OWN double *pM = dp_bound_pwof(r, M, KK), *pS = dp_bound_pwof(r, S, KV),
+                  *L = merge_rounding(r, K, V, MS, H), *old = dp_copy(e, 2 * KV),
+                  *d = dp_doubles(K);
+    double *shared = e + KV, *C = e + 2 * KV;
     memcpy(e, eH, sizeof(double) * 2 * KV);
     for (int part = 0; part < 2; part++)
         dp_bound_addmm(1, 0, 0, K, V, K, pM, old + part * KV, e + part * KV);
@@ -216,11 +192,6 @@ static void probable_merge(const dp_rounding *r, int K, int V, const double *M, 
     dp_bound_covariance(K, 0, M, 0, NULL, NULL, d, C);
     for (int64_t i = 0; i < KK; i++)
         C[i] += S2 * S2 * b[KK + i] + eH[2 * KV + i];
-    free(pM);
-    free(pS);
-    free(L);
-    free(old);
-    free(d);
 }
 
 /* Products of two errors are dropped. p = 1, column by column, with S_hat <= S + d:
@@ -231,8 +202,8 @@ void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, do
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e) {
     const int64_t KK = (int64_t)K * K, KV = (int64_t)K * V;
-    double *aM = dp_bound_absof(M, KK), *aS = dp_bound_absof(S, KV),
-           *MS = dp_bound_product(0, 0, K, V, K, aM, aS);
+    DP_OWN double *aM = dp_bound_absof(M, KK), *aS = dp_bound_absof(S, KV),
+                  *MS = dp_bound_product(0, 0, K, V, K, aM, aS);
     const double s = dp_sum_error(r, K) + r->u;
     if (r->p == 1) {
         const double grow = *b + s * dp_norm_abs2_up(K, K, M);
@@ -246,7 +217,4 @@ void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, do
     } else {
         probable_merge(r, K, V, M, b, bias, S, H, eH, MS, e);
     }
-    free(aM);
-    free(aS);
-    free(MS);
 }

@@ -74,32 +74,29 @@ static void multiply_rounding(const row_work *w, double *D, double *t) {
     const dp_chunk *ch = w->b->ch;
     const dp_rounding *r = &w->b->r;
     const int n = ch->n, V = ch->V;
-    double *aT = dp_bound_absof(ch->Akk, w->nn), *adX = dp_bound_absof(ch->dv_new, w->nV);
+    DP_OWN double *aT = dp_bound_absof(ch->Akk, w->nn), *adX = dp_bound_absof(ch->dv_new, w->nV);
     dp_bound_addmm(1, 1, 0, n, V, n, w->b->DT, w->pdX, D);
     dp_bound_add_sum(r, w->gn, 1, 0, n, V, n, aT, adX, D);
     dp_bound_add_scaled(r, r->uo, ch->dv_new, w->nV, t);
-    free(aT);
-    free(adX);
 }
 
 /* dZ by substitution: its backward error goes to t. */
 static void solve_rounding(const row_work *w, const double *adZ, double *t) {
     const dp_chunk *ch = w->b->ch;
     const int n = ch->n, V = ch->V;
-    double *A = dp_doubles(w->nn);
+    DP_OWN double *A = dp_doubles(w->nn);
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++)
             A[(int64_t)i * n + j] = i == j ? 1 : fabs(ch->beta[i]) * w->aL[(int64_t)i * n + j];
     dp_bound_addmm(1, 1, 0, n, V, n, w->b->DA, w->pdZ, t);
     dp_bound_add_sum(&w->b->r, w->gn, 1, 0, n, V, n, A, adZ, t);
-    free(A);
 }
 
 static void rows_dZ(const row_work *w, dp_grad_rows *g) {
     const dp_chunk *ch = w->b->ch;
     const dp_rounding *r = &w->b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    double *t = dp_copy(w->in->DdX, w->nV);
+    DP_OWN double *t = dp_copy(w->in->DdX, w->nV);
     g->adZ = dp_bound_absof(w->dZv, w->nV);
     g->dZ = dp_doubles(w->nV);
     g->dZ1 = dp_doubles(w->nV);
@@ -108,11 +105,9 @@ static void rows_dZ(const row_work *w, dp_grad_rows *g) {
     else
         solve_rounding(w, g->adZ, t);
     dp_bound_addmm(1, 1, 0, n, V, n, w->pT, t, g->dZ);
-    double *sens = dp_bound_product(1, 0, n, K, n, ch->Akk, ch->kg);
+    DP_OWN double *sens = dp_bound_product(1, 0, n, K, n, ch->Akk, ch->kg);
     dp_bound_propagate(r, sens, n, K, V, w->in->edS, g->dZ);
     dp_bound_propagate(r, sens, n, K, V, w->in->edS + w->KV, g->dZ1);
-    free(sens);
-    free(t);
 }
 
 /* E = V - Kgam S_0 - L X, and what storing V and forming that difference adds to its error. */
@@ -120,7 +115,7 @@ static void E_values(const row_work *w, dp_grad_rows *g) {
     const dp_chunk *ch = w->b->ch;
     const dp_rounding *r = &w->b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    double *Ev = dp_bound_product(0, 0, n, V, K, ch->kgam, ch->h);
+    DP_OWN double *Ev = dp_bound_product(0, 0, n, V, K, ch->kgam, ch->h);
     g->E = dp_doubles(w->nV);
     dp_bound_addmm(1, 0, 0, n, V, n, ch->L, ch->v_new, Ev);
     for (int64_t i = 0; i < w->nV; i++) {
@@ -129,7 +124,6 @@ static void E_values(const row_work *w, dp_grad_rows *g) {
         Ev[i] = ch->v[i] - Ev[i];
     }
     g->aE = dp_bound_absof(Ev, w->nV);
-    free(Ev);
 }
 
 /* The part of the error of E from Kgam S_0: of Kgam, of the sum. */
@@ -139,8 +133,8 @@ static void E_read(const row_work *w, dp_grad_rows *g) {
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
     const double u = r->u;
-    double *akgam = dp_bound_absof(ch->kgam, w->nK), *Dkgam = dp_doubles(w->nK),
-           *aS = dp_bound_absof(ch->h, w->KV), *pS = dp_bound_pwof(r, ch->h, w->KV);
+    DP_OWN double *akgam = dp_bound_absof(ch->kgam, w->nK), *Dkgam = dp_doubles(w->nK),
+                  *aS = dp_bound_absof(ch->h, w->KV), *pS = dp_bound_pwof(r, ch->h, w->KV);
     for (int i = 0; i < n; i++)
         for (int x = 0; x < K; x++)
             Dkgam[(int64_t)i * K + x] = dp_pw(
@@ -148,10 +142,6 @@ static void E_read(const row_work *w, dp_grad_rows *g) {
                                                 b->ee[(int64_t)i * K + x] + b->er + u + 2 * r->uo));
     dp_bound_addmm(1, 0, 0, n, V, K, Dkgam, pS, g->E);
     dp_bound_add_sum(r, dp_sum_error(r, K) + u, 0, 0, n, V, K, akgam, aS, g->E);
-    free(akgam);
-    free(Dkgam);
-    free(aS);
-    free(pS);
 }
 
 static void rows_E(const row_work *w, dp_grad_rows *g) {
@@ -164,13 +154,12 @@ static void rows_E(const row_work *w, dp_grad_rows *g) {
     dp_bound_addmm(1, 0, 0, n, V, n, w->pL, w->in->DX, g->E);
     dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 0, n, V, n, w->pL, g->pX, g->E);
     dp_bound_add_sum(r, w->gn + r->u, 0, 0, n, V, n, w->aL, g->aX, g->E);
-    double *sens = dp_bound_product(0, 0, n, K, n, ch->L, ch->w);
+    DP_OWN double *sens = dp_bound_product(0, 0, n, K, n, ch->L, ch->w);
     for (int64_t i = 0; i < w->nK; i++)
         sens[i] = ch->kgam[i] - sens[i];
     g->E1 = dp_doubles(w->nV);
     dp_bound_propagate(r, sens, n, K, V, w->in->eS, g->E);
     dp_bound_propagate(r, sens, n, K, V, w->in->eS + w->KV, g->E1);
-    free(sens);
 }
 
 static void rows_dE(const row_work *w, dp_grad_rows *g) {
@@ -237,14 +226,13 @@ static void bound_grad_rows_free(dp_grad_rows *g) {
  * absolute values. */
 static double *outer_bound(const dp_rounding *r, int m, int n, int V, const double *a,
                            const double *Da, const double *b, const double *Db, double more) {
-    double *D = dp_doubles((int64_t)m * n), *pa = dp_bound_pwof(r, a, (int64_t)m * V),
-           *pb = dp_bound_pwof(r, b, (int64_t)n * V);
+    DP_OWN double *pa = dp_bound_pwof(r, a, (int64_t)m * V),
+                  *pb = dp_bound_pwof(r, b, (int64_t)n * V);
+    double *D = dp_doubles((int64_t)m * n);
     if (Da) dp_bound_addmm(1, 0, 1, m, n, V, Da, pb, D);
     if (Db) dp_bound_addmm(1, 0, 1, m, n, V, pa, Db, D);
     dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 1, m, n, V, pa, pb, D);
     dp_bound_add_sum(r, dp_sum_error(r, V) + more, 0, 1, m, n, V, a, b, D);
-    free(pa);
-    free(pb);
     return D;
 }
 
@@ -252,14 +240,14 @@ static double *outer_bound(const dp_rounding *r, int m, int n, int V, const doub
  * >= 0 */
 static void add_shared(int m, int n, int V, const double *Da, const double *b, int transpose,
                        double *D) {
-    double *a = dp_doubles((int64_t)m * V), *S;
+    DP_OWN double *a = dp_doubles((int64_t)m * V);
+    double *S;
     for (int64_t i = 0; i < (int64_t)m * V; i++)
         /* NOLINTNEXTLINE(*NullDereference): callers have one */
         a[i] = sqrt(Da[i]);
     S = transpose ? dp_bound_product(0, 1, n, m, V, b, a) : dp_bound_product(0, 1, m, n, V, a, b);
     for (int64_t i = 0; i < (int64_t)m * n; i++)
         D[i] += S[i] * S[i];
-    free(a);
     free(S);
 }
 
@@ -267,15 +255,15 @@ static void add_shared(int m, int n, int V, const double *Da, const double *b, i
  * is the part that differs from column to column, else the shared part. */
 static double *through_state(const dp_rounding *r, int rows, int K, int V, const double *e,
                              const double *x, int own) {
-    double *out,
-        *px = own ? dp_bound_pwof(r, x, (int64_t)rows * V) : dp_bound_absof(x, (int64_t)rows * V);
+    DP_OWN double *px =
+        own ? dp_bound_pwof(r, x, (int64_t)rows * V) : dp_bound_absof(x, (int64_t)rows * V);
+    double *out;
     if (own)
         out = dp_bound_product(0, 1, rows, K, V, px, e);
     else {
         out = dp_doubles((int64_t)rows * K);
         add_shared(K, rows, V, e + (int64_t)K * V, px, 1, out);
     }
-    free(px);
     return out;
 }
 
@@ -331,10 +319,10 @@ static void pair_errors(grad_work *w) {
     const dp_grad_rows *g = &w->g;
     const int c = ch->c, n = ch->n, V = ch->V;
     const int64_t cK = (int64_t)c * ch->K, nK = (int64_t)n * ch->K, cn = (int64_t)c * n;
-    double *DdP = outer_bound(r, c, n, V, w->ado, NULL, g->aX, g->X, 2 * r->u),
-           *DdL = outer_bound(r, n, n, V, g->adE, g->dE, g->aX, g->X, 0);
-    double *dP = dp_bound_product(0, 1, c, n, V, w->dout, ch->v_new),
-           *dL = dp_bound_product(0, 1, n, n, V, g->dEv, ch->v_new);
+    DP_OWN double *DdP = outer_bound(r, c, n, V, w->ado, NULL, g->aX, g->X, 2 * r->u),
+                  *DdL = outer_bound(r, n, n, V, g->adE, g->dE, g->aX, g->X, 0);
+    DP_OWN double *dP = dp_bound_product(0, 1, c, n, V, w->dout, ch->v_new),
+                  *dL = dp_bound_product(0, 1, n, n, V, g->dEv, ch->v_new);
     add_shared(n, c, V, g->X1, w->ado, 1, DdP); /* dP = do X', dL = -dE X' */
     add_shared(n, n, V, g->X1, g->adE, 1, DdL);
     add_shared(n, n, V, g->dE1, g->aX, 0, DdL);
@@ -348,10 +336,6 @@ static void pair_errors(grad_work *w) {
                              .pair = dp_doubles(cK),
                              .round = dp_doubles(cK)};
     dp_bound_pairs(w->b, &(dp_pair_grads){dL, DdL, dP, DdP}, &w->ib);
-    free(DdP);
-    free(DdL);
-    free(dP);
-    free(dL);
 }
 
 static void state_products(grad_work *w) {
@@ -365,10 +349,9 @@ static void state_products(grad_work *w) {
     w->SX = product_with_state(r, K, V, (row_operand){ch->v_new, g->aX, g->X, n}, dS);
     add_shared(n, K, V, g->dE1, w->aS, 0, w->SdE.shared);
     add_shared(n, K, V, g->X1, w->adS, 0, w->SX.shared);
-    double *pdS = dp_bound_pwof(r, ch->dh, (int64_t)K * V);
+    DP_OWN double *pdS = dp_bound_pwof(r, ch->dh, (int64_t)K * V);
     w->UX = dp_doubles((int64_t)n * K);
     dp_bound_addmm(dp_pw(r, 2 * r->uo), 0, 1, n, K, V, g->pX, pdS, w->UX);
-    free(pdS);
 }
 
 static void work_open(grad_work *w) {

@@ -29,7 +29,8 @@ static void intra_pairs(dp_chunk_bound *b) {
     const dp_rounding *r = &b->r;
     const int c = ch->c, R = ch->R, K = ch->K, n = ch->n;
     const double gK = dp_sum_error(r, K + 2), tiny = dp_pw(r, K * r->tiny);
-    double *e = dp_doubles(2 * K), *ee = e + K;
+    DP_OWN double *e = dp_doubles(2 * K);
+    double *ee = e + K;
     for (int s = 0; s < c; s++)
         for (int i = 0; i <= s; i++) {
             dp_bound_pair(b, s, i, e, ee);
@@ -59,7 +60,6 @@ static void intra_pairs(dp_chunk_bound *b) {
                 }
             }
         }
-    free(e);
 }
 
 /* Shared by the steps of the solve: |A|, |T|, |T|^p, the right sides and their errors. */
@@ -127,10 +127,10 @@ static void inverse_error(dp_chunk_bound *b, solve_work *s, int own) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    double *prw = dp_bound_pwof(r, s->rw, s->nK), *pru = dp_bound_pwof(r, s->ru, s->nV);
-    double *E = dp_copy(b->DA, s->nn);
+    DP_OWN double *prw = dp_bound_pwof(r, s->rw, s->nK), *pru = dp_bound_pwof(r, s->ru, s->nV);
+    DP_OWN double *E = dp_copy(b->DA, s->nn);
     dp_bound_add_scaled(r, s->gn, s->A, s->nn, E);
-    double *TE = dp_bound_product(0, 0, n, n, n, s->pT, E);
+    DP_OWN double *TE = dp_bound_product(0, 0, n, n, n, s->pT, E);
     b->DT = dp_bound_product(0, 0, n, n, n, TE, s->pT);
     dp_bound_add_scaled(r, r->us, ch->Akk, s->nn, b->DT);
     dp_bound_add_scaled(r, r->uo, s->rw, s->nK, s->Drw);
@@ -141,26 +141,18 @@ static void inverse_error(dp_chunk_bound *b, solve_work *s, int own) {
     }
     dp_bound_add_sum(r, s->gn, 0, 0, n, K, n, s->aT, s->rw, b->Dw);
     dp_bound_add_sum(r, s->gn, 0, 0, n, V, n, s->aT, s->ru, b->Du);
-    free(prw);
-    free(pru);
-    free(E);
-    free(TE);
 }
 
 static void substitution_error(const dp_chunk_bound *b, solve_work *s) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    double *pwv = dp_bound_pwof(r, ch->w, s->nK), *puv = dp_bound_pwof(r, ch->u, s->nV),
-           *aw = dp_bound_absof(ch->w, s->nK), *au = dp_bound_absof(ch->u, s->nV);
+    DP_OWN double *pwv = dp_bound_pwof(r, ch->w, s->nK), *puv = dp_bound_pwof(r, ch->u, s->nV),
+                  *aw = dp_bound_absof(ch->w, s->nK), *au = dp_bound_absof(ch->u, s->nV);
     dp_bound_addmm(1, 0, 0, n, K, n, b->DA, pwv, s->Drw);
     dp_bound_addmm(1, 0, 0, n, V, n, b->DA, puv, s->Dru);
     dp_bound_add_sum(r, s->gn, 0, 0, n, K, n, s->A, aw, s->Drw);
     dp_bound_add_sum(r, s->gn, 0, 0, n, V, n, s->A, au, s->Dru);
-    free(pwv);
-    free(puv);
-    free(aw);
-    free(au);
 }
 
 static void intra_solve(dp_chunk_bound *b, int own) {
@@ -187,10 +179,10 @@ static void intra_factor(dp_chunk_bound *b) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K;
-    double *pwv = dp_bound_pwof(r, ch->w, (int64_t)n * K),
-           *pkg = dp_bound_pwof(r, ch->kg, (int64_t)n * K),
-           *aw = dp_bound_absof(ch->w, (int64_t)n * K),
-           *akg = dp_bound_absof(ch->kg, (int64_t)n * K);
+    DP_OWN double *pwv = dp_bound_pwof(r, ch->w, (int64_t)n * K),
+                  *pkg = dp_bound_pwof(r, ch->kg, (int64_t)n * K),
+                  *aw = dp_bound_absof(ch->w, (int64_t)n * K),
+                  *akg = dp_bound_absof(ch->kg, (int64_t)n * K);
     dp_chunk_M(ch, b->M);
     b->mu = dp_norm2_up(K, K, b->M);
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, K, n, akg, aw, b->DF);
@@ -202,10 +194,6 @@ static void intra_factor(dp_chunk_bound *b) {
         b->DM[i] += b->DF[i];
     dp_bound_addmm(1, 1, 0, K, K, n, b->Dkg, pwv, b->DM);
     dp_bound_addmm(1, 1, 0, K, K, n, pkg, b->Dw, b->DM);
-    free(pwv);
-    free(pkg);
-    free(aw);
-    free(akg);
 }
 
 static void bound_alloc(dp_chunk_bound *b, const dp_chunk *ch, dp_rounding rounding,

@@ -40,7 +40,7 @@ void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M,
     const dp_payload_info *info = &dp_payloads[p];
     const int64_t KK = (int64_t)K * K;
     if (!p) return;
-    double *x = rounded(r, info, K, M);
+    DP_OWN double *x = rounded(r, info, K, M);
     if (r->p == 1) {
         /* share of the computed M's error: a full entry is rounded like one of M, one of low rank
          * like all of its row */
@@ -56,5 +56,4 @@ void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M,
         for (int i = 0; i < K; i++)
             b[KK + (int64_t)i * (K + 1)] += left;
     }
-    free(x);
 }

@@ -31,8 +31,8 @@ static void carry(const dp_chunk_bound *b, int trans, chunk_added x, double *e) 
         return;
     }
     const int64_t KV = (int64_t)K * V;
-    double *old = dp_copy(e, 2 * KV), *pM = dp_bound_pwof(&b->r, b->M, (int64_t)K * K),
-           *s = dp_doubles(n);
+    DP_OWN double *old = dp_copy(e, 2 * KV), *pM = dp_bound_pwof(&b->r, b->M, (int64_t)K * K),
+                  *s = dp_doubles(n);
     memcpy(e, x.F, sizeof(double) * KV);
     memset(e + KV, 0, sizeof(double) * KV);
     for (int part = 0; part < 2; part++)
@@ -40,9 +40,6 @@ static void carry(const dp_chunk_bound *b, int trans, chunk_added x, double *e) 
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         s[i / V] += x.D[i];
     dp_bound_covariance(K, trans, b->M, n, x.A, s, x.rest, e + 2 * KV);
-    free(old);
-    free(pM);
-    free(s);
 }
 
 /* Sums of the rows of D [K][V], to be freed. */
@@ -58,13 +55,13 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
     const int64_t nV = (int64_t)n * V, KV = (int64_t)K * V, nK = (int64_t)n * K;
-    double *X = dp_doubles(nV), *Sc = dp_copy(S, KV), *aS = dp_bound_absof(S, KV),
-           *pS = dp_bound_pwof(r, S, KV), *aw = dp_bound_absof(ch->w, nK),
-           *pwv = dp_bound_pwof(r, ch->w, nK), *akg = dp_bound_absof(ch->kg, nK),
-           *pkg = dp_bound_pwof(r, ch->kg, nK);
+    DP_OWN double *X = dp_doubles(nV), *Sc = dp_copy(S, KV), *aS = dp_bound_absof(S, KV),
+                  *pS = dp_bound_pwof(r, S, KV), *aw = dp_bound_absof(ch->w, nK),
+                  *pwv = dp_bound_pwof(r, ch->w, nK), *akg = dp_bound_absof(ch->kg, nK),
+                  *pkg = dp_bound_pwof(r, ch->kg, nK);
     dp_chunk_state(ch, Sc, X);
-    double *aX = dp_bound_absof(X, nV), *pX = dp_bound_pwof(r, X, nV), *DX = dp_copy(b->Du, nV),
-           *F = dp_doubles(KV);
+    DP_OWN double *aX = dp_bound_absof(X, nV), *pX = dp_bound_pwof(r, X, nV),
+                  *DX = dp_copy(b->Du, nV), *F = dp_doubles(KV);
     dp_bound_addmm(1, 0, 0, n, V, K, b->Dw, pS, DX);
     dp_bound_addmm(dp_pw(r, r->uo), 0, 0, n, V, K, pwv, pS, DX);
     dp_bound_add_sum(r, dp_sum_error(r, K) + r->u, 0, 0, n, V, K, aw, aS, DX);
@@ -78,31 +75,17 @@ void dp_bound_state(const dp_chunk_bound *b, const double *S, double *e, double 
         }
     dp_bound_addmm(1, 1, 0, K, V, n, b->Dkg, pX, F);
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, akg, aX, F);
-    double *rest = row_sums(K, V, F);
+    DP_OWN double *rest = row_sums(K, V, F);
     dp_bound_addmm(1, 1, 0, K, V, n, pkg, DX, F);
     carry(b, 0, (chunk_added){F, ch->kg, DX, rest}, e);
-    free(rest);
     if (DXout) memcpy(DXout, DX, sizeof(double) * nV);
-    free(X);
-    free(Sc);
-    free(aS);
-    free(pS);
-    free(aw);
-    free(pwv);
-    free(akg);
-    free(pkg);
-    free(aX);
-    free(pX);
-    free(DX);
-    free(F);
 }
 
 /* D[i][v] += what an error e of the state adds to sens * state; p = 2 */
 void dp_bound_propagate(const dp_rounding *r, const double *sens, int n, int K, int V,
                         const double *e, double *D) {
-    double *p = dp_bound_pwof(r, sens, (int64_t)n * K);
+    DP_OWN double *p = dp_bound_pwof(r, sens, (int64_t)n * K);
     dp_bound_addmm(1, 0, 0, n, V, K, p, e, D);
-    free(p);
 }
 
 /* o = scale qg S + Aqk X: through the state its error is (scale qg - Aqk w) dS, the rest is local.
@@ -115,12 +98,12 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     const int64_t cV = (int64_t)c * V, cn = (int64_t)c * n, cK = (int64_t)c * K,
                   KV = (int64_t)K * V, nV = (int64_t)n * V;
     const double ps = dp_pw(r, ch->scale);
-    double *aS = dp_bound_absof(ch->h, KV), *pS = dp_bound_pwof(r, ch->h, KV),
-           *aX = dp_bound_absof(ch->v_new, nV), *pX = dp_bound_pwof(r, ch->v_new, nV),
-           *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn);
-    double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK),
-           *D = dp_doubles(cV), *sens = dp_bound_product(0, 0, c, K, n, ch->Aqk, ch->w),
-           *o = dp_doubles(cV);
+    DP_OWN double *aS = dp_bound_absof(ch->h, KV), *pS = dp_bound_pwof(r, ch->h, KV),
+                  *aX = dp_bound_absof(ch->v_new, nV), *pX = dp_bound_pwof(r, ch->v_new, nV),
+                  *aP = dp_bound_absof(ch->Aqk, cn), *pP = dp_bound_pwof(r, ch->Aqk, cn);
+    DP_OWN double *aqg = dp_bound_absof(ch->qg, cK), *pqg = dp_bound_pwof(r, ch->qg, cK),
+                  *D = dp_doubles(cV), *sens = dp_bound_product(0, 0, c, K, n, ch->Aqk, ch->w),
+                  *o = dp_doubles(cV);
     for (int64_t i = 0; i < cK; i++)
         sens[i] = ch->scale * ch->qg[i] - sens[i];
     dp_chunk_output(ch, o);
@@ -137,17 +120,6 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     dp_bound_propagate(r, sens, c, K, V, e + KV, D);
     for (int s = 0; s < c; s++)
         row[s] = dp_bound_error_norm(r, D + (int64_t)s * V, V, 1);
-    free(aS);
-    free(pS);
-    free(aX);
-    free(pX);
-    free(aP);
-    free(pP);
-    free(aqg);
-    free(pqg);
-    free(D);
-    free(sens);
-    free(o);
 }
 
 /* ---- backward state -----------------------------------------------------------------------------
@@ -196,10 +168,9 @@ void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const doubl
                      G);
     dp_bound_addmm(1, 1, 0, K, V, n, b->Dw, pdX, G);
     dp_bound_add_sum(r, dp_sum_error(r, n), 1, 0, K, V, n, aw, adX, G);
-    double *rest = row_sums(K, V, G);
+    DP_OWN double *rest = row_sums(K, V, G);
     dp_bound_addmm(1, 1, 0, K, V, n, pwv, D, G);
     carry(b, 1, (chunk_added){G, ch->w, D, rest}, e);
-    free(rest);
     if (DdXout) memcpy(DdXout, D, sizeof(double) * nV);
     double *a[] = {dv_new, d0,  adS, pdS, ado, pdo, aP,  pP, aw,
                    pwv,    akg, pkg, aqg, pqg, adX, pdX, D,  G};

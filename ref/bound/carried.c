@@ -115,11 +115,10 @@ static double store_row(int format, double *x, double *left, const double *zero,
 }
 
 void dp_carried_store_row(int format, int n, double *x, double *left) {
-    double *zero = dp_doubles(n);
+    DP_OWN double *zero = dp_doubles(n);
     dp_rng none;
     dp_rng_seed(&none, 1, 0);
     store_row(format, x, left, zero, n, &none);
-    free(zero);
 }
 
 /* Stores the state; returns |d|, for feedback an upper bound of |r|. */
@@ -333,7 +332,8 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
                 dp_carried *r) {
     const dp_problem *p = s->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *write = dp_doubles((int64_t)dp_rows(p) * p->V), o2 = 0;
+    DP_OWN double *write = dp_doubles((int64_t)dp_rows(p) * p->V);
+    double o2 = 0;
     bounds b = {0};
     for (int64_t i = 1; i <= o->steps; i++) {
         const int64_t t = (i - 1) % s->n;
@@ -356,7 +356,6 @@ static void run(const session *s, const dp_carried_options *o, carrier *exact, c
     const double error = distance(kept->S, exact->S, KV);
     r->bias = error > 0 ? dot / (error * dp_norm_fro(KV, exact->S)) : 0;
     r->slope = slope_of(r);
-    free(write);
 }
 
 static carrier carrier_new(const dp_problem *p, int hv, int format) {

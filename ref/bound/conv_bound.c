@@ -180,7 +180,7 @@ static double bound_dw(const dp_conv *c, const rule *r, int n, int d, int j, con
 }
 
 static void bound_channel(const dp_conv *c, const rule *r, int n, int d, dp_conv_result *b) {
-    double *mag = dp_doubles(c->T), *err = dp_doubles(c->T);
+    DP_OWN double *mag = dp_doubles(c->T), *err = dp_doubles(c->T);
     bound_outputs(c, r, d, mag, err, b);
     if (c->dy) {
         for (int q = 0; q < c->Nseq; q++)
@@ -195,8 +195,6 @@ static void bound_channel(const dp_conv *c, const rule *r, int n, int d, dp_conv
                 b->dbias[d] += err[t] * (1 + g) + g * mag[t];
         }
     }
-    free(mag);
-    free(err);
 }
 
 /* Everything but the store. n: roundings that a term of dw passes. */

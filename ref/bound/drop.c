@@ -98,7 +98,7 @@ static double *state_of(const head *h, const double *states, int seq) {
 static void forward(const head *h, int seq) {
     const dp_problem *p = h->a->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *S = state_of(h, p->s0, seq), *r = dp_doubles((int64_t)p->R * p->V);
+    DP_OWN double *S = state_of(h, p->s0, seq), *r = dp_doubles((int64_t)p->R * p->V);
     for (int64_t i = 0; i < h->n; i++) {
         const int64_t at = at_head(h, i) * p->R;
         h->S[i] = norm(S, KV);
@@ -118,15 +118,13 @@ static void forward(const head *h, int seq) {
         }
     }
     h->S[h->n] = norm(S, KV);
-    free(S);
-    free(r);
 }
 
 static void adjoint(const head *h, int seq) {
     const dp_problem *p = h->a->p;
     const int64_t KV = (int64_t)p->K * p->V;
-    double *dS = state_of(h, p->dstate, seq);
-    double *dr = dp_doubles((int64_t)p->R * p->V);
+    DP_OWN double *dS = state_of(h, p->dstate, seq);
+    DP_OWN double *dr = dp_doubles((int64_t)p->R * p->V);
     for (int64_t i = h->n - 1; i >= 0; i--) {
         const int64_t at = at_head(h, i) * p->R;
         dp_state_write(p, p->scale, query(h, i), p->dout + at_head(h, i) * p->V, dS);
@@ -145,8 +143,6 @@ static void adjoint(const head *h, int seq) {
         }
         dp_state_decay(p, gates(h, i), dS);
     }
-    free(dS);
-    free(dr);
 }
 
 /* ---- what may be dropped -------------------------------------------------------------------- */
@@ -380,7 +376,7 @@ void dp_drop_free(dp_drop *d) {
 dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t) {
     const int Kg = dp_Kg(p);
-    double *sum = dp_doubles(Kg);
+    DP_OWN double *sum = dp_doubles(Kg);
     dp_attenuation a = {0, 0};
     for (int64_t s = c; s < t; s++) {
         const double *row = in->g + (s * p->HV + hv) * Kg;
@@ -391,6 +387,5 @@ dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, in
     a.channel = dp_largest_gate(p, sum);
     a.bound = a.bound * 0x1.71547652b82fep0 + 0; /* log2 e; no -0 */
     a.channel = a.channel * 0x1.71547652b82fep0 + 0;
-    free(sum);
     return a;
 }

@@ -59,30 +59,26 @@ static void solve(const dp_chunk *ch, const double *A, int trans, int nrhs, doub
         linear_of(ch)->solve_f64(n, nrhs, trans, A, X);
         return;
     }
-    float *a = narrow(A, (int64_t)n * n), *x = narrow(X, (int64_t)n * nrhs);
+    DP_OWN float *a = narrow(A, (int64_t)n * n), *x = narrow(X, (int64_t)n * nrhs);
     linear_of(ch)->solve_f32(n, nrhs, trans, a, x);
     for (int64_t i = 0; i < (int64_t)n * nrhs; i++)
         X[i] = x[i];
-    free(a);
-    free(x);
 }
 
 /* T = A^(-1), lower; in fp32 for base fp32 and bf16. */
 static double *inverse(const dp_chunk *ch, dp_base base) {
     const int n = ch->n;
-    double *A = dp_alloc((size_t)n * n, sizeof *A), *T = dp_alloc((size_t)n * n, sizeof *T);
+    DP_OWN double *A = dp_alloc((size_t)n * n, sizeof *A);
+    double *T = dp_alloc((size_t)n * n, sizeof *T);
     system_matrix(ch, A);
     if (base == DP_BASE_FP64)
         linear_of(ch)->invert_f64(n, A, T);
     else {
-        float *a = narrow(A, (int64_t)n * n), *t = dp_alloc((size_t)n * n, sizeof *t);
+        DP_OWN float *a = narrow(A, (int64_t)n * n), *t = dp_alloc((size_t)n * n, sizeof *t);
         linear_of(ch)->invert_f32(n, a, t);
         for (int64_t i = 0; i < (int64_t)n * n; i++)
             T[i] = t[i];
-        free(a);
-        free(t);
     }
-    free(A);
     return T;
 }
 
@@ -98,18 +94,16 @@ static double *block_of(const double *X, int n, int row, int column, int rows, i
 /* The block of T below two inverted neighbours of `size` rows, -B C A; C is of the system. */
 static void merge(const dp_chunk *ch, const double *system, int at, int size, double *T) {
     const int n = ch->n, mid = at + size, rest = n - mid < size ? n - mid : size;
-    double *B = block_of(T, n, mid, mid, rest, rest), *A = block_of(T, n, at, at, size, size);
-    double *C = block_of(system, n, mid, at, rest, size);
-    double *left = dp_doubles(2 * (int64_t)rest * size), *low = left + (int64_t)rest * size;
+    DP_OWN double *B = block_of(T, n, mid, mid, rest, rest),
+                  *A = block_of(T, n, at, at, size, size);
+    DP_OWN double *C = block_of(system, n, mid, at, rest, size);
+    DP_OWN double *left = dp_doubles(2 * (int64_t)rest * size);
+    double *low = left + (int64_t)rest * size;
     mul(ch, 0, 0, rest, size, rest, B, C, left);
     mul(ch, 0, 0, rest, size, size, left, A, low);
     for (int i = 0; i < rest; i++)
         for (int j = 0; j < size; j++)
             T[(int64_t)(mid + i) * n + at + j] = -low[i * size + j];
-    free(A);
-    free(B);
-    free(C);
-    free(left);
 }
 
 /* T = A^(-1): blocks of 16 rows are inverted in fp32, then neighbours merged, each time twice as
@@ -117,22 +111,21 @@ static void merge(const dp_chunk *ch, const double *system, int at, int size, do
 static double *merged_inverse(const dp_chunk *ch) {
     enum { BLOCK = 16 };
     const int n = ch->n;
-    double *system = dp_alloc((size_t)n * n, sizeof *system), *T = dp_doubles((int64_t)n * n);
+    DP_OWN double *system = dp_alloc((size_t)n * n, sizeof *system);
+    double *T = dp_doubles((int64_t)n * n);
     system_matrix(ch, system);
     for (int at = 0; at < n; at += BLOCK) {
         const int rows = n - at < BLOCK ? n - at : BLOCK;
-        double *own = block_of(system, n, at, at, rows, rows);
-        float *a = narrow(own, (int64_t)rows * rows), t[BLOCK * BLOCK];
+        DP_OWN double *own = block_of(system, n, at, at, rows, rows);
+        DP_OWN float *a = narrow(own, (int64_t)rows * rows);
+        float t[BLOCK * BLOCK];
         linear_of(ch)->invert_f32(rows, a, t);
         for (int i = 0; i < rows * rows; i++)
             T[(int64_t)(at + i / rows) * n + at + i % rows] = t[i];
-        free(own);
-        free(a);
     }
     for (int size = BLOCK; size < n; size *= 2)
         for (int at = 0; at + size < n; at += 2 * size)
             merge(ch, system, at, size, T);
-    free(system);
     return T;
 }
 
@@ -209,7 +202,8 @@ static void decay(dp_chunk *ch) {
     const int c = ch->c, R = ch->R, K = ch->K;
     const dp_base b = ch->base;
     const double *erasing = dp_chunk_erasing(ch);
-    double *exps = dp_doubles(2 * (int64_t)K), *ends = exps + K;
+    DP_OWN double *exps = dp_doubles(2 * (int64_t)K);
+    double *ends = exps + K;
     exp_row(ch, ch->gcum + (int64_t)(c - 1) * K, ch->eC);
     for (int x = 0; x < K; x++)
         ch->eC[x] = dp_round_arith(b, ch->eC[x]);
@@ -226,7 +220,6 @@ static void decay(dp_chunk *ch) {
         for (int j = 0; j < R; j++)
             decayed_key(ch, t, t * R + j, ends);
     }
-    free(exps);
 }
 
 /* w = A^(-1) B Kgam, u = A^(-1) B V: one triangular solve, or products with the stored inverse. B
@@ -249,20 +242,17 @@ static void wy(dp_chunk *ch) {
                 dp_round_arith(ch->base, ch->beta[i] * ch->v[(int64_t)i * V + x]);
     }
     if (ch->by_inverse) {
-        double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
+        DP_OWN double *rw = dp_copy(ch->w, (int64_t)n * K), *ru = dp_copy(ch->u, (int64_t)n * V);
         mul(ch, 0, 0, n, K, n, ch->Akk, rw, ch->w);
         mul(ch, 0, 0, n, V, n, ch->Akk, ru, ch->u);
         store(ch->kept, ch->w, (int64_t)n * K);
         store(ch->kept, ch->u, (int64_t)n * V);
-        free(rw);
-        free(ru);
         return;
     }
-    double *A = dp_doubles((int64_t)n * n);
+    DP_OWN double *A = dp_doubles((int64_t)n * n);
     system_matrix(ch, A);
     solve(ch, A, 0, K, ch->w);
     solve(ch, A, 0, V, ch->u);
-    free(A);
 }
 
 void dp_chunk_set_design(dp_chunk *ch, const dp_design *design) {
@@ -381,11 +371,11 @@ static void write_late(const dp_chunk *ch, double *X, double *d) {
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
+    DP_OWN double *x = dp_doubles((int64_t)n * V), *d = dp_doubles((int64_t)K * V);
     mul(ch, 0, 0, n, V, K, ch->w, S, x); /* reads the UNdecayed state */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         x[i] = dp_store(ch->kept, dp_round_arith(b, ch->u[i] - x[i]));
-    double *minus = dp_is_factored(ch) ? dp_factored_minus(ch) : NULL;
+    DP_OWN double *minus = dp_is_factored(ch) ? dp_factored_minus(ch) : NULL;
     if (X) memcpy(X, x, sizeof(double) * n * V);
     if (ch->design.late)
         write_late(ch, x, d);
@@ -398,22 +388,18 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
             *s = minus ? dp_round_arith(b, ch->eC[i] * dp_round_arith(b, *s + write))
                        : dp_round_arith(b, dp_round_arith(b, ch->eC[i] * *s) + write);
         }
-    free(minus);
-    free(x);
-    free(d);
 }
 
 void dp_chunk_output(const dp_chunk *ch, double *o) {
     const int c = ch->c, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    double *p = dp_doubles((int64_t)c * V);
+    DP_OWN double *p = dp_doubles((int64_t)c * V);
     mul(ch, 0, 0, c, V, K, ch->qg, ch->h, o);
     mul(ch, 0, 0, c, V, ch->n, ch->Aqk, ch->v_new, p);
     for (int64_t i = 0; i < (int64_t)c * V; i++)
         o[i] = dp_store(
             ch->design.out[DP_RESULT_O],
             dp_round_arith(b, dp_round_arith(b, dp_round_arith(b, ch->scale) * o[i]) + p[i]));
-    free(p);
 }
 
 void dp_chunk_M(const dp_chunk *ch, double *M) {
@@ -438,8 +424,8 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout) {
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
-    double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V),
-           *d = a + (int64_t)K * V;
+    DP_OWN double *x = dp_doubles((int64_t)n * V), *a = dp_doubles((int64_t)2 * K * V);
+    double *d = a + (int64_t)K * V;
     mul(ch, 0, 0, n, V, K, ch->kg, dS, x); /* reads the UNdecayed dS_c */
     for (int64_t i = 0; i < (int64_t)n * V; i++)
         x[i] = dp_store(ch->kept, dp_round_arith(b, ch->dv_local[i] + x[i]));
@@ -454,8 +440,6 @@ void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, doub
             dS[z] = dp_round_arith(b, s - d[z]);
         }
     if (dv_new) memcpy(dv_new, x, sizeof(double) * n * V);
-    free(x);
-    free(a);
 }
 
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch) {
@@ -534,16 +518,16 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const dp_base b = ch->base;
     const int64_t nV = (int64_t)n * V;
-    double *dZ, *E = dp_doubles(nV), *LX = dp_doubles(nV);
+    DP_OWN double *E = dp_doubles(nV), *LX = dp_doubles(nV);
+    double *dZ;
     if (ch->by_inverse) {
         dZ = dp_doubles(nV);
         mul(ch, 1, 0, n, V, n, ch->Akk, ch->dv_new, dZ);
     } else {
-        double *A = dp_doubles((int64_t)n * n);
+        DP_OWN double *A = dp_doubles((int64_t)n * n);
         system_matrix(ch, A);
         dZ = dp_copy(ch->dv_new, nV);
         solve(ch, A, 1, V, dZ);
-        free(A);
     }
     mul(ch, 0, 0, n, V, K, ch->kgam, ch->h, E);
     mul(ch, 0, 0, n, V, n, ch->L, ch->v_new, LX);
@@ -556,8 +540,6 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     }
     if (ch->design.summed) sum_dbeta(ch, dZ, g->dbeta);
     free(dZ);
-    free(E);
-    free(LX);
 }
 
 /* dg_t from its per-token terms: r_s (own), w_i (towards the chunk end), z (whole chunk), and

@@ -30,9 +30,9 @@ static int sees(const dp_chunk *ch, int s, int im) { return im / ch->R <= s; }
 
 void dp_factored_forward(dp_chunk *ch) {
     const int c = ch->c, n = ch->n, K = ch->K;
-    double *minus = dp_factored_minus(ch), *query = decayed(ch, ch->q, 1, 1),
-           *plus = decayed(ch, dp_chunk_erasing(ch), ch->R, 1),
-           *of_query = dp_doubles((int64_t)c * n), *of_keys = dp_doubles((int64_t)n * n);
+    DP_OWN double *minus = dp_factored_minus(ch), *query = decayed(ch, ch->q, 1, 1),
+                  *plus = decayed(ch, dp_chunk_erasing(ch), ch->R, 1),
+                  *of_query = dp_doubles((int64_t)c * n), *of_keys = dp_doubles((int64_t)n * n);
     product(ch, (dp_shape){0, 1, c, n, K}, query, minus, of_query);
     product(ch, (dp_shape){0, 1, n, n, K}, plus, minus, of_keys);
     for (int s = 0; s < c; s++)
@@ -43,26 +43,21 @@ void dp_factored_forward(dp_chunk *ch) {
     for (int s = 0; s < n; s++)
         for (int i = 0; i < n; i++)
             if (dp_chunk_reads(ch, s, i)) ch->L[(int64_t)s * n + i] = of_keys[(int64_t)s * n + i];
-    free(minus);
-    free(query);
-    free(plus);
-    free(of_query);
-    free(of_keys);
 }
 
 /* to [rows per][K] += exp(sign gcum) o x */
 static void add_decayed(const dp_chunk *ch, const double *x, int per, int sign, double *to) {
-    double *y = decayed(ch, x, per, sign);
+    DP_OWN double *y = decayed(ch, x, per, sign);
     for (int64_t i = 0; i < (int64_t)ch->c * per * ch->K; i++)
         to[i] = dp_round_arith(ch->base, to[i] + y[i]);
-    free(y);
 }
 
 void dp_factored_backward(const dp_chunk *ch, const dp_pair_adjoint *a) {
     const int c = ch->c, n = ch->n, K = ch->K, R = ch->R;
-    double *minus = dp_factored_minus(ch), *query = decayed(ch, ch->q, 1, 1),
-           *plus = decayed(ch, dp_chunk_erasing(ch), R, 1), *dP = dp_copy(a->dP, (int64_t)c * n),
-           *dL = dp_copy(a->dL, (int64_t)n * n), *x = dp_doubles((int64_t)n * K);
+    DP_OWN double *minus = dp_factored_minus(ch), *query = decayed(ch, ch->q, 1, 1),
+                  *plus = decayed(ch, dp_chunk_erasing(ch), R, 1),
+                  *dP = dp_copy(a->dP, (int64_t)c * n), *dL = dp_copy(a->dL, (int64_t)n * n),
+                  *x = dp_doubles((int64_t)n * K);
     for (int s = 0; s < c; s++)
         for (int i = 0; i < n; i++)
             if (!sees(ch, s, i)) dP[(int64_t)s * n + i] = 0;
@@ -77,10 +72,4 @@ void dp_factored_backward(const dp_chunk *ch, const dp_pair_adjoint *a) {
     add_decayed(ch, x, R, -1, a->dkw);
     product(ch, (dp_shape){1, 0, n, K, n}, dL, plus, x);
     add_decayed(ch, x, R, -1, a->dkw);
-    free(minus);
-    free(query);
-    free(plus);
-    free(dP);
-    free(dL);
-    free(x);
 }

@@ -6,7 +6,7 @@
 
 dp_condition dp_chunk_condition(const dp_chunk *ch) {
     const int n = ch->n;
-    double *T = dp_calloc((size_t)n * n, sizeof *T);
+    DP_OWN double *T = dp_calloc((size_t)n * n, sizeof *T);
     dp_condition s = {1, 1, 1, -1, -1, -1};
     double A1 = 1;
     for (int i = 0; i < n; i++)
@@ -28,6 +28,5 @@ dp_condition dp_chunk_condition(const dp_chunk *ch) {
         s.inverse = fmax(s.inverse, t);
     }
     s.condition = A1 * s.inverse;
-    free(T);
     return s;
 }

@@ -377,20 +377,20 @@ static void gradient_by_messages(const conv_sim *s) {
         const int of = z / s->N, to = z % s->N;
         const int64_t n = shared(s, of, to, &t);
         if (!n || !has(s, of)) continue;
-        double *got = dp_doubles(n * D), *dx = rows_here(s, of, t, 1);
+        DP_OWN double *got = dp_doubles(n * D);
+        double *dx = rows_here(s, of, t, 1);
         if (!has(s, to))
             p->receive(p->who, process_of(s, to), got, n * D, "the gradient of the halo");
         else
             memcpy(got, rows_here(s, to, t, 1), sizeof *got * (size_t)(n * D));
         for (int64_t i = 0; i < n * D; i++)
             dx[i] = rnd(s->pol, dx[i] + got[i]);
-        free(got);
     }
 }
 
 static void sums_by_messages(const conv_sim *s) {
     const int64_t n = (int64_t)s->c->D * s->c->W, D = s->c->D, all = n + D;
-    double *x = dp_doubles(s->N * all);
+    DP_OWN double *x = dp_doubles(s->N * all);
     for (int r = 0; r < s->N; r++)
         if (has(s, r)) {
             memcpy(x + r * all, s->rank[r].dw, sizeof *x * (size_t)n);
@@ -406,7 +406,6 @@ static void sums_by_messages(const conv_sim *s) {
     }
     for (int r = 0; r < s->N; r++)
         if (own[r]) add_sums(s, &s->rank[r], 0, (int)D);
-    free(x);
 }
 
 static void run_here(const conv_sim *s) {

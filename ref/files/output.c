@@ -130,11 +130,10 @@ static int is_special(const char *path) {
 }
 
 static int open_folder(const char *path) {
-    char *dir = dp_strdup(path), *slash = strrchr(dir, '/');
+    DP_OWN char *dir = dp_strdup(path);
+    char *slash = strrchr(dir, '/');
     if (slash) slash[slash == dir] = 0;
-    const int fd = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(dir);
-    return fd;
+    return open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
 static void new_name(char *name, size_t size) {
@@ -256,11 +255,9 @@ dp_status dp_output_close(dp_output *o, int bad, dp_err *e) {
 json_t *dp_json_text(const char *s) {
     const size_t n = strlen(s);
     if (dp_text_good(s, n, 1) == n) return json_stringn_nocheck(s, n);
-    char *shown = dp_calloc(4 * n + 1, 1);
+    DP_OWN char *shown = dp_calloc(4 * n + 1, 1);
     dp_text_printable(s, shown, 4 * n + 1);
-    json_t *text = json_string_nocheck(shown);
-    free(shown);
-    return text;
+    return json_string_nocheck(shown);
 }
 
 static dp_status write_json(json_t *o, const char *path, size_t flags, dp_err *e) {
@@ -300,7 +297,7 @@ dp_status dp_output_check(const char *path, dp_err *e) {
 }
 
 int dp_make_dirs(const char *path) {
-    char *b = dp_strdup(path);
+    DP_OWN char *b = dp_strdup(path);
     int bad = 0;
     for (char *p = b; *p && !bad; p++)
         if (*p == '/' && p > b) {
@@ -309,7 +306,6 @@ int dp_make_dirs(const char *path) {
             *p = '/';
         }
     bad = bad || (mkdir(b, 0777) && errno != EEXIST);
-    free(b);
     struct stat st;
     if (!bad && stat(path, &st))
         bad = 1;

@@ -398,7 +398,7 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
         if (s) return s;
     }
     json_t *j = describe(f);
-    char *header = json_dumps(j, JSON_COMPACT);
+    DP_OWN char *header = json_dumps(j, JSON_COMPACT);
     const int complete = (int)json_object_size(j) == f->ntensor + (f->nmeta > 0);
     json_decref(j);
     dp_output out;
@@ -409,7 +409,6 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
         write_file(out.f, header, f);
         s = dp_output_close(&out, 0, e);
     }
-    free(header);
     return s;
 }
 

@@ -235,7 +235,7 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
     const int Kg = dp_Kg(p);
     const int64_t row = (int64_t)p->HV * Kg;
     dp_rng r;
-    double *rate = dp_doubles(row);
+    DP_OWN double *rate = dp_doubles(row);
     dp_rng_seed(&r, s->seed, ST_RATE);
     for (int64_t i = 0; i < row; i++)
         rate[i] = head_rate(s, (int)(i / Kg)) *
@@ -247,7 +247,6 @@ static void fill_log_gate(dp_problem *p, const dp_inputs_spec *s) {
                                           : s->g_scale * dp_rng_exponential(&r);
         p->g[i] = rounded(0 - s->g_least - rate[i % row] * x, s->dtype);
     }
-    free(rate);
 }
 
 static void fill_raw_gate(dp_problem *p, const dp_inputs_spec *s) {
@@ -589,7 +588,8 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
     const int K = law->K;
     tokens t = {K, dp_doubles((DP_CHUNK + 1) * K), dp_doubles((DP_CHUNK + 1) * K),
                 dp_doubles(DP_CHUNK)};
-    double *A = dp_doubles((int64_t)K * COLS), lost = 0;
+    DP_OWN double *A = dp_doubles((int64_t)K * COLS);
+    double lost = 0;
     draw_tokens(regime, law, rate, r, &t);
     for (int j0 = 0; j0 < K; j0 += COLS) {
         build_columns[dp_isa_chosen()](&t, j0, A);
@@ -597,7 +597,6 @@ static double factor(dp_regime regime, const key_law *law, const double *rate, d
     }
     const double mu =
         (built_norm_up(&t) + sqrt(lost * (1 + ((double)K * K + 64) * 0x1p-52) + 0x1p-1000)) * UP;
-    free(A);
     free(t.e);
     free(t.k);
     free(t.beta);

@@ -98,7 +98,7 @@ static void draw_state(const dp_problem *p, dp_rng *r, int seq, double *s0) {
 /* Fills token, old and s0 [Nseq][HV][K][V] (NULL: none). */
 static void pass(const dp_problem *p, const dp_inputs_spec *s, const dp_exact *x,
                  dp_exact_token *token, uint16_t *old, double *s0) {
-    char *dirty = dp_calloc((size_t)p->HV * p->K, 1);
+    DP_OWN char *dirty = dp_calloc((size_t)p->HV * p->K, 1);
     dp_rng r;
     dp_rng_seed(&r, s->seed, ST_EXACT);
     for (int i = 0; i < p->Nseq; i++) {
@@ -114,7 +114,6 @@ static void pass(const dp_problem *p, const dp_inputs_spec *s, const dp_exact *x
             }
         }
     }
-    free(dirty);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -213,9 +212,8 @@ static void fill_rows(const dp_problem *p, const dp_inputs_spec *s, dp_exact x, 
         }
     }
     for (int i = 0; i < DP_NINPUTS && p->memory; i++) {
-        double *host = *dp_input_at(&here, i);
+        DP_OWN double *host = *dp_input_at(&here, i);
         if (host) p->memory->put(*dp_input_at((dp_problem *)p, i), host, dp_input_count(p, i));
-        free(host);
     }
 }
 

@@ -84,7 +84,7 @@ static void gate_head(dp_problem *p, int hv) {
 }
 
 void dp_inputs_move_state(dp_problem *p, uint64_t seed) {
-    double *plane = dp_doubles(p->K);
+    DP_OWN double *plane = dp_doubles(p->K);
     for (int h = 0; h < p->H; h++) {
         dp_rng r;
         dp_rng_seed(&r, seed, DP_STREAM_MOVED + 256 * (uint64_t)(h + 1));
@@ -94,5 +94,4 @@ void dp_inputs_move_state(dp_problem *p, uint64_t seed) {
     }
     for (int hv = 0; hv < p->HV; hv++)
         gate_head(p, hv);
-    free(plane);
 }

@@ -180,7 +180,7 @@ static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const
     for (int j = 0; j < R; j++)
         trace += be[j] * kap[j] * kap[j];
     if (R == 1 || trace <= 2) return trace;
-    double *G = dp_alloc((size_t)(R * R), sizeof *G);
+    DP_OWN double *G = dp_alloc((size_t)(R * R), sizeof *G);
     for (int i = 0; i < R; i++)
         for (int j = 0; j < R; j++) {
             double s = 0;
@@ -189,7 +189,6 @@ static ld lambda_up(const tr_run *r, int R, const double *x, int64_t ld_k, const
             G[i * R + j] = s * (sqrt((double)be[i]) * sqrt((double)be[j]));
         }
     const ld top = dp_eigenvalue_up(R, G);
-    free(G);
     return (top < trace ? top : trace) + ((K + 16) * 0x1p-52 + rel) * trace;
 }
 
@@ -722,10 +721,10 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
     const dp_problem *p = r->p;
     const int G = dp_G(p);
     assert((double)p->T * (p->K + p->R + 2000.0) + (double)p->K * p->V < 0x1p43);
-    norm_error *in = dp_calloc((size_t)(p->T * dp_rows(p)), sizeof *in),
-               *out = dp_calloc((size_t)p->T, sizeof *out);
-    grad *dq = dp_calloc((size_t)p->T, sizeof *dq),
-         *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
+    DP_OWN norm_error *in = dp_calloc((size_t)(p->T * dp_rows(p)), sizeof *in),
+                      *out = dp_calloc((size_t)p->T, sizeof *out);
+    DP_OWN grad *dq = dp_calloc((size_t)p->T, sizeof *dq),
+                *dk = dp_calloc((size_t)(p->T * p->R), sizeof *dk);
     for (int gv = 0; gv < G; gv++) {
         bounder c = bounder_for(r, h * G + gv, qk, &heads[gv]);
         forward_radii(&c, in, out);
@@ -742,8 +741,4 @@ void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *head
         r->t->field[DP_RESULT_DK].rad[(t * p->H + h) * p->R + i % p->R] =
             norm_chain(r, (grad){dk[i].err + gam * dk[i].size, dk[i].size}, qk->rstd_k_up, i);
     }
-    free(in);
-    free(out);
-    free(dq);
-    free(dk);
 }

@@ -29,7 +29,7 @@ static int parts_of(dp_truth *t, dp_part *part) {
 
 static dp_key key_of(const dp_problem *p, const dp_truth_request *rq) {
     const size_t n = (size_t)rq->ncut + 4 + (rq->kind != DP_TRUTH_MPFR);
-    int64_t *x = dp_calloc(n, sizeof *x);
+    DP_OWN int64_t *x = dp_calloc(n, sizeof *x);
     x[n - 1] = rq->kind;
     x[0] = rq->kind == DP_TRUTH_MPFR ? rq->bits : 0;
     x[1] = rq->backward;
@@ -37,9 +37,7 @@ static dp_key key_of(const dp_problem *p, const dp_truth_request *rq) {
     x[3] = rq->ncut;
     for (int i = 0; i < rq->ncut; i++)
         x[4 + i] = rq->cut[i];
-    const dp_key k = dp_problem_key(p, x, sizeof *x * n);
-    free(x);
-    return k;
+    return dp_problem_key(p, x, sizeof *x * n);
 }
 
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,

@@ -34,12 +34,10 @@ static matrix matrix_new(int rows, int cols) {
 
 static ld norm(const matrix *m) {
     const int64_t n = (int64_t)m->rows * m->cols;
-    double *x = dp_alloc((size_t)n, sizeof *x);
+    DP_OWN double *x = dp_alloc((size_t)n, sizeof *x);
     for (int64_t i = 0; i < n; i++)
         x[i] = (double)m->x[i];
-    const double up = tr_norm_up(x, n) * (1 + 0x1p-50);
-    free(x);
-    return up;
+    return tr_norm_up(x, n) * (1 + 0x1p-50);
 }
 
 static matrix from_ball(const dp_ball *b, int64_t row, int rows, int cols) {
@@ -69,14 +67,13 @@ static matrix product(const matrix *a, const matrix *b) {
     const int64_t na_ = (int64_t)a->rows * a->cols, nb_ = (int64_t)b->rows * b->cols,
                   nc = (int64_t)a->rows * b->cols;
     matrix c = matrix_new(a->rows, b->cols);
-    double *w = dp_doubles(2 * (na_ + nb_ + nc)), *al = w + na_, *bh = al + na_, *bl = bh + nb_,
-           *ch = bl + nb_, *cl = ch + nc;
+    DP_OWN double *w = dp_doubles(2 * (na_ + nb_ + nc));
+    double *al = w + na_, *bh = al + na_, *bl = bh + nb_, *ch = bl + nb_, *cl = ch + nc;
     split(a, w, al);
     split(b, bh, bl);
     dp_dd_mm(a->rows, b->cols, a->cols, w, al, bh, bl, ch, cl);
     for (int64_t i = 0; i < nc; i++)
         c.x[i] = (ld)ch[i] + cl[i];
-    free(w);
     const ld na = norm(a), nb = norm(b), g = DP_DD_ETA(a->cols) + 0x1p-104;
     c.rad = na * b->rad + a->rad * nb + a->rad * b->rad + g * na * nb +
             (a->cols + 2) * tr_sqrt(nc) * (1 + na) * (1 + nb) * 0x1p-1068;

@@ -340,7 +340,7 @@ static int says_formats_alone(const dp_design *d) {
 }
 
 dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *e) {
-    char *words = dp_strdup(text);
+    DP_OWN char *words = dp_strdup(text);
     dp_status st = DP_OK;
     *d = dp_design_of(base);
     for (char *w = words, *next; w && *w && !st; w = next) {
@@ -351,7 +351,6 @@ dp_status dp_design_parse(const char *text, dp_base base, dp_design *d, dp_err *
     const int begins = d->sending.begins;
     d->sending = dp_sending_of(d->sending.exchange, d->sending.payload, DP_SENDERS);
     d->sending.begins = begins && d->sending.exchange == DP_EXCHANGE_ALLGATHER;
-    free(words);
     if (!st && d->undeclared && !says_formats_alone(d))
         return dp_fail(e, DP_EINPUT,
                        "design: undeclared: only factors, out, final_state and names of tensors "

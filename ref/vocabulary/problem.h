@@ -26,6 +26,7 @@
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "activations.h"
 #include "memory.h"
@@ -74,6 +75,14 @@ static inline void dp_must(dp_status st) {
 #endif
 
 /* A function NAME_free frees what its struct holds. The struct itself is the caller's. */
+
+/* Before the declaration of pointers: each is freed where its block ends, by return too. */
+#define DP_OWN __attribute__((cleanup(dp_free_at)))
+static inline void dp_free_at(const void *pointer) {
+    void *x;
+    memcpy(&x, pointer, sizeof x);
+    free(x);
+}
 
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
  * when memory is out. */
