@@ -838,7 +838,9 @@ int main(int argc, char **argv) {
     test_batches(3, 1, 128, 3, DPG_F32, DPG_BF16, DPG_STATE_VK);
     for (dpg_dtype states : {DPG_F32, DPG_BF16}) {
         test_batches(3, 1, 1, 1, DPG_BF16, states, DPG_STATE_KV);
-        test_batches(1, 2, 1, 1, DPG_BF16, states, DPG_STATE_VK);
+        /* enough states for blocks to ask L2 for later ones */
+        for (dpg_state_layout layout : {DPG_STATE_KV, DPG_STATE_VK})
+            test_batches(1, 4, 1, 1, DPG_BF16, states, layout);
     }
     int fill = 0;
     CUDA(cudaDeviceGetAttribute(&fill, cudaDevAttrMultiProcessorCount, 0));
