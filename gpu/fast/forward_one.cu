@@ -111,8 +111,7 @@ template <class SLOT> struct Keys : Maker<SLOT> {
         Raw x;
         int64_t at = (s.t0 + (lane < s.len ? lane : 0)) * d.HV + s.hv;
         x.g.load(t.g, at, d.g_bf16);
-        x.beta = {};
-        if (d.erases) x.beta.load(t.beta, at, d.g_bf16);
+        x.beta = load_strength(d, t, at);
         x.A_log = param_word(t.A_log, s.hv, d.A_type);
         x.bias = param_word(t.dt_bias, s.hv, d.bias_type);
         return x;
@@ -128,7 +127,7 @@ template <class SLOT> struct Keys : Maker<SLOT> {
             if (lane >= m) gam += y;
         }
         float all = __shfl_sync(~0u, gam, 31), rk = norm(d, square);
-        const float beta = lane >= len ? 0.f : d.erases ? beta_value(d, x.beta.get(d.g_bf16)) : 1.f;
+        const float beta = lane < len ? strength_of(d, x.beta) : 0.f;
         slot.gam[lane] = gam;
         slot.rk[lane] = rk;
         slot.of_k[lane] = d.erases * rk * ex2(gam);

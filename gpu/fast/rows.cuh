@@ -358,16 +358,22 @@ struct HeadGate {
     }
 };
 
-/* beta of row r of a tile, 1 where nothing is erased; 0 behind the end. */
-__device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p,
-                                             int r) {
+/* beta of a row [L][HV], 1 where nothing is erased. */
+__device__ __forceinline__ RawWord load_strength(const Dims &d, const dpg_tensors &t, int64_t row) {
     RawWord beta = {};
-    const int64_t row = row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr);
-    if (r < C && d.erases) beta.load(t.beta, row, d.g_bf16);
+    if (d.erases) beta.load(t.beta, row, d.g_bf16);
     return beta;
 }
-__device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p, int r) {
-    if (r >= p.rows) return 0.f;
+__device__ __forceinline__ float strength_of(const Dims &d, RawWord beta) {
     return d.erases ? beta_value(d, beta.get(d.g_bf16)) : 1.f;
+}
+/* The same of row r of a tile, 0 behind the end. */
+__device__ __forceinline__ RawWord load_beta(const Dims &d, const dpg_tensors &t, const Place &p,
+                                             int r) {
+    if (r >= C) return RawWord{};
+    return load_strength(d, t, row_at(p.c.t0, d.HV, p.hv, r < p.rows ? r : 0, p.lr));
+}
+__device__ __forceinline__ float beta_of(const Dims &d, RawWord beta, const Place &p, int r) {
+    return r < p.rows ? strength_of(d, beta) : 0.f;
 }
 #endif

@@ -358,14 +358,14 @@ void dp_chunk_free(dp_chunk *ch) {
 
 /* d = k' X, X rounded with the decay to the chunk's end, which all channels share. */
 static void write_late(const dp_chunk *ch, double *X, double *d) {
-    double *e = dp_doubles(2 * (int64_t)ch->K), *end = e + ch->K;
+    DP_OWN double *e = dp_doubles(2 * (int64_t)ch->K);
+    double *end = e + ch->K;
     for (int t = 0; t < ch->c; t++) {
         decays_at(ch, t, e, end);
         for (int64_t i = (int64_t)t * ch->R * ch->V; i < (int64_t)(t + 1) * ch->R * ch->V; i++)
             X[i] = dp_store(ch->kept, dp_round_arith(ch->base, end[0] * X[i]));
     }
     mul(ch, 1, 0, ch->K, ch->V, ch->n, ch->k, X, d);
-    free(e);
 }
 
 void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
@@ -489,8 +489,8 @@ static void add_rows(dp_base b, int n, int m, const double *A, const double *B, 
 static void sum_dbeta(const dp_chunk *ch, const double *dZ, double *dbeta) {
     const int n = ch->n, K = ch->K, V = ch->V;
     const int64_t nK = (int64_t)n * K, nn = (int64_t)n * n;
-    double *all = dp_doubles(2 * nK + 3 * nn), *dw = all, *y = dw + nK, *dA = y + nK, *x = dA + nn,
-           *back = x + nn;
+    DP_OWN double *all = dp_doubles(2 * nK + 3 * nn);
+    double *dw = all, *y = dw + nK, *dA = y + nK, *x = dA + nn, *back = x + nn;
     mul(ch, 0, 1, n, K, V, ch->dv_new, ch->h, dw);
     for (int64_t i = 0; i < nK; i++)
         dw[i] = dp_store(ch->kept, -dw[i]);
@@ -510,7 +510,6 @@ static void sum_dbeta(const dp_chunk *ch, const double *dZ, double *dbeta) {
     for (int64_t i = 0; i < nn; i++)
         back[i] = -back[i];
     add_rows(ch->base, n, n, back, ch->L, dbeta);
-    free(all);
 }
 
 /* dZ = A^(-T) dv_new; dE = B dZ -> dv; E = V - Kgam S_0 - L X; dbeta = sum_v dZ o E */
