@@ -1,7 +1,6 @@
 /* harness/base/backends.h - who can compute a run, and what the rest of the program asks of it: a
  * row each. Who runs it: harness/run/driver.c. */
-#ifndef DP_BACKENDS_H
-#define DP_BACKENDS_H
+#pragma once
 
 /* The backend computes the outputs:
  *   sim       the simulated ranks
@@ -36,4 +35,3 @@ typedef struct {
     unsigned owns : 1;       /* ranks may own tokens by any table (ref/vocabulary/own.h) */
 } dp_backend_traits;
 extern const dp_backend_traits dp_backends[DP_NBACKENDS];
-#endif

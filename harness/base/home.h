@@ -6,8 +6,7 @@
  * has PREFIX/share/deltaproof, else the source tree that was compiled in. A tree that every user
  * may write to is never used.
  */
-#ifndef DP_HOME_H
-#define DP_HOME_H
+#pragma once
 
 /* The path of `name` in the tree; not to be freed. There need be no such file. */
 const char *dp_home(const char *name);
@@ -29,4 +28,3 @@ const char *dp_python(void);
 /* Arguments between the interpreter and its script. Isolated mode takes no code from the present
  * folder, the user's own packages or PYTHON* variables. */
 #define DP_PYTHON_ISOLATED "-I", "-B"
-#endif

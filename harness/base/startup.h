@@ -5,8 +5,7 @@
  * that cannot be written, ends the program with another status and a message. So does a library
  * that ends it (threads that cannot be started).
  */
-#ifndef DP_STARTUP_H
-#define DP_STARTUP_H
+#pragma once
 
 /* First of all in main. Arguments that are not text, threads whose stacks are too small: 2, after a
  * message that names what is wrong; else 0. Too little address space ends the program so. */
@@ -24,4 +23,3 @@ void dp_on_interrupt(void (*say)(void *arg), void *arg);
 
 /* For processes that were forked: signals as in a new program. */
 void dp_interrupt_default(void);
-#endif

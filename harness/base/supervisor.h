@@ -9,8 +9,7 @@
  * This contains mistakes and their consequences. It is no sandbox: a process that wants to can end
  * its supervisor; that is noticed, and what is left in the session is ended.
  */
-#ifndef DP_SUPERVISOR_H
-#define DP_SUPERVISOR_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <sys/types.h>
 
@@ -35,4 +34,3 @@ int dp_processes_wait(dp_processes *g, double seconds, int *which, int *status);
 
 /* Ends all that is left of it, and returns when it is gone. */
 void dp_processes_end(dp_processes *g);
-#endif

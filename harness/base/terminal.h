@@ -1,7 +1,6 @@
 /* harness/base/terminal.h - texts for a person. A terminal shows colour, and a line that says how
  * far the work has come. Colour is never the only sign of anything. */
-#ifndef DP_TERMINAL_H
-#define DP_TERMINAL_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
 
@@ -42,4 +41,3 @@ void dp_complain(dp_complaints *all, const char *fmt, ...) __attribute__((format
 
 /* DP_OK without complaints; else DP_EINPUT: one complaint is the message, several are its lines. */
 dp_status dp_complaints_end(const dp_complaints *all, dp_err *e);
-#endif

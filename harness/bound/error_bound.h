@@ -6,8 +6,7 @@
  * of o and of token gradients are left out: their worst case is far above the tensor itself. With p
  * = 2, probable: DP_LAMBDA standard deviations, for everything.
  */
-#ifndef DP_ERROR_BOUND_H
-#define DP_ERROR_BOUND_H
+#pragma once
 #include "harness/simulated/ranks.h"
 #include "ref/bound/bound.h"
 #include "ref/files/cache.h"
@@ -94,4 +93,3 @@ void dp_error_bounds_free(dp_error_bounds *w);
 /* All three, for one format. */
 void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,
                           const dp_raw_error *raw, dp_error_bound *out);
-#endif

@@ -3,8 +3,7 @@
  *                   through the activations; then the chain of M, state passes, outputs, states:
  *                   all of one chain format;
  *   state_bound.c   states that ranks hand to each other, or that are stored in a short format. */
-#ifndef DP_ERROR_BOUND_IMPL_H
-#define DP_ERROR_BOUND_IMPL_H
+#pragma once
 #include "error_bound.h"
 #include "ref/vocabulary/recurrence.h"
 
@@ -55,5 +54,3 @@ dp_chain_error dp_chain_error_of(const dp_error_bound_base *w, dp_chain_span spa
  *   fro     [N*HV], gets their Frobenius bounds; NULL: not wanted */
 double **dp_exchange_errors(const dp_error_bound_base *w, int dir, dp_format chain,
                             const dp_chain_error *bM, double **eH, double *fro);
-
-#endif

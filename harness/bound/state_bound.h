@@ -26,8 +26,7 @@
  * Activations carry these errors to the raw inputs (math.md c). Sums over tokens and heads add
  * them. All results are linear in S, so no terms of second order are dropped.
  */
-#ifndef DP_STATE_BOUND_H
-#define DP_STATE_BOUND_H
+#pragma once
 #include "error_bound.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/recurrence.h"
@@ -52,4 +51,3 @@ int dp_store_has_gradients(const dp_problem *p);
  * gradients, too, where dp_store_has_gradients. */
 void dp_store_bounds(const dp_problem *p, int N, dp_sending sending, int n, const dp_stores *at,
                      int backward, dp_error_bound *b);
-#endif

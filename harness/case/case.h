@@ -7,8 +7,7 @@
  * meaning) is in casefile.c; dp_case_print_keys prints it. Every refusal names file, line, key and
  * value (DP_EINPUT).
  */
-#ifndef DP_CASE_H
-#define DP_CASE_H
+#pragma once
 #include "casefile.h"
 #include "ref/chunk/conv.h"
 #include "ref/files/safetensors.h"
@@ -112,4 +111,3 @@ int dp_case_most_ranks(const dp_case *c, int most);
 /* All *.case files of a folder, sorted by name; *n paths that the caller frees one by one.
  * DP_EINPUT when there are none. */
 dp_status dp_case_find_all(const char *dir, char ***paths, int *n, dp_err *e);
-#endif

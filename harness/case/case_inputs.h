@@ -1,8 +1,7 @@
 /* harness/case/case_inputs.h - the input tensors of a case, with their shapes and their places in
  * the case. They are the rows of the table that its op has (ref/vocabulary/tensors.h, of a
  * convolution ref/chunk/conv.h). */
-#ifndef DP_CASE_INPUTS_H
-#define DP_CASE_INPUTS_H
+#pragma once
 #include "case.h"
 
 typedef struct {
@@ -29,4 +28,3 @@ int dp_case_input_names(char *out, size_t size, const dp_tensor_field *f);
 const dp_tensor *dp_case_input_find(const dp_tensorfile *d, const dp_tensor_field *f);
 /* Format of an input in the files of a case whose others have `dtype`. */
 dp_format dp_case_input_format(const dp_tensor_field *f, dp_format dtype);
-#endif

@@ -3,8 +3,7 @@
  *
  * Each that can refuse returns DP_EINPUT with file, line, key and value.
  */
-#ifndef DP_CASE_PARTS_H
-#define DP_CASE_PARTS_H
+#pragma once
 #include "case.h"
 #include "case_inputs.h"
 #include "casefile.h"
@@ -38,4 +37,3 @@ dp_status dp_case_load_input(dp_case_data *x, dp_case_input *s, dp_err *e);
 
 /* case.c: name, relative to the folder of path; to be freed. */
 char *dp_case_sibling(const char *path, const char *name);
-#endif

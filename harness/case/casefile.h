@@ -1,7 +1,6 @@
 /* harness/case/casefile.h - the text of a *.case file as typed settings. The table in casefile.c is
  * the only list of keys. */
-#ifndef DP_CASEFILE_H
-#define DP_CASEFILE_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
 
@@ -70,4 +69,3 @@ const char *dp_casefile_op_name(const dp_casefile *f);
  * where the file does not set the key. */
 dp_status dp_casefile_refuse(const dp_casefile *f, const char *key, dp_err *e, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-#endif

@@ -5,8 +5,7 @@
  * subjects (harness/run/driver.c). A recurrence is no
  * operation but a row of dp_models (ref/vocabulary/problem.c).
  */
-#ifndef DP_OPERATIONS_H
-#define DP_OPERATIONS_H
+#pragma once
 #include "case.h"
 #include "harness/base/backends.h"
 
@@ -67,4 +66,3 @@ typedef struct {
 dp_packing dp_case_packing(dp_case *c);
 /* Tokens; of factors, those that they stand for. */
 int64_t dp_case_tokens(const dp_case *c);
-#endif

@@ -17,8 +17,7 @@
  * calls up to its end compute it in the first sequence alone. All sequences continue from its
  * state, as requests with one cached prompt do.
  */
-#ifndef DP_SESSION_H
-#define DP_SESSION_H
+#pragma once
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 
@@ -73,4 +72,3 @@ void dp_session_firsts(const dp_session *s, const int64_t *cu, int Nseq, unsigne
 /* Marks in ended [Nseq] with 1 every sequence whose state passes unchanged through later calls. It
  * ends before the last call, or has no tokens in a session of several calls. */
 void dp_session_ended(const dp_session *s, const int64_t *cu, int Nseq, unsigned char *ended);
-#endif

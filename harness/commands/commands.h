@@ -1,7 +1,6 @@
 /* harness/commands/commands.h - the commands of the program. argv[0] is what
  * messages begin with, `deltaproof NAME`; each returns the exit status. */
-#ifndef DP_COMMANDS_H
-#define DP_COMMANDS_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 
 int dp_cmd_list(int argc, char **argv);    /* cmd_list.c */
@@ -32,5 +31,3 @@ int dp_refuse(const dp_err *e);
  * record. Returns its exit status, 2 where it cannot be run or is killed. Errors are printed on
  * standard error. */
 int dp_report_page(const char *folder);
-
-#endif

@@ -1,7 +1,6 @@
 /* harness/commands/large_problem.h - the problem of a case at another size, with its law of inputs:
  * for what needs no truth. */
-#ifndef DP_LARGE_PROBLEM_H
-#define DP_LARGE_PROBLEM_H
+#pragma once
 #include "harness/case/case.h"
 
 /* One sequence of so many tokens (0: as many as the case) with so many value and key heads and no
@@ -10,5 +9,3 @@
  * dp_problem_free. */
 dp_problem dp_large_problem(const dp_case *c, int64_t tokens, int heads, int backward,
                             uint64_t seed, const dp_memory *memory);
-
-#endif

@@ -5,8 +5,7 @@
  * dp_option. A bad value ends the program with exit status 2; the message names the option, the
  * value and the allowed values.
  */
-#ifndef DP_OPTIONS_H
-#define DP_OPTIONS_H
+#pragma once
 #include "harness/record/record.h"
 #include "harness/record/run.h"
 #include "ref/vocabulary/text.h"
@@ -248,4 +247,3 @@ const char *dp_examples(void);
 /* argp_parse(a, argc, argv, 0, NULL, input); a usage that is wrong ends the program with status
  * 2. */
 void dp_parse(const struct argp *a, int argc, char **argv, void *input);
-#endif

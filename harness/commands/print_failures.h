@@ -1,6 +1,5 @@
 /* harness/commands/print_failures.h - the failures of many runs by their cause, at the end. */
-#ifndef DP_PRINT_FAILURES_H
-#define DP_PRINT_FAILURES_H
+#pragma once
 #include "harness/record/record.h"
 
 /* Runs of one case in which the same tensor fails by the same kind of limit are one entry. It has
@@ -23,5 +22,3 @@ void dp_print_explain(const char *id, const char *record, const char *options, F
 void dp_print_pooled(const dp_record *rec, FILE *f);
 /* Both as Markdown for the page of a CI job: verdict, totals, a table of causes. */
 void dp_write_summary(const dp_record *rec, FILE *f);
-
-#endif

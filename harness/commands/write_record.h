@@ -1,7 +1,6 @@
 /* harness/commands/write_record.h - what run and judge leave behind: the record where --json says,
  * and in the folder of --out record, junit.xml, page and figures. */
-#ifndef DP_WRITE_RECORD_H
-#define DP_WRITE_RECORD_H
+#pragma once
 #include "harness/record/record.h"
 #include "options.h"
 
@@ -22,5 +21,3 @@ void dp_old_outputs_remove(const char *folder, const char *json);
  * wrong, name the folder as --out and the file as --json. */
 void dp_old_outputs_expect(int argc, char **argv);
 void dp_old_outputs_forget(void);
-
-#endif

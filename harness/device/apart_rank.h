@@ -1,8 +1,7 @@
 /* harness/device/apart_rank.h - what the runs on processes of mpirun or torchrun share
  * (device_apart.h): the communicator of this process, its rank, and how it ended.
  */
-#ifndef DP_APART_RANK_H
-#define DP_APART_RANK_H
+#pragma once
 #include "device_ranks.h"
 #include "harness/mpi/processes.h"
 
@@ -27,4 +26,3 @@ void dp_apart_hear(int r, dp_rank *x, dp_err *e);
  * who end by their own limits. */
 double dp_apart_hurry(const dp_rank *own);
 void dp_apart_done(double limit, int failed);
-#endif

@@ -2,8 +2,7 @@
  * on any hosts, a device each. The first process sends each its tokens and NCCL's unique id, is
  * rank 0 itself, and gets their results (harness/mpi/processes.h).
  */
-#ifndef DP_CUDA_APART_H
-#define DP_CUDA_APART_H
+#pragma once
 #include "device_run.h"
 #include "harness/mpi/processes.h"
 
@@ -17,4 +16,3 @@ dp_status dp_apart_run(const dp_problem *p, const dp_cuda_how *how, dp_cuda_resu
 /* Jobs of the other processes for that (dp_mpi_serve); a build without CUDA kernels never asks. */
 enum { DP_MPI_DEVICE = 16, DP_MPI_DEVICE_CONV };
 extern const dp_mpi_worker dp_apart_worker, dp_apart_conv_worker;
-#endif

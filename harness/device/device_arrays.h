@@ -1,8 +1,7 @@
 /* harness/device/device_arrays.h - arrays of problems and results in a device's memory
  * (ref/vocabulary/memory.h). Such an address is none of this process: an access
  * from the host ends the program, on the CPU translation too. */
-#ifndef DP_DEVICE_ARRAYS_H
-#define DP_DEVICE_ARRAYS_H
+#pragma once
 #include "device_run.h"
 #include "ref/vocabulary/memory.h"
 
@@ -25,4 +24,3 @@ void dp_fill_free(dp_problem *wide);
 /* Results and tensors of ranks without the channels of zeros; frees those of the wide problem. */
 void dp_fill_results(const dp_problem *p, const dp_problem *wide, int backward,
                      dp_cuda_result *from, dp_cuda_result *to);
-#endif

@@ -1,6 +1,5 @@
 /* harness/device/device_job.h - one rank of a run on devices: what it is told, what it leaves. */
-#ifndef DP_DEVICE_JOB_H
-#define DP_DEVICE_JOB_H
+#pragma once
 #include "device_procs.h"
 #include "device_ranks.h"
 
@@ -43,4 +42,3 @@ void dp_cuda_result_alloc(dp_cuda_result *out, const dp_problem *p, int N, int b
 /* Forward, and backward if its options say so; what stays then is freed (device_ranks.h). */
 dp_status dp_rank_job_run(void *job);
 void dp_rank_job_end(void *job);
-#endif

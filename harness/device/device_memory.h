@@ -3,8 +3,7 @@
  * Tensors go as fp32 or bf16 (each value is representable, or is rounded once). Errors are kept in
  * the rank's err and returned.
  */
-#ifndef DP_DEVICE_MEMORY_H
-#define DP_DEVICE_MEMORY_H
+#pragma once
 #include "gpu/dp_gpu.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
@@ -51,4 +50,3 @@ dp_status dp_device_upload(dp_device *d, const double *x, int64_t n, dpg_dtype t
 dp_status dp_device_download(dp_device *d, const void *dev, int64_t n, dpg_dtype t, double *to);
 /* Gives memory and stream back. */
 void dp_device_close(dp_device *d);
-#endif

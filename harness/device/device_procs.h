@@ -2,8 +2,7 @@
  * devices. They are started before this process calls CUDA, and wait for runs. A run's inputs and
  * results lie in memory that all map at the same address.
  */
-#ifndef DP_CUDA_PROCS_H
-#define DP_CUDA_PROCS_H
+#pragma once
 #include "device_ranks.h"
 
 enum { DP_PROCS_MOST = 64 };
@@ -22,4 +21,3 @@ dp_status dp_procs_run(int N, dp_procs_body body, void *jobs, volatile dp_rank_s
                        double limit_s, int *left, dp_err *e);
 /* Behind every run. failed: its processes end, the next run gets new ones. */
 void dp_procs_end(int failed);
-#endif

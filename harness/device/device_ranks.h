@@ -1,7 +1,6 @@
 /* harness/device/device_ranks.h - the ranks of a run on CUDA devices, each a thread or a process.
  * It has their communicators, their start, and their end when one of them never returns. */
-#ifndef DP_CUDA_RANKS_H
-#define DP_CUDA_RANKS_H
+#pragma once
 #include "device_memory.h"
 #include "device_run.h"
 #include "gpu/dp_gpu.h"
@@ -56,4 +55,3 @@ int64_t dp_own_tokens(const dp_own_table *t, int rank);
 /* Copies the rank's tokens, `each` numbers a token, from `all` to `own`, one part after the other;
  * back: from `own` to `all`. */
 void dp_own_copy(const dp_own_table *t, int rank, int64_t each, double *all, double *own, int back);
-#endif

@@ -3,8 +3,7 @@
  * nccl has one device per rank over NCCL; with fewer devices, processes that share them
  * (device_procs.h). Compiled without CUDA, every call says so.
  */
-#ifndef DP_CUDA_H
-#define DP_CUDA_H
+#pragma once
 #include "harness/base/backends.h"
 #include "harness/simulated/calls.h"
 #include "ref/chunk/conv.h"
@@ -127,4 +126,3 @@ int dp_cuda_keeps(const dp_problem *call, const dp_cuda_how *how, const dp_state
  *            less, as the kernel reads and writes the slots of one list */
 dp_status dp_cuda_decode(const dp_problem *call, const dp_cuda_how *how, const dp_state_pool *pool,
                          dp_result *out, double **states, dp_err *e);
-#endif

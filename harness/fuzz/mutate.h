@@ -2,8 +2,7 @@
  * file keeps a header that describes its data, a case file is lines of `key = value`. So most of
  * what is tried gets past the first check and into the code behind it.
  */
-#ifndef DP_FUZZ_MUTATE_H
-#define DP_FUZZ_MUTATE_H
+#pragma once
 #include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -35,4 +34,3 @@ const char *scratch_folder(void);
 
 /* The program is wrong: says what, and ends the run. */
 void must(int ok, const char *what, const char *more);
-#endif

@@ -28,8 +28,7 @@
  * and the last lines are shown where it fails. The two files lie in a new folder below $TMPDIR
  * (/tmp), which is removed at the end. If this program was killed, the next one removes it.
  */
-#ifndef DP_COMMAND_H
-#define DP_COMMAND_H
+#pragma once
 #include "subject.h"
 
 #define DP_COMMAND_UNSUPPORTED 77 /* exit status: it does not take this problem */
@@ -52,4 +51,3 @@ typedef struct {
  * first call, except to ask for its base. DP_EINPUT then tells the result of that call, where it
  * did not say. The subject is run and closed as any other (subject.h). */
 dp_status dp_command_open(const dp_command_claim *q, dp_subject *s, dp_err *e);
-#endif

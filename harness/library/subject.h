@@ -9,8 +9,7 @@
  * processes of the library end (supervisor.h). A run's limits of time and memory also hold for
  * loading, constructors and `about`.
  */
-#ifndef DP_SUBJECT_H
-#define DP_SUBJECT_H
+#pragma once
 #include "harness/simulated/calls.h"
 #include "ref/chunk/stages.h"
 #include "ref/vocabulary/design.h"
@@ -104,4 +103,3 @@ void dp_subject_result_free(dp_subject_result *r);
 
 /* Bits of an output before anybody writes it: a NaN that no arithmetic makes. */
 static const uint64_t DP_SUBJECT_UNWRITTEN = UINT64_C(0x7ff8deadbeef0b5e);
-#endif

@@ -1,7 +1,6 @@
 /* harness/library/subject_parts.h - the parts of a library as a subject, on the side of the program
  * (subject.h). */
-#ifndef DP_SUBJECT_PARTS_H
-#define DP_SUBJECT_PARTS_H
+#pragma once
 #include "subject_shared.h"
 
 #define DP_SUBJECT_CANARY 0xA5
@@ -52,5 +51,3 @@ const char *dp_subject_base_name(const char *path);
 dp_status dp_command_run(const dp_subject *s, const dp_problem *p, const dp_subject_call *call,
                          dp_subject_result *out, dp_err *e);
 void dp_command_close(struct dp_command *c);
-
-#endif

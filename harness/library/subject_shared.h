@@ -8,8 +8,7 @@
  * The program works from its own copy of `given` and from one look at each state, and believes no
  * number in it without a check.
  */
-#ifndef DP_SUBJECT_SHARED_H
-#define DP_SUBJECT_SHARED_H
+#pragma once
 #include "harness/base/supervisor.h"
 #include "harness/deltaproof_subject.h"
 #include "subject.h"
@@ -103,4 +102,3 @@ void dp_subject_limit_memory(int64_t memory);
 static inline int64_t dp_subject_begin(const dp_subject_region *r) {
     return r->span - (r->n * 8 + 63) / 64 * 64;
 }
-#endif

@@ -1,8 +1,7 @@
 /* harness/library/tensor_files.h - the tensors of one call in safetensors files: inputs as they are
  * written for another program, outputs as they are read from it. Names, shapes and layouts:
  * harness/run/judge.h. */
-#ifndef DP_TENSOR_FILES_H
-#define DP_TENSOR_FILES_H
+#pragma once
 #include "harness/base/terminal.h"
 #include "harness/simulated/calls.h"
 #include "ref/chunk/stages.h"
@@ -76,4 +75,3 @@ int dp_outputs_check_names(const dp_tensorfile *in, const dp_tensorfile *out, dp
  * messages. */
 dp_status dp_outputs_load(const dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p, int N,
                           int vk, dp_stored_results *g, dp_err *e);
-#endif

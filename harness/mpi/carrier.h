@@ -1,8 +1,7 @@
 /* harness/mpi/carrier.h - transport of messages between the processes of a job: MPI, or sockets to
  * the first process. For processes.c alone.
  */
-#ifndef DP_CARRIER_H
-#define DP_CARRIER_H
+#pragma once
 #include "processes.h"
 
 #include <poll.h>
@@ -54,5 +53,3 @@ void dp_job_too_late(int from, const char *what);
 void dp_job_wrong_length(int from, const char *what, size_t came, size_t bytes);
 void dp_job_not_between(int from, size_t came, size_t least, size_t most); /* ends it, if so */
 void dp_job_end(void);
-
-#endif

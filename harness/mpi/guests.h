@@ -1,8 +1,7 @@
 /* harness/mpi/guests.h - connections to the first process, side by side, until each has proved
  * which rank it is (meet.h), or is sent away.
  */
-#ifndef DP_GUESTS_H
-#define DP_GUESTS_H
+#pragma once
 #include "meet.h"
 
 enum { DP_MOST_GUESTS = 256, DP_CONNECTION_S = 10 };
@@ -33,4 +32,3 @@ void dp_guests_hear(dp_guests *h, int i);
 /* Guests that have stayed too long leave. */
 void dp_guests_look(dp_guests *h);
 void dp_guests_close(dp_guests *h); /* closes those that are left */
-#endif

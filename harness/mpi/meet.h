@@ -6,8 +6,7 @@
  * file DELTAPROOF_SECRET_FILE) it listens at every interface. Connections are heard side by side
  * (guests.h): each has DP_CONNECTION_S, all have DP_START_S.
  */
-#ifndef DP_MEET_H
-#define DP_MEET_H
+#pragma once
 #include "carrier.h"
 
 /* Fills all of the job, and socket_of [size]: the first's of the others, else that of the first.
@@ -68,4 +67,3 @@ dp_proof dp_proof_make(const dp_party *own, const dp_hello *other);
 typedef struct {
     uint64_t kind, bytes;
 } dp_head;
-#endif

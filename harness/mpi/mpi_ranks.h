@@ -6,8 +6,7 @@
  * first. The bits are those of the simulated ranks. Only the first process calls this, for N that
  * dp_mpi_unavailable lets pass.
  */
-#ifndef DP_MPI_RANKS_H
-#define DP_MPI_RANKS_H
+#pragma once
 #include "harness/simulated/ranks.h"
 #include "processes.h"
 #include "ref/chunk/conv.h"
@@ -35,4 +34,3 @@ dp_status dp_mpi_conv(const dp_conv *c, int N, dp_base pol, dp_conv_result *r, d
 enum { DP_MPI_OPEN = 1, DP_MPI_RUN, DP_MPI_CLOSE, DP_MPI_CONV, DP_MPI_SWEEP };
 #define DP_MPI_NRANK_WORKERS 4
 extern const dp_mpi_worker dp_mpi_rank_workers[DP_MPI_NRANK_WORKERS];
-#endif

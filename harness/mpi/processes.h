@@ -13,8 +13,7 @@
  * ends them too. If it is the first one, the others say so. Calls may come from one thread at a
  * time.
  */
-#ifndef DP_MPI_PROCESSES_H
-#define DP_MPI_PROCESSES_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -58,4 +57,3 @@ void dp_mpi_serve(const dp_mpi_worker *w, int n);
 
 /* Prints a line for each process of this host that is gone, once; 0: none is. */
 int dp_mpi_say_gone(void);
-#endif

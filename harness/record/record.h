@@ -6,8 +6,7 @@
  * numbers are the strings "nan", "inf", "-inf". Errors are relative to the truth's norm unless said
  * otherwise.
  */
-#ifndef DP_RECORD_H
-#define DP_RECORD_H
+#pragma once
 #include "harness/verdict/levels.h"
 #include "ref/vocabulary/problem.h"
 #include "run.h"
@@ -118,4 +117,3 @@ typedef struct {
 dp_digest dp_digest_of(const dp_runs *r);
 /* The text of one run; to be freed. */
 char *dp_digest_text(const dp_run *r);
-#endif

@@ -17,8 +17,7 @@
  * Lost and new items are listed apart from worse ones, a line a case where that has more than three
  * runs. Records are the same when nothing of that differs, nor their digests.
  */
-#ifndef DP_RECORD_DIFF_H
-#define DP_RECORD_DIFF_H
+#pragma once
 #include "record_read.h"
 #include <stdio.h>
 
@@ -32,4 +31,3 @@ typedef enum { DP_DIFF_NOT_WORSE = 0, DP_DIFF_WORSE = 1, DP_DIFF_NOTHING_IN_COMM
 
 /* Prints to f; *json (NULL: not wanted): the comparison, to be freed. */
 dp_diff dp_record_diff(const dp_diff_request *q, FILE *f, json_t **json);
-#endif

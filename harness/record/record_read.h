@@ -5,8 +5,7 @@
  * record.h. Errors are numbers, "nan", "inf", "-inf", null or absent. A run names no tensor twice.
  * Fields that are not listed here are kept and not looked at.
  */
-#ifndef DP_RECORD_READ_H
-#define DP_RECORD_READ_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
 
@@ -37,4 +36,3 @@ json_t *dp_old_tensors(const json_t *run);
 /* The error of the whole tensor (rank -1) or of one rank; NAN where there is none. */
 double dp_old_error(const json_t *tensor, int rank);
 int dp_old_ranks(const json_t *tensor);
-#endif

@@ -1,6 +1,5 @@
 /* harness/record/record_schema.h - the fields of a record (record.h), as tables. */
-#ifndef DP_RECORD_SCHEMA_H
-#define DP_RECORD_SCHEMA_H
+#pragma once
 #include "record.h"
 #include "schema.h"
 
@@ -10,4 +9,3 @@
 
 extern const dp_object_schema dp_record_schema;     /* of a dp_record */
 extern const dp_object_schema dp_record_run_schema; /* of a dp_run */
-#endif

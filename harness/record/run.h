@@ -4,8 +4,7 @@
  * case -> truth (cached) and fp64 reference -> subject -> compare with bounds -> run record. The ID
  * of a run reproduces it bit for bit (run_id.h).
  */
-#ifndef DP_RUN_H
-#define DP_RUN_H
+#pragma once
 #include "harness/case/operations.h"
 #include "harness/device/device_run.h"
 #include "harness/library/subject.h"
@@ -154,4 +153,3 @@ int dp_ill_conditioned(const dp_condition *c, dp_base b);
 /* Sets the verdict of the run from its tensors. It fails if one fails, is unjudged if one is
  * unjudged that may not be, and passes otherwise. */
 void dp_run_close(dp_run *r);
-#endif

@@ -9,8 +9,7 @@
  * `NAME:backend=subject,..`, with the same --subject. Tensors of another program:
  * `judge:NAME:ranks=4,..`, which cannot be repeated.
  */
-#ifndef DP_RUN_ID_H
-#define DP_RUN_ID_H
+#pragma once
 #include "run.h"
 
 #define DP_MAX_RANKS 4096
@@ -43,4 +42,3 @@ void dp_id_cut(char *id, dp_id_key key, const char *value);
 
 /* A number of ranks, 1 .. DP_MAX_RANKS; -1: it is none. */
 int dp_find_ranks(const char *text);
-#endif

@@ -5,8 +5,7 @@
  * reader gets them bit for bit. A reader checks the table, and then rules that hold for every run:
  * its ID describes its settings, its verdict follows from its tensors.
  */
-#ifndef DP_RUN_JSON_H
-#define DP_RUN_JSON_H
+#pragma once
 #include "run.h"
 #include "schema.h"
 #include <jansson.h>
@@ -25,4 +24,3 @@ dp_status dp_runs_from_json(const json_t *list, const char *path, const char *ca
 char *dp_runs_pack(const dp_runs *r, size_t *bytes);
 dp_status dp_runs_unpack(const char *from, size_t bytes, const char *path, const char *case_name,
                          dp_runs *r, dp_err *e);
-#endif

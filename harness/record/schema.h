@@ -4,8 +4,7 @@
  * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
  * know. A member that may have none, or an entry of a list of numbers, is null where it has none.
  */
-#ifndef DP_SCHEMA_H
-#define DP_SCHEMA_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
 
@@ -91,4 +90,3 @@ json_t *dp_schema_describe(const dp_object_schema *s);
 json_t *dp_schema_numbers(const double *x, int n);
 /* x to so many significant digits. */
 double dp_schema_rounded(double x, int digits);
-#endif

@@ -6,8 +6,7 @@
  * pipeline is blamed on its own stage and on earlier stages that nothing clears. A tensor that
  * passes clears its sources. So the more stages a program shows, the fewer are suspects.
  */
-#ifndef DP_BLAME_H
-#define DP_BLAME_H
+#pragma once
 #include "harness/record/run.h"
 #include "harness/simulated/ranks.h"
 
@@ -28,4 +27,3 @@ void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage s
 /* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none
  * fails. */
 const dp_judgement *dp_first_failing(const dp_run *r, const char **stage);
-#endif

@@ -17,8 +17,7 @@
  * all failures is said alone; where several do, that several would fit; where none does, each
  * failed tensor's own.
  */
-#ifndef DP_HYPOTHESES_H
-#define DP_HYPOTHESES_H
+#pragma once
 #include "judge.h"
 #include "ref/files/safetensors.h"
 
@@ -37,4 +36,3 @@ dp_hypotheses_count dp_hypotheses(const dp_judge_options *o, const dp_case *c, c
 /* passed: the run of these options. Returns 1 if an error is below a thousandth of its claim's
  * expectation, and a claim that sees smaller errors would also pass. The text names that claim. */
 int dp_tighter_claim(const dp_judge_options *o, const dp_run *passed, char *text, size_t size);
-#endif

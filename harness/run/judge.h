@@ -67,8 +67,7 @@
  * file holds in a coarser format than the base stores it in gets that one rounding on top of its
  * bound.
  */
-#ifndef DP_JUDGE_H
-#define DP_JUDGE_H
+#pragma once
 #include "harness/base/terminal.h"
 #include "harness/library/tensor_files.h"
 #include "harness/record/run.h"
@@ -135,4 +134,3 @@ dp_status dp_judge_load(const dp_judge_options *o, dp_tensorfile *in, dp_tensorf
 
 /* Are the states of a file laid out [V,K], by its option or metadata? */
 int dp_judge_state_vk(const dp_tensorfile *f, const char *given, dp_complaints *all);
-#endif

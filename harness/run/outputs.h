@@ -3,8 +3,7 @@
  * A driver (subjects.h) fills dp_outputs and a record, and calls dp_judge_calls. The order is
  * results, op step's convolutions, tensors that ranks exchange, growth of M, stages, flaws.
  */
-#ifndef DP_OUTPUTS_H
-#define DP_OUTPUTS_H
+#pragma once
 #include "harness/case/session.h"
 #include "harness/record/run.h"
 #include "harness/simulated/calls.h"
@@ -50,4 +49,3 @@ void dp_judge_outputs(dp_sharding *sp, dp_bound_bases *bases, const dp_outputs *
 /* dp_judge_outputs, and whatever else a session returns (step.c). */
 dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_seen *seen,
                          dp_bound_bases *bases, dp_run *r, dp_err *e);
-#endif

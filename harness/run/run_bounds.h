@@ -4,8 +4,7 @@
  * Bounds come from the fp64 reference of a sharding, and are read from the cache where they are
  * known. Kernels that go token by token (design `recurrent`) have those of chunks of one token.
  */
-#ifndef DP_RUN_BOUNDS_H
-#define DP_RUN_BOUNDS_H
+#pragma once
 #include "harness/bound/error_bound.h"
 #include "harness/case/session.h"
 #include "harness/record/run.h"
@@ -87,5 +86,3 @@ void dp_stage_errors_make(dp_sharding *sp, const dp_run *run, double *const *sta
                           dp_bound_bases *w, dp_stage_errors *x);
 /* Frees what it holds; the struct is the caller's. */
 void dp_stage_errors_free(dp_stage_errors *x);
-
-#endif

@@ -5,8 +5,7 @@
  * Both structs must stay at their address between open and close. They borrow case and options.
  * The caller closes them whether or not open returned DP_OK.
  */
-#ifndef DP_STANDARD_H
-#define DP_STANDARD_H
+#pragma once
 #include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
 #include "harness/verdict/expected.h"
@@ -64,5 +63,3 @@ void dp_sharding_expect(dp_sharding *sp, const dp_run *r, int stages, int n,
                         const dp_design *design);
 /* The draws of a run in its design; draw: made where they are not known. NULL: none. */
 const dp_expected *dp_sharding_expected(dp_sharding *sp, const dp_run *r, int stages, int draw);
-
-#endif

@@ -18,8 +18,7 @@
  * and what the convolution's own arithmetic adds comes from ref/bound/conv_bound.c again.
  * First order.
  */
-#ifndef DP_STEP_H
-#define DP_STEP_H
+#pragma once
 #include "harness/bound/error_bound.h"
 #include "harness/case/case.h"
 #include "harness/device/device_run.h"
@@ -71,4 +70,3 @@ dp_status dp_step_judge(const dp_case *c, const dp_truth *truth, const dp_step_r
  * into run->tensor as above, by their own bounds; adds the number of judged rows to rows. */
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
                               dp_run *run, int64_t *rows, dp_err *e);
-#endif

@@ -4,8 +4,7 @@
  * and walks them. Files of results that another program wrote are judged by dp_run_stored
  * (judge.h).
  */
-#ifndef DP_SUBJECTS_H
-#define DP_SUBJECTS_H
+#pragma once
 #include "outputs.h"
 
 #define DP_MAX_RANK_COUNTS 16
@@ -136,5 +135,3 @@ void dp_other_values_undo(const dp_problem *p, dp_result *r);
  * and where. */
 int dp_results_differ(const dp_problem *p, const dp_result *a, const dp_result *b, char *text,
                       size_t size);
-
-#endif

@@ -10,8 +10,7 @@
  * first run's is wrong too, whatever its bound. A row is a token's vector, a row of a [K][V] or
  * [K][K] matrix, or of a chunk's matrix.
  */
-#ifndef DP_BISECT_H
-#define DP_BISECT_H
+#pragma once
 #include "harness/case/case.h"
 #include "harness/simulated/ranks.h"
 #include "harness/verdict/compare.h"
@@ -85,4 +84,3 @@ typedef struct {
 /* The same run `runs` times; *out says where bits differ first. out->hit is to be freed. */
 dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
                         dp_err *e);
-#endif

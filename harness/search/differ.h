@@ -14,8 +14,7 @@
  * rank does not have (stages.h) are skipped. The first tensor beyond, in the order of the
  * pipeline, is where to look.
  */
-#ifndef DP_DIFFER_H
-#define DP_DIFFER_H
+#pragma once
 #include "invariants.h"
 
 typedef enum {
@@ -57,4 +56,3 @@ typedef struct {
  * DP_EDEVICE: it did not come to its end. */
 dp_status dp_differ_run(const dp_problem *p, const dp_check_subject s[2], int N, int backward,
                         dp_differ *out, int *who, dp_err *e);
-#endif

@@ -59,8 +59,7 @@
  *                 the two probable bounds (error_bound.h; math.md j.4); skipped if the fp64
  *                 reference of the bounds would take longer than a minute
  */
-#ifndef DP_INVARIANTS_H
-#define DP_INVARIANTS_H
+#pragma once
 #include "harness/device/device_run.h"
 #include "harness/library/subject.h"
 #include "harness/simulated/ranks.h"
@@ -130,4 +129,3 @@ typedef struct {
  *   only       names of checks separated by commas; NULL: all */
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e);
-#endif

@@ -1,7 +1,6 @@
 /* harness/search/invariants_work.h - the parts of the invariants: problems made from others, runs
  * of them, and what must be the same. */
-#ifndef DP_INVARIANTS_WORK_H
-#define DP_INVARIANTS_WORK_H
+#pragma once
 #include "harness/bound/error_bound.h"
 #include "harness/record/run.h"
 #include "invariants.h"
@@ -110,5 +109,3 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose);
 dp_status dp_check_ranks_bound(dp_check_work *w);
 /* Chunks of other lengths differ by no more than both bounds. */
 dp_status dp_check_chunk_size(dp_check_work *w);
-
-#endif

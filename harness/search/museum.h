@@ -23,8 +23,7 @@
  *                         of the red runs that FLA's own thresholds pass without the fault
  *   "bugs": [{"number", "what", "note", "faults": [names]}]}
  */
-#ifndef DP_MUSEUM_H
-#define DP_MUSEUM_H
+#pragma once
 #include "harness/record/run.h"
 #include <stdio.h>
 
@@ -113,4 +112,3 @@ void dp_kernel_museum_print(const dp_kernel_museum *m, FILE *f);
 dp_status dp_kernel_museum_write(const dp_kernel_museum *m, const char *path, dp_err *e);
 /* faults not seen, and red runs without one */
 int dp_kernel_museum_unseen(const dp_kernel_museum *m);
-#endif

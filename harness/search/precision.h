@@ -14,8 +14,7 @@
  * 495, 3xTF32 165, fp32 67, fp64 33.5 Tflop/s; memory: 4.8 TB/s. It orders policies and predicts
  * nothing.
  */
-#ifndef DP_PRECISION_H
-#define DP_PRECISION_H
+#pragma once
 #include "harness/simulated/ranks.h"
 
 #define DP_MAX_UNITS 16
@@ -66,4 +65,3 @@ typedef struct {
 } dp_precision;
 /* Both choices; found is 0 where not even the wide policy will do. */
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e);
-#endif

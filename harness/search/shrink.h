@@ -15,8 +15,7 @@
  * step is kept when the problem that remains fails for the same reason. All of it is repeated until
  * nothing more goes.
  */
-#ifndef DP_SHRINK_H
-#define DP_SHRINK_H
+#pragma once
 #include "harness/record/run.h"
 
 typedef enum {
@@ -92,4 +91,3 @@ int dp_shrunk_by_laws(const dp_shrunk *s); /* would it write laws? */
  * written beside it. */
 dp_status dp_case_write(const dp_case *c, const char *reason, const char *source, const char *path,
                         dp_err *e);
-#endif

@@ -28,8 +28,7 @@
  * The faults of calls (fault.h) act here. A fault reports the heads at which it changed the inputs
  * or results of a call.
  */
-#ifndef DP_CALLS_H
-#define DP_CALLS_H
+#pragma once
 #include "fault.h"
 #include "harness/case/session.h"
 #include "ranks.h"
@@ -228,4 +227,3 @@ dp_status dp_calls_run(const dp_problem *p, const dp_session *s, dp_fault fault,
 
 /* Runs the simulation s of a call (one rank), fills *out and frees s. */
 void dp_calls_of_sim(dp_sim *s, dp_call_result *out);
-#endif

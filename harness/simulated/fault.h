@@ -6,8 +6,7 @@
  * calls them after its stages (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that
  * rank and head. Effects on convolutions are in run/step.c, those between the calls of a session in
  * calls.c. */
-#ifndef DP_FAULT_H
-#define DP_FAULT_H
+#pragma once
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/own.h"
 
@@ -56,4 +55,3 @@ typedef struct {
 #define DP_BUGS_OF_THREADS 37
 #define DP_NBUGS 60
 extern const dp_bug dp_bugs[DP_NBUGS + 1];
-#endif

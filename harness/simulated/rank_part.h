@@ -1,7 +1,6 @@
 /* harness/simulated/rank_part.h - inputs and results of a rank that is a process of its own.
  */
-#ifndef DP_RANK_PART_H
-#define DP_RANK_PART_H
+#pragma once
 #include "ranks.h"
 
 /* Rank `rank` of N: its tokens of p, parts one behind the other, with the cu, states and parameters
@@ -18,4 +17,3 @@ void dp_rank_each_result(const dp_problem *p, dp_result *out, const dp_context *
 int64_t dp_rank_size(dp_sim *s, int rank, int backward);
 void dp_rank_pack(dp_sim *s, int rank, int backward, double *all);
 void dp_rank_unpack(dp_sim *s, int rank, int backward, const double *all);
-#endif

@@ -13,8 +13,7 @@
  * Results are bitwise the same for any number of threads, and, but for dp_linear_lapack, on every
  * machine.
  */
-#ifndef DP_RANKS_H
-#define DP_RANKS_H
+#pragma once
 #include "fault.h"
 #include "ref/chunk/chunk.h"
 #include "ref/chunk/gate.h"
@@ -200,4 +199,3 @@ dp_chunk *dp_sim_chunk(const dp_sim *s, int group, int hv);
 const double *dp_sim_start(const dp_sim *s, int rank, int sub); /* [HV][K][V], or NULL for zeros */
 /* do at a token for head hv: row stride HV*V in the problem; gathered into [c][V]. */
 void dp_sim_gather_do(const dp_sim *s, int group, int hv, double *dout);
-#endif

@@ -1,7 +1,6 @@
 /* harness/simulated/ranks_stages.h - the parts of the simulation: its stages, and what they share.
  */
-#ifndef DP_RANKS_STAGES_H
-#define DP_RANKS_STAGES_H
+#pragma once
 #include "ranks.h"
 
 typedef void dp_sim_stage_fn(dp_sim *s, int gi, int hv);
@@ -103,5 +102,3 @@ struct dp_sim_heads {
     dp_problem p; /* owned by one rank; where ranks are processes, its own */
     dp_sim sim;
 };
-
-#endif

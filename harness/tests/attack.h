@@ -4,8 +4,7 @@
  * Everything runs the program as a user does. So the same tests can be run against an older one
  * (DP_PROGRAM), where each of them must fail.
  */
-#ifndef DP_TESTS_ATTACK_H
-#define DP_TESTS_ATTACK_H
+#pragma once
 #include "gt.h"
 
 #define AT_HUNG 124 /* the status of what had to be ended */
@@ -56,4 +55,3 @@ const char *at_library(const char *source, const char *flags);
 int at_expect(const char *file, int line, const char *what, int got, int want, ...);
 #define EXPECT(got, want, ...) \
     at_expect(__FILE__, __LINE__, #got, got, want, ##__VA_ARGS__, (const char *)0)
-#endif

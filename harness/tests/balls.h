@@ -1,6 +1,5 @@
 /* harness/tests/balls.h - two truths of the same numbers agree within their radii. */
-#ifndef DP_TESTS_BALLS_H
-#define DP_TESTS_BALLS_H
+#pragma once
 #include "gt.h"
 #include "ref/truth/truth.h"
 #include <math.h>
@@ -21,4 +20,3 @@ static inline void balls_meet(const char *what, const dp_ball *x, const dp_ball 
               (long long)r, held->rad[r]);
     }
 }
-#endif

@@ -1,7 +1,6 @@
 /* harness/tests/cases.h - cases for tests: by name from the cases folder, or from text. 0: refused,
  * and the test has failed with the message. */
-#ifndef DP_TESTS_CASES_H
-#define DP_TESTS_CASES_H
+#pragma once
 #include "gt.h"
 #include "harness/case/case.h"
 #include <stdio.h>
@@ -36,4 +35,3 @@ static inline const char *gt_library(const char *source, const char *name) {
     if (gt_run(cmd, said, sizeof said)) gt_fail(__FILE__, __LINE__, source, "%s", said);
     return path;
 }
-#endif

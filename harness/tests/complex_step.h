@@ -1,8 +1,7 @@
 /* harness/tests/complex_step.h - for oracles in quadruple precision: an input with an imaginary
  * step in one entry, and the gate of math.md c. The derivative d loss / dx is Im loss(x + i h) /
  * h. */
-#ifndef DP_TESTS_COMPLEX_STEP_H
-#define DP_TESTS_COMPLEX_STEP_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 
 #include <quadmath.h>
@@ -33,4 +32,3 @@ static inline c128 c_gate(const dp_problem *p, const bump *b, int64_t row, int c
     return p->gate == DP_GATE_SOFTPLUS ? -a * clogq(1 + cexpq(x))
                                        : (f128)p->lower_bound * c_sigmoid(a * x);
 }
-#endif

@@ -5,8 +5,7 @@
  * CHECK goes on after a failure, REQUIRE leaves the test, SKIP ends it as skipped with its reason
  * (skips are counted).
  */
-#ifndef DP_GT_H
-#define DP_GT_H
+#pragma once
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -50,4 +49,3 @@ const char *gt_cases(void);   /* path of the cases folder */
         gt_skip(__FILE__, __LINE__, __VA_ARGS__); \
         return;                                   \
     } while (0)
-#endif

@@ -1,8 +1,7 @@
 /* harness/tests/oracle.h - a second, independent witness: the step recurrence and its adjoint in
  * 80-bit long double, one head and one sequence at a time. It is written as the formulas of math.md
  * b, c, d read. Accurate to about 1e-18, slow, for small problems only. */
-#ifndef DP_ORACLE_H
-#define DP_ORACLE_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 void oracle_run(const dp_problem *p, dp_result *r,
                 int backward); /* r allocated by dp_result_alloc */
@@ -25,4 +24,3 @@ void oracle_problem(dp_problem *p, const oracle_spec *s);
 oracle_spec oracle_packed(dp_model model, int K, const int64_t *cu, uint64_t seed);
 double oracle_maxrel(const double *got, const double *want,
                      int64_t n); /* max |got - want| / max |want|; NaN gives inf */
-#endif

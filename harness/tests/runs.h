@@ -1,6 +1,5 @@
 /* harness/tests/runs.h - runs of a case for tests: judged from its text, and what they hold. */
-#ifndef DP_TESTS_RUNS_H
-#define DP_TESTS_RUNS_H
+#pragma once
 #include "cases.h"
 #include "harness/record/run.h"
 
@@ -32,4 +31,3 @@ static inline const dp_judgement *gt_tensor(const dp_run *r, const char *name) {
 
 /* Did the run's fault change anything? */
 static inline int gt_acted(const dp_run *r) { return r->hit && memchr(r->hit, 1, (size_t)r->nhit); }
-#endif

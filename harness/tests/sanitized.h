@@ -5,8 +5,7 @@
  * only repeat numerics on whole cases. They count as skipped, with the reason. DP_SANITIZE_ALL=1 in
  * the environment leaves nothing out (the weekly job).
  */
-#ifndef DP_TESTS_SANITIZED_H
-#define DP_TESTS_SANITIZED_H
+#pragma once
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -22,5 +21,4 @@ const char *gt_left_out(const char *suite, const char *name);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

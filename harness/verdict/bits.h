@@ -12,8 +12,7 @@
  *
  * 0.425 = sqrt(1/(8 ln 2)): rms of round to nearest over u for log-uniform significands.
  */
-#ifndef DP_BITS_H
-#define DP_BITS_H
+#pragma once
 #include "ref/vocabulary/formats.h"
 
 typedef enum { DP_BITS_STORE, DP_BITS_OPERAND, DP_BITS_ACCUMULATE, DP_NBITMODELS } dp_bits_model;
@@ -52,4 +51,3 @@ typedef struct {
  * leaves npoint = 0. */
 void dp_bits_read(const dp_bits_scale *s, const double *err, const double *got, dp_format claimed,
                   dp_bits *out);
-#endif

@@ -18,8 +18,7 @@
  * chunk and head of a truth that is not finite, since dense tiles multiply masked zeros by NaN.
  * Such entries have no value, and `why` counts their rows.
  */
-#ifndef DP_COMPARE_H
-#define DP_COMPARE_H
+#pragma once
 #include "levels.h"
 #include "ref/vocabulary/problem.h"
 
@@ -189,4 +188,3 @@ typedef struct {
 } dp_sums_in;
 /* Changes dA_log and ddt_bias alone. */
 void dp_sums_judge(const dp_sums_in *in);
-#endif

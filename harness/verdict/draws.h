@@ -11,8 +11,7 @@
  *   part   for sums over tokens (dA_log, ddt_bias): the share that each window of tokens has in the
  *          error of the sum
  */
-#ifndef DP_DRAWS_H
-#define DP_DRAWS_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
 
@@ -97,4 +96,3 @@ void dp_row_map_free(dp_row_map *m);
  * numbers of a token: its keys and, if value heads are added up, these. NULL: no limit, since an
  * initial state enters every row, or the field sums otherwise. */
 double *dp_row_freedom_new(const dp_problem *p, dp_result_id field);
-#endif

@@ -13,8 +13,7 @@
  * A training step (op step) is drawn whole: x, w and bias of the convolutions move, too. The
  * subject's q, k, v are outputs of its own convolution.
  */
-#ifndef DP_EXPECTED_H
-#define DP_EXPECTED_H
+#pragma once
 #include "draws.h"
 #include "harness/simulated/calls.h"
 #include "harness/simulated/ranks.h"
@@ -163,4 +162,3 @@ void dp_expectations_want(dp_expectations *e, int set, int n, const dp_claim *cl
 const dp_expected *dp_expectations_find(const dp_expectations *e, const dp_claim *claim, int set);
 
 void dp_expectations_free(dp_expectations *e);
-#endif

@@ -45,8 +45,7 @@
  * The allowances factor, local and lean cover effects that draws do not contain, as other orders of
  * summation (dp_allowance).
  */
-#ifndef DP_LEVELS_H
-#define DP_LEVELS_H
+#pragma once
 #include "draws.h"
 
 #define DP_ALARM 1e-7 /* share of right tensors that one level may fail */
@@ -179,4 +178,3 @@ double dp_f_tail(double x, double top, double bottom);
 /* The x with P(F > x) = p, 1e-300 < p < 1, to 1e-9 relative; INFINITY when no x below 1e30 has it.
  */
 double dp_f_quantile(double p, double top, double bottom);
-#endif

@@ -12,8 +12,7 @@
  * The sentence names one wrong place (rank, head) and the source of most of its wrong rows. These
  * are at least two rows and a quarter of those looked at. Whole rows: three of different content,
  * the same number of tokens away. */
-#ifndef DP_SOURCE_H
-#define DP_SOURCE_H
+#pragma once
 #include "compare.h"
 #include "ref/vocabulary/problem.h"
 
@@ -40,4 +39,3 @@ void dp_source_find(const dp_problem *p, const dp_compare_in *in, dp_source *out
  *   drop    bits that are claimed, 0: none */
 int dp_lost_state(const dp_problem *p, int field, const dp_row *row, const double *got, int drop,
                   char *text, size_t size);
-#endif

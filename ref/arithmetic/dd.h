@@ -6,10 +6,8 @@
  * Guarantee, barring underflow and overflow:
  *   |Ch + Cl - A B| <= (k + 2) 2^-100 |A||B|   (derivation in dd.c)
  */
-#ifndef DP_DD_H
-#define DP_DD_H
+#pragma once
 #define DP_DD_ETA(k) (((k) + 2) * 0x1p-100)
 /* C = A B as above; every array is the caller's. */
 void dp_dd_mm(int m, int n, int k, const double *Ah, const double *Al, const double *Bh,
               const double *Bl, double *Ch, double *Cl);
-#endif

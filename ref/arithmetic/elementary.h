@@ -11,8 +11,7 @@
  * -inf, log(x < 0) = NaN. Likewise log1p(-1) = -inf, log1p(-0) = -0, cbrt(-x) = -cbrt(x),
  * hypot(inf, NaN) = inf. The value of errno and the floating-point flags mean nothing.
  */
-#ifndef DP_ELEMENTARY_H
-#define DP_ELEMENTARY_H
+#pragma once
 
 /* Each within the guarantees above. */
 double dp_exp(double x);
@@ -32,4 +31,3 @@ void dp_exp_row(int n, const double *x, double *y); /* y_i = dp_exp(x_i); y may 
 void dp_log1p_row(int n, const double *x, double *y);
 /* log(1 + x) in float, as dp_expf. */
 float dp_log1pf(float x);
-#endif

@@ -19,8 +19,7 @@
  * 10! = 2^-37.1 relative, 2^-36.6 of the result. That adds 2^-12 ulp of a float to its one
  * rounding. 2^n is an exact factor in double, so subnormal floats are rounded once as well.
  */
-#ifndef DP_ELEMENTARY_CORE_H
-#define DP_ELEMENTARY_CORE_H
+#pragma once
 #include <stdint.h>
 #include <string.h>
 
@@ -99,4 +98,3 @@ DP_INLINE float dp_expf_core(float x) {
     const double low = x < -104 ? -104 : x;
     return (float)dp_exp_near(low > 89 ? 89 : low);
 }
-#endif

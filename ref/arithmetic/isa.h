@@ -8,8 +8,7 @@
  *
  * A file gets its versions from isa_each.inc, which includes DP_ISA_BODY once for each.
  */
-#ifndef DP_ISA_H
-#define DP_ISA_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 
 typedef enum { DP_ISA_PLAIN, DP_ISA_AVX2, DP_ISA_AVX512, DP_NISAS } dp_isa;
@@ -20,4 +19,3 @@ int dp_isa_here(dp_isa isa); /* compiled in, and this CPU has it */
 dp_isa dp_isa_chosen(void);
 /* From now on the one of that name; NULL: the widest. DP_EINPUT when there is none such here. */
 dp_status dp_isa_choose(const char *name, dp_err *e);
-#endif

@@ -9,8 +9,7 @@
  * Every function of either keeps the guarantees of product.h and triangle.h, but for the order of
  * operations.
  */
-#ifndef DP_LINEAR_H
-#define DP_LINEAR_H
+#pragma once
 #include "product.h"
 #ifdef __cplusplus
 extern "C" {
@@ -30,5 +29,4 @@ extern const dp_linear dp_linear_own, dp_linear_lapack;
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -11,8 +11,7 @@
  * tf32x3 it makes three such sums: lo*hi and hi*lo are added first, hi*hi to them. The function
  * dp_mm_by does the same by one of ref/arithmetic/linear.h.
  */
-#ifndef DP_MM_H
-#define DP_MM_H
+#pragma once
 #include "linear.h"
 #include "ref/vocabulary/formats.h"
 #ifdef __cplusplus
@@ -26,5 +25,4 @@ void dp_mm_by(const dp_linear *by, dp_format f, dp_shape s, const double *A, con
               double *C);
 #ifdef __cplusplus
 }
-#endif
 #endif

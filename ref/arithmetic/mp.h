@@ -4,8 +4,7 @@
  * One entry takes 32 bytes + limbs (56 bytes at 192 bits). Entries start as +0. A mp_array may be a
  * view into another one.
  */
-#ifndef DP_MP_H
-#define DP_MP_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <mpfr.h>
 #include <stdlib.h>
@@ -52,4 +51,3 @@ static inline void mp_set_doubles(mp_array dst, const double *src, int64_t src_s
     for (int64_t i = 0; i < n; i++)
         mpfr_set_d(mp_at(dst, i), src ? src[i * src_step] : 0, MPFR_RNDN);
 }
-#endif

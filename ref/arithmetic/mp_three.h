@@ -5,8 +5,7 @@
  * which made it. Other precisions, zeros, infinities, NaN, exponents beyond 2^40 and sums that
  * cancel 64 bits go to MPFR. Flags are not kept.
  */
-#ifndef DP_MP_THREE_H
-#define DP_MP_THREE_H
+#pragma once
 #include <mpfr.h>
 #include <stdint.h>
 #ifdef __x86_64__
@@ -173,4 +172,3 @@ static inline void mp_add_product(mpfr_ptr to, mpfr_srcptr a, mpfr_srcptr b, mpf
 static inline void mp_sub_product(mpfr_ptr to, mpfr_srcptr a, mpfr_srcptr b, mpfr_ptr tmp) {
     mp_three_add(to, 1, a, b, tmp);
 }
-#endif

@@ -1,6 +1,5 @@
 /* ref/arithmetic/norms.h - norms of matrices A [m][n] of doubles, with the same bits everywhere. */
-#ifndef DP_NORMS_H
-#define DP_NORMS_H
+#pragma once
 #include <stdint.h>
 
 /* Norm of n numbers, none of whose squares overflows or is lost. If one is not finite: that
@@ -17,4 +16,3 @@ double dp_norm_max(int64_t n, const double *x);
 double dp_norm2_up(int m, int n, const double *A);
 /* sqrt(|A|_1 |A|_inf) >= | |A| |_2 */
 double dp_norm_abs2_up(int m, int n, const double *A);
-#endif

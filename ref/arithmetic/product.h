@@ -10,8 +10,7 @@
  * |s - op(A) op(B)| <= gamma_k |op(A)||op(B)| (Higham, Accuracy and Stability, 3.5). C must not
  * overlap A or B. Each of m, n, k may be 0.
  */
-#ifndef DP_PRODUCT_H
-#define DP_PRODUCT_H
+#pragma once
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -31,5 +30,4 @@ void dp_add_mul_f32(dp_shape s, float alpha, const float *A, const float *B, flo
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -15,8 +15,7 @@
  * blocking. Guarantee, barring underflow: every column solves (L + dL) x = b with |dL| <= gamma_n
  * |L| (Higham, Accuracy and Stability, 8.5). Hence |L T - I| <= gamma_n |L||T| (14.2).
  */
-#ifndef DP_TRIANGLE_H
-#define DP_TRIANGLE_H
+#pragma once
 
 /* X <- L^(-1) X, or L^(-T) X where trans; in place. */
 void dp_solve_f64(int n, int cols, int trans, const double *L, double *X);
@@ -26,4 +25,3 @@ void dp_solve_f32(int n, int cols, int trans, const float *L, float *X);
 void dp_invert_f64(int n, const double *L, double *T);
 /* The same in fp32. */
 void dp_invert_f32(int n, const float *L, float *T);
-#endif

@@ -24,8 +24,7 @@
  * Sources: Higham, Accuracy and Stability of Numerical Algorithms, chapters 3, 8, 14; Higham and
  * Mary, SIAM J. Sci. Comput. 41 (2019).
  */
-#ifndef DP_BOUND_H
-#define DP_BOUND_H
+#pragma once
 #include "ref/arithmetic/norms.h"
 #include "ref/chunk/chunk.h"
 #include "ref/vocabulary/design.h"
@@ -218,4 +217,3 @@ void dp_bound_sent_M(const dp_rounding *r, dp_payload p, int K, const double *M,
 void dp_bound_merge_step(const dp_rounding *r, int K, int V, const double *M, double mu,
                          const double *b, double bias, const double *S, const double *H,
                          const double *eH, double *e);
-#endif

@@ -1,7 +1,6 @@
 /* ref/bound/bound_pair.h - the pairwise loops of the bounds (ref/bound/bound.h): what takes their
  * time. Used by the bounds of a chunk (bound_intra.c, bound_grads.c). */
-#ifndef DP_BOUND_PAIR_H
-#define DP_BOUND_PAIR_H
+#pragma once
 #include "bound.h"
 
 /* >= exp(d); above it by less than 2^-29, relatively, from 1e-304 to exp(700) */
@@ -25,4 +24,3 @@ typedef struct {
 } dp_pair_bounds;
 /* For probable bounds (p = 2). */
 void dp_bound_pairs(const dp_chunk_bound *b, const dp_pair_grads *a, dp_pair_bounds *o);
-#endif

@@ -1,6 +1,5 @@
 /* ref/bound/bound_parts.h - the parts of the bounds of the chunk form, and what they share. */
-#ifndef DP_BOUND_PARTS_H
-#define DP_BOUND_PARTS_H
+#pragma once
 #include "bound.h"
 
 /* bound.c */
@@ -33,5 +32,3 @@ double dp_bound_error_norm(const dp_rounding *r, const double *D, int n, int64_t
 /* D[i][v] += what an error e of the state adds to sens * state; p = 2. */
 void dp_bound_propagate(const dp_rounding *r, const double *sens, int n, int K, int V,
                         const double *e, double *D);
-
-#endif

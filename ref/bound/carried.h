@@ -22,8 +22,7 @@
  *           hardly moves is rounded the same way again and again, and its error is at the sound
  *           bound's slope, not at the probable one's.
  */
-#ifndef DP_CARRIED_H
-#define DP_CARRIED_H
+#pragma once
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
@@ -92,5 +91,4 @@ void dp_carried_store_row(int format, int n, double *x, double *left);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -35,8 +35,7 @@
  * computed in fp64 from the inputs alone. A kernel that sums dg from differences over a chunk may
  * lose more of dg than this.
  */
-#ifndef DP_DROP_H
-#define DP_DROP_H
+#pragma once
 #include "ref/chunk/gate.h"
 
 /* Bound of the 2-norm that each row of a result loses: [rows], as dp_result_shape counts them. NULL
@@ -59,4 +58,3 @@ typedef struct {
  * sequence, c <= t. */
 dp_attenuation dp_attenuation_of(const dp_problem *p, const dp_activated *in, int hv, int64_t c,
                                  int64_t t);
-#endif

@@ -10,8 +10,7 @@
  * erasing keys where a token erases along other keys than it writes. GDN-2: erase o k, with values
  * write o v and beta = 1. L, Kgam and w are of the erasing keys, Aqk and kg of the keys.
  */
-#ifndef DP_CHUNK_H
-#define DP_CHUNK_H
+#pragma once
 #include "ref/arithmetic/linear.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/formats.h"
@@ -136,4 +135,3 @@ double dp_round_store(dp_base b, double x);
 
 /* Below it exp of a gate is 0 in the arithmetic of a base: steps far below are raised to it. */
 double dp_gate_floor(dp_base b);
-#endif

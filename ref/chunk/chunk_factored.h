@@ -6,8 +6,7 @@
  * arithmetic this is right. It is as good as pairs until exp(-gcum) overflows. In fp32 gates of a
  * chunk may sum to -88.72, g = -1.386 a step over 64 tokens; in fp64 to -709, -11.09 a step. Behind
  * that an infinity, or 0 times one, stands in the results. */
-#ifndef DP_CHUNK_FACTORED_H
-#define DP_CHUNK_FACTORED_H
+#pragma once
 #include "chunk.h"
 #include "chunk_pair.h"
 
@@ -21,4 +20,3 @@ void dp_factored_forward(dp_chunk *ch);
 void dp_factored_backward(const dp_chunk *ch, const dp_pair_adjoint *a);
 /* K_minus [n][K], to be freed. */
 double *dp_factored_minus(const dp_chunk *ch);
-#endif

@@ -11,8 +11,7 @@
  * two decays lies beyond 2^110 is formed pair by pair in fp32. Kernels whose gates have no lower
  * bound do so. The field ch->base must not be fp64.
  */
-#ifndef DP_CHUNK_GATED_H
-#define DP_CHUNK_GATED_H
+#pragma once
 #include "chunk.h"
 
 #define DP_ANCHORS 4
@@ -35,4 +34,3 @@ typedef struct {
 } dp_gated_gradients;
 /* Adds to the four output arrays. */
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g);
-#endif

@@ -8,8 +8,7 @@
  * neither the CPU nor the width of its vectors. Error of a sum of K terms: at most gamma_(K+2) of
  * the sum of absolute values, as for any order.
  */
-#ifndef DP_CHUNK_PAIR_H
-#define DP_CHUNK_PAIR_H
+#pragma once
 #include "chunk.h"
 
 void dp_pair_fwd(dp_chunk *ch); /* L and Aqk */
@@ -27,4 +26,3 @@ typedef struct {
 void dp_pair_bwd(const dp_chunk *ch, const dp_pair_adjoint *a);
 
 void dp_pair_forget(dp_chunk *ch); /* frees ch->decay */
-#endif

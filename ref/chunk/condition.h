@@ -7,8 +7,7 @@
  * arithmetic of unit roundoff u loses about log10(condition) digits, whatever the kernel does; the
  * bounds know that (ref/bound/bound.c). A problem is called ill-conditioned where half of the
  * digits are gone: condition >= u^(-1/2). That word changes no verdict. */
-#ifndef DP_CONDITION_H
-#define DP_CONDITION_H
+#pragma once
 #include "chunk.h"
 
 typedef struct {
@@ -19,4 +18,3 @@ typedef struct {
 
 /* The condition of one chunk of the fp64 reference, without its place. */
 dp_condition dp_chunk_condition(const dp_chunk *ch);
-#endif

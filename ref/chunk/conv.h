@@ -5,8 +5,7 @@
  *   pre_t = bias + sum_j w_j o x_(t-(W-1)+j), zeros before the sequence
  *   y = silu(pre) or pre
  */
-#ifndef DP_CONV_H
-#define DP_CONV_H
+#pragma once
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/own.h"
 #include "ref/vocabulary/problem.h"
@@ -85,5 +84,4 @@ void dp_conv_bound_sigmoid32(const dp_conv *c, dp_base pol, int N, dp_conv_resul
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,8 +1,7 @@
 /* ref/chunk/exchange_price.h - what each exchange of states costs: its messages, its words and its
  * critical path, as formulas (math.md g.3; ref/vocabulary/exchange.h says what they are).
  */
-#ifndef DP_EXCHANGE_PRICE_H
-#define DP_EXCHANGE_PRICE_H
+#pragma once
 #include "ref/vocabulary/exchange.h"
 #include <stdint.h>
 
@@ -63,4 +62,3 @@ typedef struct {
 } dp_mesh_price;
 dp_mesh_price dp_mesh_price_of(int cp, int tp, int64_t T, const dp_exchange_size *s,
                                const dp_exchange_machine *m);
-#endif

@@ -30,8 +30,7 @@
  * Exp and log1p are those of ref/arithmetic/elementary.h; sums run in index order; results are
  * widened. Without it everything is fp64.
  */
-#ifndef DP_GATE_H
-#define DP_GATE_H
+#pragma once
 #include "ref/vocabulary/recurrence.h"
 #ifdef __cplusplus
 extern "C" {
@@ -174,5 +173,4 @@ double dp_gate_ratio(const dp_problem *p, int64_t at);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,8 +1,7 @@
 /* ref/chunk/payload.h - what arrives of a state or an M that is sent as a payload says
  * (ref/vocabulary/exchange.h). Sender and receiver compute in the arithmetic of a base.
  */
-#ifndef DP_PAYLOAD_H
-#define DP_PAYLOAD_H
+#pragma once
 #include "ref/vocabulary/exchange.h"
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
@@ -23,5 +22,4 @@ int dp_payload_M(dp_payload p, dp_base b, int K, double *M);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -8,8 +8,7 @@
  * design->final_state, o and the gradients of inputs to design->out. Ranks do not matter: the
  * state goes through all tokens, but where the caller says what comes in its place.
  */
-#ifndef DP_RECURRENT_H
-#define DP_RECURRENT_H
+#pragma once
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/problem.h"
 
@@ -38,4 +37,3 @@ void dp_recurrent_run_f64(const dp_problem *p, const dp_design *design, int back
 
 /* States [Nseq][HV][K][V] as they leave a call: in design->final_state. */
 void dp_leave_states(const dp_problem *p, const dp_design *design, double *S);
-#endif

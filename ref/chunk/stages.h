@@ -7,8 +7,7 @@
  * dp_stage_tensor_chunks entries, with one rank FLA's own. Rank tensors: what a rank does not have
  * (M, H of the last, S_in of the first, and so on, math.md g.2) is not judged.
  */
-#ifndef DP_STAGES_H
-#define DP_STAGES_H
+#pragma once
 #include "chunk.h"
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/exchange.h"
@@ -100,4 +99,3 @@ void dp_stage_tensor_columns(const dp_chunk *ch, int stage, int row, int64_t wid
                              int64_t *used);
 /* Where a stage that each chunk holds lies in it. */
 const double *dp_stage_tensor_in_chunk(const dp_chunk *ch, int stage);
-#endif

@@ -1,7 +1,6 @@
 /* ref/chunk/state.h - one step's work on a state S [K][V] in fp64 (math.md b): decay, read,
  * write. */
-#ifndef DP_STATE_H
-#define DP_STATE_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 
 /* S <- diag(exp g) S; g: the Kg log gates of a token and head. */
@@ -10,4 +9,3 @@ void dp_state_decay(const dp_problem *p, const double *g, double *S);
 void dp_state_read(const dp_problem *p, const double *S, const double *k, double *y);
 /* S += a k y' */
 void dp_state_write(const dp_problem *p, double a, const double *k, const double *y, double *S);
-#endif

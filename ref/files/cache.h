@@ -12,8 +12,7 @@
  * when this one's entry takes its place. CPU, BLAS and threads are no part of it: the bits do not
  * depend on them.
  */
-#ifndef DP_CACHE_H
-#define DP_CACHE_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 
 typedef enum {
@@ -45,4 +44,3 @@ int dp_cache_load(const char *dir, dp_cache_kind kind, dp_key key, const dp_part
 /* A failure to write costs the next run its time, not this run its result: it is reported on
  * stderr. */
 void dp_cache_save(const char *dir, dp_cache_kind kind, dp_key key, const dp_part *parts, int n);
-#endif

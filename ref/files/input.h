@@ -4,8 +4,7 @@
  * program, and nothing is read from an endless source. So is a file of /proc or /sys that has the
  * size 0 and holds something (/proc/self/pagemap).
  */
-#ifndef DP_INPUT_H
-#define DP_INPUT_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <stdio.h>
 
@@ -18,4 +17,3 @@ FILE *dp_input_open(const char *path, int64_t most, int64_t *size, dp_err *e);
 
 /* The whole file, with a NUL behind its last byte; the caller frees *bytes. */
 dp_status dp_input_read(const char *path, int64_t most, char **bytes, size_t *n, dp_err *e);
-#endif

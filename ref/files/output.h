@@ -13,8 +13,7 @@
  * A path of a device or a pipe, or of an open file (/dev/stdout, /dev/fd/3, /proc/..), is written
  * to directly; "-" is standard output.
  */
-#ifndef DP_OUTPUT_H
-#define DP_OUTPUT_H
+#pragma once
 #include "ref/vocabulary/problem.h"
 #include <jansson.h>
 #include <stdio.h>
@@ -53,4 +52,3 @@ dp_status dp_output_check(const char *path, dp_err *e);
 
 /* Makes a folder and those above it. 0, or -1 with errno (an existing folder is no failure). */
 int dp_make_dirs(const char *path);
-#endif

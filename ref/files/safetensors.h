@@ -8,8 +8,7 @@
  * Likewise data_offsets out of range, overlapping, leaving holes, or not matching dtype and shape.
  * Nothing of a refused file is used.
  */
-#ifndef DP_SAFETENSORS_H
-#define DP_SAFETENSORS_H
+#pragma once
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/problem.h"
 
@@ -50,4 +49,3 @@ void dp_tensorfile_add_format(dp_tensorfile *f, const char *name, dp_format form
                               const int64_t *shape, const double *data);
 /* Appends a pair of metadata; both are copied. */
 void dp_tensorfile_add_meta(dp_tensorfile *f, const char *key, const char *value);
-#endif

@@ -4,8 +4,7 @@
  * Nothing here calls libm's log, exp or cos: their last bit differs between library versions. Build
  * with contraction off.
  */
-#ifndef DP_INPUTS_H
-#define DP_INPUTS_H
+#pragma once
 #include "inputs_laws.h"
 #include "ref/chunk/conv.h"
 #include "ref/vocabulary/formats.h"
@@ -104,5 +103,4 @@ void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, do
 
 #ifdef __cplusplus
 }
-#endif
 #endif

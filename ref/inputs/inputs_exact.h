@@ -1,8 +1,7 @@
 /* ref/inputs/inputs_exact.h - one token of the inputs on which nothing rounds (inputs_exact.c), for
  * the host and for kernels (gpu/arrays). A token follows from the generator before its draws, and
  * from the bits that the tokens before it left. */
-#ifndef DP_INPUTS_EXACT_H
-#define DP_INPUTS_EXACT_H
+#pragma once
 #include "ref/vocabulary/memory.h"
 #include "rng.h"
 
@@ -132,4 +131,3 @@ DP_BOTH void dp_exact_make(const dp_exact *x, int64_t t) {
         dp_exact_writes(x, &r, t, hv);
     }
 }
-#endif

@@ -1,8 +1,7 @@
 /* ref/inputs/inputs_large.h - laws of inputs by number, for large problems: an entry follows from a
  * seed and its index alone. One text for the host and for kernels (gpu/arrays), which are compiled
  * without contraction: the same bits. */
-#ifndef DP_INPUTS_LARGE_H
-#define DP_INPUTS_LARGE_H
+#pragma once
 #include "ref/vocabulary/memory.h"
 #include "rng.h"
 
@@ -87,4 +86,3 @@ DP_BOTH double dp_edited(dp_edit e, double y, double mirrored) {
            : y == 0                ? -0.5
                                    : (e == DP_EDIT_GATE ? 2 : 0.5) * y;
 }
-#endif

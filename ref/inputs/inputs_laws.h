@@ -1,8 +1,7 @@
 /* ref/inputs/inputs_laws.h - structure laid over generated inputs, where kernels have been wrong
  * and random numbers look right. Each law acts on its own; the order is that of the fields.
  */
-#ifndef DP_INPUTS_LAWS_H
-#define DP_INPUTS_LAWS_H
+#pragma once
 #include "ref/vocabulary/formats.h"
 #include "ref/vocabulary/recurrence.h"
 #ifdef __cplusplus
@@ -41,5 +40,4 @@ int dp_is_whole_value(const dp_recurrence *a, int input);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -1,6 +1,5 @@
 /* ref/inputs/rng.h - the generator of inputs, for the host and for kernels (gpu/arrays). */
-#ifndef DP_RNG_H
-#define DP_RNG_H
+#pragma once
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -26,4 +25,3 @@ DP_BOTH uint64_t dp_rng_next(dp_rng *r) {
 }
 /* [0, 1), 53 bits */
 DP_BOTH double dp_rng_uniform(dp_rng *r) { return (double)(dp_rng_next(r) >> 11) * 0x1p-53; }
-#endif

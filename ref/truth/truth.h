@@ -6,8 +6,7 @@
  * <= ulp(hi)/2, so hi alone is the correctly rounded double up to the radius. Here "exact" is the
  * real-number result for exactly these input bits.
  */
-#ifndef DP_TRUTH_H
-#define DP_TRUTH_H
+#pragma once
 #include "ref/vocabulary/context.h"
 #include "ref/vocabulary/problem.h"
 
@@ -128,4 +127,3 @@ void dp_truth_rank_free(dp_truth_rank *r);
  *   cached   NULL, or *cached becomes 1 if t was read from the cache, else 0 */
 dp_status dp_truth_cached(const dp_problem *p, const dp_truth_request *rq, const char *dir,
                           dp_truth *t, int *cached, dp_err *e);
-#endif

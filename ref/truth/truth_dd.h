@@ -49,8 +49,7 @@
  * three factors below 2^30 each. (A radius is infinite where exp(-g) is above it.)
  * TR_DD_TINY = 2^-860 is added in every step, TR_DD_FLOOR = 2^-900 to every row.
  */
-#ifndef DP_TRUTH_DD_H
-#define DP_TRUTH_DD_H
+#pragma once
 #define DP_OWN_OPERATIONS /* of ref/vocabulary/activations.h */
 #include "ref/vocabulary/problem.h"
 #include <stdint.h>
@@ -145,5 +144,4 @@ const tr_dd_lanes *tr_dd_choose(const char *name);
 extern const char *tr_dd_only; /* tests: the name that every run chooses */
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -15,8 +15,7 @@
  * columns) for all tokens. Sums over columns (dq, dk, dg, dbeta) are formed per task and added in
  * task order. The bits do not depend on the number of threads.
  */
-#ifndef DP_TRUTH_IMPL_H
-#define DP_TRUTH_IMPL_H
+#pragma once
 #include "ref/arithmetic/mp.h"
 #include "ref/vocabulary/recurrence.h"
 #include "truth.h"
@@ -304,4 +303,3 @@ void tr_progress(tr_run *r, double token_columns);
 
 /* Shapes, marks and arrays of *t for (p, request), as dp_truth_run fills them. */
 dp_status tr_truth_alloc(const dp_problem *p, const dp_truth_request *rq, dp_truth *t, dp_err *e);
-#endif

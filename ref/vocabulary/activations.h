@@ -5,8 +5,7 @@
  * Functions are texts over DP_SIGMOID, DP_DSIGMOID (its slope), DP_SOFTPLUS and the operations
  * below. Each arithmetic defines those: fp32 and fp64 in ref/chunk/gate.c, MPFR in
  * ref/truth/truth_gate.c, double-double in truth_dd_lanes.inc, CUDA in gpu/plan/values.cuh. */
-#ifndef DP_ACTIVATIONS_H
-#define DP_ACTIVATIONS_H
+#pragma once
 
 /* Functions F >= 0: id, F(x), F'(x). F' / F of y = F(x), by which kernels multiply y; -1: they do
  * not. Roundings of F and F' in the truth (a sigmoid 6, a slope 10, a softplus 6), and in a kernel.
@@ -73,4 +72,3 @@ typedef struct {
 extern const dp_curve_info dp_curves[DP_NCURVES]; /* problem.c */
 extern const dp_gate_info dp_gates[DP_NGATES];
 extern const dp_beta_info dp_betas[DP_NBETAS];
-#endif

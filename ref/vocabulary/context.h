@@ -4,8 +4,7 @@
  * T % N == 0 and T >= N are required. Rank r owns tokens [a, b), a = r L, b = a + L, L = T / N.
  * With another ownership of tokens (own.h) N is the number of parts, r a part.
  */
-#ifndef DP_CONTEXT_H
-#define DP_CONTEXT_H
+#pragma once
 #include "problem.h"
 
 /* The sequence of token t, the first one that ends behind t; of tokens behind all, the last one. */
@@ -60,4 +59,3 @@ static inline int dp_context_runs_pre_bwd(const dp_context *c) {
 static inline int dp_context_passes(const dp_context *c) {
     return c->nlocal == 1 && !c->is_first && !c->is_last;
 }
-#endif

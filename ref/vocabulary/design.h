@@ -62,8 +62,7 @@
  *   base bf16          as FLA stores tensors: factors and out bf16; state, dstate and decays fp32;
  *                      computed, exact, given, pairwise, raw, product, rows
  */
-#ifndef DP_DESIGN_H
-#define DP_DESIGN_H
+#pragma once
 #include "exchange.h"
 #include "formats.h"
 #include "problem.h"
@@ -153,4 +152,3 @@ dp_format dp_design_kept(const dp_design *d);
 
 /* A number in a format that designs may name, rounded once. */
 double dp_store(dp_format f, double x);
-#endif

@@ -15,8 +15,7 @@
  *   windows    the all-gather's pairs, read in the peers' memory, all at once
  *   grid       ring over the parts of --exact-cp: a rank merges each of its parts of 128 tokens
  */
-#ifndef DP_EXCHANGE_H
-#define DP_EXCHANGE_H
+#pragma once
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -95,5 +94,4 @@ const char *dp_exchange_refuses(dp_exchange x, int N, int HV);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -15,8 +15,7 @@
  * stays NaN, Inf stays Inf, zeros keep their sign. A rounding that overflows gives Inf (nearest) or
  * the largest finite number (tf32rz).
  */
-#ifndef DP_FORMATS_H
-#define DP_FORMATS_H
+#pragma once
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
@@ -112,5 +111,4 @@ double dp_gamma(int n, double u);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -4,8 +4,7 @@
  * The encodings of finite floats of one sign are ordered like their magnitudes and evenly spaced
  * within a binade. Rounding the magnitude is therefore integer arithmetic on the encoding. A carry
  * moves to the next binade, from subnormal to normal, or to Inf. */
-#ifndef DP_FORMATS_CORE_H
-#define DP_FORMATS_CORE_H
+#pragma once
 #include <stdint.h>
 #include <string.h>
 
@@ -36,4 +35,3 @@ static inline __attribute__((always_inline)) float dp_bf16_core(float x) {
     const uint32_t b = dp_float_bits(x), r = b + 0x7fffu + (b >> 16 & 1u);
     return dp_bits_float(((b & 0x7fffffffu) > 0x7f800000u ? b | 0x400000u : r) & 0xffff0000u);
 }
-#endif

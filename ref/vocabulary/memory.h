@@ -3,8 +3,7 @@
  * an index are such addresses, too.
  *
  * A call that fails ends the program with a message and exit status 2, like dp_calloc. */
-#ifndef DP_MEMORY_H
-#define DP_MEMORY_H
+#pragma once
 #include <stdint.h>
 #include <string.h>
 
@@ -75,5 +74,4 @@ static inline void dp_memory_move(const dp_memory *s, double *to, const double *
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -12,8 +12,7 @@
  *             computed, and in which order it is summed, is the same for any number: so are the
  *             bits
  */
-#ifndef DP_OWN_H
-#define DP_OWN_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 #ifdef __cplusplus
@@ -85,5 +84,4 @@ void dp_peers_gather(const dp_peers *p, dp_owners o, int parts, double *all, int
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -2,8 +2,7 @@
  * (math.md g.4). Pieces let a few long sequences fill its multiprocessors. It has the published
  * guards of cuLA, as a function of lengths alone.
  */
-#ifndef DP_PIECES_H
-#define DP_PIECES_H
+#pragma once
 #include <stdint.h>
 
 #define DP_PIECES_LEAST 16 /* chunks a piece */
@@ -36,4 +35,3 @@ typedef struct {
 dp_pieces dp_pieces_of(const int64_t *length, int n, int H, int sms, int chunk);
 /* Pieces of one sequence, of so many chunks each. */
 int64_t dp_pieces_of_sequence(int64_t chunks, int64_t piece);
-#endif

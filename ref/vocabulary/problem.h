@@ -18,8 +18,7 @@
  *   cu [Nseq+1]: sequence i is tokens cu[i] .. cu[i+1]-1 (may be empty)
  * Value head hv uses query/key head hv / G. A gradient has the shape of its tensor.
  */
-#ifndef DP_PROBLEM_H
-#define DP_PROBLEM_H
+#pragma once
 
 #include "own.h"
 
@@ -251,5 +250,4 @@ void dp_result_free(dp_result *r);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

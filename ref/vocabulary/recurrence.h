@@ -21,8 +21,7 @@
  * gates and states, and its dq = scale S b' is o. A problem along the values is stored as the
  * other one: q, dout, dq, o are its do, query, o, dquery (dp_user_recurrence_install). Truth,
  * radii, bounds, draws and ranks follow. They need the backward pass. */
-#ifndef DP_RECURRENCE_H
-#define DP_RECURRENCE_H
+#pragma once
 #include "problem.h"
 
 #include <math.h>
@@ -327,4 +326,3 @@ static inline int dp_has_growth(const dp_problem *p) {
         any |= DP_FACTOR_RATE(f) < 0 && dp_recurrence_has(r, f);
     return any;
 }
-#endif

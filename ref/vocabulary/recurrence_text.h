@@ -42,8 +42,7 @@
  * The inputs take the place of other recurrences' inputs in a problem, in this order. Query and
  * gate: q, g; keys: k, erase, lr_a, lr_b; values: v, write, value3, value4; numbers: beta, number;
  * angle: angle. */
-#ifndef DP_RECURRENCE_TEXT_H
-#define DP_RECURRENCE_TEXT_H
+#pragma once
 #include "recurrence.h"
 
 enum { DP_NAME_MOST = 24 };
@@ -73,4 +72,3 @@ static inline int dp_user_reads_along(void) {
     const dp_user_recurrence *y = dp_user_recurrence_installed();
     return y && y->rows.along;
 }
-#endif

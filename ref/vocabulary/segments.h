@@ -27,8 +27,7 @@
  * (M, H) K / 128, bytes (K + V + 32) / 288, products K / 128. On another device what a
  * multiprocessor does takes as long, and bytes are divided among as many as there are. Under
  * save_all the state pass, which then also keeps, counts as one that does not. */
-#ifndef DP_SEGMENTS_H
-#define DP_SEGMENTS_H
+#pragma once
 #include <stdint.h>
 #ifdef __cplusplus
 extern "C" {
@@ -72,5 +71,4 @@ dp_segments_time dp_segments_time_of(const dp_segments_case *c, const int *chunk
 
 #ifdef __cplusplus
 }
-#endif
 #endif

@@ -16,8 +16,7 @@
  * numbers of fp32. Smaller ones lose bits, and numbers beyond the largest of F become that. A scale
  * that would be 0 is 1, so that its share becomes zeros. A share that is not finite stays.
  */
-#ifndef DP_STORED_H
-#define DP_STORED_H
+#pragma once
 #include "formats.h"
 #ifdef __cplusplus
 extern "C" {
@@ -45,5 +44,4 @@ double dp_stored_error(dp_format f, int heads, int K, int V, const double *S, co
 
 #ifdef __cplusplus
 }
-#endif
 #endif

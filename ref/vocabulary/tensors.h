@@ -5,8 +5,7 @@
  * between them have rows of the same axes (ref/chunk/stages.h), and so do the tensors
  * of a convolution (harness/case/case_inputs.c).
  */
-#ifndef DP_TENSORS_H
-#define DP_TENSORS_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -190,5 +189,4 @@ int dp_qkv_width(const dp_problem *p, int i);
 
 #ifdef __cplusplus
 }
-#endif
 #endif

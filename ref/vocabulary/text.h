@@ -5,8 +5,7 @@
  * files). Texts of a library are made printable. So every text of a record is there as it was, is a
  * valid string of JSON and of XML 1.0, and moves no cursor.
  */
-#ifndef DP_TEXT_H
-#define DP_TEXT_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,4 +39,3 @@ dp_number dp_number_real(const char *text, double least, double most, double *x)
 
 /* The same for the number that text begins with; *end: behind it. */
 dp_number dp_number_real_prefix(const char *text, double *x, const char **end);
-#endif

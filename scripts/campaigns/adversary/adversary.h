@@ -20,8 +20,7 @@
  * ADVERSARY_EXPECTED=o=4e-3,dq=..: the unit of sizes in expected errors, relative to their tensors
  * (else the design's own). ADVERSARY_DECLARED=0: the library does not declare its design.
  */
-#ifndef ADVERSARY_H
-#define ADVERSARY_H
+#pragma once
 #include "deltaproof_subject.h"
 #include <stddef.h>
 
@@ -320,4 +319,3 @@ void reference_run(const problem *p, reference *r);
 /* n zeros; without memory they end the process with a message. */
 float *floats(int64_t n);
 double *doubles_of(int64_t n);
-#endif
