@@ -16,7 +16,8 @@ where a case has none. If no gradient reaches such zeros, none is judged. Anothe
 requires skips the case.
 Settings, by name too: scale, lower_bound, gate ("log" "softplus" "lower_bound"), beta_form ("plain"
 "sigmoid" "sigmoid2" "none"), l2norm (bool), backward (bool). A scale that is None by default is
-left out where it is K^-1/2 (but of SSD and of rows of one's own). Where `check` asks for a length
+left out where it is K^-1/2 (but of SSD and of rows of one's own). A function that takes any name
+(`**`) gets another scale than that. Where `check` asks for a length
 that the declared design names (design="chunks=16:32"): chunk, tokens a chunk.
 A function with "pool" among its outputs gets a pool in place of initial_state, in a session whose
 states lie in slots (cases/README.md, Sessions). The arrays are pool [slots,HV,K,V], read_slot [N],
@@ -230,6 +231,11 @@ class Contract:
     def takes(self, name: str) -> bool:
         return name in _parameters(self.fn)[0]
 
+    def may_get(self, name: str) -> bool:
+        """Has fn a parameter of that name, or takes it any?"""
+        takes, anything = _parameters(self.fn)
+        return anything or name in takes
+
     def call(self, problem: Problem) -> dict[str, npt.NDArray[np.float64]]:
         """{name: array in the shape that is wanted}. Unsupported; whatever fn raises; ValueError
         where it returns something else than it says."""
@@ -310,7 +316,7 @@ class Contract:
 
     def _arguments(self, problem: Problem, rows: npt.NDArray[Any] | None) -> dict[str, Any]:
         takes, anything = _parameters(self.fn)
-        self._check(problem, takes, anything)
+        self._check(problem, takes)
         out = {}
         arrays = dict(problem.arrays)
         if rows is not None:
@@ -334,6 +340,8 @@ class Contract:
         usual = not self.recurrence and problem.settings["recurrence"] != "ssd"
         if usual and self._standard(problem) and _default(self.fn, "scale") is None:
             del settings["scale"]
+        if anything and not self._standard(problem):
+            takes = [*takes, "scale"]
         settings |= {"gate": "exp"} if self._decays(problem) else {}
         asked = {"chunk": problem.settings["chunk"]} if problem.settings["chunk"] else {}
         out |= asked | {n: x for n, x in settings.items() if n in takes}
@@ -350,7 +358,7 @@ class Contract:
         required = "initial_state" in _required(self.fn)
         return required or (self.autograd and "ds0" in problem.wanted)
 
-    def _check(self, problem: Problem, takes: Sequence[str], anything: bool) -> None:
+    def _check(self, problem: Problem, takes: Sequence[str]) -> None:
         s = problem.settings
         model = s["recurrence"]
         if model not in (self.recurrence and (self.recurrence.name,) or self.models):
@@ -364,7 +372,7 @@ class Contract:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
         if s["chunk"] and "chunk" not in takes:
             raise Unsupported("the function takes no `chunk`, which its design says")
-        if not self._standard(problem) and not anything and "scale" not in takes:
+        if not self._standard(problem) and not self.may_get("scale"):
             raise Unsupported("the function takes no `scale`, and this case's is not K^-1/2")
 
     def _standard(self, problem: Problem) -> bool:

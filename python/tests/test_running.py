@@ -195,6 +195,8 @@ def test_a_scale_that_is_none_is_that_of_k() -> None:
     found = deltaproof.run(filled, cases, base="fp32", layouts=())
     assert list(found.verdicts().values()) == ["pass", "fail", "pass"], found.text
     assert given == {None, 0.31}
+    further: Any = lambda q, k, v, g, beta, **more: kda(q, k, v, g, beta, **more)[0]
+    assert deltaproof.run(further, cases, base="fp32", layouts=()).passed
 
 
 def test_a_session_in_slots_is_judged_by_the_pool() -> None:
