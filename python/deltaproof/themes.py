@@ -31,6 +31,9 @@ DECAYS: dict[str, tuple[dict[str, object], float]] = {
 }
 RAW = {"gate": "softplus", "beta": "sigmoid", "l2norm": "yes"}  # as models are served
 LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
+# The parameter without which a function gets no such key of Theme.also.
+NEEDS = {"cu_seqlens": "cu_seqlens", "s0_scale": "initial_state", "dstate": "initial_state",
+         "scale": "scale"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Theme:
     - raw: the form for a function that computes several (RAW, else LOG)
     - form: the form of activations that the theme is about
     - betas: their law; a recurrence without betas has no such case
-    - needs: a parameter or setting that only some functions have"""
+    - needs: a parameter or setting that only some functions have
+    - also: further keys, and a gate, for the functions that take what these are about (NEEDS)"""
 
     name: str
     reason: str
@@ -53,6 +57,7 @@ class Theme:
     sets: tuple[str, ...] = ("standard",)
     needs: str = ""
     models: tuple[str, ...] = MODELS
+    also: dict[str, object] = field(default_factory=dict)
 
 
 def _t(n: int, **keys: object) -> dict[str, object]:
@@ -80,13 +85,14 @@ def _readers(tokens: int, *ends: int) -> dict[str, object]:
 
 
 BOTH = ("standard", "training")
+STATE: dict[str, object] = {"s0_scale": 0.5}  # without a gradient of the last one
 THEMES: tuple[Theme, ...] = (
     # lengths
     Theme(
         *("smoke", "grouped heads and a few chunks", _t(160, H=2, HV=4, K=16)),
         sets=("smoke", *BOTH),
     ),
-    Theme("t1", "one token", _t(1), sets=("smoke", "standard")),
+    Theme("t1", "one token, with a state", _t(1), sets=("smoke", "standard"), also=STATE),
     Theme("short", "fewer tokens than a tile has, with a state; K = 96 and V = 80",
           _states(_t(13, K=96, V=80, HV=1)), raw=True, sets=BOTH),
     Theme("t63", "one token less than a chunk", _t(63), raw=True),
@@ -101,13 +107,15 @@ THEMES: tuple[Theme, ...] = (
     Theme("tails", "widths that no power of two divides", _t(80, K=40, V=20), raw=True, sets=BOTH),
     Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=16)),
     Theme("v256", "values of more channels than 128", _t(70, HV=1, K=16, V=256), raw=True),
-    Theme("wide", "widths of tensor cores", _t(96, HV=1, K=64, V=64), raw=True, sets=BOTH),
-    Theme("model", "heads as most models have them", _t(66, HV=1, K=128, V=128), raw=True),
+    Theme("wide", "widths of tensor cores, packed", _t(72, H=2, K=64, V=64), raw=True, sets=BOTH,
+          also=STATE | {"cu_seqlens": "0,6,72"}),
+    Theme("model", "heads as most models have them", _t(66, HV=1, K=128, V=128), raw=True,
+          also=STATE),
     # packings
     Theme("packed-inside", "sequences that begin and end inside chunks",
           _states(_packed(37, 91, 104, 180, K=16)), sets=BOTH),
     Theme("packed-aligned", "sequences that begin where chunks do, one of three chunks",
-          _packed(64, 256, K=16)),
+          _packed(64, 256, H=2, K=16)),
     Theme("rows", "sequences of one length: rows of a batch, where the function has that axis",
           _states(_packed(70, 140, 210, H=2, HV=4, K=16)), raw=True, sets=BOTH),
     Theme("packed-empty", "empty sequences first, last and between, whose states must stay",
@@ -115,23 +123,26 @@ THEMES: tuple[Theme, ...] = (
     Theme("packed-ones", "sequences of one token, as a batch of decode steps, of many heads",
           _states(_packed(*range(1, 12), H=4, HV=20, K=16)), raw=True),
     Theme("packed-mixed", "decode rows beside prefill rows, with states and without tokens",
-          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=16, V=24)), raw=True),
+          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=16, V=24)), raw=True,
+          also={"scale": 0.31}),
     # states
     Theme("states", "a state that outlives chunks, V > K; inputs of the base's format",
-          _states(_t(150, K=16, V=48, dtype="base")), "slow", sets=BOTH),
+          _states(_t(150, H=2, K=16, V=48, dtype="base")), "slow", sets=BOTH),
     Theme("states-raw", "the same of raw gates and normed keys; values and gradients near 1e-6",
-          _states(_t(150, K=32, V=16, v_scale=1e-6)), "slow", raw=True, sets=BOTH),
+          _states(_t(150, K=32, V=16, v_scale=1e-6)), "slow", raw=True, sets=BOTH,
+          also={"scale": 0.31}),
     Theme("symmetric", "values near the keys: a state stored [V,K] and read [K,V]",
           _t(128, v_from_k=0.01)),
     # gates
     Theme("no-decay", "gates that forget nothing", _t(130), "none"),
     Theme("mild", "gates of common strength; values and gradients beyond the range of fp16",
-          _t(130, v_scale=1e5), "mild", sets=BOTH),
-    Theme("strong", "log gates in (-5, 0]", _t(130), "strong", sets=BOTH),
+          _t(130, H=2, v_scale=1e5), "mild", sets=BOTH),
+    Theme("strong", "log gates in (-5, 0], packed", _t(130), "strong", sets=BOTH,
+          also={"cu_seqlens": "0,37,130"}),
     Theme("killing", "log gates in (-20, 0]", _t(96), "killing"),
     Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow"),
     Theme("softplus", "raw gates with A_log and dt_bias; dstate without a first state",
-          _t(130, dstate="yes"), raw=True, form=RAW, sets=BOTH),
+          _t(130, H=2, dstate="yes"), raw=True, form=RAW, sets=BOTH),
     Theme("softplus-ends", "raw gates around -9, times a large rate",
           _t(130, g_mean=-9, g_scale=2, A_log=7), form=RAW),
     Theme("softplus-rates", "A_log from 2.8 down to -8, raw gates on either side of 0",
@@ -152,14 +163,16 @@ THEMES: tuple[Theme, ...] = (
           form={"l2norm": "no"}, sets=BOTH),
     Theme("correlated", "keys that are nearly equal, erased by nearly all", _t(128,
           keys="correlated"), "slow", betas="one"),
-    Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow"),
+    Theme("subspace", "keys in half of the channels", _t(128, keys="subspace"), "slow",
+          also=STATE),
     Theme("moved", "keys move the state out of the half of the channels that is killed next",
           _t(128, keys="moved", s0_scale=1), "", betas="one", models=("kda",)),
     Theme("repeated", "every token four times: what is read before the decay differs",
           _t(128, repeat=4), betas="one"),
     Theme("small-betas", "betas over many decades", _t(40, H=3, HV=3), betas="small"),
     Theme("reflected", "betas up to 2; a gradient as behind a sum: PyTorch's has strides of 0",
-          _t(96, override="do[*,*,*] 1"), raw=True, betas="two", sets=BOTH),
+          _t(96, override="do[*,*,*] 1"), raw=True, betas="two", sets=BOTH,
+          also={"gate": "lower_bound"}),
     Theme("scaled", "another scale than K^-1/2, in the shape of t65", _t(65, scale=0.31),
           raw=True),
     # heads of other layouts
@@ -176,10 +189,10 @@ THEMES: tuple[Theme, ...] = (
           HV=2, K=16, V=32, keys="exact")), "", form=LOG),
     # serving
     Theme("decode", "prefill, then steps of one token, of slots that end at their times",
-          _packed(70, 70, 92, 150, K=16, session="48,12x1,4,1"), raw=True, sets=("serving",)),
+          _packed(70, 70, 92, 150, H=2, K=16, session="48,12x1,4,1"), raw=True, sets=("serving",)),
     Theme("pieces", "a prompt in pieces, from stored states",
           _packed(150, 228, K=16, s0_scale=0.5, session="50,64,18,1,31"), sets=("serving",)),
-    Theme("kept-bf16", "states kept in bf16 between calls", _packed(40, 70, 100,
+    Theme("kept-bf16", "states kept in bf16 between calls, of one sequence", _t(40, H=2,
           session="16,8,1", session_state="bf16"), sets=("serving",)),
     Theme("kept-e4m3", "the same in fp8 with a scale a row", _packed(40, 70, 100,
           session="16,8,1", session_state="e4m3-row"), sets=("serving",)),
@@ -188,17 +201,18 @@ THEMES: tuple[Theme, ...] = (
     Theme("first-one", "first a call of one token, of sequences that have no state yet",
           _packed(10, 20, 30, session="1,5,1"), raw=True, sets=("serving",)),
     Theme("first-one-slots", "the same from slots in which others' states lie",
-          _packed(10, 20, 30, session="1,5,1", session_slots=5), raw=True, sets=("serving",)),
+          _packed(10, 20, 30, K=128, session="1,5,1", session_slots=5), raw=True,
+          sets=("serving",)),
     Theme("prefix", "continuations of one stored prefix", _packed(60, 130, 190, K=16,
           session="24,16,4-3,1", session_prefix=40), sets=("serving",)),
     Theme("slots", "states in slots, other slots to read and to write, padding",
-          _packed(40, 40, 62, 76, 96, s0_scale=0.5, session="12,4-2,3,1,4-0,2x1,2",
+          _packed(40, 40, 62, 76, 96, H=2, HV=4, s0_scale=0.5, session="12,4-2,3,1,4-0,2x1,2",
           session_slots=7), raw=True, sets=("serving",)),
     Theme("slots-prefix", "continuations read the slot of one prefix, which must stay",
           _packed(34, 60, 90, K=32, V=16, s0_scale=0.5, session="10,6,4-3,5,1", session_prefix=16,
           session_slots=5), sets=("serving",)),
     Theme("drafts", "windows of drafted tokens, some of which none is accepted in",
-          _packed(70, 120, K=16, session="24,4-2,4-0,3,6-1,6,5-4,2x6-3,1,4-3"), raw=True,
+          _packed(70, 120, H=2, K=16, session="24,4-2,4-0,3,6-1,6,5-4,2x6-3,1,4-3"), raw=True,
           sets=("serving",)),
     Theme("staggered", "prompts beside single tokens in one call, of sequences that come and end",
           _packed(44, 70, 98, K=16, s0_scale=0.5, session="20,4x1,6,1", session_stagger=3),
@@ -218,7 +232,7 @@ THEMES: tuple[Theme, ...] = (
     Theme("model-head", "heads as models have them", _states(_t(512, H=2, HV=4, K=128, V=128)),
           raw=True, sets=("large",)),
     Theme("model-packed", "the same of packed sequences", _states(_packed(1, 200, 200, 263, 512,
-          H=1, HV=2, K=128, V=128)), raw=True, sets=("large",)),
+          H=2, K=128, V=128)), raw=True, sets=("large",)),
     Theme("many-heads", "more heads than a device has blocks at once",
           _t(96, H=16, HV=64, K=64, V=64), raw=True, sets=("large",)),
     Theme("many-chunks", "64 chunks that remember", _t(4096, HV=1, K=64, V=64), "slow", raw=True,
@@ -266,7 +280,7 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     form = dict(RAW if theme.raw else LOG) | contract.form()
     if theme.betas == "two" and "beta_form" in free and theme.raw:
         form["beta"] = "sigmoid2"
-    form |= theme.form
+    form |= {n: str(x) for n, x in theme.also.items() if n in free} | theme.form
     if op in ("gdn2", "gla", "ssd", "dplr"):
         form["beta"] = "plain"
     if op == "dplr":
@@ -301,6 +315,7 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
     keys |= {} if "V" in theme.keys else {"V": theme.keys.get("K", 32)}
     keys |= theme.keys
+    keys |= {n: x for n, x in theme.also.items() if n in NEEDS and contract.may_get(NEEDS[n])}
     keys = _claimed(keys, contract)
     if theme.needs == "checkpoints":  # shapes and laws are those of its data
         keys = {**form, "data": NAME, "backward": "no"}

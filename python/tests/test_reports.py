@@ -67,7 +67,7 @@ REPORTS = (
     Report("eps of a norm", "l2-outside", "gdn-tiny-norms", "eps = 1e-6 outside the root"),
     Report("keys normed unasked", "keys-normed", "gdn-key-norms", "dbeta at token 0", "grads"),
     Report("inputs in bf16", "q-bf16", "gdn-t65", "dv: ", "grads"),
-    Report("inputs in bf16", "do-bf16", "kda-states", "dq: ", "grads"),
+    Report("inputs in bf16", "do-bf16", "kda-states", "dv: ", "grads"),
     Report("values in fp16", "v-float16", "gdn-mild", "NaN or Inf"),
     Report("gradients in fp16", "do-float16", "gdn-states-raw", "dbeta at token 0", "grads"),
     Report("norms in fp16", "l2-float16", "kda-tiny-norms", "o: "),

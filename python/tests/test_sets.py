@@ -69,6 +69,25 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
     "gradients of several chunks, all equal": lambda x: x.T > 64 and "do[*,*,*] 1" in x.override,
     "gradients of A_log without dt_bias": lambda x: x.rates,
     "scales of one shape": lambda x: (x.T, x.HV, x.K, x.V) == (65, 2, 32, 32) and x.scale,
+    "as many heads, several chunks": lambda x: x.HV == x.H > 1 and x.T > 64 and not x.packed,
+    "as many heads, packed": lambda x: x.HV == x.H > 1 and x.packed,
+    "as many heads and a state": lambda x: x.HV == x.H > 1 and x.state and not x.packed,
+    "one token and a state": lambda x: x.T == 1 and x.state,
+    "no gradient of a last state": lambda x: x.state and x.T > 64 and not x.dstate,
+    "whole chunks and a state": lambda x: x.T in (128, 192) and x.state and not x.packed,
+    "another scale and a state": lambda x: x.scale and x.state and not x.packed,
+    "another scale, packed": lambda x: x.scale and x.packed,
+    "K = V = 64, of packed heads with states": lambda x: (
+        x.K == x.V == 64 and x.HV > 1 and x.packed and x.state
+    ),
+    "K = V = 128 and a state": lambda x: x.K == x.V == 128 and x.state,
+    "strong gates, packed": lambda x: x.packed and x.uniform == "5",
+}
+SESSIONS: dict[str, Callable[[Any], bool]] = {
+    "one sequence": lambda x: not x.packed and x.H > 1,
+    "as many heads": lambda x: x.packed and x.HV == x.H > 1 and not x.slots,
+    "grouped heads in slots": lambda x: x.slots and x.HV > x.H > 1,
+    "K = V = 128 in slots": lambda x: x.slots and x.K == x.V == 128,
 }
 
 
@@ -77,7 +96,8 @@ def shape_of(path: str) -> SimpleNamespace:
     ends = [int(n) for n in x.get("cu_seqlens", f"0,{x['T']}").split(",")]
     sizes = {n: int(x[n]) for n in ("T", "H", "HV", "K", "V")}
     more = {"state": "s0_scale" in x, "dstate": x.get("dstate") == "yes", "scale": "scale" in x}
-    more["rates"] = x.get("gate_params") == "rates"
+    more |= {"rates": x.get("gate_params") == "rates", "packed": "cu_seqlens" in x}
+    more |= {"uniform": x.get("g_uniform"), "slots": "session_slots" in x}
     lengths = [e - a for a, e in zip(ends, ends[1:], strict=False)]
     return SimpleNamespace(**sizes, **more, lengths=lengths, override=x.get("override", ""))
 
@@ -92,6 +112,24 @@ def test_faults_of_common_shapes_show_in_a_case(own: str, tmp_path: Any) -> None
         unseen = {n for n, has in SHAPES.items() if not any(map(has, shapes))}
         assert own == "training" or not unseen, unseen
         assert not {n for n in unseen if "gradient" in n or n.startswith("one of")}, unseen
+        paths = case_paths("serving", Contract(make(), ("o", "pool"), (model,)), str(tmp_path))
+        sessions = [shape_of(x) for x in paths if "session" in keys_of(x)]
+        assert all(any(map(has, sessions)) for has in SESSIONS.values())
+
+
+def test_what_a_function_does_not_take_is_left_out(tmp_path: Any) -> None:
+    """Themes about something else keep their cases. Two bounds stand beside one shape."""
+
+    def few(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
+        raise AssertionError
+
+    names = ["kda-t1", "kda-wide", "kda-states-raw", "kda-reflected", "kda-lower-bound"]
+    for fn in (few, make()):
+        paths = case_paths(names, Contract(fn), str(tmp_path))
+        one, wide, raw, *bounds = map(keys_of, paths)
+        has = ["s0_scale" in one, "cu_seqlens" in wide, "scale" in raw]
+        has.append(len({x.get("lower_bound") for x in bounds} - {None}) == 2)
+        assert has == [fn is not few] * 4, has
 
 
 def test_names_of_themes_are_names_of_no_other_case(tmp_path: Any) -> None:
