@@ -201,20 +201,30 @@ static void check_memory(void) {
     reserve_blas(threads);
 }
 
-/* Waiting threads of OpenMP spin unless the environment says otherwise before libgomp is loaded. On
- * a busy machine they take the cores of those who work: a Python test took 19 s in place of 3. So
- * the program starts itself once more; its own children do not get that environment. */
+/* Waiting threads spin unless the environment says otherwise before their library is loaded. On a
+ * busy machine they take the cores of those who work: a Python test took 19 s in place of 3. So the
+ * program starts itself once more; its own children do not get that environment. */
 static void let_threads_sleep(char **argv) {
-    static const char mark[] = "DELTAPROOF_THREADS_SLEEP", policy[] = "OMP_WAIT_POLICY";
-    char self[PATH_MAX] = "";
-    if (!getenv(mark)) {
-        if (getenv(policy) || getenv("GOMP_SPINCOUNT")) return;
+    static const char mark[] = "DELTAPROOF_THREADS_SLEEP";
+    static const char *const quiet[][2] = {{"OMP_WAIT_POLICY", "passive"},
+                                           {"OPENBLAS_NUM_THREADS", "1"}};
+    enum { N = sizeof quiet / sizeof *quiet };
+    char self[PATH_MAX] = "", ours[N + 1] = ""; /* by variable: is it ours */
+    if (getenv(mark)) {
+        snprintf(ours, sizeof ours, "%s", getenv(mark));
+    } else {
+        if (getenv(quiet[0][0]) || getenv("GOMP_SPINCOUNT")) return;
         if (readlink("/proc/self/exe", self, sizeof self - 1) <= 0) return;
-        if (setenv(policy, "passive", 1) || setenv(mark, "1", 1)) return;
+        for (int i = 0; i < N; i++) {
+            ours[i] = getenv(quiet[i][0]) ? '0' : '1';
+            if (setenv(quiet[i][0], quiet[i][1], 0)) return;
+        }
+        if (setenv(mark, ours, 1)) return;
         execv(self, argv); /* where it fails, they spin */
     }
     unsetenv(mark);
-    unsetenv(policy);
+    for (int i = 0; i < N; i++)
+        if (ours[i] == '1') unsetenv(quiet[i][0]);
 }
 
 /* The Python module's calls of this program end with the process that made them. */

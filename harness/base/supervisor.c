@@ -19,6 +19,8 @@
 #include <unistd.h>
 
 #define SUPERVISOR "deltaproof-supervisor" /* argv[0] of the process that watches */
+#define BLAS_THREADS "OPENBLAS_NUM_THREADS"
+#define ONE_THREAD "DELTAPROOF_ONE_THREAD" /* that variable is ours */
 #define END_S 10.0                         /* killed processes that hold a device take time */
 #define MOST_PROCESSES 4096
 
@@ -129,22 +131,25 @@ typedef struct {
     pid_t parent, *pid;
 } watch;
 
-static pid_t start_process(const watch *w, int i) {
-    char number[16];
-    snprintf(number, sizeof number, "%d", i);
-    char *const argv[] = {(char *)w->name, number, NULL};
-    /* NOLINTNEXTLINE(*insecureAPI.vfork): fork would copy the page tables of 100 GB */
-    const pid_t pid = vfork();
-    if (pid) return pid;
+/* In the child: it becomes process i, whose constructor comes behind supervise. */
+static void become(const watch *w, int i, char **argv) {
+    static char number[16];
     sigset_t none;
-    /* NOLINTNEXTLINE(*unix.Vfork): its own variable, system calls alone, then exec */
+    snprintf(number, sizeof number, "%d", i);
+    argv[0] = (char *)w->name;
+    argv[1] = number;
+    argv[2] = NULL;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_NAME, w->name);
     close(w->socket);
     close(w->signals);
-    execv("/proc/self/exe", argv);
-    _exit(125);
+    if (getenv(ONE_THREAD)) {
+        unsetenv(ONE_THREAD);
+        unsetenv(BLAS_THREADS);
+    }
+    free(w->pid);
 }
 
 static void tell(const watch *w, int which, int status) {
@@ -196,7 +201,7 @@ static int signal_descriptor(void) {
 
 /* argv: its name, that of the processes, their number, their descriptors, the parent. Its socket
  * comes behind their descriptors. */
-__attribute__((constructor)) static void supervise(int argc, char **argv) {
+__attribute__((constructor(101))) static void supervise(int argc, char **argv) {
     if (argc != 5 || strcmp(argv[0], SUPERVISOR)) return;
     /* NOLINTNEXTLINE(cert-err34-c): words that this program wrote */
     const int n = atoi(argv[2]), nfd = atoi(argv[3]);
@@ -210,7 +215,11 @@ __attribute__((constructor)) static void supervise(int argc, char **argv) {
                .pid = calloc((size_t)n, sizeof *w.pid)};
     if (!w.pid || w.signals < 0 || prctl(PR_SET_CHILD_SUBREAPER, 1)) _exit(125);
     for (int i = 0; i < n; i++) {
-        w.pid[i] = start_process(&w, i);
+        w.pid[i] = fork();
+        if (!w.pid[i]) {
+            become(&w, i, argv);
+            return;
+        }
         if (w.pid[i] < 0) tell(&w, i, 125 << 8);
     }
     for (int fd = DP_PROCESSES_FIRST_FD; fd < w.socket; fd++)
@@ -238,6 +247,19 @@ static void place_descriptors(const int *fd, int nfd, int socket) {
             close(i);
 }
 
+/* The environment of a supervisor: OpenBLAS starts threads where it is loaded, which spin. */
+static char **with_one_thread(void) {
+    static char ours[] = ONE_THREAD "=1", one[] = BLAS_THREADS "=1";
+    int n = 0;
+    while (environ[n])
+        n++;
+    char **all = dp_realloc(NULL, (size_t)(n + 3) * sizeof *all);
+    memcpy(all, environ, (size_t)n * sizeof *all);
+    if (!getenv(BLAS_THREADS)) all[n++] = ours, all[n++] = one;
+    all[n] = NULL;
+    return all;
+}
+
 static void no_signals(void) {
     for (int sig = 1; sig < 32; sig++)
         signal(sig, SIG_DFL);
@@ -254,6 +276,7 @@ dp_status dp_processes_start(dp_processes *g, const char *name, int n, const int
     snprintf(fds, sizeof fds, "%d", nfd);
     snprintf(self, sizeof self, "%d", (int)getpid());
     char *const argv[] = {SUPERVISOR, (char *)name, count, fds, self, NULL};
+    char **env = with_one_thread();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* no handler of ours in the child */
@@ -263,12 +286,13 @@ dp_status dp_processes_start(dp_processes *g, const char *name, int n, const int
         setsid();
         place_descriptors(fd, nfd, pair[1]);
         no_signals();
-        execv("/proc/self/exe", argv);
+        execve("/proc/self/exe", argv, env);
         _exit(125);
     }
     const int why = errno;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     close(pair[1]);
+    free(env);
     g->socket = pair[0];
     if (g->supervisor > 0) return DP_OK;
     close(g->socket);

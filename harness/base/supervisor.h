@@ -23,8 +23,9 @@ typedef struct {
     int socket;
 } dp_processes;
 
-/* Process i of n runs this program's file with argv = {name, "i"}; a constructor that knows the
- * name takes it over before main. DP_EIO: no process could be had. */
+/* Process i of n is a copy of the supervisor before main. Its constructors get this argc and argv =
+ * {name, "i"}; one that knows the name takes it over. DP_EIO: no process could be had. */
+#define DP_PROCESSES_ARGC 5
 dp_status dp_processes_start(dp_processes *g, const char *name, int n, const int *fd, int nfd,
                              dp_err *e);
 

@@ -263,7 +263,7 @@ static int put_limiter(char **word, int64_t memory) {
 }
 
 __attribute__((constructor)) static void command_main(int argc, char **argv) {
-    if (argc != 2 || strcmp(argv[0], DP_COMMAND_HOST)) return;
+    if (argc != DP_PROCESSES_ARGC || strcmp(argv[0], DP_COMMAND_HOST)) return;
     const dp_command_told *t = read_told();
     char **word = calloc((size_t)t->nword + 1 + LIMITER_WORDS, sizeof *word);
     char *at = (char *)(t + 1);

@@ -353,7 +353,7 @@ static void *map_file(int fd, int64_t bytes, int access) {
 }
 
 __attribute__((constructor)) static void host_main(int argc, char **argv) {
-    if (argc != 2 || strcmp(argv[0], DP_SUBJECT_HOST)) return;
+    if (argc != DP_PROCESSES_ARGC || strcmp(argv[0], DP_SUBJECT_HOST)) return;
     /* NOLINTNEXTLINE(cert-err34-c): a word that this program wrote */
     host.rank = atoi(argv[1]);
     host.c = map_file(DP_SUBJECT_GIVEN_FD, sizeof *host.c, PROT_READ);
