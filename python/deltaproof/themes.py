@@ -33,7 +33,8 @@ RAW = {"gate": "softplus", "beta": "sigmoid", "l2norm": "yes"}  # as models are 
 LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
 # The parameter without which a function gets no such key of Theme.also.
 NEEDS = {"cu_seqlens": "cu_seqlens", "s0_scale": "initial_state", "dstate": "initial_state",
-         "scale": "scale"}  # fmt: skip
+         "scale": "scale", "gate": "lower_bound"}  # fmt: skip
+SETTINGS = ("gate", "beta_form", "l2norm")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Theme:
     - form: the form of activations that the theme is about
     - betas: their law; a recurrence without betas has no such case
     - needs: a parameter or setting that only some functions have
-    - also: further keys, and a gate, for the functions that take what these are about (NEEDS)"""
+    - also: further keys, and settings, for the functions that take what these are about (NEEDS)"""
 
     name: str
     reason: str
@@ -99,31 +100,36 @@ THEMES: tuple[Theme, ...] = (
     Theme("t64", "one chunk", _t(64)),
     Theme("t65", "one token more than a chunk; inputs of the base's format",
           _t(65, dtype="base"), raw=True, sets=("smoke", *BOTH)),
-    Theme("t129", "two chunks and a token, with a state", _states(_t(129))),
-    Theme("long", "sixteen chunks that remember", _t(1024, HV=1, K=16, V=16), "slow", sets=BOTH),
+    Theme("t129", "two chunks and a token, with a state", _states(_t(129)),
+          also={"l2norm": "yes"}),
+    Theme("long", "sixteen chunks that remember", _t(1024, H=2, K=16), "slow", sets=BOTH,
+          also=STATE),
     # widths and heads
     Theme("heads", "six value heads of two, each with rates of its own",
           _t(96, H=2, HV=6, K=16, V=16, g_head_spread=3), raw=True, sets=BOTH),
     Theme("tails", "widths that no power of two divides", _t(80, K=40, V=20), raw=True, sets=BOTH),
-    Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=16)),
-    Theme("v256", "values of more channels than 128", _t(70, HV=1, K=16, V=256), raw=True),
+    Theme("k192", "keys of more channels than 128", _t(70, HV=1, K=192, V=16),
+          also=STATE),
+    Theme("v256", "values of more channels than 128", _t(70, HV=1, K=16, V=256), raw=True,
+          also=STATE | {"cu_seqlens": "0,3,70"}),
     Theme("wide", "widths of tensor cores, packed", _t(72, H=2, K=64, V=64), raw=True, sets=BOTH,
           also=STATE | {"cu_seqlens": "0,6,72"}),
     Theme("model", "heads as most models have them", _t(66, HV=1, K=128, V=128), raw=True,
-          also=STATE),
+          also=STATE | {"gate": "lower_bound"}),
     # packings
     Theme("packed-inside", "sequences that begin and end inside chunks",
           _states(_packed(37, 91, 104, 180, K=16)), sets=BOTH),
     Theme("packed-aligned", "sequences that begin where chunks do, one of three chunks",
           _packed(64, 256, H=2, K=16)),
     Theme("rows", "sequences of one length: rows of a batch, where the function has that axis",
-          _states(_packed(70, 140, 210, H=2, HV=4, K=16)), raw=True, sets=BOTH),
+          _states(_packed(70, 140, 210, H=2, HV=4, K=16)), raw=True, sets=BOTH,
+          also={"gate": "lower_bound"}),
     Theme("packed-empty", "empty sequences first, last and between, whose states must stay",
           _states(_packed(0, 50, 50, 50, 114, 180, 180, K=16, V=48)), raw=True, sets=BOTH),
     Theme("packed-ones", "sequences of one token, as a batch of decode steps, of many heads",
-          _states(_packed(*range(1, 12), H=4, HV=20, K=16)), raw=True),
+          _states(_packed(*range(1, 34), H=4, HV=20, K=16)), raw=True),
     Theme("packed-mixed", "decode rows beside prefill rows, with states and without tokens",
-          _states(_packed(0, 1, 2, 71, 71, 72, 140, 141, 160, H=2, HV=6, K=16, V=24)), raw=True,
+          _states(_packed(0, 1, 2, 71, 71, 72, 140, 159, 160, H=2, HV=6, K=16, V=24)), raw=True,
           also={"scale": 0.31}),
     # states
     Theme("states", "a state that outlives chunks, V > K; inputs of the base's format",
@@ -140,7 +146,8 @@ THEMES: tuple[Theme, ...] = (
     Theme("strong", "log gates in (-5, 0], packed", _t(130), "strong", sets=BOTH,
           also={"cu_seqlens": "0,37,130"}),
     Theme("killing", "log gates in (-20, 0]", _t(96), "killing"),
-    Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow"),
+    Theme("held", "gates that keep one value for 64 tokens", _t(192, K=16, g_hold=64), "slow",
+          also={"beta_form": "sigmoid"}),
     Theme("softplus", "raw gates with A_log and dt_bias; dstate without a first state",
           _t(130, H=2, dstate="yes"), raw=True, form=RAW, sets=BOTH),
     Theme("softplus-ends", "raw gates around -9, times a large rate",
@@ -172,7 +179,7 @@ THEMES: tuple[Theme, ...] = (
     Theme("small-betas", "betas over many decades", _t(40, H=3, HV=3), betas="small"),
     Theme("reflected", "betas up to 2; a gradient as behind a sum: PyTorch's has strides of 0",
           _t(96, override="do[*,*,*] 1"), raw=True, betas="two", sets=BOTH,
-          also={"gate": "lower_bound"}),
+          also=STATE | {"gate": "lower_bound"}),
     Theme("scaled", "another scale than K^-1/2, in the shape of t65", _t(65, scale=0.31),
           raw=True),
     # heads of other layouts
@@ -280,12 +287,18 @@ def _form(theme: Theme, op: str, contract: Contract) -> dict[str, str]:
     form = dict(RAW if theme.raw else LOG) | contract.form()
     if theme.betas == "two" and "beta_form" in free and theme.raw:
         form["beta"] = "sigmoid2"
-    form |= {n: str(x) for n, x in theme.also.items() if n in free} | theme.form
+    also = _also(theme, contract)
+    form |= {n.removesuffix("_form"): str(x) for n, x in also.items() if n in free}
+    form |= theme.form
     if op in ("gdn2", "gla", "ssd", "dplr"):
         form["beta"] = "plain"
     if op == "dplr":
         form["l2norm"] = "no"
     return form
+
+
+def _also(theme: Theme, contract: Contract) -> dict[str, object]:
+    return {n: x for n, x in theme.also.items() if contract.may_get(NEEDS.get(n, n))}
 
 
 def _serves(theme: Theme, contract: Contract) -> bool:
@@ -315,7 +328,7 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}
     keys |= {} if "V" in theme.keys else {"V": theme.keys.get("K", 32)}
     keys |= theme.keys
-    keys |= {n: x for n, x in theme.also.items() if n in NEEDS and contract.may_get(NEEDS[n])}
+    keys |= {n: x for n, x in _also(theme, contract).items() if n not in SETTINGS}
     keys = _claimed(keys, contract)
     if theme.needs == "checkpoints":  # shapes and laws are those of its data
         keys = {**form, "data": NAME, "backward": "no"}

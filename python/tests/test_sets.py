@@ -57,7 +57,8 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
     "as many heads, an odd number": lambda x: x.H == x.HV == 3,
     "five value heads a key head, more than 16": lambda x: x.HV == 5 * x.H > 16,
     "rows of a batch of grouped heads": lambda x: x.HV > x.H > 1 and {*x.lengths} == {70},
-    "more sequences than 9": lambda x: len(x.lengths) > 9,
+    "more sequences than a warp has lanes": lambda x: len(x.lengths) > 32,
+    "one token behind many": lambda x: x.packed and x.T > 64 and x.lengths[-1] == 1,
     "a packed sequence of several chunks": lambda x: len(x.lengths) > 1 and max(x.lengths) > 128,
     "K = V = 64": lambda x: x.K == x.V == 64 < x.T,
     "K = V = 128": lambda x: x.K == x.V == 128 and x.T > 64,
@@ -81,6 +82,14 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
         x.K == x.V == 64 and x.HV > 1 and x.packed and x.state
     ),
     "K = V = 128 and a state": lambda x: x.K == x.V == 128 and x.state,
+    "K above 128 and a state": lambda x: x.K > 128 and x.state,
+    "V above 128, packed, and a state": lambda x: x.V > 128 and x.packed and x.state,
+    "16 chunks of heads with a state": lambda x: x.T >= 1024 and x.HV > 1 and x.state,
+    "one of a bounded gate, packed": lambda x: x.bound and x.packed and x.dstate and x.HV > x.H > 1,
+    "a bounded gate of K = V = 128": lambda x: x.bound and x.K == x.V == 128,
+    "betas up to 2 and a state": lambda x: x.beta == "sigmoid2" and x.state,
+    "log gates, normed keys and a state": lambda x: x.gate == "log" and x.normed and x.state,
+    "log gates and raw betas": lambda x: x.gate == "log" and x.beta == "sigmoid",
     "strong gates, packed": lambda x: x.packed and x.uniform == "5",
 }
 SESSIONS: dict[str, Callable[[Any], bool]] = {
@@ -98,6 +107,8 @@ def shape_of(path: str) -> SimpleNamespace:
     more = {"state": "s0_scale" in x, "dstate": x.get("dstate") == "yes", "scale": "scale" in x}
     more |= {"rates": x.get("gate_params") == "rates", "packed": "cu_seqlens" in x}
     more |= {"uniform": x.get("g_uniform"), "slots": "session_slots" in x}
+    more |= {"gate": x["gate"], "bound": x["gate"] == "lower_bound", "beta": x["beta"]}
+    more["normed"] = x["l2norm"] == "yes"
     lengths = [e - a for a, e in zip(ends, ends[1:], strict=False)]
     return SimpleNamespace(**sizes, **more, lengths=lengths, override=x.get("override", ""))
 
