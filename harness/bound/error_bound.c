@@ -1022,7 +1022,7 @@ static void bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *
     const dp_problem *p = w->ref->p;
     const int64_t size = (int64_t)p->HV * dp_Kg(p);
     const int ng = w->ref->ngroup;
-    gate_sums *a = dp_calloc((size_t)ng, sizeof *a);
+    DP_OWN gate_sums *a = dp_calloc((size_t)ng, sizeof *a);
     double *later[DP_NRESULTS] = {0};
     for (int f = 0; f < DP_NRESULTS && dp_recurrence_looks_back(dp_recurrence_of(p)); f++)
         if (out->row[f] && dp_result_fields[f].role == DP_ROLE_GRADIENT &&
@@ -1046,7 +1046,6 @@ static void bound_gradients(const dp_error_bound_base *w, const dp_pass_errors *
         free(a[g].B);
         free(a[g].Babs);
     }
-    free(a);
 }
 
 void dp_error_bound_activations(const dp_error_bound_base *w, dp_error_bound *out) {
@@ -1449,11 +1448,10 @@ void dp_error_bounds_init(dp_error_bounds *w, dp_sim *ref, const dp_design *desi
 }
 
 void dp_error_bounds_run(dp_error_bounds *w, dp_format chain, int backward, dp_error_bound *out) {
-    dp_error_bound worst;
+    DP_FREED(dp_error_bound_free) dp_error_bound worst;
     dp_error_bound_run(&w->probable, chain, backward, out);
     dp_error_bound_run(&w->sound, chain, backward, &worst);
     smaller_of(w->sound.ref->p, w->sound.ref->N, out, &worst);
-    dp_error_bound_free(&worst);
 }
 
 double *dp_error_bounds_stage(dp_error_bounds *w, dp_format chain, int backward, int stage) {
@@ -1472,8 +1470,7 @@ void dp_error_bounds_free(dp_error_bounds *w) {
 
 void dp_error_bounds_once(dp_sim *ref, const dp_design *design, dp_format chain, int backward,
                           const dp_raw_error *raw, dp_error_bound *out) {
-    dp_error_bounds w;
+    DP_FREED(dp_error_bounds_free) dp_error_bounds w;
     dp_error_bounds_init(&w, ref, design, backward, raw);
     dp_error_bounds_run(&w, chain, backward, out);
-    dp_error_bounds_free(&w);
 }

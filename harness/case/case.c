@@ -538,11 +538,6 @@ static void case_generate(const dp_casefile *f, dp_case *c) {
     c->op->fill(c);
 }
 
-/* Gradients of the outputs: those that data did not bring. */
-static void case_generate_gradients(const dp_casefile *f, dp_case *c) {
-    if (c->backward) c->op->fill_gradients(f, c);
-}
-
 /* ---- the key override ------------------------------------------------------------------------ */
 
 /* A block of an input: lo <= index < hi on every axis. */
@@ -749,7 +744,7 @@ static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfi
         s = case_load_data(f, data, c, tokens, e);
     else
         case_generate(f, c);
-    if (!s) case_generate_gradients(f, c);
+    if (!s && c->backward) c->op->fill_gradients(f, c); /* those that data did not bring */
     if (!s) s = case_override(f, c, e);
     if (!s) s = case_check(f, c, e);
     if (!s && c->op->finish) s = c->op->finish(f, c, e);
@@ -760,13 +755,12 @@ static dp_status make_inputs(const dp_casefile *f, dp_case *c, const dp_tensorfi
 /* The tensors, if they are read already. NULL: those of the file that the case names, if any. */
 static dp_status open_tensors(const dp_casefile *f, dp_case *c, int load,
                               const dp_tensorfile *given, dp_err *e) {
-    dp_tensorfile d = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile d = {0};
     const dp_tensorfile *have = given ? given : load && c->data ? &d : NULL;
     int64_t tokens = 0;
     dp_status s = have == &d ? dp_safetensors_read(c->data, &d, e) : DP_OK;
     if (!s) s = case_shapes(f, have, c, &tokens, e);
     if (!s && load && c->op->inputs) s = make_inputs(f, c, have, tokens, e);
-    dp_tensorfile_free(&d);
     return s;
 }
 
@@ -820,13 +814,11 @@ dp_status dp_case_from_tensors(const char *text, const dp_tensorfile *d, dp_case
 
 dp_status dp_case_open(const char *path, int load, dp_case *c, dp_err *e) {
     memset(c, 0, sizeof *c);
-    char *text;
+    DP_OWN char *text = NULL;
     size_t n;
-    dp_status s = dp_input_read(path, DP_CASEFILE_MAX_BYTES, &text, &n, e);
+    const dp_status s = dp_input_read(path, DP_CASEFILE_MAX_BYTES, &text, &n, e);
     if (s) return s;
-    s = dp_case_parse(text, n, path, load, c, e);
-    free(text);
-    return s;
+    return dp_case_parse(text, n, path, load, c, e);
 }
 
 dp_status dp_case_load(const char *path, dp_case *c, dp_err *e) {
@@ -846,15 +838,11 @@ static dp_status read_recurrence(const char *name, const char *dir, dp_user_recu
                                  dp_err *e) {
     const int is_file = strchr(name, '/') || !access(name, F_OK);
     DP_OWN char *kept = is_file || !dir ? NULL : kept_recurrence(dir, name);
-    char *text;
+    DP_OWN char *text = NULL;
     size_t n;
     if (!is_file && !kept) kept = kept_recurrence(dp_home("cases"), name);
-    dp_status s = dp_input_read(kept ? kept : name, 1 << 16, &text, &n, e);
-    if (!s) {
-        s = dp_user_recurrence_parse(text, kept ? kept : name, y, e);
-        free(text);
-    }
-    return s;
+    const dp_status s = dp_input_read(kept ? kept : name, 1 << 16, &text, &n, e);
+    return s ? s : dp_user_recurrence_parse(text, kept ? kept : name, y, e);
 }
 
 dp_status dp_case_recurrence(const char *name, const char *dir, dp_err *e) {

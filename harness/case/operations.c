@@ -88,14 +88,13 @@ static int states_are_short(const dp_problem *p) {
     const dp_design design = dp_design_of(DP_BASE_FP64);
     DP_OWN int64_t *t = dp_calloc((size_t)p->T, sizeof *t);
     const dp_recurrent_keep keep = {.n = (int)p->T, .t = t, .S = dp_doubles(n)};
-    dp_result r;
+    DP_FREED(dp_result_free) dp_result r;
     int all = 1;
     for (int64_t i = 0; i < p->T; i++)
         t[i] = i;
     dp_recurrent_run_f64(p, &design, 0, &keep, &r);
     for (int64_t i = 0; i < n && all; i++)
         all = dp_bf16d(keep.S[i]) == keep.S[i];
-    dp_result_free(&r);
     free(keep.S);
     return all;
 }
@@ -263,7 +262,7 @@ static dp_status load_conv(dp_case_data *x, dp_conv *v, dp_err *e) {
 
 /* w and bias of the one convolution, and its x in place of what stands for its output. */
 static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, dp_conv *v, dp_err *e) {
-    dp_tensorfile d;
+    DP_FREED(dp_tensorfile_free) dp_tensorfile d = {0};
     dp_conv read = {.T = v->T, .D = v->D};
     DP_OWN char *path = dp_case_sibling(c->path, f->conv_data);
     dp_status st = dp_safetensors_read(path, &d, e);
@@ -280,7 +279,6 @@ static dp_status step_data(const dp_casefile *f, dp_case *c, double **x, dp_conv
         v->W = read.W;
     }
     c->input_dtype = data.widest;
-    dp_tensorfile_free(&d);
     return st;
 }
 

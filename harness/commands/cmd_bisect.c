@@ -262,7 +262,7 @@ static int refuses(const dp_case *c, dp_own own, const dp_one_run *r, int parts,
 
 /* The simulated ranks, each stage on true inputs. */
 static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err *e) {
-    dp_bisect b;
+    DP_FREED(dp_bisect_free) dp_bisect b = {0};
     const char *name;
     const dp_one_run r = dp_options_one(&o->of, c, NULL);
     const dp_fault fault = o->of.fault;
@@ -273,10 +273,8 @@ static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err 
     if (refuses(c, own, &r, how.N, fault, e)) return 2;
     if (dp_step_bisect(&owned, &how, o->runs, o->verbose, &b, e)) return 2;
     print_id(c, &r, own, fault);
-    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&owned.p, &how, c->input_dtype, &b, e)) {
-        dp_bisect_free(&b);
+    if (!dp_bisect_first(&b, &name) && dp_bisect_expected(&owned.p, &how, c->input_dtype, &b, e))
         return 2;
-    }
     const dp_bisect_row *wrong = dp_bisect_first(&b, &name);
     print_stages(o, c, &b, wrong);
     if (wrong) {
@@ -285,14 +283,12 @@ static int dp_bisect_ranks(const dp_bisect_options *o, const dp_case *c, dp_err 
     } else
         printf("every stage keeps to its own bound%s\n",
                r.base == DP_BASE_FP64 ? "" : ", and to what its formats make of nearby inputs");
-    dp_bisect_free(&b);
     return wrong != NULL;
 }
 
 /* ---- stages that a subject shows ------------------------------------------------------------- */
 
-static void print_judged(const dp_judgement *t, dp_stage stage, void *arg) {
-    (void)arg;
+static void print_judged(const dp_judgement *t, dp_stage stage) {
     printf("  %-16s %-8s %-11s", dp_stage_names[stage],
            t->verdict == DP_FAIL   ? "WRONG"
            : t->verdict == DP_PASS ? "ok"
@@ -312,12 +308,10 @@ static void print_judged(const dp_judgement *t, dp_stage stage, void *arg) {
 /* States and matrices of a rank have no sequence in the verdict: the one that passes its boundary.
  */
 static int sequence_at(const dp_case *c, int N, int rank, int stage) {
-    dp_context x;
+    DP_FREED(dp_context_free) dp_context x = {0};
     if (rank < 0 || dp_context_build(c->p.cu, c->p.Nseq, N, rank, &x, NULL)) return -1;
-    const int first = stage == DP_S_IN || stage == DP_DM || stage == DP_DH,
-              seq = x.local_seq[first ? 0 : x.nlocal - 1];
-    dp_context_free(&x);
-    return seq;
+    const int first = stage == DP_S_IN || stage == DP_DM || stage == DP_DH;
+    return x.local_seq[first ? 0 : x.nlocal - 1];
 }
 
 static void print_row(const dp_case *c, const dp_judgement *t, int backward) {
@@ -384,7 +378,7 @@ static int differs(const dp_case *c, const dp_subject_result *a, const dp_subjec
 static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subject *lib,
                     dp_err *e) {
     const double limit_s = o->of.limit_s > 0 ? o->of.limit_s : DP_SUBJECT_LIMIT_S;
-    dp_subject_result a = {0};
+    DP_FREED(dp_subject_result_free) dp_subject_result a = {0};
     int found = 0;
     for (int run = 0; run < o->runs && o->runs > 1 && !found; run++) {
         dp_subject_result b = {0};
@@ -407,7 +401,6 @@ static int unsteady(const dp_bisect_options *o, const dp_case *c, const dp_subje
             found = differs(c, &a, &b, run);
         dp_subject_result_free(&b);
     }
-    dp_subject_result_free(&a);
     return found;
 }
 
@@ -461,7 +454,7 @@ static int print_blame(const dp_case *c, const dp_run *r) {
     const dp_blame b = dp_blame_run(r);
     const int failed = r->verdict == DP_FAIL;
     printf("%s: every tensor that it shows, against the truth\n", r->id);
-    dp_blame_order(r, print_judged, NULL);
+    dp_blame_order(r, print_judged);
     if (b.tensor) {
         print_suspects(&b);
         print_row(c, b.tensor, b.backward);
@@ -475,8 +468,8 @@ static int print_blame(const dp_case *c, const dp_run *r) {
 /* A shared library, or tensors in a file: the stages that they show. c has the one
  * run that is judged. */
 static int dp_bisect_shown(const dp_bisect_options *o, dp_case *c, dp_err *e) {
-    dp_subject lib = {0};
-    dp_runs runs = {0};
+    DP_FREED(dp_subject_close) dp_subject lib = {0};
+    DP_FREED(dp_runs_free) dp_runs runs = {0};
     const int foreign = dp_options_foreign(&o->of);
     int rc = 2;
     const dp_status st = foreign ? run_library(o, c, &lib, &runs, e) : judge_file(o, c, &runs, e);
@@ -486,8 +479,6 @@ static int dp_bisect_shown(const dp_bisect_options *o, dp_case *c, dp_err *e) {
         if (foreign && rc != 2 && !strcmp(r->outcome, "returned") && unsteady(o, c, &lib, e))
             rc = 1;
     }
-    dp_runs_free(&runs);
-    dp_subject_close(&lib);
     return e->code ? 2 : rc;
 }
 

@@ -110,7 +110,7 @@ static dp_status carry_case(const dp_case *c, const options *o, json_t *list, in
                             dp_err *e) {
     const dp_problem *p = &c->p;
     const int first = o->head < 0 ? 0 : o->head, n = o->head < 0 ? p->HV : 1;
-    dp_carried *r = dp_calloc((size_t)n * DP_NCARRIED, sizeof *r);
+    DP_OWN dp_carried *r = dp_calloc((size_t)n * DP_NCARRIED, sizeof *r);
     dp_status st = DP_OK;
 #pragma omp parallel for schedule(dynamic)
     for (int i = 0; i < n * DP_NCARRIED; i++) {
@@ -140,13 +140,12 @@ static dp_status carry_case(const dp_case *c, const options *o, json_t *list, in
             print_row(o, worst);
         }
     }
-    free(r);
     return st;
 }
 
 static dp_status carry_file(const char *path, const options *o, json_t *list, int *broken,
                             dp_err *e) {
-    dp_case c;
+    DP_FREED(dp_case_free) dp_case c;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
     if (!c.op->is_recurrence)
@@ -157,7 +156,6 @@ static dp_status carry_file(const char *path, const options *o, json_t *list, in
     else if (o->head >= c.p.HV)
         st = dp_fail(e, DP_EINPUT, "%s: HV = %d: there is no --head %d", path, c.p.HV, o->head);
     if (!st) st = carry_case(&c, o, list, broken, e);
-    dp_case_free(&c);
     return st;
 }
 

@@ -132,7 +132,7 @@ static dp_status check_problem(const char *name, const dp_problem *p, int N, con
 
 static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS], json_t *list,
                             dp_err *e) {
-    dp_case c;
+    DP_FREED(dp_case_free) dp_case c;
     const int resized = o->tokens || o->heads;
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
@@ -178,7 +178,6 @@ static dp_status check_case(const char *path, options *o, int count[DP_NVERDICTS
         st = check_problem(c.name, &p, N, o, only, h, count, list, e);
         if (resized) dp_problem_free(&p);
     }
-    dp_case_free(&c);
     return st;
 }
 

@@ -47,7 +47,7 @@ static int compare(const options *o, const dp_old_record *a, const dp_old_record
 
 static int compare_files(const options *o) {
     DP_OWN dp_old_record *again = dp_calloc((size_t)o->nagain + 1, sizeof *again);
-    dp_old_record a = {0}, b = {0};
+    DP_FREED(dp_old_record_free) dp_old_record a = {0}, b = {0};
     dp_err e = {0};
     dp_output_check(o->json, &e);
     if (!e.code) dp_old_record_read(o->path[0], &a, &e);
@@ -55,8 +55,6 @@ static int compare_files(const options *o) {
     for (int i = 0; i < o->nagain && !e.code; i++)
         dp_old_record_read(o->again[i], &again[i], &e);
     const int rc = e.code ? dp_refuse(&e) : compare(o, &a, &b, again);
-    dp_old_record_free(&a);
-    dp_old_record_free(&b);
     for (int i = 0; i < o->nagain; i++)
         dp_old_record_free(&again[i]);
     return rc;

@@ -161,13 +161,6 @@ static void differ_print(const dp_differ_answer *a, FILE *f) {
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-/* Numbers that JSON lacks are text, as in a record. */
-static json_t *real(double x) {
-    return isnan(x)   ? json_string("nan")
-           : isinf(x) ? json_string(x > 0 ? "inf" : "-inf")
-                      : json_real(x);
-}
-
 static json_t *place_json(const dp_place *at) {
     return json_pack("{si si si sI si}", "rank", at->rank, "sequence", at->sequence, "chunk",
                      at->chunk, "token", (json_int_t)at->token, "head", at->head);
@@ -183,16 +176,16 @@ static json_t *tensor_json(const dp_differ_tensor *t) {
     if (!t->different) return x;
     json_t *most = place_json(&t->at);
     json_object_set_new(most, "index", json_integer(t->index));
-    json_object_set_new(most, "difference", real(t->most));
-    json_object_set_new(most, "a", real(t->a));
-    json_object_set_new(most, "b", real(t->b));
-    json_object_set_new(x, "relative", real(t->relative));
+    json_object_set_new(most, "difference", dp_json_number(t->most));
+    json_object_set_new(most, "a", dp_json_number(t->a));
+    json_object_set_new(most, "b", dp_json_number(t->b));
+    json_object_set_new(x, "relative", dp_json_number(t->relative));
     json_object_set_new(x, "largest", most);
     if (isnan(t->share)) return x;
     json_t *row = place_json(&t->worst);
-    json_object_set_new(row, "share", real(t->share));
-    json_object_set_new(row, "difference", real(t->off));
-    json_object_set_new(row, "allowed", real(t->allowed));
+    json_object_set_new(row, "share", dp_json_number(t->share));
+    json_object_set_new(row, "difference", dp_json_number(t->off));
+    json_object_set_new(row, "allowed", dp_json_number(t->allowed));
     json_object_set_new(x, "worst_row", row);
     return x;
 }

@@ -312,8 +312,6 @@ int dp_cmd_explain(int argc, char **argv) {
                 o.of.name[0]);
         return 2;
     }
-    json_t *rec = o.record ? read_record(o.record, &e) : made_again(&o, &e);
-    const int rc = rec ? explain(&o, rec, &e) : dp_refuse(&e);
-    json_decref(rec);
-    return rc;
+    json_auto_t *rec = o.record ? read_record(o.record, &e) : made_again(&o, &e);
+    return rec ? explain(&o, rec, &e) : dp_refuse(&e);
 }

@@ -476,22 +476,22 @@ static void print_tensors(void) {
 
 /* Prints the case if its name has part (NULL: any), which is then counted. */
 static int print_case(const char *path, const char *part, int *printed) {
-    dp_case c;
+    DP_FREED(dp_case_free) dp_case c;
     dp_err e = {0};
     if (dp_case_open(path, 0, &c, &e)) return dp_refuse(&e);
     if (!part || strstr(c.name, part)) {
         printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
         ++*printed;
     }
-    dp_case_free(&c);
     return 0;
 }
 
 /* One object a line. */
 static int print_schema(void) {
-    json_t *schema = dp_schema_describe(&dp_record_schema), *defs, *x;
+    json_auto_t *schema = dp_schema_describe(&dp_record_schema);
+    json_auto_t *defs = json_incref(json_object_get(schema, "$defs"));
+    json_t *x;
     const char *name, *before = "";
-    defs = json_incref(json_object_get(schema, "$defs"));
     json_object_del(schema, "$defs");
     DP_OWN char *root = json_dumps(schema, 0);
     printf("%.*s, \"$defs\": {\n", (int)strlen(root) - 1, root);
@@ -501,8 +501,6 @@ static int print_schema(void) {
         before = ",\n";
     }
     puts("}}");
-    json_decref(defs);
-    json_decref(schema);
     return 0;
 }
 

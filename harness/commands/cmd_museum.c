@@ -81,14 +81,10 @@ static char *file_of(const options *o, const char *name) {
 }
 
 static int kernels(const options *o) {
-    dp_kernel_museum *m = dp_calloc(1, sizeof *m);
+    DP_OWN dp_kernel_museum *m = dp_calloc(1, sizeof *m);
     dp_err e = {0};
-    char *file = file_of(o, "kernels.json");
-    if (file && dp_output_check(file, &e)) {
-        free(m);
-        free(file);
-        return refuse(&e);
-    }
+    DP_OWN char *file = file_of(o, "kernels.json");
+    if (file && dp_output_check(file, &e)) return refuse(&e);
     const dp_status st =
         dp_kernel_museum_run(dp_options_folder(&o->of), o->of.cache, o->fault, m, &e);
     int rc = st ? refuse(&e) : dp_kernel_museum_unseen(m) ? 1 : 0;
@@ -99,8 +95,6 @@ static int kernels(const options *o) {
         else
             printf("record: %s\n", file);
     }
-    free(m);
-    free(file);
     return rc;
 }
 

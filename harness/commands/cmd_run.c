@@ -205,21 +205,20 @@ static dp_status check_head(const head *h, const char *path, const char *key, co
 
 static dp_status load(const char *path, const char *key, const char *case_name, dp_runs *runs,
                       dp_err *e) {
-    char *bytes, check[33];
+    DP_OWN char *bytes = NULL;
+    char check[33];
     size_t n;
     json_error_t je;
     head h = {0};
     dp_status st = dp_input_read(path, dp_input_most(), &bytes, &n, e);
     if (st) return st;
-    json_t *all = json_loadb(bytes, n, JSON_REJECT_DUPLICATES, &je);
-    free(bytes);
+    json_auto_t *all = json_loadb(bytes, n, JSON_REJECT_DUPLICATES, &je);
     if (!all) return dp_fail(e, DP_EINPUT, "%s:%d: not JSON: %s", path, je.line, je.text);
     st = dp_schema_read(&HEAD_OF, all, &h, path, "", e);
     check_of(json_object_get(all, "runs"), check);
     if (!st) st = check_head(&h, path, key, case_name, check, e);
     if (!st) st = dp_runs_from_json(json_object_get(all, "runs"), path, case_name, runs, e);
     if (!st && !runs->n) st = dp_fail(e, DP_EINPUT, "%s: runs: there is none", path);
-    json_decref(all);
     return st;
 }
 
@@ -245,12 +244,11 @@ static void finished_save(const char *dir, dp_key key, const char *case_name, co
     json_t *list = dp_runs_json(runs);
     check_of(list, check);
     const head h = {SCHEMA, dp_cache_sources(DP_CACHE_EXPECTED), hex, case_name, check, VERSION};
-    json_t *all = dp_schema_write(&HEAD_OF, &h);
+    json_auto_t *all = dp_schema_write(&HEAD_OF, &h);
     json_object_set_new(all, "runs", list);
     if (!dp_output_replace(&out, path, &e))
         dp_output_close(&out, json_dumpf(all, out.f, JSON_INDENT(1)) != 0, &e);
     if (e.code) fprintf(stderr, "deltaproof: --resume: %s\n", e.msg);
-    json_decref(all);
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
@@ -738,7 +736,7 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     switch (key) {
     case OPT_VARIANT:
         dp_option_list(st, "variant", arg, dp_cuda_variant_names, DP_NCUDA_VARIANTS,
-                       (int *)o->variant, &o->nvariant);
+                       (int *)o->variant, &o->nvariant, DP_NCUDA_VARIANTS);
         break;
     case OPT_AGAIN:
         o->again[0] = o->again[1] = (int)dp_option_number(st, "again", arg, 0, 1 << 20);
@@ -910,7 +908,7 @@ static void print_failures(const options *o, const dp_runs *runs, FILE *table) {
 /* Loads, runs and judges the cases of these files, and writes the record. */
 static int run_files(const options *o, char *const *paths, int n, dp_record *rec, double t0) {
     const dp_batch batch = batch_of(o);
-    dp_runs runs = {0};
+    DP_FREED(dp_runs_free) dp_runs runs = {0};
     dp_case **cases = dp_calloc((size_t)n, sizeof *cases);
     rec->runs = &runs;
     rec->cases = cases;
@@ -932,7 +930,6 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     const int rc = dp_record_finish(&o->of, rec);
     dp_over_cases_free(rec);
     free_cases(cases, rec->ncase);
-    dp_runs_free(&runs);
     return rc;
 }
 

@@ -117,7 +117,7 @@ static dp_status write_and_check(const options *o, const dp_case *c, const dp_sh
     DP_OWN char *source = command_of(o, c, r);
     char why[256], reason[1024];
     dp_failure f;
-    dp_case again;
+    DP_FREED(dp_case_free) dp_case again = {0};
     dp_failure_text(&s->after, why, sizeof why);
     snprintf(reason, sizeof reason,
              "The smallest part of %.255s (%lld of its %lld numbers) that fails for the same "
@@ -131,28 +131,24 @@ static dp_status write_and_check(const options *o, const dp_case *c, const dp_sh
                        &f, e);
     if (!st && !dp_failure_same(&s->before, &f))
         st = dp_fail(e, DP_EIO, "%s: read again it does not fail as before", path);
-    dp_case_free(&again);
     return st;
 }
 
 static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     const dp_shrink_options r = request(o, c, lib);
     dp_shrunk s;
-    char text[256], *path;
+    char text[256];
+    DP_OWN char *path = NULL;
     if (o->of.output)
         path = dp_strdup(o->of.output);
     else if (asprintf(&path, "%s.min.case", c->name) < 0)
         abort();
     if (strlen(path) < 6 || strcmp(path + strlen(path) - 5, ".case"))
         dp_fail(e, DP_EINPUT, "%s: the name of a case file ends in .case", path);
-    if (e->code || dp_output_check(path, e)) {
-        free(path);
-        return 2;
-    }
+    if (e->code || dp_output_check(path, e)) return 2;
     o->log = stdout;
     if (!c->op->shrinks) {
         dp_shrink(c, &r, &s, e);
-        free(path);
         return 2;
     }
     c->op->describe(c, r.ranks, text, sizeof text);
@@ -177,7 +173,6 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
                    dp_shrunk_by_laws(&s) ? ", by its laws, since those numbers fit no text" : "");
         dp_shrink_free(&s);
     }
-    free(path);
     return st ? 2 : 0;
 }
 
@@ -185,7 +180,7 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
 
 /* Is it found in its stage, on a rank and head where it acts? */
 static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s = {0};
     int N;
     const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &N);
     if (!c->op->has_stages) return 1; /* one stage, no ranks that matter to it */
@@ -194,9 +189,7 @@ static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
     s.payload = c->payload[0];
     for (int k = 0; k < DP_BISECT_RUNS; k++)
         dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
-    const int acts = dp_fault_acted(&p, s.hit, N, f->rank, f->head, f->tensor);
-    dp_sim_free(&s);
-    return acts;
+    return dp_fault_acted(&p, s.hit, N, f->rank, f->head, f->tensor);
 }
 
 typedef struct {

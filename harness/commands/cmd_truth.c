@@ -21,7 +21,7 @@
 /* The factors of a chain of M. */
 static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
     const int64_t shape[3] = {c->ch.n, c->ch.K, c->ch.K}, n = shape[0] * shape[1] * shape[2];
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     DP_OWN float *m = dp_calloc((size_t)n, sizeof *m);
     DP_OWN double *x = dp_doubles(n), *mu = dp_doubles(c->ch.n);
     dp_inputs_chain(c->ch.regime, c->ch.n, c->ch.K, c->spec.seed, m, mu);
@@ -29,9 +29,7 @@ static dp_status write_factors(const dp_case *c, const char *path, dp_err *e) {
         x[i] = m[i];
     dp_tensorfile_add(&f, "factors", "F32", 3, shape, x);
     dp_tensorfile_add_meta(&f, "case", c->name);
-    const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
-    return st;
+    return dp_safetensors_write(path, &f, e);
 }
 
 /* Loads the case that is named and has it written. Op chain: the factors, fp32, for a kernel that
@@ -135,7 +133,7 @@ static void add_ball(dp_tensorfile *f, const dp_problem *p, int result, const dp
 }
 
 static dp_status write_tensors(const dp_case *c, const dp_truth *t, const char *path, dp_err *e) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     char bits[16];
     snprintf(bits, sizeof bits, "%d", t->bits);
     for (int i = 0; i < DP_NRESULTS; i++)
@@ -147,9 +145,7 @@ static dp_status write_tensors(const dp_case *c, const dp_truth *t, const char *
     dp_tensorfile_add_meta(&f, "value",
                            "name + name" DP_TRUTH_LOW ", within name" DP_TRUTH_RADIUS
                            " in the 2-norm of each row");
-    const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
-    return st;
+    return dp_safetensors_write(path, &f, e);
 }
 
 static dp_status write_truth(const dp_case *c, void *arg, dp_err *e) {

@@ -46,7 +46,7 @@ static void fill_factors(const dp_case *c, const dp_problem *p, uint64_t seed) {
     const int K = p->K, round = c->input_dtype == DP_BF16;
     const int64_t rows = p->T * p->HV;
     const dp_large_law law = strength_of(c, p, seed + 20, (int64_t)p->HV * K);
-    double *lr_a = dp_doubles(rows * K), *lr_b = dp_doubles(rows * K);
+    DP_OWN double *lr_a = dp_doubles(rows * K), *lr_b = dp_doubles(rows * K);
     fill_host(lr_b, &law, p->T);
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++) {
@@ -63,8 +63,6 @@ static void fill_factors(const dp_case *c, const dp_problem *p, uint64_t seed) {
     }
     dp_memory_put(p->memory, p->lr_a, lr_a, rows * K);
     dp_memory_put(p->memory, p->lr_b, lr_b, rows * K);
-    free(lr_a);
-    free(lr_b);
 }
 
 /* first + step (i mod every). NULL: p has none. */

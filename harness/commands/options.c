@@ -67,8 +67,7 @@ dp_format dp_option_format(struct argp_state *st, const char *opt, const char *a
     return (dp_format)dp_option_name(st, opt, arg, format_names(), DP_NFORMATS);
 }
 
-/* names NULL: numbers of ranks. */
-static void list_of(struct argp_state *st, const char *opt, const char *arg,
+void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
                     const char *const *names, int nnames, int *out, int *n, int most) {
     DP_OWN char *copy = dp_strdup(arg);
     char *save;
@@ -86,11 +85,6 @@ static void list_of(struct argp_state *st, const char *opt, const char *arg,
         out[(*n)++] = v;
     }
     if (!*n) argp_error(st, "--%s: the list is empty", opt);
-}
-
-void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
-                    const char *const *names, int nnames, int *out, int *n) {
-    list_of(st, opt, arg, names, nnames, out, n, nnames);
 }
 
 static double seconds(struct argp_state *st, const char *opt, const char *arg) {
@@ -153,8 +147,8 @@ static int take_list(int key, const char *arg, struct argp_state *st, dp_options
         {DP_OPT_BACKEND, "backend", dp_backend_names, DP_NCHOSEN_BACKENDS, LIST(backend)}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         if (lists[i].key == key) {
-            list_of(st, lists[i].name, arg, lists[i].names, lists[i].nnames, lists[i].out,
-                    lists[i].n, o->one ? 1 : lists[i].most);
+            dp_option_list(st, lists[i].name, arg, lists[i].names, lists[i].nnames, lists[i].out,
+                           lists[i].n, o->one ? 1 : lists[i].most);
             return 1;
         }
     return 0;

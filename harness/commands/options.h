@@ -187,9 +187,9 @@ int64_t dp_option_number(struct argp_state *st, const char *opt, const char *arg
 int dp_option_name(struct argp_state *st, const char *opt, const char *arg,
                    const char *const *names, int n);
 dp_format dp_option_format(struct argp_state *st, const char *opt, const char *arg);
-/* Indices in names of a list with commas between; at most nnames of them. */
+/* Indices in names (NULL: numbers of ranks) of a list with commas between; at most `most`. */
 void dp_option_list(struct argp_state *st, const char *opt, const char *arg,
-                    const char *const *names, int nnames, int *out, int *n);
+                    const char *const *names, int nnames, int *out, int *n, int most);
 
 /* Is the subject a library or a program, or is an option set that concerns these alone? */
 int dp_options_foreign(const dp_options *o);

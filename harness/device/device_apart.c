@@ -164,7 +164,7 @@ const dp_mpi_worker dp_apart_worker = {DP_MPI_DEVICE, sizeof(order), work_order}
 /* ---- the first process ----------------------------------------------------------------------- */
 
 static void send_order(order *o, const dp_problem *p, int r) {
-    rank_parts x = parts_of(p, dp_cuda_ranks(p, o->how.N), r);
+    DP_FREED(parts_free) rank_parts x = parts_of(p, dp_cuda_ranks(p, o->how.N), r);
     o->p = *p;
     dp_mpi_send(r, DP_MPI_JOB, o, sizeof *o);
     dp_mpi_send_cu(r, p->cu, p->Nseq);
@@ -179,7 +179,6 @@ static void send_order(order *o, const dp_problem *p, int r) {
         dp_mpi_send_numbers(r, own, n);
         if (tokens) free(own);
     }
-    parts_free(&x);
 }
 
 /* Where they ran without an error: their results, in out. */

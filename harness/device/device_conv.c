@@ -159,7 +159,7 @@ typedef struct {
  * tokens. */
 static void pass(double *x, const dp_conv *c, const dp_tensor_field *f, int N, int rank, int other,
                  int give) {
-    dp_own_table t = dp_own_table_of(c->own, c->T, N);
+    DP_FREED(dp_own_table_free) dp_own_table t = dp_own_table_of(c->own, c->T, N);
     const int tokens = f->kind == DP_OF_TOKENS;
     const int64_t each = dp_conv_count(c, f, 1), n = tokens ? dp_own_tokens(&t, rank) * each : each;
     double *own = tokens ? dp_doubles(n) : x;
@@ -170,7 +170,6 @@ static void pass(double *x, const dp_conv *c, const dp_tensor_field *f, int N, i
         dp_mpi_receive_numbers(other, own, n, f->name);
     if (tokens && !give) dp_own_copy(&t, rank, each, x, own, 1);
     if (tokens) free(own);
-    dp_own_table_free(&t);
 }
 
 static void send_conv(conv_order *o, const dp_conv *const *c, int r) {
@@ -212,7 +211,7 @@ static void work_conv(const void *message, size_t bytes) {
     const dp_conv *c[DPG_CONV_PARTS];
     memcpy(&o, message, bytes);
     if (o.parts < 1 || o.parts > DPG_CONV_PARTS) dp_mpi_refuse(0, "parts", o.parts);
-    int64_t *cu = dp_mpi_receive_cu(o.c[0].Nseq);
+    DP_OWN int64_t *cu = dp_mpi_receive_cu(o.c[0].Nseq);
     for (int i = 0; i < o.parts; i++) {
         receive_conv(&o.c[i], cu, o.ticket.N);
         dp_conv_result_alloc(&r[i], &o.c[i]);
@@ -228,7 +227,6 @@ static void work_conv(const void *message, size_t bytes) {
         dp_conv_result_free(&r[i]);
         dp_conv_free(&o.c[i]);
     }
-    free(cu);
 }
 const dp_mpi_worker dp_apart_conv_worker = {DP_MPI_DEVICE_CONV, sizeof(conv_order), work_conv};
 

@@ -54,13 +54,11 @@ static void from_batch(const batch *b, const double *y, int64_t width, double *x
 
 static dp_status send_tokens(batch *b, dp_input_id id, dpg_dtype d, const void **dev) {
     const int64_t width = dp_input_width(b->p, id), n = (int64_t)b->p->Nseq * b->d.T * width;
-    double *x = dp_doubles(n);
+    DP_OWN double *x = dp_doubles(n);
     for (int64_t i = 0; i < n; i++)
         x[i] = NAN; /* of padding nothing may be read */
     to_batch(b, dp_input_of(b->p, id), width, x);
-    const dp_status st = dp_device_upload(&b->dev, x, n, d, dev);
-    free(x);
-    return st;
+    return dp_device_upload(&b->dev, x, n, d, dev);
 }
 
 static dp_status send_inputs(batch *b) {
@@ -172,12 +170,10 @@ int dp_cuda_keeps(const dp_problem *p, const dp_cuda_how *how, const dp_state_po
                   int states) {
     const int64_t n = (int64_t)p->HV * p->K * p->V;
     if (packed_of(how->kept) < 0 || pool || states || !dp_cuda_decodes(p, how, pool)) return 0;
-    double *x = p->s0 ? dp_copy(p->s0, p->Nseq * n) : NULL;
+    DP_OWN double *x = p->s0 ? dp_copy(p->s0, p->Nseq * n) : NULL;
     for (int i = 0; x && i < p->Nseq; i++)
         dp_store_state(how->kept, p->HV, p->K, p->V, x + i * n);
-    const int same = !x || !memcmp(x, p->s0, sizeof *x * (size_t)(p->Nseq * n));
-    free(x);
-    return same;
+    return !x || !memcmp(x, p->s0, sizeof *x * (size_t)(p->Nseq * n));
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -191,39 +187,35 @@ static int64_t bytes_of(const batch *b) {
 
 static dp_status put_packed(batch *b, int64_t slot, const double *from) {
     const int64_t n = (int64_t)b->p->K * b->p->V, size = bytes_of(b);
-    char *state = dp_calloc((size_t)size, 1);
-    double *zero = dp_doubles(n);
+    DP_OWN char *state = dp_calloc((size_t)size, 1);
+    DP_OWN double *zero = dp_doubles(n);
     int bad = 0;
     for (int h = 0; h < b->p->HV && !bad; h++)
         bad = !pack_head(b->kept, n, from ? from + h * n : zero, state + size / b->p->HV * h);
     if (!bad)
         bad = cudaMemcpy((char *)b->t.states + slot * size, state, (size_t)size,
                          cudaMemcpyHostToDevice);
-    free(zero);
-    free(state);
     return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not packed", (long long)slot) : DP_OK;
 }
 
 static dp_status put_state(batch *b, int64_t slot, const double *from) {
     const int64_t n = state_size(b);
     if (b->d.packed) return put_packed(b, slot, from);
-    float *state = dp_calloc((size_t)n, sizeof *state);
+    DP_OWN float *state = dp_calloc((size_t)n, sizeof *state);
     for (int64_t z = 0; from && z < n; z++)
         state[z] = (float)from[z];
     const int bad = cudaMemcpy((float *)b->t.states + slot * n, state, sizeof *state * (size_t)n,
                                cudaMemcpyHostToDevice);
-    free(state);
     return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not copied", (long long)slot) : DP_OK;
 }
 
 static dp_status fetch_packed(batch *b, int64_t slot, double *to) {
     const int64_t n = (int64_t)b->p->K * b->p->V, size = bytes_of(b);
-    char *state = dp_calloc((size_t)size, 1);
+    DP_OWN char *state = dp_calloc((size_t)size, 1);
     const int bad =
         cudaMemcpy(state, (char *)b->t.states + slot * size, (size_t)size, cudaMemcpyDeviceToHost);
     for (int h = 0; h < b->p->HV && !bad; h++)
         unpack_head(b->kept, n, state + size / b->p->HV * h, to + h * n);
-    free(state);
     return bad ? dp_fail(&b->dev.err, DP_EDEVICE, "slot %lld: not copied", (long long)slot) : DP_OK;
 }
 
@@ -291,7 +283,7 @@ static dp_status send_states(batch *b) {
 /* A number of the pool keeps its bits where the kernel left it unchanged. */
 static dp_status fetch_pool(batch *b) {
     const int64_t n = state_size(b);
-    double *is = dp_doubles(n);
+    DP_OWN double *is = dp_doubles(n);
     dp_status st = DP_OK;
     for (int64_t i = 0; i < b->pool->slots && !st; i++) {
         double *was = b->pool->state + i * n;
@@ -299,7 +291,6 @@ static dp_status fetch_pool(batch *b) {
         for (int64_t z = 0; z < n && !st; z++)
             if (memcmp(&is[z], &(double){(float)was[z]}, sizeof *is)) was[z] = is[z];
     }
-    free(is);
     return st;
 }
 

@@ -63,13 +63,6 @@ static dp_status read_stage(dp_rank_job *j, const dp_rank_tokens *x, const dpg_t
     return st;
 }
 
-static dp_status read_forward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
-                              const void *ws) {
-    dp_status st = read_stage(j, x, t, ws, DP_RANK_M, has_m);
-    if (!st && !j->p->s0) st = read_stage(j, x, t, ws, DP_RANK_H, behind);
-    return st ? st : read_stage(j, x, t, ws, DP_RANK_S_IN, before);
-}
-
 static dp_status read_backward(dp_rank_job *j, const dp_rank_tokens *x, const dpg_tensors *t,
                                const void *ws) {
     const int dm = !j->opt.send_dh_only;
@@ -284,8 +277,9 @@ static dp_status forward(dp_rank_job *j, const dp_rank_tokens *x, dp_rank_tensor
     }
     if (!st) st = fetch(j, x, d, 0);
     if (!st) st = states_down(j, x, d->t.final_state, 0, j->out->out.final_state);
-    if (!st) st = read_forward(j, x, &d->t, ws);
-    return st;
+    if (!st) st = read_stage(j, x, &d->t, ws, DP_RANK_M, has_m);
+    if (!st && !j->p->s0) st = read_stage(j, x, &d->t, ws, DP_RANK_H, behind);
+    return st ? st : read_stage(j, x, &d->t, ws, DP_RANK_S_IN, before);
 }
 
 /* Memory that a plan works in. */
@@ -326,12 +320,10 @@ static void note_paths(dp_rank_job *j) {
 }
 
 dp_status dp_rank_job_plan(const dp_rank_job *j, int rank, dpg_plan **plan, dp_err *e) {
-    dp_own_table table = dp_own_table_of(j->p->own, j->p->T, j->N);
+    DP_FREED(dp_own_table_free) dp_own_table table = dp_own_table_of(j->p->own, j->p->T, j->N);
     dpg_problem g = j->g;
     g.own = dp_own_for_kernels(&table, j->p->own);
-    const dp_status st = dpg_plan_create(plan, &g, &j->opt, rank, j->N, e);
-    dp_own_table_free(&table);
-    return st;
+    return dpg_plan_create(plan, &g, &j->opt, rank, j->N, e);
 }
 
 /* The parts of a rank. */

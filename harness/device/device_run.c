@@ -91,10 +91,9 @@ static dpg_problem device_problem(const dp_problem *p, int bf16_inputs, dp_base 
 /* States n from entry `at` on; from NULL: zeros, to NULL: nothing. */
 static void pass_through(const dp_problem *p, const double *from, double *to, int64_t at,
                          int64_t n) {
-    double *none = from || !to ? NULL : dp_doubles(n);
+    DP_OWN double *none = from || !to ? NULL : dp_doubles(n);
     if (to && from) dp_memory_move(p->memory, to + at, from + at, n);
     if (none) dp_memory_put(p->memory, to + at, none, n);
-    free(none);
 }
 
 /* Sequences without tokens pass their initial state through, and the gradient of the final state
@@ -118,12 +117,11 @@ static dp_status gate_gradients(const dp_problem *p, const dp_rank_job *job, int
                 return dp_fail(e, DP_EDEVICE, "%s[%d]: rank %d has %a, rank 0 %a",
                                x < p->HV ? "dA_log" : "ddt_bias", x < p->HV ? x : x - p->HV, i,
                                job[i].gate[x], job[0].gate[x]);
-    double *all = dp_doubles(n);
+    DP_OWN double *all = dp_doubles(n);
     for (int x = 0; x < n; x++)
         all[x] = job[0].gate[x];
     if (r->dA_log) dp_memory_put(p->memory, r->dA_log, all, p->HV);
     if (r->ddt_bias) dp_memory_put(p->memory, r->ddt_bias, all + p->HV, n - p->HV);
-    free(all);
     return DP_OK;
 }
 

@@ -465,12 +465,11 @@ static int watch(struct dp_command *c, double limit, dp_subject_ending *end) {
 
 /* A line for serve; what it leaves unread is seen as no answer. */
 static void tell_paths(const struct dp_command *c) {
-    char *line;
+    DP_OWN char *line;
     const int n = asprintf(&line, "%s %s\n", c->in, c->out);
     if (n < 0) abort();
     if (send(c->talk, line, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) != n)
         shutdown(c->talk, SHUT_RD);
-    free(line);
 }
 
 /* 1: a line is there already, which would be taken for the answer to this call. */
@@ -504,7 +503,7 @@ static dp_status command_call(struct dp_command *c, double limit_s, dp_subject_e
 
 static dp_status command_write_inputs(const struct dp_command *c, const dp_problem *p,
                                       const dp_subject_call *call, dp_err *e) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     char ranks[16], chunk[16];
     snprintf(ranks, sizeof ranks, "%d", call->N);
     snprintf(chunk, sizeof chunk, "%d", call->chunk);
@@ -522,9 +521,7 @@ static dp_status command_write_inputs(const struct dp_command *c, const dp_probl
     if (call->front)
         dp_front_add(&f, p, call->front, call->pool, (dp_format)dp_format_find(call->input_format));
     dp_inputs_add(&f, &y, (dp_format)dp_format_find(call->input_format), call->backward);
-    const dp_status st = dp_safetensors_write(c->in, &f, e);
-    dp_tensorfile_free(&f);
-    return st;
+    return dp_safetensors_write(c->in, &f, e);
 }
 
 /* ---- outputs --------------------------------------------------------------------------------- */
@@ -622,7 +619,7 @@ static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_su
     const int64_t n = dp_conv_state_size(v), shape[] = {pool->slots, v->W - 1, v->D};
     char name[24];
     snprintf(name, sizeof name, "conv_pool_%s", dp_qkv_name(i));
-    double *is = take_data(f, name, 3, shape, all);
+    DP_OWN double *is = take_data(f, name, 3, shape, all);
     if (!is) return NULL;
     DP_OWN double *was = dp_conv_pool(pool, p->Nseq, n, call->front->before->of[i]);
     double *states = dp_copy(call->front->before->of[i], p->Nseq * n);
@@ -639,7 +636,6 @@ static double *take_conv_pool(dp_tensorfile *f, const dp_problem *p, const dp_su
                         name, (long long)(z / n), (long long)(z % n), was[z], is[z]);
             break;
         }
-    free(is);
     return states;
 }
 
@@ -721,7 +717,7 @@ static void move(struct dp_command *c, dp_tensor *t, dp_subject_result *out) {
 
 /* The base that OUT's metadata names. DP_EINPUT: none. */
 static dp_status command_read_base(const struct dp_command *c, dp_base *base, dp_err *e) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     dp_status st = read_file(c->out, &f, e);
     const char *said = st ? NULL : dp_tensorfile_meta(&f, "base");
     *base = DP_NBASES;
@@ -732,14 +728,13 @@ static dp_status command_read_base(const struct dp_command *c, dp_base *base, dp
                      said ? "OUT: metadata `base` = '%.80s' is none of " DP_BASE_WORDS
                           : "its OUT has no metadata `base`%s",
                      said ? said : "");
-    dp_tensorfile_free(&f);
     return st;
 }
 
 /* Moves what OUT holds to *out, or says in its outcome what is wrong with it. */
 static void command_read_outputs(struct dp_command *c, const dp_subject *s, const dp_problem *p,
                                  const dp_subject_call *call, dp_subject_result *out) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     dp_tensor pool = {0};
     dp_err e = {0};
     dp_status st = read_file(c->out, &f, &e);
@@ -759,7 +754,6 @@ static void command_read_outputs(struct dp_command *c, const dp_subject *s, cons
         out->outcome = DP_SUBJECT_BAD_OUTPUT;
         dp_text_printable(e.msg, out->why, sizeof out->why);
     }
-    dp_tensorfile_free(&f);
 }
 
 /* ---- what is called -------------------------------------------------------------------------- */

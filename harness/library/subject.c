@@ -763,7 +763,7 @@ static dp_status run_library(const dp_subject *s, int n, const dp_problem *const
                              const dp_subject_call *call, dp_subject_result *out, int *made,
                              dp_err *e) {
     const int N = call->N;
-    dp_subject_memory m;
+    DP_FREED(subject_shared_free) dp_subject_memory m;
     dp_subject_ending end;
     const double t0 = omp_get_wtime();
     subject_shared_new(&m, s, N, s->per_rank ? N : 1);
@@ -780,7 +780,6 @@ static dp_status run_library(const dp_subject *s, int n, const dp_problem *const
         ++*made;
         if (out[m.call].outcome != DP_SUBJECT_RETURNED) break;
     }
-    subject_shared_free(&m);
     return st;
 }
 

@@ -34,9 +34,9 @@ int64_t dp_subject_pages(int64_t bytes) {
     return (bytes + page - 1) / page * page;
 }
 
-static void leave(dp_subject_phase at, const char *fmt, const char *a, const char *b) {
+static void leave(const char *fmt, const char *a, const char *b) {
     snprintf(host.me->why, sizeof host.me->why, fmt, a, b);
-    host.me->at = at;
+    host.me->at = DP_PHASE_REFUSED;
     _exit(0);
 }
 
@@ -130,14 +130,13 @@ static void map_regions(void) {
         total += r[i].span + DP_SUBJECT_GUARD;
     const int none = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     char *all = mmap(NULL, (size_t)total, PROT_NONE, none, -1, 0);
-    if (all == MAP_FAILED)
-        leave(DP_PHASE_REFUSED, "no address space for its arrays: %s%s", strerror(errno), "");
+    if (all == MAP_FAILED) leave("no address space for its arrays: %s%s", strerror(errno), "");
     for (int i = 0; i < c->nregion; i++) {
         const int fd = r[i].input ? DP_SUBJECT_GIVEN_FD : DP_SUBJECT_MADE_FD;
         const int access = r[i].input ? PROT_READ : PROT_READ | PROT_WRITE;
         const int flags = MAP_SHARED | MAP_FIXED;
         if (mmap(all + at, (size_t)r[i].span, access, flags, fd, r[i].offset) == MAP_FAILED)
-            leave(DP_PHASE_REFUSED, "%s cannot be mapped: %s", r[i].name, strerror(errno));
+            leave("%s cannot be mapped: %s", r[i].name, strerror(errno));
         host.start[i] = all + at;
         at += r[i].span + DP_SUBJECT_GUARD;
     }
@@ -153,7 +152,7 @@ static void map_call(int i) {
         if (mmap(host.start[a], (size_t)r->span, r->input ? PROT_READ : PROT_READ | PROT_WRITE,
                  MAP_SHARED | MAP_FIXED, r->input ? DP_SUBJECT_GIVEN_FD : DP_SUBJECT_MADE_FD,
                  at) == MAP_FAILED)
-            leave(DP_PHASE_REFUSED, "%s cannot be mapped again: %s", r->name, strerror(errno));
+            leave("%s cannot be mapped again: %s", r->name, strerror(errno));
     }
 }
 
@@ -273,28 +272,15 @@ static void call_run(run_function run) {
 /* A list that were cut could say something else. */
 static void copy_text(char *to, size_t size, const char *from, const char *what) {
     const int n = snprintf(to, size, "%s", from ? from : "");
-    if (n >= (int)size) leave(DP_PHASE_REFUSED, "%s is too long: %.100s", what, from);
+    if (n >= (int)size) leave("%s is too long: %.100s", what, from);
 }
 
-/* A function that a library may leave out: then it declares nothing of how it computes. */
-static void call_design(design_function design) {
-    dp_subject_about *to = &host.said->about;
-    const char *text = design ? design() : NULL;
-    to->declared = text != NULL;
-    copy_text(to->design, sizeof to->design, text, "deltaproof_subject_design");
-}
-
-/* Likewise: then it has those with a beta. */
-static void call_recurrences(design_function recurrences) {
-    dp_subject_about *to = &host.said->about;
-    copy_text(to->recurrences, sizeof to->recurrences, recurrences ? recurrences() : NULL,
-              "deltaproof_subject_recurrences");
-}
-
+/* A library may leave out two functions: then it declares nothing of how it computes, and has the
+ * recurrences with a beta. */
 static void call_about(about_function about, design_function design, design_function recurrences) {
     const deltaproof_subject_info *i = about();
     dp_subject_about *to = &host.said->about;
-    if (!i) leave(DP_PHASE_REFUSED, "deltaproof_subject_about returned NULL%s%s", "", "");
+    if (!i) leave("deltaproof_subject_about returned NULL%s%s", "", "");
     to->abi = i->abi;
     if (i->abi == DP_SUBJECT_ABI) { /* else nothing more of it is known */
         to->kind = i->kind;
@@ -303,21 +289,22 @@ static void call_about(about_function about, design_function design, design_func
         copy_text(to->base, sizeof to->base, i->base, "its base");
         copy_text(to->chain, sizeof to->chain, i->chain, "its chain");
         copy_text(to->writes, sizeof to->writes, i->writes, "the list of what it writes");
-    }
-    if (i->abi == DP_SUBJECT_ABI) {
-        call_design(design);
-        call_recurrences(recurrences);
+        const char *text = design ? design() : NULL;
+        to->declared = text != NULL;
+        copy_text(to->design, sizeof to->design, text, "deltaproof_subject_design");
+        copy_text(to->recurrences, sizeof to->recurrences, recurrences ? recurrences() : NULL,
+                  "deltaproof_subject_recurrences");
     }
     host.me->at = DP_PHASE_DONE;
 }
 
 static void load_and_call(void) {
     void *lib = dlopen(host.c->lib, RTLD_NOW | RTLD_LOCAL);
-    if (!lib) leave(DP_PHASE_REFUSED, "cannot be loaded: %s%s", dlerror(), "");
+    if (!lib) leave("cannot be loaded: %s%s", dlerror(), "");
     const about_function about = (about_function)dlsym(lib, "deltaproof_subject_about");
     const run_function run = (run_function)dlsym(lib, "deltaproof_subject_run");
     if (!about || !run)
-        leave(DP_PHASE_REFUSED, "does not export %s%s",
+        leave("does not export %s%s",
               !about ? "deltaproof_subject_about" : "deltaproof_subject_run", "");
     Dl_info where;
     if (dladdr((void *)run, &where)) host.base = (uint64_t)(uintptr_t)where.dli_fbase;

@@ -196,7 +196,7 @@ static void work_conv(const void *message, size_t bytes) {
     conv_job j;
     memcpy(&j, message, bytes);
     dp_conv *c = &j.c;
-    dp_conv_result r;
+    DP_FREED(dp_conv_result_free) dp_conv_result r;
     const dp_peers peers = peers_of(j.N);
     dp_mpi_limit(j.limit);
     c->cu = dp_mpi_receive_cu(c->Nseq);
@@ -211,7 +211,6 @@ static void work_conv(const void *message, size_t bytes) {
     for (int i = 0; i < DP_CONV_NRESULTS; i++)
         if (of_tokens(i) && result_count(c, i))
             dp_mpi_send_numbers(0, *dp_conv_result_at(&r, i), result_count(c, i));
-    dp_conv_result_free(&r);
     dp_conv_free(c);
 }
 

@@ -228,7 +228,8 @@ static void part_changed(diff *d, const part *p, const char *name, const json_t 
 }
 
 static void compare_part(diff *d, const part *p) {
-    json_t *old = by_name(d->q->old, p), *new = by_name(d->q->new, p), *x;
+    json_auto_t *old = by_name(d->q->old, p), *new = by_name(d->q->new, p);
+    json_t *x;
     const char *name;
     json_object_foreach(old, name, x) {
         const json_t *y = json_object_get(new, name);
@@ -239,8 +240,6 @@ static void compare_part(diff *d, const part *p) {
     }
     json_object_foreach(new, name, x) if (!json_object_get(old, name))
         part_missing(d, p, "new", name, x, d->appeared);
-    json_decref(old);
-    json_decref(new);
 }
 
 /* ---- digests --------------------------------------------------------------------------------- */

@@ -58,14 +58,13 @@ static void read_top(dp_old_record *r) {
 static void index_run(dp_old_record *r, json_t *count, json_t *run) {
     const char *id = dp_old_text(run, "id");
     const json_int_t n = json_integer_value(json_object_get(count, id)) + 1;
-    char *key;
+    DP_OWN char *key;
     json_object_set_new(count, id, json_integer(n));
     if (n == 1)
         key = dp_strdup(id);
     else if (asprintf(&key, "%s#%lld", id, (long long)n) < 0)
         abort();
     json_object_set(r->runs, key, run);
-    free(key);
 }
 
 dp_status dp_old_record_parse(const char *bytes, size_t n, const char *path, dp_old_record *r,
@@ -88,17 +87,12 @@ dp_status dp_old_record_parse(const char *bytes, size_t n, const char *path, dp_
 
 dp_status dp_old_record_read(const char *path, dp_old_record *r, dp_err *e) {
     struct stat st;
-    char *file, *bytes;
+    DP_OWN char *file = NULL, *bytes = NULL;
     size_t n;
     const int folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     if (asprintf(&file, "%s%s", path, folder ? "/results.json" : "") < 0) abort();
-    dp_status s = dp_input_read(file, dp_input_most(), &bytes, &n, e);
-    if (!s) {
-        s = dp_old_record_parse(bytes, n, file, r, e);
-        free(bytes);
-    }
-    free(file);
-    return s;
+    const dp_status s = dp_input_read(file, dp_input_most(), &bytes, &n, e);
+    return s ? s : dp_old_record_parse(bytes, n, file, r, e);
 }
 
 void dp_old_record_free(dp_old_record *r) {

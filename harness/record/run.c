@@ -214,12 +214,6 @@ static int is_listed(const char *list, const char *name) {
     return 0;
 }
 
-/* Says how many tensors are unjudged, and why the first of them is. */
-static void say_unjudged(const dp_judgement *un, int n, dp_run *r) {
-    snprintf(r->why, sizeof r->why, "%d tensor%s unjudged%s, %s: %s", n, n > 1 ? "s" : "",
-             un->allowed ? ", as may be" : "", un->name, un->why);
-}
-
 /* ---- its end --------------------------------------------------------------------------------- */
 
 int dp_ill_conditioned(const dp_condition *c, dp_base b) {
@@ -289,6 +283,8 @@ void dp_run_close(dp_run *r) {
         snprintf(r->why, sizeof r->why, "%s: %s (rank %d, %s%shead %d)", bad->name, bad->why,
                  at->rank, sequence, token, at->head);
     else if (un)
-        say_unjudged(un, n[DP_UNJUDGED], r);
+        snprintf(r->why, sizeof r->why, "%d tensor%s unjudged%s, %s: %s", n[DP_UNJUDGED],
+                 n[DP_UNJUDGED] > 1 ? "s" : "", un->allowed ? ", as may be" : "", un->name,
+                 un->why);
     say_condition(bad, r);
 }

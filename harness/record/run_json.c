@@ -234,7 +234,7 @@ json_t *dp_runs_json(const dp_runs *r) {
 
 dp_status dp_runs_from_json(const json_t *list, const char *path, const char *case_name, dp_runs *r,
                             dp_err *e) {
-    dp_runs got = {0};
+    DP_FREED(dp_runs_free) dp_runs got = {0};
     dp_status st = DP_OK;
     if (!json_is_array(list)) return dp_fail(e, DP_EINPUT, "%s: runs: must be a list", path);
     got.run = dp_calloc(json_array_size(list) + 1, sizeof *got.run);
@@ -248,25 +248,21 @@ dp_status dp_runs_from_json(const json_t *list, const char *path, const char *ca
         if (!st) st = check_run(x, path, where, case_name, e);
     }
     if (!st) dp_runs_move(r, &got);
-    dp_runs_free(&got);
     return st;
 }
 
 char *dp_runs_pack(const dp_runs *r, size_t *bytes) {
-    json_t *list = dp_runs_json(r);
+    json_auto_t *list = dp_runs_json(r);
     char *text = json_dumps(list, JSON_COMPACT);
     if (!text) abort();
     *bytes = strlen(text);
-    json_decref(list);
     return text;
 }
 
 dp_status dp_runs_unpack(const char *from, size_t bytes, const char *path, const char *case_name,
                          dp_runs *r, dp_err *e) {
     json_error_t je;
-    json_t *list = json_loadb(from, bytes, JSON_REJECT_DUPLICATES, &je);
+    json_auto_t *list = json_loadb(from, bytes, JSON_REJECT_DUPLICATES, &je);
     if (!list) return dp_fail(e, DP_EINPUT, "%s:%d: not JSON: %s", path, je.line, je.text);
-    const dp_status st = dp_runs_from_json(list, path, case_name, r, e);
-    json_decref(list);
-    return st;
+    return dp_runs_from_json(list, path, case_name, r, e);
 }

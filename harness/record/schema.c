@@ -11,19 +11,13 @@
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static json_t *number_of(double x) {
-    if (isnan(x)) return json_string("nan");
-    if (isinf(x)) return json_string(x > 0 ? "inf" : "-inf");
-    return json_real(x);
-}
-
 double dp_schema_rounded(double x, int digits) {
     char text[40];
     snprintf(text, sizeof text, "%.*g", digits, x);
     return strtod(text, NULL);
 }
 
-static json_t *number_or_null(double x) { return isnan(x) ? json_null() : number_of(x); }
+static json_t *number_or_null(double x) { return isnan(x) ? json_null() : dp_json_number(x); }
 
 json_t *dp_schema_numbers(const double *x, int n) {
     json_t *a = json_array();
@@ -99,7 +93,7 @@ static json_t *member(const dp_record_field *f, const void *x) {
     case DP_KIND_NUMBER:
         memcpy(&number, at, sizeof number);
         number = f->above_1 + dp_schema_rounded(number - f->above_1, f->digits ? f->digits : 6);
-        return f->none ? number_or_null(number) : number_of(number);
+        return f->none ? number_or_null(number) : dp_json_number(number);
     case DP_KIND_HEX: memcpy(&number, at, sizeof number); return hex(number);
     case DP_KIND_INTEGER:
     case DP_KIND_COUNT: return json_integer(integer_at(at, f->size));

@@ -110,11 +110,10 @@ dp_blame dp_blame_run(const dp_run *r) {
     return b;
 }
 
-void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg),
-                    void *arg) {
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage)) {
     for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);
-        if (t) f(t, NODES[i].stage, arg);
+        if (t) f(t, NODES[i].stage);
     }
 }
 

@@ -21,8 +21,7 @@ typedef struct {
 /* Points into the run, which must outlive it. */
 dp_blame dp_blame_run(const dp_run *r);
 /* Tensors of a run in the order of the pipeline: calls f for each. */
-void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage, void *arg),
-                    void *arg);
+void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage));
 
 /* The tensor alone; *stage: its stage's name ("" if it has none: a convolution's), NULL when none
  * fails. */

@@ -264,7 +264,7 @@ static dp_status true_ranks(dp_sharding *sp, dp_err *e) {
 void dp_condition_of(const dp_sim *ref, dp_condition *c) {
     const int HV = ref->p->HV;
     const int64_t n = (int64_t)ref->ngroup * HV;
-    dp_condition *s = dp_calloc((size_t)n, sizeof *s);
+    DP_OWN dp_condition *s = dp_calloc((size_t)n, sizeof *s);
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t i = 0; i < n; i++)
         s[i] = dp_chunk_condition(&ref->ch[i]);
@@ -279,7 +279,6 @@ void dp_condition_of(const dp_sim *ref, dp_condition *c) {
         c->head = (int)(i % HV);
         c->token = g->t0;
     }
-    free(s);
 }
 
 /* Makes the reference where nothing is cached. */
@@ -294,11 +293,10 @@ static dp_status condition_cached(const dp_problem *p, int N, const char *cache,
         if (dp_cache_load(cache, DP_CACHE_CONDITION, key, part, 1)) return DP_OK;
     }
     const dp_design exact = dp_design_of(DP_BASE_FP64);
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s;
     const dp_status st = dp_sim_open(&s, p, &exact, N, NULL, e);
     if (st) return st;
     dp_condition_of(&s, c);
-    dp_sim_free(&s);
     if (cache) dp_cache_save(cache, DP_CACHE_CONDITION, key, part, 1);
     return DP_OK;
 }
@@ -685,17 +683,13 @@ static void compute_aside(dp_planned *x, dp_sharding *sp) {
     keep_made(x, &m);
 }
 
-static int together(const dp_planned *a, const dp_planned *b) {
-    return a->kind == b->kind && a->base == b->base;
-}
-
 /* The n rows of one number of ranks. */
 static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp_err *e) {
-    dp_sharding sp;
+    DP_FREED(dp_sharding_close) dp_sharding sp;
     dp_status st = dp_sharding_open(&sp, std, x->N, e);
     for (int i = 0, k; i < n && !st; i = k) {
         driver d = {.sp = &sp};
-        for (k = i; k < n && together(&x[i], &x[k]);)
+        for (k = i; k < n && x[k].kind == x[i].kind && x[k].base == x[i].base;)
             k++;
 #pragma omp parallel for schedule(dynamic, 1)
         for (int j = i; j < (x[i].kind->side_by_side ? k : i); j++)
@@ -705,7 +699,6 @@ static dp_status run_on(dp_standard *std, dp_planned *x, int n, dp_runs *out, dp
         dp_bound_bases_free(&d.bases);
         if (d.kept) x[i].kind->close(&x[i], std->c, d.kept);
     }
-    dp_sharding_close(&sp);
     return st;
 }
 
@@ -735,12 +728,11 @@ dp_status dp_run_stored(const dp_case *c, const dp_run_options *o, const dp_stor
     const dp_made m = {.out = {.results = &g->r, .stage = g->stage, .stored = g},
                        .design = g->design ? *g->design : dp_design_of(row.base),
                        .from = since(0)};
-    dp_standard std;
+    DP_FREED(dp_standard_close) dp_standard std;
     keep_made(&row, &m);
     dp_status st = dp_standard_open(&std, c, o, exchanged(g), e);
     if (!st) st = run_on(&std, &row, 1, out, e);
     if (row.made) take_made(&row);
-    dp_standard_close(&std);
     return st;
 }
 

@@ -199,10 +199,9 @@ static int has_norm(const dp_problem *p) { return p->l2norm; }
 
 static void activate_gates(dp_tensorfile *in, const dp_problem *p, double factor, dp_format f) {
     dp_tensor *g = file_input(in, "g");
-    dp_activated a = dp_activated_new(p);
+    DP_FREED(dp_activated_free) dp_activated a = dp_activated_new(p);
     for (int64_t i = 0; g && i < g->n; i++)
         g->data[i] = dp_store(f, factor * a.g[i]);
-    dp_activated_free(&a);
     drop_input(in, DP_INPUT_A_LOG);
     drop_input(in, DP_INPUT_DT_BIAS);
 }
@@ -222,10 +221,9 @@ static void gates_bf16(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *
 static void betas_bf16(dp_tensorfile *in, dp_tensorfile *out, const dp_problem *p) {
     (void)out;
     dp_tensor *b = file_input(in, "beta");
-    dp_activated a = dp_activated_new(p);
+    DP_FREED(dp_activated_free) dp_activated a = dp_activated_new(p);
     for (int64_t i = 0; b && i < b->n; i++)
         b->data[i] = dp_store(DP_BF16, a.beta[i]);
-    dp_activated_free(&a);
 }
 
 /* The divisor of a row of K numbers, from the sum of their squares. */
@@ -463,7 +461,7 @@ static double distance(const double *x, const double *y, int64_t n) {
  * the failure, and ten times its limit. A truth would only agree. */
 static int could_pass(const search *s, const dp_case *c, const dp_stored_results *g) {
     const double nearer = 0.1, above = 10;
-    dp_sim sim;
+    DP_FREED(dp_sim_free) dp_sim sim;
     dp_err e = {0};
     int could = 1, backward = 0;
     for (int f = 0; f < DP_NRESULTS; f++)
@@ -478,12 +476,11 @@ static int could_pass(const search *s, const dp_case *c, const dp_stored_results
         distances(s, dp_result_fields[f].name, &failed, &limit);
         could = !(distance(x, y, rows * width) > fmax(nearer * failed, above * limit));
     }
-    dp_sim_free(&sim);
     return could;
 }
 
 static int passes(const search *s, dp_judge_options *q, change *h) {
-    dp_tensorfile in = {0}, out = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
     dp_case c;
     dp_runs runs = {0};
@@ -501,8 +498,6 @@ static int passes(const search *s, dp_judge_options *q, change *h) {
         dp_runs_free(&runs);
         dp_case_free(&c);
     }
-    dp_tensorfile_free(&in);
-    dp_tensorfile_free(&out);
     return good;
 }
 
@@ -597,13 +592,11 @@ static void try_scale(search *s) {
 
 /* o of the problem in fp64 with that fault; to be freed. */
 static double *o_with(const dp_problem *p, dp_fault fault) {
-    dp_sim sim;
+    DP_FREED(dp_sim_free) dp_sim sim;
     dp_err e = {0};
     if (dp_sim_new(&sim, p, DP_BASE_FP64, 1, fault, &e)) abort(); /* one rank splits */
     dp_sim_run(&sim, DP_FP64, DP_EXCHANGE_ALLGATHER, 0);
-    double *o = dp_copy(sim.out.o, dp_input_count(p, DP_INPUT_DO));
-    dp_sim_free(&sim);
-    return o;
+    return dp_copy(sim.out.o, dp_input_count(p, DP_INPUT_DO));
 }
 
 /* Does the error of o lie along what a residual that reads the state before its decay would make?
@@ -611,7 +604,7 @@ static double *o_with(const dp_problem *p, dp_fault fault) {
 #define ALONG 0.1
 static int follows_the_decay(const search *s) {
     dp_judge_options q = *s->o;
-    dp_tensorfile in = {0}, out = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
     dp_case c;
     dp_err e = {0};
@@ -630,8 +623,6 @@ static int follows_the_decay(const search *s) {
         }
         dp_case_free(&c);
     }
-    dp_tensorfile_free(&in);
-    dp_tensorfile_free(&out);
     return both > ALONG * sqrt(error * fault);
 }
 
@@ -668,14 +659,13 @@ static void stored_words(const search *s, dp_tensorfile *out, dp_format f, char 
 static void try_stored(search *s) {
     static const dp_format formats[] = {DP_BF16, DP_FP16, DP_FP32};
     const size_t n = s->c->base[0] == DP_BASE_FP64 ? 3 : 2;
-    dp_tensorfile out = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile out = {0};
     dp_err e = {0};
     char words[64] = "";
     if (dp_safetensors_read(s->o->outputs, &out, &e)) return;
     for (size_t i = 0; i < n && !*words; i++)
         stored_words(s, &out, formats[i], words);
     if (*words) OTHER(design, "design", words, "what failed holds numbers of that format alone");
-    dp_tensorfile_free(&out);
 }
 
 /* Design d, without chunks and with its state kept in f, which o reads before or after it is
@@ -980,13 +970,12 @@ static int all_finite(const search *s) {
 
 /* Does the truth overflow, and no output? Some setting is another then. */
 static int only_truth_overflows(const search *s) {
-    dp_tensorfile out = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile out = {0};
     dp_err e = {0};
     int finite = !dp_safetensors_read(s->o->outputs, &out, &e);
     for (int i = 0; i < out.ntensor; i++)
         for (int64_t n = 0; n < out.tensor[i].n && finite; n++)
             finite = isfinite(out.tensor[i].data[n]);
-    dp_tensorfile_free(&out);
     return finite;
 }
 

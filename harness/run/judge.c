@@ -592,7 +592,7 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
                              const judge_base *said, dp_base base, dp_design *design,
                              dp_stored_results *g, dp_err *e) {
     const char *meta = dp_tensorfile_meta(out, "design"), *text = o->design ? o->design : meta;
-    char *words;
+    DP_OWN char *words = NULL;
     dp_err why = {0};
     if (!text && !*said->words) return DP_OK;
     g->design = design;
@@ -600,7 +600,6 @@ static dp_status read_design(const dp_judge_options *o, const dp_tensorfile *out
     const int joined = *said->words && *text;
     if (asprintf(&words, "%s%s%s", said->words, joined ? "," : "", text) < 0) abort();
     const dp_status st = dp_design_parse(words, base, design, &why);
-    free(words);
     if (!st) return DP_OK;
     return o->design ? dp_fail(e, DP_EINPUT, "--design: %s", why.msg)
                      : dp_fail(e, DP_EINPUT, "%s: metadata: %s", out->path, why.msg);
@@ -859,12 +858,10 @@ dp_status dp_judge_case(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp
 }
 
 dp_status dp_judge_write_inputs(const dp_case *c, const char *path, dp_err *e) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     dp_tensorfile_add_meta(&f, "case", c->name);
     dp_inputs_add(&f, &c->p, c->input_dtype, 1);
-    const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
-    return st;
+    return dp_safetensors_write(path, &f, e);
 }
 
 static dp_status load_chain(const dp_judge_options *o, dp_tensorfile *in, dp_tensorfile *out,
@@ -1061,7 +1058,7 @@ static dp_status check_unjudged(const char *names, const dp_tensorfile *out, dp_
 }
 
 dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err *e) {
-    dp_tensorfile in = {0}, out = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile in = {0}, out = {0};
     dp_judge_loaded l;
     dp_err own = {0};
     dp_run_options ro = {
@@ -1078,7 +1075,5 @@ dp_status dp_judge(const dp_judge_options *o, dp_case *c, dp_runs *runs, dp_err 
         dp_run_stored_chain(c, l.factors, l.products, l.claimed, runs);
     else if (!st && (st = dp_run_stored(c, &ro, &l.stored, runs, e)))
         dp_case_free(c);
-    dp_tensorfile_free(&in);
-    dp_tensorfile_free(&out);
     return st;
 }

@@ -405,7 +405,7 @@ static void rows_add(rows *x, int pair, const double *got, const dp_truth_rank_t
 static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp_run *run) {
     const dp_sharding *sp = j->sp;
     const dp_expected *e = j->expected;
-    dp_draws draws = {0};
+    DP_FREED(dp_draws_free) dp_draws draws = {0};
     if (e && e->rank[x->which].err2) draws = dp_draws_of_rows(&e->rank[x->which], z->n, z->pair);
     dp_compare_in in = comparing(run, sp, -1, x->u, x->tiny);
     in.name = dp_rank_name(x->which);
@@ -425,20 +425,18 @@ static void judge_rows(const judging *j, const rank_values *x, const rows *z, dp
     in.file_unit = x->u;
     in.may_vanish = 1;
     judge_tensor(j, &in, run);
-    dp_draws_free(&draws);
 }
 
 static void judge_rank_tensor(const judging *j, const rank_values *x, dp_run *run) {
     const dp_problem *p = &j->sp->c->p;
     const int pairs = j->sp->N * p->HV;
-    rows z = rows_new(p->HV, pairs, dp_rank_width(p, x->which));
+    DP_FREED(rows_free) rows z = rows_new(p->HV, pairs, dp_rank_width(p, x->which));
     for (int i = 0; i < pairs; i++) {
         const dp_truth_rank_tensor *want = &j->sp->at[i].of[x->which];
         if (want->there && (x->got[i] || x->absent_fails))
             rows_add(&z, i, x->got[i], want, x->bound[i]);
     }
     if (z.n) judge_rows(j, x, &z, run);
-    rows_free(&z);
 }
 
 static void judge_ranks(const judging *j, dp_run *run) {
@@ -649,15 +647,13 @@ static void unjudged(const judging *j, int stage, dp_run *run) {
 /* M and dM may be left unwritten (NaN) where no state passes through the rank (math.md g.1). */
 static int may_be_absent(const dp_sharding *sp, int stage, int rank) {
     const dp_problem *p = &sp->c->p;
-    dp_context c;
+    DP_FREED(dp_context_free) dp_context c = {0};
     if (stage != DP_M && stage != DP_DM) return 0;
     if (dp_context_of(p, sp->N, rank, &c, NULL)) return 0;
-    const int passes = dp_context_passes(&c);
-    dp_context_free(&c);
-    return !passes;
+    return !dp_context_passes(&c);
 }
 
-static int blank(const double *x, int64_t n) {
+int dp_is_blank(const double *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (!isnan(x[i])) return 0;
     return 1;
@@ -673,7 +669,7 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
     for (int i = 0; i < pairs; i++) {
         const dp_truth_rank_tensor *want = &sp->at[i].of[which];
         got[i] = j->out->stage[stage] + i * width;
-        if (blank(got[i], width) && may_be_absent(sp, stage, i / HV)) got[i] = NULL;
+        if (dp_is_blank(got[i], width) && may_be_absent(sp, stage, i / HV)) got[i] = NULL;
         if (!want->there) continue;
         bound[i] += s.u * (dp_norm_fro(width, want->x) + bound[i]);
         bound[i] += sqrt((double)width) * s.tiny;
@@ -684,7 +680,7 @@ static void judge_exchanged(const judging *j, int stage, dp_run *run) {
 
 /* All that are there, those of ranks included. */
 static void judge_shown(const judging *j, dp_run *run) {
-    dp_stage_errors errors;
+    DP_FREED(dp_stage_errors_free) dp_stage_errors errors;
     dp_stage_errors_make(j->sp, run, j->out->stage, j->bases, &errors);
     for (int i = 0; i < DP_NSTAGE_TENSORS; i++) {
         if (!j->out->stage[i]) continue;
@@ -695,15 +691,6 @@ static void judge_shown(const judging *j, dp_run *run) {
         else
             judge_inner(j, &errors, i, run);
     }
-    dp_stage_errors_free(&errors);
-}
-
-/* Tensors that ranks exchange; error of M of every rank, and of the prefixes of one
- * (problems of one head); all stages that are there. */
-static void judge_stages(const judging *j, dp_run *run) {
-    judge_ranks(j, run);
-    judge_growth(j, run);
-    if (j->out->stage) judge_shown(j, run);
 }
 
 /* ---- one run --------------------------------------------------------------------------------- */
@@ -833,7 +820,9 @@ static void judge_all(const judging *of, dp_run *r) {
     r->tensor = dp_calloc((size_t)most, sizeof *r->tensor);
     judge_results(&j, r);
     judge_step(&j, r);
-    judge_stages(&j, r);
+    judge_ranks(&j, r);
+    judge_growth(&j, r);
+    if (j.out->stage) judge_shown(&j, r);
     if (j.out->stage) name_flaws(&j, r);
     say_growth(&j.sp->c->p, r);
 }
@@ -995,11 +984,6 @@ static int trials_of(const judging *x, const dp_run *r, dp_design t[DP_COMMON_DE
     return n;
 }
 
-static void take(dp_run *r, dp_run *better) {
-    forget(r);
-    *r = *better;
-}
-
 /* Did it fail, or does the first design leave rows without a limit? Where limits are above the
  * truth, those of other designs are, too. */
 static int may_be_explained(const dp_run *r) {
@@ -1016,10 +1000,9 @@ static void try_others(const judging *x, dp_run *r) {
     for (int i = 0; i < n && r->verdict != DP_PASS; i++) {
         dp_run other = fresh(r, &t[i]);
         judge_by(x, &other, 1);
-        if (explains_more(r, &other))
-            take(r, &other);
-        else
-            forget(&other);
+        const int better = explains_more(r, &other);
+        forget(better ? r : &other);
+        if (better) *r = other;
     }
 }
 

@@ -21,6 +21,9 @@ dp_allowance dp_run_allowance(const dp_run *r);
 /* The share of a state that no rounding of one call comes near: 0.005, of operands in bf16 or fp16
  * 0.05. At least twice the unit roundoff of a state that leaves shorter. */
 double dp_state_far(const dp_design *design);
+/* Are they NaN, all of them: what nobody wrote? */
+int dp_is_blank(const double *x, int64_t n);
+
 /* ---- outputs --------------------------------------------------------------------------------- */
 
 /* Everything is borrowed. */

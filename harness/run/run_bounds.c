@@ -249,7 +249,7 @@ static void of_own_reference(const dp_sharding *sp, const dp_design *design, dp_
     const unsigned char *first_of_call = heads ? NULL : sp->first_of_call;
     dp_problem p = sp->c->p;
     dp_design d = *design;
-    dp_sim ref;
+    DP_FREED(dp_sim_free) dp_sim ref;
     if (heads) {
         p.own = (dp_owners){0};
         d.sending = (dp_sending){0};
@@ -257,7 +257,6 @@ static void of_own_reference(const dp_sharding *sp, const dp_design *design, dp_
     dp_must(dp_sim_reference(&ref, &p, d.chunk, heads || first_of_call ? 1 : sp->N, first_of_call,
                              backward, NULL));
     dp_error_bounds_once(&ref, &d, chain, backward, raw, out);
-    dp_sim_free(&ref);
     if (heads) dp_error_bound_spread(&p, sp->N, out);
 }
 
@@ -270,13 +269,6 @@ static dp_error_bounds *ready(dp_sharding *sp, const dp_design *design, const dp
     return &w->of;
 }
 
-static void of_plain_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
-                            const dp_raw_error *raw, dp_bound_bases *w, dp_error_bound *out) {
-    dp_error_bounds *of = ready(sp, design, raw, w);
-    of->sound.sending = of->probable.sending = design->sending;
-    dp_error_bounds_run(of, chain, sp->c->backward, out);
-}
-
 /* Adds one store of each result in the format that it leaves in. */
 static void store(const dp_sharding *sp, const dp_design *bounded, const dp_design *design,
                   dp_error_bound *out) {
@@ -285,13 +277,6 @@ static void store(const dp_sharding *sp, const dp_design *bounded, const dp_desi
     for (int i = 0; i < DP_NRESULTS; i++)
         want[i] = sp->truth->field[i].rows ? sp->truth->field[i].hi : NULL;
     dp_bounds_store(&sp->c->p, bounded, design, want, out);
-}
-
-static void of_tokens(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
-                      dp_error_bound *out) {
-    const dp_design tokens = dp_token_design(design);
-    dp_run_bounds(sp, &tokens, chain, w, out);
-    store(sp, &tokens, design, out);
 }
 
 /* Are its bounds those of the base's default but for what it sends? */
@@ -312,31 +297,33 @@ static void of_chunks(dp_sharding *sp, const dp_design *design, dp_format chain,
         return;
     if (design->sending.exchange == DP_EXCHANGE_HEADS || !is_plain(design))
         of_own_reference(sp, design, chain, raw, out);
-    else
-        of_plain_chunks(sp, design, chain, raw, w, out);
+    else {
+        dp_error_bounds *of = ready(sp, design, raw, w);
+        of->sound.sending = of->probable.sending = design->sending;
+        dp_error_bounds_run(of, chain, sp->c->backward, out);
+    }
     if (cache) dp_error_bound_save(cache, key, p, sp->N, out);
 }
 
 static void of_pass(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                     dp_error_bound *out) {
-    const dp_design plain = dp_design_of(design->base);
-    if (dp_tokens_are_bounded(design, &sp->c->p)) {
-        of_tokens(sp, design, chain, w, out);
-        return;
-    }
-    of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
+    const int tokens = dp_tokens_are_bounded(design, &sp->c->p);
+    const dp_design plain = tokens ? dp_token_design(design) : dp_design_of(design->base);
+    if (tokens)
+        dp_run_bounds(sp, &plain, chain, w, out);
+    else
+        of_chunks(sp, chunks_are_bounded(design, &sp->c->p) ? design : &plain, chain, w, out);
     store(sp, &plain, design, out);
 }
 
 void dp_run_bounds(dp_sharding *sp, const dp_design *design, dp_format chain, dp_bound_bases *w,
                    dp_error_bound *out) {
     const dp_design pass[2] = {dp_design_of_pass(design, 0), dp_design_of_pass(design, 1)};
-    dp_error_bound back;
+    DP_FREED(dp_error_bound_free) dp_error_bound back = {0};
     of_pass(sp, &pass[0], chain, w, out);
     if (!sp->c->backward || dp_design_same(&pass[0], &pass[1])) return;
     of_pass(sp, &pass[1], chain, w, &back);
     dp_error_bound_swap_backward(out, &back);
-    dp_error_bound_free(&back);
 }
 
 /* ---- bounds of a run ------------------------------------------------------------------------- */

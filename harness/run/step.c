@@ -33,7 +33,7 @@ static void conv_bound(const dp_conv *v, const dp_step_run *s, dp_conv_result *b
 static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
     int64_t whole[2] = {0, c->T};
     dp_conv one = *c;
-    dp_conv_result leak;
+    DP_FREED(dp_conv_result_free) dp_conv_result leak;
     one.cu = whole;
     one.Nseq = 1;
     one.dy = NULL;
@@ -43,19 +43,17 @@ static void halo_leak(const dp_conv *c, int N, dp_base pol, dp_conv_result *r) {
             for (int64_t t = c->cu[i];
                  c->cu[i] % (c->T / N) && t < c->cu[i + 1] && t < c->cu[i] + c->W - 1; t++)
                 memcpy(r->y + t * c->D, leak.y + t * c->D, sizeof(double) * (size_t)c->D);
-    dp_conv_result_free(&leak);
 }
 
 /* dx of the tokens of rank k from the rank's own dy alone: [T][D]. */
 static double *own_gradient(const dp_conv *c, int N, dp_base pol, int k) {
     const int64_t n = c->T / N * c->D;
     dp_conv one = *c;
-    dp_conv_result own;
+    DP_FREED(dp_conv_result_free) dp_conv_result own;
     one.dy = dp_doubles(c->T * c->D);
     memcpy(one.dy + k * n, c->dy + k * n, sizeof(double) * (size_t)n);
     dp_conv_result_alloc(&own, &one);
     double *dx = dp_conv_ranks(&one, N, pol, &own, NULL) ? NULL : dp_copy(own.dx, c->T * c->D);
-    dp_conv_result_free(&own);
     free(one.dy);
     return dx;
 }
@@ -214,11 +212,7 @@ static void place_token(const void *ctx, int64_t row, dp_place *at) {
 
 static void place_head(const void *ctx, int64_t row, dp_place *at) { /* rows [taps][heads] */
     const place_ctx *x = ctx;
-    *at = (dp_place){.rank = 0,
-                     .head = (int)(row % dp_qkv_heads(&x->c->p, x->i)),
-                     .sequence = -1,
-                     .chunk = -1,
-                     .token = -1};
+    *at = (dp_place){0, (int)(row % dp_qkv_heads(&x->c->p, x->i)), -1, -1, -1};
 }
 
 static void judge(const place_ctx *x, int kind, int64_t rows, const double *got, const double *want,
@@ -399,7 +393,7 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
     const int i = x->i, heads = dp_qkv_heads(p, i), width = dp_qkv_width(p, i);
     const dp_ball *t = &truth->field[dp_qkv_gradient(i)];
     const int64_t rows = p->T * heads;
-    conv_standard std = standard_new(x->c, s, i, t->hi);
+    DP_FREED(standard_free) conv_standard std = standard_new(x->c, s, i, t->hi);
     DP_OWN double *slope = slopes(&std.v), *open = dp_doubles(rows);
     /* of the truth's own rest, of the subject's bound */
     sums through[2] = {sums_new(rows, std.v.W, heads), sums_new(rows, std.v.W, heads)};
@@ -411,17 +405,15 @@ static void judge_backward(const place_ctx *x, const dp_truth *truth, const dp_s
         if (dp_conv_result_exists(&std.v, k)) judge_result(x, &std, k, got, through, run);
     free(through[0].dx);
     free(through[1].dx);
-    standard_free(&std);
 }
 
 /* ---- the convolutions alone, on true inputs -------------------------------------------------- */
 
 static void conv_alone(const place_ctx *x, const dp_step_run *s, const double *dy,
                        const dp_conv_result *got, dp_run *run, int64_t *rows) {
-    conv_standard std = standard_new(x->c, s, x->i, dy);
+    DP_FREED(standard_free) conv_standard std = standard_new(x->c, s, x->i, dy);
     for (int k = dy ? DP_CONV_DX : DP_CONV_Y; k < DP_CONV_NRESULTS; k++)
         if (dp_conv_result_exists(&std.v, k)) *rows += judge_result(x, &std, k, got, NULL, run);
-    standard_free(&std);
 }
 
 dp_status dp_step_judge_alone(const dp_case *c, const dp_step_run *s, const double *const dy[3],
@@ -537,13 +529,12 @@ static dp_status judge_set(const dp_sharding *sp, const dp_draft_set *s, int wit
                                  .design = r->undeclared ? NULL : &r->design,
                                  .explained = r->undeclared ? &r->explained : NULL,
                                  .same_design = !r->other_design};
-    dp_runs made = {0};
+    DP_FREED(dp_runs_free) dp_runs made = {0};
     const dp_status st = s->p.Nseq ? dp_run_stored(&c, &o, &g, &made, e) : DP_OK;
     const int n = made.n ? made.run[0].ntensor : 0;
     if (n) r->tensor = dp_realloc(r->tensor, sizeof *r->tensor * (size_t)(r->ntensor + n));
     for (int i = 0; i < n; i++)
         take_draft(sp->c, s, within, &made.run[0].tensor[i], r);
-    dp_runs_free(&made);
     return st;
 }
 
@@ -701,8 +692,10 @@ static void conv_place(const void *ctx, int64_t row, dp_place *at) {
     *at = (dp_place){0, 0, (int)(row / each), -1, -1};
 }
 
+/* Judges the inputs that a convolution handed on, as tensor conv_state_q .., to the bit. */
 static void judge_conv_state(const dp_conv_calls *c, int i, dp_run *r) {
     const dp_conv *v = c->conv[i];
+    if (!v || v->W < 2 || !c->got.of[i]) return;
     const int each = v->W - 1;
     const int64_t rows = (int64_t)v->Nseq * each;
     const int64_t wrong = first_other(c->got.of[i], c->want.of[i], rows * v->D);
@@ -726,13 +719,6 @@ static void judge_conv_state(const dp_conv_calls *c, int i, dp_run *r) {
              (long long)c->call + 1, each - (int)(wrong / v->D % each), f->index, f->got, f->got,
              f->want, f->want);
     let_speak(r->ntensor - 1, r);
-}
-
-/* Judges the inputs that convolutions handed on, as tensors conv_state_q .., to the bit; none
- * without convolutions. */
-static void judge_conv_states(const dp_conv_calls *c, dp_run *r) {
-    for (int i = DP_NQKV - 1; i >= 0; i--)
-        if (c->conv[i] && c->conv[i]->W > 1 && c->got.of[i]) judge_conv_state(c, i, r);
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -759,7 +745,8 @@ dp_status dp_judge_calls(dp_sharding *sp, const dp_outputs *out, const dp_calls_
         if (step) sp->step = NULL;
         st = judge_drafts(sp, &seen->drafts, r, e);
         judge_pool(sp, &seen->pool, r);
-        judge_conv_states(&seen->front, r);
+        for (int i = DP_NQKV - 1; i >= 0; i--)
+            judge_conv_state(&seen->front, i, r);
         say_far(&seen->far, r);
     }
     if (step) dp_step_run_free(sp->c, &front);

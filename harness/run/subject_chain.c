@@ -273,7 +273,7 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
     const double t0 = omp_get_wtime();
     const int K = c->ch.K, n = c->ch.n;
     const int64_t KK = (int64_t)K * K;
-    chain_truth t;
+    DP_FREED(chain_truth_free) chain_truth t;
     chain_truth_alloc(&t, n, K);
     memcpy(t.M, factors, sizeof(double) * (size_t)(n * KK));
     for (int j = 0; j < n; j++)
@@ -296,7 +296,6 @@ void dp_run_stored_chain(const dp_case *c, const double *factors, const double *
     chain_free(x);
     close_run(r);
     r->seconds = omp_get_wtime() - t0;
-    chain_truth_free(&t);
 }
 
 /* ---- the subject ----------------------------------------------------------------------------- */

@@ -380,7 +380,7 @@ static void say_first(dp_run *r, const char *text) {
 /* The run fails where the results of the which-th further call, as the first's, are wrong. */
 static dp_status judge_again(const dp_planned *x, dp_sharding *sp, const dp_made *m, int which,
                              dp_bound_bases *bases, dp_run *r, dp_err *e) {
-    dp_runs own = {0};
+    DP_FREED(dp_runs_free) dp_runs own = {0};
     const dp_subject_result *s = &((const answer *)m->own)->again[which];
     const dp_outputs outputs = {.results = &s->r, .stage = which ? NULL : s->stage};
     dp_run *of = dp_planned_record(x, sp, m, &own);
@@ -391,7 +391,6 @@ static dp_status judge_again(const dp_planned *x, dp_sharding *sp, const dp_made
         *of = was;
         if (which) say_first(r, "called again with other values at the same addresses");
     }
-    dp_runs_free(&own);
     return st;
 }
 

@@ -100,19 +100,14 @@ static int64_t used(const pair *x, int64_t row) {
     return (in_chunk + 1) * dp_rows(x->w->p);
 }
 
-static int blank(const double *x, int64_t n) {
-    for (int64_t i = 0; i < n; i++)
-        if (!isnan(x[i])) return 0;
-    return 1;
-}
-
 /* Tensors that a rank does not have (bound 0), and M where no state passes, may be missing. */
 static int left_out(const pair *x, int64_t row) {
     if (x->stage < 0 || dp_stage_tensors[x->stage].kind != DP_PER_RANK) return 0;
     if (x->stage != DP_M && x->stage != DP_DM && x->bound[0] && x->bound[1] &&
         x->bound[0][row] + x->bound[1][row] > 0)
         return 0;
-    return blank(x->x[0] + row * x->width, x->width) || blank(x->x[1] + row * x->width, x->width);
+    return dp_is_blank(x->x[0] + row * x->width, x->width) ||
+           dp_is_blank(x->x[1] + row * x->width, x->width);
 }
 
 /* The largest difference of an entry, and which rows are the worst, of rows so far. */

@@ -91,7 +91,7 @@ static void from_run(const dp_run *r, int program, dp_failure *f) {
 }
 
 static dp_status from_bisect(const dp_case *c, dp_fault fault, int runs, dp_failure *f, dp_err *e) {
-    dp_bisect b;
+    DP_FREED(dp_bisect_free) dp_bisect b = {0};
     dp_sim_policy how = {c->ranks[0], c->base[0],  c->chain[0],  c->merge[0],
                          fault,       c->backward, c->payload[0]};
     const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &how.N);
@@ -111,13 +111,12 @@ static dp_status from_bisect(const dp_case *c, dp_fault fault, int runs, dp_fail
         f->head = x->first.at.head;
         snprintf(f->tensor, sizeof f->tensor, "%s", x->tensor);
     }
-    dp_bisect_free(&b);
     return st;
 }
 
 static dp_status failure_of(const dp_case *c, const dp_shrink_options *o, int runs, int red,
                             dp_failure *f, dp_err *e) {
-    dp_runs all = {0};
+    DP_FREED(dp_runs_free) dp_runs all = {0};
     *f = (dp_failure){.stage = "", .rank = -1, .head = -1, .ratio = NAN};
     if (c->op->has_stages && !o->subject) {
         dp_status st = from_bisect(c, o->fault, runs, f, e);
@@ -125,12 +124,10 @@ static dp_status failure_of(const dp_case *c, const dp_shrink_options *o, int ru
         st = one_run(c, o, o->fault, o->cache, &all, e);
         for (int i = 0; i < all.n; i++)
             f->red |= all.run[i].verdict == DP_FAIL;
-        dp_runs_free(&all);
         return st;
     }
     const dp_status st = one_run(c, o, o->fault, o->cache, &all, e);
     if (!st) from_run(&all.run[0], o->subject && o->subject->command, f);
-    dp_runs_free(&all);
     return st;
 }
 

@@ -413,15 +413,12 @@ int dp_check_bounded(const dp_check_work *w, char *why, size_t size) {
 
 /* Largest entry of o and final_state in fp64; 0: too costly to know. */
 static double check_largest(const dp_check_work *w) {
-    dp_sim ref;
     dp_err e = {0};
     double most = 0;
     if (reference_seconds(w->p) > AFFORDABLE) return 0;
-    dp_problem here = check_at_hand(w->p);
-    if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) {
-        dp_problem_free(&here);
-        return 0;
-    }
+    DP_FREED(dp_problem_free) dp_problem here = check_at_hand(w->p);
+    DP_FREED(dp_sim_free) dp_sim ref;
+    if (dp_sim_reference(&ref, &here, DP_CHUNK, w->N, NULL, 0, &e)) return 0;
     for (int f = DP_RESULT_O; f <= DP_RESULT_FINAL_STATE; f++) {
         const double *x = *dp_result_at(&ref.out, f);
         int64_t rows, width;
@@ -429,8 +426,6 @@ static double check_largest(const dp_check_work *w) {
         for (int64_t i = 0; x && i < rows * width; i++)
             most = isnan(x[i]) ? INFINITY : fmax(most, fabs(x[i]));
     }
-    dp_sim_free(&ref);
-    dp_problem_free(&here);
     return most;
 }
 
@@ -460,8 +455,8 @@ static void add_store(const dp_problem *p, const dp_design *bounded, const dp_de
 static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const dp_design *own,
                          int N, int backward, double *const *of, dp_error_bound *b,
                          double **stage) {
-    dp_sim ref;
-    dp_error_bound_base base;
+    DP_FREED(dp_sim_free) dp_sim ref;
+    DP_FREED(dp_error_bound_base_free) dp_error_bound_base base;
     const dp_design design = own->chunk ? *own : dp_token_design(own);
     if (design.sending.exchange == DP_EXCHANGE_HEADS) N = 1; /* computes as one rank does */
     dp_must(dp_sim_reference(&ref, p, design.chunk, N, NULL, backward,
@@ -472,13 +467,11 @@ static void make_of_pass(const dp_check_subject *s, const dp_problem *p, const d
         if (of[i] && dp_stage_tensors[i].kind != DP_PER_RANK) stage[i] = dp_stage_bound(&base, i);
     const dp_design plain = dp_design_of(design.base);
     add_store(p, &plain, own, &ref.out, b);
-    dp_error_bound_base_free(&base);
-    dp_sim_free(&ref);
 }
 
 void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, int N, int backward,
                           double *const *of, dp_error_bound *b, double **stage) {
-    dp_problem here = check_at_hand(there);
+    DP_FREED(dp_problem_free) dp_problem here = check_at_hand(there);
     const dp_design own = dp_check_design(s, &here);
     const dp_design pass[2] = {dp_design_of_pass(&own, 0), dp_design_of_pass(&own, 1)};
     const int two = backward && !dp_design_same(&pass[0], &pass[1]);
@@ -489,7 +482,6 @@ void dp_check_bounds_make(const dp_check_subject *s, const dp_problem *there, in
         dp_error_bound_swap_backward(b, &gradients);
         dp_error_bound_free(&gradients);
     }
-    dp_problem_free(&here);
 }
 
 const dp_error_bound *dp_check_bounds_of(dp_check_work *w) {
@@ -874,23 +866,19 @@ static dp_status check_chunk(dp_check_work *w) {
 
 /* No initial state and one of zeros give the same bits. */
 static dp_status check_no_state(dp_check_work *w) {
-    dp_problem none = dp_check_copy(w->p, w->backward);
+    DP_FREED(dp_problem_free) dp_problem none = dp_check_copy(w->p, w->backward);
     dp_free_of(&none, none.s0);
     none.s0 = NULL;
-    dp_problem zeros = dp_check_copy(&none, w->backward);
+    DP_FREED(dp_problem_free) dp_problem zeros = dp_check_copy(&none, w->backward);
     zeros.s0 = dp_doubles_of(&zeros, dp_input_count(&zeros, DP_INPUT_S0));
     dp_check_work v = *w;
     v.p = &none;
-    dp_check_outcome want = {0}, got = {0};
+    DP_FREED(dp_check_outcome_free) dp_check_outcome want = {0}, got = {0};
     dp_status st = dp_check_run_problem(w->s, &none, w->N, w->backward, &want, w->e);
     if (!st) st = dp_check_run_problem(w->s, &zeros, w->N, w->backward, &got, w->e);
     if (!st)
         dp_check_same(&v,
                       &(dp_check_pair){.p = &zeros, .got = &got.r, .want = &want.r, .factor = 1});
-    dp_check_outcome_free(&want);
-    dp_check_outcome_free(&got);
-    dp_problem_free(&zeros);
-    dp_problem_free(&none);
     return st;
 }
 
@@ -1039,8 +1027,8 @@ static dp_status look_again(int i, const dp_check_work *w, dp_check *c, dp_check
 
 dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, int backward,
                         const char *only, dp_checks *out, dp_err *e) {
-    dp_check_outcome base;
-    dp_check_bounds bounds = {0};
+    DP_FREED(dp_check_outcome_free) dp_check_outcome base = {0};
+    DP_FREED(check_bounds_free) dp_check_bounds bounds = {0};
     *out = (dp_checks){0};
     dp_status st = dp_check_run_problem(s, p, N, backward, &base, e);
     if (st == DP_EDEVICE && s->library) { /* died on the problem itself: no check is needed */
@@ -1073,7 +1061,5 @@ dp_status dp_checks_run(const dp_problem *p, const dp_check_subject *s, int N, i
             fprintf(stderr, "  %s: %s, %.2f s\n", c->name,
                     st ? "cannot be run" : dp_verdict_names[c->verdict], c->seconds);
     }
-    check_bounds_free(&bounds);
-    dp_check_outcome_free(&base);
     return st;
 }

@@ -39,8 +39,8 @@ static int not_sums(const void *ctx, int f, int64_t token, int head, int seq) {
 }
 
 dp_status dp_check_packed(dp_check_work *w) {
-    dp_problem all = packed_of(w->p, w->backward);
-    dp_check_outcome whole;
+    DP_FREED(dp_problem_free) dp_problem all = packed_of(w->p, w->backward);
+    DP_FREED(dp_check_outcome_free) dp_check_outcome whole;
     const int64_t n = (int64_t)all.HV * all.K * all.V;
     dp_check_work v = *w;
     int elsewhere = 0;
@@ -68,8 +68,6 @@ dp_status dp_check_packed(dp_check_work *w) {
         dp_problem_free(&one);
     }
     if (elsewhere && w->c->verdict == DP_PASS && !w->c->compared) dp_check_skip(w, DP_CHECK_CUT);
-    dp_check_outcome_free(&whole);
-    dp_problem_free(&all);
     return st;
 }
 
@@ -220,29 +218,19 @@ dp_status dp_check_prefix(dp_check_work *w) {
         return dp_check_skip(w, "its tokens need more of those before them than the state");
     const int along = dp_reads_along(w->p); /* then o needs gradients */
     if (!dp_backends[w->s->backend].simulated && !along) w->backward = 0;
+    DP_FREED(dp_problem_free)
     dp_problem all = dp_check_slice(x.p, x.a, x.b, x.s0, x.dstate, w->backward),
                early = dp_check_slice(x.p, x.a, x.mid, x.s0, NULL, w->backward);
-    dp_check_outcome whole, first;
+    DP_FREED(dp_check_outcome_free) dp_check_outcome whole = {0}, first = {0};
     dp_check_work v = *w;
     v.p = &all;
     v.N = 1;
     dp_status st = dp_check_run_problem(w->s, &all, 1, w->backward, &whole, w->e);
-    if (!st) {
-        st = dp_check_run_problem(w->s, &early, 1, along, &first, w->e);
-        if (!st) {
-            if (dp_check_cut(&whole, &first))
-                dp_check_skip(w, DP_CHECK_CUT);
-            else if (!first.r.final_state)
-                dp_check_skip(w, "it does not write final_state");
-            else
-                st = check_parts(&v, &x, &early, first.r.final_state, &whole.r);
-            dp_check_outcome_free(&first);
-        }
-        dp_check_outcome_free(&whole);
-    }
-    dp_problem_free(&early);
-    dp_problem_free(&all);
-    return st;
+    if (!st) st = dp_check_run_problem(w->s, &early, 1, along, &first, w->e);
+    if (st) return st;
+    if (dp_check_cut(&whole, &first)) return dp_check_skip(w, DP_CHECK_CUT);
+    if (!first.r.final_state) return dp_check_skip(w, "it does not write final_state");
+    return check_parts(&v, &x, &early, first.r.final_state, &whole.r);
 }
 
 static void times(dp_problem *p, int i, double c) {
@@ -290,7 +278,7 @@ static const char *exact_inputs(const dp_problem *p, int backward, dp_problem *x
 
 dp_status dp_check_ranks(dp_check_work *w, int transpose) {
     dp_problem p;
-    dp_check_outcome one = {0}, many;
+    DP_FREED(dp_check_outcome_free) dp_check_outcome one = {0}, many = {0};
     if (w->N < 2) return dp_check_skip(w, "one rank");
     const char *none = exact_inputs(w->p, w->backward, &p);
     if (none) return dp_check_skip(w, none);
@@ -323,15 +311,13 @@ dp_status dp_check_ranks(dp_check_work *w, int transpose) {
         dp_check_skip(w, dp_backends[w->s->backend].simulated && w->backward
                              ? "no rank has both M and dM"
                              : "the subject gives no M and dM");
-    if (!st) dp_check_outcome_free(&many);
-    dp_check_outcome_free(&one);
     dp_problem_free(&p);
     return st;
 }
 
 dp_status dp_check_exact_cp(dp_check_work *w) {
     dp_problem one = *w->p, many = *w->p;
-    dp_check_outcome want = {0}, got = {0};
+    DP_FREED(dp_check_outcome_free) dp_check_outcome want = {0}, got = {0};
     if (w->s->library || !dp_backends[w->s->backend].owns)
         return dp_check_skip(w, "it cannot be told who owns which tokens");
     if (w->N < 2) return dp_check_skip(w, "one rank");
@@ -350,8 +336,6 @@ dp_status dp_check_exact_cp(dp_check_work *w) {
     if (!st)
         dp_check_same(&v,
                       &(dp_check_pair){.p = &many, .got = &got.r, .want = &want.r, .factor = 1});
-    dp_check_outcome_free(&want);
-    dp_check_outcome_free(&got);
     return st;
 }
 
@@ -414,7 +398,7 @@ static void say_held(dp_check_work *w, const held *all) {
 }
 
 dp_status dp_check_ranks_bound(dp_check_work *w) {
-    dp_check_outcome one;
+    DP_FREED(dp_check_outcome_free) dp_check_outcome one = {0};
     char why[160], who[32];
     held all = {0};
     if (w->N < 2) return dp_check_skip(w, "one rank");
@@ -429,7 +413,6 @@ dp_status dp_check_ranks_bound(dp_check_work *w) {
     for (int f = 0; f < DP_NRESULTS; f++)
         hold_rows(w, f, &one.r, a->row[f], b->row[f], who, &all);
     say_held(w, &all);
-    dp_check_outcome_free(&one);
     return DP_OK;
 }
 
@@ -447,8 +430,8 @@ static int other_lengths(const dp_check_work *w, char *why, size_t size) {
 /* The problem itself beside a run with chunks of that length. */
 static dp_status hold_length(dp_check_work *w, int length, held *all) {
     dp_check_subject s = *w->s;
-    dp_check_outcome other;
-    dp_error_bound bound;
+    DP_FREED(dp_check_outcome_free) dp_check_outcome other = {0};
+    DP_FREED(dp_error_bound_free) dp_error_bound bound = {0};
     char who[64];
     s.chunk = length;
     const dp_status st = dp_check_run_problem(&s, w->p, w->N, w->backward, &other, w->e);
@@ -458,8 +441,6 @@ static dp_status hold_length(dp_check_work *w, int length, held *all) {
     snprintf(who, sizeof who, "chunks of %d and of %d", length, dp_check_design(w->s, w->p).chunk);
     for (int f = 0; f < DP_NRESULTS; f++)
         hold_rows(w, f, &other.r, bound.row[f], own->row[f], who, all);
-    dp_error_bound_free(&bound);
-    dp_check_outcome_free(&other);
     return DP_OK;
 }
 

@@ -77,7 +77,7 @@ static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
                               const unsigned char *hit) {
     const dp_fault f = how->fault;
     dp_museum_place at = {.by = "bisect stage", .rank = -1, .head = -1};
-    dp_bisect b;
+    DP_FREED(dp_bisect_free) dp_bisect b = {0};
     if (dp_step_bisect(c, how, dp_fault_by_run(f) ? REPEATS : 1, 0, &b, NULL)) return at;
     if (!dp_bisect_first(&b, &at.stage) && !dp_fault_by_run(f))
         dp_bisect_expected(&c->p, how, c->input_dtype, &b, NULL);
@@ -89,7 +89,6 @@ static dp_museum_place locate(const dp_case *c, const dp_sim_policy *how,
         at.right = dp_fault_lives_in(f, at.stage) &&
                    (!hit || dp_fault_acted(&c->p, hit, how->N, at.rank, at.head, x->tensor));
     }
-    dp_bisect_free(&b);
     return at;
 }
 
@@ -244,7 +243,7 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         ro.nmerge = 1;
         ro.merge = merge;
     }
-    dp_runs clean = {0};
+    DP_FREED(dp_runs_free) dp_runs clean = {0};
     dp_status st = dp_case_run(
         c, &ro, &clean, e); /* fills the cache, too: the runs with faults then only read it */
     for (int i = 0; i < clean.n; i++) {
@@ -274,7 +273,6 @@ static dp_status one_case(const dp_case *c, const dp_museum_options *o, dp_museu
         }
         dp_runs_free(&runs);
     }
-    dp_runs_free(&clean);
     return st;
 }
 
@@ -357,11 +355,6 @@ void dp_museum_print(const dp_museum *m, const dp_museum_options *o, FILE *f) {
 }
 
 static void put(json_t *o, const char *k, json_t *v) { json_object_set_new(o, k, v); }
-static json_t *number(double x) {
-    return isnan(x)   ? json_string("nan")
-           : isinf(x) ? json_string(x > 0 ? "inf" : "-inf")
-                      : json_real(x);
-}
 
 static json_t *fault_json(const dp_museum_row *r) {
     const dp_fault_info *i = &dp_faults[r->fault];
@@ -370,7 +363,7 @@ static json_t *fault_json(const dp_museum_row *r) {
                           r->acted, "red", r->red);
     put(o, "seen",
         r->red ? json_pack("{so sI ss ss so}", "id", dp_json_text(r->id), "T", (json_int_t)r->T,
-                           "tensor", r->tensor, "tier", r->tier, "ratio", number(r->ratio))
+                           "tensor", r->tensor, "tier", r->tier, "ratio", dp_json_number(r->ratio))
                : json_null());
     put(o, "ranks", r->red ? json_integer(r->ranks) : json_null());
     put(o, "located",
@@ -390,7 +383,7 @@ dp_status dp_museum_write(const dp_museum *m, const char *path, dp_err *e) {
     put(o, "schema", json_string("deltaproof-museum"));
     put(o, "schema_version", json_integer(1));
     put(o, "commit", json_string(DP_COMMIT));
-    put(o, "seconds", number(m->seconds));
+    put(o, "seconds", dp_json_number(m->seconds));
     put(o, "cases", json_integer(m->ncase));
     put(o, "clean", json_pack("{si si}", "runs", m->clean_runs, "red", m->clean_red));
     for (int i = 1; i < DP_NFAULTS; i++)

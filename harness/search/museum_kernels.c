@@ -156,7 +156,7 @@ static void ask_exact(const char *dir, const char *cache, dp_kernel_row *row) {
 /* Later data must not be seen: no verdict of a tensor, a check between two runs. */
 static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row, dp_err *e) {
     char path[1024];
-    dp_case c;
+    DP_FREED(dp_case_free) dp_case c;
     dp_checks r;
     snprintf(path, sizeof path, "%s/%s.case", dir, name);
     dp_status st = dp_case_load(path, &c, e);
@@ -178,7 +178,6 @@ static dp_status one_check(const char *dir, const char *name, dp_kernel_row *row
         snprintf(row->tier, sizeof row->tier, "bits");
         snprintf(row->says, sizeof row->says, "%.399s", r.c[0].why);
     }
-    dp_case_free(&c);
     return st;
 }
 
@@ -190,8 +189,8 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
     const dp_backend cuda[] = {DP_BACKEND_CUDA};
     const dp_cuda_variant variant[] = {p->segments ? DP_CUDA_SEGMENTS : DP_CUDA_PLAIN};
     char path[1024];
-    dp_case c;
-    dp_runs r = {0};
+    DP_FREED(dp_case_free) dp_case c;
+    DP_FREED(dp_runs_free) dp_runs r = {0};
     snprintf(path, sizeof path, "%s/%s.case", dir, p->name);
     dp_status st = dp_case_load(path, &c, e);
     if (st) return st;
@@ -218,8 +217,6 @@ static dp_status one_problem(const char *dir, const char *cache, const problem *
         row->runs++;
         if (r.run[k].verdict == DP_FAIL) note(row, &c, &r.run[k]);
     }
-    dp_runs_free(&r);
-    dp_case_free(&c);
     return st;
 }
 

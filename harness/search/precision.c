@@ -160,17 +160,12 @@ typedef struct {
     double error[DP_NRESULTS]; /* of the policy asked last */
 } search;
 
-static int64_t rows_of(const dp_problem *p, int field, int64_t *width) {
-    int64_t rows;
-    dp_result_shape(p, field, &rows, width);
-    return rows;
-}
-
 static int judge(search *q, dp_sim *s) {
     const dp_problem *p = q->rq->p;
     int pass = 1;
     for (int i = 0; i < DP_NRESULTS; i++) {
-        int64_t width, rows = rows_of(p, i, &width);
+        int64_t rows, width;
+        dp_result_shape(p, i, &rows, &width);
         const double *got = *dp_result_at(&s->out, i), *want = *dp_result_at(&q->ref.out, i);
         q->error[i] = NAN;
         if (!rows || !got || !want) continue;
@@ -193,7 +188,7 @@ static int ask(search *q, const dp_policy *pol) {
     const dp_precision_request *rq = q->rq;
     dp_base at[DP_NSTAGES];
     dp_format chain = rq->chain_from;
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s;
     for (int i = 0; i < DP_NSTAGES; i++)
         at[i] = rq->from;
     for (int u = 0; u < o->nunit; u++) {
@@ -209,7 +204,6 @@ static int ask(search *q, const dp_policy *pol) {
     dp_must(dp_sim_open(&s, rq->p, &design, rq->N, &stages, NULL));
     dp_sim_run(&s, chain, rq->merge, rq->backward);
     const int pass = judge(q, &s);
-    dp_sim_free(&s);
     q->list = dp_realloc(q->list, sizeof *q->list * (size_t)(q->nasked + 1));
     q->list[q->nasked++] = (asked){*pol, pass};
     if (rq->progress) {
@@ -409,12 +403,6 @@ static void units(search *q) {
     if (q->rq->N >= 3) add_unit(q, "M chain", DP_NSTAGES);
 }
 
-static void bounds(search *q) {
-    const dp_design design = dp_design_of(q->rq->to);
-    if (q->rq->by_verdict)
-        dp_error_bounds_once(&q->ref, &design, q->rq->chain_to, q->rq->backward, NULL, &q->bound);
-}
-
 dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out, dp_err *e) {
     search q = {.rq = rq, .out = out};
     *out = (dp_precision){0};
@@ -424,7 +412,9 @@ dp_status dp_precision_search(const dp_precision_request *rq, dp_precision *out,
     units(&q);
     q.ref.by_inverse = 0;
     dp_sim_run(&q.ref, DP_FP64, DP_EXCHANGE_ALLGATHER, rq->backward);
-    bounds(&q);
+    const dp_design design = dp_design_of(rq->to);
+    if (rq->by_verdict)
+        dp_error_bounds_once(&q.ref, &design, rq->chain_to, rq->backward, NULL, &q.bound);
     dp_policy low = {{0}}, high = {{0}};
     for (int u = 0; u < out->nunit; u++)
         high.level[u] = out->unit[u].nlevel - 1;

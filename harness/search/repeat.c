@@ -81,8 +81,8 @@ static uint64_t *fingerprint(const dp_sim *s) {
 
 dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs, dp_repeat *out,
                         dp_err *e) {
-    dp_sim s;
-    uint64_t *first = NULL;
+    DP_FREED(dp_sim_free) dp_sim s;
+    DP_OWN uint64_t *first = NULL;
     const int64_t step = (int64_t)how->N * p->HV;
     *out = (dp_repeat){.runs = runs, .stage = DP_NSTAGES, .rank = -1, .head = -1};
     const dp_status st = dp_sim_new(&s, p, how->base, how->N, how->fault, e);
@@ -107,9 +107,7 @@ dp_status dp_repeat_sim(const dp_problem *p, const dp_sim_policy *how, int runs,
         else
             first = h;
     }
-    free(first);
     out->hit = s.hit;
     s.hit = NULL;
-    dp_sim_free(&s);
     return DP_OK;
 }

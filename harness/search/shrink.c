@@ -293,7 +293,7 @@ static void print_override(FILE *f, const dp_case *c, const dp_shrink_tensor *t,
 static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
     dp_shrink_tensor t[DP_CASE_MAX_INPUTS];
     const int n = shrink_tensors(c, t);
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     for (int i = 0; i < n; i++) {
         int64_t shape[DP_SHRINK_MAX_AXES] = {0}, len;
         int nd = 0;
@@ -309,9 +309,7 @@ static dp_status write_tensors(dp_case *c, const char *path, dp_err *e) {
                                      dp_case_input_format(t[i].field, c->input_dtype), nd, shape,
                                      *t[i].x);
     }
-    const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
-    return st;
+    return dp_safetensors_write(path, &f, e);
 }
 
 static void print_settings(FILE *f, const dp_case *c) {
@@ -451,8 +449,7 @@ static __attribute__((format(printf, 2, 3))) void report(const work *w, const ch
 /* The candidate is taken in place of the problem, or freed. */
 static int offer(work *w, dp_case *cand) {
     const int yes = fails_alike(w, cand);
-    dp_case *loser = yes ? w->c : cand;
-    shrink_copy_free(loser);
+    shrink_copy_free(yes ? w->c : cand);
     if (yes) *w->c = *cand;
     return yes;
 }
@@ -540,9 +537,8 @@ static char *with(const char *text, const char *key, const char *value) {
 }
 
 static void set(char **text, const char *key, const char *value) {
-    char *was = *text;
+    DP_OWN char *was = *text;
     *text = with(was, key, value);
-    free(was);
 }
 
 static void set_number(char **text, const char *key, int64_t value) {
@@ -569,7 +565,7 @@ static void set_run(char **text, const dp_case *c) {
 
 /* The case of a text with the names and lists of another; 0: the text is refused. */
 static int case_of(const dp_case *like, const char *text, dp_case *out) {
-    dp_case full;
+    DP_FREED(dp_case_free) dp_case full;
     if (dp_case_parse(text, strlen(text), like->path, 1, &full, NULL)) return 0;
     dp_case c = *like;
     c.p = full.p;
@@ -577,7 +573,6 @@ static int case_of(const dp_case *like, const char *text, dp_case *out) {
     c.backward = full.backward;
     c.ranks[0] = full.ranks[0];
     *out = shrink_copy(&c);
-    dp_case_free(&full);
     return 1;
 }
 
@@ -585,8 +580,7 @@ static int case_of(const dp_case *like, const char *text, dp_case *out) {
 static int offer_text(work *w, char *text) {
     dp_case cand;
     const int yes = !spent(w) && case_of(w->c, text, &cand) && offer(w, &cand);
-    char *loser = yes ? w->laws : text;
-    free(loser);
+    free(yes ? w->laws : text);
     if (yes) w->laws = text;
     return yes;
 }
@@ -610,7 +604,7 @@ static char *with_tokens(const work *w, int64_t T) {
     char *text = dp_strdup(w->laws);
     set_number(&text, "T", T);
     if (shrink_length(w->c, DP_SHRINK_SEQ) == 1) return text;
-    char *list;
+    DP_OWN char *list;
     size_t size;
     FILE *f = open_memstream(&list, &size);
     if (!f) abort();
@@ -619,7 +613,6 @@ static char *with_tokens(const work *w, int64_t T) {
     fprintf(f, "%" PRId64, T);
     fclose(f);
     set(&text, "cu_seqlens", list);
-    free(list);
     return text;
 }
 

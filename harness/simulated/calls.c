@@ -95,7 +95,7 @@ void dp_conv_states_run(const dp_conv *shape, dp_base policy, const double *x, c
     const int Nseq = shape->Nseq, m = shape->W - 1;
     const int64_t D = shape->D, n = dp_conv_state_size(shape);
     dp_conv v = *shape;
-    dp_conv_result r;
+    DP_FREED(dp_conv_result_free) dp_conv_result r;
     v.T = cu[Nseq] + (int64_t)Nseq * m;
     v.dy = NULL;
     v.x = dp_doubles(v.T * D);
@@ -112,7 +112,6 @@ void dp_conv_states_run(const dp_conv *shape, dp_base policy, const double *x, c
     dp_must(dp_conv_ranks(&v, 1, policy, &r, NULL)); /* one rank splits anything */
     for (int q = 0; q < Nseq; q++)
         memcpy(*y + cu[q] * D, r.y + (v.cu[q] + m) * D, bytes_of((cu[q + 1] - cu[q]) * D));
-    dp_conv_result_free(&r);
     free(v.x);
     free(v.cu);
 }
@@ -945,10 +944,8 @@ static dp_conv_states conv_before(const walk *w) {
 
 static dp_status run_step(const walk *w, const dp_problem *y, const dp_state_pool *pool,
                           dp_call_result *r, dp_err *e) {
-    dp_conv_states before = conv_before(w);
-    const dp_status st = w->by->run_step(w->by->who, y, pool, &before, r, e);
-    dp_conv_states_free(&before);
-    return st;
+    DP_FREED(dp_conv_states_free) dp_conv_states before = conv_before(w);
+    return w->by->run_step(w->by->who, y, pool, &before, r, e);
 }
 
 /* The rows of a call's own tokens, which x has behind those before it. */
@@ -965,12 +962,10 @@ static void drop_halo(const dp_problem *call, int64_t n, double *x) {
 
 static dp_status run_with_halo(const walk *w, const dp_problem *call, dp_call_result *r,
                                dp_err *e) {
-    unsigned char *halo;
-    dp_problem y = with_halo(call, &halo);
+    DP_OWN unsigned char *halo;
+    DP_FREED(dp_problem_free) dp_problem y = with_halo(call, &halo);
     const dp_status st = w->by->run(w->by->who, &y, 0, r, e);
     if (!st) drop_halo(call, (int64_t)y.HV * y.V, r->out.o);
-    dp_problem_free(&y);
-    free(halo);
     return st;
 }
 
@@ -1017,7 +1012,7 @@ static void behind_front(const walk *w, const dp_call_result *r, dp_problem *y) 
 static void compare_states(const walk *w, const dp_problem *y, const dp_call_result *r) {
     const int64_t KV = (int64_t)w->p->K * w->p->V;
     dp_states_seen *far = w->by->far;
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s;
     dp_err e = {0};
     if (dp_sim_reference(&s, y, DP_CHUNK, 1, NULL, 0, &e)) return;
     for (int z = 0; z < w->p->Nseq * w->p->HV && !far->off; z++) {
@@ -1027,7 +1022,6 @@ static void compare_states(const walk *w, const dp_problem *y, const dp_call_res
                                                           s.out.final_state + z * KV, KV);
         if (off > far->from) *far = (dp_states_seen){far->from, off, w->done, i, z % w->p->HV};
     }
-    dp_sim_free(&s);
 }
 
 static void look_at_states(const walk *w, dp_problem *y, const dp_call_result *r) {
@@ -1163,14 +1157,13 @@ static int states_at(const walk *w, slice *kept) {
 /* Keeps all results of a window beside its problem. With convolutions the problem has their outputs
  * as q, k, v. */
 static void keep_drafts(const walk *w, const dp_call_result *r) {
-    dp_problem y = problem_of(w, w->take);
+    DP_FREED(dp_problem_free) dp_problem y = problem_of(w, w->take);
     behind_front(w, r, &y);
     for (int i = 0; i < w->p->Nseq; i++) {
         const slice x = w->take[i];
         const dp_draft_place at = {i, w->done, x.from, x.n + x.m, x.n};
         if (x.m) drafts_take(w->by->drafts, &y, i, &at, &r->out, r->states);
     }
-    dp_problem_free(&y);
 }
 
 /* The token of the problem that stands for token j of a slice. */
@@ -1198,9 +1191,10 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
     const int64_t rows = (int64_t)p->HV * p->V;
     DP_OWN int64_t *way = dp_calloc((size_t)(x.n + x.m), sizeof *way);
     const int64_t n = way_to(w, x, first, j, way);
-    dp_result made = {.o = r->out.o ? dp_doubles(n * rows) : NULL};
+    DP_FREED(dp_result_free) dp_result made = {.o = r->out.o ? dp_doubles(n * rows) : NULL};
     int64_t *cu = dp_calloc(2, sizeof *cu);
     cu[1] = n;
+    DP_FREED(dp_problem_free)
     dp_problem y = problem_new(p, 1, cu, w->S ? dp_copy(w->S + i * w->state, w->state) : NULL);
     for (int64_t t = 0; t < x.n + x.m; t++)
         for (int64_t a = 0; a < n; a++)
@@ -1211,8 +1205,6 @@ static void keep_way(const walk *w, const dp_call_result *r, int i, int64_t firs
     made.final_state = dp_copy(r->states + (first + way[n - 1]) * w->state, w->state);
     const dp_draft_place at = {i, w->done, x.from, n, x.n};
     drafts_take(w->by->drafts, &y, 0, &at, &made, NULL);
-    dp_result_free(&made);
-    dp_problem_free(&y);
 }
 
 /* The same of every rejected token of the call: states have slots of their own. */

@@ -806,7 +806,7 @@ static int no_gate(const dp_problem *p) {
 
 static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g) {
     const dp_chunk *ch = dp_sim_chunk(s, gi, hv), *old = dp_sim_chunk(s, gi - 1, hv);
-    dp_chunk_grad x;
+    DP_FREED(dp_chunk_grad_free) dp_chunk_grad x;
     DP_OWN double *dout = dp_doubles((int64_t)old->c * old->V);
     dp_sim_gather_do(s, gi - 1, hv, dout);
     dp_chunk_grad_alloc(&x, old);
@@ -816,7 +816,6 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
         g->dk[i] = dp_round_arith(ch->base, g->dk[i] + x.dk[i]);
     for (int i = 0; i < n; i++)
         g->dbeta[i] = dp_round_arith(ch->base, g->dbeta[i] + x.dbeta[i]);
-    dp_chunk_grad_free(&x);
 }
 
 /* From gradients of keys that read undecayed states to those of keys and gates. */

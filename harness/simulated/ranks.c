@@ -1030,14 +1030,12 @@ dp_status dp_sim_open(dp_sim *s, const dp_problem *p, const dp_design *design, i
 dp_status dp_sim_takes(const dp_problem *p, dp_err *e) {
     const dp_design design = dp_design_of(DP_BASE_FP64);
     const dp_sim_options frame = {.frame = 1};
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s = {0};
     if (!dp_by_rows(p) || !dp_has_growth(p)) return DP_OK;
-    dp_status st = dp_sim_open(&s, p, &design, 1, &frame, e);
+    const dp_status st = dp_sim_open(&s, p, &design, 1, &frame, e);
     if (st) return st;
     sim_do(&s, DP_STAGE_GATE);
-    st = factors_overflow(&s, e);
-    dp_sim_free(&s);
-    return st;
+    return factors_overflow(&s, e);
 }
 
 /* The problem of s on one rank, with all of its formats and its fault. */
@@ -1060,6 +1058,7 @@ dp_status dp_sim_new_rank(dp_sim *s, const dp_problem *part, dp_base base, const
 }
 
 void dp_sim_free(dp_sim *s) {
+    if (!s->p) return;
     const int64_t nch = (int64_t)s->ngroup * s->p->HV;
     if (s->heads) {
         dp_sim_free(&s->heads->sim);

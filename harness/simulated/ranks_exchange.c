@@ -94,7 +94,7 @@ static void share_pairs(dp_sim *s, int backward) {
     const int64_t pair = KK + KV, n = HV * pair;
     double **M = backward ? s->dM : s->M, **H = backward ? s->dH : s->H;
     if (!s->peers) return;
-    double *all = dp_doubles(s->N * n); /* zeros of a rank that has none (math.md g.3) */
+    DP_OWN double *all = dp_doubles(s->N * n); /* zeros of a rank that has none (math.md g.3) */
     for (int i = 0; i < s->N * HV; i++) {
         if (!dp_sim_has(s, i / HV) || !M[i]) continue;
         memcpy(all + i * pair, M[i], sizeof(double) * (size_t)KK);
@@ -107,7 +107,6 @@ static void share_pairs(dp_sim *s, int backward) {
         dp_sim_replace(&M[i], dp_copy(all + i * pair, KK));
         dp_sim_replace(&H[i], dp_copy(all + i * pair + KK, KV));
     }
-    free(all);
 }
 
 /* ---- exchanges ------------------------------------------------------------------------------- */

@@ -744,7 +744,7 @@ static void forget_limits(void) {
 }
 
 dp_status dp_limits_write(const char *path, dp_err *e) {
-    dp_tensorfile f = {0};
+    DP_FREED(dp_tensorfile_free) dp_tensorfile f = {0};
     for (int i = 0; i < kept.n; i++)
         for (int k = 0; k < NKEPT; k++) {
             limits *t = &kept.of[i];
@@ -753,7 +753,6 @@ dp_status dp_limits_write(const char *path, dp_err *e) {
             if (t->x[k]) dp_tensorfile_add(&f, name, "F64", 1, &t->n[k], t->x[k]);
         }
     const dp_status st = dp_safetensors_write(path, &f, e);
-    dp_tensorfile_free(&f);
     forget_limits();
     return st;
 }
@@ -863,13 +862,12 @@ static void judge_levels(const dp_comparison *c, const dp_subject_errors *x, pow
 
 static void judge_draws(dp_comparison *c, power *p) {
     dp_judgement *j = c->j;
-    dp_subject_errors x = subject_errors_of(c);
+    DP_FREED(subject_errors_free) dp_subject_errors x = subject_errors_of(c);
     judge_levels(c, &x, p);
     const int judged = isfinite(j->expected.expected) && !isnan(j->expected.excess);
     if (judged) p->tensor = fmin(p->tensor, j->expected.seen);
     for (int64_t z = 0; z < c->in->rows && judged; z++)
         p->covered[z] |= x.window_of_part[z * x.map.subrows] >= 0;
-    subject_errors_free(&x);
     if (j->verdict == DP_FAIL || isnan(j->expected.excess)) return;
     if (j->expected.excess > 1) {
         fail_by_draws(c);
@@ -1001,7 +999,7 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     sum_up(&c);
     worst_rows(&c);
     const counts n = count_rows(&c);
-    power p = power_new(&c);
+    DP_FREED(power_free) power p = power_new(&c);
     if (in->bound) j->bound = !n.bound ? INFINITY : n.want2 > 0 ? sqrt(n.bound2 / n.want2) : 0;
     judge_bounds(&c, &n);
     see_by_bounds(&c, &p);
@@ -1010,7 +1008,6 @@ void dp_compare(const dp_compare_in *in, dp_judgement *j) {
     else
         keep_limits(&c, NULL);
     leave_unjudged(&c, &p);
-    power_free(&p);
     if (in->tokens > 0) windows(&c);
     j->scale = dp_judgement_row(j)->at.rank >= 0 ? c.rms[dp_judgement_row(j)->at.head] : 0;
     free(c.err);

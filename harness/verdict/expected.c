@@ -194,10 +194,9 @@ static dp_result of_identities(const work *w, int i, int backward) {
 }
 
 static void products(const work *w) {
-    dp_result got = of_identities(w, 0, w->backward);
+    DP_FREED(dp_result_free) dp_result got = of_identities(w, 0, w->backward);
     keep(w, DP_RANK_M, got.final_state);
     if (w->backward) keep(w, DP_RANK_DM, got.ds0);
-    dp_result_free(&got);
 }
 
 /* The element of a rank that does not pass on what comes to it. */
@@ -210,18 +209,16 @@ static void first_products(const work *w) {
     }
     if (!w->backward || !from_pair(w->p, w->design->sending, 1)) return;
     if (!dp_context_runs_pre_bwd(w->rank)) return;
-    dp_result got = of_identities(w, 0, 1);
+    DP_FREED(dp_result_free) dp_result got = of_identities(w, 0, 1);
     keep_in(w, &w->out->begins[1], each, got.ds0);
-    dp_result_free(&got);
 }
 
 static void sums(const work *w, int i, int tensor) {
     int64_t cu[2];
-    dp_result got;
+    DP_FREED(dp_result_free) dp_result got;
     const dp_problem q = sub_sequence(w, i, cu);
     dp_recurrent_run(&q, w->design, tensor == DP_RANK_DH, NULL, &got);
     keep(w, tensor, tensor == DP_RANK_DH ? got.ds0 : got.final_state);
-    dp_result_free(&got);
 }
 
 static void pair_of(const work *w) {
@@ -278,7 +275,7 @@ static void arriving_states(dp_drawn_run *x) {
     const dp_design fp32 = dp_design_of(DP_BASE_FP32);
     const dp_sim_options frame = {.frame = 1};
     dp_problem p = x->p;
-    dp_sim s;
+    DP_FREED(dp_sim_free) dp_sim s;
     if (!from_pair(&p, sending, 0)) p.s0 = NULL;
     if (!from_pair(&p, sending, 1)) p.dstate = NULL;
     dp_must(dp_sim_open(&s, &p, &fp32, x->N, &frame, NULL)); /* the caller has split it so */
@@ -292,7 +289,6 @@ static void arriving_states(dp_drawn_run *x) {
         for (int64_t i = 0; i < x->N * HV; i++)
             if (in[i]) memcpy(at + i * KV, in[i], sizeof *at * (size_t)KV);
     }
-    dp_sim_free(&s);
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -797,9 +793,8 @@ static void shapes_alloc(shapes *l, const dp_claim *policy, dp_expected *x) {
 
 /* Zeros, of the same shapes; and the arrays, for a cache: returns their number. */
 static void expected_alloc(const dp_expected_request *rq, const dp_claim *policy, dp_expected *x) {
-    shapes l = shapes_of(rq, policy->N);
+    DP_FREED(shapes_free) shapes l = shapes_of(rq, policy->N);
     shapes_alloc(&l, policy, x);
-    shapes_free(&l);
 }
 
 int dp_expected_parts(dp_expected *x, dp_part *part) {
@@ -1139,7 +1134,7 @@ static void one_draw(const drawing *a, int d) {
     const dp_format wide = rq->dtype == DP_FP64 ? DP_FP64 : DP_FP32;
     const dp_mover m = {(uint64_t)(rq->set * D + d), rq->dtype,
                         rq->set == DP_SET_OFF_LATTICE ? wide : rq->dtype};
-    dp_problem y = dp_nearby_problem(rq->p, &m);
+    DP_FREED(dp_problem_free) dp_problem y = dp_nearby_problem(rq->p, &m);
     DP_OWN dp_drawn_run *one = dp_calloc((size_t)a->ndesign, sizeof *one);
     dp_conv conv[3];
     reference ref;
@@ -1155,7 +1150,6 @@ static void one_draw(const drawing *a, int d) {
     reference_close(&ref);
     for (int i = 0; i < 3; i++)
         dp_conv_free(&conv[i]);
-    dp_problem_free(&y);
 }
 
 /* How many draws are made at once: each holds the chunks of its reference and of every design. */

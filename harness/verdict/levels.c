@@ -525,7 +525,7 @@ static double limit_of(const level_view *v, int64_t i, double nu, double e2, qua
 /* Every unit of one class against the limit of its own freedom. */
 static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor, int small,
                                    double *head_seen) {
-    level_view v = view_new(u, factor, small);
+    DP_FREED(view_free) level_view v = view_new(u, factor, small);
     dp_level_result r = level_none();
     r.units = count(&v);
     r.draw = v.common;
@@ -554,7 +554,6 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
         r.at = i;
     }
     r.median = median_of(ratio, n);
-    view_free(&v);
     return r;
 }
 
@@ -597,8 +596,8 @@ static int all_stored(const level_view *v) {
 /* The power mean over all units. */
 static dp_level_result judge_every(const dp_unit_list *u, dp_level_factor factor) {
     const int D = u->ndraw;
-    level_view v = view_new(u, factor, -1);
-    dp_unit_list one = unit_list_new(D, 1);
+    DP_FREED(view_free) level_view v = view_new(u, factor, -1);
+    DP_FREED(unit_list_free) dp_unit_list one = unit_list_new(D, 1);
     one.presumed = (dp_presumption){DP_NOT_INDEPENDENT * 2 / (v.nu * (double)u->n),
                                     fmin(DP_FROM_FINER, (double)(u->n - 1) * (D - 1)), 0};
     double total = 0;
@@ -624,8 +623,6 @@ static dp_level_result judge_every(const dp_unit_list *u, dp_level_factor factor
         const double all = power_mean(&v, u->want2, -1) / usual;
         if (all > 0) r.seen = r.limit / all;
     }
-    unit_list_free(&one);
-    view_free(&v);
     return r;
 }
 
@@ -861,14 +858,13 @@ static void judge_across(const dp_levels_in *in, dp_levels_result *out) {
 }
 
 static void judge_signed(const dp_levels_in *in, dp_levels_result *out) {
-    dp_unit_list all = unit_list_of(in, DP_LEVEL_TENSOR);
+    DP_FREED(unit_list_free) dp_unit_list all = unit_list_of(in, DP_LEVEL_TENSOR);
     const double E = sqrt(mean_draw(&all, 0, -1) + all.floor2[0]);
     for (dp_direction d = 0; d < DP_NDIRECTIONS; d++)
         out->at[DP_LEVEL_FACTOR + d] = in->draws->along ? judge_direction(in, d, E) : level_none();
     dp_level_result *factor = &out->at[DP_LEVEL_FACTOR];
     if (all.want2[0] > 0 && !isnan(factor->limit))
         factor->seen = factor->limit * E / sqrt(all.want2[0]);
-    unit_list_free(&all);
 }
 
 /* The row that stands for the unit that decided: the one with the largest error for its draws. */
@@ -902,10 +898,9 @@ static dp_share share_of_tensor(const dp_level_result *r, int draws) {
 
 static void judge_sums(const dp_levels_in *in, dp_levels_result *out) {
     dp_share sums;
-    dp_unit_list rows = unit_list_of(in, DP_LEVEL_ROW);
+    DP_FREED(unit_list_free) dp_unit_list rows = unit_list_of(in, DP_LEVEL_ROW);
     out->at[DP_LEVEL_SUM] = sums_of_heads(in, &rows, &sums);
     if (sums.top > out->share.top) out->share = sums;
-    unit_list_free(&rows);
 }
 
 void dp_levels_judge(const dp_levels_in *in, dp_levels_result *out) {

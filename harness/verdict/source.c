@@ -526,6 +526,7 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
     int found = 0, n = 0;
     if (dp_context_of(p, in->N, at.rank, &c, NULL)) return 0;
     inputs y = {.p = p, .in = dp_activated_new(p)};
+    DP_FREED(factors_free)
     factors own = chunk_factors(&y, &c, back ? 0 : c.nlocal - 1, back ? 1 : c.nlocal, at.head);
     DP_OWN double *X = dp_doubles((int64_t)p->K * (state ? p->V : p->K));
     /* heads of this rank, this head of other ranks, the others */
@@ -538,6 +539,7 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
                                         : 2) ||
                 dp_context_of(p, in->N, r, &d, NULL))
                 continue;
+            DP_FREED(factors_free)
             factors other = chunk_factors(&y, &d, back ? 0 : d.nlocal - 1, d.nlocal, h);
             if (other.c >= own.c) {
                 product(&own, other.e, back, state, X);
@@ -548,11 +550,9 @@ static int source_whose_decays(const dp_wrong_rows *x, int back, int state, int 
                                   found == 1 ? "" : ", or of ", r, h);
                 }
             }
-            factors_free(&other);
             dp_context_free(&d);
         }
     dp_context_free(&c);
-    factors_free(&own);
     dp_activated_free(&y.in);
     if (found < 1 || found > limit) return 0;
     x->out->at = at;

@@ -47,7 +47,7 @@ static inline void mp_copy(mp_array dst, mp_array src, int64_t n) {
         mpfr_set(mp_at(dst, i), mp_at(src, i), MPFR_RNDN);
 }
 /* NULL: zeros. Exact, as every precision here is at least 64 bits. */
-static inline void mp_set_doubles(mp_array dst, const double *src, int64_t src_step, int64_t n) {
+static inline void mp_set_doubles(mp_array dst, const double *src, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        mpfr_set_d(mp_at(dst, i), src ? src[i * src_step] : 0, MPFR_RNDN);
+        mpfr_set_d(mp_at(dst, i), src ? src[i] : 0, MPFR_RNDN);
 }

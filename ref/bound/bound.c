@@ -140,10 +140,10 @@ double dp_bound_column_norm(const double *A, int m, int n, int j) {
     return sqrt(s);
 }
 
-/* p-th power of the 2-norm of a vector of errors whose p-th powers are D[0], D[stride], ... */
-double dp_bound_error_norm(const dp_rounding *r, const double *D, int n, int64_t stride) {
+/* p-th power of the 2-norm of a vector of errors whose p-th powers are D. */
+double dp_bound_error_norm(const dp_rounding *r, const double *D, int n) {
     double s = 0;
     for (int i = 0; i < n; i++)
-        s += r->p == 2 ? D[i * stride] : D[i * stride] * D[i * stride];
+        s += r->p == 2 ? D[i] : D[i] * D[i];
     return r->p == 2 ? s : sqrt(s);
 }

@@ -183,12 +183,11 @@ static void rows_dE(const row_work *w, dp_grad_rows *g) {
 /* Fills *g, to be freed with bound_grad_rows_free. */
 static void bound_grad_rows(const dp_chunk_bound *b, const dp_grad_input_error *in,
                             dp_grad_rows *g) {
-    row_work w = work_new(b, in);
+    DP_FREED(work_free) row_work w = work_new(b, in);
     rows_X(&w, g);
     rows_dZ(&w, g);
     rows_E(&w, g);
     rows_dE(&w, g);
-    work_free(&w);
 }
 
 /* Frees what bound_grad_rows filled. */
@@ -241,14 +240,13 @@ static double *outer_bound(const dp_rounding *r, int m, int n, int V, const doub
 static void add_shared(int m, int n, int V, const double *Da, const double *b, int transpose,
                        double *D) {
     DP_OWN double *a = dp_doubles((int64_t)m * V);
-    double *S;
+    DP_OWN double *S;
     for (int64_t i = 0; i < (int64_t)m * V; i++)
         /* NOLINTNEXTLINE(*NullDereference): callers have one */
         a[i] = sqrt(Da[i]);
     S = transpose ? dp_bound_product(0, 1, n, m, V, b, a) : dp_bound_product(0, 1, m, n, V, a, b);
     for (int64_t i = 0; i < (int64_t)m * n; i++)
         D[i] += S[i] * S[i];
-    free(S);
 }
 
 /* Returns [rows][K]: squares of (error of the state) x_i, for rows x_i [V]. With own = 1 the error
@@ -453,7 +451,7 @@ static void key_errors(grad_work *w, int i) {
 /* Row i of an error [.][n] as its norm, and entry by entry where those are wanted. */
 static double row_error(const dp_rounding *r, const double *D, int64_t i, int n, double *entries) {
     if (entries) memcpy(entries + i * n, D + i * n, sizeof(double) * (size_t)n);
-    return dp_bound_error_norm(r, D + i * n, n, 1);
+    return dp_bound_error_norm(r, D + i * n, n);
 }
 
 /* Errors of dbeta and dv of key i. */
@@ -471,8 +469,8 @@ static void value_errors(const grad_work *w, int i, dp_grad_bound *out) {
         z1 += sqrt(g->dZ1[z]) * g->aE[z];
         E1 += g->adZ[z] * sqrt(g->E1[z]);
     }
-    out->dv[i] = dp_bound_error_norm(r, g->dE + (int64_t)i * V, V, 1) +
-                 dp_bound_error_norm(r, g->dE1 + (int64_t)i * V, V, 1);
+    out->dv[i] = dp_bound_error_norm(r, g->dE + (int64_t)i * V, V) +
+                 dp_bound_error_norm(r, g->dE1 + (int64_t)i * V, V);
     out->dbeta[i] =
         db + z1 * z1 + E1 * E1 + dp_pw(r, dp_sum_error(r, V) * zE) + dp_pw(r, V * r->tiny);
 }
@@ -581,7 +579,7 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int K = ch->K;
-    grad_work w = {.b = b, .dout = dout, .in = {eS, edS, DX, DdX}};
+    DP_FREED(work_close) grad_work w = {.b = b, .dout = dout, .in = {eS, edS, DX, DdX}};
     assert(r->p == 2);
     work_open(&w);
     for (int s = 0; s < ch->c; s++) {
@@ -599,5 +597,4 @@ void dp_bound_grads(const dp_chunk_bound *b, const double *dout, const double *e
     for (int x = 0; x < K; x++)
         gate_errors(&w, x, out->dg);
     reference_values(ch, &w.val, out);
-    work_close(&w);
 }

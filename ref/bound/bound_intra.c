@@ -159,7 +159,7 @@ static void intra_solve(dp_chunk_bound *b, int own) {
     const dp_chunk *ch = b->ch;
     const dp_rounding *r = &b->r;
     const int n = ch->n, K = ch->K, V = ch->V;
-    solve_work s = solve_open(b);
+    DP_FREED(solve_close) solve_work s = solve_open(b);
     matrix_error(b, &s);
     right_hand_sides(b, &s);
     if (r->inverse)
@@ -170,7 +170,6 @@ static void intra_solve(dp_chunk_bound *b, int own) {
     dp_bound_addmm(1, 0, 0, n, V, n, s.pT, s.Dru, b->Du);
     dp_bound_add_scaled(r, r->us, ch->w, s.nK, b->Dw);
     dp_bound_add_scaled(r, r->us, ch->u, s.nV, b->Du);
-    solve_close(&s);
 }
 
 /* M_c = diag(eC) - kg' w:  DM = DeC + Dkg'|w| + |kg|'Dw + sum_error(n) |kg|'|w| + u |M_c|; DF

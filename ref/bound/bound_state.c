@@ -119,7 +119,7 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
     dp_bound_propagate(r, sens, c, K, V, e, D);
     dp_bound_propagate(r, sens, c, K, V, e + KV, D);
     for (int s = 0; s < c; s++)
-        row[s] = dp_bound_error_norm(r, D + (int64_t)s * V, V, 1);
+        row[s] = dp_bound_error_norm(r, D + (int64_t)s * V, V);
 }
 
 /* ---- backward state -----------------------------------------------------------------------------

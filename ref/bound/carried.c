@@ -240,7 +240,7 @@ static double strength_of(const dp_problem *p, const dp_activated *a, int64_t t)
 }
 
 dp_growth dp_growth_of(const dp_problem *p) {
-    dp_activated a = dp_activated_new(p);
+    DP_FREED(dp_activated_free) dp_activated a = dp_activated_new(p);
     dp_growth of = {0};
     const int keys = dp_has_beta(p) || dp_by_gates(p);
     for (int64_t t = 0; t < p->T && keys; t++) {
@@ -257,7 +257,6 @@ dp_growth dp_growth_of(const dp_problem *p) {
         of.gates = grown;
         of.head = h;
     }
-    dp_activated_free(&a);
     return of;
 }
 
@@ -380,10 +379,9 @@ dp_status dp_carried_run(const dp_problem *p, int hv, int format, const dp_carri
     *out = (dp_carried){.format = format, .head = hv};
     if (s.n < 1) return dp_fail(e, DP_EINPUT, "cu_seqlens: the first sequence is empty");
     s.in = dp_activated_new(p);
-    carrier exact = carrier_new(p, hv, format), kept = carrier_new(p, hv, format);
+    DP_FREED(carrier_free) carrier exact = carrier_new(p, hv, format);
+    DP_FREED(carrier_free) carrier kept = carrier_new(p, hv, format);
     run(&s, o, &exact, &kept, out);
-    carrier_free(&exact);
-    carrier_free(&kept);
     dp_activated_free(&s.in);
     return DP_OK;
 }

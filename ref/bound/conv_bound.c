@@ -228,7 +228,7 @@ static void finish_all(const dp_conv *c, dp_conv_result *b, const dp_conv_result
 /* Upper bounds of |y| and |dx|: the fp64 result and its own bound. */
 static void magnitudes(const dp_conv *c, dp_conv_result *v) {
     const rule fp64 = rule_of(DP_BASE_FP64);
-    dp_conv_result b;
+    DP_FREED(dp_conv_result_free) dp_conv_result b;
     dp_conv_result_alloc(&b, c);
     dp_conv_result_alloc(v, c);
     dp_conv_run(c, v);
@@ -238,7 +238,6 @@ static void magnitudes(const dp_conv *c, dp_conv_result *v) {
         v->y[i] = fabs(v->y[i]) + b.y[i];
         if (c->dy) v->dx[i] = fabs(v->dx[i]) + b.dx[i];
     }
-    dp_conv_result_free(&b);
 }
 
 static void bound_of(const dp_conv *c, dp_base pol, rule r, int N, dp_conv_result *bound) {
@@ -254,10 +253,9 @@ static void bound_of(const dp_conv *c, dp_base pol, rule r, int N, dp_conv_resul
         finish_all(c, bound, NULL, 0, 0, 0);
         return;
     }
-    dp_conv_result v;
+    DP_FREED(dp_conv_result_free) dp_conv_result v;
     magnitudes(c, &v);
     finish_all(c, bound, &v, 0, 0x1p-8, 0x1p-133);
-    dp_conv_result_free(&v);
 }
 
 void dp_conv_bound(const dp_conv *c, dp_base pol, int N, dp_conv_result *bound) {

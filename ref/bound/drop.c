@@ -201,7 +201,7 @@ static int64_t nearest(waiting *w) {
  * was before. A dropped state stays so where steps grow. */
 static void lacking_states(const head *h) {
     double most = -INFINITY; /* of log size[c] - cum[c] */
-    waiting w = waiting_new(h->n + 1);
+    DP_FREED(waiting_free) waiting w = waiting_new(h->n + 1);
     for (int64_t t = 0; t <= h->n; t++) {
         if ((int64_t)h->wall[t] == t) {
             w.n = 0;
@@ -214,14 +214,13 @@ static void lacking_states(const head *h) {
         h->lackS[t] = most > -INFINITY ? dp_exp(h->cum[t] + most) : 0;
         wait_for(&w, h->cum[t], t);
     }
-    waiting_free(&w);
 }
 
 /* The same backwards: dS after token c, which is the state before token c + 1, is what later tokens
  * made of it. */
 static void lacking_gradients(const head *h) {
     double most = -INFINITY; /* of log dS[c - 1] + cum[c] */
-    waiting w = waiting_new(h->n + 1);
+    DP_FREED(waiting_free) waiting w = waiting_new(h->n + 1);
     for (int64_t t = h->n; t >= 0; t--) {
         if (t == h->n || (int64_t)h->wall[t + 1] == t + 1) {
             w.n = 0;
@@ -234,7 +233,6 @@ static void lacking_gradients(const head *h) {
         h->lackdS[t] = most > -INFINITY ? dp_exp(most - h->cum[t]) : 0;
         if (t) wait_for(&w, -h->cum[t], t);
     }
-    waiting_free(&w);
 }
 
 /* ---- rows of results ------------------------------------------------------------------------ */

@@ -518,7 +518,7 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     const dp_base b = ch->base;
     const int64_t nV = (int64_t)n * V;
     DP_OWN double *E = dp_doubles(nV), *LX = dp_doubles(nV);
-    double *dZ;
+    DP_OWN double *dZ;
     if (ch->by_inverse) {
         dZ = dp_doubles(nV);
         mul(ch, 1, 0, n, V, n, ch->Akk, ch->dv_new, dZ);
@@ -538,7 +538,6 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
             g->dv[(int64_t)i * V + x] = dp_round_arith(b, ch->beta[i] * dZ[(int64_t)i * V + x]);
     }
     if (ch->design.summed) sum_dbeta(ch, dZ, g->dbeta);
-    free(dZ);
 }
 
 /* dg_t from its per-token terms: r_s (own), w_i (towards the chunk end), z (whole chunk), and

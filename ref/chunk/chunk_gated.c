@@ -149,7 +149,7 @@ static float score(const sides *y, int s, int im, int which) {
 }
 
 void dp_gated_forward(dp_chunk *ch) {
-    sides y = sides_new(ch);
+    DP_FREED(sides_free) sides y = sides_new(ch);
     for (int s = 0; s < ch->c; s++) {
         if (s % BLOCK == 0) sides_of_block(&y, s);
         for (int im = 0; im < (s + 1) * ch->R; im++) {
@@ -158,7 +158,6 @@ void dp_gated_forward(dp_chunk *ch) {
                 ch->L[((int64_t)s * ch->R + j) * ch->n + im] = score(&y, s, im, 1 + j);
         }
     }
-    sides_free(&y);
 }
 
 /* One pair of rows with the adjoint of its score: left (token s) and right (token i) operands. */
@@ -205,11 +204,10 @@ static void through_key(const sides *y, int s, int i, int m, const dp_gated_grad
 }
 
 void dp_gated_backward(const dp_chunk *ch, const dp_gated_gradients *g) {
-    sides y = sides_new(ch);
+    DP_FREED(sides_free) sides y = sides_new(ch);
     for (int s = 0; s < ch->c; s++) {
         if (s % BLOCK == 0) sides_of_block(&y, s);
         for (int im = 0; im < (s + 1) * ch->R; im++)
             through_key(&y, s, im / ch->R, im % ch->R, g);
     }
-    sides_free(&y);
 }

@@ -31,13 +31,11 @@ void dp_payload_state(dp_payload p, int64_t n, double *x) {
 
 /* M as U W, each of rank rows or columns. */
 static int low_rank(dp_payload p, dp_base b, int K, double *M) {
-    double *U, *W;
+    DP_OWN double *U, *W;
     const int rank = dp_low_rank(M, K, dp_payloads[p].tolerance, &U, &W);
     dp_payload_state(p, (int64_t)K * rank, U);
     dp_payload_state(p, (int64_t)K * rank, W);
     dp_mm(b == DP_BASE_FP64 ? DP_FP64 : DP_FP32, 0, 0, K, K, rank, U, W, M);
-    free(U);
-    free(W);
     return rank;
 }
 

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,6 +259,12 @@ json_t *dp_json_text(const char *s) {
     DP_OWN char *shown = dp_calloc(4 * n + 1, 1);
     dp_text_printable(s, shown, 4 * n + 1);
     return json_string_nocheck(shown);
+}
+
+json_t *dp_json_number(double x) {
+    return isnan(x)   ? json_string("nan")
+           : isinf(x) ? json_string(x > 0 ? "inf" : "-inf")
+                      : json_real(x);
 }
 
 static dp_status write_json(json_t *o, const char *path, size_t flags, dp_err *e) {

@@ -40,6 +40,8 @@ void dp_output_end(void);
 
 /* A text of a record: as it is, or with what is no text as \xNN (text.h). Never NULL. */
 json_t *dp_json_text(const char *s);
+/* Numbers that JSON lacks are text: nan, inf, -inf. */
+json_t *dp_json_number(double x);
 
 /* Consumes o. digits: of real numbers. DP_EINPUT: a text or number that JSON does not have. */
 dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e);

@@ -318,14 +318,12 @@ done:
 }
 
 dp_status dp_safetensors_read(const char *path, dp_tensorfile *f, dp_err *e) {
-    char *bytes;
+    DP_OWN char *bytes = NULL;
     size_t n;
     memset(f, 0, sizeof *f);
-    dp_status s = dp_input_read(path, dp_input_most(), &bytes, &n, e);
+    const dp_status s = dp_input_read(path, dp_input_most(), &bytes, &n, e);
     if (s) return s;
-    s = dp_safetensors_parse(bytes, n, path, f, e);
-    free(bytes);
-    return s;
+    return dp_safetensors_parse(bytes, n, path, f, e);
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -397,10 +395,9 @@ dp_status dp_safetensors_write(const char *path, const dp_tensorfile *f, dp_err 
         dp_status s = check_integers(path, t, find_dtype(t->dtype), e);
         if (s) return s;
     }
-    json_t *j = describe(f);
+    json_auto_t *j = describe(f);
     DP_OWN char *header = json_dumps(j, JSON_COMPACT);
     const int complete = (int)json_object_size(j) == f->ntensor + (f->nmeta > 0);
-    json_decref(j);
     dp_output out;
     dp_status s = header && complete
                       ? dp_output_open(&out, path, e)

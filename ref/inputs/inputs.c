@@ -611,7 +611,7 @@ void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, do
                                                       : DP_KEYS_RANDOM;
     dp_rng shared;
     key_law law;
-    double *rate = dp_doubles(K);
+    DP_OWN double *rate = dp_doubles(K);
     dp_rng_seed(&shared, seed, base);
     key_law_init(&law, kind, K, &shared);
     for (int i = 0; i < K; i++)
@@ -624,5 +624,4 @@ void dp_inputs_chain(dp_regime regime, int n, int K, uint64_t seed, float *M, do
         mu[c] = factor(regime, &law, rate, &r, M + (int64_t)c * K * K);
     }
     key_law_free(&law);
-    free(rate);
 }

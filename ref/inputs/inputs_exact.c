@@ -220,10 +220,10 @@ static void fill_rows(const dp_problem *p, const dp_inputs_spec *s, dp_exact x, 
 void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
     assert(p->gate == DP_GATE_LOG && p->beta_form == DP_BETA_PLAIN && !p->l2norm &&
            p->K % p->R == 0 && p->R < 15);
-    dp_exact_token *token = dp_calloc((size_t)p->T, sizeof *token);
-    uint16_t *old = dp_calloc((size_t)(p->T * p->HV), sizeof *old);
+    DP_OWN dp_exact_token *token = dp_calloc((size_t)p->T, sizeof *token);
+    DP_OWN uint16_t *old = dp_calloc((size_t)(p->T * p->HV), sizeof *old);
     const int64_t states = p->s0 ? dp_input_count(p, DP_INPUT_S0) : 0;
-    double *s0 = states ? dp_doubles(states) : NULL;
+    DP_OWN double *s0 = states ? dp_doubles(states) : NULL;
     const dp_exact x = {.T = p->T,
                         .H = p->H,
                         .HV = p->HV,
@@ -250,9 +250,6 @@ void dp_inputs_fill_exact(dp_problem *p, const dp_inputs_spec *s) {
     for (int64_t t = 0; t < (by_rows || p->memory ? 0 : p->T); t++)
         dp_exact_make(&x, t);
     if (states) dp_memory_put(p->memory, p->s0, s0, states);
-    free(s0);
-    free(old);
-    free(token);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */

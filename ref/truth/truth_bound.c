@@ -670,7 +670,7 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
     const int64_t KV = (int64_t)p->K * p->V, R = p->R, kept = dp_lag(p) + 1;
     const int back = dp_recurrence_looks_back(dp_recurrence_of(p));
     const size_t entries = (size_t)r->rows.n * (size_t)R;
-    token_grads *of = dp_calloc((size_t)kept, sizeof *of); /* of token t: t % kept */
+    DP_OWN token_grads *of = dp_calloc((size_t)kept, sizeof *of); /* of token t: t % kept */
     gate_sums s = {{0, 0}, {0, 0}};
     norm_error G = {0, 0};
     grad angles = {0, 0};
@@ -714,7 +714,6 @@ static void backward_radii(bounder *c, const norm_error *in, const norm_error *o
         free(of[i].strength);
         free(of[i].values);
     }
-    free(of);
 }
 
 void tr_bound_group(const tr_run *r, int h, const tr_qk *qk, const tr_head *heads) {

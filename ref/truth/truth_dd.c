@@ -572,13 +572,12 @@ static void dd_activate_block(const tr_dd_batch *b, const tr_block *k) {
         for (int g = 0; g < G; g++)
             activate_head(b, h * G + g, k->t0, t);
     }
-    double *room = rows_alloc(tr_step_room(b->r));
+    DP_OWN double *room = rows_alloc(tr_step_room(b->r));
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < (to - k->t0) * b->n * G; i++) {
         const rows_of_head x = head_at(b, (int)(i % (b->n * G)), k->t0);
         make_rows(&x, k->t0 + i / (b->n * G), room);
     }
-    free(room);
 }
 
 /* ---- chain rule ------------------------------------------------------------------------------ */
@@ -1063,7 +1062,7 @@ static void backward_task(const tr_dd_batch *b, tr_dd_task *c, int at) {
 
 static void run_batch(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
     const int G = dp_G(r->p);
-    tr_dd_batch b = dd_batch_open(r, op, h0, n);
+    DP_FREED(dd_batch_close) tr_dd_batch b = dd_batch_open(r, op, h0, n);
 #pragma omp parallel num_threads(r->threads)
     {
         for (int k = 0; k < r->nblock; k++) {
@@ -1103,7 +1102,6 @@ static void run_batch(tr_run *r, const tr_dd_lanes *op, int h0, int n) {
             heads[g] = b.head[i * G + g].norms;
         tr_bound_group(r, h0 + i, &b.qk[i].norms, heads);
     }
-    dd_batch_close(&b);
 }
 
 void tr_run_dd(tr_run *r) {

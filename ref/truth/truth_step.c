@@ -55,7 +55,7 @@ static void set_value(const tr_task *c, int64_t t, int64_t j, mp_array E) {
     if (c->is_M || !value.sign)
         mp_zero(E, c->w);
     else if (dp_entry_is(value, DP_INPUT_V))
-        mp_set_doubles(E, p->v + value_row(c, t, j) * p->V + c->v0, 1, c->w);
+        mp_set_doubles(E, p->v + value_row(c, t, j) * p->V + c->v0, c->w);
     else
         mp_copy(E, mp_from(c->head->values, (t * dp_rows(p) + j) * p->V + c->v0), c->w);
 }
@@ -128,8 +128,7 @@ static void forward_token(const tr_task *c, int64_t t, mp_array S, mp_array E) {
 static void load_state(const tr_task *c, mp_array S, const double *x, int64_t row) {
     const dp_problem *p = c->run->p;
     for (int64_t k = 0; k < p->K; k++)
-        mp_set_doubles(mp_from(S, k * c->w), x ? x + (row * p->K + k) * p->V + c->v0 : NULL, 1,
-                       c->w);
+        mp_set_doubles(mp_from(S, k * c->w), x ? x + (row * p->K + k) * p->V + c->v0 : NULL, c->w);
 }
 static void store_state(const tr_task *c, mp_array S, dp_ball *b, int64_t row) {
     const int64_t K = c->run->p->K, width = b->width / K;
@@ -195,7 +194,7 @@ static void dot(mpfr_ptr acc, mp_array a, mp_array b, int w, mpfr_ptr tmp) {
 static void backward_output(const tr_task *c, int64_t t, int64_t i, mp_array S) {
     const dp_problem *p = c->run->p;
     mpfr_ptr tmp = mp_at(c->tmp, 0);
-    mp_set_doubles(c->row, p->dout + (t * p->HV + c->hv) * p->V + c->v0, 1, c->w);
+    mp_set_doubles(c->row, p->dout + (t * p->HV + c->hv) * p->V + c->v0, c->w);
     for (int v = 0; v < c->w; v++)
         mpfr_mul_d(mp_at(c->row, v), mp_at(c->row, v), p->scale, MPFR_RNDN);
     for (int64_t k = 0; k < p->K; k++) {

@@ -83,6 +83,9 @@ static inline void dp_free_at(const void *pointer) {
     free(x);
 }
 
+/* Likewise a struct, by its function NAME_free. */
+#define DP_FREED(BY) __attribute__((cleanup(BY)))
+
 /* calloc that never returns NULL for n = 0 and ends the program with a message and exit status 2
  * when memory is out. */
 void *dp_calloc(size_t n, size_t size);

@@ -128,10 +128,10 @@ int dp_field_axes(const dp_tensor_field *f, const dp_dims *d, int64_t shape[DP_M
     return n;
 }
 
-static int has_axis(const dp_tensor_field *f, dp_axis axis) {
+static int heads_of(const dp_tensor_field *f, const dp_problem *p) {
     for (int i = 0; i < DP_MAX_AXES; i++)
-        if (f->axis[i] == axis) return 1;
-    return 0;
+        if (f->axis[i] == DP_AXIS_H) return p->H;
+    return p->HV;
 }
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
@@ -164,9 +164,7 @@ int64_t dp_input_width(const dp_problem *p, int input) {
     return entries(p, input, dp_input_fields[input].kind != DP_OF_HEADS);
 }
 
-int dp_input_heads(const dp_problem *p, int input) {
-    return has_axis(&dp_input_fields[input], DP_AXIS_H) ? p->H : p->HV;
-}
+int dp_input_heads(const dp_problem *p, int input) { return heads_of(&dp_input_fields[input], p); }
 
 void dp_inputs_copy(dp_problem *to, const dp_problem *p,
                     double *(*copy)(const double *x, int64_t n)) {
@@ -215,7 +213,7 @@ int dp_gradient_of(int input) {
 }
 
 int dp_result_heads(const dp_problem *p, int field) {
-    return has_axis(&dp_result_fields[field], DP_AXIS_H) ? p->H : p->HV;
+    return heads_of(&dp_result_fields[field], p);
 }
 
 int dp_result_rows_per_token(const dp_problem *p, int field) {
