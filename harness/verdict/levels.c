@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 /* The expectation that units of a finer level give for a coarser one: that of independent units,
  * times three, since they are not quite independent. (Over the windows of a head that remembers up
@@ -117,7 +118,7 @@ double dp_f_tail(double x, double top, double bottom) {
     return incomplete_beta(b / (b + t * x), t * x / (b + t * x), b / 2, t / 2);
 }
 
-double dp_f_quantile(double p, double top, double bottom) {
+static double find_quantile(double p, double top, double bottom) {
     double low = 0;
     double high = 1;
     while (dp_f_tail(high, top, bottom) > p) {
@@ -133,6 +134,18 @@ double dp_f_quantile(double p, double top, double bottom) {
             high = middle;
     }
     return high;
+}
+
+/* Tensors of like shapes ask for the same quantiles, which took a quarter of the judge's time. */
+double dp_f_quantile(double p, double top, double bottom) {
+    static _Thread_local struct { double of[3], x; } known[4096];
+    const double of[3] = {p, top, bottom};
+    const size_t at = XXH64(of, sizeof of, 0) % (sizeof known / sizeof *known);
+    if (memcmp(known[at].of, of, sizeof of)) {
+        memcpy(known[at].of, of, sizeof of);
+        known[at].x = find_quantile(p, top, bottom);
+    }
+    return known[at].x;
 }
 
 /* ---- units ----------------------------------------------------------------------------------- */
