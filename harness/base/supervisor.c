@@ -202,7 +202,7 @@ static int signal_descriptor(void) {
 /* argv: its name, that of the processes, their number, their descriptors, the parent. Its socket
  * comes behind their descriptors. */
 __attribute__((constructor(101))) static void supervise(int argc, char **argv) {
-    if (argc != 5 || strcmp(argv[0], SUPERVISOR)) return;
+    if (argc != DP_PROCESSES_ARGC || strcmp(argv[0], SUPERVISOR)) return;
     /* NOLINTNEXTLINE(cert-err34-c): words that this program wrote */
     const int n = atoi(argv[2]), nfd = atoi(argv[3]);
     watch w = {.name = argv[1],

@@ -138,7 +138,7 @@ static double find_quantile(double p, double top, double bottom) {
 
 /* Tensors of like shapes ask for the same quantiles, which took a quarter of the judge's time. */
 double dp_f_quantile(double p, double top, double bottom) {
-    static _Thread_local struct { double of[3], x; } known[4096];
+    static _Thread_local struct { double of[3], x; } known[512];
     const double of[3] = {p, top, bottom};
     const size_t at = XXH64(of, sizeof of, 0) % (sizeof known / sizeof *known);
     if (memcmp(known[at].of, of, sizeof of)) {
@@ -445,15 +445,15 @@ static double expected2(const level_view *v, int64_t i, int without) {
 }
 
 /* sqrt F(p; nu, D nu + d0), for nu rounded down to three binary digits behind its first: a wider
- * limit, and few quantiles. */
+ * limit, and few quantiles to find. */
 #define DIGITS 3
 #define LEAST_EXPONENT (-2)
 #define GRID ((24 - LEAST_EXPONENT) << DIGITS)
 typedef struct {
-    double p, draws, extra, known[GRID];
+    double p, draws, extra;
 } quantiles;
 
-static double limit_at(quantiles *q, double nu) {
+static double limit_at(const quantiles *q, double nu) {
     int exponent;
     const double fraction = frexp(nu, &exponent); /* in [1/2, 1) */
     const int digits = (int)((2 * fraction - 1) * (1 << DIGITS));
@@ -461,8 +461,7 @@ static double limit_at(quantiles *q, double nu) {
     const int i = place < 0 ? 0 : place >= GRID ? GRID - 1 : place;
     const double low =
         ldexp(1 + (double)(i % (1 << DIGITS)) / (1 << DIGITS), (i >> DIGITS) + LEAST_EXPONENT);
-    if (q->known[i] == 0) q->known[i] = sqrt(dp_f_quantile(q->p, low, q->draws * low + q->extra));
-    return q->known[i];
+    return sqrt(dp_f_quantile(q->p, low, q->draws * low + q->extra));
 }
 
 static int ascending(const void *a, const void *b) {
@@ -544,7 +543,7 @@ static dp_level_result judge_class(const dp_unit_list *u, dp_level_factor factor
     r.draw = v.common;
     r.freedom = v.nu;
     const double p = DP_ALARM / fmax(1, (double)r.units);
-    quantiles with = {p, u->ndraw, v.prior, {0}}, without = {p, u->ndraw, 0, {0}};
+    quantiles with = {p, u->ndraw, v.prior}, without = {p, u->ndraw, 0};
     DP_OWN double *ratio = dp_doubles(r.units);
     int64_t n = 0;
     for (int64_t i = 0; i < u->n; i++) {
@@ -630,7 +629,7 @@ static dp_level_result judge_every(const dp_unit_list *u, dp_level_factor factor
         for (int k = 0; k < D; k++)
             r.draw = fmax(k ? r.draw : 0, sqrt(one.draw2[k] / mean_draw(&one, 0, k)));
         r.freedom = own_freedom(&one, 0, typical_freedom(&one, -1));
-        quantiles q = {DP_ALARM, D, 0, {0}};
+        quantiles q = {DP_ALARM, D, 0};
         const double k = fmax(r.draw, limit_at(&q, r.freedom));
         r.limit = fmin(DP_LIMIT_MOST, (all_stored(&v) ? factor.stored : factor.usual) * k);
         const double all = power_mean(&v, u->want2, -1) / usual;
