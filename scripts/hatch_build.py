@@ -21,7 +21,17 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-REPORTS = ("report.py", "history.py", "index.py", "read", "say", "draw", "page")
+REPORTS = (
+    "report.py",
+    "compare.py",
+    "explain.py",
+    "history.py",
+    "index.py",
+    "read",
+    "say",
+    "draw",
+    "page",
+)
 
 
 class CustomBuildHook(BuildHookInterface):

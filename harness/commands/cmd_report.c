@@ -14,40 +14,43 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Becomes the script, which gets one folder, behind -- where its name begins with -. */
-static int become(const char *script, const char *folder) {
-    const char *python = dp_python(), *first = *folder == '-' ? "--" : folder;
-    execlp(python, python, DP_PYTHON_ISOLATED, script, first, first == folder ? NULL : folder,
-           (char *)NULL);
-    fprintf(stderr, "deltaproof: cannot start %s: %s\n", python, strerror(errno));
+enum { MOST_WORDS = 400 };
+
+int dp_script_become(const char *script, char *const *words) {
+    const char *argv[MOST_WORDS] = {dp_python(), DP_PYTHON_ISOLATED,
+                                    *script == '/' ? script : dp_home(script)};
+    for (int n = 4; *words && n < MOST_WORDS - 1; n++)
+        argv[n] = *words++;
+    fflush(stdout);
+    execvp(argv[0], (char *const *)argv);
+    fprintf(stderr, "deltaproof: cannot start %s: %s\n", argv[0], strerror(errno));
     return 2;
 }
 
-/* In the child: the script ends with this program, also where that has ended before it was asked
- * to. Ctrl-C is this program's: an interpreter that starts, or imports, would answer it with a
- * traceback. */
-static void become_child(const char *script, const char *folder, pid_t parent) {
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(2);
-    signal(SIGINT, SIG_IGN);
-    _exit(become(script, folder));
+/* The child ends with this program, also where that has ended before it was asked to. Ctrl-C is
+ * this program's: an interpreter that starts, or imports, would answer it with a traceback. */
+int dp_script_run(const char *script, char *const *words) {
+    fflush(stdout);
+    const pid_t self = getpid(), pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != self) _exit(2);
+        signal(SIGINT, SIG_IGN);
+        _exit(dp_script_become(script, words));
+    }
+    int status = 0;
+    if (pid < 0 || waitpid(pid, &status, 0) < 0) return 2;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
 }
 
 int dp_report_page(const char *folder) {
     const char *own = getenv("DP_REPORT");
-    const char *script = own && *own ? own : dp_home("reports/report.py");
-    char *path = realpath(folder, NULL);
+    DP_OWN char *path = realpath(folder, NULL);
     if (!path) {
         fprintf(stderr, "deltaproof: %s: %s\n", folder, strerror(errno));
         return 2;
     }
-    fflush(stdout);
-    const pid_t self = getpid(), pid = fork();
-    if (pid == 0) become_child(script, path, self);
-    int status = 0;
-    free(path);
-    if (pid < 0 || waitpid(pid, &status, 0) < 0) return 2;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+    return dp_script_run(own && *own ? own : "reports/report.py", (char *[]){path, NULL});
 }
 
 /* The folder that a command names; NULL after a message. */
@@ -78,6 +81,6 @@ int dp_cmd_index(int argc, char **argv) {
                   "Make FOLDER/index.html, a page over every results.json below "
                   "FOLDER: by kernel and machine, with verdicts, trends and links.",
                   "index: name one folder");
-    fflush(stdout);
-    return folder ? become(dp_home("reports/index.py"), folder) : 2;
+    if (!folder) return 2;
+    return dp_script_become("reports/index.py", (char *[]){(char *)"--", (char *)folder, NULL});
 }

@@ -27,7 +27,10 @@ void dp_run_shared(int argc, char **argv, const void *message);
 /* options.c: says on standard error why, and returns the exit status 2. */
 int dp_refuse(const dp_err *e);
 
-/* cmd_report.c: runs reports/report.py, or the script that DP_REPORT names, on the folder of a
- * record. Returns its exit status, 2 where it cannot be run or is killed. Errors are printed on
- * standard error. */
+/* cmd_report.c: becomes, or runs, a script of the program's tree, or at an absolute path; `words`
+ * end with NULL. Returns its exit status, 2 where it cannot be run or is killed. */
+int dp_script_become(const char *script, char *const *words);
+int dp_script_run(const char *script, char *const *words);
+/* Runs reports/report.py, or the script that DP_REPORT names, on the folder of a
+ * record. Errors are printed on standard error. */
 int dp_report_page(const char *folder);

@@ -145,21 +145,6 @@ void mutate_json(json_t *root, rng *r, const words *w) {
         mutate_object(x, r, w);
 }
 
-static size_t put_text(json_t *j, uint8_t *data, size_t most) {
-    const size_t n = json_dumpb(j, (char *)data, most, JSON_COMPACT);
-    return n <= most ? n : 0;
-}
-
-size_t mutate_json_text(uint8_t *data, size_t size, size_t most, rng *r, const words *w) {
-    json_t *j = json_loadb((const char *)data, size, 0, NULL);
-    if (!j) return 0;
-    for (uint32_t n = 1 + below(r, 3); n; n--)
-        mutate_json(j, r, w);
-    const size_t out = put_text(j, data, most);
-    json_decref(j);
-    return out;
-}
-
 /* ---- safetensors ----------------------------------------------------------------------------- */
 
 static int bytes_of(const char *dtype) {
@@ -232,7 +217,7 @@ size_t mutate_safetensors(uint8_t *data, size_t size, size_t most, rng *r, const
     }
     int64_t want = (int64_t)had;
     if (below(r, 8)) want = lay_out(header, (int64_t)most);
-    length = put_text(header, data + 8, most > 8 ? most - 8 : 0);
+    length = json_dumpb(header, (char *)data + 8, most > 8 ? most - 8 : 0, JSON_COMPACT);
     json_decref(header);
     size_t out = 0;
     if (length && want >= 0 && 8 + length + (uint64_t)want <= most) {

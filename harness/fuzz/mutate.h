@@ -22,7 +22,6 @@ typedef struct {
 void mutate_json(json_t *root, rng *r, const words *w);
 
 /* Each returns the new size, at most `most`; 0: what is there has not this form. */
-size_t mutate_json_text(uint8_t *data, size_t size, size_t most, rng *r, const words *w);
 size_t mutate_safetensors(uint8_t *data, size_t size, size_t most, rng *r, const words *w);
 size_t mutate_case(uint8_t *data, size_t size, size_t most, rng *r);
 

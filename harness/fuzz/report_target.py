@@ -2,12 +2,15 @@
 Malformed with the name of its file, or becomes a page in which no text of the record is markup.
 
 read(data) parses and checks as `deltaproof report` does; checked(tree) does it without the text;
-shown(rec) makes the page."""
+shown(rec) makes the page, and compares the record with itself."""
 
+import contextlib
+import io
 from typing import Any
 
 from report_inputs import MARKUP
 
+import compare
 from draw.plots import plots
 from draw.style import plt
 from page.page import page
@@ -51,3 +54,6 @@ def shown(rec: record.Record, draw: bool) -> None:
     html = page(rec, tables).replace(own_text("page.js"), "")
     if any(text in html for text in MARKUP) or html.count("<script") != 2:
         raise RuntimeError("text became markup")
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        if compare.Comparison(rec, rec, [], compare.arguments([])).run() == 1:
+            raise RuntimeError("a record is worse than itself")

@@ -1,5 +1,5 @@
-/* harness/record/schema.h - a JSON object as a table of fields. The table writes it, checks it on
- * reading, and describes it as JSON Schema.
+/* harness/record/schema.h - a JSON object as a table of fields. The table writes it, describes it
+ * as JSON Schema, and reads a struct of it again (reports/read reads records).
  *
  * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
  * know. A member that may have none, or an entry of a list of numbers, is null where it has none.
@@ -74,13 +74,10 @@ struct dp_object_schema {
 
 /* x as JSON, without the members that it has not; the caller owns it. */
 json_t *dp_schema_write(const dp_object_schema *s, const void *x);
-/* where: "runs[3].", or "". The message names file, field and why. */
-dp_status dp_schema_check(const dp_object_schema *s, const json_t *o, const char *path,
-                          const char *where, dp_err *e);
 /* Fills x, all zeros, with the data of dp_schema_write; the rows of the schema are members of the
  * struct. Every number must be within its row's limits, and every list as long as the members
- * before it say. Lists are allocated (dp_alloc). DP_EINPUT: as of dp_schema_check; what is filled
- * so far stays. */
+ * before it say. Lists are allocated (dp_alloc). where: "runs[3].", or "". DP_EINPUT: the message
+ * names file, field and why; what is filled so far stays. */
 dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, const char *path,
                          const char *where, dp_err *e);
 /* JSON Schema, draft 2020-12, with s at its root. */

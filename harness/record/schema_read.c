@@ -1,4 +1,5 @@
 /* Fills a struct with what a table of its members wrote (schema.h). */
+#include "ref/vocabulary/text.h"
 #include "schema.h"
 
 #include <assert.h>
@@ -15,6 +16,24 @@ typedef struct {
 static dp_status refuse(const place *p, const dp_record_field *f, const char *why) {
     return dp_fail(p->e, DP_EINPUT, "%s: %s%s: %s", p->path, p->where, f->name, why);
 }
+
+/* ---- what JSON it must be -------------------------------------------------------------------- */
+
+static dp_status check_text(const place *p, const dp_record_field *f, const json_t *v) {
+    if (!json_is_string(v)) return refuse(p, f, "must be a text");
+    const size_t n = json_string_length(v);
+    return dp_text_good(json_string_value(v), n, 0) < n ? refuse(p, f, "a control character")
+                                                        : DP_OK;
+}
+
+static dp_status check_integer(const place *p, const dp_record_field *f, const json_t *v) {
+    if (!json_is_integer(v)) return refuse(p, f, "must be an integer");
+    return f->kind == DP_KIND_COUNT && json_integer_value(v) < 0
+               ? refuse(p, f, "must be a number from 0 on")
+               : DP_OK;
+}
+
+/* ---- members --------------------------------------------------------------------------------- */
 
 /* The same text at one place for ever. */
 static const char *lasting(const char *x) {
@@ -49,6 +68,7 @@ static dp_status read_word(const place *p, const dp_record_field *f, const char 
 
 static dp_status read_text(const place *p, const dp_record_field *f, const json_t *v, char *at) {
     const char *text = json_string_value(v);
+    if (check_text(p, f, v)) return p->e->code;
     if (f->text) {
         if (json_string_length(v) >= f->text) return refuse(p, f, "is too long");
         strcpy(at, text);
@@ -65,6 +85,7 @@ static dp_status read_text(const place *p, const dp_record_field *f, const json_
 static dp_status read_hex(const place *p, const dp_record_field *f, const json_t *v, void *at) {
     const char *text = json_string_value(v);
     char *end;
+    if (check_text(p, f, v)) return p->e->code;
     const int plain = !strcmp(text, "nan") || !strcmp(text, "inf") || !strcmp(text, "-inf") ||
                       !strncmp(text + (*text == '-'), "0x", 2);
     const double x = strtod(text, &end);
@@ -79,6 +100,7 @@ static dp_status read_integer(const place *p, const dp_record_field *f, const js
     const json_int_t x = json_integer_value(v);
     const int narrow = (int)x;
     char why[100];
+    if (check_integer(p, f, v)) return p->e->code;
     assert(size == sizeof narrow || size == sizeof x);
     if ((f->most && (x < f->least || x > f->most)) || (size == sizeof narrow && x != narrow)) {
         snprintf(why, sizeof why, "%lld: must be %lld .. %lld", (long long)x, (long long)f->least,
@@ -111,6 +133,7 @@ static dp_status read_list(const place *p, const dp_record_field *f, const json_
     const int64_t want = f->count ? f->count(x) : f->fixed;
     char why[80], *to = at;
     dp_status st = DP_OK;
+    if (!json_is_array(v)) return refuse(p, f, "must be a list");
     if ((int64_t)n != want) {
         snprintf(why, sizeof why, "%zu entries: must be %lld", n, (long long)want);
         return refuse(p, f, why);
@@ -129,6 +152,7 @@ static dp_status read_flags(const place *p, const dp_record_field *f, const json
                             const void *x, char *at) {
     const size_t n = json_string_length(v);
     const char *text = json_string_value(v);
+    if (check_text(p, f, v)) return p->e->code;
     if (strspn(text, "01") != n) return refuse(p, f, "holds more than 0 and 1");
     unsigned char *to = dp_calloc(n + 1, 1);
     memcpy(at, &to, sizeof to);
@@ -152,11 +176,21 @@ static dp_status read_member(const place *p, const dp_record_field *f, const jso
     }
 }
 
+static int may_be_null(const dp_record_field *f) { return f->none || f->kind == DP_KIND_FLAGS; }
+
 static dp_status read_object(const dp_object_schema *s, const json_t *o, char *x, const place *p) {
+    const size_t n = strlen(p->where); /* its name, and a dot */
     dp_status st = DP_OK;
+    if (!json_is_object(o))
+        return dp_fail(p->e, DP_EINPUT, "%s%s%.*s: must be an object", p->path, n ? ": " : "",
+                       n ? (int)n - 1 : 0, p->where);
     for (int i = 0; i < s->n && !st; i++) {
-        const json_t *v = json_object_get(o, s->field[i].name);
-        if (v && !json_is_null(v)) st = read_member(p, &s->field[i], v, x);
+        const dp_record_field *f = &s->field[i];
+        const json_t *v = json_object_get(o, f->name);
+        if ((!v || json_is_null(v)) && f->need == DP_FIELD_REQUIRED)
+            st = refuse(p, f, "missing");
+        else if (v && !(json_is_null(v) && may_be_null(f)))
+            st = read_member(p, f, v, x);
     }
     return st;
 }
@@ -164,6 +198,5 @@ static dp_status read_object(const dp_object_schema *s, const json_t *o, char *x
 dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, const char *path,
                          const char *where, dp_err *e) {
     dp_err own = {0};
-    const dp_status st = dp_schema_check(s, o, path, where, e);
-    return st ? st : read_object(s, o, x, &(place){path, where, e ? e : &own});
+    return read_object(s, o, x, &(place){path, where, e ? e : &own});
 }

@@ -140,7 +140,6 @@ DP_TEST(attacks_input, numbers_that_are_none_are_refused_with_option_and_value) 
                          strstr(line[i].line, "T =") ? "" : "T = 2\n", line[i].line));
         EXPECT(at_sh(dir, 20, "$P run n.case --cache none"), 2, line[i].says);
     }
-    EXPECT(at_sh(dir, 20, "$P compare a b --worse 1e400"), 2, "--worse 1e400");
     EXPECT(at_sh(dir, 20, "$P run t1 --cases $C --limit 1e-400"), 2, "--limit 1e-400");
     EXPECT(at_sh(dir, 20, "$P bisect precision smoke-kda --cases $C --need o=1e-3,o=1"), 2,
            "o is given twice");
@@ -233,7 +232,6 @@ DP_TEST(attacks_input, what_has_no_end_or_a_million_tensors_is_refused_at_once) 
     const char *const many = "many.safetensors";
     EXPECT(at_sh(dir, 5, judge, "/proc/self/pagemap", "/proc/self/pagemap"), 2, end);
     EXPECT(at_sh(dir, 5, "$P run /proc/self/pagemap"), 2, end);
-    EXPECT(at_sh(dir, 5, "$P compare /proc/self/pagemap /proc/self/pagemap"), 2, end);
     EXPECT(at_sh(dir, 5, "ln -s /proc/self/pagemap results.json; $P report ."), 2,
            "results.json: its size is 0, and it is not empty");
     write_many(at_text("%s/%s", dir, many), 4097, 4);
@@ -312,80 +310,11 @@ DP_TEST(attacks_input, records_that_no_run_wrote_are_refused_by_field_and_at_onc
     free((char *)dir);
 }
 
-/* ---- item 5 ---------------------------------------------------------------------------------- */
-
-static json_t *record(const char *dir) {
-    json_error_t e;
-    if (at_sh(dir, 60,
-              "test -e a.json || $P run smoke-mkda2 --cases $C --ranks 1 --base fp32 --cache none "
-              "--json a.json"))
-        gt_fail(__FILE__, __LINE__, "record", "%s", at_out);
-    return json_load_file(at_text("%s/a.json", dir), 0, &e);
-}
-
-static void compare(const char *dir, json_t *new, int want, const char *says) {
-    json_dump_file(new, at_text("%s/b.json", dir), 0);
-    json_decref(new);
-    EXPECT(at_sh(dir, 30, "$P compare a.json b.json"), want, says);
-}
-
-DP_TEST(attacks_input, compare_sees_what_is_no_longer_judged) {
-    const char *dir = strdup(at_dir("compare"));
-    json_t *r = record(dir), *run, *t;
-    size_t i, j;
-    REQUIRE(r, "no record");
-    compare(dir, json_incref(r), 0, "COMPARE: SAME");
-    json_decref(r);
-    r = record(dir);
-    json_array_foreach(json_object_get(r, "runs"), i, run)
-        json_array_foreach(json_object_get(run, "tensors"), j,
-                           t) if (strcmp(json_string_value(json_object_get(t, "name")), "o"))
-            json_object_set_new(t, "verdict", json_string("unjudged"));
-    compare(dir, r, 1, "is not judged any more (unjudged)");
-    CHECK(strstr(at_out, "COMPARE: GONE"), "%s", at_out);
-    r = record(dir);
-    json_array_foreach(json_object_get(r, "runs"), i, run)
-        json_array_clear(json_object_get(run, "tensors"));
-    compare(dir, r, 1, "o: is not judged any more (gone)");
-    r = record(dir);
-    json_object_set_new(r, "verdict", json_string("error"));
-    json_object_set_new(r, "errors", json_integer(3));
-    compare(dir, r, 1, "worse   the record: pass -> error, cases that could not be judged: 0 -> 3");
-    r = record(dir);
-    t = json_array_get(json_object_get(json_array_get(json_object_get(r, "runs"), 0), "tensors"),
-                       1);
-    json_object_set_new(t, "verdict", json_string("fail"));
-    compare(dir, r, 1, ": pass -> fail");
-    r = record(dir);
-    json_object_set_new(json_array_get(json_object_get(r, "runs"), 0), "verdict",
-                        json_string("error"));
-    compare(dir, r, 2, "runs[0].verdict: is none of pass, fail, skipped, unjudged");
-    free((char *)dir);
-}
-
-/* Once quadratic: minutes. */
-DP_TEST(attacks_input, a_hundred_thousand_runs_of_one_ID_are_compared_in_seconds) {
-    const int n = GT_SANITIZED ? 10000 : 100000;
-    const char *dir = strdup(at_dir("many"));
-    json_t *r = record(dir), *list = json_array(), *one;
-    REQUIRE(r, "no record");
-    one = json_pack("{ss ss ss ss s[{ss sf ss}]}", "id", "x", "case", "x", "op", "kda", "verdict",
-                    "pass", "tensors", "name", "o", "rel_fro", 0.5, "verdict", "pass");
-    for (int i = 0; i < n; i++)
-        json_array_append(list, one);
-    json_decref(one);
-    json_object_set_new(r, "runs", list);
-    json_dump_file(r, at_text("%s/a.json", dir), JSON_COMPACT);
-    compare(dir, r, 0, at_text("%d runs in both", n));
-    free((char *)dir);
-}
-
 /* ---- item 12 --------------------------------------------------------------------------------- */
 
 /* Inputs that fuzzers began with and those of their findings, through the same targets. */
 DP_TEST(attacks_input, what_fuzzers_found_is_read_again) {
-    static const char *const target[] = {"safetensors", "case",     "judge",
-                                         "record",      "finished", "meeting"};
+    static const char *const target[] = {"safetensors", "case", "judge", "finished", "meeting"};
     const char *dir = strdup(at_dir("replay"));
     for (size_t i = 0; i < sizeof target / sizeof *target; i++)
         EXPECT(at_sh(dir, 30, "${P%%/*}/fuzz-replay %s $C/../harness/fuzz/corpus/%s/*", target[i],

@@ -59,51 +59,6 @@ static void check_fields(const dp_object_schema *s, int depth) {
 
 DP_TEST(schema, no_object_has_a_field_twice) { check_fields(&dp_record_schema, 0); }
 
-DP_TEST(schema, a_field_of_another_kind_is_refused_by_its_place) {
-    static const struct {
-        const char *field, *why;
-    } rows[] = {
-        {"\"tensors\": [], \"seconds\": \"soon\"",
-         "r.json: runs[0].seconds: must be a number, found \"soon\""},
-        {"\"tensors\": [], \"kept_bytes\": -1",
-         "r.json: runs[0].kept_bytes: must be a number from 0 on, found -1"},
-        {"\"tensors\": [], \"policy\": {\"base\": 3}",
-         "r.json: runs[0].policy.base: must be a text, found 3"},
-        {"\"tensors\": [], \"chain\": [{\"rank\": 0.5}]",
-         "r.json: runs[0].chain[0].rank: must be an integer, found 0.5"},
-        {"\"tensors\": [], \"truth\": {\"cached\": 1}",
-         "r.json: runs[0].truth.cached: must be true or false, found 1"},
-        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"expected\": {\"row\": {\"limit\""
-         ": \"much\"}}}]",
-         "r.json: runs[0].tensors[0].expected.row.limit: must be a number, found \"much\""},
-        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"per_head\": [[0, \"x\"]]}]",
-         "r.json: runs[0].tensors[0].per_head: must hold numbers, found [0,\"x\"]"},
-        {"\"tensors\": null", "r.json: runs[0].tensors: missing, found null"},
-        {"\"seconds\": 1", "r.json: runs[0].tensors: missing\n"},
-        {"\"tensors\": [null]", "r.json: runs[0].tensors[0]: must be an object, found null"},
-        {"\"tensors\": [], \"chain\": null", "r.json: runs[0].chain: must be a list, found null"},
-        {"\"tensors\": [], \"truth\": null",
-         "r.json: runs[0].truth: must be an object, found null"},
-        {"\"tensors\": [], \"op\": null", "r.json: runs[0].op: must be a text, found null"},
-        {"\"tensors\": [], \"ranks\": null",
-         "r.json: runs[0].ranks: must be a number from 0 on, found null"},
-        {"\"tensors\": [{\"name\": \"o\", \"verdict\": \"pass\", \"rel_fro\": null}]",
-         "r.json: runs[0].tensors[0].rel_fro: must be a number, found null"},
-        {"\"tensors\": [], \"seconds\": null",
-         "r.json: runs[0].seconds: must be a number, found null"},
-        {"\"tensors\": [], \"seconds\": NaN", "r.json:1: not JSON"}};
-    const char *dir = strdup(at_dir("kinds"));
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        at_write(at_text("%s/r.json", dir),
-                 at_text("{\"schema\": \"deltaproof-record\", \"schema_version\": 1, \"verdict\": "
-                         "\"pass\", \"runs\": [{\"id\": \"a\", \"verdict\": \"pass\", %s}]}",
-                         rows[i].field));
-        EXPECT(at_sh(dir, 20, "$P compare r.json r.json"), 2, rows[i].why);
-        EXPECT(at_sh(dir, 20, "$P explain --record r.json a"), 2, rows[i].why);
-    }
-    free((char *)dir);
-}
-
 /* `make verify` writes less than 20 MB for 3,600 runs; these two are among its shorter cases. */
 DP_TEST(schema, a_run_that_passes_takes_below_4_kilobytes) {
     const char *dir = strdup(at_dir("short"));

@@ -76,7 +76,8 @@ _of = schema.of(_SCHEMA, NEED, {"policy": texts, "expected": _expected, "tensor"
 
 class Record:
     """The checked record: .program .created .seconds .verdict .totals .errors .cases {name: case}
-    .runs (in file order, with run["n"] = index) .pooled (tensors over many cases)."""
+    .runs (in file order, with run["n"] = index) .pooled (tensors over many cases). The cases stand
+    in .listed as they are written; .digest is "" where there is none."""
 
     def __init__(self, d: dict[str, Any]) -> None:
         self._of: dict[str, list[Run]] = {}  # by case
@@ -87,6 +88,8 @@ class Record:
         )
         self.provenance = d.get("provenance") or {}
         self.pooled = d.get("pooled") or []
+        self.listed = {"cases": d["cases"], "pooled": self.pooled}
+        self.digest = (d.get("digest") or {}).get("value") or ""
         self.verdict, self.totals, self.errors = d["verdict"], d["totals"], d.get("errors") or 0
         self.cases, self.runs = {c["name"]: c for c in d["cases"]}, d["runs"]
         for n, r in enumerate(self.runs):
