@@ -393,12 +393,17 @@ def main(argv: list[str]) -> int:
     if len(a.records) != 2:
         print("deltaproof: compare: name two records, OLD and NEW", file=sys.stderr)
         return 2
+    to_file = a.json and a.json != "-"
     try:
+        if to_file and not os.access(os.path.dirname(os.path.abspath(a.json)), os.W_OK):
+            raise Malformed(f"{a.json}: cannot be written")
         old, new, *again = map(load, [*a.records, *a.again])
         return Comparison(old, new, again, a).run()
-    except (Malformed, OSError) as e:
+    except Malformed as e:
         print(f"deltaproof: compare: {e}", file=sys.stderr)
-        return 2
+    except OSError as e:
+        print(f"deltaproof: compare: {e.filename}: {e.strerror}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """report.py DIR: reads DIR/results.json (and DIR/museum.json, DIR/kernels.json, DIR/carry.json
-where there are any) and writes DIR/report.html, DIR/figures/*.png and *.pdf.
+where there are any) and writes DIR/junit.xml and DIR/summary.md (ci.py), DIR/report.html,
+DIR/figures/*.png and *.pdf.
 
 Reads records only; no verdict is decided here. Exit status 0, or 2 when the record cannot be read
 (the message names file and field) or the report cannot be written. Runs isolated (python -I), from
@@ -23,6 +24,7 @@ from typing import NoReturn
 # Where this program's own modules are: -I leaves that out.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import ci
 from read import carry, files, many, museum, record
 from read.checks import Malformed
 
@@ -51,6 +53,11 @@ def make(folder: str) -> int:
         carried = carry.load(os.path.join(folder, "carry.json"))
     except Malformed as e:
         print(f"report: {e}", file=sys.stderr)
+        return 2
+    try:
+        ci.write(rec, folder)
+    except OSError as e:
+        print(f"report: {e.filename}: {e.strerror}", file=sys.stderr)
         return 2
     from draw.files import draw_all  # imports matplotlib, the others Jinja2
     from page.page import page

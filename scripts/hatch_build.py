@@ -23,6 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 REPORTS = (
     "report.py",
+    "ci.py",
     "compare.py",
     "explain.py",
     "history.py",

@@ -20,5 +20,3 @@ void dp_print_begins(const dp_judgement *t, int indent, FILE *f);
 void dp_print_explain(const char *id, const char *record, const char *options, FILE *f);
 /* The tensors that fail over many cases together, a line each. */
 void dp_print_pooled(const dp_record *rec, FILE *f);
-/* Both as Markdown for the page of a CI job: verdict, totals, a table of causes. */
-void dp_write_summary(const dp_record *rec, FILE *f);

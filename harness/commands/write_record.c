@@ -141,22 +141,11 @@ int dp_outputs_check(const dp_options *o) {
     return 0;
 }
 
-static void write_summary(const dp_record *rec, const char *dir, dp_err *e) {
-    dp_output out;
-    DP_OWN char *path = in_folder(dir, "summary.md");
-    if (!dp_output_open(&out, path, e)) {
-        dp_write_summary(rec, out.f);
-        dp_output_close(&out, 0, e);
-    }
-}
-
-/* Record, junit.xml, summary.md, page and figures; 0, or 2 after a message. */
+/* The record, and what reports/report.py makes of it; 0, or 2 after a message. */
 static int write_folder(const char *dir, const dp_record *rec) {
     dp_err e = {0};
-    DP_OWN char *json = in_folder(dir, "results.json"), *junit = in_folder(dir, "junit.xml");
-    if (!dp_record_write_json(rec, json, &e)) dp_record_write_junit(rec, junit, &e);
-    if (!e.code) write_summary(rec, dir, &e);
-    if (e.code) return dp_refuse(&e);
+    DP_OWN char *json = in_folder(dir, "results.json");
+    if (dp_record_write_json(rec, json, &e)) return dp_refuse(&e);
     if (dp_report_page(dir)) {
         fprintf(stderr, "deltaproof: %s/report.html could not be made; the record is complete\n",
                 dir);

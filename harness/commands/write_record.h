@@ -1,5 +1,6 @@
-/* harness/commands/write_record.h - what run and judge leave behind: the record where --json says,
- * and in the folder of --out record, junit.xml, page and figures. */
+/* harness/commands/write_record.h - what run and judge leave behind: the record where --json says
+ * and in the folder of --out. There reports/report.py writes junit.xml, summary.md, page and
+ * figures. */
 #pragma once
 #include "harness/record/record.h"
 #include "options.h"

@@ -1,5 +1,4 @@
-/* harness/record/record.h - the record of a run: JSON, and JUnit XML for CI systems. JUnit has
- * properties, a timestamp, and for a failure every failed tensor and its command. Versioned schema.
+/* harness/record/record.h - the record of a run: JSON of a versioned schema.
  *
  * Its fields, one by one: record_schema.c, or `deltaproof list --schema`. Readers must ignore
  * fields they do not know; a field never changes its meaning within one schema_version. Non-finite
@@ -87,7 +86,6 @@ const char *dp_record_verdict(const dp_record *r);
 void dp_pooled_text(const dp_pooled_row *row, char *text, size_t size);
 /* "-": stdout; else by rename */
 dp_status dp_record_write_json(const dp_record *r, const char *path, dp_err *e);
-dp_status dp_record_write_junit(const dp_record *r, const char *path, dp_err *e);
 
 /* ---- the digest ------------------------------------------------------------------------------ */
 
