@@ -18,10 +18,8 @@
  *                    every path
  *   cp N [runs]      forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one
  *                    GPU, and every step by itself
- *   parts N [runs]   the work of each of N ranks alone on one GPU, gathers as copies: what the
- *                    ranks cost without the wires
  *
- * The last two also with the backward over whole sequences, one step after the other ("whole"). */
+ * The last also with the backward over whole sequences, one step after the other ("whole"). */
 #include "../dp_conv.h"
 #include "bench.h"
 
@@ -206,36 +204,6 @@ static double time_whole(const Shape &s, int rank, int N, dpg_comm *c, int runs)
     return Both(s, rank, N, way).time_both(c, runs);
 }
 
-static Times one_part(const Shape &s, int rank, int N, int runs) {
-    Both k(s, rank, N);
-    dpg_comm own = alone_among(rank, N);
-    Times x = {k.time_forward(&own, runs), k.time_both(&own, runs), 0};
-    k.both_ways(&own);
-    StepTimes steps = time_steps(k, &own, runs);
-    printf("rank %d of %d  T=%-7lld HV=%-3d %s gates  forward %7.3f  forward and backward "
-           "%7.3f ms, %.1f MB kept between:",
-           rank, N, (long long)s.T, s.HV, s.gates(), x.forward, x.both,
-           dpg_kept_bytes(k.plan) / 1e6);
-    print_steps(steps);
-    return x;
-}
-
-static void parts(const Shape &s, int N, int runs) {
-    Times one = time_alone(s.part(N), runs), all;
-    for (int r = 0; r < N; r++)
-        all.raise_to(one_part(s, r, N, runs));
-    for (int r = 0; r < N; r++) {
-        dpg_comm own = alone_among(r, N);
-        all.raise_to({0, 0, time_whole(s, r, N, &own, runs)});
-    }
-    printf(
-        "parts T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  forward "
-        "and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%), without the wires\n",
-        (long long)s.T, s.HV, s.gates(), N, all.forward, one.forward,
-        percent_more(all.forward, one.forward), all.both, one.both,
-        percent_more(all.both, one.both), all.whole, percent_more(all.whole, one.both));
-}
-
 /* Times of one rank, over NCCL, through windows, and T/N tokens alone. */
 struct CpTimes {
     Times nccl, windows, alone;
@@ -407,12 +375,6 @@ static void mode_cp(int N, int runs) {
             cp({T, 32, bias}, N, runs);
 }
 
-static void mode_parts(int N, int runs) {
-    for (int64_t T : {131072, 32768})
-        for (float bias : {SLOW, FAST})
-            parts({T, 32, bias}, N, runs);
-}
-
 int main(int argc, char **argv) {
     const struct {
         const char *name;
@@ -420,8 +382,7 @@ int main(int argc, char **argv) {
         void (*run)(int N, int runs);
     } modes[] = {{"conv", 0, mode_conv},       {"kda", 0, mode_kda},       {"table", 0, mode_table},
                  {"forward", 0, mode_forward}, {"shapes", 0, mode_shapes}, {"wide", 0, mode_wide},
-                 {"keys", 0, mode_keys},       {"token", 0, mode_token},   {"cp", 2, mode_cp},
-                 {"parts", 4, mode_parts}};
+                 {"keys", 0, mode_keys},       {"token", 0, mode_token},   {"cp", 2, mode_cp}};
     const char *mode = argc > 1 ? argv[1] : "conv";
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_bwd");

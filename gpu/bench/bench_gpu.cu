@@ -6,12 +6,9 @@
  *                    shape
  *   cp N [runs]      N GPUs over NCCL: forward of T tokens on N ranks against forward of T/N tokens
  *                    on one GPU
- *   chain [runs]     2 GPUs, windows: ranks 2 and 3 of 4, states by way of all four (see
- *                    chain_of_four)
  *   ranks N [runs]   one GPU: forward of ranks 1 and N-1 of N, each alone, gathers as copies of as
  *                    many bytes behind a kernel that waits as long as the wires take */
 #include "bench.h"
-#include <memory>
 
 static dpg_options options_of(dpg_path path, dp_format chain = DP_FP32, int segments = 0,
                               dpg_chain_how how = DPG_CHAIN_AUGMENTED) {
@@ -154,68 +151,6 @@ static void cp(int N, int runs) {
             if (how != DENSE || s.bias > -10) cp_shape(s, N, comm, how, runs);
 }
 
-/* The last ranks of 4 on two GPUs, rank 2 on GPU 0 and rank 3 on GPU 1. The states come as on 4
- * ranks: from rank 0, to rank 1 on GPU 1, to rank 2, to rank 3. Rank 0's GPU is GPU 0, and rank 0
- * is no further than rank 2 when it sends them. Ranks 0 and 1 have made their (M, H) once and for
- * all. So a GPU makes one rank's forward and, between its pre-process and the states that it waits
- * for, another's work there. Rank 0 stores H and ends its forward, rank 1 multiplies and stores.
- * The time is never less than that of ranks 2 and 3 of 4 GPUs, whose kernels have a GPU to
- * themselves. */
-struct ChainOfFour {
-    Comms &comm;
-    std::vector<std::unique_ptr<BenchRank>> ranks{4};
-
-    /* Both ranks of a GPU use one stream, and neither waits for what comes later there. */
-    ChainOfFour(const Shape &s, Comms &comm_) : comm(comm_) {
-        on_ranks(4, [&](int i) {
-            CUDA(cudaSetDevice(comm[i].device));
-            ranks[i].reset(new BenchRank(s, i, 4, options_of(DPG_PATH_FAST, DP_FP32, i < 2)));
-            comm[i].in_order = 1;
-            ranks[i]->connect(&comm[i]);
-        });
-    }
-    ~ChainOfFour() {
-        for (int i = 0; i < 4; i++) {
-            CUDA(cudaSetDevice(comm[i].device));
-            CUDA(cudaDeviceSynchronize());
-            ranks[i].reset();
-        }
-    }
-    void steps(int i, int which) {
-        BenchRank &r = *ranks[i];
-        DP(r.err, dpg_forward_steps(r.plan, &r.t, r.ws, &comm[i], stream(i % 2), which, &r.err));
-    }
-    cudaStream_t stream(int gpu) const { return ranks[gpu + 2]->stream; }
-    double time(int gpu, int runs) {
-        steps(gpu, DPG_STEP_ALL);
-        steps(gpu + 2, DPG_STEP_ALL);
-        return time_of(stream(gpu), runs, [&] {
-            steps(gpu + 2, DPG_STEP_CHUNKS | DPG_STEP_PRE);
-            steps(gpu, (gpu ? 0 : DPG_STEP_COMPOSE) | DPG_STEP_GATHER | DPG_STEP_MERGE);
-            steps(gpu + 2, DPG_STEP_GATHER | DPG_STEP_MERGE | DPG_STEP_STATE);
-        });
-    }
-};
-
-static void chain_of_four(int runs) {
-    Comms comm(Comms::DEVICES, 4, 20, 2);
-    for (const Shape &s : long_and_short) {
-        ChainOfFour four(s, comm);
-        std::vector<double> alone(2), ms(2);
-        on_ranks(2, [&](int gpu) {
-            CUDA(cudaSetDevice(gpu));
-            BenchRank single(s.part(4), 0, 1, options_of(DPG_PATH_FAST));
-            alone[gpu] = time_steps(single, DPG_STEP_ALL, runs);
-            ms[gpu] = four.time(gpu, runs);
-        });
-        double one = largest(alone);
-        printf("chain of 4 on 2 GPUs T=%-7lld HV=%d %s gates  T/4 on one GPU %7.3f ms  rank 2 "
-               "%7.3f ms %+5.1f%%  rank 3 %7.3f ms %+5.1f%%\n",
-               (long long)s.T, s.HV, s.gates(), one, ms[0], percent_more(ms[0], one), ms[1],
-               percent_more(ms[1], one));
-    }
-}
-
 /* ---- ranks alone ----------------------------------------------------------------------------- */
 
 __global__ void wait_ns(long long ns) {
@@ -277,8 +212,6 @@ int main(int argc, char **argv) {
     devices("bench_gpu");
     if (mode == "cp" && argc > 2)
         cp(number(2, 0), number(3, 30));
-    else if (mode == "chain")
-        chain_of_four(number(2, 30));
     else if (mode == "ranks" && argc > 2)
         ranks(number(2, 0), number(3, 30));
     else
