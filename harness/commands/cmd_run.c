@@ -9,8 +9,7 @@
 #include "harness/record/record.h"
 #include "harness/record/run.h"
 #include "harness/record/run_id.h"
-#include "harness/record/run_json.h"
-#include "harness/record/schema.h"
+#include "harness/record/run_pack.h"
 #include "harness/run/subjects.h"
 #include "harness/search/museum.h"
 #include "options.h"
@@ -51,18 +50,13 @@ typedef struct dp_tally {
     struct dp_tally *next; /* of those that run beside it */
 } dp_tally;
 
-/* ---- many cases ------------------------------------------------------------------------------ */
-
-/* Runs cases, the longest first, on threads of their own and in other processes. */
-
 /* Cases that are finished, kept in a folder (run --resume DIR), so
  * that the same command goes on where it was ended.
  *
  * A file a case, named by the inputs of its runs. They are this program's sources, the case with
  * its inputs, the options that choose runs, the bytes of a library, --kernel-commit. The code of a
  * program (--run, --serve) is known by --kernel-commit alone: else its cases are run again. A file
- * is JSON (harness/record/run_json.h), checked by the table of its fields and by rules that hold
- * for every run. A file that fails is named with the field, and its case is run again.
+ * that its hash does not fit is named, and its case is run again.
  */
 
 /* ---- what the runs of a case follow from ----------------------------------------------------- */
@@ -144,110 +138,78 @@ static dp_key finished_key(const dp_case *c, const dp_batch *b) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-/* A file: its form, its owner, and the number of its runs. So a file that was cut or changed by
- * accident is detected before it is used. */
+/* A file begins with this; its runs follow (run_pack.h), and the hash of all before it. */
 typedef struct {
-    const char *schema, *sources, *key, *case_name, *check;
-    int version;
+    char magic[8], sources[32];
+    dp_key key;
 } head;
-#define SCHEMA "deltaproof-finished"
-#define VERSION 1
-#define AT(M) .offset = offsetof(head, M), .size = sizeof(((head *)0)->M)
-#define TEXT(NAME, M) \
-    { NAME, .kind = DP_KIND_TEXT, .need = DP_FIELD_REQUIRED, AT(M) }
-static const dp_record_field HEAD[] = {
-    TEXT("schema", schema),
-    {"schema_version", .kind = DP_KIND_INTEGER, .need = DP_FIELD_REQUIRED, AT(version)},
-    TEXT("sources", sources),
-    TEXT("key", key),
-    TEXT("case", case_name),
-    TEXT("check", check)};
-static const dp_object_schema HEAD_OF = {
-    .name = "finished", .field = HEAD, .n = sizeof HEAD / sizeof *HEAD, .size = sizeof(head)};
 
-static void hex_of(const unsigned char byte[16], char hex[33]) {
-    for (int i = 0; i < 16; i++)
-        snprintf(hex + 2 * i, 3, "%02x", byte[i]);
-}
-
-static void check_of(const json_t *runs, char hex[33]) {
-    DP_OWN char *text = json_dumps(runs, JSON_COMPACT);
+static dp_key hash_of(const void *x, size_t n) {
+    dp_key key;
     XXH128_canonical_t as;
-    XXH128_canonicalFromHash(&as, XXH3_128bits(text ? text : "", text ? strlen(text) : 0));
-    hex_of(as.digest, hex);
+    XXH128_canonicalFromHash(&as, XXH3_128bits(x, n));
+    memcpy(key.byte, as.digest, sizeof key.byte);
+    return key;
 }
 
-static char *path_of(const char *dir, const char *key) {
-    char *path;
-    if (asprintf(&path, "%s/%s.json", dir, key) < 0) abort();
+static head head_of(dp_key key) {
+    head h = {.magic = {'D', 'P', 'R', 'U', 'N', 'S', '0', '2'}, .key = key};
+    memcpy(h.sources, dp_cache_sources(DP_CACHE_EXPECTED), sizeof h.sources);
+    return h;
+}
+
+static char *path_of(const char *dir, dp_key key) {
+    char *path, hex[33];
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", key.byte[i]);
+    if (asprintf(&path, "%s/%s.runs", dir, hex) < 0) abort();
     return path;
 }
 
-/* The required head of a file. */
-static dp_status check_head(const head *h, const char *path, const char *key, const char *case_name,
-                            const char *check, dp_err *e) {
-    const struct {
-        const char *field, *is, *must;
-    } rows[] = {{"schema", h->schema, SCHEMA},
-                {"sources", h->sources, dp_cache_sources(DP_CACHE_EXPECTED)},
-                {"key", h->key, key},
-                {"case", h->case_name, case_name},
-                {"check", h->check, check}};
-    if (h->version != VERSION)
-        return dp_fail(e, DP_EINPUT, "%s: schema_version %d, this program reads %d", path,
-                       h->version, VERSION);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].is, rows[i].must))
-            return dp_fail(e, DP_EINPUT, "%s: %s: is '%.60s', must be '%.60s'", path, rows[i].field,
-                           rows[i].is, rows[i].must);
-    return DP_OK;
-}
-
-static dp_status load(const char *path, const char *key, const char *case_name, dp_runs *runs,
+static dp_status load(const char *path, dp_key key, const char *case_name, dp_runs *runs,
                       dp_err *e) {
     DP_OWN char *bytes = NULL;
-    char check[33];
+    const head h = head_of(key);
+    dp_err why;
     size_t n;
-    json_error_t je;
-    head h = {0};
     dp_status st = dp_input_read(path, dp_input_most(), &bytes, &n, e);
     if (st) return st;
-    json_auto_t *all = json_loadb(bytes, n, JSON_REJECT_DUPLICATES, &je);
-    if (!all) return dp_fail(e, DP_EINPUT, "%s:%d: not JSON: %s", path, je.line, je.text);
-    st = dp_schema_read(&HEAD_OF, all, &h, path, "", e);
-    check_of(json_object_get(all, "runs"), check);
-    if (!st) st = check_head(&h, path, key, case_name, check, e);
-    if (!st) st = dp_runs_from_json(json_object_get(all, "runs"), path, case_name, runs, e);
-    if (!st && !runs->n) st = dp_fail(e, DP_EINPUT, "%s: runs: there is none", path);
-    return st;
+    if (n < sizeof h + sizeof key || memcmp(bytes, &h, sizeof h))
+        return dp_fail(e, DP_EINPUT, "%s: is no file of this case and this program", path);
+    n -= sizeof key;
+    const dp_key hash = hash_of(bytes, n);
+    if (memcmp(bytes + n, &hash, sizeof hash))
+        return dp_fail(e, DP_EINPUT, "%s: is damaged: its hash is another", path);
+    if (dp_runs_unpack(bytes + sizeof h, n - sizeof h, case_name, runs, &why))
+        return dp_fail(e, DP_EINPUT, "%s: %s", path, why.msg);
+    return runs->n ? DP_OK : dp_fail(e, DP_EINPUT, "%s: has no run", path);
 }
 
 /* 1: its runs are appended. */
 static int finished_load(const char *dir, dp_key key, const char *case_name, dp_runs *runs) {
-    char hex[33];
     dp_err e = {0};
-    hex_of(key.byte, hex);
-    DP_OWN char *path = path_of(dir, hex);
+    DP_OWN char *path = path_of(dir, key);
     const int there = !access(path, F_OK);
-    if (there && load(path, hex, case_name, runs, &e))
+    if (there && load(path, key, case_name, runs, &e))
         fprintf(stderr, "deltaproof: --resume: %s; its case is run again\n", e.msg);
     return there && !e.code;
 }
 
 /* A failure is said on standard error: it costs the next command its time. */
-static void finished_save(const char *dir, dp_key key, const char *case_name, const dp_runs *runs) {
-    char hex[33], check[33];
+static void finished_save(const char *dir, dp_key key, const dp_runs *runs) {
+    const head h = head_of(key);
     dp_err e = {0};
     dp_output out;
-    hex_of(key.byte, hex);
-    DP_OWN char *path = path_of(dir, hex);
-    json_t *list = dp_runs_json(runs);
-    check_of(list, check);
-    const head h = {SCHEMA, dp_cache_sources(DP_CACHE_EXPECTED), hex, case_name, check, VERSION};
-    json_auto_t *all = dp_schema_write(&HEAD_OF, &h);
-    json_object_set_new(all, "runs", list);
-    if (!dp_output_replace(&out, path, &e))
-        dp_output_close(&out, json_dumpf(all, out.f, JSON_INDENT(1)) != 0, &e);
+    size_t n;
+    DP_OWN char *path = path_of(dir, key), *packed = dp_runs_pack(runs, &n);
+    DP_OWN char *all = dp_alloc(1, sizeof h + n);
+    memcpy(all, &h, sizeof h);
+    memcpy(all + sizeof h, packed, n);
+    const dp_key hash = hash_of(all, sizeof h + n);
+    if (!dp_output_replace(&out, path, &e)) {
+        fwrite(all, 1, sizeof h + n, out.f);
+        dp_output_close(&out, fwrite(&hash, sizeof hash, 1, out.f) != 1, &e);
+    }
     if (e.code) fprintf(stderr, "deltaproof: --resume: %s\n", e.msg);
 }
 
@@ -287,7 +249,6 @@ static void progress_lock(void) {
     dp_status_line("");
 }
 
-/* Whoever prints of a run holds this, so that lines stay whole. */
 static void progress_unlock(void) {
     show();
     pthread_mutex_unlock(&so_far.lock);
@@ -303,8 +264,6 @@ static void progress_expect(int cases, double cost) {
     progress_unlock();
 }
 
-/* `cases` of this total cost are to be run; then each that is finished. On a terminal the status
- * line says how many, for how long, and about how long the rest will take. */
 static void progress_finished(double cost) {
     progress_lock();
     so_far.run++;
@@ -498,7 +457,7 @@ static int take(work *w) {
 }
 
 static void finish(const work *w, job *x) {
-    if (w->b->resume && !x->error) finished_save(w->b->resume, x->key, x->c->name, &x->runs);
+    if (w->b->resume && !x->error) finished_save(w->b->resume, x->key, &x->runs);
     progress_finished(cost_of(x->c));
 }
 
@@ -560,7 +519,7 @@ static void receive_case(work *w, int from, const answer *a, const char *runs, s
     dp_err e = {0};
     x->given = 0;
     x->error = a->error;
-    if (!x->error && dp_runs_unpack(runs, bytes, "another process", x->c->name, &x->runs, &e))
+    if (!x->error && dp_runs_unpack(runs, bytes, x->c->name, &x->runs, &e))
         x->error = dp_refuse(&e);
     if (!x->error) print_runs(w->b, x->c, &x->runs, a->seconds);
     finish(w, x);

@@ -1,5 +1,5 @@
 # make fuzz [FUZZ_SECONDS=60] [FUZZ_RUNS=-1]: libFuzzer on what is read: safetensors, case files,
-# all that judge reads, files of --resume, what ranks that meet say. Needs clang; without
+# all that judge reads, what ranks that meet say. Needs clang; without
 # it says so and fails.
 # make fuzz-coverage: how much of the code under test the inputs found so far reach (llvm-cov).
 # make fuzz-bulk [FUZZ_BULK=10000000] [FUZZ_SHARE=200000] [FUZZ_JOBS=2]: so many executions of each
@@ -9,7 +9,7 @@ FUZZ_CC      ?= $(firstword $(shell command -v clang-14 clang-15 clang-16 clang-
     2>/dev/null))
 FUZZ_SECONDS ?= 60
 FUZZ_RUNS    ?= -1
-FUZZ_TARGETS := safetensors case judge finished meeting
+FUZZ_TARGETS := safetensors case judge meeting
 FUZZ_LEN     := 3072
 FUZZ_CFLAGS  := -std=gnu11 -D_GNU_SOURCE -O2 -g -ffp-contract=off -Wall -Wextra -Wno-unknown-pragmas
 FUZZ_SAN     := -fsanitize=address,undefined -fno-sanitize-recover=undefined
@@ -32,10 +32,6 @@ FUZZ_OF_judge       := \
     harness/run/judge.c \
     harness/base/terminal.c $(FUZZ_CASE) $(FUZZ_READ) \
     $(addprefix ref/vocabulary/,problem.c tensors.c design.c formats.c)
-FUZZ_OF_finished    := \
-    $(addprefix harness/record/,run_json.c schema_read.c schema.c record_schema.c record.c) \
-    harness/commands/print_run.c ref/vocabulary/text.c
-
 FUZZ_OF_meeting     := \
     $(addprefix harness/mpi/,guests.c meet.c by_tcp.c) ref/vocabulary/text.c
 
@@ -90,7 +86,7 @@ fuzz_inputs = $(FUZZ_DIR)/$(1) $(FUZZ_DIR)/seeds/$(1) harness/fuzz/corpus/$(1)
 .PHONY: fuzz fuzz-bulk fuzz-coverage
 fuzz-bulk: $(FUZZ_FAST) $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds
 	@harness/fuzz/bulk $(BUILD) $(FUZZ_BULK) $(FUZZ_SHARE) $(FUZZ_JOBS) \
-	    judge safetensors case finished meeting
+	    judge safetensors case meeting
 fuzz:                          ## libFuzzer on all that is read (clang; FUZZ_SECONDS=60 each)
 fuzz: $(FUZZ_PROGRAMS) $(FUZZ_DIR)/seeds
 	@mkdir -p $(FUZZ_TARGETS:%=$(FUZZ_DIR)/%)

@@ -10,7 +10,7 @@ seconds=$1 jobs=$2 out=$3
 shift 3
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(case safetensors judge record finished meeting)
+[ ${#targets[@]} -gt 0 ] || targets=(case safetensors judge meeting)
 runs=${FUZZ_RUNS:-10000000}
 length=3072
 mkdir -p "$out"

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TARGETS(X) X(safetensors) X(case) X(judge) X(finished) X(meeting)
+#define TARGETS(X) X(safetensors) X(case) X(judge) X(meeting)
 #define DECLARE(name) int fuzz_##name(const uint8_t *bytes, size_t size);
 #define ROW(name) {#name, fuzz_##name},
 TARGETS(DECLARE)
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     while (row < NROWS && (argc < 3 || strcmp(argv[1], ROWS[row].name)))
         row++;
     if (row == NROWS) {
-        fprintf(stderr, "usage: fuzz-replay safetensors|case|judge|finished|meeting FILE...\n");
+        fprintf(stderr, "usage: fuzz-replay safetensors|case|judge|meeting FILE...\n");
         return 2;
     }
     for (int i = 2; i < argc; i++) {

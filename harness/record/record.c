@@ -271,10 +271,10 @@ json_t *dp_provenance_json(const dp_provenance *p) {
 /* ---- its fields ------------------------------------------------------------------------------ */
 
 static const dp_record_field FILES[] = {
-    {"role", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN, .what = "inputs, outputs, subject"},
-    {"path", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN},
-    {"bytes", .kind = DP_KIND_COUNT, .need = DP_FIELD_WRITTEN},
-    {"xxh128", .kind = DP_KIND_TEXT, .need = DP_FIELD_WRITTEN, .what = "as xxh128sum prints it"}};
+    {"role", .kind = DP_KIND_TEXT, .written = 1, .what = "inputs, outputs, subject"},
+    {"path", .kind = DP_KIND_TEXT, .written = 1},
+    {"bytes", .kind = DP_KIND_COUNT, .written = 1},
+    {"xxh128", .kind = DP_KIND_TEXT, .written = 1, .what = "as xxh128sum prints it"}};
 static const dp_object_schema FILES_OBJECT = {.name = "file", .field = FILES, .n = 4};
 
 static const dp_record_field PROVENANCE[] = {

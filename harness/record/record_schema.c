@@ -24,8 +24,7 @@ extern char *openblas_get_config(void);
 #define ARRAY(S, M) .offset = offsetof(S, M), .text = SIZE(S, M)
 #define WORDS(LIST, N) .kind = DP_KIND_WORD, .words = LIST, .nwords = N
 #define GET(F) .get = F
-#define WRITTEN .need = DP_FIELD_WRITTEN
-#define REQUIRED .need = DP_FIELD_REQUIRED
+#define WRITTEN .written = 1
 #define NONE .none = 1
 #define WHEN(F) .when = F
 #define IF(S, M) .if_offset = offsetof(S, M), .if_size = SIZE(S, M)
@@ -205,7 +204,7 @@ static int has_blind_head(const void *x) {
 }
 
 static const dp_record_field TENSOR[] = {
-    {"name", TEXT, REQUIRED,
+    {"name", TEXT, WRITTEN,
      "a result, a stage, what a convolution gives, or the slots that a session must not write",
      ARRAY(dp_judgement, name)},
     {"rel_fro", NUMBER, WRITTEN, "|got - want|_F / |want|_F", JUDGED(rel_fro), .digits = 9},
@@ -239,7 +238,7 @@ static const dp_record_field TENSOR[] = {
     {"blind_head", INTEGER, .what = "that head", JUDGED(blind_head), WHEN(has_blind_head)},
     {"allowed", BOOLEAN, .what = "unjudged, as the case or the caller lets it be", JUDGED(allowed),
      IF(dp_judgement, allowed)},
-    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, JUDGED(verdict)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), WRITTEN, NULL, JUDGED(verdict)},
     {"why", TEXT, .what = "for all but pass", ARRAY(dp_judgement, why), IF(dp_judgement, why[0])}};
 static const dp_object_schema TENSOR_OBJECT = OBJECT_OF(dp_judgement, "tensor", TENSOR);
 
@@ -413,7 +412,7 @@ static int failed_by_tier(const void *x) {
 }
 
 static const dp_record_field RUNS[] = {
-    {"id", TEXT, REQUIRED, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
+    {"id", TEXT, WRITTEN, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
     {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
     {"op", TEXT, WRITTEN,
      "gdn, kda, mkda, gdn2, gla, ssd, gated-deltaproduct, dplr, chain, conv, step", RUN(op)},
@@ -444,7 +443,7 @@ static const dp_record_field RUNS[] = {
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
-    {"tensors", LIST_OF(TENSOR_OBJECT), REQUIRED, NULL, RUN(tensor), .count = tensors},
+    {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, RUN(tensor), .count = tensors},
     {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", RUN(point),
      .count = points},
     {"slope", NUMBER, .what = "op chain: 0.5 unbiased rounding, 1 biased", RUN(slope),
@@ -455,7 +454,7 @@ static const dp_record_field RUNS[] = {
      WHEN(has_condition)},
     {"settled", BOOLEAN, .what = "a second set of draws decided", RUN(settled),
      IF(dp_run, settled)},
-    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, RUN(verdict)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), WRITTEN, NULL, RUN(verdict)},
     {"tier", TEXT, .what = "of a failed run: what decided on its worst tensor", RUN(tier),
      WHEN(failed_by_tier)},
     {"why", TEXT, .what = "for all but pass", ARRAY(dp_run, why), IF(dp_run, why[0])},
@@ -556,7 +555,7 @@ static json_t *pooled_says(const void *x) {
     return json_string(text);
 }
 static const dp_record_field POOLS[] = {
-    {"tensor", TEXT, REQUIRED, NULL, POOLED(tensor)},
+    {"tensor", TEXT, WRITTEN, NULL, POOLED(tensor)},
     {"backend", WORDS(dp_backend_names, DP_NBACKENDS), WRITTEN, NULL, POOLED(backend)},
     {"way", WORDS(dp_cuda_variant_names, DP_NCUDA_VARIANTS),
      .what = "cuda, nccl: variant of the kernels", POOLED(variant), IF(dp_pooled_row, variant)},
@@ -564,13 +563,13 @@ static const dp_record_field POOLS[] = {
     {"undeclared", BOOLEAN, .what = "the subject does not say how it computes", POOLED(undeclared),
      IF(dp_pooled_row, undeclared)},
     {"fault", TEXT, .what = "a deliberate fault", GET(pooled_fault_name), IF(dp_pooled_row, fault)},
-    {"cases", COUNT, REQUIRED, NULL, POOLED(is.cases)},
+    {"cases", COUNT, WRITTEN, NULL, POOLED(is.cases)},
     {"ratio", NUMBER, WRITTEN, "root mean square of error / expected error", POOLED(is.ratio)},
     {"freedom", NUMBER, WRITTEN, "degrees of freedom of all cases", POOLED(is.freedom)},
     {"chance", NUMBER, WRITTEN, "that a right kernel shows as much", POOLED(is.chance)},
     {"detects", NUMBER, WRITTEN, "factor on these errors that would be at the limit",
      POOLED(is.detects)},
-    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), REQUIRED, NULL, POOLED(verdict)},
+    {"verdict", WORDS(dp_verdict_names, DP_NVERDICTS), WRITTEN, NULL, POOLED(verdict)},
     {"says", TEXT, WRITTEN, "that in words", GET(pooled_says)}};
 static const dp_object_schema POOL_OBJECT = OBJECT_OF(dp_pooled_row, "pooled", POOLS);
 
@@ -653,8 +652,8 @@ static json_t *runs(const void *x) {
 }
 
 static const dp_record_field TOP[] = {
-    {"schema", TEXT, REQUIRED, DP_RECORD_SCHEMA, GET(schema_name)},
-    {"schema_version", INTEGER, REQUIRED, "a field never changes its meaning within one of these",
+    {"schema", TEXT, WRITTEN, DP_RECORD_SCHEMA, GET(schema_name)},
+    {"schema_version", INTEGER, WRITTEN, "a field never changes its meaning within one of these",
      GET(schema_version)},
     {"program", OF(PROGRAM_OBJECT), WRITTEN},
     {"created", TEXT, WRITTEN, "2026-11-20T19:00:00Z", GET(created)},
@@ -665,9 +664,9 @@ static const dp_record_field TOP[] = {
     {"provenance", OF(dp_provenance_schema), .what = "whence the numbers come", GET(provenance)},
     {"totals", OF(TOTALS_OBJECT), WRITTEN, "runs by verdict", GET(totals)},
     {"errors", COUNT, WRITTEN, "cases that could not be judged at all", RECORD(errors)},
-    {"verdict", WORDS(VERDICTS, 3), REQUIRED, NULL, GET(verdict)},
+    {"verdict", WORDS(VERDICTS, 3), WRITTEN, NULL, GET(verdict)},
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
-    {"runs", LIST_OF(dp_record_run_schema), REQUIRED, NULL, GET(runs)},
+    {"runs", LIST_OF(dp_record_run_schema), WRITTEN, NULL, GET(runs)},
     {"pooled", LIST_OF(POOL_OBJECT),
      .what = "tensors of a kernel over all its cases (verdict/levels.h)", RECORD(pooled),
      .count = pooled, IF(dp_record, npooled)}};

@@ -22,7 +22,7 @@ typedef struct {
     double rel, effect, bound, abs, norm;
 } dp_chain_point;
 
-/* One run and its judgement. Every member is a row of run_json.c. */
+/* One run and its judgement. run_pack.c walks all its pointers. */
 typedef struct {
     char *id, *case_name;
     const char *op;

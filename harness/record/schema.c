@@ -47,34 +47,14 @@ static json_t *word(const dp_record_field *f, json_int_t i) {
     return json_string(f->words[i]);
 }
 
-/* Entry i of a list. */
-static json_t *entry(const dp_record_field *f, const char *at, int64_t i) {
-    double number;
-    if (f->kind == DP_KIND_OBJECTS) return dp_schema_write(f->of, at + (size_t)i * f->of->size);
-    if (f->kind == DP_KIND_INTEGERS) return json_integer(((const int *)(const void *)at)[i]);
-    memcpy(&number, at + (size_t)i * sizeof number, sizeof number);
-    return hex(number);
-}
-
 static json_t *list(const dp_record_field *f, const void *x, const char *at) {
-    const int64_t n = f->count ? f->count(x) : f->fixed;
-    json_t *a = json_array();
-    const char *from = at;
-    if (f->count) memcpy(&from, at, sizeof from);
-    for (int64_t i = 0; i < n; i++)
-        json_array_append_new(a, entry(f, from, i));
-    return a;
-}
-
-static json_t *flags(const dp_record_field *f, const void *x, const char *at) {
     const int64_t n = f->count(x);
-    const unsigned char *from;
+    json_t *a = json_array();
+    const char *from;
     memcpy(&from, at, sizeof from);
-    if (!from) return json_null();
-    DP_OWN char *text = dp_calloc((size_t)n + 1, 1);
     for (int64_t i = 0; i < n; i++)
-        text[i] = from[i] ? '1' : '0';
-    return json_string(text);
+        json_array_append_new(a, dp_schema_write(f->of, from + (size_t)i * f->of->size));
+    return a;
 }
 
 /* A member of the struct x. */
@@ -98,8 +78,7 @@ static json_t *member(const dp_record_field *f, const void *x) {
     case DP_KIND_COUNT: return json_integer(integer_at(at, f->size));
     case DP_KIND_BOOLEAN: return json_boolean(integer_at(at, f->size));
     case DP_KIND_OBJECT: return dp_schema_write(f->of, at);
-    case DP_KIND_FLAGS: return flags(f, x, at);
-    default: assert(f->count || f->fixed); return list(f, x, at);
+    default: assert(f->count); return list(f, x, at);
     }
 }
 
@@ -164,9 +143,7 @@ static json_t *value_type(const dp_record_field *f, json_t *defs) {
     case DP_KIND_OBJECTS: return list_of(reference(f->of, defs), f->most);
     case DP_KIND_NUMBERS: return list_of(number_type(1), f->most);
     case DP_KIND_ROWS: return list_of(list_of(number_type(1), 0), f->most);
-    case DP_KIND_HEXES:
     case DP_KIND_TEXTS: return list_of(type("string"), f->most);
-    case DP_KIND_INTEGERS: return list_of(type("integer"), 0);
     case DP_KIND_MAP:
         return json_pack("{ssso}", "type", "object", "additionalProperties", type("string"));
     default: return f->none ? json_pack("{s[ss]}", "type", "string", "null") : type("string");
@@ -180,7 +157,7 @@ static json_t *object_type(const dp_object_schema *s, json_t *defs) {
         json_t *v = value_type(f, defs);
         if (f->what) json_object_set_new(v, "description", json_string(f->what));
         json_object_set_new(properties, f->name, v);
-        if (f->need != DP_FIELD_OPTIONAL) json_array_append_new(required, json_string(f->name));
+        if (f->written) json_array_append_new(required, json_string(f->name));
     }
     for (int i = 0; i < s->neach; i++)
         json_object_set_new(properties, s->each_name[i], reference(s->each, defs));

@@ -1,5 +1,5 @@
-/* harness/record/schema.h - a JSON object as a table of fields. The table writes it, describes it
- * as JSON Schema, and reads a struct of it again (reports/read reads records).
+/* harness/record/schema.h - a JSON object as a table of fields. The table writes it, and describes
+ * it as JSON Schema, by which reports/read reads it.
  *
  * Non-finite numbers are the strings "nan", "inf", "-inf". A reader ignores fields that it does not
  * know. A member that may have none, or an entry of a list of numbers, is null where it has none.
@@ -10,7 +10,7 @@
 
 typedef enum {
     DP_KIND_TEXT, /* without control characters */
-    DP_KIND_WORD, /* one of words [nwords]; where it is not required, a reader takes others, too */
+    DP_KIND_WORD, /* one of words [nwords]; a reader may take others, too */
     DP_KIND_HEX,  /* a number as text in hexadecimal, "0x1.8p-3" */
     DP_KIND_NUMBER,
     DP_KIND_INTEGER,
@@ -21,24 +21,14 @@ typedef enum {
     DP_KIND_NUMBERS, /* a list; null: there is none */
     DP_KIND_ROWS,    /* a list of such lists */
     DP_KIND_TEXTS,   /* a list */
-    DP_KIND_MAP,     /* an object of texts, by names of the caller */
-    /* members that dp_schema_read reads again, of `count` or `fixed` entries */
-    DP_KIND_HEXES,    /* a list of numbers as text */
-    DP_KIND_INTEGERS, /* a list */
-    DP_KIND_FLAGS     /* bytes of 0 and 1, as a text of these digits; null: NULL */
+    DP_KIND_MAP      /* an object of texts, by names of the caller */
 } dp_field_kind;
-
-typedef enum {
-    DP_FIELD_OPTIONAL,
-    DP_FIELD_WRITTEN, /* every record of this program has it; readers do without */
-    DP_FIELD_REQUIRED
-} dp_field_need;
 
 typedef struct dp_object_schema dp_object_schema;
 typedef struct {
     const char *name;
     dp_field_kind kind;
-    dp_field_need need;
+    int written; /* 1: every record of this program has it */
     const char *what;
     const char *const *words;
     int nwords;
@@ -47,17 +37,14 @@ typedef struct {
     int none;            /* 1: null where there is none: NAN, NULL, or an index below 0 */
     int digits;          /* that a number is written to; 0: 6 */
     int above_1;         /* 1: digits of the number less 1 */
-    int own;             /* 1: a text that the struct owns; else it lasts as long as the program */
     /* Its source: a member of the struct at `offset`, of `size` bytes, or the function get, which
      * returns NULL if there is none. A member of kind text is a pointer, or an array of `text`
      * bytes; one of kind word is an index of words. */
     size_t offset, size, text;
     json_t *(*get)(const void *x);
-    /* A list: count(x) entries at a pointer, which members before it say, or `fixed` in place. */
-    int64_t (*count)(const void *x);
-    int fixed;
-    int (*when)(const void *x); /* NULL: always */
-    size_t if_offset, if_size;  /* it is there if that member is not 0; size 0: always */
+    int64_t (*count)(const void *x); /* of a list's entries, at a pointer */
+    int (*when)(const void *x);      /* NULL: always */
+    size_t if_offset, if_size;       /* it is there if that member is not 0; size 0: always */
 } dp_record_field;
 
 struct dp_object_schema {
@@ -74,12 +61,6 @@ struct dp_object_schema {
 
 /* x as JSON, without the members that it has not; the caller owns it. */
 json_t *dp_schema_write(const dp_object_schema *s, const void *x);
-/* Fills x, all zeros, with the data of dp_schema_write; the rows of the schema are members of the
- * struct. Every number must be within its row's limits, and every list as long as the members
- * before it say. Lists are allocated (dp_alloc). where: "runs[3].", or "". DP_EINPUT: the message
- * names file, field and why; what is filled so far stays. */
-dp_status dp_schema_read(const dp_object_schema *s, const json_t *o, void *x, const char *path,
-                         const char *where, dp_err *e);
 /* JSON Schema, draft 2020-12, with s at its root. */
 json_t *dp_schema_describe(const dp_object_schema *s);
 

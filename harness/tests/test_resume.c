@@ -1,13 +1,12 @@
 /* run --resume: what a killed command has finished is not run again, and nothing else is taken for
  * it. */
 #include "gt.h"
-#include "harness/record/run_json.h"
+#include "harness/record/run_pack.h"
 
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 static int run(const char *before, const char *args, char *out, int size) {
     char cmd[4096];
@@ -84,11 +83,11 @@ DP_TEST(resume, finished_cases_are_not_run_again) {
     REQUIRE(run("", both, out, sizeof out) == 0 && kept(out), "%.4000s", out);
     same_end(first, out);
     /* Half a file, another byte: each is run again, and kept again. */
-    REQUIRE(run("for f in again/*.json; do truncate -s 1000 $f; done;", both, out, sizeof out) == 0,
+    REQUIRE(run("for f in again/*.runs; do truncate -s 1000 $f; done;", both, out, sizeof out) == 0,
             "%.4000s", out);
     CHECK(!kept(out) && strstr(out, "its case is run again"), "%.4000s", out);
     same_end(first, out);
-    REQUIRE(run("for f in again/*.json; do printf x | dd of=$f bs=1 seek=200 conv=notrunc "
+    REQUIRE(run("for f in again/*.runs; do printf x | dd of=$f bs=1 seek=200 conv=notrunc "
                 "2>/dev/null; done;",
                 both, out, sizeof out) == 0,
             "%.4000s", out);
@@ -165,8 +164,8 @@ DP_TEST(resume, a_killed_command_goes_on) {
     snprintf(cmd, sizeof cmd,
              "cd '%s' && rm -rf again; '%s' run %s --cases '%s' --chain fp32 --backend sim --cache "
              "none --resume again >said 2>&1 & p=$!\n"
-             "cd '%s'; for i in $(seq 2400); do ls again/*.json >/dev/null 2>&1 && break; sleep "
-             "0.02; done; kill -KILL $p; wait $p 2>/dev/null; ls again/*.json",
+             "cd '%s'; for i in $(seq 2400); do ls again/*.runs >/dev/null 2>&1 && break; sleep "
+             "0.02; done; kill -KILL $p; wait $p 2>/dev/null; ls again/*.runs",
              gt_tmpdir(), gt_program(), args, gt_cases(), gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%.4000s", out);
     snprintf(cmd, sizeof cmd, "%s --json went-on.json", args);
@@ -180,202 +179,27 @@ DP_TEST(resume, a_killed_command_goes_on) {
     json_decref(b);
 }
 
-/* ---- the table of members -------------------------------------------------------------------- */
-
-static size_t size_of(const dp_record_field *f) { return f->text ? f->text : f->size; }
-
-/* Where a member begins that no row names: behind a row lie at most the bytes that align the next
- * one. size: all is named. */
-static size_t unnamed(const dp_object_schema *s) {
-    size_t at = 0;
-    while (at < s->size) {
-        const dp_record_field *next = NULL;
-        for (int i = 0; i < s->n; i++)
-            if (s->field[i].offset >= at && (!next || s->field[i].offset < next->offset))
-                next = &s->field[i];
-        const size_t to = next ? next->offset : s->size, gap = to - at;
-        if (gap >= 8 || (gap && (at % 8 == 0 || to % 8))) return at;
-        at = next ? to + size_of(next) : s->size;
+/* Runs that are cut, or of another case, are refused whole. */
+DP_TEST(resume, packed_runs_that_are_cut_are_refused) {
+    DP_FREED(dp_case_free) dp_case c;
+    DP_FREED(dp_runs_free) dp_runs r = {0}, got = {0};
+    dp_err e = {0};
+    char path[600];
+    static const int ranks = 1;
+    const dp_base base = DP_BASE_FP32;
+    const dp_run_options o = {.nranks = 1, .ranks = &ranks, .nbase = 1, .base = &base};
+    snprintf(path, sizeof path, "%s/smoke-mkda2.case", gt_cases());
+    REQUIRE(!dp_case_load(path, &c, &e) && !dp_case_run(&c, &o, &r, &e), "%s", e.msg);
+    REQUIRE(r.n > 0, "no run");
+    size_t n;
+    DP_OWN char *packed = dp_runs_pack(&r, &n);
+    CHECK(!dp_runs_unpack(packed, n, "smoke-mkda2", &got, &e) && got.n == r.n, "%s", e.msg);
+    CHECK(dp_runs_unpack(packed, n, "smoke-kda", &got, &e) && got.n == r.n, "of another case");
+    for (size_t cut = 1; cut < n; cut += 1 + n / 400) {
+        DP_OWN char *part = dp_alloc(1, cut); /* its end is the block's */
+        memcpy(part, packed, cut);
+        DP_FREED(dp_runs_free) dp_runs some = {0};
+        CHECK(dp_runs_unpack(part, cut, "smoke-mkda2", &some, &e) ? !some.n : some.n < r.n, "%zu",
+              cut);
     }
-    return at;
-}
-
-static void check_members(const dp_object_schema *s) {
-    CHECK(unnamed(s) == s->size, "%s: a member at byte %zu has no row", s->name, unnamed(s));
-    for (int i = 0; i < s->n; i++)
-        if (s->field[i].of) check_members(s->field[i].of);
-}
-
-DP_TEST(resume, every_member_of_a_run_has_a_row) { check_members(&dp_run_members); }
-
-static const dp_record_field *row_of(const dp_object_schema *s, const char *name) {
-    for (int i = 0; i < s->n; i++)
-        if (!strcmp(s->field[i].name, name)) return &s->field[i];
-    return NULL;
-}
-
-/* The last word of each choice: a kept run that has it must be read again. */
-DP_TEST(resume, every_word_of_a_design_is_in_the_range_of_its_row) {
-    static const char *const member[][2] = {{"state", "recurrent,state=int8-block"},
-                                            {"read_kept", "recurrent,read=kept"},
-                                            {"final_state", "final_state=int8-block"},
-                                            {"gated", "scores=paired"},
-                                            {"product", "inverse=merged"},
-                                            {"factors", "factors=fp16"},
-                                            {"decays", "decays=fp16"}};
-    const dp_record_field *of = row_of(&dp_run_members, "design");
-    REQUIRE(of && of->of, "no row of a design");
-    for (size_t i = 0; i < sizeof member / sizeof *member; i++) {
-        const dp_record_field *f = row_of(of->of, member[i][0]);
-        dp_design d;
-        dp_err e = {0};
-        REQUIRE(f && !dp_design_parse(member[i][1], DP_BASE_BF16, &d, &e), "%s: %s", member[i][1],
-                e.msg);
-        const int value = *(const int *)(const void *)((const char *)&d + f->offset);
-        CHECK(value > 0 && value <= f->most, "%s: %d, most %d", member[i][1], value, (int)f->most);
-    }
-}
-
-/* ---- files that were changed, with their check made anew ------------------------------------- */
-
-static const char *const ONE = "t1 --base fp32 --ranks 1";
-
-static char *kept_file(void) {
-    static char path[700];
-    char cmd[600];
-    snprintf(cmd, sizeof cmd, "printf %%s '%s'/again/*.json", gt_tmpdir());
-    gt_run(cmd, path, sizeof path);
-    return path;
-}
-
-static void save_checked(json_t *all, const char *path) {
-    char hex[33], *text = json_dumps(json_object_get(all, "runs"), JSON_COMPACT);
-    XXH128_canonical_t as;
-    XXH128_canonicalFromHash(&as, XXH3_128bits(text ? text : "", text ? strlen(text) : 0));
-    for (int i = 0; i < 16; i++)
-        snprintf(hex + 2 * i, 3, "%02x", as.digest[i]);
-    free(text);
-    if (json_string_length(json_object_get(all, "check")) == 32)
-        json_object_set_new(all, "check", json_string(hex));
-    REQUIRE(!json_dump_file(all, path, JSON_INDENT(1)), "%s", path);
-}
-
-/* "runs/0/tensor/0/N": the value there, and its place. */
-static json_t *walk(json_t *x, const char *to, json_t **in, char last[64]) {
-    char part[64];
-    for (int used; sscanf(to, "%63[^/]%n", part, &used) == 1; to += used + (to[used] == '/')) {
-        *in = x;
-        strcpy(last, part);
-        x = json_is_array(x) ? json_array_get(x, (size_t)atoi(part)) : json_object_get(x, part);
-    }
-    return x;
-}
-
-static void put(json_t *in, const char *last, json_t *value) {
-    if (json_is_array(in))
-        json_array_set_new(in, (size_t)atoi(last), value);
-    else if (value)
-        json_object_set_new(in, last, value);
-    else
-        json_object_del(in, last);
-}
-
-DP_TEST(resume, a_changed_file_is_refused_by_its_field) {
-    static const struct {
-        const char *at, *value, *says; /* value NULL: it is gone */
-    } rows[] = {
-        {"schema", "\"deltaproof-record\"", "schema: is 'deltaproof-record', must be"},
-        {"schema_version", "2", "schema_version 2, this program reads 1"},
-        {"key", "\"00\"", "key: is '00', must be"},
-        {"case", "\"kda\"", "case: is 'kda', must be 't1'"},
-        {"sources", NULL, "sources: missing"},
-        {"check", "\"0\"", "check: is '0', must be"},
-        {"runs", NULL, "runs: must be a list"},
-        {"runs", "[]", "runs: there is none"},
-        {"runs/0/id", NULL, "runs[0].id: missing"},
-        {"runs/0/id", "\"t1:ranks=2\"", "runs[0].id: says another run"},
-        {"runs/0/case_name", "\"kda\"", "runs[0].case_name: of another case"},
-        {"runs/0/backend", "99", "runs[0].backend: 99: must be 0 .. "},
-        {"runs/0/base", "-1", "runs[0].base: must be a number from 0 on"},
-        {"runs/0/ranks", "4294967297", "runs[0].ranks: 4294967297: must be 0 .. 4096"},
-        {"runs/0/ntensor", "1000000", "runs[0].ntensor: 1000000: must be 0 .. 1024"},
-        {"runs/0/ntensor", "1000", "runs[0].tensor: "},
-        {"runs/0/speaks", "500", "runs[0].speaks: there is no such tensor"},
-        {"runs/0/truth_kind", "null", "runs[0].truth_kind: missing"},
-        {"runs/0/tensor/0/N", "4000", "runs[0].tensor[0].per_rank: 1 entries: must be 4000"},
-        {"runs/0/tensor/0/heads", "1048576", "runs[0].tensor[0].per_head: "},
-        {"runs/0/tensor/0/rel_fro", "\"1e3\"", "runs[0].tensor[0].rel_fro: is no number in hex"},
-        {"runs/0/tensor/0/worst/at/rank", "7", "runs[0].tensor[0].a row of a rank"},
-        {"runs/0/tensor/0/name", "\"a name of more than twenty-three\"", ".name: is too long"},
-        {"runs/0/tensor/0/verdict", "1", "runs[0].verdict: a tensor failed"},
-        {"runs/0/tensor/0/expected/excess", "\"0x1p+9\"", "verdict: pass, with an error beyond"},
-        {"runs/0/bits/chunks", "[1]", "runs[0].bits.chunks: 1 entries: must be 5"},
-    };
-    char first[1 << 14], out[1 << 14];
-    REQUIRE(run("rm -rf again;", ONE, first, sizeof first) == 0, "%.4000s", first);
-    const char *path = kept_file();
-    json_error_t je;
-    json_t *good = json_load_file(path, 0, &je);
-    REQUIRE(good, "%s: %s", path, je.text);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        json_t *all = json_deep_copy(good), *in = NULL;
-        char last[64];
-        REQUIRE(walk(all, rows[i].at, &in, last), "%s", rows[i].at);
-        put(in, last, rows[i].value ? json_loads(rows[i].value, JSON_DECODE_ANY, NULL) : NULL);
-        save_checked(all, path);
-        json_decref(all);
-        const int rc = run("", ONE, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, rows[i].says) && strstr(out, "; its case is run again"),
-              "%s = %s: status %d: %.3000s", rows[i].at, rows[i].value, rc, out);
-        same_end(first, out);
-    }
-    json_decref(good);
-}
-
-/* Every value below x, numbered; the one of number *left is replaced. */
-static void replace(json_t *x, int *left, const json_t *by) {
-    const char *key;
-    json_t *v;
-    size_t i;
-    void *next;
-    json_object_foreach_safe(x, next, key, v) {
-        if ((*left)-- == 0)
-            json_object_set_new(x, key, json_deep_copy(by));
-        else
-            replace(v, left, by);
-    }
-    json_array_foreach(x, i, v) {
-        if ((*left)-- == 0)
-            json_array_set_new(x, i, json_deep_copy(by));
-        else
-            replace(v, left, by);
-    }
-}
-
-/* Whatever stands anywhere in it: an end in time, of one's own will, and a verdict. */
-DP_TEST(resume, no_value_of_a_changed_file_ends_the_program) {
-    static const char *const by[] = {"null", "true", "-1",      "2147483647", "9223372036854775807",
-                                     "0.5",  "\"\"", "\"nan\"", "\"0\"",      "\"0x\"",
-                                     "{}",   "[]",   "[[[]]]",  "[null]",     "{\"a\": {}}"};
-    char out[1 << 14];
-    int all_of_it = 1 << 20;
-    REQUIRE(run("rm -rf again;", ONE, out, sizeof out) == 0, "%.4000s", out);
-    const char *path = kept_file();
-    json_error_t je;
-    json_t *good = json_load_file(path, 0, &je);
-    REQUIRE(good, "%s: %s", path, je.text);
-    replace(good, &all_of_it, good);
-    const int values = (1 << 20) - all_of_it;
-    for (int i = 0; i < 30; i++) {
-        json_t *all = json_deep_copy(good), *value = json_loads(by[i % 15], JSON_DECODE_ANY, NULL);
-        int left = (int)((unsigned)i * 2654435761u % (unsigned)values);
-        replace(all, &left, value);
-        save_checked(all, path);
-        json_decref(value);
-        json_decref(all);
-        const int rc = run("", ONE, out, sizeof out);
-        CHECK(rc == 0 || rc == 1, "%d, %s: status %d: %.3000s", i, by[i % 15], rc, out);
-        CHECK(strstr(out, "VERDICT: "), "%d: %.3000s", i, out);
-    }
-    json_decref(good);
 }
