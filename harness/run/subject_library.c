@@ -41,8 +41,9 @@ static int64_t packed_by(const dp_problem *p, dp_row_kind kind) {
     return kind == DP_OF_TOKENS ? p->T - p->cu[p->Nseq - 1] : kind == DP_OF_SEQUENCES ? 1 : 0;
 }
 
-/* By how many of its own heads a tensor moves where query and key heads move by one. */
-static int step(const dp_problem *p, int heads) { return heads == p->HV ? dp_G(p) : 1; }
+/* By how many of its own heads a tensor moves where query and key heads move by one. All value
+ * heads of one key head are alike: they move by one. */
+static int step(const dp_problem *p, int heads) { return heads == p->HV && p->H > 1 ? dp_G(p) : 1; }
 
 /* q and do change sign, and k and v, of which a user's own rows may need others to do so, too. */
 static int turns_input(const dp_problem *p, int i) {

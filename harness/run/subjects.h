@@ -119,9 +119,10 @@ int dp_select(int ncase, const int *in_case, int nwant, const int *want, int *ou
 
 /* With the same inputs its results must have the same bits; with others, results that follow from
  * the first. The other inputs need no truth of their own. Each value head takes the place of the
- * next of its group, with the query and key head that it reads. The last sequence is packed before
- * all others. The tensors q, k, v and do change sign. Then o, dq, dk and dv change sign, all else
- * stays, and every result moves with its head and sequence. */
+ * same one of the next group, with the query and key head that it reads. The heads of a single
+ * group take each other's. The last sequence is packed before all others. The tensors q, k, v and
+ * do change sign. Then o, dq, dk and dv change sign, all else stays, and every result moves with
+ * its head and sequence. */
 
 /* Runs of a command that are called again: the first of one sequence that its subject serves, and
  * as many of packed sequences. Failing runs are, too. */

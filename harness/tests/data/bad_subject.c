@@ -25,12 +25,14 @@ const deltaproof_subject_info *deltaproof_subject_about(void) {
 static int remembering(const deltaproof_subject_problem *p, const deltaproof_subject_call *c) {
     static const double *at, *seen;
     deltaproof_subject_problem x = *p;
-    const size_t n = sizeof *p->v * (size_t)(p->tokens * p->HV * p->R * p->V);
-    if (is("remembers") && at != p->v) {
-        at = p->v;
-        seen = memcpy(malloc(n), p->v, n);
+    const double **of = is("remembers-gates") ? &x.g : is("remembers") ? &x.v : NULL;
+    const size_t n =
+        sizeof *p->v * (size_t)(p->tokens * p->HV * (of == &x.g ? p->Kg : p->R * p->V));
+    if (of && at != *of) {
+        at = *of;
+        seen = memcpy(malloc(n), at, n);
     }
-    if (is("remembers")) x.v = seen;
+    if (of) *of = seen;
     return good_run(&x, c);
 }
 
