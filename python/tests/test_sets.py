@@ -55,13 +55,26 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
     "a state before few tokens": lambda x: 1 < x.T < 63 and x.state,
     "one head": lambda x: x.HV == 1,
     "as many heads, an odd number": lambda x: x.H == x.HV == 3,
-    "five value heads a key head, more than 16": lambda x: x.HV == 5 * x.H > 16,
+    "five value heads a key head": lambda x: x.HV == 5 * x.H,
+    "eight, 32 in all": lambda x: x.HV == 8 * x.H >= 32,
+    "16 key heads, several chunks, a state": lambda x: x.H >= 16 and x.T > 64 and x.state,
+    "three value heads a key head, log gates": lambda x: x.HV == 3 * x.H and x.gate == "log",
     "rows of a batch of grouped heads": lambda x: x.HV > x.H > 1 and {*x.lengths} == {70},
-    "more sequences than a warp has lanes": lambda x: len(x.lengths) > 32,
+    "more sequences than two warps have lanes": lambda x: len(x.lengths) > 64,
     "one token behind many": lambda x: x.packed and x.T > 64 and x.lengths[-1] == 1,
-    "a packed sequence of several chunks": lambda x: len(x.lengths) > 1 and max(x.lengths) > 128,
-    "K = V = 64": lambda x: x.K == x.V == 64 < x.T,
-    "K = V = 128": lambda x: x.K == x.V == 128 and x.T > 64,
+    "a packed sequence of several chunks": lambda x: x.packed and max(x.lengths) > 256,
+    "raw gates of several chunks": lambda x: x.gate == "softplus" and max(x.lengths) > 256,
+    "16 tokens": lambda x: 16 in x.lengths,
+    "K = V = 64 of three chunks": lambda x: x.K == x.V == 64 and max(x.lengths) > 128,
+    "K = V = 128 of three chunks, packed": lambda x: (
+        x.K == x.V == 128 and x.packed and max(x.lengths) > 128 and x.gate == "softplus"
+    ),
+    "K = V = 128 of heads": lambda x: x.K == x.V == 128 and x.HV > x.H and x.gate == "log",
+    "K = V = 128 of one token": lambda x: x.K == x.V == 128 and x.T == 1,
+    "K = 128, V = 256": lambda x: (x.K, x.V) == (128, 256),
+    "K below 16": lambda x: x.K < 16,
+    "K = V = 64 of heads, not packed": lambda x: x.K == x.V == 64 and x.HV > 1 and not x.packed,
+    "K = 128 above V": lambda x: x.K == 128 > x.V,
     "K and V between 64 and 128, no powers of 2": lambda x: 64 < x.K < 128 and 64 < x.V < 128,
     "V > K": lambda x: x.V > x.K,
     "a gradient of a state without a first": lambda x: x.dstate and not x.state,
@@ -78,6 +91,13 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
     "whole chunks and a state": lambda x: x.T in (128, 192) and x.state and not x.packed,
     "another scale and a state": lambda x: x.scale and x.state and not x.packed,
     "another scale, packed": lambda x: x.scale and x.packed,
+    "another scale, log gates": lambda x: x.scale and x.gate == "log" and x.K == 128,
+    "another scale, a bounded gate": lambda x: x.scale and x.bound,
+    "one chunk and a state": lambda x: x.T == 64 and x.state,
+    "norms of many chunks": lambda x: x.normed and x.T > 256,
+    "many sequences of killing gates": lambda x: x.uniform == "20" and len(x.lengths) > 5,
+    "packed without a state": lambda x: x.packed and not x.state and x.gate == "softplus",
+    "raw gates without parameters, a state": lambda x: x.bare and x.state,
     "K = V = 64, of packed heads with states": lambda x: (
         x.K == x.V == 64 and x.HV > 1 and x.packed and x.state
     ),
@@ -87,16 +107,17 @@ SHAPES: dict[str, Callable[[Any], bool]] = {
     "16 chunks of heads with a state": lambda x: x.T >= 1024 and x.HV > 1 and x.state,
     "one of a bounded gate, packed": lambda x: x.bound and x.packed and x.dstate and x.HV > x.H > 1,
     "a bounded gate of K = V = 128": lambda x: x.bound and x.K == x.V == 128,
-    "betas up to 2 and a state": lambda x: x.beta == "sigmoid2" and x.state,
+    "betas up to 2 and a state": lambda x: x.beta == "sigmoid2" and x.packed and x.state,
     "log gates, normed keys and a state": lambda x: x.gate == "log" and x.normed and x.state,
     "log gates and raw betas": lambda x: x.gate == "log" and x.beta == "sigmoid",
-    "strong gates, packed": lambda x: x.packed and x.uniform == "5",
+    "strong gates, packed": lambda x: x.packed and x.uniform == "5" and x.state,
 }
 SESSIONS: dict[str, Callable[[Any], bool]] = {
     "one sequence": lambda x: not x.packed and x.H > 1,
     "as many heads": lambda x: x.packed and x.HV == x.H > 1 and not x.slots,
     "grouped heads in slots": lambda x: x.slots and x.HV > x.H > 1,
     "K = V = 128 in slots": lambda x: x.slots and x.K == x.V == 128,
+    "a bounded gate, betas up to 2": lambda x: x.bound and x.beta == "sigmoid2" and x.K == 64,
 }
 
 
@@ -108,7 +129,7 @@ def shape_of(path: str) -> SimpleNamespace:
     more |= {"rates": x.get("gate_params") == "rates", "packed": "cu_seqlens" in x}
     more |= {"uniform": x.get("g_uniform"), "slots": "session_slots" in x}
     more |= {"gate": x["gate"], "bound": x["gate"] == "lower_bound", "beta": x["beta"]}
-    more["normed"] = x["l2norm"] == "yes"
+    more |= {"normed": x["l2norm"] == "yes", "bare": x.get("gate_params") == "no"}
     lengths = [e - a for a, e in zip(ends, ends[1:], strict=False)]
     return SimpleNamespace(**sizes, **more, lengths=lengths, override=x.get("override", ""))
 
