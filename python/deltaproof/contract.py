@@ -295,7 +295,11 @@ class Contract:
 
     # ---- what goes in ---------------------------------------------------------------------------
 
-    def _has_batch(self) -> bool:
+    def _axis(self, name: str) -> int | None:
+        """The axis of tokens in what the function gets by that name."""
+        return int(self.has_batch()) if name in (*TOKENS, "gv") else None
+
+    def has_batch(self) -> bool:
         if self.batch is not None:
             return self.batch
         return self.device is not None or "attention_mask" in _parameters(self.fn)[0]
@@ -304,7 +308,7 @@ class Contract:
         """Tokens by row and place [B,T], -1 where there is none; None: one row has all."""
         cu, takes = problem.arrays.get("cu_seqlens"), _parameters(self.fn)[0]
         masks = "attention_mask" in takes
-        if not self._has_batch() or "cu_seqlens" in _required(self.fn):
+        if not self.has_batch() or "cu_seqlens" in _required(self.fn):
             return None
         if cu is None:
             return np.arange(len(problem.arrays["q"]))[None] if masks else None
@@ -410,10 +414,11 @@ class Contract:
         y = x.astype(np.float32 if self.device is None and fmt == "bf16" else dtype)
         if self._turned(name):
             y = np.ascontiguousarray(np.swapaxes(y, -1, -2))
-        if name in (*TOKENS, "gv") and self._has_batch():
+        if self._axis(name):
             y = y[None] if rows is None else _in_rows(name, y, rows)
         apart = 2 if name in ("k", "v") else 1
-        t = self._placed(name, arrange(self._on_device(y), self.memory, apart))
+        laid = arrange(self._on_device(y), self.memory, apart, self._axis(name))
+        t = self._placed(name, laid)
         if self.autograd and name not in INCOMING:
             t.requires_grad_(True)
         return t
@@ -474,7 +479,7 @@ class Contract:
             memory = t.new_full((t.numel(),), float("nan"))
             memory[0] = t.flatten()[0]
             return memory[0].expand(t.shape)
-        return arrange(t, self.memory)
+        return arrange(t, self.memory, tokens=self._axis(name))
 
     def _fit(
         self, name: str, result: Mapping[str, Any], shape: tuple[int, ...]

@@ -4,6 +4,8 @@ NaN, so that an entry which is read from outside of it shows in the results.
     contiguous   row-major, at an aligned address, NaN behind the end
     strided      heads are slices of wider heads; of k and v, all heads of a token are a slice of
                  a wider token, as q k v of one projection are
+    heads-first  all tokens of a head lie together, and are a slice of more tokens, as in a cache of
+                 heads; arrays without tokens as they are
     offset       the array begins one row behind the begin of its memory
     unaligned    the array begins one entry behind it: not aligned to 16 bytes
 
@@ -31,8 +33,8 @@ from . import device_pages
 from .tensors import is_torch
 from .words import Unsupported
 
-LAYOUTS = ("contiguous", "strided", "offset", "unaligned")
-FAR, GUARDED = "far", "guarded"
+LAYOUTS = ("contiguous", "strided", "heads-first", "offset", "unaligned")
+FAR, GUARDED, HEADS_FIRST = "far", "guarded", "heads-first"
 TAIL = 64  # entries of NaN behind the end
 WRAPS = 2**31
 NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux, which Python names from 3.13 on
@@ -64,8 +66,9 @@ def _first(shape: tuple[int, ...], layout: str) -> int:
     return 1 if layout == "unaligned" else 0
 
 
-def arrange(x: Any, layout: str, apart: int = 1) -> Any:
-    """The same numbers in that layout, on the same device. apart: axes of a row (strided)."""
+def arrange(x: Any, layout: str, apart: int = 1, tokens: int | None = None) -> Any:
+    """The same numbers in that layout, on the same device. A row has `apart` axes (strided); the
+    axis `tokens` is that of tokens, before that of heads (heads-first)."""
     known = (*LAYOUTS, GUARDED, FAR)
     if layout not in known:
         raise ValueError(f"layout {layout}: must be one of {' '.join(known)}")
@@ -74,6 +77,10 @@ def arrange(x: Any, layout: str, apart: int = 1) -> Any:
         return x
     if layout == GUARDED:
         return _guarded(x, shape)
+    if layout == HEADS_FIRST:
+        at = (tokens, tokens + 1) if tokens is not None else (0, 0)
+        y = arrange(x.swapaxes(*at), "strided" if at[1] else "contiguous", x.ndim - at[1])
+        return y.swapaxes(*at)
     strides, first = _strides(shape, layout, apart), _first(shape, layout)
     size = first + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + TAIL
     if layout == FAR and (not is_torch(x) or x.device.type == "cpu"):

@@ -15,7 +15,7 @@ from .contract import Contract, Problem, contract_of
 from .fitting import fits
 from .fresh import COUNT, FRESH, Caller, Law, run_fresh
 from .judging import cache_folder
-from .layouts import FAR, LAYOUTS, layouts_of
+from .layouts import FAR, HEADS_FIRST, LAYOUTS, layouts_of
 from .limits import LONGEST, seconds
 from .program import environment, program
 from .provenance import kernels_of, note_options, surroundings
@@ -177,12 +177,12 @@ def small_case(contract: Contract) -> str:
 def _layout(
     contract: Contract, about: About, limit: float, layout: str, options: Sequence[str], cache: str
 ) -> str:
-    """A small case, and one of packed sequences with states where the function takes these, with
-    every array in that layout. A function refuses it by NotImplementedError or Unsupported;
-    whatever else it raises is a failure."""
-    cases = [small_case(contract)]
-    if contract.takes("initial_state") and contract.takes("cu_seqlens"):
-        packed = f"{contract.models[0]}-packed-inside"
+    """A small case with every array in that layout. Where the function takes states, also one of
+    packed sequences, or of rows (heads-first). A function refuses a layout by NotImplementedError
+    or Unsupported; whatever else it raises is a failure."""
+    cases, rows = [small_case(contract)], layout == HEADS_FIRST and contract.has_batch()
+    if contract.takes("initial_state") and (rows or contract.takes("cu_seqlens")):
+        packed = f"{contract.models[0]}-{'rows' if rows else 'packed-inside'}"
         cases += [x for x in case_paths(packed, contract, cache) if os.path.isfile(x)]
     options = [*options, "--again=0"]
     got = _one_run(cases, replace(contract, memory=layout), about, limit, options)

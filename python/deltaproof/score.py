@@ -21,13 +21,13 @@ from typing import Any
 
 from .fresh import Found, run_fresh, share
 from .kernel_process import KernelProcess
-from .layouts import GUARDED
+from .layouts import GUARDED, LAYOUTS
 from .limits import seconds
 from .records import FAIL, NOT_JUDGED
 
 TASKS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tasks")
 SCHEMA = "deltaproof.score/1"
-LAYED = ("strided", "offset", "unaligned", GUARDED)
+LAYED = (*LAYOUTS[1:], GUARDED)
 KEYS = ("models", "outputs", "gate", "beta", "l2norm", "base", "design", "laws", "count")
 
 

@@ -22,7 +22,7 @@ OWN: dict[str, Any] = {
 
 def rows_of(fault: str, masks: bool = False) -> Any:
     """GDN over the rows of a batch, one by one. Faults: every row begins from the first one's
-    state; padding is computed like tokens; its o is not zero."""
+    state or by its strides; padding is computed like tokens; its o is not zero."""
     row = right("gdn")
     seen: list[tuple[int, ...]] = []
 
@@ -42,6 +42,9 @@ def rows_of(fault: str, masks: bool = False) -> Any:
         attention_mask: Any = None,
     ) -> Any:
         seen.append(q.shape)
+        if fault == "strides":
+            dense = (q.shape[1] * q.strides[1], *q.strides[1:])
+            q = np.lib.stride_tricks.as_strided(q, strides=dense)
         how = {"scale": scale, "gate": gate, "beta_form": beta_form, "l2norm": l2norm}
         x = dict(zip(TOKENS, (q, k, v, g, beta), strict=True))
         o, states = np.full_like(v, 1 if fault == "not zero" else 0), []
@@ -71,6 +74,12 @@ def test_sequences_of_one_length_are_rows_of_a_batch() -> None:
     assert "takes no `cu_seqlens`" in found.text
     found = deltaproof.run(rows_of("first state")[0], "gdn-rows", batch=True, **OWN)
     assert found.status == 1 and "sequence" in found.text, found.text
+    for fault in ("", "strides"):
+        found = deltaproof.run(
+            rows_of(fault)[0], "gdn-rows", batch=True, **OWN | {"layouts": ("heads-first",)}
+        )
+        assert found.layouts == {"heads-first": "fail" if fault else "pass"}, found.text
+        assert list(found.verdicts().values()) == ["pass"]
 
 
 @pytest.mark.parametrize("fault", ["", "runs", "not zero"])

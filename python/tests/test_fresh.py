@@ -269,7 +269,7 @@ def test_a_score_is_json_with_its_power(tmp_path: Path) -> None:
     said = json.loads(out.read_text())
     assert said["schema"] == "deltaproof.score/1" and said["seed"] == 5 and said["score"] < 1
     assert set(said["tensors"]["o"]["power"]) == {"whole", "window", "row", "seen"}
-    assert [r["verdict"] for r in said["runs"]] == ["pass"] * 6 and "numpy" in said["modules"]
+    assert [r["verdict"] for r in said["runs"]] == ["pass"] * 7 and "numpy" in said["modules"]
     done = subprocess.run([*command, "--task", "none", *told], capture_output=True, text=True)
     assert not out.read_text()  # no score of the call before
     assert done.returncode == 2 and "task none: no such file" in done.stderr

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import deltaproof
+from deltaproof.layouts import LAYOUTS
 from deltaproof.program import program
 from deltaproof.tensors import BFLOAT16
 from kernels import (
@@ -41,7 +42,7 @@ def test_a_right_kernel_passes_what_it_serves_and_says_why_not_the_rest() -> Non
     verdicts = {i.split(":")[0]: v for i, v in found.verdicts().items()}
     assert [verdicts[n] for n in CASES[:3]] == ["pass"] * 3, found.text
     assert verdicts["smoke-kda"].startswith("skipped: ") and "gate softplus" in found.text
-    assert found.layouts == dict.fromkeys(("strided", "offset", "unaligned", "far"), "pass")
+    assert found.layouts == dict.fromkeys((*LAYOUTS[1:], "far"), "pass")
     assert found.record is not None and found.record["provenance"]["notes"]["python"]
 
 
@@ -68,7 +69,7 @@ def test_a_kernel_that_erases_nothing_serves_gla_and_ssd_alone() -> None:
     verdicts = {i.split(":")[0]: v for i, v in found.verdicts().items()}
     assert [verdicts[n] for n in cases[:2]] == ["pass"] * 2, found.text
     assert verdicts["beta-zero"].startswith("skipped: ") and "model kda" in found.text
-    assert set(found.layouts) == {"strided", "offset", "unaligned", "far"}
+    assert set(found.layouts) == {*LAYOUTS[1:], "far"}
 
 
 def test_keys_that_read_in_turn_are_a_recurrence_of_their_own() -> None:
@@ -124,7 +125,7 @@ def test_a_kernel_that_ignores_strides_is_seen() -> None:
 
     found = deltaproof.run(flat, ("beta-zero",), base="fp32")
     assert found.status == 1 and not found.passed, found.text
-    assert all(x.startswith("fail") for x in found.layouts.values()) and len(found.layouts) == 4
+    assert all(x.startswith("fail") for x in found.layouts.values()) and len(found.layouts) == 5
     assert list(found.verdicts().values()) == ["pass"] and "layout strided: fail" in found.text
     assert found.text.endswith("VERDICT: FAIL (in no case)\n"), found.text
 
@@ -142,17 +143,19 @@ def test_a_kernel_that_ignores_strides_of_states_is_seen() -> None:
     assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
 
 
-@pytest.mark.parametrize("fault", ["strides of q", "dense tokens"])
+@pytest.mark.parametrize("fault", ["strides of q", "dense tokens", "dense heads"])
 def test_a_kernel_that_computes_strides_of_keys_is_seen(fault: str) -> None:
-    """From those of q, or from its own between heads."""
+    """From those of q, or one from the other."""
 
     def guesses(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
-        head, entry = k.strides[1:]
-        own = q.strides if fault == "strides of q" else (k.shape[1] * head, head, entry)
-        return kda(q, np.lib.stride_tricks.as_strided(k, strides=own), v, g, beta)[0]
+        token, head, entry = k.strides
+        own = {"dense tokens": (k.shape[1] * head, head, entry), "strides of q": q.strides}
+        own["dense heads"] = (token, k.shape[2] * entry, entry)
+        return kda(q, np.lib.stride_tricks.as_strided(k, strides=own[fault]), v, g, beta)[0]
 
-    found = deltaproof.run(guesses, "beta-zero", base="fp32", layouts=("strided", "offset"))
-    assert found.layouts == {"strided": "fail", "offset": "pass"} and found.status == 1
+    layout = "heads-first" if fault == "dense heads" else "strided"
+    found = deltaproof.run(guesses, "beta-zero", base="fp32", layouts=(layout, "offset"))
+    assert found.layouts == {layout: "fail", "offset": "pass"} and found.status == 1
 
 
 @pytest.mark.parametrize("name", ["q", "g", "cu_seqlens", "initial_state"])
