@@ -185,6 +185,20 @@ static inline double largest(const std::vector<double> &x) {
 /* How much more x is than `than`, in percent. */
 static inline double percent_more(double x, double than) { return 100 * (x / than - 1); }
 
+static __global__ void wait_ns(long long ns) {
+    long long t0, t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
+    do
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    while (t - t0 < ns);
+}
+/* As long as NCCL over NVLink takes for so many received words: 20 us and 300 GB/s. `blocks` of 512
+ * threads are busy with it, or one thread. */
+static inline void wait_for(size_t words, void *stream, int blocks = 16) {
+    wait_ns<<<blocks ? blocks : 1, blocks ? 512 : 1, 0, (cudaStream_t)stream>>>(
+        20000 + (long long)(words * 4 / 300.));
+}
+
 /* A communicator of one rank among N that stand still: what it gathers is its own share N times. */
 static inline dp_status own_copies(dpg_comm *c, const float *send, float *recv, size_t count,
                                    void *stream, dp_err *) {

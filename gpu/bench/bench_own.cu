@@ -7,16 +7,6 @@
  *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
 #include "bench.h"
 
-static __global__ void wait_ns(long long ns) {
-    long long t0, t;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0));
-    do
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-    while (t - t0 < ns);
-}
-static void wait_for(size_t words, void *stream) {
-    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 + (long long)(words * 4 / 300.));
-}
 static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
                        dp_err *e) {
     wait_for((c->N - 1) * count, stream);
