@@ -4,6 +4,8 @@ that limit was derived and where. It explains TENSOR, else those that failed, el
 to its limit. Exit status 0 explained, 2 not.
 """
 
+import contextlib
+import math
 import os
 import sys
 import textwrap
@@ -15,7 +17,6 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from read import many, record
 from read.checks import Malformed
 from read.record import Record, Run, Tensor
-from say.rows import decimal
 from say.verdicts import place
 
 TIERS = {
@@ -60,10 +61,10 @@ def explain_truth(run: Run) -> None:
 
 
 def explain_claim(run: Run) -> None:
-    p = run["policy"]
-    more = [("chain of M", p.get("chain")), ("design", p.get("design"))]
-    said = "".join(f", {what} {x}" for what, x in more if x)
-    say("claim", f"base {p['base']}{said}: limits are derived from these formats")
+    words = (("base", "base"), ("chain", "chain of M"), ("design", "design"))
+    said = ", ".join(f"{what} {run['policy'][k]}" for k, what in words if run["policy"].get(k))
+    if said:
+        say("claim", f"{said}: limits are derived from these formats")
 
 
 def explain_calls(case: dict[str, Any], run: Run) -> None:
@@ -122,13 +123,19 @@ def explain_power(t: Tensor) -> None:
     say("power", f"the tensor times {factor(t['seen'])}, or more, would have failed{head}")
 
 
+def entry(hexadecimal: str) -> float:
+    with contextlib.suppress(ValueError, OverflowError):
+        return float.fromhex(hexadecimal)
+    return math.nan
+
+
 def explain_place(t: Tensor) -> None:
     row = place(t)
     if not row:
         return
     keys = ("rank", "head", "sequence", "token", "index")
     at = ", ".join(f"{k} {row[k]}" for k in keys if row.get(k, -1) >= 0)
-    got, want = (f"{float(decimal(row.get(k) or '0')):.6g}" for k in ("got", "want"))
+    got, want = (f"{entry(row.get(k) or '0'):.6g}" for k in ("got", "want"))
     say("place", f"{at}: got {got}, truth {want}")
     if "times" in row:
         error, times = number(row.get("error")), number(row["times"])
@@ -167,8 +174,7 @@ def explain(rec: Record, run: Run, name: str) -> int:
     print(textwrap.fill(said, 80, break_long_words=False, break_on_hyphens=False) + "\n")
     if run["truth"]:
         explain_truth(run)
-    if run["policy"].get("base"):
-        explain_claim(run)
+    explain_claim(run)
     explain_calls(rec.cases[run["case"]], run)
     tensors = wanted(run, name)
     for t in tensors:

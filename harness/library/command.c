@@ -203,8 +203,6 @@ static void command_folder_clear(struct dp_command *c) {
     name_files(c);
 }
 
-/* A new folder for its files, with the paths of IN and OUT; those that killed programs left are
- * removed. */
 static void command_folder_remove(struct dp_command *c) {
     if (c->folder) remove_all(c->folder);
     if (c->lock >= 0) close(c->lock);

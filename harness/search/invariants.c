@@ -613,8 +613,6 @@ static dp_status sign_kv(dp_check_work *w) {
     return times_set(w, set, -1, -1, -1, &by);
 }
 
-/* ---- edits ----------------------------------------------------------------------------------- */
-
 /* ---- the checks ------------------------------------------------------------------------------ */
 
 /* Among so many calls a race of one call in 50 shows in 95 of 100 checks. */
