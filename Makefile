@@ -132,7 +132,7 @@ test: setup                    ## set up, build, run all tests (SAN=1: sanitized
 
 # Tests that find most for their time.
 CHECKED  ?= formats.*:vocabulary.*:abi.*:case.*:operations.*:own.*:slots.*:schema.*:safetensors.*:$\
-    inputs.*:pieces.*:spectral.*:levels.*:compare.*:condition.*:sums.*:bits.*:product.*:$\
+    inputs.*:pieces.*:spectral.*:levels.*:condition.*:sums.*:bits.*:product.*:$\
     recurrent.designs*:judge.*:layers.no_line*:layers.no_folder*:-levels.no_alarm*
 check: setup                   ## build with -Werror, layout, lint and the quick tests: a minute
 	+@$(MAKE) --no-print-directory -j$(JOBS) GPU=0 WERROR=1 BUILD=$(BASE)/check \
