@@ -147,6 +147,9 @@ def test_faults_of_common_shapes_show_in_a_case(own: str, tmp_path: Any) -> None
         paths = case_paths("serving", Contract(make(), ("o", "pool"), (model,)), str(tmp_path))
         sessions = [shape_of(x) for x in paths if "session" in keys_of(x)]
         assert all(any(map(has, sessions)) for has in SESSIONS.values())
+        at = [x.split("/")[-1] for x in paths].index(f"{model}-first-one.case")
+        before, one = ((x.HV, x.K, x.V) for x in map(shape_of, paths[at - 1 : at + 1]))
+        assert before == one, "a state that was left behind would not fit"
 
 
 def test_what_a_function_does_not_take_is_left_out(tmp_path: Any) -> None:
