@@ -20,8 +20,8 @@ ifeq ($(origin CXX),default)
 CXX      := g++
 endif
 AR       ?= ar
-CFLAGS   ?= -O3 -g
-CXXFLAGS ?= -O1 -g
+CFLAGS   ?= -O3
+CXXFLAGS ?= -O1
 LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lsodium -lm -lpthread
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
 SHARDS   ?= $(if $(filter 1 2 3 4,$(JOBS)),$(JOBS),4)
@@ -29,12 +29,13 @@ SHARDS   ?= $(if $(filter 1 2 3 4,$(JOBS)),$(JOBS),4)
 BASE     := $(BUILD)
 ifeq ($(SAN),1)
 override BUILD := $(BASE)/san
-SANFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+SANFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined $\
+    -fno-omit-frame-pointer
 endif
 ifeq ($(SAN),thread)
 override BUILD := $(BASE)/tsan
 CC       := $(firstword $(shell command -v clang clang-14 clang-15 clang-16 clang-18 2>/dev/null))
-SANFLAGS := -O1 -fsanitize=thread -fno-omit-frame-pointer
+SANFLAGS := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
 endif
 WARNED   := $(if $(filter 1,$(WERROR)),-Werror)
 # What the code needs, whatever CFLAGS says: bounds assume that the compiler neither fuses nor

@@ -109,7 +109,7 @@ DP_TEST(kernels, what_comes_through_steep_gates_is_there) {
     char cmd[4096], out[16384];
     snprintf(cmd, sizeof cmd, "mkdir -p '%s/steep'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 12; i++) {
         snprintf(cmd, sizeof cmd, "%s/steep/s%d.case", gt_tmpdir(), i);
         write_steep(cmd, &seed);
     }
@@ -120,7 +120,7 @@ DP_TEST(kernels, what_comes_through_steep_gates_is_there) {
                  "grep -v ^pass",
                  gt_tmpdir(), sms, program());
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, "PASS (20 passed, 0 failed, 0 skipped, 0 unjudged"),
+        CHECK(rc == 0 && strstr(out, "PASS (12 passed, 0 failed, 0 skipped, 0 unjudged"),
               "%d multiprocessors: %.3000s", sms, out);
     }
 }
@@ -161,21 +161,18 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
     NEEDS_KERNELS;
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
     static const char *const conv[] = {"y", "dx", "dw", "dbias", NULL};
-    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-           "zigzag,uneven,empty --way plain,dh-only,save-all --exchange allgather",
-           9, names);
+    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own uneven,empty "
+           "--way plain,dh-only,save-all --exchange allgather",
+           6, names);
     judges("exact-packed --chain bf16 --ranks 3 --own balanced,cyclic "
-           "--exchange allgather --payload full,m-i",
+           "--exchange allgather,scan --payload m-i",
            4, names);
-    judges("exact-packed --chain bf16 --ranks 1,3 --own grid --exchange "
-           "allgather,scan,serial --payload full,bf16",
-           12, names);
-    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own "
-           "zigzag,empty,cyclic,uneven --exchange ring,scan,serial",
-           12, names);
-    judges("exact-packed --chain bf16 --ranks 3 --own cyclic --exchange scan --payload "
-           "full,m-i",
-           4, names);
+    judges("exact-packed --chain bf16 --ranks 1,3 --own grid --exchange scan,serial "
+           "--payload full,bf16",
+           6, names);
+    judges("packed-across --base fp32 --chain fp32 --ranks 3 --own zigzag,cyclic "
+           "--exchange ring,scan,serial",
+           6, names);
     judges("owned-conv", 36, conv);
 }
 
@@ -183,7 +180,7 @@ DP_TEST(kernels, ranks_that_own_parts_of_any_length) {
 DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     NEEDS_KERNELS;
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
-    json_t *j = judged("exchange-slow weak-heads --base fp32 --ranks 4 --chain fp32 --exchange "
+    json_t *j = judged("weak-heads --base fp32 --ranks 4 --chain fp32 --exchange "
                        "allgather,ring --payload full,fp32,bf16,bf16x2,m-i",
                        0),
            *s = judged("exchange-packed --base bf16 --ranks 3 --exchange ring --payload full,bf16 "
@@ -198,7 +195,7 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
            *m = judged("kda-slow --base fp32 --ranks 8 --exchange scan --chain "
                        "fp32,tf32x3,tf32,tf32rz,bf16",
                        0);
-    if (j) all_judged(j, 20, names);
+    if (j) all_judged(j, 10, names);
     if (s) all_judged(s, 4, names);
     if (c) all_judged(c, 4, names);
     if (m) all_judged(m, 5, names);
@@ -223,10 +220,10 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
 DP_TEST(kernels, exchange_of_heads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
-    judges("smoke-kda exact-mkda2 gdn-raw smoke-dplr --ranks 2 --base "
-           "fp32,bf16 --chain fp32 --exchange heads",
-           8, names);
-    judges("exchange-heads --exchange heads --way plain,save-all", 12, names);
+    judges("smoke-kda exact-mkda2 gdn-raw smoke-dplr --ranks 2 --base bf16 --chain fp32 "
+           "--exchange heads",
+           4, names);
+    judges("exchange-heads --exchange heads --way save-all", 6, names);
     judges("exchange-heads --exchange heads --base fp32 --ranks 3 --own "
            "zigzag,empty,cyclic,uneven",
            4, names);
@@ -242,10 +239,10 @@ DP_TEST(kernels, exchange_of_heads) {
 DP_TEST(kernels, exchange_of_heads_that_share_query_heads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "final_state", "dq", "dk", "dv", "dg", "ds0", NULL};
-    judges("initial-state exchange-packed --ranks 2,6 --base fp32,bf16 --chain fp32 "
+    judges("initial-state exchange-packed --ranks 2,6 --base bf16 --chain fp32 "
            "--exchange heads --way plain,save-all",
-           8, names);
-    judges("gdn2-weak --ranks 2,4 --base fp32,bf16 --exchange heads", 4, names);
+           4, names);
+    judges("gdn2-weak --ranks 4 --base fp32,bf16 --exchange heads", 2, names);
     judges("exchange-packed --ranks 3 --base fp32 --exchange heads --own "
            "zigzag,empty,cyclic,uneven",
            4, names);
@@ -355,7 +352,7 @@ DP_TEST(kernels, on_a_grid_no_bit_depends_on_the_number_of_ranks) {
         "allgather", "allgather --payload m-i", "ring",   "ring --payload bf16",
         "scan",      "scan --payload bf16x2",   "serial", "serial --payload bf16"};
     for (int i = 0; i < 2; i++)
-        for (int x = 0; x < 8; x++)
+        for (int x = i; x < 8; x += 2)
             check_grid(on[i], capability[i], 2 + x % 3, how[x]);
     check_grid("exchange-heads --base fp32", 75, 3, "heads");
     check_grid("exchange-heads-wide --base bf16", 90, 2, "heads");
@@ -457,15 +454,15 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
 DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
-    judges("gdn2-weak smoke-gla --base fp32 --chain fp32 --ranks 4 --exchange "
-           "allgather,ring --payload bf16,bf16x2,m-i",
-           12, names);
+    judges("gdn2-weak --base fp32 --chain fp32 --ranks 4 --exchange allgather,ring "
+           "--payload bf16,bf16x2,m-i",
+           6, names);
     judges("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
            "--exchange scan,serial --payload bf16",
            2, names);
     judges("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4,6 "
-           "--exchange scan --payload bf16,bf16x2,m-i",
-           9, names);
+           "--exchange scan --payload bf16x2,m-i",
+           6, names);
 }
 
 /* Norms; rows one after the other, with both factors of the gate and the token before. */
@@ -515,8 +512,8 @@ DP_TEST(kernels, recurrences_of_ones_own) {
         {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --exchange heads,serial",
          2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}},
-        {"dplr-weak smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 4",
-         4,
+        {"smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 4",
+         2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "S_in"}},
         {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --own even,zigzag,empty,grid",
          4,
@@ -615,12 +612,12 @@ static void write_short(int i, const char *op, int gate) {
     snprintf(path, sizeof path, "%s/short/%s-%d.case", gt_tmpdir(), op, i);
     FILE *f = fopen(path, "w");
     fprintf(f,
-            "reason = r\nsource = s\nop = %s\nT = 247\nHV = 4\nH = %d\nK = %d\nV = %d\n"
+            "reason = r\nsource = s\nop = %s\nT = 247\nHV = 3\nH = %d\nK = %d\nV = %d\n"
             "gate = %s\nbeta = sigmoid\nl2norm = %s\ns0_scale = %s\n"
             "cu_seqlens = 0,1,17,17,49,66,97,161,166,182,214,247\nbase = bf16\nchain = fp32\n"
             "backward = %s\n",
-            op, 1 + i % 2, i & 1 ? 64 : 128, i & 2 ? 64 : 128, gates[gate], i & 2 ? "no" : "yes",
-            i == 1 ? "0" : "0.3", i % 3 ? "no" : "yes");
+            op, i & 1 ? 3 : 1, i & 1 ? 64 : 128, i & 2 ? 64 : 128, gates[gate],
+            i & 2 ? "no" : "yes", i == 1 ? "0" : "0.3", i % 3 ? "no" : "yes");
     fclose(f);
 }
 
@@ -633,14 +630,14 @@ DP_TEST(kernels, short_sequences_in_one_kernel) {
     static const struct {
         const char *on, *cases;
         int n;
-    } runs[] = {{"1", "*", 12}, {"16 DP_CPU_ORDER=reverse", "*-[03]", 4}, {"96", "*-[01]", 4}};
+    } runs[] = {{"1", "*", 8}, {"16 DP_CPU_ORDER=reverse", "*-[03]", 4}, {"96", "*-[01]", 4}};
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd, "mkdir -p '%s/short'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     for (int i = 0; i < 4; i++)
         write_short(i, "gdn", i & 1);
-    for (int i = 0; i < 8; i++)
-        write_short(i, "kda", (i + i / 4) % 4);
+    for (int i = 0; i < 4; i++)
+        write_short(i, "kda", i);
     for (int i = 0; i < 3; i++) {
         snprintf(cmd, sizeof cmd,
                  "cd '%s/short' && DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=%s '%s' run "
@@ -865,16 +862,13 @@ DP_TEST(kernels, decode_steps_keep_states_as_the_simulated_formats_do) {
 DP_TEST(kernels, a_rank_that_dies_or_hangs_ends_all_and_is_named) {
     NEEDS_KERNELS;
     char cmd[8192], out[8192];
-    static const char *const how[] = {"shared 0.3 few", "nccl 0.3 few", "shared 0.6 few ring",
-                                      "nccl 0.6 few ring"};
-    for (int i = 0; i < 4; i++) {
+    static const char *const how[] = {"shared 0.3 few", "nccl 0.6 few ring"};
+    for (int i = 0; i < 2; i++) {
         snprintf(cmd, sizeof cmd, "LD_LIBRARY_PATH='%s' timeout 600 '%s/test_kill' 3 %s", folder(),
                  folder(), how[i]);
         const int rc = gt_run(cmd, out, sizeof out);
-        CHECK(rc == 0 && strstr(out, i == 2   ? "did not reach hand"
-                                     : i == 3 ? "did not reach ncclSend"
-                                              : "did not reach"),
-              "%d: %s", rc, out);
+        CHECK(rc == 0 && strstr(out, i ? "did not reach ncclSend" : "did not reach"), "%d: %s", rc,
+              out);
     }
 }
 

@@ -64,7 +64,7 @@ def test_a_failing_run_is_had_again_in_python_and_explained_in_a_shell(
         assert call and eval(html.unescape(call[0])).status == 1
 
 
-@pytest.mark.parametrize("more", [(), ("t65",), ("other.case", "beta-zero")])
+@pytest.mark.parametrize("more", [(), ("other.case", "beta-zero")])
 def test_cases_of_one_s_own_are_had_again_by_their_files(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"
 #define VL 8
+#define FN static __attribute__((noinline, unused)) /* inlined: half a minute to compile */
 #define LANES tr_dd_wide
 #define TR_DD_NAME "wide"
 #include "truth_dd_lanes.inc"
