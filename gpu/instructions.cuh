@@ -262,16 +262,34 @@ template <int N> __device__ __forceinline__ void wg_wait(float (*d)[4]) {
     asm volatile("" : R32(d)::"memory");
 }
 /* d = A B if first, else d += A B: 64 rows, 64 columns, 16 deep; B by descriptor. T: B is [16][64]
- * in memory, else [64][16]. */
-template <int T>
+ * in memory, else [64][16]. SIGN: -1 takes -A. */
+template <int T, int SIGN = 1>
 __device__ __forceinline__ void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %38, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,"
                  "%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,"
-                 "%29,%30,%31}, {%32,%33,%34,%35}, %36, p, 1, 1, %37;\n}"
+                 "%29,%30,%31}, {%32,%33,%34,%35}, %36, p, %39, 1, %37;\n}"
                  : R32(d)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first),
+                   "n"(SIGN));
+#endif
+}
+
+/* The same of 128 columns. */
+template <int T, int SIGN = 1>
+__device__ __forceinline__ void wg_mul_128(float (*d)[4], const uint32_t a[4], uint64_t b,
+                                           bool first) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, %70, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,"
+                 "%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+                 "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,"
+                 "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+                 "{%64,%65,%66,%67}, %68, p, %71, 1, %69;\n}"
+                 : R32(d), R32((d + 8))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(T), "r"((int)first),
+                   "n"(SIGN));
 #endif
 }
 

@@ -217,6 +217,7 @@ static SegArgs seg_args(const Call &c) {
 
 dp_status chain_compose(const Call &c) {
     const Dims &d = c.p->d;
+    if (c.p->N == 1) return DP_OK; /* pre_own.cu has made the states */
     SegArgs a = seg_args(c);
     unsigned grid = (unsigned)c.p->ncut * d.HV * ((d.V + (a.whole ? 0 : d.K)) / 32);
     int most = 0;
@@ -234,6 +235,7 @@ dp_status chain_compose(const Call &c) {
 dp_status chain_merge(const Call &c) {
     const Dims &d = c.p->d;
     if (c.p->opt.chain_how == DPG_CHAIN_DENSE) return merge_elements(c);
+    if (c.p->N == 1) return DP_OK;
     SegArgs a = seg_args(c);
     unsigned grid = (unsigned)c.p->ncut * d.HV * (d.V / 32) * a.groups;
     int bytes = d.K / 2 * Panel<64>::PITCH * 16 + d.K * 36 * 4;

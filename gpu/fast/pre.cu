@@ -37,36 +37,12 @@
  * spoil.cu, after the pass, brings values that are not finite from skipped chunks to later
  * segments. On several ranks the message must hold them, and the skipped rows of v are checked
  * here, once. */
-#include "fast/bare.cuh"
-#include "fast/chunks.cuh"
-#include "fast/fast.cuh"
-#include "fast/state.cuh"
+#include "fast/pre.cuh"
 #include <limits.h>
 
 namespace {
 
 #define STAGES 3
-#define LOOK 4
-
-/* Outputs of a plan's chunks:
- *   MADE      w, kg, u
- *   DECAYED   Kgam, kg, T B (no w and u, a gate a channel)
- *   GIVEN     T B and factors of rows (no w and u, one gate a head) */
-enum Form { MADE, DECAYED, GIVEN };
-
-struct PreArgs {
-    const bf16 *w, *kg, *u; /* DECAYED: Kgam, kg, raw v; `GIVEN`: raw k, NULL, v */
-    const bf16 *TB;         /* of a plan without w and u */
-    const BareFactors *factors;
-    const float *eC, *s0;
-    const int *odd;
-    int *reach; /* of segments; or NULL */
-    bool looks; /* checks skipped rows of v (plans without w and u): is something not finite */
-    /* keep: M alone once more, [segment - m_from][HV][D][D], for the backward; or NULL */
-    float *hm, *keep;
-    int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
-                       * in which a sequence starts */
-};
 
 /* Data of a plan without w and u alone: T B of a chunk and of the next, on barriers of their own;
  * factors. */
@@ -285,15 +261,6 @@ __device__ __forceinline__ void decay_keys(bf16 *k, bf16 *kg, float *eC, const S
 }
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Word (r, k) of the warp's 16 rows of P, j-th n-tile, e-th of the thread's words in it. */
-template <int K, class F> __device__ __forceinline__ void words(int lane, F f) {
-#pragma unroll
-    for (int j = 0; j < K / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            f(j, e, lane / 4 + e / 2 * 8, j * 8 + lane % 4 * 2 + e % 2);
-}
-
 /* Warps that load a chunk. The first loads tiles; in a plan without w and u all of them load raw
  * rows.
  */
@@ -350,26 +317,7 @@ __device__ __forceinline__ void load_behind(PreSmem<K, V, FORM> &sm, const Dims 
     if (i + STAGES - 1 < n) load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
 }
 
-/* Is anything left of P, in the whole block. */
-template <int K> __device__ __forceinline__ bool is_left(const float P[K / 8][4], int lane) {
-    uint32_t bits = 0;
-    words<K>(lane, [&](int j, int e, int, int) { bits |= __float_as_uint(P[j][e]) << 1; });
-    return __syncthreads_or(bits != 0);
-}
-/* Is something not finite in chunks [c0, c1) of a head, by their first `words` words, or in a
- * state; by the whole block. */
-__device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words, int c0, int c1,
-                                       int hv, const float *state) {
-    bool any = false;
-    for (int c = c0 + (int)threadIdx.x; c < c1; c += blockDim.x)
-        for (int i = 0; i < words; i++)
-            any |= odd[((int64_t)c * d.HV + hv) * ODDS + i] != 0;
-    for (int i = threadIdx.x; state && i < d.K * d.V; i += blockDim.x)
-        any |= state[i] - state[i] != 0.f;
-    return __syncthreads_or(any);
-}
-
-/* The same for raw rows of v. */
+/* The same as is_odd for raw rows of v. */
 template <int V>
 __device__ __noinline__ bool is_odd_in_rows(const Dims &d, const bf16 *v, int c0, int c1, int hv) {
     const int PIECES = V / 8;
@@ -421,7 +369,7 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
         if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
             int c1 = seq.c1 - i;
             bool odd = is_odd(d, a.odd, ODD_DO, seq.c0, c1, hv, s0);
-            if (FORM != MADE && a.looks && !odd) odd = is_odd_in_rows<V>(d, a.u, seq.c0, c1, hv);
+            if (FORM != MADE && !odd) odd = is_odd_in_rows<V>(d, a.u, seq.c0, c1, hv);
             if (!odd) break;
             looks = false;
         }
@@ -607,11 +555,10 @@ dp_status fast_pre(const Call &c) {
     a.odd = at<int>(c, B_ODD);
     a.reach = at<int>(c, B_REACH);
     a.hm = at<float>(c, p->nseg > 1 ? B_SEG : B_HM);
-    a.looks = p->N > 1;
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
     a.seq0 = p->pre0;
     a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : INT_MAX;
-    return by_widths<Pre>(c, a, p->npre);
+    return p->N == 1 && !p->owned ? fast_pre_own(c, a) : by_widths<Pre>(c, a, p->npre);
 }
 
 /* All parts but the first one of a sequence, whose dH nobody asks for. */

@@ -110,9 +110,9 @@ static void layout_forward(dpg_plan *pl) {
         layout_chunks(pl);
     add(pl, B_SIN, (int64_t)d.HV * d.K * d.V * state_parts(pl), 0);
     if (pl->nseg > 1) add(pl, B_SEG, (pl->is_bwd ? (int64_t)d.HV * d.K * d.V : hm) * pl->nseg, 0);
-    if (pl->nseg > 1 && !pl->is_bwd) add(pl, B_PREFIX, hm * pl->nseg, 0);
+    if (pl->nseg > 1 && !pl->is_bwd && pl->N > 1) add(pl, B_PREFIX, hm * pl->nseg, 0);
     if (pl->nseg > 1 && pl->opt.path == DPG_PATH_FAST)
-        add(pl, B_REACH, (int64_t)d.HV * pl->nseg, 0);
+        add(pl, B_REACH, (int64_t)d.HV * pl->nseg * HALVES_OF_M, 0);
     if (pl->N == 1 && !pl->owned) return;
     if (!pl->is_bwd || pl->opt.save == DPG_SAVE_ALL)
         layout_message(pl, B_HM, B_HMALL, hm * message_parts(pl));

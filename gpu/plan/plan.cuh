@@ -306,6 +306,7 @@ static inline float *gathered(const Call &c, int own, int all) {
 static inline Seq local_sequence(const dpg_plan *p, int i) { return p->seqs_h[p->whole0 + i]; }
 
 /* Chunks of each segment that its H or dH depends on, or NULL. Where some are left out, M is 0. */
+#define HALVES_OF_M 2 /* 64 rows each: forward on one rank B_REACH has a number of either */
 static inline const int *reaches(const dpg_plan *p, void *ws) {
     return (p->is_bwd ? p->parts : p->nseg) > 1 ? at<int>(p, ws, B_REACH) : NULL;
 }

@@ -211,7 +211,7 @@ static const char *const GUARDS[DP_NPIECES_WHYS] = {
 /* Why the rule of our kernels decides otherwise, where it does. */
 static const char *const DIFFERENCE[DP_NPIECES_WHYS] = {
     "The guards fill the multiprocessors; the rule takes the number of segments that it expects to "
-    "be fastest, and cuts only where that gains 8% of everything.",
+    "be fastest, and cuts only where that gains 9% of everything.",
     "Guard 0 counts blocks; the rule counts how long each runs, and cuts where a long one is alone "
     "when the others have ended.",
     "Guard 1 is a length, below which cuLA's pre-scan and merge cost more than they gain; the rule "

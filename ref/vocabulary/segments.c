@@ -22,15 +22,17 @@ static const pass_by STATE = {{7000000, 1700000, 793000, 4700}, {7200000, 860000
                                   {10000000, 5100000, 1774000, 34200}},
                      FROM_ZERO = {{11200000, 2300000, 846000, 11300},
                                   {10000000, 5800000, 1276000, 20600}};
-static const pass BARE = {1000000, 5300000, 1115000, 23500}, /* scan, without w and u */
-    PAIRS = {1200000, 20100000, 3344000, 0}, PAIRS_BARE = {1200000, 20100000, 4000000, 0};
+static const pass BARE = {1000000, 5300000, 1115000, 23500}; /* scan, without w and u */
+/* (M, H): of 64 rows a block, of all of them; tiles with w and u, and without by gates. */
+static const pass PAIRS_HALF = {2000000, 9000000, 860000, 14500},
+                  PAIRS = {2000000, 9000000, 1300000, 14500};
+#define PAIRS_GATED 17000
+#define PAIRS_ONE 12400
 
 typedef struct {
     ps launch, step, work;
 } products;
-static const products FORWARD = {5800000, 3800000, 72000}, BACKWARD = {1900000, 3800000, 116000};
-#define STATES 8800000
-#define COPIED 67000
+static const products FORWARD = {2400000, 1000000, 40000}, BACKWARD = {1900000, 3800000, 116000};
 /* A tile: chunks (plans without w and u; from bench_bwd forward); backward in all. */
 #define CHUNKS 45000
 #define CHUNKS_GATED 37400
@@ -145,6 +147,17 @@ static ps time_of_products(const dp_segments_case *c, const products *p, int in_
     return in_a_row ? p->launch + (step + work) * c->K / 128 : 0;
 }
 
+/* (M, H) and what segments start from (fast/pre_own.cu). */
+static ps time_of_starts(const dp_segments_case *c, const batch *b, int bare) {
+    const int halves = c->K > 64 && 2 * (b->segments - 1) * c->HV <= c->sms;
+    pass pairs = halves ? PAIRS_HALF : PAIRS;
+    if (bare) pairs.tile = c->one_gate ? PAIRS_ONE : PAIRS_GATED;
+    pairs.chunk = pairs.chunk * c->K / 128;
+    pairs.tile = bytes_here(c, pairs.tile);
+    return time_of_pass(c, &b->first, halves ? 2 * c->HV : c->HV, pairs) +
+           time_of_products(c, &FORWARD, b->most - 1, b->segments - b->cuts);
+}
+
 /* The part that depends on how a batch is cut. */
 static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
     const int cut = b->segments > 0, bare = takes_bare(c, b->all.n);
@@ -153,15 +166,15 @@ static ps time_of(const dp_segments_case *c, const batch *b, int64_t tiles) {
     if (!bare) t += bytes_here(c, chunks_of(c, 0) - chunks_of(c, 1)) * tiles;
     if (c->backward)
         t += (c->save_all ? 0 : time_by(c, &b->all, &RECOMPUTED)) + time_by(c, &b->all, &GRADIENTS);
+    const int beside =
+        b->all.n == 1 && b->all.at[0] >= 192 && 3 * c->HV * (c->V / 64) <= 2 * c->sms;
+    if (bare && beside) /* fast/path.cu: fast_spans */
+        t -= bytes_here(c, chunks_of(c, 1)) * tiles / (c->one_gate ? 3 : 6);
     if (!cut) return t;
-    const int64_t steps = b->segments - b->cuts;
-    pass pairs = bare ? PAIRS_BARE : PAIRS;
-    pairs.chunk = pairs.chunk * c->K / 128;
-    t += time_of_pass(c, &b->first, c->HV, pairs) +
-         time_of_products(c, &FORWARD, b->most - 2, steps - b->cuts);
-    t += STATES + (ps)COPIED * c->K * c->V / 16384 * c->HV * b->segments;
+    t += time_of_starts(c, b, bare);
     if (c->backward)
-        t += time_by(c, &b->later, &FROM_ZERO) + time_of_products(c, &BACKWARD, b->most - 1, steps);
+        t += time_by(c, &b->later, &FROM_ZERO) +
+             time_of_products(c, &BACKWARD, b->most - 1, b->segments - b->cuts);
     return t;
 }
 

@@ -4,29 +4,30 @@
  * machine. Guards of others, on lengths: pieces.h.
  *
  * A batch is cut by one number, the chunks that no segment exceeds: a sequence of n has ceil(n /
- * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre.cu) runs a block for some
- * columns of a segment and head, whole sequences first. Each block runs on the first free
- * multiprocessor:
+ * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre_own.cu) runs a block for
+ * some columns, or rows, of a segment and head, whole sequences first. Each block runs on the first
+ * free multiprocessor:
  *
  *   pass       launch + max(when the last block ends, one of n chunks taking block + n chunk;
  *              tile x tiles of the pass)
- *   products   launch + step x the most in a row + work x HV x all of them      (segments.cu,
- *              merge.cu: one a segment, but the first and, forward, the last)
- *   states     launch + copy x HV x segments
+ *   products   launch + step x the most in a row + work x HV x all of them      (pre_own.cu,
+ *              merge.cu: one a segment, but the first)
  *   whole      state; backward: + state (recomputed) + gradients
- *   cut        the same over segments + (M, H) of segments + products + states; backward: +
- *              gradients of segments from zero + products
- *   either     + w and u, unless the plan is bare (fast/bare.cuh)
+ *   cut        the same over segments + (M, H) of segments + products; backward: + gradients of
+ *              segments from zero + products
+ *   either     + w and u, unless the plan is bare (fast/bare.cuh); of one whole sequence, some of
+ *              its chunks are made beside the pass
  *
  * Cut where cut + MARGIN of everything < whole, everything being whole and what a cut does not
- * change. Nothing that is forgotten is counted on: then (M, H) take less (pre.cu).
+ * change. Nothing that is forgotten is counted on: then (M, H) take less.
  *
- * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300 runs
- * whose steps `bench_split steps` prints. The median error of passes is 1 to 4%, of products 6%
- * (reports/device/split.txt). Other widths scale them. A chunk takes (K + 128) / 256 of it, that of
- * (M, H) K / 128, bytes (K + V + 32) / 288, products K / 128. On another device what a
- * multiprocessor does takes as long, and bytes are divided among as many as there are. Under
- * save_all the state pass, which then also keeps, counts as one that does not. */
+ * Constants are picoseconds for K = V = 128 on an H200 (132 multiprocessors), fitted to 1,300
+ * runs whose steps `bench_split steps` prints. 75 later ones gave (M, H) forward. The median
+ * error of passes is 1 to 4%, of products 6% (reports/device/split.txt). Other widths scale them.
+ * A chunk takes (K + 128) / 256 of it, that of (M, H) K / 128, bytes (K + V + 32) / 288, products
+ * K / 128. On another device what a multiprocessor does takes as long, and bytes are divided
+ * among as many as there are. Under save_all the state pass, which then also keeps, counts as one
+ * that does not. */
 #pragma once
 #include <stdint.h>
 #ifdef __cplusplus
@@ -36,7 +37,7 @@ extern "C" {
 #define DP_SEGMENT_LEAST 4 /* chunks of a segment */
 /* Percent of everything. At 5 two of 161 batches that were cut took 1.02 of whole sequences on an
  * H100, whose memory is slower for a multiprocessor. */
-#define DP_SEGMENTS_MARGIN 8
+#define DP_SEGMENTS_MARGIN 9
 #define DP_SEGMENTS_SURE 10000000 /* ps, and so much in any case: launches vary */
 
 typedef struct {

@@ -163,10 +163,18 @@ static inline void wg_done(float (*)[4]) {}
 template <int N> static inline void take_registers() {}
 template <int N> static inline void give_registers() {}
 static inline bool has_warpgroups() { return cpu::has_warpgroups(); }
-template <int T>
-static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
-    cpu::Wgmma x = {d, a, 0, b, 64, 0, T, first};
+template <int T, int SIGN = 1>
+static inline void wg_mul(float (*d)[4], const uint32_t a[4], uint64_t b, bool first,
+                          int columns = 64) {
+    uint32_t signed_a[4];
+    for (int i = 0; i < 4; i++)
+        signed_a[i] = SIGN < 0 ? a[i] ^ 0x80008000u : a[i];
+    cpu::Wgmma x = {d, signed_a, 0, b, columns, 0, T, first};
     cpu::warp(cpu::warpgroup, &x);
+}
+template <int T, int SIGN = 1>
+static inline void wg_mul_128(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
+    wg_mul<T, SIGN>(d, a, b, first, 128);
 }
 template <int T>
 static inline void wg_mul_16(float (*d)[4], const uint32_t a[4], uint64_t b, bool first) {
