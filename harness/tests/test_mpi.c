@@ -205,7 +205,7 @@ DP_TEST(mpi, cases_are_shared_out_and_outlive_a_process) {
     digest(out, want);
     snprintf(cmd, sizeof cmd,
              "cd '%s'\n" ALLOW "mpirun -np 3 '%s' %s --cases '%s' --resume kept >said 2>&1 & m=$!\n"
-             "for i in $(seq 2400); do ls kept/*.json >/dev/null 2>&1 && break; sleep 0.02; done\n"
+             "for i in $(seq 2400); do ls kept/*.runs >/dev/null 2>&1 && break; sleep 0.02; done\n"
              "set -- $(pgrep -P $m | sort -n); kill -KILL $2; wait $m; rc=$?; cat said; exit $rc",
              gt_tmpdir(), program(), cases, gt_cases());
     const int rc = gt_run(cmd, out, sizeof out);
@@ -213,8 +213,8 @@ DP_TEST(mpi, cases_are_shared_out_and_outlive_a_process) {
               strstr(out, "finished cases are in kept: the same command goes on"),
           "exit %d: %.4000s", rc, out);
     snprintf(cmd, sizeof cmd,
-             "cd '%s' && before=$(ls kept/*.json | wc -l) && [ $before -ge 1 ] && " ALLOW
-             "mpirun -np 3 '%s' %s --cases '%s' --resume kept && ls kept/*.json | wc -l",
+             "cd '%s' && before=$(ls kept/*.runs | wc -l) && [ $before -ge 1 ] && " ALLOW
+             "mpirun -np 3 '%s' %s --cases '%s' --resume kept && ls kept/*.runs | wc -l",
              gt_tmpdir(), program(), cases, gt_cases());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%.4000s", out);
     digest(out, got);

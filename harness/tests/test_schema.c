@@ -62,7 +62,7 @@ DP_TEST(schema, no_object_has_a_field_twice) { check_fields(&dp_record_schema, 0
 /* `make verify` writes less than 20 MB for 3,600 runs; these two are among its shorter cases. */
 DP_TEST(schema, a_run_that_passes_takes_below_4_kilobytes) {
     const char *dir = strdup(at_dir("short"));
-    EXPECT(at_sh(dir, 120, "$P run smoke-gdn exact-kda --cases $C --cache none --json r.json"), 0);
+    EXPECT(at_sh(dir, 120, "$P run smoke-gdn exact-kda --cases $C --json r.json"), 0);
     char *text = at_read(at_text("%s/r.json", dir));
     json_t *record = json_loads(text, 0, NULL);
     const size_t runs = json_array_size(json_object_get(record, "runs"));

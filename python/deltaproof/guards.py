@@ -97,9 +97,8 @@ def _share(x: Any, y: Any) -> bool:
 
 def _plain(x: Any) -> bool:
     """Is it an array of numpy or a tensor of PyTorch, and of no class of its own?"""
-    torch = sys.modules.get("torch")
-    known = (np.ndarray, *((torch.Tensor, torch.nn.Parameter) if torch else ()))
-    return type(x) in known
+    known = (("numpy", "ndarray"), ("torch", "Tensor"), ("torch.nn", "Parameter"))
+    return type(x) in [getattr(sys.modules[m], name) for m, name in known if m in sys.modules]
 
 
 def look(given: Mapping[str, Any], before: Mapping[str, bytes], result: Mapping[str, Any]) -> None:
