@@ -86,7 +86,7 @@ DP_TEST(attacks_report, nothing_stays_of_a_page_that_was_interrupted) {
     static const char *const after[] = {"0.6", "0.9", "1.2"};
     const char *dir = strdup(at_dir("interrupted"));
     at_write(at_text("%s/results.json", dir), AT_RECORD);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 4; i++)
         EXPECT(
             at_sh(dir, 20,
                   "export AT_MARK=%d-%d; setsid $P report . >out 2>&1 & p=$!; sleep %s; "
