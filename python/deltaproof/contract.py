@@ -130,6 +130,8 @@ class Contract:
     - layout: "mamba" means that fn takes and returns arrays by the names of mamba.py.
     - memory: layout of every array there (layouts.py).
     - queries: query heads a key head.
+    - widths: K and V, where the function serves these alone. The cases of its sets have them, with
+      fewer heads where states would be large. Problems of others are skipped.
     - checkpoints: tokens between the states of the output "checkpoints", [sum of T_i //
       checkpoints, HV,K,V]. They are the states after every so many tokens of each sequence.
     - state_layout: last axes of initial_state, dht, pool and their results, "kv" or "vk".
@@ -153,6 +155,7 @@ class Contract:
     batch: bool | None = None
     masked: str = "any"
     queries: int = 1
+    widths: tuple[int, int] | None = None
     checkpoints: int = 0
     layout: str = "fla"
     memory: str = "contiguous"
@@ -192,6 +195,11 @@ class Contract:
             raise ValueError(f"outputs={self.outputs!r}: one of them stands twice")
         if not _is_whole(self.queries) or self.queries < 1:
             raise ValueError(f"queries={self.queries!r}: must be a whole number from 1 on")
+        if self.widths is not None:
+            own = tuple(self.widths) if isinstance(self.widths, tuple | list) else ()
+            if len(own) != 2 or not all(_is_whole(n) and 1 <= n <= 512 for n in own):
+                raise ValueError(f"widths={self.widths!r}: must be (K, V), from 1 to 512 each")
+            object.__setattr__(self, "widths", own)
         asked = _is_whole(self.checkpoints) and self.checkpoints > 0
         if asked != ("checkpoints" in self.outputs) or not (asked or self.checkpoints == 0):
             raise ValueError(
@@ -374,6 +382,9 @@ class Contract:
         ):
             if form != own and parameter not in takes:
                 raise Unsupported(f"{parameter} {form}, the function computes {own}")
+        own = problem.arrays["q"].shape[-1], problem.arrays["v"].shape[-1]
+        if self.widths and own != self.widths:
+            raise Unsupported("K = {}, V = {}: not the function's widths".format(*own))
         if s["chunk"] and "chunk" not in takes:
             raise Unsupported("the function takes no `chunk`, which its design says")
         if not self._standard(problem) and not self.may_get("scale"):

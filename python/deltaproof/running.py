@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from .contract import Contract, Problem, contract_of
@@ -166,6 +168,8 @@ def _again(fn: Callable[..., Any], cases: Sequence[str], **given: Any) -> list[s
 def small_case(contract: Contract) -> str:
     """A small case that such a function serves."""
     first = contract.models[0]
+    if contract.widths:
+        return f"{first}-smoke"
     small = {"mkda": "smoke-mkda2", "gated-deltaproduct": "deltaproduct-weak"}
     small |= {"dplr": "dplr-weak"} if contract.gate == "log" else {}
     forms = {"softplus": "smoke-kda", "log": "beta-zero", "lower_bound": "lower-bound"}
@@ -180,7 +184,8 @@ def _layout(
     """A small case with every array in that layout. Where the function takes states, also one of
     packed sequences, or of rows (heads-first). A function refuses a layout by NotImplementedError
     or Unsupported; whatever else it raises is a failure."""
-    cases, rows = [small_case(contract)], layout == HEADS_FIRST and contract.has_batch()
+    cases = case_paths(small_case(contract), contract, cache)
+    rows = layout == HEADS_FIRST and contract.has_batch()
     if contract.takes("initial_state") and (rows or contract.takes("cu_seqlens")):
         packed = f"{contract.models[0]}-{'rows' if rows else 'packed-inside'}"
         cases += [x for x in case_paths(packed, contract, cache) if os.path.isfile(x)]
@@ -246,6 +251,8 @@ def run(
     if FRESH in cases:
         if cases != [FRESH]:
             raise ValueError(f"cases={cases!r}: fresh problems are a run of their own")
+        if kernel.widths:
+            raise ValueError(f"widths={kernel.widths}: laws say the sizes of fresh problems")
         told = {"base": base, "design": design, "label": label, "kernel_commit": kernel_commit}
         drawn = {"seed": seed, "count": count, "laws": laws, "report": folder}
         return _fresh(kernel, limit, layouts, **drawn, **told)
@@ -264,6 +271,7 @@ def run(
         found = replace(found, text=_before_verdict(found.text, [f"{case} {x}" for x in lines]))
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
+    found = replace(found, text=_before_verdict(found.text, _few_served(found, names, kernel)))
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {
         x: _layout(kernel, about, limit, x, options, cache) for x in layouts if x != "contiguous"
@@ -318,6 +326,21 @@ def _before_verdict(text: str, more: list[str]) -> str:
     """The lines where a reader of the last line has read them."""
     at = text.rfind("VERDICT: ") if "VERDICT: " in text else len(text)
     return text[:at] + "".join(x + "\n" for x in more) + text[at:]
+
+
+def _few_served(found: Run, paths: Sequence[str], contract: Contract) -> list[str]:
+    """Says how to be asked more, where most cases were skipped and all others have one K and V."""
+    runs = found.record["runs"] if found.record else []
+    served = {r["case"] for r in runs if r["verdict"] != "skipped"}
+    widths = set()
+    for path in paths:
+        if os.path.basename(path).removesuffix(".case") in served and os.path.isfile(path):
+            keys = dict(re.findall(r"^([KV]) = (\d+)$", Path(path).read_text(), re.M))
+            widths.add((keys.get("K"), keys.get("V")))
+    if contract.widths or len(widths) != 1 or 2 * len(served) > len(paths) or len(paths) < 4:
+        return []
+    (K, V), n = widths.pop(), len(paths) - len(served)
+    return [f"{n} of {len(paths)} cases were not served: widths=({K}, {V}) asks for them in these"]
 
 
 def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:

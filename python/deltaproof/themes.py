@@ -35,6 +35,8 @@ LOG = {"gate": "log", "beta": "plain", "l2norm": "no"}
 NEEDS = {"cu_seqlens": "cu_seqlens", "s0_scale": "initial_state", "dstate": "initial_state",
          "scale": "scale", "gate": "lower_bound"}  # fmt: skip
 SETTINGS = ("gate", "beta_form", "l2norm")
+OF_WIDTHS = ("tails", "k192", "v256", "k256", "value-gates", "checkpoints")
+LARGEST = 1 << 22  # entries of the states of a case in a function's own widths
 
 
 @dataclass(frozen=True)
@@ -318,9 +320,27 @@ def _serves(theme: Theme, contract: Contract) -> bool:
     return (has | {"": True, "checkpoints": contract.checkpoints > 0})[theme.needs]
 
 
+def _has_widths(theme: Theme, K: int) -> bool:
+    """May the theme have these? Where nothing rounds, K^-1/2 is a power of 2."""
+    power_of_4 = K & (K - 1) == 0 and K.bit_length() % 2 == 1
+    return theme.name not in OF_WIDTHS and (power_of_4 or not theme.name.startswith("exact"))
+
+
+def _widened(keys: dict[str, object], widths: tuple[int, int]) -> dict[str, object]:
+    """The case in these widths, with half of its heads until its states are small enough."""
+    K, V = widths
+    sequences = max(str(keys.get("cu_seqlens", "")).count(","), 1)
+    H, HV = (int(str(keys[n])) for n in ("H", "HV"))
+    while HV % 2 == 0 and HV > 2 and sequences * HV * K * V > LARGEST:
+        H, HV = (H // 2 if H % 2 == 0 else H), HV // 2
+    return {**keys, "K": K, "V": V, "HV": HV, "H": H if HV % H == 0 else 1}
+
+
 def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     """The case file of a theme for one recurrence; None: it has no such case."""
     if op not in theme.models or not _serves(theme, contract):
+        return None
+    if contract.widths and not _has_widths(theme, contract.widths[0]):
         return None
     if op == "dplr" and ("exact" in theme.name or theme.form.get("l2norm") and not theme.raw):
         return None
@@ -337,6 +357,7 @@ def _text(theme: Theme, op: str, contract: Contract) -> str | None:
     keys |= theme.keys
     keys |= {n: x for n, x in _also(theme, contract).items() if n not in SETTINGS}
     keys = _claimed(keys, contract)
+    keys = _widened(keys, contract.widths) if contract.widths else keys
     if theme.needs == "checkpoints":  # shapes and laws are those of its data
         keys = {**form, "data": NAME, "backward": "no"}
         keys |= {"lower_bound": LOWER_BOUND} if form["gate"] == "lower_bound" else {}

@@ -3,6 +3,7 @@ the exit status (reports/compare.py)."""
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 import deltaproof
 
-TREE = Path(__file__).parents[2]
+TREE = Path(os.environ.get("DELTAPROOF_TREE") or Path(__file__).resolve().parents[2])
 sys.path.insert(0, str(TREE / "reports"))
 import compare  # noqa: E402
 

@@ -234,3 +234,22 @@ def test_gradients_of_a_right_kernel_of_raw_gates_are_judged(gate: str, base: st
     names = ["gdn-killing", "gdn-no-decay", "gdn-heads"]
     found = deltaproof.run(kernel, names, **form, **own)
     assert found.passed, found.text
+
+
+def test_a_function_of_one_width_is_asked_for_it() -> None:
+    def kernel(q: Any, v: Any, **more: Any) -> Any:
+        if (q.shape[-1], v.shape[-1]) != (128, 128):
+            raise deltaproof.Unsupported("K = V = 128 alone")
+        said = {"gate": "log", "beta_form": "plain", "l2norm": False, "lower_bound": 0}
+        return make()(q, v=v, **(said | {"scale": 128**-0.5} | more))
+
+    own: dict[str, Any] = {"base": "fp32", "models": ("gdn",), "outputs": ("o", "final_state")}
+    names = ["gdn-t1", "gdn-t63", "gdn-packed-ones", "gdn-tails"]
+    found = deltaproof.run(kernel, names, **own, layouts=())
+    assert "3 of 4 cases were not served: widths=(128, 128) asks" in found.text
+    found = deltaproof.run(kernel, names[:3], **own, layouts=("strided",), widths=(128, 128))
+    assert list(found.verdicts().values()) == ["pass"] * 3, found.text
+    assert found.layouts == {"strided": "pass"} and "not served" not in found.text
+    for wrong in (128, (128,), (0, 64), ("128", 128)):
+        with pytest.raises(ValueError, match="widths="):
+            deltaproof.run(kernel, "smoke", **own, widths=wrong)
