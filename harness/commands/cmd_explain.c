@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct {
@@ -32,9 +33,9 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_CACHE,
     {0}};
 
-/* Makes the run again by `run --id`, whose table goes to standard error; its record goes to
- * path. */
-static int make_again(const options *o, char *path) {
+/* Makes the run again by `run --id`, whose table goes to standard error. Its record goes to path,
+ * which stays empty where there was none. */
+static void make_again(const options *o, char *path) {
     char *argv[8 + DP_AGAIN_WORDS] = {(char *)"deltaproof run",
                                       (char *)"--id",
                                       (char *)o->of.name[0],
@@ -48,12 +49,10 @@ static int make_again(const options *o, char *path) {
     fflush(stdout);
     const int out = dup(1);
     dup2(2, 1);
-    const int rc = dp_cmd_run(n, argv);
+    dp_cmd_run(n, argv);
     fflush(stdout);
     dup2(out, 1);
     close(out);
-    if (rc == 2) fprintf(stderr, "deltaproof: %s: could not be run\n", o->of.name[0]);
-    return rc;
 }
 
 static int explain(const options *o, const char *record) {
@@ -69,7 +68,10 @@ static int explain_again(const options *o) {
         return 2;
     }
     close(fd);
-    const int rc = make_again(o, path) == 2 ? 2 : explain(o, path);
+    make_again(o, path);
+    struct stat st;
+    const int made = !stat(path, &st) && st.st_size > 0, rc = made ? explain(o, path) : 2;
+    if (!made) fprintf(stderr, "deltaproof: %s: could not be run\n", o->of.name[0]);
     unlink(path);
     return rc;
 }

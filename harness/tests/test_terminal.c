@@ -149,6 +149,9 @@ DP_TEST(terminal, a_run_is_explained_from_its_record_too) {
     CHECK(run(arguments) == 2 && strstr(out, "the run has no tensor z"), "%s", out);
     snprintf(arguments, sizeof arguments, "explain --record '%s/r.json' nothing 2>&1", gt_tmpdir());
     CHECK(run(arguments) == 2 && strstr(out, "has no run nothing"), "%s", out);
+    CHECK(run("explain chain-reflect-k32:chain=tf32 2>/dev/null") == 0 &&
+              strstr(out, "\nunjudged: "),
+          "a run without a verdict: %s", out);
     CHECK(run("explain judge:o.safetensors:ranks=1,base=fp32,chain=fp32 2>&1") == 2 &&
               strstr(out, "give --record FILE"),
           "%s", out);

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from .contract import Contract, Problem, contract_of
@@ -271,7 +269,7 @@ def run(
         found = replace(found, text=_before_verdict(found.text, [f"{case} {x}" for x in lines]))
         if folder and lines and found.status == FAIL:
             _tell_page(folder, case, lines)
-    found = replace(found, text=_before_verdict(found.text, _few_served(found, names, kernel)))
+    found = replace(found, text=_before_verdict(found.text, _few_served(found.record, kernel)))
     layouts = layouts_of(kernel.device, cases) if layouts is None else layouts
     tried = {
         x: _layout(kernel, about, limit, x, options, cache) for x in layouts if x != "contiguous"
@@ -328,19 +326,17 @@ def _before_verdict(text: str, more: list[str]) -> str:
     return text[:at] + "".join(x + "\n" for x in more) + text[at:]
 
 
-def _few_served(found: Run, paths: Sequence[str], contract: Contract) -> list[str]:
+def _few_served(record: dict[str, Any] | None, contract: Contract) -> list[str]:
     """Says how to be asked more, where most cases were skipped and all others have one K and V."""
-    runs = found.record["runs"] if found.record else []
-    served = {r["case"] for r in runs if r["verdict"] != "skipped"}
-    widths = set()
-    for path in paths:
-        if os.path.basename(path).removesuffix(".case") in served and os.path.isfile(path):
-            keys = dict(re.findall(r"^([KV]) = (\d+)$", Path(path).read_text(), re.M))
-            widths.add((keys.get("K"), keys.get("V")))
-    if contract.widths or len(widths) != 1 or 2 * len(served) > len(paths) or len(paths) < 4:
+    if not record or contract.widths:
         return []
-    (K, V), n = widths.pop(), len(paths) - len(served)
-    return [f"{n} of {len(paths)} cases were not served: widths=({K}, {V}) asks for them in these"]
+    cases = {c["name"]: (c.get("K"), c.get("V")) for c in record["cases"]}
+    served = {r["case"] for r in record["runs"] if r["verdict"] != "skipped"}
+    widths, n = {cases[name] for name in served}, len(cases)
+    if len(widths) != 1 or 2 * len(served) > n or n < 4:
+        return []
+    left = f"{n - len(served)} of {n} cases were not served"
+    return [f"{left}: widths={widths.pop()} asks for them in these"]
 
 
 def _fits(found: Run, paths: Mapping[str, str], ask: Ask) -> tuple[str, list[str]]:
