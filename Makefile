@@ -158,7 +158,7 @@ selfcheck: setup               ## what a wrong kernel would pass: zeros, factors
 museum: setup                  ## every deliberate fault: which verdict goes red (OUT/museum.json)
 	$(build) $(PROGRAM) $(CPU_PROGRAM)
 	@$(run_env) $(PROGRAM) museum --cases $(CASES) --out $(OUT)
-	$(if $(CPU_PROGRAM),@$(CPU_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
+	$(if $(CPU_PROGRAM),@$(run_env) $(CPU_PROGRAM) museum --kernels --cases $(CASES) --out $(OUT))
 
 bench: setup                   ## every benchmark; on a device our KDA kernels beside FLA's
 	$(build) $(BENCH) $(if $(GPU_LIB),$(BUILD)/gpu/bench_bwd)
@@ -224,8 +224,7 @@ $(BUILD)/flags: FORCE
 	    "$$($(CC) --version | head -n 1)")
 
 $(BUILD)/harness/commands/main.o $(BUILD)/harness/record/record_schema.o \
-    $(BUILD)/harness/record/record.o $(BUILD)/harness/search/museum.o \
-    $(BUILD)/harness/search/museum_kernels.o: private CPP_ALL += -include $(BUILD)/commit.h
+    $(BUILD)/harness/record/record.o: private CPP_ALL += -include $(BUILD)/commit.h
 $(BUILD)/ref/files/cache.o: private CPP_ALL += -include $(BUILD)/commit.h \
     -include $(BUILD)/sources.h
 # The tree that reports and cases come from, and the build folder as seen from there

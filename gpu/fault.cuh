@@ -1,7 +1,7 @@
 /* gpu/fault.cuh - faults of indexing and synchronisation that can be switched on in the kernels, in
  * test builds alone. With -DDP_KERNEL_FAULTS the variable dpg_fault chooses one; the environment
- * sets it first (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on one by
- * one. On the CPU (gpu/tests/cpu) it has those of DPG_FAULTS, in such a build for a device those of
+ * sets it (DPG_FAULT=dq-first-key). `deltaproof museum --kernels` switches them on one by one. On
+ * the CPU (gpu/tests/cpu) it has those of DPG_FAULTS, in such a build for a device those of
  * DPG_FAST_FAULTS, of the tensor-core kernels. In every other build FAULT(x) is the constant 0. */
 #ifndef DPG_FAULT_CUH
 #define DPG_FAULT_CUH
@@ -163,16 +163,8 @@ typedef struct {
     int bug;
     const char *shows, *what;
 } dpg_fault_info;
-/* Only in such test builds: harness/search/museum_kernels.c looks whether they are there. */
-#ifdef DP_KERNEL_FAULTS
-#define DPG_MAYBE
-#else
-#define DPG_MAYBE __attribute__((weak))
-#endif
-extern int dpg_fault DPG_MAYBE;
-/* of a device: DPG_FAST_FAULTS can be switched on, DPG_FAULTS cannot */
-extern const int dpg_faults_fast DPG_MAYBE;
-extern const dpg_fault_info dpg_faults[DPG_NFAULTS] DPG_MAYBE;
+extern int dpg_fault; /* only in such test builds */
+extern const dpg_fault_info dpg_faults[DPG_NFAULTS];
 #ifdef __cplusplus
 }
 #endif

@@ -28,6 +28,8 @@ REPORTS = (
     "explain.py",
     "history.py",
     "index.py",
+    "kernels.py",
+    "museum.py",
     "read",
     "say",
     "draw",

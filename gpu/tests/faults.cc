@@ -9,17 +9,6 @@ extern const dpg_fault_info dpg_faults[DPG_NFAULTS] = {{"none", 0, "", ""},
                                                        DPG_FAULTS(DPG_FAULT_ROW)
                                                            DPG_FAST_FAULTS(DPG_FAULT_ROW)};
 
-static int chosen() {
-    const char *s = getenv("DPG_FAULT");
-    for (int i = 0; s && i < DPG_NFAULTS; i++)
-        if (!strcmp(s, dpg_faults[i].name)) return i;
-    if (s) {
-        fprintf(stderr, "DPG_FAULT=%s: the kernels have no such fault\n", s);
-        exit(2);
-    }
-    return DPG_FAULT_NONE;
-}
-int dpg_fault = chosen();
 /* On the CPU those of the path that its capability chooses (cpu/cpu.cc). */
 static int of_fast_path() {
 #ifdef DPG_FAULTS_OF_DEVICE
@@ -29,4 +18,22 @@ static int of_fast_path() {
     return capability && atoi(capability) >= 80;
 #endif
 }
-extern const int dpg_faults_fast = of_fast_path();
+
+/* For reports/kernels.py, those of this path: fast, name, bug, shows, what; tabs between. */
+static void list() {
+    const int fast = of_fast_path(), end = fast ? DPG_NFAULTS : DPG_FIRST_FAST_FAULT;
+    for (int i = fast ? DPG_FIRST_FAST_FAULT : 1; i < end; i++)
+        printf("%d\t%s\t%d\t%s\t%s\n", fast, dpg_faults[i].name, dpg_faults[i].bug,
+               dpg_faults[i].shows, dpg_faults[i].what);
+}
+
+static int chosen() {
+    const char *s = getenv("DPG_FAULT");
+    if (s && !strcmp(s, "list")) list();
+    if (!s || !strcmp(s, "list")) return DPG_FAULT_NONE;
+    for (int i = 0; i < DPG_NFAULTS; i++)
+        if (!strcmp(s, dpg_faults[i].name)) return i;
+    fprintf(stderr, "DPG_FAULT=%s: the kernels have no such fault\n", s);
+    exit(2);
+}
+int dpg_fault = chosen();

@@ -420,7 +420,7 @@ static const struct argp_option OPTIONS[] = {
             "for --pieces: a card, " DP_DEVICE_WORDS
             ", or its number of multiprocessors (default h200)"),
     DP_FLAG("one-gate", of_what.one_gate, "for --pieces: one gate a head (GDN), not one a channel"),
-    DP_ROW_JSON_OF("for --exchanges and --pieces: write the numbers there; - for standard output"),
+    DP_ROW_JSON_OF("write cases, --faults, --exchanges or --pieces there; - for standard output"),
     DP_FLAG("schema", schema, "print the fields of a record as JSON Schema"),
     {0}};
 
@@ -435,6 +435,26 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
+}
+
+/* With the stages of each, / between, and the kinds of cases that can show it (operations.h). */
+static json_t *json_of_faults(void) {
+    json_t *all = json_array();
+    for (int i = 1; i < DP_NFAULTS; i++) {
+        const dp_fault_info *f = &dp_faults[i];
+        json_array_append_new(all, json_pack("{ss si ss ss ss si sb}", "name", f->name, "bug",
+                                             f->bug, "stage", f->stage, "what", f->what, "source",
+                                             f->source, "kind", (int)dp_fault_kind((dp_fault)i),
+                                             "by_run", dp_fault_by_run((dp_fault)i)));
+    }
+    return all;
+}
+
+static json_t *json_of_case(const dp_case *c) {
+    return json_pack("{ss ss sI sb sb sb sb si}", "name", c->name, "op", c->op_name, "T",
+                     (json_int_t)dp_case_tokens(c), "data", c->data != NULL, "factors",
+                     c->op->has_factors, "stages", c->op->has_stages, "recurrence",
+                     c->op->is_recurrence, "kinds", (int)c->op->faults);
 }
 
 static void print_faults(void) {
@@ -474,13 +494,16 @@ static void print_tensors(void) {
     }
 }
 
-/* Prints the case if its name has part (NULL: any), which is then counted. */
-static int print_case(const char *path, const char *part, int *printed) {
+/* Prints the case if its name has part (NULL: any), which is then counted; or adds it to `all`. */
+static int print_case(const char *path, const char *part, json_t *all, int *printed) {
     DP_FREED(dp_case_free) dp_case c;
     dp_err e = {0};
     if (dp_case_open(path, 0, &c, &e)) return dp_refuse(&e);
     if (!part || strstr(c.name, part)) {
-        printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
+        if (all)
+            json_array_append_new(all, json_of_case(&c));
+        else
+            printf("%-24s %-6s %s\n", c.name, c.op_name, c.reason);
         ++*printed;
     }
     return 0;
@@ -509,12 +532,14 @@ static int print_cases(const dp_options *o) {
     char **paths;
     int n, printed = 0, rc = 0;
     const char *part = o->nname ? o->name[0] : NULL;
+    json_auto_t *all = o->json ? json_array() : NULL;
     if (dp_case_find_all(dp_options_folder(o), &paths, &n, &e)) return dp_refuse(&e);
     for (int i = 0; i < n; i++) {
-        rc |= print_case(paths[i], part, &printed);
+        rc |= print_case(paths[i], part, all, &printed);
         free(paths[i]);
     }
     free(paths);
+    if (all && !rc && dp_json_write(json_incref(all), o->json, 0, &e)) return dp_refuse(&e);
     if (printed || rc || !part) return rc;
     dp_fail(&e, DP_EINPUT, "list: no case has %s in its name", part);
     return dp_refuse(&e);
@@ -538,9 +563,12 @@ int dp_cmd_list(int argc, char **argv) {
                            .args_doc = "[PART]",
                            .doc = "List cases (whose names have PART).\vExit status 2 "
                                   "when a case file is refused."};
+    dp_err e = {0};
     dp_parse(&a, argc, argv, &o);
     if (o.keys)
         dp_case_print_keys(stdout);
+    else if (o.faults && o.of.json)
+        return dp_json_write(json_of_faults(), o.of.json, 0, &e) ? dp_refuse(&e) : 0;
     else if (o.faults)
         print_faults();
     else if (o.tensors)

@@ -11,7 +11,6 @@
 #include "harness/record/run_id.h"
 #include "harness/record/run_pack.h"
 #include "harness/run/subjects.h"
-#include "harness/search/museum.h"
 #include "options.h"
 #include "print_failures.h"
 #include "print_run.h"

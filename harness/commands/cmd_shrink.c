@@ -1,28 +1,19 @@
 /* deltaproof shrink CASE: the smallest input that still fails for the same reason (shrink.h), as a
- * new case file. Exit status 0: written. 1: --museum: a fault is not found at its stage or its case
- * does not get 20 times smaller. 2: nothing fails, or bad input. */
+ * new case file. Exit status 0: written. 2: nothing fails, or bad input. */
 #include "commands.h"
 #include "harness/search/bisect.h"
-#include "harness/search/museum.h"
 #include "harness/search/shrink.h"
 #include "options.h"
 #include "ref/files/output.h"
 
-#include <errno.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct {
     dp_options of;
-    const char *museum;
-    int want_museum;
     FILE *log;
 } options;
-
-enum { OPT_MUSEUM = 256 };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROWS_ONE_RUN,
@@ -35,10 +26,6 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW_TRIES("stop after so many tried problems (default: 20000)"),
     DP_ROW_SECONDS("stop after so many seconds, and write the smallest so far"),
     DP_ROW("output", DP_OPT_OUTPUT, "FILE", "case file to write (default: CASE.min.case here)"),
-    {"museum", OPT_MUSEUM, "[DIR]", OPTION_ARG_OPTIONAL,
-     "every deliberate fault: shrink the largest generated case that shows it, print a table (and "
-     "write the cases to DIR)",
-     0},
     {"outputs", DP_OPT_OUTPUTS, "FILE", OPTION_HIDDEN, "", 0},
     {0}};
 
@@ -49,16 +36,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
         argp_error(st, "--outputs: numbers in a file cannot be computed again for a smaller input; "
                        "give the program as a shared library (--subject) or as a command (--run)");
         break;
-    case OPT_MUSEUM:
-        o->want_museum = 1;
-        o->museum = arg;
-        break;
     case ARGP_KEY_END:
-        if (!o->want_museum && !o->of.nname) argp_error(st, "name a case");
-        if (o->want_museum && o->of.nname)
-            argp_error(
-                st,
-                "--museum takes no case; it finds one for every fault (of --fault: for that one)");
+        if (!o->of.nname) argp_error(st, "name a case");
         if (dp_options_foreign(&o->of) && o->of.fault)
             argp_error(st, "--fault goes with the simulated ranks, not with --subject, --run and "
                            "--serve");
@@ -176,137 +155,6 @@ static int shrink(options *o, dp_case *c, const dp_subject *lib, dp_err *e) {
     return st ? 2 : 0;
 }
 
-/* ---- the museum ------------------------------------------------------------------------------ */
-
-/* Is it found in its stage, on a rank and head where it acts? */
-static int found_right(const dp_case *c, dp_fault fault, const dp_failure *f) {
-    DP_FREED(dp_sim_free) dp_sim s = {0};
-    int N;
-    const dp_problem p = dp_bisect_owned(&c->p, dp_faults[fault].own, c->ranks[0], &N);
-    if (!c->op->has_stages) return 1; /* one stage, no ranks that matter to it */
-    if (!dp_fault_lives_in(fault, f->stage) || dp_sim_new(&s, &p, c->base[0], N, fault, NULL))
-        return 0;
-    s.payload = c->payload[0];
-    for (int k = 0; k < DP_BISECT_RUNS; k++)
-        dp_sim_run(&s, c->chain[0], c->merge[0], c->backward);
-    return dp_fault_acted(&p, s.hit, N, f->rank, f->head, f->tensor);
-}
-
-typedef struct {
-    char *path;
-    int64_t numbers;
-} candidate;
-static int larger_first(const void *a, const void *b) {
-    const int64_t x = ((const candidate *)a)->numbers, y = ((const candidate *)b)->numbers;
-    return (x < y) - (x > y);
-}
-
-/* Does it show, in its own stage? Tries the case's rank counts, the largest first. Base fp32, where
- * faults show most. */
-static int shows(const options *o, dp_fault fault, const dp_case *c, dp_shrink_options *r) {
-    if (!dp_fault_shows(fault, c->op->faults)) return 0;
-    *r = request(o, c, NULL);
-    r->fault = fault;
-    r->base = DP_BASE_FP32;
-    r->chain = DP_FP32;
-    for (int i = c->nranks - 1; i >= 0; i--) {
-        dp_failure f;
-        dp_case one = *c;
-        r->ranks = c->ranks[i];
-        one.ranks[0] = r->ranks;
-        one.base[0] = r->base;
-        one.chain[0] = r->chain;
-        one.merge[0] = r->merge;
-        one.payload[0] = r->payload;
-        one.nranks = one.nbase = one.nchain = one.nmerge = one.npayload = 1;
-        if (!dp_failure_of(&one, r, dp_fault_by_run(fault) ? DP_BISECT_RUNS : 1, 0, &f, NULL) &&
-            f.kind && found_right(&one, fault, &f))
-            return 1;
-    }
-    return 0;
-}
-
-static void print_row(const char *name, dp_fault fault, const dp_shrunk *s, int right, int same,
-                      double seconds) {
-    char shape[128];
-    s->c.op->describe(&s->c, s->c.ranks[0], shape, sizeof shape);
-    printf("%-21s %-16s %-16s %-8s %4d  %-5s %-4s %9lld %6lld %7.0fx  %s  (%.1f s)\n",
-           dp_faults[fault].name, name, s->after.stage, s->after.tensor, s->after.rank,
-           right ? "yes" : "NO", same ? "yes" : "NO", (long long)s->numbers_before,
-           (long long)s->numbers, (double)s->numbers_before / (double)s->numbers, shape, seconds);
-    fflush(stdout);
-}
-
-/* The largest case that shows the fault; -1: an error. */
-static int museum_row(const options *o, dp_fault fault, const candidate *list, int n, dp_err *e) {
-    for (int i = 0; i < n; i++) {
-        dp_case c;
-        dp_shrink_options r;
-        dp_shrunk s;
-        char *path;
-        if (dp_case_load(list[i].path, &c, e)) return -1;
-        if (shows(o, fault, &c, &r)) {
-            const double t0 = omp_get_wtime();
-            dp_status st = dp_shrink(&c, &r, &s, e);
-            if (st) {
-                dp_case_free(&c);
-                return -1;
-            }
-            if (asprintf(&path, "%s/%s.case", o->museum, dp_faults[fault].name) < 0) abort();
-            st = write_and_check(o, &c, &r, &s, path, e);
-            free(path);
-            const int right = found_right(&s.c, fault, &s.after),
-                      same = dp_failure_same(&s.before, &s.after),
-                      good = s.numbers * 20 <= s.numbers_before;
-            print_row(c.name, fault, &s, right, same, omp_get_wtime() - t0);
-            dp_shrink_free(&s);
-            dp_case_free(&c);
-            return st ? -1 : good && right && same;
-        }
-        dp_case_free(&c);
-    }
-    printf("%-21s no generated case shows it\n", dp_faults[fault].name);
-    return 0;
-}
-
-static int museum(options *o, dp_err *e) {
-    char **path, dir[] = "/tmp/deltaproof-XXXXXX";
-    int n, m = 0, good = 0, all = 0;
-    if (!o->museum && !(o->museum = mkdtemp(dir))) {
-        dp_fail(e, DP_EIO, "%s: cannot be made", dir);
-        return 2;
-    }
-    if (dp_make_dirs(o->museum) || access(o->museum, W_OK)) {
-        dp_fail(e, DP_EIO, "%s: cannot be written to: %s", o->museum, strerror(errno));
-        return 2;
-    }
-    if (dp_case_find_all(dp_options_folder(&o->of), &path, &n, e)) return 2;
-    candidate *list = dp_calloc((size_t)n, sizeof *list);
-    for (int i = 0; i < n; i++) {
-        dp_case c;
-        if (!dp_case_load(path[i], &c, e) && !c.data && c.op->shrinks && c.op->inputs &&
-            dp_case_numbers(&c, NULL) <= 400000)
-            list[m++] = (candidate){path[i], dp_case_numbers(&c, NULL)};
-        if (e->code) return 2;
-        dp_case_free(&c);
-    }
-    qsort(list, (size_t)m, sizeof *list, larger_first);
-    printf("%-21s %-16s %-16s %-8s %4s  %-5s %-4s %9s %6s %8s  %s\n", "fault", "case", "stage",
-           "tensor", "rank", "right", "same", "numbers", "left", "smaller", "what is left");
-    for (int f = 1; f < DP_NFAULTS && !e->code; f++)
-        if (o->of.fault ? (int)o->of.fault == f : !dp_fault_of_calls((dp_fault)f)) {
-            good += museum_row(o, (dp_fault)f, list, m, e) > 0;
-            all++;
-        }
-    if (!e->code)
-        printf("%d of %d faults: found in their stage and rank, at least 20 times smaller, failing "
-               "for the same reason\n",
-               good, all);
-    dp_free_list(path, n);
-    free(list);
-    return good < all;
-}
-
 int dp_cmd_shrink(int argc, char **argv) {
     const struct argp a = {
         .options = OPTIONS,
@@ -315,8 +163,7 @@ int dp_cmd_shrink(int argc, char **argv) {
         .doc = "Find the smallest case that still fails for the same reason: the same stage and "
                "tensor by `bisect stage`, and the run's verdict if that failed. Ranks, tokens, "
                "heads, sequences, K, V, tensors and values are removed; the rest is written as a "
-               "case file.\vExit status 0 written, 1 (--museum) a fault was not found or did not "
-               "get 20 times smaller, 2 nothing fails or bad input."};
+               "case file.\vExit status 0 written, 2 nothing fails or bad input."};
     options o = {.of = dp_options_new(1, 1)};
     dp_err e = {0};
     dp_case c;
@@ -324,9 +171,7 @@ int dp_cmd_shrink(int argc, char **argv) {
     int rc = 2;
     dp_parse(&a, argc, argv, &o);
     const int foreign = dp_options_foreign(&o.of);
-    if (o.want_museum)
-        rc = museum(&o, &e);
-    else if (!foreign || !dp_options_open(&o.of, &lib, &e)) {
+    if (!foreign || !dp_options_open(&o.of, &lib, &e)) {
         DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[0]);
         if (!dp_case_load(path, &c, &e)) {
             rc = dp_options_split(&o.of, &c, 0, &e) ? 2 : shrink(&o, &c, foreign ? &lib : NULL, &e);

@@ -411,6 +411,17 @@ static int failed_by_tier(const void *x) {
     return r->verdict == DP_FAIL && r->tier && *r->tier;
 }
 
+static json_t *acted(const void *x) {
+    const dp_run *r = x;
+    json_t *a = json_array();
+    for (int i = 0; i < r->nhit; i++)
+        json_array_append_new(a, json_integer(r->hit[i]));
+    return a;
+}
+static int has_acted(const void *x) {
+    return ((const dp_run *)x)->fault && ((const dp_run *)x)->nhit;
+}
+
 static const dp_record_field RUNS[] = {
     {"id", TEXT, WRITTEN, "`deltaproof run --id` reproduces it bit for bit", RUN(id)},
     {"case", TEXT, WRITTEN, NULL, RUN(case_name)},
@@ -442,6 +453,8 @@ static const dp_record_field RUNS[] = {
      IF(dp_run, rollback)},
     {"policy", OF(POLICY_OBJECT), WRITTEN},
     {"exchange", OF(EXCHANGE_OBJECT), .what = "its volume, by formulas", WHEN(exchanges)},
+    {"acted", NUMBERS, .what = "1: the fault changed numbers there, [rank][value head]", GET(acted),
+     WHEN(has_acted)},
     {"truth", OF(TRUTH_OBJECT), WHEN(was_run)},
     {"tensors", LIST_OF(TENSOR_OBJECT), WRITTEN, NULL, RUN(tensor), .count = tensors},
     {"chain", LIST_OF(CHAIN_OBJECT), WRITTEN, "M after that many chunks", RUN(point),

@@ -1,7 +1,7 @@
 /* harness/simulated/fault.h - deliberate faults of the simulated ranks: one row of faults.inc each,
  * switched on by name (`deltaproof run --fault NAME`, `deltaproof museum`). They exist to prove
  * that verdicts go red; DP_FAULT_NONE is what every other run uses. Most stand for a fault that
- * reached users of such kernels: `bug` is its number in the museum of those faults (dp_bugs).
+ * reached users of such kernels: `bug` is its number in the list of those (reports/say/bugs.py).
  * Effects on stages are functions in fault_effect.c that dp_sim_new adds to the simulation, which
  * calls them after its stages (ranks.h: DP_AFTER_..). Where one acts, dp_sim.hit is set for that
  * rank and head. Effects on convolutions are in run/step.c, those between the calls of a session in
@@ -45,13 +45,3 @@ int dp_fault_of_calls(dp_fault f); /* of data that the calls of a session pass o
 int dp_fault_lives_in(
     dp_fault f,
     const char *stage); /* is it the fault's stage, or one of several? 0 for "" and NULL */
-
-/* The museum: faults that reached users, numbered from 1. From DP_BUGS_OF_THREADS on they are
- * threads of 2026 in the order of their discovery. The note says how a fault reproduces the bug, or
- * which check shows it instead (then no fault has its number). */
-typedef struct {
-    const char *what, *note;
-} dp_bug;
-#define DP_BUGS_OF_THREADS 37
-#define DP_NBUGS 60
-extern const dp_bug dp_bugs[DP_NBUGS + 1];

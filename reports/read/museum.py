@@ -1,5 +1,5 @@
-"""The museum's records, DIR/museum.json and DIR/kernels.json (formats:
-harness/search/museum.h), read and checked.
+"""The museum's records, DIR/museum.json and DIR/kernels.json (formats: the
+heads of reports/museum.py and kernels.py), read and checked.
 
 load(path), load_kernels(path) -> dict, or None when there is no such file
 """

@@ -1,0 +1,68 @@
+"""Runs of the program, for a script that asks it many questions.
+
+    Program(path, args).record(words..)   the record of `run` with these words
+    .json(words..)                        what a command writes to --json
+    .call(words..)                        a command's status and output; alone: on one core
+CannotRun: it has no answer; the text says why.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+
+class CannotRun(Exception):
+    """The program has no answer."""
+
+
+class Program:
+    def __init__(self, path: str, args: argparse.Namespace) -> None:
+        self.path = path
+        self.cache = ["--cache", args.cache] if args.cache else []
+        self.rows = ["--recurrence", args.recurrence] if args.recurrence else []
+        said = self.call("--version").stdout
+        found = re.search(r"\((.*)\)", said)
+        self.commit = found[1] if found else "unknown"
+
+    def call(
+        self, *words: str, alone: bool = False, fault: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        env = dict(os.environ)
+        if alone:
+            env["OMP_NUM_THREADS"] = "1"
+        if fault:
+            env["DPG_FAULT"] = fault
+        return subprocess.run(
+            [self.path, *words, *(self.rows if words[1:] else [])],
+            capture_output=True,
+            text=True,
+            env=env,
+            errors="replace",
+        )
+
+    def json(self, *words: str) -> Any:
+        made = self.call(*words, "--json", "-")
+        if made.returncode:
+            raise CannotRun(reason(made.stderr))
+        return json.loads(made.stdout)
+
+    def record(self, *words: str, alone: bool = False, fault: str | None = None) -> dict[str, Any]:
+        """Killed: a record without runs, `died` names the signal."""
+        with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
+            file = os.path.join(folder, "results.json")
+            made = self.call("run", *words, *self.cache, "--json", file, alone=alone, fault=fault)
+            if made.returncode < 0:
+                return {"runs": [], "cases": [], "errors": 0, "died": -made.returncode}
+            if not os.path.exists(file):
+                raise CannotRun(reason(made.stderr))
+            with open(file) as f:
+                return json.load(f)
+
+
+def reason(stderr: str) -> str:
+    last = stderr.strip().rsplit("\n", 1)[-1] or "ended without a word"
+    return re.sub("^deltaproof: (museum: )?", "", last)
