@@ -30,6 +30,7 @@ REPORTS = (
     "index.py",
     "kernels.py",
     "museum.py",
+    "prices.py",
     "read",
     "say",
     "draw",

@@ -7,7 +7,6 @@
 #include "ref/chunk/exchange_price.h"
 #include "ref/chunk/stages.h"
 #include "ref/files/output.h"
-#include "ref/vocabulary/pieces.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/recurrence.h"
 #include "ref/vocabulary/segments.h"
@@ -19,62 +18,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DP_DEVICE_WORDS "a100 h100 h200 b200 gb200"
-
 typedef struct {
-    int HV, K, V, one_gate;
+    int HV, K, V, one_gate, sms;
     int64_t tokens;   /* of a rank */
     const int *ranks; /* [nranks]; nranks 0: 2, 4, 8, 64, 1,024 */
     int nranks;
     const char *lengths; /* tokens of sequences, commas between */
-    const char *device;  /* a name, or multiprocessors */
-    const char *json;    /* in place of tables; NULL: tables */
 } dp_priced;
 
-/* ---- prices of exchanges and of pieces inside a card ----------------------------------------- */
-
-static dp_status finish(json_t *all, const char *path, dp_err *e) {
-    if (path) return dp_json_write(all, path, 17, e);
-    json_decref(all);
-    return DP_OK;
-}
-
-/* ---- exchanges ------------------------------------------------------------------------------- */
+/* ---- prices of exchanges and of segments, as JSON (reports/prices.py) ------------------------ */
 
 /* One row: all ranks' messages and bytes, a rank's buffer, the longest chain, its share outside the
  * exchange, and the exchange's share. */
-static json_t *price(dp_exchange x, const dp_exchange_size *s, int shown) {
+static json_t *price(dp_exchange x, const dp_exchange_size *s) {
     const dp_exchange_price p = dp_exchange_price_of(x, s, &dp_exchange_usual);
-    const double ratio = p.path_s / p.compute_s - 1, buffer = dp_exchange_buffer_bytes(x, s);
-    if (shown) printf("%6d  %-10s %-9s ", s->N, dp_exchange_names[x], dp_payload_names[s->payload]);
-    if (shown && p.possible)
-        printf("%9.0f %12.4g %10.4g %10.4f %10.4f %9.3f\n", p.messages, p.bytes / 1e6, buffer / 1e6,
-               p.path_s * 1e3, p.compute_s * 1e3, ratio);
-    else if (shown)
-        printf("%9s %12s %10s %10s %10s %9s\n", "-", "-", "-", "-", "-", "-");
     json_t *row = json_pack("{si ss ss sb}", "ranks", s->N, "exchange", dp_exchange_names[x],
                             "payload", dp_payload_names[s->payload], "possible", p.possible);
     if (p.possible)
-        json_object_update_new(row, json_pack("{sf sf sf sf sf sf}", "messages", p.messages,
-                                              "bytes", p.bytes, "buffer_bytes", buffer, "path_s",
-                                              p.path_s, "compute_s", p.compute_s,
-                                              "communication_to_computing", ratio));
+        json_object_update_new(row,
+                               json_pack("{sf sf sf sf sf sf}", "messages", p.messages, "bytes",
+                                         p.bytes, "buffer_bytes", dp_exchange_buffer_bytes(x, s),
+                                         "path_s", p.path_s, "compute_s", p.compute_s,
+                                         "communication_to_computing", p.path_s / p.compute_s - 1));
     return row;
 }
 
 /* The same tokens and heads over N ranks: along tokens alone, or along heads too. */
-static json_t *meshes(const dp_priced *x, int N, int shown) {
+static json_t *meshes(const dp_priced *x, int N) {
     const dp_exchange_size s = {.HV = x->HV, .K = x->K, .V = x->V, .payload = DP_PAYLOAD_FP32};
     json_t *rows = json_array();
-    for (int tp = 1; tp <= N; tp *= 2) {
-        if (N % tp) break;
+    for (int tp = 1; tp <= N && N % tp == 0; tp *= 2) {
         const dp_mesh_price p = dp_mesh_price_of(N / tp, tp, x->tokens * N, &s, &dp_exchange_usual);
         if (!p.possible) continue;
-        const double sum = p.exchange_s + p.reduce_s + p.compute_s;
-        if (shown)
-            printf("%4d x %-4d %12.4g %12.4g %10.4f %10.4f %10.4f %10.4f\n", N / tp, tp,
-                   p.states_bytes / 1e6, p.tp_bytes / 1e6, p.exchange_s * 1e3, p.reduce_s * 1e3,
-                   p.compute_s * 1e3, sum * 1e3);
         json_array_append_new(rows, json_pack("{si si sf sf sf sf sf}", "cp", N / tp, "tp", tp,
                                               "states_bytes", p.states_bytes, "tp_bytes",
                                               p.tp_bytes, "exchange_s", p.exchange_s, "reduce_s",
@@ -84,221 +59,94 @@ static json_t *meshes(const dp_priced *x, int N, int shown) {
 }
 
 /* Serial with micro-batches behind each other. */
-static json_t *pipelines(dp_exchange_size s, int N, int shown) {
-    static const int micro[] = {1, 4, 16, 64};
+static json_t *pipelines(dp_exchange_size s, int N) {
     json_t *rows = json_array();
     s.N = N;
     s.payload = DP_PAYLOAD_FP32;
-    if (shown) printf("%6d ", N);
-    for (size_t i = 0; i < sizeof micro / sizeof *micro; i++) {
-        const double each = dp_exchange_pipeline_s(&s, micro[i], &dp_exchange_usual) / micro[i];
-        if (shown) printf(" %10.4f", each * 1e3);
-        json_array_append_new(rows,
-                              json_pack("{si sf}", "micro_batches", micro[i], "s_each", each));
-    }
-    if (shown) printf("\n");
+    for (int micro = 1; micro <= 64; micro *= 4)
+        json_array_append_new(
+            rows, json_pack("{si sf}", "micro_batches", micro, "s_each",
+                            dp_exchange_pipeline_s(&s, micro, &dp_exchange_usual) / micro));
     return rows;
 }
 
-static void explain_exchanges(const dp_exchange_size *s) {
-    const dp_exchange_saved kept = dp_exchange_saved_of(s);
-    printf(
-        "One sequence, one direction; %lld tokens a rank, HV = %d, K = %d, V = %d. Predicted, "
-        "with\n"
-        "%.0f us a message, %.0f GB/s a link, %.0f Tflop/s: messages and megabytes of all ranks;\n"
-        "megabytes of a rank's buffer; ms of the longest chain, and of what in it is no exchange\n"
-        "(pre-scan and state pass); the exchange's share, for that computing.\n"
-        "low-rank: %d of %d singular values. grid: --exact-cp. diagonal: GLA, SSD.\n"
-        "A rank keeps for its backward: the state that enters, %.4g MB (fp32); where it "
-        "recomputes\n"
-        "nothing, the state before each chunk too, %.4g MB (bf16).\n\n"
-        " ranks  exchange   payload    messages           MB  buffer MB    path ms  computing     "
-        "share\n",
-        (long long)s->L, s->HV, s->K, s->V, dp_exchange_usual.latency_s * 1e6,
-        dp_exchange_usual.bytes_per_s / 1e9, dp_exchange_usual.flops_per_s / 1e12, s->rank, s->K,
-        (double)kept.entering / 1e6, (double)kept.chunks / 1e6);
-}
-
-static dp_status list_exchanges(const dp_priced *x, dp_err *e) {
+static json_t *exchanges(const dp_priced *x) {
     static const int usual[] = {2, 4, 8, 64, 1024};
-    const int *ranks = x->nranks ? x->ranks : usual, shown = !x->json;
+    const int *ranks = x->nranks ? x->ranks : usual;
     const int n = x->nranks ? x->nranks : (int)(sizeof usual / sizeof *usual);
+    const dp_exchange_machine *m = &dp_exchange_usual;
     dp_exchange_size s = {.HV = x->HV, .K = x->K, .V = x->V, .L = x->tokens, .rank = x->K / 8};
     if (s.rank < 1) s.rank = 1;
     const dp_exchange_saved kept = dp_exchange_saved_of(&s);
     json_t *rows = json_array(), *mesh = json_object(), *pipeline = json_object();
-    if (shown) explain_exchanges(&s);
     for (int i = 0; i < n; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d", ranks[i]);
         s.N = ranks[i];
         s.payload = DP_PAYLOAD_FP32;
         for (int k = 0; k < DP_NEXCHANGES; k++)
-            json_array_append_new(rows, price((dp_exchange)k, &s, shown));
+            json_array_append_new(rows, price((dp_exchange)k, &s));
         for (int p = DP_PAYLOAD_FP32 + 1; p < DP_NPAYLOADS; p++) {
             if (p == DP_PAYLOAD_LOWER_RANK) continue; /* as many singular values cost the same */
             s.payload = (dp_payload)p;
-            json_array_append_new(rows, price(DP_EXCHANGE_ALLGATHER, &s, shown));
+            json_array_append_new(rows, price(DP_EXCHANGE_ALLGATHER, &s));
         }
+        if (ranks[i] <= 64) json_object_set_new(mesh, name, meshes(x, ranks[i]));
+        json_object_set_new(pipeline, name, pipelines(s, ranks[i]));
     }
-    if (shown)
-        printf(
-            "\nThe same tokens and heads over cp x tp ranks: cp split the tokens (all-gather), "
-            "tp the heads\n(an all-reduce of the layer's output in bf16): megabytes that a rank "
-            "sends, ms.\n\n"
-            "  cp x tp      states MB    reduce MB   exchange     reduce  computing        sum\n");
-    for (int i = 0; i < n; i++) {
-        char name[16];
-        if (ranks[i] > 64) continue;
-        snprintf(name, sizeof name, "%d", ranks[i]);
-        json_object_set_new(mesh, name, meshes(x, ranks[i], shown));
-    }
-    if (shown)
-        printf("\nserial over 1, 4, 16, 64 micro-batches behind each other, ms for each\n\n");
-    for (int i = 0; i < n; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "%d", ranks[i]);
-        json_object_set_new(pipeline, name, pipelines(s, ranks[i], shown));
-    }
-    return finish(json_pack("{si si si sI sI sI so so so}", "HV", s.HV, "K", s.K, "V", s.V,
-                            "tokens", (json_int_t)s.L, "saved_entering_bytes",
-                            (json_int_t)kept.entering, "saved_chunks_bytes",
-                            (json_int_t)kept.chunks, "exchanges", rows, "meshes", mesh, "pipelines",
-                            pipeline),
-                  x->json, e);
+    return json_pack("{si si si sI si sf sf sf sI sI so so so}", "HV", s.HV, "K", s.K, "V", s.V,
+                     "tokens", (json_int_t)s.L, "rank", s.rank, "latency_s", m->latency_s,
+                     "bytes_per_s", m->bytes_per_s, "flops_per_s", m->flops_per_s,
+                     "saved_entering_bytes", (json_int_t)kept.entering, "saved_chunks_bytes",
+                     (json_int_t)kept.chunks, "exchanges", rows, "meshes", mesh, "pipelines",
+                     pipeline);
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
-
-static const struct {
-    const char *name;
-    int sms;
-} DEVICES[] = {{"a100", 108}, {"h100", 132}, {"h200", 132}, {"b200", 148}, {"gb200", 152}};
-
-static int multiprocessors(const char *device) {
-    int64_t n = 0;
-    for (size_t i = 0; i < sizeof DEVICES / sizeof *DEVICES; i++)
-        if (!strcmp(device, DEVICES[i].name)) return DEVICES[i].sms;
-    return dp_number_int(device, 1, 4096, &n) == DP_NUMBER_OK ? (int)n : 0;
-}
-
-#define CHUNK 64
 #define MOST_SEQUENCES 4096
 
-/* "16384,1024": returns how many. */
-static dp_status lengths_of(const char *text, int64_t *length, int *n, dp_err *e) {
-    DP_OWN char *all = dp_strdup(text);
-    char *rest = all, *word;
-    dp_status st = DP_OK;
-    *n = 0;
-    while ((word = strsep(&rest, ",")) && !st) {
-        if (*n == MOST_SEQUENCES)
-            st = dp_fail(e, DP_EINPUT, "--pieces: more than %d sequences", MOST_SEQUENCES);
-        else if (dp_number_int(word, 1, (int64_t)1 << 30, &length[*n]) != DP_NUMBER_OK)
-            st = dp_fail(e, DP_EINPUT,
-                         "--pieces '%.40s': must be tokens, 1 to 2^30, commas between", word);
-        else
-            ++*n;
-    }
-    return st;
-}
-
-/* Words of a guard. */
-static const char *const GUARDS[DP_NPIECES_WHYS] = {
-    "cut", "whole: the sequences alone fill the card (guard 0)",
-    "whole: the longest has fewer than 256 chunks (guard 1)",
-    "whole: more than 10 long sequences times heads (guard 2)",
-    "whole: the pieces would not run side by side (guard 3)"};
-
-/* Why the rule of our kernels decides otherwise, where it does. */
-static const char *const DIFFERENCE[DP_NPIECES_WHYS] = {
-    "The guards fill the multiprocessors; the rule takes the number of segments that it expects to "
-    "be fastest, and cuts only where that gains 9% of everything.",
-    "Guard 0 counts blocks; the rule counts how long each runs, and cuts where a long one is alone "
-    "when the others have ended.",
-    "Guard 1 is a length, below which cuLA's pre-scan and merge cost more than they gain; the rule "
-    "adds up the times of our own, which begin to pay earlier.",
-    "Guard 2 counts long sequences times heads; the rule counts the time of each pass.",
-    "Guard 3 wants all pieces side by side; the rule lets a block wait for a free multiprocessor, "
-    "and counts that."};
-
-typedef struct {
-    int most, segments;
-    double whole_ms, cut_ms; /* of everything */
-} ruled;
-
-static ruled rule(const dp_segments_case *c, const int *chunks, int n) {
-    ruled r = {.most = dp_segments_most(c, chunks, n)};
+/* By our kernels' rule; times of everything. */
+static json_t *rule(const dp_priced *x, const int *chunks, int n, int backward) {
+    const dp_segments_case c = {.HV = x->HV,
+                                .K = x->K,
+                                .V = x->V,
+                                .one_gate = x->one_gate,
+                                .bare = 1,
+                                .sms = x->sms,
+                                .backward = backward};
+    const int most = dp_segments_most(&c, chunks, n);
+    const dp_segments_time whole = dp_segments_time_of(&c, chunks, n, 0),
+                           cut = dp_segments_time_of(&c, chunks, n, most);
+    int segments = 0;
     for (int i = 0; i < n; i++)
-        r.segments += dp_segments_of(chunks[i], r.most);
-    const dp_segments_time whole = dp_segments_time_of(c, chunks, n, 0),
-                           cut = dp_segments_time_of(c, chunks, n, r.most);
-    r.whole_ms = 1e-9 * (double)(whole.cut + whole.rest);
-    r.cut_ms = 1e-9 * (double)(cut.cut + cut.rest);
-    return r;
+        segments += dp_segments_of(chunks[i], most);
+    return json_pack("{si si sf sf}", "most_chunks", most, "segments", segments, "whole_ms",
+                     1e-9 * (double)(whole.cut + whole.rest), "ms",
+                     1e-9 * (double)(cut.cut + cut.rest));
 }
 
-static void print_rule(const char *what, const ruled *r) {
-    printf("our rule, %-14s ", what);
-    if (r->most)
-        printf("cut in %d segments of at most %d chunks: %.3f ms for %.3f\n", r->segments, r->most,
-               r->cut_ms, r->whole_ms);
-    else
-        printf("whole: %.3f ms\n", r->whole_ms);
-}
-
-static json_t *json_of(const ruled *r) {
-    return json_pack("{si si sf sf}", "most_chunks", r->most, "segments", r->segments, "whole_ms",
-                     r->whole_ms, "ms", r->cut_ms);
-}
-
-static dp_status list_pieces(const dp_priced *x, dp_err *e) {
-    const int sms = multiprocessors(x->device);
-    DP_OWN int64_t *length = dp_calloc(MOST_SEQUENCES, sizeof *length);
+/* For sequences "16384,1024". NULL: *e says why. */
+static json_t *segments(const dp_priced *x, dp_err *e) {
     DP_OWN int *chunks = dp_calloc(MOST_SEQUENCES, sizeof *chunks);
+    DP_OWN char *all = dp_strdup(x->lengths);
+    char *rest = all, *word;
+    int64_t length;
     int n = 0;
-    dp_status st = lengths_of(x->lengths, length, &n, e);
-    if (!st && !sms)
-        st = dp_fail(e, DP_EINPUT,
-                     "--device '%.40s': must be one of " DP_DEVICE_WORDS
-                     ", or a number of multiprocessors",
-                     x->device);
-    if (!st && (x->K % 64 || x->V % 64 || x->K < 64 || x->V < 64))
-        st = dp_fail(e, DP_EINPUT, "--pieces: K = %d, V = %d: the rule knows 64, 128, 192, 256",
-                     x->K, x->V);
-    for (int i = 0; i < n; i++)
-        chunks[i] = (int)((length[i] + CHUNK - 1) / CHUNK);
-    if (!st) {
-        dp_segments_case c = {
-            .HV = x->HV, .K = x->K, .V = x->V, .one_gate = x->one_gate, .bare = 1, .sms = sms};
-        const dp_pieces guards = dp_pieces_of(length, n, x->HV, sms, CHUNK);
-        const ruled forward = rule(&c, chunks, n);
-        c.backward = 1;
-        const ruled backward = rule(&c, chunks, n);
-        const int64_t cut = guards.why == DP_PIECES_CUT ? guards.total : n;
-        const int differ = cut != forward.segments || cut != backward.segments;
-        if (!x->json) {
-            printf("%d sequences of %s tokens, HV = %d, K = %d, V = %d, a gate a %s, %d "
-                   "multiprocessors.\nTimes are expected ones of our kernels, from constants of an "
-                   "H200 (ref/vocabulary/segments.h).\n\n"
-                   "published guards         %s",
-                   n, x->lengths, x->HV, x->K, x->V, x->one_gate ? "head" : "channel", sms,
-                   GUARDS[guards.why]);
-            if (guards.why == DP_PIECES_CUT)
-                printf(" in %lld pieces of at most %lld chunks", (long long)guards.total,
-                       (long long)guards.chunks);
-            printf("\n");
-            print_rule("forward:", &forward);
-            print_rule("with backward:", &backward);
-            if (differ) printf("\n%s\n", DIFFERENCE[guards.why]);
-        }
-        st = finish(json_pack("{si s{ss ss sI sI} so so ss}", "multiprocessors", sms, "guards",
-                              "why", dp_pieces_words[guards.why], "says", GUARDS[guards.why],
-                              "pieces", (json_int_t)cut, "most_chunks",
-                              (json_int_t)(guards.why == DP_PIECES_CUT ? guards.chunks : 0),
-                              "forward", json_of(&forward), "backward", json_of(&backward),
-                              "difference", differ ? DIFFERENCE[guards.why] : ""),
-                    x->json, e);
+    while ((word = strsep(&rest, ","))) {
+        if (n == MOST_SEQUENCES)
+            dp_fail(e, DP_EINPUT, "--pieces: more than %d sequences", MOST_SEQUENCES);
+        else if (dp_number_int(word, 1, (int64_t)1 << 30, &length) != DP_NUMBER_OK)
+            dp_fail(e, DP_EINPUT, "--pieces '%.40s': must be tokens, 1 to 2^30, commas between",
+                    word);
+        if (e->code) return NULL;
+        chunks[n++] = (int)((length + DP_CHUNK - 1) / DP_CHUNK);
     }
-    return st;
+    if (x->K % 64 || x->V % 64 || x->K < 64 || x->V < 64) {
+        dp_fail(e, DP_EINPUT, "--pieces: K = %d, V = %d: the rule knows 64, 128, 192, 256", x->K,
+                x->V);
+        return NULL;
+    }
+    return json_pack("{so so}", "forward", rule(x, chunks, n, 0), "backward",
+                     rule(x, chunks, n, 1));
 }
 
 /* ---- formulas of recurrences ----------------------------------------------------------------- */
@@ -394,7 +242,7 @@ typedef struct {
     dp_priced of_what;
 } options;
 
-enum { OPT_TOKENS = 256, OPT_HEADS, OPT_K, OPT_V };
+enum { OPT_TOKENS = 256, OPT_HEADS, OPT_K, OPT_V, OPT_DEVICE, OPT_SMS };
 
 static const struct argp_option OPTIONS[] = {
     DP_ROW_CASES,
@@ -416,9 +264,10 @@ static const struct argp_option OPTIONS[] = {
     DP_ROW("heads", OPT_HEADS, "HV", "value heads (default 32 for --exchanges, 8 for --pieces)"),
     DP_ROW("K", OPT_K, "K", "channels of a key (default 128)"),
     DP_ROW("V", OPT_V, "V", "channels of a value (default 128)"),
-    DP_TEXT("device", of_what.device, "NAME",
-            "for --pieces: a card, " DP_DEVICE_WORDS
-            ", or its number of multiprocessors (default h200)"),
+    DP_ROW("device", OPT_DEVICE, "NAME",
+           "for --pieces: a card, a100 h100 h200 b200 gb200, or its number of multiprocessors "
+           "(default h200)"),
+    {"multiprocessors", OPT_SMS, "N", OPTION_HIDDEN, "", 0}, /* for reports/prices.py */
     DP_FLAG("one-gate", of_what.one_gate, "for --pieces: one gate a head (GDN), not one a channel"),
     DP_ROW_JSON_OF("write cases, --faults, --exchanges or --pieces there; - for standard output"),
     DP_FLAG("schema", schema, "print the fields of a record as JSON Schema"),
@@ -432,6 +281,8 @@ static error_t parse(int key, char *arg, struct argp_state *st) {
     case OPT_HEADS: x->HV = (int)dp_option_number(st, "heads", arg, 1, 4096); break;
     case OPT_K: x->K = (int)dp_option_number(st, "K", arg, 1, 256); break;
     case OPT_V: x->V = (int)dp_option_number(st, "V", arg, 1, 256); break;
+    case OPT_DEVICE: break; /* the script reads it */
+    case OPT_SMS: x->sms = (int)dp_option_number(st, "multiprocessors", arg, 1, 4096); break;
     default: return dp_option(key, arg, st, &o->of);
     }
     return 0;
@@ -545,19 +396,20 @@ static int print_cases(const dp_options *o) {
     return dp_refuse(&e);
 }
 
-static int print_prices(options *o) {
+/* As JSON, for reports/prices.py, which this becomes where a person asks. */
+static int print_prices(options *o, char **argv) {
     dp_priced *x = &o->of_what;
     dp_err e = {0};
-    x->json = o->of.json;
     x->ranks = o->of.ranks;
     x->nranks = o->of.nranks;
     if (!x->HV) x->HV = x->lengths ? 8 : 32;
-    return (x->lengths ? list_pieces : list_exchanges)(x, &e) ? dp_refuse(&e) : 0;
+    if (x->lengths ? !x->sms : !o->of.json) return dp_script_with_self("reports/prices.py", argv);
+    json_t *found = x->lengths ? segments(x, &e) : exchanges(x);
+    return !found || dp_json_write(found, o->of.json, 17, &e) ? dp_refuse(&e) : 0;
 }
 
 int dp_cmd_list(int argc, char **argv) {
-    options o = {.of = dp_options_new(0, 1),
-                 .of_what = {.tokens = 8192, .K = 128, .V = 128, .device = "h200"}};
+    options o = {.of = dp_options_new(0, 1), .of_what = {.tokens = 8192, .K = 128, .V = 128}};
     const struct argp a = {.options = OPTIONS,
                            .parser = parse,
                            .args_doc = "[PART]",
@@ -576,7 +428,7 @@ int dp_cmd_list(int argc, char **argv) {
     else if (o.recurrences)
         list_recurrences(stdout);
     else if (o.exchanges || o.of_what.lengths)
-        return print_prices(&o);
+        return print_prices(&o, argv);
     else if (o.schema)
         return print_schema();
     else

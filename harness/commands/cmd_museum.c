@@ -4,9 +4,6 @@
 #include "options.h"
 
 #include <argp.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MOST_WORDS = 400, OPT_ALL = 256, OPT_LAST = OPT_ALL + 5 };
 static const struct argp_option OPTIONS[] = {
@@ -44,10 +41,6 @@ int dp_cmd_museum(int argc, char **argv) {
                                   "verdict goes red and where it points."
                                   "\vExit status 0 every fault was seen, 1 one was not or a run "
                                   "without a fault was red, 2 could not run."};
-    char self[PATH_MAX], *words[MOST_WORDS] = {self};
     dp_parse(&a, argc, argv, NULL);
-    if (!realpath("/proc/self/exe", self)) return 2;
-    for (int i = 1; i < argc && i < MOST_WORDS - 1; i++)
-        words[i] = argv[i];
-    return dp_script_become("reports/museum.py", words);
+    return dp_script_with_self("reports/museum.py", argv);
 }

@@ -6,6 +6,7 @@
 
 #include <argp.h>
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,14 @@ int dp_script_become(const char *script, char *const *words) {
     execvp(argv[0], (char *const *)argv);
     fprintf(stderr, "deltaproof: cannot start %s: %s\n", argv[0], strerror(errno));
     return 2;
+}
+
+int dp_script_with_self(const char *script, char *const *argv) {
+    char self[PATH_MAX], *words[MOST_WORDS] = {self};
+    if (!realpath("/proc/self/exe", self)) return 2;
+    for (int i = 1; argv[i] && i < MOST_WORDS - 1; i++)
+        words[i] = argv[i];
+    return dp_script_become(script, words);
 }
 
 /* The child ends with this program, also where that has ended before it was asked to. Ctrl-C is

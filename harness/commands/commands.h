@@ -30,6 +30,8 @@ int dp_refuse(const dp_err *e);
 /* cmd_report.c: becomes, or runs, a script of the program's tree, or at an absolute path; `words`
  * end with NULL. Returns its exit status, 2 where it cannot be run or is killed. */
 int dp_script_become(const char *script, char *const *words);
+/* The same of a command's own words; before them this program's path, for a script that runs it. */
+int dp_script_with_self(const char *script, char *const *argv);
 int dp_script_run(const char *script, char *const *words);
 /* Runs reports/report.py, or the script that DP_REPORT names, on the folder of a
  * record. Errors are printed on standard error. */

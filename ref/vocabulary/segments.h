@@ -1,7 +1,7 @@
 /* ref/vocabulary/segments.h - into how many chunks at most the CUDA kernels cut the sequences of a
  * batch on one rank, by the expected time. It is a pure function of their lengths, sizes, the
  * wanted results and the number of multiprocessors. Integers alone: the same answer on every
- * machine. Guards of others, on lengths: pieces.h.
+ * machine. Guards of others, on lengths: reports/prices.py.
  *
  * A batch is cut by one number, the chunks that no segment exceeds: a sequence of n has ceil(n /
  * most) segments, alike to a chunk. A pass (state.cu, state_bwd.cu, pre_own.cu) runs a block for
