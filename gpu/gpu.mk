@@ -21,7 +21,7 @@ GPU_LIB      := $(BUILD)/gpu/libdpgpu.a
 GPU_TESTS    := test_gpu test_gpu_bwd test_kill test_procs
 # against ref/, harness/
 GPU_REF_TESTS := test_arrays test_gpu_conv test_fast_bwd test_decode test_packed test_send
-GPU_BENCH    := bench_gpu bench_bwd bench_decode bench_own bench_send bench_split
+GPU_BENCH    := bench_bwd bench_decode bench_own bench_send bench_split
 GPU_PROGS    := $(addprefix $(BUILD)/gpu/,$(GPU_TESTS) $(GPU_REF_TESTS) $(GPU_BENCH))
 GPU_LDLIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt -lpthread
 

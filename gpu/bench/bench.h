@@ -5,7 +5,6 @@
 #include "ref/vocabulary/own.h"
 #include "tests/rank.h"
 #include <algorithm>
-#include <atomic>
 #include <cuda_bf16.h>
 #include <functional>
 
@@ -136,16 +135,14 @@ static inline double median(std::vector<float> &x) {
     return x[x.size() / 2];
 }
 
-/* Pairs of events around what a stream does, ms of each run after 3 to warm up; `before` each. */
-static inline std::vector<float> times_of(
-    cudaStream_t s, int runs, const std::function<void()> &f,
-    const std::function<void()> &before = [] {}) {
+/* Pairs of events around what a stream does, ms of each run after 3 to warm up. */
+static inline std::vector<float> times_of(cudaStream_t s, int runs,
+                                          const std::function<void()> &f) {
     std::vector<float> ms(runs);
     cudaEvent_t a, b;
     CUDA(cudaEventCreate(&a));
     CUDA(cudaEventCreate(&b));
     for (int i = -3; i < runs; i++) {
-        before();
         CUDA(cudaEventRecord(a, s));
         f();
         CUDA(cudaEventRecord(b, s));
@@ -157,31 +154,11 @@ static inline std::vector<float> times_of(
     return ms;
 }
 /* Median of `runs` calls behind a warm-up, in ms. */
-static inline double time_of(
-    cudaStream_t s, int runs, const std::function<void()> &f,
-    const std::function<void()> &before = [] {}) {
-    std::vector<float> ms = times_of(s, runs, f, before);
+static inline double time_of(cudaStream_t s, int runs, const std::function<void()> &f) {
+    std::vector<float> ms = times_of(s, runs, f);
     return median(ms);
 }
 
-/* Host threads of N ranks begin a run together, so that waiting for another rank counts in full.
- * Else a rank whose work ends early is ahead of the others, up to three forwards (plan/window.cuh),
- * and those find its states there. */
-struct Together {
-    const int N;
-    std::atomic<int> here{0};
-    explicit Together(int N) : N(N) {}
-    void meet() {
-        const int mine = here++, round = mine / N + 1;
-        while (here < round * N)
-            ;
-    }
-};
-
-/* The largest element; 0 if there is none. */
-static inline double largest(const std::vector<double> &x) {
-    return *std::max_element(x.begin(), x.end());
-}
 /* How much more x is than `than`, in percent. */
 static inline double percent_more(double x, double than) { return 100 * (x / than - 1); }
 
@@ -192,11 +169,10 @@ static __global__ void wait_ns(long long ns) {
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
     while (t - t0 < ns);
 }
-/* As long as NCCL over NVLink takes for so many received words: 20 us and 300 GB/s. `blocks` of 512
- * threads are busy with it, or one thread. */
-static inline void wait_for(size_t words, void *stream, int blocks = 16) {
-    wait_ns<<<blocks ? blocks : 1, blocks ? 512 : 1, 0, (cudaStream_t)stream>>>(
-        20000 + (long long)(words * 4 / 300.));
+/* As long as NCCL over NVLink takes for so many received words, 20 us and 300 GB/s, and as many
+ * threads. */
+static inline void wait_for(size_t words, void *stream) {
+    wait_ns<<<16, 512, 0, (cudaStream_t)stream>>>(20000 + (long long)(words * 4 / 300.));
 }
 
 /* A communicator of one rank among N that stand still: what it gathers is its own share N times. */

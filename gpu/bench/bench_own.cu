@@ -4,7 +4,7 @@
  * N tokens each are timed for comparison. With N = 1 one rank owns all parts. The row `heads` has
  * by_part and the exchange of heads; a rank's own words replace those of the others.
  *
- *   [runs]   CUDA events, medians, nothing forgotten, HV = 32, K = V = 128 */
+ *   [runs [N]]   CUDA events, medians, HV = 32, K = V = 128; N: 4 */
 #include "bench.h"
 
 static dp_status wires(dpg_comm *c, const float *send, float *recv, size_t count, void *stream,
@@ -65,25 +65,25 @@ static void compare(const Shape &s, int rank, int N, int runs) {
         if (N == 1 && (w.kind == DP_OWN_ZIGZAG || w.kind == DP_OWN_UNEVEN)) continue;
         Times x = rank_alone(s, w, rank, N, runs);
         if (w.kind == DP_OWN_EVEN) even = x;
-        printf(
-            "rank %d of %d T=%-7lld %-12s forward %7.3f ms %+7.1f%%  backward %7.3f ms %+7.1f%%  "
-            "chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
-            rank, N, (long long)s.T, w.heads ? "grid, heads" : dp_own_names[w.kind], x.forward,
-            percent_more(x.forward, even.forward), x.backward,
-            percent_more(x.backward, even.backward), x.step[0], x.step[1], x.step[2], x.step[3],
-            x.step[4]);
+        printf("rank %d of %d T=%-7lld %s gates %-12s forward %7.3f ms %+7.1f%%  backward %7.3f ms "
+               "%+7.1f%%  "
+               "chunks %6.3f  pre %6.3f  gather %6.3f  merge %6.3f  state %6.3f ms\n",
+               rank, N, (long long)s.T, s.gates(), w.heads ? "grid, heads" : dp_own_names[w.kind],
+               x.forward, percent_more(x.forward, even.forward), x.backward,
+               percent_more(x.backward, even.backward), x.step[0], x.step[1], x.step[2], x.step[3],
+               x.step[4]);
     }
 }
 
 int main(int argc, char **argv) {
-    int runs = argc > 1 ? atoi(argv[1]) : 11;
+    int runs = argc > 1 ? atoi(argv[1]) : 11, N = argc > 2 ? atoi(argv[2]) : 4;
     setvbuf(stdout, NULL, _IOLBF, 0);
     devices("bench_own");
-    for (int64_t T : {32768, 131072}) {
-        Shape s = {T, 32, SLOW};
-        compare(s, 0, 1, runs);
-        for (int rank : {1, 3})
-            compare(s, rank, 4, runs);
-    }
+    for (int64_t T : {32768, 131072})
+        for (float bias : {SLOW, FAST}) {
+            compare({T, 32, bias}, 0, 1, runs);
+            for (int rank : {1, N - 1})
+                compare({T, 32, bias}, rank, N, runs);
+        }
     return 0;
 }
