@@ -3,7 +3,6 @@
 #include "case_parts.h"
 #include "harness/base/home.h"
 #include "operations.h"
-#include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/recurrence_text.h"

@@ -6,7 +6,6 @@
 #include "commands.h"
 #include "harness/run/blame.h"
 #include "harness/run/judge.h"
-#include "harness/run/step.h"
 #include "harness/search/bisect.h"
 #include "harness/search/precision.h"
 #include "options.h"

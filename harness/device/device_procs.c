@@ -4,7 +4,6 @@
 #include "harness/base/startup.h"
 #include "harness/mpi/processes.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>

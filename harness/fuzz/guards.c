@@ -4,7 +4,6 @@
  * run. An input after which more blocks live than before, three times in a row, leaks. Wrong reads
  * are left to the address sanitizer. */
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>

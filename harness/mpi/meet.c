@@ -1,7 +1,6 @@
 /* Processes meet by sockets (meet.h). */
 #include "meet.h"
 #include "guests.h"
-#include "ref/files/cache.h"
 #include "ref/files/input.h"
 #include "ref/vocabulary/problem.h"
 #include "ref/vocabulary/text.h"

@@ -3,10 +3,8 @@
  * standard of a case (standard.h): its truth, draws, and what each rank must see. Then the begin
  * and the end of a run: options, tiers, the tensor that represents it (run.h). */
 #include "harness/mpi/processes.h"
-#include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 #include "ref/files/cache.h"
-#include "ref/vocabulary/text.h"
 #include "subjects.h"
 
 #include <float.h>

@@ -4,7 +4,6 @@
 #include "outputs.h"
 #include "ref/arithmetic/elementary.h"
 #include "ref/chunk/gate.h"
-#include "ref/files/input.h"
 #include "ref/files/safetensors.h"
 #include "ref/vocabulary/design.h"
 #include "ref/vocabulary/recurrence_text.h"

@@ -11,7 +11,6 @@
 #include "ref/bound/drop.h"
 #include "ref/chunk/gate.h"
 #include "ref/vocabulary/context.h"
-#include "ref/vocabulary/stored.h"
 
 #include <assert.h>
 #include <math.h>

@@ -2,7 +2,6 @@
  * stores, their cache. */
 #include "run_bounds.h"
 #include "harness/bound/state_bound.h"
-#include "outputs.h"
 #include "ref/arithmetic/norms.h"
 #include "ref/vocabulary/stored.h"
 

@@ -4,7 +4,6 @@
 #include "ref/vocabulary/context.h"
 #include "subjects.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,5 @@
 /* A rank's share of a problem, and its results as one row of numbers (rank_part.h). */
 #include "rank_part.h"
-#include "ranks_stages.h"
 
 #include <string.h>
 

@@ -1,7 +1,6 @@
 /* Draws: nearby problems, run by the design and by the fp64 reference (expected.h). */
 #include "expected.h"
 #include "harness/simulated/ranks_stages.h"
-#include "ref/arithmetic/mm.h"
 #include "ref/chunk/chunk_gated.h"
 #include "ref/chunk/gate.h"
 #include "ref/chunk/recurrent.h"

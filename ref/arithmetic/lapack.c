@@ -4,7 +4,6 @@
 #include <cblas.h>
 #include <lapacke.h>
 #include <stdint.h>
-#include <string.h>
 
 static CBLAS_TRANSPOSE op(int trans) { return trans ? CblasTrans : CblasNoTrans; }
 

@@ -3,7 +3,6 @@
 #include "ref/vocabulary/problem.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* One-sided Jacobi: columns of A [K][K] are rotated until they are orthogonal, and Q' gets the same
  * rotations of I. So M = A Q with orthogonal rows in Q. */

@@ -6,7 +6,6 @@
 #include "spectral.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 double dp_norm_fro(int64_t n, const double *A) {
     double scale = 0, s = 0;

@@ -3,9 +3,6 @@
 #include "product.h"
 #include "isa.h"
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Arguments of product_body.inc; alpha is not read when set. */
 typedef struct {

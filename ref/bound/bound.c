@@ -2,7 +2,6 @@
 #include "bound_parts.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* Conventions. Dx is the p-th power of a bound of |computed x - exact x|, entrywise, first order;
  * ax = |x|, px = |x|^p. Independent errors add in Dx: with p = 1 that is the triangle inequality,

@@ -5,8 +5,6 @@
 
 #include <assert.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 static inline __attribute__((always_inline)) double square(double x) { return x * x; }
 

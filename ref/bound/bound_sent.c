@@ -2,7 +2,6 @@
 #include "bound_parts.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #define TINY 0x1p-133 /* absolute, of a number below what the short formats hold in full */
 

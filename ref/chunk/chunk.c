@@ -8,7 +8,6 @@
 #include "ref/arithmetic/mm.h"
 #include "ref/vocabulary/design.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

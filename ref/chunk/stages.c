@@ -3,7 +3,6 @@
 #include "ref/vocabulary/own.h"
 
 #include <assert.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *const dp_stage_names[DP_NSTAGES] = {

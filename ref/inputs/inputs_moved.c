@@ -20,7 +20,6 @@
 #include "inputs.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #define PERIOD 16
 #define STRONG_LOG (-5.0) /* gate = log */

@@ -1,7 +1,6 @@
 /* Which arithmetic makes the truth, and the audit of one by the other (truth.h). */
 #include "truth_impl.h"
 
-#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>

@@ -33,7 +33,6 @@
  * The softplus sum for x > 0: x itself carries dx_abs absolute <= u |x| relative, inside gamma_6.
  */
 #define DP_OWN_OPERATIONS
-#include "ref/arithmetic/spectral.h"
 #include "truth_impl.h"
 
 #include <assert.h>
