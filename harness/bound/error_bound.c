@@ -309,22 +309,53 @@ int dp_error_bound_turn(const dp_sim *s, int back, int r, int sub, int i) {
     return back ? s->first[r][sub + 1] - 1 - i : s->first[r][sub] + i;
 }
 
+/* Errors that pair=rows adds to those of the factors of groups [g0, g1), in M and H. */
+static dp_pair_error pair_rows_error(const dp_error_bound_base *w, int g0, int g1, int hv) {
+    const dp_problem *p = w->ref->p;
+    const int64_t KV = (int64_t)p->K * p->V;
+    dp_pair_error x = dp_pair_error_new(&w->r, p->K, p->V);
+    double **S = dp_calloc((size_t)(g1 - g0 + 1), sizeof *S);
+    S[0] = dp_doubles(KV);
+    for (int g = g0; g < g1; g++) {
+        S[g - g0 + 1] = dp_copy(S[g - g0], KV);
+        dp_chunk_state(&w->ref->ch[(int64_t)g * p->HV + hv], S[g - g0 + 1], NULL);
+    }
+    for (int g = g1 - 1; g >= g0; g--)
+        dp_bound_pair_rows(&w->b[(int64_t)g * p->HV + hv], S[g - g0], &x);
+    dp_free_list(S, g1 - g0 + 1);
+    return x;
+}
+
 double *dp_error_bound_H(const dp_error_bound_base *w, int back, int r, int hv) {
     const dp_sim *s = w->ref;
     const dp_problem *p = s->p;
-    const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub];
+    const int sub = back ? 0 : s->ctx[r].nlocal - 1, n = s->first[r][sub + 1] - s->first[r][sub],
+              rows = w->pair_rows && !back;
+    const int64_t size = dp_state_error_size(&w->r, p->K, p->V);
     if (back ? s->ctx[r].is_first : s->ctx[r].is_last) return NULL;
     DP_OWN double *H = dp_doubles((int64_t)p->K * p->V);
-    double *e = dp_doubles(dp_state_error_size(&w->r, p->K, p->V));
+    double *e = dp_doubles(size);
     for (int i = 0; i < n; i++) {
         const int g = dp_error_bound_turn(s, back, r, sub, i);
-        dp_error_bound_step(w, back, g, hv, H, e, NULL);
+        if (rows) { /* roundings of a pass are none of its */
+            dp_chunk_bound b = w->b[(int64_t)g * p->HV + hv];
+            b.r.uo = b.r.us = 0;
+            dp_bound_state(&b, H, e, NULL);
+        } else {
+            dp_error_bound_step(w, back, g, hv, H, e, NULL);
+        }
         dp_chunk *ch = &s->ch[(int64_t)g * p->HV + hv];
         DP_OWN double *dout = back ? do_of(w, g, hv) : NULL;
         if (back)
             dp_chunk_state_bwd(ch, dout, H, NULL);
         else
             dp_chunk_state(ch, H, NULL);
+    }
+    if (rows) {
+        dp_pair_error x = pair_rows_error(w, s->first[r][sub], s->first[r][sub + 1], hv);
+        for (int64_t i = 0; i < size; i++)
+            e[i] += x.eH[i];
+        dp_pair_error_free(&x);
     }
     return e;
 }
@@ -412,6 +443,7 @@ void dp_error_bound_base_init(dp_error_bound_base *w, dp_sim *ref, const dp_desi
     *w = (dp_error_bound_base){.ref = ref,
                                .base = design->base,
                                .sending = design->sending,
+                               .pair_rows = design->pair_rows,
                                .r = dp_rounding_of_design(design, power),
                                .entries = raw != NULL};
     if (raw) w->raw_error = *raw;
@@ -1170,11 +1202,17 @@ static void chain_errors(const dp_error_bound_base *w, dp_format chain, int back
         for (int back = 0; back <= (backward != 0); back++) {
             const int r = i / HV, sub = back ? 0 : s->ctx[r].nlocal - 1;
             const dp_chain_span span = {s->first[r][sub], s->first[r][sub + 1], i % HV, back,
-                                        chain};
+                                        w->pair_rows ? DP_FP64 : chain};
             dp_chain_error *x = &(back ? bdM : bM)[i];
             if (back ? s->ctx[r].is_first : s->ctx[r].is_last) continue;
             *x = dp_chain_error_of(w, span,
                                    !back && r == s->traj_rank && HV == 1 ? out->traj : NULL);
+            if (w->pair_rows) {
+                dp_pair_error y = pair_rows_error(w, span.g0, span.g1, span.hv);
+                dp_bound_add_pair(&w->r, K, back, &y, x->b);
+                x->fro = dp_chain_error_norm(&w->r, K, x->b);
+                dp_pair_error_free(&y);
+            }
             out->rank[back ? DP_RANK_DM : DP_RANK_M][i] = x->fro;
             out->rank[back ? DP_RANK_DH : DP_RANK_H][i] =
                 dp_state_error_norm(&w->r, K, V, (back ? w->edH : w->eH)[i]);

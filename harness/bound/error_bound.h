@@ -33,6 +33,7 @@ typedef struct {
     dp_sim *ref; /* borrowed: base fp64, chain fp64, run (with backward if wanted), same N */
     dp_base base;
     dp_sending sending; /* that of the design; may be changed between runs */
+    int pair_rows;      /* of the design */
     dp_rounding r;
     dp_input_error in;      /* of the activated inputs; those of a chunk are set there */
     dp_chunk_bound *b;      /* [ngroup][HV] */

@@ -255,6 +255,7 @@ static dp_status case_settings(const dp_casefile *f, dp_case *c, dp_err *e) {
     c->op_name = dp_casefile_op_name(f);
     c->smoke = (int)f->smoke;
     c->backward = (int)f->backward;
+    c->pair_rows = (int)f->pair;
     c->bits = (int)f->bits;
     c->truth = (dp_truth_pick)f->truth;
     c->allow_nonfinite = (int)f->nonfinite;

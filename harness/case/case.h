@@ -41,6 +41,7 @@ typedef struct {
     int nchain;
     dp_format chain[DP_NFORMATS];
     unsigned char all_chains[16]; /* by ranks: 1: every format of the chain, 0: the first alone */
+    int pair_rows;                /* design of simulated ranks */
     int nmerge;
     dp_exchange merge[DP_NRUN_EXCHANGES];
     int npayload;

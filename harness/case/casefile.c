@@ -130,6 +130,8 @@ static const key KEYS[] = {
      "formats of the M chain"},
     {"chain_ranks", INTS, REC, AT(chain_ranks), "(all of ranks)", 1, 4096, NULL,
      "which of ranks run every format of the chain; the others run its first"},
+    {"pair", CHOICE, REC, AT(pair), "chain", 0, 0, "chain|rows",
+     "how simulated ranks make M and H (ref/vocabulary/design.h)"},
     {"merge", CHOICES, REC, AT(merge), "allgather", 0, 0, DP_EXCHANGE_WORDS,
      "how states get from rank to rank (ref/vocabulary/exchange.h)"},
     {"payload", CHOICES, REC, AT(payload), "full", 0, 0, DP_PAYLOAD_WORDS,

@@ -42,7 +42,7 @@ typedef struct {
     /* choices are indices into their list of names, in the order of the enum they stand for */
     char *reason, *source, *unjudged, *data, *override, *conv_data, *session, *recurrence;
     int64_t op, smoke, seed, T, H, HV, K, V, R, gate, beta, l2norm, dtype, backward, dstate, bits,
-        truth, keys, gate_params, nonfinite;
+        truth, keys, gate_params, nonfinite, pair;
     int64_t regime, chunks, D, W, activation, bias;
     double scale, lower_bound, g_scale, g_mean, g_least, g_uniform, g_head_spread, g_channel_spread,
         beta_lo, beta_hi, s0_scale, qk_decades, k_scale, v_scale, beta_decades, v_from_k, A_log;

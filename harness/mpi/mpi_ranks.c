@@ -48,7 +48,7 @@ typedef struct {
     dp_format chain;
     dp_exchange merge;
     dp_payload payload;
-    int backward;
+    int backward, pair_rows;
     dp_problem p; /* shapes, T of the rank; which arrays there are */
     dp_mpi_rows rows;
 } sim_job;
@@ -99,6 +99,7 @@ static void work_run(const void *message, size_t bytes) {
     sim_job j;
     memcpy(&j, message, bytes);
     own.sim.payload = j.payload;
+    own.sim.design.pair_rows = j.pair_rows;
     dp_sim_run(&own.sim, j.chain, j.merge, j.backward);
     return_own(j.backward);
 }
@@ -146,10 +147,12 @@ void dp_mpi_sim_run(dp_sim *s, dp_format chain, dp_exchange merge, int backward)
                        .chain = chain,
                        .merge = merge,
                        .payload = s->payload,
+                       .pair_rows = s->design.pair_rows,
                        .backward = backward};
     for (int r = 1; r < ranks_of(s->p->own, s->N); r++)
         dp_mpi_send(r, DP_MPI_JOB, &j, sizeof j);
     own.sim.payload = s->payload;
+    own.sim.design.pair_rows = s->design.pair_rows;
     dp_sim_run(&own.sim, chain, merge, backward);
     dp_sim_begin(s, chain, merge, backward);
     for (int r = 0; r < s->N; r++) {

@@ -18,6 +18,7 @@ static dp_design bound_design(const dp_design *design) {
     d.chunk = design->chunk;
     d.chunk_backward = design->chunk_backward;
     d.sending = design->sending;
+    d.pair_rows = design->pair_rows;
     if (design->gated == DP_SCORES_FACTORED) d.gated = design->gated;
     if (design->base == DP_BASE_BF16) {
         d.stored_inputs = design->stored_inputs;

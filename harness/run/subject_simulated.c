@@ -18,6 +18,7 @@ static void add(const dp_subject_kind *k, const dp_case *c, int N, dp_base base,
     dp_planned *x = dp_plan_add(plan, k, N, base, chain);
     const char *no = dp_exchange_refuses(way.exchange, ranks_of(c, N), c->p.HV);
     x->design.sending = dp_sending_of(way.exchange, way.payload, N);
+    x->design.pair_rows = c->pair_rows;
     x->way = way;
     x->says_way = 1;
     x->claimed = !no;
@@ -100,6 +101,7 @@ static dp_status compute_ranks(const dp_planned *x, dp_sharding *sp, void **kept
         dp_sharding_prefixes(sp);
     }
     w->s.payload = x->way.payload;
+    w->s.design.pair_rows = x->design.pair_rows;
     (dp_backends[x->kind->backend].peers ? dp_mpi_sim_run : dp_sim_run)(&w->s, x->chain,
                                                                         x->way.exchange, backward);
     m->front = sp->c->op->has_front ? &w->front : NULL;

@@ -71,7 +71,7 @@ static void each_of_prefixes(dp_sim *s, int rank, dp_rank_list_fn *f, void *arg)
     const int n = s->first[rank][s->ctx[rank].nlocal] - s->first[rank][s->ctx[rank].nlocal - 1];
     const int64_t KK = (int64_t)s->p->K * s->p->K;
     if (rank != s->traj_rank || s->p->HV != 1 || s->ctx[rank].is_last) return;
-    if (!dp_exchanges[s->merge].pairs) return;
+    if (!dp_exchanges[s->merge].pairs || s->design.pair_rows) return;
     s->ntraj = 0;
     for (int chunks = 1; chunks <= n && s->ntraj < DP_MAX_TRAJ; chunks *= 2) {
         double **x = &s->traj[s->ntraj];

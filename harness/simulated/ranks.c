@@ -627,14 +627,36 @@ void dp_sim_pass(dp_sim *s, int back, int r, int hv, int sub, double *S) {
     pass(s, back, r, hv, sub, 1, S);
 }
 
+/* (M, H) of groups [g0, g1) by rows (design pair=rows); trans: M' alone, H NULL. */
+static double *pair_by_rows(dp_sim *s, int g0, int g1, int hv, int trans, double *H) {
+    const int K = s->p->K;
+    const int64_t KV = (int64_t)K * s->p->V;
+    DP_OWN double *unread = H ? NULL : dp_doubles(KV);
+    double *P = dp_doubles((int64_t)K * K);
+    for (int x = 0; x < K; x++)
+        P[(int64_t)x * K + x] = 1;
+    for (int g = g1 - 1; g >= g0; g--)
+        dp_chunk_pair(sim_chunk_at(s, g, hv, trans ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD), P,
+                      H ? H : unread);
+    for (int a = 0; trans && a < K; a++)
+        for (int b = 0; b < a; b++) {
+            const double t = P[(int64_t)a * K + b];
+            P[(int64_t)a * K + b] = P[(int64_t)b * K + a];
+            P[(int64_t)b * K + a] = t;
+        }
+    return P;
+}
+
 void dp_sim_pair(dp_sim *s, int back, int r, int hv, int sub, dp_format chain) {
     const int i = r * s->p->HV + hv, record = !back && r == s->traj_rank && s->p->HV == 1;
     double **M = back ? s->dM : s->M, **H = back ? s->dH : s->H;
+    const int g0 = s->first[r][sub], g1 = s->first[r][sub + 1], has_H = H[i] != NULL,
+              rows = sim_design_at(s, back ? DP_STAGE_PRE_BWD : DP_STAGE_PRE_FWD).pair_rows;
     if (record) s->ntraj = 0;
-    dp_sim_replace(&M[i],
-                   sim_chain(s, s->first[r][sub], s->first[r][sub + 1], hv, chain, back, record));
-    if (H[i]) return; /* does not depend on the chain's format */
-    H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    if (!has_H) H[i] = dp_doubles((int64_t)s->p->K * s->p->V);
+    dp_sim_replace(&M[i], rows ? pair_by_rows(s, g0, g1, hv, back, back || has_H ? NULL : H[i])
+                               : sim_chain(s, g0, g1, hv, chain, back, record));
+    if (has_H || (rows && !back)) return; /* H does not depend on the chain's format */
     pass(s, back, r, hv, sub, 0, H[i]);
 }
 

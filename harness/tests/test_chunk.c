@@ -134,6 +134,17 @@ DP_TEST(chunk, solution_solves_the_block_triangular_system) {
     }
 }
 
+/* The same pair by rows (design pair=rows). */
+static void check_rows(const dp_chunk *ch, const double *M, const double *H) {
+    const int64_t KK = (int64_t)ch->K * ch->K, KV = (int64_t)ch->K * ch->V;
+    DP_OWN double *P = dp_doubles(KK), *sum = dp_doubles(KV);
+    for (int x = 0; x < ch->K; x++)
+        P[(int64_t)x * ch->K + x] = 1;
+    dp_chunk_pair(ch, P, sum);
+    CHECK(oracle_maxrel(P, M, KK) < 1e-13 && oracle_maxrel(sum, H, KV) < 1e-13,
+          "by rows: M %.2e, H %.2e", oracle_maxrel(P, M, KK), oracle_maxrel(sum, H, KV));
+}
+
 /* S_c = M S_0 + H, dS_0 = M' dS_c + dH, for the same M. */
 DP_TEST(chunk, M_is_the_affine_map_of_both_directions) {
     for (size_t s = 0; s < sizeof SHAPES / sizeof *SHAPES; s++) {
@@ -147,6 +158,7 @@ DP_TEST(chunk, M_is_the_affine_map_of_both_directions) {
         dp_chunk_M(&ch, M);
         dp_chunk_state(&ch, S, NULL);
         dp_chunk_state(&ch, H, NULL);
+        check_rows(&ch, M, H);
         dp_mm(DP_FP64, 0, 0, ch.K, ch.V, ch.K, M, ch.h, want);
         for (int64_t i = 0; i < KV; i++)
             want[i] += H[i];

@@ -134,6 +134,25 @@ void dp_bound_output(const dp_chunk_bound *b, const double *e, const double *DX,
  * error e on entry. On return e is the error before the chunk. */
 void dp_bound_state_bwd(const dp_chunk_bound *b, const double *dout, const double *dS, double *e,
                         double *DdX);
+/* A pair (M, H) by rows (dp_chunk_pair), over its chunks from the last to the first. The factors'
+ * errors are those of a chain and of a pass without roundings; on top of them
+ *   X = P kg'   DX = (uo |P|, sum_error(K)) |kg|' + (u + us) |X|
+ *   P           F = 2u eC |P| + sum_error(n) |X||w| + u |P|
+ * A row of M has errors of its own: e <- e M_c + DX w + F. Chunks before add P times what they add
+ * to the state S of a pass from zero. So DX and F reach all columns of H, with that pass's v_new:
+ *   H           DX v_new + F S + sum_error(n) |X||u| + u |H|
+ *   e, C   p = 1: |.|_2 of the rows [K]. p = 2: squares [K][K]; covariance of columns [K][K]
+ *   eH     shared by the columns of H, but for H's own sums; as of a state */
+typedef struct {
+    double *P, *H, *e, *C, *eH; /* P, H: references, as dp_chunk_pair has them */
+} dp_pair_error;
+dp_pair_error dp_pair_error_new(const dp_rounding *r, int K, int V);
+void dp_pair_error_free(dp_pair_error *x);
+/* S [K][V]: of the pass from zero, before the chunk. */
+void dp_bound_pair_rows(const dp_chunk_bound *b, const double *S, dp_pair_error *x);
+/* Adds the error of M (trans: of M') to b of a chain, that of H to e of a state. */
+void dp_bound_add_pair(const dp_rounding *r, int K, int trans, const dp_pair_error *x, double *b);
+
 /* Squares of errors of the gradients of the activated inputs, for p = 2 only.
  *   dq [c], dk [n], dv [n]           bounds of rows (2-norm)
  *   dg [c][K], dbeta [n]             bounds of entries

@@ -389,6 +389,22 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *X) {
         }
 }
 
+void dp_chunk_pair(const dp_chunk *ch, double *P, double *H) {
+    const int n = ch->n, K = ch->K, V = ch->V;
+    const dp_base b = ch->base;
+    DP_OWN double *X = dp_doubles((int64_t)K * n), *Xu = dp_doubles((int64_t)K * V),
+                  *Xw = dp_doubles((int64_t)K * K);
+    mul(ch, 0, 1, K, n, K, P, ch->kg, X);
+    for (int64_t i = 0; i < (int64_t)K * n; i++)
+        X[i] = dp_store(ch->kept, dp_round_arith(b, X[i]));
+    mul(ch, 0, 0, K, V, n, X, ch->u, Xu);
+    mul(ch, 0, 0, K, K, n, X, ch->w, Xw);
+    for (int64_t i = 0; i < (int64_t)K * V; i++)
+        H[i] = dp_round_arith(b, H[i] + Xu[i]);
+    for (int64_t i = 0; i < (int64_t)K * K; i++)
+        P[i] = dp_round_arith(b, dp_round_arith(b, P[i] * ch->eC[i % K]) - Xw[i]);
+}
+
 void dp_chunk_output(const dp_chunk *ch, double *o) {
     const int c = ch->c, K = ch->K, V = ch->V;
     const dp_base b = ch->base;

@@ -90,6 +90,10 @@ void dp_chunk_state(const dp_chunk *ch, double *S, double *v_new);
 /* o [c][V] = scale qg h + Aqk v_new, stored in fp32/fp64 or bf16 by the base. Reads ch->h and
  * ch->v_new. */
 void dp_chunk_output(const dp_chunk *ch, double *o);
+/* A pair by rows, from the last chunk to the first (design pair=rows), with X = P kg':
+ *   H <- H + X u, P <- P eC - X w.
+ * P [K][K] is I and H [K][V] 0 behind the last chunk, M and H before the first one. */
+void dp_chunk_pair(const dp_chunk *ch, double *P, double *H);
 /* M_c = diag(eC) - kg' w  [K][K], in the accumulator format of the base. */
 void dp_chunk_M(const dp_chunk *ch, double *M);
 

@@ -14,6 +14,7 @@ static const dp_format FORMATS[] = {DP_FP64, DP_FP32, DP_BF16, DP_FP16, DP_TF32,
 #define NSTORED 4 /* the first of them are stored, the others are of operands alone */
 static const char *const SCORES[] = {"pairwise", "gated", "tf32", "paired", "factored"};
 static const char *const KEYS[] = {"raw", "scored"};
+static const char *const PAIRS[] = {"chain", "rows"};
 static const char *const BEGINS[] = {"pair", "state"};
 static const char *const READS[] = {"computed", "kept"};
 static const char *const EXPS[] = {"exact", "fast"};
@@ -63,6 +64,7 @@ static const setting SETTINGS[] = {
      dp_exchange_names, DP_NRUN_EXCHANGES},
     {"payload", DP_PAYLOAD_WORDS, A_CHOICE, offsetof(dp_design, sending.payload), dp_payload_names,
      DP_NRUN_PAYLOADS},
+    {"pair", "chain or rows", A_CHOICE, offsetof(dp_design, pair_rows), PAIRS, 2},
     {"begins", "pair or state", A_CHOICE, offsetof(dp_design, sending.begins), BEGINS, 2},
     {"drop", "a number below 1, or bits from 1 to 1000", A_DROP, offsetof(dp_design, drop), NULL,
      0},

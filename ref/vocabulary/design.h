@@ -46,6 +46,11 @@
  *                      serial, heads
  *   payload=P          what pairs and states are sent as (exchange.h): full, fp32, bf16, bf16x2,
  *                      m-i, svd-1e-4, svd-1e-2
+ *   pair=chain         M is the product of its chunks' factors, in the chain's format; H is a
+ *                      pass from zero
+ *   pair=rows          M and H from the last chunk to the first: P and X = P kg' are rounded as
+ *                      factors, P <- P eC - X w, H <- H + X u. The format of the chain is that of
+ *                      products of pairs alone
  *   begins=B           what a rank sends in which a sequence begins: its pair, or the state that
  *                      leaves it (all-gathers of a shorter payload, from an initial state)
  *
@@ -58,9 +63,9 @@
  *
  * Defaults (the final_state is not rounded):
  *   base fp64, fp32    every format is the base's; computed, exact, given, pairwise, raw,
- *                      solve, rows
+ *                      solve, rows; pair=chain
  *   base bf16          as FLA stores tensors: factors and out bf16; state, dstate and decays fp32;
- *                      computed, exact, given, pairwise, raw, product, rows
+ *                      computed, exact, given, pairwise, raw, product, rows; pair=chain
  */
 #pragma once
 #include "exchange.h"
@@ -75,7 +80,7 @@
     "inputs=given|stored scores=pairwise|gated|tf32|paired|factored keys=raw|scored "   \
     "inverse=solve|product|merged "                                                     \
     "beta=rows|inverse exchange=" DP_EXCHANGE_WORDS " payload=" DP_PAYLOAD_WORDS        \
-    " begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
+    " pair=chain|rows begins=pair|state drop=E chunks=N:N TENSOR=F undeclared"
 #define DP_DESIGN_TEXT 384
 #define DP_CHUNK_MOST 512
 #define DP_INVERSE_MERGED 2
@@ -106,6 +111,7 @@ typedef struct {
     int fast_decays;    /* exp=fast */
     int stored_inputs;  /* inputs=stored */
     int fold_beta;      /* beta=inverse */
+    int pair_rows;      /* pair=rows */
     dp_sending sending; /* between ranks */
     int drop;           /* bits; 0: it drops nothing */
     int chunks;         /* the sum of the lengths that it can be asked for; 0: none */
