@@ -110,8 +110,11 @@ typedef enum {
 } dpg_save;
 
 typedef struct {
-    dp_base base;    /* DP_BASE_FP32 or DP_BASE_BF16 */
-    dp_format chain; /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16 */
+    dp_base base; /* DP_BASE_FP32 or DP_BASE_BF16 */
+    /* DP_FP32 DP_TF32X3 DP_TF32 DP_TF32RZ DP_BF16. An augmented chain in DP_BF16 rounds operands
+     * as a pass over the rank's tokens does (design pair=rows); a dense one in its place is fp32.
+     * In any other format an augmented M is fp32 */
+    dp_format chain;
     dpg_path path;
     dpg_chain_how chain_how;
     /* fast path, augmented: parts that the last local sub-sequence is cut in, all others whole; 0:
@@ -324,6 +327,8 @@ dpg_plan_why(const dpg_plan *plan); /* the reason: asked for, or why not the fas
 int dpg_plan_segments(const dpg_plan *plan);
 /* tokens of a chunk of the forward: 64 / R, or 32 where one kernel is all of it */
 int dpg_plan_chunk(const dpg_plan *plan);
+/* does the rank make the pair that it sends in bf16 operands (chain DP_BF16, augmented) */
+int dpg_plan_pair_rows(const dpg_plan *plan);
 dpg_path dpg_plan_bwd_path(const dpg_plan *plan);
 size_t dpg_workspace_bytes(const dpg_plan *plan); /* of forward and backward, which share it */
 /* of dpg_tensors.saved; 0 without options.backward */

@@ -17,7 +17,7 @@
  *   token [runs]     recurrences token by token, forward, backward and every step, beside KDA by
  *                    every path
  *   cp N [runs]      forward and backward of T tokens on N GPUs over NCCL against T/N tokens on one
- *                    GPU, and every step by itself
+ *                    GPU, and every step by itself; M in bf16 (the pass's rounding), then in fp32
  *
  * The last also with the backward over whole sequences, one step after the other ("whole"). */
 #include "../dp_conv.h"
@@ -79,11 +79,12 @@ struct Way {
     int segments = 0;
     bool whole = false; /* over whole sequences, one step after the other */
     dpg_save save = DPG_SAVE_STATE;
+    dp_format chain = DP_BF16;
 };
 static dpg_options options_of(const Way &way) {
     dpg_options o = {};
     o.base = DP_BASE_BF16;
-    o.chain = DP_FP32;
+    o.chain = way.chain;
     o.path = way.fwd;
     o.chain_how = DPG_CHAIN_AUGMENTED;
     o.backward = 1;
@@ -198,8 +199,7 @@ static Times time_alone(const Shape &s, int runs) {
     Both k(s, 0, 1);
     return {k.time_forward(NULL, runs), k.time_both(NULL, runs), 0};
 }
-static double time_whole(const Shape &s, int rank, int N, dpg_comm *c, int runs) {
-    Way way;
+static double time_whole(const Shape &s, int rank, int N, Way way, dpg_comm *c, int runs) {
     way.whole = true;
     return Both(s, rank, N, way).time_both(c, runs);
 }
@@ -209,11 +209,11 @@ struct CpTimes {
     Times nccl, windows, alone;
     StepTimes steps;
 };
-static CpTimes cp_rank(const Shape &s, int N, dpg_comm *c, int runs) {
+static CpTimes cp_rank(const Shape &s, int N, const Way &way, dpg_comm *c, int runs) {
     CpTimes x;
     CUDA(cudaSetDevice(c->rank));
     {
-        Both k(s, c->rank, N);
+        Both k(s, c->rank, N, way);
         x.nccl.forward = k.time_forward(c, runs);
         x.nccl.both = k.time_both(c, runs);
         x.steps = time_steps(k, c, runs);
@@ -223,26 +223,26 @@ static CpTimes cp_rank(const Shape &s, int N, dpg_comm *c, int runs) {
         x.windows.both = k.time_both(c, runs);
         k.wait_all(c);
     }
-    x.nccl.whole = time_whole(s, c->rank, N, c, runs);
+    x.nccl.whole = time_whole(s, c->rank, N, way, c, runs);
     x.alone = time_alone(s.part(N), runs);
     return x;
 }
 
 /* Wall time of a step on all ranks: the slowest rank's median. */
-static void cp(const Shape &s, int N, int runs) {
+static void cp(const Shape &s, int N, const Way &way, int runs) {
     Comms comm(Comms::NCCL, N, 20);
     std::vector<CpTimes> ranks(N);
-    on_ranks(N, [&](int r) { ranks[r] = cp_rank(s, N, &comm[r], runs); });
+    on_ranks(N, [&](int r) { ranks[r] = cp_rank(s, N, way, &comm[r], runs); });
     Times nccl, windows, one = ranks[0].alone;
     for (const CpTimes &r : ranks) {
         nccl.raise_to(r.nccl);
         windows.raise_to(r.windows);
     }
-    printf("cp    T=%-7lld HV=%-3d %s gates  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  "
+    printf("cp    T=%-7lld HV=%-3d %s gates  M %s  ranks %d  forward %7.3f (alone %7.3f, %+.1f%%)  "
            "forward and backward %7.3f (alone %7.3f, %+.1f%%; whole %7.3f, %+.1f%%)  with windows "
            "%7.3f (%+.1f%%), %7.3f (%+.1f%%)\n",
-           (long long)s.T, s.HV, s.gates(), N, nccl.forward, one.forward,
-           percent_more(nccl.forward, one.forward), nccl.both, one.both,
+           (long long)s.T, s.HV, s.gates(), way.chain == DP_BF16 ? "bf16" : "fp32", N, nccl.forward,
+           one.forward, percent_more(nccl.forward, one.forward), nccl.both, one.both,
            percent_more(nccl.both, one.both), nccl.whole, percent_more(nccl.whole, one.both),
            windows.forward, percent_more(windows.forward, one.forward), windows.both,
            percent_more(windows.both, one.both));
@@ -372,7 +372,11 @@ static void mode_token(int, int runs) {
 static void mode_cp(int N, int runs) {
     for (int64_t T : {131072, 32768})
         for (float bias : {SLOW, FAST})
-            cp({T, 32, bias}, N, runs);
+            for (dp_format chain : {DP_BF16, DP_FP32}) {
+                Way way;
+                way.chain = chain;
+                cp({T, 32, bias}, N, way, runs);
+            }
 }
 
 int main(int argc, char **argv) {

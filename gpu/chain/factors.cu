@@ -234,8 +234,10 @@ static dp_status chain_of(const Call &c, Run r, float *M, int ld) {
                                                               at<float>(c, right), eC, Mc);
         CK_LAUNCH(c.e, "k_factor");
         Heads into = {i ? M : NULL, ld, (int64_t)d.K * ld};
-        Chain x = {p->opt.chain, d.HV, d.K, m,  {Mc, d.K, (int64_t)d.K * d.K},
-                   stride,       into, M,   ld, into.stride};
+        /* a dM beside a rounded M: no factor is rounded once more */
+        const dp_format f = pre_is_rounded(p) ? DP_FP32 : p->opt.chain;
+        Chain x = {f,      d.HV, d.K, m,  {Mc, d.K, (int64_t)d.K * d.K},
+                   stride, into, M,   ld, into.stride};
         TRY(launch_chain(x, c.s, c.e));
     }
     return DP_OK;

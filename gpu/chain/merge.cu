@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
             c.to(a.out + ((int64_t)(a.parts - 1 - part(j)) * HV + hv) * K * V + v0, V);
         if (j == last) break;
         int starts = !j && !a.came, in = part(j); /* from zero */
-        if (j >= ranks && !starts && is_gone(a.reach, in, HV, hv, a.seq[in]) && c.is_finite()) {
+        if (j >= ranks && !starts && is_gone(a.reach, 1, in, HV, hv, a.seq[in]) && c.is_finite()) {
             c.from(dh(j), stride(j));
             if (matrix(j + 1).p) c.fetch(matrix(j + 1), 0);
         } else if (!starts) {

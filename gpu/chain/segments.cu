@@ -85,7 +85,8 @@ template <int K> __global__ void __launch_bounds__(2 * K, 2) k_compose(SegArgs a
     for (int i = 1; i <= steps; i++) {
         const float *h = c0 < V ? a.seg + at(i) + c0 : NULL;
         const float *next = i < steps ? a.seg + at(i + 1) + V : NULL;
-        if (is_gone(a.reach, cut.first + i, a.HV, hv, a.seq[cut.first + i]) && p.is_finite(c)) {
+        const int part = cut.first + i;
+        if (is_gone(a.reach, HALVES_OF_M, part, a.HV, hv, a.seq[part]) && p.is_finite(c)) {
             p.only(c, h);
             if (next) p.begin(next);
         } else {

@@ -317,21 +317,6 @@ __device__ __forceinline__ void load_behind(PreSmem<K, V, FORM> &sm, const Dims 
     if (i + STAGES - 1 < n) load_chunk(sm, d, a, seq, hv, i + STAGES - 1, warp, lane);
 }
 
-/* The same as is_odd for raw rows of v. */
-template <int V>
-__device__ __noinline__ bool is_odd_in_rows(const Dims &d, const bf16 *v, int c0, int c1, int hv) {
-    const int PIECES = V / 8;
-    int64_t t = d.chunk[c0].t0, end = d.chunk[c1 - 1].t0 + d.chunk[c1 - 1].len;
-    int step = blockDim.x / PIECES;
-    uint32_t odd = 0;
-#pragma unroll 8
-    for (t += threadIdx.x / PIECES; t < end; t += step) {
-        const uint4 x = *(const uint4 *)(v + (t * d.HV + hv) * V + threadIdx.x % PIECES * 8);
-        odd |= odd_halves(x.x) | odd_halves(x.y) | odd_halves(x.z) | odd_halves(x.w);
-    }
-    return __syncthreads_or(odd != 0);
-}
-
 template <int K, int V, Form FORM>
 __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
     extern __shared__ __align__(1024) char raw[];
@@ -369,7 +354,8 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
         if (looks && i && i % LOOK == 0 && !is_left<K>(P, lane)) {
             int c1 = seq.c1 - i;
             bool odd = is_odd(d, a.odd, ODD_DO, seq.c0, c1, hv, s0);
-            if (FORM != MADE && !odd) odd = is_odd_in_rows<V>(d, a.u, seq.c0, c1, hv);
+            if (FORM != MADE && !odd)
+                odd = __syncthreads_or(odd_in_rows<V>(d, a.u, seq.c0, c1, hv, 2 * K) != 0);
             if (!odd) break;
             looks = false;
         }
@@ -400,8 +386,8 @@ __global__ void __launch_bounds__(2 * K, 1) k_pre(Dims d, PreArgs a) {
         __syncwarp();
         add_initial<K, V>(H, 2 * K, rows, s0, lane);
     }
-    if (a.reach && threadIdx.x == 0) a.reach[seq.part * d.HV + hv] = i;
     int64_t head = (int64_t)seq.part * d.HV + hv, row = head * K + warp * 16;
+    if (a.reach && threadIdx.x < HALVES_OF_M) a.reach[head * HALVES_OF_M + threadIdx.x] = i;
     bool has_m = seq.part >= a.m_from && !seq.starts;
     float *out = a.hm + row * (V + K);
     float *keep = a.keep && has_m ? a.keep + (row - (int64_t)a.m_from * d.HV * K) * K : NULL;
@@ -558,7 +544,7 @@ dp_status fast_pre(const Call &c) {
     a.keep = p->saved_parts && c.t->saved ? saved_part_m(p, c.t) : NULL;
     a.seq0 = p->pre0;
     a.m_from = p->opt.chain_how == DPG_CHAIN_AUGMENTED ? p->whole : INT_MAX;
-    return p->N == 1 && !p->owned ? fast_pre_own(c, a) : by_widths<Pre>(c, a, p->npre);
+    return pre_is_rounded(p) ? fast_pre_own(c, a) : by_widths<Pre>(c, a, p->npre);
 }
 
 /* All parts but the first one of a sequence, whose dH nobody asks for. */

@@ -26,7 +26,7 @@ struct PreArgs {
     int seq0, m_from; /* the first segment in Dims.seq; segments from m_from on make M, but those
                        * in which a sequence starts */
 };
-/* pre_own.cu: of segments whose (M, H) no other rank asks for. */
+/* pre_own.cu: of segments whose (M, H) no other rank asks for, or in the pass's rounding. */
 dp_status fast_pre_own(const Call &c, const PreArgs &a);
 
 #ifdef __CUDACC__
@@ -55,6 +55,21 @@ __device__ __forceinline__ bool is_odd(const Dims &d, const int *odd, int words,
     for (int i = threadIdx.x; state && i < d.K * d.V; i += blockDim.x)
         any |= state[i] - state[i] != 0.f;
     return __syncthreads_or(any);
+}
+/* The thread's share of raw rows of v in chunks [c0, c1) of a head: is something not finite. */
+template <int V>
+__device__ __noinline__ uint32_t odd_in_rows(const Dims &d, const bf16 *v, int c0, int c1, int hv,
+                                             int threads) {
+    const int PIECES = V / 8, step = threads / PIECES;
+    int64_t t = d.chunk[c0].t0 + threadIdx.x / PIECES;
+    const int64_t end = d.chunk[c1 - 1].t0 + d.chunk[c1 - 1].len;
+    uint32_t odd = 0;
+#pragma unroll 8
+    for (; t < end; t += step) {
+        const uint4 x = *(const uint4 *)(v + (t * d.HV + hv) * V + threadIdx.x % PIECES * 8);
+        odd |= odd_halves(x.x) | odd_halves(x.y) | odd_halves(x.z) | odd_halves(x.w);
+    }
+    return odd;
 }
 #endif
 #endif

@@ -1,5 +1,6 @@
-/* gpu/fast/pre_own.cu - segments that no other rank asks for: their (M, H) by warpgroup products,
- * then the states that they start from. The formulas are those of pre.cu:
+/* gpu/fast/pre_own.cu - (M, H) of segments with the rounding of a pass, by warpgroup products. On
+ * one rank the states follow that its segments start from; others get them with a chain in bf16.
+ * The formulas are those of pre.cu:
  *
  *   X = P kg'      H <- H + X u      P <- P o eC - X w      from P = I, H = 0; then M = P
  *
@@ -40,7 +41,8 @@ template <int K, int V, Form FORM> struct OwnSmem {
 struct OwnArgs {
     PreArgs a;
     CUtensorMap k_map, v_map;
-    int halves; /* blocks that share the rows of M */
+    int halves;  /* blocks that share the rows of M */
+    int message; /* words as other ranks read them, s0 in H; else as an Element */
 };
 
 /* An element: H as accumulators, then M as operands in two pieces, each by 16 rows and tiles of 8
@@ -180,14 +182,50 @@ __device__ __forceinline__ bool is_left_of(const float P[K / 8][4], int *left, i
     sync_part(1, threads);
     return *(volatile int *)&left[number % 3];
 }
-/* The same of numbers that are not finite in chunks [c0, c1) of a head. */
-__device__ __forceinline__ bool is_odd_of(const Dims &d, const int *odd, int *found, int c0, int c1,
-                                          int hv, int threads) {
+/* The same of numbers that are not finite in chunks [c0, c1) of a head; of a message also in s0
+ * and v (pre.cu). */
+template <int V, bool RAW>
+__device__ __forceinline__ bool is_odd_of(const Dims &d, const OwnArgs &o, const float *s0,
+                                          int *found, int c0, int c1, int hv, int threads) {
+    bool any = false;
     for (int c = c0 + (int)threadIdx.x; c < c1; c += threads)
         for (int i = 0; i < ODD_DO; i++)
-            if (odd[((int64_t)c * d.HV + hv) * ODDS + i]) *found = 1;
+            any |= o.a.odd[((int64_t)c * d.HV + hv) * ODDS + i] != 0;
+    if (o.message) {
+        for (int i = threadIdx.x; s0 && i < d.K * V; i += threads)
+            any |= s0[i] - s0[i] != 0.f;
+        if (RAW) any |= odd_in_rows<V>(d, o.a.u, c0, c1, hv, threads) != 0;
+    }
+    if (any) *found = 1;
     sync_part(1, threads);
     return *(volatile int *)found;
+}
+
+/* H += P s0 of the warp's 16 rows, in fp32; rows: those of P in shared memory. */
+template <int K, int V>
+__device__ __forceinline__ void add_start(float H[V / 8][4], const float *rows, const float *s0,
+                                          int lane) {
+    const float *row = rows + lane / 4 * K, *from = s0 + lane % 4 * 2;
+#pragma unroll 1
+    for (int k = 0; k < K; k++) {
+        const float p = row[k], q = row[8 * K + k];
+#pragma unroll
+        for (int j = 0; j < V / 8; j++) {
+            const float2 s = *(const float2 *)(from + k * V + j * 8);
+            H[j][0] = fmaf(p, s.x, H[j][0]);
+            H[j][1] = fmaf(p, s.y, H[j][1]);
+            H[j][2] = fmaf(q, s.x, H[j][2]);
+            H[j][3] = fmaf(q, s.y, H[j][3]);
+        }
+    }
+}
+/* 16 rows of N columns to rows of `pitch` words. */
+template <int N>
+__device__ __forceinline__ void store_rows(float *to, int pitch, const float X[N / 8][4],
+                                           int lane) {
+    words<N>(lane, [&](int j, int e, int r, int n) {
+        if (e % 2 == 0) *(float2 *)(to + r * pitch + n) = make_float2(X[j][e], X[j][e + 1]);
+    });
 }
 
 template <int K, int V, Form FORM>
@@ -210,6 +248,7 @@ __global__ void __launch_bounds__(384, 1)
     }
     take_registers<240>();
     const int row0 = half * 64 + warp * 16, n = seq.c1 - seq.c0;
+    const float *s0 = seq.starts && a.s0 ? a.s0 + ((int64_t)seq.gseq * d.HV + hv) * K * V : NULL;
     float P[K / 8][4], H[V / 8][4];
     Turn turn(sm.DEPTH);
     int i = 0, look = 0;
@@ -217,7 +256,8 @@ __global__ void __launch_bounds__(384, 1)
     words<V>(lane, [&](int j, int e, int, int) { H[j][e] = 0.f; });
     for (bool looks = true; i < n;) {
         if (looks && i && !is_left_of<K>(P, sm.left, look++, threads, lane)) {
-            if (!is_odd_of(d, a.odd, &sm.odd, seq.c0, seq.c1 - i, hv, threads)) break;
+            if (!is_odd_of<V, FORM != MADE>(d, o, s0, &sm.odd, seq.c0, seq.c1 - i, hv, threads))
+                break;
             looks = false;
         }
         for (const int end = min(i + (look ? 2 * LOOK : LOOK), n); i < end; i++, turn.next()) {
@@ -236,8 +276,24 @@ __global__ void __launch_bounds__(384, 1)
         bar_arrive_warp(&sm.ring.empty[turn.before(i)], lane);
     }
     const int64_t head = (int64_t)seq.part * d.HV + hv;
-    if ((int)threadIdx.x < HALVES_OF_M / o.halves)
+    if (a.reach && (int)threadIdx.x < HALVES_OF_M / o.halves)
         a.reach[head * HALVES_OF_M + half + threadIdx.x] = i;
+    const bool has_m = seq.part >= a.m_from && !seq.starts;
+    if (a.keep && has_m)
+        store_rows<K>(a.keep + ((head - (int64_t)a.m_from * d.HV) * K + row0) * K, K, P, lane);
+    if (o.message) {
+        if (s0 && i == n) {
+            float *rows = (float *)sm.tiles + warp * 16 * K;
+            sync_part(1, threads); /* all are done with the last chunk */
+            store_rows<K>(rows, K, P, lane);
+            __syncwarp();
+            add_start<K, V>(H, rows, s0, lane);
+        }
+        float *to = a.hm + (head * K + row0) * (V + K);
+        store_rows<V>(to, V + K, H, lane);
+        if (has_m) store_rows<K>(to + V, V + K, P, lane);
+        return;
+    }
     Element<K, V> &to = ((Element<K, V> *)a.hm)[head];
 #pragma unroll
     for (int j = 0; j < V / 8; j++)
@@ -256,11 +312,6 @@ __global__ void __launch_bounds__(384, 1)
         to.m[row0 / 16][j][0][lane] = pack4(hi);
         to.m[row0 / 16][j][1][lane] = pack4(lo);
     }
-    if (!a.keep || seq.part < a.m_from || seq.starts) return;
-    float *keep = a.keep + ((head - (int64_t)a.m_from * d.HV) * K + row0) * K;
-    words<K>(lane, [&](int j, int e, int r, int k) {
-        if (e % 2 == 0) *(float2 *)(keep + r * K + k) = make_float2(P[j][e], P[j][e + 1]);
-    });
 }
 
 /* ---- the states that segments start from ----------------------------------------------------- */
@@ -412,7 +463,7 @@ template <int K, int V> struct Own {
         TRY(!c.p->bare       ? elements<MADE>(c, o)
             : c.p->d.Kg == 1 ? elements<GIVEN>(c, o)
                              : elements<DECAYED>(c, o));
-        return starts(c, o.a);
+        return o.message ? DP_OK : starts(c, o.a);
     }
     template <Form FORM> static dp_status elements(const Call &c, OwnArgs o) {
         auto kernel = k_pre_own<K, V, FORM>;
@@ -444,6 +495,7 @@ dp_status fast_pre_own(const Call &c, const PreArgs &a) {
     const Dims &d = c.p->d;
     OwnArgs o = {};
     o.a = a;
+    o.message = c.p->N > 1 || c.p->owned;
     if (c.p->bare) {
         TRY(map_rows(c, &o.k_map, ROWS_OF_K, c.t->k, d.H, d.K));
         TRY(map_rows(c, &o.v_map, ROWS_OF_V, c.t->v, d.HV, d.V));

@@ -107,7 +107,8 @@ static dp_status check_options(const dpg_problem *p, const dpg_options *o, const
     NEED((o->path != DPG_PATH_SIMPLE && o->bwd_path != DPG_PATH_SIMPLE) || !token_alone(p),
          "the simple path has no such recurrence");
     NEED(o->segment_chunks >= 0, "segments of %d chunks", o->segment_chunks);
-    NEED(o->chain == DP_FP32 || choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
+    NEED(o->chain == DP_FP32 || rounds_as_pass(o) ||
+             choose_path(p, o, dev, 0, why) != DPG_PATH_TOKEN,
          "the token path forms M in fp32");
     NEED(o->exchange >= 0 && o->exchange < DP_NRUN_EXCHANGES, "exchange %d", o->exchange);
     no = exchanges_heads(o, N) ? heads_refuse(p, o, N) : NULL;
@@ -224,8 +225,10 @@ static dp_status plan_new(dpg_plan **out, const Wanted &w, int is_bwd, dp_err *e
     pl->path = pl->opt.path == DPG_PATH_FAST    ? &fast_path
                : pl->opt.path == DPG_PATH_TOKEN ? &token_path
                                                 : &simple_path;
-    if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device))
+    if (pl->opt.path != DPG_PATH_FAST || !fast_augments(&w.device)) {
+        if (rounds_as_pass(&pl->opt)) pl->opt.chain = DP_FP32; /* no factor is rounded once more */
         pl->opt.chain_how = DPG_CHAIN_DENSE;
+    }
     pl->d = dims_of(w, pl->opt.path);
     set_rows(pl, w.p);
     pl->by_part = w.p->own.by_part;
@@ -353,6 +356,10 @@ int dpg_plan_segments(const dpg_plan *pl) { return worker(pl)->nseg; }
 int dpg_plan_chunk(const dpg_plan *pl) {
     const dpg_plan *one = worker(pl);
     return one->single ? DP_CHUNK / 2 : DP_CHUNK / one->d.R;
+}
+int dpg_plan_pair_rows(const dpg_plan *pl) {
+    const dpg_plan *one = worker(pl);
+    return one->opt.path == DPG_PATH_FAST && (one->N > 1 || one->owned) && pre_is_rounded(one);
 }
 dpg_path dpg_plan_bwd_path(const dpg_plan *pl) {
     const dpg_plan *b = worker(pl)->bwd;

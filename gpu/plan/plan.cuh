@@ -306,15 +306,27 @@ static inline float *gathered(const Call &c, int own, int all) {
 static inline Seq local_sequence(const dpg_plan *p, int i) { return p->seqs_h[p->whole0 + i]; }
 
 /* Chunks of each segment that its H or dH depends on, or NULL. Where some are left out, M is 0. */
-#define HALVES_OF_M 2 /* 64 rows each: forward on one rank B_REACH has a number of either */
+#define HALVES_OF_M 2 /* 64 rows each: the forward's B_REACH has a number of either */
 static inline const int *reaches(const dpg_plan *p, void *ws) {
     return (p->is_bwd ? p->parts : p->nseg) > 1 ? at<int>(p, ws, B_REACH) : NULL;
 }
 #ifdef __CUDACC__
-__device__ __forceinline__ bool is_gone(const int *reach, int part, int HV, int hv, const Seq &s) {
-    return reach && reach[part * HV + hv] < s.c1 - s.c0;
+/* halves: numbers of a part and head. */
+__device__ __forceinline__ bool is_gone(const int *reach, int halves, int part, int HV, int hv,
+                                        const Seq &s) {
+    if (!reach) return false;
+    const int *r = reach + (part * HV + hv) * halves;
+    return max(r[0], r[halves - 1]) < s.c1 - s.c0;
 }
 #endif
+
+static inline int rounds_as_pass(const dpg_options *o) {
+    return o->chain == DP_BF16 && o->chain_how == DPG_CHAIN_AUGMENTED;
+}
+/* fast: has (M, H) of segments the rounding of a pass (pre_own.cu)? That of one rank always. */
+static inline int pre_is_rounded(const dpg_plan *p) {
+    return (p->N == 1 && !p->owned) || rounds_as_pass(&p->opt);
+}
 
 /* Words in a row of B_DHM. */
 static inline int dh_row(const dpg_plan *p) { return p->d.V + (p->opt.send_dh_only ? 0 : p->d.K); }

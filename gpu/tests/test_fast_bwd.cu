@@ -68,6 +68,7 @@ struct How {
     dpg_path bwd;
     dpg_chain_how chain;
     int dh_only, whole = 0, one_by_one = 0, times = 1, segments = 0, segment_chunks = 0;
+    dp_format m = DP_FP32;
     dpg_save save = DPG_SAVE_STATE;
 };
 
@@ -81,7 +82,7 @@ static dpg_problem problem_of(const Case &c) {
 static dpg_options options_of(const How &how) {
     dpg_options o = {};
     o.base = DP_BASE_BF16;
-    o.chain = DP_FP32;
+    o.chain = how.m;
     o.path = DPG_PATH_FAST;
     o.chain_how = how.chain;
     o.backward = 1;
@@ -363,10 +364,11 @@ static void over_segments(int N, int runs) {
     Tensors x = make(c, 7);
     How parts = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, 1}, whole = parts;
     parts.segments = N == 1 ? 5 : 0;
-    How steps = parts, gathered = parts, more = parts;
+    How steps = parts, gathered = parts, more = parts, rounded = parts;
     steps.one_by_one = 1;
     whole.whole = 1;
     gathered.dh_only = 0;
+    rounded.m = DP_BF16;
     more.times = runs + 1;
     Out first = run(c, x, parts, N), b = run(c, x, whole, N);
     std::string which = differs(first.x, run(c, x, steps, N).x), name = text("ranks %d", N);
@@ -378,6 +380,7 @@ static void over_segments(int N, int runs) {
     b.x.erase("dS_out." + std::to_string(N - 1));
     fact(moved(name.c_str(), b.x, first.x) > 0, "ranks %d: nothing was cut", N);
     moved((name + ", dM sent").c_str(), b.x, run(c, x, gathered, N).x);
+    moved((name + ", M in bf16").c_str(), b.x, run(c, x, rounded, N).x);
     printf("segments on %d ranks: %d times\n", N, runs);
 }
 
@@ -682,6 +685,7 @@ static void batch_once() {
 static void once() {
     for (int i : {2, 7, 8, 9, 14, 17, 18}) {
         How how = {DPG_PATH_FAST, DPG_CHAIN_AUGMENTED, i % 2};
+        how.m = i % 2 ? DP_BF16 : DP_FP32;
         run(cases[i], make(cases[i], 7), how, i == 7 ? 4 : 3 - cases[i].T() % 3);
         how.save = DPG_SAVE_ALL;
         if (i != 7) run(cases[i], make(cases[i], 7), how, 1);

@@ -34,7 +34,7 @@ typedef struct {
 /* Its message after a run without an error, before its results. */
 typedef struct {
     char path[32];
-    int segments, fast, tokens, chunk;
+    int segments, fast, tokens, chunk, pair_rows;
     size_t saved, kept;
 } report;
 
@@ -110,6 +110,7 @@ static void send_report(const dp_rank_job *job, dp_cuda_result *out, const rank_
                 .fast = job->fast,
                 .tokens = job->tokens,
                 .chunk = job->chunk,
+                .pair_rows = job->pair_rows,
                 .saved = job->saved,
                 .kept = job->kept};
     dp_apart_say(&job->rank);
@@ -195,6 +196,7 @@ static void receive_report(dp_rank_job *job, dp_cuda_result *out, int r, dp_err 
     job->fast = got.fast;
     job->tokens = got.tokens;
     job->chunk = got.chunk;
+    job->pair_rows = got.pair_rows;
     job->saved = got.saved;
     job->kept = got.kept;
     rank_parts x = parts_of(p, job->N, r);

@@ -21,7 +21,7 @@ typedef struct {
     int shared;  /* a process: results are left where all see them (device_procs.h) */
     float *gate; /* [HV] dA_log, [HV][Kg] ddt_bias as this rank got them; NULL without backward */
     size_t saved, kept;
-    int segments, fast, tokens, chunk;
+    int segments, fast, tokens, chunk, pair_rows;
     const char *path;
     dpg_plan *plan;
 } dp_rank_job;

@@ -357,6 +357,7 @@ dp_status dp_rank_job_run(void *job) {
         j->kept = dpg_kept_bytes(j->plan);
         j->segments = dpg_plan_segments(j->plan);
         j->chunk = dpg_plan_chunk(j->plan);
+        j->pair_rows = dpg_plan_pair_rows(j->plan);
         note_paths(j);
     }
     if (st && j->order) j->order->failed = 1;

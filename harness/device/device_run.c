@@ -210,6 +210,7 @@ static void note_jobs(const dp_rank_job *job, int N, dp_cuda_result *out) {
         out->fast = job[r].fast;
         out->tokens = job[r].tokens;
         out->chunk = job[r].chunk;
+        out->pair_rows = job[r].pair_rows;
     }
 }
 

@@ -48,11 +48,12 @@ typedef struct {
     /* by DP_RANK_S_IN ..: [N*HV], NULL where the kernels form none (math.md g.3) */
     double **rank[DP_RANK_TENSORS];
     const char
-        *path;    /* for the record: "simple", "fast" or "token", with a backward "fast/simple" */
-    int fast;     /* 1: gpu/fast, forward or backward */
-    int tokens;   /* 1: gpu/token */
-    int segments; /* most that a rank cut its sub-sequences in, 1: none */
-    int chunk;    /* tokens of a chunk of the forward */
+        *path;     /* for the record: "simple", "fast" or "token", with a backward "fast/simple" */
+    int fast;      /* 1: gpu/fast, forward or backward */
+    int tokens;    /* 1: gpu/token */
+    int segments;  /* most that a rank cut its sub-sequences in, 1: none */
+    int chunk;     /* tokens of a chunk of the forward */
+    int pair_rows; /* 1: design pair=rows */
     size_t saved, kept; /* largest of a rank: bytes of dpg_tensors.saved, and all that stays between
                            forward and backward */
 } dp_cuda_result;

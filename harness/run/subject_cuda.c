@@ -77,6 +77,7 @@ static dp_design design_of_kernels(const dp_case *c, const dp_planned *x,
     if (res->tokens) d.chunk = 0;
     d.fast_decays = res->tokens || res->fast;
     if (!res->fast) return d;
+    d.pair_rows = res->pair_rows;
     d.gated = DP_SCORES_PAIRED;
     d.fold_beta = 1;
     d.chunk = res->chunk;

@@ -696,6 +696,30 @@ DP_TEST(kernels, sequences_of_a_batch_cut_in_segments) {
     CHECK(!rc && strstr(out, ", 0 failed"), "%d: %s", rc, out);
 }
 
+/* M and H of ranks with the rounding of a pass (design pair=rows), with w and u and, on one
+ * multiprocessor, without. */
+DP_TEST(kernels, pairs_of_ranks_in_the_rounding_of_a_pass) {
+    NEEDS_KERNELS;
+    static const char *const names[] = {"o", "S_in", "dq", NULL};
+    setenv("DP_CPU_CAPABILITY", "90", 1);
+    for (int many = 0; many < 2; many++) {
+        setenv("DP_CPU_MULTIPROCESSORS", many ? "132" : "1", 1);
+        json_t *j = judged("pair-rows gdn-wide --ranks 3 --chain bf16 --merge allgather "
+                           "--way segments",
+                           0);
+        if (j) all_judged(j, 2, names);
+        for (size_t i = 0; j && i < 2; i++) {
+            json_t *run = json_array_get(json_object_get(j, "runs"), i);
+            const char *design =
+                json_string_value(json_object_get(json_object_get(run, "policy"), "design"));
+            CHECK(design && strstr(design, "pair=rows"), "design %s", design ? design : "none");
+        }
+        json_decref(j);
+    }
+    unsetenv("DP_CPU_MULTIPROCESSORS");
+    unsetenv("DP_CPU_CAPABILITY");
+}
+
 /* The error of the final state on a device of so many multiprocessors. */
 static double state_error(const char *run, const char *capability, const char *multiprocessors) {
     static const char *const names[] = {"o", "final_state", "dq", NULL};

@@ -27,7 +27,7 @@ from ..vocabulary import BETAS, GATES  # noqa: F401 - dp_beta and dp_gate, in th
 
 F32, BF16, F16 = 0, 1, 2  # dpg_dtype
 BASE_FP32, BASE_BF16 = 1, 2  # dp_base
-CHAIN_FP32 = 1  # dp_format
+CHAIN_FP32, CHAIN_BF16 = 1, 5  # dp_format
 AUTO, TOKEN = 0, 3  # dpg_path
 AUGMENTED = 1  # dpg_chain_how
 KV, VK = 0, 1  # dpg_state_layout

@@ -124,9 +124,10 @@ def _chunk_plan(
             gdtype=gdtype, odtype=dtype, ddtype=dtype, dgdtype=gdtype, A_dtype=A,
             bias_dtype=bias, dA_dtype=A, dbias_dtype=bias, own=owners,
         )  # fmt: skip
+        short = dtype == c.BF16 and h.path == c.AUTO
         options = c.dpg_options(
-            base=c.BASE_BF16 if dtype == c.BF16 and h.path == c.AUTO else c.BASE_FP32,
-            chain=c.CHAIN_FP32,
+            base=c.BASE_BF16 if short else c.BASE_FP32,
+            chain=c.CHAIN_BF16 if short else c.CHAIN_FP32,
             path=h.path,
             bwd_path=h.path,
             chain_how=c.AUGMENTED,
