@@ -81,8 +81,8 @@ __device__ __forceinline__ void emit_block(int I, int J, int lane, Mask mask, co
               n * 4 + 2 * r);
         }
 }
-template <class F>
-__device__ __forceinline__ void emit_rows(int I, int lane, Mask mask, const float z[4][2][4], F f) {
+template <class Z, class F>
+__device__ __forceinline__ void emit_rows(int I, int lane, Mask mask, const Z &z, F f) {
 #pragma unroll
     for (int J = 0; J < 3; J++)
         if (J < I) emit_block<false>(I, J, lane, mask, z[J], f);
@@ -105,9 +105,9 @@ __device__ __forceinline__ void store_pair(bf16 *tile, int s, int i, float a, fl
 /* Stores rows 16 I .. of Aqk through shared memory (ROWS); blocks right of the diagonal are zeros.
  * Calls f(s, i, a, b) with the sums of columns i, i + 1. The caller calls drain_wait() before it
  * writes to `stage` again. */
-template <class F>
+template <class Z, class F>
 __device__ __forceinline__ void emit_queries(bf16 *stage, bf16 *Aqk, const float *own, float scale,
-                                             int lr, int I, int lane, const float z[4][2][4], F f) {
+                                             int lr, int I, int lane, const Z &z, F f) {
     Walk<> to = walk_across(stage, I * 16, lane);
     Mask mask = {lr, 1};
     float x[2][4];
@@ -212,10 +212,10 @@ struct Betas {
 
 /* B L to where A is inverted, zeros where nothing is erased. By the warps of m = 0, which keep L if
  * it is asked for; f as of emit_queries. */
-template <class F>
+template <class BETAS, class Z, class F>
 __device__ __forceinline__ void emit_keys(Inverse &sm, const Dims &d, const ChunkOut &o,
-                                          const Place &p, const Betas &betas, int I, int lane,
-                                          const float z[4][2][4], F f) {
+                                          const Place &p, const BETAS &betas, int I, int lane,
+                                          const Z &z, F f) {
     bf16 *L = o.L ? o.L + p.tile * C * C : NULL;
     float beta[2] = {};
 #pragma unroll

@@ -1,7 +1,8 @@
 /* gpu/fast/chunks_one.cu - a chunk of one value head whose channels share one gate (GDN): the same
  * outputs as chunks.cu. Decay multiplies whole sums, so operands are k and q themselves, exact in
  * bf16. T B has the decay of k's rows for w in its columns. A plan without w and u (`bare.cuh`)
- * makes T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread.
+ * makes T B and Aqk alone: k_triangles, 4 blocks a multiprocessor of 64 registers a thread. Value
+ * heads of one key head share a block there, which makes their k k' and q k' once.
  *
  * One block of 8 warps a tile, 3 blocks a multiprocessor. Phases, and what shared memory holds:
  *
@@ -158,10 +159,10 @@ __device__ __forceinline__ void products(const bf16 *left, const bf16 *k, int I,
 }
 
 /* Entries (s, i), (s, i + 1) of k k', q k': norms and decay. left: norms of the rows. */
-__device__ __forceinline__ void decay_pair(const RowScalars &rows, const float *left, int s, int i,
-                                           float &a, float &b) {
-    float2 gi = *(const float2 *)(rows.gam + i), rk = *(const float2 *)(rows.rk + i);
-    float gs = rows.gam[s], f = left[s];
+__device__ __forceinline__ void decay_pair(const float *gam, const RowScalars &rows,
+                                           const float *left, int s, int i, float &a, float &b) {
+    float2 gi = *(const float2 *)(gam + i), rk = *(const float2 *)(rows.rk + i);
+    float gs = gam[s], f = left[s];
     a *= f * rk.x * ex2(fminf(gs - gi.x, 0.f));
     b *= f * rk.y * ex2(fminf(gs - gi.y, 0.f));
 }
@@ -222,15 +223,16 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
     if (m) {
         load_v<V>(after.v, d, t, p);
         if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
-        emit_queries(
-            after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
-            [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
+        emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
+                     [&](int s, int i, float &a, float &b) {
+                         decay_pair(sm.rows.gam, sm.rows, sm.rows.rq, s, i, a, b);
+                     });
         drain_wait(lane);
         cp_wait<0>();
         meet_as_well();
     } else {
         emit_keys(after, d, o, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
-            decay_pair(sm.rows, sm.rows.rk, s, i, a, b);
+            decay_pair(sm.rows.gam, sm.rows, sm.rows.rk, s, i, a, b);
         });
         invert(after, warp, lane);
     }
@@ -259,44 +261,129 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 3)
 
 /* ---- T B and Aqk alone ----------------------------------------------------------------------- */
 
-template <int K> struct TriangleSmem {
+/* k k' and q k' of the value heads of one key head: a warp's blocks, a lane's words together. */
+struct Grams {
+    float4 block[2][10][2][32];
+};
+/* A warp's sums there; [J] as those in registers. */
+struct GramRow {
+    float4 (*at)[2][32];
+    int I, lane;
+    __device__ __forceinline__ GramRow(Grams &x, int I, int m, int lane)
+        : at(x.block[m] + I * (I + 1) / 2), I(I), lane(lane) {}
+    typedef const float (*Sums)[4];
+    struct Block {
+        float x[2][4];
+        __device__ __forceinline__ operator Sums() const { return x; }
+    };
+    __device__ __forceinline__ Block operator[](int J) const {
+        Block y;
+        for (int n = 0; n < 2; n++)
+            *(float4 *)y.x[n] = at[J < 3 ? J : I][n][lane];
+        return y;
+    }
+    __device__ __forceinline__ void keep(const float z[4][2][4]) const {
+#pragma unroll
+        for (int J = 0; J < 4; J++)
+            if (J < I || J == 3)
+                for (int n = 0; n < 2; n++)
+                    at[J < 3 ? J : I][n][lane] = *(const float4 *)z[J][n];
+    }
+};
+/* Behind the products. */
+template <bool SHARED> struct TriangleAfter { Inverse of; };
+template <> struct TriangleAfter<true> {
+    Inverse of;
+    Grams grams;
+};
+
+template <int K, bool SHARED> struct TriangleSmem {
+    static const int HEADS = SHARED ? HEADS_OF_BLOCK : 1;
     union {
         struct {
             bf16 k[C * K], q[C * K]; /* ROWS, raw */
         } first;
-        Inverse after;
+        TriangleAfter<SHARED> after;
     } x;
-    RowScalars rows;
+    RowScalars rows;                     /* but gam */
+    float gam[HEADS][C], beta[HEADS][C]; /* of the heads */
+    static_assert(sizeof(TriangleAfter<SHARED>) % 16 == 0, "rows lie where pairs are loaded");
+};
+/* Values of beta in shared memory. */
+struct MadeBetas {
+    const float *from; /* the lane's first row */
+    __device__ __forceinline__ float get(const Dims &, const Place &, int r) const {
+        return from[8 * r];
+    }
 };
 
 /* Factors of the sums in fast/state_bare.cu, a thread a row. */
-__device__ __forceinline__ void leave_factors(BareFactors &to, const RowScalars &rows,
-                                              const Dims &d, int r) {
-    float all = rows.gam[C - 1], gam = rows.gam[r], from_start = ex2(gam);
+__device__ __forceinline__ void leave_factors(BareFactors &to, const float *gam,
+                                              const RowScalars &rows, const Dims &d, int r) {
+    float all = gam[C - 1], from_start = ex2(gam[r]);
     to.state.of_k[r] = d.erases * rows.rk[r] * from_start;
     to.of_q[r] = d.scale * rows.rq[r] * from_start;
-    to.state.to_end[r] = rows.rk[r] * ex2(all - gam);
+    to.state.to_end[r] = rows.rk[r] * ex2(all - gam[r]);
     if (r < 4) to.state.chunk[r] = ex2(all);
 }
 
-/* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v. */
-template <int K, Formats F>
+/* A head's triangles from k k' and q k'. */
+template <int K, bool SHARED, class Z>
+__device__ __forceinline__ void finish_triangles(TriangleSmem<K, SHARED> &sm, const Dims &d,
+                                                 const BareOut &o, const Place &p, int n, int warp,
+                                                 int I, int m, int lane, const Z &z) {
+    Inverse &after = sm.x.after.of;
+    const float *gam = sm.gam[n], *beta = sm.beta[n];
+    if (m) {
+        if (threadIdx.x < CHUNK_THREADS / 2 + C) {
+            after.beta[threadIdx.x % C] = beta[threadIdx.x % C];
+            leave_factors(o.factors[p.tile], gam, sm.rows, d, threadIdx.x % C);
+        }
+        emit_queries(after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
+                     [&](int s, int i, float &a, float &b) {
+                         decay_pair(gam, sm.rows, sm.rows.rq, s, i, a, b);
+                     });
+        drain_wait(lane);
+        meet_as_well();
+    } else {
+        ChunkOut nothing = {};
+        const MadeBetas betas = {beta + I * 16 + lane / 4};
+        emit_keys(after, d, nothing, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
+            decay_pair(gam, sm.rows, sm.rows.rk, s, i, a, b);
+        });
+        invert(after, warp, lane);
+    }
+    __syncthreads();
+    round_T(after, NULL, warp, lane);
+    if (o.odd) leave_odd(after, o.odd, p.tile, sm.rows.own, gam[C - 1], warp, lane);
+    send_TB(after, o.TB, p, warp, lane);
+}
+
+/* A chunk of a plan without w and u (fast/state_bare.cu). The same phases up to T; nothing of v.
+ * SHARED: of `heads` value heads of one key head, one after the other. */
+template <int K, Formats F, bool SHARED>
 __global__ void __launch_bounds__(CHUNK_THREADS, 4)
     k_triangles(const __grid_constant__ Dims plan, const __grid_constant__ dpg_tensors t,
-                const BareOut o) {
+                const BareOut o, int heads) {
     extern __shared__ __align__(128) char raw[];
-    TriangleSmem<K> &sm = *(TriangleSmem<K> *)raw;
-    Inverse &after = sm.x.after;
+    TriangleSmem<K, SHARED> &sm = *(TriangleSmem<K, SHARED> *)raw;
     const Dims d = known<F>(plan);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, I = warp % 4, m = warp / 4;
     unsigned chunk = chunk_of_block(d);
     if (chunk >= (unsigned)d.NT) return;
-    Place p = place_of(d, chunk, blockIdx.x);
+    if (!SHARED) heads = 1;
+    Place p = place_of(d, chunk, blockIdx.x * heads);
+    auto of_head = [&](int n) {
+        Place x = p;
+        x.hv += n;
+        return x;
+    };
     copy_rows<K>(sm.x.first.k, sm.x.first.q, d, t, p, warp * 8, lane);
-    Betas betas;
-    betas.load(d, t, p, I, m, lane);
+    const int row = threadIdx.x % C, of = threadIdx.x / C; /* whose beta it takes */
+    RawWord beta = {};
+    if (of < heads) beta = load_beta(d, t, of_head(of), row);
     HeadGate gate;
-    if (warp == 4) gate.load(d, t, p, lane);
+    if (m && I < heads) gate.load(d, t, of_head(I), lane);
     cp_wait<0>();
     __syncwarp();
     KeyNorms norms;
@@ -307,42 +394,43 @@ __global__ void __launch_bounds__(CHUNK_THREADS, 4)
         sm.rows.rq[mine] = norms.rq;
         sm.rows.own[mine] = norms.own;
     }
+    if (of < heads) sm.beta[of][row] = beta_of(d, beta, p, row);
     __syncthreads();
     float z[4][2][4] = {};
     products<K>(m ? sm.x.first.q : sm.x.first.k, sm.x.first.k, I, lane, z);
-    /* by a warp whose rows have one block */
-    if (warp == 4) *(float2 *)(sm.rows.gam + lane * 2) = gate.sums(d, p, lane);
+    /* of one head by a warp whose rows have one block */
+    if (m && I < heads) *(float2 *)(sm.gam[I] + lane * 2) = gate.sums(d, of_head(I), lane);
     __syncthreads();
-    if (m) {
-        if (betas.row[0] < C) after.beta[betas.row[0]] = betas.get(d, p, 0);
-        if (threadIdx.x < CHUNK_THREADS / 2 + C)
-            leave_factors(o.factors[p.tile], sm.rows, d, threadIdx.x % C);
-        emit_queries(
-            after.TB, o.Aqk + p.tile * C * C, sm.rows.own, d.scale, p.lr, I, lane, z,
-            [&](int s, int i, float &a, float &b) { decay_pair(sm.rows, sm.rows.rq, s, i, a, b); });
-        drain_wait(lane);
-        meet_as_well();
+    if constexpr (SHARED) {
+        GramRow(sm.x.after.grams, I, m, lane).keep(z);
+        for (int n = 0; n < heads; n++) {
+            if (n) __syncthreads();
+            /* else the compiler keeps addresses of words, and spills them */
+            lane = (int)made_number(lane), I = (int)made_number(I);
+            finish_triangles<K>(sm, d, o, p, n, warp, I, m, lane,
+                                GramRow(sm.x.after.grams, I, m, lane));
+            p.tile++;
+        }
     } else {
-        ChunkOut nothing = {};
-        emit_keys(after, d, nothing, p, betas, I, lane, z, [&](int s, int i, float &a, float &b) {
-            decay_pair(sm.rows, sm.rows.rk, s, i, a, b);
-        });
-        invert(after, warp, lane);
+        finish_triangles<K>(sm, d, o, p, 0, warp, I, m, lane, z);
     }
-    __syncthreads();
-    round_T(after, NULL, warp, lane);
-    if (o.odd) leave_odd(after, o.odd, p.tile, sm.rows.own, sm.rows.gam[C - 1], warp, lane);
-    send_TB(after, o.TB, p, warp, lane);
 }
 
 template <int K, int V> struct Triangles {
-    static dp_status run(const Call &c) {
-        auto kernel = c.p->d.g_bf16 ? k_triangles<K, BF16> : k_triangles<K, WIDE_GATES>;
-        int bytes = (int)sizeof(TriangleSmem<K>);
+    template <bool SHARED> static dp_status of(const Call &c, int heads) {
+        auto kernel =
+            c.p->d.g_bf16 ? k_triangles<K, BF16, SHARED> : k_triangles<K, WIDE_GATES, SHARED>;
+        int bytes = (int)sizeof(TriangleSmem<K, SHARED>);
+        dim3 grid = chunk_grid(c.p);
+        grid.x /= heads;
         CK(c.e, allow_shared(kernel, bytes));
-        kernel<<<chunk_grid(c.p), CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c));
+        kernel<<<grid, CHUNK_THREADS, bytes, c.s>>>(c.p->d, *c.t, bare_out(c), heads);
         CK_LAUNCH(c.e, "k_triangles");
         return DP_OK;
+    }
+    static dp_status run(const Call &c) {
+        const int heads = fast_heads_of_block(c.p);
+        return heads > 1 ? of<true>(c, heads) : of<false>(c, 1);
     }
 };
 

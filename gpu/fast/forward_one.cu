@@ -145,7 +145,7 @@ template <class SLOT> struct Keys : Maker<SLOT> {
         Raw raw = ask(s);
         this->template products<N>(c, slot.kq, 0, 0);
 #pragma unroll
-        for (int b = 0; b < N; b += 2)
+        for (int b = 0; b < N && d.l2norm; b += 2)
             this->diagonal(c[b], left + row_of_block(b));
         __syncwarp();
         factors(slot, raw, s.len, lane < 16 || N > 1 ? left[lane] : 0.f);
@@ -184,7 +184,7 @@ template <class SLOT> struct Queries : Maker<SLOT> {
         float *left = sm.by_row[KEY_WARPS + number][0];
         float c[N][2][4];
 #pragma unroll 1
-        for (int row0 = 0; row0 < STEP; row0 += 16) {
+        for (int row0 = d.l2norm ? 0 : STEP; row0 < STEP; row0 += 16) {
             this->product(c[0], walk_down(slot.kq, STEP + row0, lane),
                           walk_across(slot.kq, STEP + row0, lane));
             this->diagonal(c[0], left + row0);

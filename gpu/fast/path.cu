@@ -38,6 +38,14 @@ int fast_is_bare(const dpg_plan *pl) {
     return !pl->is_bwd && fast_may_be_bare(pl) && dp_segments_fill_bare(blocks, pl->device.sms);
 }
 
+/* As many as leave three blocks to a multiprocessor. */
+int fast_heads_of_block(const dpg_plan *pl) {
+    const int64_t tiles = (int64_t)pl->d.NT * pl->d.HV;
+    for (int heads = HEADS_OF_BLOCK; heads > 1 && pl->d.Kg == 1; heads--)
+        if (pl->d.G % heads == 0 && tiles >= (int64_t)3 * pl->device.sms * heads) return heads;
+    return 1;
+}
+
 /* A pass over few heads leaves multiprocessors to the chunk kernel. With fewer chunks the launches
  * take what that saves (reports/device/cp-windows.txt). */
 int fast_spans(const dpg_plan *pl) {

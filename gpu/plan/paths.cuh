@@ -46,6 +46,9 @@ int fast_augments(const Device *dev);
  * if there are enough states? */
 int fast_is_bare(const dpg_plan *pl);
 int fast_may_be_bare(const dpg_plan *pl);
+/* Value heads of one key head whose triangles a block of the chunk kernel makes (`k_triangles`). */
+#define HEADS_OF_BLOCK 4
+int fast_heads_of_block(const dpg_plan *pl);
 /* Is its pass cut in spans, and in how many? */
 #define SPANS 3
 int fast_spans(const dpg_plan *pl);

@@ -649,6 +649,21 @@ DP_TEST(kernels, short_sequences_in_one_kernel) {
     }
 }
 
+/* Four value heads of a key head in one block of the chunk kernel. */
+DP_TEST(kernels, value_heads_share_products_of_their_key_head) {
+    NEEDS_KERNELS;
+    char cmd[4096], out[8192];
+    snprintf(cmd, sizeof cmd,
+             "mkdir -p '%s/shared' && cd '%s/shared' && printf 'reason = r\nsource = s\nop = gdn\n"
+             "seed = 3\nT = 1540\nH = 1\nHV = 4\nK = 64\nV = 64\ngate = log\nbeta = plain\n"
+             "backward = no\nbase = bf16\nchain = fp32\nl2norm = yes\n' >x.case && "
+             "DP_CPU_CAPABILITY=90 DP_CPU_MULTIPROCESSORS=8 '%s' run x.case --backend cuda "
+             "--ranks 1 --cache none",
+             gt_tmpdir(), gt_tmpdir(), program());
+    const int rc = gt_run(cmd, out, sizeof out);
+    CHECK(rc == 0 && strstr(out, "PASS (1 passed, 0 failed, 0 skipped"), "%.3000s", out);
+}
+
 /* Keys that are nearly parallel, erased by betas near 2: chunks of 64 make other errors than 32.
  * With a backward, o and the last state are held against 32, gradients against 64. */
 DP_TEST(kernels, a_forward_in_one_kernel_says_its_chunks) {
