@@ -71,21 +71,26 @@ double dp_bf16d(double x) { return dp_bf16(fp32_to_odd(x)); }
 
 float dp_fp16_from_bits(uint16_t h) {
     const uint32_t e = h >> 10 & 31u, m = h & 0x3ffu, sign = (uint32_t)(h & 0x8000u) << 16;
-    if (e == 31) return dp_bits_float(sign | 0x7f800000u | m << 13);
-    const float a = ldexpf((float)(e ? m | 0x400u : m), (int)(e ? e : 1) - 25);
+    if (e) return dp_bits_float(sign | (e == 31 ? 0xffu : e + 112) << 23 | m << 13);
+    const float a = (float)m * 0x1p-24f;
     return sign ? -a : a;
 }
 
 /* The spacing of fp16 in the binade of |x| is q = 2^(e-10), and 2^-24 below 2^-14. The quotient
- * |x|/q is exact, and nearbyint rounds it once to an integer r <= 2^11. The encoding is the
+ * |x|/q is exact, and a sum with 2^52 rounds it once to an integer r <= 2^11. The encoding is the
  * exponent field times 2^10 plus r - 2^10. A carry makes r = 2^11 and subnormals right. */
 uint16_t dp_fp16_bits(double x) {
     const uint16_t sign = signbit(x) ? 0x8000u : 0;
+    const double a = fabs(x);
     if (isnan(x)) return sign | 0x7e00u;
-    if (fabs(x) >= 65536) return sign | 0x7c00u;
-    int e = -14;
-    if (fabs(x) >= 0x1p-14) e = ilogb(x);
-    const int r = (int)nearbyint(ldexp(fabs(x), 10 - e));
+    if (a >= 65536) return sign | 0x7c00u;
+    uint64_t bits;
+    memcpy(&bits, &a, 8);
+    const int e = a >= 0x1p-14 ? (int)(bits >> 52) - 1023 : -14;
+    bits = (uint64_t)(1033 - e) << 52; /* 2^(10-e) */
+    double scale;
+    memcpy(&scale, &bits, 8);
+    const int r = (int)((a * scale + 0x1p52) - 0x1p52);
     return (uint16_t)(sign | (((e + 15) << 10) + r - 1024));
 }
 
