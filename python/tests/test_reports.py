@@ -37,8 +37,8 @@ class Report:
     of: str = "standard"
 
 
-REPORTS = (
-    Report("slime#1686, LlamaFactory#10787", "cu-ignored", "gdn-packed-inside", "cu_seqlens were ignored"),
+REPORTS = (  # the first one is LlamaFactory#10787, too
+    Report("slime#1686", "cu-ignored", "gdn-packed-inside", "cu_seqlens were ignored"),
     Report("aprender#3527", "heads-tiled", "gdn-heads", "heads of q and k were tiled"),
     Report("shainet#204", "a-log-twice", "gdn-softplus", "exponentiated twice"),
     Report("mlx-lm#1792", "dt-bias-per-head", "kda-softplus", "dt_bias were one number a head"),
