@@ -74,7 +74,7 @@ def test_zeros_and_nan_keep_every_property_and_prove_nothing(factor: float, why:
         return [x * np.float32(factor) for x in kda(q, k, v, g, beta, initial_state)]
 
     with pytest.raises(RuntimeError, match=why) as raised:
-        check(fn, base="fp32", tokens=128, outputs=KEPT)
+        check(fn, base="fp32", tokens=32, outputs=KEPT)
     assert "NOTHING CHECKED" in str(raised.value)
 
 
@@ -85,22 +85,22 @@ def test_a_kernel_without_packing_is_seen() -> None:
 
 
 def test_a_kernel_is_asked_for_other_chunks_where_its_design_names_them() -> None:
-    right = {c.name: c for c in check(by_chunks, base="fp32", design="chunks=16:32", tokens=96)}
+    right = {c.name: c for c in check(by_chunks, base="fp32", design="chunks=16:32", tokens=48)}
     assert right["chunk-size"].verdict == "within bounds", right
     assert "of the sum of both bounds" in right["chunk-size"].why
     wrong = {
-        c.name: c for c in check(forgets_by_chunks, base="fp32", design="chunks=16", tokens=96)
+        c.name: c for c in check(forgets_by_chunks, base="fp32", design="chunks=16", tokens=48)
     }
     assert wrong["chunk-size"].verdict == "fail"
     assert "token 16: chunks of 16 and of 64 differ by" in wrong["chunk-size"].why
     assert {n for n, c in wrong.items() if c.verdict == "fail"} == {"chunk-size"}
-    deaf = check(looks_ahead, base="fp32", design="chunks=16", tokens=96)
+    deaf = check(looks_ahead, base="fp32", design="chunks=16", tokens=48)
     assert "takes no `chunk`" in {c.name: c.why for c in deaf}["chunk-size"]
 
 
 def test_a_kernel_that_is_not_steady_is_within_bounds_unless_it_claims_bits() -> None:
-    assert verdicts(unsteady, tokens=160)["repeat"] == "within bounds"
-    assert verdicts(unsteady, tokens=160, bitwise=True)["repeat"] == "fail"
+    assert verdicts(unsteady, tokens=80)["repeat"] == "within bounds"
+    assert verdicts(unsteady, tokens=80, bitwise=True)["repeat"] == "fail"
 
 
 @pytest.mark.parametrize("bitwise", [True, False])

@@ -64,9 +64,9 @@ def of_rank(ranks: int) -> Recurrence:
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [4])
 def test_a_rank_is_a_write_and_a_query_head_of_a_value_head(ranks: int) -> None:
-    x, cu = inputs(70, 2, 16, 24, 8, seqs=2, ranks=ranks), [0, 30, 70]
+    x, cu = inputs(40, 2, 8, 12, 4, seqs=2, ranks=ranks), [0, 15, 40]
     said = SAID | {"recurrence": of_rank(ranks), "cu_seqlens": cu}
     y = kernel(x, cu, ranks=ranks)
     del y["dg"]  # of raw gates alone, with several query heads

@@ -277,9 +277,7 @@ def _marked(mark: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("number", "delay"), [(signal.SIGKILL, 0.9), (signal.SIGINT, 0.2), (signal.SIGTERM, 0.9)]
-)
+@pytest.mark.parametrize(("number", "delay"), [(signal.SIGKILL, 0.9), (signal.SIGINT, 0.2)])
 def test_nothing_stays_of_a_run_that_a_signal_ends(
     tmp_path: Path, number: signal.Signals, delay: float
 ) -> None:

@@ -219,8 +219,7 @@ def test_a_right_kernel_passes_the_standard_and_the_serving_set() -> None:
         assert all(x == "pass" for x in found.verdicts().values())
 
 
-@pytest.mark.parametrize("gate", ["softplus", "lower_bound"])
-@pytest.mark.parametrize("base", ["fp16", "fp32"])
+@pytest.mark.parametrize(("gate", "base"), [("softplus", "fp16"), ("lower_bound", "fp32")])
 def test_gradients_of_a_right_kernel_of_raw_gates_are_judged(gate: str, base: str) -> None:
     """Where gates kill, hold or spread, they neither vanish unallowed nor underflow."""
     form: dict[str, Any] = {"gate": gate, "beta": "sigmoid", "l2norm": True}
