@@ -181,7 +181,7 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
     NEEDS_KERNELS;
     static const char *const names[] = {"S_in", "dS_out", "o", "dq", "dk", "dv", "dg", "ds0", NULL};
     json_t *j = judged("weak-heads --base fp32 --ranks 4 --chain fp32 --exchange "
-                       "allgather,ring --payload full,fp32,bf16,bf16x2,m-i",
+                       "allgather,ring --payload fp32,bf16x2,m-i",
                        0),
            *s = judged("exchange-packed --base bf16 --ranks 3 --exchange ring --payload full,bf16 "
                        "--way plain,save-all",
@@ -193,12 +193,12 @@ DP_TEST(kernels, exchanges_and_payloads_that_they_have) {
                        "full,svd-1e-4",
                        0),
            *m = judged("kda-slow --base fp32 --ranks 8 --exchange scan --chain "
-                       "fp32,tf32x3,tf32,tf32rz,bf16",
+                       "tf32x3,tf32rz,bf16",
                        0);
-    if (j) all_judged(j, 10, names);
+    if (j) all_judged(j, 6, names);
     if (s) all_judged(s, 4, names);
     if (c) all_judged(c, 4, names);
-    if (m) all_judged(m, 5, names);
+    if (m) all_judged(m, 3, names);
     static const char *const says[] = {"", "payload svd-1e-4: the kernels make no",
                                        "exchange heads:"};
     for (size_t i = 0; k && i < 3; i++) {
@@ -224,13 +224,9 @@ DP_TEST(kernels, exchange_of_heads) {
            "--exchange heads",
            4, names);
     judges("exchange-heads --exchange heads --way save-all", 6, names);
-    judges("exchange-heads --exchange heads --base fp32 --ranks 3 --own "
-           "zigzag,empty,cyclic,uneven",
-           4, names);
+    judges("exchange-heads --exchange heads --base fp32 --ranks 3 --own zigzag,empty", 2, names);
     setenv("DP_CPU_CAPABILITY", "90", 1);
-    judges("exchange-heads-wide --exchange heads --way "
-           "plain,save-all,segments,segments-save-all",
-           8, names);
+    judges("exchange-heads-wide --exchange heads --way plain,segments-save-all", 4, names);
     unsetenv("DP_CPU_CAPABILITY");
 }
 
@@ -454,15 +450,14 @@ DP_TEST(kernels, recurrences_token_by_token_in_every_way) {
 DP_TEST(kernels, recurrences_token_by_token_send_payloads) {
     NEEDS_KERNELS;
     static const char *const names[] = {"o", "dq", "dk", "dg", "S_in", "dS_out", NULL};
-    judges("gdn2-weak --base fp32 --chain fp32 --ranks 4 --exchange allgather,ring "
-           "--payload bf16,bf16x2,m-i",
-           6, names);
+    judges("gdn2-weak --base fp32 --chain fp32 --ranks 4 --exchange ring --payload bf16,m-i", 2,
+           names);
     judges("smoke-deltaproduct --base bf16 --chain fp32 --ranks 2 --own zigzag "
            "--exchange scan,serial --payload bf16",
            2, names);
-    judges("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4,6 "
+    judges("smoke-dplr deltaproduct-weak --base fp32 --chain fp32 --ranks 4 "
            "--exchange scan --payload bf16x2,m-i",
-           6, names);
+           4, names);
 }
 
 /* Norms; rows one after the other, with both factors of the gate and the token before. */
@@ -506,8 +501,8 @@ DP_TEST(kernels, recurrences_of_ones_own) {
         {"smoke-dplr --recurrence oja --base fp32 --ranks 1,2 --exchange ring",
          2,
          {"o", "dq", "dgv", "dv", "dk", "dbeta", "final_state"}},
-        {"dplr-weak smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 1 --way save-all",
-         4,
+        {"smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 1 --way save-all",
+         2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "ds0"}},
         {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --exchange heads,serial",
          2,
@@ -515,8 +510,8 @@ DP_TEST(kernels, recurrences_of_ones_own) {
         {"smoke-dplr --recurrence mamba3 --base fp32,bf16 --ranks 4",
          2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta", "S_in"}},
-        {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --own even,zigzag,empty,grid",
-         4,
+        {"smoke-dplr --recurrence mamba3 --base fp32 --ranks 2 --own zigzag,grid",
+         2,
          {"o", "dC", "dg", "dB", "dx", "dgamma", "dbeta", "dtheta"}},
         {"museum/halo --base fp32 --ranks 1,4 --own cyclic --exchange allgather,scan",
          3,
@@ -630,7 +625,7 @@ DP_TEST(kernels, short_sequences_in_one_kernel) {
     static const struct {
         const char *on, *cases;
         int n;
-    } runs[] = {{"1", "*", 8}, {"16 DP_CPU_ORDER=reverse", "*-[03]", 4}, {"96", "*-[01]", 4}};
+    } runs[] = {{"1", "*", 8}, {"16 DP_CPU_ORDER=reverse", "*-3", 2}, {"96", "*-0", 2}};
     char cmd[4096], out[8192];
     snprintf(cmd, sizeof cmd, "mkdir -p '%s/short'", gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
