@@ -127,8 +127,8 @@ class Museum:
     def record(self, cases: list[Row], *options: str, alone: bool = False) -> Row:
         words = [c["path"] for c in cases]
         r = self.program.record(*words, "--backend", "sim", *self.policies, *options, alone=alone)
-        if r["errors"]:
-            raise CannotRun(f"{r['errors']} cases could not be judged")
+        if r["errors"] > r["said"].count(": offers no run with these options"):
+            raise CannotRun(f"{r['errors']} cases could not be judged: {r['said']}")
         return r
 
     def run(self) -> None:

@@ -31,7 +31,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     out = tmp_path_factory.mktemp("museum")
     names = "merge-nearest-first,fwd-first-subseq,state-bf16,race,draft-gate,halo-leak"
     made = museum(
-        *("smoke-kda", "session-verify", "smoke-conv", "--fault", names, "--out", str(out))
+        *("smoke-kda", "session-verify", "smoke-conv", "fp64-inputs", "--fault", names),
+        *("--out", str(out)),
     )
     assert made.returncode == 1, made.stderr
     assert "NOT SEEN" in made.stdout and "5 of 6 faults seen" in made.stdout

@@ -51,7 +51,7 @@ class Program:
         return json.loads(made.stdout)
 
     def record(self, *words: str, alone: bool = False, fault: str | None = None) -> dict[str, Any]:
-        """Killed: a record without runs, `died` names the signal."""
+        """With standard error as `said`. Killed: a record without runs, `died` names the signal."""
         with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
             file = os.path.join(folder, "results.json")
             made = self.call("run", *words, *self.cache, "--json", file, alone=alone, fault=fault)
@@ -60,7 +60,7 @@ class Program:
             if not os.path.exists(file):
                 raise CannotRun(reason(made.stderr))
             with open(file) as f:
-                return json.load(f)
+                return {**json.load(f), "said": made.stderr}
 
 
 def reason(stderr: str) -> str:
