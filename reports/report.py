@@ -8,13 +8,12 @@ Reads records only; no verdict is decided here. Exit status 0, or 2 when the rec
 any folder.
 """
 
-import gc
 import os
 
-gc.disable()  # a record is a tree of millions of objects, and this process is short
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # figures are drawn in forks
 
 import contextlib
+import gc
 import re
 import signal
 import sys
@@ -89,6 +88,7 @@ def main(argv: list[str]) -> int:
         asked = argv[1:] in (["-h"], ["--help"])
         print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
         return 0 if asked else 2
+    gc.disable()  # a record is a tree of millions of objects, and this process is short
     folder = os.path.abspath(argv[1])
     # matplotlib reads a matplotlibrc of the present folder
     os.chdir(os.path.dirname(os.path.abspath(__file__)))
