@@ -24,7 +24,7 @@ CFLAGS   ?= -O3
 CXXFLAGS ?= -O1
 LIBS     ?= -lmpfr -lgmp -llapacke -lopenblas -ljansson -lxxhash -lsodium -lm -lpthread
 JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
-SHARDS   ?= $(if $(filter 1 2 3,$(JOBS)),$(words $(wordlist 1,$(JOBS),1 2 3) more),4)
+SHARDS   ?= $(if $(filter 1,$(JOBS)),3,4)
 
 BASE     := $(BUILD)
 ifeq ($(SAN),1)

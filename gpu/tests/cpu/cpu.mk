@@ -12,6 +12,8 @@ CPU_FLAGS   := $(CPU_ARCH) -O2 -fPIC -std=c++17 -ffp-contract=off -fno-strict-al
     -Igpu/tests/cpu/include -I. -Igpu -Igpu/tests
 # With the faults of gpu/fault.cuh, none switched on: `make museum` runs them.
 CPU_FAULTY  := $(CPU_FLAGS) -DDP_KERNEL_FAULTS
+# At -O2 templates of these take half as long again to compile, and tests run no faster.
+$(addprefix $(BUILD)/cpu/,fast/%.o decode/%.o conv/%.o): CPU_FAULTY += -O1 -finline-small-functions
 CPU_HDR     := $(wildcard gpu/*.h gpu/*.cuh gpu/*/*.cuh gpu/tests/*.h gpu/tests/cpu/*.h \
     gpu/tests/cpu/include/*) ref/vocabulary/problem.h ref/vocabulary/tensors.h \
     ref/vocabulary/formats.h $(addprefix ref/vocabulary/,exchange.h recurrence.h segments.h) \
