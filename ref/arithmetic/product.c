@@ -3,7 +3,6 @@
 #include "product.h"
 #include "isa.h"
 
-
 /* Arguments of product_body.inc; alpha is not read when set. */
 typedef struct {
     dp_shape s;

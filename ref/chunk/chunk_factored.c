@@ -3,7 +3,6 @@
 #include "ref/arithmetic/elementary.h"
 #include "ref/arithmetic/mm.h"
 
-
 /* exp(sign gcum) o x of rows x [c per][K]; to be freed. */
 static double *decayed(const dp_chunk *ch, const double *x, int per, int sign) {
     const int K = ch->K;

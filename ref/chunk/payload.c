@@ -4,7 +4,6 @@
 #include "ref/arithmetic/low_rank.h"
 #include "ref/arithmetic/mm.h"
 
-
 dp_format dp_chain_format(const dp_problem *p, dp_base base, dp_format chain) {
     if (dp_erases(p)) return chain;
     return base == DP_BASE_FP64 ? DP_FP64 : DP_FP32;
