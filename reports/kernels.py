@@ -105,8 +105,6 @@ def kind(fault: Row) -> str:
 class Kernels:
     def __init__(self, program: Program, args: argparse.Namespace) -> None:
         self.program, self.start = program, time.time()
-        home = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "cases")
-        self.folder = args.cases or home
         listed = program.call("--version", fault="list").stdout.splitlines()
         known = [dict(zip(FIELDS, x.split("\t"), strict=True)) for x in listed if "\t" in x]
         if not known:
@@ -165,7 +163,7 @@ class Kernels:
 
     def record(self, row: Row, case: str, words: list[str]) -> Row:
         return self.program.record(
-            os.path.join(self.folder, case + ".case"),
+            os.path.join(self.program.cases, case + ".case"),
             *("--backend", "cuda", *words),
             alone=bool(row["name"]),
             fault=row["name"] or None,
@@ -173,7 +171,7 @@ class Kernels:
 
     def check(self, row: Row, case: str) -> None:
         """Later data must not be seen: no verdict of a tensor, a check between two runs."""
-        path = os.path.join(self.folder, case + ".case")
+        path = os.path.join(self.program.cases, case + ".case")
         words = ["--backend", "cuda", "--base", "bf16", "--chain", "fp32", "--ranks", "1"]
         made = self.program.call(
             *("check", path, *words, "--only", "causality-chunk"),

@@ -48,7 +48,6 @@ from say.bugs import BUGS
 from say.fla import fla_sees
 
 Row = dict[str, Any]
-HERE = os.path.dirname(os.path.abspath(__file__))
 MOST_TOKENS, MOST_FACTORS = 8192, 64 * 64  # of a look of minutes
 QUERY_HEADS = re.compile("d?[qk]|d(x|w|bias)_[qk]")
 BESIDE = {"y": "conv_fwd", "M": "pre_process_fwd", "pool": "calls"}
@@ -96,7 +95,7 @@ class Museum:
     def find_cases(self) -> list[Row]:
         """The command's cases, or all, with those of folder museum, which other commands leave out.
         A fault of each can show there."""
-        home = self.args.cases or os.path.join(os.path.dirname(HERE), "cases")
+        home = self.program.cases
         folders: dict[str, list[Row]] = {}
 
         def those_of(folder: str) -> list[Row]:

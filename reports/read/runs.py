@@ -3,6 +3,7 @@
     Program(path, args).record(words..)   the record of `run` with these words
     .json(words..)                        what a command writes to --json
     .call(words..)                        a command's status and output; alone: on one core
+    .cases                                the folder of cases: --cases, or the project's
 CannotRun: it has no answer; the text says why.
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import tempfile
 from typing import Any
 
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 
 class CannotRun(Exception):
     """The program has no answer."""
@@ -22,6 +25,7 @@ class CannotRun(Exception):
 class Program:
     def __init__(self, path: str, args: argparse.Namespace) -> None:
         self.path = path
+        self.cases = args.cases or os.path.join(HOME, "cases")
         self.cache = ["--cache", args.cache] if args.cache else []
         self.rows = ["--recurrence", args.recurrence] if args.recurrence else []
         said = self.call("--version").stdout
