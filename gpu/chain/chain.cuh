@@ -3,7 +3,7 @@
 #define DPG_CHAIN_CUH
 #include "plan/plan.cuh"
 
-/* merge.cu: B_HMALL to B_SIN where M is a dense chain, whole sequences. */
+/* B_HMALL to B_SIN where M is a dense chain, whole sequences. */
 dp_status merge_elements(const Call &c);
 /* factors.cu: M of two elements in rows of `row` words, later by earlier, to M of a third. */
 dp_status chain_product(const Call &c, dp_format f, const float *later, const float *earlier,

@@ -3,6 +3,7 @@
 #define DPG_COLUMNS_CUH
 #include "chain/chain.cuh"
 #include "fault.cuh"
+#include "plan/shared.cuh"
 
 #define THREADS 256
 
@@ -53,7 +54,6 @@ template <int MV, int KMAX> struct Columns {
                                                             : (int64_t)r * M.ld + k0 + k));
         }
     }
-    __device__ __forceinline__ void fetch(const float *M, int k0) { fetch(Matrix{M, ld, 0}, k0); }
     __device__ __forceinline__ void put() {
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
@@ -71,9 +71,6 @@ template <int MV, int KMAX> struct Columns {
     }
     /* P <- M P + add; the first panel of M has been fetched, on return that of `next` is (NULL:
      * none follows). Begins and ends with a barrier. */
-    __device__ __forceinline__ void apply(const float *M, const float *add, const float *next) {
-        apply(Matrix{M, ld, 0}, add, ld, Matrix{next, ld, 0});
-    }
     __device__ __forceinline__ void apply(Matrix M, const float *add, int lda, Matrix next) {
         float sum[NR][4] = {};
         float4 h[NR] = {};
@@ -130,5 +127,38 @@ template <int MV, int KMAX> struct Columns {
         rows([&](int, int r, float4 &q) { *(float4 *)(E + (int64_t)r * lde + col) = q; });
     }
 };
+
+/* Columns per block: the most for which every multiprocessor still gets a block, because a block
+ * reads M once for all of its columns. K > 128 has at most 16: 32 columns need more than 64 KB. */
+static inline int block_columns(int chains, int K, int width) {
+    return width % 32 == 0 && K <= 128 && chains * (width / 32) >= 100 ? 32
+           : width % 16 == 0 && chains * (width / 16) >= 100           ? 16
+                                                                       : 8;
+}
+
+/* A kernel of such chains, by columns of a block and most rows. */
+template <class A> struct ByColumns { void (*of[5])(int HV, int K, int V, A a); };
+#define BY_COLUMNS(k)                                                \
+    {                                                                \
+        { k<32, 128>, k<16, 128>, k<8, 128>, k<16, 256>, k<8, 256> } \
+    }
+
+/* So many chains over `width` columns, mv of them a block. */
+template <class A>
+static dp_status over_columns(const Call &c, const char *name, const ByColumns<A> &kernels,
+                              int chains, int width, int mv, const A &a) {
+    static const int bytes[] = {Columns<32, 128>::BYTES, Columns<16, 128>::BYTES,
+                                Columns<8, 128>::BYTES, Columns<16, 256>::BYTES,
+                                Columns<8, 256>::BYTES};
+    const Dims &d = c.p->d;
+    const int i = (mv == 32 ? 0 : mv == 16 ? 1 : 2) + (d.K > 128 ? 2 : 0);
+    auto kernel = kernels.of[i];
+    CK(c.e, allow_shared(kernel, bytes[i]));
+    const cudaLaunchConfig_t blocks = {dim3((unsigned)chains * (width / mv)), dim3(THREADS),
+                                       (size_t)bytes[i], c.s};
+    cudaLaunchKernelEx(&blocks, kernel, d.HV, d.K, d.V, a);
+    CK_LAUNCH(c.e, name);
+    return DP_OK;
+}
 
 #endif

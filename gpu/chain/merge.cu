@@ -1,6 +1,6 @@
-/* gpu/chain/merge.cu - states over ranks from gathered elements (math.md g.1), fp32 FMA. The dense
- * chain forward; gradients from the farthest later rank and the last part down. Also over one rank,
- * which sends its result from the received state.
+/* gpu/chain/merge.cu - gradients over ranks from gathered elements (math.md g.1), fp32 FMA. They
+ * come from the farthest later rank and the last part down. Also over one rank, which sends its
+ * result from the received state.
  *
  * All kernels: phases of a product P <- M P + add, and what shared memory holds (Columns):
  *
@@ -11,64 +11,6 @@
 #include "chain/columns.cuh"
 #include "plan/paths.cuh"
 #include "plan/sending.cuh"
-#include "plan/shared.cuh"
-
-struct MergeArgs {
-    const float *hm; /* elements of the ranks */
-    int from, to;    /* ranks [from, to) precede */
-    float *sin;      /* [HV][K][V] */
-};
-
-/* S = 0; for ranks from .. to-1, farthest first: S <- M_j S + H_j; S is S_in. Block: one head, MV
- * columns; fp32 FMA whatever the chain. The first product, of zero, is left out. */
-template <int MV, int KMAX>
-__global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
-    k_merge(int HV, int K, int V, MergeArgs a) {
-    extern __shared__ float smem[];
-    int hv = blockIdx.x / (V / MV), v0 = blockIdx.x % (V / MV) * MV, row = V + K,
-        ranks = a.to - a.from;
-    Columns<MV, KMAX> c(smem, K, row);
-    auto element = [&](int j) {
-        return a.hm +
-               ((int64_t)(FAULT(MERGE_NEAREST) ? a.to - 1 - j : a.from + j) * HV + hv) * K * row;
-    };
-    auto matrix = [&](int j) { return j < ranks ? element(j) + V : NULL; };
-    c.rows([](int, int, float4 &q) { q = make_float4(0.f, 0.f, 0.f, 0.f); });
-    if (ranks > 0) c.from(element(0) + v0);
-    if (ranks > 1) c.fetch(matrix(1), 0);
-    for (int j = 1; j < ranks; j++)
-        c.apply(element(j) + V, element(j) + v0, matrix(j + 1));
-    if (!(FAULT(MERGE_HALF) && v0 + c.col >= V / 2)) c.to(a.sin + (int64_t)hv * K * V + v0, V);
-}
-
-/* Columns per block: the most for which every multiprocessor still gets a block, because a block
- * reads M once for all of its columns. K > 128 has at most 16: 32 columns need more than 64 KB. */
-static int columns(int HV, int K, int width) {
-    return width % 32 == 0 && K <= 128 && HV * (width / 32) >= 100 ? 32
-           : width % 16 == 0 && HV * (width / 16) >= 100           ? 16
-                                                                   : 8;
-}
-
-template <int MV, int KMAX> static dp_status merge(const Call &c) {
-    const Dims &d = c.p->d;
-    int rank = c.p->rank, bytes = Columns<MV, KMAX>::BYTES;
-    /* where states are handed over, only ranks to which none comes are here */
-    MergeArgs a = {at<float>(c, B_HMALL), rank - c.p->pre, rank, at<float>(c, B_SIN)};
-    auto kernel = k_merge<MV, KMAX>;
-    CK(c.e, allow_shared(kernel, bytes));
-    kernel<<<(unsigned)d.HV *(d.V / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
-    CK_LAUNCH(c.e, "k_merge");
-    return DP_OK;
-}
-
-template <int KMAX> static dp_status merge_by(const Call &c) {
-    int mv = columns(c.p->d.HV, c.p->d.K, c.p->d.V);
-    return mv == 32 ? merge<32, 128>(c) : mv == 16 ? merge<16, KMAX>(c) : merge<8, KMAX>(c);
-}
-
-dp_status merge_elements(const Call &c) {
-    return c.p->d.K <= 128 ? merge_by<128>(c) : merge_by<256>(c);
-}
 
 /* ---- states from rank to rank ---------------------------------------------------------------- */
 
@@ -93,46 +35,35 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     if (a.applies) {
         c.from(a.earlier + at, a.ld);
         if (!FAULT(RING_PASSES_ON)) {
-            c.fetch(element + V, 0);
-            c.apply(element + V, v0 < V ? element + v0 : NULL, NULL);
+            const Matrix M = {element + V, a.row, 0};
+            c.fetch(M, 0);
+            c.apply(M, v0 < V ? element + v0 : NULL, a.row, {NULL, 0, 0});
         }
     } else
         c.from(element + v0);
     c.to(a.out + at, a.ld);
 }
 
-template <int MV, int KMAX> static dp_status hand(const Call &c, HandArgs a) {
-    const Dims &d = c.p->d;
-    int bytes = Columns<MV, KMAX>::BYTES;
-    auto kernel = k_hand<MV, KMAX>;
-    CK(c.e, allow_shared(kernel, bytes));
-    kernel<<<(unsigned)d.HV *(a.width / MV), THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
-    CK_LAUNCH(c.e, "k_hand");
-    return DP_OK;
-}
-
 /* Columns that no block has of both H and M. */
-template <int KMAX> static dp_status hand_by(const Call &c, HandArgs a) {
-    int mv = a.width > c.p->d.V ? 8 : columns(c.p->d.HV, c.p->d.K, a.width);
-    return mv == 32 ? hand<32, 128>(c, a) : mv == 16 ? hand<16, KMAX>(c, a) : hand<8, KMAX>(c, a);
-}
-
-static dp_status hand_any(const Call &c, const HandArgs &a) {
-    return c.p->d.K <= 128 ? hand_by<128>(c, a) : hand_by<256>(c, a);
+static dp_status hand(const Call &c, const HandArgs &a) {
+    static const ByColumns<HandArgs> kernels = BY_COLUMNS(k_hand);
+    const Dims &d = c.p->d;
+    int mv = a.width > d.V ? 8 : block_columns(d.HV, d.K, a.width);
+    return over_columns(c, "k_hand", kernels, d.HV, a.width, mv, a);
 }
 
 static int row_of(const dpg_plan *p) { return p->is_bwd ? dh_row(p) : p->d.V + p->d.K; }
 
 dp_status chain_hand(const Call &c, const float *element, int applies, const float *S, float *to) {
     int V = c.p->d.V;
-    return hand_any(c, {S, element, row_of(c.p), V, V, applies, to});
+    return hand(c, {S, element, row_of(c.p), V, V, applies, to});
 }
 
 /* M by M in the format of the chain: with fp32, the columns of M are more of H. */
 dp_status chain_compose_pair(const Call &c, const float *later, const float *earlier, float *to) {
     int row = row_of(c.p);
     const dp_format f = FAULT(PAIR_SHORT_CHAIN) ? DP_BF16 : c.p->opt.chain;
-    TRY(hand_any(c, {earlier, later, row, row, f == DP_FP32 ? row : c.p->d.V, 1, to}));
+    TRY(hand(c, {earlier, later, row, row, f == DP_FP32 ? row : c.p->d.V, 1, to}));
     return f == DP_FP32 ? DP_OK : chain_product(c, f, later, earlier, to, row);
 }
 
@@ -204,26 +135,10 @@ __global__ void __launch_bounds__(THREADS, MV == 32 && KMAX == 128 ? 2 : 1)
     if (a.sum) c.to(a.out + (int64_t)hv * K * a.row + v0, a.row);
 }
 
-template <int MV, int KMAX> static dp_status merge_bwd(const Call &c, MergeBwdArgs a) {
-    const Dims &d = c.p->d;
-    int bytes = Columns<MV, KMAX>::BYTES;
-    auto kernel = k_merge_bwd<MV, KMAX>;
-    CK(c.e, allow_shared(kernel, bytes));
-    unsigned blocks = (unsigned)(a.cut ? c.p->ncut : 1) * d.HV * (d.V / MV);
-    kernel<<<blocks, THREADS, bytes, c.s>>>(d.HV, d.K, d.V, a);
-    CK_LAUNCH(c.e, "k_merge_bwd");
-    return DP_OK;
-}
-
-template <int KMAX> static dp_status merge_bwd_by(const Call &c, MergeBwdArgs a) {
-    int mv = columns(c.p->d.HV * (a.cut ? c.p->ncut : 1), c.p->d.K, c.p->d.V);
-    return mv == 32   ? merge_bwd<32, 128>(c, a)
-           : mv == 16 ? merge_bwd<16, KMAX>(c, a)
-                      : merge_bwd<8, KMAX>(c, a);
-}
-
 static dp_status over_parts(const Call &c, int sum, float *out) {
+    static const ByColumns<MergeBwdArgs> kernels = BY_COLUMNS(k_merge_bwd);
     const dpg_plan *p = c.p;
+    const Dims &d = p->d;
     MergeBwdArgs a = {};
     a.all = at<float>(c, B_DHMALL);
     a.m = p->opt.send_dh_only ? saved_rank_m(p, c.t) : NULL;
@@ -237,11 +152,12 @@ static dp_status over_parts(const Call &c, int sum, float *out) {
     a.parts = p->parts;
     a.m_part = p->m_part;
     a.reach = reaches(p, c.ws);
-    a.seq = p->d.seq + p->nwhole;
+    a.seq = d.seq + p->nwhole;
     a.cut = p->parts > 1 ? p->cuts : NULL;
     a.sum = sum;
     a.out = out;
-    return p->d.K <= 128 ? merge_bwd_by<128>(c, a) : merge_bwd_by<256>(c, a);
+    const int chains = d.HV * (a.cut ? p->ncut : 1);
+    return over_columns(c, "k_merge_bwd", kernels, chains, d.V, block_columns(chains, d.K, d.V), a);
 }
 
 dp_status chain_compose_bwd(const Call &c) { return over_parts(c, 1, at<float>(c, B_DHM)); }
