@@ -22,20 +22,6 @@ struct AdjointArgs {
     int columns;                /* V, or V + K with those of dM */
 };
 
-/* The start of column `col`, at the end of a sub-sequence. */
-template <int LANES>
-__device__ __forceinline__ Column<LANES> last_gradient(const Dims &d, const AdjointArgs &z,
-                                                       const Seq &seq, int hv, int col) {
-    Column<LANES> g = {};
-    if (col >= d.V) {
-        g.rows(d.K, [&](int i, int row) { g.x[i] = row == col - d.V; });
-        return g;
-    }
-    const float *from = seq.ends ? z.dfinal : z.dsout;
-    int64_t state = (int64_t)(seq.ends ? seq.gseq : z.links - 1 - seq.part) * d.HV + hv;
-    return from ? Column<LANES>::load(from + state * d.K * d.V + col, d.K, d.V) : g;
-}
-
 template <int LANES, int N>
 __global__ void __launch_bounds__(THREADS)
     k_token_adjoint(Dims d, dpg_grads out, Token a, AdjointArgs z) {
@@ -46,7 +32,8 @@ __global__ void __launch_bounds__(THREADS)
     int col = i % groups * Part::COUNT + threadIdx.x % 32 / LANES, hv = i / groups % d.HV;
     Seq seq = d.seq[z.seq0 + i / groups / d.HV];
     Walk<LANES, N> w = {d, a, hv, col < d.V ? col : -1};
-    Part g = last_gradient<LANES>(d, z, seq, hv, col);
+    int64_t end = (int64_t)(seq.ends ? seq.gseq : z.links - 1 - seq.part) * d.HV + hv;
+    Part g = first_column<LANES>(d, seq.ends ? z.dfinal : z.dsout, end, col);
     int64_t first = d.chunk[seq.c0].t0;
     int64_t last = d.chunk[seq.c1 - 1].t0 + d.chunk[seq.c1 - 1].len - 1;
     Words<LANES, N> next = w.words(last);
@@ -175,17 +162,6 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <int LANES> static auto adjoint_of(int keys) {
-    return keys == 1   ? k_token_adjoint<LANES, 1>
-           : keys == 2 ? k_token_adjoint<LANES, 2>
-                       : k_token_adjoint<LANES, 0>;
-}
-template <int LANES> static auto grads_of(int keys) {
-    return keys == 1   ? k_token_grads<LANES, 1>
-           : keys == 2 ? k_token_grads<LANES, 2>
-                       : k_token_grads<LANES, 0>;
-}
-
 TokenGrads token_grads_of(const Call &c) {
     TokenGrads y = {};
     y.q = at<float>(c, B_DQ);
@@ -203,7 +179,7 @@ TokenGrads token_grads_of(const Call &c) {
 static dp_status adjoint(const Call &c, const AdjointArgs &z) {
     const Dims &d = c.p->d;
     int n = token_of(c).n;
-    auto kernel = lanes_of(c.p) == 8 ? adjoint_of<8>(n) : adjoint_of<16>(n);
+    auto kernel = INSTANCE_OF(k_token_adjoint, c.p, n);
     unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
     kernel<<<blocks, THREADS, 0, c.s>>>(d, *c.g, token_of(c), z);
     CK_LAUNCH(c.e, "k_token_adjoint");
@@ -240,7 +216,7 @@ static dp_status nothing(const Call &) { return DP_OK; }
 
 static dp_status grads(const Call &c) {
     int n = token_of(c).n;
-    auto kernel = lanes_of(c.p) == 8 ? grads_of<8>(n) : grads_of<16>(n);
+    auto kernel = INSTANCE_OF(k_token_grads, c.p, n);
     kernel<<<blocks_of(tile_count(c.p)), THREADS, 0, c.s>>>(
         c.p->d, *c.g, token_of(c), token_grads_of(c), at<float>(c, B_H), at<float>(c, B_DH));
     CK_LAUNCH(c.e, "k_token_grads");

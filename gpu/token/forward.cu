@@ -11,20 +11,6 @@ struct StateArgs {
     int seq0, nseq, columns; /* local sub-sequences of the launch; V, or V + K with those of M */
 };
 
-/* The start of column `col`. */
-template <int LANES>
-__device__ __forceinline__ Column<LANES> first_state(const Dims &d, const StateArgs &z,
-                                                     const Seq &seq, int hv, int col) {
-    Column<LANES> s = {};
-    if (col >= d.V) {
-        s.rows(d.K, [&](int i, int row) { s.x[i] = row == col - d.V; });
-        return s;
-    }
-    const float *from = seq.starts ? z.s0 : z.sin;
-    int64_t state = (int64_t)(seq.starts ? seq.gseq : seq.part) * d.HV + hv;
-    return from ? Column<LANES>::load(from + state * d.K * d.V + col, d.K, d.V) : s;
-}
-
 template <int LANES, int N>
 __global__ void __launch_bounds__(THREADS) k_token_state(Dims d, Token a, StateArgs z) {
     typedef Column<LANES> Part;
@@ -34,7 +20,8 @@ __global__ void __launch_bounds__(THREADS) k_token_state(Dims d, Token a, StateA
     int col = i % groups * Part::COUNT + threadIdx.x % 32 / LANES, hv = i / groups % d.HV;
     Seq seq = d.seq[z.seq0 + i / groups / d.HV];
     Walk<LANES, N> w = {d, a, hv, col < d.V ? col : -1};
-    Part s = first_state<LANES>(d, z, seq, hv, col);
+    Part s = first_column<LANES>(d, seq.starts ? z.s0 : z.sin,
+                                 (int64_t)(seq.starts ? seq.gseq : seq.part) * d.HV + hv, col);
     float E[N ? N : DP_MAX_ROWS];
     int64_t last = d.chunk[seq.c1 - 1].t0 + d.chunk[seq.c1 - 1].len - 1;
     Words<LANES, N> next = w.words(d.chunk[seq.c0].t0);
@@ -56,16 +43,10 @@ __global__ void __launch_bounds__(THREADS) k_token_state(Dims d, Token a, StateA
     if (z.hm) s.store(z.hm + link * d.K * (d.V + d.K) + col, d.K, d.V + d.K);
 }
 
-template <int LANES> static auto kernel_of(int keys) {
-    return keys == 1   ? k_token_state<LANES, 1>
-           : keys == 2 ? k_token_state<LANES, 2>
-                       : k_token_state<LANES, 0>;
-}
-
 static dp_status launch(const Call &c, const StateArgs &z) {
     const Dims &d = c.p->d;
     Token a = token_of(c);
-    auto kernel = lanes_of(c.p) == 8 ? kernel_of<8>(a.n) : kernel_of<16>(a.n);
+    auto kernel = INSTANCE_OF(k_token_state, c.p, a.n);
     unsigned blocks = blocks_of((int64_t)z.nseq * d.HV * (z.columns / columns_of(c.p)));
     kernel<<<blocks, THREADS, 0, c.s>>>(d, a, z);
     CK_LAUNCH(c.e, "k_token_state");

@@ -76,6 +76,10 @@ static inline unsigned blocks_of(int64_t n) { return (unsigned)((n + WARPS - 1) 
  * are of a state, or of M. */
 static inline int lanes_of(const dpg_plan *p) { return p->d.K <= 128 ? 8 : 16; }
 static inline unsigned columns_of(const dpg_plan *p) { return 32 / lanes_of(p); }
+/* The instance of a kernel for the lanes of a plan's columns and `keys` of a token. */
+#define OF_KEYS(k, lanes, keys) (keys == 1 ? k<lanes, 1> : keys == 2 ? k<lanes, 2> : k<lanes, 0>)
+#define INSTANCE_OF(k, plan, keys) \
+    (lanes_of(plan) == 8 ? OF_KEYS(k, 8, keys) : OF_KEYS(k, 16, keys))
 
 #ifdef __CUDACC__
 /* Rows of a column, or of a key, that a lane has, in fours LANES apart; 0 behind row K. A warp has
@@ -172,6 +176,18 @@ template <int LANES> struct Column {
 
 /* A row of a token, a warp. */
 typedef Column<32> Row;
+
+/* Column `col` of a state [K][V] among `states`, NULL: zeros; behind V of the identity. */
+template <int LANES>
+__device__ __forceinline__ Column<LANES> first_column(const Dims &d, const float *states,
+                                                      int64_t state, int col) {
+    Column<LANES> s = {};
+    if (col >= d.V)
+        s.rows(d.K, [&](int i, int row) { s.x[i] = row == col - d.V; });
+    else if (states)
+        s = Column<LANES>::load(states + state * d.K * d.V + col, d.K, d.V);
+    return s;
+}
 
 /* A token's data for one value head: its decay, its query, its keys; N = 0: the first of them. */
 template <int LANES, int N> struct Words {
