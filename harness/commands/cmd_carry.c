@@ -179,10 +179,7 @@ int dp_cmd_carry(int argc, char **argv) {
         DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (carry_file(path, &o, list, &broken, &e)) rc = dp_refuse(&e);
     }
-    if (!o.of.json)
-        json_decref(list);
-    else if (dp_json_write(list, o.of.json, 17, &e))
-        rc = dp_refuse(&e);
+    if (dp_json_write(list, o.of.json, 17, &e)) rc = dp_refuse(&e);
     if (!rc && broken) printf("CARRY: %d errors beyond their sound bounds\n", broken);
     return rc ? rc : broken > 0;
 }

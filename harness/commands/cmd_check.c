@@ -224,10 +224,7 @@ int dp_cmd_check(int argc, char **argv) {
         DP_OWN char *path = dp_case_path(dp_options_folder(&o.of), o.of.name[i]);
         if (check_case(path, &o, count, list, &e)) rc = refuse(&e);
     }
-    if (!o.of.json)
-        json_decref(list);
-    else if (dp_json_write(list, o.of.json, 17, &e))
-        rc = refuse(&e);
+    if (dp_json_write(list, o.of.json, 17, &e)) rc = refuse(&e);
     if (!rc) {
         printf("CHECK: %s (%d held, %d did not, %d skipped)\n",
                count[DP_FAIL]   ? "FAIL"

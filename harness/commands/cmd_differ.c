@@ -487,8 +487,7 @@ int dp_cmd_differ(int argc, char **argv) {
         const int one = one_case(&o, o.of.name[i], list, &e);
         if (one > rc) rc = one;
     }
-    if (!e.code && o.of.json) dp_json_write(json_incref(list), o.of.json, 17, &e);
-    json_decref(list);
+    dp_json_write(list, e.code ? NULL : o.of.json, 17, &e);
     for (int k = 0; k < 2; k++)
         dp_subject_close(&o.subject[k]);
     return e.code ? dp_refuse(&e) : rc;

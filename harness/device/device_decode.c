@@ -370,28 +370,4 @@ dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_s
     if (states) free(*states);
     return st;
 }
-#else
-
-int dp_cuda_keeps(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
-                  int states) {
-    (void)p;
-    (void)how;
-    (void)pool;
-    (void)states;
-    return 0;
-}
-int dp_cuda_decodes(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool) {
-    (void)p;
-    (void)how;
-    (void)pool;
-    return 0;
-}
-dp_status dp_cuda_decode(const dp_problem *p, const dp_cuda_how *how, const dp_state_pool *pool,
-                         dp_result *out, double **states, dp_err *e) {
-    (void)p;
-    (void)pool;
-    (void)out;
-    (void)states;
-    return dp_fail(e, DP_EDEVICE, "%s", dp_cuda_unavailable(how->backend, how->N));
-}
 #endif

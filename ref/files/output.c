@@ -269,9 +269,10 @@ json_t *dp_json_number(double x) {
 
 static dp_status write_json(json_t *o, const char *path, size_t flags, dp_err *e) {
     dp_output f;
-    dp_status s = o ? dp_output_open(&f, path, e)
-                    : dp_fail(e, DP_EINPUT, "%s: a text in it is not valid UTF-8", path);
-    if (!s) {
+    dp_status s = !path ? DP_OK
+                  : o   ? dp_output_open(&f, path, e)
+                        : dp_fail(e, DP_EINPUT, "%s: a text in it is not valid UTF-8", path);
+    if (!s && path) {
         /* NOLINTNEXTLINE(*CallAndMessage): open where s is DP_OK */
         const int bad = json_dumpf(o, f.f, flags) || fputc('\n', f.f) == EOF;
         s = dp_output_close(&f, bad, e);

@@ -43,7 +43,8 @@ json_t *dp_json_text(const char *s);
 /* Numbers that JSON lacks are text: nan, inf, -inf. */
 json_t *dp_json_number(double x);
 
-/* Consumes o. digits: of real numbers. DP_EINPUT: a text or number that JSON does not have. */
+/* Consumes o, also where path is NULL and nothing is written. digits: of real numbers. DP_EINPUT: a
+ * text or number that JSON does not have. */
 dp_status dp_json_write(json_t *o, const char *path, int digits, dp_err *e);
 /* The same in one line, real numbers with 9 digits: for what programs read. */
 dp_status dp_json_write_compact(json_t *o, const char *path, dp_err *e);
