@@ -182,7 +182,7 @@ def main(argv: list[str]) -> int:
     try:
         a = arguments(argv[2:])
         program = Program(argv[1], a)
-        if not a.pieces:
+        if a.pieces is None:
             print_exchanges(program.json("list", *argv[2:]))
         elif not a.json:
             print_pieces(pieces(program, a), a)
@@ -194,9 +194,6 @@ def main(argv: list[str]) -> int:
                 files.write(a.json, text.encode())
     except CannotRun as e:
         print(f"deltaproof: {e}", file=sys.stderr)
-        return 2
-    except OSError as e:
-        print(f"deltaproof: {e.filename}: {e.strerror}", file=sys.stderr)
         return 2
     return 0
 

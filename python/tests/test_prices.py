@@ -1,6 +1,7 @@
 """Prices of exchanges and of cuts inside a card, from Python."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -80,3 +81,18 @@ def test_exchanges_of_any_size() -> None:
     assert gather[0]["buffer_bytes"] == 8 * (128 * 128 + 128 * 256) * 4
     assert found["saved_entering_bytes"] == 4 * 128 * 256
     assert [(m["cp"], m["tp"]) for m in found["meshes"]["8"]] == [(8, 1)]
+
+
+def test_what_cannot_be_written_or_read_is_named() -> None:
+    for words, to, says in (
+        (["--pieces", "100"], "/dev/full", "standard output"),
+        (["--exchanges"], "/dev/full", "standard output"),
+        (["--pieces", "100", "--json", "/no-such/x"], "/dev/null", "/no-such/x: No such file"),
+        (["--pieces", ""], "/dev/null", "--pieces ''"),
+    ):
+        with open(to, "w") as out:
+            made = subprocess.run(
+                [deltaproof.program(), "list", *words],
+                **{"stdout": out, "stderr": subprocess.PIPE, "text": True, "timeout": 20},
+            )
+        assert made.returncode == 2 and says in made.stderr, (words, made)

@@ -63,6 +63,13 @@ def _unpacked(path: str, data: bytes, most: int) -> bytes:
 def write(path: str, data: bytes) -> None:
     if loops(path):
         fail(errno.ELOOP, path)
+    try:
+        _write(path, data)
+    except OSError as e:  # it names the new file, which nobody gave
+        fail(e.errno or errno.EIO, path)
+
+
+def _write(path: str, data: bytes) -> None:
     fd, temp = tempfile.mkstemp(
         prefix=".deltaproof-", suffix=".tmp", dir=os.path.dirname(path) or "."
     )  # O_EXCL | O_NOFOLLOW

@@ -4,7 +4,7 @@
 - load(who, paths): [(path, record)] of readable records; messages name the others, as `who`
 - write_page(who, out, make): writes the text of make() to file `out`. Returns exit status 0, or 2
   with the reason, as make() may import modules that this Python does not have
-- end(main): ends the program with main's exit status
+- end(main): ends the program with main's exit status, 2 where a file or standard output fails
 """
 
 import os
@@ -73,6 +73,12 @@ def write_page(who: str, out: str, make: Callable[[], str]) -> int:
 
 def end(main: Callable[[list[str]], int]) -> NoReturn:
     try:
-        sys.exit(main(sys.argv))
+        status = main(sys.argv)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
+    except OSError as e:
+        print(f"deltaproof: {e.filename or 'standard output'}: {e.strerror}", file=sys.stderr)
+        status = 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)
