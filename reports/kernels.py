@@ -24,11 +24,6 @@ from read.runs import CannotRun, Program
 from say.fla import fla_sees
 
 Row = dict[str, Any]
-# Tensors of the pipeline, in the order of execution (harness/run/blame.c).
-ORDER = (
-    "gcum Akk Aqk w u kg qg M H S_in h v_new final_state o dv_local dM dH dS_out dh dv_new ds0 dv "
-    "dwrite dvalue3 dvalue4 dbeta dq dk derase dlr_a dlr_b dnumber dangle dg dA_log ddt_bias"
-)
 FIELDS = ("fast", "name", "bug", "shows", "what")
 
 
@@ -113,13 +108,14 @@ class Kernels:
                 "that have)"
             )
         self.rows = [new_row(x) for x in known if x["shows"] != "-"]
-        if args.fault:
+        if args.fault is not None:
             names = args.fault.split(",")
             for name in names:
                 if name not in [r["name"] for r in self.rows]:
-                    raise CannotRun(f"--fault {name}: the kernels have none of that name")
+                    raise CannotRun(f"--fault '{name}': the kernels have none of that name")
             self.rows = [r for r in self.rows if r["name"] in names]
         self.clean = new_row(dict.fromkeys(FIELDS, ""))
+        self.order = [t["name"] for t in program.json("list", "--tensors")]
 
     def run(self) -> None:
         """Without a fault first, so that truths are in the cache."""
@@ -159,7 +155,7 @@ class Kernels:
         for run in made["runs"]:
             row["runs"] += 1
             if run["verdict"] == "fail":
-                note(row, run, made["cases"][0].get("T", 0))
+                note(row, run, made["cases"][0].get("T", 0), self.order)
 
     def record(self, row: Row, case: str, words: list[str]) -> Row:
         return self.program.record(
@@ -245,13 +241,14 @@ def new_row(fault: dict[str, str]) -> Row:
     return {**fault, "bug": int(fault["bug"] or 0), "fast": fault["fast"] == "1", **none}
 
 
-def note(row: Row, run: Row, T: int) -> None:
+def note(row: Row, run: Row, T: int, order: list[str]) -> None:
+    """order: tensors as the pipeline makes them."""
     row["red"] += 1
     row["fla"] |= fla_sees(run)
     if row["seen"]:
         return
     failing = {t["name"]: t for t in run["tensors"] if t["verdict"] == "fail"}
-    name = next((x for x in [*ORDER.split(), *failing] if x in failing), "")
+    name = next((x for x in [*order, *failing] if x in failing), "")
     t = failing.get(name, {"name": ""})
     at = t.get("failed", {})
     row["right"] = t["name"] in row["shows"].split()

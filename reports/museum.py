@@ -32,6 +32,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -80,10 +81,10 @@ class Museum:
     def __init__(self, program: Program, args: argparse.Namespace) -> None:
         self.program, self.args, self.start = program, args, time.time()
         known = {f["name"]: f for f in program.json("list", "--faults")}
-        names = args.fault.split(",") if args.fault else list(known)
+        names = list(known if args.fault is None else dict.fromkeys(args.fault.split(",")))
         for name in names:
             if name not in known:
-                raise CannotRun(f"--fault {name}: not known (see list --faults)")
+                raise CannotRun(f"--fault '{name}': not known (see list --faults)")
         self.rows = [new_row(known[name]) for name in names]
         self.cases = self.find_cases()
         self.clean: dict[str, list[Row]] = {}
@@ -119,20 +120,28 @@ class Museum:
         kinds = 0
         for row in self.rows:
             kinds |= row["kind"]
-        return [c for c in cases if c["kinds"] & kinds and (self.args.all or small(c))]
+        all_sizes = self.args.all or self.args.names
+        cases = [c for c in cases if c["kinds"] & kinds and (all_sizes or small(c))]
+        if not cases:
+            raise CannotRun("none of these cases can show such a fault")
+        return cases
 
     # ---- runs ----------------------------------------------------------------------------------
 
     def record(self, cases: list[Row], *options: str, alone: bool = False) -> Row:
         words = [c["path"] for c in cases]
         r = self.program.record(*words, "--backend", "sim", *self.policies, *options, alone=alone)
-        if r["errors"] > r["said"].count(": offers no run with these options"):
-            raise CannotRun(f"{r['errors']} cases could not be judged: {r['said']}")
+        if "died" in r:
+            raise CannotRun(f"`run` was ended: {signal.strsignal(r['died'])}")
+        if r["errors"] > r.get("empty", 0):
+            raise CannotRun(f"{r['errors']} cases could not be judged: {r['said'].strip()}")
         return r
 
     def run(self) -> None:
         """Without a fault first: the runs with faults then find truths and draws in the cache."""
-        clean = self.record(self.cases) if self.cases else {"runs": [], "cases": []}
+        clean = self.record(self.cases)
+        if not clean["runs"]:
+            raise CannotRun(f"no run without a fault: {clean['said'].strip()}")
         self.heads = {c["name"]: c for c in clean["cases"]}
         for r in clean["runs"]:
             self.clean.setdefault(r["case"], []).append(r)
@@ -307,6 +316,9 @@ class Museum:
             cells += [f"{r['fla']['red']}/{r['fla']['of']}" if r["fla"]["of"] else ""]
             print(line.format(*cells).rstrip())
         for r in self.rows:
+            if not r["red"]:
+                how = f"{r['acted']} of {r['runs']} runs differ, none fails"
+                print(f"not seen: {r['name']}: {how if r['runs'] else 'no case has a run of it'}")
             if r["locations"]["astray"]:
                 print(f"located wrongly: {r['name']}: {r['locations']['astray']}")
         for number, (what, note) in BUGS.items() if not self.args.fault else ():
@@ -418,20 +430,20 @@ def main(argv: list[str]) -> int:
             os.makedirs(folder, exist_ok=True)
         if file and (os.path.isdir(file) or not os.access(a.out, os.W_OK)):
             raise CannotRun(f"{file}: cannot be written")
+        if file and os.path.lexists(file):  # an earlier museum's
+            os.unlink(file)
         program = Program(argv[1], a)
         of = kernels.Kernels(program, a) if a.kernels else Museum(program, a)
         of.run()
-        good = of.shrink(a.shrink) if a.shrink else (of.print(), not of.missed())[1]
         if file:
             files.write(file, (json.dumps(of.as_json(), indent=1) + "\n").encode())
+        good = of.shrink(a.shrink) if a.shrink else (of.print(), not of.missed())[1]
+        if file:
             print(f"record: {file}")
     except CannotRun as e:
         print(f"deltaproof: museum: {e}", file=sys.stderr)
-    except OSError as e:
-        print(f"deltaproof: museum: {e.filename}: {e.strerror}", file=sys.stderr)
-    else:
-        return 0 if good else 1
-    return 2
+        return 2
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
  * status 0, 2: a case file is refused. */
 #include "commands.h"
 #include "harness/record/record_schema.h"
+#include "harness/run/blame.h"
 #include "options.h"
 #include "ref/chunk/exchange_price.h"
 #include "ref/chunk/stages.h"
@@ -269,7 +270,8 @@ static const struct argp_option OPTIONS[] = {
            "(default h200)"),
     {"multiprocessors", OPT_SMS, "N", OPTION_HIDDEN, "", 0}, /* for reports/prices.py */
     DP_FLAG("one-gate", of_what.one_gate, "for --pieces: one gate a head (GDN), not one a channel"),
-    DP_ROW_JSON_OF("write cases, --faults, --exchanges or --pieces there; - for standard output"),
+    DP_ROW_JSON_OF("write cases, --faults, --tensors (as the pipeline makes them), --exchanges or "
+                   "--pieces there; - for standard output"),
     DP_FLAG("schema", schema, "print the fields of a record as JSON Schema"),
     {0}};
 
@@ -343,6 +345,17 @@ static void print_tensors(void) {
         printf("[%s]%*s stage of %s: %s\n", axes, 16 - (int)strlen(axes), "",
                dp_stage_names[t->made_by], t->what);
     }
+}
+
+/* The pipeline makes them in this order. */
+static json_t *json_of_tensors(void) {
+    json_t *all = json_array();
+    dp_stage stage;
+    const char *name;
+    for (int i = 0; (name = dp_blame_tensor(i, &stage)); i++)
+        json_array_append_new(all,
+                              json_pack("{ss ss}", "name", name, "stage", dp_stage_names[stage]));
+    return all;
 }
 
 /* Prints the case if its name has part (NULL: any), which is then counted; or adds it to `all`. */
@@ -423,6 +436,8 @@ int dp_cmd_list(int argc, char **argv) {
         return dp_json_write(json_of_faults(), o.of.json, 0, &e) ? dp_refuse(&e) : 0;
     else if (o.faults)
         print_faults();
+    else if (o.tensors && o.of.json)
+        return dp_json_write(json_of_tensors(), o.of.json, 0, &e) ? dp_refuse(&e) : 0;
     else if (o.tensors)
         print_tensors();
     else if (o.recurrences)

@@ -328,6 +328,8 @@ static void progress_run(const dp_run *r, void *arg) {
 
 /* ---- one case -------------------------------------------------------------------------------- */
 
+enum { EMPTY = 3 }; /* run_case: the case offers no run with these options */
+
 /* The runs that a case offers, if the options left none of them. */
 static int say_no_run(const dp_case *c) {
     progress_lock();
@@ -342,7 +344,7 @@ static int say_no_run(const dp_case *c) {
         fprintf(stderr, "%s%s", i ? "," : "; merge = ", dp_exchange_names[c->merge[i]]);
     fputc('\n', stderr);
     progress_unlock();
-    return 2;
+    return EMPTY;
 }
 
 static void print_case(const dp_case *c, const dp_tally *t, double seconds) {
@@ -361,7 +363,7 @@ static void print_warnings(const dp_case *c, dp_fault fault) {
                 dp_faults[fault].name, c->op_name);
 }
 
-/* 0: run and printed, else 2. */
+/* 0: run and printed, else 2 or EMPTY. */
 static int run_case(const dp_batch *b, const dp_case *c, dp_runs *runs) {
     dp_err e = {0};
     dp_tally t = {.case_name = c->name, .table = b->table, .verbose = b->verbose};
@@ -585,12 +587,13 @@ static void run_given_cases(const dp_batch *b, int n, dp_case *const *cases) {
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* Appends the runs in the order of the cases; returns how many cases could not be judged, each
+/* Appends the runs in the order of rec's cases, and counts those that could not be judged, each
  * with its reason on standard error. */
-static int run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *runs) {
+static void run_cases(const dp_batch *b, dp_record *rec, dp_runs *runs) {
+    dp_case *const *cases = rec->cases;
+    const int n = rec->ncase;
     work w;
     pthread_t server;
-    int errors = 0;
     double cost = 0;
     open_work(&w, b, n, cases);
     for (int i = 0; i < n; i++)
@@ -602,11 +605,11 @@ static int run_cases(const dp_batch *b, int n, dp_case *const *cases, dp_runs *r
     /* NOLINTNEXTLINE(*CallAndMessage): made where shared */
     if (b->shared) pthread_join(server, NULL);
     for (int i = 0; i < n; i++) {
-        errors += w.jobs[i].error != 0;
+        rec->errors += w.jobs[i].error != 0;
+        rec->empty += w.jobs[i].error == EMPTY;
         dp_runs_move(runs, &w.jobs[i].runs);
     }
     close_work(&w);
-    return errors;
 }
 
 typedef struct {
@@ -877,7 +880,7 @@ static int run_files(const options *o, char *const *paths, int n, dp_record *rec
     }
     progress_loading(NULL, n, n);
     if (batch.shared) call_others(rec->ncase);
-    rec->errors += run_cases(&batch, rec->ncase, cases, &runs);
+    run_cases(&batch, rec, &runs);
     rec->seconds = omp_get_wtime() - t0;
     dp_over_cases(rec);
     if (n > 1 || runs.n > 5)

@@ -60,6 +60,7 @@ typedef struct {
     dp_case *const *cases;
     double seconds;
     int errors;                      /* cases that could not be judged at all */
+    int empty;                       /* ones that offer no run with these options */
     const char *command;             /* what made it; NULL: not said */
     const dp_provenance *provenance; /* NULL: not said */
     int npooled;

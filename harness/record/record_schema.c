@@ -677,6 +677,8 @@ static const dp_record_field TOP[] = {
     {"provenance", OF(dp_provenance_schema), .what = "whence the numbers come", GET(provenance)},
     {"totals", OF(TOTALS_OBJECT), WRITTEN, "runs by verdict", GET(totals)},
     {"errors", COUNT, WRITTEN, "cases that could not be judged at all", RECORD(errors)},
+    {"empty", COUNT, .what = "those of them that offer no run with these options", RECORD(empty),
+     IF(dp_record, empty)},
     {"verdict", WORDS(VERDICTS, 3), WRITTEN, NULL, GET(verdict)},
     {"cases", LIST_OF(CASE_OBJECT), WRITTEN, NULL, GET(cases)},
     {"runs", LIST_OF(dp_record_run_schema), WRITTEN, NULL, GET(runs)},

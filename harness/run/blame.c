@@ -110,6 +110,13 @@ dp_blame dp_blame_run(const dp_run *r) {
     return b;
 }
 
+const char *dp_blame_tensor(int i, dp_stage *stage) {
+    i += NODES[0].hidden; /* the only one */
+    if (i >= NNODES) return NULL;
+    *stage = NODES[i].stage;
+    return NODES[i].name;
+}
+
 void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage)) {
     for (int i = 0; i < NNODES; i++) {
         const dp_judgement *t = judged(r, NODES[i].name);

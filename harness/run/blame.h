@@ -20,6 +20,8 @@ typedef struct {
 } dp_blame;
 /* Points into the run, which must outlive it. */
 dp_blame dp_blame_run(const dp_run *r);
+/* The i-th tensor that the pipeline makes, in its order, and its stage; NULL: there are no more. */
+const char *dp_blame_tensor(int i, dp_stage *stage);
 /* Tensors of a run in the order of the pipeline: calls f for each. */
 void dp_blame_order(const dp_run *r, void (*f)(const dp_judgement *t, dp_stage stage));
 

@@ -36,6 +36,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     )
     assert made.returncode == 1, made.stderr
     assert "NOT SEEN" in made.stdout and "5 of 6 faults seen" in made.stdout
+    assert "not seen: fwd-first-subseq: 0 of 6 runs differ" in made.stdout
     record = reader.load(str(out / "museum.json"))
     assert record and record["clean"] == {"runs": 16, "red": 0}
     return {r["name"]: r for r in json.loads((out / "museum.json").read_text())["faults"]}
@@ -84,10 +85,32 @@ def test_every_bug_has_a_fault_or_a_reason() -> None:
     assert len(without) == 7 and all(BUGS[n][1] for n in without)
 
 
+def test_tensors_stand_in_the_order_of_the_pipeline() -> None:
+    """By which the first wrong one is found (kernels.py)."""
+    listed = [deltaproof.program(), "list", "--tensors", "--json", "-"]
+    made = json.loads(subprocess.run(listed, capture_output=True, check=True).stdout)
+    order = [t["name"] for t in made]
+    assert [x for x in order if x in ("o", "gcum", "dg", "S_in", "M", "dS_out")] == [
+        *("gcum", "M", "S_in", "o", "dS_out", "dg")
+    ]
+    assert order[0] == "gcum" and order[-1] == "ddt_bias" and len(set(order)) == len(order) == 36
+
+
+def test_a_museum_that_cannot_run_leaves_none_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "museum.json").write_text("{}")
+    words = ["fp64-inputs", "--fault", "merge-scaled", "--out", str(tmp_path)]
+    made = museum(*words)
+    assert made.returncode == 2 and "offers no run" in made.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "museum.json").mkdir()
     for words, says in (
         (["--fault", "no-such-fault"], "no-such-fault"),
+        (["--fault", ""], "--fault ''"),
+        (["smoke-kda", "--fault", "halo-leak"], "none of these cases can show"),
+        (["smoke-kda", "--recurrence", "/no-such-rows"], "/no-such-rows"),
         (["--locate", "x"], "--locate"),
         (["no-such-case"], "no-such-case"),
         (["--kernels"], "no faults to switch on"),

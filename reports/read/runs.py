@@ -55,12 +55,12 @@ class Program:
         return json.loads(made.stdout)
 
     def record(self, *words: str, alone: bool = False, fault: str | None = None) -> dict[str, Any]:
-        """With standard error as `said`. Killed: a record without runs, `died` names the signal."""
+        """Killed: a record without runs, `died` is the signal. `said`: standard error."""
         with tempfile.TemporaryDirectory(prefix="deltaproof-") as folder:
             file = os.path.join(folder, "results.json")
             made = self.call("run", *words, *self.cache, "--json", file, alone=alone, fault=fault)
             if made.returncode < 0:
-                return {"runs": [], "cases": [], "errors": 0, "died": -made.returncode}
+                return {"runs": [], "cases": [], "errors": 0, "died": -made.returncode, "said": ""}
             if not os.path.exists(file):
                 raise CannotRun(reason(made.stderr))
             with open(file) as f:
@@ -68,5 +68,6 @@ class Program:
 
 
 def reason(stderr: str) -> str:
-    last = stderr.strip().rsplit("\n", 1)[-1] or "ended without a word"
-    return re.sub("^deltaproof: (museum: )?", "", last)
+    said = stderr.split("\nTry `")[0]  # which names --help
+    last = said.strip().rsplit("\n", 1)[-1] or "ended without a word"
+    return re.sub(r"^deltaproof( \w+)?: (museum: )?", "", last)
