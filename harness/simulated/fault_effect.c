@@ -810,7 +810,7 @@ static void stale_accumulator(const dp_sim *s, int gi, int hv, dp_chunk_grad *g)
     DP_OWN double *dout = dp_doubles((int64_t)old->c * old->V);
     dp_sim_gather_do(s, gi - 1, hv, dout);
     dp_chunk_grad_alloc(&x, old);
-    dp_chunk_grads(old, dout, 0, &x);
+    dp_chunk_grads(old, dout, &x);
     const int n = old->n < ch->n ? old->n : ch->n;
     for (int64_t i = 0; i < (int64_t)n * ch->K; i++)
         g->dk[i] = dp_round_arith(ch->base, g->dk[i] + x.dk[i]);

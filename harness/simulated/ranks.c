@@ -745,7 +745,7 @@ static void grads(dp_sim *s, int gi) {
         sim_set_design(s, ch, DP_STAGE_WY_BWD);
         dp_chunk_wy_bwd(ch, &x);
         sim_set_design(s, ch, DP_STAGE_INTRA_BWD);
-        dp_chunk_intra_bwd(ch, dout, 0, &x);
+        dp_chunk_intra_bwd(ch, dout, &x);
         dp_sim_after(s, DP_AFTER_GRADIENTS, (dp_sim_place){.at = gi, .hv = hv, .grad = &x});
         for (int t = 0; t < g->c; t++) {
             const int64_t tok = g->t0 + t;

@@ -363,7 +363,7 @@ static void work_open(grad_work *w) {
     pair_errors(w);
     state_products(w);
     dp_chunk_grad_alloc(&w->val, ch);
-    dp_chunk_grads(ch, w->dout, 0, &w->val);
+    dp_chunk_grads(ch, w->dout, &w->val);
     w->rs = dp_doubles(cK);
     w->ws = dp_doubles(cK);
     w->rs1 = dp_doubles(cK);

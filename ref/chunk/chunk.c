@@ -555,29 +555,19 @@ void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g) {
     if (ch->design.summed) sum_dbeta(ch, dZ, g->dbeta);
 }
 
-/* dg_t from its per-token terms: r_s (own), w_i (towards the chunk end), z (whole chunk), and
- * either dgam or the pair sums. */
-static void gate_sums(const dp_chunk *ch, const double *dgam, const double *pair, const double *r,
-                      const double *w, const double *z, double *dg) {
-    const int c = ch->c, K = ch->K;
-    const dp_base b = ch->base;
+/* dg, the reverse cumulative sum of dgam. */
+static void gate_sums(const dp_chunk *ch, const double *dgam, double *dg) {
+    const int K = ch->K;
     for (int x = 0; x < K; x++) {
-        double s = 0, below = 0;
-        for (int t = c - 1; t >= 0; t--)
-            dg[t * K + x] = s = dp_round_arith(b, s + (pair ? r : dgam)[t * K + x]);
-        if (!pair) continue;
-        for (int t = 0; t < c; t++) {
-            const double own =
-                dp_round_arith(b, dp_round_arith(b, dg[t * K + x] + pair[t * K + x]) + below);
-            dg[t * K + x] = dp_round_arith(b, own + z[x]);
-            below = dp_round_arith(b, below + w[t * K + x]);
-        }
+        double s = 0;
+        for (int t = ch->c - 1; t >= 0; t--)
+            dg[t * K + x] = s = dp_round_arith(ch->base, s + dgam[t * K + x]);
     }
 }
 
-void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
+void dp_chunk_grads(const dp_chunk *ch, const double *dout, dp_chunk_grad *g) {
     dp_chunk_wy_bwd(ch, g);
-    dp_chunk_intra_bwd(ch, dout, pair_dg, g);
+    dp_chunk_intra_bwd(ch, dout, g);
 }
 
 /* Shared by the steps of the backward inside a chunk, in one buffer. */
@@ -695,20 +685,19 @@ static void intra_end(intra_work *w) {
     }
 }
 
-void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g) {
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, dp_chunk_grad *g) {
     intra_work w = intra_open(ch);
-    double *pair = pair_dg && !dp_is_factored(ch) ? w.pair : NULL;
     intra_products(&w, dout, g);
     for (int t = 0; t < ch->c; t++)
         intra_state_parts(&w, t, g);
     if (dp_is_factored(ch))
-        dp_factored_backward(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, NULL});
+        dp_factored_backward(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw});
     else if (ch->design.gated)
         dp_gated_backward(ch, &(dp_gated_gradients){w.dL, w.dP, g->dq, w.dkr, w.dkw, w.pair});
     else
-        dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw, pair});
+        dp_pair_bwd(ch, &(dp_pair_adjoint){w.dL, w.dP, g->dq, w.dkr, w.dkw});
     intra_keys(&w, g);
     intra_end(&w);
-    gate_sums(ch, w.dgam, pair, w.r, w.wsum, w.z, g->dg);
+    gate_sums(ch, w.dgam, g->dg);
     free(w.buf);
 }

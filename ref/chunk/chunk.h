@@ -104,15 +104,15 @@ void dp_chunk_dAv(dp_chunk *ch, const double *dout);
 void dp_chunk_state_bwd(const dp_chunk *ch, const double *dout, double *dS, double *dv_new);
 /* All input gradients of the chunk from h, v_new, dh, dv_new. Shapes: dq [c][K], dk [n][K], dv
  * [n][V], dg [c][K], dbeta [n], derasing [n][K]. Without erasing keys derasing is NULL; with them
- * dk is of the writes alone. S_c: state after the chunk [K][V].  dg by the reverse cumsum; pair_dg
- * = 1: by the cancellation-free pair sums (math.md f). */
+ * dk is of the writes alone. S_c: state after the chunk [K][V].  dg by the reverse
+ * cumulative sum. */
 typedef struct {
     double *dq, *dk, *dv, *dg, *dbeta, *derasing;
 } dp_chunk_grad;
-void dp_chunk_grads(const dp_chunk *ch, const double *dout, int pair_dg, dp_chunk_grad *g);
+void dp_chunk_grads(const dp_chunk *ch, const double *dout, dp_chunk_grad *g);
 void dp_chunk_wy_bwd(const dp_chunk *ch, dp_chunk_grad *g); /* its first stage: dv, dbeta */
-void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, int pair_dg,
-                        dp_chunk_grad *g); /* its second: dq, dk, dg, from dv too */
+/* its second: dq, dk, dg, from dv too */
+void dp_chunk_intra_bwd(const dp_chunk *ch, const double *dout, dp_chunk_grad *g);
 /* Arrays of zeros in the shapes of the chunk. */
 void dp_chunk_grad_alloc(dp_chunk_grad *g, const dp_chunk *ch);
 void dp_chunk_grad_free(dp_chunk_grad *g);

@@ -16,7 +16,7 @@ static inline int dp_is_factored(const dp_chunk *ch) {
 
 /* L and Aqk (before it is stored). */
 void dp_factored_forward(dp_chunk *ch);
-/* As dp_pair_bwd, without its sums of pairs. */
+/* As dp_pair_bwd. */
 void dp_factored_backward(const dp_chunk *ch, const dp_pair_adjoint *a);
 /* K_minus [n][K], to be freed. */
 double *dp_factored_minus(const dp_chunk *ch);

@@ -16,13 +16,12 @@ void dp_pair_fwd(dp_chunk *ch); /* L and Aqk */
 /* Input:
  *   dL [n][n], dP [c][n] (adjoint of Aqk / scale, scale included)
  * Output:
- *   dq [c][K], dkr (read) and dkw (write) [n][K]: the in-chunk parts
- *   pair [c][K] or NULL: sum over i < t <= s of c[s,i,:], the cancellation-free part of dg_t */
+ *   dq [c][K], dkr (read) and dkw (write) [n][K]: the in-chunk parts */
 typedef struct {
     const double *dL, *dP;
-    double *dq, *dkr, *dkw, *pair;
+    double *dq, *dkr, *dkw;
 } dp_pair_adjoint;
-/* Adds to dq, dkr and dkw; overwrites pair. */
+/* Adds to dq, dkr and dkw. */
 void dp_pair_bwd(const dp_chunk *ch, const dp_pair_adjoint *a);
 
 void dp_pair_forget(dp_chunk *ch); /* frees ch->decay */
