@@ -81,6 +81,8 @@ endif
 # Builds run on all cores unless the caller chose -j; GNU make shows that choice to recipes only,
 # hence one recursion.
 build     = +@$(MAKE) --no-print-directory $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(JOBS))
+SETUP     = CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' \
+    scripts/setup $(BASE)
 run_env   = LSAN_OPTIONS=suppressions=$(CURDIR)/harness/tests/lsan.supp:print_suppressions=0 \
     DP_PYTHON="$$(cat $(BASE)/python)"
 
@@ -89,8 +91,8 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel data-wheel ops judge verify test check selfcheck museum bench report \
-    setup gpu tsan format format-check clean help FORCE
+.PHONY: all program wheel data-wheel ops judge verify test test-programs check selfcheck museum \
+    bench report setup gpu tsan format format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
 
@@ -121,9 +123,14 @@ verify: setup                  ## set up, build, run every case, write record an
 	$(build) $(PROGRAM)
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
-test: setup                    ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
-	$(build) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test $(BUILD)/fuzz-replay $(CPU_PROGRAM) \
-	    $(CPU_TESTS) $(MPI_PROGRAM) $(MPI_KERNELS)
+# What compiling does not take is installed beside it.
+test-programs:
+	@$(SETUP) packages
+	+@$(SETUP) python mpi & $(subst +@,,$(build)) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test \
+	    $(BUILD)/fuzz-replay $(CPU_PROGRAM) $(CPU_TESTS); built=$$?; wait $$! && exit $$built
+
+test: test-programs            ## set up, build, run all tests (SAN=1: sanitized; FILTER=context*)
+	$(if $(HAVE_MPICC),$(build) $(MPI_PROGRAM) $(MPI_KERNELS))
 	@$(run_env) DP_PROGRAM="$$(realpath $(PROGRAM))" DP_CASES="$$(realpath $(CASES))" \
 	    DP_KERNELS="$(abspath $(CPU_PROGRAM))" \
 	    DP_MPI_PROGRAM="$(abspath $(MPI_PROGRAM))" \
@@ -171,8 +178,7 @@ report: setup                  ## render OUT/report.html again from its records
 	@$(run_env) $(PROGRAM) report $(OUT)
 
 setup:                         ## install what is missing, choose the Python of the report
-	@CC='$(CC)' CXX='$(CXX)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' scripts/setup $(BASE) \
-	    $(if $(filter test,$(MAKECMDGOALS)),mpi)
+	@$(SETUP)
 
 gpu:                           ## the CUDA kernels, their tests and benchmarks, where nvcc is
 	$(if $(GPU_LIB),$(build) $(GPU_LIB) $(GPU_PROGS),@echo \

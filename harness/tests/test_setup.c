@@ -91,7 +91,7 @@ DP_TEST(setup, without_mpi_the_rest_is_ready) {
              "mkdir '%s/nompi' && cp -s /usr/bin/* '%s/nompi' 2>/dev/null; cd '%s/nompi' && "
              "rm -f mpi* apt-get && cd - >/dev/null && "
              "env -u CC -u CXX PATH='%s/nompi' DP_PYTHON=\"${DP_PYTHON:-}\" scripts/setup "
-             "'%s/nompi/b' mpi",
+             "'%s/nompi/b' packages python mpi",
              gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir(), gt_tmpdir());
     REQUIRE(gt_run(cmd, out, sizeof out) == 0, "%s", out);
     CHECK(strstr(out, "setup: no MPI (optional: libopenmpi-dev openmpi-bin )"), "%s", out);
