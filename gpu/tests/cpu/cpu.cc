@@ -86,7 +86,7 @@ static thread_local struct Machine {
     int in[MAX_THREADS / 32][STATES]; /* threads of each warp, by state */
     int part_size[PARTS];
     int voted, vote; /* votes of the block's threads at __syncthreads_or; the last result */
-    const std::function<void()> *kernel;
+    const Call *kernel;
     char *shared;
 } m;
 /* Apart: what has a destructor is looked at before each use. */
@@ -246,8 +246,8 @@ static void run_block(int n, bool reverse) {
 }
 
 /* Calls that a thread enqueues while it captures. */
-static thread_local std::vector<std::function<void()>> *captured;
-static bool captures(const std::function<void()> &work) {
+static thread_local std::vector<Call> *captured;
+static bool captures(const Call &work) {
     if (captured) captured->push_back(work);
     return captured != NULL;
 }
@@ -602,10 +602,10 @@ cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t) {
     return cudaSuccess;
 }
 struct CUgraph_st {
-    std::vector<std::function<void()>> work;
+    std::vector<cpu::Call> work;
 };
 cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-    cpu::captured = new std::vector<std::function<void()>>;
+    cpu::captured = new std::vector<cpu::Call>;
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *g) {
