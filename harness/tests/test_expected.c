@@ -171,18 +171,18 @@ DP_TEST(expected, fast_decays_are_no_fault) {
     CHECK(verdict_as(DECAYING[1], &d, &exact) == DP_FAIL, "fast decays pass as exact");
 }
 
-/* The error of a tensor over the expected one, mean of eight problems. */
+/* The error of a tensor over the expected one, mean of five problems. */
 static double mean_error(const char *problem, const char *tensor, const dp_design *computed,
                          const dp_design *declared) {
     double sum = 0;
-    for (int seed = 1; seed <= 8; seed++) {
+    for (int seed = 1; seed <= 5; seed++) {
         char text[512];
         dp_runs runs;
         snprintf(text, sizeof text, "%sseed = %d\n", problem, seed);
         judge_as(text, computed, declared, &runs);
         for (int i = 0; i < runs.run[0].ntensor; i++) {
             const dp_judgement *t = &runs.run[0].tensor[i];
-            if (!strcmp(t->name, tensor)) sum += t->expected.at[DP_LEVEL_TENSOR].ratio / 8;
+            if (!strcmp(t->name, tensor)) sum += t->expected.at[DP_LEVEL_TENSOR].ratio / 5;
         }
         dp_runs_free(&runs);
     }
@@ -241,7 +241,7 @@ DP_TEST(expected, draws_round_where_the_design_does) {
         size_t word; /* in dp_design */
     } of[] = {
         {"final_state",
-         "op = gdn\nT = 120\nK = 128\nV = 128\ngate = softplus\nbeta = sigmoid\ndtype = fp32\n",
+         "op = gdn\nT = 120\nK = 64\nV = 64\ngate = softplus\nbeta = sigmoid\ndtype = fp32\n",
          offsetof(dp_design, stored_inputs)},
         {"ds0",
          "op = kda\nT = 96\nK = 64\nV = 64\nkeys = correlated\nbeta = sigmoid\ndtype = bf16\n"

@@ -81,10 +81,10 @@ DP_TEST(mpi, processes_that_own_several_parts_have_that_digest_too) {
 DP_TEST(mpi, processes_that_share_heads_or_hand_on_halos_have_that_digest_too) {
     NEEDS_MPI;
     static const char *const runs[] = {
-        "exchange-kda exchange-heads --own even,cyclic,empty --ranks 2,4 --exchange heads",
+        "exchange-kda exchange-heads --own even,cyclic --ranks 2,4 --exchange heads",
         "smoke-gdn2 smoke-dplr --ranks 2 --exchange allgather,heads,ring", /* one by one */
         "smoke-dplr --recurrence mamba3 --own even,empty,cyclic --ranks 2 --exchange scan,heads",
-        "smoke-dplr dplr-weak --recurrence mamba3 --own even,uneven --ranks 3,4"}; /* with halos */
+        "smoke-dplr --recurrence mamba3 --own even,uneven --ranks 3,4"}; /* with halos */
     char out[1 << 16], args[1024], sim[40], mpi[40];
     for (int i = 0; i < 4; i++) {
         const char *const heads = "run %s --base bf16 --chain fp32 --cache '%s' --backend %s";

@@ -346,5 +346,3 @@ def test_the_chain_of_fla_on_a_trained_head_is_what_it_claims() -> None:
     found = judge(x, made, **said)
     assert found.passed and set(found.tensors) == set(made), found.text
     assert abs(found.tensors["M"]["rel_fro"] / 3.599e-3 - 1) < 1e-3
-    found = judge(x, made | {"M": made["M"] * np.float32(1.02), "dM": made["M"]}, why=0, **said)
-    assert [n for n, t in found.tensors.items() if t["verdict"] == "fail"] == ["M", "dM"]
