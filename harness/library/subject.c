@@ -162,7 +162,7 @@ static void fill_inputs(const dp_subject_memory *s, const dp_problem *p, int bac
             const dp_subject_region *x = &s->c->region[r][i];
             double *data = (double *)(map + x->offset + dp_subject_begin(x));
             if (!x->input) continue;
-            memset(map + x->offset, DP_SUBJECT_CANARY, (size_t)x->span);
+            memset(map + x->offset, 0xff, (size_t)x->span); /* NaN beside the array */
             const int64_t *const integers = integers_of(s, p, x->name);
             if (integers) memcpy(data, integers, sizeof *integers * (size_t)x->n);
             for (int j = 0; j < n; j++)

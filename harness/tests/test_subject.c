@@ -145,6 +145,7 @@ DP_TEST(subject, what_goes_wrong_is_reported_as_what_it_is) {
          DP_FAIL,
          {"wrote 40000 bytes before the beginning of o"}},
         {"read-past", "out of bounds", DP_FAIL, {"read 8192 bytes past the end of o"}},
+        {"read-before", "returned", DP_FAIL, {"NaN or Inf, the first is entry 0"}},
         {"input", "out of bounds", DP_FAIL, {"wrote to the input q"}},
         {"fails", "failed", DP_FAIL, {"failed: returned 5: no luck on rank"}},
         {"unwritten",

@@ -67,6 +67,7 @@ int deltaproof_subject_run(const deltaproof_subject_problem *p, const deltaproof
     if (is("before")) o[-1] = 1;
     if (is("before-by-many")) o[-5000] = 1;
     if (is("read-past")) o[0] += o[n + 1024];
+    if (is("read-before")) o[0] += p->q[-1];
     if (is("input")) *(double *)(p->q + 3) = 1;
     if (is("fails")) {
         snprintf(c->why, 256, "no luck on rank %d", p->rank);
