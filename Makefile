@@ -91,8 +91,8 @@ ifeq ($(MAKELEVEL),0)
 .NOTPARALLEL:
 endif
 
-.PHONY: all program wheel data-wheel ops judge verify test test-programs check selfcheck museum \
-    bench report setup gpu tsan format format-check clean help FORCE
+.PHONY: all program wheel data-wheel ops judge verify test check selfcheck museum bench report \
+    setup gpu tsan format format-check clean help FORCE
 all:                           ## the program build/deltaproof (a plain `make`); installs nothing
 	$(build) $(PROGRAM) $(BUILD)/bridge.so
 
@@ -124,7 +124,7 @@ verify: setup                  ## set up, build, run every case, write record an
 	@$(run_env) $(PROGRAM) run --all --cases $(CASES) --out $(OUT)
 
 # What compiling does not take is installed beside it.
-test-programs:
+test-programs: FORCE
 	@$(SETUP) packages
 	+@$(SETUP) python mpi & $(subst +@,,$(build)) $(PROGRAM) $(BUILD)/bridge.so $(BUILD)/dp-test \
 	    $(BUILD)/fuzz-replay $(CPU_PROGRAM) $(CPU_TESTS); built=$$?; wait $$! && exit $$built

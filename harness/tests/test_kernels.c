@@ -1121,7 +1121,7 @@ DP_TEST(kernels, faults_of_the_kernels_are_seen) {
           out);
     snprintf(cmd, sizeof cmd, "'%s' museum --kernels --fault halo-leak,none-such --cases '%s'",
              program(), gt_cases());
-    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--fault none-such"), "%.300s", out);
+    CHECK(gt_run(cmd, out, sizeof out) == 2 && strstr(out, "--fault 'none-such'"), "%.300s", out);
 }
 
 /* Calls of a few tokens run in the decode kernels, and windows show the states of all tokens. A
