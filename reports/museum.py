@@ -385,7 +385,8 @@ def cut(run_id: str) -> str:
 
 
 def each(work: Callable[[Row], None], rows: list[Row], quiet: bool) -> None:
-    """A process a core."""
+    """A process a core. An interrupt waits for those that run."""
+    done = 0
 
     def timed(row: Row) -> None:
         start = time.time()
@@ -394,7 +395,17 @@ def each(work: Callable[[Row], None], rows: list[Row], quiet: bool) -> None:
             print(f"{row['name']:<24} {time.time() - start:6.1f} s", file=sys.stderr)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(timed, rows))
+        try:
+            for _ in pool.map(timed, rows):
+                done += 1
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            print(
+                f"deltaproof: museum: interrupted: {done} of {len(rows)} faults are done, nothing "
+                "is written",
+                file=sys.stderr,
+            )
+            raise
 
 
 def counted(text: str) -> int:

@@ -104,6 +104,17 @@ def test_a_museum_that_cannot_run_leaves_none_of_an_earlier_one(tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupt_says_how_far_it_came() -> None:
+    code = """
+import museum
+def work(row):
+    if row["name"] == "b": raise KeyboardInterrupt
+museum.each(work, [{"name": x} for x in "abc"], True)"""
+    command = [sys.executable, "-B", "-c", code]
+    done = subprocess.run(command, cwd=TREE / "reports", capture_output=True, text=True)
+    assert "interrupted: 1 of 3 faults are done, nothing is written" in done.stderr, done
+
+
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "museum.json").mkdir()
     for words, says in (
